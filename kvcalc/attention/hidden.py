@@ -1,0 +1,47 @@
+"""Attention that keeps the hidden states it read, and projects their keys and values again at every step.
+
+Cached per token and layer: the layer's input, hidden_size elements, for all tokens or the last `memory` of them. Sources:
+Yang et al. 2019, arXiv 1906.08237 §2.4 (XLNet's memory, after Transformer-XL); Kitaev et al. 2020, arXiv 2001.04451 §2
+(Reformer, whose transformers code keeps states; it keeps whole numbers for its hash buckets too, not counted here).
+"""
+
+from kvcalc.cache import CacheEntry
+from kvcalc.part import Count, Part, Size
+from kvcalc.weights import Weight, matrix, vector
+
+
+class HiddenStates(Part, frozen=True, tag="hidden_states"):
+    """Attention of num_attention_heads heads without biases over cached inputs of hidden_size.
+
+    memory: tokens kept at most, 0 for all. cached: false where none are kept. shared_qk: queries are the keys (LSH).
+    relative: XLNet's projection of positions, with three biases and two segments per head.
+    """
+
+    num_attention_heads: Size
+    head_dim: Size
+    hidden_size: Size
+    memory: Count = 0
+    cached: bool = True
+    shared_qk: bool = False
+    relative: bool = False
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """q, k and v [D, H·d] (k alone for q and k if shared), the positions' projection, o [H·d, D]."""
+        heads, inner = self.num_attention_heads, self.num_attention_heads * self.head_dim
+        names = (*(() if self.shared_qk else ("q",)), "k", "v", *(("r",) if self.relative else ()))
+        return (
+            *(matrix(name, hidden_size, inner, shards=heads) for name in names),
+            matrix("o", inner, hidden_size, shards=heads, rows_in=True),
+            *((vector("relative_biases", 5 * inner, shards=heads),) if self.relative else ()),
+        )
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """One row of hidden_size per token kept."""
+        return (CacheEntry("hidden", 1, self.hidden_size, limit=self.memory),) if self.cached else ()
+
+    @property
+    def label(self) -> str:
+        return "hidden-state attention" + (f" memory {self.memory}" if self.memory else "")
+
+    def as_mha(self) -> tuple[int, int]:
+        return self.num_attention_heads, self.head_dim

@@ -1,0 +1,176 @@
+"""Presets by name: found in the user's folders before ours, read, and checked once. Knows no spec of its own."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.files import MOST_YAML, Lines, parse_yaml, read_text
+
+Spec = TypeVar("Spec", bound=msgspec.Struct)
+_ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
+_PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
+
+
+def key(name: str) -> str:
+    """`name` as presets are compared: case and `_ - .` and blanks do not matter."""
+    return re.sub(r"[\s_.\-]", "", name.lower())
+
+
+def user_folders() -> list[Path]:
+    """The folders of the user's own presets: those in $KVCALC_PRESETS, then the platform's config folder."""
+    found = [Path(p).expanduser() for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
+    if sys.platform == "darwin":
+        base = Path("~/Library/Application Support")
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("APPDATA", "~/AppData/Roaming"))
+    else:
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
+    try:
+        return [*found, base.expanduser() / "kvcalc"]
+    except RuntimeError:  # no home folder to expand to
+        return found
+
+
+def shipped_folder() -> Path:
+    """Our own presets: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "presets"
+    beside = Path(__file__).parent.parent / "presets"
+    return beside if (beside / "models").is_dir() and (beside.parent / "pyproject.toml").is_file() else inside
+
+
+def preset_files(kind: str) -> dict[str, Path]:
+    """Every preset of a kind (`models`, `gpus`) by file stem, the user's before ours."""
+    found: dict[str, Path] = {}
+    for folder in [*user_folders(), shipped_folder()]:
+        try:
+            for path in sorted((folder / kind).glob("*.yaml")):
+                found.setdefault(path.stem, path)
+        except OSError:
+            continue
+    return found
+
+
+def find(name: str, kind: str) -> Path:
+    """The preset file of `kind` called `name` or having it as an alias. Raises UserError naming near matches."""
+    files, wanted = preset_files(kind), key(name)
+    for stem, path in files.items():
+        if key(stem) == wanted:
+            return path
+    known = dict.fromkeys(files)
+    for path in files.values():
+        aliases = _aliases(path)
+        known.update(dict.fromkeys(aliases))
+        if wanted in map(key, aliases):
+            return path
+    raise UserError(f"unknown {kind[:-1]} {name!r}", hint=nearest(name, known) or f"`kvcalc {kind}` lists them")
+
+
+def _aliases(path: Path) -> list[str]:
+    try:
+        match = _ALIASES.search(read_text(path, MOST_YAML))
+    except UserError:
+        return []
+    return [a.strip(" \"'") for a in match[1].split(",") if a.strip()] if match else []
+
+
+def read_spec(path: Path, spec: type[Spec], **changes: Any) -> Spec:
+    """The spec in a YAML file, with top-level `changes` applied. Raises UserError with the file, line and key."""
+    data, lines = parse_yaml(read_text(path, MOST_YAML), str(path))
+    return build(data | changes, spec, str(path), lines)
+
+
+def build(data: dict[str, Any], spec: type[Spec], where: str, lines: Lines | None = None) -> Spec:
+    """`data` as a checked spec. Raises UserError naming `where`, the line if known, the key, and what was expected."""
+    try:
+        return msgspec.convert(data, spec)
+    except msgspec.ValidationError as error:
+        text, _, tail = str(error).partition(" - at `$")
+        path = _concrete(data, spec, str(error), _split(tail.rstrip("`")))
+    unknown = re.search(r"unknown field `([^`]*)`", text)
+    if unknown:
+        path = (*path, unknown[1])
+        text = f"unknown key {unknown[1]!r}"
+    raise UserError(*_place(text, path, where, lines or {}), hint=_hint(unknown, data, path, spec))
+
+
+def located(text: str, dotted: str, where: str, lines: Lines) -> UserError:
+    """An error about the key at `dotted`, with its line where there is one."""
+    return UserError(*_place(text, _split("." + dotted), where, lines))
+
+
+def _place(text: str, path: tuple[str | int, ...], where: str, lines: Lines) -> tuple[str, str]:
+    line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 0)
+    dotted = ".".join(str(p) for p in path)
+    text = text.replace("Object missing required field", "is missing the key").replace("`", "'")
+    return f"{dotted}: {text}" if dotted else text, f"{where}, line {line}" if line else where
+
+
+def _split(text: str) -> tuple[str | int, ...]:
+    return tuple(int(m[1]) if m[1] and m[1] != "..." else m[1] or m[2] for m in _PATH.finditer(text))
+
+
+def _concrete(data: Any, spec: type[Any], message: str, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """`path` with each `...` (some key of a mapping) replaced by the first key whose value gives the same error."""
+    while "..." in path:
+        at = path.index("...")
+        candidates = _lookup(data, path[:at])
+        if not isinstance(candidates, dict):
+            return path[:at]
+        for name in candidates:
+            alone = _replaced(data, path[:at], {name: candidates[name]})
+            try:
+                msgspec.convert(alone, spec)
+            except msgspec.ValidationError as error:
+                if str(error) == message:
+                    path = (*path[:at], name, *path[at + 1 :])
+                    break
+        else:
+            return path[:at]
+    return path
+
+
+def _lookup(data: Any, path: tuple[str | int, ...]) -> Any:
+    for step in path:
+        if isinstance(data, dict):
+            data = data.get(step)
+        else:
+            data = data[step] if isinstance(data, list) and isinstance(step, int) else None
+    return data
+
+
+def _replaced(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copy: Any = data.copy()
+    copy[path[0]] = _replaced(data[path[0]], path[1:], value)
+    return copy
+
+
+def _hint(unknown: "re.Match[str] | None", data: Any, path: tuple[str | int, ...], spec: type[Any]) -> str:
+    if not unknown:
+        return ""
+    around = _lookup(data, path[:-1])
+    tag = around.get("type") if isinstance(around, dict) else None
+    return nearest(unknown[1], _fields(spec, tag, depth=len(path)))
+
+
+def _fields(spec: type[Any], tag: str | None, depth: int) -> Iterator[str]:
+    """The keys known where an unknown one stands: of the tagged part if there is one, else of the whole spec."""
+    types: list[Any] = [spec]
+    seen: set[Any] = set()
+    while types:
+        found = types.pop()
+        if isinstance(found, type) and issubclass(found, msgspec.Struct) and found not in seen:
+            seen.add(found)
+            matches = found.__struct_config__.tag == tag if tag else depth > 1 or found is spec
+            if matches:
+                yield from found.__struct_encode_fields__
+            types += [f.type for f in msgspec.structs.fields(found)]
+        else:
+            types += list(getattr(found, "__args__", ()))

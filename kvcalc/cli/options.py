@@ -1,0 +1,40 @@
+"""Options that commands share, in vLLM's and Hugging Face's words."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+MODELS_HELP = "Preset names, YAML files, config.json files or their folders, or hf:org/name."
+
+
+class Format(StrEnum):
+    table = "table"
+    json = "json"
+    csv = "csv"
+    markdown = "markdown"
+
+
+def _sized(*names: str, help: str, panel: str = "Several GPUs") -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel)
+
+
+Models = Annotated[list[str], typer.Argument(help=MODELS_HELP, show_default=False)]
+OneModel = Annotated[str, typer.Argument(help=MODELS_HELP, show_default=False)]
+Contexts = Annotated[str, typer.Option("--context", help="Tokens cached, the step's own included: 4096, 4k, 1k,8k,128k.")]
+Batches = Annotated[str, typer.Option("--batch-size", "--bs", help="Sequences at once; a list makes more rows.")]
+Output = Annotated[Format, typer.Option("--format", help="How to print.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Weights and compute: auto (as published), bf16, fp16, fp32, fp64, fp8.")]
+CacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, bf16, fp16, fp8, int8, int4, nvfp4, fp8_ds_mla, q8_0 …")]
+Quant = Annotated[
+    str, typer.Option("--quantization", "-q", help="Storage of the weight matrices: fp8, awq, gptq, nvfp4, mxfp4 …")
+]
+BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a cache block.")]
+Sets = Annotated[list[str], typer.Option("--set", help="KEY=VALUE or KIND.KEY=VALUE; repeatable.", show_default=False)]
+Explain = Annotated[bool, typer.Option("--explain", help="Print each formula with the numbers put in.")]
+Tp = Annotated[int, _sized("--tensor-parallel-size", "-tp", "--tp", help="GPUs that share heads and columns.")]
+Pp = Annotated[int, _sized("--pipeline-parallel-size", "-pp", "--pp", help="GPUs that share the stack of layers.")]
+Dp = Annotated[int, _sized("--data-parallel-size", "-dp", "--dp", help="Groups that share the sequences.")]
+Ep = Annotated[int, _sized("--expert-parallel-size", "--ep", help="GPUs that share the experts.")]
+ExpertParallel = Annotated[bool, _sized("--enable-expert-parallel", help="Expert parallelism over all tp·dp GPUs.")]
+Dcp = Annotated[int, _sized("--decode-context-parallel-size", "-dcp", "--dcp", help="GPUs that share the cached tokens.")]

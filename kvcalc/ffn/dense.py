@@ -1,0 +1,41 @@
+"""The dense feed-forward network, plain (two matrices) or gated (three), and loose projections."""
+
+from typing import Annotated
+
+import msgspec
+
+from kvcalc.part import Count, Part, Size
+from kvcalc.weights import Weight, matrix, vector
+
+
+class Dense(Part, frozen=True, tag="dense"):
+    """up [D, F] (and gate [D, F] if gated), down [F, D]. Sources: Vaswani et al. 2017 §3.3; Shazeer 2020 (GLU)."""
+
+    intermediate_size: Size
+    gated: bool = True
+    bias: bool = False
+    down_bias: bool | None = None
+    input_size: Size | None = None
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """Two or three matrices; `down_bias` follows `bias` unless given."""
+        inner, width = self.intermediate_size, self.input_size or hidden_size
+        down_bias = self.bias if self.down_bias is None else self.down_bias
+        up = matrix("up", width, inner, self.bias, shards=inner)
+        down = matrix("down", inner, hidden_size, down_bias, shards=inner, rows_in=True)
+        return (matrix("gate", width, inner, self.bias, shards=inner), up, down) if self.gated else (up, down)
+
+
+class Projections(Part, frozen=True, tag="projections"):
+    """Named matrices and vectors that belong to no mixer or FFN: adapters, stream mixing, per-layer gates.
+
+    matrices: name → [inputs, outputs] or [inputs, outputs, bias elements]. vectors: name → elements.
+    """
+
+    matrices: dict[str, Annotated[tuple[Count, ...], msgspec.Meta(min_length=2, max_length=3)]] = {}
+    vectors: dict[str, Count] = {}
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """Each of them once, replicated on every rank."""
+        found = [matrix(n, m[0], m[1]) if len(m) == 2 else Weight(n, m[0], m[1], bias=m[2]) for n, m in self.matrices.items()]
+        return (*found, *(vector(n, size) for n, size in self.vectors.items()))

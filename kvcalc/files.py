@@ -1,0 +1,159 @@
+"""Reading files that people hand over: refused early when they are no small regular text file, with the line of every key.
+
+YAML is read from PyYAML's event stream by the core schema of YAML 1.2: `989e12` is a number, `no` is a string. Nesting
+is limited, duplicate keys and aliases are refused, and nothing is ever built that the text does not spell out.
+"""
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from kvcalc.errors import UserError
+
+MOST_YAML, MOST_JSON = 4 << 20, 16 << 20
+MOST_DEPTH = 32
+_INT = re.compile(r"[-+]?[0-9][0-9_]{0,30}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
+_WORDS = {"": None, "~": None, "null": None, "Null": None, "true": True, "True": True, "false": False, "False": False}
+
+Lines = dict[tuple[str | int, ...], int]
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """The UTF-8 text of a regular file of at most `most_bytes`. Raises UserError for anything else, before reading it."""
+    where = str(path)
+    try:
+        found = path.stat()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
+        raise UserError(f"cannot be read: {reason.lower()}", where) from None
+    if stat.S_ISDIR(found.st_mode):
+        raise UserError("is a folder, not a file", where)
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError("is not a regular file", where)
+    if found.st_size > most_bytes:
+        raise UserError(f"has {found.st_size:,} bytes; more than {most_bytes:,} are not read", where)
+    try:
+        with path.open("rb") as file:
+            return file.read(most_bytes + 1).decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"cannot be read: {(error.strerror or 'error').lower()}", where) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"is not UTF-8 text (byte {error.start:,})", where) from None
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
+    """The mapping that a YAML file holds, and the line of each key by its path."""
+    return parse_yaml(read_text(path, MOST_YAML), str(path))
+
+
+def parse_yaml(text: str, where: str) -> tuple[dict[str, Any], Lines]:
+    """The mapping in `text`, and the line of each key by its path. Raises UserError naming `where` and the line."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    builder = _Builder(where)
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            builder.take(event)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"is not YAML: {getattr(error, 'problem', None) or error}", where + line) from None
+    if not isinstance(builder.root, dict):
+        raise UserError("holds no mapping of keys to values", where)
+    return builder.root, builder.lines
+
+
+class _Builder:
+    """Builds plain dicts, lists and scalars out of YAML events."""
+
+    def __init__(self, where: str) -> None:
+        self.where, self.root = where, None
+        self.lines: Lines = {}
+        self.stack: list[Any] = []  # containers that are open
+        self.paths: list[tuple[str | int, ...]] = []  # and where each of them stands
+        self.keys: list[str | None] = []  # and the key that awaits its value
+        self.documents = 0
+
+    def fail(self, text: str, event: Any) -> UserError:
+        return UserError(text, f"{self.where}, line {event.start_mark.line + 1}")
+
+    def take(self, event: Any) -> None:
+        name = type(event).__name__
+        if name == "ScalarEvent":
+            self._scalar(event)
+        elif name in ("MappingStartEvent", "SequenceStartEvent"):
+            if len(self.stack) >= MOST_DEPTH:
+                raise self.fail(f"nests deeper than {MOST_DEPTH} levels", event)
+            container: Any = {} if name == "MappingStartEvent" else []
+            self.paths.append(self._add(container, event))
+            self.stack.append(container)
+            self.keys.append(None)
+        elif name in ("MappingEndEvent", "SequenceEndEvent"):
+            for pile in (self.stack, self.paths, self.keys):
+                pile.pop()
+        elif name == "AliasEvent":
+            raise self.fail("uses an alias (*name); write the value out", event)
+        elif name == "DocumentStartEvent":
+            self.documents += 1
+            if self.documents > 1:
+                raise self.fail("holds a second document", event)
+
+    def _scalar(self, event: Any) -> None:
+        if self.stack and isinstance(self.stack[-1], dict) and self.keys[-1] is None:
+            if event.value in self.stack[-1]:
+                raise self.fail(f"key {event.value!r} stands twice", event)
+            self.keys[-1] = event.value
+            return
+        plain = event.implicit[0] and event.style in (None, "")
+        try:
+            self._add(scalar(event.value) if plain else event.value, event)
+        except (ValueError, OverflowError):
+            raise self.fail(f"{event.value[:40]!r} is not a usable number", event) from None
+
+    def _add(self, value: Any, event: Any) -> tuple[str | int, ...]:
+        """Put a value where it belongs, note its line, and return its path."""
+        if not self.stack:
+            self.root = value
+            return ()
+        parent, key = self.stack[-1], self.keys[-1]
+        if isinstance(parent, list):
+            path: tuple[str | int, ...] = (*self.paths[-1], len(parent))
+            parent.append(value)
+        elif key is None:
+            raise self.fail("a key must be a single word or number", event)
+        else:
+            path = (*self.paths[-1], key)
+            parent[key] = value
+            self.keys[-1] = None
+        self.lines[path] = event.start_mark.line + 1
+        return path
+
+
+def scalar(text: str) -> Any:
+    """A plain scalar by YAML 1.2: null, a boolean, a whole or decimal number, else the text itself."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    if _FLOAT.fullmatch(text):
+        value = float(text)
+        if abs(value) == float("inf"):
+            raise OverflowError
+        return value
+    return text
+
+
+def write_text(path: Path, content: str | bytes) -> None:
+    """Write a whole file or none: a temporary neighbour takes its place when it is complete. Raises UserError."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"cannot be written: {(error.strerror or 'error').lower()}", str(path)) from None

@@ -1,0 +1,52 @@
+"""A GPU as its vendor describes it. Datasheet figures, never multiplied by an efficiency."""
+
+from typing import Annotated
+
+import msgspec
+
+from kvcalc.model import Source
+
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e21)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
+PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
+
+
+class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One GPU or accelerator. The fields are the keys of a preset.
+
+    memory_bytes: what the driver reports. bandwidth_bytes_per_s: of that memory, decimal. flops_per_s: dense matrix peaks
+    by dtype, absent where there is no unit. vector_flops_per_s: of the other units. link_bytes_per_s: to other GPUs, in
+    one direction; link_domain: how many it joins. per: what one of these is (card, die, chip, SoC).
+    """
+
+    name: str
+    vendor: str
+    memory_bytes: Bytes
+    bandwidth_bytes_per_s: Rate
+    flops_per_s: dict[str, Rate]
+    source: tuple[Source, ...]
+    architecture: str = ""
+    aliases: tuple[str, ...] = ()
+    memory_type: str = ""
+    vector_flops_per_s: dict[str, Rate] = {}
+    sms: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    l2_bytes: Bytes | None = None
+    link_bytes_per_s: Rate | None = None
+    link_domain: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    host_link_bytes_per_s: Rate | None = None
+    power_w: Rate | None = None
+    per: str = "card"
+
+    @property
+    def knee(self) -> float | None:
+        """FLOP per byte at which bf16 (else fp16) products turn from memory-bound to compute-bound."""
+        peak = self.flops_per_s.get("bf16") or self.flops_per_s.get("fp16")
+        return peak / self.bandwidth_bytes_per_s if peak else None
+
+    def problem(self) -> tuple[str, str]:
+        """(key, what is wrong), or ('', '')."""
+        for key in ("flops_per_s", "vector_flops_per_s"):
+            for dtype in getattr(self, key):
+                if dtype not in PEAKS:
+                    return f"{key}.{dtype}", f"unknown dtype {dtype!r} (known: {', '.join(PEAKS)})"
+        return "", ""

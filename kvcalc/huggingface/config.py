@@ -1,0 +1,150 @@
+"""A config.json while it is read: every look-up is typed, remembers that the key was read, and names it when it is wrong."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvcalc.errors import UserError
+
+MOST = 10**8  # widths, counts and vocabularies beyond this are broken files
+_MISSING = object()
+
+
+class Config:
+    """The merged view of a file and its type's defaults. `layer` and `layer_type` are those of the layer being read.
+
+    A key that the file leaves out takes transformers' default for the type; a key that it sets to null counts as null.
+    A list as long as the model is deep gives the entry of the current layer.
+    """
+
+    def __init__(
+        self, data: Mapping[str, Any], defaults: Mapping[str, Any], where: str, aliases: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        self.file, self.defaults, self.where, self.aliases = data, defaults, where, aliases
+        self.layer, self.layers, self.layer_type = 0, 0, "full_attention"
+        self.read: set[str] = set()
+        self.defaulted: dict[str, Any] = {}
+        self._overrides = self._per_layer_config()
+
+    def _per_layer_config(self) -> dict[int, Mapping[str, Any]]:
+        given = self.file.get("per_layer_config")
+        if given is None:
+            return {}
+        self.read.add("per_layer_config")
+        if not isinstance(given, dict):
+            raise self.fail("per_layer_config", f"should be a mapping, not {_show(given)}")
+        for index, keys in given.items():
+            if not (index.isascii() and index.isdigit() and len(index) <= 6 and isinstance(keys, dict)):
+                raise self.fail("per_layer_config", f"{_show(index)} should be a layer's number, and name a mapping of keys")
+            if keys.get("skip"):
+                raise self.fail("per_layer_config", f"layer {index} skips parts, which is not read")
+        return {int(index): keys for index, keys in given.items()}
+
+    def fail(self, key: str, text: str, hint: str = "") -> UserError:
+        """An error about one key of this file."""
+        return UserError(f"{key}: {text}", self.where, hint)
+
+    def raw(self, key: str) -> Any:
+        """The value of a key or of its older spelling, from the file or else the defaults; _MISSING if neither has it."""
+        names = (key, *self.aliases.get(key, ()))
+        for source in (self._layer_overrides(), self.file):
+            for name in names:
+                if name in source:
+                    self.read.add(name)
+                    return source[name]
+        if key in self.defaults:
+            self.defaulted[key] = self.defaults[key]
+            return self.defaults[key]
+        return _MISSING
+
+    def _layer_overrides(self) -> Mapping[str, Any]:
+        """What `per_layer_config` (layer index → keys that differ there) says of the current layer."""
+        return self._overrides.get(self.layer, {}) if self.layers and self._overrides else {}
+
+    def in_file(self, key: str) -> bool:
+        """Whether the file itself gives this key, in any spelling, a value other than null."""
+        return any(self.file.get(name) is not None for name in (key, *self.aliases.get(key, ())))
+
+    def has(self, *keys: str) -> bool:
+        """Whether the file or the defaults give one of these keys a value other than null."""
+        return any(self.raw(key) not in (_MISSING, None) for key in keys)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key for the current layer, as it stands; `default` where it is missing or null."""
+        value = self.raw(key)
+        if isinstance(value, list) and self.layers and len(value) == self.layers and self.layer < self.layers:
+            value = value[self.layer]
+        return default if value is _MISSING or value is None else value
+
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number from `least` up. Raises UserError on anything else, or where there is none and no default."""
+        value = self.get(key, default)
+        if value is None:
+            raise self.fail(key, "is missing")
+        if isinstance(value, float) and value == int(value) and abs(value) < MOST:
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(key, f"should be a whole number, not {_show(value)}")
+        if not least <= value <= MOST:
+            raise self.fail(key, f"{_show(value)} is outside {least} to {MOST:,}")
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, f"should be true or false, not {_show(value)}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
+            raise self.fail(key, f"should be a positive number, not {_show(value)}")
+        return value
+
+    def word(self, key: str, default: str = "") -> str:
+        """A short text."""
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise self.fail(key, f"should be a text, not {_show(value)}")
+        return value
+
+    def items(self, key: str) -> list[Any] | None:
+        """A list, whole; None where it is missing or null."""
+        value = self.raw(key)
+        if value is _MISSING or value is None:
+            return None
+        if not isinstance(value, list):
+            raise self.fail(key, f"should be a list, not {_show(value)}")
+        if len(value) > 100_000:
+            raise self.fail(key, f"has {len(value):,} entries")
+        return value
+
+    def sizes(self, key: str) -> list[int]:
+        """A list of whole numbers from 0 up; empty where it is missing or null."""
+        found = self.items(key) or []
+        for value in found:
+            if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= MOST:
+                raise self.fail(key, f"holds {_show(value)}, which is no whole number")
+        return found
+
+    def table(self, key: str) -> dict[str, Any]:
+        """A mapping; empty where it is missing or null."""
+        value = self.raw(key)
+        if value is _MISSING or value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.fail(key, f"should be a mapping, not {_show(value)}")
+        return value
+
+    def nested(self, key: str) -> "Config":
+        """A mapping under a key, read like a config of its own."""
+        default = self.defaults.get(key)
+        inside = Config(self.table(key), default if isinstance(default, dict) else {}, f"{self.where}: {key}", {})
+        inside.layer, inside.layers, inside.layer_type = self.layer, self.layers, self.layer_type
+        return inside
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:39] + "…"

@@ -1,0 +1,76 @@
+"""A `Precision` put together with a model: the format of every weight and of every cache role."""
+
+from kvcalc.batch import Precision
+from kvcalc.cache import CacheEntry
+from kvcalc.dtypes import FORMATS, LATENT_ONLY, Format, cache_layout, canonical
+from kvcalc.errors import UserError
+from kvcalc.model import Model
+from kvcalc.quantization import WEIGHT_FORMATS, Quantization, WeightFormat, load_weight_format
+from kvcalc.weights import Kind, Weight
+
+
+class Formats:
+    """The formats of one model under one precision.
+
+    dtype: of weights that no scheme covers, and of products. kv_cache_dtype: the name of the cache's layout. reason: why
+    `auto` chose it, or ''. schemes: the quantisations in force, the first that covers a matrix counts.
+    """
+
+    __slots__ = ("_cache", "_kept", "dtype", "kv_cache_dtype", "reason", "schemes")
+
+    def __init__(self, model: Model, precision: Precision) -> None:
+        asked = canonical(precision.dtype)
+        self.dtype = model.dtype if asked in ("auto", "fp8") else asked
+        self.schemes: tuple[Quantization, ...] = model.quantization if asked == "auto" else ()
+        if precision.quantization or asked == "fp8":
+            chosen = load_weight_format(precision.quantization or "fp8")
+            self.schemes = () if chosen.name in ("bf16", "fp16", "fp32", "fp64") else (Quantization(chosen.name),)
+        published = self.schemes is model.quantization
+        self._kept = {f"{k}.{name}" for k, v in model.kinds.items() for name in v.unquantized} if published else set()
+        self.kv_cache_dtype, self.reason = self._cache_dtype(model, precision)
+        self._cache = cache_layout(self.kv_cache_dtype)
+        if self.kv_cache_dtype in LATENT_ONLY:
+            self._check_latent(model)
+
+    def _cache_dtype(self, model: Model, precision: Precision) -> tuple[str, str]:
+        asked = canonical(precision.kv_cache_dtype)
+        if asked != "auto":
+            return asked, ""
+        if model.kv_cache_dtype and canonical(precision.dtype) == "auto":
+            return canonical(model.kv_cache_dtype), "the checkpoint declares it for its cache"
+        return self.dtype, "the model's dtype"
+
+    def _check_latent(self, model: Model) -> None:
+        roles = {e.role for layer in model.kinds.values() for e in layer.entries}
+        if roles & {"k", "v"} or "latent" not in roles:
+            raise UserError(
+                f"KV-cache dtype {self.kv_cache_dtype!r} is for latent attention, and {model.name} caches keys and values",
+                hint="Use fp8",
+            )
+
+    def cache_format(self, entry: CacheEntry) -> Format:
+        """The storage format of a cache entry's rows."""
+        return FORMATS[entry.dtype] if entry.dtype else self._cache.get(entry.role) or FORMATS[self.dtype]
+
+    def entry_bytes(self, entry: CacheEntry, heads: int) -> int:
+        """Bytes of one row of `heads` units of an entry."""
+        return heads * self.cache_format(entry).row_bytes(entry.width)
+
+    def weight_format(self, name: str, weight: Weight) -> WeightFormat:
+        """The storage format of a weight: the first scheme that covers a matrix, else the dtype."""
+        if weight.kind is Kind.MATRIX and name not in self._kept:
+            for scheme in self.schemes:
+                if found := scheme.weight_format(name):
+                    return found
+        return WEIGHT_FORMATS[self.dtype]
+
+    def weight_bytes(self, name: str, weight: Weight) -> int:
+        """Bytes of one weight, all copies and biases included; biases and vectors keep the dtype."""
+        plain = FORMATS[self.dtype].bits // 8
+        matrices = weight.copies * self.weight_format(name, weight).matrix_bytes(weight.inputs, weight.outputs)
+        return matrices + weight.copies * weight.bias * plain
+
+    @property
+    def weights_label(self) -> str:
+        """How the weights are stored, for the assumptions that a table prints."""
+        return " + ".join(dict.fromkeys([*(s.format for s in self.schemes), self.dtype]))

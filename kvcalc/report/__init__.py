@@ -1,0 +1,1 @@
+"""What people see: tables, exports, plots."""

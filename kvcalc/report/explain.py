@@ -1,0 +1,87 @@
+"""`--explain`: every figure of a size as its formula, with the numbers put in."""
+
+from kvcalc.batch import Parallelism, Precision
+from kvcalc.cache import Span
+from kvcalc.memory import Row, cache_rows, cache_size, fullest_stage, mha_ratio, weight_bytes
+from kvcalc.model import Model
+from kvcalc.precision import Formats
+from kvcalc.size import assumptions
+from kvcalc.units import format_bytes
+
+_SPANS = {
+    Span.TOKENS: "one row per token",
+    Span.CHUNK: "one row per token of a chunk",
+    Span.STATE: "a state of constant size",
+    Span.PARTIAL: "the tokens of the unfinished block",
+    Span.OVERLAP: "the last finished block",
+}
+
+
+def explain_size(
+    model: Model, context: int, batch_size: int, precision: Precision, block_size: int, parallelism: Parallelism
+) -> str:
+    """The worked sums behind one record of `size`, as plain text."""
+    formats = Formats(model, precision)
+    counts = fullest_stage(model, formats, parallelism, context, batch_size)
+    rows = cache_rows(model, counts, formats, parallelism)
+    size = cache_size(model, context, batch_size, precision, block_size, parallelism)
+    sequences = parallelism.sequences(batch_size)
+    lines = [f"{model.name}: {model.attention}", assumptions(model, precision, block_size, parallelism), ""]
+    lines.append(f"Stored after S = {context:,} tokens, {sequences:,} sequence(s):")
+    lines += [_stored(row, context, formats) for row in rows if row.stored_layers]
+    lines.append(_total("kv_cache_bytes", size.stored, sequences))
+    lines += ["", "Read by one decode step (new = 1, past = S − 1):"]
+    lines += [_read(row, context) for row in rows]
+    lines.append(_total("kv_cache_read_bytes", size.read, sequences))
+    lines += ["", f"In whole blocks of {block_size} tokens:"]
+    lines += [_allocated(row, context, block_size) for row in rows if row.stored_layers]
+    lines.append(_total("kv_cache_allocated_bytes", size.allocated, sequences))
+    lines += ["", f"bytes_per_token = {size.slope:,} (rows that still grow at S, divided by the tokens a row stands for)"]
+    lines.append(f"fixed_bytes = {size.fixed:,} (state and full windows of one sequence)")
+    ratio = mha_ratio(model, context, precision)
+    if ratio:
+        lines.append(f"mha_ratio = {ratio:.4g} (every layer that attends as plain MHA, without a window, over these bytes)")
+    lines += ["", f"parameters = {model.parameters:,}; of them active per token {model.active_parameters:,}"]
+    lines += [f"  {name}: {count:,} × {each:,} = {count * each:,}" for name, count, each in _groups(model)]
+    held = weight_bytes(model, precision, parallelism, context, batch_size)
+    lines.append(f"weight_bytes = {held:,} ({format_bytes(held)}; {formats.weights_label})")
+    return "\n".join(lines) + "\n"
+
+
+def _stored(row: Row, context: int, formats: Formats) -> str:
+    entry, held = row.entry, row.entry.stored_rows(context)
+    fmt = formats.cache_format(entry)
+    limit = f", at most {entry.limit:,}" if entry.limit and entry.grows else ""
+    per = f" of {entry.ratio}" if entry.ratio > 1 else ""
+    total = row.stored_layers * held * row.row_bytes
+    what = f"{_SPANS[entry.span]}{per}{limit}"
+    each = f"{entry.width} {fmt.name} elements" + (f" × {entry.heads} heads" if entry.heads > 1 else "")
+    return f"  {entry.role}: {row.stored_layers} layers × {held:,} rows ({what}) × {row.row_bytes:,} B ({each}) = {total:,}"
+
+
+def _read(row: Row, context: int) -> str:
+    rows = row.entry.read_rows(1, context - 1)
+    top = f" (top {row.entry.top:,})" if row.entry.top else ""
+    total = row.read_layers * rows * row.row_bytes
+    return f"  {row.entry.role}: {row.read_layers} layers × {rows:,} rows{top} × {row.row_bytes:,} B = {total:,}"
+
+
+def _allocated(row: Row, context: int, block_size: int) -> str:
+    rows = row.entry.allocated_rows(context, block_size)
+    total = row.stored_layers * rows * row.row_bytes
+    return f"  {row.entry.role}: {row.stored_layers} layers × {rows:,} rows × {row.row_bytes:,} B = {total:,}"
+
+
+def _total(key: str, value: int, sequences: int) -> str:
+    return f"  {key} = Σ × {sequences:,} = {value:,} ({format_bytes(value)})"
+
+
+def _groups(model: Model) -> list[tuple[str, int, int]]:
+    outer = sum(w.elements for w in model.outer_weights)
+    found = [("embeddings, final norm and head", 1, outer)]
+    for kind, count in model.counts.items():
+        found.append((f"{kind} layer", count, sum(w.elements for w in model.layer_weights(kind))))
+        shared = sum(w.elements for w in model.shared_weights(kind))
+        if shared:
+            found.append((f"{kind}'s shared block", min(model.kinds[kind].weight_sets, count), shared))
+    return found

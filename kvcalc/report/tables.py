@@ -1,0 +1,121 @@
+"""Tables for people. Plain and as wide as they need on a pipe; on a narrow terminal one record below the other."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvcalc.report.export import Record
+from kvcalc.units import format_bytes, format_count, format_si
+
+
+class Column(NamedTuple):
+    """One column: the record's key, its heading, and how a value is written."""
+
+    key: str
+    title: str
+    show: Callable[[Any], str] = str
+    right: bool = True
+
+
+def console() -> Console:
+    """Standard output: coloured on a terminal that wants it, plain and unlimited in width on a pipe."""
+    terminal = sys.stdout.isatty()
+    return Console(width=None if terminal else 10_000, highlight=False, soft_wrap=False, no_color=None if terminal else True)
+
+
+def show(records: Sequence[Record], columns: Sequence[Column], title: str = "", notes: Sequence[str] = ()) -> None:
+    """Print records as a table under a title, with the assumptions below it."""
+    out = console()
+    used = [c for c in columns if any(r.get(c.key) is not None for r in records)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in used:
+        table.add_column(Text(column.title), justify="right" if column.right else "left", no_wrap=True)
+    for record in records:
+        table.add_row(*(Text(_written(c, record)) for c in used))
+    if title:
+        out.print(Text(title, style="bold"))
+    if _widest(records, used) > out.width:
+        _cards(out, records, used)
+    else:
+        out.print(table)
+    for note in notes:
+        out.print(Text(note, style="dim"))
+
+
+def _widest(records: Sequence[Record], columns: Sequence[Column]) -> int:
+    widths = [max([len(c.title), *(len(_written(c, r)) for r in records)]) for c in columns]
+    return sum(widths) + 2 * max(0, len(widths) - 1)
+
+
+def _cards(out: Console, records: Sequence[Record], columns: Sequence[Column]) -> None:
+    for number, record in enumerate(records):
+        if number:
+            out.print()
+        for column in columns:
+            out.print(Text(f"{column.title}: ", style="bold") + Text(_written(column, record)))
+
+
+def _written(column: Column, record: Record) -> str:
+    value = record.get(column.key)
+    return "–" if value is None else column.show(value)
+
+
+def integer(value: int) -> str:
+    """With thousands separators."""
+    return f"{value:,}"
+
+
+def ratio(value: float) -> str:
+    """A factor: 4×, 56.9×."""
+    return f"{value:.3g}×" if value < 100 else f"{value:,.0f}×"
+
+
+def per_token(value: float) -> str:
+    """Bytes per token, exact below 10 KiB."""
+    return f"{value:,.0f} B" if value < 10_240 and value == int(value) else format_bytes(value, 1)
+
+
+SIZE_COLUMNS = (
+    Column("variant", "variant", right=False),
+    Column("model", "model", right=False),
+    Column("attention", "attention", right=False),
+    Column("context", "context", integer),
+    Column("batch_size", "batch", integer),
+    Column("kv_cache_dtype", "cache dtype", right=False),
+    Column("kv_cache_bytes", "KV cache", format_bytes),
+    Column("kv_cache_read_bytes", "read per step", format_bytes),
+    Column("kv_cache_allocated_bytes", "in blocks", format_bytes),
+    Column("bytes_per_token", "per token", per_token),
+    Column("fixed_bytes", "fixed", format_bytes),
+    Column("reduction", "reduction", ratio),
+    Column("mha_ratio", "MHA would be", ratio),
+    Column("parameters", "parameters", format_count),
+    Column("active_parameters", "active", format_count),
+    Column("weight_bytes", "weights", format_bytes),
+)
+MODEL_COLUMNS = (
+    Column("model", "model", right=False),
+    Column("family", "family", right=False),
+    Column("parameters", "parameters", format_count),
+    Column("active_parameters", "active", format_count),
+    Column("layers", "layers", integer),
+    Column("hidden_size", "hidden", integer),
+    Column("attention", "attention", right=False),
+    Column("bytes_per_token", "per token", per_token),
+    Column("max_context", "max context", integer),
+)
+GPU_COLUMNS = (
+    Column("gpu", "GPU", right=False),
+    Column("vendor", "vendor", right=False),
+    Column("memory_bytes", "memory", lambda v: format_bytes(v, 1)),
+    Column("bandwidth_bytes_per_s", "bandwidth", lambda v: format_si(v, "B/s")),
+    Column("bf16_flops_per_s", "bf16", lambda v: format_si(v, "FLOP/s")),
+    Column("fp8_flops_per_s", "fp8", lambda v: format_si(v, "FLOP/s")),
+    Column("fp4_flops_per_s", "fp4", lambda v: format_si(v, "FLOP/s")),
+    Column("knee", "knee (bf16)", lambda v: f"{v:.1f}"),
+    Column("link_bytes_per_s", "link", lambda v: format_si(v, "B/s")),
+)

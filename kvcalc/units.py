@@ -1,0 +1,121 @@
+"""Quantities: parse what people type, format what they read, and arithmetic that serves ints and arrays alike.
+
+Everything inside kvcalc is in bytes, FLOP and seconds. GiB is 2^30 bytes and GB is 10^9 bytes; bandwidth and FLOP/s are
+decimal. A token count may be typed as `4k` or `1M`, which are binary: 4k = 4096.
+"""
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from kvcalc.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Num: TypeAlias = int | NDArray[np.float64]
+else:
+    Num = Any
+
+MOST_TOKENS = 10**12  # longer contexts and larger batches than this are typing errors
+_TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
+_BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
+    """The token count in `text`: digits, or binary k/M/G (`4k` = 4096). Raises UserError outside least…10^12."""
+    match = _TOKENS.fullmatch(text.strip().replace("_", ""))
+    if not match or len(text) > 40:
+        raise UserError(f"{what} {text!r} is not a whole number of tokens", hint="Write 4096, 4k, 128K or 1M")
+    number, suffix = match[1], match[2].lower()
+    value = float(number) * _BINARY[suffix] if "." in number else int(number) * _BINARY[suffix]
+    if value != int(value):
+        raise UserError(f"{what} {text!r} is not a whole number of tokens")
+    if not least <= value <= MOST_TOKENS:
+        raise UserError(f"{what} {text!r} is outside {least} to {MOST_TOKENS:,}")
+    return int(value)
+
+
+def parse_token_list(text: str, what: str = "length") -> list[int]:
+    """A comma-separated list of token counts, in the order given."""
+    return [parse_tokens(part, what) for part in text.split(",")]
+
+
+def parse_bytes(text: str, what: str = "size") -> int:
+    """A byte count: plain digits, decimal `40GB` or binary `40GiB`. Raises UserError on anything else."""
+    match = _BYTES.fullmatch(text.strip())
+    if not match or len(text) > 40:
+        raise UserError(f"{what} {text!r} is not a number of bytes", hint="Write 42949672960, 40GiB or 40GB")
+    base = 1024 if match[3] else 1000
+    value = float(match[1]) * base ** " kmgt".index(match[2].lower() or " ")
+    if not 0 < value < 2**60:
+        raise UserError(f"{what} {text!r} is outside 1 to 2^60 bytes")
+    return int(match[1]) if match[1].isdigit() and not match[2] else int(value)
+
+
+def format_bytes(count: float, digits: int = 2) -> str:
+    """`count` bytes in binary units: 1536 → '1.50 KiB', 2^30 → '1.00 GiB'. Whole bytes below 1 KiB."""
+    if abs(count) < 1024:
+        return f"{count:.0f} B"
+    value, unit = float(count), ""
+    for step in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        value, unit = value / 1024, step
+        if abs(value) < 999.995:
+            break
+    return f"{value:,.{digits}f} {unit}"
+
+
+def format_si(value: float, unit: str = "", digits: int = 3) -> str:
+    """`value` with a decimal prefix and `digits` significant digits: 3.35e12, 'B/s' → '3.35 TB/s'."""
+    for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if abs(value) >= 10**power:
+            return f"{value / 10**power:.{digits}g} {prefix}{unit}".rstrip()
+    return f"{value:.{digits}g} {unit}".rstrip()
+
+
+def format_count(value: int) -> str:
+    """A parameter count as people say it: 8030261248 → '8.03B', 124439808 → '124.4M'."""
+    for power, suffix, digits in ((12, "T", 3), (9, "B", 2), (6, "M", 1), (3, "K", 1)):
+        if value >= 10**power:
+            return f"{value / 10**power:.{digits}f}{suffix}"
+    return str(value)
+
+
+def format_tokens(value: int) -> str:
+    """A token count with thousands separators, and its binary short form where that is exact: '131,072 (128K)'."""
+    for step, suffix in ((1 << 20, "M"), (1 << 10, "K")):
+        if value >= step and value % step == 0:
+            return f"{value:,} ({value // step}{suffix})"
+    return f"{value:,}"
+
+
+def _elementwise(scalar: Callable[[int, int], int], vector: str) -> "Callable[[Num, Num], Num]":
+    def apply(a: Num, b: Num) -> Num:
+        if isinstance(a, int) and isinstance(b, int):
+            return scalar(a, b)
+        import numpy as np
+
+        return cast("NDArray[np.float64]", getattr(np, vector)(a, b))
+
+    return apply
+
+
+minimum = _elementwise(min, "minimum")
+maximum = _elementwise(max, "maximum")
+
+
+def floor_div(a: Num, b: int) -> Num:
+    """⌊a/b⌋ for an int or an array of whole numbers."""
+    return a // b
+
+
+def ceil_div(a: Num, b: int) -> Num:
+    """⌈a/b⌉ for an int or an array of whole numbers."""
+    return -(-a // b)
+
+
+def at_least(a: Num, bound: int) -> Num:
+    """1 where a ≥ bound, else 0."""
+    return int(a >= bound) if isinstance(a, int) else cast("Num", (a >= bound).astype(float))
