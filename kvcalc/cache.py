@@ -76,6 +76,18 @@ class CacheEntry(msgspec.Struct, frozen=True):
             rows = minimum(rows, self.limit - 1 + new)
         return minimum(rows, self.top * new) if self.top else rows
 
+    def written_rows(self, new: Num, past: Num) -> Num:
+        """Rows that a pass of `new` tokens over `past` cached ones writes: those it adds, at most what is kept."""
+        tokens = new + past
+        if self.span is Span.STATE:
+            return self.limit
+        if self.span is Span.PARTIAL:
+            return minimum(new, tokens % self.ratio)
+        finished = floor_div(tokens, self.ratio) - floor_div(past, self.ratio)
+        if self.span is Span.OVERLAP:
+            return self.ratio * at_least(finished, 1)
+        return minimum(finished, self.limit) if self.limit else finished
+
     def full_from(self) -> int:
         """The token count from which this entry no longer grows; 0 for one that never does, −1 for one that always does."""
         if not self.grows:

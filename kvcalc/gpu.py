@@ -4,10 +4,20 @@ from typing import Annotated
 
 import msgspec
 
+from kvcalc.errors import UserError
 from kvcalc.model import Source
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e21)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
+# What runs a dtype that a GPU has no matrix unit for: products of fp8 weights, say, in bf16 after a conversion.
+_WIDER = {
+    "fp4": ("fp8", "bf16", "fp16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "int8": ("bf16", "fp16", "fp32"),
+    "bf16": ("fp16", "tf32", "fp32"),
+    "fp16": ("bf16", "tf32", "fp32"),
+    "tf32": ("fp32",),
+}
 PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
 
 
@@ -36,6 +46,28 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     host_link_bytes_per_s: Rate | None = None
     power_w: Rate | None = None
     per: str = "card"
+
+    def peak(self, dtype: str) -> tuple[float, str]:
+        """(dense matrix FLOP/s, the dtype whose unit does it): the dtype's own, else the next wider one that there is.
+
+        Raises UserError where the preset gives no peak that could serve.
+        """
+        for candidate in (dtype, *_WIDER.get(dtype, ())):
+            if candidate in self.flops_per_s:
+                return self.flops_per_s[candidate], candidate
+        raise UserError(
+            f"{self.name} has no matrix peak for {dtype}", hint=f"Its preset gives: {', '.join(self.flops_per_s) or 'none'}"
+        )
+
+    @property
+    def link(self) -> float | None:
+        """Bytes per second to another GPU in one direction; None where the preset gives none."""
+        return self.link_bytes_per_s or self.host_link_bytes_per_s
+
+    @property
+    def vector_peak(self) -> float | None:
+        """fp32 FLOP/s of the units beside the matrix units; None where the vendor gives none."""
+        return self.vector_flops_per_s.get("fp32")
 
     @property
     def knee(self) -> float | None:

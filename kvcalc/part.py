@@ -4,12 +4,16 @@ A part is one mixer (attention, recurrent state) or one feed-forward network. A 
 `weights`, and for a mixer `cache` and `label`.
 """
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import msgspec
 
 from kvcalc.cache import CacheEntry
-from kvcalc.weights import Weight
+from kvcalc.cost import Operator
+from kvcalc.weights import Kind, Weight
+
+if TYPE_CHECKING:
+    from kvcalc.forward import Pass
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**8)]  # widths, heads, experts
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**8)]  # the same where 0 means none
@@ -20,6 +24,8 @@ StateDtype = Literal["fp32", "bf16", "fp16"]
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
     """A part of a layer. Subclasses are tagged with the `type` that a preset names."""
 
+    STATE_FLOPS: ClassVar[int] = 4
+
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """Every parameter of this part, given the width of the residual stream."""
         raise TypeError(f"{type(self).__name__} lists no weights")
@@ -27,6 +33,38 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
     def cache(self) -> tuple[CacheEntry, ...]:
         """What this part caches for one sequence; nothing unless it is a mixer."""
         return ()
+
+    def operators(self, p: "Pass") -> list[Operator]:
+        """What this part runs in one pass on one rank. Shapes: x is [tokens, hidden_size] before and after.
+
+        Unless a variant says otherwise: the projections that read x in one product, the others each, a scan over the state,
+        and the projections that write x. The scan counts STATE_FLOPS per state element and token as matrix products (write
+        and read, two each), and the decay and the convolution as vector work.
+        """
+        found = [w for w in p.weights(self).values() if w.kind is Kind.MATRIX]
+        first = [w for w in found if w.inputs == p.width and w.copies == 1 and not w.rows_in]
+        last = [w for w in found if w.rows_in and w.outputs == p.width]
+        between = [w for w in found if w not in first and w not in last]
+        names = {id(w): w.name if len(last) > 1 else "out_proj" for w in last}
+        return [
+            *([p.gemm("in_proj", *first)] if first else []),
+            *(p.gemm(w.name, w) for w in between),
+            *self._scan(p, sum(w.outputs for w in first), sum(w.inputs for w in last)),
+            *(p.gemm(names[id(w)], w) for w in last),
+            *(p.all_reduce(p.width) if last else []),
+        ]
+
+    def _scan(self, p: "Pass", width_in: int, width_out: int) -> list[Operator]:
+        entries = self.cache()
+        if not entries:
+            return []
+        states = sum(p.heads(e.heads) * e.width * e.limit for e in entries if e.role == "recurrent_state")
+        columns = sum(p.heads(e.heads) * e.width * (e.limit + 1) for e in entries if e.role == "conv_state")
+        moved = p.tokens * (width_in + width_out) * p.element
+        cost = p.cache(entries)._replace(
+            flops=self.STATE_FLOPS * states * p.tokens, vector_flops=2 * (states + columns) * p.tokens, activation_bytes=moved
+        )
+        return [Operator("scan", p.kind, p.count, "scan", cost, p.formats.dtype)]
 
     def problem(self) -> str:
         """What is wrong with this combination of fields, in one sentence, or ''."""

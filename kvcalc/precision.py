@@ -70,6 +70,15 @@ class Formats:
         matrices = weight.copies * self.weight_format(name, weight).matrix_bytes(weight.inputs, weight.outputs)
         return matrices + weight.copies * weight.bias * plain
 
+    def compute_dtype(self, name: str, weight: Weight) -> str:
+        """What a product with this weight computes in: the format's own dtype (W8A8), else the model's."""
+        return self.weight_format(name, weight).computes or self.dtype
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation element: the dtype's."""
+        return FORMATS[self.dtype].bits // 8
+
     @property
     def weights_label(self) -> str:
         """How the weights are stored, for the assumptions that a table prints."""

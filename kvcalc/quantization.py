@@ -5,6 +5,7 @@ Storage only. A weight-only scheme (int4, mxfp4…) is computed in bf16; `fp8` a
 
 import re
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 import msgspec
 
@@ -101,6 +102,11 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def weight_format(self, name: str) -> WeightFormat | None:
         """The format that this scheme stores matrix `name` in, or None where the matrix keeps the model's dtype."""
-        if any(fnmatchcase(name, p) for p in self.except_for) or not any(fnmatchcase(name, p) for p in self.covers):
-            return None
-        return load_weight_format(self.format)
+        return _covered(self, name)
+
+
+@lru_cache(4096)
+def _covered(scheme: Quantization, name: str) -> WeightFormat | None:
+    if any(fnmatchcase(name, p) for p in scheme.except_for) or not any(fnmatchcase(name, p) for p in scheme.covers):
+        return None
+    return load_weight_format(scheme.format)

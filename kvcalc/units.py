@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Num: TypeAlias = int | NDArray[np.float64]
+    Real: TypeAlias = Num | float
 else:
-    Num = Any
+    Num = Real = Any
 
 MOST_TOKENS = 10**12  # longer contexts and larger batches than this are typing errors
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
@@ -119,3 +120,8 @@ def ceil_div(a: Num, b: int) -> Num:
 def at_least(a: Num, bound: int) -> Num:
     """1 where a ≥ bound, else 0."""
     return int(a >= bound) if isinstance(a, int) else cast("Num", (a >= bound).astype(float))
+
+
+def array_of(value: Num) -> Num:
+    """An int as it is; an array as float64, in which whole numbers to 2^53 are exact."""
+    return value if isinstance(value, int) else value.astype("float64", copy=False)

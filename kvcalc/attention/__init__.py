@@ -5,12 +5,14 @@ from kvcalc.attention.grouped import Grouped
 from kvcalc.attention.hidden import HiddenStates
 from kvcalc.attention.latent import Latent
 from kvcalc.attention.recurrent import (
+    Convolutions,
     GatedDeltaNet,
     KimiDeltaAttention,
     Lightning,
     Mamba,
     Mamba2,
     MatrixLstm,
+    NgramMemory,
     RgLru,
     Rwkv,
     ShortConv,
@@ -19,12 +21,14 @@ from kvcalc.attention.sparse import BlockSparse, Sparse
 
 Mixer = (
     Grouped | Latent | Sparse | BlockSparse | Compressed | HiddenStates
-    | Mamba | Mamba2 | GatedDeltaNet | KimiDeltaAttention | Lightning | MatrixLstm | RgLru | Rwkv | ShortConv
+    | Mamba | Mamba2 | GatedDeltaNet | KimiDeltaAttention | Lightning | MatrixLstm | NgramMemory
+    | RgLru | Rwkv | ShortConv | Convolutions
 )  # fmt: skip
 
 __all__ = [
     "BlockSparse",
     "Compressed",
+    "Convolutions",
     "GatedDeltaNet",
     "Grouped",
     "HiddenStates",
@@ -35,6 +39,7 @@ __all__ = [
     "Mamba2",
     "MatrixLstm",
     "Mixer",
+    "NgramMemory",
     "RgLru",
     "Rwkv",
     "ShortConv",

@@ -6,9 +6,17 @@ unfinished block, as projected key-values and gates; and where blocks overlap, t
 Source: DeepSeek-V4 technical report §2.3 and transformers' modelling code for `deepseek_v4`.
 """
 
+from typing import TYPE_CHECKING
+
+import msgspec
+
 from kvcalc.cache import CacheEntry, Span
+from kvcalc.cost import Operator, causal_pairs, compressed_pairs
 from kvcalc.part import Count, Part, Size, Tokens
 from kvcalc.weights import Weight, matrix, vector
+
+if TYPE_CHECKING:
+    from kvcalc.forward import Pass
 
 
 class Compressed(Part, frozen=True, tag="compressed"):
@@ -89,6 +97,31 @@ class Compressed(Part, frozen=True, tag="compressed"):
             if self.overlap:
                 found.append(CacheEntry("compressor", 1, 2 * width, ratio, span=Span.OVERLAP))
         return tuple(found)
+
+    def operators(self, p: "Pass") -> list[Operator]:
+        """Projections of x in one product, queries up, compressors, indexer, one attention over both parts, outputs."""
+        w = p.weights(self)
+        heads, d, ratio, top = p.heads(self.num_attention_heads), self.head_dim, self.compress_ratio, self.index_topk
+        names = ("q_down", "kv", "compress_kv", "compress_gate", "index_kv", "index_gate", "index_weights")
+        found = [p.gemm("qkv_down", *(w[n] for n in names if n in w)), p.gemm("q_up", w["q_up"])]
+        rotated = (heads + 1) * self.qk_rope_head_dim * p.tokens
+        found.append(p.vector("rope", rotated, rotated, p.ROPE_FLOPS * rotated))
+        pairs = p.pairs(lambda new, past: causal_pairs(new, past, self.sliding_window))
+        entries = self.cache()
+        if ratio:
+            pairs = pairs + p.pairs(lambda new, past: compressed_pairs(new, past, ratio, top))
+            columns = sum(w[n].outputs for n in names[2:6] if n in w) * p.tokens
+            buffers = p.cache(e for e in entries if e.role == "compressor")
+            compress = p.vector("compress", columns, columns // (2 * ratio), 4 * columns)
+            found.append(msgspec.structs.replace(compress, cost=compress.cost + buffers))
+        if top:
+            keys = [e for e in entries if e.role == "index_key"]
+            scored = p.pairs(lambda new, past: compressed_pairs(new, past, ratio))
+            found.append(p.gemm("index_q", w["index_q"]))
+            found += p.indexer(keys, scored, self.index_n_heads, self.index_head_dim, top)
+        rows = [e for e in entries if e.role in ("latent", "rope_key")]
+        found.append(p.attention(rows, pairs, heads, d, d))
+        return [*found, p.gemm("o_down", w["o_down"]), p.gemm("o_up", w["o_up"]), *p.all_reduce(p.width)]
 
     def problem(self) -> str:
         if self.qk_rope_head_dim >= self.head_dim:

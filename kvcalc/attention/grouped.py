@@ -6,11 +6,16 @@ Ainslie et al. 2023, arXiv 2305.13245 §2.2 (GQA); Jiang et al. 2023, arXiv 2310
 2023, arXiv 2309.17453 (sink tokens); Zhang et al. 2023, arXiv 2306.14048 (H2O's budget).
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from kvcalc.cache import CacheEntry, Span
+from kvcalc.cost import Operator, causal_pairs, chunk_pairs
 from kvcalc.part import Count, Part, Size, Tokens
+from kvcalc.units import Num
 from kvcalc.weights import Weight, matrix, vector
+
+if TYPE_CHECKING:
+    from kvcalc.forward import Pass
 
 
 class Grouped(Part, frozen=True, tag="grouped"):
@@ -23,7 +28,7 @@ class Grouped(Part, frozen=True, tag="grouped"):
     output_gate: a gate per channel ('full') or per head ('head') on the attention's output, projected from the input.
     input_size, output_size: where they differ from the residual stream's. k_is_v: one projection serves keys and values.
     prefix_tokens: of the model's own, kept before the first of the sequence. cached: false where every token sees those
-    after it too, so that nothing can be kept.
+    after it too, so that nothing can be kept. qo_projection: false where experts project queries and outputs (JetMoE).
     """
 
     num_attention_heads: Size
@@ -47,6 +52,7 @@ class Grouped(Part, frozen=True, tag="grouped"):
     output_gate_bias: bool = False
     k_is_v: bool = False
     kv_projection: bool = True
+    qo_projection: bool = True
     input_size: Size | None = None
     output_size: Size | None = None
     prefix_tokens: Count = 0
@@ -66,12 +72,13 @@ class Grouped(Part, frozen=True, tag="grouped"):
         """Projections [D, H·d], [D, G·d], [D, G·dv] and [H·dv, D]; norms, sinks and gates beside them."""
         heads, groups, d, dv = self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_width
         width = self.input_size or hidden_size
-        found = [matrix("q", width, heads * d, self.q_bias, shards=heads)]
+        found = [matrix("q", width, heads * d, self.q_bias, shards=heads)] if self.qo_projection else []
         if self.kv_projection:
             found.append(matrix("k", width, groups * d, self.k_bias, shards=groups))
             if not self.k_is_v:
                 found.append(matrix("v", width, groups * dv, self.v_bias, shards=groups))
-        found.append(matrix("o", heads * dv, self.output_size or hidden_size, self.o_bias, shards=heads, rows_in=True))
+        if self.qo_projection:
+            found.append(matrix("o", heads * dv, self.output_size or hidden_size, self.o_bias, shards=heads, rows_in=True))
         if self.output_gate:
             units = dv if self.output_gate == "full" else 1
             found.append(matrix("gate", width, heads * units, self.output_gate_bias, shards=heads))
@@ -103,6 +110,37 @@ class Grouped(Part, frozen=True, tag="grouped"):
         if self.prefix_tokens:
             found += [CacheEntry(role, groups, width, limit=self.prefix_tokens, span=Span.STATE) for role, width in rows]
         return tuple(found)
+
+    def operators(self, p: "Pass") -> list[Operator]:
+        """qkv, gate, RoPE with the q/k norms, attention, o."""
+        w = p.weights(self)
+        queries, keys, values = p.heads(self.num_attention_heads), self.num_key_value_heads, self.value_width
+        qkv = [w[n] for n in ("q", "k", "v") if n in w]
+        found = [p.gemm("qkv", *qkv)] if qkv else []
+        found += [p.gemm("gate", w["gate"])] if "gate" in w else []
+        rotated = (queries + p.heads(keys) * self.kv_projection) * self.head_dim * p.tokens
+        if p.rotates or self.qk_norm:
+            flops = p.ROPE_FLOPS * p.rotates + p.NORM_FLOPS * bool(self.qk_norm)
+            found.append(p.vector("rope", rotated, rotated, flops * rotated))
+        found += self._extra(p, w)
+        rows = [e for e in self.cache() if e.role != "index_key"]
+        found.append(p.attention(rows, self._pairs(p), queries, self.head_dim, values))
+        if "gate" in w:
+            gated = p.tokens * queries * values
+            found.append(p.vector("gating", 2 * gated, gated, p.ACTIVATION_FLOPS * gated))
+        if "o" not in w:
+            return found
+        return [*found, p.gemm("o", w["o"]), *p.all_reduce(w["o"].outputs)]
+
+    def _pairs(self, p: "Pass") -> Num:
+        chunk, limit = self.attention_chunk_size, self.most_tokens
+        if chunk:
+            return p.pairs(lambda new, past: chunk_pairs(new, past, chunk))
+        return p.pairs(lambda new, past: causal_pairs(new, past, limit))
+
+    def _extra(self, p: "Pass", w: dict[str, Weight]) -> list[Operator]:
+        """What a variant runs between the projections and the attention."""
+        return []
 
     def problem(self) -> str:
         heads, groups = self.num_attention_heads, self.num_key_value_heads

@@ -1,8 +1,8 @@
 """Attention that keeps the hidden states it read, and projects their keys and values again at every step.
 
-Cached per token and layer: the layer's input, hidden_size elements, for all tokens or the last `memory` of them. Sources:
-Yang et al. 2019, arXiv 1906.08237 §2.4 (XLNet's memory, after Transformer-XL); Kitaev et al. 2020, arXiv 2001.04451 §2
-(Reformer, whose transformers code keeps states; it keeps whole numbers for its hash buckets too, not counted here).
+Cached per token and layer: the layer's input, hidden_size elements, for all tokens or the last `memory` of them.
+Sources: Yang et al. 2019, arXiv 1906.08237 §2.4 (XLNet's memory); Kitaev et al. 2020, arXiv 2001.04451 §2 (Reformer;
+transformers keeps states there, and bucket numbers, which are not counted here).
 """
 
 from kvcalc.cache import CacheEntry

@@ -5,11 +5,18 @@ decoupled RoPE key. Keys and values are W_UK·c_kv and W_UV·c_kv per head; in d
 and output projections, so that attention runs on the latents themselves. Source: DeepSeek-V2, arXiv 2405.04434 §2.1.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from kvcalc.cache import CacheEntry
+from kvcalc.cost import Operator, causal_pairs
 from kvcalc.part import Count, Part, Size, Tokens
+from kvcalc.units import Num, at_least
 from kvcalc.weights import Weight, matrix, vector
+
+if TYPE_CHECKING:
+    from kvcalc.forward import Pass
 
 
 class Latent(Part, frozen=True, tag="latent"):
@@ -66,6 +73,66 @@ class Latent(Part, frozen=True, tag="latent"):
         latent = CacheEntry("latent", 1, self.kv_lora_rank, limit=limit, top=top)
         rope = CacheEntry("rope_key", 1, self.qk_rope_head_dim, limit=limit, top=top)
         return (latent, rope) if self.qk_rope_head_dim else (latent,)
+
+    def operators(self, p: "Pass") -> list[Operator]:
+        """Down- and up-projections, RoPE, attention in the form that costs fewer FLOPs for each group of sequences, o."""
+        w = p.weights(self)
+        first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]
+        found = [p.gemm("qkv_down" if "q_down" in w else "qkv", *first)]
+        found += [p.gemm("q_up", w["q_up"])] if "q_up" in w else []
+        rope = (p.heads(self.num_attention_heads) + 1) * self.qk_rope_head_dim * p.tokens
+        norms = ((self.q_lora_rank or 0) + self.kv_lora_rank) * p.tokens
+        found.append(p.vector("rope", rope + norms, rope + norms, p.ROPE_FLOPS * rope + p.NORM_FLOPS * norms))
+        found += self._extra(p, w)
+        absorbed = p.choose(lambda new, past: self._absorbs(p, new, past))
+        expanded = p.choose(lambda new, past: 1 - self._absorbs(p, new, past))
+        found += self._absorbed(absorbed) if absorbed.groups else []
+        found += self._expanded(expanded, w, 1 - absorbed.present) if expanded.groups else []
+        return [*found, p.gemm("o", w["o"]), *p.all_reduce(p.width)]
+
+    def _visible(self, new: Num, past: Num) -> Num:
+        return causal_pairs(new, past, self.sliding_window or 0)
+
+    def _absorbs(self, p: "Pass", new: Num, past: Num) -> Num:
+        """1 where the absorbed form takes no more FLOPs than the expanded one, per head and sequence; else 0."""
+        if p.mla_form != "auto":
+            return int(p.mla_form == "absorbed")
+        rank, key, rope, value = self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        pairs = self._visible(new, past)
+        latent = new * rank * (key + value) + pairs * (2 * rank + rope)
+        plain = (new + past) * rank * (key + value) + pairs * (key + rope + value)
+        return at_least(plain - latent, 0)
+
+    def _absorbed(self, p: "Pass") -> list[Operator]:
+        """Queries into the latent space, attention over latents shared by all heads, outputs back: W_UK and W_UV."""
+        heads, rank, rope = p.heads(self.num_attention_heads), self.kv_lora_rank, self.qk_rope_head_dim
+        into = Weight("kv_up", self.qk_nope_head_dim, rank, copies=heads)
+        back = Weight("kv_up", rank, self.v_head_dim, copies=heads)
+        entries = [e for e in self.cache() if e.role in ("latent", "rope_key")]
+        core = p.attention(entries, p.pairs(self._visible), heads, rank + rope, rank)
+        return [p.gemm("absorb_q", into), core, p.gemm("absorb_v", back)]
+
+    def _expanded(self, p: "Pass", w: dict[str, Weight], read: Num) -> list[Operator]:
+        """Keys and values of every cached token from its latent, then attention per head."""
+        heads, key, rope, value = p.heads(self.num_attention_heads), self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        entries = self._latents(top=0)
+        tokens = p.pairs(lambda new, past: new + past)
+        width = heads * (key + value)
+        up = p.gemm("kv_up", w["kv_up"], tokens=tokens)
+        moved = p.cache(e for e in entries if e.role == "latent")
+        cost = up.cost._replace(
+            weight_bytes=up.cost.weight_bytes * read,
+            activation_bytes=tokens * width * p.element,
+            cache_read_bytes=moved.cache_read_bytes,
+            cache_write_bytes=moved.cache_write_bytes,
+        )
+        ropes = [e for e in entries if e.role == "rope_key"]
+        core = p.attention(ropes, p.pairs(self._visible), heads, key + rope, value, expanded=tokens * width)
+        return [msgspec.structs.replace(up, cost=cost), core]
+
+    def _extra(self, p: "Pass", w: dict[str, Weight]) -> list[Operator]:
+        """What a variant runs between the projections and the attention."""
+        return []
 
     @property
     def label(self) -> str:

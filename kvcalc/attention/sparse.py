@@ -6,11 +6,18 @@ ReLU scores, top-k tokens); GLM-5.2's config (indexers in some layers, whose cho
 modelling code in transformers (scores per block of index_block_size tokens, top-k blocks).
 """
 
+from typing import TYPE_CHECKING
+
 from kvcalc.attention.grouped import Grouped
 from kvcalc.attention.latent import Latent
 from kvcalc.cache import CacheEntry
+from kvcalc.cost import Operator, causal_pairs
 from kvcalc.part import Count, Size, Tokens
+from kvcalc.units import Num
 from kvcalc.weights import Weight, matrix, vector
+
+if TYPE_CHECKING:
+    from kvcalc.forward import Pass
 
 
 class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
@@ -18,7 +25,8 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 
     indexer: false in a layer that reuses the choice of an earlier one: it has no index weights and caches no index key.
     index_pool: index keys are pooled in blocks of so many tokens, by gates that are cached beside the keys with a flag
-    for padding (GLM-5.3); 0 scores every token. index_query_from_hidden: index queries are projected from the residual stream rather than from the query latent.
+    for padding (GLM-5.3); 0 scores every token.
+    index_query_from_hidden: index queries are projected from the residual stream rather than from the query latent.
     """
 
     index_topk: Tokens
@@ -50,6 +58,18 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         latents = self._latents(top=self.index_topk)
         width = 2 * self.index_head_dim + 1 if self.index_pool else self.index_head_dim
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
+
+    def _visible(self, new: Num, past: Num) -> Num:
+        return causal_pairs(new, past, self.index_topk)
+
+    def _extra(self, p: "Pass", w: dict[str, Weight]) -> list[Operator]:
+        """The indexer's projections, its scores over every index key, and the top-k."""
+        if not self.indexer:
+            return []
+        hidden = [w[n] for n in ("index_k", "index_weights", "index_gate") if n in w]
+        keys = [e for e in self.cache() if e.role == "index_key"]
+        scored = p.indexer(keys, p.pairs(causal_pairs), self.index_n_heads, self.index_head_dim, self.index_topk)
+        return [p.gemm("index_q", w["index_q"]), p.gemm("index_k", *hidden), *scored]
 
     @property
     def label(self) -> str:
@@ -90,6 +110,15 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
             CacheEntry("v", groups, self.value_width, top=top),
             *index,
         )
+
+    def _pairs(self, p: "Pass") -> Num:
+        return p.pairs(lambda new, past: causal_pairs(new, past, self.index_topk_blocks * self.index_block_size))
+
+    def _extra(self, p: "Pass", w: dict[str, Weight]) -> list[Operator]:
+        """The indexer's projections, its scores over every index key, and the top-k blocks."""
+        keys = [e for e in self.cache() if e.role == "index_key"]
+        scored = p.indexer(keys, p.pairs(causal_pairs), self.index_n_heads, self.index_head_dim, self.index_topk_blocks)
+        return [p.gemm("index_qk", w["index_q"], w["index_k"]), *scored]
 
     @property
     def label(self) -> str:

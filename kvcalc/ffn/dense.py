@@ -1,11 +1,15 @@
 """The dense feed-forward network, plain (two matrices) or gated (three), and loose projections."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from kvcalc.cost import Operator
 from kvcalc.part import Count, Part, Size
-from kvcalc.weights import Weight, matrix, vector
+from kvcalc.weights import Kind, Weight, matrix, vector
+
+if TYPE_CHECKING:
+    from kvcalc.forward import Pass
 
 
 class Dense(Part, frozen=True, tag="dense"):
@@ -25,6 +29,14 @@ class Dense(Part, frozen=True, tag="dense"):
         down = matrix("down", inner, hidden_size, down_bias, shards=inner, rows_in=True)
         return (matrix("gate", width, inner, self.bias, shards=inner), up, down) if self.gated else (up, down)
 
+    def operators(self, p: "Pass") -> list[Operator]:
+        """up (with gate in one product), activation, down."""
+        w = p.weights(self)
+        wide = [w[n] for n in ("gate", "up") if n in w]
+        name = "gate_up" if len(wide) > 1 else "up"
+        found = [p.gemm(name, *wide), p.activation("activation", p.tokens, w["up"].outputs, len(wide)), p.gemm("down", w["down"])]
+        return [*found, *p.all_reduce(w["down"].outputs)]
+
 
 class Projections(Part, frozen=True, tag="projections"):
     """Named matrices and vectors that belong to no mixer or FFN: adapters, stream mixing, per-layer gates.
@@ -39,3 +51,7 @@ class Projections(Part, frozen=True, tag="projections"):
         """Each of them once, replicated on every rank."""
         found = [matrix(n, m[0], m[1]) if len(m) == 2 else Weight(n, m[0], m[1], bias=m[2]) for n, m in self.matrices.items()]
         return (*found, *(vector(n, size) for n, size in self.vectors.items()))
+
+    def operators(self, p: "Pass") -> list[Operator]:
+        """Each matrix as a product of its own, over all tokens."""
+        return [p.gemm(w.name, w) for w in p.weights(self).values() if w.kind is Kind.MATRIX]

@@ -3,8 +3,15 @@
 Shared experts take every token. Sources: Shazeer et al. 2017, arXiv 1701.06538 §2; DeepSeekMoE, arXiv 2401.06066 §3.
 """
 
+from typing import TYPE_CHECKING
+
+from kvcalc.cost import Operator, reached_fraction
 from kvcalc.part import Count, Part, Size
+from kvcalc.units import Num, Real, ceil_div
 from kvcalc.weights import Weight, matrix, vector
+
+if TYPE_CHECKING:
+    from kvcalc.forward import Pass
 
 
 class Moe(Part, frozen=True, tag="moe"):
@@ -12,6 +19,7 @@ class Moe(Part, frozen=True, tag="moe"):
 
     shared_expert_intermediate_size: total width of the experts that every token uses. shared_expert_gate: a scalar gate on
     them. moe_latent_size: the experts work at this width, between a projection down and one up (Nemotron-3).
+    router_width: what the router reads where a projection of its own comes before it (Zaya).
     router_outputs: what the router scores where that is not each expert (Doge's product keys).
     latent_bias: on those two. zero_experts: identity experts, which the router scores and which cost nothing (LongCat).
     zero_expert_weights: they hold a gate and an up matrix all the same, unused (as transformers builds LongCat).
@@ -29,6 +37,7 @@ class Moe(Part, frozen=True, tag="moe"):
     shared_bias: bool | None = None
     router_bias: bool = False
     router_outputs: Size | None = None
+    router_width: Size | None = None
     correction_bias: bool = False
     moe_latent_size: Size | None = None
     latent_bias: bool = False
@@ -40,7 +49,7 @@ class Moe(Part, frozen=True, tag="moe"):
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """router [D, E], the experts' two or three matrices, the shared ones', and what stands between."""
         routed = self.num_experts + self.zero_experts
-        found = [matrix("router", hidden_size, self.router_outputs or routed, self.router_bias)]
+        found = [matrix("router", self.router_width or hidden_size, self.router_outputs or routed, self.router_bias)]
         found += [vector("correction_bias", routed)] if self.correction_bias else []
         found += [vector("router_input_norm", hidden_size)] if self.router_input_norm else []
         found += [vector("expert_scales", self.num_experts)] if self.expert_scales else []
@@ -74,6 +83,40 @@ class Moe(Part, frozen=True, tag="moe"):
         scalar = [matrix("shared.weight", hidden_size, 1)] if self.shared_expert_gate else []
         up = matrix("shared.up", hidden_size, inner, bias, shards=inner)
         return [*gate, up, matrix("shared.down", inner, hidden_size, bias, shards=inner, rows_in=True), *scalar]
+
+    def operators(self, p: "Pass") -> list[Operator]:
+        """Router, the experts' products over the tokens routed to them, the shared experts', the collectives.
+
+        Weights of the experts that at least one token reaches: E·(1 − (1 − k/E)^T) of E under uniform routing.
+        """
+        w = p.weights(self)
+        ranks = p.ranks
+        every = p.tokens * ranks.dp  # the experts serve the tokens of all data-parallel ranks
+        routed = ceil_div(every * self.num_experts_per_tok, ranks.ep)
+        reached = reached_fraction(every, self.num_experts_per_tok, self.num_experts)
+        found = [p.gemm("router", w["router"])]
+        found += [p.gemm("latent_down", w["latent_down"])] if "latent_down" in w else []
+        for prefix, tokens, fraction in (("experts", routed, reached), ("shared", p.tokens, 1)):
+            found += self._network(p, w, prefix, tokens, fraction)
+        found += [p.gemm("latent_up", w["latent_up"])] if "latent_up" in w else []
+        if ranks.ep > 1:
+            sent = p.tokens * self.num_experts_per_tok * p.width * p.element * (ranks.ep - 1) / ranks.ep
+            found.append(p.network("all_to_all", sent, times=2))
+        return [*found, *p.all_reduce(p.width)]
+
+    @staticmethod
+    def _network(p: "Pass", w: dict[str, Weight], prefix: str, tokens: Num, fraction: Real) -> list[Operator]:
+        wide = [w[n] for n in (f"{prefix}.gate", f"{prefix}.up") if n in w]
+        if not wide:
+            return []
+        name = "gate_up" if len(wide) > 1 else "up"
+        found = [
+            p.gemm(f"{prefix}_{name}", *wide, tokens=tokens, fraction=fraction),
+            p.activation(f"{prefix}_activation", tokens, wide[0].outputs, len(wide)),
+            p.gemm(f"{prefix}_down", w[f"{prefix}.down"], tokens=tokens, fraction=fraction),
+        ]
+        scalar = w.get(f"{prefix}.weight")
+        return [*found, p.gemm(f"{prefix}_gate", scalar)] if scalar else found
 
     def problem(self) -> str:
         if self.num_experts_per_tok > self.num_experts:

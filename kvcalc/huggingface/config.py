@@ -80,7 +80,7 @@ class Config:
         value = self.get(key, default)
         if value is None:
             raise self.fail(key, "is missing")
-        if isinstance(value, float) and value == int(value) and abs(value) < MOST:
+        if isinstance(value, float) and value.is_integer() and abs(value) < MOST:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.fail(key, f"should be a whole number, not {_show(value)}")

@@ -32,6 +32,9 @@ def typed(otherwise: Order | None = None, key: str = "layer_types") -> Order:
         for name in found:
             if not isinstance(name, str):
                 raise c.fail(key, f"holds {str(name)[:40]!r}, which is no layer type")
+        drafts = c.get("num_nextn_predict_layers", 0)  # some files list these layers too, after the others
+        if isinstance(drafts, int) and drafts > 0 and len(found) == c.layers + drafts:
+            found = found[: c.layers]
         if len(found) != c.layers:
             raise c.fail(key, f"has {len(found)} entries for {c.layers} layers")
         return [_RENAMED.get(name, name) for name in found]

@@ -128,9 +128,8 @@ def _cache_dtype(found: Mapping[str, Any]) -> str | None:
     """The cache dtype that the checkpoint declares, for which it ships scales."""
     scheme = found.get("kv_cache_scheme") or found.get("kv_cache_quant_algo")
     if isinstance(scheme, dict):
-        scheme = {(8, "float"): "fp8", (8, "int"): "int8", (4, "float"): "nvfp4"}.get(
-            (scheme.get("num_bits"), scheme.get("type"))
-        )  # type: ignore[arg-type]
+        known = {"8float": "fp8", "8int": "int8", "4float": "nvfp4"}
+        scheme = known.get(f"{scheme.get('num_bits')}{scheme.get('type')}")
     name = str(scheme).lower() if scheme else ""
     return name if name in ("fp8", "int8", "nvfp4") else None
 

@@ -93,7 +93,14 @@ def _entry(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> tu
 
 
 # Types of remote code, and older names, that one of transformers' types reads exactly.
-_SAME_AS = {"kimi_k2": "deepseek_v3", "deepseek_ref": "deepseek_v4", "mixtral_moe": "mixtral", "Yi": "llama"}
+_SAME_AS = {
+    "kimi_k2": "deepseek_v3",
+    "deepseek_ref": "deepseek_v4",
+    "minimax_text_01": "minimax",
+    "minimax_m1": "minimax",
+    "mixtral_moe": "mixtral",
+    "Yi": "llama",
+}
 
 
 @cache
@@ -120,9 +127,9 @@ def _aliases(facts: dict[str, Any]) -> dict[str, tuple[str, ...]]:
 
 def _refuse_skeleton(c: Config, entry: Type) -> None:
     """Width and depth have no honest default: without them there is no model to size."""
-    for key in ("hidden_size", "num_hidden_layers"):
-        if not c.in_file(key) and not (key == "num_hidden_layers" and value_of(entry.depth, c)):
-            spellings = ", ".join((key, *_SPELLINGS[key]))
+    for key in ("hidden_size", entry.layers_key):
+        if not c.in_file(key) and not (key == entry.layers_key and value_of(entry.depth, c)):
+            spellings = ", ".join((key, *_SPELLINGS.get(key, ())))
             raise UserError("is no language model's config: " + f"it gives no {key}", c.where, f"Looked for {spellings}")
 
 
@@ -149,7 +156,7 @@ def _layers(c: Config, entry: Type, exclusions: Exclusions) -> tuple[dict[str, L
 def _kind_names(kinds: list[Layer]) -> list[str]:
     """A short name for each kind, after what tells it from the others: its mixer, its FFN, or both."""
     mixers = [_mixer_word(layer) for layer in kinds]
-    networks = ["_".join(p.__struct_config__.tag for p in layer.parts if isinstance(p, Dense | Moe)) for layer in kinds]
+    networks = ["_".join(str(p.__struct_config__.tag) for p in layer.parts if isinstance(p, Dense | Moe)) for layer in kinds]
     names: list[str] = []
     for layer, mixer, network in zip(kinds, mixers, networks, strict=True):
         words = [mixer] if len(set(mixers)) > 1 or len(set(networks)) == 1 else []

@@ -29,6 +29,11 @@ def even_head_dim(c: Config, heads: str = "num_attention_heads") -> int:
     return hidden // count
 
 
+def counted(*keys: str, offset: int = 0) -> Field:
+    """The whole number under the first of `keys` that is set: for fields of the model, which nothing checks after."""
+    return lambda c: c.size(next((key for key in keys if c.has(key)), keys[-1]), least=0) + offset
+
+
 def grouped(
     bias: Field = False,
     qkv_bias: Field = None,
@@ -61,6 +66,54 @@ def grouped(
         biases = {"q_bias": qkv, "k_bias": qkv, "v_bias": qkv, "o_bias": out}
         shape = {"num_attention_heads": count, "num_key_value_heads": groups, "head_dim": value_of(head, c) or head_dim(c)}
         return (make(c, spec, shape | biases | given),)
+
+    return read
+
+
+def mha(bias: Field = False, heads: str = "num_attention_heads", kv_heads: Field = None, **fields: Field) -> Reader:
+    """Attention as first made: hidden size over heads wide, one key and value per head, whatever other keys say."""
+
+    def count(c: Config) -> int:
+        return c.size(heads)
+
+    def width(c: Config) -> int:
+        if c.size("hidden_size") % count(c):
+            raise c.fail(heads, f"{count(c)} does not divide hidden_size {c.size('hidden_size')}")
+        return c.size("hidden_size") // count(c)
+
+    return grouped(bias, heads=count, kv_heads=kv_heads or count, head=width, **fields)
+
+
+def crossed(c: Config) -> bool:
+    """Whether every layer of a decoder has attention to an encoder too."""
+    return c.flag("add_cross_attention")
+
+
+def cross_attention(
+    bias: Field = True, k_bias: Field = None, o_bias: Field = None, source: Field = None, on: Field = crossed
+) -> Reader:
+    """The four projections of attention to an encoder of width `source`, which caches nothing while there is none."""
+
+    def read(c: Config) -> tuple[Any, ...]:
+        if not value_of(on, c):
+            return ()
+        width, every = c.size("hidden_size"), value_of(bias, c)
+        inputs = _whole(c, value_of(source, c), "cross_attention_hidden_size") or width
+        biases = {"q": every, "k": every if k_bias is None else value_of(k_bias, c), "v": every}
+        biases["o"] = every if o_bias is None else value_of(o_bias, c)
+        rows = {"q": width, "k": inputs, "v": inputs, "o": width}
+        sizes = {f"cross_{name}": (rows[name], width, width if flag else 0) for name, flag in biases.items()}
+        return projections(sizes)(c)
+
+    return read
+
+
+def half_window(both_ways: Any) -> Field:
+    """The window, of which half lies ahead where `use_bidirectional_attention` has the value `both_ways` (Gemma)."""
+
+    def read(c: Config) -> int | None:
+        window = c.size("sliding_window") if c.has("sliding_window") else None
+        return window // 2 + 1 if window and c.get("use_bidirectional_attention") == both_ways else window
 
     return read
 

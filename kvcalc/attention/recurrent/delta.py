@@ -4,6 +4,8 @@ State per sequence and layer: one matrix key_dim × value_dim per value head, an
 values. Sources: Yang et al. 2024, arXiv 2412.06464 §3; Kimi Linear technical report, arXiv 2510.26692 §4.
 """
 
+from typing import ClassVar
+
 from kvcalc.attention.recurrent.state import conv_state, recurrent_state
 from kvcalc.cache import CacheEntry
 from kvcalc.part import Part, Size, StateDtype
@@ -15,6 +17,8 @@ class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
 
     The output is normalised per head and gated by a projection as wide as the values.
     """
+
+    STATE_FLOPS: ClassVar[int] = 6  # k·S, the outer product, q·S
 
     linear_num_key_heads: Size
     linear_num_value_heads: Size
@@ -67,6 +71,8 @@ class KimiDeltaAttention(Part, frozen=True, tag="kda"):
 
     factored: decay and output gate are projected through head_dim, else by one matrix each.
     """
+
+    STATE_FLOPS: ClassVar[int] = 6
 
     num_heads: Size
     head_dim: Size

@@ -1,6 +1,6 @@
 """The matrix memory of xLSTM (mLSTM): a matrix per head with exponential input and forget gates.
 
-State per sequence and layer: a matrix qk_head_dim × v_head_dim, a normaliser of qk_head_dim and a stabiliser per head, in
+State per sequence, layer and head: a matrix qk_head_dim × v_head_dim, a normaliser of qk_head_dim and a stabiliser, in
 the model's dtype (what transformers keeps between steps). Sources: Beck et al. 2024, arXiv 2405.04517 §2.3; Beck et al.
 2025, arXiv 2503.13427 §3.
 """

@@ -4,6 +4,8 @@ State per sequence and layer: one number per channel in fp32, and kernel − 1 c
 al. 2024, arXiv 2402.19427 §2.4.
 """
 
+from typing import ClassVar
+
 from kvcalc.attention.recurrent.state import conv_state, recurrent_state
 from kvcalc.cache import CacheEntry
 from kvcalc.part import Part, Size, StateDtype
@@ -12,6 +14,8 @@ from kvcalc.weights import Weight, matrix, vector
 
 class RgLru(Part, frozen=True, tag="rg_lru"):
     """A recurrent block of lru_width channels, whose two gates are block-diagonal over num_heads blocks."""
+
+    STATE_FLOPS: ClassVar[int] = 0  # the recurrence is elementwise
 
     lru_width: Size
     num_heads: Size

@@ -1,7 +1,7 @@
 """RWKV-4: linear attention with a decay per channel, behind a mix of each token with the one before.
 
-State per sequence and layer: numerator, denominator and running maximum of every channel in fp32, and two last inputs of
-the width of the residual stream: one for time mixing, one for the channel mixing after it. Source: Peng et al. 2023,
+State per sequence and layer: numerator, denominator and running maximum of every channel in fp32, and two last inputs
+as wide as the residual stream: one for time mixing, one for the channel mixing after it. Source: Peng et al. 2023,
 arXiv 2305.13048 §3.
 """
 
@@ -19,7 +19,7 @@ class Rwkv(Part, frozen=True, tag="rwkv"):
     state_dtype: StateDtype = "fp32"
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """key, value and receptance [D, A], out [A, D]; decay and bonus per channel, three mixes of the token before."""
+        """key, value and receptance [D, A], out [A, D]; decay and bonus per channel, three mixes."""
         width = self.attention_hidden_size
         return (
             *(matrix(name, hidden_size, width, shards=width) for name in ("key", "value", "receptance")),

@@ -2,7 +2,7 @@
 
 from kvcalc.huggingface.fields import K, when
 from kvcalc.huggingface.patterns import every, from_layer, stepped, typed, windowed
-from kvcalc.huggingface.shapes import dense, grouped, moe
+from kvcalc.huggingface.shapes import dense, even_head_dim, grouped, half_window, moe
 from kvcalc.huggingface.types.entry import Type
 
 LLAMA = Type(grouped(K("attention_bias")), dense(bias=K("mlp_bias")))
@@ -18,7 +18,7 @@ QWEN3 = Type(grouped(K("attention_bias"), qk_norm="head"), dense(), QWEN2_ORDER)
 MISTRAL = Type(grouped(), dense(), typed(windowed()))
 GEMMA2 = Type(grouped(K("attention_bias")), dense(), typed(every(2)), norms=4)
 GEMMA3 = GEMMA2.variant(
-    mixer=grouped(K("attention_bias"), qk_norm="head"),
+    mixer=grouped(K("attention_bias"), qk_norm="head", window=half_window(True)),
     order=typed(every(K("sliding_window_pattern", "_sliding_window_pattern", default=6))),
 )
 
@@ -40,7 +40,7 @@ DECODERS = {
     "gpt_oss": Type(
         grouped(K("attention_bias"), sinks=True),
         moe(bias=True, router_bias=True, size=K("intermediate_size")),
-        typed(every(2, offset=0)),
+        typed(every(2)),
     ),
     "starcoder2": Type(
         grouped(K("use_bias")),
@@ -50,7 +50,7 @@ DECODERS = {
     ),
     "minimax_m2": Type(grouped(qk_norm="full"), moe(size=K("intermediate_size"))),
     "opt": Type(
-        grouped(K("enable_bias"), kv_heads=K("num_attention_heads")),
+        grouped(K("enable_bias"), kv_heads=K("num_attention_heads"), head=even_head_dim),
         dense(K("ffn_dim"), gated=False, bias=K("enable_bias")),
         norm=when(K("layer_norm_elementwise_affine", default=True), "layer", "none"),
         model={

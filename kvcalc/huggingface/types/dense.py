@@ -8,6 +8,7 @@ from kvcalc.huggingface.types.decoders import LLAMA, MISTRAL, QWEN2
 from kvcalc.huggingface.types.entry import Type
 
 BIAS = K("attention_bias")
+UNTIED = {"tie_word_embeddings": False}  # whatever the text part says, the model around it ties nothing
 GLM = Type(grouped(qkv_bias=BIAS), dense())
 GLM4 = GLM.variant(norms=4)
 OLMO2 = Type(grouped(BIAS, qk_norm="full"), dense())
@@ -50,7 +51,7 @@ def _falcon_norms(c: Config) -> int:
 def _falcon_kv_heads(c: Config) -> int:
     """Grouped in the newer architecture; before it, one head or as many as there are queries."""
     if c.flag("new_decoder_architecture"):
-        return _groups(c)
+        return c.size("num_kv_heads" if c.has("num_kv_heads") else "num_key_value_heads", c.size("num_attention_heads"))
     return 1 if c.flag("multi_query", True) else c.size("num_attention_heads")
 
 
@@ -96,9 +97,9 @@ DENSE = {
     ),
     "cohere": COHERE.variant(mixer=grouped(BIAS, qk_norm=when(K("use_qk_norm"), "full"))),
     "cohere2": COHERE.variant(
-        mixer=grouped(BIAS, head=even_head_dim), order=typed(every(K("sliding_window_pattern", default=4)))
+        order=typed(every(K("sliding_window_pattern", default=4)))
     ),
-    "cosmos3_edge_text": PLAIN,
+    "cosmos3_edge_text": PLAIN.variant(model=UNTIED),
     "cwm": LLAMA.variant(mixer=grouped(), order=typed(every(4, offset=0))),
     "diffllama": Type(
         both(grouped(BIAS), projections(vectors=lambda c: {"lambdas": 4 * head_dim(c)})), dense()
@@ -157,12 +158,12 @@ DENSE = {
         ),
         dense(),
         crossing("cross_attention_layers", (3, 8, 13, 18, 23, 28, 33, 38)),
-        model={"tables": lambda c: {"image_embedding": (8, c.size("hidden_size"))}},
+        model=UNTIED | {"tables": lambda c: {"image_embedding": (8, c.size("hidden_size"))}},
     ),
     "molmo2_text": Type(
         grouped(qkv_bias=BIAS, qk_norm=when(lambda c: c.word("qk_norm_type", "qwen3") == "qwen3", "head", "full")),
         dense(),
-        model={"tables": lambda c: {"additional_embedding": (c.size("additional_vocab_size", 128, least=0), c.size("hidden_size"))}},
+        model=UNTIED | {"tables": lambda c: {"additional_embedding": (c.size("additional_vocab_size", 128, least=0), c.size("hidden_size"))}},
     ),
     "muse_glimmer_text": Type(
         grouped(BIAS, output_gate="full"), dense(), typed(every(4, offset=lambda c: 1 - c.layers)), norms=4
@@ -177,7 +178,7 @@ DENSE = {
     "phi": PHI,
     "phi3": MISTRAL,
     "phi4_multimodal": MISTRAL,
-    "qwen2_5_omni_text": QWEN2,
+    "qwen2_5_omni_text": QWEN2.variant(model=UNTIED),
     "qwen2_5_vl_text": QWEN2,
     "qwen2_vl_text": QWEN2,
     "seed_oss": Type(grouped(qkv_bias=BIAS, o_bias=K("attention_out_bias")), dense(bias=K("mlp_bias"))),

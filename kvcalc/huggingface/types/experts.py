@@ -6,7 +6,18 @@ A key that transformers maps to another (`num_local_experts` → `n_routed_exper
 
 from kvcalc.huggingface.config import Config
 from kvcalc.huggingface.fields import K, when
-from kvcalc.huggingface.patterns import FULL, SLIDING, after_first, every, from_layer, full_at, pick, stepped, typed, windowed
+from kvcalc.huggingface.patterns import (
+    FULL,
+    SLIDING,
+    after_first,
+    every,
+    from_layer,
+    full_at,
+    pick,
+    stepped,
+    typed,
+    windowed,
+)
 from kvcalc.huggingface.shapes import both, dense, grouped, moe, projections, shared_experts
 from kvcalc.huggingface.types.entry import Type
 
@@ -17,8 +28,11 @@ SHARED = K("shared_expert_intermediate_size")
 
 
 def split_head(c: Config) -> int:
-    """The head size of types that ignore the key: hidden size over heads."""
+    """Hidden size over heads, rounded down as transformers does."""
     return c.size("hidden_size") // c.size("num_attention_heads")
+
+
+HEAD = K("head_dim", default=split_head)
 
 
 def has_window(c: Config) -> bool:
@@ -81,7 +95,7 @@ DOTS1 = Type(
     typed(from_layer(K("max_window_layers"), condition=has_window)),
 )
 GLM4_MOE = Type(
-    grouped(qkv_bias=BIAS, qk_norm=when(K("use_qk_norm"), "head")),
+    grouped(qkv_bias=BIAS, head=HEAD, qk_norm=when(K("use_qk_norm"), "head")),
     after_first("first_k_dense_replace", DEEPSEEK_LIKE, dense(), freq=""),
 )
 SOLAR_OPEN = Type(grouped(qkv_bias=BIAS), DEEPSEEK_LIKE)
@@ -143,11 +157,12 @@ ERNIE_MOE = Type(
         lambda c: (
             (c.layer + 1) % c.size("moe_layer_interval", 1) == 0
             and c.size("moe_layer_start_index", 0, least=0) <= c.layer
-            and c.layer <= c.size("moe_layer_end_index", -1, least=-1) % (c.layers + 1)  # −1: to the last
+            and ((end := c.size("moe_layer_end_index", -1, least=-1)) == -1 or c.layer <= end)
         ),
         ERNIE,
         dense(bias=ERNIE_BIAS),
     ),
+    model={"lm_head_bias": ERNIE_BIAS},
 )
 EXPERTS_TYPES = {
     "afmoe": AFMOE,
@@ -161,7 +176,7 @@ EXPERTS_TYPES = {
     "flex_olmo": OLMOE,
     "flint": FLINT,
     "glm4_moe": GLM4_MOE,
-    "glm4v_moe_text": GLM4_MOE.variant(mixer=grouped(qkv_bias=BIAS)),
+    "glm4v_moe_text": GLM4_MOE.variant(mixer=grouped(qkv_bias=BIAS, head=HEAD)),
     "granitemoe": GRANITE,
     "granitemoe_swa": Type(grouped(BIAS, sinks=True), GRANITE_SHARED, typed(every(4, offset=0))),
     "granitemoeshared": GRANITE.variant(ffn=GRANITE_SHARED),
@@ -173,6 +188,6 @@ EXPERTS_TYPES = {
     "olmoe": OLMOE,
     "phimoe": PHIMOE,
     "qwen2_moe": QWEN2_MOE,
-    "qwen3_omni_moe_text": Type(grouped(BIAS, qk_norm="head"), stepped(moe(), dense())),
+    "qwen3_omni_moe_text": Type(grouped(BIAS, head=HEAD, qk_norm="head"), stepped(moe(), dense())),
     "solar_open": SOLAR_OPEN,
 }

@@ -5,7 +5,7 @@ from typing import Any
 from kvcalc.huggingface.config import Config
 from kvcalc.huggingface.fields import K
 from kvcalc.huggingface.patterns import FULL, Order, every, pick, typed
-from kvcalc.huggingface.shapes import both, dense, grouped, moe, nothing, projections
+from kvcalc.huggingface.shapes import both, dense, grouped, half_window, moe, nothing, projections
 from kvcalc.huggingface.types.entry import Type
 
 BIAS = K("attention_bias")
@@ -71,15 +71,9 @@ def _wide(key: str, default: int | None, otherwise: str, condition: str = "") ->
     return read
 
 
-def _both_ways(c: Config) -> Any:
-    """The window, halved where it reaches forward as well."""
-    window = c.get("sliding_window")
-    return c.size("sliding_window") // 2 + 1 if window is not None and c.get("use_bidirectional_attention") == "all" else window
-
-
 ATTENTION = grouped(
     BIAS,
-    window=_both_ways,
+    window=half_window("all"),
     head=_wide("global_head_dim", 512, "head_dim"),
     kv_heads=_wide("num_global_key_value_heads", None, "num_key_value_heads", "attention_k_eq_v"),
     qk_norm="head",

@@ -1,4 +1,4 @@
-"""Decoders with experts in an order of their own: chunks beside full attention, two kinds of head, chosen blocks, two sets.
+"""Decoders with experts in an order of their own: chunks beside full attention, heads of two kinds, chosen blocks.
 
 As in `experts`, a key that transformers maps to another is named in the form that its `attribute_map` accepts.
 """

@@ -1,0 +1,279 @@
+"""One forward pass over a batch, as operators: what the whole product rests on.
+
+Weights are read once per pass, whatever the batch (a shared block once for each layer that runs it). Cache bytes,
+activation bytes and FLOPs add over the groups of the batch. Each operator reads its input and writes its output once;
+elementwise chains between two matrix products count as fused. The embedding reads one row per token; the LM head reads
+its whole matrix, even when tied, for the last position of each sequence unless all positions are asked for.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+
+import msgspec
+
+from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision, Sequences
+from kvcalc.cache import CacheEntry
+from kvcalc.cost import SOFTMAX_FLOPS, Cost, Operator, gemm_flops, pair_flops
+from kvcalc.errors import UserError
+from kvcalc.memory import fullest_stage
+from kvcalc.model import NORM_VECTORS, Layer, Model
+from kvcalc.parallel import check, local, stages
+from kvcalc.part import Part
+from kvcalc.precision import Formats
+from kvcalc.units import Num, Real, array_of, maximum
+from kvcalc.weights import Kind, Weight
+
+NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, SAMPLING_FLOPS, TOP_K_FLOPS = 4, 3, 8, 5, 2  # vector FLOPs per element
+
+MLA_FORMS = ("auto", "absorbed", "expanded")
+
+
+class Pass:
+    """A pass while its operators are listed: the batch, the formats and the ranks, and helpers that parts build from."""
+
+    NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS = NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS
+
+    def __init__(self, model: Model, batch: Batch, formats: Formats, parallelism: Parallelism, mla_form: str = "auto") -> None:
+        self.model, self.formats, self.ranks = model, formats, parallelism
+        self.width = model.hidden_size
+        self.groups = tuple(_local_group(g, parallelism) for g in batch.groups)
+        self.tokens: Num = sum((g.count * g.new for g in self.groups), 0)
+        self.sequences: Num = sum((g.count for g in self.groups), 0)
+        self.element = formats.element_bytes
+        self.mla_form = mla_form
+        self.present: Num = 1
+        self.kind, self.count, self.writes_cache = "", 1, True
+
+    def enter(self, kind: str, layer: Layer, count: int) -> None:
+        """Go on to the layers of a kind."""
+        self.kind, self.count, self.writes_cache = kind, count, not layer.shares_cache
+
+    def weights(self, part: Part) -> dict[str, Weight]:
+        """The share of each of a part's weights that this rank holds, by name."""
+        return {w.name: local(w, self.ranks) for w in part.weights(self.width)}
+
+    def heads(self, heads: int) -> int:
+        """Of so many heads, those on this rank."""
+        return self.ranks.share(heads)
+
+    @property
+    def rotates(self) -> bool:
+        """Whether positions are rotary; a model with a table of learned positions rotates nothing."""
+        return not self.model.position_embeddings
+
+    def choose(self, wanted: Callable[[Num, Num], Num]) -> "Pass":
+        """This pass with only the groups for which `wanted(new, past)` is 1; arrays are masked point by point."""
+        masks = [_settled(wanted(g.new, g.past)) for g in self.groups]
+        part = copy(self)
+        kept = [(g, m) for g, m in zip(self.groups, masks, strict=True) if not isinstance(m, int) or m]
+        part.groups = tuple(Sequences(g.count * m, g.new, g.past) for g, m in kept)
+        part.tokens = sum((g.count * g.new for g in part.groups), 0)
+        part.sequences = sum((g.count for g in part.groups), 0)
+        part.present = 0
+        for _, mask in kept:
+            part.present = maximum(part.present, mask)
+        return part
+
+    def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
+        """(query, key) pairs of the batch: Σ count · visible(new, past)."""
+        return sum((g.count * visible(g.new, g.past) for g in self.groups), 0)
+
+    def attention(
+        self, entries: Iterable[CacheEntry], pairs: Num, heads: int, key: int, value: int, expanded: Num = 0
+    ) -> Operator:
+        """A fused attention: scores and values over `pairs`, one read of the cache, queries in and outputs out.
+
+        expanded: elements of keys and values that are read as activations, where they are recomputed rather than cached.
+        """
+        qk, av = Cost(pair_flops(pairs, heads, key)), Cost(pair_flops(pairs, heads, value))
+        softmax = Cost(vector_flops=SOFTMAX_FLOPS * pairs * heads)
+        moved = (self.tokens * heads * (key + value) + expanded) * self.element
+        cost = (qk + softmax + av + self.cache(entries))._replace(activation_bytes=moved)
+        parts = (("qk", qk), ("softmax", softmax), ("av", av))
+        return Operator("attention", self.kind, self.count, "attention", cost, self.formats.dtype, parts)
+
+    def indexer(self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int) -> list[Operator]:
+        """Scores of `heads` index heads over `pairs`, weighted and summed, and the `top` best for each token."""
+        queries = self.tokens * heads * width
+        cost = self.cache(entries)._replace(
+            flops=pair_flops(pairs, heads, width),
+            vector_flops=3 * pairs * heads,  # ReLU, weight, sum
+            activation_bytes=(queries + pairs) * self.element,
+        )
+        scores = Operator("indexer", self.kind, self.count, "attention", cost, self.formats.dtype)
+        return [scores, self.vector("top_k", pairs, self.tokens * top, TOP_K_FLOPS * pairs)]
+
+    def gemm(self, name: str, *weights: Weight, tokens: Num | None = None, fraction: Real = 1, read: bool = True) -> Operator:
+        """x[tokens, inputs] · W for matrices that share their input; block-diagonal copies each take their own input.
+
+        fraction: of the copies that are read (experts that a token reached); their bytes round half up once.
+        """
+        rows = self.tokens if tokens is None else tokens
+        flops: Num = 0
+        held: int = 0
+        for w in weights:
+            copies = 1 if w.expert else w.copies
+            flops = flops + gemm_flops(rows, w.inputs, w.outputs) * copies
+            held += self.formats.weight_bytes(self._full(w.name), w)
+        blocks = 1 if weights[0].expert else weights[0].copies
+        moved = rows * (weights[0].inputs * blocks + sum(w.outputs * blocks for w in weights)) * self.element
+        weight_bytes = held if isinstance(fraction, int) else _half_up(held * fraction)
+        cost = Cost(flops=flops, weight_bytes=weight_bytes * self.present if read else 0, activation_bytes=moved)
+        dtype = self.formats.compute_dtype(self._full(weights[0].name), weights[0])
+        return Operator(name, self.kind, self.count, "gemm", cost, dtype)
+
+    def vector(self, name: str, elements_in: Num, elements_out: Num, flops: Num, weight_bytes: Num = 0) -> Operator:
+        """An elementwise chain: so many elements read, written, and vector FLOPs, in all."""
+        moved = (elements_in + elements_out) * self.element
+        return Operator(name, self.kind, self.count, "vector", Cost(0, flops, weight_bytes, activation_bytes=moved))
+
+    def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
+        """The activation of an FFN: `inputs` arrays (up, and gate if gated) of [tokens, width] into one."""
+        elements = tokens * width
+        return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
+
+    def cache(self, entries: Iterable[CacheEntry]) -> Cost:
+        """What a layer's cache entries move: rows that the queries may see, and rows that the new tokens add."""
+        read: Num = 0
+        write: Num = 0
+        for entry in entries:
+            row = self.formats.entry_bytes(entry, self.heads(entry.heads))
+            for g in self.groups:
+                read = read + g.count * entry.read_rows(g.new, g.past) * row
+                write = write + g.count * entry.written_rows(g.new, g.past) * row
+        return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
+
+    def network(self, name: str, sent: Real, times: int = 1) -> Operator:
+        """A collective that moves so many bytes over this rank's link."""
+        return Operator(name, self.kind, self.count * times, "network", Cost(network_bytes=sent))
+
+    def all_reduce(self, width: int) -> list[Operator]:
+        """The sum over tensor-parallel ranks of [tokens, width]: 2(n − 1)/n of it crosses each link (ring)."""
+        n = self.ranks.tp
+        return [self.network("all_reduce", 2 * (n - 1) * self.tokens * width * self.element / n)] if n > 1 else []
+
+    def _full(self, name: str) -> str:
+        return f"{self.kind}.{name}" if self.kind else name
+
+
+def forward(
+    model: Model,
+    batch: Batch,
+    precision: Precision = PUBLISHED,
+    parallelism: Parallelism = ONE_GPU,
+    mla_form: str = "auto",
+    all_positions: bool = False,
+    stage: int | None = None,
+) -> tuple[Operator, ...]:
+    """The operators of one pass on one GPU: the distinct layers once each, with how often they run.
+
+    stage: a pipeline stage; by default the fullest. Under data parallelism each rank takes its share of every group.
+    Raises UserError on ranks that do not divide the model.
+    """
+    check(model, parallelism)
+    formats = Formats(model, precision)
+    if mla_form not in MLA_FORMS:
+        raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
+    p = Pass(model, batch, formats, parallelism, mla_form)
+    counts, first, last = _stage(model, formats, parallelism, stage, batch)
+    found = _embedding(p) if first else []
+    for kind, count in counts.items():
+        if count:
+            found += _layer(p, kind, model.kinds[kind], count)
+    p.kind, p.count = "", 1
+    if parallelism.pp > 1 and not last:
+        found.append(p.network("send", p.tokens * p.width * p.element))
+    return (*found, *(_head(p, all_positions) if last else ()))
+
+
+def total(operators: Iterable[Operator]) -> Cost:
+    """The cost of a pass."""
+    result = Cost()
+    for operator in operators:
+        result = result + operator.total
+    return result
+
+
+def _stage(
+    model: Model, formats: Formats, ranks: Parallelism, stage: int | None, batch: Batch
+) -> tuple[dict[str, int], bool, bool]:
+    """(layers of each kind, whether the embedding is here, whether the head is here)."""
+    if ranks.pp == 1:
+        return model.counts, True, True
+    split = stages(model, ranks.pp)
+    tallies = [{kind: kinds.count(kind) for kind in model.kinds} for kinds in split]
+    if stage is None:
+        fullest = fullest_stage(model, formats, ranks, 1, 1)
+        stage = tallies.index(fullest)
+    return tallies[stage], stage == 0, stage == ranks.pp - 1
+
+
+def _layer(p: Pass, kind: str, layer: Layer, count: int) -> list[Operator]:
+    p.enter(kind, layer, count)
+    found = []
+    if layer.norm_count and NORM_VECTORS[p.model.norm]:
+        found.append(msgspec.structs.replace(_norm(p, "norm"), count=count * layer.norm_count))
+    for part in (*layer.parts, *layer.shared):
+        found += part.operators(p)
+    return found
+
+
+def _norm(p: Pass, name: str, tokens: Num | None = None) -> Operator:
+    elements = (p.tokens if tokens is None else tokens) * p.width
+    weights = NORM_VECTORS[p.model.norm] * p.width * p.element
+    return p.vector(name, elements, elements, NORM_FLOPS * elements, weights)
+
+
+def _embedding(p: Pass) -> list[Operator]:
+    """One row of every table per new token."""
+    outer = [local(w, p.ranks) for w in p.model.outer_weights]
+    rows = sum(w.outputs for w in outer if w.kind is Kind.TABLE) * p.element
+    cost = Cost(weight_bytes=p.tokens * rows, activation_bytes=p.tokens * p.width * p.element)
+    found = [Operator("embedding", "", 1, "vector", cost)]
+    found += [_norm(p, "embedding_norm")] if p.model.embedding_norm else []
+    found += [p.gemm(w.name, w) for w in outer if w.kind is Kind.MATRIX and w.name not in ("lm_head", "embedding_down")]
+    return found + p.all_reduce(p.width)
+
+
+def _head(p: Pass, all_positions: bool) -> Sequence[Operator]:
+    """Final norm, projection to the vocabulary and sampling, at the last position of each sequence or at all."""
+    rows = p.tokens if all_positions else p.sequences
+    outer = {w.name: local(w, p.ranks) for w in p.model.outer_weights}
+    found = [_norm(p, "final_norm", rows)] if "final_norm" in outer else []
+    if "embedding_down" in outer:
+        found.append(p.gemm("embedding_down", outer["embedding_down"], tokens=rows))
+    if not p.model.lm_head:
+        return found
+    head = outer.get("lm_head") or _as_matrix(outer["embedding"])
+    found.append(p.gemm("lm_head", head, tokens=rows))
+    logits = rows * head.outputs
+    if p.ranks.tp > 1:
+        n = p.ranks.tp
+        found.append(p.network("all_gather_logits", logits * p.element * (n - 1)))
+    return [*found, p.vector("sampling", logits, rows, SAMPLING_FLOPS * logits)]
+
+
+def _as_matrix(table: Weight) -> Weight:
+    """A tied embedding table [V, D] as the matrix [D, V] that the head multiplies by."""
+    return Weight("lm_head", table.outputs, table.inputs, shards=table.shards)
+
+
+def _local_group(group: Sequences, ranks: Parallelism) -> Sequences:
+    count, new, past = array_of(group.count), array_of(group.new), array_of(group.past)
+    return Sequences(-(-count // ranks.dp) if ranks.dp > 1 else count, new, past)
+
+
+def _settled(mask: Num) -> Num:
+    """A mask that is the same everywhere as an int."""
+    if isinstance(mask, int):
+        return mask
+    return 1 if mask.all() else 0 if not mask.any() else mask
+
+
+def _half_up(value: Real) -> Num:
+    """To whole bytes, halves up."""
+    if isinstance(value, float):
+        return int(value + 0.5)
+    import numpy as np
+
+    return np.floor(value + 0.5)

@@ -1,0 +1,62 @@
+"""What all tests share: no presets of the user's own, the command line in process, reproducible property tests."""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("here", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+class Result(NamedTuple):
+    """What a run of the command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The JSON array on standard output, strictly parsed: NaN and Infinity are no JSON."""
+        assert self.code == 0, self.err
+
+        def refuse(word: str) -> None:
+            raise AssertionError(f"{word} in JSON")
+
+        found: list[dict[str, Any]] = json.loads(self.out, parse_constant=refuse)
+        return found
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_presets_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Presets of whoever runs the tests stay out of them, and the terminal's width too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        for name in ("KVCALC_PRESETS", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
+            patch.delenv(name, raising=False)
+        yield
+
+
+@pytest.fixture
+def kvcalc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`kvcalc("size gpt2", "--context", "8k")`: the entry point itself, in this process."""
+    from kvcalc.cli.app import main
+
+    def run(line: str, *more: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["kvcalc", *shlex.split(line), *more])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Result(int(ended.value.code or 0), *capsys.readouterr())
+
+    return run

@@ -1,0 +1,63 @@
+"""Small models built in line, so that a test shows every number that it uses."""
+
+from typing import Any
+
+from kvcalc import Layer, Model
+from kvcalc.attention import Compressed, Grouped, Latent, Sparse
+from kvcalc.ffn import Dense
+from kvcalc.part import Part
+
+
+def stack(*mixers: Part, layers: int | None = None, hidden_size: int = 64, ffn: int = 128, **fields: Any) -> Model:
+    """Layers of these mixers in turn, one kind each, with a gated FFN after each mixer."""
+    parts = [(m, Dense(intermediate_size=ffn)) for m in mixers]
+    kinds = {f"k{i}": Layer(parts=pair) for i, pair in enumerate(parts)}  # type: ignore[arg-type]
+    return of_kinds(kinds, layers=layers or len(mixers), hidden_size=hidden_size, pattern=tuple(kinds), **fields)
+
+
+def of_kinds(kinds: dict[str, Layer], **fields: Any) -> Model:
+    """A model of these kinds of layer, checked as one from a file is."""
+    model = Model(**({"name": "inline", "vocab_size": 1000, "hidden_size": 64, "kinds": kinds} | fields))
+    assert model.problem() == ("", "")
+    return model
+
+
+def grouped(heads: int = 8, groups: int = 2, width: int = 16, **fields: Any) -> Grouped:
+    return Grouped(num_attention_heads=heads, num_key_value_heads=groups, head_dim=width, **fields)
+
+
+def latent(heads: int = 8, rank: int = 32, rope: int = 8, **fields: Any) -> Latent:
+    return Latent(
+        num_attention_heads=heads, kv_lora_rank=rank, qk_nope_head_dim=16, qk_rope_head_dim=rope, v_head_dim=16, **fields
+    )
+
+
+def sparse(heads: int = 8, rank: int = 32, rope: int = 8, top: int = 64, **fields: Any) -> Sparse:
+    return Sparse(
+        num_attention_heads=heads, kv_lora_rank=rank, qk_nope_head_dim=16, qk_rope_head_dim=rope, v_head_dim=16,
+        index_topk=top, **({"index_n_heads": 4, "index_head_dim": 16} | fields),
+    )  # fmt: skip
+
+
+def compressed(**fields: Any) -> Compressed:
+    """An attention layer of DeepSeek-V4-Flash's sizes: head_dim 512 of which 64 rotate, a window of 128."""
+    given = {"num_attention_heads": 64, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1024}
+    return Compressed(**(given | {"o_lora_rank": 1024, "o_groups": 8, "sliding_window": 128} | fields))
+
+
+def csa() -> Compressed:
+    """1 entry for 4 tokens, overlapping, of which an indexer of width 128 chooses 512."""
+    return compressed(compress_ratio=4, overlap=True, index_topk=512, index_n_heads=64, index_head_dim=128)
+
+
+def hca() -> Compressed:
+    """1 entry for 128 tokens."""
+    return compressed(compress_ratio=128)
+
+
+def v4_flash() -> Model:
+    """DeepSeek-V4-Flash's stack: two layers with a window alone, 21 CSA and 20 HCA in turn."""
+    kinds = {"window": compressed(), "csa": csa(), "hca": hca()}
+    layers = {name: Layer(parts=(part, Dense(intermediate_size=128))) for name, part in kinds.items()}
+    pattern = ("2 window", *(["csa", "hca"] * 20), "csa")
+    return of_kinds(layers, layers=43, hidden_size=4096, pattern=pattern)

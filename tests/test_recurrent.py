@@ -1,0 +1,125 @@
+"""Recurrent mixers: parameters and state by hand. A short convolution keeps kernel − 1 columns, a state is in fp32."""
+
+import pytest
+from specs import stack
+
+from kvcalc import Precision, cache_size
+from kvcalc.attention import (
+    GatedDeltaNet,
+    KimiDeltaAttention,
+    Lightning,
+    Mamba,
+    Mamba2,
+    MatrixLstm,
+    RgLru,
+    Rwkv,
+    ShortConv,
+)
+from kvcalc.part import Part
+
+DELTA = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16)
+
+# mixer; parameters on a width of 64; elements of the convolution's columns (bf16), and of the state (fp32)
+RECURRENT = [
+    # in [64, 2·128], conv [128, 4] + bias, x [128, 4 + 2·16], dt [4, 128] + bias, A [128, 16], D, out [128, 64]
+    (
+        Mamba(intermediate_size=128, state_size=16, time_step_rank=4),
+        64 * 256 + 128 * 5 + 128 * 36 + 4 * 128 + 128 + 128 * 16 + 128 + 128 * 64,
+        3 * 128,
+        128 * 16,
+    ),
+    (
+        Mamba(intermediate_size=128, state_size=16, time_step_rank=4, conv_kernel=8, conv_bias=False, inner_norms=True),
+        64 * 256 + 128 * 8 + 128 * 36 + 4 * 128 + 128 + 128 * 16 + 128 + 128 * 64 + 4 + 16 + 16,
+        7 * 128,
+        128 * 16,
+    ),
+    # in [64, 2·128 + 2·2·16 + 8], conv over 128 + 64 channels, A, D and step bias per head, norm, out
+    (
+        Mamba2(num_heads=8, head_dim=16, state_size=16, n_groups=2),
+        64 * (256 + 64 + 8) + (128 + 64) * 5 + 3 * 8 + 128 + 128 * 64,
+        3 * (128 + 64),
+        8 * 16 * 16,
+    ),
+    (
+        Mamba2(num_heads=8, head_dim=16, state_size=16, n_groups=2, gate_norm=False, proj_bias=True, conv_bias=False),
+        65 * (256 + 64 + 8) + (128 + 64) * 4 + 3 * 8 + 128 * 64 + 64,
+        3 * (128 + 64),
+        8 * 16 * 16,
+    ),
+    # q, k [64, 2·16], v and gate [64, 2·64], step and decay [64, 8], conv [96, 4], A and step bias, norm 16, out [64, 64]
+    (
+        DELTA,
+        64 * 32 + 64 * 128 + 64 * 8 + 96 * 4 + 8 + 16 + 64 * 64,
+        3 * (16 + 16 + 64),
+        4 * 8 * 16,
+    ),
+    # q, k, v [64, 32], conv [96, 4], decay and gate through 8, step [64, 4], A and bias, norm, out
+    (
+        KimiDeltaAttention(num_heads=4, head_dim=8),
+        3 * 64 * 32 + 96 * 4 + 2 * (64 * 8 + 8 * 32) + 64 * 4 + 4 + 32 + 8 + 32 * 64,
+        3 * 96,
+        4 * 8 * 8,
+    ),
+    (
+        KimiDeltaAttention(num_heads=4, head_dim=8, factored=False, gate_bias=True),
+        3 * 64 * 32 + 96 * 4 + 2 * 64 * 32 + 32 + 64 * 4 + 4 + 32 + 8 + 32 * 64,
+        3 * 96,
+        4 * 8 * 8,
+    ),
+    (Lightning(num_attention_heads=4, head_dim=16), 64 * 192 + 64 * 64 + 64 + 64 * 64, 0, 4 * 16 * 16),
+    # x and y [64, 96] + bias, conv [96, 4] + bias, two gates of 4 blocks [24, 24] + bias, decay, out + bias
+    (
+        RgLru(lru_width=96, num_heads=4),
+        2 * 65 * 96 + 96 * 5 + 4 * (24 * 48 + 48) + 96 + 96 * 64 + 64,
+        3 * 96,
+        96,
+    ),
+    # key, value, receptance [64, 96], decay and bonus, three mixes, out
+    (Rwkv(attention_hidden_size=96, shift_size=64), 3 * 64 * 96 + 2 * 96 + 3 * 64 + 96 * 64, 2 * 64, 3 * 96),
+    (ShortConv(width=64), 64 * 192 + 64 * 3 + 64 * 64, 2 * 64, 0),
+    (ShortConv(width=64, conv_kernel=5, bias=True), 65 * 192 + 64 * 6 + 65 * 64, 4 * 64, 0),
+]  # fmt: skip
+IDS = [part.label + (str(i) if i % 2 else "") for i, (part, *_) in enumerate(RECURRENT)]
+
+
+@pytest.mark.parametrize(("part", "parameters", "columns", "state"), RECURRENT, ids=IDS)
+def test_parameters_and_state(part: Part, parameters: int, columns: int, state: int) -> None:
+    assert sum(w.elements for w in part.weights(64)) == parameters
+    model = stack(part, layers=3)
+    size = cache_size(model, 5, batch_size=2)
+    assert size.stored == size.read == size.allocated == 2 * 3 * (2 * columns + 4 * state)
+    assert (size.fixed, size.slope) == (3 * (2 * columns + 4 * state), 0)
+    assert cache_size(model, 10**9, batch_size=2) == size
+
+
+def test_state_keeps_its_dtype_and_columns_follow_the_models() -> None:
+    model = stack(DELTA)
+    columns, state = 3 * (16 + 16 + 64), 4 * 8 * 16
+    assert cache_size(model, 1, precision=Precision(kv_cache_dtype="fp8")).stored == 2 * columns + 4 * state
+    assert cache_size(model, 1, precision=Precision(dtype="fp32")).stored == 4 * columns + 4 * state
+    assert cache_size(stack(DELTA, dtype="fp32"), 1).stored == 4 * columns + 4 * state
+    half = GatedDeltaNet(
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16, state_dtype="bf16"
+    )
+    assert cache_size(stack(half), 1).stored == 2 * columns + 2 * state
+
+
+def test_mlstm_memory_follows_the_models_dtype() -> None:
+    """q and k of 32, v and gate of 64 on 4 heads: a memory of 8 × 16, a normaliser of 8 and a stabiliser per head."""
+    part = MatrixLstm(num_heads=4, qk_size=32, v_size=64, qk_head_dim=8, v_head_dim=16)
+    assert sum(w.elements for w in part.weights(64)) == 2 * 64 * 32 + 2 * 64 * 64 + 65 * 8 + 64 + 64 * 64
+    assert cache_size(stack(part), 1).stored == 2 * 4 * (8 * 16 + 8 + 1)
+    assert cache_size(stack(part, dtype="fp32"), 7).stored == 4 * 4 * (8 * 16 + 8 + 1)
+
+
+def test_hybrid_grows_by_its_attention_layers_alone(kvcalc_qwen3_next: dict[str, int]) -> None:
+    """Qwen3-Next: 12 of 48 layers attend with 2 KV heads of 256; 36 keep 32 states of 128 × 128 and 3 columns of 8192."""
+    assert kvcalc_qwen3_next["bytes_per_token"] == 12 * 2 * 2 * 256 * 2
+    assert kvcalc_qwen3_next["fixed_bytes"] == 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)
+
+
+@pytest.fixture
+def kvcalc_qwen3_next(kvcalc) -> dict[str, int]:  # type: ignore[no-untyped-def]
+    record: dict[str, int] = kvcalc("size qwen3-next-80b-a3b --format json").records[0]
+    return record
