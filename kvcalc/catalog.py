@@ -96,7 +96,10 @@ def build(data: dict[str, Any], spec: type[Spec], where: str, lines: Lines | Non
     if unknown:
         path = (*path, unknown[1])
         text = f"unknown key {unknown[1]!r}"
-    raise UserError(*_place(text, path, where, lines or {}), hint=_hint(unknown, data, path, spec))
+    hint = _hint(unknown[1], data, path, spec) if unknown else ""
+    if text.startswith("Invalid value") and path[-1:] == ("type",):
+        hint = nearest(str(_lookup(data, path)), _tags(spec))
+    raise UserError(*_place(text, path, where, lines or {}), hint=hint)
 
 
 def located(text: str, dotted: str, where: str, lines: Lines) -> UserError:
@@ -152,25 +155,27 @@ def _replaced(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
     return copy
 
 
-def _hint(unknown: "re.Match[str] | None", data: Any, path: tuple[str | int, ...], spec: type[Any]) -> str:
-    if not unknown:
-        return ""
+def _hint(unknown: str, data: Any, path: tuple[str | int, ...], spec: type[Any]) -> str:
     around = _lookup(data, path[:-1])
     tag = around.get("type") if isinstance(around, dict) else None
-    return nearest(unknown[1], _fields(spec, tag, depth=len(path)))
+    depth = len(path)
+    fitting = (s for s in _structs(spec) if (s.__struct_config__.tag == tag if tag else depth > 1 or s is spec))
+    return nearest(unknown, (field for s in fitting for field in s.__struct_encode_fields__))
 
 
-def _fields(spec: type[Any], tag: str | None, depth: int) -> Iterator[str]:
-    """The keys known where an unknown one stands: of the tagged part if there is one, else of the whole spec."""
+def _tags(spec: type[Any]) -> Iterator[str]:
+    return (str(s.__struct_config__.tag) for s in _structs(spec) if s.__struct_config__.tag)
+
+
+def _structs(spec: type[Any]) -> Iterator[type[msgspec.Struct]]:
+    """The spec and every one that stands in it."""
     types: list[Any] = [spec]
     seen: set[Any] = set()
     while types:
         found = types.pop()
         if isinstance(found, type) and issubclass(found, msgspec.Struct) and found not in seen:
             seen.add(found)
-            matches = found.__struct_config__.tag == tag if tag else depth > 1 or found is spec
-            if matches:
-                yield from found.__struct_encode_fields__
+            yield found
             types += [f.type for f in msgspec.structs.fields(found)]
         else:
             types += list(getattr(found, "__args__", ()))

@@ -5,16 +5,21 @@ layers stay. Steps stack with `/`: `gqa:8/window:4096/int8` is all three at once
 """
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kvcalc.attention import BlockSparse, Compressed, Grouped, Latent, Mixer, Sparse
+from kvcalc.batch import Batch, Parallelism, Precision
 from kvcalc.dtypes import cache_dtypes, canonical
 from kvcalc.errors import UserError
 from kvcalc.ffn import FeedForward
+from kvcalc.forward import forward
+from kvcalc.gpu import Gpu
 from kvcalc.model import Layer, Model
+from kvcalc.roofline import records, roofline
+from kvcalc.size import size_record
 from kvcalc.units import parse_tokens
 
 ATTENDS = (Grouped, Latent, Compressed)
@@ -184,3 +189,46 @@ _STEPS: dict[str, Callable[[Model, str], tuple[Model, str]]] = {
     "evict": _limited("cache_budget"),
     "cla": _cla,
 }
+
+
+def compare_records(
+    chosen: Sequence[tuple[str, Variant]],
+    gpu: Gpu,
+    contexts: Sequence[int],
+    batches: Sequence[int],
+    precision: Precision,
+    ranks: Parallelism,
+    block_size: int = 16,
+    mla_form: str = "auto",
+) -> list[dict[str, Any]]:
+    """A record a variant: its sizes, the total of one decode step on `gpu`, and how many sequences fit.
+
+    reduction: the first variant's stored bytes over this one's. max_num_seqs: whole sequences of this context beside the
+    weights in the GPU's memory, with nothing else in it. Raises UserError as `size_record` and `forward` do.
+    """
+    found = []
+    for batch_size in batches:
+        for context in contexts:
+            base = 0
+            for name, (model, dtype, held) in chosen:
+                used = msgspec.structs.replace(precision, kv_cache_dtype=dtype) if dtype else precision
+                record = size_record(model, context, batch_size, used, block_size, ranks)
+                placed = roofline(forward(model, Batch.decode(context, batch_size), used, ranks, mla_form), gpu)
+                base = base or record["kv_cache_bytes"]
+                free = gpu.memory_bytes - record["weight_bytes"]
+                each = -(-record["kv_cache_bytes"] // ranks.sequences(batch_size))
+                found.append(
+                    {
+                        "variant": name,
+                        **record,
+                        "gpu": gpu.name,
+                        "reduction": base / record["kv_cache_bytes"] if record["kv_cache_bytes"] else None,
+                    }
+                    | {
+                        k: v
+                        for k, v in records(placed, {})[-1].items()
+                        if k not in ("operator", "layer", "count", "weight_bytes")
+                    }
+                    | {"max_num_seqs": max(0, free // each) if each else None, "held_equal": held}
+                )
+    return found

@@ -23,7 +23,7 @@ def edited(model: Model, changes: list[str]) -> Model:
     """
     if not changes:
         return model
-    data = msgspec.to_builtins(model)
+    data = msgspec.json.decode(msgspec.json.encode(model))  # lists for tuples, as from a file
     for change in changes:
         target, sign, value = change.partition("=")
         if not sign or not target.strip():
@@ -56,7 +56,8 @@ def _apply(data: dict[str, Any], target: str, value: Any) -> None:
     chosen = [data["kinds"][kind]] if kind else list(data["kinds"].values())
     found = False
     for layer in chosen:
-        holders = [layer] if key in Layer.__struct_fields__ else [p for p in (*layer["parts"], *layer["shared"]) if key in p]
+        parts = (*layer["parts"], *layer["shared"])
+        holders = [layer] if key in Layer.__struct_fields__ else [p for p in parts if key in p and key != "type"]
         for holder in holders:
             holder[key] = value
             found = True

@@ -107,6 +107,7 @@ class _Builder:
             if event.value in self.stack[-1]:
                 raise self.fail(f"key {event.value!r} stands twice", event)
             self.keys[-1] = event.value
+            self.lines[(*self.paths[-1], event.value)] = event.start_mark.line + 1
             return
         plain = event.implicit[0] and event.style in (None, "")
         try:
@@ -129,7 +130,7 @@ class _Builder:
             path = (*self.paths[-1], key)
             parent[key] = value
             self.keys[-1] = None
-        self.lines[path] = event.start_mark.line + 1
+        self.lines.setdefault(path, event.start_mark.line + 1)
         return path
 
 

@@ -77,6 +77,9 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     def problem(self) -> tuple[str, str]:
         """(key, what is wrong), or ('', '')."""
+        for key in ("name", "vendor", "architecture"):
+            if not getattr(self, key).isprintable():
+                return key, "has characters that a terminal does not print"
         for key in ("flops_per_s", "vector_flops_per_s"):
             for dtype in getattr(self, key):
                 if dtype not in PEAKS:

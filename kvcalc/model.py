@@ -204,6 +204,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     def problem(self) -> tuple[str, str]:
         """(key, what is wrong) for the first inconsistency among the fields, or ('', '')."""
+        if not self.name.isprintable() or not self.name:
+            return "name", "is empty, or has characters that a terminal does not print"
         if not self.kinds:
             return "kinds", "a model needs at least one kind of layer"
         if len(self.kinds) > 1 and not self.pattern:
@@ -215,6 +217,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
             if count and not (count.isascii() and count.isdigit() and 0 < int(count[:9]) <= 100_000):
                 return "pattern", f"item {item!r} should read like '5 {kind}'"
         for kind, layer in self.kinds.items():
+            if not kind.isprintable():
+                return "kinds", f"{kind!r} has characters that a terminal does not print"
             for part in (*layer.parts, *layer.shared):
                 if text := part.problem():
                     return f"kinds.{kind}", text

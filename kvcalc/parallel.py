@@ -8,6 +8,9 @@ from kvcalc.errors import UserError
 from kvcalc.model import Model
 from kvcalc.weights import Kind, Weight
 
+# Weights of KV heads, or of the groups of a state space's B and C: where there are fewer than ranks, each is replicated.
+REPLICATED = ("k", "v", "k_norm", "in_bc", "conv_bc")
+
 
 def divisors(n: int, most: int = 12) -> str:
     """The first divisors of n, for a message."""
@@ -16,11 +19,15 @@ def divisors(n: int, most: int = 12) -> str:
 
 
 def check(model: Model, parallelism: Parallelism) -> None:
-    """Raise UserError where tp divides neither a model's heads nor is a multiple of them, or pp exceeds the layers."""
+    """Raise UserError where tp does not divide a model's heads, ep its experts, or pp exceeds its layers.
+
+    KV heads may also be fewer than ranks and divide them: then they are replicated, and dcp spreads at most the copies.
+    """
     if parallelism.pp > model.layers:
         raise UserError(f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}")
-    if parallelism.tp == 1 and parallelism.ep == 1:
+    if parallelism.tp * parallelism.dp == 1:
         return
+    _check_context(model, parallelism)
     for name, weight, _ in model.walk():
         units, ranks = weight.shards, parallelism.tp
         if weight.expert:
@@ -32,12 +39,25 @@ def check(model: Model, parallelism: Parallelism) -> None:
             ranks = parallelism.tp * parallelism.dp // parallelism.ep
         if weight.kind is Kind.TABLE or name == "lm_head":
             continue  # the vocabulary is padded
-        whole = units % ranks == 0 or (ranks % units == 0 and not weight.expert and "norm" not in name)
+        whole = units % ranks == 0 or (ranks % units == 0 and name.rpartition(".")[2] in REPLICATED)
         if units > 1 and not whole:
+            size = "tp·dp/ep =" if weight.expert and ranks != parallelism.tp else "tensor-parallel size"
             raise UserError(
-                f"tensor-parallel size {ranks} does not divide the {units} units of {name} in {model.name}",
+                f"{size} {ranks} does not divide the {units} units of {name} in {model.name}",
                 hint=f"Use one of {divisors(units)}",
             )
+
+
+def _check_context(model: Model, parallelism: Parallelism) -> None:
+    copies = parallelism.tp // parallelism.dcp  # ranks beyond these hold other tokens of the same heads
+    for layer in model.kinds.values():
+        for entry in layer.entries:
+            if parallelism.dcp > 1 and entry.grows and entry.heads > copies:
+                raise UserError(
+                    f"decode-context parallel size {parallelism.dcp} with tp {parallelism.tp} leaves {copies} ranks for the "
+                    f"{entry.heads} KV heads of {model.name}",
+                    hint=f"It may be at most tp / {entry.heads}",
+                )
 
 
 def stages(model: Model, pp: int) -> list[tuple[str, ...]]:

@@ -5,12 +5,15 @@ at once, perfectly overlapped. A pass takes the sum over its operators, one afte
 predictions: no launch, no ramp, no efficiency.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from kvcalc.cost import Operator
+from kvcalc.batch import Batch
+from kvcalc.cost import Cost, Operator
+from kvcalc.errors import UserError
+from kvcalc.forward import total
 from kvcalc.gpu import Gpu
-from kvcalc.units import maximum
+from kvcalc.units import Num, maximum
 
 
 class Placed(NamedTuple):
@@ -66,3 +69,77 @@ def _placed(operator: Operator, gpu: Gpu) -> Placed:
             else:
                 slowest, bound = maximum(cast("Any", seconds), slowest), ""
     return Placed(operator, slowest * operator.count, bound, used if used != operator.dtype else "")
+
+
+PHASES = ("decode", "prefill")
+
+
+def phase_batch(phase: str, context: Num, batch_size: Num) -> Batch:
+    """The batch that a phase name stands for. Raises UserError on an unknown phase."""
+    if phase not in PHASES:
+        raise UserError(f"unknown phase {phase!r}", hint=f"Known: {', '.join(PHASES)}")
+    return Batch.decode(context, batch_size) if phase == "decode" else Batch.prefill(context, batch_size)
+
+
+def records(placed: Sequence[Placed], common: dict[str, Any]) -> list[dict[str, Any]]:
+    """Flat records: an operator each, all the times it runs taken together, and last their total."""
+    found = [common | _record(p) for p in placed]
+    whole = total(p.operator for p in placed)
+    moved = whole.bytes
+    last = {"operator": "total", "layer": "", "count": 1, **_figures(whole)}
+    last |= {
+        "intensity": whole.flops / moved if moved else None,
+        "bound": total_bound(placed),
+        "roofline_s": total_seconds(placed),
+        "time_s": None,
+    }
+    return [*found, common | last]
+
+
+def _record(p: Placed) -> dict[str, Any]:
+    parts = [{"operator": name, "flops": c.flops * p.operator.count} for name, c in p.operator.parts]
+    return {
+        "operator": p.operator.name,
+        "layer": p.operator.layer,
+        "count": p.operator.count,
+        **_figures(p.operator.total),
+        "intensity": p.intensity,
+        "bound": p.bound,
+        "roofline_s": p.seconds,
+        "time_s": None,
+        **({"parts": parts} if parts else {}),
+    }
+
+
+def _figures(cost: Cost) -> dict[str, Any]:
+    return {
+        "flops": cost.flops,
+        "vector_flops": cost.vector_flops,
+        "weight_bytes": cost.weight_bytes,
+        "cache_bytes": cost.cache_bytes,
+        "cache_read_bytes": cost.cache_read_bytes,
+        "cache_write_bytes": cost.cache_write_bytes,
+        "activation_bytes": cost.activation_bytes,
+        "bytes": cost.bytes,
+        "network_bytes": cost.network_bytes,
+    }
+
+
+FFN = ("gate_up", "up", "down", "experts_gate_up", "experts_up", "experts_down")
+MOST_BATCH = 1 << 20
+
+
+def turning_batch(place: Callable[[int], Sequence[Placed]], names: Sequence[str]) -> int | None:
+    """The smallest batch at which operators called `names`, taken together, are compute-bound; None if never to 2^20."""
+
+    def turned(batch_size: int) -> bool:
+        chosen = [p for p in place(batch_size) if p.operator.name in names]
+        return bool(chosen) and total_bound(chosen) == "compute"
+
+    if not turned(MOST_BATCH):
+        return None
+    low, high = 0, MOST_BATCH
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if turned(middle) else (middle, high)
+    return high

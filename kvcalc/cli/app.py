@@ -12,6 +12,8 @@ from kvcalc.errors import UserError, printable
 COMMANDS = {
     "size": "How big is the cache, beside the weights.",
     "compare": "The same model with other attention.",
+    "roofline": "Where every operation lies: FLOPs, bytes, intensity, bound.",
+    "plot": "The standing figures, for slides.",
     "models": "What model presets there are, and one in full.",
     "gpus": "What GPU presets there are, and one in full.",
 }
@@ -60,7 +62,7 @@ def _guarded(words: list[str]) -> int:
         sys.stdout.flush()
     except UserError as error:
         return _fail(str(error))
-    except BrokenPipeError:  # the reader, say `head`, has seen enough
+    except (BrokenPipeError, SystemExit):  # the reader, say `head`, has seen enough; typer and rich exit upon that
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

@@ -1,12 +1,18 @@
 """`kvcalc compare`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvcalc.batch import Precision
 from kvcalc.cli import options as o
 from kvcalc.cli.common import MOST_ROWS, emit, lengths, note, parallelism
+from kvcalc.size import assumptions
+
+if TYPE_CHECKING:
+    from kvcalc.compare import Variant
+    from kvcalc.gpu import Gpu
+    from kvcalc.model import Model
 
 VARIANTS = (
     "Attention to swap in: none, mha, mqa, gqa:8, mla:512+64, dsa:512+64+128@2048, window:4096, cla:2, evict:4096; / stacks them."
@@ -16,6 +22,7 @@ VARIANTS = (
 def run(
     model: o.OneModel,
     variants: Annotated[str, typer.Option("--variants", help=VARIANTS)] = "none,mha,gqa:8,mqa,mla:512+64",
+    gpu: o.Gpus = "h100",
     context: o.Contexts = "4096",
     batch_size: o.Batches = "1",
     dtype: o.Dtype = "auto",
@@ -29,38 +36,48 @@ def run(
     ep: o.Ep = 1,
     enable_expert_parallel: o.ExpertParallel = False,
     dcp: o.Dcp = 1,
+    mla_form: o.MlaForm = "auto",
+    plot: o.Plot = "",
+    style: o.Style = "light",
     output: o.Output = o.Format.table,
 ) -> None:
     """The same model with other attention."""
-    from kvcalc.compare import variant
+    from kvcalc.compare import compare_records, variant
     from kvcalc.edit import edited
     from kvcalc.errors import UserError
-    from kvcalc.load import load_model
-    from kvcalc.size import assumptions, size_record
+    from kvcalc.load import load_gpu, load_model
 
     ranks = parallelism(tp, pp, dp, ep, enable_expert_parallel, dcp)
     contexts, batches, names = lengths(context, "context"), lengths(batch_size, "batch size"), variants.split(",")
-    if len(names) * len(contexts) * len(batches) > MOST_ROWS:
-        raise UserError(f"more than {MOST_ROWS:,} rows asked for")
-    original = edited(load_model(model), set_)
+    if len(names) * len(contexts) * len(batches) > MOST_ROWS // 50:
+        raise UserError(f"more than {MOST_ROWS // 50:,} rows asked for")
+    original, card = edited(load_model(model), set_), load_gpu(gpu)
     precision = Precision(dtype, kv_cache_dtype, quantization)
     chosen = [(name.strip(), variant(original, name)) for name in names]
-    records = []
-    for b in batches:
-        for s in contexts:
-            base = 0
-            for name, found in chosen:
-                used = Precision(dtype, found.kv_cache_dtype or kv_cache_dtype, quantization)
-                record = size_record(found.model, s, b, used, block_size, ranks)
-                base = base or record["kv_cache_bytes"]
-                reduction = base / record["kv_cache_bytes"] if record["kv_cache_bytes"] else None
-                records.append({"variant": name, **record, "reduction": reduction, "held_equal": found.held})
+    records = compare_records(chosen, card, contexts, batches, precision, ranks, block_size, mla_form)
     for text in original.notes:
         note(f"{original.name}: {text}")
-    if not emit(records, output):
-        from kvcalc.report.tables import SIZE_COLUMNS, show
+    if plot:
+        from kvcalc.report.figures import cache_vs_context
+        from kvcalc.report.plots import save
 
-        columns = [c for c in SIZE_COLUMNS if c.key not in ("model", "active_parameters", "fixed_bytes")]
-        held = dict.fromkeys(f"{name}: equal are {found.held}" for name, found in chosen if name != "none")
-        lines = [assumptions(original, precision, block_size, ranks), "reduction: against the first variant", *held]
-        show(records, columns, title=original.name, notes=["", *lines])
+        named = [(n, v.model, Precision(dtype, v.kv_cache_dtype or kv_cache_dtype, quantization)) for n, v in chosen]
+        save(cache_vs_context(named, card, batches[0], max(contexts[-1], 131072)), plot, style)
+    if not emit(records, output) and plot != "-":
+        _tables(original, card, chosen, records, assumptions(original, precision, block_size, ranks))
+
+
+def _tables(
+    original: "Model", card: "Gpu", chosen: "list[tuple[str, Variant]]", records: list[dict[str, Any]], words: str
+) -> None:
+    from kvcalc.quality import quality_of
+    from kvcalc.report.tables import COMPARE_COLUMNS, QUALITY_COLUMNS, show
+
+    lines = [words, f"reduction: against the first variant; step: least time on {card.name}; fits: beside the weights alone"]
+    show(records, COMPARE_COLUMNS, title=f"{original.name} on {card.name}, decode", notes=["", *lines, ""])
+    notes = []
+    for name, found in chosen:
+        quality = quality_of(name)
+        about = quality._asdict() if quality else {}
+        notes.append({"variant": name, "held_equal": found.held, **about})
+    show(notes, QUALITY_COLUMNS, title="What was held equal, and what is known of quality")

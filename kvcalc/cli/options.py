@@ -38,3 +38,7 @@ Dp = Annotated[int, _sized("--data-parallel-size", "-dp", "--dp", help="Groups t
 Ep = Annotated[int, _sized("--expert-parallel-size", "--ep", help="GPUs that share the experts.")]
 ExpertParallel = Annotated[bool, _sized("--enable-expert-parallel", help="Expert parallelism over all tp·dp GPUs.")]
 Dcp = Annotated[int, _sized("--decode-context-parallel-size", "-dcp", "--dcp", help="GPUs that share the cached tokens.")]
+Gpus = Annotated[str, typer.Option("--gpu", help="GPU presets or YAML files, comma-separated.")]
+MlaForm = Annotated[str, typer.Option("--mla-form", help="auto, absorbed or expanded.")]
+Plot = Annotated[str, typer.Option("--plot", help="Write a picture: .png, .svg or .pdf; - draws in the terminal.")]
+Style = Annotated[str, typer.Option("--style", help="Of the picture: light, dark or slides.")]

@@ -21,6 +21,7 @@ class Config:
     ) -> None:
         self.file, self.defaults, self.where, self.aliases = data, defaults, where, aliases
         self.layer, self.layers, self.layer_type = 0, 0, "full_attention"
+        self.outer: Mapping[str, Any] = data  # the whole file, where this is a part of it
         self.read: set[str] = set()
         self.defaulted: dict[str, Any] = {}
         self._overrides = self._per_layer_config()
@@ -94,6 +95,15 @@ class Config:
         if not isinstance(value, bool):
             raise self.fail(key, f"should be true or false, not {_show(value)}")
         return value
+
+    def outer_flag(self, key: str, default: bool) -> bool:
+        """A flag that the whole file decides, whatever its text part says; `default` where it does not give it."""
+        if self.outer is self.file:
+            return self.flag(key)
+        value = self.outer.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.fail(key, f"should be true or false, not {_show(value)}")
+        return default if value is None else value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""

@@ -92,6 +92,10 @@ def from_layer(first: Field, kind: str = SLIDING, condition: Field = True) -> Or
     def order(c: Config) -> list[str]:
         start = value_of(first, c) if value_of(condition, c) else c.layers
         start = c.layers if start is None else start
+        if isinstance(start, bool) or not isinstance(start, int):
+            raise c.fail("layer pattern", f"first layer {str(start)[:40]} is not a whole number")
+        if isinstance(start, bool) or not isinstance(start, int):
+            raise c.fail("layer pattern", f"first layer {str(start)[:40]} is not a whole number")
         return [kind if i >= start else FULL for i in range(c.layers)]
 
     return order

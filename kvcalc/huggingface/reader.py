@@ -19,7 +19,7 @@ from kvcalc.huggingface.fields import filled, value_of
 from kvcalc.huggingface.quantized import Exclusions, config_of, read_quantization
 from kvcalc.huggingface.types import TYPES, Type
 from kvcalc.huggingface.types.general import GENERAL
-from kvcalc.model import Layer, Model
+from kvcalc.model import Layer, Model, Mtp
 
 TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config", "language_model", "decoder")
 MOST_LAYERS = 10_000
@@ -56,6 +56,7 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     model_type, entry, known = _entry(outer, inner, where)
     facts = _facts().get(model_type, {})
     c = Config(inner, facts.get("defaults", {}) if known else {}, where, _aliases(facts))
+    c.outer = outer
     _refuse_skeleton(c, entry)
     c.layers = c.size(entry.layers_key) if c.has(entry.layers_key) else value_of(entry.depth, c)
     if isinstance(c.layers, bool) or not isinstance(c.layers, int) or not 1 <= c.layers <= MOST_LAYERS:
@@ -87,6 +88,8 @@ def _entry(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> tu
     if found is not None and not isinstance(found, str):
         raise UserError(f"model_type: should be a text, not {str(found)[:40]!r}", where)
     model_type = _SAME_AS.get(found or "", found or "")
+    if model_type not in TYPES:  # a composite that keeps its text part's keys beside its own
+        model_type = _facts().get(model_type, {}).get("text", model_type)
     if model_type in TYPES:
         return model_type, TYPES[model_type], True
     return model_type, GENERAL, False
@@ -100,6 +103,8 @@ _SAME_AS = {
     "minimax_m1": "minimax",
     "mixtral_moe": "mixtral",
     "Yi": "llama",
+    "RefinedWebModel": "falcon",
+    "RefinedWeb": "falcon",
 }
 
 
@@ -211,6 +216,7 @@ def _model(
         "quantization": quantization,
         "kv_cache_dtype": kv_cache_dtype,
         "max_context": c.size("max_position_embeddings", 0, least=0) or None,
+        "mtp": _mtp(c, kinds, pattern),
         "tie_word_embeddings": c.flag("tie_word_embeddings"),
         "norm": value_of(entry.norm, c),
         "notes": (*why, *notes),
@@ -226,6 +232,13 @@ def _model(
     if model.parameters > MOST**2:
         raise UserError("describes a model of absurd size", c.where)
     return model
+
+
+def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:
+    """The multi-token-prediction layers that the file declares; each is like the last layer of the stack."""
+    layers = c.size("num_nextn_predict_layers", 0, least=0) if c.in_file("num_nextn_predict_layers") else 0
+    last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
+    return Mtp(kind=last, layers=layers) if layers else None
 
 
 def _dtype(c: Config, outer: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:

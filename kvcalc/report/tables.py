@@ -119,3 +119,47 @@ GPU_COLUMNS = (
     Column("knee", "knee (bf16)", lambda v: f"{v:.1f}"),
     Column("link_bytes_per_s", "link", lambda v: format_si(v, "B/s")),
 )
+
+
+def seconds(value: float) -> str:
+    """A duration with its own unit: 4.59 ms, 12.3 µs."""
+    for step, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= step:
+            return f"{value / step:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"
+
+
+ROOFLINE_COLUMNS = (
+    Column("operator", "operator", right=False),
+    Column("layer", "layer", right=False),
+    Column("count", "runs", integer),
+    Column("flops", "FLOP", lambda v: format_si(v)),
+    Column("weight_bytes", "weights", lambda v: format_si(v, "B")),
+    Column("cache_bytes", "cache", lambda v: format_si(v, "B")),
+    Column("activation_bytes", "activations", lambda v: format_si(v, "B")),
+    Column("intensity", "FLOP/B", lambda v: f"{v:.3g}"),
+    Column("bound", "bound", right=False),
+    Column("roofline_s", "at least", seconds),
+    Column("share", "share", lambda v: f"{v:.1%}"),
+    Column("time_s", "predicted", seconds),
+)
+COMPARE_COLUMNS = (
+    *(c for c in SIZE_COLUMNS if c.key in ("variant", "attention", "context", "batch_size", "kv_cache_dtype", "kv_cache_bytes")),
+    Column("kv_cache_read_bytes", "read per step", format_bytes),
+    Column("bytes_per_token", "per token", per_token),
+    Column("reduction", "reduction", ratio),
+    Column("mha_ratio", "MHA would be", ratio),
+    Column("parameters", "parameters", format_count),
+    Column("intensity", "FLOP/B", lambda v: f"{v:.3g}"),
+    Column("bound", "bound", right=False),
+    Column("roofline_s", "step", seconds),
+    Column("time_s", "predicted", seconds),
+    Column("max_num_seqs", "fits", integer),
+)
+QUALITY_COLUMNS = (
+    Column("variant", "variant", right=False),
+    Column("head_diversity", "head diversity", right=False),
+    Column("trades", "trades", right=False),
+    Column("held_equal", "held equal", right=False),
+    Column("note", "published", right=False),
+)

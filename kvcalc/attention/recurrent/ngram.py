@@ -1,7 +1,7 @@
 """Hashed n-gram memory (Qwen4-Exp's per-layer embedding): rows looked up by the last tokens, gated into every stream.
 
-State per sequence and layer: (kernel − 1) · dilation columns of streams · hidden_size channels; the last tokens are known
-anyway. The tables' sizes are successive primes, one per hash. Source: transformers' modelling code for `qwen4_exp`.
+State per sequence and layer: (kernel − 1) · dilation columns of streams · hidden_size channels; the last tokens are
+known anyway. The tables' sizes are successive primes, one per hash. Source: transformers' modelling code for `qwen4_exp`.
 """
 
 from functools import cache

@@ -10,7 +10,7 @@ from kvcalc.huggingface.config import Config
 from kvcalc.huggingface.fields import Field, K, Reader, when
 from kvcalc.huggingface.patterns import after_first, by_type, pick, typed
 from kvcalc.huggingface.shapes import both, dense, grouped, latent, moe, projections
-from kvcalc.huggingface.types.entry import Type
+from kvcalc.huggingface.types.entry import Type, outer_tie
 from kvcalc.huggingface.types.experts import BIAS, LOCAL, PER_HEAD_GATE, WIDE, split_head
 
 MOST_LAYERS = 10_000
@@ -144,6 +144,11 @@ def step_heads(c: Config) -> int:
     return c.nested("attention_other_setting").size("num_attention_heads", c.size("num_attention_heads"))
 
 
+def spelled(*keys: str) -> Field:
+    """The first of `keys` that the file itself gives; the last one's default otherwise."""
+    return lambda c: next((c.get(key) for key in keys if c.in_file(key)), c.get(keys[-1]))
+
+
 def step_experts(c: Config) -> bool:
     """Whether this layer has experts: `moe_layers_enum` lists the numbers of those that do, as a list or as a text."""
     if (kinds := c.items("mlp_layer_types")) is not None and c.layer < len(kinds):
@@ -159,9 +164,15 @@ STEP = Type(
     grouped(BIAS, heads=step_heads, kv_heads=K("num_attention_groups"), qk_norm="head", output_gate=PER_HEAD_GATE),
     pick(
         step_experts,
-        moe(LOCAL, K("moe_top_k"), shared=K("share_expert_dims"), shared_bias=K("mlp_bias")),
+        moe(
+            spelled("moe_num_experts", "num_local_experts"),
+            spelled("moe_top_k"),
+            shared=spelled("share_expert_dims"),
+            shared_bias=K("mlp_bias"),
+        ),
         dense(bias=K("mlp_bias")),
     ),
+    model=outer_tie(),
 )
 
 # --- Hunyuan-Large: of cla_share_factor neighbours the first projects keys and values for all ---
@@ -173,7 +184,13 @@ def borrows(c: Config) -> bool:
 
 
 HUNYUAN_HEAD = K("attention_head_dim", "head_dim", default=split_head)
-HUNYUAN_EXPERT = K("moe_intermediate_size", "intermediate_size")
+
+
+def hunyuan_width(c: Config) -> int:
+    """The width of one expert."""
+    return c.size("moe_intermediate_size" if c.has("moe_intermediate_size") else "intermediate_size")
+
+
 HUNYUAN = Type(
     both(
         grouped(
@@ -193,10 +210,10 @@ HUNYUAN = Type(
         moe(
             K("num_experts"),
             K("moe_topk", default=1),
-            HUNYUAN_EXPERT,
+            hunyuan_width,
             shared=when(
                 K("use_mixed_mlp_moe", default=True),
-                lambda c: c.size("num_shared_expert", 1, least=0) * (HUNYUAN_EXPERT(c) or 0),
+                lambda c: c.size("num_shared_expert", 1, least=0) * hunyuan_width(c),
             ),
             bias=K("mlp_bias"),
         ),

@@ -78,7 +78,7 @@ INKLING = Type(
             else every(6, "hybrid", "hybrid_sliding")(c)
         )
     ),
-    model={"embedding_norm": True},
+    model={"embedding_norm": True, "tie_word_embeddings": False},
 )
 def dynamic_kernel(c: Config) -> tuple[int, int]:
     """What a full layer adds to the static kernel of its key and value convolutions, from the input."""
@@ -105,6 +105,7 @@ INKLING2 = Type(
     norms=when(slides, 2, 4),
     model={
         "embedding_norm": True,
+        "tie_word_embeddings": False,
         "extra": projections(vectors=lambda c: {"block_queries": c.size("hidden_size")}),
     },
 )

@@ -3,7 +3,7 @@
 from kvcalc.huggingface.fields import K, when
 from kvcalc.huggingface.patterns import every, from_layer, stepped, typed, windowed
 from kvcalc.huggingface.shapes import dense, even_head_dim, grouped, half_window, moe
-from kvcalc.huggingface.types.entry import Type
+from kvcalc.huggingface.types.entry import Type, outer_tie
 
 LLAMA = Type(grouped(K("attention_bias")), dense(bias=K("mlp_bias")))
 GPT2 = Type(
@@ -29,11 +29,11 @@ DECODERS = {
     "gpt2": GPT2,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
-    "qwen3_vl_text": QWEN3.variant(order=typed()),
+    "qwen3_vl_text": QWEN3.variant(order=typed(), model=outer_tie()),
     "qwen3_moe": QWEN3.variant(
         ffn=stepped(moe(), dense()), order=typed(windowed(K("use_sliding_window")))
     ),
-    "qwen3_vl_moe_text": QWEN3.variant(ffn=stepped(moe(), dense()), order=typed()),
+    "qwen3_vl_moe_text": QWEN3.variant(ffn=stepped(moe(), dense()), order=typed(), model=outer_tie()),
     "gemma": Type(grouped(K("attention_bias")), dense()),
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,

@@ -1,5 +1,7 @@
 """Dense decoders: grouped attention and one FFN in every layer, each with its own biases, norms, windows and extras."""
 
+from typing import Any
+
 from kvcalc.huggingface.config import Config
 from kvcalc.huggingface.fields import K, when
 from kvcalc.huggingface.patterns import FULL, SLIDING, Order, by_type, cycle, every, pick, typed, windowed
@@ -16,13 +18,14 @@ COHERE = Type(grouped(BIAS), dense(), norms=1, norm="layer_no_bias")
 ERNIE = Type(grouped(K("use_bias")), dense(bias=K("use_bias")))
 HUNYUAN = Type(grouped(BIAS, qk_norm="head", head=K("attention_head_dim")), dense())
 PLAIN = Type(grouped(BIAS), dense(bias=K("mlp_bias"), gated=False))
+QK_LAYERNORM = when(K("qk_layernorm"), "head")
 MHA_ALL_BIASES = Type(
-    grouped(True, kv_heads=K("num_attention_heads"), head=even_head_dim, qk_norm=when(K("qk_layernorm"), "head"), qk_norm_bias=True),
+    grouped(True, kv_heads=K("num_attention_heads"), head=even_head_dim, qk_norm=QK_LAYERNORM, qk_norm_bias=True),
     dense(gated=False, bias=True),
     norm="layer",
 )
 PHI = MHA_ALL_BIASES.variant(
-    mixer=grouped(True, qk_norm=when(K("qk_layernorm"), "head"), qk_norm_bias=True), norms=1, model={"lm_head_bias": True}
+    mixer=grouped(True, qk_norm=QK_LAYERNORM, qk_norm_bias=True), norms=1, model={"lm_head_bias": True}
 )
 
 
@@ -37,9 +40,10 @@ def _without_rope(c: Config) -> list[str]:
 
 def _exaone_order(c: Config) -> list[str]:
     """EXAONE 4's pattern: a number n (every n-th layer is full) or letters (LLLG)."""
-    letters = isinstance(c.get("sliding_window_pattern"), str)
-    order = cycle("sliding_window_pattern", {"L": SLIDING, "G": FULL}, text=True) if letters else every(K("sliding_window_pattern"))
-    return order(c) if c.has("sliding_window") else [FULL] * c.layers
+    key = "sliding_window_pattern"
+    letters = isinstance(c.get(key), str)
+    by_letter, by_number = cycle(key, {"L": SLIDING, "G": FULL}, text=True), every(K(key))
+    return (by_letter if letters else by_number)(c) if c.has("sliding_window") else [FULL] * c.layers
 
 
 def _falcon_norms(c: Config) -> int:
@@ -53,6 +57,20 @@ def _falcon_kv_heads(c: Config) -> int:
     if c.flag("new_decoder_architecture"):
         return c.size("num_kv_heads" if c.has("num_kv_heads") else "num_key_value_heads", c.size("num_attention_heads"))
     return 1 if c.flag("multi_query", True) else c.size("num_attention_heads")
+
+
+def kosmos(inner_norm: bool, **model: Any) -> Type:
+    """The decoder of Kosmos-2, with a LayerNorm inside the FFN and maybe one inside attention."""
+
+    def norms(c: Config) -> dict[str, int]:
+        return {"ffn_norm": 2 * c.size("ffn_dim"), "attention_norm": 2 * c.size("hidden_size") if inner_norm else 0}
+
+    return Type(
+        grouped(True, head=even_head_dim),
+        both(dense(K("ffn_dim"), gated=False, bias=True), projections(vectors=norms)),
+        norm="layer",
+        model=model,
+    )
 
 
 def _groups(c: Config) -> int:
@@ -79,7 +97,22 @@ def _cross_attention(c: Config) -> dict[str, tuple[int, ...]]:
     """Attention to the image: its keys and values come with the image, so that text adds nothing to its cache."""
     hidden, head = c.size("hidden_size"), even_head_dim(c)
     queries, groups = c.size("num_attention_heads") * head, _groups(c) * head
-    return {"cross.q": (hidden, queries), "cross.k": (hidden, groups), "cross.v": (hidden, groups), "cross.o": (queries, hidden)}
+    return {
+        "cross.q": (hidden, queries),
+        "cross.k": (hidden, groups),
+        "cross.v": (hidden, groups),
+        "cross.o": (queries, hidden),
+    }
+
+
+def _sub_norms(c: Config) -> dict[str, int]:
+    """BitNet's norms before the last projection of either part."""
+    return {"attention_norm": c.size("hidden_size"), "ffn_norm": c.size("intermediate_size")}
+
+
+def _additional(c: Config) -> dict[str, tuple[int, int]]:
+    """Molmo 2's rows for tokens beyond those that the LM head can name."""
+    return {"additional_embedding": (c.size("additional_vocab_size", 128, least=0), c.size("hidden_size"))}
 
 
 DENSE = {
@@ -93,7 +126,7 @@ DENSE = {
     "arcee": PLAIN,
     "bitnet": Type(
         grouped(BIAS),
-        both(dense(), projections(vectors=lambda c: {"attention_norm": c.size("hidden_size"), "ffn_norm": c.size("intermediate_size")})),
+        both(dense(), projections(vectors=_sub_norms)),
     ),
     "cohere": COHERE.variant(mixer=grouped(BIAS, qk_norm=when(K("use_qk_norm"), "full"))),
     "cohere2": COHERE.variant(
@@ -151,10 +184,14 @@ DENSE = {
     "jais2": PLAIN.variant(norm="layer"),
     "ministral": MISTRAL,
     "ministral3": MISTRAL,
+    "kosmos_2_text_model": kosmos(True),
+    "kosmos_2_5_text_model": kosmos(False, type_embeddings=2),
     "mllama_text_model": Type(
         by_type(
             full_attention=grouped(head=even_head_dim),
-            cross_attention=projections(_cross_attention, lambda c: {"cross.norms": 2 * even_head_dim(c), "cross.gates": 2}),
+            cross_attention=projections(
+                _cross_attention, lambda c: {"cross.norms": 2 * even_head_dim(c), "cross.gates": 2}
+            ),
         ),
         dense(),
         crossing("cross_attention_layers", (3, 8, 13, 18, 23, 28, 33, 38)),
@@ -163,7 +200,7 @@ DENSE = {
     "molmo2_text": Type(
         grouped(qkv_bias=BIAS, qk_norm=when(lambda c: c.word("qk_norm_type", "qwen3") == "qwen3", "head", "full")),
         dense(),
-        model=UNTIED | {"tables": lambda c: {"additional_embedding": (c.size("additional_vocab_size", 128, least=0), c.size("hidden_size"))}},
+        model=UNTIED | {"tables": _additional},
     ),
     "muse_glimmer_text": Type(
         grouped(BIAS, output_gate="full"), dense(), typed(every(4, offset=lambda c: 1 - c.layers)), norms=4
@@ -191,9 +228,11 @@ DENSE = {
     ),
     "vaultgemma": Type(grouped(BIAS), dense(), typed(every(2))),
     "voxtral_realtime_text": MISTRAL.variant(
+        mixer=grouped(head=K("head_dim", default=128)),
         ffn=both(
             dense(),
             projections(lambda c: {"delay_down": (c.size("hidden_size"), 32), "delay_up": (32, c.size("hidden_size"))}),
-        )
+        ),
+        model={"tie_word_embeddings": lambda c: c.flag("tie_word_embeddings", True)},
     ),
 }

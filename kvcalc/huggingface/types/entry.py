@@ -36,3 +36,8 @@ class Type(NamedTuple):
         """The fields of the current layer beside its parts."""
         found = {name: value_of(field, c) for name, field in self.layer.items()}
         return {"norms": value_of(self.norms, c)} | {name: value for name, value in found.items() if value is not None}
+
+
+def outer_tie(default: bool = False) -> dict[str, Field]:
+    """Text parts without an LM head of their own: the whole file says whether the head is tied."""
+    return {"tie_word_embeddings": lambda c: c.outer_flag("tie_word_embeddings", default)}

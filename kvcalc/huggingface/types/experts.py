@@ -19,7 +19,7 @@ from kvcalc.huggingface.patterns import (
     windowed,
 )
 from kvcalc.huggingface.shapes import both, dense, grouped, moe, projections, shared_experts
-from kvcalc.huggingface.types.entry import Type
+from kvcalc.huggingface.types.entry import Type, outer_tie
 
 LOCAL = K("num_local_experts")
 WIDE = K("intermediate_size")
@@ -176,7 +176,14 @@ EXPERTS_TYPES = {
     "flex_olmo": OLMOE,
     "flint": FLINT,
     "glm4_moe": GLM4_MOE,
-    "glm4v_moe_text": GLM4_MOE.variant(mixer=grouped(qkv_bias=BIAS, head=HEAD)),
+    "glm4v_moe_text": GLM4_MOE.variant(
+        mixer=grouped(qkv_bias=BIAS, head=HEAD),
+        model={
+            "tie_word_embeddings": lambda c: (
+                c.outer_flag("tie_word_embeddings", False) or c.flag("tie_word_embeddings")
+            )
+        },
+    ),
     "granitemoe": GRANITE,
     "granitemoe_swa": Type(grouped(BIAS, sinks=True), GRANITE_SHARED, typed(every(4, offset=0))),
     "granitemoeshared": GRANITE.variant(ffn=GRANITE_SHARED),
@@ -188,6 +195,8 @@ EXPERTS_TYPES = {
     "olmoe": OLMOE,
     "phimoe": PHIMOE,
     "qwen2_moe": QWEN2_MOE,
-    "qwen3_omni_moe_text": Type(grouped(BIAS, head=HEAD, qk_norm="head"), stepped(moe(), dense())),
+    "qwen3_omni_moe_text": Type(
+        grouped(BIAS, head=HEAD, qk_norm="head"), stepped(moe(), dense()), model=outer_tie()
+    ),
     "solar_open": SOLAR_OPEN,
 }

@@ -44,21 +44,31 @@ def _tables(c: Config) -> dict[str, tuple[int, int]]:
 
 def _projection(c: Config) -> tuple[Any, ...]:
     width = _input_width(c)
-    matrices = {"input_projection": (c.size("hidden_size"), c.layers * width)}
+    matrices: dict[str, Any] = {"input_projection": (c.size("hidden_size"), c.layers * width)}
     return projections(matrices, {"input_projection_norm": width})(c) if width else ()
 
 
 def _streams(c: Config) -> tuple[Any, ...]:
     """The projections into AltUp's further streams and back."""
     hidden, further = c.size("hidden_size"), c.size("altup_num_inputs") - 1
-    return projections({f"stream_{way}_{i}": (hidden, hidden) for way in ("in", "out") for i in range(1, further + 1)})(c)
+    names = [f"stream_{way}_{i}" for way in ("in", "out") for i in range(1, further + 1)]
+    return projections(dict.fromkeys(names, (hidden, hidden)))(c)
 
 
 def _altup(c: Config) -> dict[str, tuple[int, ...]]:
     """AltUp's mixing of the streams, and Laurel's low-rank residual."""
     hidden, streams, rank = c.size("hidden_size"), c.size("altup_num_inputs"), c.size("laurel_rank")
-    mixing = {"altup.router": (hidden, streams), "altup.predict": (streams, streams**2), "altup.correct": (streams, streams)}
-    return mixing | {"laurel.down": (hidden, rank), "laurel.up": (rank, hidden)}
+    return {
+        "altup.router": (hidden, streams),
+        "altup.predict": (streams, streams**2),
+        "altup.correct": (streams, streams),
+        "laurel.down": (hidden, rank),
+        "laurel.up": (rank, hidden),
+    }
+
+
+def _altup_norms(c: Config) -> dict[str, int]:
+    return dict.fromkeys(("altup.norm", "altup.scale", "laurel.norm"), c.size("hidden_size"))
 
 
 def _wide(key: str, default: int | None, otherwise: str, condition: str = "") -> Any:
@@ -89,7 +99,7 @@ GEMMAS = {
         grouped(BIAS, qk_norm="head", kv_projection=lambda c: not shares(c)),
         both(
             dense(),
-            projections(_altup, lambda c: {"altup.norms": 2 * c.size("hidden_size"), "laurel.norm": c.size("hidden_size")}),
+            projections(_altup, _altup_norms),
             INPUT_GATE,
         ),
         typed(every(5)),

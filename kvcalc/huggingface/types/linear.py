@@ -124,6 +124,11 @@ BAILING = KIMI_LINEAR.variant(
 
 # --- Lightning attention, short convolutions, gated recurrences ---
 
+def recurs(c: Config) -> list[bool]:
+    """The flags of MiniMax's own configs, where 1 is full attention."""
+    return [not full for full in c.items("attn_type_list") or ()]
+
+
 MINIMAX = Type(
     by_type(
         full_attention=grouped(),
@@ -135,7 +140,7 @@ MINIMAX = Type(
         ),
     ),
     moe(K("num_local_experts"), size=K("intermediate_size")),
-    typed(flagged(lambda c: [not kind for kind in c.items("attn_type_list") or ()], LINEAR, every(2, others=LINEAR, offset=0))),
+    typed(flagged(recurs, LINEAR, every(2, others=LINEAR, offset=0))),
 )
 CONV: Reader = mixer(ShortConv, width=K("hidden_size"), conv_kernel=K("conv_L_cache"), bias=K("conv_bias"))
 TIED = {"tie_word_embeddings": lambda c: c.flag("tie_embedding", c.flag("tie_word_embeddings", True))}

@@ -7,8 +7,8 @@ from kvcalc.attention import BlockSparse
 from kvcalc.huggingface.config import Config
 from kvcalc.huggingface.fields import Field, K, when
 from kvcalc.huggingface.patterns import SLIDING, after_first, by_type, every, flagged, full_at, pick, typed
-from kvcalc.huggingface.shapes import both, dense, grouped, moe, shared_experts
-from kvcalc.huggingface.types.entry import Type
+from kvcalc.huggingface.shapes import both, dense, grouped, moe, projections, shared_experts
+from kvcalc.huggingface.types.entry import Type, outer_tie
 from kvcalc.huggingface.types.experts import BIAS, ERNIE_BIAS, LOCAL, WIDE, split_head
 
 
@@ -48,6 +48,7 @@ ERNIE_VL = Type(  # text and image tokens have experts of their own, and share t
         dense(bias=ERNIE_BIAS),
         freq="",
     ),
+    model=outer_tie(True),
 )
 COHERE2_MOE = Type(  # one norm: attention and FFN stand side by side
     grouped(BIAS),
@@ -70,6 +71,8 @@ OCR = after_first(  # DeepSeek's experts, with biases if the MLPs have them
     dense(bias=K("mlp_bias")),
     freq="",
 )
+
+OCR_TEXT = Type(grouped(BIAS, head=split_head), OCR, model=outer_tie())
 
 # --- windows, chunks and blocks ---
 
@@ -144,12 +147,32 @@ MINIMAX_M3 = Type(
     typed(flagged(lambda c: c.nested("sparse_attention_config").items("sparse_attention_freq"), "minimax_m3_sparse")),
 )
 
+MUSE_SPARK = Type(  # experts at a width of their own, between two norms; a gate per channel on both branches
+    both(
+        grouped(qkv_bias=BIAS, o_bias=BIAS, output_gate="full"),
+        projections(vectors=lambda c: {"residual_gates": 2 * c.size("hidden_size")}),
+    ),
+    after_first(
+        0,
+        both(
+            moe(LOCAL, moe_latent_size=K("moe_hidden_size")),
+            projections(vectors=lambda c: {"expert_norms": 2 * c.size("moe_hidden_size")}),
+        ),
+        dense(),
+        freq="",
+    ),
+    typed(full_at(lambda i, layers: (layers - 1 - i) % 4 == 0)),
+    norms=3,
+    model=outer_tie(),
+)
+
 ORDERED_TYPES = {
     "cohere2_moe": COHERE2_MOE,
-    "deepseek_ocr2_text": Type(grouped(BIAS, head=split_head), OCR),
+    "deepseek_ocr2_text": OCR_TEXT,
     "ernie4_5_vl_moe_text": ERNIE_VL,
     "llama4_text": LLAMA4,
     "mimo_v2_flash": MIMO,
     "minimax_m3_vl_text": MINIMAX_M3,
-    "unlimited_ocr_text": Type(grouped(BIAS, head=split_head), OCR),  # its window thins decoded tokens, not a prompt's
+    "muse_spark_text": MUSE_SPARK,
+    "unlimited_ocr_text": OCR_TEXT,  # its window thins decoded tokens, not a prompt's
 }

@@ -1,0 +1,138 @@
+"""`kvcalc roofline`."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvcalc.batch import Precision
+from kvcalc.cli import options as o
+from kvcalc.cli.common import MOST_ROWS, emit, lengths, note, parallelism
+
+if TYPE_CHECKING:
+    from kvcalc.gpu import Gpu
+    from kvcalc.model import Model
+    from kvcalc.roofline import Placed
+
+
+def run(
+    model: Annotated[str, typer.Argument(help=o.MODELS_HELP + " Without one: the GPU's roof alone.", show_default=False)] = "",
+    gpu: o.Gpus = "h100",
+    phase: Annotated[str, typer.Option("--phase", help="decode or prefill.")] = "decode",
+    context: o.Contexts = "4096",
+    batch_size: o.Batches = "1",
+    dtype: o.Dtype = "auto",
+    kv_cache_dtype: o.CacheDtype = "auto",
+    quantization: o.Quant = "",
+    mla_form: o.MlaForm = "auto",
+    set_: o.Sets = [],  # noqa: B006 (typer copies it)
+    tp: o.Tp = 1,
+    pp: o.Pp = 1,
+    dp: o.Dp = 1,
+    ep: o.Ep = 1,
+    enable_expert_parallel: o.ExpertParallel = False,
+    dcp: o.Dcp = 1,
+    plot: o.Plot = "",
+    style: o.Style = "light",
+    output: o.Output = o.Format.table,
+) -> None:
+    """Where every operation lies."""
+    from kvcalc.edit import edited
+    from kvcalc.errors import UserError
+    from kvcalc.forward import forward
+    from kvcalc.load import load_gpu, load_model
+    from kvcalc.roofline import phase_batch, records, roofline
+
+    gpus = [load_gpu(name.strip()) for name in gpu.split(",")]
+    if not model:
+        _roofs_alone(gpus, plot, style, output)
+        return
+    chosen = edited(load_model(model), set_)
+    precision = Precision(dtype, kv_cache_dtype, quantization)
+    ranks = parallelism(tp, pp, dp, ep, enable_expert_parallel, dcp)
+    contexts, batches = lengths(context, "context"), lengths(batch_size, "batch size")
+    if len(gpus) * len(contexts) * len(batches) > MOST_ROWS // 50:
+        raise UserError(f"more than {MOST_ROWS // 50:,} passes asked for")
+
+    def place(g: "Gpu", s: int, b: int) -> "list[Placed]":
+        return roofline(forward(chosen, phase_batch(phase, s, b), precision, ranks, mla_form), g)
+
+    found = []
+    for g in gpus:
+        for b in batches:
+            for s in contexts:
+                common = {"model": chosen.name, "gpu": g.name, "phase": phase, "batch_size": b, "context": s}
+                found.append((g, s, b, records(place(g, s, b), common)))
+    for text in chosen.notes:
+        note(f"{chosen.name}: {text}")
+    if plot:
+        from kvcalc.report.plots import save
+        from kvcalc.report.roof import roofline_chart
+
+        save(roofline_chart([(f"{chosen.name} {phase}", r) for *_, r in found], gpus), plot, style)
+    if emit([r for *_, rows in found for r in rows], output) or plot == "-":
+        return
+    for g, s, b, rows in found:
+        turning = _turning(lambda n, g=g, s=s: place(g, s, n)) if phase == "decode" else []
+        _table(chosen, g, s, b, phase, rows, [*turning, _assumptions(chosen, precision, g)])
+
+
+def _table(
+    model: "Model", gpu: "Gpu", context: int, batch: int, phase: str, rows: list[dict[str, Any]], notes: list[str]
+) -> None:
+    from kvcalc.report.tables import ROOFLINE_COLUMNS, show
+
+    whole = rows[-1]
+    shown = []
+    for row in rows:
+        shown.append(row | {"share": row["roofline_s"] / whole["roofline_s"]})
+        blank = {"count": None, "weight_bytes": None, "cache_bytes": None, "activation_bytes": None}
+        parts = [
+            {**blank, "operator": f"  {p['operator']}", "layer": "", "flops": p["flops"], "bound": ""}
+            for p in row.get("parts", [])
+        ]
+        shown += [p for p in parts if p["flops"]]
+    moved = whole["bytes"]
+    kinds = (("weights", "weight_bytes"), ("cache", "cache_bytes"), ("activations", "activation_bytes"))
+    split = ", ".join(f"{name} {whole[key] / moved:.1%}" for name, key in kinds)
+    title = f"{model.name} on {gpu.name}: {phase}, batch {batch:,}, context {context:,}"
+    show(shown, ROOFLINE_COLUMNS, title=title, notes=["", f"bytes moved: {split}", *notes, ""])
+
+
+def _turning(place: Any) -> list[str]:
+    from kvcalc.roofline import FFN, turning_batch
+
+    found = []
+    for name, operators in (("FFN", FFN), ("attention", ("attention",))):
+        batch = turning_batch(place, operators)
+        found.append(
+            f"{name} turns compute-bound at batch {batch:,}" if batch else f"{name} never turns compute-bound, whatever the batch"
+        )
+    return ["; ".join(found)]
+
+
+def _assumptions(model: "Model", precision: Precision, gpu: "Gpu") -> str:
+    from kvcalc.precision import Formats
+
+    formats = Formats(model, precision)
+    knee = f"knee {gpu.knee:.1f} FLOP/B in bf16" if gpu.knee else "no bf16 peak"
+    vector = "" if gpu.vector_peak else "; no vector peak in the preset, so vector work is not timed"
+    return (
+        f"weights {formats.weights_label}, cache {formats.kv_cache_dtype}; {gpu.name} {knee}{vector}; "
+        "'at least' is the datasheet bound: full overlap, no launches"
+    )
+
+
+def _roofs_alone(gpus: "Sequence[Gpu]", plot: str, style: str, output: o.Format) -> None:
+    from kvcalc.cli.gpus import record
+
+    found = [record(g) for g in gpus]
+    if plot:
+        from kvcalc.report.plots import save
+        from kvcalc.report.roof import roofline_chart
+
+        save(roofline_chart([], gpus), plot, style)
+    if not emit(found, output):
+        from kvcalc.report.tables import GPU_COLUMNS, show
+
+        show(found, GPU_COLUMNS, notes=["", "dense matrix peaks; knee: FLOP per byte where bf16 products turn compute-bound"])

@@ -1,0 +1,117 @@
+"""The roofline chart: roofs of one or more GPUs, knees, and the operators of passes as points."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.batch import Batch, Precision
+from kvcalc.errors import UserError
+from kvcalc.forward import forward
+from kvcalc.gpu import Gpu
+from kvcalc.model import Model
+from kvcalc.report.chart import Axis, Chart, Series, si_tick
+from kvcalc.roofline import records, roofline
+
+KINDS = {
+    "attention": ("attention", "indexer", "scan"),
+    "projections": ("qkv", "o", "q_up", "qkv_down", "absorb_q", "absorb_v", "kv_up", "gate", "in_proj", "out_proj"),
+    "FFN": ("gate_up", "up", "down", "experts_gate_up", "experts_up", "experts_down", "shared_gate_up", "shared_down", "router"),
+    "LM head": ("lm_head",),
+}
+LEAST_SHARE = 0.01  # of a pass, below which an operator gets no label
+Pass = tuple[str, Sequence[dict[str, Any]]]
+
+
+def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
+    """Roofs over intensity; each operator at (FLOP per byte, FLOP/s at its bound), sized by its share of the pass.
+
+    Several passes (a batch sweep) leave a trail for each operator.
+    """
+    rows = [row for _, found in passes for row in found[:-1] if row["flops"] and row["intensity"]]
+    lowest = min([0.5, *(row["intensity"] / 1.5 for row in rows)])
+    highest = max([4000.0, *(row["intensity"] * 2 for row in rows)])
+    series = [s for n, gpu in enumerate(gpus) for s in _roofs(gpu, n, lowest, highest, alone=len(gpus) == 1)]
+    labels = _labels(passes)
+    for number, (kind, names) in enumerate(KINDS.items()):
+        series += _trails(passes, names, number) if len(passes) > 1 else []
+        found = _points(passes, kind, names, number, labels)
+        series += [found] if found else []
+    title = "Roofline: " + (", ".join(dict.fromkeys(name for name, _ in passes)) or ", ".join(g.name for g in gpus))
+    knees = "; ".join(f"{g.name}: {g.bandwidth_bytes_per_s / 1e12:g} TB/s" for g in gpus)
+    subtitle = knees + ("; points at their datasheet bound, area: share of the pass" if passes else "; dense datasheet peaks")
+    x = Axis("intensity, FLOP per byte", tick=lambda v: f"{v:g}")
+    return Chart(title, subtitle, x, Axis("FLOP/s", tick=si_tick("FLOP/s")), tuple(series))
+
+
+def _point(row: dict[str, Any]) -> tuple[float, float]:
+    return float(row["intensity"]), row["flops"] / row["roofline_s"]
+
+
+def _labels(passes: Sequence[Pass]) -> dict[tuple[int, int], str]:
+    """One text for all operators that lie together, by rounded place: their names, and the batches in a sweep."""
+    places: dict[tuple[int, int], dict[str, list[int]]] = {}
+    for _, rows in passes:
+        for row in rows[:-1]:
+            if row["flops"] and row["intensity"] and row["roofline_s"] >= LEAST_SHARE * rows[-1]["roofline_s"]:
+                batches = places.setdefault(_place(row), {}).setdefault(row["operator"], [])
+                batches += [row["batch_size"]] if row["batch_size"] not in batches else []
+    return {place: _text(names, len(passes) > 1) for place, names in places.items()}
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int]:
+    x, y = _point(row)
+    return round(8 * math.log10(x)), round(8 * math.log10(y))
+
+
+def _text(names: dict[str, list[int]], sweep: bool) -> str:
+    batches = sorted({b for found in names.values() for b in found})
+    return ", ".join(names) + (" ×" + ", ×".join(f"{b:,}" for b in batches) if sweep else "")
+
+
+def _points(
+    passes: Sequence[Pass], kind: str, names: tuple[str, ...], number: int, labels: dict[tuple[int, int], str]
+) -> Series | None:
+    xs, ys, sizes, texts = [], [], [], []
+    for _, rows in passes:
+        for row in rows[:-1]:
+            if row["operator"] in names and row["flops"] and row["intensity"]:
+                x, y = _point(row)
+                xs.append(x)
+                ys.append(y)
+                sizes.append(row["roofline_s"] / rows[-1]["roofline_s"])
+                texts.append(labels.pop(_place(row), ""))
+    return Series(kind, tuple(xs), tuple(ys), "points", tuple(sizes), tuple(texts), number) if xs else None
+
+
+def _trails(passes: Sequence[Pass], names: tuple[str, ...], number: int) -> list[Series]:
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for _, rows in passes:
+        for row in rows[:-1]:
+            if row["operator"] in names and row["flops"] and row["intensity"]:
+                found.setdefault((row["operator"], row["layer"]), []).append(_point(row))
+    return [Series("", *zip(*points, strict=True), "trail", colour=number) for points in found.values() if len(points) > 1]
+
+
+def _roofs(gpu: Gpu, number: int, lowest: float, highest: float, alone: bool) -> list[Series]:
+    dtypes = [d for d in ("bf16", "fp8", "fp4") if d in gpu.flops_per_s] if alone else ["bf16"]
+    dtypes = [d for d in dtypes if d in gpu.flops_per_s] or list(gpu.flops_per_s)[:1]
+    if not dtypes:
+        raise UserError(f"{gpu.name} has no matrix peak, and so no roof")
+    found = []
+    for position, dtype in enumerate(dtypes):
+        peak, bandwidth = gpu.flops_per_s[dtype], gpu.bandwidth_bytes_per_s
+        knee = peak / bandwidth
+        colour = position + 4 if alone else number + 4
+        xs, ys = (lowest, knee, highest), (lowest * bandwidth, peak, peak)
+        found.append(Series(f"{gpu.name} {dtype} {peak / 1e12:g} TFLOP/s", xs, ys, colour=colour))
+        found.append(Series("", (knee,), (peak,), "points", (0.0,), (f"knee {knee:.1f}",), colour))
+    return found
+
+
+def decode_sweep(model: Model, gpu: Gpu, context: int, batches: Sequence[int], precision: Precision) -> list[Pass]:
+    """A decode step's records for each batch, as `roofline_chart` takes them."""
+    found: list[Pass] = []
+    for batch_size in batches:
+        placed = roofline(forward(model, Batch.decode(context, batch_size), precision), gpu)
+        found.append((f"{model.name} decode", records(placed, {"batch_size": batch_size})))
+    return found

@@ -1,0 +1,131 @@
+"""Fitting a law to measured times: robust, deterministic, in logarithms.
+
+Minimised is Σ weight · (√(1 + (r/c)²) − 1) with r = ln(predicted/measured) and c = 4 %: squares for small errors, absolute
+values for large ones, so that outliers pull with bounded force. Parameters vary in the logarithm between their ranges.
+The search is Levenberg and Marquardt's with reweighting, from several fixed starting points; the best end wins.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from kvcalc.timing.law import Array, Law
+
+if TYPE_CHECKING:
+    from kvcalc.timing.machine import Machine
+
+SOFTNESS = 0.04  # relative error at which squares turn into absolute values
+STARTS, STEPS = 6, 60
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+
+
+class Fitted(NamedTuple):
+    """A law with fitted parameters, and the robust loss per row that it reached."""
+
+    law: Law
+    loss: float
+
+
+def fit(law: type[Law], machine: "Machine", shape: tuple[Array, ...], measured: Array, weight: Array | None = None) -> Fitted:
+    """The law of this kind that comes nearest to the measured microseconds, over all its forms and starting points."""
+    import numpy as np
+
+    weights = np.ones_like(measured) if weight is None else weight
+    best: Fitted | None = None
+    for choice in law.CHOICES:
+        found = _fit_form(law, choice, machine, shape, np.log(measured), weights)
+        if best is None or found.loss < best.loss:
+            best = found
+    assert best is not None
+    return best
+
+
+def _fit_form(
+    law: type[Law], choice: dict[str, Any], machine: "Machine", shape: tuple[Array, ...], target: Array, weight: Array
+) -> Fitted:
+    import numpy as np
+
+    ranges = law.ranges()
+    low = np.log([r.least for r in ranges.values()])
+    high = np.log([r.most for r in ranges.values()])
+    typical = np.log([r.typical for r in ranges.values()])
+
+    def build(x: Array) -> Law:
+        return law(**choice, **dict(zip(ranges, np.exp(x).tolist(), strict=True)))
+
+    def residual(x: Array) -> Array:
+        return np.log(np.maximum(build(x).us(machine, *shape), 1e-9)) - target
+
+    ends = [_descend(residual, start, low, high, weight) for start in _starts(typical, low, high)]
+    x, loss = min(ends, key=lambda end: end[1])
+    return Fitted(rounded(build(np.clip(x, low, high))), loss)
+
+
+def rounded(law: Law, digits: int = 4) -> Law:
+    """The law with its parameters to so many significant digits, within their ranges."""
+    kept = {}
+    for name, r in law.ranges().items():
+        kept[name] = min(r.most, max(r.least, float(f"{getattr(law, name):.{digits}g}")))
+    return msgspec.structs.replace(law, **kept)
+
+
+def _starts(typical: Array, low: Array, high: Array) -> list[Array]:
+    """The typical point, and points around it in a third of the range: a Halton sequence, the same every time."""
+    import numpy as np
+
+    found = [typical]
+    for index in range(1, STARTS):
+        step = np.array([_halton(index, _PRIMES[i % len(_PRIMES)]) for i in range(len(typical))]) - 0.5
+        found.append(np.clip(typical + step * np.minimum(high - low, 2.5), low, high))
+    return found
+
+
+def _halton(index: int, base: int) -> float:
+    value, scale = 0.0, 1.0
+    while index:
+        scale /= base
+        value += scale * (index % base)
+        index //= base
+    return value
+
+
+def robust_loss(residual: Array, weight: Array) -> float:
+    """The mean of √(1 + (r/c)²) − 1."""
+    import numpy as np
+
+    return float((weight * (np.sqrt(1 + (residual / SOFTNESS) ** 2) - 1)).sum() / weight.sum())
+
+
+def _descend(
+    residual: Callable[[Array], Array], start: Array, low: Array, high: Array, weight: Array
+) -> tuple[Array, float]:
+    import numpy as np
+
+    x, damping = start, 1e-2
+    r = residual(x)
+    loss = robust_loss(r, weight)
+    for _ in range(STEPS):
+        slopes = np.stack([(residual(x + step) - r) / _STEP for step in np.eye(len(x)) * _STEP], axis=1)
+        pull = weight / np.sqrt(1 + (r / SOFTNESS) ** 2)
+        square, gradient = slopes.T @ (pull[:, None] * slopes), slopes.T @ (pull * r)
+        better = False
+        for _ in range(8):
+            move = -np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-6), gradient)
+            trial = np.clip(x + np.clip(move, -1, 1), low, high)
+            found = residual(trial)
+            value = robust_loss(found, weight)
+            if value < loss:
+                better = True
+                break
+            damping *= 4
+        if not better:
+            break
+        gain, x, r, loss = loss - value, trial, found, value
+        damping = max(damping / 5, 1e-6)
+        if gain < 1e-6 * (1 + loss):
+            break
+    return x, loss
+
+
+_STEP = 1e-3  # of a parameter's logarithm: wide enough to see past the steps of whole waves

@@ -1,0 +1,115 @@
+"""Matrix products: out[m, n] = x[m, k] · W[n, k]ᵀ, the result in bf16.
+
+A library picks a tile tm × tn and a split s of k. The compute side of such a plan is its waves of tiles over the SMs times
+the time of one tile; the memory side is the compulsory traffic of both operands and the result, the same for all plans.
+
+    waves   = max(1, ⌈m/tm⌉·⌈n/tn⌉·s / SMs)
+    tile    = max(2·tm·tn·k/s / (ec·P/SMs), (tm + tn)·(k/s)·bytes / r)
+    memory  = ((m + n)·k·bytes + 2·m·n) / (em·BW)
+    t       = t0 + min over s of pnorm_p(min over tiles of waves·tile, memory) + (s > 1)·(tr + 8·s·m·n / 6 TB/s)
+"""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from kvcalc.timing.law import Array, Law, between, pnorm
+
+if TYPE_CHECKING:
+    from kvcalc.timing.machine import Machine
+
+TILES = ((64, 64), (64, 128), (128, 64), (64, 256), (256, 64), (128, 128), (128, 256), (256, 128))
+SPLITS = (1, 2, 4, 8, 16)
+LEAST_DEPTH = 64  # k of one pipeline stage
+PARTIALS_RATE = 6e6  # bytes per µs at which partial sums of a split, in the L2, are written and read again
+
+
+class Gemm(Law, frozen=True, tag="gemm"):
+    """bf16 products, weights cold.
+
+    t0 [µs]: launch, prologue and epilogue. ec: of the datasheet's dense peak, what power and the pipeline leave. em: of the
+    datasheet's bandwidth, what streaming weights reaches. p: how sharply compute and memory overlap (∞: perfectly). tr
+    [µs]: the second kernel of a split of k. r [bytes/µs]: at what rate one SM takes in operands.
+    """
+
+    SHAPE: ClassVar[tuple[str, ...]] = ("m", "n", "k")
+
+    t0: between(0.2, 40) = 2.6
+    ec: between(0.2, 1.1) = 0.8
+    em: between(0.2, 1.1) = 0.85
+    p: between(1, 8) = 2.5
+    tr: between(0.2, 30) = 2.2
+    r: between(3e4, 1e6) = 1.6e5
+
+    def us(self, machine: "Machine", *shape: Array) -> Array:
+        m, n, k = shape
+        memory = ((m + n) * k * 2 + 2 * m * n) / (self.em * machine.memory)
+        rate = self.ec * machine.bf16 / machine.sms
+        return self.t0 + _best_plan(m, n, k, memory, rate, self.r / 2, machine.sms, self.p, self.tr)
+
+
+class QuantizedGemm(Law, frozen=True, tag="gemm_fp8"):
+    """fp8 products that quantise their bf16 input first, in a kernel of its own: + 3·m·k / (bq·BW).
+
+    As Gemm, and bq: of the datasheet's bandwidth, what quantising reaches. pro [µs]: what each wave pays beside its
+    products: scales, prologue, epilogue. sg: how far the last wave counts as a whole one (0: not at all).
+    tiles: `best` as for bf16; `fixed` is CUTLASS's habit: 64 rows where m ≤ 64, else 128 × 128, and no split.
+    """
+
+    SHAPE: ClassVar[tuple[str, ...]] = ("m", "n", "k")
+    CHOICES: ClassVar[tuple[dict[str, str], ...]] = ({"tiles": "best"}, {"tiles": "fixed"})
+
+    tiles: Literal["best", "fixed"] = "best"
+    t0: between(0.2, 60) = 4.0
+    ec: between(0.2, 1.1) = 0.75
+    em: between(0.2, 1.1) = 0.85
+    p: between(1, 8) = 2
+    tr: between(0.2, 30) = 2.5
+    r: between(3e4, 1e6) = 1.6e5
+    bq: between(0.05, 1.2) = 0.45
+    pro: between(0.02, 10) = 1.0
+    sg: between(0.01, 1) = 0.3
+
+    def us(self, machine: "Machine", *shape: Array) -> Array:
+        import numpy as np
+
+        m, n, k = shape
+        memory = ((m + n) * k + 2 * m * n) / (self.em * machine.memory)
+        rate = self.ec * machine.fp8 / machine.sms
+        start = self.t0 + 3 * m * k / (self.bq * machine.memory)
+        if self.tiles == "best":
+            return start + _best_plan(m, n, k, memory, rate, self.r, machine.sms, self.p, self.tr, self.pro, self.sg)
+        rows = np.where(m <= 64, 64.0, 128.0)
+        waves = _waves(np.ceil(m / rows) * np.ceil(n / 128) / machine.sms, self.sg)
+        tile = np.maximum(2 * rows * 128 * k / rate, (rows + 128) * k / self.r) + self.pro
+        return start + pnorm(self.p, waves * tile, memory)
+
+
+def _waves(tiles: Array, stair: float) -> Array:
+    """Waves of so many tiles per SM, at least one; a last, partial wave counts between its share and a whole one."""
+    import numpy as np
+
+    return np.maximum(1.0, tiles + stair * (np.ceil(tiles) - tiles) if stair else tiles)
+
+
+def _best_plan(
+    m: Array, n: Array, k: Array, memory: Array, rate: float, elements: float, sms: int, p: float, tr: float,
+    pro: float = 0.0, stair: float = 0.0,
+) -> Array:  # fmt: skip
+    """The least time over tiles and splits of k. The minimum over tiles comes before the p-norm, which keeps its order."""
+    import numpy as np
+
+    best: Array | None = None
+    for split in SPLITS:
+        depth = np.maximum(k / split, LEAST_DEPTH)
+        compute: Array | None = None
+        for rows, columns in TILES:
+            waves = _waves(np.ceil(m / rows) * np.ceil(n / columns) * (split / sms), stair)
+            step = max(2 * rows * columns / rate, (rows + columns) / elements)
+            plan = waves * (depth * step + pro)
+            compute = plan if compute is None else np.minimum(compute, plan)
+        assert compute is not None
+        found = pnorm(p, compute, memory)
+        if split > 1:
+            found = found + tr + 8 * split * m * n / PARTIALS_RATE
+        best = found if best is None else np.minimum(best, found)
+    assert best is not None
+    return best

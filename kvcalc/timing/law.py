@@ -1,0 +1,72 @@
+"""What every time law is: a few physical parameters, each with a unit, a meaning and a range, and a vectorised formula.
+
+All laws have the shape t = t0 + min over launch plans of pnorm_p(compute time, memory time), in microseconds. `pnorm_p(a, b)
+= (a^p + b^p)^(1/p)` is the softened maximum of two engines that overlap: p = ∞ is the roofline's max, p = 1 the plain sum.
+"""
+
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
+
+import msgspec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from kvcalc.timing.machine import Machine
+
+    Array = NDArray[np.float64]
+else:
+    Array = Any
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Of a parameter: the least and the greatest value, in its own unit, and a typical one. All are positive."""
+
+    least: float
+    most: float
+    typical: float
+
+
+class Law(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="form"):
+    """A time law. Its float fields are the fitted parameters; other fields choose between forms.
+
+    SHAPE: the names of the shape arrays that `us` takes. CHOICES: alternatives of the other fields, which a fit tries.
+    """
+
+    SHAPE: ClassVar[tuple[str, ...]] = ()
+    CHOICES: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+
+    def us(self, machine: "Machine", *shape: "Array") -> "Array":
+        """Microseconds of one call, for arrays of shapes in the order of SHAPE."""
+        raise NotImplementedError
+
+    @classmethod
+    def ranges(cls) -> dict[str, Range]:
+        """The range of each fitted parameter."""
+        return _ranges(cls)
+
+
+@cache
+def _ranges(law: type[Law]) -> dict[str, Range]:
+    found = {}
+    defaults = {f.name: f.default for f in msgspec.structs.fields(law)}
+    for name, hint in get_type_hints(law, include_extras=True).items():
+        if name in defaults and get_args(hint)[:1] == (float,):
+            meta = next(m for m in get_args(hint)[1:] if isinstance(m, msgspec.Meta))
+            found[name] = Range(float(meta.ge or 0), float(meta.le or 0), defaults[name])
+    return found
+
+
+def between(least: float, most: float) -> Any:
+    """The type of a parameter that lies in a range."""
+    return Annotated[float, msgspec.Meta(ge=least, le=most)]
+
+
+def pnorm(p: float, a: "Array", b: "Array") -> "Array":
+    """(a^p + b^p)^(1/p), without overflow: the larger one times a factor from 1 to 2^(1/p)."""
+    import numpy as np
+
+    high = np.maximum(a, b)
+    low = np.minimum(a, b)
+    return high * (1.0 + (low / np.maximum(high, 1e-300)) ** p) ** (1.0 / p)

@@ -1,0 +1,207 @@
+"""What the commands print: formats, changes by `--set`, explanations, notes; on pipes and on narrow terminals."""
+
+import csv
+import io
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+import kvcalc as package
+
+KEYS = [
+    "model", "attention", "context", "batch_size", "kv_cache_dtype", "kv_cache_bytes", "kv_cache_read_bytes",
+    "kv_cache_allocated_bytes", "bytes_per_token", "fixed_bytes", "mha_ratio", "parameters", "active_parameters", "weight_bytes",
+]  # fmt: skip
+
+
+def test_version(kvcalc: Run) -> None:
+    assert kvcalc("--version") == (0, f"kvcalc {package.__version__}\n", "")
+
+
+def test_json_is_one_array_of_flat_records_in_order(kvcalc: Run) -> None:
+    records = kvcalc("size gpt2 llama-7b --context 1k,2k --batch-size 1,2 --format json").records
+    assert [(r["model"], r["batch_size"], r["context"]) for r in records] == [
+        (m, b, s) for m in ("gpt2", "llama-7b") for b in (1, 2) for s in (1024, 2048)
+    ]  # fmt: skip
+    for record in records:
+        assert set(KEYS) <= set(record)
+        assert not any(isinstance(v, list | dict) for v in record.values())
+        assert all(isinstance(v, int) for k, v in record.items() if k.endswith("_bytes") or k.endswith("parameters"))
+
+
+def test_null_where_a_figure_does_not_exist(kvcalc: Run, tmp_path: Path) -> None:
+    """A recurrent model attends nowhere: there is no MHA to compare with."""
+    path = tmp_path / "state.yaml"
+    path.write_text(
+        "name: state\nhidden_size: 64\nvocab_size: 100\nlayers: 1\n"
+        "kinds: {full: {parts: [{type: lightning, num_attention_heads: 4, head_dim: 16}]}}\n"
+    )
+    line = f"size {path} --format "
+    assert kvcalc(line + "json").records[0]["mha_ratio"] is None
+    assert next(csv.DictReader(io.StringIO(kvcalc(line + "csv").out)))["mha_ratio"] == ""
+    assert "MHA would be" not in kvcalc(line + "table").out
+
+
+def test_csv_and_markdown_say_what_json_says(kvcalc: Run) -> None:
+    line = "size llama-7b deepseek-v3 --context 4k,8k --format "
+    records = [{k: "" if v is None else str(v) for k, v in r.items()} for r in kvcalc(line + "json").records]
+    assert list(csv.DictReader(io.StringIO(kvcalc(line + "csv").out))) == records
+    rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in kvcalc(line + "markdown").out.splitlines()]
+    assert rows[0] == list(records[0])
+    assert set(rows[1]) == {"---"}
+    assert [dict(zip(rows[0], row, strict=True)) for row in rows[2:]] == records
+
+
+def test_table_shows_the_figures_and_ends_with_its_assumptions(kvcalc: Run) -> None:
+    code, out, err = kvcalc("size llama-3.1-8b --context 128k")
+    assert (code, err) == (0, "")
+    head, row, *notes = out.splitlines()
+    assert head.split("  ")[0] == "model"
+    assert re.split(r"\s{2,}", row) == [
+        "llama-3.1-8b", "GQA-8", "131,072", "1", "bf16", "16.00 GiB", "16.00 GiB", "16.00 GiB", "128.0 KiB", "0 B", "4×",
+        "8.03B", "8.03B", "14.96 GiB",
+    ]  # fmt: skip
+    assert "weights bf16, cache bf16 (the model's dtype), blocks of 16 tokens" in notes
+    assert any("1 GiB = 2^30 bytes" in n for n in notes)
+
+
+SETS = [
+    ("--set layers=24", "llama-3.1-8b", 2 * 24 * 8 * 128 * 2 * 4096),
+    ("--set num_key_value_heads=32", "llama-3.1-8b", 2 * 32 * 32 * 128 * 2 * 4096),
+    ("--set full.num_key_value_heads=1", "llama-3.1-8b", 2 * 32 * 1 * 128 * 2 * 4096),
+    ("--set sliding_window=1k", "llama-3.1-8b", 2 * 32 * 8 * 128 * 2 * 1024),
+    ("--set sliding_window=1k --set layers=1", "llama-3.1-8b", 2 * 1 * 8 * 128 * 2 * 1024),
+    ("--set sliding_window=null", "mistral-7b-v0.1", 2 * 32 * 8 * 128 * 2 * 8192),
+    ("--set local.sliding_window=null", "gemma-3-27b", 2 * 62 * 16 * 128 * 2 * 8192),
+    ("--set full.sliding_window=2k", "gemma-3-27b", 2 * 16 * 128 * 2 * (52 * 1024 + 10 * 2048)),
+    ("--set kv_lora_rank=256", "deepseek-v3", 61 * (256 + 64) * 2 * 4096),
+    ("--set shares_cache=true", "llama-3.1-8b", 0),
+]
+
+
+@pytest.mark.parametrize(("changes", "model", "worked"), SETS)
+def test_set(kvcalc: Run, changes: str, model: str, worked: int) -> None:
+    context = "8k" if model in ("mistral-7b-v0.1", "gemma-3-27b") else "4k"
+    assert kvcalc(f"size {model} {changes} --context {context} --format json").records[0]["kv_cache_bytes"] == worked
+
+
+def test_explain_puts_the_numbers_into_every_formula(kvcalc: Run) -> None:
+    for line in ("llama-3.1-8b --context 100 --batch-size 3", "gemma-3-27b --context 4k", "deepseek-v3.2 --context 8k", "deepseek-v3 --tp 8"):
+        text = kvcalc(f"size {line} --explain").out
+        (record,) = kvcalc(f"size {line} --format json").records
+        for name in ("kv_cache_bytes", "kv_cache_read_bytes", "kv_cache_allocated_bytes", "bytes_per_token", "fixed_bytes", "weight_bytes"):
+            assert re.search(rf"\b{name} = .*\b{record[name]:,}\b", text), name
+        assert f"{record['parameters']:,}" in text
+        sums = re.findall(r"([\d,]+) layers × ([\d,]+) rows .*?× ([\d,]+) B.* = ([\d,]+)$", text, re.MULTILINE)
+        assert sums
+        for numbers in sums:
+            layers, rows, row_bytes, total = (int(n.replace(",", "")) for n in numbers)
+            assert layers * rows * row_bytes == total
+        stored = text.partition("Stored")[2].partition("Read by")[0]
+        each = [int(n.replace(",", "")) for n in re.findall(r"layers ×.* = ([\d,]+)$", stored, re.MULTILINE)]
+        assert sum(each) * record["batch_size"] == record["kv_cache_bytes"]
+
+
+def test_user_presets_come_before_ours(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "kvcalc"]
+    for folder, layers in zip(folders, (3, 5), strict=True):
+        (folder / "models").mkdir(parents=True)
+        text = (
+            f"name: gpt2\naliases: [tiny-{layers}]\nhidden_size: 64\nvocab_size: 100\nlayers: {layers}\n"
+            "kinds: {full: {parts: [{type: grouped, num_attention_heads: 1, num_key_value_heads: 1, head_dim: 64}]}}\n"
+        )
+        (folder / "models" / "gpt2.yaml").write_text(text)
+    ours = kvcalc("size gpt2 --format json").records[0]["kv_cache_bytes"]
+    monkeypatch.setenv("KVCALC_PRESETS", os.pathsep.join(map(str, folders)))
+    assert kvcalc("size GPT_2 --format json").records[0]["kv_cache_bytes"] == 3 * 2 * 64 * 2 * 4096 != ours
+    assert kvcalc("size tiny-3 --format json").records[0]["model"] == "gpt2"
+    assert kvcalc("size gpt2-xl --format json").code == 0
+    monkeypatch.delenv("KVCALC_PRESETS")
+    if sys.platform.startswith("linux"):
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        assert kvcalc("size gpt2 --format json").records[0]["kv_cache_bytes"] == 5 * 2 * 64 * 2 * 4096
+
+
+def test_import_writes_a_preset_that_reads_back(kvcalc: Run, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 128, "dtype": "bfloat16"}))
+    (tmp_path / "again.yaml").write_text(kvcalc("models --import", str(tmp_path)).out)
+    one, two = kvcalc("size", str(tmp_path), str(tmp_path / "again.yaml"), "--format", "json").records
+    assert one == two
+
+
+def command(*words: str, **environment: str) -> list[str]:
+    return ["env", *(f"{k}={v}" for k, v in environment.items()), sys.executable, "-m", "kvcalc", *words]
+
+
+def test_reader_that_leaves_early_ends_it_quietly() -> None:
+    batches = ",".join(map(str, range(1, 1500)))  # far more than a pipe holds
+    for form in ("table", "json", "csv", "markdown"):
+        words = command("size", "gpt2", "--context", "64", "--batch-size", batches, "--format", form)
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout and process.stderr
+            process.stdout.read(10)
+            process.stdout.close()
+            assert (process.stderr.read(), process.wait(30)) == (b"", 0), form
+
+
+def test_a_pipe_gets_plain_text_at_full_width() -> None:
+    words = command("size", "llama-3.1-8b", "gemma-3-27b", COLUMNS="40", TERM="xterm-256color")
+    out = subprocess.run(words, capture_output=True, check=True).stdout
+    assert b"\x1b" not in out
+    first = out.splitlines()[0]
+    assert first.startswith(b"model") and first.endswith(b"weights")
+
+
+def terminal(columns: int, *words: str, **environment: str) -> str:
+    """What a terminal of so many columns shows."""
+    pty = pytest.importorskip("pty")
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        command(*words, COLUMNS=str(columns), TERM="xterm-256color", **environment), stdout=follower, stderr=follower, stdin=follower
+    )
+    os.close(follower)
+    shown, until = b"", time.monotonic() + 30
+    while time.monotonic() < until:
+        if select.select([leader], [], [], 0.1)[0]:
+            try:
+                chunk = os.read(leader, 65536)
+            except OSError:  # how Linux says that the other end has closed
+                break
+            shown += chunk
+            if not chunk:
+                break
+    os.close(leader)
+    assert process.wait(30) == 0
+    return shown.decode().replace("\r\n", "\n")
+
+
+def test_forty_columns_stay_readable() -> None:
+    shown = terminal(40, "size", "llama-3.1-8b", "deepseek-v3.2", "--context", "128k", NO_COLOR="1")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    lines = plain.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert [line for line in lines if line.startswith("model: ")] == ["model: llama-3.1-8b", "model: deepseek-v3.2"]
+    assert "KV cache: 16.00 GiB" in lines
+    assert "…" not in plain
+
+
+def test_no_color_leaves_no_colours_and_a_terminal_gets_its_emphasis() -> None:
+    colour = re.compile(r"\x1b\[[0-9;]*(3[0-9]|4[0-9]|9[0-7])m")
+    assert "\x1b[1m" in terminal(200, "size", "gpt2", "--context", "1k")
+    assert not colour.search(terminal(200, "size", "gpt2", "--context", "1k", NO_COLOR="1"))
+
+
+def test_compare_takes_a_cache_dtype_as_a_step(kvcalc: Run) -> None:
+    records = kvcalc("compare llama-7b --variants mha,mha/fp8,gqa:8/fp8,none/int4 --format json").records
+    assert [r["kv_cache_dtype"] for r in records] == ["bf16", "fp8", "fp8", "int4"]
+    assert [r["reduction"] for r in records] == [1, 2, 8, 256 / 72]
+    assert all(r["held_equal"] for r in records)

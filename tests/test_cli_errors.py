@@ -1,0 +1,114 @@
+"""Requests that cannot be met: one line on stderr that names what and the nearest right thing, status 2, no traceback."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import Run
+
+ERRORS = [
+    ("size llama-3.1-8x", "unknown model 'llama-3.1-8x'. Did you mean llama-3.1-8b, "),
+    ("size LLAMA_31_8", "Did you mean llama"),
+    ("size deepsek-v3", "Did you mean deepseek-v3"),
+    ("size qwen", "Did you mean qwen"),
+    ("size zzz", "`kvcalc models` lists them"),
+    ("size ''", "the model's name is empty"),
+    ("size ' '", "the model's name is empty"),
+    ("size", "Missing argument"),
+    ("sise gpt2", "No such command 'sise'"),
+    ("size gpt2 --contxt 4k", "No such option: --contxt (Possible options: --context"),
+    ("size gpt2 --format xml", "'xml' is not one of 'table', 'json', 'csv', 'markdown'"),
+    ("gpus h10", "unknown gpu 'h10'. Did you mean h100"),
+    ("gpus h100x", "Did you mean h100"),
+    ("models lama-7b", "Did you mean llama-7b"),
+    *((f"size gpt2 --context {bad}", f"context '{bad}'") for bad in ("0", "-5", "nan", "inf", "1e3", "4.0001k", "4x", "10000g")),
+    ("size gpt2 --context 4k,", "context '' is not a whole number"),
+    *((f"size gpt2 --batch-size {bad}", f"batch size '{bad}'") for bad in ("0", "-1", "x", "nan", "0.5")),
+    *((f"size gpt2 --block-size {bad}", f"block size {bad}") for bad in ("0", "-16")),
+    ("size gpt2 --block-size x", "'x' is not a valid int"),
+    ("size gpt2 --dtype bf61", "unknown dtype 'bf61'. Did you mean bf16"),
+    ("size gpt2 --kv-cache-dtype fp7", "unknown KV-cache dtype 'fp7'. Did you mean fp8"),
+    ("size gpt2 --kv-cache-dtype fp8_ds_mla", "is for latent attention, and gpt2 caches keys and values. Use fp8"),
+    ("size gpt2 --quantization nvfp5", "unknown quantization 'nvfp5'. Did you mean nvfp4"),
+    ("size gpt2 --set head_dim", "'head_dim' should read KEY=VALUE"),
+    ("size gpt2 --set =3", "should read KEY=VALUE"),
+    ("size gpt2 --set head_dimm=3", "no layer of gpt2 has 'head_dimm'. Did you mean head_dim"),
+    ("size gpt2 --set head_dim=wide", "kinds.full.parts.0.head_dim: Expected 'int', got 'str'"),
+    ("size gpt2 --set head_dim=0", "head_dim: Expected 'int' >= 1"),
+    ("size gpt2 --set head_dim=1.5", "head_dim: Expected 'int', got 'float'"),
+    ("size gpt2 --set head_dim=null", "head_dim: Expected 'int', got 'null'"),
+    ("size gpt2 --set head_dim=nan", "head_dim: Expected 'int', got 'str'"),
+    ("size gpt2 --set head_dim=1e999", "'1e999' is not a usable number"),
+    ("size gpt2 --set num_key_value_heads=5", "num_attention_heads 12 is not a multiple of num_key_value_heads 5"),
+    ("size gpt2 --set ful.head_dim=3", "unknown layer kind 'ful'. Did you mean full"),
+    ("size gpt2 --set layers=0", "layers: Expected 'int' >= 1"),
+    ("size gpt2 --set layers=100001", "layers: Expected 'int' <= 100000"),
+    ("size gpt2 --set dtype=fp13", "dtype: Invalid enum value 'fp13'"),
+    ("size gpt2 --set type=latent", "no layer of gpt2 has 'type'"),
+    ("size gpt2 --set sliding_window=4k --set attention_chunk_size=4k", "exclude each other"),
+    ("size llama-3.1-8b/", "cannot be read: no such file"),
+    ("size hf:nonsense", "'nonsense' is not a name on the Hub. Write hf:org/name"),
+    ("size hf:../etc/passwd", "is not a name on the Hub"),
+    ("compare gpt2 --variants gqa8", "unknown variant 'gqa8'. Known forms: mha, mqa, gqa:8"),
+    ("compare gpt2 --variants gqa:5", "5 KV heads do not divide the 12 query heads of gpt2"),
+    ("compare gpt2 --variants gqa:", "gqa's KV heads '' is not"),
+    ("compare gpt2 --variants mha:8", "mha:8 takes no value"),
+    ("compare gpt2 --variants mla:512", "mla:512 is incomplete. Write mla:512+64"),
+    ("compare gpt2 --variants dsa:512+64", "is incomplete. Write dsa:512+64+128@2048"),
+    ("compare deepseek-v3 --variants window:4k", "does not cache plain keys and values. Begin with mha"),
+    ("compare gpt2 --variants window:0", "'0' is outside 1"),
+    ("compare gpt2 --variants cla:x", "cla's layers per cache 'x'"),
+    (f"size gpt2 --context {','.join(['1'] * 100_001)}", "more than 100,000 rows"),
+    ("size gpt2 --context " + "9" * 5000, "context '999"),
+    ("size '\x1b[31mred\x1b[0m'", "unknown model '"),
+    ("size 'two\nlines'", "unknown model 'two"),
+    ("gpus '\x1b]0;title\x07'", "unknown gpu '"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "said"), ERRORS, ids=[repr(line[:60]) for line, _ in ERRORS])
+def test_error_is_one_line_with_status_2(kvcalc: Run, line: str, said: str) -> None:
+    code, out, err = kvcalc(line)
+    assert (code, out) == (2, "")
+    assert err.startswith("kvcalc: ")
+    assert err.endswith("\n")
+    assert err[:-1].isprintable(), "one line, and no escapes for the terminal"
+    assert said in err
+    assert len(err) < 1500
+
+
+def python(*words: str, **more: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "kvcalc", *words], text=True, capture_output=True, timeout=60, **more)  # type: ignore[call-overload, no-any-return]
+
+
+def test_process_ends_with_status_2_and_no_traceback() -> None:
+    done = python("size", "llama-3.1-8x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("kvcalc: unknown model 'llama-3.1-8x'. Did you mean llama-3.1-8b")
+    assert done.stderr.count("\n") == 1
+
+
+def test_nothing_asked_for_shows_help_with_status_2() -> None:
+    done = python()
+    assert done.returncode == 2
+    assert "Usage: python -m kvcalc" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_names_every_option(kvcalc: Run) -> None:
+    found = kvcalc("size --help")
+    assert found.code == 0
+    for option in ("--context", "--batch-size", "--kv-cache-dtype", "--quantization", "--set", "--explain", "--format"):
+        assert option in found.out
+
+
+def test_context_beyond_the_models_own_is_computed_with_a_note(kvcalc: Run) -> None:
+    code, out, err = kvcalc("size gpt2 --context 2k --format csv")
+    assert code == 0
+    assert err == "note: gpt2: context 2,048 is beyond the model's own maximum of 1,024\n"
+    assert "75497472" in out  # 2 · 12 · 768 · 2 · 2048
+
+
+def test_control_characters_in_a_name_do_not_reach_the_terminal(kvcalc: Run) -> None:
+    for line in ("size '\x1b[31mred'", "size gpt2 --set '\x1b[2J=3'", "compare gpt2 --variants '\x1b[2J'", "size gpt2 --dtype '\x07'"):
+        assert kvcalc(line).err[:-1].isprintable(), line

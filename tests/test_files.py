@@ -1,0 +1,206 @@
+"""Files that people hand over: what is wrong with one is said in one line that names the file, the line and the key."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from kvcalc import UserError, cache_size, load_model
+from kvcalc.files import MOST_DEPTH, parse_yaml, scalar, write_text
+
+GOOD = """\
+name: mine
+hidden_size: 64
+vocab_size: 1000
+layers: 2
+kinds:
+  full:
+    parts:
+    - {type: grouped, num_attention_heads: 8, num_key_value_heads: 2, head_dim: 16}
+    - {type: dense, intermediate_size: 128}
+"""
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 1000, "intermediate_size": 128,
+}  # fmt: skip
+
+
+def refused(kvcalc: Run, path: Path) -> str:
+    """What one line on stderr says of this file; within seconds, with status 2 and nothing on stdout."""
+    started = time.monotonic()
+    code, out, err = kvcalc("size", str(path))
+    assert time.monotonic() - started < 5
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    assert err.startswith("kvcalc: ")
+    assert path.name in err
+    assert "Traceback" not in err
+    assert err.rstrip("\n").isprintable()
+    return err
+
+
+def test_a_good_file_is_read(tmp_path: Path, kvcalc: Run) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(GOOD)
+    assert cache_size(load_model(str(path)), 10).stored == 2 * 10 * 2 * 2 * 16 * 2
+    assert kvcalc("size", str(path), "--context", "10", "--format", "json").records[0]["kv_cache_bytes"] == 2 * 10 * 2 * 2 * 16 * 2
+
+
+# what replaces what in GOOD; the line that the error names; what it says
+BAD = {
+    "wrong type": ("head_dim: 16", "head_dim: wide", 8, "kinds.full.parts.0.head_dim: Expected 'int', got 'str'"),
+    "zero": ("num_key_value_heads: 2", "num_key_value_heads: 0", 8, "num_key_value_heads: Expected 'int' >= 1"),
+    "negative": ("hidden_size: 64", "hidden_size: -64", 2, "hidden_size: Expected 'int' >= 1"),
+    "fraction": ("hidden_size: 64", "hidden_size: 64.5", 2, "hidden_size: Expected 'int', got 'float'"),
+    "huge": ("hidden_size: 64", "hidden_size: 64000000000000000000000", 2, "hidden_size: Expected 'int' <= 100000000"),
+    "NaN": ("hidden_size: 64", "hidden_size: .nan", 2, "hidden_size: Expected 'int', got 'str'"),
+    "infinity": ("hidden_size: 64", "hidden_size: 1e999", 2, "'1e999' is not a usable number"),
+    "5000 digits": ("hidden_size: 64", "hidden_size: " + "9" * 5000, 2, "is not a usable number"),
+    "null": ("hidden_size: 64", "hidden_size:", 2, "hidden_size: Expected 'int', got 'null'"),
+    "yes is no boolean": ("layers: 2", "layers: 2\ntie_word_embeddings: yes", 5, "tie_word_embeddings: Expected 'bool', got 'str'"),
+    "unknown key": ("hidden_size: 64", "hiden_size: 64", 2, "unknown key 'hiden_size'. Did you mean hidden_size"),
+    "unknown key of a part": ("head_dim: 16", "head_dimm: 16", 8, "unknown key 'head_dimm'. Did you mean head_dim"),
+    "missing key of a part": (", head_dim: 16", "", 8, "kinds.full.parts.0: is missing the key 'head_dim'"),
+    "unknown type": ("type: grouped", "type: groupd", 8, "Invalid value 'groupd'. Did you mean grouped?"),
+    "no type": ("type: grouped, ", "", 8, "is missing the key 'type'"),
+    "heads": ("num_attention_heads: 8", "num_attention_heads: 9", 6, "num_attention_heads 9 is not a multiple of num_key_value_heads 2"),
+    "duplicate key": ("layers: 2", "layers: 2\nhidden_size: 3", 5, "key 'hidden_size' stands twice"),
+    "unhashable key": ("layers: 2", "layers: 2\n? [a, b]\n: 3", 5, "a key must be a single word or number"),
+    "mapping as key": ("layers: 2", "layers: 2\n? {a: b}\n: 3", 5, "a key must be a single word or number"),
+    "alias": ("layers: 2", "layers: &n 2\nmax_context: *n", 5, "uses an alias"),
+    "open bracket": ("kinds:", "kinds: [", 7, "is not YAML"),
+    "tab": ("layers: 2", "layers: 2\n\tx: 3", 5, "is not YAML"),
+    "second document": ("layers: 2", "layers: 2\n---\nlayers: 2", 5, "holds a second document"),
+    "terminal escape": ("name: mine", 'name: "\\e[31mred"', 1, "name: is empty, or has characters that a terminal does not print"),
+    "escape in a kind": ("  full:", '  "\\e[31mred":', 5, "does not print"),
+    "unknown kind": ("layers: 2", "layers: 2\npattern: [2 ful]", 5, "names an unknown kind 'ful' (kinds: full)"),
+    "pattern count": ("layers: 2", "layers: 2\npattern: [-2 full]", 5, "item '-2 full' should read like '5 full'"),
+    "no kinds": ("kinds:", "kinds: {}\nother:", 6, "unknown key 'other'"),
+    "enumeration": ("layers: 2", "layers: 2\ndtype: fp13", 5, "dtype: Invalid enum value 'fp13'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_yaml_is_refused_with_its_line(kvcalc: Run, tmp_path: Path, case: str) -> None:
+    old, new, line, said = BAD[case]
+    assert GOOD.count(old) == 1
+    path = tmp_path / "bad.yaml"
+    path.write_text(GOOD.replace(old, new))
+    message = refused(kvcalc, path)
+    assert f"bad.yaml, line {line}: " in message
+    assert said in message
+
+
+def test_missing_key_of_a_model_has_no_line(kvcalc: Run, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(GOOD.replace("hidden_size: 64\n", ""))
+    assert "bad.yaml: is missing the key 'hidden_size'" in refused(kvcalc, path)
+
+
+RAW = {
+    "empty.yaml": (b"", "holds no mapping"),
+    "list.yaml": (b"- a\n", "holds no mapping"),
+    "bomb.yaml": (b"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: [*c, *c]\n", "line 2: uses an alias"),
+    "deep.yaml": (b"a: " + b"[" * 5000 + b"]" * 5000, f"line 1: nests deeper than {MOST_DEPTH} levels"),
+    "open.yaml": (b"[" * 5000, f"nests deeper than {MOST_DEPTH} levels"),
+    "braces.yaml": (b"a: " + b"{a: " * 5000 + b"}" * 5000, f"nests deeper than {MOST_DEPTH} levels"),
+    "latin.yaml": (b"name: caf\xe9", "is not UTF-8 text (byte 9)"),
+    "utf16.yaml": (GOOD.encode("utf-16"), "is not UTF-8 text (byte 0)"),
+    "zero.yaml": (b"name: a\x00b", "is not YAML"),
+    "escape.yaml": (b"name: \x1b[31mred", "is not YAML"),
+    "object.yaml": (b"!!python/object/apply:os.system [ls]", "holds no mapping"),
+    "deep.json": (b"[" * 5000 + b"]" * 5000, "is not JSON"),
+    "objects.json": (b'{"a":' * 5000 + b"1" + b"}" * 5000, "is not JSON"),
+    "empty.json": (b"", "is not JSON"),
+    "list.json": (b"[]", "holds no mapping"),
+    "latin.json": (b'{"name": "caf\xe9"}', "is not UTF-8 text (byte 13)"),
+    "digits.json": (json.dumps(CONFIG).replace("64", "9" * 5000).encode(), "is not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_bad_bytes_are_refused(kvcalc: Run, tmp_path: Path, name: str) -> None:
+    content, said = RAW[name]
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert said in refused(kvcalc, path)
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 0, 1.5, 10**40, "64", [64], True, {"a": 1}], ids=str)
+def test_bad_config_json_names_the_key(kvcalc: Run, tmp_path: Path, key: str, value: object) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG | {key: value}))
+    assert key in refused(kvcalc, path)
+
+
+def test_config_json_of_a_skeleton(kvcalc: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "hidden_size"}))
+    assert "gives no hidden_size" in refused(kvcalc, path)
+
+
+@pytest.mark.parametrize("name", ["big.yaml", "big.json"])
+def test_sixty_megabytes_are_not_read(kvcalc: Run, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with path.open("wb") as file:
+        file.truncate(60 << 20)
+    assert "62,914,560 bytes" in refused(kvcalc, path)
+
+
+def test_folders(kvcalc: Run, tmp_path: Path) -> None:
+    for name, said in [("folder.yaml", "is a folder"), ("folder", "config.json: cannot be read: no such file")]:
+        (tmp_path / name).mkdir()
+        assert said in refused(kvcalc, tmp_path / name)
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(CONFIG))
+    assert kvcalc("size", str(tmp_path / "folder"), "--format", "json").records[0]["model"] == "folder"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("name", ["pipe.yaml", "pipe.json"])
+def test_named_pipes_are_not_waited_for(kvcalc: Run, tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert "is not a regular file" in refused(kvcalc, tmp_path / name)
+
+
+def test_missing_files_and_unusable_paths(kvcalc: Run, tmp_path: Path) -> None:
+    assert "no such file" in refused(kvcalc, tmp_path / "none.yaml")
+    assert "file name too long" in kvcalc("size", "x" * 5000 + ".yaml").err
+    assert kvcalc("size", "a\x00b.yaml").code == 2
+
+
+def test_scalars_follow_yaml_1_2() -> None:
+    found = {text: scalar(text) for text in ("989e12", "3.35e12", "1_000", "-3", "+.5", "no", "on", "0x10", "0o7", "12:30", "~", "True")}
+    assert found == {
+        "989e12": 989e12, "3.35e12": 3.35e12, "1_000": 1000, "-3": -3, "+.5": 0.5, "no": "no", "on": "on",
+        "0x10": "0x10", "0o7": "0o7", "12:30": "12:30", "~": None, "True": True,
+    }  # fmt: skip
+    assert all(type(found[t]) is type(v) for t, v in {"989e12": 1.0, "1_000": 1, "True": True}.items())
+
+
+def test_quoted_numbers_stay_text() -> None:
+    assert parse_yaml("a: '1'\nb: \"2\"\nc: 3\n", "x")[0] == {"a": "1", "b": "2", "c": 3}
+
+
+def test_lines_of_keys() -> None:
+    data, lines = parse_yaml("a: 1\nb:\n  - x\n  - {c: 2}\n", "x")
+    assert data == {"a": 1, "b": ["x", {"c": 2}]}
+    assert lines == {("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "c"): 4}
+
+
+def test_writing_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    write_text(path, "one")
+    write_text(path, b"two")
+    assert [p.name for p in tmp_path.iterdir()] == ["out.txt"]
+    assert path.read_text() == "two"
+    with pytest.raises(UserError, match="cannot be written"):
+        write_text(tmp_path / "no" / "out.txt", "x")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="folder: cannot be written"):
+        write_text(tmp_path / "folder", "x")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "out.txt"]

@@ -1,0 +1,116 @@
+"""The rooms of the house in import order: every import, lazy ones too, goes to the same room or to one before it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kvcalc
+
+ROOT = Path(kvcalc.__file__).parent
+# A room is a module or a package with all that is in it. Imports for type checking alone do not count.
+ROOMS = """
+    errors units dtypes quantization batch weights cache cost part attention ffn model precision parallel memory forward
+    gpu files catalog huggingface load edit engines rows timing roofline size quality compare serving sweep validate
+    kvcalc report measure cli __main__
+""".split()  # fmt: skip
+# Distributions that cost start-up time or are optional: the only modules that may import them, and how.
+GUESTS = {
+    "torch": ("measure",),
+    "matplotlib": ("report.plots",),
+    "rich": ("report", "cli"),
+    "typer": ("cli",),
+    "huggingface_hub": ("huggingface.hub",),
+    "pydantic": (),
+}
+LAZY = ("numpy", "matplotlib", "yaml", "huggingface_hub", "torch")  # never at the top of a module outside `measure`
+MODULES = {".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in ROOT.rglob("*.py")}
+each_module = pytest.mark.parametrize("module", sorted(MODULES))
+
+
+def room(module: str) -> str:
+    return "kvcalc" if module == "__init__" else module.partition(".")[0]
+
+
+def imports(module: str, lazy: bool = True) -> Iterator[str]:
+    """The dotted names that a module imports, those inside functions too; not those for type checking."""
+    waiting: list[ast.AST] = [ast.parse(MODULES[module].read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.FunctionDef) and not lazy:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{module} imports relatively"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        waiting += ast.iter_child_nodes(node)
+
+
+def own_imports(module: str) -> set[str]:
+    """Our modules that a module imports; `__init__` where it imports the package itself."""
+    found = set()
+    for name in imports(module):
+        head, _, tail = name.partition(".")
+        if head == "kvcalc":
+            found.add(next((m for m in (tail, tail.rpartition(".")[0]) if m in MODULES), "__init__"))
+    return found
+
+
+@each_module
+def test_module_imports_from_rooms_before_its_own(module: str) -> None:
+    assert room(module) in ROOMS, "every room has its place in the order"
+    for name in own_imports(module):
+        assert ROOMS.index(room(name)) <= ROOMS.index(room(module)), f"{module} imports {name}"
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " → ".join((*path, module))
+        if module not in done:
+            for name in own_imports(module) - {module}:
+                visit(name, (*path, module))
+            done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+@each_module
+def test_guests_stay_in_their_rooms(module: str) -> None:
+    for name in imports(module):
+        homes = GUESTS.get(name.partition(".")[0])
+        assert homes is None or any(module == h or module.startswith(h + ".") for h in homes), f"{module} imports {name}"
+
+
+@each_module
+def test_heavy_modules_are_imported_where_they_are_needed(module: str) -> None:
+    if room(module) != "measure":
+        heavy = {name for name in imports(module, lazy=False) if name.partition(".")[0] in LAZY}
+        assert not heavy or module in ("report.plots", "huggingface.preset"), heavy
+
+
+def test_the_check_itself_sees_lazy_and_nested_imports(tmp_path: Path) -> None:
+    path = tmp_path / "sample.py"
+    path.write_text(
+        "from typing import TYPE_CHECKING\nimport a\nif TYPE_CHECKING:\n    import b\n"
+        "def f():\n    if x:\n        from kvcalc.cli import app\ntry:\n    import c\nexcept ImportError:\n    import d\n"
+    )
+    MODULES["sample"] = path
+    try:
+        assert sorted(imports("sample")) == ["a", "c", "d", "kvcalc.cli.app", "typing.TYPE_CHECKING"]
+        assert sorted(imports("sample", lazy=False)) == ["a", "c", "d", "typing.TYPE_CHECKING"]
+        assert own_imports("sample") == {"cli.app"}
+    finally:
+        del MODULES["sample"]
+
+
+@each_module
+def test_file_is_small_enough_to_read(module: str) -> None:
+    assert len(MODULES[module].read_text(encoding="utf-8").splitlines()) <= 260
