@@ -94,10 +94,22 @@ def test_set(kvcalc: Run, changes: str, model: str, worked: int) -> None:
 
 
 def test_explain_puts_the_numbers_into_every_formula(kvcalc: Run) -> None:
-    for line in ("llama-3.1-8b --context 100 --batch-size 3", "gemma-3-27b --context 4k", "deepseek-v3.2 --context 8k", "deepseek-v3 --tp 8"):
+    for line in (
+        "llama-3.1-8b --context 100 --batch-size 3",
+        "gemma-3-27b --context 4k",
+        "deepseek-v3.2 --context 8k",
+        "deepseek-v3 --tp 8",
+    ):
         text = kvcalc(f"size {line} --explain").out
         (record,) = kvcalc(f"size {line} --format json").records
-        for name in ("kv_cache_bytes", "kv_cache_read_bytes", "kv_cache_allocated_bytes", "bytes_per_token", "fixed_bytes", "weight_bytes"):
+        for name in (
+            "kv_cache_bytes",
+            "kv_cache_read_bytes",
+            "kv_cache_allocated_bytes",
+            "bytes_per_token",
+            "fixed_bytes",
+            "weight_bytes",
+        ):
             assert re.search(rf"\b{name} = .*\b{record[name]:,}\b", text), name
         assert f"{record['parameters']:,}" in text
         sums = re.findall(r"([\d,]+) layers × ([\d,]+) rows .*?× ([\d,]+) B.* = ([\d,]+)$", text, re.MULTILINE)
@@ -166,7 +178,10 @@ def terminal(columns: int, *words: str, **environment: str) -> str:
     pty = pytest.importorskip("pty")
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        command(*words, COLUMNS=str(columns), TERM="xterm-256color", **environment), stdout=follower, stderr=follower, stdin=follower
+        command(*words, COLUMNS=str(columns), TERM="xterm-256color", **environment),
+        stdout=follower,
+        stderr=follower,
+        stdin=follower,
     )
     os.close(follower)
     shown, until = b"", time.monotonic() + 30

@@ -110,5 +110,10 @@ def test_context_beyond_the_models_own_is_computed_with_a_note(kvcalc: Run) -> N
 
 
 def test_control_characters_in_a_name_do_not_reach_the_terminal(kvcalc: Run) -> None:
-    for line in ("size '\x1b[31mred'", "size gpt2 --set '\x1b[2J=3'", "compare gpt2 --variants '\x1b[2J'", "size gpt2 --dtype '\x07'"):
+    for line in (
+        "size '\x1b[31mred'",
+        "size gpt2 --set '\x1b[2J=3'",
+        "compare gpt2 --variants '\x1b[2J'",
+        "size gpt2 --dtype '\x07'",
+    ):
         assert kvcalc(line).err[:-1].isprintable(), line

@@ -86,7 +86,14 @@ def test_latent_layouts_refuse_keys_and_values(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("spelling", "name"),
-    [("float16", "fp16"), ("half", "fp16"), ("BFloat16", "bf16"), ("fp8_e4m3", "fp8"), ("fp8_e5m2", "fp8"), ("torch.float32", "fp32")],
+    [
+        ("float16", "fp16"),
+        ("half", "fp16"),
+        ("BFloat16", "bf16"),
+        ("fp8_e4m3", "fp8"),
+        ("fp8_e5m2", "fp8"),
+        ("torch.float32", "fp32"),
+    ],
 )
 def test_spellings(spelling: str, name: str) -> None:
     assert load_format(spelling) is FORMATS[name]

@@ -47,7 +47,9 @@ def test_a_good_file_is_read(tmp_path: Path, kvcalc: Run) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD)
     assert cache_size(load_model(str(path)), 10).stored == 2 * 10 * 2 * 2 * 16 * 2
-    assert kvcalc("size", str(path), "--context", "10", "--format", "json").records[0]["kv_cache_bytes"] == 2 * 10 * 2 * 2 * 16 * 2
+    assert (
+        kvcalc("size", str(path), "--context", "10", "--format", "json").records[0]["kv_cache_bytes"] == 2 * 10 * 2 * 2 * 16 * 2
+    )
 
 
 # what replaces what in GOOD; the line that the error names; what it says
@@ -174,7 +176,10 @@ def test_missing_files_and_unusable_paths(kvcalc: Run, tmp_path: Path) -> None:
 
 
 def test_scalars_follow_yaml_1_2() -> None:
-    found = {text: scalar(text) for text in ("989e12", "3.35e12", "1_000", "-3", "+.5", "no", "on", "0x10", "0o7", "12:30", "~", "True")}
+    found = {
+        text: scalar(text)
+        for text in ("989e12", "3.35e12", "1_000", "-3", "+.5", "no", "on", "0x10", "0o7", "12:30", "~", "True")
+    }
     assert found == {
         "989e12": 989e12, "3.35e12": 3.35e12, "1_000": 1000, "-3": -3, "+.5": 0.5, "no": "no", "on": "on",
         "0x10": "0x10", "0o7": "0o7", "12:30": "12:30", "~": None, "True": True,

@@ -14,7 +14,9 @@ import kvcalc
 
 PACKAGE = Path(kvcalc.__file__).parent
 CHECKOUT = PACKAGE.parent
-in_checkout = pytest.mark.skipif(not (CHECKOUT / "pyproject.toml").is_file(), reason="not a checkout: there is nothing to build from")
+in_checkout = pytest.mark.skipif(
+    not (CHECKOUT / "pyproject.toml").is_file(), reason="not a checkout: there is nothing to build from"
+)
 ASK = """
 import json, kvcalc
 from kvcalc.catalog import shipped_folder
@@ -45,13 +47,27 @@ def ask(cwd: Path, *path: Path, isolated: bool = False) -> dict[str, object]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built offline from a copy of what a clone holds."""
     source, out = tmp_path_factory.mktemp("source") / "kvcalc", tmp_path_factory.mktemp("wheel")
-    skipped = shutil.ignore_patterns(".git", ".venv", "*cache*", "__pycache__", "*.egg-info", "build", "dist", "tests", "benchmarks")
+    skipped = shutil.ignore_patterns(
+        ".git", ".venv", "*cache*", "__pycache__", "*.egg-info", "build", "dist", "tests", "benchmarks"
+    )
     for name in ("kvcalc", "presets"):
         keep = shutil.ignore_patterns("__pycache__", "presets") if name == "kvcalc" else skipped
         shutil.copytree(CHECKOUT / name, source / name, ignore=keep)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(CHECKOUT / name, source / name)
-    words = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "-w", str(out), str(source)]
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-q",
+        "-w",
+        str(out),
+        str(source),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (found,) = out.glob("*.whl")

@@ -181,7 +181,9 @@ def test_shared_blocks_count_once_and_their_caches_every_time() -> None:
     shared = Layer(shared=(grouped(), Dense(intermediate_size=F)), norms=0)
     own = Layer(parts=(grouped(), Dense(intermediate_size=F)), norms=0)
     block = 64 * 128 + 2 * 64 * 32 + 128 * 64 + 3 * D * F
-    one, two, four = (of_kinds({"a": layer}, layers=4) for layer in (shared, Layer(shared=shared.shared, norms=0, weight_sets=2), own))
+    one, two, four = (
+        of_kinds({"a": layer}, layers=4) for layer in (shared, Layer(shared=shared.shared, norms=0, weight_sets=2), own)
+    )
     assert [m.parameters - BARE for m in (one, two, four)] == [block, 2 * block, 4 * block]
     assert cache_size(one, 100).stored == cache_size(four, 100).stored == 4 * 2 * 2 * 16 * 2 * 100
 

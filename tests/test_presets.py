@@ -16,21 +16,21 @@ stem = pytest.mark.parametrize("path", [*MODELS, *GPUS], ids=lambda p: p.stem)
 each_model = pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
 each_gpu = pytest.mark.parametrize("path", GPUS, ids=lambda p: p.stem)
 
-REQUIRED_MODELS = """
+REQUIRED = """
     gpt2 gpt2-medium gpt2-large gpt2-xl gpt-3-small gpt-3-medium gpt-3-large gpt-3-xl gpt-3-2.7b gpt-3-6.7b gpt-3-13b
     gpt-3-175b llama-7b llama-13b llama-33b llama-65b llama-2-7b llama-2-13b llama-2-70b llama-3-8b llama-3.1-8b
     llama-3.1-70b llama-3.1-405b llama-3.2-1b llama-3.2-3b mistral-7b-v0.1 mixtral-8x7b deepseek-v3 deepseek-v3.2 kimi-k2
     qwen2.5-72b qwen3-8b qwen3-235b-a22b qwen3-next-80b-a3b gemma-3-27b gpt-oss-20b gpt-oss-120b glm-5.2 llama-4-scout
     falcon-7b hunyuan-large starcoder2-3b
-""".split()  # fmt: skip
-REQUIRED_GPUS = "h100-sxm h100-pcie h200 a100-80gb l40s l4 rtx-4090 b200 mi300x".split()
+"""
+REQUIRED_GPUS = ("h100-sxm", "h100-pcie", "h200", "a100-80gb", "l40s", "l4", "rtx-4090", "b200", "mi300x")
 
 
 def spec(path: Path) -> Model | Gpu:
     return read(path, Model if path.parent.name == "models" else Gpu)
 
 
-@pytest.mark.parametrize("name", REQUIRED_MODELS)
+@pytest.mark.parametrize("name", REQUIRED.split())
 def test_model_is_there(name: str) -> None:
     assert load_model(name).name == name
 

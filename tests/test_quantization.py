@@ -57,7 +57,9 @@ def test_integer_formats_by_name(name: str, worked: int) -> None:
     assert load_weight_format(name).matrix_bytes(256, 512) == worked
 
 
-@pytest.mark.parametrize(("name", "same"), [("bitsandbytes", "nf4"), ("w4a16", "int4"), ("FP8_E4M3", "fp8"), ("awq_marlin", "awq")])
+@pytest.mark.parametrize(
+    ("name", "same"), [("bitsandbytes", "nf4"), ("w4a16", "int4"), ("FP8_E4M3", "fp8"), ("awq_marlin", "awq")]
+)
 def test_other_tools_names(name: str, same: str) -> None:
     assert load_weight_format(name) is WEIGHT_FORMATS[same]
 
@@ -104,7 +106,10 @@ def test_biases_keep_the_dtype() -> None:
 
 def test_first_scheme_that_covers_a_matrix_counts_and_listed_ones_are_left_out() -> None:
     moe = Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
-    schemes = (Quantization("mxfp4", covers=("*.experts.*",)), Quantization("fp8", except_for=("embedding", "lm_head", "*.router")))
+    schemes = (
+        Quantization("mxfp4", covers=("*.experts.*",)),
+        Quantization("fp8", except_for=("embedding", "lm_head", "*.router")),
+    )
     model = of_kinds({"moe": Layer(parts=(grouped(), moe), unquantized=("o",))}, layers=1, quantization=schemes)
     expert = 4 * (2 * (64 * 32 // 2 + 2 * 32) + 32 * 64 // 2 + 1 * 64)  # a byte for 32 inputs
     fp8 = 64 * 128 + 2 * 64 * 32 + 3 * 4  # q, k, v

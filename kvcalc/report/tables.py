@@ -28,9 +28,9 @@ def console() -> Console:
 
 
 def show(records: Sequence[Record], columns: Sequence[Column], title: str = "", notes: Sequence[str] = ()) -> None:
-    """Print records as a table under a title, with the assumptions below it."""
+    """Print records as a table under a title, with the assumptions below it; columns that tell nothing become a note."""
     out = console()
-    used = [c for c in columns if any(r.get(c.key) is not None for r in records)]
+    used, remarks = condensed(records, [c for c in columns if any(r.get(c.key) is not None for r in records)])
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in used:
         table.add_column(Text(column.title), justify="right" if column.right else "left", no_wrap=True)
@@ -41,9 +41,39 @@ def show(records: Sequence[Record], columns: Sequence[Column], title: str = "", 
     if _widest(records, used) > out.width:
         _cards(out, records, used)
     else:
-        out.print(table)
-    for note in notes:
+        with out.capture() as captured:
+            out.print(table)
+        out.file.write("".join(line.rstrip(" ") + "\n" for line in captured.get().splitlines()))
+    for note in (*notes[:1], *remarks, *notes[1:]):
         out.print(Text(note, style="dim"))
+
+
+_HOISTED = {"context": "context", "batch_size": "batch", "kv_cache_dtype": "cache dtype"}
+_ECHOES = {
+    "kv_cache_read_bytes": ("kv_cache_bytes", "read per step"),
+    "kv_cache_allocated_bytes": ("kv_cache_bytes", "in blocks"),
+    "active_parameters": ("parameters", "active"),
+}
+
+
+def condensed(records: Sequence[Record], columns: Sequence[Column]) -> tuple[list[Column], list[str]]:
+    """The columns without those that say the same in every row or only repeat another, and remarks that say so instead."""
+    kept, constant, echoed = [], [], []
+    for column in columns:
+        values = [r.get(column.key) for r in records]
+        same = len(records) > 1 and all(v == values[0] for v in values)
+        other, name = _ECHOES.get(column.key, ("", ""))
+        if column.key in _HOISTED and same:
+            constant.append(f"{_HOISTED[column.key]} {column.show(values[0])}")
+        elif other and len(records) > 1 and all(r.get(column.key) == r.get(other) for r in records):
+            echoed.append(name)
+        elif not (column.key == "fixed_bytes" and same and not values[0]):
+            kept.append(column)
+    remarks = [", ".join(constant)] if constant else []
+    cache = [name for name in echoed if name != "active"]
+    if cache:
+        remarks.append(f"{' and '.join(cache)}: the same bytes as stored, in every row")
+    return kept, remarks
 
 
 def _widest(records: Sequence[Record], columns: Sequence[Column]) -> int:

@@ -95,7 +95,9 @@ compressed = st.builds(
 )  # fmt: skip
 feed_forward = st.one_of(
     st.builds(Dense, intermediate_size=st.integers(1, 500), gated=st.booleans(), bias=st.booleans()),
-    st.builds(Moe, num_experts=st.integers(4, 8), num_experts_per_tok=st.integers(1, 4), moe_intermediate_size=st.integers(1, 64)),
+    st.builds(
+        Moe, num_experts=st.integers(4, 8), num_experts_per_tok=st.integers(1, 4), moe_intermediate_size=st.integers(1, 64)
+    ),
 )
 
 

@@ -128,7 +128,9 @@ def test_all_blocks_chosen_read_every_key(part: BlockSparse, context: int) -> No
 
 
 @given(grouped(), st.integers(1, 12), st.integers(1, 8), contexts, batches)
-def test_sharing_divides_the_cache_where_it_divides_the_layers(part: Grouped, share: int, times: int, context: int, batch: int) -> None:
+def test_sharing_divides_the_cache_where_it_divides_the_layers(
+    part: Grouped, share: int, times: int, context: int, batch: int
+) -> None:
     plain = one(part, layers=share * times)
     shared = variant(plain, f"cla:{share}").model
     whole, part_of_it = cache_size(plain, context, batch), cache_size(shared, context, batch)

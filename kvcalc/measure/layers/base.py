@@ -1,0 +1,129 @@
+"""What all layers share: parameters as the spec lists them, rotary positions, norms.
+
+Shapes: B sequences, n new tokens, D the residual's width, H query heads, G KV heads, d a head's width, S tokens in all.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kvcalc.cache import CacheEntry
+from kvcalc.errors import UserError
+from kvcalc.measure.cache import LayerCache
+from kvcalc.part import Part
+from kvcalc.weights import Kind, Weight
+
+ROPE_BASE = 10_000.0
+NORM_EPSILON = 1e-6
+
+
+class Parameters(nn.Module):
+    """Random parameters, one for each weight of a spec: `name` [outputs, inputs] or [outputs], and `name_bias`."""
+
+    def __init__(self, weights: Sequence[Weight]) -> None:
+        super().__init__()
+        self.biased = {w.name for w in weights if w.bias}
+        for w in weights:
+            if w.kind is Kind.VECTOR:
+                self._add(w.name, 1 + torch.randn(w.outputs) / 8)
+            else:
+                self._add(w.name, torch.randn(w.outputs, w.inputs) * w.inputs**-0.5)
+            if w.bias:
+                self._add(f"{w.name}_bias", torch.randn(w.bias) / 8)
+
+    def _add(self, name: str, values: Tensor) -> None:
+        self.register_parameter(name, nn.Parameter(values, requires_grad=False))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.get_parameter(name)
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """x [..., inputs] → [..., outputs], with the bias if the spec has one."""
+        bias = self[f"{name}_bias"] if name in self.biased else None
+        return nn.functional.linear(x, self[name], bias)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._parameters
+
+
+class Mixer(nn.Module):
+    """A part of a layer that looks back. `forward` is three steps, so that the middle one can be timed by itself.
+
+    prepare: projections and positions of the new tokens. core: writes them to the cache and attends, or scans. finish: the
+    projection back. The cache holds `past` tokens before the call; without a cache `past` is 0.
+    """
+
+    def __init__(self, spec: Part, hidden_size: int, rotates: bool = True) -> None:
+        super().__init__()
+        self.entries: tuple[CacheEntry, ...] = spec.cache()
+        self.weights = Parameters(spec.weights(hidden_size))
+        self.rotary = Rotary() if rotates else None
+        self.kernel = "sdpa"
+
+    def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
+        """x [B, n, D] → what the core takes."""
+        raise NotImplementedError
+
+    def core(self, prepared: tuple[Tensor, ...], cache: LayerCache | None, past: int) -> Tensor:
+        """The new tokens' rows go to the cache; the queries read it."""
+        raise NotImplementedError
+
+    def finish(self, mixed: Tensor, prepared: tuple[Tensor, ...]) -> Tensor:
+        """Back to [B, n, D]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, cache: LayerCache | None = None, past: int = 0) -> Tensor:
+        prepared = self.prepare(x, past)
+        return self.finish(self.core(prepared, cache, past), prepared)
+
+
+class Rotary:
+    """Rotary positions over the last axis, halves paired (GPT-NeoX order). Angles in float64, kept in the dtype in use."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, x: Tensor, past: int) -> Tensor:
+        """x [..., n, d] at positions past … past + n − 1."""
+        cos, sin = (t[past : past + x.shape[-2]] for t in self._table(x, past + x.shape[-2]))
+        low, high = x.chunk(2, -1)
+        return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+
+    def _table(self, x: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        key = (x.shape[-1], x.dtype, x.device)
+        if key not in self._tables or self._tables[key][0].shape[0] < tokens:
+            size = 1 << (tokens - 1).bit_length()
+            frequencies = ROPE_BASE ** (-torch.arange(0, x.shape[-1], 2, dtype=torch.float64) / x.shape[-1])
+            angles = torch.outer(torch.arange(size, dtype=torch.float64), frequencies)
+            self._tables[key] = (angles.cos().to(x.device, x.dtype), angles.sin().to(x.device, x.dtype))
+        return self._tables[key]
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """x / √(mean x² + ε) · weight over the last axis."""
+    return nn.functional.rms_norm(x, (x.shape[-1],), weight, NORM_EPSILON)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, n, h·d] → [B, h, n, d]."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """[B, h, n, d] → [B, n, h·d]."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def refuse(spec: Part, *fields: str) -> None:
+    """Raises UserError where one of these fields of a spec is switched on: its layer does not have it."""
+    for name in fields:
+        default = next(f.default for f in _fields(spec) if f.name == name)
+        if getattr(spec, name) != default:
+            raise UserError(f"`measure` has no {spec.label} layer with {name} {getattr(spec, name)!r}", hint="Switch it off with --set")
+
+
+def _fields(spec: Part) -> tuple[object, ...]:
+    import msgspec
+
+    return msgspec.structs.fields(spec)
