@@ -62,9 +62,8 @@ def main() -> int:
         pairs = [(cpu_seconds(least), cpu_seconds(ours)) for _ in range(runs)]
     ratio = statistics.median(b / a for a, b in pairs)
     yardstick, kvcalc = (statistics.median(column) * 1000 for column in zip(*pairs, strict=True))
-    print(
-        f"yardstick {yardstick:.0f} ms, kvcalc size {kvcalc:.0f} ms of CPU; median ratio of {runs} pairs {ratio:.2f}, target {TARGET}"
-    )
+    print(f"CPU: yardstick {yardstick:.0f} ms, kvcalc size {kvcalc:.0f} ms")
+    print(f"median ratio of {runs} pairs {ratio:.2f}, target {TARGET}")
     return int(ratio > TARGET)
 
 

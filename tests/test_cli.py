@@ -34,7 +34,7 @@ def test_json_is_one_array_of_flat_records_in_order(kvcalc: Run) -> None:
     for record in records:
         assert set(KEYS) <= set(record)
         assert not any(isinstance(v, list | dict) for v in record.values())
-        assert all(isinstance(v, int) for k, v in record.items() if k.endswith("_bytes") or k.endswith("parameters"))
+        assert all(isinstance(v, int) for k, v in record.items() if k.endswith(("_bytes", "parameters")))
 
 
 def test_null_where_a_figure_does_not_exist(kvcalc: Run, tmp_path: Path) -> None:

@@ -83,7 +83,10 @@ MIXERS = [
     # q [64, 8·24], kv_down [64, 40], norm 32, kv_up [32, 8·32], o [128, 64]
     (latent(), 64 * 192 + 64 * 40 + 32 + 32 * 256 + 128 * 64 + 64),
     (latent(q_lora_rank=16), 64 * 16 + 16 + 16 * 192 + 64 * 40 + 32 + 32 * 256 + 128 * 64 + 64),
-    (latent(q_lora_rank=16, qkv_bias=True, o_bias=True), 64 * 16 + 16 + 16 + 16 * 192 + 64 * 40 + 40 + 32 + 32 * 256 + 128 * 64 + 64 + 64),
+    (
+        latent(q_lora_rank=16, qkv_bias=True, o_bias=True),
+        64 * 16 + 16 + 16 + 16 * 192 + 64 * 40 + 40 + 32 + 32 * 256 + 128 * 64 + 64 + 64,
+    ),
     (latent(kv_norm=False, sinks=True), 64 * 192 + 64 * 40 + 32 * 256 + 128 * 64 + 64 + 8),
     (latent(output_gate="full"), 64 * 192 + 64 * 40 + 32 + 32 * 256 + 128 * 64 + 64 + 64 * 128),
     (latent(output_gate="head"), 64 * 192 + 64 * 40 + 32 + 32 * 256 + 128 * 64 + 64 + 64 * 8),
@@ -123,6 +126,10 @@ def test_parameters_of_compressed_attention() -> None:
     assert counted["CSA 1:4"] == plain + compressor(4, 2 * 512, 512) + indexer
 
 
+def moe(**fields: object) -> Moe:
+    return Moe(**({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} | fields))  # type: ignore[arg-type]
+
+
 FFNS = [
     (Dense(intermediate_size=128), 3 * 64 * 128),
     (Dense(intermediate_size=128, gated=False), 2 * 64 * 128),
@@ -130,17 +137,17 @@ FFNS = [
     (Dense(intermediate_size=128, gated=False, bias=True, down_bias=False), 2 * 64 * 128 + 128),
     (Dense(intermediate_size=128, input_size=32), 2 * 32 * 128 + 128 * 64),
     # router and 4 experts
-    (Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32), 64 * 4 + 4 * 3 * 64 * 32),
-    (Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, bias=True), 64 * 4 + 4 * (3 * 64 * 32 + 2 * 32 + 64)),
-    (Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, gated=False), 64 * 4 + 4 * 2 * 64 * 32),
+    (moe(), 64 * 4 + 4 * 3 * 64 * 32),
+    (moe(bias=True), 64 * 4 + 4 * (3 * 64 * 32 + 2 * 32 + 64)),
+    (moe(gated=False), 64 * 4 + 4 * 2 * 64 * 32),
     (
-        Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=48, shared_expert_gate=True),
+        moe(shared_expert_intermediate_size=48, shared_expert_gate=True),
         64 * 4 + 4 * 3 * 64 * 32 + 3 * 64 * 48 + 64,
     ),
-    (Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, moe_latent_size=16), 64 * 4 + 2 * 64 * 16 + 4 * 3 * 16 * 32),
-    (Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, zero_experts=2), 64 * 6 + 4 * 3 * 64 * 32),
+    (moe(moe_latent_size=16), 64 * 4 + 2 * 64 * 16 + 4 * 3 * 16 * 32),
+    (moe(zero_experts=2), 64 * 6 + 4 * 3 * 64 * 32),
     (
-        Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, router_bias=True, correction_bias=True),
+        moe(router_bias=True, correction_bias=True),
         64 * 4 + 4 + 4 + 4 * 3 * 64 * 32,
     ),
     (Projections(matrices={"a": (64, 8), "b": (8, 64, 64)}, vectors={"c": 5}), 64 * 8 + 8 * 64 + 64 + 5),

@@ -65,7 +65,7 @@ def test_other_tools_names(name: str, same: str) -> None:
 
 
 def test_unknown_format_names_its_neighbours() -> None:
-    with pytest.raises(UserError, match="'nvfp5'.*nvfp4"):
+    with pytest.raises(UserError, match=r"'nvfp5'.*nvfp4"):
         load_weight_format("nvfp5")
 
 
