@@ -49,10 +49,12 @@ def preset_files(kind: str) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in [*user_folders(), shipped_folder()]:
         try:
-            for path in sorted((folder / kind).glob("*.yaml")):
-                found.setdefault(path.stem, path)
+            names = sorted(os.listdir(folder / kind))  # several times as fast as glob
         except OSError:
             continue
+        for name in names:
+            if name.endswith(".yaml") and not name.startswith("."):
+                found.setdefault(name.removesuffix(".yaml"), folder / kind / name)
     return found
 
 

@@ -1,46 +1,46 @@
-"""What fits on GPUs: memory to a budget for the cache, and a budget to sequences and tokens. Two functions, apart.
+"""What fits on GPUs: a budget for the cache (`budget`), and what an engine makes of it (`engines`). Two steps, apart.
 
-`budget` knows no engine's pages, `engines` no GPU's memory. Every figure is that of one GPU, the one of the replica that
-holds the fewest sequences; `max_num_seqs` alone counts the whole replica's, as `--batch-size` does.
+Every figure is that of one GPU: of the pipeline stage that holds the fewest sequences. `max_num_seqs` alone, asked and
+answered, counts the whole replica's, as `--batch-size` does: dp divides it.
 """
 
-from math import ceil, floor
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision, Sequences
+from kvcalc.batch import ONE_GPU, PUBLISHED, Parallelism, Precision
+from kvcalc.budget import (
+    Budget,
+    activation_peak,
+    budget,
+    default_batched_tokens,
+    default_utilization,
+    draft_weights,
+    mtp_weights,
+    overhead_bytes,
+    stage_weights,
+)
 from kvcalc.engines import PLANNERS, Held, Plan, Settings
-from kvcalc.engines.llama_cpp import UBATCH
 from kvcalc.engines.rows import engine_precision
-from kvcalc.engines.sglang import chunk_tokens, static_fraction
 from kvcalc.errors import UserError, nearest
-from kvcalc.forward import forward
 from kvcalc.gpu import Gpu
-from kvcalc.memory import size_of, stage_weight_bytes, weight_bytes
-from kvcalc.model import NORM_VECTORS, Model
-from kvcalc.parallel import check, local, stages
+from kvcalc.model import Model
+from kvcalc.parallel import check, stages
 from kvcalc.precision import Formats
-from kvcalc.units import MOST_TOKENS, format_bytes
-from kvcalc.weights import matrix, vector
+from kvcalc.units import MOST_TOKENS
 
-GIB = 1 << 30
-# Measured by others, not derived; `--overhead-bytes` overrides their sum. Sources in docs/engines.md.
-CONTEXT_BYTES = 7 * GIB // 10  # CUDA context: an H100 of 79.18 GiB has 78.48 free before weights (SGLang's start-up log)
-LIBRARY_BYTES = 13 * GIB // 100  # what libraries take outside torch (vLLM's log: "0.13 GiB for non-torch memory")
-GRAPH_BYTES = 36 * GIB // 100  # CUDA graphs (vLLM's log: "Estimated CUDA graph memory: 0.36 GiB total")
-COLLECTIVE_BYTES = 2 * GIB  # buffers of the collectives of several GPUs (SGLang's log at tp 8: 2.01 GB)
-OF = ("total", "free")
-MODES = ("none", "align")
+MOST_BYTES = 1 << 60
+CHOICES = {"mamba_cache_mode": ("none", "align"), "utilization_of": ("", "total", "free")}
 
 
 class FitOptions(msgspec.Struct, frozen=True):
     """What `fit` is asked. 0, '' and None leave a choice to the engine or the model.
 
     max_model_len: tokens of each of max_num_seqs sequences. utilization_of: share of the GPU's total memory, or of what is
-    free once a CUDA context and the collectives stand. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override
-    vLLM's number of blocks; weight_bytes, activation_bytes and overhead_bytes replace the three terms. shared_prefix: first
-    tokens that all sequences have in common. mtp: with the multi-token-prediction layers. draft: a model beside this one.
+    free once context and collectives stand. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override vLLM's number
+    of blocks; weight_bytes, activation_bytes and overhead_bytes the three terms. shared_prefix: first tokens that all
+    sequences have in common. mtp: with the multi-token-prediction layers. draft: a model beside this one.
+    kv_offloading_bytes: host memory for the cache, per GPU.
     """
 
     engine: str = "none"
@@ -68,97 +68,81 @@ class FitOptions(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.engine not in PLANNERS:
             raise UserError(f"unknown engine {self.engine!r}", hint=nearest(self.engine, PLANNERS))
-        for name, known in (("mamba_cache_mode", MODES), ("utilization_of", (*OF, ""))):
+        for name, known in CHOICES.items():
             if getattr(self, name) not in known:
-                what = name.replace("_", "-")
-                raise UserError(f"unknown --{what} {getattr(self, name)!r}", hint=f"Known: {', '.join(filter(None, known))}")
+                hint = f"Known: {', '.join(filter(None, known))}"
+                raise UserError(f"unknown {name.replace('_', '-')} {getattr(self, name)!r}", hint=hint)
         if not (self.gpu_memory_utilization == 0 or 0 < self.gpu_memory_utilization <= 1):
             raise UserError(f"GPU memory utilisation {self.gpu_memory_utilization!r} is not above 0 and at most 1")
-        for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks_override", "block_size", "shared_prefix"):
-            _whole(name, getattr(self, name), 0)
+        for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks_override", "shared_prefix"):
+            _whole(name, getattr(self, name))
+        _whole("block_size", self.block_size, most=1 << 20)
+        _whole("max_in_flight_batches", self.max_in_flight_batches, most=1 << 20)
         _whole("max_num_seqs", self.max_num_seqs, 1)
-        for name in ("max_in_flight_batches", "kv_cache_memory_bytes", "kv_offloading_bytes"):
-            _whole(name, getattr(self, name), 0, 1 << 60)
-        for name in ("weight_bytes", "activation_bytes", "overhead_bytes"):
+        for name in ("kv_cache_memory_bytes", "kv_offloading_bytes", "weight_bytes", "activation_bytes", "overhead_bytes"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 0, 1 << 60)
+                _whole(name, getattr(self, name), most=MOST_BYTES)
         if self.num_gpu_blocks_override and self.engine != "vllm":
             raise UserError("--num-gpu-blocks-override is vLLM's", hint="Add --engine vllm")
 
 
-class Budget(NamedTuple):
-    """Memory of one GPU, term by term: share − weights − activation − overhead = cache, which may be negative.
-
-    share: what the process may use. outside: activation and overhead lie outside the share (SGLang).
-    """
-
-    memory: int
-    share: int
-    weights: int
-    activation: int
-    overhead: int
-    outside: bool = False
-
-    @property
-    def cache(self) -> int:
-        """Bytes left for the cache; negative where there are too few."""
-        return self.share - self.weights - (0 if self.outside else self.activation + self.overhead)
-
-
 class Fit(msgspec.Struct, frozen=True):
-    """One answer: the budget, the engine's plan on the deciding stage, and what fits in it."""
+    """One answer.
+
+    stage: the pipeline stage that decides. length: max_model_len as asked, or the model's own. kv_budget: bytes that the
+    plan works with. sequences: of `length`, in the replica. longest: tokens of each of the sequences asked for; None where
+    the cache stops growing before the budget ends. held: every layer that keeps a cache, drafts included.
+    """
 
     model: Model
     gpu: Gpu
     ranks: Parallelism
     options: FitOptions
     formats: Formats
+    settings: Settings
     budget: Budget
-    plan: Plan
-    length: int
-    kv_budget: int
-    sequences: int
-    longest: int | None
     utilization: float
     of: str
-    settings: Settings
-    mtp_bytes: int
-    draft_bytes: int
+    stage: int
+    plan: Plan
+    kv_budget: int
+    length: int
+    sequences: int
+    longest: int | None
+    held: tuple[Held, ...]
+    beside: dict[str, int]
     notes: tuple[str, ...]
 
     @property
-    def weights_fit(self) -> bool:
-        """Whether the weights are within the share."""
-        return self.budget.weights <= self.budget.share
-
-    @property
     def shortage(self) -> int:
-        """Bytes that weights, activations and overhead are over the share; 0 where they are not."""
+        """Bytes by which weights, activations and overhead exceed the share; 0 where they do not."""
         return max(0, -self.budget.cache)
 
     @property
+    def within(self) -> bool:
+        """Whether what the cache takes is within the memory's budget, where it was given rather than computed."""
+        return self.plan.pool(self.kv_budget) <= max(0, self.budget.cache)
+
+    @property
     def fits(self) -> bool:
-        """Whether max_num_seqs sequences of max_model_len tokens fit."""
-        return self.sequences >= self.options.max_num_seqs
+        """Whether max_num_seqs sequences of max_model_len tokens fit beside the weights."""
+        return self.shortage == 0 and self.within and self.sequences >= self.options.max_num_seqs
+
+    @property
+    def per_rank(self) -> int:
+        """Of the sequences asked for, those on one of the dp ranks."""
+        return self.ranks.sequences(self.options.max_num_seqs)
 
 
-def budget(
-    memory: int,
-    utilization: float,
-    weights: int,
-    activation: int,
-    overhead: int,
-    of: str = "total",
-    taken: int = 0,
-    outside: bool = False,
-) -> Budget:
-    """The budget of one GPU of `memory` bytes.
+class _Stage(msgspec.Struct, frozen=True):
+    """One pipeline stage's budget and plan, and what fits there."""
 
-    Of total: share = ⌈memory · utilization⌉ (vLLM). Of free: share = ⌊(memory − taken) · utilization⌋, with `taken` the
-    context and collectives that stand before the weights.
-    """
-    share = ceil(memory * utilization) if of == "total" else floor(max(0, memory - taken) * utilization)
-    return Budget(memory, share, weights, activation, overhead, outside)
+    number: int
+    budget: Budget
+    plan: Plan
+    kv_budget: int
+    sequences: int
+    concurrency: float
 
 
 def fit(
@@ -171,154 +155,84 @@ def fit(
     """What fits of `model` on GPUs of one kind. Raises UserError on a request that no engine could be given."""
     asked = options or FitOptions()
     check(model, parallelism)
-    precision, note = engine_precision(asked.engine, model, precision, precision.kv_cache_dtype)
+    precision, note = engine_precision(asked.engine, model, precision)
     formats = Formats(model, precision)
     settings = _settings(asked, gpu, parallelism)
+    of = asked.utilization_of or ("free" if asked.engine in ("sglang", "llama.cpp") else "total")
+    used = asked.gpu_memory_utilization or default_utilization(
+        asked.engine, gpu, settings.max_num_batched_tokens, parallelism
+    )
     length = asked.max_model_len or model.max_context or 4096
-    held = _held(model, formats, parallelism, asked)
-    per_rank = parallelism.sequences(asked.max_num_seqs)
-    mtp, draft = _mtp_bytes(model, formats, parallelism) if asked.mtp else 0, _draft_bytes(asked, precision, parallelism)
-    candidates = []
-    for stage in range(parallelism.pp):
-        last = stage == parallelism.pp - 1
-        found = _budget(model, formats, gpu, precision, parallelism, asked, settings, stage, (mtp + draft) * last)
-        plan = PLANNERS[asked.engine](held, parallelism, settings, stage)
-        cache = _cache_budget(asked, found, plan)
+    held = _held(model, formats, parallelism, asked, precision)
+    beside = {"mtp": mtp_weights(model, formats, parallelism)} if asked.mtp else {}
+    if asked.draft:
+        beside["draft"] = draft_weights(asked.draft, Precision(), parallelism)
+    found = []
+    for number in range(parallelism.pp):
+        extra = sum(beside.values()) if number == parallelism.pp - 1 else 0
+        terms = _terms(model, formats, precision, parallelism, asked, settings, number, extra)
+        inside, taken = overhead_bytes(asked.engine, parallelism, of)
+        overhead = inside if asked.overhead_bytes is None else asked.overhead_bytes
+        share = budget(gpu.memory_bytes, used, *terms, overhead, of, taken, asked.engine == "sglang")
+        plan = PLANNERS[asked.engine](held, parallelism, settings, number)
+        cache = _cache_budget(asked, share, plan)
         count = plan.most_sequences(cache, length, asked.shared_prefix)
-        candidates.append((count, plan.concurrency(cache, length), stage, found, plan, cache))
-    count, _, _, found, plan, cache = min(candidates, key=lambda c: c[:3])
-    lengths = [c[4].longest(c[5], per_rank, asked.shared_prefix) for c in candidates]
-    known = [s for s in lengths if s is not None]
-    utilization, of = _utilization(asked, gpu, settings, parallelism)
-    notes = tuple(filter(None, (note, *plan.notes)))
+        found.append(_Stage(number, share, plan, cache, count, plan.concurrency(cache, length)))
+    decides = min(found, key=lambda s: (s.sequences, s.concurrency, s.kv_budget))
+    lengths = [s.plan.longest(s.kv_budget, parallelism.sequences(asked.max_num_seqs), asked.shared_prefix) for s in found]
     return Fit(
-        model, gpu, parallelism, asked, formats, found, plan, length, cache, count * parallelism.dp,
-        min(known) if known else None, utilization, of, settings, mtp, draft, notes,
+        model=model, gpu=gpu, ranks=parallelism, options=asked, formats=formats, settings=settings, budget=decides.budget,
+        utilization=used, of=of, stage=decides.number, plan=decides.plan, kv_budget=decides.kv_budget, length=length,
+        sequences=decides.sequences * parallelism.dp, longest=min((s for s in lengths if s is not None), default=None),
+        held=tuple(held), beside=beside, notes=tuple(filter(None, (note, *decides.plan.notes))),
     )  # fmt: skip
 
 
-def _cache_budget(asked: FitOptions, found: Budget, plan: Plan) -> int:
+def _cache_budget(asked: FitOptions, share: Budget, plan: Plan) -> int:
     if asked.num_gpu_blocks_override:
         return asked.num_gpu_blocks_override * (plan.bytes_per_block or 0)
-    return asked.kv_cache_memory_bytes or max(0, found.cache)
+    return asked.kv_cache_memory_bytes or max(0, share.cache)
 
 
 def _settings(asked: FitOptions, gpu: Gpu, ranks: Parallelism) -> Settings:
-    tokens = asked.max_num_batched_tokens or default_batched_tokens(asked.engine, gpu)
-    batches = asked.max_in_flight_batches or max(2, ranks.pp)
     return Settings(
-        asked.block_size, tokens, batches, asked.mamba_cache_mode, asked.mamba_ssm_cache_dtype, asked.hybrid, asked.flash_attention
+        block_size=asked.block_size,
+        max_num_batched_tokens=asked.max_num_batched_tokens or default_batched_tokens(asked.engine, gpu),
+        max_in_flight_batches=asked.max_in_flight_batches or max(2, ranks.pp),
+        mamba_cache_mode=asked.mamba_cache_mode,
+        mamba_ssm_cache_dtype=asked.mamba_ssm_cache_dtype,
+        hybrid=asked.hybrid,
+        flash_attention=asked.flash_attention,
     )
 
 
-def default_batched_tokens(engine: str, gpu: Gpu) -> int:
-    """Tokens of one pass by default: vLLM's by GPU memory (2048 below 70 GiB and on an A100, 16384 from 160 GiB, else 8192),
-
-    SGLang's prefill chunk, llama.cpp's micro-batch of 512.
-    """
-    if engine == "llama.cpp":
-        return UBATCH
-    if engine == "sglang":
-        return chunk_tokens(gpu.memory_bytes)
-    if gpu.memory_bytes < 70 * GIB or gpu.name.startswith("a100"):
-        return 2048
-    return 16384 if gpu.memory_bytes >= 160 * GIB else 8192
-
-
-def _utilization(asked: FitOptions, gpu: Gpu, settings: Settings, ranks: Parallelism) -> tuple[float, str]:
-    of = asked.utilization_of or ("free" if asked.engine in ("sglang", "llama.cpp") else "total")
-    if asked.gpu_memory_utilization:
-        return asked.gpu_memory_utilization, of
-    if asked.engine == "sglang":
-        return static_fraction(gpu.memory_bytes, settings.max_num_batched_tokens, ranks), of
-    return (1.0 if asked.engine == "llama.cpp" else 0.92), of
-
-
-def _budget(
-    model: Model, formats: Formats, gpu: Gpu, precision: Precision, ranks: Parallelism, asked: FitOptions,
-    settings: Settings, stage: int, beside: int,
-) -> Budget:  # fmt: skip
-    kinds = stages(model, ranks.pp)[stage] if ranks.pp > 1 else model.order
-    counts = {kind: kinds.count(kind) for kind in model.kinds}
-    weights = asked.weight_bytes
+def _terms(
+    model: Model, formats: Formats, precision: Precision, ranks: Parallelism, asked: FitOptions, settings: Settings,
+    stage: int, beside: int,
+) -> tuple[int, int]:  # fmt: skip
+    """(weights, activation peak) of one stage, as given or computed."""
+    weights, peak = asked.weight_bytes, asked.activation_bytes
     if weights is None:
-        weights = stage_weight_bytes(model, counts, formats, ranks, stage) + beside
-    activation = asked.activation_bytes
-    if activation is None:
-        activation = activation_peak(model, precision, ranks, settings.max_num_batched_tokens, asked.max_num_seqs, stage)
-    collectives = COLLECTIVE_BYTES if ranks.gpus > 1 else 0
-    utilization, of = _utilization(asked, gpu, settings, ranks)
-    taken = CONTEXT_BYTES + collectives if of == "free" else 0
-    overhead = asked.overhead_bytes
-    if overhead is None:
-        graphs = 0 if asked.engine == "llama.cpp" else GRAPH_BYTES
-        overhead = LIBRARY_BYTES + graphs + (0 if of == "free" else collectives)
-    return budget(gpu.memory_bytes, utilization, weights, activation, overhead, of, taken, asked.engine == "sglang")
+        weights = stage_weights(model, formats, ranks, stage) + beside
+    if peak is None:
+        sequences = ranks.sequences(asked.max_num_seqs)
+        peak = activation_peak(model, precision, ranks, settings.max_num_batched_tokens, sequences, stage)
+    return weights, peak
 
 
-def activation_peak(
-    model: Model, precision: Precision, ranks: Parallelism, tokens: int, sequences: int = 1, stage: int = 0
-) -> int:
-    """The most activation bytes that stand at once in a prefill of `tokens` tokens on one rank.
-
-    The largest operator's inputs and outputs, and the residual stream that waits beside it. An engine's allocator, its
-    compiler and its kernels' workspaces take more: a bound from below, which a measured figure should replace.
-    """
-    count = max(1, min(sequences, tokens))
-    share, left = divmod(tokens, count)
-    groups = [Sequences((count - left) * ranks.dp, share, 0)] if share and count > left else []
-    groups += [Sequences(left * ranks.dp, share + 1, 0)] if left else []
-    operators = forward(model, Batch(tuple(groups)), precision, ranks, stage=stage if ranks.pp > 1 else None)
-    residual = tokens * model.hidden_size * Formats(model, precision).element_bytes
-    return residual + max((int(o.cost.activation_bytes) for o in operators), default=0)
-
-
-def _held(model: Model, formats: Formats, ranks: Parallelism, asked: FitOptions) -> list[Held]:
+def _held(model: Model, formats: Formats, ranks: Parallelism, asked: FitOptions, precision: Precision) -> list[Held]:
     split = stages(model, ranks.pp) if ranks.pp > 1 else [model.order]
     found = [Held(model, kind, formats, stage) for stage, kinds in enumerate(split) for kind in kinds]
     last = ranks.pp - 1
-    if asked.mtp:
-        if not model.mtp:
-            raise UserError(f"{model.name} has no multi-token-prediction layers")
+    if asked.mtp and model.mtp:
         found += [Held(model, model.mtp.kind, formats, last)] * model.mtp.layers
     if asked.draft:
-        own = Formats(asked.draft, Precision("auto", formats.kv_cache_dtype if asked.draft.name == model.name else "auto"))
+        kept, _ = engine_precision(asked.engine, asked.draft, Precision(kv_cache_dtype=precision.kv_cache_dtype))
+        own = Formats(asked.draft, kept)
         found += [Held(asked.draft, kind, own, last) for kind in asked.draft.order]
     return found
 
 
-def _mtp_bytes(model: Model, formats: Formats, ranks: Parallelism) -> int:
-    """Weights of the prediction layers on one rank: each a layer, its projection [2·D, D], replicated, and three norms."""
-    if not model.mtp:
-        return 0
-    kind, width = model.mtp.kind, model.hidden_size
-    layer = sum(formats.weight_bytes(f"{kind}.{w.name}", local(w, ranks)) for w in model.layer_weights(kind))
-    join = formats.weight_bytes("mtp.projection", matrix("projection", 2 * width, width))
-    norms = formats.weight_bytes("mtp.norms", vector("norms", 3 * NORM_VECTORS[model.norm] * width))
-    return model.mtp.layers * (layer + join + norms)
-
-
-def _draft_bytes(asked: FitOptions, precision: Precision, ranks: Parallelism) -> int:
-    if not asked.draft:
-        return 0
-    spread = ranks.tp * ranks.dp if ranks.ep > 1 else 1
-    return weight_bytes(asked.draft, Precision("auto"), Parallelism(ranks.tp, 1, ranks.dp, spread))
-
-
-def transfer_bytes(found: Fit, length: int) -> int:
-    """What crosses the link for one sequence when prefill and decode stand on separate GPUs: the content, per rank."""
-    return PLANNERS["none"](_all(found), found.ranks, found.settings, found.ranks.pp - 1 if found.ranks.pp == 1 else 0).needed(
-        1, length
-    )
-
-
-def _all(found: Fit) -> list[Held]:
-    return _held(found.model, found.formats, found.ranks, found.options)
-
-
-def _whole(name: str, value: Any, least: int, most: int = MOST_TOKENS) -> None:
+def _whole(name: str, value: Any, least: int = 0, most: int = MOST_TOKENS) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise UserError(f"{name.replace('_', '-')} {value!r} is not a whole number from {least} to {most:,}")
-
-
-_ = (size_of, format_bytes)

@@ -23,16 +23,16 @@ def is_sparse(model: Model) -> bool:
     return any(e.role == "latent" and e.top for layer in model.kinds.values() for e in layer.entries)
 
 
-def engine_precision(engine: str, model: Model, precision: Precision, dtype: str) -> tuple[Precision, str]:
-    """The precision with the cache dtype that `engine` would store for `dtype`, and a note where that differs.
+def engine_precision(engine: str, model: Model, precision: Precision) -> tuple[Precision, str]:
+    """The precision with the cache dtype that `engine` would store, and a note where that differs from the one asked for.
 
     vLLM and SGLang store an fp8 cache of DSA latents as packed rows of 656 bytes; llama.cpp's own default is fp16.
     Raises UserError for a dtype that the engine has not.
     """
     known, note = DTYPES[engine], ""
-    used = canonical(dtype)
+    used = canonical(precision.kv_cache_dtype)
     if known is not None and used not in known and used != "auto":
-        raise UserError(f"{engine} has no cache dtype {dtype!r}", hint=f"It has: auto, {', '.join(known)}")
+        raise UserError(f"{engine} has no cache dtype {precision.kv_cache_dtype!r}", hint=f"It has: auto, {', '.join(known)}")
     if engine == "llama.cpp" and used == "auto":
         used = "fp16"
     published = canonical(model.kv_cache_dtype or "") if canonical(precision.dtype) == "auto" else ""

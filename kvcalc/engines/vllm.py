@@ -180,7 +180,7 @@ def _state(held: Held, part: Part, entries: list[CacheEntry], ranks: Parallelism
 
 
 def state_dtype(held: Held, part: Part, settings: Settings) -> str:
-    """The dtype of a recurrent state: as asked, else as the config says, else fp32 for KDA and Nemotron-H, else the model's."""
+    """The dtype of a recurrent state: as asked, else as the spec says, else fp32 for Nemotron-H, else the model's."""
     asked = canonical(settings.mamba_ssm_cache_dtype or "auto")
     if asked != "auto":
         if asked not in ("fp32", "bf16", "fp16"):
@@ -189,6 +189,4 @@ def state_dtype(held: Held, part: Part, settings: Settings) -> str:
     said: str | None = getattr(part, "state_dtype", None)
     if said:
         return said
-    if type(part).__name__ == "KimiDeltaAttention" or held.model.family.lower().startswith("nemotron"):
-        return "fp32"
-    return held.formats.dtype
+    return "fp32" if held.model.family.lower().startswith("nemotron") else held.formats.dtype

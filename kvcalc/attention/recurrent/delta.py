@@ -15,7 +15,8 @@ from kvcalc.weights import Weight, matrix, vector
 class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
     """linear_num_value_heads states of linear_key_head_dim × linear_value_head_dim, a decay and a step per head.
 
-    The output is normalised per head and gated by a projection as wide as the values.
+    The output is normalised per head and gated by a projection as wide as the values. state_dtype: as the config says; null
+    where it says nothing, which is fp32 here and the engine's choice under an engine.
     """
 
     STATE_FLOPS: ClassVar[int] = 6  # k·S, the outer product, q·S
@@ -26,7 +27,7 @@ class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
     linear_value_head_dim: Size
     linear_conv_kernel_dim: Size = 4
     conv_bias: bool = False
-    state_dtype: StateDtype = "fp32"
+    state_dtype: StateDtype | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """q and k [D, Hk·dk], v and gate [D, Hv·dv], step and decay [D, Hv], conv, A, step bias, norm [dv], out."""
@@ -50,7 +51,7 @@ class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
         return (
             conv_state(self.linear_num_key_heads, 2 * dk, kernel),
             conv_state(self.linear_num_value_heads, dv, kernel),
-            recurrent_state(self.linear_num_value_heads, dk, dv, self.state_dtype),
+            recurrent_state(self.linear_num_value_heads, dk, dv, self.state_dtype or "fp32"),
         )
 
     def problem(self) -> str:

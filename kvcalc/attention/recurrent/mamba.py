@@ -15,7 +15,8 @@ class Mamba(Part, frozen=True, tag="mamba"):
     """A Mamba block of intermediate_size channels and state_size states each.
 
     time_step_rank: width of the factored step projection. inner_norms: RMS weights on the step, B and C (Jamba).
-    n_mamba_heads: independent groups of channels with projections of their own (Zamba).
+    n_mamba_heads: independent groups of channels with projections of their own (Zamba). state_dtype: as the config says;
+    null where it says nothing, which is fp32 here and the engine's choice under an engine.
     """
 
     intermediate_size: Size
@@ -26,7 +27,7 @@ class Mamba(Part, frozen=True, tag="mamba"):
     conv_bias: bool = True
     proj_bias: bool = False
     inner_norms: bool = False
-    state_dtype: StateDtype = "fp32"
+    state_dtype: StateDtype | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """in [D, 2·E], conv [E, k], x [E, R + 2N], dt [R, E] with bias, A [E, N], D [E], out [E, D]."""
@@ -46,7 +47,7 @@ class Mamba(Part, frozen=True, tag="mamba"):
     def cache(self) -> tuple[CacheEntry, ...]:
         """kernel − 1 columns of E channels, and a state of E × N."""
         conv = conv_state(self.intermediate_size, 1, self.conv_kernel)
-        return conv, recurrent_state(self.intermediate_size, 1, self.state_size, self.state_dtype)
+        return conv, recurrent_state(self.intermediate_size, 1, self.state_size, self.state_dtype or "fp32")
 
     @property
     def label(self) -> str:
@@ -54,7 +55,7 @@ class Mamba(Part, frozen=True, tag="mamba"):
 
 
 class Mamba2(Part, frozen=True, tag="mamba2"):
-    """A Mamba-2 block of num_heads heads of head_dim, n_groups shared B and C of state_size."""
+    """A Mamba-2 block of num_heads heads of head_dim, n_groups shared B and C of state_size. state_dtype: as Mamba's."""
 
     num_heads: Size
     head_dim: Size
@@ -65,7 +66,7 @@ class Mamba2(Part, frozen=True, tag="mamba2"):
     proj_bias: bool = False
     gate_norm: bool = True
     out_bias: bool | None = None
-    state_dtype: StateDtype = "fp32"
+    state_dtype: StateDtype | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """in [D, 2·E + 2·G·N + H], conv over E + 2·G·N channels, A, D and step bias per head, norm [E], out [E, D]."""
@@ -87,7 +88,7 @@ class Mamba2(Part, frozen=True, tag="mamba2"):
         return (
             conv_state(self.num_heads, self.head_dim, self.conv_kernel),
             conv_state(self.n_groups, 2 * self.state_size, self.conv_kernel),
-            recurrent_state(self.num_heads, self.head_dim, self.state_size, self.state_dtype),
+            recurrent_state(self.num_heads, self.head_dim, self.state_size, self.state_dtype or "fp32"),
         )
 
     @property

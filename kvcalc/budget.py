@@ -1,0 +1,140 @@
+"""From a GPU's memory to bytes for the cache: share − weights − activations − overhead. Knows no engine's pages."""
+
+from math import ceil, floor
+from typing import NamedTuple
+
+from kvcalc.batch import Batch, Parallelism, Precision, Sequences
+from kvcalc.engines.llama_cpp import UBATCH
+from kvcalc.engines.sglang import chunk_tokens, static_fraction
+from kvcalc.errors import UserError
+from kvcalc.forward import forward
+from kvcalc.gpu import Gpu
+from kvcalc.memory import stage_weight_bytes, weight_bytes
+from kvcalc.model import NORM_VECTORS, Model
+from kvcalc.parallel import local, stages
+from kvcalc.precision import Formats
+from kvcalc.weights import matrix, vector
+
+GIB = 1 << 30
+# Measured by others, not derived; sources in docs/engines.md. `--overhead-bytes` replaces the three that a budget subtracts.
+CONTEXT_BYTES = 7 * GIB // 10  # CUDA context: an H100 of 79.18 GiB has 78.48 free before weights (SGLang's start-up log)
+LIBRARY_BYTES = 13 * GIB // 100  # what libraries take outside torch (vLLM's log: "0.13 GiB for non-torch memory")
+GRAPH_BYTES = 36 * GIB // 100  # CUDA graphs (vLLM's log: "Estimated CUDA graph memory: 0.36 GiB total")
+COLLECTIVE_BYTES = 2 * GIB  # buffers of the collectives of several GPUs (SGLang's log at tp 8: 2.01 GB)
+VLLM_UTILIZATION = 0.92  # vLLM's default since 0.20; 0.9 before
+
+
+class Budget(NamedTuple):
+    """Memory of one GPU, term by term: cache = share − weights − activation − overhead.
+
+    share: what the process may use. outside: activation and overhead lie outside the share (SGLang), and are not subtracted.
+    """
+
+    memory: int
+    share: int
+    weights: int
+    activation: int
+    overhead: int
+    outside: bool = False
+
+    @property
+    def cache(self) -> int:
+        """Bytes left for the cache; negative where there are too few."""
+        return self.share - self.weights - (0 if self.outside else self.activation + self.overhead)
+
+    @property
+    def weights_fit(self) -> bool:
+        """Whether the weights are within the share."""
+        return self.weights <= self.share
+
+
+def budget(
+    memory: int,
+    utilization: float,
+    weights: int,
+    activation: int,
+    overhead: int,
+    of: str = "total",
+    taken: int = 0,
+    outside: bool = False,
+) -> Budget:
+    """The budget of one GPU of `memory` bytes, from its terms.
+
+    Of total: share = ⌈memory · utilization⌉ (vLLM). Of free: share = ⌊(memory − taken) · utilization⌋, with `taken` what
+    stands before the weights: context and collectives.
+    """
+    share = ceil(memory * utilization) if of == "total" else floor(max(0, memory - taken) * utilization)
+    return Budget(memory, share, weights, activation, overhead, outside)
+
+
+def default_batched_tokens(engine: str, gpu: Gpu) -> int:
+    """Tokens of one pass: 2048 below 70 GiB and on an A100, 16384 from 160 GiB, else 8192 (vLLM's server).
+
+    SGLang: its prefill chunk. llama.cpp: its micro-batch of 512.
+    """
+    if engine == "llama.cpp":
+        return UBATCH
+    if engine == "sglang":
+        return chunk_tokens(gpu.memory_bytes)
+    if gpu.memory_bytes < 70 * GIB or gpu.name.startswith("a100"):
+        return 2048
+    return 16384 if gpu.memory_bytes >= 160 * GIB else 8192
+
+
+def default_utilization(engine: str, gpu: Gpu, tokens: int, ranks: Parallelism) -> float:
+    """vLLM's 0.92, SGLang's computed fraction, all for llama.cpp; `none` takes vLLM's."""
+    if engine == "sglang":
+        return static_fraction(gpu.memory_bytes, tokens, ranks)
+    return 1.0 if engine == "llama.cpp" else VLLM_UTILIZATION
+
+
+def overhead_bytes(engine: str, ranks: Parallelism, of: str) -> tuple[int, int]:
+    """(what a budget subtracts, what is taken before a share of the free memory): libraries, graphs, collectives, context.
+
+    A share of the total has the context beside it, and the collectives within.
+    """
+    collectives = COLLECTIVE_BYTES if ranks.gpus > 1 else 0
+    inside = LIBRARY_BYTES + (0 if engine == "llama.cpp" else GRAPH_BYTES)
+    return (inside, CONTEXT_BYTES + collectives) if of == "free" else (inside + collectives, 0)
+
+
+def activation_peak(
+    model: Model, precision: Precision, ranks: Parallelism, tokens: int, sequences: int = 1, stage: int = 0
+) -> int:
+    """The most activation bytes that stand at once in a prefill of `tokens` tokens on one rank, from `sequences` prompts.
+
+    The largest operator's inputs and outputs, and the residual stream that waits beside it: what the pass needs. An engine's
+    allocator and its kernels' workspaces take more, so a measured figure should replace it where there is one.
+    """
+    count = max(1, min(sequences, tokens))
+    each, longer = divmod(tokens, count)
+    groups = [Sequences((count - longer) * ranks.dp, each, 0)]
+    groups += [Sequences(longer * ranks.dp, each + 1, 0)] if longer else []
+    operators = forward(model, Batch(tuple(groups)), precision, ranks, stage=stage if ranks.pp > 1 else None)
+    residual = tokens * model.hidden_size * Formats(model, precision).element_bytes
+    return residual + max((int(o.cost.activation_bytes) for o in operators), default=0)
+
+
+def stage_weights(model: Model, formats: Formats, ranks: Parallelism, stage: int) -> int:
+    """Weights of one pipeline stage on one rank."""
+    kinds = stages(model, ranks.pp)[stage] if ranks.pp > 1 else model.order
+    return stage_weight_bytes(model, {kind: kinds.count(kind) for kind in model.kinds}, formats, ranks, stage)
+
+
+def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
+    """Weights of the multi-token-prediction layers on one rank: each a layer, its projection [2·D, D], three norms.
+
+    The projection is not sharded; embedding and head are the model's own. Raises UserError for a model without them.
+    """
+    if not model.mtp:
+        raise UserError(f"{model.name} has no multi-token-prediction layers")
+    kind, width = model.mtp.kind, model.hidden_size
+    layer = sum(formats.weight_bytes(f"{kind}.{w.name}", local(w, ranks)) for w in model.layer_weights(kind))
+    join = formats.weight_bytes("mtp.projection", matrix("projection", 2 * width, width))
+    norms = formats.weight_bytes("mtp.norms", vector("norms", 3 * NORM_VECTORS[model.norm] * width))
+    return model.mtp.layers * (layer + join + norms)
+
+
+def draft_weights(draft: Model, precision: Precision, ranks: Parallelism) -> int:
+    """Weights of a draft model on one rank of the last stage, sharded as the model beside it."""
+    return weight_bytes(draft, precision, Parallelism(ranks.tp, 1, ranks.dp, ranks.tp * ranks.dp if ranks.ep > 1 else 1))

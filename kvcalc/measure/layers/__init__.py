@@ -1,0 +1,39 @@
+"""Torch twins of the specs, one file a variant: the same fields, weights and cache entries."""
+
+from kvcalc.attention import GatedDeltaNet, Grouped, Latent, Sparse
+from kvcalc.errors import UserError
+from kvcalc.ffn import Dense
+from kvcalc.measure.layers.base import Mixer
+from kvcalc.measure.layers.ffn import FeedForwardLayer
+from kvcalc.measure.layers.grouped import GroupedLayer
+from kvcalc.measure.layers.latent import LatentLayer
+from kvcalc.measure.layers.recurrent import GatedDeltaNetLayer
+from kvcalc.measure.layers.shared import SharedLayer
+from kvcalc.measure.layers.sparse import SparseLayer
+from kvcalc.part import Part
+
+MIXERS: dict[type[Part], type[Mixer]] = {
+    Grouped: GroupedLayer,
+    Latent: LatentLayer,
+    Sparse: SparseLayer,
+    GatedDeltaNet: GatedDeltaNetLayer,
+}
+
+
+def build_mixer(spec: Part, hidden_size: int, rotates: bool = True, shares_cache: bool = False) -> Mixer:
+    """The torch layer of a mixer's spec. Raises UserError where there is none, or not with these fields."""
+    found = MIXERS.get(type(spec))
+    projects = not isinstance(spec, Grouped) or spec.kv_projection
+    if found is None or (shares_cache and not isinstance(spec, Grouped)) or shares_cache == projects:
+        name = spec.label or type(spec).__name__
+        sharing = " that shares a cache in this way" if shares_cache or not projects else ""
+        raise UserError(f"`measure` has no {name} layer{sharing}", hint="It has grouped, latent, sparse and gated_delta_net")
+    chosen = SharedLayer if shares_cache else found
+    return chosen(spec, hidden_size, rotates)  # type: ignore[arg-type]
+
+
+def build_feed_forward(spec: Part, hidden_size: int) -> FeedForwardLayer:
+    """The torch layer of a feed-forward spec. Raises UserError where there is none."""
+    if not isinstance(spec, Dense) or spec.input_size:
+        raise UserError(f"`measure` has no {type(spec).__name__} layer", hint="It has dense feed-forward networks")
+    return FeedForwardLayer(spec, hidden_size)

@@ -1,0 +1,1 @@
+"""Policies over passes: one request, a server under load."""

@@ -1,0 +1,57 @@
+"""How long passes of one model take on one replica: the one place that serving asks."""
+
+from typing import Any
+
+import msgspec
+
+from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision, Sequences
+from kvcalc.cost import Cost, Operator
+from kvcalc.forward import forward, total
+from kvcalc.gpu import Gpu
+from kvcalc.model import Model
+from kvcalc.roofline import roofline, total_seconds
+from kvcalc.units import Num
+
+
+class Clock(msgspec.Struct, frozen=True):
+    """Times passes of `model` on a replica of `gpu`s: the sum of the pipeline's stages, each its operators one by one.
+
+    The time is the datasheet bound of each operator.
+    """
+
+    model: Model
+    gpu: Gpu
+    precision: Precision = PUBLISHED
+    parallelism: Parallelism = ONE_GPU
+    mla_form: str = "auto"
+    all_positions: bool = False
+
+    @property
+    def basis(self) -> str:
+        """What the times rest on."""
+        return "datasheet"
+
+    def operators(self, batch: Batch, all_positions: bool | None = None) -> list[Operator]:
+        """The operators of a pass, of all stages."""
+        positions = self.all_positions if all_positions is None else all_positions
+        stages = range(self.parallelism.pp) if self.parallelism.pp > 1 else (None,)
+        passes = [forward(self.model, batch, self.precision, self.parallelism, self.mla_form, positions, s) for s in stages]
+        return [operator for stage in passes for operator in stage]
+
+    def seconds(self, batch: Batch, all_positions: bool | None = None) -> Any:
+        """Seconds of a pass over `batch`; an array where the batch holds arrays."""
+        return total_seconds(roofline(self.operators(batch, all_positions), self.gpu))
+
+    def cost(self, batch: Batch) -> Cost:
+        """FLOPs and bytes of a pass on one GPU of each stage."""
+        return total(self.operators(batch))
+
+
+def mixed(prefill: tuple[int, int] | None, decode: tuple[Num, Num] | None) -> Batch:
+    """A pass with one prompt chunk (new, past) and so many decodes (count, context after the step)."""
+    groups = []
+    if prefill:
+        groups.append(Sequences(1, prefill[0], prefill[1]))
+    if decode:
+        groups.append(Sequences(decode[0], 1, decode[1] - 1))
+    return Batch(tuple(groups))

@@ -1,0 +1,91 @@
+"""One request, or a batch of equal ones: time to the first token, time per token, and the same without a cache.
+
+e2e = ttft + (output_len − 1) · tpot. The first output token comes from the prefill; the step that makes the j-th token
+(j ≥ 2) runs at context input_len + j − 1.
+"""
+
+from typing import Any, NamedTuple
+
+from kvcalc.batch import Batch, Sequences
+from kvcalc.cost import Cost
+from kvcalc.errors import UserError
+from kvcalc.serving.clock import Clock
+
+
+class Latency(NamedTuple):
+    """Seconds: to the first token, per further token (mean, first, last), end to end; matrix FLOPs and bytes of it all."""
+
+    ttft_s: float
+    tpot_s: float | None
+    tpot_first_s: float | None
+    tpot_last_s: float | None
+    e2e_s: float
+    flops: int
+    bytes: int
+
+
+def prefill_passes(input_len: int, batch_size: int, cached: int = 0, chunk: int = 0) -> list[Batch]:
+    """The passes that process a prompt behind `cached` tokens of a shared prefix: one, or chunks of so many tokens."""
+    size = chunk or input_len
+    return [Batch.prefill(min(size, input_len - at), batch_size, at) for at in range(cached, input_len, size)]
+
+
+def request(clock: Clock, input_len: int, output_len: int, batch_size: int = 1, cached: int = 0, chunk: int = 0) -> Latency:
+    """A batch of equal requests with a cache. `cached` leading tokens are in the cache already (prefix hit).
+
+    Raises UserError where the prefix is not shorter than the prompt.
+    """
+    if not 0 <= cached < input_len:
+        raise UserError(f"a cached prefix of {cached:,} tokens leaves no token of a prompt of {input_len:,}")
+    passes = prefill_passes(input_len, batch_size, cached, chunk)
+    ttft = sum(clock.seconds(p) for p in passes)
+    work = sum((clock.cost(p) for p in passes), Cost())
+    if output_len == 1:
+        return Latency(ttft, None, None, None, ttft, int(work.flops), int(work.bytes))
+    steps, spent = _steps(clock, Batch.decode(_contexts(input_len, output_len), batch_size))
+    return _summed(ttft, work, steps, spent)
+
+
+def without_cache(clock: Clock, input_len: int, output_len: int, batch_size: int = 1) -> Latency:
+    """The same generation recomputing all tokens at every step."""
+    first = Batch.prefill(input_len, batch_size)
+    ttft, work = clock.seconds(first), clock.cost(first)
+    if output_len == 1:
+        return Latency(ttft, None, None, None, ttft, int(work.flops), int(work.bytes))
+    steps, spent = _steps(clock, Batch.prefill(_contexts(input_len, output_len), batch_size))
+    return _summed(ttft, work, steps, spent)
+
+
+def _contexts(input_len: int, output_len: int) -> Any:
+    import numpy as np
+
+    return np.arange(input_len + 1, input_len + output_len, dtype=float)
+
+
+def _steps(clock: Clock, batch: Batch) -> tuple[Any, tuple[int, int]]:
+    """Seconds of every step, and the matrix FLOPs and bytes of all of them."""
+    import numpy as np
+
+    group = batch.groups[0]
+    many = max(np.size(group.past), np.size(group.new))
+    seconds = np.broadcast_to(np.asarray(clock.seconds(batch), dtype=float), (many,))
+    cost = clock.cost(batch)
+    flops = np.broadcast_to(np.asarray(cost.flops, dtype=float), (many,))
+    moved = np.broadcast_to(np.asarray(cost.bytes, dtype=float), (many,))
+    return seconds, (int(flops.sum()), int(moved.sum()))
+
+
+def _summed(ttft: float, work: Cost, steps: Any, spent: tuple[int, int]) -> Latency:
+    total = float(steps.sum())
+    flops, moved = int(work.flops) + spent[0], int(work.bytes) + spent[1]
+    return Latency(ttft, total / len(steps), float(steps[0]), float(steps[-1]), ttft + total, flops, moved)
+
+
+def cost_per_million(price_per_hour: float, gpus: int, seconds: float, tokens: int) -> float:
+    """Money for 10^6 output tokens of a replica that makes `tokens` of them in `seconds`."""
+    return price_per_hour * gpus * seconds / 3600 / tokens * 1e6
+
+
+def verification(count: int, drafted: int, context: int) -> Batch:
+    """The pass that verifies `drafted` tokens of each sequence: drafted + 1 queries, at `context` after the first."""
+    return Batch((Sequences(count, drafted + 1, context - 1),))

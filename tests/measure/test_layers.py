@@ -1,0 +1,269 @@
+"""Every layer gives the same however its tokens are passed: whole, token by token, in chunks, from pages, in either form."""
+
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from specs import grouped, latent, sparse
+from twins import (
+    EXACT, WIDTH, any_spec, delta_net, delta_specs, difference, grouped_specs, in_pieces, inputs, latent_specs, new_cache,
+    sparse_specs, torch, twin,
+)  # fmt: skip
+
+from kvcalc import UserError
+from kvcalc.attention import Mamba2
+from kvcalc.measure.layers import build_mixer
+from kvcalc.measure.layers.base import Rotary
+from kvcalc.measure.layers.kernels import attend
+from kvcalc.measure.layers.recurrent import chunkwise, stepwise
+from kvcalc.measure.layers.sparse import index_scores, top_tokens
+from kvcalc.part import Part
+
+BF16 = 0.05  # bf16 keeps 8 bits: 0.4 % a rounding, some dozen of which stand in a row
+pieces = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+@settings(max_examples=120)
+@given(any_spec(), st.integers(1, 3), pieces)
+def test_cached_in_any_pieces_equals_uncached(spec: Part, batch: int, sizes: list[int]) -> None:
+    layer = twin(spec)
+    x = inputs(batch, sum(sizes))
+    whole = layer(x)
+    cache = new_cache(layer, batch, sum(sizes))
+    assert difference(in_pieces(layer, x, sizes, cache), whole) < EXACT
+
+
+@settings(max_examples=60)
+@given(any_spec(), st.integers(1, 2), st.integers(1, 20))
+def test_token_by_token_equals_uncached(spec: Part, batch: int, tokens: int) -> None:
+    layer = twin(spec)
+    x = inputs(batch, tokens)
+    assert difference(in_pieces(layer, x, [1] * tokens, new_cache(layer, batch, tokens)), layer(x)) < EXACT
+
+
+@settings(max_examples=80)
+@given(st.one_of(grouped_specs(), latent_specs(), sparse_specs()), st.integers(1, 3), pieces, st.integers(1, 6))
+def test_paged_equals_contiguous(spec: Part, batch: int, sizes: list[int], block: int) -> None:
+    layer = twin(spec)
+    x = inputs(batch, sum(sizes))
+    plain = in_pieces(layer, x, sizes, new_cache(layer, batch, sum(sizes)))
+    paged = in_pieces(layer, x, sizes, new_cache(layer, batch, sum(sizes), block_size=block))
+    assert difference(paged, plain) < EXACT
+
+
+@settings(max_examples=60)
+@given(st.one_of(latent_specs(), sparse_specs()), pieces)
+def test_absorbed_equals_expanded(spec: Part, sizes: list[int]) -> None:
+    layer: Any = twin(spec)
+    x, found = inputs(2, sum(sizes)), []
+    for form in ("absorbed", "expanded"):
+        layer.form = form
+        found.append(in_pieces(layer, x, sizes, new_cache(layer, 2, sum(sizes))))
+    assert difference(found[0], found[1]) < EXACT
+
+
+@settings(max_examples=40)
+@given(sparse_specs(top=64), pieces)
+def test_top_k_of_everything_is_mla(spec: Any, sizes: list[int]) -> None:
+    layer: Any = twin(spec)
+    dense: Any = twin(
+        latent(
+            spec.num_attention_heads, spec.kv_lora_rank, spec.qk_rope_head_dim, q_lora_rank=spec.q_lora_rank
+        )
+    )
+    for name, value in dense.weights.named_parameters():
+        value.copy_(layer.weights[name])
+    x = inputs(2, sum(sizes))
+    sparse_out = in_pieces(layer, x, sizes, new_cache(layer, 2, sum(sizes)))
+    assert difference(sparse_out, in_pieces(dense, x, sizes, new_cache(dense, 2, sum(sizes)))) < EXACT
+
+
+@settings(max_examples=40)
+@given(sparse_specs(), st.integers(2, 30))
+def test_sparse_attends_to_the_best_scores_alone(spec: Any, tokens: int) -> None:
+    """The last token's output from MLA over the chosen tokens, picked one query at a time by sorting."""
+    layer: Any = twin(spec)
+    x = inputs(1, tokens)
+    prepared = layer.prepare(x, 0)
+    queries, key, weights = prepared[4:]
+    scores = [
+        sum(float(weights[0, -1, h]) * max(0.0, float(queries[0, h, -1] @ key[0, 0, s])) for h in range(spec.index_n_heads))
+        for s in range(tokens)
+    ]
+    order = sorted(range(tokens), key=lambda s: -scores[s])
+    top = spec.index_topk
+    assume(tokens <= top or scores[order[top - 1]] > scores[order[top]])  # ties go either way
+    kept = sorted(order[:top])
+    q, k, v = layer._expanded(prepared[0], prepared[1], prepared[2][:, :, kept], prepared[3][:, :, kept])
+    mixed = attend(q[:, :, -1:], k, v, 0, "plain", layer.scale)
+    layer.form = "expanded"
+    expected = layer.finish(mixed, prepared)[:, 0]
+    layer.form = "auto"
+    assert difference(layer(x)[:, -1], expected) < EXACT
+
+
+def test_top_three_of_a_worked_example() -> None:
+    """Scores .115, .78, .725, .305: the first token is the one that is left out. One index head of weight 1 and width 1."""
+    keys = torch.tensor([[[0.115], [0.78], [0.725], [0.305]]], dtype=torch.float64)
+    scores = index_scores(torch.ones(1, 1, 1, 1, dtype=torch.float64), keys, torch.ones(1, 1, 1, dtype=torch.float64))
+    assert scores.flatten().tolist() == [0.115, 0.78, 0.725, 0.305]
+    assert sorted(top_tokens(scores, 3).flatten().tolist()) == [1, 2, 3]
+
+
+def test_index_scores_weigh_each_head_after_its_relu() -> None:
+    """Two heads, q = (1, 0) and (0, 1), weights 0.5 and −2: keys (3, 1) → 1.5 − 2, (−3, 1) → 0 − 2, (1, −1) → 0.5 + 0."""
+    queries = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])
+    keys = torch.tensor([[[3.0, 1.0], [-3.0, 1.0], [1.0, -1.0]]])
+    assert index_scores(queries, keys, torch.tensor([[[0.5, -2.0]]])).tolist() == [[[-0.5, -2.0, 0.5]]]
+
+
+@settings(max_examples=60)
+@given(grouped_specs(), pieces)
+def test_window_ring_equals_masked_full_attention(spec: Any, sizes: list[int]) -> None:
+    """A reference without ring or cache: every score, a mask written out with loops, softmax."""
+    assume(spec.sliding_window)
+    layer: Any = twin(spec)
+    tokens = sum(sizes)
+    x = inputs(2, tokens)
+    q, k, v = layer.prepare(x, 0)
+    shared = spec.num_attention_heads // spec.num_key_value_heads
+    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+    scores = q @ k.transpose(2, 3) / spec.head_dim**0.5
+    for i in range(tokens):
+        for j in range(tokens):
+            if j > i or j <= i - spec.sliding_window:
+                scores[:, :, i, j] = float("-inf")
+    expected = layer.finish(scores.softmax(-1) @ v, ())
+    cache = new_cache(layer, 2, tokens)
+    assert difference(in_pieces(layer, x, sizes, cache), expected) < EXACT
+    assert cache.tensors[0].shape[2] == min(tokens, spec.sliding_window)  # and the ring holds no more
+
+
+@settings(max_examples=40)
+@given(grouped_specs(sliding_window=None), st.integers(1, 12), st.integers(1, 12))
+def test_fused_and_plain_attention_agree(spec: Any, past: int, new: int) -> None:
+    x = inputs(2, past + new)
+    layer: Any = twin(spec)
+    found = []
+    for kernel in ("sdpa", "plain"):
+        layer.kernel = kernel
+        found.append(in_pieces(layer, x, [past, new], new_cache(layer, 2, past + new)))
+    assert difference(found[0], found[1]) < EXACT
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 2500), st.integers(1, 1500), st.integers(1, 700))
+def test_windows_in_blocks_equal_one_mask(new: int, past: int, window: int) -> None:
+    """Long windows run in blocks of queries; the plain mask over everything says the same."""
+    torch.manual_seed(3)
+    q, k, v = (torch.randn(1, 1, n, 4, dtype=torch.float64) for n in (new, past + new, past + new))
+    own = torch.arange(past, past + new)[:, None]
+    seen = torch.arange(past + new)[None]
+    scores = (q @ k.transpose(2, 3) / 2).masked_fill((seen > own) | (seen <= own - window), float("-inf"))
+    assert difference(attend(q, k, v, window), scores.softmax(-1) @ v) < EXACT
+
+
+@settings(max_examples=30)
+@given(delta_specs(), st.integers(1, 200))
+def test_chunks_of_the_delta_rule_equal_its_recurrence(spec: Any, tokens: int) -> None:
+    torch.manual_seed(5)
+    heads, dk, dv = spec.linear_num_value_heads, spec.linear_key_head_dim, spec.linear_value_head_dim
+    q, k, v = (torch.randn(2, heads, tokens, w, dtype=torch.float64) for w in (dk, dk, dv))
+    k = torch.nn.functional.normalize(k, dim=-1)
+    step, decay = torch.rand(2, heads, tokens, dtype=torch.float64), -torch.rand(2, heads, tokens, dtype=torch.float64)
+    state = torch.randn(2, heads, dk, dv, dtype=torch.float64)
+    for a, b in zip(chunkwise(q, k, v, step, decay, state), stepwise(q, k, v, step, decay, state), strict=True):
+        assert difference(a, b) < EXACT
+
+
+def test_one_step_of_the_delta_rule_by_hand() -> None:
+    """dk = dv = 1, S = 2, e^g = 1/2, k = 1, β = 1/2, v = 3: the decayed state 1 recalls 1, so S = 1 + 1/2·(3 − 1) = 2."""
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float64)
+    half = torch.full((1, 1, 1), 0.5, dtype=torch.float64)
+    out, state = stepwise(3 * one, one, 3 * one, half, half.log(), 2 * one)
+    assert state.item() == pytest.approx(2, abs=1e-15)
+    assert out.item() == pytest.approx(6, abs=1e-15)  # q = 3
+
+
+@settings(max_examples=25)
+@given(any_spec(), pieces)
+def test_bf16_stays_near_float64(spec: Part, sizes: list[int]) -> None:
+    """The same weights and inputs in bf16, through the cache: 5 % of the largest output at most.
+
+    Sparse attention is left out of the comparison: rounded scores may choose another token.
+    """
+    assume(not hasattr(spec, "index_topk"))
+    exact, rounded = twin(spec), twin(spec, torch.bfloat16)
+    for wide, narrow in zip(exact.parameters(), rounded.parameters(), strict=True):
+        wide.copy_(narrow.double())
+    x = inputs(2, sum(sizes)).bfloat16()
+    found = in_pieces(rounded, x, sizes, new_cache(rounded, 2, sum(sizes), torch.bfloat16))
+    assert difference(found.double(), exact(x.double())) < BF16
+
+
+@settings(max_examples=60)
+@given(any_spec())
+def test_parameters_are_those_of_the_spec(spec: Part) -> None:
+    held = sum(p.numel() for p in twin(spec).parameters())
+    assert held == sum(w.elements for w in spec.weights(WIDTH))
+
+
+@settings(max_examples=60)
+@given(any_spec(), st.integers(1, 3), st.integers(1, 40), st.integers(0, 5), st.sampled_from(["fp32", "bf16"]))
+def test_cache_bytes_are_the_prediction(spec: Part, batch: int, tokens: int, block: int, dtype: str) -> None:
+    layer = twin(spec)
+    element = {"fp32": 4, "bf16": 2}
+    predicted = sum(
+        batch * e.heads * e.width * element[e.dtype or dtype] * (e.allocated_rows(tokens, block) if block else e.stored_rows(tokens))
+        for e in spec.cache()
+    )
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    assert new_cache(layer, batch, tokens, kind, block).storage_bytes == predicted
+
+
+def test_positions_matter_and_advance() -> None:
+    """RoPE keeps q·k a function of the distance alone: (5, 3) as (105, 103), and not as (5, 4)."""
+    torch.manual_seed(1)
+    rotary = Rotary()
+    q, k = torch.randn(1, 8, dtype=torch.float64), torch.randn(1, 8, dtype=torch.float64)
+    near, far, other = (float((rotary(q, a) @ rotary(k, b).T).item()) for a, b in ((5, 3), (105, 103), (5, 4)))
+    assert near == pytest.approx(far, abs=1e-12)
+    assert abs(near - other) > 1e-3
+
+
+def test_a_query_sees_the_past_and_not_the_future() -> None:
+    layer = twin(grouped(4, 2, 8))
+    x = inputs(1, 6)
+    changed = x.clone()
+    changed[:, 3] += 1
+    before, after = layer(x)[0], layer(changed)[0]
+    moved = [(before[i] - after[i]).abs().max().item() > 1e-9 for i in range(6)]
+    assert moved == [False, False, False, True, True, True]
+
+
+def test_a_cache_refuses_more_tokens_than_it_holds() -> None:
+    layer = twin(grouped())
+    with pytest.raises(ValueError, match="holds 4 tokens"):
+        layer(inputs(1, 5), new_cache(layer, 1, 4))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Mamba2(num_heads=2, head_dim=8, state_size=4),
+        grouped(sinks=True),
+        grouped(attention_chunk_size=4),
+        grouped(kv_projection=False),
+        latent(output_gate="full"),
+        sparse(indexer=False),
+    ],
+)
+def test_what_has_no_layer_is_refused(spec: Part) -> None:
+    with pytest.raises(UserError, match="no .* layer"):
+        build_mixer(spec, WIDTH)
+
+
+def test_what_shares_a_cache_must_be_able_to() -> None:
+    with pytest.raises(UserError, match="shares a cache"):
+        build_mixer(delta_net(), WIDTH, shares_cache=True)
