@@ -51,11 +51,15 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return tokens % self.ratio if self.span is Span.PARTIAL else self.ratio * at_least(tokens, self.ratio)
 
     def allocated_rows(self, tokens: Num, block_size: int) -> Num:
-        """`stored_rows` in whole blocks of `block_size` tokens, each of at least one row. State is not paged."""
+        """`stored_rows` in whole blocks."""
+        return self.in_blocks(self.stored_rows(tokens), block_size)
+
+    def in_blocks(self, rows: Num, block_size: int) -> Num:
+        """`rows` in whole blocks of `block_size` tokens, each of at least one row. State is not paged."""
         if not self.grows:
-            return self.stored_rows(tokens)
+            return rows
         rows_per_block = max(1, block_size // self.ratio)
-        return ceil_div(self.stored_rows(tokens), rows_per_block) * rows_per_block
+        return ceil_div(rows, rows_per_block) * rows_per_block
 
     def read_rows(self, new: Num, past: Num) -> Num:
         """Rows that a pass of `new` tokens over `past` cached ones reads, its own included, each once.

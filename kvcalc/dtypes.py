@@ -4,6 +4,8 @@ A format is bits per element plus a scale for every `group` elements. Per-tensor
 nothing here. Block formats (GGUF) store whole blocks only. What a format computes in is another matter: see `batch`.
 """
 
+from functools import lru_cache
+
 import msgspec
 
 from kvcalc.errors import UserError, nearest
@@ -105,6 +107,7 @@ def cache_dtypes() -> tuple[str, ...]:
     return (*(n for n in FORMATS if n != "fp8_block128"), *LATENT_ONLY)
 
 
+@lru_cache(64)
 def cache_layout(name: str) -> dict[str, Format]:
     """The format of each growing cache role under `--kv-cache-dtype name`. Raises UserError naming near matches.
 

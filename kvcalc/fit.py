@@ -119,14 +119,19 @@ class Fit(msgspec.Struct, frozen=True):
         return max(0, -self.budget.cache)
 
     @property
-    def within(self) -> bool:
-        """Whether what the cache takes is within the memory's budget, where it was given rather than computed."""
-        return self.plan.pool(self.kv_budget) <= max(0, self.budget.cache)
+    def given(self) -> bool:
+        """Whether the cache's size was given, which leaves the weights unchecked."""
+        return bool(self.options.kv_cache_memory_bytes or self.options.num_gpu_blocks_override)
+
+    @property
+    def over(self) -> int:
+        """Bytes by which a cache of a given size exceeds what weights, activations and overhead leave."""
+        return max(0, self.plan.pool(self.kv_budget) - self.budget.cache) if self.given else 0
 
     @property
     def fits(self) -> bool:
-        """Whether max_num_seqs sequences of max_model_len tokens fit beside the weights."""
-        return self.shortage == 0 and self.within and self.sequences >= self.options.max_num_seqs
+        """Whether max_num_seqs sequences of max_model_len tokens fit: beside the weights, or in a cache of a given size."""
+        return (self.given or self.shortage == 0) and self.sequences >= self.options.max_num_seqs
 
     @property
     def per_rank(self) -> int:
@@ -155,15 +160,14 @@ def fit(
     """What fits of `model` on GPUs of one kind. Raises UserError on a request that no engine could be given."""
     asked = options or FitOptions()
     check(model, parallelism)
+    wanted = precision.kv_cache_dtype
     precision, note = engine_precision(asked.engine, model, precision)
     formats = Formats(model, precision)
     settings = _settings(asked, gpu, parallelism)
     of = asked.utilization_of or ("free" if asked.engine in ("sglang", "llama.cpp") else "total")
-    used = asked.gpu_memory_utilization or default_utilization(
-        asked.engine, gpu, settings.max_num_batched_tokens, parallelism
-    )
+    used = asked.gpu_memory_utilization or default_utilization(asked.engine, gpu, settings.max_num_batched_tokens, parallelism)
     length = asked.max_model_len or model.max_context or 4096
-    held = _held(model, formats, parallelism, asked, precision)
+    held = _held(model, formats, parallelism, asked, wanted)
     beside = {"mtp": mtp_weights(model, formats, parallelism)} if asked.mtp else {}
     if asked.draft:
         beside["draft"] = draft_weights(asked.draft, Precision(), parallelism)
@@ -220,14 +224,14 @@ def _terms(
     return weights, peak
 
 
-def _held(model: Model, formats: Formats, ranks: Parallelism, asked: FitOptions, precision: Precision) -> list[Held]:
+def _held(model: Model, formats: Formats, ranks: Parallelism, asked: FitOptions, cache_dtype: str) -> list[Held]:
     split = stages(model, ranks.pp) if ranks.pp > 1 else [model.order]
     found = [Held(model, kind, formats, stage) for stage, kinds in enumerate(split) for kind in kinds]
     last = ranks.pp - 1
     if asked.mtp and model.mtp:
         found += [Held(model, model.mtp.kind, formats, last)] * model.mtp.layers
     if asked.draft:
-        kept, _ = engine_precision(asked.engine, asked.draft, Precision(kv_cache_dtype=precision.kv_cache_dtype))
+        kept, _ = engine_precision(asked.engine, asked.draft, Precision(kv_cache_dtype=cache_dtype))
         own = Formats(asked.draft, kept)
         found += [Held(asked.draft, kind, own, last) for kind in asked.draft.order]
     return found

@@ -16,7 +16,7 @@ from kvcalc.errors import UserError
 from kvcalc.model import Model
 from kvcalc.parallel import check, local, local_heads, stages
 from kvcalc.precision import Formats
-from kvcalc.units import MOST_TOKENS, ceil_div
+from kvcalc.units import MOST_TOKENS
 
 
 class CacheSize(msgspec.Struct, frozen=True):
@@ -82,10 +82,13 @@ def size_of(rows: Iterable[Row], context: int, sequences: int, block_size: int) 
     stored = read = allocated = fixed = 0
     slope: int | float = 0
     for entry, row_bytes, storing, reading, spread in rows:
-        held = int(ceil_div(entry.stored_rows(context), spread))
+        held = int(entry.stored_rows(context))
+        blocks, seen = int(entry.in_blocks(held, block_size)), int(entry.read_rows(1, context - 1))
+        if spread > 1:
+            held, blocks, seen = (-(-n // spread) for n in (held, blocks, seen))
         stored += storing * row_bytes * held
-        allocated += storing * row_bytes * int(ceil_div(entry.allocated_rows(context, block_size), spread))
-        read += reading * row_bytes * int(ceil_div(entry.read_rows(1, context - 1), spread))
+        allocated += storing * row_bytes * blocks
+        read += reading * row_bytes * seen
         full = entry.full_from()
         if full < 0 or context < full:
             slope += storing * row_bytes / (entry.ratio * spread)

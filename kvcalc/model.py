@@ -177,6 +177,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
                 yield f"{kind}.shared.{weight.name}", weight, min(self.kinds[kind].weight_sets, count)
 
     @cached_property
+    def unquantized(self) -> frozenset[str]:
+        """The matrices, by full name, that a quantised checkpoint leaves in the model's dtype."""
+        return frozenset(f"{kind}.{name}" for kind, layer in self.kinds.items() for name in layer.unquantized)
+
+    @cached_property
     def parameters(self) -> int:
         return sum(weight.elements * count for _, weight, count in self.walk())
 

@@ -25,8 +25,7 @@ class Formats:
         if precision.quantization or asked == "fp8":
             chosen = load_weight_format(precision.quantization or "fp8")
             self.schemes = () if chosen.name in ("bf16", "fp16", "fp32", "fp64") else (Quantization(chosen.name),)
-        published = self.schemes is model.quantization
-        self._kept = {f"{k}.{name}" for k, v in model.kinds.items() for name in v.unquantized} if published else set()
+        self._kept = model.unquantized if self.schemes and self.schemes is model.quantization else frozenset()
         self.kv_cache_dtype, self.reason = self._cache_dtype(model, precision)
         self._cache = cache_layout(self.kv_cache_dtype)
         if self.kv_cache_dtype in LATENT_ONLY:

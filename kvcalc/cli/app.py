@@ -15,6 +15,7 @@ COMMANDS = {
     "compare": "The same model with other attention.",
     "roofline": "Where every operation lies: FLOPs, bytes, intensity, bound.",
     "latency": "One request: time to first token, time per token, end to end.",
+    "fit": "What fits on these GPUs, and what an engine really allocates.",
     "plot": "The standing figures, for slides.",
     "models": "What model presets there are, and one in full.",
     "gpus": "What GPU presets there are, and one in full.",

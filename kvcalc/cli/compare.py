@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvcalc.gpu import Gpu
     from kvcalc.model import Model
 
+DEFAULT = "none,mha,mqa,mla:512+64,dsa:512+64+128@2048"
 VARIANTS = (
     "Attention to swap in: none, mha, mqa, gqa:8, mla:512+64, dsa:512+64+128@2048, window:4096, cla:2, evict:4096; / stacks them."
 )
@@ -21,7 +22,7 @@ VARIANTS = (
 
 def run(
     model: o.OneModel,
-    variants: Annotated[str, typer.Option("--variants", help=VARIANTS)] = "none,mha,gqa:8,mqa,mla:512+64",
+    variants: Annotated[str, typer.Option("--variants", help=VARIANTS)] = "",
     gpu: o.Gpus = "h100",
     context: o.Contexts = "4096",
     batch_size: o.Batches = "1",
@@ -48,7 +49,7 @@ def run(
     from kvcalc.load import load_gpu, load_model
 
     ranks = parallelism(tp, pp, dp, ep, enable_expert_parallel, dcp)
-    contexts, batches, names = lengths(context, "context"), lengths(batch_size, "batch size"), variants.split(",")
+    contexts, batches, names = lengths(context, "context"), lengths(batch_size, "batch size"), (variants or DEFAULT).split(",")
     if len(names) * len(contexts) * len(batches) > MOST_ROWS // 50:
         raise UserError(f"more than {MOST_ROWS // 50:,} rows asked for")
     original, card = edited(load_model(model), set_), load_gpu(gpu)

@@ -21,6 +21,8 @@ def run(
     ep: o.Ep = 1,
     enable_expert_parallel: o.ExpertParallel = False,
     dcp: o.Dcp = 1,
+    plot: o.Plot = "",
+    style: o.Style = "light",
     output: o.Output = o.Format.table,
 ) -> None:
     """How big is the cache, beside the weights."""
@@ -41,6 +43,14 @@ def run(
             note(f"{model.name}: {text}")
         if model.max_context and max(contexts) > model.max_context:
             note(f"{model.name}: context {max(contexts):,} is beyond the model's own maximum of {model.max_context:,}")
+    if plot:
+        from kvcalc.report.figures import cache_vs_context
+        from kvcalc.report.plots import save
+
+        last = max(*contexts, 1024)
+        save(cache_vs_context([(m.name, m, precision) for m in chosen], None, batches[0], last), plot, style)
+        if plot == "-":
+            return
     if explain:
         from kvcalc.report.explain import explain_size
 

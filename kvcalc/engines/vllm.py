@@ -26,7 +26,7 @@ class Vllm(Plan):
 
     def __init__(self, groups: list[Group], stage: int, block: int, ranks: Parallelism, settings: Settings) -> None:
         self.groups, self.stage = groups, stage
-        self.bytes_per_block = max((g.page_bytes(stage) for g in groups), default=0)
+        self.bytes_per_block = self._unit = max((g.page_bytes(stage) for g in groups), default=0)
         self.block_size = block if any(g.spec.kind is not Kind.STATE for g in groups) else None
         self.page_bytes = max((g.widest_page() for g in groups), default=0)
         self._counts = [_term(g.spec, ranks.dcp, settings) for g in groups]
@@ -35,7 +35,7 @@ class Vllm(Plan):
 
     def num_blocks(self, budget: int) -> int:
         """⌊budget / bytes_per_block⌋, the null block among them; a stage without cached layers still has the null block."""
-        return budget // self.bytes_per_block if self.bytes_per_block else NULL_BLOCKS
+        return budget // self._unit if self._unit else NULL_BLOCKS
 
     def request_blocks(self, length: int) -> int:
         """Σ over groups: full ⌈L/block⌉; window ⌈min(W − 1 + F, L)/block⌉ + 1; chunk ⌈min(C + F, L)/block⌉; state 1 or 2."""
@@ -45,10 +45,10 @@ class Vllm(Plan):
         """The null block, a common prefix's full blocks once per group without a window, and the rest per sequence."""
         own = self.request_blocks(length)
         common = sum(min(shared, length) // t.block for t in self._counts if t.cap < 0)
-        return self.bytes_per_block * (NULL_BLOCKS + common + sequences * (own - common))
+        return self._unit * (NULL_BLOCKS + common + sequences * (own - common))
 
     def pool(self, budget: int) -> int:
-        return self.num_blocks(budget) * self.bytes_per_block
+        return self.num_blocks(budget) * self._unit
 
     def concurrency(self, budget: int, length: int) -> float:
         """num_blocks ÷ blocks per request, as vLLM logs it: the null block is not taken off."""
@@ -56,7 +56,7 @@ class Vllm(Plan):
         return self.num_blocks(budget) / own if own else 0.0
 
     def terms(self) -> list[Term]:
-        return [t._replace(unit=self.bytes_per_block) for t in self._counts]
+        return [t._replace(unit=self._unit) for t in self._counts]
 
     def describe(self, length: int) -> list[str]:
         lines = []

@@ -133,7 +133,9 @@ def _fallback(layers: Sequence[Placed]) -> None:
     """vLLM then treats windows of keys and values beside latents as full attention, and knows nothing for other mixes."""
     kinds = {(s.kind, s.latent) for _, s in layers}
     if not kinds <= {(Kind.FULL, True), (Kind.FULL, False), (Kind.WINDOW, False)}:
-        raise UserError("vLLM cannot make the pages of these layers equal", hint="Another --kv-cache-dtype or --block-size may do")
+        raise UserError(
+            "vLLM cannot make the pages of these layers equal", hint="Another --kv-cache-dtype or --block-size may do"
+        )
 
 
 def promoted(layers: Sequence[Placed]) -> list[Placed]:

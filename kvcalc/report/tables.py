@@ -4,10 +4,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from kvcalc.report.export import Record
 from kvcalc.units import format_bytes, format_count, format_si
 
@@ -21,30 +17,43 @@ class Column(NamedTuple):
     right: bool = True
 
 
-def console() -> Console:
-    """Standard output: coloured on a terminal that wants it, plain and unlimited in width on a pipe."""
-    terminal = sys.stdout.isatty()
-    return Console(width=None if terminal else 10_000, highlight=False, soft_wrap=False, no_color=None if terminal else True)
-
-
 def show(records: Sequence[Record], columns: Sequence[Column], title: str = "", notes: Sequence[str] = ()) -> None:
     """Print records as a table under a title, with the assumptions below it; columns that tell nothing become a note."""
-    out = console()
     used, remarks = condensed(records, [c for c in columns if any(r.get(c.key) is not None for r in records)])
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in used:
-        table.add_column(Text(column.title), justify="right" if column.right else "left", no_wrap=True)
-    for record in records:
-        table.add_row(*(Text(_written(c, record)) for c in used))
+    lines, below = _aligned(records, used), [*notes[:1], *remarks, *notes[1:]]
+    if sys.stdout.isatty():
+        _show_on_terminal(title, lines, _cards(records, used), below)
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in [*([title] if title else []), *lines, *below]))
+
+
+def _aligned(records: Sequence[Record], columns: Sequence[Column]) -> list[str]:
+    """The headings and one line a record, figures to the right, two blanks between columns."""
+    rows = [[c.title for c in columns], *([_written(c, r) for c in columns] for r in records)]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    sides = [str.rjust if c.right else str.ljust for c in columns]
+    return ["  ".join(side(cell, w) for side, cell, w in zip(sides, row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _cards(records: Sequence[Record], columns: Sequence[Column]) -> list[list[tuple[str, str]]]:
+    """One record below the other, each as (heading, figure) lines."""
+    return [[(c.title, _written(c, r)) for c in columns] for r in records]
+
+
+def _show_on_terminal(title: str, lines: list[str], cards: list[list[tuple[str, str]]], below: list[str]) -> None:
+    """With emphasis, and as cards where the lines are too wide. rich is imported here: a pipe does without, and starts sooner."""
+    from rich.console import Console
+    from rich.text import Text
+
+    out = Console(highlight=False)
     if title:
         out.print(Text(title, style="bold"))
-    if _widest(records, used) > out.width:
-        _cards(out, records, used)
+    if max(map(len, lines)) <= out.width:
+        out.print(Text(lines[0], style="bold"), *map(Text, lines[1:]), sep="\n")
     else:
-        with out.capture() as captured:
-            out.print(table)
-        out.file.write("".join(line.rstrip(" ") + "\n" for line in captured.get().splitlines()))
-    for note in (*notes[:1], *remarks, *notes[1:]):
+        for number, card in enumerate(cards):
+            out.print(*([""] if number else []), *(Text.assemble((f"{k}: ", "bold"), v) for k, v in card), sep="\n")
+    for note in below:
         out.print(Text(note, style="dim"))
 
 
@@ -74,19 +83,6 @@ def condensed(records: Sequence[Record], columns: Sequence[Column]) -> tuple[lis
     if cache:
         remarks.append(f"{' and '.join(cache)}: the same bytes as stored, in every row")
     return kept, remarks
-
-
-def _widest(records: Sequence[Record], columns: Sequence[Column]) -> int:
-    widths = [max([len(c.title), *(len(_written(c, r)) for r in records)]) for c in columns]
-    return sum(widths) + 2 * max(0, len(widths) - 1)
-
-
-def _cards(out: Console, records: Sequence[Record], columns: Sequence[Column]) -> None:
-    for number, record in enumerate(records):
-        if number:
-            out.print()
-        for column in columns:
-            out.print(Text(f"{column.title}: ", style="bold") + Text(_written(column, record)))
 
 
 def _written(column: Column, record: Record) -> str:

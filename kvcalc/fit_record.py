@@ -1,0 +1,171 @@
+"""The records of `fit`: one configuration each, every figure under its own key, and what would help one that fails."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kvcalc.batch import Parallelism, Precision
+from kvcalc.budget import stage_weights
+from kvcalc.engines import PLANNERS, Plan
+from kvcalc.errors import UserError
+from kvcalc.fit import Fit
+from kvcalc.fragmentation import contiguous, external, paged
+from kvcalc.memory import cache_rows, size_of
+from kvcalc.parallel import check
+from kvcalc.precision import Formats
+from kvcalc.units import format_bytes
+
+LARGEST_TP = 64
+
+
+def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[str, Any]:
+    """One configuration as a record; integers are exact bytes of one GPU. `breakpoints` is its one nested list."""
+    plan, asked, ranks = found.plan, found.options, found.ranks
+    budget, cache = found.budget, found.kv_budget
+    return {
+        "model": found.model.name,
+        "engine": asked.engine,
+        "gpu": found.gpu.name,
+        "gpus": ranks.gpus,
+        "tensor_parallel_size": ranks.tp,
+        "pipeline_parallel_size": ranks.pp,
+        "data_parallel_size": ranks.dp,
+        "dtype": found.formats.weights_label,
+        "kv_cache_dtype": found.formats.kv_cache_dtype,
+        "fits": found.fits,
+        "weights_fit": budget.weights_fit,
+        "memory_bytes": budget.memory,
+        "gpu_memory_utilization": found.utilization,
+        "utilization_of": found.of,
+        "share_bytes": budget.share,
+        "weight_bytes": budget.weights,
+        "mtp_weight_bytes": found.beside.get("mtp"),
+        "draft_weight_bytes": found.beside.get("draft"),
+        "activation_bytes": budget.activation,
+        "overhead_bytes": budget.overhead,
+        "kv_budget_bytes": cache,
+        "shortage_bytes": found.shortage,
+        "block_size": plan.block_size,
+        "page_bytes": plan.page_bytes,
+        "bytes_per_block": plan.bytes_per_block,
+        "num_blocks": plan.num_blocks(cache),
+        "blocks_per_request": plan.request_blocks(found.length),
+        "kv_tokens": plan.tokens(cache, found.length),
+        "max_concurrency": plan.concurrency(cache, found.length),
+        "max_num_seqs": found.sequences,
+        "max_model_len": found.longest,
+        "requested_model_len": found.length,
+        "requested_num_seqs": asked.max_num_seqs,
+        "kv_cache_allocated_bytes": plan.allocated(cache, found.per_rank, found.length),
+        "max_num_batched_tokens": found.settings.max_num_batched_tokens,
+        **_moved(found),
+        **(_fragmentation(found, lengths, seed) if lengths else {}),
+        "breakpoints": plan.breakpoints(),
+    }
+
+
+def content(found: Fit) -> Plan:
+    """What the deciding stage's cache holds, by engine `none`'s rules."""
+    return PLANNERS["none"](found.held, found.ranks, found.settings, found.stage)
+
+
+def _moved(found: Fit) -> dict[str, Any]:
+    """What crosses links: one sequence to a decoding GPU, and a step over sequences whose cache lies in host memory."""
+    gpu, length = found.gpu, found.length
+    sent = content(found).needed(1, length)
+    keys: dict[str, Any] = {
+        "transfer_bytes": sent,
+        "transfer_s": sent / gpu.link_bytes_per_s if gpu.link_bytes_per_s else None,
+    }
+    host = found.options.kv_offloading_bytes
+    if host:
+        each = found.plan.needed(2, length) - found.plan.needed(1, length)
+        held = host // each if each else 0
+        read = held * step_read(found)
+        link = gpu.host_link_bytes_per_s
+        keys |= {
+            "offload_num_seqs": held * found.ranks.dp,
+            "offload_step_bytes": read,
+            "offload_step_s": read / link if link else None,
+        }
+    return keys
+
+
+def step_read(found: Fit) -> int:
+    """Bytes that one decode step reads of one sequence's cache of the asked length, on the deciding stage."""
+    total = 0
+    for key in dict.fromkeys(id(h.model) for h in found.held):
+        here = [h for h in found.held if id(h.model) == key and h.stage == found.stage]
+        if here:
+            kinds = [h.kind for h in here]
+            counts = {kind: kinds.count(kind) for kind in here[0].model.kinds}
+            total += size_of(cache_rows(here[0].model, counts, here[0].formats, found.ranks), found.length, 1, 1).read
+    return total
+
+
+def _fragmentation(found: Fit, lengths: Sequence[int], seed: int) -> dict[str, Any]:
+    """The three kinds of waste for these lengths, cut at max_model_len, in as many token slots as the pool has."""
+    cut = [min(n, found.length) for n in lengths]
+    slots = found.plan.tokens(found.kv_budget, found.length)
+    block = found.plan.block_size or 16
+    whole, pages = contiguous(cut, found.length), paged(cut, block)
+    pieces = external(cut, slots, seed) if slots >= max(cut) else None
+    return {
+        "lengths": len(cut),
+        "mean_length": sum(cut) / len(cut),
+        "contiguous_waste": whole.share,
+        "contiguous_waste_tokens": whole.tokens,
+        "contiguous_num_seqs": slots // found.length,
+        "external_waste": pieces.free if pieces else None,
+        "external_failures": pieces.failures if pieces else None,
+        "external_requests": pieces.requests if pieces else None,
+        "external_largest_hole": pieces.largest if pieces else None,
+        "paged_waste": pages.share,
+        "paged_waste_tokens": pages.tokens,
+        "paged_num_seqs": slots * len(cut) // pages.slots,
+    }
+
+
+def smallest_first(found: Sequence[Fit]) -> list[Fit]:
+    """The answers with the smallest that fits in front: fewest GPUs, then least memory, then in the order given."""
+    good = [f for f in found if f.fits]
+    if not good:
+        return list(found)
+    best = min(good, key=lambda f: (f.ranks.gpus, f.ranks.gpus * f.gpu.memory_bytes))
+    return [best, *(f for f in found if f is not best)]
+
+
+def remedies(found: Fit, precision: Precision) -> str:
+    """What is missing and what would help, in one sentence: the fewest GPUs and the weight formats with which it starts."""
+    lines = []
+    what = "weights alone" if not found.budget.weights_fit else "weights, activations and overhead"
+    missing = found.budget.weights - found.budget.share if not found.budget.weights_fit else found.shortage
+    tp = next((n for n in _doubled(found.ranks.tp) if _starts(found, precision, n)), 0)
+    if tp:
+        lines.append(f"--tp {tp}")
+    for name in ("fp8", "int4"):
+        if _starts(found, msgspec.structs.replace(precision, dtype="auto", quantization=name), found.ranks.tp):
+            lines.append(f"--quantization {name}")
+            break
+    help_ = f"; would fit with {' or '.join(lines)}" if lines else "; a larger GPU or more of them would help"
+    return f"{found.model.name} on {found.ranks.gpus}× {found.gpu.name}: {what} are {format_bytes(missing)} over{help_}"
+
+
+def _doubled(tp: int) -> list[int]:
+    found = []
+    while tp < LARGEST_TP:
+        tp *= 2
+        found.append(tp)
+    return found
+
+
+def _starts(found: Fit, precision: Precision, tp: int) -> bool:
+    """Whether the weights on `tp` ranks leave something for the cache; activations and overhead as they are."""
+    ranks = Parallelism(tp, found.ranks.pp, found.ranks.dp, found.ranks.ep)
+    try:
+        check(found.model, ranks)
+        weights = stage_weights(found.model, Formats(found.model, precision), ranks, found.stage)
+    except UserError:
+        return False
+    return found.budget._replace(weights=weights + sum(found.beside.values())).cache > 0

@@ -1,0 +1,141 @@
+"""What allocation wastes for sequences of given lengths: contiguous slots, pieces of exact size, and pages.
+
+Source of the three kinds: Kwon et al. 2023, arXiv 2309.06180 §3.1 and §4.
+"""
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from math import exp, log, sqrt
+from pathlib import Path
+from typing import NamedTuple
+
+from kvcalc.errors import UserError
+from kvcalc.files import read_text
+from kvcalc.units import parse_tokens
+
+P99 = 2.3263478740408408  # the 99th percentile of a standard normal
+DRAWN = 1000  # lengths that are drawn from a distribution
+MOST_LENGTHS, MOST_FILE = 1_000_000, 16 << 20
+REQUESTS = 20_000  # of a simulation, at most
+
+
+class Waste(NamedTuple):
+    """Token slots that an allocator gives, and those of them that hold tokens."""
+
+    slots: int
+    used: int
+
+    @property
+    def tokens(self) -> int:
+        """Slots that hold nothing."""
+        return self.slots - self.used
+
+    @property
+    def share(self) -> float:
+        """The same as a share of all slots."""
+        return self.tokens / self.slots if self.slots else 0.0
+
+
+class External(NamedTuple):
+    """A simulated allocator: failures that had enough free in pieces, and the mean share of memory free at those."""
+
+    requests: int
+    failures: int
+    free: float
+    largest: float
+
+
+def contiguous(lengths: Sequence[int], longest: int) -> Waste:
+    """A slot of the longest length for each sequence: Σ (longest − length) is empty. 50 tokens in 1024 slots waste 974."""
+    return Waste(longest * len(lengths), sum(lengths))
+
+
+def paged(lengths: Sequence[int], block: int) -> Waste:
+    """Whole blocks: at most block − 1 slots a sequence are empty, and no block is too small for anyone."""
+    return Waste(sum(-(-n // block) * block for n in lengths), sum(lengths))
+
+
+def external(lengths: Sequence[int], capacity: int, seed: int = 0) -> External:
+    """First fit of pieces of exactly the lengths' size in `capacity` slots, sequences ending in random order.
+
+    A request that no hole holds waits until others end. It failed by fragmentation where the holes together would have held
+    it; then everything free is out of its reach. free: the mean share of the memory that was, largest: its largest hole.
+    """
+    chance = random.Random(seed)
+    waiting = deque(n for n in lengths if n <= capacity)
+    rounds = max(1, min(REQUESTS, 20 * len(waiting)) // max(1, len(waiting)))
+    waiting = deque(list(waiting) * rounds)
+    holes: list[tuple[int, int]] = [(0, capacity)]  # (start, size), in order
+    living: list[tuple[int, int]] = []
+    requests, failures, free_sum, largest_sum = len(waiting), 0, 0, 0
+    while waiting:
+        place = next((i for i, (_, size) in enumerate(holes) if size >= waiting[0]), -1)
+        if place >= 0:
+            need = waiting.popleft()
+            start, size = holes[place]
+            holes[place : place + 1] = [(start + need, size - need)] if size > need else []
+            living.append((start, need))
+            continue
+        free = sum(size for _, size in holes)
+        if free >= waiting[0]:
+            failures, free_sum = failures + 1, free_sum + free
+            largest_sum += max(size for _, size in holes)
+        at = chance.randrange(len(living))
+        living[at], living[-1] = living[-1], living[at]
+        holes = _joined(holes, living.pop())
+    shares = (free_sum / failures / capacity, largest_sum / failures / capacity) if failures else (0.0, 0.0)
+    return External(requests, failures, *shares)
+
+
+def _joined(holes: list[tuple[int, int]], freed: tuple[int, int]) -> list[tuple[int, int]]:
+    """The holes with one more, neighbours made one."""
+    found: list[tuple[int, int]] = []
+    for start, size in sorted([*holes, freed]):
+        if found and sum(found[-1]) == start:
+            found[-1] = (found[-1][0], found[-1][1] + size)
+        else:
+            found.append((start, size))
+    return found
+
+
+def read_lengths(text: str, seed: int = 0) -> list[int]:
+    """`--lengths`: a file of whole numbers, one a line or comma-separated, or `lognormal:mean,p99` drawn 1000 times.
+
+    Raises UserError naming the file's line, or what is wrong with the distribution.
+    """
+    if text.startswith("lognormal:"):
+        return lognormal(text, seed)
+    if ":" in text and not Path(text).exists():
+        raise UserError(f"unknown distribution {text!r}", hint="Write lognormal:MEAN,P99 or the name of a file")
+    found = []
+    for number, line in enumerate(read_text(Path(text), MOST_FILE).splitlines(), 1):
+        for word in line.partition("#")[0].replace(",", " ").split():
+            if number == 1 and word.isidentifier():
+                continue  # a CSV heading
+            try:
+                found.append(parse_tokens(word))
+            except UserError as error:
+                raise UserError(error.what, f"{text}, line {number}", error.hint) from None
+    if not 0 < len(found) <= MOST_LENGTHS:
+        raise UserError(f"holds {len(found):,} lengths, not 1 to {MOST_LENGTHS:,}", text)
+    return found
+
+
+def lognormal(text: str, seed: int = 0) -> list[int]:
+    """1000 lengths of a log-normal distribution with this mean and 99th percentile, at least 1 token each.
+
+    With σ: ln(p99) − ln(mean) = z·σ − σ²/2, so σ = z − √(z² − 2·ln(p99/mean)), the smaller root.
+    """
+    words = text.removeprefix("lognormal:").split(",")
+    if len(words) != 2:
+        raise UserError(f"{text!r} should read lognormal:MEAN,P99", hint="For example lognormal:512,4k")
+    mean, top = (parse_tokens(word, name) for word, name in zip(words, ("mean", "99th percentile"), strict=True))
+    if not mean < top < mean * exp(P99**2 / 2):
+        raise UserError(
+            f"no log-normal distribution has mean {mean:,} and 99th percentile {top:,}",
+            hint=f"The percentile must be above the mean and below {exp(P99**2 / 2):.1f} times it",
+        )
+    sigma = P99 - sqrt(P99**2 - 2 * log(top / mean))
+    chance = random.Random(seed)
+    return [max(1, round(chance.lognormvariate(log(mean) - sigma**2 / 2, sigma))) for _ in range(DRAWN)]

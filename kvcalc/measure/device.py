@@ -1,0 +1,122 @@
+"""The machine at hand: its device, its name, its memory and last-level cache, and how many threads serve it best."""
+
+import os
+import platform
+import re
+import statistics
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from kvcalc.errors import UserError
+from kvcalc.files import read_text
+
+SYSTEM = Path("/sys/devices/system/cpu/cpu0/cache")
+USUAL_CACHE = 32 << 20  # where the system does not say
+
+
+class Machine(NamedTuple):
+    """device: torch's. name: the vendor's. cache_bytes: of the last-level cache (a GPU's L2). threads: 0 on a GPU."""
+
+    device: torch.device
+    name: str
+    memory_bytes: int
+    cache_bytes: int
+    threads: int
+    sms: int | None = None
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def vendor(self) -> str:
+        return "NVIDIA" if self.cuda and not torch.version.hip else "AMD" if self.cuda or "AMD" in self.name else "CPU"
+
+    def free_bytes(self) -> int:
+        """Memory that may be taken now: nine tenths of what the device, or the system, has free."""
+        if self.cuda:
+            return int(torch.cuda.mem_get_info(self.device)[0] * 0.9)
+        return int(_system_memory("MemAvailable", self.memory_bytes) * 0.9)
+
+    def synchronize(self) -> None:
+        """Wait for what was launched."""
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+
+def find_machine(device: str = "auto", threads: int = 0) -> Machine:
+    """The machine for `--device`. Raises UserError for a GPU that is not there, or a device that is unknown."""
+    if device not in ("auto", "cuda", "cpu"):
+        raise UserError(f"unknown device {device!r}", hint="Known: auto, cuda, cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("torch sees no CUDA GPU on this machine", hint="Use --device cpu, or a CUDA build of torch")
+    if device != "cpu" and torch.cuda.is_available():
+        found = torch.cuda.get_device_properties(0)
+        return Machine(torch.device("cuda"), found.name, found.total_memory, found.L2_cache_size, 0, found.multi_processor_count)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads > cores * 4:
+        raise UserError(f"--threads {threads} is far more than the {cores} cores there are")
+    chosen = threads or best_threads(cores)
+    torch.set_num_threads(chosen)
+    total = _system_memory("MemTotal", 8 << 30)
+    return Machine(torch.device("cpu"), _cpu_name(), total, _cache_bytes(), chosen)
+
+
+def best_threads(cores: int) -> int:
+    """All cores, or one where others keep them so busy that threads wait for each other longer than they save."""
+    if cores == 1:
+        return 1
+    found = {}
+    for threads in (1, cores):
+        torch.set_num_threads(threads)
+        x = torch.randn(16, 256, 256)
+        times = []
+        for _ in range(15):
+            begun = time.perf_counter()
+            torch.bmm(x, x)
+            times.append(time.perf_counter() - begun)
+        found[threads] = statistics.median(times)
+    return cores if found[cores] < found[1] else 1
+
+
+def load_note(machine: Machine) -> str:
+    """A warning where other work is likely to disturb the times, or ''."""
+    cores = os.cpu_count() or 1
+    if machine.cuda or not hasattr(os, "getloadavg"):
+        return ""
+    load = os.getloadavg()[0]
+    if load < cores / 2:
+        return ""
+    return f"other work keeps this machine busy (load {load:.1f} on {cores} cores): times swing, ratios less so"
+
+
+def _system_memory(key: str, otherwise: int) -> int:
+    try:
+        text = read_text(Path("/proc/meminfo"), 1 << 20)
+    except UserError:
+        return otherwise
+    match = re.search(rf"{key}:\s+(\d+) kB", text)
+    return int(match[1]) * 1024 if match else otherwise
+
+
+def _cpu_name() -> str:
+    try:
+        match = re.search(r"model name\s*:\s*(.+)", read_text(Path("/proc/cpuinfo"), 1 << 24))
+    except UserError:
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def _cache_bytes() -> int:
+    sizes = []
+    for folder in SYSTEM.glob("index*"):
+        try:
+            match = re.fullmatch(r"(\d+)([KM])", read_text(folder / "size", 64).strip())
+        except UserError:
+            continue
+        if match:
+            sizes.append(int(match[1]) << (10 if match[2] == "K" else 20))
+    return max(sizes, default=USUAL_CACHE)

@@ -1,0 +1,77 @@
+"""What plain torch really does in a step: operations launched, bytes through memory, products, and the least time of that.
+
+The prediction counts one fused pass. Torch without fused kernels writes scores, masks and gathered rows out and reads them
+back; this counts each operation's inputs and outputs, so the report can say how much of a difference that is.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from torch.utils.flop_counter import flop_registry
+
+from kvcalc.measure.ceilings import Ceilings
+
+_GATHERS = ("index", "index_select", "gather", "embedding")
+
+
+class Traffic(NamedTuple):
+    """Of one step: operations, bytes read and written by them one by one, FLOPs, and Σ max(bytes/bandwidth, FLOPs/peak)."""
+
+    launches: int
+    bytes: int
+    flops: int
+    seconds: float
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self, bandwidth: float, peak: float) -> None:
+        super().__init__()
+        self.bandwidth, self.peak = bandwidth, peak
+        self.launches = self.bytes = self.flops = 0
+        self.seconds = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        wrote = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+        name = func._overloadpacket.__name__
+        if not wrote or (_aliases(read, wrote) and not name.endswith("_")):
+            return out
+        counter = flop_registry.get(func._overloadpacket)
+        flops = int(counter(*args, **(kwargs or {}), out_val=out)) if counter else 0
+        moved = _moved(name, read, wrote)
+        self.launches += 1
+        self.bytes += moved
+        self.flops += flops
+        self.seconds += max(moved / self.bandwidth, flops / self.peak)
+        return out
+
+
+def traffic(step: Any, ceilings: Ceilings, dtype: str) -> Traffic:
+    """Runs `step` once and counts it."""
+    with torch.no_grad(), _Counter(ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s[dtype]) as counter:
+        step()
+    return Traffic(counter.launches, counter.bytes, counter.flops, counter.seconds)
+
+
+def _aliases(read: list[Tensor], wrote: list[Tensor]) -> bool:
+    """Whether the outputs are views of the inputs."""
+    held = {t.untyped_storage().data_ptr() for t in read}
+    return all(t.untyped_storage().data_ptr() in held for t in wrote)
+
+
+def _moved(name: str, read: list[Tensor], wrote: list[Tensor]) -> int:
+    results = sum(_size(t) for t in wrote)
+    if name in _GATHERS:  # reads what it writes, and not the whole source
+        return 2 * results
+    if name in ("copy_", "fill_", "zero_"):
+        return results + sum(_size(t) for t in read[1:])
+    return results + sum(_size(t) for t in read)
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes of a tensor; of one that is expanded, those that it holds."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())

@@ -1,0 +1,169 @@
+"""What `fit` shows: columns, a stacked bar of the memory, and the budget as a worked exercise."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.fit import Fit
+from kvcalc.fit_record import content, step_read
+from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
+from kvcalc.report.tables import Column, integer, seconds
+from kvcalc.units import format_bytes
+
+COLUMNS = (
+    Column("gpu", "GPU", right=False),
+    Column("gpus", "GPUs", integer),
+    Column("tensor_parallel_size", "tp", integer),
+    Column("dtype", "weights in", right=False),
+    Column("kv_cache_dtype", "cache in", right=False),
+    Column("verdict", "fits", right=False),
+    Column("weight_bytes", "weights", format_bytes),
+    Column("activation_bytes", "activations", format_bytes),
+    Column("overhead_bytes", "overhead", format_bytes),
+    Column("kv_budget_bytes", "for the cache", format_bytes),
+    Column("num_blocks", "blocks", integer),
+    Column("blocks_per_request", "per sequence", integer),
+    Column("kv_tokens", "tokens", integer),
+    Column("max_concurrency", "concurrency", lambda v: f"{v:,.2f}"),
+    Column("max_num_seqs", "sequences", integer),
+    Column("longest", "longest context", right=True),
+)
+FRAGMENTS = (
+    ("contiguous slots of max-model-len", "contiguous_waste"),
+    ("pieces of exact size: free and out of reach when one does not fit", "external_waste"),
+    ("pages", "paged_waste"),
+)
+PARTS = (
+    ("weights", "weight_bytes"),
+    ("activations", "activation_bytes"),
+    ("overhead", "overhead_bytes"),
+    ("KV cache", "kv_budget_bytes"),
+)
+
+
+def row(record: dict[str, Any]) -> dict[str, Any]:
+    """A record with the words that the table shows beside its figures."""
+    verdict = (
+        "yes"
+        if record["fits"]
+        else "no"
+        if record["shortage_bytes"] == 0
+        else f"no, {format_bytes(record['shortage_bytes'])} short"
+    )
+    longest = record["max_model_len"]
+    return record | {"verdict": verdict, "longest": "no limit" if longest is None else f"{longest:,}"}
+
+
+def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
+    """One stacked bar a configuration: weights, activations, overhead, cache, and what is left of the memory."""
+    names = [f"{r['gpus']}× {r['gpu']} {r['dtype']}, cache {r['kv_cache_dtype']}" for r in records]
+    series = [Series(label, (), tuple(float(r[key]) for r in records), "bar") for label, key in PARTS]
+    left = tuple(float(max(0, r["memory_bytes"] - sum(r[key] for _, key in PARTS))) for r in records)
+    series.append(Series("left", (), left, "bar"))
+    sizes = dict.fromkeys(r["memory_bytes"] for r in records)
+    limits = [Series(f"memory of one GPU: {format_bytes(size)}", (), (float(size),), "limit") for size in sizes]
+    first = records[0]
+    title = f"{first['model']}: memory of one GPU, engine {first['engine']}"
+    return Chart(title, assumptions_line(first), Axis(""), Axis("bytes", tick=bytes_tick), (*series, *limits), tuple(names))
+
+
+def assumptions_line(record: dict[str, Any]) -> str:
+    """What the figures were computed under."""
+    share = f"{record['gpu_memory_utilization']:g} of {record['utilization_of']} memory"
+    return (
+        f"{record['requested_num_seqs']:,} sequences of {record['requested_model_len']:,} tokens, {share}, "
+        f"passes of {record['max_num_batched_tokens']:,} tokens"
+    )
+
+
+def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
+    """What stands below the table."""
+    first, lines = records[0], [""]
+    lines.append(f"engine {first['engine']}; {assumptions_line(first)}")
+    for record in records:
+        if len(record["breakpoints"]) > 1 or record is first:
+            lines += _cost(record)
+            break
+    lines += [f"waste of {name}: {first[key]:.1%}" for name, key in FRAGMENTS if first.get(key) is not None]
+    lines += dict.fromkeys(text for f in found for text in f.notes)
+    lines.append("activations: the largest operator of a pass; overhead: stated constants (docs/engines.md); both can be given")
+    return [*lines, "every figure is one GPU's, sequences the replica's; `--explain` walks the budget"]
+
+
+def _cost(record: dict[str, Any]) -> list[str]:
+    lines = []
+    for piece in record["breakpoints"]:
+        slope = piece["bytes_per_token"]
+        per = f"{slope:,}" if isinstance(slope, int) else f"{slope:,.1f}"
+        cause = f" ({piece['cause']} full)" if piece["cause"] else ""
+        blocks = f", in blocks of {piece['block_tokens']:,}" if piece["block_tokens"] > 1 and slope else ""
+        lines.append(
+            f"one sequence from {piece['from_tokens']:,} tokens{cause}: {piece['fixed_bytes']:,} + {per} · tokens bytes{blocks}"
+        )
+    return lines
+
+
+def explain_fit(found: Fit, record: dict[str, Any]) -> str:
+    """The whole budget as a worked exercise, from the GPU's memory to sequences."""
+    b, plan, length = found.budget, found.plan, found.length
+    lines = [f"{record['model']} on {record['gpus']}× {record['gpu']}, engine {record['engine']}"]
+    if found.ranks.pp > 1:
+        lines.append(f"pipeline stage {found.stage} of {found.ranks.pp} decides")
+    lines += ["", "1. What the process may use"]
+    lines.append(
+        f"   {found.utilization:g} of the {found.of} memory of {b.memory:,} B ({format_bytes(b.memory)}) = {_b(b.share)}"
+    )
+    lines += ["", "2. What stands beside the cache"]
+    lines.append(f"   weights ({record['dtype']}): {_b(b.weights)}")
+    lines += [f"     of them {name}: {_b(size)}" for name, size in found.beside.items()]
+    lines.append(f"   activations of a pass of {found.settings.max_num_batched_tokens:,} tokens: {_b(b.activation)}")
+    lines.append(f"   libraries, graphs, collectives: {_b(b.overhead)}")
+    lines += ["", "3. The budget for the cache"]
+    if b.outside:
+        lines.append("   activations and overhead lie in the rest of the memory, outside this share")
+        lines.append(f"   {b.share:,} − {b.weights:,} = {_b(b.cache)}")
+    else:
+        lines.append(f"   {b.share:,} − {b.weights:,} − {b.activation:,} − {b.overhead:,} = {_b(b.cache)}")
+    if found.kv_budget != b.cache:
+        lines.append(f"   given or bounded instead: {_b(found.kv_budget)}")
+    lines += ["", f"4. What the engine makes of it (cache in {record['kv_cache_dtype']})"]
+    lines += [f"   {line}" for line in plan.describe(length)]
+    lines += _capacity(found, record)
+    return "\n".join(lines) + "\n"
+
+
+def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
+    plan, length, cache = found.plan, found.length, found.kv_budget
+    lines = []
+    if record["num_blocks"] is not None:
+        lines.append(f"   num_blocks = {cache:,} ÷ {plan.bytes_per_block:,} = {record['num_blocks']:,}")
+        lines.append(f"   blocks_per_request at {length:,} tokens = {record['blocks_per_request']:,}")
+    lines.append(f"   max_concurrency = {record['max_concurrency']:.4f}; kv_tokens = {record['kv_tokens']:,}")
+    lines += ["", "5. One sequence"]
+    lines += [f"   {line}" for line in _cost(record)]
+    stored, sequences = content(found).needed(1, length), found.sequences // found.ranks.dp
+    lines.append(f"   content at {length:,} tokens: {_b(stored)}; the engine holds {_b(plan.needed(1, length))} for it")
+    lines.append(f"   a decode step reads {_b(step_read(found))} of it")
+    lines += ["", "6. What fits"]
+    ends = ((sequences, "within"), (sequences + 1, "over"))
+    for count, word in ends:
+        need = plan.needed(count, length, found.options.shared_prefix)
+        lines.append(f"   {count:,} sequences of {length:,} tokens need {need:,} B, {word} {plan.pool(cache):,} B")
+    longest = found.longest
+    asked = f"{found.options.max_num_seqs:,} sequence{'s' if found.options.max_num_seqs > 1 else ''}"
+    lines.append(f"   longest context of {asked} at once: " + ("no limit" if longest is None else f"{longest:,} tokens"))
+    sent, time = record["transfer_bytes"], record["transfer_s"]
+    lines += ["", "7. Links"]
+    lines.append(
+        f"   prefill and decode on separate GPUs: {_b(sent)} per sequence" + (f", {seconds(time)} at least" if time else "")
+    )
+    if record.get("offload_num_seqs") is not None:
+        step = record["offload_step_s"]
+        lines.append(
+            f"   in host memory {record['offload_num_seqs']:,} sequences more; a step over them moves "
+            f"{_b(record['offload_step_bytes'])}" + (f", {seconds(step)} at least" if step else "")
+        )
+    return lines
+
+
+def _b(size: int) -> str:
+    return f"{size:,} B ({format_bytes(size)})"
