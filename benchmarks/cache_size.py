@@ -26,7 +26,7 @@ def main() -> int:
         spent = least_seconds(lambda model=model: cache_size(model, 131_072, 8), 2000) * 1e6
         late |= spent > 50
         print(f"cache_size({name}, {model.layers} layers): {spent:.1f} µs, target 50")
-    for label, load, names in (("load_model", load_model, PRESETS), ("load_gpu", load_gpu, ("h100",))):
+    for label, load, names in (("load_model", load_model, PRESETS), ("load_gpu", load_gpu, ("h100-sxm",))):
         for name in names:
             spent = least_seconds(lambda load=load, name=name: load(name), 50) * 1e3
             late |= spent > 2

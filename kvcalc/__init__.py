@@ -5,26 +5,53 @@
 17179869184
 """
 
-from kvcalc.batch import Parallelism, Precision
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.batch import Batch, Parallelism, Precision, Sequences
+from kvcalc.cost import Cost, Operator
 from kvcalc.errors import UserError
+from kvcalc.forward import forward, total
 from kvcalc.gpu import Gpu
 from kvcalc.load import load_gpu, load_model
 from kvcalc.memory import CacheSize, cache_size, mha_ratio, weight_bytes
 from kvcalc.model import Layer, Model
+from kvcalc.roofline import roofline
+
+if TYPE_CHECKING:
+    from kvcalc.capacity import Fit, FitOptions, fit
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Batch",
     "CacheSize",
+    "Cost",
+    "Fit",
+    "FitOptions",
     "Gpu",
     "Layer",
     "Model",
+    "Operator",
     "Parallelism",
     "Precision",
+    "Sequences",
     "UserError",
     "cache_size",
+    "fit",
+    "forward",
     "load_gpu",
     "load_model",
     "mha_ratio",
+    "roofline",
+    "total",
     "weight_bytes",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`fit` and what it takes and gives, loaded when first asked for."""
+    if name in ("Fit", "FitOptions", "fit"):
+        from kvcalc import capacity
+
+        return getattr(capacity, name)
+    raise AttributeError(f"module 'kvcalc' has no attribute {name!r}")

@@ -101,6 +101,9 @@ class Batch(msgspec.Struct, frozen=True):
         for group in self.groups:
             for name, value, least in (("count", group.count, 1), ("new", group.new, 1), ("past", group.past, 0)):
                 _check(name, value, least)
+        shapes = {value.shape for g in self.groups for value in (g.count, g.new, g.past) if not isinstance(value, int)}
+        if len(shapes) > 1:
+            raise UserError(f"the arrays of a batch are not of one shape: {', '.join(map(str, sorted(shapes)))}")
 
     @property
     def tokens(self) -> Num:
@@ -120,5 +123,6 @@ def _check(name: str, value: Num, least: int) -> None:
         return
     if isinstance(value, int) or not hasattr(value, "dtype"):
         raise UserError(f"{name} {value!r} is neither a whole number nor an array")
-    if value.dtype.kind not in "iuf" or not ((value >= least) & (value <= 1e15)).all():  # NaN compares false
+    known = value.dtype.kind in "iuf" and bool(((value >= least) & (value <= 1e15)).all())  # NaN compares false
+    if not known or (value.dtype.kind == "f" and bool((value != value.round()).any())):
         raise UserError(f"{name}: an array must hold whole numbers from {least} to 10^15")

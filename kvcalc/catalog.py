@@ -14,12 +14,13 @@ from kvcalc.files import MOST_YAML, Lines, parse_yaml, read_text
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
+_NO_SEPARATORS, _NO_DOTS = str.maketrans("", "", " \t_-"), str.maketrans("", "", " \t_-.")
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
-def key(name: str) -> str:
-    """`name` as presets are compared: case and `_ - .` and blanks do not matter."""
-    return re.sub(r"[\s_.\-]", "", name.lower())
+def key(name: str, dots: bool = False) -> str:
+    """`name` as presets are compared: case and `_ - .` and blanks do not matter, with `dots` the `.` does."""
+    return name.lower().translate(_NO_SEPARATORS if dots else _NO_DOTS)
 
 
 def user_folders() -> list[Path]:
@@ -49,7 +50,7 @@ def preset_files(kind: str) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for folder in [*user_folders(), shipped_folder()]:
         try:
-            names = sorted(os.listdir(folder / kind))  # several times as fast as glob
+            names = sorted(os.listdir(folder / kind))  # noqa: PTH208 (Path.iterdir and glob are several times slower)
         except OSError:
             continue
         for name in names:
@@ -59,18 +60,33 @@ def preset_files(kind: str) -> dict[str, Path]:
 
 
 def find(name: str, kind: str) -> Path:
-    """The preset file of `kind` called `name` or having it as an alias. Raises UserError naming near matches."""
-    files, wanted = preset_files(kind), key(name)
-    for stem, path in files.items():
-        if key(stem) == wanted:
-            return path
-    known = dict.fromkeys(files)
+    """The preset file of `kind` called `name` or having it as an alias. Raises UserError naming near matches.
+
+    A file's name counts before an alias, the user's before ours, and a name with its dots before one that differs in them.
+    """
+    files = preset_files(kind)
+    found = _matching(name, files, kind)
+    if found:
+        return found
+    aliases: dict[str, Path] = {}
     for path in files.values():
-        aliases = _aliases(path)
-        known.update(dict.fromkeys(aliases))
-        if wanted in map(key, aliases):
-            return path
-    raise UserError(f"unknown {kind[:-1]} {name!r}", hint=nearest(name, known) or f"`kvcalc {kind}` lists them")
+        for alias in _aliases(path):
+            if key(alias, dots=True) == key(name, dots=True):
+                return path
+            aliases.setdefault(alias, path)
+    found = _matching(name, aliases, kind)
+    if found:
+        return found
+    raise UserError(f"unknown {kind[:-1]} {name!r}", hint=nearest(name, [*files, *aliases]) or f"`kvcalc {kind}` lists them")
+
+
+def _matching(name: str, known: dict[str, Path], kind: str) -> Path | None:
+    wanted, dotted = key(name), key(name, dots=True)
+    close = [other for other in known if key(other) == wanted]
+    exact = [other for other in close if key(other, dots=True) == dotted]
+    if not exact and len({key(other, dots=True) for other in close}) > 1:  # opt13.b: opt-13b or opt-1.3b?
+        raise UserError(f"{name!r} may be more than one {kind[:-1]}", hint="Write " + " or ".join(sorted(close)))
+    return next((known[other] for other in exact or close), None)
 
 
 def _aliases(path: Path) -> list[str]:

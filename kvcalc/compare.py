@@ -15,10 +15,10 @@ from kvcalc.batch import Batch, Parallelism, Precision
 from kvcalc.dtypes import cache_dtypes, canonical
 from kvcalc.errors import UserError
 from kvcalc.ffn import FeedForward
-from kvcalc.forward import forward
 from kvcalc.gpu import Gpu
 from kvcalc.model import Layer, Model
-from kvcalc.roofline import records, roofline
+from kvcalc.quality import quality_of
+from kvcalc.roofline import placed_pass, records
 from kvcalc.size import size_record
 from kvcalc.units import parse_tokens
 
@@ -213,7 +213,7 @@ def compare_records(
             for name, (model, dtype, held) in chosen:
                 used = msgspec.structs.replace(precision, kv_cache_dtype=dtype) if dtype else precision
                 record = size_record(model, context, batch_size, used, block_size, ranks)
-                placed = roofline(forward(model, Batch.decode(context, batch_size), used, ranks, mla_form), gpu)
+                placed = placed_pass(model, Batch.decode(context, batch_size), gpu, used, ranks, mla_form)
                 base = base or record["kv_cache_bytes"]
                 free = gpu.memory_bytes - record["weight_bytes"]
                 each = -(-record["kv_cache_bytes"] // ranks.sequences(batch_size))
@@ -230,5 +230,13 @@ def compare_records(
                         if k not in ("operator", "layer", "count", "weight_bytes")
                     }
                     | {"max_num_seqs": max(0, free // each) if each else None, "held_equal": held}
+                    | _quality(name)
                 )
     return found
+
+
+def _quality(name: str) -> dict[str, str | None]:
+    """What is known of a variant's quality, with its source; null for a variant of which nothing is noted here."""
+    known = quality_of(name)
+    heads, note, trades = known or (None, None, None)
+    return {"head_diversity": heads, "quality": note, "trades": trades}

@@ -4,7 +4,7 @@
 `vector_flops`. Bytes are by what moves: weights, cache read, cache write, activations, and what crosses the network.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -41,11 +41,49 @@ class Cost(NamedTuple):
         return self.weight_bytes + self.cache_read_bytes + self.cache_write_bytes + self.activation_bytes
 
 
+class GemmShape(NamedTuple):
+    """A matrix product x[m, k] · W[k, n] as a time law sees it; stored: bytes of one weight, its scales included.
+
+    Block-diagonal copies stand side by side (n counts them all); routed experts likewise, those that are reached, with m
+    the tokens of one of them.
+    """
+
+    m: Real
+    n: Real
+    k: int
+    stored: float
+
+
+class AttentionShape(NamedTuple):
+    """An attention as a time law sees it. groups: (count, new, past) of the batch. pairs: (query, key) pairs in all.
+
+    kv_heads: 0 for latents that all heads share. element: bytes of one cached element, 0 where nothing is cached.
+    """
+
+    heads: int
+    kv_heads: int
+    key: int
+    value: int
+    element: float
+    pairs: Num
+    groups: tuple[tuple[Num, Num, Num], ...]
+
+
+class CollectiveShape(NamedTuple):
+    """An all-reduce of so many bytes over so many ranks."""
+
+    ranks: int
+    bytes: Num
+
+
+Shape: TypeAlias = GemmShape | AttentionShape | CollectiveShape
+
+
 class Operator(msgspec.Struct, frozen=True):
     """One operator of a pass: `count` times `cost`, in each of `count` layers of kind `layer` ('' outside the layers).
 
     kind: gemm, attention, scan, vector or network: what law times it. dtype: what its products compute in. parts: the
-    FLOPs inside a fused operator, by name, which its cost holds already.
+    FLOPs inside a fused operator, by name, which its cost holds already. shape: what a calibrated law needs, where there is one.
     """
 
     name: str
@@ -55,6 +93,7 @@ class Operator(msgspec.Struct, frozen=True):
     cost: Cost
     dtype: str = ""
     parts: tuple[tuple[str, Cost], ...] = ()
+    shape: Shape | None = None
 
     @property
     def total(self) -> Cost:

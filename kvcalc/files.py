@@ -158,3 +158,11 @@ def write_text(path: Path, content: str | bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UserError(f"cannot be written: {(error.strerror or 'error').lower()}", str(path)) from None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are missing. Raises UserError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot be made: {(error.strerror or 'error').lower()}", str(path)) from None

@@ -13,15 +13,24 @@ import msgspec
 
 from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision, Sequences
 from kvcalc.cache import CacheEntry
-from kvcalc.cost import SOFTMAX_FLOPS, Cost, Operator, gemm_flops, pair_flops
+from kvcalc.cost import (
+    SOFTMAX_FLOPS,
+    AttentionShape,
+    CollectiveShape,
+    Cost,
+    GemmShape,
+    Operator,
+    gemm_flops,
+    pair_flops,
+)
 from kvcalc.errors import UserError
-from kvcalc.memory import fullest_stage
+from kvcalc.memory import fullest_stage_number
 from kvcalc.model import NORM_VECTORS, Layer, Model
 from kvcalc.parallel import check, local, stages
 from kvcalc.part import Part
 from kvcalc.precision import Formats
-from kvcalc.units import Num, Real, array_of, maximum
-from kvcalc.weights import Kind, Weight
+from kvcalc.units import Num, Real, array_of, ceil_div, maximum
+from kvcalc.weights import Kind, Weight, matrix
 
 NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, SAMPLING_FLOPS, TOP_K_FLOPS = 4, 3, 8, 5, 2  # vector FLOPs per element
 
@@ -51,6 +60,10 @@ class Pass:
     def weights(self, part: Part) -> dict[str, Weight]:
         """The share of each of a part's weights that this rank holds, by name."""
         return {w.name: local(w, self.ranks) for w in part.weights(self.width)}
+
+    def vector_bytes(self, weight: Weight) -> int:
+        """Bytes of a vector on this rank; 0 for matrices, which their products read, and for tables."""
+        return local(weight, self.ranks).elements * self.element if weight.kind is Kind.VECTOR else 0
 
     def heads(self, heads: int) -> int:
         """Of so many heads, those on this rank."""
@@ -88,9 +101,21 @@ class Pass:
         qk, av = Cost(pair_flops(pairs, heads, key)), Cost(pair_flops(pairs, heads, value))
         softmax = Cost(vector_flops=SOFTMAX_FLOPS * pairs * heads)
         moved = (self.tokens * heads * (key + value) + expanded) * self.element
-        cost = (qk + softmax + av + self.cache(entries))._replace(activation_bytes=moved)
+        spread = self.ranks.dcp  # ranks that hold other tokens of the same heads: they swap queries and partial outputs
+        swapped = (spread - 1) * self.tokens * heads * (key + value) * self.element
+        rows = tuple(entries)
+        cost = (qk + softmax + av + self.cache(rows))._replace(activation_bytes=moved, network_bytes=swapped)
         parts = (("qk", qk), ("softmax", softmax), ("av", av))
-        return Operator("attention", self.kind, self.count, "attention", cost, self.formats.dtype, parts)
+        shape = self._attention_shape(rows, pairs, heads, key, value)
+        return Operator("attention", self.kind, self.count, "attention", cost, self.formats.dtype, parts, shape)
+
+    def _attention_shape(self, entries: tuple[CacheEntry, ...], pairs: Num, heads: int, key: int, value: int) -> AttentionShape:
+        first = entries[0] if entries else None
+        shared = first is not None and first.role in ("latent", "rope_key")
+        groups = self.heads(first.heads) if first is not None and first.role == "k" else heads
+        element = self.formats.entry_bytes(first, 1) / first.width if first else 0.0
+        batch = tuple((g.count, g.new, g.past) for g in self.groups)
+        return AttentionShape(heads, 0 if shared else groups, key, value, element, pairs, batch)
 
     def indexer(self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int) -> list[Operator]:
         """Scores of `heads` index heads over `pairs`, weighted and summed, and the `top` best for each token."""
@@ -120,7 +145,8 @@ class Pass:
         weight_bytes = held if isinstance(fraction, int) else _half_up(held * fraction)
         cost = Cost(flops=flops, weight_bytes=weight_bytes * self.present if read else 0, activation_bytes=moved)
         dtype = self.formats.compute_dtype(self._full(weights[0].name), weights[0])
-        return Operator(name, self.kind, self.count, "gemm", cost, dtype)
+        shape = _gemm_shape(weights, rows, fraction, held)
+        return Operator(name, self.kind, self.count, "gemm", cost, dtype, (), shape)
 
     def vector(self, name: str, elements_in: Num, elements_out: Num, flops: Num, weight_bytes: Num = 0) -> Operator:
         """An elementwise chain: so many elements read, written, and vector FLOPs, in all."""
@@ -138,9 +164,10 @@ class Pass:
         write: Num = 0
         for entry in entries:
             row = self.formats.entry_bytes(entry, self.heads(entry.heads))
+            spread = self.ranks.dcp if entry.grows and not entry.limit else 1
             for g in self.groups:
-                read = read + g.count * entry.read_rows(g.new, g.past) * row
-                write = write + g.count * entry.written_rows(g.new, g.past) * row
+                read = read + g.count * ceil_div(entry.read_rows(g.new, g.past), spread) * row
+                write = write + g.count * ceil_div(entry.written_rows(g.new, g.past), spread) * row
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
     def network(self, name: str, sent: Real, times: int = 1) -> Operator:
@@ -150,7 +177,11 @@ class Pass:
     def all_reduce(self, width: int) -> list[Operator]:
         """The sum over tensor-parallel ranks of [tokens, width]: 2(n − 1)/n of it crosses each link (ring)."""
         n = self.ranks.tp
-        return [self.network("all_reduce", 2 * (n - 1) * self.tokens * width * self.element / n)] if n > 1 else []
+        if n == 1:
+            return []
+        summed = self.tokens * width * self.element
+        ring = self.network("all_reduce", 2 * (n - 1) * summed / n)
+        return [msgspec.structs.replace(ring, shape=CollectiveShape(n, summed))]
 
     def _full(self, name: str) -> str:
         return f"{self.kind}.{name}" if self.kind else name
@@ -203,8 +234,7 @@ def _stage(
     split = stages(model, ranks.pp)
     tallies = [{kind: kinds.count(kind) for kind in model.kinds} for kinds in split]
     if stage is None:
-        fullest = fullest_stage(model, formats, ranks, 1, 1)
-        stage = tallies.index(fullest)
+        stage = fullest_stage_number(model, formats, ranks, 1, 1)
     return tallies[stage], stage == 0, stage == ranks.pp - 1
 
 
@@ -214,8 +244,19 @@ def _layer(p: Pass, kind: str, layer: Layer, count: int) -> list[Operator]:
     if layer.norm_count and NORM_VECTORS[p.model.norm]:
         found.append(msgspec.structs.replace(_norm(p, "norm"), count=count * layer.norm_count))
     for part in (*layer.parts, *layer.shared):
-        found += part.operators(p)
+        found += _with_vectors(p, part, part.operators(p))
     return found
+
+
+def _with_vectors(p: Pass, part: Part, operators: list[Operator]) -> list[Operator]:
+    """The operators of a part, the first of which that is no matrix product reads the part's norms, sinks, convolutions."""
+    held = sum(p.vector_bytes(w) for w in part.weights(p.width))
+    if not held:
+        return operators
+    found = operators or [p.vector("scale", 0, 0, 0)]
+    at = next((n for n, o in enumerate(found) if o.kind not in ("gemm", "network")), 0)
+    cost = found[at].cost + Cost(weight_bytes=held)
+    return [*found[:at], msgspec.structs.replace(found[at], cost=cost), *found[at + 1 :]]
 
 
 def _norm(p: Pass, name: str, tokens: Num | None = None) -> Operator:
@@ -225,10 +266,12 @@ def _norm(p: Pass, name: str, tokens: Num | None = None) -> Operator:
 
 
 def _embedding(p: Pass) -> list[Operator]:
-    """One row of every table per new token."""
+    """One row of every table per new token, and what else stands outside the layers before the head."""
     outer = [local(w, p.ranks) for w in p.model.outer_weights]
     rows = sum(w.outputs for w in outer if w.kind is Kind.TABLE) * p.element
-    cost = Cost(weight_bytes=p.tokens * rows, activation_bytes=p.tokens * p.width * p.element)
+    apart = ("embedding_norm", "final_norm", "lm_head_bias")
+    vectors = sum(p.vector_bytes(w) for w in p.model.outer_weights if w.name not in apart)
+    cost = Cost(weight_bytes=p.tokens * rows + vectors, activation_bytes=p.tokens * p.width * p.element)
     found = [Operator("embedding", "", 1, "vector", cost)]
     found += [_norm(p, "embedding_norm")] if p.model.embedding_norm else []
     found += [p.gemm(w.name, w) for w in outer if w.kind is Kind.MATRIX and w.name not in ("lm_head", "embedding_down")]
@@ -244,7 +287,7 @@ def _head(p: Pass, all_positions: bool) -> Sequence[Operator]:
         found.append(p.gemm("embedding_down", outer["embedding_down"], tokens=rows))
     if not p.model.lm_head:
         return found
-    head = outer.get("lm_head") or _as_matrix(outer["embedding"])
+    head = outer.get("lm_head") or _as_matrix(outer["embedding"], "lm_head_bias" in outer)
     found.append(p.gemm("lm_head", head, tokens=rows))
     logits = rows * head.outputs
     if p.ranks.tp > 1:
@@ -253,9 +296,9 @@ def _head(p: Pass, all_positions: bool) -> Sequence[Operator]:
     return [*found, p.vector("sampling", logits, rows, SAMPLING_FLOPS * logits)]
 
 
-def _as_matrix(table: Weight) -> Weight:
+def _as_matrix(table: Weight, bias: bool) -> Weight:
     """A tied embedding table [V, D] as the matrix [D, V] that the head multiplies by."""
-    return Weight("lm_head", table.outputs, table.inputs, shards=table.shards)
+    return matrix("lm_head", table.outputs, table.inputs, bias, shards=table.shards)
 
 
 def _local_group(group: Sequences, ranks: Parallelism) -> Sequences:
@@ -268,6 +311,15 @@ def _settled(mask: Num) -> Num:
     if isinstance(mask, int):
         return mask
     return 1 if mask.all() else 0 if not mask.any() else mask
+
+
+def _gemm_shape(weights: Sequence[Weight], rows: Num, fraction: Real, held: int) -> GemmShape:
+    """Of matrices that share their input: side by side; copies and reached experts too, these with their own tokens."""
+    first = weights[0]
+    columns = sum(w.outputs * (1 if w.expert else w.copies) for w in weights)
+    elements = sum(w.inputs * w.outputs * w.copies for w in weights)
+    reached = first.copies * fraction if first.expert else 1
+    return GemmShape(rows / reached if first.expert else rows, columns * reached, first.inputs, held / max(1, elements))
 
 
 def _half_up(value: Real) -> Num:

@@ -103,14 +103,21 @@ def fullest_stage(model: Model, formats: Formats, parallelism: Parallelism, cont
     check(model, parallelism)
     if parallelism.pp == 1:
         return model.counts
+    number = fullest_stage_number(model, formats, parallelism, context, batch_size)
+    kinds = stages(model, parallelism.pp)[number]
+    return {kind: kinds.count(kind) for kind in model.kinds}
+
+
+def fullest_stage_number(model: Model, formats: Formats, parallelism: Parallelism, context: int, batch_size: int) -> int:
+    """The pipeline stage whose weights and stored cache are largest, the first of equals."""
     candidates = []
     for number, kinds in enumerate(stages(model, parallelism.pp)):
         counts = {kind: kinds.count(kind) for kind in model.kinds}
         rows = cache_rows(model, counts, formats, parallelism)
         stored = size_of(rows, context, parallelism.sequences(batch_size), 16).stored
         weights = stage_weight_bytes(model, counts, formats, parallelism, number)
-        candidates.append((stored + weights, -number, counts))
-    return max(candidates, key=lambda c: c[:2])[2]
+        candidates.append((stored + weights, -number))
+    return -max(candidates)[1]
 
 
 def weight_bytes(

@@ -31,6 +31,8 @@ class WeightFormat(msgspec.Struct, frozen=True):
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
         """Bytes of one matrix of inputs × outputs elements, scales and zero points included."""
+        if not inputs * outputs:
+            return 0
         blocks = -(-inputs // (self.rows or inputs)) * -(-outputs // (self.columns or outputs))
         zeros = -(-blocks * self.zero_bits // 8)
         scales = blocks * self.scale_bytes if self.scale_bytes else 0
@@ -63,6 +65,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
     )
 }
 _INTEGER = re.compile(r"int([2-8])_g(\d{1,6})(_zp)?")
+_BLOCKS = re.compile(r"fp8_([1-9]\d{0,5})x([1-9]\d{0,5})")
 _SPELLINGS = {
     "bitsandbytes": "nf4", "modelopt_fp4": "nvfp4", "modelopt": "fp8", "fp8_block": "fp8_block128",
     "w8a8": "int8", "w4a16": "int4", "none": "bf16", "gptq_marlin": "gptq", "awq_marlin": "awq",
@@ -78,12 +81,18 @@ def _integer_format(name: str) -> WeightFormat | None:
     return WeightFormat(name, bits, group, 1, 2, zero_bits=bits if match[3] else 0)
 
 
+def _block_format(name: str) -> WeightFormat | None:
+    """`fp8_64x128`: fp8 with an fp32 scale for every block of 64 inputs × 128 outputs."""
+    match = _BLOCKS.fullmatch(name)
+    return WeightFormat(name, 8, int(match[1]), int(match[2]), 4, computes="fp8") if match else None
+
+
 def load_weight_format(name: str, what: str = "quantization") -> WeightFormat:
     """The weight format called `name`. Raises UserError naming near matches."""
     from kvcalc.dtypes import canonical
 
     low = canonical(name)
-    found = WEIGHT_FORMATS.get(_SPELLINGS.get(low, low)) or _integer_format(low)
+    found = WEIGHT_FORMATS.get(_SPELLINGS.get(low, low)) or _integer_format(low) or _block_format(low)
     if found is None:
         raise UserError(f"unknown {what} {name!r}", hint=nearest(low, [*WEIGHT_FORMATS, "bitsandbytes", "modelopt"]))
     return found

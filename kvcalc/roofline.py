@@ -8,11 +8,13 @@ predictions: no launch, no ramp, no efficiency.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from kvcalc.batch import Batch
+from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision
 from kvcalc.cost import Cost, Operator
 from kvcalc.errors import UserError
-from kvcalc.forward import total
+from kvcalc.forward import forward, total
 from kvcalc.gpu import Gpu
+from kvcalc.model import Model
+from kvcalc.parallel import check
 from kvcalc.units import Num, maximum
 
 
@@ -38,6 +40,22 @@ class Placed(NamedTuple):
 def roofline(operators: Sequence[Operator], gpu: Gpu) -> list[Placed]:
     """Each operator under the roof of `gpu`. Raises UserError where the GPU gives no peak for a dtype that is needed."""
     return [_placed(operator, gpu) for operator in operators]
+
+
+def placed_pass(
+    model: Model,
+    batch: Batch,
+    gpu: Gpu,
+    precision: Precision = PUBLISHED,
+    parallelism: Parallelism = ONE_GPU,
+    mla_form: str = "auto",
+) -> list[Placed]:
+    """One pass as one GPU sees it: of pipeline stages the slowest. For whole numbers, not arrays."""
+    if parallelism.pp == 1:
+        return roofline(forward(model, batch, precision, parallelism, mla_form), gpu)
+    check(model, parallelism)
+    passes = (forward(model, batch, precision, parallelism, mla_form, stage=n) for n in range(parallelism.pp))
+    return max((roofline(operators, gpu) for operators in passes), key=total_seconds)
 
 
 def total_seconds(placed: Sequence[Placed]) -> Any:

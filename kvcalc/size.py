@@ -48,6 +48,8 @@ def assumptions(model: Model, precision: Precision, block_size: int, parallelism
     if formats.reason:
         words[-1] += f" ({formats.reason})"
     words.append(f"blocks of {block_size} tokens")
+    if model.vocab_size % parallelism.tp:
+        words.append(f"vocabulary padded from {model.vocab_size:,} to {parallelism.share(model.vocab_size) * parallelism.tp:,}")
     if parallelism.gpus > 1:
         ranks = " ".join(f"{n}={getattr(parallelism, n)}" for n in ("tp", "pp", "dp", "ep", "dcp") if getattr(parallelism, n) > 1)
         words.append(f"per GPU of {parallelism.gpus} ({ranks})")

@@ -12,7 +12,7 @@ ROOT = Path(kvcalc.__file__).parent
 # A room is a module or a package with all that is in it. Imports for type checking alone do not count.
 ORDER = """
     errors units dtypes quantization batch weights cache cost part attention ffn model precision parallel memory forward
-    gpu files catalog huggingface load edit engines rows timing roofline size quality compare serving sweep validate
+    gpu files catalog huggingface load edit engines capacity rows timing roofline size quality compare serving sweep validate
     kvcalc report measure cli __main__
 """
 ROOMS = ORDER.split()

@@ -51,6 +51,12 @@ def test_embedding_and_head_split_over_a_padded_vocabulary() -> None:
     assert held(half) < held(whole)
 
 
+def test_padded_vocabulary_is_said(kvcalc: Run) -> None:
+    for more in ("", " --explain"):
+        assert "vocabulary padded from 50,257 to 50,260" in kvcalc(f"size gpt2 --context 1k --tp 4{more}").out
+        assert "padded" not in kvcalc(f"size gpt2 --context 1k{more}").out
+
+
 def test_published_models_on_eight_gpus(kvcalc: Run) -> None:
     """Llama-3.1-70B: one of 8 KV heads each. DeepSeek-V3: the whole latent on every GPU."""
     llama, deepseek = kvcalc("size llama-3.1-70b deepseek-v3 --tp 8 --context 8k --format json").records

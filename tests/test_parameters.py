@@ -71,6 +71,7 @@ MIXERS = [
     (grouped(v_head_dim=8), 64 * 128 + 64 * 32 + 64 * 16 + 64 * 64 + 64),
     (grouped(k_is_v=True), 64 * 128 + 64 * 32 + 128 * 64 + 64),
     (grouped(kv_projection=False), 64 * 128 + 128 * 64 + 64),
+    (grouped(qo_projection=False), 2 * 64 * 32 + 64),
     (grouped(qk_norm="head"), 64 * 128 + 2 * 64 * 32 + 128 * 64 + 64 + 2 * 16),
     (grouped(qk_norm="full"), 64 * 128 + 2 * 64 * 32 + 128 * 64 + 64 + 8 * 16 + 2 * 16),
     (grouped(qk_norm="head", qk_norm_bias=True), 64 * 128 + 2 * 64 * 32 + 128 * 64 + 64 + 4 * 16),
@@ -94,6 +95,15 @@ MIXERS = [
     # MLA's, and index queries [64, 4·16] or from the query latent, key [64, 16] with a LayerNorm, head weights [64, 4]
     (sparse(), 64 * 192 + 64 * 40 + 32 + 32 * 256 + 128 * 64 + 64 + 64 * 64 + 64 * 16 + 2 * 16 + 64 * 4),
     (sparse(q_lora_rank=16), 64 * 16 + 16 + 16 * 192 + 64 * 40 + 32 + 32 * 256 + 128 * 64 + 64 + 16 * 64 + 64 * 16 + 32 + 64 * 4),
+    # pooled by a gate [64, 16], with a bias for each of 4 positions
+    (
+        sparse(index_pool=4),
+        64 * 192 + 64 * 40 + 32 + 32 * 256 + 128 * 64 + 64 + 64 * 64 + 64 * 16 + 2 * 16 + 64 * 4 + 64 * 16 + 4 * 16,
+    ),
+    (
+        sparse(q_lora_rank=16, index_query_from_hidden=True),
+        64 * 16 + 16 + 16 * 192 + 64 * 40 + 32 + 32 * 256 + 128 * 64 + 64 + 64 * 64 + 64 * 16 + 32 + 64 * 4,
+    ),
     (sparse(indexer=False), 64 * 192 + 64 * 40 + 32 + 32 * 256 + 128 * 64 + 64),
     (
         BlockSparse(
@@ -146,6 +156,9 @@ FFNS = [
     ),
     (moe(moe_latent_size=16), 64 * 4 + 2 * 64 * 16 + 4 * 3 * 16 * 32),
     (moe(zero_experts=2), 64 * 6 + 4 * 3 * 64 * 32),
+    # LongCat's idle experts: scored, and with gate and up matrices all the same
+    (moe(zero_experts=2, zero_expert_weights=True), 64 * 6 + 4 * 3 * 64 * 32 + 2 * 2 * 64 * 32),
+    (moe(router_input_norm=True, expert_scales=True, router_width=16), 16 * 4 + 64 + 4 + 4 * 3 * 64 * 32),
     (
         moe(router_bias=True, correction_bias=True),
         64 * 4 + 4 + 4 + 4 * 3 * 64 * 32,

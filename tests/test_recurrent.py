@@ -5,16 +5,19 @@ from specs import stack
 
 from kvcalc import Precision, cache_size
 from kvcalc.attention import (
+    Convolutions,
     GatedDeltaNet,
     KimiDeltaAttention,
     Lightning,
     Mamba,
     Mamba2,
     MatrixLstm,
+    NgramMemory,
     RgLru,
     Rwkv,
     ShortConv,
 )
+from kvcalc.attention.recurrent.ngram import ngram_rows
 from kvcalc.part import Part
 
 DELTA = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16)
@@ -32,6 +35,13 @@ RECURRENT = [
         Mamba(intermediate_size=128, state_size=16, time_step_rank=4, conv_kernel=8, conv_bias=False, inner_norms=True),
         64 * 256 + 128 * 8 + 128 * 36 + 4 * 128 + 128 + 128 * 16 + 128 + 128 * 64 + 4 + 16 + 16,
         7 * 128,
+        128 * 16,
+    ),
+    # Zamba: two groups of 64 channels with projections of their own
+    (
+        Mamba(intermediate_size=128, state_size=16, time_step_rank=4, n_mamba_heads=2, proj_bias=True),
+        65 * 256 + 128 * 5 + 2 * 64 * 36 + 2 * (4 * 64 + 64) + 128 * 16 + 128 + 128 * 64 + 64,
+        3 * 128,
         128 * 16,
     ),
     # in [64, 2·128 + 2·2·16 + 8], conv over 128 + 64 channels, A, D and step bias per head, norm, out
@@ -52,6 +62,15 @@ RECURRENT = [
         DELTA,
         64 * 32 + 64 * 128 + 64 * 8 + 96 * 4 + 8 + 16 + 64 * 64,
         3 * (16 + 16 + 64),
+        4 * 8 * 16,
+    ),
+    (
+        GatedDeltaNet(
+            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16,
+            linear_conv_kernel_dim=3, conv_bias=True,
+        ),
+        64 * 32 + 64 * 128 + 64 * 8 + 96 * (3 + 1) + 8 + 16 + 64 * 64,
+        2 * (16 + 16 + 64),
         4 * 8 * 16,
     ),
     # q, k, v [64, 32], conv [96, 4], decay and gate through 8, step [64, 4], A and bias, norm, out
@@ -79,8 +98,18 @@ RECURRENT = [
     (Rwkv(attention_hidden_size=96, shift_size=64), 3 * 64 * 96 + 2 * 96 + 3 * 64 + 96 * 64, 2 * 64, 3 * 96),
     (ShortConv(width=64), 64 * 192 + 64 * 3 + 64 * 64, 2 * 64, 0),
     (ShortConv(width=64, conv_kernel=5, bias=True), 65 * 192 + 64 * 6 + 65 * 64, 4 * 64, 0),
+    (Convolutions(channels={"k": 32, "v": 48}, conv_kernel=4, bias=True), (32 + 48) * 5, 3 * (32 + 48), 0),
+    (Convolutions(channels={"v": 48}, conv_kernel=2, weighted=False), 0, 48, 0),
+    (Convolutions(channels={"v": 48}, conv_kernel=2, columns=5), 48 * 2, 5 * 48, 0),
+    # a table of 50 rows of 8, of which 3 are read; 2 streams of 64; key and value from 24, three norms, a dilated conv
+    (
+        NgramMemory(table_rows=50, table_width=8, hashes=3, streams=2, hidden_size=64, conv_kernel=4, dilation=3),
+        50 * 8 + 24 * 128 + 24 * 64 + 3 * 128 + 128 * 4,
+        3 * 3 * 128,
+        0,
+    ),
 ]  # fmt: skip
-IDS = [part.label + (str(i) if i % 2 else "") for i, (part, *_) in enumerate(RECURRENT)]
+IDS = [f"{type(part).__name__}-{i}" for i, (part, *_) in enumerate(RECURRENT)]
 
 
 @pytest.mark.parametrize(("part", "parameters", "columns", "state"), RECURRENT, ids=IDS)
@@ -91,6 +120,12 @@ def test_parameters_and_state(part: Part, parameters: int, columns: int, state: 
     assert size.stored == size.read == size.allocated == 2 * 3 * (2 * columns + 4 * state)
     assert (size.fixed, size.slope) == (3 * (2 * columns + 4 * state), 0)
     assert cache_size(model, 10**9, batch_size=2) == size
+
+
+def test_ngram_tables_take_the_next_primes() -> None:
+    """From 10 on: 11, 13 | 17, 19 | 23, 29; padded to multiples of 8."""
+    assert [ngram_rows(10, 2, index, 1) for index in range(3)] == [11 + 13, 17 + 19, 23 + 29]
+    assert [ngram_rows(10, 2, index, 8) for index in range(3)] == [24, 40, 56]
 
 
 def test_state_keeps_its_dtype_and_columns_follow_the_models() -> None:
@@ -109,6 +144,8 @@ def test_mlstm_memory_follows_the_models_dtype() -> None:
     """q and k of 32, v and gate of 64 on 4 heads: a memory of 8 × 16, a normaliser of 8 and a stabiliser per head."""
     part = MatrixLstm(num_heads=4, qk_size=32, v_size=64, qk_head_dim=8, v_head_dim=16)
     assert sum(w.elements for w in part.weights(64)) == 2 * 64 * 32 + 2 * 64 * 64 + 65 * 8 + 64 + 64 * 64
+    biased = MatrixLstm(num_heads=4, qk_size=32, v_size=64, qk_head_dim=8, v_head_dim=16, bias=True)
+    assert sum(w.elements for w in biased.weights(64)) == 2 * 65 * 32 + 2 * 65 * 64 + 65 * 8 + 2 * 64 + 65 * 64
     assert cache_size(stack(part), 1).stored == 2 * 4 * (8 * 16 + 8 + 1)
     assert cache_size(stack(part, dtype="fp32"), 7).stored == 4 * 4 * (8 * 16 + 8 + 1)
 

@@ -13,6 +13,7 @@ import msgspec
 from kvcalc.cache import CacheEntry, Span
 from kvcalc.cost import Operator, causal_pairs, compressed_pairs
 from kvcalc.part import Count, Part, Size, Tokens
+from kvcalc.units import floor_div
 from kvcalc.weights import Weight, matrix, vector
 
 if TYPE_CHECKING:
@@ -110,9 +111,11 @@ class Compressed(Part, frozen=True, tag="compressed"):
         entries = self.cache()
         if ratio:
             pairs = pairs + p.pairs(lambda new, past: compressed_pairs(new, past, ratio, top))
-            columns = sum(w[n].outputs for n in names[2:6] if n in w) * p.tokens
+            width = sum(w[n].outputs for n in names[2:6] if n in w)  # key-values and gates, in each series
+            columns = width * p.tokens
+            finished = p.pairs(lambda new, past: floor_div(new + past, ratio) - floor_div(past, ratio))
             buffers = p.cache(e for e in entries if e.role == "compressor")
-            compress = p.vector("compress", columns, columns // (2 * ratio), 4 * columns)
+            compress = p.vector("compress", columns, finished * (width // (2 * self._series)), 4 * columns)
             found.append(msgspec.structs.replace(compress, cost=compress.cost + buffers))
         if top:
             keys = [e for e in entries if e.role == "index_key"]

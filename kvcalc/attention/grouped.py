@@ -134,6 +134,8 @@ class Grouped(Part, frozen=True, tag="grouped"):
 
     def _pairs(self, p: "Pass") -> Num:
         chunk, limit = self.attention_chunk_size, self.most_tokens
+        if not self.cached:
+            return p.pairs(lambda new, past: new * (new + past))
         if chunk:
             return p.pairs(lambda new, past: chunk_pairs(new, past, chunk))
         return p.pairs(lambda new, past: causal_pairs(new, past, limit))

@@ -5,9 +5,17 @@ Sources: Yang et al. 2019, arXiv 1906.08237 §2.4 (XLNet's memory); Kitaev et al
 transformers keeps states there, and bucket numbers, which are not counted here).
 """
 
+from typing import TYPE_CHECKING
+
+import msgspec
+
 from kvcalc.cache import CacheEntry
+from kvcalc.cost import Operator, causal_pairs
 from kvcalc.part import Count, Part, Size
 from kvcalc.weights import Weight, matrix, vector
+
+if TYPE_CHECKING:
+    from kvcalc.forward import Pass
 
 
 class HiddenStates(Part, frozen=True, tag="hidden_states"):
@@ -37,7 +45,30 @@ class HiddenStates(Part, frozen=True, tag="hidden_states"):
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """One row of hidden_size per token kept."""
-        return (CacheEntry("hidden", 1, self.hidden_size, limit=self.memory),) if self.cached else ()
+        return (self._kept,) if self.cached else ()
+
+    @property
+    def _kept(self) -> CacheEntry:
+        return CacheEntry("hidden", 1, self.hidden_size, limit=self.memory)
+
+    def operators(self, p: "Pass") -> list[Operator]:
+        """q of the new tokens; k, v and positions of every token in reach, from its hidden state; attention, o."""
+        w = p.weights(self)
+        heads, d = p.heads(self.num_attention_heads), self.head_dim
+        seen = p.pairs(self._kept.read_rows)
+        up = p.gemm("kv", *(w[n] for n in ("k", "v", "r") if n in w), tokens=seen)
+        moved = p.cache(self.cache())
+        cost = up.cost._replace(cache_read_bytes=moved.cache_read_bytes, cache_write_bytes=moved.cache_write_bytes)
+        if self.cached:  # the states come from the cache
+            cost = cost._replace(activation_bytes=cost.activation_bytes - seen * self.hidden_size * p.element)
+        pairs = p.pairs(lambda new, past: causal_pairs(new, past, self.memory))
+        return [
+            *([p.gemm("q", w["q"])] if "q" in w else []),
+            msgspec.structs.replace(up, cost=cost),
+            p.attention((), pairs, heads, d, d, expanded=2 * seen * heads * d),
+            p.gemm("o", w["o"]),
+            *p.all_reduce(w["o"].outputs),
+        ]
 
     @property
     def label(self) -> str:

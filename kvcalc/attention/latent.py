@@ -88,35 +88,49 @@ class Latent(Part, frozen=True, tag="latent"):
         expanded = p.choose(lambda new, past: 1 - self._absorbs(p, new, past))
         found += self._absorbed(absorbed) if absorbed.groups else []
         found += self._expanded(expanded, w, 1 - absorbed.present) if expanded.groups else []
+        if "gate" in w:
+            gated = p.tokens * p.heads(self.num_attention_heads) * self.v_head_dim
+            found.append(p.gemm("gate", w["gate"]))
+            found.append(p.vector("gating", 2 * gated, gated, p.ACTIVATION_FLOPS * gated))
         return [*found, p.gemm("o", w["o"]), *p.all_reduce(p.width)]
 
     def _visible(self, new: Num, past: Num) -> Num:
         return causal_pairs(new, past, self.sliding_window or 0)
 
+    def _seen(self, new: Num, past: Num) -> Num:
+        """Cached tokens, the new ones included, whose keys and values the expanded form recomputes."""
+        return self._latents(top=0)[0].read_rows(new, past)
+
     def _absorbs(self, p: "Pass", new: Num, past: Num) -> Num:
-        """1 where the absorbed form takes no more FLOPs than the expanded one, per head and sequence; else 0."""
+        """1 where the absorbed form takes fewer FLOPs than the expanded one, or as many and no more bytes; else 0."""
         if p.mla_form != "auto":
             return int(p.mla_form == "absorbed")
-        rank, key, rope, value = self.kv_lora_rank, self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
-        pairs = self._visible(new, past)
-        latent = new * rank * (key + value) + pairs * (2 * rank + rope)
-        plain = (new + past) * rank * (key + value) + pairs * (key + rope + value)
-        return at_least(plain - latent, 0)
+        rank, both = self.kv_lora_rank, self.qk_nope_head_dim + self.v_head_dim
+        seen = self._seen(new, past)
+        fewer = (seen - new) * rank * both - self._visible(new, past) * (2 * rank - both)  # multiply-adds of a head
+        if not (fewer == 0 if isinstance(fewer, int) else (fewer == 0).any()):
+            return at_least(fewer, 1)
+        activations = 2 * (seen * both - 2 * rank * new) * p.heads(self.num_attention_heads) * p.element
+        rows = (e.read_rows(new, past) * p.formats.entry_bytes(e, 1) for e in self._attended())
+        smaller = activations + sum(p.formats.entry_bytes(e, 1) for e in self._latents(top=0)) * seen - sum(rows)
+        return at_least(2 * fewer + at_least(smaller, 0), 1)
+
+    def _attended(self) -> list[CacheEntry]:
+        return [e for e in self.cache() if e.role in ("latent", "rope_key")]
 
     def _absorbed(self, p: "Pass") -> list[Operator]:
         """Queries into the latent space, attention over latents shared by all heads, outputs back: W_UK and W_UV."""
         heads, rank, rope = p.heads(self.num_attention_heads), self.kv_lora_rank, self.qk_rope_head_dim
         into = Weight("kv_up", self.qk_nope_head_dim, rank, copies=heads)
         back = Weight("kv_up", rank, self.v_head_dim, copies=heads)
-        entries = [e for e in self.cache() if e.role in ("latent", "rope_key")]
-        core = p.attention(entries, p.pairs(self._visible), heads, rank + rope, rank)
+        core = p.attention(self._attended(), p.pairs(self._visible), heads, rank + rope, rank)
         return [p.gemm("absorb_q", into), core, p.gemm("absorb_v", back)]
 
     def _expanded(self, p: "Pass", w: dict[str, Weight], read: Num) -> list[Operator]:
         """Keys and values of every cached token from its latent, then attention per head."""
         heads, key, rope, value = p.heads(self.num_attention_heads), self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         entries = self._latents(top=0)
-        tokens = p.pairs(lambda new, past: new + past)
+        tokens = p.pairs(self._seen)
         width = heads * (key + value)
         up = p.gemm("kv_up", w["kv_up"], tokens=tokens)
         moved = p.cache(e for e in entries if e.role == "latent")

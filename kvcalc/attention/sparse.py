@@ -60,7 +60,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
 
     def _visible(self, new: Num, past: Num) -> Num:
-        return causal_pairs(new, past, self.index_topk)
+        return causal_pairs(new, past, min(self.index_topk, self.sliding_window or self.index_topk))
 
     def _extra(self, p: "Pass", w: dict[str, Weight]) -> list[Operator]:
         """The indexer's projections, its scores over every index key, and the top-k."""

@@ -10,7 +10,7 @@ from kvcalc.cli import options as o
 from kvcalc.cli.common import emit, note, parallelism
 
 if TYPE_CHECKING:
-    from kvcalc.fit import Fit, FitOptions
+    from kvcalc.capacity import Fit, FitOptions
     from kvcalc.gpu import Gpu
     from kvcalc.model import Model
 
@@ -37,8 +37,8 @@ def run(
     ] = 0,
     engine: Annotated[str, _engine("--engine", help="none (content), vllm, sglang or llama.cpp.")] = "none",
     gpu_memory_utilization: Annotated[
-        float, typer.Option("--gpu-memory-utilization", help="Share of the memory; 0: the engine's default.")
-    ] = 0.0,
+        float | None, typer.Option("--gpu-memory-utilization", help="Share of the memory; the engine's own by default.")
+    ] = None,
     utilization_of: Annotated[
         str, typer.Option("--utilization-of", help="total or free; the engine's own by default.", show_default=False)
     ] = "",
@@ -52,6 +52,9 @@ def run(
     mamba_cache_mode: Annotated[
         str, _engine("--mamba-cache-mode", help="none or align: one state page a sequence, or two.")
     ] = "none",
+    mamba_checkpoint_blocks: Annotated[
+        int, _engine("--mamba-checkpoint-blocks", help="State pages more under align, for checkpoints that layers export.")
+    ] = 0,
     mamba_ssm_cache_dtype: Annotated[
         str, _engine("--mamba-ssm-cache-dtype", help="Recurrent states: auto, fp32, bf16 or fp16.")
     ] = "auto",
@@ -97,11 +100,11 @@ def run(
     output: o.Output = o.Format.table,
 ) -> int:
     """What fits on these GPUs, and what an engine really allocates."""
+    from kvcalc.capacity import FitOptions
+    from kvcalc.capacity.fragmentation import read_lengths
+    from kvcalc.capacity.record import fit_record, smallest_first
     from kvcalc.edit import edited
     from kvcalc.errors import UserError
-    from kvcalc.fit import FitOptions
-    from kvcalc.fit_record import fit_record, smallest_first
-    from kvcalc.fragmentation import read_lengths
     from kvcalc.load import load_gpu, load_model
     from kvcalc.units import parse_bytes, parse_tokens
 
@@ -109,8 +112,10 @@ def run(
         return (0 if text.strip() == "0" else parse_bytes(text, what)) if text else None
 
     def tokens(text: str, what: str) -> int:
-        return parse_tokens(text, what, least=0) if text else 0
+        return parse_tokens(text, what) if text else 0
 
+    if gpu_memory_utilization == 0:
+        raise UserError("--gpu-memory-utilization 0 leaves no memory")
     if require < 0:
         raise UserError(f"--require {require} is not a number of sequences")
     chosen = edited(load_model(model), set_)
@@ -118,21 +123,22 @@ def run(
         engine=engine.strip().lower(),
         max_model_len=tokens(max_model_len, "max-model-len"),
         max_num_seqs=max(max_num_seqs, require) if max_num_seqs > 0 else max_num_seqs,
-        gpu_memory_utilization=gpu_memory_utilization,
+        gpu_memory_utilization=gpu_memory_utilization or 0.0,
         utilization_of=utilization_of,
         max_num_batched_tokens=tokens(max_num_batched_tokens, "max-num-batched-tokens"),
         max_in_flight_batches=max_in_flight_batches,
-        kv_cache_memory_bytes=size(kv_cache_memory_bytes, "kv-cache-memory-bytes") or 0,
+        kv_cache_memory_bytes=parse_bytes(kv_cache_memory_bytes, "kv-cache-memory-bytes") if kv_cache_memory_bytes else 0,
         num_gpu_blocks_override=num_gpu_blocks_override,
         block_size=block_size,
         mamba_cache_mode=mamba_cache_mode,
+        mamba_checkpoint_blocks=mamba_checkpoint_blocks,
         mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
         hybrid=not disable_hybrid,
         flash_attention=flash_attention,
         weight_bytes=size(weight_bytes, "weight-bytes"),
         activation_bytes=size(activation_bytes, "activation-bytes"),
         overhead_bytes=size(overhead_bytes, "overhead-bytes"),
-        shared_prefix=tokens(shared_prefix, "shared-prefix"),
+        shared_prefix=parse_tokens(shared_prefix, "shared-prefix", least=0),
         mtp=mtp,
         draft=load_model(draft) if draft else None,
         kv_offloading_bytes=size(kv_offloading_bytes, "kv-offloading-bytes") or 0,
@@ -172,8 +178,8 @@ def run(
 
 def _answers(model: "Model", points: "list[tuple[Gpu, Any, Precision]]", options: "FitOptions") -> "list[Fit]":
     """One answer a configuration; of several, those that the model cannot be cut into are left out with a note."""
+    from kvcalc.capacity import fit
     from kvcalc.errors import UserError
-    from kvcalc.fit import fit
 
     found, refused = [], []
     for gpu, ranks, precision in points:
@@ -189,7 +195,7 @@ def _answers(model: "Model", points: "list[tuple[Gpu, Any, Precision]]", options
 
 
 def _remarks(model: "Model", answers: "list[Fit]", drawn: list[int]) -> None:
-    from kvcalc.fit_record import remedies
+    from kvcalc.capacity.record import remedies
     from kvcalc.units import format_bytes
 
     for text in model.notes:
@@ -200,11 +206,15 @@ def _remarks(model: "Model", answers: "list[Fit]", drawn: list[int]) -> None:
     if drawn and max(drawn) > length:
         note(f"lengths above --max-model-len are cut to {length:,} tokens")
     for f in answers:
+        if f.options.engine == "vllm" and not f.shortage and not f.sequences:
+            need = format_bytes(f.plan.needed(1, f.length))
+            helps = f"; it would with --max-model-len {f.longest}" if f.longest and f.options.max_num_seqs == 1 else ""
+            note(f"{f.gpu.name}: vLLM does not start: one sequence of {f.length:,} tokens needs {need}{helps}")
         if f.over:
             note(f"{f.gpu.name}: a cache of that size is {format_bytes(f.over)} more than the rest leaves")
     if not any(f.given or f.shortage == 0 for f in answers):
         for f in answers:
-            note(remedies(f, Precision(kv_cache_dtype=f.formats.kv_cache_dtype)))
+            note(remedies(f))
 
 
 def _table(answers: "list[Fit]", records: list[dict[str, Any]], met: bool) -> None:

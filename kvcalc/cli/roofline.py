@@ -39,9 +39,8 @@ def run(
     """Where every operation lies."""
     from kvcalc.edit import edited
     from kvcalc.errors import UserError
-    from kvcalc.forward import forward
     from kvcalc.load import load_gpu, load_model
-    from kvcalc.roofline import phase_batch, records, roofline
+    from kvcalc.roofline import phase_batch, placed_pass, records
 
     gpus = [load_gpu(name.strip()) for name in gpu.split(",")]
     if not model:
@@ -55,7 +54,7 @@ def run(
         raise UserError(f"more than {MOST_ROWS // 50:,} passes asked for")
 
     def place(g: "Gpu", s: int, b: int) -> "list[Placed]":
-        return roofline(forward(chosen, phase_batch(phase, s, b), precision, ranks, mla_form), g)
+        return placed_pass(chosen, phase_batch(phase, s, b), g, precision, ranks, mla_form)
 
     found = []
     for g in gpus:

@@ -49,6 +49,11 @@ class LlamaCpp(Plan):
     def allocated(self, budget: int, sequences: int, length: int) -> int:
         return self.cache_bytes(sequences, length)
 
+    def parts(self, sequences: int, length: int) -> dict[str, int]:
+        """The window caches, which kv_cache_allocated_bytes includes, and the recurrent states, which it does not."""
+        window = self.window_cells(sequences, length) * self.window if self.window else 0
+        return {"window_cache_bytes": window, "state_bytes": sequences * self.state}
+
     def terms(self) -> list[Term]:
         found = [Term(self.pad * self.full, self.pad)] if self.full else []
         if self.window:

@@ -33,7 +33,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Options of engines. block_size 0 is the engine's own; so is mamba_ssm_cache_dtype ''.
 
     max_num_batched_tokens: tokens of one pass (llama.cpp: its micro-batch). max_in_flight_batches: passes scheduled before
-    the first of them is done. mamba_cache_mode: none, or align (a second state page that prefix caching keeps).
+    the first of them is done. mamba_cache_mode: none, or align (a second state page that prefix caching keeps, and
+    mamba_checkpoint_blocks more).
     hybrid: windows are freed as they pass. flash_attention: llama.cpp pads cells to 256 rather than 32.
     """
 
@@ -41,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int = 8192
     max_in_flight_batches: int = 2
     mamba_cache_mode: str = "none"
+    mamba_checkpoint_blocks: int = 0
     mamba_ssm_cache_dtype: str = ""
     hybrid: bool = True
     flash_attention: bool = True
@@ -84,6 +86,10 @@ class Plan:
     def allocated(self, budget: int, sequences: int, length: int) -> int:
         """The bytes that the engine allocates for the cache, given a budget and what it is to hold."""
         return self.pool(budget)
+
+    def parts(self, sequences: int, length: int) -> dict[str, int]:
+        """Buffers that the engine logs apart, by the record's key."""
+        return {}
 
     def num_blocks(self, budget: int) -> int | None:
         """Blocks in the pool."""

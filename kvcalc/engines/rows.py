@@ -26,7 +26,8 @@ def is_sparse(model: Model) -> bool:
 def engine_precision(engine: str, model: Model, precision: Precision) -> tuple[Precision, str]:
     """The precision with the cache dtype that `engine` would store, and a note where that differs from the one asked for.
 
-    vLLM and SGLang store an fp8 cache of DSA latents as packed rows of 656 bytes; llama.cpp's own default is fp16.
+    vLLM and SGLang store an fp8 cache of DSA latents as packed rows of 656 bytes; llama.cpp's own default is fp16. vLLM
+    casts float32 checkpoints to bf16.
     Raises UserError for a dtype that the engine has not.
     """
     known, note = DTYPES[engine], ""
@@ -38,7 +39,10 @@ def engine_precision(engine: str, model: Model, precision: Precision) -> tuple[P
     published = canonical(model.kv_cache_dtype or "") if canonical(precision.dtype) == "auto" else ""
     if engine in ("vllm", "sglang") and (used if used != "auto" else published) == "fp8" and is_sparse(model):
         used, note = "fp8_ds_mla", f"{engine} stores fp8 latents of sparse attention as packed rows (fp8_ds_mla)"
-    return Precision(precision.dtype, used, precision.quantization), note
+    dtype = precision.dtype
+    if engine == "vllm" and canonical(dtype) == "auto" and model.dtype == "fp32":
+        dtype, note = "bf16", "vLLM loads a float32 checkpoint as bf16 unless --dtype says otherwise"
+    return Precision(dtype, used, precision.quantization), note
 
 
 def index_row_bytes(width: int) -> int:

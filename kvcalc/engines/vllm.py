@@ -31,7 +31,10 @@ class Vllm(Plan):
         self.page_bytes = max((g.widest_page() for g in groups), default=0)
         self._counts = [_term(g.spec, ranks.dcp, settings) for g in groups]
         padding = sum(g.padding(max((len(o.specs) for o in groups), default=0)) for g in groups)
-        self.notes = (f"{padding} padding layers make the groups equal",) if padding else ()
+        notes = [f"{padding} padding layers make the groups equal"] if padding else []
+        if settings.block_size and block != settings.block_size:
+            notes.append(f"blocks of {block} tokens: the layers cannot use {settings.block_size}")
+        self.notes = tuple(notes)
 
     def num_blocks(self, budget: int) -> int:
         """⌊budget / bytes_per_block⌋, the null block among them; a stage without cached layers still has the null block."""
@@ -123,7 +126,8 @@ def _sized(spec: Spec, block: int, kinds: Sequence[Sequence[Spec]]) -> Spec:
 
 def _term(spec: Spec, dcp: int, settings: Settings) -> Term:
     if spec.kind is Kind.STATE:
-        return Term(0, 1, 0, 2 if settings.mamba_cache_mode == "align" else 1, "state")
+        pages = 2 + settings.mamba_checkpoint_blocks if settings.mamba_cache_mode == "align" else 1
+        return Term(0, 1, 0, pages, "state")
     if spec.kind is Kind.WINDOW:
         return Term(0, spec.block, spec.limit - 1 + settings.in_flight, 1, "window and tokens in flight")
     if spec.kind is Kind.CHUNK:

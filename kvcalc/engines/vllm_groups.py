@@ -78,7 +78,7 @@ def groups_of(layers: Sequence[Placed]) -> list[Group]:
         return [Group(tuple(layers))]
     unified = _unified(layers)
     if unified is None:
-        return [Group(tuple(promoted(layers)))]
+        return _fallback(layers)
     buckets: dict[Spec, list[Placed]] = {}
     for placed in unified:
         buckets.setdefault(placed[1], []).append(placed)
@@ -106,10 +106,9 @@ def _uniform(specs: Sequence[Spec]) -> bool:
 
 
 def _unified(layers: Sequence[Placed]) -> list[Placed] | None:
-    """The layers with pages of one size: the largest. None where only full allocation of the windows will do.
+    """The layers with pages of one size: the largest. None where a page of latents would have to be padded.
 
-    A smaller page that divides it gets a larger block; other pages of keys and values, and states, are padded. Latents are
-    never padded.
+    A smaller page that divides it gets a larger block; other pages of keys and values, and states, are padded.
     """
     largest = max(s.page for _, s in layers)
     found = []
@@ -124,26 +123,33 @@ def _unified(layers: Sequence[Placed]) -> list[Placed] | None:
         elif not spec.latent:
             used = spec._replace(padded=largest)
         else:
-            return _fallback(layers)
+            return None
         found.append((stage, used))
     return found
 
 
-def _fallback(layers: Sequence[Placed]) -> None:
-    """vLLM then treats windows of keys and values beside latents as full attention, and knows nothing for other mixes."""
+def _fallback(layers: Sequence[Placed]) -> list[Group]:
+    """Windows of keys and values beside latents, allocated like full attention in one group; no other mix has a rule."""
     kinds = {(s.kind, s.latent) for _, s in layers}
     if not kinds <= {(Kind.FULL, True), (Kind.FULL, False), (Kind.WINDOW, False)}:
         raise UserError(
             "vLLM cannot make the pages of these layers equal", hint="Another --kv-cache-dtype or --block-size may do"
         )
+    return [Group(tuple(promoted(layers)))]
 
 
 def promoted(layers: Sequence[Placed]) -> list[Placed]:
-    """Windows and chunks allocated like full attention, where there is some (`--disable-hybrid-kv-cache-manager`)."""
+    """Windows and chunks allocated like full attention, where there is some (`--disable-hybrid-kv-cache-manager`).
+
+    Raises UserError where the layers then still need different blocks.
+    """
     specs = [s for _, s in layers]
-    if _uniform(specs) or not any(s.kind is Kind.FULL for s in specs):
+    if not specs or _uniform(specs):
         return list(layers)
-    if any(s.kind is Kind.STATE for s in specs):
-        raise UserError("vLLM needs its hybrid cache manager for a model with recurrent states")
-    full = next(s.block for s in specs if s.kind is Kind.FULL)
-    return [(w, s._replace(kind=Kind.FULL, limit=0, block=full)) for w, s in layers]
+    found, full = list(layers), [s.block for s in specs if s.kind is Kind.FULL]
+    if full:
+        local = (Kind.WINDOW, Kind.CHUNK)
+        found = [(w, s._replace(kind=Kind.FULL, limit=0, block=full[0]) if s.kind in local else s) for w, s in layers]
+    if not _uniform([s for _, s in found]):
+        raise UserError("vLLM needs its hybrid cache manager for layers that keep different blocks")
+    return found

@@ -99,10 +99,20 @@ class Moe(Part, frozen=True, tag="moe"):
         for prefix, tokens, fraction in (("experts", routed, reached), ("shared", p.tokens, 1)):
             found += self._network(p, w, prefix, tokens, fraction)
         found += [p.gemm("latent_up", w["latent_up"])] if "latent_up" in w else []
+        return [*found, *self._exchange(p), *p.all_reduce(p.width)]
+
+    def _exchange(self, p: "Pass") -> list[Operator]:
+        """Tokens to the experts of other data-parallel ranks and back; the ranks of one tp group all have them already.
+
+        With ep each token goes to the ranks of its top-k, (ep − 1)/ep of them elsewhere; without, to every rank, as each
+        holds some columns of every expert.
+        """
+        ranks, rows = p.ranks, p.tokens * p.width * p.element
+        if ranks.dp == 1:
+            return []
         if ranks.ep > 1:
-            sent = p.tokens * self.num_experts_per_tok * p.width * p.element * (ranks.ep - 1) / ranks.ep
-            found.append(p.network("all_to_all", sent, times=2))
-        return [*found, *p.all_reduce(p.width)]
+            return [p.network("all_to_all", rows * self.num_experts_per_tok * (ranks.ep - 1) / ranks.ep, times=2)]
+        return [p.network("all_gather_tokens", rows * (ranks.dp - 1)), p.network("reduce_scatter", rows * (ranks.dp - 1))]
 
     @staticmethod
     def _network(p: "Pass", w: dict[str, Weight], prefix: str, tokens: Num, fraction: Real) -> list[Operator]:

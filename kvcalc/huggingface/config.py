@@ -5,6 +5,7 @@ from typing import Any
 
 from kvcalc.errors import UserError
 
+MOST_ITEMS = 10_000
 MOST = 10**8  # widths, counts and vocabularies beyond this are broken files
 _MISSING = object()
 
@@ -24,6 +25,7 @@ class Config:
         self.outer: Mapping[str, Any] = data  # the whole file, where this is a part of it
         self.read: set[str] = set()
         self.defaulted: dict[str, Any] = {}
+        self._sizes: dict[str, list[int]] = {}  # lists that have been checked
         self._overrides = self._per_layer_config()
 
     def _per_layer_config(self) -> dict[int, Mapping[str, Any]]:
@@ -32,10 +34,10 @@ class Config:
             return {}
         self.read.add("per_layer_config")
         if not isinstance(given, dict):
-            raise self.fail("per_layer_config", f"should be a mapping, not {_show(given)}")
+            raise self.fail("per_layer_config", f"should be a mapping, not {show(given)}")
         for index, keys in given.items():
             if not (index.isascii() and index.isdigit() and len(index) <= 6 and isinstance(keys, dict)):
-                raise self.fail("per_layer_config", f"{_show(index)} should be a layer's number, and name a mapping of keys")
+                raise self.fail("per_layer_config", f"{show(index)} should be a layer's number, and name a mapping of keys")
             if keys.get("skip"):
                 raise self.fail("per_layer_config", f"layer {index} skips parts, which is not read")
         return {int(index): keys for index, keys in given.items()}
@@ -84,16 +86,16 @@ class Config:
         if isinstance(value, float) and value.is_integer() and abs(value) < MOST:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(key, f"should be a whole number, not {_show(value)}")
+            raise self.fail(key, f"should be a whole number, not {show(value)}")
         if not least <= value <= MOST:
-            raise self.fail(key, f"{_show(value)} is outside {least} to {MOST:,}")
+            raise self.fail(key, f"{show(value)} is outside {least} to {MOST:,}")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         """True or false."""
         value = self.get(key, default)
         if not isinstance(value, bool):
-            raise self.fail(key, f"should be true or false, not {_show(value)}")
+            raise self.fail(key, f"should be true or false, not {show(value)}")
         return value
 
     def outer_flag(self, key: str, default: bool) -> bool:
@@ -102,40 +104,43 @@ class Config:
             return self.flag(key)
         value = self.outer.get(key)
         if value is not None and not isinstance(value, bool):
-            raise self.fail(key, f"should be true or false, not {_show(value)}")
+            raise self.fail(key, f"should be true or false, not {show(value)}")
         return default if value is None else value
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
-            raise self.fail(key, f"should be a positive number, not {_show(value)}")
+            raise self.fail(key, f"should be a positive number, not {show(value)}")
         return value
 
     def word(self, key: str, default: str = "") -> str:
         """A short text."""
         value = self.get(key, default)
         if not isinstance(value, str):
-            raise self.fail(key, f"should be a text, not {_show(value)}")
+            raise self.fail(key, f"should be a text, not {show(value)}")
         return value
 
-    def items(self, key: str) -> list[Any] | None:
-        """A list, whole; None where it is missing or null."""
+    def items(self, key: str, most: int = MOST_ITEMS) -> list[Any] | None:
+        """A list of at most so many entries, whole; None where it is missing or null."""
         value = self.raw(key)
         if value is _MISSING or value is None:
             return None
         if not isinstance(value, list):
-            raise self.fail(key, f"should be a list, not {_show(value)}")
-        if len(value) > 100_000:
-            raise self.fail(key, f"has {len(value):,} entries")
+            raise self.fail(key, f"should be a list, not {show(value)}")
+        if len(value) > most:
+            raise self.fail(key, f"has {len(value):,} entries; more than {most:,} are not read")
         return value
 
     def sizes(self, key: str) -> list[int]:
         """A list of whole numbers from 0 up; empty where it is missing or null."""
         found = self.items(key) or []
+        if self._sizes.get(key) is found:
+            return found
         for value in found:
             if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= MOST:
-                raise self.fail(key, f"holds {_show(value)}, which is no whole number")
+                raise self.fail(key, f"holds {show(value)}, which is no whole number")
+        self._sizes[key] = found
         return found
 
     def table(self, key: str) -> dict[str, Any]:
@@ -144,7 +149,7 @@ class Config:
         if value is _MISSING or value is None:
             return {}
         if not isinstance(value, dict):
-            raise self.fail(key, f"should be a mapping, not {_show(value)}")
+            raise self.fail(key, f"should be a mapping, not {show(value)}")
         return value
 
     def nested(self, key: str) -> "Config":
@@ -155,6 +160,9 @@ class Config:
         return inside
 
 
-def _show(value: Any) -> str:
-    text = repr(value)
+def show(value: Any) -> str:
+    """A value of the file, briefly, for an error about it."""
+    if isinstance(value, list | dict):
+        return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value):,}"
+    text = repr(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 40 else text[:39] + "…"

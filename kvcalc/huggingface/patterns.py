@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from kvcalc.huggingface.config import Config
+from kvcalc.huggingface.config import Config, show
 from kvcalc.huggingface.fields import Field, Reader, value_of
 
 Order = Callable[[Config], list[str]]
@@ -31,7 +31,7 @@ def typed(otherwise: Order | None = None, key: str = "layer_types") -> Order:
             return (otherwise or uniform())(c)
         for name in found:
             if not isinstance(name, str):
-                raise c.fail(key, f"holds {str(name)[:40]!r}, which is no layer type")
+                raise c.fail(key, f"holds {show(name)}, which is no layer type")
         drafts = c.get("num_nextn_predict_layers", 0)  # some files list these layers too, after the others
         if isinstance(drafts, int) and drafts > 0 and len(found) == c.layers + drafts:
             found = found[: c.layers]
@@ -50,7 +50,7 @@ def every(interval: Field, full: str = FULL, others: str = SLIDING, offset: Fiel
         if step is None:
             return [full] * c.layers
         if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-            raise c.fail("layer pattern", f"interval {str(step)[:40]} is not a whole number from 1 up")
+            raise c.fail("layer pattern", f"interval {show(step)} is not a whole number from 1 up")
         shift = value_of(offset, c)
         return [full if (i + shift) % step == 0 else others for i in range(c.layers)]
 
@@ -93,9 +93,7 @@ def from_layer(first: Field, kind: str = SLIDING, condition: Field = True) -> Or
         start = value_of(first, c) if value_of(condition, c) else c.layers
         start = c.layers if start is None else start
         if isinstance(start, bool) or not isinstance(start, int):
-            raise c.fail("layer pattern", f"first layer {str(start)[:40]} is not a whole number")
-        if isinstance(start, bool) or not isinstance(start, int):
-            raise c.fail("layer pattern", f"first layer {str(start)[:40]} is not a whole number")
+            raise c.fail("layer pattern", f"first layer {show(start)} is not a whole number")
         return [kind if i >= start else FULL for i in range(c.layers)]
 
     return order
@@ -112,7 +110,7 @@ def cycle(key: str, names: dict[str, str] | None = None, text: bool = False) -> 
         for i in range(c.layers):
             item = items[i % len(items)]
             if not isinstance(item, str) or (names is not None and item not in names):
-                raise c.fail(key, f"holds {str(item)[:40]!r}, which is no layer type")
+                raise c.fail(key, f"holds {show(item)}, which is no layer type")
             found.append(names[item] if names else item)
         return found
 
@@ -136,6 +134,16 @@ def pick(choose: Callable[[Config], Any], then: Reader, otherwise: Reader) -> Re
     return lambda c: (then if choose(c) else otherwise)(c)
 
 
+def _said_sparse(c: Config) -> bool | None:
+    """Whether the file's own list gives this layer experts; None where there is no such list."""
+    kinds = c.items("mlp_layer_types")
+    if kinds is None:
+        return None
+    if len(kinds) < c.layers or kinds[c.layer] not in ("sparse", "moe", "dense"):
+        raise c.fail("mlp_layer_types", f"does not say of each of {c.layers} layers whether it is sparse or dense")
+    return kinds[c.layer] != "dense"
+
+
 def after_first(count: Field, then: Reader, otherwise: Reader, freq: str = "moe_layer_freq") -> Reader:
     """`otherwise` in the first `count` layers, `then` after them (in every `freq`-th, or where its list says 1).
 
@@ -143,11 +151,11 @@ def after_first(count: Field, then: Reader, otherwise: Reader, freq: str = "moe_
     """
 
     def read(c: Config) -> tuple[Any, ...]:
-        if (kinds := c.items("mlp_layer_types")) is not None and c.layer < len(kinds):
-            return (then if kinds[c.layer] in ("sparse", "moe") else otherwise)(c)
+        if (sparse := _said_sparse(c)) is not None:
+            return (then if sparse else otherwise)(c)
         step = c.get(freq, 1) if freq else 1
         if isinstance(step, bool) or not isinstance(step, int):
-            raise c.fail(freq, f"should be a whole number, not {str(step)[:40]}")
+            raise c.fail(freq, f"should be a whole number, not {show(step)}")
         first = c.size(count, 0, least=0) if isinstance(count, str) else value_of(count, c)
         chosen = c.layer >= first and (c.layer % step == 0 if step > 1 else step == 1)
         return (then if chosen else otherwise)(c)
@@ -159,8 +167,8 @@ def stepped(then: Reader, otherwise: Reader, step: str = "decoder_sparse_step", 
     """`then` where (i + 1) is a multiple of `step` and i is not among `only`; Qwen's rule."""
 
     def read(c: Config) -> tuple[Any, ...]:
-        if (kinds := c.items("mlp_layer_types")) is not None and c.layer < len(kinds):
-            return (then if kinds[c.layer] in ("sparse", "moe") else otherwise)(c)
+        if (sparse := _said_sparse(c)) is not None:
+            return (then if sparse else otherwise)(c)
         chosen = c.layer not in c.sizes(only) and (c.layer + 1) % c.size(step, 1) == 0
         return (then if chosen and c.has("num_experts") and c.get("num_experts") else otherwise)(c)
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from kvcalc.attention import Compressed, Grouped, Latent, Sparse
 from kvcalc.ffn import Dense, Moe, Projections
-from kvcalc.huggingface.config import Config
+from kvcalc.huggingface.config import Config, show
 from kvcalc.huggingface.fields import Field, K, Reader, filled, value_of
 
 SLIDING = ("sliding_attention", "sliding", "local_attention", "local", "attention_sliding")
+WHOLE = ("full_attention", "hybrid", "hybrid_sliding", "indexed_attention", "reference_sliding_attention")
 CHUNKED = ("chunked_attention",)
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -63,6 +64,8 @@ def grouped(
                 given["sliding_window"] = _whole(c, limit, "sliding_window")
         elif c.layer_type in CHUNKED:
             given["attention_chunk_size"] = c.size("attention_chunk_size")
+        elif c.layer_type not in WHOLE:
+            raise c.fail("layer_types", f"{show(c.layer_type)} is no kind of attention that this model type has")
         biases = {"q_bias": qkv, "k_bias": qkv, "v_bias": qkv, "o_bias": out}
         shape = {"num_attention_heads": count, "num_key_value_heads": groups, "head_dim": value_of(head, c) or head_dim(c)}
         return (make(c, spec, shape | biases | given),)
@@ -178,7 +181,7 @@ def moe(
 
 def shared_experts(count: str = "n_shared_experts", size: str = "moe_intermediate_size") -> Field:
     """`count` shared experts of `size` each."""
-    return lambda c: c.size(count, 0, least=0) * c.size(size)
+    return lambda c: (number := c.size(count, 0, least=0)) and number * c.size(size)
 
 
 def state_dtype(*keys: str) -> Field:
@@ -214,7 +217,7 @@ def make(c: Config, spec: type[Any], fields: dict[str, Any]) -> Any:
     """A spec from looked-up fields. Raises UserError naming the field whose value does not fit."""
     from kvcalc import catalog
 
-    found = catalog.build(fields, spec, f"{c.where} (layer {c.layer})")
+    found = catalog.build(fields, spec, f"{c.where}: layer {c.layer}")
     if problem := found.problem():
         raise c.fail(f"layer {c.layer}", problem)
     return found
@@ -224,5 +227,5 @@ def _whole(c: Config, value: Any, key: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**12:
-        raise c.fail(key, f"should be a whole number from 1 up, not {str(value)[:40]}")
+        raise c.fail(key, f"should be a whole number from 1 up, not {show(value)}")
     return value

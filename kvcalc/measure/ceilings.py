@@ -1,8 +1,9 @@
 """The machine's own two ceilings: bytes per second from memory, and products per second by dtype.
 
-Bandwidth: the best of a large copy (read and written bytes both counted), a sum and a matrix-vector product over a tensor
-many times the last-level cache. Matrix rate: the best of square products that double until one takes a tenth of a second.
-A ceiling is the best time of its repeats. launch_s is the time of an operation on one element.
+Bandwidth: the better of a large copy (read and written bytes both counted) and of reading alone (a sum, a matrix-vector
+product), over a tensor many times the last-level cache. Matrix rate: the best of square products that double until one
+takes a tenth of a second. Each is the median of its repeats, as the layers' times are. launch_s is the time of an
+operation on one element.
 """
 
 import time
@@ -62,8 +63,8 @@ def bandwidth(machine: Machine, seconds: float = 0.4) -> tuple[float, float]:
     source = torch.ones(size // 4096 // 4, 4096, device=machine.device)
     target, vector = torch.empty_like(source), torch.ones(4096, device=machine.device)
     moved = source.numel() * 4
-    copy = timed(lambda: target.copy_(source), machine, 1, seconds).low
-    reads = [timed(step, machine, 1, seconds / 2).low for step in (source.sum, lambda: source @ vector)]
+    copy = timed(lambda: target.copy_(source), machine, 1, seconds).median
+    reads = [timed(step, machine, 1, seconds / 2).median for step in (source.sum, lambda: source @ vector)]
     return 2 * moved / copy, moved / min(reads)
 
 
@@ -78,7 +79,7 @@ def matrix_rate(machine: Machine, dtype: str, seconds: float = 0.4) -> float:
         taken = time.perf_counter() - begun
         if taken > 4 * seconds:  # emulated on this machine: one product says enough
             return max(best, 2 * size**3 / taken)
-        best = max(best, 2 * size**3 / timed(lambda a=a: a @ a, machine, 1, seconds / 2).low)  # type: ignore[misc]
+        best = max(best, 2 * size**3 / timed(lambda a=a: a @ a, machine, 1, seconds / 2).median)  # type: ignore[misc]
         if taken > ENOUGH:
             break
     return best

@@ -35,6 +35,11 @@ class Machine(NamedTuple):
     def vendor(self) -> str:
         return "NVIDIA" if self.cuda and not torch.version.hip else "AMD" if self.cuda or "AMD" in self.name else "CPU"
 
+    @property
+    def clock(self) -> str:
+        """What times are taken with: events on a GPU, one thread's CPU time, or the wall's clock."""
+        return "events" if self.cuda else "cpu" if self.threads == 1 else "wall"
+
     def free_bytes(self) -> int:
         """Memory that may be taken now: nine tenths of what the device, or the system, has free."""
         if self.cuda:
@@ -80,6 +85,16 @@ def best_threads(cores: int) -> int:
             times.append(time.perf_counter() - begun)
         found[threads] = statistics.median(times)
     return cores if found[cores] < found[1] else 1
+
+
+def seeded(seed: int) -> None:
+    """Begin all random weights and inputs from `seed`."""
+    torch.manual_seed(seed)
+
+
+def torch_version() -> str:
+    """Torch's version, build included: 2.13.0+cpu."""
+    return str(torch.__version__)
 
 
 def load_note(machine: Machine) -> str:

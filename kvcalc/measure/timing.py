@@ -1,5 +1,8 @@
 """Times of a step: warmed up, repeated, as a median with its spread; events and graph replay on a GPU.
 
+On a CPU with several threads the clock is the wall's. With one thread it is that thread's own CPU time, which does not run
+while other work has the core: `clock` of a machine says which.
+
 A step is a callable that runs `copies` equal calls on inputs of their own, so that none finds its data in the last-level
 cache because the call before left it there; its time is divided by them.
 """
@@ -12,7 +15,7 @@ import torch
 
 from kvcalc.measure.device import Machine
 
-LEAST, MOST = 5, 100  # repeats
+LEAST, FEWEST, MOST = 5, 3, 100  # repeats: usually at least, where they are slow, at most
 
 
 class Timing(NamedTuple):
@@ -31,19 +34,23 @@ class Timing(NamedTuple):
 
 
 def timed(step: Callable[[], object], machine: Machine, copies: int = 1, seconds: float = 1.0, graphs: bool = True) -> Timing:
-    """Times `step` for about `seconds`, five repeats at least."""
+    """Times `step` for about `seconds`: five repeats at least, three where they take longer than three times that."""
     if machine.cuda:
         return _on_gpu(step, machine, copies, seconds, graphs)
+    clock = time.thread_time if machine.clock == "cpu" else time.perf_counter
     step()
     found: list[float] = []
     begun = time.perf_counter()
-    while len(found) < LEAST or (len(found) < MOST and time.perf_counter() - begun < seconds):
-        start = time.perf_counter()
+    while not _enough(len(found), time.perf_counter() - begun, seconds):
+        start = clock()
         step()
-        found.append((time.perf_counter() - start) / copies)
-        if time.perf_counter() - begun > 8 * seconds and len(found) >= 3:
-            break
+        found.append((clock() - start) / copies)
     return summary(found)
+
+
+def _enough(repeats: int, taken: float, seconds: float) -> bool:
+    least = LEAST if taken < 3 * seconds else FEWEST
+    return repeats >= MOST or (repeats >= least and taken >= seconds)
 
 
 def summary(times: list[float], graph: bool = False) -> Timing:
@@ -76,7 +83,7 @@ def _on_gpu(step: Callable[[], object], machine: Machine, copies: int, seconds: 
     machine.synchronize()
     found: list[float] = []
     begun = time.perf_counter()
-    while len(found) < LEAST or (len(found) < MOST and time.perf_counter() - begun < seconds):
+    while not _enough(len(found), time.perf_counter() - begun, seconds):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         replay()

@@ -38,6 +38,15 @@ def named(base: Model, text: str) -> Model:
     return found.model
 
 
+def base_of(model: Model) -> Model:
+    """One layer of the model's first kind that attends, for other variants to be put in place of."""
+    for kind in model.order:
+        layer = model.kinds[kind]
+        if any(part.as_mha()[0] for part in layer.mixers):
+            return _bare(msgspec.structs.replace(model, layers=1, kinds={kind: layer}, pattern=(), mtp=None))
+    raise UserError(f"{model.name} has no attention to put a variant in place of")
+
+
 def stacks_of(model: Model) -> dict[str, Model]:
     """Kind → the stack of a model's own layer of that kind, behind the layer whose cache it reads where it has none."""
     found = {}
@@ -62,14 +71,12 @@ def _bare(model: Model) -> Model:
 
 
 def _heads(base: Model) -> int:
-    return max(part.as_mha()[0] for layer in base.kinds.values() for part in layer.mixers) or 1
+    return max(part.as_mha()[0] for layer in base.kinds.values() for part in layer.mixers)
 
 
 def _recurrent(base: Model) -> Model:
     """A gated delta net with as many heads as the attention, of the same widths."""
     heads, width = max(part.as_mha() for layer in base.kinds.values() for part in layer.mixers)
-    if not heads:
-        raise UserError(f"{base.name} has no attention to put a recurrent layer in place of")
     mixer = GatedDeltaNet(
         linear_num_key_heads=heads, linear_num_value_heads=heads, linear_key_head_dim=width, linear_value_head_dim=width
     )

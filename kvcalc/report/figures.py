@@ -64,8 +64,8 @@ def cache_vs_parameters(models: Sequence[Model], contexts: Sequence[int], precis
 def no_cache(model: Model, last: int, precision: Precision) -> Chart:
     """FLOPs of each new token against length: recomputing all tokens without a cache, one token with it."""
     lengths = powers(16, last)
-    without = tuple(total(forward(model, Batch.prefill(s), precision)).flops for s in lengths)
-    cached = tuple(total(forward(model, Batch.decode(s), precision)).flops for s in lengths)
+    without = tuple(float(total(forward(model, Batch.prefill(s), precision)).flops) for s in lengths)
+    cached = tuple(float(total(forward(model, Batch.decode(s), precision)).flops) for s in lengths)
     series = (
         Series("no cache: all tokens again", tuple(lengths), without),
         Series("cache: one token", tuple(lengths), cached),

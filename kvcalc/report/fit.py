@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.fit import Fit
-from kvcalc.fit_record import content, step_read
+from kvcalc.capacity import Fit
+from kvcalc.capacity.record import content, step_read
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
 from kvcalc.report.tables import Column, integer, seconds
 from kvcalc.units import format_bytes

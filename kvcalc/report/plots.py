@@ -30,6 +30,8 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
 
     Raises UserError on another suffix, an unknown style or a place that cannot be written.
     """
+    if style not in STYLES:
+        raise UserError(f"unknown style {style!r}", hint=f"Known: {', '.join(STYLES)}")
     if target == "-":
         from kvcalc.report.sketch import sketch
 
@@ -49,8 +51,6 @@ def render(chart: Chart, suffix: str, style: str = "light") -> bytes:
     """The picture as bytes: `suffix` is png, svg or pdf."""
     import matplotlib as mpl
 
-    if style not in STYLES:
-        raise UserError(f"unknown style {style!r}", hint=f"Known: {', '.join(STYLES)}")
     look = STYLES[style]
     settings: Any = {
         "svg.fonttype": "none",
@@ -151,7 +151,7 @@ def _draw(axes: Any, series: Series, number: int, look: dict[str, Any]) -> list[
 def _place(figure: Any, axes: Any, texts: list[Any]) -> None:
     """Put each label where it covers no other: the first free place around its point, then further away."""
     renderer = figure.canvas.get_renderer()
-    taken: list[Any] = _line_boxes(axes)
+    taken: list[Any] = [*_line_boxes(axes), *_point_boxes(figure, axes)]
     for text in texts:
         gap = text.get_fontsize()
         spots = [(dx * gap * k, dy * gap * k) for k in (0.8, 1.6, 2.6, 3.8, 6) for dx in (1, -1, 0) for dy in (0, -1.2, 1.2)]
@@ -166,6 +166,19 @@ def _place(figure: Any, axes: Any, texts: list[Any]) -> None:
                 break
         else:
             text.set_visible(False)
+
+
+def _point_boxes(figure: Any, axes: Any) -> list[Any]:
+    """A box around every point, as large as its marker."""
+    from matplotlib.transforms import Bbox
+
+    found = []
+    for points in axes.collections:
+        places, sizes = points.get_offset_transform().transform(points.get_offsets()).tolist(), points.get_sizes().tolist()
+        for (x, y), size in zip(places, sizes if len(sizes) == len(places) else sizes[:1] * len(places), strict=True):
+            half = size**0.5 / 2 * figure.dpi / 72
+            found.append(Bbox.from_extents(x - half, y - half, x + half, y + half))
+    return found
 
 
 def _line_boxes(axes: Any) -> list[Any]:
@@ -215,7 +228,7 @@ def _legend(axes: Any, look: dict[str, Any]) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if not labels:
         return
-    legend = axes.legend(handles, labels, frameon=False, fontsize=look["font"] * 0.85, loc="best")
+    legend = axes.legend(handles, labels, fontsize=look["font"] * 0.85, loc="best", facecolor=look["paper"], edgecolor="none")
     for handle in legend.legend_handles:
         if hasattr(handle, "set_sizes"):
             handle.set_sizes([look["font"] * 4])

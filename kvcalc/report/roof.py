@@ -89,7 +89,8 @@ def _trails(passes: Sequence[Pass], names: tuple[str, ...], number: int) -> list
         for row in rows[:-1]:
             if row["operator"] in names and row["flops"] and row["intensity"]:
                 found.setdefault((row["operator"], row["layer"]), []).append(_point(row))
-    return [Series("", *zip(*points, strict=True), "trail", colour=number) for points in found.values() if len(points) > 1]
+    trails = [points for points in found.values() if len(points) > 1]
+    return [Series("", tuple(x for x, _ in t), tuple(y for _, y in t), "trail", colour=number) for t in trails]
 
 
 def _roofs(gpu: Gpu, number: int, lowest: float, highest: float, alone: bool) -> list[Series]:

@@ -38,6 +38,32 @@ SPECULATION = (
     Column("draft_cache_bytes", "draft cache", format_bytes),
 )
 
+SERVE = (
+    Column("model", "model", right=False),
+    Column("gpu", "GPU", right=False),
+    Column("policy", "policy", right=False),
+    Column("cache", "cache", right=False),
+    Column("rate", "req/s in", lambda v: f"{v:g}"),
+    Column("max_concurrency", "clients", integer),
+    Column("completed", "done", integer),
+    Column("rejected", "rejected", integer),
+    Column("requests_per_s", "req/s", lambda v: f"{v:.3g}"),
+    Column("throughput_tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}"),
+    Column("ttft_p50_s", "TTFT p50", seconds),
+    Column("ttft_p99_s", "p99", seconds),
+    Column("tpot_p50_s", "TPOT p50", seconds),
+    Column("tpot_p99_s", "p99", seconds),
+    Column("queueing_mean_s", "queueing", seconds),
+    Column("mean_batch_size", "batch", lambda v: f"{v:.1f}"),
+    Column("padding_waste", "padding", lambda v: f"{v:.1%}"),
+    Column("kv_waste", "KV waste", lambda v: f"{v:.1%}"),
+    Column("kv_peak", "KV peak", lambda v: f"{v:.1%}"),
+    Column("preemptions", "preempted", integer),
+    Column("slo_attainment", "within SLO", lambda v: f"{v:.1%}"),
+    Column("cost_per_million_tokens", "per 10^6 out", lambda v: f"{v:,.2f}"),
+    Column("diverges", "queue", lambda v: "diverges" if v else "stable", right=False),
+)
+
 
 def show_latency(records: Sequence[Record]) -> None:
     """The requests, and below them what speculation does."""
@@ -46,3 +72,16 @@ def show_latency(records: Sequence[Record]) -> None:
     show(records, LATENCY, notes=["", f"times: {word}; end to end = TTFT + (out − 1) · TPOT"])
     if any(r.get("draft") for r in records):
         show(records, SPECULATION, title="\nSpeculation at mid length", notes=["", "below 1× it costs more than it saves"])
+
+
+def show_serve(records: Sequence[Record]) -> None:
+    """What servers made of their load, a line each."""
+    quiet = {c.key for c in SERVE if c.key in ("rejected", "preemptions", "padding_waste") and not any(r[c.key] for r in records)}
+    bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
+    word = "datasheet bounds, so rates are at most these" if bases == "datasheet" else bases
+    first = records[0]
+    limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
+    room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
+    notes = ["", f"times: {word}; {limits}; {room}; seed {first['seed']}"]
+    notes.append("tokens/s: output tokens; KV waste: allocated, but no token in it; queueing: mean until work begins")
+    show(records, [c for c in SERVE if c.key not in quiet], notes=notes)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import shutil
+import textwrap
 
 from kvcalc.report.chart import Axis, Chart, Series
 
@@ -13,7 +14,13 @@ HEIGHT = 20
 def sketch(chart: Chart, width: int = 0) -> str:
     """The chart in `width` columns (the terminal's by default), with a mark for each series and a legend below."""
     wide = max(40, min(width or shutil.get_terminal_size((80, 24)).columns, 160))
-    return "\n".join([chart.title, chart.subtitle, *(_bars(chart, wide) if chart.categories else _grid(chart, wide))])
+    lines = [chart.title, chart.subtitle, *(_bars(chart, wide) if chart.categories else _grid(chart, wide))]
+    return "\n".join(part for line in lines for part in _fitted(line, wide))
+
+
+def _fitted(line: str, wide: int) -> list[str]:
+    """A line that is too long, a title or a legend, as several."""
+    return [line] if len(line) <= wide else textwrap.wrap(line, wide, subsequent_indent="    ")
 
 
 def _grid(chart: Chart, wide: int) -> list[str]:
@@ -70,7 +77,8 @@ def _bars(chart: Chart, wide: int) -> list[str]:
     for i, name in enumerate(chart.categories):
         bar = "".join(MARKS[n % len(MARKS)] * round((wide - margin - 12) * s.ys[i] / most) for n, s in enumerate(layers))
         lines.append(f"{name:<{margin}}{bar} {chart.y.tick(totals[i])}")
-    return [*lines, *(f"  {MARKS[n % len(MARKS)]} {s.label}" for n, s in enumerate(layers))]
+    lines += [f"  {MARKS[n % len(MARKS)]} {s.label}" for n, s in enumerate(layers)]
+    return [*lines, *(f"  · {s.label}" for s in chart.series if s.kind == "limit")]
 
 
 def _range(values: list[float], axis: Axis) -> tuple[float, float]:

@@ -72,7 +72,10 @@ def draft_model(target: Model, name: str) -> Model:
     if name.startswith("layers="):
         from kvcalc.edit import edited
 
-        return msgspec.structs.replace(edited(target, [name]), name=f"{target.name}[{name}]")
+        small = edited(target, [name])
+        if small.layers > target.layers:
+            raise UserError(f"--draft {name}: {target.name} has {target.layers} layers to take the first of")
+        return msgspec.structs.replace(small, name=f"{target.name}[{name}]")
     if name == "mtp":
         if not target.mtp:
             raise UserError(f"{target.name} declares no multi-token-prediction layers", hint="Give --draft a model, or layers=N")

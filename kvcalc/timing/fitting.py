@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvcalc.timing.machine import Machine
 
 SOFTNESS = 0.04  # relative error at which squares turn into absolute values
-STARTS, STEPS = 6, 60
+STARTS, STEPS = 5, 40
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
@@ -27,14 +27,26 @@ class Fitted(NamedTuple):
     loss: float
 
 
-def fit(law: type[Law], machine: "Machine", shape: tuple[Array, ...], measured: Array, weight: Array | None = None) -> Fitted:
-    """The law of this kind that comes nearest to the measured microseconds, over all its forms and starting points."""
+def fit(
+    law: type[Law],
+    machine: "Machine",
+    shape: tuple[Array, ...],
+    measured: Array,
+    weight: Array | None = None,
+    starts: int = STARTS,
+    **fixed: Any,
+) -> Fitted:
+    """The law of this kind that comes nearest to the measured microseconds, over all its forms and starting points.
+
+    weight: of each row. starts: points that the search begins from. fixed: fields that are given, not fitted (the bytes of
+    an element, say).
+    """
     import numpy as np
 
     weights = np.ones_like(measured) if weight is None else weight
     best: Fitted | None = None
     for choice in law.CHOICES:
-        found = _fit_form(law, choice, machine, shape, np.log(measured), weights)
+        found = _fit_form(law, choice | fixed, machine, shape, np.log(measured), weights, starts)
         if best is None or found.loss < best.loss:
             best = found
     assert best is not None
@@ -42,7 +54,13 @@ def fit(law: type[Law], machine: "Machine", shape: tuple[Array, ...], measured: 
 
 
 def _fit_form(
-    law: type[Law], choice: dict[str, Any], machine: "Machine", shape: tuple[Array, ...], target: Array, weight: Array
+    law: type[Law],
+    choice: dict[str, Any],
+    machine: "Machine",
+    shape: tuple[Array, ...],
+    target: Array,
+    weight: Array,
+    starts: int,
 ) -> Fitted:
     import numpy as np
 
@@ -57,7 +75,7 @@ def _fit_form(
     def residual(x: Array) -> Array:
         return np.log(np.maximum(build(x).us(machine, *shape), 1e-9)) - target
 
-    ends = [_descend(residual, start, low, high, weight) for start in _starts(typical, low, high)]
+    ends = [_descend(residual, start, low, high, weight) for start in _starts(typical, low, high, starts)]
     x, loss = min(ends, key=lambda end: end[1])
     return Fitted(rounded(build(np.clip(x, low, high))), loss)
 
@@ -70,12 +88,12 @@ def rounded(law: Law, digits: int = 4) -> Law:
     return msgspec.structs.replace(law, **kept)
 
 
-def _starts(typical: Array, low: Array, high: Array) -> list[Array]:
+def _starts(typical: Array, low: Array, high: Array, count: int) -> list[Array]:
     """The typical point, and points around it in a third of the range: a Halton sequence, the same every time."""
     import numpy as np
 
     found = [typical]
-    for index in range(1, STARTS):
+    for index in range(1, count):
         step = np.array([_halton(index, _PRIMES[i % len(_PRIMES)]) for i in range(len(typical))]) - 0.5
         found.append(np.clip(typical + step * np.minimum(high - low, 2.5), low, high))
     return found
@@ -97,9 +115,7 @@ def robust_loss(residual: Array, weight: Array) -> float:
     return float((weight * (np.sqrt(1 + (residual / SOFTNESS) ** 2) - 1)).sum() / weight.sum())
 
 
-def _descend(
-    residual: Callable[[Array], Array], start: Array, low: Array, high: Array, weight: Array
-) -> tuple[Array, float]:
+def _descend(residual: Callable[[Array], Array], start: Array, low: Array, high: Array, weight: Array) -> tuple[Array, float]:
     import numpy as np
 
     x, damping = start, 1e-2

@@ -9,9 +9,9 @@ the time of one tile; the memory side is the compulsory traffic of both operands
     t       = t0 + min over s of pnorm_p(min over tiles of waves·tile, memory) + (s > 1)·(tr + 8·s·m·n / 6 TB/s)
 """
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from kvcalc.timing.law import Array, Law, between, pnorm
+from kvcalc.timing.law import Array, Law, pnorm, within
 
 if TYPE_CHECKING:
     from kvcalc.timing.machine import Machine
@@ -28,20 +28,22 @@ class Gemm(Law, frozen=True, tag="gemm"):
     t0 [µs]: launch, prologue and epilogue. ec: of the datasheet's dense peak, what power and the pipeline leave. em: of the
     datasheet's bandwidth, what streaming weights reaches. p: how sharply compute and memory overlap (∞: perfectly). tr
     [µs]: the second kernel of a split of k. r [bytes/µs]: at what rate one SM takes in operands.
+
+    `us` takes one more array where weights are stored in another format than they are computed in: bytes of one weight.
     """
 
     SHAPE: ClassVar[tuple[str, ...]] = ("m", "n", "k")
 
-    t0: between(0.2, 40) = 2.6
-    ec: between(0.2, 1.1) = 0.8
-    em: between(0.2, 1.1) = 0.85
-    p: between(1, 8) = 2.5
-    tr: between(0.2, 30) = 2.2
-    r: between(3e4, 1e6) = 1.6e5
+    t0: Annotated[float, within(0.2, 40)] = 2.6
+    ec: Annotated[float, within(0.2, 1.1)] = 0.8
+    em: Annotated[float, within(0.2, 1.1)] = 0.85
+    p: Annotated[float, within(1, 8)] = 2.5
+    tr: Annotated[float, within(0.2, 30)] = 2.2
+    r: Annotated[float, within(3e4, 1e6)] = 1.6e5
 
     def us(self, machine: "Machine", *shape: Array) -> Array:
-        m, n, k = shape
-        memory = ((m + n) * k * 2 + 2 * m * n) / (self.em * machine.memory)
+        m, n, k, *stored = shape
+        memory = (k * (2 * m + n * (stored[0] if stored else 2)) + 2 * m * n) / (self.em * machine.memory)
         rate = self.ec * machine.bf16 / machine.sms
         return self.t0 + _best_plan(m, n, k, memory, rate, self.r / 2, machine.sms, self.p, self.tr)
 
@@ -49,7 +51,8 @@ class Gemm(Law, frozen=True, tag="gemm"):
 class QuantizedGemm(Law, frozen=True, tag="gemm_fp8"):
     """fp8 products that quantise their bf16 input first, in a kernel of its own: + 3·m·k / (bq·BW).
 
-    As Gemm, and bq: of the datasheet's bandwidth, what quantising reaches. pro [µs]: what each wave pays beside its
+    t0, ec, em, p, tr, r: as of Gemm, t0 with the launch of that kernel. bq: of the datasheet's bandwidth, what quantising
+    reaches. pro [µs]: what each wave pays beside its
     products: scales, prologue, epilogue. sg: how far the last wave counts as a whole one (0: not at all).
     tiles: `best` as for bf16; `fixed` is CUTLASS's habit: 64 rows where m ≤ 64, else 128 × 128, and no split.
     """
@@ -58,21 +61,21 @@ class QuantizedGemm(Law, frozen=True, tag="gemm_fp8"):
     CHOICES: ClassVar[tuple[dict[str, str], ...]] = ({"tiles": "best"}, {"tiles": "fixed"})
 
     tiles: Literal["best", "fixed"] = "best"
-    t0: between(0.2, 60) = 4.0
-    ec: between(0.2, 1.1) = 0.75
-    em: between(0.2, 1.1) = 0.85
-    p: between(1, 8) = 2
-    tr: between(0.2, 30) = 2.5
-    r: between(3e4, 1e6) = 1.6e5
-    bq: between(0.05, 1.2) = 0.45
-    pro: between(0.02, 10) = 1.0
-    sg: between(0.01, 1) = 0.3
+    t0: Annotated[float, within(0.2, 60)] = 4.0
+    ec: Annotated[float, within(0.2, 1.1)] = 0.75
+    em: Annotated[float, within(0.2, 1.1)] = 0.85
+    p: Annotated[float, within(1, 8)] = 2
+    tr: Annotated[float, within(0.2, 30)] = 2.5
+    r: Annotated[float, within(3e4, 1e6)] = 1.6e5
+    bq: Annotated[float, within(0.05, 1.2)] = 0.45
+    pro: Annotated[float, within(0.02, 10)] = 1.0
+    sg: Annotated[float, within(0.01, 1)] = 0.3
 
     def us(self, machine: "Machine", *shape: Array) -> Array:
         import numpy as np
 
-        m, n, k = shape
-        memory = ((m + n) * k + 2 * m * n) / (self.em * machine.memory)
+        m, n, k, *stored = shape
+        memory = (k * (m + n * (stored[0] if stored else 1)) + 2 * m * n) / (self.em * machine.memory)
         rate = self.ec * machine.fp8 / machine.sms
         start = self.t0 + 3 * m * k / (self.bq * machine.memory)
         if self.tiles == "best":

@@ -5,7 +5,7 @@ All laws have the shape t = t0 + min over launch plans of pnorm_p(compute time, 
 """
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 import msgspec
 
@@ -58,9 +58,9 @@ def _ranges(law: type[Law]) -> dict[str, Range]:
     return found
 
 
-def between(least: float, most: float) -> Any:
-    """The type of a parameter that lies in a range."""
-    return Annotated[float, msgspec.Meta(ge=least, le=most)]
+def within(least: float, most: float) -> msgspec.Meta:
+    """Of a parameter's type: the range that it lies in."""
+    return msgspec.Meta(ge=least, le=most)
 
 
 def pnorm(p: float, a: "Array", b: "Array") -> "Array":

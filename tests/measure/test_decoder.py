@@ -15,7 +15,12 @@ from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.model import Layer
 
 MIXED = stack(
-    grouped(4, 2, 8), grouped(4, 1, 8, sliding_window=5), latent(4), sparse(4, top=6, index_n_heads=16), delta_net(), vocab_size=50
+    grouped(4, 2, 8),
+    grouped(4, 1, 8, sliding_window=5),
+    latent(4),
+    sparse(4, top=6, index_n_heads=16),
+    delta_net(),
+    vocab_size=50,
 )
 LEARNED = stack(
     grouped(4, 4, 8, q_bias=True, k_bias=True, v_bias=True, o_bias=True), layers=2, vocab_size=50, norm="layer",

@@ -7,9 +7,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from specs import grouped, latent, sparse
 from twins import (
-    EXACT, WIDTH, any_spec, delta_net, delta_specs, difference, grouped_specs, in_pieces, inputs, latent_specs, new_cache,
-    sparse_specs, torch, twin,
-)  # fmt: skip
+    EXACT,
+    WIDTH,
+    any_spec,
+    delta_net,
+    delta_specs,
+    difference,
+    grouped_specs,
+    in_pieces,
+    inputs,
+    latent_specs,
+    new_cache,
+    sparse_specs,
+    torch,
+    twin,
+)
 
 from kvcalc import UserError
 from kvcalc.attention import Mamba2
@@ -67,11 +79,7 @@ def test_absorbed_equals_expanded(spec: Part, sizes: list[int]) -> None:
 @given(sparse_specs(top=64), pieces)
 def test_top_k_of_everything_is_mla(spec: Any, sizes: list[int]) -> None:
     layer: Any = twin(spec)
-    dense: Any = twin(
-        latent(
-            spec.num_attention_heads, spec.kv_lora_rank, spec.qk_rope_head_dim, q_lora_rank=spec.q_lora_rank
-        )
-    )
+    dense: Any = twin(latent(spec.num_attention_heads, spec.kv_lora_rank, spec.qk_rope_head_dim, q_lora_rank=spec.q_lora_rank))
     for name, value in dense.weights.named_parameters():
         value.copy_(layer.weights[name])
     x = inputs(2, sum(sizes))
@@ -216,7 +224,11 @@ def test_cache_bytes_are_the_prediction(spec: Part, batch: int, tokens: int, blo
     layer = twin(spec)
     element = {"fp32": 4, "bf16": 2}
     predicted = sum(
-        batch * e.heads * e.width * element[e.dtype or dtype] * (e.allocated_rows(tokens, block) if block else e.stored_rows(tokens))
+        batch
+        * e.heads
+        * e.width
+        * element[e.dtype or dtype]
+        * (e.allocated_rows(tokens, block) if block else e.stored_rows(tokens))
         for e in spec.cache()
     )
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
@@ -261,7 +273,7 @@ def test_a_cache_refuses_more_tokens_than_it_holds() -> None:
     ],
 )
 def test_what_has_no_layer_is_refused(spec: Part) -> None:
-    with pytest.raises(UserError, match="no .* layer"):
+    with pytest.raises(UserError, match=r"no .* layer"):
         build_mixer(spec, WIDTH)
 
 

@@ -5,11 +5,16 @@ known anyway. The tables' sizes are successive primes, one per hash. Source: tra
 """
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 from kvcalc.attention.recurrent.state import conv_state
 from kvcalc.cache import CacheEntry
+from kvcalc.cost import Operator
 from kvcalc.part import Part, Size, Tokens
 from kvcalc.weights import Weight, matrix, table, vector
+
+if TYPE_CHECKING:
+    from kvcalc.forward import Pass
 
 
 class NgramMemory(Part, frozen=True, tag="ngram_memory"):
@@ -36,6 +41,11 @@ class NgramMemory(Part, frozen=True, tag="ngram_memory"):
             vector("ngram_norms", 3 * channels),
             vector("ngram_conv", channels * self.conv_kernel),
         )
+
+    def operators(self, p: "Pass") -> list[Operator]:
+        """The rows that each token looks up, then as any recurrent mixer."""
+        read = p.tokens * self.hashes * self.table_width
+        return [p.vector("ngram_lookup", 0, read, 0, read * p.element), *super().operators(p)]
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """(kernel − 1) · dilation columns of S·D channels."""

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from kvcalc.huggingface.config import Config
-from kvcalc.huggingface.fields import Field, K, Reader, value_of
+from kvcalc.huggingface.fields import Field, Reader, value_of
 from kvcalc.huggingface.patterns import Order, typed
 from kvcalc.huggingface.shapes import nothing
 
@@ -24,7 +24,7 @@ class Type(NamedTuple):
     norm: Field = "rms"
     layer: dict[str, Field] = {}
     model: dict[str, Field] = {}
-    depth: Field = K("num_hidden_layers")
+    depth: Field = None
     layers_key: str = "num_hidden_layers"
 
     def variant(self, layer: dict[str, Field] | None = None, model: dict[str, Field] | None = None, **changes: Field) -> "Type":

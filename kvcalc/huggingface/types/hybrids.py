@@ -128,8 +128,14 @@ LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
 
 
 def lettered(c: Config) -> list[str]:
-    """One letter a layer; transformers' own default is one layer of each."""
+    """One letter a layer; transformers' own default is one layer of each, whatever num_hidden_layers says."""
     return [LETTERS.get(letter, letter) for letter in c.word("hybrid_override_pattern", "ME*-")]
+
+
+def listed(c: Config) -> int:
+    """How many layers the file lists, if it says anything about them."""
+    said = any(map(c.in_file, ("layer_types", "hybrid_override_pattern", "num_hidden_layers")))
+    return len(c.items("layer_types") or lettered(c)) if said else 0
 
 
 NEMOTRON_H = Type(
@@ -149,7 +155,7 @@ NEMOTRON_H = Type(
     ),
     order=typed(lettered),
     norms=1,
-    depth=lambda c: len(c.items("layer_types") or lettered(c)),
+    depth=listed,
     layers_key="",
 )  # fmt: skip
 

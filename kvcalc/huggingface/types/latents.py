@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvcalc.attention import Sparse
-from kvcalc.huggingface.config import Config
+from kvcalc.huggingface.config import Config, show
 from kvcalc.huggingface.fields import Field, K, Reader
 from kvcalc.huggingface.patterns import LINEAR, after_first, by_type, every, typed
 from kvcalc.huggingface.shapes import both, compressed, dense, latent, moe, projections, shared_experts
@@ -181,7 +181,7 @@ def v4_order(c: Config) -> list[str]:
         raise c.fail("layer_types", f"has {len(found)} entries for {c.layers} layers")
     for name in found[: c.layers]:
         if name not in RATIO_TYPES.values():
-            raise c.fail("layer_types", f"holds {str(name)[:40]!r}, which is no layer type")
+            raise c.fail("layer_types", f"holds {show(name)}, which is no layer type")
     return found[: c.layers]
 
 
@@ -236,6 +236,7 @@ LATENTS = {
     "axk2": AXK2,
     "longcat_flash": LONGCAT,
     "minicpm3": MINICPM3,
+    "mistral4": DEEPSEEK_V3,
     "mistral_large4_text": MISTRAL_LARGE4,
     "youtu": Type(latent(BIAS), dense()),
 }

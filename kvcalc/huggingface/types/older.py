@@ -101,6 +101,7 @@ XLSTM = Type(
         "tie_word_embeddings": False,
     },
     layers_key="num_blocks",
+    depth=lambda c: c.size("num_hidden_layers") if c.in_file("num_hidden_layers") else 0,
 )
 RWKV = Type(
     mixer(
@@ -150,7 +151,7 @@ REFORMER = Type(
             lambda c: {"final_norm": 4 * c.size("hidden_size")},
         ),
     },
-    depth=lambda c: len(c.items("attn_layers") or []),
+    depth=lambda c: len(c.items("attn_layers") or []) if c.in_file("attn_layers") else 0,
 )
 XLNET = Type(
     mixer(

@@ -29,7 +29,7 @@ def build_mixer(spec: Part, hidden_size: int, rotates: bool = True, shares_cache
         sharing = " that shares a cache in this way" if shares_cache or not projects else ""
         raise UserError(f"`measure` has no {name} layer{sharing}", hint="It has grouped, latent, sparse and gated_delta_net")
     chosen = SharedLayer if shares_cache else found
-    return chosen(spec, hidden_size, rotates)  # type: ignore[arg-type]
+    return chosen(spec, hidden_size, rotates)
 
 
 def build_feed_forward(spec: Part, hidden_size: int) -> FeedForwardLayer:

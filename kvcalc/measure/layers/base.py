@@ -5,6 +5,7 @@ Shapes: B sequences, n new tokens, D the residual's width, H query heads, G KV h
 
 from collections.abc import Sequence
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -118,12 +119,8 @@ def join_heads(x: Tensor) -> Tensor:
 def refuse(spec: Part, *fields: str) -> None:
     """Raises UserError where one of these fields of a spec is switched on: its layer does not have it."""
     for name in fields:
-        default = next(f.default for f in _fields(spec) if f.name == name)
+        default = next(f.default for f in msgspec.structs.fields(spec) if f.name == name)
         if getattr(spec, name) != default:
-            raise UserError(f"`measure` has no {spec.label} layer with {name} {getattr(spec, name)!r}", hint="Switch it off with --set")
-
-
-def _fields(spec: Part) -> tuple[object, ...]:
-    import msgspec
-
-    return msgspec.structs.fields(spec)
+            raise UserError(
+                f"`measure` has no {spec.label} layer with {name} {getattr(spec, name)!r}", hint="Switch it off with --set"
+            )

@@ -26,7 +26,9 @@ class Block(nn.Module):
     def __init__(self, model: Model, layer: Layer) -> None:
         super().__init__()
         if layer.shared or layer.norm_count != len(layer.parts) or len(layer.mixers) > 1:
-            raise UserError(f"`measure` has no decoder of {model.name}'s layers", hint="It has one mixer and norms before each part")
+            raise UserError(
+                f"`measure` has no decoder of {model.name}'s layers", hint="It has one mixer and norms before each part"
+            )
         rotates = not model.position_embeddings
         width = model.hidden_size
         self.norm = Norm(model, layer.norm_count)
@@ -35,7 +37,9 @@ class Block(nn.Module):
             for part in layer.parts
         )
 
-    def forward(self, x: Tensor, cache: LayerCache | None, past: int, lent: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def forward(
+        self, x: Tensor, cache: LayerCache | None, past: int, lent: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """x after the layer, and the keys and values that later layers may borrow in a pass without a cache."""
         for index, part in enumerate(self.parts):
             inner = self.norm(x, index)
@@ -78,15 +82,15 @@ class Decoder(nn.Module):
         if unknown := [name for name in outer if name not in KNOWN]:
             raise UserError(f"`measure` has no decoder with {unknown[0]} as {model.name} has it")
         self.model = model
-        rows = [name for name in ("embedding", "position_embedding") if name in outer]
-        self.tables = nn.ModuleDict({n: nn.Embedding(outer[n].inputs, outer[n].outputs).requires_grad_(False) for n in rows})
+        self.embedding = _table(outer["embedding"])
+        self.positions = _table(outer["position_embedding"]) if "position_embedding" in outer else None
         self.blocks = nn.ModuleList(Block(model, model.kinds[kind]) for kind in model.order)
         self.final_norm = Norm(model, 1) if "final_norm" in outer else None
         self.head = Parameters([outer["lm_head"]]) if "lm_head" in outer else None
 
     def caches(self, batch: int, capacity: int, block_size: int = 0, state: torch.dtype | None = None) -> list[LayerCache]:
         """A cache for every layer; a layer that shares one is given that of the layer before it."""
-        table = self.tables["embedding"].weight
+        table = self.embedding.weight
         found: list[LayerCache] = []
         for kind in self.model.order:
             layer = self.model.kinds[kind]
@@ -99,14 +103,18 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, caches: Sequence[LayerCache] | None = None, past: int = 0, all_positions: bool = False
     ) -> Tensor:
-        x = self.tables["embedding"](tokens)
-        if "position_embedding" in self.tables:
+        x = self.embedding(tokens)
+        if self.positions:
             if past + tokens.shape[1] > self.model.position_embeddings:
                 raise UserError(f"{self.model.name} has {self.model.position_embeddings:,} positions, and more were asked for")
-            x = x + self.tables["position_embedding"].weight[past : past + tokens.shape[1]]
+            x = x + self.positions.weight[past : past + tokens.shape[1]]
         lent: tuple[Tensor, ...] = ()
         for index, block in enumerate(self.blocks):
             x, lent = block(x, caches[index] if caches is not None else None, past, lent)
         x = x if all_positions else x[:, -1:]
         x = self.final_norm(x) if self.final_norm else x
-        return self.head.linear("lm_head", x) if self.head else F.linear(x, self.tables["embedding"].weight)
+        return self.head.linear("lm_head", x) if self.head else F.linear(x, self.embedding.weight)
+
+
+def _table(rows: Weight) -> nn.Embedding:
+    return nn.Embedding(rows.inputs, rows.outputs).requires_grad_(False)

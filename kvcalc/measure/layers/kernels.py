@@ -68,7 +68,11 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, kernel: str, scale: 
         end = min(start + size, n)
         low, high = max(0, offset + start - window + 1), offset + end
         mask = visible(end - start, high - low, window, q.device)
-        found.append(masked(q[:, :, start:end], k[:, :, low:high], v[:, :, low:high], mask, "plain" if kernel == "plain" else "sdpa", scale))
+        found.append(
+            masked(
+                q[:, :, start:end], k[:, :, low:high], v[:, :, low:high], mask, "plain" if kernel == "plain" else "sdpa", scale
+            )
+        )
     return torch.cat(found, 2)
 
 

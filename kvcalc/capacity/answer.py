@@ -4,12 +4,10 @@ Every figure is that of one GPU: of the pipeline stage that holds the fewest seq
 answered, counts the whole replica's, as `--batch-size` does: dp divides it.
 """
 
-from typing import Any
-
 import msgspec
 
 from kvcalc.batch import ONE_GPU, PUBLISHED, Parallelism, Precision
-from kvcalc.budget import (
+from kvcalc.capacity.budget import (
     Budget,
     activation_peak,
     budget,
@@ -20,70 +18,14 @@ from kvcalc.budget import (
     overhead_bytes,
     stage_weights,
 )
+from kvcalc.capacity.options import FitOptions
 from kvcalc.engines import PLANNERS, Held, Plan, Settings
 from kvcalc.engines.rows import engine_precision
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError
 from kvcalc.gpu import Gpu
 from kvcalc.model import Model
 from kvcalc.parallel import check, stages
 from kvcalc.precision import Formats
-from kvcalc.units import MOST_TOKENS
-
-MOST_BYTES = 1 << 60
-CHOICES = {"mamba_cache_mode": ("none", "align"), "utilization_of": ("", "total", "free")}
-
-
-class FitOptions(msgspec.Struct, frozen=True):
-    """What `fit` is asked. 0, '' and None leave a choice to the engine or the model.
-
-    max_model_len: tokens of each of max_num_seqs sequences. utilization_of: share of the GPU's total memory, or of what is
-    free once context and collectives stand. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override vLLM's number
-    of blocks; weight_bytes, activation_bytes and overhead_bytes the three terms. shared_prefix: first tokens that all
-    sequences have in common. mtp: with the multi-token-prediction layers. draft: a model beside this one.
-    kv_offloading_bytes: host memory for the cache, per GPU.
-    """
-
-    engine: str = "none"
-    max_model_len: int = 0
-    max_num_seqs: int = 1
-    gpu_memory_utilization: float = 0.0
-    utilization_of: str = ""
-    max_num_batched_tokens: int = 0
-    max_in_flight_batches: int = 0
-    kv_cache_memory_bytes: int = 0
-    num_gpu_blocks_override: int = 0
-    block_size: int = 0
-    mamba_cache_mode: str = "none"
-    mamba_ssm_cache_dtype: str = ""
-    hybrid: bool = True
-    flash_attention: bool = True
-    weight_bytes: int | None = None
-    activation_bytes: int | None = None
-    overhead_bytes: int | None = None
-    shared_prefix: int = 0
-    mtp: bool = False
-    draft: Model | None = None
-    kv_offloading_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        if self.engine not in PLANNERS:
-            raise UserError(f"unknown engine {self.engine!r}", hint=nearest(self.engine, PLANNERS))
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                hint = f"Known: {', '.join(filter(None, known))}"
-                raise UserError(f"unknown {name.replace('_', '-')} {getattr(self, name)!r}", hint=hint)
-        if not (self.gpu_memory_utilization == 0 or 0 < self.gpu_memory_utilization <= 1):
-            raise UserError(f"GPU memory utilisation {self.gpu_memory_utilization!r} is not above 0 and at most 1")
-        for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks_override", "shared_prefix"):
-            _whole(name, getattr(self, name))
-        _whole("block_size", self.block_size, most=1 << 20)
-        _whole("max_in_flight_batches", self.max_in_flight_batches, most=1 << 20)
-        _whole("max_num_seqs", self.max_num_seqs, 1)
-        for name in ("kv_cache_memory_bytes", "kv_offloading_bytes", "weight_bytes", "activation_bytes", "overhead_bytes"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), most=MOST_BYTES)
-        if self.num_gpu_blocks_override and self.engine != "vllm":
-            raise UserError("--num-gpu-blocks-override is vLLM's", hint="Add --engine vllm")
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -98,6 +40,7 @@ class Fit(msgspec.Struct, frozen=True):
     gpu: Gpu
     ranks: Parallelism
     options: FitOptions
+    precision: Precision
     formats: Formats
     settings: Settings
     budget: Budget
@@ -168,6 +111,8 @@ def fit(
     used = asked.gpu_memory_utilization or default_utilization(asked.engine, gpu, settings.max_num_batched_tokens, parallelism)
     length = asked.max_model_len or model.max_context or 4096
     held = _held(model, formats, parallelism, asked, wanted)
+    if not any(h.layer.entries for h in held):
+        raise UserError(f"{model.name} keeps no cache: its weights and activations alone take memory")
     beside = {"mtp": mtp_weights(model, formats, parallelism)} if asked.mtp else {}
     if asked.draft:
         beside["draft"] = draft_weights(asked.draft, Precision(), parallelism)
@@ -185,11 +130,26 @@ def fit(
     decides = min(found, key=lambda s: (s.sequences, s.concurrency, s.kv_budget))
     lengths = [s.plan.longest(s.kv_budget, parallelism.sequences(asked.max_num_seqs), asked.shared_prefix) for s in found]
     return Fit(
-        model=model, gpu=gpu, ranks=parallelism, options=asked, formats=formats, settings=settings, budget=decides.budget,
-        utilization=used, of=of, stage=decides.number, plan=decides.plan, kv_budget=decides.kv_budget, length=length,
-        sequences=decides.sequences * parallelism.dp, longest=min((s for s in lengths if s is not None), default=None),
-        held=tuple(held), beside=beside, notes=tuple(filter(None, (note, *decides.plan.notes))),
-    )  # fmt: skip
+        model=model,
+        gpu=gpu,
+        ranks=parallelism,
+        options=asked,
+        precision=precision,
+        formats=formats,
+        settings=settings,
+        budget=decides.budget,
+        utilization=used,
+        of=of,
+        stage=decides.number,
+        plan=decides.plan,
+        kv_budget=decides.kv_budget,
+        length=length,
+        sequences=decides.sequences * parallelism.dp,
+        longest=min((s for s in lengths if s is not None), default=None),
+        held=tuple(held),
+        beside=beside,
+        notes=tuple(filter(None, (note, *decides.plan.notes))),
+    )
 
 
 def _cache_budget(asked: FitOptions, share: Budget, plan: Plan) -> int:
@@ -204,6 +164,7 @@ def _settings(asked: FitOptions, gpu: Gpu, ranks: Parallelism) -> Settings:
         max_num_batched_tokens=asked.max_num_batched_tokens or default_batched_tokens(asked.engine, gpu),
         max_in_flight_batches=asked.max_in_flight_batches or max(2, ranks.pp),
         mamba_cache_mode=asked.mamba_cache_mode,
+        mamba_checkpoint_blocks=asked.mamba_checkpoint_blocks,
         mamba_ssm_cache_dtype=asked.mamba_ssm_cache_dtype,
         hybrid=asked.hybrid,
         flash_attention=asked.flash_attention,
@@ -235,8 +196,3 @@ def _held(model: Model, formats: Formats, ranks: Parallelism, asked: FitOptions,
         own = Formats(asked.draft, kept)
         found += [Held(asked.draft, kind, own, last) for kind in asked.draft.order]
     return found
-
-
-def _whole(name: str, value: Any, least: int = 0, most: int = MOST_TOKENS) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UserError(f"{name.replace('_', '-')} {value!r} is not a whole number from {least} to {most:,}")

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from kvcalc.batch import Parallelism, Precision
-from kvcalc.budget import stage_weights
+from kvcalc.capacity import Fit
+from kvcalc.capacity.budget import stage_weights
+from kvcalc.capacity.fragmentation import contiguous, external, paged
 from kvcalc.engines import PLANNERS, Plan
 from kvcalc.errors import UserError
-from kvcalc.fit import Fit
-from kvcalc.fragmentation import contiguous, external, paged
 from kvcalc.memory import cache_rows, size_of
 from kvcalc.parallel import check
 from kvcalc.precision import Formats
@@ -46,6 +46,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[s
         "overhead_bytes": budget.overhead,
         "kv_budget_bytes": cache,
         "shortage_bytes": found.shortage,
+        "advice": remedies(found) if found.shortage and not found.given else None,
         "block_size": plan.block_size,
         "page_bytes": plan.page_bytes,
         "bytes_per_block": plan.bytes_per_block,
@@ -58,6 +59,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[s
         "requested_model_len": found.length,
         "requested_num_seqs": asked.max_num_seqs,
         "kv_cache_allocated_bytes": plan.allocated(cache, found.per_rank, found.length),
+        **plan.parts(found.per_rank, found.length),
         "max_num_batched_tokens": found.settings.max_num_batched_tokens,
         **_moved(found),
         **(_fragmentation(found, lengths, seed) if lengths else {}),
@@ -136,16 +138,16 @@ def smallest_first(found: Sequence[Fit]) -> list[Fit]:
     return [best, *(f for f in found if f is not best)]
 
 
-def remedies(found: Fit, precision: Precision) -> str:
+def remedies(found: Fit) -> str:
     """What is missing and what would help, in one sentence: the fewest GPUs and the weight formats with which it starts."""
     lines = []
     what = "weights alone" if not found.budget.weights_fit else "weights, activations and overhead"
     missing = found.budget.weights - found.budget.share if not found.budget.weights_fit else found.shortage
-    tp = next((n for n in _doubled(found.ranks.tp) if _starts(found, precision, n)), 0)
+    tp = next((n for n in _doubled(found.ranks.tp) if _starts(found, found.precision, n)), 0)
     if tp:
         lines.append(f"--tp {tp}")
     for name in ("fp8", "int4"):
-        if _starts(found, msgspec.structs.replace(precision, dtype="auto", quantization=name), found.ranks.tp):
+        if _starts(found, msgspec.structs.replace(found.precision, dtype="auto", quantization=name), found.ranks.tp):
             lines.append(f"--quantization {name}")
             break
     help_ = f"; would fit with {' or '.join(lines)}" if lines else "; a larger GPU or more of them would help"

@@ -1,0 +1,73 @@
+"""What `fit` is asked, checked."""
+
+from typing import Any
+
+import msgspec
+
+from kvcalc.engines import PLANNERS
+from kvcalc.errors import UserError, nearest
+from kvcalc.model import Model
+from kvcalc.units import MOST_TOKENS
+
+MOST_BYTES = 1 << 60
+CHOICES = {"mamba_cache_mode": ("none", "align"), "utilization_of": ("", "total", "free")}
+
+
+class FitOptions(msgspec.Struct, frozen=True):
+    """What `fit` is asked. 0, '' and None leave a choice to the engine or the model.
+
+    max_model_len: tokens of each of max_num_seqs sequences. utilization_of: share of the GPU's total memory, or of what is
+    free once context and collectives stand. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override vLLM's number
+    of blocks; weight_bytes, activation_bytes and overhead_bytes the three terms. shared_prefix: first tokens that all
+    sequences have in common. mtp: with the multi-token-prediction layers. draft: a model beside this one.
+    kv_offloading_bytes: host memory for the cache, per GPU.
+    """
+
+    engine: str = "none"
+    max_model_len: int = 0
+    max_num_seqs: int = 1
+    gpu_memory_utilization: float = 0.0
+    utilization_of: str = ""
+    max_num_batched_tokens: int = 0
+    max_in_flight_batches: int = 0
+    kv_cache_memory_bytes: int = 0
+    num_gpu_blocks_override: int = 0
+    block_size: int = 0
+    mamba_cache_mode: str = "none"
+    mamba_checkpoint_blocks: int = 0
+    mamba_ssm_cache_dtype: str = ""
+    hybrid: bool = True
+    flash_attention: bool = True
+    weight_bytes: int | None = None
+    activation_bytes: int | None = None
+    overhead_bytes: int | None = None
+    shared_prefix: int = 0
+    mtp: bool = False
+    draft: Model | None = None
+    kv_offloading_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.engine not in PLANNERS:
+            raise UserError(f"unknown engine {self.engine!r}", hint=nearest(self.engine, PLANNERS))
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                hint = f"Known: {', '.join(filter(None, known))}"
+                raise UserError(f"unknown {name.replace('_', '-')} {getattr(self, name)!r}", hint=hint)
+        if not (self.gpu_memory_utilization == 0 or 0 < self.gpu_memory_utilization <= 1):
+            raise UserError(f"GPU memory utilisation {self.gpu_memory_utilization!r} is not above 0 and at most 1")
+        for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks_override", "shared_prefix"):
+            _whole(name, getattr(self, name))
+        _whole("mamba_checkpoint_blocks", self.mamba_checkpoint_blocks, most=1 << 20)
+        _whole("block_size", self.block_size, most=1 << 20)
+        _whole("max_in_flight_batches", self.max_in_flight_batches, most=1 << 20)
+        _whole("max_num_seqs", self.max_num_seqs, 1)
+        for name in ("kv_cache_memory_bytes", "kv_offloading_bytes", "weight_bytes", "activation_bytes", "overhead_bytes"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), most=MOST_BYTES)
+        if self.num_gpu_blocks_override and self.engine != "vllm":
+            raise UserError("--num-gpu-blocks-override is vLLM's", hint="Add --engine vllm")
+
+
+def _whole(name: str, value: Any, least: int = 0, most: int = MOST_TOKENS) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise UserError(f"{name.replace('_', '-')} {value!r} is not a whole number from {least} to {most:,}")

@@ -1,0 +1,89 @@
+"""`kvcalc calibrate`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvcalc.cli import options as o
+from kvcalc.cli.common import emit, note
+
+if TYPE_CHECKING:
+    from kvcalc.gpu import Gpu
+    from kvcalc.timing.calibrate import Fit
+
+
+def run(
+    rows: Annotated[list[Path], typer.Argument(help="CSV files of measured rows.", show_default=False)],
+    gpu: Annotated[str, typer.Option("--gpu", help="The GPU that was measured: a preset or a YAML file.")] = "",
+    stack: Annotated[str, typer.Option("--stack", help="The software that was measured: vllm, sglang, your own name.")] = "",
+    out: Annotated[
+        str, typer.Option("--output", "-o", help="Where the YAML goes; by default among your own presets.", show_default=False)
+    ] = "",
+    origin: Annotated[str, typer.Option("--origin", help="Where the rows come from; kept in the file.")] = "",
+    commit: Annotated[str, typer.Option("--commit", help="Of the origin.")] = "",
+    license_: Annotated[str, typer.Option("--license", help="Of the rows.")] = "",
+    date: Annotated[str, typer.Option("--date", help="Of the fit; by default today.")] = "",
+    plot: o.Plot = "",
+    style: o.Style = "light",
+    output: o.Output = o.Format.table,
+) -> None:
+    """Fits the time laws to measured rows."""
+    from kvcalc.errors import UserError
+    from kvcalc.files import make_folder, write_text
+    from kvcalc.load import load_gpu
+    from kvcalc.rows import read_rows
+    from kvcalc.timing.calibrate import calibrate, chosen_rows, records, summed
+    from kvcalc.timing.calibration import preset_path, to_yaml
+
+    for name, value in (("--gpu", gpu), ("--stack", stack)):
+        if not value:
+            raise UserError(f"{name} is missing", hint="It names what was measured")
+    machine = load_gpu(gpu)
+    path = Path(out) if out else preset_path(machine, stack)
+    tables = [read_rows(p) for p in rows]
+    used = chosen_rows(tables, machine, stack, note)
+    fits = calibrate(used, machine, stack, note)
+    fitted = [fit for fit in fits if fit.entry]
+    if not fitted:
+        raise UserError("no family has enough rows to be fitted", hint="; ".join(f"{f.family} {f.kind}: {f.why}" for f in fits))
+    about = {"origin": origin, "commit": commit, "license": license_, "date": date}
+    text = to_yaml(summed(fits, machine, stack, used, about))
+    if plot:
+        from kvcalc.report.plots import save
+        from kvcalc.report.plots_timing import predicted_against_measured
+
+        series = [(f"{f.family} {f.kind}", f.measured, f.predicted) for f in fitted]
+        save(predicted_against_measured(series, "held out"), plot, style)
+    if not out:
+        make_folder(path.parent)
+    write_text(path, text)
+    note(f"wrote {path}")
+    if not emit(records(fits), output) and plot != "-":
+        _table(fits, machine, stack)
+
+
+def _table(fits: "list[Fit]", gpu: "Gpu", stack: str) -> None:
+    from kvcalc.report.tables import Column, integer, show
+    from kvcalc.timing.calibrate import FOLDS, records
+
+    columns = (
+        Column("family", "family", right=False), Column("kind", "kind", right=False), Column("form", "law", right=False),
+        Column("rows", "rows", integer), Column("fitted_median_abs_error", "fitted median", _percent),
+        Column("fitted_p90_abs_error", "fitted p90", _percent), Column("median_abs_error", "held-out median", _percent),
+        Column("p90_abs_error", "held-out p90", _percent), Column("parameters_text", "parameters", right=False),
+    )  # fmt: skip
+    shown: list[dict[str, Any]] = [r | {"parameters_text": _written(r)} for r in records(fits)]
+    notes = [
+        "error of a row: exp(|ln(predicted/measured)|) − 1",
+        f"held out: each row predicted by one of {FOLDS} fits that did not see it; the law kept is fitted on all rows",
+    ]
+    show(shown, columns, title=f"{gpu.name} under {stack}", notes=["", *notes])
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _written(record: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v:.3g}" for k, v in record["parameters"].items()) if record["parameters"] else record["why"]

@@ -1,0 +1,78 @@
+"""`kvcalc validate`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvcalc.cli import options as o
+from kvcalc.cli.common import emit, note
+
+
+def run(
+    rows: Annotated[list[Path], typer.Argument(help="CSV files of measured rows.", show_default=False)],
+    by: Annotated[str, typer.Option("--by", help="What makes a group: op, gpu, framework, dtype.")] = "op,gpu,framework,dtype",
+    predictions: Annotated[
+        str, typer.Option("--predictions", help="Write every row with both predictions to this CSV.", show_default=False)
+    ] = "",
+    fail_above: Annotated[
+        float, typer.Option("--fail-above", help="Exit with 1 if a group's median error exceeds so many per cent.")
+    ] = float("inf"),
+    stack: Annotated[str, typer.Option("--stack", help="Calibration for all rows; by default each row's framework.")] = "",
+    calibration_from: Annotated[
+        str, typer.Option("--calibration-from", help="Take this GPU's calibrations, scaled by datasheet figures.")
+    ] = "",
+    output: o.Output = o.Format.table,
+) -> None:
+    """The model against measured rows."""
+    from kvcalc.errors import UserError
+    from kvcalc.files import write_text
+    from kvcalc.load import load_gpu
+    from kvcalc.validate import groups, predictions_csv, validate
+
+    if not fail_above >= 0:
+        raise UserError(f"--fail-above {fail_above} is not a percentage")
+    source = load_gpu(calibration_from) if calibration_from else None
+    found = validate(rows, stack, source)
+    records = groups(found, [key.strip() for key in by.split(",")])
+    if predictions:
+        write_text(Path(predictions), predictions_csv(found))
+        note(f"wrote {predictions}")
+    for text in (text for v in found for text in v.remarks):
+        note(text)
+    if not emit(records, output):
+        _table(records, source.name if source else "")
+    bad = [r for r in records if not _passes(r, fail_above)]
+    if bad:
+        named = ", ".join(" ".join(str(r[k]) for k in ("op", "gpu", "framework", "dtype") if r.get(k)) for r in bad[:5])
+        note(f"{len(bad)} groups above {fail_above:g} %: {named}")
+        raise typer.Exit(1)
+
+
+def _passes(record: dict[str, Any], most: float) -> bool:
+    error = record["median_abs_error"]
+    return most == float("inf") or (error is not None and 100 * error <= most)
+
+
+def _table(records: list[dict[str, Any]], source: str) -> None:
+    from kvcalc.report.tables import Column, integer, show
+
+    columns = (
+        Column("op", "operation", right=False), Column("gpu", "GPU", right=False),
+        Column("framework", "framework", right=False), Column("dtype", "dtype", right=False),
+        Column("rows", "rows", integer), Column("predicted_rows", "predicted", integer),
+        Column("basis", "basis", right=False), Column("median_abs_error", "median", _percent),
+        Column("p90_abs_error", "p90", _percent), Column("median_ratio", "median ratio", lambda v: f"{v:.3f}"),
+        Column("roofline_median_abs_error", "roofline median", _percent),
+        Column("roofline_p90_abs_error", "roofline p90", _percent),
+    )  # fmt: skip
+    notes = [
+        "error of a row: exp(|ln(predicted/measured)|) − 1; ratio: predicted over measured",
+        "basis calibrated: the stack's laws; roofline: the datasheet bound, where no calibration applies",
+    ]
+    notes += [f"calibrations of {source}, scaled by datasheet figures"] if source else []
+    show(records, columns, notes=["", *notes])
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"

@@ -1,0 +1,35 @@
+"""`--save-gpu`: the measured ceilings as a GPU preset of the user's own."""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from kvcalc import catalog
+from kvcalc.errors import UserError
+from kvcalc.files import write_text
+from kvcalc.gpu import Gpu
+
+
+def preset_path(name: str) -> Path:
+    """Where the preset `name` will be written: the first of the user's own folders. Raises UserError on a name in use."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,60}", name):
+        raise UserError(f"--save-gpu {name!r} is no preset name", hint="Use lower-case letters, digits, . _ and -")
+    try:
+        taken = catalog.find(name, "gpus")
+    except UserError:
+        return catalog.user_folders()[0] / "gpus" / f"{name}.yaml"
+    raise UserError(f"--save-gpu {name!r} is the name of a preset already", str(taken), "Take another name, or remove that file")
+
+
+def save(gpu: Gpu, path: Path) -> None:
+    """Write the preset, with its folder. Raises UserError where that cannot be done."""
+    import yaml
+
+    defaults = {f.name: f.default for f in msgspec.structs.fields(Gpu)}
+    data = {key: value for key, value in msgspec.to_builtins(gpu).items() if value not in (defaults[key], {}, [], None)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot be made: {(error.strerror or 'error').lower()}", str(path.parent)) from None
+    write_text(path, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))

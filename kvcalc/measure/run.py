@@ -1,0 +1,242 @@
+"""What to measure, whether it fits, and the records: predicted beside measured, bytes beside bytes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from kvcalc.attention import Sparse
+from kvcalc.batch import Batch, Precision
+from kvcalc.cost import Operator
+from kvcalc.dtypes import FORMATS
+from kvcalc.forward import forward, total
+from kvcalc.gpu import Gpu
+from kvcalc.measure.ceilings import Ceilings
+from kvcalc.measure.device import Machine
+from kvcalc.measure.explain import Facts, difference
+from kvcalc.measure.layers.sparse import GATHERED
+from kvcalc.measure.stack import Case, Stack, allocated, storage_bytes
+from kvcalc.measure.timing import Timing, timed
+from kvcalc.measure.traffic import Traffic, traffic
+from kvcalc.memory import cache_size
+from kvcalc.model import Model
+from kvcalc.roofline import roofline, total_bound, total_seconds
+from kvcalc.units import format_bytes
+
+CORE = ("attention", "indexer", "top_k", "scan", "kv_up")
+MOST_COPIES = 64
+PAST_CACHE = 4  # inputs rotate over so many times the last-level cache
+
+
+class Settings(NamedTuple):
+    """dtype: of weights, products and cache. kernel: auto, sdpa, plain or flex. block_size: of a paged cache, 0 for a
+    contiguous one. seconds: spent on each of the two times of a case. graphs: replay CUDA graphs."""
+
+    dtype: str
+    kernel: str = "auto"
+    block_size: int = 0
+    seconds: float = 1.0
+    graphs: bool = True
+
+
+class Bound(NamedTuple):
+    """Some operators on the measured ceilings: least seconds, what bounds most of them, bytes and FLOPs."""
+
+    seconds: float
+    bound: str
+    bytes: int
+    flops: int
+
+
+def all_cases(
+    stacks: dict[str, Model], phases: Sequence[str], batches: dict[str, list[int]], contexts: dict[str, list[int]]
+) -> list[Case]:
+    """Every combination, in the order variant, phase, batch size, context."""
+    return [
+        Case(name, model, phase, batch, context)
+        for name, model in stacks.items()
+        for phase in phases
+        for batch in batches[phase]
+        for context in contexts[phase]
+    ]
+
+
+def operators_of(case: Case, dtype: str) -> list[Operator]:
+    """The operators of the stack's layers in one pass; MLA absorbed in decode and expanded in prefill, as the layers are."""
+    batch = Batch.decode(case.context, case.batch_size) if case.new == 1 else Batch.prefill(case.context, case.batch_size)
+    form = "absorbed" if case.new == 1 else "expanded"
+    return [op for op in forward(case.model, batch, Precision(dtype), mla_form=form) if op.layer]
+
+
+def bound_of(operators: Sequence[Operator], gpu: Gpu) -> Bound:
+    """Σ of the operators' bounds."""
+    placed, cost = roofline(operators, gpu), total(operators)
+    return Bound(total_seconds(placed), total_bound(placed), int(cost.bytes), int(cost.flops))
+
+
+def needed_bytes(case: Case, settings: Settings) -> int:
+    """Weights, cache and the largest intermediate tensors of one copy of a case, in bytes; intermediates are an estimate."""
+    element = FORMATS[settings.dtype].bits // 8
+    model, tokens = case.model, case.batch_size * case.new
+    weights = sum(w.elements for kind in model.order for w in model.layer_weights(kind))
+    widest = max(sum(w.outputs for w in model.layer_weights(kind)) for kind in model.order)
+    size = cache_size(model, case.context, case.batch_size, Precision(settings.dtype), settings.block_size or 16)
+    found = weights * element + max(size.stored, size.allocated) + 4 * tokens * widest * element
+    specs = [spec for layer in model.kinds.values() for spec in layer.mixers]
+    if any(isinstance(spec, Sparse) for spec in specs):
+        found += 2 * GATHERED * element + (case.batch_size * case.new * case.context * (2 + 2 * element) if case.new > 1 else 0)
+    if settings.kernel == "plain":
+        heads = max(spec.as_mha()[0] for spec in specs)
+        found += 3 * case.batch_size * heads * case.new * case.context * element
+    return found
+
+
+def unfit(case: Case, settings: Settings, machine: Machine) -> str:
+    """Why a case does not fit this machine, or ''. To be asked before it is tried."""
+    needed, free = needed_bytes(case, settings), machine.free_bytes()
+    if needed <= free:
+        return ""
+    name = f"{case.variant} {case.phase}, batch {case.batch_size:,}, context {case.context:,}"
+    return f"{name}: needs {format_bytes(needed)}, and {format_bytes(free)} can be used; left out"
+
+
+def measure(case: Case, settings: Settings, machine: Machine, ceilings: Ceilings, gpu: Gpu) -> dict[str, Any]:
+    """The record of one case: whole layers, and their attention (or scan) alone."""
+    operators = operators_of(case, settings.dtype)
+    layer, core = bound_of(operators, gpu), bound_of([op for op in operators if op.name in CORE], gpu)
+    kernel = chosen_kernel(settings.kernel, case, machine)
+    with torch.no_grad():
+        copies = _copies(layer, case, settings, machine), _copies(core, case, settings, machine)
+        stacks = [Stack(case, machine, settings.dtype, kernel) for _ in range(copies[0])]
+        first, allocator = allocated(lambda: stacks[0].caches(settings.block_size), machine)
+        caches = [first, *(stacks[0].caches(settings.block_size) for _ in range(max(copies) - 1))]
+        for each in caches:
+            for cache in each:
+                cache.fill()
+        whole = timed(lambda: _all(stacks, caches[: copies[0]]), machine, copies[0], settings.seconds, settings.graphs)
+        inner = [stack.core() for stack in stacks]
+        alone = timed(
+            lambda: [inner[i % len(inner)](c) for i, c in enumerate(caches[: copies[1]])],
+            machine, copies[1], settings.seconds, settings.graphs,
+        )  # fmt: skip
+    done = traffic(lambda: stacks[0].step(first), ceilings, settings.dtype)
+    done_alone = traffic(lambda: inner[0](first), ceilings, settings.dtype)
+    launch = 0.0 if whole.graph else ceilings.launch_s
+    why = _facts(layer, whole, copies[0], launch, done, machine)
+    why_alone = _facts(core, alone, copies[1], launch, done_alone, machine)
+    return {
+        **_identity(case, settings, kernel, machine),
+        **_compared("", layer, whole, ceilings, settings.dtype),
+        "difference": difference(why)[0],
+        **_compared("attention_", core, alone, ceilings, settings.dtype),
+        "attention_difference": difference(why_alone)[0],
+        "attention_why": difference(why_alone)[1],
+        "predicted_bytes": _predicted_bytes(case, settings),
+        "allocated_bytes": storage_bytes(first),
+        "allocator_bytes": allocator,
+        "copies": copies[0],
+        "attention_copies": copies[1],
+        "launches": done.launches,
+        "attention_unfused_s": done_alone.seconds,
+        **_ceiling_columns(ceilings, settings.dtype),
+    }
+
+
+def measured(
+    chosen: Sequence[Case],
+    settings: Settings,
+    machine: Machine,
+    ceilings: Ceilings,
+    gpu: Gpu,
+    refused: Callable[[str], None],
+    progress: Callable[[str, int], None],
+) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """Each case that fits, with its record; `refused` is told of those that do not, `progress` of what comes next."""
+    for number, case in enumerate(chosen):
+        progress(f"{case.variant} {case.phase}, batch {case.batch_size:,}, context {case.context:,}", number)
+        if text := unfit(case, settings, machine):
+            refused(text)
+            continue
+        try:
+            yield case, measure(case, settings, machine, ceilings, gpu)
+        except torch.OutOfMemoryError:
+            refused(f"{case.variant} {case.phase}, batch {case.batch_size:,}, context {case.context:,}: ran out of memory")
+        if machine.cuda:
+            torch.cuda.empty_cache()
+
+
+def chosen_kernel(kernel: str, case: Case, machine: Machine) -> str:
+    """`auto`: torch's fused kernel, except for one query on a CPU, where two plain products read the cache faster."""
+    if kernel != "auto":
+        return kernel
+    return "plain" if case.new == 1 and not machine.cuda else "sdpa"
+
+
+def _all(stacks: Sequence[Stack], caches: Sequence[Any]) -> None:
+    for stack, cache in zip(stacks, caches, strict=True):
+        stack.step(cache)
+
+
+def _copies(bound: Bound, case: Case, settings: Settings, machine: Machine) -> int:
+    """Copies to rotate over, so that what a call touches has left the last-level cache before its turn comes again; one
+    where products bound the time."""
+    if bound.bound == "compute":
+        return 1
+    wanted = -(-PAST_CACHE * machine.cache_bytes // max(1, bound.bytes))
+    fitting = machine.free_bytes() // (2 * needed_bytes(case, settings))
+    return int(max(1, min(wanted, MOST_COPIES, fitting)))
+
+
+def _facts(bound: Bound, time: Timing, copies: int, launch_s: float, done: Traffic, machine: Machine) -> Facts:
+    resident = bound.bound == "memory" and bound.bytes * copies <= machine.cache_bytes
+    return Facts(bound.seconds, time.median, bound.bound, bound.bytes, resident, launch_s, done)
+
+
+def _predicted_bytes(case: Case, settings: Settings) -> int:
+    size = cache_size(case.model, case.context, case.batch_size, Precision(settings.dtype), settings.block_size or 16)
+    return size.allocated if settings.block_size else size.stored
+
+
+def _identity(case: Case, settings: Settings, kernel: str, machine: Machine) -> dict[str, Any]:
+    return {
+        "variant": case.variant,
+        "attention": case.model.attention,
+        "phase": case.phase,
+        "batch_size": case.batch_size,
+        "context": case.context,
+        "layers": case.model.layers,
+        "dtype": settings.dtype,
+        "kernel": kernel,
+        "cache": f"paged:{settings.block_size}" if settings.block_size else "contiguous",
+        "device": machine.name,
+        "threads": machine.threads or None,
+        "clock": machine.clock,
+    }
+
+
+def _compared(prefix: str, bound: Bound, time: Timing, ceilings: Ceilings, dtype: str) -> dict[str, Any]:
+    """Predicted, measured, their ratio, the spread, and what was reached as a share of the ceilings."""
+    seconds = time.median
+    return {
+        f"{prefix}predicted_s": bound.seconds,
+        f"{prefix}measured_s": seconds,
+        f"{prefix}ratio": seconds / bound.seconds,
+        f"{prefix}spread": time.spread,
+        f"{prefix}repeats": time.repeats,
+        f"{prefix}graph": time.graph,
+        f"{prefix}bound": bound.bound,
+        f"{prefix}bytes": bound.bytes,
+        f"{prefix}flops": bound.flops,
+        f"{prefix}bandwidth_share": bound.bytes / seconds / ceilings.bandwidth_bytes_per_s,
+        f"{prefix}flops_share": bound.flops / seconds / ceilings.flops_per_s[dtype],
+    }
+
+
+def _ceiling_columns(ceilings: Ceilings, dtype: str) -> dict[str, Any]:
+    return {
+        "bandwidth_bytes_per_s": ceilings.bandwidth_bytes_per_s,
+        "copy_bytes_per_s": ceilings.copy_bytes_per_s,
+        "read_bytes_per_s": ceilings.read_bytes_per_s,
+        "flops_per_s": ceilings.flops_per_s[dtype],
+        "launch_s": ceilings.launch_s,
+    }

@@ -1,0 +1,68 @@
+"""Pictures of a simulated server: what ran and what was held over time, and latency against load."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.export import Record
+from kvcalc.report.tables import seconds
+from kvcalc.serving.run import Run
+
+MOST_POINTS = 400
+
+
+def occupancy(run: Run) -> Chart:
+    """Sequences in the batch, and cache allocated and used, each as a share of the most there can be; of the first rank."""
+    rows = run.served.logs[0].rows
+    edges = [r.start_s for r in rows] + [rows[-1].start_s + rows[-1].duration_s] if rows else [0.0, 1.0]
+    curves = (
+        ("sequences in the batch", [r.sequences / run.limits.max_num_seqs for r in rows]),
+        ("cache allocated", [r.kv_allocated_bytes / run.pool.budget for r in rows]),
+        ("cache used", [r.kv_stored_bytes / run.pool.budget for r in rows]),
+    )
+    series = tuple(Series(label, *_averaged(edges, [r.duration_s for r in rows], values)) for label, values in curves)
+    r = run.record
+    subtitle = (
+        f"{r['model']} on {r['gpus']} × {r['gpu']}, {r['policy']}, {r['cache']} cache, {r['completed']:,} requests; "
+        f"of {run.limits.max_num_seqs:,} sequences and of the cache's memory; times: {r['basis']}"
+    )
+    x, y = Axis("time", log=False, tick=_whole_seconds), Axis("share of the most", log=False, tick=lambda v: f"{100 * v:.3g}%")
+    return Chart("A server over time", subtitle, x, y, series)
+
+
+def _averaged(edges: list[float], lengths: list[float], values: list[float]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Means over equal stretches of time, weighted by how long each value held, idle time as 0."""
+    import numpy as np
+
+    start, end = edges[0], edges[-1]
+    grid = np.linspace(start, end, min(MOST_POINTS, max(2, 4 * len(values))) + 1)
+    starts, durations = np.array(edges[:-1]), np.array(lengths)
+    knots = np.column_stack((starts, starts + durations)).ravel()
+    area = np.column_stack((np.zeros(len(values)), np.array(values) * durations)).ravel().cumsum()
+    level = np.diff(np.interp(grid, knots, area)) / np.diff(grid)
+    return tuple(((grid[:-1] + grid[1:]) / 2).tolist()), tuple(level.tolist())
+
+
+def _whole_seconds(value: float) -> str:
+    return f"{value:g} s"
+
+
+def load_curve(records: Sequence[Record]) -> Chart:
+    """TTFT and TPOT against requests per second, median and 99th percentile, for each GPU, policy and cache."""
+    groups: dict[tuple[Any, ...], list[Record]] = {}
+    for r in records:
+        groups.setdefault(tuple(r[k] for k in ("gpu", "policy", "cache")), []).append(r)
+    series = []
+    for number, (name, found) in enumerate(groups.items()):
+        label = " ".join(str(part) for i, part in enumerate(name) if len({g[i] for g in groups}) > 1)
+        for offset, figure in enumerate(("ttft", "tpot")):
+            for percentile, kind in ((50, "line"), (99, "dashed")):
+                points = [(r["rate"] or r["requests_per_s"], r[f"{figure}_p{percentile}_s"]) for r in found]
+                points = sorted(p for p in points if p[0] and p[1])
+                title = f"{label} {figure.upper()} p{percentile}".strip()
+                xs, ys = (tuple(p[i] for p in points) for i in (0, 1))
+                series += [Series(title, xs, ys, kind, colour=2 * number + offset)] if points else []
+    first = records[0]
+    subtitle = f"{first['model']}, {first['completed']:,} requests at each rate; times: {first['basis']}"
+    x = Axis("requests per second", log=False, tick=lambda v: f"{v:g}")
+    return Chart("Latency against load", subtitle, x, Axis("seconds", tick=seconds), tuple(series))

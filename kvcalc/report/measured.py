@@ -1,0 +1,101 @@
+"""Tables of what was measured."""
+
+from typing import Any
+
+from kvcalc.report.tables import Column, integer
+from kvcalc.units import format_bytes, format_si
+
+
+def seconds(value: float) -> str:
+    """1.5 s, 12.3 ms, 45.6 µs."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= scale or unit == "µs":
+            return f"{value / scale:.3g} {unit}"
+    raise AssertionError
+
+
+def times(value: float) -> str:
+    """A ratio: 1.25×."""
+    return f"{value:.2f}×"
+
+
+def percent(value: float) -> str:
+    """A share: 37 %."""
+    return f"{value:.0%}"
+
+
+MEASURE_COLUMNS = (
+    Column("variant", "variant", right=False),
+    Column("attention", "attention", right=False),
+    Column("phase", "phase", right=False),
+    Column("batch_size", "batch", integer),
+    Column("context", "context", integer),
+    Column("predicted_s", "layer: bound", seconds),
+    Column("measured_s", "measured", seconds),
+    Column("spread", "spread", percent),
+    Column("ratio", "ratio", times),
+    Column("attention_predicted_s", "attention: bound", seconds),
+    Column("attention_measured_s", "measured", seconds),
+    Column("attention_ratio", "ratio", times),
+    Column("attention_bandwidth_share", "of bandwidth", percent),
+    Column("attention_flops_share", "of FLOP/s", percent),
+    Column("attention_difference", "because", right=False),
+    Column("predicted_bytes", "cache predicted", integer),
+    Column("allocated_bytes", "in tensors", integer),
+    Column("allocator_bytes", "allocator", integer),
+)
+GENERATE_COLUMNS = (
+    Column("mode", "cache", lambda v: "with" if v == "cached" else "without", right=False),
+    Column("head", "LM head on", right=False),
+    Column("prompt_len", "prompt", integer),
+    Column("new_tokens", "new", integer),
+    Column("total_s", "measured", seconds),
+    Column("predicted_total_s", "bound", seconds),
+    Column("ratio", "ratio", times),
+    Column("tokens_per_s", "tokens/s", lambda v: f"{v:.1f}"),
+    Column("first_token_s", "first token", seconds),
+    Column("last_token_s", "last token", seconds),
+    Column("speedup", "cache saves", times),
+    Column("predicted_speedup", "predicted", times),
+    Column("same_tokens", "same tokens", lambda v: "yes" if v else "no", right=False),
+)
+LARGE = 64 << 20  # bytes of a cache that no CPU's last level holds
+
+
+def measure_notes(rows: list[dict[str, Any]], version: str) -> list[str]:
+    """Ceilings, what decode attention reaches over large caches, and why each row differs from its bound."""
+    first = rows[0]
+    ceilings = (
+        f"ceilings of this machine ({first['device']}): {format_si(first['bandwidth_bytes_per_s'], 'B/s')} (copy "
+        f"{format_si(first['copy_bytes_per_s'], 'B/s')}, read {format_si(first['read_bytes_per_s'], 'B/s')}), "
+        f"{format_si(first['flops_per_s'], 'FLOP/s')} in {first['dtype']}, {seconds(first['launch_s'])} to launch an operation"
+    )
+    clock = {"cpu": "one thread, timed by its own CPU time", "wall": f"{first['threads']} threads, wall clock"}
+    graphs = "CUDA graphs" if any(r["graph"] for r in rows) else "no graphs"
+    how = clock.get(first["clock"], f"CUDA events, {graphs}")
+    even = all(r["predicted_bytes"] == r["allocated_bytes"] <= r["allocator_bytes"] for r in rows)
+    notes = [
+        "",
+        ceilings,
+        f"torch {version}, {how}; medians; inputs rotate past the last-level cache where memory bounds the time",
+    ]
+    notes.append(
+        "cache bytes: predicted = in the tensors' storage in every row" if even else "cache bytes DIFFER from the prediction"
+    )
+    if large := sorted(r["attention_ratio"] for r in rows if r["phase"] == "decode" and r["predicted_bytes"] > LARGE):
+        middle = (large[(len(large) - 1) // 2] + large[len(large) // 2]) / 2
+        notes.append(f"decode attention over caches above {format_bytes(LARGE, 0)}: median {times(middle)} its bound")
+    return [*notes, "", *(f"{r['variant']} {r['phase']}: {r['attention_why']}" for r in rows)]
+
+
+def generate_notes(rows: list[dict[str, Any]], version: str) -> list[str]:
+    """What the figures of a generation mean."""
+    first = rows[0]
+    how = {"cpu": "one thread, its CPU time", "wall": f"{first['threads']} threads"}.get(first["clock"], "CUDA, host included")
+    held = f"{format_bytes(first['allocated_bytes'])} in the cache, " if first["mode"] == "cached" else ""
+    return [
+        "",
+        f"{first['model']} with random weights in {first['dtype']} on {first['device']}; torch {version}, {how}",
+        f"{held}predicted {format_bytes(first['predicted_bytes'])}; 'cache saves': this run's time over that with the cache",
+        "bound: every operator at the measured ceilings, fully overlapped, no launches; random weights, greedy choice",
+    ]

@@ -1,0 +1,88 @@
+"""Requests drawn at random, the same for the same seed: when they arrive, and how long they are."""
+
+import math
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UserError
+from kvcalc.serving.requests import MOST_LEN, MOST_REQUESTS, Requests
+from kvcalc.units import parse_tokens
+
+P99 = 2.3263478740408408  # of the standard normal distribution
+SPELLINGS = "Write 1000, uniform:100,2000 or lognormal:MEAN,P99"
+
+
+class Lengths(NamedTuple):
+    """A distribution of lengths: fixed (a tokens), uniform (a to b), lognormal (mean a, 99th percentile b)."""
+
+    kind: str
+    a: int
+    b: int
+
+    def draw(self, rng: Any, count: int) -> Any:
+        """`count` lengths of at least one token, as int64."""
+        import numpy as np
+
+        if self.kind == "fixed":
+            return np.full(count, self.a, dtype=np.int64)
+        if self.kind == "uniform":
+            return rng.integers(self.a, self.b, size=count, endpoint=True)
+        spread = _spread(self.a, self.b)
+        drawn = rng.lognormal(math.log(self.a) - spread**2 / 2, spread, count)
+        return np.clip(np.rint(drawn), 1, MOST_LEN).astype(np.int64)
+
+
+def parse_lengths(text: str, what: str) -> Lengths:
+    """`1000`, `uniform:a,b` or `lognormal:mean,p99`. Raises UserError on anything else."""
+    kind, _, rest = text.strip().partition(":")
+    if not rest:
+        length = parse_tokens(text, what)
+        return Lengths("fixed", _short(length, what), 0)
+    parts = rest.split(",")
+    if kind not in ("uniform", "lognormal") or len(parts) != 2:
+        raise UserError(f"{what} {text!r} is no distribution of lengths", hint=SPELLINGS)
+    a, b = (_short(parse_tokens(part, what), what) for part in parts)
+    if b < a:
+        raise UserError(f"{what} {text!r}: {b:,} is below {a:,}", hint=SPELLINGS)
+    if kind == "lognormal":
+        _spread(a, b)
+    return Lengths(kind, a, b)
+
+
+def _short(length: int, what: str) -> int:
+    if length > MOST_LEN:
+        raise UserError(f"{what} {length:,} is more than the {MOST_LEN:,} tokens that a simulation takes")
+    return length
+
+
+def _spread(mean: int, p99: int) -> float:
+    """σ of a lognormal distribution: of ln(p99/mean) = z·σ − σ²/2, the smaller solution. Raises UserError if there is none."""
+    inside = P99**2 - 2 * math.log(p99 / mean)
+    if inside < 0:
+        most = math.exp(P99**2 / 2)
+        raise UserError(f"a lognormal distribution's 99th percentile is at most {most:.1f} times its mean")
+    return P99 - math.sqrt(inside)
+
+
+def draw(
+    count: int, inputs: Lengths, outputs: Lengths, rate: float = math.inf, burstiness: float = 1.0, seed: int = 0
+) -> Requests:
+    """`count` requests at `rate` per second: intervals are gamma of shape `burstiness` and mean 1/rate, as in vLLM's benchmark.
+
+    A burstiness of 1 is a Poisson process, below 1 comes in bursts, above 1 is more regular. An infinite rate: all arrive at
+    once. Arrivals and lengths are drawn apart: the same seed gives the same lengths at any rate. Raises UserError.
+    """
+    import numpy as np
+
+    if not 1 <= count <= MOST_REQUESTS:
+        raise UserError(f"number of prompts {count} is outside 1 to {MOST_REQUESTS:,}")
+    if not (1e-6 <= rate <= 1e9 or rate == math.inf):
+        raise UserError(f"rate {rate:g} is outside 0.000001 to 10^9 requests per second")
+    if not 1e-3 <= burstiness <= 1e6:
+        raise UserError(f"burstiness {burstiness:g} is outside 0.001 to 10^6")
+    if not 0 <= seed < 1 << 63:
+        raise UserError(f"seed {seed} is not a whole number from 0 up")
+    arrivals = np.zeros(count)
+    if rate != math.inf:
+        arrivals = np.random.default_rng([seed, 0]).gamma(burstiness, 1 / (rate * burstiness), count).cumsum()
+    prompts, answers = (d.draw(np.random.default_rng([seed, n]), count) for n, d in ((1, inputs), (2, outputs)))
+    return Requests(arrivals, prompts, answers)

@@ -1,0 +1,74 @@
+"""What a simulated server leaves behind: when each request got what, running sums over its passes, and a timeline."""
+
+from typing import Any, NamedTuple
+
+MOST_ROWS = 20_000
+
+
+class Row(NamedTuple):
+    """One line of the timeline: `passes` passes in a row over the same sequences, and the state at its end.
+
+    tokens: of each pass. prefill_tokens: those of prompts. waiting: requests not admitted. The bytes are one GPU's.
+    """
+
+    rank: int
+    start_s: float
+    duration_s: float
+    passes: int
+    sequences: int
+    tokens: int
+    prefill_tokens: int
+    waiting: int
+    kv_allocated_bytes: int
+    kv_stored_bytes: int
+
+
+class Log:
+    """Times of every request (arrays; NaN where it did not come to that), and sums over the passes, of constant size.
+
+    slots, padded: token slots of the passes run, and those that hold padding. prefill_tokens counts recomputed ones too,
+    decode_tokens one a sequence and decode pass. The byte·seconds are integrals over time; so is in_system_s, the requests
+    that have arrived and are not done. When the timeline is full every second row goes, again and again.
+    """
+
+    def __init__(self, count: int, rank: int = 0) -> None:
+        import numpy as np
+
+        self.arrived, self.scheduled, self.first, self.finished = (np.full(count, np.nan) for _ in range(4))
+        self.rejected = np.zeros(count, dtype=bool)
+        self.rank, self._stride, self._seen = rank, 1, 0
+        self.rows: list[Row] = []
+        self.passes = self.slots = self.padded = self.prefill_tokens = self.decode_tokens = 0
+        self.preemptions = self.recomputed_tokens = self.swapped_bytes = self.peak = self.largest = 0
+        self.allocated_byte_s = self.stored_byte_s = self.busy_s = self.sequences_s = self.in_system_s = 0.0
+
+    def passed(
+        self, start: float, seconds: Any, sequences: int, tokens: int, prompt: int, waiting: int, allocated: Any, stored: Any,
+        padded: int = 0,
+    ) -> None:  # fmt: skip
+        """Note passes in a row: `seconds`, and bytes `allocated` and `stored`, are arrays with an element a pass.
+
+        padded: slots of padding in all of these passes together, in those of prompts where there are any.
+        """
+        span, many = float(seconds.sum()), len(seconds)
+        self.passes += many
+        self.slots += tokens * many
+        self.padded += padded
+        self.prefill_tokens += prompt - padded if prompt else 0
+        self.decode_tokens += (tokens - prompt) * many - (0 if prompt else padded)
+        self.busy_s += span
+        self.sequences_s += sequences * span
+        self.largest = max(self.largest, sequences)
+        self.peak = max(self.peak, int(allocated.max()))
+        self.allocated_byte_s += float(seconds @ allocated)
+        self.stored_byte_s += float(seconds @ stored)
+        row = (start, span, many, sequences, tokens, prompt, waiting, int(allocated[-1]), int(stored[-1]))
+        self._note(Row(self.rank, *row))
+
+    def _note(self, row: Row) -> None:
+        if self._seen % self._stride == 0:
+            self.rows.append(row)
+            if len(self.rows) > MOST_ROWS:
+                self.rows = self.rows[::2]
+                self._stride *= 2
+        self._seen += 1

@@ -1,0 +1,123 @@
+"""What a served load amounts to: rates, waiting times, waste and cost, as one flat record.
+
+TTFT: from arrival to the first token. TPOT: (end − first token)/(out − 1) of a request with more than one token. Queueing:
+from arrival to the pass that first works on the request. Rates are over the time from the first arrival to the last token.
+padding_waste: padded slots over all token slots of the passes run. kv_waste: of the byte·seconds allocated, the share that
+holds no token. kv_peak: the most allocated at once, of the budget. Little's law ties the mean number in the system to
+arrivals per second times mean time in it; the first is integrated over the passes, the others come from the requests.
+"""
+
+from typing import Any
+
+import msgspec
+
+from kvcalc.serving.simulation import Served
+
+PERCENTILES = (50, 90, 99)
+GROWTH, BACKLOG, SPARE = 0.02, 0.02, 10  # seconds of queueing gained per second; requests left waiting: share, and number
+
+
+class Goals(msgspec.Struct, frozen=True):
+    """Seconds that a user accepts; 0 sets no goal."""
+
+    ttft: float = 0.0
+    tpot: float = 0.0
+
+
+def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[str, Any]:
+    """The record of a run. `open_loop`: requests come whatever the server does, so that its queue may diverge."""
+    logs, requests = served.logs, served.requests
+    arrived, scheduled, first, finished = (gathered(served, name) for name in ("arrived", "scheduled", "first", "finished"))
+    done = finished == finished
+    out = requests.output_len[done]
+    arrived, scheduled, first, finished = (times[done] for times in (arrived, scheduled, first, finished))
+    many, tokens = int(done.sum()), int(out.sum())
+    span = float(finished.max() - arrived.min()) if many else 0.0
+    ttft, e2e, longer = first - arrived, finished - arrived, out > 1
+    tpot = (finished - first)[longer] / (out[longer] - 1)
+    busy, slots = sum(log.busy_s for log in logs), sum(log.slots for log in logs)
+    allocated = sum(log.allocated_byte_s for log in logs)
+    record: dict[str, Any] = {"requests": len(requests), "completed": many, "rejected": len(requests) - many}
+    record |= {"input_tokens": int(requests.input_len[done].sum()), "output_tokens": tokens, "duration_s": span}
+    record |= {
+        "throughput_tokens_per_s": tokens / span if span else None,
+        "total_tokens_per_s": (tokens + record["input_tokens"]) / span if span else None,
+        "requests_per_s": many / span if span else None,
+    }
+    for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):
+        record |= spread(name, values)
+    record["queueing_mean_s"] = mean(scheduled - arrived)
+    record |= _goodput(goals, ttft, (finished - first) / (out - 1).clip(1), span)
+    record |= {
+        "padding_waste": sum(log.padded for log in logs) / slots if slots else None,
+        "kv_waste": 1 - sum(log.stored_byte_s for log in logs) / allocated if allocated else None,
+        "kv_peak": max((log.peak for log in logs), default=0) / budget if budget else None,
+        "kv_peak_bytes": max((log.peak for log in logs), default=0),
+        "kv_budget_bytes": budget,
+        "preemptions": sum(log.preemptions for log in logs),
+        "recomputed_tokens": sum(log.recomputed_tokens for log in logs),
+        "swapped_bytes": sum(log.swapped_bytes for log in logs),
+        "passes": sum(log.passes for log in logs),
+        "mean_batch_size": sum(log.sequences_s for log in logs) / busy if busy else None,
+        "utilization": min(1.0, busy / (span * len(logs))) if span else None,
+        "mean_in_system": sum(log.in_system_s for log in logs) / span if span else None,
+        "diverges": diverges(served) if open_loop else None,
+    }
+    return record
+
+
+def gathered(served: Served, name: str) -> Any:
+    """A column of all ranks' logs, in the order of the requests."""
+    import numpy as np
+
+    found = np.full(len(served.requests), np.nan)
+    for rank, log in enumerate(served.logs):
+        found[rank :: len(served.logs)] = getattr(log, name)
+    return found
+
+
+def mean(values: Any) -> float | None:
+    """The mean of an array; None of an empty one."""
+    return float(values.mean()) if values.size else None
+
+
+def spread(name: str, values: Any) -> dict[str, float | None]:
+    """Mean and percentiles (linear between ranks) of seconds, under `name`."""
+    import numpy as np
+
+    found = {f"{name}_mean_s": mean(values)}
+    points = np.percentile(values, PERCENTILES).tolist() if values.size else [None] * len(PERCENTILES)
+    return found | {f"{name}_p{p}_s": v for p, v in zip(PERCENTILES, points, strict=True)}
+
+
+def _goodput(goals: Goals, ttft: Any, tpot: Any, span: float) -> dict[str, float | None]:
+    """Requests that meet every goal, per second and as a share; a single token has no TPOT to miss."""
+    if not (goals.ttft or goals.tpot) or not span:
+        return {"goodput_requests_per_s": None, "slo_attainment": None}
+    good = (ttft <= goals.ttft) if goals.ttft else ttft == ttft
+    good &= (tpot <= goals.tpot) if goals.tpot else tpot == tpot
+    return {"goodput_requests_per_s": int(good.sum()) / span, "slo_attainment": float(good.mean())}
+
+
+def diverges(served: Served) -> bool:
+    """Whether the queue grew without end while requests came: in every rank's log, or in any.
+
+    In overload each second of arrivals adds (load − 1) seconds of queueing. Said is yes when over the second half of the
+    arrivals queueing grew by more than 2 % of the time that went by, and when the last one came more than 2 % of all requests,
+    ten and a batch of the size that the server starts at once were still waiting.
+    """
+    return any(_grows(log) for log in served.logs)
+
+
+def _grows(log: Any) -> bool:
+    import numpy as np
+
+    done = log.finished == log.finished
+    arrived, scheduled = log.arrived[done], log.scheduled[done]
+    half = arrived.size // 2
+    if half < 2 or arrived[-1] <= arrived[half]:
+        return False
+    slope = float(np.polyfit(arrived[half:] - arrived[half], (scheduled - arrived)[half:], 1)[0])
+    started = np.unique(scheduled, return_counts=True)[1].max()
+    waiting = int((scheduled > arrived[-1]).sum())
+    return bool(slope > GROWTH and waiting > BACKLOG * arrived.size + SPARE + started)

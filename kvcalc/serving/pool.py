@@ -1,0 +1,64 @@
+"""The memory of a server's cache: what a request holds at every length, and how much there is.
+
+paged: whole blocks for the tokens that are cached. contiguous: one stretch for the longest request that there may be,
+reserved when a request is admitted. Bytes are those of the fullest GPU of one data-parallel rank.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.memory import Row
+from kvcalc.units import ceil_div, format_bytes
+
+CACHES = ("paged", "contiguous")
+
+
+class Pool(NamedTuple):
+    """budget: bytes for the cache. allocated, stored: bytes of a request after so many tokens, by index (int64).
+
+    longest: tokens that a request may hold at most, whatever is free. Allocated bytes never shrink while a request grows.
+    """
+
+    budget: int
+    allocated: Any
+    stored: Any
+    longest: int
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a request that ends with `tokens` tokens cached could ever run, alone."""
+        return tokens <= self.longest and int(self.allocated[tokens]) <= self.budget
+
+
+def pool(rows: Sequence[Row], budget: int, cache: str, block_size: int, max_model_len: int, most_tokens: int) -> Pool:
+    """A pool for requests that hold at most `most_tokens` tokens.
+
+    max_model_len: the stretch that `contiguous` reserves, and the longest request of either. Raises UserError on an unknown
+    kind, and where not even one reservation is within the budget.
+    """
+    import numpy as np
+
+    if cache not in CACHES:
+        raise UserError(f"unknown cache {cache!r}", hint=nearest(cache, CACHES))
+    tokens = np.arange(most_tokens + 1, dtype=np.int64)
+    stored = row_bytes(rows, tokens, 0)
+    if cache == "paged":
+        allocated = np.maximum.accumulate(row_bytes(rows, tokens, block_size))
+        return Pool(budget, allocated, stored, max_model_len)
+    last = np.arange(max(1, max_model_len - 255), max_model_len + 1, dtype=np.int64)
+    reserved = int(row_bytes(rows, last, 0).max())
+    if reserved > budget:
+        what = f"one contiguous reservation of {max_model_len:,} tokens takes {format_bytes(reserved)} of {format_bytes(budget)}"
+        raise UserError(what, hint="Lower --max-model-len, or use --cache paged")
+    return Pool(budget, np.full(most_tokens + 1, reserved), stored, max_model_len)
+
+
+def row_bytes(rows: Sequence[Row], tokens: Any, block_size: int) -> Any:
+    """Bytes of one sequence after `tokens` tokens (int64 array), stored (block_size 0) or in whole blocks."""
+    import numpy as np
+
+    found = np.zeros(tokens.size, dtype=np.int64)
+    for entry, bytes_each, layers, _, spread in rows:
+        held = entry.allocated_rows(tokens, block_size) if block_size else entry.stored_rows(tokens)
+        found += (layers * bytes_each * np.asarray(ceil_div(held, spread))).astype(np.int64)
+    return found

@@ -1,0 +1,62 @@
+"""One replica set up to serve: the memory that its cache gets, and the load that it can carry at most."""
+
+from typing import NamedTuple
+
+import msgspec
+
+from kvcalc.capacity import FitOptions, fit
+from kvcalc.errors import UserError
+from kvcalc.memory import Row, cache_rows
+from kvcalc.parallel import stages
+from kvcalc.serving.clock import Clock
+from kvcalc.serving.continuous import Limits
+from kvcalc.serving.pool import Pool
+from kvcalc.serving.steps import Steps
+from kvcalc.units import format_bytes
+
+
+class Memory(NamedTuple):
+    """budget: bytes for the cache on one GPU of the stage that holds the fewest sequences. rows: what it keeps there."""
+
+    budget: int
+    rows: tuple[Row, ...]
+
+
+class MemoryOptions(msgspec.Struct, frozen=True):
+    """As of `fit`: max_num_seqs and max_num_batched_tokens of the replica, share of the memory, or the budget itself."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    gpu_memory_utilization: float = 0.0
+    kv_cache_memory_bytes: int = 0
+
+
+def memory(clock: Clock, asked: MemoryOptions) -> Memory:
+    """What `fit` leaves for the cache: share − weights − activation peak − overhead. Raises UserError where that is nothing."""
+    found = fit(clock.model, clock.gpu, clock.precision, clock.parallelism, FitOptions(**msgspec.structs.asdict(asked)))
+    if not found.kv_budget:
+        terms = f"{format_bytes(found.budget.share - found.budget.cache)} of {format_bytes(found.budget.share)}"
+        names = f"{clock.model.name} leaves no memory for a cache on {clock.gpu.name}"
+        what = f"{names}: weights, activations and overhead take {terms}"
+        raise UserError(what, hint="Use more GPUs (--tp), or a smaller --dtype or --quantization")
+    ranks = clock.parallelism
+    kinds = stages(clock.model, ranks.pp)[found.stage] if ranks.pp > 1 else clock.model.order
+    counts = {kind: kinds.count(kind) for kind in clock.model.kinds}
+    return Memory(found.kv_budget, tuple(cache_rows(clock.model, counts, found.formats, ranks)))
+
+
+def capacity(steps: Steps, pool: Pool, limits: Limits, input_len: int, output_len: int) -> float:
+    """Requests per second that continuous batching can carry, all of one size: 1/(prefill + (out − 1)·decode(n)/n), times dp.
+
+    n sequences decode at once: as many as have a seat, and as memory holds at their mean length. Prompts are processed as
+    many in a pass as its tokens allow, apart from decodes; passes that both share read the weights once for both, so that a
+    run may do better by some percent.
+    """
+    held = pool.allocated[input_len : input_len + output_len].mean()
+    count = int(min(limits.max_num_seqs, max(1, pool.budget // held)))
+    chunk = limits.max_num_batched_tokens
+    together = max(1, min(count, chunk // input_len))
+    pieces = [((min(chunk, input_len - at), at),) for at in range(0, input_len, chunk)]
+    prefill = sum(steps.prefill(piece, together) for piece in pieces) / together
+    decode = float(steps.decode(count, input_len + output_len / 2, 1)[0])
+    return steps.ranks / (prefill + (output_len - 1) * decode / count)

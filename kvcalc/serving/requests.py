@@ -1,0 +1,127 @@
+"""What a server is asked: requests from a trace, or drawn.
+
+A trace is a CSV with the columns `arrival_s, input_len, output_len`, or those of the public Azure LLM inference traces,
+`TIMESTAMP, ContextTokens, GeneratedTokens` (github.com/Azure/AzurePublicDataset), whose times count from the first row.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UserError
+from kvcalc.files import read_text
+
+MOST_BYTES, MOST_REQUESTS, MOST_SECONDS = 256 << 20, 2_000_000, 1e12
+MOST_LEN = 1 << 22  # tokens of a prompt or of an answer: the simulator keeps tables over tokens
+PLAIN = ("arrival_s", "input_len", "output_len")
+AZURE = ("timestamp", "contexttokens", "generatedtokens")
+
+
+class Requests(NamedTuple):
+    """Arrays of one length: seconds of arrival in order (float64), tokens of the prompt and of the answer (int64)."""
+
+    arrival_s: Any
+    input_len: Any
+    output_len: Any
+
+    def __len__(self) -> int:
+        return self.arrival_s.size  # type: ignore[no-any-return]
+
+    def share(self, rank: int, ranks: int) -> "Requests":
+        """Every `ranks`-th request: those that one of so many ranks takes in turn."""
+        return Requests(*(column[rank::ranks] for column in self))
+
+
+def read_requests(path: Path, most: int = MOST_REQUESTS) -> Requests:
+    """The first `most` requests of a trace. Raises UserError naming the file and the line of what is wrong."""
+    import numpy as np
+
+    rows: list[tuple[float, int, int]] = []
+    for row in _rows(read_text(path, MOST_BYTES), str(path)):
+        if len(rows) == most:
+            break
+        rows.append(row)
+    if not rows:
+        raise UserError("holds no requests", str(path))
+    columns = list(zip(*rows, strict=True))
+    return Requests(np.array(columns[0]), np.array(columns[1], dtype=np.int64), np.array(columns[2], dtype=np.int64))
+
+
+def _rows(text: str, where: str) -> Iterator[tuple[float, int, int]]:
+    if not text.strip():
+        raise UserError("is empty", where)
+    reader = csv.reader(io.StringIO(text))
+    try:
+        header = [name.strip().lower() for name in next(reader)]
+        places, timestamps = _columns(header, where)
+        start, last = None, 0.0
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            line = f"{where}, line {reader.line_num}"
+            if len(cells) <= max(places):
+                raise UserError(f"has {len(cells)} cells, and the header names {len(header)}", line)
+            first, prompt, answer = (cells[i].strip() for i in places)
+            if timestamps:
+                stamp = _timestamp(first, line)
+                start = start or stamp
+                at = _between(stamp, start, first, line)
+            else:
+                at = _seconds(first, line)
+            if at < last:
+                raise UserError(f"arrival {first} comes before that of the request above: the trace is not sorted", line)
+            last = at
+            yield at, _tokens("input_len", prompt, line), _tokens("output_len", answer, line)
+    except csv.Error as error:
+        raise UserError(f"is not CSV: {error}", f"{where}, line {reader.line_num}") from None
+
+
+def _columns(header: list[str], where: str) -> tuple[list[int], bool]:
+    """Where the three columns stand, and whether the first holds timestamps."""
+    names = AZURE if AZURE[0] in header and PLAIN[0] not in header else PLAIN
+    missing = [name for name in names if name not in header]
+    if missing:
+        hint = "A trace has arrival_s, input_len, output_len, or TIMESTAMP, ContextTokens, GeneratedTokens"
+        raise UserError(f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}", f"{where}, line 1", hint)
+    twice = [name for name in names if header.count(name) > 1]
+    if twice:
+        raise UserError(f"names the column {twice[0]} twice", f"{where}, line 1")
+    return [header.index(name) for name in names], names is AZURE
+
+
+def _seconds(text: str, line: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= MOST_SECONDS:
+        raise UserError(f"arrival_s {text!r} is not a number of seconds from 0 up", line)
+    return value
+
+
+def _timestamp(text: str, line: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise UserError(f"TIMESTAMP {text!r} is not a date and time", line, "Write 2023-11-16 18:17:03.979") from None
+
+
+def _between(stamp: datetime, start: datetime, text: str, line: str) -> float:
+    try:
+        return (stamp - start).total_seconds()
+    except TypeError:
+        raise UserError(f"TIMESTAMP {text!r}: some have a time zone and some have none", line) from None
+
+
+def _tokens(name: str, text: str, line: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 1 <= value <= MOST_LEN or value != int(value):
+        raise UserError(f"{name} {text!r} is not a whole number from 1 to {MOST_LEN:,}", line)
+    return int(value)

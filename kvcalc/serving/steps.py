@@ -1,0 +1,73 @@
+"""Seconds of a server's passes, remembered: exact where a batch is small, else straight lines between close contexts.
+
+A pass is chunks of prompts and a group of decodes at their mean context. For full attention the mean is exact, since time is
+linear in context between the points where a bound changes; under a window it is the mean sequence that counts.
+"""
+
+from typing import Any
+
+from kvcalc.batch import Batch, Sequences
+from kvcalc.serving.clock import Clock
+
+SPACING = 16  # tokens between the contexts that are computed
+LONG, SHORT = 256, 32  # intervals of one table: of decodes alone, and with chunks, which seldom come again
+MOST_TABLES = 50_000
+
+Chunks = tuple[tuple[int, int], ...]  # (new, past) of each piece of a prompt in the pass
+
+
+class Steps:
+    """Passes of one data-parallel rank; each other rank is taken to run the same batch at the same time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock, self.ranks = clock, clock.parallelism.dp
+        self._tables: dict[tuple[Chunks, int, int], tuple[Any, Any]] = {}
+        self._prompts: dict[tuple[Chunks, int], float] = {}
+
+    def prefill(self, chunks: Chunks, times: int = 1) -> float:
+        """Seconds of a pass of prompts alone, each chunk `times` times."""
+        key = (chunks, times)
+        if key not in self._prompts:
+            if len(self._prompts) > MOST_TABLES:
+                self._prompts.clear()
+            self._prompts[key] = float(self.clock.seconds(Batch(self._groups(chunks, times))))
+        return self._prompts[key]
+
+    def mixed(self, chunks: Chunks, count: int, context: float) -> float:
+        """Seconds of a pass with chunks of prompts and `count` decodes of mean `context` after the step."""
+        import numpy as np
+
+        if not count:
+            return self.prefill(chunks)
+        return float(np.interp(context, *self._table(chunks, count, context)))
+
+    def decode(self, count: int, context: float, steps: int) -> Any:
+        """Seconds of up to `steps` decode passes in turn, the mean context of the first being `context`, one more in each.
+
+        At least one pass, and as many as the table at hand covers.
+        """
+        import numpy as np
+
+        contexts, seconds = self._table((), count, context)
+        steps = max(1, min(steps, int(contexts[-1] - context) + 1))
+        return np.interp(context + np.arange(steps), contexts, seconds)
+
+    def _table(self, chunks: Chunks, count: int, context: float) -> tuple[Any, Any]:
+        import numpy as np
+
+        spacing = 1 if count == 1 and not chunks else SPACING
+        width = spacing * (SHORT if chunks else LONG)
+        start = int(context // width) * width
+        key = (chunks, count, start)
+        if key not in self._tables:
+            if len(self._tables) > MOST_TABLES:
+                self._tables.clear()
+            contexts = np.arange(start, start + width + spacing, spacing, dtype=float)
+            contexts = contexts[contexts >= 1] if spacing == 1 else np.maximum(contexts, 1)
+            batch = Batch((*self._groups(chunks), Sequences(count * self.ranks, 1, contexts - 1)))
+            self._tables[key] = contexts, np.broadcast_to(self.clock.seconds(batch), contexts.shape)
+        return self._tables[key]
+
+    def _groups(self, chunks: Chunks, times: int = 1) -> tuple[Sequences, ...]:
+        kinds = dict.fromkeys(chunks)
+        return tuple(Sequences(chunks.count(c) * times * self.ranks, c[0], c[1]) for c in kinds)

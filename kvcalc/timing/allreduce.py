@@ -1,0 +1,48 @@
+"""All-reduce inside one NVLink domain: every rank gets the sum of X bytes of n ranks.
+
+One-shot: each rank reads the others' X. Two-shot: reduce-scatter, then all-gather. Large messages go to a ring of many
+channels, or, in a domain of eight, to the switches, which reduce on the way. The least of the four counts:
+
+    one    = a1 + h·(n − 1) + (n − 1)·X/(e1·NV)
+    two    = a2 + h·(n − 1) + 2·(n − 1)/n·X/(e2·NV)
+    ring   = a3 + h·(n − 1) + 2·(n − 1)/n·X/(e3·NV)
+    switch = a3 + h·(n − 1) + X/(es·NV), for n ≥ 8
+"""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from kvcalc.timing.law import Array, Law, within
+
+if TYPE_CHECKING:
+    from kvcalc.timing.machine import Machine
+
+SWITCH_RANKS = 8
+
+
+class AllReduce(Law, frozen=True, tag="allreduce"):
+    """The sum of `bytes` bytes over num_gpus ranks.
+
+    a1, a2, a3 [µs]: launch and barriers of the one-shot, the two-shot, and the ring or switch kernel. h [µs]: for each further
+    rank. e1, e2, e3, es: what each reaches of the link's datasheet rate in one direction.
+    """
+
+    SHAPE: ClassVar[tuple[str, ...]] = ("num_gpus", "bytes")
+
+    h: Annotated[float, within(0.005, 10)] = 0.1
+    a1: Annotated[float, within(0.3, 60)] = 4
+    e1: Annotated[float, within(0.02, 1.5)] = 0.5
+    a2: Annotated[float, within(0.3, 120)] = 10
+    e2: Annotated[float, within(0.02, 1.5)] = 0.6
+    a3: Annotated[float, within(3, 300)] = 40
+    e3: Annotated[float, within(0.1, 1.5)] = 0.75
+    es: Annotated[float, within(0.1, 1.5)] = 0.6
+
+    def us(self, machine: "Machine", *shape: Array) -> Array:
+        import numpy as np
+
+        ranks, size = shape
+        others, sent = ranks - 1, size / machine.link
+        halves = 2 * others / np.maximum(ranks, 1) * sent
+        large = np.where(ranks >= SWITCH_RANKS, np.minimum(halves / self.e3, sent / self.es), halves / self.e3)
+        plans = (self.a1 + others * sent / self.e1, self.a2 + halves / self.e2, self.a3 + large)
+        return np.where(ranks > 1, np.minimum(np.minimum(plans[0], plans[1]), plans[2]) + self.h * others, 0.0)

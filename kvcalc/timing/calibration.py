@@ -1,0 +1,162 @@
+"""Calibrations are data: presets/calibrations/<gpu>/<stack>.yaml, the laws of one GPU under one software stack.
+
+Each law stands with the rows that it was fitted on and the error it showed on rows held out of the fit, which every table
+prints as the error bar of a time.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from kvcalc import catalog
+from kvcalc.errors import UserError, nearest
+from kvcalc.files import parse_yaml, read_text
+from kvcalc.gpu import Gpu
+from kvcalc.load import load_gpu
+from kvcalc.timing.families import NEAREST, AnyLaw
+from kvcalc.timing.law import Law
+
+DATASHEET = "datasheet"
+MOST_BYTES = 1 << 20
+Error = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A fitted law. rows: used. Errors are exp(|ln(predicted/measured)|) − 1: held out, and on the rows of the fit."""
+
+    law: AnyLaw
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+    median_abs_error: Error
+    p90_abs_error: Error
+    fitted_median_abs_error: Error = 0.0
+    fitted_p90_abs_error: Error = 0.0
+
+
+class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The laws of one GPU and stack. The fields are the keys of the file; laws: by family, then by kind of data.
+
+    glue_us [µs]: what a layer of a whole step takes beside its operators (launches, small kernels, gaps).
+    """
+
+    gpu: str
+    stack: str
+    laws: dict[str, dict[str, Entry]]
+    version: str = ""
+    origin: str = ""
+    commit: str = ""
+    license: str = ""
+    date: str = ""
+    rows: int = 0
+    glue_us: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 8.0
+
+    def law(self, family: str, kind: str) -> Law | None:
+        """The law of a family for a kind of data, else that of the nearest kind; None where there is none."""
+        found = self.entry(family, kind)
+        return found.law if found else None
+
+    def entry(self, family: str, kind: str) -> Entry | None:
+        """As `law`, with its errors."""
+        kinds = self.laws.get(family, {})
+        return next((kinds[k] for k in (kind, *NEAREST.get(kind, ())) if k in kinds), None)
+
+    @property
+    def problem(self) -> tuple[str, str]:
+        """(key, what is wrong), or ('', '')."""
+        for family, kinds in self.laws.items():
+            for kind, entry in kinds.items():
+                if _family(entry.law) != family:
+                    return f"laws.{family}.{kind}", f"holds a law of form {_tag(entry.law)!r}"
+        return "", ""
+
+
+def _tag(law: Law) -> str:
+    return str(law.__struct_config__.tag)
+
+
+def _family(law: Law) -> str:
+    return _tag(law).removesuffix("_fp8")
+
+
+def stacks_of(gpu: Gpu) -> list[str]:
+    """The stacks that a GPU has calibrations for."""
+    return sorted(catalog.preset_files(f"calibrations/{gpu.name}"))
+
+
+def find_calibration(gpu: Gpu, stack: str) -> Calibration | None:
+    """The calibration of a GPU under a stack; None where there is none. Raises UserError on a broken file."""
+    path = catalog.preset_files(f"calibrations/{gpu.name}").get(stack)
+    return _read(path, path.stat().st_mtime_ns) if path else None
+
+
+def load_calibration(gpu: Gpu, stack: str = "", source: Gpu | None = None) -> Calibration | None:
+    """The calibration that times on `gpu` rest on; None for the datasheet alone.
+
+    stack: a name, `datasheet` for none, or '' for vllm where there is a calibration of it. source: another GPU whose
+    calibration is scaled by datasheet figures. Raises UserError where the stack named has no calibration.
+    """
+    if stack == DATASHEET:
+        return None
+    found = find_calibration(source or gpu, stack or "vllm")
+    if found is None and stack:
+        known = [*stacks_of(source or gpu), DATASHEET]
+        hint = nearest(stack, known) or f"Known: {', '.join(known)}"
+        raise UserError(f"no calibration of {(source or gpu).name} for stack {stack!r}", hint=hint)
+    return found
+
+
+@cache
+def _read(path: Path, changed: int) -> Calibration:
+    return read_calibration(path)
+
+
+def read_calibration(path: Path) -> Calibration:
+    """The checked calibration in a YAML file. Raises UserError with the file, line and key of what is wrong."""
+    data, lines = parse_yaml(read_text(path, MOST_BYTES), str(path))
+    found = catalog.build(data, Calibration, str(path), lines)
+    key, problem = found.problem
+    if problem:
+        raise catalog.located(problem, key, str(path), lines)
+    return found
+
+
+def to_yaml(calibration: Calibration) -> str:
+    """The calibration as a preset file."""
+    import yaml
+
+    data: dict[str, Any] = msgspec.to_builtins(calibration)
+    laws = data.pop("laws")
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=10_000)
+    lines = ["laws:"]
+    for family, kinds in laws.items():
+        lines.append(f"  {family}:")
+        for kind, entry in kinds.items():
+            law = yaml.safe_dump(entry.pop("law"), sort_keys=False, default_flow_style=True, width=10_000).strip()
+            lines += [f"    {kind}:", f"      law: {law}"]
+            lines += [f"      {key}: {value}" for key, value in entry.items()]
+    return text + "\n".join(lines) + "\n"
+
+
+def preset_path(gpu: Gpu, stack: str) -> Path:
+    """Where a calibration of the user's own goes. Raises UserError on a stack's name that makes no file name."""
+    for what, name in (("stack", stack), ("GPU", gpu.name)):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) or name == DATASHEET:
+            raise UserError(f"{what} {name!r} is no usable name", hint="Letters, digits, - _ . only, and not 'datasheet'")
+    folders = catalog.user_folders()
+    if not folders:
+        raise UserError("there is no folder for presets of your own", hint="Say where with --output")
+    return folders[0] / "calibrations" / gpu.name / f"{stack}.yaml"
+
+
+def all_stacks() -> list[str]:
+    """Every stack that some GPU has a calibration for."""
+    folders = [*catalog.user_folders(), catalog.shipped_folder()]
+    return sorted({path.stem for folder in folders for path in (folder / "calibrations").glob("*/*.yaml")})
+
+
+def gpu_named(name: str) -> Gpu:
+    """The GPU preset that a measured row names. Raises UserError where there is none."""
+    catalog.find(name, "gpus")
+    return load_gpu(name)

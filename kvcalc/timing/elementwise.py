@@ -1,0 +1,27 @@
+"""Elementwise chains: norms, RoPE, activations, residual sums.
+
+    t = t0 + bytes/(em·BW)
+
+No rows are measured for them; the two parameters are assumed, as the calibrations say: a launch inside a CUDA graph, and
+the share of the bandwidth that streaming kernels commonly reach.
+"""
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from kvcalc.timing.law import Array, Law, within
+
+if TYPE_CHECKING:
+    from kvcalc.timing.machine import Machine
+
+
+class Elementwise(Law, frozen=True, tag="elementwise"):
+    """One fused elementwise kernel. t0 [µs]: its launch. em: of the datasheet's bandwidth, what it reaches."""
+
+    SHAPE: ClassVar[tuple[str, ...]] = ("bytes",)
+
+    t0: Annotated[float, within(0.1, 20)] = 1.5
+    em: Annotated[float, within(0.05, 1.1)] = 0.8
+
+    def us(self, machine: "Machine", *shape: Array) -> Array:
+        (moved,) = shape
+        return self.t0 + moved / (self.em * machine.memory)

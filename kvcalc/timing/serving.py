@@ -1,0 +1,63 @@
+"""The time per output token of a served model, out of whole steps: a bound and a calibrated figure for `validate`.
+
+    TPOT = decode step(batch, input + output/2, caches cold) + batch/output · prefill(input)
+
+While a sequence decodes, a new prompt is taken in for each one that ends, so each step pays batch/output of a prefill.
+"""
+
+from functools import cache
+from pathlib import Path
+
+from kvcalc import catalog
+from kvcalc.batch import Batch, Parallelism, Precision
+from kvcalc.errors import UserError
+from kvcalc.forward import forward
+from kvcalc.gpu import Gpu
+from kvcalc.load import read
+from kvcalc.model import Model
+from kvcalc.rows import Row
+from kvcalc.timing.calibration import find_calibration
+from kvcalc.timing.steps import pass_bound, pass_seconds
+
+NOTHING = float("nan")
+
+
+@cache
+def served_model(path: str) -> Model | None:
+    """The preset whose huggingface_id a served model's path has, or begins with (an instruction-tuned or fp8 copy of it)."""
+    wanted = catalog.key(path.rsplit("/", 1)[-1])
+    best, length = None, 0
+    for found in catalog.preset_files("models").values():
+        model = _model_of(found)
+        if model and model.huggingface_id:
+            name = catalog.key(model.huggingface_id.rsplit("/", 1)[-1])
+            if wanted.startswith(name) and len(name) > length:
+                best, length = model, len(name)
+    return best
+
+
+def _model_of(path: Path) -> Model | None:
+    try:
+        return read(path, Model)
+    except UserError:
+        return None
+
+
+def tpot_us(row: Row, gpu: Gpu, stack: str, source: Gpu | None = None) -> tuple[float, float]:
+    """(bound, calibrated) µs per output token of a serving row; NaN where the model is unknown or no calibration applies."""
+    model = served_model(row.model) if row.model else None
+    isl, osl, batch, tp = (int(x) for x in row.shape)
+    if model is None:
+        return NOTHING, NOTHING
+    precision = Precision(quantization="fp8") if row.dtype.startswith("fp8") else Precision()
+    ranks = Parallelism(tp=tp)
+    try:
+        decode = forward(model, Batch.decode(isl + max(1, osl // 2), batch), precision, ranks)
+        prefill = forward(model, Batch.prefill(isl), precision, ranks)
+        bound = 1e6 * (pass_bound(decode, gpu) + batch / osl * pass_bound(prefill, gpu))
+        calibration = find_calibration(source or gpu, stack)
+        if calibration is None:
+            return bound, NOTHING
+        return bound, 1e6 * (pass_seconds(decode, gpu, calibration) + batch / osl * pass_seconds(prefill, gpu, calibration))
+    except UserError:
+        return NOTHING, NOTHING

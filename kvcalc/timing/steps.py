@@ -1,0 +1,227 @@
+"""Whole passes in calibrated time: every operator through its law, caches cold, and what a layer costs beside them.
+
+    pass = Σ operators, one after the other, + glue per layer
+
+Matrix products, attention and all-reduces follow their laws. Elementwise chains move their bytes at the rate that streaming
+kernels reach; their launches are in the glue, which is a constant of the stack. In serving a cache is never in the L2, so
+its laws run with no residency. fp8 products take static scales: their input arrives quantised. Operators without a law
+(recurrences, indexers) take their datasheet bound and a launch, and say so. No overlap between operators is assumed.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from kvcalc.cost import AttentionShape, CollectiveShape, GemmShape, Operator
+from kvcalc.gpu import Gpu
+from kvcalc.timing.calibration import Calibration
+from kvcalc.timing.elementwise import Elementwise
+from kvcalc.timing.gemm import Gemm, QuantizedGemm
+from kvcalc.timing.law import Law
+from kvcalc.timing.machine import Machine, machine
+
+if TYPE_CHECKING:
+    from kvcalc.timing.law import Array
+
+MOST_DECODE_TOKENS = 16  # new tokens of a sequence that decode kernels take at once, their query rows packed
+CALIBRATED, BOUND = "calibrated", "bound"
+_VECTOR = Elementwise()
+
+
+class Timed(NamedTuple):
+    """Seconds of all the times an operator runs (a float or an array), and what they rest on: calibrated or bound."""
+
+    seconds: Any
+    basis: str
+
+
+def operator_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> list[Timed]:
+    """The time of each operator under a calibration. Raises UserError where the GPU lacks a figure that laws need."""
+    figures = machine(gpu)
+    found: list[Timed | None] = [None] * len(operators)
+    _gemms(operators, figures, calibration, found)
+    for i, operator in enumerate(operators):
+        if found[i] is None:
+            us, basis = _one(operator, figures, calibration)
+            found[i] = Timed(us * operator.count / 1e6, basis)
+    return [timed for timed in found if timed is not None]
+
+
+def pass_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> Any:
+    """The time of the whole pass: its operators and the glue of its layers."""
+    timed = operator_seconds(operators, gpu, calibration)
+    return sum((t.seconds for t in timed), glue_seconds(operators, calibration))
+
+
+def pass_bound(operators: Sequence[Operator], gpu: Gpu) -> Any:
+    """The datasheet bound of the whole pass: Σ max(FLOPs/peak, bytes/bandwidth, network bytes/link)."""
+    figures = machine(gpu)
+    return sum(_bound(o, figures) * o.count for o in operators) / 1e6
+
+
+def glue_seconds(operators: Sequence[Operator], calibration: Calibration) -> float:
+    """What the layers of a pass cost beside their operators: glue_us each."""
+    counts: dict[str, int] = {}
+    for operator in operators:
+        if operator.layer:
+            counts[operator.layer] = min(operator.count, counts.get(operator.layer, operator.count))
+    return sum(counts.values()) * calibration.glue_us / 1e6
+
+
+def error_bar(operators: Sequence[Operator], calibration: Calibration) -> float:
+    """The held-out p90 of the worst of the families that a pass uses: an error bar for its time."""
+    kinds = {k for o in operators if (k := _kind(o)) and calibration.entry(*k)}
+    entries = [calibration.entry(*k) for k in kinds]
+    return max((e.p90_abs_error for e in entries if e), default=0.0)
+
+
+def _kind(operator: Operator) -> tuple[str, str] | None:
+    shape = operator.shape
+    if isinstance(shape, GemmShape):
+        return "gemm", "fp8" if operator.dtype == "fp8" else "bfloat16"
+    if isinstance(shape, CollectiveShape):
+        return "allreduce", "bytes"
+    if not isinstance(shape, AttentionShape):
+        return None
+    cached = "fp8" if 0 < shape.element < 1.5 else "bfloat16"
+    decodes = all(_decodes(new) for _, new, _ in shape.groups)
+    if decodes:
+        return ("decode_attention" if shape.kv_heads else "mla_decode"), cached
+    return ("prefill_attention", f"bfloat16/{cached}") if shape.kv_heads else ("mla_prefill", cached)
+
+
+def _decodes(new: Any) -> bool:
+    return bool(new <= MOST_DECODE_TOKENS) if isinstance(new, int) else bool((new <= MOST_DECODE_TOKENS).all())
+
+
+def _gemms(operators: Sequence[Operator], figures: Machine, calibration: Calibration, found: list[Timed | None]) -> None:
+    """All matrix products of one law at once."""
+    import numpy as np
+
+    members: dict[str, list[int]] = {}
+    for i, operator in enumerate(operators):
+        if isinstance(operator.shape, GemmShape):
+            members.setdefault("fp8" if operator.dtype == "fp8" else "bfloat16", []).append(i)
+    for kind, indices in members.items():
+        law = _product_law(calibration, kind)
+        if law is None:
+            continue
+        shapes = [operators[i].shape for i in indices]
+        columns = [np.broadcast_arrays(*(np.asarray(x, float) for x in shape)) for shape in shapes if shape]
+        flat = [np.concatenate([column[axis].ravel() for column in columns]) for axis in range(4)]
+        flat[0] = np.maximum(flat[0], 1.0)
+        us = law.us(figures, *flat)
+        ends = np.cumsum([column[0].size for column in columns])
+        for i, column, part in zip(indices, columns, np.split(us, ends[:-1]), strict=True):
+            operator = operators[i]
+            seconds = part.reshape(column[0].shape) * operator.count / 1e6
+            found[i] = Timed(seconds if seconds.ndim else float(seconds), CALIBRATED)
+
+
+def _product_law(calibration: Calibration, kind: str) -> Law | None:
+    """The law of products whose input arrives quantised: fp8's without its own pass over the input."""
+    law, plain = calibration.law("gemm", kind), calibration.law("gemm", "bfloat16")
+    if isinstance(law, QuantizedGemm):
+        start = min(law.t0, plain.t0) if isinstance(plain, Gemm) else law.t0
+        return msgspec.structs.replace(law, t0=start, bq=float("inf"))
+    return law
+
+
+def _one(operator: Operator, figures: Machine, calibration: Calibration) -> tuple[Any, str]:
+    """(µs of one run, basis) of anything but a matrix product with a law."""
+    shape, cost = operator.shape, operator.cost
+    if operator.kind == "vector":
+        return cost.bytes / (_VECTOR.em * figures.memory), CALIBRATED
+    if isinstance(shape, AttentionShape) and (us := _attention(shape, figures, calibration)) is not None:
+        return us, CALIBRATED
+    if operator.kind == "network":
+        return _network(operator, figures, calibration)
+    return _bound(operator, figures) + _VECTOR.t0, BOUND
+
+
+def _network(operator: Operator, figures: Machine, calibration: Calibration) -> tuple[Any, str]:
+    import numpy as np
+
+    law, shape = calibration.law("allreduce", "bytes"), operator.shape
+    if law is None or not isinstance(shape, CollectiveShape):
+        return operator.cost.network_bytes / figures.link + _VECTOR.t0, BOUND
+    size = np.asarray(shape.bytes, float)
+    return _plain(law.us(figures, np.full_like(size, shape.ranks), size)), CALIBRATED
+
+
+def _attention(shape: AttentionShape, figures: Machine, calibration: Calibration) -> Any:
+    """µs of an attention over all groups of the batch: those that decode in one launch, each prompt's in one of its own."""
+    import numpy as np
+
+    full = [np.asarray(c * (n * p + n * (n + 1) / 2), float) for c, n, p in shape.groups]
+    share = shape.pairs / np.maximum(sum(full[1:], full[0]), 1.0)  # what windows and top-k leave
+    total: Any = 0.0
+    decoding = [(c, n, f * share) for (c, n, _), f in zip(shape.groups, full, strict=True) if _decodes(n)]
+    if decoding:
+        us = _decode(shape, decoding, figures, calibration)
+        if us is None:
+            return None
+        total = total + us
+    for (count, new, _), pairs in zip(shape.groups, full, strict=True):
+        if not _decodes(new):
+            us = _prefill(shape, count, new, pairs * share, figures, calibration)
+            if us is None:
+                return None
+            total = total + us
+    return _plain(total)
+
+
+def _decode(shape: AttentionShape, groups: list[tuple[Any, Any, Any]], figures: Machine, calibration: Calibration) -> Any:
+    import numpy as np
+
+    cached = "fp8" if 0 < shape.element < 1.5 else "bfloat16"
+    law = calibration.law("decode_attention" if shape.kv_heads else "mla_decode", cached)
+    if law is None:
+        return None
+    batch = sum((np.asarray(c, float) for c, _, _ in groups[1:]), np.asarray(groups[0][0], float))
+    queries = sum((np.asarray(c * n, float) for c, n, _ in groups[1:]), np.asarray(groups[0][0] * groups[0][1], float))
+    pairs = sum((p for *_, p in groups[1:]), groups[0][2])
+    used, rows = np.maximum(batch, 1), queries / np.maximum(batch, 1)
+    length = np.maximum(np.round(pairs / np.maximum(queries, 1)), 1)
+    cold = msgspec.structs.replace(law, cold=True)
+    arrays: tuple[Array, ...]
+    if shape.kv_heads:
+        head_dim = (shape.key + shape.value) / 2
+        arrays = (used, shape.heads * rows, used * 0 + shape.kv_heads, used * 0 + head_dim, length, used * 0)
+    else:
+        arrays = (used, shape.heads * rows, length)
+    return np.where(batch > 0, cold.us(figures, *np.broadcast_arrays(*arrays)), 0.0)
+
+
+def _prefill(shape: AttentionShape, count: Any, new: Any, pairs: Any, figures: Machine, calibration: Calibration) -> Any:
+    import numpy as np
+
+    cached = "fp8" if 0 < shape.element < 1.5 else "bfloat16"
+    batch, length = np.broadcast_arrays(np.asarray(count, float), np.asarray(new, float))
+    arrays: tuple[Array, ...]
+    used, keys = np.maximum(batch, 1), pairs / np.maximum(batch * length, 1)
+    if shape.kv_heads:
+        law = calibration.law("prefill_attention", f"bfloat16/{cached}")
+        head_dim = (shape.key + shape.value) / 2
+        arrays = (used, used * 0 + shape.heads, used * 0 + shape.kv_heads, used * 0 + head_dim, length, used * 0, keys)
+    else:
+        law = calibration.law("mla_prefill", cached)
+        arrays = (used, used * 0 + shape.heads, length, keys, used * 0 + (shape.key + shape.value))
+    if law is None:
+        return None
+    return np.where(batch > 0, law.us(figures, *np.broadcast_arrays(*arrays)), 0.0)
+
+
+def _bound(operator: Operator, figures: Machine) -> Any:
+    import numpy as np
+
+    cost = operator.cost
+    peak = figures.peak(1 if operator.dtype == "fp8" else 2)
+    limits = np.maximum(cost.bytes / figures.memory, cost.flops / peak)
+    return _plain(np.maximum(limits, cost.network_bytes / figures.link))
+
+
+def _plain(us: Any) -> Any:
+    """A float for a single value, else the array."""
+    return float(us) if getattr(us, "ndim", 0) == 0 else us

@@ -1,0 +1,294 @@
+"""Records, their predictions and bytes, and what is refused; ceilings are made up, so that nothing depends on the machine."""
+
+import csv
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from specs import grouped, latent, sparse, stack
+from twins import torch
+
+from kvcalc import Gpu, Model, UserError, cache_size, load_model
+from kvcalc.batch import Precision
+from kvcalc.cost import causal_pairs
+from kvcalc.load import read
+from kvcalc.measure import plan
+from kvcalc.measure.ceilings import Ceilings, as_gpu, measured_ceilings
+from kvcalc.measure.device import Machine, find_machine
+from kvcalc.measure.explain import Facts, difference
+from kvcalc.measure.generate import Request, check, generate, predicted_seconds
+from kvcalc.measure.layers.base import Parameters
+from kvcalc.measure.preset import preset_path, save
+from kvcalc.measure.rows import gpu_name, measured_rows
+from kvcalc.measure.run import Settings, all_cases, bound_of, measure, measured, needed_bytes, operators_of, unfit
+from kvcalc.measure.stack import Case
+from kvcalc.measure.timing import summary, timed
+from kvcalc.measure.traffic import Traffic, traffic
+from kvcalc.measure.variants import NAMES, named, stacks_of, standard_model
+from kvcalc.report.export import to_csv
+from kvcalc.weights import matrix
+
+MACHINE = Machine(torch.device("cpu"), "a CPU", 16 << 30, 1 << 20, 1)
+CEILINGS = Ceilings(10e9, 20e9, {"fp32": 100e9, "bf16": 50e9, "fp64": 50e9}, 1e-6)
+GPU = as_gpu(MACHINE, CEILINGS)
+QUICK = Settings("fp32", seconds=0.0)
+
+
+def quiet(*_: Any) -> None:
+    """Progress that nobody watches."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize("block", [0, 16])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_bytes_are_equal_in_every_record(name: str, phase: str, block: int, dtype: str) -> None:
+    model = named(standard_model(2), "gqa:1" if name == "gqa" else name)
+    record = measure(Case(name, model, phase, 2, 37), Settings(dtype, block_size=block, seconds=0.0), MACHINE, CEILINGS, GPU)
+    assert record["predicted_bytes"] == record["allocated_bytes"] <= record["allocator_bytes"]
+    size = cache_size(model, 37, 2, Precision(dtype), block or 16)
+    assert record["predicted_bytes"] == (size.allocated if block else size.stored)
+    for prefix in ("", "attention_"):
+        assert record[f"{prefix}ratio"] == record[f"{prefix}measured_s"] / record[f"{prefix}predicted_s"]
+    assert record["bandwidth_bytes_per_s"] == 20e9
+    assert record["attention_predicted_s"] < record["predicted_s"]
+
+
+def test_the_bound_of_a_decode_step_by_hand() -> None:
+    """MHA of 2 heads of 128 in fp32, D = 256, 1000 tokens, one sequence, at 20 GB/s: every operator is bound by memory.
+
+    qkv: 3·256² weights, 256 in, 768 out. rope: queries and keys, 512 in and out. attention: 1000 rows of K and V read, one
+    written, queries in, outputs out. o: 256² weights, 256 in and out.
+    """
+    case = Case("mha", standard_model(2), "decode", 1, 1000)
+    qkv, rope, o = 3 * 256**2 + 4 * 256, 2 * 512, 256**2 + 2 * 256
+    attention = 2 * 256 * (1000 + 1) + 2 * 256
+    found = bound_of(operators_of(case, "fp32"), GPU)
+    assert found.bytes == 4 * (qkv + rope + attention + o)
+    assert found.seconds == pytest.approx(found.bytes / 20e9)
+    assert found.bound == "memory"
+
+
+def test_the_bound_of_a_prefill_by_hand() -> None:
+    """512 tokens of the same layer: projections take 2·512·4·256² FLOPs at 100 GFLOP/s, attention 4·256 for each pair."""
+    case = Case("mha", standard_model(2), "prefill", 1, 512)
+    found = bound_of([op for op in operators_of(case, "fp32") if op.name == "attention"], GPU)
+    assert found.flops == 4 * 256 * causal_pairs(512, 0)
+    assert found.bound == "compute"
+    assert found.seconds == pytest.approx(found.flops / 100e9)
+    assert bound_of(operators_of(case, "fp32"), GPU).flops == found.flops + 2 * 512 * 4 * 256**2
+
+
+def test_cases_come_in_order() -> None:
+    models = {"a": standard_model(1), "b": standard_model(2)}
+    lengths = {"decode": [1, 2], "prefill": [3]}
+    found = all_cases(models, ("decode", "prefill"), {"decode": [1, 8], "prefill": [1]}, lengths)
+    assert [(c.variant, c.phase, c.batch_size, c.context) for c in found[:5]] == [
+        ("a", "decode", 1, 1), ("a", "decode", 1, 2), ("a", "decode", 8, 1), ("a", "decode", 8, 2), ("a", "prefill", 1, 3),
+    ]  # fmt: skip
+    assert len(found) == 10
+    assert (found[1].new, found[1].past, found[4].new, found[4].past) == (1, 1, 3, 0)
+
+
+def test_what_does_not_fit_is_said_before_it_is_tried() -> None:
+    """A MHA cache of 2^30 tokens of 2 KiB is 2 TiB."""
+    case, small = Case("mha", standard_model(2), "decode", 1, 1 << 30), Case("mha", standard_model(2), "decode", 1, 8)
+    assert needed_bytes(case, QUICK) > 2**30 * 2 * 2 * 128 * 4
+    assert "needs 2.00 TiB" in unfit(case, QUICK, MACHINE)
+    refused: list[str] = []
+    found = [c for c, _ in measured([case, small], QUICK, MACHINE, CEILINGS, GPU, refused.append, quiet)]
+    assert found == [small]
+    assert len(refused) == 1
+
+
+def test_standard_layers_are_what_their_names_say() -> None:
+    base = standard_model(16)
+    labels = [named(base, name).attention for name in NAMES]
+    assert labels == [
+        "MHA", "GQA-4", "MQA", "MLA", "DSA top-2048", "MHA window 1024", "1× MHA, 1× MHA (shared cache)", "GatedDeltaNet",
+    ]  # fmt: skip
+    assert named(base, "gqa:8/window:64").attention == "GQA-8 window 64"
+    assert cache_size(named(base, "cla"), 100).stored == cache_size(named(base, "mha"), 100).stored  # two layers, one cache
+
+
+@pytest.mark.parametrize("text", ["", "mha2", "int8", "gqa:3", "mla", "window:0", "gqa:"])
+def test_unknown_variants_are_refused(text: str) -> None:
+    if text == "mla":
+        assert named(standard_model(16), text).attention == "MLA"
+        return
+    with pytest.raises(UserError):
+        named(standard_model(16), text)
+
+
+def test_a_model_s_own_kinds_of_layer() -> None:
+    model = stack(grouped(), latent(), sparse(), layers=6)
+    assert [m.attention for m in stacks_of(model).values()] == ["GQA-2", "MLA", "DSA top-64"]
+    shared = stacks_of(load_model("hunyuan-large"))
+    assert [m.layers for m in shared.values()] == [1, 2]  # a layer that borrows stands behind its lender
+
+
+def test_layers_that_there_are_not_are_refused_at_once() -> None:
+    with pytest.raises(UserError, match="no Mamba-2 layer"):
+        plan.plan(stacks_of(load_model("nemotron-h-8b")), "both", MACHINE, [], [], [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "fp8"}, "does not compute"),
+        ({"dtype": "bf17"}, "does not compute"),
+        ({"kernel": "magic"}, "unknown kernel"),
+        ({"kernel": "flex"}, "compiles for CUDA"),
+        ({"cache": "heap"}, "unknown cache"),
+        ({"cache": "paged", "block_size": 0}, "outside"),
+    ],
+)
+def test_settings_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    given_ = {"dtype": "auto", "kernel": "auto", "cache": "contiguous", "block_size": 16, "seconds": 0.1, "graphs": True}
+    with pytest.raises(UserError, match=message):
+        plan.settings(MACHINE, **(given_ | changes))
+
+
+def test_devices_that_are_not_there() -> None:
+    with pytest.raises(UserError, match="unknown device"):
+        find_machine("tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="no CUDA GPU"):
+            find_machine("cuda")
+    assert find_machine("cpu", 1).clock == "cpu"
+
+
+@given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=50))
+def test_a_summary_lies_within_its_times(times: list[float]) -> None:
+    found = summary(times)
+    assert min(times) <= found.low <= found.median <= found.high <= max(times)
+
+
+def test_repeats_and_copies() -> None:
+    calls: list[int] = []
+    found = timed(lambda: calls.append(1), MACHINE, copies=10, seconds=0.0)
+    assert found.repeats == 3  # no time to spend: the fewest
+    assert len(calls) == 4  # one to warm up
+
+
+NOTHING = Traffic(0, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (Facts(1e-6, 20e-6, "memory", 100, False, 1e-6, Traffic(15, 100, 0, 1e-6)), "launch-bound"),
+        (Facts(1.0, 1.0, "memory", 100, True, 0.0, NOTHING), "cache-resident"),
+        (Facts(1.0, 0.5, "memory", 100, False, 0.0, NOTHING), "cache-resident"),
+        (Facts(1.0, 1.4, "memory", 100, False, 0.0, NOTHING), "memory-bound"),
+        (Facts(1.0, 1.4, "compute", 100, False, 0.0, NOTHING), "compute-bound"),
+        (Facts(1.0, 3.0, "memory", 100, False, 0.0, Traffic(5, 250, 0, 2.5)), "unfused"),
+        (Facts(1.0, 3.0, "memory", 100, False, 0.0, Traffic(5, 100, 0, 1.0)), "kernel"),
+    ],
+)
+def test_why_a_time_differs(facts: Facts, reason: str) -> None:
+    assert difference(facts)[0] == reason
+
+
+def test_traffic_of_a_product_and_a_view() -> None:
+    """[8, 16] · [16, 4] in fp32: 4·(128 + 64 + 32) bytes, 2·8·16·4 FLOPs; transposing moves nothing."""
+    a, b = torch.randn(8, 16), torch.randn(4, 16)
+    found = traffic(lambda: a @ b.T, CEILINGS, "fp32")
+    assert (found.launches, found.bytes, found.flops) == (1, 4 * (128 + 64 + 32), 2 * 8 * 16 * 4)
+    assert found.seconds == pytest.approx(max(896 / 20e9, 1024 / 100e9))
+
+
+def test_measured_ceilings_are_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real figures of this machine: written as a preset, and read back the same."""
+    machine = find_machine("cpu", 1)
+    ceilings = measured_ceilings(machine, ["fp32"], quiet, 0.01)
+    assert ceilings.bandwidth_bytes_per_s == max(ceilings.copy_bytes_per_s, ceilings.read_bytes_per_s) > 1e8
+    gpu = as_gpu(machine, ceilings, "mine")
+    monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path))
+    path = preset_path("mine")
+    save(gpu, path)
+    assert read(path, Gpu) == gpu
+    with pytest.raises(UserError, match="already"):
+        preset_path("mine")
+    with pytest.raises(UserError, match="already"):
+        preset_path("h100")
+    with pytest.raises(UserError, match="no preset name"):
+        preset_path("../x")
+
+
+def test_rows_for_the_calibration() -> None:
+    base = standard_model(2)
+    cases = [Case(n, named(base, f"{n}:1" if n == "gqa" else n), p, 3, 40) for n in NAMES for p in ("decode", "prefill")]
+    record = {
+        "dtype": "bf16",
+        "device": "NVIDIA H100 80GB HBM3",
+        "kernel": "sdpa",
+        "measured_s": 2e-3,
+        "attention_measured_s": 1e-3,
+    }
+    rows = list(csv.DictReader(io.StringIO(to_csv(measured_rows((c, record) for c in cases)))))
+    ops = [row["op"] for row in rows]
+    assert ops == ["decode_attention", "prefill_attention"] * 3 + [
+        "mla_decode", "mla_prefill", "dsa_decode_module", "decode_attention", "prefill_attention",
+    ]  # fmt: skip
+    window = rows[-2]
+    expected = {"gpu": "h100_sxm", "kv_dtype": "bfloat16", "batch": "3", "q_heads": "2", "kv_heads": "2", "head_dim": "128"}
+    assert expected.items() <= window.items()
+    assert (window["window"], window["kv_len"], window["seq_len"], window["time_us"]) == ("1024", "40", "", "1000.0")
+    assert rows[ops.index("dsa_decode_module")]["time_us"] == "2000.0"  # the whole module
+    assert gpu_name("a CPU") == "a CPU"
+
+
+GPT = stack(
+    grouped(4, 4, 8, q_bias=True), layers=2, hidden_size=32, ffn=64, vocab_size=60, norm="layer", position_embeddings=32,
+    tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [GPT, stack(grouped(4, 2, 16), latent(), sparse(index_n_heads=16), vocab_size=60)])
+def test_generation_with_and_without_the_cache(model: Model) -> None:
+    torch.manual_seed(4)
+    found = list(generate(Request(model, 5, 12, 2, "fp64"), MACHINE, GPU, quiet))
+    assert [(r["mode"], r["head"]) for r in found] == [("cached", "last"), ("uncached", "last"), ("uncached", "all")]
+    assert all(r["same_tokens"] for r in found)
+    assert all(len(r["token_s"]) == len(r["predicted_token_s"]) == 12 for r in found)
+    assert found[0]["allocated_bytes"] == found[0]["predicted_bytes"] == cache_size(model, 17, 2, Precision("fp64")).stored
+    assert found[0]["speedup"] == 1
+    assert found[1]["speedup"] == found[1]["total_s"] / found[0]["total_s"]
+
+
+def test_the_predicted_saving_grows_with_length() -> None:
+    """GPT-2 on made-up ceilings: every step without a cache costs more than the one before, and the saving grows."""
+    model, savings = load_model("gpt2"), []
+    for new in (50, 100, 300):
+        cached, whole = (
+            predicted_seconds(Request(model, 64, new, 1, "fp32"), mode, "last", GPU) for mode in ("cached", "uncached")
+        )
+        assert cached[0] == whole[0]  # the prompt
+        assert whole == sorted(whole)
+        savings.append(sum(whole) / sum(cached))
+    assert savings == sorted(savings)
+    assert savings[1] > 2
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [(Request(GPT, 20, 14, 1, "fp32"), "32 positions"), (Request(GPT, 2, 2, 1, "fp32", "first"), "unknown --head")],
+)
+def test_generations_that_cannot_be(request_: Request, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check(request_, MACHINE)
+
+
+def test_a_decoder_that_does_not_fit() -> None:
+    with pytest.raises(UserError, match=r"needs 1.4\d TiB"):
+        check(Request(load_model("llama-3.1-405b"), 1, 1, 1, "fp32"), MACHINE)
+
+
+def test_few_rows_and_many_give_the_same_product() -> None:
+    torch.manual_seed(6)
+    weights = Parameters([matrix("w", 8, 5, True)])
+    x = torch.randn(2, 3, 8)
+    assert torch.allclose(weights.linear("w", x), x @ weights["w"].T + weights["w_bias"], atol=1e-6)

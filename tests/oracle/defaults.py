@@ -1,0 +1,148 @@
+"""Writes kvcalc/huggingface/defaults.json: what the installed transformers takes for a key that a config leaves out.
+
+For each model type with a causal language model, or whose config is the text part of another: the class defaults of the
+keys that may say something about sizes, and the older spellings of keys. A default that transformers derives from other
+keys (a head size, a list of layer types) is left out, for a file's own keys decide it. For types with a text part: its type,
+and whether the whole ties its embeddings unless told. `*` lists all other types, which are refused rather than guessed.
+
+    python tests/oracle/defaults.py [FILE]      (needs the extra `oracle`)
+"""
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto import modeling_auto as auto
+
+CAUSAL = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | {
+    name for name, cls in auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.items() if str(cls).endswith("ForCausalLM")
+}
+FILE = Path(__file__).parents[2] / "kvcalc" / "huggingface" / "defaults.json"
+# Keys that say nothing about parameters or caches, and those among them that do.
+NOISE = re.compile(
+    r"dropout|_id$|_ids$|_id_|eps|epsilon|hidden_act|^activation|rope|initializer|init_|^dtype$|router_aux|router_z|output_"
+    r"|summary|scal(e|ing)|multiplier|temperature|_pdrop|jitter|softcap|logit|is_encoder|add_cross|problem_type|theta|_coef|use_cache"
+    r"|gradient|layerdrop|chunk_size_feed|_std|_range$|norm_topk|scoring|topk_method|pretraining_tp|transformers_version|_floor|_min$"
+    r"|_max$|_limit|alpha|time_step_(min|max)|beta|swiglu|_loss|_token_index|generation|mask_|embd_|residual_in|rescale|special"
+    r"|torchscript|forced|bos|eos|pad_|prefix|attn_implementation|precision|kernels?_|_kernel$|mamba_chunk|chunk_size$"
+)
+SIZES = re.compile(
+    r"attention_chunk_size|conv_kernel|kernel_size|num_token|use_.*scale|vocab|activation_sparsity|rope_head_dim|d_conv|conv_dim"
+    r"|position_embedding|embedding_chunk|attention_bias|moe_router_enable|kv_|head_dim|mamba_conv|rope_layers"
+)
+DERIVED = ("layer_types", "mlp_layer_types")
+NESTED = ("linear_attn_config",)
+TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "generator", "text_model")
+
+
+def instance(cls: Any) -> Any:
+    """A config of all defaults, or None where the class has none."""
+    try:
+        return cls()
+    except Exception:
+        return None
+
+
+def signature(cls: Any) -> dict[str, Any]:
+    """The defaults as the class states them, before it derives one from another."""
+    found = {}
+    for field in dataclasses.fields(cls):
+        default = field.default
+        if default is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found[field.name] = None if default is dataclasses.MISSING else default
+    return found
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it; None for what JSON has not."""
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError:
+        return None
+
+
+def defaults(cls: Any, config: Any, everywhere: set[str]) -> dict[str, Any]:
+    """The class defaults of keys that may say something about sizes."""
+    stated, found = signature(cls), {}
+    values = {k: v for k, v in config.to_dict().items() if k not in everywhere and not k.startswith("_") and k != "model_type"}
+    for alias in cls.attribute_map:
+        values.setdefault(alias, plain(getattr(config, alias, None)))
+    for key, value in values.items():
+        if key not in cls.attribute_map:
+            if key not in stated:
+                continue
+            if plain(stated[key]) != plain(value) and not isinstance(value, dict):
+                value = stated[key]
+        if plain(value) is not None and keeps(key, value):
+            found[key] = plain(value)
+    return found
+
+
+def keeps(key: str, value: Any) -> bool:
+    """Whether a default belongs into the file."""
+    if key in DERIVED or (isinstance(value, dict) and key not in NESTED) or (isinstance(value, str) and len(value) > 60):
+        return False
+    return bool(SIZES.search(key)) or not NOISE.search(key)
+
+
+def text_parts(config: Any) -> dict[str, Any]:
+    """The configs of language models inside a config, by the path of keys that leads to them."""
+    found = {}
+    for key in config.sub_configs:
+        part = getattr(config, key, None)
+        if isinstance(part, PreTrainedConfig):
+            if key in TEXT_PARTS or "text" in key:
+                found[key] = part
+            found |= {f"{key}.{path}": inner for path, inner in text_parts(part).items()}
+    return found
+
+
+def table() -> dict[str, dict[str, Any]]:
+    """The whole file."""
+    keep = {"tie_word_embeddings", "is_encoder_decoder", "add_cross_attention", "is_decoder", "num_beams"}
+    everywhere = set(PreTrainedConfig().to_dict()) | set(transformers.GenerationConfig().to_dict()) | {"transformers_version"}
+    everywhere -= keep
+    classes: dict[str, Any] = {}
+    outer: dict[str, dict[str, Any]] = {}
+    for name in CONFIG_MAPPING_NAMES:
+        try:
+            cls = CONFIG_MAPPING[name]
+        except Exception:
+            continue
+        config = instance(cls)
+        if name in CAUSAL:
+            classes[name] = cls
+        if config is None:
+            continue
+        for path, part in text_parts(config).items():
+            if path == "text_config":
+                outer[name] = {"text": part.model_type, "tied": bool(getattr(config, "tie_word_embeddings", False))}
+            if path.endswith("text_config") or not part.sub_configs:
+                classes.setdefault(part.model_type, CONFIG_MAPPING.get(part.model_type, type(part)) or type(part))
+    found: dict[str, dict[str, Any]] = {}
+    for name, cls in classes.items():
+        config = instance(cls)
+        own = {"aliases": dict(cls.attribute_map), "defaults": defaults(cls, config, everywhere)} if config else {}
+        found[name] = own
+    for name, said in outer.items():
+        found[name] = found.get(name, {}) | said
+    others = sorted(set(CONFIG_MAPPING_NAMES) - set(found))
+    return {"*": {"others": others}, **dict(sorted(found.items()))}
+
+
+def main() -> None:
+    transformers.logging.set_verbosity_error()
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
+    lines = (f"{json.dumps(name)}: {json.dumps(row, separators=(',', ':'), sort_keys=True)}" for name, row in table().items())
+    target.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Whatever `fit` says fits is within the budget to the byte, and the next larger is not: its bytes are built anew here."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specs import of_kinds
+
+from kvcalc import Layer, Model, cache_size, load_gpu
+from kvcalc.attention import Grouped
+from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.fragmentation import contiguous, external, paged
+from kvcalc.engines import Term
+from kvcalc.engines.plan import segments
+
+H100 = load_gpu("h100")
+budgets = st.integers(2**20, 2**38)
+lengths = st.integers(1, 300_000)
+counts = st.integers(1, 200)
+heads = st.integers(1, 8)
+windows = st.integers(1, 9000)
+
+
+def two_kinds(full: int, near: int, groups: int, window: int, chunk: bool) -> Model:
+    limit = {"attention_chunk_size": window} if chunk else {"sliding_window": window}
+    parts = {"full": {}, "near": limit}
+    kinds = {
+        name: Layer(parts=(Grouped(num_attention_heads=groups, num_key_value_heads=groups, head_dim=16, **more),))  # type: ignore[arg-type]
+        for name, more in parts.items()
+    }
+    return of_kinds(kinds, layers=full + near, pattern=(f"{full} full", f"{near} near"))
+
+
+models = st.builds(two_kinds, st.integers(1, 12), st.integers(1, 40), heads, windows, st.booleans())
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def blocks(model: Model, length: int, in_flight: int) -> tuple[int, int]:
+    """(bytes of a block, blocks of one sequence) of a model of two kinds, straight from vLLM's rules."""
+    counts, near = model.counts, model.kinds["near"].parts[0]
+    assert isinstance(near, Grouped)
+    few, many = sorted(counts.values())
+    size = many if many < 1.5 * few else few
+    page = 16 * near.num_key_value_heads * 32 * 2
+    if near.sliding_window:
+        local = ceil_div(min(near.sliding_window - 1 + in_flight, length), 16) + 1
+    else:
+        local = ceil_div(min((near.attention_chunk_size or 0) + in_flight, length), 16)
+    groups = {kind: ceil_div(n, size) for kind, n in counts.items()}
+    largest = max(ceil_div(n, groups[kind]) for kind, n in counts.items())
+    return page * largest, groups["full"] * ceil_div(length, 16) + groups["near"] * local
+
+
+def answer(model: Model, engine: str, budget: int, length: int, count: int, **more: Any) -> Fit:
+    given_ = {"max_model_len": length, "max_num_seqs": count, "kv_cache_memory_bytes": budget, "activation_bytes": 0}
+    return fit(model, H100, options=FitOptions(engine=engine, **given_, **more))
+
+
+@given(models, budgets, lengths, counts, st.sampled_from([2048, 8192]), st.integers(1, 3))
+@settings(max_examples=60)
+def test_vllm_to_the_byte(model: Model, budget: int, length: int, count: int, batched: int, batches: int) -> None:
+    more = {"max_num_batched_tokens": batched, "max_in_flight_batches": batches}
+    found = answer(model, "vllm", budget, length, count, **more)
+    size, each = blocks(model, length, batched * batches)
+    assert found.plan.bytes_per_block == size
+    assert found.plan.request_blocks(length) == each
+    assert size * (1 + found.sequences * each) <= budget or found.sequences == 0
+    assert size * (1 + (found.sequences + 1) * each) > budget // size * size
+    longest = found.longest
+    assert longest is not None  # full layers grow for ever
+    for tokens, fits in ((longest, True), (longest + 1, False)):
+        size, each = blocks(model, tokens, batched * batches)
+        if tokens:
+            assert (size * (1 + count * each) <= budget) == fits
+
+
+@given(models, budgets, lengths, counts)
+@settings(max_examples=60)
+def test_content_to_the_byte(model: Model, budget: int, length: int, count: int) -> None:
+    found = answer(model, "none", budget, length, count)
+    stored = cache_size(model, length).stored
+    assert found.sequences * stored <= budget < (found.sequences + 1) * stored
+    longest = found.longest
+    assert longest is not None
+    assert not longest or count * cache_size(model, longest).stored <= budget
+    assert count * cache_size(model, longest + 1).stored > budget
+
+
+@given(models, budgets, lengths, counts, st.sampled_from(["none", "vllm", "sglang", "llama.cpp"]), st.integers(0, 10_000))
+@settings(max_examples=80)
+def test_every_engine_answers_with_the_last_that_fits(
+    model: Model, budget: int, length: int, count: int, engine: str, shared: int
+) -> None:
+    found = answer(model, engine, budget, length, count, shared_prefix=shared)
+    pool, plan = found.plan.pool(budget), found.plan
+    assert pool <= budget
+    assert found.sequences == 0 or plan.needed(found.sequences, length, shared) <= pool
+    assert plan.needed(found.sequences + 1, length, shared) > pool
+    assert plan.needed(count + 1, length, shared) >= plan.needed(count, length, shared)
+    if engine != "llama.cpp":  # its allocation follows from what is asked, not from the budget
+        assert engine == "none" or plan.allocated(budget, count, length) <= budget
+    assert found.fits == (found.sequences >= count)
+
+
+@given(models, budgets, lengths, counts, st.integers(0, 20_000))
+@settings(max_examples=40)
+def test_a_common_prefix_never_costs(model: Model, budget: int, length: int, count: int, shared: int) -> None:
+    for engine in ("none", "vllm", "sglang", "llama.cpp"):
+        plain = answer(model, engine, budget, length, count)
+        common = answer(model, engine, budget, length, count, shared_prefix=shared)
+        assert common.sequences >= plain.sequences
+
+
+terms = st.lists(
+    st.builds(Term, st.integers(1, 100), st.integers(1, 64), st.integers(-1, 500), st.integers(0, 2)), min_size=1, max_size=4
+)
+
+
+@given(terms, st.integers(0, 1000))
+def test_pieces_add_up_in_whole_blocks(parts: list[Term], tokens: int) -> None:
+    """fixed + slope · tokens is what one sequence takes where tokens fill the blocks of the terms that still grow."""
+    piece = [p for p in segments(parts) if p["from_tokens"] <= tokens][-1]
+    growing = [t for t in parts if t.cap < 0 or t.cap > piece["from_tokens"]]
+    if all(tokens % t.block == 0 for t in growing):
+        cost = sum(t.unit * t.count(tokens) for t in parts)
+        assert abs(piece["fixed_bytes"] + piece["bytes_per_token"] * tokens - cost) < 1e-6 * max(1, cost)
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=30), st.integers(1, 64), st.integers(500, 3000), st.integers(0, 9))
+@settings(max_examples=50)
+def test_waste_is_bounded(sizes: list[int], block: int, capacity: int, seed: int) -> None:
+    assert 0 <= paged(sizes, block).tokens <= (block - 1) * len(sizes)
+    assert contiguous(sizes, max(sizes)).tokens >= 0
+    pieces = external(sizes, capacity, seed)
+    assert 0 <= pieces.largest <= pieces.free < 1
+    assert pieces.largest < pieces.free or not pieces.failures

@@ -1,0 +1,42 @@
+"""Servers small enough to follow by hand: a clock of whole seconds, and a cache of one byte a token."""
+
+from typing import Any
+
+import numpy as np
+
+from kvcalc import Batch, Parallelism
+from kvcalc.serving.continuous import Limits
+from kvcalc.serving.pool import Pool
+from kvcalc.serving.requests import Requests
+from kvcalc.serving.simulation import Served, simulate
+from kvcalc.serving.steps import Steps
+
+
+class HandClock:
+    """A pass takes `base` seconds and `each` seconds per token."""
+
+    def __init__(self, base: float = 1.0, each: float = 0.0, dp: int = 1) -> None:
+        self.base, self.each, self.parallelism = base, each, Parallelism(dp=dp)
+
+    def seconds(self, batch: Batch) -> Any:
+        past = sum(0 * g.past for g in batch.groups)
+        return self.base + self.each * batch.tokens / self.parallelism.dp + past
+
+
+def asked(*rows: tuple[float, int, int]) -> Requests:
+    """Requests from (arrival, prompt, answer)."""
+    arrivals, inputs, outputs = zip(*rows, strict=True)
+    return Requests(np.array(arrivals, dtype=float), np.array(inputs), np.array(outputs))
+
+
+def byte_pool(budget: int = 10**9, block: int = 1, most: int = 10_000, longest: int = 10**9, reserve: int = 0) -> Pool:
+    """One byte a token, in blocks of so many tokens, or a reservation."""
+    tokens = np.arange(most + 1)
+    return Pool(budget, np.full(most + 1, reserve) if reserve else -(-tokens // block) * block, tokens, longest)
+
+
+def served(
+    requests: Requests, policy: str = "continuous", pool: Pool | None = None, clock: Any = None, clients: int = 0, **limits: Any
+) -> Served:
+    """A simulated run."""
+    return simulate(requests, pool or byte_pool(), Steps(clock or HandClock()), Limits(**limits), policy, clients)

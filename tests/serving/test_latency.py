@@ -1,0 +1,142 @@
+"""One request: its sums against brute force, pass by pass."""
+
+import pytest
+from conftest import Run
+
+from kvcalc import Batch, Parallelism, UserError, load_gpu, load_model
+from kvcalc.serving.clock import Clock
+from kvcalc.serving.latency import cost_per_million, prefill_passes, request, without_cache
+
+NAMES = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v3", "gemma-3-27b")
+
+
+def clock(name: str = "llama-3.1-8b", gpu: str = "h200", **ranks: int) -> Clock:
+    return Clock(load_model(name), load_gpu(gpu), parallelism=Parallelism(**ranks))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_generation_is_its_passes(name: str, batch: int) -> None:
+    """The first token from the prefill of 300; the j-th at context 300 + j − 1; FLOPs and bytes of every pass."""
+    timed = clock(name)
+    passes = [Batch.prefill(300, batch), *(Batch.decode(300 + j - 1, batch) for j in range(2, 21))]
+    seconds = [timed.seconds(p) for p in passes]
+    found = request(timed, 300, 20, batch)
+    assert found.ttft_s == seconds[0]
+    assert found.tpot_s == pytest.approx(sum(seconds[1:]) / 19, rel=1e-12)
+    assert (found.tpot_first_s, found.tpot_last_s) == (pytest.approx(seconds[1]), pytest.approx(seconds[-1]))
+    assert found.e2e_s == pytest.approx(sum(seconds), rel=1e-12)
+    assert found.e2e_s == pytest.approx(found.ttft_s + 19 * found.tpot_s, rel=1e-12)
+    assert found.flops == sum(timed.cost(p).flops for p in passes)
+    assert found.bytes == pytest.approx(sum(timed.cost(p).bytes for p in passes), abs=20)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_cache_every_step_is_a_prefill(name: str) -> None:
+    timed = clock(name)
+    passes = [Batch.prefill(length) for length in range(50, 60)]
+    found = without_cache(timed, 50, 10)
+    assert found.e2e_s == pytest.approx(sum(timed.seconds(p) for p in passes), rel=1e-12)
+    assert found.flops == sum(timed.cost(p).flops for p in passes)
+    assert found.ttft_s == request(timed, 50, 10).ttft_s
+
+
+def test_what_a_cache_saves_grows_with_length() -> None:
+    """Without one the projections of n tokens are of n(n + 1)/2: some n/2 times the FLOPs, where attention is small."""
+    ratios = []
+    for length in (16, 64, 256, 1024):
+        ratios.append(without_cache(clock(), 1, length).flops / request(clock(), 1, length).flops)
+    assert ratios == sorted(ratios)
+    assert ratios[2] == pytest.approx(257 / 2, rel=0.1)
+
+
+@pytest.mark.parametrize("call", [request, without_cache])
+def test_one_token_has_no_decode(call) -> None:  # type: ignore[no-untyped-def]
+    found = call(clock(), 100, 1)
+    assert (found.tpot_s, found.tpot_first_s, found.tpot_last_s) == (None, None, None)
+    assert found.e2e_s == found.ttft_s == clock().seconds(Batch.prefill(100))
+
+
+def test_chunks_cover_the_prompt() -> None:
+    groups = [p.groups[0] for p in prefill_passes(1000, 3, cached=100, chunk=400)]
+    assert [(g.count, g.new, g.past) for g in groups] == [(3, 400, 100), (3, 400, 500), (3, 100, 900)]
+    chunked, whole = request(clock(), 1000, 2, chunk=256), request(clock(), 1000, 2)
+    expected = sum(clock().seconds(Batch.prefill(n, 1, at)) for n, at in ((256, 0), (256, 256), (256, 512), (232, 768)))
+    assert chunked.ttft_s == pytest.approx(expected)
+    assert chunked.ttft_s > whole.ttft_s  # the weights are read four times
+    assert request(clock(), 1000, 2, chunk=1000) == whole
+    layers = clock().model.layers
+    head = clock().model.vocab_size * clock().model.hidden_size * 2
+    assert chunked.flops - whole.flops == 3 * head, layers  # the head runs once a chunk
+
+
+def test_a_cached_prefix_is_not_processed_again() -> None:
+    hit = request(clock(), 1000, 5, cached=900)
+    assert hit.ttft_s == clock().seconds(Batch.prefill(100, 1, 900))
+    assert hit.tpot_s == request(clock(), 1000, 5).tpot_s
+    for cached in (1000, 1001, -1):
+        with pytest.raises(UserError, match="leaves no token of a prompt of 1,000"):
+            request(clock(), 1000, 5, cached=cached)
+
+
+def test_pipeline_stages_add_up() -> None:
+    """Two stages of half the layers: the same FLOPs, and a send between them."""
+    one, two = request(clock(), 500, 10), request(clock(pp=2), 500, 10)
+    assert two.flops == one.flops
+    assert one.ttft_s < two.ttft_s < 1.1 * one.ttft_s
+
+
+def test_cost_by_hand(kvcalc: Run) -> None:
+    """Two GPUs at 3 an hour make 1000 tokens in 6 s: 6 · 6/3600 = 0.01 for 1000, 10 for a million."""
+    assert cost_per_million(3.0, 2, 6.0, 1000) == pytest.approx(10.0)
+    line = "latency llama-3.1-8b --input-len 1k --output-len 100 --batch-size 4 --price-per-hour 2 --tp 2 --format json"
+    (record,) = kvcalc(line).records
+    assert record["cost_per_million_tokens"] == pytest.approx(2 * 2 * record["e2e_s"] / 3600 / 400 * 1e6)
+
+
+def test_the_command_gives_the_contracts_keys(kvcalc: Run) -> None:
+    records = kvcalc("latency llama-3.1-8b --isl 100,200 --osl 10 --no-cache --draft llama-3.2-1b --format json").records
+    assert [(r["input_len"], r["output_len"]) for r in records] == [(100, 10), (200, 10)]
+    for r in records:
+        assert {"ttft_s", "tpot_s", "e2e_s", "flops", "bytes", "speedup", "tokens_per_step", "basis"} <= set(r)
+        assert r["speedup"] == pytest.approx(r["no_cache_e2e_s"] / r["e2e_s"])
+        assert isinstance(r["flops"], int)
+
+
+def test_the_command_plots_and_prints_a_table(kvcalc: Run, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    found = kvcalc(f"latency llama-3.1-8b --no-cache --draft layers=4 --plot {tmp_path / 'p.png'}")
+    assert found.code == 0
+    assert "TTFT + (out − 1) · TPOT" in found.out
+    assert "Speculation" in found.out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--input-len 0",
+        "--output-len -5",
+        "--output-len nan",
+        "--batch-size 0",
+        "--prefix-len 2000",
+        "--prefix-len -1",
+        "--max-num-batched-tokens -1",
+        "--price-per-hour nan",
+        "--price-per-hour -1",
+        "--draft nonesuch",
+        "--draft layers=0",
+        "--draft layers=33",
+        "--draft mtp",
+        "--draft llama-3.2-1b --acceptance-rate 1.5",
+        "--draft llama-3.2-1b --acceptance-rate nan",
+        "--draft llama-3.2-1b --num-speculative-tokens -1",
+        "--gpu h1000",
+        "--tp 3",
+    ],
+)
+def test_the_command_refuses(kvcalc: Run, options: str) -> None:
+    found = kvcalc(f"latency llama-3.1-8b {options}")
+    assert found.code == 2
+    assert found.out == ""
+    assert found.err.startswith("kvcalc: ")
+    assert found.err.count("\n") == 1

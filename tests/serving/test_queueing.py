@@ -1,0 +1,177 @@
+"""A server against theory: queues, Little's law, an empty server, a full one, and one that is overrun."""
+
+import math
+
+import numpy as np
+import pytest
+from servers import HandClock, served
+from specs import grouped, stack
+
+from kvcalc import Batch, Sequences, load_gpu, load_model
+from kvcalc.serving.clock import Clock
+from kvcalc.serving.draw import draw, parse_lengths
+from kvcalc.serving.latency import request
+from kvcalc.serving.metrics import Goals, gathered, summary
+from kvcalc.serving.run import Load, Run, Settings, serve
+from kvcalc.serving.steps import Steps
+
+ONE = parse_lengths("1", "length")
+
+
+def clock(name: str = "llama-3.1-8b", gpu: str = "h100") -> Clock:
+    return Clock(load_model(name), load_gpu(gpu))
+
+
+def run(load: Load, policy: str = "continuous", cache: str = "paged", timed: Clock | None = None, **settings: object) -> Run:
+    return serve(timed or clock(), load.requests(), load, Settings(**settings), policy, cache)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["static", "continuous"])
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_one_slot_is_an_m_d_1_queue(policy: str, load: float) -> None:
+    """Mean wait ρ·D/(2(1 − ρ)), Pollaczek and Khinchine; the run's own error from the means of 20 stretches."""
+    requests = draw(10_000, ONE, ONE, rate=load, seed=11)
+    found = served(requests, policy, clock=HandClock(1.0), max_num_seqs=1)
+    waits = gathered(found, "scheduled") - gathered(found, "arrived")
+    error = waits.reshape(20, -1).mean(axis=1).std(ddof=1) / math.sqrt(20)
+    assert waits.mean() == pytest.approx(load / (2 * (1 - load)), abs=3.5 * error)
+    assert error < 0.2 * waits.mean()
+    record = summary(found, 10**9, Goals(), True)
+    assert not record["diverges"]
+    assert record["utilization"] == pytest.approx(load, rel=0.03)
+
+
+LOADS = [
+    Load(rate=20.0, num_prompts=300),
+    Load(rate=20.0, num_prompts=300, burstiness=0.3, input_len="lognormal:500,2000", output_len="uniform:1,300"),
+    Load(max_concurrency=12, num_prompts=200, output_len="uniform:1,200"),
+    Load(num_prompts=300),
+]
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("policy", ["static", "continuous"])
+def test_littles_law(load: Load, policy: str) -> None:
+    """The number in the system, integrated pass by pass, is completed per second × mean time from arrival to the end."""
+    record = run(load, policy, max_num_seqs=16).record
+    assert record["mean_in_system"] == pytest.approx(record["requests_per_s"] * record["e2e_mean_s"], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b", "deepseek-v2-lite"])
+@pytest.mark.parametrize("policy", ["static", "continuous"])
+def test_at_very_low_load_a_request_has_the_latency_of_one(name: str, policy: str) -> None:
+    load = Load(rate=0.001, num_prompts=5, input_len="700", output_len="150")
+    record = run(load, policy, timed=clock(name)).record
+    alone = request(clock(name), 700, 150)
+    for p in (50, 99):
+        assert record[f"ttft_p{p}_s"] == pytest.approx(alone.ttft_s, rel=1e-12)
+        assert record[f"tpot_p{p}_s"] == pytest.approx(alone.tpot_s, rel=1e-9)
+    assert record["e2e_mean_s"] == pytest.approx(alone.e2e_s, rel=1e-9)
+    assert record["queueing_mean_s"] == 0
+
+
+def test_chunks_of_a_long_prompt_have_their_latency_too() -> None:
+    load = Load(rate=0.001, num_prompts=2, input_len="5000", output_len="2")
+    record = run(load, max_num_batched_tokens=2048).record
+    assert record["ttft_mean_s"] == pytest.approx(request(clock(), 5000, 2, chunk=2048).ttft_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "prompt", "answer", "seats"),
+    [("llama-3.1-8b", "h100", 1000, 200, 256), ("llama-3.1-8b", "h100", 200, 400, 64), ("gpt-oss-20b", "h200", 500, 100, 128)],
+)
+def test_at_saturation_throughput_is_what_prefill_and_decode_allow(
+    name: str, gpu: str, prompt: int, answer: int, seats: int
+) -> None:
+    """A request takes its share of a pass full of prompts, and of each of out − 1 decode passes 1/n, with every seat taken."""
+    timed = clock(name, gpu)
+    load = Load(max_concurrency=2 * seats, num_prompts=12 * seats, input_len=str(prompt), output_len=str(answer))
+    record = run(load, timed=timed, max_num_seqs=seats).record
+    decode = timed.seconds(Batch.decode(prompt + answer // 2, seats))
+    together = min(seats, int(record["max_num_batched_tokens"] // prompt))
+    each = timed.seconds(Batch.prefill(prompt, together)) / together + (answer - 1) * decode / seats
+    assert record["throughput_tokens_per_s"] == pytest.approx(answer / each, rel=0.05)
+    assert record["capacity_requests_per_s"] == pytest.approx(1 / each, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("times", "policy", "diverges"), [(1.3, "continuous", True), (0.8, "continuous", False), (2.0, "static", True)]
+)
+def test_overload_ends_and_says_that_the_queue_diverges(times: float, policy: str, diverges: bool) -> None:
+    """A pass a second serves 4 requests of one token; more than 4 a second is too many."""
+    requests = draw(4000, ONE, ONE, rate=4 * times, seed=5)
+    found = summary(served(requests, policy, clock=HandClock(1.0), max_num_seqs=4), 10**9, Goals(), True)
+    assert found["completed"] == 4000
+    assert found["diverges"] is diverges
+    if diverges:
+        assert found["requests_per_s"] == pytest.approx(4, rel=0.01)
+
+
+def test_a_real_model_overrun() -> None:
+    record = run(Load(rate=200.0, num_prompts=2000), max_num_seqs=64).record
+    assert record["diverges"]
+    assert record["requests_per_s"] < 1.05 * record["capacity_requests_per_s"] < 200
+    assert run(Load(num_prompts=100)).record["diverges"] is None
+
+
+def test_memory_that_is_short_preempts_and_still_answers_everyone() -> None:
+    """Room for 40 requests of 1200 tokens, prompts of 200: many get in and have to make room as they grow."""
+    budget = 40 * 1200 * 131_072
+    for preemption in ("recompute", "swap"):
+        found = run(
+            Load(num_prompts=150, input_len="200", output_len="1000"), kv_cache_memory_bytes=budget, preemption=preemption
+        )  # fmt: skip
+        assert found.record["completed"] == 150
+        assert found.record["preemptions"] > 0
+        assert found.record["kv_peak_bytes"] <= budget
+        assert (found.record["swapped_bytes"] > 0) is (preemption == "swap")
+
+
+def test_contiguous_against_paged() -> None:
+    """Reservations of 4096 for requests of 600 tokens: at most ⌊budget/512 MiB⌋ run at once, and 85 % and more lies empty."""
+    load = Load(num_prompts=300, input_len="500", output_len="100")
+    slots, pages = (
+        run(load, cache=cache, max_model_len=4096, kv_cache_memory_bytes=20 << 30).record for cache in ("contiguous", "paged")
+    )
+    assert slots["mean_batch_size"] <= 40
+    assert slots["kv_waste"] > 0.85
+    assert pages["kv_waste"] < 0.02
+    assert pages["throughput_tokens_per_s"] > 1.5 * slots["throughput_tokens_per_s"]
+
+
+def test_static_against_continuous() -> None:
+    """Answers of mixed length: short ones wait for the long, and the pads are waste."""
+    load = Load(rate=15.0, num_prompts=400, input_len="uniform:100,900", output_len="uniform:10,400")
+    static, continuous = (run(load, policy, max_num_seqs=64).record for policy in ("static", "continuous"))
+    assert static["padding_waste"] > 0.3
+    assert continuous["padding_waste"] == 0
+    assert static["ttft_p50_s"] > 10 * continuous["ttft_p50_s"]
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3.2", "qwen3-next-80b-a3b"])
+def test_remembered_steps_are_the_clocks(name: str) -> None:
+    """Exact alone and at whole multiples of the spacing; between them straight lines, within 0.1 %."""
+    timed = Clock(load_model(name), load_gpu("b200"))
+    steps = Steps(timed)
+    for context in (1, 1023, 1024, 5000):
+        assert steps.decode(1, context, 1)[0] == pytest.approx(timed.seconds(Batch.decode(context)), rel=1e-12)
+    for count, context in ((7, 1603), (100, 1024), (256, 9000)):
+        exact = timed.seconds(Batch.decode(context, count))
+        assert steps.decode(count, context, 1)[0] == pytest.approx(exact, rel=1e-3)
+        batch = Batch((Sequences(1, 500, 0), Sequences(2, 300, 100), Sequences(count, 1, context - 1)))
+        chunks = ((500, 0), (300, 100), (300, 100))
+        assert steps.mixed(chunks, count, context) == pytest.approx(timed.seconds(batch), rel=1e-3)
+    assert steps.prefill(((500, 0),)) == timed.seconds(Batch.prefill(500))
+    run_of = steps.decode(3, 100, 50)
+    assert run_of == pytest.approx(timed.seconds(Batch.decode(np.arange(100.0, 150.0), 3)), rel=1e-3)
+
+
+def test_a_small_model_on_four_ranks() -> None:
+    """Four data-parallel ranks carry four times the load of one, of a model that needs no other rank."""
+    from kvcalc import Parallelism
+
+    model = stack(grouped(), layers=4, hidden_size=1024, ffn=4096)
+    load = Load(num_prompts=400, max_concurrency=64, input_len="100", output_len="50")
+    one = run(Load(num_prompts=100, max_concurrency=16, input_len="100", output_len="50"), timed=Clock(model, load_gpu("l4")))
+    four = run(load, timed=Clock(model, load_gpu("l4"), parallelism=Parallelism(dp=4)))
+    assert four.record["requests_per_s"] == pytest.approx(4 * one.record["requests_per_s"], rel=1e-6)

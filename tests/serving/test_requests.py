@@ -1,0 +1,147 @@
+"""Traces, each broken one named by its line; drawn requests, whose distributions are the ones asked for."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvcalc import UserError
+from kvcalc.serving.draw import draw, parse_lengths
+from kvcalc.serving.requests import Requests, read_requests
+
+HEAD = "arrival_s,input_len,output_len\n"
+
+
+def read(path: Path, text: str | bytes) -> Requests:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_requests(path)
+
+
+def test_a_trace_in_any_column_order(tmp_path: Path) -> None:
+    found = read(tmp_path / "t.csv", "id,output_len,arrival_s,input_len\na,3,0,100\n\nb,4.0,0.5,2e2\n")
+    assert [c.tolist() for c in found] == [[0, 0.5], [100, 200], [3, 4]]
+    assert len(read_requests(tmp_path / "t.csv", most=1)) == 1
+
+
+def test_an_azure_trace_counts_from_its_first_row(tmp_path: Path) -> None:
+    """Seven decimals as in 2023's files, a time zone as in 2024's."""
+    head = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    rows = "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
+    found = read(tmp_path / "t.csv", head + rows)
+    assert found.arrival_s.tolist() == pytest.approx([0, 0.052])
+    assert found.input_len.tolist() == [4808, 3180]
+    zoned = read(tmp_path / "t.csv", head + "2024-05-10 00:00:00.009930+00:00,1,2\n2024-05-10 00:01:00.009930+00:00,1,2\n")
+    assert zoned.arrival_s.tolist() == [0, 60]
+    with pytest.raises(UserError, match=r"line 3: TIMESTAMP .*: some have a time zone and some have none"):
+        read(tmp_path / "t.csv", head + "2024-05-10 00:00:00,1,2\n2024-05-10 00:01:00+00:00,1,2\n")
+
+
+BROKEN = {
+    "unsorted": (HEAD + "0,1,1\n5,1,1\n4,1,1\n", "line 4: arrival 4 comes before that of the request above"),
+    "negative time": (HEAD + "-1,1,1\n", "line 2: arrival_s '-1' is not"),
+    "NaN time": (HEAD + "0,1,1\nnan,1,1\n", "line 3: arrival_s 'nan' is not"),
+    "infinite time": (HEAD + "inf,1,1\n", "line 2: arrival_s 'inf' is not"),
+    "negative length": (HEAD + "0,1,1\n\n1,-5,1\n", "line 4: input_len '-5' is not"),
+    "no answer": (HEAD + "0,1,0\n", "line 2: output_len '0' is not"),
+    "half a token": (HEAD + "0,1.5,1\n", "line 2: input_len '1.5' is not"),
+    "NaN length": (HEAD + "0,1,nan\n", "line 2: output_len 'nan' is not"),
+    "absurd length": (HEAD + "0,1e300,1\n", "line 2: input_len '1e300' is not"),
+    "no number": (HEAD + "0,many,1\n", "line 2: input_len 'many' is not"),
+    "short row": (HEAD + "0,1\n", "line 2: has 2 cells, and the header names 3"),
+    "missing columns": ("arrival_s,tokens\n0,1\n", "line 1: lacks the columns input_len, output_len"),
+    "Azure without answers": ("TIMESTAMP,ContextTokens\n0,1\n", "line 1: lacks the column generatedtokens"),
+    "a column twice": ("arrival_s,input_len,input_len,output_len\n0,1,1,1\n", "line 1: names the column input_len twice"),
+    "no date": ("TIMESTAMP,ContextTokens,GeneratedTokens\nsoon,1,1\n", "line 2: TIMESTAMP 'soon' is not a date"),
+    "empty": ("", "is empty"),
+    "header alone": (HEAD, "holds no requests"),
+    "not UTF-8": (HEAD.encode() + b"0,\xff,1\n", "is not UTF-8 text"),
+    "an open quote": (HEAD + '0,"1' + "x" * 200_000 + "\n", "is not CSV"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_traces_are_named_by_line(name: str, tmp_path: Path) -> None:
+    text, message = BROKEN[name]
+    with pytest.raises(UserError) as caught:
+        read(tmp_path / "trace.csv", text)
+    assert "trace.csv" in caught.value.where
+    assert message in str(caught.value)
+
+
+def test_a_missing_trace_and_a_folder(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.csv", tmp_path):
+        with pytest.raises(UserError):
+            read_requests(path)
+
+
+@pytest.mark.parametrize(("burstiness", "variation"), [(1.0, 1.0), (0.25, 2.0), (4.0, 0.5)])
+def test_arrivals_have_the_rate_and_the_burstiness(burstiness: float, variation: float) -> None:
+    """Gamma intervals of shape b: mean 1/rate, coefficient of variation 1/√b; Poisson at b = 1."""
+    fixed = parse_lengths("10", "length")
+    gaps = np.diff(draw(40_000, fixed, fixed, rate=5.0, burstiness=burstiness, seed=1).arrival_s)
+    assert gaps.mean() == pytest.approx(0.2, rel=4 * variation / 200)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
+
+
+def test_lengths_have_their_distributions() -> None:
+    def drawn(text: str) -> np.ndarray:
+        return draw(40_000, parse_lengths(text, "length"), parse_lengths("1", "length"), seed=2).input_len
+
+    assert set(drawn("4k").tolist()) == {4096}
+    uniform = drawn("uniform:3,6")
+    assert set(uniform.tolist()) == {3, 4, 5, 6}
+    assert uniform.mean() == pytest.approx(4.5, rel=0.01)
+    skewed = drawn("lognormal:500,2k")
+    assert skewed.mean() == pytest.approx(500, rel=0.02)
+    assert np.percentile(skewed, 99) == pytest.approx(2048, rel=0.05)
+    assert skewed.min() >= 1
+
+
+def test_the_seed_decides_and_the_rate_leaves_lengths_alone() -> None:
+    a, b = parse_lengths("uniform:1,1000", "length"), parse_lengths("lognormal:100,400", "length")
+    first, same, other, faster = (
+        draw(100, a, b, rate, seed=seed) for rate, seed in ((1.0, 3), (1.0, 3), (1.0, 4), (9.0, 3))
+    )  # fmt: skip
+    for one, two in zip(first, same, strict=True):
+        assert (one == two).all()
+    assert (first.arrival_s != other.arrival_s).all()
+    assert (first.input_len == faster.input_len).all()
+    assert first.arrival_s == pytest.approx(faster.arrival_s * 9)
+    assert (draw(5, a, b).arrival_s == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("normal:5,6", "no distribution"),
+        ("uniform:5", "no distribution"),
+        ("uniform:6,5", "5 is below 6"),
+        ("uniform:0,5", "outside 1"),
+        ("lognormal:10,200", "at most 15.0 times its mean"),
+        ("-5", "not a whole number"),
+        ("nan", "not a whole number"),
+        ("1G", "more than the 4,194,304 tokens"),
+    ],
+)
+def test_lengths_that_make_no_sense(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_lengths(text, "input length")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": 0},
+        {"rate": 0.0},
+        {"rate": -1.0},
+        {"rate": math.nan},
+        {"burstiness": 0.0},
+        {"burstiness": math.nan},
+        {"seed": -1},
+    ],
+)
+def test_draws_that_make_no_sense(change: dict[str, float]) -> None:
+    fixed = parse_lengths("10", "length")
+    with pytest.raises(UserError):
+        draw(**({"count": 5, "inputs": fixed, "outputs": fixed} | change))  # type: ignore[arg-type]

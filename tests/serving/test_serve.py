@@ -1,0 +1,160 @@
+"""`kvcalc serve`: its keys, its files, what it refuses, and the same words for the same seed."""
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from kvcalc import cache_size, load_model
+
+KEYS = {
+    "throughput_tokens_per_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s",
+    "padding_waste", "kv_waste", "kv_peak", "preemptions", "cost_per_million_tokens", "queueing_mean_s", "diverges", "basis",
+    "completed", "rejected", "goodput_requests_per_s", "model", "gpu", "policy", "cache",
+}  # fmt: skip
+LINE = "serve llama-3.1-8b --num-prompts 40 --input-len 200 --output-len 20"
+
+
+@pytest.mark.parametrize("policy", ["static", "continuous"])
+@pytest.mark.parametrize("cache", ["paged", "contiguous"])
+def test_the_summary_has_the_contracts_keys(kvcalc: Run, policy: str, cache: str) -> None:
+    line = f"{LINE} --rate 50 --policy {policy} --cache {cache} --max-model-len 1k --format json"
+    found = kvcalc(line)
+    (record,) = found.records
+    assert set(record) >= KEYS
+    assert not any(isinstance(v, list | dict) for v in record.values())
+    assert (record["policy"], record["cache"], record["completed"]) == (policy, cache, 40)
+    assert kvcalc(line).out == found.out
+    assert kvcalc(f"{line} --seed 1").out != found.out
+
+
+def test_lists_make_a_record_each(kvcalc: Run) -> None:
+    records = kvcalc(f"{LINE} --gpu h100,h200 --policy static,continuous --rate 10,20,inf --format json").records
+    assert [(r["gpu"], r["policy"], r["rate"]) for r in records] == [
+        (g, p, rate) for g in ("h100-sxm", "h200") for p in ("static", "continuous") for rate in (10, 20, None)
+    ]
+
+
+def test_cost_is_the_bill_over_the_tokens(kvcalc: Run) -> None:
+    (record,) = kvcalc(f"{LINE} --price-per-hour 2.5 --tp 2 --format json").records
+    bill = 2.5 * 2 * record["duration_s"] / 3600
+    assert record["cost_per_million_tokens"] == pytest.approx(bill / (40 * 20) * 1e6)
+
+
+def test_a_trace_its_limit_and_its_timeline(kvcalc: Run, tmp_path: Path) -> None:
+    """4 decodes and a prompt of 500 share a pass of 504 tokens, and the timeline shows it."""
+    trace, line = tmp_path / "trace.csv", tmp_path / "line.csv"
+    trace.write_text("arrival_s,input_len,output_len\n" + "0,10,50\n" * 4 + "0.02,500,1\n1,1,1\n")
+    (record,) = kvcalc(f"serve llama-3.1-8b --requests {trace} --num-prompts 5 --timeline {line} --format json").records
+    assert (record["requests"], record["output_tokens"], record["rate"]) == (5, 201, None)
+    rows = list(csv.DictReader(io.StringIO(line.read_text())))
+    mixed = next(r for r in rows if r["tokens"] == "504")
+    assert (mixed["prefill_tokens"], mixed["sequences"], mixed["passes"]) == ("500", "5", "1")
+    assert sum(float(r["duration_s"]) for r in rows) == pytest.approx(record["duration_s"])
+
+
+@pytest.mark.parametrize("rates", ["30", "10,20,40"])
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_pictures(kvcalc: Run, tmp_path: Path, rates: str, suffix: str) -> None:
+    """One run over time, or latency against several loads."""
+    found = kvcalc(f"{LINE} --rate {rates} --plot {tmp_path / 'p'}.{suffix}")
+    assert found.code == 0, found.err
+    data = (tmp_path / f"p.{suffix}").read_bytes()
+    assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix])
+    if suffix == "svg":
+        words = ("TTFT p50", "TPOT p99") if "," in rates else ("sequences in the batch", "cache allocated")
+        assert all(word in data.decode() for word in words)
+
+
+def test_a_sketch_in_the_terminal(kvcalc: Run) -> None:
+    found = kvcalc(f"{LINE} --rate 30 --plot -")
+    assert found.code == 0
+    assert "A server over time" in found.out
+
+
+def test_the_table_ends_with_its_assumptions(kvcalc: Run) -> None:
+    out = kvcalc(f"{LINE} --rate 30 --slo-ttft 0.1 --slo-tpot 0.02 --price-per-hour 2").out
+    for word in ("TTFT p50", "within SLO", "per 10^6 out", "stable", "datasheet", "256 sequences", "seed 0"):
+        assert word in out
+    assert "preempted" not in out
+
+
+def test_rejections_and_overload_are_remarked(kvcalc: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_len,output_len\n0,100,5\n0,5000,5\n")
+    found = kvcalc(f"serve llama-3.1-8b --requests {trace} --max-model-len 1k --format json")
+    assert found.records[0]["rejected"] == 1
+    assert "1 requests can never fit and are rejected" in found.err
+    over = kvcalc("serve llama-3.1-8b --rate 500 --num-prompts 600 --max-num-seqs 16 --format json")
+    assert over.records[0]["diverges"] is True
+    assert "the queue diverges" in over.err
+    assert "beyond the 131,072" in kvcalc("serve llama-3.1-8b --isl 200k --num-prompts 1 --osl 2").err
+
+
+def test_short_memory_preempts_at_the_command_line_too(kvcalc: Run) -> None:
+    room = 10 * cache_size(load_model("llama-3.1-8b"), 220).allocated
+    line = f"{LINE} --output-len 200 --kv-cache-memory-bytes {room} --format json --preemption"
+    again, swapped = (kvcalc(f"{line} {how}").records[0] for how in ("recompute", "swap"))
+    assert again["preemptions"] > 0 < again["recomputed_tokens"]
+    assert swapped["preemptions"] > 0 < swapped["swapped_bytes"]
+    assert max(again["kv_peak_bytes"], swapped["kv_peak_bytes"]) <= room == again["kv_budget_bytes"]
+
+
+REFUSED = {
+    "--rate 0": "--rate '0' is not",
+    "--rate -3": "--rate '-3' is not",
+    "--rate nan": "--rate 'nan' is not",
+    "--rate fast": "--rate 'fast' is not",
+    "--rate 1e300": "outside",
+    "--num-prompts -1": "--num-prompts",
+    "--num-prompts 100000000": "--num-prompts",
+    "--max-concurrency -1": "--max-concurrency",
+    "--max-num-seqs 0": "--max-num-seqs",
+    "--max-num-batched-tokens -1": "--max-num-batched-tokens",
+    "--max-num-batched-tokens 100": "fewer than 256 sequences",
+    "--burstiness 0 --rate 1": "burstiness",
+    "--batch-timeout nan": "--batch-timeout",
+    "--slo-ttft -1": "--slo-ttft",
+    "--price-per-hour nan": "--price-per-hour",
+    "--gpu-memory-utilization 0": "utilization",
+    "--gpu-memory-utilization nan": "utilization",
+    "--block-size 0": "--block-size",
+    "--kv-cache-memory-bytes none": "number of bytes",
+    "--kv-cache-memory-bytes 1000 --cache contiguous": "one contiguous reservation",
+    "--max-model-len 0": "max-model-len",
+    "--input-len 0": "input length",
+    "--output-len lognormal:5": "distribution",
+    "--seed -1": "seed",
+    "--policy dynamic": "unknown policy 'dynamic'",
+    "--cache pages": "unknown cache 'pages'",
+    "--preemption drop": "unknown preemption 'drop'",
+    "--gpu h1000": "h1000",
+    "--tp 3": "does not divide",
+    "--requests none.csv": "none.csv",
+    "--plot picture.bmp": ".bmp",
+    "--timeline nowhere/at/all.csv": "no such folder",
+    "--timeline t.csv --rate 1,2": "--timeline is of one run",
+    "--gpu t4": "leaves no memory",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_what_cannot_be_met_is_one_line(kvcalc: Run, options: str) -> None:
+    found = kvcalc(f"{LINE} {options}")
+    assert found.code == 2
+    assert found.out == ""
+    assert found.err.startswith("kvcalc: ")
+    assert found.err.count("\n") == 1
+    assert REFUSED[options] in found.err
+
+
+def test_a_trace_has_its_own_times(kvcalc: Run, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_len,output_len\n0,1,1\n")
+    assert "exclude each other" in kvcalc(f"serve gpt2 --requests {trace} --rate 5").err
+    trace.write_text("arrival_s,input_len,output_len\n0,1,1\n3,1,1\n2,1,1\n")
+    found = kvcalc(f"serve gpt2 --requests {trace}")
+    assert (found.code, found.err.count("\n")) == (2, 1)
+    assert f"{trace}, line 4" in found.err

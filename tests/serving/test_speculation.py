@@ -1,0 +1,115 @@
+"""Speculative decoding: the formula against chance, its times against the passes it is made of."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvcalc import Batch, UserError, load_gpu, load_model
+from kvcalc.serving.clock import Clock
+from kvcalc.serving.latency import verification
+from kvcalc.serving.speculation import (
+    MOST_DRAFTED,
+    best_drafted,
+    draft_model,
+    expected_tokens,
+    speculate,
+    stops_paying,
+)
+
+
+def clocks(target: str = "llama-3.1-70b", draft: str = "llama-3.2-1b", gpu: str = "b200") -> tuple[Clock, Clock]:
+    first = Clock(load_model(target), load_gpu(gpu))
+    return first, msgspec.structs.replace(first, model=draft_model(first.model, draft))
+
+
+def test_expected_tokens_by_hand() -> None:
+    """1 + 0.8 + 0.64 + 0.512 + 0.4096 = 3.3616."""
+    assert expected_tokens(0.8, 4) == pytest.approx(3.3616, abs=1e-12)
+    assert expected_tokens(0.8, 4) == pytest.approx(sum(0.8**i for i in range(5)))
+    assert expected_tokens(0.0, 4) == 1
+    assert expected_tokens(1.0, 4) == 5
+    assert expected_tokens(1 - 1e-12, 4) == pytest.approx(5)
+    assert expected_tokens(0.5, 0) == 1
+
+
+@pytest.mark.parametrize("acceptance", [-0.1, 1.1, float("nan")])
+def test_acceptance_is_a_probability(acceptance: float) -> None:
+    with pytest.raises(UserError, match="is not between 0 and 1"):
+        expected_tokens(acceptance, 4)
+
+
+@pytest.mark.parametrize(("overlap", "drafted"), [(0.8, 4), (0.5, 8), (0.95, 2), (0.3, 1)])
+def test_accepting_and_rejecting_yields_what_the_formula_says(overlap: float, drafted: int) -> None:
+    """The algorithm itself on a vocabulary of two: draft x ~ q, accept with min(1, p(x)/q(x)), else resample from (p − q)+.
+
+    p = (1, 0) · o + (0, 1) · (1 − o) against q = (1, 0): a token is accepted with probability Σ min(p, q) = o. Counted are
+    the accepted tokens and the one that the verifying pass adds; and the tokens that come out are distributed as p.
+    """
+    rng = np.random.default_rng(7)
+    steps, p, q = 100_000, np.array([overlap, 1 - overlap]), np.array([1.0, 0.0])
+    proposed = (rng.random((steps, drafted)) >= q[0]).astype(int)
+    accepted = rng.random((steps, drafted)) < np.minimum(1, p[proposed] / np.maximum(q[proposed], 1e-300))
+    until_rejection = np.where(accepted.all(axis=1), drafted, (~accepted).argmax(axis=1))
+    tokens = until_rejection + 1
+    error = tokens.std() / np.sqrt(steps)
+    assert tokens.mean() == pytest.approx(expected_tokens(overlap, drafted), abs=4 * error)
+    residual = np.maximum(p - q, 0) / np.maximum(p - q, 0).sum()
+    first = np.where(accepted[:, 0], proposed[:, 0], (rng.random(steps) >= residual[0]).astype(int))
+    assert first.mean() == pytest.approx(p[1], abs=4 * np.sqrt(p[0] * p[1] / steps))
+
+
+def test_a_step_is_k_drafts_and_one_verification() -> None:
+    target, draft = clocks()
+    found = speculate(target, draft, 2000, 3, 4, 0.8)
+    drafting = 4 * draft.seconds(Batch.decode(2000, 3))
+    verifying = target.seconds(verification(3, 4, 2000), all_positions=True)
+    group = verification(3, 4, 2000).groups[0]
+    assert (group.count, group.new, group.past) == (3, 5, 1999)
+    assert found.tpot_s == pytest.approx((drafting + verifying) / 3.3616)
+    assert found.speedup == pytest.approx(target.seconds(Batch.decode(2000, 3)) / found.tpot_s)
+    assert 1 < found.speedup < 3.3616
+
+
+def test_a_speedup_below_one_is_reported() -> None:
+    """A draft that is hardly ever right, and one as large as the target, cost more than they save."""
+    target, draft = clocks()
+    assert speculate(target, draft, 2000, 1, 4, 0.0).speedup < 1
+    assert speculate(target, target, 2000, 1, 4, 0.8).speedup == pytest.approx(3.3616 / 5, rel=0.02)
+
+
+def test_the_best_number_is_the_best_of_all() -> None:
+    target, draft = clocks()
+    for acceptance in (0.1, 0.6, 0.9):
+        found = best_drafted(target, draft, 2000, 1, acceptance)
+        tried = [speculate(target, draft, 2000, 1, k, acceptance).tpot_s for k in range(1, MOST_DRAFTED + 1)]
+        assert found.tpot_s == min(tried)
+    assert best_drafted(target, draft, 2000, 1, 0.9).drafted > best_drafted(target, draft, 2000, 1, 0.5).drafted
+
+
+def test_it_stops_paying_where_verification_turns_compute_bound() -> None:
+    """Five queries a sequence reach the knee at a fifth of the batch; long contexts keep decode memory-bound for longer."""
+    target, draft = clocks()
+    batch = stops_paying(target, draft, 500, 4, 0.6)
+    assert batch is not None
+    assert speculate(target, draft, 500, batch, 4, 0.6).speedup < 1 <= speculate(target, draft, 500, batch // 2, 4, 0.6).speedup
+    assert stops_paying(target, draft, 16_000, 4, 0.6) is None
+    assert stops_paying(target, draft, 500, 4, 0.0) == 1
+
+
+def test_drafts_cut_from_the_target() -> None:
+    target = load_model("llama-3.1-8b")
+    small = draft_model(target, "layers=4")
+    per_layer = sum(w.elements for w in target.layer_weights(next(iter(target.kinds))))
+    assert small.layers == 4
+    assert target.parameters - small.parameters == 28 * per_layer
+
+
+def test_the_mtp_head_of_deepseek() -> None:
+    """One layer of its own and a projection of 2·7168 × 7168, behind the embedding and the head of the model."""
+    target = load_model("deepseek-v3")
+    head = draft_model(target, "mtp")
+    assert head.layers == 1
+    outer = {w.name: w.elements for w in target.outer_weights}
+    assert head.parameters - sum(outer.values()) == pytest.approx(target.mtp_parameters, rel=1e-5)  # less its norms
+    with pytest.raises(UserError, match="declares no multi-token-prediction layers"):
+        draft_model(load_model("llama-3.1-8b"), "mtp")

@@ -1,0 +1,189 @@
+"""The same model with other attention: what each variant changes, what it leaves equal, and what is said of it."""
+
+import pytest
+from conftest import Run
+from specs import compressed, grouped, latent, of_kinds, stack
+
+from kvcalc import Batch, Layer, Precision, UserError, cache_size, forward, load_gpu, load_model, total
+from kvcalc.attention import Grouped, Latent, Mamba2, Sparse
+from kvcalc.compare import FORMS, variant
+from kvcalc.ffn import Dense
+from kvcalc.quality import QUALITY, quality_of
+
+
+def mixer(text: str, name: str = "llama-7b") -> object:
+    return variant(load_model(name), text).model.kinds["full"].parts[0]
+
+
+def test_each_variant_keeps_heads_and_widths() -> None:
+    same = {"num_attention_heads": 32, "head_dim": 128, "v_head_dim": 128}
+    assert mixer("mha") == Grouped(num_key_value_heads=32, **same)
+    assert mixer("gqa:8") == Grouped(num_key_value_heads=8, **same)
+    assert mixer("mqa") == Grouped(num_key_value_heads=1, **same)
+    mla = {"num_attention_heads": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+    assert mixer("mla:512+64") == Latent(**mla)
+    index = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
+    assert mixer("dsa:512+64+128@2048") == mixer("DSA:512+64+128@2k") == Sparse(**mla, **index)
+    window, budget = mixer("window:4k"), mixer("evict:4096")
+    assert isinstance(window, Grouped) and isinstance(budget, Grouped)
+    assert (window.sliding_window, window.cache_budget) == (4096, None)
+    assert (budget.sliding_window, budget.cache_budget) == (None, 4096)
+
+
+def test_everything_but_attention_stays() -> None:
+    plain = load_model("deepseek-v3")
+    for text in ("mha", "mqa", "gqa:16", "mla:256+32", "dsa:512+64+128@2048", "cla:2"):
+        model = variant(plain, text).model
+        assert (model.layers, model.hidden_size, model.vocab_size) == (61, 7168, 129_280)
+        ffn = [
+            o.total for o in forward(plain, Batch.decode(100)) if o.name.startswith(("gate_up", "experts", "router", "lm_head"))
+        ]
+        swapped = forward(model, Batch.decode(100))
+        others = [o.total for o in swapped if o.name.startswith(("gate_up", "experts", "router", "lm_head"))]
+        assert sum(c.flops for c in ffn) == sum(c.flops for c in others)
+    assert variant(plain, "none").model == plain
+
+
+def test_recurrent_layers_stay_and_shared_caches_end() -> None:
+    state = Mamba2(num_heads=4, head_dim=16, state_size=8)
+    kinds = {
+        "state": Layer(parts=(state,)),
+        "own": Layer(parts=(grouped(), Dense(intermediate_size=8))),
+        "sharer": Layer(parts=(grouped(kv_projection=False),), shares_cache=True),
+    }
+    model = of_kinds(kinds, layers=3, pattern=("state", "own", "sharer"))
+    swapped = variant(model, "mha").model
+    assert swapped.kinds["state"] == kinds["state"]
+    assert not swapped.kinds["sharer"].shares_cache
+    assert (
+        cache_size(swapped, 10).stored - cache_size(of_kinds({"s": kinds["state"]}, layers=1), 10).stored
+        == 2 * 10 * 2 * 8 * 16 * 2
+    )
+
+
+@pytest.mark.parametrize(("layers", "share", "storing"), [(32, 1, 32), (32, 2, 16), (32, 3, 11), (7, 4, 2), (5, 8, 1)])
+def test_cross_layer_sharing_divides_the_layers_that_store(layers: int, share: int, storing: int) -> None:
+    """⌈L/n⌉ store; all of them read; the others have no K and V projections."""
+    plain = stack(grouped(), layers=layers)
+    model = variant(plain, f"cla:{share}").model
+    row = 2 * 2 * 16 * 2
+    assert cache_size(model, 1000).stored == storing * row * 1000
+    assert cache_size(model, 1000).read == layers * row * 1000
+    assert plain.parameters - model.parameters == (layers - storing) * 64 * 2 * 2 * 16
+    assert total(forward(model, Batch.decode(1000))).cache_write_bytes == storing * row
+
+
+def test_table_of_four_variants(kvcalc: Run) -> None:
+    """Llama-7B at 4096 tokens: 2 GiB, and a 4th, an 8th and a 32nd of it; intensity rises as queries share keys."""
+    found = kvcalc("compare llama-7b --variants mha,gqa:8,gqa:4,mqa --gpu h100 --context 4k --format json").records
+    assert [r["variant"] for r in found] == ["mha", "gqa:8", "gqa:4", "mqa"]
+    assert [r["attention"] for r in found] == ["MHA", "GQA-8", "GQA-4", "MQA"]
+    assert [r["kv_cache_bytes"] for r in found] == [2 << 30, 512 << 20, 256 << 20, 64 << 20]
+    assert (
+        [r["kv_cache_read_bytes"] for r in found]
+        == [r["kv_cache_bytes"] for r in found]
+        == [r["cache_read_bytes"] for r in found]
+    )
+    assert [r["reduction"] for r in found] == [1, 4, 8, 32] == [r["mha_ratio"] for r in found]
+    kv = {32: 0, 8: 24, 4: 28, 1: 31}  # KV heads that are missing, of 128 columns in two matrices of 32 layers
+    assert [r["parameters"] for r in found] == [6_738_415_616 - 32 * 2 * 4096 * 128 * n for n in kv.values()]
+    free = load_gpu("h100").memory_bytes
+    assert [r["max_num_seqs"] for r in found] == [(free - r["weight_bytes"]) // r["kv_cache_bytes"] for r in found]
+    steps = [r["roofline_s"] for r in found]
+    assert steps == sorted(steps, reverse=True)
+    for r in found:
+        assert r["intensity"] == r["flops"] / r["bytes"]
+        assert r["bound"] == "memory"
+
+
+def test_every_row_says_what_was_held_equal_and_what_is_known(kvcalc: Run) -> None:
+    line = "compare llama-7b --variants mha,gqa:8,mqa,mla:512+64,dsa:512+64+128@2048,window:4096,cla:2,evict:4096,none"
+    found = {r["variant"]: r for r in kvcalc(line + " --format json").records}
+    for name, record in found.items():
+        assert record["held_equal"].startswith("layers, width, query heads, FFN")
+        if name != "none":
+            assert (
+                record["quality"] and record["trades"] and record["head_diversity"] in ("full", "grouped", "shared", "as before")
+            )
+    assert found["none"]["quality"] is None
+    assert [found[n]["head_diversity"] for n in ("mha", "gqa:8", "mqa", "mla:512+64")] == ["full", "grouped", "shared", "full"]
+    out = kvcalc(line).out
+    assert all(text in out for text in ("held equal", "head diversity", "arXiv 2305.13245", "arXiv 2405.04434", "grouped", "H2O"))
+
+
+def test_every_note_of_quality_names_its_source() -> None:
+    assert set(QUALITY) == {f.partition(":")[0] for f in FORMS} - {"none", "int8 …"}
+    assert all("arXiv" in q.note or "DeepSeek" in q.note for q in QUALITY.values())
+    assert quality_of("gqa:8/window:4096/int8") == QUALITY["gqa"]
+    assert quality_of("window:4096/fp8") == QUALITY["window"]
+    assert quality_of("none") is quality_of("int8") is None
+
+
+@pytest.mark.parametrize(("context", "reduction"), [(16_384, 64), (32_768, 128)])
+def test_steps_stack(kvcalc: Run, context: int, reduction: int) -> None:
+    """8 of 64 heads, 4096 of the tokens, one byte of two: 8 × 4 or 8 × 8 × 2, before scales and paging."""
+    line = f"compare llama-2-70b --variants mha,gqa:8,gqa:8/window:4096,gqa:8/window:4096/int8 --context {context} --format json"
+    found = kvcalc(line).records
+    assert [r["reduction"] for r in found] == [1, 8, 8 * context // 4096, reduction]
+    assert [r["kv_cache_dtype"] for r in found] == ["fp16", "fp16", "fp16", "int8"]
+    assert found[-1]["attention"] == "GQA-8 window 4096"
+    assert found[-1]["held_equal"] == "layers, width, query heads, FFN; head widths; KV heads"
+
+
+def test_paging_stacks_up_too(kvcalc: Run) -> None:
+    """Whole blocks of 16 tokens: a token more than 4096 takes a block more where nothing limits the cache."""
+    line = "compare llama-2-70b --variants gqa:8,gqa:8/window:4096 --context 4097 --block-size 16 --format json"
+    plain, window = kvcalc(line).records
+    row = 2 * 80 * 8 * 128 * 2
+    assert (plain["kv_cache_bytes"], plain["kv_cache_allocated_bytes"]) == (4097 * row, 4112 * row)
+    assert window["kv_cache_bytes"] == window["kv_cache_allocated_bytes"] == 4096 * row
+
+
+def test_mla_and_dsa_as_variants_read_what_deepseek_reads(kvcalc: Run) -> None:
+    line = "compare deepseek-v3 --variants none,mla:512+64,dsa:512+64+128@2048 --context 128k --kv-cache-dtype bf16 --format json"
+    none, mla, dsa = kvcalc(line).records
+    assert none["kv_cache_read_bytes"] == mla["kv_cache_read_bytes"] == 61 * 1152 * 131_072
+    assert dsa["kv_cache_read_bytes"] == 61 * (1152 * 2048 + 256 * 131_072)
+    assert dsa["kv_cache_bytes"] == 61 * (1152 + 256) * 131_072 > mla["kv_cache_bytes"]
+    assert dsa["roofline_s"] < mla["roofline_s"]
+
+
+def test_a_variant_s_dtype_is_its_own(kvcalc: Run) -> None:
+    found = kvcalc("compare llama-7b --variants mha,mha/fp8 --kv-cache-dtype fp32 --format json").records
+    assert [r["kv_cache_dtype"] for r in found] == ["fp32", "fp8"]
+    assert variant(load_model("llama-7b"), "mha/fp8/int4").kv_cache_dtype == "int4"  # the last one counts
+    assert (
+        cache_size(variant(load_model("llama-7b"), "mqa").model, 10, precision=Precision(kv_cache_dtype="int8")).stored
+        == 32 * 2560
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("llama-7b", "gqa", "KV heads"),
+        ("llama-7b", "gqa:7", "7 KV heads do not divide the 32 query heads"),
+        ("llama-7b", "gqa:0", "outside 1"),
+        ("llama-7b", "mha:8", "takes no value"),
+        ("llama-7b", "mla:512", "mla:512\\+64"),
+        ("llama-7b", "dsa:512+64", "@ top-k"),
+        ("llama-7b", "window:-1", "not a whole number"),
+        ("llama-7b", "cla:0", "outside 1"),
+        ("llama-7b", "flash", "unknown variant 'flash'.*gqa:8"),
+        ("llama-7b", "", "unknown variant ''"),
+        ("llama-7b", "mha//int8", "unknown variant ''"),
+        ("llama-7b", "int8:4", "unknown variant"),
+        ("deepseek-v3", "window:4096", "Begin with mha or gqa:8"),
+    ],
+)
+def test_impossible_variants(name: str, text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        variant(load_model(name), text)
+
+
+def test_window_after_mla_needs_plain_keys_first() -> None:
+    model = variant(load_model("deepseek-v3"), "gqa:8/window:4096").model
+    assert cache_size(model, 10_000).stored == 61 * 4096 * 2 * 8 * 128 * 2
+    for part in (latent(), compressed()):
+        with pytest.raises(UserError, match="does not cache plain keys and values"):
+            variant(stack(part, hidden_size=4096), "evict:10")

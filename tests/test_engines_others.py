@@ -1,0 +1,194 @@
+"""llama.cpp's cells and SGLang's slots, against what those programs print, and the content that `none` counts."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from conftest import Run
+from specs import of_kinds, v4_flash
+
+from kvcalc import Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
+from kvcalc.attention import GatedDeltaNet, Grouped, Mamba2
+from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.record import content, fit_record
+from kvcalc.engines.llama_cpp import LlamaCpp
+from kvcalc.engines.plan import Term, largest, segments
+from kvcalc.engines.sglang import SGLang, chunk_tokens, static_fraction
+
+MIB, GIB = 2**20, 2**30
+H100 = load_gpu("h100")
+GEMMA_3_4B = {"heads": 8, "groups": 4, "width": 256, "window": 1024, "local": 29, "full": 5}
+GPT_OSS_20B = {"heads": 64, "groups": 8, "width": 64, "window": 128, "local": 12, "full": 12}
+
+
+def hybrid(heads: int, groups: int, width: int, window: int, local: int, full: int) -> Model:
+    part = Grouped(num_attention_heads=heads, num_key_value_heads=groups, head_dim=width)
+    near = Grouped(num_attention_heads=heads, num_key_value_heads=groups, head_dim=width, sliding_window=window)
+    kinds = {"local": Layer(parts=(near,)), "full": Layer(parts=(part,))}
+    return of_kinds(kinds, layers=local + full, pattern=(f"{local} local", f"{full} full"), max_context=131072)
+
+
+def asked(model: Model, engine: str, precision: Precision | None = None, **options: Any) -> Fit:
+    return fit(model, H100, precision or Precision(), options=FitOptions(engine=engine, **options))
+
+
+# What llama.cpp logs: (model, context, sequences, micro-batch, cells, window cells, MiB without window, MiB with one).
+LOGGED = [
+    (GEMMA_3_4B, 131072, 1, 512, 131072, 1536, 2560, 174),
+    (GPT_OSS_20B, 131072, 1, 512, 131072, 768, 3072, 18),
+    (GPT_OSS_20B, 131072, 1, 2048, 131072, 2304, 3072, 54),
+]
+
+
+@pytest.mark.parametrize(("sizes", "context", "sequences", "batch", "cells", "near", "full", "window"), LOGGED)
+def test_cells_as_llama_cpp_logs_them(
+    sizes: dict[str, int], context: int, sequences: int, batch: int, cells: int, near: int, full: int, window: int
+) -> None:
+    options = {"max_model_len": context, "max_num_seqs": sequences, "max_num_batched_tokens": batch}
+    found = asked(hybrid(**sizes), "llama.cpp", **options)
+    assert isinstance(found.plan, LlamaCpp)
+    assert found.plan.cells(sequences, context) == cells
+    assert found.plan.window_cells(sequences, context) == near
+    record = fit_record(found)
+    assert record["kv_cache_allocated_bytes"] == (full + window) * MIB
+    assert record["window_cache_bytes"] == window * MIB
+
+
+def test_windows_of_several_sequences() -> None:
+    """Gemma 4's log at --parallel 4: 4 · 1024 + 512 = 4608 cells."""
+    plan = asked(hybrid(**GEMMA_3_4B), "llama.cpp").plan
+    assert isinstance(plan, LlamaCpp)
+    assert plan.window_cells(4, 2048) == 4608
+
+
+def test_cells_without_flash_attention() -> None:
+    """128 + 512 = 640 cells are a multiple of 32, not of 256."""
+    plan = asked(hybrid(**GPT_OSS_20B), "llama.cpp", flash_attention=False).plan
+    assert isinstance(plan, LlamaCpp)
+    assert (plan.window_cells(1, 131072), plan.cells(1, 1000)) == (640, 1024)
+
+
+def test_hybrid_states_are_a_buffer_of_their_own() -> None:
+    """Qwen3.6-27B: 16 layers of 4 KV heads × 256 at 262,144 cells are 16,384 MiB; states are fp32, convolutions too."""
+    full = Grouped(num_attention_heads=24, num_key_value_heads=4, head_dim=256)
+    delta = GatedDeltaNet(
+        linear_num_key_heads=16, linear_num_value_heads=48, linear_key_head_dim=128, linear_value_head_dim=128
+    )  # fmt: skip
+    kinds = {"delta": Layer(parts=(delta,)), "full": Layer(parts=(full,))}
+    model = of_kinds(kinds, layers=64, pattern=("3 delta", "full"), max_context=262144)
+    record = fit_record(asked(model, "llama.cpp"))
+    assert record["kv_cache_allocated_bytes"] == 16_384 * MIB
+    assert record["state_bytes"] == 48 * 4 * (10_240 * 3 + 48 * 128 * 128)
+
+
+@pytest.mark.parametrize(("dtype", "block"), [("q8_0", 34), ("q4_0", 18), ("q5_1", 24), ("f16", 64), ("auto", 64)])
+def test_gguf_types_count_blocks_of_32(dtype: str, block: int) -> None:
+    """8 KV heads × 128 wide, K and V, 32 layers, 4096 cells: 8 · 4 blocks a row."""
+    model = load_model("llama-3.1-8b")
+    record = fit_record(asked(model, "llama.cpp", Precision(kv_cache_dtype=dtype), max_model_len=4096))
+    assert record["kv_cache_allocated_bytes"] == 4096 * 32 * 2 * 8 * 4 * block
+
+
+def test_llama_cpp_has_no_fp8(kvcalc: Run) -> None:
+    result = kvcalc("fit llama-3.1-8b --engine llama.cpp --kv-cache-dtype fp8")
+    assert (result.code, "It has: auto, fp32, bf16, fp16, q8_0" in result.err) == (2, True)
+
+
+def test_sglang_slots_of_sparse_latents() -> None:
+    """DeepSeek-V3.2: 656 bytes a token and layer, 788 with the indexer; pages of 64."""
+    model = load_model("deepseek-v3.2")
+    ranks = Parallelism(dp=8, ep=8)
+    found = fit(model, load_gpu("h200"), Precision(kv_cache_dtype="fp8"), ranks, FitOptions(engine="sglang"))
+    assert isinstance(found.plan, SGLang)
+    assert (found.plan.full, found.plan.block_size) == (61 * 788, 64)
+    assert found.budget.cache == found.budget.share - found.budget.weights  # activations lie outside its share
+
+
+def test_sglang_splits_between_windows_and_full_layers() -> None:
+    """0.8 window slots a slot: budget ÷ (full + 0.8 · window), and 1000 bytes buy ⌊1000 / (6 + 0.8 · 5)⌋ = 100 slots."""
+    plan = SGLang(full=6, window=5, limit=8, state=0, page=1)
+    assert (plan.slots(1000), plan.allocated(1000, 1, 1)) == (100, 600 + 400)
+    assert plan.concurrency(1000, 50) == 2.0  # 100 slots; of 80 window slots each takes 8
+    assert plan.needed(10, 8) == 1000  # windows decide: 80 window slots need 100 slots
+    assert plan.needed(2, 50) == 1000
+
+
+def test_sglang_splits_between_states_and_tokens() -> None:
+    """Nine bytes of states for ten of tokens: of 1900, 1000 are tokens' and 900 states'."""
+    plan = SGLang(full=10, window=0, limit=0, state=100, page=1)
+    assert (plan.slots(1900), plan.allocated(1900, 1, 1)) == (100, 1000 + 900)
+    assert plan.concurrency(1900, 1) == 9
+    assert (plan.needed(9, 1), plan.needed(1, 100)) == (1900, 1900)
+    assert plan.most_sequences(1900, 11) == 9
+    assert plan.most_sequences(1899, 11) == 8
+
+
+def test_sglang_static_fraction() -> None:
+    """H100, tp 1: 512 + 1.5 · 8192 + 2 · 256 + 128 = 13,440 MiB of 81,079; tp 8: 512 + 12,288 + 1024 + 1024 = 14,848."""
+    assert static_fraction(81_079 * MIB, 8192, Parallelism()) == round((81_079 - 13_440) / 81_079, 3) == 0.834
+    assert static_fraction(81_079 * MIB, 8192, Parallelism(tp=8)) == round((81_079 - 14_848) / 81_079, 3)
+    assert static_fraction(81_079 * MIB, 2048, Parallelism()) == round((81_079 - 10_240) / 81_079, 3)  # 10 GiB at least
+    assert [chunk_tokens(n * GIB) for n in (16, 24, 48, 80, 141, 180)] == [2048, 2048, 4096, 8192, 8192, 16384]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "llama.cpp"])
+def test_engines_without_rules_for_compressed_blocks(engine: str) -> None:
+    with pytest.raises(UserError, match="--engine none"):
+        asked(v4_flash(), engine)
+
+
+def test_content_is_what_size_counts() -> None:
+    model = hybrid(**GEMMA_3_4B)
+    found = asked(model, "none", max_model_len=5000)
+    stored = cache_size(model, 5000).stored
+    assert found.plan.needed(1, 5000) == stored
+    assert found.plan.needed(7, 5000) == 7 * stored
+    assert content(asked(model, "vllm")).needed(1, 5000) == stored
+
+
+def test_content_that_shrinks_counts_its_peak() -> None:
+    """Compressed blocks leave buffers when they are done: up to 128 tokens a sequence held more than at 128."""
+    model = v4_flash()
+    plan = asked(model, "none").plan
+    for length in (1, 127, 128, 129, 1000):
+        peak = max(cache_size(model, s).stored for s in range(max(1, length - 300), length + 1))
+        assert plan.needed(1, length) == peak
+
+
+def test_a_common_prefix_is_stored_once() -> None:
+    """Of 3 sequences of 1000 tokens, 600 common: 600 + 3 · 400 rows in 5 full layers, 3 · 1000 in 29 windows."""
+    found = asked(hybrid(**GEMMA_3_4B), "none")
+    row = 4 * 256 * 2 * 2
+    assert found.plan.needed(3, 1000, shared=600) == row * (5 * (600 + 1200) + 29 * 3000)
+    vllm = asked(hybrid(**GEMMA_3_4B), "vllm").plan
+    blocks = vllm.request_blocks(1000)
+    assert blocks == 63 * 7 + 6  # ⌈1000/16⌉ in 7 groups of 5 layers, and one more in 6 of windows
+    assert vllm.needed(3, 1000, shared=600) == (vllm.bytes_per_block or 0) * (1 + 3 * blocks - 2 * 37)
+
+
+def test_pieces_of_cost() -> None:
+    """Two terms: 3 bytes a token in blocks of 16, and 5 in blocks of 8 up to 24 tokens with one block more."""
+    terms = (Term(48, 16), Term(40, 8, 24, 1, "window"))
+    assert segments(terms) == [
+        {"from_tokens": 0, "fixed_bytes": 40, "bytes_per_token": 8, "block_tokens": 16, "cause": ""},
+        {"from_tokens": 24, "fixed_bytes": 160, "bytes_per_token": 3, "block_tokens": 16, "cause": "window"},
+    ]
+    for tokens in (0, 16, 32, 480):
+        piece = segments(terms)[tokens >= 24]
+        assert piece["fixed_bytes"] + piece["bytes_per_token"] * tokens == sum(t.unit * t.count(tokens) for t in terms)
+    assert segments((Term(5, 3),))[0]["bytes_per_token"] == float(Fraction(5, 3))
+
+
+def test_largest() -> None:
+    for bound in (0, 1, 2, 7, 8, 1000):
+        assert largest(lambda n, bound=bound: n <= bound, most=10**6) == bound
+    assert largest(lambda n: True, most=12345) == 12345
+
+
+def test_states_without_attention_in_every_engine() -> None:
+    part = Mamba2(num_heads=8, head_dim=16, state_size=16)
+    model = of_kinds({"k": Layer(parts=(part,))}, layers=4)
+    for engine in ("none", "vllm", "sglang", "llama.cpp"):
+        found = asked(model, engine)
+        assert found.longest is None
+        assert found.sequences > 0

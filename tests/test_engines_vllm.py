@@ -1,0 +1,303 @@
+"""vLLM's planner: integers that came out of vLLM itself, through the command line, and its rules one by one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+from specs import of_kinds, stack
+
+from kvcalc import Layer, Model, Parallelism, Precision, UserError, load_gpu
+from kvcalc.attention import Grouped, Latent, Mamba2, Sparse
+from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.engines.vllm import Vllm, block_size
+from kvcalc.engines.vllm_groups import Kind, Spec, group_size, groups_of
+from kvcalc.part import Part
+
+GIB40 = 40 * 2**30
+H100 = load_gpu("h100")
+
+
+# (model, more options, block, page, bytes per block, blocks, blocks per request, tokens, concurrency): printed by vLLM 0.33
+# with 40 GiB for the cache, 8192 batched tokens and 2 batches in flight.
+RUN = [
+    ("llama-3.1-8b", "", 16, 65_536, 2_097_152, 20_480, 8192, 327_680, 2.5),
+    ("deepseek-v3", "", 64, 73_728, 4_497_408, 9_549, 2560, 611_136, 3.7301),
+    ("deepseek-v3", "--kv-cache-dtype fp8", 64, 36_864, 2_248_704, 19_099, 2560, 1_222_336, 7.4605),
+    ("deepseek-v3.2", "--kv-cache-dtype fp8", 64, 41_984 + 8_448, 3_076_352, 13_961, 2560, 893_504, 5.4535),
+    ("deepseek-v3.2", "--kv-cache-dtype fp8_ds_mla", 64, 50_432, 3_076_352, 13_961, 2560, 893_504, 5.4535),
+    ("gpt-oss-120b", "", 16, 32_768, 589_824, 72_817, 9225, 1_034_609, 7.8934),
+    ("qwen3-next-80b-a3b", "", 544, 1_114_112, 13_369_344, 3_212, 485, 1_736_095, 6.6227),
+]
+
+
+@pytest.mark.parametrize(("name", "more", "block", "page", "per_block", "blocks", "request_", "tokens", "concurrency"), RUN)
+def test_integers_of_vllm_itself(
+    kvcalc: Run, name: str, more: str, block: int, page: int, per_block: int, blocks: int, request_: int, tokens: int,
+    concurrency: float,
+) -> None:  # fmt: skip
+    line = f"fit {name} --engine vllm --kv-cache-memory-bytes {GIB40} --max-num-batched-tokens 8192 --format json {more}"
+    (record,) = kvcalc(line).records
+    assert (record["block_size"], record["page_bytes"], record["bytes_per_block"]) == (block, page, per_block)
+    assert (record["num_blocks"], record["blocks_per_request"], record["kv_tokens"]) == (blocks, request_, tokens)
+    assert round(record["max_concurrency"], 4) == concurrency
+    assert record["kv_cache_allocated_bytes"] == blocks * per_block <= GIB40
+
+
+def test_starcoder2_with_one_batch_in_flight(kvcalc: Run) -> None:
+    """A published run: 137,407 blocks, 178.68 requests of 16,384 tokens; ⌈(4095 + 8192)/16⌉ + 1 = 769 blocks each."""
+    line = "fit starcoder2-3b --engine vllm --num-gpu-blocks-override 137407 --max-in-flight-batches 1 --format json"
+    (record,) = kvcalc(line + " --max-num-batched-tokens 8192").records
+    assert record["blocks_per_request"] == 769
+    assert round(record["max_concurrency"], 2) == 178.68
+    assert record["max_model_len"] is None  # every layer has a window: no length is too long
+
+
+def planned(model: Model, precision: Precision | None = None, ranks: Parallelism | None = None, **options: Any) -> Fit:
+    asked = {"engine": "vllm", "kv_cache_memory_bytes": GIB40, "max_num_batched_tokens": 8192, "max_model_len": 131072}
+    return fit(model, H100, precision or Precision(), ranks or Parallelism(), FitOptions(**(asked | options)))
+
+
+def pool(found: Fit) -> tuple[int, int, int]:
+    """(bytes per block, blocks, blocks per request)."""
+    assert isinstance(found.plan, Vllm)
+    return found.plan.bytes_per_block or 0, found.plan.num_blocks(found.kv_budget), found.plan.request_blocks(found.length)
+
+
+def alternating(*mixers: tuple[int, Part], **fields: Any) -> Model:
+    """A model of so many layers of each mixer, one kind after the other."""
+    kinds = {f"k{i}": Layer(parts=(part,)) for i, (_, part) in enumerate(mixers)}  # type: ignore[arg-type]
+    pattern = tuple(f"{n} k{i}" for i, (n, _) in enumerate(mixers))
+    return of_kinds(kinds, layers=sum(n for n, _ in mixers), pattern=pattern, max_context=131072, **fields)
+
+
+FULL = Grouped(num_attention_heads=16, num_key_value_heads=8, head_dim=128)  # page 16 · 8 · 256 · 2 = 65,536 B
+
+
+def window(tokens: int = 1024, **fields: Any) -> Grouped:
+    return Grouped(**({"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": tokens} | fields))
+
+
+def test_chunked_attention() -> None:
+    """Llama 4: 12 full and 36 chunked layers, 4 groups of 12; ⌈min(8192 + 16384, L)/16⌉ = 1536 blocks, and no +1."""
+    chunked = Grouped(num_attention_heads=16, num_key_value_heads=8, head_dim=128, attention_chunk_size=8192)
+    assert pool(planned(alternating((36, chunked), (12, FULL)))) == (12 * 65_536, 54_613, 8192 + 3 * 1536)
+
+
+def test_uneven_kinds_are_padded() -> None:
+    """Gemma-3-27b: 52 windows and 10 full layers, groups of 10: 6 groups of windows (9, 9, 9, 9, 8, 8) beside one."""
+    found = planned(alternating((52, window()), (10, FULL)))
+    assert pool(found) == (10 * 65_536, GIB40 // 655_360, 8192 + 6 * (-(-(1023 + 16384) // 16) + 1))
+    assert found.notes == ("8 padding layers make the groups equal",)
+
+
+def test_nearly_equal_kinds_make_two_groups() -> None:
+    """12 windows and 13 full: 13 < 1.5 · 12, so two groups of 13 rather than three of 12. At 18 : 12 the fewest count."""
+    assert pool(planned(alternating((12, window()), (13, FULL))))[0] == 13 * 65_536
+    assert (group_size([12, 17]), group_size([12, 18]), group_size([3, 4]), group_size([2, 3])) == (17, 12, 4, 2)
+
+
+def test_a_smaller_page_that_divides_gets_a_larger_block() -> None:
+    """8 window layers of 16 KV heads (131,072 B a page) and 8 full ones of 4 (32,768 B): full blocks of 64 tokens."""
+    wide = window(num_key_value_heads=16)
+    narrow = Grouped(num_attention_heads=16, num_key_value_heads=4, head_dim=128)
+    assert pool(planned(alternating((8, wide), (8, narrow))))[::2] == (8 * 131_072, 131_072 // 64 + 1089)
+
+
+def test_a_page_that_does_not_divide_is_padded() -> None:
+    """3 KV heads (24,576 B) beside 8 (65,536 B): the page is padded, the block stays 16."""
+    odd = Grouped(num_attention_heads=12, num_key_value_heads=3, head_dim=128)
+    found = planned(alternating((8, window()), (8, odd)))
+    assert pool(found)[::2] == (8 * 65_536, 8192 + 1089)
+
+
+def test_one_kind_of_two_widths_shares_blocks() -> None:
+    """Full layers of 8 and of 3 KV heads need the same blocks: one group whose page is the sum."""
+    odd = Grouped(num_attention_heads=12, num_key_value_heads=3, head_dim=128)
+    assert pool(planned(alternating((8, FULL), (8, odd))))[::2] == (8 * 65_536 + 8 * 24_576, 8192)
+
+
+def test_keys_and_values_of_different_widths() -> None:
+    """block · heads · (192 + 128) · 2 = 16 · 4 · 320 · 2."""
+    part = Grouped(num_attention_heads=8, num_key_value_heads=4, head_dim=192, v_head_dim=128)
+    assert pool(planned(alternating((2, part))))[0] == 2 * 40_960
+
+
+def test_windows_as_full_attention() -> None:
+    """Without the hybrid manager: one group, every layer of all tokens."""
+    found = planned(alternating((18, window(128)), (18, FULL)), hybrid=False)
+    assert pool(found) == (36 * 65_536, GIB40 // (36 * 65_536), 8192)
+
+
+STATE = Mamba2(num_heads=128, head_dim=64, state_size=128, n_groups=8)  # 10,240 channels · 3 columns, 1,048,576 states
+
+
+def test_state_pages_align() -> None:
+    """Nemotron-H's sizes in bf16: 30,720 + 1,048,576 elements = 2,158,592 B; a = 8·128·2·2 = 4096; ⌈m/(16·a)⌉ = 33 → 528."""
+    model = alternating((24, STATE), (4, FULL))
+    found = planned(model)
+    assert found.plan.block_size == 528
+    assert pool(found) == (4 * 528 * 4096, GIB40 // (4 * 528 * 4096), -(-131072 // 528) + 6)
+    assert pool(planned(model, mamba_cache_mode="align"))[2] == -(-131072 // 528) + 12
+    assert pool(planned(model, mamba_cache_mode="align", mamba_checkpoint_blocks=1))[2] == -(-131072 // 528) + 18
+
+
+def test_state_dtypes() -> None:
+    """fp32 states double the recurrent part: 61,440 + 4,194,304 = 4,255,744 B, blocks of 65 · 16 = 1040 tokens."""
+    model = alternating((24, STATE), (4, FULL))
+    assert planned(model, mamba_ssm_cache_dtype="float32").plan.block_size == 1040
+    nemotron = alternating((24, STATE), (4, FULL), family="nemotron_h")
+    assert planned(nemotron).plan.block_size == 1040  # Nemotron-H's own default
+    said = Mamba2(num_heads=128, head_dim=64, state_size=128, n_groups=8, state_dtype="fp32")
+    assert planned(alternating((24, said), (4, FULL))).plan.block_size == 1040
+    with pytest.raises(UserError, match="state dtype 'int3'"):
+        planned(model, mamba_ssm_cache_dtype="int3")
+
+
+def test_an_fp8_cache_halves_attention_not_states() -> None:
+    """a = 2048: ⌈2,158,592 / 32,768⌉ · 16 = 1056 tokens of 2048 B: the same page as in bf16."""
+    found = planned(alternating((24, STATE), (4, FULL)), Precision(kv_cache_dtype="fp8"))
+    assert (found.plan.block_size, found.plan.page_bytes) == (1056, 1056 * 2048)
+
+
+def test_states_alone() -> None:
+    found = planned(alternating((4, STATE)))
+    assert found.plan.block_size is None
+    assert pool(found)[::2] == (4 * 2_158_592, 1)
+
+
+def test_states_under_tensor_parallelism() -> None:
+    """tp 16 over 8 groups of B and C: a rank keeps one group whole. 8 heads · 64 + 2 · 128 = 768 channels."""
+    found = planned(alternating((4, STATE)), ranks=Parallelism(tp=16))
+    assert pool(found)[0] == 4 * 2 * (768 * 3 + 8 * 64 * 128)
+
+
+LATENT = Latent(num_attention_heads=16, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+INDEXED = Sparse(
+    num_attention_heads=16, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, index_topk=2048,
+    index_n_heads=16, index_head_dim=128,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_latents_are_whole_on_every_rank(tp: int) -> None:
+    assert pool(planned(alternating((4, LATENT)), ranks=Parallelism(tp=tp)))[0] == 4 * 64 * 576 * 2
+
+
+def test_kv_heads_are_replicated_beyond_their_number() -> None:
+    for tp, heads in ((1, 8), (4, 2), (8, 1), (16, 1)):
+        assert pool(planned(alternating((4, FULL)), ranks=Parallelism(tp=tp)))[0] == 4 * 16 * heads * 512
+
+
+def test_index_keys_are_132_bytes_whatever_the_cache() -> None:
+    for dtype, row in (("auto", 1152), ("bf16", 1152), ("fp8", 656), ("fp8_e4m3", 656), ("nvfp4_ds_mla", 352)):
+        found = planned(alternating((4, INDEXED)), Precision(kv_cache_dtype=dtype))
+        assert pool(found)[0] == 4 * 64 * (row + 132), dtype
+
+
+def test_layers_that_reuse_an_index_have_no_index_keys() -> None:
+    shared = Sparse(
+        num_attention_heads=16, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, index_topk=2048,
+        index_n_heads=16, index_head_dim=128, indexer=False,
+    )  # fmt: skip
+    assert pool(planned(alternating((3, shared), (1, INDEXED))))[0] == 64 * (4 * 1152 + 132)
+
+
+def test_layers_that_share_a_cache_have_no_pages() -> None:
+    kinds = {"own": Layer(parts=(FULL,)), "sharer": Layer(parts=(FULL,), shares_cache=True)}
+    model = of_kinds(kinds, layers=8, pattern=("4 own", "4 sharer"), max_context=131072)
+    assert pool(planned(model))[0] == 4 * 65_536
+
+
+def test_latents_beside_states_align_to_128() -> None:
+    """Kimi-Linear's kind: a = 1152 B, m = 2,158,592 B: 128 · ⌈m/(128 · 1152)⌉ = 128 · 15 = 1920 tokens."""
+    assert planned(alternating((6, STATE), (2, LATENT))).plan.block_size == 1920
+
+
+def test_blocks_as_asked_and_as_possible() -> None:
+    assert planned(alternating((4, FULL)), block_size=32).plan.block_size == 32
+    found = planned(alternating((4, LATENT)), block_size=16)
+    assert found.plan.block_size == 64
+    assert found.notes == ("blocks of 64 tokens: the layers cannot use 16",)
+    assert planned(alternating((24, STATE), (4, FULL)), block_size=1024).plan.block_size == 1024
+
+
+def test_context_parallel_ranks_spread_full_layers() -> None:
+    """⌈131072/2⌉ tokens a rank, in blocks of 64."""
+    found = planned(alternating((4, LATENT)), ranks=Parallelism(tp=2, dcp=2))
+    assert pool(found)[2] == 1024
+    with pytest.raises(UserError, match="sliding windows"):
+        planned(alternating((4, window(num_key_value_heads=1))), ranks=Parallelism(tp=2, dcp=2))
+
+
+def test_pipeline_stages_share_the_groups() -> None:
+    """10 windows and 5 full over 3 stages of 5 layers: 3 groups of 5, the blocks of the tightest stage for all."""
+    kinds = {"w": Layer(parts=(window(),)), "f": Layer(parts=(FULL,))}
+    model = of_kinds(kinds, layers=15, pattern=("2 w", "f"), max_context=131072)
+    found = planned(model, ranks=Parallelism(pp=3), max_in_flight_batches=2)
+    assert isinstance(found.plan, Vllm)
+    assert [len(g.specs) for g in found.plan.groups] == [5, 5, 5]
+    assert pool(found)[::2] == (2 * 65_536, 8192 + 2 * 1089)
+
+
+def test_unequal_pages_of_latents_are_refused_or_fully_allocated() -> None:
+    """A window of keys and values beside latents: vLLM allocates it like full attention, in one group."""
+    found = planned(alternating((4, LATENT), (1, window())))
+    assert pool(found)[::2] == (4 * 64 * 1152 + 64 * 4096, 2048)
+    with pytest.raises(UserError, match="cannot make the pages"):
+        groups_of([(0, Spec(Kind.FULL, 1152, (), block=64, latent=True)), (0, Spec(Kind.STATE, 100_000, ()))])
+
+
+def test_what_the_planner_has_no_pages_for() -> None:
+    from specs import v4_flash
+
+    with pytest.raises(UserError, match="no pages"):
+        planned(v4_flash())
+    with pytest.raises(UserError, match="vllm has no cache dtype 'q8_0'"):
+        planned(stack(FULL), Precision(kv_cache_dtype="q8_0"))
+    with pytest.raises(UserError, match="hybrid cache manager"):
+        planned(alternating((6, STATE), (2, window()), (2, FULL)), hybrid=False)
+
+
+def test_float32_checkpoints_are_cast() -> None:
+    found = planned(stack(FULL, dtype="fp32"))
+    assert (found.formats.dtype, found.plan.page_bytes) == ("bf16", 65_536)
+    assert found.notes == ("vLLM loads a float32 checkpoint as bf16 unless --dtype says otherwise",)
+    assert planned(stack(FULL, dtype="fp32"), Precision("fp32")).plan.page_bytes == 131_072
+
+
+def test_default_block_size() -> None:
+    full, state = Spec(Kind.FULL, 2048, ()), Spec(Kind.STATE, 1_097_728, ())
+    settings = FitOptions(engine="vllm")
+    from kvcalc.engines import Settings
+
+    assert block_size([full], Settings()) == 16
+    assert block_size([full, state], Settings()) == 544
+    assert block_size([full, state], Settings(block_size=256)) == 768  # 256 · ⌈1,097,728 / (256 · 2048)⌉
+    assert settings.block_size == 0
+
+
+def test_a_config_file(kvcalc: Run, tmp_path: Path, write: Callable[[Path, dict[str, Any]], str]) -> None:
+    """Qwen3.5-27B's sizes with its fp32 states: 61,440 + 3,145,728 = 3,207,168 B, a = 4096: 784 tokens, as vLLM logs."""
+    config = {
+        "model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
+        "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 17408, "vocab_size": 248320,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4, "full_attention_interval": 4, "max_position_embeddings": 262144,
+        "mamba_ssm_dtype": "float32", "dtype": "bfloat16",
+    }  # fmt: skip
+    (record,) = kvcalc("fit --engine vllm --format json --gpu h200", write(tmp_path, config)).records
+    assert record["block_size"] == 784
+
+
+@pytest.fixture
+def write() -> Callable[[Path, dict[str, Any]], str]:
+    def to(folder: Path, config: dict[str, Any]) -> str:
+        import json
+
+        path = folder / "config.json"
+        path.write_text(json.dumps(config))
+        return str(path)
+
+    return to

@@ -1,0 +1,279 @@
+"""`fit`: the budget's terms, the grid, what is named first, and what a request that cannot be met says."""
+
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+from specs import of_kinds
+
+from kvcalc import Layer, Parallelism, Precision, UserError, load_gpu, load_model, weight_bytes
+from kvcalc.attention import Grouped
+from kvcalc.capacity import FitOptions, budget, fit
+from kvcalc.capacity.budget import (
+    COLLECTIVE_BYTES,
+    CONTEXT_BYTES,
+    GRAPH_BYTES,
+    LIBRARY_BYTES,
+    activation_peak,
+    default_batched_tokens,
+    overhead_bytes,
+)  # fmt: skip
+from kvcalc.capacity.record import fit_record
+from kvcalc.ffn import Dense
+from kvcalc.model import Model, Mtp
+
+GIB = 2**30
+KEYS = (
+    "gpu", "gpus", "weights_fit", "weight_bytes", "activation_bytes", "overhead_bytes", "kv_budget_bytes", "block_size",
+    "page_bytes", "bytes_per_block", "num_blocks", "blocks_per_request", "kv_tokens", "max_concurrency", "max_num_seqs",
+    "max_model_len", "kv_cache_allocated_bytes",
+)  # fmt: skip
+
+
+def small(layers: int = 4, **fields: Any) -> Model:
+    """Layers of 64 wide: q 64 · 64, k and v 64 · 32, o 64 · 64, a gated FFN of 128."""
+    part = Grouped(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    kinds = {"k": Layer(parts=(part, Dense(intermediate_size=128)))}
+    return of_kinds(kinds, layers=layers, max_context=4096, **fields)
+
+
+def test_a_published_pool(kvcalc: Run) -> None:
+    """vLLM on an H100: 0.9 of 79.18 GiB, less 14.99 of weights, 4.76 of activations and 0.13 beside them: 51.38 GiB."""
+    terms = "--weight-bytes 14.99GiB --activation-bytes 4.76GiB --overhead-bytes 0.13GiB"
+    line = f"fit llama-3.1-8b --gpu h100 --engine vllm --gpu-memory-utilization 0.9 --format json {terms}"
+    (record,) = kvcalc(line).records
+    assert record["kv_budget_bytes"] / GIB == pytest.approx(51.38, abs=0.005)
+
+
+def test_budget_of_total_memory_rounds_the_share_up() -> None:
+    found = budget(memory=1001, utilization=0.9, weights=100, activation=50, overhead=25)
+    assert (found.share, found.cache) == (901, 726)
+    assert budget(1001, 0.9, 901, 0, 0).weights_fit
+    assert not budget(1001, 0.9, 902, 0, 0).weights_fit
+    assert budget(1001, 0.9, 902, 50, 0).cache == -51
+
+
+def test_budget_of_free_memory() -> None:
+    found = budget(memory=1001, utilization=0.9, weights=100, activation=50, overhead=25, of="free", taken=100)
+    assert (found.share, found.cache) == (810, 635)  # ⌊901 · 0.9⌋
+    outside = budget(1001, 0.9, 100, 50, 25, of="free", taken=100, outside=True)
+    assert outside.cache == 710
+
+
+def test_overheads_are_stated() -> None:
+    one, two = Parallelism(), Parallelism(tp=2)
+    assert overhead_bytes("vllm", one, "total") == (LIBRARY_BYTES + GRAPH_BYTES, 0)
+    assert overhead_bytes("vllm", two, "total") == (LIBRARY_BYTES + GRAPH_BYTES + COLLECTIVE_BYTES, 0)
+    assert overhead_bytes("llama.cpp", one, "free") == (LIBRARY_BYTES, CONTEXT_BYTES)
+    assert overhead_bytes("sglang", two, "free") == (LIBRARY_BYTES + GRAPH_BYTES, CONTEXT_BYTES + COLLECTIVE_BYTES)
+
+
+def test_the_whole_budget_of_one_gpu() -> None:
+    model, gpu = load_model("llama-3.1-8b"), load_gpu("h100")
+    record = fit_record(fit(model, gpu, options=FitOptions(engine="vllm")))
+    share = ceil(gpu.memory_bytes * 0.92)
+    assert record["weight_bytes"] == weight_bytes(model) == 16_060_522_496
+    taken = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
+    assert record["kv_budget_bytes"] == share - taken
+    assert record["num_blocks"] == record["kv_budget_bytes"] // 2_097_152
+    assert set(KEYS) <= set(record)
+
+
+def test_activation_peak() -> None:
+    """100 tokens: the FFN's activation reads 2 · 128 and writes 128; the product before it reads 64 and writes 256.
+
+    Logits: 1 row of 64 in, 1000 out. The largest set is 100 · 384 elements, and the residual stream's 100 · 64 beside it.
+    """
+    assert activation_peak(small(), Precision(), Parallelism(), tokens=100) == 2 * 100 * (384 + 64)
+    # 100 prompts of one token: 100 rows of logits, 64 + 1000 elements each
+    assert activation_peak(small(), Precision(), Parallelism(), 100, sequences=100) == 2 * 100 * (1064 + 64)
+    assert activation_peak(small(), Precision(), Parallelism(), 101, sequences=3) == 2 * 101 * (384 + 64)
+
+
+def test_default_tokens_of_a_pass() -> None:
+    expected = {"a100-80gb": 2048, "l40s": 2048, "h100": 8192, "h200": 8192, "b200": 16384}
+    assert {name: default_batched_tokens("vllm", load_gpu(name)) for name in expected} == expected
+    assert default_batched_tokens("llama.cpp", load_gpu("h100")) == 512
+
+
+def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
+    """DeepSeek-V3 does not start on 8 H100; it does on 8 H200 and on 16 H100. The order of the rest is the grid's."""
+    line = "fit deepseek-v3 --gpu h100,h200 --tp 8,16 --engine vllm --max-num-seqs 2 --max-model-len 128K --format json"
+    records = kvcalc(line).records
+    assert [(r["gpu"], r["gpus"], r["fits"]) for r in records] == [
+        ("h200", 8, True), ("h100-sxm", 8, False), ("h100-sxm", 16, True), ("h200", 16, True),
+    ]  # fmt: skip
+    table = kvcalc(line.replace("json", "table"))
+    assert table.out.splitlines()[0] == "deepseek-v3: smallest that holds 2 × 131,072 tokens: 8× h200 (tp 8)"
+    assert "● weights" in table.out
+
+
+def test_a_grid_over_dtypes(kvcalc: Run) -> None:
+    line = "fit llama-3.1-8b --dtype bf16,fp8 --kv-cache-dtype bf16,fp8 --engine vllm --format json"
+    found = {(r["dtype"], r["kv_cache_dtype"]): r["bytes_per_block"] for r in kvcalc(line).records}
+    assert found == {
+        ("bf16", "bf16"): 2**21, ("bf16", "fp8"): 2**20, ("fp8 + bf16", "bf16"): 2**21, ("fp8 + bf16", "fp8"): 2**20,
+    }  # fmt: skip
+
+
+def test_sizes_that_do_not_divide_are_left_out_of_a_grid(kvcalc: Run) -> None:
+    result = kvcalc("fit llama-3.1-8b --tp 2,3,4 --format json")
+    assert [r["gpus"] for r in result.records] == [2, 4]
+    assert "left out: tensor-parallel size 3" in result.err
+    assert kvcalc("fit llama-3.1-8b --tp 3").code == 2
+
+
+def test_weights_that_do_not_fit(kvcalc: Run) -> None:
+    line = "fit llama-3.1-405b --engine vllm --format json"
+    result = kvcalc(line)
+    (record,) = result.records
+    assert (record["weights_fit"], record["fits"], record["max_num_seqs"], record["kv_tokens"]) == (False, False, 0, 0)
+    over = record["weight_bytes"] - record["share_bytes"]
+    assert f"weights alone are {over / GIB:.2f} GiB over; would fit with --tp 16" in result.err
+    assert record["advice"] in result.err
+    assert kvcalc(line + " --require 1").code == 1
+    assert kvcalc("fit llama-3.1-8b --engine vllm --require 3").code == 0
+    assert kvcalc("fit llama-3.1-8b --engine vllm --require 4").code == 1
+
+
+def test_a_given_size_skips_the_weight_check(kvcalc: Run) -> None:
+    result = kvcalc("fit llama-3.1-405b --engine vllm --kv-cache-memory-bytes 80GiB --require 1 --format json")
+    (record,) = result.records
+    assert (record["weights_fit"], record["kv_budget_bytes"], record["max_num_seqs"]) == (False, 80 * GIB, 1)
+    assert "more than the rest leaves" in result.err
+
+
+def test_vllm_does_not_start_below_one_sequence(kvcalc: Run) -> None:
+    result = kvcalc("fit llama-3.1-8b --gpu l4 --engine vllm --format json")
+    (record,) = result.records
+    assert record["max_num_seqs"] == 0
+    assert f"it would with --max-model-len {record['max_model_len']}" in result.err
+
+
+def test_data_parallel_replicas_share_the_sequences() -> None:
+    """dp 4: each rank holds a quarter of the sequences asked for, and four times as many fit in all."""
+    model, gpu = small(), load_gpu("h100")
+    given = {"engine": "vllm", "kv_cache_memory_bytes": GIB, "max_model_len": 4096}
+    one = fit(model, gpu, options=FitOptions(**given))
+    four = fit(model, gpu, parallelism=Parallelism(dp=4), options=FitOptions(**given, max_num_seqs=8))
+    assert four.sequences == 4 * one.sequences
+    assert four.longest == fit(model, gpu, options=FitOptions(**given, max_num_seqs=2)).longest
+
+
+def test_pipeline_stages_are_each_asked() -> None:
+    """5 layers on 2 stages, 3 and 2 (the remainder before the last): the first decides, with 3 layers' pages."""
+    found = fit(small(5), load_gpu("h100"), parallelism=Parallelism(pp=2), options=FitOptions(engine="vllm"))
+    assert (found.stage, found.plan.bytes_per_block) == (0, 3 * 16 * 2 * 32 * 2)
+
+
+def test_prediction_layers_and_drafts() -> None:
+    """One more layer, its projection of 2 · 64 by 64 and three norms; or another model's weights and pages beside."""
+    model, gpu = small(mtp=Mtp(kind="k")), load_gpu("h100")
+    plain = fit(model, gpu, options=FitOptions(engine="vllm"))
+    mtp = fit(model, gpu, options=FitOptions(engine="vllm", mtp=True))
+    layer = sum(w.elements for w in model.layer_weights("k"))
+    assert mtp.budget.weights - plain.budget.weights == 2 * (layer + 2 * 64 * 64 + 3 * 64) == 2 * model.mtp_parameters
+    assert mtp.plan.bytes_per_block == 5 * 16 * 2 * 32 * 2
+    draft = small(1)
+    beside = fit(model, gpu, options=FitOptions(engine="vllm", draft=draft))
+    assert beside.budget.weights - plain.budget.weights == weight_bytes(draft)
+    assert beside.plan.bytes_per_block == 5 * 16 * 2 * 32 * 2
+    with pytest.raises(UserError, match="no multi-token-prediction"):
+        fit(small(), gpu, options=FitOptions(mtp=True))
+
+
+def test_links(kvcalc: Run) -> None:
+    """One sequence's content crosses to a decoding GPU at 450 GB/s; 4 in host memory are read over PCIe at 64 GB/s."""
+    line = "fit llama-3.1-8b --engine vllm --max-model-len 8192 --format json --kv-offloading-bytes 4GiB"
+    (record,) = kvcalc(line).records
+    assert record["transfer_bytes"] == 8192 * 131_072 == GIB
+    assert record["transfer_s"] == GIB / 450e9
+    assert (record["offload_num_seqs"], record["offload_step_bytes"]) == (4, 4 * GIB)
+    assert record["offload_step_s"] == 4 * GIB / 64e9
+
+
+def test_cost_has_breakpoints(kvcalc: Run) -> None:
+    """gpt-oss-120b: 36 layers of 2048 B a token until 127 + 16,384 tokens fill the windows, then 18."""
+    (record,) = kvcalc("fit gpt-oss-120b --engine vllm --format json").records
+    near, far = record["breakpoints"]
+    assert (near["from_tokens"], near["bytes_per_token"], near["fixed_bytes"]) == (0, 36 * 2048, 589_824)
+    assert (far["from_tokens"], far["bytes_per_token"], far["fixed_bytes"]) == (16_511, 18 * 2048, 1033 * 589_824)
+    assert [k for k, v in record.items() if isinstance(v, list | dict)] == ["breakpoints"]
+
+
+def test_explain_walks_the_budget(kvcalc: Run) -> None:
+    out = kvcalc("fit gpt-oss-120b --engine vllm --explain --kv-offloading-bytes 64GiB").out
+    for figure in ("0.92 of the total memory of 85,017,755,648 B", "blocks_per_request at 131,072 tokens = 9,225", "7. Links"):
+        assert figure in out
+    for engine in ("none", "sglang", "llama.cpp"):
+        assert "6. What fits" in kvcalc(f"fit gpt-oss-120b --engine {engine} --explain").out
+
+
+def test_lengths_add_what_allocation_wastes(kvcalc: Run, tmp_path: Path) -> None:
+    """Lengths 50 and 100 in slots of 1024: 1898 of 2048 slots are empty; in pages of 16, 64 + 112 slots for 150."""
+    path = tmp_path / "lengths.txt"
+    path.write_text("50\n100\n")
+    line = "fit llama-3.1-8b --engine vllm --max-model-len 1024 --format json --lengths"
+    (record,) = kvcalc(line, str(path)).records
+    assert (record["contiguous_waste_tokens"], record["paged_waste_tokens"]) == (1898, 26)
+    assert (record["contiguous_waste"], record["paged_waste"]) == (1898 / 2048, 26 / 176)
+    assert record["paged_num_seqs"] == record["kv_tokens"] * 2 // 176
+    assert "waste of pages: 14.8%" in kvcalc(line.replace("json", "table"), str(path)).out
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_plot(kvcalc: Run, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"memory.{suffix}"
+    assert kvcalc("fit llama-3.1-8b --gpu h100,l40s --engine vllm --plot", str(path)).code == 0
+    assert path.stat().st_size > 1000
+    assert "KV cache" in kvcalc("fit llama-3.1-8b --plot -").out
+
+
+@pytest.mark.parametrize("output", ["csv", "markdown"])
+def test_other_formats(kvcalc: Run, output: str) -> None:
+    assert "kv_budget_bytes" in kvcalc(f"fit gpt-oss-20b --engine vllm --format {output}").out.splitlines()[0]
+
+
+BAD = [
+    ("--gpu-memory-utilization nan", "not above 0"), ("--gpu-memory-utilization 0", "leaves no memory"),
+    ("--gpu-memory-utilization 1.01", "at most 1"), ("--gpu-memory-utilization -1", "not above 0"),
+    ("--max-num-seqs 0", "max-num-seqs 0"), ("--max-num-seqs -3", "max-num-seqs -3"), ("--max-model-len 0", "max-model-len"),
+    ("--max-model-len many", "max-model-len"), ("--require -1", "--require -1"), ("--engine tgi", "unknown engine 'tgi'"),
+    ("--gpu h1000", "unknown gpu"), ("--gpu ''", "empty"), ("--tp 0", "tensor-parallel"), ("--tp a", "tensor-parallel"),
+    ("--kv-cache-memory-bytes 0", "kv-cache-memory-bytes"), ("--kv-cache-memory-bytes 4XB", "kv-cache-memory-bytes"),
+    ("--weight-bytes nan", "weight-bytes"), ("--num-gpu-blocks-override 5", "is vLLM's"),
+    ("--engine vllm --num-gpu-blocks-override -5", "num-gpu-blocks-override"), ("--block-size -1", "block-size"),
+    ("--max-num-batched-tokens 0", "max-num-batched-tokens"), ("--max-in-flight-batches -1", "max-in-flight-batches"),
+    ("--mamba-cache-mode all", "mamba-cache-mode"), ("--utilization-of some", "utilization-of"),
+    ("--shared-prefix -1", "shared-prefix"), ("--draft nothing-7b", "unknown model"), ("--mtp", "no multi-token-prediction"),
+    ("--lengths nowhere.txt", "nowhere.txt"), ("--lengths uniform:3,4", "unknown distribution"),
+    ("--lengths lognormal:4,3", "no log-normal"), ("--dtype fp7", "unknown dtype"), ("--kv-cache-dtype fp7", "KV-cache dtype"),
+    ("--pp 33", "exceeds the 32 layers"), ("--plot x.gif", "should end in"), ("--mamba-ssm-cache-dtype fp7", "state dtype"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "said"), BAD)
+def test_bad_requests_say_so_in_one_line(kvcalc: Run, options: str, said: str) -> None:
+    model = "falcon-h1-0.5b --engine vllm" if "ssm" in options else "llama-3.1-8b"
+    result = kvcalc(f"fit {model} {options}")
+    assert result.code == 2
+    assert said in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_python_api() -> None:
+    import kvcalc as package
+
+    found = package.fit(load_model("llama-3.1-8b"), load_gpu("h100"), options=package.FitOptions(engine="vllm"))
+    assert isinstance(found, package.Fit)
+    assert {"fit", "Fit", "FitOptions"} <= set(package.__all__)
+    with pytest.raises(AttributeError):
+        _ = package.fits
+
+
+def test_models_without_a_cache_are_refused(kvcalc: Run) -> None:
+    part = Grouped(num_attention_heads=4, num_key_value_heads=4, head_dim=16, cached=False)
+    with pytest.raises(UserError, match="keeps no cache"):
+        fit(of_kinds({"k": Layer(parts=(part,))}, layers=2), load_gpu("h100"))

@@ -1,0 +1,505 @@
+"""Passes over any batch: mixed, chunked, padded, drafts; experts; several GPUs; every kind of attention; formats."""
+
+import numpy as np
+import pytest
+from specs import compressed, csa, grouped, latent, of_kinds, stack
+
+from kvcalc import Batch, Cost, Layer, Model, Operator, Parallelism, Precision, Sequences, UserError, forward, load_model, total
+from kvcalc.attention import BlockSparse, GatedDeltaNet, HiddenStates, Mamba2, ShortConv
+from kvcalc.attention.recurrent import NgramMemory
+from kvcalc.ffn import Dense, Moe, Projections
+
+E = 2
+
+
+def named(model: Model, batch: Batch, **options: object) -> dict[str, Operator]:
+    found = {o.name: o for o in forward(model, batch, **options)}  # type: ignore[arg-type]
+    assert all(o.cost.flops >= 0 and o.cost.bytes >= 0 for o in found.values())
+    return found
+
+
+def group(count: int, new: int, past: int) -> Sequences:
+    return Sequences(count, new, past)
+
+
+def pass_of(*groups: tuple[int, int, int]) -> Batch:
+    return Batch(tuple(group(*g) for g in groups))
+
+
+# ---- batches
+
+
+def test_chunked_prefill_is_the_whole_prompt_in_pieces() -> None:
+    """1000 tokens in chunks of 256: the same FLOPs and cache writes; the weights are read four times."""
+    model = load_model("llama-2-7b")
+    whole = total(forward(model, Batch.prefill(1000)))
+    chunks = [total(forward(model, pass_of((1, min(256, 1000 - at), at)))) for at in range(0, 1000, 256)]
+    head = 2 * 4096 * 32_000
+    assert sum(c.flops - head for c in chunks) == whole.flops - head
+    assert sum(c.cache_write_bytes for c in chunks) == whole.cache_write_bytes
+    row = 2 * 32 * 32 * 128 * 2
+    assert [c.cache_read_bytes for c in chunks] == [row * s for s in (256, 512, 768, 1000)]
+    embedding = 32_000 * 4096 * 2
+    layers_and_head = 2 * 6_738_415_616 - embedding
+    assert sum(c.weight_bytes for c in chunks) == 4 * layers_and_head + 1000 * 4096 * 2
+
+
+def test_verifying_a_draft_of_four_is_five_new_tokens() -> None:
+    """Five queries read the cache once: 5·past + 15 pairs."""
+    found = named(load_model("llama-2-7b"), pass_of((8, 5, 1000)), all_positions=True)
+    assert found["attention"].cost.flops == 4 * 8 * (5 * 1000 + 15) * 4096
+    assert found["attention"].cost.cache_read_bytes == 8 * 1005 * 2 * 4096 * 2
+    assert found["attention"].cost.cache_write_bytes == 8 * 5 * 2 * 4096 * 2
+    assert found["qkv"].cost.flops == 2 * 40 * 4096 * 12_288
+    assert found["lm_head"].cost.flops == 2 * 40 * 4096 * 32_000  # every position is verified
+
+
+def test_mixed_continuous_batch_is_one_matrix_of_504_rows() -> None:
+    """A 500-token prefill and four decodes: (504, D)."""
+    batch = pass_of((1, 500, 0), (4, 1, 999))
+    assert (batch.tokens, batch.sequences) == (504, 5)
+    found = named(load_model("llama-2-7b"), batch)
+    for name, outputs in (("qkv", 12_288), ("o", 4096), ("gate_up", 22_016)):
+        assert found[name].cost.flops == 2 * 504 * 4096 * outputs
+        assert found[name].cost.activation_bytes == 504 * (4096 + outputs) * E
+        assert found[name].cost.weight_bytes == 4096 * outputs * E
+    assert found["attention"].cost.flops == 4 * (500 * 501 // 2 + 4 * 1000) * 4096
+    assert found["attention"].cost.cache_read_bytes == (500 + 4 * 1000) * 2 * 4096 * E
+    assert found["lm_head"].cost.flops == 2 * 5 * 4096 * 32_000
+
+
+def test_padded_static_batch_is_the_longest_length_for_all() -> None:
+    """Prompts of 5, 3 and 4 tokens padded to (3, 5): 15 rows for 12 tokens."""
+    model = load_model("llama-2-7b")
+    padded, packed = (named(model, b) for b in (pass_of((3, 5, 0)), pass_of((1, 5, 0), (1, 3, 0), (1, 4, 0))))
+    assert padded["qkv"].cost.flops * 12 == packed["qkv"].cost.flops * 15
+    assert padded["attention"].cost.flops == 4 * 3 * 15 * 4096
+    assert packed["attention"].cost.flops == 4 * (15 + 6 + 10) * 4096
+
+
+def test_generation_without_a_cache_projects_all_tokens_again() -> None:
+    """4096 tokens: 8,390,656 token projections, of which 8,386,560 are redundant."""
+    model = stack(grouped())
+    tokens = np.arange(1, 4097, dtype=float)
+    again = sum(o.cost.flops for o in forward(model, Batch.prefill(tokens)) if o.name == "qkv").sum()
+    cached = sum(o.cost.flops for o in forward(model, Batch.decode(tokens)) if o.name == "qkv") * 4096
+    each = 2 * 64 * (8 + 2 * 2) * 16
+    assert again == 8_390_656 * each
+    assert again - cached == 8_386_560 * each
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (lambda: Batch(()), "at least one group"),
+        (lambda: pass_of((0, 1, 0)), "count 0"),
+        (lambda: pass_of((1, 0, 0)), "new 0"),
+        (lambda: pass_of((1, 1, -1)), "past -1"),
+        (lambda: Batch.decode(0), "past -1"),
+        (lambda: Batch.decode(4096.0), "neither a whole number nor an array"),
+        (lambda: pass_of((True, 1, 0)), "count True"),
+        (lambda: Batch.prefill(10**12 + 1), "outside 1 to 1,000,000,000,000"),
+        (lambda: Batch.prefill(np.array([1.0, float("nan")])), "whole numbers"),
+        (lambda: Batch.prefill(np.array([1.0, float("inf")])), "whole numbers"),
+        (lambda: Batch.prefill(np.array([1.5, 2.0])), "whole numbers"),
+        (lambda: Batch.prefill(np.array(["many"])), "whole numbers"),
+        (lambda: Batch((group(np.ones(2), np.ones(3), np.ones(2)),)), "one shape"),
+    ],
+)
+def test_impossible_batches(bad: object, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        bad()  # type: ignore[operator]
+
+
+# ---- mixture of experts
+
+
+def moe(experts: int = 160, top: int = 6, width: int = 10) -> Model:
+    part = Moe(num_experts=experts, num_experts_per_tok=top, moe_intermediate_size=width)
+    return of_kinds({"moe": Layer(parts=(grouped(), part))}, layers=1)
+
+
+def distinct_of(name: str, model: Model, tokens: int) -> int:
+    return named(model, pass_of((tokens, 1, 0)))[name].cost.weight_bytes  # type: ignore[return-value]
+
+
+def distinct(model: Model, tokens: int) -> tuple[int, int]:
+    return distinct_of("experts_gate_up", model, tokens), distinct_of("experts_down", model, tokens)
+
+
+def test_one_token_reads_exactly_its_top_k() -> None:
+    for experts, top in ((3, 1), (160, 6), (256, 8), (384, 8), (60, 4)):
+        assert distinct(moe(experts, top), 1) == (top * 2 * 640 * E, top * 640 * E)
+
+
+def test_expected_experts_round_half_up_once_for_each_operator() -> None:
+    """2 of 4 for 2 tokens reach 3 of 4. Of 3 experts 1 each for 2 tokens: 5/3, times 2560 bytes 4266.67, times 1280 2133.3."""
+    assert distinct(moe(4, 2), 2) == (3 * 2 * 640 * E, 3 * 640 * E)
+    assert distinct(moe(3, 1, width=10), 2) == (4267, 2133)
+    # 64 experts of one fp32 weight, half of them a token: 256 · (1 − 2^−T) is 255.5 for 9 tokens
+    one = Moe(num_experts=64, num_experts_per_tok=32, moe_intermediate_size=1, gated=False)
+    tiny = of_kinds({"moe": Layer(parts=(one,))}, layers=1, hidden_size=1, dtype="fp32")
+    assert [distinct_of("experts_down", tiny, t) for t in (7, 8, 9, 10)] == [254, 255, 256, 256]
+
+
+def test_experts_flops_are_of_the_tokens_routed_not_of_the_experts_read() -> None:
+    found = named(moe(), pass_of((7, 3, 10)))
+    assert found["router"].cost.flops == 2 * 21 * 64 * 160
+    assert found["experts_gate_up"].cost.flops == 2 * 21 * 6 * 64 * 20
+    assert found["experts_down"].cost.flops == 2 * 21 * 6 * 10 * 64
+    assert found["experts_gate_up"].cost.activation_bytes == 21 * 6 * (64 + 20) * E
+
+
+def test_many_tokens_read_every_expert() -> None:
+    assert distinct(moe(), 10**6) == (160 * 2 * 640 * E, 160 * 640 * E)
+    dense_like = named(moe(4, 4), pass_of((1, 1, 0)))
+    assert dense_like["experts_down"].cost.weight_bytes == 4 * 640 * E
+
+
+def test_shared_experts_and_their_gate_take_every_token() -> None:
+    part = Moe(
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=48,
+        shared_expert_gate=True,
+    )
+    found = named(of_kinds({"moe": Layer(parts=(part,))}, layers=1), pass_of((5, 1, 0)))
+    assert found["shared_gate_up"].cost.flops == 2 * 5 * 64 * 96
+    assert found["shared_down"].cost.weight_bytes == 48 * 64 * E
+    assert found["shared_gate"].cost.flops == 2 * 5 * 64
+
+
+# ---- the LM head
+
+
+def test_lm_head_runs_for_last_positions_or_for_all() -> None:
+    model = stack(grouped(), vocab_size=1000, tie_word_embeddings=True)
+    last, every = (named(model, Batch.prefill(10, 3), all_positions=a) for a in (False, True))
+    assert last["lm_head"].cost == Cost(2 * 3 * 64 * 1000, 0, 64 * 1000 * E, activation_bytes=3 * 1064 * E)  # tied, and read
+    assert every["lm_head"].cost.flops == 10 * last["lm_head"].cost.flops
+    assert every["lm_head"].cost.weight_bytes == last["lm_head"].cost.weight_bytes
+    assert every["sampling"].cost.vector_flops == 5 * 30 * 1000
+    assert last["final_norm"].cost.vector_flops == 4 * 3 * 64
+
+
+def test_every_table_gives_a_row_a_token() -> None:
+    model = stack(grouped(), position_embeddings=50, type_embeddings=2)
+    assert named(model, Batch.prefill(10))["embedding"].cost.weight_bytes == 10 * 3 * 64 * E
+    assert "rope" not in named(model, Batch.prefill(10))  # learned positions rotate nothing
+
+
+# ---- several GPUs
+
+
+def shard(operator: Operator) -> tuple[int, int]:
+    return operator.cost.flops, operator.cost.weight_bytes
+
+
+def test_tensor_parallel_ranks_hold_heads_columns_and_one_kv_head_at_least() -> None:
+    """8 heads and 2 KV heads of 16 on 4 ranks: 2 heads, 1 KV head, 32 of 128 columns, 250 of 1000 words."""
+    found = named(stack(grouped()), Batch.decode(100, 3), parallelism=Parallelism(tp=4))
+    assert shard(found["qkv"]) == (2 * 3 * 64 * (32 + 16 + 16), 64 * 64 * E)
+    assert shard(found["o"]) == (2 * 3 * 32 * 64, 32 * 64 * E)
+    assert shard(found["gate_up"]) == (2 * 3 * 64 * 64, 64 * 64 * E)
+    assert shard(found["down"]) == (2 * 3 * 32 * 64, 32 * 64 * E)
+    assert shard(found["lm_head"]) == (2 * 3 * 64 * 250, 64 * 250 * E)
+    assert found["attention"].cost.flops == 4 * 300 * 2 * 16
+    assert found["attention"].cost.cache_read_bytes == 300 * 2 * 16 * E
+
+
+def test_tensor_parallel_collectives() -> None:
+    """Two all-reduces a layer, one behind the embedding: 2·(n − 1)/n of [T, D] over each link; logits are gathered."""
+    found = forward(stack(grouped(), layers=5), Batch.decode(100, 3), parallelism=Parallelism(tp=4))
+    each = 2 * 3 * 3 * 64 * E / 4
+    reduces = [(o.layer, o.count, o.cost) for o in found if o.name == "all_reduce"]
+    assert reduces == [("", 1, Cost(network_bytes=each)), *[("k0", 5, Cost(network_bytes=each))] * 2]
+    (gather,) = [o for o in found if o.name == "all_gather_logits"]
+    assert gather.cost == Cost(network_bytes=3 * 3 * 250 * E)
+    assert not [o for o in forward(stack(grouped()), Batch.decode(100, 3)) if o.kind == "network"]
+
+
+def test_latents_are_whole_on_every_rank_and_heads_are_not() -> None:
+    model = stack(latent())
+    one, four = (named(model, Batch.decode(100), parallelism=Parallelism(tp=n)) for n in (1, 4))
+    assert four["attention"].cost.cache_bytes == one["attention"].cost.cache_bytes
+    assert four["attention"].cost.flops * 4 == one["attention"].cost.flops
+    assert four["absorb_q"].cost.weight_bytes * 4 == one["absorb_q"].cost.weight_bytes
+    assert four["q" if "q" in four else "qkv"].cost.weight_bytes == (64 * 2 * 24 + 64 * 40) * E
+
+
+def test_pipeline_stage_has_its_layers_and_sends_on() -> None:
+    model = stack(grouped(), layers=5)
+    first, last = (forward(model, Batch.decode(100, 3), parallelism=Parallelism(pp=2), stage=n) for n in (0, 1))
+    assert [{o.count for o in s if o.name == "qkv"} for s in (first, last)] == [{3}, {2}]
+    assert first[0].name == "embedding" and last[-1].name == "sampling"
+    assert first[-1].name == "send" and first[-1].cost == Cost(network_bytes=3 * 64 * E)
+    assert not {"embedding", "send"} & {o.name for o in last}
+    whole = total(forward(model, Batch.decode(100, 3)))
+    assert total((*first, *last))._replace(network_bytes=0) == whole
+
+
+def test_pipeline_without_a_stage_is_the_fullest() -> None:
+    """Of two equal halves the one with the head has the final norm more."""
+    found = forward(stack(grouped(), layers=4), Batch.decode(100), parallelism=Parallelism(pp=2))
+    assert found[-1].name == "sampling" and found[0].name == "norm"
+
+
+def test_data_parallel_ranks_take_their_share_of_every_group_rounded_up() -> None:
+    model = stack(grouped())
+    found = forward(model, pass_of((10, 1, 99), (1, 7, 0)), parallelism=Parallelism(dp=4))
+    assert found == forward(model, pass_of((3, 1, 99), (1, 7, 0)))
+
+
+def test_expert_parallel_ranks() -> None:
+    """160 experts, 6 a token; 4 ranks of 40 experts and 2 tokens each, so 8·6/4 = 12 rows on 40 experts of those reached."""
+    found = named(moe(), pass_of((8, 1, 99)), parallelism=Parallelism(dp=4, ep=4))
+    assert found["experts_down"].cost.flops == 2 * 12 * 10 * 64
+    assert found["experts_down"].cost.weight_bytes == int(40 * 640 * E * (1 - (1 - 6 / 160) ** 8) + 0.5)
+    assert found["router"].cost.flops == 2 * 2 * 64 * 160
+    assert (found["all_to_all"].count, found["all_to_all"].cost) == (2, Cost(network_bytes=2 * 6 * 64 * E * 3 / 4))
+
+
+def test_experts_of_data_parallel_ranks_without_ep_share_columns_and_gather_tokens() -> None:
+    found = named(moe(width=12), pass_of((8, 1, 99)), parallelism=Parallelism(dp=4))
+    assert found["experts_gate_up"].cost.flops == 2 * 8 * 6 * 64 * 2 * 3
+    assert [found[n].cost for n in ("all_gather_tokens", "reduce_scatter")] == [Cost(network_bytes=2 * 64 * E * 3)] * 2
+
+
+def test_ranks_of_one_tp_group_have_all_tokens_already() -> None:
+    """With tp and ep alone, whole experts stand on each rank and the all-reduce adds them up: nothing else is sent."""
+    found = forward(moe(), pass_of((8, 1, 99)), parallelism=Parallelism(tp=2, ep=2))
+    assert {o.name for o in found if o.kind == "network"} == {"all_reduce", "all_gather_logits"}
+    (down,) = [o for o in found if o.name == "experts_down"]
+    assert down.cost.flops == 2 * 8 * 6 // 2 * 10 * 64
+
+
+def test_decode_context_ranks_read_their_share_of_the_tokens() -> None:
+    """A latent row of 40 elements for 100 of 200 tokens; the ranks swap queries of 40 and outputs of 32 for 2 heads."""
+    found = named(stack(latent()), Batch.decode(200, 3), parallelism=Parallelism(tp=4, dcp=2))
+    assert found["attention"].cost.cache_read_bytes == 3 * 100 * 40 * E
+    assert found["attention"].cost.network_bytes == 3 * 2 * (40 + 32) * E
+    assert found["attention"].cost.flops == 2 * 600 * 2 * 72
+    new = named(stack(latent()), pass_of((1, 3, 197)), parallelism=Parallelism(tp=4, dcp=2), mla_form="absorbed")
+    assert new["attention"].cost.cache_write_bytes == 2 * 40 * E  # two of three rows on the fullest rank
+
+
+@pytest.mark.parametrize("ranks", [{"tp": 3}, {"pp": 2}, {"dp": 3, "ep": 3}])
+def test_ranks_that_do_not_divide(ranks: dict[str, int]) -> None:
+    with pytest.raises(UserError):
+        forward(moe(), Batch.decode(10), parallelism=Parallelism(**ranks))
+
+
+# ---- attention that is not plain
+
+
+def attention(model: Model, batch: Batch) -> Cost:
+    return named(model, batch)["attention"].cost
+
+
+@pytest.mark.parametrize(
+    ("part", "pairs", "rows"),
+    [
+        (grouped(sliding_window=10), 10 * 4, 10 - 1 + 4),
+        (grouped(sliding_window=10, sink_tokens=2), 12 * 4, 12 - 1 + 4),
+        (grouped(cache_budget=10), 10 * 4, 10 - 1 + 4),
+        (grouped(attention_chunk_size=64), 37 + 38 + 39 + 40, 40),  # tokens 65 … 104 are the chunk that they stand in
+        (grouped(), 101 + 102 + 103 + 104, 104),
+    ],
+)
+def test_four_tokens_behind_a_hundred(part: object, pairs: int, rows: int) -> None:
+    cost = attention(stack(part), pass_of((1, 4, 100)))  # type: ignore[arg-type]
+    assert cost.flops == 4 * pairs * 8 * 16
+    assert cost.cache_read_bytes == rows * 2 * 2 * 16 * E
+    assert cost.cache_write_bytes == 4 * 2 * 2 * 16 * E
+
+
+def test_layers_that_share_a_cache_read_it_and_write_none() -> None:
+    owner, borrower = grouped(), grouped(kv_projection=False)
+    kinds = {
+        "own": Layer(parts=(owner, Dense(intermediate_size=8))),
+        "shared": Layer(parts=(borrower, Dense(intermediate_size=8)), shares_cache=True),
+    }
+    found = forward(of_kinds(kinds, layers=2, pattern=("own", "shared")), Batch.decode(100))
+    own, shared = (o.cost for o in found if o.name == "attention")
+    assert shared == own._replace(cache_write_bytes=0)
+    assert own.cache_read_bytes == 100 * 2 * 2 * 16 * E
+    assert [o.cost.weight_bytes for o in found if o.name == "qkv"] == [64 * 12 * 16 * E, 64 * 8 * 16 * E]
+
+
+def test_attention_that_sees_what_comes_after() -> None:
+    """Nothing can be cached; all 10 × 10 pairs count."""
+    found = named(stack(grouped(cached=False)), Batch.prefill(10))
+    assert found["attention"].cost.flops == 4 * 100 * 8 * 16
+    assert found["attention"].cost.cache_bytes == 0
+
+
+def test_block_sparse_reads_top_blocks_and_scores_every_index_key() -> None:
+    """2 blocks of 16 tokens of 1000; K and V of 2 heads; an index key of 24, one index head for each KV head."""
+    part = BlockSparse(
+        num_attention_heads=8, num_key_value_heads=2, head_dim=16,
+        index_block_size=16, index_topk_blocks=2, index_n_heads=2, index_head_dim=24,
+    )  # fmt: skip
+    found = named(stack(part), Batch.decode(1000))
+    assert found["attention"].cost.flops == 4 * 32 * 8 * 16
+    assert found["attention"].cost.cache_read_bytes == 32 * 2 * 2 * 16 * E
+    assert found["indexer"].cost.flops == 2 * 1000 * 2 * 24
+    assert found["indexer"].cost.cache_read_bytes == 1000 * 24 * E
+    assert found["index_qk"].cost.flops == 2 * 64 * (2 * 24 + 24)
+    assert found["top_k"].cost.vector_flops == 2 * 1000
+
+
+def test_compressed_attention_reads_a_window_and_top_of_the_blocks() -> None:
+    """V4-Flash's CSA at 8192 tokens: 128 of the window and 512 of 2048 entries, rows of 512; 2048 index keys of 128."""
+    found = named(stack(csa(), hidden_size=4096), Batch.decode(8192))
+    assert found["attention"].cost.flops == 4 * (128 + 512) * 64 * 512
+    assert found["attention"].cost.cache_read_bytes == (128 + 512) * 512 * E
+    assert found["attention"].cost.cache_write_bytes == 2 * 512 * E  # its own row, and the entry that it completes
+    assert found["indexer"].cost.flops == 2 * 2048 * 64 * 128
+    assert found["indexer"].cost.cache_read_bytes == 2048 * 128 * E
+    # the block is complete: 3 rows of the unfinished one and 4 of the overlap are read, with KV and gate
+    assert found["compress"].cost.cache_read_bytes == (3 * 4 * 640 + 4 * 2 * 640) * E
+    assert found["compress"].cost.cache_write_bytes == 4 * 2 * 640 * E
+    # in: key-values and gates of two series for one token; out: one entry and its index key
+    assert found["compress"].cost.activation_bytes == (2 * 2 * 640 + 640) * E
+
+
+def test_compressed_prefill_counts_each_query_s_own_blocks() -> None:
+    part = compressed(compress_ratio=4, sliding_window=3)
+    cost = attention(stack(part, hidden_size=4096), Batch.prefill(10))
+    assert cost.flops == 4 * sum(min(j, 3) + j // 4 for j in range(1, 11)) * 64 * 512
+
+
+def test_hidden_states_are_projected_again_at_every_step() -> None:
+    """100 cached inputs of 64 give K and V of 4 heads of 16 anew; Q only for the new one."""
+    part = HiddenStates(num_attention_heads=4, head_dim=16, hidden_size=64)
+    found = named(stack(part), Batch.decode(100))
+    assert found["q"].cost.flops == 2 * 64 * 64
+    assert found["kv"].cost == Cost(2 * 100 * 64 * 128, 0, 64 * 128 * E, 100 * 64 * E, 64 * E, 100 * 128 * E)
+    assert found["attention"].cost.flops == 4 * 100 * 64
+    assert found["attention"].cost.cache_bytes == 0
+    assert found["attention"].cost.activation_bytes == (2 * 64 + 100 * 128) * E
+
+
+def test_gated_delta_net_scans_a_state_of_constant_size() -> None:
+    """4 value heads of 16 × 8 in fp32, read and written; 6 FLOPs an element and token: k·S, the update, q·S."""
+    part = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=8)
+    decode, prefill = (named(stack(part), b)["scan"].cost for b in (Batch.decode(10_000, 3), Batch.prefill(500)))
+    state, columns = 4 * 16 * 8, 2 * 2 * 16 + 4 * 8
+    assert decode.flops == 3 * 6 * state
+    assert decode.cache_read_bytes == decode.cache_write_bytes == 3 * (state * 4 + 3 * columns * E)
+    assert prefill.flops == 500 * 6 * state
+    assert prefill.cache_read_bytes == state * 4 + 3 * columns * E  # once, whatever the length
+    projected = 2 * 2 * 16 + 2 * 4 * 8 + 2 * 4  # q and k, v and gate, step and decay
+    assert decode.activation_bytes == 3 * (projected + 32) * E
+    found = named(stack(part), Batch.decode(10_000, 3))
+    assert found["in_proj"].cost.flops == 2 * 3 * 64 * projected
+    assert found["out_proj"].cost.flops == 2 * 3 * 32 * 64
+    assert decode.weight_bytes == (4 * columns + 2 * 4 + 8) * E  # convolution, decay and step bias, norm
+
+
+def test_mamba2_scan() -> None:
+    """4 heads of 16 × 8: 4 FLOPs an element, the outer product and the readout."""
+    found = named(stack(Mamba2(num_heads=4, head_dim=16, state_size=8)), Batch.decode(5, 2))
+    assert found["scan"].cost.flops == 2 * 4 * 512
+    assert found["scan"].cost.cache_read_bytes == 2 * (512 * 4 + 3 * (64 + 16) * E)
+    assert found["in_proj"].cost.flops == 2 * 2 * 64 * (2 * 64 + 4 + 16)
+
+
+def test_short_convolution_has_no_matrix_state() -> None:
+    cost = named(stack(ShortConv(width=64)), Batch.decode(5))["scan"].cost
+    assert (cost.flops, cost.cache_read_bytes) == (0, 2 * 64 * E)
+    assert cost.vector_flops == 2 * 3 * 64
+
+
+def test_ngram_memory_reads_a_row_for_each_hash() -> None:
+    part = NgramMemory(table_rows=10_000, table_width=8, hashes=3, streams=2, hidden_size=64)
+    found = named(stack(part), Batch.decode(5, 7))
+    assert found["ngram_lookup"].cost.weight_bytes >= 7 * 3 * 8 * E
+    assert found["ngram_key"].cost.flops == 2 * 7 * 24 * 128
+
+
+def test_norms_sinks_and_convolutions_inside_a_part_are_read_with_it() -> None:
+    found = named(stack(grouped(qk_norm="head", sinks=True)), Batch.decode(5))
+    assert found["rope"].cost.weight_bytes == (16 + 16 + 8) * E
+    scale = of_kinds({"k": Layer(parts=(Projections(vectors={"scale": 3}),))}, layers=2)
+    assert [(o.count, o.cost.weight_bytes) for o in forward(scale, Batch.decode(5)) if o.name == "scale"] == [(2, 3 * E)]
+
+
+# ---- formats
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits", "dtype"),
+    [("fp8", 8, "fp8"), ("awq", 4, "fp16"), ("int4", 4, "fp16"), ("mxfp4", 4, "fp16"), ("int8_weight_only", 8, "fp16")],
+)
+def test_stored_small_computed_as_before(quantization: str, bits: int, dtype: str) -> None:
+    """Fewer weight bytes, the same FLOPs; only W8A8 computes in fp8."""
+    model, batch = load_model("llama-2-7b"), Batch.decode(4096, 4)
+    plain, small = (named(model, batch, precision=Precision(quantization=q)) for q in ("", quantization))
+    for name, o in small.items():
+        assert o.cost._replace(weight_bytes=0) == plain[name].cost._replace(weight_bytes=0)
+    ratio = plain["qkv"].cost.weight_bytes / small["qkv"].cost.weight_bytes
+    assert 16 / bits * 0.9 < ratio <= 16 / bits
+    assert small["qkv"].dtype == dtype
+    assert small["attention"].dtype == small["lm_head"].dtype == "fp16"
+    assert small["lm_head"].cost == plain["lm_head"].cost
+
+
+def test_fp8_weights_have_one_scale_a_matrix() -> None:
+    found = named(load_model("llama-2-7b"), Batch.decode(10), precision=Precision("fp8"))
+    assert found["qkv"].cost.weight_bytes == 3 * (4096 * 4096 + 4)
+    assert found["gate_up"].cost.weight_bytes == 2 * (4096 * 11_008 + 4)
+
+
+@pytest.mark.parametrize(("dtype", "row"), [("bf16", 256), ("fp8", 128), ("int8", 128), ("int4", 64 + 8), ("fp32", 512)])
+def test_cache_dtype_changes_the_cache_alone(dtype: str, row: int) -> None:
+    model, batch = load_model("llama-2-7b"), Batch.decode(4096)
+    plain, other = (named(model, batch, precision=Precision(kv_cache_dtype=d)) for d in ("auto", dtype))
+    assert other["attention"].cost.cache_read_bytes == 4096 * 2 * 32 * row
+    assert other["attention"].cost.flops == plain["attention"].cost.flops
+    assert {n: o for n, o in other.items() if n != "attention"} == {n: o for n, o in plain.items() if n != "attention"}
+
+
+def test_fp32_doubles_every_byte_of_a_16_bit_model() -> None:
+    model, batch = load_model("llama-2-7b"), Batch.decode(4096, 4)
+    half, full = (total(forward(model, batch, Precision(d))) for d in ("auto", "fp32"))
+    assert (full.flops, full.bytes) == (half.flops, 2 * half.bytes)
+
+
+# ---- whole models
+
+WITH_EVERY_PART = (
+    "deepseek-v3.2", "deepseek-v4-flash", "glm-5.2", "gpt-oss-20b", "gemma-3n-e4b", "jamba-v0.1", "minimax-m3", "kimi-k2",
+    "nemotron-h-8b", "qwen3-next-80b-a3b", "recurrentgemma-2b", "zamba2-7b", "command-r-plus", "lfm2-1.2b", "falcon-h1-7b",
+    "llama-4-scout", "gpt2", "hunyuan-large", "phi-3.5-moe", "minimax-m1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_EVERY_PART)
+def test_a_lone_token_multiplies_each_active_matrix_once_and_reads_every_active_byte(name: str) -> None:
+    """No weight is forgotten or read twice, in any kind of layer: 2 FLOPs and its bytes for each, tables by the row.
+
+    A shared block counts for each layer that runs it; a tied table serves as the head; experts beyond top-k stay out.
+    """
+    model = load_model(name)
+    found = forward(model, Batch.decode(1), Precision("bf16"), mla_form="absorbed")
+    flops = weight_bytes = 0
+    for kind, count in (("", 1), *model.counts.items()):
+        for w in (*model.layer_weights(kind), *model.shared_weights(kind)) if kind else model.outer_weights:
+            if w.kind == "table":
+                head = w.name == "embedding" and model.tie_word_embeddings
+                weight_bytes += (1 + w.inputs * head) * w.outputs * E
+                flops += 2 * w.inputs * w.outputs * head
+            else:
+                weight_bytes += count * w.active_elements * E
+                flops += count * 2 * (w.active or w.copies) * w.inputs * w.outputs * (w.kind == "matrix")
+    assert total(found).weight_bytes == weight_bytes
+    assert total(o for o in found if o.kind == "gemm").flops == flops
+
+
+@pytest.mark.parametrize("name", WITH_EVERY_PART)
+def test_cost_depends_on_kinds_of_layer_not_on_depth(name: str) -> None:
+    found = forward(load_model(name), Batch.decode(1000, 8))
+    assert len(found) <= 5 + 24 * len(load_model(name).kinds)
+    assert sum(o.count for o in found) > len(found)

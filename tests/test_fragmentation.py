@@ -1,0 +1,75 @@
+"""What contiguous slots, pieces and pages waste, by hand and by simulation."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from kvcalc import UserError
+from kvcalc.capacity.fragmentation import contiguous, external, lognormal, paged, read_lengths
+
+
+def test_a_slot_of_the_longest_length() -> None:
+    """1024 slots for 50 tokens waste 974."""
+    waste = contiguous([50], 1024)
+    assert (waste.slots, waste.used, waste.tokens, waste.share) == (1024, 50, 974, 974 / 1024)
+
+
+def test_pages_waste_less_than_a_block_a_sequence() -> None:
+    assert paged([1, 16, 17], 16).tokens == 15 + 0 + 15
+    assert paged([1, 16, 17], 1).share == 0
+
+
+def test_pieces_fail_though_enough_is_free() -> None:
+    """Four of 25 fill 100 slots. Whichever ends, 50 more tokens find 25 free; two that ended apart leave 50 in pieces.
+
+    With pieces of 25 and requests of 50, some failures must have had enough free.
+    """
+    found = external([25, 25, 25, 25, 50, 25, 50, 25, 50, 25], 100, seed=1)
+    assert found.failures > 0
+    assert 0.5 <= found.free < 1
+    assert 0.25 <= found.largest < 0.5
+
+
+def test_equal_pieces_never_fail_by_fragmentation() -> None:
+    found = external([10] * 50, 100)
+    assert (found.failures, found.free, found.largest) == (0, 0.0, 0.0)
+
+
+def test_a_simulation_is_drawn_from_its_seed() -> None:
+    lengths = lognormal("lognormal:512,4k", seed=3)
+    assert external(lengths, 20_000, 7) == external(lengths, 20_000, 7)
+    assert external(lengths, 20_000, 7) != external(lengths, 20_000, 8)
+    assert external([50], 10).requests == 0  # longer than the memory: never asked for
+
+
+def test_a_log_normal_distribution() -> None:
+    """Its mean and 99th percentile come back from a draw, within what 1000 values can say."""
+    lengths = lognormal("lognormal:512,4k")
+    assert len(lengths) == 1000
+    assert statistics.mean(lengths) == pytest.approx(512, rel=0.15)
+    assert sorted(lengths)[989] == pytest.approx(4096, rel=0.35)
+    assert lognormal("lognormal:512,4k", 1) == lognormal("lognormal:512,4k", 1) != lengths
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("tokens\n50, 100 # a comment\n\n4k\n")
+    assert read_lengths(str(path)) == [50, 100, 4096]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("12\nx7\n", "line 2"), ("-4\n", "line 1"), ("0\n", "outside"), ("", "holds 0 lengths"), ("1.5\n", "whole number")],
+)
+def test_a_file_of_something_else(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        read_lengths(str(path))
+
+
+@pytest.mark.parametrize("text", ["lognormal:", "lognormal:5", "lognormal:5,4", "lognormal:1,1M", "lognormal:a,b"])
+def test_distributions_that_there_are_not(text: str) -> None:
+    with pytest.raises(UserError):
+        read_lengths(text)

@@ -1,0 +1,118 @@
+"""Configs of language models inside larger files."""
+
+import pytest
+from huggingface_cases import Case, check
+
+CASES = {
+    # the whole file says whether the head is tied
+    "qwen3-vl-2b": Case(
+        {
+            "model_type": "qwen3_vl",
+            "text_config": {
+                "hidden_size": 2048,
+                "model_type": "qwen3_vl_text",
+                "num_attention_heads": 16,
+                "num_hidden_layers": 28,
+                "tie_word_embeddings": True,
+                "vocab_size": 151_936,
+                "intermediate_size": 6144,
+                "num_key_value_heads": 8,
+            },
+            "tie_word_embeddings": True,
+        },
+        1_720_574_976,
+        {(1, 17): 1_949_696, (1, 4096): 469_762_048, (2, 4096): 939_524_096},
+    ),
+    "qwen3-vl-30b": Case(
+        {
+            "model_type": "qwen3_vl_moe",
+            "text_config": {
+                "hidden_size": 2048,
+                "model_type": "qwen3_vl_moe_text",
+                "num_attention_heads": 32,
+                "num_hidden_layers": 48,
+                "vocab_size": 151_936,
+                "moe_intermediate_size": 768,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "head_dim": 128,
+                "num_key_value_heads": 4,
+            },
+        },
+        30_532_122_624,
+        {(1, 17): 1_671_168, (1, 4096): 402_653_184, (2, 4096): 805_306_368},
+        3_353_032_704,
+    ),
+    "kimi-k2.5": Case(
+        {
+            "model_type": "kimi_k25",
+            "text_config": {
+                "hidden_size": 7168,
+                "model_type": "kimi_k2",
+                "num_attention_heads": 64,
+                "num_hidden_layers": 61,
+                "vocab_size": 163_840,
+                "first_k_dense_replace": 1,
+                "n_routed_experts": 384,
+            },
+            "tie_word_embeddings": False,
+        },
+        1_026_408_209_408,
+        {(1, 17): 1_194_624, (1, 4096): 287_834_112, (2, 4096): 575_668_224},
+        32_861_477_888,
+    ),
+    # InternVL ties unless told, Qwen2 alone does not
+    "internvl": Case(
+        {
+            "model_type": "internvl",
+            "text_config": {
+                "model_type": "qwen2",
+                "hidden_size": 896,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 14,
+                "vocab_size": 151_674,
+                "intermediate_size": 4864,
+                "num_key_value_heads": 2,
+            },
+        },
+        493_798_016,
+        {(1, 17): 208_896, (1, 4096): 50_331_648, (2, 4096): 100_663_296},
+    ),
+    "llava-next-mistral": Case(
+        {
+            "model_type": "llava_next",
+            "text_config": {
+                "model_type": "mistral",
+                "hidden_size": 4096,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "vocab_size": 32064,
+                "sliding_window": None,
+            },
+        },
+        7_242_256_384,
+        {(1, 17): 2_228_224, (1, 4096): 536_870_912, (2, 4096): 1_073_741_824},
+    ),
+    "mistral3-24b": Case(
+        {
+            "model_type": "mistral3",
+            "text_config": {
+                "model_type": "mistral",
+                "hidden_size": 5120,
+                "num_hidden_layers": 40,
+                "num_attention_heads": 32,
+                "vocab_size": 131_072,
+                "head_dim": 128,
+                "sliding_window": None,
+                "intermediate_size": 32768,
+            },
+        },
+        22_901_314_560,
+        {(1, 17): 2_785_280, (1, 4096): 671_088_640, (2, 4096): 1_342_177_280},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_and_cache_are_those_of_transformers(name: str) -> None:
+    check(CASES[name])

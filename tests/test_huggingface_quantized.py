@@ -1,0 +1,310 @@
+"""Quantised checkpoints: which format each tool's config means, what it leaves out, and the bytes, by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+from kvcalc import Model, Precision, UserError, weight_bytes
+from kvcalc.huggingface import model_from
+from kvcalc.precision import Formats
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "intermediate_size": 512, "vocab_size": 1000, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "attention_bias": False, "mlp_bias": False, "max_position_embeddings": 4096,
+}  # fmt: skip
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+LAYERS = 4
+# [inputs, outputs]: q and o [256, 256], k and v [256, 64], gate and up [256, 512], down [512, 256]
+ATTENTION = {"q": (256, 256), "k": (256, 64), "v": (256, 64), "o": (256, 256)}
+NETWORK = {"gate": (256, 512), "up": (256, 512), "down": (512, 256)}
+EVERY = ATTENTION | NETWORK
+AROUND = 2 * (2 * 1000 * 256 + 256 + 2 * LAYERS * 256)  # embedding, head and norms in bf16
+
+
+def read(quantization: Any, base: dict[str, Any] = LLAMA) -> Model:
+    return model_from(base | {"quantization_config": quantization}, "f.json", "small")
+
+
+def elements(matrices: dict[str, tuple[int, int]]) -> int:
+    return sum(a * b for a, b in matrices.values())
+
+
+def groups(matrices: dict[str, tuple[int, int]], size: int) -> int:
+    """Groups of `size` inputs, for each output."""
+    return sum(-(-a // size) * b for a, b in matrices.values())
+
+
+def outputs(matrices: dict[str, tuple[int, int]]) -> int:
+    return sum(b for _, b in matrices.values())
+
+
+def blocks(matrices: dict[str, tuple[int, int]], rows: int, columns: int) -> int:
+    return sum(-(-a // rows) * -(-b // columns) for a, b in matrices.values())
+
+
+PACKED = elements(EVERY) // 2
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+
+
+def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A compressed-tensors config of one group."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None} | more
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
+# name → (quantization_config, bytes of a layer's matrices)
+CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
+    "fp8 per tensor": (FP8, elements(EVERY) + 7 * 4),
+    "fp8 in blocks": (FP8 | {"weight_block_size": [128, 128]}, elements(EVERY) + 4 * blocks(EVERY, 128, 128)),
+    # the config gives outputs × inputs
+    "fp8 in other blocks": (FP8 | {"weight_block_size": [64, 128]}, elements(EVERY) + 4 * blocks(EVERY, 128, 64)),
+    "fp8 per channel": ({"quant_method": "fbgemm_fp8"}, elements(EVERY) + 4 * outputs(EVERY)),
+    # an fp16 scale and a packed 4-bit zero for a group of inputs
+    "gptq": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+        PACKED + 2 * groups(EVERY, 128) + groups(EVERY, 128) // 2,
+    ),
+    "gptq 3 bits": (
+        {"quant_method": "gptq", "bits": 3, "group_size": 64},
+        elements(EVERY) * 3 // 8 + 2 * groups(EVERY, 64) + groups(EVERY, 64) * 3 // 8,
+    ),
+    "gptq 8 bits, a group per output": (
+        {"quant_method": "gptq", "bits": 8, "group_size": -1},
+        elements(EVERY) + 3 * outputs(EVERY),
+    ),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}, PACKED + groups(EVERY, 64) * 5 // 2),
+    "awq without zeros": (
+        {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": False},
+        PACKED + 2 * groups(EVERY, 64),
+    ),
+    # blocks of 64 with an fp32 each; LLM.int8: an fp32 for each output
+    "bitsandbytes 4 bits": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, PACKED + 4 * groups(EVERY, 64)),
+    "bitsandbytes 8 bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, elements(EVERY) + 4 * outputs(EVERY)),
+    "bitsandbytes of old": ({"load_in_4bit": True, "load_in_8bit": False}, PACKED + 4 * groups(EVERY, 64)),
+    "modelopt fp8": ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, elements(EVERY) + 7 * 4),
+    # e4m3 for 16, and an fp32 for each matrix
+    "modelopt nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, PACKED + groups(EVERY, 16) + 7 * 4),
+    "hf_quant_config": (
+        {
+            "producer": {"name": "modelopt"},
+            "quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]},
+        },
+        PACKED + groups(EVERY, 16) + 7 * 4,
+    ),
+    "compressed int4": (compressed(INT4), PACKED + 2 * groups(EVERY, 32)),
+    "compressed int4 with zeros": (
+        compressed(INT4 | {"symmetric": False}),
+        PACKED + 2 * groups(EVERY, 32) + groups(EVERY, 32) // 2,
+    ),
+    "compressed w8a8": (
+        compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, input_activations={"num_bits": 8}),
+        elements(EVERY) + 4 * outputs(EVERY),
+    ),
+    "compressed fp8": (compressed({"num_bits": 8, "type": "float", "strategy": "tensor"}), elements(EVERY) + 7 * 4),
+    "compressed fp8 per channel": (
+        compressed({"num_bits": 8, "type": "float", "strategy": "channel"}),
+        elements(EVERY) + 4 * outputs(EVERY),
+    ),
+    "compressed fp8 blocks": (
+        compressed({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}),
+        elements(EVERY) + 4 * blocks(EVERY, 128, 128),
+    ),
+    "compressed nvfp4": (compressed({"num_bits": 4, "type": "float", "group_size": 16}), PACKED + groups(EVERY, 16) + 7 * 4),
+    "compressed mxfp4": (compressed({"num_bits": 4, "type": "float", "group_size": 32}), PACKED + groups(EVERY, 32)),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_bytes_of_every_kind_of_checkpoint(name: str) -> None:
+    quantization, layer = CHECKPOINTS[name]
+    model = read(quantization)
+    assert weight_bytes(model) == LAYERS * layer + AROUND
+    assert weight_bytes(model, Precision(dtype="bf16")) == 2 * LAYERS * elements(EVERY) + AROUND
+
+
+def test_mxfp4_covers_the_experts_alone() -> None:
+    listed = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    model = read({"quant_method": "mxfp4", "modules_to_not_convert": listed}, MIXTRAL)
+    experts = 4 * (elements(NETWORK) // 2 + groups(NETWORK, 32))
+    assert weight_bytes(model) == LAYERS * (experts + 2 * elements(ATTENTION) + 2 * 4 * 256) + AROUND
+
+
+# --- What is left out ---
+
+KEPT = {
+    "a block by name": (["self_attn"], {*ATTENTION}),
+    "a wildcard": (["*self_attn*"], {*ATTENTION}),
+    "a wildcard over layers": (["model.layers.*.mlp"], {*NETWORK}),
+    "a pattern": (["re:.*self_attn.*"], {*ATTENTION}),
+    "a pattern of leaves": ([r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"], {*NETWORK}),
+    "a pattern of one": ([r"re:.*\.q_proj$", "lm_head"], {"q"}),
+    "a fused module": (["qkv_proj"], {"q", "k", "v"}),
+    "leaves": (["down_proj", "o_proj"], {"down", "o"}),
+    "others' parts": (["re:vision_tower.*", "model.visual", "lm_head", "mtp.*", "gate"], set[str]()),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize(
+    "key", ["modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "llm_int8_skip_modules"]
+)
+def test_modules_left_out_everywhere(name: str, key: str) -> None:
+    listed, kept = KEPT[name]
+    assert {n for layer in read(FP8 | {key: listed}).kinds.values() for n in layer.unquantized} == kept
+
+
+BY_LAYER = {
+    "whole layers": (["model.layers.0*", "model.layers.3."], {0: {*EVERY}, 3: {*EVERY}}),
+    "a block of a layer": (["model.layers.1.self_attn", "model.layers.2.mlp*"], {1: {*ATTENTION}, 2: {*NETWORK}}),
+    "one matrix": (["model.layers.2.mlp.down_proj.weight"], {2: {"down"}}),
+    "a text part": (["language_model.model.layers.2.self_attn.k_proj"], {2: {"k"}}),
+    "a pattern of layers": ([r"re:.*layers\.(0|3)\.self_attn.*"], {0: {*ATTENTION}, 3: {*ATTENTION}}),
+    "beyond the stack": (["model.layers.4.eh_proj", "model.layers.61*"], {}),
+}
+
+
+@pytest.mark.parametrize("name", BY_LAYER)
+def test_modules_left_out_by_layer(name: str) -> None:
+    listed, kept = BY_LAYER[name]
+    model = read(FP8 | {"ignore": listed})
+    assert [set(model.kinds[kind].unquantized) for kind in model.order] == [kept.get(i, set()) for i in range(LAYERS)]
+    left = sum(elements({n: EVERY[n] for n in names}) for names in kept.values())
+    count = sum(map(len, kept.values()))
+    assert weight_bytes(model) == LAYERS * (elements(EVERY) + 7 * 4) + AROUND + left - 4 * count
+
+
+def test_a_wildcard_after_a_number_means_longer_numbers_too() -> None:
+    model = model_from(LLAMA | {"num_hidden_layers": 12, "quantization_config": FP8 | {"ignore": ["model.layers.1*"]}}, "f", "x")
+    assert [i for i, kind in enumerate(model.order) if model.kinds[kind].unquantized] == [1, 10, 11]
+
+
+def test_experts_listed_one_by_one_are_left_out() -> None:
+    listed = [f"model.layers.0.block_sparse_moe.experts.{i}.w{n}" for i in range(4) for n in (1, 2, 3)]
+    model = read(FP8 | {"ignore": listed}, MIXTRAL)
+    assert [model.kinds[k].unquantized for k in model.order] == [("experts.gate", "experts.up", "experts.down"), (), (), ()]
+
+
+def test_gptq_model_leaves_out_what_its_dynamic_rules_say() -> None:
+    model = read({"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {r"-:.*\.o_proj": {}}})
+    assert {layer.unquantized for layer in model.kinds.values()} == {("o",)}
+
+
+# --- Several formats in one checkpoint ---
+
+
+def test_groups_with_targets_of_their_own() -> None:
+    eight = {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}}
+    four = {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}
+    model = read({"quant_method": "compressed-tensors", "config_groups": {"a": eight, "b": four}, "ignore": ["lm_head"]})
+    layer = elements(ATTENTION) + 4 * 4 + elements(NETWORK) // 2 + groups(NETWORK, 16) + 3 * 4
+    assert weight_bytes(model) == LAYERS * layer + AROUND
+
+
+def test_modelopt_module_by_module() -> None:
+    listed = {f"model.layers.{i}.mlp.{n}_proj": {"quant_algo": "NVFP4", "group_size": 16} for i in (0, 1) for n in NETWORK}
+    listed |= {f"model.layers.{i}.self_attn.q_proj": {"quant_algo": "FP8"} for i in range(LAYERS)}
+    model = read({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": listed})
+    network = elements(NETWORK) // 2 + groups(NETWORK, 16) + 3 * 4
+    rest = 2 * (elements(ATTENTION) - 256 * 256)
+    assert weight_bytes(model) == 2 * network + 2 * 2 * elements(NETWORK) + LAYERS * (256 * 256 + 4 + rest) + AROUND
+
+
+def test_experts_in_one_format_and_the_rest_in_another() -> None:
+    quantization = FP8 | {"weight_block_size": [128, 128], "quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4"}
+    model = read(quantization | {"ignore": ["*.attn.*"]}, MIXTRAL)  # that list belongs to the experts' format
+    experts = 4 * (elements(NETWORK) // 2 + groups(NETWORK, 16) + 3 * 4)
+    attention = elements(ATTENTION) + 4 * blocks(ATTENTION, 128, 128)
+    assert weight_bytes(model) == LAYERS * (experts + attention + 2 * 4 * 256) + AROUND
+
+
+# --- The cache's dtype ---
+
+SCHEMES = [
+    ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor"}}, "fp8"),
+    ({"kv_cache_scheme": {"num_bits": 8, "type": "int"}}, "int8"),
+    ({"kv_cache_scheme": "FP8"}, "fp8"),
+    ({"kv_cache_quant_algo": "FP8"}, "fp8"),
+    ({"kv_cache_quant_algo": "NVFP4"}, "nvfp4"),
+    ({"quantization": {"kv_cache_quant_algo": "FP8"}}, "fp8"),
+    ({"kv_cache_scheme": None, "kv_cache_quant_algo": None}, None),
+]
+
+
+@pytest.mark.parametrize(("scheme", "chosen"), SCHEMES)
+def test_auto_takes_the_cache_dtype_that_the_checkpoint_declares(scheme: dict[str, Any], chosen: str | None) -> None:
+    model = read(FP8 | scheme)
+    formats = Formats(model, Precision())
+    assert formats.kv_cache_dtype == (chosen or "bf16")
+    assert formats.reason == ("the checkpoint declares it for its cache" if chosen else "the model's dtype")
+    said = f"the checkpoint brings scales for a cache in {chosen}, which `--kv-cache-dtype auto` therefore takes"
+    assert (said in model.notes) == bool(chosen)
+
+
+def test_a_cache_scheme_that_is_not_known_is_said() -> None:
+    model = read(FP8 | {"kv_cache_scheme": {"num_bits": 3, "type": "float"}})
+    assert model.kv_cache_dtype is None
+    assert any("KV-cache scheme a mapping of 2 is not known" in note for note in model.notes)
+
+
+def test_the_command_says_what_auto_chose_and_why(kvcalc: Run, tmp_path: Path) -> None:
+    config = LLAMA | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    path = str(tmp_path / "config.json")
+    assert "cache fp8 (the checkpoint declares it for its cache)" in kvcalc("size", path).out.replace("\n", " ")
+    record = kvcalc("size --context 17 --format json", path).records[0]
+    assert (record["kv_cache_dtype"], record["kv_cache_bytes"]) == ("fp8", 17 * 4 * 2 * 2 * 32)
+    assert kvcalc("size --context 17 --dtype bf16 --format json", path).records[0]["kv_cache_bytes"] == 2 * 17 * 4 * 2 * 2 * 32
+
+
+def test_hf_quant_config_beside_the_config_is_read(tmp_path: Path, kvcalc: Run) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+    record = kvcalc("size --format json", str(tmp_path)).records[0]
+    assert record["weight_bytes"] == LAYERS * (elements(EVERY) + 7 * 4) + AROUND
+    assert record["kv_cache_dtype"] == "fp8"
+
+
+# --- What does not fit ---
+
+
+def test_a_tool_that_is_not_known_leaves_everything_but_the_weights(kvcalc: Run, tmp_path: Path) -> None:
+    model = read({"quant_method": "vptq"})
+    assert any("'vptq' is not known, so weight bytes need `--dtype`" in note for note in model.notes)
+    with pytest.raises(UserError, match="unknown quantization 'vptq'"):
+        weight_bytes(model)
+    assert weight_bytes(model, Precision(dtype="bf16")) == 2 * LAYERS * elements(EVERY) + AROUND
+
+
+BAD = [
+    ({"quant_method": 4}, "quant_method: should be a text"),
+    (FP8 | {"weight_block_size": 128}, "weight_block_size: should be a list"),
+    (FP8 | {"weight_block_size": [128, 0]}, "weight_block_size: should be two whole numbers"),
+    (FP8 | {"ignore": "lm_head"}, "ignore: should be a list"),
+    (FP8 | {"ignore": [3]}, "lists 3, which is no module's name"),
+    (FP8 | {"ignore": ["re:(("]}, "is no regular expression"),
+    (FP8 | {"ignore": ["re:(a+)+$"]}, "holds too long a pattern"),
+    (FP8 | {"ignore": ["re:" + ".*a" * 30]}, "holds too long a pattern"),
+    (FP8 | {"ignore": ["*a" * 30]}, "holds too long a pattern"),
+    ({"quant_method": "gptq", "bits": "4"}, "bits: should be a whole number"),
+    ({"quant_method": "gptq", "bits": 99}, "bits: 99 is outside 2 to 8"),
+    ({"quant_method": "awq", "bits": 4, "group_size": []}, "group_size: should be a whole number"),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": "yes"}, "load_in_4bit: should be true or false"),
+    ({"quant_method": "compressed-tensors", "config_groups": {"a": 1}}, "a: should be a mapping"),
+    (compressed({"num_bits": 4, "type": "complex"}), "num_bits: 4 of type 'complex' is no known format"),
+    (compressed({}), "weights: is missing"),
+    ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": 1}}, "names no quant_algo"),
+]
+
+
+@pytest.mark.parametrize(("quantization", "said"), BAD)
+def test_what_does_not_fit_is_named(quantization: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        read(quantization)
+    assert str(refused.value).startswith("f.json: quantization_config: ")
+    assert said in str(refused.value)

@@ -1,0 +1,189 @@
+"""What the reader says of a config beside its numbers: defaults, unread keys, unknown types, skeletons, broken files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+from kvcalc import UserError
+from kvcalc.huggingface import model_from, read_config
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "intermediate_size": 128, "vocab_size": 1000, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "max_position_embeddings": 4096, "attention_bias": False, "mlp_bias": False,
+}  # fmt: skip
+# q and o [64, 64], k and v [64, 16], FFN 3 · [64, 128], two norms, in 2 layers; embedding, head and last norm
+PARAMETERS = 2 * (2 * 64 * 64 + 2 * 64 * 16 + 3 * 64 * 128 + 2 * 64) + 2 * 1000 * 64 + 64
+
+
+def read(without: tuple[str, ...] = (), **changes: Any) -> Any:
+    """The model of the small Llama with keys changed or dropped."""
+    config = {k: v for k, v in (LLAMA | changes).items() if k not in without}
+    return model_from(config, "f.json", "small")
+
+
+def refusal(without: tuple[str, ...] = (), **changes: Any) -> str:
+    with pytest.raises(UserError) as refused:
+        read(without, **changes)
+    text = str(refused.value)
+    assert text.startswith("f.json: ")
+    return text
+
+
+def test_a_complete_file_needs_no_notes() -> None:
+    model = read()
+    assert (model.parameters, model.dtype, model.max_context) == (PARAMETERS, "bf16", 4096)
+    assert not [note for note in model.notes if "not read" in note]
+
+
+def test_class_defaults_are_named() -> None:
+    notes = read(without=("vocab_size", "attention_bias")).notes
+    said = next(note for note in notes if note.startswith("not in the file, so transformers' defaults: "))
+    assert "attention_bias=False" in said and "vocab_size=32000" in said
+
+
+def test_a_dtype_that_is_not_declared_is_said() -> None:
+    assert "dtype: the file declares none; taken as bf16" in read(without=("torch_dtype",)).notes
+    assert any("declares 'int4', which is no format" in note for note in read(torch_dtype="int4").notes)
+
+
+def test_unread_keys_are_listed_and_empty_ones_are_not() -> None:
+    notes = read(window_of_mystery=7, hidden_act="silu", nothing=None, off=False, zero=0).notes
+    assert "keys not read: window_of_mystery" in notes
+
+
+def test_null_counts_as_null() -> None:
+    assert read(head_dim=None).parameters == PARAMETERS
+    assert read(head_dim=16).parameters == PARAMETERS + 2 * (2 * 64 * 64 + 2 * 64 * 16)  # every projection twice as wide
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers"])
+def test_a_skeleton_is_refused(key: str) -> None:
+    assert f"it gives no {key}. Looked for {key}, n_" in refusal(without=(key,))
+
+
+def test_older_spellings_are_read_and_so_is_a_folder(tmp_path: Path) -> None:
+    spelled = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+    config = {spelled.get(k, k): v for k, v in LLAMA.items()}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config))
+    for path in (tmp_path / "mine", tmp_path / "mine" / "config.json"):
+        model = read_config(path)
+        assert (model.name, model.parameters) == ("mine", PARAMETERS)
+
+
+# --- Types that are not known ---
+
+
+def test_unknown_type_with_standard_fields_is_read_by_general_rules_and_says_so() -> None:
+    model = read(model_type="llama-of-tomorrow")
+    assert model.parameters == PARAMETERS
+    assert "model_type 'llama-of-tomorrow' is not known: read by the general rules for decoders" in " ".join(model.notes)
+    assumed = " ".join(read(model_type="", without=("num_key_value_heads", "tie_word_embeddings")).notes)
+    assert "num_key_value_heads as one per head" in assumed and "tie_word_embeddings as false" in assumed
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["window_size", "kv_share_every", "q_latent", "lora_dim", "ssm_state", "conv_width", "index_top", "n_chunks", "compressors"],
+)
+def test_unknown_type_with_a_key_that_may_change_the_cache_is_refused(key: str) -> None:
+    assert f"may change its cache are not understood: {key}" in refusal(model_type="llama_x", **{key: 4})
+    assert f"not understood: attn.{key}" in refusal(model_type="llama_x", attn={key: 4})
+    assert "Did you mean" in refusal(model_type="llama_x", **{key: 4})
+
+
+def test_unknown_type_with_a_layer_that_general_rules_do_not_know_is_refused() -> None:
+    assert "unknown layer type 'linear_attention'" in refusal(model_type="x", layer_types=["linear_attention"] * 2)
+    latent = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": None}
+    assert "a window over latents" in refusal(model_type="x", sliding_window=8, **latent)
+    assert read(model_type="x", **latent).attention == "MLA"
+    assert "no decoder alone" in refusal(model_type="x", is_encoder_decoder=True)
+
+
+@pytest.mark.parametrize("name", ["gemma4_assistant", "blt", "t5", "vit", "mamba_vision", "clip_text_model"])
+def test_type_that_transformers_knows_and_kvcalc_does_not_is_never_guessed(name: str) -> None:
+    if name == "mamba_vision":
+        assert read(model_type=name).notes
+    else:
+        assert f"model_type {name!r} is not supported" in refusal(model_type=name)
+
+
+# --- Values that do not fit ---
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("hidden_size", "64", "hidden_size: should be a whole number, not '64'"),
+        ("hidden_size", -64, "hidden_size: -64 is outside 1 to 100,000,000"),
+        ("hidden_size", True, "hidden_size: should be a whole number, not True"),
+        ("hidden_size", float("nan"), "hidden_size: should be a whole number, not nan"),
+        ("hidden_size", 10**4000, "hidden_size: 1000000"),
+        ("hidden_size", [64] * 3, "hidden_size: should be a whole number, not a list of 3"),
+        ("hidden_size", {"a": 1}, "hidden_size: should be a whole number, not a mapping of 1"),
+        ("num_hidden_layers", 3000, "num_hidden_layers: should be a whole number from 1 to 2,000, not 3000"),
+        ("num_attention_heads", 7, "num_attention_heads: 7 does not divide hidden_size 64"),
+        ("num_key_value_heads", 3, "layer 0: num_attention_heads 8 is not a multiple of num_key_value_heads 3"),
+        ("vocab_size", 0, "vocab_size: 0 is outside"),
+        ("head_dim", 0, "head_dim: 0 is outside"),
+        ("intermediate_size", [1, "x"], "intermediate_size"),
+        ("tie_word_embeddings", "false", "tie_word_embeddings: should be true or false, not 'false'"),
+        ("model_type", ["llama"], "model_type: should be a text, not a list of 1"),
+        ("text_config", [1], "text_config: should be a mapping, not a list of 1"),
+        ("layer_types", "full_attention", "layer_types: should be a list"),
+        ("layer_types", ["full_attention"] * 3, "layer_types: has 3 entries for 2 layers"),
+        ("layer_types", ["full_attention", None], "layer_types: holds None"),
+        ("layer_types", ["full_attention", "mamba"], "layer_types: 'linear_attention' is no kind of attention"),
+        ("per_layer_config", {"x": 1}, "per_layer_config: 'x' should be a layer's number"),
+        ("quantization_config", [1], "quantization_config: should be a mapping, not a list of 1"),
+    ],
+)
+def test_bad_values_name_their_key(key: str, value: Any, said: str) -> None:
+    assert said in refusal(**{key: value})
+
+
+def test_text_config_in_text_config_in_text_config_is_refused() -> None:
+    config: dict[str, Any] = dict(LLAMA)
+    for _ in range(5):
+        config = {"model_type": "llava", "text_config": config}
+    with pytest.raises(UserError, match="nests one text_config in another too deeply"):
+        model_from(config, "f.json", "x")
+
+
+FILES = {
+    "empty": (b"", "is not JSON"),
+    "a list": (b"[1, 2]", "holds no mapping of keys to values"),
+    "a number": (b"17", "holds no mapping of keys to values"),
+    "cut short": (b'{"model_type": "llama", "hid', "is not JSON"),
+    "not UTF-8": (b'{"model_type": "\xff\xfe"}', "is not UTF-8 text (byte 16)"),
+    "UTF-16": ('{"a": 1}'.encode("utf-16"), "is not UTF-8 text"),
+    "a key twice": (b'{"hidden_size": 64, "hidden_size": 128}', "key 'hidden_size' stands twice"),
+    "a key twice inside": (b'{"text_config": {"n_layer": 1, "n_layer": 2}}', "key 'n_layer' stands twice"),
+    "deep lists": (b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", "nests deeper than 32 levels"),
+    "very deep lists": (b"[" * 500_000, "is not JSON"),
+    "very deep mappings": (b'{"a":' * 200_000, "is not JSON"),
+    "5000 digits": (b'{"hidden_size": ' + b"9" * 5000 + b"}", "is not JSON"),
+    "17 MB": (b'{"a": "' + b"x" * 17_000_000 + b'"}', "has 17,000,009 bytes; more than 16,777,216 are not read"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_bad_files_name_themselves(name: str, tmp_path: Path, kvcalc: Run) -> None:
+    content, said = FILES[name]
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    result = kvcalc("size", str(path))
+    assert result.code == 2
+    assert result.out == ""
+    assert len(result.err.splitlines()) == 1
+    assert f"{path}: {said}" in result.err
+
+
+def test_byte_order_mark_and_infinity_are_no_obstacle(tmp_path: Path) -> None:
+    text = json.dumps(LLAMA | {"layer_norm_eps": float("nan"), "time_step_limit": [0.0, float("inf")]})
+    (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert read_config(tmp_path).parameters == PARAMETERS

@@ -1,0 +1,276 @@
+"""Pictures: what stands on them, the same bytes each time, labels that keep apart, and the sketch in the terminal."""
+
+import itertools
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+from kvcalc import Precision, UserError, load_gpu, load_model
+from kvcalc.cli.plot import DEFAULT_MODELS, GPT3
+from kvcalc.report import figures
+from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
+from kvcalc.report.plots import STYLES, _figure, render, save
+from kvcalc.report.roof import decode_sweep, roofline_chart
+from kvcalc.report.sketch import sketch
+
+KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla")
+PLAIN = Precision()
+
+
+@cache
+def chart_of(kind: str) -> Chart:
+    """The figure of `kvcalc plot KIND` on its defaults."""
+    models = {k.value: names for k, names in DEFAULT_MODELS.items()}[kind]
+    chosen = [load_model(name) for name in models]
+    named = [(m.name, m, PLAIN) for m in chosen]
+    card = load_gpu("h100")
+    if kind == "cache-vs-context":
+        return figures.cache_vs_context(named, card)
+    if kind == "cache-vs-parameters":
+        return figures.cache_vs_parameters(chosen, [1024, 2048], PLAIN)
+    if kind == "no-cache":
+        return figures.no_cache(chosen[0], 4096, PLAIN)
+    if kind == "memory":
+        return figures.memory(named, card, 8192, 1)
+    if kind == "dsa-vs-mla":
+        return figures.dsa_vs_mla(chosen[0], chosen[1], 131_072, PLAIN)
+    return roofline_chart(decode_sweep(chosen[0], card, 4096, [1, 8, 64, 256], PLAIN), [card])
+
+
+def texts(svg: bytes) -> str:
+    """Every text that an SVG shows, one a line."""
+    found = [e for e in ET.fromstring(svg).iter() if e.tag.endswith("}text")]
+    return "\n".join("".join(e.itertext()).strip() for e in found)
+
+
+SAID = {
+    "cache-vs-context": ["KV cache against context", "context, tokens", "llama-7b", "deepseek-v3", "gpt-oss-120b", "128k", "GiB",
+                         "h100-sxm's memory beside llama-7b's weights: 66.6 GiB"],
+    "cache-vs-parameters": [*(name.removeprefix("gpt-3-") for name in GPT3), "1k tokens", "2k tokens", "parameters"],
+    "no-cache": ["no cache: all tokens again", "cache: one token", "8,390,656 token projections, 8,386,560 of them redundant"],
+    "roofline": ["Roofline: llama-3.1-8b decode", "knee 295.2", "h100-sxm bf16 989 TFLOP/s", "attention", "FFN", "×256",
+                 "intensity, FLOP per byte", "3.35 TB/s"],
+    "memory": ["Where the memory goes", "weights", "KV cache", "h100-sxm: 79.2 GiB", "gemma-3-27b"],
+    "dsa-vs-mla": ["reads less from 2,634 tokens on", "deepseek-v3.2", "4.2× fewer bytes", "bytes read per layer"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_svg_holds_the_labels_and_values_as_text(kind: str) -> None:
+    svg = render(chart_of(kind), "svg")
+    shown = " ".join(texts(svg).split())
+    for text in SAID[kind]:
+        assert text in shown, text
+    assert b"<dc:date>" not in svg
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("style", ["light", "slides"])  # dark is as large as light
+def test_labels_keep_apart_and_inside(kind: str, style: str) -> None:
+    figure = _figure(chart_of(kind), STYLES[style])
+    figure.draw_without_rendering()
+    renderer, (axes,) = figure.canvas.get_renderer(), figure.axes
+    boxes = {t.get_text(): t.get_window_extent(renderer) for t in axes.texts if t.get_visible() and t.get_text()}
+    boxes["the title"] = (
+        axes.title.get_window_extent(renderer) if axes.title.get_text() else axes._left_title.get_window_extent(renderer)
+    )
+    boxes["the x axis"] = axes.xaxis.label.get_window_extent(renderer)
+    boxes["the legend"] = axes.get_legend().get_window_extent(renderer)
+    for (one, first), (two, second) in itertools.combinations(boxes.items(), 2):
+        assert not first.overlaps(second), (one, two)
+    page = figure.bbox
+    for name, box in boxes.items():
+        assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, name
+    for axis in (axes.xaxis, axes.yaxis):
+        ticks = [t.get_window_extent(renderer) for t in axis.get_ticklabels() if t.get_text()]
+        assert len(ticks) > 2
+        assert not any(a.overlaps(b) for a, b in itertools.combinations(ticks, 2))
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])
+def test_same_input_same_bytes(suffix: str) -> None:
+    series = Series("a", (1.0, 10.0), (2.0, 30.0)), Series("b", (3.0,), (4.0,), "points", labels=("here",))
+    chart = Chart("t", "s", Axis("x", tick=si_tick()), Axis("y", tick=si_tick()), series)
+    assert render(chart, suffix) == render(chart, suffix)
+
+
+def test_names_are_never_mathematics() -> None:
+    series = Series("a_b^c $x$ \\frac <&>", (1.0, 2.0), (3.0, 4.0))
+    chart = Chart("$\\alpha$ 100%", "50% & <b>", Axis("x $", tick=si_tick()), Axis("y", tick=si_tick()), (series,))
+    shown = texts(render(chart, "svg"))
+    for text in ("a_b^c $x$ \\frac <&>", "$\\alpha$ 100%", "50% & <b>"):
+        assert text in shown
+
+
+def test_lines_and_points_differ_by_more_than_colour() -> None:
+    """In grey, too: dashes for lines, shapes for points, hatches for bars."""
+    line_kinds = [_figure(chart_of("cache-vs-context"), STYLES["light"]).axes[0].get_lines()]
+    dashes = {str(line._unscaled_dash_pattern) for line in line_kinds[0]}
+    assert len(dashes) >= 4
+    bars = _figure(chart_of("memory"), STYLES["light"]).axes[0].containers
+    assert len({bar[0].get_hatch() for bar in bars}) == len(bars) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_png_of_each_kind(kvcalc: Run, tmp_path: Path, kind: str) -> None:
+    target = tmp_path / f"{kind}.png"
+    code, out, err = kvcalc("plot", kind, "--plot", str(target), "--style", "slides")
+    assert (code, out) == (0, "") and f"wrote {target}" in err
+    head = target.read_bytes()[:26]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = int.from_bytes(head[16:20]), int.from_bytes(head[20:24])
+    assert width >= 1580 and height >= 880  # a slide
+    assert [p.name for p in tmp_path.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize(
+    ("line", "suffix"), [("roofline llama-2-7b --batch-size 1,8 --format json", "PNG"), ("compare llama-7b --format json", "pdf")]
+)
+def test_commands_with_a_picture_write_it_beside_their_answer(kvcalc: Run, tmp_path: Path, line: str, suffix: str) -> None:
+    target = tmp_path / f"picture.{suffix}"
+    result = kvcalc(line, "--plot", str(target))
+    assert result.records and target.stat().st_size > 5000
+
+
+def test_roofs_of_several_gpus_overlay(kvcalc: Run, tmp_path: Path) -> None:
+    target = tmp_path / "roofs.svg"
+    assert kvcalc("roofline --gpu h100,a100-80gb,l4 --plot", str(target)).code == 0
+    shown = texts(target.read_bytes())
+    for text in ("h100-sxm bf16 989 TFLOP/s", "a100-80gb bf16 312 TFLOP/s", "knee 295.2", "knee 153"):
+        assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--plot", "out.gif"], "should end in one of .png, .svg, .pdf"),
+        (["--plot", "out"], "should end in one of"),
+        (["--plot", ".png"], "should end in one of"),
+        (["--plot", "no/such/folder/out.png"], "no such folder"),
+        (["--plot", "out.png", "--style", "neon"], "unknown style 'neon'. Known: light, dark, slides"),
+        (["--plot", "folder.png"], "cannot be written"),
+        (["--plot", "out.svg", "--gpu", "apple-m3-max"], "no matrix peak"),
+    ],
+)
+def test_a_picture_that_cannot_be_is_one_clear_line_and_no_file(
+    kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    code, _, err = kvcalc("roofline llama-2-7b", *words)
+    assert code == 2
+    assert said in err and err.count("\n") == 1
+    assert [p.name for p in tmp_path.rglob("*")] == ["folder.png"]
+
+
+def test_an_unknown_style_is_an_error_in_the_terminal_too(kvcalc: Run) -> None:
+    assert kvcalc("plot dsa-vs-mla --style neon").code == 2
+
+
+def test_a_picture_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "old.png"
+    target.write_bytes(b"old")
+
+    def full(self: Path, data: bytes) -> int:
+        with self.open("wb") as file:
+            file.write(data[:100])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(UserError, match="no space left"):
+        save(chart_of("dsa-vs-mla"), str(target))
+    assert target.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["old.png"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sketch_fits_the_width(kind: str, width: int) -> None:
+    chart = chart_of(kind)
+    lines = sketch(chart, width).splitlines()
+    assert max(map(len, lines)) <= width
+    words = " ".join(" ".join(lines).split())
+    assert chart.title in words
+    for series in chart.series:
+        assert series.label in words
+    assert all(line.isprintable() for line in lines)
+
+
+def test_sketch_draws_each_series_where_it_lies() -> None:
+    """A line that rises from corner to corner, a level at its middle."""
+    tick = si_tick()
+    series = (Series("rising", (1.0, 100.0), (1.0, 10_000.0)), Series("level", (), (100.0,), "limit"))
+    lines = sketch(Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), series), 60).splitlines()
+    grid = [line.partition("│")[2] for line in lines if "│" in line]
+    assert len(grid) == 20
+    first, last = grid[0].find("●"), grid[-1].find("●")
+    assert last == 0 and first >= len(max(grid, key=len)) - 3
+    assert sum("·" in row for row in grid) == 1
+    assert lines[-2:] == ["  ● rising", "  · level"]
+
+
+def test_sketch_from_the_command(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    for kind in KINDS:
+        code, out, err = kvcalc(f"plot {kind}")
+        assert (code, err) == (0, "")
+        assert max(map(len, out.splitlines())) <= 70
+
+
+def test_bars_of_a_sketch_are_as_long_as_their_bytes() -> None:
+    series = (Series("weights", (), (3.0 * 2**30, 2**30), "bar"), Series("cache", (), (2**30, 2**30), "bar"))
+    axis = Axis("bytes", log=False, tick=bytes_tick)
+    lines = sketch(Chart("t", "s", axis, axis, series, ("a", "bb")), 60).splitlines()
+    counts = [(line.count("●"), line.count("■")) for line in lines[2:4]]
+    assert counts == [(33, 11), (11, 11)]
+    assert [line.rpartition("■ ")[2] for line in lines[2:4]] == ["4 GiB", "2 GiB"]
+
+
+def test_ticks() -> None:
+    assert [tokens_tick(v) for v in (1, 1000, 1024, 4096, 131_072, 1 << 20)] == ["1", "1000", "1k", "4k", "128k", "1M"]
+    assert [bytes_tick(v) for v in (512, 1 << 20, 3 << 29)] == ["512 B", "1 MiB", "1.5 GiB"]
+    assert si_tick("FLOP/s")(9.89e14) == "989 TFLOP/s"
+
+
+@pytest.mark.parametrize("line", ["roofline llama-2-7b", "compare llama-7b", "plot dsa-vs-mla --plot -", "size gpt2"])
+def test_matplotlib_is_imported_only_for_a_picture(line: str) -> None:
+    program = (
+        f"import sys\nfrom kvcalc.cli.app import build\nbuild()({line.split()!r}, standalone_mode=False)\n"
+        "assert not {m for m in sys.modules if m.partition('.')[0] in ('matplotlib', 'torch')}"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_measured_figure_points_at_its_command(kvcalc: Run) -> None:
+    code, _, err = kvcalc("plot measured")
+    assert code == 2 and "measure" in err
+
+
+def test_dsa_against_mla_takes_two_models(kvcalc: Run) -> None:
+    code, _, err = kvcalc("plot dsa-vs-mla deepseek-v3")
+    assert code == 2 and "two models" in err
+
+
+def series_of(chart: Chart, label: str) -> Any:
+    return next(s for s in chart.series if s.label == label)
+
+
+def test_points_of_the_charts_are_the_figures_themselves() -> None:
+    seven = series_of(chart_of("cache-vs-context"), "llama-7b")
+    assert dict(zip(seven.xs, seven.ys, strict=True))[4096] == 2 << 30
+    chart = chart_of("cache-vs-parameters")
+    largest = series_of(chart, "1k tokens")
+    assert (largest.xs[-1], largest.ys[-1]) == (load_model("gpt-3-175b").parameters, 4_831_838_208)
+    work = chart_of("no-cache")
+    once, again = series_of(work, "cache: one token"), series_of(work, "no cache: all tokens again")
+    assert once.ys[-1] == 2 * (6_476_005_376 + 4096 * 32_000) + 4 * 32 * 4096 * 4096
+    assert again.ys[-1] == 2 * (6_476_005_376 * 4096 + 4096 * 32_000) + 4 * 32 * 4096 * (4096 * 4097 // 2)
+    weights, cache, *_ = chart_of("memory").series
+    assert (weights.ys[0], cache.ys[0]) == (2 * load_model("llama-3.1-8b").parameters, 8192 * 131_072)

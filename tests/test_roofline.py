@@ -1,0 +1,372 @@
+"""Operators under a GPU's roof: bounds and times by hand, intensities, golden decode steps, turning batches, the command."""
+
+import csv
+import io
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from conftest import Run
+from specs import grouped, stack
+
+from kvcalc import Batch, Cost, Gpu, Model, Operator, Parallelism, Precision, UserError, forward, load_gpu, load_model, roofline
+from kvcalc.compare import variant
+from kvcalc.edit import edited
+from kvcalc.report.figures import dsa_vs_mla
+from kvcalc.roofline import FFN, phase_batch, placed_pass, records, total_bound, total_seconds, turning_batch
+
+BF16 = Precision("bf16")
+
+
+def gpu(**fields: Any) -> Gpu:
+    """100 bytes and 1000 bf16 FLOP a second: the knee lies at 10."""
+    plain = {"name": "toy", "vendor": "none", "memory_bytes": 1 << 30, "source": (), "bandwidth_bytes_per_s": 100.0}
+    return Gpu(**(plain | {"flops_per_s": {"bf16": 1000.0}, "vector_flops_per_s": {"fp32": 50.0}} | fields))  # type: ignore[arg-type]
+
+
+def operator(count: int = 1, kind: str = "gemm", dtype: str = "bf16", **cost: Any) -> Operator:
+    return Operator("o", "full", count, kind, Cost(**cost), dtype)
+
+
+@pytest.mark.parametrize(
+    ("cost", "seconds", "bound"),
+    [
+        ({"flops": 2000, "weight_bytes": 100}, 2.0, "compute"),
+        ({"flops": 2000, "weight_bytes": 100, "cache_read_bytes": 100, "activation_bytes": 100}, 3.0, "memory"),
+        ({"flops": 1000, "cache_write_bytes": 100}, 1.0, "memory"),  # on the knee
+        ({"flops": 1000, "weight_bytes": 100, "vector_flops": 100}, 2.0, "compute"),  # the vector units are the slowest
+        ({"weight_bytes": 100, "vector_flops": 51}, 1.02, "compute"),
+        ({"network_bytes": 25, "weight_bytes": 1}, 2.5, "network"),
+        ({}, 0.0, "memory"),
+    ],
+)
+def test_an_operator_takes_as_long_as_its_slowest_resource(cost: dict[str, int], seconds: float, bound: str) -> None:
+    (placed,) = roofline([operator(**cost)], gpu(link_bytes_per_s=10.0))
+    assert (placed.seconds, placed.bound) == (pytest.approx(seconds), bound)
+
+
+def test_all_the_times_it_runs_and_the_sum_of_a_pass() -> None:
+    placed = roofline([operator(5, flops=2000), operator(2, weight_bytes=300)], gpu())
+    assert [p.seconds for p in placed] == [10.0, 6.0]
+    assert total_seconds(placed) == 16.0
+    assert total_bound(placed) == "compute"
+    assert [p.intensity for p in placed] == [None, 0.0]
+
+
+def test_a_gpu_without_a_vector_peak_or_a_link_does_not_time_them() -> None:
+    bare = gpu(vector_flops_per_s={}, link_bytes_per_s=None)
+    placed = roofline([operator(vector_flops=10**9, weight_bytes=100), operator(network_bytes=10**9)], bare)
+    assert [(p.seconds, p.bound) for p in placed] == [(1.0, "memory"), (0.0, "memory")]
+
+
+def test_a_dtype_without_a_unit_falls_back_and_says_so() -> None:
+    """fp8 products on an A100 run in bf16, on a V100 in fp16, fp4 products on an H100 in fp8."""
+    for name, dtype, stand_in in (
+        ("a100-80gb", "fp8", "bf16"),
+        ("v100", "bf16", "fp16"),
+        ("h100", "fp8", ""),
+        ("h100", "fp4", "fp8"),
+    ):
+        card = load_gpu(name)
+        (placed,) = roofline([operator(dtype=dtype, flops=10**15)], card)
+        assert placed.fallback == stand_in
+        assert placed.seconds == 10**15 / card.flops_per_s[stand_in or dtype]
+    vector = roofline([operator(dtype="", vector_flops=1)], load_gpu("a100-80gb"))[0]
+    assert vector.fallback == ""
+
+
+def test_a_gpu_without_any_peak_is_refused_only_where_products_need_one(kvcalc: Run) -> None:
+    with pytest.raises(UserError, match="apple-m3-max has no matrix peak for bf16"):
+        roofline([operator(flops=1)], load_gpu("apple-m3-max"))
+    roofline([operator(dtype="", weight_bytes=1)], load_gpu("apple-m3-max"))
+    code, out, err = kvcalc("roofline llama-2-7b --gpu apple-m3-max")
+    assert (code, out) == (2, "") and "no matrix peak" in err
+
+
+def test_arrays_take_the_same_times() -> None:
+    model, card = load_model("deepseek-v3.2"), load_gpu("h100")
+    contexts, sizes = np.array([1.0, 100, 4096, 131_072]), np.array([1.0, 512, 8, 3])
+    swept = total_seconds(roofline(forward(model, Batch.decode(contexts, sizes)), card))
+    each = zip(contexts.tolist(), sizes.tolist(), strict=True)
+    alone = [total_seconds(roofline(forward(model, Batch.decode(int(s), int(b))), card)) for s, b in each]
+    assert list(swept) == pytest.approx(alone, rel=1e-12)
+
+
+GOLDEN = [  # model, context, changes, milliseconds, FLOP per byte
+    ("llama-2-7b", 4096, [], 4.586, 1.00),
+    ("llama-3-8b", 8192, [], 4.801, 1.20),
+    ("llama-2-13b", 4096, [], 8.674, 1.00),
+    ("mistral-7b-v0.1", 32_768, [], 4.405, 1.11),
+    ("mistral-7b-v0.1", 32_768, ["sliding_window=null"], 5.527, 1.69),
+]
+
+
+@pytest.mark.parametrize(("name", "context", "changes", "milliseconds", "intensity"), GOLDEN)
+def test_decode_step_on_an_h100(
+    kvcalc: Run, name: str, context: int, changes: list[str], milliseconds: float, intensity: float
+) -> None:
+    sets = " ".join(f"--set {c}" for c in changes)
+    found = kvcalc(f"roofline {name} --gpu h100 --dtype bf16 --context {context} {sets} --format json").records
+    assert found[-1]["operator"] == "total"
+    assert found[-1]["roofline_s"] * 1e3 == pytest.approx(milliseconds, rel=0.004)
+    assert found[-1]["intensity"] == pytest.approx(intensity, abs=0.006)
+    model = edited(load_model(name), changes)
+    assert total_seconds(roofline(forward(model, Batch.decode(context), BF16), load_gpu("h100"))) == found[-1]["roofline_s"]
+
+
+def test_llama_2_7b_s_step_from_nothing() -> None:
+    """Weights and cache alone, all memory-bound: (2·(N − V·D) + 2^31) / 3.35e12; the rest is under 0.4 %."""
+    least = (2 * (6_738_415_616 - 32_000 * 4096) + 2**31) / 3.35e12
+    found = total_seconds(roofline(forward(load_model("llama-2-7b"), Batch.decode(4096)), load_gpu("h100")))
+    assert least < found < 1.004 * least
+
+
+def test_the_knee_of_an_h100() -> None:
+    card = load_gpu("h100-sxm")
+    assert card.knee == 989e12 / 3.35e12
+    assert round(card.knee, 1) == 295.2
+
+
+# ---- intensities
+
+
+def core(model: Model, context: int, batch_size: int = 1, precision: Precision = BF16) -> Cost:
+    (found,) = [o for o in forward(model, Batch.decode(context, batch_size), precision) if o.name == "attention"][:1]
+    return found.cost
+
+
+@pytest.mark.parametrize(("text", "heads_per_kv"), [("mha", 1), ("gqa:8", 4), ("gqa:4", 8), ("mqa", 32)])
+@pytest.mark.parametrize(("context", "batch_size"), [(1, 1), (4096, 1), (4096, 64), (10**6, 7)])
+def test_decode_attention_has_as_many_flops_a_cached_byte_as_queries_share_a_key(
+    text: str, heads_per_kv: int, context: int, batch_size: int
+) -> None:
+    cost = core(variant(load_model("llama-2-7b"), text).model, context, batch_size)
+    assert cost.flops / cost.cache_read_bytes == heads_per_kv
+    assert cost.cache_read_bytes == 2 * (32 // heads_per_kv) * 128 * context * batch_size * 2
+
+
+def test_mla_tends_to_242() -> None:
+    """2·128·(576 + 512)/(576·2) over what it caches; with its own row's write, queries and outputs it comes near."""
+    cost = core(load_model("deepseek-v3"), 131_072)
+    limit = 2 * 128 * (576 + 512) / (576 * 2)
+    assert cost.flops / cost.cache_read_bytes == limit == pytest.approx(241.8, abs=0.03)
+    intensity = [
+        core(load_model("deepseek-v3"), s).flops / core(load_model("deepseek-v3"), s).bytes for s in (1000, 10**5, 10**7)
+    ]
+    assert intensity == sorted(intensity)
+    assert intensity[-1] == pytest.approx(limit, rel=1e-4) and intensity[-1] < limit
+
+
+# ---- sparse attention against MLA
+
+
+def per_layer(name: str, context: int, dtype: str = "bf16") -> tuple[int, int]:
+    """Cache bytes that one layer reads for (latents, index keys) in a decode step."""
+    found = forward(load_model(name), Batch.decode(context), Precision("bf16", dtype))
+    costs = {o.name: o.cost.cache_read_bytes for o in found if o.layer == "moe"}
+    return costs["attention"], costs.get("indexer", 0)  # type: ignore[return-value]
+
+
+def test_dsa_reads_36_megabytes_where_mla_reads_151() -> None:
+    latents, keys = per_layer("deepseek-v3.2", 131_072)
+    assert (latents, keys) == (2048 * 1152, 131_072 * 256)
+    assert (round(latents / 1e6, 1), round(keys / 1e6, 1)) == (2.4, 33.6)
+    mla = per_layer("deepseek-v3", 131_072)[0]
+    assert mla == 131_072 * 1152 and round(mla / 1e6, 1) == 151.0
+    assert round(mla / (latents + keys), 1) == 4.2
+
+
+@pytest.mark.parametrize(("dtype", "row", "key", "crossing"), [("bf16", 1152, 256, 2634), ("fp8_ds_mla", 656, 132, 2564)])
+def test_dsa_reads_less_than_mla_from_the_crossing_on(dtype: str, row: int, key: int, crossing: int) -> None:
+    for context in (crossing - 1, crossing):
+        sparse, mla = sum(per_layer("deepseek-v3.2", context, dtype)), sum(per_layer("deepseek-v3", context, dtype))
+        assert (sparse, mla) == (2048 * row + context * key, context * row)
+        assert (sparse < mla) == (context == crossing)
+    chart = dsa_vs_mla(load_model("deepseek-v3.2"), load_model("deepseek-v3"), 131_072, Precision("bf16", dtype))
+    (point,) = [s for s in chart.series if s.kind == "points"]
+    assert (point.xs, point.labels) == ((crossing,), (f"reads less from {crossing:,} tokens on",))
+    far = 10**9
+    most = sum(per_layer("deepseek-v3", far, dtype)) / sum(per_layer("deepseek-v3.2", far, dtype))
+    assert most == pytest.approx(row / key, rel=1e-4)  # 4.5× and 4.97× at most
+
+
+# ---- where things turn
+
+
+def place(name: str, card: str = "h100", context: int = 4096) -> Any:
+    model, found = load_model(name), load_gpu(card)
+    return lambda batch: roofline(forward(model, Batch.decode(context, batch), BF16), found)
+
+
+def test_the_ffn_turns_where_its_intensity_passes_the_knee() -> None:
+    """gate_up: 4·T·D·F FLOPs over 4·D·F + 2·T·(D + 2·F) bytes, down likewise; together slower to compute than to move."""
+    d, f, t = 4096, 11_008, turning_batch(place("llama-2-7b"), FFN)
+
+    def compute_bound(t: int) -> bool:
+        times = {"compute": 0.0, "memory": 0.0}
+        for inputs, outputs in ((d, 2 * f), (f, d)):
+            compute = 2 * t * inputs * outputs / 989e12
+            memory = 2 * (inputs * outputs + t * (inputs + outputs)) / 3.35e12
+            times["compute" if compute > memory else "memory"] += max(compute, memory)
+        return times["compute"] > times["memory"]
+
+    assert t is not None and 295 < t < 400
+    assert compute_bound(t) and not compute_bound(t - 1)
+
+
+def test_plain_attention_never_turns_and_that_is_said(kvcalc: Run) -> None:
+    for name in ("llama-2-7b", "llama-3-8b"):
+        assert turning_batch(place(name), ("attention",)) is None
+    assert turning_batch(place("llama-2-7b"), ("no such operator",)) is None
+    out = kvcalc("roofline llama-2-7b --gpu h100").out
+    assert "attention never turns compute-bound" in out
+    assert f"FFN turns compute-bound at batch {turning_batch(place('llama-2-7b'), FFN):,}" in out
+
+
+def test_experts_turn_32_times_as_late_as_a_dense_ffn() -> None:
+    """Each of 256 experts sees 8/256 of the tokens."""
+    t = turning_batch(place("deepseek-v3"), ("experts_gate_up", "experts_down"))
+    assert t is not None and 295 * 32 < t < 400 * 32
+
+
+def test_mla_turns_on_a_gpu_whose_knee_is_lower() -> None:
+    """241.8 is past the knee of an H20 (148 TFLOP/s over 4 TB/s) at any batch."""
+    assert load_gpu("h20").knee < 100
+    assert turning_batch(place("deepseek-v3", "h20"), ("attention",)) == 1
+    assert turning_batch(place("deepseek-v3", "h100"), ("attention",)) is None
+
+
+# ---- records and the command
+
+KEYS = [
+    "model", "gpu", "phase", "batch_size", "context", "operator", "layer", "count", "flops", "vector_flops", "weight_bytes",
+    "cache_bytes", "activation_bytes", "bytes", "intensity", "bound", "roofline_s", "time_s",
+]  # fmt: skip
+
+
+def test_records_say_every_key_and_end_with_their_total(kvcalc: Run) -> None:
+    found = kvcalc("roofline llama-2-7b --gpu h100,a100-80gb --batch-size 1,8 --context 1k,2k --format json").records
+    passes = [(r["gpu"], r["batch_size"], r["context"]) for r in found if r["operator"] == "total"]
+    assert passes == [(g, b, s) for g in ("h100-sxm", "a100-80gb") for b in (1, 8) for s in (1024, 2048)]
+    sums = dict.fromkeys(("flops", "vector_flops", "weight_bytes", "cache_bytes", "activation_bytes", "bytes", "roofline_s"), 0.0)
+    for record in found:
+        assert set(KEYS) <= set(record)
+        assert record["time_s"] is None
+        assert record["bytes"] == record["weight_bytes"] + record["cache_bytes"] + record["activation_bytes"]
+        assert record["bound"] in ("compute", "memory", "network", "overhead")
+        if record["operator"] != "total":
+            sums = {k: v + record[k] for k, v in sums.items()}
+            continue
+        assert {k: record[k] for k in sums} == {k: pytest.approx(v, rel=1e-12) for k, v in sums.items()}
+        assert record["intensity"] == record["flops"] / record["bytes"]
+        sums = dict.fromkeys(sums, 0.0)
+
+
+def test_figures_of_a_record_are_of_all_the_times_the_operator_runs(kvcalc: Run) -> None:
+    found = {r["operator"]: r for r in kvcalc("roofline llama-2-7b --context 4k --format json").records}
+    assert (found["qkv"]["count"], found["qkv"]["layer"]) == (32, "full")
+    assert found["qkv"]["flops"] == 32 * 100_663_296
+    assert found["attention"]["cache_bytes"] == 32 * (67_108_864 + 16_384)
+    parts = {p["operator"]: p["flops"] for p in found["attention"]["parts"]}
+    assert parts == {"qk": 32 * 33_554_432, "softmax": 0, "av": 32 * 33_554_432}
+
+
+def test_table_shows_parts_shares_and_assumptions(kvcalc: Run) -> None:
+    code, out, err = kvcalc("roofline deepseek-v3 --gpu h100 --context 4k")
+    assert (code, err) == (0, "")
+    assert "deepseek-v3 on h100-sxm: decode, batch 1, context 4,096" in out
+    for text in (
+        "absorb_q",
+        "  qk",
+        "  av",
+        "bytes moved: weights",
+        "knee 295.2 FLOP/B in bf16",
+        "datasheet bound",
+        "cache bf16",
+    ):
+        assert text in out
+
+
+def test_csv_has_the_same_columns(kvcalc: Run) -> None:
+    line = "roofline llama-2-7b --phase prefill --context 128 --format "
+    rows = list(csv.DictReader(io.StringIO(kvcalc(line + "csv").out)))
+    assert [r["operator"] for r in rows] == [r["operator"] for r in kvcalc(line + "json").records]
+    assert set(KEYS) <= set(rows[0])
+
+
+def test_prefill_is_compute_bound_and_decode_is_not(kvcalc: Run) -> None:
+    bounds = [
+        kvcalc(f"roofline llama-2-7b --phase {phase} --context 4k --format json").records[-1]["bound"]
+        for phase in ("prefill", "decode")
+    ]
+    assert bounds == ["compute", "memory"]
+
+
+def test_several_gpus_of_one_model_share_the_work(kvcalc: Run) -> None:
+    one, eight = (kvcalc(f"roofline llama-2-7b --tp {n} --format json").records for n in (1, 8))
+    assert not [r for r in one if r["bound"] == "network"]
+    assert [r["operator"] for r in eight if r["bound"] == "network"] == ["all_reduce"] * 3 + ["all_gather_logits"]
+    assert eight[-1]["weight_bytes"] < one[-1]["weight_bytes"] / 7
+    assert eight[-1]["network_bytes"] > 0
+
+
+def test_with_pipeline_stages_the_slowest_is_shown() -> None:
+    """Of two halves of 16 layers the one with the head takes longer."""
+    model, card = load_model("llama-2-7b"), load_gpu("h100")
+    split = Parallelism(pp=2)
+    found = placed_pass(model, Batch.decode(4096), card, parallelism=split)
+    stages = [roofline(forward(model, Batch.decode(4096), parallelism=split, stage=n), card) for n in (0, 1)]
+    assert found == stages[1]
+    assert total_seconds(stages[1]) > total_seconds(stages[0])
+    first = placed_pass(stack(grouped(), layers=8, vocab_size=1), Batch.decode(10**6), card, parallelism=split)
+    assert {p.operator.count for p in first if p.operator.name == "attention"} == {4}
+
+
+def test_phases() -> None:
+    assert phase_batch("decode", 100, 3) == Batch.decode(100, 3)
+    assert phase_batch("prefill", 100, 3) == Batch.prefill(100, 3)
+    with pytest.raises(UserError, match="unknown phase 'training'"):
+        phase_batch("training", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("roofline llama-2-7b --phase train", "unknown phase 'train'"),
+        ("roofline llama-2-7b --gpu h1000", "h100"),
+        ("roofline llama-2-7b --gpu ''", "GPU's name is empty"),
+        ("roofline llama-2-7 --gpu h100", "llama-2-7b"),
+        ("roofline llama-2-7b --batch-size 0", "batch size '0'"),
+        ("roofline llama-2-7b --context -1", "context"),
+        ("roofline llama-2-7b --context nan", "context 'nan'"),
+        ("roofline llama-2-7b --dtype fp7", "unknown dtype 'fp7'"),
+        ("roofline deepseek-v3 --mla-form inner", "unknown MLA form"),
+        ("roofline llama-2-7b --tp 3", "Use one of"),
+        ("roofline llama-2-7b --kv-cache-dtype fp8_ds_mla", "latent attention"),
+    ],
+)
+def test_impossible_requests(kvcalc: Run, line: str, said: str) -> None:
+    code, out, err = kvcalc(line)
+    assert (code, out) == (2, "")
+    assert said in err and err.count("\n") == 1
+
+
+def test_without_a_model_the_roofs_alone(kvcalc: Run) -> None:
+    out = kvcalc("roofline --gpu h100,a100-80gb").out
+    assert "h100-sxm" in out and "a100-80gb" in out and "295.2" in out
+    assert [r["gpu"] for r in kvcalc("roofline --gpu h100,l4 --format json").records] == ["h100-sxm", "l4"]
+
+
+def test_totals_of_records_are_those_of_the_operators() -> None:
+    placed = roofline([operator(3, flops=10, weight_bytes=5, vector_flops=2), operator(2, cache_read_bytes=7)], gpu())
+    *each, last = records(placed, {"model": "m"})
+    assert [r["flops"] for r in each] == [30, 0]
+    assert (last["flops"], last["vector_flops"], last["bytes"], last["cache_read_bytes"]) == (30, 6, 29, 14)
+    assert (last["model"], last["intensity"], last["bound"]) == ("m", 30 / 29, "memory")
+
+
+def test_no_matrix_unit_at_all_still_has_a_wider_one() -> None:
+    card = msgspec.structs.replace(load_gpu("h100"), flops_per_s={"fp32": 1e12})
+    (placed,) = roofline([operator(flops=10**12)], card)
+    assert (placed.seconds, placed.fallback) == (1.0, "fp32")

@@ -1,0 +1,104 @@
+"""Measured rows: the format, its aliases, and what becomes of rows that are broken."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcalc.errors import UserError
+from kvcalc.rows import OPERATIONS, count, read_rows
+
+GEMM = "gpu,framework,version,dtype,m,n,k,time_us\n"
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_stem_names_the_operation(tmp_path: Path) -> None:
+    table = read_rows(written(tmp_path, "gemm.csv", GEMM + "h100_sxm,vllm,0.24.0,bfloat16,128.0,4096,1024,12.5\n"))
+    (row,) = table.rows
+    assert (row.op, row.gpu, row.framework, row.version) == ("gemm", "h100_sxm", "vllm", "0.24.0")
+    assert row.shape == (128, 4096, 1024)
+    assert row.time_us == 12.5
+    assert not table.broken
+
+
+def test_a_column_op_mixes_operations_and_unknown_columns_pass(tmp_path: Path) -> None:
+    text = (
+        "row_id,op,system,backend,dtype,m,n,k,num_gpus,bytes,time_us\n"
+        "a,gemm,h200_sxm,tensorrt-llm,fp8,1,2,3,,,4\n"
+        "b,allreduce,h200_sxm,nccl,half,,,,8,1024,15.7\n"
+    )
+    first, second = read_rows(written(tmp_path, "mixed.csv", text)).rows
+    assert (first.op, first.framework, first.dtype, first.shape) == ("gemm", "trtllm", "fp8", (1, 2, 3))
+    assert (second.op, second.framework, second.dtype, second.shape) == ("allreduce", "nccl", "bfloat16", (8, 1024))
+
+
+def test_an_absent_window_is_none(tmp_path: Path) -> None:
+    text = "gpu,framework,kv_dtype,batch,q_heads,kv_heads,head_dim,kv_len,time_us\nh100,vllm,fp8,1,8,2,128,4096,9\n"
+    (row,) = read_rows(written(tmp_path, "decode_attention.csv", text)).rows
+    assert row.shape == (1, 8, 2, 128, 4096, 0)
+
+
+def test_serving_rows_are_in_milliseconds(tmp_path: Path) -> None:
+    header = "backend,system,model_path,gemm_quant_mode,isl,osl,batch_size,tp_size,silicon_tpot_ms\n"
+    text = header + "vllm,h100,a/b,,2048,512,64.0,8.0,19.458\n"
+    (row,) = read_rows(written(tmp_path, "e2e_dense.csv", text)).rows
+    assert row.time_us == pytest.approx(19458)
+    assert (row.dtype, row.model) == ("bfloat16", "a/b")
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        ("h100,vllm,1,bfloat16,0,1,1,5", "m '0'"),
+        ("h100,vllm,1,bfloat16,1.5,1,1,5", "m '1.5'"),
+        ("h100,vllm,1,bfloat16,nan,1,1,5", "m 'nan'"),
+        ("h100,vllm,1,bfloat16,1e99,1,1,5", "m '1e99'"),
+        ("h100,vllm,1,bfloat16,,1,1,5", "m is empty"),
+        ("h100,vllm,1,bfloat16,x,1,1,5", "m 'x' is not a number"),
+        ("h100,vllm,1,bfloat16,1,1,1,-5", "time_us '-5'"),
+        ("h100,vllm,1,bfloat16,1,1,1,inf", "time_us 'inf'"),
+        ("h100,vllm,1,bfloat16,1,1,1", "time_us is empty"),
+        ("h100,vllm,1,,1,1,1,5", "dtype is empty"),
+        ("h100,vllm,1,bfloat16,1,1,1,5,6", "has 9 fields, the header 8"),
+    ],
+)
+def test_a_broken_row_is_named_by_line_and_kept_apart(tmp_path: Path, cells: str, why: str) -> None:
+    good = "h100,vllm,1,bfloat16,1,1,1,5\n"
+    table = read_rows(written(tmp_path, "gemm.csv", GEMM + good + cells + "\n" + good))
+    assert len(table.rows) == 2
+    assert [b.line for b in table.broken] == [3]
+    assert table.broken[0].why.startswith(why)
+    assert len(table.cells) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("other.csv", GEMM, "no column op"),
+        ("gemm.csv", "", "is empty"),
+        ("gemm.csv", "gpu,m,n\n", "has no column k"),
+        ("gemm.csv", GEMM + "a\0b\n", "NUL"),
+    ],
+)
+def test_a_file_that_is_no_table_of_rows_is_refused(tmp_path: Path, name: str, text: str, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        read_rows(written(tmp_path, name, text))
+
+
+@given(st.text(max_size=12))
+def test_a_count_is_a_whole_number_or_a_value_error(text: str) -> None:
+    try:
+        value = count(text, "m")
+    except ValueError:
+        return
+    assert 1 <= value == int(value)
+
+
+def test_every_operation_lists_its_counts() -> None:
+    assert all(op.counts for op in OPERATIONS.values())

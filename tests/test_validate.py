@@ -1,0 +1,147 @@
+"""`kvcalc validate` and `kvcalc calibrate` as scripts use them."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+HEADER = "gpu,framework,version,dtype,m,n,k,time_us,row_id\n"
+# Bound of 4096³ in bf16 on H100: 2 · 4096³ / 989e12 = 138.97 µs.
+ROWS = HEADER + "h100_sxm,vllm,0.24.0,bfloat16,4096,4096,4096,180,a\nh100_sxm,vllm,0.24.0,bfloat16,4096,4096,4096,190,b\n"
+
+
+def written(folder: Path, text: str, name: str = "gemm.csv") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_group_has_both_bases(kvcalc: Run, tmp_path: Path) -> None:
+    (record,) = kvcalc("validate", str(written(tmp_path, ROWS)), "--format", "json").records
+    assert [record[k] for k in ("op", "gpu", "framework", "dtype")] == ["gemm", "h100-sxm", "vllm", "bfloat16"]
+    assert (record["rows"], record["predicted_rows"], record["basis"]) == (2, 2, "calibrated")
+    bound = 2 * 4096**3 / 989e6
+    errors = [180 / bound - 1, 190 / bound - 1]
+    assert record["roofline_median_abs_error"] == pytest.approx(sum(errors) / 2)
+    assert record["median_abs_error"] < 0.2
+
+
+def test_the_datasheet_alone_is_a_basis(kvcalc: Run, tmp_path: Path) -> None:
+    path = str(written(tmp_path, ROWS))
+    (record,) = kvcalc("validate", path, "--stack", "datasheet", "--by", "op", "--format", "json").records
+    assert record["basis"] == "roofline"
+    assert record["median_ratio"] == pytest.approx(2 * 4096**3 / 989e6 * (1 / 180 + 1 / 190) / 2)
+    assert "gpu" not in record
+
+
+def test_predictions_repeat_every_row_as_it_stood(kvcalc: Run, tmp_path: Path) -> None:
+    broken = "h100_sxm,vllm,0.24.0,bfloat16,oops,4096,4096,180,c\nnever-heard,vllm,1,bfloat16,1,1,1,5,d\n"
+    out = tmp_path / "out.csv"
+    result = kvcalc("validate", str(written(tmp_path, ROWS + broken)), "--predictions", str(out), "--format", "json")
+    assert result.code == 0
+    assert "line 4: m 'oops' is not a number" in result.err
+    assert "unknown GPU 'never-heard'" in result.err
+    assert "lines 5" in result.err
+    with out.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["row_id"] for r in rows] == ["a", "b", "c", "d"]
+    assert {r["op"] for r in rows} == {"gemm"}
+    assert [bool(r["roofline_us"]) for r in rows] == [True, True, False, False]
+    assert rows[2]["m"] == "oops"
+    assert float(rows[0]["roofline_us"]) == pytest.approx(2 * 4096**3 / 989e6, rel=1e-5)
+    counted = {r["gpu"]: r["predicted_rows"] for r in result.records}
+    assert counted == {"h100-sxm": 2, "never-heard": 0}
+
+
+def test_a_gpu_without_calibration_gets_the_bound_alone(kvcalc: Run, tmp_path: Path) -> None:
+    path, out = str(written(tmp_path, ROWS.replace("h100_sxm", "a100-80gb"))), tmp_path / "out.csv"
+    (record,) = kvcalc("validate", path, "--predictions", str(out), "--format", "json").records
+    assert record["basis"] == "roofline"
+    with out.open(encoding="utf-8") as file:
+        assert {(bool(r["roofline_us"]), r["calibrated_us"]) for r in csv.DictReader(file)} == {(True, "")}
+    (borrowed,) = kvcalc("validate", path, "--calibration-from", "h100", "--format", "json").records
+    assert borrowed["basis"] == "calibrated"
+
+
+def test_rows_that_no_law_times_are_counted(kvcalc: Run, tmp_path: Path) -> None:
+    text = ROWS + "h100_sxm,vllm,0.24.0,int4_wo,1,4096,4096,20,c\n"
+    records = kvcalc("validate", str(written(tmp_path, text)), "--by", "op", "--format", "json").records
+    assert [(r["rows"], r["predicted_rows"]) for r in records] == [(3, 2)]
+
+
+@pytest.mark.parametrize(("most", "code"), [("1000", 0), ("0.01", 1)])
+def test_fail_above_is_an_exit_status(kvcalc: Run, tmp_path: Path, most: str, code: int) -> None:
+    assert kvcalc("validate", str(written(tmp_path, ROWS)), "--fail-above", most).code == code
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (["--by", "colour"], "cannot group by 'colour'"),
+        (["--fail-above", "nan"], "is not a percentage"),
+        (["--calibration-from", "h1000"], "unknown gpu"),
+        (["--calibration-from", "tpu-v5e"], "has no calibration to take"),
+        (["--stack", "vlm"], "no GPU has a calibration for stack 'vlm'. Did you mean vllm"),
+        (["--predictions", "/nowhere/at/all.csv"], "cannot be written"),
+    ],
+)
+def test_a_wrong_request_is_one_line(kvcalc: Run, tmp_path: Path, more: list[str], what: str) -> None:
+    result = kvcalc("validate", str(written(tmp_path, ROWS)), *more)
+    assert result.code == 2
+    assert what in result.err
+
+
+def test_a_missing_file_is_one_line(kvcalc: Run, tmp_path: Path) -> None:
+    result = kvcalc("validate", str(tmp_path / "gemm.csv"))
+    assert (result.code, result.out) == (2, "")
+
+
+def test_serving_rows_are_whole_steps(kvcalc: Run, tmp_path: Path) -> None:
+    text = (
+        "backend,system,model_path,gemm_quant_mode,isl,osl,batch_size,tp_size,silicon_tpot_ms\n"
+        "vllm,h200_sxm,meta-llama/Llama-3.1-8B,,1024,1024,1,1,5.0\nvllm,h200_sxm,a/unknown-model,,1024,1024,1,1,5.0\n"
+    )
+    (record,) = kvcalc("validate", str(written(tmp_path, text, "e2e_dense.csv")), "--format", "json").records
+    assert (record["rows"], record["predicted_rows"]) == (2, 1)
+    # 15.0 GB of weights without the embedding's rows at 4.8 TB/s are 3.13 ms: a step takes that and not twice that.
+    assert 3.13 / 5 < record["median_ratio"] < 2 * 3.13 / 5
+
+
+def test_calibrate_writes_a_preset_that_validate_finds(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path / "presets"))
+    lines = []
+    for i in range(24):
+        m, n, k = 2 ** (i % 12), 1024 * (1 + i % 7), 1024 * (1 + i % 5)
+        time = 4 + math.hypot(2 * m * n * k / 800e6, ((m + n) * k * 2 + 2 * m * n) / 2.8e6)
+        lines.append(f"h100_sxm,house,1.0,bfloat16,{m},{n},{k},{time:.4f},{i}\n")
+    path = str(written(tmp_path, HEADER + "".join(lines)))
+    plot = tmp_path / "fit.svg"
+    result = kvcalc("calibrate", path, "--gpu", "h100", "--stack", "house", "--plot", str(plot), "--format", "json")
+    (record,) = result.records
+    assert (record["family"], record["kind"], record["rows"]) == ("gemm", "bfloat16", 24)
+    assert record["fitted_median_abs_error"] < 0.05
+    assert set(record["parameters"]) >= {"t0", "ec", "em"}
+    assert plot.read_text(encoding="utf-8").startswith("<?xml")
+    (found,) = kvcalc("validate", path, "--format", "json").records
+    assert found["basis"] == "calibrated"
+    assert found["median_abs_error"] == pytest.approx(record["fitted_median_abs_error"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        (["--stack", "x"], "--gpu is missing"),
+        (["--gpu", "h100"], "--stack is missing"),
+        (["--gpu", "h100", "--stack", "../x"], "no usable name"),
+        (["--gpu", "h100", "--stack", "x"], "fewer than 12 rows"),
+        (["--gpu", "a100", "--stack", "x"], "no row of a100"),
+        (["--gpu", "tpu-v5e", "--stack", "x", "-o", "x.yaml"], ""),
+    ],
+)
+def test_a_calibration_that_cannot_be_made_is_one_line(kvcalc: Run, tmp_path: Path, more: list[str], what: str) -> None:
+    result = kvcalc("calibrate", str(written(tmp_path, ROWS)), *more)
+    assert result.code == 2
+    assert what in result.err.splitlines()[-1]
+    assert not (tmp_path / "x.yaml").exists()

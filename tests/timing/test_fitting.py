@@ -1,0 +1,154 @@
+"""Fits find the law that made the times, whatever outliers stand among them, and the same one every time."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvcalc.errors import UserError
+from kvcalc.load import load_gpu
+from kvcalc.rows import Row
+from kvcalc.timing.allreduce import AllReduce
+from kvcalc.timing.calibrate import LEAST_ROWS, calibrate, summed
+from kvcalc.timing.calibration import Calibration, find_calibration, load_calibration, read_calibration, stacks_of, to_yaml
+from kvcalc.timing.fitting import fit
+from kvcalc.timing.gemm import Gemm
+from kvcalc.timing.machine import machine
+
+H100 = load_gpu("h100")
+TRUE = Gemm(t0=3.4, ec=0.7, em=0.9, p=3.0, tr=4.0, r=1.2e5)
+
+
+def shapes(rows: int) -> tuple[np.ndarray, ...]:
+    """Products from thin to large, the same every time."""
+    index = np.arange(rows)
+    m = 2.0 ** (index % 13)
+    n = 1024.0 * (1 + index * 7 % 16)
+    k = 512.0 * (1 + index * 11 % 20)
+    return m, n, k
+
+
+def measured_rows(rows: int, op: str = "gemm", framework: str = "mine") -> list[Row]:
+    table = shapes(rows)
+    times = TRUE.us(machine(H100), *table)
+    return [
+        Row(i, op, "h100", framework, "bfloat16", tuple(float(c[i]) for c in table), float(times[i]), "", "1.0")
+        for i in range(rows)
+    ]
+
+
+def test_a_fit_recovers_the_law_that_made_the_times() -> None:
+    table = shapes(120)
+    found = fit(Gemm, machine(H100), table, TRUE.us(machine(H100), *table)).law
+    assert isinstance(found, Gemm)
+    assert (found.t0, found.ec, found.em) == pytest.approx((TRUE.t0, TRUE.ec, TRUE.em), rel=0.03)
+
+
+def test_outliers_pull_little() -> None:
+    table = shapes(120)
+    times = TRUE.us(machine(H100), *table)
+    times[::10] *= 5
+    found = fit(Gemm, machine(H100), table, times).law
+    error = np.abs(np.log(found.us(machine(H100), *table) / TRUE.us(machine(H100), *table)))
+    assert float(np.median(error)) < 0.02
+
+
+def test_a_fit_is_the_same_every_time_and_within_its_ranges() -> None:
+    ranks, size = np.array([2.0, 4, 8] * 8), 2.0 ** np.arange(10, 34)
+    times = AllReduce(a1=3, e1=0.6).us(machine(H100), ranks, size)
+    first, second = (fit(AllReduce, machine(H100), (ranks, size), times).law for _ in range(2))
+    assert first == second
+    for name, r in AllReduce.ranges().items():
+        assert r.least <= getattr(first, name) <= r.most
+
+
+def test_a_calibration_is_written_and_read_back(tmp_path: Path) -> None:
+    rows = measured_rows(40)
+    fits = calibrate(rows, H100, "mine")
+    made = summed(fits, H100, "mine", rows, {"origin": "made up", "date": "2026-01-02"})
+    path = tmp_path / "mine.yaml"
+    path.write_text(to_yaml(made), encoding="utf-8")
+    assert read_calibration(path) == made
+    assert (made.version, made.rows, made.date) == ("1.0", 40, "2026-01-02")
+    entry = made.laws["gemm"]["bfloat16"]
+    assert entry.rows == 40
+    assert entry.fitted_median_abs_error < 0.02
+    assert entry.median_abs_error < 0.1
+
+
+def test_too_few_rows_make_no_law() -> None:
+    (found,) = calibrate(measured_rows(LEAST_ROWS - 1), H100, "mine")
+    assert found.entry is None
+    assert "fewer" in found.why
+
+
+def test_an_unknown_family_is_said_to_have_no_law() -> None:
+    (found,) = calibrate(measured_rows(20, op="moe"), H100, "mine")
+    assert found.entry is None
+    assert found.why == "no law for it"
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("t0: 3.4", "t0: .*Expected"),
+        ("form: gemm,", "form"),
+        ("ec: 0.7", "unknown key"),
+    ],
+)
+def test_a_broken_calibration_is_named_by_key(tmp_path: Path, change: str, what: str) -> None:
+    text = (
+        "gpu: h100-sxm\nstack: mine\nlaws:\n  gemm:\n    bfloat16:\n"
+        "      law: {form: gemm, t0: 3.4, ec: 0.7}\n      rows: 1\n      median_abs_error: 0.1\n      p90_abs_error: 0.2\n"
+    )
+    worse = {"t0: 3.4": "t0: -1", "form: gemm,": "form: nonsense,", "ec: 0.7": "efficiency: 0.7"}[change]
+    path = tmp_path / "mine.yaml"
+    path.write_text(text.replace(change, worse), encoding="utf-8")
+    with pytest.raises(UserError, match=what):
+        read_calibration(path)
+
+
+def test_a_law_under_the_wrong_family_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "gpu: h100-sxm\nstack: mine\nlaws:\n  gemm:\n    bfloat16:\n      law: {form: allreduce}\n"
+        "      rows: 1\n      median_abs_error: 0.1\n      p90_abs_error: 0.2\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(UserError, match="holds a law of form 'allreduce'"):
+        read_calibration(path)
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_the_shipped_calibrations_say_where_they_come_from(gpu: str) -> None:
+    machine_ = load_gpu(gpu)
+    assert stacks_of(machine_) == ["nccl", "sglang", "trtllm", "vllm"]
+    for stack in stacks_of(machine_):
+        found = find_calibration(machine_, stack)
+        assert isinstance(found, Calibration)
+        assert (found.gpu, found.stack, found.license) == (machine_.name, stack, "Apache-2.0")
+        assert "aiconfigurator" in found.origin
+        assert len(found.commit) == 40
+        assert found.version
+        assert found.date
+        for kinds in found.laws.values():
+            for entry in kinds.values():
+                assert entry.rows >= LEAST_ROWS
+                assert 0 < entry.median_abs_error <= entry.p90_abs_error
+                for name, r in entry.law.ranges().items():
+                    assert r.least <= getattr(entry.law, name) <= r.most
+        assert msgspec.to_builtins(found)
+
+
+def test_without_a_calibration_there_is_none_and_an_unknown_stack_is_named() -> None:
+    assert load_calibration(load_gpu("a100-80gb")) is None
+    assert load_calibration(H100, "datasheet") is None
+    found = load_calibration(H100)
+    assert found is not None
+    assert found.stack == "vllm"
+    borrowed = load_calibration(load_gpu("a100-80gb"), "vllm", H100)
+    assert borrowed is not None
+    assert borrowed.gpu == "h100-sxm"
+    with pytest.raises(UserError, match="no calibration of h100-sxm for stack 'vlm'"):
+        load_calibration(H100, "vlm")

@@ -1,0 +1,159 @@
+"""The time laws against figures worked out by hand, and what must hold for any shape."""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcalc.load import load_gpu
+from kvcalc.timing.allreduce import AllReduce
+from kvcalc.timing.decode_attention import DecodeAttention
+from kvcalc.timing.elementwise import Elementwise
+from kvcalc.timing.gemm import Gemm, QuantizedGemm
+from kvcalc.timing.law import Law, pnorm
+from kvcalc.timing.machine import Machine, machine
+from kvcalc.timing.mla_decode import MlaDecode
+from kvcalc.timing.mla_prefill import MlaPrefill
+from kvcalc.timing.prefill_attention import PrefillAttention
+
+# 1 TB/s, 100 and 200 TFLOP/s, 100 SMs, 50 MB of L2, 100 GB/s links: round figures for arithmetic by hand.
+ROUND = Machine(memory=1e6, bf16=100e6, fp8=200e6, sms=100, l2=50e6, link=1e5)
+LAWS = (Gemm, QuantizedGemm, DecodeAttention, PrefillAttention, MlaDecode, MlaPrefill, AllReduce, Elementwise)
+SHAPES: dict[type[Law], tuple[float, ...]] = {
+    Gemm: (64, 4096, 4096),
+    QuantizedGemm: (64, 4096, 4096),
+    DecodeAttention: (8, 32, 8, 128, 4096, 0),
+    PrefillAttention: (2, 32, 8, 128, 1024, 0),
+    MlaDecode: (8, 16, 4096),
+    MlaPrefill: (2, 16, 1024),
+    AllReduce: (8, 1 << 20),
+    Elementwise: (1 << 20,),
+}
+sizes = st.integers(1, 1 << 16)
+
+
+def one(law: Law, *shape: float, on: Machine = ROUND) -> float:
+    return float(law.us(on, *(np.array([float(x)]) for x in shape))[0])
+
+
+def test_a_large_product_takes_its_flops_at_the_efficiency() -> None:
+    # 8192³: 1.0995e12 FLOP at 0.5 · 100 TFLOP/s = 21,990 µs; memory 402 MB / (1 TB/s) = 403 µs; p = 8 makes it negligible.
+    law = Gemm(t0=3, ec=0.5, em=1.0, p=8, tr=5, r=1e6)
+    assert one(law, 8192, 8192, 8192) == pytest.approx(3 + 2 * 8192**3 / 50e6, rel=1e-6)
+
+
+def test_a_thin_product_streams_its_weights() -> None:
+    # 1 × 16384 × 16384 in bf16: 536.9 MB of weights at 0.8 TB/s = 671 µs, and a little compute beside it.
+    law = Gemm(t0=2, ec=0.8, em=0.8, p=8, tr=5, r=1e6)
+    memory = ((1 + 16384) * 16384 * 2 + 2 * 16384) / 0.8e6
+    assert memory + 2 <= one(law, 1, 16384, 16384) <= (memory + 2) * 1.09
+
+
+def test_small_tiles_wait_for_their_operands() -> None:
+    # One 64 × 64 tile, k = 64 · 16: (64 + 64) · 1024 · 2 bytes at 1e5 B/µs = 2.6 µs, above its 8.4e6 FLOP at 1e6 FLOP/µs.
+    slow, fast = Gemm(t0=1, ec=1, em=1, p=8, tr=30, r=3e4), Gemm(t0=1, ec=1, em=1, p=8, tr=30, r=1e6)
+    assert one(slow, 64, 64, 1024) == pytest.approx(1 + 128 * 1024 * 2 / 3e4, rel=0.01)
+    assert one(fast, 64, 64, 1024) == pytest.approx(1 + 2 * 64 * 64 * 1024 / 1e6, rel=0.01)
+
+
+def test_weights_of_four_bits_stream_in_a_quarter_of_the_time() -> None:
+    law = Gemm(t0=0.2, ec=1, em=1, p=8, tr=30, r=1e9)
+    strong = ROUND._replace(bf16=1e12)
+    whole, quarter = one(law, 1, 32768, 32768, on=strong), one(law, 1, 32768, 32768, 0.5, on=strong)
+    assert whole / quarter == pytest.approx(4, rel=0.1)
+
+
+def test_fp8_products_pay_for_quantising_their_input() -> None:
+    law = QuantizedGemm(t0=1, bq=0.5)
+    free = QuantizedGemm(t0=1, bq=float("inf"))
+    assert one(law, 512, 4096, 8192) - one(free, 512, 4096, 8192) == pytest.approx(3 * 512 * 8192 / 0.5e6)
+
+
+def test_a_long_cold_cache_is_read_at_the_bandwidth() -> None:
+    # 64 sequences · 8 KV heads · 65536 tokens · 2 · 128 · 2 bytes = 17.18 GB at 0.95 TB/s = 18,084 µs; the tiles hide below.
+    law = DecodeAttention(t0=5, tau=1, r=1e6, tramp=2)
+    read = 64 * 8 * 65536 * 2 * 128 * 2
+    assert one(law, 64, 32, 8, 128, 65536, 0) == pytest.approx(read / 0.95e6 + 7, rel=0.02)
+
+
+def test_a_window_limits_what_is_read() -> None:
+    law = DecodeAttention()
+    assert one(law, 8, 32, 8, 128, 65536, 1024) == one(law, 8, 32, 8, 128, 1024, 0)
+
+
+def test_a_small_cache_stays_in_the_l2_unless_it_is_cold() -> None:
+    hot, cold = DecodeAttention(cap=0.9), DecodeAttention(cap=0.9, cold=True)
+    assert one(cold, 1, 32, 8, 128, 4096, 0) > one(hot, 1, 32, 8, 128, 4096, 0) + 0.9 * hot.tramp * 0.5
+    assert one(cold, 64, 32, 8, 128, 65536, 0) == pytest.approx(one(hot, 64, 32, 8, 128, 65536, 0), rel=1e-3)
+
+
+def test_a_long_prompt_takes_its_causal_flops() -> None:
+    # 32 heads of 128, 16384 tokens: 4 · 128 · 32 · 16384 · 16385/2 FLOP at 0.5 · 100 TFLOP/s, and the 64 masked keys a tile.
+    law = PrefillAttention(t0=1, ec=0.5, em=3, tau=0.02)
+    flops = 4 * 128 * 32 * 16384 * (16385 / 2 + 64)
+    assert one(law, 1, 32, 8, 128, 16384, 0) == pytest.approx(flops / 50e6, rel=0.03)
+
+
+def test_a_chunk_behind_a_past_sees_more_keys() -> None:
+    law = PrefillAttention()
+    fresh = one(law, 1, 32, 8, 128, 2048, 0)
+    assert one(law, 1, 32, 8, 128, 2048, 0, 2049 / 2) == pytest.approx(fresh, rel=1e-3)
+    assert one(law, 1, 32, 8, 128, 2048, 0, 8192 + 2049 / 2) > 3 * fresh
+
+
+def test_mla_prefill_absorbed_does_more_flops() -> None:
+    plain, absorbed = MlaPrefill(attends="expanded", em=3), MlaPrefill(attends="absorbed", em=3)
+    assert one(absorbed, 1, 128, 8192) / one(plain, 1, 128, 8192) == pytest.approx(1088 / 320, rel=0.02)
+
+
+def test_an_all_reduce_takes_the_shorter_way() -> None:
+    law = AllReduce(h=0.1, a1=4, e1=0.5, a2=10, e2=0.5, a3=50, e3=0.8, es=0.5)
+    assert one(law, 4, 1000) == pytest.approx(4 + 0.3 + 3 * 1000 / (0.5 * 1e5))
+    assert one(law, 4, 1e9) == pytest.approx(50 + 0.3 + 1.5 * 1e9 / (0.8 * 1e5))
+    assert one(law, 1, 1e9) == 0
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_parameter_has_a_range_around_its_default_and_a_word_in_the_docstring(law: type[Law]) -> None:
+    text = inspect.getdoc(law) or ""
+    for name, r in law.ranges().items():
+        assert 0 < r.least <= r.typical <= r.most < math.inf, name
+        assert f"{name}" in text, name
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_law_is_vectorised(law: type[Law]) -> None:
+    shape = SHAPES[law]
+    many = law().us(ROUND, *(np.full(7, float(x)) for x in shape))
+    assert many.shape == (7,)
+    assert many.tolist() == pytest.approx([one(law(), *shape)] * 7)
+
+
+@given(a=st.floats(1e-6, 1e9), b=st.floats(1e-6, 1e9), p=st.floats(1, 8))
+def test_the_p_norm_lies_between_the_maximum_and_the_sum(a: float, b: float, p: float) -> None:
+    found = float(pnorm(p, np.array([a]), np.array([b]))[0])
+    assert max(a, b) * (1 - 1e-12) <= found <= (a + b) * (1 + 1e-12)
+
+
+@given(m=sizes, n=sizes, k=sizes)
+def test_no_product_beats_its_launch_or_its_efficiencies(m: int, n: int, k: int) -> None:
+    law = Gemm()
+    least = max(2 * m * n * k / (law.ec * ROUND.bf16), ((m + n) * k * 2 + 2 * m * n) / (law.em * ROUND.memory))
+    assert one(law, m, n, k) >= law.t0 + least * (1 - 1e-9)
+
+
+@given(batch=st.integers(1, 512), length=st.integers(1, 1 << 17), group=st.sampled_from([1, 4, 8, 16]))
+def test_decode_takes_longer_for_more_sequences(batch: int, length: int, group: int) -> None:
+    law = DecodeAttention(cold=True)
+    assert one(law, 2 * batch, 8 * group, 8, 128, length, 0) >= one(law, batch, 8 * group, 8, 128, length, 0) * (1 - 1e-9)
+
+
+def test_a_machine_needs_sms() -> None:
+    from kvcalc.errors import UserError
+
+    assert machine(load_gpu("h100")) == Machine(3.35e6, 989e6, 1978.9e6, 132, 52428800.0, 450e3)
+    with pytest.raises(UserError, match="gives no"):
+        machine(load_gpu("tpu-v5e"))
