@@ -25,9 +25,6 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 READ = """\
 import sys, time
 from pathlib import Path
-from kvcalc.batch import Precision
-from kvcalc.load import load_model
-from kvcalc.size import size_record
 from kvcalc.huggingface import read_config
 start = time.process_time()
 model = read_config(Path(sys.argv[1]))

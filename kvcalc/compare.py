@@ -6,7 +6,7 @@ layers stay. Steps stack with `/`: `gqa:8/window:4096/int8` is all three at once
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,9 @@ from kvcalc.quality import quality_of
 from kvcalc.roofline import placed_pass, records
 from kvcalc.size import size_record
 from kvcalc.units import parse_tokens
+
+if TYPE_CHECKING:
+    from kvcalc.timing.calibration import Calibration
 
 ATTENDS = (Grouped, Latent, Compressed)
 FORMS = ("mha", "mqa", "gqa:8", "mla:512+64", "dsa:512+64+128@2048", "window:4096", "cla:2", "evict:4096", "none", "int8 …")
@@ -200,6 +203,7 @@ def compare_records(
     ranks: Parallelism,
     block_size: int = 16,
     mla_form: str = "auto",
+    calibration: "Calibration | None" = None,
 ) -> list[dict[str, Any]]:
     """A record a variant: its sizes, the total of one decode step on `gpu`, and how many sequences fit.
 
@@ -226,7 +230,7 @@ def compare_records(
                     }
                     | {
                         k: v
-                        for k, v in records(placed, {})[-1].items()
+                        for k, v in records(placed, {}, gpu, calibration)[-1].items()
                         if k not in ("operator", "layer", "count", "weight_bytes")
                     }
                     | {"max_num_seqs": max(0, free // each) if each else None, "held_equal": held}

@@ -6,7 +6,7 @@ predictions: no launch, no ramp, no efficiency.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision
 from kvcalc.cost import Cost, Operator
@@ -16,6 +16,9 @@ from kvcalc.gpu import Gpu
 from kvcalc.model import Model
 from kvcalc.parallel import check
 from kvcalc.units import Num, maximum
+
+if TYPE_CHECKING:
+    from kvcalc.timing.calibration import Calibration
 
 
 class Placed(NamedTuple):
@@ -99,8 +102,14 @@ def phase_batch(phase: str, context: Num, batch_size: Num) -> Batch:
     return Batch.decode(context, batch_size) if phase == "decode" else Batch.prefill(context, batch_size)
 
 
-def records(placed: Sequence[Placed], common: dict[str, Any]) -> list[dict[str, Any]]:
-    """Flat records: an operator each, all the times it runs taken together, and last their total."""
+def records(
+    placed: Sequence[Placed], common: dict[str, Any], gpu: Gpu | None = None, calibration: "Calibration | None" = None
+) -> list[dict[str, Any]]:
+    """Flat records: an operator each, all the times it runs taken together, and last their total.
+
+    With a calibration of `gpu`, `time_s` is what its laws predict, the total with the glue of its layers and its error bar;
+    an operator whose bound is under half its predicted time is bound by overhead.
+    """
     found = [common | _record(p) for p in placed]
     whole = total(p.operator for p in placed)
     moved = whole.bytes
@@ -111,7 +120,23 @@ def records(placed: Sequence[Placed], common: dict[str, Any]) -> list[dict[str, 
         "roofline_s": total_seconds(placed),
         "time_s": None,
     }
-    return [*found, common | last]
+    records = [*found, common | last]
+    if calibration and gpu:
+        _timed(records, [p.operator for p in placed], gpu, calibration)
+    return records
+
+
+def _timed(records: list[dict[str, Any]], operators: list[Operator], gpu: Gpu, calibration: "Calibration") -> None:
+    from kvcalc.timing.steps import error_bar, glue_seconds, operator_seconds
+
+    timed = operator_seconds(operators, gpu, calibration)
+    for record, one in zip(records, timed, strict=False):
+        record["time_s"] = float(one.seconds)
+        if record["roofline_s"] < 0.5 * record["time_s"]:
+            record["bound"] = "overhead"
+    whole = records[-1]
+    whole["time_s"] = float(sum(t.seconds for t in timed) + glue_seconds(operators, calibration))
+    whole["time_p90_error"] = error_bar(operators, calibration)
 
 
 def _record(p: Placed) -> dict[str, Any]:

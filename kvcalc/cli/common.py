@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvcalc.batch import Parallelism
 from kvcalc.cli.options import Format
@@ -9,6 +10,10 @@ from kvcalc.errors import UserError, printable
 from kvcalc.report import export
 from kvcalc.report.export import Record
 from kvcalc.units import parse_tokens
+
+if TYPE_CHECKING:
+    from kvcalc.gpu import Gpu
+    from kvcalc.timing.calibration import Calibration
 
 MOST_ROWS = 100_000
 
@@ -18,6 +23,31 @@ def parallelism(tp: int, pp: int, dp: int, ep: int, enable_ep: bool, dcp: int) -
     if enable_ep and ep > 1:
         raise UserError("--enable-expert-parallel and --expert-parallel-size exclude each other")
     return Parallelism(tp, pp, dp, tp * dp if enable_ep else ep, dcp)
+
+
+def calibration(gpu: "Gpu", stack: str, source: str) -> "Calibration | None":
+    """The calibration that times on `gpu` rest on, scaled from another GPU's if asked; None for datasheet bounds."""
+    from kvcalc.load import load_gpu
+
+    if stack == "datasheet" or not (stack or source or _calibrated(gpu)):
+        return None
+    from kvcalc.timing.calibration import load_calibration
+
+    return load_calibration(gpu, stack, load_gpu(source) if source else None)
+
+
+def _calibrated(gpu: "Gpu") -> bool:
+    from kvcalc.catalog import shipped_folder, user_folders
+
+    return any((folder / "calibrations" / gpu.name / "vllm.yaml").is_file() for folder in [*user_folders(), shipped_folder()])
+
+
+def basis(gpu: "Gpu", found: "Calibration | None", source: str) -> str:
+    """One sentence of what predicted times rest on."""
+    if not found:
+        return f"{gpu.name}: no calibration, so no predicted times"
+    scaled = f", scaled from {source} by datasheet figures" if source else ""
+    return f"predicted: {found.stack} {found.version} calibration{scaled}".replace("  ", " ")
 
 
 def lengths(text: str, what: str) -> list[int]:

@@ -6,7 +6,7 @@ import typer
 
 from kvcalc.batch import Precision
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_ROWS, emit, lengths, note, parallelism
+from kvcalc.cli.common import MOST_ROWS, basis, calibration, emit, lengths, note, parallelism
 from kvcalc.size import assumptions
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def run(
     enable_expert_parallel: o.ExpertParallel = False,
     dcp: o.Dcp = 1,
     mla_form: o.MlaForm = "auto",
+    stack: o.Stack = "",
+    calibration_from: o.CalibrationFrom = "",
     plot: o.Plot = "",
     style: o.Style = "light",
     output: o.Output = o.Format.table,
@@ -54,8 +56,9 @@ def run(
         raise UserError(f"more than {MOST_ROWS // 50:,} rows asked for")
     original, card = edited(load_model(model), set_), load_gpu(gpu)
     precision = Precision(dtype, kv_cache_dtype, quantization)
+    laws = calibration(card, stack, calibration_from)
     chosen = [(name.strip(), variant(original, name)) for name in names]
-    records = compare_records(chosen, card, contexts, batches, precision, ranks, block_size, mla_form)
+    records = compare_records(chosen, card, contexts, batches, precision, ranks, block_size, mla_form, laws)
     for text in original.notes:
         note(f"{original.name}: {text}")
     if plot:
@@ -65,7 +68,13 @@ def run(
         named = [(n, v.model, Precision(dtype, v.kv_cache_dtype or kv_cache_dtype, quantization)) for n, v in chosen]
         save(cache_vs_context(named, card, batches[0], max(contexts[-1], 131072)), plot, style)
     if not emit(records, output) and plot != "-":
-        _tables(original, card, chosen, records, assumptions(original, precision, block_size, ranks))
+        _tables(
+            original,
+            card,
+            chosen,
+            records,
+            f"{assumptions(original, precision, block_size, ranks)}; {basis(card, laws, calibration_from)}",
+        )
 
 
 def _tables(

@@ -6,7 +6,7 @@ import typer
 
 from kvcalc.batch import Precision
 from kvcalc.cli import options as o
-from kvcalc.cli.common import emit, lengths, note, parallelism
+from kvcalc.cli.common import calibration, emit, lengths, note, parallelism
 
 if TYPE_CHECKING:
     from kvcalc.serving.clock import Clock
@@ -29,6 +29,8 @@ def run(
     kv_cache_dtype: o.CacheDtype = "auto",
     quantization: o.Quant = "",
     mla_form: o.MlaForm = "auto",
+    stack: o.Stack = "",
+    calibration_from: o.CalibrationFrom = "",
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     tp: o.Tp = 1,
     pp: o.Pp = 1,
@@ -56,7 +58,7 @@ def run(
     ranks = parallelism(tp, pp, dp, ep, enable_expert_parallel, dcp)
     records = []
     for card in [load_gpu(name.strip()) for name in gpu.split(",")]:
-        clock = Clock(chosen, card, precision, ranks, mla_form)
+        clock = Clock(chosen, card, precision, ranks, mla_form, calibration=calibration(card, stack, calibration_from))
         for b in lengths(batch_size, "batch size"):
             for isl in lengths(input_len, "input length"):
                 for osl in lengths(output_len, "output length"):

@@ -39,6 +39,13 @@ Ep = Annotated[int, _sized("--expert-parallel-size", "--ep", help="GPUs that sha
 ExpertParallel = Annotated[bool, _sized("--enable-expert-parallel", help="Expert parallelism over all tp·dp GPUs.")]
 Dcp = Annotated[int, _sized("--decode-context-parallel-size", "-dcp", "--dcp", help="GPUs that share the cached tokens.")]
 Gpus = Annotated[str, typer.Option("--gpu", help="GPU presets or YAML files, comma-separated.")]
+Stack = Annotated[
+    str,
+    typer.Option("--stack", help="Calibration of times: vllm, sglang, trtllm; datasheet for none. vllm where the GPU has it."),
+]
+CalibrationFrom = Annotated[
+    str, typer.Option("--calibration-from", help="Scale another GPU's calibration by datasheet figures.", show_default=False)
+]
 MlaForm = Annotated[str, typer.Option("--mla-form", help="auto, absorbed or expanded.")]
 Plot = Annotated[str, typer.Option("--plot", help="Write a picture: .png, .svg or .pdf; - draws in the terminal.")]
 Style = Annotated[str, typer.Option("--style", help="Of the picture: light, dark or slides.")]

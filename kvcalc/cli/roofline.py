@@ -7,12 +7,13 @@ import typer
 
 from kvcalc.batch import Precision
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_ROWS, emit, lengths, note, parallelism
+from kvcalc.cli.common import MOST_ROWS, basis, calibration, emit, lengths, note, parallelism
 
 if TYPE_CHECKING:
     from kvcalc.gpu import Gpu
     from kvcalc.model import Model
     from kvcalc.roofline import Placed
+    from kvcalc.timing.calibration import Calibration
 
 
 def run(
@@ -25,6 +26,8 @@ def run(
     kv_cache_dtype: o.CacheDtype = "auto",
     quantization: o.Quant = "",
     mla_form: o.MlaForm = "auto",
+    stack: o.Stack = "",
+    calibration_from: o.CalibrationFrom = "",
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     tp: o.Tp = 1,
     pp: o.Pp = 1,
@@ -57,11 +60,12 @@ def run(
         return placed_pass(chosen, phase_batch(phase, s, b), g, precision, ranks, mla_form)
 
     found = []
+    laws = {g.name: calibration(g, stack, calibration_from) for g in gpus}
     for g in gpus:
         for b in batches:
             for s in contexts:
                 common = {"model": chosen.name, "gpu": g.name, "phase": phase, "batch_size": b, "context": s}
-                found.append((g, s, b, records(place(g, s, b), common)))
+                found.append((g, s, b, records(place(g, s, b), common, g, laws[g.name])))
     for text in chosen.notes:
         note(f"{chosen.name}: {text}")
     if plot:
@@ -73,7 +77,15 @@ def run(
         return
     for g, s, b, rows in found:
         turning = _turning(lambda n, g=g, s=s: place(g, s, n)) if phase == "decode" else []
-        _table(chosen, g, s, b, phase, rows, [*turning, _assumptions(chosen, precision, g)])
+        _table(
+            chosen,
+            g,
+            s,
+            b,
+            phase,
+            rows,
+            [*turning, _assumptions(chosen, precision, g), _times(g, laws[g.name], calibration_from, rows)],
+        )
 
 
 def _table(
@@ -108,6 +120,11 @@ def _turning(place: Any) -> list[str]:
             f"{name} turns compute-bound at batch {batch:,}" if batch else f"{name} never turns compute-bound, whatever the batch"
         )
     return ["; ".join(found)]
+
+
+def _times(gpu: "Gpu", found: "Calibration | None", source: str, rows: list[dict[str, Any]]) -> str:
+    text = basis(gpu, found, source)
+    return f"{text}; error of single operators up to {rows[-1]['time_p90_error']:.0%} (p90, held out)" if found else text
 
 
 def _assumptions(model: "Model", precision: Precision, gpu: "Gpu") -> str:

@@ -141,7 +141,7 @@ def _said_sparse(c: Config) -> bool | None:
         return None
     if len(kinds) < c.layers or kinds[c.layer] not in ("sparse", "moe", "dense"):
         raise c.fail("mlp_layer_types", f"does not say of each of {c.layers} layers whether it is sparse or dense")
-    return kinds[c.layer] != "dense"
+    return bool(kinds[c.layer] != "dense")
 
 
 def after_first(count: Field, then: Reader, otherwise: Reader, freq: str = "moe_layer_freq") -> Reader:

@@ -1,6 +1,7 @@
 """config.json → Model: find the text model in the file, look up its type, read every layer, and say what was not read."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +127,18 @@ def _model(c: Config, entry: Type, given: dict[str, Any]) -> Model:
 
 def _checked(c: Config, spec: type[Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Fields as their spec wants them. Raises UserError naming the one that does not fit."""
-    for field in msgspec.structs.fields(spec):
-        if field.name in fields:
-            try:
-                msgspec.convert(fields[field.name], field.type)
-            except msgspec.ValidationError as error:
-                raise c.fail(field.name, str(error).replace("`", "'")) from None
+    types = _types(spec)
+    for name, value in fields.items():
+        try:
+            msgspec.convert(value, types[name])
+        except msgspec.ValidationError as error:
+            raise c.fail(name, str(error).replace("`", "'")) from None
     return fields
+
+
+@cache
+def _types(spec: type[Any]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(spec)}
 
 
 def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:

@@ -1,6 +1,7 @@
 """Pictures of a simulated server: what ran and what was held over time, and latency against load."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from kvcalc.report.chart import Axis, Chart, Series
@@ -48,21 +49,19 @@ def _whole_seconds(value: float) -> str:
 
 
 def load_curve(records: Sequence[Record]) -> Chart:
-    """TTFT and TPOT against requests per second, median and 99th percentile, for each GPU, policy and cache."""
+    """TTFT and TPOT against requests per second, for each GPU, policy and cache: 99th percentile, and median where few."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for r in records:
         groups.setdefault(tuple(r[k] for k in ("gpu", "policy", "cache")), []).append(r)
     series = []
-    for number, (name, found) in enumerate(groups.items()):
+    for name, found in groups.items():
         label = " ".join(str(part) for i, part in enumerate(name) if len({g[i] for g in groups}) > 1)
-        for offset, figure in enumerate(("ttft", "tpot")):
-            for percentile, kind in ((50, "line"), (99, "dashed")):
-                points = [(r["rate"] or r["requests_per_s"], r[f"{figure}_p{percentile}_s"]) for r in found]
-                points = sorted(p for p in points if p[0] and p[1])
-                title = f"{label} {figure.upper()} p{percentile}".strip()
-                xs, ys = (tuple(p[i] for p in points) for i in (0, 1))
-                series += [Series(title, xs, ys, kind, colour=2 * number + offset)] if points else []
+        for figure, percentile in product(("ttft", "tpot"), (50, 99) if len(groups) < 3 else (99,)):
+            points = [(r["rate"] or r["requests_per_s"], r[f"{figure}_p{percentile}_s"]) for r in found]
+            points = sorted(p for p in points if p[0] and p[1])
+            xs, ys = (tuple(p[i] for p in points) for i in (0, 1))
+            series += [Series(f"{label} {figure.upper()} p{percentile}".strip(), xs, ys)] if points else []
     first = records[0]
-    subtitle = f"{first['model']}, {first['completed']:,} requests at each rate; times: {first['basis']}"
+    subtitle = f"{first['model']}, {first['requests']:,} requests at each rate; times: {first['basis']}"
     x = Axis("requests per second", log=False, tick=lambda v: f"{v:g}")
     return Chart("Latency against load", subtitle, x, Axis("seconds", tick=seconds), tuple(series))

@@ -10,13 +10,15 @@ from kvcalc.forward import forward, total
 from kvcalc.gpu import Gpu
 from kvcalc.model import Model
 from kvcalc.roofline import roofline, total_seconds
+from kvcalc.timing.calibration import Calibration
+from kvcalc.timing.steps import pass_seconds
 from kvcalc.units import Num
 
 
 class Clock(msgspec.Struct, frozen=True):
     """Times passes of `model` on a replica of `gpu`s: the sum of the pipeline's stages, each its operators one by one.
 
-    The time is the datasheet bound of each operator.
+    With a calibration the time is what its laws predict, glue included, else the datasheet bound of each operator.
     """
 
     model: Model
@@ -25,11 +27,12 @@ class Clock(msgspec.Struct, frozen=True):
     parallelism: Parallelism = ONE_GPU
     mla_form: str = "auto"
     all_positions: bool = False
+    calibration: Calibration | None = None
 
     @property
     def basis(self) -> str:
         """What the times rest on."""
-        return "datasheet"
+        return f"{self.calibration.stack} calibration" if self.calibration else "datasheet"
 
     def operators(self, batch: Batch, all_positions: bool | None = None) -> list[Operator]:
         """The operators of a pass, of all stages."""
@@ -40,7 +43,10 @@ class Clock(msgspec.Struct, frozen=True):
 
     def seconds(self, batch: Batch, all_positions: bool | None = None) -> Any:
         """Seconds of a pass over `batch`; an array where the batch holds arrays."""
-        return total_seconds(roofline(self.operators(batch, all_positions), self.gpu))
+        operators = self.operators(batch, all_positions)
+        if self.calibration:
+            return pass_seconds(operators, self.gpu, self.calibration)
+        return total_seconds(roofline(operators, self.gpu))
 
     def cost(self, batch: Batch) -> Cost:
         """FLOPs and bytes of a pass on one GPU of each stage."""

@@ -14,7 +14,9 @@ import msgspec
 from kvcalc.serving.simulation import Served
 
 PERCENTILES = (50, 90, 99)
-GROWTH, BACKLOG, SPARE = 0.02, 0.02, 10  # seconds of queueing gained per second; requests left waiting: share, and number
+SPARE = 10  # requests that may wait at the end of the arrivals whatever the load
+# (seconds of queueing gained per second, share of all requests left waiting): slow growth over many batches, and fast growth
+SLOW, FAST = (0.02, 0.02), (0.25, 0.1)
 
 
 class Goals(msgspec.Struct, frozen=True):
@@ -104,7 +106,7 @@ def diverges(served: Served) -> bool:
 
     In overload each second of arrivals adds (load − 1) seconds of queueing. Said is yes when over the second half of the
     arrivals queueing grew by more than 2 % of the time that went by, and when the last one came more than 2 % of all requests,
-    ten and a batch of the size that the server starts at once were still waiting.
+    ten, and as many as the server ever started at once were still waiting; or when it grew by 25 %, and 10 % and ten wait.
     """
     return any(_grows(log) for log in served.logs)
 
@@ -120,4 +122,5 @@ def _grows(log: Any) -> bool:
     slope = float(np.polyfit(arrived[half:] - arrived[half], (scheduled - arrived)[half:], 1)[0])
     started = np.unique(scheduled, return_counts=True)[1].max()
     waiting = int((scheduled > arrived[-1]).sum())
-    return bool(slope > GROWTH and waiting > BACKLOG * arrived.size + SPARE + started)
+    slow = slope > SLOW[0] and waiting > SLOW[1] * arrived.size + SPARE + started
+    return bool(slow or (slope > FAST[0] and waiting > FAST[1] * arrived.size + SPARE))

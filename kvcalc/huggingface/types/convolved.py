@@ -80,6 +80,8 @@ INKLING = Type(
     ),
     model={"embedding_norm": True, "tie_word_embeddings": False},
 )
+
+
 def dynamic_kernel(c: Config) -> tuple[int, int]:
     """What a full layer adds to the static kernel of its key and value convolutions, from the input."""
     return c.size("hidden_size"), here(c, "num_key_value_heads") * c.size("sconv_kernel_size")
@@ -141,8 +143,10 @@ ZAYA = Type(
     ),
     both(
         projections(
-            lambda c: {"router_down": (c.size("hidden_size"), *(2 * (c.size("router_hidden_size"),)))}
-            | dict.fromkeys(("router_1", "router_2"), 3 * (c.size("router_hidden_size"),)),
+            lambda c: (
+                {"router_down": (c.size("hidden_size"), *(2 * (c.size("router_hidden_size"),)))}
+                | dict.fromkeys(("router_1", "router_2"), 3 * (c.size("router_hidden_size"),))
+            ),
             lambda c: {"router_norms": c.size("router_hidden_size") * (2 if c.layer else 1)},
         ),
         moe(K("num_experts"), zero_experts=1, router_width=K("router_hidden_size")),

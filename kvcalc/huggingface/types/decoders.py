@@ -30,9 +30,7 @@ DECODERS = {
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen3_vl_text": QWEN3.variant(order=typed(), model=outer_tie()),
-    "qwen3_moe": QWEN3.variant(
-        ffn=stepped(moe(), dense()), order=typed(windowed(K("use_sliding_window")))
-    ),
+    "qwen3_moe": QWEN3.variant(ffn=stepped(moe(), dense()), order=typed(windowed(K("use_sliding_window")))),
     "qwen3_vl_moe_text": QWEN3.variant(ffn=stepped(moe(), dense()), order=typed(), model=outer_tie()),
     "gemma": Type(grouped(K("attention_bias")), dense()),
     "gemma2": GEMMA2,
@@ -60,5 +58,3 @@ DECODERS = {
         },
     ),
 }
-
-

@@ -24,9 +24,7 @@ MHA_ALL_BIASES = Type(
     dense(gated=False, bias=True),
     norm="layer",
 )
-PHI = MHA_ALL_BIASES.variant(
-    mixer=grouped(True, qk_norm=QK_LAYERNORM, qk_norm_bias=True), norms=1, model={"lm_head_bias": True}
-)
+PHI = MHA_ALL_BIASES.variant(mixer=grouped(True, qk_norm=QK_LAYERNORM, qk_norm_bias=True), norms=1, model={"lm_head_bias": True})
 
 
 def _without_rope(c: Config) -> list[str]:
@@ -129,14 +127,10 @@ DENSE = {
         both(dense(), projections(vectors=_sub_norms)),
     ),
     "cohere": COHERE.variant(mixer=grouped(BIAS, qk_norm=when(K("use_qk_norm"), "full"))),
-    "cohere2": COHERE.variant(
-        order=typed(every(K("sliding_window_pattern", default=4)))
-    ),
+    "cohere2": COHERE.variant(order=typed(every(K("sliding_window_pattern", default=4)))),
     "cosmos3_edge_text": PLAIN.variant(model=UNTIED),
     "cwm": LLAMA.variant(mixer=grouped(), order=typed(every(4, offset=0))),
-    "diffllama": Type(
-        both(grouped(BIAS), projections(vectors=lambda c: {"lambdas": 4 * head_dim(c)})), dense()
-    ),
+    "diffllama": Type(both(grouped(BIAS), projections(vectors=lambda c: {"lambdas": 4 * head_dim(c)})), dense()),
     "doge": Type(
         both(
             grouped(BIAS, qk_norm="head"),
@@ -189,9 +183,7 @@ DENSE = {
     "mllama_text_model": Type(
         by_type(
             full_attention=grouped(head=even_head_dim),
-            cross_attention=projections(
-                _cross_attention, lambda c: {"cross.norms": 2 * even_head_dim(c), "cross.gates": 2}
-            ),
+            cross_attention=projections(_cross_attention, lambda c: {"cross.norms": 2 * even_head_dim(c), "cross.gates": 2}),
         ),
         dense(),
         crossing("cross_attention_layers", (3, 8, 13, 18, 23, 28, 33, 38)),

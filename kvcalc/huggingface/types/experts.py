@@ -178,11 +178,7 @@ EXPERTS_TYPES = {
     "glm4_moe": GLM4_MOE,
     "glm4v_moe_text": GLM4_MOE.variant(
         mixer=grouped(qkv_bias=BIAS, head=HEAD),
-        model={
-            "tie_word_embeddings": lambda c: (
-                c.outer_flag("tie_word_embeddings", False) or c.flag("tie_word_embeddings")
-            )
-        },
+        model={"tie_word_embeddings": lambda c: c.outer_flag("tie_word_embeddings", False) or c.flag("tie_word_embeddings")},
     ),
     "granitemoe": GRANITE,
     "granitemoe_swa": Type(grouped(BIAS, sinks=True), GRANITE_SHARED, typed(every(4, offset=0))),
@@ -195,8 +191,6 @@ EXPERTS_TYPES = {
     "olmoe": OLMOE,
     "phimoe": PHIMOE,
     "qwen2_moe": QWEN2_MOE,
-    "qwen3_omni_moe_text": Type(
-        grouped(BIAS, head=HEAD, qk_norm="head"), stepped(moe(), dense()), model=outer_tie()
-    ),
+    "qwen3_omni_moe_text": Type(grouped(BIAS, head=HEAD, qk_norm="head"), stepped(moe(), dense()), model=outer_tie()),
     "solar_open": SOLAR_OPEN,
 }

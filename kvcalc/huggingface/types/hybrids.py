@@ -114,8 +114,7 @@ FALCON_H1 = Type(
 JAMBA = Type(
     by_type(full_attention=grouped(), linear_attention=inner_mamba(inner_norms=True)),
     pick(
-        lambda c: c.size("num_experts") > 1
-        and c.layer % c.size("expert_layer_period") == c.size("expert_layer_offset", least=0),
+        lambda c: c.size("num_experts") > 1 and c.layer % c.size("expert_layer_period") == c.size("expert_layer_offset", least=0),
         moe(K("num_experts"), size=K("intermediate_size")),
         dense(),
     ),

@@ -21,9 +21,7 @@ def first_dense(default: int, experts: Reader = EXPERTS) -> Reader:
 
 DEEPSEEK_V3 = Type(latent(BIAS), first_dense(0))
 DEEPSEEK_V2 = DEEPSEEK_V3.variant(
-    ffn=after_first(
-        "first_k_dense_replace", moe(shared=shared_experts(), shared_bias=K("mlp_bias")), dense(bias=K("mlp_bias"))
-    )
+    ffn=after_first("first_k_dense_replace", moe(shared=shared_experts(), shared_bias=K("mlp_bias")), dense(bias=K("mlp_bias")))
 )
 DEEPSEEK_V32 = DEEPSEEK_V3.variant(mixer=latent(BIAS, spec=Sparse), ffn=first_dense(3))
 MINICPM3 = Type(
@@ -69,9 +67,7 @@ def shared_choice(offset: int, freq: int) -> Field:
 def gated_norm(name: str) -> Reader:
     """A.X-K2's norm, which a low-rank projection of its own output gates."""
     width, rank = "hidden_size", "gated_norm_rank"
-    return projections(
-        lambda c: {f"{name}_down": (c.size(width), c.size(rank)), f"{name}_up": (c.size(rank), c.size(width))}
-    )
+    return projections(lambda c: {f"{name}_down": (c.size(width), c.size(rank)), f"{name}_up": (c.size(rank), c.size(width))})
 
 
 DSA = latent(BIAS, spec=Sparse, indexer=shared_choice(2, 1))

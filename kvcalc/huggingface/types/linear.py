@@ -124,6 +124,7 @@ BAILING = KIMI_LINEAR.variant(
 
 # --- Lightning attention, short convolutions, gated recurrences ---
 
+
 def recurs(c: Config) -> list[bool]:
     """The flags of MiniMax's own configs, where 1 is full attention."""
     return [not full for full in c.items("attn_type_list") or ()]

@@ -59,8 +59,10 @@ COHERE2_MOE = Type(  # one norm: attention and FFN stand side by side
         freq="",
     ),
     typed(
-        lambda c: every(K("prefix_dense_sliding_window_pattern", default=1))(c)[: c.size("first_k_dense_replace", 0, 0)]
-        + every(K("sliding_window_pattern"))(c)[: max(0, c.layers - c.size("first_k_dense_replace", 0, 0))]
+        lambda c: (
+            every(K("prefix_dense_sliding_window_pattern", default=1))(c)[: c.size("first_k_dense_replace", 0, 0)]
+            + every(K("sliding_window_pattern"))(c)[: max(0, c.layers - c.size("first_k_dense_replace", 0, 0))]
+        )
     ),
     norms=1,
     norm=when(K("rms_norm_eps"), "rms", "layer_no_bias"),
