@@ -6,185 +6,28 @@ elementwise chains between two matrix products count as fused. The embedding rea
 its whole matrix, even when tied, for the last position of each sequence unless all positions are asked for.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from copy import copy
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision, Sequences
-from kvcalc.cache import CacheEntry
+from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision
 from kvcalc.cost import (
-    SOFTMAX_FLOPS,
-    AttentionShape,
-    CollectiveShape,
     Cost,
-    GemmShape,
     Operator,
-    gemm_flops,
-    pair_flops,
 )
 from kvcalc.errors import UserError
 from kvcalc.memory import fullest_stage_number
 from kvcalc.model import NORM_VECTORS, Layer, Model
 from kvcalc.parallel import check, local, stages
 from kvcalc.part import Part
+from kvcalc.passes import NORM_FLOPS, Pass
 from kvcalc.precision import Formats
-from kvcalc.units import Num, Real, array_of, ceil_div, maximum
+from kvcalc.units import Num
 from kvcalc.weights import Kind, Weight, matrix
 
-NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, SAMPLING_FLOPS, TOP_K_FLOPS = 4, 3, 8, 5, 2  # vector FLOPs per element
+SAMPLING_FLOPS = 5  # vector FLOPs per logit
 
 MLA_FORMS = ("auto", "absorbed", "expanded")
-
-
-class Pass:
-    """A pass while its operators are listed: the batch, the formats and the ranks, and helpers that parts build from."""
-
-    NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS = NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS
-
-    def __init__(self, model: Model, batch: Batch, formats: Formats, parallelism: Parallelism, mla_form: str = "auto") -> None:
-        self.model, self.formats, self.ranks = model, formats, parallelism
-        self.width = model.hidden_size
-        self.groups = tuple(_local_group(g, parallelism) for g in batch.groups)
-        self.tokens: Num = sum((g.count * g.new for g in self.groups), 0)
-        self.sequences: Num = sum((g.count for g in self.groups), 0)
-        self.element = formats.element_bytes
-        self.mla_form = mla_form
-        self.present: Num = 1
-        self.kind, self.count, self.writes_cache = "", 1, True
-
-    def enter(self, kind: str, layer: Layer, count: int) -> None:
-        """Go on to the layers of a kind."""
-        self.kind, self.count, self.writes_cache = kind, count, not layer.shares_cache
-
-    def weights(self, part: Part) -> dict[str, Weight]:
-        """The share of each of a part's weights that this rank holds, by name."""
-        return {w.name: local(w, self.ranks) for w in part.weights(self.width)}
-
-    def vector_bytes(self, weight: Weight) -> int:
-        """Bytes of a vector on this rank; 0 for matrices, which their products read, and for tables."""
-        return local(weight, self.ranks).elements * self.element if weight.kind is Kind.VECTOR else 0
-
-    def heads(self, heads: int) -> int:
-        """Of so many heads, those on this rank."""
-        return self.ranks.share(heads)
-
-    @property
-    def rotates(self) -> bool:
-        """Whether positions are rotary; a model with a table of learned positions rotates nothing."""
-        return not self.model.position_embeddings
-
-    def choose(self, wanted: Callable[[Num, Num], Num]) -> "Pass":
-        """This pass with only the groups for which `wanted(new, past)` is 1; arrays are masked point by point."""
-        masks = [_settled(wanted(g.new, g.past)) for g in self.groups]
-        part = copy(self)
-        kept = [(g, m) for g, m in zip(self.groups, masks, strict=True) if not isinstance(m, int) or m]
-        part.groups = tuple(Sequences(g.count * m, g.new, g.past) for g, m in kept)
-        part.tokens = sum((g.count * g.new for g in part.groups), 0)
-        part.sequences = sum((g.count for g in part.groups), 0)
-        part.present = 0
-        for _, mask in kept:
-            part.present = maximum(part.present, mask)
-        return part
-
-    def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
-        """(query, key) pairs of the batch: Σ count · visible(new, past)."""
-        return sum((g.count * visible(g.new, g.past) for g in self.groups), 0)
-
-    def attention(
-        self, entries: Iterable[CacheEntry], pairs: Num, heads: int, key: int, value: int, expanded: Num = 0
-    ) -> Operator:
-        """A fused attention: scores and values over `pairs`, one read of the cache, queries in and outputs out.
-
-        expanded: elements of keys and values that are read as activations, where they are recomputed rather than cached.
-        """
-        qk, av = Cost(pair_flops(pairs, heads, key)), Cost(pair_flops(pairs, heads, value))
-        softmax = Cost(vector_flops=SOFTMAX_FLOPS * pairs * heads)
-        moved = (self.tokens * heads * (key + value) + expanded) * self.element
-        spread = self.ranks.dcp  # ranks that hold other tokens of the same heads: they swap queries and partial outputs
-        swapped = (spread - 1) * self.tokens * heads * (key + value) * self.element
-        rows = tuple(entries)
-        cost = (qk + softmax + av + self.cache(rows))._replace(activation_bytes=moved, network_bytes=swapped)
-        parts = (("qk", qk), ("softmax", softmax), ("av", av))
-        shape = self._attention_shape(rows, pairs, heads, key, value)
-        return Operator("attention", self.kind, self.count, "attention", cost, self.formats.dtype, parts, shape)
-
-    def _attention_shape(self, entries: tuple[CacheEntry, ...], pairs: Num, heads: int, key: int, value: int) -> AttentionShape:
-        first = entries[0] if entries else None
-        shared = first is not None and first.role in ("latent", "rope_key")
-        groups = self.heads(first.heads) if first is not None and first.role == "k" else heads
-        element = self.formats.entry_bytes(first, 1) / first.width if first else 0.0
-        batch = tuple((g.count, g.new, g.past) for g in self.groups)
-        return AttentionShape(heads, 0 if shared else groups, key, value, element, pairs, batch)
-
-    def indexer(self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int) -> list[Operator]:
-        """Scores of `heads` index heads over `pairs`, weighted and summed, and the `top` best for each token."""
-        queries = self.tokens * heads * width
-        cost = self.cache(entries)._replace(
-            flops=pair_flops(pairs, heads, width),
-            vector_flops=3 * pairs * heads,  # ReLU, weight, sum
-            activation_bytes=(queries + pairs) * self.element,
-        )
-        scores = Operator("indexer", self.kind, self.count, "attention", cost, self.formats.dtype)
-        return [scores, self.vector("top_k", pairs, self.tokens * top, TOP_K_FLOPS * pairs)]
-
-    def gemm(self, name: str, *weights: Weight, tokens: Num | None = None, fraction: Real = 1, read: bool = True) -> Operator:
-        """x[tokens, inputs] · W for matrices that share their input; block-diagonal copies each take their own input.
-
-        fraction: of the copies that are read (experts that a token reached); their bytes round half up once.
-        """
-        rows = self.tokens if tokens is None else tokens
-        flops: Num = 0
-        held: int = 0
-        for w in weights:
-            copies = 1 if w.expert else w.copies
-            flops = flops + gemm_flops(rows, w.inputs, w.outputs) * copies
-            held += self.formats.weight_bytes(self._full(w.name), w)
-        blocks = 1 if weights[0].expert else weights[0].copies
-        moved = rows * (weights[0].inputs * blocks + sum(w.outputs * blocks for w in weights)) * self.element
-        weight_bytes = held if isinstance(fraction, int) else _half_up(held * fraction)
-        cost = Cost(flops=flops, weight_bytes=weight_bytes * self.present if read else 0, activation_bytes=moved)
-        dtype = self.formats.compute_dtype(self._full(weights[0].name), weights[0])
-        shape = _gemm_shape(weights, rows, fraction, held)
-        return Operator(name, self.kind, self.count, "gemm", cost, dtype, (), shape)
-
-    def vector(self, name: str, elements_in: Num, elements_out: Num, flops: Num, weight_bytes: Num = 0) -> Operator:
-        """An elementwise chain: so many elements read, written, and vector FLOPs, in all."""
-        moved = (elements_in + elements_out) * self.element
-        return Operator(name, self.kind, self.count, "vector", Cost(0, flops, weight_bytes, activation_bytes=moved))
-
-    def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
-        """The activation of an FFN: `inputs` arrays (up, and gate if gated) of [tokens, width] into one."""
-        elements = tokens * width
-        return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
-
-    def cache(self, entries: Iterable[CacheEntry]) -> Cost:
-        """What a layer's cache entries move: rows that the queries may see, and rows that the new tokens add."""
-        read: Num = 0
-        write: Num = 0
-        for entry in entries:
-            row = self.formats.entry_bytes(entry, self.heads(entry.heads))
-            spread = self.ranks.dcp if entry.grows and not entry.limit else 1
-            for g in self.groups:
-                read = read + g.count * ceil_div(entry.read_rows(g.new, g.past), spread) * row
-                write = write + g.count * ceil_div(entry.written_rows(g.new, g.past), spread) * row
-        return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
-
-    def network(self, name: str, sent: Real, times: int = 1) -> Operator:
-        """A collective that moves so many bytes over this rank's link."""
-        return Operator(name, self.kind, self.count * times, "network", Cost(network_bytes=sent))
-
-    def all_reduce(self, width: int) -> list[Operator]:
-        """The sum over tensor-parallel ranks of [tokens, width]: 2(n − 1)/n of it crosses each link (ring)."""
-        n = self.ranks.tp
-        if n == 1:
-            return []
-        summed = self.tokens * width * self.element
-        ring = self.network("all_reduce", 2 * (n - 1) * summed / n)
-        return [msgspec.structs.replace(ring, shape=CollectiveShape(n, summed))]
-
-    def _full(self, name: str) -> str:
-        return f"{self.kind}.{name}" if self.kind else name
 
 
 def forward(
@@ -299,33 +142,3 @@ def _head(p: Pass, all_positions: bool) -> Sequence[Operator]:
 def _as_matrix(table: Weight, bias: bool) -> Weight:
     """A tied embedding table [V, D] as the matrix [D, V] that the head multiplies by."""
     return matrix("lm_head", table.outputs, table.inputs, bias, shards=table.shards)
-
-
-def _local_group(group: Sequences, ranks: Parallelism) -> Sequences:
-    count, new, past = array_of(group.count), array_of(group.new), array_of(group.past)
-    return Sequences(-(-count // ranks.dp) if ranks.dp > 1 else count, new, past)
-
-
-def _settled(mask: Num) -> Num:
-    """A mask that is the same everywhere as an int."""
-    if isinstance(mask, int):
-        return mask
-    return 1 if mask.all() else 0 if not mask.any() else mask
-
-
-def _gemm_shape(weights: Sequence[Weight], rows: Num, fraction: Real, held: int) -> GemmShape:
-    """Of matrices that share their input: side by side; copies and reached experts too, these with their own tokens."""
-    first = weights[0]
-    columns = sum(w.outputs * (1 if w.expert else w.copies) for w in weights)
-    elements = sum(w.inputs * w.outputs * w.copies for w in weights)
-    reached = first.copies * fraction if first.expert else 1
-    return GemmShape(rows / reached if first.expert else rows, columns * reached, first.inputs, held / max(1, elements))
-
-
-def _half_up(value: Real) -> Num:
-    """To whole bytes, halves up."""
-    if isinstance(value, float):
-        return int(value + 0.5)
-    import numpy as np
-
-    return np.floor(value + 0.5)

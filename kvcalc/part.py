@@ -13,7 +13,7 @@ from kvcalc.cost import Operator
 from kvcalc.weights import Kind, Weight
 
 if TYPE_CHECKING:
-    from kvcalc.forward import Pass
+    from kvcalc.passes import Pass
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**8)]  # widths, heads, experts
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**8)]  # the same where 0 means none

@@ -11,7 +11,7 @@ import kvcalc
 ROOT = Path(kvcalc.__file__).parent
 # A room is a module or a package with all that is in it. Imports for type checking alone do not count.
 ORDER = """
-    errors units dtypes quantization batch weights cache cost part attention ffn model precision parallel memory forward
+    errors units dtypes quantization batch weights cache cost part attention ffn model precision parallel passes memory forward
     gpu files catalog huggingface load edit engines capacity rows timing roofline size quality compare serving sweep validate
     kvcalc report measure cli __main__
 """

@@ -17,7 +17,7 @@ from kvcalc.units import floor_div
 from kvcalc.weights import Weight, matrix, vector
 
 if TYPE_CHECKING:
-    from kvcalc.forward import Pass
+    from kvcalc.passes import Pass
 
 
 class Compressed(Part, frozen=True, tag="compressed"):

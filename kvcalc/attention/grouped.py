@@ -15,7 +15,7 @@ from kvcalc.units import Num
 from kvcalc.weights import Weight, matrix, vector
 
 if TYPE_CHECKING:
-    from kvcalc.forward import Pass
+    from kvcalc.passes import Pass
 
 
 class Grouped(Part, frozen=True, tag="grouped"):

@@ -15,7 +15,7 @@ from kvcalc.part import Count, Part, Size
 from kvcalc.weights import Weight, matrix, vector
 
 if TYPE_CHECKING:
-    from kvcalc.forward import Pass
+    from kvcalc.passes import Pass
 
 
 class HiddenStates(Part, frozen=True, tag="hidden_states"):

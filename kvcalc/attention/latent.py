@@ -16,7 +16,7 @@ from kvcalc.units import Num, at_least
 from kvcalc.weights import Weight, matrix, vector
 
 if TYPE_CHECKING:
-    from kvcalc.forward import Pass
+    from kvcalc.passes import Pass
 
 
 class Latent(Part, frozen=True, tag="latent"):

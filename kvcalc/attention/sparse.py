@@ -17,7 +17,7 @@ from kvcalc.units import Num
 from kvcalc.weights import Weight, matrix, vector
 
 if TYPE_CHECKING:
-    from kvcalc.forward import Pass
+    from kvcalc.passes import Pass
 
 
 class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):

@@ -25,9 +25,9 @@ def run(
     from kvcalc.load import load_model
 
     if import_:
-        from kvcalc.huggingface.preset import to_yaml
+        from kvcalc.huggingface.preset import imported
 
-        sys.stdout.write(to_yaml(load_model(import_)))
+        sys.stdout.write(imported(load_model(import_)))
         return
     if name:
         _one(name, output)

@@ -118,8 +118,10 @@ def run(
     if timeline:
         from kvcalc.files import write_text
         from kvcalc.report.export import to_csv
+        from kvcalc.serving.log import Row
 
-        write_text(Path(timeline), to_csv([row._asdict() for log in runs[0].served.logs for row in log.rows]))
+        rows = [row._asdict() for log in runs[0].served.logs for row in log.rows]
+        write_text(Path(timeline), to_csv(rows or [dict.fromkeys(Row._fields)]))
         print(f"wrote {timeline}", file=sys.stderr)
     if plot:
         from kvcalc.report.figures_serving import load_curve, occupancy

@@ -9,7 +9,7 @@ from kvcalc.part import Count, Part, Size
 from kvcalc.weights import Kind, Weight, matrix, vector
 
 if TYPE_CHECKING:
-    from kvcalc.forward import Pass
+    from kvcalc.passes import Pass
 
 
 class Dense(Part, frozen=True, tag="dense"):

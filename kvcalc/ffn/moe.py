@@ -11,7 +11,7 @@ from kvcalc.units import Num, Real, ceil_div
 from kvcalc.weights import Weight, matrix, vector
 
 if TYPE_CHECKING:
-    from kvcalc.forward import Pass
+    from kvcalc.passes import Pass
 
 
 class Moe(Part, frozen=True, tag="moe"):

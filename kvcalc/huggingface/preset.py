@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from kvcalc.files import scalar
 from kvcalc.model import Model
 
 _ORDER = (
@@ -28,6 +29,21 @@ class _Line(list[Any]):
 
 _Dumper.add_representer(_Line, lambda d, v: d.represent_sequence("tag:yaml.org,2002:seq", v, flow_style=True))
 _Dumper.add_representer(_Flow, lambda d, v: d.represent_mapping("tag:yaml.org,2002:map", v, flow_style=True))
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    """A text, in quotes where kvcalc's reader would take it for a number or a word of YAML 1.2."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if isinstance(scalar(value), str) else "'")
+
+
+_Dumper.add_representer(str, _text)
+
+
+def imported(model: Model) -> str:
+    """The preset of a model that a config.json describes: what its reader noted as comments, and what is left to fill in."""
+    hint = "" if model.huggingface_id else "# huggingface_id: org/name\n"
+    hint += "# source: [{document: config.json, url: 'https://huggingface.co/org/name', read: 2026-01-31}]\n"
+    return "".join(f"# {note}\n" for note in model.notes) + to_yaml(model) + hint
 
 
 def to_yaml(model: Model) -> str:

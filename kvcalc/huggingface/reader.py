@@ -125,9 +125,9 @@ def _model(c: Config, entry: Type, given: dict[str, Any]) -> Model:
     return model
 
 
-def _checked(c: Config, spec: type[Any], fields: dict[str, Any]) -> dict[str, Any]:
+def _checked(c: Config, spec: type[Layer | Model], fields: dict[str, Any]) -> dict[str, Any]:
     """Fields as their spec wants them. Raises UserError naming the one that does not fit."""
-    types = _types(spec)
+    types = _types(spec.__name__)
     for name, value in fields.items():
         try:
             msgspec.convert(value, types[name])
@@ -137,8 +137,9 @@ def _checked(c: Config, spec: type[Any], fields: dict[str, Any]) -> dict[str, An
 
 
 @cache
-def _types(spec: type[Any]) -> dict[str, Any]:
-    return {field.name: field.type for field in msgspec.structs.fields(spec)}
+def _types(name: str) -> dict[str, Any]:
+    """The type of every field of a layer or a model."""
+    return {field.name: field.type for field in msgspec.structs.fields(Layer if name == "Layer" else Model)}
 
 
 def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:

@@ -1,9 +1,10 @@
 """Pictures of a simulated server: what ran and what was held over time, and latency against load."""
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
+from kvcalc.errors import UserError
 from kvcalc.report.chart import Axis, Chart, Series
 from kvcalc.report.export import Record
 from kvcalc.report.tables import seconds
@@ -13,15 +14,21 @@ MOST_POINTS = 400
 
 
 def occupancy(run: Run) -> Chart:
-    """Sequences in the batch, and cache allocated and used, each as a share of the most there can be; of the first rank."""
-    rows = run.served.logs[0].rows
-    edges = [r.start_s for r in rows] + [rows[-1].start_s + rows[-1].duration_s] if rows else [0.0, 1.0]
+    """Sequences in the batch, and cache allocated and used, each as a share of the most there can be; of the first rank.
+
+    Raises UserError where nothing was served.
+    """
+    rows, thinned = run.served.logs[0].rows, run.served.logs[0].stride > 1
+    if not rows:
+        raise UserError("no request was served: there is nothing to draw")
+    edges = [r.start_s for r in rows] + [rows[-1].start_s + rows[-1].duration_s]
+    lengths = [b - a for a, b in pairwise(edges)] if thinned else [r.duration_s for r in rows]
     curves = (
         ("sequences in the batch", [r.sequences / run.limits.max_num_seqs for r in rows]),
         ("cache allocated", [r.kv_allocated_bytes / run.pool.budget for r in rows]),
         ("cache used", [r.kv_stored_bytes / run.pool.budget for r in rows]),
     )
-    series = tuple(Series(label, *_averaged(edges, [r.duration_s for r in rows], values)) for label, values in curves)
+    series = tuple(Series(label, *_averaged(edges, lengths, values)) for label, values in curves)
     r = run.record
     subtitle = (
         f"{r['model']} on {r['gpus']} × {r['gpu']}, {r['policy']}, {r['cache']} cache, {r['completed']:,} requests; "
@@ -49,7 +56,12 @@ def _whole_seconds(value: float) -> str:
 
 
 def load_curve(records: Sequence[Record]) -> Chart:
-    """TTFT and TPOT against requests per second, for each GPU, policy and cache: 99th percentile, and median where few."""
+    """TTFT and TPOT against requests per second, for each GPU, policy and cache: 99th percentile, and median where few.
+
+    Raises UserError where nothing was served.
+    """
+    if not any(r["completed"] for r in records):
+        raise UserError("no request was served: there is nothing to draw")
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for r in records:
         groups.setdefault(tuple(r[k] for k in ("gpu", "policy", "cache")), []).append(r)

@@ -68,7 +68,7 @@ SERVE = (
 def show_latency(records: Sequence[Record]) -> None:
     """The requests, and below them what speculation does."""
     bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
-    word = "datasheet bounds: at least so long" if bases == "datasheet" else f"basis: {bases}"
+    word = "datasheet bounds: at least so long" if bases == "datasheet" else f"predicted by the {bases}"
     show(records, LATENCY, notes=["", f"times: {word}; end to end = TTFT + (out − 1) · TPOT"])
     if any(r.get("draft") for r in records):
         show(records, SPECULATION, title="\nSpeculation at mid length", notes=["", "below 1× it costs more than it saves"])

@@ -28,7 +28,8 @@ class Log:
 
     slots, padded: token slots of the passes run, and those that hold padding. prefill_tokens counts recomputed ones too,
     decode_tokens one a sequence and decode pass. The byte·seconds are integrals over time; so is in_system_s, the requests
-    that have arrived and are not done. When the timeline is full every second row goes, again and again.
+    that have arrived and are not done. When the timeline is full every second row goes, again and again: `stride` says how
+    many rows one now stands for.
     """
 
     def __init__(self, count: int, rank: int = 0) -> None:
@@ -36,7 +37,7 @@ class Log:
 
         self.arrived, self.scheduled, self.first, self.finished = (np.full(count, np.nan) for _ in range(4))
         self.rejected = np.zeros(count, dtype=bool)
-        self.rank, self._stride, self._seen = rank, 1, 0
+        self.rank, self.stride, self._seen = rank, 1, 0
         self.rows: list[Row] = []
         self.passes = self.slots = self.padded = self.prefill_tokens = self.decode_tokens = 0
         self.preemptions = self.recomputed_tokens = self.swapped_bytes = self.peak = self.largest = 0
@@ -66,9 +67,9 @@ class Log:
         self._note(Row(self.rank, *row))
 
     def _note(self, row: Row) -> None:
-        if self._seen % self._stride == 0:
+        if self._seen % self.stride == 0:
             self.rows.append(row)
             if len(self.rows) > MOST_ROWS:
                 self.rows = self.rows[::2]
-                self._stride *= 2
+                self.stride *= 2
         self._seen += 1

@@ -68,6 +68,18 @@ def test_pictures(kvcalc: Run, tmp_path: Path, rates: str, suffix: str) -> None:
         assert all(word in data.decode() for word in words)
 
 
+def test_nothing_served_is_nothing_to_draw(kvcalc: Run, tmp_path: Path) -> None:
+    trace, line = tmp_path / "trace.csv", tmp_path / "line.csv"
+    trace.write_text("arrival_s,input_len,output_len\n0,5000,5\n")
+    for options in ("--timeline " + str(line), "--policy static,continuous"):
+        command = f"serve llama-3.1-8b --requests {trace} --max-model-len 1k {options}"
+        assert kvcalc(command).code == 0
+        found = kvcalc(f"{command} --plot {tmp_path / 'p.png'}")
+        assert found.code == 2
+        assert "no request was served" in found.err.splitlines()[-1]
+    assert line.read_text().startswith("rank,start_s,")
+
+
 def test_a_sketch_in_the_terminal(kvcalc: Run) -> None:
     found = kvcalc(f"{LINE} --rate 30 --plot -")
     assert found.code == 0

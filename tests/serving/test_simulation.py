@@ -233,6 +233,7 @@ def test_the_timeline_is_thinned_and_the_sums_are_not(monkeypatch: pytest.Monkey
     thin = served(load).logs[0]
     assert len(whole.rows) == 1000
     assert thin.rows == whole.rows[::16]  # 1000 rows thinned to at most 100 by halves
+    assert (thin.stride, whole.stride) == (16, 1)
     assert (thin.passes, thin.busy_s) == (whole.passes, whole.busy_s)
 
 

@@ -14,7 +14,7 @@ from kvcalc.part import Part, Size, Tokens
 from kvcalc.weights import Weight, matrix, table, vector
 
 if TYPE_CHECKING:
-    from kvcalc.forward import Pass
+    from kvcalc.passes import Pass
 
 
 class NgramMemory(Part, frozen=True, tag="ngram_memory"):
