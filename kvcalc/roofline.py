@@ -132,7 +132,7 @@ def _timed(records: list[dict[str, Any]], operators: list[Operator], gpu: Gpu, c
     timed = operator_seconds(operators, gpu, calibration)
     for record, one in zip(records, timed, strict=False):
         record["time_s"] = float(one.seconds)
-        if record["roofline_s"] < 0.5 * record["time_s"]:
+        if record["bound"] != "network" and record["roofline_s"] < 0.5 * record["time_s"]:
             record["bound"] = "overhead"
     whole = records[-1]
     whole["time_s"] = float(sum(t.seconds for t in timed) + glue_seconds(operators, calibration))

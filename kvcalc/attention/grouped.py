@@ -152,6 +152,8 @@ class Grouped(Part, frozen=True, tag="grouped"):
             return f"k_is_v needs v_head_dim {self.v_head_dim} equal to head_dim {self.head_dim}"
         if self.sliding_window and self.attention_chunk_size:
             return "sliding_window and attention_chunk_size exclude each other"
+        if self.attention_chunk_size and self.cache_budget:
+            return "attention_chunk_size and cache_budget exclude each other"
         return ""
 
     @property

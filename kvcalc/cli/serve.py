@@ -121,7 +121,7 @@ def run(
         from kvcalc.serving.log import Row
 
         rows = [row._asdict() for log in runs[0].served.logs for row in log.rows]
-        write_text(Path(timeline), to_csv(rows or [dict.fromkeys(Row._fields)]))
+        write_text(Path(timeline), to_csv(rows) if rows else ",".join(Row._fields) + "\n")
         print(f"wrote {timeline}", file=sys.stderr)
     if plot:
         from kvcalc.report.figures_serving import load_curve, occupancy
