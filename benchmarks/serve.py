@@ -1,4 +1,5 @@
-"""How long 10,000 requests take to simulate: 1000 tokens in, 200 out, llama-3.1-8b on an H100 at 80 % of its capacity.
+"""How long 10,000 requests take to simulate: 1000 tokens in, 200 out, llama-3.1-8b on an H100 at 80 % of its
+capacity, in calibrated times.
 
 CPU time of one core against that of a plain Python loop over the same tokens: it visits every sequence in every pass, with a
 line of arithmetic in place of the times of the model. Memory is the peak that Python's allocator sees above the requests and
@@ -15,6 +16,7 @@ from collections import deque
 from kvcalc import load_gpu, load_model
 from kvcalc.serving.clock import Clock
 from kvcalc.serving.run import Load, Run, Settings, serve
+from kvcalc.timing.calibration import load_calibration
 
 REQUESTS, PROMPT, ANSWER, SHARE = 10_000, 1000, 200, 0.8
 MOST_SECONDS, MOST_RATIO, MOST_GROWTH = 20.0, 40.0, 16 << 20
@@ -22,7 +24,8 @@ MOST_SECONDS, MOST_RATIO, MOST_GROWTH = 20.0, 40.0, 16 << 20
 
 def simulated(load: Load) -> Run:
     """One run of our simulator."""
-    clock = Clock(load_model("llama-3.1-8b"), load_gpu("h100"))
+    gpu = load_gpu("h100")
+    clock = Clock(load_model("llama-3.1-8b"), gpu, calibration=load_calibration(gpu, "vllm"))
     return serve(clock, load.requests(), load, Settings())
 
 

@@ -44,7 +44,8 @@ def test_every_command_is_documented(name: str) -> None:
     assert any(f"kvcalc {name}" in path.read_text(encoding="utf-8") for path in DOCUMENTS)
 
 
-def test_documented_options_exist(kvcalc: Run) -> None:
+def test_documented_options_exist(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # help cuts long names off to fit the terminal
     known = {"--version", "--help"}
     for name in COMMANDS:
         known |= set(re.findall(r"--[a-z][a-z0-9-]+", kvcalc(f"{name} --help").out))

@@ -12,7 +12,7 @@ import typer
 
 from kvcalc.batch import Precision
 from kvcalc.cli import options as o
-from kvcalc.cli.common import emit, note, parallelism
+from kvcalc.cli.common import calibration, emit, note, parallelism
 
 if TYPE_CHECKING:
     from kvcalc.serving.clock import Clock
@@ -62,6 +62,8 @@ def run(
     kv_cache_dtype: o.CacheDtype = "auto",
     quantization: o.Quant = "",
     mla_form: o.MlaForm = "auto",
+    stack: o.Stack = "",
+    calibration_from: o.CalibrationFrom = "",
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     tp: o.Tp = 1,
     pp: o.Pp = 1,
@@ -107,11 +109,12 @@ def run(
     if len(points) > MOST_RUNS:
         raise UserError(f"more than {MOST_RUNS:,} runs asked for")
     _check_files(timeline, plot, len(points))
+    laws = {card.name: calibration(card, stack, calibration_from) for card in cards}
     drawn = {load: load.requests() for load in loads}
     runs = []
     with _progress(sum(len(drawn[load]) for *_, load in points)) as told:
         for card, p, c, load in points:
-            clock = Clock(chosen, card, precision, ranks, mla_form)
+            clock = Clock(chosen, card, precision, ranks, mla_form, calibration=laws[card.name])
             runs.append(serve(clock, drawn[load], load, settings, p, c, told))
     records = [r.record for r in runs]
     _remarks(clock, list(drawn.values()), records)

@@ -13,7 +13,7 @@ from kvcalc.errors import UserError
 from kvcalc.part import Part
 from kvcalc.weights import Kind
 
-MOST_PATTERNS, MOST_REPEATS, MOST_SECONDS = 1000, 5, 0.5
+MOST_PATTERNS, MOST_REPEATS, MOST_SECONDS = 500, 5, 0.3
 _MIXERS = ("self_attn", "attn", "attention", "self_attention", "linear_attn", "mixer", "mamba", "temporal_block", "conv")
 _NETWORKS = ("mlp", "ffn", "feed_forward", "block_sparse_moe", "moe", "mixer")
 _QKV = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "W_pack")
@@ -69,6 +69,7 @@ class Rules:
         self.layer_patterns: dict[int, list[re.Pattern[str]]] = {}
         self.everything = False
         self._known: dict[tuple[str, ...], bool] = {}
+        self._compiled: dict[str, re.Pattern[str]] = {}
         self._layers, self._fail, self._seconds = layers, fail, 0.0
         for name in dict.fromkeys(_EXPERT.sub(".experts.0", "\n".join(names)).split("\n")):
             self._add(name.removesuffix(".weight"))
@@ -94,13 +95,19 @@ class Rules:
                 self.by_layer.setdefault(layer, set()).add(rest.strip("."))
 
     def _pattern(self, found: list[re.Pattern[str]], source: str) -> None:
+        if source not in self._compiled:
+            self._compiled[source] = self._compile(source)
+        if self._compiled[source] not in found:
+            found.append(self._compiled[source])
+
+    def _compile(self, source: str) -> re.Pattern[str]:
         plain = re.sub(r"(?:\.\*)+", ".*", source)
         bare = re.sub(r"\\.", "", plain)
         nested = re.search(r"\)[*+{]", bare) or len(re.findall(r"[*+{]", bare)) > MOST_REPEATS
-        if nested or len(found) >= MOST_PATTERNS or len(source) > 1000:
+        if nested or len(self._compiled) >= MOST_PATTERNS or len(source) > 1000:
             raise self._fail(f"holds too long a pattern, or too many: {source[:60]!r}")
         try:
-            found.append(re.compile(plain))
+            return re.compile(plain)
         except (re.error, RecursionError, OverflowError):
             raise self._fail(f"holds {source[:60]!r}, which is no regular expression") from None
 
@@ -121,14 +128,14 @@ class Rules:
         return named or self._search(self.patterns, "model.layers.0.", modules)
 
     def _search(self, patterns: Sequence[re.Pattern[str]], prefix: str, modules: tuple[str, ...]) -> bool:
-        if not patterns:
-            return False
-        start = process_time()
-        found = any(pattern.match(prefix + name) for pattern in patterns for name in modules)
-        self._seconds += process_time() - start
-        if self._seconds > MOST_SECONDS:
-            raise self._fail("holds patterns that take too long to match")
-        return found
+        for pattern in patterns:
+            start = process_time()
+            if any(pattern.match(prefix + name) for name in modules):
+                return True
+            self._seconds += process_time() - start
+            if self._seconds > MOST_SECONDS:
+                raise self._fail("holds patterns that take too long to match")
+        return False
 
 
 def _wildcard(name: str) -> str:

@@ -11,7 +11,7 @@ from kvcalc.part import Part
 from kvcalc.quantization import Quantization, load_weight_format
 
 EXCLUDED_KEYS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules")
-MOST_MODULES = 1_000_000
+MOST_MODULES, MOST_GROUPS = 1_000_000, 32
 _KEYS = ("quantization_config", "compression_config")
 _EVERYTHING, _EXPERTS = ("*",), ("*.experts.*",)
 
@@ -86,6 +86,8 @@ class Storage:
     def _by_group(self) -> None:
         """compressed-tensors' groups: one for all matrices, or several that each name their targets."""
         groups = self.q.nested("config_groups")
+        if len(groups.file) > MOST_GROUPS:
+            raise self.q.fail("config_groups", f"has {len(groups.file):,} entries; more than {MOST_GROUPS} are not read")
         for key in groups.file:
             group = groups.nested(key)
             targets = group.items("targets")
@@ -103,6 +105,8 @@ class Storage:
             if not isinstance(how, dict) or not isinstance(how.get("quant_algo"), str):
                 raise layers.fail(show(module), "names no quant_algo")
             alike.setdefault(str([how["quant_algo"][:60], show(how.get("group_size"))]), []).append(module)
+        if len(alike) > MOST_GROUPS:
+            raise self.q.fail("quantized_layers", f"names {len(alike):,} formats; more than {MOST_GROUPS} are not read")
         for modules in alike.values():
             how = layers.nested(modules[0])
             self.groups.append((by_algorithm(how, how.word("quant_algo").lower()[:60]), self._rules(modules)))

@@ -25,6 +25,7 @@ LATENCY = (
     Column("speedup", "cache saves", ratio),
 )
 SPECULATION = (
+    Column("batch_size", "batch", integer),
     Column("draft", "draft", right=False),
     Column("num_speculative_tokens", "drafted", integer),
     Column("acceptance_rate", "accepted", lambda v: f"{v:.0%}"),
@@ -78,7 +79,7 @@ def show_serve(records: Sequence[Record]) -> None:
     """What servers made of their load, a line each."""
     quiet = {c.key for c in SERVE if c.key in ("rejected", "preemptions", "padding_waste") and not any(r[c.key] for r in records)}
     bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
-    word = "datasheet bounds, so rates are at most these" if bases == "datasheet" else bases
+    word = "datasheet bounds, so rates are at most these" if bases == "datasheet" else f"predicted by the {bases}"
     first = records[0]
     limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
     room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"

@@ -31,6 +31,12 @@ class Requests(NamedTuple):
     def __len__(self) -> int:
         return self.arrival_s.size  # type: ignore[no-any-return]
 
+    @property
+    def rate(self) -> float:
+        """Arrivals per second, from the first to the last; 0 where they all come at once."""
+        span = float(self.arrival_s[-1] - self.arrival_s[0])
+        return (len(self) - 1) / span if span else 0.0
+
     def share(self, rank: int, ranks: int) -> "Requests":
         """Every `ranks`-th request: those that one of so many ranks takes in turn."""
         return Requests(*(column[rank::ranks] for column in self))

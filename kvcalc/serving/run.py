@@ -22,6 +22,7 @@ from kvcalc.serving.steps import Steps
 
 PREEMPTIONS = ("recompute", "swap")
 DEFAULT_PROMPTS = 1000
+OVERLOAD = 1.15  # times the capacity: what sharing passes could win is less
 
 
 class Load(NamedTuple):
@@ -127,7 +128,10 @@ def serve(
     record |= {"max_num_batched_tokens": limits.max_num_batched_tokens, "seed": load.seed}
     record |= summary(served, room.budget, settings.goals, load.is_open)
     typical = max(1, round(float(requests.input_len.mean()))), max(1, round(float(requests.output_len.mean())))
-    record["capacity_requests_per_s"] = capacity(steps, own, limits, *typical) if policy == "continuous" else None
+    most_served = capacity(steps, own, limits, *typical)
+    record["capacity_requests_per_s"] = most_served if policy == "continuous" else None
+    if load.is_open and requests.rate > OVERLOAD * most_served:
+        record["diverges"] = True  # too short a run for a queue to form, with a rate that no run could keep up with
     record["cost_per_million_tokens"] = None
     if settings.price_per_hour and record["output_tokens"]:
         seconds, tokens = record["duration_s"], record["output_tokens"]

@@ -9,8 +9,9 @@ from typing import Any
 from kvcalc.batch import Batch, Sequences
 from kvcalc.serving.clock import Clock
 
-SPACING = 16  # tokens between the contexts that are computed
-LONG, SHORT = 256, 32  # intervals of one table: of decodes alone, and with chunks, which seldom come again
+# Tokens between the contexts that are computed, and how many intervals a table has: for decodes alone, and beside chunks of
+# prompts, which seldom come again.
+DECODES, MIXED = (16, 256), (128, 4)
 MOST_TABLES = 50_000
 
 Chunks = tuple[tuple[int, int], ...]  # (new, past) of each piece of a prompt in the pass
@@ -55,8 +56,9 @@ class Steps:
     def _table(self, chunks: Chunks, count: int, context: float) -> tuple[Any, Any]:
         import numpy as np
 
-        spacing = 1 if count == 1 and not chunks else SPACING
-        width = spacing * (SHORT if chunks else LONG)
+        spacing, intervals = MIXED if chunks else DECODES
+        spacing = spacing if chunks or count > 1 else 1
+        width = spacing * intervals
         start = int(context // width) * width
         key = (chunks, count, start)
         if key not in self._tables:

@@ -17,8 +17,8 @@ from typing import Any
 
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto import modeling_auto as auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 CAUSAL = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | {
     name for name, cls in auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.items() if str(cls).endswith("ForCausalLM")

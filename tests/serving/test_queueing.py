@@ -112,6 +112,8 @@ def test_a_real_model_overrun() -> None:
     assert record["diverges"]
     assert record["requests_per_s"] < 1.05 * record["capacity_requests_per_s"] < 200
     assert run(Load(num_prompts=100)).record["diverges"] is None
+    for policy in ("continuous", "static"):  # 100 requests find a seat each, at a rate that cannot go on
+        assert run(Load(rate=200.0, num_prompts=100), policy).record["diverges"]
 
 
 def test_memory_that_is_short_preempts_and_still_answers_everyone() -> None:
