@@ -83,6 +83,9 @@ def type_of(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> t
     found = inner.get("model_type", outer.get("model_type"))
     if found is not None and not isinstance(found, str):
         raise UserError(f"model_type: should be a text, not {show(found)}", where)
+    around = outer.get("model_type")
+    if isinstance(around, str) and around.endswith("_assistant") and around in facts():
+        raise UserError(f"model_type {around!r} is not supported: it drafts on the cache of another model", where)
     name = _SAME_AS.get(found or "", found or "")
     if name not in TYPES:  # a composite that keeps its text part's keys beside its own
         name = facts().get(name, {}).get("text", name)

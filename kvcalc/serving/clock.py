@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision, Sequences
+from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision
 from kvcalc.cost import Cost, Operator
 from kvcalc.forward import forward, total
 from kvcalc.gpu import Gpu
@@ -12,7 +12,6 @@ from kvcalc.model import Model
 from kvcalc.roofline import roofline, total_seconds
 from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.steps import pass_seconds
-from kvcalc.units import Num
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -51,13 +50,3 @@ class Clock(msgspec.Struct, frozen=True):
     def cost(self, batch: Batch) -> Cost:
         """FLOPs and bytes of a pass on one GPU of each stage."""
         return total(self.operators(batch))
-
-
-def mixed(prefill: tuple[int, int] | None, decode: tuple[Num, Num] | None) -> Batch:
-    """A pass with one prompt chunk (new, past) and so many decodes (count, context after the step)."""
-    groups = []
-    if prefill:
-        groups.append(Sequences(1, prefill[0], prefill[1]))
-    if decode:
-        groups.append(Sequences(decode[0], 1, decode[1] - 1))
-    return Batch(tuple(groups))

@@ -3,18 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
+import torch
 from hypothesis import strategies as st
 from specs import grouped, latent, sparse
 
 from kvcalc.attention import GatedDeltaNet
+from kvcalc.measure.cache import LayerCache
+from kvcalc.measure.layers import build_mixer
+from kvcalc.measure.layers.base import Mixer
 from kvcalc.part import Part
-
-torch = pytest.importorskip("torch")
-
-from kvcalc.measure.cache import LayerCache  # noqa: E402
-from kvcalc.measure.layers import build_mixer  # noqa: E402
-from kvcalc.measure.layers.base import Mixer  # noqa: E402
 
 WIDTH = 48
 EXACT = 1e-10  # of float64 results, relative to their largest
