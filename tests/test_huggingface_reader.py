@@ -104,12 +104,9 @@ def test_unknown_type_with_a_layer_that_general_rules_do_not_know_is_refused() -
     assert "no decoder alone" in refusal(model_type="x", is_encoder_decoder=True)
 
 
-@pytest.mark.parametrize("name", ["gemma4_assistant", "blt", "t5", "vit", "mamba_vision", "clip_text_model"])
+@pytest.mark.parametrize("name", ["gemma4_assistant", "blt", "t5", "vit", "clip_text_model"])
 def test_type_that_transformers_knows_and_kvcalc_does_not_is_never_guessed(name: str) -> None:
-    if name == "mamba_vision":
-        assert read(model_type=name).notes
-    else:
-        assert f"model_type {name!r} is not supported" in refusal(model_type=name)
+    assert f"model_type {name!r} is not supported" in refusal(model_type=name)
 
 
 # --- Values that do not fit ---

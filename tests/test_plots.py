@@ -248,6 +248,18 @@ def test_matplotlib_is_imported_only_for_a_picture(line: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_measured_rows_stand_beside_their_prediction(kvcalc: Run, tmp_path: Path) -> None:
+    rows = tmp_path / "gemm.csv"
+    rows.write_text("gpu,framework,version,dtype,m,n,k,time_us\nh100_sxm,vllm,0.24.0,bfloat16,64,4096,4096,20.0\n")
+    target = tmp_path / "measured.svg"
+    assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0
+    text = target.read_text()
+    assert "Predicted against measured" in text and "in 1 of 1 rows" in text
+    rows.write_text("gpu,framework,version,dtype,m,n,k,time_us\nnosuch,vllm,1,bfloat16,64,4096,4096,20.0\n")
+    code, _, err = kvcalc(f"plot measured --input {rows} --plot {tmp_path / 'none.svg'}")
+    assert code == 2 and "nosuch" in err and not (tmp_path / "none.svg").exists()
+
+
 def test_measured_figure_points_at_its_command(kvcalc: Run) -> None:
     code, _, err = kvcalc("plot measured")
     assert code == 2 and "measure" in err

@@ -1,13 +1,17 @@
 """`kvcalc plot`: the standing figures, on stated defaults when nothing else is given."""
 
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvcalc.batch import Precision
 from kvcalc.cli import options as o
 from kvcalc.cli.common import lengths
+
+if TYPE_CHECKING:
+    from kvcalc.report.chart import Chart
 
 
 class Kind(StrEnum):
@@ -51,7 +55,10 @@ def run(
     from kvcalc.report.plots import save
 
     if kind is Kind.measured:
-        raise UserError("the figure 'measured' comes from `kvcalc measure --plot`")
+        if not input_:
+            raise UserError("the figure 'measured' needs --input ROWS.csv", hint="`kvcalc measure --output` writes such rows")
+        save(_measured(input_), plot, style)
+        return
     chosen = [load_model(name) for name in models or DEFAULT_MODELS[kind]]
     gpus = [load_gpu(name.strip()) for name in gpu.split(",")] if gpu else []
     contexts = lengths(context or DEFAULT_CONTEXT.get(kind, "131072"), "context")
@@ -77,3 +84,25 @@ def run(
         batches = batches if batches != [1] else [1, 8, 64, 256]
         chart = roofline_chart([p for m in chosen for p in decode_sweep(m, gpus[0], contexts[-1], batches, precision)], gpus)
     save(chart, plot, style)
+
+
+def _measured(path: str) -> "Chart":
+    """Measured rows against the calibrated time, or the datasheet bound where no calibration applies, by operation."""
+    import numpy as np
+
+    from kvcalc.errors import UserError
+    from kvcalc.report.plots_timing import predicted_against_measured
+    from kvcalc.validate import validate
+
+    (found,) = validate([Path(path)])
+    predicted = np.where(np.isnan(found.calibrated), found.bound, found.calibrated)
+    if not (predicted > 0).any():
+        raise UserError("no row has a prediction to stand beside it", path, "; ".join(found.remarks))
+    series: dict[str, tuple[list[float], list[float]]] = {}
+    for row, value in zip(found.table.rows, predicted, strict=True):
+        measured, expected = series.setdefault(row.op, ([], []))
+        measured.append(row.time_us)
+        expected.append(float(value))
+    calibrated = int((found.calibrated > 0).sum())
+    what = f"{Path(path).name}; predicted by a calibration in {calibrated:,} of {len(predicted):,} rows, else the bound"
+    return predicted_against_measured([(op, *both) for op, both in series.items()], what)
