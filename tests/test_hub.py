@@ -15,7 +15,6 @@ import pytest
 
 from kvcalc import UserError, load_model
 
-pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
     "intermediate_size": 128, "vocab_size": 1000, "tie_word_embeddings": False, "torch_dtype": "bfloat16",

@@ -66,6 +66,7 @@ def run(
                     if draft:
                         record |= _speculative(clock, draft, isl, osl, b, num_speculative_tokens, acceptance_rate)
                     records.append(record)
+                    _warn(clock, isl + osl, b)
     for text in chosen.notes:
         note(f"{chosen.name}: {text}")
     if plot:
@@ -77,6 +78,20 @@ def run(
         from kvcalc.report.serving import show_latency
 
         show_latency(records)
+
+
+def _warn(clock: "Clock", context: int, batch_size: int) -> None:
+    """A remark where weights and cache alone exceed the GPU's memory: the times are then of a machine that does not exist."""
+    from kvcalc.memory import cache_size, weight_bytes
+    from kvcalc.units import format_bytes
+
+    cache = cache_size(clock.model, context, batch_size, clock.precision, parallelism=clock.parallelism).stored
+    held = weight_bytes(clock.model, clock.precision, clock.parallelism) + cache
+    if held > clock.gpu.memory_bytes:
+        need, has = format_bytes(held), format_bytes(clock.gpu.memory_bytes)
+        note(
+            f"{clock.model.name}, batch {batch_size:,}: weights and cache take {need} of the {has} of {clock.gpu.name}; see `fit`"
+        )
 
 
 def _record(clock: "Clock", isl: int, osl: int, b: int, prefix: int, chunk: int, no_cache: bool, price: float) -> dict[str, Any]:
