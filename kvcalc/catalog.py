@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.files import MOST_YAML, Lines, parse_yaml, read_text
+from kvcalc.files import MOST_YAML, Lines, read_text
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
@@ -95,12 +95,6 @@ def _aliases(path: Path) -> list[str]:
     except UserError:
         return []
     return [a.strip(" \"'") for a in match[1].split(",") if a.strip()] if match else []
-
-
-def read_spec(path: Path, spec: type[Spec], **changes: Any) -> Spec:
-    """The spec in a YAML file, with top-level `changes` applied. Raises UserError with the file, line and key."""
-    data, lines = parse_yaml(read_text(path, MOST_YAML), str(path))
-    return build(data | changes, spec, str(path), lines)
 
 
 def build(data: dict[str, Any], spec: type[Spec], where: str, lines: Lines | None = None) -> Spec:

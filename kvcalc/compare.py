@@ -6,6 +6,7 @@ layers stay. Steps stack with `/`: `gqa:8/window:4096/int8` is all three at once
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -205,37 +206,30 @@ def compare_records(
     mla_form: str = "auto",
     calibration: "Calibration | None" = None,
 ) -> list[dict[str, Any]]:
-    """A record a variant: its sizes, the total of one decode step on `gpu`, and how many sequences fit.
+    """A record for each variant, batch size and context (fastest): sizes, total of one decode step, sequences that fit.
 
+    weight_bytes: held, as in `size`; the other figures of a step are those of `roofline`'s total on `gpu`.
     reduction: the first variant's stored bytes over this one's. max_num_seqs: whole sequences of this context beside the
     weights in the GPU's memory, with nothing else in it. Raises UserError as `size_record` and `forward` do.
     """
     found = []
-    for batch_size in batches:
-        for context in contexts:
-            base = 0
-            for name, (model, dtype, held) in chosen:
-                used = msgspec.structs.replace(precision, kv_cache_dtype=dtype) if dtype else precision
-                record = size_record(model, context, batch_size, used, block_size, ranks)
-                placed = placed_pass(model, Batch.decode(context, batch_size), gpu, used, ranks, mla_form)
-                base = base or record["kv_cache_bytes"]
-                free = gpu.memory_bytes - record["weight_bytes"]
-                each = -(-record["kv_cache_bytes"] // ranks.sequences(batch_size))
-                found.append(
-                    {
-                        "variant": name,
-                        **record,
-                        "gpu": gpu.name,
-                        "reduction": base / record["kv_cache_bytes"] if record["kv_cache_bytes"] else None,
-                    }
-                    | {
-                        k: v
-                        for k, v in records(placed, {}, gpu, calibration)[-1].items()
-                        if k not in ("operator", "layer", "count", "weight_bytes")
-                    }
-                    | {"max_num_seqs": max(0, free // each) if each else None, "held_equal": held}
-                    | _quality(name)
-                )
+    bases: dict[tuple[int, int], int] = {}
+    for name, (model, dtype, held) in chosen:
+        used = msgspec.structs.replace(precision, kv_cache_dtype=dtype) if dtype else precision
+        for batch_size, context in product(batches, contexts):
+            record = size_record(model, context, batch_size, used, block_size, ranks)
+            placed = placed_pass(model, Batch.decode(context, batch_size), gpu, used, ranks, mla_form)
+            stored, common = record["kv_cache_bytes"], {"gpu": gpu.name, "phase": "decode"}
+            base = bases.setdefault((batch_size, context), stored)
+            free = gpu.memory_bytes - record["weight_bytes"]
+            each = -(-stored // ranks.sequences(batch_size))
+            whole = records(placed, common, gpu, calibration)[-1]
+            found.append(
+                {"variant": name, **record, "reduction": base / stored if stored else None}
+                | {k: v for k, v in whole.items() if k != "weight_bytes"}
+                | {"max_num_seqs": max(0, free // each) if each else None, "held_equal": held}
+                | _quality(name)
+            )
     return found
 
 

@@ -84,6 +84,7 @@ class Operator(msgspec.Struct, frozen=True):
 
     kind: gemm, attention, scan, vector or network: what law times it. dtype: what its products compute in. parts: the
     FLOPs inside a fused operator, by name, which its cost holds already. shape: what a calibrated law needs, where there is one.
+    experts: routed experts whose weights this GPU is expected to read; 0 where it multiplies by none.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Operator(msgspec.Struct, frozen=True):
     dtype: str = ""
     parts: tuple[tuple[str, Cost], ...] = ()
     shape: Shape | None = None
+    experts: Real = 0
 
     @property
     def total(self) -> Cost:
@@ -159,3 +161,10 @@ def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
     if isinstance(tokens, int):
         return top_k / experts if tokens == 1 else 1.0 - (1.0 - top_k / experts) ** tokens
     return 1.0 - (1.0 - top_k / experts) ** tokens
+
+
+def expected_experts(tokens: Num, top_k: int, experts: int) -> Real:
+    """Distinct experts that `tokens` tokens reach under uniform routing: E·(1 − (1 − k/E)^T), a float; one token exactly k."""
+    if isinstance(tokens, int) and tokens == 1:
+        return float(top_k)
+    return float(experts) * reached_fraction(tokens, top_k, experts)

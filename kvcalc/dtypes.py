@@ -94,14 +94,6 @@ def canonical(name: str) -> str:
     return _SPELLINGS.get(low, low)
 
 
-def load_format(name: str, what: str = "dtype") -> Format:
-    """The storage format called `name`, in any usual spelling. Raises UserError naming near matches."""
-    found = FORMATS.get(canonical(name))
-    if found is None:
-        raise UserError(f"unknown {what} {name!r}", hint=nearest(canonical(name), FORMATS))
-    return found
-
-
 def cache_dtypes() -> tuple[str, ...]:
     """Every name that `--kv-cache-dtype` takes beside `auto`."""
     return (*(n for n in FORMATS if n != "fp8_block128"), *LATENT_ONLY)

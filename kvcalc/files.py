@@ -44,11 +44,6 @@ def read_text(path: Path, most_bytes: int) -> str:
         raise UserError(f"is not UTF-8 text (byte {error.start:,})", where) from None
 
 
-def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
-    """The mapping that a YAML file holds, and the line of each key by its path."""
-    return parse_yaml(read_text(path, MOST_YAML), str(path))
-
-
 def parse_yaml(text: str, where: str) -> tuple[dict[str, Any], Lines]:
     """The mapping in `text`, and the line of each key by its path. Raises UserError naming `where` and the line."""
     import yaml

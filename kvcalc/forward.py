@@ -11,10 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from kvcalc.batch import ONE_GPU, PUBLISHED, Batch, Parallelism, Precision
-from kvcalc.cost import (
-    Cost,
-    Operator,
-)
+from kvcalc.cost import Cost, Operator
 from kvcalc.errors import UserError
 from kvcalc.memory import fullest_stage_number
 from kvcalc.model import NORM_VECTORS, Layer, Model
@@ -49,7 +46,7 @@ def forward(
     if mla_form not in MLA_FORMS:
         raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
     p = Pass(model, batch, formats, parallelism, mla_form)
-    counts, first, last = _stage(model, formats, parallelism, stage, batch)
+    counts, first, last = _stage(model, formats, parallelism, stage)
     found = _embedding(p) if first else []
     for kind, count in counts.items():
         if count:
@@ -68,9 +65,7 @@ def total(operators: Iterable[Operator]) -> Cost:
     return result
 
 
-def _stage(
-    model: Model, formats: Formats, ranks: Parallelism, stage: int | None, batch: Batch
-) -> tuple[dict[str, int], bool, bool]:
+def _stage(model: Model, formats: Formats, ranks: Parallelism, stage: int | None) -> tuple[dict[str, int], bool, bool]:
     """(layers of each kind, whether the embedding is here, whether the head is here)."""
     if ranks.pp == 1:
         return model.counts, True, True

@@ -118,10 +118,13 @@ class Pass:
         scores = Operator("indexer", self.kind, self.count, "attention", cost, self.formats.dtype)
         return [scores, self.vector("top_k", pairs, self.tokens * top, TOP_K_FLOPS * pairs)]
 
-    def gemm(self, name: str, *weights: Weight, tokens: Num | None = None, fraction: Real = 1, read: bool = True) -> Operator:
+    def gemm(
+        self, name: str, *weights: Weight, tokens: Num | None = None, fraction: Real = 1, experts: Real = 0, read: bool = True
+    ) -> Operator:
         """x[tokens, inputs] · W for matrices that share their input; block-diagonal copies each take their own input.
 
-        fraction: of the copies that are read (experts that a token reached); their bytes round half up once.
+        fraction: of the copies that are read (experts that a token reached); their bytes round half up once. experts: how
+        many those are.
         """
         rows = self.tokens if tokens is None else tokens
         flops: Num = 0
@@ -136,7 +139,7 @@ class Pass:
         cost = Cost(flops=flops, weight_bytes=weight_bytes * self.present if read else 0, activation_bytes=moved)
         dtype = self.formats.compute_dtype(self._full(weights[0].name), weights[0])
         shape = _gemm_shape(weights, rows, fraction, held)
-        return Operator(name, self.kind, self.count, "gemm", cost, dtype, (), shape)
+        return Operator(name, self.kind, self.count, "gemm", cost, dtype, (), shape, experts)
 
     def vector(self, name: str, elements_in: Num, elements_out: Num, flops: Num, weight_bytes: Num = 0) -> Operator:
         """An elementwise chain: so many elements read, written, and vector FLOPs, in all."""

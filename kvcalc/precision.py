@@ -82,3 +82,9 @@ class Formats:
     def weights_label(self) -> str:
         """How the weights are stored, for the assumptions that a table prints."""
         return " + ".join(dict.fromkeys([*(s.format for s in self.schemes), self.dtype]))
+
+    @property
+    def computed(self) -> str:
+        """What products with quantised matrices compute in, as a remark behind `weights_label`; '' without any."""
+        dtypes = dict.fromkeys(load_weight_format(s.format).computes or self.dtype for s in self.schemes)
+        return f" (quantised matrices computed in {' + '.join(dtypes)})" if dtypes else ""

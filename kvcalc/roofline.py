@@ -115,6 +115,7 @@ def records(
     moved = whole.bytes
     last = {"operator": "total", "layer": "", "count": 1, **_figures(whole)}
     last |= {
+        "mla_form": mla_form_of(placed),
         "intensity": whole.flops / moved if moved else None,
         "bound": total_bound(placed),
         "roofline_s": total_seconds(placed),
@@ -124,6 +125,13 @@ def records(
     if calibration and gpu:
         _timed(records, [p.operator for p in placed], gpu, calibration)
     return records
+
+
+def mla_form_of(placed: Sequence[Placed]) -> str | None:
+    """The form in which latent attention ran: absorbed, expanded, or mixed between groups; None where there is none."""
+    names = {p.operator.name for p in placed}
+    forms = [form for form, name in (("absorbed", "absorb_q"), ("expanded", "kv_up")) if name in names]
+    return "mixed" if len(forms) > 1 else forms[0] if forms else None
 
 
 def _timed(records: list[dict[str, Any]], operators: list[Operator], gpu: Gpu, calibration: "Calibration") -> None:
@@ -151,6 +159,7 @@ def _record(p: Placed) -> dict[str, Any]:
         "roofline_s": p.seconds,
         "time_s": None,
         **({"parts": parts} if parts else {}),
+        **({"expected_experts": p.operator.experts} if p.operator.kind == "gemm" and p.operator.experts else {}),
     }
 
 

@@ -44,7 +44,7 @@ def size_record(
 def assumptions(model: Model, precision: Precision, block_size: int, parallelism: Parallelism) -> str:
     """One sentence of what a size was computed under."""
     formats = Formats(model, precision)
-    words = [f"weights {formats.weights_label}", f"cache {formats.kv_cache_dtype}"]
+    words = [f"weights {formats.weights_label}{formats.computed}", f"cache {formats.kv_cache_dtype}"]
     if formats.reason:
         words[-1] += f" ({formats.reason})"
     words.append(f"blocks of {block_size} tokens")

@@ -39,11 +39,6 @@ def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
     return int(value)
 
 
-def parse_token_list(text: str, what: str = "length") -> list[int]:
-    """A comma-separated list of token counts, in the order given."""
-    return [parse_tokens(part, what) for part in text.split(",")]
-
-
 def parse_bytes(text: str, what: str = "size") -> int:
     """A byte count: plain digits, decimal `40GB` or binary `40GiB`. Raises UserError on anything else."""
     match = _BYTES.fullmatch(text.strip())
@@ -82,14 +77,6 @@ def format_count(value: int) -> str:
         if value >= 10**power:
             return f"{value / 10**power:.{digits}f}{suffix}"
     return str(value)
-
-
-def format_tokens(value: int) -> str:
-    """A token count with thousands separators, and its binary short form where that is exact: '131,072 (128K)'."""
-    for step, suffix in ((1 << 20, "M"), (1 << 10, "K")):
-        if value >= step and value % step == 0:
-            return f"{value:,} ({value // step}{suffix})"
-    return f"{value:,}"
 
 
 def _elementwise(scalar: Callable[[int, int], int], vector: str) -> "Callable[[Num, Num], Num]":

@@ -122,6 +122,19 @@ def test_explain_puts_the_numbers_into_every_formula(kvcalc: Run) -> None:
         assert sum(each) * record["batch_size"] == record["kv_cache_bytes"]
 
 
+def test_explain_works_every_point_of_a_list(kvcalc: Run) -> None:
+    text = kvcalc("size gpt2 --context 16,32 --batch-size 1,2 --explain").out
+    for b, s in ((1, 16), (1, 32), (2, 16), (2, 32)):
+        assert f"kv_cache_bytes = Σ × {b} = {2 * 12 * 768 * 2 * s * b:,} " in text
+
+
+def test_what_quantised_matrices_compute_in_is_said(kvcalc: Run) -> None:
+    for scheme, computed in (("fp8", "fp8"), ("awq", "bf16")):
+        for line in ("size llama-3-8b", "roofline llama-3-8b"):
+            assert f"{scheme} + bf16 (quantised matrices computed in {computed})" in kvcalc(f"{line} -q {scheme}").out
+    assert "computed in" not in kvcalc("size llama-3-8b").out
+
+
 def test_user_presets_come_before_ours(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "kvcalc"]
     for folder, layers in zip(folders, (3, 5), strict=True):

@@ -107,6 +107,8 @@ def test_context_beyond_the_models_own_is_computed_with_a_note(kvcalc: Run) -> N
     assert code == 0
     assert err == "note: gpt2: context 2,048 is beyond the model's own maximum of 1,024\n"
     assert "75497472" in out  # 2 · 12 · 768 · 2 · 2048
+    for line in ("compare gpt2 --context 2k", "roofline gpt2 --context 2k", "latency gpt2 --isl 2000 --osl 48"):
+        assert kvcalc(line).err == err, line
 
 
 def test_control_characters_in_a_name_do_not_reach_the_terminal(kvcalc: Run) -> None:

@@ -187,3 +187,13 @@ def test_window_after_mla_needs_plain_keys_first() -> None:
     for part in (latent(), compressed()):
         with pytest.raises(UserError, match="does not cache plain keys and values"):
             variant(stack(part, hidden_size=4096), "evict:10")
+
+
+def test_records_are_ordered_variant_batch_context_and_have_the_keys_of_size_and_roofline(kvcalc: Run) -> None:
+    common = "gpt2 --context 128,256 --batch-size 1,2 --format json"
+    found = kvcalc(f"compare {common} --variants none,mqa").records
+    asked = [(v, b, s) for v in ("none", "mqa") for b in (1, 2) for s in (128, 256)]
+    assert [(r["variant"], r["batch_size"], r["context"]) for r in found] == asked
+    totals = [r for r in kvcalc(f"roofline {common}").records if r["operator"] == "total"]
+    for record, size, total_ in zip(found, kvcalc(f"size {common}").records, totals, strict=False):  # of `none`, the first four
+        assert record | total_ | size == record

@@ -4,7 +4,7 @@ import pytest
 from specs import grouped, latent, sparse, stack
 
 from kvcalc import Precision, UserError, cache_size
-from kvcalc.dtypes import FORMATS, cache_dtypes, cache_layout, load_format
+from kvcalc.dtypes import FORMATS, cache_dtypes, cache_layout, canonical
 
 # bytes of 128 and of 80 elements
 ROWS = {
@@ -96,7 +96,7 @@ def test_latent_layouts_refuse_keys_and_values(dtype: str) -> None:
     ],
 )
 def test_spellings(spelling: str, name: str) -> None:
-    assert load_format(spelling) is FORMATS[name]
+    assert canonical(spelling) == name
     assert cache_layout(spelling) == cache_layout(name)
 
 

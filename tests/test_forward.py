@@ -142,6 +142,18 @@ def test_expected_experts_round_half_up_once_for_each_operator() -> None:
     assert [distinct_of("experts_down", tiny, t) for t in (7, 8, 9, 10)] == [254, 255, 256, 256]
 
 
+def test_expected_experts_of_a_gpu() -> None:
+    """2 of 8 for 3 tokens: 8 · (1 − 0.75³) = 4.625 in all, a quarter of them on each of 4 ranks; one token reaches its 2."""
+
+    def found(tokens: int, ranks: Parallelism) -> list[object]:
+        operators = forward(moe(8, 2, width=16), pass_of((tokens, 1, 0)), parallelism=ranks)
+        return [o.experts for o in operators if o.experts]
+
+    assert found(3, Parallelism()) == [4.625, 4.625]
+    assert found(3, Parallelism(tp=4, ep=4)) == [4.625 / 4, 4.625 / 4]
+    assert found(1, Parallelism()) == [2.0, 2.0]
+
+
 def test_experts_flops_are_of_the_tokens_routed_not_of_the_experts_read() -> None:
     found = named(moe(), pass_of((7, 3, 10)))
     assert found["router"].cost.flops == 2 * 21 * 64 * 160

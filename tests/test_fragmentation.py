@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvcalc import UserError
-from kvcalc.capacity.fragmentation import contiguous, external, lognormal, paged, read_lengths
+from kvcalc.capacity.fragmentation import contiguous, drawn, external, paged, read_lengths
 
 
 def test_a_slot_of_the_longest_length() -> None:
@@ -37,7 +37,7 @@ def test_equal_pieces_never_fail_by_fragmentation() -> None:
 
 
 def test_a_simulation_is_drawn_from_its_seed() -> None:
-    lengths = lognormal("lognormal:512,4k", seed=3)
+    lengths = drawn("lognormal:512,4k", seed=3)
     assert external(lengths, 20_000, 7) == external(lengths, 20_000, 7)
     assert external(lengths, 20_000, 7) != external(lengths, 20_000, 8)
     assert external([50], 10).requests == 0  # longer than the memory: never asked for
@@ -45,11 +45,11 @@ def test_a_simulation_is_drawn_from_its_seed() -> None:
 
 def test_a_log_normal_distribution() -> None:
     """Its mean and 99th percentile come back from a draw, within what 1000 values can say."""
-    lengths = lognormal("lognormal:512,4k")
+    lengths = drawn("lognormal:512,4k")
     assert len(lengths) == 1000
     assert statistics.mean(lengths) == pytest.approx(512, rel=0.15)
     assert sorted(lengths)[989] == pytest.approx(4096, rel=0.35)
-    assert lognormal("lognormal:512,4k", 1) == lognormal("lognormal:512,4k", 1) != lengths
+    assert drawn("lognormal:512,4k", 1) == drawn("lognormal:512,4k", 1) != lengths
 
 
 def test_a_file(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_table_of_variants_by_five_lengths(kvcalc: Run) -> None:
     found = kvcalc("compare llama-7b --variants mha,gqa:8,gqa:4,mqa --context 2k,4k,8k,32k,128k --format json").records
     cells = [(r["variant"], r["context"], r["kv_cache_bytes"], r["reduction"]) for r in found]
     groups = {"mha": (32, 1), "gqa:8": (8, 4), "gqa:4": (4, 8), "mqa": (1, 32)}  # KV heads; 32 over them
-    assert cells == [(v, s, 2 * 32 * g * 128 * 2 * s, less) for s in LENGTHS for v, (g, less) in groups.items()]
+    assert cells == [(v, s, 2 * 32 * g * 128 * 2 * s, less) for v, (g, less) in groups.items() for s in LENGTHS]
 
 
 STACKED = [

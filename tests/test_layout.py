@@ -12,8 +12,8 @@ ROOT = Path(kvcalc.__file__).parent
 # A room is a module or a package with all that is in it. Imports for type checking alone do not count.
 ORDER = """
     errors units dtypes quantization batch weights cache cost part attention ffn model precision parallel passes memory forward
-    gpu files catalog huggingface load edit engines capacity rows timing roofline size quality compare serving sweep validate
-    kvcalc report measure cli __main__
+    gpu files catalog huggingface load edit engines lognormal capacity rows timing roofline size quality compare serving
+    validate kvcalc report measure cli __main__
 """
 ROOMS = ORDER.split()
 # Distributions that cost start-up time or are optional: the only modules that may import them, and how.

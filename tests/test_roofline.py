@@ -14,7 +14,7 @@ from kvcalc import Batch, Cost, Gpu, Model, Operator, Parallelism, Precision, Us
 from kvcalc.compare import variant
 from kvcalc.edit import edited
 from kvcalc.report.figures import dsa_vs_mla
-from kvcalc.roofline import FFN, phase_batch, placed_pass, records, total_bound, total_seconds, turning_batch
+from kvcalc.roofline import FFN, mla_form_of, phase_batch, placed_pass, records, total_bound, total_seconds, turning_batch
 
 BF16 = Precision("bf16")
 
@@ -371,3 +371,18 @@ def test_no_matrix_unit_at_all_still_has_a_wider_one() -> None:
     card = msgspec.structs.replace(load_gpu("h100"), flops_per_s={"fp32": 1e12})
     (placed,) = roofline([operator(flops=10**12)], card)
     assert (placed.seconds, placed.fallback) == (1.0, "fp32")
+
+
+def test_records_say_the_form_of_mla_and_the_experts_read() -> None:
+    """DeepSeek-V3 reads 8 of 256 experts for one token; a prompt expands its latents, a step at 4096 absorbs."""
+    v3, h100, precision = load_model("deepseek-v3"), load_gpu("h100"), Precision("bf16")
+    step = records(placed_pass(v3, Batch.decode(4096), h100, precision), {})
+    assert step[-1]["mla_form"] == "absorbed"
+    assert {r["operator"]: r["expected_experts"] for r in step if "expected_experts" in r} == {
+        "experts_gate_up": 8.0,
+        "experts_down": 8.0,
+    }
+    prompt = Batch.prefill(4096)
+    assert mla_form_of(placed_pass(v3, prompt, h100, precision)) == "expanded"
+    assert mla_form_of(placed_pass(v3, Batch((*prompt.groups, *Batch.decode(4096).groups)), h100, precision)) == "mixed"
+    assert mla_form_of(placed_pass(load_model("gpt2"), prompt, h100, precision)) is None

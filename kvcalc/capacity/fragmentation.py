@@ -6,15 +6,14 @@ Source of the three kinds: Kwon et al. 2023, arXiv 2309.06180 §3.1 and §4.
 import random
 from collections import deque
 from collections.abc import Sequence
-from math import exp, log, sqrt
 from pathlib import Path
 from typing import NamedTuple
 
 from kvcalc.errors import UserError
 from kvcalc.files import read_text
+from kvcalc.lognormal import lognormal
 from kvcalc.units import parse_tokens
 
-P99 = 2.3263478740408408  # the 99th percentile of a standard normal
 DRAWN = 1000  # lengths that are drawn from a distribution
 MOST_LENGTHS, MOST_FILE = 1_000_000, 16 << 20
 REQUESTS = 20_000  # of a simulation, at most
@@ -105,7 +104,7 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
     Raises UserError naming the file's line, or what is wrong with the distribution.
     """
     if text.startswith("lognormal:"):
-        return lognormal(text, seed)
+        return drawn(text, seed)
     if ":" in text and not Path(text).exists():
         raise UserError(f"unknown distribution {text!r}", hint="Write lognormal:MEAN,P99 or the name of a file")
     found = []
@@ -122,20 +121,11 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
     return found
 
 
-def lognormal(text: str, seed: int = 0) -> list[int]:
-    """1000 lengths of a log-normal distribution with this mean and 99th percentile, at least 1 token each.
-
-    With σ: ln(p99) − ln(mean) = z·σ − σ²/2, so σ = z − √(z² − 2·ln(p99/mean)), the smaller root.
-    """
+def drawn(text: str, seed: int = 0) -> list[int]:
+    """1000 lengths of at least 1 token from `lognormal:MEAN,P99`. Raises UserError where no such distribution is."""
     words = text.removeprefix("lognormal:").split(",")
     if len(words) != 2:
         raise UserError(f"{text!r} should read lognormal:MEAN,P99", hint="For example lognormal:512,4k")
     mean, top = (parse_tokens(word, name) for word, name in zip(words, ("mean", "99th percentile"), strict=True))
-    if not mean < top < mean * exp(P99**2 / 2):
-        raise UserError(
-            f"no log-normal distribution has mean {mean:,} and 99th percentile {top:,}",
-            hint=f"The percentile must be above the mean and below {exp(P99**2 / 2):.1f} times it",
-        )
-    sigma = P99 - sqrt(P99**2 - 2 * log(top / mean))
-    chance = random.Random(seed)
-    return [max(1, round(chance.lognormvariate(log(mean) - sigma**2 / 2, sigma))) for _ in range(DRAWN)]
+    shape, chance = lognormal(mean, top), random.Random(seed)
+    return [max(1, round(chance.lognormvariate(shape.mu, shape.sigma))) for _ in range(DRAWN)]

@@ -13,6 +13,7 @@ from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from kvcalc.gpu import Gpu
+    from kvcalc.model import Model
     from kvcalc.timing.calibration import Calibration
 
 MOST_ROWS = 100_000
@@ -45,7 +46,7 @@ def _calibrated(gpu: "Gpu") -> bool:
 def basis(gpu: "Gpu", found: "Calibration | None", source: str) -> str:
     """One sentence of what predicted times rest on."""
     if not found:
-        return f"{gpu.name}: no calibration, so no predicted times"
+        return f"{gpu.name}: no calibration in use, so no predicted times"
     scaled = f", scaled from {source} by datasheet figures" if source else ""
     return f"predicted: {found.stack} {found.version} calibration{scaled}".replace("  ", " ")
 
@@ -58,6 +59,14 @@ def lengths(text: str, what: str) -> list[int]:
 def note(text: str) -> None:
     """A remark for people, on stderr."""
     print(f"note: {printable(text, 1000)}", file=sys.stderr)
+
+
+def remarks(model: "Model", longest: int) -> None:
+    """What is to be said of a model and of the longest context asked for, on stderr."""
+    for text in model.notes:
+        note(f"{model.name}: {text}")
+    if model.max_context and longest > model.max_context:
+        note(f"{model.name}: context {longest:,} is beyond the model's own maximum of {model.max_context:,}")
 
 
 def emit(records: Sequence[Record], output: Format) -> bool:

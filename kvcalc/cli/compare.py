@@ -6,7 +6,7 @@ import typer
 
 from kvcalc.batch import Precision
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_ROWS, basis, calibration, emit, lengths, note, parallelism
+from kvcalc.cli.common import MOST_ROWS, basis, calibration, emit, lengths, parallelism, remarks
 from kvcalc.size import assumptions
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def run(
     laws = calibration(card, stack, calibration_from)
     chosen = [(name.strip(), variant(original, name)) for name in names]
     records = compare_records(chosen, card, contexts, batches, precision, ranks, block_size, mla_form, laws)
-    for text in original.notes:
-        note(f"{original.name}: {text}")
+    remarks(original, max(contexts))
     if plot:
         from kvcalc.report.figures import cache_vs_context
         from kvcalc.report.plots import save

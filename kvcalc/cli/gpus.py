@@ -38,12 +38,15 @@ def run(
 
 def record(gpu: Any) -> dict[str, Any]:
     """One GPU as a flat record; null where its vendor gives no figure."""
-    peaks = {f"{d}_flops_per_s": gpu.flops_per_s.get(d) for d in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")}
+    from kvcalc.gpu import PEAKS
+
+    peaks = {f"{d}_flops_per_s": gpu.flops_per_s.get(d) for d in PEAKS}
     return {
         "gpu": gpu.name,
         "vendor": gpu.vendor,
         "architecture": gpu.architecture,
         "memory_bytes": gpu.memory_bytes,
+        "memory_type": gpu.memory_type or None,
         "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
         **peaks,
         "vector_fp32_flops_per_s": gpu.vector_flops_per_s.get("fp32"),

@@ -6,7 +6,7 @@ import typer
 
 from kvcalc.batch import Precision
 from kvcalc.cli import options as o
-from kvcalc.cli.common import calibration, emit, lengths, note, parallelism
+from kvcalc.cli.common import calibration, emit, lengths, note, parallelism, remarks
 
 if TYPE_CHECKING:
     from kvcalc.serving.clock import Clock
@@ -67,8 +67,7 @@ def run(
                         record |= _speculative(clock, draft, isl, osl, b, num_speculative_tokens, acceptance_rate)
                     records.append(record)
                     _warn(clock, isl + osl, b)
-    for text in chosen.notes:
-        note(f"{chosen.name}: {text}")
+    remarks(chosen, max(lengths(input_len, "input length")) + max(lengths(output_len, "output length")))
     if plot:
         from kvcalc.report.figures import no_cache as figure
         from kvcalc.report.plots import save
@@ -95,7 +94,7 @@ def _warn(clock: "Clock", context: int, batch_size: int) -> None:
 
 
 def _record(clock: "Clock", isl: int, osl: int, b: int, prefix: int, chunk: int, no_cache: bool, price: float) -> dict[str, Any]:
-    from kvcalc.serving.latency import cost_per_million, request, without_cache
+    from kvcalc.serving.latency import cost_per_million, request, token_projections, without_cache
 
     found = request(clock, isl, osl, b, prefix, chunk)
     per_gpu = clock.parallelism.gpus
@@ -108,6 +107,9 @@ def _record(clock: "Clock", isl: int, osl: int, b: int, prefix: int, chunk: int,
         plain = without_cache(clock, isl, osl, b)
         record |= {f"no_cache_{k}": v for k, v in plain._asdict().items()}
         record["speedup"] = plain.e2e_s / found.e2e_s
+        needed, processed = token_projections(isl, osl)
+        record["no_cache_token_projections"] = b * processed
+        record["no_cache_redundant_projections"] = b * (processed - needed)
     return record
 
 

@@ -9,8 +9,6 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.common import emit
 
-FILTER = "Keep those whose name, family or attention has this in it."
-
 
 def run(
     name: Annotated[str, typer.Argument(help="One model, shown in full.", show_default=False)] = "",

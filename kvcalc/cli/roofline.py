@@ -7,7 +7,7 @@ import typer
 
 from kvcalc.batch import Precision
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_ROWS, basis, calibration, emit, lengths, note, parallelism
+from kvcalc.cli.common import MOST_ROWS, basis, calibration, emit, lengths, parallelism, remarks
 
 if TYPE_CHECKING:
     from kvcalc.gpu import Gpu
@@ -66,8 +66,7 @@ def run(
             for s in contexts:
                 common = {"model": chosen.name, "gpu": g.name, "phase": phase, "batch_size": b, "context": s}
                 found.append((g, s, b, records(place(g, s, b), common, g, laws[g.name])))
-    for text in chosen.notes:
-        note(f"{chosen.name}: {text}")
+    remarks(chosen, max(contexts))
     if plot:
         from kvcalc.report.plots import save
         from kvcalc.report.roof import roofline_chart
@@ -134,7 +133,7 @@ def _assumptions(model: "Model", precision: Precision, gpu: "Gpu") -> str:
     knee = f"knee {gpu.knee:.1f} FLOP/B in bf16" if gpu.knee else "no bf16 peak"
     vector = "" if gpu.vector_peak else "; no vector peak in the preset, so vector work is not timed"
     return (
-        f"weights {formats.weights_label}, cache {formats.kv_cache_dtype}; {gpu.name} {knee}{vector}; "
+        f"weights {formats.weights_label}{formats.computed}, cache {formats.kv_cache_dtype}; {gpu.name} {knee}{vector}; "
         "'at least' is the datasheet bound: full overlap, no launches"
     )
 

@@ -1,8 +1,10 @@
 """`kvcalc size`."""
 
+from itertools import product
+
 from kvcalc.batch import Precision
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_ROWS, emit, lengths, note, parallelism
+from kvcalc.cli.common import MOST_ROWS, emit, lengths, parallelism, remarks
 
 
 def run(
@@ -39,10 +41,7 @@ def run(
     chosen = [edited(load_model(name), set_) for name in models]
     records = [size_record(m, s, b, precision, block_size, ranks) for m in chosen for b in batches for s in contexts]
     for model in chosen:
-        for text in model.notes:
-            note(f"{model.name}: {text}")
-        if model.max_context and max(contexts) > model.max_context:
-            note(f"{model.name}: context {max(contexts):,} is beyond the model's own maximum of {model.max_context:,}")
+        remarks(model, max(contexts))
     if plot:
         from kvcalc.report.figures import cache_vs_context
         from kvcalc.report.plots import save
@@ -54,8 +53,8 @@ def run(
     if explain:
         from kvcalc.report.explain import explain_size
 
-        for model in chosen:
-            print(explain_size(model, contexts[-1], batches[-1], precision, block_size, ranks))
+        for model, b, s in product(chosen, batches, contexts):
+            print(explain_size(model, s, b, precision, block_size, ranks))
         return
     if not emit(records, output):
         from kvcalc.report.tables import SIZE_COLUMNS, show

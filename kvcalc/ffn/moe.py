@@ -5,7 +5,7 @@ Shared experts take every token. Sources: Shazeer et al. 2017, arXiv 1701.06538 
 
 from typing import TYPE_CHECKING
 
-from kvcalc.cost import Operator, reached_fraction
+from kvcalc.cost import Operator, expected_experts, reached_fraction
 from kvcalc.part import Count, Part, Size
 from kvcalc.units import Num, Real, ceil_div
 from kvcalc.weights import Weight, matrix, vector
@@ -96,8 +96,9 @@ class Moe(Part, frozen=True, tag="moe"):
         reached = reached_fraction(every, self.num_experts_per_tok, self.num_experts)
         found = [p.gemm("router", w["router"])]
         found += [p.gemm("latent_down", w["latent_down"])] if "latent_down" in w else []
-        for prefix, tokens, fraction in (("experts", routed, reached), ("shared", p.tokens, 1)):
-            found += self._network(p, w, prefix, tokens, fraction)
+        distinct = expected_experts(every, self.num_experts_per_tok, self.num_experts) / ranks.ep
+        for prefix, tokens, fraction, read in (("experts", routed, reached, distinct), ("shared", p.tokens, 1, 0)):
+            found += self._network(p, w, prefix, tokens, fraction, read)
         found += [p.gemm("latent_up", w["latent_up"])] if "latent_up" in w else []
         return [*found, *self._exchange(p), *p.all_reduce(p.width)]
 
@@ -115,15 +116,15 @@ class Moe(Part, frozen=True, tag="moe"):
         return [p.network("all_gather_tokens", rows * (ranks.dp - 1)), p.network("reduce_scatter", rows * (ranks.dp - 1))]
 
     @staticmethod
-    def _network(p: "Pass", w: dict[str, Weight], prefix: str, tokens: Num, fraction: Real) -> list[Operator]:
+    def _network(p: "Pass", w: dict[str, Weight], prefix: str, tokens: Num, fraction: Real, experts: Real) -> list[Operator]:
         wide = [w[n] for n in (f"{prefix}.gate", f"{prefix}.up") if n in w]
         if not wide:
             return []
         name = "gate_up" if len(wide) > 1 else "up"
         found = [
-            p.gemm(f"{prefix}_{name}", *wide, tokens=tokens, fraction=fraction),
+            p.gemm(f"{prefix}_{name}", *wide, tokens=tokens, fraction=fraction, experts=experts),
             p.activation(f"{prefix}_activation", tokens, wide[0].outputs, len(wide)),
-            p.gemm(f"{prefix}_down", w[f"{prefix}.down"], tokens=tokens, fraction=fraction),
+            p.gemm(f"{prefix}_down", w[f"{prefix}.down"], tokens=tokens, fraction=fraction, experts=experts),
         ]
         scalar = w.get(f"{prefix}.weight")
         return [*found, p.gemm(f"{prefix}_gate", scalar)] if scalar else found

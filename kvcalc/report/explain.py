@@ -27,7 +27,7 @@ def explain_size(
     size = cache_size(model, context, batch_size, precision, block_size, parallelism)
     sequences = parallelism.sequences(batch_size)
     lines = [f"{model.name}: {model.attention}", assumptions(model, precision, block_size, parallelism), ""]
-    lines.append(f"Stored after S = {context:,} tokens, {sequences:,} sequence(s):")
+    lines.append(f"Stored after S = {context:,} tokens, {sequences:,} sequence{'s' * (sequences != 1)}:")
     lines += [_stored(row, context, formats) for row in rows if row.stored_layers]
     lines.append(_total("kv_cache_bytes", size.stored, sequences))
     lines += ["", "Read by one decode step (new = 1, past = S − 1):"]

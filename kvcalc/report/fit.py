@@ -70,7 +70,7 @@ def assumptions_line(record: dict[str, Any]) -> str:
     """What the figures were computed under."""
     share = f"{record['gpu_memory_utilization']:g} of {record['utilization_of']} memory"
     return (
-        f"{record['requested_num_seqs']:,} sequences of {record['requested_model_len']:,} tokens, {share}, "
+        f"{_sequences(record['requested_num_seqs'])} of {record['requested_model_len']:,} tokens, {share}, "
         f"passes of {record['max_num_batched_tokens']:,} tokens"
     )
 
@@ -147,9 +147,9 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
     ends = ((sequences, "within"), (sequences + 1, "over"))
     for count, word in ends:
         need = plan.needed(count, length, found.options.shared_prefix)
-        lines.append(f"   {count:,} sequences of {length:,} tokens need {need:,} B, {word} {plan.pool(cache):,} B")
+        lines.append(f"   {_sequences(count)} of {length:,} tokens need {need:,} B, {word} {plan.pool(cache):,} B")
     longest = found.longest
-    asked = f"{found.options.max_num_seqs:,} sequence{'s' if found.options.max_num_seqs > 1 else ''}"
+    asked = _sequences(found.options.max_num_seqs)
     lines.append(f"   longest context of {asked} at once: " + ("no limit" if longest is None else f"{longest:,} tokens"))
     sent, time = record["transfer_bytes"], record["transfer_s"]
     lines += ["", "7. Links"]
@@ -159,7 +159,7 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
     if record.get("offload_num_seqs") is not None:
         step = record["offload_step_s"]
         lines.append(
-            f"   in host memory {record['offload_num_seqs']:,} sequences more; a step over them moves "
+            f"   in host memory {_sequences(record['offload_num_seqs'])} more; a step over them moves "
             f"{_b(record['offload_step_bytes'])}" + (f", {seconds(step)} at least" if step else "")
         )
     return lines
@@ -167,3 +167,7 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
 
 def _b(size: int) -> str:
     return f"{size:,} B ({format_bytes(size)})"
+
+
+def _sequences(count: int) -> str:
+    return f"{count:,} sequence" + "s" * (count != 1)

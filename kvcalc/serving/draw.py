@@ -4,10 +4,10 @@ import math
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError
+from kvcalc.lognormal import lognormal
 from kvcalc.serving.requests import MOST_LEN, MOST_REQUESTS, Requests
 from kvcalc.units import parse_tokens
 
-P99 = 2.3263478740408408  # of the standard normal distribution
 SPELLINGS = "Write 1000, uniform:100,2000 or lognormal:MEAN,P99"
 
 
@@ -26,8 +26,8 @@ class Lengths(NamedTuple):
             return np.full(count, self.a, dtype=np.int64)
         if self.kind == "uniform":
             return rng.integers(self.a, self.b, size=count, endpoint=True)
-        spread = _spread(self.a, self.b)
-        drawn = rng.lognormal(math.log(self.a) - spread**2 / 2, spread, count)
+        shape = lognormal(self.a, self.b)
+        drawn = rng.lognormal(shape.mu, shape.sigma, count)
         return np.clip(np.rint(drawn), 1, MOST_LEN).astype(np.int64)
 
 
@@ -44,7 +44,7 @@ def parse_lengths(text: str, what: str) -> Lengths:
     if b < a:
         raise UserError(f"{what} {text!r}: {b:,} is below {a:,}", hint=SPELLINGS)
     if kind == "lognormal":
-        _spread(a, b)
+        lognormal(a, b)
     return Lengths(kind, a, b)
 
 
@@ -52,15 +52,6 @@ def _short(length: int, what: str) -> int:
     if length > MOST_LEN:
         raise UserError(f"{what} {length:,} is more than the {MOST_LEN:,} tokens that a simulation takes")
     return length
-
-
-def _spread(mean: int, p99: int) -> float:
-    """σ of a lognormal distribution: of ln(p99/mean) = z·σ − σ²/2, the smaller solution. Raises UserError if there is none."""
-    inside = P99**2 - 2 * math.log(p99 / mean)
-    if inside < 0:
-        most = math.exp(P99**2 / 2)
-        raise UserError(f"a lognormal distribution's 99th percentile is at most {most:.1f} times its mean")
-    return P99 - math.sqrt(inside)
 
 
 def draw(

@@ -56,6 +56,15 @@ def without_cache(clock: Clock, input_len: int, output_len: int, batch_size: int
     return _summed(ttft, work, steps, spent)
 
 
+def token_projections(input_len: int, output_len: int) -> tuple[int, int]:
+    """Tokens of one sequence that pass through the layers: with a cache, and without, where every step takes all of them.
+
+    n + m − 1 and Σ (n … n + m − 1) for n tokens in and m out: their difference is redundant work.
+    """
+    last = input_len + output_len - 1
+    return last, (input_len + last) * output_len // 2
+
+
 def _contexts(input_len: int, output_len: int) -> Any:
     import numpy as np
 

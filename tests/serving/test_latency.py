@@ -5,7 +5,7 @@ from conftest import Run
 
 from kvcalc import Batch, Parallelism, UserError, load_gpu, load_model
 from kvcalc.serving.clock import Clock
-from kvcalc.serving.latency import cost_per_million, prefill_passes, request, without_cache
+from kvcalc.serving.latency import cost_per_million, prefill_passes, request, token_projections, without_cache
 
 NAMES = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v3", "gemma-3-27b")
 
@@ -140,3 +140,15 @@ def test_the_command_refuses(kvcalc: Run, options: str) -> None:
     assert found.out == ""
     assert found.err.startswith("kvcalc: ")
     assert found.err.count("\n") == 1
+
+
+def test_token_projections_of_a_generation() -> None:
+    """1 token in, 4096 out: the cache takes 4096 tokens through the layers; without, 1 + … + 4096 = 4096 · 4097 / 2."""
+    assert token_projections(1, 4096) == (4096, 8_390_656)
+    assert token_projections(5, 3) == (5 + 1 + 1, 5 + 6 + 7)
+
+
+def test_the_command_counts_redundant_projections(kvcalc: Run) -> None:
+    found = kvcalc("latency gpt2 --gpu h100 --input-len 1 --output-len 1000 --batch-size 2 --no-cache --format json").records[0]
+    assert found["no_cache_token_projections"] == 2 * 1000 * 1001 // 2
+    assert found["no_cache_redundant_projections"] == 2 * (1000 * 1001 // 2 - 1000)

@@ -216,10 +216,17 @@ ZAMBA = Type(
     norms=1,
     layer={"shared": shared_block()},
 )
+
+
+def zamba2_heads(c: Config) -> int:
+    """Heads of a Mamba-2 layer; older files give only the width of one."""
+    return EXPANDED(c) // c.size("mamba_headdim") if c.has("mamba_headdim") else c.size("n_mamba_heads")
+
+
 ZAMBA2 = ZAMBA.variant(
     mixer=beside_shared(
         inner_mamba2(
-            num_heads=K("n_mamba_heads"), head_dim=per_head(EXPANDED, "n_mamba_heads"),
+            num_heads=zamba2_heads, head_dim=lambda c: EXPANDED(c) // zamba2_heads(c),
             n_groups=K("mamba_ngroups"), conv_bias=True, proj_bias=K("add_bias_linear"),
         )
     ),
