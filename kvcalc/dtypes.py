@@ -39,7 +39,8 @@ def _gguf(name: str, bits: int, block_bytes: int) -> Format:
 
 # Sources: OCP Microscaling Formats v1.0 §5 (mxfp4: 32 elements, one E8M0 scale); NVIDIA's NVFP4 (16 elements, one E4M3
 # scale); ggml-common.h (block_q8_0 34 bytes … block_q4_0 18 bytes, 32 elements each); vLLM's cache dtypes for the
-# per-token-head formats (one fp32 scale per token and head).
+# per-token-head formats (one fp32 scale per token and head) and TurboQuant (an fp16 norm per key, an fp16 scale and zero
+# point per value; arXiv 2504.19874).
 FORMATS: dict[str, Format] = {
     f.name: f
     for f in (
@@ -57,6 +58,10 @@ FORMATS: dict[str, Format] = {
         Format("int8_per_token_head", 8, ROW, 4),
         Format("int4_per_token_head", 4, ROW, 4),
         Format("fp8_block128", 8, 128, 4),
+        Format("turboquant_key4", 4, ROW, 2),
+        Format("turboquant_key3", 3, ROW, 2),
+        Format("turboquant_value4", 4, ROW, 4),
+        Format("turboquant_value3", 3, ROW, 4),
         _gguf("q8_0", 8, 34),
         _gguf("q5_1", 5, 24),
         _gguf("q5_0", 5, 22),
@@ -85,6 +90,15 @@ _LAYOUTS: dict[str, dict[str, str]] = {
     "nvfp4_ds_mla": {"k": "nvfp4", "v": "nvfp4", "latent": "nvfp4", "rope_key": "fp8", "index_key": "fp8_block128"},
 }
 LATENT_ONLY = ("fp8_ds_mla", "nvfp4_ds_mla")
+# Keys and values alone. Not counted: vLLM's padding of a slot to an even size, and layers that it leaves unquantised.
+_TURBOQUANT = {
+    "turboquant_k8v4": {"k": "fp8", "v": "turboquant_value4"},
+    "turboquant_4bit_nc": {"k": "turboquant_key4", "v": "turboquant_value4"},
+    "turboquant_k3v4_nc": {"k": "turboquant_key3", "v": "turboquant_value4"},
+    "turboquant_3bit_nc": {"k": "turboquant_key3", "v": "turboquant_value3"},
+}
+KEYS_AND_VALUES_ONLY = tuple(_TURBOQUANT)
+_ROLE_FORMATS = ("fp8_block128", "turboquant_key4", "turboquant_key3", "turboquant_value4", "turboquant_value3")
 COMPUTE = ("bf16", "fp16", "fp32", "fp64", "fp8")
 
 
@@ -96,7 +110,7 @@ def canonical(name: str) -> str:
 
 def cache_dtypes() -> tuple[str, ...]:
     """Every name that `--kv-cache-dtype` takes beside `auto`."""
-    return (*(n for n in FORMATS if n != "fp8_block128"), *LATENT_ONLY)
+    return (*(n for n in FORMATS if n not in _ROLE_FORMATS), *LATENT_ONLY, *KEYS_AND_VALUES_ONLY)
 
 
 @lru_cache(64)
@@ -108,5 +122,7 @@ def cache_layout(name: str) -> dict[str, Format]:
     plain = canonical(name)
     if plain not in cache_dtypes():
         raise UserError(f"unknown KV-cache dtype {name!r}", hint=nearest(plain, [*cache_dtypes(), "auto"]))
+    if plain in _TURBOQUANT:
+        return {role: FORMATS[format_] for role, format_ in _TURBOQUANT[plain].items()}
     named = _LAYOUTS.get(plain, {})
     return {role: FORMATS[named.get(role, plain)] for role in _KV}

@@ -166,7 +166,7 @@ def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> f
     for kind, count in model.counts.items():
         for part in model.kinds[kind].mixers:
             heads, width = part.as_mha()
-            row = formats.entry_bytes(CacheEntry("k", heads, width), heads) if heads else 0
-            per_token += 2 * count * row
+            if heads:
+                per_token += count * sum(formats.entry_bytes(CacheEntry(role, heads, width), heads) for role in ("k", "v"))
     stored = cache_size(model, context, precision=precision).stored
     return per_token * context / stored if per_token and stored else None

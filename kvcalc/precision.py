@@ -2,7 +2,7 @@
 
 from kvcalc.batch import Precision
 from kvcalc.cache import CacheEntry
-from kvcalc.dtypes import FORMATS, LATENT_ONLY, Format, cache_layout, canonical
+from kvcalc.dtypes import FORMATS, KEYS_AND_VALUES_ONLY, LATENT_ONLY, Format, cache_layout, canonical
 from kvcalc.errors import UserError
 from kvcalc.model import Model
 from kvcalc.quantization import WEIGHT_FORMATS, Quantization, WeightFormat, load_weight_format
@@ -30,6 +30,8 @@ class Formats:
         self._cache = cache_layout(self.kv_cache_dtype)
         if self.kv_cache_dtype in LATENT_ONLY:
             self._check_latent(model)
+        if self.kv_cache_dtype in KEYS_AND_VALUES_ONLY:
+            self._check_keys_and_values(model)
 
     def _cache_dtype(self, model: Model, precision: Precision) -> tuple[str, str]:
         asked = canonical(precision.kv_cache_dtype)
@@ -44,6 +46,15 @@ class Formats:
         if roles & {"k", "v"} or "latent" not in roles:
             raise UserError(
                 f"KV-cache dtype {self.kv_cache_dtype!r} is for latent attention, and {model.name} caches keys and values",
+                hint="Use fp8",
+            )
+
+    def _check_keys_and_values(self, model: Model) -> None:
+        roles = {e.role for layer in model.kinds.values() for e in layer.entries}
+        if found := roles & {"latent", "rope_key", "index_key"}:
+            raise UserError(
+                f"KV-cache dtype {self.kv_cache_dtype!r} is for keys and values, and {model.name} caches "
+                + " and ".join(sorted(r.replace("_", " ") + "s" for r in found)),
                 hint="Use fp8",
             )
 

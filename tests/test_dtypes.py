@@ -4,7 +4,8 @@ import pytest
 from specs import grouped, latent, sparse, stack
 
 from kvcalc import Precision, UserError, cache_size
-from kvcalc.dtypes import FORMATS, cache_dtypes, cache_layout, canonical
+from kvcalc.dtypes import FORMATS, KEYS_AND_VALUES_ONLY, cache_dtypes, cache_layout, canonical
+from kvcalc.memory import mha_ratio
 
 # bytes of 128 and of 80 elements
 ROWS = {
@@ -22,6 +23,10 @@ ROWS = {
     "int8_per_token_head": (128 + 4, 80 + 4),
     "int4_per_token_head": (64 + 4, 40 + 4),
     "fp8_block128": (128 + 4, 80 + 4),
+    "turboquant_key4": (64 + 2, 40 + 2),  # an fp16 norm
+    "turboquant_key3": (48 + 2, 30 + 2),
+    "turboquant_value4": (64 + 4, 40 + 4),  # an fp16 scale and zero point
+    "turboquant_value3": (48 + 4, 30 + 4),
     "q8_0": (4 * 34, 3 * 34),  # whole blocks of 32: an fp16 scale beside them
     "q5_1": (4 * 24, 3 * 24),
     "q5_0": (4 * 22, 3 * 22),
@@ -117,7 +122,26 @@ def test_auto_is_the_models_dtype_or_what_the_checkpoint_declares() -> None:
 
 def test_every_cache_dtype_sizes_latent_attention() -> None:
     model = stack(latent(rank=512, rope=64))
-    sizes = {name: cache_size(model, 64, precision=Precision(kv_cache_dtype=name)).stored for name in cache_dtypes()}
+    names = [name for name in cache_dtypes() if name not in KEYS_AND_VALUES_ONLY]
+    sizes = {name: cache_size(model, 64, precision=Precision(kv_cache_dtype=name)).stored for name in names}
     assert sizes["fp64"] == 64 * 576 * 8
     assert all(0 < size <= sizes["fp64"] for size in sizes.values())
     assert "fp8_block128" not in sizes  # a format of one role, not of a cache
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("turboquant_k8v4", 128, 64 + 4),
+        ("turboquant_4bit_nc", 64 + 2, 64 + 4),
+        ("turboquant_k3v4_nc", 48 + 2, 64 + 4),
+        ("turboquant_3bit_nc", 48 + 2, 48 + 4),
+    ],
+)
+def test_turboquant_stores_keys_and_values_apart(name: str, key: int, value: int) -> None:
+    """2 KV heads of 128 in 3 layers, 10 tokens."""
+    size = cache_size(stack(grouped(width=128), layers=3), 10, precision=Precision(kv_cache_dtype=name))
+    assert size.stored == 3 * 10 * 2 * (key + value)
+    assert mha_ratio(stack(grouped(8, 2)), 10, Precision(kv_cache_dtype=name)) == 8 / 2
+    with pytest.raises(UserError, match="is for keys and values"):
+        cache_size(stack(latent()), 10, precision=Precision(kv_cache_dtype=name))

@@ -256,6 +256,8 @@ def test_what_the_planner_has_no_pages_for() -> None:
         planned(v4_flash())
     with pytest.raises(UserError, match="vllm has no cache dtype 'q8_0'"):
         planned(stack(FULL), Precision(kv_cache_dtype="q8_0"))
+    with pytest.raises(UserError, match="'turboquant_4bit_nc' is not modelled"):
+        planned(stack(FULL), Precision(kv_cache_dtype="turboquant_4bit_nc"))
     with pytest.raises(UserError, match="hybrid cache manager"):
         planned(alternating((6, STATE), (2, window()), (2, FULL)), hybrid=False)
 

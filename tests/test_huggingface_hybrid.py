@@ -3,6 +3,8 @@
 import pytest
 from huggingface_cases import Case, check
 
+from kvcalc.huggingface import model_from
+
 BLOCKS = {"M": "mamba", "E": "moe", "*": "attention"}
 ULTRA = "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 CASES = {
@@ -233,3 +235,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_and_cache_are_those_of_transformers(name: str) -> None:
     check(CASES[name])
+
+
+def test_zamba2_heads_come_from_their_width_where_a_file_gives_no_number() -> None:
+    """Older files of Zamba2-2.7B give mamba_headdim 64 alone; newer ones add n_mamba_heads 80 = 2·2560 / 64."""
+    old = {**CASES["zamba2"].config, "mamba_headdim": 64}
+    counts = [model_from(file, "config.json", "model").parameters for file in (old, {**old, "n_mamba_heads": 80})]
+    per_head = 2560 + 3  # a row of dt's projection; A, D and dt's bias
+    assert counts == [CASES["zamba2"].parameters + 54 * (80 - 8) * per_head] * 2

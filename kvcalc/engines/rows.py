@@ -1,7 +1,7 @@
 """Cache dtypes as engines name them, and the bytes of a row as they store it."""
 
 from kvcalc.batch import Precision
-from kvcalc.dtypes import canonical
+from kvcalc.dtypes import KEYS_AND_VALUES_ONLY, canonical
 from kvcalc.errors import UserError
 from kvcalc.model import Model
 
@@ -32,6 +32,8 @@ def engine_precision(engine: str, model: Model, precision: Precision) -> tuple[P
     """
     known, note = DTYPES[engine], ""
     used = canonical(precision.kv_cache_dtype)
+    if engine == "vllm" and used in KEYS_AND_VALUES_ONLY:
+        raise UserError(f"vLLM's allocation under cache dtype {used!r} is not modelled", hint="Use --engine none")
     if known is not None and used not in known and used != "auto":
         raise UserError(f"{engine} has no cache dtype {precision.kv_cache_dtype!r}", hint=f"It has: auto, {', '.join(known)}")
     if engine == "llama.cpp" and used == "auto":
