@@ -80,9 +80,12 @@ def _tables(
     original: "Model", card: "Gpu", chosen: "list[tuple[str, Variant]]", records: list[dict[str, Any]], words: str
 ) -> None:
     from kvcalc.quality import quality_of
-    from kvcalc.report.tables import COMPARE_COLUMNS, QUALITY_COLUMNS, show
+    from kvcalc.report.tables import COMPARE_COLUMNS, QUALITY_COLUMNS, error_bar, show
 
-    lines = [words, f"reduction: against the first variant; step: least time on {card.name}; fits: beside the weights alone"]
+    lines = [
+        words + error_bar(records),
+        f"reduction: against the first variant; step: least time on {card.name}; fits: beside the weights alone",
+    ]
     show(records, COMPARE_COLUMNS, title=f"{original.name} on {card.name}, decode", notes=["", *lines, ""])
     notes = []
     for name, found in chosen:

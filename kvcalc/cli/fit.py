@@ -10,6 +10,7 @@ from kvcalc.cli import options as o
 from kvcalc.cli.common import emit, note, parallelism
 
 if TYPE_CHECKING:
+    from kvcalc.batch import Parallelism
     from kvcalc.capacity import Fit, FitOptions
     from kvcalc.gpu import Gpu
     from kvcalc.model import Model
@@ -105,7 +106,7 @@ def run(
     from kvcalc.capacity.record import fit_record, smallest_first
     from kvcalc.edit import edited
     from kvcalc.errors import UserError
-    from kvcalc.load import load_gpu, load_model
+    from kvcalc.load import load_model
     from kvcalc.units import parse_bytes, parse_tokens
 
     def size(text: str, what: str) -> int | None:
@@ -144,18 +145,9 @@ def run(
         kv_offloading_bytes=size(kv_offloading_bytes, "kv-offloading-bytes") or 0,
     )
     drawn = read_lengths(lengths, seed) if lengths else []
-    gpus = [load_gpu(name.strip()) for name in gpu.split(",")]
     sizes = [parse_tokens(word, "tensor-parallel size") for word in tp.split(",")]
-    precisions = [
-        Precision(d.strip(), c.strip(), q.strip())
-        for d in dtype.split(",")
-        for q in quantization.split(",")
-        for c in kv_cache_dtype.split(",")
-    ]
-    if len(gpus) * len(sizes) * len(precisions) > MOST_CONFIGURATIONS:
-        raise UserError(f"more than {MOST_CONFIGURATIONS:,} configurations asked for")
     ranks = [parallelism(n, pp, dp, ep, enable_expert_parallel, dcp) for n in sizes]
-    points = list(product(gpus, ranks, precisions))
+    points = _points(gpu, ranks, dtype, quantization, kv_cache_dtype)
     answers = smallest_first(_answers(chosen, points, options))
     records = [fit_record(f, drawn, seed) for f in answers]
     _remarks(chosen, answers, drawn)
@@ -174,6 +166,21 @@ def run(
     if not emit(records, output) and plot != "-":
         _table(answers, records, met)
     return status
+
+
+def _points(
+    gpus: str, ranks: "list[Parallelism]", dtypes: str, quantizations: str, cache_dtypes: str
+) -> "list[tuple[Gpu, Parallelism, Precision]]":
+    """Every configuration that the lists make together."""
+    from kvcalc.errors import UserError
+    from kvcalc.load import load_gpu
+
+    words = ([w.strip() for w in text.split(",")] for text in (dtypes, quantizations, cache_dtypes))
+    precisions = [Precision(d, c, q) for d, q, c in product(*words)]
+    cards = [load_gpu(name.strip()) for name in gpus.split(",")]
+    if len(cards) * len(ranks) * len(precisions) > MOST_CONFIGURATIONS:
+        raise UserError(f"more than {MOST_CONFIGURATIONS:,} configurations asked for")
+    return list(product(cards, ranks, precisions))
 
 
 def _answers(model: "Model", points: "list[tuple[Gpu, Any, Precision]]", options: "FitOptions") -> "list[Fit]":

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcalc.batch import Precision
+from kvcalc.batch import Batch, Precision
 from kvcalc.cli import options as o
 from kvcalc.cli.common import calibration, emit, lengths, note, parallelism, remarks
 
@@ -100,6 +100,7 @@ def _record(clock: "Clock", isl: int, osl: int, b: int, prefix: int, chunk: int,
     per_gpu = clock.parallelism.gpus
     record = {"model": clock.model.name, "gpu": clock.gpu.name, "gpus": per_gpu, "basis": clock.basis, "batch_size": b}
     record |= {"input_len": isl, "output_len": osl, **found._asdict(), "speedup": None, "tokens_per_step": 1.0}
+    record["time_p90_error"] = clock.p90_error(Batch.decode(isl + osl, b))
     record["output_tokens_per_s"] = b * osl / found.e2e_s
     if price:
         record["cost_per_million_tokens"] = cost_per_million(price, per_gpu, found.e2e_s, b * osl)

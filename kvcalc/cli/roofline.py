@@ -122,8 +122,9 @@ def _turning(place: Any) -> list[str]:
 
 
 def _times(gpu: "Gpu", found: "Calibration | None", source: str, rows: list[dict[str, Any]]) -> str:
-    text = basis(gpu, found, source)
-    return f"{text}; error of single operators up to {rows[-1]['time_p90_error']:.0%} (p90, held out)" if found else text
+    from kvcalc.report.tables import error_bar
+
+    return basis(gpu, found, source) + error_bar(rows[-1:])
 
 
 def _assumptions(model: "Model", precision: Precision, gpu: "Gpu") -> str:

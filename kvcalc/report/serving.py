@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvcalc.report.export import Record
-from kvcalc.report.tables import Column, integer, ratio, seconds, show
+from kvcalc.report.tables import Column, error_bar, integer, ratio, seconds, show
 from kvcalc.units import format_bytes, format_si
 
 LATENCY = (
@@ -70,7 +70,7 @@ def show_latency(records: Sequence[Record]) -> None:
     """The requests, and below them what speculation does."""
     bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
     word = "datasheet bounds: at least so long" if bases == "datasheet" else f"predicted by the {bases}"
-    show(records, LATENCY, notes=["", f"times: {word}; end to end = TTFT + (out − 1) · TPOT"])
+    show(records, LATENCY, notes=["", f"times: {word}{error_bar(records)}; end to end = TTFT + (out − 1) · TPOT"])
     if any(r.get("draft") for r in records):
         show(records, SPECULATION, title="\nSpeculation at mid length", notes=["", "below 1× it costs more than it saves"])
 

@@ -90,6 +90,12 @@ def _written(column: Column, record: Record) -> str:
     return "–" if value is None else column.show(value)
 
 
+def error_bar(records: Sequence[Record]) -> str:
+    """The widest held-out error of the laws behind some records, as the end of a sentence; '' where none is calibrated."""
+    widest = max((r.get("time_p90_error") or 0.0 for r in records), default=0.0)
+    return f"; error of single operators up to {widest:.0%} (p90, held out)" if widest else ""
+
+
 def integer(value: int) -> str:
     """With thousands separators."""
     return f"{value:,}"

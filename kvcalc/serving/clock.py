@@ -11,7 +11,7 @@ from kvcalc.gpu import Gpu
 from kvcalc.model import Model
 from kvcalc.roofline import roofline, total_seconds
 from kvcalc.timing.calibration import Calibration
-from kvcalc.timing.steps import pass_seconds
+from kvcalc.timing.steps import error_bar, pass_seconds
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -32,6 +32,10 @@ class Clock(msgspec.Struct, frozen=True):
     def basis(self) -> str:
         """What the times rest on."""
         return f"{self.calibration.stack} calibration" if self.calibration else "datasheet"
+
+    def p90_error(self, batch: Batch) -> float | None:
+        """The widest held-out error of the laws that time a pass; None for datasheet bounds."""
+        return error_bar(self.operators(batch), self.calibration) if self.calibration else None
 
     def operators(self, batch: Batch, all_positions: bool | None = None) -> list[Operator]:
         """The operators of a pass, of all stages."""

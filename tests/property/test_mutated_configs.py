@@ -129,13 +129,15 @@ def test_bases_are_models(name: str) -> None:
 @pytest.mark.parametrize("name", BASES)
 def test_every_key_dropped(name: str) -> None:
     base = {"model_type": name, **BASES[name]}
+    found = []
     for *around, key in paths(base):
         config = copy.deepcopy(base)
         inside: Any = config
         for step in around:
             inside = inside[step]
         del inside[key]
-        sized(config)
+        found.append(sized(config))
+    assert None in found  # without its width, at the least, a model is refused
 
 
 @pytest.mark.parametrize("name", BASES)
