@@ -17,16 +17,16 @@ from pathlib import Path
 from kvcalc import load_gpu
 from kvcalc.report.plots import save
 from kvcalc.report.plots_timing import predicted_against_measured
-from kvcalc.rows import Row
 from kvcalc.timing.calibration import find_calibration, stacks_of
-from kvcalc.validate import Validation, validate
+from kvcalc.timing.rows import MeasuredRow
+from kvcalc.timing.validation import Validation, validate
 
 GPUS = ("h100-sxm", "h200")
 DOCUMENT = Path(__file__).parent.parent / "docs" / "accuracy.md"
-Errors = dict[str, list[tuple[Row, float, float]]]
+Errors = dict[str, list[tuple[MeasuredRow, float, float]]]
 
 
-def scope(row: Row) -> str:
+def scope(row: MeasuredRow) -> str:
     """The family under which a row is judged; '' where it is out of scope."""
     if row.op == "gemm":
         _, n, k = row.shape

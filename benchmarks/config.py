@@ -25,7 +25,7 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 READ = """\
 import sys, time
 from pathlib import Path
-from kvcalc.huggingface import read_config
+from kvcalc.library.huggingface import read_config
 start = time.process_time()
 model = read_config(Path(sys.argv[1]))
 print(time.process_time() - start)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcalc import Batch, Gpu, Model, forward, load_gpu, load_model, roofline
-from kvcalc.roofline import total_seconds
+from kvcalc.gpu.roof import total_seconds
 
 POINTS, BLOCK = 1_000_000, 16_384
 MOST_MS, LEAST_RATE = 1.0, 1e6

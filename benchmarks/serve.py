@@ -14,9 +14,9 @@ import tracemalloc
 from collections import deque
 
 from kvcalc import load_gpu, load_model
-from kvcalc.serving.clock import Clock
-from kvcalc.serving.run import Load, Run, Settings, serve
+from kvcalc.serving.run import Load, Run, ServerSettings, serve
 from kvcalc.timing.calibration import load_calibration
+from kvcalc.timing.deployment import Deployment
 
 REQUESTS, PROMPT, ANSWER, SHARE = 10_000, 1000, 200, 0.8
 MOST_SECONDS, MOST_RATIO, MOST_GROWTH = 20.0, 40.0, 16 << 20
@@ -25,8 +25,8 @@ MOST_SECONDS, MOST_RATIO, MOST_GROWTH = 20.0, 40.0, 16 << 20
 def simulated(load: Load) -> Run:
     """One run of our simulator."""
     gpu = load_gpu("h100")
-    clock = Clock(load_model("llama-3.1-8b"), gpu, calibration=load_calibration(gpu, "vllm"))
-    return serve(clock, load.requests(), load, Settings())
+    deployment = Deployment(load_model("llama-3.1-8b"), gpu, calibration=load_calibration(gpu, "vllm"))
+    return serve(deployment, load.requests(), load, ServerSettings())
 
 
 def reference(arrivals: list[float]) -> float:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvcalc import Parallelism, Precision
-from kvcalc.serving.clock import Clock
-from kvcalc.serving.run import Load, Settings, serve
+from kvcalc.serving.run import Load, ServerSettings, serve
 from kvcalc.timing.calibration import find_calibration, gpu_named
+from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.serving import served_model
 
 
@@ -31,9 +31,9 @@ def simulated(path: Path, prompts: int) -> Iterator[tuple[float, float, float, f
                 print(f"left out: {row['model_path']} on {row['system']} under {row['backend']}", file=sys.stderr)
                 continue
             precision = Precision(quantization="fp8") if row["gemm_quant_mode"].startswith("fp8") else Precision()
-            clock = Clock(model, gpu, precision, Parallelism(tp=tp), calibration=calibration)
+            deployment = Deployment(model, gpu, precision, Parallelism(tp=tp), calibration=calibration)
             load = Load(max_concurrency=clients, num_prompts=clients * prompts, input_len=str(isl), output_len=str(osl))
-            found = serve(clock, load.requests(), load, Settings(max_num_seqs=clients), "continuous", "paged").record
+            found = serve(deployment, load.requests(), load, ServerSettings(max_num_seqs=clients), "continuous", "paged").record
             measured = (float(row["silicon_ttft_ms"]) / 1e3, float(row["silicon_tpot_ms"]) / 1e3)
             yield found["ttft_mean_s"], measured[0], found["tpot_p50_s"], measured[1]
 

@@ -7,15 +7,17 @@
 
 from typing import TYPE_CHECKING, Any
 
-from kvcalc.batch import Batch, Parallelism, Precision, Sequences
-from kvcalc.cost import Cost, Operator
 from kvcalc.errors import UserError
-from kvcalc.forward import forward, total
-from kvcalc.gpu import Gpu
-from kvcalc.load import load_gpu, load_model
-from kvcalc.memory import CacheSize, cache_size, mha_ratio, weight_bytes
-from kvcalc.model import Layer, Model
-from kvcalc.roofline import roofline
+from kvcalc.gpu.roof import roofline
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.layers.cost import Cost, Operator
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.library.load import load_gpu, load_model
+from kvcalc.model.memory import CacheSize, cache_size, mha_ratio, weight_bytes
+from kvcalc.model.operators import forward, total
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Layer, Model
 
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions, fit

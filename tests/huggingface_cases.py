@@ -9,7 +9,7 @@ engine needs, which these figures put right: `window_minus_1` (a full window the
 from typing import Any, NamedTuple
 
 from kvcalc import Model, Precision, cache_size
-from kvcalc.huggingface import model_from
+from kvcalc.library.huggingface import model_from
 
 BF16 = Precision(dtype="bf16", kv_cache_dtype="bf16")
 

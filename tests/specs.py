@@ -3,9 +3,9 @@
 from typing import Any
 
 from kvcalc import Layer, Model
-from kvcalc.attention import Compressed, Grouped, Latent, Sparse
-from kvcalc.ffn import Dense
-from kvcalc.part import Part
+from kvcalc.layers.attention import Compressed, Grouped, Latent, Sparse
+from kvcalc.layers.ffn import Dense
+from kvcalc.layers.part import Part
 
 
 def stack(*mixers: Part, layers: int | None = None, hidden_size: int = 64, ffn: int = 128, **fields: Any) -> Model:

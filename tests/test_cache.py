@@ -5,10 +5,10 @@ from conftest import Run
 from specs import compressed, csa, grouped, hca, latent, of_kinds, sparse, stack, v4_flash
 
 from kvcalc import CacheSize, Layer, Precision, cache_size, load_model
-from kvcalc.attention import BlockSparse, HiddenStates
-from kvcalc.cache import CacheEntry, Span
-from kvcalc.compare import variant
-from kvcalc.ffn import Dense
+from kvcalc.layers.attention import BlockSparse, HiddenStates
+from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.ffn import Dense
+from kvcalc.planning.variants import variant
 
 ROW = 2 * 2 * 16 * 2  # bytes of a token in a layer of `grouped()`: K and V, 2 heads of 16, bf16
 

@@ -5,10 +5,10 @@ from conftest import Run
 from specs import compressed, grouped, latent, of_kinds, stack
 
 from kvcalc import Batch, Layer, Precision, UserError, cache_size, forward, load_gpu, load_model, total
-from kvcalc.attention import Grouped, Latent, Mamba2, Sparse
-from kvcalc.compare import FORMS, variant
-from kvcalc.ffn import Dense
-from kvcalc.quality import QUALITY, quality_of
+from kvcalc.layers.attention import Grouped, Latent, Mamba2, Sparse
+from kvcalc.layers.ffn import Dense
+from kvcalc.planning.quality import QUALITY, quality_of
+from kvcalc.planning.variants import FORMS, variant
 
 
 def mixer(text: str, name: str = "llama-7b") -> object:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc import Cost, Operator
-from kvcalc.cost import causal_pairs, chunk_pairs, compressed_pairs, gemm_flops, pair_flops, reached_fraction
+from kvcalc.layers.cost import causal_pairs, chunk_pairs, compressed_pairs, gemm_flops, pair_flops, reached_fraction
 
 SMALL = list(itertools.product((1, 2, 3, 7, 16, 33), (0, 1, 2, 5, 16, 40)))  # (new, past)
 

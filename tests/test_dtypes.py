@@ -4,8 +4,8 @@ import pytest
 from specs import grouped, latent, sparse, stack
 
 from kvcalc import Precision, UserError, cache_size
-from kvcalc.dtypes import FORMATS, KEYS_AND_VALUES_ONLY, cache_dtypes, cache_layout, canonical
-from kvcalc.memory import mha_ratio
+from kvcalc.model.memory import mha_ratio
+from kvcalc.storage.dtypes import FORMATS, KEYS_AND_VALUES_ONLY, cache_dtypes, cache_layout, canonical
 
 # bytes of 128 and of 80 elements
 ROWS = {

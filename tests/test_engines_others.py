@@ -8,12 +8,12 @@ from conftest import Run
 from specs import of_kinds, v4_flash
 
 from kvcalc import Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
-from kvcalc.attention import GatedDeltaNet, Grouped, Mamba2
 from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.engines.llama_cpp import LlamaCpp
+from kvcalc.capacity.engines.plan import Term, largest, segments
+from kvcalc.capacity.engines.sglang import SGLang, chunk_tokens, static_fraction
 from kvcalc.capacity.record import content, fit_record
-from kvcalc.engines.llama_cpp import LlamaCpp
-from kvcalc.engines.plan import Term, largest, segments
-from kvcalc.engines.sglang import SGLang, chunk_tokens, static_fraction
+from kvcalc.layers.attention import GatedDeltaNet, Grouped, Mamba2
 
 MIB, GIB = 2**20, 2**30
 H100 = load_gpu("h100")

@@ -9,11 +9,11 @@ from conftest import Run
 from specs import of_kinds, stack
 
 from kvcalc import Layer, Model, Parallelism, Precision, UserError, load_gpu
-from kvcalc.attention import Grouped, Latent, Mamba2, Sparse
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.engines.vllm import Vllm, block_size
-from kvcalc.engines.vllm_groups import Kind, Spec, group_size, groups_of
-from kvcalc.part import Part
+from kvcalc.capacity.engines.vllm import Vllm, block_size
+from kvcalc.capacity.engines.vllm_groups import Spec, SpecKind, group_size, groups_of
+from kvcalc.layers.attention import Grouped, Latent, Mamba2, Sparse
+from kvcalc.layers.part import Part
 
 GIB40 = 40 * 2**30
 H100 = load_gpu("h100")
@@ -246,7 +246,7 @@ def test_unequal_pages_of_latents_are_refused_or_fully_allocated() -> None:
     found = planned(alternating((4, LATENT), (1, window())))
     assert pool(found)[::2] == (4 * 64 * 1152 + 64 * 4096, 2048)
     with pytest.raises(UserError, match="cannot make the pages"):
-        groups_of([(0, Spec(Kind.FULL, 1152, (), block=64, latent=True)), (0, Spec(Kind.STATE, 100_000, ()))])
+        groups_of([(0, Spec(SpecKind.FULL, 1152, (), block=64, latent=True)), (0, Spec(SpecKind.STATE, 100_000, ()))])
 
 
 def test_what_the_planner_has_no_pages_for() -> None:
@@ -270,13 +270,13 @@ def test_float32_checkpoints_are_cast() -> None:
 
 
 def test_default_block_size() -> None:
-    full, state = Spec(Kind.FULL, 2048, ()), Spec(Kind.STATE, 1_097_728, ())
+    full, state = Spec(SpecKind.FULL, 2048, ()), Spec(SpecKind.STATE, 1_097_728, ())
     settings = FitOptions(engine="vllm")
-    from kvcalc.engines import Settings
+    from kvcalc.capacity.engines import EngineSettings
 
-    assert block_size([full], Settings()) == 16
-    assert block_size([full, state], Settings()) == 544
-    assert block_size([full, state], Settings(block_size=256)) == 768  # 256 · ⌈1,097,728 / (256 · 2048)⌉
+    assert block_size([full], EngineSettings()) == 16
+    assert block_size([full, state], EngineSettings()) == 544
+    assert block_size([full, state], EngineSettings(block_size=256)) == 768  # 256 · ⌈1,097,728 / (256 · 2048)⌉
     assert settings.block_size == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import UserError, cache_size, load_model
-from kvcalc.files import MOST_DEPTH, parse_yaml, scalar, write_text
+from kvcalc.library.files import MOST_DEPTH, parse_yaml, scalar, write_text
 
 GOOD = """\
 name: mine

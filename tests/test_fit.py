@@ -9,7 +9,6 @@ from conftest import Run
 from specs import of_kinds
 
 from kvcalc import Layer, Parallelism, Precision, UserError, load_gpu, load_model, weight_bytes
-from kvcalc.attention import Grouped
 from kvcalc.capacity import FitOptions, budget, fit
 from kvcalc.capacity.budget import (
     COLLECTIVE_BYTES,
@@ -21,8 +20,9 @@ from kvcalc.capacity.budget import (
     overhead_bytes,
 )  # fmt: skip
 from kvcalc.capacity.record import fit_record
-from kvcalc.ffn import Dense
-from kvcalc.model import Model, Mtp
+from kvcalc.layers.attention import Grouped
+from kvcalc.layers.ffn import Dense
+from kvcalc.model.spec import Model, Mtp
 
 GIB = 2**30
 KEYS = (

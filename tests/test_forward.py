@@ -5,9 +5,9 @@ import pytest
 from specs import compressed, csa, grouped, latent, of_kinds, stack
 
 from kvcalc import Batch, Cost, Layer, Model, Operator, Parallelism, Precision, Sequences, UserError, forward, load_model, total
-from kvcalc.attention import BlockSparse, GatedDeltaNet, HiddenStates, Mamba2, ShortConv
-from kvcalc.attention.recurrent import NgramMemory
-from kvcalc.ffn import Dense, Moe, Projections
+from kvcalc.layers.attention import BlockSparse, GatedDeltaNet, HiddenStates, Mamba2, ShortConv
+from kvcalc.layers.ffn import Dense, Moe, Projections
+from kvcalc.layers.recurrent import NgramMemory
 
 E = 2
 

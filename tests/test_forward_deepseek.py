@@ -9,7 +9,7 @@ import pytest
 from specs import latent, sparse, stack
 
 from kvcalc import Batch, Cost, Operator, Precision, Sequences, UserError, forward, load_model, total
-from kvcalc.attention import Latent
+from kvcalc.layers.attention import Latent
 
 D, H, RQ, R, DN, DR, DV, V = 7168, 128, 1536, 512, 128, 64, 128, 129_280
 F, EXPERTS, TOP, FE = 18_432, 256, 8, 2048

@@ -9,7 +9,7 @@ from conftest import Run
 from specs import grouped, stack
 
 from kvcalc import Precision, cache_size, load_model, mha_ratio, weight_bytes
-from kvcalc.compare import variant
+from kvcalc.planning.variants import variant
 
 MIB, GIB = 2**20, 2**30
 

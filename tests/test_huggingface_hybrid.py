@@ -3,7 +3,7 @@
 import pytest
 from huggingface_cases import Case, check
 
-from kvcalc.huggingface import model_from
+from kvcalc.library.huggingface import model_from
 
 BLOCKS = {"M": "mamba", "E": "moe", "*": "attention"}
 ULTRA = "MEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"

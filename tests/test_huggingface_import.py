@@ -16,11 +16,11 @@ import test_huggingface_windows
 from conftest import Run
 
 from kvcalc import Model, load_model
-from kvcalc.catalog import build
-from kvcalc.files import parse_yaml
-from kvcalc.huggingface import model_from
-from kvcalc.huggingface.preset import imported
-from kvcalc.size import size_record
+from kvcalc.library.catalog import build
+from kvcalc.library.files import parse_yaml
+from kvcalc.library.huggingface import model_from
+from kvcalc.library.huggingface.preset import imported
+from kvcalc.model.size import size_record
 
 FAMILIES = (
     test_huggingface_dense, test_huggingface_experts, test_huggingface_hybrid, test_huggingface_latent,

@@ -8,8 +8,8 @@ import pytest
 from conftest import Run
 
 from kvcalc import Model, Precision, UserError, weight_bytes
-from kvcalc.huggingface import model_from
-from kvcalc.precision import Formats
+from kvcalc.library.huggingface import model_from
+from kvcalc.model.precision import formats_of
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
@@ -238,7 +238,7 @@ SCHEMES = [
 @pytest.mark.parametrize(("scheme", "chosen"), SCHEMES)
 def test_auto_takes_the_cache_dtype_that_the_checkpoint_declares(scheme: dict[str, Any], chosen: str | None) -> None:
     model = read(FP8 | scheme)
-    formats = Formats(model, Precision())
+    formats = formats_of(model, Precision())
     assert formats.kv_cache_dtype == (chosen or "bf16")
     assert formats.reason == ("the checkpoint declares it for its cache" if chosen else "the model's dtype")
     said = f"the checkpoint brings scales for a cache in {chosen}, which `--kv-cache-dtype auto` therefore takes"

@@ -8,7 +8,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import UserError
-from kvcalc.huggingface import model_from, read_config
+from kvcalc.library.huggingface import model_from, read_config
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,

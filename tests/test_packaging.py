@@ -19,8 +19,8 @@ in_checkout = pytest.mark.skipif(
 )
 ASK = """
 import json, kvcalc
-from kvcalc.catalog import shipped_folder
-from kvcalc.huggingface.reader import model_from
+from kvcalc.library.catalog import shipped_folder
+from kvcalc.library.huggingface.reader import model_from
 config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "intermediate_size": 8}
 print(json.dumps({
     "package": kvcalc.__file__, "presets": str(shipped_folder()),
@@ -77,7 +77,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @in_checkout
 def test_wheel_holds_presets_types_and_defaults(wheel: Path) -> None:
     held = set(zipfile.ZipFile(wheel).namelist())
-    assert {"kvcalc/py.typed", "kvcalc/huggingface/defaults.json"} <= held
+    assert {"kvcalc/py.typed", "kvcalc/library/huggingface/defaults.json"} <= held
     for kind in ("models", "gpus"):
         ours = {f"kvcalc/presets/{kind}/{p.name}" for p in (CHECKOUT / "presets" / kind).glob("*.yaml")}
         assert ours

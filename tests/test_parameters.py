@@ -5,9 +5,9 @@ from conftest import Run
 from specs import csa, grouped, hca, latent, of_kinds, sparse, stack
 
 from kvcalc import Layer, Model, load_model
-from kvcalc.attention import BlockSparse, HiddenStates
-from kvcalc.ffn import Dense, Moe, Projections
-from kvcalc.model import Mtp
+from kvcalc.layers.attention import BlockSparse, HiddenStates
+from kvcalc.layers.ffn import Dense, Moe, Projections
+from kvcalc.model.spec import Mtp
 
 COUNTED = {
     "gpt2": 124_439_808,

@@ -7,8 +7,8 @@ import pytest
 from conftest import Run
 
 from kvcalc import Gpu, Model, load_gpu, load_model
-from kvcalc.catalog import key, preset_files, shipped_folder
-from kvcalc.load import read
+from kvcalc.library.catalog import key, preset_files, shipped_folder
+from kvcalc.library.load import read
 
 MODELS = sorted((shipped_folder() / "models").glob("*.yaml"))
 GPUS = sorted((shipped_folder() / "gpus").glob("*.yaml"))

@@ -5,8 +5,8 @@ from conftest import Run
 from specs import grouped, of_kinds, stack
 
 from kvcalc import Layer, Precision, UserError, load_model, weight_bytes
-from kvcalc.ffn import Moe
-from kvcalc.quantization import WEIGHT_FORMATS, Quantization, load_weight_format
+from kvcalc.layers.ffn import Moe
+from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, load_weight_format
 
 N = 256 * 512
 # bytes of a matrix of 256 inputs × 512 outputs

@@ -4,7 +4,7 @@ import pytest
 from specs import stack
 
 from kvcalc import Precision, cache_size
-from kvcalc.attention import (
+from kvcalc.layers.attention import (
     Convolutions,
     GatedDeltaNet,
     KimiDeltaAttention,
@@ -17,8 +17,8 @@ from kvcalc.attention import (
     Rwkv,
     ShortConv,
 )
-from kvcalc.attention.recurrent.ngram import ngram_rows
-from kvcalc.part import Part
+from kvcalc.layers.part import Part
+from kvcalc.layers.recurrent.ngram import ngram_rows
 
 DELTA = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16)
 

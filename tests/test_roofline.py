@@ -11,10 +11,13 @@ from conftest import Run
 from specs import grouped, stack
 
 from kvcalc import Batch, Cost, Gpu, Model, Operator, Parallelism, Precision, UserError, forward, load_gpu, load_model, roofline
-from kvcalc.compare import variant
-from kvcalc.edit import edited
+from kvcalc.gpu.roof import mla_form, total_bound, total_seconds, turning_batch
+from kvcalc.layers.cost import Role
+from kvcalc.library.edit import edited
+from kvcalc.planning.variants import variant
 from kvcalc.report.figures import dsa_vs_mla
-from kvcalc.roofline import FFN, mla_form_of, phase_batch, placed_pass, records, total_bound, total_seconds, turning_batch
+from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.records import pass_records
 
 BF16 = Precision("bf16")
 
@@ -199,9 +202,17 @@ def place(name: str, card: str = "h100", context: int = 4096) -> Any:
     return lambda batch: roofline(forward(model, Batch.decode(context, batch), BF16), found)
 
 
+def ffn(operator: Operator) -> bool:
+    return operator.role is Role.FFN
+
+
+def reads_cache(operator: Operator) -> bool:
+    return operator.role is Role.CORE
+
+
 def test_the_ffn_turns_where_its_intensity_passes_the_knee() -> None:
     """gate_up: 4·T·D·F FLOPs over 4·D·F + 2·T·(D + 2·F) bytes, down likewise; together slower to compute than to move."""
-    d, f, t = 4096, 11_008, turning_batch(place("llama-2-7b"), FFN)
+    d, f, t = 4096, 11_008, turning_batch(place("llama-2-7b"), ffn)
 
     def compute_bound(t: int) -> bool:
         times = {"compute": 0.0, "memory": 0.0}
@@ -217,24 +228,24 @@ def test_the_ffn_turns_where_its_intensity_passes_the_knee() -> None:
 
 def test_plain_attention_never_turns_and_that_is_said(kvcalc: Run) -> None:
     for name in ("llama-2-7b", "llama-3-8b"):
-        assert turning_batch(place(name), ("attention",)) is None
-    assert turning_batch(place("llama-2-7b"), ("no such operator",)) is None
+        assert turning_batch(place(name), reads_cache) is None
+    assert turning_batch(place("llama-2-7b"), lambda o: False) is None
     out = kvcalc("roofline llama-2-7b --gpu h100").out
     assert "attention never turns compute-bound" in out
-    assert f"FFN turns compute-bound at batch {turning_batch(place('llama-2-7b'), FFN):,}" in out
+    assert f"FFN turns compute-bound at batch {turning_batch(place('llama-2-7b'), ffn):,}" in out
 
 
 def test_experts_turn_32_times_as_late_as_a_dense_ffn() -> None:
     """Each of 256 experts sees 8/256 of the tokens."""
-    t = turning_batch(place("deepseek-v3"), ("experts_gate_up", "experts_down"))
+    t = turning_batch(place("deepseek-v3"), lambda o: o.name.startswith("experts_"))
     assert t is not None and 295 * 32 < t < 400 * 32
 
 
 def test_mla_turns_on_a_gpu_whose_knee_is_lower() -> None:
     """241.8 is past the knee of an H20 (148 TFLOP/s over 4 TB/s) at any batch."""
     assert load_gpu("h20").knee < 100
-    assert turning_batch(place("deepseek-v3", "h20"), ("attention",)) == 1
-    assert turning_batch(place("deepseek-v3", "h100"), ("attention",)) is None
+    assert turning_batch(place("deepseek-v3", "h20"), reads_cache) == 1
+    assert turning_batch(place("deepseek-v3", "h100"), reads_cache) is None
 
 
 # ---- records and the command
@@ -316,19 +327,19 @@ def test_with_pipeline_stages_the_slowest_is_shown() -> None:
     """Of two halves of 16 layers the one with the head takes longer."""
     model, card = load_model("llama-2-7b"), load_gpu("h100")
     split = Parallelism(pp=2)
-    found = placed_pass(model, Batch.decode(4096), card, parallelism=split)
+    found = Deployment(model, card, parallelism=split).placed(Batch.decode(4096))
     stages = [roofline(forward(model, Batch.decode(4096), parallelism=split, stage=n), card) for n in (0, 1)]
     assert found == stages[1]
     assert total_seconds(stages[1]) > total_seconds(stages[0])
-    first = placed_pass(stack(grouped(), layers=8, vocab_size=1), Batch.decode(10**6), card, parallelism=split)
+    first = Deployment(stack(grouped(), layers=8, vocab_size=1), card, parallelism=split).placed(Batch.decode(10**6))
     assert {p.operator.count for p in first if p.operator.name == "attention"} == {4}
 
 
 def test_phases() -> None:
-    assert phase_batch("decode", 100, 3) == Batch.decode(100, 3)
-    assert phase_batch("prefill", 100, 3) == Batch.prefill(100, 3)
+    assert Batch.of_phase("decode", 100, 3) == Batch.decode(100, 3)
+    assert Batch.of_phase("prefill", 100, 3) == Batch.prefill(100, 3)
     with pytest.raises(UserError, match="unknown phase 'training'"):
-        phase_batch("training", 1, 1)
+        Batch.of_phase("training", 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +372,7 @@ def test_without_a_model_the_roofs_alone(kvcalc: Run) -> None:
 
 def test_totals_of_records_are_those_of_the_operators() -> None:
     placed = roofline([operator(3, flops=10, weight_bytes=5, vector_flops=2), operator(2, cache_read_bytes=7)], gpu())
-    *each, last = records(placed, {"model": "m"})
+    *each, last = pass_records(placed, {"model": "m"}, gpu())
     assert [r["flops"] for r in each] == [30, 0]
     assert (last["flops"], last["vector_flops"], last["bytes"], last["cache_read_bytes"]) == (30, 6, 29, 14)
     assert (last["model"], last["intensity"], last["bound"]) == ("m", 30 / 29, "memory")
@@ -376,13 +387,14 @@ def test_no_matrix_unit_at_all_still_has_a_wider_one() -> None:
 def test_records_say_the_form_of_mla_and_the_experts_read() -> None:
     """DeepSeek-V3 reads 8 of 256 experts for one token; a prompt expands its latents, a step at 4096 absorbs."""
     v3, h100, precision = load_model("deepseek-v3"), load_gpu("h100"), Precision("bf16")
-    step = records(placed_pass(v3, Batch.decode(4096), h100, precision), {})
+    deployed = Deployment(v3, h100, precision)
+    step = pass_records(deployed.placed(Batch.decode(4096)), {}, h100)
     assert step[-1]["mla_form"] == "absorbed"
     assert {r["operator"]: r["expected_experts"] for r in step if "expected_experts" in r} == {
         "experts_gate_up": 8.0,
         "experts_down": 8.0,
     }
     prompt = Batch.prefill(4096)
-    assert mla_form_of(placed_pass(v3, prompt, h100, precision)) == "expanded"
-    assert mla_form_of(placed_pass(v3, Batch((*prompt.groups, *Batch.decode(4096).groups)), h100, precision)) == "mixed"
-    assert mla_form_of(placed_pass(load_model("gpt2"), prompt, h100, precision)) is None
+    assert mla_form(deployed.placed(prompt)) == "expanded"
+    assert mla_form(deployed.placed(Batch((*prompt.groups, *Batch.decode(4096).groups)))) == "mixed"
+    assert mla_form(Deployment(load_model("gpt2"), h100, precision).placed(prompt)) is None

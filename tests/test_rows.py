@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.errors import UserError
-from kvcalc.rows import OPERATIONS, count, read_rows
+from kvcalc.timing.rows import OPERATIONS, count, read_rows
 
 GEMM = "gpu,framework,version,dtype,m,n,k,time_us\n"
 

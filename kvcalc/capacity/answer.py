@@ -6,7 +6,6 @@ answered, counts the whole replica's, as `--batch-size` does: dp divides it.
 
 import msgspec
 
-from kvcalc.batch import ONE_GPU, PUBLISHED, Parallelism, Precision
 from kvcalc.capacity.budget import (
     Budget,
     activation_peak,
@@ -18,14 +17,16 @@ from kvcalc.capacity.budget import (
     overhead_bytes,
     stage_weights,
 )
+from kvcalc.capacity.engines import PLANNERS, EngineSettings, Held, Plan
+from kvcalc.capacity.engines.rows import engine_precision
 from kvcalc.capacity.options import FitOptions
-from kvcalc.engines import PLANNERS, Held, Plan, Settings
-from kvcalc.engines.rows import engine_precision
 from kvcalc.errors import UserError
-from kvcalc.gpu import Gpu
-from kvcalc.model import Model
-from kvcalc.parallel import check, stages
-from kvcalc.precision import Formats
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.formats import Formats
+from kvcalc.layers.ranks import ONE_GPU, Parallelism
+from kvcalc.model.precision import PUBLISHED, Precision, formats_of
+from kvcalc.model.spec import Model
+from kvcalc.model.stages import check, stages
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ class Fit(msgspec.Struct, frozen=True):
     options: FitOptions
     precision: Precision
     formats: Formats
-    settings: Settings
+    settings: EngineSettings
     budget: Budget
     utilization: float
     of: str
@@ -105,7 +106,7 @@ def fit(
     check(model, parallelism)
     wanted = precision.kv_cache_dtype
     precision, note = engine_precision(asked.engine, model, precision)
-    formats = Formats(model, precision)
+    formats = formats_of(model, precision)
     settings = _settings(asked, gpu, parallelism)
     of = asked.utilization_of or ("free" if asked.engine in ("sglang", "llama.cpp") else "total")
     used = asked.gpu_memory_utilization or default_utilization(asked.engine, gpu, settings.max_num_batched_tokens, parallelism)
@@ -158,8 +159,8 @@ def _cache_budget(asked: FitOptions, share: Budget, plan: Plan) -> int:
     return asked.kv_cache_memory_bytes or max(0, share.cache)
 
 
-def _settings(asked: FitOptions, gpu: Gpu, ranks: Parallelism) -> Settings:
-    return Settings(
+def _settings(asked: FitOptions, gpu: Gpu, ranks: Parallelism) -> EngineSettings:
+    return EngineSettings(
         block_size=asked.block_size,
         max_num_batched_tokens=asked.max_num_batched_tokens or default_batched_tokens(asked.engine, gpu),
         max_in_flight_batches=asked.max_in_flight_batches or max(2, ranks.pp),
@@ -172,7 +173,7 @@ def _settings(asked: FitOptions, gpu: Gpu, ranks: Parallelism) -> Settings:
 
 
 def _terms(
-    model: Model, formats: Formats, precision: Precision, ranks: Parallelism, asked: FitOptions, settings: Settings,
+    model: Model, formats: Formats, precision: Precision, ranks: Parallelism, asked: FitOptions, settings: EngineSettings,
     stage: int, beside: int,
 ) -> tuple[int, int]:  # fmt: skip
     """(weights, activation peak) of one stage, as given or computed."""
@@ -186,13 +187,12 @@ def _terms(
 
 
 def _held(model: Model, formats: Formats, ranks: Parallelism, asked: FitOptions, cache_dtype: str) -> list[Held]:
-    split = stages(model, ranks.pp) if ranks.pp > 1 else [model.order]
-    found = [Held(model, kind, formats, stage) for stage, kinds in enumerate(split) for kind in kinds]
+    found = [Held(model, kind, formats, stage.number) for stage in stages(model, ranks.pp) for kind in stage.order]
     last = ranks.pp - 1
     if asked.mtp and model.mtp:
         found += [Held(model, model.mtp.kind, formats, last)] * model.mtp.layers
     if asked.draft:
         kept, _ = engine_precision(asked.engine, asked.draft, Precision(kv_cache_dtype=cache_dtype))
-        own = Formats(asked.draft, kept)
+        own = formats_of(asked.draft, kept)
         found += [Held(asked.draft, kind, own, last) for kind in asked.draft.order]
     return found

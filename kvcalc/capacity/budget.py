@@ -3,17 +3,19 @@
 from math import ceil, floor
 from typing import NamedTuple
 
-from kvcalc.batch import Batch, Parallelism, Precision, Sequences
-from kvcalc.engines.llama_cpp import UBATCH
-from kvcalc.engines.sglang import chunk_tokens, static_fraction
+from kvcalc.capacity.engines.llama_cpp import UBATCH
+from kvcalc.capacity.engines.sglang import chunk_tokens, static_fraction
 from kvcalc.errors import UserError
-from kvcalc.forward import forward
-from kvcalc.gpu import Gpu
-from kvcalc.memory import stage_weight_bytes, weight_bytes
-from kvcalc.model import NORM_VECTORS, Model
-from kvcalc.parallel import local, stages
-from kvcalc.precision import Formats
-from kvcalc.weights import matrix, vector
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.layers.formats import Formats
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.layers.weights import matrix, vector
+from kvcalc.model.memory import stage_weight_bytes, weight_bytes
+from kvcalc.model.operators import forward
+from kvcalc.model.precision import Precision, formats_of
+from kvcalc.model.spec import NORM_VECTORS, Model
+from kvcalc.model.stages import stages
 
 GIB = 1 << 30
 # Measured by others, not derived; sources in docs/engines.md. `--overhead-bytes` replaces the three that a budget subtracts.
@@ -111,14 +113,13 @@ def activation_peak(
     groups = [Sequences((count - longer) * ranks.dp, each, 0)]
     groups += [Sequences(longer * ranks.dp, each + 1, 0)] if longer else []
     operators = forward(model, Batch(tuple(groups)), precision, ranks, stage=stage if ranks.pp > 1 else None)
-    residual = tokens * model.hidden_size * Formats(model, precision).element_bytes
+    residual = tokens * model.hidden_size * formats_of(model, precision).element_bytes
     return residual + max((int(o.cost.activation_bytes) for o in operators), default=0)
 
 
 def stage_weights(model: Model, formats: Formats, ranks: Parallelism, stage: int) -> int:
     """Weights of one pipeline stage on one rank."""
-    kinds = stages(model, ranks.pp)[stage] if ranks.pp > 1 else model.order
-    return stage_weight_bytes(model, {kind: kinds.count(kind) for kind in model.kinds}, formats, ranks, stage)
+    return stage_weight_bytes(model, stages(model, ranks.pp)[stage], formats, ranks)
 
 
 def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
@@ -129,7 +130,7 @@ def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
     if not model.mtp:
         raise UserError(f"{model.name} has no multi-token-prediction layers")
     kind, width = model.mtp.kind, model.hidden_size
-    layer = sum(formats.weight_bytes(f"{kind}.{w.name}", local(w, ranks)) for w in model.layer_weights(kind))
+    layer = sum(formats.weight_bytes(f"{kind}.{w.name}", w.local(ranks)) for w in model.layer_weights(kind))
     join = formats.weight_bytes("mtp.projection", matrix("projection", 2 * width, width))
     norms = formats.weight_bytes("mtp.norms", vector("norms", 3 * NORM_VECTORS[model.norm] * width))
     return model.mtp.layers * (layer + join + norms)

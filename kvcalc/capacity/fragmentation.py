@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kvcalc.capacity.lognormal import lognormal
 from kvcalc.errors import UserError
-from kvcalc.files import read_text
-from kvcalc.lognormal import lognormal
+from kvcalc.library.files import read_text
 from kvcalc.units import parse_tokens
 
 DRAWN = 1000  # lengths that are drawn from a distribution

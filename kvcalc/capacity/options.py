@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.engines import PLANNERS
+from kvcalc.capacity.engines import PLANNERS
 from kvcalc.errors import UserError, nearest
-from kvcalc.model import Model
+from kvcalc.model.spec import Model
 from kvcalc.units import MOST_TOKENS
 
 MOST_BYTES = 1 << 60

@@ -5,15 +5,15 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.batch import Parallelism, Precision
 from kvcalc.capacity import Fit
 from kvcalc.capacity.budget import stage_weights
+from kvcalc.capacity.engines import PLANNERS, Plan
 from kvcalc.capacity.fragmentation import contiguous, external, paged
-from kvcalc.engines import PLANNERS, Plan
 from kvcalc.errors import UserError
-from kvcalc.memory import cache_rows, size_of
-from kvcalc.parallel import check
-from kvcalc.precision import Formats
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.memory import cache_rows, size_of
+from kvcalc.model.precision import Precision, formats_of
+from kvcalc.model.stages import check
 from kvcalc.units import format_bytes
 
 LARGEST_TP = 64
@@ -167,7 +167,7 @@ def _starts(found: Fit, precision: Precision, tp: int) -> bool:
     ranks = Parallelism(tp, found.ranks.pp, found.ranks.dp, found.ranks.ep)
     try:
         check(found.model, ranks)
-        weights = stage_weights(found.model, Formats(found.model, precision), ranks, found.stage)
+        weights = stage_weights(found.model, formats_of(found.model, precision), ranks, found.stage)
     except UserError:
         return False
     return found.budget._replace(weights=weights + sum(found.beside.values())).cache > 0

@@ -9,8 +9,8 @@ from kvcalc.cli import options as o
 from kvcalc.cli.common import emit, note
 
 if TYPE_CHECKING:
-    from kvcalc.gpu import Gpu
-    from kvcalc.timing.calibrate import Fit
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.timing.calibrator import FittedLaw
 
 
 def run(
@@ -26,15 +26,15 @@ def run(
     date: Annotated[str, typer.Option("--date", help="Of the fit; by default today.")] = "",
     plot: o.Plot = "",
     style: o.Style = "light",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> None:
     """Fits the time laws to measured rows."""
     from kvcalc.errors import UserError
-    from kvcalc.files import make_folder, write_text
-    from kvcalc.load import load_gpu
-    from kvcalc.rows import read_rows
-    from kvcalc.timing.calibrate import calibrate, chosen_rows, records, summed
+    from kvcalc.library.files import make_folder, write_text
+    from kvcalc.library.load import load_gpu
     from kvcalc.timing.calibration import preset_path, to_yaml
+    from kvcalc.timing.calibrator import calibrate, chosen_rows, records, summed
+    from kvcalc.timing.rows import read_rows
 
     for name, value in (("--gpu", gpu), ("--stack", stack)):
         if not value:
@@ -63,9 +63,9 @@ def run(
         _table(fits, machine, stack)
 
 
-def _table(fits: "list[Fit]", gpu: "Gpu", stack: str) -> None:
+def _table(fits: "list[FittedLaw]", gpu: "Gpu", stack: str) -> None:
     from kvcalc.report.tables import Column, integer, show
-    from kvcalc.timing.calibrate import FOLDS, records
+    from kvcalc.timing.calibrator import FOLDS, records
 
     columns = (
         Column("family", "family", right=False), Column("kind", "kind", right=False), Column("form", "law", right=False),

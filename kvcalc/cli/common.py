@@ -4,16 +4,16 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvcalc.batch import Parallelism
-from kvcalc.cli.options import Format
+from kvcalc.cli.options import OutputFormat
 from kvcalc.errors import UserError, printable
+from kvcalc.layers.ranks import Parallelism
 from kvcalc.report import export
 from kvcalc.report.export import Record
 from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
-    from kvcalc.gpu import Gpu
-    from kvcalc.model import Model
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.model.spec import Model
     from kvcalc.timing.calibration import Calibration
 
 MOST_ROWS = 100_000
@@ -28,7 +28,7 @@ def parallelism(tp: int, pp: int, dp: int, ep: int, enable_ep: bool, dcp: int) -
 
 def calibration(gpu: "Gpu", stack: str, source: str) -> "Calibration | None":
     """The calibration that times on `gpu` rest on, scaled from another GPU's if asked; None for datasheet bounds."""
-    from kvcalc.load import load_gpu
+    from kvcalc.library.load import load_gpu
 
     if stack == "datasheet" or not (stack or source or _calibrated(gpu)):
         return None
@@ -38,7 +38,7 @@ def calibration(gpu: "Gpu", stack: str, source: str) -> "Calibration | None":
 
 
 def _calibrated(gpu: "Gpu") -> bool:
-    from kvcalc.catalog import shipped_folder, user_folders
+    from kvcalc.library.catalog import shipped_folder, user_folders
 
     return any((folder / "calibrations" / gpu.name / "vllm.yaml").is_file() for folder in [*user_folders(), shipped_folder()])
 
@@ -69,10 +69,10 @@ def remarks(model: "Model", longest: int) -> None:
         note(f"{model.name}: context {longest:,} is beyond the model's own maximum of {model.max_context:,}")
 
 
-def emit(records: Sequence[Record], output: Format) -> bool:
+def emit(records: Sequence[Record], output: OutputFormat) -> bool:
     """Print records as JSON, CSV or Markdown; False where a table was asked for, which the command prints itself."""
-    writers = {Format.json: export.to_json, Format.csv: export.to_csv, Format.markdown: export.to_markdown}
-    if output is Format.table:
+    writers = {OutputFormat.json: export.to_json, OutputFormat.csv: export.to_csv, OutputFormat.markdown: export.to_markdown}
+    if output is OutputFormat.table:
         return False
     sys.stdout.write(writers[output](records))
     return True

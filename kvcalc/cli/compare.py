@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcalc.batch import Precision
 from kvcalc.cli import options as o
 from kvcalc.cli.common import MOST_ROWS, basis, calibration, emit, lengths, parallelism, remarks
-from kvcalc.size import assumptions
+from kvcalc.model.precision import Precision
+from kvcalc.model.size import assumptions
 
 if TYPE_CHECKING:
-    from kvcalc.compare import Variant
-    from kvcalc.gpu import Gpu
-    from kvcalc.model import Model
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.model.spec import Model
+    from kvcalc.planning.variants import Variant
 
 DEFAULT = "none,mha,mqa,mla:512+64,dsa:512+64+128@2048"
 VARIANTS = (
@@ -42,13 +42,15 @@ def run(
     calibration_from: o.CalibrationFrom = "",
     plot: o.Plot = "",
     style: o.Style = "light",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> None:
     """The same model with other attention."""
-    from kvcalc.compare import compare_records, variant
-    from kvcalc.edit import edited
     from kvcalc.errors import UserError
-    from kvcalc.load import load_gpu, load_model
+    from kvcalc.library.edit import edited
+    from kvcalc.library.load import load_gpu, load_model
+    from kvcalc.planning.comparison import compare_records
+    from kvcalc.planning.variants import variant
+    from kvcalc.timing.deployment import Deployment
 
     ranks = parallelism(tp, pp, dp, ep, enable_expert_parallel, dcp)
     contexts, batches, names = lengths(context, "context"), lengths(batch_size, "batch size"), (variants or DEFAULT).split(",")
@@ -58,7 +60,8 @@ def run(
     precision = Precision(dtype, kv_cache_dtype, quantization)
     laws = calibration(card, stack, calibration_from)
     chosen = [(name.strip(), variant(original, name)) for name in names]
-    records = compare_records(chosen, card, contexts, batches, precision, ranks, block_size, mla_form, laws)
+    deployment = Deployment(original, card, precision, ranks, mla_form, laws, calibration_from)
+    records = compare_records(chosen, deployment, contexts, batches, block_size)
     remarks(original, max(contexts))
     if plot:
         from kvcalc.report.figures import cache_vs_context
@@ -79,7 +82,7 @@ def run(
 def _tables(
     original: "Model", card: "Gpu", chosen: "list[tuple[str, Variant]]", records: list[dict[str, Any]], words: str
 ) -> None:
-    from kvcalc.quality import quality_of
+    from kvcalc.planning.quality import quality_of
     from kvcalc.report.tables import COMPARE_COLUMNS, QUALITY_COLUMNS, error_bar, show
 
     lines = [

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcalc.batch import Precision
 from kvcalc.cli import options as o
 from kvcalc.cli.common import emit, note, parallelism
+from kvcalc.model.precision import Precision
 
 if TYPE_CHECKING:
-    from kvcalc.batch import Parallelism
     from kvcalc.capacity import Fit, FitOptions
-    from kvcalc.gpu import Gpu
-    from kvcalc.model import Model
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.layers.ranks import Parallelism
+    from kvcalc.model.spec import Model
 
 MOST_CONFIGURATIONS = 1000
 
@@ -98,15 +98,15 @@ def run(
     explain: o.Explain = False,
     plot: o.Plot = "",
     style: o.Style = "light",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> int:
     """What fits on these GPUs, and what an engine really allocates."""
     from kvcalc.capacity import FitOptions
     from kvcalc.capacity.fragmentation import read_lengths
     from kvcalc.capacity.record import fit_record, smallest_first
-    from kvcalc.edit import edited
     from kvcalc.errors import UserError
-    from kvcalc.load import load_model
+    from kvcalc.library.edit import edited
+    from kvcalc.library.load import load_model
     from kvcalc.units import parse_bytes, parse_tokens
 
     def size(text: str, what: str) -> int | None:
@@ -173,7 +173,7 @@ def _points(
 ) -> "list[tuple[Gpu, Parallelism, Precision]]":
     """Every configuration that the lists make together."""
     from kvcalc.errors import UserError
-    from kvcalc.load import load_gpu
+    from kvcalc.library.load import load_gpu
 
     words = ([w.strip() for w in text.split(",")] for text in (dtypes, quantizations, cache_dtypes))
     precisions = [Precision(d, c, q) for d, q, c in product(*words)]

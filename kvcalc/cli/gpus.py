@@ -13,12 +13,12 @@ from kvcalc.cli.common import emit
 def run(
     name: Annotated[str, typer.Argument(help="One GPU, shown in full.", show_default=False)] = "",
     vendor: Annotated[str, typer.Option("--vendor", "--family", help="Keep GPUs of this vendor or architecture.")] = "",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> None:
     """What GPU presets there are, and one in full."""
-    from kvcalc.catalog import find, preset_files
-    from kvcalc.gpu import Gpu
-    from kvcalc.load import load_gpu, read
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.library.catalog import find, preset_files
+    from kvcalc.library.load import load_gpu, read
 
     if name:
         gpu = load_gpu(name)
@@ -38,7 +38,7 @@ def run(
 
 def record(gpu: Any) -> dict[str, Any]:
     """One GPU as a flat record; null where its vendor gives no figure."""
-    from kvcalc.gpu import PEAKS
+    from kvcalc.gpu.spec import PEAKS
 
     peaks = {f"{d}_flops_per_s": gpu.flops_per_s.get(d) for d in PEAKS}
     return {

@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcalc.batch import Batch, Precision
 from kvcalc.cli import options as o
 from kvcalc.cli.common import calibration, emit, lengths, note, parallelism, remarks
+from kvcalc.layers.batch import Batch
+from kvcalc.model.precision import Precision
 
 if TYPE_CHECKING:
-    from kvcalc.serving.clock import Clock
+    from kvcalc.timing.deployment import Deployment
 
 
 def run(
@@ -40,13 +41,13 @@ def run(
     dcp: o.Dcp = 1,
     plot: o.Plot = "",
     style: o.Style = "light",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> None:
     """One request: time to first token, time per token, end to end."""
-    from kvcalc.edit import edited
     from kvcalc.errors import UserError
-    from kvcalc.load import load_gpu, load_model
-    from kvcalc.serving.clock import Clock
+    from kvcalc.library.edit import edited
+    from kvcalc.library.load import load_gpu, load_model
+    from kvcalc.timing.deployment import Deployment
 
     for name, value, least in (("--prefix-len", prefix_len, 0), ("--max-num-batched-tokens", max_num_batched_tokens, 0)):
         if value < least:
@@ -58,15 +59,15 @@ def run(
     ranks = parallelism(tp, pp, dp, ep, enable_expert_parallel, dcp)
     records = []
     for card in [load_gpu(name.strip()) for name in gpu.split(",")]:
-        clock = Clock(chosen, card, precision, ranks, mla_form, calibration=calibration(card, stack, calibration_from))
+        deployment = Deployment(chosen, card, precision, ranks, mla_form, calibration=calibration(card, stack, calibration_from))
         for b in lengths(batch_size, "batch size"):
             for isl in lengths(input_len, "input length"):
                 for osl in lengths(output_len, "output length"):
-                    record = _record(clock, isl, osl, b, prefix_len, max_num_batched_tokens, no_cache, price_per_hour)
+                    record = _record(deployment, isl, osl, b, prefix_len, max_num_batched_tokens, no_cache, price_per_hour)
                     if draft:
-                        record |= _speculative(clock, draft, isl, osl, b, num_speculative_tokens, acceptance_rate)
+                        record |= _speculative(deployment, draft, isl, osl, b, num_speculative_tokens, acceptance_rate)
                     records.append(record)
-                    _warn(clock, isl + osl, b)
+                    _warn(deployment, isl + osl, b)
     remarks(chosen, max(lengths(input_len, "input length")) + max(lengths(output_len, "output length")))
     if plot:
         from kvcalc.report.figures import no_cache as figure
@@ -79,33 +80,41 @@ def run(
         show_latency(records)
 
 
-def _warn(clock: "Clock", context: int, batch_size: int) -> None:
+def _warn(deployment: "Deployment", context: int, batch_size: int) -> None:
     """A remark where weights and cache alone exceed the GPU's memory: the times are then of a machine that does not exist."""
-    from kvcalc.memory import cache_size, weight_bytes
+    from kvcalc.model.memory import cache_size, weight_bytes
     from kvcalc.units import format_bytes
 
-    cache = cache_size(clock.model, context, batch_size, clock.precision, parallelism=clock.parallelism).stored
-    held = weight_bytes(clock.model, clock.precision, clock.parallelism) + cache
-    if held > clock.gpu.memory_bytes:
-        need, has = format_bytes(held), format_bytes(clock.gpu.memory_bytes)
+    cache = cache_size(deployment.model, context, batch_size, deployment.precision, parallelism=deployment.parallelism).stored
+    held = weight_bytes(deployment.model, deployment.precision, deployment.parallelism) + cache
+    if held > deployment.gpu.memory_bytes:
+        need, has = format_bytes(held), format_bytes(deployment.gpu.memory_bytes)
         note(
-            f"{clock.model.name}, batch {batch_size:,}: weights and cache take {need} of the {has} of {clock.gpu.name}; see `fit`"
+            f"{deployment.model.name}, batch {batch_size:,}: weights and cache take {need} of the {has} of {deployment.gpu.name}; see `fit`"
         )
 
 
-def _record(clock: "Clock", isl: int, osl: int, b: int, prefix: int, chunk: int, no_cache: bool, price: float) -> dict[str, Any]:
+def _record(
+    deployment: "Deployment", isl: int, osl: int, b: int, prefix: int, chunk: int, no_cache: bool, price: float
+) -> dict[str, Any]:
     from kvcalc.serving.latency import cost_per_million, request, token_projections, without_cache
 
-    found = request(clock, isl, osl, b, prefix, chunk)
-    per_gpu = clock.parallelism.gpus
-    record = {"model": clock.model.name, "gpu": clock.gpu.name, "gpus": per_gpu, "basis": clock.basis, "batch_size": b}
+    found = request(deployment, isl, osl, b, prefix, chunk)
+    per_gpu = deployment.parallelism.gpus
+    record = {
+        "model": deployment.model.name,
+        "gpu": deployment.gpu.name,
+        "gpus": per_gpu,
+        "basis": deployment.basis,
+        "batch_size": b,
+    }
     record |= {"input_len": isl, "output_len": osl, **found._asdict(), "speedup": None, "tokens_per_step": 1.0}
-    record["time_p90_error"] = clock.p90_error(Batch.decode(isl + osl, b))
+    record["time_p90_error"] = deployment.p90_error(Batch.decode(isl + osl, b))
     record["output_tokens_per_s"] = b * osl / found.e2e_s
     if price:
         record["cost_per_million_tokens"] = cost_per_million(price, per_gpu, found.e2e_s, b * osl)
     if no_cache:
-        plain = without_cache(clock, isl, osl, b)
+        plain = without_cache(deployment, isl, osl, b)
         record |= {f"no_cache_{k}": v for k, v in plain._asdict().items()}
         record["speedup"] = plain.e2e_s / found.e2e_s
         needed, processed = token_projections(isl, osl)
@@ -114,19 +123,21 @@ def _record(clock: "Clock", isl: int, osl: int, b: int, prefix: int, chunk: int,
     return record
 
 
-def _speculative(clock: "Clock", draft: str, isl: int, osl: int, b: int, drafted: int, acceptance: float) -> dict[str, Any]:
+def _speculative(
+    deployment: "Deployment", draft: str, isl: int, osl: int, b: int, drafted: int, acceptance: float
+) -> dict[str, Any]:
     import msgspec
 
-    from kvcalc.memory import cache_size, weight_bytes
+    from kvcalc.model.memory import cache_size, weight_bytes
     from kvcalc.serving.speculation import best_drafted, draft_model, speculate, stops_paying
 
-    small = draft_model(clock.model, draft)
-    other = msgspec.structs.replace(clock, model=small)
+    small = draft_model(deployment.model, draft)
+    other = msgspec.structs.replace(deployment, model=small)
     context = isl + max(1, osl // 2)
     found = (
-        speculate(clock, other, context, b, drafted, acceptance)
+        speculate(deployment, other, context, b, drafted, acceptance)
         if drafted
-        else best_drafted(clock, other, context, b, acceptance)
+        else best_drafted(deployment, other, context, b, acceptance)
     )
     return {
         "draft": small.name,
@@ -137,7 +148,7 @@ def _speculative(clock: "Clock", draft: str, isl: int, osl: int, b: int, drafted
         "verify_s": found.verify_s,
         "speculative_tpot_s": found.tpot_s,
         "speculative_speedup": found.speedup,
-        "stops_paying_at_batch": stops_paying(clock, other, context, found.drafted, acceptance),
-        "draft_weight_bytes": weight_bytes(small, clock.precision, clock.parallelism),
-        "draft_cache_bytes": cache_size(small, isl + osl, b, clock.precision, parallelism=clock.parallelism).stored,
+        "stops_paying_at_batch": stops_paying(deployment, other, context, found.drafted, acceptance),
+        "draft_weight_bytes": weight_bytes(small, deployment.precision, deployment.parallelism),
+        "draft_cache_bytes": cache_size(small, isl + osl, b, deployment.precision, parallelism=deployment.parallelism).stored,
     }

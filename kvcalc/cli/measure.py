@@ -13,7 +13,7 @@ from kvcalc.cli.common import emit, lengths, note
 if TYPE_CHECKING:
     from kvcalc.measure.device import Machine
     from kvcalc.measure.job import Job, Result
-    from kvcalc.measure.run import Settings
+    from kvcalc.measure.run import MeasureSettings
 
 VARIANTS = "mha, gqa, mqa, mla, dsa, window, cla, recurrent, or a form that compare knows (gqa:4, window:512); repeatable."
 INTERRUPTED = 130
@@ -49,7 +49,7 @@ def run(
     save_gpu: Annotated[str, typer.Option("--save-gpu", help="Save the measured ceilings as a GPU preset.")] = "",
     plot: o.Plot = "",
     style: o.Style = "light",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> int:
     """The real layers on this machine, beside the prediction."""
     from kvcalc.errors import UserError
@@ -60,8 +60,8 @@ def run(
     sizes = [lengths(text, what) if text else [] for text, what in asked]
     prompt = lengths(prompt_len, "prompt length")[0]
     require_torch()
-    from kvcalc.edit import edited
-    from kvcalc.load import load_model
+    from kvcalc.library.edit import edited
+    from kvcalc.library.load import load_model
     from kvcalc.measure import plan
     from kvcalc.measure.device import find_machine, load_note, seeded
     from kvcalc.measure.job import generation_job, layers_job
@@ -86,7 +86,9 @@ def run(
     return 0 if whole else INTERRUPTED
 
 
-def _results(job: "Job", machine: "Machine", settings: "Settings", name: str, preset: Path | None) -> "tuple[list[Result], bool]":
+def _results(
+    job: "Job", machine: "Machine", settings: "MeasureSettings", name: str, preset: Path | None
+) -> "tuple[list[Result], bool]":
     """What was measured, and whether that is all: Ctrl-C keeps the records that there are."""
     from kvcalc.measure.ceilings import as_gpu, measured_ceilings
     from kvcalc.measure.plan import ceiling_dtypes
@@ -130,7 +132,7 @@ def _bar(steps: int) -> Iterator[Callable[[str, int], None]]:
         yield begin
 
 
-def _report(found: "list[Result]", rows: str, plot: str, style: str, output: o.Format) -> None:
+def _report(found: "list[Result]", rows: str, plot: str, style: str, output: o.OutputFormat) -> None:
     """Files first, then the records on standard output."""
     from kvcalc.measure.device import torch_version
     from kvcalc.report.export import to_csv
@@ -139,7 +141,7 @@ def _report(found: "list[Result]", rows: str, plot: str, style: str, output: o.F
     generated = found[0][0] is None
     records = [record for _, record in found]
     if rows:
-        from kvcalc.files import write_text
+        from kvcalc.library.files import write_text
         from kvcalc.measure.rows import measured_rows
 
         write_text(Path(rows), to_csv(measured_rows(found)))

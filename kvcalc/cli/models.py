@@ -17,13 +17,13 @@ def run(
         str, typer.Option("--attention", help="Keep models with this in their attention: mla, gqa, window.")
     ] = "",
     import_: Annotated[str, typer.Option("--import", help="A config.json to write as a preset, on stdout.")] = "",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> None:
     """What model presets there are, and one in full."""
-    from kvcalc.load import load_model
+    from kvcalc.library.load import load_model
 
     if import_:
-        from kvcalc.huggingface.preset import imported
+        from kvcalc.library.huggingface.preset import imported
 
         sys.stdout.write(imported(load_model(import_)))
         return
@@ -42,17 +42,17 @@ def run(
 
 
 def _all() -> list[Any]:
-    from kvcalc.catalog import preset_files
-    from kvcalc.load import read
-    from kvcalc.model import Model
+    from kvcalc.library.catalog import preset_files
+    from kvcalc.library.load import read
+    from kvcalc.model.spec import Model
 
     found = [read(path, Model) for path in preset_files("models").values()]
     return sorted(found, key=lambda m: (m.family, m.parameters))
 
 
 def _record(model: Any) -> dict[str, Any]:
-    from kvcalc.batch import Precision
-    from kvcalc.memory import cache_size
+    from kvcalc.model.memory import cache_size
+    from kvcalc.model.precision import Precision
 
     return {
         "model": model.name,
@@ -74,15 +74,15 @@ def _keep(record: dict[str, Any], family: str, attention: str) -> bool:
     return same_family and attention.lower() in record["attention"].lower()
 
 
-def _one(name: str, output: o.Format) -> None:
-    from kvcalc.catalog import find
-    from kvcalc.load import _is_file_name, load_model
+def _one(name: str, output: o.OutputFormat) -> None:
+    from kvcalc.library.catalog import find
+    from kvcalc.library.load import _is_file_name, load_model
 
     model = load_model(name)
     if emit([_record(model)], output):
         return
     if _is_file_name(name) or "/" in name:
-        from kvcalc.huggingface.preset import to_yaml
+        from kvcalc.library.huggingface.preset import to_yaml
 
         sys.stdout.write(to_yaml(model))
     else:

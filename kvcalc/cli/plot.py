@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvcalc.batch import Precision
 from kvcalc.cli import options as o
 from kvcalc.cli.common import lengths
+from kvcalc.model.precision import Precision
 
 if TYPE_CHECKING:
     from kvcalc.report.chart import Chart
 
 
-class Kind(StrEnum):
+class Figure(StrEnum):
     cache_vs_context = "cache-vs-context"
     cache_vs_parameters = "cache-vs-parameters"
     no_cache = "no-cache"
@@ -26,18 +26,23 @@ class Kind(StrEnum):
 
 GPT3 = [f"gpt-3-{size}" for size in ("small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b")]
 DEFAULT_MODELS = {
-    Kind.cache_vs_context: ["llama-7b", "llama-3.1-8b", "mistral-7b-v0.1", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b"],
-    Kind.cache_vs_parameters: GPT3,
-    Kind.no_cache: ["llama-2-7b"],
-    Kind.roofline: ["llama-3.1-8b"],
-    Kind.memory: ["llama-3.1-8b", "qwen3-8b", "llama-2-13b", "gpt-oss-20b", "gemma-3-27b"],
-    Kind.dsa_vs_mla: ["deepseek-v3.2", "deepseek-v3"],
+    Figure.cache_vs_context: ["llama-7b", "llama-3.1-8b", "mistral-7b-v0.1", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b"],
+    Figure.cache_vs_parameters: GPT3,
+    Figure.no_cache: ["llama-2-7b"],
+    Figure.roofline: ["llama-3.1-8b"],
+    Figure.memory: ["llama-3.1-8b", "qwen3-8b", "llama-2-13b", "gpt-oss-20b", "gemma-3-27b"],
+    Figure.dsa_vs_mla: ["deepseek-v3.2", "deepseek-v3"],
 }
-DEFAULT_CONTEXT = {Kind.no_cache: "65536", Kind.cache_vs_parameters: "1024,2048", Kind.memory: "8192", Kind.roofline: "4096"}
+DEFAULT_CONTEXT = {
+    Figure.no_cache: "65536",
+    Figure.cache_vs_parameters: "1024,2048",
+    Figure.memory: "8192",
+    Figure.roofline: "4096",
+}
 
 
 def run(
-    kind: Annotated[Kind, typer.Argument(help="Which figure.", show_default=False)],
+    kind: Annotated[Figure, typer.Argument(help="Which figure.", show_default=False)],
     models: Annotated[list[str], typer.Argument(help="Models, instead of the figure's own.", show_default=False)] = [],  # noqa: B006
     plot: o.Plot = "-",
     style: o.Style = "light",
@@ -50,11 +55,11 @@ def run(
 ) -> None:
     """The standing figures."""
     from kvcalc.errors import UserError
-    from kvcalc.load import load_gpu, load_model
+    from kvcalc.library.load import load_gpu, load_model
     from kvcalc.report import figures
     from kvcalc.report.plots import save
 
-    if kind is Kind.measured:
+    if kind is Figure.measured:
         if not input_:
             raise UserError("the figure 'measured' needs --input ROWS.csv", hint="`kvcalc measure --output` writes such rows")
         save(_measured(input_), plot, style)
@@ -66,15 +71,15 @@ def run(
     precision = Precision(dtype, kv_cache_dtype)
     named = [(m.name, m, precision) for m in chosen]
     first_gpu = gpus[0] if gpus else None
-    if kind is Kind.cache_vs_context:
+    if kind is Figure.cache_vs_context:
         chart = figures.cache_vs_context(named, first_gpu, batches[0], max(contexts))
-    elif kind is Kind.cache_vs_parameters:
+    elif kind is Figure.cache_vs_parameters:
         chart = figures.cache_vs_parameters(chosen, contexts, precision)
-    elif kind is Kind.no_cache:
+    elif kind is Figure.no_cache:
         chart = figures.no_cache(chosen[0], contexts[-1], precision)
-    elif kind is Kind.memory:
+    elif kind is Figure.memory:
         chart = figures.memory(named, first_gpu, contexts[-1], batches[0])
-    elif kind is Kind.dsa_vs_mla:
+    elif kind is Figure.dsa_vs_mla:
         if len(chosen) != 2:
             raise UserError("the figure 'dsa-vs-mla' compares two models: the sparse one first")
         chart = figures.dsa_vs_mla(chosen[0], chosen[1], contexts[-1], Precision(dtype, kv_cache_dtype))
@@ -92,7 +97,7 @@ def _measured(path: str) -> "Chart":
 
     from kvcalc.errors import UserError
     from kvcalc.report.plots_timing import predicted_against_measured
-    from kvcalc.validate import validate
+    from kvcalc.timing.validation import validate
 
     (found,) = validate([Path(path)])
     predicted = np.where(np.isnan(found.calibrated), found.bound, found.calibrated)

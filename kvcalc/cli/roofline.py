@@ -1,18 +1,19 @@
 """`kvcalc roofline`."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcalc.batch import Precision
 from kvcalc.cli import options as o
 from kvcalc.cli.common import MOST_ROWS, basis, calibration, emit, lengths, parallelism, remarks
+from kvcalc.model.precision import Precision
 
 if TYPE_CHECKING:
-    from kvcalc.gpu import Gpu
-    from kvcalc.model import Model
-    from kvcalc.roofline import Placed
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.layers.cost import Operator, Role
+    from kvcalc.model.spec import Model
     from kvcalc.timing.calibration import Calibration
 
 
@@ -37,13 +38,15 @@ def run(
     dcp: o.Dcp = 1,
     plot: o.Plot = "",
     style: o.Style = "light",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> None:
     """Where every operation lies."""
-    from kvcalc.edit import edited
     from kvcalc.errors import UserError
-    from kvcalc.load import load_gpu, load_model
-    from kvcalc.roofline import phase_batch, placed_pass, records
+    from kvcalc.layers.batch import Batch
+    from kvcalc.library.edit import edited
+    from kvcalc.library.load import load_gpu, load_model
+    from kvcalc.timing.deployment import Deployment
+    from kvcalc.timing.records import pass_records
 
     gpus = [load_gpu(name.strip()) for name in gpu.split(",")]
     if not model:
@@ -56,16 +59,15 @@ def run(
     if len(gpus) * len(contexts) * len(batches) > MOST_ROWS // 50:
         raise UserError(f"more than {MOST_ROWS // 50:,} passes asked for")
 
-    def place(g: "Gpu", s: int, b: int) -> "list[Placed]":
-        return placed_pass(chosen, phase_batch(phase, s, b), g, precision, ranks, mla_form)
-
     found = []
     laws = {g.name: calibration(g, stack, calibration_from) for g in gpus}
+    deployments = {g.name: Deployment(chosen, g, precision, ranks, mla_form, laws[g.name], calibration_from) for g in gpus}
     for g in gpus:
         for b in batches:
             for s in contexts:
                 common = {"model": chosen.name, "gpu": g.name, "phase": phase, "batch_size": b, "context": s}
-                found.append((g, s, b, records(place(g, s, b), common, g, laws[g.name])))
+                placed = deployments[g.name].placed(Batch.of_phase(phase, s, b))
+                found.append((g, s, b, pass_records(placed, common, g, laws[g.name])))
     remarks(chosen, max(contexts))
     if plot:
         from kvcalc.report.plots import save
@@ -75,7 +77,7 @@ def run(
     if emit([r for *_, rows in found for r in rows], output) or plot == "-":
         return
     for g, s, b, rows in found:
-        turning = _turning(lambda n, g=g, s=s: place(g, s, n)) if phase == "decode" else []
+        turning = _turning(lambda n, d=deployments[g.name], s=s: d.placed(Batch.decode(s, n))) if phase == "decode" else []
         _table(
             chosen,
             g,
@@ -110,15 +112,20 @@ def _table(
 
 
 def _turning(place: Any) -> list[str]:
-    from kvcalc.roofline import FFN, turning_batch
+    from kvcalc.gpu.roof import turning_batch
+    from kvcalc.layers.cost import Role
 
     found = []
-    for name, operators in (("FFN", FFN), ("attention", ("attention",))):
-        batch = turning_batch(place, operators)
+    for name, role in (("FFN", Role.FFN), ("attention", Role.CORE)):
+        batch = turning_batch(place, partial(_has, role))
         found.append(
             f"{name} turns compute-bound at batch {batch:,}" if batch else f"{name} never turns compute-bound, whatever the batch"
         )
     return ["; ".join(found)]
+
+
+def _has(role: "Role", operator: "Operator") -> bool:
+    return operator.role is role
 
 
 def _times(gpu: "Gpu", found: "Calibration | None", source: str, rows: list[dict[str, Any]]) -> str:
@@ -128,9 +135,9 @@ def _times(gpu: "Gpu", found: "Calibration | None", source: str, rows: list[dict
 
 
 def _assumptions(model: "Model", precision: Precision, gpu: "Gpu") -> str:
-    from kvcalc.precision import Formats
+    from kvcalc.model.precision import formats_of
 
-    formats = Formats(model, precision)
+    formats = formats_of(model, precision)
     knee = f"knee {gpu.knee:.1f} FLOP/B in bf16" if gpu.knee else "no bf16 peak"
     vector = "" if gpu.vector_peak else "; no vector peak in the preset, so vector work is not timed"
     return (
@@ -139,7 +146,7 @@ def _assumptions(model: "Model", precision: Precision, gpu: "Gpu") -> str:
     )
 
 
-def _roofs_alone(gpus: "Sequence[Gpu]", plot: str, style: str, output: o.Format) -> None:
+def _roofs_alone(gpus: "Sequence[Gpu]", plot: str, style: str, output: o.OutputFormat) -> None:
     from kvcalc.cli.gpus import record
 
     found = [record(g) for g in gpus]

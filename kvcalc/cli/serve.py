@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcalc.batch import Precision
 from kvcalc.cli import options as o
 from kvcalc.cli.common import calibration, emit, note, parallelism
+from kvcalc.model.precision import Precision
 
 if TYPE_CHECKING:
-    from kvcalc.serving.clock import Clock
     from kvcalc.serving.requests import Requests
+    from kvcalc.timing.deployment import Deployment
 
 MOST_RUNS = 1000
 
@@ -73,22 +73,22 @@ def run(
     dcp: o.Dcp = 1,
     plot: o.Plot = "",
     style: o.Style = "light",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> None:
     """A server under load, simulated pass by pass."""
-    from kvcalc.edit import edited
     from kvcalc.errors import UserError
-    from kvcalc.load import load_gpu, load_model
-    from kvcalc.serving.clock import Clock
+    from kvcalc.library.edit import edited
+    from kvcalc.library.load import load_gpu, load_model
     from kvcalc.serving.metrics import Goals
-    from kvcalc.serving.run import Load, Settings, serve
+    from kvcalc.serving.run import Load, ServerSettings, serve
+    from kvcalc.timing.deployment import Deployment
     from kvcalc.units import parse_bytes, parse_tokens
 
     chosen = edited(load_model(model), set_)
     cards = [load_gpu(name.strip()) for name in gpu.split(",")]
     ranks = parallelism(tp, pp, dp, ep, enable_expert_parallel, dcp)
     precision = Precision(dtype, kv_cache_dtype, quantization)
-    settings = Settings(
+    settings = ServerSettings(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=parse_tokens(max_model_len, "max-model-len") if max_model_len else 0,
@@ -114,17 +114,17 @@ def run(
     runs = []
     with _progress(sum(len(drawn[load]) for *_, load in points)) as told:
         for card, p, c, load in points:
-            clock = Clock(chosen, card, precision, ranks, mla_form, calibration=laws[card.name])
-            runs.append(serve(clock, drawn[load], load, settings, p, c, told))
+            deployment = Deployment(chosen, card, precision, ranks, mla_form, calibration=laws[card.name])
+            runs.append(serve(deployment, drawn[load], load, settings, p, c, told))
     records = [r.record for r in runs]
-    _remarks(clock, list(drawn.values()), records)
+    _remarks(deployment, list(drawn.values()), records)
     if timeline:
-        from kvcalc.files import write_text
+        from kvcalc.library.files import write_text
         from kvcalc.report.export import to_csv
-        from kvcalc.serving.log import Row
+        from kvcalc.serving.log import PassRow
 
         rows = [row._asdict() for log in runs[0].served.logs for row in log.rows]
-        write_text(Path(timeline), to_csv(rows) if rows else ",".join(Row._fields) + "\n")
+        write_text(Path(timeline), to_csv(rows) if rows else ",".join(PassRow._fields) + "\n")
         print(f"wrote {timeline}", file=sys.stderr)
     if plot:
         from kvcalc.report.figures_serving import load_curve, occupancy
@@ -176,12 +176,14 @@ def _progress(total: int) -> Iterator[Any]:
         yield lambda count: bar.advance(task, count)
 
 
-def _remarks(clock: "Clock", drawn: "list[Requests]", records: list[dict[str, Any]]) -> None:
-    for text in clock.model.notes:
-        note(f"{clock.model.name}: {text}")
+def _remarks(deployment: "Deployment", drawn: "list[Requests]", records: list[dict[str, Any]]) -> None:
+    for text in deployment.model.notes:
+        note(f"{deployment.model.name}: {text}")
     longest = max(int((r.input_len + r.output_len).max()) for r in drawn)
-    if clock.model.max_context and longest > clock.model.max_context:
-        note(f"requests of {longest:,} tokens are beyond the {clock.model.max_context:,} that {clock.model.name} is made for")
+    if deployment.model.max_context and longest > deployment.model.max_context:
+        note(
+            f"requests of {longest:,} tokens are beyond the {deployment.model.max_context:,} that {deployment.model.name} is made for"
+        )
     for r in records:
         where = f"{r['gpu']}, {r['policy']}, {r['cache']}" + (f", rate {r['rate']:g}" if r["rate"] else "")
         if r["rejected"]:

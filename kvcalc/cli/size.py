@@ -2,9 +2,9 @@
 
 from itertools import product
 
-from kvcalc.batch import Precision
 from kvcalc.cli import options as o
 from kvcalc.cli.common import MOST_ROWS, emit, lengths, parallelism, remarks
+from kvcalc.model.precision import Precision
 
 
 def run(
@@ -25,13 +25,13 @@ def run(
     dcp: o.Dcp = 1,
     plot: o.Plot = "",
     style: o.Style = "light",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> None:
     """How big is the cache, beside the weights."""
-    from kvcalc.edit import edited
     from kvcalc.errors import UserError
-    from kvcalc.load import load_model
-    from kvcalc.size import assumptions, size_record
+    from kvcalc.library.edit import edited
+    from kvcalc.library.load import load_model
+    from kvcalc.model.size import assumptions, size_record
 
     precision = Precision(dtype, kv_cache_dtype, quantization)
     ranks = parallelism(tp, pp, dp, ep, enable_expert_parallel, dcp)

@@ -22,13 +22,13 @@ def run(
     calibration_from: Annotated[
         str, typer.Option("--calibration-from", help="Take this GPU's calibrations, scaled by datasheet figures.")
     ] = "",
-    output: o.Output = o.Format.table,
+    output: o.Output = o.OutputFormat.table,
 ) -> None:
     """The model against measured rows."""
     from kvcalc.errors import UserError
-    from kvcalc.files import write_text
-    from kvcalc.load import load_gpu
-    from kvcalc.validate import groups, predictions_csv, validate
+    from kvcalc.library.files import write_text
+    from kvcalc.library.load import load_gpu
+    from kvcalc.timing.validation import groups, predictions_csv, validate
 
     if not fail_above >= 0:
         raise UserError(f"--fail-above {fail_above} is not a percentage")

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 
 from kvcalc import __version__
-from kvcalc.gpu import Gpu
+from kvcalc.gpu.spec import Gpu
 from kvcalc.measure.cache import DTYPES
 from kvcalc.measure.device import Machine
 from kvcalc.measure.timing import timed
-from kvcalc.model import Source
+from kvcalc.model.spec import Source
 
 ENOUGH = 0.1  # seconds of one product
 LARGEST = {"cpu": 2048, "cuda": 8192}

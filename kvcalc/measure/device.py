@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from kvcalc.errors import UserError
-from kvcalc.files import read_text
+from kvcalc.library.files import read_text
 
 SYSTEM = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL_CACHE = 32 << 20  # where the system does not say

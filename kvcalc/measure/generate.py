@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kvcalc.batch import Batch, Precision
 from kvcalc.errors import UserError
-from kvcalc.forward import forward
-from kvcalc.gpu import Gpu
+from kvcalc.gpu.roof import roofline, total_seconds
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.batch import Batch
 from kvcalc.measure.cache import DTYPES, LayerCache
 from kvcalc.measure.device import Machine
 from kvcalc.measure.layers.base import Mixer
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.stack import storage_bytes
-from kvcalc.memory import cache_size
-from kvcalc.model import Model
-from kvcalc.roofline import roofline, total_seconds
+from kvcalc.model.memory import cache_size
+from kvcalc.model.operators import forward
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
 from kvcalc.units import format_bytes
 
 HEADS = ("last", "all", "both")

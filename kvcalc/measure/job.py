@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from kvcalc.gpu import Gpu
+from kvcalc.gpu.spec import Gpu
 from kvcalc.measure import plan
 from kvcalc.measure.ceilings import Ceilings
 from kvcalc.measure.device import Machine
 from kvcalc.measure.generate import Request, check, generate
-from kvcalc.measure.run import Settings, measured
+from kvcalc.measure.run import MeasureSettings, measured
 from kvcalc.measure.stack import Case
-from kvcalc.model import Model
+from kvcalc.model.spec import Model
 
 Progress = Callable[[str, int], None]  # what comes next, and how many steps are done
 Result = tuple[Case | None, dict[str, Any]]
@@ -23,7 +23,7 @@ class Job(NamedTuple):
     results: Callable[[Ceilings, Gpu, Progress], Iterator[Result]]
 
 
-def layers_job(cases: list[Case], settings: Settings, machine: Machine, refused: Callable[[str], None]) -> Job:
+def layers_job(cases: list[Case], settings: MeasureSettings, machine: Machine, refused: Callable[[str], None]) -> Job:
     """Each case in turn; `refused` is told of those that do not fit."""
 
     def results(ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[Result]:
@@ -33,7 +33,7 @@ def layers_job(cases: list[Case], settings: Settings, machine: Machine, refused:
 
 
 def generation_job(
-    model: Model | None, prompt_len: int, new_tokens: int, batch_size: int, settings: Settings, head: str, machine: Machine
+    model: Model | None, prompt_len: int, new_tokens: int, batch_size: int, settings: MeasureSettings, head: str, machine: Machine
 ) -> Job:
     """The generation experiment. Raises UserError where the decoder does not fit, or cannot take so many positions."""
     request = Request(plan.generation_model(model), prompt_len, new_tokens, batch_size, settings.dtype, head)

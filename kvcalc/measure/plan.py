@@ -8,10 +8,10 @@ from kvcalc.errors import UserError, nearest
 from kvcalc.measure.cache import DTYPES
 from kvcalc.measure.device import Machine
 from kvcalc.measure.layers.kernels import KERNELS
-from kvcalc.measure.run import Settings, all_cases
+from kvcalc.measure.run import MeasureSettings, all_cases
 from kvcalc.measure.stack import Case
 from kvcalc.measure.variants import NAMES, base_of, named, stacks_of, standard_model
-from kvcalc.model import Model
+from kvcalc.model.spec import Model
 
 PHASES = ("decode", "prefill")
 MOST_CASES, MOST_SECONDS = 2000, 600
@@ -25,9 +25,11 @@ CONTEXTS = {
 SECONDS = {"cpu": 0.4, "cuda": 0.2}
 
 
-def settings(machine: Machine, dtype: str, kernel: str, cache: str, block_size: int, seconds: float, graphs: bool) -> Settings:
+def settings(
+    machine: Machine, dtype: str, kernel: str, cache: str, block_size: int, seconds: float, graphs: bool
+) -> MeasureSettings:
     """How to measure. Raises UserError on a dtype, kernel or cache that there is not, or not on this device."""
-    from kvcalc.dtypes import canonical
+    from kvcalc.storage.dtypes import canonical
 
     chosen = canonical(dtype)
     if chosen == "auto":
@@ -45,7 +47,7 @@ def settings(machine: Machine, dtype: str, kernel: str, cache: str, block_size: 
     if cache == "paged" and not 1 <= block_size <= 1 << 20:
         raise UserError(f"--block-size {block_size} is outside 1 to 2^20")
     block = block_size if cache == "paged" else 0
-    return Settings(chosen, kernel, block, seconds or SECONDS[machine.device.type], graphs)
+    return MeasureSettings(chosen, kernel, block, seconds or SECONDS[machine.device.type], graphs)
 
 
 def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> dict[str, Model]:
@@ -95,7 +97,7 @@ def ceiling_dtypes(dtype: str, every: bool) -> list[str]:
 
 def generation_model(model: Model | None) -> Model:
     """The decoder to generate with: the one named, else GPT-2 small."""
-    from kvcalc.load import load_model
+    from kvcalc.library.load import load_model
 
     found = model or load_model("gpt2")
     return msgspec.structs.replace(found, quantization=(), kv_cache_dtype=None)

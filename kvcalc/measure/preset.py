@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from kvcalc import catalog
 from kvcalc.errors import UserError
-from kvcalc.files import write_text
-from kvcalc.gpu import Gpu
+from kvcalc.gpu.spec import Gpu
+from kvcalc.library import catalog
+from kvcalc.library.files import write_text
 
 
 def preset_path(name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvcalc.attention import Grouped, Latent, Sparse
+from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.measure.stack import Case
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}

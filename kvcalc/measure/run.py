@@ -5,12 +5,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvcalc.attention import Sparse
-from kvcalc.batch import Batch, Precision
-from kvcalc.cost import Operator
-from kvcalc.dtypes import FORMATS
-from kvcalc.forward import forward, total
-from kvcalc.gpu import Gpu
+from kvcalc.gpu.roof import roofline, total_bound, total_seconds
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.attention import Sparse
+from kvcalc.layers.batch import Batch
+from kvcalc.layers.cost import Operator, Role
 from kvcalc.measure.ceilings import Ceilings
 from kvcalc.measure.device import Machine
 from kvcalc.measure.explain import Facts, difference
@@ -18,17 +17,18 @@ from kvcalc.measure.layers.sparse import GATHERED
 from kvcalc.measure.stack import Case, Stack, allocated, storage_bytes
 from kvcalc.measure.timing import Timing, timed
 from kvcalc.measure.traffic import Traffic, traffic
-from kvcalc.memory import cache_size
-from kvcalc.model import Model
-from kvcalc.roofline import roofline, total_bound, total_seconds
+from kvcalc.model.memory import cache_size
+from kvcalc.model.operators import forward, total
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
+from kvcalc.storage.dtypes import FORMATS
 from kvcalc.units import format_bytes
 
-CORE = ("attention", "indexer", "top_k", "scan", "kv_up")
 MOST_COPIES = 64
 PAST_CACHE = 4  # inputs rotate over so many times the last-level cache
 
 
-class Settings(NamedTuple):
+class MeasureSettings(NamedTuple):
     """dtype: of weights, products and cache. kernel: auto, sdpa, plain or flex. block_size: of a paged cache, 0 for a
     contiguous one. seconds: spent on each of the two times of a case. graphs: replay CUDA graphs."""
 
@@ -74,7 +74,7 @@ def bound_of(operators: Sequence[Operator], gpu: Gpu) -> Bound:
     return Bound(total_seconds(placed), total_bound(placed), int(cost.bytes), int(cost.flops))
 
 
-def needed_bytes(case: Case, settings: Settings) -> int:
+def needed_bytes(case: Case, settings: MeasureSettings) -> int:
     """Weights, cache and the largest intermediate tensors of one copy of a case, in bytes; intermediates are an estimate."""
     element = FORMATS[settings.dtype].bits // 8
     model, tokens = case.model, case.batch_size * case.new
@@ -91,7 +91,7 @@ def needed_bytes(case: Case, settings: Settings) -> int:
     return found
 
 
-def unfit(case: Case, settings: Settings, machine: Machine) -> str:
+def unfit(case: Case, settings: MeasureSettings, machine: Machine) -> str:
     """Why a case does not fit this machine, or ''. To be asked before it is tried."""
     needed, free = needed_bytes(case, settings), machine.free_bytes()
     if needed <= free:
@@ -100,10 +100,10 @@ def unfit(case: Case, settings: Settings, machine: Machine) -> str:
     return f"{name}: needs {format_bytes(needed)}, and {format_bytes(free)} can be used; left out"
 
 
-def measure(case: Case, settings: Settings, machine: Machine, ceilings: Ceilings, gpu: Gpu) -> dict[str, Any]:
+def measure(case: Case, settings: MeasureSettings, machine: Machine, ceilings: Ceilings, gpu: Gpu) -> dict[str, Any]:
     """The record of one case: whole layers, and their attention (or scan) alone."""
     operators = operators_of(case, settings.dtype)
-    layer, core = bound_of(operators, gpu), bound_of([op for op in operators if op.name in CORE], gpu)
+    layer, core = bound_of(operators, gpu), bound_of([op for op in operators if op.role is Role.CORE], gpu)
     kernel = chosen_kernel(settings.kernel, case, machine)
     with torch.no_grad():
         copies = _copies(layer, case, settings, machine), _copies(core, case, settings, machine)
@@ -144,7 +144,7 @@ def measure(case: Case, settings: Settings, machine: Machine, ceilings: Ceilings
 
 def measured(
     chosen: Sequence[Case],
-    settings: Settings,
+    settings: MeasureSettings,
     machine: Machine,
     ceilings: Ceilings,
     gpu: Gpu,
@@ -177,7 +177,7 @@ def _all(stacks: Sequence[Stack], caches: Sequence[Any]) -> None:
         stack.step(cache)
 
 
-def _copies(bound: Bound, case: Case, settings: Settings, machine: Machine) -> int:
+def _copies(bound: Bound, case: Case, settings: MeasureSettings, machine: Machine) -> int:
     """Copies to rotate over, so that what a call touches has left the last-level cache before its turn comes again; one
     where products bound the time."""
     if bound.bound == "compute":
@@ -192,12 +192,12 @@ def _facts(bound: Bound, time: Timing, copies: int, launch_s: float, done: Traff
     return Facts(bound.seconds, time.median, bound.bound, bound.bytes, resident, launch_s, done)
 
 
-def _predicted_bytes(case: Case, settings: Settings) -> int:
+def _predicted_bytes(case: Case, settings: MeasureSettings) -> int:
     size = cache_size(case.model, case.context, case.batch_size, Precision(settings.dtype), settings.block_size or 16)
     return size.allocated if settings.block_size else size.stored
 
 
-def _identity(case: Case, settings: Settings, kernel: str, machine: Machine) -> dict[str, Any]:
+def _identity(case: Case, settings: MeasureSettings, kernel: str, machine: Machine) -> dict[str, Any]:
     return {
         "variant": case.variant,
         "attention": case.model.attention,

@@ -11,7 +11,7 @@ from kvcalc.measure.cache import DTYPES, LayerCache
 from kvcalc.measure.device import Machine
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base import Mixer
-from kvcalc.model import Model
+from kvcalc.model.spec import Model
 
 ALIGNED = 64  # bytes that torch aligns a CPU tensor to
 

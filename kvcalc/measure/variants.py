@@ -2,10 +2,10 @@
 
 import msgspec
 
-from kvcalc.attention import GatedDeltaNet, Grouped
-from kvcalc.compare import variant
 from kvcalc.errors import UserError, nearest
-from kvcalc.model import Layer, Model
+from kvcalc.layers.attention import GatedDeltaNet, Grouped
+from kvcalc.model.spec import Layer, Model
+from kvcalc.planning.variants import variant
 
 NAMES = ("mha", "gqa", "mqa", "mla", "dsa", "window", "cla", "recurrent")
 _MEANS = {"mla": "mla:512+64", "dsa": "dsa:512+64+128@2048", "window": "mha/window:1024", "cla": "cla:2"}
@@ -42,7 +42,7 @@ def base_of(model: Model) -> Model:
     """One layer of the model's first kind that attends, for other variants to be put in place of."""
     for kind in model.order:
         layer = model.kinds[kind]
-        if any(part.as_mha()[0] for part in layer.mixers):
+        if any(part.attends for part in layer.mixers):
             return _bare(msgspec.structs.replace(model, layers=1, kinds={kind: layer}, pattern=(), mtp=None))
     raise UserError(f"{model.name} has no attention to put a variant in place of")
 
@@ -76,7 +76,7 @@ def _heads(base: Model) -> int:
 
 def _recurrent(base: Model) -> Model:
     """A gated delta net with as many heads as the attention, of the same widths."""
-    heads, width = max(part.as_mha() for layer in base.kinds.values() for part in layer.mixers)
+    heads, _, width = max(part.as_mha() for layer in base.kinds.values() for part in layer.mixers)
     mixer = GatedDeltaNet(
         linear_num_key_heads=heads, linear_num_value_heads=heads, linear_key_head_dim=width, linear_value_head_dim=width
     )

@@ -1,11 +1,12 @@
 """`--explain`: every figure of a size as its formula, with the numbers put in."""
 
-from kvcalc.batch import Parallelism, Precision
-from kvcalc.cache import Span
-from kvcalc.memory import Row, cache_rows, cache_size, fullest_stage, mha_ratio, weight_bytes
-from kvcalc.model import Model
-from kvcalc.precision import Formats
-from kvcalc.size import assumptions
+from kvcalc.layers.cache import Span
+from kvcalc.layers.formats import Formats
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.memory import LayerRows, cache_rows, cache_size, fullest_stage, mha_ratio, weight_bytes
+from kvcalc.model.precision import Precision, formats_of
+from kvcalc.model.size import assumptions
+from kvcalc.model.spec import Model
 from kvcalc.units import format_bytes
 
 _SPANS = {
@@ -21,9 +22,9 @@ def explain_size(
     model: Model, context: int, batch_size: int, precision: Precision, block_size: int, parallelism: Parallelism
 ) -> str:
     """The worked sums behind one record of `size`, as plain text."""
-    formats = Formats(model, precision)
-    counts = fullest_stage(model, formats, parallelism, context, batch_size)
-    rows = cache_rows(model, counts, formats, parallelism)
+    formats = formats_of(model, precision)
+    stage = fullest_stage(model, formats, parallelism, context, batch_size)
+    rows = cache_rows(model, stage.counts, formats, parallelism)
     size = cache_size(model, context, batch_size, precision, block_size, parallelism)
     sequences = parallelism.sequences(batch_size)
     lines = [f"{model.name}: {model.attention}", assumptions(model, precision, block_size, parallelism), ""]
@@ -48,7 +49,7 @@ def explain_size(
     return "\n".join(lines) + "\n"
 
 
-def _stored(row: Row, context: int, formats: Formats) -> str:
+def _stored(row: LayerRows, context: int, formats: Formats) -> str:
     entry, held = row.entry, row.entry.stored_rows(context)
     fmt = formats.cache_format(entry)
     limit = f", at most {entry.limit:,}" if entry.limit and entry.grows else ""
@@ -59,14 +60,14 @@ def _stored(row: Row, context: int, formats: Formats) -> str:
     return f"  {entry.role}: {row.stored_layers} layers × {held:,} rows ({what}) × {row.row_bytes:,} B ({each}) = {total:,}"
 
 
-def _read(row: Row, context: int) -> str:
+def _read(row: LayerRows, context: int) -> str:
     rows = row.entry.read_rows(1, context - 1)
     top = f" (top {row.entry.top:,})" if row.entry.top else ""
     total = row.read_layers * rows * row.row_bytes
     return f"  {row.entry.role}: {row.read_layers} layers × {rows:,} rows{top} × {row.row_bytes:,} B = {total:,}"
 
 
-def _allocated(row: Row, context: int, block_size: int) -> str:
+def _allocated(row: LayerRows, context: int, block_size: int) -> str:
     rows = row.entry.allocated_rows(context, block_size)
     total = row.stored_layers * rows * row.row_bytes
     return f"  {row.entry.role}: {row.stored_layers} layers × {rows:,} rows × {row.row_bytes:,} B = {total:,}"

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-from kvcalc.batch import Batch, Precision
-from kvcalc.forward import forward, total
-from kvcalc.gpu import Gpu
-from kvcalc.memory import cache_size, weight_bytes
-from kvcalc.model import Model
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.batch import Batch
+from kvcalc.model.memory import cache_size, weight_bytes
+from kvcalc.model.operators import forward, total
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 
 CONTEXT_AXIS = Axis("context, tokens", tick=tokens_tick)
@@ -41,9 +42,9 @@ def cache_vs_context(
 
 
 def _dtypes(models: Sequence[tuple[str, Model, Precision]]) -> str:
-    from kvcalc.precision import Formats
+    from kvcalc.model.precision import formats_of
 
-    return ", ".join(dict.fromkeys(Formats(model, precision).kv_cache_dtype for _, model, precision in models))
+    return ", ".join(dict.fromkeys(formats_of(model, precision).kv_cache_dtype for _, model, precision in models))
 
 
 def cache_vs_parameters(models: Sequence[Model], contexts: Sequence[int], precision: Precision) -> Chart:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcalc.errors import UserError
-from kvcalc.files import write_text
+from kvcalc.library.files import write_text
 from kvcalc.report.chart import Axis, Chart, Series
 
 SUFFIXES = (".png", ".svg", ".pdf")

@@ -4,20 +4,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.batch import Batch, Precision
 from kvcalc.errors import UserError
-from kvcalc.forward import forward
-from kvcalc.gpu import Gpu
-from kvcalc.model import Model
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.batch import Batch
+from kvcalc.layers.cost import Role
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
 from kvcalc.report.chart import Axis, Chart, Series, si_tick
-from kvcalc.roofline import records, roofline
+from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.records import pass_records
 
-KINDS = {
-    "attention": ("attention", "indexer", "scan"),
-    "projections": ("qkv", "o", "q_up", "qkv_down", "absorb_q", "absorb_v", "kv_up", "gate", "in_proj", "out_proj"),
-    "FFN": ("gate_up", "up", "down", "experts_gate_up", "experts_up", "experts_down", "shared_gate_up", "shared_down", "router"),
-    "LM head": ("lm_head",),
-}
+ROLES = {Role.CORE: "attention", Role.PROJECTION: "projections", Role.FFN: "FFN", Role.HEAD: "LM head"}
 LEAST_SHARE = 0.01  # of a pass, below which an operator gets no label
 Pass = tuple[str, Sequence[dict[str, Any]]]
 
@@ -32,9 +29,9 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
     highest = max([4000.0, *(row["intensity"] * 2 for row in rows)])
     series = [s for n, gpu in enumerate(gpus) for s in _roofs(gpu, n, lowest, highest, alone=len(gpus) == 1)]
     labels = _labels(passes)
-    for number, (kind, names) in enumerate(KINDS.items()):
-        series += _trails(passes, names, number) if len(passes) > 1 else []
-        found = _points(passes, kind, names, number, labels)
+    for number, (role, kind) in enumerate(ROLES.items()):
+        series += _trails(passes, role, number) if len(passes) > 1 else []
+        found = _points(passes, kind, role, number, labels)
         series += [found] if found else []
     title = "Roofline: " + (", ".join(dict.fromkeys(name for name, _ in passes)) or ", ".join(g.name for g in gpus))
     knees = "; ".join(f"{g.name}: {g.bandwidth_bytes_per_s / 1e12:g} TB/s" for g in gpus)
@@ -68,13 +65,11 @@ def _text(names: dict[str, list[int]], sweep: bool) -> str:
     return ", ".join(names) + (" ×" + ", ×".join(f"{b:,}" for b in batches) if sweep else "")
 
 
-def _points(
-    passes: Sequence[Pass], kind: str, names: tuple[str, ...], number: int, labels: dict[tuple[int, int], str]
-) -> Series | None:
+def _points(passes: Sequence[Pass], kind: str, role: Role, number: int, labels: dict[tuple[int, int], str]) -> Series | None:
     xs, ys, sizes, texts = [], [], [], []
     for _, rows in passes:
         for row in rows[:-1]:
-            if row["operator"] in names and row["flops"] and row["intensity"]:
+            if row["role"] == role and row["flops"] and row["intensity"]:
                 x, y = _point(row)
                 xs.append(x)
                 ys.append(y)
@@ -83,11 +78,11 @@ def _points(
     return Series(kind, tuple(xs), tuple(ys), "points", tuple(sizes), tuple(texts), number) if xs else None
 
 
-def _trails(passes: Sequence[Pass], names: tuple[str, ...], number: int) -> list[Series]:
+def _trails(passes: Sequence[Pass], role: Role, number: int) -> list[Series]:
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for _, rows in passes:
         for row in rows[:-1]:
-            if row["operator"] in names and row["flops"] and row["intensity"]:
+            if row["role"] == role and row["flops"] and row["intensity"]:
                 found.setdefault((row["operator"], row["layer"]), []).append(_point(row))
     trails = [points for points in found.values() if len(points) > 1]
     return [Series("", tuple(x for x, _ in t), tuple(y for _, y in t), "trail", colour=number) for t in trails]
@@ -113,6 +108,6 @@ def decode_sweep(model: Model, gpu: Gpu, context: int, batches: Sequence[int], p
     """A decode step's records for each batch, as `roofline_chart` takes them."""
     found: list[Pass] = []
     for batch_size in batches:
-        placed = roofline(forward(model, Batch.decode(context, batch_size), precision), gpu)
-        found.append((f"{model.name} decode", records(placed, {"batch_size": batch_size})))
+        placed = Deployment(model, gpu, precision).placed(Batch.decode(context, batch_size))
+        found.append((f"{model.name} decode", pass_records(placed, {"batch_size": batch_size}, gpu)))
     return found

@@ -3,8 +3,8 @@
 import math
 from typing import Any, NamedTuple
 
+from kvcalc.capacity.lognormal import lognormal
 from kvcalc.errors import UserError
-from kvcalc.lognormal import lognormal
 from kvcalc.serving.requests import MOST_LEN, MOST_REQUESTS, Requests
 from kvcalc.units import parse_tokens
 

@@ -6,10 +6,10 @@ e2e = ttft + (output_len − 1) · tpot. The first output token comes from the p
 
 from typing import Any, NamedTuple
 
-from kvcalc.batch import Batch, Sequences
-from kvcalc.cost import Cost
 from kvcalc.errors import UserError
-from kvcalc.serving.clock import Clock
+from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.layers.cost import Cost
+from kvcalc.timing.deployment import Deployment
 
 
 class Latency(NamedTuple):
@@ -30,7 +30,9 @@ def prefill_passes(input_len: int, batch_size: int, cached: int = 0, chunk: int 
     return [Batch.prefill(min(size, input_len - at), batch_size, at) for at in range(cached, input_len, size)]
 
 
-def request(clock: Clock, input_len: int, output_len: int, batch_size: int = 1, cached: int = 0, chunk: int = 0) -> Latency:
+def request(
+    deployment: Deployment, input_len: int, output_len: int, batch_size: int = 1, cached: int = 0, chunk: int = 0
+) -> Latency:
     """A batch of equal requests with a cache. `cached` leading tokens are in the cache already (prefix hit).
 
     Raises UserError where the prefix is not shorter than the prompt.
@@ -38,21 +40,21 @@ def request(clock: Clock, input_len: int, output_len: int, batch_size: int = 1, 
     if not 0 <= cached < input_len:
         raise UserError(f"a cached prefix of {cached:,} tokens leaves no token of a prompt of {input_len:,}")
     passes = prefill_passes(input_len, batch_size, cached, chunk)
-    ttft = sum(clock.seconds(p) for p in passes)
-    work = sum((clock.cost(p) for p in passes), Cost())
+    ttft = sum(deployment.seconds(p) for p in passes)
+    work = sum((deployment.cost(p) for p in passes), Cost())
     if output_len == 1:
         return Latency(ttft, None, None, None, ttft, int(work.flops), int(work.bytes))
-    steps, spent = _steps(clock, Batch.decode(_contexts(input_len, output_len), batch_size))
+    steps, spent = _steps(deployment, Batch.decode(_contexts(input_len, output_len), batch_size))
     return _summed(ttft, work, steps, spent)
 
 
-def without_cache(clock: Clock, input_len: int, output_len: int, batch_size: int = 1) -> Latency:
+def without_cache(deployment: Deployment, input_len: int, output_len: int, batch_size: int = 1) -> Latency:
     """The same generation recomputing all tokens at every step."""
     first = Batch.prefill(input_len, batch_size)
-    ttft, work = clock.seconds(first), clock.cost(first)
+    ttft, work = deployment.seconds(first), deployment.cost(first)
     if output_len == 1:
         return Latency(ttft, None, None, None, ttft, int(work.flops), int(work.bytes))
-    steps, spent = _steps(clock, Batch.prefill(_contexts(input_len, output_len), batch_size))
+    steps, spent = _steps(deployment, Batch.prefill(_contexts(input_len, output_len), batch_size))
     return _summed(ttft, work, steps, spent)
 
 
@@ -71,14 +73,14 @@ def _contexts(input_len: int, output_len: int) -> Any:
     return np.arange(input_len + 1, input_len + output_len, dtype=float)
 
 
-def _steps(clock: Clock, batch: Batch) -> tuple[Any, tuple[int, int]]:
+def _steps(deployment: Deployment, batch: Batch) -> tuple[Any, tuple[int, int]]:
     """Seconds of every step, and the matrix FLOPs and bytes of all of them."""
     import numpy as np
 
     group = batch.groups[0]
     many = max(np.size(group.past), np.size(group.new))
-    seconds = np.broadcast_to(np.asarray(clock.seconds(batch), dtype=float), (many,))
-    cost = clock.cost(batch)
+    seconds = np.broadcast_to(np.asarray(deployment.seconds(batch), dtype=float), (many,))
+    cost = deployment.cost(batch)
     flops = np.broadcast_to(np.asarray(cost.flops, dtype=float), (many,))
     moved = np.broadcast_to(np.asarray(cost.bytes, dtype=float), (many,))
     return seconds, (int(flops.sum()), int(moved.sum()))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 MOST_ROWS = 20_000
 
 
-class Row(NamedTuple):
+class PassRow(NamedTuple):
     """One line of the timeline: `passes` passes in a row over the same sequences, and the state at its end.
 
     tokens: of each pass. prefill_tokens: those of prompts. waiting: requests not admitted. The bytes are one GPU's.
@@ -38,7 +38,7 @@ class Log:
         self.arrived, self.scheduled, self.first, self.finished = (np.full(count, np.nan) for _ in range(4))
         self.rejected = np.zeros(count, dtype=bool)
         self.rank, self.stride, self._seen = rank, 1, 0
-        self.rows: list[Row] = []
+        self.rows: list[PassRow] = []
         self.passes = self.slots = self.padded = self.prefill_tokens = self.decode_tokens = 0
         self.preemptions = self.recomputed_tokens = self.swapped_bytes = self.peak = self.largest = 0
         self.allocated_byte_s = self.stored_byte_s = self.busy_s = self.sequences_s = self.in_system_s = 0.0
@@ -64,9 +64,9 @@ class Log:
         self.allocated_byte_s += float(seconds @ allocated)
         self.stored_byte_s += float(seconds @ stored)
         row = (start, span, many, sequences, tokens, prompt, waiting, int(allocated[-1]), int(stored[-1]))
-        self._note(Row(self.rank, *row))
+        self._note(PassRow(self.rank, *row))
 
-    def _note(self, row: Row) -> None:
+    def _note(self, row: PassRow) -> None:
         if self._seen % self.stride == 0:
             self.rows.append(row)
             if len(self.rows) > MOST_ROWS:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.memory import Row
+from kvcalc.model.memory import LayerRows
 from kvcalc.units import ceil_div, format_bytes
 
 CACHES = ("paged", "contiguous")
@@ -30,7 +30,7 @@ class Pool(NamedTuple):
         return tokens <= self.longest and int(self.allocated[tokens]) <= self.budget
 
 
-def pool(rows: Sequence[Row], budget: int, cache: str, block_size: int, max_model_len: int, most_tokens: int) -> Pool:
+def pool(rows: Sequence[LayerRows], budget: int, cache: str, block_size: int, max_model_len: int, most_tokens: int) -> Pool:
     """A pool for requests that hold at most `most_tokens` tokens.
 
     max_model_len: the stretch that `contiguous` reserves, and the longest request of either. Raises UserError on an unknown
@@ -53,7 +53,7 @@ def pool(rows: Sequence[Row], budget: int, cache: str, block_size: int, max_mode
     return Pool(budget, np.full(most_tokens + 1, reserved), stored, max_model_len)
 
 
-def row_bytes(rows: Sequence[Row], tokens: Any, block_size: int) -> Any:
+def row_bytes(rows: Sequence[LayerRows], tokens: Any, block_size: int) -> Any:
     """Bytes of one sequence after `tokens` tokens (int64 array), stored (block_size 0) or in whole blocks."""
     import numpy as np
 

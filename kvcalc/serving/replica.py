@@ -6,12 +6,12 @@ import msgspec
 
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.errors import UserError
-from kvcalc.memory import Row, cache_rows
-from kvcalc.parallel import stages
-from kvcalc.serving.clock import Clock
+from kvcalc.model.memory import LayerRows, cache_rows
+from kvcalc.model.stages import stages
 from kvcalc.serving.continuous import Limits
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.steps import Steps
+from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
 
@@ -19,7 +19,7 @@ class Memory(NamedTuple):
     """budget: bytes for the cache on one GPU of the stage that holds the fewest sequences. rows: what it keeps there."""
 
     budget: int
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRows, ...]
 
 
 class MemoryOptions(msgspec.Struct, frozen=True):
@@ -31,18 +31,23 @@ class MemoryOptions(msgspec.Struct, frozen=True):
     kv_cache_memory_bytes: int = 0
 
 
-def memory(clock: Clock, asked: MemoryOptions) -> Memory:
+def memory(deployment: Deployment, asked: MemoryOptions) -> Memory:
     """What `fit` leaves for the cache: share − weights − activation peak − overhead. Raises UserError where that is nothing."""
-    found = fit(clock.model, clock.gpu, clock.precision, clock.parallelism, FitOptions(**msgspec.structs.asdict(asked)))
+    found = fit(
+        deployment.model,
+        deployment.gpu,
+        deployment.precision,
+        deployment.parallelism,
+        FitOptions(**msgspec.structs.asdict(asked)),
+    )
     if not found.kv_budget:
         terms = f"{format_bytes(found.budget.share - found.budget.cache)} of {format_bytes(found.budget.share)}"
-        names = f"{clock.model.name} leaves no memory for a cache on {clock.gpu.name}"
+        names = f"{deployment.model.name} leaves no memory for a cache on {deployment.gpu.name}"
         what = f"{names}: weights, activations and overhead take {terms}"
         raise UserError(what, hint="Use more GPUs (--tp), or a smaller --dtype or --quantization")
-    ranks = clock.parallelism
-    kinds = stages(clock.model, ranks.pp)[found.stage] if ranks.pp > 1 else clock.model.order
-    counts = {kind: kinds.count(kind) for kind in clock.model.kinds}
-    return Memory(found.kv_budget, tuple(cache_rows(clock.model, counts, found.formats, ranks)))
+    ranks = deployment.parallelism
+    counts = stages(deployment.model, ranks.pp)[found.stage].counts
+    return Memory(found.kv_budget, tuple(cache_rows(deployment.model, counts, found.formats, ranks)))
 
 
 def capacity(steps: Steps, pool: Pool, limits: Limits, input_len: int, output_len: int) -> float:

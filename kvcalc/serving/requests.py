@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError
-from kvcalc.files import read_text
+from kvcalc.library.files import read_text
 
 MOST_BYTES, MOST_REQUESTS, MOST_SECONDS = 256 << 20, 2_000_000, 1e12
 MOST_LEN = 1 << 22  # tokens of a prompt or of an answer: the simulator keeps tables over tokens

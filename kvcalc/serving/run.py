@@ -9,7 +9,6 @@ import msgspec
 
 from kvcalc.capacity.budget import default_batched_tokens
 from kvcalc.errors import UserError, nearest
-from kvcalc.serving.clock import Clock
 from kvcalc.serving.continuous import Limits
 from kvcalc.serving.draw import draw, parse_lengths
 from kvcalc.serving.latency import cost_per_million
@@ -19,6 +18,7 @@ from kvcalc.serving.replica import MemoryOptions, capacity, memory
 from kvcalc.serving.requests import MOST_REQUESTS, Requests, read_requests
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.steps import Steps
+from kvcalc.timing.deployment import Deployment
 
 PREEMPTIONS = ("recompute", "swap")
 DEFAULT_PROMPTS = 1000
@@ -56,7 +56,7 @@ class Load(NamedTuple):
         return draw(self.num_prompts or DEFAULT_PROMPTS, *lengths, self.rate, self.burstiness, self.seed)
 
 
-class Settings(msgspec.Struct, frozen=True):
+class ServerSettings(msgspec.Struct, frozen=True):
     """Of the server. max_num_seqs is the whole replica's, as --batch-size is; max_num_batched_tokens of one dp rank's pass.
 
     0 leaves max_num_batched_tokens to the GPU's memory, max_model_len to the model, kv_cache_memory_bytes to `fit`.
@@ -99,29 +99,29 @@ class Run(NamedTuple):
 
 
 def serve(
-    clock: Clock,
+    deployment: Deployment,
     requests: Requests,
     load: Load,
-    settings: Settings,
+    settings: ServerSettings,
     policy: str = "continuous",
     cache: str = "paged",
     progress: Callable[[int], None] | None = None,
 ) -> Run:
     """Simulate `requests` on one replica. Raises UserError where the model does not fit, or an option cannot be met."""
-    limits = _limits(clock, settings)
+    limits = _limits(deployment, settings)
     asked = MemoryOptions(
         settings.max_num_seqs, limits.max_num_batched_tokens, settings.gpu_memory_utilization, settings.kv_cache_memory_bytes
     )
-    room, steps = memory(clock, asked), Steps(clock)
+    room, steps = memory(deployment, asked), Steps(deployment)
     most = int(requests.input_len.max() + requests.output_len.max())
-    longest = settings.max_model_len or (most if cache == "paged" else clock.model.max_context or most)
+    longest = settings.max_model_len or (most if cache == "paged" else deployment.model.max_context or most)
     own = pool(room.rows, room.budget, cache, settings.block_size, longest, most)
     served = simulate(requests, own, steps, limits, policy, load.max_concurrency, progress)
     record: dict[str, Any] = {
-        "model": clock.model.name,
-        "gpu": clock.gpu.name,
-        "gpus": clock.parallelism.gpus,
-        "basis": clock.basis,
+        "model": deployment.model.name,
+        "gpu": deployment.gpu.name,
+        "gpus": deployment.parallelism.gpus,
+        "basis": deployment.basis,
     }
     record |= {"policy": policy, "cache": cache, "rate": load.rate if load.rate != math.inf else None}
     record |= {"max_concurrency": load.max_concurrency or None, "max_num_seqs": settings.max_num_seqs}
@@ -139,15 +139,17 @@ def serve(
     return Run(record, served, own, limits)
 
 
-def _limits(clock: Clock, settings: Settings) -> Limits:
+def _limits(deployment: Deployment, settings: ServerSettings) -> Limits:
     rate = 0.0
     if settings.preemption == "swap":
-        if not clock.gpu.host_link_bytes_per_s:
-            raise UserError(f"{clock.gpu.name} gives no host_link_bytes_per_s to swap over", hint="Use --preemption recompute")
-        rate = clock.gpu.host_link_bytes_per_s
+        if not deployment.gpu.host_link_bytes_per_s:
+            raise UserError(
+                f"{deployment.gpu.name} gives no host_link_bytes_per_s to swap over", hint="Use --preemption recompute"
+            )
+        rate = deployment.gpu.host_link_bytes_per_s
     return Limits(
-        max_num_seqs=clock.parallelism.sequences(settings.max_num_seqs),
-        max_num_batched_tokens=settings.max_num_batched_tokens or default_batched_tokens("none", clock.gpu),
+        max_num_seqs=deployment.parallelism.sequences(settings.max_num_seqs),
+        max_num_batched_tokens=settings.max_num_batched_tokens or default_batched_tokens("none", deployment.gpu),
         host_bytes_per_s=rate,
         batch_timeout=settings.batch_timeout,
     )

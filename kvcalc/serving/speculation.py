@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvcalc.batch import Batch
 from kvcalc.errors import UserError
-from kvcalc.ffn import Projections
-from kvcalc.load import load_model
-from kvcalc.model import Model
-from kvcalc.serving.clock import Clock
+from kvcalc.layers.batch import Batch
+from kvcalc.layers.ffn import Projections
+from kvcalc.library.load import load_model
+from kvcalc.model.spec import Model
 from kvcalc.serving.latency import verification
+from kvcalc.timing.deployment import Deployment
 
 MOST_DRAFTED = 16
 
@@ -38,7 +38,9 @@ def expected_tokens(acceptance: float, drafted: int) -> float:
     return float(drafted + 1) if acceptance == 1 else (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
 
 
-def speculate(target: Clock, draft: Clock, context: int, batch_size: int, drafted: int, acceptance: float) -> Speculation:
+def speculate(
+    target: Deployment, draft: Deployment, context: int, batch_size: int, drafted: int, acceptance: float
+) -> Speculation:
     """One step of speculative decoding at `context`, against plain decode. A speed-up below 1 is reported as such."""
     tokens = expected_tokens(acceptance, drafted)
     plain = target.seconds(Batch.decode(context, batch_size))
@@ -48,13 +50,15 @@ def speculate(target: Clock, draft: Clock, context: int, batch_size: int, drafte
     return Speculation(drafted, tokens, drafting, verifying, each, plain / each)
 
 
-def best_drafted(target: Clock, draft: Clock, context: int, batch_size: int, acceptance: float) -> Speculation:
+def best_drafted(target: Deployment, draft: Deployment, context: int, batch_size: int, acceptance: float) -> Speculation:
     """The k from 1 to 16 with the least time per token."""
     tried = [speculate(target, draft, context, batch_size, k, acceptance) for k in range(1, MOST_DRAFTED + 1)]
     return min(tried, key=lambda s: s.tpot_s)
 
 
-def stops_paying(target: Clock, draft: Clock, context: int, drafted: int, acceptance: float, most: int = 1 << 14) -> int | None:
+def stops_paying(
+    target: Deployment, draft: Deployment, context: int, drafted: int, acceptance: float, most: int = 1 << 14
+) -> int | None:
     """The first power of two of sequences at which the speed-up is below 1; None if it pays up to `most`."""
     batch = 1
     while batch <= most:
@@ -70,7 +74,7 @@ def draft_model(target: Model, name: str) -> Model:
     Raises UserError where the target has no such layers, or as `load_model` does.
     """
     if name.startswith("layers="):
-        from kvcalc.edit import edited
+        from kvcalc.library.edit import edited
 
         small = edited(target, [name])
         if small.layers > target.layers:

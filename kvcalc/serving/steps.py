@@ -6,8 +6,8 @@ linear in context between the points where a bound changes; under a window it is
 
 from typing import Any
 
-from kvcalc.batch import Batch, Sequences
-from kvcalc.serving.clock import Clock
+from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.timing.deployment import Deployment
 
 # Tokens between the contexts that are computed, and how many intervals a table has: for decodes alone, and beside chunks of
 # prompts, which seldom come again.
@@ -20,8 +20,8 @@ Chunks = tuple[tuple[int, int], ...]  # (new, past) of each piece of a prompt in
 class Steps:
     """Passes of one data-parallel rank; each other rank is taken to run the same batch at the same time."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.ranks = clock, clock.parallelism.dp
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment, self.ranks = deployment, deployment.parallelism.dp
         self._tables: dict[tuple[Chunks, int, int], tuple[Any, Any]] = {}
         self._prompts: dict[tuple[Chunks, int], float] = {}
 
@@ -31,7 +31,7 @@ class Steps:
         if key not in self._prompts:
             if len(self._prompts) > MOST_TABLES:
                 self._prompts.clear()
-            self._prompts[key] = float(self.clock.seconds(Batch(self._groups(chunks, times))))
+            self._prompts[key] = float(self.deployment.seconds(Batch(self._groups(chunks, times))))
         return self._prompts[key]
 
     def mixed(self, chunks: Chunks, count: int, context: float) -> float:
@@ -67,7 +67,7 @@ class Steps:
             contexts = np.arange(start, start + width + spacing, spacing, dtype=float)
             contexts = contexts[contexts >= 1] if spacing == 1 else np.maximum(contexts, 1)
             batch = Batch((*self._groups(chunks), Sequences(count * self.ranks, 1, contexts - 1)))
-            self._tables[key] = contexts, np.broadcast_to(self.clock.seconds(batch), contexts.shape)
+            self._tables[key] = contexts, np.broadcast_to(self.deployment.seconds(batch), contexts.shape)
         return self._tables[key]
 
     def _groups(self, chunks: Chunks, times: int = 1) -> tuple[Sequences, ...]:

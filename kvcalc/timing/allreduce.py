@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from kvcalc.timing.law import Array, Law, within
 
 if TYPE_CHECKING:
-    from kvcalc.timing.machine import Machine
+    from kvcalc.timing.figures import Figures
 
 SWITCH_RANKS = 8
 
@@ -37,7 +37,7 @@ class AllReduce(Law, frozen=True, tag="allreduce"):
     e3: Annotated[float, within(0.1, 1.5)] = 0.75
     es: Annotated[float, within(0.1, 1.5)] = 0.6
 
-    def us(self, machine: "Machine", *shape: Array) -> Array:
+    def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
 
         ranks, size = shape

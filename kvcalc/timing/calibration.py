@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kvcalc import catalog
 from kvcalc.errors import UserError, nearest
-from kvcalc.files import parse_yaml, read_text
-from kvcalc.gpu import Gpu
-from kvcalc.load import load_gpu
+from kvcalc.gpu.spec import Gpu
+from kvcalc.library import catalog
+from kvcalc.library.files import parse_yaml, read_text
+from kvcalc.library.load import load_gpu
 from kvcalc.timing.families import NEAREST, AnyLaw
 from kvcalc.timing.law import Law
 

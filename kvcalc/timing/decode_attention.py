@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from kvcalc.timing.law import Array, Law, pnorm, within
 
 if TYPE_CHECKING:
-    from kvcalc.timing.machine import Machine
+    from kvcalc.timing.figures import Figures
 
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BLOCK = 128  # tokens of a step along the cache
@@ -70,7 +70,7 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     rw: Annotated[float, within(0.02, 8)] = 1
     tw: Annotated[float, within(0.1, 20)] = 1
 
-    def us(self, machine: "Machine", *shape: Array) -> Array:
+    def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
 
         batch, q_heads, kv_heads, head_dim, kv_len, window = shape

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from kvcalc.timing.law import Array, Law, within
 
 if TYPE_CHECKING:
-    from kvcalc.timing.machine import Machine
+    from kvcalc.timing.figures import Figures
 
 
 class Elementwise(Law, frozen=True, tag="elementwise"):
@@ -22,6 +22,6 @@ class Elementwise(Law, frozen=True, tag="elementwise"):
     t0: Annotated[float, within(0.1, 20)] = 1.5
     em: Annotated[float, within(0.05, 1.1)] = 0.8
 
-    def us(self, machine: "Machine", *shape: Array) -> Array:
+    def us(self, machine: "Figures", *shape: Array) -> Array:
         (moved,) = shape
         return self.t0 + moved / (self.em * machine.memory)

@@ -1,12 +1,13 @@
-"""Which law times which measured operation: the one list of families, and the datasheet bound of each.
+"""Which law times which measured operation: the one list of families, and what each operation costs at least.
 
 A calibration holds, for every family, one law for each kind of data (`bfloat16`, `fp8`, `fp8_block`, `bfloat16/fp8` …).
 Where a kind has no law of its own, the nearest kind that `NEAREST` names stands in for it.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from kvcalc.layers.cost import Cost
 from kvcalc.timing.allreduce import AllReduce
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.elementwise import Elementwise
@@ -15,9 +16,6 @@ from kvcalc.timing.law import Array, Law
 from kvcalc.timing.mla_decode import MlaDecode
 from kvcalc.timing.mla_prefill import MlaPrefill
 from kvcalc.timing.prefill_attention import PrefillAttention
-
-if TYPE_CHECKING:
-    from kvcalc.timing.machine import Machine
 
 AnyLaw = Gemm | QuantizedGemm | DecodeAttention | PrefillAttention | MlaDecode | MlaPrefill | AllReduce | Elementwise
 
@@ -94,81 +92,83 @@ FAMILIES = {
 }
 
 
-def bound_us(op: str, kind: str, machine: "Machine", shape: tuple[Array, ...]) -> Array | None:
-    """The datasheet bound max(FLOPs/peak, bytes/bandwidth, link bytes/link rate) of measured operations, in µs."""
-    found = _BOUNDS.get(op)
-    return None if found is None else found(kind, machine, shape)
+def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> tuple[Cost, str] | None:
+    """What measured operations cost at least, and the dtype of their products; None for an operation that is not known."""
+    found = _COSTS.get(op)
+    return None if found is None else found(kind, *shape)
 
 
-def _roof(machine: "Machine", flops: Array, peak: float, moved: Array) -> Array:
-    import numpy as np
-
-    return np.maximum(flops / peak, moved / machine.memory)
+def _cost(flops: Array, moved: Array) -> Cost:
+    return Cost(flops=flops, activation_bytes=moved)
 
 
 def _element(kind: str) -> int:
     return 1 if "fp8" in kind else 2
 
 
-def _gemm_bound(kind: str, machine: "Machine", shape: tuple[Array, ...]) -> Array:
-    m, n, k = shape
-    size = _element(kind)
-    return _roof(machine, 2 * m * n * k, machine.peak(size), (m + n) * k * size + 2 * m * n)
+def _products(kind: str) -> str:
+    return "fp8" if "fp8" in kind else "bf16"
 
 
-def _decode_bound(kind: str, machine: "Machine", shape: tuple[Array, ...]) -> Array:
+def _limit(length: Array, window: Array) -> Array:
+    """Tokens that a query sees at most: the window where there is one."""
     import numpy as np
 
-    batch, q_heads, kv_heads, head_dim, length, window = shape
-    seen = np.where(window > 0, np.minimum(length, np.maximum(window, 1)), length)
+    return np.where(window > 0, np.minimum(length, np.maximum(window, 1)), length)
+
+
+def _gemm_cost(kind: str, m: Array, n: Array, k: Array) -> tuple[Cost, str]:
+    return _cost(2 * m * n * k, (m + n) * k * _element(kind) + 2 * m * n), _products(kind)
+
+
+def _decode_cost(
+    kind: str, batch: Array, q_heads: Array, kv_heads: Array, head_dim: Array, length: Array, window: Array
+) -> tuple[Cost, str]:
+    seen = _limit(length, window)
     moved = 2 * batch * kv_heads * seen * head_dim * _element(kind) + 4 * batch * q_heads * head_dim
-    return _roof(machine, 4 * batch * q_heads * seen * head_dim, machine.bf16, moved)
+    return _cost(4 * batch * q_heads * seen * head_dim, moved), "bf16"
 
 
-def _prefill_bound(kind: str, machine: "Machine", shape: tuple[Array, ...]) -> Array:
-    import numpy as np
-
-    batch, q_heads, kv_heads, head_dim, length, window = shape
-    limit = np.where(window > 0, np.minimum(length, np.maximum(window, 1)), length)
+def _prefill_cost(
+    kind: str, batch: Array, q_heads: Array, kv_heads: Array, head_dim: Array, length: Array, window: Array
+) -> tuple[Cost, str]:
+    limit = _limit(length, window)
     pairs = batch * (limit * (limit + 1) / 2 + (length - limit) * limit)
     moved = batch * length * head_dim * (4 * q_heads + 2 * kv_heads * (2 + _element(kind.partition("/")[2])))
-    return _roof(machine, 4 * pairs * q_heads * head_dim, machine.peak(_element(kind.partition("/")[0])), moved)
+    return _cost(4 * pairs * q_heads * head_dim, moved), _products(kind.partition("/")[0])
 
 
-def _mla_decode_bound(kind: str, machine: "Machine", shape: tuple[Array, ...]) -> Array:
-    batch, heads, length = shape
+def _mla_decode_cost(kind: str, batch: Array, heads: Array, length: Array) -> tuple[Cost, str]:
     moved = batch * length * 576 * _element(kind) + 2 * batch * heads * 1088
-    return _roof(machine, 2 * batch * heads * length * 1088, machine.bf16, moved)
+    return _cost(2 * batch * heads * length * 1088, moved), "bf16"
 
 
-def _mla_prefill_bound(kind: str, machine: "Machine", shape: tuple[Array, ...]) -> Array:
-    batch, heads, length = shape
+def _mla_prefill_cost(kind: str, batch: Array, heads: Array, length: Array) -> tuple[Cost, str]:
     pairs = batch * length * (length + 1) / 2
-    return _roof(machine, 2 * pairs * heads * 320, machine.bf16, 2 * batch * length * heads * 640)
+    return _cost(2 * pairs * heads * 320, 2 * batch * length * heads * 640), "bf16"
 
 
-def _allreduce_bound(kind: str, machine: "Machine", shape: tuple[Array, ...]) -> Array:
-    ranks, size = shape
-    return 2 * (ranks - 1) / ranks * size / machine.link
+def _allreduce_cost(kind: str, ranks: Array, size: Array) -> tuple[Cost, str]:
+    return Cost(network_bytes=2 * (ranks - 1) / ranks * size), ""
 
 
-def _moe_bound(kind: str, machine: "Machine", shape: tuple[Array, ...]) -> Array:
+def _moe_cost(
+    kind: str, tokens: Array, hidden: Array, inter: Array, top: Array, experts: Array, tp: Array, ep: Array
+) -> tuple[Cost, str]:
     """Three products per expert; of the experts, what uniform routing reaches: E·(1 − (1 − k/E)^T), spread over moe_ep."""
     import numpy as np
 
-    tokens, hidden, inter, top, experts, tp, ep = shape
     reached = experts * (1 - (1 - np.minimum(top / experts, 1)) ** tokens) / ep
-    flops = 6 * tokens * top * hidden * inter / tp / ep
     moved = 3 * reached * hidden * inter / tp * _element(kind) + 4 * tokens * hidden
-    return _roof(machine, flops, machine.peak(_element(kind)), moved)
+    return _cost(6 * tokens * top * hidden * inter / tp / ep, moved), _products(kind)
 
 
-_BOUNDS: dict[str, Callable[[str, "Machine", tuple[Array, ...]], Array]] = {
-    "gemm": _gemm_bound,
-    "decode_attention": _decode_bound,
-    "prefill_attention": _prefill_bound,
-    "mla_decode": _mla_decode_bound,
-    "mla_prefill": _mla_prefill_bound,
-    "allreduce": _allreduce_bound,
-    "moe": _moe_bound,
+_COSTS: dict[str, Callable[..., tuple[Cost, str]]] = {
+    "gemm": _gemm_cost,
+    "decode_attention": _decode_cost,
+    "prefill_attention": _prefill_cost,
+    "mla_decode": _mla_decode_cost,
+    "mla_prefill": _mla_prefill_cost,
+    "allreduce": _allreduce_cost,
+    "moe": _moe_cost,
 }

@@ -13,7 +13,7 @@ import msgspec
 from kvcalc.timing.law import Array, Law
 
 if TYPE_CHECKING:
-    from kvcalc.timing.machine import Machine
+    from kvcalc.timing.figures import Figures
 
 SOFTNESS = 0.04  # relative error at which squares turn into absolute values
 STARTS, STEPS = 5, 40
@@ -29,7 +29,7 @@ class Fitted(NamedTuple):
 
 def fit(
     law: type[Law],
-    machine: "Machine",
+    machine: "Figures",
     shape: tuple[Array, ...],
     measured: Array,
     weight: Array | None = None,
@@ -56,7 +56,7 @@ def fit(
 def _fit_form(
     law: type[Law],
     choice: dict[str, Any],
-    machine: "Machine",
+    machine: "Figures",
     shape: tuple[Array, ...],
     target: Array,
     weight: Array,

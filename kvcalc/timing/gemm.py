@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from kvcalc.timing.law import Array, Law, pnorm, within
 
 if TYPE_CHECKING:
-    from kvcalc.timing.machine import Machine
+    from kvcalc.timing.figures import Figures
 
 TILES = ((64, 64), (64, 128), (128, 64), (64, 256), (256, 64), (128, 128), (128, 256), (256, 128))
 SPLITS = (1, 2, 4, 8, 16)
@@ -41,7 +41,7 @@ class Gemm(Law, frozen=True, tag="gemm"):
     tr: Annotated[float, within(0.2, 30)] = 2.2
     r: Annotated[float, within(3e4, 1e6)] = 1.6e5
 
-    def us(self, machine: "Machine", *shape: Array) -> Array:
+    def us(self, machine: "Figures", *shape: Array) -> Array:
         m, n, k, *stored = shape
         memory = (k * (2 * m + n * (stored[0] if stored else 2)) + 2 * m * n) / (self.em * machine.memory)
         rate = self.ec * machine.bf16 / machine.sms
@@ -71,7 +71,7 @@ class QuantizedGemm(Law, frozen=True, tag="gemm_fp8"):
     pro: Annotated[float, within(0.02, 10)] = 1.0
     sg: Annotated[float, within(0.01, 1)] = 0.3
 
-    def us(self, machine: "Machine", *shape: Array) -> Array:
+    def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
 
         m, n, k, *stored = shape

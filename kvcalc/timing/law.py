@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from kvcalc.timing.machine import Machine
+    from kvcalc.timing.figures import Figures
 
     Array = NDArray[np.float64]
 else:
@@ -37,7 +37,7 @@ class Law(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True,
     SHAPE: ClassVar[tuple[str, ...]] = ()
     CHOICES: ClassVar[tuple[dict[str, Any], ...]] = ({},)
 
-    def us(self, machine: "Machine", *shape: "Array") -> "Array":
+    def us(self, machine: "Figures", *shape: "Array") -> "Array":
         """Microseconds of one call, for arrays of shapes in the order of SHAPE."""
         raise NotImplementedError
 

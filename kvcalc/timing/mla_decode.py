@@ -12,7 +12,7 @@ from kvcalc.timing.decode_attention import best_split, memory_time, misses
 from kvcalc.timing.law import Array, Law, within
 
 if TYPE_CHECKING:
-    from kvcalc.timing.machine import Machine
+    from kvcalc.timing.figures import Figures
 
 ROWS, BLOCK, LATENT, ROPE = 64, 64, 512, 64
 COMBINE = 2.5  # µs of the kernel that combines a split
@@ -40,7 +40,7 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
     tramp: Annotated[float, within(0.1, 60)] = 7
     cast: Annotated[float, within(1e-3, 40)] = 0.05
 
-    def us(self, machine: "Machine", *shape: Array) -> Array:
+    def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
 
         batch, heads, length = shape

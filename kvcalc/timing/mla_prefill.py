@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from kvcalc.timing.law import Array, Law, within
 
 if TYPE_CHECKING:
-    from kvcalc.timing.machine import Machine
+    from kvcalc.timing.figures import Figures
 
 ROWS, STAIR = 128, 0.4
 EXPANDED, ABSORBED = 192 + 128, 576 + 512  # widths of a key and a value together
@@ -35,7 +35,7 @@ class MlaPrefill(Law, frozen=True, tag="mla_prefill"):
     em: Annotated[float, within(0.05, 3)] = 0.8
     tau: Annotated[float, within(0.005, 30)] = 0.3
 
-    def us(self, machine: "Machine", *shape: Array) -> Array:
+    def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
 
         batch, heads, length, *seen = shape

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from kvcalc.timing.law import Array, Law, within
 
 if TYPE_CHECKING:
-    from kvcalc.timing.machine import Machine
+    from kvcalc.timing.figures import Figures
 
 ROWS = 128  # query rows of a tile
 STAIR = 0.4  # how far the last wave counts as a whole one
@@ -49,7 +49,7 @@ class PrefillAttention(Law, frozen=True, tag="prefill_attention"):
     a256: Annotated[float, within(0.1, 3)] = 1.1
     aw: Annotated[float, within(0.1, 3)] = 0.9
 
-    def us(self, machine: "Machine", *shape: Array) -> Array:
+    def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
 
         batch, q_heads, kv_heads, head_dim, length, window, *seen = shape

@@ -9,16 +9,19 @@ prefill. The bound has the decode step and batch/output prefills, nothing else.
 from functools import cache
 from pathlib import Path
 
-from kvcalc import catalog
-from kvcalc.batch import Batch, Parallelism, Precision
 from kvcalc.errors import UserError
-from kvcalc.forward import forward
-from kvcalc.gpu import Gpu
-from kvcalc.load import read
-from kvcalc.model import Model
-from kvcalc.rows import Row
+from kvcalc.gpu.roof import roofline, total_seconds
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.batch import Batch
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.library import catalog
+from kvcalc.library.load import read
+from kvcalc.model.operators import forward
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
 from kvcalc.timing.calibration import find_calibration
-from kvcalc.timing.steps import pass_bound, pass_seconds
+from kvcalc.timing.rows import MeasuredRow
+from kvcalc.timing.steps import pass_seconds
 
 NOTHING = float("nan")
 # Fitted to the 153 measured serving runs that the accuracy page counts; they are the only figures fitted on servers.
@@ -47,7 +50,7 @@ def _model_of(path: Path) -> Model | None:
         return None
 
 
-def tpot_us(row: Row, gpu: Gpu, stack: str, source: Gpu | None = None) -> tuple[float, float]:
+def tpot_us(row: MeasuredRow, gpu: Gpu, stack: str, source: Gpu | None = None) -> tuple[float, float]:
     """(bound, calibrated) µs per output token of a serving row; NaN where the model is unknown or no calibration applies."""
     model = served_model(row.model) if row.model else None
     isl, osl, batch, tp = (int(x) for x in row.shape)
@@ -58,7 +61,7 @@ def tpot_us(row: Row, gpu: Gpu, stack: str, source: Gpu | None = None) -> tuple[
     try:
         decode = forward(model, Batch.decode(isl + max(1, osl // 2), batch), precision, ranks)
         prefill = forward(model, Batch.prefill(isl), precision, ranks)
-        bound = 1e6 * (pass_bound(decode, gpu) + batch / osl * pass_bound(prefill, gpu))
+        bound = 1e6 * (total_seconds(roofline(decode, gpu)) + batch / osl * total_seconds(roofline(prefill, gpu)))
         calibration = find_calibration(source or gpu, stack)
         if calibration is None:
             return bound, NOTHING

@@ -5,7 +5,8 @@
 Matrix products, attention and all-reduces follow their laws. Elementwise chains move their bytes at the rate that streaming
 kernels reach; their launches are in the glue, which is a constant of the stack. In serving a cache is never in the L2, so
 its laws run with no residency. fp8 products take static scales: their input arrives quantised. Operators without a law
-(recurrences, indexers) take their datasheet bound and a launch, and say so. No overlap between operators is assumed.
+(recurrences, indexers) take their datasheet bound and a launch, and say so. No law goes below the bound, and no overlap
+between operators is assumed.
 """
 
 from collections.abc import Sequence
@@ -13,19 +14,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from kvcalc.cost import AttentionShape, CollectiveShape, GemmShape, Operator
-from kvcalc.gpu import Gpu
+from kvcalc.gpu.roof import least_time
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Operator
 from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.elementwise import Elementwise
+from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law
-from kvcalc.timing.machine import Machine, machine
 
 if TYPE_CHECKING:
     from kvcalc.timing.law import Array
 
 MOST_DECODE_TOKENS = 16  # new tokens of a sequence that decode kernels take at once, their query rows packed
 CALIBRATED, BOUND = "calibrated", "bound"
+MEASURED = ("bf16", "fp16", "fp8")  # what products compute in that rows are of; others borrow the memory side of bf16's law
 _VECTOR = Elementwise()
 
 
@@ -37,27 +40,26 @@ class Timed(NamedTuple):
 
 
 def operator_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> list[Timed]:
-    """The time of each operator under a calibration. Raises UserError where the GPU lacks a figure that laws need."""
-    figures = machine(gpu)
-    found: list[Timed | None] = [None] * len(operators)
+    """The time of each operator under a calibration, never below its roof.
+
+    Raises UserError where the GPU lacks a figure that laws need.
+    """
+    figures = figures_of(gpu)
+    found: list[tuple[Any, str] | None] = [None] * len(operators)
     _gemms(operators, figures, calibration, found)
-    for i, operator in enumerate(operators):
-        if found[i] is None:
-            us, basis = _one(operator, figures, calibration)
-            found[i] = Timed(us * operator.count / 1e6, basis)
-    return [timed for timed in found if timed is not None]
+    timed = []
+    for operator, known in zip(operators, found, strict=True):
+        least = least_time(operator.cost, operator.dtype, gpu).seconds
+        us, basis = known or _one(operator, figures, calibration) or (least * 1e6 + _VECTOR.t0, BOUND)
+        measured = operator.dtype in MEASURED or not operator.dtype
+        timed.append(Timed(_larger(us * operator.count / 1e6, least * operator.count), basis if measured else BOUND))
+    return timed
 
 
 def pass_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> Any:
     """The time of the whole pass: its operators and the glue of its layers."""
     timed = operator_seconds(operators, gpu, calibration)
     return sum((t.seconds for t in timed), glue_seconds(operators, calibration))
-
-
-def pass_bound(operators: Sequence[Operator], gpu: Gpu) -> Any:
-    """The datasheet bound of the whole pass: Σ max(FLOPs/peak, bytes/bandwidth, network bytes/link)."""
-    figures = machine(gpu)
-    return sum(_bound(o, figures) * o.count for o in operators) / 1e6
 
 
 def glue_seconds(operators: Sequence[Operator], calibration: Calibration) -> float:
@@ -77,6 +79,7 @@ def error_bar(operators: Sequence[Operator], calibration: Calibration) -> float:
 
 
 def _kind(operator: Operator) -> tuple[str, str] | None:
+    """(family, kind of data) of the law that times an operator; None where there is no such family."""
     shape = operator.shape
     if isinstance(shape, GemmShape):
         return "gemm", "fp8" if operator.dtype == "fp8" else "bfloat16"
@@ -84,27 +87,33 @@ def _kind(operator: Operator) -> tuple[str, str] | None:
         return "allreduce", "bytes"
     if not isinstance(shape, AttentionShape):
         return None
-    cached = "fp8" if 0 < shape.element < 1.5 else "bfloat16"
-    decodes = all(_decodes(new) for _, new, _ in shape.groups)
+    cached = _cached(shape)
+    decodes = all(_decodes(new) for _, new, _, _ in shape.groups)
     if decodes:
         return ("decode_attention" if shape.kv_heads else "mla_decode"), cached
     return ("prefill_attention", f"bfloat16/{cached}") if shape.kv_heads else ("mla_prefill", cached)
+
+
+def _cached(shape: AttentionShape) -> str:
+    return "fp8" if 0 < shape.element < 1.5 else "bfloat16"
 
 
 def _decodes(new: Any) -> bool:
     return bool(new <= MOST_DECODE_TOKENS) if isinstance(new, int) else bool((new <= MOST_DECODE_TOKENS).all())
 
 
-def _gemms(operators: Sequence[Operator], figures: Machine, calibration: Calibration, found: list[Timed | None]) -> None:
-    """All matrix products of one law at once."""
+def _gemms(
+    operators: Sequence[Operator], figures: Figures, calibration: Calibration, found: list[tuple[Any, str] | None]
+) -> None:
+    """All matrix products of one law at once, in µs of one run."""
     import numpy as np
 
     members: dict[str, list[int]] = {}
     for i, operator in enumerate(operators):
-        if isinstance(operator.shape, GemmShape):
-            members.setdefault("fp8" if operator.dtype == "fp8" else "bfloat16", []).append(i)
-    for kind, indices in members.items():
-        law = _product_law(calibration, kind)
+        if isinstance(operator.shape, GemmShape) and (kind := _kind(operator)):
+            members.setdefault(kind[1], []).append(i)
+    for data, indices in members.items():
+        law = _product_law(calibration, data)
         if law is None:
             continue
         shapes = [operators[i].shape for i in indices]
@@ -114,9 +123,7 @@ def _gemms(operators: Sequence[Operator], figures: Machine, calibration: Calibra
         us = law.us(figures, *flat)
         ends = np.cumsum([column[0].size for column in columns])
         for i, column, part in zip(indices, columns, np.split(us, ends[:-1]), strict=True):
-            operator = operators[i]
-            seconds = part.reshape(column[0].shape) * operator.count / 1e6
-            found[i] = Timed(seconds if seconds.ndim else float(seconds), CALIBRATED)
+            found[i] = _plain(part.reshape(column[0].shape)), CALIBRATED
 
 
 def _product_law(calibration: Calibration, kind: str) -> Law | None:
@@ -128,54 +135,52 @@ def _product_law(calibration: Calibration, kind: str) -> Law | None:
     return law
 
 
-def _one(operator: Operator, figures: Machine, calibration: Calibration) -> tuple[Any, str]:
-    """(µs of one run, basis) of anything but a matrix product with a law."""
-    shape, cost = operator.shape, operator.cost
+def _one(operator: Operator, figures: Figures, calibration: Calibration) -> tuple[Any, str] | None:
+    """(µs of one run, basis) of anything but a matrix product; None where no law is of its kind."""
     if operator.kind == "vector":
-        return cost.bytes / (_VECTOR.em * figures.memory), CALIBRATED
-    if isinstance(shape, AttentionShape) and (us := _attention(shape, figures, calibration)) is not None:
-        return us, CALIBRATED
-    if operator.kind == "network":
-        return _network(operator, figures, calibration)
-    return _bound(operator, figures) + _VECTOR.t0, BOUND
+        return operator.cost.bytes / (_VECTOR.em * figures.memory), CALIBRATED
+    kind = _kind(operator)
+    if kind is None:
+        return None
+    if isinstance(operator.shape, AttentionShape):
+        us = _attention(operator.shape, figures, calibration)
+    else:
+        us = _collective(operator.shape, figures, calibration)
+    return None if us is None else (us, CALIBRATED)
 
 
-def _network(operator: Operator, figures: Machine, calibration: Calibration) -> tuple[Any, str]:
+def _collective(shape: Any, figures: Figures, calibration: Calibration) -> Any:
     import numpy as np
 
-    law, shape = calibration.law("allreduce", "bytes"), operator.shape
+    law = calibration.law("allreduce", "bytes")
     if law is None or not isinstance(shape, CollectiveShape):
-        return operator.cost.network_bytes / figures.link + _VECTOR.t0, BOUND
+        return None
     size = np.asarray(shape.bytes, float)
-    return _plain(law.us(figures, np.full_like(size, shape.ranks), size)), CALIBRATED
+    return _plain(law.us(figures, np.full_like(size, shape.ranks), size))
 
 
-def _attention(shape: AttentionShape, figures: Machine, calibration: Calibration) -> Any:
+def _attention(shape: AttentionShape, figures: Figures, calibration: Calibration) -> Any:
     """µs of an attention over all groups of the batch: those that decode in one launch, each prompt's in one of its own."""
-    import numpy as np
-
-    full = [np.asarray(c * (n * p + n * (n + 1) / 2), float) for c, n, p in shape.groups]
-    share = shape.pairs / np.maximum(sum(full[1:], full[0]), 1.0)  # what windows and top-k leave
     total: Any = 0.0
-    decoding = [(c, n, f * share) for (c, n, _), f in zip(shape.groups, full, strict=True) if _decodes(n)]
+    decoding = [(c, n, pairs) for c, n, _, pairs in shape.groups if _decodes(n)]
     if decoding:
         us = _decode(shape, decoding, figures, calibration)
         if us is None:
             return None
         total = total + us
-    for (count, new, _), pairs in zip(shape.groups, full, strict=True):
+    for count, new, _, pairs in shape.groups:
         if not _decodes(new):
-            us = _prefill(shape, count, new, pairs * share, figures, calibration)
+            us = _prefill(shape, count, new, pairs, figures, calibration)
             if us is None:
                 return None
             total = total + us
     return _plain(total)
 
 
-def _decode(shape: AttentionShape, groups: list[tuple[Any, Any, Any]], figures: Machine, calibration: Calibration) -> Any:
+def _decode(shape: AttentionShape, groups: list[tuple[Any, Any, Any]], figures: Figures, calibration: Calibration) -> Any:
     import numpy as np
 
-    cached = "fp8" if 0 < shape.element < 1.5 else "bfloat16"
+    cached = _cached(shape)
     law = calibration.law("decode_attention" if shape.kv_heads else "mla_decode", cached)
     if law is None:
         return None
@@ -194,10 +199,10 @@ def _decode(shape: AttentionShape, groups: list[tuple[Any, Any, Any]], figures: 
     return np.where(batch > 0, cold.us(figures, *np.broadcast_arrays(*arrays)), 0.0)
 
 
-def _prefill(shape: AttentionShape, count: Any, new: Any, pairs: Any, figures: Machine, calibration: Calibration) -> Any:
+def _prefill(shape: AttentionShape, count: Any, new: Any, pairs: Any, figures: Figures, calibration: Calibration) -> Any:
     import numpy as np
 
-    cached = "fp8" if 0 < shape.element < 1.5 else "bfloat16"
+    cached = _cached(shape)
     batch, length = np.broadcast_arrays(np.asarray(count, float), np.asarray(new, float))
     arrays: tuple[Array, ...]
     used, keys = np.maximum(batch, 1), pairs / np.maximum(batch * length, 1)
@@ -213,13 +218,13 @@ def _prefill(shape: AttentionShape, count: Any, new: Any, pairs: Any, figures: M
     return np.where(batch > 0, law.us(figures, *np.broadcast_arrays(*arrays)), 0.0)
 
 
-def _bound(operator: Operator, figures: Machine) -> Any:
+def _larger(a: Any, b: Any) -> Any:
+    """The larger of two floats or arrays; a float for two floats."""
+    if isinstance(a, float) and isinstance(b, float):
+        return max(a, b)
     import numpy as np
 
-    cost = operator.cost
-    peak = figures.peak(1 if operator.dtype == "fp8" else 2)
-    limits = np.maximum(cost.bytes / figures.memory, cost.flops / peak)
-    return _plain(np.maximum(limits, cost.network_bytes / figures.link))
+    return np.maximum(a, b)
 
 
 def _plain(us: Any) -> Any:

@@ -9,10 +9,10 @@ from specs import grouped, latent, of_kinds, sparse, stack
 from twins import EXACT, delta_net, difference, torch
 
 from kvcalc import Model, UserError, cache_size, load_model
-from kvcalc.compare import variant
-from kvcalc.ffn import Dense
+from kvcalc.layers.ffn import Dense
 from kvcalc.measure.layers.decoder import Decoder
-from kvcalc.model import Layer
+from kvcalc.model.spec import Layer
+from kvcalc.planning.variants import variant
 
 MIXED = stack(
     grouped(4, 2, 8),

@@ -11,9 +11,9 @@ from specs import grouped, latent, sparse, stack
 from twins import torch
 
 from kvcalc import Gpu, Model, UserError, cache_size, load_model
-from kvcalc.batch import Precision
-from kvcalc.cost import causal_pairs
-from kvcalc.load import read
+from kvcalc.layers.cost import causal_pairs
+from kvcalc.layers.weights import matrix
+from kvcalc.library.load import read
 from kvcalc.measure import plan
 from kvcalc.measure.ceilings import Ceilings, as_gpu, measured_ceilings
 from kvcalc.measure.device import Machine, find_machine
@@ -22,18 +22,18 @@ from kvcalc.measure.generate import Request, check, generate, predicted_seconds
 from kvcalc.measure.layers.base import Parameters
 from kvcalc.measure.preset import preset_path, save
 from kvcalc.measure.rows import gpu_name, measured_rows
-from kvcalc.measure.run import Settings, all_cases, bound_of, measure, measured, needed_bytes, operators_of, unfit
+from kvcalc.measure.run import MeasureSettings, all_cases, bound_of, measure, measured, needed_bytes, operators_of, unfit
 from kvcalc.measure.stack import Case
 from kvcalc.measure.timing import summary, timed
 from kvcalc.measure.traffic import Traffic, traffic
 from kvcalc.measure.variants import NAMES, named, stacks_of, standard_model
+from kvcalc.model.precision import Precision
 from kvcalc.report.export import to_csv
-from kvcalc.weights import matrix
 
 MACHINE = Machine(torch.device("cpu"), "a CPU", 16 << 30, 1 << 20, 1)
 CEILINGS = Ceilings(10e9, 20e9, {"fp32": 100e9, "bf16": 50e9, "fp64": 50e9}, 1e-6)
 GPU = as_gpu(MACHINE, CEILINGS)
-QUICK = Settings("fp32", seconds=0.0)
+QUICK = MeasureSettings("fp32", seconds=0.0)
 
 
 def quiet(*_: Any) -> None:
@@ -46,7 +46,9 @@ def quiet(*_: Any) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_bytes_are_equal_in_every_record(name: str, phase: str, block: int, dtype: str) -> None:
     model = named(standard_model(2), "gqa:1" if name == "gqa" else name)
-    record = measure(Case(name, model, phase, 2, 37), Settings(dtype, block_size=block, seconds=0.0), MACHINE, CEILINGS, GPU)
+    record = measure(
+        Case(name, model, phase, 2, 37), MeasureSettings(dtype, block_size=block, seconds=0.0), MACHINE, CEILINGS, GPU
+    )
     assert record["predicted_bytes"] == record["allocated_bytes"] <= record["allocator_bytes"]
     size = cache_size(model, 37, 2, Precision(dtype), block or 16)
     assert record["predicted_bytes"] == (size.allocated if block else size.stored)

@@ -7,11 +7,11 @@ import torch
 from hypothesis import strategies as st
 from specs import grouped, latent, sparse
 
-from kvcalc.attention import GatedDeltaNet
+from kvcalc.layers.attention import GatedDeltaNet
+from kvcalc.layers.part import Part
 from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base import Mixer
-from kvcalc.part import Part
 
 WIDTH = 48
 EXACT = 1e-10  # of float64 results, relative to their largest

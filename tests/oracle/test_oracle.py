@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvcalc import Precision, UserError, cache_size
-from kvcalc.huggingface import model_from
+from kvcalc.library.huggingface import model_from
 
 pytestmark = pytest.mark.oracle
 BF16 = Precision(dtype="bf16", kv_cache_dtype="bf16")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from specs import of_kinds
 
 from kvcalc import Layer, Model
-from kvcalc.attention import (
+from kvcalc.layers.attention import (
     BlockSparse,
     Compressed,
     GatedDeltaNet,
@@ -22,8 +22,8 @@ from kvcalc.attention import (
     ShortConv,
     Sparse,
 )
-from kvcalc.ffn import Dense, Moe
-from kvcalc.part import Part
+from kvcalc.layers.ffn import Dense, Moe
+from kvcalc.layers.part import Part
 
 contexts = st.integers(1, 300_000)
 batches = st.integers(1, 10**6)

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from specs import of_kinds
 
 from kvcalc import Layer, Model, cache_size, load_gpu
-from kvcalc.attention import Grouped
 from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.engines import Term
+from kvcalc.capacity.engines.plan import segments
 from kvcalc.capacity.fragmentation import contiguous, external, paged
-from kvcalc.engines import Term
-from kvcalc.engines.plan import segments
+from kvcalc.layers.attention import Grouped
 
 H100 = load_gpu("h100")
 budgets = st.integers(2**20, 2**38)

@@ -23,10 +23,10 @@ from strategies import (
 )
 
 from kvcalc import Batch, Cost, Layer, Model, Parallelism, Precision, Sequences, cache_size, forward, total
-from kvcalc.attention import Grouped, Latent
-from kvcalc.compare import variant
-from kvcalc.ffn import Dense, Moe
-from kvcalc.part import Part
+from kvcalc.layers.attention import Grouped, Latent
+from kvcalc.layers.ffn import Dense, Moe
+from kvcalc.layers.part import Part
+from kvcalc.planning.variants import variant
 
 anything = growing | recurrent | compressed
 keeps_what_it_projects = st.one_of(grouped(), latent, sparse, block_sparse, recurrent, compressed)

@@ -21,12 +21,12 @@ from strategies import (
 )
 
 from kvcalc import Layer, Model, Precision, cache_size
-from kvcalc.attention import BlockSparse, Grouped, Latent, Sparse
-from kvcalc.cache import Span
-from kvcalc.compare import variant
-from kvcalc.files import parse_yaml
-from kvcalc.huggingface.preset import to_yaml
-from kvcalc.part import Part
+from kvcalc.layers.attention import BlockSparse, Grouped, Latent, Sparse
+from kvcalc.layers.cache import Span
+from kvcalc.layers.part import Part
+from kvcalc.library.files import parse_yaml
+from kvcalc.library.huggingface.preset import to_yaml
+from kvcalc.planning.variants import variant
 
 anything = growing | recurrent | compressed
 

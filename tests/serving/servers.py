@@ -1,4 +1,4 @@
-"""Servers small enough to follow by hand: a clock of whole seconds, and a cache of one byte a token."""
+"""Servers small enough to follow by hand: a deployment of whole seconds, and a cache of one byte a token."""
 
 from typing import Any
 
@@ -36,7 +36,12 @@ def byte_pool(budget: int = 10**9, block: int = 1, most: int = 10_000, longest: 
 
 
 def served(
-    requests: Requests, policy: str = "continuous", pool: Pool | None = None, clock: Any = None, clients: int = 0, **limits: Any
+    requests: Requests,
+    policy: str = "continuous",
+    pool: Pool | None = None,
+    deployment: Any = None,
+    clients: int = 0,
+    **limits: Any,
 ) -> Served:
     """A simulated run."""
-    return simulate(requests, pool or byte_pool(), Steps(clock or HandClock()), Limits(**limits), policy, clients)
+    return simulate(requests, pool or byte_pool(), Steps(deployment or HandClock()), Limits(**limits), policy, clients)

@@ -4,21 +4,21 @@ import pytest
 from conftest import Run
 
 from kvcalc import Batch, Parallelism, UserError, load_gpu, load_model
-from kvcalc.serving.clock import Clock
 from kvcalc.serving.latency import cost_per_million, prefill_passes, request, token_projections, without_cache
+from kvcalc.timing.deployment import Deployment
 
 NAMES = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v3", "gemma-3-27b")
 
 
-def clock(name: str = "llama-3.1-8b", gpu: str = "h200", **ranks: int) -> Clock:
-    return Clock(load_model(name), load_gpu(gpu), parallelism=Parallelism(**ranks))
+def deployment(name: str = "llama-3.1-8b", gpu: str = "h200", **ranks: int) -> Deployment:
+    return Deployment(load_model(name), load_gpu(gpu), parallelism=Parallelism(**ranks))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("batch", [1, 5])
 def test_a_generation_is_its_passes(name: str, batch: int) -> None:
     """The first token from the prefill of 300; the j-th at context 300 + j − 1; FLOPs and bytes of every pass."""
-    timed = clock(name)
+    timed = deployment(name)
     passes = [Batch.prefill(300, batch), *(Batch.decode(300 + j - 1, batch) for j in range(2, 21))]
     seconds = [timed.seconds(p) for p in passes]
     found = request(timed, 300, 20, batch)
@@ -33,7 +33,7 @@ def test_a_generation_is_its_passes(name: str, batch: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_without_a_cache_every_step_is_a_prefill(name: str) -> None:
-    timed = clock(name)
+    timed = deployment(name)
     passes = [Batch.prefill(length) for length in range(50, 60)]
     found = without_cache(timed, 50, 10)
     assert found.e2e_s == pytest.approx(sum(timed.seconds(p) for p in passes), rel=1e-12)
@@ -45,43 +45,43 @@ def test_what_a_cache_saves_grows_with_length() -> None:
     """Without one the projections of n tokens are of n(n + 1)/2: some n/2 times the FLOPs, where attention is small."""
     ratios = []
     for length in (16, 64, 256, 1024):
-        ratios.append(without_cache(clock(), 1, length).flops / request(clock(), 1, length).flops)
+        ratios.append(without_cache(deployment(), 1, length).flops / request(deployment(), 1, length).flops)
     assert ratios == sorted(ratios)
     assert ratios[2] == pytest.approx(257 / 2, rel=0.1)
 
 
 @pytest.mark.parametrize("call", [request, without_cache])
 def test_one_token_has_no_decode(call) -> None:  # type: ignore[no-untyped-def]
-    found = call(clock(), 100, 1)
+    found = call(deployment(), 100, 1)
     assert (found.tpot_s, found.tpot_first_s, found.tpot_last_s) == (None, None, None)
-    assert found.e2e_s == found.ttft_s == clock().seconds(Batch.prefill(100))
+    assert found.e2e_s == found.ttft_s == deployment().seconds(Batch.prefill(100))
 
 
 def test_chunks_cover_the_prompt() -> None:
     groups = [p.groups[0] for p in prefill_passes(1000, 3, cached=100, chunk=400)]
     assert [(g.count, g.new, g.past) for g in groups] == [(3, 400, 100), (3, 400, 500), (3, 100, 900)]
-    chunked, whole = request(clock(), 1000, 2, chunk=256), request(clock(), 1000, 2)
-    expected = sum(clock().seconds(Batch.prefill(n, 1, at)) for n, at in ((256, 0), (256, 256), (256, 512), (232, 768)))
+    chunked, whole = request(deployment(), 1000, 2, chunk=256), request(deployment(), 1000, 2)
+    expected = sum(deployment().seconds(Batch.prefill(n, 1, at)) for n, at in ((256, 0), (256, 256), (256, 512), (232, 768)))
     assert chunked.ttft_s == pytest.approx(expected)
     assert chunked.ttft_s > whole.ttft_s  # the weights are read four times
-    assert request(clock(), 1000, 2, chunk=1000) == whole
-    layers = clock().model.layers
-    head = clock().model.vocab_size * clock().model.hidden_size * 2
+    assert request(deployment(), 1000, 2, chunk=1000) == whole
+    layers = deployment().model.layers
+    head = deployment().model.vocab_size * deployment().model.hidden_size * 2
     assert chunked.flops - whole.flops == 3 * head, layers  # the head runs once a chunk
 
 
 def test_a_cached_prefix_is_not_processed_again() -> None:
-    hit = request(clock(), 1000, 5, cached=900)
-    assert hit.ttft_s == clock().seconds(Batch.prefill(100, 1, 900))
-    assert hit.tpot_s == request(clock(), 1000, 5).tpot_s
+    hit = request(deployment(), 1000, 5, cached=900)
+    assert hit.ttft_s == deployment().seconds(Batch.prefill(100, 1, 900))
+    assert hit.tpot_s == request(deployment(), 1000, 5).tpot_s
     for cached in (1000, 1001, -1):
         with pytest.raises(UserError, match="leaves no token of a prompt of 1,000"):
-            request(clock(), 1000, 5, cached=cached)
+            request(deployment(), 1000, 5, cached=cached)
 
 
 def test_pipeline_stages_add_up() -> None:
     """Two stages of half the layers: the same FLOPs, and a send between them."""
-    one, two = request(clock(), 500, 10), request(clock(pp=2), 500, 10)
+    one, two = request(deployment(), 500, 10), request(deployment(pp=2), 500, 10)
     assert two.flops == one.flops
     assert one.ttft_s < two.ttft_s < 1.1 * one.ttft_s
 

@@ -8,22 +8,22 @@ from servers import HandClock, served
 from specs import grouped, stack
 
 from kvcalc import Batch, Sequences, load_gpu, load_model
-from kvcalc.serving.clock import Clock
 from kvcalc.serving.draw import draw, parse_lengths
 from kvcalc.serving.latency import request
 from kvcalc.serving.metrics import Goals, gathered, summary
-from kvcalc.serving.run import Load, Run, Settings, serve
+from kvcalc.serving.run import Load, Run, ServerSettings, serve
 from kvcalc.serving.steps import Steps
+from kvcalc.timing.deployment import Deployment
 
 ONE = parse_lengths("1", "length")
 
 
-def clock(name: str = "llama-3.1-8b", gpu: str = "h100") -> Clock:
-    return Clock(load_model(name), load_gpu(gpu))
+def deployment(name: str = "llama-3.1-8b", gpu: str = "h100") -> Deployment:
+    return Deployment(load_model(name), load_gpu(gpu))
 
 
-def run(load: Load, policy: str = "continuous", cache: str = "paged", timed: Clock | None = None, **settings: object) -> Run:
-    return serve(timed or clock(), load.requests(), load, Settings(**settings), policy, cache)  # type: ignore[arg-type]
+def run(load: Load, policy: str = "continuous", cache: str = "paged", timed: Deployment | None = None, **settings: object) -> Run:
+    return serve(timed or deployment(), load.requests(), load, ServerSettings(**settings), policy, cache)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", ["static", "continuous"])
@@ -31,7 +31,7 @@ def run(load: Load, policy: str = "continuous", cache: str = "paged", timed: Clo
 def test_one_slot_is_an_m_d_1_queue(policy: str, load: float) -> None:
     """Mean wait ρ·D/(2(1 − ρ)), Pollaczek and Khinchine; the run's own error from the means of 20 stretches."""
     requests = draw(10_000, ONE, ONE, rate=load, seed=11)
-    found = served(requests, policy, clock=HandClock(1.0), max_num_seqs=1)
+    found = served(requests, policy, deployment=HandClock(1.0), max_num_seqs=1)
     waits = gathered(found, "scheduled") - gathered(found, "arrived")
     error = waits.reshape(20, -1).mean(axis=1).std(ddof=1) / math.sqrt(20)
     assert waits.mean() == pytest.approx(load / (2 * (1 - load)), abs=3.5 * error)
@@ -61,8 +61,8 @@ def test_littles_law(load: Load, policy: str) -> None:
 @pytest.mark.parametrize("policy", ["static", "continuous"])
 def test_at_very_low_load_a_request_has_the_latency_of_one(name: str, policy: str) -> None:
     load = Load(rate=0.001, num_prompts=5, input_len="700", output_len="150")
-    record = run(load, policy, timed=clock(name)).record
-    alone = request(clock(name), 700, 150)
+    record = run(load, policy, timed=deployment(name)).record
+    alone = request(deployment(name), 700, 150)
     for p in (50, 99):
         assert record[f"ttft_p{p}_s"] == pytest.approx(alone.ttft_s, rel=1e-12)
         assert record[f"tpot_p{p}_s"] == pytest.approx(alone.tpot_s, rel=1e-9)
@@ -73,7 +73,7 @@ def test_at_very_low_load_a_request_has_the_latency_of_one(name: str, policy: st
 def test_chunks_of_a_long_prompt_have_their_latency_too() -> None:
     load = Load(rate=0.001, num_prompts=2, input_len="5000", output_len="2")
     record = run(load, max_num_batched_tokens=2048).record
-    assert record["ttft_mean_s"] == pytest.approx(request(clock(), 5000, 2, chunk=2048).ttft_s, rel=1e-12)
+    assert record["ttft_mean_s"] == pytest.approx(request(deployment(), 5000, 2, chunk=2048).ttft_s, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_at_saturation_throughput_is_what_prefill_and_decode_allow(
     name: str, gpu: str, prompt: int, answer: int, seats: int
 ) -> None:
     """A request takes its share of a pass full of prompts, and of each of out − 1 decode passes 1/n, with every seat taken."""
-    timed = clock(name, gpu)
+    timed = deployment(name, gpu)
     load = Load(max_concurrency=2 * seats, num_prompts=12 * seats, input_len=str(prompt), output_len=str(answer))
     record = run(load, timed=timed, max_num_seqs=seats).record
     decode = timed.seconds(Batch.decode(prompt + answer // 2, seats))
@@ -100,7 +100,7 @@ def test_at_saturation_throughput_is_what_prefill_and_decode_allow(
 def test_overload_ends_and_says_that_the_queue_diverges(times: float, policy: str, diverges: bool) -> None:
     """A pass a second serves 4 requests of one token; more than 4 a second is too many."""
     requests = draw(4000, ONE, ONE, rate=4 * times, seed=5)
-    found = summary(served(requests, policy, clock=HandClock(1.0), max_num_seqs=4), 10**9, Goals(), True)
+    found = summary(served(requests, policy, deployment=HandClock(1.0), max_num_seqs=4), 10**9, Goals(), True)
     assert found["completed"] == 4000
     assert found["diverges"] is diverges
     if diverges:
@@ -153,7 +153,7 @@ def test_static_against_continuous() -> None:
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b", "gpt-oss-120b", "deepseek-v3.2", "qwen3-next-80b-a3b"])
 def test_remembered_steps_are_the_clocks(name: str) -> None:
     """Exact alone and at whole multiples of the spacing; between them straight lines, within 0.1 %."""
-    timed = Clock(load_model(name), load_gpu("b200"))
+    timed = Deployment(load_model(name), load_gpu("b200"))
     steps = Steps(timed)
     for context in (1, 1023, 1024, 5000):
         assert steps.decode(1, context, 1)[0] == pytest.approx(timed.seconds(Batch.decode(context)), rel=1e-12)
@@ -174,6 +174,8 @@ def test_a_small_model_on_four_ranks() -> None:
 
     model = stack(grouped(), layers=4, hidden_size=1024, ffn=4096)
     load = Load(num_prompts=400, max_concurrency=64, input_len="100", output_len="50")
-    one = run(Load(num_prompts=100, max_concurrency=16, input_len="100", output_len="50"), timed=Clock(model, load_gpu("l4")))
-    four = run(load, timed=Clock(model, load_gpu("l4"), parallelism=Parallelism(dp=4)))
+    one = run(
+        Load(num_prompts=100, max_concurrency=16, input_len="100", output_len="50"), timed=Deployment(model, load_gpu("l4"))
+    )
+    four = run(load, timed=Deployment(model, load_gpu("l4"), parallelism=Parallelism(dp=4)))
     assert four.record["requests_per_s"] == pytest.approx(4 * one.record["requests_per_s"], rel=1e-6)

@@ -53,7 +53,7 @@ def test_the_same_load_in_continuous_batches() -> None:
 def test_a_prompt_of_500_beside_4_decodes_is_one_pass_of_504_tokens() -> None:
     """A pass of n tokens takes 1 + n/1000 s: 1.004 for four prompts of one token, 1.504 for the (504, D) pass."""
     rows = [(0.0, 1, 10)] * 4 + [(1.0, 500, 1)]
-    log = served(asked(*rows), clock=HandClock(1, 1 / 1000)).logs[0]
+    log = served(asked(*rows), deployment=HandClock(1, 1 / 1000)).logs[0]
     assert log.rows[1].tokens == 504
     assert log.rows[1].duration_s == pytest.approx(1.504)
     assert log.finished[4] == pytest.approx(1.004 + 1.504)
@@ -147,7 +147,7 @@ def test_clients_ask_again_when_they_are_answered() -> None:
 
 def test_data_parallel_ranks_take_turns() -> None:
     """Two ranks: requests 0 and 2 on one, 1 on the other; a pass of each is timed as if both ran it."""
-    run = served(asked((0, 1, 1), (0, 2, 1), (0, 3, 1)), clock=HandClock(0, 1, dp=2))
+    run = served(asked((0, 1, 1), (0, 2, 1), (0, 3, 1)), deployment=HandClock(0, 1, dp=2))
     assert len(run.logs) == 2
     assert gathered(run, "finished").tolist() == [4, 2, 4]
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from kvcalc import Batch, UserError, load_gpu, load_model
-from kvcalc.serving.clock import Clock
 from kvcalc.serving.latency import verification
 from kvcalc.serving.speculation import (
     MOST_DRAFTED,
@@ -15,10 +14,11 @@ from kvcalc.serving.speculation import (
     speculate,
     stops_paying,
 )
+from kvcalc.timing.deployment import Deployment
 
 
-def clocks(target: str = "llama-3.1-70b", draft: str = "llama-3.2-1b", gpu: str = "b200") -> tuple[Clock, Clock]:
-    first = Clock(load_model(target), load_gpu(gpu))
+def clocks(target: str = "llama-3.1-70b", draft: str = "llama-3.2-1b", gpu: str = "b200") -> tuple[Deployment, Deployment]:
+    first = Deployment(load_model(target), load_gpu(gpu))
     return first, msgspec.structs.replace(first, model=draft_model(first.model, draft))
 
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from kvcalc.errors import UserError
-from kvcalc.load import load_gpu
-from kvcalc.rows import Row
+from kvcalc.library.load import load_gpu
 from kvcalc.timing.allreduce import AllReduce
-from kvcalc.timing.calibrate import LEAST_ROWS, calibrate, summed
 from kvcalc.timing.calibration import Calibration, find_calibration, load_calibration, read_calibration, stacks_of, to_yaml
+from kvcalc.timing.calibrator import LEAST_ROWS, calibrate, summed
+from kvcalc.timing.figures import figures_of
 from kvcalc.timing.fitting import fit
 from kvcalc.timing.gemm import Gemm
-from kvcalc.timing.machine import machine
+from kvcalc.timing.rows import MeasuredRow
 
 H100 = load_gpu("h100")
 TRUE = Gemm(t0=3.4, ec=0.7, em=0.9, p=3.0, tr=4.0, r=1.2e5)
@@ -29,35 +29,35 @@ def shapes(rows: int) -> tuple[np.ndarray, ...]:
     return m, n, k
 
 
-def measured_rows(rows: int, op: str = "gemm", framework: str = "mine") -> list[Row]:
+def measured_rows(rows: int, op: str = "gemm", framework: str = "mine") -> list[MeasuredRow]:
     table = shapes(rows)
-    times = TRUE.us(machine(H100), *table)
+    times = TRUE.us(figures_of(H100), *table)
     return [
-        Row(i, op, "h100", framework, "bfloat16", tuple(float(c[i]) for c in table), float(times[i]), "", "1.0")
+        MeasuredRow(i, op, "h100", framework, "bfloat16", tuple(float(c[i]) for c in table), float(times[i]), "", "1.0")
         for i in range(rows)
     ]
 
 
 def test_a_fit_recovers_the_law_that_made_the_times() -> None:
     table = shapes(120)
-    found = fit(Gemm, machine(H100), table, TRUE.us(machine(H100), *table)).law
+    found = fit(Gemm, figures_of(H100), table, TRUE.us(figures_of(H100), *table)).law
     assert isinstance(found, Gemm)
     assert (found.t0, found.ec, found.em) == pytest.approx((TRUE.t0, TRUE.ec, TRUE.em), rel=0.03)
 
 
 def test_outliers_pull_little() -> None:
     table = shapes(120)
-    times = TRUE.us(machine(H100), *table)
+    times = TRUE.us(figures_of(H100), *table)
     times[::10] *= 5
-    found = fit(Gemm, machine(H100), table, times).law
-    error = np.abs(np.log(found.us(machine(H100), *table) / TRUE.us(machine(H100), *table)))
+    found = fit(Gemm, figures_of(H100), table, times).law
+    error = np.abs(np.log(found.us(figures_of(H100), *table) / TRUE.us(figures_of(H100), *table)))
     assert float(np.median(error)) < 0.02
 
 
 def test_a_fit_is_the_same_every_time_and_within_its_ranges() -> None:
     ranks, size = np.array([2.0, 4, 8] * 8), 2.0 ** np.arange(10, 34)
-    times = AllReduce(a1=3, e1=0.6).us(machine(H100), ranks, size)
-    first, second = (fit(AllReduce, machine(H100), (ranks, size), times).law for _ in range(2))
+    times = AllReduce(a1=3, e1=0.6).us(figures_of(H100), ranks, size)
+    first, second = (fit(AllReduce, figures_of(H100), (ranks, size), times).law for _ in range(2))
     assert first == second
     for name, r in AllReduce.ranges().items():
         assert r.least <= getattr(first, name) <= r.most

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc.load import load_gpu
+from kvcalc.library.load import load_gpu
 from kvcalc.timing.allreduce import AllReduce
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.elementwise import Elementwise
+from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law, pnorm
-from kvcalc.timing.machine import Machine, machine
 from kvcalc.timing.mla_decode import MlaDecode
 from kvcalc.timing.mla_prefill import MlaPrefill
 from kvcalc.timing.prefill_attention import PrefillAttention
 
 # 1 TB/s, 100 and 200 TFLOP/s, 100 SMs, 50 MB of L2, 100 GB/s links: round figures for arithmetic by hand.
-ROUND = Machine(memory=1e6, bf16=100e6, fp8=200e6, sms=100, l2=50e6, link=1e5)
+ROUND = Figures(memory=1e6, bf16=100e6, fp8=200e6, sms=100, l2=50e6, link=1e5)
 LAWS = (Gemm, QuantizedGemm, DecodeAttention, PrefillAttention, MlaDecode, MlaPrefill, AllReduce, Elementwise)
 SHAPES: dict[type[Law], tuple[float, ...]] = {
     Gemm: (64, 4096, 4096),
@@ -35,7 +35,7 @@ SHAPES: dict[type[Law], tuple[float, ...]] = {
 sizes = st.integers(1, 1 << 16)
 
 
-def one(law: Law, *shape: float, on: Machine = ROUND) -> float:
+def one(law: Law, *shape: float, on: Figures = ROUND) -> float:
     return float(law.us(on, *(np.array([float(x)]) for x in shape))[0])
 
 
@@ -154,6 +154,6 @@ def test_decode_takes_longer_for_more_sequences(batch: int, length: int, group: 
 def test_a_machine_needs_sms() -> None:
     from kvcalc.errors import UserError
 
-    assert machine(load_gpu("h100")) == Machine(3.35e6, 989e6, 1978.9e6, 132, 52428800.0, 450e3)
+    assert figures_of(load_gpu("h100")) == Figures(3.35e6, 989e6, 1978.9e6, 132, 52428800.0, 450e3)
     with pytest.raises(UserError, match="gives no"):
-        machine(load_gpu("tpu-v5e"))
+        figures_of(load_gpu("tpu-v5e"))

@@ -3,19 +3,22 @@
 import numpy as np
 import pytest
 
-from kvcalc.batch import Batch, Parallelism, Precision, Sequences
-from kvcalc.cost import AttentionShape, CollectiveShape, GemmShape
-from kvcalc.forward import forward
-from kvcalc.load import load_gpu, load_model
+from kvcalc.gpu.roof import roofline, total_seconds
+from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.library.load import load_gpu, load_model
+from kvcalc.model.operators import forward
+from kvcalc.model.precision import Precision
 from kvcalc.timing.calibration import Calibration, Entry
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.families import AnyLaw
+from kvcalc.timing.figures import figures_of
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
-from kvcalc.timing.machine import machine
 from kvcalc.timing.mla_decode import MlaDecode
 from kvcalc.timing.prefill_attention import PrefillAttention
 from kvcalc.timing.serving import served_model
-from kvcalc.timing.steps import error_bar, glue_seconds, operator_seconds, pass_bound, pass_seconds
+from kvcalc.timing.steps import error_bar, glue_seconds, operator_seconds, pass_seconds
 
 H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-8b")
@@ -43,7 +46,7 @@ def test_operators_carry_the_shapes_that_laws_need() -> None:
     operators = {o.name: o for o in forward(LLAMA, Batch.decode(1024, 16), parallelism=Parallelism(tp=2))}
     assert operators["qkv"].shape == GemmShape(16, (16 + 2 * 4) * 128, 4096, 2.0)
     assert operators["gate_up"].shape == GemmShape(16, 14336, 4096, 2.0)
-    assert operators["attention"].shape == AttentionShape(16, 4, 128, 128, 2.0, 16 * 1024, ((16, 1, 1023),))
+    assert operators["attention"].shape == AttentionShape(16, 4, 128, 128, 2.0, ((16, 1, 1023, 16 * 1024),))
     assert operators["all_reduce"].shape == CollectiveShape(2, 16 * 4096 * 2)
 
 
@@ -61,7 +64,7 @@ def test_routed_experts_are_products_of_those_that_are_reached() -> None:
 def test_a_decode_step_is_the_sum_of_its_laws_with_glue() -> None:
     operators = forward(LLAMA, Batch.decode(4096, 8))
     timed = dict(zip((o.name for o in operators), operator_seconds(operators, H100, MINE), strict=True))
-    figures = machine(H100)
+    figures = figures_of(H100)
     qkv = GEMM.us(figures, np.array([8.0]), np.array([6144.0]), np.array([4096.0]))[0]
     cold = DecodeAttention(cold=True).us(figures, *(np.array([float(x)]) for x in (8, 32, 8, 128, 4096, 0)))[0]
     assert timed["qkv"].seconds == pytest.approx(32 * qkv / 1e6)
@@ -74,7 +77,7 @@ def test_a_decode_step_is_the_sum_of_its_laws_with_glue() -> None:
 def test_no_pass_beats_its_bound() -> None:
     for batch in (Batch.decode(4096, 8), Batch.prefill(2048, 2), Batch((Sequences(1, 500, 0), Sequences(4, 1, 900)))):
         operators = forward(LLAMA, batch)
-        assert pass_seconds(operators, H100, MINE) > pass_bound(operators, H100)
+        assert pass_seconds(operators, H100, MINE) > total_seconds(roofline(operators, H100))
 
 
 def test_a_mixed_batch_pays_for_its_prompt_and_its_decodes() -> None:
@@ -95,7 +98,7 @@ def test_a_mixed_batch_pays_for_its_prompt_and_its_decodes() -> None:
 def test_products_in_fp8_take_an_input_that_is_quantised_already() -> None:
     operators = forward(LLAMA, Batch.decode(1024, 8), Precision(quantization="fp8"))
     timed = {o.name: t.seconds for o, t in zip(operators, operator_seconds(operators, H100, MINE), strict=True)}
-    figures = machine(H100)
+    figures = figures_of(H100)
     measured = FP8.us(figures, np.array([8.0]), np.array([6144.0]), np.array([4096.0]))[0]
     own_pass = FP8.t0 - GEMM.t0 + 3 * 8 * 4096 / (FP8.bq * figures.memory)  # its launch and its bytes
     assert timed["qkv"] == pytest.approx(32 * (measured - own_pass) / 1e6, rel=1e-3)

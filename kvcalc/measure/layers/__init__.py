@@ -1,8 +1,9 @@
 """Torch twins of the specs, one file a variant: the same fields, weights and cache entries."""
 
-from kvcalc.attention import GatedDeltaNet, Grouped, Latent, Sparse
 from kvcalc.errors import UserError
-from kvcalc.ffn import Dense
+from kvcalc.layers.attention import GatedDeltaNet, Grouped, Latent, Sparse
+from kvcalc.layers.ffn import Dense
+from kvcalc.layers.part import Part
 from kvcalc.measure.layers.base import Mixer
 from kvcalc.measure.layers.ffn import FeedForwardLayer
 from kvcalc.measure.layers.grouped import GroupedLayer
@@ -10,7 +11,6 @@ from kvcalc.measure.layers.latent import LatentLayer
 from kvcalc.measure.layers.recurrent import GatedDeltaNetLayer
 from kvcalc.measure.layers.shared import SharedLayer
 from kvcalc.measure.layers.sparse import SparseLayer
-from kvcalc.part import Part
 
 MIXERS: dict[type[Part], type[Mixer]] = {
     Grouped: GroupedLayer,

@@ -9,11 +9,11 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from kvcalc.cache import CacheEntry
 from kvcalc.errors import UserError
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.part import Part
+from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.measure.cache import LayerCache
-from kvcalc.part import Part
-from kvcalc.weights import Kind, Weight
 
 ROPE_BASE = 10_000.0
 NORM_EPSILON = 1e-6
@@ -26,7 +26,7 @@ class Parameters(nn.Module):
         super().__init__()
         self.biased = {w.name for w in weights if w.bias}
         for w in weights:
-            if w.kind is Kind.VECTOR:
+            if w.kind is WeightKind.VECTOR:
                 self._add(w.name, 1 + torch.randn(w.outputs) / 8)
             else:
                 self._add(w.name, torch.randn(w.outputs, w.inputs) * w.inputs**-0.5)

@@ -1,9 +1,9 @@
-"""The dense feed-forward network: `kvcalc.ffn.Dense` in torch, gated (SiLU) or plain (GELU, tanh form)."""
+"""The dense feed-forward network: `kvcalc.layers.ffn.Dense` in torch, gated (SiLU) or plain (GELU, tanh form)."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvcalc.ffn import Dense
+from kvcalc.layers.ffn import Dense
 from kvcalc.measure.layers.base import Parameters
 
 

@@ -1,4 +1,4 @@
-"""MHA, GQA, MQA and sliding windows: `kvcalc.attention.Grouped` in torch.
+"""MHA, GQA, MQA and sliding windows: `kvcalc.layers.attention.Grouped` in torch.
 
 The window's cache is a ring of W rows. One new token overwrites the oldest row and reads the whole ring: keys carry their
 positions already, so their order does not matter. Several new tokens read the last W − 1 rows of the ring and themselves,
@@ -8,7 +8,7 @@ and are written afterwards, since their first queries still see rows that the la
 import torch
 from torch import Tensor
 
-from kvcalc.attention import Grouped
+from kvcalc.layers.attention import Grouped
 from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers.base import Mixer, join_heads, refuse, rms_norm, split_heads
 from kvcalc.measure.layers.kernels import attend

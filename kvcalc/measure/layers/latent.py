@@ -1,4 +1,4 @@
-"""MLA: `kvcalc.attention.Latent` in torch, in both of its forms.
+"""MLA: `kvcalc.layers.attention.Latent` in torch, in both of its forms.
 
 Expanded: keys and values of all S tokens are projected from the latents again, and attention runs per head. Absorbed: W_UK
 goes to the queries and W_UV to the outputs, and all heads attend to the latents themselves. Decode takes the absorbed form,
@@ -8,7 +8,7 @@ prefill the expanded one, unless `form` says otherwise. Scores are scaled by √
 import torch
 from torch import Tensor
 
-from kvcalc.attention import Latent
+from kvcalc.layers.attention import Latent
 from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers.base import Mixer, join_heads, refuse, rms_norm, split_heads
 from kvcalc.measure.layers.kernels import attend, masked, visible

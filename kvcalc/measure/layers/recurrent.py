@@ -1,4 +1,4 @@
-"""Gated delta net: `kvcalc.attention.GatedDeltaNet` in torch, token by token and in chunks.
+"""Gated delta net: `kvcalc.layers.attention.GatedDeltaNet` in torch, token by token and in chunks.
 
 With decay e^g and step β per head, the state S [dk, dv] becomes e^g·S + k·uᵀ with u = β·(v − e^g·Sᵀk), and the output is
 Sᵀq (Yang et al. 2024, arXiv 2412.06464 §3.1). Within a chunk, γ the running sum of g, the u solve the unit lower
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvcalc.attention import GatedDeltaNet
+from kvcalc.layers.attention import GatedDeltaNet
 from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers.base import Mixer, join_heads, rms_norm, split_heads
 

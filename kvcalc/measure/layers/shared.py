@@ -5,7 +5,7 @@ Source: Brandon et al. 2024, arXiv 2405.12981 §3.
 
 from torch import Tensor
 
-from kvcalc.attention import Grouped
+from kvcalc.layers.attention import Grouped
 from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers.base import refuse, split_heads
 from kvcalc.measure.layers.grouped import GroupedLayer

@@ -1,4 +1,4 @@
-"""DSA: `kvcalc.attention.Sparse` in torch. MLA of which each query reads the latents that an indexer chose.
+"""DSA: `kvcalc.layers.attention.Sparse` in torch. MLA of which each query reads the latents that an indexer chose.
 
 The score of token s for query t is Σ_h w[t, h] · ReLU(q[t, h] · k[s]) over the index heads: a weighted sum, not one dot
 product. Decode gathers the top-k latents and attends to them in the absorbed form; prefill attends in the expanded form
@@ -8,7 +8,7 @@ under a mask of the choice, as DeepSeek's own inference code does. With top-k �
 import torch
 from torch import Tensor
 
-from kvcalc.attention import Sparse
+from kvcalc.layers.attention import Sparse
 from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers.base import refuse, split_heads
 from kvcalc.measure.layers.kernels import visible

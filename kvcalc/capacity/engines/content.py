@@ -1,0 +1,67 @@
+"""Engine `none`: the bytes of the content, nothing else. What any engine has to hold at least."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.capacity.engines.plan import EngineSettings, Held, Plan
+from kvcalc.layers.cache import Span
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.memory import LayerRows, cache_rows, size_of
+from kvcalc.units import ceil_div
+
+
+class Content(Plan):
+    """Rows of every cache entry after so many tokens, without blocks, padding or reserve."""
+
+    def __init__(self, rows: list[LayerRows]) -> None:
+        self.rows = rows
+        self._drops = sorted({r.entry.ratio for r in rows if r.entry.span is Span.PARTIAL})
+
+    def needed(self, sequences: int, length: int, shared: int = 0) -> int:
+        """The most that `sequences` sequences store on their way to `length` tokens; a common prefix is stored once.
+
+        Shared are the rows of entries without a limit. Only where blocks are compressed does the content ever shrink.
+        """
+        points = {length, *(length - (length + 1) % r for r in self._drops)}
+        return max(self._stored(sequences, s, shared) for s in points if s >= 0)
+
+    def _stored(self, sequences: int, length: int, shared: int) -> int:
+        saved = 0
+        if shared:
+            for entry, row_bytes, layers, _, spread in self.rows:
+                if entry.grows and not entry.limit:
+                    saved += layers * row_bytes * int(ceil_div(entry.stored_rows(min(shared, length)), spread))
+        return size_of(self.rows, length, sequences, 1).stored - (sequences - 1) * saved
+
+    def allocated(self, budget: int, sequences: int, length: int) -> int:
+        return self.needed(sequences, length)
+
+    def breakpoints(self) -> list[dict[str, Any]]:
+        starts = sorted({0, *(r.entry.full_from() for r in self.rows if r.entry.full_from() > 0 and r.stored_layers)})
+        found = []
+        for start in starts:
+            size = size_of(self.rows, max(start, 1), 1, 1)
+            full = [r.entry for r in self.rows if r.entry.full_from() == start and start]
+            cause = "chunk" if full and full[0].span is Span.CHUNK else "window" if full else ""
+            piece = {"from_tokens": start, "fixed_bytes": size.fixed, "bytes_per_token": size.slope}
+            found.append(piece | {"block_tokens": max((r.entry.ratio for r in self.rows), default=1), "cause": cause})
+        return found
+
+    def describe(self, length: int) -> list[str]:
+        lines = []
+        for entry, row_bytes, layers, _, spread in self.rows:
+            if layers:
+                rows = int(ceil_div(entry.stored_rows(length), spread))
+                total = layers * rows * row_bytes
+                lines.append(f"{entry.role}: {layers} layers × {rows:,} rows × {row_bytes:,} B = {total:,}")
+        return lines
+
+
+def plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
+    """The content of the layers on one stage."""
+    rows: list[LayerRows] = []
+    models = {(id(h.model), h.stage): h for h in held if h.stage == stage}
+    for first in models.values():
+        kinds = [h.kind for h in held if h.model is first.model and h.stage == stage]
+        rows += cache_rows(first.model, {kind: kinds.count(kind) for kind in first.model.kinds}, first.formats, ranks)
+    return Content(rows)

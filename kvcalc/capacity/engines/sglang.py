@@ -1,0 +1,150 @@
+"""SGLang: one pool of token slots, beside it a smaller one for windows, and one of state slots.
+
+Rules as of SGLang's `model_runner_kv_cache_mixin.py` and `server_args.py` (2026). Its "GB" are GiB.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from kvcalc.capacity.engines.plan import EngineSettings, Held, Plan, Term
+from kvcalc.capacity.engines.rows import index_row_bytes
+from kvcalc.errors import UserError
+from kvcalc.layers.cache import Span
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.storage.dtypes import FORMATS
+
+PAGE, SPARSE_PAGE = 1, 64  # --page-size; the sparse-attention backend runs 64
+WINDOW_SHARE = Fraction(4, 5)  # --swa-full-tokens-ratio: slots for windows per slot for full layers
+STATE_SHARE = Fraction(9, 10)  # --mamba-full-memory-ratio: bytes for states per byte for keys and values
+
+MIB, GIB = 1 << 20, 1 << 30
+# (below so many GiB, --chunked-prefill-size, largest CUDA-graph batch below tp 4, from tp 4 on)
+_DEFAULTS = (
+    (20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (90, 8192, 256, 512), (160, 8192, 256, 512),
+    (1 << 40, 16384, 512, 512),
+)  # fmt: skip
+
+
+class SGLang(Plan):
+    """Slots of `full` bytes per token for layers without a window and `window` bytes for those with; states of `state` bytes."""
+
+    def __init__(self, full: int, window: int, limit: int, state: int, page: int) -> None:
+        if window and not full:  # without full layers, windows are kept like them
+            full, window = window, 0
+        self.full, self.window, self.limit, self.state = full, window, limit, state
+        self.block_size = page
+        self.page_bytes = None
+        self.bytes_per_block = page * (full + window)
+        self.notes = (f"{WINDOW_SHARE} as many slots for windows as for full layers",) if window else ()
+
+    def needed(self, sequences: int, length: int, shared: int = 0) -> int:
+        """The least budget with enough slots of each kind; the split between the pools is fixed, so the scarcer decides."""
+        return self._budget(self._slots(sequences, length, shared), sequences)
+
+    def _slots(self, sequences: int, length: int, shared: int) -> int:
+        page = self.block_size or 1
+        common = min(shared, length) // page * page
+        slots = common + sequences * (-(-length // page) * page - common)
+        if self.window:
+            held = sequences * -(-min(length, self.limit) // page) * page
+            slots = max(slots, -(-held * WINDOW_SHARE.denominator // WINDOW_SHARE.numerator))
+        return -(-slots // page) * page
+
+    def _budget(self, slots: int, sequences: int) -> int:
+        cache = slots * self.full + int(slots * WINDOW_SHARE) * self.window
+        if not self.state:
+            return cache
+        by_cache = -(-cache * (1 + STATE_SHARE) // 1)
+        by_state = -(-sequences * self.state * (1 + STATE_SHARE) / STATE_SHARE // 1)
+        return int(max(by_cache, by_state))
+
+    def slots(self, budget: int) -> int:
+        """Token slots for full layers that a budget buys, in whole pages (SGLang's max_total_num_tokens)."""
+        for_cache = int(budget / (1 + STATE_SHARE)) if self.state else budget
+        page = self.block_size or 1
+        each = self.full + WINDOW_SHARE * self.window
+        return int(for_cache / each) // page * page if each else 0
+
+    def num_blocks(self, budget: int) -> int:
+        return self.slots(budget) // (self.block_size or 1)
+
+    def request_blocks(self, length: int) -> int:
+        return -(-length // (self.block_size or 1))
+
+    def tokens(self, budget: int, length: int) -> int:
+        return self.slots(budget)
+
+    def concurrency(self, budget: int, length: int) -> float:
+        """The scarcest of token slots, window slots and state slots, per sequence."""
+        page = self.block_size or 1
+        slots = self.slots(budget)
+        found = [slots / (-(-length // page) * page)]
+        if self.window:
+            found.append(int(slots * WINDOW_SHARE) / (-(-min(length, self.limit) // page) * page))
+        if self.state:
+            found.append(int(budget * STATE_SHARE / (1 + STATE_SHARE)) // self.state)
+        return min(found)
+
+    def allocated(self, budget: int, sequences: int, length: int) -> int:
+        slots = self.slots(budget)
+        states = int(budget * STATE_SHARE / (1 + STATE_SHARE)) // self.state * self.state if self.state else 0
+        return slots * self.full + int(slots * WINDOW_SHARE) * self.window + states
+
+    def terms(self) -> list[Term]:
+        page = self.block_size or 1
+        found = [Term(page * self.full, page)]
+        found += [Term(page * self.window, page, self.limit, 0, "window")] if self.window else []
+        return [*found, *([Term(self.state, 1, 0, 1, "state")] if self.state else [])]
+
+    def describe(self, length: int) -> list[str]:
+        lines = [f"slot of a token: {self.full:,} B in layers without a window, pages of {self.block_size} tokens"]
+        if self.window:
+            lines.append(f"slot in window pool: {self.window:,} B, {WINDOW_SHARE} of as many slots, {self.limit:,} tokens each")
+        if self.state:
+            lines.append(f"states: {self.state:,} B a sequence, {STATE_SHARE} of the bytes that keys and values get")
+        return lines
+
+
+def plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
+    """The pools on one stage. Raises UserError for layers that SGLang has no pool for."""
+    full = window = limit = state = 0
+    sparse = False
+    for h in held:
+        if h.stage != stage or h.layer.shares_cache:
+            continue
+        for e in h.layer.entries:
+            heads = ranks.share(e.heads)
+            latent = any(o.role == "latent" for o in h.layer.entries)
+            row = index_row_bytes(e.width) if e.role == "index_key" and latent else h.formats.entry_bytes(e, heads)
+            sparse = sparse or e.role == "index_key"
+            if e.span in (Span.PARTIAL, Span.OVERLAP) or e.ratio > 1:
+                raise UserError(f"no rules for {h.layer.label} under SGLang", hint="--engine none counts its content")
+            if e.span is Span.STATE:
+                size = FORMATS[settings.mamba_ssm_cache_dtype or e.dtype or h.formats.dtype].row_bytes(e.width) * heads
+                state += e.limit * (size if e.role == "recurrent_state" else row)
+            elif e.limit:
+                window, limit = window + row, max(limit, e.limit)
+            else:
+                full += row
+    page = settings.block_size or (SPARSE_PAGE if sparse else PAGE)
+    return SGLang(full, window, limit, state, page)
+
+
+def static_fraction(memory_bytes: int, tokens: int, ranks: Parallelism) -> float:
+    """SGLang's default for --mem-fraction-static: what is left of the memory after its reserve, to three places.
+
+    Reserve in MiB: 512 + 1.5 per token of a prefill chunk + 2 per sequence of the largest CUDA graph + 128 per GPU of tp·pp,
+    10 GiB at least above 60 GiB. It is for activations, graphs and collectives, which the fraction leaves out.
+    """
+    memory = memory_bytes / MIB
+    _, _, small, large = next(row for row in _DEFAULTS if memory_bytes < row[0] * GIB)
+    graphs = large if ranks.tp >= 4 else small
+    reserve = 512 + 1.5 * max(tokens, 2048) + 2 * graphs + ranks.tp * ranks.pp / 8 * 1024
+    if memory > 60 * 1024:
+        reserve = max(reserve, 10 * 1024)
+    return max(0.001, round((memory - reserve) / memory, 3))
+
+
+def chunk_tokens(memory_bytes: int) -> int:
+    """SGLang's default for --chunked-prefill-size by the GPU's memory."""
+    return next(row[1] for row in _DEFAULTS if memory_bytes < row[0] * GIB)

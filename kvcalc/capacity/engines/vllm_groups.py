@@ -1,0 +1,155 @@
+"""vLLM: cache specs to groups of layers that share a block table.
+
+One pool of equal blocks serves all groups, so pages are made equal and layers are cut into groups of one size. Source:
+v1/core/kv_cache_planning.py of vLLM 0.33.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from kvcalc.errors import UserError
+
+Placed = tuple[int, "Spec"]  # a pipeline stage and a layer's spec
+
+
+class SpecKind(StrEnum):
+    FULL = "full"  # also latents and their index keys
+    WINDOW = "window"
+    CHUNK = "chunk"
+    STATE = "state"
+
+
+class Spec(NamedTuple):
+    """One layer's cache: `row` bytes per token, or of the whole state, in blocks of `block` tokens.
+
+    shape tells apart rows of the same size. limit: window or chunk. padded: the page where it is larger than its content.
+    main: false for an indexer's keys beside their layer.
+    """
+
+    kind: SpecKind
+    row: int
+    shape: tuple[tuple[str, int, int], ...]
+    limit: int = 0
+    block: int = 0
+    padded: int = 0
+    latent: bool = False
+    main: bool = True
+
+    @property
+    def page(self) -> int:
+        """Bytes of one block of this layer."""
+        return self.padded or (self.row if self.kind is SpecKind.STATE else self.row * self.block)
+
+
+class Group(NamedTuple):
+    """Layers with one block table. They need equally many blocks; `specs` may differ in width."""
+
+    specs: tuple[Placed, ...]
+
+    @property
+    def spec(self) -> Spec:
+        return self.specs[0][1]
+
+    def page_bytes(self, stage: int) -> int:
+        """Bytes of one block of this group on a stage: Σ pages."""
+        return sum(s.page for where, s in self.specs if where == stage)
+
+    def pages(self, stage: int) -> list[tuple[int, int]]:
+        """(page size, how many layers) on a stage."""
+        sizes = [s.page for where, s in self.specs if where == stage]
+        return [(size, sizes.count(size)) for size in dict.fromkeys(sizes)]
+
+    def widest_page(self) -> int:
+        """The widest layer's page, its index keys included."""
+        main = max((s.page for _, s in self.specs if s.main), default=0)
+        return main + max((s.page for _, s in self.specs if not s.main), default=0)
+
+    def padding(self, size: int) -> int:
+        """Layers that this group is short of the largest."""
+        return size - len(self.specs)
+
+
+def groups_of(layers: Sequence[Placed]) -> list[Group]:
+    """The groups of a model's layers. Raises UserError where their pages cannot be made equal."""
+    if not layers:
+        return []
+    if _uniform([s for _, s in layers]):
+        return [Group(tuple(layers))]
+    unified = _unified(layers)
+    if unified is None:
+        return _fallback(layers)
+    buckets: dict[Spec, list[Placed]] = {}
+    for placed in unified:
+        buckets.setdefault(placed[1], []).append(placed)
+    counts = [len(b) for b in buckets.values()]
+    size = group_size(counts)
+    found = []
+    for bucket in buckets.values():
+        parts = -(-len(bucket) // size)
+        found += [Group(tuple(bucket[i::parts])) for i in range(parts)]
+    return found
+
+
+def group_size(counts: Sequence[int]) -> int:
+    """Layers per group: the fewest of any kind, or the most where that is below 1.5 times the fewest."""
+    least, most = min(counts), max(counts)
+    return most if 2 * most < 3 * least else least
+
+
+def _uniform(specs: Sequence[Spec]) -> bool:
+    """Whether all layers need the same blocks: one kind, block and limit; for states, one page."""
+    first = specs[0]
+    if first.kind is SpecKind.STATE:
+        return all(s.kind is SpecKind.STATE and s.page == first.page for s in specs)
+    return all((s.kind, s.block, s.limit) == (first.kind, first.block, first.limit) for s in specs)
+
+
+def _unified(layers: Sequence[Placed]) -> list[Placed] | None:
+    """The layers with pages of one size: the largest. None where a page of latents would have to be padded.
+
+    A smaller page that divides it gets a larger block; other pages of keys and values, and states, are padded.
+    """
+    largest = max(s.page for _, s in layers)
+    found = []
+    for stage, spec in layers:
+        page, used = spec.page, spec
+        if page == largest:
+            pass
+        elif spec.kind is SpecKind.STATE:
+            used = spec._replace(padded=largest)
+        elif largest % page == 0:
+            used = spec._replace(block=spec.block * (largest // page))
+        elif not spec.latent:
+            used = spec._replace(padded=largest)
+        else:
+            return None
+        found.append((stage, used))
+    return found
+
+
+def _fallback(layers: Sequence[Placed]) -> list[Group]:
+    """Windows of keys and values beside latents, allocated like full attention in one group; no other mix has a rule."""
+    kinds = {(s.kind, s.latent) for _, s in layers}
+    if not kinds <= {(SpecKind.FULL, True), (SpecKind.FULL, False), (SpecKind.WINDOW, False)}:
+        raise UserError(
+            "vLLM cannot make the pages of these layers equal", hint="Another --kv-cache-dtype or --block-size may do"
+        )
+    return [Group(tuple(promoted(layers)))]
+
+
+def promoted(layers: Sequence[Placed]) -> list[Placed]:
+    """Windows and chunks allocated like full attention, where there is some (`--disable-hybrid-kv-cache-manager`).
+
+    Raises UserError where the layers then still need different blocks.
+    """
+    specs = [s for _, s in layers]
+    if not specs or _uniform(specs):
+        return list(layers)
+    found, full = list(layers), [s.block for s in specs if s.kind is SpecKind.FULL]
+    if full:
+        local = (SpecKind.WINDOW, SpecKind.CHUNK)
+        found = [(w, s._replace(kind=SpecKind.FULL, limit=0, block=full[0]) if s.kind in local else s) for w, s in layers]
+    if not _uniform([s for _, s in found]):
+        raise UserError("vLLM needs its hybrid cache manager for layers that keep different blocks")
+    return found

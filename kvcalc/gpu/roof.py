@@ -1,0 +1,118 @@
+"""The roof: the least time that a GPU's datasheet allows an operator, and what bounds it. The one place that says so.
+
+An operator takes at least max(matrix FLOPs/peak, vector FLOPs/vector peak, bytes/bandwidth, network bytes/link): all four
+at once, perfectly overlapped. A pass takes the sum over its operators, one after the other. These are bounds, not
+predictions: no launch, no ramp, no efficiency.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.cost import Cost, Operator
+from kvcalc.units import maximum
+
+
+class Roof(NamedTuple):
+    """The least seconds of a cost (a float or an array), what bounds it, and what its products are computed in.
+
+    bound: compute, memory or network ('' for arrays, which may mix them). computed_in: '' where there are no products.
+    """
+
+    seconds: Any
+    bound: str
+    computed_in: str
+
+
+def least_time(cost: Cost, dtype: str, gpu: Gpu) -> Roof:
+    """A cost under the roof of `gpu`, its products in `dtype` ('' for none).
+
+    Raises UserError where the GPU gives no peak that could serve. Vector work and network are free where it gives no rate.
+    """
+    computed_in = ""
+    slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s
+    bound = "memory"
+    limits = [("compute", cost.vector_flops, gpu.vector_peak), ("network", cost.network_bytes, gpu.link)]
+    if dtype:
+        peak, computed_in = gpu.peak(dtype)
+        limits.append(("compute", cost.flops, peak))
+    for name, amount, rate in limits:
+        if rate and not (isinstance(amount, int | float) and amount == 0):
+            seconds = amount / rate
+            if isinstance(seconds, float) and isinstance(slowest, float):
+                slowest, bound = (seconds, name) if seconds > slowest else (slowest, bound)
+            else:
+                slowest, bound = maximum(cast("Any", seconds), slowest), ""
+    return Roof(slowest, bound, computed_in)
+
+
+class Placed(NamedTuple):
+    """An operator under a GPU's roof: seconds of all the times it runs, the rest as of `Roof`.
+
+    fallback: the dtype whose unit stands in for one that the GPU has not, or ''.
+    """
+
+    operator: Operator
+    seconds: Any
+    bound: str
+    fallback: str
+
+    @property
+    def intensity(self) -> Any:
+        """Matrix FLOPs per byte of memory traffic; None where nothing moves."""
+        moved = self.operator.cost.bytes
+        return None if isinstance(moved, int | float) and not moved else self.operator.cost.flops / moved
+
+
+def roofline(operators: Sequence[Operator], gpu: Gpu) -> list[Placed]:
+    """Each operator under the roof of `gpu`. Raises UserError where the GPU gives no peak for a dtype that is needed."""
+    found = []
+    for operator in operators:
+        seconds, bound, computed_in = least_time(operator.cost, operator.dtype, gpu)
+        fallback = computed_in if computed_in != operator.dtype else ""
+        found.append(Placed(operator, seconds * operator.count, bound, fallback))
+    return found
+
+
+def total_seconds(placed: Sequence[Placed]) -> Any:
+    """The bound of the whole pass: Σ seconds, a float or an array."""
+    return sum((p.seconds for p in placed), 0.0)
+
+
+def total_bound(placed: Sequence[Placed]) -> str:
+    """What most of the pass's time is bound by."""
+    by_bound: dict[str, float] = {}
+    for p in placed:
+        by_bound[p.bound] = by_bound.get(p.bound, 0.0) + p.seconds
+    return max(by_bound, key=lambda b: by_bound[b])
+
+
+def fallbacks(placed: Sequence[Placed], gpu: Gpu) -> str:
+    """What products are computed in where the GPU lacks the unit, in words; '' where it has all that are needed."""
+    swaps = dict.fromkeys((p.operator.dtype, p.fallback) for p in placed if p.fallback)
+    return "; ".join(f"computed in {used}: {gpu.name} has no {asked} unit" for asked, used in swaps)
+
+
+def mla_form(placed: Sequence[Placed]) -> str | None:
+    """The form in which latent attention ran: absorbed, expanded, or mixed between groups; None where there is none."""
+    forms = dict.fromkeys(p.operator.form for p in placed if p.operator.form)
+    return "mixed" if len(forms) > 1 else next(iter(forms), None)
+
+
+MOST_BATCH = 1 << 20
+
+
+def turning_batch(place: Callable[[int], Sequence[Placed]], chosen: Callable[[Operator], bool]) -> int | None:
+    """The smallest batch at which the chosen operators, taken together, are compute-bound; None if never to 2^20."""
+
+    def turned(batch_size: int) -> bool:
+        found = [p for p in place(batch_size) if chosen(p.operator)]
+        return bool(found) and total_bound(found) == "compute"
+
+    if not turned(MOST_BATCH):
+        return None
+    low, high = 0, MOST_BATCH
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if turned(middle) else (middle, high)
+    return high

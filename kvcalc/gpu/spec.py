@@ -1,0 +1,87 @@
+"""A GPU as its vendor describes it. Datasheet figures, never multiplied by an efficiency."""
+
+from typing import Annotated
+
+import msgspec
+
+from kvcalc.errors import UserError
+from kvcalc.model.spec import Source
+
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e21)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
+# What runs a dtype that a GPU has no matrix unit for: products of fp8 weights, say, in bf16 after a conversion.
+_WIDER = {
+    "fp4": ("fp8", "bf16", "fp16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "int8": ("bf16", "fp16", "fp32"),
+    "bf16": ("fp16", "tf32", "fp32"),
+    "fp16": ("bf16", "tf32", "fp32"),
+    "tf32": ("fp32",),
+}
+PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
+
+
+class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One GPU or accelerator. The fields are the keys of a preset.
+
+    memory_bytes: what the driver reports. bandwidth_bytes_per_s: of that memory, decimal. flops_per_s: dense matrix peaks
+    by dtype, absent where there is no unit. vector_flops_per_s: of the other units. link_bytes_per_s: to other GPUs, in
+    one direction; link_domain: how many it joins. per: what one of these is (card, die, chip, SoC).
+    """
+
+    name: str
+    vendor: str
+    memory_bytes: Bytes
+    bandwidth_bytes_per_s: Rate
+    flops_per_s: dict[str, Rate]
+    source: tuple[Source, ...]
+    architecture: str = ""
+    aliases: tuple[str, ...] = ()
+    memory_type: str = ""
+    vector_flops_per_s: dict[str, Rate] = {}
+    sms: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    l2_bytes: Bytes | None = None
+    link_bytes_per_s: Rate | None = None
+    link_domain: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    host_link_bytes_per_s: Rate | None = None
+    power_w: Rate | None = None
+    per: str = "card"
+
+    def peak(self, dtype: str) -> tuple[float, str]:
+        """(dense matrix FLOP/s, the dtype whose unit does it): the dtype's own, else the next wider one that there is.
+
+        Raises UserError where the preset gives no peak that could serve.
+        """
+        for candidate in (dtype, *_WIDER.get(dtype, ())):
+            if candidate in self.flops_per_s:
+                return self.flops_per_s[candidate], candidate
+        raise UserError(
+            f"{self.name} has no matrix peak for {dtype}", hint=f"Its preset gives: {', '.join(self.flops_per_s) or 'none'}"
+        )
+
+    @property
+    def link(self) -> float | None:
+        """Bytes per second to another GPU in one direction; None where the preset gives none."""
+        return self.link_bytes_per_s or self.host_link_bytes_per_s
+
+    @property
+    def vector_peak(self) -> float | None:
+        """fp32 FLOP/s of the units beside the matrix units; None where the vendor gives none."""
+        return self.vector_flops_per_s.get("fp32")
+
+    @property
+    def knee(self) -> float | None:
+        """FLOP per byte at which bf16 (else fp16) products turn from memory-bound to compute-bound."""
+        peak = self.flops_per_s.get("bf16") or self.flops_per_s.get("fp16")
+        return peak / self.bandwidth_bytes_per_s if peak else None
+
+    def problem(self) -> tuple[str, str]:
+        """(key, what is wrong), or ('', '')."""
+        for key in ("name", "vendor", "architecture"):
+            if not getattr(self, key).isprintable():
+                return key, "has characters that a terminal does not print"
+        for key in ("flops_per_s", "vector_flops_per_s"):
+            for dtype in getattr(self, key):
+                if dtype not in PEAKS:
+                    return f"{key}.{dtype}", f"unknown dtype {dtype!r} (known: {', '.join(PEAKS)})"
+        return "", ""

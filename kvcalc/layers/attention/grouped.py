@@ -1,0 +1,165 @@
+"""Grouped-query attention, and its ends: MHA (as many KV heads as query heads) and MQA (one KV head).
+
+Cached per token and layer: num_key_value_heads · (head_dim + v_head_dim) elements, for all tokens or for those that a
+window, a chunk or a budget leaves. Sources: Vaswani et al. 2017 §3.2.2 (MHA); Shazeer 2019, arXiv 1911.02150 (MQA);
+Ainslie et al. 2023, arXiv 2305.13245 §2.2 (GQA); Jiang et al. 2023, arXiv 2310.06825 §2 (sliding window); Xiao et al.
+2023, arXiv 2309.17453 (sink tokens); Zhang et al. 2023, arXiv 2306.14048 (H2O's budget).
+"""
+
+from typing import Literal
+
+from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
+from kvcalc.layers.part import Count, Part, Size, Tokens
+from kvcalc.layers.passes import Pass
+from kvcalc.layers.weights import Weight, matrix, vector
+from kvcalc.units import Num
+
+
+class Grouped(Part, frozen=True, tag="grouped"):
+    """Attention of num_attention_heads query heads over num_key_value_heads shared keys and values.
+
+    head_dim, v_head_dim: widths of a key and a value (v_head_dim: as head_dim unless given).
+    sliding_window: a query sees so many tokens, itself included, and no more are kept, beside `sink_tokens` first ones.
+    attention_chunk_size: a query sees only its own chunk of so many tokens. cache_budget: tokens that eviction keeps.
+    qk_norm: 'head' (one weight vector of head_dim for all heads) or 'full' (one per head). sinks: a logit per head.
+    output_gate: a gate per channel ('full') or per head ('head') on the attention's output, projected from the input.
+    input_size, output_size: where they differ from the residual stream's. k_is_v: one projection serves keys and values.
+    prefix_tokens: of the model's own, kept before the first of the sequence. cached: false where every token sees those
+    after it too, so that nothing can be kept. qo_projection: false where experts project queries and outputs (JetMoE).
+    """
+
+    num_attention_heads: Size
+    num_key_value_heads: Size
+    head_dim: Size
+    v_head_dim: Size | None = None
+    sliding_window: Tokens | None = None
+    sink_tokens: Count = 0
+    attention_chunk_size: Tokens | None = None
+    cache_budget: Tokens | None = None
+    q_bias: bool = False
+    k_bias: bool = False
+    v_bias: bool = False
+    o_bias: bool = False
+    qk_norm: Literal["head", "full"] | None = None
+    q_norm_only: bool = False
+    qk_norm_bias: bool = False
+    v_norm: bool = False
+    sinks: bool = False
+    output_gate: Literal["full", "head"] | None = None
+    output_gate_bias: bool = False
+    k_is_v: bool = False
+    kv_projection: bool = True
+    qo_projection: bool = True
+    input_size: Size | None = None
+    output_size: Size | None = None
+    prefix_tokens: Count = 0
+    cached: bool = True
+
+    @property
+    def value_width(self) -> int:
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens kept at most; 0 for no limit."""
+        limits = [n for n in (self.sliding_window, self.attention_chunk_size, self.cache_budget) if n]
+        return min(limits) + (self.sink_tokens if self.sliding_window else 0) if limits else 0
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """Projections [D, H·d], [D, G·d], [D, G·dv] and [H·dv, D]; norms, sinks and gates beside them."""
+        heads, groups, d, dv = self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_width
+        width = self.input_size or hidden_size
+        found = [matrix("q", width, heads * d, self.q_bias, shards=heads)] if self.qo_projection else []
+        if self.kv_projection:
+            found.append(matrix("k", width, groups * d, self.k_bias, shards=groups))
+            if not self.k_is_v:
+                found.append(matrix("v", width, groups * dv, self.v_bias, shards=groups))
+        if self.qo_projection:
+            found.append(matrix("o", heads * dv, self.output_size or hidden_size, self.o_bias, shards=heads, rows_in=True))
+        if self.output_gate:
+            units = dv if self.output_gate == "full" else 1
+            found.append(matrix("gate", width, heads * units, self.output_gate_bias, shards=heads))
+        return (*found, *self._vectors())
+
+    def _vectors(self) -> list[Weight]:
+        heads, groups, d = self.num_attention_heads, self.num_key_value_heads, self.head_dim
+        each = d * (2 if self.qk_norm_bias else 1)
+        full = self.qk_norm == "full"
+        found = []
+        if self.qk_norm:
+            found.append(vector("q_norm", each * (heads if full else 1), shards=heads if full else 1))
+            if self.kv_projection and not self.q_norm_only:
+                found.append(vector("k_norm", each * (groups if full else 1), shards=groups if full else 1))
+        if self.v_norm:
+            found.append(vector("v_norm", self.value_width))
+        if self.sinks:
+            found.append(vector("sinks", heads, shards=heads))
+        return found
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """One row of keys [G, d] and one of values [G, dv] per token kept, the model's own prefix included."""
+        if not self.cached:
+            return ()
+        span = Span.CHUNK if self.attention_chunk_size else Span.TOKENS
+        groups, limit = self.num_key_value_heads, self.most_tokens
+        rows = (("k", self.head_dim), ("v", self.value_width))
+        found = [CacheEntry(role, groups, width, limit=limit, span=span) for role, width in rows]
+        if self.prefix_tokens:
+            found += [CacheEntry(role, groups, width, limit=self.prefix_tokens, span=Span.STATE) for role, width in rows]
+        return tuple(found)
+
+    def operators(self, p: Pass) -> list[Operator]:
+        """qkv, gate, RoPE with the q/k norms, attention, o."""
+        w = p.local(self.weights(p.width))
+        queries, keys, values = p.heads(self.num_attention_heads), self.num_key_value_heads, self.value_width
+        qkv = [w[n] for n in ("q", "k", "v") if n in w]
+        found = [p.gemm("qkv", *qkv)] if qkv else []
+        found += [p.gemm("gate", w["gate"])] if "gate" in w else []
+        rotated = (queries + p.heads(keys) * self.kv_projection) * self.head_dim * p.tokens
+        if p.rotates or self.qk_norm:
+            flops = p.ROPE_FLOPS * p.rotates + p.NORM_FLOPS * bool(self.qk_norm)
+            found.append(p.vector("rope", rotated, rotated, flops * rotated))
+        found += self._extra(p, w)
+        rows = [e for e in self.cache() if e.role != "index_key"]
+        found.append(p.attention(rows, self._visible, queries, self.head_dim, values))
+        if "gate" in w:
+            gated = p.tokens * queries * values
+            found.append(p.vector("gating", 2 * gated, gated, p.ACTIVATION_FLOPS * gated))
+        if "o" not in w:
+            return found
+        return [*found, p.gemm("o", w["o"]), *p.all_reduce(w["o"].outputs)]
+
+    def _visible(self, new: Num, past: Num) -> Num:
+        """(query, key) pairs of one sequence."""
+        if not self.cached:
+            return new * (new + past)
+        if self.attention_chunk_size:
+            return chunk_pairs(new, past, self.attention_chunk_size)
+        return causal_pairs(new, past, self.most_tokens)
+
+    def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
+        """What a variant runs between the projections and the attention."""
+        return []
+
+    def problem(self) -> str:
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        if heads % groups:
+            return f"num_attention_heads {heads} is not a multiple of num_key_value_heads {groups}"
+        if self.k_is_v and self.value_width != self.head_dim:
+            return f"k_is_v needs v_head_dim {self.v_head_dim} equal to head_dim {self.head_dim}"
+        if self.sliding_window and self.attention_chunk_size:
+            return "sliding_window and attention_chunk_size exclude each other"
+        if self.attention_chunk_size and self.cache_budget:
+            return "attention_chunk_size and cache_budget exclude each other"
+        return ""
+
+    @property
+    def label(self) -> str:
+        groups = self.num_key_value_heads
+        name = "MQA" if groups == 1 else "MHA" if groups == self.num_attention_heads else f"GQA-{groups}"
+        limits = (("window", self.sliding_window), ("chunk", self.attention_chunk_size), ("budget", self.cache_budget))
+        return name + "".join(f" {word} {n}" for word, n in limits if n)
+
+    def as_mha(self) -> tuple[int, int, int]:
+        return self.num_attention_heads, self.head_dim, self.value_width

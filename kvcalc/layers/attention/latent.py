@@ -1,0 +1,154 @@
+"""Multi-head latent attention (MLA): one compressed latent per token serves all keys and values.
+
+Cached per token and layer: kv_lora_rank + qk_rope_head_dim elements, shared by all heads: the latent c_kv and the
+decoupled RoPE key. Keys and values are W_UK·c_kv and W_UV·c_kv per head; in decode both matrices absorb into the query
+and output projections, so that attention runs on the latents themselves. Source: DeepSeek-V2, arXiv 2405.04434 §2.1.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.cost import Operator, Role, causal_pairs
+from kvcalc.layers.part import Count, Part, Size, Tokens
+from kvcalc.layers.passes import Pass
+from kvcalc.layers.weights import Weight, matrix, vector
+from kvcalc.units import Num, at_least
+
+
+class Latent(Part, frozen=True, tag="latent"):
+    """MLA of num_attention_heads heads, with keys of qk_nope_head_dim + qk_rope_head_dim and values of v_head_dim.
+
+    q_lora_rank: the width that queries are compressed to, null for a plain query projection.
+    qkv_bias: on the two down-projections. norms: RMS weights on the two latents. sinks: a logit per head.
+    output_gate: a gate per channel ('full') or per head ('head') on the attention's output, projected from the input.
+    q_up_size: the width from which queries and that gate are projected, where it is not q_lora_rank (A.X-K2: two of them).
+    """
+
+    num_attention_heads: Size
+    kv_lora_rank: Size
+    qk_nope_head_dim: Size
+    qk_rope_head_dim: Count
+    v_head_dim: Size
+    q_lora_rank: Size | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    q_norm: bool = True
+    kv_norm: bool = True
+    sliding_window: Tokens | None = None
+    output_gate: Literal["full", "head"] | None = None
+    q_up_size: Size | None = None
+    sinks: bool = False
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """q: [D, H·dqk] or its two factors; kv_down [D, r + dr]; kv_up [r, H·(dn + dv)]; o [H·dv, D]."""
+        heads, rank = self.num_attention_heads, self.kv_lora_rank
+        queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        found = []
+        if self.q_lora_rank:
+            found.append(matrix("q_down", hidden_size, self.q_lora_rank, self.qkv_bias))
+            found.append(matrix("q_up", self.q_up_size or self.q_lora_rank, queries, shards=heads))
+            found += [vector("q_norm", self.q_lora_rank)] if self.q_norm else []
+        else:
+            found.append(matrix("q", hidden_size, queries, shards=heads))
+        found.append(matrix("kv_down", hidden_size, rank + self.qk_rope_head_dim, self.qkv_bias))
+        found += [vector("kv_norm", rank)] if self.kv_norm else []
+        found.append(matrix("kv_up", rank, heads * (self.qk_nope_head_dim + self.v_head_dim), shards=heads))
+        found.append(matrix("o", heads * self.v_head_dim, hidden_size, self.o_bias, shards=heads, rows_in=True))
+        if self.output_gate:
+            units = self.v_head_dim if self.output_gate == "full" else 1
+            found.append(matrix("gate", self.q_up_size or hidden_size, heads * units, shards=heads))
+        found += [vector("sinks", heads, shards=heads)] if self.sinks else []
+        return tuple(found)
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """One latent of kv_lora_rank and one RoPE key of qk_rope_head_dim per token, for all heads together."""
+        return self._latents(top=0)
+
+    def _latents(self, top: int) -> tuple[CacheEntry, ...]:
+        limit = self.sliding_window or 0
+        latent = CacheEntry("latent", 1, self.kv_lora_rank, limit=limit, top=top)
+        rope = CacheEntry("rope_key", 1, self.qk_rope_head_dim, limit=limit, top=top)
+        return (latent, rope) if self.qk_rope_head_dim else (latent,)
+
+    def operators(self, p: Pass) -> list[Operator]:
+        """Down- and up-projections, RoPE, attention in the form that costs fewer FLOPs for each group of sequences, o."""
+        w = p.local(self.weights(p.width))
+        first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]
+        found = [p.gemm("qkv_down" if "q_down" in w else "qkv", *first)]
+        found += [p.gemm("q_up", w["q_up"])] if "q_up" in w else []
+        rope = (p.heads(self.num_attention_heads) + 1) * self.qk_rope_head_dim * p.tokens
+        norms = ((self.q_lora_rank or 0) + self.kv_lora_rank) * p.tokens
+        found.append(p.vector("rope", rope + norms, rope + norms, p.ROPE_FLOPS * rope + p.NORM_FLOPS * norms))
+        found += self._extra(p, w)
+        absorbed = p.choose(lambda new, past: self._absorbs(p, new, past))
+        expanded = p.choose(lambda new, past: 1 - self._absorbs(p, new, past))
+        found += self._absorbed(absorbed) if absorbed.groups else []
+        found += self._expanded(expanded, w, 1 - absorbed.present) if expanded.groups else []
+        if "gate" in w:
+            gated = p.tokens * p.heads(self.num_attention_heads) * self.v_head_dim
+            found.append(p.gemm("gate", w["gate"]))
+            found.append(p.vector("gating", 2 * gated, gated, p.ACTIVATION_FLOPS * gated))
+        return [*found, p.gemm("o", w["o"]), *p.all_reduce(p.width)]
+
+    def _visible(self, new: Num, past: Num) -> Num:
+        return causal_pairs(new, past, self.sliding_window or 0)
+
+    def _seen(self, new: Num, past: Num) -> Num:
+        """Cached tokens, the new ones included, whose keys and values the expanded form recomputes."""
+        return self._latents(top=0)[0].read_rows(new, past)
+
+    def _absorbs(self, p: Pass, new: Num, past: Num) -> Num:
+        """1 where the absorbed form takes fewer FLOPs than the expanded one, or as many and no more bytes; else 0."""
+        if p.mla_form != "auto":
+            return int(p.mla_form == "absorbed")
+        rank, both = self.kv_lora_rank, self.qk_nope_head_dim + self.v_head_dim
+        seen = self._seen(new, past)
+        fewer = (seen - new) * rank * both - self._visible(new, past) * (2 * rank - both)  # multiply-adds of a head
+        if not (fewer == 0 if isinstance(fewer, int) else (fewer == 0).any()):
+            return at_least(fewer, 1)
+        activations = 2 * (seen * both - 2 * rank * new) * p.heads(self.num_attention_heads) * p.element
+        rows = (e.read_rows(new, past) * p.formats.entry_bytes(e, 1) for e in self._attended())
+        smaller = activations + sum(p.formats.entry_bytes(e, 1) for e in self._latents(top=0)) * seen - sum(rows)
+        return at_least(2 * fewer + at_least(smaller, 0), 1)
+
+    def _attended(self) -> list[CacheEntry]:
+        return [e for e in self.cache() if e.role in ("latent", "rope_key")]
+
+    def _absorbed(self, p: Pass) -> list[Operator]:
+        """Queries into the latent space, attention over latents shared by all heads, outputs back: W_UK and W_UV."""
+        heads, rank, rope = p.heads(self.num_attention_heads), self.kv_lora_rank, self.qk_rope_head_dim
+        into = Weight("kv_up", self.qk_nope_head_dim, rank, copies=heads)
+        back = Weight("kv_up", rank, self.v_head_dim, copies=heads)
+        core = p.attention(self._attended(), self._visible, heads, rank + rope, rank, form="absorbed")
+        return [p.gemm("absorb_q", into), core, p.gemm("absorb_v", back)]
+
+    def _expanded(self, p: Pass, w: dict[str, Weight], read: Num) -> list[Operator]:
+        """Keys and values of every cached token from its latent, then attention per head."""
+        heads, key, rope, value = p.heads(self.num_attention_heads), self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        entries = self._latents(top=0)
+        tokens = p.pairs(self._seen)
+        width = heads * (key + value)
+        up = p.gemm("kv_up", w["kv_up"], tokens=tokens)
+        moved = p.cache(e for e in entries if e.role == "latent")
+        cost = up.cost._replace(
+            weight_bytes=up.cost.weight_bytes * read,
+            activation_bytes=tokens * width * p.element,
+            cache_read_bytes=moved.cache_read_bytes,
+            cache_write_bytes=moved.cache_write_bytes,
+        )
+        ropes = [e for e in entries if e.role == "rope_key"]
+        core = p.attention(ropes, self._visible, heads, key + rope, value, expanded=tokens * width, form="expanded")
+        return [msgspec.structs.replace(up, cost=cost, role=Role.CORE), core]
+
+    def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
+        """What a variant runs between the projections and the attention."""
+        return []
+
+    @property
+    def label(self) -> str:
+        return "MLA" + (f" window {self.sliding_window}" if self.sliding_window else "")
+
+    def as_mha(self) -> tuple[int, int, int]:
+        return self.num_attention_heads, self.v_head_dim, self.v_head_dim

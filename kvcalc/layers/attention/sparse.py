@@ -1,0 +1,121 @@
+"""Sparse attention that chooses what to read: DeepSeek sparse attention over latents, and block-sparse over keys.
+
+Both store more than the attention they thin out, and read less: an indexer scores small index keys of every token, and
+attention reads the top-k alone. Sources: DeepSeek-V3.2-Exp technical report §2 (indexer of index_n_heads heads, weighted
+ReLU scores, top-k tokens); GLM-5.2's config (indexers in some layers, whose choice the others reuse); MiniMax-M3's
+modelling code in transformers (scores per block of index_block_size tokens, top-k blocks).
+"""
+
+from kvcalc.layers.attention.grouped import Grouped
+from kvcalc.layers.attention.latent import Latent
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.cost import Operator, causal_pairs
+from kvcalc.layers.part import Count, Size, Tokens
+from kvcalc.layers.passes import Pass
+from kvcalc.layers.weights import Weight, matrix, vector
+from kvcalc.units import Num
+
+
+class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
+    """DSA: MLA of which each query reads index_topk latents, chosen by an indexer.
+
+    indexer: false in a layer that reuses the choice of an earlier one: it has no index weights and caches no index key.
+    index_pool: index keys are pooled in blocks of so many tokens, by gates that are cached beside the keys with a flag
+    for padding (GLM-5.3); 0 scores every token.
+    index_query_from_hidden: index queries are projected from the residual stream rather than from the query latent.
+    """
+
+    index_topk: Tokens
+    index_n_heads: Size
+    index_head_dim: Size
+    indexer: bool = True
+    index_query_from_hidden: bool = False
+    index_pool: Count = 0
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """MLA's, and the indexer's: queries [r_q, Hi·di], key [D, di] with its LayerNorm, head weights [D, Hi]."""
+        found = super().weights(hidden_size)
+        if not self.indexer:
+            return found
+        source = hidden_size if self.index_query_from_hidden else self.q_lora_rank or hidden_size
+        d, pool = self.index_head_dim, self.index_pool
+        pooling = (matrix("index_gate", hidden_size, d), vector("index_position_bias", pool * d)) if pool else ()
+        return (
+            *found,
+            *pooling,
+            matrix("index_q", source, self.index_n_heads * self.index_head_dim),
+            matrix("index_k", hidden_size, self.index_head_dim),
+            vector("index_k_norm", 2 * self.index_head_dim),
+            matrix("index_weights", hidden_size, self.index_n_heads),
+        )
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """MLA's two rows, of which a query reads index_topk, and one index key per token, all of which it reads."""
+        latents = self._latents(top=self.index_topk)
+        width = 2 * self.index_head_dim + 1 if self.index_pool else self.index_head_dim
+        return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
+
+    def _visible(self, new: Num, past: Num) -> Num:
+        return causal_pairs(new, past, min(self.index_topk, self.sliding_window or self.index_topk))
+
+    def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
+        """The indexer's projections, its scores over every index key, and the top-k."""
+        if not self.indexer:
+            return []
+        hidden = [w[n] for n in ("index_k", "index_weights", "index_gate") if n in w]
+        keys = [e for e in self.cache() if e.role == "index_key"]
+        scored = p.indexer(keys, p.pairs(causal_pairs), self.index_n_heads, self.index_head_dim, self.index_topk)
+        return [p.gemm("index_q", w["index_q"]), p.gemm("index_k", *hidden), *scored]
+
+    @property
+    def label(self) -> str:
+        return f"DSA top-{self.index_topk}" + ("" if self.indexer else " (shared index)")
+
+
+class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
+    """Grouped attention of which each query reads index_topk_blocks blocks of index_block_size tokens.
+
+    index_local_blocks of them are the latest, whatever their score.
+    """
+
+    index_block_size: Tokens
+    index_topk_blocks: Size
+    index_n_heads: Size
+    index_head_dim: Size
+    index_local_blocks: Count = 0
+    index_norm: bool = True
+    index_key_cached: bool = True
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """Grouped attention's, and the indexer's: queries [D, Hi·di] and one key [D, di], with their norms."""
+        norms = (vector("index_q_norm", self.index_head_dim), vector("index_k_norm", self.index_head_dim))
+        return (
+            *super().weights(hidden_size),
+            matrix("index_q", hidden_size, self.index_n_heads * self.index_head_dim),
+            matrix("index_k", hidden_size, self.index_head_dim),
+            *(norms if self.index_norm else ()),
+        )
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """Keys and values, of which a query reads the chosen blocks, and an index key per token."""
+        top = self.index_topk_blocks * self.index_block_size
+        groups = self.num_key_value_heads
+        index = (CacheEntry("index_key", 1, self.index_head_dim),) if self.index_key_cached else ()
+        return (
+            CacheEntry("k", groups, self.head_dim, top=top),
+            CacheEntry("v", groups, self.value_width, top=top),
+            *index,
+        )
+
+    def _visible(self, new: Num, past: Num) -> Num:
+        return causal_pairs(new, past, self.index_topk_blocks * self.index_block_size)
+
+    def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
+        """The indexer's projections, its scores over every index key, and the top-k blocks."""
+        keys = [e for e in self.cache() if e.role == "index_key"]
+        scored = p.indexer(keys, p.pairs(causal_pairs), self.index_n_heads, self.index_head_dim, self.index_topk_blocks)
+        return [p.gemm("index_qk", w["index_q"], w["index_k"]), *scored]
+
+    @property
+    def label(self) -> str:
+        return f"{super().label} top-{self.index_topk_blocks} blocks of {self.index_block_size}"

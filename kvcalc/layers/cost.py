@@ -1,0 +1,184 @@
+"""What an operator costs, as a value; matrix products and attention cores: the one place that writes the 2 of a multiply-add.
+
+`flops` counts matrix products alone, two per multiply-add. Norms, RoPE, softmax, activations, top-k and sampling are
+`vector_flops`. Bytes are by what moves: weights, cache read, cache write, activations, and what crosses the network.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from kvcalc.units import Num, Real, floor_div, minimum
+
+SOFTMAX_FLOPS = 5  # per score: maximum, subtraction, exponential, sum, division
+
+
+class Cost(NamedTuple):
+    """FLOPs and bytes. Adds up, and scales with how often an operator runs."""
+
+    flops: Num = 0
+    vector_flops: Num = 0
+    weight_bytes: Num = 0
+    cache_read_bytes: Num = 0
+    cache_write_bytes: Num = 0
+    activation_bytes: Num = 0
+    network_bytes: Real = 0
+
+    def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
+        return Cost._make([a + b for a, b in zip(self, other, strict=True)])
+
+    def __mul__(self, times: Num) -> "Cost":  # type: ignore[override]
+        return Cost._make([a * times for a in self])
+
+    @property
+    def cache_bytes(self) -> Num:
+        """What the cache moves: reads and writes."""
+        return self.cache_read_bytes + self.cache_write_bytes
+
+    @property
+    def bytes(self) -> Num:
+        """What moves to and from the GPU's memory; the network apart."""
+        return self.weight_bytes + self.cache_read_bytes + self.cache_write_bytes + self.activation_bytes
+
+
+class Role(StrEnum):
+    """What an operator is there for, whatever its name."""
+
+    PROJECTION = "projection"  # of a mixer: queries, keys, values, outputs
+    CORE = "core"  # what reads the cache or a state: attention, indexer, scan
+    FFN = "ffn"  # dense or experts, the router among them
+    HEAD = "head"  # the projection to the vocabulary
+    OTHER = "other"  # norms, embeddings, elementwise chains, collectives
+
+
+class GemmShape(NamedTuple):
+    """A matrix product x[m, k] · W[k, n] as a time law sees it; stored: bytes of one weight, its scales included.
+
+    Block-diagonal copies stand side by side (n counts them all); routed experts likewise, those that are reached, with m
+    the tokens of one of them.
+    """
+
+    m: Real
+    n: Real
+    k: int
+    stored: float
+
+
+class AttentionShape(NamedTuple):
+    """An attention as a time law sees it. groups: (count, new, past, pairs) of the batch; pairs: (query, key) pairs of all
+    `count` sequences, windows and top-k taken off.
+
+    kv_heads: 0 for latents that all heads share. element: bytes of one cached element, 0 where nothing is cached.
+    """
+
+    heads: int
+    kv_heads: int
+    key: int
+    value: int
+    element: float
+    groups: tuple[tuple[Num, Num, Num, Num], ...]
+
+
+class CollectiveShape(NamedTuple):
+    """An all-reduce of so many bytes over so many ranks."""
+
+    ranks: int
+    bytes: Num
+
+
+Shape: TypeAlias = GemmShape | AttentionShape | CollectiveShape
+
+
+class Operator(msgspec.Struct, frozen=True):
+    """One operator of a pass: `count` times `cost`, in each of `count` layers of kind `layer` ('' outside the layers).
+
+    kind: gemm, attention, scan, vector or network: what law times it. role: what it is there for. dtype: what its products
+    compute in. parts: the FLOPs inside a fused operator, by name, which its cost holds already. shape: what a calibrated law
+    needs, where there is one. experts: routed experts whose weights this GPU is expected to read; 0 where it multiplies by
+    none. form: of latent attention, absorbed or expanded; '' of any other.
+    """
+
+    name: str
+    layer: str
+    count: int
+    kind: str
+    cost: Cost
+    dtype: str = ""
+    parts: tuple[tuple[str, Cost], ...] = ()
+    shape: Shape | None = None
+    experts: Real = 0
+    role: Role = Role.OTHER
+    form: str = ""
+
+    @property
+    def total(self) -> Cost:
+        """The cost of all the times it runs."""
+        return self.cost * self.count
+
+
+def gemm_flops(tokens: Num, inputs: int, outputs: int) -> Num:
+    """x[tokens, inputs] · W[inputs, outputs]: 2 · tokens · inputs · outputs."""
+    return 2 * tokens * inputs * outputs
+
+
+def pair_flops(pairs: Num, heads: int, width: int) -> Num:
+    """Scores or weighted values over (query, key) pairs: 2 · pairs · heads · width."""
+    return 2 * pairs * heads * width
+
+
+def causal_pairs(new: Num, past: Num, limit: int = 0) -> Num:
+    """(query, key) pairs of `new` causal queries behind `past` tokens: new·past + new(new + 1)/2.
+
+    With a limit (window, budget, top-k) each query sees at most so many: Σ min(j, limit) for j = past + 1 … past + new.
+    """
+    if not limit:
+        return new * past + floor_div(new * (new + 1), 2)
+    return _capped(new + past, limit) - _capped(past, limit)
+
+
+def _capped(tokens: Num, limit: int) -> Num:
+    low = minimum(tokens, limit)
+    return floor_div(low * (low + 1), 2) + (tokens - low) * limit
+
+
+def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
+    """Pairs where a query sees its own chunk only: Σ ((j − 1) mod chunk) + 1."""
+    return _chunked(new + past, chunk) - _chunked(past, chunk)
+
+
+def _chunked(tokens: Num, chunk: int) -> Num:
+    rest = tokens % chunk
+    return floor_div(tokens, chunk) * (chunk * (chunk + 1) // 2) + floor_div(rest * (rest + 1), 2)
+
+
+def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
+    """Pairs with entries that stand for `ratio` tokens each: Σ min(⌊j/ratio⌋, top)."""
+    return _compressed(new + past, ratio, top) - _compressed(past, ratio, top)
+
+
+def _compressed(tokens: Num, ratio: int, top: int) -> Num:
+    if top:
+        low = minimum(tokens, top * ratio - 1)
+        return _compressed(low, ratio, 0) + (tokens - low) * top
+    whole = floor_div(tokens, ratio)
+    return floor_div(ratio * whole * (whole - 1), 2) + whole * (tokens - whole * ratio + 1)
+
+
+def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
+    """The share of experts that at least one of `tokens` tokens reaches, k of E each, uniformly: 1 − (1 − k/E)^T.
+
+    One token reaches exactly k: the fraction is then k/E to the last bit. With k = E it is the int 1.
+    """
+    if top_k == experts:
+        return 1
+    if isinstance(tokens, int):
+        return top_k / experts if tokens == 1 else 1.0 - (1.0 - top_k / experts) ** tokens
+    return 1.0 - (1.0 - top_k / experts) ** tokens
+
+
+def expected_experts(tokens: Num, top_k: int, experts: int) -> Real:
+    """Distinct experts that `tokens` tokens reach under uniform routing: E·(1 − (1 − k/E)^T), a float; one token exactly k."""
+    if isinstance(tokens, int) and tokens == 1:
+        return float(top_k)
+    return float(experts) * reached_fraction(tokens, top_k, experts)

@@ -1,0 +1,135 @@
+"""Mixture of experts: a router sends each token to num_experts_per_tok of num_experts small networks.
+
+Shared experts take every token. Sources: Shazeer et al. 2017, arXiv 1701.06538 §2; DeepSeekMoE, arXiv 2401.06066 §3.
+"""
+
+from typing import ClassVar
+
+from kvcalc.layers.cost import Operator, Role, expected_experts, reached_fraction
+from kvcalc.layers.part import Count, Part, Size
+from kvcalc.layers.passes import Pass
+from kvcalc.layers.weights import Weight, matrix, vector
+from kvcalc.units import Num, Real, ceil_div
+
+
+class Moe(Part, frozen=True, tag="moe"):
+    """num_experts experts of moe_intermediate_size, of which a token uses num_experts_per_tok.
+
+    shared_expert_intermediate_size: total width of the experts that every token uses. shared_expert_gate: a scalar gate on
+    them. moe_latent_size: the experts work at this width, between a projection down and one up (Nemotron-3).
+    router_width: what the router reads where a projection of its own comes before it (Zaya).
+    router_outputs: what the router scores where that is not each expert (Doge's product keys).
+    latent_bias: on those two. zero_experts: identity experts, which the router scores and which cost nothing (LongCat).
+    zero_expert_weights: they hold a gate and an up matrix all the same, unused (as transformers builds LongCat).
+    correction_bias: a routing bias that is a parameter (where it is a buffer it is not counted).
+    """
+
+    ROLE: ClassVar[Role] = Role.FFN
+
+    num_experts: Size
+    num_experts_per_tok: Size
+    moe_intermediate_size: Size
+    gated: bool = True
+    bias: bool = False
+    shared_expert_intermediate_size: Count = 0
+    shared_expert_gate: bool = False
+    shared_gated: bool | None = None
+    shared_bias: bool | None = None
+    router_bias: bool = False
+    router_outputs: Size | None = None
+    router_width: Size | None = None
+    correction_bias: bool = False
+    moe_latent_size: Size | None = None
+    latent_bias: bool = False
+    zero_experts: Count = 0
+    zero_expert_weights: bool = False
+    router_input_norm: bool = False
+    expert_scales: bool = False
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """router [D, E], the experts' two or three matrices, the shared ones', and what stands between."""
+        routed = self.num_experts + self.zero_experts
+        found = [matrix("router", self.router_width or hidden_size, self.router_outputs or routed, self.router_bias)]
+        found += [vector("correction_bias", routed)] if self.correction_bias else []
+        found += [vector("router_input_norm", hidden_size)] if self.router_input_norm else []
+        found += [vector("expert_scales", self.num_experts)] if self.expert_scales else []
+        width = hidden_size
+        if self.moe_latent_size:
+            width = self.moe_latent_size
+            bias = self.latent_bias
+            found += [matrix("latent_down", hidden_size, width, bias), matrix("latent_up", width, hidden_size, bias)]
+        return (*found, *self._experts(width), *self._shared(hidden_size))
+
+    def _experts(self, width: int) -> list[Weight]:
+        inner = self.moe_intermediate_size
+        idle = self.zero_experts if self.zero_expert_weights else 0
+
+        def expert(name: str, inputs: int, outputs: int, rows_in: bool = False) -> Weight:
+            return matrix(
+                f"experts.{name}", inputs, outputs, self.bias, inner, rows_in,
+                copies=self.num_experts + (0 if rows_in else idle), active=self.num_experts_per_tok, expert=True,
+            )  # fmt: skip
+
+        gate = [expert("gate", width, inner)] if self.gated else []
+        return [*gate, expert("up", width, inner), expert("down", inner, width, rows_in=True)]
+
+    def _shared(self, hidden_size: int) -> list[Weight]:
+        inner = self.shared_expert_intermediate_size
+        if not inner:
+            return []
+        gated = self.gated if self.shared_gated is None else self.shared_gated
+        bias = self.bias if self.shared_bias is None else self.shared_bias
+        gate = [matrix("shared.gate", hidden_size, inner, bias, shards=inner)] if gated else []
+        scalar = [matrix("shared.weight", hidden_size, 1)] if self.shared_expert_gate else []
+        up = matrix("shared.up", hidden_size, inner, bias, shards=inner)
+        return [*gate, up, matrix("shared.down", inner, hidden_size, bias, shards=inner, rows_in=True), *scalar]
+
+    def operators(self, p: Pass) -> list[Operator]:
+        """Router, the experts' products over the tokens routed to them, the shared experts', the collectives.
+
+        Weights of the experts that at least one token reaches: E·(1 − (1 − k/E)^T) of E under uniform routing.
+        """
+        w = p.local(self.weights(p.width))
+        ranks = p.ranks
+        every = p.tokens * ranks.dp  # the experts serve the tokens of all data-parallel ranks
+        routed = ceil_div(every * self.num_experts_per_tok, ranks.ep)
+        reached = reached_fraction(every, self.num_experts_per_tok, self.num_experts)
+        found = [p.gemm("router", w["router"])]
+        found += [p.gemm("latent_down", w["latent_down"])] if "latent_down" in w else []
+        distinct = expected_experts(every, self.num_experts_per_tok, self.num_experts) / ranks.ep
+        for prefix, tokens, fraction, read in (("experts", routed, reached, distinct), ("shared", p.tokens, 1, 0)):
+            found += self._network(p, w, prefix, tokens, fraction, read)
+        found += [p.gemm("latent_up", w["latent_up"])] if "latent_up" in w else []
+        return [*found, *self._exchange(p), *p.all_reduce(p.width)]
+
+    def _exchange(self, p: Pass) -> list[Operator]:
+        """Tokens to the experts of other data-parallel ranks and back; the ranks of one tp group all have them already.
+
+        With ep each token goes to the ranks of its top-k, (ep − 1)/ep of them elsewhere; without, to every rank, as each
+        holds some columns of every expert.
+        """
+        ranks, rows = p.ranks, p.tokens * p.width * p.element
+        if ranks.dp == 1:
+            return []
+        if ranks.ep > 1:
+            return [p.network("all_to_all", rows * self.num_experts_per_tok * (ranks.ep - 1) / ranks.ep, times=2)]
+        return [p.network("all_gather_tokens", rows * (ranks.dp - 1)), p.network("reduce_scatter", rows * (ranks.dp - 1))]
+
+    @staticmethod
+    def _network(p: Pass, w: dict[str, Weight], prefix: str, tokens: Num, fraction: Real, experts: Real) -> list[Operator]:
+        wide = [w[n] for n in (f"{prefix}.gate", f"{prefix}.up") if n in w]
+        if not wide:
+            return []
+        name = "gate_up" if len(wide) > 1 else "up"
+        found = [
+            p.gemm(f"{prefix}_{name}", *wide, tokens=tokens, fraction=fraction, experts=experts),
+            p.activation(f"{prefix}_activation", tokens, wide[0].outputs, len(wide)),
+            p.gemm(f"{prefix}_down", w[f"{prefix}.down"], tokens=tokens, fraction=fraction, experts=experts),
+        ]
+        scalar = w.get(f"{prefix}.weight")
+        return [*found, p.gemm(f"{prefix}_gate", scalar)] if scalar else found
+
+    def problem(self) -> str:
+        if self.num_experts_per_tok > self.num_experts:
+            return f"num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}"
+        return ""

@@ -1,0 +1,73 @@
+"""The formats of one model under one precision, as a value: what every weight and every cache row takes."""
+
+import msgspec
+
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.weights import Weight, WeightKind
+from kvcalc.storage.dtypes import FORMATS, RowFormat, cache_layout
+from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, WeightFormat, load_weight_format
+
+
+class Formats(msgspec.Struct, frozen=True):
+    """Formats by name.
+
+    dtype: of weights that no scheme covers, and of products. kv_cache_dtype: the name of the cache's layout. reason: why
+    `auto` chose it, or ''. schemes: the quantisations in force, the first that covers a matrix counts. kept: matrices, by
+    full name, that stay in the dtype all the same.
+    """
+
+    dtype: str
+    kv_cache_dtype: str
+    reason: str = ""
+    schemes: tuple[Quantization, ...] = ()
+    kept: frozenset[str] = frozenset()
+
+    def cache_format(self, entry: CacheEntry) -> RowFormat:
+        """The storage format of a cache entry's rows: the one that the model fixes, else its role's in the layout."""
+        if entry.dtype:
+            return FORMATS[entry.dtype]
+        return cache_layout(self.kv_cache_dtype).get(entry.role) or FORMATS[self.dtype]
+
+    def entry_bytes(self, entry: CacheEntry, heads: int) -> int:
+        """Bytes of one row of `heads` units of an entry."""
+        return heads * self.cache_format(entry).row_bytes(entry.width)
+
+    def weight_format(self, name: str, weight: Weight) -> WeightFormat:
+        """The storage format of a weight: the first scheme that covers a matrix, else the dtype."""
+        if weight.kind is WeightKind.MATRIX and name not in self.kept:
+            for scheme in self.schemes:
+                if found := scheme.weight_format(name):
+                    return found
+        return WEIGHT_FORMATS[self.dtype]
+
+    def weight_bytes(self, name: str, weight: Weight) -> int:
+        """Bytes of one weight, all copies and biases included; biases and vectors keep the dtype."""
+        plain = FORMATS[self.dtype].bits // 8
+        matrices = weight.copies * self.weight_format(name, weight).matrix_bytes(weight.inputs, weight.outputs)
+        return matrices + weight.copies * weight.bias * plain
+
+    def compute_dtype(self, name: str, weight: Weight) -> str:
+        """What a product with this weight computes in: the format's own dtype (W8A8), else the model's."""
+        return self.weight_format(name, weight).computes or self.dtype
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation element: the dtype's."""
+        return FORMATS[self.dtype].bits // 8
+
+    @property
+    def product_dtypes(self) -> tuple[str, ...]:
+        """The dtypes that products compute in: those of the quantised matrices, then the model's."""
+        quantised = (load_weight_format(s.format).computes or self.dtype for s in self.schemes)
+        return tuple(dict.fromkeys([*quantised, self.dtype]))
+
+    @property
+    def weights_label(self) -> str:
+        """How the weights are stored, for the assumptions that a table prints."""
+        return " + ".join(dict.fromkeys([*(s.format for s in self.schemes), self.dtype]))
+
+    @property
+    def computed(self) -> str:
+        """What products with quantised matrices compute in, as a remark behind `weights_label`; '' without any."""
+        dtypes = dict.fromkeys(load_weight_format(s.format).computes or self.dtype for s in self.schemes)
+        return f" (quantised matrices computed in {' + '.join(dtypes)})" if dtypes else ""

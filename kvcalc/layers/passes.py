@@ -1,0 +1,222 @@
+"""What parts build their operators from: the batch, the formats and the ranks of one pass, and the costs of common steps."""
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+
+import msgspec
+
+from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.cost import (
+    SOFTMAX_FLOPS,
+    AttentionShape,
+    CollectiveShape,
+    Cost,
+    GemmShape,
+    Operator,
+    Role,
+    gemm_flops,
+    pair_flops,
+)
+from kvcalc.layers.formats import Formats
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.layers.weights import Weight, WeightKind
+from kvcalc.units import Num, Real, array_of, ceil_div, maximum
+
+NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2  # vector FLOPs per element
+
+
+class Pass:
+    """A pass while its operators are listed: the batch, the formats and the ranks, and helpers that parts build from.
+
+    width: of the residual stream. rotates: whether positions are rotary; a table of learned positions rotates nothing.
+    """
+
+    NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS = NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS
+
+    def __init__(
+        self, width: int, batch: Batch, formats: Formats, ranks: Parallelism, mla_form: str = "auto", rotates: bool = True
+    ) -> None:
+        self.width, self.formats, self.ranks = width, formats, ranks
+        self.groups = tuple(_local_group(g, ranks) for g in batch.groups)
+        self.tokens: Num = sum((g.count * g.new for g in self.groups), 0)
+        self.sequences: Num = sum((g.count for g in self.groups), 0)
+        self.element = formats.element_bytes
+        self.mla_form, self.rotates = mla_form, rotates
+        self.present: Num = 1
+        self.kind, self.count, self.writes_cache, self.role = "", 1, True, Role.OTHER
+
+    def enter(self, kind: str, count: int, writes_cache: bool = True) -> None:
+        """Go on to the `count` layers of a kind; '' for what stands outside the layers."""
+        self.kind, self.count, self.writes_cache, self.role = kind, count, writes_cache, Role.OTHER
+
+    def local(self, weights: Iterable[Weight]) -> dict[str, Weight]:
+        """The share of each weight that this rank holds, by name."""
+        return {w.name: w.local(self.ranks) for w in weights}
+
+    def vector_bytes(self, weight: Weight) -> int:
+        """Bytes of a vector on this rank; 0 for matrices, which their products read, and for tables."""
+        return weight.local(self.ranks).elements * self.element if weight.kind is WeightKind.VECTOR else 0
+
+    def heads(self, heads: int) -> int:
+        """Of so many heads, those on this rank."""
+        return self.ranks.share(heads)
+
+    def choose(self, wanted: Callable[[Num, Num], Num]) -> "Pass":
+        """This pass with only the groups for which `wanted(new, past)` is 1; arrays are masked point by point."""
+        masks = [_settled(wanted(g.new, g.past)) for g in self.groups]
+        part = copy(self)
+        kept = [(g, m) for g, m in zip(self.groups, masks, strict=True) if not isinstance(m, int) or m]
+        part.groups = tuple(Sequences(g.count * m, g.new, g.past) for g, m in kept)
+        part.tokens = sum((g.count * g.new for g in part.groups), 0)
+        part.sequences = sum((g.count for g in part.groups), 0)
+        part.present = 0
+        for _, mask in kept:
+            part.present = maximum(part.present, mask)
+        return part
+
+    def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
+        """(query, key) pairs of the batch: Σ count · visible(new, past)."""
+        return sum((g.count * visible(g.new, g.past) for g in self.groups), 0)
+
+    def attention(
+        self,
+        entries: Iterable[CacheEntry],
+        visible: Callable[[Num, Num], Num],
+        heads: int,
+        key: int,
+        value: int,
+        expanded: Num = 0,
+        form: str = "",
+    ) -> Operator:
+        """A fused attention: scores and values over pairs, one read of the cache, queries in and outputs out.
+
+        visible: pairs of one sequence of a group, from its new and past tokens. expanded: elements of keys and values that
+        are read as activations, where they are recomputed rather than cached.
+        """
+        rows, groups = tuple(entries), tuple((g.count, g.new, g.past, g.count * visible(g.new, g.past)) for g in self.groups)
+        pairs = sum((seen for *_, seen in groups), 0)
+        qk, av = Cost(pair_flops(pairs, heads, key)), Cost(pair_flops(pairs, heads, value))
+        softmax = Cost(vector_flops=SOFTMAX_FLOPS * pairs * heads)
+        moved = (self.tokens * heads * (key + value) + expanded) * self.element
+        spread = self.ranks.dcp  # ranks that hold other tokens of the same heads: they swap queries and partial outputs
+        swapped = (spread - 1) * self.tokens * heads * (key + value) * self.element
+        cost = (qk + softmax + av + self.cache(rows))._replace(activation_bytes=moved, network_bytes=swapped)
+        first = rows[0] if rows else None
+        shared = first is not None and first.role in ("latent", "rope_key")
+        kv_heads = 0 if shared else self.heads(first.heads) if first is not None and first.role == "k" else heads
+        element = self.formats.entry_bytes(first, 1) / first.width if first else 0.0
+        return Operator(
+            "attention", self.kind, self.count, "attention", cost, self.formats.dtype,
+            parts=(("qk", qk), ("softmax", softmax), ("av", av)),
+            shape=AttentionShape(heads, kv_heads, key, value, element, groups),
+            role=Role.CORE, form=form,
+        )  # fmt: skip
+
+    def indexer(self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int) -> list[Operator]:
+        """Scores of `heads` index heads over `pairs`, weighted and summed, and the `top` best for each token."""
+        queries = self.tokens * heads * width
+        cost = self.cache(entries)._replace(
+            flops=pair_flops(pairs, heads, width),
+            vector_flops=3 * pairs * heads,  # ReLU, weight, sum
+            activation_bytes=(queries + pairs) * self.element,
+        )
+        scores = Operator("indexer", self.kind, self.count, "attention", cost, self.formats.dtype, role=Role.CORE)
+        best = self.vector("top_k", pairs, self.tokens * top, TOP_K_FLOPS * pairs)
+        return [scores, msgspec.structs.replace(best, role=Role.CORE)]
+
+    def scan(self, entries: Iterable[CacheEntry], flops: Num, vector_flops: Num, activation_bytes: Num) -> Operator:
+        """What runs over a recurrent or convolution state, which it reads and writes once."""
+        cost = self.cache(entries)._replace(flops=flops, vector_flops=vector_flops, activation_bytes=activation_bytes)
+        return Operator("scan", self.kind, self.count, "scan", cost, self.formats.dtype, role=Role.CORE)
+
+    def gemm(
+        self, name: str, *weights: Weight, tokens: Num | None = None, fraction: Real = 1, experts: Real = 0, read: bool = True
+    ) -> Operator:
+        """x[tokens, inputs] · W for matrices that share their input; block-diagonal copies each take their own input.
+
+        fraction: of the copies that are read (experts that a token reached); their bytes round half up once. experts: how
+        many those are.
+        """
+        rows = self.tokens if tokens is None else tokens
+        flops: Num = 0
+        held: int = 0
+        for w in weights:
+            copies = 1 if w.expert else w.copies
+            flops = flops + gemm_flops(rows, w.inputs, w.outputs) * copies
+            held += self.formats.weight_bytes(self._full(w.name), w)
+        blocks = 1 if weights[0].expert else weights[0].copies
+        moved = rows * (weights[0].inputs * blocks + sum(w.outputs * blocks for w in weights)) * self.element
+        weight_bytes = held if isinstance(fraction, int) else _half_up(held * fraction)
+        cost = Cost(flops=flops, weight_bytes=weight_bytes * self.present if read else 0, activation_bytes=moved)
+        dtype = self.formats.compute_dtype(self._full(weights[0].name), weights[0])
+        shape = _gemm_shape(weights, rows, fraction, held)
+        return Operator(name, self.kind, self.count, "gemm", cost, dtype, (), shape, experts, self.role)
+
+    def vector(self, name: str, elements_in: Num, elements_out: Num, flops: Num, weight_bytes: Num = 0) -> Operator:
+        """An elementwise chain: so many elements read, written, and vector FLOPs, in all."""
+        moved = (elements_in + elements_out) * self.element
+        return Operator(name, self.kind, self.count, "vector", Cost(0, flops, weight_bytes, activation_bytes=moved))
+
+    def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
+        """The activation of an FFN: `inputs` arrays (up, and gate if gated) of [tokens, width] into one."""
+        elements = tokens * width
+        return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
+
+    def cache(self, entries: Iterable[CacheEntry]) -> Cost:
+        """What a layer's cache entries move: rows that the queries may see, and rows that the new tokens add."""
+        read: Num = 0
+        write: Num = 0
+        for entry in entries:
+            row = self.formats.entry_bytes(entry, self.heads(entry.heads))
+            spread = entry.spread(self.ranks)
+            for g in self.groups:
+                read = read + g.count * ceil_div(entry.read_rows(g.new, g.past), spread) * row
+                write = write + g.count * ceil_div(entry.written_rows(g.new, g.past), spread) * row
+        return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
+
+    def network(self, name: str, sent: Real, times: int = 1) -> Operator:
+        """A collective that moves so many bytes over this rank's link."""
+        return Operator(name, self.kind, self.count * times, "network", Cost(network_bytes=sent))
+
+    def all_reduce(self, width: int) -> list[Operator]:
+        """The sum over tensor-parallel ranks of [tokens, width]: 2(n − 1)/n of it crosses each link (ring)."""
+        n = self.ranks.tp
+        if n == 1:
+            return []
+        summed = self.tokens * width * self.element
+        ring = self.network("all_reduce", 2 * (n - 1) * summed / n)
+        return [msgspec.structs.replace(ring, shape=CollectiveShape(n, summed))]
+
+    def _full(self, name: str) -> str:
+        return f"{self.kind}.{name}" if self.kind else name
+
+
+def _local_group(group: Sequences, ranks: Parallelism) -> Sequences:
+    count, new, past = array_of(group.count), array_of(group.new), array_of(group.past)
+    return Sequences(-(-count // ranks.dp) if ranks.dp > 1 else count, new, past)
+
+
+def _settled(mask: Num) -> Num:
+    """A mask that is the same everywhere as an int."""
+    if isinstance(mask, int):
+        return mask
+    return 1 if mask.all() else 0 if not mask.any() else mask
+
+
+def _gemm_shape(weights: Sequence[Weight], rows: Num, fraction: Real, held: int) -> GemmShape:
+    """Of matrices that share their input: side by side; copies and reached experts too, these with their own tokens."""
+    first = weights[0]
+    columns = sum(w.outputs * (1 if w.expert else w.copies) for w in weights)
+    elements = sum(w.inputs * w.outputs * w.copies for w in weights)
+    reached = first.copies * fraction if first.expert else 1
+    return GemmShape(rows / reached if first.expert else rows, columns * reached, first.inputs, held / max(1, elements))
+
+
+def _half_up(value: Real) -> Num:
+    """To whole bytes, halves up."""
+    if isinstance(value, float):
+        return int(value + 0.5)
+    import numpy as np
+
+    return np.floor(value + 0.5)

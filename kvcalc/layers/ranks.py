@@ -1,0 +1,47 @@
+"""GPUs by what they share: every figure of a pass is that of one rank, the fullest."""
+
+import msgspec
+
+from kvcalc.errors import UserError
+
+MOST_GPUS = 1_000_000
+
+
+class Parallelism(msgspec.Struct, frozen=True):
+    """Ranks by kind. Every figure under it is that of one GPU, the fullest.
+
+    tp divides heads and columns (and replicates KV heads beyond their number), pp the stack of layers, dp the sequences;
+    ep, a divisor of tp·dp, spreads the experts; dcp, a divisor of tp, spreads the cached tokens in decode.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    dcp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp", "ep", "dcp"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_GPUS:
+                raise UserError(f"{name} {value!r} is not a number of GPUs", hint="Give a whole number from 1 up")
+        if (self.tp * self.dp) % self.ep:
+            raise UserError(f"ep {self.ep} does not divide tp·dp = {self.tp * self.dp}")
+        if self.tp % self.dcp:
+            raise UserError(f"decode-context parallel size {self.dcp} does not divide tp {self.tp}")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica: tp · pp · dp."""
+        return self.tp * self.pp * self.dp
+
+    def sequences(self, batch_size: int) -> int:
+        """Sequences on the fullest of the dp ranks."""
+        return -(-batch_size // self.dp)
+
+    def share(self, shards: int) -> int:
+        """Units of `shards` that one of the tp ranks holds: ⌈shards/tp⌉, and one where there are fewer than ranks."""
+        return -(-shards // self.tp)
+
+
+ONE_GPU = Parallelism()

@@ -1,0 +1,110 @@
+"""Gated delta rule: gated delta net (Qwen3-Next) and Kimi delta attention (KDA).
+
+State per sequence and layer: one matrix key_dim × value_dim per value head, and kernel − 1 columns of queries, keys and
+values. Sources: Yang et al. 2024, arXiv 2412.06464 §3; Kimi Linear technical report, arXiv 2510.26692 §4.
+"""
+
+from typing import ClassVar
+
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.part import Part, Size, StateDtype
+from kvcalc.layers.recurrent.state import conv_state, recurrent_state
+from kvcalc.layers.weights import Weight, matrix, vector
+
+
+class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
+    """linear_num_value_heads states of linear_key_head_dim × linear_value_head_dim, a decay and a step per head.
+
+    The output is normalised per head and gated by a projection as wide as the values. state_dtype: as the config says; null
+    where it says nothing, which is fp32 here and the engine's choice under an engine.
+    """
+
+    STATE_FLOPS: ClassVar[int] = 6  # k·S, the outer product, q·S
+
+    linear_num_key_heads: Size
+    linear_num_value_heads: Size
+    linear_key_head_dim: Size
+    linear_value_head_dim: Size
+    linear_conv_kernel_dim: Size = 4
+    conv_bias: bool = False
+    state_dtype: StateDtype | None = None
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """q and k [D, Hk·dk], v and gate [D, Hv·dv], step and decay [D, Hv], conv, A, step bias, norm [dv], out."""
+        kh, vh = self.linear_num_key_heads, self.linear_num_value_heads
+        keys, values = kh * self.linear_key_head_dim, vh * self.linear_value_head_dim
+        columns = self.linear_conv_kernel_dim + self.conv_bias
+        return (
+            matrix("qk", hidden_size, 2 * keys, shards=kh),
+            matrix("v_gate", hidden_size, 2 * values, shards=vh),
+            matrix("step_decay", hidden_size, 2 * vh, shards=vh),
+            vector("conv_qk", 2 * keys * columns, shards=kh),
+            vector("conv_v", values * columns, shards=vh),
+            vector("a_dt", 2 * vh, shards=vh),
+            vector("norm", self.linear_value_head_dim),
+            matrix("out", values, hidden_size, shards=vh, rows_in=True),
+        )
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """kernel − 1 columns of queries, keys and values, and dk × dv per value head."""
+        kernel, dk, dv = self.linear_conv_kernel_dim, self.linear_key_head_dim, self.linear_value_head_dim
+        return (
+            conv_state(self.linear_num_key_heads, 2 * dk, kernel),
+            conv_state(self.linear_num_value_heads, dv, kernel),
+            recurrent_state(self.linear_num_value_heads, dk, dv, self.state_dtype or "fp32"),
+        )
+
+    def problem(self) -> str:
+        if self.linear_num_value_heads % self.linear_num_key_heads:
+            return (
+                f"linear_num_value_heads {self.linear_num_value_heads} is not a multiple of "
+                f"linear_num_key_heads {self.linear_num_key_heads}"
+            )
+        return ""
+
+    @property
+    def label(self) -> str:
+        return "GatedDeltaNet"
+
+
+class KimiDeltaAttention(Part, frozen=True, tag="kda"):
+    """num_heads states of head_dim × head_dim with a decay per channel.
+
+    factored: decay and output gate are projected through head_dim, else by one matrix each.
+    """
+
+    STATE_FLOPS: ClassVar[int] = 6
+
+    num_heads: Size
+    head_dim: Size
+    conv_kernel: Size = 4
+    gate_bias: bool = False
+    factored: bool = True
+    state_dtype: StateDtype = "fp32"
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """q, k, v [D, H·d]; decay and gate through [D, d] and [d, H·d], or [D, H·d]; step [D, H]; conv; A, bias; norm; out."""
+        heads, d = self.num_heads, self.head_dim
+        inner = heads * d
+        return (
+            *(matrix(n, hidden_size, inner, shards=heads) for n in ("q", "k", "v")),
+            vector("conv", 3 * inner * self.conv_kernel, shards=heads),
+            *((matrix("decay_down", hidden_size, d), matrix("gate_down", hidden_size, d)) if self.factored else ()),
+            matrix("decay_up", d if self.factored else hidden_size, inner, shards=heads),
+            matrix("gate_up", d if self.factored else hidden_size, inner, self.gate_bias, shards=heads),
+            matrix("step", hidden_size, heads, shards=heads),
+            vector("a_dt", heads + inner, shards=heads),
+            vector("norm", d),
+            matrix("out", inner, hidden_size, shards=heads, rows_in=True),
+        )
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """kernel − 1 columns of queries, keys and values, and d × d per head."""
+        return (
+            conv_state(self.num_heads, 3 * self.head_dim, self.conv_kernel),
+            recurrent_state(self.num_heads, self.head_dim, self.head_dim, self.state_dtype),
+        )
+
+    @property
+    def label(self) -> str:
+        return "KDA"

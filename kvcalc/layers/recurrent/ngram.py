@@ -1,0 +1,66 @@
+"""Hashed n-gram memory (Qwen4-Exp's per-layer embedding): rows looked up by the last tokens, gated into every stream.
+
+State per sequence and layer: (kernel − 1) · dilation columns of streams · hidden_size channels; the last tokens are
+known anyway. The tables' sizes are successive primes, one per hash. Source: transformers' modelling code for `qwen4_exp`.
+"""
+
+from functools import cache
+
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.cost import Operator
+from kvcalc.layers.part import Part, Size, Tokens
+from kvcalc.layers.passes import Pass
+from kvcalc.layers.recurrent.state import conv_state
+from kvcalc.layers.weights import Weight, matrix, table, vector
+
+
+class NgramMemory(Part, frozen=True, tag="ngram_memory"):
+    """A table of table_rows rows, of which a token reads `hashes`, each table_width wide.
+
+    Their concatenation gives one value and a key per residual stream; a dilated convolution follows.
+    """
+
+    table_rows: Tokens
+    table_width: Size
+    hashes: Size
+    streams: Size
+    hidden_size: Size
+    conv_kernel: Size = 4
+    dilation: Size = 1
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """table [rows, w], key [h·w, S·D], value [h·w, D], norms of key, query and convolution [S·D], conv [S·D, k]."""
+        inputs, channels = self.hashes * self.table_width, self.streams * self.hidden_size
+        return (
+            table("ngram_table", self.table_rows, self.table_width, shards=self.table_rows),
+            matrix("ngram_key", inputs, channels),
+            matrix("ngram_value", inputs, hidden_size),
+            vector("ngram_norms", 3 * channels),
+            vector("ngram_conv", channels * self.conv_kernel),
+        )
+
+    def operators(self, p: Pass) -> list[Operator]:
+        """The rows that each token looks up, then as any recurrent mixer."""
+        read = p.tokens * self.hashes * self.table_width
+        return [p.vector("ngram_lookup", 0, read, 0, read * p.element), *super().operators(p)]
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """(kernel − 1) · dilation columns of S·D channels."""
+        return (conv_state(1, self.streams * self.hidden_size, (self.conv_kernel - 1) * self.dilation + 1),)
+
+
+def ngram_rows(base: int, hashes: int, index: int, divisor: int) -> int:
+    """Rows of the `index`-th memory of a model: its hashes take the next primes from `base` on, padded to the divisor."""
+    rows = sum(_primes(base, hashes * (index + 1))[hashes * index :])
+    return -(-rows // divisor) * divisor
+
+
+@cache
+def _primes(base: int, count: int) -> tuple[int, ...]:
+    found: list[int] = []
+    number = max(base, 2)
+    while len(found) < count:
+        if all(number % d for d in range(2, int(number**0.5) + 1)):
+            found.append(number)
+        number += 1
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""From names and files to models and GPUs, checked once when they are read."""

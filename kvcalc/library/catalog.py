@@ -1,0 +1,193 @@
+"""Presets by name: found in the user's folders before ours, read, and checked once. Knows no spec of its own."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.library.files import MOST_YAML, Lines, read_text
+
+Spec = TypeVar("Spec", bound=msgspec.Struct)
+_ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
+_NO_SEPARATORS, _NO_DOTS = str.maketrans("", "", " \t_-"), str.maketrans("", "", " \t_-.")
+_PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
+
+
+def key(name: str, dots: bool = False) -> str:
+    """`name` as presets are compared: case and `_ - .` and blanks do not matter, with `dots` the `.` does."""
+    return name.lower().translate(_NO_SEPARATORS if dots else _NO_DOTS)
+
+
+def user_folders() -> list[Path]:
+    """The folders of the user's own presets: those in $KVCALC_PRESETS, then the platform's config folder."""
+    found = [Path(p).expanduser() for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
+    if sys.platform == "darwin":
+        base = Path("~/Library/Application Support")
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("APPDATA", "~/AppData/Roaming"))
+    else:
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
+    try:
+        return [*found, base.expanduser() / "kvcalc"]
+    except RuntimeError:  # no home folder to expand to
+        return found
+
+
+def shipped_folder() -> Path:
+    """Our own presets: inside the installed package, or beside it in a checkout."""
+    inside = Path(__file__).parent.parent / "presets"
+    beside = Path(__file__).parent.parent.parent / "presets"
+    return beside if (beside / "models").is_dir() and (beside.parent / "pyproject.toml").is_file() else inside
+
+
+def preset_files(kind: str) -> dict[str, Path]:
+    """Every preset of a kind (`models`, `gpus`) by file stem, the user's before ours."""
+    found: dict[str, Path] = {}
+    for folder in [*user_folders(), shipped_folder()]:
+        try:
+            names = sorted(os.listdir(folder / kind))  # noqa: PTH208 (Path.iterdir and glob are several times slower)
+        except OSError:
+            continue
+        for name in names:
+            if name.endswith(".yaml") and not name.startswith("."):
+                found.setdefault(name.removesuffix(".yaml"), folder / kind / name)
+    return found
+
+
+def find(name: str, kind: str) -> Path:
+    """The preset file of `kind` called `name` or having it as an alias. Raises UserError naming near matches.
+
+    A file's name counts before an alias, the user's before ours, and a name with its dots before one that differs in them.
+    """
+    files = preset_files(kind)
+    found = _matching(name, files, kind)
+    if found:
+        return found
+    aliases: dict[str, Path] = {}
+    for path in files.values():
+        for alias in _aliases(path):
+            if key(alias, dots=True) == key(name, dots=True):
+                return path
+            aliases.setdefault(alias, path)
+    found = _matching(name, aliases, kind)
+    if found:
+        return found
+    raise UserError(f"unknown {kind[:-1]} {name!r}", hint=nearest(name, [*files, *aliases]) or f"`kvcalc {kind}` lists them")
+
+
+def _matching(name: str, known: dict[str, Path], kind: str) -> Path | None:
+    wanted, dotted = key(name), key(name, dots=True)
+    close = [other for other in known if key(other) == wanted]
+    exact = [other for other in close if key(other, dots=True) == dotted]
+    if not exact and len({key(other, dots=True) for other in close}) > 1:  # opt13.b: opt-13b or opt-1.3b?
+        raise UserError(f"{name!r} may be more than one {kind[:-1]}", hint="Write " + " or ".join(sorted(close)))
+    return next((known[other] for other in exact or close), None)
+
+
+def _aliases(path: Path) -> list[str]:
+    try:
+        match = _ALIASES.search(read_text(path, MOST_YAML))
+    except UserError:
+        return []
+    return [a.strip(" \"'") for a in match[1].split(",") if a.strip()] if match else []
+
+
+def build(data: dict[str, Any], spec: type[Spec], where: str, lines: Lines | None = None) -> Spec:
+    """`data` as a checked spec. Raises UserError naming `where`, the line if known, the key, and what was expected."""
+    try:
+        return msgspec.convert(data, spec)
+    except msgspec.ValidationError as error:
+        text, _, tail = str(error).partition(" - at `$")
+        path = _concrete(data, spec, str(error), _split(tail.rstrip("`")))
+    unknown = re.search(r"unknown field `([^`]*)`", text)
+    if unknown:
+        path = (*path, unknown[1])
+        text = f"unknown key {unknown[1]!r}"
+    hint = _hint(unknown[1], data, path, spec) if unknown else ""
+    if text.startswith("Invalid value") and path[-1:] == ("type",):
+        hint = nearest(str(_lookup(data, path)), _tags(spec))
+    raise UserError(*_place(text, path, where, lines or {}), hint=hint)
+
+
+def located(text: str, dotted: str, where: str, lines: Lines) -> UserError:
+    """An error about the key at `dotted`, with its line where there is one."""
+    return UserError(*_place(text, _split("." + dotted), where, lines))
+
+
+def _place(text: str, path: tuple[str | int, ...], where: str, lines: Lines) -> tuple[str, str]:
+    line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 0)
+    dotted = ".".join(str(p) for p in path)
+    text = text.replace("Object missing required field", "is missing the key").replace("`", "'")
+    return f"{dotted}: {text}" if dotted else text, f"{where}, line {line}" if line else where
+
+
+def _split(text: str) -> tuple[str | int, ...]:
+    return tuple(int(m[1]) if m[1] and m[1] != "..." else m[1] or m[2] for m in _PATH.finditer(text))
+
+
+def _concrete(data: Any, spec: type[Any], message: str, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """`path` with each `...` (some key of a mapping) replaced by the first key whose value gives the same error."""
+    while "..." in path:
+        at = path.index("...")
+        candidates = _lookup(data, path[:at])
+        if not isinstance(candidates, dict):
+            return path[:at]
+        for name in candidates:
+            alone = _replaced(data, path[:at], {name: candidates[name]})
+            try:
+                msgspec.convert(alone, spec)
+            except msgspec.ValidationError as error:
+                if str(error) == message:
+                    path = (*path[:at], name, *path[at + 1 :])
+                    break
+        else:
+            return path[:at]
+    return path
+
+
+def _lookup(data: Any, path: tuple[str | int, ...]) -> Any:
+    for step in path:
+        if isinstance(data, dict):
+            data = data.get(step)
+        else:
+            data = data[step] if isinstance(data, list) and isinstance(step, int) else None
+    return data
+
+
+def _replaced(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
+    if not path:
+        return value
+    copy: Any = data.copy()
+    copy[path[0]] = _replaced(data[path[0]], path[1:], value)
+    return copy
+
+
+def _hint(unknown: str, data: Any, path: tuple[str | int, ...], spec: type[Any]) -> str:
+    around = _lookup(data, path[:-1])
+    tag = around.get("type") if isinstance(around, dict) else None
+    depth = len(path)
+    fitting = (s for s in _structs(spec) if (s.__struct_config__.tag == tag if tag else depth > 1 or s is spec))
+    return nearest(unknown, (field for s in fitting for field in s.__struct_encode_fields__))
+
+
+def _tags(spec: type[Any]) -> Iterator[str]:
+    return (str(s.__struct_config__.tag) for s in _structs(spec) if s.__struct_config__.tag)
+
+
+def _structs(spec: type[Any]) -> Iterator[type[msgspec.Struct]]:
+    """The spec and every one that stands in it."""
+    types: list[Any] = [spec]
+    seen: set[Any] = set()
+    while types:
+        found = types.pop()
+        if isinstance(found, type) and issubclass(found, msgspec.Struct) and found not in seen:
+            seen.add(found)
+            yield found
+            types += [f.type for f in msgspec.structs.fields(found)]
+        else:
+            types += list(getattr(found, "__args__", ()))

@@ -1,0 +1,66 @@
+"""`--set`: the same model with fields changed."""
+
+from typing import Any
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.library import catalog
+from kvcalc.library.files import scalar
+from kvcalc.model.spec import Layer, Model
+from kvcalc.units import parse_tokens
+
+_SETTABLE = (
+    "layers", "hidden_size", "vocab_size", "max_context", "tie_word_embeddings", "dtype", "kv_cache_dtype", "position_embeddings",
+)  # fmt: skip
+
+
+def edited(model: Model, changes: list[str]) -> Model:
+    """`model` with each `KEY=VALUE` or `KIND.KEY=VALUE` applied, and checked again.
+
+    KEY is a field of the model, of a layer kind or of its parts, and changes every kind that has it. `null` switches a
+    field off. Raises UserError naming the nearest keys.
+    """
+    if not changes:
+        return model
+    data = msgspec.json.decode(msgspec.json.encode(model))  # lists for tuples, as from a file
+    for change in changes:
+        target, sign, value = change.partition("=")
+        if not sign or not target.strip():
+            raise UserError(f"--set {change!r} should read KEY=VALUE or KIND.KEY=VALUE")
+        _apply(data, target.strip(), _parsed(value.strip()))
+    found = catalog.build(data, Model, f"--set {', '.join(changes)}")
+    key, problem = found.problem()
+    if problem:
+        raise UserError(f"{key}: {problem}", f"--set {', '.join(changes)}")
+    return found
+
+
+def _parsed(text: str) -> Any:
+    try:
+        value = scalar(text)
+    except (ValueError, OverflowError):
+        raise UserError(f"--set value {text!r} is not a usable number") from None
+    if isinstance(value, str) and value[:1].isdigit() and value[-1:].lower() in "kmg":
+        return parse_tokens(value, "--set value")
+    return value
+
+
+def _apply(data: dict[str, Any], target: str, value: Any) -> None:
+    kind, _, key = target.rpartition(".")
+    if kind and kind not in data["kinds"]:
+        raise UserError(f"--set {target}: unknown layer kind {kind!r}", hint=nearest(kind, data["kinds"]))
+    if not kind and key in _SETTABLE:
+        data[key] = value
+        return
+    chosen = [data["kinds"][kind]] if kind else list(data["kinds"].values())
+    found = False
+    for layer in chosen:
+        parts = (*layer["parts"], *layer["shared"])
+        holders = [layer] if key in Layer.__struct_fields__ else [p for p in parts if key in p and key != "type"]
+        for holder in holders:
+            holder[key] = value
+            found = True
+    if not found:
+        known = {k for layer in chosen for part in (*layer["parts"], *layer["shared"]) for k in part} - {"type"}
+        raise UserError(f"--set {target}: no layer of {data['name']} has {key!r}", hint=nearest(key, [*known, *_SETTABLE]))

@@ -1,0 +1,86 @@
+"""What a `quantization_config` calls a storage format, in kvcalc's names.
+
+Formats follow the tools that write them: fp8 (per tensor, per channel or in blocks), GPTQ, AWQ and AutoRound, bitsandbytes,
+mxfp4, compressed-tensors and ModelOpt. A name that is not known stands for itself: no size in that format can be given.
+"""
+
+from kvcalc.library.huggingface.config import Config, show
+
+_ALGORITHMS = {
+    "fp8": "fp8", "nvfp4": "nvfp4", "w4a16_nvfp4": "nvfp4", "nvfp4_awq": "nvfp4", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
+    "fp8_pb_wo": "fp8_block128", "fp8_per_channel_per_token": "fp8_per_channel", "int8_sq": "int8",
+}  # fmt: skip
+_METHODS = {"mxfp4": "mxfp4", "fbgemm_fp8": "fp8_per_channel"}
+_INTEGERS = ("gptq", "awq", "auto-round", "auto_round", "gptqmodel", "intel/auto-round")
+_CACHES = {"8float": "fp8", "8int": "int8", "4float": "nvfp4", "fp8": "fp8", "int8": "int8", "nvfp4": "nvfp4"}
+_4BIT = ("load_in_4bit", "_load_in_4bit")
+
+
+def by_method(q: Config, method: str) -> str:
+    """The format of a checkpoint by its `quant_method`; for bitsandbytes, by what its flags say."""
+    if method in _INTEGERS:
+        packed = method != "awq" or q.flag("zero_point", True)
+        return integers(q, "_zp" if packed else "")
+    if method == "bitsandbytes" or (not method and q.in_file("load_in_4bit")):
+        return "nf4" if any(q.flag(key) for key in _4BIT) else "int8"
+    if method == "fp8":
+        return fp8(q)
+    return _METHODS.get(method, method or "unnamed")
+
+
+def by_algorithm(q: Config, name: str) -> str:
+    """The format of ModelOpt's `quant_algo`."""
+    return integers(q, "") if name in ("w4a16_awq", "int4_awq", "w4a8_awq") else _ALGORITHMS.get(name, name)
+
+
+def fp8(q: Config) -> str:
+    """fp8 with a scale per tensor, or for every block of `weight_block_size`."""
+    return _block(q, "weight_block_size") if q.has("weight_block_size") else "fp8"
+
+
+def integers(q: Config, zeros: str) -> str:
+    """Whole numbers in groups along the inputs, each with an fp16 scale and perhaps a packed zero point."""
+    bits = q.size("bits" if q.in_file("bits") else "w_bit", 4)
+    group = q.size("group_size" if q.in_file("group_size") else "q_group_size", 128, least=-1)
+    if not 2 <= bits <= 8:
+        raise q.fail("bits", f"{bits} is outside 2 to 8")
+    return f"int{bits}_g{max(group, 0)}{zeros}"
+
+
+def by_group(group: Config) -> str:
+    """The format of a compressed-tensors group, from its weights' bits, type and strategy."""
+    w = group.nested("weights")
+    if not w.file:
+        raise group.fail("weights", "is missing")
+    bits, kind, strategy = w.size("num_bits"), w.word("type", "int"), w.word("strategy")
+    size = max(w.size("group_size", 0, least=-1), 0)
+    if kind == "float" and bits == 4:
+        return "nvfp4" if size == 16 else "mxfp4"
+    if kind == "float" and bits == 8:
+        if strategy == "block":
+            return _block(w, "block_structure")
+        return "mxfp8" if size == 32 else "fp8_per_channel" if strategy == "channel" else "fp8"
+    if kind != "int" or not 2 <= bits <= 8:
+        raise w.fail("num_bits", f"{bits} of type {show(kind)} is no known format")
+    if bits == 8 and not size and group.table("input_activations"):
+        return "int8"
+    return f"int{bits}_g{size}" + ("" if w.flag("symmetric", True) else "_zp")
+
+
+def cache_dtype(q: Config) -> tuple[str | None, tuple[str, ...]]:
+    """(the dtype that the checkpoint declares for the cache, or None; a note that says so)."""
+    scheme = q.get("kv_cache_scheme") or q.get("kv_cache_quant_algo")
+    if not scheme:
+        return None, ()
+    name = f"{scheme.get('num_bits')}{scheme.get('type')}" if isinstance(scheme, dict) else show(scheme).strip("'").lower()
+    known = _CACHES.get(name[:40])
+    if known is None:
+        return None, (f"KV-cache scheme {show(scheme)} is not known: `auto` takes the model's dtype",)
+    return known, (f"the checkpoint brings scales for a cache in {known}, which `--kv-cache-dtype auto` therefore takes",)
+
+
+def _block(q: Config, key: str) -> str:
+    block = q.sizes(key)
+    if len(block) != 2 or not all(1 <= n <= 65_536 for n in block):
+        raise q.fail(key, f"should be two whole numbers, not {show(q.raw(key))}")
+    return "fp8_block128" if block == [128, 128] else f"fp8_{block[1]}x{block[0]}"  # given as outputs × inputs

@@ -1,0 +1,159 @@
+"""config.json → Model: find the text model in the file, look up its type, read every layer, and say what was not read."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvcalc.errors import UserError, printable
+from kvcalc.library.huggingface.config import MOST, Config, show
+from kvcalc.library.huggingface.fields import filled, value_of
+from kvcalc.library.huggingface.naming import kind_names, runs
+from kvcalc.library.huggingface.notes import notes
+from kvcalc.library.huggingface.quantized import Storage
+from kvcalc.library.huggingface.source import defaults_of, facts, read_json, text_part, type_of
+from kvcalc.library.huggingface.types import TYPES, Type
+from kvcalc.library.huggingface.types.general import GENERAL
+from kvcalc.model.spec import Layer, Model, Mtp
+from kvcalc.storage.dtypes import canonical
+
+MOST_LAYERS = 2_000
+# Spellings of the standard keys in older and remote-code configs.
+_SPELLINGS = {
+    "hidden_size": ("n_embd", "d_model", "dim", "model_dim", "embed_dim", "n_embed"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("n_head_kv", "num_kv_heads", "n_kv_heads", "multi_query_group_num"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "max_sequence_length", "seq_length", "model_max_length", "n_ctx"),
+}  # fmt: skip
+
+
+def read_config(path: Path) -> Model:
+    """The model of a config.json, or of the folder that holds one. Raises UserError naming the file and the key.
+
+    A checkpoint whose config says nothing of its storage may have a `hf_quant_config.json` beside it, which is read too.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    data = read_json(file)
+    beside = file.with_name("hf_quant_config.json")
+    if file.name == "config.json" and not data.get("quantization_config") and beside.is_file():
+        data["quantization_config"] = read_json(beside)
+    name = path.name if path.is_dir() else path.stem if path.stem != "config" else path.resolve().parent.name
+    return model_from(data, str(file), name or "config")
+
+
+def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
+    """The model that a config's mapping describes. Raises UserError naming `where` and the key that does not fit."""
+    inner = text_part(data, where)
+    model_type, known = type_of(data, inner, where)
+    entry = TYPES[model_type] if known else GENERAL
+    c = Config(inner, defaults_of(model_type, data, inner) if known else {}, where, _aliases(model_type))
+    c.outer = data
+    c.layers = _depth(c, entry)
+    storage = Storage(data, c)
+    kinds, pattern, quantization = _layers(c, entry, storage)
+    fields = {"name": printable(name, 80), "family": model_type, "kinds": kinds, "pattern": pattern}
+    model = _model(c, entry, fields | {"quantization": quantization, "kv_cache_dtype": storage.cache})
+    return msgspec.structs.replace(model, notes=(*model.notes, *storage.notes, *notes(c, model_type, known)))
+
+
+def _aliases(model_type: str) -> dict[str, tuple[str, ...]]:
+    own = facts().get(model_type, {}).get("aliases", {})
+    return {key: (*([own[key]] if key in own else []), *_SPELLINGS.get(key, ())) for key in {*own, *_SPELLINGS}}
+
+
+def _depth(c: Config, entry: Type) -> int:
+    """How many layers there are. Width and depth have no honest default: a file that gives none describes no model."""
+    key = entry.layers_key
+    layers = c.size(key) if c.in_file(key) else value_of(entry.depth, c)
+    for missing in ([] if c.in_file("hidden_size") else ["hidden_size"]) + ([] if layers else [key or "num_hidden_layers"]):
+        spellings = ", ".join((missing, *_SPELLINGS.get(missing, ())))
+        raise UserError(f"is no language model's config: it gives no {missing}", c.where, f"Looked for {spellings}")
+    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:
+        raise c.fail(key or "layers", f"should be a whole number from 1 to {MOST_LAYERS:,}, not {show(layers)}")
+    return layers
+
+
+def _layers(c: Config, entry: Type, storage: Storage) -> tuple[dict[str, Layer], tuple[str, ...], Any]:
+    """The distinct kinds of layer, the pattern in runs, and how the kinds are stored."""
+    found: dict[bytes, tuple[Layer, Any]] = {}
+    keys = []
+    order = entry.order(c)
+    for c.layer, c.layer_type in enumerate(order):
+        parts = (*entry.mixer(c), *entry.ffn(c))
+        width = c.size("hidden_size")
+        fields = entry.layer_fields(c) | {"unquantized": storage.kept(c.layer, parts, width)}
+        layer = _whole_layer(c, parts, fields)
+        stored = storage.stored(c.layer, parts, width)
+        keys.append(msgspec.json.encode((layer, stored)))
+        found.setdefault(keys[-1], (layer, stored))
+    c.layer = 0
+    names = dict(zip(found, kind_names([layer for layer, _ in found.values()]), strict=True))
+    pattern = runs([names[key] for key in keys]) if len(found) > 1 else ()
+    schemes = storage.schemes({names[key]: stored for key, (_, stored) in found.items()})
+    return {names[key]: layer for key, (layer, _) in found.items()}, pattern, schemes
+
+
+def _whole_layer(c: Config, parts: tuple[Any, ...], fields: dict[str, Any]) -> Layer:
+    layer = Layer(parts=parts, **_checked(c, Layer, fields))
+    same = layer.norms == msgspec.structs.replace(layer, norms=None).norm_count
+    return msgspec.structs.replace(layer, norms=None) if same else layer
+
+
+def _model(c: Config, entry: Type, given: dict[str, Any]) -> Model:
+    dtype, why = _dtype(c)
+    fields: dict[str, Any] = {
+        "hidden_size": c.size("hidden_size"),
+        "vocab_size": c.size("vocab_size"),
+        "layers": c.layers,
+        "dtype": dtype,
+        "max_context": c.size("max_position_embeddings", 0, least=0) or None,
+        "mtp": _mtp(c, given["kinds"], given["pattern"]),
+        "tie_word_embeddings": c.flag("tie_word_embeddings"),
+        "norm": value_of(entry.norm, c),
+        "notes": why,
+    }
+    model = Model(**given, **_checked(c, Model, fields | filled(entry.model, c)))
+    key, problem = model.problem()
+    if problem:
+        raise c.fail(key, problem)
+    if model.parameters > MOST**2:
+        raise UserError("describes a model of absurd size", c.where)
+    return model
+
+
+def _checked(c: Config, spec: type[Layer | Model], fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields as their spec wants them. Raises UserError naming the one that does not fit."""
+    types = _types(spec.__name__)
+    for name, value in fields.items():
+        try:
+            msgspec.convert(value, types[name])
+        except msgspec.ValidationError as error:
+            raise c.fail(name, str(error).replace("`", "'")) from None
+    return fields
+
+
+@cache
+def _types(name: str) -> dict[str, Any]:
+    """The type of every field of a layer or a model."""
+    return {field.name: field.type for field in msgspec.structs.fields(Layer if name == "Layer" else Model)}
+
+
+def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:
+    """The multi-token-prediction layers that the file declares; each is like the last layer of the stack."""
+    layers = c.size("num_nextn_predict_layers", 0, least=0) if c.in_file("num_nextn_predict_layers") else 0
+    last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
+    return Mtp(kind=last, layers=layers) if layers else None
+
+
+def _dtype(c: Config) -> tuple[str, tuple[str, ...]]:
+    """The dtype that the file declares; bf16, with a note, where it declares none."""
+    declared = [source[key] for source in (c.file, c.outer) for key in ("dtype", "torch_dtype") if source.get(key)]
+    for value in declared:
+        if isinstance(value, str) and canonical(value[:40]) in ("bf16", "fp16", "fp32"):
+            return canonical(value), ()
+    said = f"declares {show(declared[0])}, which is no format of its weights" if declared else "declares none"
+    return "bf16", (f"dtype: the file {said}; taken as bf16",)

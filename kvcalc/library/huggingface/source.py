@@ -1,0 +1,102 @@
+"""From a file to the part of it that describes the language model, and to the type that says how to read that."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.library.files import MOST_JSON, read_text
+from kvcalc.library.huggingface.config import show
+from kvcalc.library.huggingface.types import TYPES
+
+TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config", "language_model", "decoder")
+MOST_DEPTH = 32
+# Types of remote code, and older names, that one of transformers' types reads exactly.
+_SAME_AS = {
+    "kimi_k2": "deepseek_v3",
+    "deepseek_ref": "deepseek_v4",
+    "minimax_text_01": "minimax",
+    "minimax_m1": "minimax",
+    "mixtral_moe": "mixtral",
+    "Yi": "llama",
+    "RefinedWebModel": "falcon",
+    "RefinedWeb": "falcon",
+}
+
+
+@cache
+def facts() -> dict[str, dict[str, Any]]:
+    """What transformers says of each model type: its class defaults, older spellings of keys, the type of its text part."""
+    found: dict[str, dict[str, Any]] = msgspec.json.decode((Path(__file__).parent / "defaults.json").read_bytes())
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file, NaN and Infinity allowed as transformers writes them. Raises UserError naming the file."""
+    where = str(path)
+
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in found if keys.count(key) > 1)
+            raise UserError(f"key {twice[:60]!r} stands twice", where)
+        return found
+
+    try:
+        data = json.loads(read_text(path, MOST_JSON), object_pairs_hook=mapping)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"is not JSON: {error}", where) from None
+    if not isinstance(data, dict):
+        raise UserError("holds no mapping of keys to values", where)
+    level: list[Any] = [data]
+    for _ in range(MOST_DEPTH):
+        level = [v for x in level for v in (x.values() if isinstance(x, dict) else x) if isinstance(v, dict | list)]
+    if level:
+        raise UserError(f"nests deeper than {MOST_DEPTH} levels", where)
+    return data
+
+
+def text_part(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The part of a file that describes the language model, with what the parts around it say of tied embeddings."""
+    inner: Mapping[str, Any] = data
+    for _ in range(4):
+        if inner.get("text_config") is not None and not isinstance(inner["text_config"], dict):
+            raise UserError(f"text_config: should be a mapping, not {show(inner['text_config'])}", where)
+        found = next((inner[k] for k in TEXT_KEYS if isinstance(inner.get(k), dict)), None)
+        if found is None or "num_hidden_layers" in inner:
+            return inner
+        kept = {k: inner[k] for k in ("tie_word_embeddings",) if k in inner and k not in found}
+        outer_type = inner.get("model_type")
+        inner = {**found, **kept}
+        if not isinstance(inner.get("model_type"), str) and isinstance(outer_type, str):
+            inner["model_type"] = facts().get(outer_type, {}).get("text", outer_type)
+    raise UserError("nests one text_config in another too deeply", where)
+
+
+def type_of(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> tuple[str, bool]:
+    """(model type, whether it has an entry). Raises UserError on a type that transformers knows and kvcalc does not."""
+    found = inner.get("model_type", outer.get("model_type"))
+    if found is not None and not isinstance(found, str):
+        raise UserError(f"model_type: should be a text, not {show(found)}", where)
+    around = outer.get("model_type")
+    if isinstance(around, str) and around.endswith("_assistant") and around in facts():
+        raise UserError(f"model_type {around!r} is not supported: it drafts on the cache of another model", where)
+    name = _SAME_AS.get(found or "", found or "")
+    if name not in TYPES:  # a composite that keeps its text part's keys beside its own
+        name = facts().get(name, {}).get("text", name)
+    if name not in TYPES and (name in facts() or name in facts().get("*", {}).get("others", ())):
+        raise UserError(f"model_type {name!r} is not supported", where, nearest(name, TYPES, 3))
+    return name, name in TYPES
+
+
+def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, Any]:
+    """The class defaults of a type; where it is a part of another, that one's default says whether the head is tied."""
+    own: dict[str, Any] = facts().get(model_type, {}).get("defaults", {})
+    around = outer.get("model_type") if outer is not inner else None
+    tied = facts().get(around, {}).get("tied") if isinstance(around, str) else None
+    return own if tied is None else own | {"tie_word_embeddings": tied}

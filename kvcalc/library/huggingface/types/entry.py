@@ -1,0 +1,43 @@
+"""What an entry of the type table says."""
+
+from typing import NamedTuple
+
+from kvcalc.library.huggingface.config import Config
+from kvcalc.library.huggingface.fields import Field, Reader, value_of
+from kvcalc.library.huggingface.patterns import Order, typed
+from kvcalc.library.huggingface.shapes import nothing
+
+
+class Type(NamedTuple):
+    """One model type: the readers of a layer's parts, the order of layer types, and what stands around the layers.
+
+    mixer, ffn: the parts of a layer, in order. norms: of the layer itself. norm: which kind. layer: further fields of
+    `Layer`, looked up for each layer. model: fields of `Model` that differ from the standard ones. depth: how many
+    layers there are where no key says so. layers_key: the key that says so (a decoder's own, beside an encoder's), ''
+    where `depth` alone does.
+    """
+
+    mixer: Reader
+    ffn: Reader = nothing
+    order: Order = typed()
+    norms: Field = 2
+    norm: Field = "rms"
+    layer: dict[str, Field] = {}
+    model: dict[str, Field] = {}
+    depth: Field = None
+    layers_key: str = "num_hidden_layers"
+
+    def variant(self, layer: dict[str, Field] | None = None, model: dict[str, Field] | None = None, **changes: Field) -> "Type":
+        """This entry with fields replaced, and `layer` and `model` extended."""
+        changed = self._replace(**changes)
+        return changed._replace(layer=changed.layer | (layer or {}), model=changed.model | (model or {}))
+
+    def layer_fields(self, c: Config) -> dict[str, Field]:
+        """The fields of the current layer beside its parts."""
+        found = {name: value_of(field, c) for name, field in self.layer.items()}
+        return {"norms": value_of(self.norms, c)} | {name: value for name, value in found.items() if value is not None}
+
+
+def outer_tie(default: bool = False) -> dict[str, Field]:
+    """Text parts without an LM head of their own: the whole file says whether the head is tied."""
+    return {"tie_word_embeddings": lambda c: c.outer_flag("tie_word_embeddings", default)}

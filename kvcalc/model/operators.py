@@ -1,0 +1,133 @@
+"""One forward pass over a batch, as operators: what the whole product rests on.
+
+Weights are read once per pass, whatever the batch (a shared block once for each layer that runs it). Cache bytes,
+activation bytes and FLOPs add over the groups of the batch. Each operator reads its input and writes its output once;
+elementwise chains between two matrix products count as fused. The embedding reads one row per token; the LM head reads
+its whole matrix, even when tied, for the last position of each sequence unless all positions are asked for.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from kvcalc.errors import UserError
+from kvcalc.layers.batch import Batch
+from kvcalc.layers.cost import Cost, Operator, Role
+from kvcalc.layers.part import Part
+from kvcalc.layers.passes import NORM_FLOPS, Pass
+from kvcalc.layers.ranks import ONE_GPU, Parallelism
+from kvcalc.layers.weights import Weight, WeightKind, matrix
+from kvcalc.model.memory import fullest_stage
+from kvcalc.model.precision import PUBLISHED, Precision, formats_of
+from kvcalc.model.spec import NORM_VECTORS, Model
+from kvcalc.model.stages import check, stages
+from kvcalc.units import Num
+
+SAMPLING_FLOPS = 5  # vector FLOPs per logit
+
+MLA_FORMS = ("auto", "absorbed", "expanded")
+
+
+def forward(
+    model: Model,
+    batch: Batch,
+    precision: Precision = PUBLISHED,
+    parallelism: Parallelism = ONE_GPU,
+    mla_form: str = "auto",
+    all_positions: bool = False,
+    stage: int | None = None,
+) -> tuple[Operator, ...]:
+    """The operators of one pass on one GPU: the distinct layers once each, with how often they run.
+
+    stage: a pipeline stage; by default the fullest. Under data parallelism each rank takes its share of every group.
+    Raises UserError on ranks that do not divide the model.
+    """
+    check(model, parallelism)
+    formats = formats_of(model, precision)
+    if mla_form not in MLA_FORMS:
+        raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
+    p = Pass(model.hidden_size, batch, formats, parallelism, mla_form, rotates=not model.position_embeddings)
+    every = stages(model, parallelism.pp)
+    here = every[stage] if stage is not None else fullest_stage(model, formats, parallelism, 1, 1)
+    found = _embedding(model, p) if here.first else []
+    for kind, count in here.counts.items():
+        if count:
+            found += _layer(model, p, kind, count)
+    p.enter("", 1)
+    if not here.last:
+        found.append(p.network("send", p.tokens * p.width * p.element))
+    return (*found, *(_head(model, p, all_positions) if here.last else ()))
+
+
+def total(operators: Iterable[Operator]) -> Cost:
+    """The cost of a pass."""
+    result = Cost()
+    for operator in operators:
+        result = result + operator.total
+    return result
+
+
+def _layer(model: Model, p: Pass, kind: str, count: int) -> list[Operator]:
+    layer = model.kinds[kind]
+    p.enter(kind, count, writes_cache=not layer.shares_cache)
+    found = []
+    if layer.norm_count and NORM_VECTORS[model.norm]:
+        found.append(msgspec.structs.replace(_norm(model, p, "norm"), count=count * layer.norm_count))
+    for part in (*layer.parts, *layer.shared):
+        p.role = part.ROLE
+        found += _with_vectors(p, part, part.operators(p))
+    return found
+
+
+def _with_vectors(p: Pass, part: Part, operators: list[Operator]) -> list[Operator]:
+    """The operators of a part, the first of which that is no matrix product reads the part's norms, sinks, convolutions."""
+    held = sum(p.vector_bytes(w) for w in part.weights(p.width))
+    if not held:
+        return operators
+    found = operators or [p.vector("scale", 0, 0, 0)]
+    at = next((n for n, o in enumerate(found) if o.kind not in ("gemm", "network")), 0)
+    cost = found[at].cost + Cost(weight_bytes=held)
+    return [*found[:at], msgspec.structs.replace(found[at], cost=cost), *found[at + 1 :]]
+
+
+def _norm(model: Model, p: Pass, name: str, tokens: Num | None = None) -> Operator:
+    elements = (p.tokens if tokens is None else tokens) * p.width
+    weights = NORM_VECTORS[model.norm] * p.width * p.element
+    return p.vector(name, elements, elements, NORM_FLOPS * elements, weights)
+
+
+def _embedding(model: Model, p: Pass) -> list[Operator]:
+    """One row of every table per new token, and what else stands outside the layers before the head."""
+    outer = [w.local(p.ranks) for w in model.outer_weights]
+    rows = sum(w.outputs for w in outer if w.kind is WeightKind.TABLE) * p.element
+    apart = ("embedding_norm", "final_norm", "lm_head_bias")
+    vectors = sum(p.vector_bytes(w) for w in model.outer_weights if w.name not in apart)
+    cost = Cost(weight_bytes=p.tokens * rows + vectors, activation_bytes=p.tokens * p.width * p.element)
+    found = [Operator("embedding", "", 1, "vector", cost)]
+    found += [_norm(model, p, "embedding_norm")] if model.embedding_norm else []
+    found += [p.gemm(w.name, w) for w in outer if w.kind is WeightKind.MATRIX and w.name not in ("lm_head", "embedding_down")]
+    return found + p.all_reduce(p.width)
+
+
+def _head(model: Model, p: Pass, all_positions: bool) -> Sequence[Operator]:
+    """Final norm, projection to the vocabulary and sampling, at the last position of each sequence or at all."""
+    rows = p.tokens if all_positions else p.sequences
+    outer = {w.name: w.local(p.ranks) for w in model.outer_weights}
+    p.role = Role.HEAD
+    found = [_norm(model, p, "final_norm", rows)] if "final_norm" in outer else []
+    if "embedding_down" in outer:
+        found.append(p.gemm("embedding_down", outer["embedding_down"], tokens=rows))
+    if not model.lm_head:
+        return found
+    head = outer.get("lm_head") or _as_matrix(outer["embedding"], "lm_head_bias" in outer)
+    found.append(p.gemm("lm_head", head, tokens=rows))
+    logits = rows * head.outputs
+    if p.ranks.tp > 1:
+        n = p.ranks.tp
+        found.append(p.network("all_gather_logits", logits * p.element * (n - 1)))
+    return [*found, p.vector("sampling", logits, rows, SAMPLING_FLOPS * logits)]
+
+
+def _as_matrix(table: Weight, bias: bool) -> Weight:
+    """A tied embedding table [V, D] as the matrix [D, V] that the head multiplies by."""
+    return matrix("lm_head", table.outputs, table.inputs, bias, shards=table.shards)

@@ -1,0 +1,70 @@
+"""How a model is asked to be stored and computed, and the formats that it then has."""
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.layers.formats import Formats
+from kvcalc.model.spec import Model
+from kvcalc.storage.dtypes import COMPUTE, KEYS_AND_VALUES_ONLY, LATENT_ONLY, cache_layout, canonical
+from kvcalc.storage.quantization import Quantization, load_weight_format
+
+
+class Precision(msgspec.Struct, frozen=True):
+    """Formats by role. `auto` is what the model was published in.
+
+    dtype: of weights and products; anything but `auto` overrides a published quantisation. kv_cache_dtype: a format or a
+    layout for the growing roles of the cache; `auto` is the dtype, or what the checkpoint declares for its cache.
+    quantization: a storage format for the weight matrices on top of the dtype.
+    """
+
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str = ""
+
+    def __post_init__(self) -> None:
+        if canonical(self.dtype) not in (*COMPUTE, "auto"):
+            hint = nearest(canonical(self.dtype), [*COMPUTE, "auto"])
+            raise UserError(f"unknown dtype {self.dtype!r}", hint=hint)
+
+
+PUBLISHED = Precision()
+
+
+def formats_of(model: Model, precision: Precision) -> Formats:
+    """The formats of `model` under `precision`. Raises UserError on a format that there is not, or not for this cache."""
+    asked = canonical(precision.dtype)
+    dtype = model.dtype if asked in ("auto", "fp8") else asked
+    schemes: tuple[Quantization, ...] = model.quantization if asked == "auto" else ()
+    kept = model.unquantized if schemes else frozenset()
+    if precision.quantization or asked == "fp8":
+        chosen = load_weight_format(precision.quantization or "fp8")
+        schemes = () if chosen.name in ("bf16", "fp16", "fp32", "fp64") else (Quantization(chosen.name),)
+        kept = frozenset()
+    cache, reason = _cache_dtype(model, precision, dtype)
+    cache_layout(cache)
+    _check_roles(model, cache)
+    return Formats(dtype, cache, reason, schemes, kept)
+
+
+def _cache_dtype(model: Model, precision: Precision, dtype: str) -> tuple[str, str]:
+    asked = canonical(precision.kv_cache_dtype)
+    if asked != "auto":
+        return asked, ""
+    if model.kv_cache_dtype and canonical(precision.dtype) == "auto":
+        return canonical(model.kv_cache_dtype), "the checkpoint declares it for its cache"
+    return dtype, "the model's dtype"
+
+
+def _check_roles(model: Model, cache_dtype: str) -> None:
+    """Refuse a layout for latents where keys and values are cached, and the other way round."""
+    if cache_dtype not in (*LATENT_ONLY, *KEYS_AND_VALUES_ONLY):
+        return
+    roles = {e.role for layer in model.kinds.values() for e in layer.entries}
+    if cache_dtype in LATENT_ONLY and (roles & {"k", "v"} or "latent" not in roles):
+        what = f"is for latent attention, and {model.name} caches keys and values"
+    elif cache_dtype in KEYS_AND_VALUES_ONLY and (found := roles & {"latent", "rope_key", "index_key"}):
+        named = " and ".join(sorted(r.replace("_", " ") + "s" for r in found))
+        what = f"is for keys and values, and {model.name} caches {named}"
+    else:
+        return
+    raise UserError(f"KV-cache dtype {cache_dtype!r} {what}", hint="Use fp8")

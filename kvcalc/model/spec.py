@@ -1,0 +1,232 @@
+"""A model: named kinds of layer, the order in which they stand, and what surrounds them.
+
+`parameters` counts the language model alone: tied weights once, shared blocks once, no buffers, no multi-token-prediction
+layers, no vision or audio tower. `active_parameters` leaves out the routed experts beyond top-k and nothing else.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Annotated, Literal
+
+import msgspec
+
+from kvcalc.layers.attention import Mixer
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.ffn import FeedForward, Projections
+from kvcalc.layers.part import Count, Part, Size, Tokens
+from kvcalc.layers.weights import Weight, matrix, table, vector
+from kvcalc.storage.quantization import Quantization
+
+Layers = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+Norm = Literal["rms", "layer", "layer_no_bias", "none"]
+NORM_VECTORS = {"rms": 1, "layer": 2, "layer_no_bias": 1, "none": 0}
+
+
+class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """One kind of layer: its parts in order, and how it shares cache or weights with others.
+
+    norms: weight vectors of the residual's width; one for each mixer and FFN unless given.
+    shares_cache: reads the cache of an earlier layer and stores none of its own (whether it still projects keys and
+    values is a field of its attention). shared: parts whose weights are one of `weight_sets` sets for all such layers.
+    unquantized: matrices that a quantised checkpoint leaves in its dtype here.
+    """
+
+    parts: tuple[Mixer | FeedForward, ...] = ()
+    norms: Count | None = None
+    shares_cache: bool = False
+    shared: tuple[Mixer | FeedForward, ...] = ()
+    weight_sets: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    unquantized: tuple[str, ...] = ()
+
+    @property
+    def norm_count(self) -> int:
+        """Norms of the layer itself, not those inside its parts or its shared block."""
+        return self.norms if self.norms is not None else sum(not isinstance(p, Projections) for p in self.parts)
+
+    @cached_property
+    def entries(self) -> tuple[CacheEntry, ...]:
+        """Every cache entry that this layer reads; it stores them too unless `shares_cache`."""
+        return tuple(entry for part in (*self.parts, *self.shared) for entry in part.cache())
+
+    @property
+    def mixers(self) -> tuple[Part, ...]:
+        return tuple(part for part in (*self.parts, *self.shared) if part.label)
+
+    @property
+    def label(self) -> str:
+        return " + ".join(m.label for m in self.mixers) + (" (shared cache)" if self.shares_cache else "")
+
+
+class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Multi-token-prediction layers: `layers` of kind `kind`, each behind a projection [2·D, D] and three norms."""
+
+    kind: str
+    layers: Layers = 1
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where figures were read: a document, its address, the day, and which figures."""
+
+    document: str
+    url: str
+    read: str
+    figures: str = ""
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, kw_only=True):
+    """A language model as a calculator needs it. The fields are the keys of a preset.
+
+    layers: how many. pattern: kinds in order, `5 local` for five in a row, repeated until there are `layers`.
+    dtype: of the published weights. position_embeddings: rows of a learned table. embedding_size: where the token table
+    is narrower than the residual stream (two projections then join them). head_size: where the LM head reads another
+    width than the token table's. published: as stated, for the record.
+    """
+
+    name: str
+    hidden_size: Size
+    vocab_size: Size
+    layers: Layers
+    kinds: dict[str, Layer]
+    pattern: tuple[str, ...] = ()
+    family: str = ""
+    aliases: tuple[str, ...] = ()
+    huggingface_id: str | None = None
+    source: tuple[Source, ...] = ()
+    published: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    kv_cache_dtype: str | None = None
+    quantization: tuple[Quantization, ...] = ()
+    max_context: Tokens | None = None
+    tie_word_embeddings: bool = False
+    norm: Norm = "rms"
+    final_norm: bool = True
+    embedding_norm: bool = False
+    embedding_size: Size | None = None
+    head_size: Size | None = None
+    position_embeddings: Count = 0
+    type_embeddings: Count = 0
+    lm_head: bool = True
+    lm_head_bias: bool = False
+    extra: tuple[Projections, ...] = ()
+    tables: dict[str, tuple[Count, Count]] = {}
+    mtp: Mtp | None = None
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The kind of every layer, in order."""
+        cycle = [kind for run in self.runs for kind in [run[1]] * run[0]]
+        return tuple((cycle * -(-self.layers // len(cycle)))[: self.layers])
+
+    @property
+    def runs(self) -> list[tuple[int, str]]:
+        """The pattern as (count, kind); one run of the only kind where no pattern is given."""
+        found = []
+        for item in self.pattern or tuple(self.kinds):
+            count, _, kind = item.rpartition(" ")
+            found.append((int(count) if count else 1, kind))
+        return found
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many layers of each kind there are."""
+        return {kind: self.order.count(kind) for kind in self.kinds}
+
+    def layer_weights(self, kind: str) -> tuple[Weight, ...]:
+        """The weights that each layer of `kind` owns, norms included, without its shared block."""
+        layer = self.kinds[kind]
+        norm = layer.norm_count * NORM_VECTORS[self.norm] * self.hidden_size
+        found = [w for part in layer.parts for w in part.weights(self.hidden_size)]
+        return (vector("norms", norm), *found) if norm else tuple(found)
+
+    def shared_weights(self, kind: str) -> tuple[Weight, ...]:
+        """The weights of one set of the block that layers of `kind` share."""
+        return tuple(w for part in self.kinds[kind].shared for w in part.weights(self.hidden_size))
+
+    @cached_property
+    def outer_weights(self) -> tuple[Weight, ...]:
+        """Embedding tables, final norm, LM head (absent when tied), and what else stands outside the layers."""
+        width, vocab = self.embedding_size or self.hidden_size, self.vocab_size
+        found = [table("embedding", vocab, width, shards=vocab)]
+        if self.position_embeddings:
+            found.append(table("position_embedding", self.position_embeddings, self.hidden_size))
+        if self.type_embeddings:
+            found.append(table("type_embedding", self.type_embeddings, self.hidden_size))
+        found += [table(name, rows, columns) for name, (rows, columns) in self.tables.items()]
+        norm = NORM_VECTORS[self.norm] * self.hidden_size
+        found += [vector("embedding_norm", norm)] if self.embedding_norm and norm else []
+        found += [vector("final_norm", norm)] if self.final_norm and norm else []
+        head = self.head_size or width
+        found += [matrix("embedding_up", width, self.hidden_size)] if width != self.hidden_size else []
+        found += [matrix("embedding_down", self.hidden_size, head)] if head != self.hidden_size else []
+        found += [w for part in self.extra for w in part.weights(self.hidden_size)]
+        if self.lm_head and not self.tie_word_embeddings:
+            found.append(matrix("lm_head", head, vocab, self.lm_head_bias, shards=vocab))
+        elif self.lm_head_bias:
+            found.append(vector("lm_head_bias", vocab, shards=vocab))
+        return tuple(found)
+
+    def walk(self) -> Iterator[tuple[str, Weight, int]]:
+        """(name, weight, how many times the model holds it) for every weight, shared blocks once per set."""
+        for weight in self.outer_weights:
+            yield weight.name, weight, 1
+        for kind, count in self.counts.items():
+            for weight in self.layer_weights(kind) if count else ():
+                yield f"{kind}.{weight.name}", weight, count
+            for weight in self.shared_weights(kind) if count else ():
+                yield f"{kind}.shared.{weight.name}", weight, min(self.kinds[kind].weight_sets, count)
+
+    @cached_property
+    def unquantized(self) -> frozenset[str]:
+        """The matrices, by full name, that a quantised checkpoint leaves in the model's dtype."""
+        return frozenset(f"{kind}.{name}" for kind, layer in self.kinds.items() for name in layer.unquantized)
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(weight.elements * count for _, weight, count in self.walk())
+
+    @cached_property
+    def active_parameters(self) -> int:
+        return sum(weight.active_elements * count for _, weight, count in self.walk())
+
+    @cached_property
+    def mtp_parameters(self) -> int:
+        """Parameters of the multi-token-prediction layers, which `parameters` leaves out."""
+        if not self.mtp:
+            return 0
+        layer = sum(w.elements for w in self.layer_weights(self.mtp.kind))
+        return self.mtp.layers * (layer + 2 * self.hidden_size**2 + 3 * NORM_VECTORS[self.norm] * self.hidden_size)
+
+    @property
+    def attention(self) -> str:
+        """The mixers of the model as people call them, with how many layers each has where there are several."""
+        labels: dict[str, int] = {}
+        for kind, count in self.counts.items():
+            label = self.kinds[kind].label
+            if label and count:
+                labels[label] = labels.get(label, 0) + count
+        return next(iter(labels)) if len(labels) == 1 else ", ".join(f"{n}× {label}" for label, n in labels.items())
+
+    def problem(self) -> tuple[str, str]:
+        """(key, what is wrong) for the first inconsistency among the fields, or ('', '')."""
+        if not self.name.isprintable() or not self.name:
+            return "name", "is empty, or has characters that a terminal does not print"
+        if not self.kinds:
+            return "kinds", "a model needs at least one kind of layer"
+        if len(self.kinds) > 1 and not self.pattern:
+            return "pattern", "is missing, and there is more than one kind of layer to order"
+        for item in self.pattern:
+            count, _, kind = item.rpartition(" ")
+            if kind not in self.kinds:
+                return "pattern", f"names an unknown kind {kind!r} (kinds: {', '.join(self.kinds)})"
+            if count and not (count.isascii() and count.isdigit() and 0 < int(count[:9]) <= 100_000):
+                return "pattern", f"item {item!r} should read like '5 {kind}'"
+        for kind, layer in self.kinds.items():
+            if not kind.isprintable():
+                return "kinds", f"{kind!r} has characters that a terminal does not print"
+            for part in (*layer.parts, *layer.shared):
+                if text := part.problem():
+                    return f"kinds.{kind}", text
+        if self.mtp and self.mtp.kind not in self.kinds:
+            return "mtp.kind", f"names an unknown kind {self.mtp.kind!r}"
+        return "", ""

@@ -1,0 +1,89 @@
+"""What one GPU of several holds: which layers, which share of each weight, how many heads of each cache entry."""
+
+from typing import NamedTuple
+
+from kvcalc.errors import UserError
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.layers.weights import WeightKind
+from kvcalc.model.spec import Model
+
+# Weights of KV heads, or of the groups of a state space's B and C: where there are fewer than ranks, each is replicated.
+REPLICATED = ("k", "v", "k_norm", "in_bc", "conv_bc")
+
+
+def divisors(n: int, most: int = 12) -> str:
+    """The first divisors of n, for a message."""
+    found = [d for d in range(1, min(n, 4096) + 1) if n % d == 0]
+    return ", ".join(map(str, found[:most])) + (" …" if len(found) > most else "")
+
+
+def check(model: Model, parallelism: Parallelism) -> None:
+    """Raise UserError where tp does not divide a model's heads, ep its experts, or pp exceeds its layers.
+
+    KV heads may also be fewer than ranks and divide them: then they are replicated, and dcp spreads at most the copies.
+    """
+    if parallelism.pp > model.layers:
+        raise UserError(f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}")
+    if parallelism.tp * parallelism.dp == 1:
+        return
+    _check_context(model, parallelism)
+    for name, weight, _ in model.walk():
+        units, ranks = weight.shards, parallelism.tp
+        if weight.expert:
+            if weight.copies % parallelism.ep:
+                raise UserError(
+                    f"ep {parallelism.ep} does not divide the {weight.copies} experts of {model.name}",
+                    hint=f"Use one of {divisors(weight.copies)}",
+                )
+            ranks = parallelism.tp * parallelism.dp // parallelism.ep
+        if weight.kind is WeightKind.TABLE or name == "lm_head":
+            continue  # the vocabulary is padded
+        whole = units % ranks == 0 or (ranks % units == 0 and name.rpartition(".")[2] in REPLICATED)
+        if units > 1 and not whole:
+            size = "tp·dp/ep =" if weight.expert and ranks != parallelism.tp else "tensor-parallel size"
+            raise UserError(
+                f"{size} {ranks} does not divide the {units} units of {name} in {model.name}",
+                hint=f"Use one of {divisors(units)}",
+            )
+
+
+def _check_context(model: Model, parallelism: Parallelism) -> None:
+    copies = parallelism.tp // parallelism.dcp  # ranks beyond these hold other tokens of the same heads
+    for layer in model.kinds.values():
+        for entry in layer.entries:
+            if parallelism.dcp > 1 and entry.grows and entry.heads > copies:
+                raise UserError(
+                    f"decode-context parallel size {parallelism.dcp} with tp {parallelism.tp} leaves {copies} ranks for the "
+                    f"{entry.heads} KV heads of {model.name}",
+                    hint=f"It may be at most tp / {entry.heads}",
+                )
+
+
+class Stage(NamedTuple):
+    """A pipeline stage: its layers in order, how many of each kind, and whether the embedding and the head are here."""
+
+    number: int
+    order: tuple[str, ...]
+    counts: dict[str, int]
+    first: bool
+    last: bool
+
+
+def stages(model: Model, pp: int) -> list[Stage]:
+    """The pipeline stages of a model: equal shares of its layers, the remainder to stages before the last.
+
+    The rule is vLLM's (distributed/utils.py, get_pp_indices).
+    """
+    if pp == 1:
+        return [Stage(0, model.order, model.counts, True, True)]
+    share, left = divmod(model.layers, pp)
+    sizes = [share] * pp
+    for i in range(2, left + 2):
+        sizes[-i] += 1
+    found = []
+    for number, size in enumerate(sizes):
+        start = sum(sizes[:number])
+        order = model.order[start : start + size]
+        counts = {kind: order.count(kind) for kind in model.kinds}
+        found.append(Stage(number, order, counts, number == 0, number == pp - 1))
+    return found

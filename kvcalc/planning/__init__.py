@@ -1,0 +1,1 @@
+"""Many deployments side by side: the same model with other attention."""

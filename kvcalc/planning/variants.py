@@ -1,0 +1,178 @@
+"""The same model with its attention swapped: what a variant's name means, and what it leaves equal.
+
+Layers, width, query heads, feed-forward parts and embeddings stay; every layer that attends gets the variant, recurrent
+layers stay. Steps stack with `/`: `gqa:8/window:4096/int8` is all three at once.
+"""
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from kvcalc.errors import UserError
+from kvcalc.layers.attention import Grouped, Latent, Mixer, Sparse
+from kvcalc.layers.ffn import FeedForward
+from kvcalc.layers.part import Part
+from kvcalc.model.spec import Layer, Model
+from kvcalc.storage.dtypes import cache_dtypes, canonical
+from kvcalc.units import parse_tokens
+
+FORMS = ("mha", "mqa", "gqa:8", "mla:512+64", "dsa:512+64+128@2048", "window:4096", "cla:2", "evict:4096", "none", "int8 …")
+INDEX_HEADS = 64  # DeepSeek-V3.2's indexer
+
+
+class Variant(NamedTuple):
+    """A model with other attention; the cache dtype that the variant names, or ''; and what was held equal."""
+
+    model: Model
+    kv_cache_dtype: str
+    held: str
+
+
+def variant(model: Model, text: str) -> Variant:
+    """`model` with the steps of `text` applied in order. Raises UserError naming the known forms."""
+    dtype, held = "", ["layers, width, query heads, FFN"]
+    for step in text.strip().lower().split("/"):
+        name, _, value = step.strip().partition(":")
+        if canonical(name) in cache_dtypes() and not value:
+            dtype = canonical(name)
+        elif name in _STEPS:
+            model, also = _STEPS[name](model, value)
+            held += [also] if also else []
+        else:
+            raise UserError(f"unknown variant {step!r}", hint=f"Known forms: {', '.join(FORMS)}; stack them with /")
+    key, problem = model.problem()
+    if problem:
+        raise UserError(f"variant {text!r}: {key}: {problem}")
+    return Variant(model, dtype, "; ".join(held))
+
+
+def _mapped(model: Model, change: Callable[[Part], Mixer]) -> Model:
+    """`model` with `change` applied to every part that attends; layers that shared a cache now store their own."""
+
+    def swapped(parts: tuple[Mixer | FeedForward, ...]) -> tuple[Mixer | FeedForward, ...]:
+        return tuple(change(p) if p.attends else p for p in parts)
+
+    kinds = {
+        kind: msgspec.structs.replace(layer, parts=swapped(layer.parts), shared=swapped(layer.shared), shares_cache=False)
+        for kind, layer in model.kinds.items()
+    }
+    return msgspec.structs.replace(model, kinds=kinds)
+
+
+def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
+    def change(part: Part) -> Mixer:
+        heads, key, value = part.as_mha()
+        count = heads if groups is None else groups
+        if heads % count:
+            raise UserError(f"gqa:{count}: {count} KV heads do not divide the {heads} query heads of {model.name}")
+        return Grouped(num_attention_heads=heads, num_key_value_heads=count, head_dim=key, v_head_dim=value)
+
+    return _mapped(model, change), "head widths"
+
+
+def _mha(model: Model, value: str) -> tuple[Model, str]:
+    _no_value("mha", value)
+    return _grouped(model, None)
+
+
+def _mqa(model: Model, value: str) -> tuple[Model, str]:
+    _no_value("mqa", value)
+    return _grouped(model, 1)
+
+
+def _gqa(model: Model, value: str) -> tuple[Model, str]:
+    return _grouped(model, parse_tokens(value, "gqa's KV heads"))
+
+
+def _mla(model: Model, value: str) -> tuple[Model, str]:
+    rank, rope = _numbers("mla", value, r"(\d+)\+(\d+)", "mla:512+64 (latent + RoPE key)")
+
+    def change(part: Part) -> Mixer:
+        heads, key, width = part.as_mha()
+        return Latent(num_attention_heads=heads, kv_lora_rank=rank, qk_nope_head_dim=key, qk_rope_head_dim=rope, v_head_dim=width)
+
+    return _mapped(model, change), "value width; keys get the RoPE part beside"
+
+
+def _dsa(model: Model, value: str) -> tuple[Model, str]:
+    form = "dsa:512+64+128@2048 (latent + RoPE key + index key @ top-k)"
+    rank, rope, index, top = _numbers("dsa", value, r"(\d+)\+(\d+)\+(\d+)@(\d+k?)", form)
+
+    def change(part: Part) -> Mixer:
+        heads, key, width = part.as_mha()
+        return Sparse(
+            num_attention_heads=heads, kv_lora_rank=rank, qk_nope_head_dim=key, qk_rope_head_dim=rope, v_head_dim=width,
+            index_topk=top, index_n_heads=INDEX_HEADS, index_head_dim=index,
+        )  # fmt: skip
+
+    return _mapped(model, change), f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2"
+
+
+def _limited(field: str) -> Callable[[Model, str], tuple[Model, str]]:
+    def step(model: Model, value: str) -> tuple[Model, str]:
+        tokens = parse_tokens(value, field)
+
+        def change(part: Part) -> Mixer:
+            if not isinstance(part, Grouped) or any(e.role not in ("k", "v") or e.top for e in part.cache()):
+                raise UserError(
+                    f"{field}:{value}: {model.name} does not cache plain keys and values", hint="Begin with mha or gqa:8"
+                )
+            cleared = msgspec.structs.replace(part, sliding_window=None, attention_chunk_size=None, cache_budget=None)
+            return msgspec.structs.replace(cleared, **{field: tokens})
+
+        return _mapped(model, change), "KV heads"
+
+    return step
+
+
+def _cla(model: Model, value: str) -> tuple[Model, str]:
+    """Every n-th layer that attends stores its cache, from the first on; the others read it and project no K and V."""
+    share = parse_tokens(value, "cla's layers per cache")
+    kinds: dict[str, Layer] = {}
+    order, seen = [], 0
+    for kind in model.order:
+        layer = model.kinds[kind]
+        attends = any(p.attends for p in layer.parts)
+        borrows = attends and seen % share != 0
+        seen += attends
+        name = f"{kind}_shared" if borrows else kind
+        kinds.setdefault(name, _borrowing(layer) if borrows else msgspec.structs.replace(layer, shares_cache=False))
+        order.append(name)
+    return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)), "KV heads"
+
+
+def _borrowing(layer: Layer) -> Layer:
+    parts = tuple(msgspec.structs.replace(p, kv_projection=False) if isinstance(p, Grouped) else p for p in layer.parts)
+    return msgspec.structs.replace(layer, parts=parts, shares_cache=True)
+
+
+def _as_is(model: Model, value: str) -> tuple[Model, str]:
+    _no_value("none", value)
+    return model, "all"
+
+
+def _no_value(name: str, value: str) -> None:
+    if value:
+        raise UserError(f"variant {name}:{value} takes no value", hint=f"Known forms: {', '.join(FORMS)}")
+
+
+def _numbers(name: str, value: str, form: str, example: str) -> list[int]:
+    match = re.fullmatch(form, value)
+    if not match:
+        raise UserError(f"variant {name}:{value} is incomplete", hint=f"Write {example}")
+    return [parse_tokens(g, name) for g in match.groups()]
+
+
+_STEPS: dict[str, Callable[[Model, str], tuple[Model, str]]] = {
+    "none": _as_is,
+    "mha": _mha,
+    "mqa": _mqa,
+    "gqa": _gqa,
+    "mla": _mla,
+    "dsa": _dsa,
+    "window": _limited("sliding_window"),
+    "evict": _limited("cache_budget"),
+    "cla": _cla,
+}

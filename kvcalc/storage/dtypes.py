@@ -1,0 +1,128 @@
+"""Storage formats: how many bytes a row of numbers takes, scales included.
+
+A format is bits per element plus a scale for every `group` elements. Per-tensor scales are not in the cache and cost
+nothing here. Block formats (GGUF) store whole blocks only. What a format computes in is another matter: see `batch`.
+"""
+
+from functools import lru_cache
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+
+ROW = -1  # a `group` that spans the row: one scale per token and head
+
+
+class RowFormat(msgspec.Struct, frozen=True):
+    """How one row of `width` elements is stored.
+
+    bits: per element. group: elements that share a scale (0: none, ROW: the whole row). scale_bytes: per group.
+    whole_groups: a part-filled last group is stored in full, as in GGUF's blocks.
+    """
+
+    name: str
+    bits: int
+    group: int = 0
+    scale_bytes: int = 0
+    whole_groups: bool = False
+
+    def row_bytes(self, width: int) -> int:
+        """Bytes of one row of `width` elements: ⌈width·bits/8⌉ + ⌈width/group⌉·scale_bytes."""
+        groups = 0 if not self.group else 1 if self.group == ROW else -(-width // self.group)
+        stored = groups * self.group if self.whole_groups else width
+        return -(-stored * self.bits // 8) + groups * self.scale_bytes
+
+
+def _gguf(name: str, bits: int, block_bytes: int) -> RowFormat:
+    return RowFormat(name, bits, 32, block_bytes - 32 * bits // 8, whole_groups=True)
+
+
+# Sources: OCP Microscaling Formats v1.0 §5 (mxfp4: 32 elements, one E8M0 scale); NVIDIA's NVFP4 (16 elements, one E4M3
+# scale); ggml-common.h (block_q8_0 34 bytes … block_q4_0 18 bytes, 32 elements each); vLLM's cache dtypes for the
+# per-token-head formats (one fp32 scale per token and head) and TurboQuant (an fp16 norm per key, an fp16 scale and zero
+# point per value; arXiv 2504.19874).
+FORMATS: dict[str, RowFormat] = {
+    f.name: f
+    for f in (
+        RowFormat("fp64", 64),
+        RowFormat("fp32", 32),
+        RowFormat("bf16", 16),
+        RowFormat("fp16", 16),
+        RowFormat("fp8", 8),
+        RowFormat("int8", 8),
+        RowFormat("int4", 4, 32, 2),
+        RowFormat("nvfp4", 4, 16, 1),
+        RowFormat("mxfp4", 4, 32, 1),
+        RowFormat("mxfp8", 8, 32, 1),
+        RowFormat("fp8_per_token_head", 8, ROW, 4),
+        RowFormat("int8_per_token_head", 8, ROW, 4),
+        RowFormat("int4_per_token_head", 4, ROW, 4),
+        RowFormat("fp8_block128", 8, 128, 4),
+        RowFormat("turboquant_key4", 4, ROW, 2),
+        RowFormat("turboquant_key3", 3, ROW, 2),
+        RowFormat("turboquant_value4", 4, ROW, 4),
+        RowFormat("turboquant_value3", 3, ROW, 4),
+        _gguf("q8_0", 8, 34),
+        _gguf("q5_1", 5, 24),
+        _gguf("q5_0", 5, 22),
+        _gguf("q4_1", 4, 20),
+        _gguf("q4_0", 4, 18),
+        _gguf("iq4_nl", 4, 18),
+    )
+}
+
+_SPELLINGS = {
+    "float64": "fp64", "double": "fp64", "f64": "fp64",
+    "float32": "fp32", "float": "fp32", "f32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16", "half": "fp16", "f16": "fp16",
+    "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "fp8_inc": "fp8",
+    "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32",
+}  # fmt: skip
+
+# Cache layouts that name a format for every role of the cache at once (vLLM's strings). The index key is one fp8 row
+# with one fp32 scale per 128 elements whenever the cache is quantised to 8 bits: 132 bytes at 128 wide.
+_KV, _SCALED_INDEX = ("k", "v", "latent", "rope_key", "index_key"), {"index_key": "fp8_block128"}
+_LAYOUTS: dict[str, dict[str, str]] = {
+    "fp8": _SCALED_INDEX,
+    "int8": _SCALED_INDEX,
+    "fp8_ds_mla": {"k": "fp8", "v": "fp8", "latent": "fp8_block128", "rope_key": "bf16", "index_key": "fp8_block128"},
+    "nvfp4_ds_mla": {"k": "nvfp4", "v": "nvfp4", "latent": "nvfp4", "rope_key": "fp8", "index_key": "fp8_block128"},
+}
+LATENT_ONLY = ("fp8_ds_mla", "nvfp4_ds_mla")
+# Keys and values alone. Not counted: vLLM's padding of a slot to an even size, and layers that it leaves unquantised.
+_TURBOQUANT = {
+    "turboquant_k8v4": {"k": "fp8", "v": "turboquant_value4"},
+    "turboquant_4bit_nc": {"k": "turboquant_key4", "v": "turboquant_value4"},
+    "turboquant_k3v4_nc": {"k": "turboquant_key3", "v": "turboquant_value4"},
+    "turboquant_3bit_nc": {"k": "turboquant_key3", "v": "turboquant_value3"},
+}
+KEYS_AND_VALUES_ONLY = tuple(_TURBOQUANT)
+_ROLE_FORMATS = ("fp8_block128", "turboquant_key4", "turboquant_key3", "turboquant_value4", "turboquant_value3")
+COMPUTE = ("bf16", "fp16", "fp32", "fp64", "fp8")
+
+
+def canonical(name: str) -> str:
+    """kvcalc's spelling of a dtype: float16 and half are fp16. Unknown names pass through for the caller to refuse."""
+    low = name.strip().lower()
+    return _SPELLINGS.get(low, low)
+
+
+def cache_dtypes() -> tuple[str, ...]:
+    """Every name that `--kv-cache-dtype` takes beside `auto`."""
+    return (*(n for n in FORMATS if n not in _ROLE_FORMATS), *LATENT_ONLY, *KEYS_AND_VALUES_ONLY)
+
+
+@lru_cache(64)
+def cache_layout(name: str) -> dict[str, RowFormat]:
+    """The format of each growing cache role under `--kv-cache-dtype name`. Raises UserError naming near matches.
+
+    Roles: k, v, latent, rope_key, index_key. State and compressor rows keep the dtype that their model fixes.
+    """
+    plain = canonical(name)
+    if plain not in cache_dtypes():
+        raise UserError(f"unknown KV-cache dtype {name!r}", hint=nearest(plain, [*cache_dtypes(), "auto"]))
+    if plain in _TURBOQUANT:
+        return {role: FORMATS[format_] for role, format_ in _TURBOQUANT[plain].items()}
+    named = _LAYOUTS.get(plain, {})
+    return {role: FORMATS[named.get(role, plain)] for role in _KV}

@@ -1,0 +1,79 @@
+"""A model on GPUs, as it is run: the noun that every reading takes. And how long its passes take."""
+
+from typing import Any
+
+import msgspec
+
+from kvcalc.gpu.roof import Placed, roofline, total_seconds
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.batch import Batch
+from kvcalc.layers.cost import Cost, Operator
+from kvcalc.layers.formats import Formats
+from kvcalc.layers.ranks import ONE_GPU, Parallelism
+from kvcalc.model.operators import forward, total
+from kvcalc.model.precision import PUBLISHED, Precision, formats_of
+from kvcalc.model.spec import Model
+from kvcalc.timing.calibration import Calibration
+
+
+class Deployment(msgspec.Struct, frozen=True):
+    """`model` on a replica of `gpu`s: its formats, its ranks, the form of latent attention, and what times rest on.
+
+    With a calibration a time is what its laws predict, glue included, else the datasheet bound of each operator.
+    calibrated_on: the GPU whose calibration is scaled to this one by datasheet figures; '' where it is this GPU's own.
+    """
+
+    model: Model
+    gpu: Gpu
+    precision: Precision = PUBLISHED
+    parallelism: Parallelism = ONE_GPU
+    mla_form: str = "auto"
+    calibration: Calibration | None = None
+    calibrated_on: str = ""
+
+    @property
+    def formats(self) -> Formats:
+        """The formats of every weight and cache row. Raises UserError on a format that this model cannot have."""
+        return formats_of(self.model, self.precision)
+
+    @property
+    def basis(self) -> str:
+        """What the times rest on."""
+        return f"{self.calibration.stack} calibration" if self.calibration else "datasheet"
+
+    def stage_operators(self, batch: Batch, stage: int | None = None, all_positions: bool = False) -> tuple[Operator, ...]:
+        """The operators of a pass on one pipeline stage; by default the fullest."""
+        return forward(self.model, batch, self.precision, self.parallelism, self.mla_form, all_positions, stage)
+
+    def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
+        """The operators of a pass, of all stages one after the other."""
+        numbers = range(self.parallelism.pp) if self.parallelism.pp > 1 else (None,)
+        return [operator for n in numbers for operator in self.stage_operators(batch, n, all_positions)]
+
+    def placed(self, batch: Batch) -> list[Placed]:
+        """One pass under the roof as one GPU sees it: of pipeline stages the slowest. For whole numbers, not arrays."""
+        if self.parallelism.pp == 1:
+            return roofline(self.stage_operators(batch), self.gpu)
+        stages = (self.stage_operators(batch, n) for n in range(self.parallelism.pp))
+        return max((roofline(operators, self.gpu) for operators in stages), key=total_seconds)
+
+    def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
+        """Seconds of a pass over `batch`, of all stages; an array where the batch holds arrays."""
+        operators = self.operators(batch, all_positions)
+        if self.calibration:
+            from kvcalc.timing.steps import pass_seconds
+
+            return pass_seconds(operators, self.gpu, self.calibration)
+        return total_seconds(roofline(operators, self.gpu))
+
+    def p90_error(self, batch: Batch) -> float | None:
+        """The widest held-out error of the laws that time a pass; None for datasheet bounds."""
+        if not self.calibration:
+            return None
+        from kvcalc.timing.steps import error_bar
+
+        return error_bar(self.operators(batch), self.calibration)
+
+    def cost(self, batch: Batch) -> Cost:
+        """FLOPs and bytes of a pass on one GPU of each stage."""
+        return total(self.operators(batch))

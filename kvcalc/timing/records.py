@@ -1,0 +1,83 @@
+"""The records of `roofline`: every operator of a pass under the roof, with its calibrated time, and their total."""
+
+from typing import TYPE_CHECKING, Any
+
+from kvcalc.gpu.roof import Placed, fallbacks, mla_form, total_bound, total_seconds
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.cost import Cost, Operator
+from kvcalc.model.operators import total
+
+if TYPE_CHECKING:
+    from kvcalc.timing.calibration import Calibration
+
+
+def pass_records(
+    placed: list[Placed], common: dict[str, Any], gpu: Gpu, calibration: "Calibration | None" = None
+) -> list[dict[str, Any]]:
+    """Flat records: an operator each, all the times it runs taken together, and last their total.
+
+    With a calibration of `gpu`, `time_s` is what its laws predict, the total with the glue of its layers and its error bar;
+    an operator whose bound is under half its predicted time is bound by overhead. fallback: what products are computed in
+    where the GPU has no unit for their dtype, in words, or null.
+    """
+    found = [common | _record(p, gpu) for p in placed]
+    whole = total(p.operator for p in placed)
+    moved = whole.bytes
+    last = {"operator": "total", "layer": "", "role": "", "count": 1, **_figures(whole)}
+    last |= {
+        "mla_form": mla_form(placed),
+        "intensity": whole.flops / moved if moved else None,
+        "bound": total_bound(placed),
+        "roofline_s": total_seconds(placed),
+        "time_s": None,
+        "fallback": fallbacks(placed, gpu) or None,
+    }
+    records = [*found, common | last]
+    if calibration:
+        _timed(records, [p.operator for p in placed], gpu, calibration)
+    return records
+
+
+def _timed(records: list[dict[str, Any]], operators: list[Operator], gpu: Gpu, calibration: "Calibration") -> None:
+    from kvcalc.timing.steps import error_bar, glue_seconds, operator_seconds
+
+    timed = operator_seconds(operators, gpu, calibration)
+    for record, one in zip(records, timed, strict=False):
+        record["time_s"] = float(one.seconds)
+        if record["bound"] != "network" and record["roofline_s"] < 0.5 * record["time_s"]:
+            record["bound"] = "overhead"
+    whole = records[-1]
+    whole["time_s"] = float(sum(t.seconds for t in timed) + glue_seconds(operators, calibration))
+    whole["time_p90_error"] = error_bar(operators, calibration)
+
+
+def _record(p: Placed, gpu: Gpu) -> dict[str, Any]:
+    parts = [{"operator": name, "flops": c.flops * p.operator.count} for name, c in p.operator.parts]
+    return {
+        "operator": p.operator.name,
+        "layer": p.operator.layer,
+        "role": str(p.operator.role),
+        "count": p.operator.count,
+        **_figures(p.operator.total),
+        "intensity": p.intensity,
+        "bound": p.bound,
+        "roofline_s": p.seconds,
+        "time_s": None,
+        "fallback": fallbacks([p], gpu) or None,
+        **({"parts": parts} if parts else {}),
+        **({"expected_experts": p.operator.experts} if p.operator.kind == "gemm" and p.operator.experts else {}),
+    }
+
+
+def _figures(cost: Cost) -> dict[str, Any]:
+    return {
+        "flops": cost.flops,
+        "vector_flops": cost.vector_flops,
+        "weight_bytes": cost.weight_bytes,
+        "cache_bytes": cost.cache_bytes,
+        "cache_read_bytes": cost.cache_read_bytes,
+        "cache_write_bytes": cost.cache_write_bytes,
+        "activation_bytes": cost.activation_bytes,
+        "bytes": cost.bytes,
+        "network_bytes": cost.network_bytes,
+    }

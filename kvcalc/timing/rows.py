@@ -1,0 +1,171 @@
+"""Measured rows: the one CSV format that `validate` and `calibrate` read and `measure` writes.
+
+A file holds rows of one operation, named by its stem, or of several, named by a column `op`; columns of other operations
+stay empty, and columns that nobody knows pass through. `system, backend, backend_version` mean `gpu, framework, version`.
+Whole numbers may read `128.0`. Times are microseconds of one call on one GPU; serving rows give milliseconds.
+"""
+
+import csv
+import io
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+from kvcalc.errors import UserError, nearest, printable
+from kvcalc.library.files import read_text
+
+MOST_BYTES = 1 << 30
+MOST_COUNT = 10**15
+LEAST_US, MOST_US = 1e-3, 1e12
+ALIASES = {"system": "gpu", "backend": "framework", "backend_version": "version"}
+STACKS = {"tensorrt_llm": "trtllm", "tensorrt-llm": "trtllm", "trt-llm": "trtllm", "trt_llm": "trtllm"}
+DTYPES = {
+    "bf16": "bfloat16", "fp16": "bfloat16", "float16": "bfloat16", "half": "bfloat16",
+    "fp8_e4m3": "fp8", "float8": "fp8", "float8_e4m3fn": "fp8", "e4m3": "fp8",
+}  # fmt: skip
+
+
+class Operation(NamedTuple):
+    """What the rows of an operation hold: counts, data types, and counts that may be 0 or absent."""
+
+    counts: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+OPERATIONS = {
+    "gemm": Operation(("m", "n", "k"), ("dtype",)),
+    "decode_attention": Operation(("batch", "q_heads", "kv_heads", "head_dim", "kv_len"), ("kv_dtype",), ("window",)),
+    "prefill_attention": Operation(
+        ("batch", "q_heads", "kv_heads", "head_dim", "seq_len"), ("attn_dtype", "kv_dtype"), ("window",)
+    ),
+    "mla_decode": Operation(("batch", "q_heads", "kv_len"), ("kv_dtype",)),
+    "mla_prefill": Operation(("batch", "q_heads", "seq_len"), ("kv_dtype",)),
+    "allreduce": Operation(("num_gpus", "bytes"), ("dtype",)),
+    "moe": Operation(("tokens", "hidden", "inter", "topk", "experts", "moe_tp", "moe_ep"), ("dtype",)),
+    "dsa_decode_module": Operation(("batch", "q_heads", "kv_len"), ("kv_dtype", "gemm_dtype")),
+    "e2e_dense": Operation(("isl", "osl", "batch_size", "tp_size"), ("gemm_quant_mode",)),
+}
+
+
+class MeasuredRow(NamedTuple):
+    """One row that could be read. shape: its counts, optional ones last. time_us: measured. at: its place in the file."""
+
+    at: int
+    op: str
+    gpu: str
+    framework: str
+    dtype: str
+    shape: tuple[float, ...]
+    time_us: float
+    model: str
+    version: str
+
+
+class Broken(NamedTuple):
+    """A row that could not be read, and why."""
+
+    line: int
+    why: str
+
+
+class Table(NamedTuple):
+    """A file of measured rows: its cells as they stand, the rows that could be read, and those that could not."""
+
+    path: str
+    header: tuple[str, ...]
+    cells: list[list[str]]
+    lines: list[int]
+    rows: list[MeasuredRow]
+    broken: list[Broken]
+
+
+def read_rows(path: Path) -> Table:
+    """The measured rows of a CSV file. Raises UserError where the file cannot be read or names no operation."""
+    text = read_text(path, MOST_BYTES)
+    if "\0" in text:
+        raise UserError("holds a NUL character, so it is no CSV text", str(path))
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        columns = {ALIASES.get(name.lower(), name.lower()): i for i, name in reversed(list(enumerate(header)))}
+        known = _known_operation(path, columns)
+        table = Table(str(path), tuple(header), [], [], [], [])
+        for cells in reader:
+            if cells:
+                _take(table, cells, reader.line_num, columns, known)
+    except csv.Error as error:
+        raise UserError(f"is not CSV: {error}", f"{path}, line {reader.line_num}") from None
+    return table
+
+
+def _known_operation(path: Path, columns: dict[str, int]) -> str:
+    """The operation that the file's name gives; '' where each row names its own. Raises UserError where nothing does."""
+    if not columns or columns.keys() == {""}:
+        raise UserError("is empty: a header of column names is missing", str(path))
+    if "op" in columns:
+        return ""
+    name = path.stem.lower()
+    if name not in OPERATIONS:
+        hint = f"Name the file {{op}}.csv or add a column op. {nearest(name, OPERATIONS)}"
+        raise UserError("has no column op, and its name is no operation", str(path), hint)
+    missing = [c for c in OPERATIONS[name].counts if c not in columns]
+    if missing:
+        raise UserError(f"has no column {', '.join(missing)}, which rows of {name} need", str(path))
+    return name
+
+
+def _take(table: Table, cells: list[str], line: int, columns: dict[str, int], known: str) -> None:
+    at = len(table.cells)
+    table.cells.append(cells)
+    table.lines.append(line)
+    try:
+        if len(cells) > len(table.header) and any(cells[len(table.header) :]):
+            raise ValueError(f"has {len(cells)} fields, the header {len(table.header)}")
+        table.rows.append(_row(at, cells, columns, known))
+    except ValueError as error:
+        table.broken.append(Broken(line, printable(error, 160)))
+
+
+def _row(at: int, cells: list[str], columns: dict[str, int], known: str) -> MeasuredRow:
+    def cell(name: str) -> str:
+        i = columns.get(name, -1)
+        return cells[i].strip() if 0 <= i < len(cells) else ""
+
+    op = known or cell("op").lower()
+    what = OPERATIONS.get(op)
+    if what is None:
+        raise ValueError(f"op {op!r} is none of {', '.join(OPERATIONS)}")
+    shape = [count(cell(name), name) for name in what.counts]
+    shape += [count(cell(name) or "0", name, least=0) for name in what.optional]
+    scale, timed = (1e3, "silicon_tpot_ms") if op == "e2e_dense" and cell("silicon_tpot_ms") else (1.0, "time_us")
+    measured = duration(cell(timed), timed) * scale
+    names = [DTYPES.get(d, d) for d in (cell(name).lower() for name in what.dtypes)]
+    if op != "e2e_dense" and not all(names):
+        raise ValueError(f"{what.dtypes[names.index('')]} is empty")
+    framework = cell("framework").lower()
+    dtype = "/".join(names) or "bfloat16"
+    stack = STACKS.get(framework, framework)
+    return MeasuredRow(at, op, cell("gpu"), stack, dtype, tuple(shape), measured, cell("model_path"), cell("version"))
+
+
+def count(text: str, name: str, least: int = 1) -> float:
+    """A whole number within range, as it may stand in a file: `128` or `128.0`. Raises ValueError saying what is wrong."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name} {text!r} is not a number" if text else f"{name} is empty") from None
+    if not math.isfinite(value) or value != int(value) or not least <= value <= MOST_COUNT:
+        raise ValueError(f"{name} {text!r} is not a whole number from {least} to 10^15")
+    return value
+
+
+def duration(text: str, name: str) -> float:
+    """A time above zero. Raises ValueError saying what is wrong."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name} {text!r} is not a number" if text else f"{name} is empty") from None
+    if not LEAST_US <= value <= MOST_US:
+        raise ValueError(f"{name} {text!r} is not a time above zero")
+    return value
