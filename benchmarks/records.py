@@ -48,16 +48,15 @@ fit {} --gpu h100,a100-80gb,mi300x --tp 1,2,8 --max-num-seqs 4
 fit {} --gpu h100,b200 --engine vllm|sglang|llama.cpp --tp 1,8 --max-model-len 5000 --max-num-seqs 16
 fit {} --gpu h200 --engine vllm|sglang --tp 4 --kv-cache-dtype auto|bf16|fp8|fp8_ds_mla -q fp8 --shared-prefix 1k --max-num-seqs 3
 fit {} --gpu h200 --engine none|vllm|sglang|llama.cpp --tp 4 --mtp --max-model-len 3000
-fit {} --gpu h200 --engine vllm --tp 4 --pp 2 --mamba-cache-mode align --mamba-checkpoint-blocks 2 --mamba-ssm-cache-dtype bf16
+fit {} --gpu h200 --engine vllm --tp 4 --pp 2 --mamba-cache-mode align --mamba-checkpoint-blocks 2
+fit {} --gpu h200 --engine vllm|sglang|llama.cpp --tp 4 --mamba-ssm-cache-dtype bf16 --max-model-len 9000 --max-num-seqs 20
 fit {} --gpu h200 --engine vllm --tp 8|16 --dp 2 --enable-expert-parallel --dcp 2 --max-model-len 8k --block-size 32
 fit {} --engine vllm|sglang --kv-cache-memory-bytes 10GiB --max-model-len 4k --max-num-seqs 64 --disable-hybrid-kv-cache-manager
 fit {} --engine vllm --num-gpu-blocks-override 5000 --draft llama-3.2-1b --max-model-len 2k --tp 2
-fit {} --gpu rtx-4090,l40s,apple-m3-max --engine llama.cpp --max-model-len 3000 --max-num-seqs 2 --kv-cache-dtype auto,q8_0 -q awq
-fit {} --engine llama.cpp --no-flash-attention --max-model-len 9000 --shared-prefix 77 --max-num-batched-tokens 100
+fit {} --gpu l40s,apple-m3-max --engine llama.cpp --max-model-len 999 --kv-cache-dtype q8_0 --flash-attention|--no-flash-attention
 fit {} --tp 2 --kv-offloading-bytes 100GB --weight-bytes 20GB --activation-bytes 2GB --overhead-bytes 1GB --require 200
 fit {} --gpu mi300x --engine vllm --tp 2 --gpu-memory-utilization 0.7 --utilization-of total|free --dtype fp16,fp32
-roofline {} --context 1,4k,40k --batch-size 1,64
-roofline {} --phase prefill --context 100,5000 --batch-size 2
+roofline {} --phase decode|prefill --context 1,5000,40k --batch-size 1,64
 roofline {} --gpu h100 --stack vllm|sglang|trtllm --tp 2 --context 8k --batch-size 32 --kv-cache-dtype fp8 -q fp8
 roofline {} --gpu h200 --stack trtllm --tp 4 --phase decode|prefill --context 4k --mla-form absorbed|expanded
 roofline {} --stack datasheet --context 16k --batch-size 8 --dtype bf16 --kv-cache-dtype int4
@@ -75,10 +74,11 @@ latency {} --gpu a100-80gb --input-len 300 --output-len 20 --no-cache --mla-form
 latency {} --stack sglang --tp 4 --isl 1000 --osl 30 --draft mtp|llama-3.2-1b --num-speculative-tokens 2 --acceptance-rate 0.6
 latency {} --gpu b200 --calibration-from h100 --tp 2 --pp 2 --dp 2 --enable-expert-parallel --isl 500 --osl 40 --batch-size 4
 """
-SAMPLE = """
-deepseek-v3 deepseek-v3.2 deepseek-v4-flash falcon-h1-7b gemma-3-27b gemma-4-e2b glm-5.2 gpt-oss-20b gpt2 hunyuan-large jamba-v0.1
-lfm2-8b-a1b llama-3.1-8b llama-4-scout minimax-m1 minimax-m3 mistral-7b-v0.1 mixtral-8x7b qwen3.5-35b-a3b recurrentgemma-2b zamba2-7b
-""".split()
+SAMPLE = (
+    "deepseek-v3 deepseek-v3.2 deepseek-v4-flash falcon-h1-7b gemma-3-27b gemma-4-e2b glm-5.2 gpt-oss-20b gpt2 "
+    "hunyuan-large jamba-v0.1 lfm2-8b-a1b llama-3.1-8b llama-4-scout minimax-m1 minimax-m3 mistral-7b-v0.1 mixtral-8x7b "
+    "qwen3.5-35b-a3b recurrentgemma-2b zamba2-7b"
+)
 OF_SAMPLE = """
 size {} --kv-cache-dtype fp16|fp32|int8|mxfp4|mxfp8|q8_0|q4_0|int8_per_token_head|nvfp4_ds_mla|turboquant_k8v4 --context 777
 size {} -q fp8|fp8_per_channel|fp8_block128|fp8_64x128|int8|int8_weight_only|gptq|int4_g32_zp|nf4|mxfp4|mxfp8 --dtype fp64|auto
@@ -90,10 +90,10 @@ roofline {} --gpu h100|h200 --stack vllm|sglang|trtllm|datasheet --tp 2 --contex
 roofline {} --phase prefill --kv-cache-dtype fp8|int8|nvfp4 -q mxfp4|nvfp4|gptq --context 3k
 compare {} --variants mla:256+32|mqa/fp8|cla:4/window:512|none/nvfp4 --context 1k,1m --dtype fp16
 latency {} --gpu h100 --tp 2 --isl 200 --osl 10 --draft layers=2 --num-speculative-tokens 0|3 --batch-size 4 --no-cache
-serve {} --num-prompts 20 --isl uniform:50,900 --osl lognormal:60,200 --rate 4,inf --policy static,continuous
-serve {} --gpu h200 --tp 2|8 --dp 2 --enable-expert-parallel --num-prompts 20 --max-concurrency 6 --isl 700 --osl 40 --slo-ttft 1
-serve {} --num-prompts 20 --kv-cache-memory-bytes 200MB --preemption recompute|swap --isl 500 --osl 90 --cache paged,contiguous
-serve {} --gpu b200 --calibration-from h100 --num-prompts 20 --max-num-seqs 4 --price-per-hour 3 --slo-tpot 0.02 -q fp8 --pp 2
+serve {} --kv-cache-memory-bytes 9GB --num-prompts 20 --isl uniform:5,900 --osl lognormal:9,99 --rate 4 --policy static,continuous
+serve {} --gpu h200 --tp 2|8 --dp 2 --enable-expert-parallel --num-prompts 20 --max-concurrency 6 --cache paged|contiguous
+serve {} --num-prompts 9 --kv-cache-memory-bytes 200MB --preemption recompute|swap --isl 500 --osl 90 --max-num-batched-tokens 300
+serve {} --gpu b200 --calibration-from h100 --num-prompts 20 --max-num-seqs 4 --price-per-hour 3 --slo-tpot 0.02 -q int4 --tp 8
 """
 OF_GPU = """
 roofline --gpu {}
@@ -105,15 +105,14 @@ serve llama-3.2-1b --gpu {} --num-prompts 5 --input-len 300 --output-len 10
 """
 ONCE = """
 models|gpus
-size no-such-model|hf:org
-size gpt2 --context=0|--context=8x|--batch-size=-1|--kv-cache-dtype=int9|--dtype=bf17|--quantization=foo|--block-size=0|--no-such=1
-size gpt2 --tp=0|--tp=5|--tp=x|--pp=13|--dcp=2|--ep=2|--set=head_dim|--set=no_such=1|--set=none.head_dim=32|--set=layers=0
+size gpt2|gpt --context=0|--context=8x|--batch-size=-1|--kv-cache-dtype=int9|--dtype=bf17|--quantization=foo|--block-size=-1
+size gpt2 --tp=0|--tp=5|--tp=x|--pp=13|--dcp=2|--ep=2|--set=head_dim|--set=no_such=1|--set=none.head_dim=32|--set=layers=0|--no=1
 fit gpt2 --engine=nonsense|--max-model-len=0|--max-num-seqs=0|--gpu-memory-utilization=0|--gpu-memory-utilization=1.5|--require=-1
 fit gpt2 --lengths=lognormal:1|--lengths=no.csv|--utilization-of=half|--num-gpu-blocks-override=9|--draft=gpt3|--weight-bytes=1XB
 roofline gpt2 --gpu=h1000|--phase=nonsense|--stack=nonsense|--calibration-from=a100-80gb|--mla-form=nonsense
 compare gpt2 --variants mla:512|gqa:5|gqa:x|int9|mha:2|dsa:1+2|window:4k/cla:0|evict:0|cla:5/mqa|mqa/fp8_ds_mla
 latency gpt2 --isl=0|--osl=0|--osl=1|--prefix-len=-1|--prefix-len=2000|--draft=layers=0|--draft=mtp|--num-speculative-tokens=-1
-serve gpt2 --rate=0|--rate=x|--policy=nonsense|--cache=nonsense|--isl=fixed:3|--burstiness=0|--num-prompts=-1|--preemption=nonsense
+serve gpt2 --rate=0|--rate=x|--policy=nonsense|--cache=nonsense|--isl=fixed:3|--burstiness=0|--num-prompts=-1|--preemption=x
 nonsense
 """
 
@@ -145,7 +144,7 @@ def write(path: Path) -> None:
     gc.set_threshold(100_000)
     start, count = time.perf_counter(), Counter[str]()
     models, gpus = [r["model"] for r in run("models")["records"]], [r["gpu"] for r in run("gpus")["records"]]
-    commands = [*expanded(OF_MODEL, models), *expanded(OF_SAMPLE, SAMPLE), *expanded(OF_GPU, gpus), *expanded(ONCE)]
+    commands = [*expanded(OF_MODEL, models), *expanded(OF_SAMPLE, SAMPLE.split()), *expanded(OF_GPU, gpus), *expanded(ONCE)]
     with path.open("w", encoding="utf-8") as file:
         for command in commands:
             found = run(command)
@@ -174,35 +173,32 @@ def changes(old: Run | None, new: Run | None) -> Iterator[Change]:
     if old is None or new is None:
         yield Change("(added run)", None, outcome(new)) if new else Change("(missing run)", old and outcome(old), None)
     elif (kind := outcome(old)) == outcome(new):
-        yield from differences("" if kind == "records" else kind, old[kind], new[kind])
-        yield from differences("status", old.get("status", 0), new.get("status", 0))
+        yield from differences(old[kind], new[kind], *([] if kind == "records" else [kind]))
+        yield from differences(old.get("status", 0), new.get("status", 0), "status")
     else:
         a, b = ("records" if "records" in r else f"{outcome(r)}: {r[outcome(r)]}" for r in (old, new))
         yield Change("crashed", a, b) if "crashed" in {**old, **new} else Change("refused", a, b, "refused")
 
 
-def differences(key: str, old: Any, new: Any) -> Iterator[Change]:
-    """Every difference between two JSON values; 1, 1.0 and true all differ."""
+def differences(old: Any, new: Any, *way: str) -> Iterator[Change]:
+    """Every difference between two JSON values, keyed by the way to it; 1, 1.0 and true all differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for k in {**old, **new}:
             if k in old and k in new:
-                yield from differences(_way(key, k), old[k], new[k])
+                yield from differences(old[k], new[k], *way, k)
             else:
-                yield Change(_way(key, k), old.get(k, "absent"), new.get(k, "absent"), "new_keys" if k in new else "changed")
+                kind = "new_keys" if k in new else "changed"
+                yield Change(".".join((*way, k)), old.get(k, "absent"), new.get(k, "absent"), kind)
         if [k for k in old if k in new] != [k for k in new if k in old]:
-            yield Change(_way(key, "(order of keys)"), ", ".join(old), ", ".join(new))
+            yield Change(".".join((*way, "(order of keys)")), ", ".join(old), ", ".join(new))
     elif isinstance(old, list) and isinstance(new, list):
         if len(old) != len(new):
-            yield Change(_way(key, "(rows)"), len(old), len(new))
+            yield Change(".".join((*way, "(rows)")), len(old), len(new))
         else:
             for a, b in zip(old, new, strict=True):
-                yield from differences(key, a, b)
+                yield from differences(a, b, *way)
     elif type(old) is not type(new) or old != new:
-        yield Change(key, old, new)
-
-
-def _way(key: str, last: str) -> str:
-    return f"{key}.{last}" if key else last
+        yield Change(".".join(way), old, new)
 
 
 def explanation(command: str, change: Change, rules: dict[str, Run]) -> str:
@@ -226,30 +222,25 @@ def show(command: str, found: list[tuple[str, Change]], most: int = 3) -> None:
         print(f"    … {len(times) - most} keys more")
 
 
-def lines(path: Path) -> dict[str, str]:
-    """The lines of a file that `write` made, by command."""
-    with path.open(encoding="utf-8") as file:
-        return {json.loads(line)["command"]: line for line in file}
-
-
 def compare(before: Path, after: Path, rules: dict[str, Run]) -> int:
     """Print every run that differs, and how many each rule explains. 1 where something is unexplained, else 0."""
-    old, new = lines(before), lines(after)
-    equal, runs, values = 0, Counter[str](), Counter[str]()
+    texts = [path.read_text(encoding="utf-8").split("\n")[:-1] for path in (before, after)]
+    old, new = ({json.loads(line)["command"]: line for line in text} for text in texts)
+    equal, changed, values = 0, Counter[str](), Counter[str]()
     commands = dict.fromkeys([*old, *new])
     for command in commands:
-        a, b = (json.loads(text[command]) if command in text else None for text in (old, new))
+        a, b = (json.loads(runs[command]) if command in runs else None for runs in (old, new))
         found = [(explanation(command, change, rules), change) for change in changes(a, b)]
         if found:
             show(command, found)
         equal += not found
         values.update(why for why, _ in found)
-        runs.update({why for why, _ in found})
+        changed.update({why for why, _ in found})
     for why, count in values.items():
-        print(f"{why or 'unexplained'}: {count:,} values in {runs[why]:,} runs. {rules.get(why, {}).get('why', '')}")
-    parts = [f"{runs[why]:,} changed by {why}" for why in rules]
-    print(", ".join([f"{len(commands):,} runs", f"{equal:,} equal", *parts, f"{runs['']:,} unexplained"]))
-    return int(runs[""] > 0)
+        print(f"{why or 'unexplained'}: {count:,} values in {changed[why]:,} runs. {rules.get(why, {}).get('why', '')}")
+    parts = [f"{changed[why]:,} changed by {why}" for why in rules]
+    print(", ".join([f"{len(commands):,} runs", f"{equal:,} equal", *parts, f"{changed['']:,} unexplained"]))
+    return int(changed[""] > 0)
 
 
 def main() -> int:
