@@ -29,6 +29,14 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
         """Every parameter of this part, given the width of the residual stream."""
         raise TypeError(f"{type(self).__name__} lists no weights")
 
+    def dims(self) -> dict[str, tuple[str, str]]:
+        """The two sides of each matrix in letters, D being the residual stream's width; for those that formulas are shown of."""
+        return {}
+
+    def letters(self) -> dict[str, int]:
+        """What the letters of `dims` stand for, D apart."""
+        return {}
+
     def cache(self) -> tuple[CacheEntry, ...]:
         """What this part caches for one sequence; nothing unless it is a mixer."""
         return ()

@@ -151,7 +151,8 @@ class Pass:
         cost = Cost(flops=flops, weight_bytes=weight_bytes * self.present if read else 0, activation_bytes=moved)
         dtype = self.formats.compute_dtype(self._full(weights[0].name), weights[0])
         shape = _gemm_shape(weights, rows, fraction, held)
-        return Operator(name, self.kind, self.count, "gemm", cost, dtype, (), shape, experts, self.role)
+        names = tuple(w.name for w in weights)
+        return Operator(name, self.kind, self.count, "gemm", cost, dtype, (), shape, experts, self.role, weights=names)
 
     def vector(self, name: str, elements_in: Num, elements_out: Num, flops: Num, weight_bytes: Num = 0) -> Operator:
         """An elementwise chain: so many elements read, written, and vector FLOPs, in all."""

@@ -62,6 +62,20 @@ class Compressed(Part, frozen=True, tag="compressed"):
             found.append(matrix("index_weights", hidden_size, self.index_n_heads))
         return tuple(found)
 
+    def dims(self) -> dict[str, tuple[str, str]]:
+        series = f"{self._series}·" if self._series > 1 else ""
+        return {
+            "q_down": ("D", "rq"), "q_up": ("rq", "H·d"), "kv": ("D", "d"), "o_down": ("H·d/g", "ro"), "o_up": ("g·ro", "D"),
+            "compress_kv": ("D", f"{series}d"), "compress_gate": ("D", f"{series}d"), "index_kv": ("D", f"{series}di"),
+            "index_gate": ("D", f"{series}di"), "index_q": ("rq", "Hi·di"), "index_weights": ("D", "Hi"),
+        }  # fmt: skip
+
+    def letters(self) -> dict[str, int]:
+        return {
+            "H": self.num_attention_heads, "d": self.head_dim, "rq": self.q_lora_rank, "ro": self.o_lora_rank,
+            "g": self.o_groups, "Hi": self.index_n_heads, "di": self.index_head_dim,
+        }  # fmt: skip
+
     def _compressor(self, name: str, hidden_size: int, width: int) -> list[Weight]:
         columns = self._series * width
         return [

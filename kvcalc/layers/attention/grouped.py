@@ -82,6 +82,20 @@ class Grouped(Part, frozen=True, tag="grouped"):
             found.append(matrix("gate", width, heads * units, self.output_gate_bias, shards=heads))
         return (*found, *self._vectors())
 
+    def dims(self) -> dict[str, tuple[str, str]]:
+        values, source, target = "d" if self.value_width == self.head_dim else "dv", "D", "D"
+        source = "Di" if self.input_size else source
+        target = "Do" if self.output_size else target
+        gate = f"H·{values}" if self.output_gate == "full" else "H"
+        return {
+            "q": (source, "H·d"), "k": (source, "G·d"), "v": (source, f"G·{values}"), "o": (f"H·{values}", target),
+            "gate": (source, gate),
+        }  # fmt: skip
+
+    def letters(self) -> dict[str, int]:
+        heads = {"H": self.num_attention_heads, "G": self.num_key_value_heads, "d": self.head_dim, "dv": self.value_width}
+        return heads | {"Di": self.input_size or 0, "Do": self.output_size or 0}
+
     def _vectors(self) -> list[Weight]:
         heads, groups, d = self.num_attention_heads, self.num_key_value_heads, self.head_dim
         each = d * (2 if self.qk_norm_bias else 1)

@@ -40,6 +40,12 @@ class HiddenStates(Part, frozen=True, tag="hidden_states"):
             *((vector("relative_biases", 5 * inner, shards=heads),) if self.relative else ()),
         )
 
+    def dims(self) -> dict[str, tuple[str, str]]:
+        return {name: ("D", "H·d") for name in ("q", "k", "v", "r")} | {"o": ("H·d", "D")}
+
+    def letters(self) -> dict[str, int]:
+        return {"H": self.num_attention_heads, "d": self.head_dim}
+
     def cache(self) -> tuple[CacheEntry, ...]:
         """One row of hidden_size per token kept."""
         return (self._kept,) if self.cached else ()

@@ -62,6 +62,20 @@ class Latent(Part, frozen=True, tag="latent"):
         found += [vector("sinks", heads, shards=heads)] if self.sinks else []
         return tuple(found)
 
+    def dims(self) -> dict[str, tuple[str, str]]:
+        source = "ru" if self.q_up_size else "rq"
+        gate = ("ru" if self.q_up_size else "D", "H·dv" if self.output_gate == "full" else "H")
+        return {
+            "q": ("D", "H·(dn + dr)"), "q_down": ("D", "rq"), "q_up": (source, "H·(dn + dr)"), "kv_down": ("D", "r + dr"),
+            "kv_up": ("r", "H·(dn + dv)"), "o": ("H·dv", "D"), "gate": gate, "absorb_q": ("dn", "r"), "absorb_v": ("r", "dv"),
+        }  # fmt: skip
+
+    def letters(self) -> dict[str, int]:
+        return {
+            "H": self.num_attention_heads, "r": self.kv_lora_rank, "dn": self.qk_nope_head_dim, "dr": self.qk_rope_head_dim,
+            "dv": self.v_head_dim, "rq": self.q_lora_rank or 0, "ru": self.q_up_size or 0,
+        }  # fmt: skip
+
     def cache(self) -> tuple[CacheEntry, ...]:
         """One latent of kv_lora_rank and one RoPE key of qk_rope_head_dim per token, for all heads together."""
         return self._latents(top=0)

@@ -49,6 +49,14 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             matrix("index_weights", hidden_size, self.index_n_heads),
         )
 
+    def dims(self) -> dict[str, tuple[str, str]]:
+        source = "D" if self.index_query_from_hidden or not self.q_lora_rank else "rq"
+        index = {"index_q": (source, "Hi·di"), "index_k": ("D", "di"), "index_weights": ("D", "Hi"), "index_gate": ("D", "di")}
+        return super().dims() | index
+
+    def letters(self) -> dict[str, int]:
+        return super().letters() | {"Hi": self.index_n_heads, "di": self.index_head_dim}
+
     def cache(self) -> tuple[CacheEntry, ...]:
         """MLA's two rows, of which a query reads index_topk, and one index key per token, all of which it reads."""
         latents = self._latents(top=self.index_topk)
@@ -95,6 +103,12 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
             matrix("index_k", hidden_size, self.index_head_dim),
             *(norms if self.index_norm else ()),
         )
+
+    def dims(self) -> dict[str, tuple[str, str]]:
+        return super().dims() | {"index_q": ("D", "Hi·di"), "index_k": ("D", "di")}
+
+    def letters(self) -> dict[str, int]:
+        return super().letters() | {"Hi": self.index_n_heads, "di": self.index_head_dim}
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """Keys and values, of which a query reads the chosen blocks, and an index key per token."""

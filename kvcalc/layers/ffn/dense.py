@@ -29,6 +29,13 @@ class Dense(Part, frozen=True, tag="dense"):
         down = matrix("down", inner, hidden_size, down_bias, shards=inner, rows_in=True)
         return (matrix("gate", width, inner, self.bias, shards=inner), up, down) if self.gated else (up, down)
 
+    def dims(self) -> dict[str, tuple[str, str]]:
+        source = "Di" if self.input_size else "D"
+        return {"gate": (source, "F"), "up": (source, "F"), "down": ("F", "D")}
+
+    def letters(self) -> dict[str, int]:
+        return {"F": self.intermediate_size, "Di": self.input_size or 0}
+
     def operators(self, p: Pass) -> list[Operator]:
         """up (with gate in one product), activation, down."""
         w = p.local(self.weights(p.width))

@@ -60,6 +60,23 @@ class Moe(Part, frozen=True, tag="moe"):
             found += [matrix("latent_down", hidden_size, width, bias), matrix("latent_up", width, hidden_size, bias)]
         return (*found, *self._experts(width), *self._shared(hidden_size))
 
+    def dims(self) -> dict[str, tuple[str, str]]:
+        width = "Dl" if self.moe_latent_size else "D"
+        experts = {"experts.gate": (width, "Fe"), "experts.up": (width, "Fe"), "experts.down": ("Fe", width)}
+        shared = {"shared.gate": ("D", "Fs"), "shared.up": ("D", "Fs"), "shared.down": ("Fs", "D"), "shared.weight": ("D", "1")}
+        return (
+            experts
+            | shared
+            | {"router": ("Dr" if self.router_width else "D", "E"), "latent_down": ("D", "Dl"), "latent_up": ("Dl", "D")}
+        )
+
+    def letters(self) -> dict[str, int]:
+        return {
+            "E": self.router_outputs or self.num_experts + self.zero_experts, "k": self.num_experts_per_tok,
+            "Fe": self.moe_intermediate_size, "Fs": self.shared_expert_intermediate_size, "Dl": self.moe_latent_size or 0,
+            "Dr": self.router_width or 0,
+        }  # fmt: skip
+
     def _experts(self, width: int) -> list[Weight]:
         inner = self.moe_intermediate_size
         idle = self.zero_experts if self.zero_expert_weights else 0

@@ -45,6 +45,15 @@ class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
             matrix("out", values, hidden_size, shards=vh, rows_in=True),
         )
 
+    def dims(self) -> dict[str, tuple[str, str]]:
+        return {"qk": ("D", "2·Hk·dk"), "v_gate": ("D", "2·Hv·dv"), "step_decay": ("D", "2·Hv"), "out": ("Hv·dv", "D")}
+
+    def letters(self) -> dict[str, int]:
+        return {
+            "Hk": self.linear_num_key_heads, "Hv": self.linear_num_value_heads, "dk": self.linear_key_head_dim,
+            "dv": self.linear_value_head_dim,
+        }  # fmt: skip
+
     def cache(self) -> tuple[CacheEntry, ...]:
         """kernel − 1 columns of queries, keys and values, and dk × dv per value head."""
         kernel, dk, dv = self.linear_conv_kernel_dim, self.linear_key_head_dim, self.linear_value_head_dim

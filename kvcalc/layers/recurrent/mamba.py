@@ -83,6 +83,12 @@ class Mamba2(Part, frozen=True, tag="mamba2"):
             matrix("out", inner, hidden_size, out_bias, shards=heads, rows_in=True),
         )
 
+    def dims(self) -> dict[str, tuple[str, str]]:
+        return {"in": ("D", "2·H·d + H"), "in_bc": ("D", "2·G·N"), "out": ("H·d", "D")}
+
+    def letters(self) -> dict[str, int]:
+        return {"H": self.num_heads, "d": self.head_dim, "G": self.n_groups, "N": self.state_size}
+
     def cache(self) -> tuple[CacheEntry, ...]:
         """kernel − 1 columns of E + 2·G·N channels, and a state of head_dim × state_size per head."""
         return (
