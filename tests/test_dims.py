@@ -11,8 +11,7 @@ MODELS = sorted(preset_files("models"))
 
 def value(formula: str, letters: dict[str, int]) -> int:
     """A formula such as `H·(dn + dv)` with its letters put in."""
-    sized = {name: size for name, size in letters.items()}
-    return int(eval(formula.replace("·", "*").replace("/", "//"), {"__builtins__": {}}, sized))
+    return int(eval(formula.replace("·", "*").replace("/", "//"), {"__builtins__": {}}, letters))
 
 
 def sizes(model: Model) -> list[tuple[str, tuple[int, int], tuple[int, int]]]:

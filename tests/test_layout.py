@@ -10,9 +10,8 @@ import kvcalc
 
 ROOT = Path(kvcalc.__file__).parent
 # A room is a module or a package with all that is in it, in the order in which data flows.
-ROOMS = """
-    errors units storage layers model gpu library timing capacity serving planning report kvcalc measure cli __main__
-""".split()
+ORDER = "errors units storage layers model gpu library timing capacity serving planning report kvcalc measure cli __main__"
+ROOMS = ORDER.split()
 # Distributions that cost start-up time or are optional: the only modules that may import them, and how.
 GUESTS = {
     "torch": ("measure",),

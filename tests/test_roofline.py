@@ -335,13 +335,6 @@ def test_with_pipeline_stages_the_slowest_is_shown() -> None:
     assert {p.operator.count for p in first if p.operator.name == "attention"} == {4}
 
 
-def test_phases() -> None:
-    assert Batch.of_phase("decode", 100, 3) == Batch.decode(100, 3)
-    assert Batch.of_phase("prefill", 100, 3) == Batch.prefill(100, 3)
-    with pytest.raises(UserError, match="unknown phase 'training'"):
-        Batch.of_phase("training", 1, 1)
-
-
 @pytest.mark.parametrize(
     ("line", "said"),
     [

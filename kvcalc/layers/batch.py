@@ -1,11 +1,14 @@
 """What one forward pass works on: groups of sequences."""
 
+import re
+
 import msgspec
 
 from kvcalc.errors import UserError
-from kvcalc.units import MOST_TOKENS, Num
+from kvcalc.units import MOST_TOKENS, Num, parse_tokens
 
 PHASES = ("decode", "prefill")
+_TERM = re.compile(r"(?:([\w.]+)\s*[x×]\s*)?([\w.]+)(?:\s*@\s*([\w.]+))?")
 
 
 class Sequences(msgspec.Struct, frozen=True):
@@ -42,6 +45,15 @@ class Batch(msgspec.Struct, frozen=True):
             raise UserError(f"unknown phase {phase!r}", hint=f"Known: {', '.join(PHASES)}")
         return cls.decode(context, batch_size) if phase == "decode" else cls.prefill(context, batch_size)
 
+    @classmethod
+    def parse(cls, text: str) -> "Batch":
+        """A mixed batch as people write it: `500+4x1@4k` is a prompt of 500 tokens and four decodes at 4,096.
+
+        Each term is `[COUNTx]NEW[@CONTEXT]`: NEW tokens of each of COUNT sequences whose length after the pass is CONTEXT;
+        without one nothing is cached before. Raises UserError naming the term that reads otherwise.
+        """
+        return cls(tuple(_term(word, text) for word in text.split("+")))
+
     def __post_init__(self) -> None:
         if not self.groups:
             raise UserError("a batch needs at least one group of sequences")
@@ -61,6 +73,17 @@ class Batch(msgspec.Struct, frozen=True):
     def sequences(self) -> Num:
         """Sequences in the pass."""
         return sum((g.count for g in self.groups), 0)
+
+
+def _term(word: str, text: str) -> Sequences:
+    match = _TERM.fullmatch(word.strip())
+    if not match:
+        raise UserError(f"batch {text!r}: {word.strip()!r} should read like 4x1@4k", hint="Sequences x new tokens @ context")
+    count, new = parse_tokens(match[1] or "1", "sequences"), parse_tokens(match[2], "new tokens")
+    context = parse_tokens(match[3], "context") if match[3] else new
+    if context < new:
+        raise UserError(f"batch {text!r}: {word.strip()!r} has {new:,} new tokens, more than its context of {context:,}")
+    return Sequences(count, new, context - new)
 
 
 def _check(name: str, value: Num, least: int) -> None:

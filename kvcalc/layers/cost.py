@@ -96,7 +96,8 @@ class Operator(msgspec.Struct, frozen=True):
     kind: gemm, attention, scan, vector or network: what law times it. role: what it is there for. dtype: what its products
     compute in. parts: the FLOPs inside a fused operator, by name, which its cost holds already. shape: what a calibrated law
     needs, where there is one. experts: routed experts whose weights this GPU is expected to read; 0 where it multiplies by
-    none. weights: the matrices that it multiplies by, as their part names them. form: of latent attention, absorbed or expanded; '' of any other.
+    none. weights: the matrices that it multiplies by, as their part names them. form: of latent attention, absorbed or
+    expanded; '' of any other.
     """
 
     name: str

@@ -41,7 +41,7 @@ class HiddenStates(Part, frozen=True, tag="hidden_states"):
         )
 
     def dims(self) -> dict[str, tuple[str, str]]:
-        return {name: ("D", "H·d") for name in ("q", "k", "v", "r")} | {"o": ("H·d", "D")}
+        return dict.fromkeys(("q", "k", "v", "r"), ("D", "H·d")) | {"o": ("H·d", "D")}
 
     def letters(self) -> dict[str, int]:
         return {"H": self.num_attention_heads, "d": self.head_dim}

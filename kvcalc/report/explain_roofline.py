@@ -1,0 +1,121 @@
+"""`roofline --explain`: every operation with its shape, its FLOPs and bytes as formulas with the numbers put in."""
+
+from typing import Any
+
+from kvcalc.gpu.roof import Placed
+from kvcalc.layers.batch import Batch
+from kvcalc.layers.cost import AttentionShape, GemmShape, Operator
+from kvcalc.layers.part import Part
+from kvcalc.model.spec import Model
+from kvcalc.report.tables import seconds
+from kvcalc.timing.deployment import Deployment
+
+MEANINGS = "B sequences, S tokens of each, T = Σ new tokens, D hidden_size, V vocab_size"
+
+
+def explain_roofline(deployment: Deployment, batch: Batch, placed: list[Placed]) -> str:
+    """The operations of a pass on one GPU, two or three lines each; figures are of one run, `count` runs in a pass."""
+    model, element = deployment.model, deployment.formats.element_bytes
+    lines = [f"{model.name} on {deployment.gpu.name}: {_batch(batch)}", f"{MEANINGS} = {model.hidden_size:,}", ""]
+    for kind, layer in model.kinds.items():
+        sizes = [pair for part in (*layer.parts, *layer.shared) for pair in part.letters().items()]
+        letters = dict.fromkeys(f"{name} = {size:,}" for name, size in sizes if size)
+        lines.append(f"{kind} layers ({model.counts[kind]}): " + ", ".join(letters))
+    if deployment.parallelism.gpus > 1:
+        lines.append("n, k and heads are this GPU's share of the letters")
+    lines.append("")
+    for one in placed:
+        lines += _operation(model, one, element, _tokens(batch))
+    return "\n".join(lines) + "\n"
+
+
+def _batch(batch: Batch) -> str:
+    return " + ".join(
+        f"{g.count:,} × {g.new:,} new tokens" + (f" behind {g.past:,} cached" if isinstance(g.past, int) and g.past else "")
+        for g in batch.groups
+    )
+
+
+def _tokens(batch: Batch) -> str:
+    """The rows of a product in letters: B of a decode, B·S of a prefill, T where groups are mixed."""
+    (first, *more) = batch.groups
+    return "T" if more or not isinstance(first.new, int) else "B" if first.new == 1 else "B·S"
+
+
+def _operation(model: Model, one: Placed, element: int, tokens: str) -> list[str]:
+    operator, cost = one.operator, one.operator.cost
+    where = f" ({operator.layer})" if operator.layer else ""
+    head = f"{operator.name}{where} × {operator.count}"
+    if isinstance(operator.shape, GemmShape):
+        body = _product(model, operator, operator.shape, element, tokens)
+    elif isinstance(operator.shape, AttentionShape):
+        body = _attention(operator, operator.shape, element, tokens)
+    else:
+        body = _other(operator)
+    moved = cost.bytes
+    rate = f"{cost.flops / moved:.4g} FLOP/B" if moved else f"{cost.network_bytes:,.0f} B over the link"
+    each = one.seconds / operator.count
+    return [head, *(f"    {line}" for line in body), f"    {rate}: {one.bound}-bound, at least {seconds(each)}", ""]
+
+
+def _product(model: Model, operator: Operator, shape: GemmShape, element: int, tokens: str) -> list[str]:
+    rows, inner, columns = _letters(model, operator, tokens)
+    cost, wide = operator.cost, f"({columns})" if "+" in columns else columns
+    m, n = _whole(shape.m), _whole(shape.n)
+    lines = [f"x[m, k] · W[k, n], m = {rows} = {m}, k = {inner} = {shape.k:,}, n = {columns} = {n}"]
+    if operator.experts:
+        lines.append(f"{_whole(operator.experts)} experts expected of this GPU's, side by side in n; m: tokens of one of them")
+    deep = f"({inner})" if "+" in inner else inner
+    lines.append(f"FLOPs = 2·m·k·n = 2·{rows}·{deep}·{wide} = 2·{m}·{shape.k:,}·{n} = {cost.flops:,}")
+    stored = f"{shape.stored:g} B a weight, scales included"
+    parts = [f"weights {cost.weight_bytes:,} ({stored})", f"activations {element} bytes·m·(k + n) = {cost.activation_bytes:,}"]
+    parts += [f"cache {cost.cache_bytes:,}"] if cost.cache_bytes else []
+    return [*lines, f"bytes = {' + '.join(parts)} = {cost.bytes:,}"]
+
+
+def _letters(model: Model, operator: Operator, tokens: str) -> tuple[str, str, str]:
+    """(m, k, n) of a product in letters; plain words where its part has none."""
+    if operator.name == "lm_head":
+        return "B", "D", "V"
+    rows = f"{tokens}·k ÷ experts" if operator.experts else tokens
+    for part in _parts(model, operator.layer):
+        dims = part.dims()
+        if operator.name in dims and operator.name not in operator.weights:  # a part of a matrix, for each head
+            return rows, dims[operator.name][0], f"H·{dims[operator.name][1]}"
+        if operator.weights and all(name in dims for name in operator.weights):
+            columns = " + ".join(dims[name][1] for name in operator.weights)
+            return rows, dims[operator.weights[0]][0], columns
+    return rows, "inputs", "outputs"
+
+
+def _parts(model: Model, kind: str) -> tuple[Part, ...]:
+    layer = model.kinds.get(kind)
+    return (*layer.parts, *layer.shared) if layer else ()
+
+
+def _attention(operator: Operator, shape: AttentionShape, element: int, tokens: str) -> list[str]:
+    cost, pairs = operator.cost, sum(p for *_, p in shape.groups)
+    queries = sum(count * new for count, new, *_ in shape.groups)
+    seen = pairs / queries if queries else 0
+    shared = "latents shared by all heads" if not shape.kv_heads else f"{shape.kv_heads:,} KV heads"
+    widths = shape.key + shape.value
+    return [
+        f"{shape.heads:,} heads × {queries:,} queries × {seen:,.6g} keys (mean) × {shape.key:,} + {shape.value:,} wide; {shared}",
+        f"pairs a query may see: {pairs:,}",
+        f"FLOPs = 2·H·(dk + dv)·pairs = 2·{shape.heads:,}·{widths:,}·{pairs:,} = {cost.flops:,}",
+        f"softmax = 5·H·pairs = {cost.vector_flops:,} vector FLOPs, on the chip",
+        f"bytes = cache read {cost.cache_read_bytes:,} + written {cost.cache_write_bytes:,} + "
+        f"activations {element} bytes·{tokens}·H·(dk + dv) {cost.activation_bytes:,} = {cost.bytes:,}",
+    ]
+
+
+def _other(operator: Operator) -> list[str]:
+    cost = operator.cost
+    parts = [("weights", cost.weight_bytes), ("cache", cost.cache_bytes), ("activations", cost.activation_bytes)]
+    moved = " + ".join(f"{name} {size:,}" for name, size in parts if size) or "0"
+    flops = f"FLOPs = {cost.flops:,}; " if cost.flops else ""
+    return [f"{flops}{cost.vector_flops:,} vector FLOPs; bytes = {moved} = {cost.bytes:,}"]
+
+
+def _whole(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
