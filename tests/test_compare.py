@@ -111,12 +111,17 @@ def test_every_row_says_what_was_held_equal_and_what_is_known(kvcalc: Run) -> No
     assert all(text in out for text in ("held equal", "head diversity", "arXiv 2305.13245", "arXiv 2405.04434", "grouped", "H2O"))
 
 
+def test_a_stack_carries_the_notes_of_every_step(kvcalc: Run) -> None:
+    (record,) = kvcalc("compare llama-7b --variants gqa:8/window:4096 --format json").records
+    assert "gqa:8: close to MHA" in record["quality"] and "window:4096: reach grows" in record["quality"]
+    assert record["trades"] == "some of both, exact recall beyond W"
+
+
 def test_every_note_of_quality_names_its_source() -> None:
-    assert set(QUALITY) == {f.partition(":")[0] for f in FORMS} - {"none", "int8 …"}
+    assert set(QUALITY) == {f.partition(":")[0] for f in FORMS} - {"none", "int8 …", "hybrid"}
     assert all("arXiv" in q.note or "DeepSeek" in q.note for q in QUALITY.values())
-    assert quality_of("gqa:8/window:4096/int8") == QUALITY["gqa"]
-    assert quality_of("window:4096/fp8") == QUALITY["window"]
-    assert quality_of("none") is quality_of("int8") is None
+    assert quality_of("gqa:8/window:4096") == {"gqa:8": QUALITY["gqa"], "window:4096": QUALITY["window"]}
+    assert quality_of("none") == {}
 
 
 @pytest.mark.parametrize(("context", "reduction"), [(16_384, 64), (32_768, 128)])
@@ -197,3 +202,45 @@ def test_records_are_ordered_variant_batch_context_and_have_the_keys_of_size_and
     totals = [r for r in kvcalc(f"roofline {common}").records if r["operator"] == "total"]
     for record, size, total_ in zip(found, kvcalc(f"size {common}").records, totals, strict=False):  # of `none`, the first four
         assert record | total_ | size == record
+
+
+def test_the_intensity_of_attention_alone(kvcalc: Run) -> None:
+    """FLOP per byte of cache in bf16: MHA 1, GQA H/G, MQA H, MLA 2·H·(576 + 512)/(576·2)."""
+    line = "compare deepseek-v3 --variants mha,gqa:8,mqa,mla --dtype bf16 --context 32k --format json"
+    found = {r["variant"]: r["attention_intensity"] for r in kvcalc(line).records}
+    assert found == {"mha": 1.0, "gqa:8": 16.0, "mqa": 128.0, "mla": 128 * (576 + 512) / 576}
+
+
+def test_reductions_are_against_the_first_variant_stored_and_read(kvcalc: Run) -> None:
+    """DSA stores 128 more than MLA's 576 elements a token, and reads all index keys but 2,048 latents alone."""
+    line = "compare deepseek-v3 --variants mla,dsa,mha --dtype bf16 --context 128k --format json"
+    mla, dsa, mha = kvcalc(line).records
+    assert {r["reference"] for r in (mla, dsa, mha)} == {"mla"}
+    assert (mla["stored_reduction"], mla["read_reduction"]) == (1.0, 1.0)
+    assert dsa["stored_reduction"] == 576 / (576 + 128)
+    assert dsa["read_reduction"] == 131_072 * 576 / (131_072 * 128 + 2048 * 576)
+    assert round(dsa["read_reduction"], 1) == 4.2
+    assert mha["stored_reduction"] == mha["read_reduction"] == 576 / (2 * 128 * 128)
+
+
+def test_a_variant_keeps_what_it_does_not_name() -> None:
+    """DeepSeek-V3 with MLA is itself, its query factors and biases included; DSA on it adds an indexer alone."""
+    v3, v32 = load_model("deepseek-v3"), load_model("deepseek-v3.2")
+    assert variant(v3, "mla").model.parameters == v3.parameters == 671_026_404_352
+    assert variant(v3, "mla").model.kinds == v3.kinds
+    indexer = 1536 * 64 * 128 + 7168 * 128 + 2 * 128 + 7168 * 64
+    assert variant(v3, "dsa").model.parameters == v3.parameters + 61 * indexer == v32.parameters
+    assert variant(v32, "dsa").model.kinds == v32.kinds
+    assert variant(v32, "mla").model.parameters == v3.parameters
+
+
+def test_a_hybrid_keeps_every_nth_layer_whole() -> None:
+    """32 layers, every fifth full: 6 of them; the other 26 keep 4,096 tokens."""
+    model = variant(load_model("llama-7b"), "hybrid:5/window:4096").model
+    assert [i + 1 for i, kind in enumerate(model.order) if not kind.endswith("_local")] == [5, 10, 15, 20, 25, 30]
+    row = 2 * 32 * 128 * 2
+    assert cache_size(model, 32_768).stored == row * (6 * 32_768 + 26 * 4096)
+    assert model.parameters == load_model("llama-7b").parameters
+    with pytest.raises(UserError, match="hybrid names what its other layers see"):
+        variant(load_model("llama-7b"), "hybrid:5")
+    assert variant(load_model("llama-7b"), "mqa/hybrid:2/evict:64").model.attention == "16× MQA, 16× MQA budget 64"

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from kvcalc.model.spec import Model
     from kvcalc.planning.variants import Variant
 
-DEFAULT = "none,mha,mqa,mla:512+64,dsa:512+64+128@2048"
+DEFAULT = "mha,none,mqa,mla,dsa"
 VARIANTS = (
-    "Attention to swap in: none, mha, mqa, gqa:8, mla:512+64, dsa:512+64+128@2048, window:4096, cla:2, evict:4096; / stacks them."
+    "Attention to swap in, the first being the reference: none, mha, mqa, gqa:8, mla:512+64, dsa:512+64+128@2048, "
+    "window:4096, hybrid:5/window:4096, cla:2, evict:4096; / stacks them."
 )
 
 
@@ -82,17 +83,12 @@ def run(
 def _tables(
     original: "Model", card: "Gpu", chosen: "list[tuple[str, Variant]]", records: list[dict[str, Any]], words: str
 ) -> None:
-    from kvcalc.planning.quality import quality_of
     from kvcalc.report.tables import COMPARE_COLUMNS, QUALITY_COLUMNS, error_bar, show
 
     lines = [
         words + error_bar(records),
-        f"reduction: against the first variant; step: least time on {card.name}; fits: beside the weights alone",
+        f"less: against {records[0]['reference']}; attention FLOP/B: of the cache it reads; step: least time on {card.name}; fits: beside the weights alone",
     ]
     show(records, COMPARE_COLUMNS, title=f"{original.name} on {card.name}, decode", notes=["", *lines, ""])
-    notes = []
-    for name, found in chosen:
-        quality = quality_of(name)
-        about = quality._asdict() if quality else {}
-        notes.append({"variant": name, "held_equal": found.held, **about})
-    show(notes, QUALITY_COLUMNS, title="What was held equal, and what is known of quality")
+    once = {record["variant"]: record for record in records}
+    show(list(once.values()), QUALITY_COLUMNS, title="What was held equal, and what is known of quality")

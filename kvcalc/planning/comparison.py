@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from kvcalc.layers.batch import Batch
+from kvcalc.layers.cost import Role
 from kvcalc.model.size import size_record
 from kvcalc.planning.quality import quality_of
 from kvcalc.planning.variants import Variant
@@ -23,29 +24,46 @@ def compare_records(
 ) -> list[dict[str, Any]]:
     """A record for each variant, batch size and context (fastest): sizes, total of one decode step, sequences that fit.
 
-    weight_bytes: held, as in `size`; the other figures of a step are those of `roofline`'s total. reduction: the first
-    variant's stored bytes over this one's. max_num_seqs: whole sequences of this context, of the replica, beside the weights
-    in the GPUs' memory, with nothing else in it. Raises UserError as `size_record` and `forward` do.
+    The first variant is the `reference`: stored_reduction (also `reduction`) and read_reduction are its bytes over this one's.
+    attention_intensity: FLOPs of attention, its indexer and scans, per byte of cache that they read in a decode step.
+    weight_bytes: held, as in `size`; the other figures of a step are those of `roofline`'s total. max_num_seqs: whole
+    sequences of this context, of the replica, beside the weights in the GPUs' memory, with nothing else in it. Raises
+    UserError as `size_record` and `forward` do.
     """
     found = []
-    bases: dict[tuple[int, int], int] = {}
+    bases: dict[tuple[int, int], dict[str, Any]] = {}
     for name, (model, dtype, held) in chosen:
         precision = deployment.precision
         used = msgspec.structs.replace(precision, kv_cache_dtype=dtype) if dtype else precision
         varied = msgspec.structs.replace(deployment, model=model, precision=used)
         for batch_size, context in product(batches, contexts):
             record = size_record(model, context, batch_size, used, block_size, deployment.parallelism)
-            stored = record["kv_cache_bytes"]
-            base = bases.setdefault((batch_size, context), stored)
+            base = bases.setdefault((batch_size, context), record)
+            placed = varied.placed(Batch.decode(context, batch_size))
             common = {"gpu": deployment.gpu.name, "phase": "decode"}
-            whole = pass_records(varied.placed(Batch.decode(context, batch_size)), common, varied.gpu, varied.calibration)[-1]
+            whole = pass_records(placed, common, varied.gpu, varied.calibration)[-1]
+            reduced = _reduction(base, record, "kv_cache_bytes")
             found.append(
-                {"variant": name, **record, "reduction": base / stored if stored else None}
+                {"variant": name, **record, "reduction": reduced, "reference": chosen[0][0]}
+                | {"stored_reduction": reduced, "read_reduction": _reduction(base, record, "kv_cache_read_bytes")}
+                | {"attention_intensity": _intensity([p.operator for p in placed])}
                 | {k: v for k, v in whole.items() if k != "weight_bytes"}
                 | {"max_num_seqs": _sequences(deployment, record, batch_size), "held_equal": held}
                 | _quality(name)
             )
     return found
+
+
+def _reduction(base: dict[str, Any], record: dict[str, Any], key: str) -> float | None:
+    """The reference's bytes over this variant's; None where it has none."""
+    return base[key] / record[key] if record[key] else None
+
+
+def _intensity(operators: Sequence[Any]) -> float | None:
+    """FLOPs of what reads the cache per byte that it reads; None where nothing is read."""
+    core = [o.total for o in operators if o.role is Role.CORE]
+    read = sum(c.cache_read_bytes for c in core)
+    return sum(c.flops for c in core) / read if read else None
 
 
 def _sequences(deployment: Deployment, record: dict[str, Any], batch_size: int) -> int | None:
@@ -57,7 +75,9 @@ def _sequences(deployment: Deployment, record: dict[str, Any], batch_size: int) 
 
 
 def _quality(name: str) -> dict[str, str | None]:
-    """What is known of a variant's quality, with its source; null for a variant of which nothing is noted here."""
-    known = quality_of(name)
-    heads, note, trades = known or (None, None, None)
-    return {"head_diversity": heads, "quality": note, "trades": trades}
+    """What is known of the quality of each step of a variant, with its source; null where nothing is noted here."""
+    steps = quality_of(name)
+    notes = "; ".join(f"{step}: {known.note}" if len(steps) > 1 else known.note for step, known in steps.items())
+    trades = ", ".join(dict.fromkeys(known.trades for known in steps.values()))
+    heads = next((known.head_diversity for known in steps.values()), None)
+    return {"head_diversity": heads, "quality": notes or None, "trades": trades or None}

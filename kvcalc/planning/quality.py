@@ -36,10 +36,7 @@ QUALITY = {
 }
 
 
-def quality_of(variant: str) -> Quality | None:
-    """The first step of a variant's name that is known; None for others."""
-    for step in variant.split("/"):
-        found = QUALITY.get(step.strip().partition(":")[0])
-        if found:
-            return found
-    return None
+def quality_of(variant: str) -> dict[str, Quality]:
+    """What is known of each step of a variant's name, by step; steps of which nothing is noted are left out."""
+    steps = [step.strip().lower() for step in variant.split("/")]
+    return {step: QUALITY[name] for step in steps if (name := step.partition(":")[0]) in QUALITY}

@@ -6,7 +6,7 @@ layers stay. Steps stack with `/`: `gqa:8/window:4096/int8` is all three at once
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,8 +18,13 @@ from kvcalc.model.spec import Layer, Model
 from kvcalc.storage.dtypes import cache_dtypes, canonical
 from kvcalc.units import parse_tokens
 
-FORMS = ("mha", "mqa", "gqa:8", "mla:512+64", "dsa:512+64+128@2048", "window:4096", "cla:2", "evict:4096", "none", "int8 …")
+FORMS = (
+    "mha", "mqa", "gqa:8", "mla:512+64", "dsa:512+64+128@2048", "window:4096", "hybrid:5/window:4096", "cla:2", "evict:4096",
+    "none", "int8 …",
+)  # fmt: skip
+USUAL_MLA, USUAL_DSA = "512+64", "512+64+128@2048"  # DeepSeek-V2's and V3's latent and RoPE key; V3.2's indexer beside them
 INDEX_HEADS = 64  # DeepSeek-V3.2's indexer
+LOCAL = "_local"  # ends the name of a kind whose tokens a hybrid limits
 
 
 class Variant(NamedTuple):
@@ -42,10 +47,17 @@ def variant(model: Model, text: str) -> Variant:
             held += [also] if also else []
         else:
             raise UserError(f"unknown variant {step!r}", hint=f"Known forms: {', '.join(FORMS)}; stack them with /")
+    if any(kind.endswith(LOCAL) and layer.label == _whole(model, kind) for kind, layer in model.kinds.items()):
+        raise UserError(f"variant {text!r}: a hybrid names what its other layers see", hint="Write hybrid:5/window:4096")
     key, problem = model.problem()
     if problem:
         raise UserError(f"variant {text!r}: {key}: {problem}")
     return Variant(model, dtype, "; ".join(held))
+
+
+def _whole(model: Model, kind: str) -> str:
+    """The label of the layers beside which a hybrid put those of `kind`."""
+    return model.kinds[kind.removesuffix(LOCAL)].label
 
 
 def _mapped(model: Model, change: Callable[[Part], Mixer]) -> Model:
@@ -87,9 +99,11 @@ def _gqa(model: Model, value: str) -> tuple[Model, str]:
 
 
 def _mla(model: Model, value: str) -> tuple[Model, str]:
-    rank, rope = _numbers("mla", value, r"(\d+)\+(\d+)", "mla:512+64 (latent + RoPE key)")
+    rank, rope = _numbers("mla", value or USUAL_MLA, r"(\d+)\+(\d+)", "mla:512+64 (latent + RoPE key)")
 
     def change(part: Part) -> Mixer:
+        if isinstance(part, Latent):
+            return Latent(**_fields(Latent, part) | {"kv_lora_rank": rank, "qk_rope_head_dim": rope})
         heads, key, width = part.as_mha()
         return Latent(num_attention_heads=heads, kv_lora_rank=rank, qk_nope_head_dim=key, qk_rope_head_dim=rope, v_head_dim=width)
 
@@ -98,16 +112,25 @@ def _mla(model: Model, value: str) -> tuple[Model, str]:
 
 def _dsa(model: Model, value: str) -> tuple[Model, str]:
     form = "dsa:512+64+128@2048 (latent + RoPE key + index key @ top-k)"
-    rank, rope, index, top = _numbers("dsa", value, r"(\d+)\+(\d+)\+(\d+)@(\d+k?)", form)
+    rank, rope, index, top = _numbers("dsa", value or USUAL_DSA, r"(\d+)\+(\d+)\+(\d+)@(\d+k?)", form)
+
+    named = {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "index_topk": top, "index_head_dim": index}
 
     def change(part: Part) -> Mixer:
+        if isinstance(part, Sparse):
+            return Sparse(**_fields(Sparse, part) | named)
+        if isinstance(part, Latent):
+            return Sparse(**_fields(Latent, part) | named, index_n_heads=INDEX_HEADS)
         heads, key, width = part.as_mha()
-        return Sparse(
-            num_attention_heads=heads, kv_lora_rank=rank, qk_nope_head_dim=key, qk_rope_head_dim=rope, v_head_dim=width,
-            index_topk=top, index_n_heads=INDEX_HEADS, index_head_dim=index,
-        )  # fmt: skip
+        own = {"num_attention_heads": heads, "qk_nope_head_dim": key, "v_head_dim": width}
+        return Sparse(**own, **named, index_n_heads=INDEX_HEADS)
 
-    return _mapped(model, change), f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2"
+    return _mapped(model, change), f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 where it has none"
+
+
+def _fields(spec: type[Part], part: Part) -> dict[str, Any]:
+    """The fields of `part` that `spec` has too: what a variant of it does not name, it keeps."""
+    return {name: getattr(part, name) for name in spec.__struct_fields__}
 
 
 def _limited(field: str) -> Callable[[Model, str], tuple[Model, str]]:
@@ -122,9 +145,25 @@ def _limited(field: str) -> Callable[[Model, str], tuple[Model, str]]:
             cleared = msgspec.structs.replace(part, sliding_window=None, attention_chunk_size=None, cache_budget=None)
             return msgspec.structs.replace(cleared, **{field: tokens})
 
-        return _mapped(model, change), "KV heads"
+        changed = _mapped(model, change)
+        whole = {kind for kind in model.kinds if kind + LOCAL in model.kinds}  # of a hybrid, what stays as it is
+        kinds = {kind: model.kinds[kind] if kind in whole else layer for kind, layer in changed.kinds.items()}
+        return msgspec.structs.replace(changed, kinds=kinds), "KV heads"
 
     return step
+
+
+def _hybrid(model: Model, value: str) -> tuple[Model, str]:
+    """Every n-th layer that attends stays; the others become kinds of their own, for a window or budget behind the slash."""
+    every = parse_tokens(value, "hybrid's layers")
+    kinds, order, seen = dict(model.kinds), [], 0
+    for kind in model.order:
+        seen += any(p.attends for p in model.kinds[kind].parts)
+        local = any(p.attends for p in model.kinds[kind].parts) and seen % every != 0
+        if local:
+            kinds[kind + LOCAL] = model.kinds[kind]
+        order.append(kind + LOCAL if local else kind)
+    return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)), f"every {every}. layer as it was"
 
 
 def _cla(model: Model, value: str) -> tuple[Model, str]:
@@ -174,5 +213,6 @@ _STEPS: dict[str, Callable[[Model, str], tuple[Model, str]]] = {
     "dsa": _dsa,
     "window": _limited("sliding_window"),
     "evict": _limited("cache_budget"),
+    "hybrid": _hybrid,
     "cla": _cla,
 }
