@@ -16,7 +16,7 @@ ERRORS = [
     ("size ' '", "the model's name is empty"),
     ("size", "Missing argument"),
     ("sise gpt2", "No such command 'sise'"),
-    ("size gpt2 --contxt 4k", "No such option: --contxt (Possible options: --context"),
+    ("size gpt2 --contxt 4k", "--contxt"),
     ("size gpt2 --format xml", "'xml' is not one of 'table', 'json', 'csv', 'markdown'"),
     ("gpus h10", "unknown gpu 'h10'. Did you mean h100"),
     ("gpus h100x", "Did you mean h100"),

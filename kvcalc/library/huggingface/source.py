@@ -38,6 +38,7 @@ def facts() -> dict[str, dict[str, Any]]:
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file, NaN and Infinity allowed as transformers writes them. Raises UserError naming the file."""
     where = str(path)
+    deep = UserError(f"nests deeper than {MOST_DEPTH} levels", where)
 
     def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -49,15 +50,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
     try:
         data = json.loads(read_text(path, MOST_JSON), object_pairs_hook=mapping)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:  # how deep the parser goes depends on Python's version
+        raise deep from None
+    except ValueError as error:
         raise UserError(f"is not JSON: {error}", where) from None
-    if not isinstance(data, dict):
-        raise UserError("holds no mapping of keys to values", where)
-    level: list[Any] = [data]
+    level: list[Any] = [data] if isinstance(data, dict | list) else []
     for _ in range(MOST_DEPTH):
         level = [v for x in level for v in (x.values() if isinstance(x, dict) else x) if isinstance(v, dict | list)]
     if level:
-        raise UserError(f"nests deeper than {MOST_DEPTH} levels", where)
+        raise deep
+    if not isinstance(data, dict):
+        raise UserError("holds no mapping of keys to values", where)
     return data
 
 
