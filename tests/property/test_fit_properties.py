@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specs import of_kinds
 
-from kvcalc import Layer, Model, cache_size, load_gpu
+from kvcalc import Deployment, Layer, Model, cache_size, load_gpu
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines import Term
-from kvcalc.capacity.engines.plan import segments
+from kvcalc.capacity.engines.layout import segments
 from kvcalc.capacity.fragmentation import contiguous, external, paged
 from kvcalc.layers.attention import Grouped
 
@@ -56,7 +56,7 @@ def blocks(model: Model, length: int, in_flight: int) -> tuple[int, int]:
 
 def answer(model: Model, engine: str, budget: int, length: int, count: int, **more: Any) -> Fit:
     given_ = {"max_model_len": length, "max_num_seqs": count, "kv_cache_memory_bytes": budget, "activation_bytes": 0}
-    return fit(model, H100, options=FitOptions(engine=engine, **given_, **more))
+    return fit(Deployment(model, H100), FitOptions(engine=engine, **given_, **more))
 
 
 @given(models, budgets, lengths, counts, st.sampled_from([2048, 8192]), st.integers(1, 3))
