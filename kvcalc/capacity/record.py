@@ -75,8 +75,7 @@ def _moved(found: Fit) -> dict[str, Any]:
     }
     host = found.options.kv_offloading_bytes
     if host:
-        each = found.plan.needed(2, length) - found.plan.needed(1, length)
-        held = host // each if each else 0
+        held = found.plan.most_beside(host, length)
         read = held * found.content.step_read(length)
         link = gpu.host_link_bytes_per_s
         keys |= {

@@ -83,6 +83,11 @@ class Plan:
         pool = self.pool(budget)
         return largest(lambda n: self.needed(n, length, shared) <= pool) or 0
 
+    def most_beside(self, memory: int, length: int) -> int:
+        """Sequences of `length` tokens that `memory` bytes hold beside a pool that stands; 0 where they need none."""
+        empty = self.needed(0, length)
+        return largest(lambda n: self.needed(n, length) - empty <= memory) if self.needed(1, length) > empty else 0
+
     def longest(self, budget: int, sequences: int, shared: int = 0) -> int | None:
         """The longest context of `sequences` sequences at once within the pool; None where no length is too long."""
         pool = self.pool(budget)
