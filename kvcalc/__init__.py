@@ -21,6 +21,7 @@ from kvcalc.model.spec import Layer, Model
 
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions, fit
+    from kvcalc.timing.deployment import Deployment
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,7 @@ __all__ = [
     "Batch",
     "CacheSize",
     "Cost",
+    "Deployment",
     "Fit",
     "FitOptions",
     "Gpu",
@@ -52,6 +54,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """`fit` and what it takes and gives, loaded when first asked for."""
+    if name == "Deployment":
+        from kvcalc.timing.deployment import Deployment
+
+        return Deployment
     if name in ("Fit", "FitOptions", "fit"):
         from kvcalc import capacity
 

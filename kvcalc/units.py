@@ -46,7 +46,7 @@ def parse_bytes(text: str, what: str = "size") -> int:
         raise UserError(f"{what} {text!r} is not a number of bytes", hint="Write 42949672960, 40GiB or 40GB")
     base = 1024 if match[3] else 1000
     value = float(match[1]) * base ** " kmgt".index(match[2].lower() or " ")
-    if not 0 < value < 2**60:
+    if not 1 <= value < 2**60:
         raise UserError(f"{what} {text!r} is outside 1 to 2^60 bytes")
     return int(match[1]) if match[1].isdigit() and not match[2] else int(value)
 

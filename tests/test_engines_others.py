@@ -7,12 +7,12 @@ import pytest
 from conftest import Run
 from specs import of_kinds, v4_flash
 
-from kvcalc import Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
+from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.engines.layout import Term, largest, segments
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
-from kvcalc.capacity.engines.plan import Term, largest, segments
 from kvcalc.capacity.engines.sglang import SGLang, chunk_tokens, static_fraction
-from kvcalc.capacity.record import content, fit_record
+from kvcalc.capacity.record import fit_record
 from kvcalc.layers.attention import GatedDeltaNet, Grouped, Mamba2
 
 MIB, GIB = 2**20, 2**30
@@ -29,7 +29,7 @@ def hybrid(heads: int, groups: int, width: int, window: int, local: int, full: i
 
 
 def asked(model: Model, engine: str, precision: Precision | None = None, **options: Any) -> Fit:
-    return fit(model, H100, precision or Precision(), options=FitOptions(engine=engine, **options))
+    return fit(Deployment(model, H100, precision or Precision()), FitOptions(engine=engine, **options))
 
 
 # What llama.cpp logs: (model, context, sequences, micro-batch, cells, window cells, MiB without window, MiB with one).
@@ -98,7 +98,8 @@ def test_sglang_slots_of_sparse_latents() -> None:
     """DeepSeek-V3.2: 656 bytes a token and layer, 788 with the indexer; pages of 64."""
     model = load_model("deepseek-v3.2")
     ranks = Parallelism(dp=8, ep=8)
-    found = fit(model, load_gpu("h200"), Precision(kv_cache_dtype="fp8"), ranks, FitOptions(engine="sglang"))
+    run = Deployment(model, load_gpu("h200"), Precision(kv_cache_dtype="fp8"), ranks)
+    found = fit(run, FitOptions(engine="sglang"))
     assert isinstance(found.plan, SGLang)
     assert (found.plan.full, found.plan.block_size) == (61 * 788, 64)
     assert found.budget.cache == found.budget.share - found.budget.weights  # activations lie outside its share
@@ -133,7 +134,7 @@ def test_sglang_static_fraction() -> None:
 
 @pytest.mark.parametrize("engine", ["sglang", "llama.cpp"])
 def test_engines_without_rules_for_compressed_blocks(engine: str) -> None:
-    with pytest.raises(UserError, match="--engine none"):
+    with pytest.raises(UserError, match="Engine none counts"):
         asked(v4_flash(), engine)
 
 
@@ -143,7 +144,7 @@ def test_content_is_what_size_counts() -> None:
     stored = cache_size(model, 5000).stored
     assert found.plan.needed(1, 5000) == stored
     assert found.plan.needed(7, 5000) == 7 * stored
-    assert content(asked(model, "vllm")).needed(1, 5000) == stored
+    assert asked(model, "vllm").content.needed(1, 5000) == stored
 
 
 def test_content_that_shrinks_counts_its_peak() -> None:

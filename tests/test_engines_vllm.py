@@ -8,7 +8,7 @@ import pytest
 from conftest import Run
 from specs import of_kinds, stack
 
-from kvcalc import Layer, Model, Parallelism, Precision, UserError, load_gpu
+from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines.vllm import Vllm, block_size
 from kvcalc.capacity.engines.vllm_groups import Spec, SpecKind, group_size, groups_of
@@ -56,7 +56,8 @@ def test_starcoder2_with_one_batch_in_flight(kvcalc: Run) -> None:
 
 def planned(model: Model, precision: Precision | None = None, ranks: Parallelism | None = None, **options: Any) -> Fit:
     asked = {"engine": "vllm", "kv_cache_memory_bytes": GIB40, "max_num_batched_tokens": 8192, "max_model_len": 131072}
-    return fit(model, H100, precision or Precision(), ranks or Parallelism(), FitOptions(**(asked | options)))
+    run = Deployment(model, H100, precision or Precision(), ranks or Parallelism())
+    return fit(run, FitOptions(**(asked | options)))
 
 
 def pool(found: Fit) -> tuple[int, int, int]:
@@ -147,8 +148,7 @@ def test_state_dtypes() -> None:
     """fp32 states double the recurrent part: 61,440 + 4,194,304 = 4,255,744 B, blocks of 65 · 16 = 1040 tokens."""
     model = alternating((24, STATE), (4, FULL))
     assert planned(model, mamba_ssm_cache_dtype="float32").plan.block_size == 1040
-    nemotron = alternating((24, STATE), (4, FULL), family="nemotron_h")
-    assert planned(nemotron).plan.block_size == 1040  # Nemotron-H's own default
+    assert load_model("nemotron-h-8b").kinds["mamba2"].entries[-1].dtype == "fp32"  # Nemotron-H's own default
     said = Mamba2(num_heads=128, head_dim=64, state_size=128, n_groups=8, state_dtype="fp32")
     assert planned(alternating((24, said), (4, FULL))).plan.block_size == 1040
     with pytest.raises(UserError, match="state dtype 'int3'"):
@@ -265,7 +265,7 @@ def test_what_the_planner_has_no_pages_for() -> None:
 def test_float32_checkpoints_are_cast() -> None:
     found = planned(stack(FULL, dtype="fp32"))
     assert (found.formats.dtype, found.plan.page_bytes) == ("bf16", 65_536)
-    assert found.notes == ("vLLM loads a float32 checkpoint as bf16 unless --dtype says otherwise",)
+    assert found.notes == ("vLLM loads a float32 checkpoint as bf16 unless another dtype is asked for",)
     assert planned(stack(FULL, dtype="fp32"), Precision("fp32")).plan.page_bytes == 131_072
 
 

@@ -8,15 +8,15 @@ import pytest
 from conftest import Run
 from specs import of_kinds
 
-from kvcalc import Layer, Parallelism, Precision, UserError, load_gpu, load_model, weight_bytes
+from kvcalc import Deployment, Layer, Parallelism, Precision, UserError, load_gpu, load_model, weight_bytes
 from kvcalc.capacity import FitOptions, budget, fit
-from kvcalc.capacity.budget import (
+from kvcalc.capacity.engines import ENGINES
+from kvcalc.capacity.memory_terms import (
     COLLECTIVE_BYTES,
     CONTEXT_BYTES,
     GRAPH_BYTES,
     LIBRARY_BYTES,
     activation_peak,
-    default_batched_tokens,
     overhead_bytes,
 )  # fmt: skip
 from kvcalc.capacity.record import fit_record
@@ -64,15 +64,15 @@ def test_budget_of_free_memory() -> None:
 
 def test_overheads_are_stated() -> None:
     one, two = Parallelism(), Parallelism(tp=2)
-    assert overhead_bytes("vllm", one, "total") == (LIBRARY_BYTES + GRAPH_BYTES, 0)
-    assert overhead_bytes("vllm", two, "total") == (LIBRARY_BYTES + GRAPH_BYTES + COLLECTIVE_BYTES, 0)
-    assert overhead_bytes("llama.cpp", one, "free") == (LIBRARY_BYTES, CONTEXT_BYTES)
-    assert overhead_bytes("sglang", two, "free") == (LIBRARY_BYTES + GRAPH_BYTES, CONTEXT_BYTES + COLLECTIVE_BYTES)
+    assert overhead_bytes(True, one, "total") == (LIBRARY_BYTES + GRAPH_BYTES, 0)
+    assert overhead_bytes(True, two, "total") == (LIBRARY_BYTES + GRAPH_BYTES + COLLECTIVE_BYTES, 0)
+    assert overhead_bytes(False, one, "free") == (LIBRARY_BYTES, CONTEXT_BYTES)
+    assert overhead_bytes(True, two, "free") == (LIBRARY_BYTES + GRAPH_BYTES, CONTEXT_BYTES + COLLECTIVE_BYTES)
 
 
 def test_the_whole_budget_of_one_gpu() -> None:
     model, gpu = load_model("llama-3.1-8b"), load_gpu("h100")
-    record = fit_record(fit(model, gpu, options=FitOptions(engine="vllm")))
+    record = fit_record(fit(Deployment(model, gpu), FitOptions(engine="vllm")))
     share = ceil(gpu.memory_bytes * 0.92)
     assert record["weight_bytes"] == weight_bytes(model) == 16_060_522_496
     taken = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
@@ -94,8 +94,8 @@ def test_activation_peak() -> None:
 
 def test_default_tokens_of_a_pass() -> None:
     expected = {"a100-80gb": 2048, "l40s": 2048, "h100": 8192, "h200": 8192, "b200": 16384}
-    assert {name: default_batched_tokens("vllm", load_gpu(name)) for name in expected} == expected
-    assert default_batched_tokens("llama.cpp", load_gpu("h100")) == 512
+    assert {name: ENGINES["vllm"].batched_tokens(load_gpu(name)) for name in expected} == expected
+    assert ENGINES["llama.cpp"].batched_tokens(load_gpu("h100")) == 512
 
 
 def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
@@ -156,32 +156,32 @@ def test_data_parallel_replicas_share_the_sequences() -> None:
     """dp 4: each rank holds a quarter of the sequences asked for, and four times as many fit in all."""
     model, gpu = small(), load_gpu("h100")
     given = {"engine": "vllm", "kv_cache_memory_bytes": GIB, "max_model_len": 4096}
-    one = fit(model, gpu, options=FitOptions(**given))
-    four = fit(model, gpu, parallelism=Parallelism(dp=4), options=FitOptions(**given, max_num_seqs=8))
+    one = fit(Deployment(model, gpu), FitOptions(**given))
+    four = fit(Deployment(model, gpu, parallelism=Parallelism(dp=4)), FitOptions(**given, max_num_seqs=8))
     assert four.sequences == 4 * one.sequences
-    assert four.longest == fit(model, gpu, options=FitOptions(**given, max_num_seqs=2)).longest
+    assert four.longest == fit(Deployment(model, gpu), FitOptions(**given, max_num_seqs=2)).longest
 
 
 def test_pipeline_stages_are_each_asked() -> None:
     """5 layers on 2 stages, 3 and 2 (the remainder before the last): the first decides, with 3 layers' pages."""
-    found = fit(small(5), load_gpu("h100"), parallelism=Parallelism(pp=2), options=FitOptions(engine="vllm"))
+    found = fit(Deployment(small(5), load_gpu("h100"), parallelism=Parallelism(pp=2)), FitOptions(engine="vllm"))
     assert (found.stage, found.plan.bytes_per_block) == (0, 3 * 16 * 2 * 32 * 2)
 
 
 def test_prediction_layers_and_drafts() -> None:
     """One more layer, its projection of 2 · 64 by 64 and three norms; or another model's weights and pages beside."""
     model, gpu = small(mtp=Mtp(kind="k")), load_gpu("h100")
-    plain = fit(model, gpu, options=FitOptions(engine="vllm"))
-    mtp = fit(model, gpu, options=FitOptions(engine="vllm", mtp=True))
+    plain = fit(Deployment(model, gpu), FitOptions(engine="vllm"))
+    mtp = fit(Deployment(model, gpu), FitOptions(engine="vllm", mtp=True))
     layer = sum(w.elements for w in model.layer_weights("k"))
     assert mtp.budget.weights - plain.budget.weights == 2 * (layer + 2 * 64 * 64 + 3 * 64) == 2 * model.mtp_parameters
     assert mtp.plan.bytes_per_block == 5 * 16 * 2 * 32 * 2
     draft = small(1)
-    beside = fit(model, gpu, options=FitOptions(engine="vllm", draft=draft))
+    beside = fit(Deployment(model, gpu), FitOptions(engine="vllm", draft=draft))
     assert beside.budget.weights - plain.budget.weights == weight_bytes(draft)
     assert beside.plan.bytes_per_block == 5 * 16 * 2 * 32 * 2
     with pytest.raises(UserError, match="no multi-token-prediction"):
-        fit(small(), gpu, options=FitOptions(mtp=True))
+        fit(Deployment(small(), gpu), FitOptions(mtp=True))
 
 
 def test_links(kvcalc: Run) -> None:
@@ -243,7 +243,7 @@ BAD = [
     ("--max-model-len many", "max-model-len"), ("--require -1", "--require -1"), ("--engine tgi", "unknown engine 'tgi'"),
     ("--gpu h1000", "unknown gpu"), ("--gpu ''", "empty"), ("--tp 0", "tensor-parallel"), ("--tp a", "tensor-parallel"),
     ("--kv-cache-memory-bytes 0", "kv-cache-memory-bytes"), ("--kv-cache-memory-bytes 4XB", "kv-cache-memory-bytes"),
-    ("--weight-bytes nan", "weight-bytes"), ("--num-gpu-blocks-override 5", "is vLLM's"),
+    ("--weight-bytes nan", "weight-bytes"), ("--num-gpu-blocks-override 5", "takes no num-gpu-blocks-override"),
     ("--engine vllm --num-gpu-blocks-override -5", "num-gpu-blocks-override"), ("--block-size -1", "block-size"),
     ("--max-num-batched-tokens 0", "max-num-batched-tokens"), ("--max-in-flight-batches -1", "max-in-flight-batches"),
     ("--mamba-cache-mode all", "mamba-cache-mode"), ("--utilization-of some", "utilization-of"),
@@ -266,9 +266,9 @@ def test_bad_requests_say_so_in_one_line(kvcalc: Run, options: str, said: str) -
 def test_python_api() -> None:
     import kvcalc as package
 
-    found = package.fit(load_model("llama-3.1-8b"), load_gpu("h100"), options=package.FitOptions(engine="vllm"))
+    found = package.fit(package.Deployment(load_model("llama-3.1-8b"), load_gpu("h100")), package.FitOptions(engine="vllm"))
     assert isinstance(found, package.Fit)
-    assert {"fit", "Fit", "FitOptions"} <= set(package.__all__)
+    assert {"Deployment", "fit", "Fit", "FitOptions"} <= set(package.__all__)
     with pytest.raises(AttributeError):
         _ = package.fits
 
@@ -276,4 +276,4 @@ def test_python_api() -> None:
 def test_models_without_a_cache_are_refused(kvcalc: Run) -> None:
     part = Grouped(num_attention_heads=4, num_key_value_heads=4, head_dim=16, cached=False)
     with pytest.raises(UserError, match="keeps no cache"):
-        fit(of_kinds({"k": Layer(parts=(part,))}, layers=2), load_gpu("h100"))
+        fit(Deployment(of_kinds({"k": Layer(parts=(part,))}, layers=2), load_gpu("h100")))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kvcalc.capacity.lognormal import lognormal
+from kvcalc.capacity.distribution import lognormal
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 from kvcalc.units import parse_tokens

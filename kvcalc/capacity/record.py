@@ -6,12 +6,10 @@ from typing import Any
 import msgspec
 
 from kvcalc.capacity import Fit
-from kvcalc.capacity.budget import stage_weights
-from kvcalc.capacity.engines import PLANNERS, Plan
 from kvcalc.capacity.fragmentation import contiguous, external, paged
+from kvcalc.capacity.memory_terms import stage_weights
 from kvcalc.errors import UserError
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.model.memory import cache_rows, size_of
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.model.stages import check
 from kvcalc.units import format_bytes
@@ -67,24 +65,18 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[s
     }
 
 
-def content(found: Fit) -> Plan:
-    """What the deciding stage's cache holds, by engine `none`'s rules."""
-    return PLANNERS["none"](found.held, found.ranks, found.settings, found.stage)
-
-
 def _moved(found: Fit) -> dict[str, Any]:
     """What crosses links: one sequence to a decoding GPU, and a step over sequences whose cache lies in host memory."""
     gpu, length = found.gpu, found.length
-    sent = content(found).needed(1, length)
+    sent = found.content.needed(1, length)
     keys: dict[str, Any] = {
         "transfer_bytes": sent,
         "transfer_s": sent / gpu.link_bytes_per_s if gpu.link_bytes_per_s else None,
     }
     host = found.options.kv_offloading_bytes
     if host:
-        each = found.plan.needed(2, length) - found.plan.needed(1, length)
-        held = host // each if each else 0
-        read = held * step_read(found)
+        held = found.plan.most_beside(host, length)
+        read = held * found.content.step_read(length)
         link = gpu.host_link_bytes_per_s
         keys |= {
             "offload_num_seqs": held * found.ranks.dp,
@@ -92,18 +84,6 @@ def _moved(found: Fit) -> dict[str, Any]:
             "offload_step_s": read / link if link else None,
         }
     return keys
-
-
-def step_read(found: Fit) -> int:
-    """Bytes that one decode step reads of one sequence's cache of the asked length, on the deciding stage."""
-    total = 0
-    for key in dict.fromkeys(id(h.model) for h in found.held):
-        here = [h for h in found.held if id(h.model) == key and h.stage == found.stage]
-        if here:
-            kinds = [h.kind for h in here]
-            counts = {kind: kinds.count(kind) for kind in here[0].model.kinds}
-            total += size_of(cache_rows(here[0].model, counts, here[0].formats, found.ranks), found.length, 1, 1).read
-    return total
 
 
 def _fragmentation(found: Fit, lengths: Sequence[int], seed: int) -> dict[str, Any]:
@@ -143,11 +123,11 @@ def remedies(found: Fit) -> str:
     lines = []
     what = "weights alone" if not found.budget.weights_fit else "weights, activations and overhead"
     missing = found.budget.weights - found.budget.share if not found.budget.weights_fit else found.shortage
-    tp = next((n for n in _doubled(found.ranks.tp) if _starts(found, found.precision, n)), 0)
+    tp = next((n for n in _doubled(found.ranks.tp) if _starts(found, found.deployment.precision, n)), 0)
     if tp:
         lines.append(f"--tp {tp}")
     for name in ("fp8", "int4"):
-        if _starts(found, msgspec.structs.replace(found.precision, dtype="auto", quantization=name), found.ranks.tp):
+        if _starts(found, msgspec.structs.replace(found.deployment.precision, dtype="auto", quantization=name), found.ranks.tp):
             lines.append(f"--quantization {name}")
             break
     help_ = f"; would fit with {' or '.join(lines)}" if lines else "; a larger GPU or more of them would help"

@@ -128,7 +128,7 @@ def run(
         utilization_of=utilization_of,
         max_num_batched_tokens=tokens(max_num_batched_tokens, "max-num-batched-tokens"),
         max_in_flight_batches=max_in_flight_batches,
-        kv_cache_memory_bytes=parse_bytes(kv_cache_memory_bytes, "kv-cache-memory-bytes") if kv_cache_memory_bytes else 0,
+        kv_cache_memory_bytes=parse_bytes(kv_cache_memory_bytes, "kv-cache-memory-bytes") if kv_cache_memory_bytes else None,
         num_gpu_blocks_override=num_gpu_blocks_override,
         block_size=block_size,
         mamba_cache_mode=mamba_cache_mode,
@@ -187,11 +187,12 @@ def _answers(model: "Model", points: "list[tuple[Gpu, Any, Precision]]", options
     """One answer a configuration; of several, those that the model cannot be cut into are left out with a note."""
     from kvcalc.capacity import fit
     from kvcalc.errors import UserError
+    from kvcalc.timing.deployment import Deployment
 
     found, refused = [], []
     for gpu, ranks, precision in points:
         try:
-            found.append(fit(model, gpu, precision, ranks, options))
+            found.append(fit(Deployment(model, gpu, precision, ranks), options))
         except UserError as error:
             refused.append(error)
     if not found:
@@ -213,10 +214,10 @@ def _remarks(model: "Model", answers: "list[Fit]", drawn: list[int]) -> None:
     if drawn and max(drawn) > length:
         note(f"lengths above --max-model-len are cut to {length:,} tokens")
     for f in answers:
-        if f.options.engine == "vllm" and not f.shortage and not f.sequences:
+        if not f.shortage and not f.starts:
             need = format_bytes(f.plan.needed(1, f.length))
             helps = f"; it would with --max-model-len {f.longest}" if f.longest and f.options.max_num_seqs == 1 else ""
-            note(f"{f.gpu.name}: vLLM does not start: one sequence of {f.length:,} tokens needs {need}{helps}")
+            note(f"{f.gpu.name}: {f.engine.title} does not start: one sequence of {f.length:,} tokens needs {need}{helps}")
         if f.over:
             note(f"{f.gpu.name}: a cache of that size is {format_bytes(f.over)} more than the rest leaves")
     if not any(f.given or f.shortage == 0 for f in answers):

@@ -18,14 +18,24 @@ class Span(StrEnum):
     OVERLAP = "overlap"  # the last finished block of `ratio`, once there is one
 
 
+class Keeps(StrEnum):
+    """Which rows a limit leaves."""
+
+    LAST = "last"
+    SINKS = "sinks"  # the first few tokens, and the last
+    CHOSEN = "chosen"  # those that eviction scores highest
+
+
 class CacheEntry(msgspec.Struct, frozen=True):
     """Rows of one role that a layer caches for a sequence; a row has `heads` units of `width` elements.
 
     role: k, v, latent, rope_key, index_key, conv_state, recurrent_state, hidden or compressor.
     heads: units that tensor parallelism divides; fewer heads than ranks are replicated.
     limit: rows at most (window, budget), the chunk, or the rows of a state; 0 means no limit.
+    keeps: the rows that a limit leaves.
     top: rows that one query reads at most (top-k); 0 means all that it may see.
-    dtype: the format that the model fixes for this state; '' follows the cache's dtype.
+    dtype: the format that the model fixes for this state; '' follows the cache's dtype. assumed: the model fixes none, and
+    another program may choose another.
     """
 
     role: str
@@ -36,6 +46,8 @@ class CacheEntry(msgspec.Struct, frozen=True):
     top: int = 0
     span: Span = Span.TOKENS
     dtype: str = ""
+    keeps: Keeps = Keeps.LAST
+    assumed: bool = False
 
     @property
     def grows(self) -> bool:

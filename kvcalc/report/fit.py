@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.capacity import Fit
-from kvcalc.capacity.record import content, step_read
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
 from kvcalc.report.tables import Column, integer, seconds
 from kvcalc.units import format_bytes
@@ -140,9 +139,9 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
     lines.append(f"   max_concurrency = {record['max_concurrency']:.4f}; kv_tokens = {record['kv_tokens']:,}")
     lines += ["", "5. One sequence"]
     lines += [f"   {line}" for line in _cost(record)]
-    stored, sequences = content(found).needed(1, length), found.sequences // found.ranks.dp
+    stored, sequences = found.content.needed(1, length), found.sequences // found.ranks.dp
     lines.append(f"   content at {length:,} tokens: {_b(stored)}; the engine holds {_b(plan.needed(1, length))} for it")
-    lines.append(f"   a decode step reads {_b(step_read(found))} of it")
+    lines.append(f"   a decode step reads {_b(found.content.step_read(length))} of it")
     lines += ["", "6. What fits"]
     ends = ((sequences, "within"), (sequences + 1, "over"))
     for count, word in ends:

@@ -3,7 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from kvcalc.capacity.lognormal import lognormal
+from kvcalc.capacity.distribution import lognormal
 from kvcalc.errors import UserError
 from kvcalc.serving.requests import MOST_LEN, MOST_REQUESTS, Requests
 from kvcalc.units import parse_tokens

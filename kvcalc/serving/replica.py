@@ -28,18 +28,12 @@ class MemoryOptions(msgspec.Struct, frozen=True):
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     gpu_memory_utilization: float = 0.0
-    kv_cache_memory_bytes: int = 0
+    kv_cache_memory_bytes: int | None = None
 
 
 def memory(deployment: Deployment, asked: MemoryOptions) -> Memory:
     """What `fit` leaves for the cache: share − weights − activation peak − overhead. Raises UserError where that is nothing."""
-    found = fit(
-        deployment.model,
-        deployment.gpu,
-        deployment.precision,
-        deployment.parallelism,
-        FitOptions(**msgspec.structs.asdict(asked)),
-    )
+    found = fit(deployment, FitOptions(**msgspec.structs.asdict(asked)))
     if not found.kv_budget:
         terms = f"{format_bytes(found.budget.share - found.budget.cache)} of {format_bytes(found.budget.share)}"
         names = f"{deployment.model.name} leaves no memory for a cache on {deployment.gpu.name}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.budget import default_batched_tokens
+from kvcalc.capacity.engines import ENGINES
 from kvcalc.errors import UserError, nearest
 from kvcalc.serving.continuous import Limits
 from kvcalc.serving.draw import draw, parse_lengths
@@ -109,9 +109,8 @@ def serve(
 ) -> Run:
     """Simulate `requests` on one replica. Raises UserError where the model does not fit, or an option cannot be met."""
     limits = _limits(deployment, settings)
-    asked = MemoryOptions(
-        settings.max_num_seqs, limits.max_num_batched_tokens, settings.gpu_memory_utilization, settings.kv_cache_memory_bytes
-    )
+    share, given = settings.gpu_memory_utilization, settings.kv_cache_memory_bytes or None
+    asked = MemoryOptions(settings.max_num_seqs, limits.max_num_batched_tokens, share, given)
     room, steps = memory(deployment, asked), Steps(deployment)
     most = int(requests.input_len.max() + requests.output_len.max())
     longest = settings.max_model_len or (most if cache == "paged" else deployment.model.max_context or most)
@@ -149,7 +148,7 @@ def _limits(deployment: Deployment, settings: ServerSettings) -> Limits:
         rate = deployment.gpu.host_link_bytes_per_s
     return Limits(
         max_num_seqs=deployment.parallelism.sequences(settings.max_num_seqs),
-        max_num_batched_tokens=settings.max_num_batched_tokens or default_batched_tokens("none", deployment.gpu),
+        max_num_batched_tokens=settings.max_num_batched_tokens or ENGINES["none"].batched_tokens(deployment.gpu),
         host_bytes_per_s=rate,
         batch_timeout=settings.batch_timeout,
     )

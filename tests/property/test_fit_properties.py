@@ -2,16 +2,19 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from specs import of_kinds
 
-from kvcalc import Layer, Model, cache_size, load_gpu
+from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.engines import Term
-from kvcalc.capacity.engines.plan import segments
+from kvcalc.capacity.engines import ENGINES, Term
+from kvcalc.capacity.engines.layout import segments
 from kvcalc.capacity.fragmentation import contiguous, external, paged
+from kvcalc.capacity.record import fit_record
 from kvcalc.layers.attention import Grouped
+from kvcalc.library.catalog import shipped_folder
 
 H100 = load_gpu("h100")
 budgets = st.integers(2**20, 2**38)
@@ -56,7 +59,7 @@ def blocks(model: Model, length: int, in_flight: int) -> tuple[int, int]:
 
 def answer(model: Model, engine: str, budget: int, length: int, count: int, **more: Any) -> Fit:
     given_ = {"max_model_len": length, "max_num_seqs": count, "kv_cache_memory_bytes": budget, "activation_bytes": 0}
-    return fit(model, H100, options=FitOptions(engine=engine, **given_, **more))
+    return fit(Deployment(model, H100), FitOptions(engine=engine, **given_, **more))
 
 
 @given(models, budgets, lengths, counts, st.sampled_from([2048, 8192]), st.integers(1, 3))
@@ -112,6 +115,63 @@ def test_a_common_prefix_never_costs(model: Model, budget: int, length: int, cou
         plain = answer(model, engine, budget, length, count)
         common = answer(model, engine, budget, length, count, shared_prefix=shared)
         assert common.sequences >= plain.sequences
+
+
+PRESETS = sorted(path.stem for path in (shipped_folder() / "models").glob("*.yaml"))
+
+
+def holds_its_content(name: str, engine: str, cache_dtype: str, ranks: Parallelism, lengths: list[int], **more: Any) -> bool:
+    """Whether an engine answers for a preset; if so it holds what it says that crosses links, at each length."""
+    run = Deployment(load_model(name), H100, Precision(kv_cache_dtype=cache_dtype), ranks)
+    given_ = {"kv_cache_memory_bytes": 2**45, "kv_offloading_bytes": 2**45, "weight_bytes": 0, "activation_bytes": 0}
+    try:
+        found = fit(run, FitOptions(engine=engine, **(given_ | more)))
+    except UserError:
+        return False
+    for length in lengths:
+        content, held = found.content.needed(1, length), found.plan.needed(1, length)
+        assert found.content.step_read(length) <= content <= held, (name, engine, cache_dtype, ranks, length)
+    record = fit_record(found)
+    assert record["transfer_bytes"] <= found.plan.needed(1, found.length)
+    assert record["offload_step_bytes"] <= 2**45
+    return True
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_holds_the_content_of_every_preset(engine: str) -> None:
+    """What --explain, transfer_bytes and offload_step_bytes state is never more than the engine holds, and most have rules."""
+    answered = [
+        holds_its_content(name, engine, cache_dtype, Parallelism(), [1, 100, 5000, 163_840])
+        for name in PRESETS
+        for cache_dtype in ("auto", "fp16")
+    ]
+    assert sum(answered) > 0.97 * len(answered)
+
+
+@given(
+    st.sampled_from(PRESETS),
+    st.sampled_from([*ENGINES]),
+    st.sampled_from(["auto", "bf16", "fp8", "fp8_ds_mla", "nvfp4", "q8_0", "fp32"]),
+    st.sampled_from([Parallelism(*ranks) for ranks in ((1,), (2,), (8,), (1, 2), (2, 1, 1, 1, 2), (8, 2, 2, 1, 4))]),
+    st.lists(st.integers(1, 300_000), min_size=1, max_size=3),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "mamba_ssm_cache_dtype": st.sampled_from(["auto", "bf16", "float32"]),
+            "mamba_cache_mode": st.just("align"),
+            "hybrid": st.just(False),
+            "mtp": st.just(True),
+            "block_size": st.sampled_from([1, 16, 100]),
+            "max_num_batched_tokens": st.integers(1, 20_000),
+            "max_model_len": st.integers(1, 10**6),
+        },
+    ),
+)
+@settings(max_examples=150)
+def test_content_is_held_under_any_settings(
+    name: str, engine: str, cache_dtype: str, ranks: Parallelism, sizes: list[int], more: dict[str, Any]
+) -> None:
+    holds_its_content(name, engine, cache_dtype, ranks, sizes, **more)
 
 
 terms = st.lists(

@@ -1,13 +1,15 @@
-"""What engines allocate for the cache, one file an engine. See docs/engines.md for the rules and their sources."""
+"""What engines allocate for the cache, one file an engine. See docs/engines.md for the rules and their sources.
 
-from kvcalc.capacity.engines import content, llama_cpp, sglang, vllm
-from kvcalc.capacity.engines.plan import EngineSettings, Held, Plan, Planner, Term
+A new engine is a file that ends in its `Engine`, and one line here.
+"""
 
-PLANNERS: dict[str, Planner] = {
-    "none": content.plan,
-    "vllm": vllm.plan,
-    "sglang": sglang.plan,
-    "llama.cpp": llama_cpp.plan,
-}
+from kvcalc.capacity.engines.content import NONE as NONE
+from kvcalc.capacity.engines.engine import Engine as Engine
+from kvcalc.capacity.engines.engine import EngineSettings as EngineSettings
+from kvcalc.capacity.engines.layout import Plan as Plan
+from kvcalc.capacity.engines.layout import Term as Term
+from kvcalc.capacity.engines.llama_cpp import LLAMA_CPP as LLAMA_CPP
+from kvcalc.capacity.engines.sglang import SGLANG as SGLANG
+from kvcalc.capacity.engines.vllm import VLLM as VLLM
 
-__all__ = ["PLANNERS", "EngineSettings", "Held", "Plan", "Planner", "Term"]
+ENGINES: dict[str, Engine] = {e.name: e for e in list(vars().values()) if isinstance(e, Engine)}

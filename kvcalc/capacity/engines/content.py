@@ -1,21 +1,24 @@
 """Engine `none`: the bytes of the content, nothing else. What any engine has to hold at least."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvcalc.capacity.engines.plan import EngineSettings, Held, Plan
+from kvcalc.capacity.engines.engine import Engine, EngineSettings
+from kvcalc.capacity.engines.layout import Plan
+from kvcalc.capacity.engines.stored import Held, counted
+from kvcalc.capacity.engines.vllm import batched_tokens, utilization
 from kvcalc.layers.cache import Span
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.model.memory import LayerRows, cache_rows, size_of
+from kvcalc.model.memory import LayerRows, size_of
 from kvcalc.units import ceil_div
 
 
 class Content(Plan):
     """Rows of every cache entry after so many tokens, without blocks, padding or reserve."""
 
-    def __init__(self, rows: list[LayerRows]) -> None:
-        self.rows = rows
-        self._drops = sorted({r.entry.ratio for r in rows if r.entry.span is Span.PARTIAL})
+    def __init__(self, rows: Iterable[LayerRows]) -> None:
+        self.rows = list(rows)
+        self._drops = sorted({r.entry.ratio for r in self.rows if r.entry.span is Span.PARTIAL})
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
         """The most that `sequences` sequences store on their way to `length` tokens; a common prefix is stored once.
@@ -24,6 +27,10 @@ class Content(Plan):
         """
         points = {length, *(length - (length + 1) % r for r in self._drops)}
         return max(self._stored(sequences, s, shared) for s in points if s >= 0)
+
+    def step_read(self, length: int) -> int:
+        """Bytes of one sequence of `length` tokens that a decode step reads: each cache once, however many layers share it."""
+        return size_of((r._replace(read_layers=r.stored_layers) for r in self.rows), length, 1, 1).read
 
     def _stored(self, sequences: int, length: int, shared: int) -> int:
         saved = 0
@@ -57,11 +64,24 @@ class Content(Plan):
         return lines
 
 
-def plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
-    """The content of the layers on one stage."""
+def content_of(held: Sequence[Held], ranks: Parallelism, stage: int) -> Content:
+    """The content of the layers on one stage, each entry in the format in which the engine at hand stores it."""
     rows: list[LayerRows] = []
-    models = {(id(h.model), h.stage): h for h in held if h.stage == stage}
-    for first in models.values():
-        kinds = [h.kind for h in held if h.model is first.model and h.stage == stage]
-        rows += cache_rows(first.model, {kind: kinds.count(kind) for kind in first.model.kinds}, first.formats, ranks)
+    for h, count in counted(held, stage):
+        stored = 0 if h.layer.shares_cache else count
+        rows += [LayerRows(s.entry, s.row_bytes, stored, count, s.entry.spread(ranks)) for part in h.parts for s in part]
     return Content(rows)
+
+
+def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
+    return content_of(held, ranks, stage)
+
+
+NONE = Engine(
+    name="none",
+    title="engine none",
+    plan=_plan,
+    batched_tokens=batched_tokens,
+    utilization=utilization,
+    spreads_context=True,
+)

@@ -6,11 +6,17 @@ cache, f16 keys and values unless `--cache-type-k/-v` say otherwise, states in f
 
 from collections.abc import Sequence
 
-from kvcalc.capacity.engines.plan import EngineSettings, Held, Plan, Term
-from kvcalc.errors import UserError
-from kvcalc.layers.cache import Span
+import msgspec
+
+from kvcalc.capacity.engines.engine import Engine, EngineSettings
+from kvcalc.capacity.engines.layout import Plan, Term
+from kvcalc.capacity.engines.stored import Held, counted, pages
+from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.storage.dtypes import FORMATS
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
+from kvcalc.storage.dtypes import FORMATS, RowFormat
 
 PAD, FLASH_PAD = 32, 256  # cells
 UBATCH = 512  # --ubatch-size
@@ -72,20 +78,40 @@ class LlamaCpp(Plan):
         return [*lines, *([f"recurrent states, in a buffer of their own: {self.state:,} B a sequence"] if self.state else [])]
 
 
-def plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
+def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
     """The caches on one stage. Raises UserError for layers that llama.cpp has no cache for."""
     full = window = limit = state = 0
-    for h in held:
-        if h.stage != stage or h.layer.shares_cache:
-            continue
-        for e in h.layer.entries:
-            heads = ranks.share(e.heads)
-            if e.span in (Span.PARTIAL, Span.OVERLAP) or e.ratio > 1:
-                raise UserError(f"no rules for {h.layer.label} under llama.cpp", hint="--engine none counts its content")
-            if e.span is Span.STATE:
-                state += e.limit * heads * FORMATS["fp32"].row_bytes(e.width)
-            elif e.limit:
-                window, limit = window + h.formats.entry_bytes(e, heads), max(limit, e.limit)
-            else:
-                full += h.formats.entry_bytes(e, heads)
+    for kept, count in [(p, n) for h, n in counted(held, stage) for p in pages(LLAMA_CPP.title, h)]:
+        state += count * kept.state_bytes
+        full += count * kept.index_bytes
+        if kept.limit:
+            window, limit = window + count * kept.row_bytes, max(limit, kept.limit)
+        else:
+            full += count * kept.row_bytes
     return LlamaCpp(full, window, limit, state, settings)
+
+
+def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
+    """fp16 where nothing is asked for: llama.cpp's own default, whatever the model's dtype."""
+    if precision.kv_cache_dtype == "auto":
+        precision = msgspec.structs.replace(precision, kv_cache_dtype="fp16")
+    return precision, ()
+
+
+def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
+    """States of both kinds in fp32; all else as the cache's type says."""
+    return FORMATS["fp32"] if entry.span is Span.STATE else formats.cache_format(entry)
+
+
+LLAMA_CPP = Engine(
+    name="llama.cpp",
+    title="llama.cpp",
+    plan=_plan,
+    batched_tokens=lambda gpu: UBATCH,
+    utilization=lambda gpu, tokens, ranks: 1.0,
+    dtypes=("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),  # --cache-type-k, --cache-type-v
+    precision=_precision,
+    row_format=_row_format,
+    of="free",
+    graphs=False,
+)

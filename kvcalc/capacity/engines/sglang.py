@@ -6,12 +6,13 @@ Rules as of SGLang's `model_runner_kv_cache_mixin.py` and `server_args.py` (2026
 from collections.abc import Sequence
 from fractions import Fraction
 
-from kvcalc.capacity.engines.plan import EngineSettings, Held, Plan, Term
-from kvcalc.capacity.engines.rows import index_row_bytes
-from kvcalc.errors import UserError
-from kvcalc.layers.cache import Span
+from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, index_of_latents, packed_latents
+from kvcalc.capacity.engines.layout import Plan, Term
+from kvcalc.capacity.engines.stored import Held, counted, pages
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.storage.dtypes import FORMATS
+from kvcalc.storage.dtypes import FORMATS, RowFormat
 
 PAGE, SPARSE_PAGE = 1, 64  # --page-size; the sparse-attention backend runs 64
 WINDOW_SHARE = Fraction(4, 5)  # --swa-full-tokens-ratio: slots for windows per slot for full layers
@@ -105,31 +106,6 @@ class SGLang(Plan):
         return lines
 
 
-def plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
-    """The pools on one stage. Raises UserError for layers that SGLang has no pool for."""
-    full = window = limit = state = 0
-    sparse = False
-    for h in held:
-        if h.stage != stage or h.layer.shares_cache:
-            continue
-        for e in h.layer.entries:
-            heads = ranks.share(e.heads)
-            latent = any(o.role == "latent" for o in h.layer.entries)
-            row = index_row_bytes(e.width) if e.role == "index_key" and latent else h.formats.entry_bytes(e, heads)
-            sparse = sparse or e.role == "index_key"
-            if e.span in (Span.PARTIAL, Span.OVERLAP) or e.ratio > 1:
-                raise UserError(f"no rules for {h.layer.label} under SGLang", hint="--engine none counts its content")
-            if e.span is Span.STATE:
-                size = FORMATS[settings.mamba_ssm_cache_dtype or e.dtype or h.formats.dtype].row_bytes(e.width) * heads
-                state += e.limit * (size if e.role == "recurrent_state" else row)
-            elif e.limit:
-                window, limit = window + row, max(limit, e.limit)
-            else:
-                full += row
-    page = settings.block_size or (SPARSE_PAGE if sparse else PAGE)
-    return SGLang(full, window, limit, state, page)
-
-
 def static_fraction(memory_bytes: int, tokens: int, ranks: Parallelism) -> float:
     """SGLang's default for --mem-fraction-static: what is left of the memory after its reserve, to three places.
 
@@ -148,3 +124,39 @@ def static_fraction(memory_bytes: int, tokens: int, ranks: Parallelism) -> float
 def chunk_tokens(memory_bytes: int) -> int:
     """SGLang's default for --chunked-prefill-size by the GPU's memory."""
     return next(row[1] for row in _DEFAULTS if memory_bytes < row[0] * GIB)
+
+
+def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
+    """The pools on one stage. Raises UserError for layers that SGLang has no pool for."""
+    full = window = limit = state = 0
+    page = PAGE
+    for kept, count in [(p, n) for h, n in counted(held, stage) for p in pages(SGLANG.title, h)]:
+        state += count * kept.state_bytes
+        full += count * kept.index_bytes
+        page = SPARSE_PAGE if kept.index_keys else page
+        if kept.limit:
+            window, limit = window + count * kept.row_bytes, max(limit, kept.limit)
+        else:
+            full += count * kept.row_bytes
+    return SGLang(full, window, limit, state, settings.block_size or page)
+
+
+def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
+    """Recurrent states as asked, else as the model has them; index keys of latents in fp8 with scales."""
+    if entry.role == "recurrent_state" and settings.mamba_ssm_cache_dtype:
+        return FORMATS[settings.mamba_ssm_cache_dtype]
+    return INDEX_ROW if index_of_latents(entry, beside) else formats.cache_format(entry)
+
+
+SGLANG = Engine(
+    name="sglang",
+    title="SGLang",
+    plan=_plan,
+    batched_tokens=lambda gpu: chunk_tokens(gpu.memory_bytes),
+    utilization=lambda gpu, tokens, ranks: static_fraction(gpu.memory_bytes, tokens, ranks),
+    dtypes=("bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4"),
+    precision=lambda model, precision: packed_latents("sglang", model, precision),
+    row_format=_row_format,
+    of="free",
+    outside=True,
+)

@@ -4,18 +4,25 @@ Rules as of vLLM 0.33 (v1/kv_cache_interface.py, v1/core/kv_cache_planning.py, p
 layers is in `vllm_groups`. All figures are per rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from kvcalc.capacity.engines.plan import EngineSettings, Held, Plan, Term
-from kvcalc.capacity.engines.rows import index_row_bytes
+import msgspec
+
+from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, index_of_latents, packed_latents
+from kvcalc.capacity.engines.layout import Plan, Term
+from kvcalc.capacity.engines.stored import Held, Pages, pages
 from kvcalc.capacity.engines.vllm_groups import Group, Spec, SpecKind, groups_of, promoted
 from kvcalc.errors import UserError
-from kvcalc.layers.attention import Compressed, HiddenStates
-from kvcalc.layers.cache import CacheEntry, Span
-from kvcalc.layers.part import Part
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.storage.dtypes import FORMATS, canonical
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
+from kvcalc.storage.dtypes import FORMATS, KEYS_AND_VALUES_ONLY, RowFormat, canonical
 
+GIB = 1 << 30
+UTILIZATION = 0.92  # since 0.20; 0.9 before
 BLOCK, MLA_BLOCK, MLA_HYBRID_BLOCK = 16, 64, 128  # tokens; FlashMLA and the indexer run 64; hybrids of MLA align to 128
 NULL_BLOCKS = 1  # the first block of the pool is a placeholder that no sequence ever gets
 
@@ -73,19 +80,16 @@ class Vllm(Plan):
         return lines
 
 
-def plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
+def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
     """The pool on one stage. Groups are made over the whole model, so that every stage has the same block tables.
 
     Raises UserError for layers that vLLM's planner has no page for.
     """
-    kinds: dict[tuple[int, str], list[Spec]] = {}
-    for h in held:
-        if (id(h.model), h.kind) not in kinds:
-            kinds[id(h.model), h.kind] = _specs(h, ranks, settings)
-    found = list(kinds.values())
-    block = block_size([s for specs in found for s in specs], settings)
-    sized = {key: [_sized(s, block, found) for s in specs] for key, specs in kinds.items()}
-    layers = [(h.stage, s) for h in held for s in sized[id(h.model), h.kind]]
+    kinds = {id(h.parts): h for h in held}
+    specs = {key: [s for kept in pages(VLLM.title, h) for s in _specs(kept)] for key, h in kinds.items()}
+    block = block_size([s for found in specs.values() for s in found], settings)
+    sized = {key: [_sized(s, block, specs.values()) for s in found] for key, found in specs.items()}
+    layers = [(h.stage, s) for h in held for s in sized[id(h.parts)]]
     if not settings.hybrid:
         layers = promoted(layers)
     if ranks.dcp > 1 and any(s.kind is SpecKind.WINDOW for _, s in layers):
@@ -115,7 +119,7 @@ def _row(specs: Sequence[Spec]) -> int:
     return max(full or [s.row for s in specs if s.kind is not SpecKind.STATE], default=0)
 
 
-def _sized(spec: Spec, block: int, kinds: Sequence[Sequence[Spec]]) -> Spec:
+def _sized(spec: Spec, block: int, kinds: Iterable[Sequence[Spec]]) -> Spec:
     """A spec with its block; beside attention, a state's page is padded to an attention page."""
     if spec.kind is not SpecKind.STATE:
         return spec._replace(block=block)
@@ -134,62 +138,62 @@ def _term(spec: Spec, dcp: int, settings: EngineSettings) -> Term:
     return Term(0, spec.block * dcp)
 
 
-def _specs(held: Held, ranks: Parallelism, settings: EngineSettings) -> list[Spec]:
-    """The cache specs of one layer: none where it shares another's cache."""
-    if held.layer.shares_cache:
-        return []
-    found = []
-    for part in (*held.layer.parts, *held.layer.shared):
-        if isinstance(part, Compressed | HiddenStates):
-            raise UserError(
-                f"the planner has no pages for {part.label} ({held.model.name})", hint="--engine none counts its content"
-            )
-        states = [e for e in part.cache() if e.span is Span.STATE]
-        growing = [e for e in part.cache() if e.grows]
-        if growing and states:
-            raise UserError(f"vLLM has no pages for the prefix of {held.model.name}", hint="--engine none counts its content")
-        found += _state(held, part, states, ranks, settings) if states else _attention(held, part, growing, ranks)
+def _specs(kept: Pages) -> list[Spec]:
+    """The cache specs of one part: of its rows, of the index keys beside them, or one page for all its states."""
+    if kept.states:
+        shape = tuple((f"{s.entry.role} {s.format.name}", s.heads, s.entry.width * s.entry.limit) for s in kept.states)
+        return [Spec(SpecKind.STATE, kept.state_bytes, shape)]
+    kind = SpecKind.CHUNK if kept.chunked else SpecKind.WINDOW if kept.limit else SpecKind.FULL
+    shape = tuple((s.entry.role, s.heads, s.entry.width) for s in kept.rows)
+    found = [Spec(kind, kept.row_bytes, shape, kept.limit, latent=kept.latent)]
+    for s in kept.index_keys:
+        index = (("index_key", 1, s.entry.width),)
+        found.append(Spec(SpecKind.FULL, s.row_bytes, index, latent=kept.latent, main=False))
     return found
 
 
-def _attention(held: Held, part: Part, entries: list[CacheEntry], ranks: Parallelism) -> list[Spec]:
-    main = [e for e in entries if e.role != "index_key"]
-    if not main:
-        return []
-    window, chunk = getattr(part, "sliding_window", None), getattr(part, "attention_chunk_size", None)
-    kind = SpecKind.WINDOW if window else SpecKind.CHUNK if chunk else SpecKind.FULL
-    latent = any(e.role == "latent" for e in main)
-    row = sum(held.formats.entry_bytes(e, ranks.share(e.heads)) for e in main)
-    shape = tuple((e.role, ranks.share(e.heads), e.width) for e in main)
-    found = [Spec(kind, row, shape, window or chunk or 0, latent=latent)]
-    for e in entries:
-        if e.role == "index_key":
-            width = index_row_bytes(e.width) if latent else held.formats.entry_bytes(e, ranks.share(e.heads))
-            found.append(Spec(SpecKind.FULL, width, (("index_key", 1, e.width),), latent=latent, main=False))
-    return found
+def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
+    """fp8 latents of sparse attention packed, and a float32 checkpoint cast to bf16."""
+    precision, remarks = packed_latents("vllm", model, precision)
+    if canonical(precision.dtype) == "auto" and model.dtype == "fp32":
+        cast = "vLLM loads a float32 checkpoint as bf16 unless another dtype is asked for"
+        return msgspec.structs.replace(precision, dtype="bf16"), (*remarks, cast)
+    return precision, remarks
 
 
-def _state(held: Held, part: Part, entries: list[CacheEntry], ranks: Parallelism, settings: EngineSettings) -> list[Spec]:
-    """One page for all states of a layer: convolution columns in the model's dtype, the recurrent state in its own."""
-    plain = FORMATS[held.formats.dtype]
-    recurrent = FORMATS[state_dtype(held, part, settings)]
-    total, shape = 0, []
-    for e in entries:
-        fmt = recurrent if e.role == "recurrent_state" else plain
-        heads = ranks.share(e.heads)
-        total += heads * e.limit * fmt.row_bytes(e.width)
-        shape.append((f"{e.role} {fmt.name}", heads, e.width * e.limit))
-    return [Spec(SpecKind.STATE, total, tuple(shape))]
+def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
+    """Recurrent states as asked, else as the model fixes them, else in its own dtype; index keys of latents in fp8."""
+    if entry.role == "recurrent_state" and (settings.mamba_ssm_cache_dtype or entry.assumed):
+        return FORMATS[settings.mamba_ssm_cache_dtype or formats.dtype]
+    return INDEX_ROW if index_of_latents(entry, beside) else formats.cache_format(entry)
 
 
-def state_dtype(held: Held, part: Part, settings: EngineSettings) -> str:
-    """The dtype of a recurrent state: as asked, else as the spec says, else fp32 for Nemotron-H, else the model's."""
-    asked = canonical(settings.mamba_ssm_cache_dtype or "auto")
-    if asked != "auto":
-        if asked not in ("fp32", "bf16", "fp16"):
-            raise UserError(f"unknown state dtype {settings.mamba_ssm_cache_dtype!r}", hint="Known: auto, fp32, bf16, fp16")
-        return asked
-    said: str | None = getattr(part, "state_dtype", None)
-    if said:
-        return said
-    return "fp32" if held.model.family.lower().startswith("nemotron") else held.formats.dtype
+def batched_tokens(gpu: Gpu) -> int:
+    """Tokens of one pass of vLLM's server: 2048 below 70 GiB and on an A100, 16384 from 160 GiB, else 8192."""
+    if gpu.memory_bytes < 70 * GIB or gpu.name.startswith("a100"):
+        return 2048
+    return 16384 if gpu.memory_bytes >= 160 * GIB else 8192
+
+
+def utilization(gpu: Gpu, tokens: int, ranks: Parallelism) -> float:
+    """--gpu-memory-utilization."""
+    return UTILIZATION
+
+
+VLLM = Engine(
+    name="vllm",
+    title="vLLM",
+    plan=_plan,
+    batched_tokens=batched_tokens,
+    utilization=utilization,
+    dtypes=(
+        "bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4", "nvfp4_ds_mla", "fp8_per_token_head", "int8_per_token_head",
+        "int4_per_token_head",
+    ),
+    unmodelled=KEYS_AND_VALUES_ONLY,
+    precision=_precision,
+    row_format=_row_format,
+    spreads_context=True,
+    takes_num_blocks=True,
+    refuses_below_one_sequence=True,
+)  # fmt: skip

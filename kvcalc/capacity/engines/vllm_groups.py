@@ -132,9 +132,7 @@ def _fallback(layers: Sequence[Placed]) -> list[Group]:
     """Windows of keys and values beside latents, allocated like full attention in one group; no other mix has a rule."""
     kinds = {(s.kind, s.latent) for _, s in layers}
     if not kinds <= {(SpecKind.FULL, True), (SpecKind.FULL, False), (SpecKind.WINDOW, False)}:
-        raise UserError(
-            "vLLM cannot make the pages of these layers equal", hint="Another --kv-cache-dtype or --block-size may do"
-        )
+        raise UserError("vLLM cannot make the pages of these layers equal", hint="Another cache dtype or block size may do")
     return [Group(tuple(promoted(layers)))]
 
 

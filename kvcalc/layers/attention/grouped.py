@@ -8,7 +8,7 @@ Ainslie et al. 2023, arXiv 2305.13245 §2.2 (GQA); Jiang et al. 2023, arXiv 2310
 
 from typing import Literal
 
-from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
 from kvcalc.layers.part import Count, Part, Size, Tokens
 from kvcalc.layers.passes import Pass
@@ -117,8 +117,9 @@ class Grouped(Part, frozen=True, tag="grouped"):
             return ()
         span = Span.CHUNK if self.attention_chunk_size else Span.TOKENS
         groups, limit = self.num_key_value_heads, self.most_tokens
+        keeps = Keeps.CHOSEN if self.cache_budget else Keeps.SINKS if self.sliding_window and self.sink_tokens else Keeps.LAST
         rows = (("k", self.head_dim), ("v", self.value_width))
-        found = [CacheEntry(role, groups, width, limit=limit, span=span) for role, width in rows]
+        found = [CacheEntry(role, groups, width, limit=limit, span=span, keeps=keeps) for role, width in rows]
         if self.prefix_tokens:
             found += [CacheEntry(role, groups, width, limit=self.prefix_tokens, span=Span.STATE) for role, width in rows]
         return tuple(found)

@@ -60,7 +60,7 @@ class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
         return (
             conv_state(self.linear_num_key_heads, 2 * dk, kernel),
             conv_state(self.linear_num_value_heads, dv, kernel),
-            recurrent_state(self.linear_num_value_heads, dk, dv, self.state_dtype or "fp32"),
+            recurrent_state(self.linear_num_value_heads, dk, dv, self.state_dtype),
         )
 
     def problem(self) -> str:

@@ -47,7 +47,7 @@ class Mamba(Part, frozen=True, tag="mamba"):
     def cache(self) -> tuple[CacheEntry, ...]:
         """kernel − 1 columns of E channels, and a state of E × N."""
         conv = conv_state(self.intermediate_size, 1, self.conv_kernel)
-        return conv, recurrent_state(self.intermediate_size, 1, self.state_size, self.state_dtype or "fp32")
+        return conv, recurrent_state(self.intermediate_size, 1, self.state_size, self.state_dtype)
 
     @property
     def label(self) -> str:
@@ -94,7 +94,7 @@ class Mamba2(Part, frozen=True, tag="mamba2"):
         return (
             conv_state(self.num_heads, self.head_dim, self.conv_kernel),
             conv_state(self.n_groups, 2 * self.state_size, self.conv_kernel),
-            recurrent_state(self.num_heads, self.head_dim, self.state_size, self.state_dtype or "fp32"),
+            recurrent_state(self.num_heads, self.head_dim, self.state_size, self.state_dtype),
         )
 
     @property

@@ -8,6 +8,7 @@ def conv_state(heads: int, width: int, kernel: int) -> CacheEntry:
     return CacheEntry("conv_state", heads, width, limit=kernel - 1, span=Span.STATE)
 
 
-def recurrent_state(heads: int, rows: int, width: int, dtype: str) -> CacheEntry:
-    """A matrix of rows × width per head, in the dtype that the model fixes."""
-    return CacheEntry("recurrent_state", heads, width, limit=rows, span=Span.STATE, dtype=dtype)
+def recurrent_state(heads: int, rows: int, width: int, dtype: str | None) -> CacheEntry:
+    """A matrix of rows × width per head, in the dtype that the model fixes ('': its own); fp32 is assumed where it says None."""
+    fixed = "fp32" if dtype is None else dtype
+    return CacheEntry("recurrent_state", heads, width, limit=rows, span=Span.STATE, dtype=fixed, assumed=dtype is None)

@@ -1,4 +1,4 @@
-"""What all engines' rules have in common: layers on ranks, settings, and a plan that turns tokens into bytes.
+"""A layout: how one GPU's cache memory is divided, and what capacity follows from that.
 
 A plan says what one pipeline stage's GPU allocates for so many sequences of a length. Capacity follows from it alone: the
 most sequences, or the longest one, whose bytes are within a pool.
@@ -8,49 +8,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-import msgspec
-
-from kvcalc.layers.formats import Formats
-from kvcalc.layers.ranks import Parallelism
-from kvcalc.model.spec import Layer, Model
 from kvcalc.units import MOST_TOKENS
-
-
-class Held(NamedTuple):
-    """One layer as it is run: its kind and spec, the model and formats that it belongs to, and its pipeline stage."""
-
-    model: Model
-    kind: str
-    formats: Formats
-    stage: int
-
-    @property
-    def layer(self) -> Layer:
-        return self.model.kinds[self.kind]
-
-
-class EngineSettings(msgspec.Struct, frozen=True):
-    """Options of engines. block_size 0 is the engine's own; so is mamba_ssm_cache_dtype ''.
-
-    max_num_batched_tokens: tokens of one pass (llama.cpp: its micro-batch). max_in_flight_batches: passes scheduled before
-    the first of them is done. mamba_cache_mode: none, or align (a second state page that prefix caching keeps, and
-    mamba_checkpoint_blocks more).
-    hybrid: windows are freed as they pass. flash_attention: llama.cpp pads cells to 256 rather than 32.
-    """
-
-    block_size: int = 0
-    max_num_batched_tokens: int = 8192
-    max_in_flight_batches: int = 2
-    mamba_cache_mode: str = "none"
-    mamba_checkpoint_blocks: int = 0
-    mamba_ssm_cache_dtype: str = ""
-    hybrid: bool = True
-    flash_attention: bool = True
-
-    @property
-    def in_flight(self) -> int:
-        """Tokens scheduled and not yet done: max_num_batched_tokens · max_in_flight_batches."""
-        return self.max_num_batched_tokens * self.max_in_flight_batches
 
 
 class Term(NamedTuple):
@@ -125,14 +83,16 @@ class Plan:
         pool = self.pool(budget)
         return largest(lambda n: self.needed(n, length, shared) <= pool) or 0
 
+    def most_beside(self, memory: int, length: int) -> int:
+        """Sequences of `length` tokens that `memory` bytes hold beside a pool that stands; 0 where they need none."""
+        empty = self.needed(0, length)
+        return largest(lambda n: self.needed(n, length) - empty <= memory) if self.needed(1, length) > empty else 0
+
     def longest(self, budget: int, sequences: int, shared: int = 0) -> int | None:
         """The longest context of `sequences` sequences at once within the pool; None where no length is too long."""
         pool = self.pool(budget)
         found = largest(lambda s: self.needed(sequences, s, shared) <= pool)
         return None if found == MOST_TOKENS else found
-
-
-Planner = Callable[[Sequence[Held], Parallelism, EngineSettings, int], Plan]
 
 
 def largest(fits: Callable[[int], bool], most: int = MOST_TOKENS) -> int:

@@ -3,10 +3,7 @@
 from math import ceil, floor
 from typing import NamedTuple
 
-from kvcalc.capacity.engines.llama_cpp import UBATCH
-from kvcalc.capacity.engines.sglang import chunk_tokens, static_fraction
 from kvcalc.errors import UserError
-from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
@@ -17,13 +14,13 @@ from kvcalc.model.precision import Precision, formats_of
 from kvcalc.model.spec import NORM_VECTORS, Model
 from kvcalc.model.stages import stages
 
+SHARES = ("total", "free", "remaining")  # what memory a share is taken of
 GIB = 1 << 30
-# Measured by others, not derived; sources in docs/engines.md. `--overhead-bytes` replaces the three that a budget subtracts.
+# Measured by others, not derived; sources in docs/engines.md. A given overhead replaces the three that a budget subtracts.
 CONTEXT_BYTES = 7 * GIB // 10  # CUDA context: an H100 of 79.18 GiB has 78.48 free before weights (SGLang's start-up log)
 LIBRARY_BYTES = 13 * GIB // 100  # what libraries take outside torch (vLLM's log: "0.13 GiB for non-torch memory")
 GRAPH_BYTES = 36 * GIB // 100  # CUDA graphs (vLLM's log: "Estimated CUDA graph memory: 0.36 GiB total")
 COLLECTIVE_BYTES = 2 * GIB  # buffers of the collectives of several GPUs (SGLang's log at tp 8: 2.01 GB)
-VLLM_UTILIZATION = 0.92  # vLLM's default since 0.20; 0.9 before
 
 
 class Budget(NamedTuple):
@@ -63,41 +60,27 @@ def budget(
     """The budget of one GPU of `memory` bytes, from its terms.
 
     Of total: share = ⌈memory · utilization⌉ (vLLM). Of free: share = ⌊(memory − taken) · utilization⌋, with `taken` what
-    stands before the weights: context and collectives.
+    stands before the weights: context and collectives. Of remaining: the terms, and ⌊left · utilization⌋ of the bytes that
+    they leave of memory − taken.
     """
-    share = ceil(memory * utilization) if of == "total" else floor(max(0, memory - taken) * utilization)
-    return Budget(memory, share, weights, activation, overhead, outside)
+    terms = weights + (0 if outside else activation + overhead)
+    left = memory - taken - terms
+    shares = {
+        "total": ceil(memory * utilization),
+        "free": floor(max(0, memory - taken) * utilization),
+        "remaining": terms + floor(left * utilization) if left > 0 else memory - taken,
+    }
+    return Budget(memory, shares[of], weights, activation, overhead, outside)
 
 
-def default_batched_tokens(engine: str, gpu: Gpu) -> int:
-    """Tokens of one pass: 2048 below 70 GiB and on an A100, 16384 from 160 GiB, else 8192 (vLLM's server).
-
-    SGLang: its prefill chunk. llama.cpp: its micro-batch of 512.
-    """
-    if engine == "llama.cpp":
-        return UBATCH
-    if engine == "sglang":
-        return chunk_tokens(gpu.memory_bytes)
-    if gpu.memory_bytes < 70 * GIB or gpu.name.startswith("a100"):
-        return 2048
-    return 16384 if gpu.memory_bytes >= 160 * GIB else 8192
-
-
-def default_utilization(engine: str, gpu: Gpu, tokens: int, ranks: Parallelism) -> float:
-    """vLLM's 0.92, SGLang's computed fraction, all for llama.cpp; `none` takes vLLM's."""
-    if engine == "sglang":
-        return static_fraction(gpu.memory_bytes, tokens, ranks)
-    return 1.0 if engine == "llama.cpp" else VLLM_UTILIZATION
-
-
-def overhead_bytes(engine: str, ranks: Parallelism, of: str) -> tuple[int, int]:
-    """(what a budget subtracts, what is taken before a share of the free memory): libraries, graphs, collectives, context.
+def overhead_bytes(graphs: bool, ranks: Parallelism, of: str) -> tuple[int, int]:
+    """(what a budget subtracts, what is taken before a share of free memory): libraries, graphs, collectives, context.
 
     A share of the total has the context beside it, and the collectives within.
     """
     collectives = COLLECTIVE_BYTES if ranks.gpus > 1 else 0
-    inside = LIBRARY_BYTES + (0 if engine == "llama.cpp" else GRAPH_BYTES)
-    return (inside, CONTEXT_BYTES + collectives) if of == "free" else (inside + collectives, 0)
+    inside = LIBRARY_BYTES + (GRAPH_BYTES if graphs else 0)
+    return (inside + collectives, 0) if of == "total" else (inside, CONTEXT_BYTES + collectives)
 
 
 def activation_peak(

@@ -1,0 +1,130 @@
+"""What an engine is: a value, defined once, at the end of its own file. Everything that tells engines apart is a field here."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from kvcalc.capacity.engines.layout import Plan
+from kvcalc.capacity.engines.stored import Held, StoredEntry, StoredPart
+from kvcalc.errors import UserError
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.formats import Formats
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
+from kvcalc.storage.dtypes import FORMATS, RowFormat, canonical
+
+INDEX_ROW = FORMATS["fp8_block128"]  # fp8 with an fp32 scale per 128 elements: the index keys of latents in vLLM and SGLang
+
+
+class EngineSettings(msgspec.Struct, frozen=True):
+    """Options of engines. block_size 0 is the engine's own; mamba_ssm_cache_dtype '' is what model and engine choose.
+
+    max_num_batched_tokens: tokens of one pass (llama.cpp: its micro-batch). max_in_flight_batches: passes scheduled before
+    the first of them is done. mamba_cache_mode: none, or align (a second state page that prefix caching keeps, and
+    mamba_checkpoint_blocks more).
+    hybrid: windows are freed as they pass. flash_attention: llama.cpp pads cells to 256 rather than 32.
+    """
+
+    block_size: int = 0
+    max_num_batched_tokens: int = 8192
+    max_in_flight_batches: int = 2
+    mamba_cache_mode: str = "none"
+    mamba_checkpoint_blocks: int = 0
+    mamba_ssm_cache_dtype: str = ""
+    hybrid: bool = True
+    flash_attention: bool = True
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens scheduled and not yet done: max_num_batched_tokens · max_in_flight_batches."""
+        return self.max_num_batched_tokens * self.max_in_flight_batches
+
+
+Planner = Callable[[Sequence[Held], Parallelism, EngineSettings, int], Plan]
+RowRule = Callable[[CacheEntry, Sequence[CacheEntry], Formats, EngineSettings], RowFormat]
+PrecisionRule = Callable[[Model, Precision], tuple[Precision, tuple[str, ...]]]
+
+
+def as_modelled(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
+    """The format that the model's own rules give an entry."""
+    return formats.cache_format(entry)
+
+
+def as_asked(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
+    """The precision unchanged, and nothing to remark."""
+    return precision, ()
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of one engine.
+
+    name: as people type it; title: as its makers write it. plan: layers, ranks, settings and a pipeline stage → the layout of
+    that stage's cache memory; raises UserError for layers that it has no pages for.
+    dtypes: cache dtypes that it takes (None: all), unmodelled: those that it takes and whose layout is not modelled here.
+    precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
+    entries. batched_tokens: tokens of a pass by default; utilization: its default share of the memory, given those tokens.
+    of: that is a share of the total memory, of what is free before the weights, or of what is remaining beside them.
+    outside: activations and overhead lie outside the share. graphs: it captures CUDA graphs.
+    spreads_context: it has decode-context parallelism. takes_num_blocks: its number of blocks can be given.
+    refuses_below_one_sequence: it does not start where not even one sequence of the longest length fits.
+    """
+
+    name: str
+    title: str
+    plan: Planner
+    batched_tokens: Callable[[Gpu], int]
+    utilization: Callable[[Gpu, int, Parallelism], float]
+    dtypes: tuple[str, ...] | None = None
+    unmodelled: tuple[str, ...] = ()
+    precision: PrecisionRule = as_asked
+    row_format: RowRule = as_modelled
+    of: str = "total"
+    outside: bool = False
+    graphs: bool = True
+    spreads_context: bool = False
+    takes_num_blocks: bool = False
+    refuses_below_one_sequence: bool = False
+
+    def stored(self, model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
+        """The precision that this engine would run, and remarks where it is not the one asked for.
+
+        Raises UserError for a cache dtype that the engine has not, or that is not modelled.
+        """
+        used = canonical(precision.kv_cache_dtype)
+        if used in self.unmodelled:
+            raise UserError(
+                f"{self.title}'s allocation under cache dtype {used!r} is not modelled", hint="Engine none counts its content"
+            )
+        if self.dtypes is not None and used not in (*self.dtypes, "auto"):
+            hint = f"It has: auto, {', '.join(self.dtypes)}"
+            raise UserError(f"{self.name} has no cache dtype {precision.kv_cache_dtype!r}", hint=hint)
+        return self.precision(model, msgspec.structs.replace(precision, kv_cache_dtype=used))
+
+    def parts(
+        self, model: Model, kind: str, formats: Formats, ranks: Parallelism, settings: EngineSettings
+    ) -> tuple[StoredPart, ...]:
+        """What each part of a layer of `kind` keeps or reads, in this engine's formats, on one rank."""
+        layer, found = model.kinds[kind], []
+        for entries in filter(None, (part.cache() for part in (*layer.parts, *layer.shared))):
+            rows = ((e, ranks.share(e.heads), self.row_format(e, entries, formats, settings)) for e in entries)
+            found.append(tuple(StoredEntry(*row) for row in rows))
+        return tuple(found)
+
+
+def packed_latents(engine: str, model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
+    """fp8 latents of sparse attention (DSA) become packed rows of 656 bytes in vLLM and SGLang."""
+    sparse = any(e.role == "latent" and e.top for layer in model.kinds.values() for e in layer.entries)
+    used = precision.kv_cache_dtype
+    if used == "auto" and canonical(precision.dtype) == "auto":
+        used = canonical(model.kv_cache_dtype or "")
+    if not sparse or used != "fp8":
+        return precision, ()
+    remark = f"{engine} stores fp8 latents of sparse attention as packed rows (fp8_ds_mla)"
+    return msgspec.structs.replace(precision, kv_cache_dtype="fp8_ds_mla"), (remark,)
+
+
+def index_of_latents(entry: CacheEntry, beside: Sequence[CacheEntry]) -> bool:
+    """Whether an entry holds the index keys of latents, which vLLM and SGLang store alike whatever the cache's dtype."""
+    return entry.role == "index_key" and any(e.role == "latent" for e in beside)

@@ -1,0 +1,228 @@
+"""Rules of engines and the budget at their boundaries, to the byte."""
+
+from typing import Any
+
+import pytest
+from conftest import Run
+from specs import grouped, of_kinds
+
+from kvcalc import Deployment, Layer, Model, Parallelism, UserError, load_gpu
+from kvcalc.capacity import Fit, FitOptions, budget, fit
+from kvcalc.capacity.engines import EngineSettings
+from kvcalc.capacity.engines.llama_cpp import LlamaCpp
+from kvcalc.capacity.engines.sglang import SGLang, chunk_tokens, static_fraction
+from kvcalc.capacity.engines.vllm import block_size
+from kvcalc.capacity.engines.vllm_groups import Spec, SpecKind
+from kvcalc.capacity.record import fit_record
+from kvcalc.layers.attention import Grouped, Mamba2
+from kvcalc.layers.ffn import Dense
+from kvcalc.layers.part import Part
+
+MIB, GIB = 2**20, 2**30
+H100 = load_gpu("h100")
+
+
+def one_kind(*parts: Part, layers: int = 2, **fields: Any) -> Model:
+    return of_kinds({"k": Layer(parts=parts)}, layers=layers, max_context=4096, **fields)  # type: ignore[arg-type]
+
+
+def asked(model: Model, engine: str, ranks: Parallelism | None = None, **options: Any) -> Fit:
+    return fit(Deployment(model, H100, parallelism=ranks or Parallelism()), FitOptions(engine=engine, **options))
+
+
+# Sharing.
+
+
+def test_context_parallel_ranks_leave_windows_and_states_whole() -> None:
+    """101 tokens on dcp 2: ⌈101/2⌉ = 51 rows of 1 KV head · 16 · 2 · 2 B, 10 rows of the window, and all of the state.
+
+    On tp 2 a rank keeps 2 of 4 heads: 3 columns of (2 · 8 + 2 · 16) channels in bf16, and 2 · 8 · 16 states in fp32.
+    """
+    kinds = {
+        "full": Layer(parts=(grouped(groups=1),)),
+        "near": Layer(parts=(grouped(groups=1, sliding_window=10),)),
+        "state": Layer(parts=(Mamba2(num_heads=4, head_dim=8, state_size=16),)),
+    }
+    model = of_kinds(kinds, layers=3, pattern=("full", "near", "state"), max_context=4096)
+    ranks = Parallelism(tp=2, dcp=2)
+    assert asked(model, "none", ranks).plan.needed(1, 101) == (51 + 10) * 64 + 3 * 48 * 2 + 2 * 8 * 16 * 4
+    hybrid = of_kinds({k: kinds[k] for k in ("full", "state")}, layers=2, pattern=("full", "state"), max_context=4096)
+    plan = asked(hybrid, "vllm", ranks).plan  # m = 288 + 512 B in bf16, a = 64 B: blocks of 16 · ⌈800 / 1024⌉
+    assert plan.block_size == 16
+    assert [plan.request_blocks(n) for n in (32, 33, 64)] == [1 + 1, 2 + 1, 2 + 1]  # 32 tokens a block, 1 page of state
+
+
+def test_block_size_with_two_state_sizes() -> None:
+    """The larger state decides: 16 · ⌈5000 / (16 · 100)⌉ = 64 tokens, where the smaller asks for 16 · ⌈1601 / 1600⌉ = 32."""
+    full, small, large = Spec(SpecKind.FULL, 100, ()), Spec(SpecKind.STATE, 1601, ()), Spec(SpecKind.STATE, 5000, ())
+    assert block_size([full, small], EngineSettings()) == 32
+    for specs in ([full, small, large], [full, large, small]):
+        assert block_size(specs, EngineSettings()) == 64
+    exact = Spec(SpecKind.STATE, 1600, ())
+    assert block_size([full, exact], EngineSettings()) == 16
+
+
+def test_a_common_prefix_of_a_hybrid() -> None:
+    """States and windows are each sequence's own: of 3 sequences of 100 tokens, 50 common, only full layers share.
+
+    Content: 128 B a row (2 heads · 16 · 2 · 2) in 1 full layer, a window of 20, a state of 3 · 48 · 2 + 4 · 8 · 16 · 4 B.
+    """
+    kinds = {
+        "full": Layer(parts=(grouped(),)),
+        "near": Layer(parts=(grouped(sliding_window=20),)),
+        "state": Layer(parts=(Mamba2(num_heads=4, head_dim=8, state_size=16),)),
+    }
+    model = of_kinds(kinds, layers=3, pattern=("full", "near", "state"), max_context=4096)
+    state = 3 * (4 * 8 + 2 * 16) * 2 + 4 * 8 * 16 * 4
+    plan = asked(model, "none").plan
+    assert plan.needed(3, 100, shared=50) == 128 * (50 + 3 * 50) + 3 * (20 * 128 + state)
+    assert plan.needed(3, 40, shared=50) == 128 * 40 + 3 * (20 * 128 + state)  # the whole of shorter ones
+    vllm = asked(model, "vllm", max_num_batched_tokens=100, max_in_flight_batches=1).plan
+    assert vllm.block_size == 16  # m = 384 + 1024 B: ⌈1408 / (16 · 128)⌉ = 1
+    blocks = 7 + (-(-min(19 + 100, 100) // 16) + 1) + 1
+    assert vllm.request_blocks(100) == blocks == 16
+    assert vllm.needed(3, 100, shared=50) == 2048 * (1 + 3 + 3 * (blocks - 3))  # ⌊50/16⌋ = 3 blocks once
+
+
+# Memory of one GPU.
+
+
+def test_weights_of_a_fit() -> None:
+    """4 layers of 64 wide on 2 stages and 2 ranks, bf16, 1000 tokens of vocabulary.
+
+    A layer: q 64 · 64, k and v 64 · 32, o 64 · 64, gate and up 64 · 256, down 128 · 64, halved on 2 ranks; 2 norms of 64,
+    whole. The embedding stands on the first stage, final norm and head on the last, 500 rows of 64 each.
+    """
+    part = Grouped(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    model = one_kind(part, Dense(intermediate_size=128), layers=4)
+    layer = 64 * (64 + 2 * 32 + 64 + 256 + 128) // 2 + 2 * 64
+    ranks = Parallelism(tp=2, pp=2)
+    answer = asked(model, "none", ranks, max_model_len=100)
+    assert answer.stage == 1  # one norm more than the first
+    assert answer.budget.weights == 2 * (2 * layer + 500 * 64 + 64)
+    assert asked(model, "none").budget.weights == 2 * (4 * (2 * layer - 128) + 2 * 64_000 + 64)
+    assert asked(model, "none", weight_bytes=0).budget.weights == 0
+
+
+def test_nothing_left() -> None:
+    """A budget of exactly 0 bytes starts nothing, and falls short of nothing; a byte fewer is a shortage of one."""
+    model = one_kind(grouped())
+    share = asked(model, "none").budget.share
+    terms = {"weight_bytes": share - 30, "activation_bytes": 20}
+    for overhead, cache in ((10, 0), (11, -1), (9, 1)):
+        answer = asked(model, "none", **terms, overhead_bytes=overhead)
+        assert (answer.budget.cache, answer.kv_budget) == (cache, max(0, cache))
+        assert (answer.sequences, answer.fits, answer.longest) == (0, False, 0)
+        assert answer.shortage == max(0, -cache)
+        assert (fit_record(answer)["advice"] is None) == (cache >= 0)
+
+
+def test_a_share_of_what_remains() -> None:
+    """Of 1000 B, 100 are taken and 175 stand beside the cache: 0.9 of 725 is 652.5."""
+    found = budget(1000, 0.9, 100, 50, 25, of="remaining", taken=100)
+    assert (found.share, found.cache) == (175 + 652, 652)
+    assert budget(1000, 0.9, 100, 50, 25, of="remaining", taken=100, outside=True).cache == int(0.9 * 800)
+    assert budget(1000, 0.9, 800, 50, 50, of="remaining", taken=100).cache == 0
+    assert budget(1000, 0.9, 800, 50, 51, of="remaining", taken=100).cache == -1
+
+
+def test_a_share_of_free_memory_that_is_none() -> None:
+    assert budget(1000, 0.5, 0, 0, 0, of="free", taken=1001).share == 0
+
+
+OPTIONS: list[tuple[str, Any, Any]] = [
+    ("max_num_seqs", 1, 0), ("max_model_len", 10**12, 10**12 + 1), ("max_num_batched_tokens", 10**12, 10**12 + 1),
+    ("shared_prefix", 0, -1), ("shared_prefix", 10**12, 10**12 + 1), ("block_size", 1 << 20, (1 << 20) + 1),
+    ("mamba_checkpoint_blocks", 1 << 20, (1 << 20) + 1), ("max_in_flight_batches", 1 << 20, (1 << 20) + 1),
+    ("kv_cache_memory_bytes", 1, 0), ("kv_cache_memory_bytes", 1 << 60, (1 << 60) + 1), ("weight_bytes", 0, -1),
+    ("weight_bytes", 1 << 60, (1 << 60) + 1), ("kv_offloading_bytes", 1 << 60, (1 << 60) + 1),
+    ("gpu_memory_utilization", 1.0, 1.0000001), ("gpu_memory_utilization", 1e-9, -1e-9), ("max_num_seqs", 2, 2.0),
+    ("max_num_seqs", 2, True), ("kv_cache_memory_bytes", None, "1GiB"), ("utilization_of", "remaining", "rest"),
+    ("mamba_ssm_cache_dtype", "float32", "fp8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), OPTIONS)
+def test_the_last_option_that_is_taken_and_the_next(name: str, good: Any, bad: Any) -> None:
+    assert getattr(FitOptions(**{name: good}), name) == good
+    with pytest.raises(UserError, match=name.partition("_")[0].replace("mamba", "state dtype|mamba").replace("gpu", "GPU")):
+        FitOptions(**{name: bad})
+
+
+def test_an_unknown_engine_names_near_ones() -> None:
+    with pytest.raises(UserError, match=r"unknown engine 'vlm'\. Did you mean vllm\?"):
+        FitOptions(engine="vlm")
+
+
+@pytest.mark.parametrize("text", ["0.5", "0.9B", "0", "0.0001KB"])
+def test_less_than_a_byte_is_no_size(kvcalc: Run, text: str) -> None:
+    result = kvcalc(f"fit gpt2 --kv-cache-memory-bytes {text}")
+    assert (result.code, "kv-cache-memory-bytes" in result.err) == (2, True)
+
+
+def test_one_byte_is_a_size(kvcalc: Run) -> None:
+    (record,) = kvcalc("fit gpt2 --kv-cache-memory-bytes 1 --format json").records
+    assert (record["kv_budget_bytes"], record["max_num_seqs"]) == (1, 0)
+
+
+# llama.cpp and SGLang, one past a boundary.
+
+
+def test_cells_one_past_the_padding() -> None:
+    """256 cells and 257; without flash attention 32 and 33. Windows: 2 · 64 + 128 = 256 cells, with 65 tokens 258 → 512."""
+    plan = LlamaCpp(full=8, window=2, limit=64, state=0, settings=EngineSettings(max_num_batched_tokens=128))
+    assert [plan.cells(1, n) for n in (1, 256, 257, 512, 513)] == [256, 256, 512, 512, 768]
+    assert [plan.cells(2, n) for n in (128, 129)] == [256, 512]
+    assert [plan.cells(3, 200, shared=n) for n in (172, 171, 200, 201)] == [256, 512, 256, 256]  # 172 + 3 · 28 = 256
+    assert plan.window_cells(2, 4096) == 256
+    assert plan.cache_bytes(2, 4096) == 8192 * 8 + 256 * 2
+    wider = LlamaCpp(full=8, window=2, limit=65, state=0, settings=EngineSettings(max_num_batched_tokens=128))
+    assert (wider.window_cells(2, 4096), wider.window_cells(2, 100)) == (512, 256)
+    plain = EngineSettings(max_num_batched_tokens=128, flash_attention=False)
+    assert [LlamaCpp(8, 0, 0, 0, plain).cells(1, n) for n in (32, 33, 64)] == [32, 64, 64]
+
+
+def test_pages_of_sglang_at_their_boundary() -> None:
+    """Pages of 64: 64 tokens are one page, 65 two; 128 slots cost 1280 bytes, and 1279 buy one page."""
+    plan = SGLang(full=10, window=0, limit=0, state=0, page=64)
+    assert [plan.needed(1, n) for n in (1, 64, 65)] == [640, 640, 1280]
+    assert [plan.slots(n) for n in (639, 640, 1279, 1280)] == [0, 64, 64, 128]
+    assert [plan.num_blocks(n) for n in (639, 640, 1279, 1280)] == [0, 1, 1, 2]
+    assert [plan.request_blocks(n) for n in (64, 65)] == [1, 2]
+    assert [plan.needed(2, 100, shared=n) for n in (63, 64, 127)] == [2560, 640 * 3, 640 * 3]  # whole pages alone are common
+    assert (plan.most_sequences(1280, 64), plan.most_sequences(1279, 64)) == (2, 1)
+    assert (plan.longest(1280, 1), plan.longest(1279, 1)) == (128, 64)
+
+
+def test_pools_of_sglang_at_their_boundary() -> None:
+    """A window of 8 for 10 slots: 8 sequences in it need 64 window slots, which come with 80 for full layers; 9 need 90."""
+    plan = SGLang(full=6, window=5, limit=8, state=0, page=1)
+    assert [plan.needed(n, 10) for n in (8, 9)] == [80 * 6 + 64 * 5, 90 * 6 + 72 * 5]
+    assert [plan.needed(1, n) for n in (7, 8, 9)] == [9 * 6 + 7 * 5, 10 * 6 + 8 * 5, 10 * 6 + 8 * 5]
+    assert [plan.most_sequences(n, 10) for n in (799, 800)] == [7, 8]
+    states = SGLang(full=10, window=0, limit=0, state=90, page=1)
+    assert [states.needed(1, n) for n in (10, 11)] == [190, 209]  # 90 B of state beside 100; 11 tokens ask for 110 · 1.9
+    assert [states.concurrency(n, 10) for n in (189, 190)] == [0, 1]
+
+
+def test_defaults_of_sglang_at_their_boundary() -> None:
+    """Graphs of 8 sequences below 20 GiB, 24 from there, 80 from tp 4 on; 10 GiB at least only above 60 GiB."""
+    tokens, tp4 = 2048, Parallelism(tp=4)
+    for memory, graphs, ranks in ((20 * GIB - MIB, 8, Parallelism()), (20 * GIB, 24, Parallelism()), (20 * GIB, 80, tp4)):
+        reserve = 512 + 1.5 * 2048 + 2 * graphs + 128 * ranks.tp
+        assert static_fraction(memory, tokens, ranks) == round(1 - reserve * MIB / memory, 3)
+    reserve = 512 + 1.5 * 2048 + 2 * 256 + 128  # 4224 MiB
+    assert static_fraction(60 * GIB, tokens, Parallelism()) == round(1 - reserve * MIB / (60 * GIB), 3)
+    assert static_fraction(60 * GIB + MIB, tokens, Parallelism()) == round(1 - 10 * GIB / (60 * GIB + MIB), 3)
+    assert static_fraction(2 * GIB, tokens, Parallelism()) == 0.001  # less than its reserve
+    assert [chunk_tokens(n * GIB + more) for n in (35, 160) for more in (-1, 0)] == [2048, 4096, 8192, 16384]
+
+
+def test_state_dtypes_under_sglang() -> None:
+    """2 layers: 3 columns of 64 channels in bf16; 4 · 8 · 16 states in fp32 unless asked for in two bytes."""
+    model = one_kind(Mamba2(num_heads=4, head_dim=8, state_size=16))
+    for dtype, size in (("", 4), ("auto", 4), ("float32", 4), ("fp32", 4), ("bf16", 2), ("half", 2)):
+        answer = asked(model, "sglang", mamba_ssm_cache_dtype=dtype)
+        assert isinstance(answer.plan, SGLang)
+        assert answer.plan.state == 2 * (3 * 64 * 2 + 512 * size)
+        assert answer.content.needed(1, 5) == answer.plan.state

@@ -1,0 +1,193 @@
+"""Engines as values: what each refuses, what it says, and an engine of a few lines of one's own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from conftest import Run
+from specs import grouped, of_kinds
+
+from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
+from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings, Plan
+from kvcalc.capacity.engines.stored import Held, counted, pages, unknown
+from kvcalc.capacity.record import fit_record
+from kvcalc.layers.attention import Grouped, HiddenStates
+from kvcalc.layers.cache import CacheEntry, Keeps, Span
+from kvcalc.layers.part import Part
+
+GIB = 2**30
+H100 = load_gpu("h100")
+PAGED = ("vllm", "sglang", "llama.cpp")
+
+
+def one_kind(*parts: Part, layers: int = 2, **fields: Any) -> Model:
+    return of_kinds({"k": Layer(parts=parts)}, layers=layers, max_context=4096, **fields)  # type: ignore[arg-type]
+
+
+def asked(model: Model, engine: str, ranks: Parallelism | None = None, **options: Any) -> Fit:
+    return fit(Deployment(model, H100, parallelism=ranks or Parallelism()), FitOptions(engine=engine, **options))
+
+
+# What no engine here has pages for, by what its entries say.
+
+
+class NativeSparse(Grouped, frozen=True, tag="native_sparse"):
+    """Compressed, selected and window branches with keys and values of their own."""
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        rows = {"ratio": 16}, {"top": 1024}, {"limit": 512}
+        return tuple(CacheEntry(role, 2, 16, **fields) for fields in rows for role in ("k", "v"))  # type: ignore[arg-type]
+
+    @property
+    def label(self) -> str:
+        return "NSA 16"
+
+
+UNKNOWN: list[tuple[Part, str]] = [
+    (NativeSparse(num_attention_heads=8, num_key_value_heads=2, head_dim=16), "NSA 16 of inline: one k row stands for 16 tokens"),
+    (HiddenStates(num_attention_heads=4, head_dim=16, hidden_size=64), "hidden-state attention of inline: it keeps hidden rows"),
+    (grouped(sliding_window=100, sink_tokens=4), "GQA-2 window 100 of inline: the k rows that it keeps are not the last ones"),
+    (grouped(cache_budget=100), "GQA-2 budget 100 of inline: the k rows that it keeps are not the last ones"),
+    (grouped(prefix_tokens=8), "GQA-2 of inline: it keeps k rows whatever the length"),
+]
+
+
+@pytest.mark.parametrize("engine", PAGED)
+@pytest.mark.parametrize(("part", "said"), UNKNOWN, ids=[said.partition(" of ")[0] for _, said in UNKNOWN])
+def test_what_an_engine_has_no_pages_for_is_named(part: Part, said: str, engine: str) -> None:
+    model = one_kind(part)
+    with pytest.raises(UserError) as error:
+        asked(model, engine)
+    assert str(error.value) == f"{ENGINES[engine].title} has no pages for {said}. Engine none counts its content"
+    assert asked(model, "none").sequences > 0
+
+
+K, V = CacheEntry("k", 2, 16), CacheEntry("v", 2, 16)
+NEAR = tuple(CacheEntry(role, 2, 16, limit=9) for role in ("k", "v"))
+LATENT, ROPE, INDEX = CacheEntry("latent", 1, 512), CacheEntry("rope_key", 1, 64), CacheEntry("index_key", 1, 128)
+STATE = CacheEntry("recurrent_state", 2, 16, limit=3, span=Span.STATE)
+CONV = CacheEntry("conv_state", 2, 16, limit=3, span=Span.STATE)
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [
+        ((K, V), ""), (NEAR, ""), ((LATENT,), ""), ((LATENT, ROPE, INDEX), ""), ((K, V, INDEX), ""), ((CONV, CONV, STATE), ""),
+        ((CacheEntry("k", 2, 16, span=Span.CHUNK, limit=8), CacheEntry("v", 2, 16, span=Span.CHUNK, limit=8)), ""),
+        ((K,), "it keeps k rows"), ((K, V, *NEAR), "it keeps k + v + k + v rows"), ((INDEX,), "it keeps index key rows"),
+        ((K, LATENT), "it keeps k + latent rows"), ((K, NEAR[1]), "its rows have different limits"),
+        ((K, V, INDEX, INDEX), "its index keys are not one for every token"),
+        ((K, V, CacheEntry("index_key", 1, 128, limit=5)), "its index keys are not one for every token"),
+        ((K, V, CacheEntry("index_key", 1, 128, ratio=2)), "one index key row stands for 2 tokens"),
+        ((K, V, STATE), "it keeps a state beside rows of tokens"),
+        ((CacheEntry("recurrent_state", 2, 16),), "it keeps recurrent state rows"),
+        ((K, V, CacheEntry("compressor", 1, 8, 4, span=Span.PARTIAL)), "it keeps blocks of tokens that are not compressed yet"),
+        ((CacheEntry("compressor", 1, 8, 4, span=Span.OVERLAP),), "it keeps blocks of tokens that are not compressed yet"),
+        ((CacheEntry("k", 2, 16, limit=4, keeps=Keeps.SINKS), V), "the k rows that it keeps are not the last ones"),
+    ],
+)  # fmt: skip
+def test_entries_that_are_pages_and_those_that_are_not(entries: tuple[CacheEntry, ...], why: str) -> None:
+    assert unknown(entries) == why
+
+
+@pytest.mark.parametrize("engine", ["sglang", "llama.cpp"])
+def test_context_parallelism_without_rules_is_refused(engine: str) -> None:
+    with pytest.raises(UserError, match=f"decode-context parallelism under {ENGINES[engine].title}"):
+        asked(one_kind(grouped(groups=1)), engine, Parallelism(tp=2, dcp=2))
+
+
+# What is said.
+
+
+def test_a_model_that_vllm_does_not_start(kvcalc: Run) -> None:
+    said = {engine: kvcalc(f"fit llama-3.1-8b --gpu l4 --engine {engine}").err for engine in ENGINES}
+    assert {engine for engine, text in said.items() if "does not start" in text} == {"vllm"}
+    assert "l4: vLLM does not start: one sequence of 131,072 tokens needs" in said["vllm"]
+
+
+def test_explain_counts_the_sequences_of_one_rank(kvcalc: Run) -> None:
+    """dp 2: of 4 sequences asked for a rank holds 2; what fits is the rank's, in bytes, and the record's is the replica's."""
+    line = "fit llama-3.1-8b --engine vllm --dp 2 --max-model-len 8192 --max-num-seqs 4 --kv-cache-memory-bytes 10GiB"
+    (record,) = kvcalc(line + " --format json").records
+    block = 2_097_152
+    each = (10 * GIB // block - 1) // 512  # 5120 blocks, one of them never used, 512 a sequence
+    assert record["max_num_seqs"] == 2 * each == 18
+    out = kvcalc(line + " --explain").out
+    assert f"{each} sequences of 8,192 tokens need {block * (1 + 512 * each):,} B, within {10 * GIB:,} B" in out
+    assert f"{each + 1} sequences of 8,192 tokens need {block * (1 + 512 * (each + 1)):,} B, over {10 * GIB:,} B" in out
+    assert record["max_model_len"] == (5119 // 2) * 16
+    assert f"longest context of 4 sequences at once: {record['max_model_len']:,} tokens" in out
+
+
+def test_content_is_what_the_engine_stores(kvcalc: Run) -> None:
+    """DeepSeek-V3.2 at 163,840 tokens: 61 layers of 1152 B of latents in bf16 and 132 of index keys, whatever the dtype."""
+    (record,) = kvcalc("fit deepseek-v3.2 --engine vllm --gpu h200 --tp 8 --max-model-len 163840 --format json").records
+    assert record["transfer_bytes"] == 163_840 * 61 * (1152 + 132) == 12_832_604_160
+    assert record["blocks_per_request"] * record["bytes_per_block"] == record["transfer_bytes"]
+    (llama,) = kvcalc("fit deepseek-v3.2 --engine llama.cpp --gpu h200 --tp 8 --max-model-len 163840 --format json").records
+    assert llama["transfer_bytes"] == llama["kv_cache_allocated_bytes"] == 163_840 * 61 * 2 * (576 + 128)
+
+
+def test_shared_caches_cross_a_link_once() -> None:
+    """4 layers of which 2 read the others' cache: 2 · 128 B a token are stored, and moved in a step from host memory."""
+    kinds = {"own": Layer(parts=(grouped(),)), "sharer": Layer(parts=(grouped(),), shares_cache=True)}
+    model = of_kinds(kinds, layers=4, pattern=("own", "sharer"), max_context=4096)
+    record = fit_record(asked(model, "none", max_model_len=100, kv_offloading_bytes=100 * 256 * 7 + 1))
+    assert (record["offload_num_seqs"], record["offload_step_bytes"]) == (7, 7 * 100 * 256)
+
+
+@pytest.mark.parametrize(("tp", "said"), [(1, "1 GPU"), (2, "2 GPUs")])
+def test_one_gpu_is_one_gpu(kvcalc: Run, tp: int, said: str) -> None:
+    out = kvcalc(f"serve llama-3.2-1b --num-prompts 2 --input-len 20 --output-len 2 --tp {tp}").out
+    assert f"a GPU, {said}\n" in out or f"a GPU, {said};" in out or f"a GPU, {said}," in out
+
+
+# An engine of one's own: everything that it needs is in the value.
+
+
+class Paged(Plan):
+    """Blocks of 32 tokens, all layers alike."""
+
+    block_size = 32
+
+    def __init__(self, row: int) -> None:
+        self.bytes_per_block = 32 * row
+
+    def needed(self, sequences: int, length: int, shared: int = 0) -> int:
+        return sequences * -(-length // 32) * self.bytes_per_block
+
+
+def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
+    return Paged(sum(n * p.row_bytes for h, n in counted(held, stage) for p in pages("Toy", h)))
+
+
+TOY = Engine(
+    name="toy", title="Toy", plan=_plan, batched_tokens=lambda gpu: 100, utilization=lambda gpu, tokens, ranks: 0.9,
+    dtypes=("bf16", "fp8"), of="remaining",
+)  # fmt: skip
+
+
+def test_an_engine_is_a_value(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 layers of 4096 B a token; 0.9 of what the terms and 0.7 GiB of context leave of the memory."""
+    monkeypatch.setitem(ENGINES, "toy", TOY)
+    line = "fit llama-3.1-8b --engine toy --max-model-len 1000 --weight-bytes 16GiB --activation-bytes 1GiB --overhead-bytes 0"
+    (record,) = kvcalc(line + " --format json").records
+    left = H100.memory_bytes - 7 * GIB // 10 - 17 * GIB
+    assert record["kv_budget_bytes"] == int(left * 0.9)
+    assert record["bytes_per_block"] == 32 * 32 * 4096
+    assert record["max_num_seqs"] == record["kv_budget_bytes"] // (32 * 32 * 32 * 4096)
+    assert (record["max_num_batched_tokens"], record["utilization_of"]) == (100, "remaining")
+    assert "6. What fits" in kvcalc(line + " --explain").out
+    assert "toy has no cache dtype 'q8_0'" in kvcalc(line + " --kv-cache-dtype q8_0").err
+    assert "Toy has no pages for CSA 1:4" in kvcalc("fit deepseek-v4-flash --engine toy").err
+    assert "Engines that do: vllm" in kvcalc(line + " --num-gpu-blocks-override 3").err
+
+
+@pytest.mark.parametrize("engine", PAGED)
+def test_every_engine_says_what_it_stores(engine: str) -> None:
+    """fp8 where the engine has it; what it has not is refused with what it has."""
+    model = load_model("llama-3.1-8b")
+    run = Deployment(model, H100, Precision(kv_cache_dtype="mxfp4"))
+    with pytest.raises(UserError, match=f"{engine} has no cache dtype 'mxfp4'. It has: auto, "):
+        fit(run, FitOptions(engine=engine))
