@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvcalc.report.chart import Chart
 
 
-class Figure(StrEnum):
+class FigureKind(StrEnum):
     cache_vs_context = "cache-vs-context"
     cache_vs_parameters = "cache-vs-parameters"
     no_cache = "no-cache"
@@ -26,23 +26,23 @@ class Figure(StrEnum):
 
 GPT3 = [f"gpt-3-{size}" for size in ("small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b")]
 DEFAULT_MODELS = {
-    Figure.cache_vs_context: ["llama-7b", "llama-3.1-8b", "mistral-7b-v0.1", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b"],
-    Figure.cache_vs_parameters: GPT3,
-    Figure.no_cache: ["llama-2-7b"],
-    Figure.roofline: ["llama-3.1-8b"],
-    Figure.memory: ["llama-3.1-8b", "qwen3-8b", "llama-2-13b", "gpt-oss-20b", "gemma-3-27b"],
-    Figure.dsa_vs_mla: ["deepseek-v3.2", "deepseek-v3"],
+    FigureKind.cache_vs_context: ["llama-7b", "llama-3.1-8b", "mistral-7b-v0.1", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b"],
+    FigureKind.cache_vs_parameters: GPT3,
+    FigureKind.no_cache: ["llama-2-7b"],
+    FigureKind.roofline: ["llama-3.1-8b"],
+    FigureKind.memory: ["llama-3.1-8b", "qwen3-8b", "llama-2-13b", "gpt-oss-20b", "gemma-3-27b"],
+    FigureKind.dsa_vs_mla: ["deepseek-v3.2", "deepseek-v3"],
 }
 DEFAULT_CONTEXT = {
-    Figure.no_cache: "65536",
-    Figure.cache_vs_parameters: "1024,2048",
-    Figure.memory: "8192",
-    Figure.roofline: "4096",
+    FigureKind.no_cache: "65536",
+    FigureKind.cache_vs_parameters: "1024,2048",
+    FigureKind.memory: "8192",
+    FigureKind.roofline: "4096",
 }
 
 
 def run(
-    kind: Annotated[Figure, typer.Argument(help="Which figure.", show_default=False)],
+    kind: Annotated[FigureKind, typer.Argument(help="Which figure.", show_default=False)],
     models: Annotated[list[str], typer.Argument(help="Models, instead of the figure's own.", show_default=False)] = [],  # noqa: B006
     plot: o.Plot = "-",
     style: o.Style = "light",
@@ -59,7 +59,7 @@ def run(
     from kvcalc.report import figures
     from kvcalc.report.plots import save
 
-    if kind is Figure.measured:
+    if kind is FigureKind.measured:
         if not input_:
             raise UserError("the figure 'measured' needs --input ROWS.csv", hint="`kvcalc measure --output` writes such rows")
         save(_measured(input_), plot, style)
@@ -71,15 +71,15 @@ def run(
     precision = Precision(dtype, kv_cache_dtype)
     named = [(m.name, m, precision) for m in chosen]
     first_gpu = gpus[0] if gpus else None
-    if kind is Figure.cache_vs_context:
+    if kind is FigureKind.cache_vs_context:
         chart = figures.cache_vs_context(named, first_gpu, batches[0], max(contexts))
-    elif kind is Figure.cache_vs_parameters:
+    elif kind is FigureKind.cache_vs_parameters:
         chart = figures.cache_vs_parameters(chosen, contexts, precision)
-    elif kind is Figure.no_cache:
+    elif kind is FigureKind.no_cache:
         chart = figures.no_cache(chosen[0], contexts[-1], precision)
-    elif kind is Figure.memory:
+    elif kind is FigureKind.memory:
         chart = figures.memory(named, first_gpu, contexts[-1], batches[0])
-    elif kind is Figure.dsa_vs_mla:
+    elif kind is FigureKind.dsa_vs_mla:
         if len(chosen) != 2:
             raise UserError("the figure 'dsa-vs-mla' compares two models: the sparse one first")
         chart = figures.dsa_vs_mla(chosen[0], chosen[1], contexts[-1], Precision(dtype, kv_cache_dtype))
