@@ -12,8 +12,8 @@ from kvcalc.capacity import FitOptions
 from kvcalc.cli.app import COMMANDS
 from kvcalc.cli.fit import EngineOptions
 from kvcalc.cli.groups import Deploying, FurtherRanks, Group, Ranks, grouped
-from kvcalc.cli.latency import Asked
-from kvcalc.cli.serve import Loads, Server
+from kvcalc.cli.latency import RequestOptions
+from kvcalc.cli.serve import LoadOptions, ServerOptions
 from kvcalc.errors import UserError
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.serving.latency_record import LatencyOptions
@@ -78,9 +78,9 @@ def test_groups_that_hold_an_option_of_one_name_are_refused() -> None:
     ("group", "specs", "apart"),
     [
         (EngineOptions, [FitOptions], {"require", "disable_hybrid"}),
-        (Asked, [LatencyOptions], set()),
-        (Loads, [Load], set()),
-        (Server, [ServerSettings], set()),
+        (RequestOptions, [LatencyOptions], set()),
+        (LoadOptions, [Load], set()),
+        (ServerOptions, [ServerSettings], set()),
     ],
 )
 def test_options_bear_the_names_of_what_they_set(group: type[Group], specs: list[Any], apart: set[str]) -> None:

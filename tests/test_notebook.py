@@ -1,10 +1,12 @@
 """The Python API: a deployment's readings are the command line's records, tables and refusals."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,3 +195,11 @@ def test_every_public_name_is_there_and_none_is_a_module() -> None:
     assert package.__all__ == sorted(package.__all__)
     with pytest.raises(AttributeError, match="no attribute 'deplyo'"):
         _ = package.deplyo
+
+
+def test_the_readme_s_code_runs() -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert any("kvcalc.deploy" in block for block in blocks)
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})

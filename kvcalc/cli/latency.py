@@ -11,7 +11,7 @@ from kvcalc.cli.common import lengths, note, remarks
 from kvcalc.cli.groups import Deploying, Group, Output, grouped
 
 
-class Asked(Group, frozen=True):
+class RequestOptions(Group, frozen=True):
     """What is asked of a request; lists are of `input_len`, `output_len` and `batch_size`."""
 
     input_len: Annotated[str, typer.Option("--input-len", "--isl", help="Prompt tokens; a list makes more rows.")] = "2000"
@@ -27,7 +27,7 @@ class Asked(Group, frozen=True):
 
 
 @grouped
-def run(model: o.OneModel, *, gpu: o.Gpus = "h100", asked: Asked, deploying: Deploying, output: Output) -> None:
+def run(model: o.OneModel, *, gpu: o.Gpus = "h100", asked: RequestOptions, deploying: Deploying, output: Output) -> None:
     """One request: time to first token, time per token, end to end."""
     from kvcalc.library.words import from_words
     from kvcalc.serving.latency_record import LatencyOptions, latency_record, shortage

@@ -8,9 +8,12 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.common import lengths
+from kvcalc.cli.groups import chosen_gpus, chosen_model
 from kvcalc.model.precision import Precision
 
 if TYPE_CHECKING:
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.model.spec import Model
     from kvcalc.report.chart import Chart
 
 
@@ -54,60 +57,48 @@ def run(
     input_: Annotated[str, typer.Option("--input", help="Measured rows, for the figure `measured`.")] = "",
 ) -> None:
     """The standing figures."""
-    from kvcalc.errors import UserError
-    from kvcalc.library.load import load_gpu, load_model
-    from kvcalc.report import figures
     from kvcalc.report.plots import save
 
     if kind is FigureKind.measured:
-        if not input_:
-            raise UserError("the figure 'measured' needs --input ROWS.csv", hint="`kvcalc measure --output` writes such rows")
         save(_measured(input_), plot, style)
         return
-    chosen = [load_model(name) for name in models or DEFAULT_MODELS[kind]]
-    gpus = [load_gpu(name.strip()) for name in gpu.split(",")] if gpu else []
+    chosen = [chosen_model(name, []) for name in models or DEFAULT_MODELS[kind]]
+    gpus = chosen_gpus(gpu) if gpu else []
     contexts = lengths(context or DEFAULT_CONTEXT.get(kind, "131072"), "context")
-    batches = lengths(batch_size, "batch size")
-    precision = Precision(dtype, kv_cache_dtype)
+    save(_chart(kind, chosen, gpus, contexts, lengths(batch_size, "batch size"), Precision(dtype, kv_cache_dtype)), plot, style)
+
+
+def _chart(
+    kind: FigureKind, chosen: "list[Model]", gpus: "list[Gpu]", contexts: list[int], batches: list[int], precision: Precision
+) -> "Chart":
+    from kvcalc.errors import UserError
+    from kvcalc.report import figures
+    from kvcalc.report.roof import decode_sweep, roofline_chart
+
     named = [(m.name, m, precision) for m in chosen]
-    first_gpu = gpus[0] if gpus else None
+    first_gpu, last = gpus[0] if gpus else None, contexts[-1]
     if kind is FigureKind.cache_vs_context:
-        chart = figures.cache_vs_context(named, first_gpu, batches[0], max(contexts))
-    elif kind is FigureKind.cache_vs_parameters:
-        chart = figures.cache_vs_parameters(chosen, contexts, precision)
-    elif kind is FigureKind.no_cache:
-        chart = figures.no_cache(chosen[0], contexts[-1], precision)
-    elif kind is FigureKind.memory:
-        chart = figures.memory(named, first_gpu, contexts[-1], batches[0])
-    elif kind is FigureKind.dsa_vs_mla:
+        return figures.cache_vs_context(named, first_gpu, batches[0], max(contexts))
+    if kind is FigureKind.cache_vs_parameters:
+        return figures.cache_vs_parameters(chosen, contexts, precision)
+    if kind is FigureKind.no_cache:
+        return figures.no_cache(chosen[0], last, precision)
+    if kind is FigureKind.memory:
+        return figures.memory(named, first_gpu, last, batches[0])
+    if kind is FigureKind.dsa_vs_mla:
         if len(chosen) != 2:
             raise UserError("the figure 'dsa-vs-mla' compares two models: the sparse one first")
-        chart = figures.dsa_vs_mla(chosen[0], chosen[1], contexts[-1], Precision(dtype, kv_cache_dtype))
-    else:
-        from kvcalc.report.roof import decode_sweep, roofline_chart
-
-        batches = batches if batches != [1] else [1, 8, 64, 256]
-        chart = roofline_chart([p for m in chosen for p in decode_sweep(m, gpus[0], contexts[-1], batches, precision)], gpus)
-    save(chart, plot, style)
+        return figures.dsa_vs_mla(chosen[0], chosen[1], last, precision)
+    if not gpus:
+        raise UserError("the figure 'roofline' needs a GPU", hint="Give --gpu")
+    swept = batches if batches != [1] else [1, 8, 64, 256]
+    return roofline_chart([one for m in chosen for one in decode_sweep(m, gpus[0], last, swept, precision)], gpus)
 
 
-def _measured(path: str) -> "Chart":
-    """Measured rows against the calibrated time, or the datasheet bound where no calibration applies, by operation."""
-    import numpy as np
-
+def _measured(rows: str) -> "Chart":
     from kvcalc.errors import UserError
-    from kvcalc.report.plots_timing import predicted_against_measured
-    from kvcalc.timing.validation import validate
+    from kvcalc.report.plots_timing import rows_chart
 
-    (found,) = validate([Path(path)])
-    predicted = np.where(np.isnan(found.calibrated), found.bound, found.calibrated)
-    if not (predicted > 0).any():
-        raise UserError("no row has a prediction to stand beside it", path, "; ".join(found.remarks))
-    series: dict[str, tuple[list[float], list[float]]] = {}
-    for row, value in zip(found.table.rows, predicted, strict=True):
-        measured, expected = series.setdefault(row.op, ([], []))
-        measured.append(row.time_us)
-        expected.append(float(value))
-    calibrated = int((found.calibrated > 0).sum())
-    what = f"{Path(path).name}; predicted by a calibration in {calibrated:,} of {len(predicted):,} rows, else the bound"
-    return predicted_against_measured([(op, *both) for op, both in series.items()], what)
+    if not rows:
+        raise UserError("the figure 'measured' needs --input ROWS.csv", hint="`kvcalc measure --output` writes such rows")
+    return rows_chart(Path(rows))

@@ -27,7 +27,7 @@ _load = partial(typer.Option, rich_help_panel="Load")
 _server = partial(typer.Option, rich_help_panel="Server")
 
 
-class Loads(Group, frozen=True):
+class LoadOptions(Group, frozen=True):
     """What comes in, by the names of `Load`; a list is of rates."""
 
     requests: Annotated[str, _load("--requests", help="A CSV of arrival_s, input_len, output_len, or an Azure trace.")] = ""
@@ -48,7 +48,7 @@ class Loads(Group, frozen=True):
         return [from_words(Load, msgspec.structs.asdict(self) | {"rate": rate}) for rate in rates]
 
 
-class Server(Group, frozen=True):
+class ServerOptions(Group, frozen=True):
     """The server, by the names of `ServerSettings`."""
 
     max_num_seqs: Annotated[int, _server("--max-num-seqs", help="Sequences at once, of the whole replica.")] = 256
@@ -75,10 +75,10 @@ def run(
     model: o.OneModel,
     *,
     gpu: o.Gpus = "h100",
-    load: Loads,
+    load: LoadOptions,
     policy: Annotated[str, _server("--policy", help="continuous, static or both.")] = "continuous",
     cache: Annotated[str, _server("--cache", help="paged, contiguous or both.")] = "paged",
-    server: Server,
+    server: ServerOptions,
     timeline: Annotated[str, typer.Option("--timeline", help="Write the passes to a CSV file.")] = "",
     deploying: Deploying,
     output: Output,
