@@ -74,6 +74,7 @@ def _chart(
     from kvcalc.errors import UserError
     from kvcalc.report import figures
     from kvcalc.report.roof import decode_sweep, roofline_chart
+    from kvcalc.timing.deployment import Deployment
 
     named = [(m.name, m, precision) for m in chosen]
     first_gpu, last = gpus[0] if gpus else None, contexts[-1]
@@ -92,7 +93,8 @@ def _chart(
     if not gpus:
         raise UserError("the figure 'roofline' needs a GPU", hint="Give --gpu")
     swept = batches if batches != [1] else [1, 8, 64, 256]
-    return roofline_chart([one for m in chosen for one in decode_sweep(m, gpus[0], last, swept, precision)], gpus)
+    deployments = [Deployment(m, gpus[0], precision) for m in chosen]
+    return roofline_chart([one for d in deployments for one in decode_sweep(d, last, swept)], gpus)
 
 
 def _measured(rows: str) -> "Chart":

@@ -7,8 +7,6 @@ from typing import Any
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cost import Role
-from kvcalc.model.precision import Precision
-from kvcalc.model.spec import Model
 from kvcalc.report.chart import Axis, Chart, Series, si_tick
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import roofline_records
@@ -103,7 +101,7 @@ def _roofs(gpu: Gpu, number: int, lowest: float, highest: float, alone: bool) ->
     return found
 
 
-def decode_sweep(model: Model, gpu: Gpu, context: int, batches: Sequence[int], precision: Precision) -> list[Pass]:
+def decode_sweep(deployment: Deployment, context: int, batches: Sequence[int]) -> list[Pass]:
     """A decode step's records for each batch, as `roofline_chart` takes them."""
-    deployment = Deployment(model, gpu, precision)
-    return [(f"{model.name} decode", roofline_records(deployment, "decode", b, context)) for b in batches]
+    name = f"{deployment.model.name} decode"
+    return [(name, roofline_records(deployment, "decode", batch, context)) for batch in batches]
