@@ -26,7 +26,7 @@ def simulated(load: Load) -> Run:
     """One run of our simulator."""
     gpu = load_gpu("h100")
     deployment = Deployment(load_model("llama-3.1-8b"), gpu, calibration=load_calibration(gpu, "vllm"))
-    return serve(deployment, load.requests(), load, ServerSettings())
+    return serve(deployment, load.drawn(), load, ServerSettings())
 
 
 def reference(arrivals: list[float]) -> float:
@@ -62,7 +62,7 @@ def main() -> int:
     run = simulated(load)
     ours = time.process_time() - start
     start = time.process_time()
-    reference(load.requests().arrival_s.tolist())
+    reference(load.drawn().arrival_s.tolist())
     plain = time.process_time() - start
     passes = run.record["passes"]
     print(f"{REQUESTS:,} requests at {load.rate:.1f}/s, {passes:,} passes, mean batch {run.record['mean_batch_size']:.1f}")

@@ -33,7 +33,7 @@ def simulated(path: Path, prompts: int) -> Iterator[tuple[float, float, float, f
             precision = Precision(quantization="fp8") if row["gemm_quant_mode"].startswith("fp8") else Precision()
             deployment = Deployment(model, gpu, precision, Parallelism(tp=tp), calibration=calibration)
             load = Load(max_concurrency=clients, num_prompts=clients * prompts, input_len=str(isl), output_len=str(osl))
-            found = serve(deployment, load.requests(), load, ServerSettings(max_num_seqs=clients), "continuous", "paged").record
+            found = serve(deployment, load.drawn(), load, ServerSettings(max_num_seqs=clients), "continuous", "paged").record
             measured = (float(row["silicon_ttft_ms"]) / 1e3, float(row["silicon_tpot_ms"]) / 1e3)
             yield found["ttft_mean_s"], measured[0], found["tpot_p50_s"], measured[1]
 

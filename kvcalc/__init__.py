@@ -1,31 +1,32 @@
 """kvcalc: how big is the KV cache, what does it cost to read, and what will this GPU do with it?
 
->>> from kvcalc import cache_size, load_model
->>> cache_size(load_model("llama-3.1-8b"), context=131072).stored
+>>> import kvcalc
+>>> kvcalc.deploy("llama-3.1-8b", "h100").size("128k").stored
 17179869184
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from kvcalc.errors import UserError
-from kvcalc.gpu.roof import roofline
-from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.batch import Batch, Sequences
-from kvcalc.layers.cost import Cost, Operator
-from kvcalc.layers.ranks import Parallelism
-from kvcalc.library.load import load_gpu, load_model
-from kvcalc.model.memory import CacheSize, cache_size, mha_ratio, weight_bytes
-from kvcalc.model.operators import forward, total
-from kvcalc.model.precision import Precision
-from kvcalc.model.spec import Layer, Model
 
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions, fit
-    from kvcalc.timing.deployment import Deployment
+    from kvcalc.errors import UserError
+    from kvcalc.gpu.roof import roofline
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.layers.batch import Batch, Sequences
+    from kvcalc.layers.cost import Cost, Operator
+    from kvcalc.layers.ranks import Parallelism
+    from kvcalc.library.load import load_gpu, load_model
+    from kvcalc.model.memory import CacheSize, cache_size, mha_ratio, weight_bytes
+    from kvcalc.model.operators import forward, total
+    from kvcalc.model.precision import Precision
+    from kvcalc.model.spec import Layer, Model
+    from kvcalc.report.notebook import Answer, Deployment, deploy
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Answer",
     "Batch",
     "CacheSize",
     "Cost",
@@ -41,6 +42,7 @@ __all__ = [
     "Sequences",
     "UserError",
     "cache_size",
+    "deploy",
     "fit",
     "forward",
     "load_gpu",
@@ -51,15 +53,32 @@ __all__ = [
     "weight_bytes",
 ]
 
+# Where each name stands; nothing is loaded before it is asked for.
+_HOMES = {
+    "capacity": ("Fit", "FitOptions", "fit"),
+    "errors": ("UserError",),
+    "gpu.roof": ("roofline",),
+    "gpu.spec": ("Gpu",),
+    "layers.batch": ("Batch", "Sequences"),
+    "layers.cost": ("Cost", "Operator"),
+    "layers.ranks": ("Parallelism",),
+    "library.load": ("load_gpu", "load_model"),
+    "model.memory": ("CacheSize", "cache_size", "mha_ratio", "weight_bytes"),
+    "model.operators": ("forward", "total"),
+    "model.precision": ("Precision",),
+    "model.spec": ("Layer", "Model"),
+    "report.notebook": ("Answer", "Deployment", "deploy"),
+}
+
 
 def __getattr__(name: str) -> Any:
-    """`fit` and what it takes and gives, loaded when first asked for."""
-    if name == "Deployment":
-        from kvcalc.timing.deployment import Deployment
-
-        return Deployment
-    if name in ("Fit", "FitOptions", "fit"):
-        from kvcalc import capacity
-
-        return getattr(capacity, name)
+    """A public name, loaded when it is first asked for."""
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"kvcalc.{home}"), name)
+            return value
     raise AttributeError(f"module 'kvcalc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *__all__]

@@ -161,8 +161,8 @@ FILES = {
     "a key twice": (b'{"hidden_size": 64, "hidden_size": 128}', "key 'hidden_size' stands twice"),
     "a key twice inside": (b'{"text_config": {"n_layer": 1, "n_layer": 2}}', "key 'n_layer' stands twice"),
     "deep lists": (b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", "nests deeper than 32 levels"),
-    "very deep lists": (b"[" * 500_000, "is not JSON"),
-    "very deep mappings": (b'{"a":' * 200_000, "is not JSON"),
+    "very deep lists": (b"[" * 500_000, "nests deeper than 32 levels"),
+    "very deep mappings": (b'{"a":' * 200_000, "nests deeper than 32 levels"),
     "5000 digits": (b'{"hidden_size": ' + b"9" * 5000 + b"}", "is not JSON"),
     "17 MB": (b'{"a": "' + b"x" * 17_000_000 + b'"}', "has 17,000,009 bytes; more than 16,777,216 are not read"),
 }

@@ -58,6 +58,9 @@ def own_imports(module: str) -> set[str]:
     return found
 
 
+MOST_LINES = {"file": 300, "function": 60}
+
+
 @each_module
 def test_module_imports_from_rooms_before_its_own(module: str) -> None:
     assert room(module) in ROOMS, "every room has its place in the order"
@@ -91,6 +94,25 @@ def test_heavy_modules_are_imported_where_they_are_needed(module: str) -> None:
     if room(module) != "measure":
         heavy = {name for name in imports(module, lazy=False) if name.partition(".")[0] in LAZY}
         assert not heavy or module in ("report.plots", "library.huggingface.preset"), heavy
+
+
+@each_module
+def test_files_and_functions_are_short(module: str) -> None:
+    text = MODULES[module].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MOST_LINES["file"]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno and node.end_lineno - node.lineno < MOST_LINES["function"], node.name
+
+
+def test_public_names_are_listed_alike() -> None:
+    """What type checkers see, what is promised, and where it is loaded from."""
+    tree = ast.parse(MODULES["__init__"].read_text(encoding="utf-8"))
+    seen = {name for name in imports("__init__") if name.startswith("kvcalc.")}
+    homes = {f"kvcalc.{home}.{name}" for home, names in kvcalc._HOMES.items() for name in names}
+    assert seen == homes
+    assert sorted(name.rpartition(".")[2] for name in homes) == kvcalc.__all__
+    assert not [n for n in tree.body if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("kvcalc")], "loaded lazily"
 
 
 def test_the_check_itself_sees_lazy_and_nested_imports(tmp_path: Path) -> None:

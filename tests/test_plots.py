@@ -18,6 +18,7 @@ from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens
 from kvcalc.report.plots import STYLES, _figure, render, save
 from kvcalc.report.roof import decode_sweep, roofline_chart
 from kvcalc.report.sketch import sketch
+from kvcalc.timing.deployment import Deployment
 
 KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla")
 PLAIN = Precision()
@@ -40,7 +41,7 @@ def chart_of(kind: str) -> Chart:
         return figures.memory(named, card, 8192, 1)
     if kind == "dsa-vs-mla":
         return figures.dsa_vs_mla(chosen[0], chosen[1], 131_072, PLAIN)
-    return roofline_chart(decode_sweep(chosen[0], card, 4096, [1, 8, 64, 256], PLAIN), [card])
+    return roofline_chart(decode_sweep(Deployment(chosen[0], card, PLAIN), 4096, [1, 8, 64, 256]), [card])
 
 
 def texts(svg: bytes) -> str:

@@ -365,10 +365,10 @@ def test_without_a_model_the_roofs_alone(kvcalc: Run) -> None:
 
 def test_totals_of_records_are_those_of_the_operators() -> None:
     placed = roofline([operator(3, flops=10, weight_bytes=5, vector_flops=2), operator(2, cache_read_bytes=7)], gpu())
-    *each, last = pass_records(placed, {"model": "m"}, gpu())
+    *each, last = pass_records(placed, gpu())
     assert [r["flops"] for r in each] == [30, 0]
     assert (last["flops"], last["vector_flops"], last["bytes"], last["cache_read_bytes"]) == (30, 6, 29, 14)
-    assert (last["model"], last["intensity"], last["bound"]) == ("m", 30 / 29, "memory")
+    assert (last["intensity"], last["bound"]) == (30 / 29, "memory")
 
 
 def test_no_matrix_unit_at_all_still_has_a_wider_one() -> None:
@@ -381,7 +381,7 @@ def test_records_say_the_form_of_mla_and_the_experts_read() -> None:
     """DeepSeek-V3 reads 8 of 256 experts for one token; a prompt expands its latents, a step at 4096 absorbs."""
     v3, h100, precision = load_model("deepseek-v3"), load_gpu("h100"), Precision("bf16")
     deployed = Deployment(v3, h100, precision)
-    step = pass_records(deployed.placed(Batch.decode(4096)), {}, h100)
+    step = pass_records(deployed.placed(Batch.decode(4096)), h100)
     assert step[-1]["mla_form"] == "absorbed"
     assert {r["operator"]: r["expected_experts"] for r in step if "expected_experts" in r} == {
         "experts_gate_up": 8.0,

@@ -1,12 +1,14 @@
 """What `fit` is asked, checked."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from kvcalc.capacity.engines import ENGINES, Engine
 from kvcalc.capacity.memory_terms import SHARES
 from kvcalc.errors import UserError, nearest
+from kvcalc.library.load import load_model
+from kvcalc.library.words import BytesInstead, BytesOrNone, Tokens, TokensOrNone, share, spelled
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import canonical
 from kvcalc.units import MOST_TOKENS
@@ -14,6 +16,14 @@ from kvcalc.units import MOST_TOKENS
 MOST_BYTES = 1 << 60
 CHOICES = {"mamba_cache_mode": ("none", "align"), "utilization_of": ("", *SHARES)}
 STATE_DTYPES = ("auto", "fp32", "bf16", "fp16")
+
+
+def _engine(text: str, what: str) -> str:
+    return text.strip().lower()
+
+
+def _draft(name: str, what: str) -> Model:
+    return load_model(name)
 
 
 class FitOptions(msgspec.Struct, frozen=True):
@@ -26,14 +36,14 @@ class FitOptions(msgspec.Struct, frozen=True):
     beside this one. kv_offloading_bytes: host memory for the cache, per GPU.
     """
 
-    engine: str = "none"
-    max_model_len: int = 0
+    engine: Annotated[str, _engine] = "none"
+    max_model_len: Tokens = 0
     max_num_seqs: int = 1
-    gpu_memory_utilization: float = 0.0
+    gpu_memory_utilization: Annotated[float, share] = 0.0
     utilization_of: str = ""
-    max_num_batched_tokens: int = 0
+    max_num_batched_tokens: Tokens = 0
     max_in_flight_batches: int = 0
-    kv_cache_memory_bytes: int | None = None
+    kv_cache_memory_bytes: BytesInstead = None
     num_gpu_blocks_override: int = 0
     block_size: int = 0
     mamba_cache_mode: str = "none"
@@ -41,13 +51,13 @@ class FitOptions(msgspec.Struct, frozen=True):
     mamba_ssm_cache_dtype: str = ""
     hybrid: bool = True
     flash_attention: bool = True
-    weight_bytes: int | None = None
-    activation_bytes: int | None = None
-    overhead_bytes: int | None = None
-    shared_prefix: int = 0
+    weight_bytes: BytesInstead = None
+    activation_bytes: BytesInstead = None
+    overhead_bytes: BytesInstead = None
+    shared_prefix: TokensOrNone = 0
     mtp: bool = False
-    draft: Model | None = None
-    kv_offloading_bytes: int = 0
+    draft: Annotated[Model | None, _draft] = None
+    kv_offloading_bytes: BytesOrNone = 0
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -55,7 +65,7 @@ class FitOptions(msgspec.Struct, frozen=True):
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 hint = f"Known: {', '.join(filter(None, choices))}"
-                raise UserError(f"unknown {name.replace('_', '-')} {getattr(self, name)!r}", hint=hint)
+                raise UserError(f"unknown {spelled(name)} {getattr(self, name)!r}", hint=hint)
         if self.state_dtype not in ("", *STATE_DTYPES):
             raise UserError(f"unknown state dtype {self.mamba_ssm_cache_dtype!r}", hint=f"Known: {', '.join(STATE_DTYPES)}")
         if not (self.gpu_memory_utilization == 0 or 0 < self.gpu_memory_utilization <= 1):
@@ -89,4 +99,4 @@ class FitOptions(msgspec.Struct, frozen=True):
 
 def _whole(name: str, value: Any, least: int = 0, most: int = MOST_TOKENS) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise UserError(f"{name.replace('_', '-')} {value!r} is not a whole number from {least} to {most:,}")
+        raise UserError(f"{spelled(name)} {value!r} is not a whole number from {least} to {most:,}")

@@ -5,16 +5,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcalc.cli import options as o
-from kvcalc.cli.common import emit, note
+from kvcalc.cli.common import note
+from kvcalc.cli.groups import Output, grouped
 
 if TYPE_CHECKING:
     from kvcalc.gpu.spec import Gpu
+    from kvcalc.report.tables import Table
     from kvcalc.timing.calibrator import FittedLaw
 
 
+@grouped
 def run(
     rows: Annotated[list[Path], typer.Argument(help="CSV files of measured rows.", show_default=False)],
+    *,
     gpu: Annotated[str, typer.Option("--gpu", help="The GPU that was measured: a preset or a YAML file.")] = "",
     stack: Annotated[str, typer.Option("--stack", help="The software that was measured: vllm, sglang, your own name.")] = "",
     out: Annotated[
@@ -24,9 +27,7 @@ def run(
     commit: Annotated[str, typer.Option("--commit", help="Of the origin.")] = "",
     license_: Annotated[str, typer.Option("--license", help="Of the rows.")] = "",
     date: Annotated[str, typer.Option("--date", help="Of the fit; by default today.")] = "",
-    plot: o.Plot = "",
-    style: o.Style = "light",
-    output: o.Output = o.OutputFormat.table,
+    output: Output,
 ) -> None:
     """Fits the time laws to measured rows."""
     from kvcalc.errors import UserError
@@ -49,22 +50,21 @@ def run(
         raise UserError("no family has enough rows to be fitted", hint="; ".join(f"{f.family} {f.kind}: {f.why}" for f in fits))
     about = {"origin": origin, "commit": commit, "license": license_, "date": date}
     text = to_yaml(summed(fits, machine, stack, used, about))
-    if plot:
-        from kvcalc.report.plots import save
+    if output.plot:
         from kvcalc.report.plots_timing import predicted_against_measured
 
         series = [(f"{f.family} {f.kind}", f.measured, f.predicted) for f in fitted]
-        save(predicted_against_measured(series, "held out"), plot, style)
+        output.picture(predicted_against_measured(series, "held out"))
     if not out:
         make_folder(path.parent)
     write_text(path, text)
     note(f"wrote {path}")
-    if not emit(records(fits), output) and plot != "-":
-        _table(fits, machine, stack)
+    if not output.printed(records(fits)):
+        output.show(_table(fits, machine, stack))
 
 
-def _table(fits: "list[FittedLaw]", gpu: "Gpu", stack: str) -> None:
-    from kvcalc.report.tables import Column, integer, show
+def _table(fits: "list[FittedLaw]", gpu: "Gpu", stack: str) -> "Table":
+    from kvcalc.report.tables import Column, Table, integer
     from kvcalc.timing.calibrator import FOLDS, records
 
     columns = (
@@ -78,7 +78,7 @@ def _table(fits: "list[FittedLaw]", gpu: "Gpu", stack: str) -> None:
         "error of a row: exp(|ln(predicted/measured)|) − 1",
         f"held out: each row predicted by one of {FOLDS} fits that did not see it; the law kept is fitted on all rows",
     ]
-    show(shown, columns, title=f"{gpu.name} under {stack}", notes=["", *notes])
+    return Table(shown, columns, f"{gpu.name} under {stack}", ["", *notes])
 
 
 def _percent(value: float) -> str:

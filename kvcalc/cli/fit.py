@@ -1,18 +1,21 @@
 """`kvcalc fit`."""
 
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import emit, note, parallelism
-from kvcalc.model.precision import Precision
+from kvcalc.cli.common import check_number, note
+from kvcalc.cli.groups import FurtherRanks, Group, Output, chosen_gpus, chosen_model, grouped
 
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions
     from kvcalc.gpu.spec import Gpu
     from kvcalc.layers.ranks import Parallelism
+    from kvcalc.model.precision import Precision
     from kvcalc.model.spec import Model
 
 MOST_CONFIGURATIONS = 1000
@@ -22,168 +25,137 @@ def _bytes(name: str, help: str) -> Any:
     return typer.Option(name, help=help + " Digits, 40GiB or 40GB.", rich_help_panel="Instead of what is computed")
 
 
-def _engine(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel="Engine")
+_engine = partial(typer.Option, rich_help_panel="Engine")
 
 
-def run(
-    model: o.OneModel,
-    gpu: o.Gpus = "h100",
+class EngineOptions(Group, frozen=True):
+    """What `fit` is asked, by the names of `FitOptions`; and how many sequences are required."""
+
     max_model_len: Annotated[
         str, typer.Option("--max-model-len", help="Tokens of each sequence; the model's own by default.")
-    ] = "",
-    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences at once, of the whole replica.")] = 1,
+    ] = ""
+    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences at once, of the whole replica.")] = 1
     require: Annotated[
         int, typer.Option("--require", help="Exit 1 unless so many sequences of --max-model-len fit.", show_default=False)
-    ] = 0,
-    engine: Annotated[str, _engine("--engine", help="none (content), vllm, sglang or llama.cpp.")] = "none",
+    ] = 0
+    engine: Annotated[str, _engine("--engine", help="none (content), vllm, sglang or llama.cpp.")] = "none"
     gpu_memory_utilization: Annotated[
         float | None, typer.Option("--gpu-memory-utilization", help="Share of the memory; the engine's own by default.")
-    ] = None,
+    ] = None
     utilization_of: Annotated[
         str, typer.Option("--utilization-of", help="total or free; the engine's own by default.", show_default=False)
-    ] = "",
+    ] = ""
     max_num_batched_tokens: Annotated[
         str, _engine("--max-num-batched-tokens", help="Tokens of one pass; the engine's default by GPU.")
-    ] = "",
+    ] = ""
     max_in_flight_batches: Annotated[
         int, _engine("--max-in-flight-batches", help="Passes scheduled at once; 0: 2, or the pipeline's stages.")
-    ] = 0,
-    block_size: Annotated[int, _engine("--block-size", help="Tokens in a cache block; 0: the engine's own.")] = 0,
-    mamba_cache_mode: Annotated[
-        str, _engine("--mamba-cache-mode", help="none or align: one state page a sequence, or two.")
-    ] = "none",
+    ] = 0
+    block_size: Annotated[int, _engine("--block-size", help="Tokens in a cache block; 0: the engine's own.")] = 0
+    mamba_cache_mode: Annotated[str, _engine("--mamba-cache-mode", help="none or align: one state page a sequence, or two.")] = (
+        "none"
+    )
     mamba_checkpoint_blocks: Annotated[
         int, _engine("--mamba-checkpoint-blocks", help="State pages more under align, for checkpoints that layers export.")
-    ] = 0,
+    ] = 0
     mamba_ssm_cache_dtype: Annotated[
         str, _engine("--mamba-ssm-cache-dtype", help="Recurrent states: auto, fp32, bf16 or fp16.")
-    ] = "auto",
+    ] = "auto"
     disable_hybrid: Annotated[
         bool, _engine("--disable-hybrid-kv-cache-manager", help="Windows and chunks allocated like full attention.")
-    ] = False,
+    ] = False
     flash_attention: Annotated[
         bool, _engine("--flash-attention/--no-flash-attention", help="llama.cpp pads cells to 256 with it, else to 32.")
-    ] = True,
-    kv_cache_memory_bytes: Annotated[str, _bytes("--kv-cache-memory-bytes", "The budget; weights are not checked.")] = "",
+    ] = True
+    kv_cache_memory_bytes: Annotated[str, _bytes("--kv-cache-memory-bytes", "The budget; weights are not checked.")] = ""
     num_gpu_blocks_override: Annotated[
         int, typer.Option("--num-gpu-blocks-override", help="vLLM's blocks.", rich_help_panel="Instead of what is computed")
-    ] = 0,
-    weight_bytes: Annotated[str, _bytes("--weight-bytes", "Weights of one GPU.")] = "",
-    activation_bytes: Annotated[str, _bytes("--activation-bytes", "Activation peak of one GPU.")] = "",
-    overhead_bytes: Annotated[str, _bytes("--overhead-bytes", "Libraries, graphs and collectives of one GPU.")] = "",
+    ] = 0
+    weight_bytes: Annotated[str, _bytes("--weight-bytes", "Weights of one GPU.")] = ""
+    activation_bytes: Annotated[str, _bytes("--activation-bytes", "Activation peak of one GPU.")] = ""
+    overhead_bytes: Annotated[str, _bytes("--overhead-bytes", "Libraries, graphs and collectives of one GPU.")] = ""
+    shared_prefix: Annotated[str, typer.Option("--shared-prefix", help="First tokens that all sequences have in common.")] = "0"
+    mtp: Annotated[bool, typer.Option("--mtp", help="With the multi-token-prediction layers.")] = False
+    draft: Annotated[str, typer.Option("--draft", help="A draft model beside this one.", show_default=False)] = ""
+    kv_offloading_bytes: Annotated[
+        str, typer.Option("--kv-offloading-bytes", help="Host memory for the cache, per GPU.", show_default=False)
+    ] = ""
+
+    def options(self) -> "FitOptions":
+        """For at least as many sequences as are required."""
+        from kvcalc.capacity import FitOptions
+        from kvcalc.errors import UserError
+        from kvcalc.library.words import from_words
+
+        if self.require < 0:
+            raise UserError(f"--require {self.require} is not a number of sequences")
+        given = msgspec.structs.asdict(self) | {"hybrid": not self.disable_hybrid}
+        if self.max_num_seqs > 0:
+            given["max_num_seqs"] = max(self.max_num_seqs, self.require)
+        return from_words(FitOptions, given)
+
+
+class FormatLists(Group, frozen=True):
+    """Lists of formats, each making more rows."""
+
+    dtype: Annotated[str, typer.Option("--dtype", help="Weights and compute; a list makes more rows.")] = "auto"
+    kv_cache_dtype: Annotated[str, typer.Option("--kv-cache-dtype", help="A list makes more rows.")] = "auto"
+    quantization: Annotated[str, typer.Option("--quantization", "-q", help="Storage of the weight matrices; a list.")] = ""
+
+    def precisions(self) -> "list[Precision]":
+        from kvcalc.model.precision import Precision
+
+        words = ([w.strip() for w in text.split(",")] for text in (self.dtype, self.quantization, self.kv_cache_dtype))
+        return [Precision(d, c, q) for d, q, c in product(*words)]
+
+
+@grouped
+def run(
+    model: o.OneModel,
+    *,
+    gpu: o.Gpus = "h100",
+    asked: EngineOptions,
     lengths: Annotated[
         str,
         typer.Option("--lengths", help="A file of lengths, or lognormal:MEAN,P99: what allocation wastes.", show_default=False),
     ] = "",
-    shared_prefix: Annotated[str, typer.Option("--shared-prefix", help="First tokens that all sequences have in common.")] = "0",
-    mtp: Annotated[bool, typer.Option("--mtp", help="With the multi-token-prediction layers.")] = False,
-    draft: Annotated[str, typer.Option("--draft", help="A draft model beside this one.", show_default=False)] = "",
-    kv_offloading_bytes: Annotated[
-        str, typer.Option("--kv-offloading-bytes", help="Host memory for the cache, per GPU.", show_default=False)
-    ] = "",
-    dtype: Annotated[str, typer.Option("--dtype", help="Weights and compute; a list makes more rows.")] = "auto",
-    kv_cache_dtype: Annotated[str, typer.Option("--kv-cache-dtype", help="A list makes more rows.")] = "auto",
-    quantization: Annotated[str, typer.Option("--quantization", "-q", help="Storage of the weight matrices; a list.")] = "",
+    formats: FormatLists,
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     tp: Annotated[
         str, typer.Option("--tensor-parallel-size", "-tp", "--tp", help="A list makes more rows.", rich_help_panel="Several GPUs")
     ] = "1",
-    pp: o.Pp = 1,
-    dp: o.Dp = 1,
-    ep: o.Ep = 1,
-    enable_expert_parallel: o.ExpertParallel = False,
-    dcp: o.Dcp = 1,
+    further: FurtherRanks,
     seed: Annotated[int, typer.Option("--seed", help="Of drawn lengths and of the simulated allocator.")] = 0,
     explain: o.Explain = False,
-    plot: o.Plot = "",
-    style: o.Style = "light",
-    output: o.Output = o.OutputFormat.table,
+    output: Output,
 ) -> int:
     """What fits on these GPUs, and what an engine really allocates."""
-    from kvcalc.capacity import FitOptions
     from kvcalc.capacity.fragmentation import read_lengths
     from kvcalc.capacity.record import fit_record, smallest_first
-    from kvcalc.errors import UserError
-    from kvcalc.library.edit import edited
-    from kvcalc.library.load import load_model
-    from kvcalc.units import parse_bytes, parse_tokens
+    from kvcalc.report.fit import explain_fit, fit_table, memory_chart
+    from kvcalc.units import parse_tokens
 
-    def size(text: str, what: str) -> int | None:
-        return (0 if text.strip() == "0" else parse_bytes(text, what)) if text else None
-
-    def tokens(text: str, what: str) -> int:
-        return parse_tokens(text, what) if text else 0
-
-    if gpu_memory_utilization == 0:
-        raise UserError("--gpu-memory-utilization 0 leaves no memory")
-    if require < 0:
-        raise UserError(f"--require {require} is not a number of sequences")
-    chosen = edited(load_model(model), set_)
-    options = FitOptions(
-        engine=engine.strip().lower(),
-        max_model_len=tokens(max_model_len, "max-model-len"),
-        max_num_seqs=max(max_num_seqs, require) if max_num_seqs > 0 else max_num_seqs,
-        gpu_memory_utilization=gpu_memory_utilization or 0.0,
-        utilization_of=utilization_of,
-        max_num_batched_tokens=tokens(max_num_batched_tokens, "max-num-batched-tokens"),
-        max_in_flight_batches=max_in_flight_batches,
-        kv_cache_memory_bytes=parse_bytes(kv_cache_memory_bytes, "kv-cache-memory-bytes") if kv_cache_memory_bytes else None,
-        num_gpu_blocks_override=num_gpu_blocks_override,
-        block_size=block_size,
-        mamba_cache_mode=mamba_cache_mode,
-        mamba_checkpoint_blocks=mamba_checkpoint_blocks,
-        mamba_ssm_cache_dtype=mamba_ssm_cache_dtype,
-        hybrid=not disable_hybrid,
-        flash_attention=flash_attention,
-        weight_bytes=size(weight_bytes, "weight-bytes"),
-        activation_bytes=size(activation_bytes, "activation-bytes"),
-        overhead_bytes=size(overhead_bytes, "overhead-bytes"),
-        shared_prefix=parse_tokens(shared_prefix, "shared-prefix", least=0),
-        mtp=mtp,
-        draft=load_model(draft) if draft else None,
-        kv_offloading_bytes=size(kv_offloading_bytes, "kv-offloading-bytes") or 0,
-    )
+    chosen, options = chosen_model(model, set_), asked.options()
     drawn = read_lengths(lengths, seed) if lengths else []
-    sizes = [parse_tokens(word, "tensor-parallel size") for word in tp.split(",")]
-    ranks = [parallelism(n, pp, dp, ep, enable_expert_parallel, dcp) for n in sizes]
-    points = _points(gpu, ranks, dtype, quantization, kv_cache_dtype)
-    answers = smallest_first(_answers(chosen, points, options))
+    ranks = [further.beside(parse_tokens(word, "tensor-parallel size")) for word in tp.split(",")]
+    precisions, gpus = formats.precisions(), chosen_gpus(gpu)
+    check_number("configurations", MOST_CONFIGURATIONS, gpus, ranks, precisions)
+    answers = smallest_first(_answers(chosen, list(product(gpus, ranks, precisions)), options))
     records = [fit_record(f, drawn, seed) for f in answers]
     _remarks(chosen, answers, drawn)
-    met = any(f.fits for f in answers)
-    status = int(bool(require) and not met)
-    if plot:
-        from kvcalc.report.fit import memory_chart
-        from kvcalc.report.plots import save
-
-        save(memory_chart(records), plot, style)
+    if output.plot:
+        output.picture(memory_chart(records))
     if explain:
-        from kvcalc.report.fit import explain_fit
-
         print("\n".join(explain_fit(f, r) for f, r in zip(answers, records, strict=True)))
-        return status
-    if not emit(records, output) and plot != "-":
-        _table(answers, records, met)
-    return status
+    elif not output.printed(records):
+        from kvcalc.report.sketch import sketch
+
+        output.show(fit_table(records, answers))
+        print(f"\n{sketch(memory_chart(records))}")
+    return int(bool(asked.require) and not any(f.fits for f in answers))
 
 
-def _points(
-    gpus: str, ranks: "list[Parallelism]", dtypes: str, quantizations: str, cache_dtypes: str
-) -> "list[tuple[Gpu, Parallelism, Precision]]":
-    """Every configuration that the lists make together."""
-    from kvcalc.errors import UserError
-    from kvcalc.library.load import load_gpu
-
-    words = ([w.strip() for w in text.split(",")] for text in (dtypes, quantizations, cache_dtypes))
-    precisions = [Precision(d, c, q) for d, q, c in product(*words)]
-    cards = [load_gpu(name.strip()) for name in gpus.split(",")]
-    if len(cards) * len(ranks) * len(precisions) > MOST_CONFIGURATIONS:
-        raise UserError(f"more than {MOST_CONFIGURATIONS:,} configurations asked for")
-    return list(product(cards, ranks, precisions))
-
-
-def _answers(model: "Model", points: "list[tuple[Gpu, Any, Precision]]", options: "FitOptions") -> "list[Fit]":
+def _answers(model: "Model", points: "list[tuple[Gpu, Parallelism, Precision]]", options: "FitOptions") -> "list[Fit]":
     """One answer a configuration; of several, those that the model cannot be cut into are left out with a note."""
     from kvcalc.capacity import fit
     from kvcalc.errors import UserError
@@ -223,21 +195,3 @@ def _remarks(model: "Model", answers: "list[Fit]", drawn: list[int]) -> None:
     if not any(f.given or f.shortage == 0 for f in answers):
         for f in answers:
             note(remedies(f))
-
-
-def _table(answers: "list[Fit]", records: list[dict[str, Any]], met: bool) -> None:
-    from kvcalc.report.fit import COLUMNS, memory_chart, notes, row
-    from kvcalc.report.sketch import sketch
-    from kvcalc.report.tables import show
-
-    first = records[0]
-    need = f"{first['requested_num_seqs']:,} × {first['requested_model_len']:,} tokens"
-    if met:
-        title = (
-            f"{first['model']}: smallest that holds {need}: {first['gpus']}× {first['gpu']} (tp {first['tensor_parallel_size']})"
-        )
-    else:
-        title = f"{first['model']}: none holds {need}"
-    show([row(r) for r in records], COLUMNS, title=title, notes=notes(records, answers))
-    print()
-    print(sketch(memory_chart(records)))

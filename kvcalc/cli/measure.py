@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import emit, lengths, note
+from kvcalc.cli.common import lengths, note
+from kvcalc.cli.groups import Group, Output, chosen_model, grouped
 
 if TYPE_CHECKING:
     from kvcalc.measure.device import Machine
@@ -19,68 +20,91 @@ VARIANTS = "mha, gqa, mqa, mla, dsa, window, cla, recurrent, or a form that comp
 INTERRUPTED = 130
 
 
-def run(
-    model: Annotated[str, typer.Argument(help=o.MODELS_HELP + " Without one: a standard layer.", show_default=False)] = "",
-    variant: Annotated[list[str], typer.Option("--variant", help=VARIANTS, show_default=False)] = [],  # noqa: B006 (typer copies it)
-    phase: Annotated[str, typer.Option("--phase", help="decode, prefill or both.")] = "both",
-    context: Annotated[str, typer.Option("--context", help="Tokens; a list makes more rows. Default: by device and phase.")] = "",
-    prefill_context: Annotated[str, typer.Option("--prefill-context", help="The same for prefill alone.")] = "",
-    batch_size: Annotated[
-        str, typer.Option("--batch-size", "--bs", help="Sequences at once. Default: by device and phase.")
-    ] = "",
-    device: Annotated[str, typer.Option("--device", help="auto (a GPU where there is one), cuda or cpu.")] = "auto",
-    dtype: Annotated[str, typer.Option("--dtype", help="auto (bf16 on a GPU, fp32 on a CPU), bf16, fp16, fp32, fp64.")] = "auto",
-    threads: Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0 takes what is fastest now.")] = 0,
-    kernel: Annotated[str, typer.Option("--kernel", help="auto, sdpa, plain, or flex (CUDA only; compiles).")] = "auto",
-    cache: Annotated[str, typer.Option("--cache", help="contiguous or paged.")] = "contiguous",
-    block_size: o.BlockSize = 16,
-    seconds: Annotated[float, typer.Option("--seconds", help="Spent on each time; 0: by device.")] = 0,
-    graphs: Annotated[bool, typer.Option("--graphs/--no-graphs", help="Replay CUDA graphs.")] = True,
+class Sizes(Group, frozen=True):
+    """Lengths and batches; '' leaves them to the device and the phase."""
+
+    context: Annotated[str, typer.Option("--context", help="Tokens; a list makes more rows. Default: by device and phase.")] = ""
+    prefill_context: Annotated[str, typer.Option("--prefill-context", help="The same for prefill alone.")] = ""
+    batch_size: Annotated[str, typer.Option("--batch-size", "--bs", help="Sequences at once. Default: by device and phase.")] = ""
+
+    def lists(self) -> list[list[int]]:
+        """Contexts, contexts of prefill, batch sizes."""
+        asked = (self.context, "context"), (self.prefill_context, "prefill context"), (self.batch_size, "batch size")
+        return [lengths(text, what) if text else [] for text, what in asked]
+
+
+class Measuring(Group, frozen=True):
+    """Where and how to measure."""
+
+    device: Annotated[str, typer.Option("--device", help="auto (a GPU where there is one), cuda or cpu.")] = "auto"
+    dtype: Annotated[str, typer.Option("--dtype", help="auto (bf16 on a GPU, fp32 on a CPU), bf16, fp16, fp32, fp64.")] = "auto"
+    threads: Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0 takes what is fastest now.")] = 0
+    kernel: Annotated[str, typer.Option("--kernel", help="auto, sdpa, plain, or flex (CUDA only; compiles).")] = "auto"
+    cache: Annotated[str, typer.Option("--cache", help="contiguous or paged.")] = "contiguous"
+    block_size: o.BlockSize = 16
+    seconds: Annotated[float, typer.Option("--seconds", help="Spent on each time; 0: by device.")] = 0
+    graphs: Annotated[bool, typer.Option("--graphs/--no-graphs", help="Replay CUDA graphs.")] = True
+
+    def settings(self, machine: "Machine") -> "MeasureSettings":
+        from kvcalc.measure import plan
+
+        return plan.settings(machine, self.dtype, self.kernel, self.cache, self.block_size, self.seconds, self.graphs)
+
+
+class Generation(Group, frozen=True):
+    """Tokens to generate, with the cache and without, instead of layers."""
+
     generate: Annotated[
         int, typer.Option("--generate", min=0, max=100_000, help="Tokens to generate, with the cache and without.")
-    ] = 0,
-    prompt_len: Annotated[str, typer.Option("--prompt-len", help="Tokens of the prompt, for --generate.")] = "64",
-    head: Annotated[
-        str, typer.Option("--head", help="Positions that the LM head sees without a cache: last, all, both.")
-    ] = "both",
+    ] = 0
+    prompt_len: Annotated[str, typer.Option("--prompt-len", help="Tokens of the prompt, for --generate.")] = "64"
+    head: Annotated[str, typer.Option("--head", help="Positions that the LM head sees without a cache: last, all, both.")] = (
+        "both"
+    )
+
+
+@grouped
+def run(
+    model: Annotated[str, typer.Argument(help=o.MODELS_HELP + " Without one: a standard layer.", show_default=False)] = "",
+    *,
+    variant: Annotated[list[str], typer.Option("--variant", help=VARIANTS, show_default=False)] = [],  # noqa: B006 (typer copies it)
+    phase: Annotated[str, typer.Option("--phase", help="decode, prefill or both.")] = "both",
+    sizes: Sizes,
+    measuring: Measuring,
+    generation: Generation,
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of weights and inputs.")] = 0,
     rows: Annotated[str, typer.Option("--output", help="Write measured rows to a .csv file.")] = "",
     save_gpu: Annotated[str, typer.Option("--save-gpu", help="Save the measured ceilings as a GPU preset.")] = "",
-    plot: o.Plot = "",
-    style: o.Style = "light",
-    output: o.Output = o.OutputFormat.table,
+    output: Output,
 ) -> int:
     """The real layers on this machine, beside the prediction."""
     from kvcalc.errors import UserError
     from kvcalc.measure import require_torch
 
-    _check_targets(rows, plot, style, bool(generate))
-    asked = ((context, "context"), (prefill_context, "prefill context"), (batch_size, "batch size"))
-    sizes = [lengths(text, what) if text else [] for text, what in asked]
-    prompt = lengths(prompt_len, "prompt length")[0]
+    _check_targets(rows, output, bool(generation.generate))
+    lists, prompt = sizes.lists(), lengths(generation.prompt_len, "prompt length")[0]
     require_torch()
-    from kvcalc.library.edit import edited
-    from kvcalc.library.load import load_model
     from kvcalc.measure import plan
     from kvcalc.measure.device import find_machine, load_note, seeded
     from kvcalc.measure.job import generation_job, layers_job
     from kvcalc.measure.preset import preset_path
 
     path = preset_path(save_gpu) if save_gpu else None
-    machine = find_machine(device, threads)
-    settings = plan.settings(machine, dtype, kernel, cache, block_size, seconds, graphs)
+    machine = find_machine(measuring.device, measuring.threads)
+    settings = measuring.settings(machine)
     seeded(seed)
-    chosen = edited(load_model(model), set_) if model else None
-    if generate:
-        job = generation_job(chosen, prompt, generate, (sizes[2] or [1])[0], settings, head, machine)
+    chosen = chosen_model(model, set_) if model else None
+    if generation.generate:
+        batch = (lists[2] or [1])[0]
+        job = generation_job(chosen, prompt, generation.generate, batch, settings, generation.head, machine)
     else:
-        job = layers_job(plan.plan(plan.stacks(chosen, variant, machine), phase, machine, *sizes), settings, machine, note)
+        job = layers_job(plan.plan(plan.stacks(chosen, variant, machine), phase, machine, *lists), settings, machine, note)
     if text := load_note(machine):
         note(text)
-    found, whole = _results(job, machine, settings, save_gpu, path)
-    if found:
-        _report(found, rows, plot, style, output)
+    results, whole = _results(job, machine, settings, save_gpu, path)
+    if results:
+        _report(results, rows, output)
     elif whole:
         raise UserError("nothing was measured: no case fits this machine", hint="Lower --context or --batch-size")
     return 0 if whole else INTERRUPTED
@@ -132,7 +156,7 @@ def _bar(steps: int) -> Iterator[Callable[[str, int], None]]:
         yield begin
 
 
-def _report(found: "list[Result]", rows: str, plot: str, style: str, output: o.OutputFormat) -> None:
+def _report(found: "list[Result]", rows: str, output: Output) -> None:
     """Files first, then the records on standard output."""
     from kvcalc.measure.device import torch_version
     from kvcalc.report.export import to_csv
@@ -146,20 +170,18 @@ def _report(found: "list[Result]", rows: str, plot: str, style: str, output: o.O
 
         write_text(Path(rows), to_csv(measured_rows(found)))
         note(f"wrote {rows}")
-    if plot:
-        from kvcalc.report.plots import save
+    if output.plot:
         from kvcalc.report.plots_measure import generation_chart, measured_chart
 
-        save(generation_chart(records) if generated else measured_chart(records), plot, style)
-    if emit(records, output) or plot == "-":
-        return
-    from kvcalc.report.tables import show
+        output.picture(generation_chart(records) if generated else measured_chart(records))
+    if not output.printed(records):
+        from kvcalc.report.tables import Table
 
-    columns, notes = (GENERATE_COLUMNS, generate_notes) if generated else (MEASURE_COLUMNS, measure_notes)
-    show(records, columns, notes=notes(records, torch_version()))
+        columns, notes = (GENERATE_COLUMNS, generate_notes) if generated else (MEASURE_COLUMNS, measure_notes)
+        output.show(Table(records, columns, notes=notes(records, torch_version())))
 
 
-def _check_targets(rows: str, plot: str, style: str, generate: bool) -> None:
+def _check_targets(rows: str, output: Output, generate: bool) -> None:
     """Raises UserError for files that cannot be written, before minutes are spent on what should stand in them."""
     from kvcalc.errors import UserError
 
@@ -167,6 +189,7 @@ def _check_targets(rows: str, plot: str, style: str, generate: bool) -> None:
         raise UserError("--output holds the times of layers, and --generate measures none")
     if rows and Path(rows).suffix.lower() != ".csv":
         raise UserError(f"--output {rows!r} should end in .csv")
+    plot = output.plot
     for target in (rows, plot if plot != "-" else ""):
         if target and not Path(target).absolute().parent.is_dir():
             raise UserError("cannot be written: no such folder", target)
@@ -175,5 +198,5 @@ def _check_targets(rows: str, plot: str, style: str, generate: bool) -> None:
 
         if plot != "-" and Path(plot).suffix.lower() not in SUFFIXES:
             raise UserError(f"--plot {plot!r} should end in one of {', '.join(SUFFIXES)}, or be - for the terminal")
-        if style not in STYLES:
-            raise UserError(f"unknown style {style!r}", hint=f"Known: {', '.join(STYLES)}")
+        if output.style not in STYLES:
+            raise UserError(f"unknown style {output.style!r}", hint=f"Known: {', '.join(STYLES)}")

@@ -23,7 +23,7 @@ Models = Annotated[list[str], typer.Argument(help=MODELS_HELP, show_default=Fals
 OneModel = Annotated[str, typer.Argument(help=MODELS_HELP, show_default=False)]
 Contexts = Annotated[str, typer.Option("--context", help="Tokens cached, the step's own included: 4096, 4k, 1k,8k,128k.")]
 Batches = Annotated[str, typer.Option("--batch-size", "--bs", help="Sequences at once; a list makes more rows.")]
-Output = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
+PrintedAs = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Weights and compute: auto (as published), bf16, fp16, fp32, fp64, fp8.")]
 CacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, bf16, fp16, fp8, int8, int4, nvfp4, fp8_ds_mla, q8_0 …")]
 Quant = Annotated[
@@ -49,3 +49,4 @@ CalibrationFrom = Annotated[
 MlaForm = Annotated[str, typer.Option("--mla-form", help="auto, absorbed or expanded.")]
 Plot = Annotated[str, typer.Option("--plot", help="Write a picture: .png, .svg or .pdf; - draws in the terminal.")]
 Style = Annotated[str, typer.Option("--style", help="Of the picture: light, dark or slides.")]
+Price = Annotated[float, typer.Option("--price-per-hour", help="Of one GPU; adds cost per million tokens.")]

@@ -8,13 +8,16 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.common import lengths
+from kvcalc.cli.groups import chosen_gpus, chosen_model
 from kvcalc.model.precision import Precision
 
 if TYPE_CHECKING:
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.model.spec import Model
     from kvcalc.report.chart import Chart
 
 
-class Figure(StrEnum):
+class FigureKind(StrEnum):
     cache_vs_context = "cache-vs-context"
     cache_vs_parameters = "cache-vs-parameters"
     no_cache = "no-cache"
@@ -26,23 +29,23 @@ class Figure(StrEnum):
 
 GPT3 = [f"gpt-3-{size}" for size in ("small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b")]
 DEFAULT_MODELS = {
-    Figure.cache_vs_context: ["llama-7b", "llama-3.1-8b", "mistral-7b-v0.1", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b"],
-    Figure.cache_vs_parameters: GPT3,
-    Figure.no_cache: ["llama-2-7b"],
-    Figure.roofline: ["llama-3.1-8b"],
-    Figure.memory: ["llama-3.1-8b", "qwen3-8b", "llama-2-13b", "gpt-oss-20b", "gemma-3-27b"],
-    Figure.dsa_vs_mla: ["deepseek-v3.2", "deepseek-v3"],
+    FigureKind.cache_vs_context: ["llama-7b", "llama-3.1-8b", "mistral-7b-v0.1", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b"],
+    FigureKind.cache_vs_parameters: GPT3,
+    FigureKind.no_cache: ["llama-2-7b"],
+    FigureKind.roofline: ["llama-3.1-8b"],
+    FigureKind.memory: ["llama-3.1-8b", "qwen3-8b", "llama-2-13b", "gpt-oss-20b", "gemma-3-27b"],
+    FigureKind.dsa_vs_mla: ["deepseek-v3.2", "deepseek-v3"],
 }
 DEFAULT_CONTEXT = {
-    Figure.no_cache: "65536",
-    Figure.cache_vs_parameters: "1024,2048",
-    Figure.memory: "8192",
-    Figure.roofline: "4096",
+    FigureKind.no_cache: "65536",
+    FigureKind.cache_vs_parameters: "1024,2048",
+    FigureKind.memory: "8192",
+    FigureKind.roofline: "4096",
 }
 
 
 def run(
-    kind: Annotated[Figure, typer.Argument(help="Which figure.", show_default=False)],
+    kind: Annotated[FigureKind, typer.Argument(help="Which figure.", show_default=False)],
     models: Annotated[list[str], typer.Argument(help="Models, instead of the figure's own.", show_default=False)] = [],  # noqa: B006
     plot: o.Plot = "-",
     style: o.Style = "light",
@@ -54,60 +57,50 @@ def run(
     input_: Annotated[str, typer.Option("--input", help="Measured rows, for the figure `measured`.")] = "",
 ) -> None:
     """The standing figures."""
-    from kvcalc.errors import UserError
-    from kvcalc.library.load import load_gpu, load_model
-    from kvcalc.report import figures
     from kvcalc.report.plots import save
 
-    if kind is Figure.measured:
-        if not input_:
-            raise UserError("the figure 'measured' needs --input ROWS.csv", hint="`kvcalc measure --output` writes such rows")
+    if kind is FigureKind.measured:
         save(_measured(input_), plot, style)
         return
-    chosen = [load_model(name) for name in models or DEFAULT_MODELS[kind]]
-    gpus = [load_gpu(name.strip()) for name in gpu.split(",")] if gpu else []
+    chosen = [chosen_model(name, []) for name in models or DEFAULT_MODELS[kind]]
+    gpus = chosen_gpus(gpu) if gpu else []
     contexts = lengths(context or DEFAULT_CONTEXT.get(kind, "131072"), "context")
-    batches = lengths(batch_size, "batch size")
-    precision = Precision(dtype, kv_cache_dtype)
+    save(_chart(kind, chosen, gpus, contexts, lengths(batch_size, "batch size"), Precision(dtype, kv_cache_dtype)), plot, style)
+
+
+def _chart(
+    kind: FigureKind, chosen: "list[Model]", gpus: "list[Gpu]", contexts: list[int], batches: list[int], precision: Precision
+) -> "Chart":
+    from kvcalc.errors import UserError
+    from kvcalc.report import figures
+    from kvcalc.report.roof import decode_sweep, roofline_chart
+    from kvcalc.timing.deployment import Deployment
+
     named = [(m.name, m, precision) for m in chosen]
-    first_gpu = gpus[0] if gpus else None
-    if kind is Figure.cache_vs_context:
-        chart = figures.cache_vs_context(named, first_gpu, batches[0], max(contexts))
-    elif kind is Figure.cache_vs_parameters:
-        chart = figures.cache_vs_parameters(chosen, contexts, precision)
-    elif kind is Figure.no_cache:
-        chart = figures.no_cache(chosen[0], contexts[-1], precision)
-    elif kind is Figure.memory:
-        chart = figures.memory(named, first_gpu, contexts[-1], batches[0])
-    elif kind is Figure.dsa_vs_mla:
+    first_gpu, last = gpus[0] if gpus else None, contexts[-1]
+    if kind is FigureKind.cache_vs_context:
+        return figures.cache_vs_context(named, first_gpu, batches[0], max(contexts))
+    if kind is FigureKind.cache_vs_parameters:
+        return figures.cache_vs_parameters(chosen, contexts, precision)
+    if kind is FigureKind.no_cache:
+        return figures.no_cache(chosen[0], last, precision)
+    if kind is FigureKind.memory:
+        return figures.memory(named, first_gpu, last, batches[0])
+    if kind is FigureKind.dsa_vs_mla:
         if len(chosen) != 2:
             raise UserError("the figure 'dsa-vs-mla' compares two models: the sparse one first")
-        chart = figures.dsa_vs_mla(chosen[0], chosen[1], contexts[-1], Precision(dtype, kv_cache_dtype))
-    else:
-        from kvcalc.report.roof import decode_sweep, roofline_chart
+        return figures.dsa_vs_mla(chosen[0], chosen[1], last, precision)
+    if not gpus:
+        raise UserError("the figure 'roofline' needs a GPU", hint="Give --gpu")
+    swept = batches if batches != [1] else [1, 8, 64, 256]
+    deployments = [Deployment(m, gpus[0], precision) for m in chosen]
+    return roofline_chart([one for d in deployments for one in decode_sweep(d, last, swept)], gpus)
 
-        batches = batches if batches != [1] else [1, 8, 64, 256]
-        chart = roofline_chart([p for m in chosen for p in decode_sweep(m, gpus[0], contexts[-1], batches, precision)], gpus)
-    save(chart, plot, style)
 
-
-def _measured(path: str) -> "Chart":
-    """Measured rows against the calibrated time, or the datasheet bound where no calibration applies, by operation."""
-    import numpy as np
-
+def _measured(rows: str) -> "Chart":
     from kvcalc.errors import UserError
-    from kvcalc.report.plots_timing import predicted_against_measured
-    from kvcalc.timing.validation import validate
+    from kvcalc.report.plots_timing import rows_chart
 
-    (found,) = validate([Path(path)])
-    predicted = np.where(np.isnan(found.calibrated), found.bound, found.calibrated)
-    if not (predicted > 0).any():
-        raise UserError("no row has a prediction to stand beside it", path, "; ".join(found.remarks))
-    series: dict[str, tuple[list[float], list[float]]] = {}
-    for row, value in zip(found.table.rows, predicted, strict=True):
-        measured, expected = series.setdefault(row.op, ([], []))
-        measured.append(row.time_us)
-        expected.append(float(value))
-    calibrated = int((found.calibrated > 0).sum())
-    what = f"{Path(path).name}; predicted by a calibration in {calibrated:,} of {len(predicted):,} rows, else the bound"
-    return predicted_against_measured([(op, *both) for op, both in series.items()], what)
+    if not rows:
+        raise UserError("the figure 'measured' needs --input ROWS.csv", hint="`kvcalc measure --output` writes such rows")
+    return rows_chart(Path(rows))

@@ -1,152 +1,123 @@
 """`kvcalc serve`."""
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import calibration, emit, note, parallelism
-from kvcalc.model.precision import Precision
+from kvcalc.cli.common import check_number, note
+from kvcalc.cli.groups import Deploying, Group, Output, grouped
 
 if TYPE_CHECKING:
+    from kvcalc.model.spec import Model
     from kvcalc.serving.requests import Requests
-    from kvcalc.timing.deployment import Deployment
+    from kvcalc.serving.run import Load, Run, ServerSettings
 
 MOST_RUNS = 1000
 
 
-def _option(panel: str, *names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel)
+_load = partial(typer.Option, rich_help_panel="Load")
+_server = partial(typer.Option, rich_help_panel="Server")
 
 
-def _load(*names: str, help: str) -> Any:
-    return _option("Load", *names, help=help)
+class LoadOptions(Group, frozen=True):
+    """What comes in, by the names of `Load`; a list is of rates."""
+
+    requests: Annotated[str, _load("--requests", help="A CSV of arrival_s, input_len, output_len, or an Azure trace.")] = ""
+    rate: Annotated[str, _load("--rate", help="Requests per second; a list makes more rows; inf: all at once.")] = "inf"
+    burstiness: Annotated[float, _load("--burstiness", help="1: Poisson; below 1: bursts; above: more regular.")] = 1.0
+    max_concurrency: Annotated[int, _load("--max-concurrency", help="Clients in a closed loop; 0: no limit.")] = 0
+    num_prompts: Annotated[int, _load("--num-prompts", help="Requests; 0: 1000, or all of a file.")] = 0
+    input_len: Annotated[str, _load("--input-len", "--isl", help="1000, uniform:100,2000 or lognormal:MEAN,P99.")] = "1000"
+    output_len: Annotated[str, _load("--output-len", "--osl", help="Likewise.")] = "200"
+    seed: Annotated[int, _load("--seed", help="Of arrivals and lengths.")] = 0
+
+    def loads(self) -> "list[Load]":
+        """A load for each rate."""
+        from kvcalc.library.words import from_words
+        from kvcalc.serving.run import Load, parse_rate
+
+        rates = [parse_rate(word, "rate") for word in self.rate.split(",")]
+        return [from_words(Load, msgspec.structs.asdict(self) | {"rate": rate}) for rate in rates]
 
 
-def _server(*names: str, help: str) -> Any:
-    return _option("Server", *names, help=help)
+class ServerOptions(Group, frozen=True):
+    """The server, by the names of `ServerSettings`."""
+
+    max_num_seqs: Annotated[int, _server("--max-num-seqs", help="Sequences at once, of the whole replica.")] = 256
+    max_num_batched_tokens: Annotated[int, _server("--max-num-batched-tokens", help="Of one pass; 0: by GPU.")] = 0
+    max_model_len: Annotated[str, _server("--max-model-len", help="Tokens of a request; what contiguous reserves.")] = ""
+    preemption: Annotated[str, _server("--preemption", help="recompute or swap.")] = "recompute"
+    batch_timeout: Annotated[float, _server("--batch-timeout", help="Seconds a static batch waits to be full.")] = 0.0
+    block_size: o.BlockSize = 16
+    gpu_memory_utilization: Annotated[float, _server("--gpu-memory-utilization", help="Share of the memory.")] = 0.92
+    kv_cache_memory_bytes: Annotated[str, _server("--kv-cache-memory-bytes", help="The cache's memory itself.")] = ""
+    slo_ttft: Annotated[float, typer.Option("--slo-ttft", help="Seconds to the first token that are good; 0: any.")] = 0.0
+    slo_tpot: Annotated[float, typer.Option("--slo-tpot", help="Seconds per further token that are good; 0: any.")] = 0.0
+    price_per_hour: o.Price = 0.0
+
+    def settings(self) -> "ServerSettings":
+        from kvcalc.library.words import from_words
+        from kvcalc.serving.run import ServerSettings
+
+        return from_words(ServerSettings, msgspec.structs.asdict(self))
 
 
+@grouped
 def run(
     model: o.OneModel,
+    *,
     gpu: o.Gpus = "h100",
-    requests: Annotated[str, _load("--requests", help="A CSV of arrival_s, input_len, output_len, or an Azure trace.")] = "",
-    rate: Annotated[str, _load("--rate", help="Requests per second; a list makes more rows; inf: all at once.")] = "inf",
-    burstiness: Annotated[float, _load("--burstiness", help="1: Poisson; below 1: bursts; above: more regular.")] = 1.0,
-    max_concurrency: Annotated[int, _load("--max-concurrency", help="Clients in a closed loop; 0: no limit.")] = 0,
-    num_prompts: Annotated[int, _load("--num-prompts", help="Requests; 0: 1000, or all of a file.")] = 0,
-    input_len: Annotated[str, _load("--input-len", "--isl", help="1000, uniform:100,2000 or lognormal:MEAN,P99.")] = "1000",
-    output_len: Annotated[str, _load("--output-len", "--osl", help="Likewise.")] = "200",
-    seed: Annotated[int, _load("--seed", help="Of arrivals and lengths.")] = 0,
+    load: LoadOptions,
     policy: Annotated[str, _server("--policy", help="continuous, static or both.")] = "continuous",
     cache: Annotated[str, _server("--cache", help="paged, contiguous or both.")] = "paged",
-    max_num_seqs: Annotated[int, _server("--max-num-seqs", help="Sequences at once, of the whole replica.")] = 256,
-    max_num_batched_tokens: Annotated[int, _server("--max-num-batched-tokens", help="Of one pass; 0: by GPU.")] = 0,
-    max_model_len: Annotated[str, _server("--max-model-len", help="Tokens of a request; what contiguous reserves.")] = "",
-    preemption: Annotated[str, _server("--preemption", help="recompute or swap.")] = "recompute",
-    batch_timeout: Annotated[float, _server("--batch-timeout", help="Seconds a static batch waits to be full.")] = 0.0,
-    block_size: o.BlockSize = 16,
-    gpu_memory_utilization: Annotated[float, _server("--gpu-memory-utilization", help="Share of the memory.")] = 0.92,
-    kv_cache_memory_bytes: Annotated[str, _server("--kv-cache-memory-bytes", help="The cache's memory itself.")] = "",
-    slo_ttft: Annotated[float, typer.Option("--slo-ttft", help="Seconds to the first token that are good; 0: any.")] = 0.0,
-    slo_tpot: Annotated[float, typer.Option("--slo-tpot", help="Seconds per further token that are good; 0: any.")] = 0.0,
-    price_per_hour: Annotated[float, typer.Option("--price-per-hour", help="Of one GPU; adds cost per million tokens.")] = 0.0,
+    server: ServerOptions,
     timeline: Annotated[str, typer.Option("--timeline", help="Write the passes to a CSV file.")] = "",
-    dtype: o.Dtype = "auto",
-    kv_cache_dtype: o.CacheDtype = "auto",
-    quantization: o.Quant = "",
-    mla_form: o.MlaForm = "auto",
-    stack: o.Stack = "",
-    calibration_from: o.CalibrationFrom = "",
-    set_: o.Sets = [],  # noqa: B006 (typer copies it)
-    tp: o.Tp = 1,
-    pp: o.Pp = 1,
-    dp: o.Dp = 1,
-    ep: o.Ep = 1,
-    enable_expert_parallel: o.ExpertParallel = False,
-    dcp: o.Dcp = 1,
-    plot: o.Plot = "",
-    style: o.Style = "light",
-    output: o.Output = o.OutputFormat.table,
+    deploying: Deploying,
+    output: Output,
 ) -> None:
     """A server under load, simulated pass by pass."""
-    from kvcalc.errors import UserError
-    from kvcalc.library.edit import edited
-    from kvcalc.library.load import load_gpu, load_model
-    from kvcalc.serving.metrics import Goals
-    from kvcalc.serving.run import Load, ServerSettings, serve
-    from kvcalc.timing.deployment import Deployment
-    from kvcalc.units import parse_bytes, parse_tokens
+    from kvcalc.serving.run import serve
 
-    chosen = edited(load_model(model), set_)
-    cards = [load_gpu(name.strip()) for name in gpu.split(",")]
-    ranks = parallelism(tp, pp, dp, ep, enable_expert_parallel, dcp)
-    precision = Precision(dtype, kv_cache_dtype, quantization)
-    settings = ServerSettings(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=parse_tokens(max_model_len, "max-model-len") if max_model_len else 0,
-        preemption=preemption,
-        batch_timeout=batch_timeout,
-        block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        kv_cache_memory_bytes=parse_bytes(kv_cache_memory_bytes, "kv-cache-memory-bytes") if kv_cache_memory_bytes else 0,
-        price_per_hour=price_per_hour,
-        goals=Goals(slo_ttft, slo_tpot),
-    )
-    loads = [
-        Load(requests, _rate(word), burstiness, max_concurrency, num_prompts, input_len, output_len, seed)
-        for word in rate.split(",")
-    ]
+    loads, settings = load.loads(), server.settings()
     policies, caches = ([word.strip() for word in text.split(",")] for text in (policy, cache))
-    points = list(product(cards, policies, caches, loads))
-    if len(points) > MOST_RUNS:
-        raise UserError(f"more than {MOST_RUNS:,} runs asked for")
-    _check_files(timeline, plot, len(points))
-    laws = {card.name: calibration(card, stack, calibration_from) for card in cards}
-    drawn = {load: load.requests() for load in loads}
-    runs = []
-    with _progress(sum(len(drawn[load]) for *_, load in points)) as told:
-        for card, p, c, load in points:
-            deployment = Deployment(chosen, card, precision, ranks, mla_form, calibration=laws[card.name])
-            runs.append(serve(deployment, drawn[load], load, settings, p, c, told))
+    deployments = deploying.deployments(model, gpu)
+    check_number("runs", MOST_RUNS, deployments, policies, caches, loads)
+    points = list(product(deployments, policies, caches, loads))
+    _check_files(timeline, output.plot, len(points))
+    drawn = {one: one.drawn() for one in loads}
+    with _progress(sum(len(drawn[one]) for *_, one in points)) as told:
+        runs = [serve(d, drawn[one], one, settings, p, c, told) for d, p, c, one in points]
     records = [r.record for r in runs]
-    _remarks(deployment, list(drawn.values()), records)
+    _remarks(deployments[0].model, list(drawn.values()), records)
     if timeline:
-        from kvcalc.library.files import write_text
-        from kvcalc.report.export import to_csv
-        from kvcalc.serving.log import PassRow
-
-        rows = [row._asdict() for log in runs[0].served.logs for row in log.rows]
-        write_text(Path(timeline), to_csv(rows) if rows else ",".join(PassRow._fields) + "\n")
-        print(f"wrote {timeline}", file=sys.stderr)
-    if plot:
+        _write_timeline(timeline, runs[0])
+    if output.plot:
         from kvcalc.report.figures_serving import load_curve, occupancy
-        from kvcalc.report.plots import save
 
-        save(occupancy(runs[0]) if len(runs) == 1 else load_curve(records), plot, style)
-    if not emit(records, output) and plot != "-":
-        from kvcalc.report.serving import show_serve
+        output.picture(occupancy(runs[0]) if len(runs) == 1 else load_curve(records))
+    if not output.printed(records):
+        from kvcalc.report.serving import serve_table
 
-        show_serve(records)
+        output.show(serve_table(records))
 
 
-def _rate(text: str) -> float:
-    from kvcalc.errors import UserError
+def _write_timeline(path: str, run: "Run") -> None:
+    """The passes of a run as CSV."""
+    from kvcalc.library.files import write_text
+    from kvcalc.report.export import to_csv
+    from kvcalc.serving.log import PassRow
 
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value > 0:
-        raise UserError(f"--rate {text!r} is not a number of requests per second above 0")
-    return value
+    rows = [row._asdict() for log in run.served.logs for row in log.rows]
+    write_text(Path(path), to_csv(rows) if rows else ",".join(PassRow._fields) + "\n")
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def _check_files(timeline: str, plot: str, runs: int) -> None:
@@ -176,14 +147,12 @@ def _progress(total: int) -> Iterator[Any]:
         yield lambda count: bar.advance(task, count)
 
 
-def _remarks(deployment: "Deployment", drawn: "list[Requests]", records: list[dict[str, Any]]) -> None:
-    for text in deployment.model.notes:
-        note(f"{deployment.model.name}: {text}")
+def _remarks(model: "Model", drawn: "list[Requests]", records: list[dict[str, Any]]) -> None:
+    for text in model.notes:
+        note(f"{model.name}: {text}")
     longest = max(int((r.input_len + r.output_len).max()) for r in drawn)
-    if deployment.model.max_context and longest > deployment.model.max_context:
-        note(
-            f"requests of {longest:,} tokens are beyond the {deployment.model.max_context:,} that {deployment.model.name} is made for"
-        )
+    if model.max_context and longest > model.max_context:
+        note(f"requests of {longest:,} tokens are beyond the {model.max_context:,} that {model.name} is made for")
     for r in records:
         where = f"{r['gpu']}, {r['policy']}, {r['cache']}" + (f", rate {r['rate']:g}" if r["rate"] else "")
         if r["rejected"]:

@@ -22,7 +22,7 @@ def run(
     calibration_from: Annotated[
         str, typer.Option("--calibration-from", help="Take this GPU's calibrations, scaled by datasheet figures.")
     ] = "",
-    output: o.Output = o.OutputFormat.table,
+    output: o.PrintedAs = o.OutputFormat.table,
 ) -> None:
     """The model against measured rows."""
     from kvcalc.errors import UserError
@@ -55,7 +55,7 @@ def _passes(record: dict[str, Any], most: float) -> bool:
 
 
 def _table(records: list[dict[str, Any]], source: str) -> None:
-    from kvcalc.report.tables import Column, integer, show
+    from kvcalc.report.tables import Column, Table, integer, show
 
     columns = (
         Column("op", "operation", right=False), Column("gpu", "GPU", right=False),
@@ -71,7 +71,7 @@ def _table(records: list[dict[str, Any]], source: str) -> None:
         "basis calibrated: the stack's laws; roofline: the datasheet bound, where no calibration applies",
     ]
     notes += [f"calibrations of {source}, scaled by datasheet figures"] if source else []
-    show(records, columns, notes=["", *notes])
+    show(Table(records, columns, notes=["", *notes]))
 
 
 def _percent(value: float) -> str:

@@ -27,12 +27,13 @@ def edited(model: Model, changes: list[str]) -> Model:
     for change in changes:
         target, sign, value = change.partition("=")
         if not sign or not target.strip():
-            raise UserError(f"--set {change!r} should read KEY=VALUE or KIND.KEY=VALUE")
+            raise UserError(f"change {change!r} should read KEY=VALUE or KIND.KEY=VALUE")
         _apply(data, target.strip(), _parsed(value.strip()))
-    found = catalog.build(data, Model, f"--set {', '.join(changes)}")
+    where = f"{model.name} with {', '.join(changes)}"
+    found = catalog.build(data, Model, where)
     key, problem = found.problem()
     if problem:
-        raise UserError(f"{key}: {problem}", f"--set {', '.join(changes)}")
+        raise UserError(f"{key}: {problem}", where)
     return found
 
 
@@ -40,16 +41,16 @@ def _parsed(text: str) -> Any:
     try:
         value = scalar(text)
     except (ValueError, OverflowError):
-        raise UserError(f"--set value {text!r} is not a usable number") from None
+        raise UserError(f"value {text!r} is not a usable number") from None
     if isinstance(value, str) and value[:1].isdigit() and value[-1:].lower() in "kmg":
-        return parse_tokens(value, "--set value")
+        return parse_tokens(value, "value")
     return value
 
 
 def _apply(data: dict[str, Any], target: str, value: Any) -> None:
     kind, _, key = target.rpartition(".")
     if kind and kind not in data["kinds"]:
-        raise UserError(f"--set {target}: unknown layer kind {kind!r}", hint=nearest(kind, data["kinds"]))
+        raise UserError(f"{target}: unknown layer kind {kind!r}", hint=nearest(kind, data["kinds"]))
     if not kind and key in _SETTABLE:
         data[key] = value
         return
@@ -63,4 +64,4 @@ def _apply(data: dict[str, Any], target: str, value: Any) -> None:
             found = True
     if not found:
         known = {k for layer in chosen for part in (*layer["parts"], *layer["shared"]) for k in part} - {"type"}
-        raise UserError(f"--set {target}: no layer of {data['name']} has {key!r}", hint=nearest(key, [*known, *_SETTABLE]))
+        raise UserError(f"{target}: no layer of {data['name']} has {key!r}", hint=nearest(key, [*known, *_SETTABLE]))

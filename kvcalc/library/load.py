@@ -26,7 +26,7 @@ def load_model(name: str) -> Model:
 
         return load_from_hub(name.removeprefix("hf:"))
     path = Path(name)
-    if _is_file_name(name):
+    if is_file_name(name):
         if path.suffix.lower() in (".yaml", ".yml"):
             return read(path, Model)
         from kvcalc.library.huggingface import read_config
@@ -39,7 +39,7 @@ def load_gpu(name: str) -> Gpu:
     """The GPU that `name` stands for: a preset, an alias of one, or a YAML file. Raises UserError naming near matches."""
     if not name.strip():
         raise UserError("the GPU's name is empty")
-    if _is_file_name(name):
+    if is_file_name(name):
         return read(Path(name), Gpu)
     return read(catalog.find(name, "gpus"), Gpu)
 
@@ -69,7 +69,8 @@ def _is_hub_name(name: str) -> bool:
     return looks and not name.lower().endswith((".yaml", ".yml", ".json")) and not Path(name).exists()
 
 
-def _is_file_name(name: str) -> bool:
+def is_file_name(name: str) -> bool:
+    """Whether a name stands for a file, not for a preset."""
     if "/" in name or "\\" in name or name.startswith((".", "~")):
         return True
     return name.lower().endswith((".yaml", ".yml", ".json")) or Path(name).exists()

@@ -57,13 +57,13 @@ def find_machine(device: str = "auto", threads: int = 0) -> Machine:
     if device not in ("auto", "cuda", "cpu"):
         raise UserError(f"unknown device {device!r}", hint="Known: auto, cuda, cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("torch sees no CUDA GPU on this machine", hint="Use --device cpu, or a CUDA build of torch")
+        raise UserError("torch sees no CUDA GPU on this machine", hint="Use the CPU, or a CUDA build of torch")
     if device != "cpu" and torch.cuda.is_available():
         found = torch.cuda.get_device_properties(0)
         return Machine(torch.device("cuda"), found.name, found.total_memory, found.L2_cache_size, 0, found.multi_processor_count)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads > cores * 4:
-        raise UserError(f"--threads {threads} is far more than the {cores} cores there are")
+        raise UserError(f"threads {threads} is far more than the {cores} cores there are")
     chosen = threads or best_threads(cores)
     torch.set_num_threads(chosen)
     total = _system_memory("MemTotal", 8 << 30)

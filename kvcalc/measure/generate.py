@@ -55,7 +55,7 @@ def check(request: Request, machine: Machine) -> None:
     """Raises UserError where the decoder cannot take so many positions, or does not fit the machine's memory."""
     model = request.model
     if request.head not in HEADS:
-        raise UserError(f"unknown --head {request.head!r}", hint=f"Known: {', '.join(HEADS)}")
+        raise UserError(f"unknown head {request.head!r}", hint=f"Known: {', '.join(HEADS)}")
     if model.position_embeddings and request.tokens - 1 > model.position_embeddings:
         raise UserError(f"{model.name} has {model.position_embeddings:,} positions, and {request.tokens - 1:,} are asked for")
     element = DTYPES[request.dtype].itemsize

@@ -39,13 +39,13 @@ def settings(
     if kernel not in KERNELS:
         raise UserError(f"unknown kernel {kernel!r}", hint=nearest(kernel, KERNELS))
     if kernel == "flex" and not machine.cuda:
-        raise UserError("--kernel flex compiles for CUDA, and this is a CPU", hint="Use sdpa or plain")
+        raise UserError("kernel flex compiles for CUDA, and this is a CPU", hint="Use sdpa or plain")
     if cache not in ("contiguous", "paged"):
         raise UserError(f"unknown cache {cache!r}", hint="Known: contiguous, paged")
     if not 0 <= seconds <= MOST_SECONDS:
-        raise UserError(f"--seconds {seconds} is outside 0 to {MOST_SECONDS}")
+        raise UserError(f"seconds {seconds} is outside 0 to {MOST_SECONDS}")
     if cache == "paged" and not 1 <= block_size <= 1 << 20:
-        raise UserError(f"--block-size {block_size} is outside 1 to 2^20")
+        raise UserError(f"block-size {block_size} is outside 1 to 2^20")
     block = block_size if cache == "paged" else 0
     return MeasureSettings(chosen, kernel, block, seconds or SECONDS[machine.device.type], graphs)
 

@@ -14,12 +14,12 @@ from kvcalc.library.files import write_text
 def preset_path(name: str) -> Path:
     """Where the preset `name` will be written: the first of the user's own folders. Raises UserError on a name in use."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,60}", name):
-        raise UserError(f"--save-gpu {name!r} is no preset name", hint="Use lower-case letters, digits, . _ and -")
+        raise UserError(f"{name!r} is no preset name", hint="Use lower-case letters, digits, . _ and -")
     try:
         taken = catalog.find(name, "gpus")
     except UserError:
         return catalog.user_folders()[0] / "gpus" / f"{name}.yaml"
-    raise UserError(f"--save-gpu {name!r} is the name of a preset already", str(taken), "Take another name, or remove that file")
+    raise UserError(f"{name!r} is the name of a preset already", str(taken), "Take another name, or remove that file")
 
 
 def save(gpu: Gpu, path: Path) -> None:

@@ -34,7 +34,7 @@ def named(base: Model, text: str) -> Model:
     layers = 2 if "cla" in steps else 1
     found = variant(msgspec.structs.replace(base, layers=layers), steps)
     if found.kv_cache_dtype:
-        raise UserError(f"variant {text!r}: `measure` keeps the cache in the dtype of its products", hint="Use --dtype")
+        raise UserError(f"variant {text!r}: `measure` keeps the cache in the dtype of its products", hint="Choose one dtype")
     return found.model
 
 

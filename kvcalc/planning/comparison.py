@@ -6,13 +6,14 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Role
 from kvcalc.model.size import size_record
 from kvcalc.planning.quality import quality_of
 from kvcalc.planning.variants import Variant
 from kvcalc.timing.deployment import Deployment
-from kvcalc.timing.records import pass_records
+from kvcalc.timing.records import roofline_records
+
+DEFAULT = "mha,none,mqa,mla,dsa"
 
 
 def compare_records(
@@ -39,14 +40,12 @@ def compare_records(
         for batch_size, context in product(batches, contexts):
             record = size_record(model, context, batch_size, used, block_size, deployment.parallelism)
             base = bases.setdefault((batch_size, context), record)
-            placed = varied.placed(Batch.decode(context, batch_size))
-            common = {"gpu": deployment.gpu.name, "phase": "decode"}
-            whole = pass_records(placed, common, varied.gpu, varied.calibration)[-1]
+            *operators, whole = roofline_records(varied, "decode", batch_size, context)
             reduced = _reduction(base, record, "kv_cache_bytes")
             found.append(
                 {"variant": name, **record, "reduction": reduced, "reference": chosen[0][0]}
                 | {"stored_reduction": reduced, "read_reduction": _reduction(base, record, "kv_cache_read_bytes")}
-                | {"attention_intensity": _intensity([p.operator for p in placed])}
+                | {"attention_intensity": _intensity(operators)}
                 | {k: v for k, v in whole.items() if k != "weight_bytes"}
                 | {"max_num_seqs": _sequences(deployment, record, batch_size), "held_equal": held}
                 | _quality(name)
@@ -59,11 +58,11 @@ def _reduction(base: dict[str, Any], record: dict[str, Any], key: str) -> float 
     return base[key] / record[key] if record[key] else None
 
 
-def _intensity(operators: Sequence[Any]) -> float | None:
+def _intensity(operators: Sequence[dict[str, Any]]) -> float | None:
     """FLOPs of what reads the cache per byte that it reads; None where nothing is read."""
-    core = [o.total for o in operators if o.role is Role.CORE]
-    read = sum(c.cache_read_bytes for c in core)
-    return sum(c.flops for c in core) / read if read else None
+    core = [o for o in operators if o["role"] == Role.CORE]
+    read = sum(o["cache_read_bytes"] for o in core)
+    return sum(o["flops"] for o in core) / read if read else None
 
 
 def _sequences(deployment: Deployment, record: dict[str, Any], batch_size: int) -> int | None:

@@ -114,7 +114,7 @@ def _dsa(model: Model, value: str) -> tuple[Model, str]:
     form = "dsa:512+64+128@2048 (latent + RoPE key + index key @ top-k)"
     rank, rope, index, top = _numbers("dsa", value or USUAL_DSA, r"(\d+)\+(\d+)\+(\d+)@(\d+k?)", form)
 
-    named = {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "index_topk": top, "index_head_dim": index}
+    named: dict[str, Any] = {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "index_topk": top, "index_head_dim": index}
 
     def change(part: Part) -> Mixer:
         if isinstance(part, Sparse):
@@ -122,7 +122,7 @@ def _dsa(model: Model, value: str) -> tuple[Model, str]:
         if isinstance(part, Latent):
             return Sparse(**_fields(Latent, part) | named, index_n_heads=INDEX_HEADS)
         heads, key, width = part.as_mha()
-        own = {"num_attention_heads": heads, "qk_nope_head_dim": key, "v_head_dim": width}
+        own: dict[str, Any] = {"num_attention_heads": heads, "qk_nope_head_dim": key, "v_head_dim": width}
         return Sparse(**own, **named, index_n_heads=INDEX_HEADS)
 
     return _mapped(model, change), f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 where it has none"

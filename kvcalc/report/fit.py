@@ -5,7 +5,7 @@ from typing import Any
 
 from kvcalc.capacity import Fit
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
-from kvcalc.report.tables import Column, integer, seconds
+from kvcalc.report.tables import Column, Table, integer, seconds
 from kvcalc.units import format_bytes
 
 COLUMNS = (
@@ -99,6 +99,18 @@ def _cost(record: dict[str, Any]) -> list[str]:
             f"one sequence from {piece['from_tokens']:,} tokens{cause}: {piece['fixed_bytes']:,} + {per} · tokens bytes{blocks}"
         )
     return lines
+
+
+def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> Table:
+    """Configurations a line each, under the smallest one that holds what was asked: the first, where any does."""
+    first = records[0]
+    need = f"{first['requested_num_seqs']:,} × {first['requested_model_len']:,} tokens"
+    if any(f.fits for f in found):
+        where = f"{first['gpus']}× {first['gpu']} (tp {first['tensor_parallel_size']})"
+        title = f"{first['model']}: smallest that holds {need}: {where}"
+    else:
+        title = f"{first['model']}: none holds {need}"
+    return Table([row(r) for r in records], COLUMNS, title, notes(records, found))
 
 
 def explain_fit(found: Fit, record: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     path = Path(target)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UserError(f"--plot {target!r} should end in one of {', '.join(SUFFIXES)}, or be - for the terminal")
+        raise UserError(f"picture {target!r} should end in one of {', '.join(SUFFIXES)}, or be - for the terminal")
     if not path.absolute().parent.is_dir():
         raise UserError("cannot be written: no such folder", target)
     write_text(path, render(chart, suffix[1:], style))

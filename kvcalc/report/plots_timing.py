@@ -1,8 +1,10 @@
 """Predicted against measured times, as a chart."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from kvcalc.errors import UserError
 from kvcalc.report.chart import Axis, Chart, Series
 
 MOST_POINTS = 2000  # a series: beyond, every n-th row is drawn
@@ -25,6 +27,29 @@ def predicted_against_measured(series: Sequence[tuple[str, Any, Any]], what: str
     drawn.append(Series("exact", ends, ends, "line"))
     axes = Axis("measured, µs", tick=_tick), Axis("predicted, µs", tick=_tick)
     return Chart("Predicted against measured", f"each point one row, {what}", *axes, tuple(drawn))
+
+
+def rows_chart(path: Path) -> Chart:
+    """Measured rows against the calibrated time, or the datasheet bound where no calibration applies, by operation.
+
+    Raises UserError where no row has a prediction.
+    """
+    import numpy as np
+
+    from kvcalc.timing.validation import validate
+
+    (found,) = validate([path])
+    predicted = np.where(np.isnan(found.calibrated), found.bound, found.calibrated)
+    if not (predicted > 0).any():
+        raise UserError("no row has a prediction to stand beside it", str(path), "; ".join(found.remarks))
+    series: dict[str, tuple[list[float], list[float]]] = {}
+    for row, value in zip(found.table.rows, predicted, strict=True):
+        measured, expected = series.setdefault(row.op, ([], []))
+        measured.append(row.time_us)
+        expected.append(float(value))
+    calibrated = int((found.calibrated > 0).sum())
+    what = f"{path.name}; predicted by a calibration in {calibrated:,} of {len(predicted):,} rows, else the bound"
+    return predicted_against_measured([(op, *both) for op, both in series.items()], what)
 
 
 def _tick(value: float) -> str:

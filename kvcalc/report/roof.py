@@ -6,13 +6,10 @@ from typing import Any
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Role
-from kvcalc.model.precision import Precision
-from kvcalc.model.spec import Model
 from kvcalc.report.chart import Axis, Chart, Series, si_tick
 from kvcalc.timing.deployment import Deployment
-from kvcalc.timing.records import pass_records
+from kvcalc.timing.records import roofline_records
 
 ROLES = {Role.CORE: "attention", Role.PROJECTION: "projections", Role.FFN: "FFN", Role.HEAD: "LM head"}
 LEAST_SHARE = 0.01  # of a pass, below which an operator gets no label
@@ -104,10 +101,7 @@ def _roofs(gpu: Gpu, number: int, lowest: float, highest: float, alone: bool) ->
     return found
 
 
-def decode_sweep(model: Model, gpu: Gpu, context: int, batches: Sequence[int], precision: Precision) -> list[Pass]:
+def decode_sweep(deployment: Deployment, context: int, batches: Sequence[int]) -> list[Pass]:
     """A decode step's records for each batch, as `roofline_chart` takes them."""
-    found: list[Pass] = []
-    for batch_size in batches:
-        placed = Deployment(model, gpu, precision).placed(Batch.decode(context, batch_size))
-        found.append((f"{model.name} decode", pass_records(placed, {"batch_size": batch_size}, gpu)))
-    return found
+    name = f"{deployment.model.name} decode"
+    return [(name, roofline_records(deployment, "decode", batch, context)) for batch in batches]

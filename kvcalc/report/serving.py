@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvcalc.report.export import Record
-from kvcalc.report.tables import Column, error_bar, integer, ratio, seconds, show
+from kvcalc.report.tables import Column, Table, error_bar, fallback_notes, integer, ratio, seconds
 from kvcalc.units import format_bytes, format_si
 
 LATENCY = (
@@ -66,16 +66,18 @@ SERVE = (
 )
 
 
-def show_latency(records: Sequence[Record]) -> None:
+def latency_tables(records: Sequence[Record]) -> list[Table]:
     """The requests, and below them what speculation does."""
     bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
     word = "datasheet bounds: at least so long" if bases == "datasheet" else f"predicted by the {bases}"
-    show(records, LATENCY, notes=["", f"times: {word}{error_bar(records)}; end to end = TTFT + (out − 1) · TPOT"])
+    notes = ["", f"times: {word}{error_bar(records)}; end to end = TTFT + (out − 1) · TPOT", *fallback_notes(records)]
+    tables = [Table(records, LATENCY, notes=notes)]
     if any(r.get("draft") for r in records):
-        show(records, SPECULATION, title="\nSpeculation at mid length", notes=["", "below 1× it costs more than it saves"])
+        tables.append(Table(records, SPECULATION, "\nSpeculation at mid length", ["", "below 1× it costs more than it saves"]))
+    return tables
 
 
-def show_serve(records: Sequence[Record]) -> None:
+def serve_table(records: Sequence[Record]) -> Table:
     """What servers made of their load, a line each."""
     quiet = {c.key for c in SERVE if c.key in ("rejected", "preemptions", "padding_waste") and not any(r[c.key] for r in records)}
     bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
@@ -83,6 +85,6 @@ def show_serve(records: Sequence[Record]) -> None:
     first = records[0]
     limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
     room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
-    notes = ["", f"times: {word}; {limits}; {room}; seed {first['seed']}"]
+    notes = ["", f"times: {word}; {limits}; {room}; seed {first['seed']}", *fallback_notes(records)]
     notes.append("tokens/s: output tokens; KV waste: allocated, but no token in it; queueing: mean until work begins")
-    show(records, [c for c in SERVE if c.key not in quiet], notes=notes)
+    return Table(records, [c for c in SERVE if c.key not in quiet], notes=notes)

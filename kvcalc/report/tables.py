@@ -17,14 +17,33 @@ class Column(NamedTuple):
     right: bool = True
 
 
-def show(records: Sequence[Record], columns: Sequence[Column], title: str = "", notes: Sequence[str] = ()) -> None:
-    """Print records as a table under a title, with the assumptions below it; columns that tell nothing become a note."""
-    used, remarks = condensed(records, [c for c in columns if any(r.get(c.key) is not None for r in records)])
-    lines, below = _aligned(records, used), [*notes[:1], *remarks, *notes[1:]]
-    if sys.stdout.isatty():
-        _show_on_terminal(title, lines, _cards(records, used), below)
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in [*([title] if title else []), *lines, *below]))
+class Table(NamedTuple):
+    """Records under a title as columns that tell something, with the assumptions below them. `str` is the plain text."""
+
+    records: Sequence[Record]
+    columns: Sequence[Column]
+    title: str = ""
+    notes: Sequence[str] = ()
+
+    def laid_out(self) -> tuple[list[Column], list[str]]:
+        """The columns used, and the lines below; columns that tell nothing are left out or become a line."""
+        told = [c for c in self.columns if any(r.get(c.key) is not None for r in self.records)]
+        used, remarks = condensed(self.records, told)
+        return used, [*self.notes[:1], *remarks, *self.notes[1:]]
+
+    def __str__(self) -> str:
+        used, below = self.laid_out()
+        return "".join(f"{line}\n" for line in [*([self.title] if self.title else []), *_aligned(self.records, used), *below])
+
+
+def show(*tables: Table) -> None:
+    """Print tables: with emphasis on a terminal, and as cards where it is too narrow; plain on a pipe."""
+    for table in tables:
+        if sys.stdout.isatty():
+            used, below = table.laid_out()
+            _show_on_terminal(table.title, _aligned(table.records, used), _cards(table.records, used), below)
+        else:
+            sys.stdout.write(str(table))
 
 
 def _aligned(records: Sequence[Record], columns: Sequence[Column]) -> list[str]:
@@ -94,6 +113,11 @@ def error_bar(records: Sequence[Record]) -> str:
     """The widest held-out error of the laws behind some records, as the end of a sentence; '' where none is calibrated."""
     widest = max((r.get("time_p90_error") or 0.0 for r in records), default=0.0)
     return f"; error of single operators up to {widest:.0%} (p90, held out)" if widest else ""
+
+
+def fallback_notes(records: Sequence[Record]) -> list[str]:
+    """What products are computed in where a GPU lacks the unit for their dtype, a line each."""
+    return list(dict.fromkeys(r["fallback"] for r in records if r.get("fallback")))
 
 
 def integer(value: int) -> str:

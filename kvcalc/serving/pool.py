@@ -49,7 +49,7 @@ def pool(rows: Sequence[LayerRows], budget: int, cache: str, block_size: int, ma
     reserved = int(row_bytes(rows, last, 0).max())
     if reserved > budget:
         what = f"one contiguous reservation of {max_model_len:,} tokens takes {format_bytes(reserved)} of {format_bytes(budget)}"
-        raise UserError(what, hint="Lower --max-model-len, or use --cache paged")
+        raise UserError(what, hint="Lower max-model-len, or take a paged cache")
     return Pool(budget, np.full(most_tokens + 1, reserved), stored, max_model_len)
 
 

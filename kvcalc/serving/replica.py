@@ -38,7 +38,7 @@ def memory(deployment: Deployment, asked: MemoryOptions) -> Memory:
         terms = f"{format_bytes(found.budget.share - found.budget.cache)} of {format_bytes(found.budget.share)}"
         names = f"{deployment.model.name} leaves no memory for a cache on {deployment.gpu.name}"
         what = f"{names}: weights, activations and overhead take {terms}"
-        raise UserError(what, hint="Use more GPUs (--tp), or a smaller --dtype or --quantization")
+        raise UserError(what, hint="Use more GPUs (tp), or a smaller dtype or quantization")
     ranks = deployment.parallelism
     counts = stages(deployment.model, ranks.pp)[found.stage].counts
     return Memory(found.kv_budget, tuple(cache_rows(deployment.model, counts, found.formats, ranks)))

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from kvcalc.capacity.engines import ENGINES
 from kvcalc.errors import UserError, nearest
+from kvcalc.layers.batch import Batch
+from kvcalc.library.words import BytesInstead, Tokens, spelled
 from kvcalc.serving.continuous import Limits
 from kvcalc.serving.draw import draw, parse_lengths
 from kvcalc.serving.latency import cost_per_million
@@ -25,68 +27,86 @@ DEFAULT_PROMPTS = 1000
 OVERLOAD = 1.15  # times the capacity: what sharing passes could win is less
 
 
-class Load(NamedTuple):
-    """What comes in: a trace, or requests drawn at a rate (infinite: all at once). max_concurrency 0 is no limit."""
+def parse_rate(text: str, what: str) -> float:
+    """Requests per second; `inf` for all at once. Raises UserError on anything that is not above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise UserError(f"{what} {text!r} is not a number of requests per second above 0")
+    return value
 
-    trace: str = ""
-    rate: float = math.inf
+
+class Load(msgspec.Struct, frozen=True):
+    """What comes in: a trace (a file of requests), or requests drawn at a rate (infinite: all at once).
+
+    max_concurrency: clients in a closed loop, 0 for none. num_prompts: 0 for 1000, or all of a trace.
+    """
+
+    requests: str = ""
+    rate: Annotated[float, parse_rate] = math.inf
     burstiness: float = 1.0
     max_concurrency: int = 0
     num_prompts: int = 0
-    input_len: str = "1000"
-    output_len: str = "200"
+    input_len: Annotated[str, lambda text, what: text] = "1000"
+    output_len: Annotated[str, lambda text, what: text] = "200"
     seed: int = 0
 
     @property
     def is_open(self) -> bool:
         """Whether requests come over time, whatever the server does."""
-        return not self.max_concurrency and (bool(self.trace) or self.rate != math.inf)
+        return not self.max_concurrency and (bool(self.requests) or self.rate != math.inf)
 
-    def requests(self) -> Requests:
-        """Read or drawn. Raises UserError on what contradicts itself or lies outside its range."""
-        if not 0 <= self.num_prompts <= MOST_REQUESTS:
-            raise UserError(f"--num-prompts {self.num_prompts} is outside 0 to {MOST_REQUESTS:,}")
-        if not 0 <= self.max_concurrency <= MOST_REQUESTS:
-            raise UserError(f"--max-concurrency {self.max_concurrency} is outside 0 to {MOST_REQUESTS:,}")
-        if self.trace:
+    def drawn(self) -> Requests:
+        """The requests, read or drawn. Raises UserError on what contradicts itself or lies outside its range."""
+        for name in ("num_prompts", "max_concurrency"):
+            _within(name, getattr(self, name), 0, MOST_REQUESTS)
+        if self.requests:
             if self.rate != math.inf:
-                raise UserError("--requests and --rate exclude each other: a trace has its own times")
-            return read_requests(Path(self.trace), self.num_prompts or MOST_REQUESTS)
+                raise UserError("requests and rate exclude each other: a trace has its own times")
+            return read_requests(Path(self.requests), self.num_prompts or MOST_REQUESTS)
         lengths = parse_lengths(self.input_len, "input length"), parse_lengths(self.output_len, "output length")
         return draw(self.num_prompts or DEFAULT_PROMPTS, *lengths, self.rate, self.burstiness, self.seed)
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
-    """Of the server. max_num_seqs is the whole replica's, as --batch-size is; max_num_batched_tokens of one dp rank's pass.
+    """Of the server. max_num_seqs is the whole replica's, as a batch size is; max_num_batched_tokens of one dp rank's pass.
 
     0 leaves max_num_batched_tokens to the GPU's memory, max_model_len to the model, kv_cache_memory_bytes to `fit`.
+    slo_ttft, slo_tpot: seconds that users accept; 0 sets no goal.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 0
-    max_model_len: int = 0
+    max_model_len: Tokens = 0
     preemption: str = "recompute"
     batch_timeout: float = 0.0
     block_size: int = 16
     gpu_memory_utilization: float = 0.92
-    kv_cache_memory_bytes: int = 0
+    kv_cache_memory_bytes: BytesInstead = None
+    slo_ttft: float = 0.0
+    slo_tpot: float = 0.0
     price_per_hour: float = 0.0
-    goals: Goals = Goals()
 
     def __post_init__(self) -> None:
         for name, least in (("max_num_seqs", 1), ("max_num_batched_tokens", 0), ("block_size", 1)):
-            if not least <= getattr(self, name) <= 1 << 20:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} is outside {least} to {1 << 20:,}")
-        for name, value in (
-            ("--batch-timeout", self.batch_timeout), ("--price-per-hour", self.price_per_hour),
-            ("--slo-ttft", self.goals.ttft), ("--slo-tpot", self.goals.tpot),
-        ):  # fmt: skip
-            if not 0 <= value <= 1e9:
-                raise UserError(f"{name} {value} is outside 0 to 10^9")
+            _within(name, getattr(self, name), least, 1 << 20)
+        for name in ("batch_timeout", "price_per_hour", "slo_ttft", "slo_tpot"):
+            _within(name, getattr(self, name), 0, 10**9)
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise UserError(f"--gpu-memory-utilization {self.gpu_memory_utilization} is not above 0 and at most 1")
+            raise UserError(f"gpu-memory-utilization {self.gpu_memory_utilization} is not above 0 and at most 1")
         if self.preemption not in PREEMPTIONS:
             raise UserError(f"unknown preemption {self.preemption!r}", hint=nearest(self.preemption, PREEMPTIONS))
+
+    @property
+    def goals(self) -> Goals:
+        return Goals(self.slo_ttft, self.slo_tpot)
+
+
+def _within(name: str, value: float, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise UserError(f"{spelled(name)} {value} is outside {least} to {most:,}")
 
 
 class Run(NamedTuple):
@@ -109,7 +129,7 @@ def serve(
 ) -> Run:
     """Simulate `requests` on one replica. Raises UserError where the model does not fit, or an option cannot be met."""
     limits = _limits(deployment, settings)
-    share, given = settings.gpu_memory_utilization, settings.kv_cache_memory_bytes or None
+    share, given = settings.gpu_memory_utilization, settings.kv_cache_memory_bytes
     asked = MemoryOptions(settings.max_num_seqs, limits.max_num_batched_tokens, share, given)
     room, steps = memory(deployment, asked), Steps(deployment)
     most = int(requests.input_len.max() + requests.output_len.max())
@@ -135,6 +155,7 @@ def serve(
     if settings.price_per_hour and record["output_tokens"]:
         seconds, tokens = record["duration_s"], record["output_tokens"]
         record["cost_per_million_tokens"] = cost_per_million(settings.price_per_hour, record["gpus"], seconds, tokens)
+    record["fallback"] = deployment.fallback(Batch.prefill(typical[0]), Batch.decode(sum(typical)))
     return Run(record, served, own, limits)
 
 
@@ -143,7 +164,7 @@ def _limits(deployment: Deployment, settings: ServerSettings) -> Limits:
     if settings.preemption == "swap":
         if not deployment.gpu.host_link_bytes_per_s:
             raise UserError(
-                f"{deployment.gpu.name} gives no host_link_bytes_per_s to swap over", hint="Use --preemption recompute"
+                f"{deployment.gpu.name} gives no host_link_bytes_per_s to swap over", hint="Preemption by recompute needs none"
             )
         rate = deployment.gpu.host_link_bytes_per_s
     return Limits(

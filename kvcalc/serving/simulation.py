@@ -44,7 +44,7 @@ def simulate(
         raise UserError(f"unknown policy {policy!r}", hint=nearest(policy, POLICIES))
     if policy == "continuous" and limits.max_num_batched_tokens < limits.max_num_seqs:
         what = f"{limits.max_num_batched_tokens:,} tokens of a pass are fewer than {limits.max_num_seqs:,} sequences"
-        raise UserError(what, hint="Raise --max-num-batched-tokens, or lower --max-num-seqs")
+        raise UserError(what, hint="Raise max-num-batched-tokens, or lower max-num-seqs")
     ranks = steps.ranks
     logs = []
     for rank in range(min(ranks, len(requests))):

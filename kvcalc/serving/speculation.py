@@ -78,11 +78,11 @@ def draft_model(target: Model, name: str) -> Model:
 
         small = edited(target, [name])
         if small.layers > target.layers:
-            raise UserError(f"--draft {name}: {target.name} has {target.layers} layers to take the first of")
+            raise UserError(f"draft {name}: {target.name} has {target.layers} layers to take the first of")
         return msgspec.structs.replace(small, name=f"{target.name}[{name}]")
     if name == "mtp":
         if not target.mtp:
-            raise UserError(f"{target.name} declares no multi-token-prediction layers", hint="Give --draft a model, or layers=N")
+            raise UserError(f"{target.name} declares no multi-token-prediction layers", hint="Draft with a model, or layers=N")
         joint = Projections(matrices={"mtp_projection": (2 * target.hidden_size, target.hidden_size)})
         changes = {"layers": target.mtp.layers, "pattern": (target.mtp.kind,), "extra": (*target.extra, joint), "mtp": None}
         return msgspec.structs.replace(target, name=f"{target.name}[mtp]", **changes)

@@ -1,6 +1,6 @@
 """Static batching: a batch starts when the server is free, and the server is not free until its longest answer is done.
 
-A batch is what waits then, first come first served, up to --max-num-seqs and as many as fit at their longest; never padded
+A batch is what waits then, first come first served, up to max_num_seqs and as many as fit at their longest; never padded
 in number. Prompts are padded to the longest one in the batch and processed in one pass; then every row decodes until the
 last one is done. A row that is done holds its slot, and its padding is waste. Tokens reach their client as they are made.
 """

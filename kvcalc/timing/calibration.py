@@ -146,7 +146,7 @@ def preset_path(gpu: Gpu, stack: str) -> Path:
             raise UserError(f"{what} {name!r} is no usable name", hint="Letters, digits, - _ . only, and not 'datasheet'")
     folders = catalog.user_folders()
     if not folders:
-        raise UserError("there is no folder for presets of your own", hint="Say where with --output")
+        raise UserError("there is no folder for presets of your own", hint="Name the file")
     return folders[0] / "calibrations" / gpu.name / f"{stack}.yaml"
 
 

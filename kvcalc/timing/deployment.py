@@ -1,19 +1,21 @@
 """A model on GPUs, as it is run: the noun that every reading takes. And how long its passes take."""
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from kvcalc.gpu.roof import Placed, roofline, total_seconds
+from kvcalc.gpu.roof import Placed, fallbacks, roofline, total_seconds
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Cost, Operator
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import ONE_GPU, Parallelism
+from kvcalc.library.load import load_gpu
+from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
 from kvcalc.model.operators import forward, total
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.spec import Model
-from kvcalc.timing.calibration import Calibration
+from kvcalc.timing.calibration import Calibration, load_calibration
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -30,6 +32,14 @@ class Deployment(msgspec.Struct, frozen=True):
     mla_form: str = "auto"
     calibration: Calibration | None = None
     calibrated_on: str = ""
+
+    def under(self, stack: str = "", calibrated_on: str = "") -> Self:
+        """The same with the calibration of its GPU under `stack`, '' for vllm where there is one and `datasheet` for none.
+
+        calibrated_on: another GPU, whose calibration is scaled by datasheet figures. Raises UserError as `load_calibration`.
+        """
+        found = load_calibration(self.gpu, stack, load_gpu(calibrated_on) if calibrated_on else None)
+        return msgspec.structs.replace(self, calibration=found, calibrated_on=calibrated_on)
 
     @property
     def formats(self) -> Formats:
@@ -73,6 +83,20 @@ class Deployment(msgspec.Struct, frozen=True):
         from kvcalc.timing.steps import error_bar
 
         return error_bar(self.operators(batch), self.calibration)
+
+    def fallback(self, *batches: Batch) -> str | None:
+        """What products of these passes are computed in where the GPU has no unit for their dtype; None where it has all."""
+        operators = [operator for batch in batches for operator in self.operators(batch)]
+        return fallbacks(roofline(operators, self.gpu), self.gpu) or None
+
+    def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
+        """The cache on the GPU that holds the most of it."""
+        return cache_size(self.model, context, batch_size, self.precision, block_size, self.parallelism)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights on the fullest GPU."""
+        return weight_bytes(self.model, self.precision, self.parallelism)
 
     def cost(self, batch: Batch) -> Cost:
         """FLOPs and bytes of a pass on one GPU of each stage."""

@@ -1,44 +1,48 @@
 """The records of `roofline`: every operator of a pass under the roof, with its calibrated time, and their total."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvcalc.gpu.roof import Placed, fallbacks, mla_form, total_bound, total_seconds
 from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Cost, Operator
 from kvcalc.model.operators import total
+from kvcalc.timing.calibration import Calibration
+from kvcalc.timing.deployment import Deployment
 
-if TYPE_CHECKING:
-    from kvcalc.timing.calibration import Calibration
+
+def roofline_records(deployment: Deployment, phase: str, batch_size: int, context: int) -> list[dict[str, Any]]:
+    """One decode step or prefill as `pass_records`, each record with what was asked. Raises UserError on an unknown phase."""
+    common: dict[str, Any] = {"model": deployment.model.name, "gpu": deployment.gpu.name}
+    common |= {"phase": phase, "batch_size": batch_size, "context": context}
+    placed = deployment.placed(Batch.of_phase(phase, context, batch_size))
+    return [common | record for record in pass_records(placed, deployment.gpu, deployment.calibration)]
 
 
-def pass_records(
-    placed: list[Placed], common: dict[str, Any], gpu: Gpu, calibration: "Calibration | None" = None
-) -> list[dict[str, Any]]:
+def pass_records(placed: list[Placed], gpu: Gpu, calibration: Calibration | None = None) -> list[dict[str, Any]]:
     """Flat records: an operator each, all the times it runs taken together, and last their total.
 
     With a calibration of `gpu`, `time_s` is what its laws predict, the total with the glue of its layers and its error bar;
     an operator whose bound is under half its predicted time is bound by overhead. fallback: what products are computed in
     where the GPU has no unit for their dtype, in words, or null.
     """
-    found = [common | _record(p, gpu) for p in placed]
     whole = total(p.operator for p in placed)
-    moved = whole.bytes
     last = {"operator": "total", "layer": "", "role": "", "count": 1, **_figures(whole)}
     last |= {
         "mla_form": mla_form(placed),
-        "intensity": whole.flops / moved if moved else None,
+        "intensity": whole.flops / whole.bytes if whole.bytes else None,
         "bound": total_bound(placed),
         "roofline_s": total_seconds(placed),
         "time_s": None,
         "fallback": fallbacks(placed, gpu) or None,
     }
-    records = [*found, common | last]
+    records = [*(_record(p, gpu) for p in placed), last]
     if calibration:
         _timed(records, [p.operator for p in placed], gpu, calibration)
     return records
 
 
-def _timed(records: list[dict[str, Any]], operators: list[Operator], gpu: Gpu, calibration: "Calibration") -> None:
+def _timed(records: list[dict[str, Any]], operators: list[Operator], gpu: Gpu, calibration: Calibration) -> None:
     from kvcalc.timing.steps import error_bar, glue_seconds, operator_seconds
 
     timed = operator_seconds(operators, gpu, calibration)

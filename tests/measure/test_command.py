@@ -101,7 +101,7 @@ def test_generation(kvcalc: Run, tmp_path: Path) -> None:
         ("--save-gpu h100", "already"),
         ("--generate 5 --output rows.csv", "measures none"),
         ("--generate 2000", "positions"),
-        ("--generate 5 --head first", "unknown --head"),
+        ("--generate 5 --head first", "unknown head"),
         ("nemotron-h-8b", "no Mamba-2 layer"),
         ("nosuchmodel", "unknown model"),
     ],

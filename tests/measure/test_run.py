@@ -277,7 +277,7 @@ def test_the_predicted_saving_grows_with_length() -> None:
 
 @pytest.mark.parametrize(
     ("request_", "message"),
-    [(Request(GPT, 20, 14, 1, "fp32"), "32 positions"), (Request(GPT, 2, 2, 1, "fp32", "first"), "unknown --head")],
+    [(Request(GPT, 20, 14, 1, "fp32"), "32 positions"), (Request(GPT, 2, 2, 1, "fp32", "first"), "unknown head")],
 )
 def test_generations_that_cannot_be(request_: Request, message: str) -> None:
     with pytest.raises(UserError, match=message):

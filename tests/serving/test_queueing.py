@@ -23,7 +23,7 @@ def deployment(name: str = "llama-3.1-8b", gpu: str = "h100") -> Deployment:
 
 
 def run(load: Load, policy: str = "continuous", cache: str = "paged", timed: Deployment | None = None, **settings: object) -> Run:
-    return serve(timed or deployment(), load.requests(), load, ServerSettings(**settings), policy, cache)  # type: ignore[arg-type]
+    return serve(timed or deployment(), load.drawn(), load, ServerSettings(**settings), policy, cache)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", ["static", "continuous"])

@@ -122,5 +122,5 @@ def refuse(spec: Part, *fields: str) -> None:
         default = next(f.default for f in msgspec.structs.fields(spec) if f.name == name)
         if getattr(spec, name) != default:
             raise UserError(
-                f"`measure` has no {spec.label} layer with {name} {getattr(spec, name)!r}", hint="Switch it off with --set"
+                f"`measure` has no {spec.label} layer with {name} {getattr(spec, name)!r}", hint=f"Switch it off: {name}=null"
             )

@@ -1,0 +1,187 @@
+"""Options that stand together, declared once: a command takes a group as one parameter, and shows it as its options."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from kvcalc.cli import options as o
+from kvcalc.cli.common import emit, lengths
+
+if TYPE_CHECKING:
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.layers.ranks import Parallelism
+    from kvcalc.model.precision import Precision
+    from kvcalc.model.spec import Model
+    from kvcalc.report.chart import Chart
+    from kvcalc.report.export import Record
+    from kvcalc.report.tables import Table
+    from kvcalc.timing.deployment import Deployment
+
+Value = TypeVar("Value")
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Its fields are options, as a command's parameters are, or groups of them."""
+
+
+def grouped(run: Callable[..., Value]) -> Callable[..., Value]:
+    """The command `run` with each of its groups written out, in the group's place, as the options that it holds."""
+    parameters = list(inspect.signature(run).parameters.values())
+
+    def command(**values: Any) -> Value:
+        return run(**_gathered(parameters, values))
+
+    flat = list(_written_out(parameters))
+    command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in flat}
+    command.__name__, command.__doc__ = run.__name__, run.__doc__
+    return command
+
+
+def _is_group(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Group)
+
+
+def _fields(group: type[Group]) -> Iterable[inspect.Parameter]:
+    for field in msgspec.structs.fields(group):
+        default = [] if field.default_factory is list else inspect.Parameter.empty if field.required else field.default
+        yield inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
+
+
+def _written_out(parameters: Iterable[inspect.Parameter]) -> Iterable[inspect.Parameter]:
+    for parameter in parameters:
+        if _is_group(parameter.annotation):
+            yield from _written_out(_fields(parameter.annotation))
+        else:
+            yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+def _gathered(parameters: Iterable[inspect.Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that `parameters` stand for, groups built again from the values of their options."""
+    return {
+        p.name: p.annotation(**_gathered(_fields(p.annotation), values)) if _is_group(p.annotation) else values[p.name]
+        for p in parameters
+    }
+
+
+class Grid(Group, frozen=True):
+    """Contexts and batch sizes; records run over contexts fastest."""
+
+    context: o.Contexts = "4096"
+    batch_size: o.Batches = "1"
+
+    @property
+    def contexts(self) -> list[int]:
+        return lengths(self.context, "context")
+
+    @property
+    def batches(self) -> list[int]:
+        return lengths(self.batch_size, "batch size")
+
+
+class Precisions(Group, frozen=True):
+    """How a model is stored and computed."""
+
+    dtype: o.Dtype = "auto"
+    kv_cache_dtype: o.CacheDtype = "auto"
+    quantization: o.Quant = ""
+
+    def precision(self) -> "Precision":
+        from kvcalc.model.precision import Precision
+
+        return Precision(self.dtype, self.kv_cache_dtype, self.quantization)
+
+
+class FurtherRanks(Group, frozen=True):
+    """GPUs beside those of tensor parallelism."""
+
+    pp: o.Pp = 1
+    dp: o.Dp = 1
+    ep: o.Ep = 1
+    enable_expert_parallel: o.ExpertParallel = False
+    dcp: o.Dcp = 1
+
+    def beside(self, tp: int) -> "Parallelism":
+        """The ranks of a replica; `--enable-expert-parallel` spreads the experts over all tp·dp GPUs."""
+        from kvcalc.errors import UserError
+        from kvcalc.layers.ranks import Parallelism
+
+        if self.enable_expert_parallel and self.ep > 1:
+            raise UserError("--enable-expert-parallel and --expert-parallel-size exclude each other")
+        return Parallelism(tp, self.pp, self.dp, tp * self.dp if self.enable_expert_parallel else self.ep, self.dcp)
+
+
+class Ranks(Group, frozen=True, kw_only=True):
+    """GPUs by what they share."""
+
+    tp: o.Tp = 1
+    further: FurtherRanks
+
+    def parallelism(self) -> "Parallelism":
+        return self.further.beside(self.tp)
+
+
+class Deploying(Group, frozen=True, kw_only=True):
+    """How a model is run, and what its times rest on."""
+
+    precisions: Precisions
+    mla_form: o.MlaForm = "auto"
+    stack: o.Stack = ""
+    calibration_from: o.CalibrationFrom = ""
+    set_: o.Sets = []
+    ranks: Ranks
+
+    def deployments(self, model: str, gpu: str) -> "list[Deployment]":
+        """The model on each GPU of a list."""
+        return self.on(chosen_model(model, self.set_), chosen_gpus(gpu))
+
+    def on(self, model: "Model", gpus: "list[Gpu]") -> "list[Deployment]":
+        from kvcalc.timing.deployment import Deployment
+
+        how = self.precisions.precision(), self.ranks.parallelism(), self.mla_form
+        return [Deployment(model, gpu, *how).under(self.stack, self.calibration_from) for gpu in gpus]
+
+
+class Output(Group, frozen=True):
+    """A picture, and how records are printed."""
+
+    plot: o.Plot = ""
+    style: o.Style = "light"
+    form: o.PrintedAs = o.OutputFormat.table
+
+    def picture(self, chart: "Chart") -> None:
+        """Save a picture, or draw it in the terminal."""
+        from kvcalc.report.plots import save
+
+        save(chart, self.plot, self.style)
+
+    def printed(self, records: "Sequence[Record]") -> bool:
+        """Print records in the format asked for; False where that is a table. A picture in the terminal stands for one."""
+        return emit(records, self.form) or self.plot == "-"
+
+    def show(self, *tables: "Table") -> None:
+        from kvcalc.report.tables import show
+
+        show(*tables)
+
+
+def chosen_model(name: str, changes: list[str]) -> "Model":
+    """The model called `name`, changed by `--set`."""
+    from kvcalc.library.edit import edited
+    from kvcalc.library.load import load_model
+
+    return edited(load_model(name), changes)
+
+
+def chosen_gpu(name: str) -> "Gpu":
+    """One GPU."""
+    from kvcalc.library.load import load_gpu
+
+    return load_gpu(name.strip())
+
+
+def chosen_gpus(names: str) -> "list[Gpu]":
+    """The GPUs of a comma-separated list."""
+    return [chosen_gpu(name) for name in names.split(",")]

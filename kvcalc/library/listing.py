@@ -1,0 +1,71 @@
+"""The presets there are, and the records of `models` and `gpus`: one model or GPU each, every figure under its own key."""
+
+from pathlib import Path
+from typing import Any
+
+from kvcalc.gpu.spec import PEAKS, Gpu
+from kvcalc.library.catalog import find, preset_files
+from kvcalc.library.files import MOST_YAML, read_text
+from kvcalc.library.load import is_file_name, read
+from kvcalc.model.memory import cache_size
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
+
+LISTED_CONTEXT = 8192  # tokens at which a listed model's bytes per token are taken, in bf16
+
+
+def all_models(family: str = "", attention: str = "") -> list[Model]:
+    """Every preset by family and parameters; of those, the ones with these words in their family or name, and attention."""
+    found = sorted((read(path, Model) for path in preset_files("models").values()), key=lambda m: (m.family, m.parameters))
+    family, attention = family.lower(), attention.lower()
+    return [m for m in found if (family in m.family.lower() or family in m.name) and attention in m.attention.lower()]
+
+
+def all_gpus(vendor: str = "") -> list[Gpu]:
+    """Every preset by vendor, the fastest memory first; of those, the ones with this word in vendor, architecture or name."""
+    found = sorted((read(p, Gpu) for p in preset_files("gpus").values()), key=lambda g: (g.vendor, -g.bandwidth_bytes_per_s))
+    return [g for g in found if vendor.lower() in f"{g.vendor} {g.architecture} {g.name}".lower()]
+
+
+def preset_text(name: str, kind: str) -> str:
+    """The preset called `name` as it stands in its file, with its sources; kind: models or gpus."""
+    return read_text(Path(name) if is_file_name(name) else find(name, kind), MOST_YAML)
+
+
+def model_record(model: Model) -> dict[str, Any]:
+    """One model as a flat record; bytes_per_token of one sequence at 8,192 tokens, bf16, all layers."""
+    return {
+        "model": model.name,
+        "family": model.family,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "layers": model.layers,
+        "hidden_size": model.hidden_size,
+        "attention": model.attention,
+        "bytes_per_token": cache_size(model, LISTED_CONTEXT, precision=Precision("bf16", "bf16")).slope,
+        "max_context": model.max_context,
+        "huggingface_id": model.huggingface_id,
+        "source": "; ".join(s.url for s in model.source),
+    }
+
+
+def gpu_record(gpu: Gpu) -> dict[str, Any]:
+    """One GPU as a flat record; null where its vendor gives no figure."""
+    return {
+        "gpu": gpu.name,
+        "vendor": gpu.vendor,
+        "architecture": gpu.architecture,
+        "memory_bytes": gpu.memory_bytes,
+        "memory_type": gpu.memory_type or None,
+        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
+        **{f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS},
+        "vector_fp32_flops_per_s": gpu.vector_flops_per_s.get("fp32"),
+        "knee": gpu.knee,
+        "sms": gpu.sms,
+        "l2_bytes": gpu.l2_bytes,
+        "link_bytes_per_s": gpu.link_bytes_per_s,
+        "host_link_bytes_per_s": gpu.host_link_bytes_per_s,
+        "power_w": gpu.power_w,
+        "per": gpu.per,
+        "source": "; ".join(s.url for s in gpu.source),
+    }

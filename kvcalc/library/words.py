@@ -1,0 +1,73 @@
+"""Options as people type them: `32k` for tokens, `40GiB` for bytes. A field says how its words are read."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.units import parse_bytes, parse_tokens
+
+Spec = TypeVar("Spec", bound=msgspec.Struct)
+
+
+def _tokens_or_none(text: str, what: str) -> int:
+    return parse_tokens(text, what, least=0)
+
+
+def _bytes_or_none(text: str, what: str) -> int:
+    return 0 if text.strip() == "0" else parse_bytes(text, what)
+
+
+def share(text: str, what: str) -> float:
+    """A share of the memory; a 0 that is given is refused."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"{what} {text!r} is not a number") from None
+    if not value:
+        raise UserError(f"{what} 0 leaves no memory")
+    return value
+
+
+def tokens_called(what: str) -> Any:
+    """A reader of tokens that messages call by another name than the option's."""
+    return lambda text, _: parse_tokens(text, what)
+
+
+Tokens = Annotated[int, parse_tokens]  # from 1 up: a 0 that is given is refused
+TokensOrNone = Annotated[int, _tokens_or_none]  # 0 is a value
+BytesOrNone = Annotated[int, _bytes_or_none]
+BytesInstead = Annotated[int | None, _bytes_or_none]  # in place of what is computed
+
+
+def from_words(spec: type[Spec], given: Mapping[str, Any]) -> Spec:
+    """`spec` with those of its fields that are given. None and '' leave the default; numbers are read as their words are.
+
+    A field's reader is the callable in its annotation: (text, the option's name) → value. Raises UserError as that does, and
+    on a value of another type than the field's.
+    """
+    return spec(**{f.name: _read(f, given[f.name]) for f in msgspec.structs.fields(spec) if given.get(f.name) not in (None, "")})
+
+
+def _read(field: Any, value: Any) -> Any:
+    read = next((m for m in getattr(field.type, "__metadata__", ()) if callable(m)), None)
+    if read:
+        return value if isinstance(value, msgspec.Struct) else read(str(value), spelled(field.name))
+    try:
+        return msgspec.convert(value, field.type)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{spelled(field.name)} {value!r}: {error}") from None
+
+
+def spelled(name: str) -> str:
+    """An option's name as messages write it."""
+    return name.replace("_", "-")
+
+
+def check_known(given: Iterable[str], *specs: type[msgspec.Struct], also: Iterable[str] = ()) -> None:
+    """Raises UserError on a name that is no field of `specs` and not in `also`, with the nearest ones."""
+    known = [*also, *(name for spec in specs for name in spec.__struct_fields__)]
+    for name in given:
+        if name not in known:
+            raise UserError(f"unknown option {name!r}", hint=nearest(name, known))

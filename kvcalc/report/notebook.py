@@ -1,0 +1,173 @@
+"""A deployment whose readings are methods, for notebooks and scripts: what the commands answer, under their JSON keys."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.library.load import load_gpu, load_model
+from kvcalc.library.words import check_known, from_words
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
+from kvcalc.report.tables import Table
+from kvcalc.timing import deployment
+from kvcalc.units import parse_tokens
+
+Loaded = TypeVar("Loaded", Model, Gpu)
+# The fields of `CacheSize`, by the keys of `size`.
+CACHE_SIZE = {
+    "stored": "kv_cache_bytes",
+    "read": "kv_cache_read_bytes",
+    "allocated": "kv_cache_allocated_bytes",
+    "fixed": "fixed_bytes",
+    "slope": "bytes_per_token",
+}
+
+
+class Answer(msgspec.Struct, frozen=True, eq=False):
+    """What a command answers. Attributes are the JSON keys of its chief record; printed, it is the command's table.
+
+    The chief record is the first, of a pass its total. short: other names of keys.
+    """
+
+    _records: Sequence[dict[str, Any]]
+    _tables: Callable[[], Sequence[Table]]
+    _chief: int = 0
+    _short: Mapping[str, str] = {}
+
+    def records(self) -> list[dict[str, Any]]:
+        """All records, flat, as `--format json` prints them."""
+        return deepcopy(list(self._records))
+
+    def __getattr__(self, name: str) -> Any:
+        chief = self._records[self._chief]
+        try:
+            return chief[self._short.get(name, name)]
+        except KeyError:
+            raise AttributeError(f"no figure {name!r}. {nearest(name, [*chief, *self._short])}".rstrip()) from None
+
+    def __dir__(self) -> list[str]:
+        return ["records", *self._short, *self._records[self._chief]]
+
+    def __repr__(self) -> str:
+        return "".join(map(str, self._tables())).rstrip("\n")
+
+
+class Deployment(deployment.Deployment, frozen=True):
+    """A model on GPUs, as it is run. Each reading is the command of its name, and raises UserError as that refuses."""
+
+    def size(self, context: int | str = 4096, batch_size: int | str = 1, block_size: int = 16) -> Answer:
+        """How big is the cache: also `stored`, `read`, `allocated` bytes of a GPU, `fixed` and `slope` of one sequence."""
+        from kvcalc.model.size import size_record
+        from kvcalc.report.sizes import size_table
+
+        how = self.precision, block_size, self.parallelism
+        record = size_record(self.model, _context(context), _batch(batch_size), *how)
+        return Answer([record], lambda: [size_table([record], [self.model], *how)], _short=CACHE_SIZE)
+
+    def fit(self, lengths: str = "", seed: int = 0, **options: Any) -> Answer:
+        """What fits, and what an engine allocates. options: as of `FitOptions`, tokens and bytes in words or numbers."""
+        from kvcalc.capacity import FitOptions, fit
+        from kvcalc.capacity.fragmentation import read_lengths
+        from kvcalc.capacity.record import fit_record
+        from kvcalc.report.fit import fit_table
+
+        check_known(options, FitOptions, also=("lengths", "seed"))
+        found = fit(self, from_words(FitOptions, options))
+        record = fit_record(found, read_lengths(lengths, seed) if lengths else [], seed)
+        return Answer([record], lambda: [fit_table([record], [found])])
+
+    def latency(self, **options: Any) -> Answer:
+        """One request. options: as of `LatencyOptions`."""
+        from kvcalc.report.serving import latency_tables
+        from kvcalc.serving.latency_record import LatencyOptions, latency_record
+
+        check_known(options, LatencyOptions)
+        record = latency_record(self, from_words(LatencyOptions, options))
+        return Answer([record], lambda: latency_tables([record]))
+
+    def roofline(self, phase: str = "decode", batch_size: int | str = 1, context: int | str = 4096) -> Answer:
+        """Where every operation of a pass lies; its figures are those of the total."""
+        from kvcalc.report.passes import pass_table
+        from kvcalc.timing.records import roofline_records
+
+        records = roofline_records(self, phase, _batch(batch_size), _context(context))
+        return Answer(records, lambda: [pass_table(self, records)], _chief=-1)
+
+    def serve(self, policy: str = "continuous", cache: str = "paged", **options: Any) -> Answer:
+        """A server under load, simulated. options: as of `Load` and `ServerSettings`."""
+        from kvcalc.report.serving import serve_table
+        from kvcalc.serving.run import Load, ServerSettings, serve
+
+        check_known(options, Load, ServerSettings, also=("policy", "cache"))
+        load, settings = from_words(Load, options), from_words(ServerSettings, options)
+        record = serve(self, load.drawn(), load, settings, policy, cache).record
+        return Answer([record], lambda: [serve_table([record])])
+
+    def compare(
+        self,
+        variants: str | Sequence[str] = "",
+        context: int | str = 4096,
+        batch_size: int | str = 1,
+        block_size: int = 16,
+    ) -> Answer:
+        """The same with other attention, a record a variant; its figures are those of the first."""
+        from kvcalc.planning.comparison import DEFAULT, compare_records
+        from kvcalc.planning.variants import variant
+        from kvcalc.report.comparison import compare_tables
+
+        names = (variants or DEFAULT).split(",") if isinstance(variants, str) else variants
+        chosen = [(name.strip(), variant(self.model, name)) for name in names]
+        records = compare_records(chosen, self, [_context(context)], [_batch(batch_size)], block_size)
+        return Answer(records, lambda: compare_tables(self, records, block_size))
+
+    def __repr__(self) -> str:
+        ranks = " ".join(f"{name} {size}" for name, size in msgspec.structs.asdict(self.parallelism).items() if size > 1)
+        where = f"{self.model.name} on {self.parallelism.gpus} × {self.gpu.name}{f' ({ranks})' if ranks else ''}"
+        return f"{where}: weights {self.formats.weights_label}, cache {self.formats.kv_cache_dtype}; times: {self.basis}"
+
+
+def deploy(
+    model: str | Path | Model,
+    gpu: str | Path | Gpu,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    ep: int = 1,
+    dcp: int = 1,
+    dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
+    quantization: str = "",
+    stack: str = "",
+    mla_form: str = "auto",
+    calibration_from: str = "",
+) -> Deployment:
+    """A model on GPUs, by names or objects, with the options of the command line.
+
+    stack: the calibration that times rest on, '' for vllm where the GPU has it, `datasheet` for none. Raises UserError.
+    """
+    chosen, card = _loaded(model, Model, load_model, "model"), _loaded(gpu, Gpu, load_gpu, "GPU")
+    precision = from_words(Precision, {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization})
+    ranks = Parallelism(tp, pp, dp, ep, dcp)
+    return Deployment(chosen, card, precision, ranks, mla_form).under(stack, calibration_from)
+
+
+def _loaded(given: Any, spec: type[Loaded], load: Callable[[str], Loaded], what: str) -> Loaded:
+    if isinstance(given, spec):
+        return given
+    if isinstance(given, str | Path):
+        return load(str(given))
+    raise UserError(f"{type(given).__name__} is no {what}", hint=f"Give a {what}, or the name of one")
+
+
+def _context(given: int | str) -> int:
+    return parse_tokens(str(given), "context")
+
+
+def _batch(given: int | str) -> int:
+    return parse_tokens(str(given), "batch size")

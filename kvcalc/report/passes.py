@@ -1,0 +1,66 @@
+"""What `roofline` shows: the operators of one pass, their parts, and what the figures rest on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.gpu.roof import turning_batch
+from kvcalc.layers.batch import Batch
+from kvcalc.layers.cost import Operator, Role
+from kvcalc.report.tables import ROOFLINE_COLUMNS, Table, error_bar, fallback_notes
+from kvcalc.timing.deployment import Deployment
+
+KINDS_OF_BYTES = (("weights", "weight_bytes"), ("cache", "cache_bytes"), ("activations", "activation_bytes"))
+NOT_OF_PARTS = ("count", "weight_bytes", "cache_bytes", "activation_bytes")
+
+
+def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]]) -> Table:
+    """The records of one pass: each operator with its share of the time, its parts below it, and last the total."""
+    whole = records[-1]
+    phase, batch, context = whole["phase"], whole["batch_size"], whole["context"]
+    shown = []
+    for record in records:
+        shown.append(record | {"share": record["roofline_s"] / whole["roofline_s"]})
+        shown += [_part(part) for part in record.get("parts", []) if part["flops"]]
+    split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)
+    notes = ["", f"bytes moved: {split}", *(_turning(deployment, context) if phase == "decode" else [])]
+    notes += [_assumptions(deployment), *fallback_notes(records[-1:]), times(deployment, records[-1:]), ""]
+    title = f"{deployment.model.name} on {deployment.gpu.name}: {phase}, batch {batch:,}, context {context:,}"
+    return Table(shown, ROOFLINE_COLUMNS, title, notes)
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    blank = dict.fromkeys(NOT_OF_PARTS)
+    return blank | {"operator": f"  {part['operator']}", "layer": "", "flops": part["flops"], "bound": ""}
+
+
+def _turning(deployment: Deployment, context: int) -> list[str]:
+    """From which batch on the FFN and attention are bound by compute."""
+    found = []
+    for name, role in (("FFN", Role.FFN), ("attention", Role.CORE)):
+
+        def chosen(operator: Operator, role: Role = role) -> bool:
+            return operator.role is role
+
+        batch = turning_batch(lambda n: deployment.placed(Batch.decode(context, n)), chosen)
+        turns = f"turns compute-bound at batch {batch:,}" if batch else "never turns compute-bound, whatever the batch"
+        found.append(f"{name} {turns}")
+    return ["; ".join(found)]
+
+
+def _assumptions(deployment: Deployment) -> str:
+    formats, gpu = deployment.formats, deployment.gpu
+    knee = f"knee {gpu.knee:.1f} FLOP/B in bf16" if gpu.knee else "no bf16 peak"
+    vector = "" if gpu.vector_peak else "; no vector peak in the preset, so vector work is not timed"
+    return (
+        f"weights {formats.weights_label}{formats.computed}, cache {formats.kv_cache_dtype}; {gpu.name} {knee}{vector}; "
+        "'at least' is the datasheet bound: full overlap, no launches"
+    )
+
+
+def times(deployment: Deployment, records: Sequence[dict[str, Any]]) -> str:
+    """What predicted times rest on, and their error."""
+    found, source = deployment.calibration, deployment.calibrated_on
+    if not found:
+        return f"{deployment.gpu.name}: no calibration in use, so no predicted times"
+    scaled = f", scaled from {source} by datasheet figures" if source else ""
+    return f"predicted: {found.stack} {found.version} calibration{scaled}".replace("  ", " ") + error_bar(records)

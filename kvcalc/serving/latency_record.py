@@ -1,0 +1,116 @@
+"""The records of `latency`: one request, or a batch of equal ones, with what speculation and the lack of a cache make of it."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from kvcalc.errors import UserError
+from kvcalc.layers.batch import Batch
+from kvcalc.library.words import spelled, tokens_called
+from kvcalc.serving.latency import Latency, cost_per_million, request, token_projections, without_cache
+from kvcalc.serving.speculation import best_drafted, draft_model, speculate, stops_paying
+from kvcalc.timing.deployment import Deployment
+from kvcalc.units import format_bytes
+
+MOST_SPECULATED = 1024
+
+
+class LatencyOptions(msgspec.Struct, frozen=True):
+    """What `latency` is asked.
+
+    prefix_len: leading prompt tokens that are cached already. max_num_batched_tokens: chunk of the prefill, 0 for the whole.
+    draft: '', or as `draft_model` takes it; num_speculative_tokens 0 for the best. no_cache: also the same without a cache.
+    price_per_hour: of one GPU; 0 for no cost.
+    """
+
+    input_len: Annotated[int, tokens_called("input length")] = 2000
+    output_len: Annotated[int, tokens_called("output length")] = 500
+    batch_size: Annotated[int, tokens_called("batch size")] = 1
+    no_cache: bool = False
+    prefix_len: int = 0
+    max_num_batched_tokens: int = 0
+    draft: str = ""
+    num_speculative_tokens: int = 0
+    acceptance_rate: float = 0.8
+    price_per_hour: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("prefix_len", "max_num_batched_tokens"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{spelled(name)} {getattr(self, name)} is below 0")
+        if not 0 <= self.num_speculative_tokens <= MOST_SPECULATED or not 0 <= self.price_per_hour < 1e9:
+            raise UserError(f"num-speculative-tokens should be 0 to {MOST_SPECULATED} and price-per-hour 0 or more")
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence at its end."""
+        return self.input_len + self.output_len
+
+
+def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
+    """One configuration as a flat record. fallback: what products are computed in, in words, where the GPU has no unit."""
+    passes = Batch.prefill(asked.input_len, asked.batch_size), Batch.decode(asked.context, asked.batch_size)
+    found = request(
+        deployment, asked.input_len, asked.output_len, asked.batch_size, asked.prefix_len, asked.max_num_batched_tokens
+    )
+    tokens = asked.batch_size * asked.output_len
+    record: dict[str, Any] = {"model": deployment.model.name, "gpu": deployment.gpu.name, "gpus": deployment.parallelism.gpus}
+    record |= {"basis": deployment.basis, "batch_size": asked.batch_size}
+    record |= {"input_len": asked.input_len, "output_len": asked.output_len}
+    record |= {**found._asdict(), "speedup": None, "tokens_per_step": 1.0}
+    record["time_p90_error"] = deployment.p90_error(passes[1])
+    record["output_tokens_per_s"] = tokens / found.e2e_s
+    if asked.price_per_hour:
+        record["cost_per_million_tokens"] = cost_per_million(asked.price_per_hour, record["gpus"], found.e2e_s, tokens)
+    if asked.no_cache:
+        record |= _without_cache(deployment, asked, found)
+    drafting = _drafting(deployment, asked)
+    if drafting:
+        record |= _speculative(deployment, drafting, asked)
+    fallbacks = dict.fromkeys(d.fallback(*passes) for d in (deployment, drafting) if d)
+    return record | {"fallback": "; ".join(filter(None, fallbacks)) or None}
+
+
+def _without_cache(deployment: Deployment, asked: LatencyOptions, cached: Latency) -> dict[str, Any]:
+    plain = without_cache(deployment, asked.input_len, asked.output_len, asked.batch_size)
+    needed, processed = token_projections(asked.input_len, asked.output_len)
+    return {f"no_cache_{k}": v for k, v in plain._asdict().items()} | {
+        "speedup": plain.e2e_s / cached.e2e_s,
+        "no_cache_token_projections": asked.batch_size * processed,
+        "no_cache_redundant_projections": asked.batch_size * (processed - needed),
+    }
+
+
+def _drafting(deployment: Deployment, asked: LatencyOptions) -> Deployment | None:
+    """The draft model, run as the model is; None where there is none."""
+    return msgspec.structs.replace(deployment, model=draft_model(deployment.model, asked.draft)) if asked.draft else None
+
+
+def _speculative(deployment: Deployment, draft: Deployment, asked: LatencyOptions) -> dict[str, Any]:
+    """One step of speculative decoding at mid length."""
+    context = asked.input_len + max(1, asked.output_len // 2)
+    step, drafted = (deployment, draft, context, asked.batch_size), asked.num_speculative_tokens
+    found = speculate(*step, drafted, asked.acceptance_rate) if drafted else best_drafted(*step, asked.acceptance_rate)
+    return {
+        "draft": draft.model.name,
+        "num_speculative_tokens": found.drafted,
+        "acceptance_rate": asked.acceptance_rate,
+        "tokens_per_step": found.tokens_per_step,
+        "draft_s": found.draft_s,
+        "verify_s": found.verify_s,
+        "speculative_tpot_s": found.tpot_s,
+        "speculative_speedup": found.speedup,
+        "stops_paying_at_batch": stops_paying(deployment, draft, context, found.drafted, asked.acceptance_rate),
+        "draft_weight_bytes": draft.weight_bytes,
+        "draft_cache_bytes": draft.cache_size(asked.context, asked.batch_size).stored,
+    }
+
+
+def shortage(deployment: Deployment, asked: LatencyOptions) -> str:
+    """A remark where weights and cache alone exceed the GPU's memory: the times are then of a machine that does not exist."""
+    held = deployment.weight_bytes + deployment.cache_size(asked.context, asked.batch_size).stored
+    gpu = deployment.gpu
+    if held <= gpu.memory_bytes:
+        return ""
+    taken = f"weights and cache take {format_bytes(held)} of the {format_bytes(gpu.memory_bytes)} of {gpu.name}"
+    return f"{deployment.model.name}, batch {asked.batch_size:,}: {taken}; see `fit`"

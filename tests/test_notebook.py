@@ -1,0 +1,205 @@
+"""The Python API: a deployment's readings are the command line's records, tables and refusals."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+import kvcalc as package
+from kvcalc.report.export import to_json
+
+DEPLOYED = {"tp": 2, "kv_cache_dtype": "fp8"}
+LINE = "llama-3.1-8b --tp 2 --kv-cache-dtype fp8"
+
+
+def deployed(**more: Any) -> package.Deployment:
+    return package.deploy("llama-3.1-8b", "h100", **DEPLOYED | more)
+
+
+READINGS = [
+    ("size", {"context": "32k", "batch_size": 3, "block_size": 64}, "--context 32k --batch-size 3 --block-size 64"),
+    ("fit", {"max_model_len": "32k", "engine": "vllm"}, "--gpu h100 --max-model-len 32k --engine vllm"),
+    ("fit", {"kv_cache_memory_bytes": "4GiB", "max_model_len": 5000, "shared_prefix": "1k", "draft": "llama-3.2-1b"},
+     "--gpu h100 --kv-cache-memory-bytes 4GiB --max-model-len 5000 --shared-prefix 1k --draft llama-3.2-1b"),
+    ("fit", {"lengths": "lognormal:500,2000", "seed": 3, "weight_bytes": 0, "hybrid": False, "gpu_memory_utilization": 0.1},
+     "--gpu h100 --lengths lognormal:500,2000 --seed 3 --weight-bytes 0 --disable-hybrid-kv-cache-manager "
+     "--gpu-memory-utilization 0.1"),
+    ("latency", {"input_len": 2000, "output_len": "1k", "batch_size": 2, "no_cache": True, "draft": "layers=2"},
+     "--input-len 2000 --output-len 1k --batch-size 2 --no-cache --draft layers=2"),
+    ("roofline", {"phase": "prefill", "batch_size": 8, "context": "4k"}, "--phase prefill --batch-size 8 --context 4k"),
+    ("serve", {"rate": 10, "num_prompts": 20, "max_num_seqs": 8, "slo_ttft": 0.5, "policy": "static", "max_model_len": "4k"},
+     "--rate 10 --num-prompts 20 --max-num-seqs 8 --slo-ttft 0.5 --policy static --max-model-len 4k"),
+    ("serve", {"num_prompts": 9, "cache": "contiguous", "output_len": 40}, "--num-prompts 9 --cache contiguous --osl 40"),
+    ("compare", {"variants": "none,mqa/int4", "context": "9k"}, "--variants none,mqa/int4 --context 9k"),
+    ("compare", {"variants": ["mha", "gqa:4"]}, "--variants mha,gqa:4"),
+    ("compare", {}, ""),
+]  # fmt: skip
+each_reading = pytest.mark.parametrize(("reading", "options", "words"), READINGS, ids=[f"{r} {w}" for r, _, w in READINGS])
+
+
+@each_reading
+def test_a_reading_is_what_the_command_prints(kvcalc: Run, reading: str, options: dict[str, Any], words: str) -> None:
+    answer = getattr(deployed(), reading)(**options)
+    printed = kvcalc(f"{reading} {LINE} {words} --format json").records
+    assert json.loads(to_json(answer.records())) == printed
+    table = str(answer)
+    assert table == repr(answer)
+    assert table and kvcalc(f"{reading} {LINE} {words}").out.startswith(table.rstrip() + "\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stack": "datasheet"}, "--stack datasheet"),
+        ({"stack": "sglang", "dp": 2, "ep": 2, "tp": 1}, "--stack sglang --dp 2 --ep 2 --tp 1"),
+        ({"pp": 2, "tp": 16, "dcp": 2, "dtype": "fp8"}, "--pp 2 --tp 16 --dcp 2 --dtype fp8"),
+        ({"quantization": "awq", "calibration_from": "h200", "kv_cache_dtype": "auto"},
+         "-q awq --calibration-from h200 --kv-cache-dtype auto"),
+        ({"mla_form": "expanded"}, "--mla-form expanded"),
+    ],
+)  # fmt: skip
+def test_a_deployment_takes_the_options_of_the_command_line(kvcalc: Run, options: dict[str, Any], words: str) -> None:
+    name = "deepseek-v2-lite" if "mla_form" in options else "llama-3.1-8b"
+    given = {"tp": 2, "kv_cache_dtype": "fp8"} | options
+    found = package.deploy(name, "h100", **given).roofline(batch_size=16).records()
+    line = f"roofline {name} --tp 2 --kv-cache-dtype fp8 {words} --batch-size 16 --format json"
+    assert json.loads(to_json(found)) == kvcalc(line).records
+
+
+def test_names_or_objects() -> None:
+    model, gpu = package.load_model("llama-3.1-8b"), package.load_gpu("h100")
+    one, other = package.deploy("llama-3.1-8b", "h100"), package.deploy(model, gpu)
+    assert one == other
+    assert one.size("8k").records() == other.size(8192).records()
+
+
+def test_attributes_are_the_keys_of_the_chief_record() -> None:
+    """4,096 tokens: 32 layers of 8 KV heads, K and V of 128, two GPUs, one byte each. The total stands for a pass."""
+    size = deployed().size()
+    assert size.stored == size.kv_cache_bytes == 4096 * 32 * 8 * 2 * 128 // 2
+    assert (size.read, size.allocated) == (size.kv_cache_read_bytes, size.kv_cache_allocated_bytes)
+    assert (size.fixed, size.slope) == (0, 32 * 8 * 2 * 128 // 2)
+    step = deployed().roofline()
+    assert step.operator == "total"
+    assert step.flops == sum(r["flops"] for r in step.records()[:-1])
+    compared = deployed().compare("mha,mqa")
+    assert (compared.variant, compared.records()[1]["variant"]) == ("mha", "mqa")
+    assert set(dir(size)) >= {"stored", "kv_cache_bytes", "records"}
+
+
+def test_a_figure_that_there_is_not_names_the_nearest() -> None:
+    with pytest.raises(AttributeError, match=r"no figure 'max_num_seq'. Did you mean max_num_seqs"):
+        _ = deployed().fit().max_num_seq
+    with pytest.raises(AttributeError, match="stored"):
+        _ = deployed().size().storde
+
+
+def test_answers_and_deployments_are_frozen() -> None:
+    answer = deployed().size()
+    answer.records()[0]["kv_cache_bytes"] = 1
+    assert answer.stored > 1
+    with pytest.raises(AttributeError):
+        answer.stored = 1
+    with pytest.raises(AttributeError):
+        deployed().mla_form = "expanded"  # type: ignore[misc]
+
+
+def test_a_deployment_shows_itself_in_a_line() -> None:
+    assert repr(deployed()) == "llama-3.1-8b on 2 × h100-sxm (tp 2): weights bf16, cache fp8; times: vllm calibration"
+    alone = package.deploy("gpt2", "a100-80gb", dtype="fp32")
+    assert repr(alone) == "gpt2 on 1 × a100-80gb: weights fp32, cache fp32; times: datasheet"
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: package.deploy("llama-3.1-8x", "h100"), "size llama-3.1-8x"),
+        (lambda: package.deploy("gpt2", "h1000"), "latency gpt2 --gpu h1000"),
+        (lambda: package.deploy("gpt2", "h100", dtype="fp7"), "size gpt2 --dtype fp7"),
+        (lambda: package.deploy("gpt2", "h100", stack="house"), "latency gpt2 --stack house"),
+        (lambda: package.deploy("gpt2", "h100", tp=5).size(), "size gpt2 --tp 5"),
+        (lambda: package.deploy("gpt2", "h100", tp=0), "size gpt2 --tp 0"),
+        (lambda: deployed().size("0"), "size gpt2 --context 0"),
+        (lambda: deployed().size(0), "size gpt2 --context 0"),
+        (lambda: deployed().size(batch_size="x"), "size gpt2 --batch-size x"),
+        (lambda: deployed().size(block_size=0), "size gpt2 --block-size 0"),
+        (lambda: deployed().fit(max_model_len=0), "fit gpt2 --max-model-len 0"),
+        (lambda: deployed().fit(weight_bytes="1XB"), "fit gpt2 --weight-bytes 1XB"),
+        (lambda: deployed().fit(engine="vlm"), "fit gpt2 --engine vlm"),
+        (lambda: deployed().fit(gpu_memory_utilization=0), "fit gpt2 --gpu-memory-utilization 0"),
+        (lambda: deployed().roofline("train"), "roofline gpt2 --phase train"),
+        (lambda: deployed().latency(input_len=0), "latency gpt2 --input-len 0"),
+        (lambda: deployed().latency(prefix_len=-1), "latency gpt2 --prefix-len -1"),
+        (lambda: deployed().latency(num_speculative_tokens=2000), "latency gpt2 --num-speculative-tokens 2000"),
+        (lambda: deployed().serve(rate=0), "serve gpt2 --rate 0"),
+        (lambda: deployed().serve(policy="dynamic"), "serve gpt2 --policy dynamic"),
+        (lambda: deployed().serve(num_prompts=-1), "serve gpt2 --num-prompts -1"),
+        (lambda: deployed().compare("gqa8"), "compare gpt2 --variants gqa8"),
+    ],
+)
+def test_refusals_are_those_of_the_command_line(kvcalc: Run, call: Any, line: str) -> None:
+    with pytest.raises(package.UserError) as refused:
+        call()
+    assert kvcalc(line).err == f"kvcalc: {refused.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: package.deploy(3, "h100"), "int is no model. Give a model, or the name of one"),
+        (lambda: package.deploy("gpt2", None), "NoneType is no GPU"),
+        (lambda: package.deploy("gpt2", "h100", tp="2"), "tp '2' is not a number of GPUs"),
+        (lambda: package.deploy("gpt2", "h100", dtype=16), "dtype 16: Expected `str`, got `int`"),
+        (lambda: deployed().size(True), "context 'True' is not a whole number"),
+        (lambda: deployed().fit(max_num_seqs="many"), "max-num-seqs 'many': Expected `int`"),
+        (lambda: deployed().fit(max_model_le=3), "unknown option 'max_model_le'. Did you mean max_model_len"),
+        (lambda: deployed().serve(rat=3), "unknown option 'rat'. Did you mean rate"),
+        (lambda: deployed().latency(draf="mtp"), "unknown option 'draf'. Did you mean draft"),
+    ],
+)
+def test_a_wrong_argument_is_a_user_error(call: Any, said: str) -> None:
+    with pytest.raises(package.UserError) as refused:
+        call()
+    assert said in str(refused.value)
+
+
+def test_none_leaves_an_option_as_it_is() -> None:
+    assert deployed().fit(max_model_len=None, draft=None).records() == deployed().fit().records()
+
+
+def test_the_package_is_light_and_lists_its_names() -> None:
+    code = """
+        import sys, kvcalc
+        loaded = [m for m in sys.modules if m.startswith("kvcalc.")]
+        assert loaded == [], loaded
+        assert set(dir(kvcalc)) == {*kvcalc.__all__, "__version__"}
+        kvcalc.deploy("gpt2", "h100").size()
+        assert "numpy" not in sys.modules and "matplotlib" not in sys.modules and "rich" not in sys.modules
+    """
+    words = [sys.executable, "-c", "\n".join(line.strip() for line in code.splitlines())]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), shlex.join(words)
+
+
+def test_every_public_name_is_there_and_none_is_a_module() -> None:
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+        assert find_spec(f"kvcalc.{name}") is None
+    assert package.__all__ == sorted(package.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'deplyo'"):
+        _ = package.deplyo
+
+
+def test_the_readme_s_code_runs() -> None:
+    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert any("kvcalc.deploy" in block for block in blocks)
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
