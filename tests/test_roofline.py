@@ -293,7 +293,7 @@ def test_table_shows_parts_shares_and_assumptions(kvcalc: Run) -> None:
         "  qk",
         "  av",
         "bytes moved: weights",
-        "knee 295.2 FLOP/B in bf16",
+        "knee 590.7 FLOP/B in fp8, 295.2 FLOP/B in bf16",
         "datasheet bound",
         "cache bf16",
     ):
@@ -391,3 +391,35 @@ def test_records_say_the_form_of_mla_and_the_experts_read() -> None:
     assert mla_form(deployed.placed(prompt)) == "expanded"
     assert mla_form(deployed.placed(Batch((*prompt.groups, *Batch.decode(4096).groups)))) == "mixed"
     assert mla_form(Deployment(load_model("gpt2"), h100, precision).placed(prompt)) is None
+
+
+def test_records_give_shapes_and_the_roof_s_own_bound(kvcalc: Run) -> None:
+    """Llama-3.1-8B, 8 sequences at 4096: qkv is [8, 4096] · [4096, 6144]; attention 32 heads, 8 queries of 4096 keys."""
+    line = "roofline llama-3.1-8b --batch-size 8 --context 4k --format json"
+    found = {r["operator"]: r for r in kvcalc(line).records}
+    assert [found["qkv"][key] for key in ("heads", "m", "k", "n")] == [None, 8, 4096, 6144]
+    assert [found["attention"][key] for key in ("heads", "m", "k", "n")] == [32, 8, 128, 4096]
+    assert found["norm"]["m"] is None
+    assert {r["bound"] for r in found.values()} <= {"compute", "memory", "network"}
+    assert found["total"]["overhead"] == found["total"]["time_s"] / found["total"]["roofline_s"] > 1
+    softmax = next(p for p in found["attention"]["parts"] if p["operator"] == "softmax")
+    assert softmax == {"operator": "softmax", "flops": 0, "vector_flops": 5 * 32 * 8 * 4096 * 32}
+    prefill = {r["operator"]: r for r in kvcalc("roofline llama-3.1-8b --phase prefill --context 8k --format json").records}
+    assert prefill["attention"]["intensity"] > 295 and prefill["attention"]["bound"] == "compute"
+
+
+def test_a_mixed_pass_is_one_matrix_of_all_its_rows(kvcalc: Run) -> None:
+    found = {r["operator"]: r for r in kvcalc("roofline llama-2-7b --batch 500+4x1@4k --format json").records}
+    assert (found["gate_up"]["m"], found["lm_head"]["m"]) == (504, 5)
+    assert found["total"]["phase"] == "mixed" and found["total"]["context"] == 4096
+    pairs = 500 * 501 // 2 + 4 * 4096
+    assert found["attention"]["flops"] == 2 * 32 * 32 * 2 * 128 * pairs
+
+
+def test_explain_puts_the_numbers_into_the_formulas(kvcalc: Run) -> None:
+    out = kvcalc("roofline llama-3.1-8b --batch-size 8 --context 4k --explain").out
+    assert "m = B = 8, k = D = 4,096, n = H·d + G·d + G·d = 6,144" in out
+    assert f"2·8·4,096·6,144 = {2 * 8 * 4096 * 6144:,}" in out
+    assert "32 heads × 8 queries × 4,096 keys (mean) × 128 + 128 wide; 8 KV heads" in out
+    experts = kvcalc("roofline qwen3-30b-a3b --batch-size 8 --explain").out
+    assert "experts expected of this GPU's" in experts

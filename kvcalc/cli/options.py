@@ -32,6 +32,7 @@ Quant = Annotated[
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a cache block.")]
 Sets = Annotated[list[str], typer.Option("--set", help="KEY=VALUE or KIND.KEY=VALUE; repeatable.", show_default=False)]
 Explain = Annotated[bool, typer.Option("--explain", help="Print each formula with the numbers put in.")]
+Wide = Annotated[bool, typer.Option("--wide", help="All columns of the table.")]
 Tp = Annotated[int, _sized("--tensor-parallel-size", "-tp", "--tp", help="GPUs that share heads and columns.")]
 Pp = Annotated[int, _sized("--pipeline-parallel-size", "-pp", "--pp", help="GPUs that share the stack of layers.")]
 Dp = Annotated[int, _sized("--data-parallel-size", "-dp", "--dp", help="Groups that share the sequences.")]

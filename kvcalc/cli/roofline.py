@@ -1,7 +1,7 @@
 """`kvcalc roofline`."""
 
 from itertools import product
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvcalc.gpu.spec import Gpu
+    from kvcalc.timing.deployment import Deployment
+
+    Timed = tuple[Deployment, list[dict[str, Any]]]
 
 
 @grouped
@@ -21,22 +24,26 @@ def run(
     *,
     gpu: o.Gpus = "h100",
     phase: Annotated[str, typer.Option("--phase", help="decode or prefill.")] = "decode",
+    batch: Annotated[str, typer.Option("--batch", help="A mixed pass instead: 500+4x1@4k, a prompt and four decodes.")] = "",
     grid: Grid,
     deploying: Deploying,
+    explain: o.Explain = False,
+    wide: o.Wide = False,
     output: Output,
 ) -> None:
     """Where every operation lies."""
     if not model:
         _roofs_alone(chosen_gpus(gpu), output)
         return
-    from kvcalc.timing.records import roofline_records
-
     contexts, batches = grid.contexts, grid.batches
     deployments = deploying.deployments(model, gpu)
     check_number("passes", MOST_PASSES, deployments, contexts, batches)
-    passes = [(d, roofline_records(d, phase, b, s)) for d, b, s in product(deployments, batches, contexts)]
+    passes = _passes(deployments, phase, batch, batches, contexts)
     chosen = deployments[0].model
-    remarks(chosen, max(contexts))
+    remarks(chosen, passes[0][1][-1]["context"] if batch else max(contexts))
+    if explain:
+        _explained(deployments, phase, batch, batches, contexts)
+        return
     if output.plot:
         from kvcalc.report.roof import roofline_chart
 
@@ -45,7 +52,25 @@ def run(
         from kvcalc.report.passes import pass_table
 
         for deployment, rows in passes:
-            output.show(pass_table(deployment, rows))
+            output.show(pass_table(deployment, rows, wide))
+
+
+def _passes(deployments: "list[Deployment]", phase: str, mixed: str, batches: list[int], contexts: list[int]) -> "list[Timed]":
+    """Each pass asked for with its records."""
+    from kvcalc.timing.records import mixed_records, roofline_records
+
+    if mixed:
+        return [(d, mixed_records(d, mixed)) for d in deployments]
+    return [(d, roofline_records(d, phase, b, s)) for d, b, s in product(deployments, batches, contexts)]
+
+
+def _explained(deployments: "list[Deployment]", phase: str, mixed: str, batches: list[int], contexts: list[int]) -> None:
+    from kvcalc.layers.batch import Batch
+    from kvcalc.report.explain_roofline import explain_roofline
+
+    asked = [Batch.parse(mixed)] if mixed else [Batch.of_phase(phase, s, b) for b, s in product(batches, contexts)]
+    for deployment, batch in product(deployments, asked):
+        print(explain_roofline(deployment, batch, deployment.placed(batch)))
 
 
 def _roofs_alone(gpus: "Sequence[Gpu]", output: Output) -> None:

@@ -75,6 +75,10 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         peak = self.flops_per_s.get("bf16") or self.flops_per_s.get("fp16")
         return peak / self.bandwidth_bytes_per_s if peak else None
 
+    def knee_of(self, dtype: str) -> float:
+        """The knee of products in a dtype, on the unit that computes them. Raises UserError where there is none."""
+        return self.peak(dtype)[0] / self.bandwidth_bytes_per_s
+
     def problem(self) -> tuple[str, str]:
         """(key, what is wrong), or ('', '')."""
         for key in ("name", "vendor", "architecture"):

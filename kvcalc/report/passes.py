@@ -13,24 +13,37 @@ KINDS_OF_BYTES = (("weights", "weight_bytes"), ("cache", "cache_bytes"), ("activ
 NOT_OF_PARTS = ("count", "weight_bytes", "cache_bytes", "activation_bytes")
 
 
-def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]]) -> Table:
+def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], wide: bool = False) -> Table:
     """The records of one pass: each operator with its share of the time, its parts below it, and last the total."""
     whole = records[-1]
     phase, batch, context = whole["phase"], whole["batch_size"], whole["context"]
     shown = []
     for record in records:
-        shown.append(record | {"share": record["roofline_s"] / whole["roofline_s"]})
-        shown += [_part(part) for part in record.get("parts", []) if part["flops"]]
+        shown.append(record | {"share": record["roofline_s"] / whole["roofline_s"], "shape": shape(record)})
+        shown += [_part(part) for part in record.get("parts", [])]
     split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)
     notes = ["", f"bytes moved: {split}", *(_turning(deployment, context) if phase == "decode" else [])]
     notes += [_assumptions(deployment), *fallback_notes(records[-1:]), times(deployment, records[-1:]), ""]
     title = f"{deployment.model.name} on {deployment.gpu.name}: {phase}, batch {batch:,}, context {context:,}"
-    return Table(shown, ROOFLINE_COLUMNS, title, notes)
+    return Table(shown, ROOFLINE_COLUMNS, title, notes, wide)
+
+
+def shape(record: dict[str, Any]) -> str | None:
+    """m × k × n of a product, heads × queries × keys × width of an attention; None for what is neither."""
+    m, k, n, heads = (_size(record.get(key)) for key in ("m", "k", "n", "heads"))
+    if not m:
+        return None
+    return f"{heads} × {m} × {n} × {k}" if heads else f"{m} × {k} × {n}"
+
+
+def _size(value: Any) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
     blank = dict.fromkeys(NOT_OF_PARTS)
-    return blank | {"operator": f"  {part['operator']}", "layer": "", "flops": part["flops"], "bound": ""}
+    work = {"flops": part["flops"] or None, "vector_flops": part.get("vector_flops")}
+    return blank | {"operator": f"  {part['operator']}", "layer": "on the chip", **work, "bound": ""}
 
 
 def _turning(deployment: Deployment, context: int) -> list[str]:
@@ -49,7 +62,8 @@ def _turning(deployment: Deployment, context: int) -> list[str]:
 
 def _assumptions(deployment: Deployment) -> str:
     formats, gpu = deployment.formats, deployment.gpu
-    knee = f"knee {gpu.knee:.1f} FLOP/B in bf16" if gpu.knee else "no bf16 peak"
+    knees = [f"{gpu.knee_of(dtype):.1f} FLOP/B in {dtype}" for dtype in formats.product_dtypes]
+    knee = f"knee {', '.join(knees)}"
     vector = "" if gpu.vector_peak else "; no vector peak in the preset, so vector work is not timed"
     return (
         f"weights {formats.weights_label}{formats.computed}, cache {formats.kv_cache_dtype}; {gpu.name} {knee}{vector}; "

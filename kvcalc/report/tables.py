@@ -15,6 +15,7 @@ class Column(NamedTuple):
     title: str
     show: Callable[[Any], str] = str
     right: bool = True
+    wide: bool = False  # shown on request alone
 
 
 class Table(NamedTuple):
@@ -24,10 +25,12 @@ class Table(NamedTuple):
     columns: Sequence[Column]
     title: str = ""
     notes: Sequence[str] = ()
+    wide: bool = False
 
     def laid_out(self) -> tuple[list[Column], list[str]]:
         """The columns used, and the lines below; columns that tell nothing are left out or become a line."""
-        told = [c for c in self.columns if any(r.get(c.key) is not None for r in self.records)]
+        asked = [c for c in self.columns if self.wide or not c.wide]
+        told = [c for c in asked if any(r.get(c.key) is not None for r in self.records)]
         used, remarks = condensed(self.records, told)
         return used, [*self.notes[:1], *remarks, *self.notes[1:]]
 
@@ -189,7 +192,9 @@ ROOFLINE_COLUMNS = (
     Column("operator", "operator", right=False),
     Column("layer", "layer", right=False),
     Column("count", "runs", integer),
+    Column("shape", "shape", wide=True),
     Column("flops", "FLOP", lambda v: format_si(v)),
+    Column("vector_flops", "vector FLOP", lambda v: format_si(v), wide=True),
     Column("weight_bytes", "weights", lambda v: format_si(v, "B")),
     Column("cache_bytes", "cache", lambda v: format_si(v, "B")),
     Column("activation_bytes", "activations", lambda v: format_si(v, "B")),
@@ -198,6 +203,7 @@ ROOFLINE_COLUMNS = (
     Column("roofline_s", "at least", seconds),
     Column("share", "share", lambda v: f"{v:.1%}"),
     Column("time_s", "predicted", seconds),
+    Column("overhead", "overhead", lambda v: f"{v:.3g}×"),
 )
 COMPARE_COLUMNS = (
     *(c for c in SIZE_COLUMNS if c.key in ("variant", "attention", "context", "batch_size", "kv_cache_dtype", "kv_cache_bytes")),

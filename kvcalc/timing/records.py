@@ -5,7 +5,7 @@ from typing import Any
 from kvcalc.gpu.roof import Placed, fallbacks, mla_form, total_bound, total_seconds
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
-from kvcalc.layers.cost import Cost, Operator
+from kvcalc.layers.cost import AttentionShape, Cost, GemmShape, Operator
 from kvcalc.model.operators import total
 from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.deployment import Deployment
@@ -13,18 +13,30 @@ from kvcalc.timing.deployment import Deployment
 
 def roofline_records(deployment: Deployment, phase: str, batch_size: int, context: int) -> list[dict[str, Any]]:
     """One decode step or prefill as `pass_records`, each record with what was asked. Raises UserError on an unknown phase."""
+    return _asked(deployment, Batch.of_phase(phase, context, batch_size), phase, batch_size, context)
+
+
+def mixed_records(deployment: Deployment, text: str) -> list[dict[str, Any]]:
+    """One pass over a batch written as `Batch.parse` takes it: phase `mixed`, batch_size its sequences, context the longest."""
+    batch = Batch.parse(text)
+    longest = max(int(g.new + g.past) for g in batch.groups)
+    return _asked(deployment, batch, "mixed", int(batch.sequences), longest)
+
+
+def _asked(deployment: Deployment, batch: Batch, phase: str, batch_size: int, context: int) -> list[dict[str, Any]]:
     common: dict[str, Any] = {"model": deployment.model.name, "gpu": deployment.gpu.name}
     common |= {"phase": phase, "batch_size": batch_size, "context": context}
-    placed = deployment.placed(Batch.of_phase(phase, context, batch_size))
-    return [common | record for record in pass_records(placed, deployment.gpu, deployment.calibration)]
+    records = pass_records(deployment.placed(batch), deployment.gpu, deployment.calibration)
+    return [common | record for record in records]
 
 
 def pass_records(placed: list[Placed], gpu: Gpu, calibration: Calibration | None = None) -> list[dict[str, Any]]:
     """Flat records: an operator each, all the times it runs taken together, and last their total.
 
-    With a calibration of `gpu`, `time_s` is what its laws predict, the total with the glue of its layers and its error bar;
-    an operator whose bound is under half its predicted time is bound by overhead. fallback: what products are computed in
-    where the GPU has no unit for their dtype, in words, or null.
+    m, k, n: of a product [m, k] · [k, n]; of an attention its queries, the width of a key, and the keys that a query sees on
+    average; beside them `heads`. bound: what the roof says. With a calibration of `gpu`, `time_s` is what its laws predict,
+    the total with the glue of its layers and its error bar, and `overhead` that time over the bound. fallback: what products
+    are computed in where the GPU has no unit for their dtype, in words, or null.
     """
     whole = total(p.operator for p in placed)
     last = {"operator": "total", "layer": "", "role": "", "count": 1, **_figures(whole)}
@@ -34,6 +46,7 @@ def pass_records(placed: list[Placed], gpu: Gpu, calibration: Calibration | None
         "bound": total_bound(placed),
         "roofline_s": total_seconds(placed),
         "time_s": None,
+        "overhead": None,
         "fallback": fallbacks(placed, gpu) or None,
     }
     records = [*(_record(p, gpu) for p in placed), last]
@@ -48,29 +61,47 @@ def _timed(records: list[dict[str, Any]], operators: list[Operator], gpu: Gpu, c
     timed = operator_seconds(operators, gpu, calibration)
     for record, one in zip(records, timed, strict=False):
         record["time_s"] = float(one.seconds)
-        if record["bound"] != "network" and record["roofline_s"] < 0.5 * record["time_s"]:
-            record["bound"] = "overhead"
     whole = records[-1]
     whole["time_s"] = float(sum(t.seconds for t in timed) + glue_seconds(operators, calibration))
+    for record in records:
+        record["overhead"] = record["time_s"] / record["roofline_s"] if record["roofline_s"] else None
     whole["time_p90_error"] = error_bar(operators, calibration)
 
 
 def _record(p: Placed, gpu: Gpu) -> dict[str, Any]:
-    parts = [{"operator": name, "flops": c.flops * p.operator.count} for name, c in p.operator.parts]
+    parts = [{"operator": name, **_work(c * p.operator.count)} for name, c in p.operator.parts]
     return {
         "operator": p.operator.name,
         "layer": p.operator.layer,
         "role": str(p.operator.role),
         "count": p.operator.count,
         **_figures(p.operator.total),
+        **_shape(p.operator.shape),
         "intensity": p.intensity,
         "bound": p.bound,
         "roofline_s": p.seconds,
         "time_s": None,
+        "overhead": None,
         "fallback": fallbacks([p], gpu) or None,
         **({"parts": parts} if parts else {}),
         **({"expected_experts": p.operator.experts} if p.operator.kind == "gemm" and p.operator.experts else {}),
     }
+
+
+def _shape(shape: Any) -> dict[str, Any]:
+    """The sizes of a product or of an attention; null for what is neither."""
+    if isinstance(shape, GemmShape):
+        return {"heads": None, "m": shape.m, "k": shape.k, "n": shape.n}
+    if isinstance(shape, AttentionShape):
+        queries = sum(count * new for count, new, *_ in shape.groups)
+        keys = sum(pairs for *_, pairs in shape.groups) / queries if queries else 0
+        return {"heads": shape.heads, "m": queries, "k": shape.key, "n": int(keys) if keys == int(keys) else keys}
+    return {"heads": None, "m": None, "k": None, "n": None}
+
+
+def _work(cost: Cost) -> dict[str, Any]:
+    """The FLOPs of a part of a fused operator."""
+    return {"flops": cost.flops, **({"vector_flops": cost.vector_flops} if cost.vector_flops else {})}
 
 
 def _figures(cost: Cost) -> dict[str, Any]:
