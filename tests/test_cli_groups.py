@@ -16,7 +16,7 @@ from kvcalc.cli.latency import RequestOptions
 from kvcalc.cli.serve import LoadOptions, ServerOptions
 from kvcalc.errors import UserError
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.serving.latency_record import LatencyOptions
+from kvcalc.serving.request_record import LatencyOptions
 from kvcalc.serving.run import Load, ServerSettings
 
 

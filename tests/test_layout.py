@@ -105,6 +105,18 @@ def test_files_and_functions_are_short(module: str) -> None:
             assert node.end_lineno and node.end_lineno - node.lineno < MOST_LINES["function"], node.name
 
 
+def test_a_module_and_a_public_function_beside_it_never_share_a_name() -> None:
+    beside: dict[str, set[str]] = {}
+    for module in MODULES:
+        package, _, name = module.rpartition(".")
+        beside.setdefault(package, set()).add(name)
+    for module, path in MODULES.items():
+        package = module.rpartition(".")[0] if path.stem != "__init__" else module
+        names = {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
+        assert not names & beside.get(package, set()), module
+    assert not set(kvcalc.__all__) & {room for room in ROOMS if room != "__main__"}
+
+
 def test_public_names_are_listed_alike() -> None:
     """What type checkers see, what is promised, and where it is loaded from."""
     tree = ast.parse(MODULES["__init__"].read_text(encoding="utf-8"))

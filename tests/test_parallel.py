@@ -7,7 +7,7 @@ from specs import grouped, latent, of_kinds, sparse, stack
 
 from kvcalc import Layer, Model, Parallelism, UserError, cache_size, load_model, weight_bytes
 from kvcalc.layers.ffn import Dense, Moe
-from kvcalc.model.stages import divisors, stages
+from kvcalc.model.pipeline import divisors, stages
 
 ROW = 2 * 16 * 2  # K and V of one head of 16 in bf16
 

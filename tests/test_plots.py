@@ -17,7 +17,7 @@ from kvcalc.report import figures
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.plots import STYLES, _figure, render, save
 from kvcalc.report.roof import decode_sweep, roofline_chart
-from kvcalc.report.sketch import sketch
+from kvcalc.report.terminal import sketch
 from kvcalc.timing.deployment import Deployment
 
 KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla")

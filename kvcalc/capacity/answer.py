@@ -25,9 +25,9 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.pipeline import check, stages
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
-from kvcalc.model.stages import check, stages
 from kvcalc.timing.deployment import Deployment
 
 

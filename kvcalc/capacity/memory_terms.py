@@ -10,9 +10,9 @@ from kvcalc.layers.ranks import Parallelism
 from kvcalc.layers.weights import matrix, vector
 from kvcalc.model.memory import stage_weight_bytes, weight_bytes
 from kvcalc.model.operators import forward
+from kvcalc.model.pipeline import stages
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.model.spec import NORM_VECTORS, Model
-from kvcalc.model.stages import stages
 
 SHARES = ("total", "free", "remaining")  # what memory a share is taken of
 GIB = 1 << 30

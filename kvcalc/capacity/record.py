@@ -10,8 +10,8 @@ from kvcalc.capacity.fragmentation import contiguous, external, paged
 from kvcalc.capacity.memory_terms import stage_weights
 from kvcalc.errors import UserError
 from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.pipeline import check
 from kvcalc.model.precision import Precision, formats_of
-from kvcalc.model.stages import check
 from kvcalc.units import format_bytes
 
 LARGEST_TP = 64

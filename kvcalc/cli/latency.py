@@ -30,7 +30,7 @@ class RequestOptions(Group, frozen=True):
 def run(model: o.OneModel, *, gpu: o.Gpus = "h100", asked: RequestOptions, deploying: Deploying, output: Output) -> None:
     """One request: time to first token, time per token, end to end."""
     from kvcalc.library.words import from_words
-    from kvcalc.serving.latency_record import LatencyOptions, latency_record, shortage
+    from kvcalc.serving.request_record import LatencyOptions, latency_record, shortage
 
     options = from_words(LatencyOptions, msgspec.structs.asdict(asked) | dict.fromkeys(("input_len", "output_len", "batch_size")))
     deployments = deploying.deployments(model, gpu)

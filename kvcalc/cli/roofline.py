@@ -66,7 +66,7 @@ def _passes(deployments: "list[Deployment]", phase: str, mixed: str, batches: li
 
 def _explained(deployments: "list[Deployment]", phase: str, mixed: str, batches: list[int], contexts: list[int]) -> None:
     from kvcalc.layers.batch import Batch
-    from kvcalc.report.explain_roofline import explain_roofline
+    from kvcalc.report.explain_pass import explain_roofline
 
     asked = [Batch.parse(mixed)] if mixed else [Batch.of_phase(phase, s, b) for b, s in product(batches, contexts)]
     for deployment, batch in product(deployments, asked):

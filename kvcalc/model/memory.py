@@ -14,9 +14,9 @@ from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import ONE_GPU, Parallelism
+from kvcalc.model.pipeline import Stage, check, stages
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.spec import Model
-from kvcalc.model.stages import Stage, check, stages
 from kvcalc.units import MOST_TOKENS
 
 

@@ -18,9 +18,9 @@ from kvcalc.layers.passes import NORM_FLOPS, Pass
 from kvcalc.layers.ranks import ONE_GPU, Parallelism
 from kvcalc.layers.weights import Weight, WeightKind, matrix
 from kvcalc.model.memory import fullest_stage
+from kvcalc.model.pipeline import check, stages
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.spec import NORM_VECTORS, Model
-from kvcalc.model.stages import check, stages
 from kvcalc.units import Num
 
 SAMPLING_FLOPS = 5  # vector FLOPs per logit

@@ -85,7 +85,7 @@ class Deployment(deployment.Deployment, frozen=True):
     def latency(self, **options: Any) -> Answer:
         """One request. options: as of `LatencyOptions`."""
         from kvcalc.report.serving import latency_tables
-        from kvcalc.serving.latency_record import LatencyOptions, latency_record
+        from kvcalc.serving.request_record import LatencyOptions, latency_record
 
         check_known(options, LatencyOptions)
         record = latency_record(self, from_words(LatencyOptions, options))

@@ -33,7 +33,7 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     if style not in STYLES:
         raise UserError(f"unknown style {style!r}", hint=f"Known: {', '.join(STYLES)}")
     if target == "-":
-        from kvcalc.report.sketch import sketch
+        from kvcalc.report.terminal import sketch
 
         print(sketch(chart))
         return

@@ -54,7 +54,7 @@ def _short(length: int, what: str) -> int:
     return length
 
 
-def draw(
+def drawn_requests(
     count: int, inputs: Lengths, outputs: Lengths, rate: float = math.inf, burstiness: float = 1.0, seed: int = 0
 ) -> Requests:
     """`count` requests at `rate` per second: intervals are gamma of shape `burstiness` and mean 1/rate, as in vLLM's benchmark.

@@ -30,7 +30,7 @@ class Pool(NamedTuple):
         return tokens <= self.longest and int(self.allocated[tokens]) <= self.budget
 
 
-def pool(rows: Sequence[LayerRows], budget: int, cache: str, block_size: int, max_model_len: int, most_tokens: int) -> Pool:
+def make_pool(rows: Sequence[LayerRows], budget: int, cache: str, block_size: int, max_model_len: int, most_tokens: int) -> Pool:
     """A pool for requests that hold at most `most_tokens` tokens.
 
     max_model_len: the stretch that `contiguous` reserves, and the longest request of either. Raises UserError on an unknown

@@ -7,7 +7,7 @@ import msgspec
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.errors import UserError
 from kvcalc.model.memory import LayerRows, cache_rows
-from kvcalc.model.stages import stages
+from kvcalc.model.pipeline import stages
 from kvcalc.serving.continuous import Limits
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.steps import Steps

@@ -12,10 +12,10 @@ from kvcalc.errors import UserError, nearest
 from kvcalc.layers.batch import Batch
 from kvcalc.library.words import BytesInstead, Tokens, spelled
 from kvcalc.serving.continuous import Limits
-from kvcalc.serving.draw import draw, parse_lengths
+from kvcalc.serving.draw import drawn_requests, parse_lengths
 from kvcalc.serving.latency import cost_per_million
 from kvcalc.serving.metrics import Goals, summary
-from kvcalc.serving.pool import Pool, pool
+from kvcalc.serving.pool import Pool, make_pool
 from kvcalc.serving.replica import MemoryOptions, capacity, memory
 from kvcalc.serving.requests import MOST_REQUESTS, Requests, read_requests
 from kvcalc.serving.simulation import Served, simulate
@@ -67,7 +67,7 @@ class Load(msgspec.Struct, frozen=True):
                 raise UserError("requests and rate exclude each other: a trace has its own times")
             return read_requests(Path(self.requests), self.num_prompts or MOST_REQUESTS)
         lengths = parse_lengths(self.input_len, "input length"), parse_lengths(self.output_len, "output length")
-        return draw(self.num_prompts or DEFAULT_PROMPTS, *lengths, self.rate, self.burstiness, self.seed)
+        return drawn_requests(self.num_prompts or DEFAULT_PROMPTS, *lengths, self.rate, self.burstiness, self.seed)
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ def serve(
     room, steps = memory(deployment, asked), Steps(deployment)
     most = int(requests.input_len.max() + requests.output_len.max())
     longest = settings.max_model_len or (most if cache == "paged" else deployment.model.max_context or most)
-    own = pool(room.rows, room.budget, cache, settings.block_size, longest, most)
+    own = make_pool(room.rows, room.budget, cache, settings.block_size, longest, most)
     served = simulate(requests, own, steps, limits, policy, load.max_concurrency, progress)
     record: dict[str, Any] = {
         "model": deployment.model.name,

@@ -8,7 +8,7 @@ from servers import HandClock, served
 from specs import grouped, stack
 
 from kvcalc import Batch, Sequences, load_gpu, load_model
-from kvcalc.serving.draw import draw, parse_lengths
+from kvcalc.serving.draw import drawn_requests, parse_lengths
 from kvcalc.serving.latency import request
 from kvcalc.serving.metrics import Goals, gathered, summary
 from kvcalc.serving.run import Load, Run, ServerSettings, serve
@@ -30,7 +30,7 @@ def run(load: Load, policy: str = "continuous", cache: str = "paged", timed: Dep
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_is_an_m_d_1_queue(policy: str, load: float) -> None:
     """Mean wait ρ·D/(2(1 − ρ)), Pollaczek and Khinchine; the run's own error from the means of 20 stretches."""
-    requests = draw(10_000, ONE, ONE, rate=load, seed=11)
+    requests = drawn_requests(10_000, ONE, ONE, rate=load, seed=11)
     found = served(requests, policy, deployment=HandClock(1.0), max_num_seqs=1)
     waits = gathered(found, "scheduled") - gathered(found, "arrived")
     error = waits.reshape(20, -1).mean(axis=1).std(ddof=1) / math.sqrt(20)
@@ -99,7 +99,7 @@ def test_at_saturation_throughput_is_what_prefill_and_decode_allow(
 )
 def test_overload_ends_and_says_that_the_queue_diverges(times: float, policy: str, diverges: bool) -> None:
     """A pass a second serves 4 requests of one token; more than 4 a second is too many."""
-    requests = draw(4000, ONE, ONE, rate=4 * times, seed=5)
+    requests = drawn_requests(4000, ONE, ONE, rate=4 * times, seed=5)
     found = summary(served(requests, policy, deployment=HandClock(1.0), max_num_seqs=4), 10**9, Goals(), True)
     assert found["completed"] == 4000
     assert found["diverges"] is diverges

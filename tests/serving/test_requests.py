@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvcalc import UserError
-from kvcalc.serving.draw import draw, parse_lengths
+from kvcalc.serving.draw import drawn_requests, parse_lengths
 from kvcalc.serving.requests import Requests, read_requests
 
 HEAD = "arrival_s,input_len,output_len\n"
@@ -79,14 +79,14 @@ def test_a_missing_trace_and_a_folder(tmp_path: Path) -> None:
 def test_arrivals_have_the_rate_and_the_burstiness(burstiness: float, variation: float) -> None:
     """Gamma intervals of shape b: mean 1/rate, coefficient of variation 1/√b; Poisson at b = 1."""
     fixed = parse_lengths("10", "length")
-    gaps = np.diff(draw(40_000, fixed, fixed, rate=5.0, burstiness=burstiness, seed=1).arrival_s)
+    gaps = np.diff(drawn_requests(40_000, fixed, fixed, rate=5.0, burstiness=burstiness, seed=1).arrival_s)
     assert gaps.mean() == pytest.approx(0.2, rel=4 * variation / 200)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.05)
 
 
 def test_lengths_have_their_distributions() -> None:
     def drawn(text: str) -> np.ndarray:
-        return draw(40_000, parse_lengths(text, "length"), parse_lengths("1", "length"), seed=2).input_len
+        return drawn_requests(40_000, parse_lengths(text, "length"), parse_lengths("1", "length"), seed=2).input_len
 
     assert set(drawn("4k").tolist()) == {4096}
     uniform = drawn("uniform:3,6")
@@ -101,14 +101,14 @@ def test_lengths_have_their_distributions() -> None:
 def test_the_seed_decides_and_the_rate_leaves_lengths_alone() -> None:
     a, b = parse_lengths("uniform:1,1000", "length"), parse_lengths("lognormal:100,400", "length")
     first, same, other, faster = (
-        draw(100, a, b, rate, seed=seed) for rate, seed in ((1.0, 3), (1.0, 3), (1.0, 4), (9.0, 3))
+        drawn_requests(100, a, b, rate, seed=seed) for rate, seed in ((1.0, 3), (1.0, 3), (1.0, 4), (9.0, 3))
     )  # fmt: skip
     for one, two in zip(first, same, strict=True):
         assert (one == two).all()
     assert (first.arrival_s != other.arrival_s).all()
     assert (first.input_len == faster.input_len).all()
     assert first.arrival_s == pytest.approx(faster.arrival_s * 9)
-    assert (draw(5, a, b).arrival_s == 0).all()
+    assert (drawn_requests(5, a, b).arrival_s == 0).all()
 
 
 @pytest.mark.parametrize(
@@ -144,4 +144,4 @@ def test_lengths_that_make_no_sense(text: str, message: str) -> None:
 def test_draws_that_make_no_sense(change: dict[str, float]) -> None:
     fixed = parse_lengths("10", "length")
     with pytest.raises(UserError):
-        draw(**({"count": 5, "inputs": fixed, "outputs": fixed} | change))  # type: ignore[arg-type]
+        drawn_requests(**({"count": 5, "inputs": fixed, "outputs": fixed} | change))  # type: ignore[arg-type]
