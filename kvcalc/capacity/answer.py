@@ -182,15 +182,12 @@ def _request(run: Deployment, asked: FitOptions, cache_dtype: str) -> _Request:
 
 
 def _settings(asked: FitOptions, run: Deployment) -> EngineSettings:
-    return EngineSettings(
-        block_size=asked.block_size,
+    """What the engine runs with, no choice left open."""
+    return msgspec.structs.replace(
+        asked,
         max_num_batched_tokens=asked.max_num_batched_tokens or asked.rules.batched_tokens(run.gpu),
         max_in_flight_batches=asked.max_in_flight_batches or max(2, run.parallelism.pp),
-        mamba_cache_mode=asked.mamba_cache_mode,
-        mamba_checkpoint_blocks=asked.mamba_checkpoint_blocks,
         mamba_ssm_cache_dtype=asked.state_dtype,
-        hybrid=asked.hybrid,
-        flash_attention=asked.flash_attention,
     )
 
 

@@ -2,9 +2,7 @@
 
 from typing import Annotated, Any
 
-import msgspec
-
-from kvcalc.capacity.engines import ENGINES, Engine
+from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings
 from kvcalc.capacity.memory_terms import SHARES
 from kvcalc.errors import UserError, nearest
 from kvcalc.library.load import load_model
@@ -26,8 +24,8 @@ def _draft(name: str, what: str) -> Model:
     return load_model(name)
 
 
-class FitOptions(msgspec.Struct, frozen=True):
-    """What `fit` is asked. 0, '' and None leave a choice to the engine or the model.
+class FitOptions(EngineSettings, frozen=True):
+    """What `fit` is asked, an engine's settings among it. 0, '' and None leave a choice to the engine or the model.
 
     max_model_len: tokens of each of max_num_seqs sequences. utilization_of: share of the GPU's total memory, of what is free
     once context and collectives stand, or of what then remains beside the terms. kv_cache_memory_bytes replaces the budget,
@@ -45,12 +43,6 @@ class FitOptions(msgspec.Struct, frozen=True):
     max_in_flight_batches: int = 0
     kv_cache_memory_bytes: BytesInstead = None
     num_gpu_blocks_override: int = 0
-    block_size: int = 0
-    mamba_cache_mode: str = "none"
-    mamba_checkpoint_blocks: int = 0
-    mamba_ssm_cache_dtype: str = ""
-    hybrid: bool = True
-    flash_attention: bool = True
     weight_bytes: BytesInstead = None
     activation_bytes: BytesInstead = None
     overhead_bytes: BytesInstead = None

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import msgspec
-
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.errors import UserError
 from kvcalc.model.memory import LayerRows, cache_rows
@@ -22,18 +20,9 @@ class Memory(NamedTuple):
     rows: tuple[LayerRows, ...]
 
 
-class MemoryOptions(msgspec.Struct, frozen=True):
-    """As of `fit`: max_num_seqs and max_num_batched_tokens of the replica, share of the memory, or the budget itself."""
-
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    gpu_memory_utilization: float = 0.0
-    kv_cache_memory_bytes: int | None = None
-
-
-def memory(deployment: Deployment, asked: MemoryOptions) -> Memory:
+def memory(deployment: Deployment, asked: FitOptions) -> Memory:
     """What `fit` leaves for the cache: share − weights − activation peak − overhead. Raises UserError where that is nothing."""
-    found = fit(deployment, FitOptions(**msgspec.structs.asdict(asked)))
+    found = fit(deployment, asked)
     if not found.kv_budget:
         terms = f"{format_bytes(found.budget.share - found.budget.cache)} of {format_bytes(found.budget.share)}"
         names = f"{deployment.model.name} leaves no memory for a cache on {deployment.gpu.name}"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from kvcalc.capacity import FitOptions
 from kvcalc.capacity.engines import ENGINES
 from kvcalc.errors import UserError, nearest
 from kvcalc.layers.batch import Batch
@@ -16,7 +17,7 @@ from kvcalc.serving.draw import drawn_requests, parse_lengths
 from kvcalc.serving.latency import cost_per_million
 from kvcalc.serving.metrics import Goals, summary
 from kvcalc.serving.pool import Pool, make_pool
-from kvcalc.serving.replica import MemoryOptions, capacity, memory
+from kvcalc.serving.replica import capacity, memory
 from kvcalc.serving.requests import MOST_REQUESTS, Requests, read_requests
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.steps import Steps
@@ -73,7 +74,7 @@ class Load(msgspec.Struct, frozen=True):
 class ServerSettings(msgspec.Struct, frozen=True):
     """Of the server. max_num_seqs is the whole replica's, as a batch size is; max_num_batched_tokens of one dp rank's pass.
 
-    0 leaves max_num_batched_tokens to the GPU's memory, max_model_len to the model, kv_cache_memory_bytes to `fit`.
+    0 leaves max_num_batched_tokens to the GPU's memory and max_model_len to the model, None kv_cache_memory_bytes to `fit`.
     slo_ttft, slo_tpot: seconds that users accept; 0 sets no goal.
     """
 
@@ -129,8 +130,12 @@ def serve(
 ) -> Run:
     """Simulate `requests` on one replica. Raises UserError where the model does not fit, or an option cannot be met."""
     limits = _limits(deployment, settings)
-    share, given = settings.gpu_memory_utilization, settings.kv_cache_memory_bytes
-    asked = MemoryOptions(settings.max_num_seqs, limits.max_num_batched_tokens, share, given)
+    asked = FitOptions(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+    )
     room, steps = memory(deployment, asked), Steps(deployment)
     most = int(requests.input_len.max() + requests.output_len.max())
     longest = settings.max_model_len or (most if cache == "paged" else deployment.model.max_context or most)

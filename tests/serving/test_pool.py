@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from kvcalc import Parallelism, UserError, cache_size, load_gpu, load_model
+from kvcalc import FitOptions, Parallelism, UserError, cache_size, load_gpu, load_model
 from kvcalc.serving.pool import make_pool
-from kvcalc.serving.replica import MemoryOptions, memory
+from kvcalc.serving.replica import memory
 from kvcalc.timing.deployment import Deployment
 
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v2-lite", "qwen3-next-80b-a3b", "granite-4-h-tiny")
@@ -13,7 +13,7 @@ MODELS = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v2-lite", "qwen3-next-80b-a3b
 
 def rows(name: str, **ranks: int) -> tuple:
     deployment = Deployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(**ranks))
-    return memory(deployment, MemoryOptions(kv_cache_memory_bytes=1 << 34)).rows
+    return memory(deployment, FitOptions(kv_cache_memory_bytes=1 << 34)).rows
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -53,4 +53,4 @@ def test_an_unknown_cache() -> None:
 def test_a_model_that_leaves_no_memory() -> None:
     deployment = Deployment(load_model("llama-3.1-70b"), load_gpu("h100"))
     with pytest.raises(UserError, match=r"llama-3.1-70b leaves no memory for a cache on h100-sxm.*more GPUs"):
-        memory(deployment, MemoryOptions())
+        memory(deployment, FitOptions())
