@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,15 @@ def test_public_names_are_listed_alike() -> None:
     assert seen == homes
     assert sorted(name.rpartition(".")[2] for name in homes) == kvcalc.__all__
     assert not [n for n in tree.body if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("kvcalc")], "loaded lazily"
+
+
+def test_no_exported_name_is_a_module() -> None:
+    """Which of the two a package then gives would hang on the order of imports."""
+    for module, path in MODULES.items():
+        if path.name == "__init__.py" and room(module) != "measure":
+            package = "" if module == "__init__" else f"{module}."
+            exported = getattr(import_module(f"kvcalc.{package}".rstrip(".")), "__all__", ())
+            assert not [name for name in exported if f"{package}{name}" in MODULES], module
 
 
 def test_the_check_itself_sees_lazy_and_nested_imports(tmp_path: Path) -> None:
