@@ -1,21 +1,17 @@
-"""Rules of engines and the budget at their boundaries, to the byte."""
+"""Rules of engines at their boundaries, to the byte."""
 
 from typing import Any
 
-import pytest
-from conftest import Run
 from specs import grouped, of_kinds
 
-from kvcalc import Deployment, Layer, Model, Parallelism, UserError, load_gpu
-from kvcalc.capacity import Fit, FitOptions, budget, fit
+from kvcalc import Deployment, Layer, Model, Parallelism, load_gpu
+from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines import EngineSettings
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
 from kvcalc.capacity.engines.sglang import SGLang, chunk_tokens, static_fraction
 from kvcalc.capacity.engines.vllm import block_size
 from kvcalc.capacity.engines.vllm_groups import Spec, SpecKind
-from kvcalc.capacity.record import fit_record
-from kvcalc.layers.attention import Grouped, Mamba2
-from kvcalc.layers.ffn import Dense
+from kvcalc.layers.attention import Mamba2
 from kvcalc.layers.part import Part
 
 MIB, GIB = 2**20, 2**30
@@ -84,87 +80,6 @@ def test_a_common_prefix_of_a_hybrid() -> None:
     assert vllm.needed(3, 100, shared=50) == 2048 * (1 + 3 + 3 * (blocks - 3))  # ⌊50/16⌋ = 3 blocks once
 
 
-# Memory of one GPU.
-
-
-def test_weights_of_a_fit() -> None:
-    """4 layers of 64 wide on 2 stages and 2 ranks, bf16, 1000 tokens of vocabulary.
-
-    A layer: q 64 · 64, k and v 64 · 32, o 64 · 64, gate and up 64 · 256, down 128 · 64, halved on 2 ranks; 2 norms of 64,
-    whole. The embedding stands on the first stage, final norm and head on the last, 500 rows of 64 each.
-    """
-    part = Grouped(num_attention_heads=4, num_key_value_heads=2, head_dim=16)
-    model = one_kind(part, Dense(intermediate_size=128), layers=4)
-    layer = 64 * (64 + 2 * 32 + 64 + 256 + 128) // 2 + 2 * 64
-    ranks = Parallelism(tp=2, pp=2)
-    answer = asked(model, "none", ranks, max_model_len=100)
-    assert answer.stage == 1  # one norm more than the first
-    assert answer.budget.weights == 2 * (2 * layer + 500 * 64 + 64)
-    assert asked(model, "none").budget.weights == 2 * (4 * (2 * layer - 128) + 2 * 64_000 + 64)
-    assert asked(model, "none", weight_bytes=0).budget.weights == 0
-
-
-def test_nothing_left() -> None:
-    """A budget of exactly 0 bytes starts nothing, and falls short of nothing; a byte fewer is a shortage of one."""
-    model = one_kind(grouped())
-    share = asked(model, "none").budget.share
-    terms = {"weight_bytes": share - 30, "activation_bytes": 20}
-    for overhead, cache in ((10, 0), (11, -1), (9, 1)):
-        answer = asked(model, "none", **terms, overhead_bytes=overhead)
-        assert (answer.budget.cache, answer.kv_budget) == (cache, max(0, cache))
-        assert (answer.sequences, answer.fits, answer.longest) == (0, False, 0)
-        assert answer.shortage == max(0, -cache)
-        assert (fit_record(answer)["advice"] is None) == (cache >= 0)
-
-
-def test_a_share_of_what_remains() -> None:
-    """Of 1000 B, 100 are taken and 175 stand beside the cache: 0.9 of 725 is 652.5."""
-    found = budget(1000, 0.9, 100, 50, 25, of="remaining", taken=100)
-    assert (found.share, found.cache) == (175 + 652, 652)
-    assert budget(1000, 0.9, 100, 50, 25, of="remaining", taken=100, outside=True).cache == int(0.9 * 800)
-    assert budget(1000, 0.9, 800, 50, 50, of="remaining", taken=100).cache == 0
-    assert budget(1000, 0.9, 800, 50, 51, of="remaining", taken=100).cache == -1
-
-
-def test_a_share_of_free_memory_that_is_none() -> None:
-    assert budget(1000, 0.5, 0, 0, 0, of="free", taken=1001).share == 0
-
-
-OPTIONS: list[tuple[str, Any, Any]] = [
-    ("max_num_seqs", 1, 0), ("max_model_len", 10**12, 10**12 + 1), ("max_num_batched_tokens", 10**12, 10**12 + 1),
-    ("shared_prefix", 0, -1), ("shared_prefix", 10**12, 10**12 + 1), ("block_size", 1 << 20, (1 << 20) + 1),
-    ("mamba_checkpoint_blocks", 1 << 20, (1 << 20) + 1), ("max_in_flight_batches", 1 << 20, (1 << 20) + 1),
-    ("kv_cache_memory_bytes", 1, 0), ("kv_cache_memory_bytes", 1 << 60, (1 << 60) + 1), ("weight_bytes", 0, -1),
-    ("weight_bytes", 1 << 60, (1 << 60) + 1), ("kv_offloading_bytes", 1 << 60, (1 << 60) + 1),
-    ("gpu_memory_utilization", 1.0, 1.0000001), ("gpu_memory_utilization", 1e-9, -1e-9), ("max_num_seqs", 2, 2.0),
-    ("max_num_seqs", 2, True), ("kv_cache_memory_bytes", None, "1GiB"), ("utilization_of", "remaining", "rest"),
-    ("mamba_ssm_cache_dtype", "float32", "fp8"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "good", "bad"), OPTIONS)
-def test_the_last_option_that_is_taken_and_the_next(name: str, good: Any, bad: Any) -> None:
-    assert getattr(FitOptions(**{name: good}), name) == good
-    with pytest.raises(UserError, match=name.partition("_")[0].replace("mamba", "state dtype|mamba").replace("gpu", "GPU")):
-        FitOptions(**{name: bad})
-
-
-def test_an_unknown_engine_names_near_ones() -> None:
-    with pytest.raises(UserError, match=r"unknown engine 'vlm'\. Did you mean vllm\?"):
-        FitOptions(engine="vlm")
-
-
-@pytest.mark.parametrize("text", ["0.5", "0.9B", "0", "0.0001KB"])
-def test_less_than_a_byte_is_no_size(kvcalc: Run, text: str) -> None:
-    result = kvcalc(f"fit gpt2 --kv-cache-memory-bytes {text}")
-    assert (result.code, "kv-cache-memory-bytes" in result.err) == (2, True)
-
-
-def test_one_byte_is_a_size(kvcalc: Run) -> None:
-    (record,) = kvcalc("fit gpt2 --kv-cache-memory-bytes 1 --format json").records
-    assert (record["kv_budget_bytes"], record["max_num_seqs"]) == (1, 0)
-
-
 # llama.cpp and SGLang, one past a boundary.
 
 
@@ -203,6 +118,23 @@ def test_pools_of_sglang_at_their_boundary() -> None:
     states = SGLang(full=10, window=0, limit=0, state=90, page=1)
     assert [states.needed(1, n) for n in (10, 11)] == [190, 209]  # 90 B of state beside 100; 11 tokens ask for 110 · 1.9
     assert [states.concurrency(n, 10) for n in (189, 190)] == [0, 1]
+
+
+def test_concurrency_of_sglang_counts_whole_pages() -> None:
+    """1000 B buy 100 slots and 80 for windows: pages of 10 make 50 of 41 tokens, and 10 of a window of 8."""
+    plan = SGLang(full=6, window=5, limit=8, state=0, page=10)
+    assert [plan.concurrency(1000, n) for n in (41, 50, 51)] == [2.0, 2.0, 100 / 60]
+    assert plan.concurrency(1000, 1) == 8.0  # of 10 pages for full layers, 8 for windows
+
+
+def test_states_alone_under_sglang() -> None:
+    """No slot of a token decides: 9 of 19 bytes are states', 900 of 1900, in which 9 of 100 bytes stand at any length."""
+    plan = SGLang(full=0, window=0, limit=0, state=100, page=1)
+    assert (plan.slots(1900), plan.concurrency(1900, 50), plan.tokens(1900, 50)) == (0, 9.0, 450)
+    assert (plan.most_sequences(1900, 50), plan.longest(1900, 9), plan.longest(1900, 10)) == (9, None, 0)
+    assert plan.breakpoints() == [
+        {"from_tokens": 0, "fixed_bytes": 100, "bytes_per_token": 0, "block_tokens": 1, "cause": ""},
+    ]
 
 
 def test_defaults_of_sglang_at_their_boundary() -> None:

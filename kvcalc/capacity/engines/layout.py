@@ -81,7 +81,7 @@ class Plan:
     def most_sequences(self, budget: int, length: int, shared: int = 0) -> int:
         """The most sequences of `length` tokens whose bytes are within the pool."""
         pool = self.pool(budget)
-        return largest(lambda n: self.needed(n, length, shared) <= pool) or 0
+        return largest(lambda n: self.needed(n, length, shared) <= pool)
 
     def most_beside(self, memory: int, length: int) -> int:
         """Sequences of `length` tokens that `memory` bytes hold beside a pool that stands; 0 where they need none."""

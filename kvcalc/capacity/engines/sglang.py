@@ -33,8 +33,7 @@ class SGLang(Plan):
         if window and not full:  # without full layers, windows are kept like them
             full, window = window, 0
         self.full, self.window, self.limit, self.state = full, window, limit, state
-        self.block_size = page
-        self.page_bytes = None
+        self.page = self.block_size = page
         self.bytes_per_block = page * (full + window)
         self.notes = (f"{WINDOW_SHARE} as many slots for windows as for full layers",) if window else ()
 
@@ -43,7 +42,7 @@ class SGLang(Plan):
         return self._budget(self._slots(sequences, length, shared), sequences)
 
     def _slots(self, sequences: int, length: int, shared: int) -> int:
-        page = self.block_size or 1
+        page = self.page
         common = min(shared, length) // page * page
         slots = common + sequences * (-(-length // page) * page - common)
         if self.window:
@@ -62,24 +61,22 @@ class SGLang(Plan):
     def slots(self, budget: int) -> int:
         """Token slots for full layers that a budget buys, in whole pages (SGLang's max_total_num_tokens)."""
         for_cache = int(budget / (1 + STATE_SHARE)) if self.state else budget
-        page = self.block_size or 1
         each = self.full + WINDOW_SHARE * self.window
-        return int(for_cache / each) // page * page if each else 0
+        return int(for_cache / each) // self.page * self.page if each else 0
 
     def num_blocks(self, budget: int) -> int:
-        return self.slots(budget) // (self.block_size or 1)
+        return self.slots(budget) // self.page
 
     def request_blocks(self, length: int) -> int:
-        return -(-length // (self.block_size or 1))
+        return -(-length // self.page)
 
     def tokens(self, budget: int, length: int) -> int:
-        return self.slots(budget)
+        return self.slots(budget) if self.full else super().tokens(budget, length)
 
     def concurrency(self, budget: int, length: int) -> float:
         """The scarcest of token slots, window slots and state slots, per sequence."""
-        page = self.block_size or 1
-        slots = self.slots(budget)
-        found = [slots / (-(-length // page) * page)]
+        page, slots = self.page, self.slots(budget)
+        found = [slots / (-(-length // page) * page)] if self.full else []
         if self.window:
             found.append(int(slots * WINDOW_SHARE) / (-(-min(length, self.limit) // page) * page))
         if self.state:
@@ -92,8 +89,8 @@ class SGLang(Plan):
         return slots * self.full + int(slots * WINDOW_SHARE) * self.window + states
 
     def terms(self) -> list[Term]:
-        page = self.block_size or 1
-        found = [Term(page * self.full, page)]
+        page = self.page
+        found = [Term(page * self.full, page)] if self.full else []
         found += [Term(page * self.window, page, self.limit, 0, "window")] if self.window else []
         return [*found, *([Term(self.state, 1, 0, 1, "state")] if self.state else [])]
 

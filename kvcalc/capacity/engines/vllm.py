@@ -4,7 +4,7 @@ Rules as of vLLM 0.33 (v1/kv_cache_interface.py, v1/core/kv_cache_planning.py, p
 layers is in `vllm_groups`. All figures are per rank.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -88,8 +88,7 @@ def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, st
     kinds = {id(h.parts): h for h in held}
     specs = {key: [s for kept in pages(VLLM.title, h) for s in _specs(kept)] for key, h in kinds.items()}
     block = block_size([s for found in specs.values() for s in found], settings)
-    sized = {key: [_sized(s, block, specs.values()) for s in found] for key, found in specs.items()}
-    layers = [(h.stage, s) for h in held for s in sized[id(h.parts)]]
+    layers = [(h.stage, s.in_blocks(block)) for h in held for s in specs[id(h.parts)]]
     if not settings.hybrid:
         layers = promoted(layers)
     if ranks.dcp > 1 and any(s.kind is SpecKind.WINDOW for _, s in layers):
@@ -117,14 +116,6 @@ def _row(specs: Sequence[Spec]) -> int:
     """Bytes of attention per token and layer: those of the full layers if there are any."""
     full = [s.row for s in specs if s.kind is SpecKind.FULL and s.main]
     return max(full or [s.row for s in specs if s.kind is not SpecKind.STATE], default=0)
-
-
-def _sized(spec: Spec, block: int, kinds: Iterable[Sequence[Spec]]) -> Spec:
-    """A spec with its block; beside attention, a state's page is padded to an attention page."""
-    if spec.kind is not SpecKind.STATE:
-        return spec._replace(block=block)
-    page = block * _row([s for specs in kinds for s in specs])
-    return spec._replace(padded=page if page > spec.row else 0)
 
 
 def _term(spec: Spec, dcp: int, settings: EngineSettings) -> Term:

@@ -41,6 +41,10 @@ class Spec(NamedTuple):
         """Bytes of one block of this layer."""
         return self.padded or (self.row if self.kind is SpecKind.STATE else self.row * self.block)
 
+    def in_blocks(self, block: int) -> "Spec":
+        """The same in blocks of so many tokens; a state has no tokens."""
+        return self if self.kind is SpecKind.STATE else self._replace(block=block)
+
 
 class Group(NamedTuple):
     """Layers with one block table. They need equally many blocks; `specs` may differ in width."""
