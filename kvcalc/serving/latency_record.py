@@ -20,8 +20,8 @@ class LatencyOptions(msgspec.Struct, frozen=True):
     """What `latency` is asked.
 
     prefix_len: leading prompt tokens that are cached already. max_num_batched_tokens: chunk of the prefill, 0 for the whole.
-    draft: '', or as `draft_model` takes it; num_speculative_tokens 0 for the best, acceptance_rate None for 0.8. no_cache: also the same without a cache.
-    price_per_hour: of one GPU; 0 for no cost.
+    draft: '', or as `draft_model` takes it; num_speculative_tokens 0 for the best, acceptance_rate None for 0.8, and both
+    refused without a draft. no_cache: also the same without a cache. price_per_hour: of one GPU; 0 for no cost.
     """
 
     input_len: Annotated[int, tokens_called("input length")] = 2000
