@@ -5,10 +5,10 @@
 17179869184
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # the command line is here in a moment: what is heavy, typing too, is loaded when it is asked for
 if TYPE_CHECKING:
+    from typing import Any
+
     from kvcalc.capacity import Fit, FitOptions, fit
     from kvcalc.errors import UserError
     from kvcalc.gpu.roof import roofline
@@ -53,7 +53,7 @@ __all__ = [
     "weight_bytes",
 ]
 
-# Where each name stands; nothing is loaded before it is asked for.
+# Where each name stands.
 _HOMES = {
     "capacity": ("Fit", "FitOptions", "fit"),
     "errors": ("UserError",),
@@ -71,8 +71,10 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """A public name, loaded when it is first asked for."""
+    from importlib import import_module
+
     for home, names in _HOMES.items():
         if name in names:
             value = globals()[name] = getattr(import_module(f"kvcalc.{home}"), name)

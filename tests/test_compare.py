@@ -244,3 +244,36 @@ def test_a_hybrid_keeps_every_nth_layer_whole() -> None:
     with pytest.raises(UserError, match="hybrid names what its other layers see"):
         variant(load_model("llama-7b"), "hybrid:5")
     assert variant(load_model("llama-7b"), "mqa/hybrid:2/evict:64").model.attention == "16× MQA, 16× MQA budget 64"
+
+
+def test_a_grouped_variant_keeps_biases() -> None:
+    """Qwen2.5-7B, 28 layers of width 3,584 with biases on q, k and v: as MHA, K and V grow from 4 to 28 heads of 128 columns."""
+    plain = load_model("qwen2.5-7b")
+    assert plain.parameters == 7_615_616_512
+    assert variant(plain, "mha").model.parameters == plain.parameters + 28 * 2 * (3584 + 1) * 24 * 128
+    assert variant(plain, "mqa").model.parameters == plain.parameters - 28 * 2 * (3584 + 1) * 3 * 128
+    assert variant(plain, "mha/gqa:4").model.parameters == plain.parameters
+
+
+def test_a_grouped_variant_keeps_all_but_its_groups_and_limits() -> None:
+    kept = {
+        "q_bias": True, "o_bias": True, "qk_norm": "full", "q_norm_only": True, "qk_norm_bias": True, "v_norm": True,
+        "sinks": True, "output_gate": "head", "output_gate_bias": True, "k_is_v": True, "input_size": 32, "output_size": 48,
+        "prefix_tokens": 3, "cached": False, "qo_projection": False,
+    }  # fmt: skip
+    limits = {"sliding_window": 64, "sink_tokens": 4, "kv_projection": False}
+    model = of_kinds({"k": Layer(parts=(grouped(**kept, **limits),), shares_cache=True)}, layers=2)
+    changed = variant(model, "gqa:4").model.kinds["k"]
+    assert (changed.parts, changed.shares_cache) == ((grouped(groups=4, v_head_dim=16, **kept),), False)
+    chunked = variant(stack(grouped(attention_chunk_size=32)), "mqa").model.kinds["k0"].parts[0]
+    assert chunked == grouped(groups=1, v_head_dim=16)
+
+
+def test_sequences_are_those_of_the_replica(kvcalc: Run) -> None:
+    """Llama-7B in fp16 on 80 GiB cards: 2 GiB or 512 MiB a sequence of 4,096 tokens; each of two ranks holds all weights."""
+    line = "compare llama-7b --variants none,gqa:8 --gpu h100 --batch-size 8 --context 4k --format json --dp "
+    free = load_gpu("h100").memory_bytes - 2 * 6_738_415_616
+    smaller = 32 * 2 * 4096 * 24 * 128 * 2
+    each = [free // (2 << 30), (free + smaller) // (512 << 20)]
+    assert [r["max_num_seqs"] for r in kvcalc(line + "1").records] == each
+    assert [r["max_num_seqs"] for r in kvcalc(line + "2").records] == [2 * n for n in each]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from kvcalc import UserError, cache_size, load_model
-from kvcalc.library.files import MOST_DEPTH, parse_yaml, scalar, write_text
+from kvcalc import cache_size, load_model
+from kvcalc.library.files import MOST_DEPTH, parse_yaml, scalar
 
 GOOD = """\
 name: mine
@@ -82,6 +82,7 @@ BAD = {
     "unknown kind": ("layers: 2", "layers: 2\npattern: [2 ful]", 5, "names an unknown kind 'ful' (kinds: full)"),
     "pattern count": ("layers: 2", "layers: 2\npattern: [-2 full]", 5, "item '-2 full' should read like '5 full'"),
     "no kinds": ("kinds:", "kinds: {}\nother:", 6, "unknown key 'other'"),
+    "cache dtype": ("layers: 2", "layers: 2\nkv_cache_dtype: fp7", 5, "unknown KV-cache dtype 'fp7'. Did you mean fp8"),
     "enumeration": ("layers: 2", "layers: 2\ndtype: fp13", 5, "dtype: Invalid enum value 'fp13'"),
 }  # fmt: skip
 
@@ -197,15 +198,38 @@ def test_lines_of_keys() -> None:
     assert lines == {("a",): 1, ("b",): 2, ("b", 0): 3, ("b", 1): 4, ("b", 1, "c"): 4}
 
 
-def test_writing_leaves_a_whole_file_or_none(tmp_path: Path) -> None:
-    path = tmp_path / "out.txt"
-    write_text(path, "one")
-    write_text(path, b"two")
-    assert [p.name for p in tmp_path.iterdir()] == ["out.txt"]
-    assert path.read_text() == "two"
-    with pytest.raises(UserError, match="cannot be written"):
-        write_text(tmp_path / "no" / "out.txt", "x")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match="folder: cannot be written"):
-        write_text(tmp_path / "folder", "x")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "out.txt"]
+def test_a_preset_comes_before_what_lies_here_under_its_name(
+    kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for a folder with a config.json; `./gpt2` is always what lies here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "h100").mkdir()
+    (tmp_path / "llama-7b").write_text("a file of something else")
+    for name in ("gpt2", "llama-7b"):
+        code, out, err = kvcalc(f"size {name} --context 16 --format csv")
+        assert (code, err) == (0, f"note: {name}: the preset; write ./{name} for what lies here\n")
+        assert out.splitlines()[1].startswith(f"{name},")
+        code, out, err = kvcalc(f"size ./{name}")
+        assert (code, out) == (2, "")
+        assert err.startswith(f"kvcalc: {name}")
+    assert kvcalc("gpus h100").out == kvcalc("gpus H100").out != ""
+    assert kvcalc("models gpt2").out == kvcalc("models GPT-2").out != ""
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps(CONFIG))
+    code, out, err = kvcalc("size gpt2 --context 10 --format csv")
+    assert "note: gpt2: read from the folder of that name, which comes before the preset\n" in err
+    assert f",{2 * 10 * 2 * 2 * 16 * 2}," in out
+
+
+def test_a_cache_dtype_that_a_preset_declares(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for declared, each in (("fp8_e4m3", 1), ("auto", 2)):
+        path.write_text(f"{GOOD}kv_cache_dtype: {declared}\n")
+        assert cache_size(load_model(str(path)), 10).stored == 2 * 10 * 2 * 2 * 16 * each
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may look everywhere")
+def test_a_folder_that_may_not_be_entered(kvcalc: Run, tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    assert "permission denied" in refused(kvcalc, tmp_path / "closed" / "mine.yaml")
+    assert "permission denied" in refused(kvcalc, tmp_path / "closed" / "mine")

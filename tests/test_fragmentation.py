@@ -60,7 +60,19 @@ def test_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("12\nx7\n", "line 2"), ("-4\n", "line 1"), ("0\n", "outside"), ("", "holds 0 lengths"), ("1.5\n", "whole number")],
+    [
+        ("12\nx7\n", "line 2"),
+        ("-4\n", "line 1"),
+        ("0\n", "outside"),
+        ("", "holds 0 lengths"),
+        ("1.5\n", "whole number"),
+        ("12 foo\n", "line 1: length 'foo'"),
+        ("foo 12\n", "line 1: length 'foo'"),
+        ("input,output\n1\n", "line 1: length 'input'"),
+        ("nan\n1\n", "line 1: length 'nan'"),
+        ("1e3\n1\n", "line 1: length '1e3'"),
+        ("tokens\ntokens\n", "line 2"),
+    ],
 )
 def test_a_file_of_something_else(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "lengths.txt"

@@ -178,12 +178,10 @@ def test_a_picture_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: py
     target = tmp_path / "old.png"
     target.write_bytes(b"old")
 
-    def full(self: Path, data: bytes) -> int:
-        with self.open("wb") as file:
-            file.write(data[:100])
+    def full(self: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(UserError, match="no space left"):
         save(chart_of("dsa-vs-mla"), str(target))
     assert target.read_bytes() == b"old"

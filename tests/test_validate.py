@@ -76,6 +76,20 @@ def test_fail_above_is_an_exit_status(kvcalc: Run, tmp_path: Path, most: str, co
     assert kvcalc("validate", str(written(tmp_path, ROWS)), "--fail-above", most).code == code
 
 
+def test_a_file_without_a_good_row_is_above_any_limit(kvcalc: Run, tmp_path: Path) -> None:
+    good, bad = str(written(tmp_path, ROWS)), tmp_path / "bad"
+    bad.mkdir()
+    for text in (HEADER, HEADER + "h100_sxm,vllm,1,bfloat16,oops,4096,4096,180,c\n"):
+        path = str(written(bad, text))
+        assert kvcalc("validate", path).code == 0
+        for paths in ([path], [good, path]):
+            result = kvcalc("validate", *paths, "--fail-above", "1000")
+            assert result.code == 1
+            assert f"note: {path}: no row can be read, so nothing is below 1000 %\n" in result.err
+    unknown = str(written(bad, HEADER + "never-heard,vllm,1,bfloat16,1,1,1,5,d\n"))
+    assert kvcalc("validate", unknown, "--fail-above", "1000").code == 1
+
+
 @pytest.mark.parametrize(
     ("more", "what"),
     [

@@ -109,9 +109,10 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
         raise UserError(f"unknown distribution {text!r}", hint="Write lognormal:MEAN,P99 or the name of a file")
     found = []
     for number, line in enumerate(read_text(Path(text), MOST_FILE).splitlines(), 1):
-        for word in line.partition("#")[0].replace(",", " ").split():
-            if number == 1 and word.isidentifier():
-                continue  # a CSV heading
+        words = line.partition("#")[0].replace(",", " ").split()
+        if number == 1 and len(words) == 1 and words[0].isidentifier() and not _is_number(words[0]):
+            continue  # the heading of a CSV column
+        for word in words:
             try:
                 found.append(parse_tokens(word))
             except UserError as error:
@@ -119,6 +120,14 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
     if not 0 < len(found) <= MOST_LENGTHS:
         raise UserError(f"holds {len(found):,} lengths, not 1 to {MOST_LENGTHS:,}", text)
     return found
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def drawn(text: str, seed: int = 0) -> list[int]:

@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -26,6 +26,15 @@ COMMANDS = {
 }
 
 
+INTERRUPTED = 130
+
+
+class _Done(NamedTuple):
+    """How a command ended by itself: what it returned, or 0."""
+
+    status: int
+
+
 def build(only: str = "") -> typer.Typer:
     """The application with all commands, or with the one that is about to run: the others cost start-up time."""
     app = typer.Typer(
@@ -35,6 +44,7 @@ def build(only: str = "") -> typer.Typer:
         add_completion=not only,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
+        result_callback=lambda status, **_: _Done(status or 0),
     )
     app.callback()(_version)
     for name in [only] if only in COMMANDS else COMMANDS:
@@ -59,22 +69,31 @@ def _version(
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 a check failed, 2 the request is wrong."""
+    """Run the command line and exit: 0 done, 1 a check failed, 2 the request is wrong, 130 interrupted."""
     gc.set_threshold(100_000)  # start-up makes many classes and no garbage; looking for it costs 5 % of a short run
-    sys.exit(_guarded(sys.argv[1:]))
+    code = _guarded(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = max(code, _lost(error))
+    sys.exit(code)
 
 
 def _guarded(words: list[str]) -> int:
     try:
         result = build(words[0] if words else "")(words, standalone_mode=False)
-        sys.stdout.flush()
     except UserError as error:
         return _fail(str(error))
-    except (BrokenPipeError, SystemExit):  # the reader, say `head`, has seen enough; typer and rich exit upon that
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except SystemExit as error:  # of rich and typer, which so end where the reader of standard output has gone
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        return _lost(error.__context__)
+    except OSError as error:
+        return _lost(error)
     except KeyboardInterrupt:
-        return 130
+        return _interrupted()
+    except MemoryError:
+        return _fail("there is not enough memory for this")
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -82,9 +101,29 @@ def _guarded(words: list[str]) -> int:
             return 2
         command = f"kvcalc {words[0]}" if words and words[0] in COMMANDS else "kvcalc"
         return _fail(f"{printable(error.format_message(), 600)} (see `{command} --help`)")
-    return result if isinstance(result, int) else 0
+    if isinstance(result, _Done):
+        return result.status
+    return _interrupted() if result == INTERRUPTED else int(result or 0)  # typer's Exit, which it makes of Ctrl-C too
+
+
+def _interrupted() -> int:
+    _say("interrupted")
+    return INTERRUPTED
+
+
+def _lost(error: OSError) -> int:
+    """Standard output cannot be written: 0 where its reader, say `head`, has seen enough. What is left of it is dropped."""
+    if error.filename is None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return 0
+    return _fail(f"{printable(error.filename or 'standard output')}: {(error.strerror or 'cannot be used').lower()}")
 
 
 def _fail(text: str) -> int:
-    print(f"kvcalc: {text}", file=sys.stderr)
+    _say(text)
     return 2
+
+
+def _say(text: str) -> None:
+    print(f"kvcalc: {text}", file=sys.stderr)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcalc.cli.common import note
+from kvcalc.cli.common import note, save_text
 from kvcalc.cli.groups import Output, grouped
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def run(
 ) -> None:
     """Fits the time laws to measured rows."""
     from kvcalc.errors import UserError
-    from kvcalc.library.files import make_folder, write_text
+    from kvcalc.library.files import make_folder
     from kvcalc.library.load import load_gpu
     from kvcalc.timing.calibration import preset_path, to_yaml
     from kvcalc.timing.calibrator import calibrate, chosen_rows, records, summed
@@ -41,7 +41,7 @@ def run(
         if not value:
             raise UserError(f"{name} is missing", hint="It names what was measured")
     machine = load_gpu(gpu)
-    path = Path(out) if out else preset_path(machine, stack)
+    path = out or str(preset_path(machine, stack))
     tables = [read_rows(p) for p in rows]
     used = chosen_rows(tables, machine, stack, note)
     fits = calibrate(used, machine, stack, note)
@@ -56,10 +56,9 @@ def run(
         series = [(f"{f.family} {f.kind}", f.measured, f.predicted) for f in fitted]
         output.picture(predicted_against_measured(series, "held out"))
     if not out:
-        make_folder(path.parent)
-    write_text(path, text)
-    note(f"wrote {path}")
-    if not output.printed(records(fits)):
+        make_folder(Path(path).parent)
+    save_text(path, text)
+    if out != "-" and not output.printed(records(fits)):
         output.show(_table(fits, machine, stack))
 
 

@@ -32,6 +32,15 @@ def note(text: str) -> None:
     print(f"note: {printable(text, 1000)}", file=sys.stderr)
 
 
+def save_text(target: str, content: str) -> None:
+    """Write a file, and say so on stderr; `-` is standard output."""
+    from kvcalc.library.files import write_text
+
+    write_text(target, content)
+    if target != "-":
+        print(f"wrote {printable(target, 1000)}", file=sys.stderr)
+
+
 def remarks(model: "Model", longest: int) -> None:
     """What is to be said of a model and of the longest context asked for, on stderr."""
     for text in model.notes:

@@ -22,7 +22,9 @@ class RequestOptions(Group, frozen=True):
     max_num_batched_tokens: Annotated[int, typer.Option("--max-num-batched-tokens", help="Chunk of the prefill; 0: whole.")] = 0
     draft: Annotated[str, typer.Option("--draft", help="Speculate with a model, layers=N of this one, or mtp.")] = ""
     num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", help="Drafted per step; 0: the best.")] = 0
-    acceptance_rate: Annotated[float, typer.Option("--acceptance-rate", help="Of a drafted token, 0 to 1.")] = 0.8
+    acceptance_rate: Annotated[
+        float | None, typer.Option("--acceptance-rate", help="Of a drafted token, 0 to 1; 0.8 unless given.", show_default=False)
+    ] = None
     price_per_hour: o.Price = 0.0
 
 

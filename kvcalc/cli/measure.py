@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import lengths, note
+from kvcalc.cli.common import lengths, note, save_text
 from kvcalc.cli.groups import Group, Output, chosen_model, grouped
 
 if TYPE_CHECKING:
@@ -165,11 +165,9 @@ def _report(found: "list[Result]", rows: str, output: Output) -> None:
     generated = found[0][0] is None
     records = [record for _, record in found]
     if rows:
-        from kvcalc.library.files import write_text
         from kvcalc.measure.rows import measured_rows
 
-        write_text(Path(rows), to_csv(measured_rows(found)))
-        note(f"wrote {rows}")
+        save_text(rows, to_csv(measured_rows(found)))
     if output.plot:
         from kvcalc.report.plots_measure import generation_chart, measured_chart
 
@@ -184,15 +182,15 @@ def _report(found: "list[Result]", rows: str, output: Output) -> None:
 def _check_targets(rows: str, output: Output, generate: bool) -> None:
     """Raises UserError for files that cannot be written, before minutes are spent on what should stand in them."""
     from kvcalc.errors import UserError
+    from kvcalc.library.files import destination
 
     if rows and generate:
         raise UserError("--output holds the times of layers, and --generate measures none")
     if rows and Path(rows).suffix.lower() != ".csv":
         raise UserError(f"--output {rows!r} should end in .csv")
     plot = output.plot
-    for target in (rows, plot if plot != "-" else ""):
-        if target and not Path(target).absolute().parent.is_dir():
-            raise UserError("cannot be written: no such folder", target)
+    for target in (name for name in (rows, plot) if name not in ("", "-")):
+        destination(target)
     if plot:
         from kvcalc.report.plots import STYLES, SUFFIXES
 

@@ -37,14 +37,14 @@ def run(
 
 def _one(name: str, output: o.OutputFormat) -> None:
     from kvcalc.library.listing import model_record, preset_text
-    from kvcalc.library.load import is_file_name, load_model
+    from kvcalc.library.load import load_model, locate
 
     model = load_model(name)
     if emit([model_record(model)], output):
         return
-    if is_file_name(name):
+    if locate(name, "models").preset:
+        sys.stdout.write(preset_text(name, "models"))
+    else:
         from kvcalc.library.huggingface.preset import to_yaml
 
         sys.stdout.write(to_yaml(model))
-    else:
-        sys.stdout.write(preset_text(name, "models"))

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import check_number, note
+from kvcalc.cli.common import check_number, note, save_text
 from kvcalc.cli.groups import Deploying, Group, Output, grouped
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def run(
         from kvcalc.report.figures_serving import load_curve, occupancy
 
         output.picture(occupancy(runs[0]) if len(runs) == 1 else load_curve(records))
-    if not output.printed(records):
+    if timeline != "-" and not output.printed(records):
         from kvcalc.report.serving import serve_table
 
         output.show(serve_table(records))
@@ -111,24 +111,23 @@ def run(
 
 def _write_timeline(path: str, run: "Run") -> None:
     """The passes of a run as CSV."""
-    from kvcalc.library.files import write_text
     from kvcalc.report.export import to_csv
     from kvcalc.serving.log import PassRow
 
     rows = [row._asdict() for log in run.served.logs for row in log.rows]
-    write_text(Path(path), to_csv(rows) if rows else ",".join(PassRow._fields) + "\n")
-    print(f"wrote {path}", file=sys.stderr)
+    save_text(path, to_csv(rows) if rows else ",".join(PassRow._fields) + "\n")
 
 
 def _check_files(timeline: str, plot: str, runs: int) -> None:
     """Refuse what could not be written before the simulation rather than after it."""
     from kvcalc.errors import UserError
+    from kvcalc.library.files import destination
     from kvcalc.report.plots import SUFFIXES
 
     if timeline and runs > 1:
         raise UserError("--timeline is of one run", hint="Give one --gpu, --policy, --cache and --rate")
-    if timeline and not Path(timeline).absolute().parent.is_dir():
-        raise UserError("cannot be written: no such folder", timeline)
+    for target in (name for name in (timeline, plot) if name not in ("", "-")):
+        destination(target)
     if plot and plot != "-" and Path(plot).suffix.lower() not in SUFFIXES:
         raise UserError(f"--plot {plot!r} should end in one of {', '.join(SUFFIXES)}, or be - for the terminal")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import emit, note
+from kvcalc.cli.common import emit, note, save_text
 
 
 def run(
@@ -26,7 +26,6 @@ def run(
 ) -> None:
     """The model against measured rows."""
     from kvcalc.errors import UserError
-    from kvcalc.library.files import write_text
     from kvcalc.library.load import load_gpu
     from kvcalc.timing.validation import groups, predictions_csv, validate
 
@@ -36,16 +35,19 @@ def run(
     found = validate(rows, stack, source)
     records = groups(found, [key.strip() for key in by.split(",")])
     if predictions:
-        write_text(Path(predictions), predictions_csv(found))
-        note(f"wrote {predictions}")
+        save_text(predictions, predictions_csv(found))
     for text in (text for v in found for text in v.remarks):
         note(text)
-    if not emit(records, output):
+    if predictions != "-" and not emit(records, output):
         _table(records, source.name if source else "")
+    empty = [v.table.path for v in found if not v.table.rows] if fail_above < float("inf") else []
+    for path in empty:
+        note(f"{path}: no row can be read, so nothing is below {fail_above:g} %")
     bad = [r for r in records if not _passes(r, fail_above)]
     if bad:
         named = ", ".join(" ".join(str(r[k]) for k in ("op", "gpu", "framework", "dtype") if r.get(k)) for r in bad[:5])
         note(f"{len(bad)} groups above {fail_above:g} %: {named}")
+    if bad or empty:
         raise typer.Exit(1)
 
 

@@ -84,6 +84,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         for key in ("name", "vendor", "architecture"):
             if not getattr(self, key).isprintable():
                 return key, "has characters that a terminal does not print"
+        if not self.name or self.name.startswith(".") or set(self.name) & set("/\\"):
+            return "name", f"{self.name!r} is empty or a path; calibrations are looked up in a folder of that name"
         for key in ("flops_per_s", "vector_flops_per_s"):
             for dtype in getattr(self, key):
                 if dtype not in PEAKS:

@@ -25,17 +25,15 @@ def key(name: str, dots: bool = False) -> str:
 
 def user_folders() -> list[Path]:
     """The folders of the user's own presets: those in $KVCALC_PRESETS, then the platform's config folder."""
-    found = [Path(p).expanduser() for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
+    named = [p for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
     if sys.platform == "darwin":
-        base = Path("~/Library/Application Support")
+        base = "~/Library/Application Support"
     elif sys.platform == "win32":
-        base = Path(os.environ.get("APPDATA", "~/AppData/Roaming"))
+        base = os.environ.get("APPDATA", "~/AppData/Roaming")
     else:
-        base = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
-    try:
-        return [*found, base.expanduser() / "kvcalc"]
-    except RuntimeError:  # no home folder to expand to
-        return found
+        base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    folders = map(os.path.expanduser, [*named, base + "/kvcalc"])  # unlike Path's, it fails for nobody
+    return [Path(folder) for folder in folders if not folder.startswith("~")]
 
 
 def shipped_folder() -> Path:

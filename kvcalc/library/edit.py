@@ -13,6 +13,7 @@ from kvcalc.units import parse_tokens
 _SETTABLE = (
     "layers", "hidden_size", "vocab_size", "max_context", "tie_word_embeddings", "dtype", "kv_cache_dtype", "position_embeddings",
 )  # fmt: skip
+_OF_A_LAYER = set(Layer.__struct_fields__) - {"parts", "shared"}
 
 
 def edited(model: Model, changes: list[str]) -> Model:
@@ -58,7 +59,7 @@ def _apply(data: dict[str, Any], target: str, value: Any) -> None:
     found = False
     for layer in chosen:
         parts = (*layer["parts"], *layer["shared"])
-        holders = [layer] if key in Layer.__struct_fields__ else [p for p in parts if key in p and key != "type"]
+        holders = [layer] if key in _OF_A_LAYER else [p for p in parts if key in p and key != "type"]
         for holder in holders:
             holder[key] = value
             found = True

@@ -1,4 +1,7 @@
-"""Reading files that people hand over: refused early when they are no small regular text file, with the line of every key.
+"""Files that people hand over, and those that they ask for.
+
+What is no small regular text file is refused before it is read, and what is wrong in one is said with its line. What is
+written is there in full or not at all.
 
 YAML is read from PyYAML's event stream by the core schema of YAML 1.2: `989e12` is a number, `no` is a string. Nesting
 is limited, duplicate keys and aliases are refused, and nothing is ever built that the text does not spell out.
@@ -7,13 +10,16 @@ is limited, duplicate keys and aliases are refused, and nothing is ever built th
 import os
 import re
 import stat
+import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from kvcalc.errors import UserError
 
 MOST_YAML, MOST_JSON = 4 << 20, 16 << 20
 MOST_DEPTH = 32
+_OPEN_FILES = ("/dev/fd/", "/proc/")  # where a name stands for a file that a process holds open
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,30}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "true": True, "True": True, "false": False, "False": False}
@@ -143,16 +149,86 @@ def scalar(text: str) -> Any:
     return text
 
 
-def write_text(path: Path, content: str | bytes) -> None:
-    """Write a whole file or none: a temporary neighbour takes its place when it is complete. Raises UserError."""
-    data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+def write_text(target: str | Path, content: str | bytes) -> None:
+    """Write a whole file or none: a temporary neighbour takes its place when it is complete. Raises UserError.
+
+    Links are followed, and a file that was there keeps its mode. What is no regular file (a device, a named pipe), and what
+    this process prints to (`-`, /dev/stdout), is written through; OSError where what it prints to cannot be written.
+    """
+    data = content.encode(errors="replace") if isinstance(content, str) else content
+    if str(target) == "-":
+        return _print(sys.stdout, data)
+    path, there = destination(target)
+    stream = _own_stream(there) if there else None
+    if stream:
+        return _print(stream, data)
     try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        if there and (not stat.S_ISREG(there.st_mode) or str(target).startswith(_OPEN_FILES)):
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as file:
+                file.write(data)
+        else:
+            _replace(path, data, there)
     except OSError as error:
+        raise _unwritable(error, target) from None
+
+
+def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
+    """Where the file `target` will lie, links followed, and what is there now. Raises UserError where no file can be."""
+    name = str(target)
+    if not name:
+        raise UserError("cannot be written: the file's name is empty")
+    path = Path(name)
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        there = None
+    except (OSError, ValueError) as error:
+        raise _unwritable(error, target) from None
+    if name.endswith(("/", os.sep)) or (there and stat.S_ISDIR(there.st_mode)):
+        raise UserError("cannot be written: is a folder, not a file", name)
+    if path.is_symlink() and (not there or stat.S_ISREG(there.st_mode)):  # a pipe has no name to follow to
+        path = Path(os.path.realpath(path))
+    if not there and not os.path.isdir(path.parent):  # noqa: PTH112 (Path.is_dir raises where it may not look)
+        raise UserError("cannot be written: no such folder", name)
+    if there and not os.access(path, os.W_OK):
+        raise UserError("cannot be written: permission denied", name)
+    return path, there
+
+
+def _own_stream(there: os.stat_result) -> TextIO | None:
+    """Standard output or standard error, where the file is the one that it goes to."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # a stream may be closed, or none of the system's
+            if os.path.samestat(os.fstat(stream.fileno()), there):
+                return stream
+    return None
+
+
+def _print(stream: TextIO, data: bytes) -> None:
+    """Behind what is printed already, as it is."""
+    stream.flush()
+    stream.buffer.write(data)
+    stream.flush()
+
+
+def _replace(path: Path, data: bytes, there: os.stat_result | None) -> None:
+    temporary = path.with_name(f".{os.urandom(4).hex()}.part")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+        if there:
+            with suppress(OSError, AttributeError):  # only the superuser gives files away
+                os.chown(temporary, there.st_uid, there.st_gid)
+            temporary.chmod(stat.S_IMODE(there.st_mode))
+        temporary.replace(path)
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        raise UserError(f"cannot be written: {(error.strerror or 'error').lower()}", str(path)) from None
+        raise
+
+
+def _unwritable(error: OSError | ValueError, target: str | Path) -> UserError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
+    return UserError(f"cannot be written: {reason.lower()}", str(target))
 
 
 def make_folder(path: Path) -> None:

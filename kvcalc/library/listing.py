@@ -1,12 +1,11 @@
 """The presets there are, and the records of `models` and `gpus`: one model or GPU each, every figure under its own key."""
 
-from pathlib import Path
 from typing import Any
 
 from kvcalc.gpu.spec import PEAKS, Gpu
-from kvcalc.library.catalog import find, preset_files
+from kvcalc.library.catalog import preset_files
 from kvcalc.library.files import MOST_YAML, read_text
-from kvcalc.library.load import is_file_name, read
+from kvcalc.library.load import locate, read
 from kvcalc.model.memory import cache_size
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
@@ -29,7 +28,7 @@ def all_gpus(vendor: str = "") -> list[Gpu]:
 
 def preset_text(name: str, kind: str) -> str:
     """The preset called `name` as it stands in its file, with its sources; kind: models or gpus."""
-    return read_text(Path(name) if is_file_name(name) else find(name, kind), MOST_YAML)
+    return read_text(locate(name, kind).path, MOST_YAML)
 
 
 def model_record(model: Model) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Names and files to models and GPUs."""
 
+import os
+import re
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,23 +27,50 @@ def load_model(name: str) -> Model:
         from kvcalc.library.huggingface.hub import load_from_hub
 
         return load_from_hub(name.removeprefix("hf:"))
-    path = Path(name)
-    if is_file_name(name):
-        if path.suffix.lower() in (".yaml", ".yml"):
-            return read(path, Model)
+    place = locate(name, "models")
+    if place.path.suffix.lower() in (".yaml", ".yml"):
+        model = read(place.path, Model)
+    else:
         from kvcalc.library.huggingface import read_config
 
-        return read_config(path)
-    return read(catalog.find(name, "models"), Model)
+        model = read_config(place.path)
+    return msgspec.structs.replace(model, notes=(*model.notes, place.remark)) if place.remark else model
 
 
 def load_gpu(name: str) -> Gpu:
     """The GPU that `name` stands for: a preset, an alias of one, or a YAML file. Raises UserError naming near matches."""
     if not name.strip():
         raise UserError("the GPU's name is empty")
-    if is_file_name(name):
-        return read(Path(name), Gpu)
-    return read(catalog.find(name, "gpus"), Gpu)
+    return read(locate(name, "gpus").path, Gpu)
+
+
+class Place(NamedTuple):
+    """Where a name is read from, whether that is a preset, and a remark where something else has the same name."""
+
+    path: Path
+    preset: bool = False
+    remark: str = ""
+
+
+def locate(name: str, kind: str) -> Place:
+    """Where the model or GPU (`kind`: models, gpus) of that name is read from. Raises UserError naming near matches.
+
+    What looks like a file's name is one. Of other names, a folder with a config.json comes first, then a preset, then any
+    file that is called so.
+    """
+    path = Path(name)
+    if re.search(r"[/\\]|^[.~]|\.(ya?ml|json)$", name, re.IGNORECASE):
+        return Place(path)
+    here = os.path.exists(path)  # noqa: PTH110 (Path's own question raises where it may not look)
+    try:
+        preset = catalog.find(name, kind)
+    except UserError:
+        if here:
+            return Place(path)
+        raise
+    if kind == "models" and os.path.isfile(path / "config.json"):  # noqa: PTH113 (likewise)
+        return Place(path, remark="read from the folder of that name, which comes before the preset")
+    return Place(preset, True, f"the preset; write ./{name} for what lies here" if here else "")
 
 
 def read(path: Path, spec: type[Checked]) -> Checked:
@@ -66,11 +95,4 @@ def changed(model: Model, **fields: object) -> Model:
 def _is_hub_name(name: str) -> bool:
     parts = name.split("/")
     looks = len(parts) == 2 and all(p and not p.startswith((".", "~")) for p in parts)
-    return looks and not name.lower().endswith((".yaml", ".yml", ".json")) and not Path(name).exists()
-
-
-def is_file_name(name: str) -> bool:
-    """Whether a name stands for a file, not for a preset."""
-    if "/" in name or "\\" in name or name.startswith((".", "~")):
-        return True
-    return name.lower().endswith((".yaml", ".yml", ".json")) or Path(name).exists()
+    return looks and not name.lower().endswith((".yaml", ".yml", ".json")) and not os.path.lexists(name)

@@ -8,7 +8,7 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.library import catalog
-from kvcalc.library.files import write_text
+from kvcalc.library.files import make_folder, write_text
 
 
 def preset_path(name: str) -> Path:
@@ -18,7 +18,10 @@ def preset_path(name: str) -> Path:
     try:
         taken = catalog.find(name, "gpus")
     except UserError:
-        return catalog.user_folders()[0] / "gpus" / f"{name}.yaml"
+        folders = catalog.user_folders()
+        if not folders:
+            raise UserError("there is no folder for presets of your own", hint="Name one in $KVCALC_PRESETS") from None
+        return folders[0] / "gpus" / f"{name}.yaml"
     raise UserError(f"{name!r} is the name of a preset already", str(taken), "Take another name, or remove that file")
 
 
@@ -28,8 +31,5 @@ def save(gpu: Gpu, path: Path) -> None:
 
     defaults = {f.name: f.default for f in msgspec.structs.fields(Gpu)}
     data = {key: value for key, value in msgspec.to_builtins(gpu).items() if value not in (defaults[key], {}, [], None)}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot be made: {(error.strerror or 'error').lower()}", str(path.parent)) from None
+    make_folder(path.parent)
     write_text(path, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))

@@ -50,8 +50,9 @@ def _cache_dtype(model: Model, precision: Precision, dtype: str) -> tuple[str, s
     asked = canonical(precision.kv_cache_dtype)
     if asked != "auto":
         return asked, ""
-    if model.kv_cache_dtype and canonical(precision.dtype) == "auto":
-        return canonical(model.kv_cache_dtype), "the checkpoint declares it for its cache"
+    declared = canonical(model.kv_cache_dtype or "auto")
+    if declared != "auto" and canonical(precision.dtype) == "auto":
+        return declared, "the checkpoint declares it for its cache"
     return dtype, "the model's dtype"
 
 

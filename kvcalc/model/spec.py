@@ -10,11 +10,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from kvcalc.errors import nearest
 from kvcalc.layers.attention import Mixer
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.ffn import FeedForward, Projections
 from kvcalc.layers.part import Count, Part, Size, Tokens
 from kvcalc.layers.weights import Weight, matrix, table, vector
+from kvcalc.storage.dtypes import cache_dtypes, canonical
 from kvcalc.storage.quantization import Quantization
 
 Layers = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
@@ -221,6 +223,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
                 return "pattern", f"names an unknown kind {kind!r} (kinds: {', '.join(self.kinds)})"
             if count and not (count.isascii() and count.isdigit() and 0 < int(count[:9]) <= 100_000):
                 return "pattern", f"item {item!r} should read like '5 {kind}'"
+        if self.kv_cache_dtype and canonical(self.kv_cache_dtype) not in (*cache_dtypes(), "auto"):
+            hint = nearest(canonical(self.kv_cache_dtype), [*cache_dtypes(), "auto"])
+            return "kv_cache_dtype", f"unknown KV-cache dtype {self.kv_cache_dtype!r}. {hint}".rstrip()
         for kind, layer in self.kinds.items():
             if not kind.isprintable():
                 return "kinds", f"{kind!r} has characters that a terminal does not print"

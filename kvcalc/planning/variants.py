@@ -24,6 +24,7 @@ FORMS = (
 )  # fmt: skip
 USUAL_MLA, USUAL_DSA = "512+64", "512+64+128@2048"  # DeepSeek-V2's and V3's latent and RoPE key; V3.2's indexer beside them
 INDEX_HEADS = 64  # DeepSeek-V3.2's indexer
+_UNLIMITED = {"sliding_window": None, "attention_chunk_size": None, "cache_budget": None}
 LOCAL = "_local"  # ends the name of a kind whose tokens a hybrid limits
 
 
@@ -79,7 +80,9 @@ def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
         count = heads if groups is None else groups
         if heads % count:
             raise UserError(f"gqa:{count}: {count} KV heads do not divide the {heads} query heads of {model.name}")
-        return Grouped(num_attention_heads=heads, num_key_value_heads=count, head_dim=key, v_head_dim=value)
+        kept = _fields(Grouped, part) if isinstance(part, Grouped) else {"num_attention_heads": heads, "head_dim": key}
+        named = {"num_key_value_heads": count, "v_head_dim": value, "kv_projection": True, "sink_tokens": 0}
+        return Grouped(**kept | _UNLIMITED | named)
 
     return _mapped(model, change), "head widths"
 
@@ -142,8 +145,7 @@ def _limited(field: str) -> Callable[[Model, str], tuple[Model, str]]:
                 raise UserError(
                     f"{field}:{value}: {model.name} does not cache plain keys and values", hint="Begin with mha or gqa:8"
                 )
-            cleared = msgspec.structs.replace(part, sliding_window=None, attention_chunk_size=None, cache_budget=None)
-            return msgspec.structs.replace(cleared, **{field: tokens})
+            return msgspec.structs.replace(part, **_UNLIMITED | {field: tokens})
 
         changed = _mapped(model, change)
         whole = {kind for kind in model.kinds if kind + LOCAL in model.kinds}  # of a hybrid, what stays as it is

@@ -6,13 +6,15 @@ line styles and markers tell them apart in grey.
 
 import io
 import itertools
+import os
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvcalc.errors import UserError
-from kvcalc.library.files import write_text
+from kvcalc.errors import UserError, printable
+from kvcalc.library.files import destination, write_text
 from kvcalc.report.chart import Axis, Chart, Series
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -37,20 +39,17 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
 
         print(sketch(chart))
         return
-    path = Path(target)
-    suffix = path.suffix.lower()
+    suffix = Path(target).suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(f"picture {target!r} should end in one of {', '.join(SUFFIXES)}, or be - for the terminal")
-    if not path.absolute().parent.is_dir():
-        raise UserError("cannot be written: no such folder", target)
-    write_text(path, render(chart, suffix[1:], style))
-    print(f"wrote {target}", file=sys.stderr)
+    destination(target)
+    write_text(target, render(chart, suffix[1:], style))
+    print(f"wrote {printable(target)}", file=sys.stderr)
 
 
 def render(chart: Chart, suffix: str, style: str = "light") -> bytes:
     """The picture as bytes: `suffix` is png, svg or pdf."""
-    import matplotlib as mpl
-
+    mpl = _matplotlib()
     look = STYLES[style]
     settings: Any = {
         "svg.fonttype": "none",
@@ -70,10 +69,29 @@ def render(chart: Chart, suffix: str, style: str = "light") -> bytes:
     }
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[suffix]
     out = io.BytesIO()
-    with mpl.rc_context(settings):
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(settings)
         figure = _figure(chart, look)
         figure.savefig(out, format=suffix, dpi=look["dpi"], metadata=metadata)
     return out.getvalue()
+
+
+def _matplotlib() -> Any:
+    """matplotlib without its remarks on stderr. Raises UserError where the user's matplotlibrc keeps it from starting."""
+    import logging
+
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    backend = os.environ.pop("MPLBACKEND", "")
+    try:
+        import matplotlib as mpl
+    except (ValueError, OSError) as error:
+        raise UserError(f"matplotlib cannot be imported: {error}") from None
+    if backend:  # an unknown one keeps matplotlib from starting, and we need none
+        os.environ["MPLBACKEND"] = backend
+        with suppress(ValueError):
+            mpl.rcParams["backend"] = backend
+    return mpl
 
 
 def _figure(chart: Chart, look: dict[str, Any]) -> Any:

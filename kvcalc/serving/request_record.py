@@ -13,14 +13,15 @@ from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
 MOST_SPECULATED = 1024
+ACCEPTANCE = 0.8  # of a drafted token, where nothing is said
 
 
 class LatencyOptions(msgspec.Struct, frozen=True):
     """What `latency` is asked.
 
     prefix_len: leading prompt tokens that are cached already. max_num_batched_tokens: chunk of the prefill, 0 for the whole.
-    draft: '', or as `draft_model` takes it; num_speculative_tokens 0 for the best. no_cache: also the same without a cache.
-    price_per_hour: of one GPU; 0 for no cost.
+    draft: '', or as `draft_model` takes it; num_speculative_tokens 0 for the best, acceptance_rate None for 0.8, and both
+    refused without a draft. no_cache: also the same without a cache. price_per_hour: of one GPU; 0 for no cost.
     """
 
     input_len: Annotated[int, tokens_called("input length")] = 2000
@@ -31,10 +32,12 @@ class LatencyOptions(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int = 0
     draft: str = ""
     num_speculative_tokens: int = 0
-    acceptance_rate: float = 0.8
+    acceptance_rate: float | None = None
     price_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
+        if not self.draft and (self.num_speculative_tokens or self.acceptance_rate is not None):
+            raise UserError("num-speculative-tokens and acceptance-rate are of a draft, and there is none")
         for name in ("prefix_len", "max_num_batched_tokens"):
             if getattr(self, name) < 0:
                 raise UserError(f"{spelled(name)} {getattr(self, name)} is below 0")
@@ -90,17 +93,18 @@ def _speculative(deployment: Deployment, draft: Deployment, asked: LatencyOption
     """One step of speculative decoding at mid length."""
     context = asked.input_len + max(1, asked.output_len // 2)
     step, drafted = (deployment, draft, context, asked.batch_size), asked.num_speculative_tokens
-    found = speculate(*step, drafted, asked.acceptance_rate) if drafted else best_drafted(*step, asked.acceptance_rate)
+    accepted = ACCEPTANCE if asked.acceptance_rate is None else asked.acceptance_rate
+    found = speculate(*step, drafted, accepted) if drafted else best_drafted(*step, accepted)
     return {
         "draft": draft.model.name,
         "num_speculative_tokens": found.drafted,
-        "acceptance_rate": asked.acceptance_rate,
+        "acceptance_rate": accepted,
         "tokens_per_step": found.tokens_per_step,
         "draft_s": found.draft_s,
         "verify_s": found.verify_s,
         "speculative_tpot_s": found.tpot_s,
         "speculative_speedup": found.speedup,
-        "stops_paying_at_batch": stops_paying(deployment, draft, context, found.drafted, asked.acceptance_rate),
+        "stops_paying_at_batch": stops_paying(deployment, draft, context, found.drafted, accepted),
         "draft_weight_bytes": draft.weight_bytes,
         "draft_cache_bytes": draft.cache_size(asked.context, asked.batch_size).stored,
     }

@@ -130,6 +130,8 @@ def test_the_command_plots_and_prints_a_table(kvcalc: Run, tmp_path) -> None:  #
         "--draft llama-3.2-1b --acceptance-rate 1.5",
         "--draft llama-3.2-1b --acceptance-rate nan",
         "--draft llama-3.2-1b --num-speculative-tokens -1",
+        "--acceptance-rate 0.8",
+        "--num-speculative-tokens 3",
         "--gpu h1000",
         "--tp 3",
     ],

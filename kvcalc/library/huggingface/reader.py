@@ -1,5 +1,6 @@
 """config.json → Model: find the text model in the file, look up its type, read every layer, and say what was not read."""
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -36,7 +37,7 @@ def read_config(path: Path) -> Model:
 
     A checkpoint whose config says nothing of its storage may have a `hf_quant_config.json` beside it, which is read too.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path  # noqa: PTH112 (Path.is_dir raises where it may not look)
     data = read_json(file)
     beside = file.with_name("hf_quant_config.json")
     if file.name == "config.json" and not data.get("quantization_config") and beside.is_file():

@@ -1,0 +1,176 @@
+"""The real program as a process: streams that are closed or full, environments that are odd, Ctrl-C at any moment."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="a system with /dev/full and signals")
+SIZE = ("size", "gpt2", "--context", "2k")
+NOTE = "note: gpt2: context 2,048 is beyond the model's own maximum of 1,024\n"
+BATCHES = ",".join(map(str, range(1, 600)))  # more than a buffer holds
+
+
+def run(*words: str, shell: str = "", cwd: Path | None = None, **environment: str | None) -> "subprocess.CompletedProcess[str]":
+    """`kvcalc` with its words; `shell` is what stands behind them there, and an environment variable of None is unset."""
+    for_child: dict[str, str] = os.environ | {k: v for k, v in environment.items() if v is not None}
+    for name in (k for k, v in environment.items() if v is None):
+        for_child.pop(name, None)
+    line = ["bash", "-c", f'"$@" {shell}', "bash", sys.executable, "-m", "kvcalc", *words]
+    encoding = for_child.get("PYTHONIOENCODING", "utf-8")
+    return subprocess.run(line, capture_output=True, encoding=encoding, timeout=60, cwd=cwd, env=for_child)
+
+
+@pytest.mark.parametrize("words", [SIZE, (*SIZE, "--bs", BATCHES, "--format", "json"), ("--help",), ("--version",)], ids=len)
+def test_output_that_is_lost_is_said(words: tuple[str, ...]) -> None:
+    full = run(*words, shell="> /dev/full")
+    assert full.returncode == 2
+    assert full.stderr.removeprefix(NOTE) == "kvcalc: standard output: no space left on device\n"
+
+
+def test_a_closed_standard_output_is_said(tmp_path: Path) -> None:
+    for shell in (">&-", ">&- <&-"):
+        closed = run(*SIZE, shell=shell)
+        assert (closed.returncode, closed.stderr) == (2, NOTE + "kvcalc: standard output: bad file descriptor\n")
+    assert run(*SIZE, shell=">&- 2>&- <&-").returncode == 2
+    alone = run("plot", "dsa-vs-mla", "--plot", "out.svg", shell=">&-", cwd=tmp_path)  # nothing was to be printed
+    assert (alone.returncode, alone.stderr) == (0, "wrote out.svg\n")
+    assert (tmp_path / "out.svg").read_text().startswith("<?xml")
+
+
+def test_a_lost_standard_error_changes_nothing() -> None:
+    shown = run(*SIZE)
+    assert (shown.returncode, shown.stderr) == (0, NOTE)
+    for shell in ("2>&-", "2> /dev/full"):
+        alone = run(*SIZE, shell=shell)
+        assert (alone.returncode, alone.stdout) == (0, shown.stdout)
+        refused = run("size", "gptx", shell=shell)
+        assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", "")
+
+
+def test_a_reader_that_goes_away_is_no_failure() -> None:
+    for words in (("--help",), (*SIZE, "--bs", BATCHES)):
+        done = run(*words, shell="| true; exit ${PIPESTATUS[0]}")
+        assert (done.returncode, done.stderr.removeprefix(NOTE)) == (0, "")
+    both = run(*SIZE, shell="2>&1 | true; exit ${PIPESTATUS[0]}")
+    assert (both.returncode, both.stderr) == (0, "")
+
+
+ENVIRONMENTS: dict[str, dict[str, Any]] = {
+    "a home of nobody": {"KVCALC_PRESETS": "~nosuchuser/presets:/proc/1/root"},
+    "no home": {"HOME": None, "XDG_CONFIG_HOME": None},
+    "a home that is not there": {"HOME": "/nonexistent", "XDG_CONFIG_HOME": "~nosuchuser"},
+    "ASCII": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+}
+
+
+@pytest.mark.parametrize("case", ENVIRONMENTS)
+def test_odd_environments_change_nothing(case: str) -> None:
+    done = run(*SIZE, **ENVIRONMENTS[case])
+    assert (done.returncode, done.stderr) == (0, NOTE)
+    assert done.stdout.splitlines()[1].split()[:2] == ["gpt2", "MHA"]
+
+
+@pytest.mark.parametrize("width", ["abc", "0", "9" * 30])
+def test_a_width_that_is_none_is_ignored(width: str) -> None:
+    done = run("size", "--help", TERMINAL_WIDTH=width, COLUMNS=width)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--kv-cache-dtype" in done.stdout
+
+
+def test_an_unknown_user_s_folder_is_no_model() -> None:
+    done = run("size", "~nosuchuser")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "kvcalc: ~nosuchuser: cannot be read: no such file or directory\n"
+
+
+def test_a_working_folder_that_is_gone(tmp_path: Path) -> None:
+    gone, kept = tmp_path / "gone", tmp_path / "out.svg"
+    for words, code, said in (
+        (SIZE, 0, NOTE),
+        ((*SIZE, "--plot", "out.svg"), 2, NOTE + "kvcalc: out.svg: cannot be written: no such file or directory\n"),
+        (("plot", "dsa-vs-mla", "--plot", str(kept)), 0, f"wrote {kept}\n"),
+    ):
+        gone.mkdir()
+        line = ["bash", "-c", 'rmdir "$PWD"; exec "$@"', "bash", sys.executable, "-m", "kvcalc", *words]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=gone)
+        assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_what_an_encoding_lacks_is_written_out(tmp_path: Path) -> None:
+    ascii_only = run("size", "gpt2", "--context", "100", "--explain", PYTHONIOENCODING="ascii")
+    marked = run("size", "gpt2", "--context", "100", "--explain", PYTHONIOENCODING="utf-8")
+    assert marked.stdout.isascii() is False
+    assert ascii_only.stdout.isascii() and "?" not in ascii_only.stdout
+    assert ascii_only.stdout == marked.stdout.translate(
+        str.maketrans({"×": "x", "·": "*", "−": "-", "⌈": "ceil(", "⌉": ")", "Σ": "sum ", "…": "..."})
+    )
+    (tmp_path / "modèle 🐫.yaml").write_text(
+        'name: "modèle 🐫"\nhidden_size: 64\nvocab_size: 100\nlayers: 1\n'
+        "kinds: {full: {parts: [{type: grouped, num_attention_heads: 1, num_key_value_heads: 1, head_dim: 64}]}}\n"
+    )
+    for encoding in ("ascii", "latin-1"):
+        done = run("size", "modèle 🐫.yaml", "--format", "json", cwd=tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="1")
+        assert json.loads(done.stdout)[0]["model"] == "modèle 🐫", encoding
+
+
+def test_pictures_are_ours_whatever_the_user_has_set(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in (ours, theirs):
+        folder.mkdir()
+    (theirs / "matplotlibrc").write_text("text.usetex: True\nfont.size: 40\nlines.linewidth: 9\nnonsense: 3\n")
+    for folder, environment in ((ours, {}), (theirs, {"MPLBACKEND": "nonsense"})):
+        done = run("plot", "dsa-vs-mla", "--plot", "out.svg", cwd=folder, **environment)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "wrote out.svg\n")
+    assert (ours / "out.svg").read_bytes() == (theirs / "out.svg").read_bytes()
+
+
+def interrupted(moment: str, *words: str, at: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """The program, in which `moment` happens when the module `at` is first imported."""
+    code = (
+        "import os, runpy, signal, sys, pathlib\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {at!r}:\n"
+        "            sys.meta_path.remove(self)\n"
+        f"            {moment}\n"
+        f"sys.argv[1:] = {list(words)!r}\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "runpy.run_module('kvcalc', run_name='__main__', alter_sys=True)\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=cwd)
+
+
+TYPED = "os.kill(os.getpid(), signal.SIGINT)"
+CONVERTED = f"exec('try: {TYPED}\\nexcept BaseException: pass'); raise ImportError('cannot be imported')"
+UNRAISABLE = f"type('T', (), {{'__del__': lambda self: {TYPED}}})()"
+
+
+@pytest.mark.parametrize("at", ["kvcalc.cli.app", "typer.main", "kvcalc.cli.size", "kvcalc.library.files", "yaml"])
+def test_an_interrupt_is_one_line_while_modules_are_imported(at: str) -> None:
+    done = interrupted(TYPED, *SIZE, at=at)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")
+
+
+@pytest.mark.parametrize("moment", [CONVERTED, UNRAISABLE], ids=["made an ImportError", "in a destructor"])
+def test_an_interrupt_that_a_library_hides_is_one_all_the_same(moment: str) -> None:
+    done = interrupted(moment, *SIZE, at="kvcalc.model.size")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")
+
+
+def test_an_interrupt_while_a_file_is_written_leaves_none(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("op,gpu,framework,dtype,m,n,k,time_us\ngemm,h100,vllm,bfloat16,8,8,8,9\n")
+    moment = f"pathlib.Path.replace = lambda self, target: {TYPED}"
+    done = interrupted(moment, "validate", "rows.csv", "--predictions", "out.csv", at="kvcalc.cli.validate", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_too_little_memory_is_one_line() -> None:
+    for at in ("kvcalc.cli.app", "kvcalc.cli.size"):
+        done = interrupted("raise MemoryError", *SIZE, at=at)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", "kvcalc: there is not enough memory for this\n")

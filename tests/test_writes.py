@@ -1,0 +1,238 @@
+"""Writing: a whole file or none, links followed and modes kept; devices, pipes and our own output are written through."""
+
+import ast
+import csv
+import io
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from conftest import Run
+
+import kvcalc as package
+from kvcalc import UserError
+from kvcalc.library.files import destination, write_text
+
+PACKAGE = Path(package.__file__).parent
+posix = pytest.mark.skipif(os.name != "posix", reason="links, modes and pipes of POSIX systems")
+ROWS = "op,gpu,framework,dtype,m,n,k,time_us\ngemm,h100-sxm,vllm,bfloat16,128,4096,4096,20\n"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def test_a_file_is_made_and_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    write_text(path, "one ×\n")
+    assert path.read_bytes() == "one ×\n".encode()
+    write_text(str(path), b"two")
+    assert (path.read_bytes(), names(tmp_path)) == (b"two", ["out.txt"])
+
+
+@posix
+def test_modes_are_those_of_the_umask_or_of_the_file_that_was_there(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_text(tmp_path / "new", "x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+    for mode in (0o600, 0o755, 0o666):
+        (tmp_path / "new").chmod(mode)
+        write_text(tmp_path / "new", "y")
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == mode
+
+
+@posix
+def test_links_are_followed_and_stay(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "real").write_text("old")
+    for link, goal in (("one", "deep/real"), ("two", "one"), ("open", "deep/not yet")):
+        (tmp_path / link).symlink_to(goal)
+        write_text(tmp_path / link, link)
+        assert (tmp_path / link).is_symlink()
+        assert (tmp_path / link).readlink() == Path(goal)
+    assert ((tmp_path / "deep" / "real").read_text(), (tmp_path / "deep" / "not yet").read_text()) == ("two", "open")
+    assert names(tmp_path / "deep") == ["not yet", "real"]
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(UserError, match=r"a: cannot be written: too many levels of symbolic links"):
+        write_text(tmp_path / "a", "x")
+
+
+@pytest.mark.parametrize("letter", ["n", "é", "字"])
+def test_names_up_to_the_limit_of_the_file_system(tmp_path: Path, letter: str) -> None:
+    most = os.pathconf(tmp_path, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+    name = letter * (most // len(letter.encode()))
+    write_text(tmp_path / name, "x")
+    write_text(tmp_path / name, "y")
+    assert ((tmp_path / name).read_text(), names(tmp_path)) == ("y", [name])
+    with pytest.raises(UserError, match="cannot be written: file name too long"):
+        write_text(tmp_path / (name + letter), "x")
+    assert names(tmp_path) == [name]
+
+
+def test_what_is_no_file_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("old")
+    monkeypatch.chdir(tmp_path)
+    refused = {
+        "": "cannot be written: the file's name is empty",
+        ".": r"\.: cannot be written: is a folder, not a file",
+        "..": "is a folder",
+        "/": "/: cannot be written: is a folder",
+        "folder": "folder: cannot be written: is a folder",
+        "new/": "new/: cannot be written: is a folder",
+        "no/out.csv": "no/out.csv: cannot be written: no such folder",
+        "file/out.csv": "file/out.csv: cannot be written: not a directory",
+        "a\0b": "not a usable path",
+    }
+    for target, said in refused.items():
+        for write in (lambda t: write_text(t, "x"), destination):
+            with pytest.raises(UserError, match=said):
+                write(target)
+    assert (names(tmp_path), (tmp_path / "file").read_text(), names(tmp_path / "folder")) == (["file", "folder"], "old", [])
+
+
+@posix
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="nothing is protected from the superuser")
+def test_a_protected_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("old")
+    (tmp_path / "kept").chmod(0o444)
+    with pytest.raises(UserError, match="kept: cannot be written: permission denied"):
+        write_text(tmp_path / "kept", "x")
+    assert (tmp_path / "kept").read_text() == "old"
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupted"])
+def test_nothing_half_written_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
+    (tmp_path / "out").write_text("old")
+
+    def fail(self: Path, target: Path) -> None:
+        assert self.read_text() == "new", "complete before it takes the place"
+        raise failure
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises((UserError, KeyboardInterrupt)):
+        write_text(tmp_path / "out", "new")
+    assert (names(tmp_path), (tmp_path / "out").read_text()) == (["out"], "old")
+
+
+@posix
+def test_a_named_pipe_is_written_through(tmp_path: Path) -> None:
+    pipe, found = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write_text(pipe, "x" * 200_000)  # more than a pipe holds
+    reader.join(10)
+    assert found == ["x" * 200_000]
+    assert (stat.S_ISFIFO(pipe.stat().st_mode), names(tmp_path)) == (True, ["pipe"])
+
+
+@posix
+def test_the_pipe_of_another_process_is_written_through(tmp_path: Path) -> None:
+    """As `--timeline >(gzip > passes.csv.gz)` asks for."""
+    reading, writing = os.pipe()
+    (tmp_path / "link").symlink_to(f"/dev/fd/{writing}")
+    try:
+        write_text(f"/dev/fd/{writing}", "one ")
+        write_text(tmp_path / "link", "two")
+        assert os.read(reading, 100) == b"one two"
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert names(tmp_path) == ["link"]
+
+
+@posix
+def test_devices_are_written_through(tmp_path: Path) -> None:
+    """Our own null and full: a mistake must not replace those of the system."""
+    for name, minor in (("null", 3), ("full", 7)):
+        try:
+            os.mknod(tmp_path / name, stat.S_IFCHR | 0o666, os.makedev(1, minor))
+            (tmp_path / name).open("wb").close()
+        except OSError:
+            pytest.skip("only the superuser makes devices, and not everywhere")
+    write_text(tmp_path / "null", "x")
+    with pytest.raises(UserError, match="full: cannot be written: no space left"):
+        write_text(tmp_path / "full", "x")
+    assert all(stat.S_ISCHR(p.stat().st_mode) for p in tmp_path.iterdir())
+    assert names(tmp_path) == ["full", "null"]
+
+
+def test_all_files_are_written_by_one_function() -> None:
+    """No other module opens a file for writing, or asks a path to."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and path.name not in ("files.py", "__main__.py"):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                modes = [a.value for a in [*node.args, *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)]
+                assert name not in ("write_bytes", "mkdir", "touch", "rename", "unlink"), path
+                assert not (isinstance(node.func, ast.Attribute) and name == "write_text"), path
+                assert name != "open" or not any(isinstance(m, str) and set(m) & set("wax+") for m in modes), path
+
+
+def python(cwd: Path, *words: str, **more: object) -> "subprocess.CompletedProcess[str]":
+    """The real program, in a folder."""
+    line = [sys.executable, "-m", "kvcalc", *words]
+    more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
+    return subprocess.run(line, cwd=cwd, text=True, timeout=60, **more)  # type: ignore[call-overload, no-any-return]
+
+
+SERVE = ("serve", "gpt2", "--num-prompts", "3", "--isl", "10", "--osl", "3")
+
+
+@posix
+def test_a_timeline_into_the_file_that_also_gets_the_table(tmp_path: Path) -> None:
+    """By its name, by /dev/stdout, by `-`: what is printed is not lost with a file that is replaced."""
+    for target in ("both", "/dev/stdout", "-"):
+        with (tmp_path / "both").open("w") as out:
+            done = python(tmp_path, *SERVE, "--timeline", target, stdout=out)
+        assert done.returncode == 0, done.stderr
+        shown = (tmp_path / "both").read_text()
+        assert shown.startswith("rank,start_s,duration_s,passes,")
+        assert ("TTFT" in shown) == (target != "-"), "in place of the table"
+        assert [line for line in done.stderr.splitlines() if line.startswith("wrote ")] == [f"wrote {target}"] * (target != "-")
+    assert names(tmp_path) == ["both"]
+
+
+@posix
+def test_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:
+    import resource
+
+    (tmp_path / "rows.csv").write_text(ROWS * 2)
+    (tmp_path / "out.csv").write_text("old")
+    limited = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))}  # bytes that a file may have
+    done = python(tmp_path, "validate", "rows.csv", "--predictions", "out.csv", **limited)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "kvcalc: out.csv: cannot be written: file too large\n"
+    assert ((tmp_path / "out.csv").read_text(), names(tmp_path)) == ("old", ["out.csv", "rows.csv"])
+
+
+def test_predictions_on_standard_output_stand_alone(kvcalc: Run, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(ROWS)
+    code, out, err = kvcalc("validate", str(tmp_path / "rows.csv"), "--predictions", "-")
+    assert (code, err) == (0, "")
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert float(row["roofline_us"]) > 0
+    code, out, err = kvcalc("validate", str(tmp_path / "rows.csv"), "--predictions", str(tmp_path / "out.csv"))
+    assert (code, err) == (0, f"wrote {tmp_path / 'out.csv'}\n")
+    assert next(csv.DictReader((tmp_path / "out.csv").open())) == row
+
+
+@pytest.mark.parametrize("target", [".", "/", "no/such/out.csv", "folder.csv"])
+def test_commands_refuse_before_they_work(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "rows.csv").write_text(ROWS)
+    for line in (" ".join(SERVE) + " --timeline", "validate rows.csv --predictions"):
+        code, out, err = kvcalc(line, target)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"kvcalc: {target}: cannot be written: ") and err.count("\n") == 1, err
+    assert names(tmp_path) == ["folder.csv", "rows.csv"]
