@@ -24,6 +24,7 @@ from strategies import (
 
 from kvcalc import Batch, Cost, Layer, Model, Parallelism, Precision, Sequences, cache_size, forward, total
 from kvcalc.layers.attention import Grouped, Latent
+from kvcalc.layers.cost import AttentionShape
 from kvcalc.layers.ffn import Dense, Moe
 from kvcalc.layers.part import Part
 from kvcalc.planning.variants import variant
@@ -230,3 +231,18 @@ def test_parts_of_attention_are_inside_it(model: Model, batch: Batch) -> None:
             whole = sum((c for _, c in o.parts), Cost())
             assert (whole.flops, whole.vector_flops) == (o.cost.flops, o.cost.vector_flops)
             assert whole.bytes == 0
+
+
+@given(models(anything), groups, groups)
+def test_the_shapes_of_a_batch_are_its_groups_side_by_side(model: Model, one: Sequences, two: Sequences) -> None:
+    """For every mixer, each group with its own pairs, in each form of latent attention."""
+
+    def seen(*parts: Sequences) -> dict[tuple[str, str, int], list[tuple[int, ...]]]:
+        found: dict[tuple[str, str, int], list[tuple[int, ...]]] = {}
+        for o in forward(model, Batch(parts)):
+            if isinstance(o.shape, AttentionShape):
+                found.setdefault((o.layer, o.form, o.shape.heads), []).extend(o.shape.groups)  # type: ignore[arg-type]
+        return found
+
+    both, first, second = seen(one, two), seen(one), seen(two)
+    assert both == {key: first.get(key, []) + second.get(key, []) for key in {**first, **second}}
