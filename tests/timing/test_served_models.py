@@ -6,7 +6,9 @@ import pytest
 
 from kvcalc.timing.serving import served_model
 
-PRESET = "name: {name}\nhidden_size: 8\nvocab_size: 8\nlayers: 1\nkinds: {{a: {{parts: [{{type: dense, intermediate_size: 8}}]}}}}\n"
+PRESET = (
+    "name: {name}\nhidden_size: 8\nvocab_size: 8\nlayers: 1\nkinds: {{a: {{parts: [{{type: dense, intermediate_size: 8}}]}}}}\n"
+)
 
 
 @pytest.mark.parametrize("first", ["long", "short"])
