@@ -97,16 +97,65 @@ OPERATIONS: list[tuple[str, str, tuple[float, ...], float, float, str]] = [
     ("gemm", "fp8", (8, 16, 32), 8192, 8 * 32 + 16 * 32 + 2 * 8 * 16, "fp8"),
     ("gemm", "fp8_block", (8, 16, 32), 8192, 8 * 32 + 16 * 32 + 2 * 8 * 16, "fp8"),
     # 2 sequences, 8 heads over 4, 64 wide, 100 tokens: scores and values of 100 pairs each; K and V, queries and outputs
-    ("decode_attention", "bfloat16", (2, 8, 4, 64, 100, 0), 4 * 2 * 8 * 100 * 64, 2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64), "bf16"),
+    (
+        "decode_attention",
+        "bfloat16",
+        (2, 8, 4, 64, 100, 0),
+        4 * 2 * 8 * 100 * 64,
+        2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64),
+        "bf16",
+    ),
     ("decode_attention", "fp8", (2, 8, 4, 64, 100, 0), 4 * 2 * 8 * 100 * 64, 2 * 2 * 4 * 100 * 64 + 2 * 2 * 2 * 8 * 64, "bf16"),
-    ("decode_attention", "bfloat16", (2, 8, 4, 64, 100, 30), 4 * 2 * 8 * 30 * 64, 2 * (2 * 2 * 4 * 30 * 64 + 2 * 2 * 8 * 64), "bf16"),
-    ("decode_attention", "bfloat16", (2, 8, 4, 64, 100, 200), 4 * 2 * 8 * 100 * 64, 2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64), "bf16"),
+    (
+        "decode_attention",
+        "bfloat16",
+        (2, 8, 4, 64, 100, 30),
+        4 * 2 * 8 * 30 * 64,
+        2 * (2 * 2 * 4 * 30 * 64 + 2 * 2 * 8 * 64),
+        "bf16",
+    ),
+    (
+        "decode_attention",
+        "bfloat16",
+        (2, 8, 4, 64, 100, 200),
+        4 * 2 * 8 * 100 * 64,
+        2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64),
+        "bf16",
+    ),
     # 10 tokens: 55 pairs a head; queries and outputs, keys and values in, and these again into the cache
-    ("prefill_attention", "bfloat16/bfloat16", (2, 8, 4, 64, 10, 0), 4 * 2 * 55 * 8 * 64, 2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 2 * 4), "bf16"),
-    ("prefill_attention", "bfloat16/fp8", (2, 8, 4, 64, 10, 0), 4 * 2 * 55 * 8 * 64, 2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 4), "bf16"),
-    ("prefill_attention", "fp8/fp8", (2, 8, 4, 64, 10, 0), 4 * 2 * 55 * 8 * 64, 2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 4), "fp8"),
+    (
+        "prefill_attention",
+        "bfloat16/bfloat16",
+        (2, 8, 4, 64, 10, 0),
+        4 * 2 * 55 * 8 * 64,
+        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 2 * 4),
+        "bf16",
+    ),
+    (
+        "prefill_attention",
+        "bfloat16/fp8",
+        (2, 8, 4, 64, 10, 0),
+        4 * 2 * 55 * 8 * 64,
+        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 4),
+        "bf16",
+    ),
+    (
+        "prefill_attention",
+        "fp8/fp8",
+        (2, 8, 4, 64, 10, 0),
+        4 * 2 * 55 * 8 * 64,
+        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 4),
+        "fp8",
+    ),
     # under a window of 4: 1 + 2 + 3 + 7·4 pairs
-    ("prefill_attention", "bfloat16/bfloat16", (2, 8, 4, 64, 10, 4), 4 * 2 * 34 * 8 * 64, 2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 2 * 4), "bf16"),
+    (
+        "prefill_attention",
+        "bfloat16/bfloat16",
+        (2, 8, 4, 64, 10, 4),
+        4 * 2 * 34 * 8 * 64,
+        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 2 * 4),
+        "bf16",
+    ),
     # 576 wide scores and 512 wide values over 50 latents; those, queries and outputs
     ("mla_decode", "bfloat16", (3, 16, 50), 2 * 3 * 16 * 50 * (576 + 512), 2 * (3 * 50 * 576 + 3 * 16 * (576 + 512)), "bf16"),
     ("mla_decode", "fp8", (3, 16, 50), 2 * 3 * 16 * 50 * (576 + 512), 3 * 50 * 576 + 2 * 3 * 16 * (576 + 512), "bf16"),
@@ -114,14 +163,28 @@ OPERATIONS: list[tuple[str, str, tuple[float, ...], float, float, str]] = [
     ("mla_prefill", "bfloat16", (3, 16, 10), 2 * 3 * 55 * 16 * (192 + 128), 2 * 3 * 10 * 16 * (192 + 192 + 128 + 128), "bf16"),
     # 4 tokens to 2 of 8 experts each: 8·(1 − (3/4)^4) = 5.46875 of them reached, three matrices 1000 × 500, a half on each of
     # two ranks; 8 rows in all; tokens in and out
-    ("moe", "bfloat16", (4, 1000, 500, 2, 8, 2, 1), 2 * 3 * 8 * 1000 * 250, 2 * 3 * 5.46875 * 1000 * 250 + 2 * 2 * 4 * 1000, "bf16"),
+    (
+        "moe",
+        "bfloat16",
+        (4, 1000, 500, 2, 8, 2, 1),
+        2 * 3 * 8 * 1000 * 250,
+        2 * 3 * 5.46875 * 1000 * 250 + 2 * 2 * 4 * 1000,
+        "bf16",
+    ),
     # spread over 4 groups of experts: a quarter of them, and of the rows
     ("moe", "fp8", (4, 1000, 500, 2, 8, 1, 4), 2 * 3 * 2 * 1000 * 500, 3 * 5.46875 / 4 * 1000 * 500 + 2 * 2 * 4 * 1000, "fp8"),
     # one token reaches its two, whatever their number
     ("moe", "bfloat16", (1, 1000, 500, 2, 64, 1, 1), 2 * 3 * 2 * 1000 * 500, 2 * 3 * 2 * 1000 * 500 + 2 * 2 * 1000, "bf16"),
     # as many as there are: all, once
-    ("moe", "bfloat16", (7, 1000, 500, 8, 8, 1, 1), 2 * 3 * 7 * 8 * 1000 * 500, 2 * 3 * 8 * 1000 * 500 + 2 * 2 * 7 * 1000, "bf16"),
-]  # fmt: skip
+    (
+        "moe",
+        "bfloat16",
+        (7, 1000, 500, 8, 8, 1, 1),
+        2 * 3 * 7 * 8 * 1000 * 500,
+        2 * 3 * 8 * 1000 * 500 + 2 * 2 * 7 * 1000,
+        "bf16",
+    ),
+]
 
 
 @pytest.mark.parametrize(("op", "kind", "shape", "flops", "moved", "dtype"), OPERATIONS)
