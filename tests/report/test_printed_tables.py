@@ -29,10 +29,11 @@ SIZE = {
 COMPARE = {
     "variant": ("variant", "text"),
     **{k: SIZE[k] for k in ("attention", "context", "batch", "cache dtype", "KV cache", "read per step", "per token")},
-    "reduction": ("reduction", "times"),
-    "MHA would be": ("mha_ratio", "times"),
+    "stored less": ("stored_reduction", "times"),
+    "read less": ("read_reduction", "times"),
     "parameters": ("parameters", "count"),
-    "FLOP/B": ("intensity", "digits"),
+    "attention FLOP/B": ("attention_intensity", "digits"),
+    "step FLOP/B": ("intensity", "digits"),
     "bound": ("bound", "text"),
     "step": ("roofline_s", "seconds"),
     "predicted": ("time_s", "seconds"),
@@ -166,7 +167,7 @@ def test_size(kvcalc: Run, line: str) -> None:
 def test_compare(kvcalc: Run, line: str) -> None:
     records = kvcalc(f"{line} --format json").records
     out = kvcalc(line).out
-    check(table(out, "variant"), records, COMPARE, "variant,KV cache,reduction,step,fits")
+    check(table(out, "variant"), records, COMPARE, "variant,KV cache,stored less,read less,step,fits")
     quality = table(out[out.index("What was held equal") :], "variant")
     first = {r["variant"]: r for r in reversed(records)}
     assert quality.column("variant") == list(dict.fromkeys(r["variant"] for r in records))
