@@ -65,8 +65,9 @@ def format_bytes(count: float, digits: int = 2) -> str:
 
 def format_si(value: float, unit: str = "", digits: int = 3) -> str:
     """`value` with a decimal prefix and `digits` significant digits: 3.35e12, 'B/s' → '3.35 TB/s'."""
+    shown = float(f"{abs(value):.{digits}g}")  # 999.6 is 1 k to three digits
     for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if abs(value) >= 10**power:
+        if shown >= 10**power:
             return f"{value / 10**power:.{digits}g} {prefix}{unit}".rstrip()
     return f"{value:.{digits}g} {unit}".rstrip()
 

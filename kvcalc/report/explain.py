@@ -29,7 +29,7 @@ def explain_size(
     sequences = parallelism.sequences(batch_size)
     lines = [f"{model.name}: {model.attention}", assumptions(model, precision, block_size, parallelism), ""]
     lines.append(f"Stored after S = {context:,} tokens, {sequences:,} sequence{'s' * (sequences != 1)}:")
-    lines += [_stored(row, context, formats) for row in rows if row.stored_layers]
+    lines += [_stored(row, context, formats, parallelism) for row in rows if row.stored_layers]
     lines.append(_total("kv_cache_bytes", size.stored, sequences))
     lines += ["", "Read by one decode step (new = 1, past = S − 1):"]
     lines += [_read(row, context) for row in rows]
@@ -49,28 +49,30 @@ def explain_size(
     return "\n".join(lines) + "\n"
 
 
-def _stored(row: LayerRows, context: int, formats: Formats) -> str:
-    entry, held = row.entry, row.entry.stored_rows(context)
-    fmt = formats.cache_format(entry)
+def _stored(row: LayerRows, context: int, formats: Formats, ranks: Parallelism) -> str:
+    entry, held = row.entry, int(row.entry.stored_rows(context))
+    heads = ranks.share(entry.heads)
     limit = f", at most {entry.limit:,}" if entry.limit and entry.grows else ""
     per = f" of {entry.ratio}" if entry.ratio > 1 else ""
-    total = row.stored_layers * held * row.row_bytes
-    what = f"{_SPANS[entry.span]}{per}{limit}"
-    each = f"{entry.width} {fmt.name} elements" + (f" × {entry.heads} heads" if entry.heads > 1 else "")
-    return f"  {entry.role}: {row.stored_layers} layers × {held:,} rows ({what}) × {row.row_bytes:,} B ({each}) = {total:,}"
+    shared = f"; of {held:,} over {row.spread} ranks" if row.spread > 1 else ""
+    each = f"{entry.width} {formats.cache_format(entry).name} elements" + (f" × {heads} heads" if heads > 1 else "")
+    return _product(row, row.stored_layers, held, f" ({_SPANS[entry.span]}{per}{limit}{shared})", f" ({each})")
 
 
 def _read(row: LayerRows, context: int) -> str:
-    rows = row.entry.read_rows(1, context - 1)
     top = f" (top {row.entry.top:,})" if row.entry.top else ""
-    total = row.read_layers * rows * row.row_bytes
-    return f"  {row.entry.role}: {row.read_layers} layers × {rows:,} rows{top} × {row.row_bytes:,} B = {total:,}"
+    return _product(row, row.read_layers, int(row.entry.read_rows(1, context - 1)), top)
 
 
 def _allocated(row: LayerRows, context: int, block_size: int) -> str:
-    rows = row.entry.allocated_rows(context, block_size)
-    total = row.stored_layers * rows * row.row_bytes
-    return f"  {row.entry.role}: {row.stored_layers} layers × {rows:,} rows × {row.row_bytes:,} B = {total:,}"
+    return _product(row, row.stored_layers, int(row.entry.allocated_rows(context, block_size)))
+
+
+def _product(row: LayerRows, layers: int, rows: int, what: str = "", each: str = "") -> str:
+    """Layers × rows on this rank × bytes of a row."""
+    here = -(-rows // row.spread)
+    total = layers * here * row.row_bytes
+    return f"  {row.entry.role}: {layers} layers × {here:,} rows{what} × {row.row_bytes:,} B{each} = {total:,}"
 
 
 def _total(key: str, value: int, sequences: int) -> str:

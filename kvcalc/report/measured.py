@@ -2,16 +2,8 @@
 
 from typing import Any
 
-from kvcalc.report.tables import Column, integer
+from kvcalc.report.tables import Column, integer, seconds
 from kvcalc.units import format_bytes, format_si
-
-
-def seconds(value: float) -> str:
-    """1.5 s, 12.3 ms, 45.6 µs."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if value >= scale or unit == "µs":
-            return f"{value / scale:.3g} {unit}"
-    raise AssertionError
 
 
 def times(value: float) -> str:

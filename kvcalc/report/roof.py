@@ -86,8 +86,8 @@ def _trails(passes: Sequence[Pass], role: Role, number: int) -> list[Series]:
 
 
 def _roofs(gpu: Gpu, number: int, lowest: float, highest: float, alone: bool) -> list[Series]:
-    dtypes = [d for d in ("bf16", "fp8", "fp4") if d in gpu.flops_per_s] if alone else ["bf16"]
-    dtypes = [d for d in dtypes if d in gpu.flops_per_s] or list(gpu.flops_per_s)[:1]
+    first = next((d for d in ("bf16", "fp16", *gpu.flops_per_s) if d in gpu.flops_per_s), "")
+    dtypes = [d for d in (first, *(("fp8", "fp4") if alone else ())) if d in gpu.flops_per_s]
     if not dtypes:
         raise UserError(f"{gpu.name} has no matrix peak, and so no roof")
     found = []

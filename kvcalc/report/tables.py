@@ -182,10 +182,9 @@ GPU_COLUMNS = (
 
 def seconds(value: float) -> str:
     """A duration with its own unit: 4.59 ms, 12.3 µs."""
-    for step, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= step:
-            return f"{value / step:.3g} {unit}"
-    return f"{value / 1e-9:.3g} ns"
+    shown = float(f"{value:.3g}")  # 0.9996 ms is 1 ms
+    step, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if shown >= s), (1e-9, "ns"))
+    return f"{value / step:.3g} {unit}"
 
 
 ROOFLINE_COLUMNS = (

@@ -31,15 +31,20 @@ INTERLEAVED = 0.92  # of the other sequences' prefills, what falls between a seq
 
 @cache
 def served_model(path: str) -> Model | None:
-    """The preset whose huggingface_id a served model's path has, or begins with (an instruction-tuned or fp8 copy of it)."""
-    wanted = catalog.key(path.rsplit("/", 1)[-1])
-    best, length = None, 0
+    """The preset whose huggingface_id a served model's path has, or begins with (an instruction-tuned or fp8 copy of it).
+
+    The longest such name wins, and of names that differ by dots alone (OPT-1.3B, OPT-13B) the one with the path's dots.
+    """
+    name = path.rsplit("/", 1)[-1]
+    wanted, exact = catalog.key(name), catalog.key(name, dots=True)
+    best, rank = None, (0, False)
     for found in catalog.preset_files("models").values():
         model = _model_of(found)
         if model and model.huggingface_id:
-            name = catalog.key(model.huggingface_id.rsplit("/", 1)[-1])
-            if wanted.startswith(name) and len(name) > length:
-                best, length = model, len(name)
+            own = model.huggingface_id.rsplit("/", 1)[-1]
+            known = len(catalog.key(own)), exact.startswith(catalog.key(own, dots=True))
+            if wanted.startswith(catalog.key(own)) and known > rank:
+                best, rank = model, known
     return best
 
 

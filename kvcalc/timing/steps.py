@@ -16,12 +16,13 @@ import msgspec
 
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Operator
+from kvcalc.layers.cost import AttentionShape, CollectiveShape, Cost, GemmShape, Operator
 from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law
+from kvcalc.units import at_least
 
 if TYPE_CHECKING:
     from kvcalc.timing.law import Array
@@ -30,6 +31,7 @@ MOST_DECODE_TOKENS = 16  # new tokens of a sequence that decode kernels take at 
 CALIBRATED, BOUND = "calibrated", "bound"
 MEASURED = ("bf16", "fp16", "fp8")  # what products compute in that rows are of; others borrow the memory side of bf16's law
 _VECTOR = Elementwise()
+_Group = tuple[Any, Any, Any]  # sequences, new tokens of each, pairs of all of them
 
 
 class Timed(NamedTuple):
@@ -40,7 +42,7 @@ class Timed(NamedTuple):
 
 
 def operator_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> list[Timed]:
-    """The time of each operator under a calibration, never below its roof.
+    """The time of each operator under a calibration, never below its roof; 0 where it has nothing to do.
 
     Raises UserError where the GPU lacks a figure that laws need.
     """
@@ -52,7 +54,8 @@ def operator_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calib
         least = least_time(operator.cost, operator.dtype, gpu).seconds
         us, basis = known or _one(operator, figures, calibration) or (least * 1e6 + _VECTOR.t0, BOUND)
         measured = operator.dtype in MEASURED or not operator.dtype
-        timed.append(Timed(_larger(us * operator.count / 1e6, least * operator.count), basis if measured else BOUND))
+        seconds = _larger(us * operator.count / 1e6, least * operator.count)
+        timed.append(Timed(_where_busy(operator.cost, seconds), basis if measured else BOUND))
     return timed
 
 
@@ -162,22 +165,34 @@ def _collective(shape: Any, figures: Figures, calibration: Calibration) -> Any:
 def _attention(shape: AttentionShape, figures: Figures, calibration: Calibration) -> Any:
     """µs of an attention over all groups of the batch: those that decode in one launch, each prompt's in one of its own."""
     total: Any = 0.0
-    decoding = [(c, n, pairs) for c, n, _, pairs in shape.groups if _decodes(n)]
+    decoding, prompts = _by_kernel(shape)
     if decoding:
         us = _decode(shape, decoding, figures, calibration)
         if us is None:
             return None
         total = total + us
-    for count, new, _, pairs in shape.groups:
-        if not _decodes(new):
-            us = _prefill(shape, count, new, pairs, figures, calibration)
-            if us is None:
-                return None
-            total = total + us
+    for count, new, pairs in prompts:
+        us = _prefill(shape, count, new, pairs, figures, calibration)
+        if us is None:
+            return None
+        total = total + us
     return _plain(total)
 
 
-def _decode(shape: AttentionShape, groups: list[tuple[Any, Any, Any]], figures: Figures, calibration: Calibration) -> Any:
+def _by_kernel(shape: AttentionShape) -> tuple[list[_Group], list[_Group]]:
+    """The groups that decode kernels take, and those that prefill kernels take; of an array each point where it belongs."""
+    decoding, prompts = [], []
+    for count, new, _, pairs in shape.groups:
+        longer = at_least(new, MOST_DECODE_TOKENS + 1)
+        if isinstance(longer, int) or (longer == longer.flat[0]).all():
+            (decoding if _decodes(new) else prompts).append((count, new, pairs))
+            continue
+        decoding.append((count * (1 - longer), new, pairs * (1 - longer)))
+        prompts.append((count * longer, new, pairs * longer))
+    return decoding, prompts
+
+
+def _decode(shape: AttentionShape, groups: list[_Group], figures: Figures, calibration: Calibration) -> Any:
     import numpy as np
 
     cached = _cached(shape)
@@ -216,6 +231,12 @@ def _prefill(shape: AttentionShape, count: Any, new: Any, pairs: Any, figures: F
     if law is None:
         return None
     return np.where(batch > 0, law.us(figures, *np.broadcast_arrays(*arrays)), 0.0)
+
+
+def _where_busy(cost: Cost, seconds: Any) -> Any:
+    """0 at the points of an array where an operator has nothing to do: latent attention in the form that others take."""
+    work = cost.flops + cost.vector_flops + cost.bytes + cost.network_bytes
+    return seconds if isinstance(work, int | float) else _plain(seconds * (work > 0))
 
 
 def _larger(a: Any, b: Any) -> Any:

@@ -1,114 +1,144 @@
-"""Random models: every mixer there is, small sizes, any order of layers."""
+"""Random models: every mixer and feed-forward part that the code has, drawn from their own fields, any order of layers.
+
+Nothing is listed here: a part's strategy follows from the types and bounds of its fields and from its `problem()`, so that a
+new variant is drawn, and every property that asks for `mixers` holds it to account, as soon as it stands in `Mixer`.
+"""
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any, get_args
 
 import msgspec
+from hypothesis import reject
 from hypothesis import strategies as st
 from specs import of_kinds
 
-from kvcalc import Layer, Model
-from kvcalc.layers.attention import (
-    BlockSparse,
-    Compressed,
-    GatedDeltaNet,
-    Grouped,
-    HiddenStates,
-    KimiDeltaAttention,
-    Latent,
-    Lightning,
-    Mamba,
-    Mamba2,
-    MatrixLstm,
-    RgLru,
-    Rwkv,
-    ShortConv,
-    Sparse,
-)
-from kvcalc.layers.ffn import Dense, Moe
+from kvcalc import Batch, Layer, Model, Precision, Sequences, layers
+from kvcalc.layers.attention import Grouped, Latent, Mixer, Sparse
+from kvcalc.layers.ffn import FeedForward
 from kvcalc.layers.part import Part
+from kvcalc.layers.passes import Pass
+from kvcalc.layers.ranks import ONE_GPU
+from kvcalc.model.precision import formats_of
+
+HIDDEN = 64  # width of the residual stream of every model drawn
+MOST_TRIES = 8  # to meet a part whose fields agree with each other
+REPEATED = ("hidden_size", "shift_size")  # fields of parts that repeat it
 
 contexts = st.integers(1, 300_000)
 batches = st.integers(1, 10**6)
 blocks = st.sampled_from([1, 8, 16, 64, 100, 256])
 widths = st.sampled_from([8, 16, 64, 80, 128])
 cache_dtypes = st.sampled_from(["bf16", "fp32", "fp8", "int8", "int4", "nvfp4", "mxfp4", "int8_per_token_head", "q8_0", "q4_0"])
-heads_and_groups = st.integers(1, 16).flatmap(lambda g: st.tuples(st.integers(1, 8).map(lambda n: n * g), st.just(g)))
-optional_tokens = st.none() | st.integers(1, 5000)
+SIZES = [1, 2, 3, 4, 8, 16, 64, 80, 128]
+tokens = st.integers(1, 5000)
+groups = st.builds(Sequences, st.integers(1, 50), st.integers(1, 300), st.integers(0, 20_000))
+
+
+def all_parts() -> tuple[type[Part], ...]:
+    """Every part that some module of `kvcalc.layers` defines, whether it is listed anywhere or not."""
+    for module in pkgutil.walk_packages(layers.__path__, "kvcalc.layers."):
+        importlib.import_module(module.name)
+    found, waiting = [], [Part]
+    while waiting:
+        here = waiting.pop()
+        waiting += here.__subclasses__()
+        found += [c for c in here.__subclasses__() if c.__module__.startswith("kvcalc.layers.")]
+    return tuple(sorted(found, key=lambda c: c.__name__))
+
+
+MIXERS: tuple[type[Part], ...] = get_args(Mixer)
+FEED_FORWARD: tuple[type[Part], ...] = get_args(FeedForward)
+
+
+def _values(of: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
+    """Values of one field's type, small ones within its bounds."""
+    match of:
+        case msgspec.inspect.IntType(ge=least, le=most):
+            low, high = least or 0, most or 10**8
+            few = [n for n in (0, *SIZES) if low <= n <= high]
+            return st.sampled_from(few) if few and high <= 10**8 else st.integers(low, min(high, low + 5000))
+        case msgspec.inspect.BoolType():
+            return st.booleans()
+        case msgspec.inspect.NoneType():
+            return st.none()
+        case msgspec.inspect.LiteralType(values=known):
+            return st.sampled_from(known)
+        case msgspec.inspect.UnionType(types=several):
+            return st.one_of(*map(_values, several))
+        case msgspec.inspect.DictType(value_type=inner):
+            return st.dictionaries(st.sampled_from("abcdef"), _values(inner), min_size=1, max_size=3)
+        case msgspec.inspect.VarTupleType(item_type=inner, min_length=least, max_length=most):
+            return st.lists(_values(inner), min_size=least or 0, max_size=most or 3).map(tuple)
+    raise TypeError(f"no strategy for a field of {of}")
+
+
+@cache
+def _fields(part: type[Part]) -> tuple[dict[str, st.SearchStrategy[Any]], dict[str, st.SearchStrategy[Any]]]:
+    """A strategy for each field that a part must have, and for each that has a default."""
+    described = msgspec.inspect.type_info(part)
+    assert isinstance(described, msgspec.inspect.StructType)
+    drawn = {f.encode_name: st.just(HIDDEN) if f.encode_name in REPEATED else _values(f.type) for f in described.fields}
+    needed = {f.encode_name: drawn[f.encode_name] for f in described.fields if f.required}
+    return needed, {name: values for name, values in drawn.items() if name not in needed}
 
 
 @st.composite
-def grouped(draw: st.DrawFn, limits: bool = True) -> Grouped:
-    heads, groups = draw(heads_and_groups)
-    plain = Grouped(
-        num_attention_heads=heads, num_key_value_heads=groups, head_dim=draw(widths), v_head_dim=draw(st.none() | widths),
-        q_bias=draw(st.booleans()), qk_norm=draw(st.sampled_from([None, "head", "full"])), sinks=draw(st.booleans()),
-    )  # fmt: skip
-    if not limits:
-        return plain
-    field = draw(st.sampled_from(["sliding_window", "attention_chunk_size", "cache_budget", None]))
-    fields = {field: draw(st.integers(1, 5000))} if field else {}
-    sink_tokens = draw(st.integers(0, 8)) if field == "sliding_window" else 0
-    return msgspec.structs.replace(plain, sink_tokens=sink_tokens, **fields)
+def _built(draw: st.DrawFn, part: type[Any], given: dict[str, st.SearchStrategy[Any]]) -> Any:
+    needed, optional = _fields(part)
+    free = [name for name in optional if name not in given]
+    for _ in range(MOST_TRIES):
+        many = draw(st.sampled_from([0, 1, 2, 4, len(free)]))
+        names = free if many >= len(free) else draw(st.lists(st.sampled_from(free), max_size=many, unique=True))
+        fields = needed | {name: optional[name] for name in names} | given
+        drawn = part(**{name: draw(values) for name, values in fields.items()})
+        if not drawn.problem():
+            return drawn
+    return reject()
 
 
-latent_fields = {
-    "num_attention_heads": st.integers(1, 64), "kv_lora_rank": st.integers(1, 512), "qk_nope_head_dim": widths,
-    "qk_rope_head_dim": st.integers(0, 64), "v_head_dim": widths, "q_lora_rank": st.none() | widths,
-}  # fmt: skip
-latent = st.builds(Latent, **latent_fields, sliding_window=optional_tokens)
-sparse = st.builds(
-    Sparse, **latent_fields, index_topk=st.integers(1, 5000), index_n_heads=st.integers(1, 8), index_head_dim=widths,
-    indexer=st.booleans(),
-)  # fmt: skip
-block_sparse = st.builds(
-    lambda pair, width, size, top: BlockSparse(
-        num_attention_heads=pair[0], num_key_value_heads=pair[1], head_dim=width,
-        index_block_size=size, index_topk_blocks=top, index_n_heads=2, index_head_dim=width,
-    ),
-    heads_and_groups, widths, st.integers(1, 128), st.integers(1, 32),
-)  # fmt: skip
-hidden = st.builds(
-    HiddenStates, num_attention_heads=st.integers(1, 8), head_dim=widths, hidden_size=st.just(64), memory=st.integers(0, 5000),
-)  # fmt: skip
-growing = st.one_of(grouped(), latent, sparse, block_sparse, hidden)
-recurrent: st.SearchStrategy[Part] = st.one_of(
-    st.builds(Mamba, intermediate_size=widths, state_size=widths, time_step_rank=widths),
-    st.builds(Mamba2, num_heads=st.integers(1, 8), head_dim=widths, state_size=widths, n_groups=st.integers(1, 4)),
-    st.builds(
-        lambda keys, times, dk, dv: GatedDeltaNet(
-            linear_num_key_heads=keys, linear_num_value_heads=keys * times, linear_key_head_dim=dk, linear_value_head_dim=dv
-        ),
-        st.integers(1, 8), st.integers(1, 4), widths, widths,
-    ),
-    st.builds(KimiDeltaAttention, num_heads=st.integers(1, 8), head_dim=widths),
-    st.builds(Lightning, num_attention_heads=st.integers(1, 8), head_dim=widths),
-    st.builds(MatrixLstm, num_heads=st.just(4), qk_size=widths, v_size=widths, qk_head_dim=widths, v_head_dim=widths),
-    st.builds(RgLru, lru_width=widths, num_heads=st.sampled_from([1, 2, 4, 8])),
-    st.builds(Rwkv, attention_hidden_size=widths, shift_size=st.just(64)),
-    st.builds(ShortConv, width=widths, conv_kernel=st.integers(1, 5)),
-)  # fmt: skip
-compressed = st.builds(
-    lambda ratio, overlap, top, window: Compressed(
-        num_attention_heads=4, head_dim=64, qk_rope_head_dim=16, q_lora_rank=32, o_lora_rank=32, o_groups=2,
-        sliding_window=window, compress_ratio=ratio, overlap=overlap,
-        index_topk=top, index_n_heads=4 if top else 0, index_head_dim=16 if top else 0,
-    ),
-    st.sampled_from([2, 4, 128]), st.booleans(), st.integers(0, 600), st.integers(1, 300),
-)  # fmt: skip
-feed_forward = st.one_of(
-    st.builds(Dense, intermediate_size=st.integers(1, 500), gated=st.booleans(), bias=st.booleans()),
-    st.builds(
-        Moe, num_experts=st.integers(4, 8), num_experts_per_tok=st.integers(1, 4), moe_intermediate_size=st.integers(1, 64)
-    ),
-)
+def of(part: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Parts of one class without a problem: none, a few or all of their optional fields changed; some fields as given."""
+    return _built(part, given)
+
+
+def _products_after(part: Part, past: int) -> Any:
+    """FLOPs of the matrix products of one token behind so many."""
+    model = of_kinds({"k": Layer(parts=(part,))}, layers=1)  # type: ignore[arg-type]
+    p = Pass(HIDDEN, Batch((Sequences(1, 1, past),)), formats_of(model, Precision()), ONE_GPU, "absorbed")
+    return sum(o.cost.flops for o in part.operators(p) if o.kind == "gemm")
+
+
+def projects_each_token_once(part: Part) -> bool:
+    """Whether keys and values are cached as they are read: not where each step projects all tokens again, or caches none."""
+    return (not part.attends or bool(part.cache())) and _products_after(part, 0) == _products_after(part, 500)
+
+
+def rows_are_tokens(part: Part) -> bool:
+    """Whether each row that grows stands for one token, and nothing waits for a block to be full."""
+    return all(e.ratio == 1 for e in part.cache())
+
+
+mixers: st.SearchStrategy[Part] = st.one_of(*map(of, MIXERS))
+attention = st.one_of(*(of(c).filter(lambda p: p.attends) for c in MIXERS if c.as_mha is not Part.as_mha))
+feed_forward: st.SearchStrategy[Part] = st.one_of(*map(of, FEED_FORWARD))
+PLAIN: dict[str, Any] = {"cached": True, "prefix_tokens": 0, "k_is_v": False, "kv_projection": True, "qo_projection": True}
+LIMITS = dict.fromkeys(("sliding_window", "attention_chunk_size", "cache_budget", "input_size"))
+grouped = of(Grouped, **{name: st.just(value) for name, value in PLAIN.items()})
+unlimited = of(Grouped, **{name: st.just(value) for name, value in {**PLAIN, **LIMITS}.items()})
+latent, sparse = of(Latent), of(Sparse)
 
 
 @st.composite
-def models(draw: st.DrawFn, mixers: st.SearchStrategy[Part] = growing | recurrent) -> Model:
+def models(draw: st.DrawFn, mixers: st.SearchStrategy[Part] = mixers) -> Model:
     """One to three kinds of layer in any order, over any depth."""
     parts = draw(st.lists(st.tuples(mixers, feed_forward), min_size=1, max_size=3))
-    kinds = {f"k{i}": Layer(parts=pair, norms=draw(st.none() | st.integers(0, 4))) for i, pair in enumerate(parts)}
+    kinds = {f"k{i}": Layer(parts=pair, norms=draw(st.none() | st.integers(0, 4))) for i, pair in enumerate(parts)}  # type: ignore[arg-type]
     runs = draw(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(sorted(kinds))), min_size=1, max_size=5))
     return of_kinds(
         kinds,
+        hidden_size=HIDDEN,
         layers=draw(st.integers(1, 40)),
         pattern=tuple(f"{n} {kind}" if n > 1 else kind for n, kind in runs),
         tie_word_embeddings=draw(st.booleans()),

@@ -1,41 +1,45 @@
 """What must hold for any model: drawn specs of every kind of attention, any context, batch, block and cache dtype."""
 
+import math
+
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from specs import of_kinds
 from strategies import (
+    MIXERS,
+    attention,
     batches,
-    block_sparse,
     blocks,
     cache_dtypes,
-    compressed,
     contexts,
     grouped,
-    growing,
-    latent,
+    mixers,
     models,
-    recurrent,
-    sparse,
+    of,
+    rows_are_tokens,
+    tokens,
+    unlimited,
     widths,
 )
 
 from kvcalc import Layer, Model, Precision, cache_size
-from kvcalc.layers.attention import BlockSparse, Grouped, Latent, Sparse
+from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.cache import Span
-from kvcalc.layers.part import Part
+from kvcalc.layers.part import Part, Tokens
 from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface.preset import to_yaml
 from kvcalc.planning.variants import variant
 
-anything = growing | recurrent | compressed
+plain_rows = models(mixers.filter(rows_are_tokens))
 
 
 def one(part: Part, layers: int = 1) -> Model:
     return of_kinds({"k": Layer(parts=(part,))}, layers=layers)  # type: ignore[arg-type]
 
 
-@given(models(anything), contexts, batches, blocks, cache_dtypes)
+@given(models(), contexts, batches, blocks, cache_dtypes)
 def test_linear_in_batch(model: Model, context: int, batch: int, block: int, dtype: str) -> None:
     precision = Precision(kv_cache_dtype=dtype)
     single, many = (cache_size(model, context, b, precision, block) for b in (1, batch))
@@ -43,14 +47,14 @@ def test_linear_in_batch(model: Model, context: int, batch: int, block: int, dty
     assert (many.fixed, many.slope) == (single.fixed, single.slope)
 
 
-@given(models(anything), contexts, blocks, cache_dtypes)
+@given(models(), contexts, blocks, cache_dtypes)
 def test_figures_are_whole_and_none_is_negative(model: Model, context: int, block: int, dtype: str) -> None:
     size = cache_size(model, context, 3, Precision(kv_cache_dtype=dtype), block)
     assert all(type(figure) is int and figure >= 0 for figure in (size.stored, size.read, size.allocated, size.fixed))
     assert size.slope >= 0
 
 
-@given(models(), contexts, st.integers(1, 5000), blocks)
+@given(plain_rows, contexts, st.integers(1, 5000), blocks)
 def test_monotone_in_context(model: Model, context: int, more: int, block: int) -> None:
     """Compressed attention is not: closing a block drops its buffer."""
     before, after = (cache_size(model, s, block_size=block) for s in (context, context + more))
@@ -60,53 +64,97 @@ def test_monotone_in_context(model: Model, context: int, more: int, block: int) 
     assert before.slope >= after.slope
 
 
-@given(models(), contexts)
+@given(plain_rows, contexts)
 def test_slope_is_what_one_more_token_adds(model: Model, context: int) -> None:
     """Exactly, where every row stands for one token."""
     before, after = cache_size(model, context), cache_size(model, context + 1)
     assert after.stored - before.stored == before.slope
 
 
-@given(models(compressed), st.integers(100_000, 200_000))
-def test_slope_of_compressed_attention_is_the_average_over_whole_blocks(model: Model, context: int) -> None:
-    before, after = cache_size(model, context), cache_size(model, context + 128)
-    assert after.stored - before.stored == 128 * before.slope
+@given(models(), st.integers(100_000, 200_000))
+def test_slope_is_the_average_over_whole_blocks(model: Model, context: int) -> None:
+    """Of compressed rows one comes with every so many tokens: their least common multiple adds whole rows of all."""
+    ratio = math.lcm(*(e.ratio for kind in model.order for e in model.kinds[kind].entries))
+    before, after = (cache_size(model, (context // ratio + n) * ratio) for n in (0, 1))
+    assert after.stored - before.stored == ratio * before.slope
 
 
-@given(models(anything), contexts, st.integers(1, 1000), blocks)
+@given(models(), contexts, st.integers(1, 1000), blocks)
 def test_fixed_part_and_growth_make_the_whole(model: Model, context: int, batch: int, block: int) -> None:
     size = cache_size(model, context, batch, block_size=block)
     assert size.fixed * batch <= size.stored <= size.allocated
 
 
-@given(grouped(), contexts, st.integers(1, 20), cache_dtypes)
-def test_gqa_with_as_many_groups_as_heads_is_mha(part: Grouped, context: int, layers: int, dtype: str) -> None:
-    plain = one(msgspec.structs.replace(part, sliding_window=None, attention_chunk_size=None, cache_budget=None), layers)
-    precision = Precision(kv_cache_dtype=dtype)
-    as_gqa, as_mha = (variant(plain, text).model for text in (f"gqa:{part.num_attention_heads}", "mha"))
+@given(attention, contexts, st.integers(1, 20), cache_dtypes)
+def test_gqa_with_as_many_groups_as_heads_is_mha(part: Part, context: int, layers: int, dtype: str) -> None:
+    heads, model = part.as_mha()[0], one(part, layers)
+    as_gqa, as_mha, as_mqa = (variant(model, text).model for text in (f"gqa:{heads}", "mha", "mqa"))
     assert as_gqa == as_mha
-    one_group = cache_size(variant(plain, "mqa").model, context, precision=precision).stored
-    assert cache_size(as_gqa, context, precision=precision).stored == part.num_attention_heads * one_group
-    assert cache_size(plain, context, precision=precision).stored == part.num_key_value_heads * one_group
+    single, every = (cache_size(m, context, precision=Precision(kv_cache_dtype=dtype)).stored for m in (as_mqa, as_mha))
+    assert every == heads * single
 
 
-@given(grouped(limits=False), contexts, st.integers(0, 10**6), blocks, st.sampled_from(["window", "evict"]))
-def test_limit_beyond_the_context_is_no_limit(part: Grouped, context: int, beyond: int, block: int, kind: str) -> None:
-    plain = one(part)
-    limited = variant(plain, f"{kind}:{context + beyond}").model
-    full, held = cache_size(plain, context, block_size=block), cache_size(limited, context, block_size=block)
-    assert (full.stored, full.read, full.allocated) == (held.stored, held.read, held.allocated)
+@given(unlimited, contexts, st.integers(1, 20), cache_dtypes)
+def test_grouped_attention_stores_as_mqa_for_each_of_its_groups(part: Grouped, context: int, layers: int, dtype: str) -> None:
+    model, precision = one(part, layers), Precision(kv_cache_dtype=dtype)
+    single = cache_size(variant(model, "mqa").model, context, precision=precision)
+    assert cache_size(model, context, precision=precision).stored == part.num_key_value_heads * single.stored
 
 
-@given(latent, contexts, st.integers(0, 10**6))
-def test_latent_window_beyond_the_context_is_no_limit(part: Latent, context: int, beyond: int) -> None:
-    limited = msgspec.structs.replace(part, sliding_window=context + beyond)
-    full = msgspec.structs.replace(part, sliding_window=None)
-    assert cache_size(one(limited), context).stored == cache_size(one(full), context).stored
-    assert cache_size(one(limited), context).read == cache_size(one(full), context).read
+def optional_limits() -> list[tuple[type[Part], str]]:
+    """Every field of a mixer that limits tokens where it is given."""
+    found = []
+    for part in MIXERS:
+        for f in msgspec.structs.fields(part):
+            if f.type == Tokens | None:
+                found.append((part, f.name))
+    assert len(found) >= 5
+    return found
 
 
-@given(sparse, contexts, st.integers(0, 1000), cache_dtypes)
+@pytest.mark.parametrize(("part", "field"), optional_limits())
+@given(st.data(), contexts, st.integers(0, 10**6), blocks)
+def test_a_limit_beyond_the_context_is_no_limit(
+    part: type[Part], field: str, data: st.DataObject, context: int, beyond: int, block: int
+) -> None:
+    full = data.draw(of(part, **{field: st.none()}))
+    limited = msgspec.structs.replace(full, **{field: context + beyond})
+    if limited.problem():
+        return
+    without, within = (cache_size(one(p), context, block_size=block) for p in (full, limited))
+    assert (without.stored, without.read, without.allocated) == (within.stored, within.read, within.allocated)
+
+
+@given(mixers, st.integers(1, 5000), st.integers(0, 5000))
+def test_rows_within_a_limit_or_a_top_k_are_those_without(part: Part, new: int, past: int) -> None:
+    for entry in part.cache():
+        if entry.span is Span.TOKENS:
+            free = msgspec.structs.replace(entry, limit=0, top=0)
+            held, read = free.stored_rows(past + new), free.read_rows(new, past)
+            assert entry.stored_rows(past + new) == (min(held, entry.limit) if entry.limit else held)
+            if (not entry.limit or past < entry.limit) and (not entry.top or new * entry.top >= read):
+                assert entry.read_rows(new, past) == read
+            assert entry.read_rows(new, past) <= read
+
+
+TOP_K = [(part, f.name) for part in MIXERS for f in msgspec.structs.fields(part) if "topk" in f.name]
+
+
+@pytest.mark.parametrize(("part", "field"), TOP_K)
+@given(st.data(), contexts, st.integers(0, 1000))
+def test_a_top_k_beyond_the_context_reads_every_row(
+    part: type[Part], field: str, data: st.DataObject, context: int, beyond: int
+) -> None:
+    """Of entries that a top-k thins out; they hold as many rows whatever it is."""
+    narrow = data.draw(of(part, **{field: tokens}))
+    wide = msgspec.structs.replace(narrow, **{field: context + beyond})
+    for thin, all_of_it in zip(narrow.cache(), wide.cache(), strict=True):
+        assert thin.stored_rows(context) == all_of_it.stored_rows(context)
+        if thin.top and not thin.limit:
+            assert all_of_it.read_rows(1, context - 1) == all_of_it.stored_rows(context)
+
+
+@given(of(Sparse, sliding_window=st.none()), contexts, st.integers(0, 1000), cache_dtypes)
 def test_top_k_beyond_the_context_reads_every_latent_and_the_index(part: Sparse, context: int, beyond: int, dtype: str) -> None:
     precision = Precision(kv_cache_dtype=dtype)
     wide = cache_size(one(msgspec.structs.replace(part, index_topk=context + beyond)), context, precision=precision)
@@ -120,14 +168,7 @@ def test_top_k_beyond_the_context_reads_every_latent_and_the_index(part: Sparse,
     assert narrow.read - index == mla.stored // context * min(context, part.index_topk)
 
 
-@given(block_sparse, contexts)
-def test_all_blocks_chosen_read_every_key(part: BlockSparse, context: int) -> None:
-    chosen = -(-context // part.index_block_size)
-    size = cache_size(one(msgspec.structs.replace(part, index_topk_blocks=chosen)), context)
-    assert size.read == size.stored
-
-
-@given(grouped(), st.integers(1, 12), st.integers(1, 8), contexts, batches)
+@given(grouped, st.integers(1, 12), st.integers(1, 8), contexts, batches)
 def test_sharing_divides_the_cache_where_it_divides_the_layers(
     part: Grouped, share: int, times: int, context: int, batch: int
 ) -> None:
@@ -139,7 +180,7 @@ def test_sharing_divides_the_cache_where_it_divides_the_layers(
     assert part_of_it.read == whole.read
 
 
-@given(models(anything), contexts, st.integers(1, 1000), st.sampled_from([1, 8, 16, 64, 256]))
+@given(models(), contexts, st.integers(1, 1000), st.sampled_from([1, 8, 16, 64, 256]))
 def test_blocks_waste_less_than_one_block_per_sequence_and_layer(model: Model, context: int, batch: int, block: int) -> None:
     size = cache_size(model, context, batch, block_size=block)
     one_block = 0
@@ -151,7 +192,7 @@ def test_blocks_waste_less_than_one_block_per_sequence_and_layer(model: Model, c
     assert 0 <= size.allocated - size.stored <= batch * one_block
 
 
-@given(models(anything), st.lists(contexts, min_size=1, max_size=50), blocks)
+@given(models(), st.lists(contexts, min_size=1, max_size=50), blocks)
 def test_arrays_count_the_same_rows_as_whole_numbers(model: Model, lengths: list[int], block: int) -> None:
     import numpy as np
 
@@ -164,7 +205,7 @@ def test_arrays_count_the_same_rows_as_whole_numbers(model: Model, lengths: list
             assert list(entry.read_rows(1, tokens - 1) * ones) == [entry.read_rows(1, s - 1) for s in lengths]
 
 
-@given(models(anything), st.integers(0, 10_000), st.integers(1, 500))
+@given(models(), st.integers(0, 10_000), st.integers(1, 500))
 def test_a_pass_reads_at_most_what_its_tokens_read_one_by_one(model: Model, past: int, new: int) -> None:
     for layer in model.kinds.values():
         for entry in layer.entries:
@@ -175,7 +216,7 @@ def test_a_pass_reads_at_most_what_its_tokens_read_one_by_one(model: Model, past
                 assert together >= alone[-1] or not entry.grows
 
 
-@given(models(anything))
+@given(models())
 def test_yaml_reads_back_as_the_same_model(model: Model) -> None:
     data, _ = parse_yaml(to_yaml(model), "round trip")
     again = msgspec.convert(data, Model)
@@ -183,7 +224,7 @@ def test_yaml_reads_back_as_the_same_model(model: Model) -> None:
     assert again.problem() == ("", "")
 
 
-@given(models(anything))
+@given(models())
 def test_active_parameters_leave_out_experts_alone(model: Model) -> None:
     assert 0 < model.active_parameters <= model.parameters
     routed = any(part.__struct_config__.tag == "moe" for layer in model.kinds.values() for part in layer.parts)
@@ -191,7 +232,7 @@ def test_active_parameters_leave_out_experts_alone(model: Model) -> None:
         assert model.active_parameters == model.parameters
 
 
-@given(models(anything), widths)
+@given(models(), widths)
 def test_parameters_are_linear_in_the_vocabulary(model: Model, more: int) -> None:
     wider = msgspec.structs.replace(model, vocab_size=model.vocab_size + more)
     tables = 1 if model.tie_word_embeddings else 2

@@ -63,8 +63,8 @@ class Grouped(Part, frozen=True, tag="grouped"):
     @property
     def most_tokens(self) -> int:
         """Tokens kept at most; 0 for no limit."""
-        limits = [n for n in (self.sliding_window, self.attention_chunk_size, self.cache_budget) if n]
-        return min(limits) + (self.sink_tokens if self.sliding_window else 0) if limits else 0
+        window = self.sliding_window + self.sink_tokens if self.sliding_window else 0
+        return min((n for n in (window, self.attention_chunk_size, self.cache_budget) if n), default=0)
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """Projections [D, H·d], [D, G·d], [D, G·dv] and [H·dv, D]; norms, sinks and gates beside them."""

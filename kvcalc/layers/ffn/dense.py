@@ -64,3 +64,7 @@ class Projections(Part, frozen=True, tag="projections"):
     def operators(self, p: Pass) -> list[Operator]:
         """Each matrix as a product of its own, over all tokens."""
         return [p.gemm(w.name, w) for w in p.local(self.weights(p.width)).values() if w.kind is WeightKind.MATRIX]
+
+    def problem(self) -> str:
+        twice = sorted(self.matrices.keys() & self.vectors.keys())
+        return f"{twice[0]!r} is the name of a matrix and of a vector" if twice else ""

@@ -49,6 +49,11 @@ class Mamba(Part, frozen=True, tag="mamba"):
         conv = conv_state(self.intermediate_size, 1, self.conv_kernel)
         return conv, recurrent_state(self.intermediate_size, 1, self.state_size, self.state_dtype)
 
+    def problem(self) -> str:
+        if self.intermediate_size % self.n_mamba_heads:
+            return f"n_mamba_heads {self.n_mamba_heads} does not divide intermediate_size {self.intermediate_size}"
+        return ""
+
     @property
     def label(self) -> str:
         return "Mamba"

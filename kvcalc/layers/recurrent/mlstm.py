@@ -26,13 +26,13 @@ class MatrixLstm(Part, frozen=True, tag="mlstm"):
     state_dtype: StateDtype | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """q and k [D, dqk], v and output gate [D, dv], two gates [D, H], a norm of whole heads, out [dv, D]."""
+        """q and k [D, dqk], v and output gate [D, dv], two gates [D, H], a norm [dv], out [dv, D]."""
         heads, bias = self.num_heads, self.bias
         return (
             *(matrix(name, hidden_size, self.qk_size, bias, shards=heads) for name in ("q", "k")),
             *(matrix(name, hidden_size, self.v_size, bias, shards=heads) for name in ("v", "gate")),
             matrix("input_forget", hidden_size, 2 * heads, bias=True, shards=heads),
-            vector("norm", self.v_size // heads * heads * (1 + bias), shards=heads),
+            vector("norm", self.v_size * (1 + bias), shards=heads),
             matrix("out", self.v_size, hidden_size, bias, shards=heads, rows_in=True),
         )
 
@@ -43,6 +43,12 @@ class MatrixLstm(Part, frozen=True, tag="mlstm"):
             recurrent_state(heads, self.qk_head_dim, self.v_head_dim, dtype),
             recurrent_state(heads, 1, self.qk_head_dim + 1, dtype),
         )
+
+    def problem(self) -> str:
+        for name in ("qk_size", "v_size"):
+            if getattr(self, name) % self.num_heads:
+                return f"num_heads {self.num_heads} does not divide {name} {getattr(self, name)}"
+        return ""
 
     @property
     def label(self) -> str:

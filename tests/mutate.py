@@ -1,0 +1,250 @@
+"""Breaks the code in one place at a time and asks the tests: `python tests/mutate.py --count 20 --seed 7 kvcalc/serving`.
+
+A mutant is a copy of the tree with one change: an operator swapped (+ and −, * and /, // and *, < and <=, == and !=, and and or),
+a whole number one more or less, True for False, min for max, a `not` or a condition turned round, a statement that does nothing.
+Mutants are drawn by the seed from all places in the files named (all of kvcalc but `measure` by default), so that the same
+seed draws the same ones of the same code. Annotations, docstrings, texts and help are left alone.
+
+Each runs the tests of its room first (`TESTS`), in the order given there, and with --whole all the others if those pass. What
+no test notices is printed with its file and line: a survivor is either a line that nothing proves, or a change that changes
+nothing (an equivalent mutant: a cache's size, a faster way to the same figure). It ends with the number of survivors.
+
+The tree is copied to a temporary folder and never changed in place. A mutant takes 5 to 60 seconds; those that take longer
+than --timeout count as found.
+"""
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TAKEN = ("kvcalc", "presets", "tests", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
+# Room → the tests that are likeliest to notice, cheapest first; a module may have a line of its own.
+TESTS = {
+    "layers/": "test_cost.py test_cache.py test_parameters.py test_recurrent.py test_forward.py test_forward_deepseek.py "
+    "test_forward_llama2.py test_parallel.py property/test_parts.py property/test_sizes.py property/test_passes.py "
+    "test_golden.py",
+    "model/": "test_parameters.py test_cache.py test_forward.py test_parallel.py test_quantization.py property/test_passes.py "
+    "property/test_sizes.py test_files.py test_golden.py",
+    "storage/": "test_dtypes.py test_quantization.py test_cache.py",
+    "gpu/": "test_roofline.py timing/test_roof.py",
+    "library/": "test_files.py test_presets.py test_golden.py test_huggingface_reader.py test_huggingface_dense.py "
+    "test_huggingface_experts.py test_huggingface_hybrid.py test_huggingface_import.py test_huggingface_latent.py "
+    "test_huggingface_nested.py test_huggingface_quantized.py test_huggingface_windows.py test_hub.py test_cli.py",
+    "timing/": "timing/test_laws.py timing/test_mixed.py timing/test_steps.py timing/test_served_models.py "
+    "timing/test_fitting.py test_rows.py test_validate.py timing/test_roof.py test_roofline.py",
+    "capacity/": "test_fit.py test_engines_vllm.py test_engines_others.py test_fragmentation.py property/test_fit_properties.py",
+    "serving/": "serving/test_limits.py serving/test_pool.py serving/test_requests.py serving/test_simulation.py "
+    "serving/test_latency.py serving/test_speculation.py serving/test_serve.py serving/test_queueing.py",
+    "planning/": "test_compare.py property/test_sizes.py",
+    "report/": "report test_cli.py test_plots.py test_docs.py serving/test_serve.py",
+    "cli/": "test_cli.py test_cli_errors.py test_fit.py test_roofline.py test_compare.py test_validate.py serving/test_serve.py "
+    "serving/test_latency.py test_plots.py test_docs.py report",
+    "measure/": "measure",
+    "": "test_cli.py test_cli_errors.py test_files.py test_cost.py test_dtypes.py report test_docs.py test_layout.py",
+}
+SWAPS: dict[type[ast.AST], tuple[str, ...]] = {
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"), ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.And: ("and", "or"), ast.Or: ("or", "and"),
+    ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is"),
+    ast.BitOr: ("|", "&"), ast.BitAnd: ("&", "|"),
+}  # fmt: skip
+TURNED = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "any": "all", "all": "any"}
+
+
+class Mutant(NamedTuple):
+    """A file, the characters from `start` to `end` of its text, and what stands there instead."""
+
+    path: Path
+    start: int
+    end: int
+    new: str
+
+    def text(self) -> str:
+        """The file with the change."""
+        old = self.path.read_text(encoding="utf-8")
+        return old[: self.start] + self.new + old[self.end :]
+
+    def told(self) -> str:
+        """file:line, and the line before and after."""
+        old, new = self.path.read_text(encoding="utf-8"), self.text()
+        line = old.count("\n", 0, self.start)
+        before, after = (text.splitlines()[line].strip() for text in (old, new))
+        return f"{self.path.relative_to(ROOT)}:{line + 1}\n    - {before}\n    + {after}"
+
+
+class Places:
+    """Every place of one file that can be changed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.text = path, path.read_text(encoding="utf-8")
+        self.lines = [0]
+        for line in self.text.splitlines(keepends=True):
+            self.lines.append(self.lines[-1] + len(line))
+
+    def at(self, line: int, column: int) -> int:
+        """The character at a line and a column in bytes, as ast counts them."""
+        start = self.lines[line - 1]
+        return start + len(self.text[start : self.lines[line]].encode()[:column].decode())
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self.at(node.lineno, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
+
+    def mutants(self) -> Iterator[Mutant]:
+        for node in walked(ast.parse(self.text)):
+            for start, end, new in self._changes(node):
+                yield Mutant(self.path, start, end, new)
+
+    def _changes(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
+        if isinstance(node, ast.BinOp):
+            yield from self._between(node.left, node.right, node.op)
+        elif isinstance(node, ast.BoolOp):
+            for left, right in zip(node.values, node.values[1:], strict=False):
+                yield from self._between(left, right, node.op)
+        elif isinstance(node, ast.Compare):
+            for left, right, op in zip([node.left, *node.comparators], node.comparators, node.ops, strict=False):
+                yield from self._between(left, right, op)
+        elif isinstance(node, ast.AugAssign) and type(node.op) in (ast.Add, ast.Sub):
+            start = self.text.index("=", self.span(node.target)[1]) - 1
+            yield start, start + 1, SWAPS[type(node.op)][1]
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield self.span(node)[0], self.span(node)[0] + 3, ""
+        elif isinstance(node, ast.Constant):
+            yield from self._constants(node)
+        elif isinstance(node, ast.Name) and node.id in TURNED and isinstance(node.ctx, ast.Load):
+            yield (*self.span(node), TURNED[node.id])
+        elif isinstance(node, ast.If | ast.IfExp | ast.While):
+            start, end = self.span(node.test)
+            yield start, end, f"(not ({self.text[start:end]}))"
+        elif isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.Return | ast.Continue | ast.Break):
+            yield from self._removed(node)
+
+    def _between(self, left: ast.expr, right: ast.expr, op: ast.AST) -> Iterator[tuple[int, int, str]]:
+        if type(op) not in SWAPS:
+            return
+        old, new = SWAPS[type(op)]
+        start = self.text.find(old, self.span(left)[1], self.span(right)[0])
+        if start >= 0:
+            yield start, start + len(old), new
+
+    def _constants(self, node: ast.Constant) -> Iterator[tuple[int, int, str]]:
+        start, end = self.span(node)
+        if isinstance(node.value, bool):
+            yield start, end, str(not node.value)
+        elif isinstance(node.value, int):
+            yield start, end, str(node.value + 1)
+            if node.value:
+                yield start, end, str(node.value - 1)
+        elif isinstance(node.value, float):
+            yield start, end, repr(node.value * 1.5 + (not node.value))
+
+    def _removed(self, node: ast.stmt) -> Iterator[tuple[int, int, str]]:
+        if not (isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call | ast.Yield | ast.YieldFrom)):
+            start, end = self.span(node)
+            yield start, end, "return None" if isinstance(node, ast.Return) and node.value else "pass"
+
+
+def walked(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but annotations, decorators, types and texts."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if isinstance(node, ast.AnnAssign):
+            waiting += [node.value] if node.value else []
+        elif isinstance(node, ast.FunctionDef):
+            waiting += [*node.body, *node.args.defaults, *filter(None, node.args.kw_defaults)]
+        elif isinstance(node, ast.ClassDef):
+            waiting += node.body
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        elif not isinstance(node, ast.JoinedStr | ast.Raise | ast.Import | ast.ImportFrom):
+            waiting += ast.iter_child_nodes(node)
+
+
+def drawn(paths: list[Path], count: int, seed: int) -> list[Mutant]:
+    """So many mutants of these files, by the seed."""
+    every = [m for path in paths for m in Places(path).mutants()]
+    return random.Random(seed).sample(every, min(count, len(every)))
+
+
+def tests_of(path: Path) -> list[str]:
+    """The tests of a file's room."""
+    inside = path.relative_to(ROOT / "kvcalc").as_posix()
+    room = next(r for r in TESTS if inside.startswith(r))
+    return [f"tests/{name}" for name in TESTS[room].split() if (ROOT / "tests" / name).exists()]
+
+
+def passes(copy: Path, tests: list[str], timeout: float) -> bool:
+    """Whether all of these tests pass on the copy; those that do not end in time do not."""
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = os.environ | {"PYTHONPATH": str(copy), "CI": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(words, cwd=copy, env=environment, capture_output=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def survives(mutant: Mutant, copy: Path, whole: bool, timeout: float) -> bool:
+    """Whether no test notices the mutant. The copy is as it was afterwards."""
+    target = copy / mutant.path.relative_to(ROOT)
+    target.write_text(mutant.text(), encoding="utf-8")
+    try:
+        likely = tests_of(mutant.path)
+        others = [f"--deselect={name}" for name in likely]
+        return passes(copy, likely, timeout) and not (whole and not passes(copy, others, 10 * timeout))
+    finally:
+        target.write_text(mutant.path.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the tree without what it does not need."""
+    for name in TAKEN:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif (ROOT / name).exists():
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", help="files or folders below kvcalc", default=["kvcalc"])
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--skip", type=int, default=0, help="of those drawn, the first so many: goes on where a run ended")
+    parser.add_argument("--whole", action="store_true", help="ask the whole suite about what the room's tests let pass")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the tests of a room")
+    asked = parser.parse_args()
+    given = [(ROOT / p).resolve() for p in asked.paths]
+    files = sorted(f for p in given for f in ([p] if p.is_file() else p.rglob("*.py")))
+    if asked.paths == ["kvcalc"]:
+        files = [f for f in files if "measure" not in f.parts]
+    chosen = drawn(files, asked.count, asked.seed)[asked.skip :]
+    alive = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = copied(Path(folder))
+        for number, mutant in enumerate(chosen, asked.skip + 1):
+            begun = time.monotonic()
+            lives = survives(mutant, copy, asked.whole, asked.timeout)
+            alive += lives
+            place = mutant.told() if lives else mutant.told().partition("\n")[0]
+            print(f"{number:4} {'SURVIVES' if lives else 'found':8} {time.monotonic() - begun:5.1f} s  {place}", flush=True)
+    print(f"{alive} of {len(chosen)} survive")
+    return int(alive > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

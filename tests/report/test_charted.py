@@ -1,0 +1,269 @@
+"""What stands on a picture is the number that the record holds: series against records, and drawn lines against series."""
+
+import json
+from typing import Any
+
+import pytest
+from conftest import Run
+from serving.servers import HandClock, asked, byte_pool, served
+
+from kvcalc import Precision, UserError, cache_size, load_gpu, load_model
+from kvcalc.model.memory import weight_bytes
+from kvcalc.report import figures
+from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.figures_serving import load_curve, occupancy
+from kvcalc.report.plots import PALETTE, STYLES, _figure
+from kvcalc.report.plots_measure import generation_chart, measured_chart
+from kvcalc.report.plots_timing import MOST_POINTS, predicted_against_measured
+from kvcalc.report.roof import decode_sweep, roofline_chart
+from kvcalc.report.sketch import sketch
+from kvcalc.serving.continuous import Limits
+from kvcalc.serving.run import Run as ServedRun
+
+PLAIN = Precision()
+H100 = load_gpu("h100")
+
+
+def named(chart: Chart) -> dict[str, Series]:
+    return {s.label: s for s in chart.series if s.label}
+
+
+def points(series: Series) -> list[tuple[float, float]]:
+    return list(zip(series.xs, series.ys, strict=True))
+
+
+def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> None:
+    (name, rows), *_ = sweep = decode_sweep(load_model("llama-3.1-8b"), H100, 4096, [8], PLAIN)
+    chart = roofline_chart(sweep, [H100])
+    whole = rows[-1]["roofline_s"]
+    roles = {"attention": "core", "projections": "projection", "FFN": "ffn", "LM head": "head"}
+    for label, role in roles.items():
+        mine = [r for r in rows[:-1] if r["role"] == role and r["flops"] and r["intensity"]]
+        series = named(chart)[label]
+        assert points(series) == [(r["intensity"], r["flops"] / r["roofline_s"]) for r in mine]
+        assert series.sizes == tuple(r["roofline_s"] / whole for r in mine)
+        for (x, y), text in zip(points(series), series.labels, strict=True):
+            assert y <= min(989e12, x * 3.35e12) * (1 + 1e-12)  # nothing lies above its roof
+            here = [r["operator"] for r in mine if (r["intensity"], r["flops"] / r["roofline_s"]) == (x, y)]
+            assert not text or set(here) <= set(text.split(", "))
+    assert (name, chart.title) == ("llama-3.1-8b decode", "Roofline: llama-3.1-8b decode")
+    assert not [s for s in chart.series if s.kind == "trail"]
+
+
+def test_roofs_bend_at_their_knees() -> None:
+    chart = roofline_chart([], [H100])
+    for label, peak in (("bf16 989", 989e12), ("fp8 1978.9", 1978.9e12)):
+        roof = named(chart)[f"h100-sxm {label} TFLOP/s"]
+        knee = peak / 3.35e12
+        assert points(roof) == [(0.5, 0.5 * 3.35e12), (knee, peak), (4000.0, peak)]
+        assert any(s.kind == "points" and points(s) == [(knee, peak)] and s.labels == (f"knee {knee:.1f}",) for s in chart.series)
+    both = named(roofline_chart([], [H100, load_gpu("v100")]))
+    assert {*both} == {"h100-sxm bf16 989 TFLOP/s", "v100 fp16 125 TFLOP/s"}
+    with pytest.raises(UserError, match="apple-m3-max has no matrix peak"):
+        roofline_chart([], [load_gpu("apple-m3-max")])
+
+
+def test_a_sweep_joins_each_operator_s_points_in_order() -> None:
+    sweep = decode_sweep(load_model("llama-3.1-8b"), H100, 1024, [1, 64, 512], PLAIN)
+    chart = roofline_chart(sweep, [H100])
+    trails = [points(s) for s in chart.series if s.kind == "trail"]
+    for operator in ("qkv", "gate_up", "attention", "lm_head"):
+        rows = [next(r for r in found if r["operator"] == operator) for _, found in sweep]
+        assert [(r["intensity"], r["flops"] / r["roofline_s"]) for r in rows] in trails
+    assert all(len(t) == 3 for t in trails)
+    assert any(label.endswith("×512") for s in chart.series for label in s.labels)
+
+
+def test_cache_over_context_is_size() -> None:
+    models = [(n, load_model(n), Precision(kv_cache_dtype=d)) for n, d in (("llama-3.1-8b", "fp8"), ("gemma-3-27b", "auto"))]
+    chart = figures.cache_vs_context(models, H100, batch_size=3, last=50_000)
+    for label, model, precision in models:
+        xs = named(chart)[label].xs
+        assert (xs[0], xs[-1]) == (128, 50_000) and list(xs) == sorted(set(xs))
+        assert points(named(chart)[label]) == [(s, cache_size(model, int(s), 3, precision).stored) for s in xs]
+    (limit,) = [s for s in chart.series if s.kind == "limit"]
+    assert limit.ys == (H100.memory_bytes - weight_bytes(models[0][1], models[0][2]),)
+    assert "stored bytes, batch 3; cache dtype: fp8, bf16" in chart.subtitle
+    large = [("m", load_model("llama-3.1-405b"), PLAIN)]
+    assert not [s for s in figures.cache_vs_context(large, H100).series if s.kind == "limit"]  # no memory beside its weights
+
+
+def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
+    models = [load_model(n) for n in ("llama-3.1-70b", "gpt2", "deepseek-v3")]
+    chart = figures.cache_vs_parameters(models, [1024, 8192], PLAIN)
+    ranked = sorted(models, key=lambda m: m.parameters)
+    for label, context in (("1k tokens", 1024), ("8k tokens", 8192)):
+        assert points(named(chart)[label]) == [(m.parameters, cache_size(m, context).stored) for m in ranked]
+    assert named(chart)["8k tokens"].labels == tuple(m.name for m in ranked)
+    assert named(chart)["1k tokens"].labels == ()
+    bars = named(figures.memory([(m.name, m, PLAIN) for m in models], H100, 4096, 2))
+    assert bars["weights"].ys == tuple(weight_bytes(m) for m in models)
+    assert bars["KV cache"].ys == tuple(cache_size(m, 4096, 2).stored for m in models)
+
+
+def test_reads_cross_where_sparse_attention_begins_to_save() -> None:
+    """V3.2 reads 2,048 latents of 1,152 bytes and an index key of 256 a token; V3 every latent: 1,152·S > 1,152·2,048 + 256·S."""
+    sparse, plain = load_model("deepseek-v3.2"), load_model("deepseek-v3")
+    chart = figures.dsa_vs_mla(sparse, plain, 65_536, Precision("bf16", "bf16"))
+    crossing = 1152 * 2048 // (1152 - 256) + 1
+    assert f"reads less from {crossing:,} tokens on" in str(chart.series[-1].labels)
+    assert points(chart.series[-1]) == [(crossing, 1152 * 2048 + 256 * crossing)]
+    assert points(named(chart)["deepseek-v3"]) == [(s, 1152 * s) for s in named(chart)["deepseek-v3"].xs]
+    assert len(figures.dsa_vs_mla(sparse, plain, 2000, PLAIN).series) == 2  # never less by then
+
+
+def record(rate: float | None, **more: Any) -> dict[str, Any]:
+    times = {
+        f"{figure}_p{p}_s": (rate or 9) * p * (2 if figure == "tpot" else 1) for figure in ("ttft", "tpot") for p in (50, 99)
+    }
+    plain = {"gpu": "a", "policy": "continuous", "cache": "paged", "model": "m", "requests": 7, "basis": "datasheet"}
+    return plain | {"rate": rate, "requests_per_s": 0.5, "completed": 1} | times | more
+
+
+def test_latency_over_load_is_the_records_in_order_of_rate() -> None:
+    chart = load_curve([record(4.0), record(1.0), record(None)])
+    assert {*named(chart)} == {"TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"}
+    assert points(named(chart)["TTFT p99"]) == [(0.5, 9 * 99), (1.0, 99.0), (4.0, 396.0)]
+    assert points(named(chart)["TPOT p50"]) == [(0.5, 900), (1.0, 100.0), (4.0, 400.0)]
+    assert chart.subtitle == "m, 7 requests at each rate; times: datasheet"
+
+
+def test_latency_over_load_names_what_differs_and_draws_the_tail_alone_where_there_is_much() -> None:
+    two = load_curve([record(1.0), record(1.0, gpu="b", policy="static")])
+    assert {*named(two)} == {
+        f"{who} {f} p{p}" for who in ("a continuous", "b static") for f in ("TTFT", "TPOT") for p in (50, 99)
+    }
+    three = load_curve([record(1.0, gpu=g) for g in "abc"])
+    assert {*named(three)} == {f"{g} {f} p99" for g in "abc" for f in ("TTFT", "TPOT")}
+    gap = load_curve([record(1.0), record(2.0, tpot_p99_s=None)])
+    assert points(named(gap)["TPOT p99"]) == [(1.0, 198.0)]
+    with pytest.raises(UserError, match="no request was served"):
+        load_curve([record(1.0, completed=0)])
+
+
+def test_occupancy_is_the_share_of_seats_and_memory_over_time() -> None:
+    """Two seats of four for two seconds, one more; blocks of 4 bytes of 40, tokens as they come."""
+    pool = byte_pool(40, block=4)
+    run = served(asked((0, 3, 2), (0, 3, 3)), pool=pool, deployment=HandClock(1.0), max_num_seqs=4)
+    (log,) = run.logs
+    about = {"model": "m", "gpus": 1, "gpu": "g", "policy": "p", "cache": "c", "completed": 2, "basis": "b"}
+    chart = occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=4)))
+    seconds = [(log.rows[0].start_s, 1.0, 2), (1.0, 1.0, 2), (2.0, 1.0, 1)]
+    assert [(r.start_s, r.duration_s, r.sequences) for r in log.rows] == seconds
+
+    def mean_over(label: str, start: float, end: float) -> float:
+        inside = [y for x, y in points(named(chart)[label]) if start < x < end]
+        return sum(inside) / len(inside)
+
+    for start, sequences, allocated, used in ((0, 2, 8, 6), (1, 2, 8, 8), (2, 1, 8, 5)):
+        assert mean_over("sequences in the batch", start, start + 1) == pytest.approx(sequences / 4)
+        assert mean_over("cache allocated", start, start + 1) == pytest.approx(allocated / 40)
+        assert mean_over("cache used", start, start + 1) == pytest.approx(used / 40)
+    with pytest.raises(UserError, match="no request was served"):
+        occupancy(ServedRun(about, served(asked((0, 99, 1)), pool=pool), pool, Limits()))
+
+
+def test_idle_time_of_a_server_is_drawn_empty() -> None:
+    pool = byte_pool(10)
+    run = served(asked((0, 1, 1), (9, 1, 1)), pool=pool)
+    about = {"model": "m", "gpus": 1, "gpu": "g", "policy": "p", "cache": "c", "completed": 2, "basis": "b"}
+    series = named(occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=1))))["sequences in the batch"]
+    width = 10 / len(series.xs)
+    assert sum(series.ys) * width == pytest.approx(2)  # one of one seat for two seconds of ten
+    assert all(y == pytest.approx(0) for x, y in points(series) if 1 + width < x < 9 - width)
+
+
+def layer(variant: str, phase: str, flops: float, moved: float, seconds: float) -> dict[str, Any]:
+    about = {"device": "cpu", "dtype": "fp32", "bandwidth_bytes_per_s": 10e9, "flops_per_s": 200e9, "variant": variant}
+    return about | {"phase": phase, "attention_flops": flops, "attention_bytes": moved, "attention_measured_s": seconds}
+
+
+def test_measured_layers_lie_at_the_rate_that_they_reached() -> None:
+    rows = [
+        layer("gqa", "decode", 4e6, 2e6, 1e-3),
+        layer("mha", "prefill", 9e9, 1e8, 0.1),
+        layer("scan", "decode", 5.0, 0.0, 1.0),
+    ]
+    found = named(measured_chart(rows))
+    assert points(found["decode"]) == [(2.0, 4e9)]
+    assert points(found["prefill"]) == [(90.0, 9e10)]
+    assert (found["decode"].labels, found["prefill"].labels) == (("gqa",), ("mha",))
+    assert points(found["measured ceilings"]) == [(1.0, 10e9), (20.0, 200e9), (180.0, 200e9)]  # 2/2; knee; 90·2 above 20·8
+
+
+def test_a_generation_is_drawn_token_by_token_in_milliseconds() -> None:
+    plain = {"model": "m", "device": "cpu", "dtype": "fp32", "prompt_len": 5, "new_tokens": 2, "head": "last"}
+    rows = [
+        plain | {"mode": "cached", "token_s": [0.5, 0.25], "predicted_token_s": [0.1, 0.2]},
+        plain | {"mode": "full", "token_s": [1, 2], "predicted_token_s": [3, 4], "speedup": 4.0, "predicted_speedup": 23.3},
+    ]
+    chart = generation_chart(rows)
+    assert {label: points(s) for label, s in named(chart).items()} == {
+        "cached": [(6, 500), (7, 250)],
+        "cached: bound": [(6, 100), (7, 200)],
+        "full, head on last": [(6, 1000), (7, 2000)],
+        "full, head on last: bound": [(6, 3000), (7, 4000)],
+    }
+    assert chart.subtitle == "cpu, fp32, prompt of 5; the cache saves 4.00× (predicted 23.30×)"
+
+
+def test_predicted_stands_over_measured() -> None:
+    nan = float("nan")
+    chart = predicted_against_measured([("gemm", [1.0, 2.0, 3.0], [10.0, nan, 30.0]), ("moe", [5.0], [nan])], "held out")
+    assert points(named(chart)["gemm"]) == [(1, 10), (3, 30)]
+    assert points(named(chart)["exact"]) == [(1, 1), (30, 30)]
+    assert {*named(chart)} == {"gemm", "exact"}
+    many = predicted_against_measured([("a", range(1, 2 * MOST_POINTS + 2), range(1, 2 * MOST_POINTS + 2))], "")
+    assert points(named(many)["a"])[:2] == [(1, 1), (4, 4)]  # every third of 4,001
+    assert points(named(predicted_against_measured([], ""))["exact"]) == [(1, 1), (10, 10)]
+
+
+def test_every_series_is_drawn_where_it_lies() -> None:
+    series = (
+        Series("line", (1.0, 10.0), (2.0, 20.0)),
+        Series("dots", (3.0,), (4.0,), "points", (0.25,), ("here",)),
+        Series("level", (), (7.0,), "limit"),
+        Series("", (1.0, 2.0), (5.0, 6.0), "trail", colour=1),
+        Series("dash", (1.0, 2.0), (8.0, 9.0), "dashed"),
+    )
+    (axes,) = _figure(Chart("t", "s", Axis("x"), Axis("y"), series), STYLES["light"]).axes
+    drawn = {line.get_label(): [tuple(map(float, p)) for p in line.get_xydata()] for line in axes.get_lines()}
+    assert drawn["line"] == [(1, 2), (10, 20)]
+    assert drawn["dash"] == [(1, 8), (2, 9)]
+    assert {y for _, y in drawn["level"]} == {7}
+    assert [(1.0, 5.0), (2.0, 6.0)] in drawn.values()
+    (dots,) = axes.collections
+    assert dots.get_offsets().tolist() == [[3, 4]] and dots.get_sizes().tolist() == [30 + 900 * 0.25]
+    assert {t.get_text() for t in axes.texts} == {"here", "s"}
+    assert axes.get_lines()[0].get_color() == PALETTE[0]
+    assert axes.get_lines()[2].get_color() == PALETTE[1] and axes.get_lines()[2].get_alpha() == 0.3
+
+
+def test_bars_stack_in_order() -> None:
+    series = (Series("a", (), (1.0, 2.0), "bar"), Series("b", (), (3.0, 4.0), "bar"), Series("most", (), (9.0,), "limit"))
+    (axes,) = _figure(Chart("t", "s", Axis(""), Axis("bytes"), series, ("one", "two")), STYLES["light"]).axes
+    spans = [[(bar.get_x(), bar.get_width()) for bar in stack] for stack in axes.containers]
+    assert spans == [[(0, 1), (0, 2)], [(1, 3), (2, 4)]]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["one", "two"]
+    assert [line.get_xdata()[0] for line in axes.get_lines()] == [9]
+
+
+def test_a_sketch_marks_each_point_in_its_cell() -> None:
+    """On linear axes from 0 to 10: the corners, and the middle of 20 rows."""
+    series = (Series("a", (0.0, 10.0), (0.0, 10.0), "points"), Series("b", (5.0,), (10.0,), "points"))
+    axis = Axis("x", log=False, tick=lambda v: f"{v:g}")
+    lines = sketch(Chart("t", "s", axis, axis, series), 45).splitlines()
+    grid = [line.partition("│")[2] for line in lines if "│" in line]
+    width = 45 - 4
+    assert grid[0].rstrip() == " " * 20 + "■" + " " * (width - 22) + "●"
+    assert grid[-1].rstrip() == "●"
+    assert lines[2].startswith("10 │") and lines[21].startswith(" 0 │")
+
+
+@pytest.mark.parametrize(
+    "line", ["roofline llama-3.1-8b --gpu h100,l4 --batch-size 1,8", "fit llama-3.1-8b --gpu h100,l4", "size gpt2"]
+)
+def test_a_sketch_of_a_command_is_a_picture_and_no_table(kvcalc: Run, line: str) -> None:
+    out = kvcalc(f"{line} --plot -").out
+    assert any(mark in out for mark in "●■▲")
+    assert json.loads(kvcalc(f"{line} --format json").out)

@@ -1,0 +1,399 @@
+"""What a table shows is the number that the record holds: each command's cells, read back, against its JSON."""
+
+from typing import Any
+
+import pytest
+from conftest import Run
+from printed import Table, holds, read, table
+
+from kvcalc.report.tables import Column, condensed, integer, per_token, ratio, seconds, show
+from kvcalc.units import format_bytes, format_count, format_si
+
+# command → its table's headings in order, each with the record's key and how the figure is written
+SIZE = {
+    "model": ("model", "text"),
+    "attention": ("attention", "text"),
+    "context": ("context", "whole"),
+    "batch": ("batch_size", "whole"),
+    "cache dtype": ("kv_cache_dtype", "text"),
+    "KV cache": ("kv_cache_bytes", "bytes"),
+    "read per step": ("kv_cache_read_bytes", "bytes"),
+    "in blocks": ("kv_cache_allocated_bytes", "bytes"),
+    "per token": ("bytes_per_token", "bytes"),
+    "fixed": ("fixed_bytes", "bytes"),
+    "MHA would be": ("mha_ratio", "times"),
+    "parameters": ("parameters", "count"),
+    "active": ("active_parameters", "count"),
+    "weights": ("weight_bytes", "bytes"),
+}
+COMPARE = {
+    "variant": ("variant", "text"),
+    **{k: SIZE[k] for k in ("attention", "context", "batch", "cache dtype", "KV cache", "read per step", "per token")},
+    "stored less": ("stored_reduction", "times"),
+    "read less": ("read_reduction", "times"),
+    "parameters": ("parameters", "count"),
+    "attention FLOP/B": ("attention_intensity", "digits"),
+    "step FLOP/B": ("intensity", "digits"),
+    "bound": ("bound", "text"),
+    "step": ("roofline_s", "seconds"),
+    "predicted": ("time_s", "seconds"),
+    "fits": ("max_num_seqs", "whole"),
+}
+LATENCY = {
+    "model": ("model", "text"),
+    "GPU": ("gpu", "text"),
+    "batch": ("batch_size", "whole"),
+    "in": ("input_len", "whole"),
+    "out": ("output_len", "whole"),
+    "TTFT": ("ttft_s", "seconds"),
+    "TPOT": ("tpot_s", "seconds"),
+    "first": ("tpot_first_s", "seconds"),
+    "last": ("tpot_last_s", "seconds"),
+    "end to end": ("e2e_s", "seconds"),
+    "tokens/s": ("output_tokens_per_s", "fixed"),
+    "FLOP": ("flops", "si"),
+    "moved": ("bytes", "si:B"),
+    "per 10^6 out": ("cost_per_million_tokens", "fixed"),
+    "no cache": ("no_cache_e2e_s", "seconds"),
+    "cache saves": ("speedup", "times"),
+}
+SPECULATION = {
+    "draft": ("draft", "text"),
+    "drafted": ("num_speculative_tokens", "whole"),
+    "accepted": ("acceptance_rate", "percent"),
+    "tokens/step": ("tokens_per_step", "fixed"),
+    "drafting": ("draft_s", "seconds"),
+    "verifying": ("verify_s", "seconds"),
+    "TPOT": ("speculative_tpot_s", "seconds"),
+    "speed-up": ("speculative_speedup", "decimal_times"),
+    "stops paying at batch": ("stops_paying_at_batch", "whole"),
+    "draft weights": ("draft_weight_bytes", "bytes"),
+    "draft cache": ("draft_cache_bytes", "bytes"),
+}
+SERVE = {
+    "model": ("model", "text"),
+    "GPU": ("gpu", "text"),
+    "policy": ("policy", "text"),
+    "cache": ("cache", "text"),
+    "req/s in": ("rate", "digits"),
+    "clients": ("max_concurrency", "whole"),
+    "done": ("completed", "whole"),
+    "rejected": ("rejected", "whole"),
+    "req/s": ("requests_per_s", "digits"),
+    "tokens/s": ("throughput_tokens_per_s", "fixed"),
+    "TTFT p50": ("ttft_p50_s", "seconds"),
+    "p99": ("ttft_p99_s", "seconds"),
+    "TPOT p50": ("tpot_p50_s", "seconds"),
+    "queueing": ("queueing_mean_s", "seconds"),
+    "batch": ("mean_batch_size", "fixed"),
+    "padding": ("padding_waste", "percent"),
+    "KV waste": ("kv_waste", "percent"),
+    "KV peak": ("kv_peak", "percent"),
+    "preempted": ("preemptions", "whole"),
+    "within SLO": ("slo_attainment", "percent"),
+    "per 10^6 out": ("cost_per_million_tokens", "fixed"),
+}
+FIT = {
+    "GPU": ("gpu", "text"),
+    "GPUs": ("gpus", "whole"),
+    "tp": ("tensor_parallel_size", "whole"),
+    "weights in": ("dtype", "text"),
+    "cache in": ("kv_cache_dtype", "text"),
+    "weights": ("weight_bytes", "bytes"),
+    "activations": ("activation_bytes", "bytes"),
+    "overhead": ("overhead_bytes", "bytes"),
+    "for the cache": ("kv_budget_bytes", "bytes"),
+    "blocks": ("num_blocks", "whole"),
+    "per sequence": ("blocks_per_request", "whole"),
+    "tokens": ("kv_tokens", "whole"),
+    "concurrency": ("max_concurrency", "fixed"),
+    "sequences": ("max_num_seqs", "whole"),
+}
+MODELS = {
+    "model": ("model", "text"),
+    "family": ("family", "text"),
+    "parameters": ("parameters", "count"),
+    "active": ("active_parameters", "count"),
+    "layers": ("layers", "whole"),
+    "hidden": ("hidden_size", "whole"),
+    "attention": ("attention", "text"),
+    "per token": ("bytes_per_token", "bytes"),
+    "max context": ("max_context", "whole"),
+}
+GPUS = {
+    "GPU": ("gpu", "text"),
+    "vendor": ("vendor", "text"),
+    "memory": ("memory_bytes", "bytes"),
+    "bandwidth": ("bandwidth_bytes_per_s", "si:B/s"),
+    "bf16": ("bf16_flops_per_s", "si:FLOP/s"),
+    "fp8": ("fp8_flops_per_s", "si:FLOP/s"),
+    "fp4": ("fp4_flops_per_s", "si:FLOP/s"),
+    "knee (bf16)": ("knee", "fixed"),
+    "link": ("link_bytes_per_s", "si:B/s"),
+}
+Contract = dict[str, tuple[str, str]]
+
+
+def check(shown: Table, records: list[dict[str, Any]], contract: Contract, needed: str = "") -> None:
+    """Every row a record, every cell its number; no heading that is not known, and those that are needed."""
+    assert len(shown.rows) == len(records)
+    assert {*shown.headings} <= {*contract, "p99", "queue", "fits", "longest context"}
+    assert {*filter(None, needed.split(","))} <= {*shown.headings}
+    for heading, (key, kind) in contract.items():
+        if heading in shown.headings:
+            for cell, record in zip(shown.column(heading), records, strict=True):
+                assert holds(cell, record.get(key), kind), (heading, cell, record.get(key))
+
+
+SIZES = [
+    "size llama-3.1-8b",
+    "size qwen3-next-80b-a3b deepseek-v3.2 gemma-3-27b --context 1k,100k --batch-size 1,7 --kv-cache-dtype auto",
+    "size deepseek-v4-flash gpt2 mixtral-8x7b --context 17,4k --block-size 100",
+    "size llama-3.1-70b --tp 8 --quantization awq --kv-cache-dtype fp8 --context 1M",
+    "size smollm-135m --context 1",
+]
+
+
+@pytest.mark.parametrize("line", SIZES)
+def test_size(kvcalc: Run, line: str) -> None:
+    records = kvcalc(f"{line} --format json").records
+    check(table(kvcalc(line).out, "model"), records, SIZE, "model,attention,KV cache,per token,parameters,weights")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["compare llama-3.1-8b --batch-size 1,8", "compare gemma-3-27b --gpu l40s --context 1k,64k --variants none,mqa/int8,cla:2"],
+)
+def test_compare(kvcalc: Run, line: str) -> None:
+    records = kvcalc(f"{line} --format json").records
+    out = kvcalc(line).out
+    check(table(out, "variant"), records, COMPARE, "variant,KV cache,stored less,read less,step,fits")
+    quality = table(out[out.index("What was held equal") :], "variant")
+    first = {r["variant"]: r for r in reversed(records)}
+    assert quality.column("variant") == list(dict.fromkeys(r["variant"] for r in records))
+    for heading, key in (("head diversity", "head_diversity"), ("trades", "trades"), ("held equal", "held_equal")):
+        if heading in quality.headings:
+            assert quality.column(heading) == [str(first[v][key] or "–") for v in quality.column("variant")]
+    assert quality.column("published") == [str(first[v]["quality"] or "–") for v in quality.column("variant")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "roofline llama-3.1-8b --batch-size 8",
+        "roofline deepseek-v3.2 --gpu h200 --tp 8 --batch-size 4",
+        "roofline nemotron-h-8b --phase prefill --context 2k --gpu l40s",
+    ],
+)
+def test_roofline(kvcalc: Run, line: str) -> None:
+    """Rows are operators, with the parts of an attention below it by FLOPs alone; shares are of the total's bound."""
+    records = kvcalc(f"{line} --format json").records
+    shown = table(kvcalc(line).out, "operator")
+    rows: list[dict[str, Any]] = []
+    for record in records:
+        rows.append(record | {"share": record["roofline_s"] / records[-1]["roofline_s"]})
+        rows += [{"operator": p["operator"], "flops": p["flops"]} for p in record.get("parts", []) if p["flops"]]
+    assert any(r["operator"] == "qk" for r in rows)
+    contract = {
+        "operator": ("operator", "text"), "runs": ("count", "whole"), "FLOP": ("flops", "si"),
+        "weights": ("weight_bytes", "si:B"), "cache": ("cache_bytes", "si:B"), "activations": ("activation_bytes", "si:B"),
+        "FLOP/B": ("intensity", "digits"), "at least": ("roofline_s", "seconds"), "share": ("share", "percent"),
+        "predicted": ("time_s", "seconds"),
+    }  # fmt: skip
+    assert [h for h in shown.headings if h not in ("layer", "bound", "predicted")] == [h for h in contract if h != "predicted"]
+    for heading, (key, kind) in contract.items():
+        if heading in shown.headings:
+            for cell, row in zip(shown.column(heading), rows, strict=True):
+                assert holds(cell, row.get(key), kind), (heading, cell, row)
+    for heading in ("layer", "bound"):
+        assert shown.column(heading) == [row.get(heading, "") for row in rows]
+    assert ("predicted" in shown.headings) == (records[-1]["time_s"] is not None)
+    moved = next(text for text in kvcalc(line).out.splitlines() if text.startswith("bytes moved: "))
+    words = moved.removeprefix("bytes moved: ").split(", ")
+    for word, key in zip(words, ("weight_bytes", "cache_bytes", "activation_bytes"), strict=True):
+        assert holds(word.split()[1], records[-1][key] / records[-1]["bytes"], "percent")
+
+
+DRAFT = "--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 0.7"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "latency llama-3.1-8b --input-len 1000 --output-len 100,2k --batch-size 1,16",
+        f"latency llama-3.1-8b --gpu h100,l40s --input-len 64 --output-len 1,8 --no-cache {DRAFT} --price-per-hour 2.5",
+    ],
+)
+def test_latency(kvcalc: Run, line: str) -> None:
+    records = kvcalc(f"{line} --format json").records
+    out = kvcalc(line).out
+    check(table(out, "model"), records, LATENCY, "TTFT,TPOT,end to end,tokens/s,FLOP,moved")
+    if "--draft" in line:
+        check(table(out[out.index("Speculation") :], "draft"), records, SPECULATION, ",".join(SPECULATION))
+
+
+def test_serve(kvcalc: Run) -> None:
+    line = (
+        "serve llama-3.1-8b --rate 5,inf --num-prompts 50 --slo-ttft 0.2 --price-per-hour 2 --policy static,continuous "
+        "--output-len uniform:10,100 --input-len 200"
+    )
+    records = kvcalc(f"{line} --format json").records
+    out = kvcalc(line).out
+    shown = table(out, "model")
+    check(shown, records, SERVE, "req/s in,done,tokens/s,TTFT p50,batch,padding,KV waste,KV peak,within SLO,per 10^6 out")
+    for number, key in enumerate(("ttft_p99_s", "tpot_p99_s")):
+        assert all(holds(cell, r[key], "seconds") for cell, r in zip(shown.column("p99", number), records, strict=True))
+    words = {True: "diverges", False: "stable", None: "–"}
+    assert shown.column("queue") == [words[r["diverges"]] for r in records]
+    first = records[0]
+    assert "rejected" not in shown.headings and "preempted" not in shown.headings  # none were
+    limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
+    assert limits in out and f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, 1 GPU; seed 0" in out
+
+
+def test_serve_shows_what_went_wrong(kvcalc: Run) -> None:
+    line = "serve llama-3.1-8b --num-prompts 60 --max-concurrency 40 --kv-cache-memory-bytes 300MiB --tp 2 --isl uniform:10,5k"
+    records = kvcalc(f"{line} --format json").records
+    assert records[0]["preemptions"] and records[0]["rejected"]
+    out = kvcalc(line).out
+    check(table(out, "model"), records, SERVE, "clients,rejected,preempted")
+    assert "a GPU, 2 GPUs;" in out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "fit gemma-3-27b --gpu h100,h200,l4 --engine vllm --max-model-len 32k",
+        "fit llama-3.1-70b --gpu h100 --tp 1,2,4 --kv-cache-dtype auto,fp8 --max-num-seqs 4",
+        "fit mistral-7b-v0.1 --engine llama.cpp --gpu l40s",
+    ],
+)
+def test_fit(kvcalc: Run, line: str) -> None:
+    records = kvcalc(f"{line} --format json").records
+    shown = table(kvcalc(line).out, "GPU")
+    check(shown, records, FIT, "GPU,weights,activations,overhead,for the cache,concurrency,sequences,fits")
+    for verdict, r in zip(shown.column("fits"), records, strict=True):
+        short = r["shortage_bytes"]
+        assert verdict == "yes" if r["fits"] else verdict == "no" if not short else holds(verdict[4:-6], short, "bytes")
+        assert r["fits"] or not short or (verdict.startswith("no, ") and verdict.endswith(" short"))
+    for cell, r in zip(shown.column("longest context"), records, strict=True):
+        assert cell == "no limit" if r["max_model_len"] is None else holds(cell, r["max_model_len"], "whole")
+
+
+def test_models(kvcalc: Run) -> None:
+    records = kvcalc("models --format json").records
+    assert len(records) > 100
+    check(table(kvcalc("models").out, "model"), records, MODELS, ",".join(MODELS))
+
+
+def test_gpus(kvcalc: Run) -> None:
+    records = kvcalc("gpus --format json").records
+    check(table(kvcalc("gpus").out, "GPU"), records, GPUS, ",".join(GPUS))
+    alone = kvcalc("roofline --gpu h100,mi300x")
+    check(table(alone.out, "GPU"), kvcalc("roofline --gpu h100,mi300x --format json").records, GPUS, "bf16,knee (bf16),link")
+
+
+def test_what_is_the_same_in_every_row_stands_below(kvcalc: Run) -> None:
+    line = "size llama-3.1-8b llama-2-7b --context 8k --batch-size 3 --kv-cache-dtype fp8"
+    out = kvcalc(line).out
+    shown = table(out, "model")
+    assert not {"context", "batch", "cache dtype", "fixed", "read per step", "in blocks"} & {*shown.headings}
+    assert "context 8,192, batch 3, cache dtype fp8\n" in out
+    assert "read per step and in blocks: the same bytes as stored, in every row\n" in out
+    one = table(kvcalc("size llama-3.1-8b").out, "model")
+    assert {"context", "batch", "cache dtype", "read per step", "in blocks"} <= {*one.headings}
+    hybrid = table(kvcalc("size gpt-oss-20b llama-2-7b --context 8k --block-size 100").out, "model")
+    assert {"read per step", "in blocks", "fixed"} & {*hybrid.headings} == {"in blocks", "fixed"}
+
+
+COLUMNS = (Column("a_bytes", "a", format_bytes), Column("kv_cache_bytes", "KV", str), Column("kv_cache_read_bytes", "read", str))
+
+
+def test_a_column_is_left_out_only_where_it_says_nothing() -> None:
+    rows = [
+        {"kv_cache_bytes": 1, "kv_cache_read_bytes": 1, "fixed_bytes": 0, "context": 5, "parameters": 2, "active_parameters": 2}
+    ] * 2
+    columns = [Column(key, key) for key in rows[0]]
+    kept, remarks = condensed(rows, columns)
+    assert [c.key for c in kept] == ["kv_cache_bytes", "parameters"]
+    assert remarks == ["context 5", "read per step: the same bytes as stored, in every row"]
+    other = [rows[0], rows[0] | {"kv_cache_read_bytes": 2, "fixed_bytes": 3, "context": 6, "active_parameters": 1}]
+    assert condensed(other, columns) == (columns, [])
+    alone = condensed(rows[:1], columns)
+    assert [c.key for c in alone[0]] == [k for k in rows[0] if k != "fixed_bytes"] or alone == (columns, [])
+
+
+def test_a_column_without_a_figure_in_any_row_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    show([{"a_bytes": None, "kv_cache_bytes": 3}, {"kv_cache_bytes": None}], COLUMNS, title="title", notes=["", "note"])
+    assert capsys.readouterr().out == "title\nKV\n 3\n –\n\nnote\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "half", "kind"),
+    [
+        ("1,234", 1234, 0, "whole"),
+        ("4.00 GiB", 4 << 30, 0.005 * 2**30, "bytes"),
+        ("512 B", 512, 0.5, "bytes"),
+        ("3.35 TB/s", 3.35e12, 0.005e12, "si:B/s"),
+        ("4 ms", 4e-3, 0.005e-3, "seconds"),
+        ("12.3 µs", 12.3e-6, 0.05e-6, "seconds"),
+        ("0.25×", 0.25, 0.0005, "times"),
+        ("118×", 118, 0.5, "times"),
+        ("8.03B", 8.03e9, 0.005e9, "count"),
+        ("12.5%", 0.125, 0.0005, "percent"),
+        ("0.0123", 0.0123, 0.00005, "digits"),
+    ],
+)
+def test_cells_are_read_back(text: str, value: float, half: float, kind: str) -> None:
+    assert read(text, kind) == pytest.approx((value, half))
+
+
+FIGURES = [
+    1,
+    9,
+    10,
+    99,
+    999,
+    1000,
+    1023,
+    1024,
+    1025,
+    9999,
+    10_239,
+    10_240,
+    123_456,
+    10**6 - 1,
+    10**9,
+    2**30 - 1,
+    2**30,
+    5**25,
+    10**17,
+]
+
+
+@pytest.mark.parametrize("value", FIGURES)
+def test_every_way_of_writing_a_figure_reads_back_as_it(value: int) -> None:
+    assert holds(integer(value), value, "whole")
+    assert holds(format_bytes(value), value, "bytes")
+    assert holds(format_bytes(value, 1), value, "bytes")
+    assert holds(per_token(value), value, "bytes")
+    assert holds(format_count(value), value, "count")
+    assert holds(format_si(value, "FLOP/s"), value, "si:FLOP/s")
+    for small in (value / 1e10, value / 7e13, float(value)):
+        assert holds(seconds(small), small, "seconds")
+        assert holds(format_si(small), small, "si")
+    assert holds(ratio(value / 1000), value / 1000, "times")
+
+
+def test_figures_by_hand() -> None:
+    assert [seconds(s) for s in (0.0, 4.587e-3, 1.0, 61.0, 999.4e-6, 9.996e-4)] == [
+        "0 ns",
+        "4.59 ms",
+        "1 s",
+        "61 s",
+        "999 µs",
+        "1 ms",
+    ]
+    assert [ratio(r) for r in (0.25, 4.0, 56.89, 99.94, 100.0, 1234.5)] == ["0.25×", "4×", "56.9×", "99.9×", "100×", "1,234×"]
+    assert [per_token(b) for b in (6880, 10_239, 10_240, 2.5, 131_072)] == ["6,880 B", "10,239 B", "10.0 KiB", "2 B", "128.0 KiB"]
+    assert [format_si(v, "B") for v in (999, 999.6, 1000, 999.6e9)] == ["999 B", "1 kB", "1 kB", "1 TB"]

@@ -1,0 +1,227 @@
+"""Worked sums, notes, and records in other formats: every equation holds, and ends in the record's number."""
+
+import csv
+import io
+import json
+import re
+from itertools import product
+from typing import Any
+
+import pytest
+from conftest import Run
+from printed import holds
+
+from kvcalc.report.export import to_csv, to_json, to_markdown
+from kvcalc.report.fit import memory_chart
+from kvcalc.report.measured import measure_notes
+from kvcalc.report.serving import show_serve
+from kvcalc.report.tables import error_bar
+from kvcalc.units import format_bytes
+
+TOTAL = re.compile(r"  (\w+) = Σ × ([\d,]+) = ([\d,]+) \((.+)\)")
+ROW = re.compile(
+    r"  \w+: (\d+) layers × ([\d,]+) rows(?: \(.*?\))? × ([\d,]+) B(?: \((\d+) (\w+) elements(?: × (\d+) heads)?\))? = ([\d,]+)"
+)
+GROUP = re.compile(r"  (.+): ([\d,]+) × ([\d,]+) = ([\d,]+)")
+BITS = {"bf16": 2, "fp32": 4, "fp8": 1}
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def figures_of(text: str) -> dict[str, int]:
+    """`key = 1,234` at the beginning of a line."""
+    found = re.findall(r"^(\w+) = ([\d,]+)(?= |;|$)", text, re.MULTILINE)
+    return {key: number(value) for key, value in found}
+
+
+SIZES = [
+    "size llama-3.1-8b --batch-size 3 --context 100",
+    "size deepseek-v4-flash --context 17",
+    "size qwen3-next-80b-a3b --context 33k --kv-cache-dtype fp8",
+    "size gemma-3-27b --context 32k --block-size 100 --pp 3",
+    "size llama-3.1-70b --tp 4 --dp 2 --batch-size 5",
+    "size llama-3.1-70b --tp 16 --context 1k",
+    "size deepseek-v3 --tp 8 --dcp 8 --context 100 --batch-size 3",
+    "size gpt-oss-120b --tp 16 --dcp 2 --context 999 --block-size 64",
+    "size zamba2-7b --context 4096",
+]
+
+
+@pytest.mark.parametrize("line", SIZES)
+def test_the_sums_of_a_size_add_up_to_its_record(kvcalc: Run, line: str) -> None:
+    (record,) = kvcalc(f"{line} --format json").records
+    text = kvcalc(f"{line} --explain").out
+    waiting, seen = 0, []
+    for row in text.splitlines():
+        if match := ROW.fullmatch(row):
+            layers, rows, each, width, dtype, heads, total = match.groups()
+            assert number(layers) * number(rows) * number(each) == number(total)
+            if dtype in BITS:
+                assert number(each) == int(width) * BITS[dtype] * int(heads or 1)
+            waiting += number(total)
+        elif match := TOTAL.fullmatch(row):
+            key, sequences, total, shown = match.groups()
+            assert waiting * number(sequences) == number(total) == record[key], row
+            assert holds(shown, record[key], "bytes")
+            waiting, seen = 0, [*seen, key]
+        else:
+            assert "layers ×" not in row, row
+    assert seen == ["kv_cache_bytes", "kv_cache_read_bytes", "kv_cache_allocated_bytes"]
+    assert figures_of(text).items() <= record.items()
+    assert {"bytes_per_token", "fixed_bytes", "parameters", "weight_bytes"} <= figures_of(text).keys()
+    parts = [tuple(map(number, m.groups()[1:])) for m in map(GROUP.fullmatch, text.splitlines()) if m]
+    assert all(count * each == total for count, each, total in parts)
+    assert sum(total for *_, total in parts) == record["parameters"]
+    assert f"active per token {record['active_parameters']:,}" in text
+    assert f"mha_ratio = {record['mha_ratio']:.4g} " in text
+
+
+FITS = [
+    "fit gemma-3-27b --engine vllm --tp 2 --kv-offloading-bytes 100GiB --max-model-len 32k",
+    "fit llama-3.1-8b --gpu l40s --max-num-seqs 3",
+    "fit deepseek-v2-lite --engine llama.cpp --max-model-len 5000",
+    "fit llama-3.1-8b --engine sglang --max-model-len 8k --activation-bytes 1GiB --overhead-bytes 0",
+]
+
+
+@pytest.mark.parametrize("line", FITS)
+def test_the_sums_of_a_fit_add_up_to_its_record(kvcalc: Run, line: str) -> None:
+    (record,) = kvcalc(f"{line} --format json").records
+    text = kvcalc(f"{line} --explain").out
+    differences = re.findall(r"^   ((?:[\d,]+ − )+[\d,]+) = ([\d,]+) B", text, re.MULTILINE)
+    assert len(differences) == 1
+    first, *less = map(number, differences[0][0].split(" − "))
+    assert first == record["share_bytes"]
+    assert first - sum(less) == number(differences[0][1]) == record["kv_budget_bytes"]
+    assert less[0] == record["weight_bytes"]
+    assert less[1:] in ([], [record["activation_bytes"], record["overhead_bytes"]])
+    for left, right, quotient in re.findall(r"= ([\d,]+) ÷ ([\d,]+) = ([\d,]+)", text):
+        assert number(left) // number(right) == number(quotient) == record["num_blocks"]
+    for count, each, total in re.findall(r"pages (\d+) × ([\d,]+) = ([\d,]+) B", text):
+        assert number(count) * number(each) == number(total)
+    needs = re.findall(r"([\d,]+) sequences? of [\d,]+ tokens need ([\d,]+) B, (within|over) ([\d,]+) B", text)
+    assert [(word, number(need) <= number(pool)) for _, need, word, pool in needs] == [("within", True), ("over", False)]
+    assert [number(n) for n, *_ in needs] == [record["max_num_seqs"], record["max_num_seqs"] + 1]
+    assert f"max_concurrency = {record['max_concurrency']:.4f}; kv_tokens = {record['kv_tokens']:,}" in text
+    for exact, shown in re.findall(r"([\d,]+) B \(([\d.,]+ [KMGT]iB)\)", text):
+        assert holds(shown, number(exact), "bytes")
+    assert f"separate GPUs: {record['transfer_bytes']:,} B" in text
+
+
+@pytest.mark.parametrize(
+    "line", ["size gpt2 gemma-3-27b --context 1k,2k", "fit gemma-3-27b --engine vllm", "gpus", "models --family gemma"]
+)
+def test_csv_and_markdown_hold_the_records_of_json(kvcalc: Run, line: str) -> None:
+    records = kvcalc(f"{line} --format json").records
+
+    def as_text(value: Any) -> str:
+        return "" if value is None else json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+
+    expected = [{key: as_text(value) for key, value in r.items()} for r in records]
+    assert list(csv.DictReader(io.StringIO(kvcalc(f"{line} --format csv").out))) == expected
+    head, rule, *rows = kvcalc(f"{line} --format markdown").out.splitlines()
+    assert [cell.strip() for cell in head.strip("|").split("|")] == [*records[0]]
+    assert set(rule) == {"|", " ", "-"}
+    assert [[cell.strip() for cell in row[1:-1].split(" | ")] for row in rows] == [list(r.values()) for r in expected]
+
+
+def test_records_that_no_format_may_break() -> None:
+    """Numbers that are none, commas, quotes, bars and letters of any script; a key that only the second record has."""
+    records = [{"a": float("nan"), "b": 'x, "y" | z'}, {"a": 2**70, "b": "é", "c": [{"d": 1}]}]
+    assert json.loads(to_json(records)) == [{"a": None, "b": 'x, "y" | z'}, {"a": 2**70, "b": "é", "c": [{"d": 1}]}]
+    assert list(csv.reader(io.StringIO(to_csv(records)))) == [
+        ["a", "b", "c"], ["", 'x, "y" | z', ""], [str(2**70), "é", '[{"d": 1}]'],
+    ]  # fmt: skip
+    assert to_markdown(records).splitlines()[2:] == ['|  | x, "y" \\| z |  |', f'| {2**70} | é | [{{"d": 1}}] |']
+    assert json.loads(to_json([{"a": float("inf")}])) == [{"a": None}]
+    assert (to_json([]), to_json([{"a": 1}])) == ("[]\n", '[\n{"a": 1}\n]\n')
+
+
+def test_the_error_bar_is_the_widest_of_the_records() -> None:
+    assert error_bar([{"time_p90_error": 0.1}, {"time_p90_error": 0.254}, {"time_p90_error": None}, {}]) == (
+        "; error of single operators up to 25% (p90, held out)"
+    )
+    assert error_bar([{"time_p90_error": None}]) == error_bar([]) == ""
+
+
+def measured(ratio: float, phase: str = "decode", held: int = 100 << 20, **more: Any) -> dict[str, Any]:
+    """A measured row as far as its notes need it."""
+    return {
+        "device": "a CPU", "bandwidth_bytes_per_s": 10e9, "copy_bytes_per_s": 9e9, "read_bytes_per_s": 11e9, "flops_per_s": 2e12,
+        "dtype": "bf16", "launch_s": 3e-6, "threads": 2, "clock": "wall", "graph": False, "variant": "gqa", "phase": phase,
+        "predicted_bytes": held, "allocated_bytes": held, "allocator_bytes": held, "attention_ratio": ratio,
+        "attention_why": "because", **more,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ratios", "median"),
+    [((1.5,), "1.50×"), ((1.1, 3.0, 1.2), "1.20×"), ((4.0, 1.0, 3.0, 1.5), "2.25×"), ((2.0, 1.0), "1.50×")],
+)
+def test_the_median_of_large_caches_of_an_odd_and_an_even_count(ratios: tuple[float, ...], median: str) -> None:
+    """Of decodes over caches above 64 MiB alone; of an even count the mean of the two in the middle."""
+    others = [measured(9.0, "prefill"), measured(8.0, held=64 << 20)]
+    notes = measure_notes([*map(measured, ratios), *others], "2.0")
+    assert f"decode attention over caches above 64 MiB: median {median} its bound" in notes
+    assert not any("median" in note for note in measure_notes(others, "2.0")[4:])
+
+
+def test_what_a_measurement_says_of_itself() -> None:
+    same, other = measured(1.0), measured(1.0, allocated_bytes=1)
+    first = measure_notes([same], "2.0")
+    assert "ceilings of this machine (a CPU): 10 GB/s (copy 9 GB/s, read 11 GB/s), 2 TFLOP/s in bf16, 3 µs to launch" in first[1]
+    assert "torch 2.0, 2 threads, wall clock; medians" in first[2]
+    assert "cache bytes: predicted = in the tensors' storage in every row" in first
+    assert "cache bytes DIFFER from the prediction" in measure_notes([same, other], "2.0")
+    assert "cache bytes DIFFER from the prediction" in measure_notes([measured(1.0, allocator_bytes=1)], "2.0")
+    assert first[-1] == "gqa decode: because"
+    for clock, graph, words in (
+        ("cpu", False, "one thread, timed by its own CPU time"),
+        ("cuda", True, "CUDA events, CUDA graphs"),
+    ):
+        assert words in measure_notes([measured(1.0, clock=clock, graph=graph)], "2.0")[2]
+
+
+def budget(**more: int) -> dict[str, Any]:
+    """A record of `fit` as far as its bar needs it: 100 bytes of memory."""
+    plain = {
+        "gpus": 1,
+        "gpu": "toy",
+        "dtype": "bf16",
+        "kv_cache_dtype": "bf16",
+        "model": "m",
+        "engine": "none",
+        "memory_bytes": 100,
+    }
+    parts = {"weight_bytes": 50, "activation_bytes": 5, "overhead_bytes": 3, "kv_budget_bytes": 30}
+    asked = {"gpu_memory_utilization": 0.9, "utilization_of": "total", "requested_num_seqs": 1, "requested_model_len": 10}
+    return plain | parts | asked | {"max_num_batched_tokens": 8} | more
+
+
+def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
+    chart = memory_chart([budget(), budget(gpus=2, kv_budget_bytes=42), budget(weight_bytes=200, memory_bytes=90)])
+    bars = {s.label: s.ys for s in chart.series if s.kind == "bar"}
+    assert bars == {
+        "weights": (50, 50, 200), "activations": (5, 5, 5), "overhead": (3, 3, 3), "KV cache": (30, 42, 30),
+        "left": (12, 0, 0),  # nothing is left of a memory that is full or exceeded
+    }  # fmt: skip
+    assert [(s.label, s.ys) for s in chart.series if s.kind == "limit"] == [
+        ("memory of one GPU: 100 B", (100,)), ("memory of one GPU: 90 B", (90,)),
+    ]  # fmt: skip
+    assert chart.categories == ("1× toy bf16, cache bf16", "2× toy bf16, cache bf16", "1× toy bf16, cache bf16")
+    assert chart.subtitle == "1 sequence of 10 tokens, 0.9 of total memory, passes of 8 tokens"
+
+
+@pytest.mark.parametrize(("gpus", "words"), list(product([1, 2], [0, 3])))
+def test_a_served_table_names_what_went_wrong_and_counts_its_gpus(
+    gpus: int, words: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = {"model": "m", "basis": "datasheet", "gpus": gpus, "max_num_seqs": 1000, "max_num_batched_tokens": 8192, "seed": 7}
+    record |= {"kv_budget_bytes": 3 << 29, "rejected": words, "preemptions": words, "padding_waste": words / 10}
+    show_serve([record])
+    out = capsys.readouterr().out
+    assert ("rejected" in out, "preempted" in out, "padding" in out) == (bool(words),) * 3
+    assert f"cache {format_bytes(3 << 29)} a GPU, {gpus} GPU{'s' if gpus == 2 else ''}; seed 7" in out
+    assert "datasheet bounds, so rates are at most these; 1,000 sequences and 8,192 tokens a pass at most" in out

@@ -1,0 +1,236 @@
+"""The roof: no calibrated time is below it; knees, and bounds of measured operations, by hand."""
+
+import itertools
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvcalc import Batch, Gpu, Operator, Parallelism, Precision, Sequences, UserError, forward, load_gpu, load_model, roofline
+from kvcalc.gpu.roof import least_time, total_seconds
+from kvcalc.layers.cost import Cost
+from kvcalc.library import catalog
+from kvcalc.timing.calibration import Calibration, find_calibration, stacks_of
+from kvcalc.timing.families import FAMILIES, cost_of
+from kvcalc.timing.steps import operator_seconds, pass_seconds
+
+MODELS = sorted(catalog.preset_files("models"))
+DTYPES = ("auto", "fp32", "bf16", "fp8")
+CONTEXTS, COUNTS = np.array([17.0, 4096.0, 131_072.0]), np.array([256.0, 8.0, 1.0])
+PASSES = {  # arrays, and whole numbers where phases mix
+    "decode": Batch.decode(CONTEXTS, COUNTS),
+    "prefill": Batch.prefill(CONTEXTS, COUNTS),
+    "verify": Batch((Sequences(4, 5, CONTEXTS),)),
+    "mixed": Batch((Sequences(64, 1, 32_767), Sequences(1, 2048, 0), Sequences(2, 300, 5000))),
+    "mixed arrays": Batch((Sequences(COUNTS, 1, CONTEXTS - 1), Sequences(1, CONTEXTS, 0))),
+}
+
+
+@cache
+def calibrated() -> list[tuple[Gpu, Calibration]]:
+    """Every GPU that has calibrations, under each of its stacks."""
+    gpus = [load_gpu(name) for name in sorted(catalog.preset_files("gpus"))]
+    pairs = [(gpu, find_calibration(gpu, stack)) for gpu in gpus for stack in stacks_of(gpu)]
+    assert len(pairs) >= 8
+    return [(gpu, laws) for gpu, laws in pairs if laws]
+
+
+def check(operators: tuple[Operator, ...], gpu: Gpu, laws: Calibration) -> None:
+    placed, timed = roofline(operators, gpu), operator_seconds(operators, gpu, laws)
+    for one, time in zip(placed, timed, strict=True):
+        assert np.all(time.seconds >= one.seconds), (one.operator.name, one.operator.layer, time.seconds, one.seconds)
+    assert np.all(pass_seconds(operators, gpu, laws) >= total_seconds(placed))
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_no_calibrated_time_is_below_its_roof(number: int) -> None:
+    """Every preset in every dtype and kind of pass, on a calibrated GPU and stack; each calibration meets every preset."""
+    laws = calibrated()
+    for n, name in list(enumerate(MODELS))[number::8]:
+        model = load_model(name)
+        for i, (dtype, phase) in enumerate(itertools.product(DTYPES, PASSES)):
+            operators = forward(model, PASSES[phase], Precision(dtype))
+            check(operators, *laws[(n + i) % len(laws)])
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-70b", "deepseek-v3.2", "qwen3-next-80b-a3b", "gpt-oss-120b", "nemotron-h-47b"])
+@pytest.mark.parametrize("cache_dtype", ["auto", "fp8"])
+def test_nor_on_several_gpus_or_over_another_cache(name: str, cache_dtype: str) -> None:
+    for gpu, laws in calibrated():
+        for ranks, phase in ((Parallelism(tp=2), "decode"), (Parallelism(tp=2, dp=2, ep=4), "mixed")):
+            if name == "nemotron-h-47b" or ranks.ep == 1:
+                ranks = Parallelism(tp=2)
+            check(forward(load_model(name), PASSES[phase], Precision("auto", cache_dtype), ranks), gpu, laws)
+
+
+def toy(**peaks: float) -> Gpu:
+    return Gpu(name="toy", vendor="none", memory_bytes=1, source=(), bandwidth_bytes_per_s=100.0, flops_per_s=peaks)
+
+
+def test_the_knee_is_bf16_s_else_fp16_s() -> None:
+    """FLOP per byte: peak over 100 bytes a second."""
+    assert toy(bf16=1000.0).knee == 10
+    assert toy(fp16=500.0).knee == 5
+    assert toy(bf16=1000.0, fp16=500.0).knee == 10
+    assert toy(bf16=300.0, fp16=500.0, fp8=9999.0).knee == 3
+    assert toy(fp32=1000.0, fp8=1000.0).knee is None
+    # a V100 has fp16 units alone: 125 TFLOP/s over 900 GB/s
+    assert load_gpu("v100").knee == 125e12 / 900e9
+
+
+def test_a_peak_is_the_dtype_s_own_or_the_next_wider_one_s() -> None:
+    assert toy(bf16=3.0, fp16=2.0, fp32=1.0).peak("bf16") == (3.0, "bf16")
+    assert toy(fp16=2.0, fp32=1.0).peak("bf16") == (2.0, "fp16")
+    assert toy(bf16=3.0, fp32=1.0).peak("fp16") == (3.0, "bf16")
+    assert toy(tf32=2.0, fp32=1.0).peak("fp16") == (2.0, "tf32")
+    assert toy(bf16=3.0, fp32=1.0).peak("int8") == (3.0, "bf16")
+    assert toy(fp8=4.0, bf16=3.0).peak("fp4") == (4.0, "fp8")
+    with pytest.raises(UserError, match="toy has no matrix peak for fp32"):
+        toy(bf16=3.0).peak("fp32")
+
+
+# op, kind, shape, matrix FLOPs, bytes to and from memory, dtype of the products: each worked out by hand
+OPERATIONS: list[tuple[str, str, tuple[float, ...], float, float, str]] = [
+    # 8 × 16 over 32: 2·8·16·32 FLOP; both operands and a result of 2 bytes an element
+    ("gemm", "bfloat16", (8, 16, 32), 8192, 2 * (8 * 32 + 16 * 32 + 8 * 16), "bf16"),
+    ("gemm", "fp8", (8, 16, 32), 8192, 8 * 32 + 16 * 32 + 2 * 8 * 16, "fp8"),
+    ("gemm", "fp8_block", (8, 16, 32), 8192, 8 * 32 + 16 * 32 + 2 * 8 * 16, "fp8"),
+    # 2 sequences, 8 heads over 4, 64 wide, 100 tokens: scores and values of 100 pairs each; K and V, queries and outputs
+    (
+        "decode_attention",
+        "bfloat16",
+        (2, 8, 4, 64, 100, 0),
+        4 * 2 * 8 * 100 * 64,
+        2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64),
+        "bf16",
+    ),
+    ("decode_attention", "fp8", (2, 8, 4, 64, 100, 0), 4 * 2 * 8 * 100 * 64, 2 * 2 * 4 * 100 * 64 + 2 * 2 * 2 * 8 * 64, "bf16"),
+    (
+        "decode_attention",
+        "bfloat16",
+        (2, 8, 4, 64, 100, 30),
+        4 * 2 * 8 * 30 * 64,
+        2 * (2 * 2 * 4 * 30 * 64 + 2 * 2 * 8 * 64),
+        "bf16",
+    ),
+    (
+        "decode_attention",
+        "bfloat16",
+        (2, 8, 4, 64, 100, 200),
+        4 * 2 * 8 * 100 * 64,
+        2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64),
+        "bf16",
+    ),
+    # 10 tokens: 55 pairs a head; queries and outputs, keys and values in, and these again into the cache
+    (
+        "prefill_attention",
+        "bfloat16/bfloat16",
+        (2, 8, 4, 64, 10, 0),
+        4 * 2 * 55 * 8 * 64,
+        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 2 * 4),
+        "bf16",
+    ),
+    (
+        "prefill_attention",
+        "bfloat16/fp8",
+        (2, 8, 4, 64, 10, 0),
+        4 * 2 * 55 * 8 * 64,
+        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 4),
+        "bf16",
+    ),
+    (
+        "prefill_attention",
+        "fp8/fp8",
+        (2, 8, 4, 64, 10, 0),
+        4 * 2 * 55 * 8 * 64,
+        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 4),
+        "fp8",
+    ),
+    # under a window of 4: 1 + 2 + 3 + 7·4 pairs
+    (
+        "prefill_attention",
+        "bfloat16/bfloat16",
+        (2, 8, 4, 64, 10, 4),
+        4 * 2 * 34 * 8 * 64,
+        2 * 10 * 64 * (2 * 2 * 8 + 2 * 2 * 4 + 2 * 2 * 4),
+        "bf16",
+    ),
+    # 576 wide scores and 512 wide values over 50 latents; those, queries and outputs
+    ("mla_decode", "bfloat16", (3, 16, 50), 2 * 3 * 16 * 50 * (576 + 512), 2 * (3 * 50 * 576 + 3 * 16 * (576 + 512)), "bf16"),
+    ("mla_decode", "fp8", (3, 16, 50), 2 * 3 * 16 * 50 * (576 + 512), 3 * 50 * 576 + 2 * 3 * 16 * (576 + 512), "bf16"),
+    # expanded: keys of 192, values of 128; queries, keys, values, outputs
+    ("mla_prefill", "bfloat16", (3, 16, 10), 2 * 3 * 55 * 16 * (192 + 128), 2 * 3 * 10 * 16 * (192 + 192 + 128 + 128), "bf16"),
+    # 4 tokens to 2 of 8 experts each: 8·(1 − (3/4)^4) = 5.46875 of them reached, three matrices 1000 × 500, a half on each of
+    # two ranks; 8 rows in all; tokens in and out
+    (
+        "moe",
+        "bfloat16",
+        (4, 1000, 500, 2, 8, 2, 1),
+        2 * 3 * 8 * 1000 * 250,
+        2 * 3 * 5.46875 * 1000 * 250 + 2 * 2 * 4 * 1000,
+        "bf16",
+    ),
+    # spread over 4 groups of experts: a quarter of them, and of the rows
+    ("moe", "fp8", (4, 1000, 500, 2, 8, 1, 4), 2 * 3 * 2 * 1000 * 500, 3 * 5.46875 / 4 * 1000 * 500 + 2 * 2 * 4 * 1000, "fp8"),
+    # one token reaches its two, whatever their number
+    ("moe", "bfloat16", (1, 1000, 500, 2, 64, 1, 1), 2 * 3 * 2 * 1000 * 500, 2 * 3 * 2 * 1000 * 500 + 2 * 2 * 1000, "bf16"),
+    # as many as there are: all, once
+    (
+        "moe",
+        "bfloat16",
+        (7, 1000, 500, 8, 8, 1, 1),
+        2 * 3 * 7 * 8 * 1000 * 500,
+        2 * 3 * 8 * 1000 * 500 + 2 * 2 * 7 * 1000,
+        "bf16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("op", "kind", "shape", "flops", "moved", "dtype"), OPERATIONS)
+def test_what_a_measured_operation_costs_at_least(
+    op: str, kind: str, shape: tuple[float, ...], flops: float, moved: float, dtype: str
+) -> None:
+    found = cost_of(op, kind, tuple(np.array([x]) for x in shape))
+    assert found is not None
+    cost, products = found
+    assert products == dtype
+    assert [float(x[0]) for x in (cost.flops, cost.bytes)] == pytest.approx([flops, moved], rel=1e-12)
+    h100 = load_gpu("h100")
+    seconds = max(flops / {"bf16": 989e12, "fp8": 1978.9e12}[dtype], moved / 3.35e12)
+    assert float(least_time(cost, products, h100).seconds[0]) == pytest.approx(seconds, rel=1e-12)
+
+
+def test_an_all_reduce_sends_twice_all_but_its_own_share() -> None:
+    found = cost_of("allreduce", "bfloat16", (np.array([4.0]), np.array([1000.0])))
+    assert found is not None
+    assert (found[0].bytes, found[0].network_bytes[0], found[1]) == (0, 1500, "")  # type: ignore[index]
+    assert least_time(*found, load_gpu("h100")).seconds[0] == 1500 / 450e9
+    assert cost_of("sampling", "bfloat16", ()) is None
+
+
+def test_every_family_of_laws_has_a_bound() -> None:
+    shapes = {"gemm": 3, "decode_attention": 6, "prefill_attention": 6, "mla_decode": 3, "mla_prefill": 3, "allreduce": 2}
+    assert shapes.keys() == FAMILIES.keys()
+    for op, width in shapes.items():
+        assert cost_of(op, "bfloat16", tuple(np.array([8.0]) for _ in range(width)))
+
+
+def test_an_array_takes_the_largest_of_its_limits_point_by_point() -> None:
+    """100 bytes, 1000 bf16 FLOP, 50 vector FLOP and 10 network bytes a second: memory, compute, vector and network in turn."""
+    gpu = Gpu(
+        name="toy", vendor="none", memory_bytes=1, source=(), bandwidth_bytes_per_s=100.0, flops_per_s={"bf16": 1000.0},
+        vector_flops_per_s={"fp32": 50.0}, link_bytes_per_s=10.0,
+    )  # fmt: skip
+    table: dict[str, Any] = {
+        "activation_bytes": [300, 100, 100, 100],
+        "flops": [1000, 4000, 1000, 1000],
+        "vector_flops": [50, 50, 250, 50],
+        "network_bytes": [10, 10, 10, 60],
+    }
+    cost = Cost(**{name: np.array(column, dtype=float) for name, column in table.items()})
+    found = least_time(cost, "bf16", gpu)
+    assert (found.seconds.tolist(), found.bound, found.computed_in) == ([3, 4, 5, 6], "", "bf16")
+    for i, (seconds, bound) in enumerate([(3.0, "memory"), (4.0, "compute"), (5.0, "compute"), (6.0, "network")]):
+        one = least_time(Cost(**{name: column[i] for name, column in table.items()}), "bf16", gpu)
+        assert (one.seconds, one.bound) == (seconds, bound)

@@ -1,0 +1,42 @@
+"""Which preset a served model's path stands for: its own name, or the longest that the path begins with."""
+
+from pathlib import Path
+
+import pytest
+
+from kvcalc.timing.serving import served_model
+
+PRESET = (
+    "name: {name}\nhidden_size: 8\nvocab_size: 8\nlayers: 1\nkinds: {{a: {{parts: [{{type: dense, intermediate_size: 8}}]}}}}\n"
+)
+
+
+@pytest.mark.parametrize("first", ["long", "short"])
+def test_the_longer_id_prefix_wins_whichever_is_read_first(first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path))
+    (tmp_path / "models").mkdir()
+    ids = {"short": f"Zz/{first}-Novel", "long": f"Zz/{first}-Novel-Tiny"}
+    for name, place in (("long", "a" if first == "long" else "b"), ("short", "b" if first == "long" else "a")):
+        text = PRESET.format(name=name) + f"huggingface_id: {ids[name]}\n"
+        (tmp_path / "models" / f"{place}.yaml").write_text(text)
+    for path, expected in (("Novel-Tiny-Instruct", "long"), ("novel_tiny", "long"), ("Novel-Instruct", "short")):
+        model = served_model(f"someone/{first}-{path}")
+        assert model and model.name == expected
+    assert served_model(f"someone/my-{first}-Novel") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("openai-community/gpt2", "gpt2"),
+        ("openai-community/gpt2-xl", "gpt2-xl"),
+        ("facebook/opt-1.3b", "opt-1.3b"),
+        ("facebook/opt-13b", "opt-13b"),
+        ("nvidia/DeepSeek-V3.2-NVFP4", "deepseek-v3.2"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("meta-llama/llama_3_1_8b", "llama-3.1-8b"),
+    ],
+)
+def test_names_within_names_and_names_that_differ_by_a_dot(path: str, name: str) -> None:
+    model = served_model(path)
+    assert model and model.name == name
