@@ -97,6 +97,16 @@ def test_cells_one_past_the_padding() -> None:
     assert [LlamaCpp(8, 0, 0, 0, plain).cells(1, n) for n in (32, 33, 64)] == [32, 64, 64]
 
 
+def test_pieces_of_cells() -> None:
+    """8 B a cell of the context, 2 B up to pad(64 + 128) = 256 cells of the window, and a state of 5 B."""
+    plan = LlamaCpp(full=8, window=2, limit=64, state=5, settings=EngineSettings(max_num_batched_tokens=128))
+    cause = "window and micro-batch"
+    assert plan.breakpoints() == [
+        {"from_tokens": 0, "fixed_bytes": 5, "bytes_per_token": 10, "block_tokens": 256, "cause": ""},
+        {"from_tokens": 256, "fixed_bytes": 5 + 512, "bytes_per_token": 8, "block_tokens": 256, "cause": cause},
+    ]
+
+
 def test_pages_of_sglang_at_their_boundary() -> None:
     """Pages of 64: 64 tokens are one page, 65 two; 128 slots cost 1280 bytes, and 1279 buy one page."""
     plan = SGLang(full=10, window=0, limit=0, state=0, page=64)

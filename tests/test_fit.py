@@ -87,6 +87,8 @@ def test_activation_peak() -> None:
     Logits: 1 row of 64 in, 1000 out. The largest set is 100 · 384 elements, and the residual stream's 100 · 64 beside it.
     """
     assert activation_peak(small(), Precision(), Parallelism(), tokens=100) == 2 * 100 * (384 + 64)
+    # one prompt of 2 tokens: one row of logits, 64 + 1000 elements, more than the FFN's 2 · 384
+    assert activation_peak(small(), Precision(), Parallelism(), tokens=2) == 2 * (1064 + 2 * 64)
     # 100 prompts of one token: 100 rows of logits, 64 + 1000 elements each
     assert activation_peak(small(), Precision(), Parallelism(), 100, sequences=100) == 2 * 100 * (1064 + 64)
     assert activation_peak(small(), Precision(), Parallelism(), 101, sequences=3) == 2 * 101 * (384 + 64)

@@ -1,6 +1,6 @@
 """A model on GPUs, as it is run: the noun that every reading takes. And how long its passes take."""
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -15,7 +15,9 @@ from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
 from kvcalc.model.operators import forward, total
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.spec import Model
-from kvcalc.timing.calibration import Calibration, load_calibration
+
+if TYPE_CHECKING:
+    from kvcalc.timing.calibration import Calibration  # `fit` needs none, and starts 11 ms sooner without
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -30,7 +32,7 @@ class Deployment(msgspec.Struct, frozen=True):
     precision: Precision = PUBLISHED
     parallelism: Parallelism = ONE_GPU
     mla_form: str = "auto"
-    calibration: Calibration | None = None
+    calibration: "Calibration | None" = None
     calibrated_on: str = ""
 
     def under(self, stack: str = "", calibrated_on: str = "") -> Self:
@@ -38,6 +40,8 @@ class Deployment(msgspec.Struct, frozen=True):
 
         calibrated_on: another GPU, whose calibration is scaled by datasheet figures. Raises UserError as `load_calibration`.
         """
+        from kvcalc.timing.calibration import load_calibration
+
         found = load_calibration(self.gpu, stack, load_gpu(calibrated_on) if calibrated_on else None)
         return msgspec.structs.replace(self, calibration=found, calibrated_on=calibrated_on)
 
