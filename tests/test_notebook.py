@@ -34,6 +34,7 @@ READINGS = [
     ("latency", {"input_len": 2000, "output_len": "1k", "batch_size": 2, "no_cache": True, "draft": "layers=2"},
      "--input-len 2000 --output-len 1k --batch-size 2 --no-cache --draft layers=2"),
     ("roofline", {"phase": "prefill", "batch_size": 8, "context": "4k"}, "--phase prefill --batch-size 8 --context 4k"),
+    ("roofline", {"batch": "500+4x1@4k"}, "--batch 500+4x1@4k"),
     ("serve", {"rate": 10, "num_prompts": 20, "max_num_seqs": 8, "slo_ttft": 0.5, "policy": "static", "max_model_len": "4k"},
      "--rate 10 --num-prompts 20 --max-num-seqs 8 --slo-ttft 0.5 --policy static --max-model-len 4k"),
     ("serve", {"num_prompts": 9, "cache": "contiguous", "output_len": 40}, "--num-prompts 9 --cache contiguous --osl 40"),

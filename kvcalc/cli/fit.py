@@ -13,10 +13,9 @@ from kvcalc.cli.groups import FurtherRanks, Group, Output, chosen_gpus, chosen_m
 
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions
-    from kvcalc.gpu.spec import Gpu
-    from kvcalc.layers.ranks import Parallelism
     from kvcalc.model.precision import Precision
     from kvcalc.model.spec import Model
+    from kvcalc.timing.deployment import Deployment
 
 MOST_CONFIGURATIONS = 1000
 
@@ -133,6 +132,7 @@ def run(
     from kvcalc.capacity.fragmentation import read_lengths
     from kvcalc.capacity.record import fit_record, smallest_first
     from kvcalc.report.fit import explain_fit, fit_table, memory_chart
+    from kvcalc.timing.deployment import Deployment
     from kvcalc.units import parse_tokens
 
     chosen, options = chosen_model(model, set_), asked.options()
@@ -140,7 +140,8 @@ def run(
     ranks = [further.beside(parse_tokens(word, "tensor-parallel size")) for word in tp.split(",")]
     precisions, gpus = formats.precisions(), chosen_gpus(gpu)
     check_number("configurations", MOST_CONFIGURATIONS, gpus, ranks, precisions)
-    answers = smallest_first(_answers(chosen, list(product(gpus, ranks, precisions)), options))
+    deployments = [Deployment(chosen, card, p, r) for card, r, p in product(gpus, ranks, precisions)]
+    answers = smallest_first(_answers(deployments, options))
     records = [fit_record(f, drawn, seed) for f in answers]
     _remarks(chosen, answers, drawn)
     if output.plot:
@@ -155,16 +156,15 @@ def run(
     return int(bool(asked.require) and not any(f.fits for f in answers))
 
 
-def _answers(model: "Model", points: "list[tuple[Gpu, Parallelism, Precision]]", options: "FitOptions") -> "list[Fit]":
-    """One answer a configuration; of several, those that the model cannot be cut into are left out with a note."""
+def _answers(deployments: "list[Deployment]", options: "FitOptions") -> "list[Fit]":
+    """One answer a deployment; of several, those that the model cannot be cut into are left out with a note."""
     from kvcalc.capacity import fit
     from kvcalc.errors import UserError
-    from kvcalc.timing.deployment import Deployment
 
     found, refused = [], []
-    for gpu, ranks, precision in points:
+    for deployment in deployments:
         try:
-            found.append(fit(Deployment(model, gpu, precision, ranks), options))
+            found.append(fit(deployment, options))
         except UserError as error:
             refused.append(error)
     if not found:

@@ -91,12 +91,12 @@ class Deployment(deployment.Deployment, frozen=True):
         record = latency_record(self, from_words(LatencyOptions, options))
         return Answer([record], lambda: latency_tables([record]))
 
-    def roofline(self, phase: str = "decode", batch_size: int | str = 1, context: int | str = 4096) -> Answer:
-        """Where every operation of a pass lies; its figures are those of the total."""
+    def roofline(self, phase: str = "decode", batch_size: int | str = 1, context: int | str = 4096, batch: str = "") -> Answer:
+        """Where every operation of a pass lies; its figures are those of the total. batch: a mixed pass instead."""
         from kvcalc.report.passes import pass_table
-        from kvcalc.timing.records import roofline_records
+        from kvcalc.timing.records import mixed_records, roofline_records
 
-        records = roofline_records(self, phase, _batch(batch_size), _context(context))
+        records = mixed_records(self, batch) if batch else roofline_records(self, phase, _batch(batch_size), _context(context))
         return Answer(records, lambda: [pass_table(self, records)], _chief=-1)
 
     def serve(self, policy: str = "continuous", cache: str = "paged", **options: Any) -> Answer:
