@@ -181,7 +181,8 @@ def _attention(shape: AttentionShape, figures: Figures, calibration: Calibration
 
 def _by_kernel(shape: AttentionShape) -> tuple[list[_Group], list[_Group]]:
     """The groups that decode kernels take, and those that prefill kernels take; of an array each point where it belongs."""
-    decoding, prompts = [], []
+    decoding: list[_Group] = []
+    prompts: list[_Group] = []
     for count, new, _, pairs in shape.groups:
         longer = at_least(new, MOST_DECODE_TOKENS + 1)
         if isinstance(longer, int) or (longer == longer.flat[0]).all():

@@ -16,9 +16,10 @@ from kvcalc.report.plots import PALETTE, STYLES, _figure
 from kvcalc.report.plots_measure import generation_chart, measured_chart
 from kvcalc.report.plots_timing import MOST_POINTS, predicted_against_measured
 from kvcalc.report.roof import decode_sweep, roofline_chart
-from kvcalc.report.sketch import sketch
+from kvcalc.report.terminal import sketch
 from kvcalc.serving.continuous import Limits
 from kvcalc.serving.run import Run as ServedRun
+from kvcalc.timing.deployment import Deployment
 
 PLAIN = Precision()
 H100 = load_gpu("h100")
@@ -33,7 +34,7 @@ def points(series: Series) -> list[tuple[float, float]]:
 
 
 def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> None:
-    (name, rows), *_ = sweep = decode_sweep(load_model("llama-3.1-8b"), H100, 4096, [8], PLAIN)
+    (name, rows), *_ = sweep = decode_sweep(Deployment(load_model("llama-3.1-8b"), H100), 4096, [8])
     chart = roofline_chart(sweep, [H100])
     whole = rows[-1]["roofline_s"]
     roles = {"attention": "core", "projections": "projection", "FFN": "ffn", "LM head": "head"}
@@ -64,7 +65,7 @@ def test_roofs_bend_at_their_knees() -> None:
 
 
 def test_a_sweep_joins_each_operator_s_points_in_order() -> None:
-    sweep = decode_sweep(load_model("llama-3.1-8b"), H100, 1024, [1, 64, 512], PLAIN)
+    sweep = decode_sweep(Deployment(load_model("llama-3.1-8b"), H100), 1024, [1, 64, 512])
     chart = roofline_chart(sweep, [H100])
     trails = [points(s) for s in chart.series if s.kind == "trail"]
     for operator in ("qkv", "gate_up", "attention", "lm_head"):

@@ -6,6 +6,7 @@ import pytest
 from conftest import Run
 from printed import Table, holds, read, table
 
+from kvcalc.report import tables
 from kvcalc.report.tables import Column, condensed, integer, per_token, ratio, seconds, show
 from kvcalc.units import format_bytes, format_count, format_si
 
@@ -192,15 +193,18 @@ def test_roofline(kvcalc: Run, line: str) -> None:
     rows: list[dict[str, Any]] = []
     for record in records:
         rows.append(record | {"share": record["roofline_s"] / records[-1]["roofline_s"]})
-        rows += [{"operator": p["operator"], "flops": p["flops"]} for p in record.get("parts", []) if p["flops"]]
+        rows += [
+            {"operator": p["operator"], "layer": "on the chip", "flops": p["flops"] or None} for p in record.get("parts", [])
+        ]
     assert any(r["operator"] == "qk" for r in rows)
     contract = {
         "operator": ("operator", "text"), "runs": ("count", "whole"), "FLOP": ("flops", "si"),
         "weights": ("weight_bytes", "si:B"), "cache": ("cache_bytes", "si:B"), "activations": ("activation_bytes", "si:B"),
         "FLOP/B": ("intensity", "digits"), "at least": ("roofline_s", "seconds"), "share": ("share", "percent"),
-        "predicted": ("time_s", "seconds"),
+        "predicted": ("time_s", "seconds"), "overhead": ("overhead", "times"),
     }  # fmt: skip
-    assert [h for h in shown.headings if h not in ("layer", "bound", "predicted")] == [h for h in contract if h != "predicted"]
+    timed = ("predicted", "overhead")
+    assert [h for h in shown.headings if h not in ("layer", "bound", *timed)] == [h for h in contract if h not in timed]
     for heading, (key, kind) in contract.items():
         if heading in shown.headings:
             for cell, row in zip(shown.column(heading), rows, strict=True):
@@ -324,7 +328,7 @@ def test_a_column_is_left_out_only_where_it_says_nothing() -> None:
 
 
 def test_a_column_without_a_figure_in_any_row_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    show([{"a_bytes": None, "kv_cache_bytes": 3}, {"kv_cache_bytes": None}], COLUMNS, title="title", notes=["", "note"])
+    show(tables.Table([{"a_bytes": None, "kv_cache_bytes": 3}, {"kv_cache_bytes": None}], COLUMNS, "title", ["", "note"]))
     assert capsys.readouterr().out == "title\nKV\n 3\n –\n\nnote\n"
 
 

@@ -14,7 +14,7 @@ from printed import holds
 from kvcalc.report.export import to_csv, to_json, to_markdown
 from kvcalc.report.fit import memory_chart
 from kvcalc.report.measured import measure_notes
-from kvcalc.report.serving import show_serve
+from kvcalc.report.serving import serve_table
 from kvcalc.report.tables import error_bar
 from kvcalc.units import format_bytes
 
@@ -215,13 +215,10 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(("gpus", "words"), list(product([1, 2], [0, 3])))
-def test_a_served_table_names_what_went_wrong_and_counts_its_gpus(
-    gpus: int, words: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_served_table_names_what_went_wrong_and_counts_its_gpus(gpus: int, words: int) -> None:
     record = {"model": "m", "basis": "datasheet", "gpus": gpus, "max_num_seqs": 1000, "max_num_batched_tokens": 8192, "seed": 7}
     record |= {"kv_budget_bytes": 3 << 29, "rejected": words, "preemptions": words, "padding_waste": words / 10}
-    show_serve([record])
-    out = capsys.readouterr().out
+    out = str(serve_table([record]))
     assert ("rejected" in out, "preempted" in out, "padding" in out) == (bool(words),) * 3
     assert f"cache {format_bytes(3 << 29)} a GPU, {gpus} GPU{'s' if gpus == 2 else ''}; seed 7" in out
     assert "datasheet bounds, so rates are at most these; 1,000 sequences and 8,192 tokens a pass at most" in out
