@@ -18,10 +18,10 @@ from kvcalc.library.huggingface.types import TYPES
 from kvcalc.library.huggingface.types.drafts import DRAFTS, LENT
 
 _HEAD = re.compile(
-    r"(?:For[A-Z]\w*|CausalLM|(?:With)?LMHead\w*|Model(?:WithLMHead)?|ModelLM|(?:Text|Chat|MT)Model|Decoder|Encoder)$"
+    r"(?:For(?!CausalLM\w)[A-Z]\w*|CausalLM|(?:With)?LMHead\w*|Model(?:WithLMHead)?|ModelLM|(?:Text|Chat|MT)Model|Decoder|Encoder)$"
 )
 _PART = re.compile(r"(?:text|text_model|_model|_decoder|_thinker|_mm_model|_chat|_generation)$")
-_BARE = re.compile(r"(?<!LMHead)Model$|For(?:Sequence|Token)Classification$|RewardModel$")
+_SPEAKS = re.compile(r"(?:LM|LMHeadModel|LMHead|ForConditionalGeneration|ForPreTraining|MTModel|Decoder)$")
 _DRAFT = re.compile(
     r"Eagle|Draft|DFlash|DSpark|Domino|Medusa|Hydra|NextN|MTP|Specul|Assistant|XPress|LiLiCorr|LookAhead", re.IGNORECASE
 )
@@ -71,6 +71,7 @@ _ALSO = {
     ("gpt2", "gpt-sw3"), ("phi", "phi-msft"), ("llama", "internlm3"), ("llama", "iquestcoder"), ("olmo", "hf_olmo"),
     ("decilm", "deci"),
 }  # fmt: skip
+_REFUSED = {"blt": "three stacks of different widths, of which one runs once a patch, and how long a patch is hangs on the text"}
 
 
 class Named(NamedTuple):
@@ -156,13 +157,14 @@ def _type(found: str) -> str:
 
 def _known(name: str, where: str) -> Named:
     if name not in TYPES and (name in facts() or name in facts().get("*", {}).get("others", ())):
-        raise UserError(f"model_type {name!r} is not supported", where, nearest(name, TYPES, 3))
+        why = f": {_REFUSED[name]}" if name in _REFUSED else ""
+        raise UserError(f"model_type {name!r} is not supported{why}", where, "" if why else nearest(name, TYPES, 3))
     return Named(name, name in TYPES)
 
 
 def _bare(named: Named, written: str) -> Named:
     """A class without an LM head, or with another head: the figures are those of the causal language model."""
-    if not named.known or not _BARE.search(written) or named.name not in facts():
+    if not written or not named.known or _SPEAKS.search(written) or named.name not in facts():
         return named
     said = f"class {printable(written, 60)} has no language-model head: counted with one, as the causal model of its type"
     return named._replace(notes=(said,), exact=False)
@@ -183,6 +185,6 @@ def _draft(written: str, flat: bool, where: str) -> Named:
         raise UserError(
             f"class {printable(written, 60)} is a draft that is not read",
             where,
-            f"Read are {', '.join(sorted(set(DRAFTS.values())))} drafts; `--draft layers=N` stands in for another",
+            "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash, DSpark and Domino; `--draft layers=N` stands in for another",
         )
     return Named(name, True, (f"a draft ({printable(written, 60)}): {LENT}",))

@@ -3,8 +3,7 @@
 Nemotron-NAS: an architecture search chose attention, a matrix or nothing, and the FFN's width, layer by layer (vLLM's
 nemotron_nas.py, mlx-lm's nemotron-nas.py). Apple's foundation model: the last layers read the last cache (afm7.py).
 Baichuan-M1: keys and values through a convolution of two tokens (baichuan_m1.py). PLaMo 2: Mamba of heads with norms inside
-(plamo2.py). RWKV-7 (rwkv7.py). Nanbeige and IQuest-Coder's loop: the stack runs several times (nanbeige.py,
-iquestloopcoder.py). Talkie, Gear (talkie.py, gear.py). Files without a folder are mlx-lm's, in `mlx_lm/models/`.
+(plamo2.py). RWKV-7 (rwkv7.py). Files without a folder are mlx-lm's, in `mlx_lm/models/`.
 """
 
 from typing import Any
@@ -12,14 +11,12 @@ from typing import Any
 from kvcalc.layers.attention import Convolutions, Mamba, Rwkv7
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K
-from kvcalc.library.huggingface.patterns import FULL, LINEAR, SLIDING, by_type, pick, typed
+from kvcalc.library.huggingface.patterns import FULL, LINEAR, SLIDING, by_type, pick
 from kvcalc.library.huggingface.shapes import both, dense, even_head_dim, grouped, mixer, nothing, projections
-from kvcalc.library.huggingface.types.decoders import LLAMA
 from kvcalc.library.huggingface.types.entry import Type
 
 BIAS = K("attention_bias")
 TIED = {"tie_word_embeddings": True}
-MOST_LAYERS = 10_000
 
 # --- Nemotron-NAS ---
 
@@ -195,110 +192,10 @@ RWKV7 = Type(
     inert=("norm_first", "norm_bias", "num_heads", "value_dim", "hidden_ratio", "attn_mode", "fuse_norm", "fuse_cross_entropy"),
 )
 
-# --- Stacks that run several times, each turn with a cache of its own ---
-
-
-def loops(c: Config) -> int:
-    found = c.size("num_loops", 1)
-    if found * c.size("num_hidden_layers") > MOST_LAYERS:
-        raise c.fail("num_loops", f"gives {found * c.size('num_hidden_layers'):,} layers")
-    return found
-
-
-def depth(c: Config) -> int:
-    return c.size("num_hidden_layers")
-
-
-NORMED = both(LLAMA.mixer, LLAMA.ffn, projections(vectors=lambda c: {"norms": 2 * c.size("hidden_size")}))
-NANBEIGE = Type(
-    both(),
-    order=lambda c: [FULL] * (loops(c) * depth(c)),
-    norms=0,
-    layer={"shared": NORMED, "weight_sets": depth},
-    model={"layers": lambda c: loops(c) * depth(c)},
-    inert=("skip_loop_final_norm", "loop_loss_weights"),
-)
-
-
-def loop_gate(c: Config) -> dict[str, tuple[int, ...]]:
-    """IQuest-Coder's gate per head between its two turns, from the query."""
-    heads = c.size("num_attention_heads")
-    return {"loop_gate": (c.size("head_dim"), heads, heads)}
-
-
-def two_turns(c: Config) -> list[str]:
-    """The stack, and once more within a window, with the weights of the first turn."""
-    if c.size("loop_num", 2) != 2:
-        raise c.fail("loop_num", f"{c.size('loop_num')} turns are not read, only 2")
-    return [FULL] * c.layers + [SLIDING] * c.layers
-
-
-SECOND = both(grouped(BIAS, window=K("loop_window_size", default=64)), LLAMA.ffn)
-IQUEST_LOOP = Type(
-    pick(slides, nothing, both(LLAMA.mixer, LLAMA.ffn, projections(loop_gate))),
-    order=two_turns,
-    norms=lambda c: 0 if slides(c) else 2,
-    layer={"shared": lambda c: SECOND(c) if slides(c) else None, "weight_sets": lambda c: 0 if slides(c) else None},
-    model={"layers": lambda c: 2 * c.layers},
-)
-
-# --- Talkie: no weight in any norm, a gain per head and branch; Gear: convolutions in place of attention in some layers ---
-
-TALKIE = Type(
-    both(
-        grouped(kv_heads=K("num_attention_heads")),
-        projections(vectors=lambda c: {"gains": c.size("num_attention_heads") + 3}),
-    ),
-    dense(),
-    norm="none",
-    model={"extra": projections(vectors={"head_gain": 1})},
-)
-
-
-def wide(c: Config) -> int:
-    return c.size("num_attention_heads") * c.size("head_dim")
-
-
-def narrow(c: Config) -> int:
-    return c.size("num_key_value_heads") * c.size("head_dim")
-
-
-def gear_mixer(c: Config) -> dict[str, tuple[int, ...]]:
-    """Queries, keys, values and output around the convolutions."""
-    width, bias = c.size("hidden_size"), c.flag("attention_bias")
-    sizes = {"q": (width, wide(c)), "k": (width, narrow(c)), "v": (width, narrow(c)), "o": (wide(c), width)}
-    return {name: (*size, size[1] * bias) for name, size in sizes.items()}
-
-
-GEAR_ATTENTION = grouped(BIAS, qk_norm="head")
-GEAR = Type(
-    by_type(
-        full_attention=GEAR_ATTENTION,
-        sliding_attention=GEAR_ATTENTION,
-        conv_mixer=both(
-            projections(gear_mixer, lambda c: {"qk_norms": 2 * c.size("head_dim")}),
-            mixer(
-                Convolutions,
-                channels=lambda c: {"k_conv": narrow(c), "v_conv": narrow(c)},
-                conv_kernel=K("conv_L_cache", default=3),
-                bias=BIAS,
-            ),
-        ),
-    ),
-    dense(),
-    typed(),
-    norms=4,
-    defaults=TIED,
-)
-
 TYPES = {
     "nemotron-nas": NEMOTRON_NAS,
     "afm7": AFM7,
     "baichuan_m1": BAICHUAN_M1,
     "plamo2": PLAMO2,
     "rwkv7": RWKV7,
-    "nanbeige": NANBEIGE,
-    "iquestloopcoder": IQUEST_LOOP,
-    "talkie": TALKIE,
-    "gear": GEAR,
 }
