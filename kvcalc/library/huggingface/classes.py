@@ -15,7 +15,6 @@ from kvcalc.errors import UserError, nearest, printable
 from kvcalc.library.huggingface.config import show
 from kvcalc.library.huggingface.source import facts
 from kvcalc.library.huggingface.types import TYPES
-from kvcalc.library.huggingface.types.drafts import DRAFTS, LENT
 
 _HEAD = re.compile(
     r"(?:For(?!CausalLM\w)[A-Z]\w*|CausalLM|(?:With)?LMHead\w*|Model(?:WithLMHead)?|ModelLM|(?:Text|Chat|MT)Model|Decoder|Encoder)$"
@@ -180,6 +179,8 @@ def _doubtful(named: Named, written: str) -> Named:
 
 def _draft(written: str, flat: bool, where: str) -> Named:
     """A draft's type. Raises UserError on one whose weights are not known here."""
+    from kvcalc.library.huggingface.types.drafts import DRAFTS, LENT
+
     name = DRAFTS.get(written, "")
     if not name or not flat:
         raise UserError(
