@@ -65,7 +65,7 @@ def test_command_writes_a_preset_that_loads_and_gives_the_same_record(kvcalc: Ru
     assert (result.code, result.err) == (0, "")
     head = [line for line in result.out.splitlines() if line.startswith("#")]
     assert "# keys not read: odd_key" in head
-    assert any(line.startswith("# not in the file, so transformers' defaults: attention_bias=False") for line in head)
+    assert any(line.startswith("# not in the file, so class defaults: attention_bias=False") for line in head)
     assert "# huggingface_id: org/name" in head and any(line.startswith("# source: ") for line in head)
     (tmp_path / "mine.yaml").write_text(result.out)
     ours, theirs = (kvcalc("size --context 1k,8k --format json", str(tmp_path / n)).records for n in ("mine.yaml", "config.json"))

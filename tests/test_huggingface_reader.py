@@ -41,7 +41,7 @@ def test_a_complete_file_needs_no_notes() -> None:
 
 def test_class_defaults_are_named() -> None:
     notes = read(without=("vocab_size", "attention_bias")).notes
-    said = next(note for note in notes if note.startswith("not in the file, so transformers' defaults: "))
+    said = next(note for note in notes if note.startswith("not in the file, so class defaults: "))
     assert "attention_bias=False" in said and "vocab_size=32000" in said
 
 

@@ -38,6 +38,7 @@ def model_record(model: Model) -> dict[str, Any]:
         "family": model.family,
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
+        "parameters_exact": model.parameters_exact,
         "layers": model.layers,
         "hidden_size": model.hidden_size,
         "attention": model.attention,

@@ -33,6 +33,7 @@ def size_record(
         "mha_ratio": mha_ratio(model, context, precision),
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,
+        "parameters_exact": model.parameters_exact,
         "mtp_parameters": model.mtp_parameters,
         "weight_bytes": weight_bytes(model, precision, parallelism, context, batch_size),
         "dtype": formats.weights_label,

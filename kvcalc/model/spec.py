@@ -29,7 +29,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     norms: weight vectors of the residual's width; one for each mixer and FFN unless given.
     shares_cache: reads the cache of an earlier layer and stores none of its own (whether it still projects keys and
-    values is a field of its attention). shared: parts whose weights are one of `weight_sets` sets for all such layers.
+    values is a field of its attention). shared: parts whose weights are one of `weight_sets` sets for all such layers; 0
+    sets where they are another kind's, which a later turn runs again.
     unquantized: matrices that a quantised checkpoint leaves in its dtype here.
     """
 
@@ -37,7 +38,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     norms: Count | None = None
     shares_cache: bool = False
     shared: tuple[Mixer | FeedForward, ...] = ()
-    weight_sets: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    weight_sets: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
     unquantized: tuple[str, ...] = ()
 
     @property
@@ -81,7 +82,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     layers: how many. pattern: kinds in order, `5 local` for five in a row, repeated until there are `layers`.
     dtype: of the published weights. position_embeddings: rows of a learned table. embedding_size: where the token table
     is narrower than the residual stream (two projections then join them). head_size: where the LM head reads another
-    width than the token table's. published: as stated, for the record.
+    width than the token table's. lent: `embedding`, `lm_head` where they are another model's (a draft's target lends them):
+    a pass reads them, but they are no parameters of this model. parameters_exact: false where a file was read by general
+    rules, or has keys that may carry weights and are not understood. published: as stated, for the record.
     """
 
     name: str
@@ -110,6 +113,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     type_embeddings: Count = 0
     lm_head: bool = True
     lm_head_bias: bool = False
+    lent: tuple[Literal["embedding", "lm_head"], ...] = ()
+    parameters_exact: bool = True
     extra: tuple[Projections, ...] = ()
     tables: dict[str, tuple[Count, Count]] = {}
     mtp: Mtp | None = None
@@ -169,9 +174,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return tuple(found)
 
     def walk(self) -> Iterator[tuple[str, Weight, int]]:
-        """(name, weight, how many times the model holds it) for every weight, shared blocks once per set."""
+        """(name, weight, how many times the model holds it) for every weight of its own, shared blocks once per set."""
         for weight in self.outer_weights:
-            yield weight.name, weight, 1
+            if weight.name not in self.lent:
+                yield weight.name, weight, 1
         for kind, count in self.counts.items():
             for weight in self.layer_weights(kind) if count else ():
                 yield f"{kind}.{weight.name}", weight, count

@@ -42,7 +42,8 @@ def explain_size(
     ratio = mha_ratio(model, context, precision)
     if ratio:
         lines.append(f"mha_ratio = {ratio:.4g} (every layer that attends as plain MHA, without a window, over these bytes)")
-    lines += ["", f"parameters = {model.parameters:,}; of them active per token {model.active_parameters:,}"]
+    about = "=" if model.parameters_exact else "≈"
+    lines += ["", f"parameters {about} {model.parameters:,}; of them active per token {model.active_parameters:,}"]
     lines += [f"  {name}: {count:,} × {each:,} = {count * each:,}" for name, count, each in _groups(model)]
     held = weight_bytes(model, precision, parallelism, context, batch_size)
     lines.append(f"weight_bytes = {held:,} ({format_bytes(held)}; {formats.weights_label})")
@@ -80,7 +81,7 @@ def _total(key: str, value: int, sequences: int) -> str:
 
 
 def _groups(model: Model) -> list[tuple[str, int, int]]:
-    outer = sum(w.elements for w in model.outer_weights)
+    outer = sum(w.elements for w in model.outer_weights if w.name not in model.lent)
     found = [("embeddings, final norm and head", 1, outer)]
     for kind, count in model.counts.items():
         found.append((f"{kind} layer", count, sum(w.elements for w in model.layer_weights(kind))))

@@ -107,9 +107,14 @@ def condensed(records: Sequence[Record], columns: Sequence[Column]) -> tuple[lis
     return kept, remarks
 
 
+_COUNTED = ("parameters", "active_parameters", "weight_bytes")
+
+
 def _written(column: Column, record: Record) -> str:
+    """The figure, behind ≈ where it hangs on parameters of which the record says that they are not exact."""
     value = record.get(column.key)
-    return "–" if value is None else column.show(value)
+    about = "≈ " if column.key in _COUNTED and record.get("parameters_exact") is False else ""
+    return "–" if value is None else about + column.show(value)
 
 
 def error_bar(records: Sequence[Record]) -> str:

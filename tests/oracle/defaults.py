@@ -1,7 +1,7 @@
-"""Writes kvcalc/huggingface/defaults.json: what the installed transformers takes for a key that a config leaves out.
+"""Writes kvcalc/library/huggingface/defaults.json: what the installed transformers takes for a key that a config leaves out.
 
 For each model type with a causal language model, or whose config is the text part of another: the class defaults of the
-keys that may say something about sizes, and the older spellings of keys. A default that transformers derives from other
+keys that may say something about sizes, the older spellings of keys, and what further keys it has (`more`). A default that transformers derives from other
 keys (a head size, a list of layer types) is left out, for a file's own keys decide it. For types with a text part: its type,
 and whether the whole ties its embeddings unless told. `*` lists all other types, which are refused rather than guessed.
 
@@ -20,10 +20,12 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto import modeling_auto as auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from kvcalc.library.huggingface.notes import may_carry_weights
+
 CAUSAL = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | {
     name for name, cls in auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES.items() if str(cls).endswith("ForCausalLM")
 }
-FILE = Path(__file__).parents[2] / "kvcalc" / "huggingface" / "defaults.json"
+FILE = Path(__file__).parents[2] / "kvcalc" / "library" / "huggingface" / "defaults.json"
 # Keys that say nothing about parameters or caches, and those among them that do.
 NOISE = re.compile(
     r"dropout|_id$|_ids$|_id_|eps|epsilon|hidden_act|^activation|rope|initializer|init_|^dtype$|router_aux|router_z|output_"
@@ -85,6 +87,12 @@ def defaults(cls: Any, config: Any, everywhere: set[str]) -> dict[str, Any]:
     return found
 
 
+def declared(cls: Any, config: Any) -> set[str]:
+    """Every key that the class has, of those that may stand for parameters."""
+    names = {*signature(cls), *cls.attribute_map.values(), *(config.to_dict() if config else ())}
+    return {name for name in names if may_carry_weights(name)}
+
+
 def keeps(key: str, value: Any) -> bool:
     """Whether a default belongs into the file."""
     if key in DERIVED or (isinstance(value, dict) and key not in NESTED) or (isinstance(value, str) and len(value) > 60):
@@ -130,6 +138,10 @@ def table() -> dict[str, dict[str, Any]]:
     for name, cls in classes.items():
         config = instance(cls)
         own = {"aliases": dict(cls.attribute_map), "defaults": defaults(cls, config, everywhere)} if config else {}
+        if more := sorted(
+            declared(cls, config) - {*own.get("defaults", {}), *cls.attribute_map, *cls.attribute_map.values(), *everywhere}
+        ):
+            own["more"] = more
         found[name] = own
     for name, said in outer.items():
         found[name] = found.get(name, {}) | said

@@ -16,13 +16,14 @@ from kvcalc.layers.recurrent import (
     NgramMemory,
     RgLru,
     Rwkv,
+    Rwkv7,
     ShortConv,
 )
 
 Mixer = (
     Grouped | Latent | Sparse | BlockSparse | Compressed | HiddenStates
     | Mamba | Mamba2 | GatedDeltaNet | KimiDeltaAttention | Lightning | MatrixLstm | NgramMemory
-    | RgLru | Rwkv | ShortConv | Convolutions
+    | RgLru | Rwkv | Rwkv7 | ShortConv | Convolutions
 )  # fmt: skip
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "NgramMemory",
     "RgLru",
     "Rwkv",
+    "Rwkv7",
     "ShortConv",
     "Sparse",
 ]

@@ -81,16 +81,12 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 
 
 class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
-    """Grouped attention of which each query reads index_topk_blocks blocks of index_block_size tokens.
-
-    index_local_blocks of them are the latest, whatever their score.
-    """
+    """Grouped attention of which each query reads index_topk_blocks blocks of index_block_size tokens."""
 
     index_block_size: Tokens
     index_topk_blocks: Size
     index_n_heads: Size
     index_head_dim: Size
-    index_local_blocks: Count = 0
     index_norm: bool = True
     index_key_cached: bool = True
 

@@ -7,7 +7,7 @@ from kvcalc.layers.recurrent.mamba import Mamba, Mamba2
 from kvcalc.layers.recurrent.mlstm import MatrixLstm
 from kvcalc.layers.recurrent.ngram import NgramMemory
 from kvcalc.layers.recurrent.rg_lru import RgLru
-from kvcalc.layers.recurrent.rwkv import Rwkv
+from kvcalc.layers.recurrent.rwkv import Rwkv, Rwkv7
 from kvcalc.layers.recurrent.short_conv import ShortConv
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "NgramMemory",
     "RgLru",
     "Rwkv",
+    "Rwkv7",
     "ShortConv",
 ]

@@ -79,7 +79,8 @@ class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
 class KimiDeltaAttention(Part, frozen=True, tag="kda"):
     """num_heads states of head_dim × head_dim with a decay per channel.
 
-    factored: decay and output gate are projected through head_dim, else by one matrix each.
+    factored: decay and output gate are projected through head_dim, else by one matrix each. full_gate: the gate by one
+    matrix even so (Kimi-K3).
     """
 
     STATE_FLOPS: ClassVar[int] = 6
@@ -89,18 +90,20 @@ class KimiDeltaAttention(Part, frozen=True, tag="kda"):
     conv_kernel: Size = 4
     gate_bias: bool = False
     factored: bool = True
+    full_gate: bool = False
     state_dtype: StateDtype = "fp32"
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """q, k, v [D, H·d]; decay and gate through [D, d] and [d, H·d], or [D, H·d]; step [D, H]; conv; A, bias; norm; out."""
         heads, d = self.num_heads, self.head_dim
         inner = heads * d
+        through = [*(["decay"] if self.factored else []), *(["gate"] if self.factored and not self.full_gate else [])]
         return (
             *(matrix(n, hidden_size, inner, shards=heads) for n in ("q", "k", "v")),
             vector("conv", 3 * inner * self.conv_kernel, shards=heads),
-            *((matrix("decay_down", hidden_size, d), matrix("gate_down", hidden_size, d)) if self.factored else ()),
-            matrix("decay_up", d if self.factored else hidden_size, inner, shards=heads),
-            matrix("gate_up", d if self.factored else hidden_size, inner, self.gate_bias, shards=heads),
+            *(matrix(f"{name}_down", hidden_size, d) for name in through),
+            matrix("decay_up", d if "decay" in through else hidden_size, inner, shards=heads),
+            matrix("gate_up", d if "gate" in through else hidden_size, inner, self.gate_bias, shards=heads),
             matrix("step", hidden_size, heads, shards=heads),
             vector("a_dt", heads + inner, shards=heads),
             vector("norm", d),

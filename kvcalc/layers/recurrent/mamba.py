@@ -15,8 +15,9 @@ class Mamba(Part, frozen=True, tag="mamba"):
     """A Mamba block of intermediate_size channels and state_size states each.
 
     time_step_rank: width of the factored step projection. inner_norms: RMS weights on the step, B and C (Jamba).
-    n_mamba_heads: independent groups of channels with projections of their own (Zamba). state_dtype: as the config says;
-    null where it says nothing, which is fp32 here and the engine's choice under an engine.
+    n_mamba_heads: independent groups of channels with projections of their own (Zamba). num_heads: heads that share one
+    step, decay and skip (PLaMo 2), where not every channel has its own. state_dtype: as the config says; null where it says
+    nothing, which is fp32 here and the engine's choice under an engine.
     """
 
     intermediate_size: Size
@@ -24,22 +25,27 @@ class Mamba(Part, frozen=True, tag="mamba"):
     time_step_rank: Size
     conv_kernel: Size = 4
     n_mamba_heads: Size = 1
+    num_heads: Size | None = None
     conv_bias: bool = True
     proj_bias: bool = False
     inner_norms: bool = False
     state_dtype: StateDtype | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """in [D, 2·E], conv [E, k], x [E, R + 2N], dt [R, E] with bias, A [E, N], D [E], out [E, D]."""
+        """in [D, 2·E], conv [E, k], x [E, R + 2N], dt [R, E] with bias, A [E, N], D [E], out [E, D].
+
+        With num_heads H: dt [R, H] with bias, A [H], D [H].
+        """
         inner, states, rank, heads = self.intermediate_size, self.state_size, self.time_step_rank, self.n_mamba_heads
+        steps = self.num_heads or inner
         norms = (vector("dt_norm", rank), vector("b_norm", states), vector("c_norm", states)) if self.inner_norms else ()
         return (
             matrix("in", hidden_size, 2 * inner, self.proj_bias, shards=inner),
             vector("conv", inner * (self.conv_kernel + self.conv_bias), shards=inner),
             matrix("x", inner // heads, rank + 2 * states, shards=inner // heads, rows_in=True, copies=heads),
-            matrix("dt", rank, inner // heads, bias=True, shards=inner // heads, copies=heads),
-            vector("a", inner * states, shards=inner),
-            vector("d", inner, shards=inner),
+            matrix("dt", rank, steps // heads, bias=True, shards=steps // heads, copies=heads),
+            vector("a", steps * (1 if self.num_heads else states), shards=steps),
+            vector("d", steps, shards=steps),
             matrix("out", inner, hidden_size, self.proj_bias, shards=inner, rows_in=True),
             *norms,
         )

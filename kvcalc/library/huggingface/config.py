@@ -24,6 +24,7 @@ class Config:
         self.layer, self.layers, self.layer_type = 0, 0, "full_attention"
         self.outer: Mapping[str, Any] = data  # the whole file, where this is a part of it
         self.read: set[str] = set()
+        self.inside: dict[str, set[str]] = {}  # keys read of a mapping under a key
         self.defaulted: dict[str, Any] = {}
         self._sizes: dict[str, list[int]] = {}  # lists that have been checked
         self._overrides = self._per_layer_config()
@@ -47,13 +48,21 @@ class Config:
         return UserError(f"{key}: {text}", self.where, hint)
 
     def raw(self, key: str) -> Any:
-        """The value of a key or of its older spelling, from the file or else the defaults; _MISSING if neither has it."""
+        """The value of a key or of another spelling of it, from the file or else the defaults; _MISSING if neither has it.
+
+        A spelling that is null gives way to one that is not.
+        """
         names = (key, *self.aliases.get(key, ()))
         for source in (self._layer_overrides(), self.file):
+            found = _MISSING
             for name in names:
                 if name in source:
                     self.read.add(name)
-                    return source[name]
+                    found = source[name]
+                    if found is not None:
+                        return found
+            if found is None:
+                return None
         if key in self.defaults:
             self.defaulted[key] = self.defaults[key]
             return self.defaults[key]
@@ -157,6 +166,7 @@ class Config:
         default = self.defaults.get(key)
         inside = Config(self.table(key), default if isinstance(default, dict) else {}, f"{self.where}: {key}", {})
         inside.layer, inside.layers, inside.layer_type = self.layer, self.layers, self.layer_type
+        inside.read = self.inside.setdefault(key, inside.read)
         return inside
 
 

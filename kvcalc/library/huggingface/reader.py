@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from kvcalc.errors import UserError, printable
+from kvcalc.library.huggingface.classes import resolve
 from kvcalc.library.huggingface.config import MOST, Config, show
 from kvcalc.library.huggingface.fields import filled, value_of
 from kvcalc.library.huggingface.naming import kind_names, runs
-from kvcalc.library.huggingface.notes import notes
+from kvcalc.library.huggingface.notes import assess
 from kvcalc.library.huggingface.quantized import Storage
-from kvcalc.library.huggingface.source import defaults_of, facts, read_json, text_part, type_of
+from kvcalc.library.huggingface.source import defaults_of, facts, read_json, text_part
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.general import GENERAL
 from kvcalc.model.spec import Layer, Model, Mtp
@@ -28,6 +29,8 @@ _SPELLINGS = {
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "num_key_value_heads": ("n_head_kv", "num_kv_heads", "n_kv_heads", "multi_query_group_num"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
+    "n_routed_experts": ("num_routed_experts",),
+    "n_shared_experts": ("num_shared_experts",),
     "max_position_embeddings": ("n_positions", "max_seq_len", "max_sequence_length", "seq_length", "model_max_length", "n_ctx"),
 }  # fmt: skip
 
@@ -49,28 +52,37 @@ def read_config(path: Path) -> Model:
 def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     """The model that a config's mapping describes. Raises UserError naming `where` and the key that does not fit."""
     inner = text_part(data, where)
-    model_type, known = type_of(data, inner, where)
-    entry = TYPES[model_type] if known else GENERAL
-    c = Config(inner, defaults_of(model_type, data, inner) if known else {}, where, _aliases(model_type))
+    named = resolve(data, inner, where)
+    entry = TYPES[named.name] if named.known else GENERAL
+    defaults = {**entry.defaults, **defaults_of(named.name, data, inner)} if named.known else {}
+    c = Config(inner, defaults, where, _aliases(named.name, entry))
     c.outer = data
     c.layers = _depth(c, entry)
     storage = Storage(data, c)
     kinds, pattern, quantization = _layers(c, entry, storage)
-    fields = {"name": printable(name, 80), "family": model_type, "kinds": kinds, "pattern": pattern}
+    fields = {"name": printable(name, 80), "family": named.name, "kinds": kinds, "pattern": pattern}
     model = _model(c, entry, fields | {"quantization": quantization, "kv_cache_dtype": storage.cache})
-    return msgspec.structs.replace(model, notes=(*model.notes, *storage.notes, *notes(c, model_type, known)))
+    said = assess(c, named, entry)
+    notes = (*model.notes, *storage.notes, *said.notes)
+    return msgspec.structs.replace(model, notes=notes, parameters_exact=said.exact)
 
 
-def _aliases(model_type: str) -> dict[str, tuple[str, ...]]:
-    own = facts().get(model_type, {}).get("aliases", {})
-    return {key: (*([own[key]] if key in own else []), *_SPELLINGS.get(key, ())) for key in {*own, *_SPELLINGS}}
+def _aliases(model_type: str, entry: Type) -> dict[str, tuple[str, ...]]:
+    """Other names of a key: transformers' for the type, the entry's, and the common ones."""
+    own = {key: (name,) for key, name in facts().get(model_type, {}).get("aliases", {}).items()}
+    own |= {key: (*names, *(n for name in names for n in _SPELLINGS.get(name, ()))) for key, names in own.items()}
+    tables = (own, entry.spellings, _SPELLINGS)
+    return {key: tuple(name for table in tables for name in table.get(key, ())) for table in tables for key in table}
 
 
 def _depth(c: Config, entry: Type) -> int:
-    """How many layers there are. Width and depth have no honest default: a file that gives none describes no model."""
-    key = entry.layers_key
-    layers = c.size(key) if c.in_file(key) else value_of(entry.depth, c)
-    for missing in ([] if c.in_file("hidden_size") else ["hidden_size"]) + ([] if layers else [key or "num_hidden_layers"]):
+    """How many layers there are. Width and depth have no honest default: a file that gives none describes no model.
+
+    Only a part of a larger file may leave them to its class, as wrappers around a language model write it.
+    """
+    key, given = entry.layers_key, c.in_file if c.outer is c.file else c.has
+    layers = c.size(key) if key and given(key) else value_of(entry.depth, c)
+    for missing in ([] if given("hidden_size") else ["hidden_size"]) + ([] if layers else [key or "num_hidden_layers"]):
         spellings = ", ".join((missing, *_SPELLINGS.get(missing, ())))
         raise UserError(f"is no language model's config: it gives no {missing}", c.where, f"Looked for {spellings}")
     if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:

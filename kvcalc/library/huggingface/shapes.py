@@ -12,7 +12,7 @@ from kvcalc.library.huggingface.config import Config, show
 from kvcalc.library.huggingface.fields import Field, K, Reader, filled, value_of
 
 SLIDING = ("sliding_attention", "sliding", "local_attention", "local", "attention_sliding")
-WHOLE = ("full_attention", "hybrid", "hybrid_sliding", "indexed_attention", "reference_sliding_attention")
+WHOLE = ("full_attention", "hybrid", "hybrid_sliding", "indexed_attention", "reference_sliding_attention", "minimax_m3_sparse")
 CHUNKED = ("chunked_attention",)
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 

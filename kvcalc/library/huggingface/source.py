@@ -1,4 +1,4 @@
-"""From a file to the part of it that describes the language model, and to the type that says how to read that."""
+"""From a file to the part of it that describes the language model, and what transformers says of each model type."""
 
 import json
 from collections.abc import Mapping
@@ -8,24 +8,15 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError
 from kvcalc.library.files import MOST_JSON, read_text
 from kvcalc.library.huggingface.config import show
-from kvcalc.library.huggingface.types import TYPES
 
-TEXT_KEYS = ("text_config", "llm_config", "language_config", "thinker_config", "language_model", "decoder")
+TEXT_KEYS = (
+    "text_config", "llm_config", "language_config", "thinker_config", "language_model", "decoder",
+    "llm_cfg", "text_cfg", "language_model_config", "text_model_config", "lm_config", "llm",
+)  # fmt: skip
 MOST_DEPTH = 32
-# Types of remote code, and older names, that one of transformers' types reads exactly.
-_SAME_AS = {
-    "kimi_k2": "deepseek_v3",
-    "deepseek_ref": "deepseek_v4",
-    "minimax_text_01": "minimax",
-    "minimax_m1": "minimax",
-    "mixtral_moe": "mixtral",
-    "Yi": "llama",
-    "RefinedWebModel": "falcon",
-    "RefinedWeb": "falcon",
-}
 
 
 @cache
@@ -79,22 +70,6 @@ def text_part(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         if not isinstance(inner.get("model_type"), str) and isinstance(outer_type, str):
             inner["model_type"] = facts().get(outer_type, {}).get("text", outer_type)
     raise UserError("nests one text_config in another too deeply", where)
-
-
-def type_of(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> tuple[str, bool]:
-    """(model type, whether it has an entry). Raises UserError on a type that transformers knows and kvcalc does not."""
-    found = inner.get("model_type", outer.get("model_type"))
-    if found is not None and not isinstance(found, str):
-        raise UserError(f"model_type: should be a text, not {show(found)}", where)
-    around = outer.get("model_type")
-    if isinstance(around, str) and around.endswith("_assistant") and around in facts():
-        raise UserError(f"model_type {around!r} is not supported: it drafts on the cache of another model", where)
-    name = _SAME_AS.get(found or "", found or "")
-    if name not in TYPES:  # a composite that keeps its text part's keys beside its own
-        name = facts().get(name, {}).get("text", name)
-    if name not in TYPES and (name in facts() or name in facts().get("*", {}).get("others", ())):
-        raise UserError(f"model_type {name!r} is not supported", where, nearest(name, TYPES, 3))
-    return name, name in TYPES
 
 
 def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, Any]:

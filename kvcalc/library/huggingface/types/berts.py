@@ -124,7 +124,7 @@ def _other_adapters(c: Config) -> Sizes:
     return {"adapters_of_other_languages": others * each, **norm}
 
 
-BERTS = {
+TYPES = {
     "bert": BERT,
     "camembert": BERT,
     "data2vec-text": BERT,

@@ -222,7 +222,7 @@ HUNYUAN = Type(
     layer={"shares_cache": borrows},
 )
 
-COMPOSED_TYPES = {
+TYPES = {
     "dots3_note_text": DOTS3,
     "hrm_text": HRM,
     "hunyuan": HUNYUAN,

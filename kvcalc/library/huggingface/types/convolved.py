@@ -158,4 +158,4 @@ ZAYA = Type(
     },
 )
 
-CONVOLVED_TYPES = {"inkling_text": INKLING, "inkling2_text": INKLING2, "zaya": ZAYA}
+TYPES = {"inkling_text": INKLING, "inkling2_text": INKLING2, "zaya": ZAYA}

@@ -22,7 +22,7 @@ GEMMA3 = GEMMA2.variant(
     order=typed(every(K("sliding_window_pattern", "_sliding_window_pattern", default=6))),
 )
 
-DECODERS = {
+TYPES = {
     "llama": LLAMA,
     "mistral": MISTRAL,
     "mixtral": MISTRAL.variant(ffn=moe(size=K("intermediate_size"))),
@@ -30,7 +30,9 @@ DECODERS = {
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen3_vl_text": QWEN3.variant(order=typed(), model=outer_tie()),
-    "qwen3_moe": QWEN3.variant(ffn=stepped(moe(), dense()), order=typed(windowed(K("use_sliding_window")))),
+    "qwen3_moe": QWEN3.variant(
+        ffn=stepped(moe(), dense()), order=typed(windowed(K("use_sliding_window"))), inert=("use_qk_norm",)
+    ),
     "qwen3_vl_moe_text": QWEN3.variant(ffn=stepped(moe(), dense()), order=typed(), model=outer_tie()),
     "gemma": Type(grouped(K("attention_bias")), dense()),
     "gemma2": GEMMA2,
@@ -46,7 +48,11 @@ DECODERS = {
         typed(windowed()),
         norm="layer",
     ),
-    "minimax_m2": Type(grouped(qk_norm="full"), moe(size=K("intermediate_size"))),
+    "minimax_m2": Type(
+        grouped(qk_norm="full"),
+        moe(size=K("intermediate_size")),
+        inert=("use_qk_norm", "qk_norm_type", "use_routing_bias", "shared_intermediate_size"),
+    ),
     "opt": Type(
         grouped(K("enable_bias"), kv_heads=K("num_attention_heads"), head=even_head_dim),
         dense(K("ffn_dim"), gated=False, bias=K("enable_bias")),

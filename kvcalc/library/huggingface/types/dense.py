@@ -113,7 +113,7 @@ def _additional(c: Config) -> dict[str, tuple[int, int]]:
     return {"additional_embedding": (c.size("additional_vocab_size", 128, least=0), c.size("hidden_size"))}
 
 
-DENSE = {
+TYPES = {
     "apertus": Type(
         grouped(BIAS, qk_norm="head"),
         both(
@@ -157,7 +157,7 @@ DENSE = {
     ),
     "glm": GLM,
     "glm4": GLM4,
-    "glm4v_text": GLM4.variant(mixer=grouped(qkv_bias=True, head=even_head_dim)),
+    "glm4v_text": GLM4.variant(mixer=grouped(qkv_bias=True, head=even_head_dim), inert=("attention_bias",)),
     "glm_image_text": GLM4.variant(
         model={
             "lm_head": False,

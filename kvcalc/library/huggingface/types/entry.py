@@ -1,6 +1,7 @@
 """What an entry of the type table says."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, Reader, value_of
@@ -26,6 +27,9 @@ class Type(NamedTuple):
     model: dict[str, Field] = {}
     depth: Field = None
     layers_key: str = "num_hidden_layers"
+    defaults: Mapping[str, Any] = {}
+    spellings: Mapping[str, tuple[str, ...]] = {}
+    inert: tuple[str, ...] = ()
 
     def variant(self, layer: dict[str, Field] | None = None, model: dict[str, Field] | None = None, **changes: Field) -> "Type":
         """This entry with fields replaced, and `layer` and `model` extended."""

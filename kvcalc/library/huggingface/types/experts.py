@@ -79,7 +79,20 @@ KOLIBRI = Type(
     typed(every(5)),
     norms=4,
 )
-HUNYUAN_V1 = Type(grouped(BIAS, qk_norm="head"), moe(LOCAL, K("num_experts_per_tok"), WIDE, shared=WIDE))
+
+
+def hunyuan_shared(c: Config) -> int:
+    """One shared expert, unless the file has Tencent's own keys, which say how many."""
+    if c.flag("use_cla"):
+        raise c.fail("use_cla", "layers that share keys and values are not read in this type")
+    return c.size("num_shared_expert", 1, least=0) * c.size("intermediate_size") if c.flag("use_mixed_mlp_moe", True) else 0
+
+
+HUNYUAN_V1 = Type(
+    grouped(BIAS, head=K("head_dim", "attention_head_dim"), qk_norm=when(K("use_qk_norm", default=True), "head")),
+    moe(LOCAL, K("num_experts_per_tok"), K("moe_intermediate_size", "intermediate_size"), shared=hunyuan_shared),
+    inert=("norm_type", "attention_head_dim", "cla_share_factor"),
+)
 
 # --- dense layers first ---
 
@@ -164,7 +177,7 @@ ERNIE_MOE = Type(
     ),
     model={"lm_head_bias": ERNIE_BIAS},
 )
-EXPERTS_TYPES = {
+TYPES = {
     "afmoe": AFMOE,
     "aria_text": ARIA,
     "beam": BEAM,

@@ -94,7 +94,7 @@ FFN = dense(lambda c: c.size("intermediate_size") * (2 if shares(c) and c.flag("
 EXPERTS = moe(size=K("moe_intermediate_size"), router_input_norm=True, expert_scales=True)
 GEMMA4_UNIFIED = Type(ATTENTION, FFN, _last_full(typed(every(6))), norms=4, layer={"shares_cache": shares})
 
-GEMMAS = {
+TYPES = {
     "gemma3n_text": Type(
         grouped(BIAS, qk_norm="head", kv_projection=lambda c: not shares(c)),
         both(

@@ -156,6 +156,8 @@ NEMOTRON_H = Type(
     norms=1,
     depth=listed,
     layers_key="",
+    spellings={"head_dim": ("attention_head_dim",)},
+    inert=("time_step_rank",),
 )  # fmt: skip
 
 # --- Zamba: attention and an FFN shared by the hybrid layers, over the stream and the embeddings side by side ---
@@ -234,7 +236,7 @@ ZAMBA2 = ZAMBA.variant(
     layer={"shared": shared_block(K("add_bias_linear")), "weight_sets": lambda c: c.size("num_mem_blocks")},
 )  # fmt: skip
 
-HYBRIDS = {
+TYPES = {
     "mamba": MAMBA,
     "falcon_mamba": MAMBA,
     "mamba2": MAMBA2,

@@ -5,8 +5,18 @@ from typing import Any
 from kvcalc.layers.attention import Sparse
 from kvcalc.library.huggingface.config import Config, show
 from kvcalc.library.huggingface.fields import Field, K, Reader
-from kvcalc.library.huggingface.patterns import LINEAR, after_first, by_type, every, typed
-from kvcalc.library.huggingface.shapes import both, compressed, dense, latent, moe, projections, shared_experts
+from kvcalc.library.huggingface.patterns import LINEAR, after_first, by_type, every, pick, typed
+from kvcalc.library.huggingface.shapes import (
+    both,
+    compressed,
+    dense,
+    even_head_dim,
+    grouped,
+    latent,
+    moe,
+    projections,
+    shared_experts,
+)
 from kvcalc.library.huggingface.types.entry import Type
 from kvcalc.library.huggingface.types.linear import KDA
 
@@ -20,8 +30,17 @@ def first_dense(default: int, experts: Reader = EXPERTS) -> Reader:
 
 
 DEEPSEEK_V3 = Type(latent(BIAS), first_dense(0))
+
+
+def plain(c: Config) -> bool:
+    """Whether DeepSeek-VL2's smallest has keys and values per head in place of latents."""
+    return not c.flag("use_mla", True)
+
+
 DEEPSEEK_V2 = DEEPSEEK_V3.variant(
-    ffn=after_first("first_k_dense_replace", moe(shared=shared_experts(), shared_bias=K("mlp_bias")), dense(bias=K("mlp_bias")))
+    mixer=pick(plain, grouped(BIAS, head=even_head_dim), latent(BIAS)),
+    inert=("lm_head", "rm_head"),
+    ffn=after_first("first_k_dense_replace", moe(shared=shared_experts(), shared_bias=K("mlp_bias")), dense(bias=K("mlp_bias"))),
 )
 DEEPSEEK_V32 = DEEPSEEK_V3.variant(mixer=latent(BIAS, spec=Sparse), ffn=first_dense(3))
 MINICPM3 = Type(
@@ -217,9 +236,10 @@ DEEPSEEK_V4 = Type(
     moe(shared=K("moe_intermediate_size"), shared_bias=K("mlp_bias")),
     v4_order,
     model=STREAM_HEAD,
+    inert=("num_hash_layers",),  # their experts stand in a table of whole numbers, by token
 )
 
-LATENTS = {
+TYPES = {
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v32": DEEPSEEK_V32,

@@ -13,17 +13,21 @@ from kvcalc.library.huggingface.patterns import (
     every,
     flagged,
     full_at,
+    pick,
     stepped,
     typed,
     uniform,
 )
 from kvcalc.library.huggingface.shapes import (
+    both,
     dense,
     grouped,
     head_dim,
     latent,
     mixer,
     moe,
+    nothing,
+    projections,
     shared_experts,
     state_dtype,
 )
@@ -50,6 +54,7 @@ QWEN3_5 = Type(
     by_type(full_attention=grouped(**GATED), linear_attention=DELTA_NET),
     dense(),
     typed(INTERVAL),
+    inert=("attn_output_gate", "full_attention_interval"),
 )
 QWEN3_5_MOE = QWEN3_5.variant(ffn=SHARED_MOE)
 QWEN3_NEXT = QWEN3_5.variant(ffn=stepped(SHARED_MOE, dense()))
@@ -101,12 +106,39 @@ KDA = mixer(
     num_heads=kda("linear_num_heads", "num_heads"),
     head_dim=kda("linear_head_dim", "head_dim"),
     conv_kernel=kda("linear_conv_kernel_dim", "short_conv_kernel_size"),
+    full_gate=lambda c: c.nested("linear_attn_config").flag("use_full_rank_gate"),
 )
-KIMI_EXPERTS = moe(K("num_local_experts"), shared=shared_experts())
+
+
+# Kimi-K3 has experts of a width of their own, behind a norm, gates on its latent attention, and before each block a vector
+# that weighs the outputs of earlier ones (SGLang's kimi_k3.py).
+def _latent_norm(c: Config) -> dict[str, int]:
+    normed = c.has("routed_expert_hidden_size") and c.flag("latent_moe_use_norm")
+    return {"latent_norm": c.size("routed_expert_hidden_size")} if normed else {}
+
+
+def _residuals(*names: str) -> Reader:
+    """A vector, as a matrix of one column, and a norm for each block whose input weighs earlier outputs."""
+    pairs = projections(
+        lambda c: {f"{name}_residual": (c.size("hidden_size"), 1) for name in names},
+        lambda c: {f"{name}_residual_norm": c.size("hidden_size") for name in names},
+    )
+    return pick(lambda c: c.has("attn_res_block_size"), pairs, nothing)
+
+
+KIMI_EXPERTS = both(
+    moe(K("num_local_experts"), shared=shared_experts(), moe_latent_size=K("routed_expert_hidden_size")),
+    pick(_latent_norm, projections(vectors=_latent_norm), nothing),
+)
 KIMI_LINEAR = Type(
-    by_type(full_attention=latent(BIAS), linear_attention=KDA),
+    both(
+        by_type(full_attention=latent(BIAS, output_gate=when(K("mla_use_output_gate"), "full")), linear_attention=KDA),
+        _residuals("mixer", "ffn"),
+    ),
     after_first(lambda c: c.size("first_k_dense_replace", 1, least=0), KIMI_EXPERTS, dense(), freq=""),
     typed(_kimi_layers),
+    model={"extra": _residuals("last")},
+    inert=("moe_layer_freq", "linear_attn_config", "mla_use_nope", "head_dim"),
 )
 BAILING = KIMI_LINEAR.variant(
     mixer=by_type(
@@ -120,6 +152,7 @@ BAILING = KIMI_LINEAR.variant(
         ),
     ),
     order=typed(every(K("layer_group_size"), others=LINEAR)),
+    inert=("no_kda_lora", "kda_safe_gate", "kda_lower_bound", "head_dim", "moe_router_enable_expert_bias", "use_qk_norm"),
 )
 
 # --- Lightning attention, short convolutions, gated recurrences ---
@@ -187,7 +220,7 @@ RECURRENT_GEMMA = Type(
     cycle("block_types", {"recurrent": LINEAR, "attention": SLIDING}),
 )
 
-LINEARS = {
+TYPES = {
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5": QWEN3_5,
     "qwen3_5_text": QWEN3_5,

@@ -179,7 +179,7 @@ def _languages(c: Config) -> Tables:
     return {"language_embedding": (count, c.size("hidden_size"))} if count > 1 and c.flag("use_lang_emb") else {}
 
 
-OLDER = {
+TYPES = {
     "gpt-sw3": GPT,
     "gpt_bigcode": GPT.variant(
         mixer=both(

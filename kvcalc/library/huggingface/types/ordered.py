@@ -3,6 +3,8 @@
 As in `experts`, a key that transformers maps to another is named in the form that its `attribute_map` accepts.
 """
 
+from typing import Any
+
 from kvcalc.layers.attention import BlockSparse
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, when
@@ -125,7 +127,12 @@ MIMO = Type(
 
 def index(key: str, older: str) -> Field:
     """An indexer's size, from the older mapping where a file still has it."""
-    return lambda c: c.nested("sparse_attention_config").get(older, c.get(key))
+
+    def read(c: Config) -> Any:
+        inside = c.nested("sparse_attention_config")
+        return inside.get(older) if inside.has(older) else c.get(key)
+
+    return read
 
 
 MINIMAX_M3 = Type(
@@ -138,7 +145,6 @@ MINIMAX_M3 = Type(
             index_head_dim=index("index_head_dim", "sparse_index_dim"),
             index_block_size=index("index_block_size", "sparse_block_size"),
             index_topk_blocks=index("index_topk_blocks", "sparse_topk_blocks"),
-            index_local_blocks=index("index_local_blocks", "sparse_local_block"),
         ),
     ),
     after_first(
@@ -147,7 +153,12 @@ MINIMAX_M3 = Type(
         dense(K("dense_intermediate_size")),
     ),
     typed(flagged(lambda c: c.nested("sparse_attention_config").items("sparse_attention_freq"), "minimax_m3_sparse")),
-)
+    inert=(
+        "index_local_blocks", "sparse_local_block", "sparse_init_block", "sparse_score_type", "sparse_disable_index_value",
+        "use_sparse_attention", "first_k_dense_replace", "moe_intermediate_size", "n_shared_experts", "qk_norm_type",
+        "use_qk_norm", "use_gemma_norm", "use_routing_bias", "num_mtp_modules",
+    ),
+)  # fmt: skip
 
 MUSE_SPARK = Type(  # experts at a width of their own, between two norms; a gate per channel on both branches
     both(
@@ -168,7 +179,7 @@ MUSE_SPARK = Type(  # experts at a width of their own, between two norms; a gate
     model=outer_tie(),
 )
 
-ORDERED_TYPES = {
+TYPES = {
     "cohere2_moe": COHERE2_MOE,
     "deepseek_ocr2_text": OCR_TEXT,
     "ernie4_5_vl_moe_text": ERNIE_VL,

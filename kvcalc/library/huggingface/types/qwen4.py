@@ -77,4 +77,4 @@ QWEN4_EXP = QWEN3_5_MOE.variant(
     },
 )
 
-QWEN4 = {"qwen4_exp": QWEN4_EXP, "qwen4_exp_text": QWEN4_EXP}
+TYPES = {"qwen4_exp": QWEN4_EXP, "qwen4_exp_text": QWEN4_EXP}

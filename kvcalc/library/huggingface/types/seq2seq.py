@@ -73,7 +73,7 @@ def _learned(c: Config) -> bool:
     return c.flag("use_learned_position_embeddings", True)
 
 
-SEQ2SEQ = {
+TYPES = {
     "bart": BART,
     "mvp": BART,
     "plbart": BART,

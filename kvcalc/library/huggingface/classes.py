@@ -1,0 +1,191 @@
+"""`architectures`: the class that wrote a checkpoint says how its weights stand, and `model_type` only beside it.
+
+A class is a type's own if they share a name (`Qwen3MoeForCausalLM`: qwen3_moe), whatever head it wears. One that is
+another type's own is read as that; a draft's head is read as a draft or refused; one that nobody knows leaves the type's
+rules standing, marked. Source of names: transformers' auto mappings (models/auto/modeling_auto.py), vLLM's registry
+(model_executor/models/registry.py), SGLang's (srt/models), and the released configs of the types that bring their own code.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UserError, nearest, printable
+from kvcalc.library.huggingface.config import show
+from kvcalc.library.huggingface.source import facts
+from kvcalc.library.huggingface.types import TYPES
+
+_HEAD = re.compile(
+    r"(?:For(?!CausalLM\w)[A-Z]\w*|CausalLM|(?:With)?LMHead\w*|Model(?:WithLMHead)?|ModelLM|(?:Text|Chat|MT)Model|Decoder|Encoder)$"
+)
+_PART = re.compile(r"(?:text|text_model|_model|_decoder|_thinker|_mm_model|_chat|_generation)$")
+_SPEAKS = re.compile(r"(?:LM|LMHeadModel|LMHead|ForConditionalGeneration|ForPreTraining|MTModel|Decoder)$")
+_DRAFT = re.compile(
+    r"Eagle|Draft|DFlash|DSpark|Domino|Medusa|Hydra|NextN|MTP|Specul|Assistant|XPress|LiLiCorr|LookAhead", re.IGNORECASE
+)
+# Types of remote code, and older names, that one of the types here reads exactly.
+SAME_AS = {
+    "kimi_k2": "deepseek_v3",
+    "joyai_llm_flash": "deepseek_v3",
+    "deepseek_ref": "deepseek_v4",
+    "minimax_text_01": "minimax",
+    "minimax_m1": "minimax",
+    "minimax_m3": "minimax_m3_vl_text",
+    "mixtral_moe": "mixtral",
+    "Yi": "llama",
+    "youtu_llm": "youtu",
+    "qwen3_asr_text": "qwen3",
+    "dots_ocr": "qwen2",
+    "phi3_v": "phi3",
+    "llava_llama": "llama",
+    "llava_mistral": "mistral",
+    "llava_qwen": "qwen2",
+    "kimi_k3": "kimi_linear",
+    "RefinedWebModel": "falcon",
+    "RefinedWeb": "falcon",
+}  # fmt: skip
+# Names that do not follow from the type's, by the class without its head and in small letters; and what is a type's own too.
+_CLASSES = {
+    "hunyuandensev1": "hunyuan_v1_dense",
+    "hunyuanmoev1": "hunyuan_v1_moe",
+    "rw": "falcon",
+    "minimaxm3sparse": "minimax_m3_vl_text",
+    "minimaxm3": "minimax_m3_vl_text",
+    "grok1": "grok",
+    "grok1model": "grok",
+    "stablelmepoch": "stablelm_epoch",
+    "bailingmoev25": "bailing_moe_v2_5",
+    "bailingmoev3": "bailing_hybrid",
+    "kimik3linear": "kimi_linear",
+    "llavallama": "llama",
+    "llavamistral": "mistral",
+    "llavaqwen": "qwen2",
+    "decilm": "nemotron-nas",
+    "phi3v": "phi3",
+    "dotsocr": "qwen2",
+    "llava": "llama",
+}  # fmt: skip
+_ALSO = {
+    ("gpt2", "gpt-sw3"), ("phi", "phi-msft"), ("llama", "internlm3"), ("llama", "iquestcoder"), ("olmo", "hf_olmo"),
+    ("decilm", "deci"),
+}  # fmt: skip
+_REFUSED = {"blt": "three stacks of different widths, of which one runs once a patch, and how long a patch is hangs on the text"}
+
+
+class Named(NamedTuple):
+    """A type by name, whether it has an entry, what to say of how it was found, and whether that leaves doubts."""
+
+    name: str
+    known: bool
+    notes: tuple[str, ...] = ()
+    exact: bool = True
+
+
+def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> Named:
+    """The type that reads a file's text part. Raises UserError on one that is known to be none of those read here."""
+    found = inner.get("model_type", outer.get("model_type"))
+    if found is not None and not isinstance(found, str):
+        raise UserError(f"model_type: should be a text, not {show(found)}", where)
+    around = outer.get("model_type")
+    if isinstance(around, str) and around.endswith("_assistant") and around in facts():
+        raise UserError(f"model_type {around!r} is not supported: it drafts on the cache of another model", where)
+    for part in (outer, inner):
+        if _DRAFT.search(_class(part, where)):
+            return _draft(_class(part, where), inner is outer, where)
+    written = _class(inner, where)
+    name = _type(found or "")
+    if not written or _own(written, found or "") or _own(written, name):
+        return _bare(_known(name, where), written if inner is outer else "")
+    if other := by_class(written):
+        said = f"model_type {printable(found, 60)!r} is not its own" if found else "the file gives no model_type"
+        return Named(other, True, (f"read as {other}, after its class {printable(written, 60)}: {said}",))
+    return _doubtful(_known(name, where), written)
+
+
+def by_class(written: str) -> str:
+    """The type whose own class this is, '' where there is none."""
+    stem = _stem(written)
+    return _CLASSES.get(stem) or _types_by_stem().get(stem, "")
+
+
+def _class(part: Mapping[str, Any], where: str) -> str:
+    """The first of a part's `architectures`; '' where it gives none."""
+    given = part.get("architectures") or ""
+    first = given[0] if isinstance(given, list) else given
+    if not isinstance(first, str):
+        raise UserError(f"architectures: should be a list of class names, not {show(given)}", where)
+    return first
+
+
+def _stem(written: str) -> str:
+    """A class's name without its head, in small letters and digits alone: `Qwen3_5MoeForCausalLM` → `qwen35moe`."""
+    while (shorter := _HEAD.sub("", written)) not in ("", written):
+        written = shorter
+    return _plain(written)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+@cache
+def _stems(name: str) -> frozenset[str]:
+    """What a type's classes are called: its own name, and that without what marks it as a part."""
+    return frozenset({_plain(name), _plain(_PART.sub("", name))})
+
+
+@cache
+def _types_by_stem() -> dict[str, str]:
+    """Every type that is read here, and every one around it, by what its classes are called."""
+    whole = {name: said["text"] for name, said in facts().items() if said.get("text") in TYPES}
+    pairs = [(name, _type(name)) for name in (*TYPES, *SAME_AS)] + list(whole.items())
+    return {stem: name for given, name in reversed(pairs) for stem in sorted(_stems(given))}
+
+
+def _own(written: str, name: str) -> bool:
+    stem = _stem(written)
+    return bool(name) and (stem in _stems(name) or _CLASSES.get(stem) == name or (stem, name) in _ALSO)
+
+
+def _type(found: str) -> str:
+    """The type that reads a model_type: itself, one that it is the same as, or its text part's."""
+    name = SAME_AS.get(found, found)
+    return name if name in TYPES else str(facts().get(name, {}).get("text", name))
+
+
+def _known(name: str, where: str) -> Named:
+    if name not in TYPES and (name in facts() or name in facts().get("*", {}).get("others", ())):
+        why = f": {_REFUSED[name]}" if name in _REFUSED else ""
+        raise UserError(f"model_type {name!r} is not supported{why}", where, "" if why else nearest(name, TYPES, 3))
+    return Named(name, name in TYPES)
+
+
+def _bare(named: Named, written: str) -> Named:
+    """A class without an LM head, or with another head: the figures are those of the causal language model."""
+    if not written or not named.known or _SPEAKS.search(written) or named.name not in facts():
+        return named
+    said = f"class {printable(written, 60)} has no language-model head: counted with one, as the causal model of its type"
+    return named._replace(notes=(said,), exact=False)
+
+
+def _doubtful(named: Named, written: str) -> Named:
+    """A class that nobody knows, beside a type."""
+    if not named.known:
+        return named
+    said = f"class {printable(written, 60)} is not one of {named.name}'s: counted as {named.name}, which may not be what it holds"
+    return named._replace(notes=(said,), exact=False)
+
+
+def _draft(written: str, flat: bool, where: str) -> Named:
+    """A draft's type. Raises UserError on one whose weights are not known here."""
+    from kvcalc.library.huggingface.types.drafts import DRAFTS, LENT
+
+    name = DRAFTS.get(written, "")
+    if not name or not flat:
+        raise UserError(
+            f"class {printable(written, 60)} is a draft that is not read",
+            where,
+            "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash, DSpark and Domino; `--draft layers=N` stands in for another",
+        )
+    return Named(name, True, (f"a draft ({printable(written, 60)}): {LENT}",))
