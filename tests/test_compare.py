@@ -5,8 +5,9 @@ from conftest import Run
 from specs import compressed, grouped, latent, of_kinds, stack
 
 from kvcalc import Batch, Layer, Precision, UserError, cache_size, forward, load_gpu, load_model, total
-from kvcalc.layers.attention import Grouped, Latent, Mamba2, Sparse
+from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.ffn import Dense
+from kvcalc.layers.recurrent import Mamba2
 from kvcalc.planning.quality import QUALITY, quality_of
 from kvcalc.planning.variants import FORMS, variant
 

@@ -13,7 +13,8 @@ from kvcalc.capacity.engines.layout import Term, largest, segments
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
 from kvcalc.capacity.engines.sglang import SGLang, chunk_tokens, static_fraction
 from kvcalc.capacity.record import fit_record
-from kvcalc.layers.attention import GatedDeltaNet, Grouped, Mamba2
+from kvcalc.layers.attention import Grouped
+from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2
 
 MIB, GIB = 2**20, 2**30
 H100 = load_gpu("h100")

@@ -11,8 +11,8 @@ from kvcalc.capacity.engines.llama_cpp import LlamaCpp
 from kvcalc.capacity.engines.sglang import SGLang, chunk_tokens, static_fraction
 from kvcalc.capacity.engines.vllm import block_size
 from kvcalc.capacity.engines.vllm_groups import Spec, SpecKind
-from kvcalc.layers.attention import Mamba2
 from kvcalc.layers.part import Part
+from kvcalc.layers.recurrent import Mamba2
 
 MIB, GIB = 2**20, 2**30
 H100 = load_gpu("h100")

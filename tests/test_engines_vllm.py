@@ -12,8 +12,9 @@ from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines.vllm import Vllm, block_size
 from kvcalc.capacity.engines.vllm_groups import Spec, SpecKind, group_size, groups_of
-from kvcalc.layers.attention import Grouped, Latent, Mamba2, Sparse
+from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.part import Part
+from kvcalc.layers.recurrent import Mamba2
 
 GIB40 = 40 * 2**30
 H100 = load_gpu("h100")

@@ -4,7 +4,8 @@ import pytest
 from specs import stack
 
 from kvcalc import Precision, cache_size
-from kvcalc.layers.attention import (
+from kvcalc.layers.part import Part
+from kvcalc.layers.recurrent import (
     Convolutions,
     GatedDeltaNet,
     KimiDeltaAttention,
@@ -17,7 +18,6 @@ from kvcalc.layers.attention import (
     Rwkv,
     ShortConv,
 )
-from kvcalc.layers.part import Part
 from kvcalc.layers.recurrent.ngram import ngram_rows
 
 DELTA = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16)

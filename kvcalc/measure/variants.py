@@ -3,7 +3,8 @@
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.layers.attention import GatedDeltaNet, Grouped
+from kvcalc.layers.attention import Grouped
+from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.model.spec import Layer, Model
 from kvcalc.planning.variants import variant
 

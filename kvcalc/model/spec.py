@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from kvcalc.errors import nearest
-from kvcalc.layers.attention import Mixer
 from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.ffn import FeedForward, Projections
+from kvcalc.layers.ffn import Projections
 from kvcalc.layers.part import Count, Part, Size, Tokens
+from kvcalc.layers.parts import AnyPart
 from kvcalc.layers.weights import Weight, matrix, table, vector
 from kvcalc.storage.dtypes import cache_dtypes, canonical
 from kvcalc.storage.quantization import Quantization
@@ -34,10 +34,10 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     unquantized: matrices that a quantised checkpoint leaves in its dtype here.
     """
 
-    parts: tuple[Mixer | FeedForward, ...] = ()
+    parts: tuple[AnyPart, ...] = ()
     norms: Count | None = None
     shares_cache: bool = False
-    shared: tuple[Mixer | FeedForward, ...] = ()
+    shared: tuple[AnyPart, ...] = ()
     weight_sets: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
     unquantized: tuple[str, ...] = ()
 

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvcalc.errors import UserError
-from kvcalc.layers.attention import Grouped, Latent, Mixer, Sparse
-from kvcalc.layers.ffn import FeedForward
+from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.part import Part
 from kvcalc.model.spec import Layer, Model
 from kvcalc.storage.dtypes import cache_dtypes, canonical
@@ -61,10 +60,10 @@ def _whole(model: Model, kind: str) -> str:
     return model.kinds[kind.removesuffix(LOCAL)].label
 
 
-def _mapped(model: Model, change: Callable[[Part], Mixer]) -> Model:
+def _mapped(model: Model, change: Callable[[Part], Part]) -> Model:
     """`model` with `change` applied to every part that attends; layers that shared a cache now store their own."""
 
-    def swapped(parts: tuple[Mixer | FeedForward, ...]) -> tuple[Mixer | FeedForward, ...]:
+    def swapped(parts: tuple[Part, ...]) -> tuple[Part, ...]:
         return tuple(change(p) if p.attends else p for p in parts)
 
     kinds = {
@@ -75,7 +74,7 @@ def _mapped(model: Model, change: Callable[[Part], Mixer]) -> Model:
 
 
 def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
-    def change(part: Part) -> Mixer:
+    def change(part: Part) -> Part:
         heads, key, value = part.as_mha()
         count = heads if groups is None else groups
         if heads % count:
@@ -104,7 +103,7 @@ def _gqa(model: Model, value: str) -> tuple[Model, str]:
 def _mla(model: Model, value: str) -> tuple[Model, str]:
     rank, rope = _numbers("mla", value or USUAL_MLA, r"(\d+)\+(\d+)", "mla:512+64 (latent + RoPE key)")
 
-    def change(part: Part) -> Mixer:
+    def change(part: Part) -> Part:
         if isinstance(part, Latent):
             return Latent(**_fields(Latent, part) | {"kv_lora_rank": rank, "qk_rope_head_dim": rope})
         heads, key, width = part.as_mha()
@@ -119,7 +118,7 @@ def _dsa(model: Model, value: str) -> tuple[Model, str]:
 
     named: dict[str, Any] = {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "index_topk": top, "index_head_dim": index}
 
-    def change(part: Part) -> Mixer:
+    def change(part: Part) -> Part:
         if isinstance(part, Sparse):
             return Sparse(**_fields(Sparse, part) | named)
         if isinstance(part, Latent):
@@ -140,7 +139,7 @@ def _limited(field: str) -> Callable[[Model, str], tuple[Model, str]]:
     def step(model: Model, value: str) -> tuple[Model, str]:
         tokens = parse_tokens(value, field)
 
-        def change(part: Part) -> Mixer:
+        def change(part: Part) -> Part:
             if not isinstance(part, Grouped) or any(e.role not in ("k", "v") or e.top for e in part.cache()):
                 raise UserError(
                     f"{field}:{value}: {model.name} does not cache plain keys and values", hint="Begin with mha or gqa:8"

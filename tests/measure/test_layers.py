@@ -24,8 +24,8 @@ from twins import (
 )
 
 from kvcalc import UserError
-from kvcalc.layers.attention import Mamba2
 from kvcalc.layers.part import Part
+from kvcalc.layers.recurrent import Mamba2
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base import Rotary
 from kvcalc.measure.layers.kernels import attend

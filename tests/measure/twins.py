@@ -7,8 +7,8 @@ import torch
 from hypothesis import strategies as st
 from specs import grouped, latent, sparse
 
-from kvcalc.layers.attention import GatedDeltaNet
 from kvcalc.layers.part import Part
+from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base import Mixer

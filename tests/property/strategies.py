@@ -7,7 +7,7 @@ new variant is drawn, and every property that asks for `mixers` holds it to acco
 import importlib
 import pkgutil
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from hypothesis import reject
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from specs import of_kinds
 
 from kvcalc import Batch, Layer, Model, Precision, Sequences, layers
-from kvcalc.layers.attention import Grouped, Latent, Mixer, Sparse
-from kvcalc.layers.ffn import FeedForward
+from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.part import Part
+from kvcalc.layers.parts import FFNS, MIXERS
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.ranks import ONE_GPU
 from kvcalc.model.precision import formats_of
@@ -48,8 +48,8 @@ def all_parts() -> tuple[type[Part], ...]:
     return tuple(sorted(found, key=lambda c: c.__name__))
 
 
-MIXERS: tuple[type[Part], ...] = get_args(Mixer)
-FEED_FORWARD: tuple[type[Part], ...] = get_args(FeedForward)
+MIXERS: tuple[type[Part], ...] = MIXERS
+FEED_FORWARD: tuple[type[Part], ...] = FFNS
 
 
 def _values(of: msgspec.inspect.Type) -> st.SearchStrategy[Any]:

@@ -1,49 +1,8 @@
-"""Every mixer that a layer can have, one file each."""
+"""Every mixer that attends to tokens. A new one is a file and a line here."""
 
-from kvcalc.layers.attention.compressed import Compressed
-from kvcalc.layers.attention.grouped import Grouped
-from kvcalc.layers.attention.hidden import HiddenStates
-from kvcalc.layers.attention.latent import Latent
-from kvcalc.layers.attention.sparse import BlockSparse, Sparse
-from kvcalc.layers.recurrent import (
-    Convolutions,
-    GatedDeltaNet,
-    KimiDeltaAttention,
-    Lightning,
-    Mamba,
-    Mamba2,
-    MatrixLstm,
-    NgramMemory,
-    RgLru,
-    Rwkv,
-    Rwkv7,
-    ShortConv,
-)
-
-Mixer = (
-    Grouped | Latent | Sparse | BlockSparse | Compressed | HiddenStates
-    | Mamba | Mamba2 | GatedDeltaNet | KimiDeltaAttention | Lightning | MatrixLstm | NgramMemory
-    | RgLru | Rwkv | Rwkv7 | ShortConv | Convolutions
-)  # fmt: skip
-
-__all__ = [
-    "BlockSparse",
-    "Compressed",
-    "Convolutions",
-    "GatedDeltaNet",
-    "Grouped",
-    "HiddenStates",
-    "KimiDeltaAttention",
-    "Latent",
-    "Lightning",
-    "Mamba",
-    "Mamba2",
-    "MatrixLstm",
-    "Mixer",
-    "NgramMemory",
-    "RgLru",
-    "Rwkv",
-    "Rwkv7",
-    "ShortConv",
-    "Sparse",
-]
+from kvcalc.layers.attention.compressed import Compressed as Compressed
+from kvcalc.layers.attention.grouped import Grouped as Grouped
+from kvcalc.layers.attention.hidden import HiddenStates as HiddenStates
+from kvcalc.layers.attention.latent import Latent as Latent
+from kvcalc.layers.attention.sparse import BlockSparse as BlockSparse
+from kvcalc.layers.attention.sparse import Sparse as Sparse

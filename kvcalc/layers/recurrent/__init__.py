@@ -1,26 +1,14 @@
-"""Mixers whose memory is a state of fixed size: nothing grows with the context."""
+"""Mixers whose memory is a state of fixed size: nothing grows with the context. A new one is a file and a line here."""
 
-from kvcalc.layers.recurrent.convolutions import Convolutions
-from kvcalc.layers.recurrent.delta import GatedDeltaNet, KimiDeltaAttention
-from kvcalc.layers.recurrent.lightning import Lightning
-from kvcalc.layers.recurrent.mamba import Mamba, Mamba2
-from kvcalc.layers.recurrent.mlstm import MatrixLstm
-from kvcalc.layers.recurrent.ngram import NgramMemory
-from kvcalc.layers.recurrent.rg_lru import RgLru
-from kvcalc.layers.recurrent.rwkv import Rwkv, Rwkv7
-from kvcalc.layers.recurrent.short_conv import ShortConv
-
-__all__ = [
-    "Convolutions",
-    "GatedDeltaNet",
-    "KimiDeltaAttention",
-    "Lightning",
-    "Mamba",
-    "Mamba2",
-    "MatrixLstm",
-    "NgramMemory",
-    "RgLru",
-    "Rwkv",
-    "Rwkv7",
-    "ShortConv",
-]
+from kvcalc.layers.recurrent.convolutions import Convolutions as Convolutions
+from kvcalc.layers.recurrent.delta import GatedDeltaNet as GatedDeltaNet
+from kvcalc.layers.recurrent.delta import KimiDeltaAttention as KimiDeltaAttention
+from kvcalc.layers.recurrent.lightning import Lightning as Lightning
+from kvcalc.layers.recurrent.mamba import Mamba as Mamba
+from kvcalc.layers.recurrent.mamba import Mamba2 as Mamba2
+from kvcalc.layers.recurrent.mlstm import MatrixLstm as MatrixLstm
+from kvcalc.layers.recurrent.ngram import NgramMemory as NgramMemory
+from kvcalc.layers.recurrent.rg_lru import RgLru as RgLru
+from kvcalc.layers.recurrent.rwkv import Rwkv as Rwkv
+from kvcalc.layers.recurrent.rwkv import Rwkv7 as Rwkv7
+from kvcalc.layers.recurrent.short_conv import ShortConv as ShortConv

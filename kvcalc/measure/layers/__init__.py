@@ -1,9 +1,10 @@
 """Torch twins of the specs, one file a variant: the same fields, weights and cache entries."""
 
 from kvcalc.errors import UserError
-from kvcalc.layers.attention import GatedDeltaNet, Grouped, Latent, Sparse
+from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.ffn import Dense
 from kvcalc.layers.part import Part
+from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.layers.base import Mixer
 from kvcalc.measure.layers.ffn import FeedForwardLayer
 from kvcalc.measure.layers.grouped import GroupedLayer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvcalc.layers.attention import GatedDeltaNet
+from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers.base import Mixer, join_heads, rms_norm, split_heads
 

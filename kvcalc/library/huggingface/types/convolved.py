@@ -1,6 +1,6 @@
 """Attention with experts and short convolutions on keys, values or branches, after transformers' modelling code."""
 
-from kvcalc.layers.attention import Convolutions
+from kvcalc.layers.recurrent import Convolutions
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, when
 from kvcalc.library.huggingface.patterns import after_first, every, typed

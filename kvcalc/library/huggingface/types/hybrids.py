@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from kvcalc.layers.attention import Mamba, Mamba2
+from kvcalc.layers.recurrent import Mamba, Mamba2
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, Reader
 from kvcalc.library.huggingface.patterns import FULL, LINEAR, Order, by_type, every, pick, typed, uniform

@@ -1,6 +1,6 @@
 """Models with linear attention, delta rules, short convolutions or gated recurrences, after transformers' code."""
 
-from kvcalc.layers.attention import GatedDeltaNet, KimiDeltaAttention, Lightning, RgLru, ShortConv
+from kvcalc.layers.recurrent import GatedDeltaNet, KimiDeltaAttention, Lightning, RgLru, ShortConv
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, Reader, when
 from kvcalc.library.huggingface.patterns import (

@@ -1,6 +1,7 @@
 """Decoders of the first generations: GPT and its kin, RWKV, xLSTM, XLNet; after transformers' modelling code."""
 
-from kvcalc.layers.attention import HiddenStates, MatrixLstm, Rwkv
+from kvcalc.layers.attention import HiddenStates
+from kvcalc.layers.recurrent import MatrixLstm, Rwkv
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, when
 from kvcalc.library.huggingface.patterns import every, typed

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from kvcalc.layers.attention import BlockSparse, NgramMemory
+from kvcalc.layers.attention import BlockSparse
+from kvcalc.layers.recurrent import NgramMemory
 from kvcalc.layers.recurrent.ngram import ngram_rows
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K

@@ -6,7 +6,7 @@ released code keeps as a buffer is no parameter.
 
 from typing import Any
 
-from kvcalc.layers.attention import Lightning
+from kvcalc.layers.recurrent import Lightning
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, when
 from kvcalc.library.huggingface.patterns import FULL, LINEAR, after_first, by_type, pick, stepped

@@ -3,7 +3,7 @@
 As in `released`: after the code released with them, or the reading of it that the comments name.
 """
 
-from kvcalc.layers.attention import Convolutions
+from kvcalc.layers.recurrent import Convolutions
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import K, when
 from kvcalc.library.huggingface.patterns import by_type, every, typed

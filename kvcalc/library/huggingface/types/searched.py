@@ -8,7 +8,7 @@ Baichuan-M1: keys and values through a convolution of two tokens (baichuan_m1.py
 
 from typing import Any
 
-from kvcalc.layers.attention import Convolutions, Mamba, Rwkv7
+from kvcalc.layers.recurrent import Convolutions, Mamba, Rwkv7
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K
 from kvcalc.library.huggingface.patterns import FULL, LINEAR, SLIDING, by_type, pick
