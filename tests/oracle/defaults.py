@@ -1,9 +1,10 @@
 """Writes kvcalc/library/huggingface/defaults.json: what the installed transformers takes for a key that a config leaves out.
 
 For each model type with a causal language model, or whose config is the text part of another: the class defaults of the
-keys that may say something about sizes, the older spellings of keys, and what further keys it has (`more`). A default that transformers derives from other
-keys (a head size, a list of layer types) is left out, for a file's own keys decide it. For types with a text part: its type,
-and whether the whole ties its embeddings unless told. `*` lists all other types, which are refused rather than guessed.
+keys that may say something about sizes, the older spellings of keys, and what further keys it has (`more`). A default that
+transformers derives from other keys (a head size, a list of layer types) is left out, for a file's own keys decide it. For
+types with a text part: its type, and whether the whole ties its embeddings unless told. `*` lists all other types, which are
+refused rather than guessed.
 
     python tests/oracle/defaults.py [FILE]      (needs the extra `oracle`)
 """
