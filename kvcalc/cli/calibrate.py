@@ -10,7 +10,7 @@ from kvcalc.cli.groups import Output, grouped
 
 if TYPE_CHECKING:
     from kvcalc.gpu.spec import Gpu
-    from kvcalc.report.tables import Table
+    from kvcalc.report.layout import Table
     from kvcalc.timing.calibrator import FittedLaw
 
 
@@ -63,7 +63,8 @@ def run(
 
 
 def _table(fits: "list[FittedLaw]", gpu: "Gpu", stack: str) -> "Table":
-    from kvcalc.report.tables import Column, Table, integer
+    from kvcalc.report.layout import Column, Table
+    from kvcalc.report.tables import integer
     from kvcalc.timing.calibrator import FOLDS, records
 
     columns = (

@@ -50,11 +50,10 @@ def remarks(model: "Model", longest: int) -> None:
 
 
 def emit(records: "Sequence[Record]", output: OutputFormat) -> bool:
-    """Print records as JSON, CSV or Markdown; False where a table was asked for, which the command prints itself."""
-    if output is OutputFormat.table:
+    """Print records as JSON or CSV; False where a table or Markdown was asked for, which show the command's own columns."""
+    if output in (OutputFormat.table, OutputFormat.markdown):
         return False
     from kvcalc.report import export
 
-    writers = {OutputFormat.json: export.to_json, OutputFormat.csv: export.to_csv, OutputFormat.markdown: export.to_markdown}
-    sys.stdout.write(writers[output](records))
+    sys.stdout.write(export.to_json(records) if output is OutputFormat.json else export.to_csv(records))
     return True

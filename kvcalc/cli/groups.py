@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvcalc.model.spec import Model
     from kvcalc.report.chart import Chart
     from kvcalc.report.export import Record
-    from kvcalc.report.tables import Table
+    from kvcalc.report.layout import Table
     from kvcalc.timing.deployment import Deployment
 
 Value = TypeVar("Value")
@@ -144,12 +144,28 @@ class Deploying(Group, frozen=True, kw_only=True):
         return [Deployment(model, gpu, *how).under(self.stack, self.calibration_from) for gpu in gpus]
 
 
-class Output(Group, frozen=True):
+class Printing(Group, frozen=True):
+    """How records are printed."""
+
+    form: o.PrintedAs = o.OutputFormat.table
+    wide: o.Wide = False
+
+    def printed(self, records: "Sequence[Record]") -> bool:
+        """Print records in the format asked for; False where that is a table."""
+        return emit(records, self.form)
+
+    def show(self, *tables: "Table") -> None:
+        """Print tables, or what they hold as Markdown."""
+        from kvcalc.report.tables import show
+
+        show(*(t._replace(wide=self.wide) for t in tables), as_markdown=self.form is o.OutputFormat.markdown)
+
+
+class Output(Printing, frozen=True):
     """A picture, and how records are printed."""
 
     plot: o.Plot = ""
     style: o.Style = "light"
-    form: o.PrintedAs = o.OutputFormat.table
 
     def picture(self, chart: "Chart") -> None:
         """Save a picture, or draw it in the terminal."""
@@ -158,13 +174,8 @@ class Output(Group, frozen=True):
         save(chart, self.plot, self.style)
 
     def printed(self, records: "Sequence[Record]") -> bool:
-        """Print records in the format asked for; False where that is a table. A picture in the terminal stands for one."""
+        """As any records; a picture in the terminal stands for a table."""
         return emit(records, self.form) or self.plot == "-"
-
-    def show(self, *tables: "Table") -> None:
-        from kvcalc.report.tables import show
-
-        show(*tables)
 
 
 def chosen_model(name: str, changes: list[str]) -> "Model":

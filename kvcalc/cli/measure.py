@@ -173,7 +173,7 @@ def _report(found: "list[Result]", rows: str, output: Output) -> None:
 
         output.picture(generation_chart(records) if generated else measured_chart(records))
     if not output.printed(records):
-        from kvcalc.report.tables import Table
+        from kvcalc.report.layout import Table
 
         columns, notes = (GENERATE_COLUMNS, generate_notes) if generated else (MEASURE_COLUMNS, measure_notes)
         output.show(Table(records, columns, notes=notes(records, torch_version())))

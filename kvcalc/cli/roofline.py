@@ -28,7 +28,6 @@ def run(
     grid: Grid,
     deploying: Deploying,
     explain: o.Explain = False,
-    wide: o.Wide = False,
     output: Output,
 ) -> None:
     """Where every operation lies."""
@@ -52,7 +51,7 @@ def run(
         from kvcalc.report.passes import pass_table
 
         for deployment, rows in passes:
-            output.show(pass_table(deployment, rows, wide))
+            output.show(pass_table(deployment, rows))
 
 
 def _passes(deployments: "list[Deployment]", phase: str, mixed: str, batches: list[int], contexts: list[int]) -> "list[Timed]":
@@ -82,7 +81,8 @@ def _roofs_alone(gpus: "Sequence[Gpu]", output: Output) -> None:
 
         output.picture(roofline_chart([], gpus))
     if not output.printed(records):
-        from kvcalc.report.tables import GPU_COLUMNS, Table
+        from kvcalc.report.layout import Table
+        from kvcalc.report.tables import GPU_COLUMNS
 
         notes = ["", "dense matrix peaks; knee: FLOP per byte where bf16 products turn compute-bound"]
         output.show(Table(records, GPU_COLUMNS, notes=notes))

@@ -1,16 +1,21 @@
 """`kvcalc validate`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvcalc.cli import options as o
-from kvcalc.cli.common import emit, note, save_text
+from kvcalc.cli.common import note, save_text
+from kvcalc.cli.groups import Printing, grouped
+
+if TYPE_CHECKING:
+    from kvcalc.report.layout import Table
 
 
+@grouped
 def run(
     rows: Annotated[list[Path], typer.Argument(help="CSV files of measured rows.", show_default=False)],
+    *,
     by: Annotated[str, typer.Option("--by", help="What makes a group: op, gpu, framework, dtype.")] = "op,gpu,framework,dtype",
     predictions: Annotated[
         str, typer.Option("--predictions", help="Write every row with both predictions to this CSV.", show_default=False)
@@ -22,7 +27,7 @@ def run(
     calibration_from: Annotated[
         str, typer.Option("--calibration-from", help="Take this GPU's calibrations, scaled by datasheet figures.")
     ] = "",
-    output: o.PrintedAs = o.OutputFormat.table,
+    output: Printing,
 ) -> None:
     """The model against measured rows."""
     from kvcalc.errors import UserError
@@ -38,8 +43,8 @@ def run(
         save_text(predictions, predictions_csv(found))
     for text in (text for v in found for text in v.remarks):
         note(text)
-    if predictions != "-" and not emit(records, output):
-        _table(records, source.name if source else "")
+    if predictions != "-" and not output.printed(records):
+        output.show(_table(records, source.name if source else ""))
     empty = [v.table.path for v in found if not v.table.rows] if fail_above < float("inf") else []
     for path in empty:
         note(f"{path}: no row can be read, so nothing is below {fail_above:g} %")
@@ -56,8 +61,9 @@ def _passes(record: dict[str, Any], most: float) -> bool:
     return most == float("inf") or (error is not None and 100 * error <= most)
 
 
-def _table(records: list[dict[str, Any]], source: str) -> None:
-    from kvcalc.report.tables import Column, Table, integer, show
+def _table(records: list[dict[str, Any]], source: str) -> "Table":
+    from kvcalc.report.layout import Column, Table
+    from kvcalc.report.tables import integer
 
     columns = (
         Column("op", "operation", right=False), Column("gpu", "GPU", right=False),
@@ -73,7 +79,7 @@ def _table(records: list[dict[str, Any]], source: str) -> None:
         "basis calibrated: the stack's laws; roofline: the datasheet bound, where no calibration applies",
     ]
     notes += [f"calibrations of {source}, scaled by datasheet figures"] if source else []
-    show(Table(records, columns, notes=["", *notes]))
+    return Table(records, columns, notes=["", *notes])
 
 
 def _percent(value: float) -> str:

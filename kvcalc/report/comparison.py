@@ -9,9 +9,11 @@ from kvcalc.model.size import assumptions
 from kvcalc.planning.variants import Variant
 from kvcalc.report.chart import Chart
 from kvcalc.report.figures import cache_vs_context
+from kvcalc.report.layout import Table
 from kvcalc.report.passes import times
-from kvcalc.report.tables import COMPARE_COLUMNS, QUALITY_COLUMNS, Table, fallback_notes
+from kvcalc.report.tables import COMPARE_COLUMNS, fallback_notes, ratio
 from kvcalc.timing.deployment import Deployment
+from kvcalc.units import format_bytes
 
 
 def compare_chart(deployment: Deployment, chosen: Sequence[tuple[str, Variant]], batch_size: int, last: int) -> Chart:
@@ -25,17 +27,38 @@ def compare_chart(deployment: Deployment, chosen: Sequence[tuple[str, Variant]],
 
 
 def compare_tables(deployment: Deployment, records: Sequence[dict[str, Any]], block_size: int) -> list[Table]:
-    """Two tables: every record, and what is known of every variant."""
+    """Every record, and below them what is known of every variant."""
     model, gpu = deployment.model, deployment.gpu
     held = assumptions(model, deployment.precision, block_size, deployment.parallelism)
-    step = f"step: least time on {gpu.name}; fits: beside the weights alone"
-    lines = [
-        f"{held}; {times(deployment, records)}",
-        f"less: against {records[0]['reference']}; attention FLOP/B: of the cache it reads; {step}",
-        *fallback_notes(records),
-    ]
+    step = f"step: least time of one decode step on {gpu.name}; users: whole sequences beside the weights alone"
     once = {record["variant"]: record for record in records}
-    return [
-        Table(records, COMPARE_COLUMNS, f"{model.name} on {gpu.name}, decode", ["", *lines, ""]),
-        Table(list(once.values()), QUALITY_COLUMNS, "What was held equal, and what is known of quality"),
+    lines = [
+        f"less: against {records[0]['reference']}; FLOP/B: of attention, per byte of cache that it reads; {step}",
+        f"{held}; {times(deployment, records)}",
+        *fallback_notes(records),
+        "",
+        *(_known(record) for record in once.values()),
     ]
+    return [Table(records, COMPARE_COLUMNS, _sentence(model.name, records), ["", *lines])]
+
+
+def _sentence(model: str, records: Sequence[dict[str, Any]]) -> str:
+    """The variant that keeps least against the reference, at the first context and batch asked for."""
+    first = records[0]
+    alike = [r for r in records if (r["context"], r["batch_size"]) == (first["context"], first["batch_size"])]
+    best = min(alike, key=lambda r: r["kv_cache_bytes"])
+    kept = f"{format_bytes(best['kv_cache_bytes'])} for {first['batch_size']:,} × {first['context']:,} tokens"
+    if best is first:
+        return f"{model} with {first['variant']} keeps {kept}; no other variant asked for keeps less"
+    read = max(alike, key=lambda r: r["read_reduction"] or 0)
+    also = f"; {read['variant']} reads the least, {ratio(read['read_reduction'])} less" if read is not best else ""
+    less = f"{ratio(best['stored_reduction'])} less than with {first['variant']}"
+    return f"{model} with {best['variant']} keeps {kept}, {less}{also}"
+
+
+def _known(record: dict[str, Any]) -> str:
+    """What was held equal in a variant, and what is known of its quality."""
+    words = [f"held equal: {record['held_equal']}"]
+    words += [f"heads {record['head_diversity']}, trades {record['trades']}"] if record["head_diversity"] else []
+    words += [f"published: {record['quality']}"] if record["quality"] else []
+    return f"{record['variant']} — {'; '.join(words)}"

@@ -26,13 +26,6 @@ def to_csv(records: Sequence[Record]) -> str:
     return out.getvalue()
 
 
-def to_markdown(records: Sequence[Record]) -> str:
-    """A pipe table of the same columns, exact figures."""
-    columns = columns_of(records)
-    rows = [columns, ["---"] * len(columns), *([str(_cell(r.get(c))) for c in columns] for r in records)]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n" for row in rows)
-
-
 def columns_of(records: Sequence[Record]) -> list[str]:
     """Every key of any record, in the order first met."""
     return list(dict.fromkeys(key for record in records for key in record))

@@ -5,7 +5,8 @@ from typing import Any
 
 from kvcalc.capacity import Fit
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
-from kvcalc.report.tables import Column, Table, integer, seconds
+from kvcalc.report.layout import Column, Table
+from kvcalc.report.tables import integer, seconds
 from kvcalc.units import format_bytes
 
 COLUMNS = (

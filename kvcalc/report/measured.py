@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from kvcalc.report.tables import Column, integer, seconds
+from kvcalc.report.layout import Column
+from kvcalc.report.tables import integer, seconds
 from kvcalc.units import format_bytes, format_si
 
 

@@ -14,7 +14,7 @@ from kvcalc.library.load import load_gpu, load_model
 from kvcalc.library.words import check_known, from_words
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
-from kvcalc.report.tables import Table
+from kvcalc.report.layout import Table
 from kvcalc.timing import deployment
 from kvcalc.units import parse_tokens
 

@@ -6,14 +6,15 @@ from typing import Any
 from kvcalc.gpu.roof import turning_batch
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
-from kvcalc.report.tables import ROOFLINE_COLUMNS, Table, error_bar, fallback_notes
+from kvcalc.report.layout import Table
+from kvcalc.report.tables import ROOFLINE_COLUMNS, error_bar, fallback_notes, seconds
 from kvcalc.timing.deployment import Deployment
 
 KINDS_OF_BYTES = (("weights", "weight_bytes"), ("cache", "cache_bytes"), ("activations", "activation_bytes"))
 NOT_OF_PARTS = ("count", "weight_bytes", "cache_bytes", "activation_bytes")
 
 
-def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], wide: bool = False) -> Table:
+def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]]) -> Table:
     """The records of one pass: each operator with its share of the time, its parts below it, and last the total."""
     whole = records[-1]
     phase, batch, context = whole["phase"], whole["batch_size"], whole["context"]
@@ -24,8 +25,12 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], wide: 
     split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)
     notes = ["", f"bytes moved: {split}", *(_turning(deployment, context) if phase == "decode" else [])]
     notes += [_assumptions(deployment), *fallback_notes(records[-1:]), times(deployment, records[-1:]), ""]
-    title = f"{deployment.model.name} on {deployment.gpu.name}: {phase}, batch {batch:,}, context {context:,}"
-    return Table(shown, ROOFLINE_COLUMNS, title, notes, wide)
+    what = {"decode": "a decode step", "prefill": "a prefill"}.get(phase, "a mixed pass")
+    asked = f"{what} of {deployment.model.name} on {deployment.gpu.name}, batch {batch:,}, context {context:,}"
+    least, predicted = seconds(whole["roofline_s"]), whole["time_s"]
+    took = f"{seconds(predicted)} for {asked} (at least {least})" if predicted else f"At least {least} for {asked}"
+    title = f"{took}, bound by {whole['bound']} at {whole['intensity']:.3g} FLOP/B" if whole["intensity"] else took
+    return Table(shown, ROOFLINE_COLUMNS, title, notes)
 
 
 def shape(record: dict[str, Any]) -> str | None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from kvcalc.report.export import Record
-from kvcalc.report.tables import Column, Table, error_bar, fallback_notes, integer, ratio, seconds
+from kvcalc.report.layout import Column, Table
+from kvcalc.report.tables import error_bar, fallback_notes, integer, ratio, seconds
 from kvcalc.units import format_bytes, format_si
 
 LATENCY = (
@@ -71,10 +72,21 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
     bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
     word = "datasheet bounds: at least so long" if bases == "datasheet" else f"predicted by the {bases}"
     notes = ["", f"times: {word}{error_bar(records)}; end to end = TTFT + (out − 1) · TPOT", *fallback_notes(records)]
-    tables = [Table(records, LATENCY, notes=notes)]
+    tables = [Table(records, LATENCY, _sentence(records), notes)]
     if any(r.get("draft") for r in records):
         tables.append(Table(records, SPECULATION, "\nSpeculation at mid length", ["", "below 1× it costs more than it saves"]))
     return tables
+
+
+def _sentence(records: Sequence[Record]) -> str:
+    """The first request asked for, as a person would say it."""
+    first = records[0]
+    about = "" if first["basis"] != "datasheet" else "at the earliest "
+    later = f", then one every {seconds(first['tpot_s'])}" if first["tpot_s"] else ""
+    whole = f"{seconds(first['e2e_s'])} for {first['input_len']:,} tokens in and {first['output_len']:,} out"
+    users = f", {first['batch_size']:,} at once" if first["batch_size"] > 1 else ""
+    where = f"{first['model']} on {first['gpus']}× {first['gpu']}"
+    return f"{where}: the first token comes {about}after {seconds(first['ttft_s'])}{later}; {whole}{users}"
 
 
 def serve_table(records: Sequence[Record]) -> Table:
@@ -87,4 +99,7 @@ def serve_table(records: Sequence[Record]) -> Table:
     room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
     notes = ["", f"times: {word}; {limits}; {room}; seed {first['seed']}", *fallback_notes(records)]
     notes.append("tokens/s: output tokens; KV waste: allocated, but no token in it; queueing: mean until work begins")
-    return Table(records, [c for c in SERVE if c.key not in quiet], notes=notes)
+    half = f"half of the requests see their first token within {seconds(first['ttft_p50_s'])}" if first.get("ttft_p50_s") else ""
+    rate = f"{first['requests_per_s']:.3g} requests and {first['throughput_tokens_per_s']:,.0f} tokens a second"
+    title = f"{first['model']} on {first['gpus']}× {first['gpu']} serves {rate}; {half}".rstrip("; ")
+    return Table(records, [c for c in SERVE if c.key not in quiet], title, notes)

@@ -7,7 +7,9 @@ from kvcalc.model.precision import Precision
 from kvcalc.model.size import assumptions
 from kvcalc.model.spec import Model
 from kvcalc.report.export import Record
-from kvcalc.report.tables import SIZE_COLUMNS, Table
+from kvcalc.report.layout import Table
+from kvcalc.report.tables import SIZE_COLUMNS
+from kvcalc.units import format_bytes
 
 
 def size_table(
@@ -17,4 +19,19 @@ def size_table(
     words = {m.name: assumptions(m, precision, block_size, parallelism) for m in models}
     shared = set(words.values())
     lines = [f"{name}: {text}" for name, text in words.items()] if len(shared) > 1 else shared
-    return Table(records, SIZE_COLUMNS, notes=["", *lines, "1 GiB = 2^30 bytes; `--explain` shows the formulas"])
+    return Table(records, SIZE_COLUMNS, _sentence(records), ["", *lines, "1 GiB = 2^30 bytes; `--explain` shows the formulas"])
+
+
+def _sentence(records: Sequence[Record]) -> str:
+    """The answer as a person would say it: what one keeps, or the least and the most of several."""
+    least, most = (choose(records, key=lambda r: r["kv_cache_bytes"]) for choose in (min, max))
+    if len(records) == 1 or least["kv_cache_bytes"] == most["kv_cache_bytes"]:
+        return f"{_kept(least)}, beside {format_bytes(least['weight_bytes'])} of weights"
+    return f"{_kept(least)}, {_kept(most)}"
+
+
+def _kept(record: Record) -> str:
+    batch, context = record["batch_size"], record["context"]
+    users = f"{batch:,} × {context:,} tokens" if batch > 1 else f"{context:,} tokens"
+    where = " a GPU" if record["gpus"] > 1 else ""
+    return f"{record['model']} keeps {format_bytes(record['kv_cache_bytes'])}{where} for {users}"

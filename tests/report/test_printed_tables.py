@@ -7,7 +7,8 @@ from conftest import Run
 from printed import Table, holds, read, table
 
 from kvcalc.report import tables
-from kvcalc.report.tables import Column, condensed, integer, per_token, ratio, seconds, show
+from kvcalc.report.layout import Column, condensed
+from kvcalc.report.tables import integer, per_token, ratio, seconds, show
 from kvcalc.units import format_bytes, format_count, format_si
 
 # command → its table's headings in order, each with the record's key and how the figure is written
