@@ -40,13 +40,14 @@ TESTS = {
     "library/": "test_files.py test_presets.py test_golden.py test_huggingface_reader.py test_huggingface_dense.py "
     "test_huggingface_experts.py test_huggingface_hybrid.py test_huggingface_import.py test_huggingface_latent.py "
     "test_huggingface_nested.py test_huggingface_quantized.py test_huggingface_windows.py test_hub.py test_cli.py",
-    "timing/": "timing/test_laws.py timing/test_mixed.py timing/test_steps.py timing/test_served_models.py "
-    "timing/test_fitting.py test_rows.py test_validate.py timing/test_roof.py test_roofline.py",
+    "timing/": "timing/test_laws.py timing/test_law_formulas.py timing/test_mixed.py timing/test_steps.py "
+    "timing/test_served_models.py timing/test_fitting.py test_rows.py test_validate.py timing/test_roof.py test_roofline.py",
     "capacity/": "test_fit.py test_engines_vllm.py test_engines_others.py test_fragmentation.py property/test_fit_properties.py",
     "serving/": "serving/test_limits.py serving/test_pool.py serving/test_requests.py serving/test_simulation.py "
     "serving/test_latency.py serving/test_speculation.py serving/test_serve.py serving/test_queueing.py",
     "planning/": "test_compare.py property/test_sizes.py",
     "report/": "report test_cli.py test_plots.py test_docs.py serving/test_serve.py",
+    "cli/measure.py": "measure/test_command.py",
     "cli/": "test_cli.py test_cli_errors.py test_fit.py test_roofline.py test_compare.py test_validate.py serving/test_serve.py "
     "serving/test_latency.py test_plots.py test_docs.py report",
     "measure/": "measure",
@@ -226,7 +227,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--skip", type=int, default=0, help="of those drawn, the first so many: goes on where a run ended")
     parser.add_argument("--whole", action="store_true", help="ask the whole suite about what the room's tests let pass")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for the tests of a room")
+    parser.add_argument("--timeout", type=float, default=150.0, help="seconds for the tests of a room")
     asked = parser.parse_args()
     given = [(ROOT / p).resolve() for p in asked.paths]
     files = sorted(f for p in given for f in ([p] if p.is_file() else p.rglob("*.py")))

@@ -102,6 +102,18 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
     assert bars["KV cache"].ys == tuple(cache_size(m, 4096, 2).stored for m in models)
 
 
+def test_work_without_a_cache_begins_at_16_tokens_and_ends_at_the_last() -> None:
+    """A token costs 2 FLOPs a matrix element, and 4 a pair, head and element of attention."""
+    model = load_model("gpt2")
+    chart = figures.no_cache(model, 100, PLAIN)
+    again, once = named(chart)["no cache: all tokens again"], named(chart)["cache: one token"]
+    assert again.xs == once.xs == (16, 19, 23, 27, 32, 38, 45, 54, 64, 76, 91, 100)
+    inner, head = 2 * 12 * 12 * 768**2, 2 * 768 * 50_257
+    assert once.ys == tuple(inner + head + 4 * 12 * s * 768 for s in once.xs)
+    assert again.ys == tuple(s * inner + head + 4 * 12 * s * (s + 1) / 2 * 768 for s in again.xs)
+    assert "5,050 token projections, 4,950 of them redundant" in chart.subtitle
+
+
 def test_reads_cross_where_sparse_attention_begins_to_save() -> None:
     """V3.2 reads 2,048 latents of 1,152 bytes and an index key of 256 a token; V3 every latent: 1,152·S > 1,152·2,048 + 256·S."""
     sparse, plain = load_model("deepseek-v3.2"), load_model("deepseek-v3")

@@ -12,7 +12,7 @@ from kvcalc.timing.allreduce import AllReduce
 from kvcalc.timing.calibration import Calibration, find_calibration, load_calibration, read_calibration, stacks_of, to_yaml
 from kvcalc.timing.calibrator import LEAST_ROWS, calibrate, summed
 from kvcalc.timing.figures import figures_of
-from kvcalc.timing.fitting import fit
+from kvcalc.timing.fitting import fit, rounded
 from kvcalc.timing.gemm import Gemm
 from kvcalc.timing.rows import MeasuredRow
 
@@ -152,3 +152,9 @@ def test_without_a_calibration_there_is_none_and_an_unknown_stack_is_named() -> 
     assert borrowed.gpu == "h100-sxm"
     with pytest.raises(UserError, match="no calibration of h100-sxm for stack 'vlm'"):
         load_calibration(H100, "vlm")
+
+
+def test_fitted_parameters_have_four_digits_and_stay_within_their_ranges() -> None:
+    law = rounded(Gemm(t0=3.45678, ec=0.812349, em=1.09996, p=2.0, tr=29.9999, r=123_456.7))
+    assert (law.t0, law.ec, law.em, law.p, law.tr, law.r) == (3.457, 0.8123, 1.1, 2.0, 30.0, 123_500.0)  # type: ignore[attr-defined]
+    assert rounded(Gemm(ec=0.2, r=3e4)) == Gemm(ec=0.2, r=3e4)
