@@ -24,9 +24,11 @@ class MlaPrefill(Law, frozen=True, tag="mla_prefill"):
     """Causal latent attention of `batch` prompts of seq_len tokens, with q_heads heads.
 
     t0 [µs]: launches. ec: of the datasheet's peak. em: of its bandwidth, by queries, keys, values, outputs. tau [µs]: what
-    a tile pays beside its products. cast: passes over the latents of all tokens, two bytes an element, beside the attention: the
-    cache write, and conversions of an fp8 cache. compute: bytes of the operands of the products. attends: which of the two forms. tiles:
-    as above. stair: how far the last wave counts as a whole one.
+    a tile pays beside its products. cast: passes over the latents of all tokens, two bytes an element, beside the attention:
+    the cache write, and conversions of an fp8 cache.
+
+    compute: bytes of the operands of the products. attends: which of the two forms. tiles: as above. stair: how far the last
+    wave counts as a whole one.
 
     `us` takes batch, q_heads, seq_len, and two more arrays where there is a past, or other widths: the keys that a query sees
     on average, and the width of a key and a value together.

@@ -5,11 +5,12 @@ b sequences, h heads of the rank, L cached tokens, H the residual stream; W: wei
 
     W  = H·(q_rank + latent + rope) + q_rank·h·(nope + rope) + h·v·H + [i]·(q_rank·d·heads_i + H·(d + heads_i)),
     Wb = latent·h·(nope + v)
-    t  = t0 + t1·log2(b + 1) + hypot((W·s + 2·Wb)/(em·BW), b·(2·W/P_s + 2·Wb/P_bf16)/0.6) + a1·b·(1 + h/300)
-       + [i]·(ti + key·b·L/(ei·BW) + [L > top]·max(1, b/SMs)·(kt + 10⁻⁴·L)) + max(1, b·⌈h/64⌉/SMs)·(ta + ts·min(L, top))
+    t  = t0 + t1·log2(b + 1) + hypot((W·s + 2·Wb)/(em·BW), b·(2·W/P_s + 2·Wb/P_bf16)/0.6) + a1·b·(1 + h/heads)
+       + [i]·(ti + (d + 4)·b·L/(ei·BW) + [L > top]·max(1, b/SMs)·(kt + 10⁻⁴·L)) + max(1, b·⌈h/64⌉/SMs)·(ta + ts·min(L, top))
     t is at least he, and 1.7·he with an indexer, where b exceeds what the engine's CUDA graphs hold: the host launches then
 
-The indexer reads one key of a token whatever the heads; attention's tiles take 64 heads and walk at most `top` tokens.
+The indexer reads one key of d + 4 bytes a token, whatever the heads: engines keep them in fp8 with a scale, whatever the
+format of the cache. Attention's tiles take 64 heads and walk at most `top` tokens.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from kvcalc.timing.figures import Figures
 
 ROWS = 64  # heads of a tile
+SCALE = 4  # bytes of an index key's scale
 REACHED = 0.6  # of the peak, by projections of many sequences
 CHOOSING = 1e-4  # µs a token that the top-k looks at, of one sequence
-HEADS = 300  # of a sequence, that cost as much as the sequence itself
 HOST = 1.7  # launches of a module with an indexer for each of one without
 
 
@@ -35,15 +36,18 @@ class SparseDecode(Law, frozen=True, tag="dsa_decode_module"):
     attention beside its walk. ts [µs]: for each token that it walks. he [µs]: the host's launches, without an indexer.
 
     bytes: of a weight of the projections. graphs: the most sequences that CUDA graphs hold; 0 where all are in graphs.
+    heads: as many of a sequence cost what the sequence itself does.
     """
 
-    CHOICES: ClassVar[tuple[dict[str, Any], ...]] = ({"graphs": 0}, {"graphs": 256})
-
+    CHOICES: ClassVar[tuple[dict[str, Any], ...]] = tuple(
+        {"graphs": graphs, "heads": heads} for graphs in (0, 256) for heads in (60, 500)
+    )
     SOFTNESS: ClassVar[float] = 0.06
     PULL: ClassVar[float] = 0.8
 
     bytes: float = 2.0
     graphs: int = 0
+    heads: int = 500
     t0: Annotated[float, within(1, 400)] = 40
     ti: Annotated[float, within(0.1, 150)] = 25
     t1: Annotated[float, within(0.05, 60)] = 3.5
@@ -57,19 +61,19 @@ class SparseDecode(Law, frozen=True, tag="dsa_decode_module"):
 
     def us(self, machine: "Figures", *shape: Array) -> Array:
         """shape: batch, q_heads of the rank, kv_len; then the layer's hidden size, q_lora_rank, kv_lora_rank, rope, nope and
-        value widths, index heads (0: no indexer) and their width, bytes of an index key, top-k.
+        value widths, index heads (0: no indexer) and their width, top-k.
         """
         import numpy as np
 
-        batch, heads, length, hidden, *_ , key, top = shape
+        batch, heads, length, *_, key, top = shape
         indexed = shape[9] > 0
         weights, absorbed = weights_of(*shape[1:2], *shape[3:11])
         read = (weights * self.bytes + 2 * absorbed) / (self.em * machine.memory)
         peak = machine.fp8 if self.bytes < 1.5 else machine.bf16
         products = batch * (2 * weights / peak + 2 * absorbed / machine.bf16) / REACHED
-        us = self.t0 + self.t1 * np.log2(batch + 1) + np.hypot(read, products) + self.a1 * batch * (1 + heads / HEADS)
+        us = self.t0 + self.t1 * np.log2(batch + 1) + np.hypot(read, products) + self.a1 * batch * (1 + heads / self.heads)
         choosing = np.where(length > top, np.maximum(1.0, batch / machine.sms) * (self.kt + CHOOSING * length), 0.0)
-        us = us + np.where(indexed, self.ti + key * batch * length / (self.ei * machine.memory) + choosing, 0.0)
+        us = us + np.where(indexed, self.ti + (key + SCALE) * batch * length / (self.ei * machine.memory) + choosing, 0.0)
         waves = np.maximum(1.0, batch * np.ceil(heads / ROWS) / machine.sms)
         us = us + waves * (self.ta + self.ts * np.minimum(length, top))
         host = self.he * np.where(indexed, HOST, 1.0) * (batch > self.graphs) if self.graphs else 0.0

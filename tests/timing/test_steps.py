@@ -17,7 +17,7 @@ from kvcalc.timing.figures import figures_of
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.mla_decode import MlaDecode
 from kvcalc.timing.prefill_attention import PrefillAttention
-from kvcalc.timing.serving import served_model
+from kvcalc.timing.served import served_model
 from kvcalc.timing.steps import error_bar, glue_seconds, operator_seconds, pass_seconds
 
 H100 = load_gpu("h100")
