@@ -18,7 +18,7 @@ from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law
 from kvcalc.timing.mla_prefill import MlaPrefill
 from kvcalc.timing.routing import Routing
-from kvcalc.units import at_least
+from kvcalc.units import at_least, maximum
 
 if TYPE_CHECKING:
     from kvcalc.timing.law import Array
@@ -77,7 +77,7 @@ def _product_law(law: Law, calibration: Calibration) -> Law:
     return law
 
 
-def applied(
+def by_law(
     operator: Operator, figures: Figures, calibration: Calibration, routing: Routing, domain: int | None
 ) -> Applied | None:
     """One operator that is no matrix product; None where no law is of its kind.
@@ -119,19 +119,23 @@ def _experts(shape: ExpertsShape, figures: Figures, calibration: Calibration, ro
 
 
 def module(shape: SparseShape, figures: Figures, calibration: Calibration) -> Applied | None:
-    """A whole sparse-attention module, where it decodes; None where no law is of its kind."""
+    """A whole sparse-attention module, NaN where it does not decode; None where it never does, or no law is of its kind."""
     import numpy as np
 
     stored = _PROJECTIONS.get(shape.format, "")
     entry = calibration.laws.get("dsa_decode_module", {}).get(f"{_cached(shape.element)}/{stored}")
-    if entry is None or not all(decodes(new) for _, new, _ in shape.groups):
+    longest: Any = 0
+    for _, new, _ in shape.groups:
+        longest = maximum(longest, new)
+    if entry is None or not np.any(np.asarray(longest) <= MOST_DECODE_TOKENS):
         return None
     tokens: Any = sum(np.asarray(count * new, float) for count, new, _ in shape.groups)
     seen: Any = sum(np.asarray(count * new * (past + (new + 1) / 2), float) for count, new, past in shape.groups)
     used = np.maximum(tokens, 1.0)
     sizes = [np.asarray(float(x)) for x in shape[1:10]]
     arrays = np.broadcast_arrays(used, np.asarray(float(shape.heads)), np.maximum(seen / used, 1.0), *sizes)
-    return Applied(plain(entry.law.us(figures, *arrays)), entry)
+    us = np.where(np.asarray(longest) <= MOST_DECODE_TOKENS, entry.law.us(figures, *arrays), np.nan)
+    return Applied(plain(us), entry)
 
 
 def _cached(element: float) -> str:

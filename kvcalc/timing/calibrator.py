@@ -174,7 +174,7 @@ def _versions(rows: Sequence[MeasuredRow]) -> str:
     return ", ".join(sorted({row.version for row in rows if row.op not in SERVING} - {""}))[:200]
 
 
-def records(fits: Sequence[FittedLaw]) -> list[dict[str, Any]]:
+def fit_records(fits: Sequence[FittedLaw]) -> list[dict[str, Any]]:
     """One flat record a family and kind, its parameters nested."""
     return [_record(found) for found in fits]
 

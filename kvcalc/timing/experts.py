@@ -9,7 +9,7 @@ from typing import Any
 from kvcalc.layers.cost import ExpertsShape
 from kvcalc.timing.law import Law
 from kvcalc.timing.moe import Moe
-from kvcalc.timing.tuned import tuned
+from kvcalc.timing.tuned import tuned_sizes
 
 # Bytes of a stored weight, scales included, by the format that rows name: 16-bit scales per 32 for int4, one byte for mxfp4.
 BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "int4_wo": 0.5625, "w4a16_mxfp4": 0.53125}
@@ -48,7 +48,7 @@ def moe_laws(kind: str, stack: str, gpu: str) -> tuple[tuple[type[Law], dict[str
     given["gated"] = "ungated" not in rest
     if "triton" in rest:
         block = "_block" if stored == "fp8_block" else ""
-        given["tuned"] = tuned(stack, gpu, "bfloat16" if expanded else stored)
+        given["tuned"] = tuned_sizes(stack, gpu, "bfloat16" if expanded else stored)
         given |= {"tiles": f"{stack}{block}"} if stack in ("vllm", "sglang") else {}
     elif rest and rest[0] in TILES:
         given["tiles"] = TILES[rest[0]]

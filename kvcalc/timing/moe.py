@@ -13,7 +13,7 @@ X: pairs that elementwise kernels move: all T·k where a kernel keeps every pair
 communication, no shared expert, no product with the gate: logits are given.
 """
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kvcalc.timing.law import Array, Law, pnorm, within
 from kvcalc.timing.routing import BALANCED, TILE_ROWS
@@ -41,7 +41,9 @@ class Moe(Law, frozen=True, tag="moe"):
 
     SOFTNESS: ClassVar[float] = 0.06
     PULL: ClassVar[float] = 0.8
-    CHOICES = ({"tiles": "menu"}, {"tiles": "vllm"}, {"tiles": "sglang"}, {"tiles": "marlin"}, {"tiles": "openai"})
+    CHOICES: ClassVar[tuple[dict[str, Any], ...]] = tuple(
+        {"tiles": rule} for rule in ("menu", "vllm", "sglang", "marlin", "openai")
+    )
 
     bytes: float = 2.0
     compute: int = 2

@@ -4,8 +4,8 @@ A pair is a token on one of its k experts; the row that the expert multiplies. W
 every rank of the group waits for the busiest, and its figures are what time laws take.
 
     an expert's mean    n = T·k/E, or unequal shares of T·k under a skew
-    the busiest rank    n' = n·(1 + √(2·ln ranks)·σ/R), R = Σ n on a rank, σ² = R + E/ranks·Var(n): the greatest of so many
-                        Gaussian draws; one rank is its own mean
+    the busiest rank    n' = n·(R + √(2·ln ranks)·σ)/R, R = Σ n on a rank, σ² = R + E/ranks·Var(n): the greatest of so many
+                        Gaussian draws, within what T tokens can bring; one rank is its own mean
     touched             a = 1 − (1 − n'/T)^T, of each expert
     tiles of m rows     a where n'/a ≤ m/2, else max(a, n'/m + a/2)
 """
@@ -49,11 +49,11 @@ class Routing(msgspec.Struct, frozen=True):
         tokens = np.asarray(tokens, float)
         if not self.skew:
             mean = tokens * top / experts
-            return _loaded(tokens, mean[..., None], experts / ranks, ranks, mean * 0)
+            return _loaded(tokens, mean[..., None], top, experts / ranks, ranks, mean * 0)
         count = int(np.max(experts))
         each = self._shares(tokens, top, count)
         mean = tokens * top / count
-        return _loaded(tokens, each, count / ranks, ranks, ((each - mean[..., None]) ** 2).mean(-1))
+        return _loaded(tokens, each, top, count / ranks, ranks, ((each - mean[..., None]) ** 2).mean(-1))
 
     def _shares(self, tokens: Array, top: Array, experts: int) -> Array:
         """The mean pairs of each expert, along a last axis, in increasing order."""
@@ -86,13 +86,14 @@ def parse_routing(text: str) -> Routing:
     return Routing(skew)
 
 
-def _loaded(tokens: Array, each: Array, held: Array, ranks: Array, variance: Array) -> Load:
-    """each: mean pairs of experts along the last axis, of which a rank holds `held` like them."""
+def _loaded(tokens: Array, each: Array, top: Array, held: Array, ranks: Array, variance: Array) -> Load:
+    """each: mean pairs of experts along the last axis, of which a rank holds `held` like them; at most top·T in all."""
     import numpy as np
 
     mean = held * each.mean(-1)
-    spread = np.sqrt(2 * np.log(ranks)) * np.sqrt(mean + held * variance) / np.maximum(mean, 1e-300)
-    busy = np.minimum(each * (1 + spread)[..., None], tokens[..., None])
+    busiest = mean + np.sqrt(2 * np.log(ranks) * (mean + held * variance))
+    factor = np.minimum(busiest, tokens * np.minimum(top, held)) / np.maximum(mean, 1e-300)
+    busy = np.minimum(each * factor[..., None], tokens[..., None])
     share = np.minimum(busy / tokens[..., None], 1 - 1e-15)
     touched = -np.expm1(tokens[..., None] * np.log1p(-share))
     tiles = tuple(held * _tiles(busy, touched, m).mean(-1) for m in TILE_ROWS)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cost import AttentionShape, Cost, Operator
-from kvcalc.timing.applied import applied, decodes, module, plain, products
+from kvcalc.timing.applied import by_law, decodes, module, plain, products
 from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration, Entry
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.figures import Figures, figures_of
@@ -59,7 +59,7 @@ def operator_seconds(
         if operator.kind == "vector":
             runs.append(_Run(operator.cost.bytes / (_VECTOR.em * figures.memory), CALIBRATED))
             continue
-        found = gemms.get(at) or applied(operator, figures, calibration, routing, gpu.link_domain)
+        found = gemms.get(at) or by_law(operator, figures, calibration, routing, gpu.link_domain)
         runs.append(_Run(found.us, CALIBRATED, found.entry) if found else _Run(least[at] * 1e6 + _VECTOR.t0, BOUND))
     _share_modules(operators, runs, figures, calibration)
     timed = []
@@ -79,11 +79,28 @@ def _share_modules(operators: Sequence[Operator], runs: list[_Run], figures: Fig
     for places in members.values():
         shape = operators[places[0]].module
         whole = module(shape, figures, calibration) if shape else None
-        if whole:
-            alone = [_where_busy(operators[at].cost, runs[at].us) for at in places]
-            each = whole.us / sum(alone[1:], alone[0])
-            for at, us in zip(places, alone, strict=True):
-                runs[at] = _Run(us * each, CALIBRATED, whole.entry)
+        if whole is None:
+            continue
+        decodes_all = not _unknown(whole.us)
+        alone = [_where_busy(operators[at].cost, runs[at].us) for at in places]
+        each = whole.us / sum(alone[1:], alone[0])
+        for at, us in zip(places, alone, strict=True):
+            basis = CALIBRATED if decodes_all else runs[at].basis
+            runs[at] = _Run(_known(us * each, runs[at].us), basis, whole.entry)
+
+
+def _unknown(us: Any) -> bool:
+    """Whether any point is NaN."""
+    return bool((us != us).any()) if hasattr(us, "any") else us != us
+
+
+def _known(us: Any, other: Any) -> Any:
+    """`us` where it is known, else `other`."""
+    if not hasattr(us, "shape"):
+        return us if us == us else other
+    import numpy as np
+
+    return np.where(np.isnan(us), other, us)
 
 
 class PassTime(NamedTuple):

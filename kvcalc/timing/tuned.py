@@ -31,7 +31,7 @@ _TUNED = {
 }
 
 
-def tuned(stack: str, gpu: str, kind: str) -> tuple[tuple[int, int], ...]:
+def tuned_sizes(stack: str, gpu: str, kind: str) -> tuple[tuple[int, int], ...]:
     """(experts, columns) that have a tuned file; none for a stack, GPU or format that is not listed."""
     found = []
     for group in _TUNED.get((stack, gpu, kind), "").split(";"):
