@@ -130,6 +130,7 @@ def run(command: str) -> Run:
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         try:
             status = app.build(words[0])(words, standalone_mode=False)
+            status = getattr(status, "status", status)  # a value with the status, since commands return one
             found |= {"records": json.loads(out.getvalue())} | ({"status": status} if status else {})
         except UserError as error:
             found["refused"] = str(error)

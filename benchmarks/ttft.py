@@ -17,7 +17,7 @@ from kvcalc import Parallelism, Precision
 from kvcalc.serving.run import Load, ServerSettings, serve
 from kvcalc.timing.calibration import find_calibration, gpu_named
 from kvcalc.timing.deployment import Deployment
-from kvcalc.timing.serving import served_model
+from kvcalc.timing.served import served_model
 
 
 def simulated(path: Path, prompts: int) -> Iterator[tuple[float, float, float, float]]:

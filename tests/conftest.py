@@ -4,11 +4,14 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import settings
+
+from kvcalc.layers.cost import Cost, Operator
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("here", deadline=None)
@@ -36,6 +39,20 @@ class Result(NamedTuple):
 
 
 Run = Callable[..., Result]
+
+
+def unfused(operators: Iterable[Operator]) -> list[Operator]:
+    """The operators of a pass with the experts' parts each as one of its own; together they cost what the whole does."""
+    found = []
+    for operator in operators:
+        if operator.kind != "experts":
+            found.append(operator)
+            continue
+        assert sum((cost for _, cost in operator.parts), Cost()) == operator.cost
+        for name, cost in operator.parts:
+            dtype = operator.dtype if cost.flops else ""
+            found.append(msgspec.structs.replace(operator, name=f"experts_{name}", cost=cost, dtype=dtype, parts=()))
+    return found
 
 
 @pytest.fixture(autouse=True, scope="session")

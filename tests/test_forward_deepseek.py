@@ -6,6 +6,7 @@ D = 7168, 128 heads, queries through 1536, latents of 512 beside a RoPE key of 6
 import itertools
 
 import pytest
+from conftest import unfused
 from specs import latent, sparse, stack
 
 from kvcalc import Batch, Cost, Operator, Precision, Sequences, UserError, forward, load_model, total
@@ -20,7 +21,8 @@ BF16 = Precision("bf16")
 def operators(
     batch: Batch, layer: str, precision: Precision = BF16, form: str = "auto", name: str = "deepseek-v3"
 ) -> dict[str, Operator]:
-    return {o.name: o for o in forward(load_model(name), batch, precision, mla_form=form) if o.layer == layer}
+    found = forward(load_model(name), batch, precision, mla_form=form)
+    return {o.name: o for o in unfused(found) if o.layer == layer}
 
 
 def gemm(rows: int, inputs: int, outputs: int, copies: int = 1) -> Cost:
@@ -126,7 +128,7 @@ def test_the_other_form_in_each_phase() -> None:
 def test_one_layer_in_figures() -> None:
     """A decode step at 4096 tokens, batch 1, as plain numbers."""
     found = operators(Batch.decode(4096), "moe")
-    assert {n: (o.cost.flops, o.cost.weight_bytes, o.cost.cache_bytes) for n, o in found.items() if o.kind != "vector"} == {
+    assert {n: (o.cost.flops, o.cost.weight_bytes, o.cost.cache_bytes) for n, o in found.items() if o.cost.flops} == {
         "qkv_down": (30_277_632, 30_277_632, 0),
         "q_up": (75_497_472, 75_497_472, 0),
         "absorb_q": (16_777_216, 16_777_216, 0),
@@ -300,7 +302,7 @@ def test_dsa_prefill_caps_each_query_at_top_k() -> None:
 
 def test_top_k_beyond_the_context_is_mla() -> None:
     dsa, mla = (operators(Batch.decode(2048), "dense", name=n) for n in ("deepseek-v3.2", "deepseek-v3"))
-    assert dsa["attention"] == mla["attention"]
+    assert (dsa["attention"].cost, dsa["attention"].shape) == (mla["attention"].cost, mla["attention"].shape)
 
 
 def test_a_layer_that_reuses_an_index_has_no_indexer() -> None:

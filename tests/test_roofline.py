@@ -237,7 +237,7 @@ def test_plain_attention_never_turns_and_that_is_said(kvcalc: Run) -> None:
 
 def test_experts_turn_32_times_as_late_as_a_dense_ffn() -> None:
     """Each of 256 experts sees 8/256 of the tokens."""
-    t = turning_batch(place("deepseek-v3"), lambda o: o.name.startswith("experts_"))
+    t = turning_batch(place("deepseek-v3"), lambda o: o.name == "experts")
     assert t is not None and 295 * 32 < t < 400 * 32
 
 
@@ -383,10 +383,7 @@ def test_records_say_the_form_of_mla_and_the_experts_read() -> None:
     deployed = Deployment(v3, h100, precision)
     step = pass_records(deployed.placed(Batch.decode(4096)), h100)
     assert step[-1]["mla_form"] == "absorbed"
-    assert {r["operator"]: r["expected_experts"] for r in step if "expected_experts" in r} == {
-        "experts_gate_up": 8.0,
-        "experts_down": 8.0,
-    }
+    assert {r["operator"]: r["expected_experts"] for r in step if "expected_experts" in r} == {"experts": 8.0}
     prompt = Batch.prefill(4096)
     assert mla_form(deployed.placed(prompt)) == "expanded"
     assert mla_form(deployed.placed(Batch((*prompt.groups, *Batch.decode(4096).groups)))) == "mixed"
@@ -422,4 +419,4 @@ def test_explain_puts_the_numbers_into_the_formulas(kvcalc: Run) -> None:
     assert f"2·8·4,096·6,144 = {2 * 8 * 4096 * 6144:,}" in out
     assert "32 heads × 8 queries × 4,096 keys (mean) × 128 + 128 wide; 8 KV heads" in out
     experts = kvcalc("roofline qwen3-30b-a3b --batch-size 8 --explain").out
-    assert "experts expected of this GPU's" in experts
+    assert "experts read = E·(1 − (1 − k/E)^T) = " in experts

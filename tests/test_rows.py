@@ -52,6 +52,50 @@ def test_serving_rows_are_in_milliseconds(tmp_path: Path) -> None:
     assert (row.dtype, row.model) == ("bfloat16", "a/b")
 
 
+MOE = "gpu,framework,dtype,kernel,tokens,hidden,inter,topk,experts,moe_tp,moe_ep,rank_rows,experts_touched"
+TILES = ",".join(f"tiles_{m}" for m in (8, 16, 32, 48, 64, 128))
+
+
+def test_rows_of_experts_bring_what_routing_put_on_the_rank(tmp_path: Path) -> None:
+    header = f"{MOE},{TILES},kernel_family,odd,time_us\n"
+    cells = "h100_sxm,vllm,fp8_block,vllm_fp8moe_triton,64,7168,2048,8,256,1,8,95.8,21.4,26,22.2,21.4,21.4,21.4,21.4"
+    text = header + f"{cells},vllm fp8_block triton,0,99\n{cells},,1,99\n"
+    first, second = read_rows(written(tmp_path, "moe.csv", text)).rows
+    assert first.shape == (64, 7168, 2048, 8, 256, 1, 8, 95.8, 21.4, 26, 22.2, 21.4, 21.4, 21.4, 21.4)
+    assert (first.dtype, first.kernel, first.odd) == ("fp8_block", "vllm fp8_block triton", False)
+    assert (second.kernel, second.odd) == ("vllm_fp8moe_triton", True)
+
+
+def test_rows_of_experts_without_a_routing_have_none(tmp_path: Path) -> None:
+    text = "gpu,framework,dtype,tokens,hidden,inter,topk,experts,moe_tp,moe_ep,time_us\nh100,vllm,bf16,1,8,8,2,8,1,1,9\n"
+    (row,) = read_rows(written(tmp_path, "moe.csv", text)).rows
+    assert row.shape == (1, 8, 8, 2, 8, 1, 1, *[0] * 8)
+
+
+def test_rows_of_modules_take_their_widths_from_the_model_they_name(tmp_path: Path) -> None:
+    header = "gpu,framework,kernel,model,kv_dtype,gemm_dtype,batch,q_heads,kv_len,time_us\n"
+    text = (
+        header
+        + "h200,sglang,sglang_dsa_indexer_fa3,deepseek-ai/DeepSeek-V3.2,bfloat16,fp8_block,4,16,8192,99\n"
+        + "h200,sglang,sglang_dsa_skip_indexer_fa3,zai-org/GLM-5.2-FP8,fp8,bfloat16,4,8,1,99\n"
+        + "h200,sglang,x,openai-community/gpt2,fp8,bfloat16,4,8,1,99\n"
+    )
+    table = read_rows(written(tmp_path, "dsa_decode_module.csv", text))
+    assert [row.shape for row in table.rows] == [
+        (4, 16, 8192, 7168, 1536, 512, 64, 128, 128, 64, 128, 2048),
+        (4, 8, 1, 6144, 2048, 512, 64, 192, 256, 0, 128, 2048),
+    ]
+    assert [row.dtype for row in table.rows] == ["bfloat16/fp8_block", "fp8/bfloat16"]
+    assert [b.why for b in table.broken] == ["model 'openai-community/gpt2' is no preset with sparse attention"]
+
+
+def test_serving_rows_of_mixtures_say_their_expert_ranks_and_cache(tmp_path: Path) -> None:
+    header = "backend,system,model_path,gemm_quant_mode,kv_cache_dtype,isl,osl,batch_size,tp_size,ep_size,prefix_cached,"
+    header += "silicon_tpot_ms\n"
+    (row,) = read_rows(written(tmp_path, "e2e_moe.csv", header + "vllm,h200,a/b,fp8,fp8,1024,512,8.0,8.0,8.0,1,9\n")).rows
+    assert (row.shape, row.dtype, row.cache, row.odd) == ((1024, 512, 8, 8, 8), "fp8", "fp8", True)
+
+
 @pytest.mark.parametrize(
     ("cells", "why"),
     [

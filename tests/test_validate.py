@@ -4,8 +4,14 @@ import csv
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import Run
+
+from kvcalc.library.load import load_gpu
+from kvcalc.timing.calibration import read_calibration
+from kvcalc.timing.figures import figures_of
+from kvcalc.timing.moe import Moe
 
 HEADER = "gpu,framework,version,dtype,m,n,k,time_us,row_id\n"
 # Bound of 4096³ in bf16 on H100: 2 · 4096³ / 989e12 = 138.97 µs.
@@ -121,6 +127,47 @@ def test_serving_rows_are_whole_steps(kvcalc: Run, tmp_path: Path) -> None:
     assert (record["rows"], record["predicted_rows"]) == (2, 1)
     # 15.0 GB of weights without the embedding's rows at 4.8 TB/s are 3.13 ms: a step takes that and not twice that.
     assert 3.13 / 5 < record["median_ratio"] < 2 * 3.13 / 5
+
+
+MOE = "gpu,framework,dtype,kernel_family,tokens,hidden,inter,topk,experts,moe_tp,moe_ep,odd,time_us\n"
+
+
+def test_experts_are_fitted_by_kernel_without_odd_rows_and_predicted_all(
+    kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times of the law itself at a uniform router's load, but for a fifth of them, odd and ten times as long."""
+    monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path / "presets"))
+    law, figures, lines = Moe(tiles="marlin", bytes=0.5625), figures_of(load_gpu("h100")), []
+    for i in range(60):
+        shape = (2 ** (i % 13), 1024 * (2 + i % 5), 512 * (1 + i % 4), 8, 128, 1 + i % 2, 1)
+        us = float(law.us(figures, *(np.array([float(x)]) for x in shape))[0])
+        odd = i % 5 == 4
+        lines.append(
+            f"h100,house,int4_wo,house int4_wo marlin,{','.join(map(str, shape))},{int(odd)},{us * (10 if odd else 1):.4f}\n"
+        )
+    path = str(written(tmp_path, MOE + "".join(lines), "moe.csv"))
+    (record,) = kvcalc("calibrate", path, "--gpu", "h100", "--stack", "house", "--format", "json").records
+    assert (record["family"], record["kind"], record["rows"]) == ("moe", "int4_wo/marlin", 48)
+    assert record["fitted_median_abs_error"] < 0.03
+    (found,) = kvcalc("validate", path, "--format", "json").records
+    assert (found["rows"], found["predicted_rows"], found["basis"]) == (60, 60, "calibrated")
+    assert found["median_abs_error"] < 0.04 < 5 < found["p90_abs_error"]
+
+
+def test_a_calibration_keeps_the_error_of_whole_steps(kvcalc: Run, tmp_path: Path) -> None:
+    """Nine runs of a server of which one hits a prefix cache: the error is of eight."""
+    header = "backend,system,model_path,gemm_quant_mode,isl,osl,batch_size,tp_size,prefix_cached,silicon_tpot_ms\n"
+    runs = "".join(f"house,h100,meta-llama/Llama-3.1-8B,,1024,512,{b},1,{int(b == 9)},{6 + b / 10}\n" for b in range(1, 10))
+    lines = [f"h100,house,1.0,bfloat16,{2 ** (i % 12)},{1024 * (1 + i % 7)},4096,{20 + i},{i}\n" for i in range(24)]
+    out = tmp_path / "house.yaml"
+    rows = [str(written(tmp_path, HEADER + "".join(lines))), str(written(tmp_path, header + runs, "e2e_dense.csv"))]
+    kvcalc("calibrate", *rows, "--gpu", "h100", "--stack", "house", "-o", str(out), "--date", "2026-01-01")
+    made = read_calibration(out)
+    assert (made.version, made.validation["dense"].rows) == ("1.0", 8)
+    assert made.validation["dense"].p90_abs_error >= made.validation["dense"].median_abs_error > 0
+    again = tmp_path / "again.yaml"
+    kvcalc("calibrate", *rows, "--gpu", "h100", "--stack", "house", "-o", str(again), "--date", "2026-01-01")
+    assert again.read_bytes() == out.read_bytes()
 
 
 def test_calibrate_writes_a_preset_that_validate_finds(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def run(
     from kvcalc.library.files import make_folder
     from kvcalc.library.load import load_gpu
     from kvcalc.timing.calibration import preset_path, to_yaml
-    from kvcalc.timing.calibrator import calibrate, chosen_rows, records, summed
+    from kvcalc.timing.calibrator import calibrate, chosen_rows, fit_records, summed
     from kvcalc.timing.rows import read_rows
 
     for name, value in (("--gpu", gpu), ("--stack", stack)):
@@ -58,14 +58,14 @@ def run(
     if not out:
         make_folder(Path(path).parent)
     save_text(path, text)
-    if out != "-" and not output.printed(records(fits)):
+    if out != "-" and not output.printed(fit_records(fits)):
         output.show(_table(fits, machine, stack))
 
 
 def _table(fits: "list[FittedLaw]", gpu: "Gpu", stack: str) -> "Table":
     from kvcalc.report.layout import Column, Table
     from kvcalc.report.tables import integer
-    from kvcalc.timing.calibrator import FOLDS, records
+    from kvcalc.timing.calibrator import FOLDS, fit_records
 
     columns = (
         Column("family", "family", right=False), Column("kind", "kind", right=False), Column("form", "law", right=False),
@@ -73,7 +73,7 @@ def _table(fits: "list[FittedLaw]", gpu: "Gpu", stack: str) -> "Table":
         Column("fitted_p90_abs_error", "fitted p90", _percent), Column("median_abs_error", "held-out median", _percent),
         Column("p90_abs_error", "held-out p90", _percent), Column("parameters_text", "parameters", right=False),
     )  # fmt: skip
-    shown: list[dict[str, Any]] = [r | {"parameters_text": _written(r)} for r in records(fits)]
+    shown: list[dict[str, Any]] = [r | {"parameters_text": _written(r)} for r in fit_records(fits)]
     notes = [
         "error of a row: exp(|ln(predicted/measured)|) − 1",
         f"held out: each row predicted by one of {FOLDS} fits that did not see it; the law kept is fitted on all rows",

@@ -53,16 +53,16 @@ class Role(StrEnum):
 
 
 class GemmShape(NamedTuple):
-    """A matrix product x[m, k] · W[k, n] as a time law sees it; stored: bytes of one weight, its scales included.
+    """A matrix product x[m, k] · W[k, n] as a time law sees it; stored: bytes of one weight, its scales included, in `format`.
 
-    Block-diagonal copies stand side by side (n counts them all); routed experts likewise, those that are reached, with m
-    the tokens of one of them.
+    Block-diagonal copies stand side by side: n counts them all.
     """
 
     m: Real
     n: Real
     k: int
     stored: float
+    format: str = ""
 
 
 class AttentionShape(NamedTuple):
@@ -87,17 +87,57 @@ class CollectiveShape(NamedTuple):
     bytes: Num
 
 
-Shape: TypeAlias = GemmShape | AttentionShape | CollectiveShape
+class ExpertsShape(NamedTuple):
+    """Routed experts as a time law sees them: `tokens` of width `hidden`, of all ranks, each on `top` of `experts` experts.
+
+    ranks: over which whole experts spread. width: columns of an expert on this rank. gated: two matrices of that width, or
+    one. bias: whether experts have biases. format: how their weights are stored.
+    """
+
+    tokens: Num
+    hidden: int
+    width: int
+    top: int
+    experts: int
+    ranks: int
+    gated: bool
+    bias: bool
+    format: str
+
+
+class SparseShape(NamedTuple):
+    """A whole sparse-attention module on this rank, as a time law sees it: what stands around its attention.
+
+    Ranks and widths as in the module's spec; index_heads: 0 without an indexer. element: bytes of a cached latent's element.
+    format: how the projections are stored. groups: (count, new, past) of the batch.
+    """
+
+    heads: int
+    hidden: int
+    q_lora_rank: int
+    kv_lora_rank: int
+    rope: int
+    nope: int
+    value: int
+    index_heads: int
+    index_width: int
+    top: int
+    element: float
+    format: str
+    groups: tuple[tuple[Num, Num, Num], ...]
+
+
+Shape: TypeAlias = GemmShape | AttentionShape | CollectiveShape | ExpertsShape
 
 
 class Operator(msgspec.Struct, frozen=True):
     """One operator of a pass: `count` times `cost`, in each of `count` layers of kind `layer` ('' outside the layers).
 
-    kind: gemm, attention, scan, vector or network: what law times it. role: what it is there for. dtype: what its products
-    compute in. parts: the FLOPs inside a fused operator, by name, which its cost holds already. shape: what a calibrated law
-    needs, where there is one. experts: routed experts whose weights this GPU is expected to read; 0 where it multiplies by
-    none. weights: the matrices that it multiplies by, as their part names them. form: of latent attention, absorbed or
-    expanded; '' of any other.
+    kind: gemm, attention, experts, scan, vector or network: what law times it. role: what it is there for. dtype: what its
+    products compute in. parts: the costs inside a fused operator, by name, which its cost holds already. shape: what a
+    calibrated law needs, where there is one. experts: routed experts whose weights this GPU is expected to read; 0 where it
+    multiplies by none. weights: the matrices that it multiplies by, as their part names them. form: of latent attention,
+    absorbed or expanded; '' of any other. module: of a module that is measured whole, what all its operators share.
     """
 
     name: str
@@ -112,6 +152,7 @@ class Operator(msgspec.Struct, frozen=True):
     role: Role = Role.OTHER
     form: str = ""
     weights: tuple[str, ...] = ()
+    module: SparseShape | None = None
 
     @property
     def total(self) -> Cost:

@@ -150,9 +150,13 @@ class Pass:
         weight_bytes = held if isinstance(fraction, int) else _half_up(held * fraction)
         cost = Cost(flops=flops, weight_bytes=weight_bytes * self.present if read else 0, activation_bytes=moved)
         dtype = self.formats.compute_dtype(self._full(weights[0].name), weights[0])
-        shape = _gemm_shape(weights, rows, fraction, held)
+        shape = _gemm_shape(weights, rows, fraction, held)._replace(format=self.format_of(weights[0]))
         names = tuple(w.name for w in weights)
         return Operator(name, self.kind, self.count, "gemm", cost, dtype, (), shape, experts, self.role, weights=names)
+
+    def format_of(self, weight: Weight) -> str:
+        """The name of the format that a matrix is stored in."""
+        return self.formats.weight_format(self._full(weight.name), weight).name
 
     def vector(self, name: str, elements_in: Num, elements_out: Num, flops: Num, weight_bytes: Num = 0) -> Operator:
         """An elementwise chain: so many elements read, written, and vector FLOPs, in all."""
@@ -206,7 +210,10 @@ def _settled(mask: Num) -> Num:
 
 
 def _gemm_shape(weights: Sequence[Weight], rows: Num, fraction: Real, held: int) -> GemmShape:
-    """Of matrices that share their input: side by side; copies and reached experts too, these with their own tokens."""
+    """Of matrices that share their input: side by side; copies and reached experts too, these with their own tokens.
+
+    The format is left to be named.
+    """
     first = weights[0]
     columns = sum(w.outputs * (1 if w.expert else w.copies) for w in weights)
     elements = sum(w.inputs * w.outputs * w.copies for w in weights)

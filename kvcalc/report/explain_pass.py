@@ -4,7 +4,7 @@ from typing import Any
 
 from kvcalc.gpu.roof import Placed
 from kvcalc.layers.batch import Batch
-from kvcalc.layers.cost import AttentionShape, GemmShape, Operator
+from kvcalc.layers.cost import AttentionShape, ExpertsShape, GemmShape, Operator
 from kvcalc.layers.part import Part
 from kvcalc.model.spec import Model
 from kvcalc.report.tables import seconds
@@ -50,6 +50,8 @@ def _operation(model: Model, one: Placed, element: int, tokens: str) -> list[str
         body = _product(model, operator, operator.shape, element, tokens)
     elif isinstance(operator.shape, AttentionShape):
         body = _attention(operator, operator.shape, element, tokens)
+    elif isinstance(operator.shape, ExpertsShape):
+        body = _experts(operator, operator.shape)
     else:
         body = _other(operator)
     moved = cost.bytes
@@ -63,14 +65,24 @@ def _product(model: Model, operator: Operator, shape: GemmShape, element: int, t
     cost, wide = operator.cost, f"({columns})" if "+" in columns else columns
     m, n = _whole(shape.m), _whole(shape.n)
     lines = [f"x[m, k] · W[k, n], m = {rows} = {m}, k = {inner} = {shape.k:,}, n = {columns} = {n}"]
-    if operator.experts:
-        lines.append(f"{_whole(operator.experts)} experts expected of this GPU's, side by side in n; m: tokens of one of them")
     deep = f"({inner})" if "+" in inner else inner
     lines.append(f"FLOPs = 2·m·k·n = 2·{rows}·{deep}·{wide} = 2·{m}·{shape.k:,}·{n} = {cost.flops:,}")
     stored = f"{shape.stored:g} B a weight, scales included"
     parts = [f"weights {cost.weight_bytes:,} ({stored})", f"activations {element} bytes·m·(k + n) = {cost.activation_bytes:,}"]
     parts += [f"cache {cost.cache_bytes:,}"] if cost.cache_bytes else []
     return [*lines, f"bytes = {' + '.join(parts)} = {cost.bytes:,}"]
+
+
+def _experts(operator: Operator, shape: ExpertsShape) -> list[str]:
+    """Both products and the activation of the routed experts, over the rows that this GPU's experts get."""
+    cost, each = operator.cost, "3" if shape.gated else "2"
+    rows, shared = -(-shape.tokens * shape.top // shape.ranks), f" ÷ {shape.ranks}" if shape.ranks > 1 else ""
+    return [
+        f"rows R = T·k{shared} = {rows:,}; D = {shape.hidden:,}, Fe = {shape.width:,} on this GPU",
+        f"experts read = E·(1 − (1 − k/E)^T){shared} = {_whole(operator.experts)} in expectation",
+        f"FLOPs = 2·R·{each}·D·Fe = 2·{rows:,}·{each}·{shape.hidden:,}·{shape.width:,} = {cost.flops:,}",
+        f"bytes = weights {cost.weight_bytes:,} ({shape.format}) + activations {cost.activation_bytes:,} = {cost.bytes:,}",
+    ]
 
 
 def _letters(model: Model, operator: Operator, tokens: str) -> tuple[str, str, str]:

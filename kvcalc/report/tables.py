@@ -32,9 +32,9 @@ def _show_on_terminal(laid: Laid) -> None:
 
 
 def error_bar(records: Sequence[Record]) -> str:
-    """The widest held-out error of the laws behind some records, as the end of a sentence; '' where none is calibrated."""
+    """The widest error of such steps, as the end of a sentence; '' where none is known."""
     widest = max((r.get("time_p90_error") or 0.0 for r in records), default=0.0)
-    return f"; error of single operators up to {widest:.0%} (p90, held out)" if widest else ""
+    return f"; nine of ten such steps of measured servers lie within {widest:.0%}" if widest else ""
 
 
 def fallback_notes(records: Sequence[Record]) -> list[str]:

@@ -9,7 +9,7 @@ channels, or, in a domain of eight, to the switches, which reduce on the way. Th
     switch = a3 + h·(n − 1) + X/(es·NV), for n ≥ 8
 """
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from kvcalc.timing.law import Array, Law, within
 
@@ -25,8 +25,6 @@ class AllReduce(Law, frozen=True, tag="allreduce"):
     a1, a2, a3 [µs]: launch and barriers of the one-shot, the two-shot, and the ring or switch kernel. h [µs]: for each further
     rank. e1, e2, e3, es: what each reaches of the link's datasheet rate in one direction.
     """
-
-    SHAPE: ClassVar[tuple[str, ...]] = ("num_gpus", "bytes")
 
     h: Annotated[float, within(0.005, 10)] = 0.1
     a1: Annotated[float, within(0.3, 60)] = 4

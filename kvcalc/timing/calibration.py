@@ -1,13 +1,13 @@
 """Calibrations are data: presets/calibrations/<gpu>/<stack>.yaml, the laws of one GPU under one software stack.
 
-Each law stands with the rows that it was fitted on and the error it showed on rows held out of the fit, which every table
-prints as the error bar of a time.
+Each law stands with the rows that it was fitted on and the error it showed on rows held out of the fit: the error bar of that
+kernel's time. Whole steps have an error of their own, where measured servers are known.
 """
 
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -20,12 +20,16 @@ from kvcalc.timing.families import NEAREST, AnyLaw
 from kvcalc.timing.law import Law
 
 DATASHEET = "datasheet"
+CALIBRATED, SCALED, BOUND = "calibrated", "scaled", "bound"  # what a time is
 MOST_BYTES = 1 << 20
 Error = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A fitted law. rows: used. Errors are exp(|ln(predicted/measured)|) − 1: held out, and on the rows of the fit."""
+    """A fitted law. rows: used. Errors are exp(|ln(predicted/measured)|) − 1: held out, and on the rows of the fit.
+
+    note: what is to be said beside a time that rests on it, where its rows are known not to be the stack's own speed.
+    """
 
     law: AnyLaw
     rows: Annotated[int, msgspec.Meta(ge=0)]
@@ -33,12 +37,22 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     p90_abs_error: Error
     fitted_median_abs_error: Error = 0.0
     fitted_p90_abs_error: Error = 0.0
+    note: str = ""
+
+
+class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The error of a kind of figure on `rows` measured ones that no law was fitted on."""
+
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+    median_abs_error: Error
+    p90_abs_error: Error
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The laws of one GPU and stack. The fields are the keys of the file; laws: by family, then by kind of data.
 
     glue_us [µs]: what a layer of a whole step takes beside its operators (launches, small kernels, gaps).
+    validation: what is known of whole figures: a decode step of a `dense` model, of a `mixture` of experts.
     """
 
     gpu: str
@@ -51,6 +65,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     date: str = ""
     rows: int = 0
     glue_us: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 8.0
+    validation: dict[Literal["dense", "mixture"], Validated] = {}
 
     def law(self, family: str, kind: str) -> Law | None:
         """The law of a family for a kind of data, else that of the nearest kind; None where there is none."""
@@ -60,7 +75,17 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def entry(self, family: str, kind: str) -> Entry | None:
         """As `law`, with its errors."""
         kinds = self.laws.get(family, {})
-        return next((kinds[k] for k in (kind, *NEAREST.get(kind, ())) if k in kinds), None)
+        near = (kind, *NEAREST.get(kind, ()), *(k for k in kinds if k.startswith(f"{kind}/")))
+        return next((kinds[k] for k in near if k in kinds), None)
+
+    def basis_on(self, gpu: Gpu) -> str:
+        """What its times on `gpu` are: calibrated on its own rows, or scaled from another GPU's by datasheet figures."""
+        return CALIBRATED if self.gpu == gpu.name else SCALED
+
+    @property
+    def label(self) -> str:
+        """The stack, with the version of it that the laws were fitted on."""
+        return f"{self.stack} {self.version}".strip()
 
     @property
     def problem(self) -> tuple[str, str]:
@@ -77,7 +102,7 @@ def _tag(law: Law) -> str:
 
 
 def _family(law: Law) -> str:
-    return _tag(law).removesuffix("_fp8")
+    return "gemm" if _tag(law).startswith("gemm") else _tag(law)
 
 
 def stacks_of(gpu: Gpu) -> list[str]:
@@ -126,17 +151,21 @@ def to_yaml(calibration: Calibration) -> str:
     """The calibration as a preset file."""
     import yaml
 
-    data: dict[str, Any] = msgspec.to_builtins(calibration)
-    laws = data.pop("laws")
-    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=10_000)
-    lines = ["laws:"]
+    data: dict[str, Any] = {k: v for k, v in msgspec.to_builtins(calibration).items() if v != {}}
+    laws = data.pop("laws", {})
+
+    def dump(values: dict[str, Any], flow: bool = False) -> list[str]:
+        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=flow)
+        return text.splitlines()
+
+    lines = [*dump(data), "laws:"]
     for family, kinds in laws.items():
         lines.append(f"  {family}:")
         for kind, entry in kinds.items():
-            law = yaml.safe_dump(entry.pop("law"), sort_keys=False, default_flow_style=True, width=10_000).strip()
+            (law,) = dump(entry.pop("law"), flow=True)
             lines += [f"    {kind}:", f"      law: {law}"]
-            lines += [f"      {key}: {value}" for key, value in entry.items()]
-    return text + "\n".join(lines) + "\n"
+            lines += [f"      {line}" for line in dump({k: v for k, v in entry.items() if v != ""})]
+    return "\n".join(lines) + "\n"
 
 
 def preset_path(gpu: Gpu, stack: str) -> Path:

@@ -9,14 +9,18 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
+import msgspec
+
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.timing.calibration import Calibration, Entry, gpu_named
-from kvcalc.timing.families import FAMILIES, AnyLaw, Family
+from kvcalc.timing.experts import NOTES
+from kvcalc.timing.families import FAMILIES, AnyLaw, Candidates, Family
 from kvcalc.timing.figures import Figures, figures_of
-from kvcalc.timing.fitting import fit
-from kvcalc.timing.law import Array
-from kvcalc.timing.rows import MeasuredRow, Table
+from kvcalc.timing.fitting import STARTS, fit
+from kvcalc.timing.law import Array, Law
+from kvcalc.timing.rows import SERVING, MeasuredRow, Table
+from kvcalc.timing.serving import steps_validated
 
 FOLDS, FOLD_STARTS = 4, 2
 LEAST_ROWS = 12  # of a family and kind: fewer make no fit
@@ -42,45 +46,45 @@ def calibrate(
     cells: dict[tuple[str, str], list[MeasuredRow]] = {}
     for row in rows:
         family = FAMILIES.get(row.op)
-        cells.setdefault((row.op, family.kind(row.dtype) if family else row.dtype), []).append(row)
+        if row.op not in SERVING and not row.odd:
+            cells.setdefault((row.op, family.kind(row.dtype, row.kernel) if family else row.dtype), []).append(row)
     found = []
     for (op, kind), members in sorted(cells.items()):
         progress(f"{op} {kind}: {len(members)} rows")
-        found.append(_fit(op, kind, members, figures, stack))
+        found.append(_fit(op, kind, members, figures, stack, gpu.name))
     return found
 
 
-def _fit(op: str, kind: str, rows: list[MeasuredRow], figures: Figures, stack: str) -> FittedLaw:
+def _fit(op: str, kind: str, rows: list[MeasuredRow], figures: Figures, stack: str, gpu: str) -> FittedLaw:
     import numpy as np
 
     family = FAMILIES.get(op)
-    chosen = family.law(kind, stack) if family else None
+    laws = family.laws(kind, stack, gpu) if family else ()
     measured = np.array([row.time_us for row in rows])
-    if family is None or chosen is None:
+    if family is None or not laws:
         return FittedLaw(op, kind, len(rows), None, measured, measured * np.nan, "no law for it")
     if len(rows) < LEAST_ROWS:
         return FittedLaw(op, kind, len(rows), None, measured, measured * np.nan, f"fewer than {LEAST_ROWS} rows")
-    law, fixed = chosen
     shape = tuple(np.array(column) for column in zip(*(row.shape for row in rows), strict=True))
-    predicted = _held_out(law, fixed, family, figures, shape, measured, rows)
-    weight = family.weight(*shape) if family.weight else None
-    best = fit(law, figures, shape, measured, weight, **fixed).law
+    predicted = _held_out(laws, family, figures, shape, measured, rows)
+    best = _best(laws, family, figures, shape, measured, STARTS)
     held, fitted = errors(predicted, measured), errors(best.us(figures, *shape), measured)
     entry = Entry(
         law=cast("AnyLaw", best), rows=len(rows), median_abs_error=held[0], p90_abs_error=held[1],
-        fitted_median_abs_error=fitted[0], fitted_p90_abs_error=fitted[1],
+        fitted_median_abs_error=fitted[0], fitted_p90_abs_error=fitted[1], note=NOTES.get((stack, kind), ""),
     )  # fmt: skip
     return FittedLaw(op, kind, len(rows), entry, measured, predicted)
 
 
+def _best(laws: Candidates, family: Family, figures: Figures, shape: tuple[Array, ...], measured: Array, starts: int) -> Law:
+    """Of the laws that these rows could follow, fitted, the one that comes nearest."""
+    weight = family.weight(*shape) if family.weight else None
+    ends = [fit(law, figures, shape, measured, weight, starts, **fixed) for law, fixed in laws]
+    return min(ends, key=lambda end: end.loss).law
+
+
 def _held_out(
-    law: Any,
-    fixed: dict[str, Any],
-    family: Family,
-    figures: Figures,
-    shape: tuple[Array, ...],
-    measured: Array,
-    rows: list[MeasuredRow],
+    laws: Candidates, family: Family, figures: Figures, shape: tuple[Array, ...], measured: Array, rows: list[MeasuredRow]
 ) -> Array:
     import numpy as np
 
@@ -91,8 +95,7 @@ def _held_out(
         if not out.any() or out.all():
             out = np.arange(len(rows)) % FOLDS == held
         kept, left = tuple(a[~out] for a in shape), tuple(a[out] for a in shape)
-        weight = family.weight(*kept) if family.weight else None
-        predicted[out] = fit(law, figures, kept, measured[~out], weight, FOLD_STARTS, **fixed).law.us(figures, *left)
+        predicted[out] = _best(laws, family, figures, kept, measured[~out], FOLD_STARTS).us(figures, *left)
     return predicted
 
 
@@ -155,7 +158,7 @@ def _same_links(a: Gpu, b: Gpu) -> bool:
 
 
 def summed(fits: Sequence[FittedLaw], gpu: Gpu, stack: str, rows: Sequence[MeasuredRow], about: dict[str, str]) -> Calibration:
-    """The calibration that the fits make."""
+    """The calibration that the fits make, and its errors on whole steps where rows of measured servers are among `rows`."""
     laws: dict[str, dict[str, Entry]] = {}
     for found in fits:
         if found.entry:
@@ -163,14 +166,15 @@ def summed(fits: Sequence[FittedLaw], gpu: Gpu, stack: str, rows: Sequence[Measu
     used = sum(found.rows for found in fits if found.entry)
     date = about.get("date") or datetime.date.today().isoformat()
     texts = {key: about.get(key, "") for key in ("origin", "commit", "license")}
-    return Calibration(**texts, date=date, gpu=gpu.name, stack=stack, version=_versions(rows), laws=laws, rows=used)  # type: ignore[arg-type]
+    made = Calibration(**texts, date=date, gpu=gpu.name, stack=stack, version=_versions(rows), laws=laws, rows=used)  # type: ignore[arg-type]
+    return msgspec.structs.replace(made, validation=steps_validated(made, gpu, rows))
 
 
 def _versions(rows: Sequence[MeasuredRow]) -> str:
-    return ", ".join(sorted({row.version for row in rows} - {""}))[:200]
+    return ", ".join(sorted({row.version for row in rows if row.op not in SERVING} - {""}))[:200]
 
 
-def records(fits: Sequence[FittedLaw]) -> list[dict[str, Any]]:
+def fit_records(fits: Sequence[FittedLaw]) -> list[dict[str, Any]]:
     """One flat record a family and kind, its parameters nested."""
     return [_record(found) for found in fits]
 

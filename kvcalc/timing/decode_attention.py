@@ -44,14 +44,14 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     """One decode step of attention, the write of the new token and the combination of splits included.
 
     t0 [µs]: launch, prologue, cache write. tau [µs]: a tile's load, softmax and store, paid in every wave. r [bytes/µs]:
-    at what rate one SM streams the cache at head_dim 128; r64, r192, r256: factors on it at other widths. cap: the share of
-    the L2 in which a cache stays between calls. tramp [µs]: ramp of HBM, and the tail. rm, tm: factors on r and tau for
-    MHA, rw, tw: for wide groups, where stacks take other kernels. bytes: of one cached element.
-    wide: `grouped` kernels for more than 16 query heads per KV head, or `per_head` beyond 32, which read once for each.
-    cold: true where the cache is never in the L2, as in serving.
+    at what rate one SM streams the cache at head_dim 128; r64, r256: factors on it at other widths, √r256 at 192. cap: the
+    share of the L2 in which a cache stays between calls. tramp [µs]: ramp of HBM, and the tail. rm, tm: factors on r and tau
+    for MHA, rw: on r for wide groups, where stacks take other kernels.
+
+    bytes: of one cached element. wide: `grouped` kernels for more than 16 query heads per KV head, or `per_head` beyond 32,
+    which read once for each. cold: true where the cache is never in the L2, as in serving.
     """
 
-    SHAPE: ClassVar[tuple[str, ...]] = ("batch", "q_heads", "kv_heads", "head_dim", "kv_len", "window")
     CHOICES: ClassVar[tuple[dict[str, str], ...]] = ({"wide": "grouped"}, {"wide": "per_head"})
 
     bytes: int = 2
@@ -63,12 +63,10 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     cap: Annotated[float, within(0.05, 1.5)] = 0.7
     tramp: Annotated[float, within(0.1, 40)] = 5
     r64: Annotated[float, within(0.1, 4)] = 0.8
-    r192: Annotated[float, within(0.1, 4)] = 0.8
     r256: Annotated[float, within(0.1, 4)] = 0.8
     rm: Annotated[float, within(0.1, 8)] = 1
     tm: Annotated[float, within(0.1, 8)] = 1
     rw: Annotated[float, within(0.02, 8)] = 1
-    tw: Annotated[float, within(0.1, 20)] = 1
 
     def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
@@ -80,9 +78,9 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
         special = group > (WIDEST_GROUP if self.wide == "per_head" else 16)
         if self.wide == "per_head":
             n = np.where(special, batch * q_heads, n)
-        rate = self.r * np.select([head_dim <= 64, head_dim <= 128, head_dim <= 192], [self.r64, 1.0, self.r192], self.r256)
+        rate = self.r * np.select([head_dim <= 64, head_dim <= 128, head_dim <= 192], [self.r64, 1.0, self.r256**0.5], self.r256)
         rate = rate * np.where(special, self.rw, 1) * np.where(group == 1, self.rm, 1)
-        tau = self.tau * np.where(special, self.tw, 1) * np.where(group == 1, self.tm, 1)
+        tau = self.tau * np.where(group == 1, self.tm, 1)
         read = 2 * batch * kv_heads * length * head_dim * self.bytes
         memory = memory_time(read, misses(read, self.cap, machine.l2, self.cold), machine.memory, self.tramp)
         block = BLOCK * 2 * head_dim * self.bytes / rate

@@ -15,6 +15,7 @@ from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
 from kvcalc.model.operators import forward, total
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.spec import Model
+from kvcalc.timing.routing import BALANCED, Routing
 
 if TYPE_CHECKING:
     from kvcalc.timing.calibration import Calibration  # `fit` needs none, and starts 11 ms sooner without
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 class Deployment(msgspec.Struct, frozen=True):
     """`model` on a replica of `gpu`s: its formats, its ranks, the form of latent attention, and what times rest on.
 
-    With a calibration a time is what its laws predict, glue included, else the datasheet bound of each operator.
+    With a calibration a time is what its laws predict, glue included, else the datasheet bound of each operator. routing: how
+    a router loads experts, where laws time them.
     calibrated_on: the GPU whose calibration is scaled to this one by datasheet figures; '' where it is this GPU's own.
     """
 
@@ -34,6 +36,7 @@ class Deployment(msgspec.Struct, frozen=True):
     mla_form: str = "auto"
     calibration: "Calibration | None" = None
     calibrated_on: str = ""
+    routing: Routing = BALANCED
 
     def under(self, stack: str = "", calibrated_on: str = "") -> Self:
         """The same with the calibration of its GPU under `stack`, '' for vllm where there is one and `datasheet` for none.
@@ -52,8 +55,13 @@ class Deployment(msgspec.Struct, frozen=True):
 
     @property
     def basis(self) -> str:
-        """What the times rest on."""
-        return f"{self.calibration.stack} calibration" if self.calibration else "datasheet"
+        """What the times rest on, with the version of the engine that was measured."""
+        return f"{self.calibration.label} calibration" if self.calibration else "datasheet"
+
+    @property
+    def time_basis(self) -> str:
+        """What the times are: calibrated, scaled from another GPU's calibration, or a bound."""
+        return self.calibration.basis_on(self.gpu) if self.calibration else "bound"
 
     def stage_operators(self, batch: Batch, stage: int | None = None, all_positions: bool = False) -> tuple[Operator, ...]:
         """The operators of a pass on one pipeline stage; by default the fullest."""
@@ -77,16 +85,24 @@ class Deployment(msgspec.Struct, frozen=True):
         if self.calibration:
             from kvcalc.timing.steps import pass_seconds
 
-            return pass_seconds(operators, self.gpu, self.calibration)
+            return pass_seconds(operators, self.gpu, self.calibration, self.routing)
         return total_seconds(roofline(operators, self.gpu))
 
+    def uncalibrated_share(self, batch: Batch) -> Any:
+        """Of the seconds of a pass, the share that rests on operators without a law; 1 for datasheet bounds."""
+        if not self.calibration:
+            return 1.0
+        from kvcalc.timing.steps import pass_time
+
+        return pass_time(self.operators(batch), self.gpu, self.calibration, self.routing).uncalibrated_share
+
     def p90_error(self, batch: Batch) -> float | None:
-        """The widest held-out error of the laws that time a pass; None for datasheet bounds."""
+        """The held-out error of such a pass, as `step_error` knows it; None where none is known."""
         if not self.calibration:
             return None
-        from kvcalc.timing.steps import error_bar
+        from kvcalc.timing.steps import step_error
 
-        return error_bar(self.operators(batch), self.calibration)
+        return step_error(self.operators(batch), self.gpu, self.calibration)
 
     def fallback(self, *batches: Batch) -> str | None:
         """What products of these passes are computed in where the GPU has no unit for their dtype; None where it has all."""

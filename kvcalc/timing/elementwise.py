@@ -6,7 +6,7 @@ No rows are measured for them; the two parameters are assumed, as the calibratio
 the share of the bandwidth that streaming kernels commonly reach.
 """
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from kvcalc.timing.law import Array, Law, within
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 class Elementwise(Law, frozen=True, tag="elementwise"):
     """One fused elementwise kernel. t0 [µs]: its launch. em: of the datasheet's bandwidth, what it reaches."""
-
-    SHAPE: ClassVar[tuple[str, ...]] = ("bytes",)
 
     t0: Annotated[float, within(0.1, 20)] = 1.5
     em: Annotated[float, within(0.05, 1.1)] = 0.8

@@ -1,7 +1,8 @@
 """Fitting a law to measured times: robust, deterministic, in logarithms.
 
-Minimised is Σ weight · (√(1 + (r/c)²) − 1) with r = ln(predicted/measured) and c = 4 %: squares for small errors, absolute
-values for large ones, so that outliers pull with bounded force. Parameters vary in the logarithm between their ranges.
+Minimised is Σ weight · (√(1 + (r/c)²) − 1) with r = ln(predicted/measured) and c = 4 % or what the law says: squares for
+small errors, absolute values for large ones, so that outliers pull with bounded force. Parameters vary in the logarithm
+between their ranges; a law of many parameters for few rows adds ½·(x/sd)² for each that strays by x from its typical value.
 The search is Levenberg and Marquardt's with reweighting, from several fixed starting points; the best end wins.
 """
 
@@ -15,7 +16,6 @@ from kvcalc.timing.law import Array, Law
 if TYPE_CHECKING:
     from kvcalc.timing.figures import Figures
 
-SOFTNESS = 0.04  # relative error at which squares turn into absolute values
 STARTS, STEPS = 5, 40
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
@@ -45,8 +45,9 @@ def fit(
 
     weights = np.ones_like(measured) if weight is None else weight
     best: Fitted | None = None
-    for choice in law.CHOICES:
-        found = _fit_form(law, choice | fixed, machine, shape, np.log(measured), weights, starts)
+    forms = {repr(choice | fixed): choice | fixed for choice in law.CHOICES}
+    for form in forms.values():
+        found = _fit_form(law, form, machine, shape, np.log(measured), weights, starts)
         if best is None or found.loss < best.loss:
             best = found
     assert best is not None
@@ -75,9 +76,28 @@ def _fit_form(
     def residual(x: Array) -> Array:
         return np.log(np.maximum(build(x).us(machine, *shape), 1e-9)) - target
 
-    ends = [_descend(residual, start, low, high, weight) for start in _starts(typical, low, high, starts)]
+    goal = Goal(residual, weight, law.SOFTNESS, typical, law.PULL)
+    ends = [_descend(goal, start, low, high) for start in _starts(typical, low, high, starts)]
     x, loss = min(ends, key=lambda end: end[1])
     return Fitted(rounded(build(np.clip(x, low, high))), loss)
+
+
+class Goal(NamedTuple):
+    """What a fit minimises: residuals of a point with their weights, and the pull towards the typical point."""
+
+    residual: Callable[[Array], Array]
+    weight: Array
+    softness: float
+    typical: Array
+    pull: float
+
+    def loss(self, x: Array, residual: Array) -> float:
+        """Per row: the mean of √(1 + (r/c)²) − 1, and what straying costs."""
+        import numpy as np
+
+        total = float((self.weight * (np.sqrt(1 + (residual / self.softness) ** 2) - 1)).sum())
+        strayed = float((((x - self.typical) / self.pull) ** 2).sum()) / 2 if self.pull else 0.0
+        return (total + strayed) / float(self.weight.sum())
 
 
 def rounded(law: Law, digits: int = 4) -> Law:
@@ -108,29 +128,24 @@ def _halton(index: int, base: int) -> float:
     return value
 
 
-def robust_loss(residual: Array, weight: Array) -> float:
-    """The mean of √(1 + (r/c)²) − 1."""
-    import numpy as np
-
-    return float((weight * (np.sqrt(1 + (residual / SOFTNESS) ** 2) - 1)).sum() / weight.sum())
-
-
-def _descend(residual: Callable[[Array], Array], start: Array, low: Array, high: Array, weight: Array) -> tuple[Array, float]:
+def _descend(goal: Goal, start: Array, low: Array, high: Array) -> tuple[Array, float]:
     import numpy as np
 
     x, damping = start, 1e-2
-    r = residual(x)
-    loss = robust_loss(r, weight)
+    r = goal.residual(x)
+    loss = goal.loss(x, r)
+    stiff = (goal.softness / goal.pull) ** 2 if goal.pull else 0.0
     for _ in range(STEPS):
-        slopes = np.stack([(residual(x + step) - r) / _STEP for step in np.eye(len(x)) * _STEP], axis=1)
-        pull = weight / np.sqrt(1 + (r / SOFTNESS) ** 2)
-        square, gradient = slopes.T @ (pull[:, None] * slopes), slopes.T @ (pull * r)
+        slopes = np.stack([(goal.residual(x + step) - r) / _STEP for step in np.eye(len(x)) * _STEP], axis=1)
+        pull = goal.weight / np.sqrt(1 + (r / goal.softness) ** 2)
+        square = slopes.T @ (pull[:, None] * slopes) + stiff * np.eye(len(x))
+        gradient = slopes.T @ (pull * r) + stiff * (x - goal.typical)
         better = False
         for _ in range(8):
             move = -np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-6), gradient)
             trial = np.clip(x + np.clip(move, -1, 1), low, high)
-            found = residual(trial)
-            value = robust_loss(found, weight)
+            found = goal.residual(trial)
+            value = goal.loss(trial, found)
             if value < loss:
                 better = True
                 break

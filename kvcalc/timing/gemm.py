@@ -9,7 +9,9 @@ the time of one tile; the memory side is the compulsory traffic of both operands
     t       = t0 + min over s of pnorm_p(min over tiles of waves·tile, memory) + (s > 1)·(tr + 8·s·m·n / 6 TB/s)
 """
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from kvcalc.timing.law import Array, Law, pnorm, within
 
@@ -32,8 +34,6 @@ class Gemm(Law, frozen=True, tag="gemm"):
     `us` takes one more array where weights are stored in another format than they are computed in: bytes of one weight.
     """
 
-    SHAPE: ClassVar[tuple[str, ...]] = ("m", "n", "k")
-
     t0: Annotated[float, within(0.2, 40)] = 2.6
     ec: Annotated[float, within(0.2, 1.1)] = 0.8
     em: Annotated[float, within(0.2, 1.1)] = 0.85
@@ -54,13 +54,8 @@ class QuantizedGemm(Law, frozen=True, tag="gemm_fp8"):
     t0, ec, em, p, tr, r: as of Gemm, t0 with the launch of that kernel. bq: of the datasheet's bandwidth, what quantising
     reaches. pro [µs]: what each wave pays beside its
     products: scales, prologue, epilogue. sg: how far the last wave counts as a whole one (0: not at all).
-    tiles: `best` as for bf16; `fixed` is CUTLASS's habit: 64 rows where m ≤ 64, else 128 × 128, and no split.
     """
 
-    SHAPE: ClassVar[tuple[str, ...]] = ("m", "n", "k")
-    CHOICES: ClassVar[tuple[dict[str, str], ...]] = ({"tiles": "best"}, {"tiles": "fixed"})
-
-    tiles: Literal["best", "fixed"] = "best"
     t0: Annotated[float, within(0.2, 60)] = 4.0
     ec: Annotated[float, within(0.2, 1.1)] = 0.75
     em: Annotated[float, within(0.2, 1.1)] = 0.85
@@ -72,21 +67,18 @@ class QuantizedGemm(Law, frozen=True, tag="gemm_fp8"):
     sg: Annotated[float, within(0.01, 1)] = 0.3
 
     def us(self, machine: "Figures", *shape: Array) -> Array:
-        import numpy as np
-
         m, n, k, *stored = shape
         memory = (k * (m + n * (stored[0] if stored else 1)) + 2 * m * n) / (self.em * machine.memory)
         rate = self.ec * machine.fp8 / machine.sms
         start = self.t0 + 3 * m * k / (self.bq * machine.memory)
-        if self.tiles == "best":
-            return start + _best_plan(m, n, k, memory, rate, self.r, machine.sms, self.p, self.tr, self.pro, self.sg)
-        rows = np.where(m <= 64, 64.0, 128.0)
-        waves = _waves(np.ceil(m / rows) * np.ceil(n / 128) / machine.sms, self.sg)
-        tile = np.maximum(2 * rows * 128 * k / rate, (rows + 128) * k / self.r) + self.pro
-        return start + pnorm(self.p, waves * tile, memory)
+        return start + _best_plan(m, n, k, memory, rate, self.r, machine.sms, self.p, self.tr, self.pro, self.sg)
+
+    def quantised(self, t0: float) -> "QuantizedGemm":
+        """The law of a product whose input arrives quantised, with launches of at most t0 µs."""
+        return msgspec.structs.replace(self, t0=min(self.t0, t0), bq=float("inf"))
 
 
-def _waves(tiles: Array, stair: float) -> Array:
+def stairs(tiles: Array, stair: float) -> Array:
     """Waves of so many tiles per SM, at least one; a last, partial wave counts between its share and a whole one."""
     import numpy as np
 
@@ -105,7 +97,7 @@ def _best_plan(
         depth = np.maximum(k / split, LEAST_DEPTH)
         compute: Array | None = None
         for rows, columns in TILES:
-            waves = _waves(np.ceil(m / rows) * np.ceil(n / columns) * (split / sms), stair)
+            waves = stairs(np.ceil(m / rows) * np.ceil(n / columns) * (split / sms), stair)
             step = max(2 * rows * columns / rate, (rows + columns) / elements)
             plan = waves * (depth * step + pro)
             compute = plan if compute is None else np.minimum(compute, plan)

@@ -29,16 +29,19 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Law(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="form"):
-    """A time law. Its float fields are the fitted parameters; other fields choose between forms.
+    """A time law. Its annotated float fields are the fitted parameters; other fields choose between forms.
 
-    SHAPE: the names of the shape arrays that `us` takes. CHOICES: alternatives of the other fields, which a fit tries.
+    CHOICES: alternatives of the other fields, which a fit tries. SOFTNESS: the relative error at which squares turn into
+    absolute values in a fit. PULL: how many e-fold a parameter may stray from its typical value at the price of one such error
+    of one row; 0: freely.
     """
 
-    SHAPE: ClassVar[tuple[str, ...]] = ()
     CHOICES: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    SOFTNESS: ClassVar[float] = 0.04
+    PULL: ClassVar[float] = 0.0
 
     def us(self, machine: "Figures", *shape: "Array") -> "Array":
-        """Microseconds of one call, for arrays of shapes in the order of SHAPE."""
+        """Microseconds of one call, for arrays of shapes in the order that the law's docstring or `rows` gives."""
         raise NotImplementedError
 
     @classmethod

@@ -6,7 +6,7 @@ As decode attention, with tiles of 64 heads and blocks of 64 tokens, and product
     tile   = tau + ⌈blocks/s⌉·max(64·576·bytes / r, 2·64·64·1088 / (ec·P/SMs))
 """
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 from kvcalc.timing.decode_attention import best_split, memory_time, misses
 from kvcalc.timing.law import Array, Law, within
@@ -27,8 +27,6 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
     (converting an fp8 cache to bf16 reads one and writes two; a bf16 cache needs next to none).
     bytes: of one cached element.
     """
-
-    SHAPE: ClassVar[tuple[str, ...]] = ("batch", "q_heads", "kv_len")
 
     bytes: int = 2
     cold: bool = False

@@ -35,7 +35,6 @@ class PrefillAttention(Law, frozen=True, tag="prefill_attention"):
     `us` takes one more array where there is a past: the keys that a query sees on average.
     """
 
-    SHAPE: ClassVar[tuple[str, ...]] = ("batch", "q_heads", "kv_heads", "head_dim", "seq_len", "window")
     CHOICES: ClassVar[tuple[dict[str, str], ...]] = ({"rows": "packed"}, {"rows": "plain"})
 
     compute: int = 2

@@ -7,8 +7,9 @@ from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import AttentionShape, Cost, GemmShape, Operator
 from kvcalc.model.operators import total
-from kvcalc.timing.calibration import Calibration
+from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration
 from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.routing import BALANCED, Routing
 
 
 def roofline_records(deployment: Deployment, phase: str, batch_size: int, context: int) -> list[dict[str, Any]]:
@@ -26,17 +27,22 @@ def mixed_records(deployment: Deployment, text: str) -> list[dict[str, Any]]:
 def _asked(deployment: Deployment, batch: Batch, phase: str, batch_size: int, context: int) -> list[dict[str, Any]]:
     common: dict[str, Any] = {"model": deployment.model.name, "gpu": deployment.gpu.name}
     common |= {"phase": phase, "batch_size": batch_size, "context": context}
-    records = pass_records(deployment.placed(batch), deployment.gpu, deployment.calibration)
+    records = pass_records(deployment.placed(batch), deployment.gpu, deployment.calibration, deployment.routing)
     return [common | record for record in records]
 
 
-def pass_records(placed: list[Placed], gpu: Gpu, calibration: Calibration | None = None) -> list[dict[str, Any]]:
+def pass_records(
+    placed: list[Placed], gpu: Gpu, calibration: Calibration | None = None, routing: Routing = BALANCED
+) -> list[dict[str, Any]]:
     """Flat records: an operator each, all the times it runs taken together, and last their total.
 
     m, k, n: of a product [m, k] · [k, n]; of an attention its queries, the width of a key, and the keys that a query sees on
-    average; beside them `heads`. bound: what the roof says. With a calibration of `gpu`, `time_s` is what its laws predict,
-    the total with the glue of its layers and its error bar, and `overhead` that time over the bound. fallback: what products
-    are computed in where the GPU has no unit for their dtype, in words, or null.
+    average; beside them `heads`. bound: what the roof says. With a calibration, `time_s` is what its laws predict, the total
+    with the glue of its layers, and `overhead` that time over the bound. time_basis: calibrated, scaled (from another GPU) or
+    bound, of each operator and of the whole. uncalibrated_share: of the whole, what rests on operators without a law.
+    time_p90_error: of an operator that of its kernel, held out of the fit; of the whole that of such a step against measured
+    servers; null where none is known. time_note: what is to be said of the rows behind a time, or null. fallback: what
+    products are computed in where the GPU has no unit for their dtype, in words, or null.
     """
     whole = total(p.operator for p in placed)
     last = {"operator": "total", "layer": "", "role": "", "count": 1, **_figures(whole)}
@@ -46,26 +52,39 @@ def pass_records(placed: list[Placed], gpu: Gpu, calibration: Calibration | None
         "bound": total_bound(placed),
         "roofline_s": total_seconds(placed),
         "time_s": None,
+        "time_basis": BOUND,
+        "uncalibrated_share": 1.0,
         "overhead": None,
         "fallback": fallbacks(placed, gpu) or None,
     }
     records = [*(_record(p, gpu) for p in placed), last]
     if calibration:
-        _timed(records, [p.operator for p in placed], gpu, calibration)
+        _timed(records, [p.operator for p in placed], gpu, calibration, routing)
     return records
 
 
-def _timed(records: list[dict[str, Any]], operators: list[Operator], gpu: Gpu, calibration: Calibration) -> None:
-    from kvcalc.timing.steps import error_bar, glue_seconds, operator_seconds
+def _timed(
+    records: list[dict[str, Any]], operators: list[Operator], gpu: Gpu, calibration: Calibration, routing: Routing
+) -> None:
+    from kvcalc.timing.steps import glue_seconds, operator_seconds, step_error, summed_time
 
-    timed = operator_seconds(operators, gpu, calibration)
+    timed, basis = operator_seconds(operators, gpu, calibration, routing), calibration.basis_on(gpu)
     for record, one in zip(records, timed, strict=False):
         record["time_s"] = float(one.seconds)
-    whole = records[-1]
-    whole["time_s"] = float(sum(t.seconds for t in timed) + glue_seconds(operators, calibration))
+        record["time_basis"] = basis if one.basis != BOUND else BOUND
+        record["time_p90_error"] = one.entry.p90_abs_error if one.entry and basis == CALIBRATED else None
+        record["time_note"] = one.entry.note or None if one.entry else None
+    whole = summed_time(timed, glue_seconds(operators, calibration))
+    notes = dict.fromkeys(t.entry.note for t in timed if t.entry and t.entry.note)
+    records[-1] |= {
+        "time_s": float(whole.seconds),
+        "time_basis": basis,
+        "uncalibrated_share": float(whole.uncalibrated_share),
+        "time_p90_error": step_error(operators, gpu, calibration),
+        "time_note": "; ".join(notes) or None,
+    }
     for record in records:
         record["overhead"] = record["time_s"] / record["roofline_s"] if record["roofline_s"] else None
-    whole["time_p90_error"] = error_bar(operators, calibration)
 
 
 def _record(p: Placed, gpu: Gpu) -> dict[str, Any]:
@@ -81,10 +100,11 @@ def _record(p: Placed, gpu: Gpu) -> dict[str, Any]:
         "bound": p.bound,
         "roofline_s": p.seconds,
         "time_s": None,
+        "time_basis": BOUND,
         "overhead": None,
         "fallback": fallbacks([p], gpu) or None,
         **({"parts": parts} if parts else {}),
-        **({"expected_experts": p.operator.experts} if p.operator.kind == "gemm" and p.operator.experts else {}),
+        **({"expected_experts": p.operator.experts} if p.operator.experts else {}),
     }
 
 

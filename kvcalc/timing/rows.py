@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 from kvcalc.errors import UserError, nearest, printable
 from kvcalc.library.files import read_text
+from kvcalc.timing.routing import TILE_ROWS
+from kvcalc.timing.served import sparse_module
 
 MOST_BYTES = 1 << 30
+INDEX_HEADS = 6  # their place in what `sparse_module` says
 MOST_COUNT = 10**15
 LEAST_US, MOST_US = 1e-3, 1e12
 ALIASES = {"system": "gpu", "backend": "framework", "backend_version": "version"}
@@ -26,13 +29,15 @@ DTYPES = {
 
 
 class Operation(NamedTuple):
-    """What the rows of an operation hold: counts, data types, and counts that may be 0 or absent."""
+    """What the rows of an operation hold: counts, data types, counts that may be 0 or absent, and means that may be too."""
 
     counts: tuple[str, ...]
     dtypes: tuple[str, ...]
     optional: tuple[str, ...] = ()
+    means: tuple[str, ...] = ()
 
 
+_LOAD = ("rank_rows", "experts_touched", *(f"tiles_{m}" for m in TILE_ROWS))
 OPERATIONS = {
     "gemm": Operation(("m", "n", "k"), ("dtype",)),
     "decode_attention": Operation(("batch", "q_heads", "kv_heads", "head_dim", "kv_len"), ("kv_dtype",), ("window",)),
@@ -42,14 +47,22 @@ OPERATIONS = {
     "mla_decode": Operation(("batch", "q_heads", "kv_len"), ("kv_dtype",)),
     "mla_prefill": Operation(("batch", "q_heads", "seq_len"), ("kv_dtype",)),
     "allreduce": Operation(("num_gpus", "bytes"), ("dtype",)),
-    "moe": Operation(("tokens", "hidden", "inter", "topk", "experts", "moe_tp", "moe_ep"), ("dtype",)),
+    "moe": Operation(("tokens", "hidden", "inter", "topk", "experts", "moe_tp", "moe_ep"), ("dtype",), means=_LOAD),
     "dsa_decode_module": Operation(("batch", "q_heads", "kv_len"), ("kv_dtype", "gemm_dtype")),
     "e2e_dense": Operation(("isl", "osl", "batch_size", "tp_size"), ("gemm_quant_mode",)),
+    "e2e_moe": Operation(("isl", "osl", "batch_size", "tp_size"), ("gemm_quant_mode",), ("ep_size",)),
 }
+SERVING = ("e2e_dense", "e2e_moe")
 
 
 class MeasuredRow(NamedTuple):
-    """One row that could be read. shape: its counts, optional ones last. time_us: measured. at: its place in the file."""
+    """One row that could be read.
+
+    shape: its counts, then the optional ones, its means, and of a module what its model says of it (`sparse_module`, with no
+    index heads where the kernel skips the indexer). time_us: measured. at: its place in the file. kernel: the family that one
+    law can meet, else the kernel as recorded. cache: the dtype of a served model's cache, where it is said. odd: an artefact
+    of how it was measured, or a run that hits a prefix cache: not for fitting.
+    """
 
     at: int
     op: str
@@ -60,6 +73,9 @@ class MeasuredRow(NamedTuple):
     time_us: float
     model: str
     version: str
+    kernel: str = ""
+    cache: str = ""
+    odd: bool = False
 
 
 class Broken(NamedTuple):
@@ -136,17 +152,31 @@ def _row(at: int, cells: list[str], columns: dict[str, int], known: str) -> Meas
     what = OPERATIONS.get(op)
     if what is None:
         raise ValueError(f"op {op!r} is none of {', '.join(OPERATIONS)}")
+    serving = op in SERVING
+    scale, timed = (1e3, "silicon_tpot_ms") if serving and cell("silicon_tpot_ms") else (1.0, "time_us")
+    names = [DTYPES.get(d, d) for d in (cell(name).lower() for name in what.dtypes)]
+    if not serving and not all(names):
+        raise ValueError(f"{what.dtypes[names.index('')]} is empty")
+    kernel = (cell("kernel_family") or cell("kernel")).lower()
+    model = cell("model_path") or cell("model")
     shape = [count(cell(name), name) for name in what.counts]
     shape += [count(cell(name) or "0", name, least=0) for name in what.optional]
-    scale, timed = (1e3, "silicon_tpot_ms") if op == "e2e_dense" and cell("silicon_tpot_ms") else (1.0, "time_us")
-    measured = duration(cell(timed), timed) * scale
-    names = [DTYPES.get(d, d) for d in (cell(name).lower() for name in what.dtypes)]
-    if op != "e2e_dense" and not all(names):
-        raise ValueError(f"{what.dtypes[names.index('')]} is empty")
+    shape += [mean(cell(name) or "0", name) for name in what.means]
+    shape += _module(model, kernel) if op == "dsa_decode_module" else []
     framework = cell("framework").lower()
-    dtype = "/".join(names) or "bfloat16"
-    stack = STACKS.get(framework, framework)
-    return MeasuredRow(at, op, cell("gpu"), stack, dtype, tuple(shape), measured, cell("model_path"), cell("version"))
+    return MeasuredRow(
+        at, op, cell("gpu"), STACKS.get(framework, framework), "/".join(names) or "bfloat16", tuple(shape),
+        duration(cell(timed), timed) * scale, model, cell("version"), kernel, cell("kv_cache_dtype").lower(),
+        cell("odd") == "1" or cell("prefix_cached") == "1",
+    )  # fmt: skip
+
+
+def _module(model: str, kernel: str) -> list[float]:
+    """What a row of a sparse-attention module leaves to its model. Raises ValueError where no preset is of that model."""
+    found = sparse_module(model)
+    if found is None:
+        raise ValueError(f"model {model!r} is no preset with sparse attention" if model else "model is empty")
+    return [0.0 if at == INDEX_HEADS and "skip" in kernel else value for at, value in enumerate(found)]
 
 
 def count(text: str, name: str, least: int = 1) -> float:
@@ -157,6 +187,17 @@ def count(text: str, name: str, least: int = 1) -> float:
         raise ValueError(f"{name} {text!r} is not a number" if text else f"{name} is empty") from None
     if not math.isfinite(value) or value != int(value) or not least <= value <= MOST_COUNT:
         raise ValueError(f"{name} {text!r} is not a whole number from {least} to 10^15")
+    return value
+
+
+def mean(text: str, name: str) -> float:
+    """A number from 0, whole or not. Raises ValueError saying what is wrong."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{name} {text!r} is not a number") from None
+    if not 0 <= value <= MOST_COUNT:
+        raise ValueError(f"{name} {text!r} is not a number from 0 to 10^15")
     return value
 
 

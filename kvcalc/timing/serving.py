@@ -6,71 +6,73 @@ While a sequence decodes, a new prompt is taken in for each other one that ends,
 prefill. The bound has the decode step and batch/output prefills, nothing else.
 """
 
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.roof import roofline, total_seconds
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.library import catalog
-from kvcalc.library.load import read
 from kvcalc.model.operators import forward
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
-from kvcalc.timing.calibration import find_calibration
+from kvcalc.timing.calibration import Calibration, Validated
 from kvcalc.timing.rows import MeasuredRow
+from kvcalc.timing.served import served_model
 from kvcalc.timing.steps import pass_seconds
 
 NOTHING = float("nan")
+LEAST_RUNS = 8  # measured servers that make an error
 # Fitted to the 153 measured serving runs that the accuracy page counts; they are the only figures fitted on servers.
 STEP_US = 300.0  # what an engine spends on a step beside its kernels: scheduling, sampling, sending out tokens
 INTERLEAVED = 0.92  # of the other sequences' prefills, what falls between a sequence's own tokens
 
 
-@cache
-def served_model(path: str) -> Model | None:
-    """The preset whose huggingface_id a served model's path has, or begins with (an instruction-tuned or fp8 copy of it).
-
-    The longest such name wins, and of names that differ by dots alone (OPT-1.3B, OPT-13B) the one with the path's dots.
-    """
-    name = path.rsplit("/", 1)[-1]
-    wanted, exact = catalog.key(name), catalog.key(name, dots=True)
-    best, rank = None, (0, False)
-    for found in catalog.preset_files("models").values():
-        model = _model_of(found)
-        if model and model.huggingface_id:
-            own = model.huggingface_id.rsplit("/", 1)[-1]
-            known = len(catalog.key(own)), exact.startswith(catalog.key(own, dots=True))
-            if wanted.startswith(catalog.key(own)) and known > rank:
-                best, rank = model, known
-    return best
-
-
-def _model_of(path: Path) -> Model | None:
-    try:
-        return read(path, Model)
-    except UserError:
-        return None
-
-
-def tpot_us(row: MeasuredRow, gpu: Gpu, stack: str, source: Gpu | None = None) -> tuple[float, float]:
-    """(bound, calibrated) µs per output token of a serving row; NaN where the model is unknown or no calibration applies."""
+def tpot_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> tuple[float, float]:
+    """(bound, calibrated) µs per output token of a serving row; NaN where the model is unknown or there is no calibration."""
     model = served_model(row.model) if row.model else None
-    isl, osl, batch, tp = (int(x) for x in row.shape)
+    isl, osl, batch, tp, *ep = (int(x) for x in row.shape)
     if model is None:
         return NOTHING, NOTHING
-    precision = Precision(quantization="fp8") if row.dtype.startswith("fp8") else Precision()
-    ranks = Parallelism(tp=tp)
     try:
+        precision, ranks = _precision(row, model), Parallelism(tp=tp, ep=max(1, *ep) if ep else 1)
         decode = forward(model, Batch.decode(isl + max(1, osl // 2), batch), precision, ranks)
         prefill = forward(model, Batch.prefill(isl), precision, ranks)
         bound = 1e6 * (total_seconds(roofline(decode, gpu)) + batch / osl * total_seconds(roofline(prefill, gpu)))
-        calibration = find_calibration(source or gpu, stack)
         if calibration is None:
             return bound, NOTHING
         others = INTERLEAVED * (batch - 1) / osl * pass_seconds(prefill, gpu, calibration)
         return bound, STEP_US + 1e6 * (pass_seconds(decode, gpu, calibration) + others)
     except UserError:
         return NOTHING, NOTHING
+
+
+def _precision(row: MeasuredRow, model: Model) -> Precision:
+    """As the run was quantised: a checkpoint that is published quantised runs as published, others in fp8 if the row says so.
+
+    fp8 mixtures are published in blocks of 128 × 128, whatever a run's label calls them.
+    """
+    cache = "fp8" if row.cache.startswith("fp8") else "auto"
+    if model.quantization or not row.dtype.startswith("fp8"):
+        return Precision(kv_cache_dtype=cache)
+    blocks = row.op == "e2e_moe" or row.dtype == "fp8_block"
+    return Precision(quantization="fp8_block128" if blocks else "fp8", kv_cache_dtype=cache)
+
+
+def steps_validated(calibration: Calibration, gpu: Gpu, rows: Sequence[MeasuredRow]) -> dict[Any, Validated]:
+    """Errors of the time per output token of dense models and of mixtures, against measured servers.
+
+    Runs that hit a prefix cache are left out, and kinds of fewer than LEAST_RUNS runs.
+    """
+    import numpy as np
+
+    found: dict[Any, Validated] = {}
+    for op, kind in (("e2e_dense", "dense"), ("e2e_moe", "mixture")):
+        pairs = [(tpot_us(row, gpu, calibration)[1], row.time_us) for row in rows if row.op == op and not row.odd]
+        logs = [abs(float(np.log(predicted / measured))) for predicted, measured in pairs if predicted > 0]
+        if len(logs) >= LEAST_RUNS:
+            each = np.expm1(logs)
+            median, p90 = (round(float(np.quantile(each, q)), 4) for q in (0.5, 0.9))
+            found[kind] = Validated(rows=len(logs), median_abs_error=median, p90_abs_error=p90)
+    return found

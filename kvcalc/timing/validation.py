@@ -14,10 +14,11 @@ from kvcalc.errors import UserError, nearest, printable
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
 from kvcalc.timing.calibration import DATASHEET, Calibration, all_stacks, find_calibration, gpu_named, stacks_of
-from kvcalc.timing.families import FAMILIES, cost_of
+from kvcalc.timing.costs import cost_of
+from kvcalc.timing.families import FAMILIES
 from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.law import Array
-from kvcalc.timing.rows import MeasuredRow, Table, read_rows
+from kvcalc.timing.rows import SERVING, MeasuredRow, Table, read_rows
 
 KEYS = ("op", "gpu", "framework", "dtype")
 
@@ -56,16 +57,16 @@ def _validated(table: Table, stack: str, source: Gpu | None) -> Validation:
     bound, calibrated = np.full(count, np.nan), np.full(count, np.nan)
     cells: dict[tuple[str, str, str, str], list[int]] = {}
     for i, row in enumerate(table.rows):
-        cells.setdefault((row.gpu, stack or row.framework, row.op, row.dtype), []).append(i)
+        cells.setdefault((row.gpu, stack or row.framework, row.op, _kind(row)), []).append(i)
     names: dict[str, Gpu | None] = {gpu: _gpu(gpu) for gpu in {row.gpu for row in table.rows}}
     remarks = _broken_remarks(table)
-    for (name, framework, op, dtype), members in cells.items():
+    for (name, framework, op, kind), members in cells.items():
         gpu = names[name]
         if gpu is None:
             lines = ", ".join(str(table.lines[table.rows[i].at]) for i in members[:5])
             remarks.append(f"{table.path}: unknown GPU {printable(name, 60)!r}: {len(members)} rows of {op} (lines {lines} …)")
             continue
-        _predict(table.rows, members, gpu, framework, op, dtype, source, bound, calibrated)
+        _predict(table.rows, members, gpu, framework, op, kind, source, bound, calibrated)
     known = {name: gpu.name if gpu else "" for name, gpu in names.items()}
     return Validation(table, bound, calibrated, [known[row.gpu] for row in table.rows], remarks)
 
@@ -76,25 +77,26 @@ def _predict(
     gpu: Gpu,
     stack: str,
     op: str,
-    dtype: str,
+    kind: str,
     source: Gpu | None,
     bound: Array,
     timed: Array,
 ) -> None:
     import numpy as np
 
-    if op == "e2e_dense":
+    if op in SERVING:
         from kvcalc.timing.serving import tpot_us
 
+        calibration = None if stack == DATASHEET else find_calibration(source or gpu, stack)
         for i in members:
-            bound[i], timed[i] = tpot_us(rows[i], gpu, stack, source)
+            bound[i], timed[i] = tpot_us(rows[i], gpu, calibration)
         return
     shape = tuple(np.array(column) for column in zip(*(rows[i].shape for i in members), strict=True))
-    least = cost_of(op, dtype, shape)
+    least = cost_of(op, kind, shape)
     with suppress(UserError):  # a GPU without a peak for these products has no bound
         if least is not None:
             bound[members] = least_time(*least, gpu).seconds * 1e6
-    law = _law(gpu, stack, op, dtype, source)
+    law = _law(gpu, stack, op, kind, source)
     figures = _machine(gpu) if law is not None else None
     if figures is not None:
         timed[members] = distinct(law, figures, shape)  # warm, as rows are measured: a cache in the L2 beats the bound
@@ -110,10 +112,14 @@ def distinct(law: Any, figures: Figures, shape: tuple[Array, ...]) -> Array:
     return found
 
 
-def _law(gpu: Gpu, stack: str, op: str, dtype: str, source: Gpu | None) -> Any:
+def _kind(row: MeasuredRow) -> str:
+    family = FAMILIES.get(row.op)
+    return family.kind(row.dtype, row.kernel) if family else row.dtype
+
+
+def _law(gpu: Gpu, stack: str, op: str, kind: str, source: Gpu | None) -> Any:
     calibration: Calibration | None = None if stack == DATASHEET else find_calibration(source or gpu, stack)
-    family = FAMILIES.get(op)
-    return calibration.law(op, family.kind(dtype)) if calibration and family else None
+    return calibration.law(op, kind) if calibration else None
 
 
 def _machine(gpu: Gpu) -> Figures | None:

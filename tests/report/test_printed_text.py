@@ -141,7 +141,7 @@ def test_records_that_no_format_may_break() -> None:
 
 def test_the_error_bar_is_the_widest_of_the_records() -> None:
     assert error_bar([{"time_p90_error": 0.1}, {"time_p90_error": 0.254}, {"time_p90_error": None}, {}]) == (
-        "; error of single operators up to 25% (p90, held out)"
+        "; nine of ten such steps of measured servers lie within 25%"
     )
     assert error_bar([{"time_p90_error": None}]) == error_bar([]) == ""
 

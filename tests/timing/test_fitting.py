@@ -84,7 +84,7 @@ def test_too_few_rows_make_no_law() -> None:
 
 
 def test_an_unknown_family_is_said_to_have_no_law() -> None:
-    (found,) = calibrate(measured_rows(20, op="moe"), H100, "mine")
+    (found,) = calibrate(measured_rows(20, op="convolution"), H100, "mine")
     assert found.entry is None
     assert found.why == "no law for it"
 

@@ -3,12 +3,14 @@
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.timing.allreduce import AllReduce
+from kvcalc.timing.cutlass import CutlassGemm
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.figures import Figures
@@ -16,7 +18,9 @@ from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law
 from kvcalc.timing.mla_decode import MlaDecode
 from kvcalc.timing.mla_prefill import MlaPrefill
+from kvcalc.timing.moe import Moe
 from kvcalc.timing.prefill_attention import PrefillAttention
+from kvcalc.timing.sparse_decode import SparseDecode
 
 M = Figures(memory=3.35e6, bf16=989e6, fp8=1979e6, sms=132, l2=50e6, link=450e3)
 EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 1000, 4096, 8191, 20_000]
@@ -81,14 +85,22 @@ def test_products(law: Gemm, m: int, n: int, k: int, stored: float) -> None:
 def test_quantised_products(law: QuantizedGemm, m: int, n: int, k: int, stored: float) -> None:
     memory = (m * k + stored * n * k + 2 * m * n) / (law.em * M.memory)
     rate, start = law.ec * M.fp8 / M.sms, law.t0 + 3 * m * k / (law.bq * M.memory)
-    if law.tiles == "best":
-        rest = split_product(law, m, n, k, memory, rate, law.r, law.pro, law.sg)
-    else:
-        rows = 64 if m <= 64 else 128
-        tiles = ceil(m, rows) * ceil(n, 128) / M.sms
-        waves = max(1, tiles + law.sg * (math.ceil(tiles) - tiles))
-        rest = both(law.p, waves * (max(2 * rows * 128 * k / rate, (rows + 128) * k / law.r) + law.pro), memory)
+    rest = split_product(law, m, n, k, memory, rate, law.r, law.pro, law.sg)
     assert us(law, m, n, k, stored) == pytest.approx(start + rest, rel=1e-9)
+    assert us(law, m, n, k) == us(law, m, n, k, 1.0)
+
+
+@given(drawn(CutlassGemm), size, size, size, st.sampled_from([1.0, 0.5]))
+def test_products_of_cutlass(law: CutlassGemm, m: int, n: int, k: int, stored: float) -> None:
+    """Tiles of 64 × 64 up to 64 rows, of 64 × 128 up to 128, else pairs of 128 × 128: rows padded to 256."""
+    rows, columns = (64, 64) if m <= 64 else (64, 128) if m <= 128 else (128, 128)
+    down = 2 * ceil(m, 256) if m > 128 else ceil(m, 64)
+    tiles = down * ceil(n, columns) / M.sms
+    waves = max(1, tiles + law.sg * (math.ceil(tiles) - tiles))
+    tile = 2 * rows * columns * k / (law.ec * M.fp8 / M.sms) + law.pro
+    memory = (m * k + stored * n * k + 2 * m * n) / (law.em * M.memory)
+    expected = law.t0 + law.row * m + 3 * m * k / (law.bq * M.memory) + both(law.p, waves * tile, memory)
+    assert us(law, m, n, k, stored) == pytest.approx(expected, rel=1e-9)
     assert us(law, m, n, k) == us(law, m, n, k, 1.0)
 
 
@@ -118,9 +130,9 @@ def test_decode_attention(law: DecodeAttention, batch: int, pair: tuple[int, int
     seen = min(length, window) if window else length
     special = q / kv > (32 if law.wide == "per_head" else 16)
     tiles = batch * q if special and law.wide == "per_head" else batch * kv * ceil(q / kv, 64)
-    factor = law.r64 if width <= 64 else 1 if width <= 128 else law.r192 if width <= 192 else law.r256
+    factor = law.r64 if width <= 64 else 1 if width <= 128 else math.sqrt(law.r256) if width <= 192 else law.r256
     rate = law.r * factor * (law.rw if special else 1) * (law.rm if q == kv else 1)
-    tau = law.tau * (law.tw if special else 1) * (law.tm if q == kv else 1)
+    tau = law.tau * (law.tm if q == kv else 1)
     block = 128 * 2 * width * law.bytes / rate
     memory = from_memory(law, 2 * batch * kv * seen * width * law.bytes)
     rest = walked(tiles / M.sms, ceil(seen, 128), tau, block, memory, 2.0)
@@ -137,9 +149,9 @@ def test_mla_decode(law: MlaDecode, batch: int, q: int, length: int) -> None:
     assert us(law, batch, q, length) == pytest.approx(expected, rel=1e-9)
 
 
-def tiled(tiles: float, each: float, keys: float, tau: float, last: float) -> float:
+def tiled(tiles: float, each: float, keys: float, tau: float, last: float, stair: float = 0.4) -> float:
     """Tiles that walk so many keys on average, the last wave partly; no less than the longest tile."""
-    waves = 0.6 * tiles + 0.4 * math.ceil(tiles)
+    waves = (1 - stair) * tiles + stair * math.ceil(tiles)
     return max(waves * (each * keys + tau), each * last + tau)
 
 
@@ -174,13 +186,107 @@ def test_prefill_attention(
 @given(st.one_of(drawn(MlaPrefill, compute=c) for c in (1, 2)), batch, size, size, st.none() | st.integers(1, 9999))
 def test_mla_prefill(law: MlaPrefill, batch: int, q: int, length: int, past: int | None) -> None:
     width = 320 if law.attends == "expanded" else 1088
-    keys, last = (length / 2, length) if past is None else (past, past + length / 2)
     width = width if past is None else 256
-    each = 2 * 128 * width / (law.ec * (M.fp8 if law.compute == 1 else M.bf16) / M.sms)
-    rest = tiled(batch * q * ceil(length, 128) / M.sms, each, keys + 64, law.tau, last)
-    expected = law.t0 + rest + 2 * batch * length * q * 2 * width / (law.em * M.memory)
+    rows, covered, tiles = 128, 128.0, q * ceil(length, 128)
+    if law.tiles == "packed":  # 64 rows, of several heads where that makes fewer tiles
+        packed = ceil(length * q, 64)
+        rows, tiles = 64, min(q * ceil(length, 64), packed)
+        covered = max(1, 64 / q) if packed < q * ceil(length, 64) else 64
+    keys, last = (length / 2, length) if past is None else (past, past + length / 2)
+    each = 2 * rows * width / (law.ec * (M.fp8 if law.compute == 1 else M.bf16) / M.sms)
+    rest = tiled(batch * tiles / M.sms, each, keys + covered / 2, law.tau, last, law.stair)
+    token = q * width * (2 if law.attends == "expanded" else 1) + law.cast * 576
+    expected = law.t0 + rest + 2 * batch * length * token / (law.em * M.memory)
     more = () if past is None else (past, width)
     assert us(law, batch, q, length, *more) == pytest.approx(expected, rel=1e-9)
+
+
+TILE_ROWS = (8, 16, 32, 48, 64, 128)
+tokens = st.sampled_from([1, 2, 16, 32, 33, 64, 65, 96, 97, 512, 513, 4096]) | st.integers(1, 20_000)
+routed = st.sampled_from([(128, 8, 1), (128, 8, 8), (8, 2, 1), (256, 8, 4), (32, 4, 2)])  # experts, top-k, ranks
+
+
+def tile_of(law: Moe, t: int, held: float, mean: float, inner: float) -> list[tuple[int, int]]:
+    """Rows and columns of the tiles that a kernel may take, by its own rule."""
+    if law.tiles == "menu":
+        return [(16, 128), (32, 128), (64, 128), (128, 128)]
+    if (held, inner) in law.tuned:
+        return [(16, 64), (16, 128), (32, 128), (64, 128), (128, 128), (128, 256)]
+    if law.tiles == "marlin":
+        return [(next((m for m in (8, 16, 32, 48) if mean < 0.9 * m), 64), 128)]
+    if law.tiles == "openai":
+        return [(min(128, max(16, 2 ** math.ceil(math.log2(mean)))), 128)]
+    small = {"vllm": (16 if t <= 32 else 32 if t <= 96 else 64 if t <= 512 else 128, 64 if t <= 64 else 128)}
+    small["vllm_block"] = (16 if t <= 64 else 64, 128)
+    small["sglang"] = (16, 32) if t <= held else (64, 64)
+    small["sglang_block"] = (64, 128)
+    return [small[law.tiles]]
+
+
+rules = st.sampled_from(["menu", "vllm", "vllm_block", "sglang", "sglang_block", "marlin", "openai"])
+
+
+@given(
+    drawn(Moe),
+    rules,
+    st.booleans(),
+    st.sampled_from([(2.0, 2), (1.0, 1), (0.53, 2)]),
+    tokens,
+    routed,
+    st.integers(1, 8),
+    st.data(),
+)
+def test_experts(
+    law: Moe,
+    rule: str,
+    gated: bool,
+    stored: tuple[float, int],
+    t: int,
+    routed: tuple[int, int, int],
+    tp: int,
+    data: st.DataObject,
+) -> None:
+    experts, top, ranks = routed
+    hidden, inter, held = 2048, 512 * tp, experts // ranks
+    tuned = ((held, 512),) if data.draw(st.booleans()) else ((held, 511), (held + 1, 512))
+    law = msgspec.structs.replace(law, tiles=rule, gated=gated, bytes=stored[0], compute=stored[1], tuned=tuned)
+    rows = data.draw(st.integers(1, t * top))
+    touched = data.draw(st.integers(1, min(rows, held)))
+    count = {m: max(touched, ceil(rows, m)) for m in TILE_ROWS}
+    inner, wide = 512, 1024 if gated else 512
+    peak = (M.fp8 if stored[1] == 1 else M.bf16) * law.ec / M.sms
+    expected = law.t0 + law.ts * t * top
+    expected += 2 * (rows if rule == "menu" else t * top) * (hidden + wide + inner) / (law.be * M.memory)
+    for n, k in ((wide, hidden), (hidden, inner)):
+        times = []
+        for m, columns in tile_of(law, t, held, t * top / held, inner):
+            operands = (m + columns) * k * stored[0]
+            full = max(2 * m * columns * k / peak, operands / law.r) + law.tau
+            times.append(max(count[m] * ceil(n, columns) / M.sms * full, operands / law.r1))
+        memory = (touched * n * k * stored[0] + rows * (k * stored[0] + 2 * n)) / (law.em * M.memory)
+        expected += both(law.p, min(times), memory)
+    load = (rows, touched, *count.values())
+    assert us(law, t, hidden, inter, top, experts, tp, ranks, *load) == pytest.approx(expected, rel=1e-9)
+
+
+@given(
+    drawn(SparseDecode, bytes=1.0), st.sampled_from([1, 3, 132, 133, 256, 257, 1024]), st.sampled_from([1, 16, 64, 65, 128]),
+    st.sampled_from([1, 2047, 2048, 2049, 100_000]), st.booleans(),
+)  # fmt: skip
+def test_sparse_modules(law: SparseDecode, b: int, h: int, length: int, indexer: bool) -> None:
+    """DeepSeek-V3.2's: 7168 wide, latents of 512 + 64 through 1536, keys of 128 + 64, values of 128, 64 index heads of 128."""
+    weights = 7168 * (1536 + 576) + 1536 * h * 192 + h * 128 * 7168 + (1536 * 128 * 64 + 7168 * (128 + 64)) * indexer
+    absorbed = 512 * h * 256
+    products = b * (2 * weights / M.fp8 + 2 * absorbed / M.bf16) / 0.6
+    expected = law.t0 + law.t1 * math.log2(b + 1) + law.a1 * b * (1 + h / law.heads)
+    expected += math.hypot((weights + 2 * absorbed) / (law.em * M.memory), products)
+    if indexer:
+        expected += law.ti + 132 * b * length / (law.ei * M.memory)
+        expected += max(1, b / M.sms) * (law.kt + 1e-4 * length) if length > 2048 else 0
+    expected += max(1, b * ceil(h, 64) / M.sms) * (law.ta + law.ts * min(length, 2048))
+    host = law.he * (1.7 if indexer else 1) if law.graphs and b > law.graphs else 0
+    shape = (b, h, length, 7168, 1536, 512, 64, 128, 128, 64 * indexer, 128, 2048)
+    assert us(law, *shape) == pytest.approx(max(expected, host), rel=1e-9)
 
 
 @given(drawn(AllReduce), st.sampled_from([1, 2, 4, 7, 8, 9, 72]), st.integers(1, 1 << 33))

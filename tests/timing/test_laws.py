@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvcalc.library.load import load_gpu
 from kvcalc.timing.allreduce import AllReduce
+from kvcalc.timing.cutlass import CutlassGemm
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.figures import Figures, figures_of
@@ -17,14 +18,22 @@ from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law, pnorm
 from kvcalc.timing.mla_decode import MlaDecode
 from kvcalc.timing.mla_prefill import MlaPrefill
+from kvcalc.timing.moe import Moe
 from kvcalc.timing.prefill_attention import PrefillAttention
+from kvcalc.timing.sparse_decode import SparseDecode
 
 # 1 TB/s, 100 and 200 TFLOP/s, 100 SMs, 50 MB of L2, 100 GB/s links: round figures for arithmetic by hand.
 ROUND = Figures(memory=1e6, bf16=100e6, fp8=200e6, sms=100, l2=50e6, link=1e5)
-LAWS = (Gemm, QuantizedGemm, DecodeAttention, PrefillAttention, MlaDecode, MlaPrefill, AllReduce, Elementwise)
+LAWS = (
+    Gemm, QuantizedGemm, CutlassGemm, DecodeAttention, PrefillAttention, MlaDecode, MlaPrefill, AllReduce, Elementwise, Moe,
+    SparseDecode,
+)  # fmt: skip
 SHAPES: dict[type[Law], tuple[float, ...]] = {
     Gemm: (64, 4096, 4096),
     QuantizedGemm: (64, 4096, 4096),
+    CutlassGemm: (64, 4096, 4096),
+    Moe: (64, 4096, 1536, 8, 128, 1, 1),
+    SparseDecode: (8, 128, 4096, 7168, 1536, 512, 64, 128, 128, 64, 128, 2048),
     DecodeAttention: (8, 32, 8, 128, 4096, 0),
     PrefillAttention: (2, 32, 8, 128, 1024, 0),
     MlaDecode: (8, 16, 4096),
@@ -119,6 +128,7 @@ def test_an_all_reduce_takes_the_shorter_way() -> None:
 @pytest.mark.parametrize("law", LAWS)
 def test_every_parameter_has_a_range_around_its_default_and_a_word_in_the_docstring(law: type[Law]) -> None:
     text = inspect.getdoc(law) or ""
+    assert len(law.ranges()) <= 10
     for name, r in law.ranges().items():
         assert 0 < r.least <= r.typical <= r.most < math.inf, name
         assert f"{name}" in text, name

@@ -101,7 +101,7 @@ def test_latent_attention_decodes_absorbed_beside_an_expanded_prompt(name: str, 
     keys = CAUSAL / 2048
     assert expanded[1] == pytest.approx(law_us(MLA_PREFILL, 1, 128, 2048, keys, 192 + 128), rel=1e-12)
     forced = attentions(name, Batch((PROMPT,)), "absorbed")["moe", "absorbed"][1]
-    assert forced == pytest.approx(law_us(MLA_PREFILL, 1, 128, 2048, keys, 1088), rel=1e-12)
+    assert forced == pytest.approx(law_us(MlaPrefill(attends="absorbed"), 1, 128, 2048, keys, 1088), rel=1e-12)
 
 
 def test_points_of_an_array_take_their_own_form() -> None:

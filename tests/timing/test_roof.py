@@ -12,7 +12,8 @@ from kvcalc.gpu.roof import least_time, total_seconds
 from kvcalc.layers.cost import Cost
 from kvcalc.library import catalog
 from kvcalc.timing.calibration import Calibration, find_calibration, stacks_of
-from kvcalc.timing.families import FAMILIES, cost_of
+from kvcalc.timing.costs import cost_of
+from kvcalc.timing.families import FAMILIES
 from kvcalc.timing.steps import operator_seconds, pass_seconds
 
 MODELS = sorted(catalog.preset_files("models"))
@@ -171,8 +172,34 @@ OPERATIONS: list[tuple[str, str, tuple[float, ...], float, float, str]] = [
         2 * 3 * 5.46875 * 1000 * 250 + 2 * 2 * 4 * 1000,
         "bf16",
     ),
-    # spread over 4 groups of experts: a quarter of them, and of the rows
-    ("moe", "fp8", (4, 1000, 500, 2, 8, 1, 4), 2 * 3 * 2 * 1000 * 500, 3 * 5.46875 / 4 * 1000 * 500 + 2 * 2 * 4 * 1000, "fp8"),
+    # spread over 4 groups of experts: a quarter of them, and of the rows: 2, in and out
+    ("moe", "fp8", (4, 1000, 500, 2, 8, 1, 4), 2 * 3 * 2 * 1000 * 500, 3 * 5.46875 / 4 * 1000 * 500 + 2 * 2 * 2 * 1000, "fp8"),
+    # as routed, where rows say so: 3 pairs on 2 experts, without a gate
+    (
+        "moe",
+        "fp8/cutlass/ungated",
+        (4, 1000, 500, 2, 8, 1, 4, 3, 2),
+        2 * 2 * 3 * 1000 * 500,
+        2 * 2 * 1000 * 500 + 2 * 2 * 3 * 1000,
+        "fp8",
+    ),
+    (
+        "moe",
+        "int4_wo/marlin",
+        (4, 1000, 500, 2, 8, 1, 4, 3, 2),
+        2 * 3 * 3 * 1000 * 500,
+        3 * 2 * 1000 * 500 / 2 + 2 * 2 * 3 * 1000,
+        "bf16",
+    ),
+    # 2 sequences of 100 tokens, 4 heads of a toy DSA layer: D 10, q 6, latent 8 + 2, 3 + 5 wide, 2 index heads of 4, top 50
+    (
+        "dsa_decode_module",
+        "bfloat16/fp8_block",
+        (2, 4, 100, 10, 6, 8, 2, 3, 5, 2, 4, 50),
+        2 * 2 * (10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 6 * 8 + 10 * 6 + 8 * 4 * 8) + 2 * 2 * 4 * 50 * 18 + 2 * 2 * 100 * 2 * 4,
+        10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 6 * 8 + 10 * 6 + 2 * 8 * 4 * 8 + 2 * 2 * 50 * 10 + 2 * 100 * 8,
+        "fp8",
+    ),
     # one token reaches its two, whatever their number
     ("moe", "bfloat16", (1, 1000, 500, 2, 64, 1, 1), 2 * 3 * 2 * 1000 * 500, 2 * 3 * 2 * 1000 * 500 + 2 * 2 * 1000, "bf16"),
     # as many as there are: all, once
@@ -211,6 +238,7 @@ def test_an_all_reduce_sends_twice_all_but_its_own_share() -> None:
 
 def test_every_family_of_laws_has_a_bound() -> None:
     shapes = {"gemm": 3, "decode_attention": 6, "prefill_attention": 6, "mla_decode": 3, "mla_prefill": 3, "allreduce": 2}
+    shapes |= {"moe": 7, "dsa_decode_module": 12}
     assert shapes.keys() == FAMILIES.keys()
     for op, width in shapes.items():
         assert cost_of(op, "bfloat16", tuple(np.array([8.0]) for _ in range(width)))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcalc.timing.serving import served_model
+from kvcalc.timing.served import served_model
 
 PRESET = (
     "name: {name}\nhidden_size: 8\nvocab_size: 8\nlayers: 1\nkinds: {{a: {{parts: [{{type: dense, intermediate_size: 8}}]}}}}\n"

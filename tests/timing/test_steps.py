@@ -1,24 +1,32 @@
 """Whole passes in calibrated time: sums of laws, glue, error bars, and what they rest on."""
 
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 
 from kvcalc.gpu.roof import roofline, total_seconds
 from kvcalc.layers.batch import Batch, Sequences
-from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape
+from kvcalc.layers.cost import AttentionShape, CollectiveShape, ExpertsShape, GemmShape
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.operators import forward
 from kvcalc.model.precision import Precision
-from kvcalc.timing.calibration import Calibration, Entry
+from kvcalc.timing.calibration import Calibration, Entry, Validated
 from kvcalc.timing.decode_attention import DecodeAttention
+from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.families import AnyLaw
 from kvcalc.timing.figures import figures_of
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.mla_decode import MlaDecode
+from kvcalc.timing.moe import Moe
 from kvcalc.timing.prefill_attention import PrefillAttention
-from kvcalc.timing.serving import served_model
-from kvcalc.timing.steps import error_bar, glue_seconds, operator_seconds, pass_seconds
+from kvcalc.timing.records import pass_records
+from kvcalc.timing.routing import BALANCED, Routing
+from kvcalc.timing.served import served_model
+from kvcalc.timing.sparse_decode import SparseDecode
+from kvcalc.timing.steps import Timed, glue_seconds, operator_seconds, pass_seconds, pass_time, step_error
 
 H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-8b")
@@ -44,21 +52,21 @@ MINE = Calibration(
 
 def test_operators_carry_the_shapes_that_laws_need() -> None:
     operators = {o.name: o for o in forward(LLAMA, Batch.decode(1024, 16), parallelism=Parallelism(tp=2))}
-    assert operators["qkv"].shape == GemmShape(16, (16 + 2 * 4) * 128, 4096, 2.0)
-    assert operators["gate_up"].shape == GemmShape(16, 14336, 4096, 2.0)
+    assert operators["qkv"].shape == GemmShape(16, (16 + 2 * 4) * 128, 4096, 2.0, "bf16")
+    assert operators["gate_up"].shape == GemmShape(16, 14336, 4096, 2.0, "bf16")
     assert operators["attention"].shape == AttentionShape(16, 4, 128, 128, 2.0, ((16, 1, 1023, 16 * 1024),))
     assert operators["all_reduce"].shape == CollectiveShape(2, 16 * 4096 * 2)
 
 
-def test_routed_experts_are_products_of_those_that_are_reached() -> None:
-    # 256 experts, 8 a token: one token reaches exactly 8, each with its one token.
-    operators = {o.name: o for o in forward(load_model("deepseek-v3"), Batch.decode(1024, 1))}
-    shape = operators["experts_down"].shape
-    assert isinstance(shape, GemmShape)
-    assert (shape.m, shape.n, shape.k) == pytest.approx((1, 8 * 7168, 2048))
+def test_routed_experts_are_one_operator_with_what_is_in_it() -> None:
+    operators = {
+        o.name: o for o in forward(load_model("deepseek-v3"), Batch.decode(1024, 1), parallelism=Parallelism(tp=8, ep=8))
+    }
+    assert operators["experts"].shape == ExpertsShape(1, 7168, 2048, 8, 256, 8, True, False, "fp8_block128")
+    assert [name for name, _ in operators["experts"].parts] == ["gate_up", "activation", "down"]
     latent = operators["attention"].shape
     assert isinstance(latent, AttentionShape)
-    assert (latent.heads, latent.kv_heads, latent.key + latent.value) == (128, 0, 1088)
+    assert (latent.heads, latent.kv_heads, latent.key + latent.value) == (16, 0, 1088)
 
 
 def test_a_decode_step_is_the_sum_of_its_laws_with_glue() -> None:
@@ -114,16 +122,127 @@ def test_arrays_of_batches_give_what_each_gives_alone() -> None:
     assert many.tolist() == pytest.approx(alone)
 
 
+def timed(name: str, batch: Batch, laws: Calibration, **options: Any) -> dict[str, Timed]:
+    """Every operator of the last kind of layer that has it."""
+    operators = forward(load_model(name), batch, **options)
+    return dict(zip((o.name for o in operators), operator_seconds(operators, H100, laws), strict=True))
+
+
+def with_laws(**laws: dict[str, Entry]) -> Calibration:
+    return msgspec.structs.replace(MINE, laws=MINE.laws | laws)
+
+
 def test_operators_without_a_law_take_their_bound_and_say_so() -> None:
+    found = timed("deepseek-v3.2", Batch.decode(8192, 4), MINE)
+    assert found["indexer"].basis == found["experts"].basis == "bound"
+    assert found["attention"].basis == "calibrated"
+
+
+def test_the_share_without_a_law_is_that_of_bound_operators() -> None:
     operators = forward(load_model("deepseek-v3.2"), Batch.decode(8192, 4))
-    timed = {o.name: t for o, t in zip(operators, operator_seconds(operators, H100, MINE), strict=True)}
-    assert timed["indexer"].basis == "bound"
-    assert timed["attention"].basis == "calibrated"
+    each, whole = operator_seconds(operators, H100, MINE), pass_time(operators, H100, MINE)
+    bound = sum(t.seconds for t in each if t.basis == "bound")
+    assert whole.uncalibrated_share == pytest.approx(bound / whole.seconds)
+    assert pass_time(forward(LLAMA, Batch.decode(1024)), H100, MINE).uncalibrated_share == 0
 
 
-def test_the_error_bar_is_that_of_the_worst_family_used() -> None:
-    assert error_bar(forward(LLAMA, Batch.decode(1024, 8)), MINE) == 0.2
-    assert error_bar(forward(LLAMA, Batch.decode(1024, 8), Precision(quantization="fp8")), MINE) == 0.4
+TRITON, FUSED = Moe(tiles="vllm_block", bytes=1.0, compute=1), Moe(bytes=1.0, compute=1, t0=60)
+EXPERTS = with_laws(moe={"fp8_block/triton": entry(TRITON), "fp8_block/flashinfer": entry(FUSED, 0.3)})
+
+
+def experts_us(law: Moe, tokens: int, ranks: int, routing: Routing = BALANCED) -> float:
+    """The law for DeepSeek-V3's experts, whole on each of so many ranks, 58 layers of them."""
+    sizes = [np.array([float(x)]) for x in (tokens, 7168, 2048, 8, 256, 1, ranks)]
+    load = routing.load(sizes[0], sizes[3], sizes[4], sizes[6])
+    return float(law.us(figures_of(H100), *sizes, load.rows, load.touched, *load.tiles)[0])
+
+
+def test_experts_follow_the_law_of_their_kernel_at_a_router_s_load() -> None:
+    """FlashInfer's once experts are spread over ranks, Triton's without; on the busiest rank."""
+    batch = Batch.decode(4096, 64)
+    one, eight = (timed("deepseek-v3", batch, EXPERTS, parallelism=Parallelism(tp=n, ep=n))["experts"] for n in (1, 8))
+    assert one.seconds == pytest.approx(58e-6 * experts_us(TRITON, 64, 1))
+    assert eight.seconds == pytest.approx(58e-6 * experts_us(FUSED, 64, 8))
+    assert (eight.basis, eight.entry) == ("calibrated", EXPERTS.laws["moe"]["fp8_block/flashinfer"])
+
+
+def test_a_skewed_router_is_a_field_of_the_deployment() -> None:
+    ranks, skewed = Parallelism(tp=8, ep=8), Routing(1.2)
+    even = Deployment(load_model("deepseek-v3"), H100, parallelism=ranks, calibration=EXPERTS)
+    uneven = msgspec.structs.replace(even, routing=skewed)
+    batch = Batch.prefill(16_384)
+    more = 58e-6 * (experts_us(FUSED, 16_384, 8, skewed) - experts_us(FUSED, 16_384, 8))
+    assert more > 0
+    assert uneven.seconds(batch) - even.seconds(batch) == pytest.approx(more)
+
+
+def test_experts_beyond_a_node_have_no_calibrated_time() -> None:
+    assert H100.link_domain == 8
+    found = timed("deepseek-v3", Batch.decode(4096, 64), EXPERTS, parallelism=Parallelism(tp=8, dp=2, ep=16))
+    assert found["experts"].basis == found["all_to_all"].basis == "bound"
+
+
+def test_a_format_of_weights_that_no_row_is_of_has_no_law() -> None:
+    found = timed("deepseek-v3", Batch.decode(4096, 64), EXPERTS, precision=Precision(quantization="nvfp4"))
+    assert found["experts"].basis == "bound"
+
+
+SPARSE = SparseDecode(bytes=1.0)
+MODULES = with_laws(dsa_decode_module={"bfloat16/fp8_block": entry(SPARSE)})
+
+
+def test_a_sparse_module_that_decodes_takes_the_time_of_its_law() -> None:
+    """All that DeepSeek-V3.2's layer runs but its all-reduce: together the law's time, 3 + 58 layers."""
+    operators = forward(load_model("deepseek-v3.2"), Batch.decode(8192, 4), parallelism=Parallelism(tp=8))
+    found = list(zip(operators, operator_seconds(operators, H100, MODULES), strict=True))
+    shape = (4, 16, 8192, 7168, 1536, 512, 64, 128, 128, 64, 128, 2048)
+    law = float(SPARSE.us(figures_of(H100), *(np.array([float(x)]) for x in shape))[0])
+    members = [(o, t) for o, t in found if o.module]
+    assert {o.name for o, _ in members} >= {"qkv_down", "q_up", "index_q", "indexer", "top_k", "absorb_q", "attention", "o"}
+    assert sum(t.seconds for _, t in members) == pytest.approx(61e-6 * law)
+    assert {t.basis for _, t in members} == {"calibrated"}
+    assert next(o for o in operators if o.name == "all_reduce").module is None
+
+
+def test_a_sparse_module_s_prompt_runs_operator_by_operator() -> None:
+    prompt = timed("deepseek-v3.2", Batch.prefill(4096), MODULES)
+    assert prompt["indexer"].basis == "bound"
+    new, model = np.array([1.0, 16, 17, 500]), load_model("deepseek-v3.2")
+    many = pass_seconds(forward(model, Batch((Sequences(2, new, 4000),))), H100, MODULES)
+    alone = [pass_seconds(forward(model, Batch((Sequences(2, int(n), 4000),))), H100, MODULES) for n in new]
+    assert many.tolist() == pytest.approx(alone)
+
+
+def test_a_step_s_error_is_that_of_measured_steps_and_never_of_an_operator() -> None:
+    known = msgspec.structs.replace(MINE, validation={"dense": Validated(rows=30, median_abs_error=0.06, p90_abs_error=0.17)})
+    step, prompt = forward(LLAMA, Batch.decode(1024, 8)), forward(LLAMA, Batch.prefill(1024))
+    assert step_error(step, H100, known) == 0.17
+    assert step_error(step, H100, MINE) is None
+    assert step_error(prompt, H100, known) is None
+    assert step_error(step, load_gpu("h200"), known) is None
+    assert step_error(forward(load_model("deepseek-v3"), Batch.decode(1024, 8)), H100, known) is None
+
+
+def test_what_a_time_rests_on_is_in_its_record() -> None:
+    cell = msgspec.structs.replace(entry(FUSED, 0.3), note="measured untuned")
+    laws = with_laws(moe={"fp8_block/flashinfer": cell})
+    deployed = Deployment(load_model("deepseek-v3"), H100, calibration=laws)
+    *each, whole = pass_records(deployed.placed(Batch.decode(4096, 8)), H100, laws)
+    (experts,) = [r for r in each if r["operator"] == "experts"]
+    assert (experts["time_basis"], experts["time_p90_error"], experts["time_note"]) == ("calibrated", 0.3, "measured untuned")
+    assert (whole["time_basis"], whole["time_p90_error"], whole["time_note"]) == ("calibrated", None, "measured untuned")
+    assert whole["uncalibrated_share"] == pytest.approx(deployed.uncalibrated_share(Batch.decode(4096, 8)))
+    borrowed = pass_records(deployed.placed(Batch.decode(4096, 8)), load_gpu("h200"), laws)
+    assert {r["time_basis"] for r in borrowed} == {"scaled"}
+    assert {r["time_p90_error"] for r in borrowed} == {None}
+    bounds = pass_records(deployed.placed(Batch.decode(4096, 8)), H100)
+    assert {r["time_basis"] for r in bounds} == {"bound"}
+    assert (deployed.time_basis, msgspec.structs.replace(deployed, calibration=None).time_basis) == ("calibrated", "bound")
+
+
+def test_the_version_that_was_measured_stands_beside_the_basis() -> None:
+    assert Deployment(LLAMA, H100).under("vllm").basis == "vllm 0.24.0 calibration"
+    assert Deployment(LLAMA, H100).basis == "datasheet"
 
 
 def test_a_served_model_is_found_by_its_hugging_face_name() -> None:

@@ -6,10 +6,12 @@ ReLU scores, top-k tokens); GLM-5.2's config (indexers in some layers, whose cho
 modelling code in transformers (scores per block of index_block_size tokens, top-k blocks).
 """
 
+import msgspec
+
 from kvcalc.layers.attention.grouped import Grouped
 from kvcalc.layers.attention.latent import Latent
 from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.cost import Operator, causal_pairs
+from kvcalc.layers.cost import Operator, SparseShape, causal_pairs
 from kvcalc.layers.part import Count, Size, Tokens
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, matrix, vector
@@ -62,6 +64,21 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         latents = self._latents(top=self.index_topk)
         width = 2 * self.index_head_dim + 1 if self.index_pool else self.index_head_dim
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
+
+    def operators(self, p: Pass) -> list[Operator]:
+        """MLA's with the indexer's; all but the collectives belong to one module, which engines' tables measure whole."""
+        found = super().operators(p)
+        if not self.q_lora_rank or self.index_pool or self.index_query_from_hidden or self.output_gate or self.sliding_window:
+            return found
+        rows = self._latents(top=0)
+        up = next(w for w in self.weights(p.width) if w.name == "q_up")
+        module = SparseShape(
+            p.heads(self.num_attention_heads), p.width, self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim,
+            self.qk_nope_head_dim, self.v_head_dim, self.index_n_heads if self.indexer else 0, self.index_head_dim,
+            self.index_topk, p.formats.entry_bytes(rows[0], 1) / rows[0].width, p.format_of(up),
+            tuple((g.count, g.new, g.past) for g in p.groups),
+        )  # fmt: skip
+        return [o if o.kind == "network" else msgspec.structs.replace(o, module=module) for o in found]
 
     def _visible(self, new: Num, past: Num) -> Num:
         return causal_pairs(new, past, min(self.index_topk, self.sliding_window or self.index_topk))

@@ -5,7 +5,7 @@ Shared experts take every token. Sources: Shazeer et al. 2017, arXiv 1701.06538 
 
 from typing import ClassVar
 
-from kvcalc.layers.cost import Operator, Role, expected_experts, reached_fraction
+from kvcalc.layers.cost import Cost, ExpertsShape, Operator, Role, expected_experts, reached_fraction
 from kvcalc.layers.part import Count, Part, Size
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, matrix, vector
@@ -102,7 +102,7 @@ class Moe(Part, frozen=True, tag="moe"):
         return [*gate, up, matrix("shared.down", inner, hidden_size, bias, shards=inner, rows_in=True), *scalar]
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Router, the experts' products over the tokens routed to them, the shared experts', the collectives.
+        """Router, the experts as one operator over the tokens routed to them, the shared experts' products, the collectives.
 
         Weights of the experts that at least one token reaches: E·(1 − (1 − k/E)^T) of E under uniform routing.
         """
@@ -114,8 +114,8 @@ class Moe(Part, frozen=True, tag="moe"):
         found = [p.gemm("router", w["router"])]
         found += [p.gemm("latent_down", w["latent_down"])] if "latent_down" in w else []
         distinct = expected_experts(every, self.num_experts_per_tok, self.num_experts) / ranks.ep
-        for prefix, tokens, fraction, read in (("experts", routed, reached, distinct), ("shared", p.tokens, 1, 0)):
-            found += self._network(p, w, prefix, tokens, fraction, read)
+        found += self._fused(p, w, self._network(p, w, "experts", routed, reached, distinct), every)
+        found += self._network(p, w, "shared", p.tokens)
         found += [p.gemm("latent_up", w["latent_up"])] if "latent_up" in w else []
         return [*found, *self._exchange(p), *p.all_reduce(p.width)]
 
@@ -132,8 +132,30 @@ class Moe(Part, frozen=True, tag="moe"):
             return [p.network("all_to_all", rows * self.num_experts_per_tok * (ranks.ep - 1) / ranks.ep, times=2)]
         return [p.network("all_gather_tokens", rows * (ranks.dp - 1)), p.network("reduce_scatter", rows * (ranks.dp - 1))]
 
+    def _fused(self, p: Pass, w: dict[str, Weight], parts: list[Operator], tokens: Num) -> list[Operator]:
+        """The experts as engines run them: both products and the activation in one operator, with the sum of their costs.
+
+        Products that compute in different dtypes stay apart: they have no roof in common.
+        """
+        products = [o for o in parts if o.kind == "gemm"]
+        if len({o.dtype for o in products}) > 1:
+            return parts
+        up, first = w["experts.up"], products[0]
+        shape = ExpertsShape(
+            tokens, up.inputs, up.outputs, self.num_experts_per_tok, self.num_experts, p.ranks.ep, self.gated, self.bias,
+            p.format_of(up),
+        )  # fmt: skip
+        fused = Operator(
+            "experts", p.kind, p.count, "experts", sum((o.cost for o in parts), Cost()), first.dtype,
+            parts=tuple((o.name.removeprefix("experts_"), o.cost) for o in parts), shape=shape, experts=first.experts,
+            role=p.role, weights=tuple(name for o in products for name in o.weights),
+        )  # fmt: skip
+        return [fused]
+
     @staticmethod
-    def _network(p: Pass, w: dict[str, Weight], prefix: str, tokens: Num, fraction: Real, experts: Real) -> list[Operator]:
+    def _network(
+        p: Pass, w: dict[str, Weight], prefix: str, tokens: Num, fraction: Real = 1, experts: Real = 0
+    ) -> list[Operator]:
         wide = [w[n] for n in (f"{prefix}.gate", f"{prefix}.up") if n in w]
         if not wide:
             return []

@@ -1,0 +1,217 @@
+"""Laws applied to operators: from the shape that an operator of a pass carries to the microseconds of one run.
+
+In serving a cache is never in the L2, so laws of attention run with no residency. fp8 products take static scales: their
+input arrives quantised.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from kvcalc.layers.cost import AttentionShape, CollectiveShape, ExpertsShape, GemmShape, Operator, SparseShape
+from kvcalc.timing.calibration import Calibration, Entry
+from kvcalc.timing.cutlass import CutlassGemm
+from kvcalc.timing.experts import cells_of
+from kvcalc.timing.figures import Figures
+from kvcalc.timing.gemm import Gemm, QuantizedGemm
+from kvcalc.timing.law import Law
+from kvcalc.timing.mla_prefill import MlaPrefill
+from kvcalc.timing.routing import Routing
+from kvcalc.units import at_least, maximum
+
+if TYPE_CHECKING:
+    from kvcalc.timing.law import Array
+
+MOST_DECODE_TOKENS = 16  # new tokens of a sequence that decode kernels take at once, their query rows packed
+# How rows name what products compute in, by how checkpoints store the weights of fp8 products; others' are per tensor.
+_BLOCKS = "fp8_block128"
+_PROJECTIONS = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8_block", "fp8_per_channel": "fp8_block", _BLOCKS: "fp8_block"}
+
+
+_Group = tuple[Any, Any, Any]  # sequences, new tokens of each, pairs of all of them
+
+
+class Applied(NamedTuple):
+    """µs of one run (a float or an array), and the cell of the calibration that says so."""
+
+    us: Any
+    entry: Entry
+
+
+def decodes(new: Any) -> bool:
+    """Whether these new tokens of a sequence are what decode kernels take."""
+    return bool(new <= MOST_DECODE_TOKENS) if isinstance(new, int) else bool((new <= MOST_DECODE_TOKENS).all())
+
+
+def products(operators: Sequence[Operator], figures: Figures, calibration: Calibration) -> dict[int, Applied]:
+    """All matrix products, those of one law at once, by their place among the operators."""
+    import numpy as np
+
+    members: dict[str, list[int]] = {}
+    for i, operator in enumerate(operators):
+        if isinstance(operator.shape, GemmShape):
+            fp8 = "fp8_block" if operator.shape.format == _BLOCKS else "fp8"
+            members.setdefault(fp8 if operator.dtype == "fp8" else "bfloat16", []).append(i)
+    found = {}
+    for data, indices in members.items():
+        entry = calibration.entry("gemm", data)
+        if entry is None:
+            continue
+        shapes = [operators[i].shape for i in indices]
+        columns = [np.broadcast_arrays(*(np.asarray(x, float) for x in shape[:4])) for shape in shapes if shape]
+        flat = [np.concatenate([column[axis].ravel() for column in columns]) for axis in range(4)]
+        flat[0] = np.maximum(flat[0], 1.0)
+        us = _product_law(entry.law, calibration).us(figures, *flat)
+        ends = np.cumsum([column[0].size for column in columns])
+        for i, column, part in zip(indices, columns, np.split(us, ends[:-1]), strict=True):
+            found[i] = Applied(plain(part.reshape(column[0].shape)), entry)
+    return found
+
+
+def _product_law(law: Law, calibration: Calibration) -> Law:
+    """The law of products whose input arrives quantised: fp8's without its own pass over the input."""
+    plain_law = calibration.law("gemm", "bfloat16")
+    if isinstance(law, QuantizedGemm | CutlassGemm):
+        return law.quantised(plain_law.t0 if isinstance(plain_law, Gemm) else law.t0)
+    return law
+
+
+def by_law(
+    operator: Operator, figures: Figures, calibration: Calibration, routing: Routing, domain: int | None
+) -> Applied | None:
+    """One operator that is no matrix product; None where no law is of its kind.
+
+    domain: GPUs that one node joins; experts that spread further have no law.
+    """
+    shape = operator.shape
+    if isinstance(shape, CollectiveShape):
+        return _collective(shape, figures, calibration)
+    if isinstance(shape, AttentionShape):
+        return _attention(shape, figures, calibration, operator.form)
+    if isinstance(shape, ExpertsShape) and shape.ranks <= (domain or shape.ranks):
+        return _experts(shape, figures, calibration, routing)
+    return None
+
+
+def _collective(shape: CollectiveShape, figures: Figures, calibration: Calibration) -> Applied | None:
+    import numpy as np
+
+    entry = calibration.entry("allreduce", "bytes")
+    if entry is None:
+        return None
+    size = np.asarray(shape.bytes, float)
+    return Applied(plain(entry.law.us(figures, np.full_like(size, shape.ranks), size)), entry)
+
+
+def _experts(shape: ExpertsShape, figures: Figures, calibration: Calibration, routing: Routing) -> Applied | None:
+    import numpy as np
+
+    kinds = calibration.laws.get("moe", {})
+    entry = next((kinds[cell] for cell in cells_of(shape) if cell in kinds), None)
+    if entry is None:
+        return None
+    tokens = np.maximum(np.asarray(shape.tokens, float), 1.0)
+    sizes = [np.asarray(float(x)) for x in (shape.hidden, shape.width, shape.top, shape.experts, 1, shape.ranks)]
+    load = routing.load(tokens, sizes[2], sizes[3], sizes[5])
+    arrays = np.broadcast_arrays(tokens, *sizes, load.rows, load.touched, *load.tiles)
+    return Applied(plain(entry.law.us(figures, *arrays)), entry)
+
+
+def module(shape: SparseShape, figures: Figures, calibration: Calibration) -> Applied | None:
+    """A whole sparse-attention module, NaN where it does not decode; None where it never does, or no law is of its kind."""
+    import numpy as np
+
+    stored = _PROJECTIONS.get(shape.format, "")
+    entry = calibration.laws.get("dsa_decode_module", {}).get(f"{_cached(shape.element)}/{stored}")
+    longest: Any = 0
+    for _, new, _ in shape.groups:
+        longest = maximum(longest, new)
+    if entry is None or not np.any(np.asarray(longest) <= MOST_DECODE_TOKENS):
+        return None
+    tokens: Any = sum(np.asarray(count * new, float) for count, new, _ in shape.groups)
+    seen: Any = sum(np.asarray(count * new * (past + (new + 1) / 2), float) for count, new, past in shape.groups)
+    used = np.maximum(tokens, 1.0)
+    sizes = [np.asarray(float(x)) for x in shape[1:10]]
+    arrays = np.broadcast_arrays(used, np.asarray(float(shape.heads)), np.maximum(seen / used, 1.0), *sizes)
+    us = np.where(np.asarray(longest) <= MOST_DECODE_TOKENS, entry.law.us(figures, *arrays), np.nan)
+    return Applied(plain(us), entry)
+
+
+def _cached(element: float) -> str:
+    return "fp8" if 0 < element < 1.5 else "bfloat16"
+
+
+def _attention(shape: AttentionShape, figures: Figures, calibration: Calibration, form: str) -> Applied | None:
+    """All groups of the batch: those that decode in one launch, each prompt's in one of its own."""
+    decoding, prompts = _by_kernel(shape)
+    found = [_decode(shape, decoding, figures, calibration)] if decoding else []
+    found += [_prefill(shape, *prompt, figures, calibration, form) for prompt in prompts]
+    each = [one for one in found if one is not None]
+    if len(each) < len(found) or not each:
+        return None
+    worst = max((one.entry for one in each), key=lambda entry: entry.p90_abs_error)
+    return Applied(plain(sum((one.us for one in each[1:]), each[0].us)), worst)
+
+
+def _by_kernel(shape: AttentionShape) -> tuple[list[_Group], list[_Group]]:
+    """The groups that decode kernels take, and those that prefill kernels take; of an array each point where it belongs."""
+    decoding: list[_Group] = []
+    prompts: list[_Group] = []
+    for count, new, _, pairs in shape.groups:
+        longer = at_least(new, MOST_DECODE_TOKENS + 1)
+        if isinstance(longer, int) or (longer == longer.flat[0]).all():
+            (decoding if decodes(new) else prompts).append((count, new, pairs))
+            continue
+        decoding.append((count * (1 - longer), new, pairs * (1 - longer)))
+        prompts.append((count * longer, new, pairs * longer))
+    return decoding, prompts
+
+
+def _decode(shape: AttentionShape, groups: list[_Group], figures: Figures, calibration: Calibration) -> Applied | None:
+    import numpy as np
+
+    entry = calibration.entry("decode_attention" if shape.kv_heads else "mla_decode", _cached(shape.element))
+    if entry is None:
+        return None
+    batch = sum((np.asarray(c, float) for c, _, _ in groups[1:]), np.asarray(groups[0][0], float))
+    queries = sum((np.asarray(c * n, float) for c, n, _ in groups[1:]), np.asarray(groups[0][0] * groups[0][1], float))
+    pairs = sum((p for *_, p in groups[1:]), groups[0][2])
+    used, rows = np.maximum(batch, 1), queries / np.maximum(batch, 1)
+    length = np.maximum(np.round(pairs / np.maximum(queries, 1)), 1)
+    cold = msgspec.structs.replace(entry.law, cold=True)
+    arrays: tuple[Array, ...]
+    if shape.kv_heads:
+        head_dim = (shape.key + shape.value) / 2
+        arrays = (used, shape.heads * rows, used * 0 + shape.kv_heads, used * 0 + head_dim, length, used * 0)
+    else:
+        arrays = (used, shape.heads * rows, length)
+    return Applied(np.where(batch > 0, cold.us(figures, *np.broadcast_arrays(*arrays)), 0.0), entry)
+
+
+def _prefill(
+    shape: AttentionShape, count: Any, new: Any, pairs: Any, figures: Figures, calibration: Calibration, form: str
+) -> Applied | None:
+    import numpy as np
+
+    cached = _cached(shape.element)
+    batch, length = np.broadcast_arrays(np.asarray(count, float), np.asarray(new, float))
+    used, keys = np.maximum(batch, 1), pairs / np.maximum(batch * length, 1)
+    arrays: tuple[Array, ...]
+    entry = calibration.entry(*(("prefill_attention", f"bfloat16/{cached}") if shape.kv_heads else ("mla_prefill", cached)))
+    if entry is None:
+        return None
+    law = entry.law
+    if shape.kv_heads:
+        head_dim = (shape.key + shape.value) / 2
+        arrays = (used, used * 0 + shape.heads, used * 0 + shape.kv_heads, used * 0 + head_dim, length, used * 0, keys)
+    else:
+        arrays = (used, used * 0 + shape.heads, length, keys, used * 0 + (shape.key + shape.value))
+    if isinstance(law, MlaPrefill) and form:
+        law = msgspec.structs.replace(law, attends=form)
+    return Applied(np.where(batch > 0, law.us(figures, *np.broadcast_arrays(*arrays)), 0.0), entry)
+
+
+def plain(us: Any) -> Any:
+    """A float for a single value, else the array."""
+    return float(us) if getattr(us, "ndim", 0) == 0 else us
