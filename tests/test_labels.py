@@ -4,9 +4,10 @@ import pytest
 from specs import compressed, csa, grouped, hca, latent, of_kinds, sparse
 
 from kvcalc import Layer
-from kvcalc.layers.attention import BlockSparse, HiddenStates, Mamba
+from kvcalc.layers.attention import BlockSparse, HiddenStates
 from kvcalc.layers.ffn import Dense
 from kvcalc.layers.part import Part
+from kvcalc.layers.recurrent import Mamba
 
 MAMBA = Mamba(intermediate_size=8, state_size=4, time_step_rank=2)
 BLOCKS = BlockSparse(
