@@ -60,6 +60,8 @@ def test_roofs_bend_at_their_knees() -> None:
         assert any(s.kind == "points" and points(s) == [(knee, peak)] and s.labels == (f"knee {knee:.1f}",) for s in chart.series)
     both = named(roofline_chart([], [H100, load_gpu("v100")]))
     assert {*both} == {"h100-sxm bf16 989 TFLOP/s", "v100 fp16 125 TFLOP/s"}
+    assert [s.colour for s in roofline_chart([], [H100, load_gpu("v100")]).series] == [4, 4, 5, 5]  # a roof and its knee
+    assert [s.colour for s in chart.series] == [4, 4, 5, 5]
     with pytest.raises(UserError, match="apple-m3-max has no matrix peak"):
         roofline_chart([], [load_gpu("apple-m3-max")])
 

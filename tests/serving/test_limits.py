@@ -9,6 +9,7 @@ from servers import HandClock, asked, byte_pool, served
 from kvcalc.serving.continuous import Limits
 from kvcalc.serving.log import Log
 from kvcalc.serving.metrics import Goals, diverges, mean, spread, summary
+from kvcalc.serving.replica import capacity
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.steps import Steps
@@ -143,3 +144,21 @@ def test_percentiles_lie_between_ranks() -> None:
     assert found == pytest.approx({"ttft_mean_s": 4, "ttft_p50_s": 2.5, "ttft_p90_s": 7.9, "ttft_p99_s": 3 + 0.97 * 7})
     assert mean(np.array([])) is None
     assert math.isclose(mean(np.array([1.0, 2.0])) or 0, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "seats", "budget", "each"),
+    [
+        (4, 9, 33, 3 + 2 / 3),  # three passes a prompt; 3 sequences of 11 tokens on average decode at once
+        (25, 9, 33, 1 / 2 + 2 / 3),  # two prompts in a pass
+        (99, 9, 33, 1 / 3 + 2 / 3),  # as many prompts in a pass as decode at once
+        (10, 2, 33, 1 + 2 / 2),  # two seats
+        (99, 9, 32, 1 / 2 + 2 / 2),  # 32 bytes hold two
+        (99, 9, 5, 1 + 2),  # one at a time, however little there is
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_capacity_by_hand(chunk: int, seats: int, budget: int, each: float, ranks: int) -> None:
+    """Prompts of 10, answers of 3, a second a pass: its share of the prompts' passes, and two decodes shared by all."""
+    steps, limits = Steps(HandClock(1.0, dp=ranks)), Limits(max_num_seqs=seats, max_num_batched_tokens=chunk)  # type: ignore[arg-type]
+    assert capacity(steps, byte_pool(budget), limits, 10, 3) == pytest.approx(ranks / each)
