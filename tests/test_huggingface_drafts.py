@@ -101,6 +101,8 @@ def test_other_drafts_are_refused_by_name() -> None:
     for name in ("MedusaModel", "Eagle3DeepseekV2ForCausalLM", "DFlash2DraftModel", "Qwen3MoeForCausalLMMTP"):
         with pytest.raises(UserError, match=f"class {name} is a draft that is not read"):
             draft(architectures=[name])
+    eye = {"model_type": "eagle_2_5_vl", "architectures": ["Eagle2_5_VLForConditionalGeneration"], "text_config": LLAMA}
+    assert model_from(eye, "config.json", "x").family == "llama"  # a vision model of that name is none
 
 
 def test_what_is_lent_is_read_but_not_held(kvcalc: Run, tmp_path: Any) -> None:
