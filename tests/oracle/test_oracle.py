@@ -1,7 +1,7 @@
 """Every causal-LM type of the installed transformers, by its class defaults: kvcalc says what transformers itself counts.
 
 Opt-in, for whoever maintains kvcalc: `pip install -e '.[oracle]' && pytest -m oracle`. A type that a new release of transformers
-brings fails here until it has an entry in kvcalc/huggingface/types; `defaults.py` refreshes the class defaults.
+brings fails here until it has an entry in kvcalc/library/huggingface/types; `defaults.py` refreshes the class defaults.
 """
 
 import json

@@ -22,7 +22,8 @@ _HEAD = re.compile(
 _PART = re.compile(r"(?:text|text_model|_model|_decoder|_thinker|_mm_model|_chat|_generation)$")
 _SPEAKS = re.compile(r"(?:LM|LMHeadModel|LMHead|ForConditionalGeneration|ForPreTraining|MTModel|Decoder)$")
 _DRAFT = re.compile(
-    r"Eagle|Draft|DFlash|DSpark|Domino|Medusa|Hydra|NextN|MTP|Specul|Assistant|XPress|LiLiCorr|LookAhead", re.IGNORECASE
+    r"Eagle(?!\d?_?\d?_?(?:VL|Chat))|Draft|DFlash|DSpark|Domino|Medusa|Hydra|NextN|MTP|Specul|Assistant|XPress|LiLiCorr|LookAhead",
+    re.IGNORECASE,
 )
 # Types of remote code, and older names, that one of the types here reads exactly.
 SAME_AS = {
@@ -38,6 +39,10 @@ SAME_AS = {
     "qwen3_asr_text": "qwen3",
     "dots_ocr": "qwen2",
     "phi3_v": "phi3",
+    "Keye": "qwen3",
+    "KeyeVL1_5": "qwen3",
+    "deepseek_vl_v2": "deepseek_v2",
+    "mimo_v2": "mimo_v2_flash",
     "llava_llama": "llama",
     "llava_mistral": "mistral",
     "llava_qwen": "qwen2",
@@ -64,6 +69,8 @@ _CLASSES = {
     "decilm": "nemotron-nas",
     "phi3v": "phi3",
     "dotsocr": "qwen2",
+    "deepseekocr": "deepseek_v2",
+    "mimov2": "mimo_v2_flash",
     "llava": "llama",
 }  # fmt: skip
 _ALSO = {

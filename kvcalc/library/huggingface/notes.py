@@ -21,7 +21,7 @@ _SILENT = re.compile(
     r"|qkv_fused|tokenizer|^bf16|^fp16|^fp32|flash|softmax|^mup_|_path$|residual_connection_post|fp32_residual|_autoset$"
     r"|router_(dtype|scaling|z_)|routed_scaling|score_func|num_return_sequences|typical_p|no_repeat|_commit|scale_attn|onnx"
     r"|_clip|clip_|template|select_|backbone_lora|llm_lora|^_|use_bfloat16|diversity|exponential_decay|remove_invalid|bias_dropout"
-    r"|mtp|nextn"
+    r"|mtp|nextn|time_step_(?:min|max|floor|limit)|^swiglu_|num_logits|logn|dynamic_ntk|pos_emb$"
 )
 _SIGHT = re.compile(
     r"vision|visual|image|audio|video|patch|pixel|mm_|speech|slice_|spatial|frame|projector|media|resampler|query_num"
@@ -32,6 +32,7 @@ _WEIGHTS = re.compile(
     r"size|dim|rank|lora|bias|residual|norm|head|expert|proj|gate(?!_level)|gating|conv|mlp|ffn|inner|embed|vocab|adapter|depth"
     r"|width|channel|layer|memory|engram|latent|ngram|share|sink"
 )
+_ALWAYS = re.compile(r"lora(?!_(?:alpha|dropout))|adapter|_rank$|layer_?scale|scale_norm")  # whatever else the name says
 _CACHE_WORDS = re.compile(
     r"window|latent|lora|index|state|conv|ssm|share|chunk|compress|kv|linear|recurr|mamba|cross|sparse|cache|evict|pool"
 )
@@ -70,7 +71,7 @@ def assess(c: Config, named: Named, entry: Type) -> Said:
     shown = {k: v for k, v in c.defaulted.items() if not isinstance(v, list | dict) and k not in c.read}
     if shown:
         found.append("not in the file, so class defaults: " + ", ".join(f"{k}={v}" for k, v in sorted(shown.items())))
-    told = [key for key in unread if not any(_tells_nothing(part) for part in key.split("."))]
+    told = [key for key in unread if _ALWAYS.search(key) or not any(_tells_nothing(part) for part in key.split("."))]
     heavy = [key for key in told if may_carry_weights(key.rpartition(".")[2])]
     if heavy:
         found.append("parameters are ≈: keys that may carry weights and are not understood: " + _listed(heavy))
@@ -81,7 +82,7 @@ def assess(c: Config, named: Named, entry: Type) -> Said:
 
 def may_carry_weights(key: str) -> bool:
     """Whether a key that nobody knows may stand for parameters, by its name."""
-    return bool(_WEIGHTS.search(key)) and not (_LENGTHS.search(key) or _tells_nothing(key))
+    return bool(_ALWAYS.search(key) or (_WEIGHTS.search(key) and not (_LENGTHS.search(key) or _tells_nothing(key))))
 
 
 def _listed(keys: list[str]) -> str:

@@ -120,7 +120,7 @@ def _model(c: Config, entry: Type, given: dict[str, Any]) -> Model:
     dtype, why = _dtype(c)
     fields: dict[str, Any] = {
         "hidden_size": c.size("hidden_size"),
-        "vocab_size": c.size("vocab_size"),
+        "vocab_size": None if "vocab_size" in entry.model else c.size("vocab_size"),
         "layers": c.layers,
         "dtype": dtype,
         "max_context": c.size("max_position_embeddings", 0, least=0) or None,

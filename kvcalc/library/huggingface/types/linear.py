@@ -138,8 +138,15 @@ KIMI_LINEAR = Type(
     after_first(lambda c: c.size("first_k_dense_replace", 1, least=0), KIMI_EXPERTS, dense(), freq=""),
     typed(_kimi_layers),
     model={"extra": _residuals("last")},
-    inert=("moe_layer_freq", "linear_attn_config", "mla_use_nope", "head_dim"),
+    inert=("moe_layer_freq", "mla_use_nope"),
 )
+
+
+def _ling_shared(c: Config) -> int:
+    each = "moe_shared_expert_intermediate_size"
+    return c.size("n_shared_experts", 0, least=0) * c.size(each if c.has(each) else "moe_intermediate_size")
+
+
 BAILING = KIMI_LINEAR.variant(
     mixer=by_type(
         full_attention=latent(BIAS, output_gate="head"),
@@ -150,6 +157,9 @@ BAILING = KIMI_LINEAR.variant(
             conv_kernel=K("linear_conv_kernel_dim", "short_conv_kernel_size"),
             factored=False,
         ),
+    ),
+    ffn=after_first(
+        lambda c: c.size("first_k_dense_replace", 1, least=0), moe(K("num_local_experts"), shared=_ling_shared), dense(), freq=""
     ),
     order=typed(every(K("layer_group_size"), others=LINEAR)),
     inert=("no_kda_lora", "kda_safe_gate", "kda_lower_bound", "head_dim", "moe_router_enable_expert_bias", "use_qk_norm"),

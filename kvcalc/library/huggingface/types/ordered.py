@@ -120,8 +120,9 @@ MIMO = Type(
         sinks=when(slides, K("add_swa_attention_sink_bias", default=True), K("add_full_attention_sink_bias")),
         window=lambda c: c.size("sliding_window_size") + 1 if c.has("sliding_window_size") else c.get("sliding_window"),
     ),
-    after_first(1, moe(LOCAL), dense(), freq=""),
+    after_first(lambda c: 0 if c.items("moe_layer_freq") else 1, moe(LOCAL), dense()),
     typed(flagged(lambda c: c.items("hybrid_layer_pattern"), SLIDING, full_at(lambda i, _: i == 0 or i % 6 == 5))),
+    inert=("attention_chunk_size",),
 )
 
 

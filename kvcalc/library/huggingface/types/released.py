@@ -8,8 +8,8 @@ from typing import Any
 
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, value_of, when
-from kvcalc.library.huggingface.patterns import from_layer, typed
-from kvcalc.library.huggingface.shapes import dense, even_head_dim, grouped, mha
+from kvcalc.library.huggingface.patterns import from_layer, pick, typed
+from kvcalc.library.huggingface.shapes import dense, even_head_dim, grouped, mha, moe
 from kvcalc.library.huggingface.types.decoders import LLAMA, QWEN2, QWEN3
 from kvcalc.library.huggingface.types.entry import Type
 
@@ -110,9 +110,9 @@ JAIS = Type(
 # --- MiniCPM and its vision models, after vLLM's minicpm.py and minicpmv.py: which stack is inside hangs on the version ---
 
 MINICPM = LLAMA.variant(
-    ffn=dense(),
+    ffn=pick(lambda c: bool(c.get("num_experts")), moe(K("num_experts"), size=K("intermediate_size")), dense()),
     defaults=TIED,
-    inert=("dim_model_base", "scale_emb", "scale_depth", "mup_denominator", "rope_scaling", "num_experts"),
+    inert=("dim_model_base", "scale_emb", "scale_depth", "mup_denominator", "rope_scaling"),
 )
 
 
@@ -140,7 +140,7 @@ TELECHAT = Type(
     grouped(o_bias=True),
     dense(down_bias=True),
     spellings={"rms_norm_eps": ("layer_norm_epsilon",)},
-    inert=("embed_layernorm", "logn", "training_seqlen", "base_seqlen"),
+    inert=("logn", "training_seqlen", "base_seqlen"),
 )
 
 TYPES = {
@@ -167,6 +167,7 @@ TYPES = {
     ),
     "teleflm": LLAMA.variant(inert=("use_mup", "mup_scale_factor", "input_mult", "output_mult")),  # vLLM's teleflm.py
     "aquila": LLAMA,
+    "PanguEmbedded": LLAMA.variant(mixer=grouped(K("bias", "attention_bias"))),  # vLLM's openpangu.py
     "skywork": LLAMA,
     "deci": LLAMA.variant(mixer=grouped(BIAS, kv_heads=K("num_key_value_heads_per_layer", "num_key_value_heads"))),
 }

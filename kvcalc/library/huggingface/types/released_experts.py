@@ -78,7 +78,6 @@ DEEPSEEK = Type(
 XVERSE_MOE = Type(
     grouped(),
     moe(K("num_experts"), K("moe_top_k"), WIDE, shared_experts("num_shared_experts", "intermediate_size")),
-    inert=("shared_expert_gate",),
 )
 
 # --- Ling and Ring: vLLM's bailing_moe.py, mlx-lm's bailing_moe.py and bailing_moe_linear.py ---
@@ -162,7 +161,7 @@ PHI_MSFT: dict[str, Any] = {
     "norm": "layer",
     "model": {"lm_head_bias": True},
     "spellings": {"vocab_size": ("num_vocab",)},
-    "inert": ("rotary_dim", "attn_pdrop", "fused_dense", "flash_attn", "flash_rotary", "n_head_kv"),
+    "inert": ("rotary_dim", "attn_pdrop", "fused_dense", "flash_attn", "flash_rotary"),
 }
 PHIXTRAL = Type(mha(True), moe(LOCAL, size=four_times, gated=False, bias=True), **PHI_MSFT)
 PHI_OR_PHIXTRAL = Type(

@@ -187,9 +187,9 @@ RWKV7 = Type(
         shift_size=K("hidden_size"),
     ),
     both(dense(K("intermediate_size", default=K("hidden_size", scale=4)), gated=False), projections(vectors=mixing)),
-    norms=lambda c: 2 if c.layer else 3,
-    norm="layer",
-    inert=("norm_first", "norm_bias", "num_heads", "value_dim", "hidden_ratio", "attn_mode", "fuse_norm", "fuse_cross_entropy"),
+    norms=lambda c: 3 if c.layer == 0 and c.flag("norm_first", True) else 2,
+    norm=lambda c: "layer" if c.flag("norm_bias", True) else "layer_no_bias",
+    inert=("num_heads", "value_dim", "hidden_ratio", "attn_mode", "fuse_norm", "fuse_cross_entropy"),
 )
 
 TYPES = {
