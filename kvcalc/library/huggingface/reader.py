@@ -15,6 +15,7 @@ from kvcalc.library.huggingface.fields import filled, value_of
 from kvcalc.library.huggingface.naming import kind_names, runs
 from kvcalc.library.huggingface.notes import assess
 from kvcalc.library.huggingface.quantized import Storage
+from kvcalc.library.huggingface.rope import rope_factors
 from kvcalc.library.huggingface.source import defaults_of, facts, read_json, text_part
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.general import GENERAL
@@ -127,6 +128,7 @@ def _model(c: Config, entry: Type, given: dict[str, Any]) -> Model:
         "mtp": _mtp(c, given["kinds"], given["pattern"]),
         "tie_word_embeddings": c.flag("tie_word_embeddings"),
         "norm": value_of(entry.norm, c),
+        "rope_factors": rope_factors(c),
         "notes": why,
     }
     model = Model(**given, **_checked(c, Model, fields | filled(entry.model, c)))
