@@ -129,7 +129,7 @@ def weight_bytes(
 
 
 def stage_weight_bytes(model: Model, stage: Stage, formats: Formats, parallelism: Parallelism) -> int:
-    """Bytes of the weights of a stage's layers, with the embedding and the buffers on the first stage and the head on the last."""
+    """Bytes of the weights of a stage's layers, with embedding and buffers on the first stage and the head on the last."""
     total = model.buffers if stage.first and formats.schemes else 0
     for name, weight, count in model.walk():
         kind = name.partition(".")[0] if "." in name else ""

@@ -24,7 +24,8 @@ class WeightFormat(msgspec.Struct, frozen=True):
     scale_bytes: per block. nested: blocks whose scales share an fp32 of their own. zero_bits: per block, packed along the
     outputs. input_bytes, output_bytes: per input, and per block of columns. tensor_bytes: once per matrix.
     padded: inputs and outputs are filled up to multiples of these. ragged_bits: per element of a matrix whose inputs are
-    no multiple of `rows`, which is then not quantised; 0 where the last block is cut short instead.
+    no multiple of `rows`, which is then not quantised; 0 where the last block is cut short instead. shorter: blocks that
+    are taken where `rows` does not divide the inputs, the first that does; a scale per output where none does.
     measured: (bytes, elements) of the matrix where its file states them; nothing else counts then.
     computes: the dtype of the products; '' means the model's own.
     """
@@ -43,6 +44,7 @@ class WeightFormat(msgspec.Struct, frozen=True):
     output_bytes: int = 0
     padded: tuple[int, int] = (1, 1)
     ragged_bits: int = 0
+    shorter: tuple[int, ...] = ()
     measured: tuple[int, int] | None = None
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
@@ -55,18 +57,24 @@ class WeightFormat(msgspec.Struct, frozen=True):
         if self.ragged_bits and inputs % self.rows:
             return -(-elements * self.ragged_bits // 8)
         inputs, outputs = -(-inputs // self.padded[0]) * self.padded[0], -(-outputs // self.padded[1]) * self.padded[1]
+        rows = self._rows(inputs)
         across = -(-outputs // (self.columns or outputs))
-        blocks = -(-elements // self.rows) if self.flat else -(-inputs // (self.rows or inputs)) * across
+        blocks = -(-elements // rows) if self.flat else -(-inputs // (rows or inputs)) * across
         scales = blocks * self.scale_bytes + (4 * -(-blocks // self.nested) if self.nested else 0)
         apart = inputs * self.input_bytes + across * self.output_bytes + self.tensor_bytes
         return -(-inputs * outputs * self.bits // 8) + scales + -(-blocks * self.zero_bits // 8) + apart
+
+    def _rows(self, inputs: int) -> int:
+        if not self.shorter or inputs % self.rows == 0:
+            return self.rows
+        return next((rows for rows in self.shorter if inputs >= self.rows and inputs % rows == 0), 0)
 
 
 # Sources: DeepSeek-V3's release notes on its fp8 weights (128×128 blocks, fp32 scale); AutoAWQ and GPTQModel (groups of
 # 128 along the inputs, fp16 scale, packed 4-bit zero); OCP MX v1.0; NVIDIA ModelOpt (nvfp4: e4m3 scale per 16, one fp32
 # per matrix); bitsandbytes/functional.py (nf4, fp4: blocks of 64 of the flattened matrix, fp32 absmax; with double
 # quantisation an int8 absmax and an fp32 for 256 of them, QLoRA, arXiv 2305.14314 §3); transformers' integrations/bitnet.py
-# (2 bits and one scale).
+# (2 bits and one scale); optimum-quanto's nn/qmodule.py (a 16-bit scale and shift per group).
 WEIGHT_FORMATS: dict[str, WeightFormat] = {
     f.name: f
     for f in (
@@ -79,7 +87,8 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         WeightFormat("fp8_block128", 8, 128, 128, 4, computes="fp8"),
         WeightFormat("int8", 8, columns=1, scale_bytes=4, computes="int8"),
         WeightFormat("int8_weight_only", 8, columns=1, scale_bytes=2),
-        WeightFormat("fp8_weight_only", 8, columns=1, scale_bytes=4),
+        WeightFormat("fp8_weight_only", 8, columns=1, scale_bytes=2),
+        WeightFormat("fp8_weight_only_fp32", 8, columns=1, scale_bytes=4),
         WeightFormat("awq", 4, 128, 1, 2, zero_bits=4),
         WeightFormat("gptq", 4, 128, 1, 2, zero_bits=4),
         WeightFormat("int4", 4, 128, 1, 2),
@@ -92,6 +101,8 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         WeightFormat("mxfp8", 8, 32, 1, 1, computes="fp8"),
         WeightFormat("nvfp4", 4, 16, 1, 1, tensor_bytes=4),
         WeightFormat("bitnet", 2, tensor_bytes=2, padded=(1, 4)),
+        WeightFormat("quanto4", 4, 128, 1, 4, shorter=(96, 64, 32)),
+        WeightFormat("quanto2", 2, 128, 1, 4, shorter=(96, 64, 32)),
     )
 }
 _BLOCK_FORMATS = {n: WeightFormat(n, 0, rows, 1, held) for n, (rows, held) in BLOCKS.items() if n not in WEIGHT_FORMATS}
@@ -187,9 +198,13 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: tuple[str, ...] = ("matrix",)
     label: str = ""
 
+    def covering(self, name: str, kind: str = "matrix") -> bool:
+        """Whether it covers weight `name` of this kind."""
+        return kind in self.kinds and _covers(self, name)
+
     def weight_format(self, name: str, kind: str = "matrix") -> WeightFormat | None:
         """The format that this scheme stores weight `name` in, or None where it keeps the model's dtype."""
-        return stored_format(self.format) if kind in self.kinds and _covers(self, name) else None
+        return stored_format(self.format) if self.covering(name, kind) else None
 
 
 @lru_cache(65536)

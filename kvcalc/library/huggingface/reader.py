@@ -14,7 +14,7 @@ from kvcalc.library.huggingface.config import MOST, Config, show
 from kvcalc.library.huggingface.fields import filled, value_of
 from kvcalc.library.huggingface.naming import kind_names, runs
 from kvcalc.library.huggingface.notes import assess
-from kvcalc.library.huggingface.quantized import Storage
+from kvcalc.library.huggingface.quantized import Storage, in_force
 from kvcalc.library.huggingface.rope import rope_factors
 from kvcalc.library.huggingface.source import defaults_of, facts, read_json, text_part
 from kvcalc.library.huggingface.types import TYPES, Type
@@ -63,6 +63,7 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     kinds, pattern, quantization = _layers(c, entry, storage)
     fields = {"name": printable(name, 80), "family": named.name, "kinds": kinds, "pattern": pattern}
     model = _model(c, entry, fields | {"quantization": quantization, "kv_cache_dtype": storage.cache})
+    model = in_force(model, storage.scales) if quantization else model
     said = assess(c, named, entry)
     notes = (*model.notes, *storage.notes, *said.notes)
     return msgspec.structs.replace(model, notes=notes, parameters_exact=said.exact)
