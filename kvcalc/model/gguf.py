@@ -70,7 +70,8 @@ def mixed(model: Model, mix: str, imatrix: bool) -> Model:
             pieces.setdefault((h.tensor.layer, weight), []).append((types[f"{h.tensor.layer}.{h.name}"], h))
     for (layer, weight), parts in pieces.items():
         stored[layer].append((weight, _format(model, weight, parts)))
-    return _split(model, {n: tuple(pairs) for n, pairs in stored.items()}, label)
+    buffers = 4 * (model.rope_factors + _routing_biases(model))
+    return split(model, {n: tuple(pairs) for n, pairs in stored.items()}, label, "fp32", buffers)
 
 
 def _format(model: Model, weight: str, parts: list[tuple[str, Held]]) -> str:
@@ -176,8 +177,12 @@ def _known(part: Part) -> bool:
     return type(part) in (Grouped, Dense)
 
 
-def _split(model: Model, stored: dict[int, tuple[tuple[str, str], ...]], label: str) -> Model:
-    """The model with kinds that are stored alike, and one scheme for every format."""
+def split(model: Model, stored: dict[int, tuple[tuple[str, str], ...]], label: str, vectors: str, buffers: int) -> Model:
+    """The model with kinds that are stored alike, and one scheme for every format.
+
+    stored: (weight, format) by layer, −1 for what stands outside. vectors: the format of norms and biases, and of routers
+    and tables that `stored` leaves out. buffers: bytes beside the parameters. label: what the whole is called.
+    """
     names = _names([(kind, stored[n]) for n, kind in enumerate(model.order)])
     order = tuple(names[kind, stored[n]] for n, kind in enumerate(model.order))
     covers: dict[str, list[str]] = {}
@@ -189,11 +194,10 @@ def _split(model: Model, stored: dict[int, tuple[tuple[str, str], ...]], label: 
         if weight == "embedding" and model.tie_word_embeddings:
             covers[format_].append("lm_head")
     schemes = [Quantization(f, tuple(found), (), ("matrix", "table"), label) for f, found in covers.items()]
-    schemes.append(Quantization("fp32", tuple(f"*.{name}" for name in _FLOAT32), (), ("matrix",), label))
-    schemes.append(Quantization("fp32", ("*",), (), ("vector", "table"), label))
+    schemes.append(Quantization(vectors, tuple(f"*.{name}" for name in _FLOAT32), (), ("matrix",), label))
+    schemes.append(Quantization(vectors, ("*",), (), ("vector", "table"), label))
     kinds = {name: model.kinds[kind] for (kind, _), name in names.items()}
     mtp = msgspec.structs.replace(model.mtp, kind=order[-1]) if model.mtp else None
-    buffers = 4 * (model.rope_factors + _routing_biases(model))
     fields = {"kinds": kinds, "buffers": buffers, "pattern": order, "mtp": mtp, "quantization": tuple(schemes)}
     return msgspec.structs.replace(model, **fields)
 
