@@ -15,7 +15,7 @@ from kvcalc.library.gguf_fields import Fields
 from kvcalc.library.gguf_parts import Block
 from kvcalc.model.gguf import split
 from kvcalc.model.memory import weight_bytes
-from kvcalc.model.spec import Model
+from kvcalc.model.spec import Model, Norm
 from kvcalc.storage.gguf import FILE_TYPES
 
 # Tensors that are no parameters: factors of rotary frequencies, routing biases that no gradient touches.
@@ -98,7 +98,7 @@ class _File:
         tensors = (("embedding", table), ("lm_head", head), ("position_embedding", positions))
         return biased, fields, tuple((name, tensor.type) for name, tensor in tensors if tensor is not None)
 
-    def _norm(self, biased: set[bool]) -> str:
+    def _norm(self, biased: set[bool]) -> Norm:
         if len(biased) > 1:
             raise self.fields.fail("some of its norms have biases and some have none")
         rms = self.fields.has("attention.layer_norm_rms_epsilon")

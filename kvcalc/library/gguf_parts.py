@@ -4,7 +4,6 @@ from typing import Any
 
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.layers.ffn import Dense, Moe
-from kvcalc.layers.part import Part
 from kvcalc.library.gguf import TensorInfo
 from kvcalc.library.gguf_fields import Fields
 from kvcalc.model.spec import Layer
@@ -22,7 +21,7 @@ class Block:
         self.norm_biases: list[bool] = []
         if not any(self._has(name) for name in ("attn_kv_a_mqa", "attn_qkv", "attn_q")):
             fields.refuse(tensors.values())
-        attention = self._latent() if self._has("attn_kv_a_mqa") else self._grouped()
+        attention: Grouped | Latent = self._latent() if self._has("attn_kv_a_mqa") else self._grouped()
         network = self._experts() if self._has("ffn_gate_inp") else self._dense("", "ffn_{}")
         parts = (attention, network)
         norms = self._norms()
@@ -57,7 +56,7 @@ class Block:
         found = self.left.pop(f"{name}.weight", None)
         return found.elements if found else 0
 
-    def _grouped(self) -> Part:
+    def _grouped(self) -> Grouped:
         f, n = self.fields, self.number
         heads = f.size("attention.head_count", layer=n)
         groups = f.size("attention.head_count_kv", heads, layer=n)
@@ -92,7 +91,7 @@ class Block:
             raise self.fields.fail(f"block {self.number} norms queries and keys of {queries:,} and {keys:,} elements")
         return {"qk_norm": "head" if queries == width else "full", "qk_norm_bias": bias}
 
-    def _latent(self) -> Part:
+    def _latent(self) -> Latent:
         f, n = self.fields, self.number
         heads, rank = f.size("attention.head_count", layer=n), f.size("attention.kv_lora_rank")
         down = self._matrix("kv_down", "attn_kv_a_mqa", f.width, 0)
@@ -110,10 +109,11 @@ class Block:
             held, elements = sum(t.bytes for t in up), sum(t.elements for t in up)
             same = up[0].type == up[1].type
             self.stored.append(("kv_up", up[0].type if same else f"{up[0].type}_{up[1].type}@{held}/{elements}"))
-        norms = {"q_norm": bool(self._vector("attn_q_a_norm")), "kv_norm": bool(self._vector("attn_kv_a_norm"))}
-        shape = {"kv_lora_rank": rank, "qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "v_head_dim": value}
-        window = {"sliding_window": found} if (found := f.window(n)) else {}
-        return Latent(num_attention_heads=heads, q_lora_rank=q_rank or None, **shape, **norms, **window)
+        return Latent(
+            num_attention_heads=heads, kv_lora_rank=rank, qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value,
+            q_lora_rank=q_rank or None, q_norm=bool(self._vector("attn_q_a_norm")),
+            kv_norm=bool(self._vector("attn_kv_a_norm")), sliding_window=f.window(n) or None,
+        )  # fmt: skip
 
     def _dense(self, group: str, names: str) -> Dense:
         """up and down, and a gate where there is one: a tensor of its own, or the other half of up."""
@@ -137,16 +137,16 @@ class Block:
         f, n = self.fields, self.number
         experts = self._matrix("router", "ffn_gate_inp", f.width, 0).shape[1]
         inner = self._matrix("experts.down", "ffn_down_exps", 0, f.width, experts).shape[0]
+        names = ["ffn_down_exps"]
+        gated = self._has("ffn_gate_up_exps") or self._has("ffn_gate_exps")
         if self._has("ffn_gate_up_exps"):
             joined = self._take("ffn_gate_up_exps", f.width, 2 * inner, experts)
             self.stored += [("experts.gate", joined.type), ("experts.up", joined.type)]
-            gated, names = True, ("ffn_gate_up_exps", "ffn_down_exps")
+            names.append("ffn_gate_up_exps")
         else:
-            self._matrix("experts.up", "ffn_up_exps", f.width, inner, experts)
-            gated, names = self._has("ffn_gate_exps"), ("ffn_up_exps", "ffn_down_exps")
-            if gated:
-                self._matrix("experts.gate", "ffn_gate_exps", f.width, inner, experts)
-                names = ("ffn_gate_exps", *names)
+            for name in ("gate", "up") if gated else ("up",):
+                self._matrix(f"experts.{name}", f"ffn_{name}_exps", f.width, inner, experts)
+                names.append(f"ffn_{name}_exps")
         biases = {self._bias(name) for name in names}
         if len(biases) > 1:
             raise f.fail(f"block {n} has biases on some matrices of its experts alone")

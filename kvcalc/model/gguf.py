@@ -18,7 +18,8 @@ from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.ffn import Dense, Moe
 from kvcalc.layers.part import Part
 from kvcalc.model.spec import Model
-from kvcalc.storage.gguf import Facts, Tensor, Use, mixed_types, ordered, tensor_bytes
+from kvcalc.storage.gguf import tensor_bytes
+from kvcalc.storage.gguf_mix import Facts, Tensor, Use, mixed_types, ordered
 from kvcalc.storage.quantization import Quantization
 
 WAY_ROUND = "A .gguf file itself is read exactly; --dtype bf16 counts the weights unquantised"

@@ -21,6 +21,7 @@ EXCLUDED_KEYS = (
 )  # fmt: skip
 MOST_MODULES, MOST_GROUPS = 1_000_000, 32
 _KEYS = ("quantization_config", "compression_config", "quantization")
+_LEFT_OUT: tuple[str, ...] = ("embedding", "*.router", "lm_head")
 _EVERYTHING, _EXPERTS = ("*",), ("*.experts.*",)
 _TABLES = {
     "embedding": ("language_model.model.embed_tokens", "transformer.wte", "model.word_embeddings"),
@@ -86,14 +87,14 @@ class Storage:
         """The schemes of the model, given what each of its kinds of layer stores in which format."""
         if not self.groups and not self.exact:
             head = self.q.get("lm_head") is True and self.q.word("quant_method") in INTEGERS
-            left = ("embedding", "*.router") if head else ("embedding", "lm_head", "*.router")
-            return tuple(Quantization(name, covers=covers, except_for=left) for name, covers in self.formats)
+            kept = _LEFT_OUT[:-1] if head else _LEFT_OUT
+            return tuple(Quantization(name, covers=covers, except_for=kept) for name, covers in self.formats)
         covers: dict[str, list[str]] = {}
         for kind, pairs in kinds.items():
             for name, stored in pairs:
                 covers.setdefault(stored, []).append(f"{kind}.{name}")
-        left = () if self.mlx else ("embedding", "lm_head", "*.router")
-        return (*(Quantization(name, tuple(found), left) for name, found in covers.items()), *self._outer())
+        kept = () if self.mlx else _LEFT_OUT
+        return (*(Quantization(name, tuple(found), kept) for name, found in covers.items()), *self._outer())
 
     def _outer(self) -> Iterable[Quantization]:
         """MLX stores tables and the LM head like any matrix."""
