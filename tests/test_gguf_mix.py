@@ -4,7 +4,7 @@ import pytest
 from conftest import Run
 from specs import grouped, of_kinds, stack
 
-from kvcalc import Batch, Layer, Model, Parallelism, Precision, UserError, forward, load_gpu, load_model, weight_bytes
+from kvcalc import Batch, Layer, Model, Parallelism, Precision, UserError, deploy, forward, load_model, weight_bytes
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.layers.ffn import Dense, Moe
 from kvcalc.library.huggingface import model_from
@@ -258,10 +258,8 @@ def test_a_pass_reads_what_is_stored(name: str, mix: str) -> None:
 
 
 def test_what_fits_goes_by_the_mixture() -> None:
-    found = fit(
-        load_model("llama-3.1-8b"), load_gpu("rtx-4090"), Precision(quantization="q4_k_m"), options=FitOptions(engine="llama.cpp")
-    )
-    assert found.budget.weights == 4_912_898_304
+    deployment = deploy("llama-3.1-8b", "rtx-4090", quantization="q4_k_m")
+    assert fit(deployment, FitOptions(engine="llama.cpp")).budget.weights == 4_912_898_304
 
 
 IDLE = Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, zero_experts=2)
