@@ -21,7 +21,7 @@ EXCLUDED_KEYS = (
 )  # fmt: skip
 MOST_MODULES, MOST_GROUPS = 1_000_000, 32
 _KEYS = ("quantization_config", "compression_config", "quantization")
-_LEFT_OUT: tuple[str, ...] = ("embedding", "*.router", "lm_head")
+_LEFT_OUT: tuple[str, ...] = ("embedding", "lm_head", "*.router")
 _EVERYTHING, _EXPERTS = ("*",), ("*.experts.*",)
 _TABLES = {
     "embedding": ("language_model.model.embed_tokens", "transformer.wte", "model.word_embeddings"),
@@ -87,7 +87,7 @@ class Storage:
         """The schemes of the model, given what each of its kinds of layer stores in which format."""
         if not self.groups and not self.exact:
             head = self.q.get("lm_head") is True and self.q.word("quant_method") in INTEGERS
-            kept = _LEFT_OUT[:-1] if head else _LEFT_OUT
+            kept = tuple(name for name in _LEFT_OUT if not (head and name == "lm_head"))
             return tuple(Quantization(name, covers=covers, except_for=kept) for name, covers in self.formats)
         covers: dict[str, list[str]] = {}
         for kind, pairs in kinds.items():

@@ -160,7 +160,8 @@ def _types(name: str) -> dict[str, Any]:
 
 def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:
     """The multi-token-prediction layers that the file declares; each is like the last layer of the stack."""
-    layers = c.size("num_nextn_predict_layers", 0, least=0) if c.in_file("num_nextn_predict_layers") else 0
+    key = next((key for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if c.in_file(key)), "")
+    layers = c.size(key, 0, least=0) if key else 0
     last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
     return Mtp(kind=last, layers=layers) if layers else None
 
