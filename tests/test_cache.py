@@ -4,7 +4,7 @@ import pytest
 from conftest import Run
 from specs import compressed, csa, grouped, hca, latent, of_kinds, sparse, stack, v4_flash
 
-from kvcalc import CacheSize, Layer, Precision, cache_size, load_model
+from kvcalc import Batch, CacheSize, Layer, Precision, cache_size, forward, load_model
 from kvcalc.layers.attention import BlockSparse, HiddenStates
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.ffn import Dense
@@ -202,6 +202,30 @@ def test_a_layer_without_attention_keeps_nothing() -> None:
 )
 def test_rows_that_a_pass_reads(entry: CacheEntry, new: int, past: int, rows: int) -> None:
     assert entry.read_rows(new, past) == rows
+
+
+@pytest.mark.parametrize(
+    ("entry", "new", "past", "rows"),
+    [
+        (CacheEntry("k", 1, 8), 5, 10, 5),
+        (CacheEntry("k", 1, 8, limit=8), 1, 100, 1),
+        (CacheEntry("k", 1, 8, limit=8), 20, 100, 20),  # 12 of them fall out again, and were read before
+        (CacheEntry("k", 1, 8, limit=8, span=Span.CHUNK), 20, 3, 20),
+        (CacheEntry("latent", 1, 8, ratio=4), 10, 3, 3),  # tokens 4, 8 and 12 finish a block
+        (CacheEntry("recurrent_state", 1, 8, limit=8, span=Span.STATE), 100, 100, 8),
+    ],
+)
+def test_rows_that_a_pass_writes(entry: CacheEntry, new: int, past: int, rows: int) -> None:
+    assert entry.written_rows(new, past) == rows
+
+
+def test_a_prefill_writes_and_reads_every_row_of_a_windowed_layer_once() -> None:
+    """gpt-oss-20b: 12 local layers of 8 keys and values of 64, 131,072 tokens in bf16, read once and written once."""
+    local, full = (o for o in forward(load_model("gpt-oss-20b"), Batch.prefill(131_072)) if o.name == "attention")
+    rows = 131_072 * 8 * 64 * 2 * 2
+    for layer in (local, full):
+        assert layer.cost.cache_read_bytes == layer.cost.cache_write_bytes == rows
+    assert local.count * local.cost.cache_bytes == 12 * 2 * rows == 6_442_450_944
 
 
 def test_compressed_entries_fill_blocks_of_their_own() -> None:

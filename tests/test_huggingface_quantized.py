@@ -38,6 +38,10 @@ def groups(matrices: dict[str, tuple[int, int]], size: int) -> int:
     return sum(-(-a // size) * b for a, b in matrices.values())
 
 
+def inputs(matrices: dict[str, tuple[int, int]]) -> int:
+    return sum(a for a, _ in matrices.values())
+
+
 def outputs(matrices: dict[str, tuple[int, int]]) -> int:
     return sum(b for _, b in matrices.values())
 
@@ -55,6 +59,20 @@ def compressed(weights: dict[str, Any], **more: Any) -> dict[str, Any]:
     """A compressed-tensors config of one group."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None} | more
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
+HQQ_WEIGHTS = {"nbits": 4, "group_size": 64, "axis": 1}
+HQQ = {"quant_method": "hqq", "quant_config": {"weight_quant_params": HQQ_WEIGHTS}, "skip_modules": ["lm_head"]}
+
+
+def ao(name: str, version: int, **data: Any) -> dict[str, Any]:
+    """A torchao config of one setting."""
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_version": version, "_data": data}}}
+
+
+def quark(**weight: Any) -> dict[str, Any]:
+    """A Quark config of one setting."""
+    return {"quant_method": "quark", "global_quant_config": {"weight": weight}, "exclude": ["lm_head"]}
 
 
 # name → (quantization_config, bytes of a layer's matrices)
@@ -81,6 +99,24 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
     "awq without zeros": (
         {"quant_method": "awq", "w_bit": 4, "q_group_size": 64, "zero_point": False},
         PACKED + 2 * groups(EVERY, 64),
+    ),
+    # the order of activations is an int32 for each input
+    "gptq in activation order": (
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True},
+        PACKED + 2 * groups(EVERY, 128) + groups(EVERY, 128) // 2 + 4 * inputs(EVERY),
+    ),
+    "auto-round": (
+        {"quant_method": "auto-round", "bits": 4, "group_size": 128, "packing_format": "auto_round:auto_gptq"},
+        PACKED + 2 * groups(EVERY, 128) + groups(EVERY, 128) // 2,
+    ),
+    # blocks of 64 with an int8 each, and an fp32 for 256 blocks
+    "bitsandbytes 4 bits, quantised twice": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
+        PACKED + groups(EVERY, 64) + 4 * sum(-(-a * b // (64 * 256)) for a, b in EVERY.values()),
+    ),
+    "bitsandbytes fp4": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+        PACKED + 4 * groups(EVERY, 64),
     ),
     # blocks of 64 with an fp32 each; LLM.int8: an fp32 for each output
     "bitsandbytes 4 bits": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, PACKED + 4 * groups(EVERY, 64)),
@@ -114,6 +150,39 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
         compressed({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}),
         elements(EVERY) + 4 * blocks(EVERY, 128, 128),
     ),
+    # a 16-bit scale and a 16-bit zero point for a group
+    "hqq": (HQQ, PACKED + 4 * groups(EVERY, 64)),
+    "quanto int4": ({"quant_method": "quanto", "weights": "int4"}, PACKED + 4 * groups(EVERY, 128)),
+    "quanto int8": ({"quant_method": "quanto", "weights": "int8"}, elements(EVERY) + 2 * outputs(EVERY)),
+    "quanto float8": ({"quant_method": "quanto", "weights": "float8"}, elements(EVERY) + 2 * outputs(EVERY)),
+    "metal": ({"quant_method": "metal", "bits": 8, "group_size": 32}, elements(EVERY) + 4 * groups(EVERY, 32)),
+    "eetq": ({"quant_method": "eetq", "weights": "int8"}, elements(EVERY) + 2 * outputs(EVERY)),
+    "bitnet": ({"quant_method": "bitnet", "linear_class": "bitlinear"}, elements(EVERY) // 4 + 7 * 2),
+    "bitnet in training": (
+        {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
+        2 * elements(EVERY),
+    ),
+    # a 16-bit code for 8 inputs, 2^16 vectors of 8 for each matrix, a 16-bit scale for each output
+    "aqlm": (
+        {"quant_method": "aqlm", "in_group_size": 8, "out_group_size": 1, "num_codebooks": 1, "nbits_per_codebook": 16},
+        elements(EVERY) // 8 * 2 + 7 * 2**16 * 8 * 2 + 2 * outputs(EVERY),
+    ),
+    "torchao int4": (ao("Int4WeightOnlyConfig", 2, group_size=64), PACKED + 4 * groups(EVERY, 64)),
+    "torchao int4 in tiles": (
+        {"quant_method": "torchao", "quant_type": "int4_weight_only", "quant_type_kwargs": {"group_size": 128}},
+        sum(-(-a // 1024) * 1024 * b // 2 + -(-a // 1024) * 8 * b * 4 for a, b in EVERY.values()),
+    ),
+    "torchao float8": (ao("Float8WeightOnlyConfig", 2), elements(EVERY) + 4 * outputs(EVERY)),
+    "torchao float8 by rows": (
+        ao("Float8DynamicActivationFloat8WeightConfig", 2, granularity=[{"_type": "PerRow"}] * 2),
+        elements(EVERY) + 4 * outputs(EVERY),
+    ),
+    "quark fp8": (quark(dtype="fp8_e4m3", qscheme="per_tensor"), elements(EVERY) + 7 * 4),
+    "quark mxfp4": (
+        quark(dtype="fp4", qscheme="per_group", group_size=32, scale_format="e8m0"),
+        PACKED + groups(EVERY, 32),
+    ),
+    "mxfp8": ({"quant_method": "mxfp8"}, elements(EVERY) + groups(EVERY, 32)),
     "compressed nvfp4": (compressed({"num_bits": 4, "type": "float", "group_size": 16}), PACKED + groups(EVERY, 16) + 7 * 4),
     "compressed mxfp4": (compressed({"num_bits": 4, "type": "float", "group_size": 32}), PACKED + groups(EVERY, 32)),
 }
@@ -132,6 +201,107 @@ def test_mxfp4_covers_the_experts_alone() -> None:
     model = read({"quant_method": "mxfp4", "modules_to_not_convert": listed}, MIXTRAL)
     experts = 4 * (elements(NETWORK) // 2 + groups(NETWORK, 32))
     assert weight_bytes(model) == LAYERS * (experts + 2 * elements(ATTENTION) + 2 * 4 * 256) + AROUND
+
+
+def test_mxfp4_on_a_dense_model_stores_nothing_so(kvcalc: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "mxfp4"}}))
+    shown = kvcalc("size --format json", str(tmp_path))
+    assert shown.records[0]["weight_bytes"] == 2 * LAYERS * elements(EVERY) + AROUND
+    assert shown.records[0]["dtype"] == "bf16"
+    assert "nothing in this model is stored as mxfp4" in shown.err
+
+
+# --- MLX ---
+
+# 4 bits, a 16-bit scale and a 16-bit bias for 64 inputs; embedding and head too
+MLX = {"group_size": 64, "bits": 4}
+HEAD = {"embedding": (256, 1000), "lm_head": (256, 1000)}
+NORMS = 2 * (256 + 2 * LAYERS * 256)
+
+
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_mlx_quantises_embedding_and_head_too(key: str) -> None:
+    four = PACKED + 4 * groups(EVERY, 64)
+    outer = elements(HEAD) // 2 + 4 * groups(HEAD, 64)
+    assert weight_bytes(model_from(LLAMA | {key: MLX}, "f", "x")) == LAYERS * four + outer + NORMS
+    tied = model_from(LLAMA | {key: MLX, "tie_word_embeddings": True}, "f", "x")
+    assert weight_bytes(tied) == LAYERS * four + outer // 2 + NORMS
+
+
+def test_mlx_says_it_module_by_module_where_they_differ() -> None:
+    own = {
+        "model.layers.2.mlp.down_proj": {"group_size": 64, "bits": 8},
+        "model.layers.3.self_attn.q_proj": False,
+        "model.embed_tokens": {"group_size": 32, "bits": 6},
+        "lm_head": False,
+    }
+    model = model_from(LLAMA | {"quantization": MLX | own}, "f", "x")
+    four = PACKED + 4 * groups(EVERY, 64)
+    down, q = 512 * 256, 256 * 256  # one with 8 bits, one whole
+    table = 1000 * 256 * 6 // 8 + 4 * 1000 * 8
+    assert weight_bytes(model) == LAYERS * four + down // 2 + 2 * q - q // 2 - 4 * q // 64 + table + 2 * 1000 * 256 + NORMS
+
+
+@pytest.mark.parametrize(("routers", "bytes_"), [({}, 256 * 4 // 2 + 4 * 4 * 4), ({"bits": 8}, 256 * 4 + 4 * 4 * 4)])
+def test_mlx_quantises_a_router_that_is_a_plain_layer(routers: dict[str, int], bytes_: int) -> None:
+    """mixtral's router [256, 4] is one; its own entry overrides the rest."""
+    own = {f"model.layers.{i}.block_sparse_moe.gate": MLX | routers for i in range(LAYERS)} if routers else {}
+    experts = 4 * (elements(NETWORK) // 2 + 4 * groups(NETWORK, 64))
+    attention = elements(ATTENTION) // 2 + 4 * groups(ATTENTION, 64)
+    outer = elements(HEAD) // 2 + 4 * groups(HEAD, 64)
+    model = model_from(MIXTRAL | {"quantization": MLX | own}, "f", "x")
+    assert weight_bytes(model) == LAYERS * (experts + attention + bytes_) + outer + NORMS
+
+
+def test_mlx_leaves_a_router_of_another_kind_whole() -> None:
+    qwen = LLAMA | {
+        "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "head_dim": 32,
+        "decoder_sparse_step": 1, "mlp_only_layers": [], "quantization": MLX,
+    }  # fmt: skip
+    model = model_from(qwen, "f", "x")
+    whole = model_from({k: v for k, v in qwen.items() if k != "quantization"}, "f", "x")
+    experts = 4 * (elements(NETWORK) // 2 + 4 * groups(NETWORK, 64))
+    attention = elements(ATTENTION) // 2 + 4 * groups(ATTENTION, 64)
+    rest = weight_bytes(whole) - 2 * LAYERS * (4 * elements(NETWORK) + elements(ATTENTION)) - 2 * elements(HEAD)
+    assert weight_bytes(model) == LAYERS * (experts + attention) + rest + elements(HEAD) // 2 + 4 * groups(HEAD, 64)
+
+
+# --- Sizes of every module ---
+
+
+def test_vptq_states_every_module() -> None:
+    """down [512, 256] of each layer: 8-vectors out of 4096 and of 256 more, 20 bits for each of 512 × 32; 9 per input."""
+    down = {
+        "in_features": 512, "out_features": 256, "vector_lens": [-1, 8], "num_centroids": [-1, 4096],
+        "num_res_centroids": [-1, 256], "group_num": 1, "group_size": 512, "outlier_size": 0,
+        "enable_norm": True, "enable_perm": True,
+    }  # fmt: skip
+    listed = {f"model.layers.{i}.mlp.down_proj": down for i in range(LAYERS)}
+    model = read({"quant_method": "vptq", "config_for_layers": listed})
+    indices = 256 // 8 * (512 * 20 // 32) * 4
+    held = indices + 2 * (4096 + 256) * 8 + 2 * 512 + 2 * 2 * 512  # centroids, the permutation, a scale and a bias
+    others = elements(EVERY) - 512 * 256
+    assert weight_bytes(model) == LAYERS * (held + 2 * others) + AROUND
+
+
+def test_spqr_states_the_tensors_of_every_module() -> None:
+    sizes = {"dense_weights": 4096, "row_offsets": 257, "col_vals": 700, "in_perm": 256}
+    listed = {f"model.layers.{i}.self_attn.q_proj.{t}.shape": n + i for i in range(LAYERS) for t, n in sizes.items()}
+    model = read({"quant_method": "spqr", "bits": 3, "shapes": listed})
+    held = sum(8 * (4096 + i) + 4 * (257 + 700 + 256 + 3 * i) for i in range(LAYERS))
+    assert weight_bytes(model) == held + 2 * LAYERS * (elements(EVERY) - 256 * 256) + AROUND
+
+
+def test_modules_with_bits_of_their_own() -> None:
+    """GPTQModel's dynamic rules and AutoRound's extra_config: o with 8 bits; the first layer's down as it was."""
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {r"+:.*\.o_proj": {"bits": 8}}}
+    o = 256 * 256
+    four = PACKED + groups(EVERY, 128) * 5 // 2
+    assert weight_bytes(read(gptq)) == LAYERS * (four + o // 2 + 256 * 2 * 4 // 8) + AROUND
+    round_ = {"quant_method": "auto-round", "bits": 4, "group_size": 128}
+    own = {"model.layers.0.mlp.down_proj": {"bits": 16, "data_type": "float"}}
+    down = 512 * 256 // 2 + 4 * 256 * 5 // 2
+    assert weight_bytes(read(round_ | {"extra_config": own})) == LAYERS * four - down + 2 * 512 * 256 + AROUND
 
 
 # --- What is left out ---
@@ -266,17 +436,62 @@ def test_hf_quant_config_beside_the_config_is_read(tmp_path: Path, kvcalc: Run) 
     beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
     record = kvcalc("size --format json", str(tmp_path)).records[0]
-    assert record["weight_bytes"] == LAYERS * (elements(EVERY) + 7 * 4) + AROUND
+    assert record["weight_bytes"] == LAYERS * (elements(EVERY) + 7 * 4 + 2 * 4) + AROUND  # and a scale of keys, one of values
     assert record["kv_cache_dtype"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "scales"),
+    [
+        ({"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}, 2),
+        ({"num_bits": 8, "type": "float", "strategy": "attn_head", "dynamic": False}, 4),  # 2 KV heads
+        ({"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": True}, 0),
+        (None, 0),
+    ],
+)
+def test_scales_of_the_cache_are_in_the_file(scheme: Any, scales: int) -> None:
+    model = read(FP8 | {"kv_cache_scheme": scheme})
+    assert weight_bytes(model) == LAYERS * (elements(EVERY) + 7 * 4 + 4 * scales) + AROUND
+    assert weight_bytes(model, Precision(dtype="bf16")) == 2 * LAYERS * elements(EVERY) + AROUND
 
 
 # --- What does not fit ---
 
 
 def test_a_tool_that_is_not_known_leaves_everything_but_the_weights(kvcalc: Run, tmp_path: Path) -> None:
-    model = read({"quant_method": "vptq"})
-    assert any("'vptq' is not known, so weight bytes need `--dtype`" in note for note in model.notes)
-    with pytest.raises(UserError, match="unknown quantization 'vptq'"):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "exl2", "bits": 4.0}}))
+    refused = kvcalc("size", str(tmp_path))
+    said = "the checkpoint stores its weights as 'exl2', whose bytes do not follow from its config"
+    assert refused.code == 2
+    assert f"kvcalc: {said}. --dtype bf16 counts them unquantised" in refused.err
+    record = kvcalc("size --dtype bf16 --format json", str(tmp_path)).records[0]
+    assert record["weight_bytes"] == 2 * LAYERS * elements(EVERY) + AROUND
+
+
+UNKNOWN = [
+    {"quant_method": "exl2", "bits": 4.0},
+    {"quant_method": "higgs", "bits": 4},
+    {"quant_method": "awq", "bits": 4, "version": "gemv"},
+    {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+    {"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"},
+    {"quant_method": "quanto", "weights": "int3"},
+    {"quant_method": "bitnet", "use_rms_norm": True},
+    {"quant_method": "torchao", "quant_type": "int8_weight_only"},
+    {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4", "qscheme": "per_group"}}},
+    {"quant_method": "quark", "layer_quant_config": {"*q_proj": {}}, "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}},
+    {"quant_method": "vptq"},
+    {"quant_method": "spqr", "bits": 3},
+    HQQ | {"quant_config": {"weight_quant_params": HQQ_WEIGHTS | {"nbits": 3}}},
+    HQQ | {"quant_config": {"weight_quant_params": HQQ_WEIGHTS, "scale_quant_params": {"nbits": 8}}},
+    {"bits": 4, "group_size": 16, "mode": "nvfp4"},
+]
+
+
+@pytest.mark.parametrize("quantization", UNKNOWN)
+def test_what_does_not_follow_from_the_config_is_refused_with_the_way_round(quantization: dict[str, Any]) -> None:
+    model = read(quantization)
+    assert any("--dtype bf16" in note for note in model.notes)
+    with pytest.raises(UserError, match=r"the checkpoint stores its weights as '.*--dtype bf16 counts them unquantised"):
         weight_bytes(model)
     assert weight_bytes(model, Precision(dtype="bf16")) == 2 * LAYERS * elements(EVERY) + AROUND
 
@@ -299,6 +514,11 @@ BAD = [
     (compressed({"num_bits": 4, "type": "complex"}), "num_bits: 4 of type 'complex' is no known format"),
     (compressed({}), "weights: is missing"),
     ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": 1}}, "names no quant_algo"),
+    ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": 1}}, "should be a mapping"),
+    ({"quant_method": "vptq", "config_for_layers": {"model.layers.0.a": {"in_features": 1}}}, "out_features: is missing"),
+    ({"quant_method": "spqr", "shapes": {"model.layers.0.a.in_perm.shape": "x"}}, "should be a whole number"),
+    ({"quant_method": "aqlm", "num_codebooks": 0}, "num_codebooks: 0 is outside 1"),
+    ({"bits": 4, "group_size": 0}, "group_size: 0 is outside 1"),
 ]
 
 

@@ -8,6 +8,7 @@ from conftest import Run
 
 from kvcalc import Gpu, Model, load_gpu, load_model
 from kvcalc.library.catalog import key, preset_files, shipped_folder
+from kvcalc.library.huggingface import model_from
 from kvcalc.library.load import read
 
 MODELS = sorted((shipped_folder() / "models").glob("*.yaml"))
@@ -211,3 +212,16 @@ def test_filters(kvcalc: Run) -> None:
     assert families == {"gpt-3"}
     assert {r["model"] for r in kvcalc("models --attention mla --format json").records} >= {"deepseek-v3", "kimi-k2"}
     assert {r["vendor"] for r in kvcalc("gpus --vendor amd --format json").records} == {"AMD"}
+
+
+def test_qwen3_5_predicts_a_further_token_with_a_full_layer() -> None:
+    """mtp_num_hidden_layers: a layer of full attention behind a projection of two states and three norms."""
+    d, f, q, kv = 5120, 17_408, 24 * 256, 4 * 256
+    layer = 2 * d * q + 2 * d * kv + q * d + 2 * 256 + 3 * d * f + 2 * d
+    worked = layer + 2 * d * d + 3 * d
+    assert load_model("qwen3.5-27b").mtp_parameters == worked == 424_699_392
+    config = {
+        "model_type": "qwen3_5_text", "hidden_size": d, "intermediate_size": f, "num_hidden_layers": 64, "head_dim": 256,
+        "num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48, "mtp_num_hidden_layers": 1,
+    }  # fmt: skip
+    assert model_from(config, "f", "x").mtp_parameters == worked

@@ -24,7 +24,15 @@ MATRIX = {
     "gptq": N // 2 + 2 * 512 * 2 + 2 * 512 // 2,
     "int4": N // 2 + 2 * 512 * 2,
     "int4_group32": N // 2 + 8 * 512 * 2,
+    "fp8_weight_only": N + 512 * 2,
+    "fp8_weight_only_fp32": N + 512 * 4,
     "nf4": N // 2 + 4 * 512 * 4,  # blocks of 64, an fp32 each
+    "fp4": N // 2 + 4 * 512 * 4,
+    "nf4_double": N // 2 + 4 * 512 + 4 * 4 * 512 // 256,  # an int8 each, and an fp32 for 256 of them
+    "fp4_double": N // 2 + 4 * 512 + 4 * 4 * 512 // 256,
+    "quanto4": N // 2 + 2 * 512 * 4,  # groups of 128: a 16-bit scale and a 16-bit shift
+    "quanto2": N // 4 + 2 * 512 * 4,
+    "bitnet": N // 4 + 2,
     "mxfp4": N // 2 + 8 * 512,  # a byte for 32
     "mxfp8": N + 8 * 512,
     "nvfp4": N // 2 + 16 * 512 + 4,  # a byte for 16, and an fp32
@@ -43,6 +51,8 @@ def test_matrix_bytes(name: str) -> None:
 def test_ragged_edges_have_scales_of_their_own() -> None:
     assert load_weight_format("fp8_block128").matrix_bytes(129, 257) == 129 * 257 + 2 * 3 * 4
     assert load_weight_format("mxfp4").matrix_bytes(33, 3) == 50 + 2 * 3  # 99 nibbles, 2 groups in each of 3 columns
+    assert load_weight_format("nf4").matrix_bytes(33, 3) == 50 + 2 * 4  # 2 blocks of the flattened 99
+    assert load_weight_format("bitnet").matrix_bytes(8, 5) == 8 * 8 // 4 + 2  # 5 outputs take the place of 8
 
 
 @pytest.mark.parametrize(
@@ -51,10 +61,31 @@ def test_ragged_edges_have_scales_of_their_own() -> None:
         ("int4_g64", N // 2 + 4 * 512 * 2),
         ("int3_g128_zp", N * 3 // 8 + 2 * 512 * 2 + 2 * 512 * 3 // 8),
         ("int8_g0", N + 512 * 2),  # a scale per output
+        ("int4_g-1_zp", N // 2 + 512 * 2 + 512 // 2),
+        ("int4_g128_zp_index", N // 2 + 2 * 512 * 2 + 512 + 4 * 256),  # and an int32 per input
+        ("affine4_g64", N // 2 + 4 * 512 * 4),
+        ("affine3_g128", N * 3 // 8 + 2 * 512 * 4),
+        ("affine4_g96", 2 * N),  # 256 inputs are no multiple of 96, so it stays as it was
+        ("tiles4_g128", 1024 * 512 // 2 + 8 * 512 * 4),  # 256 inputs fill a tile of 1024
+        # a 16-bit code for 8 inputs, 2^16 vectors of 8 of 2 bytes, a 16-bit scale per output
+        ("aqlm_1x16_g8x1", N // 8 * 2 + 2**16 * 8 * 2 + 512 * 2),
+        ("aqlm_2x8_g8x1", N // 8 * 2 + 2 * 2**8 * 8 * 2 + 512 * 2),
+        ("vptq@3/16", N * 3 // 16),
+        ("q4_k", N // 256 * 144),
+        ("q8_0", N // 32 * 34),
+        ("bnb-nf4", N // 2 + 4 * 512 + 4 * 4 * 512 // 256),
     ],
 )
-def test_integer_formats_by_name(name: str, worked: int) -> None:
+def test_formats_by_name(name: str, worked: int) -> None:
     assert load_weight_format(name).matrix_bytes(256, 512) == worked
+
+
+@pytest.mark.parametrize(
+    ("inputs", "groups"),
+    [(1024, 8), (160, 5), (192, 2), (96, 1), (130, 1)],  # of 128, 32 and 96 inputs; fewer than 128, or no multiple of 32: all
+)
+def test_quanto_takes_the_largest_group_that_divides_the_inputs(inputs: int, groups: int) -> None:
+    assert load_weight_format("quanto4").matrix_bytes(inputs, 512) == inputs * 512 // 2 + groups * 512 * 4
 
 
 @pytest.mark.parametrize(

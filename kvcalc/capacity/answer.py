@@ -26,7 +26,7 @@ from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.pipeline import check, stages
-from kvcalc.model.precision import Precision
+from kvcalc.model.precision import Precision, stored_as
 from kvcalc.model.spec import Model
 from kvcalc.timing.deployment import Deployment
 
@@ -140,7 +140,7 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
     if ranks.dcp > 1 and not asked.rules.spreads_context:
         raise UserError(f"no rules for decode-context parallelism under {asked.rules.title}")
     precision, notes = asked.rules.stored(deployment.model, deployment.precision)
-    run = msgspec.structs.replace(deployment, precision=precision)
+    run = msgspec.structs.replace(deployment, precision=precision, model=stored_as(deployment.model, precision))
     request = _request(run, asked, deployment.precision.kv_cache_dtype)
     found = [_stage(request, number) for number in range(ranks.pp)]
     decides = min(found, key=lambda s: (s.sequences, s.concurrency, s.kv_budget))

@@ -81,8 +81,9 @@ class CacheEntry(msgspec.Struct, frozen=True):
     def read_rows(self, new: Num, past: Num) -> Num:
         """Rows that a pass of `new` tokens over `past` cached ones reads, its own included, each once.
 
-        A window shows `limit − 1 + new` rows to a group of queries, a chunk the tokens since its start, a top-k at most
-        `new · top`. A state is read once. Block buffers are read when the pass finishes a block.
+        A window shows min(past, limit − 1) + new rows to a group of queries, a chunk every row since the start of the first
+        chunk that they touch, a top-k at most `new · top`. A state is read once. Block buffers are read when the pass
+        finishes a block.
         """
         tokens = new + past
         if self.span is Span.STATE:
@@ -98,7 +99,10 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return minimum(rows, self.top * new) if self.top else rows
 
     def written_rows(self, new: Num, past: Num) -> Num:
-        """Rows that a pass of `new` tokens over `past` cached ones writes: those it adds, at most what is kept."""
+        """Rows that a pass of `new` tokens over `past` cached ones writes: every one that it adds.
+
+        A row that a later token of the pass pushes out of a window is written all the same: a query between them reads it.
+        """
         tokens = new + past
         if self.span is Span.STATE:
             return self.limit
@@ -107,7 +111,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
         finished = floor_div(tokens, self.ratio) - floor_div(past, self.ratio)
         if self.span is Span.OVERLAP:
             return self.ratio * at_least(finished, 1)
-        return minimum(finished, self.limit) if self.limit else finished
+        return finished
 
     def full_from(self) -> int:
         """The token count from which this entry no longer grows; 0 for one that never does, −1 for one that always does."""

@@ -1,14 +1,16 @@
 """The formats of one model under one precision, as a value: what every weight and every cache row takes."""
 
+from functools import cached_property
+
 import msgspec
 
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.storage.dtypes import FORMATS, RowFormat, cache_layout
-from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, WeightFormat, load_weight_format
+from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, WeightFormat, stored_format
 
 
-class Formats(msgspec.Struct, frozen=True):
+class Formats(msgspec.Struct, frozen=True, dict=True):
     """Formats by name.
 
     dtype: of weights that no scheme covers, and of products. kv_cache_dtype: the name of the cache's layout. reason: why
@@ -33,18 +35,28 @@ class Formats(msgspec.Struct, frozen=True):
         return heads * self.cache_format(entry).row_bytes(entry.width)
 
     def weight_format(self, name: str, weight: Weight) -> WeightFormat:
-        """The storage format of a weight: the first scheme that covers a matrix, else the dtype."""
-        if weight.kind is WeightKind.MATRIX and name not in self.kept:
+        """The storage format of a weight: the first scheme that covers it, else the dtype."""
+        if name not in self.kept:
             for scheme in self.schemes:
-                if found := scheme.weight_format(name):
+                if found := scheme.weight_format(name, weight.kind):
                     return found
         return WEIGHT_FORMATS[self.dtype]
 
     def weight_bytes(self, name: str, weight: Weight) -> int:
-        """Bytes of one weight, all copies and biases included; biases and vectors keep the dtype."""
-        plain = FORMATS[self.dtype].bits // 8
-        matrices = weight.copies * self.weight_format(name, weight).matrix_bytes(weight.inputs, weight.outputs)
-        return matrices + weight.copies * weight.bias * plain
+        """Bytes of one weight, all copies and biases included. The rows of a table are stored like the columns of a matrix."""
+        sides = (weight.inputs, weight.outputs) if weight.kind is WeightKind.MATRIX else (weight.outputs, weight.inputs)
+        matrices = weight.copies * self.weight_format(name, weight).matrix_bytes(*sides)
+        return matrices + weight.copies * weight.bias * self.vector_bytes
+
+    def row_bytes(self, table: Weight) -> int:
+        """Bytes of one row of a table."""
+        return self.weight_format(table.name, table).matrix_bytes(table.outputs, 1)
+
+    @cached_property
+    def vector_bytes(self) -> int:
+        """Bytes of an element of a vector or a bias: the dtype's, unless a scheme covers vectors."""
+        covering = (s for s in self.schemes if "vector" in s.kinds)
+        return next((stored_format(s.format).bits // 8 for s in covering), self.element_bytes)
 
     def compute_dtype(self, name: str, weight: Weight) -> str:
         """What a product with this weight computes in: the format's own dtype (W8A8), else the model's."""
@@ -58,16 +70,18 @@ class Formats(msgspec.Struct, frozen=True):
     @property
     def product_dtypes(self) -> tuple[str, ...]:
         """The dtypes that products compute in: those of the quantised matrices, then the model's."""
-        quantised = (load_weight_format(s.format).computes or self.dtype for s in self.schemes)
+        quantised = (stored_format(s.format).computes or self.dtype for s in self.schemes)
         return tuple(dict.fromkeys([*quantised, self.dtype]))
 
     @property
     def weights_label(self) -> str:
         """How the weights are stored, for the assumptions that a table prints."""
+        if self.schemes and self.schemes[0].label:
+            return self.schemes[0].label
         return " + ".join(dict.fromkeys([*(s.format for s in self.schemes), self.dtype]))
 
     @property
     def computed(self) -> str:
         """What products with quantised matrices compute in, as a remark behind `weights_label`; '' without any."""
-        dtypes = dict.fromkeys(load_weight_format(s.format).computes or self.dtype for s in self.schemes)
+        dtypes = dict.fromkeys(stored_format(s.format).computes or self.dtype for s in self.schemes)
         return f" (quantised matrices computed in {' + '.join(dtypes)})" if dtypes else ""

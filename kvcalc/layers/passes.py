@@ -56,7 +56,7 @@ class Pass:
 
     def vector_bytes(self, weight: Weight) -> int:
         """Bytes of a vector on this rank; 0 for matrices, which their products read, and for tables."""
-        return weight.local(self.ranks).elements * self.element if weight.kind is WeightKind.VECTOR else 0
+        return weight.local(self.ranks).elements * self.formats.vector_bytes if weight.kind is WeightKind.VECTOR else 0
 
     def heads(self, heads: int) -> int:
         """Of so many heads, those on this rank."""

@@ -13,11 +13,12 @@ from kvcalc.library import catalog
 from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
 from kvcalc.model.spec import Model
 
+_SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
 Checked = TypeVar("Checked", Model, Gpu)
 
 
 def load_model(name: str) -> Model:
-    """The model that `name` stands for: a preset, a YAML file, a config.json or its folder, `hf:org/name` or `org/name`.
+    """The model that `name` stands for: a preset, a YAML or GGUF file, a config.json or its folder, `hf:org/name`, `org/name`.
 
     Raises UserError naming near matches, or the file, line and key that cannot be read.
     """
@@ -30,6 +31,10 @@ def load_model(name: str) -> Model:
     place = locate(name, "models")
     if place.path.suffix.lower() in (".yaml", ".yml"):
         model = read(place.path, Model)
+    elif place.path.suffix.lower() == ".gguf":
+        from kvcalc.library.gguf_model import read_gguf
+
+        model = read_gguf(place.path)
     else:
         from kvcalc.library.huggingface import read_config
 
@@ -59,7 +64,7 @@ def locate(name: str, kind: str) -> Place:
     file that is called so.
     """
     path = Path(name)
-    if re.search(r"[/\\]|^[.~]|\.(ya?ml|json)$", name, re.IGNORECASE):
+    if re.search(r"[/\\]|^[.~]|\.(ya?ml|json|gguf)$", name, re.IGNORECASE):
         return Place(path)
     here = os.path.exists(path)  # noqa: PTH110 (Path's own question raises where it may not look)
     try:
@@ -95,4 +100,4 @@ def changed(model: Model, **fields: object) -> Model:
 def _is_hub_name(name: str) -> bool:
     parts = name.split("/")
     looks = len(parts) == 2 and all(p and not p.startswith((".", "~")) for p in parts)
-    return looks and not name.lower().endswith((".yaml", ".yml", ".json")) and not os.path.lexists(name)
+    return looks and not name.lower().endswith(_SUFFIXES) and not os.path.lexists(name)

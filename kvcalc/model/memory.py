@@ -15,7 +15,7 @@ from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import ONE_GPU, Parallelism
 from kvcalc.model.pipeline import Stage, check, stages
-from kvcalc.model.precision import PUBLISHED, Precision, formats_of
+from kvcalc.model.precision import PUBLISHED, Precision, formats_of, stored_as
 from kvcalc.model.spec import Model
 from kvcalc.units import MOST_TOKENS
 
@@ -71,6 +71,7 @@ def cache_size(
     for what, value in (("context", context), ("batch size", batch_size), ("block size", block_size)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
             raise UserError(f"{what} {value!r} is not a whole number from 1 to {MOST_TOKENS:,}")
+    model = stored_as(model, precision)
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     rows = cache_rows(model, stage.counts, formats, parallelism)
@@ -121,14 +122,15 @@ def weight_bytes(
     batch_size: int = 1,
 ) -> int:
     """Bytes of the weights on the GPU that holds the most weights and cache, scales of quantised matrices included."""
+    model = stored_as(model, precision)
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     return stage_weight_bytes(model, stage, formats, parallelism)
 
 
 def stage_weight_bytes(model: Model, stage: Stage, formats: Formats, parallelism: Parallelism) -> int:
-    """Bytes of the weights of a stage's layers, with the embedding on the first stage and the head on the last."""
-    total = 0
+    """Bytes of the weights of a stage's layers, with embedding and buffers on the first stage and the head on the last."""
+    total = model.buffers if stage.first and formats.schemes else 0
     for name, weight, count in model.walk():
         kind = name.partition(".")[0] if "." in name else ""
         if kind in stage.counts:

@@ -19,7 +19,7 @@ from kvcalc.layers.ranks import ONE_GPU, Parallelism
 from kvcalc.layers.weights import Weight, WeightKind, matrix
 from kvcalc.model.memory import fullest_stage
 from kvcalc.model.pipeline import check, stages
-from kvcalc.model.precision import PUBLISHED, Precision, formats_of
+from kvcalc.model.precision import PUBLISHED, Precision, formats_of, stored_as
 from kvcalc.model.spec import NORM_VECTORS, Model
 from kvcalc.units import Num
 
@@ -43,6 +43,7 @@ def forward(
     Raises UserError on ranks that do not divide the model.
     """
     check(model, parallelism)
+    model = stored_as(model, precision)
     formats = formats_of(model, precision)
     if mla_form not in MLA_FORMS:
         raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
@@ -92,14 +93,14 @@ def _with_vectors(p: Pass, part: Part, operators: list[Operator]) -> list[Operat
 
 def _norm(model: Model, p: Pass, name: str, tokens: Num | None = None) -> Operator:
     elements = (p.tokens if tokens is None else tokens) * p.width
-    weights = NORM_VECTORS[model.norm] * p.width * p.element
+    weights = NORM_VECTORS[model.norm] * p.width * p.formats.vector_bytes
     return p.vector(name, elements, elements, NORM_FLOPS * elements, weights)
 
 
 def _embedding(model: Model, p: Pass) -> list[Operator]:
     """One row of every table per new token, and what else stands outside the layers before the head."""
     outer = [w.local(p.ranks) for w in model.outer_weights]
-    rows = sum(w.outputs for w in outer if w.kind is WeightKind.TABLE) * p.element
+    rows = sum(p.formats.row_bytes(w) for w in outer if w.kind is WeightKind.TABLE)
     apart = ("embedding_norm", "final_norm", "lm_head_bias")
     vectors = sum(p.vector_bytes(w) for w in model.outer_weights if w.name not in apart)
     cost = Cost(weight_bytes=p.tokens * rows + vectors, activation_bytes=p.tokens * p.width * p.element)

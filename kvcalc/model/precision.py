@@ -4,8 +4,10 @@ import msgspec
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.layers.formats import Formats
+from kvcalc.model.gguf import mixed
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import COMPUTE, KEYS_AND_VALUES_ONLY, LATENT_ONLY, cache_layout, canonical
+from kvcalc.storage.gguf import mix_of
 from kvcalc.storage.quantization import Quantization, load_weight_format
 
 
@@ -14,7 +16,8 @@ class Precision(msgspec.Struct, frozen=True):
 
     dtype: of weights and products; anything but `auto` overrides a published quantisation. kv_cache_dtype: a format or a
     layout for the growing roles of the cache; `auto` is the dtype, or what the checkpoint declares for its cache.
-    quantization: a storage format for the weight matrices on top of the dtype.
+    quantization: a storage format for the weight matrices on top of the dtype, or a file type of GGUF, which stores the
+    whole model (`q4_k_m`; with `+imatrix` as made with an importance matrix).
     """
 
     dtype: str = "auto"
@@ -30,13 +33,24 @@ class Precision(msgspec.Struct, frozen=True):
 PUBLISHED = Precision()
 
 
+def stored_as(model: Model, precision: Precision) -> Model:
+    """The model whose kinds of layer are each stored in one way: the model itself but under a mixture of GGUF types.
+
+    Whoever adds up weights goes by this one. Raises UserError where it is not known what llama.cpp makes of the model.
+    """
+    mix = mix_of(precision.quantization)
+    return mixed(model, *mix) if mix else model
+
+
 def formats_of(model: Model, precision: Precision) -> Formats:
     """The formats of `model` under `precision`. Raises UserError on a format that there is not, or not for this cache."""
     asked = canonical(precision.dtype)
     dtype = model.dtype if asked in ("auto", "fp8") else asked
     schemes: tuple[Quantization, ...] = model.quantization if asked == "auto" else ()
     kept = model.unquantized if schemes else frozenset()
-    if precision.quantization or asked == "fp8":
+    if mix_of(precision.quantization):
+        schemes, kept = stored_as(model, precision).quantization, frozenset()
+    elif precision.quantization or asked == "fp8":
         chosen = load_weight_format(precision.quantization or "fp8")
         schemes = () if chosen.name in ("bf16", "fp16", "fp32", "fp64") else (Quantization(chosen.name),)
         kept = frozenset()

@@ -84,7 +84,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     is narrower than the residual stream (two projections then join them). head_size: where the LM head reads another
     width than the token table's. lent: `embedding`, `lm_head` where they are another model's (a draft's target lends them):
     a pass reads them, but they are no parameters of this model. parameters_exact: false where a file was read by general
-    rules, or has keys that may carry weights and are not understood. published: as stated, for the record.
+    rules, or has keys that may carry weights and are not understood. published: as stated, for the record. rope_factors:
+    numbers by which llama3's and longrope's scaling stretch the rotary frequencies, no parameters, which a GGUF file holds as
+    a tensor. buffers: bytes of what a quantised file holds beside its parameters (those factors, routing biases, scales of
+    the cache).
     """
 
     name: str
@@ -117,6 +120,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     parameters_exact: bool = True
     extra: tuple[Projections, ...] = ()
     tables: dict[str, tuple[Count, Count]] = {}
+    rope_factors: Count = 0
+    buffers: Count = 0
     mtp: Mtp | None = None
 
     @cached_property

@@ -1,22 +1,32 @@
 """How weights are stored: bits, scales and zero points of a matrix, and which matrices of a model a scheme covers.
 
-Storage only. A weight-only scheme (int4, mxfp4…) is computed in bf16; `fp8` as W8A8 computes in fp8.
+Storage only. A weight-only scheme (int4, mxfp4…) is computed in bf16; `fp8` as W8A8 computes in fp8. What a scheme keeps
+for a matrix counts: packed values, scales, zero points, indices, codebooks. What it says of every matrix alike (the 16
+levels of NF4, shapes, settings) does not.
 """
 
 import re
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
 import msgspec
 
 from kvcalc.errors import UserError, nearest
+from kvcalc.storage.gguf import BLOCKS, MIXES
 
 
 class WeightFormat(msgspec.Struct, frozen=True):
     """Storage of a matrix [inputs, outputs]: `bits` per element, and a scale for every block of rows × columns.
 
-    rows, columns: elements of a block along inputs and outputs; 0 spans the whole matrix.
-    scale_bytes: per block. zero_bits: per block, packed along the outputs. tensor_bytes: once per matrix.
+    rows, columns: elements of a block along inputs and outputs; 0 spans the whole matrix. flat: blocks of `rows` elements
+    run over the flattened matrix instead.
+    scale_bytes: per block. nested: blocks whose scales share an fp32 of their own. zero_bits: per block, packed along the
+    outputs. input_bytes, output_bytes: per input, and per block of columns. tensor_bytes: once per matrix.
+    padded: inputs and outputs are filled up to multiples of these. ragged_bits: per element of a matrix whose inputs are
+    no multiple of `rows`, which is then not quantised; 0 where the last block is cut short instead. shorter: blocks that
+    are taken where `rows` does not divide the inputs, the first that does; a scale per output where none does.
+    measured: (bytes, elements) of the matrix where its file states them; nothing else counts then.
     computes: the dtype of the products; '' means the model's own.
     """
 
@@ -28,20 +38,43 @@ class WeightFormat(msgspec.Struct, frozen=True):
     zero_bits: int = 0
     tensor_bytes: int = 0
     computes: str = ""
+    flat: bool = False
+    nested: int = 0
+    input_bytes: int = 0
+    output_bytes: int = 0
+    padded: tuple[int, int] = (1, 1)
+    ragged_bits: int = 0
+    shorter: tuple[int, ...] = ()
+    measured: tuple[int, int] | None = None
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
         """Bytes of one matrix of inputs × outputs elements, scales and zero points included."""
-        if not inputs * outputs:
+        elements = inputs * outputs
+        if not elements:
             return 0
-        blocks = -(-inputs // (self.rows or inputs)) * -(-outputs // (self.columns or outputs))
-        zeros = -(-blocks * self.zero_bits // 8)
-        scales = blocks * self.scale_bytes if self.scale_bytes else 0
-        return -(-inputs * outputs * self.bits // 8) + scales + zeros + self.tensor_bytes
+        if self.measured:
+            return -(-elements * self.measured[0] // self.measured[1])
+        if self.ragged_bits and inputs % self.rows:
+            return -(-elements * self.ragged_bits // 8)
+        inputs, outputs = -(-inputs // self.padded[0]) * self.padded[0], -(-outputs // self.padded[1]) * self.padded[1]
+        rows = self._rows(inputs)
+        across = -(-outputs // (self.columns or outputs))
+        blocks = -(-elements // rows) if self.flat else -(-inputs // (rows or inputs)) * across
+        scales = blocks * self.scale_bytes + (4 * -(-blocks // self.nested) if self.nested else 0)
+        apart = inputs * self.input_bytes + across * self.output_bytes + self.tensor_bytes
+        return -(-inputs * outputs * self.bits // 8) + scales + -(-blocks * self.zero_bits // 8) + apart
+
+    def _rows(self, inputs: int) -> int:
+        if not self.shorter or inputs % self.rows == 0:
+            return self.rows
+        return next((rows for rows in self.shorter if inputs >= self.rows and inputs % rows == 0), 0)
 
 
 # Sources: DeepSeek-V3's release notes on its fp8 weights (128×128 blocks, fp32 scale); AutoAWQ and GPTQModel (groups of
-# 128 along the inputs, fp16 scale, packed 4-bit zero; GPTQ's act-order index is not counted); OCP MX v1.0; NVIDIA
-# ModelOpt (nvfp4: e4m3 scale per 16, one fp32 per matrix); bitsandbytes (nf4: blocks of 64, fp32 absmax).
+# 128 along the inputs, fp16 scale, packed 4-bit zero); OCP MX v1.0; NVIDIA ModelOpt (nvfp4: e4m3 scale per 16, one fp32
+# per matrix); bitsandbytes/functional.py (nf4, fp4: blocks of 64 of the flattened matrix, fp32 absmax; with double
+# quantisation an int8 absmax and an fp32 for 256 of them, QLoRA, arXiv 2305.14314 §3); transformers' integrations/bitnet.py
+# (2 bits and one scale); optimum-quanto's nn/qmodule.py (a 16-bit scale and shift per group).
 WEIGHT_FORMATS: dict[str, WeightFormat] = {
     f.name: f
     for f in (
@@ -54,37 +87,79 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         WeightFormat("fp8_block128", 8, 128, 128, 4, computes="fp8"),
         WeightFormat("int8", 8, columns=1, scale_bytes=4, computes="int8"),
         WeightFormat("int8_weight_only", 8, columns=1, scale_bytes=2),
+        WeightFormat("fp8_weight_only", 8, columns=1, scale_bytes=2),
+        WeightFormat("fp8_weight_only_fp32", 8, columns=1, scale_bytes=4),
         WeightFormat("awq", 4, 128, 1, 2, zero_bits=4),
         WeightFormat("gptq", 4, 128, 1, 2, zero_bits=4),
         WeightFormat("int4", 4, 128, 1, 2),
         WeightFormat("int4_group32", 4, 32, 1, 2),
-        WeightFormat("nf4", 4, 64, 1, 4),
+        WeightFormat("nf4", 4, 64, scale_bytes=4, flat=True),
+        WeightFormat("fp4", 4, 64, scale_bytes=4, flat=True),
+        WeightFormat("nf4_double", 4, 64, scale_bytes=1, flat=True, nested=256),
+        WeightFormat("fp4_double", 4, 64, scale_bytes=1, flat=True, nested=256),
         WeightFormat("mxfp4", 4, 32, 1, 1),
         WeightFormat("mxfp8", 8, 32, 1, 1, computes="fp8"),
         WeightFormat("nvfp4", 4, 16, 1, 1, tensor_bytes=4),
+        WeightFormat("bitnet", 2, tensor_bytes=2, padded=(1, 4)),
+        WeightFormat("quanto4", 4, 128, 1, 4, shorter=(96, 64, 32)),
+        WeightFormat("quanto2", 2, 128, 1, 4, shorter=(96, 64, 32)),
     )
 }
-_INTEGER = re.compile(r"int([2-8])_g(\d{1,6})(_zp)?")
-_BLOCKS = re.compile(r"fp8_([1-9]\d{0,5})x([1-9]\d{0,5})")
+_BLOCK_FORMATS = {n: WeightFormat(n, 0, rows, 1, held) for n, (rows, held) in BLOCKS.items() if n not in WEIGHT_FORMATS}
 _SPELLINGS = {
-    "bitsandbytes": "nf4", "modelopt_fp4": "nvfp4", "modelopt": "fp8", "fp8_block": "fp8_block128",
-    "w8a8": "int8", "w4a16": "int4", "none": "bf16", "gptq_marlin": "gptq", "awq_marlin": "awq",
+    "bitsandbytes": "nf4", "modelopt_fp4": "nvfp4", "modelopt": "fp8", "fp8_block": "fp8_block128", "bnb-nf4": "nf4_double",
+    "bnb-fp4": "fp4_double", "w8a8": "int8", "w4a16": "int4", "none": "bf16", "gptq_marlin": "gptq", "awq_marlin": "awq",
+    "eetq": "int8_weight_only",
 }  # fmt: skip
 
 
-def _integer_format(name: str) -> WeightFormat | None:
-    """`int4_g32`: 4 bits, an fp16 scale per 32 inputs (0: per output); `_zp` adds a packed zero point per scale."""
-    match = _INTEGER.fullmatch(name)
-    if not match:
-        return None
-    bits, group = int(match[1]), int(match[2])
-    return WeightFormat(name, bits, group, 1, 2, zero_bits=bits if match[3] else 0)
+def _integers(name: str, bits: str, group: str, zero: str | None, index: str | None) -> WeightFormat:
+    rows, zeros = max(int(group), 0), int(bits) if zero else 0
+    return WeightFormat(name, int(bits), rows, 1, 2, zero_bits=zeros, input_bytes=4 if index else 0)
 
 
-def _block_format(name: str) -> WeightFormat | None:
-    """`fp8_64x128`: fp8 with an fp32 scale for every block of 64 inputs × 128 outputs."""
-    match = _BLOCKS.fullmatch(name)
-    return WeightFormat(name, 8, int(match[1]), int(match[2]), 4, computes="fp8") if match else None
+def _affine(name: str, bits: str, group: str) -> WeightFormat:
+    return WeightFormat(name, int(bits), int(group), 1, 4, ragged_bits=16)
+
+
+def _tiles(name: str, group: str) -> WeightFormat:
+    return WeightFormat(name, 4, int(group), 1, 4, padded=(1024, 8))
+
+
+def _blocks(name: str, rows: str, columns: str) -> WeightFormat:
+    return WeightFormat(name, 8, int(rows), int(columns), 4, computes="fp8")
+
+
+def _additive(name: str, books: str, bits: str, rows: str, columns: str) -> WeightFormat:
+    code = 1 if int(bits) <= 8 else 2
+    codebooks = int(books) * 2 ** int(bits) * int(rows) * int(columns) * 2
+    return WeightFormat(name, 0, int(rows), int(columns), int(books) * code, tensor_bytes=codebooks, output_bytes=2)
+
+
+def _measured(name: str, held: str, elements: str) -> WeightFormat:
+    return WeightFormat(name, 0, measured=(int(held), int(elements)))
+
+
+# Names that carry their numbers. `int4_g32`: 4 bits, an fp16 scale per 32 inputs (0 or -1: per output), `_zp` a packed
+# zero point per scale, `_index` the int32 per input of GPTQ's activation order. `affine4_g64`: a 16-bit scale and a 16-bit
+# bias per 64 inputs (MLX, HQQ, quanto). `tiles4_g128`: the same in torchao's tensor-core tiles of 1024 inputs × 8 outputs.
+# `fp8_64x128`: an fp32 scale for 64 inputs × 128 outputs. `aqlm_1x16_g8x1`: one codebook of 2^16 vectors of 8 inputs × 1
+# output, a 16-bit scale per output. `vptq@5/8`: 5 bytes for 8 elements, as a file states of one matrix.
+_NAMED: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
+    (re.compile(r"int([2-8])_g(\d{1,6}|-1)(_zp)?(_index)?"), _integers),
+    (re.compile(r"affine([1-8])_g([1-9]\d{0,5})"), _affine),
+    (re.compile(r"tiles4_g([1-9]\d{0,5})"), _tiles),
+    (re.compile(r"fp8_([1-9]\d{0,5})x([1-9]\d{0,5})"), _blocks),
+    (re.compile(r"aqlm_([1-9]\d?)x([1-9]|1[0-6])_g([1-9]\d{0,2})x([1-9]\d{0,2})"), _additive),
+    (re.compile(r"[a-z0-9_]{1,60}@(\d{1,15})/([1-9]\d{0,14})"), _measured),
+]
+
+
+def _known(name: str) -> WeightFormat | None:
+    plain = _SPELLINGS.get(name, name)
+    if found := WEIGHT_FORMATS.get(plain) or _BLOCK_FORMATS.get(plain):
+        return found
+    return next((build(name, *match.groups()) for pattern, build in _NAMED if (match := pattern.fullmatch(name))), None)
 
 
 def load_weight_format(name: str, what: str = "quantization") -> WeightFormat:
@@ -92,30 +167,47 @@ def load_weight_format(name: str, what: str = "quantization") -> WeightFormat:
     from kvcalc.storage.dtypes import canonical
 
     low = canonical(name)
-    found = WEIGHT_FORMATS.get(_SPELLINGS.get(low, low)) or _integer_format(low) or _block_format(low)
+    found = _known(low)
     if found is None:
-        raise UserError(f"unknown {what} {name!r}", hint=nearest(low, [*WEIGHT_FORMATS, "bitsandbytes", "modelopt"]))
+        raise UserError(f"unknown {what} {name!r}", hint=nearest(low, [*WEIGHT_FORMATS, *MIXES, "bitsandbytes", "modelopt"]))
+    return found
+
+
+@lru_cache(1024)
+def stored_format(name: str) -> WeightFormat:
+    """The format that a checkpoint names. Raises UserError, with the way round, where its bytes cannot be known."""
+    found = _known(name)
+    if found is None:
+        text = f"the checkpoint stores its weights as {name!r}, whose bytes do not follow from its config"
+        raise UserError(text, hint="--dtype bf16 counts them unquantised")
     return found
 
 
 class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint stores in another format than its dtype: `format` for every matrix that `covers` matches.
+    """What a checkpoint stores in another format than its dtype: `format` for every weight that `covers` matches.
 
     Names are those of `weights.Weight` behind the layer kind's name: `moe.experts.up`, `dense.q`, `embedding`, `lm_head`.
     Patterns are shell wildcards. Embeddings, vectors and whatever `except_for` matches stay in the model's dtype.
+    kinds: what it may cover: `matrix`, `table` (rows are then the inputs), `vector` (biases too).
+    label: the name of a scheme of which this is a part, for people.
     """
 
     format: str
     covers: tuple[str, ...] = ("*",)
     except_for: tuple[str, ...] = ("embedding", "lm_head", "*.router")
+    kinds: tuple[str, ...] = ("matrix",)
+    label: str = ""
 
-    def weight_format(self, name: str) -> WeightFormat | None:
-        """The format that this scheme stores matrix `name` in, or None where the matrix keeps the model's dtype."""
-        return _covered(self, name)
+    def covering(self, name: str, kind: str = "matrix") -> bool:
+        """Whether it covers weight `name` of this kind."""
+        return kind in self.kinds and _covers(self, name)
+
+    def weight_format(self, name: str, kind: str = "matrix") -> WeightFormat | None:
+        """The format that this scheme stores weight `name` in, or None where it keeps the model's dtype."""
+        return stored_format(self.format) if self.covering(name, kind) else None
 
 
-@lru_cache(4096)
-def _covered(scheme: Quantization, name: str) -> WeightFormat | None:
-    if any(fnmatchcase(name, p) for p in scheme.except_for) or not any(fnmatchcase(name, p) for p in scheme.covers):
-        return None
-    return load_weight_format(scheme.format)
+@lru_cache(65536)
+def _covers(scheme: Quantization, name: str) -> bool:
+    left_out = any(fnmatchcase(name, p) for p in scheme.except_for)
+    return not left_out and any(fnmatchcase(name, p) for p in scheme.covers)

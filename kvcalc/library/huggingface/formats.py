@@ -1,31 +1,48 @@
 """What a `quantization_config` calls a storage format, in kvcalc's names.
 
 Formats follow the tools that write them: fp8 (per tensor, per channel or in blocks), GPTQ, AWQ and AutoRound, bitsandbytes,
-mxfp4, compressed-tensors and ModelOpt. A name that is not known stands for itself: no size in that format can be given.
+mxfp4, compressed-tensors and ModelOpt here, the others in `tools`. A name that is not known stands for itself: no size in
+that format can be given.
 """
 
 from kvcalc.library.huggingface.config import Config, show
+from kvcalc.library.huggingface.tools import TOOLS
 
 _ALGORITHMS = {
     "fp8": "fp8", "nvfp4": "nvfp4", "w4a16_nvfp4": "nvfp4", "nvfp4_awq": "nvfp4", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
     "fp8_pb_wo": "fp8_block128", "fp8_per_channel_per_token": "fp8_per_channel", "int8_sq": "int8",
 }  # fmt: skip
-_METHODS = {"mxfp4": "mxfp4", "fbgemm_fp8": "fp8_per_channel"}
-_INTEGERS = ("gptq", "awq", "auto-round", "auto_round", "gptqmodel", "intel/auto-round")
+_METHODS = {"mxfp4": "mxfp4", "mxfp8": "mxfp8", "fbgemm_fp8": "fp8_per_channel", "eetq": "int8_weight_only"}
+INTEGERS = ("gptq", "awq", "auto-round", "auto_round", "gptqmodel", "intel/auto-round")
 _CACHES = {"8float": "fp8", "8int": "int8", "4float": "nvfp4", "fp8": "fp8", "int8": "int8", "nvfp4": "nvfp4"}
 _4BIT = ("load_in_4bit", "_load_in_4bit")
 
 
 def by_method(q: Config, method: str) -> str:
     """The format of a checkpoint by its `quant_method`; for bitsandbytes, by what its flags say."""
-    if method in _INTEGERS:
-        packed = method != "awq" or q.flag("zero_point", True)
-        return integers(q, "_zp" if packed else "")
+    if method in INTEGERS:
+        return _packed(q, method)
     if method == "bitsandbytes" or (not method and q.in_file("load_in_4bit")):
-        return "nf4" if any(q.flag(key) for key in _4BIT) else "int8"
+        if not any(q.flag(key) for key in _4BIT):
+            return "int8"
+        kind = "nf4" if q.word("bnb_4bit_quant_type", "fp4") == "nf4" else "fp4"
+        return kind + ("_double" if q.flag("bnb_4bit_use_double_quant") else "")
     if method == "fp8":
         return fp8(q)
+    if method in TOOLS:
+        return TOOLS[method](q)
     return _METHODS.get(method, method or "unnamed")
+
+
+def _packed(q: Config, method: str) -> str:
+    """GPTQ, AWQ and AutoRound: packed integers. What packs them otherwise is not known by its bytes."""
+    layout = q.word("checkpoint_format") or q.word("version").lower()
+    if (method == "awq" and layout in ("gemv", "gemv_fast")) or layout == "marlin" or q.flag("is_marlin_format"):
+        return f"{method} ({layout or 'marlin'})"
+    if (kind := q.word("data_type", "int")) != "int":
+        return f"{method} ({kind[:40]})"
+    packed = method != "awq" or q.flag("zero_point", True)
+    return integers(q, "_zp" if packed else "") + ("_index" if q.flag("desc_act") else "")
 
 
 def by_algorithm(q: Config, name: str) -> str:
@@ -77,6 +94,17 @@ def cache_dtype(q: Config) -> tuple[str | None, tuple[str, ...]]:
     if known is None:
         return None, (f"KV-cache scheme {show(scheme)} is not known: `auto` takes the model's dtype",)
     return known, (f"the checkpoint brings scales for a cache in {known}, which `--kv-cache-dtype auto` therefore takes",)
+
+
+def cache_scales(q: Config) -> int:
+    """Scales that the checkpoint holds for the keys of a layer, and as many for its values: 1, or 0 where it has none.
+
+    A scheme that scales as it goes has none, one per head as many as there are heads (−1).
+    """
+    scheme = q.get("kv_cache_scheme") or q.get("kv_cache_quant_algo")
+    if not isinstance(scheme, dict):
+        return int(bool(scheme))
+    return 0 if scheme.get("dynamic") else -1 if scheme.get("strategy") == "attn_head" else 1
 
 
 def _block(q: Config, key: str) -> str:

@@ -1,19 +1,35 @@
 """`quantization_config` → which matrices of which layer are stored in which format, and what the cache is stored in."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.layers.part import Part
 from kvcalc.library.huggingface.config import Config, show
-from kvcalc.library.huggingface.formats import by_algorithm, by_group, by_method, cache_dtype, fp8
+from kvcalc.library.huggingface.formats import INTEGERS, by_algorithm, by_group, by_method, cache_dtype, cache_scales, fp8
 from kvcalc.library.huggingface.modules import Rules, matrices
-from kvcalc.storage.quantization import Quantization, load_weight_format
+from kvcalc.library.huggingface.tools import mlx, spqr_modules, vptq_modules
+from kvcalc.model.spec import Model
+from kvcalc.storage.quantization import Quantization, stored_format
 
-EXCLUDED_KEYS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules")
+EXCLUDED_KEYS = (
+    "modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "exclude", "llm_int8_skip_modules", "skip_modules",
+    "linear_weights_not_to_quantize",
+)  # fmt: skip
 MOST_MODULES, MOST_GROUPS = 1_000_000, 32
-_KEYS = ("quantization_config", "compression_config")
+_KEYS = ("quantization_config", "compression_config", "quantization")
+_LEFT_OUT: tuple[str, ...] = ("embedding", "lm_head", "*.router")
 _EVERYTHING, _EXPERTS = ("*",), ("*.experts.*",)
+_TABLES = {
+    "embedding": ("language_model.model.embed_tokens", "transformer.wte", "model.word_embeddings"),
+    "lm_head": ("lm_head",),
+}
+# Types whose router is a layer of its own kind in mlx-lm, which quantises it like any other unless it is named.
+_MLX_ROUTERS = {"mixtral", "olmoe", "phimoe", "qwen2_moe", "llama4", "llama4_text", "ernie4_5_moe", "mistral4"}
+_MODULE = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.(.+)")
 
 Stored = tuple[tuple[str, str], ...]  # (matrix, format) of one layer, where one format does not fit all
 
@@ -22,16 +38,21 @@ class Storage:
     """How a checkpoint stores its weights. Raises UserError on a part of `quantization_config` that does not fit.
 
     formats: (format, matrices that it covers), the first that covers a matrix counts. groups: (format, modules) instead,
-    where a file says it module by module. cache: the dtype that the checkpoint declares for the cache, or None.
+    where a file says it module by module, and exact: (layer, module) → format where each has its own. mlx: the format of
+    tables and of the LM head too, and that of everything which is not named. cache: the dtype that the checkpoint declares
+    for the cache, or None. scales: of the keys of each layer that caches them, and as many of its values.
     """
 
     def __init__(self, outer: Mapping[str, Any], c: Config) -> None:
         self.q = Config(_section(outer, c), {}, f"{c.where}: quantization_config", {})
-        self.layers = c.layers
+        self.layers, self.family = c.layers, str(c.file.get("model_type"))
         self.formats: list[tuple[str, tuple[str, ...]]] = []
         self.groups: list[tuple[str, Rules]] = []
+        self.exact: dict[tuple[int, str], str] = {}
         self.ignored: Rules | None = None
+        self.mlx = ""
         self.cache, self.notes = cache_dtype(self.q)
+        self.scales = cache_scales(self.q)
         if self.q.file:
             self._read(c.get("expert_dtype") == "fp4")
             self.notes += tuple(map(_unknown, filter(_unknown, [name for name, _ in (*self.formats, *self.groups)])))
@@ -45,23 +66,46 @@ class Storage:
 
     def stored(self, layer: int, parts: tuple[Part, ...], hidden_size: int) -> Stored:
         """(matrix, format) of this layer, where the file gives formats module by module."""
-        if not self.groups:
+        if not self.groups and not self.exact:
             return ()
+        sizes = {w.name: w.inputs * w.outputs for part in parts for w in part.weights(hidden_size)}
         chosen = {}
         for name, modules in matrices(parts, hidden_size):
-            if found := next((f for f, rules in self.groups if rules.match(layer, modules)), None):
-                chosen[name] = found
+            if found := self._format(layer, name, modules):
+                chosen[name] = f"{found}/{sizes[name]}" if "@" in found and "/" not in found else found
         return tuple(chosen.items())
+
+    def _format(self, layer: int, name: str, modules: tuple[str, ...]) -> str | None:
+        if self.exact:
+            return next((self.exact[layer, module] for module in modules if (layer, module) in self.exact), None)
+        found = next(((f, rules) for f, rules in self.groups if rules.match(layer, modules)), None)
+        if not found or (self.mlx and name == "router" and found[1].everything and self.family not in _MLX_ROUTERS):
+            return None
+        return found[0]
 
     def schemes(self, kinds: Mapping[str, Stored]) -> tuple[Quantization, ...]:
         """The schemes of the model, given what each of its kinds of layer stores in which format."""
-        if not self.groups:
-            return tuple(Quantization(name, covers=covers) for name, covers in self.formats)
+        if not self.groups and not self.exact:
+            head = self.q.get("lm_head") is True and self.q.word("quant_method") in INTEGERS
+            kept = tuple(name for name in _LEFT_OUT if not (head and name == "lm_head"))
+            return tuple(Quantization(name, covers=covers, except_for=kept) for name, covers in self.formats)
         covers: dict[str, list[str]] = {}
         for kind, pairs in kinds.items():
             for name, stored in pairs:
                 covers.setdefault(stored, []).append(f"{kind}.{name}")
-        return tuple(Quantization(name, covers=tuple(found)) for name, found in covers.items())
+        kept = () if self.mlx else _LEFT_OUT
+        return (*(Quantization(name, tuple(found), kept) for name, found in covers.items()), *self._outer())
+
+    def _outer(self) -> Iterable[Quantization]:
+        """MLX stores tables and the LM head like any matrix."""
+        if not self.mlx:
+            return
+        for name, modules in _TABLES.items():
+            left_out = self.ignored is not None and self.ignored.match(-1, modules)
+            if not left_out:
+                found = next((f for f, rules in self.groups if rules.match(-1, modules)), self.mlx)
+                yield Quantization(found, (name,), (), ("matrix", "table"))
+        yield Quantization(self.mlx, ("*",), ("embedding", "lm_head"), ("table",))
 
     def _read(self, fp4_experts: bool) -> None:
         q = self.q
@@ -72,7 +116,11 @@ class Storage:
             rest = [(fp8(q), _EVERYTHING)] if method == "fp8" else []
             self.formats = [(by_algorithm(q, experts), _EXPERTS), *rest]
             return
-        if algorithm == "mixed_precision" and q.table("quantized_layers"):
+        if not method and q.in_file("bits") and q.in_file("group_size"):
+            self._by_path()
+        elif method in ("vptq", "spqr"):
+            self._every_module(method)
+        elif algorithm == "mixed_precision" and q.table("quantized_layers"):
             self._by_module()
         elif algorithm and algorithm != "mixed_precision":
             self.formats = [(by_algorithm(q, algorithm), _EVERYTHING)]
@@ -80,8 +128,45 @@ class Storage:
             self._by_group()
         else:
             self.formats = [(by_method(q, method), _EXPERTS if method == "mxfp4" else _EVERYTHING)]
-        left_out = next((found for key in EXCLUDED_KEYS if (found := q.items(key, MOST_MODULES)) is not None), [])
-        self.ignored = self._rules([*left_out, *(f"re:{k[2:]}" for k in q.table("dynamic") if k.startswith("-:"))])
+            self._overrides(method)
+        if not self.mlx:
+            left_out = next((found for key in EXCLUDED_KEYS if (found := q.items(key, MOST_MODULES)) is not None), [])
+            self.ignored = self._rules([*left_out, *(f"re:{k[2:]}" for k in q.table("dynamic") if k.startswith("-:"))])
+
+    def _overrides(self, method: str) -> None:
+        """GPTQModel's and AutoRound's modules with bits of their own; 16 bits and more are left as they were."""
+        given = {f"re:{k.removeprefix('+:')}": v for k, v in self.q.table("dynamic").items() if not k.startswith("-:")}
+        given |= {f"re:{k}" if set(k) & set("^*$\\[(") else k: v for k, v in self.q.table("extra_config").items()}
+        alike: dict[str, list[str]] = {}
+        for name, how in given.items():
+            if not isinstance(how, dict):
+                raise self.q.fail(show(name), "should be a mapping")
+            own = Config({**self.q.file, **how}, {}, self.q.where, {})
+            stored = "bf16" if method in INTEGERS and own.size("bits", 4) >= 16 else by_method(own, method)
+            alike.setdefault(stored, []).append(name)
+        if alike:
+            self.groups = [*((f, self._rules(names)) for f, names in alike.items()), (self.formats[0][0], self._rules(["*"]))]
+
+    def _by_path(self) -> None:
+        """MLX's settings of everything, and of single modules by their path; `false` leaves a module as it was."""
+        self.mlx = mlx(self.q)
+        alike: dict[str, list[str]] = {}
+        for name, how in self.q.file.items():
+            if isinstance(how, dict):
+                alike.setdefault(mlx(self.q.nested(name)), []).append(name)
+        if len(alike) > MOST_GROUPS:
+            raise self.q.fail("bits", f"{len(alike):,} formats; more than {MOST_GROUPS} are not read")
+        self.groups = [*((f, self._rules(names)) for f, names in alike.items()), (self.mlx, self._rules(["*"]))]
+        self.ignored = self._rules([name for name, how in self.q.file.items() if how is False])
+
+    def _every_module(self, method: str) -> None:
+        """VPTQ and SpQR say of every module what its tensors take."""
+        found = vptq_modules(self.q) if method == "vptq" else {n: f"spqr@{held}" for n, held in spqr_modules(self.q).items()}
+        for name, stored in found.items():
+            if match := _MODULE.search(name):
+                self.exact[int(match[1]), match[2]] = stored
+        if not self.exact:
+            self.formats = [(f"{method} (no sizes of its modules)", _EVERYTHING)]
 
     def _by_group(self) -> None:
         """compressed-tensors' groups: one for all matrices, or several that each name their targets."""
@@ -118,6 +203,17 @@ class Storage:
         return Rules(names, self.layers, lambda text: UserError(text, self.q.where))
 
 
+def in_force(model: Model, scales: int) -> Model:
+    """The model with the schemes that cover any weight of it, and a note of one that covers none; scales of the cache."""
+    names = [(name, weight.kind) for name, weight, _ in model.walk() if name not in model.unquantized]
+    idle = [s for s in model.quantization if "matrix" in s.kinds and not any(s.covering(name, kind) for name, kind in names)]
+    held = tuple(s for s in model.quantization if s not in idle)
+    notes = tuple(f"quantization_config: nothing in this model is stored as {s.format}" for s in idle if not held)
+    keys = [(count, e) for k, count in model.counts.items() if not model.kinds[k].shares_cache for e in model.kinds[k].entries]
+    each = sum(count * (e.heads if scales < 0 else scales) for count, e in keys if e.role == "k")
+    return msgspec.structs.replace(model, quantization=held, notes=(*model.notes, *notes), buffers=4 * 2 * each if held else 0)
+
+
 def _section(outer: Mapping[str, Any], c: Config) -> dict[str, Any]:
     """The quantization_config of the file or of its text part; empty where there is none."""
     found: Any = next((part[key] for key in _KEYS for part in (c.file, outer) if part.get(key)), {})
@@ -128,9 +224,9 @@ def _section(outer: Mapping[str, Any], c: Config) -> dict[str, Any]:
 
 
 def _unknown(name: str) -> str:
-    """A note about a format that kvcalc does not know; '' for one that it does."""
+    """A note about a format whose bytes are not known; '' for one whose are."""
     try:
-        load_weight_format(name)
-    except UserError:
-        return f"quantization_config: {name!r} is not known, so weight bytes need `--dtype` or `--quantization`"
+        stored_format(name)
+    except UserError as error:
+        return f"quantization_config: {error}" if "@" not in name else ""
     return ""

@@ -14,7 +14,8 @@ from kvcalc.library.huggingface.config import MOST, Config, show
 from kvcalc.library.huggingface.fields import filled, value_of
 from kvcalc.library.huggingface.naming import kind_names, runs
 from kvcalc.library.huggingface.notes import assess
-from kvcalc.library.huggingface.quantized import Storage
+from kvcalc.library.huggingface.quantized import Storage, in_force
+from kvcalc.library.huggingface.rope import rope_factors
 from kvcalc.library.huggingface.source import defaults_of, facts, read_json, text_part
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.general import GENERAL
@@ -62,6 +63,7 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     kinds, pattern, quantization = _layers(c, entry, storage)
     fields = {"name": printable(name, 80), "family": named.name, "kinds": kinds, "pattern": pattern}
     model = _model(c, entry, fields | {"quantization": quantization, "kv_cache_dtype": storage.cache})
+    model = in_force(model, storage.scales) if quantization else model
     said = assess(c, named, entry)
     notes = (*model.notes, *storage.notes, *said.notes)
     return msgspec.structs.replace(model, notes=notes, parameters_exact=said.exact)
@@ -127,6 +129,7 @@ def _model(c: Config, entry: Type, given: dict[str, Any]) -> Model:
         "mtp": _mtp(c, given["kinds"], given["pattern"]),
         "tie_word_embeddings": c.flag("tie_word_embeddings"),
         "norm": value_of(entry.norm, c),
+        "rope_factors": rope_factors(c),
         "notes": why,
     }
     model = Model(**given, **_checked(c, Model, fields | filled(entry.model, c)))
@@ -157,7 +160,8 @@ def _types(name: str) -> dict[str, Any]:
 
 def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:
     """The multi-token-prediction layers that the file declares; each is like the last layer of the stack."""
-    layers = c.size("num_nextn_predict_layers", 0, least=0) if c.in_file("num_nextn_predict_layers") else 0
+    key = next((key for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if c.in_file(key)), "")
+    layers = c.size(key, 0, least=0) if key else 0
     last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
     return Mtp(kind=last, layers=layers) if layers else None
 

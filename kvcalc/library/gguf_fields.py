@@ -1,0 +1,69 @@
+"""What the metadata of a GGUF file say of its model: typed look-ups under the architecture's name."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvcalc.errors import UserError, printable
+from kvcalc.library.gguf import TensorInfo
+
+MOST, MOST_LAYERS = 10**8, 2_000
+# Which layer of every so many has no window; 0: none has one, whatever the key says. Source: llama.cpp's src/models/*.cpp
+# (`load_swa_pattern`).
+_PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "olmo2": 4, "llama4": 4, "phi3": 0, "phimoe": 0}
+_CHUNK = 8192  # of llama4, which no key gives
+
+
+class Fields:
+    """The metadata of one file. layers: without those that predict further tokens; width: of the residual stream."""
+
+    def __init__(self, metadata: dict[str, Any], where: str) -> None:
+        self.metadata, self.where = metadata, where
+        family = metadata.get("general.architecture")
+        if not isinstance(family, str) or not family.isprintable() or not 0 < len(family) <= 60:
+            raise self.fail("its metadata do not say what general.architecture it has")
+        self.family = family
+        self.layers = self.size("block_count", most=MOST_LAYERS) - self.size("nextn_predict_layers", 0)
+        self.width = self.size("embedding_length")
+        if self.layers < 1 or self.width < 1:
+            raise self.fail("it has no layers, or none of any width")
+
+    def fail(self, text: str, hint: str = "") -> UserError:
+        """An error about this file."""
+        return UserError(text, self.where, hint)
+
+    def has(self, key: str) -> bool:
+        """Whether the metadata give this key."""
+        return f"{self.family}.{key}" in self.metadata
+
+    def size(self, key: str, default: int | None = None, layer: int = -1, most: int = MOST) -> int:
+        """A whole number from 0 up; of a list the entry of this layer. Raises UserError where it is missing or another thing."""
+        full = f"{self.family}.{key}"
+        value = self.metadata.get(full, default)
+        if value is None:
+            raise self.fail(f"its metadata have no {full}")
+        if isinstance(value, list) and 0 <= layer < len(value):
+            value = value[layer]
+        if type(value) is not int or not 0 <= value <= most:
+            raise self.fail(f"{full}: {printable(str(value), 40)} is no whole number from 0 to {most:,}")
+        return value
+
+    def window(self, layer: int) -> int:
+        """The window or the chunk of a layer; 0 for none. Raises UserError where it is not known which layers have it."""
+        default = {"gemma2": 4096, "exaone4": 4096 if self.layers == 64 else 0}.get(self.family, 0)
+        tokens = _CHUNK if self.family == "llama4" else self.size("attention.sliding_window", default)
+        if not tokens:
+            return 0
+        pattern = self.metadata.get(f"{self.family}.attention.sliding_window_pattern", _PERIODS.get(self.family))
+        if isinstance(pattern, list) and layer < len(pattern):
+            return tokens if pattern[layer] else 0
+        if type(pattern) is not int or pattern < 0:
+            raise self.fail(f"it is not known which layers of {self.family!r} have the window of {tokens:,} tokens")
+        return tokens if pattern and layer % pattern < pattern - 1 else 0
+
+    def refuse(self, left: Iterable[TensorInfo]) -> None:
+        """Raises UserError where tensors are left that nothing understands."""
+        names = [printable(tensor.name, 60) for tensor in left]
+        if names:
+            more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+            hint = "Its config.json, or a preset of the same model, may be read instead"
+            raise self.fail(f"tensors of {self.family!r} are not understood: {', '.join(names[:3])}{more}", hint)

@@ -1,0 +1,119 @@
+"""A GGUF file as a model: its layers from its tensors, block by block, and what no tensor says from its metadata.
+
+Every tensor is understood or the file is refused, so parameters and bytes are exactly those of its tensors. Names:
+llama.cpp's gguf-py/gguf/constants.py.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kvcalc.errors import printable
+from kvcalc.library.gguf import Header, TensorInfo, read_header
+from kvcalc.library.gguf_fields import Fields
+from kvcalc.library.gguf_parts import Block
+from kvcalc.model.gguf import split
+from kvcalc.model.memory import weight_bytes
+from kvcalc.model.spec import Model, Norm
+from kvcalc.storage.gguf import FILE_TYPES
+
+# Tensors that are no parameters: factors of rotary frequencies, routing biases that no gradient touches.
+BUFFERS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "exp_probs_b.bias")
+_VECTOR_TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
+
+
+def read_gguf(path: Path) -> Model:
+    """The model of a .gguf file or of its splits, stored as it is. Raises UserError naming what is not understood."""
+    header = read_header(path)
+    return _File(header, str(path), path.name[: -len(".gguf")]).model()
+
+
+class _File:
+    """The tensors of a file, put where they belong."""
+
+    def __init__(self, header: Header, where: str, name: str) -> None:
+        self.fields, self.name = Fields(header.metadata, where), printable(name, 80) or "gguf"
+        self.held = sum(tensor.bytes for tensor in header.tensors.values())
+        self.outer: dict[str, TensorInfo] = {}
+        self.blocks: list[dict[str, TensorInfo]] = [{} for _ in range(self.fields.layers)]
+        self.buffers = 0
+        for tensor in header.tensors.values():
+            self._place(tensor)
+
+    def _place(self, tensor: TensorInfo) -> None:
+        """Into its block or outside; blocks beyond the layers predict further tokens, and are no part of the parameters."""
+        head, _, rest = tensor.name.partition(".")
+        number, _, name = rest.partition(".")
+        if head != "blk" or not (number.isascii() and number.isdigit() and len(number) < 6):
+            number, name = "", tensor.name
+        if name in BUFFERS or (number and int(number) >= len(self.blocks)):
+            self.buffers += tensor.bytes
+        else:
+            (self.blocks[int(number)] if number else self.outer)[name] = tensor
+
+    def model(self) -> Model:
+        """The model, if every tensor has its place in it."""
+        f = self.fields
+        vectors = self._vectors()
+        blocks = [Block(f, n, tensors) for n, tensors in enumerate(self.blocks)]
+        biased, outside, stored = self._outside()
+        keys = [msgspec.json.encode(block.layer) for block in blocks]
+        distinct = list(dict.fromkeys(keys))
+        names = {key: f"layer_{n + 1}" if len(distinct) > 1 else "layer" for n, key in enumerate(distinct)}
+        found = Model(
+            name=self.name, family=f.family, hidden_size=f.width, layers=f.layers, pattern=tuple(names[key] for key in keys),
+            kinds={names[key]: block.layer for key, block in zip(keys, blocks, strict=True)},
+            norm=self._norm(biased.union(*(block.norm_biases for block in blocks))),
+            dtype="fp16", max_context=f.size("context_length", 0) or None, buffers=self.buffers, **outside,
+        )  # fmt: skip
+        key, problem = found.problem()
+        if problem:
+            raise f.fail(f"{key}: {problem}")
+        label = FILE_TYPES.get(f.metadata.get("general.file_type", -1), "gguf")
+        formats = {n: tuple(block.stored) for n, block in enumerate(blocks)} | {-1: stored}
+        return self._checked(split(found, formats, label, vectors, self.buffers), label)
+
+    def _outside(self) -> tuple[set[bool], dict[str, Any], tuple[tuple[str, str], ...]]:
+        """Whether norms outside the layers have biases; fields of the model; the formats of what stands outside."""
+        f, outer = self.fields, dict(self.outer)
+        table, head, positions = (outer.pop(f"{n}.weight", None) for n in ("token_embd", "output", "position_embd"))
+        if table is None or len(table.shape) != 2 or table.shape[0] != f.width:
+            raise f.fail("it has no token_embd.weight of the width that its metadata give")
+        if head is not None and head.shape != table.shape:
+            raise f.fail("output.weight has another shape than token_embd.weight")
+        if positions is not None and (len(positions.shape) != 2 or positions.shape[0] != f.width):
+            raise f.fail("position_embd.weight has another width than token_embd.weight")
+        norms = {name: outer.pop(f"{name}.weight", None) is not None for name in ("output_norm", "token_embd_norm")}
+        biased = {outer.pop(f"{name}.bias", None) is not None for name, there in norms.items() if there}
+        fields = {
+            "vocab_size": table.shape[1],
+            "tie_word_embeddings": head is None,
+            "position_embeddings": positions.shape[1] if positions is not None else 0,
+            "final_norm": norms["output_norm"],
+            "embedding_norm": norms["token_embd_norm"],
+            "lm_head_bias": outer.pop("output.bias", None) is not None,
+        }
+        f.refuse(outer.values())
+        tensors = (("embedding", table), ("lm_head", head), ("position_embedding", positions))
+        return biased, fields, tuple((name, tensor.type) for name, tensor in tensors if tensor is not None)
+
+    def _norm(self, biased: set[bool]) -> Norm:
+        if len(biased) > 1:
+            raise self.fields.fail("some of its norms have biases and some have none")
+        rms = self.fields.has("attention.layer_norm_rms_epsilon")
+        return "none" if not biased else "layer" if biased == {True} else "rms" if rms else "layer_no_bias"
+
+    def _vectors(self) -> str:
+        """The format of norms and biases, which a file stores alike."""
+        every = [t for place in (self.outer, *self.blocks) for t in place.values()]
+        types = {t.type for t in every if len(t.shape) == 1 or t.name.endswith(".bias")} or {"f32"}
+        if len(types) > 1 or not types <= _VECTOR_TYPES.keys():
+            raise self.fields.fail(f"its norms and biases are stored as {', '.join(sorted(types))}; one plain type is read")
+        return _VECTOR_TYPES[types.pop()]
+
+    def _checked(self, model: Model, label: str) -> Model:
+        """The model, if its bytes are those of the tensors."""
+        if (understood := weight_bytes(model)) != self.held:
+            raise self.fields.fail(f"its tensors take {self.held:,} bytes, of which {understood:,} are understood")
+        return msgspec.structs.replace(model, notes=(f"read from the header of a GGUF file ({label})",))

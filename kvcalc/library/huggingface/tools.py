@@ -1,0 +1,140 @@
+"""Storage formats of quantisation tools that few checkpoints use, one function a tool, each with the code that it follows.
+
+A setting whose bytes are not known gives a name that says so, and that no format has.
+"""
+
+from collections.abc import Callable, Mapping
+from math import ceil, log2
+from typing import Any
+
+from kvcalc.library.huggingface.config import Config, show
+
+
+def hqq(q: Config) -> str:
+    """HQQ: packed values, a scale and a zero point per group (hqq/core/quantize.py). Three bits go ten to an int32."""
+    outer = q.nested("quant_config")
+    weights = outer.nested("weight_quant_params")
+    bits, group = weights.size("nbits", 0, least=0), weights.size("group_size", 0, least=0)
+    if bits not in (8, 4, 2, 1) or not group or outer.get("scale_quant_params") or outer.get("zero_quant_params"):
+        return "hqq (not one setting of 8, 4, 2 or 1 bits with plain scales)"
+    return f"affine{bits}_g{group}"
+
+
+def quanto(q: Config) -> str:
+    """Quanto: int8 and float8 with a scale per output, fewer bits in groups (optimum-quanto's nn/qmodule.py)."""
+    weights = q.word("weights", "int8")[:40]
+    known = {"int8": "int8_weight_only", "float8": "fp8_weight_only", "int4": "quanto4", "int2": "quanto2"}
+    return known.get(weights, f"quanto ({weights})")
+
+
+def aqlm(q: Config) -> str:
+    """AQLM: a code per group and codebook, the codebooks, a scale per output (aqlm/inference.py)."""
+    books, bits = q.size("num_codebooks", 1), q.size("nbits_per_codebook", 16)
+    return f"aqlm_{books}x{bits}_g{q.size('in_group_size', 8)}x{q.size('out_group_size', 1)}"
+
+
+def bitnet(q: Config) -> str:
+    """BitNet: four ternary weights a byte and a scale (transformers' integrations/bitnet.py); trained online they are whole."""
+    if q.flag("use_rms_norm"):
+        return "bitnet (with norms of its own)"
+    online = q.word("linear_class") == "autobitlinear" and q.word("quantization_mode") == "online"
+    return "bf16" if online else "bitnet"
+
+
+def metal(q: Config) -> str:
+    """Packed values, a scale and a bias per group (transformers' integrations/metal_quantization.py)."""
+    return f"affine{q.size('bits', 4)}_g{q.size('group_size', 64)}"
+
+
+def torchao(q: Config) -> str:
+    """torchao's int4 (a scale and a zero point per group, in tiles or plain) and float8; its int8 keeps other zero points
+    from version to version (torchao/quantization/quantize_/workflows)."""
+    given = q.get("quant_type")
+    if isinstance(given, str):
+        name, version, settings = given[:60], 1, q.table("quant_type_kwargs")
+    else:
+        config = q.nested("quant_type").nested("default")
+        name, version, settings = config.word("_type")[:60], config.size("_version", 1), config.table("_data")
+    if name in ("int4_weight_only", "Int4WeightOnlyConfig"):
+        return _torchao_int4(settings, version, f"torchao ({name})")
+    if name == "Float8WeightOnlyConfig" and version >= 2:
+        return "fp8_weight_only_fp32"
+    if name == "Float8DynamicActivationFloat8WeightConfig":
+        return "fp8_per_channel" if "PerRow" in str(settings.get("granularity"))[:1000] else "fp8"
+    return f"torchao ({name or 'several settings'})"
+
+
+def _torchao_int4(settings: Mapping[str, Any], version: int, unknown: str) -> str:
+    group = settings.get("group_size", 128)
+    if isinstance(group, bool) or not isinstance(group, int) or not 1 <= group <= 99_999:
+        return unknown
+    layout = str(settings.get("layout") or settings.get("int4_packing_format"))[:1000]
+    plain = version >= 2 and ("plain" in layout or layout == "None") and "int32" not in layout
+    tiled = "tile" in layout.lower() if layout != "None" else version == 1
+    return f"affine4_g{group}" if plain else f"tiles4_g{group}" if tiled else unknown
+
+
+def quark(q: Config) -> str:
+    """Quark: fp8 with an fp32 scale per tensor or channel, OCP mxfp4 (quark/torch/export/nn/modules/realquantizer.py)."""
+    weight = q.nested("global_quant_config").get("weight")
+    if q.get("layer_quant_config") or q.get("layer_type_quant_config") or not isinstance(weight, dict):
+        return "quark (layers that differ)"
+    dtype, scheme, scale = (str(weight.get(key))[:40] for key in ("dtype", "qscheme", "scale_format"))
+    if dtype == "fp8_e4m3" and scheme in ("per_tensor", "per_channel"):
+        return "fp8" if scheme == "per_tensor" else "fp8_per_channel"
+    if dtype == "fp4" and scheme == "per_group" and weight.get("group_size") == 32 and scale == "e8m0":
+        return "mxfp4"
+    return f"quark ({dtype} {scheme})"
+
+
+def mlx(q: Config) -> str:
+    """MLX: packed values, a scale and a bias per group, or a format of small floats (mlx-lm's utils.py)."""
+    mode = q.word("mode", "affine")[:20]
+    if mode != "affine":
+        return mode if mode in ("mxfp4", "mxfp8") else f"mlx ({mode})"
+    return f"affine{q.size('bits', 4)}_g{q.size('group_size', 64)}"
+
+
+def vptq_modules(q: Config) -> dict[str, str]:
+    """VPTQ's settings of every module (vptq/layers/vqlinear.py), as bytes for the elements of its matrix."""
+    layers = q.nested("config_for_layers")
+    return {name: f"vptq@{_vptq(layers.nested(name))}" for name in layers.file}
+
+
+def _vptq(m: Config) -> str:
+    """Centroids, packed indices, outliers, a permutation and a scale and bias per input, all of 16 bits."""
+    inputs, outputs = m.size("in_features"), m.size("out_features")
+    (short, length), (few, many), (_, second) = (_pair(m, k) for k in ("vector_lens", "num_centroids", "num_res_centroids"))
+    groups, size = m.size("group_num", 1), m.size("group_size")
+    bits = int(log2(many)) + (int(log2(second)) if second > 0 else 0)
+    words = groups * -(-outputs // length) * ceil(size * bits / 32)
+    centroids = groups * length * (many + max(second, 0))
+    outliers = few * short + -(-outputs // short) * m.size("outlier_size", 0, least=0) if short > 1 and few > 0 else 0
+    along = inputs * (m.flag("enable_perm", True) + 2 * m.flag("enable_norm", True))
+    return f"{4 * words + 2 * (centroids + outliers + along)}/{inputs * outputs}"
+
+
+def _pair(m: Config, key: str) -> tuple[int, int]:
+    found = m.sizes(key)
+    if len(found) != 2 or (key != "num_res_centroids" and found[1] < 1):
+        raise m.fail(key, f"should be two whole numbers, not {show(m.raw(key))}")
+    return found[0], found[1]
+
+
+_SPQR_BYTES = {"dense_weights": 8, "row_offsets": 4, "col_vals": 4, "in_perm": 4}
+
+
+def spqr_modules(q: Config) -> dict[str, int]:
+    """SpQR: the bytes of every module, from the sizes of its tensors, which its config lists (spqr_quant/inference.py)."""
+    found: dict[str, int] = {}
+    shapes = q.nested("shapes")
+    for key in shapes.file:
+        module, _, tensor = key.removesuffix(".shape").rpartition(".")
+        if tensor in _SPQR_BYTES:
+            found[module] = found.get(module, 0) + _SPQR_BYTES[tensor] * shapes.size(key, least=0)
+    return found
+
+
+TOOLS: dict[str, Callable[[Config], str]] = {
+    "hqq": hqq, "quanto": quanto, "aqlm": aqlm, "bitnet": bitnet, "metal": metal, "torchao": torchao, "quark": quark,
+}  # fmt: skip
