@@ -38,7 +38,9 @@ class Measuring(Group, frozen=True):
 
     device: Annotated[str, typer.Option("--device", help="auto (a GPU where there is one), cuda or cpu.")] = "auto"
     dtype: Annotated[str, typer.Option("--dtype", help="auto (bf16 on a GPU, fp32 on a CPU), bf16, fp16, fp32, fp64.")] = "auto"
-    threads: Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0: all cores, or one where others keep them busy.")] = 0
+    threads: Annotated[
+        int, typer.Option("--threads", min=0, help="CPU threads; 0: all cores, or one where others keep them busy.")
+    ] = 0
     kernel: Annotated[str, typer.Option("--kernel", help="auto, sdpa, plain, or flex (CUDA only; compiles).")] = "auto"
     cache: Annotated[str, typer.Option("--cache", help="contiguous or paged.")] = "contiguous"
     block_size: o.BlockSize = 16

@@ -13,7 +13,6 @@ from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cost import SOFTMAX_FLOPS, AttentionShape, GemmShape, Operator
 from kvcalc.measure.ceilings import Ceilings
 from kvcalc.measure.rates import Rates
-from kvcalc.units import ceil_div
 
 KEY_BLOCK = 512  # of torch's fused attention on a CPU, and its blocks of queries from so many queries on:
 QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))  # pytorch aten/src/ATen/native/cpu/FlashAttentionKernel.cpp
@@ -50,7 +49,7 @@ def _attention(shape: AttentionShape, absorbed: bool, fused: bool, rates: Rates)
     where nothing is fused."""
     shared = shape.heads // shape.kv_heads if shape.kv_heads else shape.heads if absorbed else 1
     seconds = 0.0
-    for count, new, past, _ in shape.groups:
+    for count, new, past in ((int(count), int(new), int(past)) for count, new, past, _ in shape.groups):
         blocks = [(new, new + past)] if new == 1 or not fused else query_blocks(new, past)
         together = shared if new == 1 or not fused else 1
         heads = count * shape.heads // together
@@ -66,5 +65,5 @@ def query_blocks(new: int, past: int) -> list[tuple[int, int]]:
     found = []
     for start in range(0, new, size):
         end = min(start + size, new)
-        found.append((end - start, min(ceil_div(past + end, KEY_BLOCK) * KEY_BLOCK, past + new)))
+        found.append((end - start, min(-(-(past + end) // KEY_BLOCK) * KEY_BLOCK, past + new)))
     return found

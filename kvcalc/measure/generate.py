@@ -5,7 +5,7 @@ else the machine does meets them alike. All are greedy and must choose the same 
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ def _measured(request: Request, machine: Machine, progress: Progress) -> tuple[l
         decoder = Decoder(request.model).to(machine.device, DTYPES[request.dtype]).eval()
         prompt = torch.randint(request.model.vocab_size, (request.batch_size, request.prompt_len), device=machine.device)
         runs = [Run(request, mode, decoder, prompt, machine) for mode in request.modes]
-        sampling = Sampling(request.model, machine, request.dtype, request.rows)
+        sampling = Sampling(decoder, machine, request.dtype, request.rows)
         try:
             for step in range(request.new_tokens):
                 if step % max(1, request.new_tokens // SAMPLES) == 0:
@@ -144,6 +144,7 @@ def _record(run: Run, steps: int, sampling: Sampling, ceilings: Ceilings, gpu: G
         "device": run.machine.name,
         "threads": run.machine.threads or None,
         "clock": run.machine.clock,
+        "core_share": None if run.machine.cuda else run.machine.share,
         "token_s": measured,
         "predicted_token_s": predicted,
     }

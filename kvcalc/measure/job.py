@@ -1,6 +1,7 @@
 """A whole run of `measure` as one value: how many steps it has, and what does them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -56,10 +57,13 @@ def generation_job(
         check(request, machine)
 
     def results(ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[Result]:
-        done = 0
-        for request in requests:
-            for record in generate(request, machine, ceilings, gpu, lambda text, step, before=done: progress(text, before + step)):
+        for number, request in enumerate(requests):
+            told = partial(_told, progress, sum(before.steps for before in requests[:number]))
+            for record in generate(request, machine, ceilings, gpu, told):
                 yield None, record
-            done += request.steps
 
     return Job(sum(request.steps for request in requests), results)
+
+
+def _told(progress: Progress, before: int, text: str, done: int) -> None:
+    progress(text, before + done)

@@ -7,6 +7,8 @@ unfused: the same with the n × n scores of every head in memory.
 
 from typing import NamedTuple
 
+import msgspec
+
 from kvcalc.errors import UserError, nearest
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.batch import Batch
@@ -40,19 +42,17 @@ class Mode(NamedTuple):
         cat: every cached row read and written. repeat: K and V of all query heads written and read. unfused: the scores of
         every head, 6 times through memory; masks apart.
         """
-        group, element = batch.groups[0], DTYPES[dtype].itemsize
+        count, new, past = (int(value) for value in msgspec.structs.astuple(batch.groups[0]))
         layers = [model.kinds[kind] for kind in model.order]
+        elements = 0
         if self.name == "cat":
-            rows = sum(_grown(e, group.new, group.past) for layer in layers if not layer.shares_cache for e in layer.entries)
-            return int(2 * group.count * rows * element)
-        tokens = group.new + group.past
+            elements = 2 * sum(_grown(e, new, past) for layer in layers if not layer.shares_cache for e in layer.entries)
         if self.name == "repeat":
-            rows = sum(_repeated(layer, group.new, group.past) for layer in layers)
-            return int(2 * group.count * rows * element)
+            elements = 2 * sum(_repeated(layer, new, past) for layer in layers)
         if self.name == "unfused":
-            heads = sum(part.as_mha()[0] for layer in layers for part in layer.mixers if part.attends)
-            return int(SCORE_PASSES * group.count * heads * group.new * tokens * element)
-        return 0
+            heads = sum(part.as_mha()[0] for layer in layers for part in layer.mixers)
+            elements = SCORE_PASSES * heads * new * (new + past)
+        return count * elements * DTYPES[dtype].itemsize
 
 
 def modes_of(model: Model, names: str, head: str) -> tuple[Mode, ...]:
@@ -61,7 +61,7 @@ def modes_of(model: Model, names: str, head: str) -> tuple[Mode, ...]:
     Raises UserError on an unknown name or head.
     """
     if head not in HEADS:
-        raise UserError(f"unknown --head {head!r}", hint=f"Known: {', '.join(HEADS)}")
+        raise UserError(f"unknown head {head!r}", hint=f"Known: {', '.join(HEADS)}")
     asked = [name.strip() for name in names.split(",")] if names else list(MODES)
     for name in asked:
         if name not in MODES:

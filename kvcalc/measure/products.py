@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from kvcalc.measure.cache import DTYPES
 from kvcalc.measure.device import Machine
 from kvcalc.measure.timing import once
 
-WIDTHS = 512, 2048  # of the square weights that products are measured with, at least and at most
-TOGETHER = {"cpu": 4, "cuda": 64}  # products in one sample
-PAST_CACHE = 4  # weights rotate over so many times the last-level cache, or over as many bytes as a model has
-USUAL_WIDTH, REPEATS = 1024, 9
+WIDTH, TOGETHER = 1024, 4  # of square weights, and how many make a layer of them
+SMALLEST = 16  # side of a matrix that counts as one: convolutions and vectors are none
+PAST_CACHE = 4  # square weights rotate over so many times the last-level cache
+REPEATS = 9
 
 
 class Products(NamedTuple):
@@ -40,29 +41,27 @@ class Products(NamedTuple):
 
 
 class Weights:
-    """Square matrices, taken in turn, so that each has left the caches when its turn comes again."""
+    """Layers of weights [outputs, inputs], taken in turn, so that each has left the caches when its turn comes again."""
 
-    def __init__(self, machine: Machine, dtype: str, width: int, size: int) -> None:
-        """width: of the residual that they stand for. size: bytes of all weights of the model."""
-        self.machine, self.dtype = machine, DTYPES[dtype]
-        self.width = min(max(width, WIDTHS[0]), WIDTHS[1])
-        one = self.width**2 * self.dtype.itemsize
-        count = max(1, min(size, PAST_CACHE * machine.cache_bytes, machine.free_bytes() // 4) // one)
-        first = torch.randn(self.width, self.width, device=machine.device).mul_(self.width**-0.5).to(self.dtype)
-        self.matrices = [first, *(first.clone() for _ in range(count - 1))]
-        self.turn = 0
+    def __init__(self, machine: Machine, layers: Sequence[Sequence[Tensor]]) -> None:
+        self.machine, self.turn = machine, 0
+        matrices = [[w for w in layer if w.dim() == 2] for layer in layers]
+        self.layers = [[w for w in layer if min(w.shape) >= SMALLEST] or layer for layer in matrices]
 
     def seconds(self, rows: int) -> float:
-        """Seconds for each element of the weights, of products of so many rows."""
-        x = torch.ones(rows, self.width, dtype=self.dtype, device=self.machine.device)
-        count = TOGETHER[self.machine.device.type]
-        chosen = [self.matrices[(self.turn + i) % len(self.matrices)] for i in range(count)]
-        self.turn = (self.turn + count) % len(self.matrices)
-        return once(lambda: [F.linear(x, w) for w in chosen], self.machine) / count / self.width**2
+        """Seconds for each element of the next layer's weights, of products of so many rows with each of them."""
+        layer = self.layers[self.turn]
+        self.turn = (self.turn + 1) % len(self.layers)
+        inputs = {width: layer[0].new_ones(rows, width) for width in {w.shape[1] for w in layer}}
+        taken = once(lambda: [F.linear(inputs[w.shape[1]], w) for w in layer], self.machine)
+        return taken / sum(w.numel() for w in layer)
 
 
 def measured_products(machine: Machine, dtype: str, rows: Sequence[int], size: int) -> Products:
-    """Medians at each of `rows`, over `size` bytes of weights at most."""
-    weights = Weights(machine, dtype, USUAL_WIDTH, size)
-    found = [[weights.seconds(count) for count in rows] for _ in range(REPEATS)]
+    """Medians at each of `rows`, over `size` bytes of square weights at most."""
+    one = torch.randn(WIDTH, WIDTH, device=machine.device).mul_(WIDTH**-0.5).to(DTYPES[dtype])
+    room = min(size, PAST_CACHE * machine.cache_bytes, machine.free_bytes() // 4)
+    count = max(1, room // (TOGETHER * one.untyped_storage().nbytes()))
+    weights = Weights(machine, [[one.clone() for _ in range(TOGETHER)] for _ in range(count)])
+    found = [[weights.seconds(number) for number in rows] for _ in range(REPEATS)]
     return Products(tuple(rows), tuple(statistics.median(column) for column in zip(*found, strict=True)))

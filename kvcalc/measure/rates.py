@@ -35,12 +35,16 @@ class Rates(NamedTuple):
 
 
 class Sampling:
-    """Samples of the rates, taken between the steps of a run, so that both meet the machine in one state."""
+    """Samples of the rates, taken between the steps of a run, so that both meet the machine in one state.
 
-    def __init__(self, model: Model, machine: Machine, dtype: str, rows: Sequence[int]) -> None:
+    Products are those of one of the decoder's layers after the other, each with all of its matrices.
+    """
+
+    def __init__(self, decoder: Decoder, machine: Machine, dtype: str, rows: Sequence[int]) -> None:
         """rows: of the products that will be asked for."""
+        model = decoder.model
         self.machine, self.rows = machine, tuple(sorted(set(rows)))
-        self.weights = Weights(machine, dtype, model.hidden_size, model.parameters * DTYPES[dtype].itemsize)
+        self.weights = Weights(machine, [list(block.parameters()) for block in decoder.blocks])
         self.activation, self.x = _activation(model), torch.randn(ELEMENTS, device=machine.device).to(DTYPES[dtype])
         self.host, self.calls = _narrow(machine, dtype)
         self.found: list[list[float]] = []

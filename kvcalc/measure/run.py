@@ -211,6 +211,7 @@ def _identity(case: Case, settings: MeasureSettings, kernel: str, machine: Machi
         "device": machine.name,
         "threads": machine.threads or None,
         "clock": machine.clock,
+        "core_share": None if machine.cuda else machine.share,
     }
 
 

@@ -4,6 +4,7 @@ The prediction counts one fused pass. Torch without fused kernels writes scores,
 back; this counts each operation's inputs and outputs, so the report can say how much of a difference that is.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -105,4 +106,5 @@ def _moved(name: str, read: list[Tensor], wrote: list[Tensor]) -> int:
 
 def _size(tensor: Tensor) -> int:
     """Bytes of a tensor; of one that is expanded, those that it holds."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    held = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return min(held * tensor.element_size(), tensor.untyped_storage().nbytes())
