@@ -107,7 +107,7 @@ def run(
         many = prompts, generation.generate, lists[2] or [1]
         job = generation_job(decoders, *many, settings, generation.modes, generation.head, machine)
     else:
-        job = layers_job(plan.plan(plan.stacks(chosen, variant, machine), phase, machine, *lists), settings, machine, note)
+        job = layers_job(plan.planned(plan.stacks(chosen, variant, machine), phase, machine, *lists), settings, machine, note)
     if text := load_note(machine):
         note(text)
     results, whole = _results(job, machine, settings, save_gpu, path)

@@ -80,7 +80,7 @@ class Run:
         return expected_seconds(self.request.operators(self.mode, step), done, rates, ceilings, gpu, self.machine.cuda)
 
 
-def generate(request: Request, machine: Machine, ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[dict[str, Any]]:
+def generated(request: Request, machine: Machine, ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[dict[str, Any]]:
     """One record for each mode. After Ctrl-C those of the tokens that all modes have, and KeyboardInterrupt then."""
     check(request, machine)
     runs, rates, whole = _measured(request, machine, progress)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kvcalc.gpu.spec import Gpu
 from kvcalc.measure.ceilings import Ceilings
 from kvcalc.measure.device import Machine
-from kvcalc.measure.generate import generate
+from kvcalc.measure.generate import generated
 from kvcalc.measure.modes import modes_of
 from kvcalc.measure.request import Request, check
 from kvcalc.measure.run import MeasureSettings, measured
@@ -59,7 +59,7 @@ def generation_job(
     def results(ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[Result]:
         for number, request in enumerate(requests):
             told = partial(_told, progress, sum(before.steps for before in requests[:number]))
-            for record in generate(request, machine, ceilings, gpu, told):
+            for record in generated(request, machine, ceilings, gpu, told):
                 yield None, record
 
     return Job(sum(request.steps for request in requests), results)

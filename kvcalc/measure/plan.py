@@ -62,7 +62,7 @@ def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> di
     return {name: named(base, name) for name in names or NAMES}
 
 
-def plan(
+def planned(
     chosen: dict[str, Model], phase: str, machine: Machine, contexts: list[int], prefill_contexts: list[int], batches: list[int]
 ) -> list[Case]:
     """The cases; empty lists take the device's defaults. Raises UserError on an unknown phase or far too many cases."""

@@ -75,7 +75,7 @@ class _Counter(TorchDispatchMode):
         return out
 
 
-def traffic(step: Any, ceilings: Ceilings, dtype: str) -> Traffic:
+def traffic_of(step: Any, ceilings: Ceilings, dtype: str) -> Traffic:
     """Runs `step` once and counts it."""
     with torch.no_grad(), _Counter(ceilings, ceilings.flops_per_s[dtype]) as counter:
         step()

@@ -16,13 +16,13 @@ from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.ceilings import Ceilings, as_gpu
 from kvcalc.measure.device import Machine
 from kvcalc.measure.expected import Step, expected_seconds, query_blocks
-from kvcalc.measure.generate import generate
+from kvcalc.measure.generate import generated
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.modes import MODES, Mode, modes_of
 from kvcalc.measure.products import Products, Weights
 from kvcalc.measure.rates import Rates, Sampling
 from kvcalc.measure.request import Request, check
-from kvcalc.measure.traffic import traffic
+from kvcalc.measure.traffic import traffic_of
 from kvcalc.measure.variants import whole
 from kvcalc.model.precision import Precision
 from kvcalc.planning.variants import variant
@@ -52,7 +52,7 @@ def every(model: Model) -> tuple[Mode, ...]:
 @pytest.mark.parametrize("block", [0, 4])
 def test_all_modes_choose_the_same_tokens(model: Model, block: int) -> None:
     torch.manual_seed(4)
-    records = list(generate(Request(model, 5, 12, 2, "fp64", every(model), "", block), MACHINE, CEILINGS, GPU, quiet))
+    records = list(generated(Request(model, 5, 12, 2, "fp64", every(model), "", block), MACHINE, CEILINGS, GPU, quiet))
     assert [Mode(r["mode"], r["head"]) for r in records] == list(every(model))
     for record in records:
         assert record["same_tokens"]
@@ -89,7 +89,7 @@ def counted(model: Model, mode: Mode, past: int, new: int) -> int:
     with torch.no_grad():
         if past:
             decoder(tokens[:, :past], cache, 0)
-        return traffic(lambda: decoder(tokens[:, past:], cache, past), CEILINGS, "fp32").bytes
+        return traffic_of(lambda: decoder(tokens[:, past:], cache, past), CEILINGS, "fp32").bytes
 
 
 @pytest.mark.parametrize("model", [GPT, CLA, WINDOW, stack(grouped(6, 2, 16), layers=2, vocab_size=60)])
@@ -231,7 +231,7 @@ def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytes
     monkeypatch.setattr(generation.Run, "step", step)
     modes, records = modes_of(GPT, "uncached", "last"), []
     with pytest.raises(KeyboardInterrupt):
-        for record in generate(Request(GPT, 5, 12, 1, "fp64", modes), MACHINE, CEILINGS, GPU, quiet):
+        for record in generated(Request(GPT, 5, 12, 1, "fp64", modes), MACHINE, CEILINGS, GPU, quiet):
             records.append(record)
     assert [(r["mode"], r["new_tokens"], len(r["token_s"]), r["same_tokens"]) for r in records] == [
         ("cached", 3, 3, True),
@@ -247,7 +247,7 @@ def test_variants_of_a_whole_decoder(name: str) -> None:
     assert (model.layers, model.vocab_size, model.hidden_size) == (4, 60, WIDTH)
     torch.manual_seed(5)
     modes = modes_of(model, "uncached", "last")
-    records = list(generate(Request(model, 4, 6, 1, "fp64", modes, name), MACHINE, CEILINGS, GPU, quiet))
+    records = list(generated(Request(model, 4, 6, 1, "fp64", modes, name), MACHINE, CEILINGS, GPU, quiet))
     assert all(r["same_tokens"] and r["variant"] == name for r in records)
 
 

@@ -25,7 +25,7 @@ from kvcalc.measure.rows import gpu_name, measured_rows
 from kvcalc.measure.run import MeasureSettings, all_cases, bound_of, measure, measured, needed_bytes, operators_of, unfit
 from kvcalc.measure.stack import Case
 from kvcalc.measure.timing import summary, timed
-from kvcalc.measure.traffic import Traffic, traffic
+from kvcalc.measure.traffic import Traffic, traffic_of
 from kvcalc.measure.variants import NAMES, named, stacks_of, standard_model
 from kvcalc.model.precision import Precision
 from kvcalc.report.export import to_csv
@@ -133,7 +133,7 @@ def test_a_model_s_own_kinds_of_layer() -> None:
 
 def test_layers_that_there_are_not_are_refused_at_once() -> None:
     with pytest.raises(UserError, match="no Mamba-2 layer"):
-        plan.plan(stacks_of(load_model("nemotron-h-8b")), "both", MACHINE, [], [], [])
+        plan.planned(stacks_of(load_model("nemotron-h-8b")), "both", MACHINE, [], [], [])
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_why_a_time_differs(facts: Facts, reason: str) -> None:
 def test_traffic_of_a_product_and_a_view() -> None:
     """[8, 16] · [16, 4] in fp32: 4·(128 + 64 + 32) bytes, 2·8·16·4 FLOPs; transposing moves nothing."""
     a, b = torch.randn(8, 16), torch.randn(4, 16)
-    found = traffic(lambda: a @ b.T, CEILINGS, "fp32")
+    found = traffic_of(lambda: a @ b.T, CEILINGS, "fp32")
     assert (found.launches, found.bytes, found.flops) == (1, 4 * (128 + 64 + 32), 2 * 8 * 16 * 4)
     assert found.seconds == pytest.approx(max(896 / 20e9, 1024 / 100e9))
 
