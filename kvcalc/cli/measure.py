@@ -38,7 +38,9 @@ class Measuring(Group, frozen=True):
 
     device: Annotated[str, typer.Option("--device", help="auto (a GPU where there is one), cuda or cpu.")] = "auto"
     dtype: Annotated[str, typer.Option("--dtype", help="auto (bf16 on a GPU, fp32 on a CPU), bf16, fp16, fp32, fp64.")] = "auto"
-    threads: Annotated[int, typer.Option("--threads", min=0, help="CPU threads; 0 takes what is fastest now.")] = 0
+    threads: Annotated[
+        int, typer.Option("--threads", min=0, help="CPU threads; 0: all cores, or one where others keep them busy.")
+    ] = 0
     kernel: Annotated[str, typer.Option("--kernel", help="auto, sdpa, plain, or flex (CUDA only; compiles).")] = "auto"
     cache: Annotated[str, typer.Option("--cache", help="contiguous or paged.")] = "contiguous"
     block_size: o.BlockSize = 16
@@ -57,7 +59,10 @@ class Generation(Group, frozen=True):
     generate: Annotated[
         int, typer.Option("--generate", min=0, max=100_000, help="Tokens to generate, with the cache and without.")
     ] = 0
-    prompt_len: Annotated[str, typer.Option("--prompt-len", help="Tokens of the prompt, for --generate.")] = "64"
+    prompt_len: Annotated[str, typer.Option("--prompt-len", help="Tokens of the prompt, for --generate; or a list.")] = "64"
+    modes: Annotated[
+        str, typer.Option("--modes", help="Of cached, cat, repeat, uncached, unfused, for --generate.", show_default="all")
+    ] = ""
     head: Annotated[str, typer.Option("--head", help="Positions that the LM head sees without a cache: last, all, both.")] = (
         "both"
     )
@@ -83,7 +88,9 @@ def run(
     from kvcalc.measure import require_torch
 
     _check_targets(rows, output, bool(generation.generate))
-    lists, prompt = sizes.lists(), lengths(generation.prompt_len, "prompt length")[0]
+    lists, prompts = sizes.lists(), lengths(generation.prompt_len, "prompt length")
+    if generation.generate and any(lists[:2]):
+        raise UserError("--context is of layers, and --generate measures none", hint="Use --prompt-len")
     require_torch()
     from kvcalc.measure import plan
     from kvcalc.measure.device import find_machine, load_note, seeded
@@ -96,10 +103,11 @@ def run(
     seeded(seed)
     chosen = chosen_model(model, set_) if model else None
     if generation.generate:
-        batch = (lists[2] or [1])[0]
-        job = generation_job(chosen, prompt, generation.generate, batch, settings, generation.head, machine)
+        decoders = plan.decoders(chosen, variant)
+        many = prompts, generation.generate, lists[2] or [1]
+        job = generation_job(decoders, *many, settings, generation.modes, generation.head, machine)
     else:
-        job = layers_job(plan.plan(plan.stacks(chosen, variant, machine), phase, machine, *lists), settings, machine, note)
+        job = layers_job(plan.planned(plan.stacks(chosen, variant, machine), phase, machine, *lists), settings, machine, note)
     if text := load_note(machine):
         note(text)
     results, whole = _results(job, machine, settings, save_gpu, path)

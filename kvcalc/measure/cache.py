@@ -1,4 +1,4 @@
-"""Caches of one layer, allocated whole before the first token: contiguous, or paged behind a block table.
+"""Caches of one layer, allocated whole before the first token: contiguous, or paged behind a block table; or grown by cat.
 
 A cache holds one tensor for each `CacheEntry` of a spec, so its bytes are the prediction's own: `stored_rows` for a
 contiguous cache, `allocated_rows` for a paged one. Rows of an entry with a limit form a ring: the row of position p lies in
@@ -63,6 +63,27 @@ class Contiguous:
         return self.tensor.index_select(2, _slots(self.limit, tokens - count, count, self.tensor.device))
 
 
+class Grown:
+    """A tensor [B, h, rows, w] made anew by `torch.cat` for every pass that writes: what is kept is read and written again."""
+
+    def __init__(self, entry: CacheEntry, batch: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.limit, self.capacity = entry.limit, capacity
+        self.tensor = torch.zeros(batch, entry.heads, 0, entry.width, dtype=dtype, device=device)
+
+    def write(self, rows: Tensor, past: int) -> None:
+        _, kept = _kept(rows, past, self.limit, self.capacity)
+        before = self.tensor
+        if self.limit:
+            before = before[:, :, max(0, before.shape[2] + kept.shape[2] - self.limit) :]
+        self.tensor = torch.cat((before, kept), 2)
+
+    def read(self, tokens: int) -> Tensor:
+        return self.tensor
+
+    def last(self, tokens: int, count: int) -> Tensor:
+        return self.tensor[:, :, self.tensor.shape[2] - count :]
+
+
 class Paged:
     """Blocks [blocks, block_size, h, w] of a pool, and a table [B, blocks of a sequence] of which are whose.
 
@@ -107,7 +128,8 @@ class LayerCache:
     """The cache of one layer for `batch` sequences of up to `capacity` tokens: rows and states in the order of `entries`.
 
     dtype: of entries that name none of their own. state: a dtype for recurrent states in place of the one that the spec
-    fixes. block_size: tokens in a block of a paged cache; 0 for a contiguous one.
+    fixes. block_size: tokens in a block of a paged cache; 0 for a contiguous one. grown: begins empty and grows with each
+    pass instead, as many implementations do.
     """
 
     def __init__(
@@ -119,12 +141,15 @@ class LayerCache:
         device: torch.device | str = "cpu",
         block_size: int = 0,
         state: torch.dtype | None = None,
+        grown: bool = False,
     ) -> None:
-        self.rows: list[Contiguous | Paged] = []
+        self.rows: list[Contiguous | Paged | Grown] = []
         where = torch.device(device)
         for entry in entries:
             kept = (state or DTYPES[entry.dtype]) if entry.dtype else dtype
-            if block_size and entry.grows:
+            if grown and entry.grows:
+                self.rows.append(Grown(entry, batch, capacity, kept, where))
+            elif block_size and entry.grows:
                 self.rows.append(Paged(entry, batch, capacity, kept, where, block_size))
             else:
                 self.rows.append(Contiguous(entry, batch, capacity, kept, where))

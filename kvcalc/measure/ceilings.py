@@ -2,8 +2,8 @@
 
 Bandwidth: the better of a large copy (read and written bytes both counted) and of reading alone (a sum, a matrix-vector
 product), over a tensor many times the last-level cache. Matrix rate: the best of square products that double until one
-takes a tenth of a second. Each is the median of its repeats, as the layers' times are. launch_s is the time of an
-operation on one element.
+takes a tenth of a second. Each is the median of its repeats, as the layers' times are. Beside them: the time of an operation
+on one element, and what products of few rows reach.
 """
 
 import time
@@ -17,20 +17,24 @@ from kvcalc import __version__
 from kvcalc.gpu.spec import Gpu
 from kvcalc.measure.cache import DTYPES
 from kvcalc.measure.device import Machine
+from kvcalc.measure.products import Products, measured_products
 from kvcalc.measure.timing import timed
 from kvcalc.model.spec import Source
 
 ENOUGH = 0.1  # seconds of one product
 LARGEST = {"cpu": 2048, "cuda": 8192}
+FEW_ROWS, FEW_BYTES = (1, 4, 16, 64, 256), 512 << 20
 
 
 class Ceilings(NamedTuple):
-    """Bytes per second by kind of access, FLOP/s by dtype, and seconds of the smallest operation."""
+    """Bytes per second by kind of access, FLOP/s by dtype, seconds of the smallest operation, and products of few rows in the
+    first of the dtypes."""
 
     copy_bytes_per_s: float
     read_bytes_per_s: float
     flops_per_s: dict[str, float]
     launch_s: float
+    products: Products
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -48,13 +52,15 @@ def measured_ceilings(
     for dtype in dtypes:
         progress(f"{dtype} products")
         rates[dtype] = matrix_rate(machine, dtype, seconds)
+    progress("products of few rows")
+    products = measured_products(machine, dtypes[0], FEW_ROWS, FEW_BYTES)
     one = torch.zeros(1, device=machine.device)
 
     def many() -> None:
         for _ in range(200):
             one.add_(1)
 
-    return Ceilings(copy, read, rates, timed(many, machine, 200, seconds / 4).median)
+    return Ceilings(copy, read, rates, timed(many, machine, 200, seconds / 4).median, products)
 
 
 def bandwidth(machine: Machine, seconds: float = 0.4) -> tuple[float, float]:

@@ -3,8 +3,8 @@
 import os
 import platform
 import re
-import statistics
 import time
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +15,13 @@ from kvcalc.library.files import read_text
 
 SYSTEM = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL_CACHE = 32 << 20  # where the system does not say
+PROBE = 0.2  # seconds of work that tell whether the cores are ours
+OURS = 0.75  # the share from which they are: one other process on two cores leaves two thirds
 
 
 class Machine(NamedTuple):
-    """device: torch's. name: the vendor's. cache_bytes: of the last-level cache (a GPU's L2). threads: 0 on a GPU."""
+    """device: torch's. name: the vendor's. cache_bytes: of the last-level cache (a GPU's L2). threads: 0 on a GPU. share: of
+    the cores, what other work leaves."""
 
     device: torch.device
     name: str
@@ -26,6 +29,7 @@ class Machine(NamedTuple):
     cache_bytes: int
     threads: int
     sms: int | None = None
+    share: float = 1.0
 
     @property
     def cuda(self) -> bool:
@@ -39,6 +43,10 @@ class Machine(NamedTuple):
     def clock(self) -> str:
         """What times are taken with: events on a GPU, one thread's CPU time, or the wall's clock."""
         return "events" if self.cuda else "cpu" if self.threads == 1 else "wall"
+
+    def now(self) -> float:
+        """Seconds of that clock, of the wall's where it is events."""
+        return time.thread_time() if self.clock == "cpu" else time.perf_counter()
 
     def free_bytes(self) -> int:
         """Memory that may be taken now: nine tenths of what the device, or the system, has free."""
@@ -64,27 +72,30 @@ def find_machine(device: str = "auto", threads: int = 0) -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads > cores * 4:
         raise UserError(f"threads {threads} is far more than the {cores} cores there are")
-    chosen = threads or best_threads(cores)
+    share = core_share(cores)
+    chosen = threads or (cores if share >= OURS else 1)
     torch.set_num_threads(chosen)
     total = _system_memory("MemTotal", 8 << 30)
-    return Machine(torch.device("cpu"), _cpu_name(), total, _cache_bytes(), chosen)
+    return Machine(torch.device("cpu"), _cpu_name(), total, _cache_bytes(), chosen, share=share)
 
 
-def best_threads(cores: int) -> int:
-    """All cores, or one where others keep them so busy that threads wait for each other longer than they save."""
-    if cores == 1:
-        return 1
-    found = {}
-    for threads in (1, cores):
-        torch.set_num_threads(threads)
-        x = torch.randn(16, 256, 256)
-        times = []
-        for _ in range(15):
-            begun = time.perf_counter()
-            torch.bmm(x, x)
-            times.append(time.perf_counter() - begun)
-        found[threads] = statistics.median(times)
-    return cores if found[cores] < found[1] else 1
+@cache
+def core_share(cores: int) -> float:
+    """The share of all cores that products on all of them are given, 1 where nothing else wants any; found once a process.
+
+    CPU seconds of this process over the wall's, per core: its own work never counts as that of others. Threads that others
+    keep from running are waited for by the rest, so a share well below 1 makes several threads slower than one.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    x = torch.randn(4 * cores, 256, 256)
+    torch.bmm(x, x)  # starts the threads
+    begun, worked = time.perf_counter(), time.process_time()
+    while time.perf_counter() - begun < PROBE:
+        torch.bmm(x, x)
+    share = (time.process_time() - worked) / (time.perf_counter() - begun) / cores
+    torch.set_num_threads(before)
+    return min(1.0, share)
 
 
 def seeded(seed: int) -> None:
@@ -99,13 +110,10 @@ def torch_version() -> str:
 
 def load_note(machine: Machine) -> str:
     """A warning where other work is likely to disturb the times, or ''."""
-    cores = os.cpu_count() or 1
-    if machine.cuda or not hasattr(os, "getloadavg"):
+    if machine.cuda or machine.share >= OURS:
         return ""
-    load = os.getloadavg()[0]
-    if load < cores / 2:
-        return ""
-    return f"other work keeps this machine busy (load {load:.1f} on {cores} cores): times swing, ratios less so"
+    how = "the wall's clock counts what they wait for" if machine.clock == "wall" else "one thread is timed by its own CPU time"
+    return f"other work takes {1 - machine.share:.0%} of this machine's cores: {how}; times swing, ratios less so"
 
 
 def _system_memory(key: str, otherwise: int) -> int:

@@ -2,8 +2,9 @@
 
 launch-bound: launching the operations takes half of the time or more. cache-resident: the data fits the last-level cache,
 or the step was faster than memory allows. unfused: plain torch writes out and reads back what the bound counts as fused,
-and its operations' own bounds add up to half as much again. compute-bound and memory-bound: within 1.5 of the bound,
-whichever it is. kernel: none of these; the kernels do not reach the ceilings.
+and its operations' own bounds add up to half as much again. few-rows: the same at the rates that were measured for products of
+so few rows. compute-bound and memory-bound: within 1.5 of the bound, whichever it is. kernel: none of these; the kernels do
+not reach the ceilings.
 """
 
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from kvcalc.measure.traffic import Traffic
 from kvcalc.units import format_bytes
 
 CLOSE = 1.5
-REASONS = ("launch-bound", "cache-resident", "unfused", "compute-bound", "memory-bound", "kernel")
+REASONS = ("launch-bound", "cache-resident", "compute-bound", "memory-bound", "unfused", "few-rows", "kernel")
 
 
 class Facts(NamedTuple):
@@ -40,10 +41,12 @@ def difference(facts: Facts) -> tuple[str, str]:
         return "cache-resident", f"faster than the bound ({ratio:.2f}×): part of the data was in the last-level cache"
     if ratio <= CLOSE:
         return f"{facts.bound}-bound", f"within {CLOSE}× of its {facts.bound} bound"
-    if facts.done.seconds >= CLOSE * facts.predicted_s:
+    alone, reached = facts.done.seconds / facts.predicted_s, facts.done.reached_s / facts.predicted_s
+    few = f"{reached:.1f}× with products of few rows at the rates measured for them"
+    if alone >= CLOSE:
         factor = facts.done.bytes / facts.bytes
-        return "unfused", (
-            f"plain torch moves {factor:.1f}× the bytes of one fused pass; operation by operation its bound is "
-            f"{facts.done.seconds / facts.predicted_s:.1f}×"
-        )
+        moves = f"plain torch moves {factor:.1f}× the bytes of one fused pass"
+        return "unfused", f"{moves}; operation by operation its bound is {alone:.1f}×, {few}"
+    if reached >= CLOSE:
+        return "few-rows", f"operation by operation its bound is {alone:.1f}×, {few}"
     return "kernel", f"torch's kernels reach {1 / ratio:.0%} of the {facts.bound} ceiling here"

@@ -1,180 +1,160 @@
-"""The generation experiment: a whole decoder with the cache and without, time per token beside the prediction.
+"""The generation experiment: a whole decoder, token by token in each of its modes, beside the prediction.
 
-With the cache a step passes one token; without it, all of them again. The LM head runs on the last position, and in a
-third run without the cache on all positions, which is what a forward pass returns when nobody says otherwise. All runs are
-greedy and must choose the same tokens.
+All modes take their first step, then all the second, and so on, and samples of the machine's rates are taken in between: what
+else the machine does meets them alike. All are greedy and must choose the same tokens.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvcalc.errors import UserError
 from kvcalc.gpu.roof import roofline, total_seconds
 from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.batch import Batch
 from kvcalc.measure.cache import DTYPES, LayerCache
+from kvcalc.measure.ceilings import Ceilings
 from kvcalc.measure.device import Machine
+from kvcalc.measure.expected import Step, expected_seconds
 from kvcalc.measure.layers.base import Mixer
 from kvcalc.measure.layers.decoder import Decoder
+from kvcalc.measure.modes import Mode
+from kvcalc.measure.rates import Rates, Sampling
+from kvcalc.measure.request import Request, check
 from kvcalc.measure.stack import storage_bytes
-from kvcalc.model.memory import cache_size
-from kvcalc.model.operators import forward
-from kvcalc.model.precision import Precision
-from kvcalc.model.spec import Model
-from kvcalc.units import format_bytes
+from kvcalc.measure.timing import once, summary
+from kvcalc.measure.traffic import calls
 
-HEADS = ("last", "all", "both")
+SAMPLES = 25  # of the machine's rates in a run, where it has so many steps
+Progress = Callable[[str, int], None]  # what comes next, and how many steps are done
 
 
-class Request(NamedTuple):
-    """What to generate: `new_tokens` behind a random prompt of `prompt_len`, `batch_size` at once; `head`: last, all, both."""
+class Run:
+    """One mode on its way: its cache, its tokens [B, prompt + new], seconds of every step."""
 
-    model: Model
-    prompt_len: int
-    new_tokens: int
-    batch_size: int
-    dtype: str
-    head: str = "both"
+    def __init__(self, request: Request, mode: Mode, decoder: Decoder, prompt: Tensor, machine: Machine) -> None:
+        self.request, self.mode, self.decoder, self.machine = request, mode, decoder, machine
+        self.tokens = prompt.new_zeros(request.batch_size, request.tokens)
+        self.tokens[:, : request.prompt_len] = prompt
+        self.calls = [self._calls(0), self._calls(1)] if mode.caches else [self._calls(0)]
+        self.cache = request.caches(decoder, mode)
+        self.seconds: list[float] = []
 
-    @property
-    def modes(self) -> list[tuple[str, str]]:
-        """(cached or uncached, head on last or all) of each run; with a cache the head makes no difference after the prompt."""
-        return [("cached", "last"), *(("uncached", head) for head in ("last", "all") if self.head in (head, "both"))]
+    def _calls(self, step: int) -> int:
+        """Of torch's operations, in the prompt's pass or in a later one; on a cache of its own, which also warms up."""
+        cache, length = self.request.caches(self.decoder, self.mode), self.request.prompt_len
+        self._prepare()
+        if step:
+            self._pass(cache, 0, length)
+        return calls(lambda: self._pass(cache, length - 1 if step else 0, length))
 
-    @property
-    def tokens(self) -> int:
-        return self.prompt_len + self.new_tokens
+    def _prepare(self) -> None:
+        for part in self.decoder.modules():
+            if isinstance(part, Mixer):
+                part.kernel, part.repeats = self.mode.kernel, self.mode.name == "repeat"
+
+    def _pass(self, cache: list[LayerCache] | None, past: int, length: int) -> Tensor:
+        logits = self.decoder(self.tokens[:, past:length], cache, past, self.mode.head == "all")
+        return logits[:, -1].argmax(-1)
+
+    def step(self) -> None:
+        """One more token."""
+        self._prepare()
+        number = len(self.seconds)
+        length = self.request.prompt_len + number
+        past = length - 1 if self.cache is not None and number else 0
+
+        def token() -> None:
+            self.tokens[:, length] = self._pass(self.cache, past, length)
+
+        self.seconds.append(once(token, self.machine))
+
+    def extra_bytes(self, step: int) -> int:
+        """What a step moves beside its operators."""
+        return self.mode.extra_bytes(self.request.model, self.request.dtype, self.request.batch(self.mode, step))
+
+    def predicted(self, step: int, rates: Rates, ceilings: Ceilings, gpu: Gpu) -> float:
+        """Seconds that this machine should take for a step."""
+        done = Step(self.calls[min(step, len(self.calls) - 1)], self.extra_bytes(step), self.mode.name != "unfused")
+        return expected_seconds(self.request.operators(self.mode, step), done, rates, ceilings, gpu, self.machine.cuda)
 
 
-def check(request: Request, machine: Machine) -> None:
-    """Raises UserError where the decoder cannot take so many positions, or does not fit the machine's memory."""
-    model = request.model
-    if request.head not in HEADS:
-        raise UserError(f"unknown head {request.head!r}", hint=f"Known: {', '.join(HEADS)}")
-    if model.position_embeddings and request.tokens - 1 > model.position_embeddings:
-        raise UserError(f"{model.name} has {model.position_embeddings:,} positions, and {request.tokens - 1:,} are asked for")
-    element = DTYPES[request.dtype].itemsize
-    cache = cache_size(model, request.tokens, request.batch_size, Precision(request.dtype)).stored
-    logits = request.batch_size * model.vocab_size * (request.tokens if request.head != "last" else 1)
-    needed = (model.parameters + 2 * logits + 8 * request.batch_size * request.tokens * model.hidden_size) * element + cache
-    if needed > machine.free_bytes():
-        raise UserError(f"{model.name} needs {format_bytes(needed)}, and {format_bytes(machine.free_bytes())} can be used")
-
-
-def generate(request: Request, machine: Machine, gpu: Gpu, progress: Callable[[str, int], None]) -> Iterator[dict[str, Any]]:
-    """One record for each run: with the cache, and without it with the LM head on the last and on all positions."""
+def generated(request: Request, machine: Machine, ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[dict[str, Any]]:
+    """One record for each mode. After Ctrl-C those of the tokens that all modes have, and KeyboardInterrupt then."""
     check(request, machine)
-    decoder = Decoder(request.model).to(machine.device, DTYPES[request.dtype]).eval()
-    for part in decoder.modules():
-        if isinstance(part, Mixer):
-            part.kernel = "sdpa"
-    prompt = torch.randint(request.model.vocab_size, (request.batch_size, request.prompt_len), device=machine.device)
-    found: list[dict[str, Any]] = []
-    cached_tokens: Tensor | None = None
-    for number, (mode, head) in enumerate(request.modes):
-        caches = decoder.caches(request.batch_size, request.tokens) if mode == "cached" else None
-
-        def told(step: int, done: int = number * request.new_tokens, text: str = f"{mode}, head on {head}") -> None:
-            progress(text, done + step)
-
-        seconds, tokens = _run(decoder, prompt, request, machine, caches, head == "all", told)
-        cached_tokens = tokens if mode == "cached" else cached_tokens
-        held = storage_bytes(caches) if caches else 0
-        same = bool((tokens == cached_tokens).all()) if cached_tokens is not None else None
-        found.append(_record(request, mode, head, seconds, predicted_seconds(request, mode, head, gpu), held, same, machine))
-        yield _compared(found[-1], found[0])
+    runs, rates, whole = _measured(request, machine, progress)
+    steps = min(len(run.seconds) for run in runs)
+    if steps:
+        records = [_record(run, steps, rates, ceilings, gpu) for run in runs]
+        for run, record in zip(runs, records, strict=True):
+            yield record | _compared(record, records[0], run, runs[0])
+    if not whole:
+        raise KeyboardInterrupt
 
 
-def predicted_seconds(request: Request, mode: str, head: str, gpu: Gpu) -> list[float]:
-    """The bound of every step on the measured ceilings: a prefill of the prompt, then one token each, or all of them."""
-    found = []
-    for step in range(request.new_tokens):
-        length = request.prompt_len + step
-        cached = mode == "cached" and step > 0
-        batch = Batch.decode(length, request.batch_size) if cached else Batch.prefill(length, request.batch_size)
-        form = "absorbed" if cached else "expanded"
-        operators = forward(request.model, batch, Precision(request.dtype), mla_form=form, all_positions=head == "all")
-        found.append(float(total_seconds(roofline(operators, gpu))))
-    return found
-
-
-def _run(
-    decoder: Decoder,
-    prompt: Tensor,
-    request: Request,
-    machine: Machine,
-    caches: list[LayerCache] | None,
-    all_positions: bool,
-    progress: Callable[[int], None],
-) -> tuple[list[float], Tensor]:
-    """Seconds of every step, and all tokens [B, prompt + new]."""
-    clock = time.thread_time if machine.clock == "cpu" else time.perf_counter
-    tokens = prompt.new_zeros(request.batch_size, request.tokens)
-    tokens[:, : request.prompt_len] = prompt
-    seconds = []
+def _measured(request: Request, machine: Machine, progress: Progress) -> tuple[list[Run], Sampling, bool]:
+    """The runs of all modes, the rates of the machine meanwhile, and whether that is all."""
     with torch.no_grad():
-        decoder(prompt[:, :1])  # warm-up
-        for step in range(request.new_tokens):
-            length = request.prompt_len + step
-            past = length - 1 if caches is not None and step else 0
-            machine.synchronize()
-            begun = clock()
-            logits = decoder(tokens[:, past:length], caches, past, all_positions)
-            tokens[:, length] = logits[:, -1].argmax(-1)
-            machine.synchronize()
-            seconds.append(clock() - begun)
-            progress(step + 1)
-    return seconds, tokens
+        decoder = Decoder(request.model).to(machine.device, DTYPES[request.dtype]).eval()
+        prompt = torch.randint(request.model.vocab_size, (request.batch_size, request.prompt_len), device=machine.device)
+        runs = [Run(request, mode, decoder, prompt, machine) for mode in request.modes]
+        sampling = Sampling(decoder, machine, request.dtype, request.rows)
+        try:
+            for step in range(request.new_tokens):
+                if step % max(1, request.new_tokens // SAMPLES) == 0:
+                    sampling.sample()
+                for number, run in enumerate(runs):
+                    progress(f"{run.mode.name}, token {step + 1:,}", step * len(runs) + number)
+                    run.step()
+        except KeyboardInterrupt:
+            return runs, sampling, False
+    return runs, sampling, True
 
 
-def _record(
-    request: Request,
-    mode: str,
-    head: str,
-    seconds: list[float],
-    predicted: list[float],
-    held: int,
-    same: bool | None,
-    machine: Machine,
-) -> dict[str, Any]:
-    model, taken, bound = request.model, sum(seconds), sum(predicted)
-    cached = mode == "cached"
+def _record(run: Run, steps: int, sampling: Sampling, ceilings: Ceilings, gpu: Gpu) -> dict[str, Any]:
+    request, mode, rates = run.request, run.mode, sampling.rates()
+    measured, predicted = run.seconds[:steps], [run.predicted(step, rates, ceilings, gpu) for step in range(steps)]
+    bound = sum(float(total_seconds(roofline(request.operators(mode, step), gpu))) for step in range(steps))
+    off = summary([m / p for m, p in zip(measured, predicted, strict=True)])
     return {
-        "model": model.name,
-        "mode": mode,
-        "head": head,
+        "model": request.model.name,
+        "variant": request.variant,
+        "attention": request.model.attention,
+        "mode": mode.name,
+        "head": mode.head,
         "prompt_len": request.prompt_len,
-        "new_tokens": request.new_tokens,
+        "new_tokens": steps,
         "batch_size": request.batch_size,
-        "total_s": taken,
-        "tokens_per_s": request.batch_size * request.new_tokens / taken,
-        "first_token_s": seconds[0],
-        "last_token_s": statistics.median(seconds[-5:]),
-        "predicted_total_s": bound,
-        "ratio": taken / bound,
-        "same_tokens": same,
-        "predicted_bytes": cache_size(model, request.tokens, request.batch_size, Precision(request.dtype)).stored
-        if cached
-        else 0,
-        "allocated_bytes": held,
+        "total_s": sum(measured),
+        "tokens_per_s": request.batch_size * steps / sum(measured),
+        "first_token_s": measured[0],
+        "last_token_s": statistics.median(measured[-5:]),
+        "predicted_total_s": sum(predicted),
+        "ratio": sum(measured) / sum(predicted),
+        "ratio_p10": off.low,
+        "ratio_p90": off.high,
+        "bound_total_s": bound,
+        "predicted_extra_bytes": sum(run.extra_bytes(step) for step in range(steps)),
+        "predicted_bytes": request.predicted_bytes(mode),
+        "allocated_bytes": storage_bytes(run.cache) if run.cache else 0,
+        "cache": f"paged:{request.block_size}" if request.block_size else "contiguous",
+        "host_s": run.calls[-1] * rates.host_s,
         "dtype": request.dtype,
-        "device": machine.name,
-        "threads": machine.threads or None,
-        "clock": machine.clock,
-        "token_s": seconds,
+        "device": run.machine.name,
+        "threads": run.machine.threads or None,
+        "clock": run.machine.clock,
+        "core_share": None if run.machine.cuda else run.machine.share,
+        "token_s": measured,
         "predicted_token_s": predicted,
     }
 
 
-def _compared(record: dict[str, Any], cached: dict[str, Any]) -> dict[str, Any]:
-    """With how many times as long as the cached run this one takes, measured and predicted."""
+def _compared(record: dict[str, Any], cached: dict[str, Any], run: Run, reference: Run) -> dict[str, Any]:
+    """How many times as long as the cached run this one takes, measured and predicted, and whether it says the same."""
+    end = run.request.prompt_len + record["new_tokens"]
     return {
-        **record,
+        "same_tokens": bool((run.tokens[:, :end] == reference.tokens[:, :end]).all()),
         "speedup": record["total_s"] / cached["total_s"],
         "predicted_speedup": record["predicted_total_s"] / cached["predicted_total_s"],
     }

@@ -1,13 +1,16 @@
 """A whole run of `measure` as one value: how many steps it has, and what does them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 from kvcalc.gpu.spec import Gpu
-from kvcalc.measure import plan
 from kvcalc.measure.ceilings import Ceilings
 from kvcalc.measure.device import Machine
-from kvcalc.measure.generate import Request, check, generate
+from kvcalc.measure.generate import generated
+from kvcalc.measure.modes import modes_of
+from kvcalc.measure.request import Request, check
 from kvcalc.measure.run import MeasureSettings, measured
 from kvcalc.measure.stack import Case
 from kvcalc.model.spec import Model
@@ -33,13 +36,34 @@ def layers_job(cases: list[Case], settings: MeasureSettings, machine: Machine, r
 
 
 def generation_job(
-    model: Model | None, prompt_len: int, new_tokens: int, batch_size: int, settings: MeasureSettings, head: str, machine: Machine
+    decoders: dict[str, Model],
+    lengths: Sequence[int],
+    new_tokens: int,
+    batch_sizes: Sequence[int],
+    settings: MeasureSettings,
+    modes: str,
+    head: str,
+    machine: Machine,
 ) -> Job:
-    """The generation experiment. Raises UserError where the decoder does not fit, or cannot take so many positions."""
-    request = Request(plan.generation_model(model), prompt_len, new_tokens, batch_size, settings.dtype, head)
-    check(request, machine)
+    """The generation experiment with each decoder, prompt length and batch size.
+
+    Raises UserError where one does not fit or cannot take so many positions, and for an unknown mode or head.
+    """
+    requests = [
+        Request(model, prompt, new_tokens, batch, settings.dtype, modes_of(model, modes, head), name, settings.block_size)
+        for (name, model), prompt, batch in product(decoders.items(), lengths, batch_sizes)
+    ]
+    for request in requests:
+        check(request, machine)
 
     def results(ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[Result]:
-        return ((None, record) for record in generate(request, machine, gpu, progress))
+        for number, request in enumerate(requests):
+            told = partial(_told, progress, sum(before.steps for before in requests[:number]))
+            for record in generated(request, machine, ceilings, gpu, told):
+                yield None, record
 
-    return Job(new_tokens * len(request.modes), results)
+    return Job(sum(request.steps for request in requests), results)
+
+
+def _told(progress: Progress, before: int, text: str, done: int) -> None:
+    progress(text, before + done)

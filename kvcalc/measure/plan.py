@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 
 import msgspec
+import torch
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.measure.cache import DTYPES
 from kvcalc.measure.device import Machine
+from kvcalc.measure.layers import build_mixer
+from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.layers.kernels import KERNELS
 from kvcalc.measure.run import MeasureSettings, all_cases
 from kvcalc.measure.stack import Case
-from kvcalc.measure.variants import NAMES, base_of, named, stacks_of, standard_model
+from kvcalc.measure.variants import NAMES, base_of, named, stacks_of, standard_model, whole
 from kvcalc.model.spec import Model
 
 PHASES = ("decode", "prefill")
@@ -52,14 +55,14 @@ def settings(
 
 def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> dict[str, Model]:
     """Variant → the stack of layers to measure: of a model's own kinds, or of it (or a standard layer) with others put in."""
-    names = [name.strip() for text in variants for name in text.split(",")]
+    names = _names(variants)
     if model is not None and not names:
         return stacks_of(model)
     base = base_of(model) if model is not None else standard_model(HEADS[machine.device.type])
     return {name: named(base, name) for name in names or NAMES}
 
 
-def plan(
+def planned(
     chosen: dict[str, Model], phase: str, machine: Machine, contexts: list[int], prefill_contexts: list[int], batches: list[int]
 ) -> list[Case]:
     """The cases; empty lists take the device's defaults. Raises UserError on an unknown phase or far too many cases."""
@@ -78,10 +81,6 @@ def plan(
 
 def _check_layers(chosen: dict[str, Model]) -> None:
     """Raises UserError where a layer has no torch twin, before anything is measured; weights are made one wide for it."""
-    import torch
-
-    from kvcalc.measure.layers import build_mixer
-
     with torch.device("meta"):
         for model in chosen.values():
             for layer in model.kinds.values():
@@ -91,13 +90,24 @@ def _check_layers(chosen: dict[str, Model]) -> None:
 
 
 def ceiling_dtypes(dtype: str, every: bool) -> list[str]:
-    """The dtypes whose products are measured: the one in use, fp32 for vector work, and all for a preset."""
-    return list(DTYPES) if every else list(dict.fromkeys((dtype, "fp32")))
+    """The dtypes whose products are measured: the one in use first, fp32 for vector work, and all for a preset."""
+    return list(dict.fromkeys((dtype, "fp32", *(DTYPES if every else ()))))
 
 
-def generation_model(model: Model | None) -> Model:
-    """The decoder to generate with: the one named, else GPT-2 small."""
+def decoders(model: Model | None, variants: Sequence[str]) -> dict[str, Model]:
+    """Variant → the decoder to generate with: the model named, else GPT-2 small, as it is or with other attention.
+
+    Raises UserError for an unknown form, and for layers that have no torch twin.
+    """
     from kvcalc.library.load import load_model
 
-    found = model or load_model("gpt2")
-    return msgspec.structs.replace(found, quantization=(), kv_cache_dtype=None)
+    base = msgspec.structs.replace(model or load_model("gpt2"), quantization=(), kv_cache_dtype=None)
+    chosen = {name: whole(base, name) for name in _names(variants)} or {"": base}
+    with torch.device("meta"):
+        for decoder in chosen.values():
+            Decoder(decoder)
+    return chosen
+
+
+def _names(variants: Sequence[str]) -> list[str]:
+    return [name.strip() for text in variants for name in text.split(",")]

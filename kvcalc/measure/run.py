@@ -16,7 +16,7 @@ from kvcalc.measure.explain import Facts, difference
 from kvcalc.measure.layers.sparse import GATHERED
 from kvcalc.measure.stack import Case, Stack, allocated, storage_bytes
 from kvcalc.measure.timing import Timing, timed
-from kvcalc.measure.traffic import Traffic, traffic
+from kvcalc.measure.traffic import Traffic, traffic_of
 from kvcalc.model.memory import cache_size
 from kvcalc.model.operators import forward, total
 from kvcalc.model.precision import Precision
@@ -119,8 +119,8 @@ def measure(case: Case, settings: MeasureSettings, machine: Machine, ceilings: C
             lambda: [inner[i % len(inner)](c) for i, c in enumerate(caches[: copies[1]])],
             machine, copies[1], settings.seconds, settings.graphs,
         )  # fmt: skip
-    done = traffic(lambda: stacks[0].step(first), ceilings, settings.dtype)
-    done_alone = traffic(lambda: inner[0](first), ceilings, settings.dtype)
+    done = traffic_of(lambda: stacks[0].step(first), ceilings, settings.dtype)
+    done_alone = traffic_of(lambda: inner[0](first), ceilings, settings.dtype)
     launch = 0.0 if whole.graph else ceilings.launch_s
     why = _facts(layer, whole, copies[0], launch, done, machine)
     why_alone = _facts(core, alone, copies[1], launch, done_alone, machine)
@@ -211,6 +211,7 @@ def _identity(case: Case, settings: MeasureSettings, kernel: str, machine: Machi
         "device": machine.name,
         "threads": machine.threads or None,
         "clock": machine.clock,
+        "core_share": None if machine.cuda else machine.share,
     }
 
 

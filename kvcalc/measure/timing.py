@@ -37,15 +37,23 @@ def timed(step: Callable[[], object], machine: Machine, copies: int = 1, seconds
     """Times `step` for about `seconds`: five repeats at least, three where they take longer than three times that."""
     if machine.cuda:
         return _on_gpu(step, machine, copies, seconds, graphs)
-    clock = time.thread_time if machine.clock == "cpu" else time.perf_counter
     step()
     found: list[float] = []
     begun = time.perf_counter()
     while not _enough(len(found), time.perf_counter() - begun, seconds):
-        start = clock()
+        start = machine.now()
         step()
-        found.append((clock() - start) / copies)
+        found.append((machine.now() - start) / copies)
     return summary(found)
+
+
+def once(step: Callable[[], object], machine: Machine) -> float:
+    """Seconds of one call as it comes, the wait for a GPU included."""
+    machine.synchronize()
+    begun = machine.now()
+    step()
+    machine.synchronize()
+    return machine.now() - begun
 
 
 def _enough(repeats: int, taken: float, seconds: float) -> bool:

@@ -4,6 +4,7 @@ The prediction counts one fused pass. Torch without fused kernels writes scores,
 back; this counts each operation's inputs and outputs, so the report can say how much of a difference that is.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -14,24 +15,46 @@ from torch.utils.flop_counter import flop_registry
 
 from kvcalc.measure.ceilings import Ceilings
 
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 _GATHERS = ("index", "index_select", "gather", "embedding")
 
 
 class Traffic(NamedTuple):
-    """Of one step: operations, bytes read and written by them one by one, FLOPs, and Σ max(bytes/bandwidth, FLOPs/peak)."""
+    """Of one step: operations, bytes read and written by them one by one, FLOPs, and Σ max(bytes/bandwidth, FLOPs/peak).
+
+    reached_s: the same where products of few rows take what was measured for them.
+    """
 
     launches: int
     bytes: int
     flops: int
     seconds: float
+    reached_s: float
+
+
+class _Calls(TorchDispatchMode):
+    """Counts every operation, views among them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls(step: Any) -> int:
+    """Runs `step` once: how many of torch's operations it calls, views among them."""
+    with torch.no_grad(), _Calls() as counter:
+        step()
+    return counter.count
 
 
 class _Counter(TorchDispatchMode):
-    def __init__(self, bandwidth: float, peak: float) -> None:
+    def __init__(self, ceilings: Ceilings, peak: float) -> None:
         super().__init__()
-        self.bandwidth, self.peak = bandwidth, peak
+        self.bandwidth, self.products, self.peak = ceilings.bandwidth_bytes_per_s, ceilings.products, peak
         self.launches = self.bytes = self.flops = 0
-        self.seconds = 0.0
+        self.seconds = self.reached_s = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -46,21 +69,30 @@ class _Counter(TorchDispatchMode):
         self.launches += 1
         self.bytes += moved
         self.flops += flops
-        self.seconds += max(moved / self.bandwidth, flops / self.peak)
+        least = max(moved / self.bandwidth, flops / self.peak)
+        self.seconds += least
+        self.reached_s += max(least, self.products.taken(*_product(read))) if name in _PRODUCTS else least
         return out
 
 
-def traffic(step: Any, ceilings: Ceilings, dtype: str) -> Traffic:
+def traffic_of(step: Any, ceilings: Ceilings, dtype: str) -> Traffic:
     """Runs `step` once and counts it."""
-    with torch.no_grad(), _Counter(ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s[dtype]) as counter:
+    with torch.no_grad(), _Counter(ceilings, ceilings.flops_per_s[dtype]) as counter:
         step()
-    return Traffic(counter.launches, counter.bytes, counter.flops, counter.seconds)
+    return Traffic(counter.launches, counter.bytes, counter.flops, counter.seconds, counter.reached_s)
 
 
 def _aliases(read: list[Tensor], wrote: list[Tensor]) -> bool:
     """Whether the outputs are views of the inputs."""
     held = {t.untyped_storage().data_ptr() for t in read}
     return all(t.untyped_storage().data_ptr() in held for t in wrote)
+
+
+def _product(read: list[Tensor]) -> tuple[int, int]:
+    """(rows, elements of the larger factor) of a product: the last two of its inputs, [… m, k] and [… k, n]."""
+    a, b = read[-2:]
+    rows, columns = a.shape[-2], b.shape[-1]
+    return min(rows, columns), a.numel() if columns < rows else b.numel()
 
 
 def _moved(name: str, read: list[Tensor], wrote: list[Tensor]) -> int:
@@ -74,4 +106,5 @@ def _moved(name: str, read: list[Tensor], wrote: list[Tensor]) -> int:
 
 def _size(tensor: Tensor) -> int:
     """Bytes of a tensor; of one that is expanded, those that it holds."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    held = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return min(held * tensor.element_size(), tensor.untyped_storage().nbytes())

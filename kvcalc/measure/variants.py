@@ -9,7 +9,7 @@ from kvcalc.model.spec import Layer, Model
 from kvcalc.planning.variants import variant
 
 NAMES = ("mha", "gqa", "mqa", "mla", "dsa", "window", "cla", "recurrent")
-_MEANS = {"mla": "mla:512+64", "dsa": "dsa:512+64+128@2048", "window": "mha/window:1024", "cla": "cla:2"}
+_MEANS = {"window": "mha/window:1024", "cla": "cla:2"}
 
 
 def standard_model(heads: int) -> Model:
@@ -23,20 +23,28 @@ def named(base: Model, text: str) -> Model:
 
     Two layers where they share a cache, else one. Raises UserError for an unknown form.
     """
+    return whole(msgspec.structs.replace(base, layers=2 if "cla" in _steps(base, text) else 1), text)
+
+
+def whole(model: Model, text: str) -> Model:
+    """`model` with the variant in every layer that attends. Raises UserError for an unknown form."""
+    steps = _steps(model, text)
+    if steps == "recurrent":
+        return _recurrent(model)
+    found = variant(model, steps)
+    if found.kv_cache_dtype:
+        raise UserError(f"variant {text!r}: `measure` keeps the cache in the dtype of its products", hint="Use --dtype")
+    return found.model
+
+
+def _steps(model: Model, text: str) -> str:
+    """What `compare` calls a variant. Raises UserError for one that `measure` has no layers of."""
     name = text.strip().lower()
-    if name == "recurrent":
-        return _recurrent(base)
-    if name == "gqa":
-        name = f"gqa:{max(1, _heads(base) // 4)}"
-    steps = _MEANS.get(name, name)
-    known = [*NAMES, "none"]
+    steps = f"gqa:{max(1, _heads(model) // 4)}" if name == "gqa" else _MEANS.get(name, name)
+    known = [*NAMES, "none", "hybrid"]
     if steps.partition(":")[0].partition("/")[0] not in [*known, "evict"]:
         raise UserError(f"unknown variant {text!r}", hint=nearest(name, known))
-    layers = 2 if "cla" in steps else 1
-    found = variant(msgspec.structs.replace(base, layers=layers), steps)
-    if found.kv_cache_dtype:
-        raise UserError(f"variant {text!r}: `measure` keeps the cache in the dtype of its products", hint="Choose one dtype")
-    return found.model
+    return steps
 
 
 def base_of(model: Model) -> Model:
@@ -75,10 +83,14 @@ def _heads(base: Model) -> int:
     return max(part.as_mha()[0] for layer in base.kinds.values() for part in layer.mixers)
 
 
-def _recurrent(base: Model) -> Model:
-    """A gated delta net with as many heads as the attention, of the same widths."""
-    heads, _, width = max(part.as_mha() for layer in base.kinds.values() for part in layer.mixers)
+def _recurrent(model: Model) -> Model:
+    """Gated delta nets with as many heads as the attention, of the same widths, in its place."""
+    heads, _, width = max(part.as_mha() for layer in model.kinds.values() for part in layer.mixers)
     mixer = GatedDeltaNet(
         linear_num_key_heads=heads, linear_num_value_heads=heads, linear_key_head_dim=width, linear_value_head_dim=width
     )
-    return _bare(msgspec.structs.replace(base, layers=1, kinds={"full": Layer(parts=(mixer,))}, pattern=()))
+    kinds = {
+        kind: msgspec.structs.replace(layer, parts=tuple(mixer if p.attends else p for p in layer.parts), shares_cache=False)
+        for kind, layer in model.kinds.items()
+    }
+    return msgspec.structs.replace(model, kinds=kinds)

@@ -38,14 +38,14 @@ def generation_chart(rows: Rows) -> Chart:
     """Milliseconds of every generated token, measured and predicted, for each way of generating."""
     first, series = rows[0], []
     for number, row in enumerate(rows):
-        name = row["mode"] + ("" if row["mode"] == "cached" else f", head on {row['head']}")
+        head = f", head on {row['head']}" if row["mode"] == "uncached" else ""
+        name = " ".join(filter(None, (row["variant"], row["mode"]))) + head
         steps = tuple(float(row["prompt_len"] + i + 1) for i in range(row["new_tokens"]))
         series.append(Series(name, steps, tuple(1000 * s for s in row["token_s"]), "line", colour=number))
         predicted = tuple(1000 * s for s in row["predicted_token_s"])
-        series.append(Series(f"{name}: bound", steps, predicted, "dashed", colour=number))
-    speed = next((f"{r['speedup']:.2f}× (predicted {r['predicted_speedup']:.2f}×)" for r in rows[1:]), "")
-    subtitle = f"{first['device']}, {first['dtype']}, prompt of {first['prompt_len']:,}" + (
-        f"; the cache saves {speed}" if speed else ""
-    )
+        series.append(Series(f"{name}: predicted", steps, predicted, "dashed", colour=number))
+    without = next((r for r in rows if r["mode"] == "uncached"), None)
+    saves = f"; the cache saves {without['speedup']:.2f}× (predicted {without['predicted_speedup']:.2f}×)" if without else ""
+    subtitle = f"{first['device']}, {first['dtype']}: prompt of {first['prompt_len']:,}{saves}"
     x = Axis("tokens so far", log=False, tick=lambda v: f"{v:g}")
     return Chart(f"{first['model']}: time per token", subtitle, x, Axis("ms", log=False, tick=lambda v: f"{v:g}"), tuple(series))

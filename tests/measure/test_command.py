@@ -12,6 +12,7 @@ from conftest import Run
 from twins import torch
 
 from kvcalc.measure import ceilings, plan, run
+from kvcalc.measure.products import Products
 
 QUICK = "measure --device cpu --threads 1 --seconds 0.001 --context 40 --batch-size 2"
 KEYS = {
@@ -22,7 +23,8 @@ KEYS = {
 
 @pytest.fixture(autouse=True)
 def _small_and_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ceilings.Ceilings(10e9, 20e9, dict.fromkeys(("fp64", "fp32", "bf16", "fp16"), 100000000000.0), 1e-6)
+    flops = dict.fromkeys(("fp64", "fp32", "bf16", "fp16"), 100000000000.0)
+    found = ceilings.Ceilings(10e9, 20e9, flops, 1e-6, Products((1,), (1e-9,)))
     monkeypatch.setattr(ceilings, "measured_ceilings", lambda *_: found)
     monkeypatch.setitem(plan.HEADS, "cpu", 2)  # narrow layers
 
@@ -74,11 +76,22 @@ def test_generation(kvcalc: Run, tmp_path: Path) -> None:
     plot = tmp_path / "curve.svg"
     line = "measure gpt2 --set layers=1 --set vocab_size=100 --device cpu --threads 1 --generate 6 --prompt-len 4"
     found = kvcalc(f"{line} --plot {plot} --format json")
-    assert [r["mode"] for r in found.records] == ["cached", "uncached", "uncached"]
+    assert [r["mode"] for r in found.records] == ["cached", "cat", "uncached", "uncached", "unfused"]
     assert all(r["same_tokens"] and r["tokens_per_s"] > 0 for r in found.records)
     assert "time per token" in plot.read_text(encoding="utf-8")
-    assert [r["head"] for r in kvcalc(f"{line} --head all --format json").records] == ["last", "all"]
+    assert [r["head"] for r in kvcalc(f"{line} --head all --modes uncached --format json").records] == ["last", "all"]
     assert "predicted" in kvcalc(line).out
+
+
+def test_generation_takes_variants_caches_and_lists(kvcalc: Run) -> None:
+    line = "measure gpt2 --set layers=2 --set vocab_size=100 --device cpu --threads 1 --generate 3 --prompt-len 4,6"
+    records = kvcalc(f"{line} --variant mqa --variant window:3 --cache paged --modes repeat --batch-size 2 --format json").records
+    names = [(r["variant"], r["prompt_len"], r["mode"]) for r in records]
+    expected = [(v, p, m) for v in ("mqa", "window:3") for p in (4, 6) for m in ("cached", "repeat")]
+    assert names == [(v, p, m) for v, p, m in expected if (v, m) != ("window:3", "repeat")]  # every head has its own there
+    assert {r["cache"] for r in records} == {"paged:16"}
+    assert all(r["predicted_bytes"] == r["allocated_bytes"] and r["same_tokens"] for r in records)
+    assert [r["attention"] for r in records][:1] == ["MQA"]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +115,10 @@ def test_generation(kvcalc: Run, tmp_path: Path) -> None:
         ("--generate 5 --output rows.csv", "measures none"),
         ("--generate 2000", "positions"),
         ("--generate 5 --head first", "unknown head"),
+        ("--generate 5 --modes cached,cut", "unknown mode 'cut'"),
+        ("--generate 5 --variant mah", "unknown variant"),
+        ("--generate 5 --context 4k", "Use --prompt-len"),
+        ("nemotron-h-8b --generate 5", "no Mamba-2 layer"),
         ("nemotron-h-8b", "no Mamba-2 layer"),
         ("nosuchmodel", "unknown model"),
     ],

@@ -10,28 +10,28 @@ from hypothesis import strategies as st
 from specs import grouped, latent, sparse, stack
 from twins import torch
 
-from kvcalc import Gpu, Model, UserError, cache_size, load_model
+from kvcalc import Gpu, UserError, cache_size, load_model
 from kvcalc.layers.cost import causal_pairs
 from kvcalc.layers.weights import matrix
 from kvcalc.library.load import read
-from kvcalc.measure import plan
+from kvcalc.measure import device, plan
 from kvcalc.measure.ceilings import Ceilings, as_gpu, measured_ceilings
-from kvcalc.measure.device import Machine, find_machine
+from kvcalc.measure.device import Machine, find_machine, load_note
 from kvcalc.measure.explain import Facts, difference
-from kvcalc.measure.generate import Request, check, generate, predicted_seconds
 from kvcalc.measure.layers.base import Parameters
 from kvcalc.measure.preset import preset_path, save
+from kvcalc.measure.products import Products
 from kvcalc.measure.rows import gpu_name, measured_rows
 from kvcalc.measure.run import MeasureSettings, all_cases, bound_of, measure, measured, needed_bytes, operators_of, unfit
 from kvcalc.measure.stack import Case
 from kvcalc.measure.timing import summary, timed
-from kvcalc.measure.traffic import Traffic, traffic
+from kvcalc.measure.traffic import Traffic, traffic_of
 from kvcalc.measure.variants import NAMES, named, stacks_of, standard_model
 from kvcalc.model.precision import Precision
 from kvcalc.report.export import to_csv
 
 MACHINE = Machine(torch.device("cpu"), "a CPU", 16 << 30, 1 << 20, 1)
-CEILINGS = Ceilings(10e9, 20e9, {"fp32": 100e9, "bf16": 50e9, "fp64": 50e9}, 1e-6)
+CEILINGS = Ceilings(10e9, 20e9, {"fp32": 100e9, "bf16": 50e9, "fp64": 50e9}, 1e-6, Products((1, 64), (0.5e-9, 2e-9)))
 GPU = as_gpu(MACHINE, CEILINGS)
 QUICK = MeasureSettings("fp32", seconds=0.0)
 
@@ -133,7 +133,7 @@ def test_a_model_s_own_kinds_of_layer() -> None:
 
 def test_layers_that_there_are_not_are_refused_at_once() -> None:
     with pytest.raises(UserError, match="no Mamba-2 layer"):
-        plan.plan(stacks_of(load_model("nemotron-h-8b")), "both", MACHINE, [], [], [])
+        plan.planned(stacks_of(load_model("nemotron-h-8b")), "both", MACHINE, [], [], [])
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,27 @@ def test_devices_that_are_not_there() -> None:
     assert find_machine("cpu", 1).clock == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("worked", "share", "threads", "note"),
+    [(0.6, 1.0, 2, ""), (0.3, 0.5, 1, "other work takes 50% of this machine's cores: one thread is timed by its own CPU time")],
+)
+def test_threads_are_chosen_once_and_its_own_work_is_nobody_else_s(
+    monkeypatch: pytest.MonkeyPatch, worked: float, share: float, threads: int, note: str
+) -> None:
+    """0.3 s of products on two cores: the CPU time that this process got is its own, what it waited for is others'."""
+    wall, own, before = iter([0.0, 0.1, 0.3, 0.3]), iter([1.0, 1.0 + worked]), torch.get_num_threads()
+    device.core_share.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(device.time, "perf_counter", lambda: next(wall))
+        patch.setattr(device.time, "process_time", lambda: next(own))
+        patch.setattr(device.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+        machines = [find_machine("cpu") for _ in range(2)]  # the second time no clock is asked
+    assert [(m.threads, m.share) for m in machines] == [(threads, pytest.approx(share))] * 2
+    assert load_note(machines[0]).partition(";")[0] == note
+    device.core_share.cache_clear()
+    torch.set_num_threads(before)
+
+
 @given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=50))
 def test_a_summary_lies_within_its_times(times: list[float]) -> None:
     found = summary(times)
@@ -175,19 +196,20 @@ def test_repeats_and_copies() -> None:
     assert len(calls) == 4  # one to warm up
 
 
-NOTHING = Traffic(0, 0, 0, 0.0)
+NOTHING = Traffic(0, 0, 0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        (Facts(1e-6, 20e-6, "memory", 100, False, 1e-6, Traffic(15, 100, 0, 1e-6)), "launch-bound"),
+        (Facts(1e-6, 20e-6, "memory", 100, False, 1e-6, Traffic(15, 100, 0, 1e-6, 1e-6)), "launch-bound"),
         (Facts(1.0, 1.0, "memory", 100, True, 0.0, NOTHING), "cache-resident"),
         (Facts(1.0, 0.5, "memory", 100, False, 0.0, NOTHING), "cache-resident"),
         (Facts(1.0, 1.4, "memory", 100, False, 0.0, NOTHING), "memory-bound"),
         (Facts(1.0, 1.4, "compute", 100, False, 0.0, NOTHING), "compute-bound"),
-        (Facts(1.0, 3.0, "memory", 100, False, 0.0, Traffic(5, 250, 0, 2.5)), "unfused"),
-        (Facts(1.0, 3.0, "memory", 100, False, 0.0, Traffic(5, 100, 0, 1.0)), "kernel"),
+        (Facts(1.0, 3.0, "memory", 100, False, 0.0, Traffic(5, 250, 0, 2.5, 2.8)), "unfused"),
+        (Facts(1.0, 3.0, "compute", 100, False, 0.0, Traffic(5, 100, 0, 1.0, 2.8)), "few-rows"),
+        (Facts(1.0, 3.0, "memory", 100, False, 0.0, Traffic(5, 100, 0, 1.0, 1.4)), "kernel"),
     ],
 )
 def test_why_a_time_differs(facts: Facts, reason: str) -> None:
@@ -197,7 +219,7 @@ def test_why_a_time_differs(facts: Facts, reason: str) -> None:
 def test_traffic_of_a_product_and_a_view() -> None:
     """[8, 16] · [16, 4] in fp32: 4·(128 + 64 + 32) bytes, 2·8·16·4 FLOPs; transposing moves nothing."""
     a, b = torch.randn(8, 16), torch.randn(4, 16)
-    found = traffic(lambda: a @ b.T, CEILINGS, "fp32")
+    found = traffic_of(lambda: a @ b.T, CEILINGS, "fp32")
     assert (found.launches, found.bytes, found.flops) == (1, 4 * (128 + 64 + 32), 2 * 8 * 16 * 4)
     assert found.seconds == pytest.approx(max(896 / 20e9, 1024 / 100e9))
 
@@ -241,52 +263,6 @@ def test_rows_for_the_calibration() -> None:
     assert (window["window"], window["kv_len"], window["seq_len"], window["time_us"]) == ("1024", "40", "", "1000.0")
     assert rows[ops.index("dsa_decode_module")]["time_us"] == "2000.0"  # the whole module
     assert gpu_name("a CPU") == "a CPU"
-
-
-GPT = stack(
-    grouped(4, 4, 8, q_bias=True), layers=2, hidden_size=32, ffn=64, vocab_size=60, norm="layer", position_embeddings=32,
-    tie_word_embeddings=True,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("model", [GPT, stack(grouped(4, 2, 16), latent(), sparse(index_n_heads=16), vocab_size=60)])
-def test_generation_with_and_without_the_cache(model: Model) -> None:
-    torch.manual_seed(4)
-    found = list(generate(Request(model, 5, 12, 2, "fp64"), MACHINE, GPU, quiet))
-    assert [(r["mode"], r["head"]) for r in found] == [("cached", "last"), ("uncached", "last"), ("uncached", "all")]
-    assert all(r["same_tokens"] for r in found)
-    assert all(len(r["token_s"]) == len(r["predicted_token_s"]) == 12 for r in found)
-    assert found[0]["allocated_bytes"] == found[0]["predicted_bytes"] == cache_size(model, 17, 2, Precision("fp64")).stored
-    assert found[0]["speedup"] == 1
-    assert found[1]["speedup"] == found[1]["total_s"] / found[0]["total_s"]
-
-
-def test_the_predicted_saving_grows_with_length() -> None:
-    """GPT-2 on made-up ceilings: every step without a cache costs more than the one before, and the saving grows."""
-    model, savings = load_model("gpt2"), []
-    for new in (50, 100, 300):
-        cached, whole = (
-            predicted_seconds(Request(model, 64, new, 1, "fp32"), mode, "last", GPU) for mode in ("cached", "uncached")
-        )
-        assert cached[0] == whole[0]  # the prompt
-        assert whole == sorted(whole)
-        savings.append(sum(whole) / sum(cached))
-    assert savings == sorted(savings)
-    assert savings[1] > 2
-
-
-@pytest.mark.parametrize(
-    ("request_", "message"),
-    [(Request(GPT, 20, 14, 1, "fp32"), "32 positions"), (Request(GPT, 2, 2, 1, "fp32", "first"), "unknown head")],
-)
-def test_generations_that_cannot_be(request_: Request, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check(request_, MACHINE)
-
-
-def test_a_decoder_that_does_not_fit() -> None:
-    with pytest.raises(UserError, match=r"needs 1.4\d TiB"):
-        check(Request(load_model("llama-3.1-405b"), 1, 1, 1, "fp32"), MACHINE)
 
 
 def test_few_rows_and_many_give_the_same_product() -> None:

@@ -13,6 +13,8 @@ from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base import Mixer
 
+torch.set_num_threads(1)  # threads of small products wait for each other longer than they save
+
 WIDTH = 48
 EXACT = 1e-10  # of float64 results, relative to their largest
 

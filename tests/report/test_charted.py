@@ -207,19 +207,22 @@ def test_measured_layers_lie_at_the_rate_that_they_reached() -> None:
 
 
 def test_a_generation_is_drawn_token_by_token_in_milliseconds() -> None:
-    plain = {"model": "m", "device": "cpu", "dtype": "fp32", "prompt_len": 5, "new_tokens": 2, "head": "last"}
+    plain = {"model": "m", "device": "cpu", "dtype": "fp32", "prompt_len": 5, "new_tokens": 2, "head": "last", "variant": ""}
     rows = [
         plain | {"mode": "cached", "token_s": [0.5, 0.25], "predicted_token_s": [0.1, 0.2]},
-        plain | {"mode": "full", "token_s": [1, 2], "predicted_token_s": [3, 4], "speedup": 4.0, "predicted_speedup": 23.3},
+        plain | {"mode": "uncached", "token_s": [1, 2], "predicted_token_s": [3, 4], "speedup": 4.0, "predicted_speedup": 23.3},
+        plain | {"mode": "cat", "token_s": [5, 6], "predicted_token_s": [7, 8], "variant": "mqa"},
     ]
     chart = generation_chart(rows)
     assert {label: points(s) for label, s in named(chart).items()} == {
         "cached": [(6, 500), (7, 250)],
-        "cached: bound": [(6, 100), (7, 200)],
-        "full, head on last": [(6, 1000), (7, 2000)],
-        "full, head on last: bound": [(6, 3000), (7, 4000)],
+        "cached: predicted": [(6, 100), (7, 200)],
+        "uncached, head on last": [(6, 1000), (7, 2000)],
+        "uncached, head on last: predicted": [(6, 3000), (7, 4000)],
+        "mqa cat": [(6, 5000), (7, 6000)],
+        "mqa cat: predicted": [(6, 7000), (7, 8000)],
     }
-    assert chart.subtitle == "cpu, fp32, prompt of 5; the cache saves 4.00× (predicted 23.30×)"
+    assert chart.subtitle == "cpu, fp32: prompt of 5; the cache saves 4.00× (predicted 23.30×)"
 
 
 def test_predicted_stands_over_measured() -> None:

@@ -53,6 +53,8 @@ class Mixer(nn.Module):
 
     prepare: projections and positions of the new tokens. core: writes them to the cache and attends, or scans. finish: the
     projection back. The cache holds `past` tokens before the call; without a cache `past` is 0.
+
+    kernel: of attention. repeats: keys and values of a group are copied to each of its query heads first.
     """
 
     def __init__(self, spec: Part, hidden_size: int, rotates: bool = True) -> None:
@@ -60,7 +62,7 @@ class Mixer(nn.Module):
         self.entries: tuple[CacheEntry, ...] = spec.cache()
         self.weights = Parameters(spec.weights(hidden_size))
         self.rotary = Rotary() if rotates else None
-        self.kernel = "sdpa"
+        self.kernel, self.repeats = "sdpa", False
 
     def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
         """x [B, n, D] → what the core takes."""

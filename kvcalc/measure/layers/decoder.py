@@ -88,7 +88,9 @@ class Decoder(nn.Module):
         self.final_norm = Norm(model, 1) if "final_norm" in outer else None
         self.head = Parameters([outer["lm_head"]]) if "lm_head" in outer else None
 
-    def caches(self, batch: int, capacity: int, block_size: int = 0, state: torch.dtype | None = None) -> list[LayerCache]:
+    def caches(
+        self, batch: int, capacity: int, block_size: int = 0, state: torch.dtype | None = None, grown: bool = False
+    ) -> list[LayerCache]:
         """A cache for every layer; a layer that shares one is given that of the layer before it."""
         table = self.embedding.weight
         found: list[LayerCache] = []
@@ -97,7 +99,8 @@ class Decoder(nn.Module):
             if layer.shares_cache and found:
                 found.append(found[-1])
             else:
-                found.append(LayerCache(layer.entries, batch, capacity, table.dtype, table.device, block_size, state))
+                size = (batch, capacity, table.dtype, table.device, block_size, state, grown)
+                found.append(LayerCache(layer.entries, *size))
         return found
 
     def forward(

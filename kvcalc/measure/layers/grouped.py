@@ -47,18 +47,24 @@ class GroupedLayer(Mixer):
         q, k, v = prepared
         n = q.shape[2]
         if cache is None:
-            return attend(q, k, v, self.window, self.kernel)
+            return self._attend(q, k, v, self.window)
         keys, values = cache.rows
         if self.window and n > 1:
             kept = min(past, self.window - 1)
             all_k = torch.cat((keys.last(past, kept), k), 2) if kept else k
             all_v = torch.cat((values.last(past, kept), v), 2) if kept else v
-            mixed = attend(q, all_k, all_v, self.window, self.kernel)
+            mixed = self._attend(q, all_k, all_v, self.window)
         keys.write(k, past)
         values.write(v, past)
         if self.window and n > 1:
             return mixed
-        return attend(q, keys.read(past + n), values.read(past + n), 0, self.kernel)
+        return self._attend(q, keys.read(past + n), values.read(past + n), 0)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        shared = q.shape[1] // k.shape[1]
+        if self.repeats and shared > 1:
+            k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+        return attend(q, k, v, window, self.kernel)
 
     def finish(self, mixed: Tensor, prepared: tuple[Tensor, ...]) -> Tensor:
         return self.weights.linear("o", join_heads(mixed))

@@ -5,6 +5,9 @@ up to its own, within a window if there is one. Keys and values are never copied
 rows of one product.
 """
 
+import time
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -42,10 +45,9 @@ def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: str, sc
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     groups, n = k.shape[1], q.shape[2]
     rows = q.reshape(q.shape[0], groups, -1, q.shape[3])  # [B, G, H/G · n, d]
-    scores = rows @ k.transpose(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    scores = (rows * (q.shape[3] ** -0.5 if scale is None else scale)) @ k.transpose(2, 3)
     if mask is not None:
-        split = scores.unflatten(2, (-1, n))
-        scores = split.masked_fill(~(mask if mask.dim() == 2 else mask[:, :, None]), float("-inf")).flatten(2, 3)
+        scores.unflatten(2, (-1, n)).masked_fill_(~(mask if mask.dim() == 2 else mask[:, :, None]), float("-inf"))
     return (scores.softmax(-1) @ v).reshape(*q.shape[:3], v.shape[3])
 
 
@@ -53,11 +55,28 @@ def _single(q: Tensor, k: Tensor, v: Tensor, kernel: str, scale: float | None) -
     """One query per sequence: all it has is visible, and the heads of a group are the rows of one product."""
     rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # [B, G, H/G, d]
     if kernel == "plain":
-        scores = (k @ rows.transpose(2, 3)).transpose(2, 3)  # keys first: the faster way round on CPUs
+        first = k.device.type == "cpu" and keys_first(rows.shape[2], k.dtype)
+        scores = (k @ rows.transpose(2, 3)).transpose(2, 3) if first else rows @ k.transpose(2, 3)
         mixed = (scores * (q.shape[3] ** -0.5 if scale is None else scale)).softmax(-1) @ v
     else:
         mixed = F.scaled_dot_product_attention(rows, k, v, scale=scale)
     return mixed.reshape(q.shape[0], q.shape[1], 1, v.shape[3])
+
+
+@cache
+def keys_first(rows: int, dtype: torch.dtype) -> bool:
+    """Whether scores of so few queries are faster as keys times queries on this CPU; tried once a process, best of three."""
+    q, k = torch.ones(4, rows, 64, dtype=dtype), torch.ones(4, 4096, 64, dtype=dtype)
+    best = []
+    for step in (lambda: k @ q.transpose(1, 2), lambda: q @ k.transpose(1, 2)):
+        step()
+        times = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - begun)
+        best.append(min(times))
+    return best[0] < best[1]
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, kernel: str, scale: float | None) -> Tensor:

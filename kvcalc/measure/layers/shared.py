@@ -9,7 +9,6 @@ from kvcalc.layers.attention import Grouped
 from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers.base import refuse, split_heads
 from kvcalc.measure.layers.grouped import GroupedLayer
-from kvcalc.measure.layers.kernels import attend
 
 
 class SharedLayer(GroupedLayer):
@@ -33,4 +32,4 @@ class SharedLayer(GroupedLayer):
             keys, values = prepared[1:]
         else:
             keys, values = (rows.read(past + q.shape[2]) for rows in cache.rows)
-        return attend(q, keys, values, 0, self.kernel)
+        return self._attend(q, keys, values, 0)

@@ -1,0 +1,265 @@
+"""Generation: every mode says the same, what each moves beside its operators, and the prediction by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from specs import grouped, latent, sparse, stack
+from twins import EXACT, WIDTH, difference, grouped_specs, in_pieces, inputs, new_cache, torch, twin
+
+from kvcalc import Batch, Gpu, Model, UserError, cache_size, load_model
+from kvcalc.layers.part import Part
+from kvcalc.measure import generate as generation
+from kvcalc.measure.cache import LayerCache
+from kvcalc.measure.ceilings import Ceilings, as_gpu
+from kvcalc.measure.device import Machine
+from kvcalc.measure.expected import Step, expected_seconds, query_blocks
+from kvcalc.measure.generate import generated
+from kvcalc.measure.layers.decoder import Decoder
+from kvcalc.measure.modes import MODES, Mode, modes_of
+from kvcalc.measure.products import Products, Weights
+from kvcalc.measure.rates import Rates, Sampling
+from kvcalc.measure.request import Request, check
+from kvcalc.measure.traffic import traffic_of
+from kvcalc.measure.variants import whole
+from kvcalc.model.precision import Precision
+from kvcalc.planning.variants import variant
+
+MACHINE = Machine(torch.device("cpu"), "a CPU", 16 << 30, 1 << 20, 1)
+PRODUCTS = Products((1, 4, 64), (1e-9, 2e-9, 8e-9))
+CEILINGS = Ceilings(10e9, 20e9, {"fp32": 100e9, "bf16": 50e9, "fp64": 50e9}, 1e-6, PRODUCTS)
+GPU = as_gpu(MACHINE, CEILINGS)
+GPT = stack(
+    grouped(4, 4, 8, q_bias=True), layers=2, hidden_size=32, ffn=64, vocab_size=60, norm="layer", position_embeddings=32,
+    tie_word_embeddings=True,
+)  # fmt: skip
+SHARING = stack(grouped(4, 2, 16), latent(), sparse(index_n_heads=16), vocab_size=60)
+CLA = variant(stack(grouped(4, 2, 8), layers=4, vocab_size=60), "cla:2").model
+WINDOW = stack(grouped(4, 2, 8, sliding_window=6), layers=2, vocab_size=60)
+
+
+def quiet(*_: Any) -> None:
+    """Progress that nobody watches."""
+
+
+def every(model: Model) -> tuple[Mode, ...]:
+    return modes_of(model, "", "both")
+
+
+@pytest.mark.parametrize("model", [GPT, SHARING, CLA, WINDOW])
+@pytest.mark.parametrize("block", [0, 4])
+def test_all_modes_choose_the_same_tokens(model: Model, block: int) -> None:
+    torch.manual_seed(4)
+    records = list(generated(Request(model, 5, 12, 2, "fp64", every(model), "", block), MACHINE, CEILINGS, GPU, quiet))
+    assert [Mode(r["mode"], r["head"]) for r in records] == list(every(model))
+    for record in records:
+        assert record["same_tokens"]
+        assert len(record["token_s"]) == len(record["predicted_token_s"]) == 12
+        assert record["predicted_bytes"] == record["allocated_bytes"]
+        assert record["bound_total_s"] > 0
+        assert record["total_s"] == sum(record["token_s"])
+        assert record["ratio"] == record["total_s"] / sum(record["predicted_token_s"])
+        assert record["speedup"] == record["total_s"] / records[0]["total_s"]
+    size, written = (cache_size(model, tokens, 2, Precision("fp64"), block or 16) for tokens in (17, 16))
+    assert records[0]["predicted_bytes"] == (size.allocated if block else size.stored)
+    assert records[1]["predicted_bytes"] == written.stored  # grown by cat: the last token is never passed
+
+
+def test_modes_by_name() -> None:
+    assert [m.name for m in every(GPT)] == ["cached", "cat", "uncached", "uncached", "unfused"]  # nothing to repeat
+    assert modes_of(CLA, "uncached, repeat", "last") == (Mode("cached"), Mode("repeat"), Mode("uncached"))
+    assert modes_of(CLA, "uncached", "all") == (Mode("cached"), Mode("uncached", "all"))
+    for names, head, message in (("cat,dog", "both", "unknown mode 'dog'"), ("", "first", "unknown head 'first'")):
+        with pytest.raises(UserError, match=message):
+            modes_of(GPT, names, head)
+
+
+def counted(model: Model, mode: Mode, past: int, new: int) -> int:
+    """Bytes that torch's operations really move in a pass of a decoder in this mode."""
+    torch.manual_seed(1)
+    request = Request(model, past or 1, 8, 2, "fp32", (mode,))
+    decoder = Decoder(model)
+    prompt = torch.randint(60, (2, past or 1))
+    run = generation.Run(request, mode, decoder, prompt, MACHINE)
+    run._prepare()
+    cache = decoder.caches(2, 64, grown=mode.name == "cat") if mode.caches else None
+    tokens = torch.randint(60, (2, past + new))
+    with torch.no_grad():
+        if past:
+            decoder(tokens[:, :past], cache, 0)
+        return traffic_of(lambda: decoder(tokens[:, past:], cache, past), CEILINGS, "fp32").bytes
+
+
+@pytest.mark.parametrize("model", [GPT, CLA, WINDOW, stack(grouped(6, 2, 16), layers=2, vocab_size=60)])
+@pytest.mark.parametrize("past", [3, 20])
+def test_the_extra_bytes_of_cat_are_those_that_torch_moves(model: Model, past: int) -> None:
+    """Beside the step with an allocated cache; its write of the new row is the same as that of cat, counted twice there:
+    once as cat's input and once in its result, where a copy counts its input and what it wrote."""
+    extra = counted(model, Mode("cat"), past, 1) - counted(model, Mode("cached"), past, 1)
+    assert extra == Mode("cat").extra_bytes(model, "fp32", Batch.decode(past + 1, 2))
+
+
+@pytest.mark.parametrize("model", [CLA, stack(grouped(6, 2, 16), layers=2, vocab_size=60)])
+@pytest.mark.parametrize("past", [3, 20])
+def test_the_extra_bytes_of_repeat_are_those_that_torch_moves(model: Model, past: int) -> None:
+    """K and V of G heads are read by the copy, where attention read them; its result is written and read."""
+    extra = counted(model, Mode("repeat"), past, 1) - counted(model, Mode("cached"), past, 1)
+    assert extra == Mode("repeat").extra_bytes(model, "fp32", Batch.decode(past + 1, 2))
+
+
+@pytest.mark.parametrize("model", [GPT, stack(grouped(6, 2, 16), layers=2, vocab_size=60)])
+def test_the_extra_bytes_of_scores_in_memory(model: Model) -> None:
+    """2 layers, 2 sequences: H·n² scores of 4 bytes go six times through memory. What grows with n alone (heads laid out one
+    after the other) drops out of f(30) − 2·f(15); what is left are masks of a byte: made, turned round, and read twice."""
+    heads, plain, fused = model.kinds[model.order[0]].mixers[0].as_mha()[0], Mode("unfused"), Mode("uncached")
+
+    def extra(new: int) -> int:
+        assert plain.extra_bytes(model, "fp32", Batch.prefill(new, 2)) == 2 * 2 * heads * new * new * 4 * 6
+        return counted(model, plain, 0, new) - counted(model, fused, 0, new)
+
+    predicted = 2 * 2 * heads * (30**2 - 2 * 15**2) * 4 * 6
+    assert extra(30) - 2 * extra(15) == predicted + 2 * 4 * (30**2 - 2 * 15**2)
+
+
+def test_extra_bytes_by_hand() -> None:
+    """GPT-2 in fp32 behind 99 tokens: 12 layers of 2 · 768 elements a token, read and written by cat; nothing to repeat.
+    Llama-3.2-1B in bf16: 16 layers of 32 heads of 64 for K and V, written and read at 100 tokens."""
+    gpt, llama, batch = load_model("gpt2"), load_model("llama-3.2-1b"), Batch.decode(100, 3)
+    assert Mode("cat").extra_bytes(gpt, "fp32", batch) == 3 * 12 * 2 * 768 * 99 * 4 * 2
+    assert Mode("repeat").extra_bytes(gpt, "fp32", batch) == 0
+    assert Mode("repeat").extra_bytes(llama, "bf16", batch) == 3 * 16 * 32 * (64 + 64) * 100 * 2 * 2
+    assert Mode("cached").extra_bytes(llama, "bf16", batch) == 0
+
+
+@given(grouped_specs(), st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_a_grown_cache_and_repeated_heads_change_nothing(spec: Part, sizes: list[int]) -> None:
+    layer = twin(spec)
+    x = inputs(2, sum(sizes))
+    plain = in_pieces(layer, x, sizes, new_cache(layer, 2, sum(sizes)))
+    grown = LayerCache(layer.entries, 2, sum(sizes), torch.float64, grown=True)
+    assert difference(in_pieces(layer, x, sizes, grown), plain) < EXACT
+    for rows, entry in zip(grown.rows, layer.entries, strict=True):
+        assert rows.tensor.shape[2] == entry.stored_rows(sum(sizes))
+    layer.repeats = True
+    assert difference(in_pieces(layer, x, sizes, new_cache(layer, 2, sum(sizes))), plain) < EXACT
+
+
+@pytest.mark.parametrize(("rows", "nanoseconds"), [(0.5, 1), (1, 1), (2.5, 1.5), (4, 2), (34, 5), (64, 8), (128, 16)])
+def test_products_between_measured_rows(rows: float, nanoseconds: float) -> None:
+    assert PRODUCTS.taken(rows, 1000) == pytest.approx(nanoseconds * 1e-6)
+
+
+def test_blocks_of_the_fused_kernel() -> None:
+    """32 queries at once below 192, 64 below 768, 256 from there; keys in whole blocks of 512, and none beyond the last."""
+    assert query_blocks(70, 0) == [(32, 70), (32, 70), (6, 70)]
+    assert query_blocks(800, 0) == [(256, 512), (256, 512), (256, 800), (32, 800)]
+    assert query_blocks(2, 600) == [(2, 602)]
+
+
+def test_a_prediction_by_hand() -> None:
+    """A decode step of one layer of 4 heads over 2 groups of 8, D = 32 and F = 64, at 10 tokens of one sequence, fp32.
+
+    Products of one row take 1 ns for each weight, of the two heads of a group 4/3 ns for each key and value element.
+    Elementwise work takes 2 ns for each vector FLOP, which is more than its bytes do; the embedding has no FLOPs.
+    """
+    model = stack(grouped(4, 2, 8), hidden_size=32, ffn=64, vocab_size=60)
+    products = (4 * 8 + 2 * 2 * 8) * 32 + 4 * 8 * 32 + 3 * 32 * 64 + 32 * 60
+    keys_and_values = 2 * 2 * 8 * 10 * (1 + 1 / 3)
+    rope, norms, activation, softmax, sampling = 3 * (4 + 2) * 8, 4 * 32 * 3, 8 * 64, 5 * 4 * 10, 5 * 60
+    embedding = 2 * 32 * 4 / 20
+    work = products + keys_and_values + 2 * (rope + norms + activation + softmax + sampling) + embedding
+    request = Request(model, 9, 3, 1, "fp32")
+    rates = Rates(PRODUCTS, 2e-9, 1e-6)
+    found = expected_seconds(request.operators(Mode("cached"), 1), Step(50, 4000), rates, CEILINGS, GPU, cuda=False)
+    assert found == pytest.approx(work * 1e-9 + 4000 / 10e9 + 50e-6)
+    ahead = expected_seconds(request.operators(Mode("cached"), 1), Step(50), rates, CEILINGS, GPU, cuda=True)
+    assert ahead == pytest.approx(max(work * 1e-9, 50e-6))
+
+
+def test_attention_that_is_not_fused_computes_every_pair() -> None:
+    """4 heads in 2 groups, 40 tokens: 80 rows of a group share its keys; the softmax is of 40 · 40 scores of each head."""
+    model = stack(grouped(4, 2, 8), hidden_size=32, ffn=64, vocab_size=60)
+    request, rates = Request(model, 40, 1, 1, "fp32"), Rates(PRODUCTS, 0.0, 0.0)
+    attention = [op for op in request.operators(Mode("uncached"), 0) if op.name == "attention"]
+    plain = expected_seconds(attention, Step(0, fused=False), rates, CEILINGS, GPU, cuda=False)
+    assert plain == pytest.approx(2 * 40 * 2 * 8 * 8e-9 * 80 / 64)
+    fused = expected_seconds(attention, Step(0), rates, CEILINGS, GPU, cuda=False)
+    per_key = [2e-9 + (rows - 4) / 60 * 6e-9 for rows in (32, 8)]
+    assert fused == pytest.approx(4 * 40 * 2 * 8 * sum(per_key))
+
+
+def test_the_predicted_saving_grows_with_length() -> None:
+    """GPT-2 at made-up rates: the prompt costs the same in both, and the longer the answer the more a cache saves."""
+    request, rates, savings = Request(load_model("gpt2"), 64, 300, 1, "fp32"), Rates(PRODUCTS, 1e-9, 1e-6), []
+
+    def seconds(mode: str) -> list[float]:
+        steps = [request.operators(Mode(mode), step) for step in range(300)]
+        return [expected_seconds(operators, Step(500), rates, CEILINGS, GPU, cuda=False) for operators in steps]
+
+    cached, again = seconds("cached"), seconds("uncached")
+    assert cached[0] == again[0]  # the prompt
+    savings = [sum(again[:new]) / sum(cached[:new]) for new in (50, 100, 300)]
+    assert savings == sorted(savings)
+    assert savings[1] > 2
+
+
+def test_samples_are_of_every_layer_in_turn() -> None:
+    """Each sample takes the next layer for each number of rows; the rates are medians, and all of them positive."""
+    decoder = Decoder(GPT)
+    sampling = Sampling(decoder, MACHINE, "fp32", [1, 8])
+    assert [len(layer) for layer in sampling.weights.layers] == [7, 7]  # q, k, v, o, gate, up, down; no biases, no norms
+    for _ in range(3):
+        sampling.sample()
+    assert sampling.weights.turn == 0  # six products' worth of layers, two at a time
+    rates = sampling.rates()
+    assert rates.products.rows == (1, 8)
+    assert min(*rates.products.seconds, rates.vector_s, rates.host_s) > 0
+    assert Weights(MACHINE, [[torch.ones(4, 4), torch.ones(4)]]).seconds(2) > 0  # narrower than counts as a matrix: itself
+
+
+def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the fourth step of the second mode: three tokens of each."""
+    real: Callable[[Any], None] = generation.Run.step
+
+    def step(self: Any) -> None:
+        if self.mode.name == "uncached" and len(self.seconds) == 3:
+            raise KeyboardInterrupt
+        real(self)
+
+    monkeypatch.setattr(generation.Run, "step", step)
+    modes, records = modes_of(GPT, "uncached", "last"), []
+    with pytest.raises(KeyboardInterrupt):
+        for record in generated(Request(GPT, 5, 12, 1, "fp64", modes), MACHINE, CEILINGS, GPU, quiet):
+            records.append(record)
+    assert [(r["mode"], r["new_tokens"], len(r["token_s"]), r["same_tokens"]) for r in records] == [
+        ("cached", 3, 3, True),
+        ("uncached", 3, 3, True),
+    ]
+
+
+@pytest.mark.parametrize("name", ["mqa", "gqa", "mla", "dsa:24+8+16@8", "window:8", "cla", "recurrent", "hybrid:2/window:8"])
+def test_variants_of_a_whole_decoder(name: str) -> None:
+    """The variant in every layer; the rest of the decoder stays, and it says the same with the cache as without."""
+    base = stack(grouped(8, 8, 8), layers=4, hidden_size=WIDTH, vocab_size=60)
+    model = whole(base, name)
+    assert (model.layers, model.vocab_size, model.hidden_size) == (4, 60, WIDTH)
+    torch.manual_seed(5)
+    modes = modes_of(model, "uncached", "last")
+    records = list(generated(Request(model, 4, 6, 1, "fp64", modes, name), MACHINE, CEILINGS, GPU, quiet))
+    assert all(r["same_tokens"] and r["variant"] == name for r in records)
+
+
+def test_generations_that_cannot_be() -> None:
+    with pytest.raises(UserError, match="32 positions"):
+        check(Request(GPT, 20, 14, 1, "fp32"), MACHINE)
+    with pytest.raises(UserError, match=r"needs 1.4\d TiB"):
+        check(Request(load_model("llama-3.1-405b"), 1, 1, 1, "fp32"), MACHINE)
+
+
+def test_modes_are_named_in_full() -> None:
+    from kvcalc.report.measured import WAYS
+
+    assert tuple(WAYS) == MODES
+    assert isinstance(GPU, Gpu)
