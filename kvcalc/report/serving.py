@@ -72,9 +72,13 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
     bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
     word = "datasheet bounds: at least so long" if bases == "datasheet" else f"predicted by the {bases}"
     notes = ["", f"times: {word}{error_bar(records)}; end to end = TTFT + (out − 1) · TPOT", *fallback_notes(records)]
-    tables = [Table(records, LATENCY, _sentence(records), notes)]
+    plain = {tuple(r.get(c.key) for c in LATENCY): r for r in records}
+    tables = [Table(list(plain.values()), LATENCY, _sentence(records), notes)]
     if any(r.get("draft") for r in records):
-        tables.append(Table(records, SPECULATION, "\nSpeculation at mid length", ["", "below 1× it costs more than it saves"]))
+        lengths = [c for c in LATENCY if c.key in ("input_len", "output_len") and len({r[c.key] for r in records}) > 1]
+        columns = [*SPECULATION[:2], *lengths, *SPECULATION[2:]]
+        remark = "below 1× it costs more than it saves"
+        tables.append(Table(records, columns, "\nSpeculation at mid length", ["", remark]))
     return tables
 
 
