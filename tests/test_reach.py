@@ -4,7 +4,7 @@ from conftest import Run
 from specs import grouped, of_kinds, sparse, stack
 
 from kvcalc import Batch, Layer, Parallelism, Precision, forward, load_model
-from kvcalc.layers.attention import Mamba2
+from kvcalc.layers.recurrent import Mamba2
 from kvcalc.model.memory import eviction_score_bytes
 from kvcalc.model.reach import reach_line, receptive_field
 from kvcalc.planning.variants import variant

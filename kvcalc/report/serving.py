@@ -26,16 +26,16 @@ LATENCY = (
     Column("speedup", "cache saves", ratio),
 )
 SPECULATION = (
-    Column("batch_size", "batch", integer),
-    Column("draft", "draft", right=False),
+    Column("batch_size", "batch", integer, given=True),
+    Column("draft", "draft", right=False, given=True),
     Column("num_speculative_tokens", "drafted", integer),
     Column("acceptance_rate", "accepted", lambda v: f"{v:.0%}"),
     Column("tokens_per_step", "tokens/step", lambda v: f"{v:.4f}"),
-    Column("draft_s", "drafting", seconds),
-    Column("verify_s", "verifying", seconds),
     Column("speculative_tpot_s", "TPOT", seconds),
     Column("speculative_speedup", "speed-up", lambda v: f"{v:.2f}×"),
     Column("stops_paying_at_batch", "stops paying at batch", integer),
+    Column("draft_s", "drafting", seconds),
+    Column("verify_s", "verifying", seconds),
     Column("draft_weight_bytes", "draft weights", format_bytes),
     Column("draft_cache_bytes", "draft cache", format_bytes),
 )
