@@ -1,18 +1,20 @@
 """`kvcalc latency`."""
 
 from itertools import product
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import lengths, note, remarks
+from kvcalc.cli.common import MOST_PASSES, check_number, lengths, note, remarks
 from kvcalc.cli.groups import Deploying, Group, Output, grouped
+
+LISTS = ("input_len", "output_len", "batch_size", "num_speculative_tokens", "acceptance_rate")
 
 
 class RequestOptions(Group, frozen=True):
-    """What is asked of a request; lists are of `input_len`, `output_len` and `batch_size`."""
+    """What is asked of a request, by the names of `LatencyOptions`; those of LISTS are lists."""
 
     input_len: Annotated[str, typer.Option("--input-len", "--isl", help="Prompt tokens; a list makes more rows.")] = "2000"
     output_len: Annotated[str, typer.Option("--output-len", "--osl", help="Generated tokens; a list makes more rows.")] = "500"
@@ -21,11 +23,23 @@ class RequestOptions(Group, frozen=True):
     prefix_len: Annotated[int, typer.Option("--prefix-len", help="Leading prompt tokens that are cached already.")] = 0
     max_num_batched_tokens: Annotated[int, typer.Option("--max-num-batched-tokens", help="Chunk of the prefill; 0: whole.")] = 0
     draft: Annotated[str, typer.Option("--draft", help="Speculate with a model, layers=N of this one, or mtp.")] = ""
-    num_speculative_tokens: Annotated[int, typer.Option("--num-speculative-tokens", help="Drafted per step; 0: the best.")] = 0
+    num_speculative_tokens: Annotated[
+        str, typer.Option("--num-speculative-tokens", help="Drafted per step, a list; the best unless given.", show_default=False)
+    ] = ""
     acceptance_rate: Annotated[
-        float | None, typer.Option("--acceptance-rate", help="Of a drafted token, 0 to 1; 0.8 unless given.", show_default=False)
-    ] = None
+        str, typer.Option("--acceptance-rate", help="Of a drafted token, 0 to 1, a list; 0.8 unless given.", show_default=False)
+    ] = ""
     price_per_hour: o.Price = 0.0
+
+    def points(self) -> "list[dict[str, Any]]":
+        """Every combination of the lists, by the names of `LatencyOptions`, the first slowest."""
+        from kvcalc.serving.speculation import acceptance_rates, speculative_tokens
+
+        batches, drafted = lengths(self.batch_size, "batch size"), speculative_tokens(self.num_speculative_tokens)
+        prompts, answers = lengths(self.input_len, "input length"), lengths(self.output_len, "output length")
+        names = ("batch_size", "input_len", "output_len", "num_speculative_tokens", "acceptance_rate")
+        chosen = product(batches, prompts, answers, drafted, acceptance_rates(self.acceptance_rate))
+        return [dict(zip(names, values, strict=True)) for values in chosen]
 
 
 @grouped
@@ -34,22 +48,24 @@ def run(model: o.OneModel, *, gpu: o.Gpus = "h100", asked: RequestOptions, deplo
     from kvcalc.library.words import from_words
     from kvcalc.serving.request_record import LatencyOptions, latency_record, shortage
 
-    options = from_words(LatencyOptions, msgspec.structs.asdict(asked) | dict.fromkeys(("input_len", "output_len", "batch_size")))
+    options, points = from_words(LatencyOptions, msgspec.structs.asdict(asked) | dict.fromkeys(LISTS)), asked.points()
     deployments = deploying.deployments(model, gpu)
-    batches = lengths(asked.batch_size, "batch size")
-    prompts, answers = lengths(asked.input_len, "input length"), lengths(asked.output_len, "output length")
-    records = []
-    for deployment, batch, prompt, answer in product(deployments, batches, prompts, answers):
-        one = msgspec.structs.replace(options, batch_size=batch, input_len=prompt, output_len=answer)
-        records.append(latency_record(deployment, one))
-        if text := shortage(deployment, one):
+    check_number("rows", MOST_PASSES, deployments, points)
+    asked_for = [(deployment, msgspec.structs.replace(options, **point)) for deployment in deployments for point in points]
+    records = [latency_record(*one) for one in asked_for]
+    for text in dict.fromkeys(shortage(*one) for one in asked_for):
+        if text:
             note(text)
-    chosen = deployments[0].model
-    remarks(chosen, max(prompts) + max(answers))
-    if output.plot:
+    chosen, longest = deployments[0].model, max(one.context for _, one in asked_for)
+    remarks(chosen, longest)
+    if output.plot and options.draft:
+        from kvcalc.report.speculation import speculation_chart
+
+        output.picture(speculation_chart(deployments[0], [one for _, one in asked_for]))
+    elif output.plot:
         from kvcalc.report.figures import no_cache
 
-        output.picture(no_cache(chosen, max(prompts[-1] + answers[-1], 64), deployments[0].precision))
+        output.picture(no_cache(chosen, max(asked_for[-1][1].context, 64), deployments[0].precision))
     if not output.printed(records):
         from kvcalc.report.serving import latency_tables
 

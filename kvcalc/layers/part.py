@@ -41,6 +41,15 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
         """What this part caches for one sequence; nothing unless it is a mixer."""
         return ()
 
+    def eviction_scores(self) -> tuple[CacheEntry, ...]:
+        """What a policy that evicts keeps beside the cache to choose by; no part of the cache's bytes."""
+        return ()
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens that a query sees back to, itself included; 0 where nothing limits how far it sees."""
+        return 0
+
     def operators(self, p: Pass) -> list[Operator]:
         """What this part runs in one pass on one rank. Shapes: x is [tokens, hidden_size] before and after.
 

@@ -125,6 +125,16 @@ class Pass:
         best = self.vector("top_k", pairs, self.tokens * top, TOP_K_FLOPS * pairs)
         return [scores, msgspec.structs.replace(best, role=Role.CORE)]
 
+    def eviction(self, scores: CacheEntry, visible: Callable[[Num, Num], Num], heads: int) -> Operator:
+        """Each query head's attention added to the scores of the tokens that it saw, and a choice among those of each sequence.
+
+        Reads the scores of the tokens kept and writes those of the tokens that stay; the probabilities are added on the chip.
+        """
+        units = self.heads(scores.heads)
+        kept = self.pairs(lambda new, past: scores.stored_rows(past)) * units
+        stay = self.pairs(lambda new, past: scores.stored_rows(new + past)) * units
+        return self.vector("eviction", kept, stay, self.pairs(visible) * heads + TOP_K_FLOPS * stay)
+
     def scan(self, entries: Iterable[CacheEntry], flops: Num, vector_flops: Num, activation_bytes: Num) -> Operator:
         """What runs over a recurrent or convolution state, which it reads and writes once."""
         cost = self.cache(entries)._replace(flops=flops, vector_flops=vector_flops, activation_bytes=activation_bytes)

@@ -78,6 +78,21 @@ def cache_size(
     return size_of(rows, context, parallelism.sequences(batch_size), block_size)
 
 
+def eviction_score_bytes(
+    model: Model, context: int, batch_size: int = 1, precision: Precision = PUBLISHED, parallelism: Parallelism = ONE_GPU
+) -> int:
+    """What eviction keeps beside the cache to choose by, on the fullest GPU: a score per token kept and KV head; 0 without it."""
+    if not any(part.eviction_scores() for layer in model.kinds.values() for part in layer.mixers):
+        return 0
+    formats = formats_of(model, precision)
+    total = 0
+    for kind, count in fullest_stage(model, formats, parallelism, context, batch_size).counts.items():
+        layer = model.kinds[kind]
+        for entry in () if layer.shares_cache else (e for part in layer.mixers for e in part.eviction_scores()):
+            total += count * formats.entry_bytes(entry, parallelism.share(entry.heads)) * int(entry.stored_rows(context))
+    return total * parallelism.sequences(batch_size)
+
+
 def size_of(rows: Iterable[LayerRows], context: int, sequences: int, block_size: int) -> CacheSize:
     """The five figures of a list of rows; see `CacheSize`."""
     stored = read = allocated = fixed = 0

@@ -3,8 +3,9 @@
 from typing import Any
 
 from kvcalc.layers.ranks import ONE_GPU, Parallelism
-from kvcalc.model.memory import cache_size, mha_ratio, weight_bytes
+from kvcalc.model.memory import cache_size, eviction_score_bytes, mha_ratio, weight_bytes
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
+from kvcalc.model.reach import receptive_field
 from kvcalc.model.spec import Model
 
 
@@ -30,6 +31,8 @@ def size_record(
         "kv_cache_allocated_bytes": size.allocated,
         "bytes_per_token": size.slope,
         "fixed_bytes": size.fixed,
+        "eviction_score_bytes": eviction_score_bytes(model, context, batch_size, precision, parallelism),
+        "receptive_field": receptive_field(model),
         "mha_ratio": mha_ratio(model, context, precision),
         "parameters": model.parameters,
         "active_parameters": model.active_parameters,

@@ -67,7 +67,7 @@ def _intensity(operators: Sequence[dict[str, Any]]) -> float | None:
 
 def _sequences(deployment: Deployment, record: dict[str, Any], batch_size: int) -> int | None:
     """Sequences that the replica holds beside its weights; None where nothing is stored."""
-    stored, ranks = record["kv_cache_bytes"], deployment.parallelism
+    stored, ranks = record["kv_cache_bytes"] + record["eviction_score_bytes"], deployment.parallelism
     each = -(-stored // ranks.sequences(batch_size))
     free = deployment.gpu.memory_bytes - record["weight_bytes"]
     return max(0, free // each) * ranks.dp if each else None

@@ -31,7 +31,10 @@ class Axis(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """title, a line of assumptions below it, axes, and series. categories: names of bars, which replace the x axis."""
+    """title, a line of assumptions below it, axes, and series. categories: names of bars, which replace the x axis.
+
+    beside: a second chart that stands to the right of this one.
+    """
 
     title: str
     subtitle: str
@@ -39,6 +42,7 @@ class Chart(NamedTuple):
     y: Axis
     series: tuple[Series, ...]
     categories: tuple[str, ...] = ()
+    beside: "Chart | None" = None
 
 
 def tokens_tick(value: float) -> str:

@@ -35,11 +35,22 @@ def compare_tables(deployment: Deployment, records: Sequence[dict[str, Any]], bl
     lines = [
         f"less: against {records[0]['reference']}; FLOP/B: of attention, per byte of cache that it reads; {step}",
         f"{held}; {times(deployment, records)}",
+        *_sight(once),
         *fallback_notes(records),
         "",
         *(_known(record) for record in once.values()),
     ]
     return [Table(records, COMPARE_COLUMNS, _sentence(model.name, records), ["", *lines])]
+
+
+def _sight(once: dict[str, dict[str, Any]]) -> list[str]:
+    """What windows reach, and what eviction keeps to choose by."""
+    reach = [f"{name} {r['receptive_field']:,} tokens" for name, r in once.items() if r["receptive_field"]]
+    scores = [f"{name} {format_bytes(r['eviction_score_bytes'])}" for name, r in once.items() if r["eviction_score_bytes"]]
+    found = [f"receptive field, layers × window: {', '.join(reach)}"] if reach else []
+    if scores:
+        found.append(f"beside the cache, a score per token kept and KV head, by which eviction chooses: {', '.join(scores)}")
+    return found
 
 
 def _sentence(model: str, records: Sequence[dict[str, Any]]) -> str:

@@ -3,8 +3,9 @@
 from kvcalc.layers.cache import Span
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.model.memory import LayerRows, cache_rows, cache_size, fullest_stage, mha_ratio, weight_bytes
+from kvcalc.model.memory import LayerRows, cache_rows, cache_size, eviction_score_bytes, fullest_stage, mha_ratio, weight_bytes
 from kvcalc.model.precision import Precision, formats_of
+from kvcalc.model.reach import reach_line
 from kvcalc.model.size import assumptions
 from kvcalc.model.spec import Model
 from kvcalc.units import format_bytes
@@ -39,6 +40,7 @@ def explain_size(
     lines.append(_total("kv_cache_allocated_bytes", size.allocated, sequences))
     lines += ["", f"bytes_per_token = {size.slope:,} (rows that still grow at S, divided by the tokens a row stands for)"]
     lines.append(f"fixed_bytes = {size.fixed:,} (state and full windows of one sequence)")
+    lines += [line for line in (_scores(model, context, batch_size, precision, parallelism), reach_line(model)) if line]
     ratio = mha_ratio(model, context, precision)
     if ratio:
         lines.append(f"mha_ratio = {ratio:.4g} (every layer that attends as plain MHA, without a window, over these bytes)")
@@ -48,6 +50,11 @@ def explain_size(
     held = weight_bytes(model, precision, parallelism, context, batch_size)
     lines.append(f"weight_bytes = {held:,} ({format_bytes(held)}; {formats.weights_label})")
     return "\n".join(lines) + "\n"
+
+
+def _scores(model: Model, context: int, batch_size: int, precision: Precision, parallelism: Parallelism) -> str:
+    held = eviction_score_bytes(model, context, batch_size, precision, parallelism)
+    return f"eviction_score_bytes = {held:,}, beside the cache (one score per token kept and KV head)" if held else ""
 
 
 def _stored(row: LayerRows, context: int, formats: Formats, ranks: Parallelism) -> str:

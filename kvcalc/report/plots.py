@@ -98,10 +98,18 @@ def _figure(chart: Chart, look: dict[str, Any]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=look["size"], layout="constrained")
+    charts = [chart, chart.beside] if chart.beside else [chart]
+    width, height = look["size"]
+    figure = Figure(figsize=(min(width * len(charts), 13.33), height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    lines = textwrap.wrap(chart.subtitle, int(look["size"][0] * 150 / look["font"]))[:2]
+    for axes, one in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
+        _panel(figure, axes, one, look, figure.get_size_inches()[0] / len(charts))
+    return figure
+
+
+def _panel(figure: Any, axes: Any, chart: Chart, look: dict[str, Any], width: float) -> None:
+    """One chart on its axes, `width` inches wide."""
+    lines = textwrap.wrap(chart.subtitle, int(width * 150 / look["font"]))[:2]
     axes.set_title(
         chart.title, loc="left", fontweight="bold", fontsize=look["font"] * 1.2, pad=look["font"] * (1.2 + 1.1 * len(lines))
     )
@@ -118,7 +126,6 @@ def _figure(chart: Chart, look: dict[str, Any]) -> Any:
         figure.draw_without_rendering()
         _place(figure, axes, texts)
     _legend(axes, look)
-    return figure
 
 
 def _scales(axes: Any, chart: Chart) -> None:

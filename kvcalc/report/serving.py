@@ -26,16 +26,16 @@ LATENCY = (
     Column("speedup", "cache saves", ratio),
 )
 SPECULATION = (
-    Column("batch_size", "batch", integer),
-    Column("draft", "draft", right=False),
+    Column("batch_size", "batch", integer, given=True),
+    Column("draft", "draft", right=False, given=True),
     Column("num_speculative_tokens", "drafted", integer),
     Column("acceptance_rate", "accepted", lambda v: f"{v:.0%}"),
     Column("tokens_per_step", "tokens/step", lambda v: f"{v:.4f}"),
-    Column("draft_s", "drafting", seconds),
-    Column("verify_s", "verifying", seconds),
     Column("speculative_tpot_s", "TPOT", seconds),
     Column("speculative_speedup", "speed-up", lambda v: f"{v:.2f}×"),
     Column("stops_paying_at_batch", "stops paying at batch", integer),
+    Column("draft_s", "drafting", seconds),
+    Column("verify_s", "verifying", seconds),
     Column("draft_weight_bytes", "draft weights", format_bytes),
     Column("draft_cache_bytes", "draft cache", format_bytes),
 )
@@ -72,9 +72,13 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
     bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
     word = "datasheet bounds: at least so long" if bases == "datasheet" else f"predicted by the {bases}"
     notes = ["", f"times: {word}{error_bar(records)}; end to end = TTFT + (out − 1) · TPOT", *fallback_notes(records)]
-    tables = [Table(records, LATENCY, _sentence(records), notes)]
+    plain = {tuple(r.get(c.key) for c in LATENCY): r for r in records}
+    tables = [Table(list(plain.values()), LATENCY, _sentence(records), notes)]
     if any(r.get("draft") for r in records):
-        tables.append(Table(records, SPECULATION, "\nSpeculation at mid length", ["", "below 1× it costs more than it saves"]))
+        lengths = [c for c in LATENCY if c.key in ("input_len", "output_len") and len({r[c.key] for r in records}) > 1]
+        columns = [*SPECULATION[:2], *lengths, *SPECULATION[2:]]
+        remark = "below 1× it costs more than it saves"
+        tables.append(Table(records, columns, "\nSpeculation at mid length", ["", remark]))
     return tables
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
+from kvcalc.model.reach import reach_line
 from kvcalc.model.size import assumptions
 from kvcalc.model.spec import Model
 from kvcalc.report.export import Record
@@ -19,6 +20,7 @@ def size_table(
     words = {m.name: assumptions(m, precision, block_size, parallelism) for m in models}
     shared = set(words.values())
     lines = [f"{name}: {text}" for name, text in words.items()] if len(shared) > 1 else shared
+    lines = [*lines, *(f"{m.name}: {line}" if len(models) > 1 else line for m in models if (line := reach_line(m)))]
     return Table(records, SIZE_COLUMNS, _sentence(records), ["", *lines, "1 GiB = 2^30 bytes; `--explain` shows the formulas"])
 
 

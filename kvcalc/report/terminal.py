@@ -12,10 +12,11 @@ HEIGHT = 20
 
 
 def sketch(chart: Chart, width: int = 0) -> str:
-    """The chart in `width` columns (the terminal's by default), with a mark for each series and a legend below."""
+    """The chart in `width` columns (the terminal's by default), a mark for each series, a legend below; then what is beside."""
     wide = max(40, min(width or shutil.get_terminal_size((80, 24)).columns, 160))
     lines = [chart.title, chart.subtitle, *(_bars(chart, wide) if chart.categories else _grid(chart, wide))]
-    return "\n".join(part for line in lines for part in _fitted(line, wide))
+    drawn = "\n".join(part for line in lines for part in _fitted(line, wide))
+    return f"{drawn}\n\n{sketch(chart.beside, width)}" if chart.beside else drawn
 
 
 def _fitted(line: str, wide: int) -> list[str]:

@@ -49,6 +49,11 @@ class LatencyOptions(msgspec.Struct, frozen=True):
         """Tokens of a sequence at its end."""
         return self.input_len + self.output_len
 
+    @property
+    def mid_length(self) -> int:
+        """Tokens of a sequence half-way through its answer."""
+        return self.input_len + max(1, self.output_len // 2)
+
 
 def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
     """One configuration as a flat record. fallback: what products are computed in, in words, where the GPU has no unit."""
@@ -67,10 +72,10 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
         record["cost_per_million_tokens"] = cost_per_million(asked.price_per_hour, record["gpus"], found.e2e_s, tokens)
     if asked.no_cache:
         record |= _without_cache(deployment, asked, found)
-    drafting = _drafting(deployment, asked)
-    if drafting:
-        record |= _speculative(deployment, drafting, asked)
-    fallbacks = dict.fromkeys(d.fallback(*passes) for d in (deployment, drafting) if d)
+    draft = drafting(deployment, asked)
+    if draft:
+        record |= _speculative(deployment, draft, asked)
+    fallbacks = dict.fromkeys(d.fallback(*passes) for d in (deployment, draft) if d)
     return record | {"fallback": "; ".join(filter(None, fallbacks)) or None}
 
 
@@ -84,15 +89,15 @@ def _without_cache(deployment: Deployment, asked: LatencyOptions, cached: Latenc
     }
 
 
-def _drafting(deployment: Deployment, asked: LatencyOptions) -> Deployment | None:
+def drafting(deployment: Deployment, asked: LatencyOptions) -> Deployment | None:
     """The draft model, run as the model is; None where there is none."""
     return msgspec.structs.replace(deployment, model=draft_model(deployment.model, asked.draft)) if asked.draft else None
 
 
 def _speculative(deployment: Deployment, draft: Deployment, asked: LatencyOptions) -> dict[str, Any]:
     """One step of speculative decoding at mid length."""
-    context = asked.input_len + max(1, asked.output_len // 2)
-    step, drafted = (deployment, draft, context, asked.batch_size), asked.num_speculative_tokens
+    context, drafted = asked.mid_length, asked.num_speculative_tokens
+    step = deployment, draft, context, asked.batch_size
     accepted = ACCEPTANCE if asked.acceptance_rate is None else asked.acceptance_rate
     found = speculate(*step, drafted, accepted) if drafted else best_drafted(*step, accepted)
     return {

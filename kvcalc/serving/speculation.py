@@ -5,7 +5,8 @@ Source: Leviathan et al. 2023, arXiv 2211.17192 §3.1 (equation 1). The step tak
 of k + 1 queries per sequence of the model.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,8 +17,10 @@ from kvcalc.library.load import load_model
 from kvcalc.model.spec import Model
 from kvcalc.serving.latency import verification
 from kvcalc.timing.deployment import Deployment
+from kvcalc.units import Num, parse_tokens
 
 MOST_DRAFTED = 16
+MOST_BATCH = 1 << 14  # sequences to which it is looked for where speculation stops paying
 
 
 class Speculation(NamedTuple):
@@ -38,16 +41,36 @@ def expected_tokens(acceptance: float, drafted: int) -> float:
     return float(drafted + 1) if acceptance == 1 else (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
 
 
+class StepTimes(NamedTuple):
+    """Seconds of a plain decode pass, of the drafting passes and of the verifying one; arrays where the batch is one."""
+
+    drafted: int
+    plain_s: Any
+    draft_s: Any
+    verify_s: Any
+
+    def per_token(self, acceptance: float) -> Any:
+        """Seconds per token of each sequence."""
+        return (self.draft_s + self.verify_s) / expected_tokens(acceptance, self.drafted)
+
+    def speedup(self, acceptance: float) -> Any:
+        """Over plain decode; below 1 where it costs more than it saves."""
+        return self.plain_s / self.per_token(acceptance)
+
+
+def step_times(target: Deployment, draft: Deployment, context: int, batch_size: Num, drafted: int) -> StepTimes:
+    """What a step of speculative decoding at `context` takes, and a plain one."""
+    plain = target.seconds(Batch.decode(context, batch_size))
+    drafting = drafted * draft.seconds(Batch.decode(context, batch_size))
+    return StepTimes(drafted, plain, drafting, target.seconds(verification(batch_size, drafted, context), all_positions=True))
+
+
 def speculate(
     target: Deployment, draft: Deployment, context: int, batch_size: int, drafted: int, acceptance: float
 ) -> Speculation:
     """One step of speculative decoding at `context`, against plain decode. A speed-up below 1 is reported as such."""
-    tokens = expected_tokens(acceptance, drafted)
-    plain = target.seconds(Batch.decode(context, batch_size))
-    drafting = drafted * draft.seconds(Batch.decode(context, batch_size))
-    verifying = target.seconds(verification(batch_size, drafted, context), all_positions=True)
-    each = (drafting + verifying) / tokens
-    return Speculation(drafted, tokens, drafting, verifying, each, plain / each)
+    times, tokens = step_times(target, draft, context, batch_size, drafted), expected_tokens(acceptance, drafted)
+    return Speculation(drafted, tokens, times.draft_s, times.verify_s, times.per_token(acceptance), times.speedup(acceptance))
 
 
 def best_drafted(target: Deployment, draft: Deployment, context: int, batch_size: int, acceptance: float) -> Speculation:
@@ -57,15 +80,41 @@ def best_drafted(target: Deployment, draft: Deployment, context: int, batch_size
 
 
 def stops_paying(
-    target: Deployment, draft: Deployment, context: int, drafted: int, acceptance: float, most: int = 1 << 14
+    target: Deployment, draft: Deployment, context: int, drafted: int, acceptance: float, most: int = MOST_BATCH
 ) -> int | None:
     """The first power of two of sequences at which the speed-up is below 1; None if it pays up to `most`."""
-    batch = 1
-    while batch <= most:
-        if speculate(target, draft, context, batch, drafted, acceptance).speedup < 1:
-            return batch
-        batch *= 2
-    return None
+    batches = [1 << n for n in range(most.bit_length())]
+    return first_loss(batches, step_times(target, draft, context, float_array(batches), drafted), acceptance)
+
+
+def first_loss(batches: Sequence[int], times: StepTimes, acceptance: float) -> int | None:
+    """The first of `batches`, of which `times` are, at which the speed-up is below 1; None where there is none."""
+    speedups = times.speedup(acceptance)
+    return next((batch for batch, speedup in zip(batches, speedups, strict=True) if speedup < 1), None)
+
+
+def float_array(values: Sequence[int]) -> Any:
+    """Whole numbers as the array that formulas take."""
+    import numpy as np
+
+    return np.array(values, dtype=float)
+
+
+def acceptance_rates(text: str) -> list[float | None]:
+    """A list of acceptance rates as typed; None where nothing is. Raises UserError on what is no number from 0 to 1."""
+    found: list[float | None] = []
+    for word in text.split(",") if text else ():
+        try:
+            found.append(float(word))
+        except ValueError:
+            raise UserError(f"acceptance rate {word.strip()!r} is not a number", hint="Write 0.8, or 0.3,0.5,0.7,0.9") from None
+        expected_tokens(found[-1] or 0.0, 1)
+    return found or [None]
+
+
+def speculative_tokens(text: str) -> list[int]:
+    """A list of tokens drafted per step as typed; 0, the best, where nothing is."""
+    return [parse_tokens(word, "number of speculative tokens", least=0) for word in text.split(",")] if text else [0]
 
 
 def draft_model(target: Model, name: str) -> Model:

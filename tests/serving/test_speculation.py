@@ -3,15 +3,20 @@
 import msgspec
 import numpy as np
 import pytest
+from conftest import Run
 
 from kvcalc import Batch, UserError, load_gpu, load_model
+from kvcalc.report.chart import Series
+from kvcalc.report.speculation import speculation_chart
 from kvcalc.serving.latency import verification
+from kvcalc.serving.request_record import LatencyOptions
 from kvcalc.serving.speculation import (
     MOST_DRAFTED,
     best_drafted,
     draft_model,
     expected_tokens,
     speculate,
+    step_times,
     stops_paying,
 )
 from kvcalc.timing.deployment import Deployment
@@ -113,3 +118,60 @@ def test_the_mtp_head_of_deepseek() -> None:
     assert head.parameters - sum(outer.values()) == pytest.approx(target.mtp_parameters, rel=1e-5)  # less its norms
     with pytest.raises(UserError, match="declares no multi-token-prediction layers"):
         draft_model(load_model("llama-3.1-8b"), "mtp")
+
+
+def test_lists_make_a_row_for_each_rate_and_number(kvcalc: Run) -> None:
+    """Expected tokens of k = 1, 4 at a = 0.3, 0.9: 1.3 and 1.9; Σ 0.3^i = 1.4251 and Σ 0.9^i = 4.0951 for i to 4."""
+    line = "latency llama-3.1-70b --gpu b200 --stack datasheet --draft llama-3.2-1b --acceptance-rate 0.3,0.9 --input-len 500"
+    records = kvcalc(f"{line} --num-speculative-tokens 1,4 --format json").records
+    asked = [(r["num_speculative_tokens"], r["acceptance_rate"]) for r in records]
+    assert asked == [(1, 0.3), (1, 0.9), (4, 0.3), (4, 0.9)]
+    assert [r["tokens_per_step"] for r in records] == pytest.approx([1.3, 1.9, 1.4251, 4.0951])
+    assert all(r["speculative_tpot_s"] * r["tokens_per_step"] == r["draft_s"] + r["verify_s"] for r in records)
+    shown = kvcalc(f"{line} --num-speculative-tokens 1,4").out.split("Speculation")
+    assert sum(row.startswith("llama-3.1-70b ") for row in shown[0].splitlines()[1:]) == 1  # the request is the same in all
+    rows = shown[1].splitlines()
+    assert [row.split()[:3] for row in rows[2:6]] == [[str(k), a, t] for k, a, t in zip((1, 1, 4, 4), ("30%", "90%") * 2,
+            ("1.3000", "1.9000", "1.4251", "4.0951"), strict=True)]  # fmt: skip
+    both = kvcalc(f"{line} --num-speculative-tokens 4 --output-len 100,200").out.split("Speculation")[1].splitlines()[1]
+    assert both.split()[:3] == ["out", "drafted", "accepted"]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--acceptance-rate 0.5,x", "acceptance rate 'x' is not a number"),
+        ("--acceptance-rate 0.5,", "acceptance rate '' is not a number"),
+        ("--acceptance-rate 0.5,2", "acceptance rate 2.0 is not between 0 and 1"),
+        ("--num-speculative-tokens 1,1.5", "number of speculative tokens '1.5' is not a whole number"),
+        ("--num-speculative-tokens 4,2000", "num-speculative-tokens should be 0 to 1024"),
+    ],
+)
+def test_lists_are_checked(kvcalc: Run, option: str, said: str) -> None:
+    result = kvcalc(f"latency llama-3.1-8b --draft llama-3.2-1b {option}")
+    assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
+
+
+def test_the_picture_is_the_formula_at_every_rate() -> None:
+    """Left: plain ÷ per token, which is the expected tokens over a constant. Right: where that falls below 1 first."""
+    target, draft = clocks()
+    asked = [LatencyOptions(input_len=500, output_len=100, draft="llama-3.2-1b", num_speculative_tokens=k) for k in (1, 4)]
+    chart = speculation_chart(target, asked)
+    for series, drafted in zip(chart.series[:2], (1, 4), strict=True):
+        times = step_times(target, draft, 550, 1, drafted)
+        gain = times.plain_s / (times.draft_s + times.verify_s)
+        assert series.xs[0] == 0 and series.xs[-1] == 1 and len(series.xs) == 51
+        assert series.ys == pytest.approx([gain * sum(a**i for i in range(drafted + 1)) for a in series.xs])
+    assert chart.series[2] == Series("plain decode", (), (1.0,), "limit")
+    assert chart.beside is not None
+    for series, drafted in zip(chart.beside.series, (1, 4), strict=True):
+        for rate, batch in zip(series.xs, series.ys, strict=True):
+            assert speculate(target, draft, 550, int(batch), drafted, rate).speedup < 1
+        assert set(series.ys) >= {1.0} and max(series.ys) > 64
+        assert list(series.ys) == sorted(series.ys)  # the better the draft, the larger the batch
+
+
+def test_the_picture_without_a_number_draws_the_usual_ones(kvcalc: Run) -> None:
+    out = kvcalc("latency llama-3.1-70b --gpu b200 --stack datasheet --draft llama-3.2-1b --plot -").out
+    assert "Speed-up by speculative decoding" in out and "Where speculation stops paying" in out
+    assert [f"{n} token" in out for n in (1, 2, 4, 8)] == [True] * 4

@@ -107,7 +107,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[StoredPart, ...]:
         """What each part of a layer of `kind` keeps or reads, in this engine's formats, on one rank."""
         layer, found = model.kinds[kind], []
-        for entries in filter(None, (part.cache() for part in (*layer.parts, *layer.shared))):
+        for entries in filter(None, ((*part.cache(), *part.eviction_scores()) for part in (*layer.parts, *layer.shared))):
             rows = ((e, ranks.share(e.heads), self.row_format(e, entries, formats, settings)) for e in entries)
             found.append(tuple(StoredEntry(*row) for row in rows))
         return tuple(found)

@@ -138,6 +138,10 @@ class Compressed(Part, frozen=True, tag="compressed"):
         window = causal_pairs(new, past, self.sliding_window)
         return window + compressed_pairs(new, past, self.compress_ratio, self.index_topk) if self.compress_ratio else window
 
+    @property
+    def window_tokens(self) -> int:
+        return 0 if self.compress_ratio else self.sliding_window
+
     def problem(self) -> str:
         if self.qk_rope_head_dim >= self.head_dim:
             return f"qk_rope_head_dim {self.qk_rope_head_dim} is not below head_dim {self.head_dim}"

@@ -4,6 +4,10 @@ Cached per token and layer: num_key_value_heads · (head_dim + v_head_dim) eleme
 window, a chunk or a budget leaves. Sources: Vaswani et al. 2017 §3.2.2 (MHA); Shazeer 2019, arXiv 1911.02150 (MQA);
 Ainslie et al. 2023, arXiv 2305.13245 §2.2 (GQA); Jiang et al. 2023, arXiv 2310.06825 §2 (sliding window); Xiao et al.
 2023, arXiv 2309.17453 (sink tokens); Zhang et al. 2023, arXiv 2306.14048 (H2O's budget).
+
+Eviction keeps a score per token kept and KV head: the attention that the token has received so far, summed over queries (H2O's
+code, FMInference/H2O, h2o_hf/utils_real_drop/modify_llama.py: `hh_score` of [heads, tokens kept] in the dtype of the attention,
+its MHA; here one for the query heads that share a KV head, whose rows go together).
 """
 
 from typing import Literal
@@ -124,8 +128,18 @@ class Grouped(Part, frozen=True, tag="grouped"):
             found += [CacheEntry(role, groups, width, limit=self.prefix_tokens, span=Span.STATE) for role, width in rows]
         return tuple(found)
 
+    def eviction_scores(self) -> tuple[CacheEntry, ...]:
+        """[G] per token kept, in the model's dtype."""
+        if not self.cache_budget or not self.cached:
+            return ()
+        return (CacheEntry("score", self.num_key_value_heads, 1, limit=self.most_tokens, keeps=Keeps.CHOSEN),)
+
+    @property
+    def window_tokens(self) -> int:
+        return self.sliding_window or 0
+
     def operators(self, p: Pass) -> list[Operator]:
-        """qkv, gate, RoPE with the q/k norms, attention, o."""
+        """qkv, gate, RoPE with the q/k norms, attention, the scores of eviction, o."""
         w = p.local(self.weights(p.width))
         queries, keys, values = p.heads(self.num_attention_heads), self.num_key_value_heads, self.value_width
         qkv = [w[n] for n in ("q", "k", "v") if n in w]
@@ -138,6 +152,7 @@ class Grouped(Part, frozen=True, tag="grouped"):
         found += self._extra(p, w)
         rows = [e for e in self.cache() if e.role != "index_key"]
         found.append(p.attention(rows, self._visible, queries, self.head_dim, values))
+        found += [p.eviction(e, self._visible, queries) for e in self.eviction_scores()]
         if "gate" in w:
             gated = p.tokens * queries * values
             found.append(p.vector("gating", 2 * gated, gated, p.ACTIVATION_FLOPS * gated))

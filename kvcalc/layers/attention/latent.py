@@ -86,6 +86,10 @@ class Latent(Part, frozen=True, tag="latent"):
         rope = CacheEntry("rope_key", 1, self.qk_rope_head_dim, limit=limit, top=top)
         return (latent, rope) if self.qk_rope_head_dim else (latent,)
 
+    @property
+    def window_tokens(self) -> int:
+        return self.sliding_window or 0
+
     def operators(self, p: Pass) -> list[Operator]:
         """Down- and up-projections, RoPE, attention in the form that costs fewer FLOPs for each group of sequences, o."""
         w = p.local(self.weights(p.width))
