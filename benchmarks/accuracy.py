@@ -1,33 +1,53 @@
 """The tables and pictures of docs/accuracy.md: errors of the shipped calibrations, and of predictions against measured rows.
 
-    python benchmarks/accuracy.py ROWS.csv...                 prints the tables
-    python benchmarks/accuracy.py ROWS.csv... --write         puts them into docs/accuracy.md, and the pictures beside
+    python benchmarks/accuracy.py ROWS.csv...             prints the tables; fits each calibration's folds again, minutes
+    python benchmarks/accuracy.py ROWS.csv... --write     puts them into docs/accuracy.md, and the pictures beside
 
-Without rows, only the held-out errors that the calibrations carry are given. Rows are judged in the scopes that real models
-have: products with n and k from 1,024 to 32,768; attention with head_dim 128, 4 to 16 query heads per KV head and no window,
-decode from 512 and prefill from 128 tokens; everything else whole.
+Without rows, only what needs none is given: the errors that the calibrations carry, and the steps taken apart. Rows are judged
+in the scopes that real models have: products with n and k from 1,024 to 32,768; attention with head_dim 128, 4 to 16 query
+heads per KV head and no window, decode from 512 and prefill from 128 tokens; experts that are no artefact of the measurement;
+everything else whole.
 """
 
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kvcalc import load_gpu
+from ttft import simulated
+
+from kvcalc import Batch, Deployment, Parallelism, load_gpu, load_model
 from kvcalc.report.plots import save
 from kvcalc.report.plots_timing import predicted_against_measured
 from kvcalc.timing.calibration import find_calibration, stacks_of
-from kvcalc.timing.rows import MeasuredRow
+from kvcalc.timing.calibrator import calibrate, chosen_rows
+from kvcalc.timing.rows import SERVING, MeasuredRow, Table, read_rows
+from kvcalc.timing.steps import glue_seconds, operator_seconds
 from kvcalc.timing.validation import Validation, validate
 
 GPUS = ("h100-sxm", "h200")
 DOCUMENT = Path(__file__).parent.parent / "docs" / "accuracy.md"
-Errors = dict[str, list[tuple[MeasuredRow, float, float]]]
+PICTURES = {
+    "gemm": ("gemm bf16", "gemm fp8"),
+    "attention": ("decode attention bf16", "decode attention fp8", "prefill attention", "allreduce"),
+    "latent": ("mla decode bf16", "mla decode fp8", "mla prefill", "dsa decode module"),
+    "experts": ("moe triton", "moe flashinfer", "moe cutlass", "moe marlin", "moe oai"),
+    "steps": ("step of a dense model", "step of a mixture"),
+}
+# model, GPU, stack, ranks, batch, context
+STEPS = (
+    ("deepseek-v3", "h200", "sglang", Parallelism(tp=8), 64, 4096),
+    ("qwen3-235b-a22b", "h100-sxm", "vllm", Parallelism(tp=8), 64, 4096),
+    ("gpt-oss-120b", "h100-sxm", "vllm", Parallelism(), 16, 4096),
+)
+Pairs = dict[str, list[tuple[float, float, float]]]
 
 
 def scope(row: MeasuredRow) -> str:
     """The family under which a row is judged; '' where it is out of scope."""
+    if row.odd:
+        return ""
     if row.op == "gemm":
         _, n, k = row.shape
         inside = min(n, k) >= 1024 and max(n, k) <= 32768
@@ -38,55 +58,121 @@ def scope(row: MeasuredRow) -> str:
         inside = head_dim == 128 and 4 <= heads / groups <= 16 and not window and length >= least
         kind = "" if row.op == "prefill_attention" else " bf16" if row.dtype == "bfloat16" else " fp8"
         return row.op.replace("_", " ") + kind if inside else ""
+    if row.op in SERVING:
+        return "step of a dense model" if row.op == "e2e_dense" else "step of a mixture"
+    if row.op == "moe":
+        return "moe " + next(k for k in ("triton", "flashinfer", "cutlass", "marlin", "oai") if k in row.kernel)
     kind = {"bfloat16": " bf16", "fp8": " fp8"}.get(row.dtype, "") if row.op == "mla_decode" else ""
     return row.op.replace("_", " ") + kind
 
 
-def judged(validations: list[Validation], only: Callable[[str], bool] = lambda gpu: True) -> Errors:
-    """(row, bound, calibrated) by family, NaN where there is no prediction."""
-    found: Errors = {}
+def judged(validations: Sequence[Validation], only: Callable[[str], bool] = lambda gpu: True) -> Pairs:
+    """(measured, bound, calibrated) by family, NaN where there is no prediction."""
+    found: Pairs = {}
     for v in validations:
         for row, gpu, bound, timed in zip(v.table.rows, v.gpus, v.bound.tolist(), v.calibrated.tolist(), strict=True):
             if gpu in GPUS and only(gpu) and (family := scope(row)):
-                found.setdefault(family, []).append((row, bound, timed))
+                found.setdefault(family, []).append((row.time_us, bound, timed))
     return found
 
 
-def written(values: list[float]) -> str:
-    """Median / p90 in per cent."""
-    if not values:
-        return "–"
-    ordered = sorted(values)
-    return " / ".join(f"{100 * ordered[min(len(ordered) - 1, int(q * len(ordered)))]:,.1f}" for q in (0.5, 0.9))
-
-
-def error(predicted: float, measured: float) -> float:
-    return math.exp(abs(math.log(predicted / measured))) - 1
-
-
-def family_table(here: Errors, borrowed: Errors) -> Iterator[str]:
-    yield "| family | rows | predicted | calibrated | datasheet bound | H200 from H100's parameters |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-    for family, rows in sorted(here.items()):
-        laws = [error(t, r.time_us) for r, _, t in rows if t > 0]
-        roof = [error(b, r.time_us) for r, b, _ in rows if b > 0]
-        moved = [error(t, r.time_us) for r, _, t in borrowed.get(family, []) if t > 0]
-        yield f"| {family} | {len(rows):,} | {len(laws) / len(rows):.0%} | {written(laws)} | {written(roof)} | {written(moved)} |"
-
-
-def held_out_table() -> Iterator[str]:
-    yield "| GPU | stack | version | family | kind | rows | held out | fitted |"
-    yield "| --- | --- | --- | --- | --- | ---: | ---: | ---: |"
+def held_out(tables: Sequence[Table]) -> Pairs:
+    """(measured, nothing, predicted by a fit that did not see the row) by family."""
+    found: Pairs = {}
     for name in GPUS:
         gpu = load_gpu(name)
         for stack in stacks_of(gpu):
-            found = find_calibration(gpu, stack)
+            fits = calibrate(chosen_rows(tables, gpu, stack, lambda text: None), gpu, stack)
+            for fit in fits:
+                for row, time, predicted in zip(fit.members, fit.measured.tolist(), fit.predicted.tolist(), strict=True):
+                    if family := scope(row):
+                        found.setdefault(family, []).append((time, math.nan, predicted))
+    return found
+
+
+def written(pairs: Sequence[tuple[float, float]]) -> str:
+    """Median / p90 in per cent of the errors of (measured, predicted)."""
+    errors = sorted(math.exp(abs(math.log(predicted / time))) - 1 for time, predicted in pairs if predicted > 0)
+    if not errors:
+        return "–"
+    return " / ".join(f"{100 * errors[min(len(errors) - 1, int(q * len(errors)))]:,.1f}" for q in (0.5, 0.9))
+
+
+def family_table(here: Pairs, kept: Pairs, borrowed: Pairs) -> Iterator[str]:
+    yield "| family | rows | held out | on the rows of the fit | datasheet bound | H200 from H100's parameters |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+    for family, rows in sorted(here.items()):
+        if family.startswith("step"):
+            continue
+        columns = [[(m, t) for m, _, t in kept.get(family, [])], [(m, t) for m, _, t in rows], [(m, b) for m, b, _ in rows]]
+        columns.append([(m, t) for m, _, t in borrowed.get(family, [])])
+        yield f"| {family} | {len(rows):,} | " + " | ".join(written(c) for c in columns) + " |"
+
+
+def step_table() -> Iterator[str]:
+    yield "| GPU | stack | laws of | model | runs | median | p90 |"
+    yield "| --- | --- | --- | --- | ---: | ---: | ---: |"
+    for name in GPUS:
+        for stack in stacks_of(load_gpu(name)):
+            found = find_calibration(load_gpu(name), stack)
+            assert found is not None
+            for kind, e in found.validation.items():
+                what = "dense" if kind == "dense" else "mixture of experts"
+                errors = f"{100 * e.median_abs_error:.0f} | {100 * e.p90_abs_error:.0f}"
+                yield f"| {name} | {stack} | {found.version} | {what} | {e.rows} | {errors} |"
+
+
+def cell_table() -> Iterator[str]:
+    yield "| GPU | stack | family | kind | rows | held out | fitted |"
+    yield "| --- | --- | --- | --- | ---: | ---: | ---: |"
+    for name in GPUS:
+        for stack in stacks_of(load_gpu(name)):
+            found = find_calibration(load_gpu(name), stack)
             assert found is not None
             for family, kinds in found.laws.items():
                 for kind, e in kinds.items():
                     held = f"{100 * e.median_abs_error:.1f} / {100 * e.p90_abs_error:.1f}"
                     fitted = f"{100 * e.fitted_median_abs_error:.1f} / {100 * e.fitted_p90_abs_error:.1f}"
-                    yield f"| {name} | {stack} | {found.version} | {family} | {kind} | {e.rows} | {held} | {fitted} |"
+                    yield f"| {name} | {stack} | {family} | {kind} | {e.rows} | {held} | {fitted} |"
+
+
+def terms(name: str, gpu: str, stack: str, ranks: Parallelism, batch: int, context: int) -> Iterator[str]:
+    """One decode step taken apart: each operator with its law, its time, its share and the held-out error of its law."""
+    deployed = Deployment(load_model(name), load_gpu(gpu), parallelism=ranks).under(stack)
+    laws, operators = deployed.calibration, deployed.operators(Batch.decode(context, batch))
+    assert laws is not None
+    each = list(zip(operators, operator_seconds(operators, deployed.gpu, laws), strict=True))
+    glue = glue_seconds(operators, laws)
+    whole = glue + sum(t.seconds for _, t in each)
+    rows: dict[str, tuple[float, str, str]] = {}
+    for operator, timed in each:
+        form = str(timed.entry.law.__struct_config__.tag) if timed.entry else "elementwise" if timed.basis != "bound" else "bound"
+        error = f"{100 * timed.entry.median_abs_error:.0f} / {100 * timed.entry.p90_abs_error:.0f}" if timed.entry else "–"
+        seconds = rows.get(operator.name, (0.0, "", ""))[0] + timed.seconds
+        rows[operator.name] = (seconds, form, error)
+    title = f"{name} on {ranks.gpus}× {gpu} under {deployed.basis.removesuffix(' calibration')}"
+    yield f"**{title}**, {batch} sequences at {context:,} tokens: {1e3 * whole:.2f} ms"
+    yield ""
+    yield "| term | law | time, ms | share | held out, median / p90 % |"
+    yield "| --- | --- | ---: | ---: | ---: |"
+    small = [n for n, (s, *_) in rows.items() if s < 0.01 * whole]
+    for term, (seconds, form, error) in sorted(rows.items(), key=lambda item: -item[1][0]):
+        if term not in small:
+            yield f"| {term} | {form} | {1e3 * seconds:.3f} | {seconds / whole:.0%} | {error} |"
+    rest = sum(rows[n][0] for n in small)
+    yield f"| glue of the layers | assumed, {laws.glue_us:g} µs a layer | {1e3 * glue:.3f} | {glue / whole:.0%} | – |"
+    yield f"| {len(small)} terms under 1 % each | | {1e3 * rest:.3f} | {rest / whole:.0%} | |"
+    yield ""
+
+
+def all_terms() -> Iterator[str]:
+    for step in STEPS:
+        yield from terms(*step)
+
+
+def first_tokens(path: Path) -> list[tuple[float, float]]:
+    """(measured, simulated) seconds to the first token."""
+    return [(measured, mine) for mine, measured, *_ in simulated(path, 4)]
 
 
 def put(text: str, name: str, lines: Iterator[str]) -> str:
@@ -95,32 +181,30 @@ def put(text: str, name: str, lines: Iterator[str]) -> str:
     return re.sub(f"<!-- {name} -->.*?<!-- end {name} -->", lambda _: block, text, flags=re.DOTALL)
 
 
-def pictures(here: Errors) -> None:
-    for stem, families in (
-        ("gemm", ("gemm bf16", "gemm fp8")),
-        ("attention", ("decode attention bf16", "decode attention fp8", "prefill attention", "mla decode bf16")),
-        ("allreduce", ("allreduce",)),
-    ):
-        series = [(f, [r.time_us for r, *_ in here[f]], [t for *_, t in here[f]]) for f in families if f in here]
-        if series:
-            target = DOCUMENT.parent / "images" / f"accuracy-{stem}.png"
-            save(predicted_against_measured(series, "H100 and H200, all stacks"), str(target))
+def draw(stem: str, series: list[tuple[str, list[float], list[float]]], what: str) -> None:
+    if series:
+        save(predicted_against_measured(series, what), str(DOCUMENT.parent / "images" / f"accuracy-{stem}.png"))
 
 
 def main(words: list[str]) -> int:
     paths = [Path(w) for w in words if not w.startswith("-")]
-    here, borrowed = {}, {}
+    blocks = {"steps": list(step_table()), "terms": list(all_terms()), "cells": list(cell_table())}
     if paths:
-        here = judged(validate(paths))
+        here, tables = judged(validate(paths)), [read_rows(p) for p in paths if p.stem not in SERVING]
         borrowed = judged(validate(paths, source=load_gpu("h100")), lambda gpu: gpu == "h200")
-        print("\n".join(family_table(here, borrowed)), end="\n\n")
-    print("\n".join(held_out_table()))
+        blocks["rows"] = list(family_table(here, held_out(tables), borrowed))
+    print("\n\n".join("\n".join(lines) for lines in blocks.values()))
     if "--write" in words:
-        text = put(DOCUMENT.read_text(encoding="utf-8"), "held-out", held_out_table())
-        if paths:
-            text = put(text, "rows", family_table(here, borrowed))
-            pictures(here)
+        text = DOCUMENT.read_text(encoding="utf-8")
+        for name, lines in blocks.items():
+            text = put(text, name, iter(lines))
         DOCUMENT.write_text(text, encoding="utf-8")
+        for stem, families in PICTURES.items() if paths else ():
+            draw(stem, [(f, [m for m, *_ in here[f]], [t for *_, t in here[f]]) for f in families if f in here], "all stacks")
+        for path in (p for p in paths if p.stem == "e2e_dense"):
+            pairs = first_tokens(path)
+            print(f"first token: {written(pairs)}, {len(pairs)} runs")
+            draw("first-token", [("time to the first token", *([1e6 * v for v in c] for c in zip(*pairs, strict=True)))], "simulated")
     return 0
 
 

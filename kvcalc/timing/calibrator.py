@@ -27,7 +27,7 @@ LEAST_ROWS = 12  # of a family and kind: fewer make no fit
 
 
 class FittedLaw(NamedTuple):
-    """What became of one family and kind: its entry (None: too few rows, or no law), and each row held out."""
+    """What became of one family and kind: its entry (None: too few rows, or no law), and each row predicted held out."""
 
     family: str
     kind: str
@@ -36,6 +36,7 @@ class FittedLaw(NamedTuple):
     measured: Array
     predicted: Array
     why: str = ""
+    members: Sequence[MeasuredRow] = ()
 
 
 def calibrate(
@@ -73,7 +74,7 @@ def _fit(op: str, kind: str, rows: list[MeasuredRow], figures: Figures, stack: s
         law=cast("AnyLaw", best), rows=len(rows), median_abs_error=held[0], p90_abs_error=held[1],
         fitted_median_abs_error=fitted[0], fitted_p90_abs_error=fitted[1], note=NOTES.get((stack, kind), ""),
     )  # fmt: skip
-    return FittedLaw(op, kind, len(rows), entry, measured, predicted)
+    return FittedLaw(op, kind, len(rows), entry, measured, predicted, members=rows)
 
 
 def _best(laws: Candidates, family: Family, figures: Figures, shape: tuple[Array, ...], measured: Array, starts: int) -> Law:

@@ -45,17 +45,20 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
 
     t0 [µs]: launch, prologue, cache write. tau [µs]: a tile's load, softmax and store, paid in every wave. r [bytes/µs]:
     at what rate one SM streams the cache at head_dim 128; r64, r256: factors on it at other widths, √r256 at 192. cap: the
-    share of the L2 in which a cache stays between calls. tramp [µs]: ramp of HBM, and the tail. rm, tm: factors on r and tau
-    for MHA, rw: on r for wide groups, where stacks take other kernels.
+    share of the L2 in which a cache stays between calls. tramp [µs]: ramp of HBM, and the tail. rm, rw: factors on r for MHA and
+    for wide groups, where stacks take other kernels; tx: on tau for the one that `apart` names; the other has tau/rm, or tau.
 
     bytes: of one cached element. wide: `grouped` kernels for more than 16 query heads per KV head, or `per_head` beyond 32,
     which read once for each. cold: true where the cache is never in the L2, as in serving.
     """
 
-    CHOICES: ClassVar[tuple[dict[str, str], ...]] = ({"wide": "grouped"}, {"wide": "per_head"})
+    CHOICES: ClassVar[tuple[dict[str, str], ...]] = tuple(
+        {"wide": wide, "apart": apart} for wide in ("grouped", "per_head") for apart in ("mha", "wide")
+    )
 
     bytes: int = 2
     wide: Literal["grouped", "per_head"] = "grouped"
+    apart: Literal["mha", "wide"] = "mha"
     cold: bool = False
     t0: Annotated[float, within(0.3, 60)] = 7
     tau: Annotated[float, within(0.05, 30)] = 2.5
@@ -65,7 +68,7 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     r64: Annotated[float, within(0.1, 4)] = 0.8
     r256: Annotated[float, within(0.1, 4)] = 0.8
     rm: Annotated[float, within(0.1, 8)] = 1
-    tm: Annotated[float, within(0.1, 8)] = 1
+    tx: Annotated[float, within(0.1, 20)] = 1
     rw: Annotated[float, within(0.02, 8)] = 1
 
     def us(self, machine: "Figures", *shape: Array) -> Array:
@@ -80,7 +83,8 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
             n = np.where(special, batch * q_heads, n)
         rate = self.r * np.select([head_dim <= 64, head_dim <= 128, head_dim <= 192], [self.r64, 1.0, self.r256**0.5], self.r256)
         rate = rate * np.where(special, self.rw, 1) * np.where(group == 1, self.rm, 1)
-        tau = self.tau * np.where(group == 1, self.tm, 1)
+        on_mha, on_wide = (self.tx, 1.0) if self.apart == "mha" else (1 / self.rm, self.tx)
+        tau = self.tau * np.where(special, on_wide, 1) * np.where(group == 1, on_mha, 1)
         read = 2 * batch * kv_heads * length * head_dim * self.bytes
         memory = memory_time(read, misses(read, self.cap, machine.l2, self.cold), machine.memory, self.tramp)
         block = BLOCK * 2 * head_dim * self.bytes / rate

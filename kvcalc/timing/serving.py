@@ -14,6 +14,7 @@ from kvcalc.gpu.roof import roofline, total_seconds
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.memory import cache_size, weight_bytes
 from kvcalc.model.operators import forward
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
@@ -32,11 +33,11 @@ INTERLEAVED = 0.92  # of the other sequences' prefills, what falls between a seq
 def tpot_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> tuple[float, float]:
     """(bound, calibrated) µs per output token of a serving row; NaN where the model is unknown or there is no calibration."""
     model = served_model(row.model) if row.model else None
-    isl, osl, batch, tp, *ep = (int(x) for x in row.shape)
+    isl, osl, batch = (int(x) for x in row.shape[:3])
     if model is None:
         return NOTHING, NOTHING
     try:
-        precision, ranks = _precision(row, model), Parallelism(tp=tp, ep=max(1, *ep) if ep else 1)
+        precision, ranks = _precision(row, model), _ranks(row)
         decode = forward(model, Batch.decode(isl + max(1, osl // 2), batch), precision, ranks)
         prefill = forward(model, Batch.prefill(isl), precision, ranks)
         bound = 1e6 * (total_seconds(roofline(decode, gpu)) + batch / osl * total_seconds(roofline(prefill, gpu)))
@@ -46,6 +47,25 @@ def tpot_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> tupl
         return bound, STEP_US + 1e6 * (pass_seconds(decode, gpu, calibration) + others)
     except UserError:
         return NOTHING, NOTHING
+
+
+def _ranks(row: MeasuredRow) -> Parallelism:
+    tp, *ep = (int(x) for x in row.shape[3:])
+    return Parallelism(tp=tp, ep=max(1, *ep) if ep else 1)
+
+
+def _holds(row: MeasuredRow, gpu: Gpu) -> bool:
+    """Whether weights and the caches of all clients at full length fit into the GPUs' memory."""
+    model = served_model(row.model) if row.model else None
+    if model is None:
+        return False
+    isl, osl, batch = (int(x) for x in row.shape[:3])
+    try:
+        precision, ranks = _precision(row, model), _ranks(row)
+        cache = cache_size(model, isl + osl, batch, precision, parallelism=ranks).stored
+        return weight_bytes(model, precision, ranks) + cache <= gpu.memory_bytes
+    except UserError:
+        return False
 
 
 def _precision(row: MeasuredRow, model: Model) -> Precision:
@@ -63,13 +83,15 @@ def _precision(row: MeasuredRow, model: Model) -> Precision:
 def steps_validated(calibration: Calibration, gpu: Gpu, rows: Sequence[MeasuredRow]) -> dict[Any, Validated]:
     """Errors of the time per output token of dense models and of mixtures, against measured servers.
 
-    Runs that hit a prefix cache are left out, and kinds of fewer than LEAST_RUNS runs.
+    Runs that hit a prefix cache are left out, those with more clients than the GPUs hold sequences, and kinds of fewer than
+    LEAST_RUNS runs.
     """
     import numpy as np
 
     found: dict[Any, Validated] = {}
     for op, kind in (("e2e_dense", "dense"), ("e2e_moe", "mixture")):
-        pairs = [(tpot_us(row, gpu, calibration)[1], row.time_us) for row in rows if row.op == op and not row.odd]
+        runs = [row for row in rows if row.op == op and not row.odd and _holds(row, gpu)]
+        pairs = [(tpot_us(row, gpu, calibration)[1], row.time_us) for row in runs]
         logs = [abs(float(np.log(predicted / measured))) for predicted, measured in pairs if predicted > 0]
         if len(logs) >= LEAST_RUNS:
             each = np.expm1(logs)

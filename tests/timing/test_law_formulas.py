@@ -132,7 +132,8 @@ def test_decode_attention(law: DecodeAttention, batch: int, pair: tuple[int, int
     tiles = batch * q if special and law.wide == "per_head" else batch * kv * ceil(q / kv, 64)
     factor = law.r64 if width <= 64 else 1 if width <= 128 else math.sqrt(law.r256) if width <= 192 else law.r256
     rate = law.r * factor * (law.rw if special else 1) * (law.rm if q == kv else 1)
-    tau = law.tau * (law.tm if q == kv else 1)
+    mha, wide = (law.tx, 1) if law.apart == "mha" else (1 / law.rm, law.tx)
+    tau = law.tau * (wide if special else 1) * (mha if q == kv else 1)
     block = 128 * 2 * width * law.bytes / rate
     memory = from_memory(law, 2 * batch * kv * seen * width * law.bytes)
     rest = walked(tiles / M.sms, ceil(seen, 128), tau, block, memory, 2.0)
