@@ -10,6 +10,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.cost import Cost
 from kvcalc.timing.deployment import Deployment
+from kvcalc.units import Num
 
 
 class Latency(NamedTuple):
@@ -97,6 +98,6 @@ def cost_per_million(price_per_hour: float, gpus: int, seconds: float, tokens: i
     return price_per_hour * gpus * seconds / 3600 / tokens * 1e6
 
 
-def verification(count: int, drafted: int, context: int) -> Batch:
+def verification(count: Num, drafted: int, context: int) -> Batch:
     """The pass that verifies `drafted` tokens of each sequence: drafted + 1 queries, at `context` after the first."""
     return Batch((Sequences(count, drafted + 1, context - 1),))

@@ -62,7 +62,7 @@ def cells_of(shape: ExpertsShape) -> tuple[str, ...]:
     ranks. Experts with biases are what OpenAI's mxfp4 kernels were made for; the others go through Marlin.
     """
     permuting, others = ("flashinfer", "cutlass"), ("triton", "oai", "marlin")
-    order = (*permuting, *others) if shape.ranks > 1 else ("triton", "oai", "marlin", "cutlass", "flashinfer")
+    order: tuple[str, ...] = (*permuting, *others) if shape.ranks > 1 else ("triton", "oai", "marlin", "cutlass", "flashinfer")
     if shape.format == "mxfp4":
         order = ("oai", "triton") if shape.bias else ("marlin",)
     kernels = (*(f"/{kernel}" for kernel in order), "")

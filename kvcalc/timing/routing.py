@@ -66,7 +66,8 @@ class Routing(msgspec.Struct, frozen=True):
         first, last = (low**power)[..., None], (high**power)[..., None]
         drawn = (first + (last - first) * quantile) ** (1 / power)
         each = drawn / drawn.sum(-1, keepdims=True) * (tokens * top)[..., None]
-        return np.minimum(each, tokens[..., None])
+        rows: Array = np.minimum(each, tokens[..., None])
+        return rows
 
 
 BALANCED = Routing()
