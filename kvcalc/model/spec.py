@@ -67,6 +67,21 @@ class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: Layers = 1
 
 
+class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A vision tower beside the language model, which `parameters` leaves out.
+
+    parameters: its own, projector included. width, mlp: of its layers. patches, tokens: of the largest image, and what the
+    language model gets of it. values: of one patch (channels · height · width · frames).
+    """
+
+    parameters: Annotated[int, msgspec.Meta(ge=1, le=10**12)]
+    width: Size
+    mlp: Size
+    patches: Size
+    tokens: Size
+    values: Size
+
+
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where figures were read: a document, its address, the day, and which figures."""
 
@@ -84,7 +99,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     is narrower than the residual stream (two projections then join them). head_size: where the LM head reads another
     width than the token table's. lent: `embedding`, `lm_head` where they are another model's (a draft's target lends them):
     a pass reads them, but they are no parameters of this model. parameters_exact: false where a file was read by general
-    rules, or has keys that may carry weights and are not understood. published: as stated, for the record.
+    rules, or has keys that may carry weights and are not understood. published: as stated, for the record. rope_tables:
+    positions and rotary width of each distinct table of rotary embeddings that an engine keeps, where that is not max_context
+    and the widest head.
     """
 
     name: str
@@ -118,6 +135,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     extra: tuple[Projections, ...] = ()
     tables: dict[str, tuple[Count, Count]] = {}
     mtp: Mtp | None = None
+    vision: Vision | None = None
+    rope_tables: tuple[tuple[Count, Count], ...] = ()
 
     @cached_property
     def order(self) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
         need = plan.needed(count, length, found.options.shared_prefix)
         lines.append(f"   {_sequences(count)} of {length:,} tokens need {need:,} B, {word} {plan.pool(cache):,} B")
     longest = found.longest
-    asked = _sequences(found.options.max_num_seqs)
+    asked = _sequences(found.options.wanted)
     lines.append(f"   longest context of {asked} at once: " + ("no limit" if longest is None else f"{longest:,} tokens"))
     sent, time = record["transfer_bytes"], record["transfer_s"]
     lines += ["", "7. Links"]

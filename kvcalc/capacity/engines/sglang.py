@@ -5,10 +5,12 @@ Rules as of SGLang's `model_runner_kv_cache_mixin.py` and `server_args.py` (2026
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
-from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, index_of_latents, packed_latents
+from kvcalc.capacity.engines.engine import INDEX_ROW, Defaults, Engine, EngineSettings, index_of_latents, packed_latents
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, counted, pages
+from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
@@ -123,6 +125,11 @@ def chunk_tokens(memory_bytes: int) -> int:
     return next(row[1] for row in _DEFAULTS if memory_bytes < row[0] * GIB)
 
 
+def _defaults(gpu: Gpu, ranks: Parallelism, release: Any, tokens: int) -> Defaults:
+    chunk = tokens or chunk_tokens(gpu.memory_bytes)
+    return Defaults(chunk, 1, static_fraction(gpu.memory_bytes, chunk, ranks))
+
+
 def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
     """The pools on one stage. Raises UserError for layers that SGLang has no pool for."""
     full = window = limit = state = 0
@@ -149,8 +156,7 @@ SGLANG = Engine(
     name="sglang",
     title="SGLang",
     plan=_plan,
-    batched_tokens=lambda gpu: chunk_tokens(gpu.memory_bytes),
-    utilization=lambda gpu, tokens, ranks: static_fraction(gpu.memory_bytes, tokens, ranks),
+    defaults=_defaults,
     dtypes=("bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4"),
     precision=lambda model, precision: packed_latents("sglang", model, precision),
     row_format=_row_format,
