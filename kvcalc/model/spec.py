@@ -71,7 +71,7 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A vision tower beside the language model, which `parameters` leaves out.
 
     parameters: its own, projector included. width, mlp: of its layers. patches, tokens: of the largest image, and what the
-    language model gets of it. values: of one patch (channels · height · width · frames).
+    language model gets of it. values: of one patch (channels · height · width · frames). sharded: engines split it over tp.
     """
 
     parameters: Annotated[int, msgspec.Meta(ge=1, le=10**12)]
@@ -80,6 +80,7 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patches: Size
     tokens: Size
     values: Size
+    sharded: bool = True
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -116,7 +116,8 @@ def encoder(start: Start) -> int:
     vision, count = start.model.vision, _images(start)
     if not vision or not count:
         return 0
-    return 2 * count * vision.patches * (vision.values + 4 * vision.width + 2 * vision.mlp // start.ranks.tp)
+    ranks = start.ranks.tp if vision.sharded else 1
+    return 2 * count * vision.patches * (vision.values + 4 * vision.width + 2 * vision.mlp // ranks)
 
 
 def compilation(start: Start) -> int:

@@ -122,7 +122,7 @@ def tower(start: Start) -> int:
     """The vision tower, on the first stage and split over tp, unless no image may come (models/interfaces.py, 0.28)."""
     if not start.model.vision or start.stage or start.images == 0:
         return 0
-    return 2 * start.model.vision.parameters // start.ranks.tp
+    return 2 * start.model.vision.parameters // (start.ranks.tp if start.model.vision.sharded else 1)
 
 
 def lora_slots(start: Start) -> int:
