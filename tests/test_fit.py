@@ -10,7 +10,6 @@ from specs import of_kinds
 
 from kvcalc import Deployment, Layer, Parallelism, Precision, UserError, load_gpu, load_model, weight_bytes
 from kvcalc.capacity import FitOptions, budget, fit
-from kvcalc.capacity.engines import ENGINES
 from kvcalc.capacity.memory_terms import (
     COLLECTIVE_BYTES,
     CONTEXT_BYTES,
@@ -74,7 +73,9 @@ def test_the_whole_budget_of_one_gpu() -> None:
     model, gpu = load_model("llama-3.1-8b"), load_gpu("h100")
     record = fit_record(fit(Deployment(model, gpu), FitOptions(engine="vllm")))
     share = ceil(gpu.memory_bytes * 0.92)
-    assert record["weight_bytes"] == weight_bytes(model) == 16_060_522_496
+    assert record["language_weight_bytes"] == weight_bytes(model) == 16_060_522_496
+    assert record["extra_weight_bytes"] == 2 * 131_072 * 128  # the rotary table; no matrix needs rounding
+    assert record["weight_bytes"] == record["language_weight_bytes"] + record["extra_weight_bytes"]
     taken = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
     assert record["kv_budget_bytes"] == share - taken
     assert record["num_blocks"] == record["kv_budget_bytes"] // 2_097_152
@@ -96,8 +97,12 @@ def test_activation_peak() -> None:
 
 def test_default_tokens_of_a_pass() -> None:
     expected = {"a100-80gb": 2048, "l40s": 2048, "h100": 8192, "h200": 8192, "b200": 16384}
-    assert {name: ENGINES["vllm"].batched_tokens(load_gpu(name)) for name in expected} == expected
-    assert ENGINES["llama.cpp"].batched_tokens(load_gpu("h100")) == 512
+    assert {name: tokens("vllm", name) for name in expected} == expected
+    assert (tokens("llama.cpp", "h100"), tokens("trtllm", "h100")) == (512, 8192)
+
+
+def tokens(engine: str, gpu: str) -> int:
+    return fit(Deployment(small(), load_gpu(gpu)), FitOptions(engine=engine)).settings.max_num_batched_tokens
 
 
 def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
@@ -108,7 +113,10 @@ def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
         ("h200", 8, True), ("h100-sxm", 8, False), ("h100-sxm", 16, True), ("h200", 16, True),
     ]  # fmt: skip
     table = kvcalc(line.replace("json", "table"))
-    assert table.out.splitlines()[0] == "deepseek-v3: smallest that holds 2 × 131,072 tokens: 8× h200 (tp 8)"
+    first = records[0]
+    assert first["low_num_seqs"] < first["max_num_seqs"]
+    users = f"{first['max_num_seqs']} users of 131,072 tokens fit on 8× h200 (tp 8), {first['low_num_seqs']} on the low side"
+    assert " ".join(table.out.splitlines()[:2]) == f"deepseek-v3: {users}; the smallest that holds 2 × 131,072 tokens"
     assert "● weights" in table.out
 
 

@@ -11,7 +11,7 @@ import msgspec
 from kvcalc.capacity.engines import Engine, EngineSettings, Plan
 from kvcalc.capacity.engines.content import Content, content_of
 from kvcalc.capacity.memory_terms import ENDS, Budget, Terms
-from kvcalc.capacity.needed import Needed, needed
+from kvcalc.capacity.inverse import Needed, needed
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.request import Request, request_of
 from kvcalc.errors import UserError
@@ -169,7 +169,7 @@ def _stage(request: Request, number: int) -> _Stage:
     run, asked, settings = request.run, request.options, request.settings
     engine, count, start = asked.rules, request.count, request.start(number)
     found = {end: request.terms(start, end) for end in (ENDS if engine.ranged else ("middle",))}
-    left = {end: request.budget(terms).cache for end, terms in found.items()}
+    left = {end: request.left(terms) for end, terms in found.items()}
     plan = engine.plan(request.held, run.parallelism, settings, number)
     cache = request.cache(plan, left[request.end])
     sequences = plan.most_sequences(cache, request.length, asked.shared_prefix)

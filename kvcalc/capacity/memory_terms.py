@@ -141,12 +141,17 @@ def stated(start: Start, end: str, graphs: bool = True) -> Terms:
     return Terms(language, start.beside, peak, {"libraries, graphs, collectives": inside}, taken)
 
 
+def collective_bytes(ranks: Parallelism) -> int:
+    """Buffers of the collectives, where there are several GPUs."""
+    return COLLECTIVE_BYTES if ranks.gpus > 1 else 0
+
+
 def overhead_bytes(graphs: bool, ranks: Parallelism, of: str) -> tuple[int, int]:
     """(what a budget subtracts, what is taken before a share of free memory): libraries, graphs, collectives, context.
 
     A share of the total has the context beside it, and the collectives within.
     """
-    collectives = COLLECTIVE_BYTES if ranks.gpus > 1 else 0
+    collectives = collective_bytes(ranks)
     inside = LIBRARY_BYTES + (GRAPH_BYTES if graphs else 0)
     return (inside + collectives, 0) if of == "total" else (inside, CONTEXT_BYTES + collectives)
 

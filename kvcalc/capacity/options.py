@@ -32,11 +32,12 @@ class FitOptions(EngineSettings, frozen=True):
     max_model_len: tokens of each sequence. max_num_seqs: that the engine is set up for, of the whole replica; None leaves it
     the engine's default and asks for one. require: sequences that have to fit, where those are more. engine_version: `0.11`,
     `0.11.2` or `latest`. enforce_eager: no CUDA graphs and no compilation. max_loras: slots for adapters of max_lora_rank.
-    limit_mm_per_prompt: items of each modality, as `image=0` or in JSON. budget: which end of its range answers. utilization_of: share of the GPU's total memory, of what is free
-    once context and collectives stand, or of what then remains beside the terms. kv_cache_memory_bytes replaces the budget,
-    num_gpu_blocks_override an engine's number of blocks; weight_bytes, activation_bytes and overhead_bytes the three terms.
-    shared_prefix: first tokens that all sequences have in common. mtp: with the multi-token-prediction layers. draft: a model
-    beside this one. kv_offloading_bytes: host memory for the cache, per GPU.
+    limit_mm_per_prompt: items of each modality, as `image=0` or in JSON. budget: which end of its range answers.
+    utilization_of: share of the GPU's total memory, of what is free once context and collectives stand, or of what then
+    remains beside the terms. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override an engine's number of blocks;
+    weight_bytes, activation_bytes and overhead_bytes the three terms. shared_prefix: first tokens that all sequences have in
+    common. mtp: with the multi-token-prediction layers. draft: a model beside this one. kv_offloading_bytes: host memory for
+    the cache, per GPU.
     """
 
     engine: Annotated[str, _engine] = "none"

@@ -72,10 +72,13 @@ class Request(NamedTuple):
 
     def budget(self, terms: Terms, utilization: float = 0.0) -> Budget:
         """The budget of those terms under the utilization in force, or another one."""
-        overhead = sum(terms.overhead.values()) + terms.margin
-        sums = terms.weights, terms.activation, overhead
+        sums = terms.weights, terms.activation, sum(terms.overhead.values())
         share = utilization or self.utilization
         return budget(self.run.gpu.memory_bytes, share, *sums, self.of, terms.taken, self.options.rules.outside)
+
+    def left(self, terms: Terms, utilization: float = 0.0) -> int:
+        """Bytes that the terms and their margin leave for the cache; negative where there are too few."""
+        return self.budget(terms, utilization).cache - terms.margin
 
     def cache(self, plan: Plan, left: int) -> int:
         """Bytes that a plan works with: as given, or of what is left."""
@@ -88,7 +91,7 @@ class Request(NamedTuple):
 def request_of(run: Deployment, asked: FitOptions, cache_dtype: str, release: Any) -> Request:
     """The choices that were left to the engine or the model, and the layers; `cache_dtype` as asked, for a draft's cache."""
     engine, ranks = asked.rules, run.parallelism
-    chosen = engine.defaults(run.gpu, ranks, release, asked.max_num_batched_tokens)
+    chosen = engine.defaults(run.gpu, ranks, release, asked.max_num_batched_tokens, run.model)
     settings = msgspec.structs.replace(
         asked,
         max_num_batched_tokens=chosen.tokens,

@@ -16,6 +16,7 @@ from kvcalc.layers.ffn import Projections
 from kvcalc.layers.part import Count, Part, Size, Tokens
 from kvcalc.layers.parts import AnyPart
 from kvcalc.layers.weights import Weight, matrix, table, vector
+from kvcalc.model.vision import Vision
 from kvcalc.storage.dtypes import cache_dtypes, canonical
 from kvcalc.storage.quantization import Quantization
 
@@ -65,22 +66,6 @@ class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: str
     layers: Layers = 1
-
-
-class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A vision tower beside the language model, which `parameters` leaves out.
-
-    parameters: its own, projector included. width, mlp: of its layers. patches, tokens: of the largest image, and what the
-    language model gets of it. values: of one patch (channels · height · width · frames). sharded: engines split it over tp.
-    """
-
-    parameters: Annotated[int, msgspec.Meta(ge=1, le=10**12)]
-    width: Size
-    mlp: Size
-    patches: Size
-    tokens: Size
-    values: Size
-    sharded: bool = True
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -81,6 +81,6 @@ NONE = Engine(
     name="none",
     title="engine none",
     plan=_plan,
-    defaults=lambda gpu, ranks, release, tokens: defaults(gpu, ranks, LATEST, tokens)._replace(sequences=1),
+    defaults=lambda gpu, ranks, release, tokens, model: defaults(gpu, ranks, LATEST, tokens, model)._replace(sequences=1),
     spreads_context=True,
 )

@@ -55,7 +55,7 @@ class Defaults(NamedTuple):
 Planner = Callable[[Sequence[Held], Parallelism, EngineSettings, int], Plan]
 RowRule = Callable[[CacheEntry, Sequence[CacheEntry], Formats, EngineSettings], RowFormat]
 PrecisionRule = Callable[[Model, Precision], tuple[Precision, tuple[str, ...]]]
-DefaultsRule = Callable[[Gpu, Parallelism, Any, int], Defaults]
+DefaultsRule = Callable[[Gpu, Parallelism, Any, int, Model], Defaults]
 ReleaseRule = Callable[[str], tuple[Any, str]]
 MemoryRule = Callable[[Start, str], Terms]
 
@@ -85,8 +85,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: cache dtypes that it takes (None: all), unmodelled: those that it takes and whose layout is not modelled here.
     precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
     entries. release: a version as typed → its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that
-    release and the tokens of a pass (0: not given) → what it chooses. memory: a start and an end of the range → the terms
-    beside the cache; ranged: that the ends differ.
+    release, the tokens of a pass (0: not given) and the model → what it chooses. memory: a start and an end of the range →
+    the terms beside the cache; ranged: that the ends differ.
     of: its share is of the total memory, of what is free before the weights, or of what is remaining beside them.
     outside: activations and overhead lie outside the share.
     spreads_context: it has decode-context parallelism. takes_num_blocks: its number of blocks can be given.

@@ -108,7 +108,7 @@ LLAMA_CPP = Engine(
     name="llama.cpp",
     title="llama.cpp",
     plan=_plan,
-    defaults=lambda gpu, ranks, release, tokens: Defaults(tokens or UBATCH, 1, 1.0),
+    defaults=lambda gpu, ranks, release, tokens, model: Defaults(tokens or UBATCH, 1, 1.0),
     memory=lambda start, end: stated(start, end, graphs=False),
     dtypes=("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),  # --cache-type-k, --cache-type-v
     precision=_precision,

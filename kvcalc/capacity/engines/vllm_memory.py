@@ -1,6 +1,6 @@
 """What stands beside vLLM's cache: weights as loaded, the profile's peak, what outlives it, libraries, collectives, graphs.
 
-`Available KV cache memory` = ⌈total · utilization⌉ − their sum, on the pipeline stage that has the least (v1/worker/gpu_worker.py:
+`Available KV cache memory` = ⌈total · utilization⌉ − their sum, on the pipeline stage that has the least (gpu_worker.py:
 determine_available_memory). The middle is a first start with the sampler that the documentation gives. The ends add what is
 known to differ between starts, and a margin over what is not.
 """

@@ -3,11 +3,10 @@
 Each row was read in that release's own source; files are named beside the field. A release between two rows keeps the older.
 """
 
-import re
 from typing import NamedTuple
 
 from kvcalc.capacity.engines.engine import Defaults
-from kvcalc.errors import UserError
+from kvcalc.capacity.engines.versions import nearest_older
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
@@ -22,7 +21,8 @@ class Release(NamedTuple):
 
     utilization: --gpu-memory-utilization (config/cache.py). sampler: of the first runner's dummy sample; `sort`: logits
     sorted in fp32; `flashinfer`: that too, but for its kernels where they are installed; `kernels`: Triton's or FlashInfer's,
-    which need no sort (v1/sample/ops/topk_topp_sampler.py). combo_kernels: a first start compiles and times fused kernels (torch 2.9, 0.11.1).
+    which need no sort (v1/sample/ops/topk_topp_sampler.py). combo_kernels: a first start compiles and times fused kernels
+    (torch 2.9, 0.11.1).
     graphs_v1, graphs_v2: the estimate of CUDA graphs is subtracted, by runner (v1/worker/gpu_worker.py).
     counts_consumed: whatever left free memory is counted, not torch's peak alone (utils/mem_utils.py). runner_v2: models
     that the second runner takes by default (config/vllm.py: use_v2_model_runner). sampler_v2: bytes per request and entry of
@@ -43,10 +43,6 @@ class Release(NamedTuple):
     large_batch: bool = False
     most_sequences: int = 1024
 
-    @property
-    def name(self) -> str:
-        return ".".join(map(str, self.since))
-
 
 _V0 = Release((0, 6, 3), small_a100=False, most_sequences=256)
 _V1 = Release((0, 8, 5), small_a100=False)
@@ -60,7 +56,8 @@ RELEASES = (
     *(Release(v, sampler="flashinfer") for v in ((0, 9, 2), (0, 10, 0), (0, 10, 1), (0, 10, 2), (0, 11, 0))),
     *(_TORCH29._replace(since=v) for v in ((0, 11, 1), (0, 11, 2), (0, 12, 0), (0, 13, 0), (0, 14, 1), (0, 16, 0))),
     *(_KERNELS._replace(since=v) for v in ((0, 17, 1), (0, 18, 1), (0, 19, 1))),
-    _GRAPHS, _GRAPHS._replace(since=(0, 21, 0)), _GRAPHS._replace(since=(0, 22, 0), runner_v2="qwen3"), _GRAPHS._replace(since=(0, 23, 0), runner_v2="plain"),
+    _GRAPHS, _GRAPHS._replace(since=(0, 21, 0)), _GRAPHS._replace(since=(0, 22, 0), runner_v2="qwen3"),
+    _GRAPHS._replace(since=(0, 23, 0), runner_v2="plain"),
     _GRAPHS._replace(since=(0, 24, 0), runner_v2="listed"),
     *(_GRAPHS._replace(since=v, runner_v2="dense") for v in ((0, 25, 1), (0, 26, 0))),
     _CONSUMED, _CONSUMED._replace(since=(0, 27, 1)), _CONSUMED._replace(since=(0, 28, 0), sampler_v2=2, large_batch=True),
@@ -71,26 +68,11 @@ LATEST = RELEASES[-1]
 
 
 def release(text: str) -> tuple[Release, str]:
-    """The rules for `0.11`, `0.11.2`, `latest` or '', and a remark where they are another release's.
-
-    A version of two numbers is the first that is known of its kind. One between known ones takes the nearest older.
-    Raises UserError for what is no version.
-    """
-    asked = text.strip().lower().removeprefix("v")
-    if asked in ("", "latest"):
-        return LATEST, ""
-    if not re.fullmatch(r"\d{1,4}(\.\d{1,4}){1,2}(\.?(post|rc|dev)\d*)?", asked):
-        raise UserError(f"unknown engine-version {text!r}", hint="Give one like 0.11, 0.11.2 or latest")
-    version = tuple(map(int, re.findall(r"\d+", asked)[:3]))
-    if len(version) == 2 and (same := [r for r in RELEASES if r.since[:2] == version]):
-        return same[0], ""
-    older = [r for r in RELEASES if r.since <= version]
-    used = older[-1] if older else RELEASES[0]
-    known = "" if used.since == version else f"vLLM {asked}: rules of {used.name}, the nearest {'older' if older else ''} one known"
-    return used, known.replace("nearest  one", "oldest one")
+    """The rules of a version, and a remark where they are another's. Raises UserError for what is no version."""
+    return nearest_older("vLLM", RELEASES, text)
 
 
-def defaults(gpu: Gpu, ranks: Parallelism, rules: Release, tokens: int = 0) -> Defaults:
+def defaults(gpu: Gpu, ranks: Parallelism, rules: Release, tokens: int, model: Model) -> Defaults:
     """Of the server: 2048 tokens and 256 sequences below 70 GiB (and on an A100), else 8192 (16384 from 160 GiB) and 1024.
 
     Never more sequences than tokens.

@@ -23,7 +23,7 @@ Padding = Callable[[Weight, Weight], int]
 
 
 def allocated(size: int) -> int:
-    """Bytes that the allocator counts for a tensor: 512-byte steps, and from 10 MiB its whole 2-MiB segments' rest below 1 MiB."""
+    """Bytes that the allocator counts for a tensor: whole steps of 512, and from 10 MiB a segment's rest of up to 1 MiB."""
     size = -(-size // STEP) * STEP
     segment = -(-size // SEGMENT) * SEGMENT
     return segment if size >= LARGE and segment - size <= SPLIT else size

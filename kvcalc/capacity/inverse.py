@@ -37,8 +37,7 @@ def _utilization(request: Request, caches: Sequence[int]) -> float | None:
     terms = [request.terms(request.start(stage), request.end) for stage in range(len(caches))]
 
     def short(steps: int) -> bool:
-        budgets = (request.budget(t, steps / STEPS) for t in terms)
-        return any(b.cache < cache for b, cache in zip(budgets, caches, strict=True))
+        return any(request.left(t, steps / STEPS) < cache for t, cache in zip(terms, caches, strict=True))
 
     least = largest(short, STEPS) + 1
     return None if least > STEPS else least / STEPS
@@ -47,7 +46,7 @@ def _utilization(request: Request, caches: Sequence[int]) -> float | None:
 def _left(request: Request, stage: int, plan: Plan, sequences: int) -> int:
     """Bytes for the cache of a stage that is set up for, and asked for, so many sequences on a rank."""
     terms = request.terms(request.start(stage, sequences), request.end)
-    return request.cache(plan, request.budget(terms).cache)
+    return request.cache(plan, request.left(terms))
 
 
 def _sequences(request: Request, plans: Sequence[Plan]) -> int:
