@@ -10,8 +10,8 @@ import msgspec
 
 from kvcalc.capacity.engines import Engine, EngineSettings, Plan
 from kvcalc.capacity.engines.content import Content, content_of
-from kvcalc.capacity.memory_terms import ENDS, Budget, Terms
 from kvcalc.capacity.inverse import Needed, needed
+from kvcalc.capacity.memory_terms import ENDS, Budget, Terms
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.request import Request, request_of
 from kvcalc.errors import UserError
