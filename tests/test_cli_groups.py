@@ -77,7 +77,7 @@ def test_groups_that_hold_an_option_of_one_name_are_refused() -> None:
 @pytest.mark.parametrize(
     ("group", "specs", "apart"),
     [
-        (EngineOptions, [FitOptions], {"require", "disable_hybrid"}),
+        (EngineOptions, [FitOptions], {"disable_hybrid"}),
         (RequestOptions, [LatencyOptions], set()),
         (LoadOptions, [Load], set()),
         (ServerOptions, [ServerSettings], set()),

@@ -11,7 +11,8 @@ from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines.layout import Term, largest, segments
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
-from kvcalc.capacity.engines.sglang import SGLang, chunk_tokens, static_fraction
+from kvcalc.capacity.engines.sglang import SGLang
+from kvcalc.capacity.engines.sglang_memory import prefill_graphs, release, static_fraction
 from kvcalc.capacity.record import fit_record
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2
@@ -127,10 +128,34 @@ def test_sglang_splits_between_states_and_tokens() -> None:
 
 def test_sglang_static_fraction() -> None:
     """H100, tp 1: 512 + 1.5 · 8192 + 2 · 256 + 128 = 13,440 MiB of 81,079; tp 8: 512 + 12,288 + 1024 + 1024 = 14,848."""
-    assert static_fraction(81_079 * MIB, 8192, Parallelism()) == round((81_079 - 13_440) / 81_079, 3) == 0.834
-    assert static_fraction(81_079 * MIB, 8192, Parallelism(tp=8)) == round((81_079 - 14_848) / 81_079, 3)
-    assert static_fraction(81_079 * MIB, 2048, Parallelism()) == round((81_079 - 10_240) / 81_079, 3)  # 10 GiB at least
-    assert [chunk_tokens(n * GIB) for n in (16, 24, 48, 80, 141, 180)] == [2048, 2048, 4096, 8192, 8192, 16384]
+    memory, (older, _) = 81_079 * MIB, release("0.5.6")
+    assert static_fraction(memory, 8192, Parallelism(), older) == round((81_079 - 13_440) / 81_079, 3) == 0.834
+    assert static_fraction(memory, 8192, Parallelism(tp=8), older) == round((81_079 - 14_848) / 81_079, 3)
+    assert static_fraction(memory, 2048, Parallelism(), older) == round((81_079 - 10_240) / 81_079, 3)  # 10 GiB at least
+    assert [older.capacity(n * GIB)[0] for n in (16, 24, 48, 80, 141, 180)] == [2048, 2048, 4096, 8192, 8192, 16384]
+
+
+def test_sglang_reserves_for_prefill_graphs() -> None:
+    """From 0.5.23 on 8 MiB for each of 8 + 14 + 8 + 8 + 12 + 8 sizes to 8192 tokens; latents 1.5 GiB; stages in line none."""
+    assert [prefill_graphs(n) for n in (2048, 4096, 8192, 16384)] == [42, 50, 58, 74]
+    memory, one = 81_079 * MIB, Parallelism()
+    assert static_fraction(memory, 8192, one) == round((81_079 - 13_440 - 8 * 58) / 81_079, 3)
+    assert static_fraction(memory, 8192, one, model=load_model("deepseek-v3")) == round((81_079 - 13_440 - 1536) / 81_079, 3)
+    assert static_fraction(memory, 8192, Parallelism(pp=2)) == round((81_079 - 13_440 - 128) / 81_079, 3)
+
+
+def test_sglang_leaves_more_beside_a_vision_tower() -> None:
+    """27 layers of 1152 are 1.4238 of 24 layers of 1024: the fraction shrinks by 0.95 · (1 − 0.04238)."""
+    memory, tower = 81_079 * MIB, load_model("gemma-3-27b")
+    size = 27 * 1152**2 / (24 * 1024**2)
+    assert static_fraction(memory, 8192, Parallelism(), model=tower) == 0.829 * (0.95 * (1 - 0.1 * (size - 1)))
+
+
+def test_sglang_versions() -> None:
+    """Of a GPU of 32 GiB: 16, 24 and 48 sequences are captured; 0.5.10 goes by 0.5.6."""
+    sizes = {text: release(text)[0].capacity(32 * GIB) for text in ("0.5.3", "0.5.10", "latest")}
+    assert sizes == {"0.5.3": (2048, 16, 80), "0.5.10": (2048, 24, 80), "latest": (4096, 48, 160)}
+    assert release("0.5.10")[1] == "SGLang 0.5.10: by the rules of 0.5.6, the nearest older version known"
 
 
 @pytest.mark.parametrize("engine", ["sglang", "llama.cpp"])

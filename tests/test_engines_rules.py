@@ -8,7 +8,8 @@ from kvcalc import Deployment, Layer, Model, Parallelism, load_gpu
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines import EngineSettings
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
-from kvcalc.capacity.engines.sglang import SGLang, chunk_tokens, static_fraction
+from kvcalc.capacity.engines.sglang import SGLang
+from kvcalc.capacity.engines.sglang_memory import release, static_fraction
 from kvcalc.capacity.engines.vllm import block_size
 from kvcalc.capacity.engines.vllm_groups import Spec, SpecKind
 from kvcalc.layers.part import Part
@@ -149,15 +150,15 @@ def test_states_alone_under_sglang() -> None:
 
 def test_defaults_of_sglang_at_their_boundary() -> None:
     """Graphs of 8 sequences below 20 GiB, 24 from there, 80 from tp 4 on; 10 GiB at least only above 60 GiB."""
-    tokens, tp4 = 2048, Parallelism(tp=4)
+    tokens, tp4, (older, _) = 2048, Parallelism(tp=4), release("0.5.6")
     for memory, graphs, ranks in ((20 * GIB - MIB, 8, Parallelism()), (20 * GIB, 24, Parallelism()), (20 * GIB, 80, tp4)):
         reserve = 512 + 1.5 * 2048 + 2 * graphs + 128 * ranks.tp
-        assert static_fraction(memory, tokens, ranks) == round(1 - reserve * MIB / memory, 3)
+        assert static_fraction(memory, tokens, ranks, older) == round(1 - reserve * MIB / memory, 3)
     reserve = 512 + 1.5 * 2048 + 2 * 256 + 128  # 4224 MiB
-    assert static_fraction(60 * GIB, tokens, Parallelism()) == round(1 - reserve * MIB / (60 * GIB), 3)
-    assert static_fraction(60 * GIB + MIB, tokens, Parallelism()) == round(1 - 10 * GIB / (60 * GIB + MIB), 3)
+    assert static_fraction(60 * GIB, tokens, Parallelism(), older) == round(1 - reserve * MIB / (60 * GIB), 3)
+    assert static_fraction(60 * GIB + MIB, tokens, Parallelism(), older) == round(1 - 10 * GIB / (60 * GIB + MIB), 3)
     assert static_fraction(2 * GIB, tokens, Parallelism()) == 0.001  # less than its reserve
-    assert [chunk_tokens(n * GIB + more) for n in (35, 160) for more in (-1, 0)] == [2048, 4096, 8192, 16384]
+    assert [older.capacity(n * GIB + more)[0] for n in (35, 160) for more in (-1, 0)] == [2048, 4096, 8192, 16384]
 
 
 def test_state_dtypes_under_sglang() -> None:

@@ -10,6 +10,7 @@ from specs import grouped, of_kinds
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings, Plan
+from kvcalc.capacity.engines.engine import Defaults
 from kvcalc.capacity.engines.stored import Held, counted, pages, unknown
 from kvcalc.capacity.record import fit_record
 from kvcalc.layers.attention import Grouped, HiddenStates
@@ -163,7 +164,7 @@ def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, st
 
 
 TOY = Engine(
-    name="toy", title="Toy", plan=_plan, batched_tokens=lambda gpu: 100, utilization=lambda gpu, tokens, ranks: 0.9,
+    name="toy", title="Toy", plan=_plan, defaults=lambda gpu, ranks, release, tokens, model: Defaults(100, 1, 0.9),
     dtypes=("bf16", "fp8"), of="remaining",
 )  # fmt: skip
 

@@ -10,7 +10,6 @@ from specs import of_kinds
 
 from kvcalc import Deployment, Layer, Parallelism, Precision, UserError, load_gpu, load_model, weight_bytes
 from kvcalc.capacity import FitOptions, budget, fit
-from kvcalc.capacity.engines import ENGINES
 from kvcalc.capacity.memory_terms import (
     COLLECTIVE_BYTES,
     CONTEXT_BYTES,
@@ -74,7 +73,9 @@ def test_the_whole_budget_of_one_gpu() -> None:
     model, gpu = load_model("llama-3.1-8b"), load_gpu("h100")
     record = fit_record(fit(Deployment(model, gpu), FitOptions(engine="vllm")))
     share = ceil(gpu.memory_bytes * 0.92)
-    assert record["weight_bytes"] == weight_bytes(model) == 16_060_522_496
+    assert record["language_weight_bytes"] == weight_bytes(model) == 16_060_522_496
+    assert record["extra_weight_bytes"] == 2 * 131_072 * 128  # the rotary table; no matrix needs rounding
+    assert record["weight_bytes"] == record["language_weight_bytes"] + record["extra_weight_bytes"]
     taken = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
     assert record["kv_budget_bytes"] == share - taken
     assert record["num_blocks"] == record["kv_budget_bytes"] // 2_097_152
@@ -96,8 +97,12 @@ def test_activation_peak() -> None:
 
 def test_default_tokens_of_a_pass() -> None:
     expected = {"a100-80gb": 2048, "l40s": 2048, "h100": 8192, "h200": 8192, "b200": 16384}
-    assert {name: ENGINES["vllm"].batched_tokens(load_gpu(name)) for name in expected} == expected
-    assert ENGINES["llama.cpp"].batched_tokens(load_gpu("h100")) == 512
+    assert {name: tokens("vllm", name) for name in expected} == expected
+    assert (tokens("llama.cpp", "h100"), tokens("trtllm", "h100")) == (512, 8192)
+
+
+def tokens(engine: str, gpu: str) -> int:
+    return fit(Deployment(small(), load_gpu(gpu)), FitOptions(engine=engine)).settings.max_num_batched_tokens
 
 
 def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
@@ -108,7 +113,10 @@ def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
         ("h200", 8, True), ("h100-sxm", 8, False), ("h100-sxm", 16, True), ("h200", 16, True),
     ]  # fmt: skip
     table = kvcalc(line.replace("json", "table"))
-    assert table.out.splitlines()[0] == "deepseek-v3: smallest that holds 2 × 131,072 tokens: 8× h200 (tp 8)"
+    first = records[0]
+    assert first["low_num_seqs"] < first["max_num_seqs"]
+    users = f"{first['max_num_seqs']} users of 131,072 tokens fit on 8× h200 (tp 8), {first['low_num_seqs']} on the low side"
+    assert " ".join(table.out.splitlines()[:2]) == f"deepseek-v3: {users}; the smallest that holds 2 × 131,072 tokens"
     assert "● weights" in table.out
 
 
@@ -233,9 +241,9 @@ def test_plot(kvcalc: Run, tmp_path: Path, suffix: str) -> None:
     assert "KV cache" in kvcalc("fit llama-3.1-8b --plot -").out
 
 
-@pytest.mark.parametrize("output", ["csv", "markdown"])
-def test_other_formats(kvcalc: Run, output: str) -> None:
-    assert "kv_budget_bytes" in kvcalc(f"fit gpt-oss-20b --engine vllm --format {output}").out.splitlines()[0]
+@pytest.mark.parametrize(("output", "said"), [("csv", "kv_budget_low_bytes"), ("markdown", "for the cache")])
+def test_other_formats(kvcalc: Run, output: str, said: str) -> None:
+    assert said in kvcalc(f"fit gpt-oss-20b --engine vllm --format {output}").out
 
 
 BAD = [
@@ -252,6 +260,9 @@ BAD = [
     ("--shared-prefix -1", "shared-prefix"), ("--draft nothing-7b", "unknown model"), ("--mtp", "no multi-token-prediction"),
     ("--lengths nowhere.txt", "nowhere.txt"), ("--lengths uniform:3,4", "unknown distribution"),
     ("--lengths lognormal:4,3", "no log-normal"), ("--dtype fp7", "unknown dtype"), ("--kv-cache-dtype fp7", "KV-cache dtype"),
+    ("--budget lower", "unknown budget 'lower'"), ("--engine vllm --engine-version new", "unknown engine-version 'new'"),
+    ("--max-loras -1", "max-loras -1"), ("--max-lora-rank 0", "max-lora-rank 0"), ("--engine-version 3", "no versions are known"),
+    ("--limit-mm-per-prompt one", "is not a limit"), ("--limit-mm-per-prompt image=-1", "below 0"),
     ("--pp 33", "exceeds the 32 layers"), ("--plot x.gif", "should end in"), ("--mamba-ssm-cache-dtype fp7", "state dtype"),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What fits on GPUs: a budget for the cache (`memory_terms`), and what an engine makes of it (`engines`). Two steps, apart.
+"""What fits on GPUs: a budget for the cache, term by term, and what an engine makes of it. Two steps, apart.
 
 Every figure is that of one GPU: of the pipeline stage that holds the fewest sequences. `max_num_seqs` alone, asked and
 answered, counts the whole replica's, as `--batch-size` does: dp divides it.
@@ -10,23 +10,16 @@ import msgspec
 
 from kvcalc.capacity.engines import Engine, EngineSettings, Plan
 from kvcalc.capacity.engines.content import Content, content_of
-from kvcalc.capacity.engines.stored import Held
-from kvcalc.capacity.memory_terms import (
-    Budget,
-    activation_peak,
-    budget,
-    draft_weights,
-    mtp_weights,
-    overhead_bytes,
-    stage_weights,
-)
+from kvcalc.capacity.inverse import Needed, needed
+from kvcalc.capacity.memory_terms import ENDS, Budget, Terms
 from kvcalc.capacity.options import FitOptions
+from kvcalc.capacity.request import Request, request_of
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.model.pipeline import check, stages
-from kvcalc.model.precision import Precision, stored_as
+from kvcalc.model.pipeline import check
+from kvcalc.model.precision import stored_as
 from kvcalc.model.spec import Model
 from kvcalc.timing.deployment import Deployment
 
@@ -35,16 +28,19 @@ class Fit(msgspec.Struct, frozen=True):
     """One answer.
 
     deployment: as the engine runs it, in the formats that it stores. stage: the pipeline stage that decides. length:
-    max_model_len as asked, or the model's own. kv_budget: bytes that the plan works with. content: what that stage's cache
-    holds of what the engine stores, without blocks, padding or reserve. sequences: of `length`, in the replica. longest: tokens
-    of each of the sequences asked for; None where the cache stops growing before the budget ends. beside: bytes of weights
-    that are not the model's own, by name.
+    max_model_len as asked, or the model's own. terms, budget: of the middle of the range. left: by end of the range, bytes that
+    the terms leave for the cache, negative where there are too few. kv_budget: bytes that the plan works with, at the end that
+    answers. content: what that stage's cache holds of what the engine stores, without blocks, padding or reserve. sequences: of
+    `length`, in the replica. longest: tokens of each of the sequences asked for; None where the cache stops growing before
+    the budget ends. beside: bytes of weights that are not the model's own, by name. needed: see `Needed`.
     """
 
     deployment: Deployment
     options: FitOptions
     settings: EngineSettings
+    terms: Terms
     budget: Budget
+    left: dict[str, int]
     utilization: float
     of: str
     stage: int
@@ -55,6 +51,7 @@ class Fit(msgspec.Struct, frozen=True):
     sequences: int
     longest: int | None
     beside: dict[str, int]
+    needed: Needed
     notes: tuple[str, ...]
 
     @property
@@ -79,8 +76,13 @@ class Fit(msgspec.Struct, frozen=True):
 
     @property
     def shortage(self) -> int:
-        """Bytes by which weights, activations and overhead exceed the share; 0 where they do not."""
-        return max(0, -self.budget.cache)
+        """Bytes by which weights, activations and overhead exceed the share, at the end that answers; 0 where they do not."""
+        return max(0, -self.left[self.end])
+
+    @property
+    def end(self) -> str:
+        """The end of the range that answers."""
+        return self.options.end
 
     @property
     def given(self) -> bool:
@@ -90,12 +92,12 @@ class Fit(msgspec.Struct, frozen=True):
     @property
     def over(self) -> int:
         """Bytes by which a cache of a given size exceeds what weights, activations and overhead leave."""
-        return max(0, self.plan.pool(self.kv_budget) - self.budget.cache) if self.given else 0
+        return max(0, self.plan.pool(self.kv_budget) - self.left[self.end]) if self.given else 0
 
     @property
     def fits(self) -> bool:
         """Whether max_num_seqs sequences of max_model_len tokens fit: beside the weights, or in a cache of a given size."""
-        return (self.given or self.shortage == 0) and self.sequences >= self.options.max_num_seqs
+        return (self.given or self.shortage == 0) and self.sequences >= self.options.wanted
 
     @property
     def starts(self) -> bool:
@@ -105,27 +107,23 @@ class Fit(msgspec.Struct, frozen=True):
     @property
     def per_rank(self) -> int:
         """Of the sequences asked for, those on one of the dp ranks."""
-        return self.ranks.sequences(self.options.max_num_seqs)
+        return self.ranks.sequences(self.options.wanted)
 
+    def budget_at(self, end: str) -> int:
+        """Bytes for the cache at one end of the range: as given, or what is left."""
+        return self.kv_budget if self.given else max(0, self.left[end])
 
-class _Request(NamedTuple):
-    """What is asked, with every choice made; `held`: every layer that keeps a cache, drafts included."""
-
-    run: Deployment
-    options: FitOptions
-    settings: EngineSettings
-    utilization: float
-    of: str
-    length: int
-    held: list[Held]
-    beside: dict[str, int]
+    def sequences_at(self, end: str) -> int:
+        """Sequences of `length` tokens in the replica at one end of the range."""
+        return self.plan.most_sequences(self.budget_at(end), self.length, self.options.shared_prefix) * self.ranks.dp
 
 
 class _Stage(NamedTuple):
-    """One pipeline stage's budget and plan, and what fits there: longest is of the sequences asked for."""
+    """One pipeline stage's terms and plan, and what fits there: longest is of the sequences asked for."""
 
     number: int
-    budget: Budget
+    terms: Terms
+    left: dict[str, int]
     plan: Plan
     kv_budget: int
     sequences: int
@@ -140,15 +138,18 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
     if ranks.dcp > 1 and not asked.rules.spreads_context:
         raise UserError(f"no rules for decode-context parallelism under {asked.rules.title}")
     precision, notes = asked.rules.stored(deployment.model, deployment.precision)
+    release, remark = asked.rules.release(asked.engine_version)
     run = msgspec.structs.replace(deployment, precision=precision, model=stored_as(deployment.model, precision))
-    request = _request(run, asked, deployment.precision.kv_cache_dtype)
+    request = request_of(run, asked, deployment.precision.kv_cache_dtype, release)
     found = [_stage(request, number) for number in range(ranks.pp)]
     decides = min(found, key=lambda s: (s.sequences, s.concurrency, s.kv_budget))
     return Fit(
         deployment=run,
         options=asked,
         settings=request.settings,
-        budget=decides.budget,
+        terms=decides.terms,
+        budget=request.budget(decides.terms),
+        left=decides.left,
         utilization=request.utilization,
         of=request.of,
         stage=decides.number,
@@ -159,66 +160,20 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
         sequences=decides.sequences * ranks.dp,
         longest=min((s.longest for s in found if s.longest is not None), default=None),
         beside=request.beside,
-        notes=(*notes, *decides.plan.notes),
+        needed=needed(request, [s.plan for s in found]),
+        notes=(*notes, *filter(None, [remark]), *decides.plan.notes),
     )
 
 
-def _request(run: Deployment, asked: FitOptions, cache_dtype: str) -> _Request:
-    """The choices that were left to the engine or the model, and the layers; `cache_dtype` as asked, for a draft's cache."""
-    settings, engine = _settings(asked, run), asked.rules
-    used = asked.gpu_memory_utilization or engine.utilization(run.gpu, settings.max_num_batched_tokens, run.parallelism)
-    held, beside, last = _layers(run, engine, settings, asked.mtp), {}, run.parallelism.pp - 1
-    if asked.mtp:
-        beside["mtp"] = mtp_weights(run.model, run.formats, run.parallelism)
-    if asked.draft:
-        precision, _ = engine.stored(asked.draft, Precision(kv_cache_dtype=cache_dtype))
-        draft = msgspec.structs.replace(run, model=asked.draft, precision=precision)
-        held += [h._replace(stage=last) for h in _layers(draft, engine, settings)]
-        beside["draft"] = draft_weights(asked.draft, precision, run.parallelism)
-    if not any(h.parts for h in held):
-        raise UserError(f"{run.model.name} keeps no cache: its weights and activations alone take memory")
-    length = asked.max_model_len or run.model.max_context or 4096
-    return _Request(run, asked, settings, used, asked.utilization_of or engine.of, length, held, beside)
-
-
-def _settings(asked: FitOptions, run: Deployment) -> EngineSettings:
-    """What the engine runs with, no choice left open."""
-    return msgspec.structs.replace(
-        asked,
-        max_num_batched_tokens=asked.max_num_batched_tokens or asked.rules.batched_tokens(run.gpu),
-        max_in_flight_batches=asked.max_in_flight_batches or max(2, run.parallelism.pp),
-        mamba_ssm_cache_dtype=asked.state_dtype,
-    )
-
-
-def _layers(run: Deployment, engine: Engine, settings: EngineSettings, mtp: bool = False) -> list[Held]:
-    """Every layer of a model as the engine stores it, on its pipeline stage; with `mtp` those of the prediction on the last."""
-    model, ranks, formats = run.model, run.parallelism, run.formats
-    parts = {kind: engine.parts(model, kind, formats, ranks, settings) for kind in model.kinds}
-    found = [Held(model, kind, stage.number, parts[kind]) for stage in stages(model, ranks.pp) for kind in stage.order]
-    if mtp and model.mtp:
-        found += [Held(model, model.mtp.kind, ranks.pp - 1, parts[model.mtp.kind])] * model.mtp.layers
-    return found
-
-
-def _stage(request: _Request, number: int) -> _Stage:
-    """The budget of one stage, from its terms as given or computed, the engine's plan, and what fits."""
+def _stage(request: Request, number: int) -> _Stage:
+    """The terms of one stage at every end of the range, the engine's plan, and what fits at the end that answers."""
     run, asked, settings = request.run, request.options, request.settings
-    engine, ranks = asked.rules, run.parallelism
-    count = ranks.sequences(asked.max_num_seqs)
-    weights, peak, overhead = asked.weight_bytes, asked.activation_bytes, asked.overhead_bytes
-    if weights is None:
-        beside = sum(request.beside.values()) if number == ranks.pp - 1 else 0
-        weights = stage_weights(run.model, run.formats, ranks, number) + beside
-    if peak is None:
-        peak = activation_peak(run.model, run.precision, ranks, settings.max_num_batched_tokens, count, number)
-    inside, taken = overhead_bytes(engine.graphs, ranks, request.of)
-    terms = weights, peak, inside if overhead is None else overhead
-    share = budget(run.gpu.memory_bytes, request.utilization, *terms, request.of, taken, engine.outside)
-    plan = engine.plan(request.held, ranks, settings, number)
-    cache = asked.kv_cache_memory_bytes or max(0, share.cache)
-    if asked.num_gpu_blocks_override:
-        cache = asked.num_gpu_blocks_override * (plan.bytes_per_block or 0)
+    engine, count, start = asked.rules, request.count, request.start(number)
+    found = {end: request.terms(start, end) for end in (ENDS if engine.ranged else ("middle",))}
+    left = {end: request.left(terms) for end, terms in found.items()}
+    plan = engine.plan(request.held, run.parallelism, settings, number)
+    cache = request.cache(plan, left[request.end])
     sequences = plan.most_sequences(cache, request.length, asked.shared_prefix)
     longest = plan.longest(cache, count, asked.shared_prefix)
-    return _Stage(number, share, plan, cache, sequences, plan.concurrency(cache, request.length), longest)
+    concurrency = plan.concurrency(cache, request.length)
+    return _Stage(number, found["middle"], left, plan, cache, sequences, concurrency, longest)

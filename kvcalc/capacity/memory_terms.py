@@ -1,9 +1,12 @@
 """From a GPU's memory to bytes for the cache: share − weights − activations − overhead. Knows no engine's pages."""
 
 from math import ceil, floor
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from kvcalc.errors import UserError
+from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
@@ -14,6 +17,7 @@ from kvcalc.model.pipeline import stages
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.model.spec import NORM_VECTORS, Model
 
+ENDS = ("low", "middle", "high")  # of the range in which a budget lies
 SHARES = ("total", "free", "remaining")  # what memory a share is taken of
 GIB = 1 << 30
 # Measured by others, not derived; sources in docs/engines.md. A given overhead replaces the three that a budget subtracts.
@@ -21,6 +25,62 @@ CONTEXT_BYTES = 7 * GIB // 10  # CUDA context: an H100 of 79.18 GiB has 78.48 fr
 LIBRARY_BYTES = 13 * GIB // 100  # what libraries take outside torch (vLLM's log: "0.13 GiB for non-torch memory")
 GRAPH_BYTES = 36 * GIB // 100  # CUDA graphs (vLLM's log: "Estimated CUDA graph memory: 0.36 GiB total")
 COLLECTIVE_BYTES = 2 * GIB  # buffers of the collectives of several GPUs (SGLang's log at tp 8: 2.01 GB)
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a server as it starts: what decides the bytes that stand beside the cache.
+
+    stage: its pipeline stage. of: what memory the share is of. tokens: of one pass. sequences: that the engine is set up for,
+    asked: that have to fit, both of one dp rank. release: the engine's version, in its own terms. loras: slots, of rank
+    lora_rank. images: that a prompt may have, 0 leaves the tower out. beside: bytes of a draft or of prediction layers, by
+    name, on this stage.
+    """
+
+    model: Model
+    precision: Precision
+    ranks: Parallelism
+    gpu: Gpu
+    stage: int
+    of: str
+    tokens: int
+    sequences: int
+    asked: int = 1
+    release: Any = None
+    eager: bool = False
+    loras: int = 0
+    lora_rank: int = 16
+    images: int | None = None
+    beside: dict[str, int] = {}
+
+    @property
+    def formats(self) -> Formats:
+        return formats_of(self.model, self.precision)
+
+    @property
+    def last(self) -> bool:
+        """Whether the head is on this stage."""
+        return self.stage == self.ranks.pp - 1
+
+
+class Terms(NamedTuple):
+    """Bytes of one GPU beside its cache.
+
+    language: the model's own weights as stored. extra: what else is loaded, by name. activation: the peak of a pass, of the
+    step named in `peak`. overhead: by name. taken: of the overheads, what stands before a share of free memory. margin: bytes
+    by which the end of a range goes beyond its terms, negative at the high end.
+    """
+
+    language: int
+    extra: dict[str, int]
+    activation: int
+    overhead: dict[str, int]
+    taken: int = 0
+    margin: int = 0
+    peak: str = ""
+
+    @property
+    def weights(self) -> int:
+        return self.language + sum(self.extra.values())
 
 
 class Budget(NamedTuple):
@@ -73,12 +133,25 @@ def budget(
     return Budget(memory, shares[of], weights, activation, overhead, outside)
 
 
+def stated(start: Start, end: str, graphs: bool = True) -> Terms:
+    """The model's own weights, what a pass needs, and the stated constants: no engine's own rules, and no range."""
+    inside, taken = overhead_bytes(graphs, start.ranks, start.of)
+    language = stage_weights(start.model, start.formats, start.ranks, start.stage)
+    peak = activation_peak(start.model, start.precision, start.ranks, start.tokens, start.asked, start.stage)
+    return Terms(language, start.beside, peak, {"libraries, graphs, collectives": inside}, taken)
+
+
+def collective_bytes(ranks: Parallelism) -> int:
+    """Buffers of the collectives, where there are several GPUs."""
+    return COLLECTIVE_BYTES if ranks.gpus > 1 else 0
+
+
 def overhead_bytes(graphs: bool, ranks: Parallelism, of: str) -> tuple[int, int]:
     """(what a budget subtracts, what is taken before a share of free memory): libraries, graphs, collectives, context.
 
     A share of the total has the context beside it, and the collectives within.
     """
-    collectives = COLLECTIVE_BYTES if ranks.gpus > 1 else 0
+    collectives = collective_bytes(ranks)
     inside = LIBRARY_BYTES + (GRAPH_BYTES if graphs else 0)
     return (inside + collectives, 0) if of == "total" else (inside, CONTEXT_BYTES + collectives)
 

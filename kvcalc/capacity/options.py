@@ -2,8 +2,10 @@
 
 from typing import Annotated, Any
 
+import msgspec
+
 from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings
-from kvcalc.capacity.memory_terms import SHARES
+from kvcalc.capacity.memory_terms import ENDS, SHARES
 from kvcalc.errors import UserError, nearest
 from kvcalc.library.load import load_model
 from kvcalc.library.words import BytesInstead, BytesOrNone, Tokens, TokensOrNone, share, spelled
@@ -12,7 +14,7 @@ from kvcalc.storage.dtypes import canonical
 from kvcalc.units import MOST_TOKENS
 
 MOST_BYTES = 1 << 60
-CHOICES = {"mamba_cache_mode": ("none", "align"), "utilization_of": ("", *SHARES)}
+CHOICES = {"mamba_cache_mode": ("none", "align"), "utilization_of": ("", *SHARES), "budget": ENDS}
 STATE_DTYPES = ("auto", "fp32", "bf16", "fp16")
 
 
@@ -27,16 +29,27 @@ def _draft(name: str, what: str) -> Model:
 class FitOptions(EngineSettings, frozen=True):
     """What `fit` is asked, an engine's settings among it. 0, '' and None leave a choice to the engine or the model.
 
-    max_model_len: tokens of each of max_num_seqs sequences. utilization_of: share of the GPU's total memory, of what is free
-    once context and collectives stand, or of what then remains beside the terms. kv_cache_memory_bytes replaces the budget,
-    num_gpu_blocks_override an engine's number of blocks; weight_bytes, activation_bytes and overhead_bytes the three terms.
-    shared_prefix: first tokens that all sequences have in common. mtp: with the multi-token-prediction layers. draft: a model
-    beside this one. kv_offloading_bytes: host memory for the cache, per GPU.
+    max_model_len: tokens of each sequence. max_num_seqs: that the engine is set up for, of the whole replica; None leaves it
+    the engine's default and asks for one. require: sequences that have to fit, where those are more. engine_version: `0.11`,
+    `0.11.2` or `latest`. enforce_eager: no CUDA graphs and no compilation. max_loras: slots for adapters of max_lora_rank.
+    limit_mm_per_prompt: items of each modality, as `image=0` or in JSON. budget: which end of its range answers.
+    utilization_of: share of the GPU's total memory, of what is free once context and collectives stand, or of what then
+    remains beside the terms. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override an engine's number of blocks;
+    weight_bytes, activation_bytes and overhead_bytes the three terms. shared_prefix: first tokens that all sequences have in
+    common. mtp: with the multi-token-prediction layers. draft: a model beside this one. kv_offloading_bytes: host memory for
+    the cache, per GPU.
     """
 
     engine: Annotated[str, _engine] = "none"
     max_model_len: Tokens = 0
-    max_num_seqs: int = 1
+    max_num_seqs: int | None = None
+    require: int = 0
+    engine_version: str = ""
+    enforce_eager: bool = False
+    max_loras: int = 0
+    max_lora_rank: int = 16
+    limit_mm_per_prompt: str = ""
+    budget: str = "middle"
     gpu_memory_utilization: Annotated[float, share] = 0.0
     utilization_of: str = ""
     max_num_batched_tokens: Tokens = 0
@@ -67,7 +80,13 @@ class FitOptions(EngineSettings, frozen=True):
         _whole("mamba_checkpoint_blocks", self.mamba_checkpoint_blocks, most=1 << 20)
         _whole("block_size", self.block_size, most=1 << 20)
         _whole("max_in_flight_batches", self.max_in_flight_batches, most=1 << 20)
-        _whole("max_num_seqs", self.max_num_seqs, 1)
+        if self.max_num_seqs is not None:
+            _whole("max_num_seqs", self.max_num_seqs, 1)
+        _whole("require", self.require)
+        _whole("max_loras", self.max_loras, most=1 << 20)
+        _whole("max_lora_rank", self.max_lora_rank, 1, 1 << 20)
+        self.rules.release(self.engine_version)
+        _ = self.images
         if self.kv_cache_memory_bytes is not None:
             _whole("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, MOST_BYTES)
         for name in ("kv_offloading_bytes", "weight_bytes", "activation_bytes", "overhead_bytes"):
@@ -83,10 +102,41 @@ class FitOptions(EngineSettings, frozen=True):
         return ENGINES[self.engine]
 
     @property
+    def end(self) -> str:
+        """The end of the range that answers: the middle where the engine's terms have none."""
+        return self.budget if self.rules.ranged else "middle"
+
+    @property
+    def wanted(self) -> int:
+        """Sequences that have to fit, of the whole replica."""
+        return max(self.max_num_seqs or 1, self.require)
+
+    @property
+    def images(self) -> int | None:
+        """Images that a prompt may have, videos counted as one kind of them; None where nothing is said."""
+        return limit_of_images(self.limit_mm_per_prompt)
+
+    @property
     def state_dtype(self) -> str:
         """mamba_ssm_cache_dtype in kvcalc's spelling; '' where the choice is left."""
         asked = canonical(self.mamba_ssm_cache_dtype)
         return "" if asked == "auto" else asked
+
+
+def limit_of_images(text: str) -> int | None:
+    """The limit of `{"image": 2, "video": 0}` or `image=2,video=0`, the greater of the two. Raises UserError on another text."""
+    if not text.strip():
+        return None
+    try:
+        if text.lstrip().startswith("{"):
+            limits = msgspec.json.decode(text, type=dict[str, int])
+        else:
+            limits = {name.strip(): int(count) for name, count in (word.split("=") for word in text.split(","))}
+    except (msgspec.MsgspecError, ValueError):
+        raise UserError(f"limit-mm-per-prompt {text!r} is not a limit", hint='Give one like image=2 or {"image": 2}') from None
+    if any(count < 0 for count in limits.values()):
+        raise UserError(f"limit-mm-per-prompt {text!r} is below 0")
+    return max((limits[name] for name in ("image", "video") if name in limits), default=None)
 
 
 def _whole(name: str, value: Any, least: int = 0, most: int = MOST_TOKENS) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.fragmentation import contiguous, external, paged
-from kvcalc.capacity.memory_terms import stage_weights
+from kvcalc.capacity.memory_terms import ENDS, stage_weights
 from kvcalc.errors import UserError
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.pipeline import check
@@ -21,6 +21,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[s
     """One configuration as a record; integers are exact bytes of one GPU. `breakpoints` is its one nested list."""
     plan, asked, ranks = found.plan, found.options, found.ranks
     budget, cache = found.budget, found.kv_budget
+    range_ = {end: found.budget_at(end) for end in ENDS} if found.engine.ranged or found.given else {}
     return {
         "model": found.model.name,
         "engine": asked.engine,
@@ -38,11 +39,16 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[s
         "utilization_of": found.of,
         "share_bytes": budget.share,
         "weight_bytes": budget.weights,
+        "language_weight_bytes": found.terms.language,
+        "extra_weight_bytes": budget.weights - found.terms.language,
         "mtp_weight_bytes": found.beside.get("mtp"),
         "draft_weight_bytes": found.beside.get("draft"),
         "activation_bytes": budget.activation,
         "overhead_bytes": budget.overhead,
-        "kv_budget_bytes": cache,
+        "kv_budget_bytes": found.budget_at("middle"),
+        "kv_budget_low_bytes": range_.get("low"),
+        "kv_budget_high_bytes": range_.get("high"),
+        "budget": found.end,
         "shortage_bytes": found.shortage,
         "advice": remedies(found) if found.shortage and not found.given else None,
         "block_size": plan.block_size,
@@ -55,7 +61,12 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[s
         "max_num_seqs": found.sequences,
         "max_model_len": found.longest,
         "requested_model_len": found.length,
-        "requested_num_seqs": asked.max_num_seqs,
+        "requested_num_seqs": asked.wanted,
+        "low_num_seqs": found.sequences_at("low") if range_ else None,
+        "needed_utilization": found.needed.utilization,
+        "needed_kv_cache_memory_bytes": found.needed.cache,
+        "greatest_num_seqs": found.needed.sequences,
+        "greatest_model_len": found.needed.length,
         "kv_cache_allocated_bytes": plan.allocated(cache, found.per_rank, found.length),
         **plan.parts(found.per_rank, found.length),
         "max_num_batched_tokens": found.settings.max_num_batched_tokens,
@@ -150,4 +161,4 @@ def _starts(found: Fit, precision: Precision, tp: int) -> bool:
         weights = stage_weights(found.model, formats_of(found.model, precision), ranks, found.stage)
     except UserError:
         return False
-    return found.budget._replace(weights=weights + sum(found.beside.values())).cache > 0
+    return found.left[found.end] + found.terms.language > weights

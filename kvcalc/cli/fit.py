@@ -33,11 +33,23 @@ class EngineOptions(Group, frozen=True):
     max_model_len: Annotated[
         str, typer.Option("--max-model-len", help="Tokens of each sequence; the model's own by default.")
     ] = ""
-    max_num_seqs: Annotated[int, typer.Option("--max-num-seqs", help="Sequences at once, of the whole replica.")] = 1
+    max_num_seqs: Annotated[
+        int | None, typer.Option("--max-num-seqs", help="Sequences at once, of the whole replica; the engine's own by default.")
+    ] = None
     require: Annotated[
         int, typer.Option("--require", help="Exit 1 unless so many sequences of --max-model-len fit.", show_default=False)
     ] = 0
-    engine: Annotated[str, _engine("--engine", help="none (content), vllm, sglang or llama.cpp.")] = "none"
+    budget: Annotated[
+        str, typer.Option("--budget", help="End of the range that answers: low, middle or high; low with --require.")
+    ] = ""
+    engine: Annotated[str, _engine("--engine", help="none (content), vllm, sglang, trtllm or llama.cpp.")] = "none"
+    engine_version: Annotated[str, _engine("--engine-version", help="0.11, 0.11.2 or latest.")] = ""
+    enforce_eager: Annotated[bool, _engine("--enforce-eager", help="No CUDA graphs, nothing compiled.")] = False
+    max_loras: Annotated[int, _engine("--max-loras", help="Slots for adapters.")] = 0
+    max_lora_rank: Annotated[int, _engine("--max-lora-rank", help="Rank that each slot holds.")] = 16
+    limit_mm_per_prompt: Annotated[
+        str, _engine("--limit-mm-per-prompt", help="image=0 leaves a vision tower out.", show_default=False)
+    ] = ""
     gpu_memory_utilization: Annotated[
         float | None, typer.Option("--gpu-memory-utilization", help="Share of the memory; the engine's own by default.")
     ] = None
@@ -89,8 +101,7 @@ class EngineOptions(Group, frozen=True):
         if self.require < 0:
             raise UserError(f"--require {self.require} is not a number of sequences")
         given = msgspec.structs.asdict(self) | {"hybrid": not self.disable_hybrid}
-        if self.max_num_seqs > 0:
-            given["max_num_seqs"] = max(self.max_num_seqs, self.require)
+        given["budget"] = self.budget or ("low" if self.require else "middle")
         return from_words(FitOptions, given)
 
 
@@ -188,7 +199,7 @@ def _remarks(model: "Model", answers: "list[Fit]", drawn: list[int]) -> None:
     for f in answers:
         if not f.shortage and not f.starts:
             need = format_bytes(f.plan.needed(1, f.length))
-            helps = f"; it would with --max-model-len {f.longest}" if f.longest and f.options.max_num_seqs == 1 else ""
+            helps = f"; it would with --max-model-len {f.longest}" if f.longest and f.options.wanted == 1 else ""
             note(f"{f.gpu.name}: {f.engine.title} does not start: one sequence of {f.length:,} tokens needs {need}{helps}")
         if f.over:
             note(f"{f.gpu.name}: a cache of that size is {format_bytes(f.over)} more than the rest leaves")

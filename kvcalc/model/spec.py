@@ -16,6 +16,7 @@ from kvcalc.layers.ffn import Projections
 from kvcalc.layers.part import Count, Part, Size, Tokens
 from kvcalc.layers.parts import AnyPart
 from kvcalc.layers.weights import Weight, matrix, table, vector
+from kvcalc.model.vision import Vision
 from kvcalc.storage.dtypes import cache_dtypes, canonical
 from kvcalc.storage.quantization import Quantization
 
@@ -87,7 +88,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     rules, or has keys that may carry weights and are not understood. published: as stated, for the record. rope_factors:
     numbers by which llama3's and longrope's scaling stretch the rotary frequencies, no parameters, which a GGUF file holds as
     a tensor. buffers: bytes of what a quantised file holds beside its parameters (those factors, routing biases, scales of
-    the cache).
+    the cache). rope_tables: positions and rotary width of each distinct table of rotary embeddings that an engine keeps, where
+    that is not max_context and the widest head.
     """
 
     name: str
@@ -123,6 +125,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     rope_factors: Count = 0
     buffers: Count = 0
     mtp: Mtp | None = None
+    vision: Vision | None = None
+    rope_tables: tuple[tuple[Count, Count], ...] = ()
 
     @cached_property
     def order(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.capacity import Fit
+from kvcalc.capacity.memory_terms import GIB
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.tables import integer, seconds
@@ -13,19 +14,21 @@ COLUMNS = (
     Column("gpu", "GPU", right=False),
     Column("gpus", "GPUs", integer),
     Column("tensor_parallel_size", "tp", integer),
-    Column("dtype", "weights in", right=False),
-    Column("kv_cache_dtype", "cache in", right=False),
+    Column("dtype", "weights in", right=False, given=True),
+    Column("kv_cache_dtype", "cache in", right=False, given=True),
     Column("verdict", "fits", right=False),
+    Column("max_num_seqs", "users", integer),
+    Column("low_num_seqs", "low side", integer),
+    Column("longest", "longest context", right=True),
+    Column("kv_budget_bytes", "for the cache", format_bytes),
+    Column("range", "range", right=True),
     Column("weight_bytes", "weights", format_bytes),
     Column("activation_bytes", "activations", format_bytes),
     Column("overhead_bytes", "overhead", format_bytes),
-    Column("kv_budget_bytes", "for the cache", format_bytes),
     Column("num_blocks", "blocks", integer),
-    Column("blocks_per_request", "per sequence", integer),
+    Column("blocks_per_request", "per user", integer),
     Column("kv_tokens", "tokens", integer),
     Column("max_concurrency", "concurrency", lambda v: f"{v:,.2f}"),
-    Column("max_num_seqs", "sequences", integer),
-    Column("longest", "longest context", right=True),
 )
 FRAGMENTS = (
     ("contiguous slots of max-model-len", "contiguous_waste"),
@@ -49,8 +52,9 @@ def row(record: dict[str, Any]) -> dict[str, Any]:
         if record["shortage_bytes"] == 0
         else f"no, {format_bytes(record['shortage_bytes'])} short"
     )
-    longest = record["max_model_len"]
-    return record | {"verdict": verdict, "longest": "no limit" if longest is None else f"{longest:,}"}
+    longest, low, high = (record[key] for key in ("max_model_len", "kv_budget_low_bytes", "kv_budget_high_bytes"))
+    words = {"verdict": verdict, "longest": "no limit" if longest is None else f"{longest:,}"}
+    return record | words | {"range": None if low is None else f"{low / GIB:,.2f} – {high / GIB:,.2f} GiB"}
 
 
 def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
@@ -85,8 +89,10 @@ def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
             break
     lines += [f"waste of {name}: {first[key]:.1%}" for name, key in FRAGMENTS if first.get(key) is not None]
     lines += dict.fromkeys(text for f in found for text in f.notes)
-    lines.append("activations: the largest operator of a pass; overhead: stated constants (docs/engines.md); both can be given")
-    return [*lines, "every figure is one GPU's, sequences the replica's; `--explain` walks the budget"]
+    if first["budget"] != "middle":
+        lines.append(f"users, tokens and contexts at the {first['budget']} end of the range")
+    lines.append("weights as one GPU loads them, activations and overhead by the engine's rules; all can be given")
+    return [*lines, "every figure is one GPU's, users the replica's; `--explain` walks the budget"]
 
 
 def _cost(record: dict[str, Any]) -> list[str]:
@@ -103,15 +109,22 @@ def _cost(record: dict[str, Any]) -> list[str]:
 
 
 def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> Table:
-    """Configurations a line each, under the smallest one that holds what was asked: the first, where any does."""
-    first = records[0]
+    """Configurations a line each, under a sentence about the smallest that holds what was asked: the first, where any does."""
+    return Table([row(r) for r in records], COLUMNS, _sentence(records[0], found), notes(records, found))
+
+
+def _sentence(first: dict[str, Any], found: Sequence[Fit]) -> str:
+    """Who fits where, in the middle of the range and on its low side."""
+    answer = found[0]
     need = f"{first['requested_num_seqs']:,} × {first['requested_model_len']:,} tokens"
-    if any(f.fits for f in found):
-        where = f"{first['gpus']}× {first['gpu']} (tp {first['tensor_parallel_size']})"
-        title = f"{first['model']}: smallest that holds {need}: {where}"
-    else:
-        title = f"{first['model']}: none holds {need}"
-    return Table([row(r) for r in records], COLUMNS, title, notes(records, found))
+    if not answer.fits:
+        return f"{first['model']}: none holds {need}"
+    where = f"{first['gpus']}× {first['gpu']} (tp {first['tensor_parallel_size']})"
+    middle, low = answer.sequences_at("middle"), first["low_num_seqs"]
+    said = f"{middle:,} user{'s' * (middle != 1)} of {answer.length:,} tokens fit{'s' * (middle == 1)} on {where}"
+    side = "" if low is None or low == middle else f", {low:,} on the low side"
+    smallest = f"; the smallest that holds {need}" if len(found) > 1 else ""
+    return f"{first['model']}: {said}{side}{smallest}"
 
 
 def explain_fit(found: Fit, record: dict[str, Any]) -> str:
@@ -124,23 +137,31 @@ def explain_fit(found: Fit, record: dict[str, Any]) -> str:
     lines.append(
         f"   {found.utilization:g} of the {found.of} memory of {b.memory:,} B ({format_bytes(b.memory)}) = {_b(b.share)}"
     )
-    lines += ["", "2. What stands beside the cache"]
-    lines.append(f"   weights ({record['dtype']}): {_b(b.weights)}")
-    lines += [f"     of them {name}: {_b(size)}" for name, size in found.beside.items()]
-    lines.append(f"   activations of a pass of {found.settings.max_num_batched_tokens:,} tokens: {_b(b.activation)}")
-    lines.append(f"   libraries, graphs, collectives: {_b(b.overhead)}")
+    lines += _terms(found, record)
     lines += ["", "3. The budget for the cache"]
     if b.outside:
         lines.append("   activations and overhead lie in the rest of the memory, outside this share")
         lines.append(f"   {b.share:,} − {b.weights:,} = {_b(b.cache)}")
     else:
         lines.append(f"   {b.share:,} − {b.weights:,} − {b.activation:,} − {b.overhead:,} = {_b(b.cache)}")
+    if found.engine.ranged and not found.given:
+        ends = " to ".join(format_bytes(found.budget_at(end)) for end in ("low", "high"))
+        lines.append(f"   nine of ten starts: {ends}; the {found.end} answers")
     if found.kv_budget != b.cache:
         lines.append(f"   given or bounded instead: {_b(found.kv_budget)}")
     lines += ["", f"4. What the engine makes of it (cache in {record['kv_cache_dtype']})"]
     lines += [f"   {line}" for line in plan.describe(length)]
     lines += _capacity(found, record)
     return "\n".join(lines) + "\n"
+
+
+def _terms(found: Fit, record: dict[str, Any]) -> list[str]:
+    """What stands beside the cache, name by name."""
+    terms, peak = found.terms, f", of the {found.terms.peak}" if found.terms.peak else ""
+    lines = ["", "2. What stands beside the cache", f"   weights of the language model ({record['dtype']}): {_b(terms.language)}"]
+    lines += [f"   {name}: {_b(size)}" for name, size in terms.extra.items()]
+    lines.append(f"   activations of a pass of {found.settings.max_num_batched_tokens:,} tokens{peak}: {_b(terms.activation)}")
+    return [*lines, *(f"   {name}: {_b(size)}" for name, size in terms.overhead.items())]
 
 
 def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
@@ -161,8 +182,11 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
         need = plan.needed(count, length, found.options.shared_prefix)
         lines.append(f"   {_sequences(count)} of {length:,} tokens need {need:,} B, {word} {plan.pool(cache):,} B")
     longest = found.longest
-    asked = _sequences(found.options.max_num_seqs)
+    asked = _sequences(found.options.wanted)
     lines.append(f"   longest context of {asked} at once: " + ("no limit" if longest is None else f"{longest:,} tokens"))
+    least = record["needed_utilization"]
+    share = "no share of the memory" if least is None else f"a share of {least:g}"
+    lines.append(f"   {asked} of {length:,} tokens need {_b(record['needed_kv_cache_memory_bytes'])} for the cache: {share}")
     sent, time = record["transfer_bytes"], record["transfer_s"]
     lines += ["", "7. Links"]
     lines.append(

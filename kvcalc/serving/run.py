@@ -164,6 +164,10 @@ def serve(
     return Run(record, served, own, limits)
 
 
+def _tokens_of_a_pass(deployment: Deployment) -> int:
+    return ENGINES["none"].defaults(deployment.gpu, deployment.parallelism, None, 0, deployment.model).tokens
+
+
 def _limits(deployment: Deployment, settings: ServerSettings) -> Limits:
     rate = 0.0
     if settings.preemption == "swap":
@@ -174,7 +178,7 @@ def _limits(deployment: Deployment, settings: ServerSettings) -> Limits:
         rate = deployment.gpu.host_link_bytes_per_s
     return Limits(
         max_num_seqs=deployment.parallelism.sequences(settings.max_num_seqs),
-        max_num_batched_tokens=settings.max_num_batched_tokens or ENGINES["none"].batched_tokens(deployment.gpu),
+        max_num_batched_tokens=settings.max_num_batched_tokens or _tokens_of_a_pass(deployment),
         host_bytes_per_s=rate,
         batch_timeout=settings.batch_timeout,
     )

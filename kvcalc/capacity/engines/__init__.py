@@ -10,6 +10,7 @@ from kvcalc.capacity.engines.layout import Plan as Plan
 from kvcalc.capacity.engines.layout import Term as Term
 from kvcalc.capacity.engines.llama_cpp import LLAMA_CPP as LLAMA_CPP
 from kvcalc.capacity.engines.sglang import SGLANG as SGLANG
+from kvcalc.capacity.engines.trtllm import TRTLLM as TRTLLM
 from kvcalc.capacity.engines.vllm import VLLM as VLLM
 
 ENGINES: dict[str, Engine] = {e.name: e for e in list(vars().values()) if isinstance(e, Engine)}

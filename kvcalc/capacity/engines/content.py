@@ -6,7 +6,7 @@ from typing import Any
 from kvcalc.capacity.engines.engine import Engine, EngineSettings
 from kvcalc.capacity.engines.layout import Plan
 from kvcalc.capacity.engines.stored import Held, counted
-from kvcalc.capacity.engines.vllm import batched_tokens, utilization
+from kvcalc.capacity.engines.vllm_versions import LATEST, defaults
 from kvcalc.layers.cache import Span
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.memory import LayerRows, size_of
@@ -81,7 +81,6 @@ NONE = Engine(
     name="none",
     title="engine none",
     plan=_plan,
-    batched_tokens=batched_tokens,
-    utilization=utilization,
+    defaults=lambda gpu, ranks, release, tokens, model: defaults(gpu, ranks, LATEST, tokens, model)._replace(sequences=1),
     spreads_context=True,
 )

@@ -1,11 +1,13 @@
 """What an engine is: a value, defined once, at the end of its own file. Everything that tells engines apart is a field here."""
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kvcalc.capacity.engines.layout import Plan
 from kvcalc.capacity.engines.stored import Held, StoredEntry, StoredPart
+from kvcalc.capacity.memory_terms import Start, Terms, stated
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cache import CacheEntry
@@ -42,9 +44,20 @@ class EngineSettings(msgspec.Struct, frozen=True):
         return self.max_num_batched_tokens * self.max_in_flight_batches
 
 
+class Defaults(NamedTuple):
+    """What an engine chooses where nothing is said. tokens: of one pass; sequences: at once, on one dp rank."""
+
+    tokens: int
+    sequences: int
+    utilization: float
+
+
 Planner = Callable[[Sequence[Held], Parallelism, EngineSettings, int], Plan]
 RowRule = Callable[[CacheEntry, Sequence[CacheEntry], Formats, EngineSettings], RowFormat]
 PrecisionRule = Callable[[Model, Precision], tuple[Precision, tuple[str, ...]]]
+DefaultsRule = Callable[[Gpu, Parallelism, Any, int, Model], Defaults]
+ReleaseRule = Callable[[str], tuple[Any, str]]
+MemoryRule = Callable[[Start, str], Terms]
 
 
 def as_modelled(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
@@ -57,6 +70,13 @@ def as_asked(model: Model, precision: Precision) -> tuple[Precision, tuple[str, 
     return precision, ()
 
 
+def unversioned(text: str) -> tuple[Any, str]:
+    """Of an engine whose versions are not told apart: only the latest. Raises UserError for another."""
+    if text.strip().lower() not in ("", "latest"):
+        raise UserError(f"no versions are known of that engine, so none by engine-version {text!r}", hint="Leave it out")
+    return None, ""
+
+
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one engine.
 
@@ -64,9 +84,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     that stage's cache memory; raises UserError for layers that it has no pages for.
     dtypes: cache dtypes that it takes (None: all), unmodelled: those that it takes and whose layout is not modelled here.
     precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
-    entries. batched_tokens: tokens of a pass by default; utilization: its default share of the memory, given those tokens.
-    of: that is a share of the total memory, of what is free before the weights, or of what is remaining beside them.
-    outside: activations and overhead lie outside the share. graphs: it captures CUDA graphs.
+    entries. release: a version as typed → its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that
+    release, the tokens of a pass (0: not given) and the model → what it chooses. memory: a start and an end of the range →
+    the terms beside the cache; ranged: that the ends differ.
+    of: its share is of the total memory, of what is free before the weights, or of what is remaining beside them.
+    outside: activations and overhead lie outside the share.
     spreads_context: it has decode-context parallelism. takes_num_blocks: its number of blocks can be given.
     refuses_below_one_sequence: it does not start where not even one sequence of the longest length fits.
     """
@@ -74,15 +96,16 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     plan: Planner
-    batched_tokens: Callable[[Gpu], int]
-    utilization: Callable[[Gpu, int, Parallelism], float]
+    defaults: DefaultsRule
+    release: ReleaseRule = unversioned
+    memory: MemoryRule = stated
+    ranged: bool = False
     dtypes: tuple[str, ...] | None = None
     unmodelled: tuple[str, ...] = ()
     precision: PrecisionRule = as_asked
     row_format: RowRule = as_modelled
     of: str = "total"
     outside: bool = False
-    graphs: bool = True
     spreads_context: bool = False
     takes_num_blocks: bool = False
     refuses_below_one_sequence: bool = False

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvcalc.capacity.engines.engine import Engine, EngineSettings
+from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, counted, pages
+from kvcalc.capacity.memory_terms import stated
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
@@ -107,11 +108,10 @@ LLAMA_CPP = Engine(
     name="llama.cpp",
     title="llama.cpp",
     plan=_plan,
-    batched_tokens=lambda gpu: UBATCH,
-    utilization=lambda gpu, tokens, ranks: 1.0,
+    defaults=lambda gpu, ranks, release, tokens, model: Defaults(tokens or UBATCH, 1, 1.0),
+    memory=lambda start, end: stated(start, end, graphs=False),
     dtypes=("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),  # --cache-type-k, --cache-type-v
     precision=_precision,
     row_format=_row_format,
     of="free",
-    graphs=False,
 )

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, index_of_latents, packed_latents
 from kvcalc.capacity.engines.layout import Plan, Term
+from kvcalc.capacity.engines.sglang_memory import defaults, release, terms
 from kvcalc.capacity.engines.stored import Held, counted, pages
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.formats import Formats
@@ -17,13 +18,6 @@ from kvcalc.storage.dtypes import FORMATS, RowFormat
 PAGE, SPARSE_PAGE = 1, 64  # --page-size; the sparse-attention backend runs 64
 WINDOW_SHARE = Fraction(4, 5)  # --swa-full-tokens-ratio: slots for windows per slot for full layers
 STATE_SHARE = Fraction(9, 10)  # --mamba-full-memory-ratio: bytes for states per byte for keys and values
-
-MIB, GIB = 1 << 20, 1 << 30
-# (below so many GiB, --chunked-prefill-size, largest CUDA-graph batch below tp 4, from tp 4 on)
-_DEFAULTS = (
-    (20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (90, 8192, 256, 512), (160, 8192, 256, 512),
-    (1 << 40, 16384, 512, 512),
-)  # fmt: skip
 
 
 class SGLang(Plan):
@@ -103,26 +97,6 @@ class SGLang(Plan):
         return lines
 
 
-def static_fraction(memory_bytes: int, tokens: int, ranks: Parallelism) -> float:
-    """SGLang's default for --mem-fraction-static: what is left of the memory after its reserve, to three places.
-
-    Reserve in MiB: 512 + 1.5 per token of a prefill chunk + 2 per sequence of the largest CUDA graph + 128 per GPU of tp·pp,
-    10 GiB at least above 60 GiB. It is for activations, graphs and collectives, which the fraction leaves out.
-    """
-    memory = memory_bytes / MIB
-    _, _, small, large = next(row for row in _DEFAULTS if memory_bytes < row[0] * GIB)
-    graphs = large if ranks.tp >= 4 else small
-    reserve = 512 + 1.5 * max(tokens, 2048) + 2 * graphs + ranks.tp * ranks.pp / 8 * 1024
-    if memory > 60 * 1024:
-        reserve = max(reserve, 10 * 1024)
-    return max(0.001, round((memory - reserve) / memory, 3))
-
-
-def chunk_tokens(memory_bytes: int) -> int:
-    """SGLang's default for --chunked-prefill-size by the GPU's memory."""
-    return next(row[1] for row in _DEFAULTS if memory_bytes < row[0] * GIB)
-
-
 def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
     """The pools on one stage. Raises UserError for layers that SGLang has no pool for."""
     full = window = limit = state = 0
@@ -149,8 +123,10 @@ SGLANG = Engine(
     name="sglang",
     title="SGLang",
     plan=_plan,
-    batched_tokens=lambda gpu: chunk_tokens(gpu.memory_bytes),
-    utilization=lambda gpu, tokens, ranks: static_fraction(gpu.memory_bytes, tokens, ranks),
+    defaults=defaults,
+    release=release,
+    memory=terms,
+    ranged=True,
     dtypes=("bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4"),
     precision=lambda model, precision: packed_latents("sglang", model, precision),
     row_format=_row_format,

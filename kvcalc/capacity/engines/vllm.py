@@ -12,8 +12,9 @@ from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, in
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, Pages, pages
 from kvcalc.capacity.engines.vllm_groups import Group, Spec, SpecKind, groups_of, promoted
+from kvcalc.capacity.engines.vllm_memory import terms
+from kvcalc.capacity.engines.vllm_versions import defaults, release
 from kvcalc.errors import UserError
-from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
@@ -21,8 +22,6 @@ from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import FORMATS, KEYS_AND_VALUES_ONLY, RowFormat, canonical
 
-GIB = 1 << 30
-UTILIZATION = 0.92  # since 0.20; 0.9 before
 BLOCK, MLA_BLOCK, MLA_HYBRID_BLOCK = 16, 64, 128  # tokens; FlashMLA and the indexer run 64; hybrids of MLA align to 128
 NULL_BLOCKS = 1  # the first block of the pool is a placeholder that no sequence ever gets
 
@@ -159,24 +158,14 @@ def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Format
     return INDEX_ROW if index_of_latents(entry, beside) else formats.cache_format(entry)
 
 
-def batched_tokens(gpu: Gpu) -> int:
-    """Tokens of one pass of vLLM's server: 2048 below 70 GiB and on an A100, 16384 from 160 GiB, else 8192."""
-    if gpu.memory_bytes < 70 * GIB or gpu.name.startswith("a100"):
-        return 2048
-    return 16384 if gpu.memory_bytes >= 160 * GIB else 8192
-
-
-def utilization(gpu: Gpu, tokens: int, ranks: Parallelism) -> float:
-    """--gpu-memory-utilization."""
-    return UTILIZATION
-
-
 VLLM = Engine(
     name="vllm",
     title="vLLM",
     plan=_plan,
-    batched_tokens=batched_tokens,
-    utilization=utilization,
+    defaults=defaults,
+    release=release,
+    memory=terms,
+    ranged=True,
     dtypes=(
         "bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4", "nvfp4_ds_mla", "fp8_per_token_head", "int8_per_token_head",
         "int4_per_token_head",

@@ -1,0 +1,106 @@
+"""What stands beside vLLM's cache: weights as loaded, the profile's peak, what outlives it, libraries, collectives, graphs.
+
+`Available KV cache memory` = ⌈total · utilization⌉ − their sum, on the pipeline stage that has the least (gpu_worker.py:
+determine_available_memory). The middle is a first start with the sampler that the documentation gives. The ends add what is
+known to differ between starts, and a margin over what is not.
+"""
+
+from typing import NamedTuple
+
+from kvcalc.capacity.engines.vllm_profile import peak
+from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
+from kvcalc.capacity.engines.vllm_weights import MIB, extra_weights
+from kvcalc.capacity.memory_terms import GIB, Start, Terms, stage_weights
+
+PENALTIES = 4.125  # bytes per request and entry of the vocabulary: counts in int32, a bit mask (gpu/sample/penalties.py, 0.28)
+SMS = 128  # of a GPU whose preset does not say
+
+
+class Constants(NamedTuple):
+    """GiB that no source gives, fitted on published start-ups (docs/engines.md); at one end of the range.
+
+    libraries: outside torch. states: beside them for models with recurrent states. collectives: buffers of 2, 4 and 8 GPUs;
+    pcie: their share where no link joins the GPUs. graphs, per_width: of an estimate of CUDA graphs, per 1024 of D/tp.
+    margin: share of the GPU's memory beyond all terms.
+    """
+
+    libraries: float = 0.13
+    states: float = 0.35
+    collectives: tuple[float, float, float, float] = (0.0, 0.42, 1.2, 1.7)
+    pcie: float = 0.5
+    graphs: float = 0.07
+    per_width: float = 0.11
+    margin: float = 0.0
+
+
+MIDDLE = Constants()
+CONSTANTS = {
+    "low": Constants(0.25, collectives=(0.0, 0.63, 1.8, 2.55), pcie=0.8, graphs=0.22, margin=0.02),
+    "middle": MIDDLE,
+    "high": Constants(0.02, collectives=(0.0, 0.252, 0.72, 1.02), pcie=0.0, graphs=0.0, margin=-0.015),
+}
+
+
+def terms(start: Start, end: str) -> Terms:
+    """The terms of one stage. low: more of every constant; high: less, a compilation cache, and FlashInfer's sampler."""
+    constants, best = CONSTANTS[end], end == "high"
+    language = stage_weights(start.model, start.formats, start.ranks, start.stage)
+    activation, step = peak(start, kernels=best, first_start=not best)
+    overhead = {
+        "libraries": _bytes(constants.libraries + (constants.states if has_states(start) else 0)),
+        "collectives": collectives(start, constants),
+        "sampler's buffers": kept(start),
+        "CUDA graphs": graphs(start, constants),
+    }
+    margin = int(constants.margin * start.gpu.memory_bytes)
+    return Terms(language, extra_weights(start), activation, {k: v for k, v in overhead.items() if v}, 0, margin, step)
+
+
+def _bytes(gib: float) -> int:
+    return int(gib * GIB)
+
+
+def has_states(start: Start) -> bool:
+    """Whether the model has recurrent states."""
+    return any(e.span.name == "STATE" for layer in start.model.kinds.values() for e in layer.entries)
+
+
+def collectives(start: Start, constants: Constants = MIDDLE) -> int:
+    """Buffers of NCCL and of vLLM's own all-reduce, by GPUs that exchange activations: tp · pp."""
+    gpus = start.ranks.tp * start.ranks.pp
+    doubled = min(3, (gpus - 1).bit_length())
+    return _bytes(constants.collectives[doubled] * (1 if start.gpu.link_bytes_per_s else constants.pcie))
+
+
+def kept(start: Start) -> int:
+    """What the dummy sample leaves: Triton's buffer min(2^⌈log2 min(SMs, n)⌉, SMs) · V · 4; or the penalties' tables.
+
+    First runner from 0.17 on (v1/sample/ops/topk_topp_triton.py); second where all that left free memory counts.
+    """
+    rules: Release = start.release
+    if not start.last:
+        return 0
+    vocabulary, count, sms = start.model.vocab_size, start.sequences, start.gpu.sms or SMS
+    if takes_runner_v2(rules, start.model, start.formats):
+        return int(count * vocabulary * PENALTIES) if rules.counts_consumed else 0
+    if rules.sampler != "kernels":
+        return 0
+    programs = 1 << (max(1, min(sms, count)) - 1).bit_length()
+    return min(programs, sms) * vocabulary * 4
+
+
+def graphs(start: Start, constants: Constants = MIDDLE) -> int:
+    """The estimate of CUDA graphs that a release subtracts: 1 MiB a captured graph, and fitted constants.
+
+    Sizes 1, 2, 4, then by 8 below 256 and by 16 to min(2·n, 512, T) (config/vllm.py: _set_cudagraph_sizes); each captured in
+    pieces, those up to n whole as well.
+    """
+    rules: Release = start.release
+    second = takes_runner_v2(rules, start.model, start.formats)
+    if start.eager or not (rules.graphs_v2 if second else rules.graphs_v1):
+        return 0
+    most = min(2 * start.sequences, 512, start.tokens)
+    sizes = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= most]
+    count = len(sizes) + sum(s <= start.sequences for s in sizes)
+    width = start.model.hidden_size / 1024 / start.ranks.tp
+    return count * MIB + _bytes(constants.graphs + constants.per_width * width)

@@ -1,0 +1,132 @@
+"""The peak of vLLM's profile run: one pass of max_num_batched_tokens, then a sample for max_num_seqs dummy requests.
+
+T tokens of a pass, n requests (never more than T), V vocabulary, D hidden size, e bytes of an activation.
+"""
+
+from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
+from kvcalc.capacity.engines.vllm_weights import MIB, data_centre_blackwell
+from kvcalc.capacity.memory_terms import Start
+from kvcalc.layers.weights import Weight, WeightKind
+from kvcalc.model.pipeline import stages
+
+WAITING = 3.8  # residual streams that stand beside a layer's widest part: fitted on one log of two
+SORT, SORT_FEW, KERNEL = 38, 50, 14  # bytes of the sampler per request and entry of the vocabulary
+MLA_WORKSPACE = 65536  # tokens (attention/backends/mla/common.py, 0.11)
+L2_BYTES = 50 * MIB
+
+
+def peak(start: Start, kernels: bool = False, first_start: bool = True) -> tuple[int, str]:
+    """The peak in bytes and the step that reaches it: the workspace of the products beside the greatest of four.
+
+    kernels: FlashInfer's are installed, for releases that use them where they are. first_start: nothing is compiled yet.
+    """
+    steps = {
+        "forward pass": forward(start) + held_images(start),
+        "sampler": sample(start, kernels) + held_images(start) if start.last else 0,
+        "vision encoder": encoder(start),
+        "compilation": compilation(start) if first_start else 0,
+    }
+    name = max(steps, key=lambda step: steps[step])
+    return workspace(start) + steps[name], name
+
+
+def workspace(start: Start) -> int:
+    """cuBLAS: 32 MiB on Hopper and data-centre Blackwell, 8 MiB elsewhere (torch: CUDABlas.cpp)."""
+    return (32 if start.gpu.architecture == "Hopper" or data_centre_blackwell(start) else 8) * MIB
+
+
+def sample(start: Start, kernels: bool = False) -> int:
+    """Hidden states of T tokens, and the logits of n requests with what sampling makes of them.
+
+    First runner: T·D·e + 2·n·D·e + n·V·b, b = 38 where fp32 logits are sorted (50 from 2 to 127 requests), 14 where kernels
+    need no sort (gpu_model_runner.py: _dummy_sampler_run, 0.11). Second runner: T·D·e + n·V·b, b by release.
+    """
+    rules: Release = start.release
+    model, count, element = start.model, start.sequences, start.formats.element_bytes
+    states = start.tokens * model.hidden_size * element
+    if takes_runner_v2(rules, model, start.formats):
+        return states + count * model.vocab_size * rules.sampler_v2
+    sorts = rules.sampler == "sort" or (rules.sampler == "flashinfer" and not kernels)
+    each = (SORT if count >= 128 or count == 1 else SORT_FEW) if sorts else KERNEL
+    return states + 2 * count * model.hidden_size * element + count * model.vocab_size * each
+
+
+def forward(start: Start) -> int:
+    """T·e·(widest part + 3.8·D), and the workspace of latent attention: 65,536 · heads/tp · (nope + v) · 2."""
+    parts = [p for layer in start.model.kinds.values() for p in layer.parts if getattr(p, "kv_lora_rank", 0)]
+    spread = (start.ranks.share(p.num_attention_heads) * (p.qk_nope_head_dim + p.v_head_dim) for p in parts)  # type: ignore
+    latent = 2 * MLA_WORKSPACE * max(spread, default=0)
+    width = widest(start) + WAITING * start.model.hidden_size
+    return int(start.tokens * width * start.formats.element_bytes) + latent
+
+
+def widest(start: Start) -> float:
+    """Elements per token of the widest part of a layer, inputs and outputs that stand at once, on one rank."""
+    model, found = start.model, [0.0]
+    for kind, count in stages(model, start.ranks.pp)[start.stage].counts.items():
+        layer = model.kinds[kind]
+        for part in (*layer.parts, *layer.shared) if count else ():
+            weights = {w.name: w.local(start.ranks) for w in part.weights(model.hidden_size)}
+            found.append(_width(start, weights))
+    return max(found)
+
+
+def _width(start: Start, weights: dict[str, Weight]) -> float:
+    """A gated FFN: 3·I, others 2·I; experts: rows · (max(2·I, D) + max(I, D)); attention: the sum of its projections."""
+    if up := weights.get("experts.up"):
+        wide = up.outputs * (2 if "experts.gate" in weights else 1)
+        routed = _rows(start, up) * (max(wide, up.inputs) + max(up.outputs, up.inputs))
+        shared = weights.get("shared.up")
+        return max(routed, 3 * shared.outputs if shared else 0)
+    if up := weights.get("up"):
+        return up.outputs * (3 if "gate" in weights else 2)
+    return sum(w.outputs for w in weights.values() if w.kind is WeightKind.MATRIX and not w.rows_in)
+
+
+def _rows(start: Start, up: Weight) -> float:
+    """Rows of a token that the experts' products hold: top-k, and DeepGEMM's padding to 128 rows an expert.
+
+    DeepGEMM runs block-wise fp8 experts on Hopper and data-centre Blackwell from 0.11 on (fused_moe/deep_gemm_moe.py).
+    """
+    block = any(s.format == "fp8_block128" for s in start.formats.schemes) and start.release.since >= (0, 11, 0)
+    if block and (start.gpu.architecture == "Hopper" or data_centre_blackwell(start)):
+        return up.active + up.copies * 127 / start.tokens
+    return up.active
+
+
+def _images(start: Start) -> int:
+    """Of the largest size, in one batch of the encoder: as many as its budget of tokens holds (encoder_budget.py, 0.28)."""
+    vision = start.model.vision
+    if not vision or start.stage or start.images == 0:
+        return 0
+    return max(1, max(start.tokens, vision.tokens) // vision.tokens)
+
+
+def held_images(start: Start) -> int:
+    """What stays of the encoder's run: its outputs and the pixels."""
+    vision, count = start.model.vision, _images(start)
+    if not vision or not count:
+        return 0
+    outputs = vision.tokens * start.model.hidden_size * start.formats.element_bytes
+    return count * (outputs + 2 * vision.patches * vision.values)
+
+
+def encoder(start: Start) -> int:
+    """Pixels, and per patch four streams of the tower's width and two of its MLP's share, in 2 bytes."""
+    vision, count = start.model.vision, _images(start)
+    if not vision or not count:
+        return 0
+    ranks = start.ranks.tp if vision.sharded else 1
+    return 2 * count * vision.patches * (vision.values + 4 * vision.width + 2 * vision.mlp // ranks)
+
+
+def compilation(start: Start) -> int:
+    """A first start's copy of the token table, a cache's worth of scratch and the pass's input, as torch 2.9 times kernels.
+
+    Inferred from pairs of starts, not read: without a compilation cache, and not where a tower stands beside the model.
+    """
+    if not start.release.combo_kernels or start.eager or start.stage or start.model.vision:
+        return 0
+    model, element = start.model, start.formats.element_bytes
+    table = (model.embedding_size or model.hidden_size) * start.ranks.share(model.vocab_size) * element
+    return table + (start.gpu.l2_bytes or L2_BYTES) + start.tokens * model.hidden_size * element

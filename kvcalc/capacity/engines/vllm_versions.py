@@ -1,0 +1,112 @@
+"""vLLM by version: what changed in the memory that its profile of a start-up counts, and in its defaults.
+
+Each row was read in that release's own source; files are named beside the field. A release between two rows keeps the older.
+"""
+
+from typing import NamedTuple
+
+from kvcalc.capacity.engines.engine import Defaults
+from kvcalc.capacity.engines.versions import nearest_older
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.formats import Formats
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.spec import Model
+
+GIB = 1 << 30
+Version = tuple[int, ...]
+
+
+class Release(NamedTuple):
+    """Rules from version `since` on.
+
+    utilization: --gpu-memory-utilization (config/cache.py). sampler: of the first runner's dummy sample; `sort`: logits
+    sorted in fp32; `flashinfer`: that too, but for its kernels where they are installed; `kernels`: Triton's or FlashInfer's,
+    which need no sort (v1/sample/ops/topk_topp_sampler.py). combo_kernels: a first start compiles and times fused kernels
+    (torch 2.9, 0.11.1).
+    graphs_v1, graphs_v2: the estimate of CUDA graphs is subtracted, by runner (v1/worker/gpu_worker.py).
+    counts_consumed: whatever left free memory is counted, not torch's peak alone (utils/mem_utils.py). runner_v2: models
+    that the second runner takes by default (config/vllm.py: use_v2_model_runner). sampler_v2: bytes per request and entry of
+    the vocabulary in its dummy sample (v1/worker/gpu/model_runner.py). small_a100, large_batch: defaults by GPU
+    (engine/arg_utils.py: get_batch_defaults).
+    """
+
+    since: Version
+    utilization: float = 0.9
+    sampler: str = "sort"
+    combo_kernels: bool = False
+    graphs_v1: bool = False
+    graphs_v2: bool = False
+    counts_consumed: bool = False
+    runner_v2: str = ""
+    sampler_v2: int = 6
+    small_a100: bool = True
+    large_batch: bool = False
+    most_sequences: int = 1024
+
+
+_V0 = Release((0, 6, 3), small_a100=False, most_sequences=256)
+_V1 = Release((0, 8, 5), small_a100=False)
+_TORCH29 = Release((0, 11, 1), combo_kernels=True)
+_KERNELS = _TORCH29._replace(since=(0, 17, 1), sampler="kernels")
+_GRAPHS = _KERNELS._replace(since=(0, 20, 0), utilization=0.92, graphs_v1=True)
+_CONSUMED = _GRAPHS._replace(since=(0, 27, 0), counts_consumed=True, runner_v2="dense")
+_ALL = _CONSUMED._replace(since=(0, 29, 0), graphs_v2=True, runner_v2="all", sampler_v2=2, large_batch=True)
+RELEASES = (
+    _V0, _V0._replace(since=(0, 7, 3)), _V1, Release((0, 9, 1), sampler="flashinfer"),
+    *(Release(v, sampler="flashinfer") for v in ((0, 9, 2), (0, 10, 0), (0, 10, 1), (0, 10, 2), (0, 11, 0))),
+    *(_TORCH29._replace(since=v) for v in ((0, 11, 1), (0, 11, 2), (0, 12, 0), (0, 13, 0), (0, 14, 1), (0, 16, 0))),
+    *(_KERNELS._replace(since=v) for v in ((0, 17, 1), (0, 18, 1), (0, 19, 1))),
+    _GRAPHS, _GRAPHS._replace(since=(0, 21, 0)), _GRAPHS._replace(since=(0, 22, 0), runner_v2="qwen3"),
+    _GRAPHS._replace(since=(0, 23, 0), runner_v2="plain"),
+    _GRAPHS._replace(since=(0, 24, 0), runner_v2="listed"),
+    *(_GRAPHS._replace(since=v, runner_v2="dense") for v in ((0, 25, 1), (0, 26, 0))),
+    _CONSUMED, _CONSUMED._replace(since=(0, 27, 1)), _CONSUMED._replace(since=(0, 28, 0), sampler_v2=2, large_batch=True),
+    *(_ALL._replace(since=v) for v in ((0, 29, 0), (0, 30, 0), (0, 31, 0), (0, 32, 0))),
+    _ALL._replace(since=(0, 33, 0), sampler_v2=14),
+)  # fmt: skip
+LATEST = RELEASES[-1]
+
+
+def release(text: str) -> tuple[Release, str]:
+    """The rules of a version, and a remark where they are another's. Raises UserError for what is no version."""
+    return nearest_older("vLLM", RELEASES, text)
+
+
+def defaults(gpu: Gpu, ranks: Parallelism, rules: Release, tokens: int, model: Model) -> Defaults:
+    """Of the server: 2048 tokens and 256 sequences below 70 GiB (and on an A100), else 8192 (16384 from 160 GiB) and 1024.
+
+    Never more sequences than tokens.
+    """
+    large = gpu.memory_bytes >= 70 * GIB and not (rules.small_a100 and gpu.name.startswith("a100"))
+    most = 16384 if rules.large_batch and gpu.memory_bytes >= 160 * GIB else 8192
+    tokens = tokens or (most if large else 2048)
+    return Defaults(tokens, min(tokens, rules.most_sequences if large else 256), rules.utilization)
+
+
+def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
+    """Whether this release runs a model on its second runner by default.
+
+    0.22: dense Qwen3 as published; 0.23: Llama and Mistral too; 0.24: quantised too, and a short list of experts' models; 0.25:
+    whatever is dense and has no states; 0.29: all.
+    """
+    layers = [layer for kind, layer in model.kinds.items() if model.counts[kind]]
+    experts = any(getattr(p, "num_experts", 0) for layer in layers for p in layer.parts)
+    states = any(entry.span.name == "STATE" for layer in layers for entry in layer.entries)
+    named = _named(model)
+    listed = named in ("deepseek", "granite") and experts and not states
+    dense = not experts and not states
+    return {
+        "": False,
+        "qwen3": dense and named == "qwen3" and not formats.schemes,
+        "plain": dense and named in ("qwen3", "llama", "mistral") and not formats.schemes,
+        "listed": (dense and named in ("qwen3", "llama", "mistral")) or listed,
+        "dense": dense or listed,
+        "all": True,
+    }[rules.runner_v2]
+
+
+def _named(model: Model) -> str:
+    """The family that vLLM's list of architectures goes by: Qwen3 is one of its own."""
+    if model.name.startswith("qwen3-") or model.family == "qwen3":
+        return "qwen3"
+    return next((f for f in ("llama", "mistral", "deepseek", "granite") if model.family.startswith(f)), "")

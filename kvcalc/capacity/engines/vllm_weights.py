@@ -1,0 +1,143 @@
+"""What vLLM loads on one GPU beside the language model as stored: padding, rotary tables, a vision tower, LoRA slots.
+
+"Model loading took" in its log is torch's count of allocated bytes, so what its caching allocator rounds up counts too.
+"""
+
+from collections.abc import Callable
+
+from kvcalc.capacity.engines.vllm_versions import Release
+from kvcalc.capacity.memory_terms import GIB, Start, stage_weights
+from kvcalc.layers.weights import Weight, WeightKind
+from kvcalc.model.pipeline import stages
+from kvcalc.model.spec import Model
+from kvcalc.units import ceil_div
+
+MIB = 1 << 20
+STEP, SEGMENT, LARGE, SPLIT = 512, 2 * MIB, 10 * MIB, MIB  # torch: CUDACachingAllocator.cpp
+# Matrices that vLLM keeps as one tensor (models' packed_modules_mapping, fused_moe/layer.py).
+FUSED = ({"q", "k", "v"}, {"gate", "up"}, {"shared.gate", "shared.up"}, {"experts.gate", "experts.up"})
+REPACKED = 0.007  # of the weights: what repacking int4 leaves in the allocator; between two starts' 0.1 and 1.2 %
+REPACKED_FORMATS = ("awq", "gptq", "int4")
+
+Padding = Callable[[Weight, Weight], int]
+
+
+def allocated(size: int) -> int:
+    """Bytes that the allocator counts for a tensor: whole steps of 512, and from 10 MiB a segment's rest of up to 1 MiB."""
+    size = -(-size // STEP) * STEP
+    segment = -(-size // SEGMENT) * SEGMENT
+    return segment if size >= LARGE and segment - size <= SPLIT else size
+
+
+def loaded(start: Start) -> int:
+    """Bytes of a stage's matrices and vectors as the allocator counts them, fused, and padded where kernels ask for it."""
+    model, formats, stage = start.model, start.formats, stages(start.model, start.ranks.pp)[start.stage]
+    pad = _mxfp4_padding(start)
+    vectors, tensors = 0, dict[tuple[str, str], tuple[int, int]]()
+    for name, weight, count in model.walk():
+        kind, _, short = name.partition(".")
+        if kind in stage.counts:
+            held = min(stage.counts[kind], count)
+        elif name == "embedding":
+            held = int(stage.first or (stage.last and model.tie_word_embeddings))
+        else:
+            held = int(stage.last if name.startswith(("lm_head", "final_norm")) else stage.first)
+        local = weight.local(start.ranks)
+        packed = pad and ".experts." in name and formats.weight_format(name, weight).name == "mxfp4"
+        size = pad(weight, local) if pad and packed else formats.weight_bytes(name, local)
+        if weight.kind is WeightKind.VECTOR:
+            vectors += held * size
+            continue
+        key = kind, next((min(names) for names in FUSED if short in names), short)
+        tensors[key] = held, tensors.get(key, (0, 0))[1] + size
+    return vectors + sum(held * allocated(size) for held, size in tensors.values())
+
+
+def _mxfp4_padding(start: Start) -> Padding | None:
+    """How the backend that vLLM picks for MXFP4 experts pads them; None where there are none, or it does not.
+
+    quantization/mxfp4.py to 0.19, fused_moe/oracle/mxfp4.py since: hidden and intermediate widths are rounded up.
+    """
+    if not any(s.format == "mxfp4" for s in start.formats.schemes):
+        return None
+    gpu, rules = start.gpu, start.release
+    if gpu.architecture == "Hopper":
+        return _hopper
+    if data_centre_blackwell(start):
+        return _rounded(256, 256 if rules.since < (0, 20, 0) else 128)
+    return _rounded(256, 128)
+
+
+def data_centre_blackwell(start: Start) -> bool:
+    return start.gpu.architecture.startswith("Blackwell") and start.gpu.memory_bytes >= 150 * GIB
+
+
+def _rounded(hidden: int, intermediate: int) -> Padding:
+    """Both widths up to multiples: 17 bytes for 32 values, biases in bf16."""
+
+    def padded(weight: Weight, local: Weight) -> int:
+        inputs, outputs = (intermediate, hidden) if weight.rows_in else (hidden, intermediate)
+        wide, tall = ceil_div(local.inputs, inputs) * inputs, ceil_div(local.outputs, outputs) * outputs
+        return int(local.copies * (wide * tall * 17 // 32 + (2 * tall if local.bias else 0)))
+
+    return padded
+
+
+def _hopper(weight: Weight, local: Weight) -> int:
+    """Triton's swizzled layout: values to 64 packed rows by 256 columns, scales to 256 columns, biases in fp32.
+
+    Gate and up are one matrix, of which a half is counted here.
+    """
+    halves = 1 if weight.rows_in else 2
+    columns = -(-local.outputs * halves // 256) * 256 // halves
+    rows = -(-local.inputs // 128) * 64
+    return local.copies * (rows * columns + -(-local.inputs // 32) * columns + local.bias * 4)
+
+
+def extra_weights(start: Start) -> dict[str, int]:
+    """Bytes loaded beside the language model as stored, by name; what is 0 is left out."""
+    own = stage_weights(start.model, start.formats, start.ranks, start.stage)
+    int4 = any(s.format.startswith(REPACKED_FORMATS) for s in start.formats.schemes)
+    found = {
+        "padding and rounding": loaded(start) - own,
+        "repacked matrices": int(REPACKED * own) if int4 else 0,
+        "rotary tables": rope_tables(start.model),
+        "vision tower": tower(start),
+        "LoRA slots": lora_slots(start),
+        **start.beside,
+    }
+    return {name: size for name, size in found.items() if size}
+
+
+def rope_tables(model: Model) -> int:
+    """Positions · rotary width in the model's dtype, for each distinct table (rotary_embedding/base.py, 0.20)."""
+    if model.rope_tables:
+        return sum(2 * positions * width for positions, width in model.rope_tables)
+    parts = [p for layer in model.kinds.values() for p in layer.parts]
+    width = max((getattr(p, "qk_rope_head_dim", 0) or getattr(p, "head_dim", 0) or 0 for p in parts), default=0)
+    return 2 * (model.max_context or 0) * width
+
+
+def tower(start: Start) -> int:
+    """The vision tower, on the first stage and split over tp, unless no image may come (models/interfaces.py, 0.28)."""
+    if not start.model.vision or start.stage or start.images == 0:
+        return 0
+    return 2 * start.model.vision.parameters // (start.ranks.tp if start.model.vision.sharded else 1)
+
+
+def lora_slots(start: Start) -> int:
+    """Slots · rank · (inputs + outputs) of every matrix of a layer, in 2 bytes (lora/layers/base_linear.py, 0.28).
+
+    Experts have slots from 0.11.1 on (lora/layers/fused_moe.py).
+    """
+    if not start.loras:
+        return 0
+    rules: Release = start.release
+    held = stages(start.model, start.ranks.pp)[start.stage].counts
+    total = 0
+    for kind, count in held.items():
+        for weight in start.model.layer_weights(kind):
+            if weight.kind is WeightKind.MATRIX and (not weight.expert or rules.since >= (0, 11, 1)):
+                local = weight.local(start.ranks)
+                total += count * local.copies * (local.inputs + local.outputs)
+    return 2 * start.loras * start.lora_rank * total

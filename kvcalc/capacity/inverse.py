@@ -1,0 +1,68 @@
+"""The inverse of a budget: what just holds the sequences asked for, and the greatest settings that an engine could be given."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvcalc.capacity.engines import Plan
+from kvcalc.capacity.engines.layout import largest
+from kvcalc.capacity.request import Request
+
+STEPS = 10_000  # of a utilization
+SORTED_APART = 128  # requests from which vLLM's sampler takes fewer bytes for each: on either side more requests take more
+
+
+class Needed(NamedTuple):
+    """The inverse, at the end that answers: what just holds the sequences asked for, and the greatest settings that hold.
+
+    cache: bytes on the GPU that needs most. utilization: the least share, in ten thousandths; None where it is above 1.
+    sequences: the greatest max_num_seqs of which all fit; length: the greatest max_model_len, max_num_seqs being what is asked
+    for. Both with the terms that an engine has under that setting; None where there is no such bound.
+    """
+
+    cache: int
+    utilization: float | None
+    sequences: int
+    length: int | None
+
+
+def needed(request: Request, plans: Sequence[Plan]) -> Needed:
+    """For the plans of the pipeline stages, in order."""
+    count, length, shared = request.count, request.length, request.options.shared_prefix
+    caches = [plan.needed(count, length, shared) for plan in plans]
+    return Needed(max(caches), _utilization(request, caches), _sequences(request, plans), _length(request, plans))
+
+
+def _utilization(request: Request, caches: Sequence[int]) -> float | None:
+    """The least share with which every stage has its bytes."""
+    terms = [request.terms(request.start(stage), request.end) for stage in range(len(caches))]
+
+    def short(steps: int) -> bool:
+        return any(request.left(t, steps / STEPS) < cache for t, cache in zip(terms, caches, strict=True))
+
+    least = largest(short, STEPS) + 1
+    return None if least > STEPS else least / STEPS
+
+
+def _left(request: Request, stage: int, plan: Plan, sequences: int) -> int:
+    """Bytes for the cache of a stage that is set up for, and asked for, so many sequences on a rank."""
+    terms = request.terms(request.start(stage, sequences), request.end)
+    return request.cache(plan, request.left(terms))
+
+
+def _sequences(request: Request, plans: Sequence[Plan]) -> int:
+    length, shared = request.length, request.options.shared_prefix
+
+    def holds(count: int) -> bool:
+        return all(
+            plan.needed(count, length, shared) <= plan.pool(_left(request, stage, plan, count))
+            for stage, plan in enumerate(plans)
+        )
+
+    most = largest(holds) if holds(SORTED_APART) else largest(holds, SORTED_APART - 1)
+    return most * request.run.parallelism.dp
+
+
+def _length(request: Request, plans: Sequence[Plan]) -> int | None:
+    count, shared = request.count, request.options.shared_prefix
+    found = (plan.longest(_left(request, s, plan, count), count, shared) for s, plan in enumerate(plans))
+    return min((length for length in found if length is not None), default=None)

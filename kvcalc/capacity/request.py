@@ -1,0 +1,125 @@
+"""A request to `fit` with every choice made, and the terms and budgets that follow from it for each pipeline stage."""
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvcalc.capacity.engines import Engine, EngineSettings, Plan
+from kvcalc.capacity.engines.stored import Held
+from kvcalc.capacity.memory_terms import Budget, Start, Terms, budget, draft_weights, mtp_weights
+from kvcalc.capacity.options import FitOptions
+from kvcalc.errors import UserError
+from kvcalc.model.pipeline import stages
+from kvcalc.model.precision import Precision
+from kvcalc.timing.deployment import Deployment
+
+
+class Request(NamedTuple):
+    """What is asked, with every choice made; `held`: every layer that keeps a cache, drafts included."""
+
+    run: Deployment
+    options: FitOptions
+    settings: EngineSettings
+    sequences: int
+    release: Any
+    utilization: float
+    of: str
+    length: int
+    held: list[Held]
+    beside: dict[str, int]
+
+    @property
+    def count(self) -> int:
+        """Sequences asked for, on one of the dp ranks."""
+        return self.run.parallelism.sequences(self.options.wanted)
+
+    @property
+    def end(self) -> str:
+        return self.options.end
+
+    def start(self, stage: int, sequences: int = 0) -> Start:
+        """One stage as it starts, set up for `sequences` and asked for as many where they are given."""
+        run, asked = self.run, self.options
+        return Start(
+            model=run.model,
+            precision=run.precision,
+            ranks=run.parallelism,
+            gpu=run.gpu,
+            stage=stage,
+            of=self.of,
+            tokens=self.settings.max_num_batched_tokens,
+            sequences=min(sequences or self.sequences, self.settings.max_num_batched_tokens),
+            asked=sequences or self.count,
+            release=self.release,
+            eager=asked.enforce_eager,
+            loras=asked.max_loras,
+            lora_rank=asked.max_lora_rank,
+            images=asked.images,
+            beside=self.beside if stage == run.parallelism.pp - 1 else {},
+        )
+
+    def terms(self, start: Start, end: str) -> Terms:
+        """The engine's terms, and in their place those that are given; nothing is uncertain where all three are."""
+        asked, found = self.options, self.options.rules.memory(start, end)
+        if asked.weight_bytes is not None:
+            found = found._replace(language=asked.weight_bytes, extra={})
+        if asked.activation_bytes is not None:
+            found = found._replace(activation=asked.activation_bytes, peak="given")
+        if asked.overhead_bytes is not None:
+            found = found._replace(overhead={"given": asked.overhead_bytes})
+        given = None not in (asked.weight_bytes, asked.activation_bytes, asked.overhead_bytes)
+        return found._replace(margin=0) if given else found
+
+    def budget(self, terms: Terms, utilization: float = 0.0) -> Budget:
+        """The budget of those terms under the utilization in force, or another one."""
+        sums = terms.weights, terms.activation, sum(terms.overhead.values())
+        share = utilization or self.utilization
+        return budget(self.run.gpu.memory_bytes, share, *sums, self.of, terms.taken, self.options.rules.outside)
+
+    def left(self, terms: Terms, utilization: float = 0.0) -> int:
+        """Bytes that the terms and their margin leave for the cache; negative where there are too few."""
+        return self.budget(terms, utilization).cache - terms.margin
+
+    def cache(self, plan: Plan, left: int) -> int:
+        """Bytes that a plan works with: as given, or of what is left."""
+        asked = self.options
+        if asked.num_gpu_blocks_override:
+            return asked.num_gpu_blocks_override * (plan.bytes_per_block or 0)
+        return asked.kv_cache_memory_bytes or max(0, left)
+
+
+def request_of(run: Deployment, asked: FitOptions, cache_dtype: str, release: Any) -> Request:
+    """The choices that were left to the engine or the model, and the layers; `cache_dtype` as asked, for a draft's cache."""
+    engine, ranks = asked.rules, run.parallelism
+    chosen = engine.defaults(run.gpu, ranks, release, asked.max_num_batched_tokens, run.model)
+    settings = msgspec.structs.replace(
+        asked,
+        max_num_batched_tokens=chosen.tokens,
+        max_in_flight_batches=asked.max_in_flight_batches or max(2, ranks.pp),
+        mamba_ssm_cache_dtype=asked.state_dtype,
+    )
+    used = asked.gpu_memory_utilization or chosen.utilization
+    held, beside, last = _layers(run, engine, settings, asked.mtp), {}, ranks.pp - 1
+    if asked.mtp:
+        beside["mtp"] = mtp_weights(run.model, run.formats, ranks)
+    if asked.draft:
+        precision, _ = engine.stored(asked.draft, Precision(kv_cache_dtype=cache_dtype))
+        draft = msgspec.structs.replace(run, model=asked.draft, precision=precision)
+        held += [h._replace(stage=last) for h in _layers(draft, engine, settings)]
+        beside["draft"] = draft_weights(asked.draft, precision, ranks)
+    if not any(h.parts for h in held):
+        raise UserError(f"{run.model.name} keeps no cache: its weights and activations alone take memory")
+    length = asked.max_model_len or run.model.max_context or 4096
+    own = asked.max_num_seqs or max(asked.require, chosen.sequences * ranks.dp)
+    sequences = ranks.sequences(max(own, asked.require))
+    return Request(run, asked, settings, sequences, release, used, asked.utilization_of or engine.of, length, held, beside)
+
+
+def _layers(run: Deployment, engine: Engine, settings: EngineSettings, mtp: bool = False) -> list[Held]:
+    """Every layer of a model as the engine stores it, on its pipeline stage; with `mtp` those of the prediction on the last."""
+    model, ranks, formats = run.model, run.parallelism, run.formats
+    parts = {kind: engine.parts(model, kind, formats, ranks, settings) for kind in model.kinds}
+    found = [Held(model, kind, stage.number, parts[kind]) for stage in stages(model, ranks.pp) for kind in stage.order]
+    if mtp and model.mtp:
+        found += [Held(model, model.mtp.kind, ranks.pp - 1, parts[model.mtp.kind])] * model.mtp.layers
+    return found

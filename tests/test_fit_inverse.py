@@ -1,0 +1,147 @@
+"""What just holds a need, which end of the range answers, and the greatest settings; TensorRT-LLM's share of what remains."""
+
+from typing import Any
+
+import pytest
+from conftest import Run
+from specs import grouped, latent, of_kinds
+
+from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
+from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.memory_terms import CONTEXT_BYTES, activation_peak, overhead_bytes
+from kvcalc.capacity.record import fit_record
+from kvcalc.layers.ffn import Dense
+from kvcalc.layers.recurrent import Mamba2
+
+GIB = 2**30
+ENGINES = ("none", "vllm", "sglang", "trtllm", "llama.cpp")
+
+
+def asked(model: Model | str, engine: str, gpu: str = "h100-sxm", ranks: Parallelism | None = None, **options: Any) -> Fit:
+    spec = load_model(model) if isinstance(model, str) else model
+    return fit(Deployment(spec, load_gpu(gpu), Precision(), ranks or Parallelism()), FitOptions(engine=engine, **options))
+
+
+def small(**fields: Any) -> Model:
+    return of_kinds({"k": Layer(parts=(grouped(), Dense(intermediate_size=128)))}, layers=4, max_context=4096, **fields)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("pp", "dp"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b", "gemma-3-12b"])
+def test_what_just_holds_a_need(engine: str, model: str, pp: int, dp: int) -> None:
+    """A cache of those bytes holds 6 sequences of 20,000 tokens and one byte fewer does not; so with the least share."""
+    ranks, need = Parallelism(pp=pp, dp=dp), {"max_num_seqs": 6, "max_model_len": 20_000}
+    found = asked(model, engine, ranks=ranks, **need)
+    least = found.needed.cache
+    for size, holds in ((least, True), (least - 1, False)):
+        given = asked(model, engine, ranks=ranks, kv_cache_memory_bytes=size, **need)
+        assert given.fits == holds
+    share = found.needed.utilization
+    assert share
+    assert asked(model, engine, ranks=ranks, gpu_memory_utilization=share, **need).fits
+    assert not asked(model, engine, ranks=ranks, gpu_memory_utilization=round(share - 1e-4, 4), **need).fits
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_need_beyond_the_memory_has_no_share(engine: str) -> None:
+    found = asked("llama-3.1-8b", engine, max_num_seqs=100, max_model_len=131_072)
+    assert found.needed.utilization is None
+    assert found.needed.cache > 80 * GIB
+
+
+@pytest.mark.parametrize("version", ["0.11", "0.19", "0.28", "0.33"])
+@pytest.mark.parametrize("length", [1000, 8000, 131_072])
+def test_the_greatest_settings_hold_and_the_next_do_not(version: str, length: int) -> None:
+    """Set up for so many requests, whose sampler takes more; and the longest of 8, set up for 8."""
+    given: dict[str, Any] = {"engine_version": version, "max_model_len": length}
+    most = asked("llama-3.1-8b", "vllm", **given).needed.sequences
+    assert asked("llama-3.1-8b", "vllm", max_num_seqs=most, **given).fits
+    assert not asked("llama-3.1-8b", "vllm", max_num_seqs=most + 1, **given).fits
+    longest = asked("llama-3.1-8b", "vllm", require=8, engine_version=version).needed.length
+    assert longest
+    for tokens, holds in ((longest, True), (longest + 1, False)):
+        assert asked("llama-3.1-8b", "vllm", max_num_seqs=8, max_model_len=tokens, engine_version=version).fits == holds
+
+
+def test_the_greatest_number_is_found_on_either_side_of_the_samplers_step() -> None:
+    """Of 127 requests each takes 50 bytes an entry, of 128 only 38: what 128 fit is asked first."""
+    found = asked("llama-3.1-8b", "vllm", engine_version="0.11", max_model_len=3200, gpu_memory_utilization=0.9)
+    assert found.needed.sequences == 128 - 1 or found.needed.sequences >= 128
+    assert asked("llama-3.1-8b", "vllm", engine_version="0.11", max_model_len=3200, max_num_seqs=found.needed.sequences).fits
+
+
+def test_a_need_that_is_not_given_is_one_and_the_engine_keeps_its_default() -> None:
+    """1024 requests of the sampler unless max_num_seqs says fewer; what is required need not be set up for more."""
+    plain, given, required = (
+        asked("llama-3.1-8b", "vllm", engine_version="0.11", **more) for more in ({}, {"max_num_seqs": 8}, {"require": 8})
+    )
+    assert (plain.options.wanted, given.options.wanted, required.options.wanted) == (1, 8, 8)
+    assert plain.terms == required.terms
+    assert given.terms.activation < plain.terms.activation
+
+
+def test_an_end_of_the_range_answers() -> None:
+    ends = {end: asked("llama-3.1-8b", "vllm", budget=end) for end in ("low", "middle", "high")}
+    low, middle, high = ends.values()
+    assert low.kv_budget < middle.kv_budget < high.kv_budget
+    assert low.left == middle.left == high.left
+    record = fit_record(low)
+    assert [record[f"kv_budget{end}_bytes"] for end in ("_low", "", "_high")] == [f.kv_budget for f in ends.values()]
+    assert record["kv_tokens"] < fit_record(middle)["kv_tokens"]
+    assert (record["budget"], record["low_num_seqs"]) == ("low", low.sequences)
+
+
+def test_engine_none_has_no_range() -> None:
+    record = fit_record(asked("llama-3.1-8b", "none", budget="low"))
+    assert (record["kv_budget_low_bytes"], record["kv_budget_high_bytes"], record["low_num_seqs"]) == (None, None, None)
+    assert record["budget"] == "middle"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_given_cache_has_no_range(engine: str) -> None:
+    record = fit_record(asked("llama-3.1-8b", engine, kv_cache_memory_bytes=GIB))
+    assert {record[f"kv_budget{end}_bytes"] for end in ("_low", "", "_high")} == {GIB}
+
+
+def test_given_terms_leave_no_margin() -> None:
+    found = asked("llama-3.1-8b", "vllm", weight_bytes=GIB, activation_bytes=GIB, overhead_bytes=GIB)
+    assert len(set(found.left.values())) == 1
+
+
+def test_require_counts_the_low_end(kvcalc: Run) -> None:
+    """DeepSeek-V3 on 8 H200: 5 in the middle, 4 on the low side."""
+    line = "fit deepseek-v3 --gpu h200 --tp 8 --engine vllm --max-model-len 128K"
+    (record,) = kvcalc(f"{line} --format json").records
+    assert (record["max_num_seqs"], record["low_num_seqs"]) == (5, 4)
+    assert [kvcalc(f"{line} --require {n}").code for n in (4, 5)] == [0, 1]
+    assert kvcalc(f"{line} --require 5 --budget middle").code == 0
+    said = kvcalc(line).out
+    assert said.startswith("deepseek-v3: 5 users of 131,072 tokens fit on 8× h200 (tp 8), 4 on the low side\n")
+    assert "0.92 of total" in said
+
+
+def test_tensorrt_llm_takes_a_share_of_what_remains() -> None:
+    """Blocks of 32 tokens: 4 layers of 2 · 2 · 16 elements in bf16. 0.9 of the memory without context and all terms."""
+    model = small()
+    found = asked(model, "trtllm", max_model_len=100)
+    assert (found.plan.block_size, found.plan.bytes_per_block) == (32, 32 * 4 * 2 * 2 * 16 * 2)
+    assert found.plan.needed(3, 100) == 3 * 4 * 32 * 4 * 128
+    assert found.plan.needed(3, 100, shared=70) == (2 + 3 * 2) * 32 * 4 * 128
+    weights = asked(model, "none").budget.weights + 2 * 4096 * 16
+    terms = weights + activation_peak(model, Precision(), Parallelism(), 8192) + overhead_bytes(True, Parallelism(), "free")[0]
+    memory = load_gpu("h100").memory_bytes
+    assert found.budget.cache == int((memory - CONTEXT_BYTES - terms) * 0.9)
+
+
+def test_tensorrt_llms_pools() -> None:
+    """Latents in blocks of 64; windows kept whole, and said so; states refused."""
+    kinds = {"k": Layer(parts=(latent(),))}
+    assert asked(of_kinds(kinds, layers=2, max_context=100), "trtllm").plan.bytes_per_block == 64 * 2 * 40 * 2
+    near = of_kinds({"k": Layer(parts=(grouped(sliding_window=10),))}, layers=2, max_context=100)
+    found = asked(near, "trtllm")
+    assert found.plan.needed(1, 100) == 4 * 32 * 2 * 128
+    assert "keeps every token" in found.notes[0]
+    states = of_kinds({"k": Layer(parts=(Mamba2(num_heads=4, head_dim=8, state_size=16),))}, layers=2, max_context=100)
+    with pytest.raises(UserError, match="pools of recurrent states are not modelled"):
+        asked(states, "trtllm")

@@ -1,0 +1,207 @@
+"""vLLM's terms beside the cache: by hand, release by release, and against what published start-ups printed."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from conftest import Run
+from specs import grouped, of_kinds
+
+from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
+from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.engines.vllm_versions import RELEASES, release
+from kvcalc.capacity.engines.vllm_weights import allocated
+from kvcalc.capacity.memory_terms import ENDS
+from kvcalc.layers.ffn import Dense
+from kvcalc.model.vision import Vision
+
+MIB, GIB = 2**20, 2**30
+H100 = "h100-sxm"
+
+
+def asked(
+    model: Model | str,
+    gpu: str = H100,
+    version: str = "0.11",
+    ranks: Parallelism | None = None,
+    weights: str = "",
+    **options: Any,
+) -> Fit:
+    spec = load_model(model) if isinstance(model, str) else model
+    run = Deployment(spec, load_gpu(gpu), Precision(quantization=weights), ranks or Parallelism())
+    return fit(run, FitOptions(engine="vllm", engine_version=version, **options))
+
+
+def small(**fields: Any) -> Model:
+    return of_kinds({"k": Layer(parts=(grouped(), Dense(intermediate_size=128)))}, layers=4, max_context=4096, **fields)
+
+
+# (model, weights in, GPU, version, tp, options): GiB of "Model loading took" and "Available KV cache memory" in the logs.
+LOGGED = [
+    ("llama-3.1-8b", "", H100, "0.11", 1, {}, 14.99, 51.38), ("qwen3-0.6b", "", H100, "0.11", 1, {}, 1.12, 64.45),
+    ("qwen3-32b", "", H100, "0.11", 1, {}, 61.03, 4.45), ("gpt-oss-20b", "", H100, "0.11", 1, {}, 13.47, 50.28),
+    ("llama-3.3-70b", "fp8_per_channel", H100, "0.11", 2, {}, 33.88, 32.0),
+    ("llama-3.3-70b", "fp8_per_channel", H100, "0.11", 1, {}, 67.72, -1.44),  # it did not start
+    ("qwen3-14b", "", "l40s", "0.28", 1, {}, 27.52, 11.57), ("gemma-3-4b", "", "b200", "0.10", 1, {}, 8.58, 141.92),
+    ("qwen3-8b", "", "rtx-5090", "0.24", 1, {}, 15.27, 12.23),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "weights", "gpu", "version", "tp", "options", "loaded", "left"), LOGGED)
+def test_published_starts(
+    model: str, weights: str, gpu: str, version: str, tp: int, options: dict[str, Any], loaded: float, left: float
+) -> None:
+    """Within what a log's two digits and the constants allow, and inside the stated range."""
+    found = asked(model, gpu, version, Parallelism(tp=tp), weights, **options)
+    assert found.budget.weights / GIB == pytest.approx(loaded, abs=0.07)
+    assert found.left["middle"] / GIB == pytest.approx(left, abs=0.18)
+    assert found.left["low"] / GIB < left < found.left["high"] / GIB
+    assert (found.shortage > 0) == (left < 0)
+
+
+def test_the_sampler_sets_the_peak() -> None:
+    """1024 requests, 128,256 entries: 38 bytes each; 8192 hidden states of 4096 in bf16, 2 · 1024 more; 32 MiB of workspace.
+
+    The log says 4.76 GiB.
+    """
+    terms = asked("llama-3.1-8b").terms
+    assert terms.activation == 38 * 1024 * 128_256 + 2 * 4096 * (8192 + 2 * 1024) + 32 * MIB == 5_108_137_984
+    assert terms.peak == "sampler"
+    few = asked("llama-3.1-8b", max_num_seqs=64).terms.activation  # 50 bytes below 128 requests; the pass needs more
+    assert few == int(2 * 8192 * (3 * 14_336 + 3.8 * 4096)) + 32 * MIB
+    many = asked("llama-3.1-8b", "l40s", max_num_seqs=127).terms.activation
+    assert many == 50 * 127 * 128_256 + 2 * 4096 * (2048 + 2 * 127) + 8 * MIB
+
+
+def test_requests_never_exceed_the_tokens_of_a_pass() -> None:
+    assert (
+        asked("llama-3.1-8b", max_num_batched_tokens=512).terms
+        == asked("llama-3.1-8b", max_num_batched_tokens=512, max_num_seqs=512).terms
+    )
+
+
+def test_a_first_start_compiles() -> None:
+    """From 0.11.1 a copy of the token table, 151,936 · 1024 in bf16, the L2 cache and the pass's input; not eagerly, not warm."""
+    l2 = load_gpu("l40s").l2_bytes
+    assert l2
+    first = asked("qwen3-0.6b", "l40s", "0.24")
+    assert first.terms.activation == 2 * 1024 * (151_936 + 2048) + l2 + 8 * MIB
+    assert first.terms.peak == "compilation"
+    assert asked("qwen3-0.6b", "l40s", "0.24", enforce_eager=True).terms.peak == "sampler"
+
+
+def test_kernels_need_no_sort() -> None:
+    """0.19, first runner: 14 bytes, and a buffer of 128 programs by 151,936 · 4 bytes stays (142 SMs; 256 requests)."""
+    terms = asked("qwen3-14b", "l40s", "0.19", max_num_batched_tokens=2048, enforce_eager=True).terms
+    assert terms.activation == 14 * 256 * 151_936 + 2 * 5120 * (2048 + 512) + 8 * MIB
+    assert terms.overhead["sampler's buffers"] == 142 * 151_936 * 4  # 256 programs would be more than there are SMs
+    few = asked("qwen3-14b", "l40s", "0.19", max_num_seqs=100).terms
+    assert few.overhead["sampler's buffers"] == 128 * 151_936 * 4
+
+
+def test_graphs_are_counted_from_0_20_on() -> None:
+    """256 requests: sizes 1, 2, 4, 31 by 8, 17 by 16 to 512, of which 35 are up to 256; 0.07 + 0.11 · 5120/1024 GiB beside."""
+    counted = asked("qwen3-32b", "l40s", "0.20", Parallelism(tp=4)).terms.overhead["CUDA graphs"]
+    assert counted == (51 + 35) * MIB + int((0.07 + 0.11 * 5 / 4) * GIB)
+    assert "CUDA graphs" not in asked("qwen3-32b", "l40s", "0.19", Parallelism(tp=4)).terms.overhead
+    assert "CUDA graphs" not in asked("qwen3-32b", "l40s", "0.24", Parallelism(tp=4)).terms.overhead  # second runner
+    assert "CUDA graphs" not in asked("qwen3-32b", "l40s", "0.20", Parallelism(tp=4), enforce_eager=True).terms.overhead
+
+
+def test_the_second_runner_counts_penalties_where_all_is_counted() -> None:
+    """4.125 bytes a request and entry from 0.27 on, in 0.24 none."""
+    assert "sampler's buffers" not in asked("qwen3-14b", "l40s", "0.24").terms.overhead
+    kept = asked("qwen3-14b", "l40s", "0.28").terms.overhead["sampler's buffers"]
+    assert kept == 256 * 151_936 * 33 // 8
+
+
+def test_defaults_of_a_release() -> None:
+    found = {
+        (version, gpu): (f.settings.max_num_batched_tokens, f.utilization)
+        for version in ("0.6", "0.11", "0.20", "0.28")
+        for gpu in ("a100-80gb", "b200")
+        for f in [asked("llama-3.1-8b", gpu, version)]
+    }
+    assert found == {
+        ("0.6", "a100-80gb"): (8192, 0.9), ("0.6", "b200"): (8192, 0.9), ("0.11", "a100-80gb"): (2048, 0.9),
+        ("0.11", "b200"): (8192, 0.9), ("0.20", "a100-80gb"): (2048, 0.92), ("0.20", "b200"): (8192, 0.92),
+        ("0.28", "a100-80gb"): (2048, 0.92), ("0.28", "b200"): (16384, 0.92),
+    }  # fmt: skip
+
+
+def test_the_nearest_older_version_is_taken_and_named() -> None:
+    known = [r.since for r in RELEASES]
+    assert known == sorted(known)
+    for text, since, said in (
+        ("0.11", (0, 11, 0), ""), ("0.11.2", (0, 11, 2), ""), ("latest", known[-1], ""), ("", known[-1], ""),
+        ("v0.12.4", (0, 12, 0), "vLLM 0.12.4: by the rules of 0.12.0, the nearest older version known"),
+        ("0.99.1", known[-1], "vLLM 0.99.1: by the rules of 0.33.0, the nearest older version known"),
+        ("0.5.3", (0, 6, 3), "vLLM 0.5.3: by the rules of 0.6.3, the oldest version known"),
+        ("0.10.1.1", (0, 10, 1), ""), ("0.28.0rc1", (0, 28, 0), ""),
+    ):  # fmt: skip
+        assert (release(text)[0].since, release(text)[1]) == (since, said)
+    assert "by the rules of 0.12.0" in "".join(asked("qwen3-0.6b", version="0.12.4").notes)
+
+
+@pytest.mark.parametrize("text", ["new", "1", "0.11.x", "0.-1", "0.11.0.0.0"])
+def test_what_is_no_version(text: str) -> None:
+    with pytest.raises(UserError, match="unknown engine-version"):
+        FitOptions(engine="vllm", engine_version=text)
+
+
+def test_an_engine_without_versions(kvcalc: Run) -> None:
+    result = kvcalc("fit llama-3.1-8b --engine llama.cpp --engine-version 0.11")
+    assert (result.code, "no versions are known" in result.err) == (2, True)
+
+
+def test_what_the_allocator_rounds() -> None:
+    """Steps of 512; a segment of 2-MiB steps from 10 MiB, whose rest counts up to 1 MiB."""
+    assert [allocated(n) for n in (1, 512, 10 * MIB - 1, 10 * MIB, 10 * MIB + 1)] == [
+        512,
+        512,
+        10 * MIB,
+        10 * MIB,
+        10 * MIB + 512,
+    ]
+    assert allocated(11 * MIB) == 12 * MIB
+    assert allocated(11 * MIB - 512) == 11 * MIB - 512
+
+
+def test_experts_in_mxfp4_are_padded() -> None:
+    """gpt-oss-120b at tp 4 on A100s: Marlin pads 2880 to 3072 inputs and 720 to 768. The log says 17.2217 GiB a GPU.
+
+    128 experts of 36 layers: gate and up 3072 · 1536 and down 768 · 3072 in 17 bytes for 32, biases in bf16.
+    """
+    found = asked("gpt-oss-120b", "a100-80gb", "0.10.1", Parallelism(tp=4))
+    padded = 36 * 128 * (3072 * 3 * 768 * 17 // 32 + 2 * (2 * 768 + 3072))
+    stored = 36 * 128 * (2880 * 3 * 720 * 17 // 32 + 2 * (2 * 720 + 2880))
+    assert padded - stored < found.terms.extra["padding and rounding"] < padded - stored + 40 * MIB
+    assert found.budget.weights / GIB == pytest.approx(17.2217, abs=0.02)
+
+
+def test_a_vision_tower_is_loaded_unless_no_image_may_come() -> None:
+    """1000 parameters in bf16 on the first stage, split over tp where the tower is; 2 bytes a position and width of a table."""
+    tower = Vision(parameters=1000, width=8, mlp=32, layers=1, patches=16, tokens=4, values=12)
+    model = small(vision=tower, rope_tables=((10, 4), (20, 8)))
+    assert asked(model).terms.extra == {"rotary tables": 2 * (10 * 4 + 20 * 8), "vision tower": 2000}
+    whole = msgspec.structs.replace(model, vision=msgspec.structs.replace(tower, sharded=False))
+    two = Parallelism(tp=2)
+    assert [asked(m, ranks=two).terms.extra["vision tower"] for m in (model, whole)] == [1000, 2000]
+    for limit in ("image=0", '{"image": 0, "video": 0}'):
+        assert "vision tower" not in asked(model, limit_mm_per_prompt=limit).terms.extra
+    assert asked(model, limit_mm_per_prompt="image=0,video=1").terms.extra["vision tower"] == 2000
+
+
+def test_slots_of_adapters() -> None:
+    """4 layers: q 64 → 128, k and v 64 → 32, o 128 → 64, gate and up 64 → 128, down 128 → 64; 3 slots of rank 16, 2 bytes."""
+    widths = 2 * 192 + 2 * 96 + 3 * 192
+    assert asked(small(), max_loras=3).terms.extra["LoRA slots"] == 2 * 3 * 16 * 4 * widths
+    assert asked(small(), max_loras=3, max_lora_rank=64).terms.extra["LoRA slots"] == 2 * 3 * 64 * 4 * widths
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-3-27b", "qwen3.5-35b-a3b", "gpt-oss-20b"])
+@pytest.mark.parametrize("version", ["0.8.5", "0.10", "0.14.1", "0.20", "0.28", "0.33"])
+def test_the_range_holds_its_middle(model: str, version: str) -> None:
+    left = asked(model, version=version).left
+    low, middle, high = (left[end] for end in ENDS)
+    assert low < middle < high
