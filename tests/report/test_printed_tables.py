@@ -6,7 +6,7 @@ import pytest
 from conftest import Run
 from printed import Table, holds, read, table
 
-from kvcalc.report import tables
+from kvcalc.report import fit, serving, tables
 from kvcalc.report.layout import Column, condensed
 from kvcalc.report.tables import integer, per_token, ratio, seconds, show
 from kvcalc.units import format_bytes, format_count, format_si
@@ -312,6 +312,19 @@ def test_what_is_the_same_in_every_row_stands_below(kvcalc: Run) -> None:
 
 
 COLUMNS = (Column("a_bytes", "a", format_bytes), Column("kv_cache_bytes", "KV", str), Column("kv_cache_read_bytes", "read", str))
+
+
+@pytest.mark.parametrize(
+    ("columns", "contract"),
+    [
+        (tables.SIZE_COLUMNS, SIZE), (tables.COMPARE_COLUMNS, COMPARE), (tables.MODEL_COLUMNS, MODELS),
+        (tables.GPU_COLUMNS, GPUS), (serving.LATENCY, LATENCY), (serving.SPECULATION, SPECULATION), (serving.SERVE, SERVE), (fit.COLUMNS, FIT),
+    ],
+)  # fmt: skip
+def test_figures_stand_to_the_right_and_words_to_the_left(columns: tuple[Column, ...], contract: Contract) -> None:
+    kinds = dict(contract.values())
+    for column in columns:
+        assert column.right == (kinds[column.key] != "text") if column.key in kinds else True, column.key
 
 
 def test_a_column_is_left_out_only_where_it_says_nothing() -> None:
