@@ -164,9 +164,11 @@ class Places:
             yield start, end, repr(node.value * 1.5 + (not node.value))
 
     def _removed(self, node: ast.stmt) -> Iterator[tuple[int, int, str]]:
-        if not (isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call | ast.Yield | ast.YieldFrom)):
-            start, end = self.span(node)
-            yield start, end, "return None" if isinstance(node, ast.Return) and node.value else "pass"
+        start, end = self.span(node)
+        new = "return None" if isinstance(node, ast.Return) else "pass"
+        text = isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call | ast.Yield | ast.YieldFrom)
+        if not text and self.text[start:end] != new:
+            yield start, end, new
 
 
 def walked(tree: ast.AST) -> Iterator[ast.AST]:

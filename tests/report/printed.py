@@ -102,3 +102,12 @@ def table(out: str, first: str) -> Table:
     edges = [0, *(i for i in range(2, width) if blank[i - 1] and blank[i - 2] and not blank[i]), width]
     cells = [[line[a:b].strip() for a, b in pairwise(edges)] for line in body]
     return Table(cells[0], cells[1:])
+
+
+def piped(text: str, first: str) -> Table:
+    """The Markdown table whose first heading is `first`."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith(f"| {first} |"))
+    end = next((i for i in range(start, len(lines)) if not lines[i].startswith("|")), len(lines))
+    head, _, *rows = ([cell.strip() for cell in line[1:-1].split(" | ")] for line in lines[start:end])
+    return Table(head, rows)

@@ -123,6 +123,7 @@ def test_reads_cross_where_sparse_attention_begins_to_save() -> None:
     crossing = 1152 * 2048 // (1152 - 256) + 1
     assert f"reads less from {crossing:,} tokens on" in str(chart.series[-1].labels)
     assert points(chart.series[-1]) == [(crossing, 1152 * 2048 + 256 * crossing)]
+    assert chart.series[-1].colour == 2  # after the two lines
     assert points(named(chart)["deepseek-v3"]) == [(s, 1152 * s) for s in named(chart)["deepseek-v3"].xs]
     assert len(figures.dsa_vs_mla(sparse, plain, 2000, PLAIN).series) == 2  # never less by then
 

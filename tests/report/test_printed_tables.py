@@ -1,13 +1,14 @@
 """What a table shows is the number that the record holds: each command's cells, read back, against its JSON."""
 
+import re
 from typing import Any
 
 import pytest
 from conftest import Run
-from printed import Table, holds, read, table
+from printed import Table, holds, piped, read, table
 
-from kvcalc.report import tables
-from kvcalc.report.layout import Column, condensed
+from kvcalc.report import fit, layout, serving, tables
+from kvcalc.report.layout import Column, condensed, laid_out
 from kvcalc.report.tables import integer, per_token, ratio, seconds, show
 from kvcalc.units import format_bytes, format_count, format_si
 
@@ -23,7 +24,7 @@ SIZE = {
     "in blocks": ("kv_cache_allocated_bytes", "bytes"),
     "per token": ("bytes_per_token", "bytes"),
     "fixed": ("fixed_bytes", "bytes"),
-    "MHA would be": ("mha_ratio", "times"),
+    "as MHA": ("mha_ratio", "times"),
     "parameters": ("parameters", "count"),
     "active": ("active_parameters", "count"),
     "weights": ("weight_bytes", "bytes"),
@@ -34,12 +35,12 @@ COMPARE = {
     "stored less": ("stored_reduction", "times"),
     "read less": ("read_reduction", "times"),
     "parameters": ("parameters", "count"),
-    "attention FLOP/B": ("attention_intensity", "digits"),
-    "step FLOP/B": ("intensity", "digits"),
+    "FLOP/B": ("attention_intensity", "digits"),
+    "FLOP/B of the step": ("intensity", "digits"),
     "bound": ("bound", "text"),
     "step": ("roofline_s", "seconds"),
     "predicted": ("time_s", "seconds"),
-    "fits": ("max_num_seqs", "whole"),
+    "users": ("max_num_seqs", "whole"),
 }
 LATENCY = {
     "model": ("model", "text"),
@@ -127,10 +128,10 @@ GPUS = {
     "vendor": ("vendor", "text"),
     "memory": ("memory_bytes", "bytes"),
     "bandwidth": ("bandwidth_bytes_per_s", "si:B/s"),
-    "bf16": ("bf16_flops_per_s", "si:FLOP/s"),
-    "fp8": ("fp8_flops_per_s", "si:FLOP/s"),
-    "fp4": ("fp4_flops_per_s", "si:FLOP/s"),
-    "knee (bf16)": ("knee", "fixed"),
+    "bf16 FLOP/s": ("bf16_flops_per_s", "si"),
+    "fp8": ("fp8_flops_per_s", "si"),
+    "fp4": ("fp4_flops_per_s", "si"),
+    "knee": ("knee", "fixed"),
     "link": ("link_bytes_per_s", "si:B/s"),
 }
 Contract = dict[str, tuple[str, str]]
@@ -147,6 +148,16 @@ def check(shown: Table, records: list[dict[str, Any]], contract: Contract, neede
                 assert holds(cell, record.get(key), kind), (heading, cell, record.get(key))
 
 
+def read_back(kvcalc: Run, line: str, first: str, contract: Contract, needed: str, after: str = "") -> str:
+    """A command's table, whole, in 100 characters and as Markdown, against its records; what it printed in 100 characters."""
+    records = kvcalc(f"{line} --format json").records
+    wide, narrow, marked = (kvcalc(f"{line} {more}").out for more in ("--wide", "", "--format markdown"))
+    check(table(wide[wide.index(after) :], first), records, contract, needed)
+    check(piped(marked[marked.index(after) :], first), records, contract, needed)
+    assert max(map(len, narrow.splitlines())) <= 100
+    return narrow
+
+
 SIZES = [
     "size llama-3.1-8b",
     "size qwen3-next-80b-a3b deepseek-v3.2 gemma-3-27b --context 1k,100k --batch-size 1,7 --kv-cache-dtype auto",
@@ -158,25 +169,46 @@ SIZES = [
 
 @pytest.mark.parametrize("line", SIZES)
 def test_size(kvcalc: Run, line: str) -> None:
+    narrow = read_back(kvcalc, line, "model", SIZE, "model,attention,KV cache,per token,parameters,weights")
     records = kvcalc(f"{line} --format json").records
-    check(table(kvcalc(line).out, "model"), records, SIZE, "model,attention,KV cache,per token,parameters,weights")
+    least, most = (choose(records, key=lambda r: r["kv_cache_bytes"]) for choose in (min, max))
+    title = " ".join(narrow.split())
+    for record in (least, most):
+        said = f"{record['model']} keeps {format_bytes(record['kv_cache_bytes'])}{' a GPU' if record['gpus'] > 1 else ''} for "
+        tokens = f"{record['context']:,} tokens"
+        assert said + (f"{record['batch_size']:,} × {tokens}" if record["batch_size"] > 1 else tokens) in title
+    assert (f"beside {format_bytes(least['weight_bytes'])} of weights" in title) == (len(records) == 1)
 
 
 @pytest.mark.parametrize(
     "line",
-    ["compare llama-3.1-8b --batch-size 1,8", "compare gemma-3-27b --gpu l40s --context 1k,64k --variants none,mqa/int8,cla:2"],
+    [
+        "compare llama-3.1-8b --batch-size 1,8",
+        "compare gemma-3-27b --gpu l40s --context 1k,64k --variants none,mqa/int8,cla:2",
+    ],
 )
 def test_compare(kvcalc: Run, line: str) -> None:
+    narrow = read_back(kvcalc, line, "variant", COMPARE, "variant,KV cache,stored less,read less,FLOP/B,step,users")
     records = kvcalc(f"{line} --format json").records
-    out = kvcalc(line).out
-    check(table(out, "variant"), records, COMPARE, "variant,KV cache,stored less,read less,step,fits")
-    quality = table(out[out.index("What was held equal") :], "variant")
-    first = {r["variant"]: r for r in reversed(records)}
-    assert quality.column("variant") == list(dict.fromkeys(r["variant"] for r in records))
-    for heading, key in (("head diversity", "head_diversity"), ("trades", "trades"), ("held equal", "held_equal")):
-        if heading in quality.headings:
-            assert quality.column(heading) == [str(first[v][key] or "–") for v in quality.column("variant")]
-    assert quality.column("published") == [str(first[v]["quality"] or "–") for v in quality.column("variant")]
+    text = " ".join(narrow.split())
+    for r in records:
+        notes = [f"held equal: {r['held_equal']}"]
+        notes += [f"heads {r['head_diversity']}, trades {r['trades']}"] if r["head_diversity"] else []
+        notes += [f"published: {r['quality']}"] if r["quality"] else []
+        assert f"{r['variant']} — {'; '.join(notes)}" in text
+    alike = [r for r in records if (r["context"], r["batch_size"]) == (records[0]["context"], records[0]["batch_size"])]
+    best = min(alike, key=lambda r: r["kv_cache_bytes"])
+    assert f"with {best['variant']} keeps {format_bytes(best['kv_cache_bytes'])} for 1 × {best['context']:,} tokens" in text
+    assert f"{ratio(best['stored_reduction'])} less than with {records[0]['variant']}" in text
+
+
+ROOFLINE = {
+    "operator": ("operator", "text"), "runs": ("count", "whole"), "FLOP": ("flops", "si"), "moved": ("bytes", "si:B"),
+    "FLOP/B": ("intensity", "digits"), "bound": ("bound", "text"), "at least": ("roofline_s", "seconds"),
+    "predicted": ("time_s", "seconds"), "share": ("share", "percent"), "overhead": ("overhead", "times"),
+    "vector FLOP": ("vector_flops", "si"), "weights": ("weight_bytes", "si:B"), "cache": ("cache_bytes", "si:B"),
+    "activations": ("activation_bytes", "si:B"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -190,33 +222,34 @@ def test_compare(kvcalc: Run, line: str) -> None:
 def test_roofline(kvcalc: Run, line: str) -> None:
     """Rows are operators, with the parts of an attention below it by FLOPs alone; shares are of the total's bound."""
     records = kvcalc(f"{line} --format json").records
-    shown = table(kvcalc(line).out, "operator")
+    out = kvcalc(f"{line} --wide").out
+    shown, whole = table(out, "operator"), records[-1]
     rows: list[dict[str, Any]] = []
-    for record in records:
-        rows.append(record | {"share": record["roofline_s"] / records[-1]["roofline_s"]})
-        rows += [
-            {"operator": p["operator"], "layer": "on the chip", "flops": p["flops"] or None} for p in record.get("parts", [])
-        ]
+    for r in records:
+        rows.append(r | {"share": r["roofline_s"] / whole["roofline_s"]})
+        for part in r.get("parts", []):
+            rows.append({"operator": part["operator"], "flops": part["flops"] or None, "bound": ""})
+            rows[-1] |= {"vector_flops": part.get("vector_flops"), "layer": "on the chip"}
     assert any(r["operator"] == "qk" for r in rows)
-    contract = {
-        "operator": ("operator", "text"), "runs": ("count", "whole"), "FLOP": ("flops", "si"),
-        "weights": ("weight_bytes", "si:B"), "cache": ("cache_bytes", "si:B"), "activations": ("activation_bytes", "si:B"),
-        "FLOP/B": ("intensity", "digits"), "at least": ("roofline_s", "seconds"), "share": ("share", "percent"),
-        "predicted": ("time_s", "seconds"), "overhead": ("overhead", "times"),
-    }  # fmt: skip
-    timed = ("predicted", "overhead")
-    assert [h for h in shown.headings if h not in ("layer", "bound", *timed)] == [h for h in contract if h not in timed]
-    for heading, (key, kind) in contract.items():
+    assert [h for h in shown.headings if h not in ("layer", "shape")] == [
+        h for h in ROOFLINE if whole["time_s"] is not None or h not in ("predicted", "overhead")
+    ]
+    for heading, (key, kind) in ROOFLINE.items():
         if heading in shown.headings:
             for cell, row in zip(shown.column(heading), rows, strict=True):
                 assert holds(cell, row.get(key), kind), (heading, cell, row)
-    for heading in ("layer", "bound"):
-        assert shown.column(heading) == [row.get(heading, "") for row in rows]
-    assert ("predicted" in shown.headings) == (records[-1]["time_s"] is not None)
-    moved = next(text for text in kvcalc(line).out.splitlines() if text.startswith("bytes moved: "))
+    assert shown.column("layer") == [row.get("layer", "") for row in rows]
+    for cell, row in zip(shown.column("shape"), rows, strict=True):
+        sizes = [row.get(key) for key in ("heads", "m", "n", "k") if row.get("heads")] or [row.get(k) for k in ("m", "k", "n")]
+        assert cell == "–" if sizes[0] is None else [float(n.replace(",", "")) for n in cell.split(" × ")] == pytest.approx(sizes)
+    moved = next(text for text in out.splitlines() if text.startswith("bytes moved: "))
     words = moved.removeprefix("bytes moved: ").split(", ")
     for word, key in zip(words, ("weight_bytes", "cache_bytes", "activation_bytes"), strict=True):
-        assert holds(word.split()[1], records[-1][key] / records[-1]["bytes"], "percent")
+        assert holds(word.split()[1], whole[key] / whole["bytes"], "percent")
+    least, predicted = seconds(whole["roofline_s"]), whole["time_s"]
+    title = " ".join(out.split())
+    assert title.startswith(f"{seconds(predicted)} for a decode step" if predicted else f"At least {least} for a prefill")
+    assert f"bound by {whole['bound']} at {whole['intensity']:.3g} FLOP/B" in title and least in title
 
 
 DRAFT = "--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 0.7"
@@ -231,10 +264,18 @@ DRAFT = "--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 0.7"
 )
 def test_latency(kvcalc: Run, line: str) -> None:
     records = kvcalc(f"{line} --format json").records
-    out = kvcalc(line).out
+    out = kvcalc(f"{line} --wide").out
     check(table(out, "model"), records, LATENCY, "TTFT,TPOT,end to end,tokens/s,FLOP,moved")
     if "--draft" in line:
-        check(table(out[out.index("Speculation") :], "draft"), records, SPECULATION, ",".join(SPECULATION))
+        below = table(out[out.index("Speculation") :], "out")
+        check(below, records, SPECULATION | {"out": ("output_len", "whole")}, "drafted,accepted,TPOT,speed-up,draft cache")
+        assert "batch 1, draft llama-3.2-1b\n" in out
+    first, title = records[0], " ".join(out.split())
+    later = f", then one every {seconds(first['tpot_s'])}" if first["tpot_s"] else ""
+    said = f"the first token comes after {seconds(first['ttft_s'])}{later}; {seconds(first['e2e_s'])} for "
+    assert title.startswith(
+        f"llama-3.1-8b on 1× h100-sxm: {said}{first['input_len']:,} tokens in and {first['output_len']:,} out"
+    )
 
 
 def test_serve(kvcalc: Run) -> None:
@@ -243,26 +284,28 @@ def test_serve(kvcalc: Run) -> None:
         "--output-len uniform:10,100 --input-len 200"
     )
     records = kvcalc(f"{line} --format json").records
-    out = kvcalc(line).out
+    out = kvcalc(f"{line} --wide").out
     shown = table(out, "model")
     check(shown, records, SERVE, "req/s in,done,tokens/s,TTFT p50,batch,padding,KV waste,KV peak,within SLO,per 10^6 out")
     for number, key in enumerate(("ttft_p99_s", "tpot_p99_s")):
         assert all(holds(cell, r[key], "seconds") for cell, r in zip(shown.column("p99", number), records, strict=True))
     words = {True: "diverges", False: "stable", None: "–"}
     assert shown.column("queue") == [words[r["diverges"]] for r in records]
-    first = records[0]
+    first, text = records[0], " ".join(out.split())
     assert "rejected" not in shown.headings and "preempted" not in shown.headings  # none were
     limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
-    assert limits in out and f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, 1 GPU; seed 0" in out
+    assert limits in text and f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, 1 GPU; seed 0" in text
+    rate = f"{first['requests_per_s']:.3g} requests and {first['throughput_tokens_per_s']:,.0f} tokens a second"
+    assert f"serves {rate}; half of the requests see their first token within {seconds(first['ttft_p50_s'])}" in text
 
 
 def test_serve_shows_what_went_wrong(kvcalc: Run) -> None:
     line = "serve llama-3.1-8b --num-prompts 60 --max-concurrency 40 --kv-cache-memory-bytes 300MiB --tp 2 --isl uniform:10,5k"
     records = kvcalc(f"{line} --format json").records
     assert records[0]["preemptions"] and records[0]["rejected"]
-    out = kvcalc(line).out
+    out = kvcalc(f"{line} --wide").out
     check(table(out, "model"), records, SERVE, "clients,rejected,preempted")
-    assert "a GPU, 2 GPUs;" in out
+    assert "a GPU, 2 GPUs;" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -275,7 +318,7 @@ def test_serve_shows_what_went_wrong(kvcalc: Run) -> None:
 )
 def test_fit(kvcalc: Run, line: str) -> None:
     records = kvcalc(f"{line} --format json").records
-    shown = table(kvcalc(line).out, "GPU")
+    shown = table(kvcalc(f"{line} --wide").out, "GPU")
     check(shown, records, FIT, "GPU,weights,activations,overhead,for the cache,concurrency,sequences,fits")
     for verdict, r in zip(shown.column("fits"), records, strict=True):
         short = r["shortage_bytes"]
@@ -286,16 +329,13 @@ def test_fit(kvcalc: Run, line: str) -> None:
 
 
 def test_models(kvcalc: Run) -> None:
-    records = kvcalc("models --format json").records
-    assert len(records) > 100
-    check(table(kvcalc("models").out, "model"), records, MODELS, ",".join(MODELS))
+    narrow = read_back(kvcalc, "models", "model", MODELS, ",".join(MODELS))
+    assert narrow.count("\n") > 150
 
 
 def test_gpus(kvcalc: Run) -> None:
-    records = kvcalc("gpus --format json").records
-    check(table(kvcalc("gpus").out, "GPU"), records, GPUS, ",".join(GPUS))
-    alone = kvcalc("roofline --gpu h100,mi300x")
-    check(table(alone.out, "GPU"), kvcalc("roofline --gpu h100,mi300x --format json").records, GPUS, "bf16,knee (bf16),link")
+    read_back(kvcalc, "gpus", "GPU", GPUS, ",".join(GPUS))
+    read_back(kvcalc, "roofline --gpu h100,mi300x", "GPU", GPUS, "bf16 FLOP/s,knee,link")
 
 
 def test_what_is_the_same_in_every_row_stands_below(kvcalc: Run) -> None:
@@ -305,27 +345,83 @@ def test_what_is_the_same_in_every_row_stands_below(kvcalc: Run) -> None:
     assert not {"context", "batch", "cache dtype", "fixed", "read per step", "in blocks"} & {*shown.headings}
     assert "context 8,192, batch 3, cache dtype fp8\n" in out
     assert "read per step and in blocks: the same bytes as stored, in every row\n" in out
-    one = table(kvcalc("size llama-3.1-8b").out, "model")
-    assert {"context", "batch", "cache dtype", "read per step", "in blocks"} <= {*one.headings}
-    hybrid = table(kvcalc("size gpt-oss-20b llama-2-7b --context 8k --block-size 100").out, "model")
+    one = kvcalc("size llama-3.1-8b --wide").out
+    assert {"read per step", "in blocks"} <= {*table(one, "model").headings}
+    assert "context 4,096, batch 1, cache dtype bf16\n" in one
+    hybrid = table(kvcalc("size gpt-oss-20b llama-2-7b --context 8k --block-size 100 --wide").out, "model")
     assert {"read per step", "in blocks", "fixed"} & {*hybrid.headings} == {"in blocks", "fixed"}
+    several = table(kvcalc("size gpt2 --context 1k,2k --batch-size 1,2 --wide").out, "model")
+    assert {"context", "batch"} <= {*several.headings} and "cache dtype" not in several.headings
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 140])
+@pytest.mark.parametrize("line", ["size deepseek-v3.2 gemma-3-27b gpt2 --context 1k,100k", "compare gemma-3-27b"])
+def test_a_narrower_table_shows_the_same_figures_of_fewer_columns(kvcalc: Run, line: str, columns: int) -> None:
+    """Whatever stands in a cell stood in the whole table under that heading, or is its first characters."""
+    records = kvcalc(f"{line} --format json").records
+    contract, kind = (SIZE, tables.SIZE_COLUMNS) if line.startswith("size") else (COMPARE, tables.COMPARE_COLUMNS)
+    laid = laid_out(layout.Table(records, kind), columns)
+    assert max(map(len, laid.lines())) <= columns
+    shown = table("\n".join([*laid.head, *laid.rows, ""]), laid.head[0].split("  ")[0])
+    titles = [c.title for c in condensed(records, [c for c in kind if any(r.get(c.key) is not None for r in records)])[0]]
+    assert shown.headings == titles[: len(shown.headings)]
+    for heading in shown.headings:
+        key, how = contract[heading]
+        for cell, record in zip(shown.column(heading), records, strict=True):
+            cut = how == "text" and cell.endswith("…") and str(record[key]).startswith(cell[:-1])
+            assert cut or holds(cell, record[key], how)
+    lost = titles[len(shown.headings) :]
+    below = " ".join(" ".join(laid.below).split())
+    assert f"{len(lost)} more with --wide: {', '.join(lost)}" in below if lost else "more with" not in below
+
+
+def test_markdown_keeps_bars_inside_their_cells() -> None:
+    columns = (Column("a", "a | b", right=False), Column("n", "n", integer))
+    text = layout.markdown(layout.Table([{"a": "x | y", "n": 1234}, {"a": None, "n": None}], columns, "title", ["", "note"]))
+    assert text == ("**title**\n\n| a \\| b | n |\n| --- | ---: |\n| x \\| y | 1,234 |\n| – | – |\n\nnote  \n")
+
+
+@pytest.mark.parametrize("names", ["llama-3.1-8b", "deepseek-v3.2 gpt2"])
+def test_a_few_rows_stand_on_their_side_where_they_would_lose_most_columns(kvcalc: Run, names: str) -> None:
+    """One line a column, one column a row."""
+    records = kvcalc(f"size {names} --format json").records
+    laid = laid_out(layout.Table(records, tables.SIZE_COLUMNS), 55)
+    rows = [re.split(r" {2,}", line) for line in [*laid.head, *laid.rows]]
+    assert [row[0] for row in rows][:3] == ["model", "attention", "KV cache"]
+    for heading, *cells in rows:
+        key, kind = SIZE[heading]
+        assert [holds(cell, record[key], kind) for cell, record in zip(cells, records, strict=True)] == [True] * len(records)
+    assert "more with" not in " ".join(laid.below)
 
 
 COLUMNS = (Column("a_bytes", "a", format_bytes), Column("kv_cache_bytes", "KV", str), Column("kv_cache_read_bytes", "read", str))
+
+
+@pytest.mark.parametrize(
+    ("columns", "contract"),
+    [
+        (tables.SIZE_COLUMNS, SIZE), (tables.COMPARE_COLUMNS, COMPARE), (tables.MODEL_COLUMNS, MODELS),
+        (tables.GPU_COLUMNS, GPUS), (tables.ROOFLINE_COLUMNS, ROOFLINE), (serving.LATENCY, LATENCY),
+        (serving.SPECULATION, SPECULATION), (serving.SERVE, SERVE), (fit.COLUMNS, FIT),
+    ],
+)  # fmt: skip
+def test_figures_stand_to_the_right_and_words_to_the_left(columns: tuple[Column, ...], contract: Contract) -> None:
+    kinds = dict(contract.values())
+    for column in columns:
+        assert column.right == (kinds[column.key] != "text") if column.key in kinds else True, column.key
 
 
 def test_a_column_is_left_out_only_where_it_says_nothing() -> None:
     rows = [
         {"kv_cache_bytes": 1, "kv_cache_read_bytes": 1, "fixed_bytes": 0, "context": 5, "parameters": 2, "active_parameters": 2}
     ] * 2
-    columns = [Column(key, key) for key in rows[0]]
+    columns = [Column(key, key, given=key == "context") for key in rows[0]]
     kept, remarks = condensed(rows, columns)
     assert [c.key for c in kept] == ["kv_cache_bytes", "parameters"]
     assert remarks == ["context 5", "read per step: the same bytes as stored, in every row"]
     other = [rows[0], rows[0] | {"kv_cache_read_bytes": 2, "fixed_bytes": 3, "context": 6, "active_parameters": 1}]
     assert condensed(other, columns) == (columns, [])
-    alone = condensed(rows[:1], columns)
-    assert [c.key for c in alone[0]] == [k for k in rows[0] if k != "fixed_bytes"] or alone == (columns, [])
+    assert [c.key for c in condensed(rows[:1], columns)[0]] == [k for k in rows[0] if k not in ("fixed_bytes", "context")]
 
 
 def test_a_column_without_a_figure_in_any_row_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
