@@ -175,6 +175,7 @@ def test_table_and_record_say_about(kvcalc: Run, tmp_path: Any) -> None:
     assert [r["parameters_exact"] for r in records] == [False, True]
     table = kvcalc("size", about, exact).out.splitlines()
     assert [sum("≈" in line for line in table if name in line) for name in ("about", "exact")] == [1, 0]
+    assert "beside ≈ " in kvcalc("size", about).out
     assert "parameters ≈ " in kvcalc("size --explain", about).out
     assert "parameters = " in kvcalc("size --explain", exact).out
     preset = tmp_path / "about.yaml"

@@ -28,7 +28,8 @@ def _sentence(records: Sequence[Record]) -> str:
     """The answer as a person would say it: what one keeps, or the least and the most of several."""
     least, most = (choose(records, key=lambda r: r["kv_cache_bytes"]) for choose in (min, max))
     if len(records) == 1 or least["kv_cache_bytes"] == most["kv_cache_bytes"]:
-        return f"{_kept(least)}, beside {format_bytes(least['weight_bytes'])} of weights"
+        about = "" if least["parameters_exact"] else "≈ "
+        return f"{_kept(least)}, beside {about}{format_bytes(least['weight_bytes'])} of weights"
     return f"{_kept(least)}, {_kept(most)}"
 
 
