@@ -25,8 +25,8 @@ NOTES = {("vllm", "fp8/flashinfer"): _UNTUNED, ("sglang", "bfloat16/flashinfer/u
 # Which format of rows meets weights as checkpoints store them; the first that a calibration has counts.
 STORED = {
     "bf16": ("bfloat16",), "fp16": ("bfloat16",), "fp8": ("fp8", "fp8_block"), "fp8_per_channel": ("fp8", "fp8_block"),
-    "fp8_block128": ("fp8_block", "fp8"), "int4": ("int4_wo",), "int4_group32": ("int4_wo",), "awq": ("int4_wo",),
-    "gptq": ("int4_wo",), "mxfp4": ("w4a16_mxfp4",),
+    "fp8_block128": ("fp8_block", "fp8"), "int4": ("int4_wo",), "awq": ("int4_wo",), "gptq": ("int4_wo",),
+    "mxfp4": ("w4a16_mxfp4",),
 }  # fmt: skip
 
 
@@ -67,4 +67,5 @@ def cells_of(shape: ExpertsShape) -> tuple[str, ...]:
         order = ("oai", "triton") if shape.bias else ("marlin",)
     kernels = (*(f"/{kernel}" for kernel in order), "")
     tail = "" if shape.gated else "/ungated"
-    return tuple(f"{stored}{kernel}{tail}" for stored in STORED.get(shape.format, ()) for kernel in kernels)
+    name = "int4" if shape.format.startswith("int4_g") else shape.format  # in groups of any size
+    return tuple(f"{stored}{kernel}{tail}" for stored in STORED.get(name, ()) for kernel in kernels)

@@ -16,6 +16,7 @@ from kvcalc.model.precision import Precision
 from kvcalc.timing.calibration import Calibration, Entry, Validated
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.experts import cells_of
 from kvcalc.timing.families import AnyLaw
 from kvcalc.timing.figures import figures_of
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
@@ -180,6 +181,24 @@ def test_experts_beyond_a_node_have_no_calibrated_time() -> None:
     assert H100.link_domain == 8
     found = timed("deepseek-v3", Batch.decode(4096, 64), EXPERTS, parallelism=Parallelism(tp=8, dp=2, ep=16))
     assert found["experts"].basis == found["all_to_all"].basis == "bound"
+
+
+CELLS = [  # experts' format, gated, biased, ranks; the cells that may time them, best first
+    ("bf16", True, False, 1, ["bfloat16/triton", "bfloat16/oai"]),
+    ("bf16", False, False, 1, ["bfloat16/triton/ungated"]),
+    ("fp8_block128", True, False, 8, ["fp8_block/flashinfer", "fp8_block/cutlass", "fp8_block/triton"]),
+    ("int4_g32", True, False, 1, ["int4_wo/triton"]),
+    ("mxfp4", True, True, 1, ["w4a16_mxfp4/oai", "w4a16_mxfp4/triton", "w4a16_mxfp4"]),
+    ("mxfp4", True, False, 8, ["w4a16_mxfp4/marlin", "w4a16_mxfp4"]),
+    ("nvfp4", True, False, 1, []),
+]
+
+
+@pytest.mark.parametrize(("stored", "gated", "bias", "ranks", "first"), CELLS)
+def test_which_cells_may_time_experts(stored: str, gated: bool, bias: bool, ranks: int, first: list[str]) -> None:
+    found = cells_of(ExpertsShape(8, 7168, 2048, 8, 256, ranks, gated, bias, stored))
+    assert list(found[: len(first)]) == first
+    assert bool(found) == bool(first)
 
 
 def test_a_format_of_weights_that_no_row_is_of_has_no_law() -> None:
