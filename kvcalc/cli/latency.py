@@ -20,6 +20,7 @@ class RequestOptions(Group, frozen=True):
     output_len: Annotated[str, typer.Option("--output-len", "--osl", help="Generated tokens; a list makes more rows.")] = "500"
     batch_size: o.Batches = "1"
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Also the same generation without a KV cache.")] = False
+    head: Annotated[str, typer.Option("--head", help="Positions that the LM head sees without a cache: last or all.")] = "last"
     prefix_len: Annotated[int, typer.Option("--prefix-len", help="Leading prompt tokens that are cached already.")] = 0
     max_num_batched_tokens: Annotated[int, typer.Option("--max-num-batched-tokens", help="Chunk of the prefill; 0: whole.")] = 0
     draft: Annotated[str, typer.Option("--draft", help="Speculate with a model, layers=N of this one, or mtp.")] = ""

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
-from kvcalc.report.tables import error_bar, fallback_notes, integer, ratio, seconds
+from kvcalc.report.redundancy import no_cache_table
+from kvcalc.report.tables import error_bar, fallback_notes, integer, seconds
 from kvcalc.units import format_bytes, format_si
 
 LATENCY = (
@@ -22,8 +23,6 @@ LATENCY = (
     Column("flops", "FLOP", lambda v: format_si(v)),
     Column("bytes", "moved", lambda v: format_si(v, "B")),
     Column("cost_per_million_tokens", "per 10^6 out", lambda v: f"{v:,.2f}"),
-    Column("no_cache_e2e_s", "no cache", seconds),
-    Column("speedup", "cache saves", ratio),
 )
 SPECULATION = (
     Column("batch_size", "batch", integer, given=True),
@@ -68,12 +67,14 @@ SERVE = (
 
 
 def latency_tables(records: Sequence[Record]) -> list[Table]:
-    """The requests, and below them what speculation does."""
+    """The requests, and below them what they take without a cache and what speculation does."""
     bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
     word = "datasheet bounds: at least so long" if bases == "datasheet" else f"predicted by the {bases}"
     notes = ["", f"times: {word}{error_bar(records)}; end to end = TTFT + (out − 1) · TPOT", *fallback_notes(records)]
     plain = {tuple(r.get(c.key) for c in LATENCY): r for r in records}
     tables = [Table(list(plain.values()), LATENCY, _sentence(records), notes)]
+    if any(r.get("no_cache_head") for r in records):
+        tables.append(no_cache_table(list(plain.values())))
     if any(r.get("draft") for r in records):
         lengths = [c for c in LATENCY if c.key in ("input_len", "output_len") and len({r[c.key] for r in records}) > 1]
         columns = [*SPECULATION[:2], *lengths, *SPECULATION[2:]]

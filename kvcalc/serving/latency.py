@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.cost import Cost
+from kvcalc.model.operators import total
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import Num
 
@@ -49,13 +50,15 @@ def request(
     return _summed(ttft, work, steps, spent)
 
 
-def without_cache(deployment: Deployment, input_len: int, output_len: int, batch_size: int = 1) -> Latency:
-    """The same generation recomputing all tokens at every step."""
+def without_cache(
+    deployment: Deployment, input_len: int, output_len: int, batch_size: int = 1, all_positions: bool = False
+) -> Latency:
+    """The same generation recomputing all tokens at every step; the LM head on the last position, or on all of them."""
     first = Batch.prefill(input_len, batch_size)
-    ttft, work = deployment.seconds(first), deployment.cost(first)
+    ttft, work = deployment.seconds(first, all_positions), total(deployment.operators(first, all_positions))
     if output_len == 1:
         return Latency(ttft, None, None, None, ttft, int(work.flops), int(work.bytes))
-    steps, spent = _steps(deployment, Batch.prefill(_contexts(input_len, output_len), batch_size))
+    steps, spent = _steps(deployment, Batch.prefill(_contexts(input_len, output_len), batch_size), all_positions)
     return _summed(ttft, work, steps, spent)
 
 
@@ -74,14 +77,14 @@ def _contexts(input_len: int, output_len: int) -> Any:
     return np.arange(input_len + 1, input_len + output_len, dtype=float)
 
 
-def _steps(deployment: Deployment, batch: Batch) -> tuple[Any, tuple[int, int]]:
+def _steps(deployment: Deployment, batch: Batch, all_positions: bool = False) -> tuple[Any, tuple[int, int]]:
     """Seconds of every step, and the matrix FLOPs and bytes of all of them."""
     import numpy as np
 
     group = batch.groups[0]
     many = max(np.size(group.past), np.size(group.new))
-    seconds = np.broadcast_to(np.asarray(deployment.seconds(batch), dtype=float), (many,))
-    cost = deployment.cost(batch)
+    seconds = np.broadcast_to(np.asarray(deployment.seconds(batch, all_positions), dtype=float), (many,))
+    cost = total(deployment.operators(batch, all_positions))
     flops = np.broadcast_to(np.asarray(cost.flops, dtype=float), (many,))
     moved = np.broadcast_to(np.asarray(cost.bytes, dtype=float), (many,))
     return seconds, (int(flops.sum()), int(moved.sum()))

@@ -7,12 +7,14 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.words import spelled, tokens_called
-from kvcalc.serving.latency import Latency, cost_per_million, request, token_projections, without_cache
+from kvcalc.serving.latency import cost_per_million, request
+from kvcalc.serving.redundancy import no_cache_fields
 from kvcalc.serving.speculation import best_drafted, draft_model, speculate, stops_paying
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
 MOST_SPECULATED = 1024
+NO_CACHE_HEADS = ("last", "all")
 ACCEPTANCE = 0.8  # of a drafted token, where nothing is said
 
 
@@ -21,13 +23,15 @@ class LatencyOptions(msgspec.Struct, frozen=True):
 
     prefix_len: leading prompt tokens that are cached already. max_num_batched_tokens: chunk of the prefill, 0 for the whole.
     draft: '', or as `draft_model` takes it; num_speculative_tokens 0 for the best, acceptance_rate None for 0.8, and both
-    refused without a draft. no_cache: also the same without a cache. price_per_hour: of one GPU; 0 for no cost.
+    refused without a draft. no_cache: also the same without a cache; head: the positions that its LM head sees, last or all.
+    price_per_hour: of one GPU; 0 for no cost.
     """
 
     input_len: Annotated[int, tokens_called("input length")] = 2000
     output_len: Annotated[int, tokens_called("output length")] = 500
     batch_size: Annotated[int, tokens_called("batch size")] = 1
     no_cache: bool = False
+    head: str = "last"
     prefix_len: int = 0
     max_num_batched_tokens: int = 0
     draft: str = ""
@@ -38,6 +42,10 @@ class LatencyOptions(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not self.draft and (self.num_speculative_tokens or self.acceptance_rate is not None):
             raise UserError("num-speculative-tokens and acceptance-rate are of a draft, and there is none")
+        if self.head not in NO_CACHE_HEADS:
+            raise UserError(f"unknown head {self.head!r}", hint=f"Known: {', '.join(NO_CACHE_HEADS)}")
+        if self.head != "last" and not self.no_cache:
+            raise UserError(f"head {self.head} is of a generation without a cache", hint="Add --no-cache")
         for name in ("prefix_len", "max_num_batched_tokens"):
             if getattr(self, name) < 0:
                 raise UserError(f"{spelled(name)} {getattr(self, name)} is below 0")
@@ -71,22 +79,12 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
     if asked.price_per_hour:
         record["cost_per_million_tokens"] = cost_per_million(asked.price_per_hour, record["gpus"], found.e2e_s, tokens)
     if asked.no_cache:
-        record |= _without_cache(deployment, asked, found)
+        record |= no_cache_fields(deployment, asked.input_len, asked.output_len, asked.batch_size, asked.head, found)
     draft = drafting(deployment, asked)
     if draft:
         record |= _speculative(deployment, draft, asked)
     fallbacks = dict.fromkeys(d.fallback(*passes) for d in (deployment, draft) if d)
     return record | {"fallback": "; ".join(filter(None, fallbacks)) or None}
-
-
-def _without_cache(deployment: Deployment, asked: LatencyOptions, cached: Latency) -> dict[str, Any]:
-    plain = without_cache(deployment, asked.input_len, asked.output_len, asked.batch_size)
-    needed, processed = token_projections(asked.input_len, asked.output_len)
-    return {f"no_cache_{k}": v for k, v in plain._asdict().items()} | {
-        "speedup": plain.e2e_s / cached.e2e_s,
-        "no_cache_token_projections": asked.batch_size * processed,
-        "no_cache_redundant_projections": asked.batch_size * (processed - needed),
-    }
 
 
 def drafting(deployment: Deployment, asked: LatencyOptions) -> Deployment | None:

@@ -1,0 +1,57 @@
+"""What a KV cache saves of one request, and why that may be next to nothing.
+
+Without a cache every step passes all tokens through the layers again. All of that work but the cached run's is redundant,
+and still it may cost no time: a pass over few tokens takes as long as its launches and the reading of the weights, whatever
+the tokens. Only where a pass over all of them takes longer than one over a single token does a cache save time.
+"""
+
+from typing import Any
+
+from kvcalc.gpu.roof import roofline, total_seconds
+from kvcalc.layers.batch import Batch
+from kvcalc.serving.latency import Latency, token_projections, without_cache
+from kvcalc.timing.deployment import Deployment
+
+MOST_CONTEXT = 1 << 20
+
+
+def no_cache_fields(
+    deployment: Deployment, input_len: int, output_len: int, batch_size: int, head: str, cached: Latency
+) -> dict[str, Any]:
+    """The same request without a cache, its LM head on the `last` position or on `all`, beside the `cached` one.
+
+    no_cache_redundant_flops_share: 1 − FLOPs with the cache over those without. Projections: tokens that pass through the
+    layers, of all sequences. tpot_last_bound_s: what the last step with the cache takes by the datasheet alone, which is
+    mostly reading the weights; the rest of its time are launches. no_cache_doubles_from: as `doubling_context`.
+    """
+    plain = without_cache(deployment, input_len, output_len, batch_size, head == "all")
+    needed, processed = token_projections(input_len, output_len)
+    last = deployment.operators(Batch.decode(needed, batch_size))
+    return {f"no_cache_{key}": value for key, value in plain._asdict().items()} | {
+        "speedup": plain.e2e_s / cached.e2e_s,
+        "no_cache_head": head,
+        "no_cache_redundant_flops_share": 1 - cached.flops / plain.flops,
+        "no_cache_token_projections": batch_size * processed,
+        "no_cache_redundant_projections": batch_size * (processed - needed),
+        "tpot_last_bound_s": float(total_seconds(roofline(last, deployment.gpu))),
+        "no_cache_doubles_from": doubling_context(deployment, batch_size, head == "all"),
+    }
+
+
+def doubling_context(deployment: Deployment, batch_size: int = 1, all_positions: bool = False) -> int | None:
+    """The least context at which a step without the cache takes twice as long as one with it.
+
+    None if none does, to 2^20 tokens or the positions that the model has.
+    """
+
+    def doubled(context: int) -> bool:
+        again = deployment.seconds(Batch.prefill(context, batch_size), all_positions)
+        return bool(again >= 2 * deployment.seconds(Batch.decode(context, batch_size)))
+
+    low, high = 1, min(MOST_CONTEXT, deployment.model.position_embeddings or MOST_CONTEXT)
+    if not doubled(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if doubled(middle) else (middle + 1, high)
+    return high
