@@ -91,6 +91,13 @@ def test_gguf_types_count_blocks_of_32(dtype: str, block: int) -> None:
     assert record["kv_cache_allocated_bytes"] == 4096 * 32 * 2 * 8 * 4 * block
 
 
+def test_the_buffer_that_llama_cpp_reserves() -> None:
+    """Llama-3.1-8B, 512 tokens of a micro-batch: "CUDA0 compute buffer size = 258.50 MiB"; at 2048 four times as much."""
+    model = load_model("llama-3.1-8b")
+    assert asked(model, "llama.cpp").budget.activation == 258.5 * MIB
+    assert asked(model, "llama.cpp", max_num_batched_tokens=2048).budget.activation == 1034 * MIB
+
+
 def test_llama_cpp_has_no_fp8(kvcalc: Run) -> None:
     result = kvcalc("fit llama-3.1-8b --engine llama.cpp --kv-cache-dtype fp8")
     assert (result.code, "It has: auto, fp32, bf16, fp16, q8_0" in result.err) == (2, True)

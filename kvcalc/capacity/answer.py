@@ -168,7 +168,7 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
 def _stage(request: Request, number: int) -> _Stage:
     """The terms of one stage at every end of the range, the engine's plan, and what fits at the end that answers."""
     run, asked, settings = request.run, request.options, request.settings
-    engine, count, start = asked.rules, request.count, request.start(number)
+    engine, count, start = asked.rules, request.wanted, request.start(number)
     found = {end: request.terms(start, end) for end in (ENDS if engine.ranged else ("middle",))}
     left = {end: request.left(terms) for end, terms in found.items()}
     plan = engine.plan(request.held, run.parallelism, settings, number)

@@ -27,7 +27,7 @@ class Needed(NamedTuple):
 
 def needed(request: Request, plans: Sequence[Plan]) -> Needed:
     """For the plans of the pipeline stages, in order."""
-    count, length, shared = request.count, request.length, request.options.shared_prefix
+    count, length, shared = request.wanted, request.length, request.options.shared_prefix
     caches = [plan.needed(count, length, shared) for plan in plans]
     return Needed(max(caches), _utilization(request, caches), _sequences(request, plans), _length(request, plans))
 
@@ -63,6 +63,6 @@ def _sequences(request: Request, plans: Sequence[Plan]) -> int:
 
 
 def _length(request: Request, plans: Sequence[Plan]) -> int | None:
-    count, shared = request.count, request.options.shared_prefix
+    count, shared = request.wanted, request.options.shared_prefix
     found = (plan.longest(_left(request, s, plan, count), count, shared) for s, plan in enumerate(plans))
     return min((length for length in found if length is not None), default=None)

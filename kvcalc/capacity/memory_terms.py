@@ -161,7 +161,8 @@ def activation_peak(
 ) -> int:
     """The most activation bytes that stand at once in a prefill of `tokens` tokens on one rank, from `sequences` prompts.
 
-    The largest operator's inputs and outputs, and the residual stream that waits beside it: what the pass needs. An engine's
+    The largest operator's inputs and outputs (of experts, the largest product's), and the residual stream that waits beside
+    it: what the pass needs. An engine's
     allocator and its kernels' workspaces take more, so a measured figure should replace it where there is one.
     """
     count = max(1, min(sequences, tokens))
@@ -170,7 +171,8 @@ def activation_peak(
     groups += [Sequences(longer * ranks.dp, each + 1, 0)] if longer else []
     operators = forward(model, Batch(tuple(groups)), precision, ranks, stage=stage if ranks.pp > 1 else None)
     residual = tokens * model.hidden_size * formats_of(model, precision).element_bytes
-    return residual + max((int(o.cost.activation_bytes) for o in operators), default=0)
+    costs = [cost for o in operators for cost in ([c for _, c in o.parts] if o.kind == "experts" else [o.cost])]
+    return residual + max((int(cost.activation_bytes) for cost in costs), default=0)
 
 
 def stage_weights(model: Model, formats: Formats, ranks: Parallelism, stage: int) -> int:

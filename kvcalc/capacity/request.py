@@ -29,7 +29,7 @@ class Request(NamedTuple):
     beside: dict[str, int]
 
     @property
-    def count(self) -> int:
+    def wanted(self) -> int:
         """Sequences asked for, on one of the dp ranks."""
         return self.run.parallelism.sequences(self.options.wanted)
 
@@ -49,7 +49,7 @@ class Request(NamedTuple):
             of=self.of,
             tokens=self.settings.max_num_batched_tokens,
             sequences=min(sequences or self.sequences, self.settings.max_num_batched_tokens),
-            asked=sequences or self.count,
+            asked=sequences or self.wanted,
             release=self.release,
             eager=asked.enforce_eager,
             loras=asked.max_loras,

@@ -11,7 +11,7 @@ import msgspec
 from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, counted, pages
-from kvcalc.capacity.memory_terms import stated
+from kvcalc.capacity.memory_terms import Start, Terms, stated
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
@@ -104,12 +104,25 @@ def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Format
     return FORMATS["fp32"] if entry.span is Span.STATE else formats.cache_format(entry)
 
 
+def compute_buffer(start: Start) -> int:
+    """The graph reserved for a micro-batch, all of whose tokens give logits, in fp32: 4 · ubatch · (V + D) where they decide.
+
+    llama-context.cpp: graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's log says 258.50 MiB for 512 tokens.
+    """
+    return 4 * start.tokens * (start.model.vocab_size + start.model.hidden_size) if start.last else 0
+
+
+def _terms(start: Start, end: str) -> Terms:
+    found = stated(start, end, graphs=False)
+    return found._replace(activation=max(found.activation, compute_buffer(start)))
+
+
 LLAMA_CPP = Engine(
     name="llama.cpp",
     title="llama.cpp",
     plan=_plan,
     defaults=lambda gpu, ranks, release, tokens, model: Defaults(tokens or UBATCH, 1, 1.0),
-    memory=lambda start, end: stated(start, end, graphs=False),
+    memory=_terms,
     dtypes=("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),  # --cache-type-k, --cache-type-v
     precision=_precision,
     row_format=_row_format,

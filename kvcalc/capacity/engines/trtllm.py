@@ -25,28 +25,29 @@ class TensorRtLlm(Plan):
     """A pool of blocks, each of `row` bytes a token over all the stage's layers; windows are kept like full attention."""
 
     def __init__(self, row: int, block: int, windows: bool) -> None:
-        self.block_size, self.bytes_per_block = block, block * row
+        self.block_size = self.block = block
+        self.bytes_per_block = self.unit = block * row
         kept = "TensorRT-LLM keeps every token of layers with a window unless max_attention_window is given"
         self.notes = (kept,) if windows else ()
 
     def num_blocks(self, budget: int) -> int:
-        return budget // self.bytes_per_block if self.bytes_per_block else 0
+        return budget // self.unit if self.unit else 0
 
     def request_blocks(self, length: int) -> int:
-        return -(-length // self.block_size)
+        return -(-length // self.block)
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
-        common = min(shared, length) // self.block_size
-        return self.bytes_per_block * (common + sequences * (self.request_blocks(length) - common))
+        common = min(shared, length) // self.block
+        return self.unit * (common + sequences * (self.request_blocks(length) - common))
 
     def pool(self, budget: int) -> int:
-        return self.num_blocks(budget) * self.bytes_per_block
+        return self.num_blocks(budget) * self.unit
 
     def terms(self) -> list[Term]:
-        return [Term(self.bytes_per_block, self.block_size)]
+        return [Term(self.unit, self.block)]
 
     def describe(self, length: int) -> list[str]:
-        return [f"blocks of {self.block_size} tokens over all layers: {self.bytes_per_block:,} B"]
+        return [f"blocks of {self.block} tokens over all layers: {self.unit:,} B"]
 
 
 def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:

@@ -100,7 +100,7 @@ def graphs(start: Start, constants: Constants = MIDDLE) -> int:
     if start.eager or not (rules.graphs_v2 if second else rules.graphs_v1):
         return 0
     most = min(2 * start.sequences, 512, start.tokens)
-    sizes = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= most]
+    sizes: list[int] = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= most]
     count = len(sizes) + sum(s <= start.sequences for s in sizes)
     width = start.model.hidden_size / 1024 / start.ranks.tp
     return count * MIB + _bytes(constants.graphs + constants.per_width * width)
