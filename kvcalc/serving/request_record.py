@@ -8,12 +8,9 @@ from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.words import spelled, tokens_called
 from kvcalc.serving.latency import Latency, cost_per_million, request, token_projections, without_cache
-from kvcalc.serving.speculation import best_drafted, draft_model, speculate, stops_paying
+from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, best_drafted, draft_model, speculate, stops_paying
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
-
-MOST_SPECULATED = 1024
-ACCEPTANCE = 0.8  # of a drafted token, where nothing is said
 
 
 class LatencyOptions(msgspec.Struct, frozen=True):
