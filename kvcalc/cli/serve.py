@@ -62,6 +62,11 @@ class ServerOptions(Group, frozen=True):
     slo_ttft: Annotated[float, typer.Option("--slo-ttft", help="Seconds to the first token that are good; 0: any.")] = 0.0
     slo_tpot: Annotated[float, typer.Option("--slo-tpot", help="Seconds per further token that are good; 0: any.")] = 0.0
     price_per_hour: o.Price = 0.0
+    draft: Annotated[str, _server("--draft", help="Speculate with a model, layers=N of this one, or mtp.")] = ""
+    num_speculative_tokens: Annotated[int, _server("--num-speculative-tokens", help="That the draft proposes a step.")] = 0
+    acceptance_rate: Annotated[
+        float | None, _server("--acceptance-rate", help="Of a drafted token; 0.8 unless given.", show_default=False)
+    ] = None
 
     def settings(self) -> "ServerSettings":
         from kvcalc.library.words import from_words

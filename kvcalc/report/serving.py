@@ -56,6 +56,7 @@ SERVE = (
     Column("tpot_p99_s", "p99", seconds),
     Column("queueing_mean_s", "queueing", seconds),
     Column("mean_batch_size", "batch", lambda v: f"{v:.1f}"),
+    Column("tokens_per_step", "tokens/step", lambda v: f"{v:.2f}"),
     Column("padding_waste", "padding", lambda v: f"{v:.1%}"),
     Column("kv_waste", "KV waste", lambda v: f"{v:.1%}"),
     Column("kv_peak", "KV peak", lambda v: f"{v:.1%}"),
@@ -103,6 +104,9 @@ def serve_table(records: Sequence[Record]) -> Table:
     limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
     room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
     notes = ["", f"times: {word}; {limits}; {room}; seed {first['seed']}", *fallback_notes(records)]
+    if first["draft"]:
+        drafted = f"{first['num_speculative_tokens']} tokens of {first['draft']} a step"
+        notes.append(f"speculation: {drafted}, {first['acceptance_rate']:.0%} of them accepted; tokens/step: what came of it")
     notes.append("tokens/s: output tokens; KV waste: allocated, but no token in it; queueing: mean until work begins")
     half = f"half of the requests see their first token within {seconds(first['ttft_p50_s'])}" if first.get("ttft_p50_s") else ""
     rate = f"{first['requests_per_s']:.3g} requests and {first['throughput_tokens_per_s']:,.0f} tokens a second"

@@ -3,7 +3,8 @@
 A pass takes one token of every sequence that decodes, then chunks of prompts first come first served, up to the token budget.
 A request is admitted while there is a seat and free memory for its whole prompt. When a decode finds no block, the request
 that was admitted last makes room, and waits at the head of the queue: its cache is thrown away and recomputed with what it
-has generated so far, or copied to the host and back. The first output token comes from the last chunk of the prompt.
+has generated so far, or copied to the host and back. The first output token comes from the last chunk of the prompt. With a draft
+a pass verifies the drafted tokens of every sequence that decodes, and yields as many as chance accepts and one.
 """
 
 from collections import deque
@@ -53,6 +54,7 @@ class Continuous:
         self.prefilling: list[Live] = []
         self.joining: list[Live] = []
         self.index, self.cached, self.left, self.order = (np.zeros(0, dtype=np.int64) for _ in range(4))
+        self.chance = np.random.default_rng([steps.drafting.seed, log.rank]) if steps.drafting else None
 
     def run(self) -> bool:
         """One pass, or passes in a row in which nothing changes; False when all is done."""
@@ -65,9 +67,10 @@ class Continuous:
 
     def _pass(self) -> None:
         preempted = self._make_room()
-        chunks = self._chunks(self.limits.max_num_batched_tokens - self.index.size)
+        room = self.limits.max_num_batched_tokens - self.index.size * self.steps.queries
+        chunks = self._chunks(room)
         if not preempted:
-            chunks += self._admit(self.limits.max_num_batched_tokens - self.index.size - sum(new for _, new in chunks))
+            chunks += self._admit(room - sum(new for _, new in chunks))
         swapped, self.swap_bytes = self.swap_bytes, 0
         if chunks or swapped or preempted:
             self._mixed(chunks, swapped)
@@ -171,12 +174,12 @@ class Continuous:
         for live, new in pieces:
             live.cached += new
         taken = np.array([self._needed(1) + self.held + sum(int(self.pool.allocated[j.cached]) for j in self.joining)])
-        kept = int(self.pool.stored[self.cached + 1].sum())
+        gained = self._gained(1)
+        kept = int(self.pool.stored[self.cached + gained].sum())
         kept += sum(int(self.pool.stored[p.cached]) for p in (*self.prefilling, *self.joining))
-        self.log.passed(
-            start, np.array([seconds]), count + len(pieces), count + prompt, prompt, len(self.waiting), taken, np.array([kept])
-        )
-        self._forward(seconds, 1)
+        tokens, inside = count * self.steps.queries + prompt, count + len(pieces)
+        self.log.passed(start, np.array([seconds]), inside, tokens, prompt, len(self.waiting), taken, np.array([kept]))
+        self._forward(seconds, gained)
         self._grow(pieces)
 
     def _decode(self) -> None:
@@ -184,24 +187,35 @@ class Continuous:
         import numpy as np
 
         count, start = int(self.index.size), self.now
-        many = min(int(self.left.min()), max(1, MOST_CELLS // count))
+        many = 1 if self.chance else min(int(self.left.min()), max(1, MOST_CELLS // count))
         while many > 1 and self._needed(many) > self.pool.budget:
             many //= 2
         seconds = self.steps.decode(count, float(self.cached.mean()) + 1, many)
         coming = self.door.next_time()
         if not self.waiting and coming < start + seconds.sum():
             seconds = seconds[: 1 + int(np.searchsorted(start + seconds.cumsum()[:-1], coming))]
-        held = self.cached[None, :] + np.arange(1, len(seconds) + 1)[:, None]
+        gained = self._gained(len(seconds))
+        held = self.cached[None, :] + (np.arange(1, len(seconds) + 1)[:, None] if self.chance is None else gained[None, :])
         taken, kept = self.pool.allocated[held].sum(axis=1), self.pool.stored[held].sum(axis=1)
-        self.log.passed(start, seconds, count, count, 0, len(self.waiting), taken, kept)
-        self._forward(float(seconds.sum()), len(seconds))
+        self.log.passed(start, seconds, count, count * self.steps.queries, 0, len(self.waiting), taken, kept)
+        self._forward(float(seconds.sum()), gained)
 
-    def _forward(self, seconds: float, passes: int) -> None:
-        """Time goes by, and every decoding sequence gains a token a pass; those that are complete leave."""
+    def _gained(self, passes: int) -> Any:
+        """Tokens that each decoding sequence gains in so many passes: one a pass, or of one pass what is accepted of a draft."""
+        if self.chance is None or not self.steps.drafting:
+            return passes
+        count = int(self.index.size)
+        gained = self.steps.drafting.yields(self.chance, count).clip(max=self.left)
+        self.log.verified += count
+        self.log.yielded += int(gained.sum())
+        return gained
+
+    def _forward(self, seconds: float, gained: Any) -> None:
+        """Time goes by, and every decoding sequence gains tokens; those that are complete leave."""
         self.now += seconds
         self.door.pass_time(seconds)
-        self.cached += passes
-        self.left -= passes
+        self.cached += gained
+        self.left -= gained
         done = self.left == 0
         if done.any():
             for index in self.index[done].tolist():

@@ -30,11 +30,19 @@ class Pool(NamedTuple):
         return tokens <= self.longest and int(self.allocated[tokens]) <= self.budget
 
 
-def make_pool(rows: Sequence[LayerRows], budget: int, cache: str, block_size: int, max_model_len: int, most_tokens: int) -> Pool:
+def make_pool(
+    rows: Sequence[LayerRows],
+    budget: int,
+    cache: str,
+    block_size: int,
+    max_model_len: int,
+    most_tokens: int,
+    ahead: int = 0,
+) -> Pool:
     """A pool for requests that hold at most `most_tokens` tokens.
 
-    max_model_len: the stretch that `contiguous` reserves, and the longest request of either. Raises UserError on an unknown
-    kind, and where not even one reservation is within the budget.
+    max_model_len: the stretch that `contiguous` reserves, and the longest request of either. ahead: slots for drafted tokens
+    behind those of a request. Raises UserError on an unknown kind, and where not even one reservation is within the budget.
     """
     import numpy as np
 
@@ -43,9 +51,9 @@ def make_pool(rows: Sequence[LayerRows], budget: int, cache: str, block_size: in
     tokens = np.arange(most_tokens + 1, dtype=np.int64)
     stored = row_bytes(rows, tokens, 0)
     if cache == "paged":
-        allocated = np.maximum.accumulate(row_bytes(rows, tokens, block_size))
+        allocated = np.maximum.accumulate(row_bytes(rows, tokens + ahead, block_size))
         return Pool(budget, allocated, stored, max_model_len)
-    last = np.arange(max(1, max_model_len - 255), max_model_len + 1, dtype=np.int64)
+    last = np.arange(max(1, max_model_len - 255), max_model_len + 1, dtype=np.int64) + ahead
     reserved = int(row_bytes(rows, last, 0).max())
     if reserved > budget:
         what = f"one contiguous reservation of {max_model_len:,} tokens takes {format_bytes(reserved)} of {format_bytes(budget)}"

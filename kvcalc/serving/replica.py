@@ -4,8 +4,7 @@ from typing import NamedTuple
 
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.errors import UserError
-from kvcalc.model.memory import LayerRows, cache_rows
-from kvcalc.model.pipeline import stages
+from kvcalc.model.memory import LayerRows
 from kvcalc.serving.continuous import Limits
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.steps import Steps
@@ -14,7 +13,7 @@ from kvcalc.units import format_bytes
 
 
 class Memory(NamedTuple):
-    """budget: bytes for the cache on one GPU of the stage that holds the fewest sequences. rows: what it keeps there."""
+    """budget: bytes for the cache on one GPU of the stage that holds the fewest sequences. rows: what is kept there."""
 
     budget: int
     rows: tuple[LayerRows, ...]
@@ -28,9 +27,7 @@ def memory(deployment: Deployment, asked: FitOptions) -> Memory:
         names = f"{deployment.model.name} leaves no memory for a cache on {deployment.gpu.name}"
         what = f"{names}: weights, activations and overhead take {terms}"
         raise UserError(what, hint="Use more GPUs (tp), or a smaller dtype or quantization")
-    ranks = deployment.parallelism
-    counts = stages(deployment.model, ranks.pp)[found.stage].counts
-    return Memory(found.kv_budget, tuple(cache_rows(deployment.model, counts, found.formats, ranks)))
+    return Memory(found.kv_budget, tuple(found.content.rows))
 
 
 def capacity(steps: Steps, pool: Pool, limits: Limits, input_len: int, output_len: int) -> float:
@@ -47,4 +44,5 @@ def capacity(steps: Steps, pool: Pool, limits: Limits, input_len: int, output_le
     pieces = [((min(chunk, input_len - at), at),) for at in range(0, input_len, chunk)]
     prefill = sum(steps.prefill(piece, together) for piece in pieces) / together
     decode = float(steps.decode(count, input_len + output_len / 2, 1)[0])
+    decode /= steps.drafting.tokens_per_step if steps.drafting else 1
     return steps.ranks / (prefill + (output_len - 1) * decode / count)

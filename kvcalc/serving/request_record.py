@@ -9,13 +9,11 @@ from kvcalc.layers.batch import Batch
 from kvcalc.library.words import spelled, tokens_called
 from kvcalc.serving.latency import cost_per_million, request
 from kvcalc.serving.redundancy import no_cache_fields
-from kvcalc.serving.speculation import best_drafted, draft_model, speculate, stops_paying
+from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, best_drafted, draft_model, speculate, stops_paying
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
-MOST_SPECULATED = 1024
 NO_CACHE_HEADS = ("last", "all")
-ACCEPTANCE = 0.8  # of a drafted token, where nothing is said
 
 
 class LatencyOptions(msgspec.Struct, frozen=True):

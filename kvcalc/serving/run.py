@@ -20,6 +20,7 @@ from kvcalc.serving.pool import Pool, make_pool
 from kvcalc.serving.replica import capacity, memory
 from kvcalc.serving.requests import MOST_REQUESTS, Requests, read_requests
 from kvcalc.serving.simulation import Served, simulate
+from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, Drafting, draft_model, expected_tokens
 from kvcalc.serving.steps import Steps
 from kvcalc.timing.deployment import Deployment
 
@@ -75,7 +76,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
     """Of the server. max_num_seqs is the whole replica's, as a batch size is; max_num_batched_tokens of one dp rank's pass.
 
     0 leaves max_num_batched_tokens to the GPU's memory and max_model_len to the model, None kv_cache_memory_bytes to `fit`.
-    slo_ttft, slo_tpot: seconds that users accept; 0 sets no goal.
+    slo_ttft, slo_tpot: seconds that users accept; 0 sets no goal. draft: as `draft_model` takes it, '' for none; it proposes
+    num_speculative_tokens a step, each accepted with acceptance_rate (None: 0.8).
     """
 
     max_num_seqs: int = 256
@@ -89,8 +91,12 @@ class ServerSettings(msgspec.Struct, frozen=True):
     slo_ttft: float = 0.0
     slo_tpot: float = 0.0
     price_per_hour: float = 0.0
+    draft: str = ""
+    num_speculative_tokens: int = 0
+    acceptance_rate: float | None = None
 
     def __post_init__(self) -> None:
+        _check_draft(self.draft, self.num_speculative_tokens, self.acceptance_rate)
         for name, least in (("max_num_seqs", 1), ("max_num_batched_tokens", 0), ("block_size", 1)):
             _within(name, getattr(self, name), least, 1 << 20)
         for name in ("batch_timeout", "price_per_hour", "slo_ttft", "slo_tpot"):
@@ -103,6 +109,15 @@ class ServerSettings(msgspec.Struct, frozen=True):
     @property
     def goals(self) -> Goals:
         return Goals(self.slo_ttft, self.slo_tpot)
+
+
+def _check_draft(draft: str, drafted: int, acceptance: float | None) -> None:
+    if not draft and (drafted or acceptance is not None):
+        raise UserError("num-speculative-tokens and acceptance-rate are of a draft, and there is none")
+    if draft and not drafted:
+        raise UserError("a server's draft needs num-speculative-tokens", hint="`kvcalc latency --draft` finds the best")
+    _within("num_speculative_tokens", drafted, 0, MOST_SPECULATED)
+    expected_tokens(acceptance or 0.0, drafted)
 
 
 def _within(name: str, value: float, least: int, most: int) -> None:
@@ -129,17 +144,19 @@ def serve(
     progress: Callable[[int], None] | None = None,
 ) -> Run:
     """Simulate `requests` on one replica. Raises UserError where the model does not fit, or an option cannot be met."""
-    limits = _limits(deployment, settings)
+    limits, drafting = _limits(deployment, settings), _drafting(deployment, settings, load.seed)
     asked = FitOptions(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        mtp=settings.draft == "mtp",
+        draft=drafting.draft.model if drafting and settings.draft != "mtp" else None,
     )
-    room, steps = memory(deployment, asked), Steps(deployment)
+    room, steps = memory(deployment, asked), Steps(deployment, drafting)
     most = int(requests.input_len.max() + requests.output_len.max())
     longest = settings.max_model_len or (most if cache == "paged" else deployment.model.max_context or most)
-    own = make_pool(room.rows, room.budget, cache, settings.block_size, longest, most)
+    own = make_pool(room.rows, room.budget, cache, settings.block_size, longest, most, steps.queries - 1)
     served = simulate(requests, own, steps, limits, policy, load.max_concurrency, progress)
     record: dict[str, Any] = {
         "model": deployment.model.name,
@@ -150,6 +167,7 @@ def serve(
     record |= {"policy": policy, "cache": cache, "rate": load.rate if load.rate != math.inf else None}
     record |= {"max_concurrency": load.max_concurrency or None, "max_num_seqs": settings.max_num_seqs}
     record |= {"max_num_batched_tokens": limits.max_num_batched_tokens, "seed": load.seed}
+    record |= _drafted(drafting, served)
     record |= summary(served, room.budget, settings.goals, load.is_open)
     typical = max(1, round(float(requests.input_len.mean()))), max(1, round(float(requests.output_len.mean())))
     most_served = capacity(steps, own, limits, *typical)
@@ -166,6 +184,27 @@ def serve(
 
 def _tokens_of_a_pass(deployment: Deployment) -> int:
     return ENGINES["none"].defaults(deployment.gpu, deployment.parallelism, None, 0, deployment.model).tokens
+
+
+def _drafting(deployment: Deployment, settings: ServerSettings, seed: int) -> Drafting | None:
+    if not settings.draft:
+        return None
+    draft = msgspec.structs.replace(deployment, model=draft_model(deployment.model, settings.draft))
+    accepted = ACCEPTANCE if settings.acceptance_rate is None else settings.acceptance_rate
+    return Drafting(draft, settings.num_speculative_tokens, accepted, seed)
+
+
+def _drafted(drafting: Drafting | None, served: Served) -> dict[str, Any]:
+    """tokens_per_step: of the verifications that were run, the last of an answer cut at its end."""
+    if not drafting:
+        return dict.fromkeys(("draft", "num_speculative_tokens", "acceptance_rate", "tokens_per_step"))
+    verified = sum(log.verified for log in served.logs)
+    return {
+        "draft": drafting.draft.model.name,
+        "num_speculative_tokens": drafting.drafted,
+        "acceptance_rate": drafting.acceptance,
+        "tokens_per_step": sum(log.yielded for log in served.logs) / verified if verified else None,
+    }
 
 
 def _limits(deployment: Deployment, settings: ServerSettings) -> Limits:

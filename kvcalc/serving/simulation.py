@@ -42,8 +42,11 @@ def simulate(
     """
     if policy not in POLICIES:
         raise UserError(f"unknown policy {policy!r}", hint=nearest(policy, POLICIES))
-    if policy == "continuous" and limits.max_num_batched_tokens < limits.max_num_seqs:
+    if policy == "static" and steps.drafting:
+        raise UserError("a draft is simulated under continuous batching alone", hint="Leave --policy static, or --draft, out")
+    if policy == "continuous" and limits.max_num_batched_tokens < limits.max_num_seqs * steps.queries:
         what = f"{limits.max_num_batched_tokens:,} tokens of a pass are fewer than {limits.max_num_seqs:,} sequences"
+        what += f" of {steps.queries} queries" if steps.drafting else ""
         raise UserError(what, hint="Raise max-num-batched-tokens, or lower max-num-seqs")
     ranks = steps.ranks
     logs = []

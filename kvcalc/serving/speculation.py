@@ -19,7 +19,8 @@ from kvcalc.serving.latency import verification
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import Num, parse_tokens
 
-MOST_DRAFTED = 16
+MOST_DRAFTED, MOST_SPECULATED = 16, 1024  # tokens a step: of which the best is looked for, and that may be asked for
+ACCEPTANCE = 0.8  # of a drafted token, where nothing is said
 MOST_BATCH = 1 << 14  # sequences to which it is looked for where speculation stops paying
 
 
@@ -39,6 +40,25 @@ def expected_tokens(acceptance: float, drafted: int) -> float:
     if not 0 <= acceptance <= 1:
         raise UserError(f"acceptance rate {acceptance} is not between 0 and 1")
     return float(drafted + 1) if acceptance == 1 else (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
+
+
+class Drafting(NamedTuple):
+    """How a server speculates: `drafted` tokens of `draft` a step, each accepted with probability `acceptance` (seeded)."""
+
+    draft: Deployment
+    drafted: int
+    acceptance: float
+    seed: int = 0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """That a step yields on average."""
+        return expected_tokens(self.acceptance, self.drafted)
+
+    def yields(self, chance: Any, count: int) -> Any:
+        """Tokens of one step of `count` sequences: those accepted before the first rejection, and the verifying pass's own."""
+        accepted = chance.random((count, self.drafted)) < self.acceptance
+        return accepted.cumprod(axis=1).sum(axis=1) + 1
 
 
 class StepTimes(NamedTuple):

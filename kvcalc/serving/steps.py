@@ -1,12 +1,14 @@
 """Seconds of a server's passes, remembered: exact where a batch is small, else straight lines between close contexts.
 
 A pass is chunks of prompts and a group of decodes at their mean context. For full attention the mean is exact, since time is
-linear in context between the points where a bound changes; under a window it is the mean sequence that counts.
+linear in context between the points where a bound changes; under a window it is the mean sequence that counts. With a draft
+decodes are verifications, and what the draft takes is added: its own pass over the chunks, and a decode pass a drafted token.
 """
 
 from typing import Any
 
 from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.serving.speculation import Drafting
 from kvcalc.timing.deployment import Deployment
 
 # Tokens between the contexts that are computed, and how many intervals a table has: for decodes alone, and beside chunks of
@@ -20,8 +22,9 @@ Chunks = tuple[tuple[int, int], ...]  # (new, past) of each piece of a prompt in
 class Steps:
     """Passes of one data-parallel rank; each other rank is taken to run the same batch at the same time."""
 
-    def __init__(self, deployment: Deployment) -> None:
-        self.deployment, self.ranks = deployment, deployment.parallelism.dp
+    def __init__(self, deployment: Deployment, drafting: Drafting | None = None) -> None:
+        self.deployment, self.ranks, self.drafting = deployment, deployment.parallelism.dp, drafting
+        self.queries = 1 + (drafting.drafted if drafting else 0)  # of a sequence that decodes, in one pass
         self._tables: dict[tuple[Chunks, int, int], tuple[Any, Any]] = {}
         self._prompts: dict[tuple[Chunks, int], float] = {}
 
@@ -31,7 +34,7 @@ class Steps:
         if key not in self._prompts:
             if len(self._prompts) > MOST_TABLES:
                 self._prompts.clear()
-            self._prompts[key] = float(self.deployment.seconds(Batch(self._groups(chunks, times))))
+            self._prompts[key] = sum(float(d.seconds(Batch(self._groups(chunks, times)))) for d in self._models)
         return self._prompts[key]
 
     def mixed(self, chunks: Chunks, count: int, context: float) -> float:
@@ -66,9 +69,23 @@ class Steps:
                 self._tables.clear()
             contexts = np.arange(start, start + width + spacing, spacing, dtype=float)
             contexts = contexts[contexts >= 1] if spacing == 1 else np.maximum(contexts, 1)
-            batch = Batch((*self._groups(chunks), Sequences(count * self.ranks, 1, contexts - 1)))
-            self._tables[key] = contexts, np.broadcast_to(self.deployment.seconds(batch), contexts.shape)
+            self._tables[key] = contexts, np.broadcast_to(self._seconds(chunks, count * self.ranks, contexts), contexts.shape)
         return self._tables[key]
+
+    @property
+    def _models(self) -> tuple[Deployment, ...]:
+        return (self.deployment, self.drafting.draft) if self.drafting else (self.deployment,)
+
+    def _seconds(self, chunks: Chunks, count: int, contexts: Any) -> Any:
+        """One pass at each of `contexts`. The head works on every position of a verification, on the last of a chunk."""
+        prompts, decodes = self._groups(chunks), Sequences(count, self.queries, contexts - 1)
+        seconds = self.deployment.seconds(Batch((*prompts, decodes)))
+        if not self.drafting:
+            return seconds
+        draft, alone = self.drafting.draft, Batch((decodes,))
+        heads = self.deployment.seconds(alone, all_positions=True) - self.deployment.seconds(alone)
+        drafting = self.drafting.drafted * draft.seconds(Batch.decode(contexts, count))
+        return seconds + heads + drafting + (draft.seconds(Batch(prompts)) if prompts else 0.0)
 
     def _groups(self, chunks: Chunks, times: int = 1) -> tuple[Sequences, ...]:
         kinds = dict.fromkeys(chunks)

@@ -1,0 +1,136 @@
+"""A server that speculates: its steps by hand, chance against the formula, and the memory that a draft takes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Run
+from servers import asked, byte_pool
+
+from kvcalc import Batch, Parallelism
+from kvcalc.serving.continuous import Limits
+from kvcalc.serving.requests import Requests
+from kvcalc.serving.simulation import Served, simulate
+from kvcalc.serving.speculation import Drafting
+from kvcalc.serving.steps import Steps
+
+
+class Clock:
+    """A pass takes `base` seconds, and `head` more where the head works on every position."""
+
+    def __init__(self, base: float, head: float = 0.0, dp: int = 1) -> None:
+        self.base, self.head, self.parallelism, self.seen = base, head, Parallelism(dp=dp), list[tuple[Any, ...]]()
+
+    def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
+        self.seen.append(tuple((g.count, g.new) for g in batch.groups))
+        return self.base + self.head * all_positions + sum(0 * g.past for g in batch.groups)
+
+
+def run(requests: Requests, acceptance: float, drafted: int = 3, pool: Any = None, dp: int = 1, **limits: Any) -> Served:
+    """Verifying takes 1 s and 0.5 for the head, drafting a token 0.25."""
+    drafting = Drafting(Clock(0.25, dp=dp), drafted, acceptance)  # type: ignore[arg-type]
+    return simulate(requests, pool or byte_pool(), Steps(Clock(1.0, 0.5, dp), drafting), Limits(**limits))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("acceptance", "steps"), [(1.0, 2), (0.0, 8)])
+def test_steps_by_hand(acceptance: float, steps: int) -> None:
+    """The prompt: 1 + 0.25 s and the first of 9 tokens. A step: 1 + 0.5 + 3 · 0.25 s, for 4 tokens or for 1 of the other 8."""
+    log = run(asked((0.0, 10, 9)), acceptance).logs[0]
+    assert log.first[0] == 1.25
+    assert log.finished[0] == pytest.approx(1.25 + steps * 2.25)
+    assert (log.verified, log.yielded) == (steps, 8)
+    assert [r.tokens for r in log.rows] == [10] + [4] * steps
+
+
+def test_the_last_step_yields_no_more_than_is_left() -> None:
+    """6 tokens behind the first: 4, then 2 of 4."""
+    log = run(asked((0.0, 10, 7)), 1.0).logs[0]
+    assert (log.verified, log.yielded) == (2, 6)
+
+
+def test_a_pass_with_a_prompt_verifies_beside_it() -> None:
+    """The second prompt comes while the first decodes: 5 tokens and one sequence of 4 queries; the draft runs over both."""
+    target, draft = Clock(1.0, 0.5), Clock(0.25)
+    steps = Steps(target, Drafting(draft, 3, 0.0))  # type: ignore[arg-type]
+    log = simulate(asked((0.0, 10, 9), (1.0, 5, 1)), byte_pool(), steps, Limits()).logs[0]
+    assert ((1, 5), (1, 4)) in target.seen and ((1, 5),) in draft.seen
+    assert log.first[1] == pytest.approx(1.25 + 1 + 0.5 + 0.75 + 0.25)
+
+
+@pytest.mark.parametrize(("acceptance", "drafted", "expected"), [(0.8, 4, 3.3616), (0.5, 1, 1.5), (0.3, 8, 1.42855)])
+def test_chance_yields_what_the_formula_says(acceptance: float, drafted: int, expected: float) -> None:
+    """(1 − a^(k+1))/(1 − a); a step yields 1 to k + 1 tokens, so that its deviation is at most k/2."""
+    log = run(asked((0.0, 1, 60_001)), acceptance, drafted, byte_pool(most=70_000)).logs[0]
+    assert log.yielded == 60_000
+    assert log.yielded / log.verified == pytest.approx(expected, abs=4 * drafted / 2 / log.verified**0.5)
+
+
+def test_sequences_progress_each_at_its_own_pace_and_the_seed_decides() -> None:
+    requests = asked(*[(0.0, 10, 200)] * 40)
+    first, again = run(requests, 0.5), run(requests, 0.5)
+    assert np.array_equal(first.logs[0].finished, again.logs[0].finished)
+    assert len(set(first.logs[0].finished.tolist())) > 10
+    ranks = run(requests, 0.5, dp=2).logs
+    assert not np.array_equal(ranks[0].finished, ranks[1].finished)
+
+
+def test_drafted_tokens_count_towards_a_pass() -> None:
+    """4 queries a sequence leave 4 of 8 tokens of the pass for a prompt of 10: chunks of 8, then 4, 4 and 2."""
+    log = run(asked((0.0, 1, 30), (0.5, 10, 1)), 0.0, max_num_seqs=2, max_num_batched_tokens=8).logs[0]
+    assert [(r.tokens, r.prefill_tokens) for r in log.rows][:4] == [(1, 1), (8, 4), (8, 4), (6, 2)]
+
+
+def test_a_draft_takes_weights_and_cache(kvcalc: Run) -> None:
+    """Llama-3.2-1B: 1,235,814,400 parameters of 2 bytes; 16 layers · 2 · 8 heads · 64 · 2 = 32,768 bytes a token beside 131,072.
+
+    A request of 100 tokens in and 10 out holds 109, and 4 slots for drafted ones: 8 blocks of 16.
+    """
+    line = "serve llama-3.1-8b --num-prompts 1 --input-len 100 --output-len 10 --format json"
+    (plain,) = kvcalc(line).records
+    (drafted,) = kvcalc(f"{line} --draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 0.6").records
+    assert plain["kv_budget_bytes"] - drafted["kv_budget_bytes"] == 2 * 1_235_814_400
+    assert plain["kv_peak_bytes"] == 112 * 131_072
+    assert drafted["kv_peak_bytes"] == 128 * (131_072 + 32_768)
+    assert (drafted["draft"], drafted["num_speculative_tokens"], drafted["acceptance_rate"]) == ("llama-3.2-1b", 4, 0.6)
+    assert 1 <= drafted["tokens_per_step"] <= 5 and plain["draft"] is plain["tokens_per_step"] is None
+
+
+def test_speculation_helps_few_users_and_hurts_many(kvcalc: Run) -> None:
+    """One user at a time gains about what `latency` says; 256 at once lose throughput."""
+    line = "serve llama-3.1-70b --gpu h200 --tp 4 --input-len 500 --output-len 200 --stack datasheet --format json"
+    draft = "--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 0.6"
+    alone = [kvcalc(f"{line} --num-prompts 20 --max-concurrency 1 {more}").records[0]["tpot_mean_s"] for more in ("", draft)]
+    (said,) = kvcalc(f"latency {line.removeprefix('serve ')} {draft}").records
+    assert alone[0] / alone[1] == pytest.approx(said["speculative_speedup"], rel=0.05)
+    crowd = [kvcalc(f"{line} --num-prompts 512 {more}").records[0]["throughput_tokens_per_s"] for more in ("", draft)]
+    assert crowd[1] < crowd[0]
+
+
+def test_the_table_says_what_is_drafted(kvcalc: Run) -> None:
+    out = kvcalc("serve llama-3.1-8b --num-prompts 20 --draft layers=4 --num-speculative-tokens 2").out
+    assert "speculation: 2 tokens of llama-3.1-8b[layers=4] a step, 80% of them accepted" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--draft llama-3.2-1b", "a server's draft needs num-speculative-tokens"),
+        ("--acceptance-rate 0.5", "are of a draft, and there is none"),
+        ("--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 1.5", "is not between 0 and 1"),
+        ("--draft llama-3.2-1b --num-speculative-tokens 4 --policy static", "under continuous batching alone"),
+        ("--draft llama-3.2-1b --num-speculative-tokens 99", "fewer than 256 sequences of 100 queries"),
+        ("--draft mtp --num-speculative-tokens 1", "declares no multi-token-prediction layers"),
+    ],
+)
+def test_what_no_server_can_do_is_refused(kvcalc: Run, options: str, said: str) -> None:
+    result = kvcalc(f"serve llama-3.1-8b --num-prompts 3 {options}")
+    assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
+
+
+def test_prediction_layers_serve_with_their_own_weights_and_cache(kvcalc: Run) -> None:
+    """DeepSeek-V3's one MTP layer keeps (512 + 64) · 2 bytes a token beside those of 61 layers; 14 tokens and one ahead: 16."""
+    line = "serve deepseek-v3 --gpu h200 --tp 8 --num-prompts 1 --input-len 10 --output-len 5 --format json"
+    (plain,), (drafted,) = (kvcalc(f"{line} {more}").records for more in ("", "--draft mtp --num-speculative-tokens 1"))
+    assert (plain["kv_peak_bytes"], drafted["kv_peak_bytes"]) == (16 * 61 * 1152, 16 * 62 * 1152)
+    (fitted,) = kvcalc("fit deepseek-v3 --gpu h200 --tp 8 --mtp --format json").records
+    assert plain["kv_budget_bytes"] - drafted["kv_budget_bytes"] == fitted["mtp_weight_bytes"]
