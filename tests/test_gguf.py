@@ -82,7 +82,8 @@ def changed(**blocks: tuple[tuple[int, ...], int] | None) -> Tensors:
     """The tensors of one layer with some replaced, added, or left out (None); `_bias` ends the name of a bias."""
     found = llama_tensors(layers=1)
     for name, tensor in blocks.items():
-        key = f"blk.0.{name.removesuffix('_bias')}.{'bias' if name.endswith('_bias') else 'weight'}"
+        suffix = "" if name in ("ssm_a", "ssm_d") else ".bias" if name.endswith("_bias") else ".weight"
+        key = f"blk.0.{name.removesuffix('_bias')}{suffix}"
         if tensor is None:
             del found[key]
         else:
@@ -90,6 +91,9 @@ def changed(**blocks: tuple[tuple[int, ...], int] | None) -> Tensors:
     return found
 
 
+NO_ATTENTION = {"attn_q": None, "attn_k": None, "attn_v": None, "attn_output": None}
+SSM = {"llama.ssm.conv_kernel": 4, "llama.ssm.group_count": 2}
+REST = 3 * 256 * 512 + 512 + 2 * 256 * 1000 + 256  # of one layer without its attention
 ONE = LAYER + 512 + 2 * 256 * 1000 + 256
 BLOCKS: dict[str, tuple[dict[str, Any], Tensors, int]] = {
     "biases": ({}, changed(attn_q_bias=((256,), F32), attn_k_bias=((128,), F32), attn_v_bias=((128,), F32)), ONE + 512),
@@ -131,6 +135,46 @@ BLOCKS: dict[str, tuple[dict[str, Any], Tensors, int]] = {
         ),
         ONE + 256 * 8 + 8 * 3 * 256 * 256 + 256,
     ),
+    "queries with their gates": ({}, changed(attn_q=((256, 512), Q4_K)), ONE + 256 * 256),
+    # 2 heads of 32 keys, 4 of 32 values: q, k and v, a gate, step and decay; a convolution over 256 of 4; A, dt, a norm
+    "a gated delta net": (
+        SSM | {"llama.ssm.state_size": 32, "llama.ssm.inner_size": 128, "llama.ssm.time_step_rank": 4},
+        changed(
+            **NO_ATTENTION, attn_qkv=((256, 256), Q4_K), attn_gate=((256, 128), Q6_K), ssm_alpha=((256, 4), Q4_K),
+            ssm_beta=((256, 4), Q8_0), ssm_conv1d=((4, 256), F32), ssm_a=((4,), F32), ssm_dt_bias=((4,), F32),
+            ssm_norm=((32,), F32), ssm_out=((128, 256), Q8_0),
+        ),
+        REST + 256 * 256 + 256 * 128 + 8 * 256 + 4 * 256 + 8 + 32 + 128 * 256,
+    ),
+    # 8 heads of 64 channels, 2 groups of 16 states: 512 · 2 + 64 + 8 inputs, 576 columns of 4 with a bias, A, D, dt, a norm
+    "Mamba-2": (
+        SSM | {"llama.ssm.state_size": 16, "llama.ssm.inner_size": 512, "llama.ssm.time_step_rank": 8},
+        changed(
+            **NO_ATTENTION, ssm_in=((256, 1096), Q4_K), ssm_conv1d=((4, 576), F32), ssm_conv1d_bias=((576,), F32),
+            ssm_a=((1, 8), F32), ssm_d=((1, 8), F32), ssm_dt_bias=((8,), F32), ssm_norm=((512, 1), F32),
+            ssm_out=((512, 256), Q4_K),
+        ),
+        REST + 256 * 1096 + 5 * 576 + 3 * 8 + 512 + 512 * 256,
+    ),
+    # 512 channels of 16 states, a step of 32: x is [512, 64], dt [32, 512] with a bias, A 16 and D one for each channel
+    "Mamba": (
+        SSM | {"llama.ssm.state_size": 16, "llama.ssm.inner_size": 512, "llama.ssm.time_step_rank": 32},
+        changed(
+            **NO_ATTENTION, ssm_in=((256, 1024), Q4_K), ssm_conv1d=((4, 512), F32), ssm_conv1d_bias=((512,), F32),
+            ssm_x=((512, 64), Q4_K), ssm_dt=((32, 512), Q8_0), ssm_dt_bias=((512,), F32), ssm_a=((16, 512), F32),
+            ssm_d=((512,), F32), ssm_out=((512, 256), Q4_K),
+        ),
+        REST + 256 * 1024 + 5 * 512 + 512 * 64 + 33 * 512 + 17 * 512 + 512 * 256,
+    ),
+    "a short convolution": (
+        {"llama.shortconv.l_cache": 3},
+        changed(**NO_ATTENTION) | {
+            "blk.0.shortconv.in_proj.weight": ((256, 768), Q4_K), "blk.0.shortconv.conv.weight": ((3, 256), F32),
+            "blk.0.shortconv.out_proj.weight": ((256, 256), Q4_K),
+        },
+        REST + 256 * 768 + 3 * 256 + 256 * 256,
+    ),
+    "a network alone": ({}, changed(**NO_ATTENTION, attn_norm=None), REST - 256),
     "layers that predict further tokens": ({"llama.block_count": 2, "llama.nextn_predict_layers": 1}, llama_tensors(2), ONE),
 }  # fmt: skip
 
@@ -200,17 +244,19 @@ def test_splits_are_read_together(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], Tensors, str]] = [
-    (llama(1), changed(ssm_a=((256,), F32)), "tensors of 'llama' are not understood: blk.0.ssm_a.weight"),
-    (llama(1), changed(attn_q=None, attn_k=None, attn_v=None), "are not understood: blk.0.attn_norm.weight"),
+    (llama(1), changed(odd=((256,), F32)), "tensors of 'llama' are not understood: blk.0.odd.weight"),
+    (llama(1), changed(attn_q=None, attn_k=None, attn_v=None), "are not understood: blk.0.attn_output.weight"),
     (llama(1), changed(attn_output=None), "tensor blk.0.attn_output.weight is missing"),
     (llama(1), changed(attn_k=((256, 64), Q4_K)), r"blk.0.attn_k.weight has the shape \[256, 64\], not \[256, 128\]"),
     (llama(1), changed(attn_norm_bias=((256,), F32)), "some of its norms have biases and some have none"),
     (llama(1), changed(attn_q_norm=((33,), F32), attn_k_norm=((33,), F32)), "norms queries and keys of 33 and 33 elements"),
-    (llama(1), changed(ffn_gate_bias=((512,), F32)), "has a bias on one of ffn_gate and ffn_up alone"),
+    (llama(1), changed(ffn_gate_bias=((512,), F32)), "has a bias on some of ffn_gate, ffn_up alone"),
     (llama(1), changed(attn_norm=((256,), F16)), "its norms and biases are stored as f16, f32"),
     (llama(1), changed(attn_q_bias=((7,), F32)), "bytes, of which [0-9,]+ are understood"),
-    (llama(2), changed(), "are not understood|is missing"),
-    (llama(1) | {"llama.attention.head_count": 0}, changed(), "has no heads of a whole width"),
+    (llama(2), changed(), "block 1 holds no matrices"),
+    (llama(1) | {"llama.attention.head_count": 0}, changed(), "block 0: attention.head_count is 0"),
+    (llama(1) | {"llama.attention.head_count": 3}, changed(), "block 0: 3 heads do not divide 256"),
+    (llama(1), changed(attn_q=((256, 128), Q4_K)), r"blk.0.attn_q.weight has the shape \[256, 128\], not \[256, 256\]"),
     (llama(1) | {"llama.attention.head_count": "four"}, changed(), "head_count: four is no whole number"),
     (llama(1) | {"llama.block_count": 5000}, changed(), "block_count: 5000 is no whole number from 0 to 2,000"),
     (llama(1) | {"llama.attention.sliding_window": 9}, changed(), "not known which layers of 'llama' have the window of 9"),

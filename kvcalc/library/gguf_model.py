@@ -11,11 +11,13 @@ import msgspec
 
 from kvcalc.errors import printable
 from kvcalc.library.gguf import Header, TensorInfo, read_header
+from kvcalc.library.gguf_block import Block
 from kvcalc.library.gguf_fields import Fields
-from kvcalc.library.gguf_parts import Block
+from kvcalc.library.gguf_parts import dense, experts, grouped, latent
+from kvcalc.library.gguf_recurrent import delta, mamba, short_conv
 from kvcalc.model.gguf import split
 from kvcalc.model.memory import weight_bytes
-from kvcalc.model.spec import Model, Norm
+from kvcalc.model.spec import Layer, Model, Norm
 from kvcalc.storage.gguf import FILE_TYPES
 
 # Tensors that are no parameters: factors of rotary frequencies, routing biases that no gradient touches.
@@ -38,6 +40,7 @@ class _File:
         self.outer: dict[str, TensorInfo] = {}
         self.blocks: list[dict[str, TensorInfo]] = [{} for _ in range(self.fields.layers)]
         self.buffers = 0
+        self.biased: set[bool] = set()  # whether norms of the layers have biases
         for tensor in header.tensors.values():
             self._place(tensor)
 
@@ -57,14 +60,14 @@ class _File:
         f = self.fields
         vectors = self._vectors()
         blocks = [Block(f, n, tensors) for n, tensors in enumerate(self.blocks)]
+        layers = [self._layer(block) for block in blocks]
         biased, outside, stored = self._outside()
-        keys = [msgspec.json.encode(block.layer) for block in blocks]
+        keys = [msgspec.json.encode(layer) for layer in layers]
         distinct = list(dict.fromkeys(keys))
         names = {key: f"layer_{n + 1}" if len(distinct) > 1 else "layer" for n, key in enumerate(distinct)}
         found = Model(
             name=self.name, family=f.family, hidden_size=f.width, layers=f.layers, pattern=tuple(names[key] for key in keys),
-            kinds={names[key]: block.layer for key, block in zip(keys, blocks, strict=True)},
-            norm=self._norm(biased.union(*(block.norm_biases for block in blocks))),
+            kinds={names[key]: layer for key, layer in zip(keys, layers, strict=True)}, norm=self._norm(biased | self.biased),
             dtype="fp16", max_context=f.size("context_length", 0) or None, buffers=self.buffers, **outside,
         )  # fmt: skip
         key, problem = found.problem()
@@ -73,6 +76,33 @@ class _File:
         label = FILE_TYPES.get(f.metadata.get("general.file_type", -1), "gguf")
         formats = {n: tuple(block.stored) for n, block in enumerate(blocks)} | {-1: stored}
         return self._checked(split(found, formats, label, vectors, self.buffers), label)
+
+    def _layer(self, b: Block) -> Layer:
+        """The layer that a block's tensors make. Raises UserError where one is left over."""
+        found: list[Any] = []
+        if b.has("attn_kv_a_mqa"):
+            found.append(latent(b))
+        elif b.has("attn_gate"):
+            found.append(delta(b))
+        elif b.has("attn_q") or b.has("attn_qkv"):
+            found.append(grouped(b))
+        found += [mamba(b)] if b.has("ssm_in") else [short_conv(b)] if b.has("shortconv.in_proj") else []
+        found += [experts(b)] if b.has("ffn_gate_inp") else [dense(b)] if b.has("ffn_up") else []
+        norms = self._norms(b)
+        self.fields.refuse(b.left.values())
+        if not found:
+            raise self.fields.fail(f"block {b.number} holds no matrices")
+        return Layer(parts=tuple(found), norms=None if norms == len(found) else norms)
+
+    def _norms(self, b: Block) -> int:
+        """How many norms of the residual's width are left, which are the layer's."""
+        names = [
+            name for name, t in b.left.items() if "norm" in name and not name.endswith(".bias") and t.shape == (b.fields.width,)
+        ]
+        for name in names:
+            del b.left[name]
+            self.biased.add(b.bias(name.removesuffix(".weight")))
+        return len(names)
 
     def _outside(self) -> tuple[set[bool], dict[str, Any], tuple[tuple[str, str], ...]]:
         """Whether norms outside the layers have biases; fields of the model; the formats of what stands outside."""
