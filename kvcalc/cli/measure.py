@@ -168,7 +168,7 @@ def _report(found: "list[Result]", rows: str, output: Output) -> None:
     """Files first, then the records on standard output."""
     from kvcalc.measure.device import torch_version
     from kvcalc.report.export import to_csv
-    from kvcalc.report.measured import GENERATE_COLUMNS, MEASURE_COLUMNS, generate_notes, measure_notes
+    from kvcalc.report.measured import generated_table, measured_table
 
     generated = found[0][0] is None
     records = [record for _, record in found]
@@ -181,10 +181,7 @@ def _report(found: "list[Result]", rows: str, output: Output) -> None:
 
         output.picture(generation_chart(records) if generated else measured_chart(records))
     if not output.printed(records):
-        from kvcalc.report.layout import Table
-
-        columns, notes = (GENERATE_COLUMNS, generate_notes) if generated else (MEASURE_COLUMNS, measure_notes)
-        output.show(Table(records, columns, notes=notes(records, torch_version())))
+        output.show((generated_table if generated else measured_table)(records, torch_version()))
 
 
 def _check_targets(rows: str, output: Output, generate: bool) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvcalc.report.layout import Column
+from kvcalc.report.layout import Column, Table
 from kvcalc.report.tables import integer, seconds
 from kvcalc.units import format_bytes, format_si
 
@@ -19,23 +19,23 @@ def percent(value: float) -> str:
 
 MEASURE_COLUMNS = (
     Column("variant", "variant", right=False),
-    Column("attention", "attention", right=False),
     Column("phase", "phase", right=False),
-    Column("batch_size", "batch", integer),
-    Column("context", "context", integer),
-    Column("predicted_s", "layer: bound", seconds),
-    Column("measured_s", "measured", seconds),
-    Column("spread", "spread", percent),
-    Column("ratio", "ratio", times),
+    Column("batch_size", "batch", integer, given=True),
+    Column("context", "context", integer, given=True),
     Column("attention_predicted_s", "attention: bound", seconds),
     Column("attention_measured_s", "measured", seconds),
     Column("attention_ratio", "ratio", times),
-    Column("attention_bandwidth_share", "of bandwidth", percent),
-    Column("attention_flops_share", "of FLOP/s", percent),
     Column("attention_difference", "because", right=False),
+    Column("ratio", "layer: ratio", times),
+    Column("predicted_s", "bound", seconds),
+    Column("measured_s", "measured", seconds),
+    Column("spread", "spread", percent),
     Column("predicted_bytes", "cache predicted", integer),
     Column("allocated_bytes", "in tensors", integer),
     Column("allocator_bytes", "allocator", integer),
+    Column("attention_bandwidth_share", "of bandwidth", percent),
+    Column("attention_flops_share", "of FLOP/s", percent),
+    Column("attention", "attention", right=False),
 )
 WAYS = {
     "cached": "with",
@@ -45,24 +45,49 @@ WAYS = {
     "unfused": "without, n × n scores",
 }
 GENERATE_COLUMNS = (
-    Column("variant", "variant", lambda v: v or "its own", right=False),
-    Column("prompt_len", "prompt", integer),
-    Column("batch_size", "batch", integer),
+    Column("variant", "variant", lambda v: v or "its own", right=False, given=True),
+    Column("prompt_len", "prompt", integer, given=True),
+    Column("batch_size", "batch", integer, given=True),
     Column("mode", "cache", lambda v: WAYS[v], right=False),
-    Column("head", "LM head on", right=False),
+    Column("head", "head on", right=False),
     Column("total_s", "measured", seconds),
     Column("predicted_total_s", "predicted", seconds),
     Column("ratio", "ratio", times),
-    Column("bound_total_s", "bound", seconds),
-    Column("tokens_per_s", "tokens/s", lambda v: f"{v:.1f}"),
-    Column("first_token_s", "first token", seconds),
-    Column("last_token_s", "last token", seconds),
     Column("speedup", "cache saves", times),
     Column("predicted_speedup", "predicted", times),
     Column("predicted_extra_bytes", "extra bytes", lambda v: format_bytes(v) if v else "none"),
     Column("same_tokens", "same tokens", lambda v: "yes" if v else "no", right=False),
+    Column("first_token_s", "first token", seconds),
+    Column("last_token_s", "last token", seconds),
+    Column("tokens_per_s", "tokens/s", lambda v: f"{v:.1f}"),
+    Column("bound_total_s", "bound", seconds),
 )
 LARGE = 64 << 20  # bytes of a cache that no CPU's last level holds
+
+
+def measured_table(rows: list[dict[str, Any]], version: str) -> Table:
+    """Layers: their attention first, then the whole of them and their bytes."""
+    medians = [
+        f"{phase} attention takes {times(_middle(ratios))} its bound"
+        for phase in dict.fromkeys(r["phase"] for r in rows)
+        if (ratios := sorted(r["attention_ratio"] for r in rows if r["phase"] == phase))
+    ]
+    median = ", the median of each" if len(rows) > len(medians) else ""
+    return Table(rows, MEASURE_COLUMNS, f"{', '.join(medians)}{median}", measure_notes(rows, version))
+
+
+def generated_table(rows: list[dict[str, Any]], version: str) -> Table:
+    """Every way of generating, measured beside predicted."""
+    first, without = rows[0], next((r for r in rows if r["mode"] == "uncached"), None)
+    title = f"{first['model']} makes {first['new_tokens']:,} tokens in {seconds(first['total_s'])} with the cache"
+    if without:
+        saves = f"it saves {times(without['speedup'])}, predicted {times(without['predicted_speedup'])}"
+        title = f"{title} and {seconds(without['total_s'])} without: {saves}"
+    return Table(rows, GENERATE_COLUMNS, title, generate_notes(rows, version))
+
+
+def _middle(ordered: list[float]) -> float:
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def measure_notes(rows: list[dict[str, Any]], version: str) -> list[str]:
@@ -86,8 +111,7 @@ def measure_notes(rows: list[dict[str, Any]], version: str) -> list[str]:
         "cache bytes: predicted = in the tensors' storage in every row" if even else "cache bytes DIFFER from the prediction"
     )
     if large := sorted(r["attention_ratio"] for r in rows if r["phase"] == "decode" and r["predicted_bytes"] > LARGE):
-        middle = (large[(len(large) - 1) // 2] + large[len(large) // 2]) / 2
-        notes.append(f"decode attention over caches above {format_bytes(LARGE, 0)}: median {times(middle)} its bound")
+        notes.append(f"decode attention over caches above {format_bytes(LARGE, 0)}: median {times(_middle(large))} its bound")
     return [*notes, "", *(f"{r['variant']} {r['phase']}: {r['attention_why']}" for r in rows)]
 
 
@@ -101,7 +125,7 @@ def generate_notes(rows: list[dict[str, Any]], version: str) -> list[str]:
     return [
         "",
         f"{first['model']} with random weights in {first['dtype']} on {first['device']}; torch {version}, {how}; "
-        f"{first['new_tokens']:,} tokens, greedy choice, {first['cache']} cache",
+        f"{first['new_tokens']:,} tokens, greedy, {first['cache']} cache; head: the LM head, on the last position or on all",
         f"in the cache {format_bytes(first['allocated_bytes'])}, predicted {format_bytes(first['predicted_bytes'])}; 'cache "
         "saves': a run's time over that with the cache; extra bytes: predicted, of all steps, beside those of the operators",
         "predicted: each operator at this machine's rates for products of so few rows and for activations, the extra bytes, and "

@@ -50,6 +50,8 @@ def why_little(record: Record) -> str:
         why = f"either reads all weights once, most of the {seconds(least)} that it takes at the least"
     doubles = record["no_cache_doubles_from"]
     pays = (
-        f"twice as long without it from {doubles:,} tokens on" if doubles else "at no length of its own twice as long without it"
+        f"twice as long without it from {doubles:,} tokens on"
+        if doubles
+        else f"never twice as long at a length that {record['model']} takes"
     )
     return f"the cache saves {ratio(record['speedup'])}: {steps}; {why}; {pays}"

@@ -3,6 +3,7 @@
 import builtins
 import csv
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,9 @@ def test_a_table_ends_with_its_assumptions(kvcalc: Run) -> None:
     found = kvcalc(f"{QUICK} --variant mha,mla")
     assert found.code == 0
     assert "ceilings of this machine" in found.out
+    assert re.match(
+        r"decode attention takes [\d.]+× its bound, prefill attention takes [\d.]+× its bound, the median of each", found.out
+    )
     assert "predicted = in the tensors' storage in every row" in found.out
     assert f"torch {torch.__version__}" in found.out
 
@@ -80,7 +84,7 @@ def test_generation(kvcalc: Run, tmp_path: Path) -> None:
     assert all(r["same_tokens"] and r["tokens_per_s"] > 0 for r in found.records)
     assert "time per token" in plot.read_text(encoding="utf-8")
     assert [r["head"] for r in kvcalc(f"{line} --head all --modes uncached --format json").records] == ["last", "all"]
-    assert "predicted" in kvcalc(line).out
+    assert re.match(r"gpt2 makes 6 tokens in .*s with the cache and .*s without: it saves .*×, predicted .*×", kvcalc(line).out)
 
 
 def test_generation_takes_variants_caches_and_lists(kvcalc: Run) -> None:
