@@ -129,6 +129,10 @@ def run(
         str,
         typer.Option("--lengths", help="A file of lengths, or lognormal:MEAN,P99: what allocation wastes.", show_default=False),
     ] = "",
+    allocations: Annotated[
+        str,
+        typer.Option("--allocations", help="A file of A 50, free A, ask 2049 …: what allocators make of it.", show_default=False),
+    ] = "",
     formats: FormatLists,
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     tp: Annotated[
@@ -153,6 +157,8 @@ def run(
     check_number("configurations", MOST_CONFIGURATIONS, gpus, ranks, precisions)
     deployments = [Deployment(chosen, card, p, r) for card, r, p in product(gpus, ranks, precisions)]
     answers = smallest_first(_answers(deployments, options))
+    if allocations:
+        return _played(answers[0], allocations, output)
     records = [fit_record(f, drawn, seed) for f in answers]
     _remarks(chosen, answers, drawn)
     if output.plot:
@@ -165,6 +171,20 @@ def run(
         output.show(fit_table(records, answers))
         print(f"\n{sketch(memory_chart(records))}")
     return int(bool(asked.require) and not any(f.fits for f in answers))
+
+
+def _played(found: "Fit", path: str, output: Output) -> int:
+    """A file of allocations, in as many token slots as it says, or as the cache has."""
+    from kvcalc.capacity.allocations import play, read_script
+
+    script = read_script(path)
+    memory = script.memory or found.plan.tokens(found.kv_budget, found.length)
+    played = play(script.steps, memory, found.length, found.plan.block_size or 16)
+    if not output.printed(played.records):
+        from kvcalc.report.allocations import allocation_table
+
+        output.show(allocation_table(played, found.length, found.options.wanted))
+    return 0
 
 
 def _answers(deployments: "list[Deployment]", options: "FitOptions") -> "list[Fit]":

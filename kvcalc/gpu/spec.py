@@ -26,7 +26,9 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     memory_bytes: what the driver reports. bandwidth_bytes_per_s: of that memory, decimal. flops_per_s: dense matrix peaks
     by dtype, absent where there is no unit. vector_flops_per_s: of the other units. link_bytes_per_s: to other GPUs, in
-    one direction; link_domain: how many it joins. per: what one of these is (card, die, chip, SoC).
+    one direction; link_domain: how many it joins. host_link_bytes_per_s: to the host's memory, in one direction.
+    register_bytes_per_sm, shared_memory_bytes_per_sm: of one multiprocessor (compute unit, core); their rates, and the L2's,
+    are of all together, absent where nobody gives them. per: what one of these is (card, die, chip, SoC).
     """
 
     name: str
@@ -40,7 +42,11 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     memory_type: str = ""
     vector_flops_per_s: dict[str, Rate] = {}
     sms: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    register_bytes_per_sm: Bytes | None = None
+    shared_memory_bytes_per_sm: Bytes | None = None
+    shared_memory_bytes_per_s: Rate | None = None
     l2_bytes: Bytes | None = None
+    l2_bytes_per_s: Rate | None = None
     link_bytes_per_s: Rate | None = None
     link_domain: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     host_link_bytes_per_s: Rate | None = None

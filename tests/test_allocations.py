@@ -1,0 +1,134 @@
+"""A written sequence of allocations: slots, first fit and pages by hand, and what must hold whatever is asked."""
+
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvcalc import UserError
+from kvcalc.capacity.allocations import FirstFit, Pages, Slots, Step, play, read_script
+
+SERIES = "memory 4144\nA 50\nB 2048\n\nfree A   # 50 tokens in front of B\nask 2049\n"
+
+
+@pytest.fixture
+def series(tmp_path: Path) -> str:
+    path = tmp_path / "series.txt"
+    path.write_text(SERIES)
+    return str(path)
+
+
+def test_a_request_fails_though_enough_is_free_in_pieces(kvcalc: Run, series: str) -> None:
+    """4144 tokens, B behind A's 50: 50 + 2046 = 2096 are free, and no hole holds 2049; 131 of 259 blocks do."""
+    records = kvcalc(f"fit llama-3.1-8b --allocations {series} --max-model-len 2048 --format json").records
+    assert [r["request"] for r in records] == ["A 50", "B 2048", "free A", "ask 2049"]
+    assert [r["line"] for r in records] == [2, 3, 5, 6]
+    assert [r["first_fit"] for r in records] == [True, True, None, False]
+    assert [r["first_fit_free_tokens"] for r in records] == [4094, 2046, 2096, 2096]
+    assert [r["first_fit_largest_hole"] for r in records] == [4094, 2046, 2046, 2046]
+    assert [r["contiguous"] for r in records] == [True, True, None, False]  # 2049 is more than a slot
+    assert [r["contiguous_free_slots"] for r in records] == [1, 0, 1, 1]  # 4144 are two slots of 2048
+    assert [r["paged"] for r in records] == [True, True, None, True]
+    assert [r["paged_free_blocks"] for r in records] == [255, 127, 131, 131]  # 4144 = 259 · 16; ⌈50/16⌉ = 4, 2048/16 = 128
+    assert records[0]["block_table"] == [0, 1, 2, 3]
+    assert records[1]["block_table"] == list(range(4, 132))
+
+
+def test_the_table_ends_with_the_block_table_and_its_bytes(kvcalc: Run, series: str) -> None:
+    out = kvcalc(f"fit llama-3.1-8b --allocations {series} --max-model-len 2048 --max-num-seqs 8").out
+    title = " ".join(out.splitlines()[:2])
+    assert title.startswith("ask 2049: slots refuse it, pieces refuse it, pages grant it; 2,096 tokens are free in pieces, the")
+    assert "block table of B, logical → physical: 0–127 → 4–131\n" in out
+    assert "first fit ends as free 50 | B 2,048 | free 2,046\n" in out
+    # int32 entries: 128 in use; 8 sequences of 2048 tokens have 8 · 128
+    assert "128 entries of 4 bytes = 512 B" in out and "= 1,024 entries = 4,096 B" in out
+
+
+def test_without_a_memory_line_it_is_the_caches(kvcalc: Run, tmp_path: Path) -> None:
+    """16 MiB at 131,072 bytes a token are 128 tokens."""
+    (tmp_path / "a").write_text("A 1k\n")
+    line = f"fit llama-3.1-8b --allocations {tmp_path / 'a'} --kv-cache-memory-bytes 16MiB --max-model-len 64 --format json"
+    (record,) = kvcalc(line).records
+    assert record["memory_tokens"] == 128
+    assert not (record["contiguous"] or record["first_fit"] or record["paged"])
+
+
+def test_blocks_come_back_in_the_order_of_a_queue() -> None:
+    """Six blocks of 16: A has 0 and 1, B 2. Freed, A's come last first behind 3, 4, 5: C takes 3, 4, 5, 1."""
+    pages = Pages(96, 16)
+    assert pages.give("A", 32) and pages.give("B", 1)
+    pages.take("A")
+    assert pages.give("C", 50)
+    assert pages.tables == {"B": [2], "C": [3, 4, 5, 1]}
+    assert pages.free == 16 and not pages.could(17) and pages.could(16)
+
+
+def test_sequences_grow_where_they_stand() -> None:
+    """A of 20 grows to 40 in its slot, in a third block, and behind itself only as long as B does not stand there."""
+    slots, pieces, pages = Slots(200, 100), FirstFit(200), Pages(208, 16)
+    for allocator in (slots, pieces, pages):
+        assert allocator.give("A", 20) and allocator.give("A", 40)
+    assert (slots.free, pieces.free, pages.free) == (100, 160, 208 - 48)
+    for allocator in (slots, pieces, pages):
+        assert allocator.give("B", 30)
+    assert slots.give("A", 100) and not slots.give("A", 101)
+    assert not pieces.give("A", 41) and pieces.pieces["A"] == (0, 40)
+    assert pages.give("A", 49) and pages.tables["A"] == [0, 1, 2, 5]
+
+
+def test_the_first_hole_that_fits_is_taken() -> None:
+    pieces = FirstFit(100)
+    for name, size in (("a", 30), ("b", 10), ("c", 20), ("d", 40)):
+        assert pieces.give(name, size)
+    pieces.take("a")
+    pieces.take("c")
+    assert pieces.holes() == [(0, 30), (40, 20)]
+    assert pieces.give("e", 20) and pieces.pieces["e"] == (0, 20)  # not the hole of exactly 20
+    pieces.take("b")
+    assert pieces.holes() == [(20, 40)]  # neighbours are one
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 90)), min_size=1, max_size=40), st.sampled_from([1, 7, 16]))
+def test_nothing_is_given_twice_and_pages_refuse_least(asked: list[tuple[str, int]], block: int) -> None:
+    """Every token slot has one owner; what first fit grants anew, pages of one token would grant too."""
+    memory, longest = 210, 70
+    steps = [Step(number, name, tokens) for number, (name, tokens) in enumerate(asked)]
+    played = play(steps, memory, longest, block)
+    owned = [block for table in played.pages.tables.values() for block in table]
+    assert len(owned) == len(set(owned)) and sorted([*owned, *played.pages.queue]) == list(range(memory // block))
+    spans = sorted([*played.first_fit.pieces.values(), *played.first_fit.holes()])
+    assert [start for start, _ in spans] == [sum(size for _, size in spans[:n]) for n in range(len(spans))]
+    assert sum(size for _, size in spans) == memory
+    for tokens in (1, 40, 80):
+        if block == 1 and sum(size for _, size in played.first_fit.holes()) <= played.pages.free:
+            assert played.pages.could(tokens) or not played.first_fit.could(tokens)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("A 50\nfree B\n", "line 2: 'B' has no tokens to release"),
+        ("A 50\nA 40\n", "line 2: 'A' has 50 tokens and cannot shrink to 40"),
+        ("A fifty\n", "line 1: tokens 'fifty' is not a whole number"),
+        ("A 50\nmemory 100\n", "line 2: 'memory 100' is no step"),
+        ("A\n", "line 1: 'A' is no step. Write NAME TOKENS"),
+        ("# nothing\n", "holds 0 steps, not 1 to 10,000"),
+        ("memory 10G\nA 1\n", "are too many to play allocations in"),
+    ],
+)
+def test_a_broken_file_is_refused_by_line(kvcalc: Run, tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "file"
+    path.write_text(content)
+    result = kvcalc(f"fit llama-3.1-8b --allocations {path}")
+    assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
+
+
+def test_a_script_is_read_as_written(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("memory 1k # binary\n\nx 3\nfree x\nask 5\n")
+    script = read_script(str(tmp_path / "s"))
+    assert script.memory == 1024
+    assert [step.text for step in script.steps] == ["x 3", "free x", "ask 5"]
+    with pytest.raises(UserError, match="none"):
+        read_script(str(tmp_path / "none"))
