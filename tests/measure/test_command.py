@@ -12,7 +12,7 @@ import pytest
 from conftest import Run
 from twins import torch
 
-from kvcalc.measure import ceilings, plan, run
+from kvcalc.measure import ceilings, device, plan, run
 from kvcalc.measure.products import Products
 
 QUICK = "measure --device cpu --threads 1 --seconds 0.001 --context 40 --batch-size 2"
@@ -28,6 +28,7 @@ def _small_and_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ceilings.Ceilings(10e9, 20e9, flops, 1e-6, Products((1,), (1e-9,)))
     monkeypatch.setattr(ceilings, "measured_ceilings", lambda *_: found)
     monkeypatch.setitem(plan.HEADS, "cpu", 2)  # narrow layers
+    monkeypatch.setattr(device, "_cache_bytes", lambda: 1 << 20)  # few copies to rotate over
 
 
 @pytest.fixture(autouse=True)
