@@ -28,43 +28,36 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 TAKEN = ("kvcalc", "presets", "tests", "docs", "benchmarks", "pyproject.toml", "README.md", "CHANGELOG.md")
-# Room → the tests that are likeliest to notice, cheapest first; a module may have a line of its own.
+# Room → the tests that are likeliest to notice, cheapest first, as patterns; a module may have a line of its own.
 TESTS = {
     "layers/": """
-        test_cost.py test_batch.py test_labels.py test_cache.py test_parameters.py test_recurrent.py test_forward.py
-        test_forward_deepseek.py test_forward_llama2.py test_parallel.py property/test_parts.py property/test_sizes.py
-        property/test_passes.py test_golden.py
+        test_cost.py test_batch.py test_labels.py test_dims.py test_cache.py test_reach.py test_parameters.py test_recurrent.py
+        test_forward*.py test_parallel.py property/test_parts.py property/test_sizes.py property/test_passes.py test_golden.py
     """,
     "model/": """
-        test_labels.py test_parameters.py test_cache.py test_forward.py test_parallel.py test_quantization.py
+        test_labels.py test_parameters.py test_cache.py test_reach.py test_forward*.py test_parallel.py test_quantization.py
         property/test_passes.py property/test_sizes.py test_files.py test_golden.py
     """,
-    "storage/": "test_dtypes.py test_quantization.py test_cache.py",
+    "storage/": "test_dtypes.py test_quantization.py test_gguf*.py test_cache.py",
     "gpu/": "test_roofline.py timing/test_roof.py",
     "library/": """
-        test_files.py test_presets.py test_golden.py test_huggingface_reader.py test_huggingface_dense.py
-        test_huggingface_experts.py test_huggingface_hybrid.py test_huggingface_import.py test_huggingface_latent.py
-        test_huggingface_nested.py test_huggingface_quantized.py test_huggingface_windows.py test_hub.py test_cli.py
+        test_files.py test_writes.py test_presets.py test_golden.py test_huggingface_*.py test_gguf*.py test_hub.py test_cli.py
     """,
     "timing/": """
-        timing/test_laws.py timing/test_law_formulas.py timing/test_mixed.py timing/test_steps.py
-        timing/test_served_models.py timing/test_fitting.py test_rows.py test_validate.py timing/test_roof.py
-        test_roofline.py
+        timing/test_law*.py timing/test_mixed.py timing/test_steps.py timing/test_routing.py timing/test_served_models.py
+        timing/test_fitting.py
+        test_rows.py test_validate.py timing/test_roof.py test_roofline.py
     """,
-    "capacity/": "test_fit.py test_engines_vllm.py test_engines_others.py test_fragmentation.py property/test_fit_properties.py",
-    "serving/": """
-        serving/test_limits.py serving/test_pool.py serving/test_requests.py serving/test_simulation.py
-        serving/test_latency.py serving/test_speculation.py serving/test_serve.py serving/test_queueing.py
-    """,
-    "planning/": "test_compare.py property/test_sizes.py",
-    "report/": "report test_cli.py test_plots.py test_docs.py serving/test_serve.py",
+    "capacity/": "test_fit*.py test_engines_*.py test_allocations.py test_fragmentation.py property/test_fit_properties.py",
+    "serving/": "serving/test_limits.py serving/test_[pr]*.py serving/test_si*.py serving",
+    "planning/": "test_compare.py test_reach.py property/test_sizes.py",
+    "report/": "report test_cli.py test_notebook.py test_plots.py test_docs.py serving/test_serve.py",
     "cli/measure.py": "measure/test_command.py",
     "cli/": """
-        test_cli.py test_cli_errors.py test_fit.py test_roofline.py test_compare.py test_validate.py
-        serving/test_serve.py serving/test_latency.py test_plots.py test_docs.py report
+        test_cli*.py test_fit*.py test_roofline.py test_compare.py test_validate.py serving test_plots.py test_docs.py report
     """,
     "measure/": "measure",
-    "": "test_cli.py test_cli_errors.py test_files.py test_cost.py test_dtypes.py report test_docs.py test_layout.py",
+    "": "test_cli*.py test_files.py test_cost.py test_dtypes.py report test_docs.py test_layout.py",
 }
 SWAPS: dict[type[ast.AST], tuple[str, ...]] = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
@@ -198,8 +191,9 @@ def drawn(paths: list[Path], count: int, seed: int) -> list[Mutant]:
 def tests_of(path: Path) -> list[str]:
     """The tests of a file's room."""
     inside = path.relative_to(ROOT / "kvcalc").as_posix()
-    room = next(r for r in TESTS if inside.startswith(r))
-    return [f"tests/{name}" for name in TESTS[room].split() if (ROOT / "tests" / name).exists()]
+    patterns = next(tests for room, tests in TESTS.items() if inside.startswith(room)).split()
+    found = [p for pattern in patterns for p in sorted((ROOT / "tests").glob(pattern))]
+    return list(dict.fromkeys(p.relative_to(ROOT).as_posix() for p in found))
 
 
 def passes(copy: Path, tests: list[str], timeout: float) -> bool:

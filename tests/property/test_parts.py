@@ -111,7 +111,7 @@ def test_whole_blocks_hold_the_rows_and_less_than_one_more(part: Part, tokens: i
 def test_role_and_dtype_of_every_operator(part: Part, group: Sequences) -> None:
     """Products have a dtype to be timed in, and a role; collectives none; one GPU talks to nobody."""
     for o in part.operators(Pass(HIDDEN, Batch((group,)), PLAIN, Parallelism())):
-        assert o.kind in ("gemm", "attention", "scan", "vector")
+        assert o.kind in ("gemm", "experts", "attention", "scan", "vector")
         assert (o.dtype == "bf16") == (o.kind != "vector")
         assert o.cost.flops == 0 or o.dtype
         assert o.cost.network_bytes == 0

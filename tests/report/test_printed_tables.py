@@ -102,15 +102,16 @@ FIT = {
     "tp": ("tensor_parallel_size", "whole"),
     "weights in": ("dtype", "text"),
     "cache in": ("kv_cache_dtype", "text"),
+    "users": ("max_num_seqs", "whole"),
+    "low side": ("low_num_seqs", "whole"),
     "weights": ("weight_bytes", "bytes"),
     "activations": ("activation_bytes", "bytes"),
     "overhead": ("overhead_bytes", "bytes"),
     "for the cache": ("kv_budget_bytes", "bytes"),
     "blocks": ("num_blocks", "whole"),
-    "per sequence": ("blocks_per_request", "whole"),
+    "per user": ("blocks_per_request", "whole"),
     "tokens": ("kv_tokens", "whole"),
     "concurrency": ("max_concurrency", "fixed"),
-    "sequences": ("max_num_seqs", "whole"),
 }
 MODELS = {
     "model": ("model", "text"),
@@ -140,7 +141,7 @@ Contract = dict[str, tuple[str, str]]
 def check(shown: Table, records: list[dict[str, Any]], contract: Contract, needed: str = "") -> None:
     """Every row a record, every cell its number; no heading that is not known, and those that are needed."""
     assert len(shown.rows) == len(records)
-    assert {*shown.headings} <= {*contract, "p99", "queue", "fits", "longest context"}
+    assert {*shown.headings} <= {*contract, "p99", "queue", "fits", "longest context", "range"}
     assert {*filter(None, needed.split(","))} <= {*shown.headings}
     for heading, (key, kind) in contract.items():
         if heading in shown.headings:
@@ -319,13 +320,17 @@ def test_serve_shows_what_went_wrong(kvcalc: Run) -> None:
 def test_fit(kvcalc: Run, line: str) -> None:
     records = kvcalc(f"{line} --format json").records
     shown = table(kvcalc(f"{line} --wide").out, "GPU")
-    check(shown, records, FIT, "GPU,weights,activations,overhead,for the cache,concurrency,sequences,fits")
+    check(shown, records, FIT, "GPU,weights,activations,overhead,for the cache,concurrency,users,fits")
     for verdict, r in zip(shown.column("fits"), records, strict=True):
         short = r["shortage_bytes"]
         assert verdict == "yes" if r["fits"] else verdict == "no" if not short else holds(verdict[4:-6], short, "bytes")
         assert r["fits"] or not short or (verdict.startswith("no, ") and verdict.endswith(" short"))
     for cell, r in zip(shown.column("longest context"), records, strict=True):
         assert cell == "no limit" if r["max_model_len"] is None else holds(cell, r["max_model_len"], "whole")
+    assert ("range" in shown.headings) == any(r["kv_budget_low_bytes"] is not None for r in records)
+    for cell, r in zip(shown.column("range") if "range" in shown.headings else (), records, strict=False):
+        low, high = cell.removesuffix(" GiB").split(" – ")
+        assert holds(f"{low} GiB", r["kv_budget_low_bytes"], "bytes") and holds(f"{high} GiB", r["kv_budget_high_bytes"], "bytes")
 
 
 def test_models(kvcalc: Run) -> None:
