@@ -58,7 +58,7 @@ def test_the_greatest_settings_hold_and_the_next_do_not(version: str, length: in
     most = asked("llama-3.1-8b", "vllm", **given).needed.sequences
     assert asked("llama-3.1-8b", "vllm", max_num_seqs=most, **given).fits
     assert not asked("llama-3.1-8b", "vllm", max_num_seqs=most + 1, **given).fits
-    longest = asked("llama-3.1-8b", "vllm", require=8, engine_version=version).needed.length
+    longest = asked("llama-3.1-8b", "vllm", require=8, budget="middle", engine_version=version).needed.length
     assert longest
     for tokens, holds in ((longest, True), (longest + 1, False)):
         assert asked("llama-3.1-8b", "vllm", max_num_seqs=8, max_model_len=tokens, engine_version=version).fits == holds

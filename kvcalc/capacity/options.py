@@ -14,7 +14,7 @@ from kvcalc.storage.dtypes import canonical
 from kvcalc.units import MOST_TOKENS
 
 MOST_BYTES = 1 << 60
-CHOICES = {"mamba_cache_mode": ("none", "align"), "utilization_of": ("", *SHARES), "budget": ENDS}
+CHOICES = {"mamba_cache_mode": ("none", "align"), "utilization_of": ("", *SHARES), "budget": ("", *ENDS)}
 STATE_DTYPES = ("auto", "fp32", "bf16", "fp16")
 
 
@@ -32,7 +32,8 @@ class FitOptions(EngineSettings, frozen=True):
     max_model_len: tokens of each sequence. max_num_seqs: that the engine is set up for, of the whole replica; None leaves it
     the engine's default and asks for one. require: sequences that have to fit, where those are more. engine_version: `0.11`,
     `0.11.2` or `latest`. enforce_eager: no CUDA graphs and no compilation. max_loras: slots for adapters of max_lora_rank.
-    limit_mm_per_prompt: items of each modality, as `image=0` or in JSON. budget: which end of its range answers.
+    limit_mm_per_prompt: items of each modality, as `image=0` or in JSON. budget: which end of its range answers; '' is
+    the low one where `require` is given, else the middle.
     utilization_of: share of the GPU's total memory, of what is free once context and collectives stand, or of what then
     remains beside the terms. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override an engine's number of blocks;
     weight_bytes, activation_bytes and overhead_bytes the three terms. shared_prefix: first tokens that all sequences have in
@@ -49,7 +50,7 @@ class FitOptions(EngineSettings, frozen=True):
     max_loras: int = 0
     max_lora_rank: int = 16
     limit_mm_per_prompt: str = ""
-    budget: str = "middle"
+    budget: str = ""
     gpu_memory_utilization: Annotated[float, share] = 0.0
     utilization_of: str = ""
     max_num_batched_tokens: Tokens = 0
@@ -104,7 +105,8 @@ class FitOptions(EngineSettings, frozen=True):
     @property
     def end(self) -> str:
         """The end of the range that answers: the middle where the engine's terms have none."""
-        return self.budget if self.rules.ranged else "middle"
+        asked = self.budget or ("low" if self.require else "middle")
+        return asked if self.rules.ranged else "middle"
 
     @property
     def wanted(self) -> int:

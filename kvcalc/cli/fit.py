@@ -101,7 +101,6 @@ class EngineOptions(Group, frozen=True):
         if self.require < 0:
             raise UserError(f"--require {self.require} is not a number of sequences")
         given = msgspec.structs.asdict(self) | {"hybrid": not self.disable_hybrid}
-        given["budget"] = self.budget or ("low" if self.require else "middle")
         return from_words(FitOptions, given)
 
 

@@ -146,7 +146,7 @@ def explain_fit(found: Fit, record: dict[str, Any]) -> str:
         lines.append(f"   {b.share:,} − {b.weights:,} − {b.activation:,} − {b.overhead:,} = {_b(b.cache)}")
     if found.engine.ranged and not found.given:
         ends = " to ".join(format_bytes(found.budget_at(end)) for end in ("low", "high"))
-        lines.append(f"   nine of ten starts: {ends}; the {found.end} answers")
+        lines.append(f"   the range of its terms: {ends}; the {found.end} answers")
     if found.kv_budget != b.cache:
         lines.append(f"   given or bounded instead: {_b(found.kv_budget)}")
     lines += ["", f"4. What the engine makes of it (cache in {record['kv_cache_dtype']})"]
@@ -186,7 +186,7 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
     lines.append(f"   longest context of {asked} at once: " + ("no limit" if longest is None else f"{longest:,} tokens"))
     least = record["needed_utilization"]
     share = "no share of the memory" if least is None else f"a share of {least:g}"
-    lines.append(f"   {asked} of {length:,} tokens need {_b(record['needed_kv_cache_memory_bytes'])} for the cache: {share}")
+    lines.append(f"   {asked} of {length:,} tokens: {_b(record['needed_kv_cache_memory_bytes'])} for the cache, {share}")
     sent, time = record["transfer_bytes"], record["transfer_s"]
     lines += ["", "7. Links"]
     lines.append(
