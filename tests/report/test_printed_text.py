@@ -15,7 +15,7 @@ from kvcalc.report.export import to_csv, to_json
 from kvcalc.report.fit import memory_chart
 from kvcalc.report.measured import measure_notes
 from kvcalc.report.serving import serve_table
-from kvcalc.report.tables import error_bar
+from kvcalc.report.tables import time_note
 from kvcalc.units import format_bytes
 
 TOTAL = re.compile(r"  (\w+) = Σ × ([\d,]+) = ([\d,]+) \((.+)\)")
@@ -134,11 +134,20 @@ def test_records_that_no_format_may_break() -> None:
     assert (to_json([]), to_json([{"a": 1}])) == ("[]\n", '[\n{"a": 1}\n]\n')
 
 
-def test_the_error_bar_is_the_widest_of_the_records() -> None:
-    assert error_bar([{"time_p90_error": 0.1}, {"time_p90_error": 0.254}, {"time_p90_error": None}, {}]) == (
-        "; nine of ten such steps of measured servers lie within 25%"
-    )
-    assert error_bar([{"time_p90_error": None}]) == error_bar([]) == ""
+def test_what_times_rest_on() -> None:
+    rows = [
+        {"basis": "vllm 1 calibration", "time_basis": "calibrated", "time_p90_error": 0.1, "uncalibrated_share": 0.004},
+        {"basis": "vllm 1 calibration", "time_basis": "calibrated", "time_p90_error": 0.254, "uncalibrated_share": 0.061},
+        {"basis": "vllm 1 calibration of h200", "time_basis": "scaled", "time_p90_error": None},
+        {"basis": "datasheet", "time_basis": "bound", "uncalibrated_share": 1.0},
+    ]
+    predicted = "times: predicted by the vllm 1 calibration"
+    assert time_note(rows[:1]) == f"{predicted}; nine of ten such steps of measured servers lie within 10%"
+    share = "up to 6% of a step rests on operators without a law, at their bounds"
+    assert time_note(rows[:2]) == f"{predicted}; nine of ten such steps of measured servers lie within 25%; {share}"
+    assert time_note(rows[2:3]) == "times: ~ by the vllm 1 calibration of h200, scaled by datasheet figures"
+    assert time_note(rows[3:]) == "times: ≥ datasheet bounds, full overlap and no launches"
+    assert time_note(rows[2:]) == f"{time_note(rows[2:3])}; {time_note(rows[3:]).removeprefix('times: ')}"
 
 
 def measured(ratio: float, phase: str = "decode", held: int = 100 << 20, **more: Any) -> dict[str, Any]:
