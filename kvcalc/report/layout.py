@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from kvcalc.report.export import Record
 
 WIDTH, MOST_COLUMNS, LEAST_WIDTH = 100, 9, 40
-CUT, LEAST_CUT = 24, 6  # characters that are left of a long word where there is little room for it, and where there is none
+CUT, LEAST_NAME = 16, 12  # characters that are left of long words where there is little room, and of the row's name
 FEW_ROWS, FEW_COLUMNS = 6, 6  # rows that may stand on their side, and columns that are too few to stay upright
 
 
@@ -114,22 +114,27 @@ def _stood(columns: Sequence[Column], cells: Cells, width: int, wide: bool) -> t
 def _fitting(columns: Sequence[Column], cells: Cells, width: int) -> tuple[int, Cells]:
     """How many columns stand beside each other, from the left, and the cells with words as short as that needs.
 
-    Words get what is left for them, at first no less than CUT, and all that they need in the first column, which names the row.
+    Words get what is left for them, no less than CUT, and all that they need in the first column, which names the row: it is
+    cut only where no other column has a place beside it.
     """
     sizes = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for least, first in ((CUT, 1), (LEAST_CUT, 0)):
-        for kept in range(min(MOST_COLUMNS, len(columns)), 1, -1):
-            words = [at for at in range(first, kept) if not columns[at].right]
-            fixed = 2 * (kept - 1) + sum(sizes[at] for at in range(kept) if at not in words)
-            limit = _limit([sizes[at] for at in words], width - fixed, least)
-            if limit:
-                return kept, [[_short(c, limit) if at in words else c for at, c in enumerate(row)] for row in cells]
-    return 1, [[_short(row[0], width), *row[1:]] for row in cells]
+    most = range(min(MOST_COLUMNS, len(columns)), 1, -1)
+    for kept in most:
+        words = [at for at in range(1, kept) if not columns[at].right]
+        taken = 2 * (kept - 1) + sum(sizes[at] for at in range(kept) if at not in words)
+        limit = _limit([sizes[at] for at in words], width - taken)
+        if limit:
+            return kept, [[_short(c, limit) if at in words else c for at, c in enumerate(row)] for row in cells]
+    words = [at for at, c in enumerate(columns) if not c.right]
+    cut = [min(size, CUT) if at in words else size for at, size in enumerate(sizes)]
+    kept = next((n for n in most if width - sum(cut[1:n]) - 2 * (n - 1) >= LEAST_NAME), 1)
+    name = width - sum(cut[1:kept]) - 2 * (kept - 1)
+    return kept, [[_short(c, CUT if at else name) if at in words else c for at, c in enumerate(row)] for row in cells]
 
 
-def _limit(sizes: list[int], room: int, least: int) -> int:
-    """The length of the longest words that fit into `room`, one of each size; 0 where not even those of `least` do."""
-    limits = range(max(least, *sizes, 0), least - 1, -1)
+def _limit(sizes: list[int], room: int) -> int:
+    """The length of the longest words that fit into `room`, one of each size; 0 where not even those of CUT do."""
+    limits = range(max(CUT, *sizes, 0), CUT - 1, -1)
     return next((limit for limit in limits if sum(min(size, limit) for size in sizes) <= room), 0)
 
 
@@ -143,7 +148,7 @@ def _turned(columns: Sequence[Column], cells: Cells, width: int) -> list[str]:
     """One line a column and one column a row; nothing where the figures alone are too wide for that."""
     label, figures = max(map(len, cells[0])), [at for at, c in enumerate(columns) if c.right]
     room = (width - label) // max(1, len(cells) - 1) - 2
-    rows = [[_short(c, max(room, LEAST_CUT)) if at not in figures else c for at, c in enumerate(row)] for row in cells[1:]]
+    rows = [[_short(c, max(room, CUT)) if at not in figures else c for at, c in enumerate(row)] for row in cells[1:]]
     sizes = [max(map(len, row)) for row in rows]
     if label + sum(2 + size for size in sizes) > width:
         return []

@@ -222,10 +222,11 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
 def test_a_served_table_names_what_went_wrong_and_counts_its_gpus(gpus: int, words: int) -> None:
     record = {"model": "m", "gpu": "g", "basis": "datasheet", "gpus": gpus, "max_num_seqs": 1000, "max_num_batched_tokens": 8192}
     record |= {"kv_budget_bytes": 3 << 29, "rejected": words, "preemptions": words, "padding_waste": words / 10, "seed": 7}
-    record |= {"requests_per_s": 1.234, "throughput_tokens_per_s": 5678.9, "ttft_p50_s": 0.25 if words else None}
-    out = " ".join(str(serve_table([record])).split())
+    record |= {"requests_per_s": 1.234, "throughput_tokens_per_s": 5678.9, "ttft_p50_s": 0.25, "completed": words}
+    table = serve_table([record | {"time_basis": "bound", "draft": None}])
+    out = " ".join(str(table._replace(wide=True)).split())
     assert ("rejected" in out, "preempted" in out, "padding" in out) == (bool(words),) * 3
     assert f"cache {format_bytes(3 << 29)} a GPU, {gpus} GPU{'s' if gpus == 2 else ''}; seed 7" in out
-    assert "datasheet bounds, so rates are at most these; 1,000 sequences and 8,192 tokens a pass at most" in out
-    first = "; half of the requests see their first token within 250 ms" if words else " "
-    assert f"m on {gpus}× g serves 1.23 requests and 5,679 tokens a second{first}" in out
+    assert "times: ≥ datasheet bounds, full overlap and no launches 1,000 sequences and 8,192 tokens a pass at most" in out
+    rate = "serves at most 1.23 requests and 5,679 tokens a second; half of the requests see their first token within 250 ms"
+    assert out.startswith(f"m on {gpus}× g {rate if words else 'serves none of these requests'} ")
