@@ -27,6 +27,11 @@ class Result(NamedTuple):
     err: str
 
     @property
+    def joined(self) -> str:
+        """Standard output on one line: what was wrapped is whole again."""
+        return " ".join(self.out.split())
+
+    @property
     def records(self) -> list[dict[str, Any]]:
         """The JSON array on standard output, strictly parsed: NaN and Infinity are no JSON."""
         assert self.code == 0, self.err

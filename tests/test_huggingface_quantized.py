@@ -425,7 +425,7 @@ def test_the_command_says_what_auto_chose_and_why(kvcalc: Run, tmp_path: Path) -
     config = LLAMA | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     path = str(tmp_path / "config.json")
-    assert "cache fp8 (the checkpoint declares it for its cache)" in kvcalc("size", path).out.replace("\n", " ")
+    assert "cache fp8 (the checkpoint declares it for its cache)" in kvcalc("size", path).joined
     record = kvcalc("size --context 17 --format json", path).records[0]
     assert (record["kv_cache_dtype"], record["kv_cache_bytes"]) == ("fp8", 17 * 4 * 2 * 2 * 32)
     assert kvcalc("size --context 17 --dtype bf16 --format json", path).records[0]["kv_cache_bytes"] == 2 * 17 * 4 * 2 * 2 * 32

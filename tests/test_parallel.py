@@ -53,7 +53,7 @@ def test_embedding_and_head_split_over_a_padded_vocabulary() -> None:
 
 def test_padded_vocabulary_is_said(kvcalc: Run) -> None:
     for more in ("", " --explain"):
-        assert "vocabulary padded from 50,257 to 50,260" in kvcalc(f"size gpt2 --context 1k --tp 4{more}").out
+        assert "vocabulary padded from 50,257 to 50,260" in kvcalc(f"size gpt2 --context 1k --tp 4{more}").joined
         assert "padded" not in kvcalc(f"size gpt2 --context 1k{more}").out
 
 

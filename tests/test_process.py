@@ -72,7 +72,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 def test_odd_environments_change_nothing(case: str) -> None:
     done = run(*SIZE, **ENVIRONMENTS[case])
     assert (done.returncode, done.stderr) == (0, NOTE)
-    assert done.stdout.splitlines()[1].split()[:2] == ["gpt2", "MHA"]
+    assert done.stdout.splitlines()[2].split()[:2] == ["gpt2", "72.00"]
 
 
 @pytest.mark.parametrize("width", ["abc", "0", "9" * 30])

@@ -287,7 +287,7 @@ def test_figures_of_a_record_are_of_all_the_times_the_operator_runs(kvcalc: Run)
 def test_table_shows_parts_shares_and_assumptions(kvcalc: Run) -> None:
     code, out, err = kvcalc("roofline deepseek-v3 --gpu h100 --context 4k")
     assert (code, err) == (0, "")
-    assert "deepseek-v3 on h100-sxm: decode, batch 1, context 4,096" in out
+    assert "for a decode step of deepseek-v3 on h100-sxm, batch 1, context 4,096 (at least " in " ".join(out.split())
     for text in (
         "absorb_q",
         "  qk",
@@ -297,7 +297,7 @@ def test_table_shows_parts_shares_and_assumptions(kvcalc: Run) -> None:
         "datasheet bound",
         "cache bf16",
     ):
-        assert text in out
+        assert text in out or text in " ".join(out.split())
 
 
 def test_csv_has_the_same_columns(kvcalc: Run) -> None:

@@ -41,7 +41,7 @@ def build(only: str = "") -> typer.Typer:
         name="kvcalc",
         help="How big is the KV cache, what does it cost to read, and what will this GPU do with it?",
         no_args_is_help=True,
-        add_completion=not only,
+        add_completion=False,  # `completion` answers sooner
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         result_callback=lambda status, **_: _Done(status or 0),
@@ -64,6 +64,10 @@ def _version(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
+    install_completion: Annotated[
+        bool, typer.Option("--install-completion", help="Complete words in this shell, or in the one named: bash, zsh, fish.")
+    ] = False,
+    show_completion: Annotated[bool, typer.Option("--show-completion", help="Print the script that does.")] = False,
 ) -> None:
     """Options of `kvcalc` itself."""
 
@@ -81,6 +85,8 @@ def main() -> None:
 
 def _guarded(words: list[str]) -> int:
     try:
+        if done := _completed(words):
+            return done.status
         result = build(words[0] if words else "")(words, standalone_mode=False)
     except UserError as error:
         return _fail(str(error))
@@ -104,6 +110,18 @@ def _guarded(words: list[str]) -> int:
     if isinstance(result, _Done):
         return result.status
     return _interrupted() if result == INTERRUPTED else int(result or 0)  # typer's Exit, which it makes of Ctrl-C too
+
+
+def _completed(words: list[str]) -> _Done | None:
+    """What completion in a shell asks for; None where nothing does."""
+    wanted = words[0] if words else ""
+    if not os.environ.get("_KVCALC_COMPLETE") and wanted not in ("--install-completion", "--show-completion"):
+        return None
+    from kvcalc.cli import completion
+
+    if instruction := os.environ.get(completion.VARIABLE):
+        return _Done(completion.answer(instruction))
+    return _Done((completion.show if wanted == "--show-completion" else completion.install)(*words[1:2]))
 
 
 def _interrupted() -> int:

@@ -26,5 +26,4 @@ def run(
         from kvcalc.report.layout import Table
         from kvcalc.report.tables import GPU_COLUMNS
 
-        notes = ["", "dense matrix peaks; knee: FLOP per byte where bf16 products turn compute-bound; link: one direction"]
-        output.show(Table(records, GPU_COLUMNS, notes=notes))
+        output.show(Table(records, GPU_COLUMNS, notes=["", "`kvcalc gpus NAME` shows all of one, with its sources"]))

@@ -33,7 +33,7 @@ def run(
         from kvcalc.report.layout import Table
         from kvcalc.report.tables import MODEL_COLUMNS
 
-        about = "per token: one sequence at 8,192 tokens, bf16, all layers. `kvcalc models NAME` shows sources"
+        about = "per token: one sequence at 8,192 tokens, bf16, all layers; `kvcalc models NAME` shows all of one, with sources"
         output.show(Table(records, MODEL_COLUMNS, notes=["", about]))
 
 

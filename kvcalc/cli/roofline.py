@@ -84,5 +84,4 @@ def _roofs_alone(gpus: "Sequence[Gpu]", output: Output) -> None:
         from kvcalc.report.layout import Table
         from kvcalc.report.tables import GPU_COLUMNS
 
-        notes = ["", "dense matrix peaks; knee: FLOP per byte where bf16 products turn compute-bound"]
-        output.show(Table(records, GPU_COLUMNS, notes=notes))
+        output.show(Table(records, GPU_COLUMNS, notes=[""]))

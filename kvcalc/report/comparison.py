@@ -10,8 +10,7 @@ from kvcalc.planning.variants import Variant
 from kvcalc.report.chart import Chart
 from kvcalc.report.figures import cache_vs_context
 from kvcalc.report.layout import Table
-from kvcalc.report.passes import times
-from kvcalc.report.tables import COMPARE_COLUMNS, fallback_notes, ratio
+from kvcalc.report.tables import COMPARE_COLUMNS, fallback_notes, ratio, time_note
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
@@ -30,17 +29,17 @@ def compare_tables(deployment: Deployment, records: Sequence[dict[str, Any]], bl
     """Every record, and below them what is known of every variant."""
     model, gpu = deployment.model, deployment.gpu
     held = assumptions(model, deployment.precision, block_size, deployment.parallelism)
-    step = f"step: least time of one decode step on {gpu.name}; users: whole sequences beside the weights alone"
     once = {record["variant"]: record for record in records}
     lines = [
-        f"less: against {records[0]['reference']}; FLOP/B: of attention, per byte of cache that it reads; {step}",
-        f"{held}; {times(deployment, records)}",
+        f"less: against {records[0]['reference']}; one decode step on {gpu.name}",
+        f"{held}; {time_note(records, deployment.basis)}",
         *_sight(once),
         *fallback_notes(records),
         "",
         *(_known(record) for record in once.values()),
     ]
-    return [Table(records, COMPARE_COLUMNS, _sentence(model.name, records), ["", *lines])]
+    rows = [r | {"step_s": r["roofline_s"] if r["time_s"] is None else r["time_s"]} for r in records]
+    return [Table(rows, COMPARE_COLUMNS, _sentence(model.name, records), ["", *lines])]
 
 
 def _sight(once: dict[str, dict[str, Any]]) -> list[str]:

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 from kvcalc.report.export import Record
 
 WIDTH, MOST_COLUMNS, LEAST_WIDTH = 100, 9, 40
-CUT = 24  # characters that are left of a long word where there is no room for it
+CUT, LEAST_NAME = 16, 12  # characters that are left of long words where there is little room, and of the row's name
 FEW_ROWS, FEW_COLUMNS = 6, 6  # rows that may stand on their side, and columns that are too few to stay upright
 
 
 class Column(NamedTuple):
     """One column: the record's key, its heading, and how a value is written.
 
-    given: what was asked rather than answered, which leaves the table where it is the same in every row.
+    given: what was asked rather than answered, which leaves the table where it is the same in every row. rests: the figure
+    rests on the record's `time_basis`, as a `time` or as a `rate`. about: what the heading means, said below.
     """
 
     key: str
@@ -28,6 +29,8 @@ class Column(NamedTuple):
     right: bool = True
     wide: bool = False  # shown on request alone
     given: bool = False
+    rests: str = ""
+    about: str = ""
 
 
 class Table(NamedTuple):
@@ -56,67 +59,103 @@ class Laid(NamedTuple):
 
 
 def laid_out(table: Table, width: int) -> Laid:
-    """The lines of a table, none of them longer than `width`."""
-    columns, remarks = condensed(table.records, _told(table))
+    """The lines of a table, none of them longer than `width` unless all columns are asked for."""
+    columns, remarks, wide = _chosen(table)
     cells = [[c.title for c in columns], *([written(c, r) for c in columns] for r in table.records)]
-    below = [*table.notes[:1], *remarks, *table.notes[1:]]
-    if width < LEAST_WIDTH:
-        head: list[str] = []
-        rows = [line for row in cells[1:] for line in _listed(cells[0], row, width)]
-    else:
-        head, rows, lost = _upright(columns, cells, width, table.wide)
-        few = len(table.records) <= FEW_ROWS and len(columns) - len(lost) < min(FEW_COLUMNS, len(columns))
-        turned = _turned(cells, width) if lost and few else None
-        if turned:
-            head, rows = turned[:1], turned[1:]
-        elif lost:
-            below.insert(1 if below else 0, f"{len(lost)} more with --wide: {', '.join(lost)}")
+    head, rows, kept = _stood(columns, cells, width, table.wide)
+    below = _below(table, remarks, columns[:kept], [*columns[kept:], *wide])
     title = [line for text in table.title.split("\n") for line in (wrap(text, width) or [""])] if table.title else []
     return Laid(title, head, rows, [line for note in below for line in _wrapped(note, width)])
 
 
 def markdown(table: Table) -> str:
     """The table's columns and units as a pipe table, its notes as lines below."""
-    columns = _told(table)
-    rows = [[c.title for c in columns], ["---:" if c.right else "---" for c in columns]]
-    rows += [[written(c, r).strip() for c in columns] for r in table.records]
+    columns, remarks, wide = _chosen(table)
+    kept = len(columns) if table.wide else MOST_COLUMNS
+    notes = [note for note in _below(table, remarks, columns[:kept], [*columns[kept:], *wide]) if note]
+    rows = [[c.title for c in columns[:kept]], ["---:" if c.right else "---" for c in columns[:kept]]]
+    rows += [[written(c, r).strip() for c in columns[:kept]] for r in table.records]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    notes = [note for note in table.notes if note]
     head = [f"**{table.title.strip()}**", ""] if table.title else []
     return "\n".join([*head, *lines, *(["", *(f"{note}  " for note in notes)] if notes else []), ""])
 
 
-def _told(table: Table) -> list[Column]:
-    asked = [c for c in table.columns if table.wide or not c.wide]
-    return [c for c in asked if any(r.get(c.key) is not None for r in table.records)]
+def _chosen(table: Table) -> tuple[list[Column], list[str], list[Column]]:
+    """The columns that have a place in the table, remarks for those that have none, and those that are shown on request."""
+    told = [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
+    if table.wide:
+        return told, [], []
+    columns, remarks = condensed(table.records, [c for c in told if not c.wide], table.title)
+    return columns, remarks, [c for c in told if c.wide]
 
 
-def _upright(columns: Sequence[Column], cells: list[list[str]], width: int, wide: bool) -> tuple[list[str], list[str], list[str]]:
-    """(headings, rows, columns lost): as many columns as stand beside each other, from the left."""
-    kept = len(columns) if wide else min(MOST_COLUMNS, len(columns))
-    cut = cells
-    if not wide and _breadth(cells, kept) > width:
-        cut = [[_short(cell) if not c.right else cell for c, cell in zip(columns, row, strict=True)] for row in cells]
-        while kept > 2 and _breadth(cut, kept) > width:
-            kept -= 1
-        if _breadth(cells, kept) <= width:
-            cut = cells
+def _below(table: Table, remarks: Sequence[str], shown: Sequence[Column], lost: Sequence[Column]) -> list[str]:
+    """The notes, and among them what is the same in every row, what more there is, and what headings mean."""
+    more = [f"{len(lost)} more with --wide: {', '.join(c.title for c in lost)}"] if lost else []
+    meanings = list(dict.fromkeys(f"{c.title}: {c.about}" for c in shown if c.about))
+    return [*table.notes[:1], *remarks, *more, *(["; ".join(meanings)] if meanings else []), *table.notes[1:]]
+
+
+Cells = list[list[str]]
+
+
+def _stood(columns: Sequence[Column], cells: Cells, width: int, wide: bool) -> tuple[list[str], list[str], int]:
+    """The heading, the rows, and how many columns they hold: upright, or on their side where that shows more."""
+    if width < LEAST_WIDTH:
+        return [], [line for row in cells[1:] for line in _listed(cells[0], row, width)], len(columns)
+    kept, cut = (len(columns), cells) if wide else _fitting(columns, cells, width)
+    turned: list[str] = []
+    if kept < min(FEW_COLUMNS, len(columns)) and len(cells) - 1 <= FEW_ROWS:
+        turned = _turned(columns, cells, width)
+    lines, kept = (turned, len(columns)) if turned else (_upright(columns, cut, kept), kept)
+    return lines[:1], lines[1:], kept
+
+
+def _fitting(columns: Sequence[Column], cells: Cells, width: int) -> tuple[int, Cells]:
+    """How many columns stand beside each other, from the left, and the cells with words as short as that needs.
+
+    Words get what is left for them, no less than CUT, and all that they need in the first column, which names the row: it is
+    cut only where no other column has a place beside it.
+    """
+    sizes = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    most = range(min(MOST_COLUMNS, len(columns)), 1, -1)
+    for kept in most:
+        words = [at for at in range(1, kept) if not columns[at].right]
+        taken = 2 * (kept - 1) + sum(sizes[at] for at in range(kept) if at not in words)
+        limit = _limit([sizes[at] for at in words], width - taken)
+        if limit:
+            return kept, [[_short(c, limit) if at in words else c for at, c in enumerate(row)] for row in cells]
+    words = [at for at, c in enumerate(columns) if not c.right]
+    cut = [min(size, CUT) if at in words else size for at, size in enumerate(sizes)]
+    kept = next((n for n in most if width - sum(cut[1:n]) - 2 * (n - 1) >= LEAST_NAME), 1)
+    name = width - sum(cut[1:kept]) - 2 * (kept - 1)
+    return kept, [[_short(c, CUT if at else name) if at in words else c for at, c in enumerate(row)] for row in cells]
+
+
+def _limit(sizes: list[int], room: int) -> int:
+    """The length of the longest words that fit into `room`, one of each size; 0 where not even those of CUT do."""
+    limits = range(max(CUT, *sizes, 0), CUT - 1, -1)
+    return next((limit for limit in limits if sum(min(size, limit) for size in sizes) <= room), 0)
+
+
+def _upright(columns: Sequence[Column], cells: Cells, kept: int) -> list[str]:
     sides = [str.rjust if c.right else str.ljust for c in columns[:kept]]
-    widths = _widths(cut, kept)
-    lines = ["  ".join(side(cell, w) for side, cell, w in zip(sides, row, widths, strict=False)).rstrip() for row in cut]
-    return [line[:width] if not wide else line for line in lines[:1]], lines[1:], [c.title for c in columns[kept:]]
+    sizes = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(side(cell, w) for side, cell, w in zip(sides, row, sizes, strict=False)).rstrip() for row in cells]
 
 
-def _turned(cells: list[list[str]], width: int) -> list[str] | None:
-    """One line a column and one column a row, where that fits; rows that have no name get the first line's."""
-    label = max(map(len, cells[0]))
-    sizes = [max(map(len, row)) for row in cells[1:]]
+def _turned(columns: Sequence[Column], cells: Cells, width: int) -> list[str]:
+    """One line a column and one column a row; nothing where the figures alone are too wide for that."""
+    label, figures = max(map(len, cells[0])), [at for at, c in enumerate(columns) if c.right]
+    room = (width - label) // max(1, len(cells) - 1) - 2
+    rows = [[_short(c, max(room, CUT)) if at not in figures else c for at, c in enumerate(row)] for row in cells[1:]]
+    sizes = [max(map(len, row)) for row in rows]
     if label + sum(2 + size for size in sizes) > width:
-        return None
+        return []
     lines = []
     for at, name in enumerate(cells[0]):
-        figures = "".join("  " + row[at].rjust(size) for row, size in zip(cells[1:], sizes, strict=True))
-        lines.append(name.ljust(label) + figures)
+        shown = "".join("  " + row[at].rjust(size) for row, size in zip(rows, sizes, strict=True))
+        lines.append((name.ljust(label) + shown).rstrip())
     return lines
 
 
@@ -124,16 +163,8 @@ def _listed(names: list[str], row: list[str], width: int) -> list[str]:
     return [line for name, cell in zip(names, row, strict=True) for line in wrap(f"{name}: {cell}", width)]
 
 
-def _widths(cells: list[list[str]], kept: int) -> list[int]:
-    return [max(len(row[at]) for row in cells) for at in range(kept)]
-
-
-def _breadth(cells: list[list[str]], kept: int) -> int:
-    return sum(_widths(cells, kept)) + 2 * (kept - 1)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= CUT else text[: CUT - 1] + "…"
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _wrapped(note: str, width: int) -> list[str]:
@@ -147,15 +178,19 @@ _ECHOES = {
 }
 
 
-def condensed(records: Sequence[Record], columns: Sequence[Column]) -> tuple[list[Column], list[str]]:
-    """The columns without those that say the same in every row or only repeat another, and remarks that say so instead."""
+def condensed(records: Sequence[Record], columns: Sequence[Column], title: str = "") -> tuple[list[Column], list[str]]:
+    """The columns without those that say the same in every row or only repeat another, and remarks that say so instead.
+
+    Words that the title says already are in no remark.
+    """
     kept, constant, echoed = [], [], []
     for column in columns:
         values = [r.get(column.key) for r in records]
         same = all(v == values[0] for v in values)
         other, name = _ECHOES.get(column.key, ("", ""))
         if column.given and same:
-            constant.append(f"{column.title} {column.show(values[0])}")
+            said = not column.right and column.show(values[0]) in title
+            constant += [] if said else [f"{column.title} {written(column, records[0])}"]
         elif other and len(records) > 1 and all(r.get(column.key) == r.get(other) for r in records):
             echoed.append(name)
         elif not (column.key == "fixed_bytes" and same and not values[0]):
@@ -168,10 +203,15 @@ def condensed(records: Sequence[Record], columns: Sequence[Column]) -> tuple[lis
 
 
 _COUNTED = ("parameters", "active_parameters", "weight_bytes")
+_ABOUT = {("time", "bound"): "≥ ", ("rate", "bound"): "≤ ", ("time", "scaled"): "~ ", ("rate", "scaled"): "~ "}
 
 
 def written(column: Column, record: Record) -> str:
-    """The figure, behind ≈ where it hangs on parameters of which the record says that they are not exact."""
+    """The figure, behind ≈ where it hangs on parameters of which the record says that they are not exact.
+
+    Of a time behind ≥ where it is a bound, of a rate ≤, and ~ where it is scaled from another GPU.
+    """
     value = record.get(column.key)
     about = "≈ " if column.key in _COUNTED and record.get("parameters_exact") is False else ""
+    about += _ABOUT.get((column.rests, record.get("time_basis", "")), "") if column.rests else ""
     return "–" if value is None else about + column.show(value)

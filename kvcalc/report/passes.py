@@ -6,8 +6,8 @@ from typing import Any
 from kvcalc.gpu.roof import turning_batch
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
-from kvcalc.report.layout import Table
-from kvcalc.report.tables import ROOFLINE_COLUMNS, error_bar, fallback_notes, seconds
+from kvcalc.report.layout import Column, Table
+from kvcalc.report.tables import ROOFLINE_COLUMNS, fallback_notes, seconds, time_note
 from kvcalc.timing.deployment import Deployment
 
 KINDS_OF_BYTES = (("weights", "weight_bytes"), ("cache", "cache_bytes"), ("activations", "activation_bytes"))
@@ -24,13 +24,19 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]]) -> Tab
         shown += [_part(part) for part in record.get("parts", [])]
     split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)
     notes = ["", f"bytes moved: {split}", *(_turning(deployment, context) if phase == "decode" else [])]
-    notes += [_assumptions(deployment), *fallback_notes(records[-1:]), times(deployment, records[-1:]), ""]
+    notes += [_assumptions(deployment), *fallback_notes(records[-1:]), time_note(records[-1:], deployment.basis), ""]
     what = {"decode": "a decode step", "prefill": "a prefill"}.get(phase, "a mixed pass")
     asked = f"{what} of {deployment.model.name} on {deployment.gpu.name}, batch {batch:,}, context {context:,}"
     least, predicted = seconds(whole["roofline_s"]), whole["time_s"]
     took = f"{seconds(predicted)} for {asked} (at least {least})" if predicted else f"At least {least} for {asked}"
     title = f"{took}, bound by {whole['bound']} at {whole['intensity']:.3g} FLOP/B" if whole["intensity"] else took
-    return Table(shown, ROOFLINE_COLUMNS, title, notes)
+    return Table(shown, _columns(records), title, notes)
+
+
+def _columns(records: Sequence[dict[str, Any]]) -> list[Column]:
+    """Without the kind of layer where there is but one."""
+    kinds = {r["layer"] for r in records} - {""}
+    return [c for c in ROOFLINE_COLUMNS if c.key != "layer" or len(kinds) > 1]
 
 
 def shape(record: dict[str, Any]) -> str | None:
@@ -48,7 +54,7 @@ def _size(value: Any) -> str:
 def _part(part: dict[str, Any]) -> dict[str, Any]:
     blank = dict.fromkeys(NOT_OF_PARTS)
     work = {"flops": part["flops"] or None, "vector_flops": part.get("vector_flops")}
-    return blank | {"operator": f"  {part['operator']}", "layer": "on the chip", **work, "bound": ""}
+    return blank | {"operator": f"  {part['operator']}", "layer": "in it", **work, "bound": ""}
 
 
 def _turning(deployment: Deployment, context: int) -> list[str]:
@@ -70,16 +76,4 @@ def _assumptions(deployment: Deployment) -> str:
     knees = [f"{gpu.knee_of(dtype):.1f} FLOP/B in {dtype}" for dtype in formats.product_dtypes]
     knee = f"knee {', '.join(knees)}"
     vector = "" if gpu.vector_peak else "; no vector peak in the preset, so vector work is not timed"
-    return (
-        f"weights {formats.weights_label}{formats.computed}, cache {formats.kv_cache_dtype}; {gpu.name} {knee}{vector}; "
-        "'at least' is the datasheet bound: full overlap, no launches"
-    )
-
-
-def times(deployment: Deployment, records: Sequence[dict[str, Any]]) -> str:
-    """What predicted times rest on, and their error."""
-    found, source = deployment.calibration, deployment.calibrated_on
-    if not found:
-        return f"{deployment.gpu.name}: no calibration in use, so no predicted times"
-    scaled = f", scaled from {source} by datasheet figures" if source else ""
-    return f"predicted: {found.stack} {found.version} calibration{scaled}".replace("  ", " ") + error_bar(records)
+    return f"weights {formats.weights_label}{formats.computed}, cache {formats.kv_cache_dtype}; {gpu.name} {knee}{vector}"

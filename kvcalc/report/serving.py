@@ -5,24 +5,25 @@ from collections.abc import Sequence
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.redundancy import no_cache_table
-from kvcalc.report.tables import error_bar, fallback_notes, integer, seconds
+from kvcalc.report.tables import fallback_notes, integer, seconds, time_note
 from kvcalc.units import format_bytes, format_si
 
+MONEY = "what a million output tokens cost, in the money of --price-per-hour"
+WHERE = (Column("model", "model", right=False, given=True), Column("gpu", "GPU", right=False, given=True))
 LATENCY = (
-    Column("model", "model", right=False),
-    Column("gpu", "GPU", right=False),
-    Column("batch_size", "batch", integer),
-    Column("input_len", "in", integer),
-    Column("output_len", "out", integer),
-    Column("ttft_s", "TTFT", seconds),
-    Column("tpot_s", "TPOT", seconds),
-    Column("tpot_first_s", "first", seconds),
-    Column("tpot_last_s", "last", seconds),
-    Column("e2e_s", "end to end", seconds),
-    Column("output_tokens_per_s", "tokens/s", lambda v: f"{v:,.1f}"),
+    *WHERE,
+    Column("batch_size", "batch", integer, given=True),
+    Column("input_len", "in", integer, given=True),
+    Column("output_len", "out", integer, given=True),
+    Column("ttft_s", "TTFT", seconds, rests="time", about="until the first token"),
+    Column("tpot_s", "TPOT", seconds, rests="time", about="from one token to the next"),
+    Column("e2e_s", "end to end", seconds, rests="time", about="TTFT + (out − 1) · TPOT"),
+    Column("output_tokens_per_s", "tokens/s", lambda v: f"{v:,.1f}", rests="rate"),
+    Column("cost_per_million_tokens", "per 1M tokens", lambda v: f"{v:,.2f}", rests="time", about=MONEY),
     Column("flops", "FLOP", lambda v: format_si(v)),
-    Column("bytes", "moved", lambda v: format_si(v, "B")),
-    Column("cost_per_million_tokens", "per 10^6 out", lambda v: f"{v:,.2f}"),
+    Column("bytes", "bytes", lambda v: format_si(v, "B")),
+    Column("tpot_first_s", "TPOT first", seconds, wide=True, rests="time", about="after the shortest cache"),
+    Column("tpot_last_s", "TPOT last", seconds, wide=True, rests="time", about="after the longest"),
 )
 SPECULATION = (
     Column("batch_size", "batch", integer, given=True),
@@ -30,48 +31,45 @@ SPECULATION = (
     Column("num_speculative_tokens", "drafted", integer),
     Column("acceptance_rate", "accepted", lambda v: f"{v:.0%}"),
     Column("tokens_per_step", "tokens/step", lambda v: f"{v:.4f}"),
-    Column("speculative_tpot_s", "TPOT", seconds),
+    Column("speculative_tpot_s", "TPOT", seconds, rests="time"),
     Column("speculative_speedup", "speed-up", lambda v: f"{v:.2f}×"),
     Column("stops_paying_at_batch", "stops paying at batch", integer),
-    Column("draft_s", "drafting", seconds),
-    Column("verify_s", "verifying", seconds),
+    Column("draft_s", "drafting", seconds, rests="time"),
+    Column("verify_s", "verifying", seconds, rests="time"),
     Column("draft_weight_bytes", "draft weights", format_bytes),
     Column("draft_cache_bytes", "draft cache", format_bytes),
 )
 
 SERVE = (
-    Column("model", "model", right=False),
-    Column("gpu", "GPU", right=False),
-    Column("policy", "policy", right=False),
-    Column("cache", "cache", right=False),
-    Column("rate", "req/s in", lambda v: f"{v:g}"),
-    Column("max_concurrency", "clients", integer),
+    *WHERE,
+    Column("policy", "policy", right=False, given=True),
+    Column("cache", "cache", right=False, given=True),
+    Column("rate", "req/s in", lambda v: f"{v:g}", given=True),
+    Column("max_concurrency", "clients", integer, given=True),
+    Column("requests_per_s", "req/s", lambda v: f"{v:.3g}", rests="rate"),
+    Column("throughput_tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", rests="rate", about="output tokens"),
+    Column("ttft_p50_s", "TTFT p50", seconds, rests="time", about="until the first token, for half of the requests"),
+    Column("ttft_p99_s", "TTFT p99", seconds, rests="time"),
+    Column("tpot_p50_s", "TPOT p50", seconds, rests="time", about="from one token to the next"),
+    Column("tpot_p99_s", "TPOT p99", seconds, rests="time"),
+    Column("slo_attainment", "within SLO", lambda v: f"{v:.1%}", rests="rate"),
+    Column("cost_per_million_tokens", "per 1M tokens", lambda v: f"{v:,.2f}", rests="time", about=MONEY),
+    Column("diverges", "queue", lambda v: "diverges" if v else "stable", right=False),
     Column("completed", "done", integer),
     Column("rejected", "rejected", integer),
-    Column("requests_per_s", "req/s", lambda v: f"{v:.3g}"),
-    Column("throughput_tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}"),
-    Column("ttft_p50_s", "TTFT p50", seconds),
-    Column("ttft_p99_s", "p99", seconds),
-    Column("tpot_p50_s", "TPOT p50", seconds),
-    Column("tpot_p99_s", "p99", seconds),
-    Column("queueing_mean_s", "queueing", seconds),
+    Column("preemptions", "preempted", integer),
     Column("mean_batch_size", "batch", lambda v: f"{v:.1f}"),
     Column("tokens_per_step", "tokens/step", lambda v: f"{v:.2f}"),
-    Column("padding_waste", "padding", lambda v: f"{v:.1%}"),
-    Column("kv_waste", "KV waste", lambda v: f"{v:.1%}"),
     Column("kv_peak", "KV peak", lambda v: f"{v:.1%}"),
-    Column("preemptions", "preempted", integer),
-    Column("slo_attainment", "within SLO", lambda v: f"{v:.1%}"),
-    Column("cost_per_million_tokens", "per 10^6 out", lambda v: f"{v:,.2f}"),
-    Column("diverges", "queue", lambda v: "diverges" if v else "stable", right=False),
+    Column("kv_waste", "KV waste", lambda v: f"{v:.1%}", about="allocated, but no token in it"),
+    Column("padding_waste", "padding", lambda v: f"{v:.1%}"),
+    Column("queueing_mean_s", "queueing", seconds, rests="time", about="mean until work begins"),
 )
 
 
 def latency_tables(records: Sequence[Record]) -> list[Table]:
     """The requests, and below them what they take without a cache and what speculation does."""
-    bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
-    word = "datasheet bounds: at least so long" if bases == "datasheet" else f"predicted by the {bases}"
-    notes = ["", f"times: {word}{error_bar(records)}; end to end = TTFT + (out − 1) · TPOT", *fallback_notes(records)]
+    notes = ["", time_note(records), *fallback_notes(records)]
     plain = {tuple(r.get(c.key) for c in LATENCY): r for r in records}
     tables = [Table(list(plain.values()), LATENCY, _sentence(records), notes)]
     if any(r.get("no_cache_head") for r in records):
@@ -87,7 +85,7 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
 def _sentence(records: Sequence[Record]) -> str:
     """The first request asked for, as a person would say it."""
     first = records[0]
-    about = "" if first["basis"] != "datasheet" else "at the earliest "
+    about = "at the earliest " if first["time_basis"] == "bound" else ""
     later = f", then one every {seconds(first['tpot_s'])}" if first["tpot_s"] else ""
     whole = f"{seconds(first['e2e_s'])} for {first['input_len']:,} tokens in and {first['output_len']:,} out"
     users = f", {first['batch_size']:,} at once" if first["batch_size"] > 1 else ""
@@ -98,17 +96,22 @@ def _sentence(records: Sequence[Record]) -> str:
 def serve_table(records: Sequence[Record]) -> Table:
     """What servers made of their load, a line each."""
     quiet = {c.key for c in SERVE if c.key in ("rejected", "preemptions", "padding_waste") and not any(r[c.key] for r in records)}
-    bases = ", ".join(dict.fromkeys(str(r["basis"]) for r in records))
-    word = "datasheet bounds, so rates are at most these" if bases == "datasheet" else f"predicted by the {bases}"
     first = records[0]
     limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
     room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
-    notes = ["", f"times: {word}; {limits}; {room}; seed {first['seed']}", *fallback_notes(records)]
+    notes = ["", time_note(records), f"{limits}; {room}; seed {first['seed']}", *fallback_notes(records)]
     if first["draft"]:
         drafted = f"{first['num_speculative_tokens']} tokens of {first['draft']} a step"
         notes.append(f"speculation: {drafted}, {first['acceptance_rate']:.0%} of them accepted; tokens/step: what came of it")
-    notes.append("tokens/s: output tokens; KV waste: allocated, but no token in it; queueing: mean until work begins")
-    half = f"half of the requests see their first token within {seconds(first['ttft_p50_s'])}" if first.get("ttft_p50_s") else ""
-    rate = f"{first['requests_per_s']:.3g} requests and {first['throughput_tokens_per_s']:,.0f} tokens a second"
-    title = f"{first['model']} on {first['gpus']}× {first['gpu']} serves {rate}; {half}".rstrip("; ")
-    return Table(records, [c for c in SERVE if c.key not in quiet], title, notes)
+    return Table(records, [c for c in SERVE if c.key not in quiet], _served(first), notes)
+
+
+def _served(record: Record) -> str:
+    """What the server did with its load, as a person would say it."""
+    where = f"{record['model']} on {record['gpus']}× {record['gpu']}"
+    if not record["completed"]:
+        return f"{where} serves none of these requests"
+    rate = f"{record['requests_per_s']:.3g} requests and {record['throughput_tokens_per_s']:,.0f} tokens a second"
+    most = "at most " if record["time_basis"] == "bound" else ""
+    half = f"half of the requests see their first token within {seconds(record['ttft_p50_s'])}"
+    return f"{where} serves {most}{rate}; {half}"

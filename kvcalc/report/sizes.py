@@ -27,14 +27,17 @@ def size_table(
 def _sentence(records: Sequence[Record]) -> str:
     """The answer as a person would say it: what one keeps, or the least and the most of several."""
     least, most = (choose(records, key=lambda r: r["kv_cache_bytes"]) for choose in (min, max))
-    if len(records) == 1 or least["kv_cache_bytes"] == most["kv_cache_bytes"]:
+    where = " a GPU" if least["gpus"] > 1 else ""
+    if least["kv_cache_bytes"] == most["kv_cache_bytes"]:
         about = "" if least["parameters_exact"] else "≈ "
-        return f"{_kept(least)}, beside {about}{format_bytes(least['weight_bytes'])} of weights"
-    return f"{_kept(least)}, {_kept(most)}"
+        beside = f", beside {about}{format_bytes(least['weight_bytes'])} of weights" if len(records) == 1 else ""
+        return f"{least['model']} keeps {_kept(least)}{where}{beside}"
+    if least["model"] == most["model"]:
+        return f"{least['model']} keeps {_kept(least)}{where}, {_kept(most)}"
+    return f"{least['model']} keeps the least, {_kept(least)}{where}; {most['model']} the most, {_kept(most)}"
 
 
 def _kept(record: Record) -> str:
     batch, context = record["batch_size"], record["context"]
     users = f"{batch:,} × {context:,} tokens" if batch > 1 else f"{context:,} tokens"
-    where = " a GPU" if record["gpus"] > 1 else ""
-    return f"{record['model']} keeps {format_bytes(record['kv_cache_bytes'])}{where} for {users}"
+    return f"{format_bytes(record['kv_cache_bytes'])} for {users}"

@@ -31,10 +31,25 @@ def _show_on_terminal(laid: Laid) -> None:
             out.print(Text(line, style=style), soft_wrap=True)
 
 
-def error_bar(records: Sequence[Record]) -> str:
-    """The widest error of such steps, as the end of a sentence; '' where none is known."""
+def time_note(records: Sequence[Record], basis: str = "") -> str:
+    """What the times of records rest on, and how sure they are of it. basis: where the records do not name theirs."""
+    words = []
+    for kind in dict.fromkeys(r["time_basis"] for r in records):
+        names = dict.fromkeys(basis or r["basis"] for r in records if r["time_basis"] == kind)
+        words.append(_BASES[kind].format(", ".join(names)))
     widest = max((r.get("time_p90_error") or 0.0 for r in records), default=0.0)
-    return f"; nine of ten such steps of measured servers lie within {widest:.0%}" if widest else ""
+    words += [f"nine of ten such steps of measured servers lie within {widest:.0%}"] if widest else []
+    share = max((r.get("uncalibrated_share") or 0.0 for r in records if r["time_basis"] != "bound"), default=0.0)
+    words += [f"up to {share:.0%} of a step rests on operators without a law, at their bounds"] if share >= LEAST_SHARE else []
+    return f"times: {'; '.join(words)}"
+
+
+LEAST_SHARE = 0.005
+_BASES = {
+    "bound": "≥ datasheet bounds, full overlap and no launches",
+    "calibrated": "predicted by the {}",
+    "scaled": "~ by the {}, scaled by datasheet figures",
+}
 
 
 def fallback_notes(records: Sequence[Record]) -> list[str]:
@@ -57,20 +72,23 @@ def per_token(value: float) -> str:
     return f"{value:,.0f} B" if value < 10_240 and value == int(value) else format_bytes(value, 1)
 
 
+BATCH, CONTEXT = Column("batch_size", "batch", integer, given=True), Column("context", "context", integer, given=True)
+CACHE_DTYPE = Column("kv_cache_dtype", "cache dtype", right=False, given=True)
 SIZE_COLUMNS = (
-    Column("variant", "variant", right=False),
     Column("model", "model", right=False),
-    Column("attention", "attention", right=False),
-    Column("context", "context", integer, given=True),
-    Column("batch_size", "batch", integer, given=True),
-    Column("kv_cache_dtype", "cache dtype", right=False, given=True),
+    CONTEXT,
+    BATCH,
+    CACHE_DTYPE,
     Column("kv_cache_bytes", "KV cache", format_bytes),
     Column("kv_cache_read_bytes", "read per step", format_bytes),
-    Column("bytes_per_token", "per token", per_token),
+    Column(
+        "bytes_per_token", "per token", per_token, about="what a token more adds at this context; 0 B where all windows are full"
+    ),
+    Column("attention", "attention", right=False),
     Column("weight_bytes", "weights", format_bytes),
     Column("parameters", "parameters", format_count),
-    Column("mha_ratio", "as MHA", ratio),
-    Column("fixed_bytes", "fixed", format_bytes),
+    Column("mha_ratio", "as MHA", ratio, about="how many times as much plain multi-head attention would keep"),
+    Column("fixed_bytes", "fixed", format_bytes, about="full windows and states of one sequence"),
     Column("active_parameters", "active", format_count),
     Column("kv_cache_allocated_bytes", "in blocks", format_bytes),
 )
@@ -89,11 +107,11 @@ GPU_COLUMNS = (
     Column("gpu", "GPU", right=False),
     Column("memory_bytes", "memory", lambda v: format_bytes(v, 1)),
     Column("bandwidth_bytes_per_s", "bandwidth", lambda v: format_si(v, "B/s")),
-    Column("bf16_flops_per_s", "bf16 FLOP/s", lambda v: format_si(v)),
+    Column("bf16_flops_per_s", "bf16 FLOP/s", lambda v: format_si(v), about="dense matrix peak"),
     Column("fp8_flops_per_s", "fp8", lambda v: format_si(v)),
     Column("fp4_flops_per_s", "fp4", lambda v: format_si(v)),
-    Column("knee", "knee", lambda v: f"{v:.1f}"),
-    Column("link_bytes_per_s", "link", lambda v: format_si(v, "B/s")),
+    Column("knee", "knee", lambda v: f"{v:.1f}", about="FLOP per byte where bf16 products turn compute-bound"),
+    Column("link_bytes_per_s", "link", lambda v: format_si(v, "B/s"), about="to other GPUs, one direction"),
     Column("vendor", "vendor", right=False),
 )
 
@@ -108,15 +126,15 @@ def seconds(value: float) -> str:
 ROOFLINE_COLUMNS = (
     Column("operator", "operator", right=False),
     Column("layer", "layer", right=False),
-    Column("count", "runs", integer),
-    Column("flops", "FLOP", lambda v: format_si(v)),
-    Column("bytes", "moved", lambda v: format_si(v, "B")),
-    Column("intensity", "FLOP/B", lambda v: f"{v:.3g}"),
-    Column("bound", "bound", right=False),
-    Column("roofline_s", "at least", seconds),
-    Column("time_s", "predicted", seconds),
+    Column("time_s", "predicted", seconds, rests="time"),
+    Column("roofline_s", "at least", seconds, about="the datasheet bound: full overlap, no launches"),
     Column("share", "share", lambda v: f"{v:.1%}"),
-    Column("overhead", "overhead", lambda v: f"{v:.3g}×"),
+    Column("bound", "bound", right=False),
+    Column("intensity", "FLOP/B", lambda v: f"{v:.3g}"),
+    Column("flops", "FLOP", lambda v: format_si(v)),
+    Column("bytes", "bytes", lambda v: format_si(v, "B")),
+    Column("count", "runs", integer),
+    Column("overhead", "overhead", lambda v: f"{v:.3g}×", about="predicted over at least"),
     Column("shape", "shape", wide=True),
     Column("vector_flops", "vector FLOP", lambda v: format_si(v), wide=True),
     Column("weight_bytes", "weights", lambda v: format_si(v, "B"), wide=True),
@@ -124,16 +142,23 @@ ROOFLINE_COLUMNS = (
     Column("activation_bytes", "activations", lambda v: format_si(v, "B"), wide=True),
 )
 COMPARE_COLUMNS = (
-    *(c for c in SIZE_COLUMNS if c.key in ("variant", "attention", "context", "batch_size", "kv_cache_dtype", "kv_cache_bytes")),
+    Column("variant", "variant", right=False),
+    CONTEXT,
+    BATCH,
+    CACHE_DTYPE,
+    Column("kv_cache_bytes", "KV cache", format_bytes),
     Column("stored_reduction", "stored less", ratio),
-    Column("kv_cache_read_bytes", "read per step", format_bytes),
     Column("read_reduction", "read less", ratio),
-    Column("attention_intensity", "FLOP/B", lambda v: f"{v:.4g}"),
-    Column("roofline_s", "step", seconds),
-    Column("time_s", "predicted", seconds),
-    Column("max_num_seqs", "users", integer),
+    Column("step_s", "step", seconds, rests="time", about="the time of one decode step"),
+    Column("max_num_seqs", "users", integer, about="whole sequences beside the weights alone"),
+    Column("attention_intensity", "FLOP/B", lambda v: f"{v:.4g}", about="of attention, per byte of cache that it reads"),
+    Column("attention", "attention", right=False),
+    Column("kv_cache_read_bytes", "read per step", format_bytes),
+    Column(
+        "bytes_per_token", "per token", per_token, about="what a token more adds at this context; 0 B where all windows are full"
+    ),
     Column("parameters", "parameters", format_count),
-    Column("bytes_per_token", "per token", per_token),
-    Column("intensity", "FLOP/B of the step", lambda v: f"{v:.3g}"),
-    Column("bound", "bound", right=False),
+    Column("roofline_s", "at least", seconds, wide=True, about="the datasheet bound of the step"),
+    Column("intensity", "FLOP/B of the step", lambda v: f"{v:.3g}", wide=True),
+    Column("bound", "bound", right=False, wide=True),
 )

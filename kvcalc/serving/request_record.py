@@ -72,7 +72,8 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
     record |= {"basis": deployment.basis, "batch_size": asked.batch_size}
     record |= {"input_len": asked.input_len, "output_len": asked.output_len}
     record |= {**found._asdict(), "speedup": None, "tokens_per_step": 1.0}
-    record["time_p90_error"] = deployment.p90_error(passes[1])
+    record |= {"time_basis": deployment.time_basis, "time_p90_error": deployment.p90_error(passes[1])}
+    record["uncalibrated_share"] = float(deployment.uncalibrated_share(passes[1]))
     record["output_tokens_per_s"] = tokens / found.e2e_s
     if asked.price_per_hour:
         record["cost_per_million_tokens"] = cost_per_million(asked.price_per_hour, record["gpus"], found.e2e_s, tokens)

@@ -163,6 +163,7 @@ def serve(
         "gpu": deployment.gpu.name,
         "gpus": deployment.parallelism.gpus,
         "basis": deployment.basis,
+        "time_basis": deployment.time_basis,
     }
     record |= {"policy": policy, "cache": cache, "rate": load.rate if load.rate != math.inf else None}
     record |= {"max_concurrency": load.max_concurrency or None, "max_num_seqs": settings.max_num_seqs}
@@ -178,6 +179,8 @@ def serve(
     if settings.price_per_hour and record["output_tokens"]:
         seconds, tokens = record["duration_s"], record["output_tokens"]
         record["cost_per_million_tokens"] = cost_per_million(settings.price_per_hour, record["gpus"], seconds, tokens)
+    step = Batch.decode(sum(typical), max(1, round(record["mean_batch_size"] or 1)))
+    record["uncalibrated_share"] = float(deployment.uncalibrated_share(step))
     record["fallback"] = deployment.fallback(Batch.prefill(typical[0]), Batch.decode(sum(typical)))
     return Run(record, served, own, limits)
 

@@ -56,7 +56,9 @@ class Deployment(msgspec.Struct, frozen=True):
     @property
     def basis(self) -> str:
         """What the times rest on, with the version of the engine that was measured."""
-        return f"{self.calibration.label} calibration" if self.calibration else "datasheet"
+        if not self.calibration:
+            return "datasheet"
+        return f"{self.calibration.label} calibration" + (f" of {self.calibration.gpu}" if self.calibrated_on else "")
 
     @property
     def time_basis(self) -> str:

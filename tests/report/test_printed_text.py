@@ -15,7 +15,7 @@ from kvcalc.report.export import to_csv, to_json
 from kvcalc.report.fit import memory_chart
 from kvcalc.report.measured import measure_notes
 from kvcalc.report.serving import serve_table
-from kvcalc.report.tables import error_bar
+from kvcalc.report.tables import time_note
 from kvcalc.units import format_bytes
 
 TOTAL = re.compile(r"  (\w+) = Σ × ([\d,]+) = ([\d,]+) \((.+)\)")
@@ -134,11 +134,20 @@ def test_records_that_no_format_may_break() -> None:
     assert (to_json([]), to_json([{"a": 1}])) == ("[]\n", '[\n{"a": 1}\n]\n')
 
 
-def test_the_error_bar_is_the_widest_of_the_records() -> None:
-    assert error_bar([{"time_p90_error": 0.1}, {"time_p90_error": 0.254}, {"time_p90_error": None}, {}]) == (
-        "; nine of ten such steps of measured servers lie within 25%"
-    )
-    assert error_bar([{"time_p90_error": None}]) == error_bar([]) == ""
+def test_what_times_rest_on() -> None:
+    rows = [
+        {"basis": "vllm 1 calibration", "time_basis": "calibrated", "time_p90_error": 0.1, "uncalibrated_share": 0.004},
+        {"basis": "vllm 1 calibration", "time_basis": "calibrated", "time_p90_error": 0.254, "uncalibrated_share": 0.061},
+        {"basis": "vllm 1 calibration of h200", "time_basis": "scaled", "time_p90_error": None},
+        {"basis": "datasheet", "time_basis": "bound", "uncalibrated_share": 1.0},
+    ]
+    predicted = "times: predicted by the vllm 1 calibration"
+    assert time_note(rows[:1]) == f"{predicted}; nine of ten such steps of measured servers lie within 10%"
+    share = "up to 6% of a step rests on operators without a law, at their bounds"
+    assert time_note(rows[:2]) == f"{predicted}; nine of ten such steps of measured servers lie within 25%; {share}"
+    assert time_note(rows[2:3]) == "times: ~ by the vllm 1 calibration of h200, scaled by datasheet figures"
+    assert time_note(rows[3:]) == "times: ≥ datasheet bounds, full overlap and no launches"
+    assert time_note(rows[2:]) == f"{time_note(rows[2:3])}; {time_note(rows[3:]).removeprefix('times: ')}"
 
 
 def measured(ratio: float, phase: str = "decode", held: int = 100 << 20, **more: Any) -> dict[str, Any]:
@@ -213,10 +222,11 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
 def test_a_served_table_names_what_went_wrong_and_counts_its_gpus(gpus: int, words: int) -> None:
     record = {"model": "m", "gpu": "g", "basis": "datasheet", "gpus": gpus, "max_num_seqs": 1000, "max_num_batched_tokens": 8192}
     record |= {"kv_budget_bytes": 3 << 29, "rejected": words, "preemptions": words, "padding_waste": words / 10, "seed": 7}
-    record |= {"requests_per_s": 1.234, "throughput_tokens_per_s": 5678.9, "ttft_p50_s": 0.25 if words else None}
-    out = " ".join(str(serve_table([record])).split())
+    record |= {"requests_per_s": 1.234, "throughput_tokens_per_s": 5678.9, "ttft_p50_s": 0.25, "completed": words}
+    table = serve_table([record | {"time_basis": "bound", "draft": None}])
+    out = " ".join(str(table._replace(wide=True)).split())
     assert ("rejected" in out, "preempted" in out, "padding" in out) == (bool(words),) * 3
     assert f"cache {format_bytes(3 << 29)} a GPU, {gpus} GPU{'s' if gpus == 2 else ''}; seed 7" in out
-    assert "datasheet bounds, so rates are at most these; 1,000 sequences and 8,192 tokens a pass at most" in out
-    first = "; half of the requests see their first token within 250 ms" if words else " "
-    assert f"m on {gpus}× g serves 1.23 requests and 5,679 tokens a second{first}" in out
+    assert "times: ≥ datasheet bounds, full overlap and no launches 1,000 sequences and 8,192 tokens a pass at most" in out
+    rate = "serves at most 1.23 requests and 5,679 tokens a second; half of the requests see their first token within 250 ms"
+    assert out.startswith(f"m on {gpus}× g {rate if words else 'serves none of these requests'} ")

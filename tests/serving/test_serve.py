@@ -100,8 +100,8 @@ def test_a_sketch_in_the_terminal(kvcalc: Run) -> None:
 
 
 def test_the_table_ends_with_its_assumptions(kvcalc: Run) -> None:
-    out = kvcalc(f"{LINE} --rate 30 --slo-ttft 0.1 --slo-tpot 0.02 --price-per-hour 2").out
-    for word in ("TTFT p50", "within SLO", "per 10^6 out", "stable", "vllm calibration", "256 sequences", "seed 0"):
+    out = kvcalc(f"{LINE} --rate 30 --slo-ttft 0.1 --slo-tpot 0.02 --price-per-hour 2").joined
+    for word in ("TTFT p50", "within SLO", "per 1M tokens", "stable", "times: predicted by the vllm", "256 sequences", "seed 0"):
         assert word in out
     assert "preempted" not in out
 

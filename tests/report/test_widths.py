@@ -1,0 +1,150 @@
+"""Every command's tables in every width: no line is longer, none is a list from 40 characters on, no column is lost unnamed."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from conftest import Run
+
+from kvcalc.report import tables
+from kvcalc.report.layout import CUT, LEAST_WIDTH, MOST_COLUMNS, WIDTH, Column, Table, condensed, laid_out, written
+
+WIDTHS = (40, 60, 80, 100, 120, 160, 200)
+LINES = {
+    "models": 1,
+    "gpus": 1,
+    "size llama-3.1-8b": 1,
+    "size llama-3.1-8b deepseek-v3.2 gemma-3-27b gpt-oss-120b --context 128k": 1,
+    "size gpt2 llama-7b gemma-3-27b --context 1k,128k --batch-size 1,16": 1,
+    "compare llama-7b --variants mha,gqa:8,mqa,mla:512+64,gqa:8/window:4096/int8/evict:4096 --context 32k": 1,
+    "compare llama-2-70b --gpu l40s --context 1k,64k": 1,
+    "roofline llama-3.1-8b --gpu h100 --batch-size 8": 1,
+    "roofline gemma-3-27b --gpu mi300x --phase prefill": 1,
+    "roofline --gpu h100,mi300x": 1,
+    "fit llama-3.1-70b --gpu h100 --tp 2 --max-model-len 32k --engine vllm --dtype fp8": 1,
+    "fit llama-3.1-70b --gpu h100,h200 --tp 2,4,8 --max-model-len 32k --engine vllm": 1,
+    "latency llama-3.1-8b --gpu h100 --input-len 2000 --output-len 500": 1,
+    "latency llama-3.1-70b --batch-size 1,8,64 --draft llama-3.2-1b --acceptance-rate 0.6,0.8 --no-cache": 2,
+    "serve llama-3.1-8b --rate 5 --num-prompts 20 --price-per-hour 2": 1,
+    "serve llama-3.1-8b --rate 1,2 --num-prompts 20 --policy static,continuous --cache paged,contiguous": 1,
+}
+
+
+def shown(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> list[Table]:
+    """The tables that a command prints, before they have a width."""
+    found: list[Table] = []
+    monkeypatch.setattr(tables, "show", lambda *given, as_markdown: found.extend(given))
+    assert kvcalc(line).code == 0
+    return found
+
+
+def held(table: Table, head: Sequence[str], rows: Sequence[str], columns: Sequence[Column]) -> list[Column]:
+    """The columns that stand in the laid out rows, which must be in order, whole or cut where they are words."""
+    upright = head[0].strip().startswith(columns[0].title) and len(rows) == len(table.records)
+    if upright and all(c.title in head[0] for c in columns[:2]):
+        kept = next(n for n in range(len(columns), 0, -1) if head[0].split() == " ".join(c.title for c in columns[:n]).split())
+        for row, record in zip(rows, table.records, strict=True):
+            at = 0
+            for column in columns[:kept]:
+                cell = written(column, record)
+                whole = row.find(cell, at)
+                assert whole >= 0 or (not column.right and "…" in row and row.find(cell[:5], at) >= 0), (cell, row)
+                at = whole + len(cell) if whole >= 0 else row.index("…", at) + 1
+        return list(columns[:kept])
+    for line, column in zip([*head, *rows], columns, strict=True):
+        assert line.startswith(column.title)
+        assert column.right is False or all(written(column, r) in line for r in table.records)
+    return list(columns)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    found = shown(kvcalc, monkeypatch, line)
+    assert len(found) == LINES[line]
+    for table in found:
+        told = [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
+        columns, _ = condensed(table.records, [c for c in told if not c.wide], table.title)
+        for width in WIDTHS:
+            title, head, rows, below = laid_out(table, width)
+            assert max(map(len, [*title, *head, *rows, *below])) <= width
+            assert " ".join(title).strip() == table.title.strip()
+            kept = held(table, head, rows, columns)
+            assert len(kept) >= min(2, len(columns))
+            assert len(kept) <= MOST_COLUMNS or len(rows) == len(columns) - 1
+            lost = [c.title for c in told if c in columns[len(kept) :] or c.wide]
+            named = f"{len(lost)} more with --wide: {', '.join(lost)}"
+            assert (named in " ".join(" ".join(below).split())) == bool(lost)
+
+
+def test_a_pipe_is_a_hundred_characters_wide(kvcalc: Run) -> None:
+    for line in ("size deepseek-v3.2 gemma-3-27b --context 128k", "gpus", "roofline gemma-3-27b"):
+        lines = kvcalc(line).out.splitlines()
+        assert max(map(len, lines)) <= WIDTH
+        assert not [text for text in lines if re.match(r"^(model|GPU|operator): ", text)]
+
+
+def test_models_and_gpus_take_a_line_each_at_eighty(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for line, least in (("models", 5), ("gpus", 6)):
+        (table,) = shown(kvcalc, monkeypatch, line)
+        laid = laid_out(table, 80)
+        assert len(laid.rows) == len(table.records)
+        assert len(re.split(r"\s{2,}", laid.head[0])) >= least
+
+
+WORDS = Column("name", "name", right=False)
+FIGURE = Column("n", "n")
+
+
+def rows_at(width: int, columns: Sequence[Column], *records: dict[str, Any]) -> list[str]:
+    laid = laid_out(Table(records, columns), width)
+    return [*laid.head, *laid.rows]
+
+
+def test_words_are_cut_only_where_that_saves_a_column() -> None:
+    long = Column("long", "long", right=False)
+    record = {"name": "a" * 30, "long": "b" * 40, "n": 12345}
+    columns = [WORDS, long, FIGURE]
+    assert rows_at(100, columns, record, record)[1] == f"{'a' * 30}  {'b' * 40}  12345"
+    assert rows_at(79, columns, record, record)[1] == f"{'a' * 30}  {'b' * 40}  12345"
+    assert rows_at(78, columns, record, record)[1] == f"{'a' * 30}  {'b' * 38}…  12345"
+    at = 30 + 2 + CUT + 2 + 5
+    assert rows_at(at, columns, record, record)[1] == f"{'a' * 30}  {'b' * (CUT - 1)}…  12345"
+    many = [record] * 7
+    assert rows_at(at - 1, columns, *many)[1] == f"{'a' * 30}  {'b' * (at - 1 - 33)}…"
+
+
+def test_figures_are_never_cut() -> None:
+    columns = [WORDS, *(Column(f"f{n}", f"figure {n}") for n in range(8))]
+    record = {"name": "x" * 90} | {f"f{n}": 10**30 + n for n in range(8)}
+    for width in WIDTHS:
+        for rows in (rows_at(width, columns, record), rows_at(width, columns, *[record] * 9)):
+            assert max(map(len, rows)) <= width
+            for row in rows[1:]:
+                assert all(len(word) == 31 for word in re.findall(r"1\d+", row))
+
+
+def test_few_rows_stand_on_their_side() -> None:
+    columns = [WORDS, *(Column(f"f{n}", f"figure {n}") for n in range(8))]
+    records = [{"name": name} | {f"f{n}": 10**n for n in range(8)} for name in ("first", "second")]
+    assert rows_at(40, columns, *records)[:3] == [
+        "name         first    second",
+        "figure 0         1         1",
+        "figure 1        10        10",
+    ]
+    assert len(rows_at(40, columns, *records)) == 9
+    assert len(rows_at(40, columns, *records, *records, *records, records[0])) == 8  # seven rows stay upright
+
+
+def test_only_under_forty_characters_is_it_a_list() -> None:
+    record = {"name": "x", "n": 5}
+    assert rows_at(LEAST_WIDTH - 1, [WORDS, FIGURE], record) == ["name: x", "n: 5"]
+    assert rows_at(LEAST_WIDTH, [WORDS, FIGURE], record) == ["name  n", "x     5"]
+
+
+def test_a_basis_stands_in_the_cell_and_a_heading_is_explained_where_it_is_shown() -> None:
+    time, rate = Column("t", "TTFT", rests="time", about="until the first token"), Column("r", "tokens/s", rests="rate")
+    records = [{"time_basis": basis, "t": 5, "r": 7} for basis in ("calibrated", "scaled", "bound")]
+    laid = laid_out(Table(records, [time, rate], notes=["", "last"]), 80)
+    assert laid.rows == ["   5         7", " ~ 5       ~ 7", " ≥ 5       ≤ 7"]
+    assert laid.below == ["", "TTFT: until the first token", "last"]
