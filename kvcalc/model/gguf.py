@@ -55,11 +55,19 @@ class Held(NamedTuple):
 def mixed(model: Model, mix: str, imatrix: bool) -> Model:
     """`model` with every weight stored as llama.cpp's quantiser would, in kinds that are stored alike.
 
-    mix: a file type, `q4_k_m`. Raises UserError where it is not known which tensors llama.cpp makes of the model.
+    mix: a file type, `q4_k_m`. Worked out once a model. Raises UserError where it is not known which tensors llama.cpp
+    makes of the model.
     """
     label = mix + ("+imatrix" if imatrix else "")
     if any(s.label == label for s in model.quantization):
         return model
+    known: dict[str, Model] = model.__dict__.setdefault("mixed", {})
+    if label not in known:
+        known[label] = _mixed(model, mix, imatrix, label)
+    return known[label]
+
+
+def _mixed(model: Model, mix: str, imatrix: bool, label: str) -> Model:
     fused = _fused(model)
     held = [tensor for n, kind in enumerate(model.order) for tensor in _layer(model, kind, n, fused)] + _outer(model)
     named = ordered((f"{h.tensor.layer}.{h.name}", h.tensor) for h in held)
