@@ -51,6 +51,11 @@ def parse_bytes(text: str, what: str = "size") -> int:
     return int(match[1]) if match[1].isdigit() and not match[2] else int(value)
 
 
+def parse_rate(text: str, what: str = "rate") -> int:
+    """Bytes per second, as `parse_bytes` reads them, with or without `/s`: 7GB/s."""
+    return parse_bytes(text.strip().removesuffix("/s"), what)
+
+
 def format_bytes(count: float, digits: int = 2) -> str:
     """`count` bytes in binary units: 1536 → '1.50 KiB', 2^30 → '1.00 GiB'. Whole bytes below 1 KiB."""
     if abs(count) < 1024:

@@ -11,7 +11,7 @@ from kvcalc.library.load import load_model
 from kvcalc.library.words import BytesInstead, BytesOrNone, Tokens, TokensOrNone, share, spelled
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import canonical
-from kvcalc.units import MOST_TOKENS
+from kvcalc.units import MOST_TOKENS, parse_rate
 
 MOST_BYTES = 1 << 60
 CHOICES = {"mamba_cache_mode": ("none", "align"), "utilization_of": ("", *SHARES), "budget": ("", *ENDS)}
@@ -38,7 +38,8 @@ class FitOptions(EngineSettings, frozen=True):
     remains beside the terms. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override an engine's number of blocks;
     weight_bytes, activation_bytes and overhead_bytes the three terms. shared_prefix: first tokens that all sequences have in
     common. mtp: with the multi-token-prediction layers. draft: a model beside this one. kv_offloading_bytes: host memory for
-    the cache, per GPU.
+    the cache, per GPU. cpu_offload_gb: GiB of each GPU's weights that stay in the host's memory. disk_bandwidth: bytes per second
+    that weights are read at, 0 where it is not known.
     """
 
     engine: Annotated[str, _engine] = "none"
@@ -64,6 +65,8 @@ class FitOptions(EngineSettings, frozen=True):
     mtp: bool = False
     draft: Annotated[Model | None, _draft] = None
     kv_offloading_bytes: BytesOrNone = 0
+    cpu_offload_gb: float = 0.0
+    disk_bandwidth: Annotated[int, parse_rate] = 0
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -86,6 +89,12 @@ class FitOptions(EngineSettings, frozen=True):
         _whole("require", self.require)
         _whole("max_loras", self.max_loras, most=1 << 20)
         _whole("max_lora_rank", self.max_lora_rank, 1, 1 << 20)
+        if not 0 <= self.cpu_offload_gb <= 1 << 20:
+            raise UserError(f"cpu-offload-gb {self.cpu_offload_gb!r} is not a number of GiB")
+        if self.cpu_offload_gb and self.weight_bytes is not None:
+            raise UserError(
+                "weight-bytes are those on the GPU, and cpu-offload-gb takes nothing off them", hint="Give one of them"
+            )
         self.rules.release(self.engine_version)
         _ = self.images
         if self.kv_cache_memory_bytes is not None:

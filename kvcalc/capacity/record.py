@@ -8,6 +8,7 @@ import msgspec
 from kvcalc.capacity import Fit
 from kvcalc.capacity.fragmentation import contiguous, external, paged
 from kvcalc.capacity.memory_terms import ENDS, stage_weights
+from kvcalc.capacity.placement import GIB, loading, offloaded, replicas
 from kvcalc.errors import UserError
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.pipeline import check
@@ -71,6 +72,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[s
         **plan.parts(found.per_rank, found.length),
         "max_num_batched_tokens": found.settings.max_num_batched_tokens,
         **_moved(found),
+        **_placed(found),
         **(_fragmentation(found, lengths, seed) if lengths else {}),
         "breakpoints": plan.breakpoints(),
     }
@@ -95,6 +97,25 @@ def _moved(found: Fit) -> dict[str, Any]:
             "offload_step_s": read / link if link else None,
         }
     return keys
+
+
+def _placed(found: Fit) -> dict[str, Any]:
+    """What stays in the host's memory and what it costs a pass, what stands on more than one GPU, and how weights get in."""
+    held, gpu, asked = found.terms.language, found.gpu, found.options
+    whole = stage_weights(found.model, found.formats, found.ranks, found.stage)
+    away = round(asked.cpu_offload_gb * GIB) if held else offloaded(whole, asked.cpu_offload_gb)
+    twice = replicas(found.model, found.formats, found.ranks)
+    load = loading(found.model, found.deployment.precision, gpu, held, asked.disk_bandwidth)
+    return {
+        "cpu_offload_bytes": away,
+        "cpu_offload_s": away / gpu.host_link_bytes_per_s if gpu.host_link_bytes_per_s else None,
+        "replicated_weight_bytes": sum(twice.weights.values()),
+        "kv_copies": max((copies for *_, copies in twice.cache), default=1),
+        "checkpoint_bytes": load.checkpoint_bytes,
+        "load_disk_s": load.disk_s,
+        "load_link_s": load.link_s,
+        "load_s": load.least,
+    }
 
 
 def _fragmentation(found: Fit, lengths: Sequence[int], seed: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from kvcalc.capacity.engines import Engine, EngineSettings, Plan
 from kvcalc.capacity.engines.stored import Held
 from kvcalc.capacity.memory_terms import Budget, Start, Terms, budget, draft_weights, mtp_weights
 from kvcalc.capacity.options import FitOptions
+from kvcalc.capacity.placement import offloaded
 from kvcalc.errors import UserError
 from kvcalc.model.pipeline import stages
 from kvcalc.model.precision import Precision
@@ -61,6 +62,7 @@ class Request(NamedTuple):
     def terms(self, start: Start, end: str) -> Terms:
         """The engine's terms, and in their place those that are given; nothing is uncertain where all three are."""
         asked, found = self.options, self.options.rules.memory(start, end)
+        found = found._replace(language=found.language - offloaded(found.language, asked.cpu_offload_gb))
         if asked.weight_bytes is not None:
             found = found._replace(language=asked.weight_bytes, extra={})
         if asked.activation_bytes is not None:

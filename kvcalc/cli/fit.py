@@ -88,6 +88,12 @@ class EngineOptions(Group, frozen=True):
     shared_prefix: Annotated[str, typer.Option("--shared-prefix", help="First tokens that all sequences have in common.")] = "0"
     mtp: Annotated[bool, typer.Option("--mtp", help="With the multi-token-prediction layers.")] = False
     draft: Annotated[str, typer.Option("--draft", help="A draft model beside this one.", show_default=False)] = ""
+    cpu_offload_gb: Annotated[float, typer.Option("--cpu-offload-gb", help="GiB of each GPU's weights in the host's memory.")] = (
+        0.0
+    )
+    disk_bandwidth: Annotated[
+        str, typer.Option("--disk-bandwidth", help="That weights are loaded at, as 7GB/s.", show_default=False)
+    ] = ""
     kv_offloading_bytes: Annotated[
         str, typer.Option("--kv-offloading-bytes", help="Host memory for the cache, per GPU.", show_default=False)
     ] = ""

@@ -20,8 +20,11 @@ def run(
     from kvcalc.library.load import load_gpu
 
     if name:
-        if not output.printed([gpu_record(load_gpu(name))]):
-            sys.stdout.write(preset_text(name, "gpus"))
+        if not output.printed([gpu_record(gpu := load_gpu(name))]):
+            from kvcalc.report.hierarchy import hierarchy_table
+
+            sys.stdout.write("".join(f"# {line}".rstrip() + "\n" for line in str(hierarchy_table(gpu)).splitlines()))
+            sys.stdout.write("\n" + preset_text(name, "gpus"))
     elif not output.printed(records := [gpu_record(g) for g in all_gpus(vendor)]):
         from kvcalc.report.layout import Table
         from kvcalc.report.tables import GPU_COLUMNS

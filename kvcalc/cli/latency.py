@@ -30,6 +30,9 @@ class RequestOptions(Group, frozen=True):
     acceptance_rate: Annotated[
         str, typer.Option("--acceptance-rate", help="Of a drafted token, 0 to 1, a list; 0.8 unless given.", show_default=False)
     ] = ""
+    cpu_offload_gb: Annotated[float, typer.Option("--cpu-offload-gb", help="GiB of each GPU's weights in the host's memory.")] = (
+        0.0
+    )
     price_per_hour: o.Price = 0.0
 
     def points(self) -> "list[dict[str, Any]]":

@@ -39,6 +39,7 @@ Dp = Annotated[int, _sized("--data-parallel-size", "-dp", "--dp", help="Groups t
 Ep = Annotated[int, _sized("--expert-parallel-size", "--ep", help="GPUs that share the experts.")]
 ExpertParallel = Annotated[bool, _sized("--enable-expert-parallel", help="Expert parallelism over all tp·dp GPUs.")]
 Dcp = Annotated[int, _sized("--decode-context-parallel-size", "-dcp", "--dcp", help="GPUs that share the cached tokens.")]
+CpuOffload = Annotated[float, typer.Option("--cpu-offload-gb", help="GiB of each GPU's weights in the host's memory.")]
 Gpus = Annotated[str, typer.Option("--gpu", help="GPU presets or YAML files, comma-separated.")]
 Stack = Annotated[
     str,

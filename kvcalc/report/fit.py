@@ -7,6 +7,7 @@ from kvcalc.capacity import Fit
 from kvcalc.capacity.memory_terms import GIB
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
 from kvcalc.report.layout import Column, Table
+from kvcalc.report.placement import placement_lines
 from kvcalc.report.tables import integer, seconds
 from kvcalc.units import format_bytes
 
@@ -88,6 +89,7 @@ def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
             lines += _cost(record)
             break
     lines += [f"waste of {name}: {first[key]:.1%}" for name, key in FRAGMENTS if first.get(key) is not None]
+    lines += placement_lines(found[0], first)
     lines += dict.fromkeys(text for f in found for text in f.notes)
     if first["budget"] != "middle":
         lines.append(f"users, tokens and contexts at the {first['budget']} end of the range")

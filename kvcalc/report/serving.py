@@ -69,7 +69,7 @@ SERVE = (
 
 def latency_tables(records: Sequence[Record]) -> list[Table]:
     """The requests, and below them what they take without a cache and what speculation does."""
-    notes = ["", time_note(records), *fallback_notes(records)]
+    notes = ["", time_note(records), *fallback_notes(records), *_offloaded(records)]
     plain = {tuple(r.get(c.key) for c in LATENCY): r for r in records}
     tables = [Table(list(plain.values()), LATENCY, _sentence(records), notes)]
     if any(r.get("no_cache_head") for r in records):
@@ -80,6 +80,14 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
         remark = "below 1× it costs more than it saves"
         tables.append(Table(records, columns, "\nSpeculation at mid length", ["", remark]))
     return tables
+
+
+def _offloaded(records: Sequence[Record]) -> list[str]:
+    """What weights in the host's memory cost, of each GPU."""
+    found = {r["gpu"]: (r["cpu_offload_bytes"], r["cpu_offload_s"]) for r in records if r["cpu_offload_bytes"]}
+    overlap = "beside the rest" if records[0]["basis"] == "datasheet" else "after the rest"
+    cost = {gpu: f"take {seconds(time)} of each pass on its link, {overlap}" for gpu, (_, time) in found.items()}
+    return [f"{gpu}: {format_bytes(held)} of the weights in the host's memory {cost[gpu]}" for gpu, (held, _) in found.items()]
 
 
 def _sentence(records: Sequence[Record]) -> str:

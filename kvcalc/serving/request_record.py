@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from kvcalc.capacity.placement import offloaded
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.words import spelled, tokens_called
@@ -22,7 +23,7 @@ class LatencyOptions(msgspec.Struct, frozen=True):
     prefix_len: leading prompt tokens that are cached already. max_num_batched_tokens: chunk of the prefill, 0 for the whole.
     draft: '', or as `draft_model` takes it; num_speculative_tokens 0 for the best, acceptance_rate None for 0.8, and both
     refused without a draft. no_cache: also the same without a cache; head: the positions that its LM head sees, last or all.
-    price_per_hour: of one GPU; 0 for no cost.
+    cpu_offload_gb: GiB of each GPU's weights that stay in the host's memory. price_per_hour: of one GPU; 0 for no cost.
     """
 
     input_len: Annotated[int, tokens_called("input length")] = 2000
@@ -35,6 +36,7 @@ class LatencyOptions(msgspec.Struct, frozen=True):
     draft: str = ""
     num_speculative_tokens: int = 0
     acceptance_rate: float | None = None
+    cpu_offload_gb: float = 0.0
     price_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
@@ -47,6 +49,8 @@ class LatencyOptions(msgspec.Struct, frozen=True):
         for name in ("prefix_len", "max_num_batched_tokens"):
             if getattr(self, name) < 0:
                 raise UserError(f"{spelled(name)} {getattr(self, name)} is below 0")
+        if not 0 <= self.cpu_offload_gb <= 1 << 20:
+            raise UserError(f"cpu-offload-gb {self.cpu_offload_gb} is not a number of GiB")
         if not 0 <= self.num_speculative_tokens <= MOST_SPECULATED or not 0 <= self.price_per_hour < 1e9:
             raise UserError(f"num-speculative-tokens should be 0 to {MOST_SPECULATED} and price-per-hour 0 or more")
 
@@ -64,6 +68,7 @@ class LatencyOptions(msgspec.Struct, frozen=True):
 def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
     """One configuration as a flat record. fallback: what products are computed in, in words, where the GPU has no unit."""
     passes = Batch.prefill(asked.input_len, asked.batch_size), Batch.decode(asked.context, asked.batch_size)
+    deployment = with_host_weights(deployment, asked)
     found = request(
         deployment, asked.input_len, asked.output_len, asked.batch_size, asked.prefix_len, asked.max_num_batched_tokens
     )
@@ -77,6 +82,7 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
     record["output_tokens_per_s"] = tokens / found.e2e_s
     if asked.price_per_hour:
         record["cost_per_million_tokens"] = cost_per_million(asked.price_per_hour, record["gpus"], found.e2e_s, tokens)
+    record |= _offload(deployment, passes[1])
     if asked.no_cache:
         record |= no_cache_fields(deployment, asked.input_len, asked.output_len, asked.batch_size, asked.head, found)
     draft = drafting(deployment, asked)
@@ -86,9 +92,22 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
     return record | {"fallback": "; ".join(filter(None, fallbacks)) or None}
 
 
+def with_host_weights(deployment: Deployment, asked: LatencyOptions) -> Deployment:
+    """The deployment with so many of its weights in the host's memory."""
+    return msgspec.structs.replace(deployment, host_weights=offloaded(deployment.weight_bytes, asked.cpu_offload_gb))
+
+
+def _offload(deployment: Deployment, decode: Batch) -> dict[str, Any]:
+    """Bytes of a GPU's weights in the host's memory, and the seconds that they take its link in a decode pass."""
+    away = deployment.host_weights
+    return {"cpu_offload_bytes": away, "cpu_offload_s": deployment.host_seconds(deployment.operators(decode)) if away else None}
+
+
 def drafting(deployment: Deployment, asked: LatencyOptions) -> Deployment | None:
     """The draft model, run as the model is; None where there is none."""
-    return msgspec.structs.replace(deployment, model=draft_model(deployment.model, asked.draft)) if asked.draft else None
+    if not asked.draft:
+        return None
+    return msgspec.structs.replace(deployment, model=draft_model(deployment.model, asked.draft), host_weights=0)
 
 
 def _speculative(deployment: Deployment, draft: Deployment, asked: LatencyOptions) -> dict[str, Any]:
@@ -114,7 +133,11 @@ def _speculative(deployment: Deployment, draft: Deployment, asked: LatencyOption
 
 def shortage(deployment: Deployment, asked: LatencyOptions) -> str:
     """A remark where weights and cache alone exceed the GPU's memory: the times are then of a machine that does not exist."""
-    held = deployment.weight_bytes + deployment.cache_size(asked.context, asked.batch_size).stored
+    held = (
+        deployment.weight_bytes
+        - with_host_weights(deployment, asked).host_weights
+        + deployment.cache_size(asked.context, asked.batch_size).stored
+    )
     gpu = deployment.gpu
     if held <= gpu.memory_bytes:
         return ""

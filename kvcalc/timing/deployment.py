@@ -1,9 +1,11 @@
 """A model on GPUs, as it is run: the noun that every reading takes. And how long its passes take."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from kvcalc.errors import UserError
 from kvcalc.gpu.roof import Placed, fallbacks, roofline, total_seconds
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
@@ -16,6 +18,7 @@ from kvcalc.model.operators import forward, total
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.spec import Model
 from kvcalc.timing.routing import BALANCED, Routing
+from kvcalc.units import maximum
 
 if TYPE_CHECKING:
     from kvcalc.timing.calibration import Calibration  # `fit` needs none, and starts 11 ms sooner without
@@ -27,6 +30,8 @@ class Deployment(msgspec.Struct, frozen=True):
     With a calibration a time is what its laws predict, glue included, else the datasheet bound of each operator. routing: how
     a router loads experts, where laws time them.
     calibrated_on: the GPU whose calibration is scaled to this one by datasheet figures; '' where it is this GPU's own.
+    host_weights: bytes of each GPU's weights that stay in the host's memory; their share of what a pass reads crosses the
+    host link in it, under a bound beside all else, in a prediction after it.
     """
 
     model: Model
@@ -37,6 +42,7 @@ class Deployment(msgspec.Struct, frozen=True):
     calibration: "Calibration | None" = None
     calibrated_on: str = ""
     routing: Routing = BALANCED
+    host_weights: int = 0
 
     def under(self, stack: str = "", calibrated_on: str = "") -> Self:
         """The same with the calibration of its GPU under `stack`, '' for vllm where there is one and `datasheet` for none.
@@ -87,8 +93,21 @@ class Deployment(msgspec.Struct, frozen=True):
         if self.calibration:
             from kvcalc.timing.steps import pass_seconds
 
-            return pass_seconds(operators, self.gpu, self.calibration, self.routing)
-        return total_seconds(roofline(operators, self.gpu))
+            return pass_seconds(operators, self.gpu, self.calibration, self.routing) + self.host_seconds(operators)
+        bound = total_seconds(roofline(operators, self.gpu))
+        return maximum(bound, self.host_seconds(operators)) if self.host_weights else bound
+
+    def host_seconds(self, operators: Sequence[Operator]) -> Any:
+        """Seconds in which the host link carries what a pass reads of the weights in the host's memory: the same share of all.
+
+        Raises UserError where there are such weights, and the GPU gives no rate.
+        """
+        if not self.host_weights:
+            return 0.0
+        if not self.gpu.host_link_bytes_per_s:
+            raise UserError(f"{self.gpu.name} gives no host_link_bytes_per_s over which weights could come from the host")
+        share = min(1.0, self.host_weights / self.weight_bytes)
+        return share * total(operators).weight_bytes / self.gpu.host_link_bytes_per_s
 
     def uncalibrated_share(self, batch: Batch) -> Any:
         """Of the seconds of a pass, the share that rests on operators without a law; 1 for datasheet bounds."""

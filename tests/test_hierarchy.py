@@ -1,0 +1,194 @@
+"""From registers to disk: what presets say of each memory, how weights get in, and what lies where."""
+
+import pytest
+from conftest import Run
+
+from kvcalc import Parallelism, Precision, UserError, deploy, load_gpu, load_model
+from kvcalc.capacity.placement import replicas
+from kvcalc.library.catalog import shipped_folder
+from kvcalc.library.listing import all_gpus
+from kvcalc.model.precision import formats_of
+from kvcalc.report.hierarchy import levels
+
+# Compute capability: (KiB of shared memory of an SM at most, fp32 lanes of it). CUDA C++ Programming Guide, technical
+# specifications and arithmetic throughput per compute capability.
+CAPABILITIES = {
+    "7.0": (96, 64), "7.5": (64, 64), "8.0": (164, 64), "8.6": (100, 128), "8.9": (100, 128), "9.0": (228, 128),
+    "10.0": (228, 128), "10.3": (228, 128), "12.0": (100, 128),
+}  # fmt: skip
+GPUS = {
+    "v100": "7.0", "v100-16gb": "7.0", "t4": "7.5", "a100-80gb": "8.0", "a100-80gb-pcie": "8.0", "a100-40gb-sxm": "8.0",
+    "a100-40gb-pcie": "8.0", "a30": "8.0", "a10": "8.6", "rtx-3090": "8.6", "l4": "8.9", "l40s": "8.9", "rtx-4090": "8.9",
+    "h100-sxm": "9.0", "h100-pcie": "9.0", "h100-nvl": "9.0", "h200": "9.0", "h20": "9.0", "h800": "9.0", "gh200": "9.0",
+    "gh200-144gb": "9.0", "b200": "10.0", "gb200": "10.0", "b300": "10.3", "gb300": "10.3", "rtx-5090": "12.0",
+    "rtx-pro-6000-blackwell": "12.0", "rtx-pro-6000-blackwell-workstation": "12.0",
+}  # fmt: skip
+
+
+def test_every_nvidia_preset_has_its_compute_capabilitys_figures() -> None:
+    """64Ki registers of 4 bytes; 32 banks of 4 bytes a cycle, and two FLOPs of each lane: 128/(2 · lanes) bytes a FLOP."""
+    assert {g.name for g in all_gpus("nvidia")} == set(GPUS)
+    for name, capability in GPUS.items():
+        gpu, (shared, lanes) = load_gpu(name), CAPABILITIES[capability]
+        assert gpu.register_bytes_per_sm == 65_536 * 4
+        assert gpu.shared_memory_bytes_per_sm == shared * 1024
+        assert gpu.vector_peak and gpu.shared_memory_bytes_per_s == pytest.approx(gpu.vector_peak * 128 / (2 * lanes))
+
+
+def test_h100_level_by_level() -> None:
+    """132 SMs: 33 MiB of registers, 29.39 MiB of shared memory at 128 B · 132 · 1.98 GHz = 33.45 TB/s; 85.0 GB at 3.35 TB/s."""
+    found = {one["level"]: one for one in levels(load_gpu("h100"))}
+    assert list(found) == ["registers", "shared memory, L1", "L2", "HBM3", "another GPU's", "the host's", "disk"]
+    assert found["registers"]["bytes"] == 132 * 262_144 == 33 << 20
+    assert found["shared memory, L1"]["bytes"] == 132 * 228 * 1024
+    assert found["shared memory, L1"]["bytes_per_s"] == pytest.approx(128 * 132 * 1.98e9, rel=1e-3)
+    assert (found["L2"]["bytes"], found["L2"]["bytes_per_s"]) == (50 << 20, None)  # no rate that NVIDIA gives
+    assert found["HBM3"]["seconds"] == 85_017_755_648 / 3.35e12
+    assert (found["the host's"]["bytes_per_s"], found["disk"]["bytes_per_s"]) == (64e9, None)
+
+
+def test_l2_of_a100_by_its_white_paper() -> None:
+    """5120 bytes a cycle at 1410 MHz, V100's 2048 at 1530."""
+    assert load_gpu("a100").l2_bytes_per_s == pytest.approx(5120 * 1.41e9, rel=1e-3)
+    assert load_gpu("v100").l2_bytes_per_s == pytest.approx(2048 * 1.53e9, rel=2e-3)
+
+
+def test_what_has_no_source_is_left_out(kvcalc: Run) -> None:
+    found = {one["level"]: one for one in levels(load_gpu("tpu-v5e"))}
+    assert found["registers"]["bytes"] is found["shared memory, L1"]["bytes_per_s"] is found["L2"]["bytes"] is None
+    (record,) = kvcalc("gpus tpu-v5e --format json").records
+    assert record["register_bytes_per_sm"] is record["shared_memory_bytes_per_s"] is record["l2_bytes_per_s"] is None
+
+
+def test_one_gpu_is_a_table_of_remarks_before_its_preset(kvcalc: Run, tmp_path: object) -> None:
+    out = kvcalc("gpus h100").out
+    table, preset = out.split("\n\n", 1)
+    assert preset == (shipped_folder() / "gpus" / "h100-sxm.yaml").read_text(encoding="utf-8")
+    assert all(line.startswith("#") for line in table.splitlines())
+    assert "# HBM3                         –      –  79.18 GiB  3.35 TB/s         25.4 ms" in table
+
+
+# ---- weights on their way in
+
+
+def test_loading_is_as_slow_as_the_disk_or_the_link(kvcalc: Run) -> None:
+    """Llama-3.1-8B: 8,030,261,248 parameters of 2 bytes; a disk of 7 GB/s takes 2.294 s, 64 GB/s of PCIe 0.251 s."""
+    (record,) = kvcalc("fit llama-3.1-8b --disk-bandwidth 7GB/s --format json").records
+    size = 2 * 8_030_261_248
+    assert record["checkpoint_bytes"] == size
+    assert (record["load_disk_s"], record["load_link_s"]) == (size / 7e9, size / 64e9)
+    assert record["load_s"] == size / 7e9
+    (record,) = kvcalc("fit llama-3.1-8b --format json").records
+    assert record["load_disk_s"] is None and record["load_s"] == size / 64e9
+    out = kvcalc("fit llama-3.1-8b --disk-bandwidth 7GB/s").out
+    assert "loading 14.96 GiB of weights: 2.29 s from disk to host, 251 ms from host to GPU at least\n" in out
+
+
+def test_gpus_load_side_by_side_from_one_disk(kvcalc: Run) -> None:
+    one, four = kvcalc("fit llama-3.1-70b --tp 2,4 --disk-bandwidth 1GiB --format json").records[::-1]
+    assert one["load_disk_s"] == four["load_disk_s"] == one["checkpoint_bytes"] / 2**30
+    assert one["load_link_s"] / four["load_link_s"] == pytest.approx(one["weight_bytes"] / four["weight_bytes"])
+
+
+# ---- weights that stay in the host's memory
+
+
+def test_offloaded_weights_leave_room_and_cross_in_every_pass(kvcalc: Run) -> None:
+    """vLLM's --cpu-offload-gb counts GiB: 4 of them off the weights, 4·2^30 ÷ 64e9 = 67.1 ms over PCIe."""
+    plain, offloaded = (kvcalc(f"fit llama-3.1-8b {more} --format json").records[0] for more in ("", "--cpu-offload-gb 4"))
+    assert plain["weight_bytes"] - offloaded["weight_bytes"] == offloaded["cpu_offload_bytes"] == 4 << 30
+    assert offloaded["kv_budget_bytes"] - plain["kv_budget_bytes"] == 4 << 30
+    assert offloaded["cpu_offload_s"] == (4 << 30) / 64e9
+    (all_of_it,) = kvcalc("fit llama-3.1-8b --cpu-offload-gb 100 --format json").records
+    assert (all_of_it["weight_bytes"], all_of_it["cpu_offload_bytes"]) == (0, plain["weight_bytes"])
+    assert (
+        "weights in the host's memory: 4.00 GiB, over its link in every pass, 67.1 ms each"
+        in kvcalc("fit llama-3.1-8b --cpu-offload-gb 4").out
+    )
+
+
+def test_a_token_waits_for_the_link(kvcalc: Run) -> None:
+    """A decode reads all but the embedding, of which one row: 4 GiB of 16,060,522,496 B are the same share of it."""
+    line = "latency llama-3.1-8b --input-len 100 --output-len 2 --format json"
+    table = 128_256 * 4096 * 2
+    read = 2 * 8_030_261_248 - table + 4096 * 2
+    expected = (4 << 30) / (2 * 8_030_261_248) * read / 64e9
+    (bound,) = kvcalc(f"{line} --stack datasheet --cpu-offload-gb 4").records
+    assert bound["cpu_offload_s"] == pytest.approx(expected, rel=1e-12)
+    assert bound["tpot_s"] == pytest.approx(expected, rel=1e-12)  # the link is slower than all that it overlaps
+    plain, away = (kvcalc(f"{line} --cpu-offload-gb {n}").records[0] for n in (0, 4))
+    assert away["tpot_s"] - plain["tpot_s"] == pytest.approx(expected, rel=1e-9)  # predicted: one after the other
+    assert away["cpu_offload_bytes"] == 4 << 30 and plain["cpu_offload_s"] is None
+
+
+def test_a_model_that_does_not_fit_runs_from_the_host(kvcalc: Run) -> None:
+    assert "see `fit`" in kvcalc("latency llama-3.1-70b").err
+    result = kvcalc("latency llama-3.1-70b --cpu-offload-gb 80")
+    assert "see `fit`" not in result.err
+    assert "80.00 GiB of the weights in the host's memory take 1.32 s of each pass" in " ".join(result.out.split("\n  "))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("fit llama-3.1-8b --cpu-offload-gb 2 --weight-bytes 10GiB", "weight-bytes are those on the GPU"),
+        ("fit llama-3.1-8b --cpu-offload-gb -1", "cpu-offload-gb -1.0 is not a number of GiB"),
+        ("latency llama-3.1-8b --cpu-offload-gb nan", "cpu-offload-gb nan is not a number of GiB"),
+        ("latency llama-3.1-8b --gpu tpu-v7 --cpu-offload-gb 2", "gives no host_link_bytes_per_s"),
+        ("fit llama-3.1-8b --disk-bandwidth fast", "disk-bandwidth 'fast' is not a number of bytes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(kvcalc: Run, line: str, said: str) -> None:
+    result = kvcalc(line)
+    assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
+
+
+def test_a_draft_stays_on_the_gpu() -> None:
+    found = deploy("llama-3.1-70b", "h200", tp=4)
+    drafted = (found.latency(draft="llama-3.2-1b", num_speculative_tokens=4, cpu_offload_gb=n).draft_s for n in (0, 20))
+    assert len(set(drafted)) == 1
+    with pytest.raises(UserError, match="not a number of GiB"):
+        found.latency(cpu_offload_gb=-2)
+
+
+# ---- what stands more than once
+
+
+def test_kv_heads_fewer_than_gpus_are_held_twice() -> None:
+    """Llama-3.1-70B on 16 GPUs: each KV head on two; its projections [8192, 128] in 80 layers with it; norms on all."""
+    model = load_model("llama-3.1-70b")
+    found = replicas(model, formats_of(model, Precision()), Parallelism(16))
+    assert found.cache == [("k", 8, 2), ("v", 8, 2)]
+    each = 80 * 8192 * 128 * 2
+    assert found.weights == {"k": each, "v": each, "norms": 80 * 2 * 8192 * 2, "final_norm": 8192 * 2}
+    assert replicas(model, formats_of(model, Precision()), Parallelism(8)).cache == []
+    assert replicas(model, formats_of(model, Precision()), Parallelism(1)) == ({}, [])
+
+
+def test_latents_are_held_on_every_gpu(kvcalc: Run) -> None:
+    """DeepSeek-V3: 61 projections [7168, 512 + 64] and [7168, 1536] whole on each of 8, beside the latents."""
+    model = load_model("deepseek-v3")
+    found = replicas(model, formats_of(model, Precision("bf16")), Parallelism(8))
+    assert found.cache == [("latent", 1, 8), ("rope_key", 1, 8)]
+    assert found.weights["kv_down"] == 61 * 7168 * 576 * 2
+    assert found.weights["q_down"] == 61 * 7168 * 1536 * 2
+    assert not {"q_up", "kv_up", "o", "embedding", "lm_head"} & set(found.weights)
+    (record,) = kvcalc("fit deepseek-v3 --gpu h200 --tp 8 --dtype bf16 --format json").records
+    assert record["kv_copies"] == 8 and record["replicated_weight_bytes"] == sum(found.weights.values())
+    out = " ".join(kvcalc("fit deepseek-v3 --gpu h200 --tp 8").out.split("\n  "))
+    assert "replicated: latent, rope key rows on 8 GPUs each; of the weights q down" in out
+    assert "embedding and head: 1/8 of the vocabulary on each" in out
+
+
+def test_context_parallel_ranks_share_what_would_be_copies() -> None:
+    """2 ranks of the 8 hold other tokens: 4 copies of each row are left."""
+    model = load_model("deepseek-v3")
+    assert replicas(model, formats_of(model, Precision()), Parallelism(8, dcp=2)).cache == [("latent", 1, 4), ("rope_key", 1, 4)]
+
+
+def test_what_is_sent_is_said(kvcalc: Run) -> None:
+    """Llama-3.1-8B: 32,768 tokens of 131,072 bytes are 4 GiB, 9.54 ms at 450 GB/s."""
+    out = kvcalc("fit llama-3.1-8b --max-model-len 32k").out
+    assert "prefill and decode on separate GPUs: 4.00 GiB of 32,768 tokens cross once, 9.54 ms at least\n" in out
+    out = " ".join(kvcalc("fit llama-3.1-8b --max-model-len 32k --kv-offloading-bytes 40GiB").out.split("\n  "))
+    assert "cache in the host's memory: 40.00 GiB hold 10 users more; a step over them moves 40.00 GiB, 671 ms at least" in out
