@@ -53,7 +53,7 @@ fit {} --gpu h200 --engine vllm|sglang|llama.cpp --tp 4 --mamba-ssm-cache-dtype 
 fit {} --gpu h200 --engine vllm --tp 8|16 --dp 2 --enable-expert-parallel --dcp 2 --max-model-len 8k --block-size 32
 fit {} --engine vllm|sglang --kv-cache-memory-bytes 10GiB --max-model-len 4k --max-num-seqs 64 --disable-hybrid-kv-cache-manager
 fit {} --engine vllm --num-gpu-blocks-override 5000 --draft llama-3.2-1b --max-model-len 2k --tp 2
-fit {} --gpu l40s,apple-m3-max --engine llama.cpp --max-model-len 999 --kv-cache-dtype q8_0 --flash-attention|--no-flash-attention
+fit {} --gpu l40s,apple-m3-max --engine llama.cpp --max-model-len 999 --kv-cache-dtype q8_0 --kv-unified|--no-kv-unified
 fit {} --tp 2 --kv-offloading-bytes 100GB --weight-bytes 20GB --activation-bytes 2GB --overhead-bytes 1GB --require 200
 fit {} --gpu mi300x --engine vllm --tp 2 --gpu-memory-utilization 0.7 --utilization-of total|free --dtype fp16,fp32
 roofline {} --phase decode|prefill --context 1,5000,40k --batch-size 1,64

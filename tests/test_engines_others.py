@@ -57,17 +57,37 @@ def test_cells_as_llama_cpp_logs_them(
 
 
 def test_windows_of_several_sequences() -> None:
-    """Gemma 4's log at --parallel 4: 4 · 1024 + 512 = 4608 cells."""
-    plan = asked(hybrid(**GEMMA_3_4B), "llama.cpp").plan
+    """Gemma 4's log at --parallel 4, one cache for all: 4 · 1024 + 512 = 4608 cells."""
+    plan = asked(hybrid(**GEMMA_3_4B), "llama.cpp", kv_unified=True).plan
     assert isinstance(plan, LlamaCpp)
-    assert plan.window_cells(4, 2048) == 4608
+    assert plan.window_cells(4, 8192) == 4608
 
 
-def test_cells_without_flash_attention() -> None:
-    """128 + 512 = 640 cells are a multiple of 32, not of 256."""
-    plan = asked(hybrid(**GPT_OSS_20B), "llama.cpp", flash_attention=False).plan
-    assert isinstance(plan, LlamaCpp)
-    assert (plan.window_cells(1, 131072), plan.cells(1, 1000)) == (640, 1024)
+# Bytes that llama.cpp's own caches of tiny models take in autumn 2026: (sizes, tokens, sequences, unified, bytes).
+# W 128 and 1024; 512 and 1024 B a cell and layer. 4000 tokens → 4096 + 768 cells; four of 4096 + 1536, or 16384 + 4608.
+ALLOCATED = [
+    ({"heads": 8, "groups": 2, "width": 64, "window": 128, "local": 3, "full": 3}, 4000, 1, False, 7_471_104),
+    ({"heads": 8, "groups": 4, "width": 64, "window": 1024, "local": 5, "full": 1}, 4096, 4, False, 48_234_496),
+    ({"heads": 8, "groups": 4, "width": 64, "window": 1024, "local": 5, "full": 1}, 4096, 4, True, 40_370_176),
+]
+
+
+@pytest.mark.parametrize(("sizes", "tokens", "sequences", "unified", "allocated"), ALLOCATED)
+def test_caches_of_sequences(sizes: dict[str, int], tokens: int, sequences: int, unified: bool, allocated: int) -> None:
+    options = {"max_model_len": tokens, "max_num_seqs": sequences, "kv_unified": unified}
+    assert fit_record(asked(hybrid(**sizes), "llama.cpp", **options))["kv_cache_allocated_bytes"] == allocated
+
+
+def test_the_cache_in_force_is_said(kvcalc: Run) -> None:
+    line = "fit gemma-3-4b --engine llama.cpp --max-num-seqs 4"
+    assert "llama.cpp: a cache for each sequence\n" in kvcalc(line).out
+    assert "llama.cpp: one cache for all sequences\n" in kvcalc(f"{line} --kv-unified").out
+
+
+def test_windows_in_every_layer_are_not_read() -> None:
+    """mistral-7b-v0.1 is a llama to llama.cpp, which has no window: 32 layers of 8 · 128 · 2 · 2 B, 32,768 cells."""
+    record = fit_record(asked(load_model("mistral-7b-v0.1"), "llama.cpp", max_model_len=32_768))
+    assert (record["kv_cache_allocated_bytes"], record["window_cache_bytes"]) == (32_768 * 32 * 4096, 0)
 
 
 def test_hybrid_states_are_a_buffer_of_their_own() -> None:

@@ -85,17 +85,27 @@ def test_a_common_prefix_of_a_hybrid() -> None:
 
 
 def test_cells_one_past_the_padding() -> None:
-    """256 cells and 257; without flash attention 32 and 33. Windows: 2 · 64 + 128 = 256 cells, with 65 tokens 258 → 512."""
-    plan = LlamaCpp(full=8, window=2, limit=64, state=0, settings=EngineSettings(max_num_batched_tokens=128))
+    """256 cells and 257, of one cache for all. Windows: 2 · 64 + 128 = 256 cells, with 65 tokens 258 → 512."""
+    unified = EngineSettings(max_num_batched_tokens=128, kv_unified=True)
+    plan = LlamaCpp(full=8, window=2, limit=64, state=0, settings=unified)
     assert [plan.cells(1, n) for n in (1, 256, 257, 512, 513)] == [256, 256, 512, 512, 768]
     assert [plan.cells(2, n) for n in (128, 129)] == [256, 512]
     assert [plan.cells(3, 200, shared=n) for n in (172, 171, 200, 201)] == [256, 512, 256, 256]  # 172 + 3 · 28 = 256
     assert plan.window_cells(2, 4096) == 256
     assert plan.cache_bytes(2, 4096) == 8192 * 8 + 256 * 2
-    wider = LlamaCpp(full=8, window=2, limit=65, state=0, settings=EngineSettings(max_num_batched_tokens=128))
+    wider = LlamaCpp(full=8, window=2, limit=65, state=0, settings=unified)
     assert (wider.window_cells(2, 4096), wider.window_cells(2, 100)) == (512, 256)
-    plain = EngineSettings(max_num_batched_tokens=128, flash_attention=False)
-    assert [LlamaCpp(8, 0, 0, 0, plain).cells(1, n) for n in (32, 33, 64)] == [32, 64, 64]
+
+
+def test_cells_of_sequences_apart() -> None:
+    """Each sequence's context and window, 64 + 128 or 129 + 128 cells, is padded by itself; nothing is common."""
+    apart = EngineSettings(max_num_batched_tokens=128)
+    plan = LlamaCpp(full=8, window=2, limit=64, state=0, settings=apart)
+    assert [plan.cells(3, n) for n in (1, 256, 257)] == [768, 768, 1536]
+    assert plan.cells(3, 200, shared=100) == 768
+    assert [plan.window_cells(3, n) for n in (1, 4096)] == [768, 768]
+    wider = LlamaCpp(full=8, window=2, limit=129, state=0, settings=apart)
+    assert [wider.window_cells(3, n) for n in (256, 257)] == [768, 1536]
 
 
 def test_pieces_of_cells() -> None:

@@ -75,9 +75,9 @@ class EngineOptions(Group, frozen=True):
     disable_hybrid: Annotated[
         bool, _engine("--disable-hybrid-kv-cache-manager", help="Windows and chunks allocated like full attention.")
     ] = False
-    flash_attention: Annotated[
-        bool, _engine("--flash-attention/--no-flash-attention", help="llama.cpp pads cells to 256 with it, else to 32.")
-    ] = True
+    kv_unified: Annotated[
+        bool, _engine("--kv-unified/--no-kv-unified", "-kvu/-no-kvu", help="llama.cpp: one cache for all sequences, or one each.")
+    ] = False
     kv_cache_memory_bytes: Annotated[str, _bytes("--kv-cache-memory-bytes", "The budget; weights are not checked.")] = ""
     num_gpu_blocks_override: Annotated[
         int, typer.Option("--num-gpu-blocks-override", help="vLLM's blocks.", rich_help_panel="Instead of what is computed")

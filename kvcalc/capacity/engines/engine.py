@@ -26,7 +26,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     max_num_batched_tokens: tokens of one pass (llama.cpp: its micro-batch). max_in_flight_batches: passes scheduled before
     the first of them is done. mamba_cache_mode: none, or align (a second state page that prefix caching keeps, and
     mamba_checkpoint_blocks more).
-    hybrid: windows are freed as they pass. flash_attention: llama.cpp pads cells to 256 rather than 32.
+    hybrid: windows are freed as they pass. kv_unified: llama.cpp's sequences share one cache, rather than each its own.
     """
 
     block_size: int = 0
@@ -36,7 +36,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     mamba_checkpoint_blocks: int = 0
     mamba_ssm_cache_dtype: str = ""
     hybrid: bool = True
-    flash_attention: bool = True
+    kv_unified: bool = False
 
     @property
     def in_flight(self) -> int:

@@ -1,7 +1,9 @@
 """llama.cpp: cells for the whole context of all sequences, allocated at start, and a smaller cache for windows.
 
-Rules as of llama.cpp's `llama-kv-cache-iswa.cpp`, `llama-context.cpp` and `llama-memory-recurrent.cpp` (2026): a unified
-cache, f16 keys and values unless `--cache-type-k/-v` say otherwise, states in f32.
+Rules as of llama.cpp's `src/llama-kv-cache-iswa.cpp`, `src/llama-kv-cache.cpp`, `src/llama-context.cpp` and
+`src/llama-memory-recurrent.cpp` (autumn 2026): cells in multiples of 256, f16 keys and values unless told otherwise, states
+in f32. One cache for all sequences (unified), or one for each: `llama_context_default_params` and `common_params`
+(`common/common.h`) say each its own; `tools/server/server.cpp` takes one for all only where it chooses the slots itself.
 """
 
 from collections.abc import Sequence
@@ -19,30 +21,32 @@ from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import FORMATS, RowFormat
 
-PAD, FLASH_PAD = 32, 256  # cells
+PAD = 256  # cells
 UBATCH = 512  # --ubatch-size
 
 
 class LlamaCpp(Plan):
     """`full` bytes per cell of layers without a window, `window` bytes per cell of those with, `state` bytes a sequence."""
 
+    block_size = PAD
+
     def __init__(self, full: int, window: int, limit: int, state: int, settings: EngineSettings) -> None:
         self.full, self.window, self.limit, self.state = full, window, limit, state
-        self.pad = FLASH_PAD if settings.flash_attention else PAD
-        self.ubatch = settings.max_num_batched_tokens
-        self.block_size = self.pad
+        self.unified, self.ubatch = settings.kv_unified, settings.max_num_batched_tokens
+        self.notes = (f"llama.cpp: {'one cache for all sequences' if self.unified else 'a cache for each sequence'}",)
 
     def cells(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Cells of layers without a window: the context of all sequences, a common prefix once, padded."""
+        """Cells of layers without a window: n · pad(L); unified pad(n · L), with a common prefix once."""
+        if not self.unified:
+            return sequences * _padded(length)
         common = min(shared, length)
-        return self._padded(common + sequences * (length - common))
+        return _padded(common + sequences * (length - common))
 
     def window_cells(self, sequences: int, length: int) -> int:
-        """min(cells, pad(W · sequences + ubatch))."""
-        return min(self.cells(sequences, length), self._padded(self.limit * sequences + self.ubatch))
-
-    def _padded(self, cells: int) -> int:
-        return -(-cells // self.pad) * self.pad
+        """n · min(pad(L), pad(W + ubatch)); unified min(pad(n · L), pad(W · n + ubatch))."""
+        if not self.unified:
+            return sequences * min(_padded(length), _padded(self.limit + self.ubatch))
+        return min(_padded(sequences * length), _padded(self.limit * sequences + self.ubatch))
 
     def cache_bytes(self, sequences: int, length: int, shared: int = 0) -> int:
         """Bytes of the cells, as llama.cpp logs them: full and window caches together, recurrent states apart."""
@@ -61,10 +65,10 @@ class LlamaCpp(Plan):
         return {"window_cache_bytes": window, "state_bytes": sequences * self.state}
 
     def terms(self) -> list[Term]:
-        found = [Term(self.pad * self.full, self.pad)] if self.full else []
+        found = [Term(PAD * self.full, PAD)] if self.full else []
         if self.window:
-            most = self._padded(self.limit + self.ubatch)
-            found.append(Term(self.pad * self.window, self.pad, most, 0, "window and micro-batch"))
+            most = _padded(self.limit + self.ubatch)
+            found.append(Term(PAD * self.window, PAD, most, 0, "window and micro-batch"))
         return [*found, *([Term(self.state, 1, 0, 1, "state")] if self.state else [])]
 
     def describe(self, length: int) -> list[str]:
@@ -73,23 +77,36 @@ class LlamaCpp(Plan):
         if self.window:
             held = self.window_cells(1, length)
             lines.append(
-                f"{held:,} cells (least of all and {self.limit:,} + {self.ubatch:,}, padded to {self.pad}) × {self.window:,} B "
+                f"{held:,} cells (least of all and {self.limit:,} + {self.ubatch:,}, padded to {PAD}) × {self.window:,} B "
                 f"in layers with one = {held * self.window:,} B"
             )
         return [*lines, *([f"recurrent states, in a buffer of their own: {self.state:,} B a sequence"] if self.state else [])]
 
 
+def _padded(cells: int) -> int:
+    return -(-cells // PAD) * PAD
+
+
 def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
     """The caches on one stage. Raises UserError for layers that llama.cpp has no cache for."""
     full = window = limit = state = 0
-    for kept, count in [(p, n) for h, n in counted(held, stage) for p in pages(LLAMA_CPP.title, h)]:
-        state += count * kept.state_bytes
-        full += count * kept.index_bytes
-        if kept.limit:
-            window, limit = window + count * kept.row_bytes, max(limit, kept.limit)
-        else:
-            full += count * kept.row_bytes
+    interleaved = _interleaved(held)
+    for h, count in counted(held, stage):
+        for kept in pages(LLAMA_CPP.title, h):
+            state += count * kept.state_bytes
+            full += count * kept.index_bytes
+            if kept.limit and id(h.model) in interleaved:
+                window, limit = window + count * kept.row_bytes, max(limit, kept.limit)
+            else:
+                full += count * kept.row_bytes
     return LlamaCpp(full, window, limit, state, settings)
+
+
+def _interleaved(held: Sequence[Held]) -> set[int]:
+    """The models, by id, with rows of layers without a window: llama.cpp reads no window of the types that have one in every
+    layer (`src/models/llama.cpp`, of mistral; `starcoder2.cpp`, `phi3.cpp`)."""
+    layers = {id(h.parts): h for h in held}.values()
+    return {id(h.model) for h in layers for kept in pages(LLAMA_CPP.title, h) if kept.rows and not kept.limit}
 
 
 def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
