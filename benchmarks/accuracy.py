@@ -204,7 +204,11 @@ def main(words: list[str]) -> int:
         for path in (p for p in paths if p.stem == "e2e_dense"):
             pairs = first_tokens(path)
             print(f"first token: {written(pairs)}, {len(pairs)} runs")
-            draw("first-token", [("time to the first token", *([1e6 * v for v in c] for c in zip(*pairs, strict=True)))], "simulated")
+            draw(
+                "first-token",
+                [("time to the first token", *([1e6 * v for v in c] for c in zip(*pairs, strict=True)))],
+                "simulated",
+            )
     return 0
 
 

@@ -109,7 +109,10 @@ def test_every_row_says_what_was_held_equal_and_what_is_known(kvcalc: Run) -> No
     assert found["none"]["quality"] is None
     assert [found[n]["head_diversity"] for n in ("mha", "gqa:8", "mqa", "mla:512+64")] == ["full", "grouped", "shared", "full"]
     out = kvcalc(line).joined
-    assert all(text in out for text in ("held equal", "heads grouped, trades some of both", "arXiv 2305.13245", "arXiv 2405.04434", "grouped", "H2O"))
+    assert all(
+        text in out
+        for text in ("held equal", "heads grouped, trades some of both", "arXiv 2305.13245", "arXiv 2405.04434", "grouped", "H2O")
+    )
 
 
 def test_a_stack_carries_the_notes_of_every_step(kvcalc: Run) -> None:

@@ -81,7 +81,9 @@ SIZE_COLUMNS = (
     CACHE_DTYPE,
     Column("kv_cache_bytes", "KV cache", format_bytes),
     Column("kv_cache_read_bytes", "read per step", format_bytes),
-    Column("bytes_per_token", "per token", per_token, about="what a token more adds at this context; 0 B where all windows are full"),
+    Column(
+        "bytes_per_token", "per token", per_token, about="what a token more adds at this context; 0 B where all windows are full"
+    ),
     Column("attention", "attention", right=False),
     Column("weight_bytes", "weights", format_bytes),
     Column("parameters", "parameters", format_count),
@@ -152,7 +154,9 @@ COMPARE_COLUMNS = (
     Column("attention_intensity", "FLOP/B", lambda v: f"{v:.4g}", about="of attention, per byte of cache that it reads"),
     Column("attention", "attention", right=False),
     Column("kv_cache_read_bytes", "read per step", format_bytes),
-    Column("bytes_per_token", "per token", per_token, about="what a token more adds at this context; 0 B where all windows are full"),
+    Column(
+        "bytes_per_token", "per token", per_token, about="what a token more adds at this context; 0 B where all windows are full"
+    ),
     Column("parameters", "parameters", format_count),
     Column("roofline_s", "at least", seconds, wide=True, about="the datasheet bound of the step"),
     Column("intensity", "FLOP/B of the step", lambda v: f"{v:.3g}", wide=True),

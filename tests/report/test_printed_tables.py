@@ -108,10 +108,11 @@ FIT = {
     "overhead": ("overhead_bytes", "bytes"),
     "for the cache": ("kv_budget_bytes", "bytes"),
     "blocks": ("num_blocks", "whole"),
-    "per sequence": ("blocks_per_request", "whole"),
+    "per user": ("blocks_per_request", "whole"),
+    "low side": ("low_num_seqs", "whole"),
     "tokens": ("kv_tokens", "whole"),
     "concurrency": ("max_concurrency", "fixed"),
-    "sequences": ("max_num_seqs", "whole"),
+    "users": ("max_num_seqs", "whole"),
 }
 MODELS = {
     "model": ("model", "text"),
@@ -144,7 +145,7 @@ MARKS = {"bound": ("≥ ", "≤ "), "scaled": ("~ ", "~ "), "calibrated": ("", "
 def check(shown: Table, records: list[dict[str, Any]], contract: Contract, needed: str = "") -> None:
     """Every row a record, every cell its number; no heading that is not known, and those that are needed."""
     assert len(shown.rows) == len(records)
-    assert {*shown.headings} <= {*contract, "queue", "fits", "longest context"}
+    assert {*shown.headings} <= {*contract, "queue", "fits", "longest context", "range"}
     assert {*filter(None, needed.split(","))} <= {*shown.headings}
     for heading, (key, kind) in contract.items():
         if heading in shown.headings:
@@ -174,7 +175,9 @@ def read_back(kvcalc: Run, line: str, first: str, contract: Contract, needed: st
 
 def with_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The records with what `compare` shows of a step: its predicted time, or else its bound."""
-    return [r | {"step_s": r["roofline_s"] if r.get("time_s") is None else r["time_s"]} if "roofline_s" in r else r for r in records]
+    return [
+        r | {"step_s": r["roofline_s"] if r.get("time_s") is None else r["time_s"]} if "roofline_s" in r else r for r in records
+    ]
 
 
 SIZES = [
@@ -223,9 +226,9 @@ def test_compare(kvcalc: Run, line: str) -> None:
 
 
 ROOFLINE = {
-    "operator": ("operator", "text"), "runs": ("count", "whole"), "FLOP": ("flops", "si"), "bytes": ("bytes", "si:B"),
-    "FLOP/B": ("intensity", "digits"), "bound": ("bound", "text"), "at least": ("roofline_s", "seconds"),
-    "predicted": ("time_s", "seconds"), "share": ("share", "percent"), "overhead": ("overhead", "times"),
+    "operator": ("operator", "text"), "predicted": ("time_s", "seconds"), "at least": ("roofline_s", "seconds"),
+    "share": ("share", "percent"), "bound": ("bound", "text"), "FLOP/B": ("intensity", "digits"),
+    "FLOP": ("flops", "si"), "bytes": ("bytes", "si:B"), "runs": ("count", "whole"), "overhead": ("overhead", "times"),
     "vector FLOP": ("vector_flops", "si"), "weights": ("weight_bytes", "si:B"), "cache": ("cache_bytes", "si:B"),
     "activations": ("activation_bytes", "si:B"),
 }  # fmt: skip
@@ -341,11 +344,14 @@ def test_serve_shows_what_went_wrong(kvcalc: Run) -> None:
 def test_fit(kvcalc: Run, line: str) -> None:
     records = kvcalc(f"{line} --format json").records
     shown = table(kvcalc(f"{line} --wide").out, "GPU")
-    check(shown, records, FIT, "GPU,weights,activations,overhead,for the cache,concurrency,sequences,fits")
+    check(shown, records, FIT, "GPU,weights,activations,overhead,for the cache,concurrency,users,fits")
     for verdict, r in zip(shown.column("fits"), records, strict=True):
         short = r["shortage_bytes"]
         assert verdict == "yes" if r["fits"] else verdict == "no" if not short else holds(verdict[4:-6], short, "bytes")
         assert r["fits"] or not short or (verdict.startswith("no, ") and verdict.endswith(" short"))
+    if "range" in shown.headings:
+        ends = [tuple(r[key] / 2**30 for key in ("kv_budget_low_bytes", "kv_budget_high_bytes")) for r in records]
+        assert shown.column("range") == [f"{low:,.2f} – {high:,.2f} GiB" for low, high in ends]
     for cell, r in zip(shown.column("longest context"), records, strict=True):
         assert cell == "no limit" if r["max_model_len"] is None else holds(cell, r["max_model_len"], "whole")
 
@@ -402,7 +408,7 @@ def test_a_few_rows_stand_on_their_side_where_they_would_lose_most_columns(kvcal
     records = kvcalc(f"size {names} --format json").records
     laid = laid_out(layout.Table(records, tables.SIZE_COLUMNS), 55)
     rows = [re.split(r" {2,}", line) for line in [*laid.head, *laid.rows]]
-    assert [row[0] for row in rows][:3] == ["model", "attention", "KV cache"]
+    assert [row[0] for row in rows][:3] == ["model", "KV cache", "read per step"]
     for heading, *cells in rows:
         key, kind = SIZE[heading]
         assert [holds(cell, record[key], kind) for cell, record in zip(cells, records, strict=True)] == [True] * len(records)
