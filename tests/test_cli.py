@@ -193,7 +193,7 @@ def test_a_pipe_gets_plain_text_of_a_hundred_characters() -> None:
     out = subprocess.run(words, capture_output=True, check=True).stdout
     assert b"\x1b" not in out
     head = next(line for line in out.decode().splitlines() if line.startswith("model  "))
-    assert head.endswith("as MHA") and 60 < len(head) <= 100
+    assert head.endswith("fixed") and 60 < len(head) <= 100
 
 
 def terminal(columns: int, *words: str, **environment: str) -> str:
@@ -227,7 +227,7 @@ def test_forty_columns_stay_readable() -> None:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
     lines = plain.splitlines()
     assert max(map(len, lines)) <= 40
-    assert ["KV cache", "16.00 GiB", "10.48 GiB"] in [re.split(r"\s{2,}", line) for line in lines]
+    assert ["llama-3.1-8b", "16.00 GiB", "16.00 GiB"] in [re.split(r"\s{2,}", line) for line in lines]
     assert not [line for line in lines if line.startswith("model: ")]
 
 

@@ -159,7 +159,7 @@ def test_refusals_are_those_of_the_command_line(kvcalc: Run, call: Any, line: st
         (lambda: package.deploy("gpt2", "h100", tp="2"), "tp '2' is not a number of GPUs"),
         (lambda: package.deploy("gpt2", "h100", dtype=16), "dtype 16: Expected `str`, got `int`"),
         (lambda: deployed().size(True), "context 'True' is not a whole number"),
-        (lambda: deployed().fit(max_num_seqs="many"), "max-num-seqs 'many': Expected `int`"),
+        (lambda: deployed().fit(max_num_seqs="many"), "max-num-seqs 'many': Expected `int"),
         (lambda: deployed().fit(max_model_le=3), "unknown option 'max_model_le'. Did you mean max_model_len"),
         (lambda: deployed().serve(rat=3), "unknown option 'rat'. Did you mean rate"),
         (lambda: deployed().latency(draf="mtp"), "unknown option 'draf'. Did you mean draft"),

@@ -3,73 +3,11 @@
 import gc
 import os
 import sys
-from importlib import import_module
-from typing import Annotated, NamedTuple
 
-import typer
-
+from kvcalc.cli.commands import COMMANDS, Done, build
 from kvcalc.errors import UserError, printable
 
-COMMANDS = {
-    "size": "How big is the cache, beside the weights.",
-    "compare": "The same model with other attention.",
-    "roofline": "Where every operation lies: FLOPs, bytes, intensity, bound.",
-    "latency": "One request: time to first token, time per token, end to end.",
-    "serve": "A server under load, simulated.",
-    "fit": "What fits on these GPUs, and what an engine really allocates.",
-    "measure": "The real layers on this machine, beside the prediction.",
-    "calibrate": "Fits the time laws to measured rows.",
-    "validate": "The model against measured rows.",
-    "plot": "The standing figures, for slides.",
-    "models": "What model presets there are, and one in full.",
-    "gpus": "What GPU presets there are, and one in full.",
-}
-
-
 INTERRUPTED = 130
-
-
-class _Done(NamedTuple):
-    """How a command ended by itself: what it returned, or 0."""
-
-    status: int
-
-
-def build(only: str = "") -> typer.Typer:
-    """The application with all commands, or with the one that is about to run: the others cost start-up time."""
-    app = typer.Typer(
-        name="kvcalc",
-        help="How big is the KV cache, what does it cost to read, and what will this GPU do with it?",
-        no_args_is_help=True,
-        add_completion=False,  # `completion` answers sooner
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        result_callback=lambda status, **_: _Done(status or 0),
-    )
-    app.callback()(_version)
-    for name in [only] if only in COMMANDS else COMMANDS:
-        app.command(name, help=COMMANDS[name])(import_module(f"kvcalc.cli.{name}").run)
-    return app
-
-
-def _print_version(asked: bool) -> None:
-    if asked:
-        from kvcalc import __version__
-
-        print(f"kvcalc {__version__}")
-        raise typer.Exit
-
-
-def _version(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
-    ] = False,
-    install_completion: Annotated[
-        bool, typer.Option("--install-completion", help="Complete words in this shell, or in the one named: bash, zsh, fish.")
-    ] = False,
-    show_completion: Annotated[bool, typer.Option("--show-completion", help="Print the script that does.")] = False,
-) -> None:
-    """Options of `kvcalc` itself."""
 
 
 def main() -> None:
@@ -107,12 +45,12 @@ def _guarded(words: list[str]) -> int:
             return 2
         command = f"kvcalc {words[0]}" if words and words[0] in COMMANDS else "kvcalc"
         return _fail(f"{printable(error.format_message(), 600)} (see `{command} --help`)")
-    if isinstance(result, _Done):
+    if isinstance(result, Done):
         return result.status
     return _interrupted() if result == INTERRUPTED else int(result or 0)  # typer's Exit, which it makes of Ctrl-C too
 
 
-def _completed(words: list[str]) -> _Done | None:
+def _completed(words: list[str]) -> Done | None:
     """What completion in a shell asks for; None where nothing does."""
     wanted = words[0] if words else ""
     if not os.environ.get("_KVCALC_COMPLETE") and wanted not in ("--install-completion", "--show-completion"):
@@ -120,8 +58,8 @@ def _completed(words: list[str]) -> _Done | None:
     from kvcalc.cli import completion
 
     if instruction := os.environ.get(completion.VARIABLE):
-        return _Done(completion.answer(instruction))
-    return _Done((completion.show if wanted == "--show-completion" else completion.install)(*words[1:2]))
+        return Done(completion.answer(instruction))
+    return Done((completion.show if wanted == "--show-completion" else completion.install)(*words[1:2]))
 
 
 def _interrupted() -> int:

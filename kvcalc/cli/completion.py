@@ -72,7 +72,7 @@ def _listed_gpus() -> Iterable[str]:
 def _stacks() -> Iterable[str]:
     from kvcalc.library.catalog import preset_files
 
-    found = (stack for gpu in _gpus() for stack in preset_files(f"calibrations/{gpu}"))
+    found = (stack for gpu in _gpus() for stack in preset_files(f"calibrations/{gpu}") if stack != "nccl")  # all-reduces alone
     return [*dict.fromkeys(found), "datasheet"]
 
 
@@ -119,7 +119,7 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "kv_cache_dtype": _cache_dtypes,
     "quantization": _quantizations,
     "style": _styles,
-    "engine": _words("none", "vllm", "sglang", "llama.cpp"),
+    "engine": _words("none", "vllm", "sglang", "trtllm", "llama.cpp"),
     "variants": _words("none", "mha", "mqa", "gqa:8", "mla", "dsa", "window:4096", "evict:4096", "hybrid:5/window:4096", "cla:2"),
     "phase": _words("decode", "prefill"),
     "measure phase": _words("decode", "prefill", "both"),
@@ -147,7 +147,7 @@ def answer(instruction: str) -> int:
 
 def candidates(args: list[str], typed: str) -> list[Word]:
     """What may stand where `typed` was begun, after the words `args`."""
-    from kvcalc.cli.app import COMMANDS
+    from kvcalc.cli.commands import COMMANDS
 
     option, equals, rest = typed.partition("=")
     if equals and option.startswith("--"):
@@ -166,7 +166,7 @@ def candidates(args: list[str], typed: str) -> list[Word]:
 def _parameters(command: str) -> list[Any]:
     from typer.main import get_command
 
-    from kvcalc.cli.app import build
+    from kvcalc.cli.commands import build
 
     group: Any = get_command(build(command))
     parameters: list[Any] = group.commands[command].params
