@@ -222,7 +222,8 @@ def survives(mutant: Mutant, copy: Path, whole: bool, timeout: float) -> bool:
     target.write_text(mutant.text(), encoding="utf-8")
     try:
         lives, _ = run(copy, ["-x", *tests], timeout)
-        return lives and not (whole and not run(copy, ["-x", *(f"--deselect={name}" for name in tests)], 10 * timeout)[0])
+        others = [name if name.startswith("--") else f"--deselect={name}" for name in tests]
+        return lives and not (whole and not run(copy, ["-x", *others], 10 * timeout)[0])
     finally:
         target.write_text(mutant.path.read_text(encoding="utf-8"), encoding="utf-8")
 
