@@ -26,6 +26,13 @@ def _draft(name: str, what: str) -> Model:
     return load_model(name)
 
 
+def _number(text: str, what: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{what} {text!r}: Expected `int`") from None
+
+
 class FitOptions(EngineSettings, frozen=True):
     """What `fit` is asked, an engine's settings among it. 0, '' and None leave a choice to the engine or the model.
 
@@ -44,7 +51,7 @@ class FitOptions(EngineSettings, frozen=True):
 
     engine: Annotated[str, _engine] = "none"
     max_model_len: Tokens = 0
-    max_num_seqs: int | None = None
+    max_num_seqs: Annotated[int | None, _number] = None
     require: int = 0
     engine_version: str = ""
     enforce_eager: bool = False
