@@ -111,6 +111,35 @@ def test_gguf_types_count_blocks_of_32(dtype: str, block: int) -> None:
     assert record["kv_cache_allocated_bytes"] == 4096 * 32 * 2 * 8 * 4 * block
 
 
+TYPED = [("q8_0", "q4_0", 34, 18), ("f32", "", 128, 64), ("", "q5_0", 64, 22), ("BF16", "iq4_nl", 64, 18)]
+
+
+@pytest.mark.parametrize(("keys", "values", "of_keys", "of_values"), TYPED)
+def test_keys_and_values_of_their_own_types(keys: str, values: str, of_keys: int, of_values: int) -> None:
+    """Blocks of 32: 8 KV heads · 128 wide are 32 blocks of keys and 32 of values a cell, in 32 layers; fp16 if not said."""
+    found = asked(load_model("llama-3.1-8b"), "llama.cpp", max_model_len=4096, cache_type_k=keys, cache_type_v=values)
+    assert fit_record(found)["kv_cache_allocated_bytes"] == 4096 * 32 * 32 * (of_keys + of_values)
+
+
+def test_types_that_llama_cpp_refuses(kvcalc: Run) -> None:
+    def said(line: str) -> str:
+        result = kvcalc(f"fit {line}")
+        assert (result.code, result.out) == (2, "")
+        return result.err
+
+    assert "engine vllm takes no cache-type-k" in said("llama-3.1-8b --engine vllm --cache-type-k q8_0")
+    assert "llama.cpp has no cache dtype 'fp8'" in said("llama-3.1-8b --engine llama.cpp --cache-type-v fp8")
+    assert "stores latents in one type" in said("deepseek-v3 --engine llama.cpp --cache-type-v q8_0")
+    with pytest.raises(UserError, match="blocks of 32 do not divide a head of 80"):
+        asked(hybrid(8, 4, 80, 128, 1, 1), "llama.cpp", Precision(kv_cache_dtype="q8_0"))
+
+
+def test_the_record_says_both_types(kvcalc: Run) -> None:
+    line = "fit llama-3.1-8b --engine llama.cpp --format json -ctk q8_0"
+    assert [r["kv_cache_dtype"] for r in kvcalc(f"{line} -ctv q4_0").records] == ["q8_0 + q4_0"]
+    assert [r["kv_cache_dtype"] for r in kvcalc(f"{line} -ctv q8_0").records] == ["q8_0"]
+
+
 def test_the_buffer_that_llama_cpp_reserves() -> None:
     """Llama-3.1-8B, 512 tokens of a micro-batch: "CUDA0 compute buffer size = 258.50 MiB"; at 2048 four times as much."""
     model = load_model("llama-3.1-8b")

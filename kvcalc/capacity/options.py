@@ -85,6 +85,8 @@ class FitOptions(EngineSettings, frozen=True):
         _whole("require", self.require)
         _whole("max_loras", self.max_loras, most=1 << 20)
         _whole("max_lora_rank", self.max_lora_rank, 1, 1 << 20)
+        for name in ("cache_type_k", "cache_type_v"):
+            self._check_type(name)
         self.rules.release(self.engine_version)
         _ = self.images
         if self.kv_cache_memory_bytes is not None:
@@ -95,6 +97,19 @@ class FitOptions(EngineSettings, frozen=True):
         if self.num_gpu_blocks_override and not self.rules.takes_num_blocks:
             known = ", ".join(e.name for e in ENGINES.values() if e.takes_num_blocks)
             raise UserError(f"engine {self.engine} takes no num-gpu-blocks-override", hint=f"Engines that do: {known}")
+
+    def _check_type(self, name: str) -> None:
+        asked, rules = getattr(self, name), self.rules
+        if asked and not rules.dtypes_apart:
+            known = ", ".join(e.name for e in ENGINES.values() if e.dtypes_apart)
+            raise UserError(f"engine {self.engine} takes no {spelled(name)}", hint=f"Engines that do: {known}")
+        if asked and canonical(asked) not in (rules.dtypes or ()):
+            hint = f"It has: {', '.join(rules.dtypes or ())}"
+            raise UserError(f"{rules.name} has no cache dtype {asked!r}", hint=hint)
+
+    def cache_label(self, used: str) -> str:
+        """The cache's dtype, `used` where nothing else is said: that of keys and that of values where they differ."""
+        return " + ".join(dict.fromkeys(canonical(t) or used for t in (self.cache_type_k, self.cache_type_v)))
 
     @property
     def rules(self) -> Engine:

@@ -31,7 +31,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[s
         "pipeline_parallel_size": ranks.pp,
         "data_parallel_size": ranks.dp,
         "dtype": found.formats.weights_label,
-        "kv_cache_dtype": found.formats.kv_cache_dtype,
+        "kv_cache_dtype": asked.cache_label(found.formats.kv_cache_dtype),
         "fits": found.fits,
         "weights_fit": budget.weights_fit,
         "memory_bytes": budget.memory,

@@ -14,15 +14,17 @@ from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, counted, pages
 from kvcalc.capacity.memory_terms import Start, Terms, stated
+from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
-from kvcalc.storage.dtypes import FORMATS, RowFormat
+from kvcalc.storage.dtypes import FORMATS, RowFormat, cache_layout, canonical
 
 PAD = 256  # cells
 UBATCH = 512  # --ubatch-size
+TYPES = ("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")  # common/arg.cpp, kv_cache_types
 
 
 class LlamaCpp(Plan):
@@ -117,8 +119,23 @@ def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str
 
 
 def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
-    """States of both kinds in fp32; all else as the cache's type says."""
-    return FORMATS["fp32"] if entry.span is Span.STATE else formats.cache_format(entry)
+    """States of both kinds in fp32; keys, latents and index keys in K's type, values in V's.
+
+    Raises UserError where llama.cpp makes no context (`llama_init_from_model`, `src/llama-context.cpp`): blocks that do not
+    divide a head, or latents with two types.
+    """
+    if entry.span is Span.STATE:
+        return FORMATS["fp32"]
+    types = [canonical(t) or formats.kv_cache_dtype for t in (settings.cache_type_k, settings.cache_type_v)]
+    if types[0] != types[1] and any(e.role == "latent" for e in beside):
+        raise UserError(f"llama.cpp stores latents in one type, not keys in {types[0]} and values in {types[1]}")
+    stored = cache_layout(types[entry.role == "v"]).get(entry.role) or formats.cache_format(entry)
+    if stored.whole_groups and entry.width % stored.group:
+        raise UserError(
+            f"llama.cpp refuses a cache of {stored.name}: its blocks of {stored.group} do not divide a head of {entry.width}",
+            hint="Use fp16 or bf16",
+        )
+    return stored
 
 
 def compute_buffer(start: Start) -> int:
@@ -140,7 +157,8 @@ LLAMA_CPP = Engine(
     plan=_plan,
     defaults=lambda gpu, ranks, release, tokens, model: Defaults(tokens or UBATCH, 1, 1.0),
     memory=_terms,
-    dtypes=("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),  # --cache-type-k, --cache-type-v
+    dtypes=TYPES,
+    dtypes_apart=True,
     precision=_precision,
     row_format=_row_format,
     of="free",
