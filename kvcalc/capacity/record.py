@@ -41,6 +41,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[s
         "weight_bytes": budget.weights,
         "language_weight_bytes": found.terms.language,
         "extra_weight_bytes": budget.weights - found.terms.language,
+        **({"host_weight_bytes": found.terms.host} if found.terms.host else {}),
         "mtp_weight_bytes": found.beside.get("mtp"),
         "draft_weight_bytes": found.beside.get("draft"),
         "activation_bytes": budget.activation,

@@ -12,8 +12,8 @@ import msgspec
 
 from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings
 from kvcalc.capacity.engines.layout import Plan, Term
+from kvcalc.capacity.engines.llama_cpp_memory import host_layers, terms
 from kvcalc.capacity.engines.stored import Held, counted, pages
-from kvcalc.capacity.memory_terms import Start, Terms, stated
 from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.formats import Formats
@@ -31,6 +31,7 @@ class LlamaCpp(Plan):
     """`full` bytes per cell of layers without a window, `window` bytes per cell of those with, `state` bytes a sequence."""
 
     block_size = PAD
+    host: "LlamaCpp | None" = None
 
     def __init__(self, full: int, window: int, limit: int, state: int, settings: EngineSettings) -> None:
         self.full, self.window, self.limit, self.state = full, window, limit, state
@@ -62,9 +63,13 @@ class LlamaCpp(Plan):
         return self.cache_bytes(sequences, length)
 
     def parts(self, sequences: int, length: int) -> dict[str, int]:
-        """The window caches, which kv_cache_allocated_bytes includes, and the recurrent states, which it does not."""
+        """The window caches, which kv_cache_allocated_bytes includes, and the recurrent states, which it does not.
+
+        And what of both kinds is in the host's memory, which neither includes.
+        """
+        apart = {"host_cache_bytes": self.host.needed(sequences, length)} if self.host else {}
         window = self.window_cells(sequences, length) * self.window if self.window else 0
-        return {"window_cache_bytes": window, "state_bytes": sequences * self.state}
+        return {"window_cache_bytes": window, "state_bytes": sequences * self.state, **apart}
 
     def terms(self) -> list[Term]:
         found = [Term(PAD * self.full, PAD)] if self.full else []
@@ -90,9 +95,21 @@ def _padded(cells: int) -> int:
 
 
 def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
-    """The caches on one stage. Raises UserError for layers that llama.cpp has no cache for."""
-    full = window = limit = state = 0
+    """The caches on one stage; of layers that the host keeps, a plan of their own. Raises UserError where none is left here."""
+    first = host_layers(held[0].model, settings.n_gpu_layers)
     interleaved = _interleaved(held)
+    plan = _caches(held[first:], interleaved, settings, stage)
+    if not (plan.full or plan.window or plan.state):
+        raise UserError(f"no layer of {held[0].model.name} that keeps a cache is on the GPU", hint="Raise n-gpu-layers")
+    if first:
+        plan.host = _caches(held[:first], interleaved, settings, stage)
+        plan.notes += (f"llama.cpp: the first {first} layers and their caches are in the host's memory",)
+    return plan
+
+
+def _caches(held: Sequence[Held], interleaved: set[int], settings: EngineSettings, stage: int) -> LlamaCpp:
+    """The caches of some layers. Raises UserError for layers that llama.cpp has no cache for."""
+    full = window = limit = state = 0
     for h, count in counted(held, stage):
         for kept in pages(LLAMA_CPP.title, h):
             state += count * kept.state_bytes
@@ -138,27 +155,14 @@ def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Format
     return stored
 
 
-def compute_buffer(start: Start) -> int:
-    """The graph reserved for a micro-batch, all of whose tokens give logits, in fp32: 4 · ubatch · (V + D) where they decide.
-
-    llama-context.cpp: graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's log says 258.50 MiB for 512 tokens.
-    """
-    return 4 * start.tokens * (start.model.vocab_size + start.model.hidden_size) if start.last else 0
-
-
-def _terms(start: Start, end: str) -> Terms:
-    found = stated(start, end, graphs=False)
-    return found._replace(activation=max(found.activation, compute_buffer(start)))
-
-
 LLAMA_CPP = Engine(
     name="llama.cpp",
     title="llama.cpp",
     plan=_plan,
     defaults=lambda gpu, ranks, release, tokens, model: Defaults(tokens or UBATCH, 1, 1.0),
-    memory=_terms,
+    memory=terms,
     dtypes=TYPES,
-    dtypes_apart=True,
+    takes=("cache_type_k", "cache_type_v", "kv_unified", "n_gpu_layers", "n_cpu_moe", "cpu_moe"),
     precision=_precision,
     row_format=_row_format,
     of="free",
