@@ -32,8 +32,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
     stage: its pipeline stage. of: what memory the share is of. tokens: of one pass. sequences: that the engine is set up for,
     asked: that have to fit, both of one dp rank. release: the engine's version, in its own terms. loras: slots, of rank
-    lora_rank. images: that a prompt may have, 0 leaves the tower out. beside: bytes of a draft or of prediction layers, by
-    name, on this stage.
+    lora_rank. gpu_layers, cpu_experts: of llama.cpp, layers on the GPU (−1: all) and first layers whose experts are not.
+    images: that a prompt may have, 0 leaves the tower out. beside: bytes of a draft or of prediction layers, by name, on this
+    stage.
     """
 
     model: Model
@@ -49,6 +50,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     eager: bool = False
     loras: int = 0
     lora_rank: int = 16
+    gpu_layers: int = -1
+    cpu_experts: int = 0
     images: int | None = None
     beside: dict[str, int] = {}
 
@@ -67,7 +70,7 @@ class Terms(NamedTuple):
 
     language: the model's own weights as stored. extra: what else is loaded, by name. activation: the peak of a pass, of the
     step named in `peak`. overhead: by name. taken: of the overheads, what stands before a share of free memory. margin: bytes
-    by which the end of a range goes beyond its terms, negative at the high end.
+    by which the end of a range goes beyond its terms, negative at the high end. host: bytes of weights in the host's memory.
     """
 
     language: int
@@ -77,6 +80,7 @@ class Terms(NamedTuple):
     taken: int = 0
     margin: int = 0
     peak: str = ""
+    host: int = 0
 
     @property
     def weights(self) -> int:

@@ -102,6 +102,7 @@ class FitOptions(EngineSettings, frozen=True):
             raise UserError(
                 "weight-bytes are those on the GPU, and cpu-offload-gb takes nothing off them", hint="Give one of them"
             )
+        self._check_own()
         self.rules.release(self.engine_version)
         _ = self.images
         if self.kv_cache_memory_bytes is not None:
@@ -112,6 +113,24 @@ class FitOptions(EngineSettings, frozen=True):
         if self.num_gpu_blocks_override and not self.rules.takes_num_blocks:
             known = ", ".join(e.name for e in ENGINES.values() if e.takes_num_blocks)
             raise UserError(f"engine {self.engine} takes no num-gpu-blocks-override", hint=f"Engines that do: {known}")
+
+    def _check_own(self) -> None:
+        """Settings that one engine alone has: that it is this one, and their values."""
+        rules, default = self.rules, EngineSettings()
+        for engine in ENGINES.values():
+            for name in engine.takes:
+                if engine is not rules and getattr(self, name) != getattr(default, name):
+                    raise UserError(f"engine {self.engine} takes no {spelled(name)}", hint=f"Engines that do: {engine.name}")
+        for asked in filter(None, (self.cache_type_k, self.cache_type_v)):
+            if canonical(asked) not in (rules.dtypes or ()):
+                hint = f"It has: {', '.join(rules.dtypes or ())}"
+                raise UserError(f"{rules.name} has no cache dtype {asked!r}", hint=hint)
+        _whole("n_gpu_layers", self.n_gpu_layers, -1, 1 << 20)
+        _whole("n_cpu_moe", self.n_cpu_moe, most=1 << 20)
+
+    def cache_label(self, used: str) -> str:
+        """The cache's dtype, `used` where nothing else is said: that of keys and that of values where they differ."""
+        return " + ".join(dict.fromkeys(canonical(t) or used for t in (self.cache_type_k, self.cache_type_v)))
 
     @property
     def rules(self) -> Engine:

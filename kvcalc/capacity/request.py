@@ -55,6 +55,8 @@ class Request(NamedTuple):
             eager=asked.enforce_eager,
             loras=asked.max_loras,
             lora_rank=asked.max_lora_rank,
+            gpu_layers=asked.n_gpu_layers,
+            cpu_experts=run.model.layers if asked.cpu_moe else asked.n_cpu_moe,
             images=asked.images,
             beside=self.beside if stage == run.parallelism.pp - 1 else {},
         )
@@ -64,7 +66,7 @@ class Request(NamedTuple):
         asked, found = self.options, self.options.rules.memory(start, end)
         found = found._replace(language=found.language - offloaded(found.language, asked.cpu_offload_gb))
         if asked.weight_bytes is not None:
-            found = found._replace(language=asked.weight_bytes, extra={})
+            found = found._replace(language=asked.weight_bytes, extra={}, host=0)
         if asked.activation_bytes is not None:
             found = found._replace(activation=asked.activation_bytes, peak="given")
         if asked.overhead_bytes is not None:

@@ -78,6 +78,15 @@ class EngineOptions(Group, frozen=True):
     kv_unified: Annotated[
         bool, _engine("--kv-unified/--no-kv-unified", "-kvu/-no-kvu", help="llama.cpp: one cache for all sequences, or one each.")
     ] = False
+    cache_type_k: Annotated[
+        str, _engine("--cache-type-k", "-ctk", help="llama.cpp: keys in f16, bf16, f32, q8_0 … iq4_nl.", show_default=False)
+    ] = ""
+    cache_type_v: Annotated[str, _engine("--cache-type-v", "-ctv", help="llama.cpp: values.", show_default=False)] = ""
+    n_gpu_layers: Annotated[
+        int, _engine("--n-gpu-layers", "-ngl", help="llama.cpp: layers on the GPU, the head among them; -1: all.")
+    ] = -1
+    n_cpu_moe: Annotated[int, _engine("--n-cpu-moe", "-ncmoe", help="llama.cpp: first layers with experts on the CPU.")] = 0
+    cpu_moe: Annotated[bool, _engine("--cpu-moe", "-cmoe", help="llama.cpp: all experts on the CPU.")] = False
     kv_cache_memory_bytes: Annotated[str, _bytes("--kv-cache-memory-bytes", "The budget; weights are not checked.")] = ""
     num_gpu_blocks_override: Annotated[
         int, typer.Option("--num-gpu-blocks-override", help="vLLM's blocks.", rich_help_panel="Instead of what is computed")

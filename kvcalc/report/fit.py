@@ -161,6 +161,7 @@ def _terms(found: Fit, record: dict[str, Any]) -> list[str]:
     """What stands beside the cache, name by name."""
     terms, peak = found.terms, f", of the {found.terms.peak}" if found.terms.peak else ""
     lines = ["", "2. What stands beside the cache", f"   weights of the language model ({record['dtype']}): {_b(terms.language)}"]
+    lines += [f"   in the host's memory instead: {_b(terms.host)}"] if terms.host else []
     lines += [f"   {name}: {_b(size)}" for name, size in terms.extra.items()]
     lines.append(f"   activations of a pass of {found.settings.max_num_batched_tokens:,} tokens{peak}: {_b(terms.activation)}")
     return [*lines, *(f"   {name}: {_b(size)}" for name, size in terms.overhead.items())]

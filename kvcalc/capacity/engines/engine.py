@@ -27,6 +27,9 @@ class EngineSettings(msgspec.Struct, frozen=True):
     the first of them is done. mamba_cache_mode: none, or align (a second state page that prefix caching keeps, and
     mamba_checkpoint_blocks more).
     hybrid: windows are freed as they pass. kv_unified: llama.cpp's sequences share one cache, rather than each its own.
+    cache_type_k, cache_type_v: llama.cpp's cache dtypes of keys and of values, '' what the cache's dtype says. n_gpu_layers:
+    that llama.cpp puts on the GPU, the head first and then the last ones, −1 all; n_cpu_moe: first layers whose experts stay
+    with the host, cpu_moe: those of all.
     """
 
     block_size: int = 0
@@ -37,6 +40,11 @@ class EngineSettings(msgspec.Struct, frozen=True):
     mamba_ssm_cache_dtype: str = ""
     hybrid: bool = True
     kv_unified: bool = False
+    cache_type_k: str = ""
+    cache_type_v: str = ""
+    n_gpu_layers: int = -1
+    n_cpu_moe: int = 0
+    cpu_moe: bool = False
 
     @property
     def in_flight(self) -> int:
@@ -83,6 +91,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     name: as people type it; title: as its makers write it. plan: layers, ranks, settings and a pipeline stage → the layout of
     that stage's cache memory; raises UserError for layers that it has no pages for.
     dtypes: cache dtypes that it takes (None: all), unmodelled: those that it takes and whose layout is not modelled here.
+    takes: settings that this engine alone has.
     precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
     entries. release: a version as typed → its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that
     release, the tokens of a pass (0: not given) and the model → what it chooses. memory: a start and an end of the range →
@@ -102,6 +111,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     ranged: bool = False
     dtypes: tuple[str, ...] | None = None
     unmodelled: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
     precision: PrecisionRule = as_asked
     row_format: RowRule = as_modelled
     of: str = "total"

@@ -12,23 +12,26 @@ import msgspec
 
 from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings
 from kvcalc.capacity.engines.layout import Plan, Term
+from kvcalc.capacity.engines.llama_cpp_memory import host_layers, terms
 from kvcalc.capacity.engines.stored import Held, counted, pages
-from kvcalc.capacity.memory_terms import Start, Terms, stated
+from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
-from kvcalc.storage.dtypes import FORMATS, RowFormat
+from kvcalc.storage.dtypes import FORMATS, RowFormat, cache_layout, canonical
 
 PAD = 256  # cells
 UBATCH = 512  # --ubatch-size
+TYPES = ("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")  # common/arg.cpp, kv_cache_types
 
 
 class LlamaCpp(Plan):
     """`full` bytes per cell of layers without a window, `window` bytes per cell of those with, `state` bytes a sequence."""
 
     block_size = PAD
+    host: "LlamaCpp | None" = None
 
     def __init__(self, full: int, window: int, limit: int, state: int, settings: EngineSettings) -> None:
         self.full, self.window, self.limit, self.state = full, window, limit, state
@@ -60,9 +63,13 @@ class LlamaCpp(Plan):
         return self.cache_bytes(sequences, length)
 
     def parts(self, sequences: int, length: int) -> dict[str, int]:
-        """The window caches, which kv_cache_allocated_bytes includes, and the recurrent states, which it does not."""
+        """The window caches, which kv_cache_allocated_bytes includes, and the recurrent states, which it does not.
+
+        And what of both kinds is in the host's memory, which neither includes.
+        """
+        apart = {"host_cache_bytes": self.host.needed(sequences, length)} if self.host else {}
         window = self.window_cells(sequences, length) * self.window if self.window else 0
-        return {"window_cache_bytes": window, "state_bytes": sequences * self.state}
+        return {"window_cache_bytes": window, "state_bytes": sequences * self.state, **apart}
 
     def terms(self) -> list[Term]:
         found = [Term(PAD * self.full, PAD)] if self.full else []
@@ -88,9 +95,21 @@ def _padded(cells: int) -> int:
 
 
 def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
-    """The caches on one stage. Raises UserError for layers that llama.cpp has no cache for."""
-    full = window = limit = state = 0
+    """The caches on one stage; of layers that the host keeps, a plan of their own. Raises UserError where none is left here."""
+    first = host_layers(held[0].model, settings.n_gpu_layers)
     interleaved = _interleaved(held)
+    plan = _caches(held[first:], interleaved, settings, stage)
+    if not (plan.full or plan.window or plan.state):
+        raise UserError(f"no layer of {held[0].model.name} that keeps a cache is on the GPU", hint="Raise n-gpu-layers")
+    if first:
+        plan.host = _caches(held[:first], interleaved, settings, stage)
+        plan.notes += (f"llama.cpp: the first {first} layers and their caches are in the host's memory",)
+    return plan
+
+
+def _caches(held: Sequence[Held], interleaved: set[int], settings: EngineSettings, stage: int) -> LlamaCpp:
+    """The caches of some layers. Raises UserError for layers that llama.cpp has no cache for."""
+    full = window = limit = state = 0
     for h, count in counted(held, stage):
         for kept in pages(LLAMA_CPP.title, h):
             state += count * kept.state_bytes
@@ -117,21 +136,23 @@ def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str
 
 
 def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
-    """States of both kinds in fp32; all else as the cache's type says."""
-    return FORMATS["fp32"] if entry.span is Span.STATE else formats.cache_format(entry)
+    """States of both kinds in fp32; keys, latents and index keys in K's type, values in V's.
 
-
-def compute_buffer(start: Start) -> int:
-    """The graph reserved for a micro-batch, all of whose tokens give logits, in fp32: 4 · ubatch · (V + D) where they decide.
-
-    llama-context.cpp: graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's log says 258.50 MiB for 512 tokens.
+    Raises UserError where llama.cpp makes no context (`llama_init_from_model`, `src/llama-context.cpp`): blocks that do not
+    divide a head, or latents with two types.
     """
-    return 4 * start.tokens * (start.model.vocab_size + start.model.hidden_size) if start.last else 0
-
-
-def _terms(start: Start, end: str) -> Terms:
-    found = stated(start, end, graphs=False)
-    return found._replace(activation=max(found.activation, compute_buffer(start)))
+    if entry.span is Span.STATE:
+        return FORMATS["fp32"]
+    types = [canonical(t) or formats.kv_cache_dtype for t in (settings.cache_type_k, settings.cache_type_v)]
+    if types[0] != types[1] and any(e.role == "latent" for e in beside):
+        raise UserError(f"llama.cpp stores latents in one type, not keys in {types[0]} and values in {types[1]}")
+    stored = cache_layout(types[entry.role == "v"]).get(entry.role) or formats.cache_format(entry)
+    if stored.whole_groups and entry.width % stored.group:
+        raise UserError(
+            f"llama.cpp refuses a cache of {stored.name}: its blocks of {stored.group} do not divide a head of {entry.width}",
+            hint="Use fp16 or bf16",
+        )
+    return stored
 
 
 LLAMA_CPP = Engine(
@@ -139,8 +160,9 @@ LLAMA_CPP = Engine(
     title="llama.cpp",
     plan=_plan,
     defaults=lambda gpu, ranks, release, tokens, model: Defaults(tokens or UBATCH, 1, 1.0),
-    memory=_terms,
-    dtypes=("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"),  # --cache-type-k, --cache-type-v
+    memory=terms,
+    dtypes=TYPES,
+    takes=("cache_type_k", "cache_type_v", "kv_unified", "n_gpu_layers", "n_cpu_moe", "cpu_moe"),
     precision=_precision,
     row_format=_row_format,
     of="free",
