@@ -1,14 +1,17 @@
 """Every command's tables in every width: no line is longer, none is a list from 40 characters on, no column is lost unnamed."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from conftest import Run
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvcalc.report import tables
-from kvcalc.report.layout import CUT, LEAST_WIDTH, MOST_COLUMNS, WIDTH, Column, Table, condensed, laid_out, written
+from kvcalc.report.layout import CUT, LEAST_WIDTH, MOST_COLUMNS, WIDTH, Column, Table, condensed, laid_out, wrapped, written
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
 LINES = {
@@ -90,6 +93,17 @@ def test_models_and_gpus_take_a_line_each_at_eighty(kvcalc: Run, monkeypatch: py
         laid = laid_out(table, 80)
         assert len(laid.rows) == len(table.records)
         assert len(re.split(r"\s{2,}", laid.head[0])) >= least
+
+
+@given(text=st.text("ab cé-"), width=st.integers(4, 30), indent=st.sampled_from(("", "  ")))
+def test_wrapping_is_textwrap_s(text: str, width: int, indent: str) -> None:
+    expected = textwrap.wrap(" ".join(text.split()), width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    lines = wrapped(text, width, indent)
+    assert max(map(len, lines)) <= width
+    if all(len(word) + len(indent) <= width for word in text.split()):
+        assert lines == (expected or [""])
+    else:
+        assert "".join("".join(lines).split()) == "".join(text.split())
 
 
 WORDS = Column("name", "name", right=False)
