@@ -6,7 +6,9 @@ rows that would keep too few columns stand on their side, one column a row. Only
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from kvcalc.report.export import Record
 
@@ -15,7 +17,7 @@ CUT, LEAST_NAME = 16, 12  # characters that are left of long words where there i
 FEW_ROWS, FEW_COLUMNS = 6, 6  # rows that may stand on their side, and columns that are too few to stay upright
 
 
-class Column(NamedTuple):
+class Column(msgspec.Struct, frozen=True):
     """One column: the record's key, its heading, and how a value is written.
 
     given: what was asked rather than answered, which leaves the table where it is the same in every row. rests: the figure
@@ -32,7 +34,7 @@ class Column(NamedTuple):
     about: str = ""
 
 
-class Table(NamedTuple):
+class Table(msgspec.Struct, frozen=True):
     """Records under a title as columns that tell something, with the assumptions below them. `str` is the plain text."""
 
     records: Sequence[Record]
@@ -45,7 +47,7 @@ class Table(NamedTuple):
         return "".join(f"{line}\n" for line in laid_out(self, WIDTH).lines())
 
 
-class Laid(NamedTuple):
+class Laid(msgspec.Struct, frozen=True):
     """A table's lines: what is emphasised, the rows, and what stands below."""
 
     title: list[str]

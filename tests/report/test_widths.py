@@ -69,7 +69,8 @@ def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch
         told = [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
         columns, _ = condensed(table.records, [c for c in told if not c.wide], table.title)
         for width in WIDTHS:
-            title, head, rows, below = laid_out(table, width)
+            laid = laid_out(table, width)
+            title, head, rows, below = laid.title, laid.head, laid.rows, laid.below
             assert max(map(len, [*title, *head, *rows, *below])) <= width
             assert " ".join(title).strip() == table.title.strip()
             kept = held(table, head, rows, columns)
@@ -97,7 +98,8 @@ def test_models_and_gpus_take_a_line_each_at_eighty(kvcalc: Run, monkeypatch: py
 
 @given(text=st.text("ab cé-"), width=st.integers(4, 30), indent=st.sampled_from(("", "  ")))
 def test_wrapping_is_textwrap_s(text: str, width: int, indent: str) -> None:
-    expected = textwrap.wrap(" ".join(text.split()), width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    plain = " ".join(text.split())
+    expected = textwrap.wrap(plain, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
     lines = wrapped(text, width, indent)
     assert max(map(len, lines)) <= width
     if all(len(word) + len(indent) <= width for word in text.split()):
