@@ -158,7 +158,7 @@ class Printing(Group, frozen=True):
         """Print tables, or what they hold as Markdown."""
         from kvcalc.report.tables import show
 
-        show(*(t._replace(wide=self.wide) for t in tables), as_markdown=self.form is o.OutputFormat.markdown)
+        show(*(msgspec.structs.replace(t, wide=self.wide) for t in tables), as_markdown=self.form is o.OutputFormat.markdown)
 
 
 class Output(Printing, frozen=True):

@@ -6,8 +6,9 @@ rows that would keep too few columns stand on their side, one column a row. Only
 """
 
 from collections.abc import Callable, Sequence
-from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from kvcalc.report.export import Record
 
@@ -16,7 +17,7 @@ CUT, LEAST_NAME = 16, 12  # characters that are left of long words where there i
 FEW_ROWS, FEW_COLUMNS = 6, 6  # rows that may stand on their side, and columns that are too few to stay upright
 
 
-class Column(NamedTuple):
+class Column(msgspec.Struct, frozen=True):
     """One column: the record's key, its heading, and how a value is written.
 
     given: what was asked rather than answered, which leaves the table where it is the same in every row. rests: the figure
@@ -33,7 +34,7 @@ class Column(NamedTuple):
     about: str = ""
 
 
-class Table(NamedTuple):
+class Table(msgspec.Struct, frozen=True):
     """Records under a title as columns that tell something, with the assumptions below them. `str` is the plain text."""
 
     records: Sequence[Record]
@@ -46,7 +47,7 @@ class Table(NamedTuple):
         return "".join(f"{line}\n" for line in laid_out(self, WIDTH).lines())
 
 
-class Laid(NamedTuple):
+class Laid(msgspec.Struct, frozen=True):
     """A table's lines: what is emphasised, the rows, and what stands below."""
 
     title: list[str]
@@ -64,8 +65,8 @@ def laid_out(table: Table, width: int) -> Laid:
     cells = [[c.title for c in columns], *([written(c, r) for c in columns] for r in table.records)]
     head, rows, kept = _stood(columns, cells, width, table.wide)
     below = _below(table, remarks, columns[:kept], [*columns[kept:], *wide])
-    title = [line for text in table.title.split("\n") for line in (wrap(text, width) or [""])] if table.title else []
-    return Laid(title, head, rows, [line for note in below for line in _wrapped(note, width)])
+    title = [line for text in table.title.split("\n") for line in wrapped(text, width)] if table.title else []
+    return Laid(title, head, rows, [line for note in below for line in wrapped(note, width, "  ")])
 
 
 def markdown(table: Table) -> str:
@@ -160,15 +161,28 @@ def _turned(columns: Sequence[Column], cells: Cells, width: int) -> list[str]:
 
 
 def _listed(names: list[str], row: list[str], width: int) -> list[str]:
-    return [line for name, cell in zip(names, row, strict=True) for line in wrap(f"{name}: {cell}", width)]
+    return [line for name, cell in zip(names, row, strict=True) for line in wrapped(f"{name}: {cell}", width)]
 
 
 def _short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _wrapped(note: str, width: int) -> list[str]:
-    return wrap(note, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """The words of `text` on lines no longer than `width`, all but the first indented; a word that is longer is cut up.
+
+    As textwrap does it, whose import alone takes longer than a table.
+    """
+    lines, line = [], ""
+    for word in text.split():
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}" if line else f"{indent if lines else ''}{word}"
+        while len(line) > width:
+            lines.append(line[:width])
+            line = indent + line[width:]
+    return [*lines, line]
 
 
 _ECHOES = {

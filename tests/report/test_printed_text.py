@@ -7,6 +7,7 @@ import re
 from itertools import product
 from typing import Any
 
+import msgspec
 import pytest
 from conftest import Run
 from printed import holds
@@ -224,7 +225,7 @@ def test_a_served_table_names_what_went_wrong_and_counts_its_gpus(gpus: int, wor
     record |= {"kv_budget_bytes": 3 << 29, "rejected": words, "preemptions": words, "padding_waste": words / 10, "seed": 7}
     record |= {"requests_per_s": 1.234, "throughput_tokens_per_s": 5678.9, "ttft_p50_s": 0.25, "completed": words}
     table = serve_table([record | {"time_basis": "bound", "draft": None}])
-    out = " ".join(str(table._replace(wide=True)).split())
+    out = " ".join(str(msgspec.structs.replace(table, wide=True)).split())
     assert ("rejected" in out, "preempted" in out, "padding" in out) == (bool(words),) * 3
     assert f"cache {format_bytes(3 << 29)} a GPU, {gpus} GPU{'s' if gpus == 2 else ''}; seed 7" in out
     assert "times: ≥ datasheet bounds, full overlap and no launches 1,000 sequences and 8,192 tokens a pass at most" in out

@@ -1,14 +1,17 @@
 """Every command's tables in every width: no line is longer, none is a list from 40 characters on, no column is lost unnamed."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from conftest import Run
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvcalc.report import tables
-from kvcalc.report.layout import CUT, LEAST_WIDTH, MOST_COLUMNS, WIDTH, Column, Table, condensed, laid_out, written
+from kvcalc.report.layout import CUT, LEAST_WIDTH, MOST_COLUMNS, WIDTH, Column, Table, condensed, laid_out, wrapped, written
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
 LINES = {
@@ -66,7 +69,8 @@ def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch
         told = [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
         columns, _ = condensed(table.records, [c for c in told if not c.wide], table.title)
         for width in WIDTHS:
-            title, head, rows, below = laid_out(table, width)
+            laid = laid_out(table, width)
+            title, head, rows, below = laid.title, laid.head, laid.rows, laid.below
             assert max(map(len, [*title, *head, *rows, *below])) <= width
             assert " ".join(title).strip() == table.title.strip()
             kept = held(table, head, rows, columns)
@@ -90,6 +94,18 @@ def test_models_and_gpus_take_a_line_each_at_eighty(kvcalc: Run, monkeypatch: py
         laid = laid_out(table, 80)
         assert len(laid.rows) == len(table.records)
         assert len(re.split(r"\s{2,}", laid.head[0])) >= least
+
+
+@given(text=st.text("ab cé-"), width=st.integers(4, 30), indent=st.sampled_from(("", "  ")))
+def test_wrapping_is_textwrap_s(text: str, width: int, indent: str) -> None:
+    plain = " ".join(text.split())
+    expected = textwrap.wrap(plain, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    lines = wrapped(text, width, indent)
+    assert max(map(len, lines)) <= width
+    if all(len(word) + len(indent) <= width for word in text.split()):
+        assert lines == (expected or [""])
+    else:
+        assert "".join("".join(lines).split()) == "".join(text.split())
 
 
 WORDS = Column("name", "name", right=False)
