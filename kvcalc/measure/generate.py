@@ -72,7 +72,8 @@ class Run:
 
     def extra_bytes(self, step: int) -> int:
         """What a step moves beside its operators."""
-        return self.mode.extra_bytes(self.request.model, self.request.dtype, self.request.batch(self.mode, step))
+        request = self.request
+        return self.mode.extra_bytes(request.model, request.dtype, request.batch(self.mode, step), request.block_size)
 
     def predicted(self, step: int, rates: Rates, ceilings: Ceilings, gpu: Gpu) -> float:
         """Seconds that this machine should take for a step."""

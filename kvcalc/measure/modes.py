@@ -5,6 +5,7 @@ in every step. repeat: K and V copied to every query head before attention. unca
 unfused: the same with the n × n scores of every head in memory.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -36,19 +37,21 @@ class Mode(NamedTuple):
     def kernel(self) -> str:
         return "plain" if self.name == "unfused" else "sdpa"
 
-    def extra_bytes(self, model: Model, dtype: str, batch: Batch) -> int:
+    def extra_bytes(self, model: Model, dtype: str, batch: Batch, block_size: int = 0) -> int:
         """What a pass moves beside its operators, in bytes.
 
         cat: every cached row read and written. repeat: K and V of all query heads written and read. unfused: the scores of
-        every head, 6 times through memory; masks apart.
+        every head, 6 times through memory; masks apart. A cache in blocks of `block_size`: all blocks that are read, copied.
         """
         count, new, past = (int(value) for value in msgspec.structs.astuple(batch.groups[0]))
         layers = [model.kinds[kind] for kind in model.order]
         elements = 0
+        if self.caches and self.name != "cat" and block_size:
+            elements = 2 * sum(_gathered(layer, owner, new, past, block_size) for layer, owner in _owned(layers))
         if self.name == "cat":
             elements = 2 * sum(_grown(e, new, past) for layer in layers if not layer.shares_cache for e in layer.entries)
         if self.name == "repeat":
-            elements = 2 * sum(_repeated(layer, new, past) for layer in layers)
+            elements += 2 * sum(_repeated(layer, new, past) for layer in layers)
         if self.name == "unfused":
             heads = sum(part.as_mha()[0] for layer in layers for part in layer.mixers)
             elements = SCORE_PASSES * heads * new * (new + past)
@@ -79,6 +82,20 @@ def _grown(entry: CacheEntry, new: int, past: int) -> int:
         return 0
     kept = int(entry.stored_rows(past))
     return (min(kept, max(0, entry.limit - new)) if entry.limit else kept) * entry.heads * entry.width
+
+
+def _owned(layers: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
+    """Each layer with the one whose cache it reads: its own, or that of the last before it."""
+    found: list[tuple[Layer, Layer]] = []
+    for layer in layers:
+        found.append((layer, found[-1][1] if layer.shares_cache and found else layer))
+    return found
+
+
+def _gathered(layer: Layer, owner: Layer, new: int, past: int, block_size: int) -> int:
+    """Elements of one sequence in the blocks that a pass of a layer reads; several tokens under a window read none back."""
+    entries = [entry for entry in owner.entries if entry.grows and not (entry.limit and new > 1)]
+    return sum(int(entry.allocated_rows(new + past, block_size)) * entry.heads * entry.width for entry in entries)
 
 
 def _repeated(layer: Layer, new: int, past: int) -> int:

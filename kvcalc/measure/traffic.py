@@ -17,6 +17,7 @@ from kvcalc.measure.ceilings import Ceilings
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 _GATHERS = ("index", "index_select", "gather", "embedding")
+_SCATTERS = ("index_put_", "_index_put_impl_", "index_copy_", "scatter_")
 
 
 class Traffic(NamedTuple):
@@ -99,6 +100,8 @@ def _moved(name: str, read: list[Tensor], wrote: list[Tensor]) -> int:
     results = sum(_size(t) for t in wrote)
     if name in _GATHERS:  # reads what it writes, and not the whole source
         return 2 * results
+    if name in _SCATTERS:  # reads what it writes, which comes last
+        return 2 * _size(read[-1])
     if name in ("copy_", "fill_", "zero_"):
         return results + sum(_size(t) for t in read[1:])
     return results + sum(_size(t) for t in read)

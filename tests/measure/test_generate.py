@@ -76,7 +76,7 @@ def test_modes_by_name() -> None:
             modes_of(GPT, names, head)
 
 
-def counted(model: Model, mode: Mode, past: int, new: int) -> int:
+def counted(model: Model, mode: Mode, past: int, new: int, block: int = 0) -> int:
     """Bytes that torch's operations really move in a pass of a decoder in this mode."""
     torch.manual_seed(1)
     request = Request(model, past or 1, 8, 2, "fp32", (mode,))
@@ -84,7 +84,7 @@ def counted(model: Model, mode: Mode, past: int, new: int) -> int:
     prompt = torch.randint(60, (2, past or 1))
     run = generation.Run(request, mode, decoder, prompt, MACHINE)
     run._prepare()
-    cache = decoder.caches(2, 64, grown=mode.name == "cat") if mode.caches else None
+    cache = decoder.caches(2, 64, block, grown=mode.name == "cat") if mode.caches else None
     tokens = torch.randint(60, (2, past + new))
     with torch.no_grad():
         if past:
@@ -107,6 +107,17 @@ def test_the_extra_bytes_of_repeat_are_those_that_torch_moves(model: Model, past
     """K and V of G heads are read by the copy, where attention read them; its result is written and read."""
     extra = counted(model, Mode("repeat"), past, 1) - counted(model, Mode("cached"), past, 1)
     assert extra == Mode("repeat").extra_bytes(model, "fp32", Batch.decode(past + 1, 2))
+
+
+@pytest.mark.parametrize("model", [GPT, CLA, WINDOW, stack(latent(4), layers=2, vocab_size=60)])
+@pytest.mark.parametrize(("past", "new"), [(3, 1), (21, 1), (0, 13)])
+def test_the_extra_bytes_of_pages_are_those_that_torch_moves(model: Model, past: int, new: int) -> None:
+    """The blocks read are copied, and attention reads the copy. What is left finds the slots of the new rows: up to eleven
+    numbers of 8 bytes for each of them in each of four entries."""
+    mode, batch = Mode("cached"), Batch.prefill(new, 2, past)
+    extra = counted(model, mode, past, new, 4) - counted(model, mode, past, new)
+    slots = extra - mode.extra_bytes(model, "fp32", batch, 4)
+    assert 0 < slots <= 11 * 8 * 4 * new
 
 
 @pytest.mark.parametrize("model", [GPT, stack(grouped(6, 2, 16), layers=2, vocab_size=60)])
