@@ -70,14 +70,15 @@ def equal_context(
     return high
 
 
-def assumptions(model: Model, precision: Precision, block_size: int, parallelism: Parallelism) -> str:
-    """One sentence of what a size was computed under."""
+def assumptions(model: Model, precision: Precision, block_size: int, parallelism: Parallelism, weights: bool = True) -> str:
+    """One sentence of what a size was computed under; without weights where they are not known."""
     formats = formats_of(model, precision)
-    words = [f"weights {formats.weights_label}{formats.computed}", f"cache {formats.kv_cache_dtype}"]
+    words = [f"weights {formats.weights_label}{formats.computed}"] if weights else []
+    words.append(f"cache {formats.kv_cache_dtype}")
     if formats.reason:
         words[-1] += f" ({formats.reason})"
     words.append(f"blocks of {block_size} tokens")
-    if model.vocab_size % parallelism.tp:
+    if weights and model.vocab_size % parallelism.tp:
         words.append(f"vocabulary padded from {model.vocab_size:,} to {parallelism.share(model.vocab_size) * parallelism.tp:,}")
     if parallelism.gpus > 1:
         ranks = " ".join(f"{n}={getattr(parallelism, n)}" for n in ("tp", "pp", "dp", "ep", "dcp") if getattr(parallelism, n) > 1)

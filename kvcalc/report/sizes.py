@@ -19,7 +19,8 @@ def size_table(
     records: Sequence[Record], models: Sequence[Model], precision: Precision, block_size: int, parallelism: Parallelism
 ) -> Table:
     """Sizes of models, with the assumptions that they share, or those of each."""
-    words = {m.name: assumptions(m, precision, block_size, parallelism) for m in models}
+    weights = records[0]["weight_bytes"] is not None
+    words = {m.name: assumptions(m, precision, block_size, parallelism, weights) for m in models}
     shared = set(words.values())
     lines = [f"{name}: {text}" for name, text in words.items()] if len(shared) > 1 else shared
     lines = [*lines, *(f"{m.name}: {line}" if len(models) > 1 else line for m in models if (line := reach_line(m)))]
@@ -27,7 +28,7 @@ def size_table(
         records,
         SIZE_COLUMNS,
         _sentence(records),
-        ["", *lines, _against_weights(records), f"{MEANT[shown_in()]}; `--explain` shows the formulas"],
+        ["", *lines, *_against_weights(records), f"{MEANT[shown_in()]}; `--explain` shows the formulas"],
     )
 
 
@@ -37,15 +38,18 @@ def _sentence(records: Sequence[Record]) -> str:
     where = " a GPU" if least["gpus"] > 1 else ""
     if least["kv_cache_bytes"] == most["kv_cache_bytes"]:
         about = "" if least["parameters_exact"] else "≈ "
-        beside = f", beside {about}{format_bytes(least['weight_bytes'])} of weights" if len(records) == 1 else ""
+        alone = len(records) == 1 and least["weight_bytes"] is not None
+        beside = f", beside {about}{format_bytes(least['weight_bytes'])} of weights" if alone else ""
         return f"{least['model']} keeps {_kept(least)}{where}{beside}"
     if least["model"] == most["model"]:
         return f"{least['model']} keeps {_kept(least)}{where}, {_kept(most)}"
     return f"{least['model']} keeps the least, {_kept(least)}{where}; {most['model']} the most, {_kept(most)}"
 
 
-def _against_weights(records: Sequence[Record]) -> str:
+def _against_weights(records: Sequence[Record]) -> list[str]:
     """The cache as a share of the weights, at the last context of each model and batch, and from where on it is as large."""
+    if records[0]["weight_bytes"] is None:
+        return []
     last = {(r["model"], r["batch_size"]): r for r in records}
     models, batches = ({key[n] for key in last} for n in (0, 1))
     found = []
@@ -54,7 +58,7 @@ def _against_weights(records: Sequence[Record]) -> str:
         turns = f"as large from {r['equal_weights_context']:,} tokens on" if r["equal_weights_context"] else "never as large"
         at = f"{percent(r['cache_share_of_weights'])} at {r['context']:,} tokens"
         found.append(f"{name} {at}, {turns}".strip())
-    return f"the cache against the weights: {'; '.join(found)}"
+    return [f"the cache against the weights: {'; '.join(found)}"]
 
 
 def _kept(record: Record) -> str:
