@@ -5,7 +5,9 @@ decimal. A token count may be typed as `4k` or `1M`, which are binary: 4k = 4096
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from kvcalc.errors import UserError
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
 else:
     Num = Real = Any
 
+UNITS = {
+    "gib": (1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")),
+    "si": (1000, ("kB", "MB", "GB", "TB", "PB", "EB")),
+    "bytes": (1, ()),
+}
+_SHOWN = ContextVar("units of bytes", default="gib")
 MOST_TOKENS = 10**12  # longer contexts and larger batches than this are typing errors
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -56,13 +64,32 @@ def parse_rate(text: str, what: str = "rate") -> int:
     return parse_bytes(text.strip().removesuffix("/s"), what)
 
 
+@contextmanager
+def bytes_shown_in(units: str) -> Iterator[None]:
+    """While it lasts `format_bytes` writes binary units (`gib`), decimal ones (`si`), or whole bytes (`bytes`)."""
+    token = _SHOWN.set(units)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
+def shown_in() -> str:
+    """The units that bytes are written in now: gib, si or bytes."""
+    return _SHOWN.get()
+
+
 def format_bytes(count: float, digits: int = 2) -> str:
-    """`count` bytes in binary units: 1536 → '1.50 KiB', 2^30 → '1.00 GiB'. Whole bytes below 1 KiB."""
-    if abs(count) < 1024:
-        return f"{count:.0f} B"
+    """`count` bytes in binary units: 1536 → '1.50 KiB', 2^30 → '1.00 GiB'. Whole bytes below 1 KiB.
+
+    Under `bytes_shown_in` decimal, 2^30 → '1.07 GB', or exact, '1,073,741,824 B'.
+    """
+    base, steps = UNITS[_SHOWN.get()]
+    if not steps or abs(count) < base:
+        return f"{count:,.0f} B"
     value, unit = float(count), ""
-    for step in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        value, unit = value / 1024, step
+    for step in steps:
+        value, unit = value / base, step
         if abs(value) < 999.995:
             break
     return f"{value:,.{digits}f} {unit}"

@@ -8,6 +8,7 @@ import msgspec
 
 from kvcalc.cli import options as o
 from kvcalc.cli.common import emit, lengths
+from kvcalc.units import bytes_shown_in
 
 if TYPE_CHECKING:
     from kvcalc.gpu.spec import Gpu
@@ -31,7 +32,8 @@ def grouped(run: Callable[..., Value]) -> Callable[..., Value]:
     parameters = list(inspect.signature(run).parameters.values())
 
     def command(**values: Any) -> Value:
-        return run(**_gathered(parameters, values))
+        with bytes_shown_in(values.get("units", o.ByteUnits.gib)):
+            return run(**_gathered(parameters, values))
 
     flat = list(_written_out(parameters))
     command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
@@ -149,6 +151,7 @@ class Printing(Group, frozen=True):
 
     form: o.PrintedAs = o.OutputFormat.table
     wide: o.Wide = False
+    units: o.Units = o.ByteUnits.gib
 
     def printed(self, records: "Sequence[Record]") -> bool:
         """Print records in the format asked for; False where that is a table."""

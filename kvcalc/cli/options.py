@@ -15,6 +15,12 @@ class OutputFormat(StrEnum):
     markdown = "markdown"
 
 
+class ByteUnits(StrEnum):
+    gib = "gib"
+    si = "si"
+    bytes = "bytes"
+
+
 def _sized(*names: str, help: str, panel: str = "Several GPUs") -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel)
 
@@ -32,6 +38,7 @@ Quant = Annotated[
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a cache block.")]
 Sets = Annotated[list[str], typer.Option("--set", help="KEY=VALUE or KIND.KEY=VALUE; repeatable.", show_default=False)]
 Explain = Annotated[bool, typer.Option("--explain", help="Print each formula with the numbers put in.")]
+Units = Annotated[ByteUnits, typer.Option("--units", help="Bytes in tables: gib (2^30), si (GB of 10^9) or exact bytes.")]
 Wide = Annotated[bool, typer.Option("--wide", help="All columns of the table.")]
 Tp = Annotated[int, _sized("--tensor-parallel-size", "-tp", "--tp", help="GPUs that share heads and columns.")]
 Pp = Annotated[int, _sized("--pipeline-parallel-size", "-pp", "--pp", help="GPUs that share the stack of layers.")]

@@ -1,15 +1,45 @@
 """`kvcalc size`."""
 
+from functools import partial
 from itertools import product
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.common import MOST_ROWS, check_number, remarks
-from kvcalc.cli.groups import Grid, Output, Precisions, Ranks, chosen_model, grouped
+from kvcalc.cli.groups import Grid, Group, Output, Precisions, Ranks, chosen_model, grouped
+
+if TYPE_CHECKING:
+    from kvcalc.library.typed import Dimensions
+
+
+_typed = partial(typer.Option, rich_help_panel="A cache without a model", show_default=False)
+
+
+class DimensionOptions(Group, frozen=True):
+    """The dimensions of layers that are all alike, by the names of `Dimensions`; 0 is not given."""
+
+    layers: Annotated[int, _typed("--layers", help="Layers, each with a cache of its own.")] = 0
+    kv_heads: Annotated[int, _typed("--kv-heads", help="KV heads of a layer.")] = 0
+    head_dim: Annotated[int, _typed("--head-dim", help="Width of a key and of a value.")] = 0
+    heads: Annotated[int, _typed("--heads", help="Query heads: what the same would be as MHA.")] = 0
+    sliding_window: Annotated[str, _typed("--sliding-window", help="Tokens kept at most.")] = ""
+    kv_lora_rank: Annotated[int, _typed("--kv-lora-rank", help="Latent of a token, instead of KV heads.")] = 0
+    qk_rope_head_dim: Annotated[int, _typed("--qk-rope-head-dim", help="RoPE key beside the latent.")] = 0
+
+    def dimensions(self) -> "Dimensions":
+        from kvcalc.library.typed import Dimensions
+        from kvcalc.units import parse_tokens
+
+        window = parse_tokens(self.sliding_window, "--sliding-window") if self.sliding_window else 0
+        return Dimensions(**msgspec.structs.asdict(self) | {"sliding_window": window})
 
 
 @grouped
 def run(
-    models: o.Models,
+    models: o.Models = [],  # noqa: B006
     *,
     grid: Grid,
     precisions: Precisions,
@@ -17,6 +47,7 @@ def run(
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     explain: o.Explain = False,
     ranks: Ranks,
+    typed: DimensionOptions,
     output: Output,
 ) -> None:
     """How big is the cache, beside the weights."""
@@ -25,9 +56,13 @@ def run(
     how = precisions.precision(), block_size, ranks.parallelism()
     contexts, batches = grid.contexts, grid.batches
     check_number("rows", MOST_ROWS, models, contexts, batches)
-    chosen = [chosen_model(name, set_) for name in models]
+    dimensions = _alone(models, typed.dimensions(), set_)
+    chosen = [dimensions.model()] if dimensions else [chosen_model(name, set_) for name in models]
     points = list(product(chosen, batches, contexts))
-    records = [size_record(model, context, batch, *how) for model, batch, context in points]
+    if dimensions:
+        records = [dimensions.record(context, batch, *how) for _, batch, context in points]
+    else:
+        records = [size_record(model, context, batch, *how) for model, batch, context in points]
     for model in chosen:
         remarks(model, max(contexts))
     if output.plot:
@@ -39,8 +74,19 @@ def run(
         from kvcalc.report.explain import explain_size
 
         for model, batch, context in points:
-            print(explain_size(model, context, batch, *how))
+            print(explain_size(model, context, batch, *how, weights=not dimensions))
     elif not output.printed(records):
         from kvcalc.report.sizes import size_table
 
         output.show(size_table(records, chosen, *how))
+
+
+def _alone(models: list[str], dimensions: "Dimensions", changes: list[str]) -> "Dimensions | None":
+    """The dimensions where no model is named; None where one is. Raises UserError on both or neither."""
+    from kvcalc.errors import UserError
+
+    if dimensions.given() and (models or changes):
+        raise UserError("dimensions are of a cache without a model, and --set of one", hint="Change a model with --set")
+    if not (models or dimensions.given()):
+        raise UserError("name a model, or give --layers, --kv-heads and --head-dim", hint="`kvcalc models` lists presets")
+    return dimensions if dimensions.given() else None

@@ -3,10 +3,11 @@
 from typing import Any
 
 from kvcalc.layers.ranks import ONE_GPU, Parallelism
-from kvcalc.model.memory import cache_size, eviction_score_bytes, mha_ratio, weight_bytes
+from kvcalc.model.memory import cache_rows, cache_size, eviction_score_bytes, fullest_stage, mha_ratio, size_of, weight_bytes
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.reach import receptive_field
 from kvcalc.model.spec import Model
+from kvcalc.units import MOST_TOKENS
 
 
 def size_record(
@@ -17,9 +18,14 @@ def size_record(
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
 ) -> dict[str, Any]:
-    """Cache and weights of one GPU as a flat record; integers are exact bytes. Raises UserError on an impossible request."""
+    """Cache and weights of one GPU as a flat record; integers are exact bytes. Raises UserError on an impossible request.
+
+    cache_share_of_weights: stored bytes of all sequences over weight_bytes. equal_weights_context: the least context at which
+    that is 1; null where the cache stops growing before.
+    """
     size = cache_size(model, context, batch_size, precision, block_size, parallelism)
     formats = formats_of(model, precision)
+    held = weight_bytes(model, precision, parallelism, context, batch_size)
     return {
         "model": model.name,
         "attention": model.attention,
@@ -38,21 +44,41 @@ def size_record(
         "active_parameters": model.active_parameters,
         "parameters_exact": model.parameters_exact,
         "mtp_parameters": model.mtp_parameters,
-        "weight_bytes": weight_bytes(model, precision, parallelism, context, batch_size),
+        "weight_bytes": held,
+        "cache_share_of_weights": size.stored / held,
+        "equal_weights_context": equal_context(model, held, context, batch_size, precision, parallelism),
         "dtype": formats.weights_label,
         "block_size": block_size,
         "gpus": parallelism.gpus,
     }
 
 
-def assumptions(model: Model, precision: Precision, block_size: int, parallelism: Parallelism) -> str:
-    """One sentence of what a size was computed under."""
+def equal_context(
+    model: Model, held: int, context: int, batch_size: int, precision: Precision, parallelism: Parallelism
+) -> int | None:
+    """The least context at which `batch_size` sequences store `held` bytes; None where they never do."""
+    formats, sequences = formats_of(model, precision), parallelism.sequences(batch_size)
+    rows = cache_rows(model, fullest_stage(model, formats, parallelism, context, batch_size).counts, formats, parallelism)
+    low, high = 0, 1
+    while size_of(rows, high, sequences, 1).stored < held:
+        low, high = high, 2 * high
+        if high > MOST_TOKENS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if size_of(rows, middle, sequences, 1).stored < held else (low, middle)
+    return high
+
+
+def assumptions(model: Model, precision: Precision, block_size: int, parallelism: Parallelism, weights: bool = True) -> str:
+    """One sentence of what a size was computed under; without weights where they are not known."""
     formats = formats_of(model, precision)
-    words = [f"weights {formats.weights_label}{formats.computed}", f"cache {formats.kv_cache_dtype}"]
+    words = [f"weights {formats.weights_label}{formats.computed}"] if weights else []
+    words.append(f"cache {formats.kv_cache_dtype}")
     if formats.reason:
         words[-1] += f" ({formats.reason})"
     words.append(f"blocks of {block_size} tokens")
-    if model.vocab_size % parallelism.tp:
+    if weights and model.vocab_size % parallelism.tp:
         words.append(f"vocabulary padded from {model.vocab_size:,} to {parallelism.share(model.vocab_size) * parallelism.tp:,}")
     if parallelism.gpus > 1:
         ranks = " ".join(f"{n}={getattr(parallelism, n)}" for n in ("tp", "pp", "dp", "ep", "dcp") if getattr(parallelism, n) > 1)

@@ -20,15 +20,21 @@ _SPANS = {
 
 
 def explain_size(
-    model: Model, context: int, batch_size: int, precision: Precision, block_size: int, parallelism: Parallelism
+    model: Model,
+    context: int,
+    batch_size: int,
+    precision: Precision,
+    block_size: int,
+    parallelism: Parallelism,
+    weights: bool = True,
 ) -> str:
-    """The worked sums behind one record of `size`, as plain text."""
+    """The worked sums behind one record of `size`, as plain text; without weights where they are not known."""
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     rows = cache_rows(model, stage.counts, formats, parallelism)
     size = cache_size(model, context, batch_size, precision, block_size, parallelism)
     sequences = parallelism.sequences(batch_size)
-    lines = [f"{model.name}: {model.attention}", assumptions(model, precision, block_size, parallelism), ""]
+    lines = [f"{model.name}: {model.attention}", assumptions(model, precision, block_size, parallelism, weights), ""]
     lines.append(f"Stored after S = {context:,} tokens, {sequences:,} sequence{'s' * (sequences != 1)}:")
     lines += [_stored(row, context, formats, parallelism) for row in rows if row.stored_layers]
     lines.append(_total("kv_cache_bytes", size.stored, sequences))
@@ -44,12 +50,16 @@ def explain_size(
     ratio = mha_ratio(model, context, precision)
     if ratio:
         lines.append(f"mha_ratio = {ratio:.4g} (every layer that attends as plain MHA, without a window, over these bytes)")
-    about = "=" if model.parameters_exact else "≈"
-    lines += ["", f"parameters {about} {model.parameters:,}; of them active per token {model.active_parameters:,}"]
+    lines += _weights(model, context, batch_size, precision, parallelism) if weights else []
+    return "\n".join(lines) + "\n"
+
+
+def _weights(model: Model, context: int, batch_size: int, precision: Precision, parallelism: Parallelism) -> list[str]:
+    about, label = "=" if model.parameters_exact else "≈", formats_of(model, precision).weights_label
+    lines = ["", f"parameters {about} {model.parameters:,}; of them active per token {model.active_parameters:,}"]
     lines += [f"  {name}: {count:,} × {each:,} = {count * each:,}" for name, count, each in _groups(model)]
     held = weight_bytes(model, precision, parallelism, context, batch_size)
-    lines.append(f"weight_bytes = {held:,} ({format_bytes(held)}; {formats.weights_label})")
-    return "\n".join(lines) + "\n"
+    return [*lines, f"weight_bytes = {held:,} ({format_bytes(held)}; {label})"]
 
 
 def _scores(model: Model, context: int, batch_size: int, precision: Precision, parallelism: Parallelism) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from kvcalc.errors import UserError, printable
 from kvcalc.library.files import destination, write_text
 from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.units import shown_in
 
 SUFFIXES = (".png", ".svg", ".pdf")
 STYLES: dict[str, dict[str, Any]] = {
@@ -141,7 +142,7 @@ def _scales(axes: Any, chart: Chart) -> None:
 def _log_axis(axes: Any, axis: Any, spec: Axis, name: str, values: list[float]) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
-    binary = spec.tick.__name__ in ("tokens_tick", "bytes_tick")
+    binary = spec.tick.__name__ == "tokens_tick" or (spec.tick.__name__ == "bytes_tick" and shown_in() == "gib")
     decades = max(values) / min(values)
     step = 2 if decades < 2**12 else 8 if decades < 2**24 else 32
     base = step if binary else 10
@@ -242,11 +243,10 @@ def _bars(axes: Any, chart: Chart, look: dict[str, Any]) -> None:
 
 
 def _step(most: float) -> int:
-    """A round binary step that gives four to ten ticks up to `most` bytes."""
-    step = 1
-    while most / step > 8:
-        step *= 2
-    return step
+    """A round step that gives three to ten ticks up to `most` bytes: binary, or decimal where bytes are."""
+    if shown_in() == "gib":
+        return next(1 << n for n in range(61) if most / (1 << n) <= 8)
+    return next(size * 10**n for n in range(19) for size in (1, 2, 5) if most / (size * 10**n) <= 8)
 
 
 def _legend(axes: Any, look: dict[str, Any]) -> None:

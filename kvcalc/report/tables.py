@@ -67,6 +67,11 @@ def ratio(value: float) -> str:
     return f"{value:.3g}×" if value < 100 else f"{value:,.0f}×"
 
 
+def percent(value: float) -> str:
+    """A share to three digits: 12.9%, 0.0219%."""
+    return f"{100 * value:.3g}%" if value < 10 else f"{100 * value:,.0f}%"
+
+
 def per_token(value: float) -> str:
     """Bytes per token, exact below 10 KiB."""
     return f"{value:,.0f} B" if value < 10_240 and value == int(value) else format_bytes(value, 1)

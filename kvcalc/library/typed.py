@@ -1,0 +1,87 @@
+"""A model of which the dimensions alone are known: what its cache takes, and nothing about its weights."""
+
+from typing import Any
+
+import msgspec
+
+from kvcalc.errors import UserError
+from kvcalc.layers.attention import Grouped, Latent
+from kvcalc.model.size import size_record
+from kvcalc.model.spec import Layer, Model
+
+UNKNOWN = (
+    "parameters", "active_parameters", "parameters_exact", "mtp_parameters", "weight_bytes", "dtype", "cache_share_of_weights",
+    "equal_weights_context",
+)  # fmt: skip
+
+
+class Dimensions(msgspec.Struct, frozen=True):
+    """Layers of one kind: KV heads of head_dim, or latents of kv_lora_rank and a RoPE key of qk_rope_head_dim; 0 is not given.
+
+    heads: query heads, for what the same would be as MHA. sliding_window: tokens that a layer keeps at most.
+    """
+
+    layers: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    heads: int = 0
+    sliding_window: int = 0
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+
+    def given(self) -> bool:
+        """Whether anything is."""
+        return any(msgspec.structs.astuple(self))
+
+    def model(self) -> Model:
+        """A model of these layers. Raises UserError on what is missing, contradicts itself or lies outside its range."""
+        for name, value in msgspec.structs.asdict(self).items():
+            most = 100_000 if name == "layers" else 10**8
+            if not 0 <= value <= most:
+                raise UserError(f"{_option(name)} {value} is outside 1 to {most:,}")
+        needed = ("layers", "kv_lora_rank") if self.kv_lora_rank else ("layers", "kv_heads", "head_dim")
+        missing = [_option(name) for name in needed if not getattr(self, name)]
+        if missing:
+            hint = "Write --layers 48 --kv-heads 56 --head-dim 128, or --layers 61 --kv-lora-rank 512 --qk-rope-head-dim 64"
+            raise UserError(f"a cache by its dimensions needs {' and '.join(missing)}", hint=hint)
+        if self.kv_lora_rank and self.kv_heads:
+            raise UserError("a layer keeps --kv-heads or --kv-lora-rank, not both")
+        if self.qk_rope_head_dim and not self.kv_lora_rank:
+            raise UserError("--qk-rope-head-dim is of a latent, and there is no --kv-lora-rank")
+        layer = Layer(parts=(self._mixer(),))
+        found = Model(name=self._name(), hidden_size=1, vocab_size=1, layers=self.layers, kinds={"layer": layer})
+        key, problem = found.problem()
+        if problem:
+            raise UserError(problem, key)
+        return found
+
+    def _mixer(self) -> Grouped | Latent:
+        window = self.sliding_window or None
+        if not self.kv_lora_rank:
+            return Grouped(
+                num_attention_heads=self.heads or self.kv_heads, num_key_value_heads=self.kv_heads, head_dim=self.head_dim,
+                sliding_window=window,
+            )  # fmt: skip
+        width = self.head_dim or 1
+        return Latent(
+            num_attention_heads=self.heads or 1, kv_lora_rank=self.kv_lora_rank, qk_nope_head_dim=width,
+            qk_rope_head_dim=self.qk_rope_head_dim, v_head_dim=width, sliding_window=window,
+        )  # fmt: skip
+
+    def _name(self) -> str:
+        if self.kv_lora_rank:
+            return f"{self.layers} layers of {self.kv_lora_rank} + {self.qk_rope_head_dim}"
+        return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
+
+    def record(self, *how: Any) -> dict[str, Any]:
+        """As `size_record` of the model, null where weights would have to be known; the ratio to MHA only with heads."""
+        record = size_record(self.model(), *how) | dict.fromkeys(UNKNOWN)
+        if not self.heads or (self.kv_lora_rank and not self.head_dim):
+            record["mha_ratio"] = None
+        if not (self.heads or self.kv_lora_rank):
+            record["attention"] = f"{self.kv_heads} KV heads"
+        return record
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,0 +1,78 @@
+"""A cache by its dimensions, typed: exact bytes, and nothing said of weights."""
+
+import pytest
+from conftest import Run
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        # 48 layers, 56 · 128 = 7168 wide, 1024 tokens of 128 sequences
+        ("--layers 48 --kv-heads 56 --head-dim 128 --context 1024 --batch-size 128", 180_388_626_432),
+        ("--layers 61 --kv-heads 128 --head-dim 128 --context 100000", 399_769_600_000),
+        ("--layers 61 --kv-heads 1 --head-dim 128 --context 100000 --heads 128", 3_123_200_000),
+        ("--layers 61 --kv-lora-rank 512 --qk-rope-head-dim 64 --context 100000", 7_027_200_000),
+        ("--layers 40 --kv-heads 40 --head-dim 128 --context 4k --dtype fp16", 3_355_443_200),
+        ("--layers 32 --kv-heads 8 --head-dim 128 --sliding-window 4k --context 1M", 536_870_912),
+        ("--layers 32 --kv-heads 8 --head-dim 128 --context 32k --kv-cache-dtype fp8 --tp 4", 32 * 2 * 2 * 128 * 32_768),
+    ],
+)
+def test_bytes_by_hand(kvcalc: Run, line: str, expected: int) -> None:
+    (record,) = kvcalc(f"size {line} --format json").records
+    assert record["kv_cache_bytes"] == record["kv_cache_read_bytes"] == expected
+
+
+def test_nothing_is_said_of_weights(kvcalc: Run) -> None:
+    line = "size --layers 48 --kv-heads 56 --head-dim 128"
+    (record,) = kvcalc(f"{line} --format json").records
+    for key in (
+        "parameters",
+        "active_parameters",
+        "weight_bytes",
+        "cache_share_of_weights",
+        "equal_weights_context",
+        "mha_ratio",
+    ):
+        assert record[key] is None
+    assert record["attention"] == "56 KV heads"
+    assert "weights" not in kvcalc(line).out and "parameters" not in kvcalc(line).out
+    explained = kvcalc(f"{line} --explain").out
+    assert "48 layers × 4,096 rows" in explained and "weight" not in explained and "parameters" not in explained
+
+
+def test_query_heads_tell_what_the_same_would_be_as_mha(kvcalc: Run) -> None:
+    (grouped,) = kvcalc("size --layers 2 --kv-heads 8 --head-dim 128 --heads 64 --format json").records
+    assert (grouped["mha_ratio"], grouped["attention"]) == (8, "GQA-8")
+    (latent,) = kvcalc(
+        "size --layers 2 --kv-lora-rank 512 --qk-rope-head-dim 64 --heads 128 --head-dim 128 --format json"
+    ).records
+    assert latent["mha_ratio"] == 2 * 128 * 128 / 576
+
+
+def test_lists_and_the_picture_work_as_with_models(kvcalc: Run) -> None:
+    line = "size --layers 4 --kv-heads 2 --head-dim 64 --context 1k,2k --batch-size 1,3"
+    assert [r["kv_cache_bytes"] for r in kvcalc(f"{line} --format json").records] == [
+        b * c * 2048 for b in (1, 3) for c in (1024, 2048)
+    ]
+    assert "4 layers of 2 × 64" in kvcalc(f"{line} --plot -").out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("size", "name a model, or give --layers, --kv-heads and --head-dim"),
+        ("size --layers 3", "needs --kv-heads and --head-dim"),
+        ("size --kv-heads 3 --head-dim 8", "needs --layers"),
+        ("size gpt2 --layers 3", "dimensions are of a cache without a model"),
+        ("size --layers 3 --kv-heads 2 --head-dim 8 --set layers=2", "dimensions are of a cache without a model"),
+        ("size --layers 3 --kv-heads 2 --kv-lora-rank 512", "not both"),
+        ("size --layers 3 --kv-heads 2 --head-dim 8 --qk-rope-head-dim 64", "there is no --kv-lora-rank"),
+        ("size --layers 3 --kv-heads 3 --head-dim 8 --heads 4", "is not a multiple of num_key_value_heads 3"),
+        ("size --layers -1 --kv-heads 2 --head-dim 8", "--layers -1 is outside"),
+        ("size --layers 3 --kv-heads 2 --head-dim 8 --sliding-window x", "--sliding-window 'x' is not a whole number"),
+        ("size --layers 999999 --kv-heads 2 --head-dim 8", "--layers 999999 is outside 1 to 100,000"),
+    ],
+)
+def test_what_is_missing_or_contradicts_itself_is_refused(kvcalc: Run, line: str, said: str) -> None:
+    result = kvcalc(line)
+    assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
