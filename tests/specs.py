@@ -22,6 +22,14 @@ def of_kinds(kinds: dict[str, Layer], **fields: Any) -> Model:
     return model
 
 
+def hybrid(heads: int, groups: int, width: int, window: int, local: int, full: int) -> Model:
+    """Grouped attention: first `local` layers with a window, then `full` ones without."""
+    part = Grouped(num_attention_heads=heads, num_key_value_heads=groups, head_dim=width)
+    near = Grouped(num_attention_heads=heads, num_key_value_heads=groups, head_dim=width, sliding_window=window)
+    kinds = {"local": Layer(parts=(near,)), "full": Layer(parts=(part,))}
+    return of_kinds(kinds, layers=local + full, pattern=(f"{local} local", f"{full} full"), max_context=131072)
+
+
 def grouped(heads: int = 8, groups: int = 2, width: int = 16, **fields: Any) -> Grouped:
     return Grouped(num_attention_heads=heads, num_key_value_heads=groups, head_dim=width, **fields)
 
