@@ -73,6 +73,12 @@ def test_the_cache_in_force_is_said(kvcalc: Run) -> None:
     assert "llama.cpp: one cache for all sequences\n" in kvcalc(f"{line} --kv-unified").out
 
 
+def test_windows_at_full_size() -> None:
+    """--swa-full: 34 layers of 4 · 256 · 2 · 2 B hold 8192 cells each."""
+    record = fit_record(asked(hybrid(**GEMMA_3_4B), "llama.cpp", max_model_len=8192, swa_full=True))
+    assert (record["kv_cache_allocated_bytes"], record["window_cache_bytes"]) == (34 * 4096 * 8192, 0)
+
+
 def test_windows_in_every_layer_are_not_read() -> None:
     """mistral-7b-v0.1 is a llama to llama.cpp, which has no window: 32 layers of 8 · 128 · 2 · 2 B, 32,768 cells."""
     record = fit_record(asked(load_model("mistral-7b-v0.1"), "llama.cpp", max_model_len=32_768))
@@ -165,6 +171,14 @@ def test_layers_on_the_gpu() -> None:
     assert every == [2 * 128_256 * 4096] * 3
 
 
+def test_the_host_is_explained(kvcalc: Run) -> None:
+    """llama-3.1-8b at 4096 tokens, 16 of 32 layers here: 256 MiB of 512."""
+    out = kvcalc("fit llama-3.1-8b --engine llama.cpp -ngl 17 --max-model-len 4096 --explain").out
+    half = "268,435,456 B (256.00 MiB)"
+    assert f"the engine holds {half} for it, and {half} in the host's memory\n" in out
+    assert "   in the host's memory instead: " in out
+
+
 def test_layers_on_the_gpu_of_two_kinds() -> None:
     """Two windowed layers, then two full ones: with -ngl 3 the full ones are on the GPU, with -ngl 4 a windowed one too."""
     model = hybrid(heads=8, groups=2, width=64, window=128, local=2, full=2)
@@ -192,6 +206,7 @@ PLACED_NOWHERE = [
     ("llama-3.1-8b --cpu-moe", "llama-3.1-8b has no experts"),
     ("zamba2-1.2b -ngl 20", "zamba2-1.2b shares blocks of weights"),
     ("deepseek-v3 -ngl 20", "deepseek-v3 has prediction layers"),
+    ("llama-3.1-8b -ngl 20 --kv-offloading-bytes 1GiB", "beside n-gpu-layers is not modelled"),
     ("jamba-v0.1 --n-cpu-moe -1", "n-cpu-moe -1 is not a whole number"),
 ]
 
@@ -202,7 +217,7 @@ def test_placements_that_are_not_modelled(kvcalc: Run, line: str, said: str) -> 
     assert (result.code, result.out, said in result.err) == (2, "", True)
 
 
-@pytest.mark.parametrize("option", ["--kv-unified", "-ngl 4", "--cpu-moe", "--n-cpu-moe 2", "-ctv q8_0"])
+@pytest.mark.parametrize("option", ["--kv-unified", "--swa-full", "-ngl 4", "--cpu-moe", "--n-cpu-moe 2", "-ctv q8_0"])
 def test_options_of_llama_cpp_alone(kvcalc: Run, option: str) -> None:
     result = kvcalc(f"fit mixtral-8x7b --engine vllm {option}")
     assert (result.code, "Engines that do: llama.cpp" in result.err) == (2, True)

@@ -127,6 +127,8 @@ class FitOptions(EngineSettings, frozen=True):
                 raise UserError(f"{rules.name} has no cache dtype {asked!r}", hint=hint)
         _whole("n_gpu_layers", self.n_gpu_layers, -1, 1 << 20)
         _whole("n_cpu_moe", self.n_cpu_moe, most=1 << 20)
+        if self.n_gpu_layers >= 0 and self.kv_offloading_bytes:
+            raise UserError("kv-offloading-bytes beside n-gpu-layers is not modelled")
 
     def cache_label(self, used: str) -> str:
         """The cache's dtype, `used` where nothing else is said: that of keys and that of values where they differ."""

@@ -78,6 +78,7 @@ class EngineOptions(Group, frozen=True):
     kv_unified: Annotated[
         bool, _engine("--kv-unified/--no-kv-unified", "-kvu/-no-kvu", help="llama.cpp: one cache for all sequences, or one each.")
     ] = False
+    swa_full: Annotated[bool, _engine("--swa-full", help="llama.cpp: windows hold the whole context.")] = False
     cache_type_k: Annotated[
         str, _engine("--cache-type-k", "-ctk", help="llama.cpp: keys in f16, bf16, f32, q8_0 … iq4_nl.", show_default=False)
     ] = ""

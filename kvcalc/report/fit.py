@@ -177,7 +177,9 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
     lines += ["", "5. One sequence"]
     lines += [f"   {line}" for line in _cost(record)]
     stored, sequences = found.content.needed(1, length), found.sequences // found.ranks.dp
-    lines.append(f"   content at {length:,} tokens: {_b(stored)}; the engine holds {_b(plan.needed(1, length))} for it")
+    there = plan.parts(1, length).get("host_cache_bytes", 0)
+    beside = f", and {_b(there)} in the host's memory" if there else ""
+    lines.append(f"   content at {length:,} tokens: {_b(stored)}; the engine holds {_b(plan.needed(1, length))} for it{beside}")
     lines.append(f"   a decode step reads {_b(found.content.step_read(length))} of it")
     lines += ["", "6. What fits"]
     ends = ((sequences, "within"), (sequences + 1, "over"))

@@ -26,7 +26,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
     max_num_batched_tokens: tokens of one pass (llama.cpp: its micro-batch). max_in_flight_batches: passes scheduled before
     the first of them is done. mamba_cache_mode: none, or align (a second state page that prefix caching keeps, and
     mamba_checkpoint_blocks more).
-    hybrid: windows are freed as they pass. kv_unified: llama.cpp's sequences share one cache, rather than each its own.
+    hybrid: windows are freed as they pass. kv_unified: llama.cpp's sequences share one cache, rather than each its own,
+    swa_full: its layers with a window hold the whole context.
     cache_type_k, cache_type_v: llama.cpp's cache dtypes of keys and of values, '' what the cache's dtype says. n_gpu_layers:
     that llama.cpp puts on the GPU, the head first and then the last ones, −1 all; n_cpu_moe: first layers whose experts stay
     with the host, cpu_moe: those of all.
@@ -40,6 +41,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     mamba_ssm_cache_dtype: str = ""
     hybrid: bool = True
     kv_unified: bool = False
+    swa_full: bool = False
     cache_type_k: str = ""
     cache_type_v: str = ""
     n_gpu_layers: int = -1

@@ -97,7 +97,7 @@ def _padded(cells: int) -> int:
 def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
     """The caches on one stage; of layers that the host keeps, a plan of their own. Raises UserError where none is left here."""
     first = host_layers(held[0].model, settings.n_gpu_layers)
-    interleaved = _interleaved(held)
+    interleaved = set() if settings.swa_full else _interleaved(held)
     plan = _caches(held[first:], interleaved, settings, stage)
     if not (plan.full or plan.window or plan.state):
         raise UserError(f"no layer of {held[0].model.name} that keeps a cache is on the GPU", hint="Raise n-gpu-layers")
@@ -162,7 +162,7 @@ LLAMA_CPP = Engine(
     defaults=lambda gpu, ranks, release, tokens, model: Defaults(tokens or UBATCH, 1, 1.0),
     memory=terms,
     dtypes=TYPES,
-    takes=("cache_type_k", "cache_type_v", "kv_unified", "n_gpu_layers", "n_cpu_moe", "cpu_moe"),
+    takes=("cache_type_k", "cache_type_v", "kv_unified", "swa_full", "n_gpu_layers", "n_cpu_moe", "cpu_moe"),
     precision=_precision,
     row_format=_row_format,
     of="free",
