@@ -1,6 +1,6 @@
 """The one error that a user can cause. Any other exception out of kvcalc is a bug in kvcalc."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 def printable(text: object, limit: int = 200) -> str:
@@ -21,15 +21,16 @@ class UserError(Exception):
         return f"{head}. {self.hint}" if self.hint else head
 
 
-def nearest(name: str, known: Iterable[str], most: int = 5) -> str:
-    """A hint naming the known names closest to `name`, or all of them when they are few."""
+def nearest(name: str, known: Iterable[str], most: int = 5, proper: Mapping[str, str] | None = None) -> str:
+    """A hint naming the known names closest to `name`, or all of them when they are few.
+
+    proper: what is shown in the place of a name that is but another's alias.
+    """
     from difflib import get_close_matches
 
     names = sorted(set(known))
-    close = get_close_matches(name[:100].lower(), names, n=most, cutoff=0.5)
-    if close:
-        return "Did you mean " + ", ".join(close) + "?"
-    inside = [n for n in names if name.lower() in n][:most] if name else []
-    if inside:
-        return "Did you mean " + ", ".join(inside) + "?"
+    close = get_close_matches(name[:100].lower(), names, n=most * (4 if proper else 1), cutoff=0.5)
+    found = close or ([n for n in names if name.lower() in n] if name else [])
+    if found:
+        return "Did you mean " + ", ".join([*dict.fromkeys((proper or {}).get(n, n) for n in found)][:most]) + "?"
     return "Known: " + ", ".join(names) if len(names) <= 24 else ""

@@ -13,7 +13,7 @@ from conftest import Run
 
 from kvcalc.capacity.engines import ENGINES
 from kvcalc.cli import completion
-from kvcalc.cli.app import COMMANDS
+from kvcalc.cli.commands import COMMANDS, parameters_of
 from kvcalc.library.catalog import preset_files
 from kvcalc.planning.variants import _STEPS
 from kvcalc.storage.dtypes import cache_dtypes
@@ -74,7 +74,7 @@ def test_a_list_and_a_joined_value_are_completed_at_their_end() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_offered_until_it_is_given(command: str, kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [word.text for word in completion.candidates([command], "--")]
-    parameters = completion._parameters(command)
+    parameters = parameters_of(command)
     assert {*words} == {
         n for p in parameters if p.param_type_name == "option" for n in [*p.opts, *p.secondary_opts] if n[1] == "-"
     } | {"--help"}

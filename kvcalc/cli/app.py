@@ -23,7 +23,7 @@ def main() -> None:
 
 def _guarded(words: list[str]) -> int:
     try:
-        if done := _completed(words):
+        if done := _completed(words) or _helped(words):
             return done.status
         result = build(words[0] if words else "")(words, standalone_mode=False)
     except UserError as error:
@@ -41,13 +41,24 @@ def _guarded(words: list[str]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        if type(error).__name__ == "NoArgsIsHelpError":
-            return 2
         command = f"kvcalc {words[0]}" if words and words[0] in COMMANDS else "kvcalc"
         return _fail(f"{printable(error.format_message(), 600)} (see `{command} --help`)")
     if isinstance(result, Done):
         return result.status
     return _interrupted() if result == INTERRUPTED else int(result or 0)  # typer's Exit, which it makes of Ctrl-C too
+
+
+def _helped(words: list[str]) -> Done | None:
+    """Help where it is asked for, or where nothing is; None where there is a command to run."""
+    own = words[: words.index("--")] if "--" in words else words
+    if words and not {"-h", "--help"} & {*own}:
+        return None
+    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+        return None
+    from kvcalc.cli.help import first_steps, help_of
+
+    sys.stdout.write(help_of(words[0] if words[0] in COMMANDS else "") if words else first_steps())
+    return Done(0)
 
 
 def _completed(words: list[str]) -> Done | None:

@@ -1,7 +1,7 @@
 """The commands: their names in the order of help, and the application that holds them."""
 
 from importlib import import_module
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -31,8 +31,6 @@ def build(only: str = "") -> typer.Typer:
     """The application with all commands, or with the one that is about to run: the others cost start-up time."""
     app = typer.Typer(
         name="kvcalc",
-        help="How big is the KV cache, what does it cost to read, and what will this GPU do with it?",
-        no_args_is_help=True,
         add_completion=False,  # `completion` answers sooner
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -42,6 +40,15 @@ def build(only: str = "") -> typer.Typer:
     for name in [only] if only in COMMANDS else COMMANDS:
         app.command(name, help=COMMANDS[name])(import_module(f"kvcalc.cli.{name}").run)
     return app
+
+
+def parameters_of(command: str) -> list[Any]:
+    """The parameters of a command as its parser has them."""
+    from typer.main import get_command
+
+    group: Any = get_command(build(command))
+    parameters: list[Any] = group.commands[command].params
+    return parameters
 
 
 def _print_version(asked: bool) -> None:

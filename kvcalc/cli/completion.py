@@ -147,7 +147,7 @@ def answer(instruction: str) -> int:
 
 def candidates(args: list[str], typed: str) -> list[Word]:
     """What may stand where `typed` was begun, after the words `args`."""
-    from kvcalc.cli.commands import COMMANDS
+    from kvcalc.cli.commands import COMMANDS, parameters_of
 
     option, equals, rest = typed.partition("=")
     if equals and option.startswith("--"):
@@ -155,22 +155,12 @@ def candidates(args: list[str], typed: str) -> list[Word]:
     if not args or args[0] not in COMMANDS:
         known = FLAGS if typed.startswith("-") else COMMANDS
         return [] if args else [Word(name, text) for name, text in known.items() if name.startswith(typed)]
-    parameters = _parameters(args[0])
+    parameters = parameters_of(args[0])
     takes = next((p for p in parameters if args[-1] in p.opts and not _is_flag(p)), None)
     if takes is None and typed.startswith("-"):
         return _options(parameters, args, typed)
     takes = takes or _argument(parameters, args[1:])
     return _values(args[0], takes, typed) if takes else []
-
-
-def _parameters(command: str) -> list[Any]:
-    from typer.main import get_command
-
-    from kvcalc.cli.commands import build
-
-    group: Any = get_command(build(command))
-    parameters: list[Any] = group.commands[command].params
-    return parameters
 
 
 def _is_flag(parameter: Any) -> bool:

@@ -10,22 +10,25 @@ from kvcalc.cli.groups import Printing, grouped
 
 @grouped
 def run(
-    name: Annotated[str, typer.Argument(help="One GPU, shown in full.", show_default=False)] = "",
+    name: Annotated[
+        str, typer.Argument(help="One GPU, shown in full, or part of a name: those that match.", show_default=False)
+    ] = "",
     *,
     vendor: Annotated[str, typer.Option("--vendor", "--family", help="Keep GPUs of this vendor or architecture.")] = "",
     output: Printing,
 ) -> None:
     """What GPU presets there are, and one in full."""
-    from kvcalc.library.listing import all_gpus, gpu_record, preset_text
+    from kvcalc.library.listing import all_gpus, beginning, gpu_record, preset_text
     from kvcalc.library.load import load_gpu
 
-    if name:
+    names = beginning(name, "gpus") if name else []
+    if name and not names:
         if not output.printed([gpu_record(gpu := load_gpu(name))]):
             from kvcalc.report.hierarchy import hierarchy_table
 
             sys.stdout.write("".join(f"# {line}".rstrip() + "\n" for line in str(hierarchy_table(gpu)).splitlines()))
             sys.stdout.write("\n" + preset_text(name, "gpus"))
-    elif not output.printed(records := [gpu_record(g) for g in all_gpus(vendor)]):
+    elif not output.printed(records := [gpu_record(g) for g in all_gpus(vendor, names)]):
         from kvcalc.report.layout import Table
         from kvcalc.report.tables import GPU_COLUMNS
 

@@ -10,7 +10,9 @@ from kvcalc.cli.groups import Printing, grouped
 
 @grouped
 def run(
-    name: Annotated[str, typer.Argument(help="One model, shown in full.", show_default=False)] = "",
+    name: Annotated[
+        str, typer.Argument(help="One model, shown in full, or part of a name: those that match.", show_default=False)
+    ] = "",
     *,
     family: Annotated[str, typer.Option("--family", help="Keep models of this family.")] = "",
     attention: Annotated[
@@ -20,16 +22,17 @@ def run(
     output: Printing,
 ) -> None:
     """What model presets there are, and one in full."""
-    from kvcalc.library.listing import all_models, model_record
+    from kvcalc.library.listing import all_models, beginning, model_record
     from kvcalc.library.load import load_model
 
+    names = beginning(name, "models") if name else []
     if import_:
         from kvcalc.library.huggingface.preset import imported
 
         sys.stdout.write(imported(load_model(import_)))
-    elif name:
+    elif name and not names:
         _one(name, output)
-    elif not output.printed(records := [model_record(m) for m in all_models(family, attention)]):
+    elif not output.printed(records := [model_record(m) for m in all_models(family, attention, names)]):
         from kvcalc.report.layout import Table
         from kvcalc.report.tables import MODEL_COLUMNS
 

@@ -27,6 +27,15 @@ class FigureKind(StrEnum):
     measured = "measured"
 
 
+FIGURES = {
+    FigureKind.cache_vs_context: "the cache over context, beside the weights",
+    FigureKind.cache_vs_parameters: "the cache over parameters",
+    FigureKind.no_cache: "generating with a cache and without",
+    FigureKind.roofline: "a decode step under a GPU's roof",
+    FigureKind.memory: "weights and cache in a GPU's memory",
+    FigureKind.dsa_vs_mla: "sparse attention against dense",
+    FigureKind.measured: "measured rows (--input rows.csv)",
+}
 GPT3 = [f"gpt-3-{size}" for size in ("small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b")]
 DEFAULT_MODELS = {
     FigureKind.cache_vs_context: ["llama-7b", "llama-3.1-8b", "mistral-7b-v0.1", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b"],
@@ -45,7 +54,9 @@ DEFAULT_CONTEXT = {
 
 
 def run(
-    kind: Annotated[FigureKind, typer.Argument(help="Which figure.", show_default=False)],
+    kind: Annotated[
+        FigureKind | None, typer.Argument(help="Which figure; without one, what there are.", show_default=False)
+    ] = None,
     models: Annotated[list[str], typer.Argument(help="Models, instead of the figure's own.", show_default=False)] = [],  # noqa: B006
     plot: o.Plot = "-",
     style: o.Style = "light",
@@ -57,6 +68,10 @@ def run(
     input_: Annotated[str, typer.Option("--input", help="Measured rows, for the figure `measured`.")] = "",
 ) -> None:
     """The standing figures."""
+    if kind is None:
+        for known, text in FIGURES.items():
+            print(f"kvcalc plot {known.value:<22}{text}")
+        return
     from kvcalc.report.plots import save
 
     if kind is FigureKind.measured:

@@ -75,7 +75,8 @@ def find(name: str, kind: str) -> Path:
     found = _matching(name, aliases, kind)
     if found:
         return found
-    raise UserError(f"unknown {kind[:-1]} {name!r}", hint=nearest(name, [*files, *aliases]) or f"`kvcalc {kind}` lists them")
+    hint = nearest(name, [*files, *aliases], proper={alias: path.stem for alias, path in aliases.items()})
+    raise UserError(f"unknown {kind[:-1]} {name!r}", hint=hint or f"`kvcalc {kind}` lists them")
 
 
 def _matching(name: str, known: dict[str, Path], kind: str) -> Path | None:

@@ -1,9 +1,11 @@
 """The presets there are, and the records of `models` and `gpus`: one model or GPU each, every figure under its own key."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from kvcalc.errors import UserError
 from kvcalc.gpu.spec import PEAKS, Gpu
-from kvcalc.library.catalog import preset_files
+from kvcalc.library.catalog import key, preset_files
 from kvcalc.library.files import MOST_YAML, read_text
 from kvcalc.library.load import locate, read
 from kvcalc.model.memory import cache_size
@@ -13,16 +15,33 @@ from kvcalc.model.spec import Model
 LISTED_CONTEXT = 8192  # tokens at which a listed model's bytes per token are taken, in bf16
 
 
-def all_models(family: str = "", attention: str = "") -> list[Model]:
-    """Every preset by family and parameters; of those, the ones with these words in their family or name, and attention."""
-    found = sorted((read(path, Model) for path in preset_files("models").values()), key=lambda m: (m.family, m.parameters))
+def beginning(name: str, kind: str) -> list[str]:
+    """The presets of `kind` (models, gpus) that have `name` in theirs, where nothing is called so; else none."""
+    try:
+        locate(name, kind)
+    except UserError:
+        return [stem for stem in preset_files(kind) if key(name) in key(stem)]
+    return []
+
+
+def all_models(family: str = "", attention: str = "", names: Sequence[str] = ()) -> list[Model]:
+    """Every preset by family and parameters; of those, the ones with these words in their family or name, and attention.
+
+    names: only these.
+    """
+    paths = (path for name, path in preset_files("models").items() if not names or name in names)
+    found = sorted((read(path, Model) for path in paths), key=lambda m: (m.family, m.parameters))
     family, attention = family.lower(), attention.lower()
     return [m for m in found if (family in m.family.lower() or family in m.name) and attention in m.attention.lower()]
 
 
-def all_gpus(vendor: str = "") -> list[Gpu]:
-    """Every preset by vendor, the fastest memory first; of those, the ones with this word in vendor, architecture or name."""
-    found = sorted((read(p, Gpu) for p in preset_files("gpus").values()), key=lambda g: (g.vendor, -g.bandwidth_bytes_per_s))
+def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
+    """Every preset by vendor, the fastest memory first; of those, the ones with this word in vendor, architecture or name.
+
+    names: only these.
+    """
+    paths = (path for name, path in preset_files("gpus").items() if not names or name in names)
+    found = sorted((read(path, Gpu) for path in paths), key=lambda g: (g.vendor, -g.bandwidth_bytes_per_s))
     return [g for g in found if vendor.lower() in f"{g.vendor} {g.architecture} {g.name}".lower()]
 
 
