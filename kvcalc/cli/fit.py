@@ -181,10 +181,7 @@ def run(
     if explain:
         print("\n".join(explain_fit(f, r) for f, r in zip(answers, records, strict=True)))
     elif not output.printed(records):
-        from kvcalc.report.terminal import sketch
-
         output.show(fit_table(records, answers))
-        print(f"\n{sketch(memory_chart(records))}")
     return int(bool(asked.require) and not any(f.fits for f in answers))
 
 

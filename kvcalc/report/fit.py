@@ -44,8 +44,10 @@ PARTS = (
 )
 
 
-def row(record: dict[str, Any]) -> dict[str, Any]:
-    """A record with the words that the table shows beside its figures."""
+def row(record: dict[str, Any], made_for: int | None = None) -> dict[str, Any]:
+    """A record with the words that the table shows beside its figures. made_for: the model's own longest context, which no
+    answer for a person exceeds; `max_model_len` of the record is what the memory holds.
+    """
     verdict = (
         "yes"
         if record["fits"]
@@ -54,7 +56,8 @@ def row(record: dict[str, Any]) -> dict[str, Any]:
         else f"no, {format_bytes(record['shortage_bytes'])} short"
     )
     longest, low, high = (record[key] for key in ("max_model_len", "kv_budget_low_bytes", "kv_budget_high_bytes"))
-    words = {"verdict": verdict, "longest": "no limit" if longest is None else f"{longest:,}"}
+    held = min((n for n in (longest, made_for) if n is not None), default=None)
+    words = {"verdict": verdict, "longest": "no limit" if held is None else f"{held:,}"}
     return record | words | {"range": None if low is None else f"{low / GIB:,.2f} – {high / GIB:,.2f} GiB"}
 
 
@@ -112,7 +115,8 @@ def _cost(record: dict[str, Any]) -> list[str]:
 
 def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> Table:
     """Configurations a line each, under a sentence about the smallest that holds what was asked: the first, where any does."""
-    return Table([row(r) for r in records], COLUMNS, _sentence(records[0], found), notes(records, found))
+    rows = [row(r, f.model.max_context) for r, f in zip(records, found, strict=True)]
+    return Table(rows, COLUMNS, _sentence(records[0], found), notes(records, found))
 
 
 def _sentence(first: dict[str, Any], found: Sequence[Fit]) -> str:

@@ -244,9 +244,9 @@ def _bars(axes: Any, chart: Chart, look: dict[str, Any]) -> None:
 
 def _step(most: float) -> int:
     """A round step that gives three to ten ticks up to `most` bytes: binary, or decimal where bytes are."""
-    if shown_in() == "gib":
-        return next(1 << n for n in range(61) if most / (1 << n) <= 8)
-    return next(size * 10**n for n in range(19) for size in (1, 2, 5) if most / (size * 10**n) <= 8)
+    binary = [1 << n for n in range(61)]
+    steps = binary if shown_in() == "gib" else [size * 10**n for n in range(19) for size in (1, 2, 5)]
+    return next(step for step in steps if most / step <= 8)
 
 
 def _legend(axes: Any, look: dict[str, Any]) -> None:
