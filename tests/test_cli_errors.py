@@ -14,7 +14,7 @@ ERRORS = [
     ("size zzz", "`kvcalc models` lists them"),
     ("size ''", "the model's name is empty"),
     ("size ' '", "the model's name is empty"),
-    ("size", "Missing argument"),
+    ("size", "name a model, or give --layers, --kv-heads and --head-dim"),
     ("sise gpt2", "No such command 'sise'"),
     ("size gpt2 --contxt 4k", "--contxt"),
     ("size gpt2 --format xml", "'xml' is not one of 'table', 'json', 'csv', 'markdown'"),

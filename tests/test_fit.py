@@ -117,7 +117,8 @@ def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
     assert first["low_num_seqs"] < first["max_num_seqs"]
     users = f"{first['max_num_seqs']} users of 131,072 tokens fit on 8× h200 (tp 8), {first['low_num_seqs']} on the low side"
     assert " ".join(table.out.splitlines()[:2]) == f"deepseek-v3: {users}; the smallest that holds 2 × 131,072 tokens"
-    assert "● weights" in table.out
+    assert "● weights" not in table.out
+    assert "● weights" in kvcalc(line.replace("--format json", "--plot -")).out
 
 
 def test_a_grid_over_dtypes(kvcalc: Run) -> None:

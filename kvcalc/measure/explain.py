@@ -13,7 +13,6 @@ from kvcalc.measure.traffic import Traffic
 from kvcalc.units import format_bytes
 
 CLOSE = 1.5
-REASONS = ("launch-bound", "cache-resident", "compute-bound", "memory-bound", "unfused", "few-rows", "kernel")
 
 
 class Facts(NamedTuple):
@@ -29,7 +28,7 @@ class Facts(NamedTuple):
 
 
 def difference(facts: Facts) -> tuple[str, str]:
-    """(one of `REASONS`, a sentence with the numbers)."""
+    """(the reason, a sentence with the numbers)."""
     ratio = facts.measured_s / facts.predicted_s
     launching = facts.done.launches * facts.launch_s
     if launching >= facts.measured_s / 2:
