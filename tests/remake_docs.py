@@ -33,7 +33,10 @@ def remade(path: Path) -> str:
         for part in re.split(r"^\$ ", match[1], flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
             blank = "\n" if output.endswith("\n\n") else ""
-            parts.append(f"$ {command}\n" + (printed(command, width_of(path.name), output) + blank if command.startswith("kvcalc ") else output))
+            parts.append(
+                f"$ {command}\n"
+                + (printed(command, width_of(path.name), output) + blank if command.startswith("kvcalc ") else output)
+            )
         return "```console\n" + "".join(parts) + "```"
 
     return _FENCE.sub(block, path.read_text(encoding="utf-8"))

@@ -357,12 +357,6 @@ def test_impossible_requests(kvcalc: Run, line: str, said: str) -> None:
     assert said in err and err.count("\n") == 1
 
 
-def test_without_a_model_the_roofs_alone(kvcalc: Run) -> None:
-    out = kvcalc("roofline --gpu h100,a100-80gb").out
-    assert "h100-sxm" in out and "a100-80gb" in out and "295.2" in out
-    assert [r["gpu"] for r in kvcalc("roofline --gpu h100,l4 --format json").records] == ["h100-sxm", "l4"]
-
-
 def test_totals_of_records_are_those_of_the_operators() -> None:
     placed = roofline([operator(3, flops=10, weight_bytes=5, vector_flops=2), operator(2, cache_read_bytes=7)], gpu())
     *each, last = pass_records(placed, gpu())

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvcalc.gpu.spec import Gpu
+    from kvcalc.model.precision import Precision
     from kvcalc.timing.deployment import Deployment
 
     Timed = tuple[Deployment, list[dict[str, Any]]]
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 @grouped
 def run(
-    model: Annotated[str, typer.Argument(help=o.MODELS_HELP + " Without one: the GPU's roof alone.", show_default=False)] = "",
+    model: Annotated[
+        str, typer.Argument(help=o.MODELS_HELP + " Without one: attention of every variant.", show_default=False)
+    ] = "",
     *,
     gpu: o.Gpus = "h100",
     phase: Annotated[str, typer.Option("--phase", help="decode or prefill.")] = "decode",
@@ -32,7 +35,7 @@ def run(
 ) -> None:
     """Where every operation lies."""
     if not model:
-        _roofs_alone(chosen_gpus(gpu), output)
+        _attention(chosen_gpus(gpu), grid, deploying.precisions.precision(), output)
         return
     contexts, batches = grid.contexts, grid.batches
     deployments = deploying.deployments(model, gpu)
@@ -72,16 +75,15 @@ def _explained(deployments: "list[Deployment]", phase: str, mixed: str, batches:
         print(explain_roofline(deployment, batch, deployment.placed(batch)))
 
 
-def _roofs_alone(gpus: "Sequence[Gpu]", output: Output) -> None:
-    from kvcalc.library.listing import gpu_record
+def _attention(gpus: "Sequence[Gpu]", grid: Grid, precision: "Precision", output: Output) -> None:
+    """Without a model: where attention of every variant lies."""
+    from kvcalc.planning.attention import attention_records
+    from kvcalc.report.attention import attention_chart, attention_table
 
-    records = [gpu_record(g) for g in gpus]
+    contexts, batches = grid.contexts, grid.batches
+    check_number("rows", MOST_PASSES, gpus, contexts, batches)
+    records = [record for gpu in gpus for record in attention_records(gpu, contexts, batches, precision)]
     if output.plot:
-        from kvcalc.report.roof import roofline_chart
-
-        output.picture(roofline_chart([], gpus))
+        output.picture(attention_chart(gpus, contexts[0], batches[0]))
     if not output.printed(records):
-        from kvcalc.report.layout import Table
-        from kvcalc.report.tables import GPU_COLUMNS
-
-        output.show(Table(records, GPU_COLUMNS, notes=[""]))
+        output.show(attention_table(records))

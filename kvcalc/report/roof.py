@@ -24,7 +24,8 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
     rows = [row for _, found in passes for row in found[:-1] if row["flops"] and row["intensity"]]
     lowest = min([0.5, *(row["intensity"] / 1.5 for row in rows)])
     highest = max([4000.0, *(row["intensity"] * 2 for row in rows)])
-    series = [s for n, gpu in enumerate(gpus) for s in _roofs(gpu, n, lowest, highest, alone=len(gpus) == 1)]
+    alone = len(gpus) == 1
+    series = [s for n, gpu in enumerate(gpus) for s in roofs(gpu, _dtypes(gpu, alone), n + 4, lowest, highest)]
     labels = _labels(passes)
     for number, (role, kind) in enumerate(ROLES.items()):
         series += _trails(passes, role, number) if len(passes) > 1 else []
@@ -85,19 +86,24 @@ def _trails(passes: Sequence[Pass], role: Role, number: int) -> list[Series]:
     return [Series("", tuple(x for x, _ in t), tuple(y for _, y in t), "trail", colour=number) for t in trails]
 
 
-def _roofs(gpu: Gpu, number: int, lowest: float, highest: float, alone: bool) -> list[Series]:
-    first = next((d for d in ("bf16", "fp16", *gpu.flops_per_s) if d in gpu.flops_per_s), "")
-    dtypes = [d for d in (first, *(("fp8", "fp4") if alone else ())) if d in gpu.flops_per_s]
-    if not dtypes:
-        raise UserError(f"{gpu.name} has no matrix peak, and so no roof")
+def roofs(gpu: Gpu, dtypes: Sequence[str], colour: int, lowest: float, highest: float) -> list[Series]:
+    """A GPU's slope and flat roof for each of `dtypes` that its matrix units have, from `colour` on, with the knees marked."""
     found = []
     for position, dtype in enumerate(dtypes):
         peak, bandwidth = gpu.flops_per_s[dtype], gpu.bandwidth_bytes_per_s
         knee = peak / bandwidth
-        colour = position + 4 if alone else number + 4
         xs, ys = (lowest, knee, highest), (lowest * bandwidth, peak, peak)
-        found.append(Series(f"{gpu.name} {dtype} {peak / 1e12:g} TFLOP/s", xs, ys, colour=colour))
-        found.append(Series("", (knee,), (peak,), "points", (0.0,), (f"knee {knee:.1f}",), colour))
+        found.append(Series(f"{gpu.name} {dtype} {peak / 1e12:g} TFLOP/s", xs, ys, colour=colour + position))
+        found.append(Series("", (knee,), (peak,), "points", (0.0,), (f"knee {knee:.1f}",), colour + position))
+    return found
+
+
+def _dtypes(gpu: Gpu, alone: bool) -> list[str]:
+    """The dtypes of a GPU's roofs: its 16-bit products, and the narrower ones where it stands alone."""
+    first = next((d for d in ("bf16", "fp16", *gpu.flops_per_s) if d in gpu.flops_per_s), "")
+    found = [d for d in (first, *(("fp8", "fp4") if alone else ())) if d in gpu.flops_per_s]
+    if not found:
+        raise UserError(f"{gpu.name} has no matrix peak, and so no roof")
     return found
 
 

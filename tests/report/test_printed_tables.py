@@ -43,6 +43,20 @@ COMPARE = {
     "step": ("step_s", "seconds"),
     "users": ("max_num_seqs", "whole"),
 }
+ATTENTION = {
+    "GPU": ("gpu", "text"),
+    "attention": ("attention", "text"),
+    "context": ("context", "whole"),
+    "batch": ("batch_size", "whole"),
+    "FLOP/B": ("intensity", "fixed"),
+    "to the knee": ("to_knee", "decimal_times"),
+    "bound": ("bound", "text"),
+    "at least": ("roofline_s", "seconds"),
+    "bytes": ("bytes", "bytes"),
+    "FLOP": ("flops", "si"),
+    "knee": ("knee", "fixed"),
+    "MLA form": ("mla_form", "text"),
+}
 LATENCY = {
     "model": ("model", "text"),
     "GPU": ("gpu", "text"),
@@ -366,7 +380,7 @@ def test_models(kvcalc: Run) -> None:
 
 def test_gpus(kvcalc: Run) -> None:
     read_back(kvcalc, "gpus", "GPU", GPUS, ",".join(GPUS))
-    read_back(kvcalc, "roofline --gpu h100,mi300x", "GPU", GPUS, "bf16 FLOP/s,knee,link")
+    read_back(kvcalc, "roofline --gpu h100,mi300x", "GPU", ATTENTION, "attention,FLOP/B,bound,at least,bytes,FLOP")
 
 
 def test_what_is_the_same_in_every_row_stands_below(kvcalc: Run) -> None:

@@ -1,0 +1,84 @@
+"""Attention of every variant under a GPU's roof: the table, and the picture for slides."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.gpu.spec import Gpu
+from kvcalc.planning.attention import SHAPE, attention_records
+from kvcalc.report.chart import Axis, Chart, Series, si_tick
+from kvcalc.report.figures import powers
+from kvcalc.report.layout import Column, Table
+from kvcalc.report.roof import roofs
+from kvcalc.report.tables import integer, seconds
+from kvcalc.units import format_bytes, format_si
+
+TRAIL = powers(1024, 131072)  # contexts over which a point's trail runs
+COLUMNS = (
+    Column("gpu", "GPU", right=False, given=True),
+    Column("attention", "attention", right=False),
+    Column("context", "context", integer, given=True),
+    Column("batch_size", "batch", integer, given=True),
+    Column("intensity", "FLOP/B", lambda v: f"{v:,.1f}"),
+    Column("to_knee", "to the knee", lambda v: f"{v:,.2f}×"),
+    Column("bound", "bound", right=False),
+    Column("roofline_s", "at least", seconds),
+    Column("bytes", "bytes", format_bytes),
+    Column("flops", "FLOP", format_si),
+    Column("knee", "knee", lambda v: f"{v:.1f}", wide=True),
+    Column("mla_form", "MLA form", right=False, wide=True),
+)
+FAMILIES = ("MHA", "GQA-8", "GQA-4", "MQA", "MLA", "DSA")
+
+
+def attention_table(records: Sequence[dict[str, Any]]) -> Table:
+    """A line a variant and GPU, under what they have in common."""
+    used = dict.fromkeys(f"{r['gpu']} {r['knee']:.1f} FLOP/B in {r['computed_in']}" for r in records)
+    notes = [
+        "",
+        f"{SHAPE}, without its projections; cache {records[0]['kv_cache_dtype']}; knee: {', '.join(used)}",
+        "to the knee: so many times as many queries would have to share each byte read for compute to bind, 1× or less where it does: heads on "
+        "one KV head or drafted tokens; more sequences do not help, for each reads a cache of its own",
+        "at least: the datasheet bound of this layer's attention",
+    ]
+    return Table(records, COLUMNS, _sentence(records), notes)
+
+
+def _sentence(records: Sequence[dict[str, Any]]) -> str:
+    gpu = records[0]["gpu"]
+    rows = [r for r in records if r["gpu"] == gpu and all(r[k] == records[0][k] for k in ("context", "batch_size"))]
+    decode = [r for r in rows if r["phase"] == "decode"]
+    low, high = min(decode, key=_intensity), max(decode, key=_intensity)
+    below = [r for r in decode if r["bound"] == "memory"]
+    what = "every variant of decode attention is" if len(below) == len(decode) else f"{len(below)} of {len(decode)} variants are"
+    ends = f"{low['attention']} does {low['intensity']:.1f} FLOP/B, {high['attention']} {high['intensity']:.1f}"
+    compute = all(r["bound"] == "compute" for r in rows if r["phase"] == "prefill")
+    return f"on {gpu} {what} bound by memory: {ends}, the knee is at {low['knee']:.1f}" + (
+        "; prefill is past it" if compute else ""
+    )
+
+
+def _intensity(record: dict[str, Any]) -> float:
+    return float(record["intensity"])
+
+
+def attention_chart(gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart:
+    """Each variant at its intensity under the roof of the first GPU, with the way it goes over `TRAIL` contexts as a trail."""
+    at = attention_records(gpus[0], [context], [batch_size])
+    dtypes = list(dict.fromkeys(r["computed_in"] for r in at))
+    over = attention_records(gpus[0], TRAIL, [batch_size])
+    last = 2 * max(r["intensity"] for r in [*at, *over])
+    series = [s for n, gpu in enumerate(gpus) for s in roofs(gpu, [gpu.peak(d)[1] for d in dtypes], n + 6, 0.5, last)]
+    for record in at:
+        colour = next(n for n, family in enumerate(FAMILIES) if record["attention"].startswith(family))
+        way = [_point(r) for r in over if r["attention"] == record["attention"]]
+        series.append(Series("", tuple(x for x, _ in way), tuple(y for _, y in way), "trail", colour=colour))
+        x, y = _point(record)
+        series.append(Series("", (x,), (y,), "points", (0.12,), (f"{record['attention']} {x:,.0f}",), colour))
+    title = f"Attention under the roof of {', '.join(g.name for g in gpus)}"
+    about = f"{SHAPE}, batch {batch_size:,}, context {context:,}; trails: contexts {TRAIL[0]:,} to {TRAIL[-1]:,}"
+    x_axis = Axis("intensity, FLOP per byte", tick=lambda v: f"{v:g}")
+    return Chart(title, about, x_axis, Axis("FLOP/s", tick=si_tick("FLOP/s")), tuple(series))
+
+
+def _point(record: dict[str, Any]) -> tuple[float, float]:
+    return float(record["intensity"]), record["flops"] / record["roofline_s"]
