@@ -36,8 +36,8 @@ def attention_table(records: Sequence[dict[str, Any]]) -> Table:
     notes = [
         "",
         f"{SHAPE}, without its projections; cache {records[0]['kv_cache_dtype']}; knee: {', '.join(used)}",
-        "to the knee: so many times as many queries would have to share each byte read for compute to bind, 1× or less where it does: heads on "
-        "one KV head or drafted tokens; more sequences do not help, for each reads a cache of its own",
+        "to the knee: so many times as many queries would have to share each byte read for compute to bind, 1× or less "
+        "where it does: heads on one KV head or drafted tokens; more sequences do not help, for each reads a cache of its own",
         "at least: the datasheet bound of this layer's attention",
     ]
     return Table(records, COLUMNS, _sentence(records), notes)
