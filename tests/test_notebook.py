@@ -198,9 +198,9 @@ def test_every_public_name_is_there_and_none_is_a_module() -> None:
         _ = package.deplyo
 
 
-def test_the_readme_s_code_runs() -> None:
-    text = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+def test_the_documented_code_runs() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert any("kvcalc.deploy" in block for block in blocks)
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+        exec(compile(block, "python.md", "exec"), {})
