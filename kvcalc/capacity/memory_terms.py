@@ -1,7 +1,8 @@
 """From a GPU's memory to bytes for the cache: share − weights − activations − overhead. Knows no engine's pages."""
 
+from collections.abc import Callable
 from math import ceil, floor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ from kvcalc.model.pipeline import stages
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.model.spec import NORM_VECTORS, Model
 
+Figure = TypeVar("Figure")
 ENDS = ("low", "middle", "high")  # of the range in which a budget lies
 SHARES = ("total", "free", "remaining")  # what memory a share is taken of
 GIB = 1 << 30
@@ -63,6 +65,14 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     def last(self) -> bool:
         """Whether the head is on this stage."""
         return self.stage == self.ranks.pp - 1
+
+    def once(self, rule: Callable[["Start"], Figure], *also: Any) -> Figure:
+        """What a rule says of this stage, computed once for all starts alike in weights, ranks and `also`."""
+        key = rule.__name__, self.stage, self.ranks, self.formats, *also
+        if key not in self.model.known:
+            self.model.known[key] = rule(self)
+        found: Figure = self.model.known[key]
+        return found
 
 
 class Terms(NamedTuple):

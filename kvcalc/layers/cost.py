@@ -5,12 +5,15 @@
 """
 
 from enum import StrEnum
+from functools import lru_cache
+from math import log1p
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from kvcalc.units import Num, Real, floor_div, minimum
 
+MOST_EXPERTS = 4096  # for each of a token's, up to which their fractions are looked up
 SOFTMAX_FLOPS = 5  # per score: maximum, subtraction, exponential, sum, division
 
 
@@ -211,13 +214,32 @@ def _compressed(tokens: Num, ratio: int, top: int) -> Num:
 def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
     """The share of experts that at least one of `tokens` tokens reaches, k of E each, uniformly: 1 − (1 − k/E)^T.
 
-    One token reaches exactly k: the fraction is then k/E to the last bit. With k = E it is the int 1.
+    One token reaches exactly k: the fraction is then k/E to the last bit. With k = E it is the int 1. Of an array each is
+    what the number alone gives.
     """
     if top_k == experts:
         return 1
     if isinstance(tokens, int):
-        return top_k / experts if tokens == 1 else 1.0 - (1.0 - top_k / experts) ** tokens
-    return 1.0 - (1.0 - top_k / experts) ** tokens
+        return _reached(tokens, top_k, experts)
+    import numpy as np
+
+    if experts > MOST_EXPERTS * top_k:
+        each = [_reached(int(count), top_k, experts) for count in tokens.ravel()]
+        return np.reshape(each, tokens.shape)
+    known = np.array(_fractions(top_k, experts))
+    fractions: Real = known[np.minimum(tokens, len(known) - 1).astype(int)]
+    return fractions
+
+
+def _reached(tokens: int, top_k: int, experts: int) -> float:
+    return top_k / experts if tokens == 1 else 1.0 - (1.0 - top_k / experts) ** tokens
+
+
+@lru_cache(64)
+def _fractions(top_k: int, experts: int) -> tuple[float, ...]:
+    """Of 0, 1, 2 … tokens, to where all experts are reached as far as a float can tell."""
+    last = int(38 / -log1p(-top_k / experts)) + 1
+    return tuple(_reached(tokens, top_k, experts) for tokens in range(last + 1))
 
 
 def expected_experts(tokens: Num, top_k: int, experts: int) -> Real:

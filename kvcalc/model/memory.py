@@ -145,6 +145,14 @@ def weight_bytes(
 
 def stage_weight_bytes(model: Model, stage: Stage, formats: Formats, parallelism: Parallelism) -> int:
     """Bytes of the weights of a stage's layers, with embedding and buffers on the first stage and the head on the last."""
+    key = "weights", stage.number, formats, parallelism
+    if key not in model.known:
+        model.known[key] = _weight_bytes_of(model, stage, formats, parallelism)
+    held: int = model.known[key]
+    return held
+
+
+def _weight_bytes_of(model: Model, stage: Stage, formats: Formats, parallelism: Parallelism) -> int:
     total = model.buffers if stage.first and formats.schemes else 0
     for name, weight, count in model.walk():
         kind = name.partition(".")[0] if "." in name else ""

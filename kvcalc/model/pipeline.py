@@ -76,6 +76,14 @@ def stages(model: Model, pp: int) -> list[Stage]:
     """
     if pp == 1:
         return [Stage(0, model.order, model.counts, True, True)]
+    key = "stages", pp
+    if key not in model.known:
+        model.known[key] = _cut(model, pp)
+    found: list[Stage] = model.known[key]
+    return found
+
+
+def _cut(model: Model, pp: int) -> list[Stage]:
     share, left = divmod(model.layers, pp)
     sizes = [share] * pp
     for i in range(2, left + 2):

@@ -44,6 +44,14 @@ def stored_as(model: Model, precision: Precision) -> Model:
 
 def formats_of(model: Model, precision: Precision) -> Formats:
     """The formats of `model` under `precision`. Raises UserError on a format that there is not, or not for this cache."""
+    key = "formats", precision
+    if key not in model.known:
+        model.known[key] = _formats_of(model, precision)
+    found: Formats = model.known[key]
+    return found
+
+
+def _formats_of(model: Model, precision: Precision) -> Formats:
     asked = canonical(precision.dtype)
     dtype = model.dtype if asked in ("auto", "fp8") else asked
     schemes: tuple[Quantization, ...] = model.quantization if asked == "auto" else ()

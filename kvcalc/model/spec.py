@@ -6,7 +6,7 @@ layers, no vision or audio tower. `active_parameters` leaves out the routed expe
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -142,6 +142,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
             count, _, kind = item.rpartition(" ")
             found.append((int(count) if count else 1, kind))
         return found
+
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """What was computed of this model before, by what it was computed from: a plan asks for the same bytes many times."""
+        return {}
 
     @cached_property
     def counts(self) -> dict[str, int]:

@@ -67,9 +67,12 @@ def within(least: float, most: float) -> msgspec.Meta:
 
 
 def pnorm(p: float, a: "Array", b: "Array") -> "Array":
-    """(a^p + b^p)^(1/p), without overflow: the larger one times a factor from 1 to 2^(1/p)."""
+    """(a^p + b^p)^(1/p), without overflow: the larger one times a factor from 1 to 2^(1/p).
+
+    `np.power` rather than `**`, which takes another routine for single values, a last bit apart from that for arrays.
+    """
     import numpy as np
 
     high = np.maximum(a, b)
     low = np.minimum(a, b)
-    return high * (1.0 + (low / np.maximum(high, 1e-300)) ** p) ** (1.0 / p)
+    return high * np.power(1.0 + np.power(low / np.maximum(high, 1e-300), p), 1.0 / p)

@@ -56,7 +56,7 @@ def forward(start: Start) -> int:
     parts = [p for layer in start.model.kinds.values() for p in layer.parts if getattr(p, "kv_lora_rank", 0)]
     spread = (start.ranks.share(p.num_attention_heads) * (p.qk_nope_head_dim + p.v_head_dim) for p in parts)  # type: ignore
     latent = 2 * MLA_WORKSPACE * max(spread, default=0)
-    width = widest(start) + WAITING * start.model.hidden_size
+    width = start.once(widest, start.tokens, _deep_gemm(start)) + WAITING * start.model.hidden_size
     return int(start.tokens * width * start.formats.element_bytes) + latent
 
 
@@ -88,10 +88,13 @@ def _rows(start: Start, up: Weight) -> float:
 
     DeepGEMM runs block-wise fp8 experts on Hopper and data-centre Blackwell from 0.11 on (fused_moe/deep_gemm_moe.py).
     """
+    return up.active + up.copies * 127 / start.tokens if _deep_gemm(start) else up.active
+
+
+def _deep_gemm(start: Start) -> bool:
+    """Whether DeepGEMM runs the experts."""
     block = any(s.format == "fp8_block128" for s in start.formats.schemes) and start.release.since >= (0, 11, 0)
-    if block and (start.gpu.architecture == "Hopper" or data_centre_blackwell(start)):
-        return up.active + up.copies * 127 / start.tokens
-    return up.active
+    return block and (start.gpu.architecture == "Hopper" or data_centre_blackwell(start))
 
 
 def _images(start: Start) -> int:

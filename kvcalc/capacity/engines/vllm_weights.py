@@ -97,9 +97,10 @@ def _hopper(weight: Weight, local: Weight) -> int:
 def extra_weights(start: Start) -> dict[str, int]:
     """Bytes loaded beside the language model as stored, by name; what is 0 is left out."""
     own = stage_weights(start.model, start.formats, start.ranks, start.stage)
+    packed = _mxfp4_padding(start) and (start.gpu.architecture, data_centre_blackwell(start), start.release.since)
     found = {
-        "padding and rounding": loaded(start) - own,
-        "repacked matrices": repacked(start),
+        "padding and rounding": start.once(loaded, packed) - own,
+        "repacked matrices": start.once(repacked),
         "rotary tables": rope_tables(start.model),
         "vision tower": tower(start),
         "LoRA slots": lora_slots(start),
