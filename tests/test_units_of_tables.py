@@ -67,8 +67,10 @@ def test_the_cache_as_a_share_of_the_weights(kvcalc: Run) -> None:
     assert record["cache_share_of_weights"] == CACHE / WEIGHTS
     assert record["equal_weights_context"] == 31_778
     assert 31_777 * 819_200 < WEIGHTS <= 31_778 * 819_200
-    out = kvcalc("size llama-2-13b --context 4k").out.replace("\n  ", " ")
-    assert "12.9% at 4,096 tokens, as large from 31,778 tokens on" in out
+    assert "12.9% at 4,096 tokens, never as large within its 4,096" in kvcalc("size llama-2-13b").joined
+    assert "129% at 10 × 4,096 tokens, as large from 3,178 tokens on" in kvcalc("size llama-2-13b --batch-size 10").joined
+    assert "12.9% at 4,096 tokens, as large from 31,778 tokens on" in kvcalc("size llama-2-13b --set max_context=32k").joined
+    assert "103% at 32,768 tokens, as large from 31,778 tokens on" in kvcalc("size llama-2-13b --context 4k,32k").joined
 
 
 def test_more_sequences_reach_it_sooner() -> None:
@@ -92,8 +94,7 @@ def test_it_is_the_first_context_that_does(name: str) -> None:
 
 
 def test_several_models_stand_in_one_line(kvcalc: Run) -> None:
-    out = kvcalc("size llama-7b llama-2-70b --context 2k,4k").out.replace("\n  ", " ")
-    assert out.count("the cache against the weights") == 1
-    # 13,476,831,232 ÷ 524,288 = 25,705.3; 137,953,296,384 ÷ 327,680 = 421,000.05
-    assert "llama-7b 15.9% at 4,096 tokens, as large from 25,706 tokens on" in out
-    assert "llama-2-70b 0.973% at 4,096 tokens, as large from 421,001 tokens on" in out
+    # 524,288 · 4096 ÷ 13,476,831,232; 327,680 · 4096 ÷ 137,953,296,384
+    assert "the cache against the weights at 4,096 tokens: llama-7b 15.9%, llama-2-70b 0.973%" in (
+        kvcalc("size llama-7b llama-2-70b --context 2k,4k").joined
+    )

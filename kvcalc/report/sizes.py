@@ -13,6 +13,7 @@ from kvcalc.report.tables import SIZE_COLUMNS, percent
 from kvcalc.units import format_bytes, shown_in
 
 MEANT = {"gib": "1 GiB = 2^30 bytes", "si": "1 GB = 10^9 bytes", "bytes": "exact bytes"}
+MOST_SHARES = 6  # models whose shares of the weights fit two lines
 
 
 def size_table(
@@ -28,7 +29,7 @@ def size_table(
         records,
         SIZE_COLUMNS,
         _sentence(records),
-        ["", *lines, *_against_weights(records), f"{MEANT[shown_in()]}; `--explain` shows the formulas"],
+        ["", *lines, *_against_weights(records, models), f"{MEANT[shown_in()]}; `--explain` shows the formulas"],
     )
 
 
@@ -46,22 +47,30 @@ def _sentence(records: Sequence[Record]) -> str:
     return f"{least['model']} keeps the least, {_kept(least)}{where}; {most['model']} the most, {_kept(most)}"
 
 
-def _against_weights(records: Sequence[Record]) -> list[str]:
-    """The cache as a share of the weights, at the last context of each model and batch, and from where on it is as large."""
+def _against_weights(records: Sequence[Record], models: Sequence[Model]) -> list[str]:
+    """The cache as a share of the weights at the last context and batch; of one model, from where on it is as large."""
     if records[0]["weight_bytes"] is None:
         return []
-    last = {(r["model"], r["batch_size"]): r for r in records}
-    models, batches = ({key[n] for key in last} for n in (0, 1))
-    found = []
-    for (model, batch), r in last.items():
-        name = " ".join([model] * (len(models) > 1) + [f"batch {batch:,}"] * (len(batches) > 1))
-        turns = f"as large from {r['equal_weights_context']:,} tokens on" if r["equal_weights_context"] else "never as large"
-        at = f"{percent(r['cache_share_of_weights'])} at {r['context']:,} tokens"
-        found.append(f"{name} {at}, {turns}".strip())
-    return [f"the cache against the weights: {'; '.join(found)}"]
+    last = {r["model"]: r for r in records}
+    shares = ", ".join(f"{name} {percent(r['cache_share_of_weights'])}" for name, r in last.items())
+    r, at = records[-1], f"at {_users(records[-1])}"
+    if len(last) > 1:
+        return [f"the cache against the weights {at}: {shares}"] if len(last) <= MOST_SHARES else []
+    return [f"the cache against the weights: {percent(r['cache_share_of_weights'])} {at}, {_equal(r, models[0])}"]
+
+
+def _equal(record: Record, model: Model) -> str:
+    """From which context on the cache is as large as the weights, if that is within what was asked or the model is made for."""
+    turns, most = record["equal_weights_context"], model.max_context and max(record["context"], model.max_context)
+    if turns and most and turns > most:
+        return f"never as large within its {most:,}"
+    return f"as large from {turns:,} tokens on" if turns else "never as large"
 
 
 def _kept(record: Record) -> str:
+    return f"{format_bytes(record['kv_cache_bytes'])} for {_users(record)}"
+
+
+def _users(record: Record) -> str:
     batch, context = record["batch_size"], record["context"]
-    users = f"{batch:,} × {context:,} tokens" if batch > 1 else f"{context:,} tokens"
-    return f"{format_bytes(record['kv_cache_bytes'])} for {users}"
+    return f"{batch:,} × {context:,} tokens" if batch > 1 else f"{context:,} tokens"
