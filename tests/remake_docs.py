@@ -15,14 +15,22 @@ PROGRAM = "import sys; from kvcalc.report import layout; layout.WIDTH = int(sys.
 PROGRAM += "sys.argv[0] = 'kvcalc'; from kvcalc.__main__ import main; main()"
 
 
-def printed(command: str, width: int, before: str) -> str:
-    """The standard output of a command of the documents; as many lines of it as before where the rest was left out."""
+def printed(command: str, width: int) -> str:
+    """The standard output of a command of the documents."""
     words = [sys.executable, "-c", PROGRAM, str(width), *shlex.split(command.removeprefix("kvcalc "))]
-    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.rstrip("\n").split("\n")
-    kept = before.rstrip("\n").split("\n")
-    if kept[-1] == LEFT_OUT:
-        lines = [*lines[: len(kept) - 1], LEFT_OUT]
-    return "\n".join(lines) + "\n"
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.rstrip("\n") + "\n"
+
+
+def abridged(printed: str, shown: str) -> str:
+    """`printed` with the lines left out that `shown` leaves out: each part begins where its first word now stands first."""
+    lines, found, after = printed.splitlines(), [], 0
+    for number, part in enumerate(LEFT_OUT.split(shown.rstrip("\n") + "\n")):
+        kept = part.splitlines()
+        first = kept[0].split()[:1] if kept else []
+        at = next((i for i, line in enumerate(lines) if number and i >= after and line.split()[:1] == first), after)
+        after = at + len(kept)
+        found.append("".join(f"{line}\n" for line in lines[at:after]))
+    return "…\n".join(found)
 
 
 def remade(path: Path) -> str:
@@ -33,10 +41,10 @@ def remade(path: Path) -> str:
         for part in re.split(r"^\$ ", match[1], flags=re.MULTILINE)[1:]:
             command, _, output = part.partition("\n")
             blank = "\n" if output.endswith("\n\n") else ""
-            parts.append(
-                f"$ {command}\n"
-                + (printed(command, width_of(path.name), output) + blank if command.startswith("kvcalc ") else output)
-            )
+            if command.startswith("kvcalc "):
+                now = printed(command, width_of(path.name))
+                output = (abridged(now, output) if LEFT_OUT.search(output) else now) + blank
+            parts.append(f"$ {command}\n{output}")
         return "```console\n" + "".join(parts) + "```"
 
     return _FENCE.sub(block, path.read_text(encoding="utf-8"))

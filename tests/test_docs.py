@@ -12,9 +12,7 @@ from kvcalc.report import layout
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-LEFT_OUT = "…"  # a last line that says that the rest of an output is left out
+LEFT_OUT = re.compile(r"^…\n?", re.MULTILINE)  # a line of its own: some of what the command prints is not shown
 
 
 def width_of(document: str) -> int:
@@ -48,12 +46,11 @@ def test_output_is_what_the_command_prints(
     monkeypatch.setattr(layout, "WIDTH", width_of(document))
     found = kvcalc(command)
     assert found.code == 0, found.err
-    lines, expected = found.out.rstrip("\n").split("\n"), output.rstrip("\n").split("\n")
-    if expected[-1] == LEFT_OUT:
-        expected.pop()
-        assert len(lines) > len(expected) > 0
-        lines = lines[: len(expected)]
-    assert lines == expected
+    if LEFT_OUT.search(output):
+        shown = r"(?:.*\n)*?".join(re.escape(part) for part in LEFT_OUT.split(output.rstrip("\n") + "\n"))
+        assert re.fullmatch(shown, found.out.rstrip("\n") + "\n"), found.out
+    else:
+        assert found.out.rstrip("\n") == output.rstrip("\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

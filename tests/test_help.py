@@ -11,7 +11,8 @@ from kvcalc.cli.commands import COMMANDS, parameters_of
 from kvcalc.cli.help import EXAMPLES, FIRST, METAVARS, PANELS
 
 FIGURES = [
-    "cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "measured",
+    "cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context",
+        "measured",
 ]  # fmt: skip
 NEED_ROWS = ("measure", "calibrate", "validate")
 RUN = [line for command, lines in EXAMPLES.items() if command not in NEED_ROWS for line in lines]

@@ -15,12 +15,13 @@ from kvcalc import Precision, UserError, load_gpu, load_model
 from kvcalc.cli.plot import DEFAULT_MODELS, GPT3
 from kvcalc.report import figures
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
+from kvcalc.report.figures_cost import cost_vs_context
 from kvcalc.report.plots import STYLES, _figure, render, save
 from kvcalc.report.roof import decode_sweep, roofline_chart
 from kvcalc.report.terminal import sketch
 from kvcalc.timing.deployment import Deployment
 
-KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla")
+KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context")
 PLAIN = Precision()
 
 
@@ -41,6 +42,8 @@ def chart_of(kind: str) -> Chart:
         return figures.memory(named, card, 8192, 1)
     if kind == "dsa-vs-mla":
         return figures.dsa_vs_mla(chosen[0], chosen[1], 131_072, PLAIN)
+    if kind == "cost-vs-context":
+        return cost_vs_context([Deployment(m, card).under() for m in chosen], 131_072)
     return roofline_chart(decode_sweep(Deployment(chosen[0], card, PLAIN), 4096, [1, 8, 64, 256]), [card])
 
 
@@ -59,6 +62,8 @@ SAID = {
                  "intensity, FLOP per byte", "3.35 TB/s"],
     "memory": ["Where the memory goes", "weights", "KV cache", "h100-sxm: 79.2 GiB", "gemma-3-27b"],
     "dsa-vs-mla": ["reads less from 2,634 tokens on", "deepseek-v3.2", "4.2× fewer bytes", "bytes read per layer"],
+    "cost-vs-context": ["Cost against context", "GPU hours per million tokens", "llama-7b, as many users as fit",
+                        "mistral-7b-v0.1, one user", "256 users at most", "vllm"],
 }  # fmt: skip
 
 

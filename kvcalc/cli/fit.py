@@ -24,6 +24,16 @@ def _bytes(name: str, help: str) -> Any:
     return typer.Option(name, help=help + " Digits, 40GiB or 40GB.", rich_help_panel="Instead of what is computed")
 
 
+def _listed(name: str, text: str) -> list[str]:
+    """The words of a list, which may be one of nothing."""
+    from kvcalc.errors import UserError
+
+    words = [word.strip() for word in text.split(",")]
+    if len(words) > 1 and not all(words):
+        raise UserError(f"{name} {text!r} has an empty place")
+    return words
+
+
 _engine = partial(typer.Option, rich_help_panel="Engine")
 
 
@@ -31,11 +41,12 @@ class EngineOptions(Group, frozen=True):
     """What `fit` is asked, by the names of `FitOptions`; and how many sequences are required."""
 
     max_model_len: Annotated[
-        str, typer.Option("--max-model-len", help="Tokens of each sequence; the model's own by default.")
+        str, typer.Option("--max-model-len", help="Tokens of each sequence, a list; the model's own by default.")
     ] = ""
     max_num_seqs: Annotated[
-        int | None, typer.Option("--max-num-seqs", help="Sequences at once, of the whole replica; the engine's own by default.")
-    ] = None
+        str,
+        typer.Option("--max-num-seqs", help="Sequences at once, of the whole replica, a list.", metavar="N", show_default=False),
+    ] = ""
     require: Annotated[
         int, typer.Option("--require", help="Exit 1 unless so many sequences of --max-model-len fit.", show_default=False)
     ] = 0
@@ -108,8 +119,8 @@ class EngineOptions(Group, frozen=True):
         str, typer.Option("--kv-offloading-bytes", help="Host memory for the cache, per GPU.", show_default=False)
     ] = ""
 
-    def options(self) -> "FitOptions":
-        """For at least as many sequences as are required."""
+    def options(self) -> "list[FitOptions]":
+        """For at least as many sequences as are required; one for each length and number of sequences, lengths fastest."""
         from kvcalc.capacity import FitOptions
         from kvcalc.errors import UserError
         from kvcalc.library.words import from_words
@@ -117,7 +128,8 @@ class EngineOptions(Group, frozen=True):
         if self.require < 0:
             raise UserError(f"--require {self.require} is not a number of sequences")
         given = msgspec.structs.asdict(self) | {"hybrid": not self.disable_hybrid}
-        return from_words(FitOptions, given)
+        counts, contexts = _listed("--max-num-seqs", self.max_num_seqs), _listed("--max-model-len", self.max_model_len)
+        return [from_words(FitOptions, given | {"max_model_len": s, "max_num_seqs": n}) for n, s in product(counts, contexts)]
 
 
 class FormatLists(Group, frozen=True):
@@ -169,7 +181,7 @@ def run(
     drawn = read_lengths(lengths, seed) if lengths else []
     ranks = [further.beside(parse_tokens(word, "tensor-parallel size")) for word in tp.split(",")]
     precisions, gpus = formats.precisions(), chosen_gpus(gpu)
-    check_number("configurations", MOST_CONFIGURATIONS, gpus, ranks, precisions)
+    check_number("configurations", MOST_CONFIGURATIONS, gpus, ranks, precisions, options)
     deployments = [Deployment(chosen, card, p, r) for card, r, p in product(gpus, ranks, precisions)]
     answers = smallest_first(_answers(deployments, options))
     if allocations:
@@ -199,15 +211,15 @@ def _played(found: "Fit", path: str, output: Output) -> int:
     return 0
 
 
-def _answers(deployments: "list[Deployment]", options: "FitOptions") -> "list[Fit]":
-    """One answer a deployment; of several, those that the model cannot be cut into are left out with a note."""
+def _answers(deployments: "list[Deployment]", options: "list[FitOptions]") -> "list[Fit]":
+    """Answers of each deployment; of several, those that the model cannot be cut into are left out with a note."""
     from kvcalc.capacity import fit
     from kvcalc.errors import UserError
 
     found, refused = [], []
-    for deployment in deployments:
+    for deployment, asked in product(deployments, options):
         try:
-            found.append(fit(deployment, options))
+            found.append(fit(deployment, asked))
         except UserError as error:
             refused.append(error)
     if not found:
@@ -223,18 +235,22 @@ def _remarks(model: "Model", answers: "list[Fit]", drawn: list[int]) -> None:
 
     for text in model.notes:
         note(f"{model.name}: {text}")
-    length = answers[0].length
+    length = max(f.length for f in answers)
     if model.max_context and length > model.max_context:
         note(f"{model.name}: {length:,} tokens are beyond the model's own maximum of {model.max_context:,}")
     if drawn and max(drawn) > length:
         note(f"lengths above --max-model-len are cut to {length:,} tokens")
+    lines = []
     for f in answers:
         if not f.shortage and not f.starts:
             need = format_bytes(f.plan.needed(1, f.length))
             helps = f"; it would with --max-model-len {f.longest}" if f.longest and f.options.wanted == 1 else ""
-            note(f"{f.gpu.name}: {f.engine.title} does not start: one sequence of {f.length:,} tokens needs {need}{helps}")
+            lines.append(
+                f"{f.gpu.name}: {f.engine.title} does not start: one sequence of {f.length:,} tokens needs {need}{helps}"
+            )
         if f.over:
-            note(f"{f.gpu.name}: a cache of that size is {format_bytes(f.over)} more than the rest leaves")
+            lines.append(f"{f.gpu.name}: a cache of that size is {format_bytes(f.over)} more than the rest leaves")
     if not any(f.given or f.shortage == 0 for f in answers):
-        for f in answers:
-            note(remedies(f))
+        lines += map(remedies, answers)
+    for text in dict.fromkeys(lines):
+        note(text)

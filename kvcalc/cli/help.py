@@ -90,7 +90,7 @@ METAVARS = {
     "models": "MODEL…", "model": "MODEL", "gpu": "GPUS", "context": "TOKENS", "input_len": "TOKENS", "output_len": "TOKENS",
     "max_model_len": "TOKENS", "prefix_len": "TOKENS", "variants": "LIST", "set_": "KEY=VALUE", "plot": "FILE", "rows": "FILE",
     "dtype": "DTYPE", "kv_cache_dtype": "DTYPE", "quantization": "FORMAT", "tp": "N", "rate": "R", "batch_size": "N",
-    "price_per_hour": "MONEY", "name": "NAME", "kind": "FIGURE", "draft": "MODEL", "calibration_from": "GPU",
+    "price_per_hour": "MONEY", "max_num_seqs": "N", "name": "NAME", "kind": "FIGURE", "draft": "MODEL", "calibration_from": "GPU",
 }  # fmt: skip
 LEFT = 27  # where descriptions begin
 

@@ -24,6 +24,7 @@ class FigureKind(StrEnum):
     roofline = "roofline"
     memory = "memory"
     dsa_vs_mla = "dsa-vs-mla"
+    cost_vs_context = "cost-vs-context"
     measured = "measured"
 
 
@@ -34,6 +35,7 @@ FIGURES = {
     FigureKind.roofline: "a decode step under a GPU's roof",
     FigureKind.memory: "weights and cache in a GPU's memory",
     FigureKind.dsa_vs_mla: "sparse attention against dense",
+    FigureKind.cost_vs_context: "what a token costs over context",
     FigureKind.measured: "measured rows (--input rows.csv)",
 }
 GPT3 = [f"gpt-3-{size}" for size in ("small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b")]
@@ -44,6 +46,7 @@ DEFAULT_MODELS = {
     FigureKind.roofline: ["llama-3.1-8b"],
     FigureKind.memory: ["llama-3.1-8b", "qwen3-8b", "llama-2-13b", "gpt-oss-20b", "gemma-3-27b"],
     FigureKind.dsa_vs_mla: ["deepseek-v3.2", "deepseek-v3"],
+    FigureKind.cost_vs_context: ["llama-7b", "llama-3.1-8b", "mistral-7b-v0.1"],
 }
 DEFAULT_CONTEXT = {
     FigureKind.no_cache: "65536",
@@ -65,6 +68,7 @@ def run(
     batch_size: o.Batches = "1",
     dtype: o.Dtype = "auto",
     kv_cache_dtype: o.CacheDtype = "auto",
+    price_per_hour: o.Price = 0.0,
     input_: Annotated[str, typer.Option("--input", help="Measured rows, for the figure `measured`.")] = "",
 ) -> None:
     """The standing figures."""
@@ -80,7 +84,18 @@ def run(
     chosen = [chosen_model(name, []) for name in models or DEFAULT_MODELS[kind]]
     gpus = chosen_gpus(gpu) if gpu else []
     contexts = lengths(context or DEFAULT_CONTEXT.get(kind, "131072"), "context")
-    save(_chart(kind, chosen, gpus, contexts, lengths(batch_size, "batch size"), Precision(dtype, kv_cache_dtype)), plot, style)
+    precision = Precision(dtype, kv_cache_dtype)
+    if kind is FigureKind.cost_vs_context:
+        save(_cost(chosen, gpus, max(contexts), precision, price_per_hour), plot, style)
+        return
+    save(_chart(kind, chosen, gpus, contexts, lengths(batch_size, "batch size"), precision), plot, style)
+
+
+def _cost(chosen: "list[Model]", gpus: "list[Gpu]", last: int, precision: Precision, price: float) -> "Chart":
+    from kvcalc.report.figures_cost import cost_vs_context
+    from kvcalc.timing.deployment import Deployment
+
+    return cost_vs_context([Deployment(m, g, precision).under() for m in chosen for g in gpus], last, price)
 
 
 def _chart(

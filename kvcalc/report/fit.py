@@ -17,6 +17,8 @@ COLUMNS = (
     Column("tensor_parallel_size", "tp", integer),
     Column("dtype", "weights in", right=False, given=True),
     Column("kv_cache_dtype", "cache in", right=False, given=True),
+    Column("length", "context", integer),
+    Column("asked", "at once", integer),
     Column("verdict", "fits", right=False),
     Column("max_num_seqs", "users", integer),
     Column("low_num_seqs", "low side", integer),
@@ -63,7 +65,13 @@ def row(record: dict[str, Any], made_for: int | None = None) -> dict[str, Any]:
 
 def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
     """One stacked bar a configuration: weights, activations, overhead, cache, and what is left of the memory."""
-    names = [f"{r['gpus']}× {r['gpu']} {r['dtype']}, cache {r['kv_cache_dtype']}" for r in records]
+    lengths, several = _varied(records, "requested_model_len"), _varied(records, "requested_num_seqs")
+    names = [
+        f"{r['gpus']}× {r['gpu']} {r['dtype']}, cache {r['kv_cache_dtype']}"
+        + f", {r['requested_model_len']:,} tokens" * lengths
+        + f", {r['requested_num_seqs']:,} at once" * several
+        for r in records
+    ]
     series = [Series(label, (), tuple(float(r[key]) for r in records), "bar") for label, key in PARTS]
     left = tuple(float(max(0, r["memory_bytes"] - sum(r[key] for _, key in PARTS))) for r in records)
     series.append(Series("left", (), left, "bar"))
@@ -71,22 +79,27 @@ def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
     limits = [Series(f"memory of one GPU: {format_bytes(size)}", (), (float(size),), "limit") for size in sizes]
     first = records[0]
     title = f"{first['model']}: memory of one GPU, engine {first['engine']}"
-    return Chart(title, assumptions_line(first), Axis(""), Axis("bytes", tick=bytes_tick), (*series, *limits), tuple(names))
+    return Chart(title, assumptions_line(records), Axis(""), Axis("bytes", tick=bytes_tick), (*series, *limits), tuple(names))
 
 
-def assumptions_line(record: dict[str, Any]) -> str:
-    """What the figures were computed under."""
-    share = f"{record['gpu_memory_utilization']:g} of {record['utilization_of']} memory"
-    return (
-        f"{_sequences(record['requested_num_seqs'])} of {record['requested_model_len']:,} tokens, {share}, "
-        f"passes of {record['max_num_batched_tokens']:,} tokens"
-    )
+def _varied(records: Sequence[dict[str, Any]], key: str) -> bool:
+    return len({r[key] for r in records}) > 1
+
+
+def assumptions_line(records: Sequence[dict[str, Any]]) -> str:
+    """What the figures were computed under; what varies stands in the rows."""
+    first = records[0]
+    counts = [] if _varied(records, "requested_num_seqs") else [_sequences(first["requested_num_seqs"])]
+    tokens = [] if _varied(records, "requested_model_len") else [f"{first['requested_model_len']:,} tokens"]
+    words = [" of ".join(counts + tokens)] if counts or tokens else []
+    words.append(f"{first['gpu_memory_utilization']:g} of {first['utilization_of']} memory")
+    return ", ".join([*words, f"passes of {first['max_num_batched_tokens']:,} tokens"])
 
 
 def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
     """What stands below the table."""
     first, lines = records[0], [""]
-    lines.append(f"engine {first['engine']}; {assumptions_line(first)}")
+    lines.append(f"engine {first['engine']}; {assumptions_line(records)}")
     for record in records:
         if len(record["breakpoints"]) > 1 or record is first:
             lines += _cost(record)
@@ -115,19 +128,30 @@ def _cost(record: dict[str, Any]) -> list[str]:
 
 def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> Table:
     """Configurations a line each, under a sentence about the smallest that holds what was asked: the first, where any does."""
-    rows = [row(r, f.model.max_context) for r, f in zip(records, found, strict=True)]
-    return Table(rows, COLUMNS, _sentence(records[0], found), notes(records, found))
+    shown = {"length": "requested_model_len", "asked": "requested_num_seqs"}
+    given = {name: key for name, key in shown.items() if _varied(records, key)}
+    rows = [
+        row(r, f.model.max_context) | {name: r[key] for name, key in given.items()} for r, f in zip(records, found, strict=True)
+    ]
+    return Table(rows, COLUMNS, _sentence(rows, found), notes(records, found))
 
 
-def _sentence(first: dict[str, Any], found: Sequence[Fit]) -> str:
-    """Who fits where, in the middle of the range and on its low side."""
-    answer = found[0]
+def _sentence(rows: Sequence[dict[str, Any]], found: Sequence[Fit]) -> str:
+    """Who fits where, in the middle of the range and on its low side; at each length or number asked of one place."""
+    answer, first = found[0], rows[0]
     need = f"{first['requested_num_seqs']:,} × {first['requested_model_len']:,} tokens"
     if not answer.fits:
         return f"{first['model']}: none holds {need}"
     where = f"{first['gpus']}× {first['gpu']} (tp {first['tensor_parallel_size']})"
     middle, low = answer.sequences_at("middle"), first["low_num_seqs"]
     said = f"{middle:,} user{'s' * (middle != 1)} of {answer.length:,} tokens fit{'s' * (middle == 1)} on {where}"
+    there = [(r, f) for r, f in zip(rows, found, strict=True) if f.deployment == answer.deployment]
+    if "length" in first and "asked" not in first:
+        others = "".join(f", {f.sequences_at('middle'):,} of {f.length:,}" for _, f in there[1:])
+        return f"{first['model']}: {said}{others}"
+    if "asked" in first and "length" not in first:
+        held = ", ".join(f"{f.options.wanted:,} user{'s' * (f.options.wanted > 1)} to {r['longest']} tokens" for r, f in there)
+        return f"{first['model']}: on {where} fit {held}"
     side = "" if low is None or low == middle else f", {low:,} on the low side"
     smallest = f"; the smallest that holds {need}" if len(found) > 1 else ""
     return f"{first['model']}: {said}{side}{smallest}"

@@ -8,9 +8,11 @@ from conftest import Run
 from serving.servers import HandClock, asked, byte_pool, served
 
 from kvcalc import Precision, UserError, cache_size, load_gpu, load_model
+from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import weight_bytes
 from kvcalc.report import figures
 from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.figures_cost import cost_vs_context
 from kvcalc.report.figures_serving import load_curve, occupancy
 from kvcalc.report.plots import PALETTE, STYLES, _figure
 from kvcalc.report.plots_measure import generation_chart, measured_chart
@@ -126,6 +128,25 @@ def test_reads_cross_where_sparse_attention_begins_to_save() -> None:
     assert chart.series[-1].colour == 2  # after the two lines
     assert points(named(chart)["deepseek-v3"]) == [(s, 1152 * s) for s in named(chart)["deepseek-v3"].xs]
     assert len(figures.dsa_vs_mla(sparse, plain, 2000, PLAIN).series) == 2  # never less by then
+
+
+def test_cost_of_a_token_is_a_step_shared_by_those_who_fit() -> None:
+    """One user of 8K: a step a token. 56 fit: a step for 56. Hours are steps ÷ 3600, a million of them."""
+    deployment = Deployment(load_model("llama-3.1-8b"), H100)
+    chart = cost_vs_context([deployment], 8192, price_per_hour=3)
+    step, full = (deployment.seconds(Batch.decode(8192, n)) for n in (1, 56))
+    assert named(chart)["llama-3.1-8b, one user"].ys[-1] == pytest.approx(3 * step / 3600 * 1e6)
+    assert named(chart)["llama-3.1-8b, as many users as fit"].ys[-1] == pytest.approx(3 * full / 56 / 3600 * 1e6)
+    assert points(named(chart)["llama-3.1-8b, one user"])[0][0] == 1024
+
+
+def test_cost_on_a_gpu_without_a_calibration_is_compared_as_bounds() -> None:
+    chart = cost_vs_context([Deployment(load_model("llama-3.1-8b"), load_gpu(name)).under() for name in ("h100", "b200")], 2048)
+    assert "times: datasheet" in chart.subtitle and set(named(chart)) == {
+        f"{gpu}, {users}" for gpu in ("h100-sxm", "b200") for users in ("as many users as fit", "one user")
+    }
+    with pytest.raises(UserError, match="holds gpt-3-175b"):
+        cost_vs_context([Deployment(load_model("gpt-3-175b"), H100)], 2048)
 
 
 def record(rate: float | None, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""What a token costs against context length, of a GPU that decodes for one user, and for as many as fit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.capacity import FitOptions, fit
+from kvcalc.errors import UserError
+from kvcalc.layers.batch import Batch
+from kvcalc.report.chart import Axis, Chart, Series, si_tick
+from kvcalc.report.figures import CONTEXT_AXIS, powers
+from kvcalc.serving.latency import cost_per_million
+from kvcalc.timing.deployment import Deployment
+
+MOST_USERS = 256  # that an engine takes at once
+FIRST = 1024  # tokens
+
+
+def cost_vs_context(deployments: Sequence[Deployment], last: int, price_per_hour: float = 0.0) -> Chart:
+    """Money per million generated tokens over context, FIRST to `last`; GPU hours where no price is given. Of decode alone.
+
+    For each deployment one user (dashed), and as many as fit beside the weights, at most MOST_USERS. Raises UserError where no
+    deployment holds one.
+    """
+    if len({d.time_basis for d in deployments}) > 1:  # bounds beside predictions would compare nothing
+        deployments = [d.under("datasheet") for d in deployments]
+    several = {name: len({f(d) for d in deployments}) > 1 for name, f in _NAMES.items()}
+    series = []
+    for number, deployment in enumerate(deployments):
+        held = [(s, n) for s in powers(min(FIRST, last), last) if (n := _users(deployment, s))]
+        label = " on ".join(f(deployment) for name, f in _NAMES.items() if several[name]) or deployment.model.name
+        if held:
+            contexts, users = tuple(s for s, _ in held), [n for _, n in held]
+            series.append(
+                Series(
+                    f"{label}, as many users as fit", contexts, _costs(deployment, contexts, users, price_per_hour), colour=number
+                )
+            )
+            alone = _costs(deployment, contexts, [1] * len(held), price_per_hour)
+            series.append(Series(f"{label}, one user", contexts, alone, "dashed", colour=number))
+    if not series:
+        names = ", ".join(dict.fromkeys(d.model.name for d in deployments))
+        raise UserError(f"no GPU asked for holds {names} and one user", hint="Give a larger one with --gpu")
+    first = deployments[0]
+    fixed = [f(first) for name, f in _NAMES.items() if not several[name]]
+    price = f"{price_per_hour:g} per GPU hour" if price_per_hour else "price of an hour: --price-per-hour"
+    subtitle = f"{', '.join([*fixed, f'decode alone, {MOST_USERS} users at most', price])}; times: {first.basis}"
+    what = "cost" if price_per_hour else "GPU hours"
+    cost = Axis(f"{what} per million tokens", tick=si_tick() if price_per_hour else si_tick("h"))
+    return Chart("Cost against context", subtitle, CONTEXT_AXIS, cost, tuple(series))
+
+
+_NAMES: dict[str, Any] = {"model": lambda d: d.model.name, "gpu": lambda d: d.gpu.name}
+
+
+def _users(deployment: Deployment, context: int) -> int:
+    return min(MOST_USERS, fit(deployment, FitOptions(max_model_len=context)).sequences)
+
+
+def _costs(deployment: Deployment, contexts: Sequence[int], users: Sequence[int], price: float) -> tuple[float, ...]:
+    """Per million tokens: of a step of all users, which yields a token to each."""
+    import numpy as np
+
+    steps = deployment.seconds(Batch.decode(np.array(contexts, dtype=float), np.array(users, dtype=float)))
+    gpus = deployment.parallelism.gpus
+    return tuple(cost_per_million(price or 1.0, gpus, float(s), n) for s, n in zip(steps, users, strict=True))

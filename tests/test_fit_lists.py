@@ -1,0 +1,45 @@
+"""`fit` over lists of lengths and of users: a row each, the same as one asked alone, in one sentence."""
+
+import pytest
+from conftest import Run
+
+LINE = "fit llama-3.1-8b --gpu h100"
+
+
+def test_double_the_context_is_half_the_users(kvcalc: Run) -> None:
+    """131,072 bytes a token: 8,192 tokens are 1 GiB, and 56.68 GiB hold 56, 28 and 14."""
+    records = kvcalc(f"{LINE} --max-model-len 8k,16k,32k --format json").records
+    assert [(r["requested_model_len"], r["max_num_seqs"]) for r in records] == [(8192, 56), (16_384, 28), (32_768, 14)]
+    alone = [kvcalc(f"{LINE} --max-model-len {s} --format json").records[0] for s in (8192, 16_384, 32_768)]
+    assert records == alone
+    out = kvcalc(f"{LINE} --max-model-len 8k,16k,32k").out
+    assert out.startswith("llama-3.1-8b: 56 users of 8,192 tokens fit on 1× h100-sxm (tp 1), 28 of 16,384, 14 of 32,768\n")
+    assert "engine none; 1 sequence, 0.92" in out and "8,192 tokens, 0.92" not in out
+
+
+def test_more_users_have_shorter_contexts(kvcalc: Run) -> None:
+    records = kvcalc(f"{LINE} --max-num-seqs 8,64 --max-model-len 4k --format json").records
+    for record, users in zip(records, (8, 64), strict=True):
+        assert record["max_model_len"] == record["kv_budget_bytes"] // users // 131_072
+    said = ", ".join(f"{n} users to {r['max_model_len']:,} tokens" for n, r in zip((8, 64), records, strict=True))
+    out = kvcalc(f"{LINE} --max-num-seqs 8,64 --max-model-len 4k").joined
+    assert f"on 1× h100-sxm (tp 1) fit {said}" in out
+
+
+def test_both_lists_are_every_combination_and_the_picture_names_them(kvcalc: Run) -> None:
+    records = kvcalc(f"{LINE} --max-num-seqs 1,2 --max-model-len 1k,2k --format json").records
+    asked = [(r["requested_num_seqs"], r["requested_model_len"]) for r in records]
+    assert asked == [(1, 1024), (1, 2048), (2, 1024), (2, 2048)]
+    assert "2,048 tokens, 2 at once" in kvcalc(f"{LINE} --max-num-seqs 1,2 --max-model-len 1k,2k --plot -").out
+
+
+@pytest.mark.parametrize("given", ["--max-model-len 8k,", "--max-num-seqs ,8"])
+def test_an_empty_place_is_refused(kvcalc: Run, given: str) -> None:
+    found = kvcalc(f"{LINE} {given}")
+    assert found.code == 2 and "has an empty place" in found.err
+    assert kvcalc(f"{LINE} --max-num-seqs 8,x").err.startswith("kvcalc: max-num-seqs 'x'")
+
+
+def test_one_note_not_one_a_row(kvcalc: Run) -> None:
+    err = kvcalc("fit deepseek-v3 --gpu h100 --max-model-len 1k,2k,4k,8k").err
+    assert len([line for line in err.splitlines() if "over" in line]) == 1
