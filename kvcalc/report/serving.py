@@ -8,6 +8,12 @@ from kvcalc.report.redundancy import no_cache_table
 from kvcalc.report.tables import fallback_notes, integer, seconds, time_note
 from kvcalc.units import format_bytes, format_si
 
+
+def _rate(value: float) -> str:
+    """Requests a second: 1.86, 27.5, 5,580."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
 MONEY = "what a million output tokens cost, in the money of --price-per-hour"
 WHERE = (Column("model", "model", right=False, given=True), Column("gpu", "GPU", right=False, given=True))
 LATENCY = (
@@ -46,7 +52,7 @@ SERVE = (
     Column("cache", "cache", right=False, given=True),
     Column("rate", "req/s in", lambda v: f"{v:g}", given=True),
     Column("max_concurrency", "clients", integer, given=True),
-    Column("requests_per_s", "req/s", lambda v: f"{v:.3g}", rests="rate"),
+    Column("requests_per_s", "req/s", _rate, rests="rate"),
     Column("throughput_tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", rests="rate", about="output tokens"),
     Column("ttft_p50_s", "TTFT p50", seconds, rests="time", about="until the first token, for half of the requests"),
     Column("ttft_p99_s", "TTFT p99", seconds, rests="time"),
@@ -108,6 +114,11 @@ def serve_table(records: Sequence[Record]) -> Table:
     limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
     room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
     notes = ["", time_note(records), f"{limits}; {room}; seed {first['seed']}", *fallback_notes(records)]
+    padded = [r for r in records if r["padding_waste"]]
+    if len(padded) == 1:
+        (r,) = padded
+        slots = f"{r['padded_slots']:,} of {r['token_slots']:,} token slots hold padding, {r['padding_waste']:.1%}"
+        notes.append(f"{r['policy']} batches: {slots}")
     if first["draft"]:
         drafted = f"{first['num_speculative_tokens']} tokens of {first['draft']} a step"
         notes.append(f"speculation: {drafted}, {first['acceptance_rate']:.0%} of them accepted; tokens/step: what came of it")
@@ -119,7 +130,7 @@ def _served(record: Record) -> str:
     where = f"{record['model']} on {record['gpus']}× {record['gpu']}"
     if not record["completed"]:
         return f"{where} serves none of these requests"
-    rate = f"{record['requests_per_s']:.3g} requests and {record['throughput_tokens_per_s']:,.0f} tokens a second"
+    rate = f"{_rate(record['requests_per_s'])} requests and {record['throughput_tokens_per_s']:,.0f} tokens a second"
     most = "at most " if record["time_basis"] == "bound" else ""
     half = f"half of the requests see their first token within {seconds(record['ttft_p50_s'])}"
     return f"{where} serves {most}{rate}; {half}"

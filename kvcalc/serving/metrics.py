@@ -27,7 +27,9 @@ class Goals(msgspec.Struct, frozen=True):
 
 
 def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[str, Any]:
-    """The record of a run. `open_loop`: requests come whatever the server does, so that its queue may diverge."""
+    """The record of a run. `open_loop`: requests come whatever the server does, so that its queue may diverge, which a few
+    cannot tell.
+    """
     logs, requests = served.logs, served.requests
     arrived, scheduled, first, finished = (gathered(served, name) for name in ("arrived", "scheduled", "first", "finished"))
     done = finished == finished
@@ -52,6 +54,8 @@ def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[
     record |= _goodput(goals, ttft, (finished - first) / (out - 1).clip(1), span)
     record |= {
         "padding_waste": sum(log.padded for log in logs) / slots if slots else None,
+        "padded_slots": sum(log.padded for log in logs),
+        "token_slots": slots,
         "kv_waste": 1 - sum(log.stored_byte_s for log in logs) / allocated if allocated else None,
         "kv_peak": max((log.peak for log in logs), default=0) / budget if budget else None,
         "kv_peak_bytes": max((log.peak for log in logs), default=0),
@@ -63,7 +67,7 @@ def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[
         "mean_batch_size": sum(log.sequences_s for log in logs) / busy if busy else None,
         "utilization": min(1.0, busy / (span * len(logs))) if span else None,
         "mean_in_system": sum(log.in_system_s for log in logs) / span if span else None,
-        "diverges": diverges(served) if open_loop else None,
+        "diverges": diverges(served) if open_loop and len(requests) > SPARE else None,
     }
     return record
 

@@ -173,7 +173,7 @@ def serve(
     typical = max(1, round(float(requests.input_len.mean()))), max(1, round(float(requests.output_len.mean())))
     most_served = capacity(steps, own, limits, *typical)
     record["capacity_requests_per_s"] = most_served if policy == "continuous" else None
-    if load.is_open and requests.rate > OVERLOAD * most_served:
+    if record["diverges"] is not None and requests.rate > OVERLOAD * most_served:
         record["diverges"] = True  # too short a run for a queue to form, with a rate that no run could keep up with
     record["cost_per_million_tokens"] = None
     if settings.price_per_hour and record["output_tokens"]:

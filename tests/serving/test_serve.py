@@ -183,3 +183,18 @@ def test_a_trace_has_its_own_times(kvcalc: Run, tmp_path: Path) -> None:
     found = kvcalc(f"serve gpt2 --requests {trace}")
     assert (found.code, found.err.count("\n")) == (2, 1)
     assert f"{trace}, line 4" in found.err
+
+
+def test_prompts_of_5_3_and_4_padded_to_5_waste_3_of_15(kvcalc: Run, tmp_path: Path) -> None:
+    """And of four requests, however fast they come, nobody can say that their queue grows without end."""
+    rows = tmp_path / "three.csv"
+    rows.write_text("arrival_s,input_len,output_len\n0,5,1\n0,3,1\n0,4,1\n")
+    line = f"serve gpt2 --gpu h100 --requests {rows}"
+    (record,) = kvcalc(f"{line} --policy static --format json").records
+    assert (record["padded_slots"], record["token_slots"], record["padding_waste"]) == (3, 15, 0.2)
+    assert "static batches: 3 of 15 token slots hold padding, 20.0%" in kvcalc(f"{line} --policy static").out
+    assert "token slots" not in kvcalc(line).out
+    rows.write_text("arrival_s,input_len,output_len\n" + "".join(f"0.00{n},500,500\n" for n in range(4)))
+    for policy in ("static", "continuous"):
+        (record,) = kvcalc(f"{line} --policy {policy} --format json").records
+        assert record["diverges"] is None
