@@ -37,26 +37,32 @@ def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
     """The token count in `text`: digits, or binary k/M/G (`4k` = 4096). Raises UserError outside least…10^12."""
     match = _TOKENS.fullmatch(text.strip().replace("_", ""))
     if not match or len(text) > 40:
-        raise UserError(f"{what} {text!r} is not a whole number of tokens", hint="Write 4096, 4k, 128K or 1M")
-    number, suffix = match[1], match[2].lower()
-    value = float(number) * _BINARY[suffix] if "." in number else int(number) * _BINARY[suffix]
-    if value != int(value):
-        raise UserError(f"{what} {text!r} is not a whole number of tokens")
+        raise UserError(f"{what} {text!r} is not a whole number", hint="Write 4096, 4k, 128K or 1M")
+    value, rest = _times(match[1], _BINARY[match[2].lower()])
+    if rest:
+        raise UserError(f"{what} {text!r} is not a whole number")
     if not least <= value <= MOST_TOKENS:
         raise UserError(f"{what} {text!r} is outside {least} to {MOST_TOKENS:,}")
-    return int(value)
+    return value
+
+
+def _times(number: str, unit: int) -> tuple[int, int]:
+    """A decimal number times a unit, exactly: the whole part, and whether there is more (not 0)."""
+    whole, _, decimals = number.partition(".")
+    shift: int = 10 ** len(decimals)
+    return divmod(int(whole + decimals) * unit, shift)
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
-    """A byte count: plain digits, decimal `40GB` or binary `40GiB`. Raises UserError on anything else."""
+    """A byte count: plain digits, decimal `40GB` or binary `40GiB`, a part of a byte left off. Raises UserError on anything else."""
     match = _BYTES.fullmatch(text.strip())
     if not match or len(text) > 40:
         raise UserError(f"{what} {text!r} is not a number of bytes", hint="Write 42949672960, 40GiB or 40GB")
     base = 1024 if match[3] else 1000
-    value = float(match[1]) * base ** " kmgt".index(match[2].lower() or " ")
+    value, _ = _times(match[1], base ** " kmgt".index(match[2].lower() or " "))
     if not 1 <= value < 2**60:
         raise UserError(f"{what} {text!r} is outside 1 to 2^60 bytes")
-    return int(match[1]) if match[1].isdigit() and not match[2] else int(value)
+    return value
 
 
 def parse_rate(text: str, what: str = "rate") -> int:

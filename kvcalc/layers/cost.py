@@ -26,7 +26,7 @@ class Cost(NamedTuple):
     cache_read_bytes: Num = 0
     cache_write_bytes: Num = 0
     activation_bytes: Num = 0
-    network_bytes: Real = 0
+    network_bytes: Num = 0
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         return Cost._make([a + b for a, b in zip(self, other, strict=True)])

@@ -190,17 +190,17 @@ class Pass:
                 write = write + g.count * ceil_div(entry.written_rows(g.new, g.past), spread) * row
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
-    def network(self, name: str, sent: Real, times: int = 1) -> Operator:
+    def network(self, name: str, sent: Num, times: int = 1) -> Operator:
         """A collective that moves so many bytes over this rank's link."""
         return Operator(name, self.kind, self.count * times, "network", Cost(network_bytes=sent))
 
     def all_reduce(self, width: int) -> list[Operator]:
-        """The sum over tensor-parallel ranks of [tokens, width]: 2(n − 1)/n of it crosses each link (ring)."""
+        """The sum over tensor-parallel ranks of [tokens, width]: 2(n − 1)/n of it crosses each link (ring), in whole bytes."""
         n = self.ranks.tp
         if n == 1:
             return []
         summed = self.tokens * width * self.element
-        ring = self.network("all_reduce", 2 * (n - 1) * summed / n)
+        ring = self.network("all_reduce", ceil_div(2 * (n - 1) * summed, n))
         return [msgspec.structs.replace(ring, shape=CollectiveShape(n, summed))]
 
     def _full(self, name: str) -> str:

@@ -129,7 +129,7 @@ class Moe(Part, frozen=True, tag="moe"):
         if ranks.dp == 1:
             return []
         if ranks.ep > 1:
-            return [p.network("all_to_all", rows * self.num_experts_per_tok * (ranks.ep - 1) / ranks.ep, times=2)]
+            return [p.network("all_to_all", ceil_div(rows * self.num_experts_per_tok * (ranks.ep - 1), ranks.ep), times=2)]
         return [p.network("all_gather_tokens", rows * (ranks.dp - 1)), p.network("reduce_scatter", rows * (ranks.dp - 1))]
 
     def _fused(self, p: Pass, w: dict[str, Weight], parts: list[Operator], tokens: Num) -> list[Operator]:

@@ -1,0 +1,106 @@
+"""The program in this process, and what holds of every run of it, whatever it is asked and whatever files it is given.
+
+A refusal is one line that begins `kvcalc: `, with nothing on standard output; all other lines on standard error begin `note: `
+or `wrote `. JSON holds no NaN; bytes, FLOPs and counts are integers, and only what is named a difference is ever below zero.
+No character that a terminal would obey is printed, and nothing takes long.
+"""
+
+import io
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+MOST_SECONDS = 2.0  # of the processor's time, for one run
+SIGNED = re.compile("error|headroom|shortage|free|difference")
+COUNTS = re.compile(
+    ".*(_bytes|_flops)|flops|bytes|num_blocks|(active_)?parameters|layers|gpus|batch_size|context|max_(num_seqs|model_len)|rows|"
+    "input_len|output_len|predicted_rows|kv_tokens|block_size|count|requests|preemptions|line"
+)
+OBEYED = re.compile(r"[^\n\x20-\x7e\xa0-\u200d\u2010-\u2027\u202f-\u2065\u206a-\ufefe\uff00-\U0010ffff]|[\u061c\u2066-\u2069]")
+MANY = pytest.param(10_000, marks=pytest.mark.fuzz)
+
+
+class Run(NamedTuple):
+    """What a run of the program left behind, and how long it took."""
+
+    words: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The records on standard output."""
+
+        def refuse(word: str) -> None:
+            raise AssertionError(f"{word} in JSON")
+
+        found: list[dict[str, Any]] = json.loads(self.out, parse_constant=refuse)
+        return found
+
+
+def run(*words: str) -> Run:
+    """`kvcalc` with these words."""
+    from kvcalc.cli.app import main
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
+    started, code = time.process_time(), -1
+    with mock.patch.multiple(sys, argv=["kvcalc", *words], stdout=out, stderr=err):
+        try:
+            main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    seconds = time.process_time() - started
+    for stream in (out, err):
+        stream.flush()
+    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return Run(words, code, *printed, seconds)
+
+
+def sound(done: Run) -> Run:
+    """The run itself, of which all holds that holds of every one."""
+    said = done.err.splitlines()
+    refusals = [line for line in said if line.startswith("kvcalc: ")]
+    assert done.code in (0, 1, 2), done
+    assert len(refusals) == (done.code == 2), done
+    assert not done.out or done.code != 2, done
+    assert all(line.startswith(("kvcalc: ", "note: ", "wrote ")) for line in said), done
+    assert not done.err or done.err.endswith("\n"), done
+    assert not OBEYED.search(done.out + done.err), done
+    assert done.seconds < MOST_SECONDS, done
+    if "json" in done.words and done.code != 2:
+        for record in done.records:
+            whole(record)
+    return done
+
+
+def whole(record: Mapping[str, Any]) -> None:
+    """Counts of a record are integers; nothing in it is below zero but what its name says may be."""
+    for key, value in _leaves(record):
+        assert value is None or isinstance(value, int) or not COUNTS.fullmatch(key), (key, value)
+        assert not isinstance(value, int | float) or value >= 0 or SIGNED.search(key), (key, value)
+
+
+def _leaves(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in record.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        elif isinstance(value, list):
+            yield from (leaf for one in value if isinstance(one, dict) for leaf in _leaves(one))
+        else:
+            yield key, value
+
+
+def hold(check: Callable[..., None], count: int, *drawn: st.SearchStrategy[Any]) -> None:
+    """Hold `check` to so many cases."""
+    healthy = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example]
+    settings(max_examples=count, suppress_health_check=healthy, deadline=None)(given(*drawn)(check))()
