@@ -54,7 +54,7 @@ def _times(number: str, unit: int) -> tuple[int, int]:
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
-    """A byte count: plain digits, decimal `40GB` or binary `40GiB`, a part of a byte left off. Raises UserError on anything else."""
+    """A byte count, parts of a byte left off: plain digits, decimal `40GB` or binary `40GiB`. Raises UserError on others."""
     match = _BYTES.fullmatch(text.strip())
     if not match or len(text) > 40:
         raise UserError(f"{what} {text!r} is not a number of bytes", hint="Write 42949672960, 40GiB or 40GB")
