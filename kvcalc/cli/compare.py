@@ -6,7 +6,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.common import MOST_PASSES, check_number, remarks
-from kvcalc.cli.groups import Deploying, Grid, Output, chosen_gpu, chosen_model, grouped
+from kvcalc.cli.groups import Deploying, Grid, Output, grouped
 
 VARIANTS = (
     "Attention to swap in, the first being the reference: none, mha, mqa, gqa:8, mla:512+64, dsa:512+64+128@2048, "
@@ -26,20 +26,24 @@ def run(
     output: Output,
 ) -> None:
     """The same model with other attention."""
+    from kvcalc.errors import UserError
     from kvcalc.planning.comparison import DEFAULT, compare_records
     from kvcalc.planning.variants import variant
 
     names, contexts, batches = (variants or DEFAULT).split(","), grid.contexts, grid.batches
-    check_number("rows", MOST_PASSES, names, contexts, batches)
-    (deployment,) = deploying.on(chosen_model(model, deploying.set_), [chosen_gpu(gpu)])
-    chosen = [(name.strip(), variant(deployment.model, name)) for name in names]
-    records = compare_records(chosen, deployment, contexts, batches, block_size)
-    remarks(deployment.model, max(contexts))
+    deployments = deploying.deployments([model], gpu)
+    check_number("rows", MOST_PASSES, names, deployments, contexts, batches)
+    changed = deployments[0].model
+    if any(d.model != changed for d in deployments):
+        raise UserError("compare changes one model", hint="`kvcalc size A B` and `kvcalc latency A B` take several")
+    chosen = [(name.strip(), variant(changed, name)) for name in names]
+    records = [r for d in deployments for r in compare_records(chosen, d, contexts, batches, block_size)]
+    remarks(changed, max(contexts))
     if output.plot:
         from kvcalc.report.comparison import compare_chart
 
-        output.picture(compare_chart(deployment, chosen, batches[0], max(contexts[-1], 131072)))
+        output.picture(compare_chart(deployments[0], chosen, batches[0], max(contexts[-1], 131072)))
     if not output.printed(records):
         from kvcalc.report.comparison import compare_tables
 
-        output.show(*compare_tables(deployment, records, block_size))
+        output.show(*compare_tables(deployments, records, block_size))

@@ -9,36 +9,25 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.common import check_number, note
-from kvcalc.cli.groups import FurtherRanks, Group, Output, chosen_gpus, chosen_model, grouped
+from kvcalc.cli.groups import Group, Output, Precisions, Ranks, chosen_gpus, chosen_models, grouped, listed
 
 if TYPE_CHECKING:
     from kvcalc.capacity import Fit, FitOptions
-    from kvcalc.model.precision import Precision
-    from kvcalc.model.spec import Model
     from kvcalc.timing.deployment import Deployment
 
 MOST_CONFIGURATIONS = 1000
+LISTS = ("engine", "max_num_seqs", "max_model_len")
 
 
 def _bytes(name: str, help: str) -> Any:
     return typer.Option(name, help=help + " Digits, 40GiB or 40GB.", rich_help_panel="Instead of what is computed")
 
 
-def _listed(name: str, text: str) -> list[str]:
-    """The words of a list, which may be one of nothing."""
-    from kvcalc.errors import UserError
-
-    words = [word.strip() for word in text.split(",")]
-    if len(words) > 1 and not all(words):
-        raise UserError(f"{name} {text!r} has an empty place")
-    return words
-
-
 _engine = partial(typer.Option, rich_help_panel="Engine")
 
 
 class EngineOptions(Group, frozen=True):
-    """What `fit` is asked, by the names of `FitOptions`; and how many sequences are required."""
+    """What `fit` is asked, by the names of `FitOptions`, those of LISTS as lists; and how many sequences are required."""
 
     max_model_len: Annotated[
         str, typer.Option("--max-model-len", help="Tokens of each sequence, a list; the model's own by default.")
@@ -53,7 +42,7 @@ class EngineOptions(Group, frozen=True):
     budget: Annotated[
         str, typer.Option("--budget", help="End of the range that answers: low, middle or high; low with --require.")
     ] = ""
-    engine: Annotated[str, _engine("--engine", help="none (content), vllm, sglang, trtllm or llama.cpp.")] = "none"
+    engine: Annotated[str, _engine("--engine", help="none (content), vllm, sglang, trtllm or llama.cpp; a list.")] = "none"
     engine_version: Annotated[str, _engine("--engine-version", help="0.11, 0.11.2 or latest.")] = ""
     enforce_eager: Annotated[bool, _engine("--enforce-eager", help="No CUDA graphs, nothing compiled.")] = False
     max_loras: Annotated[int, _engine("--max-loras", help="Slots for adapters.")] = 0
@@ -120,35 +109,21 @@ class EngineOptions(Group, frozen=True):
     ] = ""
 
     def options(self) -> "list[FitOptions]":
-        """For at least as many sequences as are required; one for each length and number of sequences, lengths fastest."""
+        """Every combination of the lists, for at least as many sequences as are required."""
         from kvcalc.capacity import FitOptions
         from kvcalc.errors import UserError
-        from kvcalc.library.words import from_words
+        from kvcalc.library.words import from_words, spelled
 
         if self.require < 0:
             raise UserError(f"--require {self.require} is not a number of sequences")
         given = msgspec.structs.asdict(self) | {"hybrid": not self.disable_hybrid}
-        counts, contexts = _listed("--max-num-seqs", self.max_num_seqs), _listed("--max-model-len", self.max_model_len)
-        return [from_words(FitOptions, given | {"max_model_len": s, "max_num_seqs": n}) for n, s in product(counts, contexts)]
-
-
-class FormatLists(Group, frozen=True):
-    """Lists of formats, each making more rows."""
-
-    dtype: Annotated[str, typer.Option("--dtype", help="Weights and compute; a list makes more rows.")] = "auto"
-    kv_cache_dtype: Annotated[str, typer.Option("--kv-cache-dtype", help="A list makes more rows.")] = "auto"
-    quantization: Annotated[str, typer.Option("--quantization", "-q", help="Storage of the weight matrices; a list.")] = ""
-
-    def precisions(self) -> "list[Precision]":
-        from kvcalc.model.precision import Precision
-
-        words = ([w.strip() for w in text.split(",")] for text in (self.dtype, self.quantization, self.kv_cache_dtype))
-        return [Precision(d, c, q) for d, q, c in product(*words)]
+        points = product(*(listed(given[name], spelled(name)) for name in LISTS))
+        return [from_words(FitOptions, given | dict(zip(LISTS, point, strict=True))) for point in points]
 
 
 @grouped
 def run(
-    model: o.OneModel,
+    models: o.SomeModels,
     *,
     gpu: o.Gpus = "h100",
     asked: EngineOptions,
@@ -160,12 +135,9 @@ def run(
         str,
         typer.Option("--allocations", help="A file of A 50, free A, ask 2049 …: what allocators make of it.", show_default=False),
     ] = "",
-    formats: FormatLists,
+    formats: Precisions,
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
-    tp: Annotated[
-        str, typer.Option("--tensor-parallel-size", "-tp", "--tp", help="A list makes more rows.", rich_help_panel="Several GPUs")
-    ] = "1",
-    further: FurtherRanks,
+    ranks: Ranks,
     seed: Annotated[int, typer.Option("--seed", help="Of drawn lengths and of the simulated allocator.")] = 0,
     explain: o.Explain = False,
     output: Output,
@@ -175,19 +147,17 @@ def run(
     from kvcalc.capacity.record import fit_record, smallest_first
     from kvcalc.report.fit import explain_fit, fit_table, memory_chart
     from kvcalc.timing.deployment import Deployment
-    from kvcalc.units import parse_tokens
 
-    chosen, options = chosen_model(model, set_), asked.options()
+    chosen, options, gpus = chosen_models(models, set_), asked.options(), chosen_gpus(gpu)
     drawn = read_lengths(lengths, seed) if lengths else []
-    ranks = [further.beside(parse_tokens(word, "tensor-parallel size")) for word in tp.split(",")]
-    precisions, gpus = formats.precisions(), chosen_gpus(gpu)
-    check_number("configurations", MOST_CONFIGURATIONS, gpus, ranks, precisions, options)
-    deployments = [Deployment(chosen, card, p, r) for card, r, p in product(gpus, ranks, precisions)]
-    answers = smallest_first(_answers(deployments, options))
+    lists = chosen, gpus, ranks.parallelisms(), formats.precisions(), options
+    check_number("configurations", MOST_CONFIGURATIONS, *lists)
+    points = [(Deployment(m, card, p, r), one) for m, card, r, p, one in product(*lists)]
+    answers = smallest_first(_answers(points))
     if allocations:
         return _played(answers[0], allocations, output)
     records = [fit_record(f, drawn, seed) for f in answers]
-    _remarks(chosen, answers, drawn)
+    _remarks(answers, drawn)
     if output.plot:
         output.picture(memory_chart(records))
     if explain:
@@ -211,15 +181,15 @@ def _played(found: "Fit", path: str, output: Output) -> int:
     return 0
 
 
-def _answers(deployments: "list[Deployment]", options: "list[FitOptions]") -> "list[Fit]":
-    """Answers of each deployment; of several, those that the model cannot be cut into are left out with a note."""
+def _answers(points: "list[tuple[Deployment, FitOptions]]") -> "list[Fit]":
+    """One answer a point; of several, those that the model cannot be cut into are left out with a note."""
     from kvcalc.capacity import fit
     from kvcalc.errors import UserError
 
     found, refused = [], []
-    for deployment, asked in product(deployments, options):
+    for deployment, options in points:
         try:
-            found.append(fit(deployment, asked))
+            found.append(fit(deployment, options))
         except UserError as error:
             refused.append(error)
     if not found:
@@ -229,15 +199,17 @@ def _answers(deployments: "list[Deployment]", options: "list[FitOptions]") -> "l
     return found
 
 
-def _remarks(model: "Model", answers: "list[Fit]", drawn: list[int]) -> None:
+def _remarks(answers: "list[Fit]", drawn: list[int]) -> None:
     from kvcalc.capacity.record import remedies
     from kvcalc.units import format_bytes
 
-    for text in model.notes:
-        note(f"{model.name}: {text}")
+    for model in {f.model.name: f.model for f in answers}.values():
+        for text in model.notes:
+            note(f"{model.name}: {text}")
+        length = max(f.length for f in answers if f.model.name == model.name)
+        if model.max_context and length > model.max_context:
+            note(f"{model.name}: {length:,} tokens are beyond the model's own maximum of {model.max_context:,}")
     length = max(f.length for f in answers)
-    if model.max_context and length > model.max_context:
-        note(f"{model.name}: {length:,} tokens are beyond the model's own maximum of {model.max_context:,}")
     if drawn and max(drawn) > length:
         note(f"lengths above --max-model-len are cut to {length:,} tokens")
     lines = []

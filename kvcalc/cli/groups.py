@@ -2,12 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import emit, lengths
+from kvcalc.cli.common import emit, lengths, note
 from kvcalc.units import bytes_shown_in
 
 if TYPE_CHECKING:
@@ -84,16 +86,18 @@ class Grid(Group, frozen=True):
 
 
 class Precisions(Group, frozen=True):
-    """How a model is stored and computed."""
+    """How a model is stored and computed; each a list, whose items make more rows."""
 
     dtype: o.Dtype = "auto"
     kv_cache_dtype: o.CacheDtype = "auto"
     quantization: o.Quant = ""
 
-    def precision(self) -> "Precision":
+    def precisions(self) -> "list[Precision]":
+        """Every combination, the cache's dtype fastest."""
         from kvcalc.model.precision import Precision
 
-        return Precision(self.dtype, self.kv_cache_dtype, self.quantization)
+        words = (listed(text) for text in (self.dtype, self.quantization, self.kv_cache_dtype))
+        return [Precision(dtype, cache, stored) for dtype, stored, cache in product(*words)]
 
 
 class FurtherRanks(Group, frozen=True):
@@ -116,13 +120,15 @@ class FurtherRanks(Group, frozen=True):
 
 
 class Ranks(Group, frozen=True, kw_only=True):
-    """GPUs by what they share."""
+    """GPUs by what they share; tensor parallelism is a list, whose sizes make more rows."""
 
-    tp: o.Tp = 1
+    tp: o.Tp = "1"
     further: FurtherRanks
 
-    def parallelism(self) -> "Parallelism":
-        return self.further.beside(self.tp)
+    def parallelisms(self) -> "list[Parallelism]":
+        from kvcalc.units import parse_tokens
+
+        return [self.further.beside(parse_tokens(word, "tensor-parallel size")) for word in listed(self.tp)]
 
 
 class Deploying(Group, frozen=True, kw_only=True):
@@ -132,18 +138,23 @@ class Deploying(Group, frozen=True, kw_only=True):
     mla_form: o.MlaForm = "auto"
     stack: o.Stack = ""
     calibration_from: o.CalibrationFrom = ""
+    mixed: o.Mixed = False
     set_: o.Sets = []
     ranks: Ranks
 
-    def deployments(self, model: str, gpu: str) -> "list[Deployment]":
-        """The model on each GPU of a list."""
-        return self.on(chosen_model(model, self.set_), chosen_gpus(gpu))
+    def deployments(self, models: Sequence[str], gpu: str) -> "list[Deployment]":
+        """Each model on each GPU, in every format, cut and stack of the lists; on one basis, unless a mixture is meant."""
+        from kvcalc.timing.deployment import Deployment, on_one_basis
 
-    def on(self, model: "Model", gpus: "list[Gpu]") -> "list[Deployment]":
-        from kvcalc.timing.deployment import Deployment
-
-        how = self.precisions.precision(), self.ranks.parallelism(), self.mla_form
-        return [Deployment(model, gpu, *how).under(self.stack, self.calibration_from) for gpu in gpus]
+        how = self.precisions.precisions(), self.ranks.parallelisms()
+        lists = chosen_models(models, self.set_), chosen_gpus(gpu), *how, listed(self.stack)
+        found = [Deployment(m, card, p, r, self.mla_form).under(s, self.calibration_from) for m, card, p, r, s in product(*lists)]
+        if self.mixed or self.stack:
+            return found
+        found, remark = on_one_basis(found)
+        if remark:
+            note(f"{remark}; --mixed keeps each GPU's own")
+        return found
 
 
 class Printing(Group, frozen=True):
@@ -179,6 +190,22 @@ class Output(Printing, frozen=True):
     def printed(self, records: "Sequence[Record]") -> bool:
         """As any records; a picture in the terminal stands for a table."""
         return emit(records, self.form) or self.plot == "-"
+
+
+def listed(text: str, what: str = "list") -> list[str]:
+    """The words of a list, which may be one of nothing. Raises UserError on an empty place in a longer one."""
+    from kvcalc.errors import UserError
+
+    words = [word.strip() for word in text.split(",")]
+    if len(words) > 1 and not all(words):
+        raise UserError(f"{what} {text!r} has an empty place")
+    return words
+
+
+def chosen_models(names: Sequence[str], changes: list[str]) -> "list[Model]":
+    """The models of words and of lists among them; a file whose name holds a comma is one."""
+    words = [word for name in names for word in ([name] if Path(name).exists() else listed(name))]
+    return [chosen_model(word, changes) for word in words]
 
 
 def chosen_model(name: str, changes: list[str]) -> "Model":

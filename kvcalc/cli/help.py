@@ -19,7 +19,7 @@ EXAMPLES = {
     "size": (
         "kvcalc size llama-3.1-8b --context 8k,128k",
         "kvcalc size deepseek-v3.2 gpt-oss-120b --context 128k --batch-size 16",
-        "kvcalc size llama-3.1-70b --tp 8 --kv-cache-dtype fp8",
+        "kvcalc size llama-3.1-70b --tp 8 --kv-cache-dtype bf16,fp8",
     ),
     "compare": (
         "kvcalc compare llama-7b --variants mha,gqa:8,mqa,mla:512+64",
@@ -82,7 +82,7 @@ FIRST = {
 }
 PANELS = {
     "How it is stored": "dtype kv_cache_dtype quantization block_size set_ mla_form",
-    "What times rest on": "stack calibration_from",
+    "What times rest on": "stack calibration_from mixed",
     "Speculation": "draft num_speculative_tokens acceptance_rate",
     "Output": "plot style form wide explain",
 }

@@ -47,21 +47,22 @@ class RequestOptions(Group, frozen=True):
 
 
 @grouped
-def run(model: o.OneModel, *, gpu: o.Gpus = "h100", asked: RequestOptions, deploying: Deploying, output: Output) -> None:
+def run(models: o.SomeModels, *, gpu: o.Gpus = "h100", asked: RequestOptions, deploying: Deploying, output: Output) -> None:
     """One request: time to first token, time per token, end to end."""
     from kvcalc.library.words import from_words
     from kvcalc.serving.request_record import LatencyOptions, latency_record, shortage
 
     options, points = from_words(LatencyOptions, msgspec.structs.asdict(asked) | dict.fromkeys(LISTS)), asked.points()
-    deployments = deploying.deployments(model, gpu)
+    deployments = deploying.deployments(models, gpu)
     check_number("rows", MOST_PASSES, deployments, points)
     asked_for = [(deployment, msgspec.structs.replace(options, **point)) for deployment in deployments for point in points]
     records = [latency_record(*one) for one in asked_for]
     for text in dict.fromkeys(shortage(*one) for one in asked_for):
         if text:
             note(text)
-    chosen, longest = deployments[0].model, max(one.context for _, one in asked_for)
-    remarks(chosen, longest)
+    chosen, longest = {d.model.name: d.model for d in deployments}, max(one.context for _, one in asked_for)
+    for model in chosen.values():
+        remarks(model, longest)
     if output.plot and options.draft:
         from kvcalc.report.speculation import speculation_chart
 
@@ -69,7 +70,7 @@ def run(model: o.OneModel, *, gpu: o.Gpus = "h100", asked: RequestOptions, deplo
     elif output.plot:
         from kvcalc.report.figures import no_cache
 
-        output.picture(no_cache(chosen, max(asked_for[-1][1].context, 64), deployments[0].precision))
+        output.picture(no_cache(deployments[0].model, max(asked_for[-1][1].context, 64), deployments[0].precision))
     if not output.printed(records):
         from kvcalc.report.serving import latency_tables
 

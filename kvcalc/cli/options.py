@@ -27,20 +27,25 @@ def _sized(*names: str, help: str, panel: str = "Several GPUs") -> Any:
 
 Models = Annotated[list[str], typer.Argument(help=MODELS_HELP, show_default=False)]
 OneModel = Annotated[str, typer.Argument(help=MODELS_HELP, show_default=False)]
+SomeModels = Annotated[list[str], typer.Argument(help=MODELS_HELP, metavar="MODEL…", show_default=False)]
 Contexts = Annotated[str, typer.Option("--context", help="Tokens cached, the step's own included: 4096, 4k, 1k,8k,128k.")]
 Batches = Annotated[str, typer.Option("--batch-size", "--bs", help="Sequences at once; a list makes more rows.")]
 PrintedAs = Annotated[OutputFormat, typer.Option("--format", help="How to print.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="Weights and compute: auto (as published), bf16, fp16, fp32, fp64, fp8.")]
-CacheDtype = Annotated[str, typer.Option("--kv-cache-dtype", help="auto, bf16, fp16, fp8, int8, int4, nvfp4, fp8_ds_mla, q8_0 …")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="Weights and compute: auto (as published), bf16, fp16, fp32, fp64, fp8; a list.")
+]
+CacheDtype = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="auto, bf16, fp16, fp8, int8, int4, nvfp4, fp8_ds_mla, q8_0 …; a list.")
+]
 Quant = Annotated[
-    str, typer.Option("--quantization", "-q", help="Storage of the weight matrices: fp8, awq, gptq, nvfp4, mxfp4 …")
+    str, typer.Option("--quantization", "-q", help="Storage of the weight matrices: fp8, awq, gptq, nvfp4, mxfp4 …; a list.")
 ]
 BlockSize = Annotated[int, typer.Option("--block-size", help="Tokens in a cache block.")]
 Sets = Annotated[list[str], typer.Option("--set", help="KEY=VALUE or KIND.KEY=VALUE; repeatable.", show_default=False)]
 Explain = Annotated[bool, typer.Option("--explain", help="Print each formula with the numbers put in.")]
 Units = Annotated[ByteUnits, typer.Option("--units", help="Bytes in tables: gib (2^30), si (GB of 10^9) or exact bytes.")]
 Wide = Annotated[bool, typer.Option("--wide", help="All columns of the table.")]
-Tp = Annotated[int, _sized("--tensor-parallel-size", "-tp", "--tp", help="GPUs that share heads and columns.")]
+Tp = Annotated[str, _sized("--tensor-parallel-size", "-tp", "--tp", help="GPUs that share heads and columns; a list.")]
 Pp = Annotated[int, _sized("--pipeline-parallel-size", "-pp", "--pp", help="GPUs that share the stack of layers.")]
 Dp = Annotated[int, _sized("--data-parallel-size", "-dp", "--dp", help="Groups that share the sequences.")]
 Ep = Annotated[int, _sized("--expert-parallel-size", "--ep", help="GPUs that share the experts.")]
@@ -50,10 +55,16 @@ CpuOffload = Annotated[float, typer.Option("--cpu-offload-gb", help="GiB of each
 Gpus = Annotated[str, typer.Option("--gpu", help="GPU presets or YAML files, comma-separated.")]
 Stack = Annotated[
     str,
-    typer.Option("--stack", help="Calibration of times: vllm, sglang, trtllm; datasheet for none. vllm where the GPU has it."),
+    typer.Option(
+        "--stack", help="Calibration of times, a list: vllm, sglang, trtllm; datasheet: none. vllm where the GPU has it."
+    ),
 ]
 CalibrationFrom = Annotated[
     str, typer.Option("--calibration-from", help="Scale another GPU's calibration by datasheet figures.", show_default=False)
+]
+Mixed = Annotated[
+    bool,
+    typer.Option("--mixed", help="Predictions beside bounds, where some GPUs have no calibration: bounds for all otherwise."),
 ]
 MlaForm = Annotated[str, typer.Option("--mla-form", help="auto, absorbed or expanded.")]
 Plot = Annotated[str, typer.Option("--plot", help="Write a picture: .png, .svg or .pdf; - draws in the terminal.")]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @grouped
 def run(
-    model: Annotated[
-        str, typer.Argument(help=o.MODELS_HELP + " Without one: attention of every variant.", show_default=False)
-    ] = "",
+    models: Annotated[
+        list[str], typer.Argument(help=o.MODELS_HELP + " Without one: attention of every variant.", show_default=False)
+    ] = [],  # noqa: B006
     *,
     gpu: o.Gpus = "h100",
     phase: Annotated[str, typer.Option("--phase", help="decode or prefill.")] = "decode",
@@ -34,22 +34,23 @@ def run(
     output: Output,
 ) -> None:
     """Where every operation lies."""
-    if not model:
-        _attention(chosen_gpus(gpu), grid, deploying.precisions.precision(), output)
+    if not models:
+        _attention(chosen_gpus(gpu), grid, deploying.precisions.precisions(), output)
         return
     contexts, batches = grid.contexts, grid.batches
-    deployments = deploying.deployments(model, gpu)
+    deployments = deploying.deployments(models, gpu)
     check_number("passes", MOST_PASSES, deployments, contexts, batches)
     passes = _passes(deployments, phase, batch, batches, contexts)
-    chosen = deployments[0].model
-    remarks(chosen, passes[0][1][-1]["context"] if batch else max(contexts))
+    for chosen in {d.model.name: d.model for d in deployments}.values():
+        remarks(chosen, passes[0][1][-1]["context"] if batch else max(contexts))
     if explain:
         _explained(deployments, phase, batch, batches, contexts)
         return
     if output.plot:
         from kvcalc.report.roof import roofline_chart
 
-        output.picture(roofline_chart([(f"{chosen.name} {phase}", rows) for _, rows in passes], [d.gpu for d in deployments]))
+        gpus = {d.gpu.name: d.gpu for d in deployments}
+        output.picture(roofline_chart([(f"{d.model.name} {phase}", rows) for d, rows in passes], [*gpus.values()]))
     if not output.printed([row for _, rows in passes for row in rows]):
         from kvcalc.report.passes import pass_table
 
@@ -75,14 +76,14 @@ def _explained(deployments: "list[Deployment]", phase: str, mixed: str, batches:
         print(explain_roofline(deployment, batch, deployment.placed(batch)))
 
 
-def _attention(gpus: "Sequence[Gpu]", grid: Grid, precision: "Precision", output: Output) -> None:
+def _attention(gpus: "Sequence[Gpu]", grid: Grid, precisions: "list[Precision]", output: Output) -> None:
     """Without a model: where attention of every variant lies."""
     from kvcalc.planning.attention import attention_records
     from kvcalc.report.attention import attention_chart, attention_table
 
     contexts, batches = grid.contexts, grid.batches
-    check_number("rows", MOST_PASSES, gpus, contexts, batches)
-    records = [record for gpu in gpus for record in attention_records(gpu, contexts, batches, precision)]
+    check_number("rows", MOST_PASSES, gpus, precisions, contexts, batches)
+    records = [r for gpu, p in product(gpus, precisions) for r in attention_records(gpu, contexts, batches, p)]
     if output.plot:
         output.picture(attention_chart(gpus, contexts[0], batches[0]))
     if not output.printed(records):

@@ -1,7 +1,7 @@
 """`kvcalc serve`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -77,7 +77,7 @@ class ServerOptions(Group, frozen=True):
 
 @grouped
 def run(
-    model: o.OneModel,
+    models: o.SomeModels,
     *,
     gpu: o.Gpus = "h100",
     load: LoadOptions,
@@ -93,7 +93,7 @@ def run(
 
     loads, settings = load.loads(), server.settings()
     policies, caches = ([word.strip() for word in text.split(",")] for text in (policy, cache))
-    deployments = deploying.deployments(model, gpu)
+    deployments = deploying.deployments(models, gpu)
     check_number("runs", MOST_RUNS, deployments, policies, caches, loads)
     points = list(product(deployments, policies, caches, loads))
     _check_files(timeline, output.plot, len(points))
@@ -101,7 +101,7 @@ def run(
     with _progress(sum(len(drawn[one]) for *_, one in points)) as told:
         runs = [serve(d, drawn[one], one, settings, p, c, told) for d, p, c, one in points]
     records = [r.record for r in runs]
-    _remarks(deployments[0].model, list(drawn.values()), records)
+    _remarks({d.model.name: d.model for d in deployments}.values(), list(drawn.values()), records)
     if timeline:
         _write_timeline(timeline, runs[0])
     if output.plot:
@@ -151,12 +151,13 @@ def _progress(total: int) -> Iterator[Any]:
         yield lambda count: bar.advance(task, count)
 
 
-def _remarks(model: "Model", drawn: "list[Requests]", records: list[dict[str, Any]]) -> None:
-    for text in model.notes:
-        note(f"{model.name}: {text}")
+def _remarks(models: "Iterable[Model]", drawn: "list[Requests]", records: list[dict[str, Any]]) -> None:
     longest = max(int((r.input_len + r.output_len).max()) for r in drawn)
-    if model.max_context and longest > model.max_context:
-        note(f"requests of {longest:,} tokens are beyond the {model.max_context:,} that {model.name} is made for")
+    for model in models:
+        for text in model.notes:
+            note(f"{model.name}: {text}")
+        if model.max_context and longest > model.max_context:
+            note(f"requests of {longest:,} tokens are beyond the {model.max_context:,} that {model.name} is made for")
     for r in records:
         where = f"{r['gpu']}, {r['policy']}, {r['cache']}" + (f", rate {r['rate']:g}" if r["rate"] else "")
         if r["rejected"]:

@@ -9,7 +9,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.common import MOST_ROWS, check_number, remarks
-from kvcalc.cli.groups import Grid, Group, Output, Precisions, Ranks, chosen_model, grouped
+from kvcalc.cli.groups import Grid, Group, Output, Precisions, Ranks, chosen_models, grouped
 
 if TYPE_CHECKING:
     from kvcalc.library.typed import Dimensions
@@ -53,32 +53,31 @@ def run(
     """How big is the cache, beside the weights."""
     from kvcalc.model.size import size_record
 
-    how = precisions.precision(), block_size, ranks.parallelism()
     contexts, batches = grid.contexts, grid.batches
-    check_number("rows", MOST_ROWS, models, contexts, batches)
     dimensions = _alone(models, typed.dimensions(), set_)
-    chosen = [dimensions.model()] if dimensions else [chosen_model(name, set_) for name in models]
-    points = list(product(chosen, batches, contexts))
-    if dimensions:
-        records = [dimensions.record(context, batch, *how) for _, batch, context in points]
-    else:
-        records = [size_record(model, context, batch, *how) for model, batch, context in points]
+    chosen = [dimensions.model()] if dimensions else chosen_models(models, set_)
+    stored = list(product(chosen, precisions.precisions(), ranks.parallelisms()))
+    check_number("rows", MOST_ROWS, stored, contexts, batches)
+    points = list(product(stored, batches, contexts))
+    asked = [(model, context, batch, p, block_size, r) for (model, p, r), batch, context in points]
+    records = [dimensions.record(*one[1:]) if dimensions else size_record(*one) for one in asked]
     for model in chosen:
         remarks(model, max(contexts))
     if output.plot:
         from kvcalc.report.figures import cache_vs_context
 
-        named = [(m.name, m, how[0]) for m in chosen]
+        several = len({p for _, p, _ in stored}) > 1
+        named = [(f"{m.name} {p.kv_cache_dtype}" if several else m.name, m, p) for m, p, _ in stored]
         output.picture(cache_vs_context(named, None, batches[0], max(*contexts, 1024)))
     if explain:
         from kvcalc.report.explain import explain_size
 
-        for model, batch, context in points:
-            print(explain_size(model, context, batch, *how, weights=not dimensions))
+        for one in asked:
+            print(explain_size(*one, weights=not dimensions))
     elif not output.printed(records):
         from kvcalc.report.sizes import size_table
 
-        output.show(size_table(records, chosen, *how))
+        output.show(size_table(records, stored, block_size))
 
 
 def _alone(models: list[str], dimensions: "Dimensions", changes: list[str]) -> "Dimensions | None":

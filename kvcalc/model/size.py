@@ -50,6 +50,7 @@ def size_record(
         "dtype": formats.weights_label,
         "block_size": block_size,
         "gpus": parallelism.gpus,
+        "tensor_parallel_size": parallelism.tp,
     }
 
 

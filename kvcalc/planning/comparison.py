@@ -43,7 +43,7 @@ def compare_records(
             *operators, whole = roofline_records(varied, "decode", batch_size, context)
             reduced = _reduction(base, record, "kv_cache_bytes")
             found.append(
-                {"variant": name, **record, "reduction": reduced, "reference": chosen[0][0]}
+                {"variant": name, **varied.named, **record, "reduction": reduced, "reference": chosen[0][0]}
                 | {"stored_reduction": reduced, "read_reduction": _reduction(base, record, "kv_cache_read_bytes")}
                 | {"attention_intensity": _intensity(operators)}
                 | {k: v for k, v in whole.items() if k != "weight_bytes"}

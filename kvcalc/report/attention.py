@@ -9,7 +9,7 @@ from kvcalc.report.chart import Axis, Chart, Series, si_tick
 from kvcalc.report.figures import powers
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.roof import roofs
-from kvcalc.report.tables import integer, seconds
+from kvcalc.report.tables import CACHE_IN, integer, seconds
 from kvcalc.units import format_bytes, format_si
 
 TRAIL = powers(1024, 131072)  # contexts over which a point's trail runs
@@ -18,6 +18,7 @@ COLUMNS = (
     Column("attention", "attention", right=False),
     Column("context", "context", integer, given=True),
     Column("batch_size", "batch", integer, given=True),
+    CACHE_IN,
     Column("intensity", "FLOP/B", lambda v: f"{v:,.1f}"),
     Column("to_knee", "to the knee", lambda v: f"{v:,.2f}×"),
     Column("bound", "bound", right=False),
@@ -35,7 +36,7 @@ def attention_table(records: Sequence[dict[str, Any]]) -> Table:
     used = dict.fromkeys(f"{r['gpu']} {r['knee']:.1f} FLOP/B in {r['computed_in']}" for r in records)
     notes = [
         "",
-        f"{SHAPE}, without its projections; cache {records[0]['kv_cache_dtype']}; knee: {', '.join(used)}",
+        f"{SHAPE}, without its projections; cache {', '.join(dict.fromkeys(r['kv_cache_dtype'] for r in records))}; knee: {', '.join(used)}",
         "to the knee: so many times as many queries would have to share each byte read for compute to bind, 1× or less "
         "where it does: heads on one KV head or drafted tokens; more sequences do not help, for each reads a cache of its own",
         "at least: the datasheet bound of this layer's attention",

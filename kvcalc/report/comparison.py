@@ -10,7 +10,7 @@ from kvcalc.planning.variants import Variant
 from kvcalc.report.chart import Chart
 from kvcalc.report.figures import cache_vs_context
 from kvcalc.report.layout import Table
-from kvcalc.report.tables import COMPARE_COLUMNS, fallback_notes, ratio, time_note
+from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, ratio, time_note
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
@@ -25,21 +25,22 @@ def compare_chart(deployment: Deployment, chosen: Sequence[tuple[str, Variant]],
     return cache_vs_context(named, deployment.gpu, batch_size, last)
 
 
-def compare_tables(deployment: Deployment, records: Sequence[dict[str, Any]], block_size: int) -> list[Table]:
+def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str, Any]], block_size: int) -> list[Table]:
     """Every record, and below them what is known of every variant."""
-    model, gpu = deployment.model, deployment.gpu
-    held = assumptions(model, deployment.precision, block_size, deployment.parallelism)
+    model, gpus = deployments[0].model, [*dict.fromkeys(d.gpu.name for d in deployments)]
+    held = dict.fromkeys(assumptions(model, d.precision, block_size, d.parallelism) for d in deployments)
     once = {record["variant"]: record for record in records}
     lines = [
-        f"less: against {records[0]['reference']}; one decode step on {gpu.name}",
-        f"{held}; {time_note(records, deployment.basis)}",
+        f"less: against {records[0]['reference']}; one decode step on {', '.join(gpus)}",
+        f"{'; '.join(held)}; {time_note(records)}",
         *_sight(once),
         *fallback_notes(records),
         "",
         *(_known(record) for record in once.values()),
     ]
     rows = [r | {"step_s": r["roofline_s"] if r["time_s"] is None else r["time_s"]} for r in records]
-    return [Table(rows, COMPARE_COLUMNS, _sentence(model.name, records), ["", *lines])]
+    columns = COMPARE_COLUMNS if len(gpus) == 1 else (COMPARE_COLUMNS[0], GPU_COLUMNS[0], *COMPARE_COLUMNS[1:])
+    return [Table(rows, columns, _sentence(model.name, records[: len(records) // len(deployments)]), ["", *lines])]
 
 
 def _sight(once: dict[str, dict[str, Any]]) -> list[str]:
@@ -55,7 +56,7 @@ def _sight(once: dict[str, dict[str, Any]]) -> list[str]:
 def _sentence(model: str, records: Sequence[dict[str, Any]]) -> str:
     """The variant that keeps least against the reference, at the first context and batch asked for."""
     first = records[0]
-    alike = [r for r in records if (r["context"], r["batch_size"]) == (first["context"], first["batch_size"])]
+    alike = [r for r in records if all(r[key] == first[key] for key in ("context", "batch_size"))]
     best = min(alike, key=lambda r: r["kv_cache_bytes"])
     kept = f"{format_bytes(best['kv_cache_bytes'])} for {first['batch_size']:,} × {first['context']:,} tokens"
     if best is first:

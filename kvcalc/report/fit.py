@@ -12,9 +12,11 @@ from kvcalc.report.tables import integer, seconds
 from kvcalc.units import format_bytes
 
 COLUMNS = (
+    Column("model", "model", right=False),
     Column("gpu", "GPU", right=False),
     Column("gpus", "GPUs", integer),
     Column("tensor_parallel_size", "tp", integer),
+    Column("engine", "engine", right=False),
     Column("dtype", "weights in", right=False, given=True),
     Column("kv_cache_dtype", "cache in", right=False, given=True),
     Column("length", "context", integer),
@@ -33,6 +35,7 @@ COLUMNS = (
     Column("kv_tokens", "tokens", integer),
     Column("max_concurrency", "concurrency", lambda v: f"{v:,.2f}"),
 )
+ASKED = ("model", "engine")  # that lists of them tell apart
 FRAGMENTS = (
     ("contiguous slots of max-model-len", "contiguous_waste"),
     ("pieces of exact size: free and out of reach when one does not fit", "external_waste"),
@@ -99,7 +102,8 @@ def assumptions_line(records: Sequence[dict[str, Any]]) -> str:
 def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
     """What stands below the table."""
     first, lines = records[0], [""]
-    lines.append(f"engine {first['engine']}; {assumptions_line(records)}")
+    engines = dict.fromkeys(r["engine"] for r in records)
+    lines += [f"engine {name}; {assumptions_line([r for r in records if r['engine'] == name])}" for name in engines]
     for record in records:
         if len(record["breakpoints"]) > 1 or record is first:
             lines += _cost(record)
@@ -133,7 +137,8 @@ def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> Table:
     rows = [
         row(r, f.model.max_context) | {name: r[key] for name, key in given.items()} for r, f in zip(records, found, strict=True)
     ]
-    return Table(rows, COLUMNS, _sentence(rows, found), notes(records, found))
+    columns = [c for c in COLUMNS if c.key not in ASKED or _varied(records, c.key)]
+    return Table(rows, columns, _sentence(rows, found), notes(records, found))
 
 
 def _sentence(rows: Sequence[dict[str, Any]], found: Sequence[Fit]) -> str:
@@ -145,7 +150,9 @@ def _sentence(rows: Sequence[dict[str, Any]], found: Sequence[Fit]) -> str:
     where = f"{first['gpus']}× {first['gpu']} (tp {first['tensor_parallel_size']})"
     middle, low = answer.sequences_at("middle"), first["low_num_seqs"]
     said = f"{middle:,} user{'s' * (middle != 1)} of {answer.length:,} tokens fit{'s' * (middle == 1)} on {where}"
-    there = [(r, f) for r, f in zip(rows, found, strict=True) if f.deployment == answer.deployment]
+    there = [
+        (r, f) for r, f in zip(rows, found, strict=True) if f.deployment == answer.deployment and r["engine"] == first["engine"]
+    ]
     if "length" in first and "asked" not in first:
         others = "".join(f", {f.sequences_at('middle'):,} of {f.length:,}" for _, f in there[1:])
         return f"{first['model']}: {said}{others}"

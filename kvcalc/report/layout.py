@@ -20,8 +20,9 @@ FEW_ROWS, FEW_COLUMNS = 6, 6  # rows that may stand on their side, and columns t
 class Column(msgspec.Struct, frozen=True):
     """One column: the record's key, its heading, and how a value is written.
 
-    given: what was asked rather than answered, which leaves the table where it is the same in every row. rests: the figure
-    rests on the record's `time_basis`, as a `time` or as a `rate`. about: what the heading means, said below.
+    given: what was asked rather than answered, which leaves the table where it is the same in every row. apart: has a place
+    only where records of one model on one GPU differ in it. rests: the figure rests on the record's `time_basis`, as a `time`
+    or as a `rate`. about: what the heading means, said below.
     """
 
     key: str
@@ -30,6 +31,7 @@ class Column(msgspec.Struct, frozen=True):
     right: bool = True
     wide: bool = False  # shown on request alone
     given: bool = False
+    apart: bool = False
     rests: str = ""
     about: str = ""
 
@@ -85,9 +87,15 @@ def _chosen(table: Table) -> tuple[list[Column], list[str], list[Column]]:
     """The columns that have a place in the table, remarks for those that have none, and those that are shown on request."""
     told = [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
     if table.wide:
-        return told, [], []
+        return [c for c in told if not (c.apart and _alike(table.records, c.key))], [], []
     columns, remarks = condensed(table.records, [c for c in told if not c.wide], table.title)
     return columns, remarks, [c for c in told if c.wide]
+
+
+def _alike(records: Sequence[Record], key: str) -> bool:
+    """Whether all records of one model on one GPU have the same under `key`."""
+    found = {(r.get("model"), r.get("gpu"), r.get(key)) for r in records}
+    return len(found) == len({pair[:2] for pair in found})
 
 
 def _below(table: Table, remarks: Sequence[str], shown: Sequence[Column], lost: Sequence[Column]) -> list[str]:
@@ -202,6 +210,8 @@ def condensed(records: Sequence[Record], columns: Sequence[Column], title: str =
         values = [r.get(column.key) for r in records]
         same = all(v == values[0] for v in values)
         other, name = _ECHOES.get(column.key, ("", ""))
+        if column.apart and _alike(records, column.key):
+            continue
         if column.given and same:
             said = not column.right and column.show(values[0]) in title
             constant += [] if said else [f"{column.title} {written(column, records[0])}"]

@@ -66,9 +66,12 @@ class Deployment(deployment.Deployment, frozen=True):
         from kvcalc.model.size import size_record
         from kvcalc.report.sizes import size_table
 
-        how = self.precision, block_size, self.parallelism
-        record = size_record(self.model, _context(context), _batch(batch_size), *how)
-        return Answer([record], lambda: [size_table([record], [self.model], *how)], _short=CACHE_SIZE)
+        record = size_record(self.model, _context(context), _batch(batch_size), self.precision, block_size, self.parallelism)
+        return Answer(
+            [record],
+            lambda: [size_table([record], [(self.model, self.precision, self.parallelism)], block_size)],
+            _short=CACHE_SIZE,
+        )
 
     def fit(self, lengths: str = "", seed: int = 0, **options: Any) -> Answer:
         """What fits, and what an engine allocates. options: as of `FitOptions`, tokens and bytes in words or numbers."""
@@ -124,7 +127,7 @@ class Deployment(deployment.Deployment, frozen=True):
         names = (variants or DEFAULT).split(",") if isinstance(variants, str) else variants
         chosen = [(name.strip(), variant(self.model, name)) for name in names]
         records = compare_records(chosen, self, [_context(context)], [_batch(batch_size)], block_size)
-        return Answer(records, lambda: compare_tables(self, records, block_size))
+        return Answer(records, lambda: compare_tables([self], records, block_size))
 
     def __repr__(self) -> str:
         ranks = " ".join(f"{name} {size}" for name, size in msgspec.structs.asdict(self.parallelism).items() if size > 1)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.redundancy import no_cache_table
-from kvcalc.report.tables import fallback_notes, integer, seconds, time_note
+from kvcalc.report.tables import DEPLOYED, fallback_notes, integer, seconds, time_note
 from kvcalc.units import format_bytes, format_si
 
 
@@ -15,9 +15,8 @@ def _rate(value: float) -> str:
 
 
 MONEY = "what a million output tokens cost, in the money of --price-per-hour"
-WHERE = (Column("model", "model", right=False, given=True), Column("gpu", "GPU", right=False, given=True))
 LATENCY = (
-    *WHERE,
+    *DEPLOYED,
     Column("batch_size", "batch", integer, given=True),
     Column("input_len", "in", integer, given=True),
     Column("output_len", "out", integer, given=True),
@@ -47,7 +46,7 @@ SPECULATION = (
 )
 
 SERVE = (
-    *WHERE,
+    *DEPLOYED,
     Column("policy", "policy", right=False, given=True),
     Column("cache", "cache", right=False, given=True),
     Column("rate", "req/s in", lambda v: f"{v:g}", given=True),

@@ -16,14 +16,22 @@ MEANT = {"gib": "1 GiB = 2^30 bytes", "si": "1 GB = 10^9 bytes", "bytes": "exact
 MOST_SHARES = 6  # models whose shares of the weights fit two lines
 
 
-def size_table(
-    records: Sequence[Record], models: Sequence[Model], precision: Precision, block_size: int, parallelism: Parallelism
-) -> Table:
-    """Sizes of models, with the assumptions that they share, or those of each."""
+APART = {
+    "model": "{}",
+    "batch_size": "batch {:,}",
+    "kv_cache_dtype": "cache {}",
+    "dtype": "weights {}",
+    "tensor_parallel_size": "tp {}",
+}
+
+
+def size_table(records: Sequence[Record], stored: Sequence[tuple[Model, Precision, Parallelism]], block_size: int) -> Table:
+    """Sizes of models, each as it is stored and cut, with the assumptions that they share, or those of each."""
     weights = records[0]["weight_bytes"] is not None
-    words = {m.name: assumptions(m, precision, block_size, parallelism, weights) for m in models}
-    shared = set(words.values())
-    lines = [f"{name}: {text}" for name, text in words.items()] if len(shared) > 1 else shared
+    words = dict.fromkeys((m.name, assumptions(m, p, block_size, ranks, weights)) for m, p, ranks in stored)
+    named = len({name for name, _ in words}) > 1 and len({text for _, text in words}) > 1
+    lines = [*dict.fromkeys(f"{name}: {text}" if named else text for name, text in words)]
+    models = {m.name: m for m, *_ in stored}.values()
     lines = [*lines, *(f"{m.name}: {line}" if len(models) > 1 else line for m in models if (line := reach_line(m)))]
     return Table(
         records,
@@ -36,26 +44,37 @@ def size_table(
 def _sentence(records: Sequence[Record]) -> str:
     """The answer as a person would say it: what one keeps, or the least and the most of several."""
     least, most = (choose(records, key=lambda r: r["kv_cache_bytes"]) for choose in (min, max))
-    where = " a GPU" if least["gpus"] > 1 else ""
+    apart = _apart(records)
+    where = " a GPU" if least["gpus"] > 1 or most["gpus"] > 1 else ""
     if least["kv_cache_bytes"] == most["kv_cache_bytes"]:
         about = "" if least["parameters_exact"] else "≈ "
         alone = len(records) == 1 and least["weight_bytes"] is not None
         beside = f", beside {about}{format_bytes(least['weight_bytes'])} of weights" if alone else ""
         return f"{least['model']} keeps {_kept(least)}{where}{beside}"
     if least["model"] == most["model"]:
-        return f"{least['model']} keeps {_kept(least)}{where}, {_kept(most)}"
-    return f"{least['model']} keeps the least, {_kept(least)}{where}; {most['model']} the most, {_kept(most)}"
+        return f"{least['model']} keeps {_kept(least, apart)}{where}, {_kept(most, apart)}"
+    less, more = _kept(least, apart), _kept(most, apart)
+    return f"{least['model']} keeps the least, {less}{where}; {most['model']} the most, {more}"
+
+
+def _apart(records: Sequence[Record]) -> list[str]:
+    """The keys that tell the records apart, beside context."""
+    return [key for key in APART if len({r[key] for r in records}) > 1]
 
 
 def _against_weights(records: Sequence[Record], models: Sequence[Model]) -> list[str]:
     """The cache as a share of the weights at the last context and batch; of one model, from where on it is as large."""
     if records[0]["weight_bytes"] is None:
         return []
-    last = {r["model"]: r for r in records}
-    shares = ", ".join(f"{name} {percent(r['cache_share_of_weights'])}" for name, r in last.items())
+    apart = _apart(records)
+    last = {tuple(r[key] for key in APART if key != "batch_size"): r for r in records}
+    named = [key for key in apart if key != "batch_size"]
+    shares = [
+        f"{' '.join(APART[key].format(r[key]) for key in named)} {percent(r['cache_share_of_weights'])}" for r in last.values()
+    ]
     r, at = records[-1], f"at {_users(records[-1])}"
     if len(last) > 1:
-        return [f"the cache against the weights {at}: {shares}"] if len(last) <= MOST_SHARES else []
+        return [f"the cache against the weights {at}: {', '.join(shares)}"] if len(last) <= MOST_SHARES else []
     return [f"the cache against the weights: {percent(r['cache_share_of_weights'])} {at}, {_equal(r, models[0])}"]
 
 
@@ -67,8 +86,10 @@ def _equal(record: Record, model: Model) -> str:
     return f"as large from {turns:,} tokens on" if turns else "never as large"
 
 
-def _kept(record: Record) -> str:
-    return f"{format_bytes(record['kv_cache_bytes'])} for {_users(record)}"
+def _kept(record: Record, apart: Sequence[str] = ()) -> str:
+    form = f" in {record['kv_cache_dtype']}" if "kv_cache_dtype" in apart else ""
+    cut = f" at tp {record['tensor_parallel_size']}" if "tensor_parallel_size" in apart else ""
+    return f"{format_bytes(record['kv_cache_bytes'])} for {_users(record)}{form}{cut}"
 
 
 def _users(record: Record) -> str:

@@ -79,8 +79,23 @@ def per_token(value: float) -> str:
 
 BATCH, CONTEXT = Column("batch_size", "batch", integer, given=True), Column("context", "context", integer, given=True)
 CACHE_DTYPE = Column("kv_cache_dtype", "cache dtype", right=False, given=True)
+# What tells deployments of lists apart, in a table where it does.
+CUT = Column("tensor_parallel_size", "tp", integer, apart=True)
+WEIGHTS_IN = Column("dtype", "weights in", right=False, apart=True)
+CACHE_IN = Column("kv_cache_dtype", "cache in", right=False, apart=True)
+TIMES_BY = Column("basis", "times by", lambda v: v.replace(" calibration", ""), right=False, apart=True)
+DEPLOYED = (
+    Column("model", "model", right=False, given=True),
+    Column("gpu", "GPU", right=False, given=True),
+    CUT,
+    WEIGHTS_IN,
+    CACHE_IN,
+    TIMES_BY,
+)
 SIZE_COLUMNS = (
     Column("model", "model", right=False),
+    CUT,
+    WEIGHTS_IN,
     CONTEXT,
     BATCH,
     CACHE_DTYPE,
@@ -148,6 +163,9 @@ ROOFLINE_COLUMNS = (
 )
 COMPARE_COLUMNS = (
     Column("variant", "variant", right=False),
+    CUT,
+    WEIGHTS_IN,
+    TIMES_BY,
     CONTEXT,
     BATCH,
     CACHE_DTYPE,

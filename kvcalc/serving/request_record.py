@@ -73,8 +73,7 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
         deployment, asked.input_len, asked.output_len, asked.batch_size, asked.prefix_len, asked.max_num_batched_tokens
     )
     tokens = asked.batch_size * asked.output_len
-    record: dict[str, Any] = {"model": deployment.model.name, "gpu": deployment.gpu.name, "gpus": deployment.parallelism.gpus}
-    record |= {"basis": deployment.basis, "batch_size": asked.batch_size}
+    record: dict[str, Any] = deployment.named | {"batch_size": asked.batch_size}
     record |= {"input_len": asked.input_len, "output_len": asked.output_len}
     record |= {**found._asdict(), "speedup": None, "tokens_per_step": 1.0}
     record |= {"time_basis": deployment.time_basis, "time_p90_error": deployment.p90_error(passes[1])}

@@ -158,13 +158,7 @@ def serve(
     longest = settings.max_model_len or (most if cache == "paged" else deployment.model.max_context or most)
     own = make_pool(room.rows, room.budget, cache, settings.block_size, longest, most, steps.queries - 1)
     served = simulate(requests, own, steps, limits, policy, load.max_concurrency, progress)
-    record: dict[str, Any] = {
-        "model": deployment.model.name,
-        "gpu": deployment.gpu.name,
-        "gpus": deployment.parallelism.gpus,
-        "basis": deployment.basis,
-        "time_basis": deployment.time_basis,
-    }
+    record: dict[str, Any] = deployment.named | {"time_basis": deployment.time_basis}
     record |= {"policy": policy, "cache": cache, "rate": load.rate if load.rate != math.inf else None}
     record |= {"max_concurrency": load.max_concurrency or None, "max_num_seqs": settings.max_num_seqs}
     record |= {"max_num_batched_tokens": limits.max_num_batched_tokens, "seed": load.seed}

@@ -71,6 +71,21 @@ class Deployment(msgspec.Struct, frozen=True):
         """What the times are: calibrated, scaled from another GPU's calibration, or a bound."""
         return self.calibration.basis_on(self.gpu) if self.calibration else "bound"
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """What tells deployments of a list apart, by the keys of their records."""
+        ranks, formats = self.parallelism, self.formats
+        return {
+            "model": self.model.name,
+            "gpu": self.gpu.name,
+            "gpus": ranks.gpus,
+            "tensor_parallel_size": ranks.tp,
+            "dtype": formats.weights_label,
+            "kv_cache_dtype": formats.kv_cache_dtype,
+            "basis": self.basis,
+            "calibration_from": self.calibrated_on or None,
+        }
+
     def stage_operators(self, batch: Batch, stage: int | None = None, all_positions: bool = False) -> tuple[Operator, ...]:
         """The operators of a pass on one pipeline stage; by default the fullest."""
         return forward(self.model, batch, self.precision, self.parallelism, self.mla_form, all_positions, stage)
@@ -142,3 +157,15 @@ class Deployment(msgspec.Struct, frozen=True):
     def cost(self, batch: Batch) -> Cost:
         """FLOPs and bytes of a pass on one GPU of each stage."""
         return total(self.operators(batch))
+
+
+def on_one_basis(deployments: Sequence[Deployment]) -> tuple[list[Deployment], str]:
+    """The deployments with times that may stand beside each other: where one has no calibration, none has. What is to be said.
+
+    A predicted time of one GPU and a datasheet bound of another differ by what the bound leaves out, not by the GPUs.
+    """
+    bare = dict.fromkeys(d.gpu.name for d in deployments if not d.calibration)
+    if not bare or all(not d.calibration for d in deployments):
+        return [*deployments], ""
+    replaced = [msgspec.structs.replace(d, calibration=None, calibrated_on="") for d in deployments]
+    return replaced, f"no calibration of {', '.join(bare)}, so all times are datasheet bounds"

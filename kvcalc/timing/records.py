@@ -25,8 +25,7 @@ def mixed_records(deployment: Deployment, text: str) -> list[dict[str, Any]]:
 
 
 def _asked(deployment: Deployment, batch: Batch, phase: str, batch_size: int, context: int) -> list[dict[str, Any]]:
-    common: dict[str, Any] = {"model": deployment.model.name, "gpu": deployment.gpu.name}
-    common |= {"phase": phase, "batch_size": batch_size, "context": context}
+    common: dict[str, Any] = deployment.named | {"phase": phase, "batch_size": batch_size, "context": context}
     records = pass_records(deployment.placed(batch), deployment.gpu, deployment.calibration, deployment.routing)
     return [common | record for record in records]
 
