@@ -34,9 +34,10 @@ FAMILIES = ("MHA", "GQA-8", "GQA-4", "MQA", "MLA", "DSA")
 def attention_table(records: Sequence[dict[str, Any]]) -> Table:
     """A line a variant and GPU, under what they have in common."""
     used = dict.fromkeys(f"{r['gpu']} {r['knee']:.1f} FLOP/B in {r['computed_in']}" for r in records)
+    caches = ", ".join(dict.fromkeys(r["kv_cache_dtype"] for r in records))
     notes = [
         "",
-        f"{SHAPE}, without its projections; cache {', '.join(dict.fromkeys(r['kv_cache_dtype'] for r in records))}; knee: {', '.join(used)}",
+        f"{SHAPE}, without its projections; cache {caches}; knee: {', '.join(used)}",
         "to the knee: so many times as many queries would have to share each byte read for compute to bind, 1× or less "
         "where it does: heads on one KV head or drafted tokens; more sequences do not help, for each reads a cache of its own",
         "at least: the datasheet bound of this layer's attention",

@@ -83,7 +83,7 @@ class Deployment(msgspec.Struct, frozen=True):
             "dtype": formats.weights_label,
             "kv_cache_dtype": formats.kv_cache_dtype,
             "basis": self.basis,
-            "calibration_from": self.calibrated_on or None,
+            "calibration_from": self.calibration.gpu if self.calibration and self.calibrated_on else None,
         }
 
     def stage_operators(self, batch: Batch, stage: int | None = None, all_positions: bool = False) -> tuple[Operator, ...]:
