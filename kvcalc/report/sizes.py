@@ -58,8 +58,9 @@ def _sentence(records: Sequence[Record]) -> str:
 
 
 def _apart(records: Sequence[Record]) -> list[str]:
-    """The keys that tell the records apart, beside context."""
-    return [key for key in APART if len({r[key] for r in records}) > 1]
+    """The keys that tell the records apart beside context: the model, and what differs among those of one model."""
+    models = {r["model"] for r in records}
+    return [key for key in APART if len({(r["model"], r[key]) for r in records}) > (1 if key == "model" else len(models))]
 
 
 def _against_weights(records: Sequence[Record], models: Sequence[Model]) -> list[str]:
