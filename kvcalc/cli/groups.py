@@ -126,9 +126,16 @@ class Ranks(Group, frozen=True, kw_only=True):
     further: FurtherRanks
 
     def parallelisms(self) -> "list[Parallelism]":
-        from kvcalc.units import parse_tokens
+        return [self.further.beside(_gpus(word)) for word in listed(self.tp, "tp")]
 
-        return [self.further.beside(parse_tokens(word, "tensor-parallel size")) for word in listed(self.tp)]
+
+def _gpus(word: str) -> int:
+    from kvcalc.errors import UserError
+
+    try:
+        return int(word)
+    except ValueError:
+        raise UserError(f"tp {word!r} is not a number of GPUs", hint="Give a whole number from 1 up") from None
 
 
 class Deploying(Group, frozen=True, kw_only=True):

@@ -150,9 +150,8 @@ def _sentence(rows: Sequence[dict[str, Any]], found: Sequence[Fit]) -> str:
     where = f"{first['gpus']}× {first['gpu']} (tp {first['tensor_parallel_size']})"
     middle, low = answer.sequences_at("middle"), first["low_num_seqs"]
     said = f"{middle:,} user{'s' * (middle != 1)} of {answer.length:,} tokens fit{'s' * (middle == 1)} on {where}"
-    there = [
-        (r, f) for r, f in zip(rows, found, strict=True) if f.deployment == answer.deployment and r["engine"] == first["engine"]
-    ]
+    pairs = zip(rows, found, strict=True)
+    there = [(r, f) for r, f in pairs if f.deployment == answer.deployment and f.engine is answer.engine]
     if "length" in first and "asked" not in first:
         others = "".join(f", {f.sequences_at('middle'):,} of {f.length:,}" for _, f in there[1:])
         return f"{first['model']}: {said}{others}"

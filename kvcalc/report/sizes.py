@@ -31,7 +31,7 @@ def size_table(records: Sequence[Record], stored: Sequence[tuple[Model, Precisio
     words = dict.fromkeys((m.name, assumptions(m, p, block_size, ranks, weights)) for m, p, ranks in stored)
     named = len({name for name, _ in words}) > 1 and len({text for _, text in words}) > 1
     lines = [*dict.fromkeys(f"{name}: {text}" if named else text for name, text in words)]
-    models = {m.name: m for m, *_ in stored}.values()
+    models = [*{m.name: m for m, *_ in stored}.values()]
     lines = [*lines, *(f"{m.name}: {line}" if len(models) > 1 else line for m in models if (line := reach_line(m)))]
     return Table(
         records,
