@@ -1,11 +1,13 @@
 """The records of `fit`: one configuration each, every figure under its own key, and what would help one that fails."""
 
+import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kvcalc.capacity import Fit
+from kvcalc.capacity.commands import command_of
 from kvcalc.capacity.fragmentation import contiguous, external, paged
 from kvcalc.capacity.memory_terms import ENDS, stage_weights
 from kvcalc.capacity.placement import GIB, loading, offloaded, replicas
@@ -18,8 +20,22 @@ from kvcalc.units import format_bytes
 LARGEST_TP = 64
 
 
-def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[str, Any]:
-    """One configuration as a record; integers are exact bytes of one GPU. `breakpoints` is its one nested list."""
+class Typed(NamedTuple):
+    """The words in which a request named its model and its GPU, and its changes of the model; '' what they are called."""
+
+    model: str = ""
+    gpu: str = ""
+    changes: tuple[str, ...] = ()
+
+
+AS_CALLED = Typed()
+
+
+def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Typed = AS_CALLED) -> dict[str, Any]:
+    """One configuration as a record; integers are exact bytes of one GPU. `breakpoints` is its one nested list.
+
+    command: the engine's own command line. kvcalc_command: that, given back to `fit` with what it cannot tell beside it.
+    """
     plan, asked, ranks = found.plan, found.options, found.ranks
     budget, cache = found.budget, found.kv_budget
     range_ = {end: found.budget_at(end) for end in ENDS} if found.engine.ranged or found.given else {}
@@ -65,18 +81,36 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0) -> dict[s
         "requested_model_len": found.length,
         "requested_num_seqs": asked.wanted,
         "low_num_seqs": found.sequences_at("low") if range_ else None,
-        "needed_utilization": found.needed.utilization,
-        "needed_kv_cache_memory_bytes": found.needed.cache,
-        "greatest_num_seqs": found.needed.sequences,
-        "greatest_model_len": found.needed.length,
+        **_inverse(found),
         "kv_cache_allocated_bytes": plan.allocated(cache, found.per_rank, found.length),
         **plan.parts(found.per_rank, found.length),
         "max_num_batched_tokens": found.settings.max_num_batched_tokens,
         **_moved(found),
         **_placed(found),
         **(_fragmentation(found, lengths, seed) if lengths else {}),
+        **_commands(found, typed),
         "breakpoints": plan.breakpoints(),
     }
+
+
+def _inverse(found: Fit) -> dict[str, Any]:
+    """What just holds what is asked for, and the greatest settings."""
+    return {
+        "needed_utilization": found.needed.utilization,
+        "needed_kv_cache_memory_bytes": found.needed.cache,
+        "greatest_num_seqs": found.needed.sequences,
+        "greatest_model_len": found.needed.length,
+    }
+
+
+def _commands(found: Fit, typed: Typed) -> dict[str, str | None]:
+    written = command_of(found.deployment, found.options, typed.model)
+    if written is None:
+        return {"command": None, "kvcalc_command": None}
+    changes = [word for change in typed.changes for word in ("--set", change)]
+    gpu = typed.gpu if typed.gpu.lower().endswith((".yaml", ".yml")) else found.gpu.name
+    beside = shlex.join(["--gpu", gpu, *changes, *written.beside])
+    return {"command": written.line, "kvcalc_command": f"kvcalc fit {beside} -- {written.line}"}
 
 
 def _moved(found: Fit) -> dict[str, Any]:

@@ -9,9 +9,12 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.common import check_number, note
-from kvcalc.cli.groups import Group, Output, Precisions, Ranks, chosen_gpus, chosen_models, grouped, listed
+from kvcalc.cli.groups import Group, Output, Precisions, Ranks, chosen_gpus, grouped, listed
+from kvcalc.cli.lines import filled, told_by
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvcalc.capacity import Fit, FitOptions
     from kvcalc.timing.deployment import Deployment
 
@@ -108,22 +111,30 @@ class EngineOptions(Group, frozen=True):
         str, typer.Option("--kv-offloading-bytes", help="Host memory for the cache, per GPU.", show_default=False)
     ] = ""
 
-    def options(self) -> "list[FitOptions]":
-        """Every combination of the lists, for at least as many sequences as are required."""
+    def options(self, told: "Mapping[str, Any]") -> "list[FitOptions]":
+        """Every combination of the lists, for at least as many sequences as are required.
+
+        told: by a command line, where nothing else is said here.
+        """
         from kvcalc.capacity import FitOptions
         from kvcalc.errors import UserError
         from kvcalc.library.words import from_words, spelled
 
         if self.require < 0:
             raise UserError(f"--require {self.require} is not a number of sequences")
-        given = msgspec.structs.asdict(self) | {"hybrid": not self.disable_hybrid}
-        points = product(*(listed(given[name], spelled(name)) for name in LISTS))
+        default = EngineOptions()
+        own = {name: value for name, value in msgspec.structs.asdict(self).items() if value != getattr(default, name)}
+        given = dict(told) | own | ({"hybrid": False} if self.disable_hybrid else {})
+        points = product(*(listed(str(given.get(name, getattr(default, name))), spelled(name)) for name in LISTS))
         return [from_words(FitOptions, given | dict(zip(LISTS, point, strict=True))) for point in points]
 
 
 @grouped
 def run(
-    models: o.SomeModels,
+    models: Annotated[
+        list[str],
+        typer.Argument(help=o.MODELS_HELP + " Or a command line: -- vllm serve …", metavar="MODEL…", show_default=False),
+    ],
     *,
     gpu: o.Gpus = "h100",
     asked: EngineOptions,
@@ -144,19 +155,24 @@ def run(
 ) -> int:
     """What fits on these GPUs, and what an engine really allocates."""
     from kvcalc.capacity.fragmentation import read_lengths
-    from kvcalc.capacity.record import fit_record, smallest_first
+    from kvcalc.capacity.record import Typed, fit_record, smallest_first
     from kvcalc.report.fit import explain_fit, fit_table, memory_chart
     from kvcalc.timing.deployment import Deployment
 
-    chosen, options, gpus = chosen_models(models, set_), asked.options(), chosen_gpus(gpu)
+    (named, chosen), told = told_by(models, set_)
+    options, gpus = asked.options(told), chosen_gpus(gpu)
     drawn = read_lengths(lengths, seed) if lengths else []
-    lists = chosen, gpus, ranks.parallelisms(), formats.precisions(), options
+    splits = msgspec.structs.replace(filled(ranks, told), further=filled(ranks.further, told)).parallelisms()
+    lists = chosen, gpus, splits, filled(formats, told).precisions(), options
     check_number("configurations", MOST_CONFIGURATIONS, *lists)
     points = [(Deployment(m, card, p, r), one) for m, card, r, p, one in product(*lists)]
     answers = smallest_first(_answers(points))
     if allocations:
         return _played(answers[0], allocations, output)
-    records = [fit_record(f, drawn, seed) for f in answers]
+    words = {m.name: name for m, name in zip(chosen, named, strict=True)} | dict(
+        zip([g.name for g in gpus], gpu.split(","), strict=True)
+    )
+    records = [fit_record(f, drawn, seed, Typed(words[f.model.name], words[f.gpu.name], (*set_,))) for f in answers]
     _remarks(answers, drawn)
     if output.plot:
         output.picture(memory_chart(records))

@@ -209,10 +209,14 @@ def listed(text: str, what: str = "list") -> list[str]:
     return words
 
 
+def model_words(names: Sequence[str]) -> list[str]:
+    """The names among words and lists of them; a file whose name holds a comma is one."""
+    return [word for name in names for word in ([name] if Path(name).exists() else listed(name))]
+
+
 def chosen_models(names: Sequence[str], changes: list[str]) -> "list[Model]":
-    """The models of words and of lists among them; a file whose name holds a comma is one."""
-    words = [word for name in names for word in ([name] if Path(name).exists() else listed(name))]
-    return [chosen_model(word, changes) for word in words]
+    """The models of words and of lists among them."""
+    return [chosen_model(word, changes) for word in model_words(names)]
 
 
 def chosen_model(name: str, changes: list[str]) -> "Model":

@@ -24,7 +24,7 @@ def load_model(name: str) -> Model:
     """
     if not name.strip():
         raise UserError("the model's name is empty")
-    if name.startswith("hf:") or _is_hub_name(name):
+    if name.startswith("hf:") or is_hub_name(name):
         from kvcalc.library.huggingface.hub import load_from_hub
 
         return load_from_hub(name.removeprefix("hf:"))
@@ -97,7 +97,7 @@ def changed(model: Model, **fields: object) -> Model:
     return found
 
 
-def _is_hub_name(name: str) -> bool:
+def is_hub_name(name: str) -> bool:
     parts = name.split("/")
     looks = len(parts) == 2 and all(p and not p.startswith((".", "~")) for p in parts)
     return looks and not name.lower().endswith(_SUFFIXES) and not os.path.lexists(name)
