@@ -17,6 +17,7 @@ from kvcalc.timing.figures import Figures
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law
 from kvcalc.timing.mla_prefill import MlaPrefill
+from kvcalc.timing.resident import ResidentGemm, ResidentQuantizedGemm
 from kvcalc.timing.routing import Routing
 from kvcalc.units import at_least, maximum
 
@@ -51,8 +52,7 @@ def products(operators: Sequence[Operator], figures: Figures, calibration: Calib
     members: dict[str, list[int]] = {}
     for i, operator in enumerate(operators):
         if isinstance(operator.shape, GemmShape):
-            fp8 = "fp8_block" if operator.shape.format == _BLOCKS else "fp8"
-            members.setdefault(fp8 if operator.dtype == "fp8" else "bfloat16", []).append(i)
+            members.setdefault(_products_of(operator.dtype, operator.shape.format, calibration), []).append(i)
     found = {}
     for data, indices in members.items():
         entry = calibration.entry("gemm", data)
@@ -69,9 +69,18 @@ def products(operators: Sequence[Operator], figures: Figures, calibration: Calib
     return found
 
 
+def _products_of(dtype: str, stored: str, calibration: Calibration) -> str:
+    """Of which rows products are: fp4's for nvfp4 weights where the GPU has rows of it."""
+    if stored == "nvfp4" and stored in calibration.laws.get("gemm", {}):
+        return stored
+    return ("fp8_block" if stored == _BLOCKS else "fp8") if dtype == "fp8" else "bfloat16"
+
+
 def _product_law(law: Law, calibration: Calibration) -> Law:
-    """The law of products whose input arrives quantised: fp8's without its own pass over the input."""
+    """The law of products as they run in serving: weights from memory, and inputs that arrive quantised."""
     plain_law = calibration.law("gemm", "bfloat16")
+    if isinstance(law, ResidentGemm | ResidentQuantizedGemm):
+        law = msgspec.structs.replace(law, cold=True)
     if isinstance(law, QuantizedGemm | CutlassGemm):
         return law.quantised(plain_law.t0 if isinstance(plain_law, Gemm) else law.t0)
     return law

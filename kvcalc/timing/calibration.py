@@ -75,8 +75,14 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def entry(self, family: str, kind: str) -> Entry | None:
         """As `law`, with its errors."""
         kinds = self.laws.get(family, {})
-        near = (kind, *NEAREST.get(kind, ()), *(k for k in kinds if k.startswith(f"{kind}/")))
-        return next((kinds[k] for k in near if k in kinds), None)
+        found = kinds.get(kind) or self._kernel(kinds, kind)
+        others = (*NEAREST.get(kind, ()), kind.rpartition("/")[0])
+        return found or next((e for k in others if k and (e := kinds.get(k) or self._kernel(kinds, k))), None)
+
+    @staticmethod
+    def _kernel(kinds: dict[str, Entry], kind: str) -> Entry | None:
+        """Of the kernels that a kind was measured with, where it has no law of its own, the one with the most rows."""
+        return max((e for k, e in kinds.items() if k.startswith(f"{kind}/")), key=lambda e: e.rows, default=None)
 
     def basis_on(self, gpu: Gpu) -> str:
         """What its times on `gpu` are: calibrated on its own rows, or scaled from another GPU's by datasheet figures."""

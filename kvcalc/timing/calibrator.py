@@ -24,6 +24,10 @@ from kvcalc.timing.serving import steps_validated
 
 FOLDS, FOLD_STARTS = 4, 2
 LEAST_ROWS = 12  # of a family and kind: fewer make no fit
+LEAST_BESIDE, OWN_ROWS = (
+    5,
+    60,
+)  # of a kernel beside a stack's usual one: fewer than the first make no fit, than the second one like its
 
 
 class FittedLaw(NamedTuple):
@@ -49,14 +53,18 @@ def calibrate(
         family = FAMILIES.get(row.op)
         if row.op not in SERVING and not row.odd:
             cells.setdefault((row.op, family.kind(row.dtype, row.kernel) if family else row.dtype), []).append(row)
-    found = []
+    found: dict[tuple[str, str], FittedLaw] = {}
     for (op, kind), members in sorted(cells.items()):
         progress(f"{op} {kind}: {len(members)} rows")
-        found.append(_fit(op, kind, members, figures, stack, gpu.name))
-    return found
+        usual = found.get((op, kind.rpartition("/")[0]))
+        found[op, kind] = _fit(op, kind, members, figures, stack, gpu, usual.entry if usual else None)
+    return list(found.values())
 
 
-def _fit(op: str, kind: str, rows: list[MeasuredRow], figures: Figures, stack: str, gpu: str) -> FittedLaw:
+def _fit(
+    op: str, kind: str, rows: list[MeasuredRow], figures: Figures, stack: str, gpu: Gpu, usual: Entry | None = None
+) -> FittedLaw:
+    """usual: what the stack takes for such data as a rule, where these rows are of a kernel beside it."""
     import numpy as np
 
     family = FAMILIES.get(op)
@@ -64,11 +72,13 @@ def _fit(op: str, kind: str, rows: list[MeasuredRow], figures: Figures, stack: s
     measured = np.array([row.time_us for row in rows])
     if family is None or not laws:
         return FittedLaw(op, kind, len(rows), None, measured, measured * np.nan, "no law for it")
-    if len(rows) < LEAST_ROWS:
-        return FittedLaw(op, kind, len(rows), None, measured, measured * np.nan, f"fewer than {LEAST_ROWS} rows")
+    like = usual.law if usual and len(rows) < OWN_ROWS else None
+    least = LEAST_BESIDE if like else LEAST_ROWS
+    if len(rows) < least:
+        return FittedLaw(op, kind, len(rows), None, measured, measured * np.nan, f"fewer than {least} rows")
     shape = tuple(np.array(column) for column in zip(*(row.shape for row in rows), strict=True))
-    predicted = _held_out(laws, family, figures, shape, measured, rows)
-    best = _best(laws, family, figures, shape, measured, STARTS)
+    predicted = _held_out(laws, family, figures, shape, measured, rows, like)
+    best = _best(laws, family, figures, shape, measured, STARTS, like)
     held, fitted = errors(predicted, measured), errors(best.us(figures, *shape), measured)
     entry = Entry(
         law=cast("AnyLaw", best), rows=len(rows), median_abs_error=held[0], p90_abs_error=held[1],
@@ -77,15 +87,31 @@ def _fit(op: str, kind: str, rows: list[MeasuredRow], figures: Figures, stack: s
     return FittedLaw(op, kind, len(rows), entry, measured, predicted, members=rows)
 
 
-def _best(laws: Candidates, family: Family, figures: Figures, shape: tuple[Array, ...], measured: Array, starts: int) -> Law:
+def _best(
+    laws: Candidates,
+    family: Family,
+    figures: Figures,
+    shape: tuple[Array, ...],
+    measured: Array,
+    starts: int,
+    like: Law | None = None,
+) -> Law:
     """Of the laws that these rows could follow, fitted, the one that comes nearest."""
     weight = family.weight(*shape) if family.weight else None
+    if like is not None:
+        return fit(type(like), figures, shape, measured, weight, starts, like).law
     ends = [fit(law, figures, shape, measured, weight, starts, **fixed) for law, fixed in laws]
     return min(ends, key=lambda end: end.loss).law
 
 
 def _held_out(
-    laws: Candidates, family: Family, figures: Figures, shape: tuple[Array, ...], measured: Array, rows: list[MeasuredRow]
+    laws: Candidates,
+    family: Family,
+    figures: Figures,
+    shape: tuple[Array, ...],
+    measured: Array,
+    rows: list[MeasuredRow],
+    like: Law | None,
 ) -> Array:
     import numpy as np
 
@@ -96,7 +122,7 @@ def _held_out(
         if not out.any() or out.all():
             out = np.arange(len(rows)) % FOLDS == held
         kept, left = tuple(a[~out] for a in shape), tuple(a[out] for a in shape)
-        predicted[out] = _best(laws, family, figures, kept, measured[~out], FOLD_STARTS).us(figures, *left)
+        predicted[out] = _best(laws, family, figures, kept, measured[~out], FOLD_STARTS, like).us(figures, *left)
     return predicted
 
 

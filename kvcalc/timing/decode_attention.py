@@ -6,11 +6,11 @@ walk over s SMs and combine. Its tiles run in whole waves; the memory side is on
     n      = batch·kv_heads·⌈(q_heads/kv_heads)/64⌉,  blocks = ⌈L/128⌉,  L = min(kv_len, window)
     tile   = tau + ⌈blocks/s⌉·128·2·head_dim·bytes / r
     miss   = 1 / (1 + (cap·L2/B)^6),  B = bytes of the cache that is read
-    memory = max(B·miss / (0.95·BW), B / 6 TB/s) + tramp·miss
+    memory = max(B·miss / (reach·BW), B / l2) + tramp·miss
     t      = t0 + min over s ≤ blocks of [pnorm_2(⌈n·s/SMs⌉·tile, memory) + (s > 1)·(2 + 0.05·s)] + 4·batch·q_heads·head_dim/BW
 """
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kvcalc.timing.law import Array, Law, pnorm, within
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BLOCK = 128  # tokens of a step along the cache
 ROWS = 64  # query heads of one tile
-REACHED = 0.95  # of the datasheet's bandwidth, by a long read of the cache
-L2_RATE = 6e6  # bytes per µs out of the second-level cache
 COMBINE, COMBINE_EACH = 2.0, 0.05  # µs of the kernel that combines a split, and for each part
 WIDEST_GROUP = 32  # query heads per KV head that tensor-core kernels take; beyond, some stacks go head by head
 
@@ -33,11 +31,11 @@ def misses(read: Array, cap: float, l2: float, cold: bool) -> Array:
     return np.ones_like(read) if cold else 1 / (1 + (cap * l2 / read) ** 6)
 
 
-def memory_time(read: Array, miss: Array, bandwidth: float, tramp: float) -> Array:
-    """µs to read a cache of which a share misses the L2: from HBM with its ramp, or at the L2's rate."""
+def memory_time(read: Array, miss: Array, reached: float, l2: float, tramp: float) -> Array:
+    """µs to read a cache of which a share misses the L2: from HBM at the rate reached, after its ramp, or at the L2's rate."""
     import numpy as np
 
-    return np.maximum(read * miss / (REACHED * bandwidth), read / L2_RATE) + tramp * miss
+    return np.maximum(read * miss / reached, read / l2) + tramp * miss
 
 
 class DecodeAttention(Law, frozen=True, tag="decode_attention"):
@@ -47,12 +45,14 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     at what rate one SM streams the cache at head_dim 128; r64, r256: factors on it at other widths, √r256 at 192. cap: the
     share of the L2 in which a cache stays between calls. tramp [µs]: ramp of HBM, and the tail. rm, rw: factors on r for MHA and
     for wide groups, where stacks take other kernels; tx: on tau for the one that `apart` names; the other has tau/rm, or tau.
+    reach: of the datasheet's bandwidth, by a long read of the cache. l2 [bytes/µs]: out of the second-level cache.
 
     bytes: of one cached element. wide: `grouped` kernels for more than 16 query heads per KV head, or `per_head` beyond 32,
-    which read once for each. cold: true where the cache is never in the L2, as in serving.
+    which read once for each. cold: true where the cache is never in the L2, as in serving. parts: the most into which a
+    kernel splits a walk.
     """
 
-    CHOICES: ClassVar[tuple[dict[str, str], ...]] = tuple(
+    CHOICES: ClassVar[tuple[dict[str, Any], ...]] = tuple(
         {"wide": wide, "apart": apart} for wide in ("grouped", "per_head") for apart in ("mha", "wide")
     )
 
@@ -60,6 +60,7 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     wide: Literal["grouped", "per_head"] = "grouped"
     apart: Literal["mha", "wide"] = "mha"
     cold: bool = False
+    parts: int = 128
     t0: Annotated[float, within(0.3, 60)] = 7
     tau: Annotated[float, within(0.05, 30)] = 2.5
     r: Annotated[float, within(5e3, 1e6)] = 1e5
@@ -70,6 +71,8 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     rm: Annotated[float, within(0.1, 8)] = 1
     tx: Annotated[float, within(0.1, 20)] = 1
     rw: Annotated[float, within(0.02, 8)] = 1
+    reach: Annotated[float, within(0.5, 1.1)] = 0.95
+    l2: Annotated[float, within(5e5, 6e7)] = 6e6
 
     def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
@@ -86,18 +89,21 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
         on_mha, on_wide = (self.tx, 1.0) if self.apart == "mha" else (1 / self.rm, self.tx)
         tau = self.tau * np.where(special, on_wide, 1) * np.where(group == 1, on_mha, 1)
         read = 2 * batch * kv_heads * length * head_dim * self.bytes
-        memory = memory_time(read, misses(read, self.cap, machine.l2, self.cold), machine.memory, self.tramp)
+        miss = misses(read, self.cap, machine.l2, self.cold)
+        memory = memory_time(read, miss, self.reach * machine.memory, self.l2, self.tramp)
         block = BLOCK * 2 * head_dim * self.bytes / rate
-        best = best_split(n / machine.sms, np.ceil(length / BLOCK), tau, block, memory, COMBINE)
+        best = best_split(n / machine.sms, np.ceil(length / BLOCK), tau, block, memory, COMBINE, self.parts)
         return self.t0 + best + 4 * batch * q_heads * head_dim / machine.memory
 
 
-def best_split(n: Array, blocks: Array, tau: Array, block: Array, memory: Array, combine: float) -> Array:
-    """The least time over the number of parts into which each tile's walk is split; n: tiles per SM."""
+def best_split(
+    n: Array, blocks: Array, tau: Array, block: Array, memory: Array, combine: float, parts: int = SPLITS[-1]
+) -> Array:
+    """The least time over the number of parts, at most `parts`, into which each tile's walk is split; n: tiles per SM."""
     import numpy as np
 
     best = pnorm(2.0, np.ceil(n) * (tau + blocks * block), memory)
-    most = float(blocks.max()) if blocks.size else 1.0
+    most = min(float(blocks.max()), parts) if blocks.size else 1.0
     for split in SPLITS[1:]:
         if split > most:
             break

@@ -12,7 +12,7 @@ from kvcalc.timing.moe import Moe
 from kvcalc.timing.tuned import tuned_sizes
 
 # Bytes of a stored weight, scales included, by the format that rows name: 16-bit scales per 32 for int4, one byte for mxfp4.
-BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "int4_wo": 0.5625, "w4a16_mxfp4": 0.53125}
+BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "int4_wo": 0.5625, "w4a16_mxfp4": 0.53125, "nvfp4": 0.5625}
 KERNELS = ("triton", "oai", "marlin", "flashinfer", "cutlass")
 TILES = {"oai": "openai", "marlin": "marlin", "flashinfer": "menu", "cutlass": "menu"}
 # SGLang's Triton kernel has no 4-bit form before Blackwell: it expands mxfp4 to bf16 when it loads the weights.
@@ -26,7 +26,7 @@ NOTES = {("vllm", "fp8/flashinfer"): _UNTUNED, ("sglang", "bfloat16/flashinfer/u
 STORED = {
     "bf16": ("bfloat16",), "fp16": ("bfloat16",), "fp8": ("fp8", "fp8_block"), "fp8_per_channel": ("fp8", "fp8_block"),
     "fp8_block128": ("fp8_block", "fp8"), "int4": ("int4_wo",), "awq": ("int4_wo",), "gptq": ("int4_wo",),
-    "mxfp4": ("w4a16_mxfp4",),
+    "mxfp4": ("w4a16_mxfp4",), "nvfp4": ("nvfp4",),
 }  # fmt: skip
 
 
@@ -44,7 +44,10 @@ def moe_laws(kind: str, stack: str, gpu: str) -> tuple[tuple[type[Law], dict[str
     if stored not in BYTES:
         return ()
     expanded = (stack, kind) in EXPANDED
-    given: dict[str, Any] = {"bytes": 2.0 if expanded else BYTES[stored], "compute": 1 if stored.startswith("fp8") else 2}
+    given: dict[str, Any] = {
+        "bytes": 2.0 if expanded else BYTES[stored],
+        "compute": 1.0 if stored.startswith("fp8") else 0.5 if stored == "nvfp4" else 2.0,
+    }
     given["gated"] = "ungated" not in rest
     if "triton" in rest:
         block = "_block" if stored == "fp8_block" else ""

@@ -8,26 +8,30 @@ the nearest kind that `NEAREST` names stands in for it.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from kvcalc.gpu.spec import Gpu
 from kvcalc.timing.allreduce import AllReduce
 from kvcalc.timing.cutlass import CutlassGemm
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.experts import moe_kind, moe_laws
+from kvcalc.timing.figures import figures_of
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Array, Law
 from kvcalc.timing.mla_decode import MlaDecode
 from kvcalc.timing.mla_prefill import MlaPrefill
 from kvcalc.timing.moe import Moe
 from kvcalc.timing.prefill_attention import PrefillAttention
+from kvcalc.timing.resident import ResidentGemm, ResidentQuantizedGemm, keeps_weights
 from kvcalc.timing.sparse_decode import SparseDecode
 
 AnyLaw = (
     Gemm | QuantizedGemm | CutlassGemm | DecodeAttention | PrefillAttention | MlaDecode | MlaPrefill | AllReduce | Elementwise
-    | Moe | SparseDecode
+    | Moe | SparseDecode | ResidentGemm | ResidentQuantizedGemm
 )  # fmt: skip
 
 # fp8 attention is given away by its time alone: TensorRT-LLM runs bf16 prefill over an fp8 cache in fp8.
 FP8_PREFILL_STACKS = ("trtllm",)
+NVFP4 = 0.5625  # bytes of an element: four bits, and a scale of one byte for 16
 ABSORBED_PREFILL_STACKS = ("sglang",)  # latent prefill measured in the absorbed form
 NEAREST = {
     "fp8_block": ("fp8",),
@@ -36,6 +40,10 @@ NEAREST = {
     "fp8/fp8": ("bfloat16/fp8",),
     "fp8/bfloat16": ("fp8/fp8", "bfloat16/bfloat16"),
 }
+# Parts into which their Triton kernels split a walk at most: SGLang's server_args (triton_attention_num_kv_splits), vLLM's
+# triton_attn (NUM_PAR_SOFTMAX_SEGMENTS).
+PARTS = {"sglang": 8, "vllm": 16}
+BESIDE = ("triton", "flashinfer")  # kernels of attention that stacks take for some models or widths, beside their usual one
 Candidates = tuple[tuple[type[Law], dict[str, Any]], ...]
 
 
@@ -46,50 +54,67 @@ class Family(NamedTuple):
     their data types and kernel. weight: of each row.
     """
 
-    laws: Callable[[str, str, str], Candidates]
+    laws: Callable[[str, str, Gpu], Candidates]
     kind: Callable[[str, str], str]
     weight: Callable[..., Array] | None = None
 
 
 _GEMMS: dict[str, tuple[type[Law], ...]] = {
     "bfloat16": (Gemm,), "fp8": (QuantizedGemm, CutlassGemm), "fp8_block": (QuantizedGemm, CutlassGemm),
+    "nvfp4": (QuantizedGemm,),
 }  # fmt: skip
 
 
-def _gemm(kind: str, stack: str, gpu: str) -> Candidates:
-    return tuple((law, {}) for law in _GEMMS.get(kind, ()))
+_RESIDENT: dict[type[Law], type[Law]] = {Gemm: ResidentGemm, QuantizedGemm: ResidentQuantizedGemm}
+
+
+def _gemm(kind: str, stack: str, gpu: Gpu) -> Candidates:
+    given = {"bytes": NVFP4} if kind == "nvfp4" else {}
+    resident = keeps_weights(figures_of(gpu))
+    return tuple((_RESIDENT.get(law, law) if resident else law, given) for law in _GEMMS.get(kind, ()))
 
 
 def _bytes(kind: str) -> int:
     return 1 if kind.endswith("fp8") else 2
 
 
-def _cached(law: type[Law]) -> Callable[[str, str, str], Candidates]:
-    return lambda kind, stack, gpu: ((law, {"bytes": _bytes(kind)}),) if kind in ("bfloat16", "fp8") else ()
+def _cached(law: type[Law]) -> Callable[[str, str, Gpu], Candidates]:
+    def laws(kind: str, stack: str, gpu: Gpu) -> Candidates:
+        data, _, kernel = kind.partition("/")
+        split = {"parts": PARTS[stack]} if kernel == "triton" and stack in PARTS and law is DecodeAttention else {}
+        return ((law, {"bytes": _bytes(data), **split}),) if data in ("bfloat16", "fp8") else ()
+
+    return laws
 
 
-def _prefill(kind: str, stack: str, gpu: str) -> Candidates:
-    attends, _, cached = kind.partition("/")
+def _prefill(kind: str, stack: str, gpu: Gpu) -> Candidates:
+    attends, cached, *_ = [*kind.split("/"), ""]
     if not {attends, cached} <= {"bfloat16", "fp8"}:
         return ()
     fp8 = attends == "fp8" or (cached == "fp8" and stack in FP8_PREFILL_STACKS)
     return ((PrefillAttention, {"compute": 1 if fp8 else 2}),)
 
 
-def _mla_prefill(kind: str, stack: str, gpu: str) -> Candidates:
+def _mla_prefill(kind: str, stack: str, gpu: Gpu) -> Candidates:
     if kind not in ("bfloat16", "fp8"):
         return ()
     return ((MlaPrefill, {"attends": "absorbed" if stack in ABSORBED_PREFILL_STACKS else "expanded"}),)
 
 
-def _sparse(kind: str, stack: str, gpu: str) -> Candidates:
+def _sparse(kind: str, stack: str, gpu: Gpu) -> Candidates:
     _, _, stored = kind.partition("/")
-    bytes_ = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0}.get(stored)
+    bytes_ = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": NVFP4}.get(stored)
     return ((SparseDecode, {"bytes": bytes_}),) if bytes_ else ()
 
 
 def _same(kind: str, kernel: str) -> str:
     return kind
+
+
+def _attention_kind(kind: str, kernel: str) -> str:
+    """The kind of data, with the kernel behind it where that is one that a stack takes beside its own."""
+    beside = next((name for name in BESIDE if kernel == name or f"_{name}_" in f"_{kernel}_"), "")
+    return f"{kind}/{beside}" if beside and not kernel.startswith("vllm_flashinfer") else kind
 
 
 def _usual_groups(*shape: Array) -> Array:
@@ -116,11 +141,11 @@ def _usual_matrices(*shape: Array) -> Array:
 
 FAMILIES = {
     "gemm": Family(_gemm, _same, _usual_matrices),
-    "decode_attention": Family(_cached(DecodeAttention), _same, _usual_groups),
-    "prefill_attention": Family(_prefill, _same, _usual_groups),
+    "decode_attention": Family(_cached(DecodeAttention), _attention_kind, _usual_groups),
+    "prefill_attention": Family(_prefill, _attention_kind, _usual_groups),
     "mla_decode": Family(_cached(MlaDecode), _same),
     "mla_prefill": Family(_mla_prefill, _same),
     "allreduce": Family(lambda kind, stack, gpu: ((AllReduce, {}),), lambda kind, kernel: "bytes"),
-    "moe": Family(moe_laws, moe_kind),
+    "moe": Family(lambda kind, stack, gpu: moe_laws(kind, stack, gpu.name), moe_kind),
     "dsa_decode_module": Family(_sparse, _same),
 }

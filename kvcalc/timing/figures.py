@@ -9,8 +9,8 @@ from kvcalc.gpu.spec import Gpu
 class Figures(NamedTuple):
     """Datasheet figures of one GPU in the laws' units.
 
-    memory, link: bytes per µs (memory; to other GPUs, in one direction). bf16, fp8: dense matrix FLOP per µs. sms:
-    streaming multiprocessors. l2: bytes of second-level cache.
+    memory, link: bytes per µs (memory; to other GPUs, in one direction). bf16, fp8, fp4: dense matrix FLOP per µs, of the
+    next wider unit where there is none. sms: streaming multiprocessors. l2: bytes of second-level cache.
     """
 
     memory: float
@@ -19,10 +19,11 @@ class Figures(NamedTuple):
     sms: int
     l2: float
     link: float
+    fp4: float = 0.0
 
     def peak(self, element_bytes: float) -> float:
-        """Matrix FLOP per µs for operands of so many bytes: fp8's for one, else bf16's."""
-        return self.fp8 if element_bytes == 1 else self.bf16
+        """Matrix FLOP per µs for operands of so many bytes: fp4's below one, fp8's for one, else bf16's."""
+        return self.fp4 if element_bytes < 1 else self.fp8 if element_bytes == 1 else self.bf16
 
 
 def figures_of(gpu: Gpu) -> Figures:
@@ -37,4 +38,5 @@ def figures_of(gpu: Gpu) -> Figures:
         sms=gpu.sms,
         l2=float(gpu.l2_bytes),
         link=(gpu.link or gpu.bandwidth_bytes_per_s) / 1e6,
+        fp4=gpu.peak("fp4")[0] / 1e6,
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvcalc.timing.figures import Figures
 
 STARTS, STEPS = 5, 40
+LIKE = 0.5  # e-fold that a parameter may stray from that of a law which it should resemble, as PULL
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
@@ -34,9 +35,12 @@ def fit(
     measured: Array,
     weight: Array | None = None,
     starts: int = STARTS,
+    like: Law | None = None,
     **fixed: Any,
 ) -> Fitted:
     """The law of this kind that comes nearest to the measured microseconds, over all its forms and starting points.
+
+    like: a law of this kind for much the same, from whose form and parameters the fit strays only as far as rows pull it.
 
     weight: of each row. starts: points that the search begins from. fixed: fields that are given, not fitted (the bytes of
     an element, say).
@@ -44,6 +48,8 @@ def fit(
     import numpy as np
 
     weights = np.ones_like(measured) if weight is None else weight
+    if like is not None:
+        return _fit_form(law, _form(like), machine, shape, np.log(measured), weights, starts, like)
     best: Fitted | None = None
     forms = {repr(choice | fixed): choice | fixed for choice in law.CHOICES}
     for form in forms.values():
@@ -62,28 +68,36 @@ def _fit_form(
     target: Array,
     weight: Array,
     starts: int,
+    like: Law | None = None,
 ) -> Fitted:
     import numpy as np
 
     ranges = law.ranges()
     low = np.log([r.least for r in ranges.values()])
     high = np.log([r.most for r in ranges.values()])
-    typical = np.log([r.typical for r in ranges.values()])
+    typical = np.log([getattr(like, name) if like else r.typical for name, r in ranges.items()])
 
     def build(x: Array) -> Law:
         return law(**choice, **dict(zip(ranges, np.exp(x).tolist(), strict=True)))
 
-    def residual(x: Array) -> Array:
-        return np.log(np.maximum(build(x).us(machine, *shape), 1e-9)) - target
+    def residual(points: Array) -> Array:
+        values = np.exp(points).T[..., None]  # [parameters, points, 1], so that the law broadcasts to [points, rows]
+        found = law(**choice, **dict(zip(ranges, values, strict=True))).us(machine, *shape)
+        return np.log(np.maximum(found, 1e-9)) - target
 
-    goal = Goal(residual, weight, law.SOFTNESS, typical, law.PULL)
+    goal = Goal(residual, weight, law.SOFTNESS, typical, LIKE if like else law.PULL)
     ends = [_descend(goal, start, low, high) for start in _starts(typical, low, high, starts)]
     x, loss = min(ends, key=lambda end: end[1])
     return Fitted(rounded(build(np.clip(x, low, high))), loss)
 
 
+def _form(law: Law) -> dict[str, Any]:
+    """The fields of a law that are given, not fitted."""
+    return {name: getattr(law, name) for name in law.__struct_fields__ if name not in law.ranges()}
+
+
 class Goal(NamedTuple):
-    """What a fit minimises: residuals of a point with their weights, and the pull towards the typical point."""
+    """What a fit minimises: residuals of points [points, rows] with their weights, and the pull towards the typical point."""
 
     residual: Callable[[Array], Array]
     weight: Array
@@ -132,11 +146,11 @@ def _descend(goal: Goal, start: Array, low: Array, high: Array) -> tuple[Array, 
     import numpy as np
 
     x, damping = start, 1e-2
-    r = goal.residual(x)
+    r = goal.residual(x[None])[0]
     loss = goal.loss(x, r)
     stiff = (goal.softness / goal.pull) ** 2 if goal.pull else 0.0
     for _ in range(STEPS):
-        slopes = np.stack([(goal.residual(x + step) - r) / _STEP for step in np.eye(len(x)) * _STEP], axis=1)
+        slopes = ((goal.residual(x + np.eye(len(x)) * _STEP) - r) / _STEP).T
         pull = goal.weight / np.sqrt(1 + (r / goal.softness) ** 2)
         square = slopes.T @ (pull[:, None] * slopes) + stiff * np.eye(len(x))
         gradient = slopes.T @ (pull * r) + stiff * (x - goal.typical)
@@ -144,7 +158,7 @@ def _descend(goal: Goal, start: Array, low: Array, high: Array) -> tuple[Array, 
         for _ in range(8):
             move = -np.linalg.solve(square + damping * np.diag(np.diag(square) + 1e-6), gradient)
             trial = np.clip(x + np.clip(move, -1, 1), low, high)
-            found = goal.residual(trial)
+            found = goal.residual(trial[None])[0]
             value = goal.loss(trial, found)
             if value < loss:
                 better = True

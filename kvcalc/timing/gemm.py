@@ -39,50 +39,61 @@ class Gemm(Law, frozen=True, tag="gemm"):
     em: Annotated[float, within(0.2, 1.1)] = 0.85
     p: Annotated[float, within(1, 8)] = 2.5
     tr: Annotated[float, within(0.2, 30)] = 2.2
-    r: Annotated[float, within(3e4, 1e6)] = 1.6e5
+    r: Annotated[float, within(1e4, 1e6)] = 1.6e5
+
+    def reading(self, machine: "Figures", weights: Array, others: Array) -> Array:
+        """µs to move so many bytes of weights, and so many of inputs and outputs."""
+        return (weights + others) / (self.em * machine.memory)
 
     def us(self, machine: "Figures", *shape: Array) -> Array:
         m, n, k, *stored = shape
-        memory = (k * (2 * m + n * (stored[0] if stored else 2)) + 2 * m * n) / (self.em * machine.memory)
+        weights = n * k * (stored[0] if stored else 2)
+        memory = self.reading(machine, weights, 2 * m * (k + n))
         rate = self.ec * machine.bf16 / machine.sms
         return self.t0 + _best_plan(m, n, k, memory, rate, self.r / 2, machine.sms, self.p, self.tr)
 
 
 class QuantizedGemm(Law, frozen=True, tag="gemm_fp8"):
-    """fp8 products that quantise their bf16 input first, in a kernel of its own: + 3·m·k / (bq·BW).
+    """fp8 and fp4 products that quantise their bf16 input first, in a kernel of its own: + (2 + bytes)·m·k / (bq·BW).
 
     t0, ec, em, p, tr, r: as of Gemm, t0 with the launch of that kernel. bq: of the datasheet's bandwidth, what quantising
     reaches. pro [µs]: what each wave pays beside its
     products: scales, prologue, epilogue. sg: how far the last wave counts as a whole one (0: not at all).
     """
 
+    bytes: float = 1.0
     t0: Annotated[float, within(0.2, 60)] = 4.0
     ec: Annotated[float, within(0.2, 1.1)] = 0.75
     em: Annotated[float, within(0.2, 1.1)] = 0.85
     p: Annotated[float, within(1, 8)] = 2
     tr: Annotated[float, within(0.2, 30)] = 2.5
-    r: Annotated[float, within(3e4, 1e6)] = 1.6e5
+    r: Annotated[float, within(1e4, 1e6)] = 1.6e5
     bq: Annotated[float, within(0.05, 1.2)] = 0.45
     pro: Annotated[float, within(0.02, 10)] = 1.0
     sg: Annotated[float, within(0.01, 1)] = 0.3
 
     def us(self, machine: "Figures", *shape: Array) -> Array:
         m, n, k, *stored = shape
-        memory = (k * (m + n * (stored[0] if stored else 1)) + 2 * m * n) / (self.em * machine.memory)
-        rate = self.ec * machine.fp8 / machine.sms
-        start = self.t0 + 3 * m * k / (self.bq * machine.memory)
-        return start + _best_plan(m, n, k, memory, rate, self.r, machine.sms, self.p, self.tr, self.pro, self.sg)
+        weights = n * k * (stored[0] if stored else self.bytes)
+        memory = self.reading(machine, weights, m * (k * self.bytes + 2 * n))
+        rate = self.ec * machine.peak(self.bytes) / machine.sms
+        start = self.t0 + (2 + self.bytes) * m * k / (self.bq * machine.memory)
+        return start + _best_plan(m, n, k, memory, rate, self.r / self.bytes, machine.sms, self.p, self.tr, self.pro, self.sg)
+
+    def reading(self, machine: "Figures", weights: Array, others: Array) -> Array:
+        """µs to move so many bytes of weights, and so many of inputs and outputs."""
+        return (weights + others) / (self.em * machine.memory)
 
     def quantised(self, t0: float) -> "QuantizedGemm":
         """The law of a product whose input arrives quantised, with launches of at most t0 µs."""
         return msgspec.structs.replace(self, t0=min(self.t0, t0), bq=float("inf"))
 
 
-def stairs(tiles: Array, stair: float) -> Array:
+def stairs(tiles: Array, stair: Array | float) -> Array:
     """Waves of so many tiles per SM, at least one; a last, partial wave counts between its share and a whole one."""
     import numpy as np
 
-    return np.maximum(1.0, tiles + stair * (np.ceil(tiles) - tiles) if stair else tiles)
+    return np.maximum(1.0, tiles + stair * (np.ceil(tiles) - tiles))
 
 
 def _best_plan(
@@ -98,7 +109,7 @@ def _best_plan(
         compute: Array | None = None
         for rows, columns in TILES:
             waves = stairs(np.ceil(m / rows) * np.ceil(n / columns) * (split / sms), stair)
-            step = max(2 * rows * columns / rate, (rows + columns) / elements)
+            step = np.maximum(2 * rows * columns / rate, (rows + columns) / elements)
             plan = waves * (depth * step + pro)
             compute = plan if compute is None else np.minimum(compute, plan)
         assert compute is not None

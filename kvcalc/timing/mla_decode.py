@@ -25,7 +25,7 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
     streams latents. ec: of the datasheet's bf16 peak. cap: the share of the L2 in which a cache stays between calls.
     tramp [µs]: ramp of HBM, and the tail. cast: passes over the whole cache before the attention, in its own bytes
     (converting an fp8 cache to bf16 reads one and writes two; a bf16 cache needs next to none).
-    bytes: of one cached element.
+    reach, l2 [bytes/µs]: of the datasheet's bandwidth by a long read, and the rate out of the L2. bytes: of one cached element.
     """
 
     bytes: int = 2
@@ -37,6 +37,8 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
     cap: Annotated[float, within(0.05, 1.5)] = 0.4
     tramp: Annotated[float, within(0.1, 60)] = 7
     cast: Annotated[float, within(1e-3, 40)] = 0.05
+    reach: Annotated[float, within(0.5, 1.1)] = 0.95
+    l2: Annotated[float, within(5e5, 6e7)] = 6e6
 
     def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
@@ -44,9 +46,9 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
         batch, heads, length = shape
         read = batch * length * (LATENT + ROPE) * self.bytes
         miss = misses(read, self.cap, machine.l2, self.cold)
-        memory = memory_time(read, miss, machine.memory, self.tramp)
+        memory = memory_time(read, miss, self.reach * machine.memory, self.l2, self.tramp)
         rate = self.ec * machine.bf16 / machine.sms
-        block = max(BLOCK * (LATENT + ROPE) * self.bytes / self.r, 2 * ROWS * BLOCK * (2 * LATENT + ROPE) / rate)
+        block = np.maximum(BLOCK * (LATENT + ROPE) * self.bytes / self.r, 2 * ROWS * BLOCK * (2 * LATENT + ROPE) / rate)
         tiles = batch * np.ceil(heads / ROWS) / machine.sms
         best = best_split(tiles, np.ceil(length / BLOCK), np.asarray(self.tau), np.asarray(block), memory, COMBINE)
         moved = 2 * batch * heads * (2 * LATENT + ROPE) + self.cast * read

@@ -46,7 +46,7 @@ class Moe(Law, frozen=True, tag="moe"):
     )
 
     bytes: float = 2.0
-    compute: int = 2
+    compute: float = 2
     gated: bool = True
     tiles: Literal["menu", "vllm", "vllm_block", "sglang", "sglang_block", "marlin", "openai"] = "menu"
     tuned: tuple[tuple[int, int], ...] = ()

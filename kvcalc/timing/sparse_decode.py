@@ -69,7 +69,7 @@ class SparseDecode(Law, frozen=True, tag="dsa_decode_module"):
         indexed = shape[9] > 0
         weights, absorbed = weights_of(*shape[1:2], *shape[3:11])
         read = (weights * self.bytes + 2 * absorbed) / (self.em * machine.memory)
-        peak = machine.fp8 if self.bytes < 1.5 else machine.bf16
+        peak = machine.peak(self.bytes)
         products = batch * (2 * weights / peak + 2 * absorbed / machine.bf16) / REACHED
         us = self.t0 + self.t1 * np.log2(batch + 1) + np.hypot(read, products) + self.a1 * batch * (1 + heads / self.heads)
         choosing = np.where(length > top, np.maximum(1.0, batch / machine.sms) * (self.kt + CHOOSING * length), 0.0)

@@ -20,9 +20,10 @@ from kvcalc.timing.mla_decode import MlaDecode
 from kvcalc.timing.mla_prefill import MlaPrefill
 from kvcalc.timing.moe import Moe
 from kvcalc.timing.prefill_attention import PrefillAttention
+from kvcalc.timing.resident import ResidentGemm, ResidentQuantizedGemm
 from kvcalc.timing.sparse_decode import SparseDecode
 
-M = Figures(memory=3.35e6, bf16=989e6, fp8=1979e6, sms=132, l2=50e6, link=450e3)
+M = Figures(memory=3.35e6, bf16=989e6, fp8=1979e6, sms=132, l2=50e6, link=450e3, fp4=3958e6)
 EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 1000, 4096, 8191, 20_000]
 size = st.sampled_from(EDGES) | st.integers(1, 1 << 15)
 batch = st.sampled_from([1, 2, 8, 33, 256]) | st.integers(1, 512)
@@ -90,6 +91,34 @@ def test_quantised_products(law: QuantizedGemm, m: int, n: int, k: int, stored: 
     assert us(law, m, n, k) == us(law, m, n, k, 1.0)
 
 
+@given(drawn(QuantizedGemm, bytes=0.5625), size, size, size)
+def test_products_of_four_bits(law: QuantizedGemm, m: int, n: int, k: int) -> None:
+    """Operands of 0.5625 bytes an element at the fp4 peak; quantising reads two bytes and writes 0.5625."""
+    memory = (0.5625 * (m + n) * k + 2 * m * n) / (law.em * M.memory)
+    rate, start = law.ec * M.fp4 / M.sms, law.t0 + 2.5625 * m * k / (law.bq * M.memory)
+    rest = split_product(law, m, n, k, memory, rate, law.r / 0.5625, law.pro, law.sg)
+    assert us(law, m, n, k) == pytest.approx(start + rest, rel=1e-9)
+
+
+@given(st.one_of(drawn(ResidentGemm, cold=c) for c in (False, True)), size, size, size)
+def test_products_whose_weights_the_l2_may_hold(law: ResidentGemm, m: int, n: int, k: int) -> None:
+    weights, others = 2 * n * k, 2 * m * (k + n)
+    miss = 1.0 if law.cold else 1 / (1 + (law.cap * M.l2 / weights) ** 6)
+    memory = max((weights * miss + others) / (law.em * M.memory), (weights + others) / law.l2)
+    expected = law.t0 + split_product(law, m, n, k, memory, law.ec * M.bf16 / M.sms, law.r / 2, 0, 0)
+    assert us(law, m, n, k) == pytest.approx(expected, rel=1e-9)
+
+
+@given(drawn(ResidentQuantizedGemm), size, size, size)
+def test_quantised_products_whose_weights_the_l2_may_hold(law: ResidentQuantizedGemm, m: int, n: int, k: int) -> None:
+    weights, others = n * k, m * (k + 2 * n)
+    miss = 1 / (1 + (law.cap * M.l2 / weights) ** 6)
+    memory = max((weights * miss + others) / (law.em * M.memory), (weights + others) / law.l2)
+    start = law.t0 + 3 * m * k / (law.bq * M.memory)
+    rest = split_product(law, m, n, k, memory, law.ec * M.fp8 / M.sms, law.r, law.pro, law.sg)
+    assert us(law, m, n, k) == pytest.approx(start + rest, rel=1e-9)
+
+
 @given(drawn(CutlassGemm), size, size, size, st.sampled_from([1.0, 0.5]))
 def test_products_of_cutlass(law: CutlassGemm, m: int, n: int, k: int, stored: float) -> None:
     """Tiles of 64 × 64 up to 64 rows, of 64 × 128 up to 128, else pairs of 128 × 128: rows padded to 256."""
@@ -107,23 +136,28 @@ def test_products_of_cutlass(law: CutlassGemm, m: int, n: int, k: int, stored: f
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
-def walked(tiles: float, blocks: int, tau: float, block: float, memory: float, combine: float) -> float:
+def walked(tiles: float, blocks: int, tau: float, block: float, memory: float, combine: float, parts: int = 128) -> float:
     """The least time over the parts into which a walk of so many blocks is split."""
     return min(
         both(2, ceil(tiles * s) * (tau + ceil(blocks, s) * block), memory) + (combine + 0.05 * s if s > 1 else 0)
         for s in PARTS
-        if s <= blocks
+        if s <= min(blocks, parts)
     )
 
 
 def from_memory(law: Any, read: float) -> float:
     """A cache read from HBM, or the L2 where it stays there between calls."""
     miss = 1.0 if law.cold else 1 / (1 + (law.cap * M.l2 / read) ** 6)
-    return max(read * miss / (0.95 * M.memory), read / 6e6) + law.tramp * miss
+    return max(read * miss / (law.reach * M.memory), read / law.l2) + law.tramp * miss
 
 
 @given(
-    st.one_of(drawn(DecodeAttention, bytes=b, cold=c) for b in (1, 2) for c in (False, True)), batch, heads, width, size, window
+    st.one_of(drawn(DecodeAttention, bytes=b, cold=c, parts=p) for b in (1, 2) for c in (False, True) for p in (8, 128)),
+    batch,
+    heads,
+    width,
+    size,
+    window,
 )
 def test_decode_attention(law: DecodeAttention, batch: int, pair: tuple[int, int], width: int, length: int, window: int) -> None:
     q, kv = pair
@@ -136,7 +170,7 @@ def test_decode_attention(law: DecodeAttention, batch: int, pair: tuple[int, int
     tau = law.tau * (wide if special else 1) * (mha if q == kv else 1)
     block = 128 * 2 * width * law.bytes / rate
     memory = from_memory(law, 2 * batch * kv * seen * width * law.bytes)
-    rest = walked(tiles / M.sms, ceil(seen, 128), tau, block, memory, 2.0)
+    rest = walked(tiles / M.sms, ceil(seen, 128), tau, block, memory, 2.0, law.parts)
     expected = law.t0 + rest + 4 * batch * q * width / M.memory
     assert us(law, batch, q, kv, width, length, window) == pytest.approx(expected, rel=1e-9)
 
@@ -231,7 +265,7 @@ rules = st.sampled_from(["menu", "vllm", "vllm_block", "sglang", "sglang_block",
     drawn(Moe),
     rules,
     st.booleans(),
-    st.sampled_from([(2.0, 2), (1.0, 1), (0.53, 2)]),
+    st.sampled_from([(2.0, 2.0), (1.0, 1.0), (0.53, 2.0), (0.5625, 0.5)]),
     tokens,
     routed,
     st.integers(1, 8),
@@ -241,7 +275,7 @@ def test_experts(
     law: Moe,
     rule: str,
     gated: bool,
-    stored: tuple[float, int],
+    stored: tuple[float, float],
     t: int,
     routed: tuple[int, int, int],
     tp: int,
@@ -255,7 +289,7 @@ def test_experts(
     touched = data.draw(st.integers(1, min(rows, held)))
     count = {m: max(touched, ceil(rows, m)) for m in TILE_ROWS}
     inner, wide = 512, 1024 if gated else 512
-    peak = (M.fp8 if stored[1] == 1 else M.bf16) * law.ec / M.sms
+    peak = {1.0: M.fp8, 2.0: M.bf16, 0.5: M.fp4}[stored[1]] * law.ec / M.sms
     expected = law.t0 + law.ts * t * top
     expected += 2 * (rows if rule == "menu" else t * top) * (hidden + wide + inner) / (law.be * M.memory)
     for n, k in ((wide, hidden), (hidden, inner)):

@@ -190,7 +190,8 @@ CELLS = [  # experts' format, gated, biased, ranks; the cells that may time them
     ("int4_g32", True, False, 1, ["int4_wo/triton"]),
     ("mxfp4", True, True, 1, ["w4a16_mxfp4/oai", "w4a16_mxfp4/triton", "w4a16_mxfp4"]),
     ("mxfp4", True, False, 8, ["w4a16_mxfp4/marlin", "w4a16_mxfp4"]),
-    ("nvfp4", True, False, 1, []),
+    ("nvfp4", True, False, 1, ["nvfp4/triton"]),
+    ("nf4", True, False, 1, []),
 ]
 
 
