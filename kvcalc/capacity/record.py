@@ -52,6 +52,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "fits": found.fits,
         "weights_fit": budget.weights_fit,
         "memory_bytes": budget.memory,
+        "machine_memory_bytes": found.gpu.memory_bytes,
         "gpu_memory_utilization": found.utilization,
         "utilization_of": found.of,
         "share_bytes": budget.share,

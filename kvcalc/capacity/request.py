@@ -78,7 +78,7 @@ class Request(NamedTuple):
         """The budget of those terms under the utilization in force, or another one."""
         sums = terms.weights, terms.activation, sum(terms.overhead.values())
         share = utilization or self.utilization
-        return budget(self.run.gpu.memory_bytes, share, *sums, self.of, terms.taken, self.options.rules.outside)
+        return budget(self.run.gpu.usable_bytes, share, *sums, self.of, terms.taken, self.options.rules.outside)
 
     def left(self, terms: Terms, utilization: float = 0.0) -> int:
         """Bytes that the terms and their margin leave for the cache; negative where there are too few."""

@@ -137,6 +137,7 @@ def run(
     ],
     *,
     gpu: o.Gpus = "h100",
+    memory: o.Memory = "",
     asked: EngineOptions,
     lengths: Annotated[
         str,
@@ -160,7 +161,7 @@ def run(
     from kvcalc.timing.deployment import Deployment
 
     (named, chosen), told = told_by(models, set_)
-    options, gpus = asked.options(told), chosen_gpus(gpu)
+    options, gpus = asked.options(told), chosen_gpus(gpu, memory)
     drawn = read_lengths(lengths, seed) if lengths else []
     splits = msgspec.structs.replace(filled(ranks, told), further=filled(ranks.further, told)).parallelisms()
     lists = chosen, gpus, splits, filled(formats, told).precisions(), options

@@ -143,6 +143,7 @@ class Deploying(Group, frozen=True, kw_only=True):
 
     precisions: Precisions
     mla_form: o.MlaForm = "auto"
+    memory: o.Memory = ""
     stack: o.Stack = ""
     calibration_from: o.CalibrationFrom = ""
     mixed: o.Mixed = False
@@ -154,7 +155,7 @@ class Deploying(Group, frozen=True, kw_only=True):
         from kvcalc.timing.deployment import Deployment, on_one_basis
 
         how = self.precisions.precisions(), self.ranks.parallelisms()
-        lists = chosen_models(models, self.set_), chosen_gpus(gpu), *how, listed(self.stack)
+        lists = chosen_models(models, self.set_), chosen_gpus(gpu, self.memory), *how, listed(self.stack)
         found = [Deployment(m, card, p, r, self.mla_form).under(s, self.calibration_from) for m, card, p, r, s in product(*lists)]
         if self.mixed or self.stack:
             return found
@@ -227,13 +228,17 @@ def chosen_model(name: str, changes: list[str]) -> "Model":
     return edited(load_model(name), changes)
 
 
-def chosen_gpu(name: str) -> "Gpu":
-    """One GPU."""
-    from kvcalc.library.load import load_gpu
+def chosen_gpu(name: str, memory: str = "") -> "Gpu":
+    """One GPU, with the memory that `--memory` gives it."""
+    from kvcalc.library.load import load_gpu, with_memory
 
-    return load_gpu(name.strip())
+    preset = load_gpu(name.strip())
+    found = with_memory(preset, memory)
+    if memory and preset.usable_share and found.memory_bytes % 2**30:
+        note(f"memory {memory} is {found.memory_bytes / 2**30:.2f} GiB; such machines are sold by GiB")
+    return found
 
 
-def chosen_gpus(names: str) -> "list[Gpu]":
+def chosen_gpus(names: str, memory: str = "") -> "list[Gpu]":
     """The GPUs of a comma-separated list."""
-    return [chosen_gpu(name) for name in names.split(",")]
+    return [chosen_gpu(name, memory) for name in names.split(",")]

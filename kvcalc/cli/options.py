@@ -53,6 +53,10 @@ ExpertParallel = Annotated[bool, _sized("--enable-expert-parallel", help="Expert
 Dcp = Annotated[int, _sized("--decode-context-parallel-size", "-dcp", "--dcp", help="GPUs that share the cached tokens.")]
 CpuOffload = Annotated[float, typer.Option("--cpu-offload-gb", help="GiB of each GPU's weights in the host's memory.")]
 Gpus = Annotated[str, typer.Option("--gpu", help="GPU presets or YAML files, comma-separated.")]
+Memory = Annotated[
+    str,
+    typer.Option("--memory", help="Of each GPU or of the machine, where it has less than the preset: 36GiB.", show_default=False),
+]
 Stack = Annotated[
     str,
     typer.Option(

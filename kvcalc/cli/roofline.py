@@ -35,7 +35,7 @@ def run(
 ) -> None:
     """Where every operation lies."""
     if not models:
-        _attention(chosen_gpus(gpu), grid, deploying.precisions.precisions(), output)
+        _attention(chosen_gpus(gpu, deploying.memory), grid, deploying.precisions.precisions(), output)
         return
     contexts, batches = grid.contexts, grid.batches
     deployments = deploying.deployments(models, gpu)

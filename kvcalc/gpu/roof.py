@@ -24,16 +24,17 @@ class Roof(NamedTuple):
     computed_in: str
 
 
-def least_time(cost: Cost, dtype: str, gpu: Gpu) -> Roof:
+def least_time(cost: Cost, dtype: str, gpu: Gpu, memory_alone: bool = False) -> Roof:
     """A cost under the roof of `gpu`, its products in `dtype` ('' for none).
 
-    Raises UserError where the GPU gives no peak that could serve. Vector work and network are free where it gives no rate.
+    Raises UserError where the GPU gives no peak that could serve, unless memory_alone: products are then free, and what the
+    memory moves is a bound still. Vector work and network are free where it gives no rate.
     """
     computed_in = ""
     slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s
     bound = "memory"
     limits = [("compute", cost.vector_flops, gpu.vector_peak), ("network", cost.network_bytes, gpu.link)]
-    if dtype:
+    if dtype and (not memory_alone or gpu.computes(dtype)):
         peak, computed_in = gpu.peak(dtype)
         limits.append(("compute", cost.flops, peak))
     for name, amount, rate in limits:
@@ -64,11 +65,11 @@ class Placed(NamedTuple):
         return None if isinstance(moved, int | float) and not moved else self.operator.cost.flops / moved
 
 
-def roofline(operators: Sequence[Operator], gpu: Gpu) -> list[Placed]:
-    """Each operator under the roof of `gpu`. Raises UserError where the GPU gives no peak for a dtype that is needed."""
+def roofline(operators: Sequence[Operator], gpu: Gpu, memory_alone: bool = False) -> list[Placed]:
+    """Each operator under the roof of `gpu`. Raises UserError as `least_time`, on a dtype that is needed."""
     found = []
     for operator in operators:
-        seconds, bound, computed_in = least_time(operator.cost, operator.dtype, gpu)
+        seconds, bound, computed_in = least_time(operator.cost, operator.dtype, gpu, memory_alone)
         fallback = computed_in if computed_in != operator.dtype else ""
         found.append(Placed(operator, seconds * operator.count, bound, fallback))
     return found
@@ -90,7 +91,10 @@ def total_bound(placed: Sequence[Placed]) -> str:
 def fallbacks(placed: Sequence[Placed], gpu: Gpu) -> str:
     """What products are computed in where the GPU lacks the unit, in words; '' where it has all that are needed."""
     swaps = dict.fromkeys((p.operator.dtype, p.fallback) for p in placed if p.fallback)
-    return "; ".join(f"computed in {used}: {gpu.name} has no {asked} unit" for asked, used in swaps)
+    words = [f"computed in {used}: {gpu.name} has no {asked} unit" for asked, used in swaps]
+    without = dict.fromkeys(p.operator.dtype for p in placed if p.operator.dtype and not gpu.computes(p.operator.dtype))
+    words += [f"bound by memory alone: {gpu.name} has no matrix peak for {', '.join(without)}"] if without else []
+    return "; ".join(words)
 
 
 def mla_form(placed: Sequence[Placed]) -> str | None:

@@ -1,5 +1,6 @@
 """A GPU as its vendor describes it. Datasheet figures, never multiplied by an efficiency."""
 
+from math import ceil
 from typing import Annotated
 
 import msgspec
@@ -18,15 +19,18 @@ _WIDER = {
     "fp16": ("bf16", "tf32", "fp32"),
     "tf32": ("fp32",),
 }
+_PAGE = 16384  # bytes, to which macOS rounds the GPU's share up
 PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
 
 
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One GPU or accelerator. The fields are the keys of a preset.
 
-    memory_bytes: what the driver reports. bandwidth_bytes_per_s: of that memory, decimal. flops_per_s: dense matrix peaks
-    by dtype, absent where there is no unit. vector_flops_per_s: of the other units. link_bytes_per_s: to other GPUs, in
-    one direction; link_domain: how many it joins. host_link_bytes_per_s: to the host's memory, in one direction.
+    memory_bytes: what the driver reports, of unified memory the machine's. usable_share: (GiB, share) pairs: of memory from
+    so many GiB on, what the system lets the GPU hold; none where that is all. bandwidth_bytes_per_s: of that memory, decimal.
+    flops_per_s: dense matrix peaks by dtype, absent where there is no unit. vector_flops_per_s: of the other units.
+    link_bytes_per_s: to other GPUs, in one direction; link_domain: how many it joins. host_link_bytes_per_s: to the host's
+    memory, in one direction.
     register_bytes_per_sm, shared_memory_bytes_per_sm: of one multiprocessor (compute unit, core); their rates, and the L2's,
     are of all together, absent where nobody gives them. per: what one of these is (card, die, chip, SoC).
     """
@@ -39,6 +43,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     source: tuple[Source, ...]
     architecture: str = ""
     aliases: tuple[str, ...] = ()
+    usable_share: tuple[tuple[int, Annotated[float, msgspec.Meta(gt=0, le=1)]], ...] = ()
     memory_type: str = ""
     vector_flops_per_s: dict[str, Rate] = {}
     sms: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
@@ -61,9 +66,21 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         for candidate in (dtype, *_WIDER.get(dtype, ())):
             if candidate in self.flops_per_s:
                 return self.flops_per_s[candidate], candidate
-        raise UserError(
-            f"{self.name} has no matrix peak for {dtype}", hint=f"Its preset gives: {', '.join(self.flops_per_s) or 'none'}"
-        )
+        given = ", ".join(self.flops_per_s) or "none"
+        hint = f"Its preset gives: {given}. Decode steps alone have a bound without one, by the memory"
+        raise UserError(f"{self.name} has no matrix peak for {dtype}", hint=hint)
+
+    def computes(self, dtype: str) -> bool:
+        """Whether there is a matrix peak that serves products in a dtype, its own or a wider one."""
+        return any(candidate in self.flops_per_s for candidate in (dtype, *_WIDER.get(dtype, ())))
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes of the memory that the GPU may hold: all, or the share that its system grants at this size, in whole pages."""
+        if not self.usable_share:
+            return self.memory_bytes
+        reached = [step for step in self.usable_share if step[0] << 30 <= self.memory_bytes]
+        return ceil(self.memory_bytes * max(reached, default=min(self.usable_share))[1] / _PAGE) * _PAGE
 
     @property
     def link(self) -> float | None:

@@ -70,6 +70,11 @@ class Batch(msgspec.Struct, frozen=True):
         return sum((g.count * g.new for g in self.groups), 0)
 
     @property
+    def decodes(self) -> bool:
+        """Whether the pass is a decode step: one new token for each sequence."""
+        return all(isinstance(g.new, int) and g.new == 1 for g in self.groups)
+
+    @property
     def sequences(self) -> Num:
         """Sequences in the pass."""
         return sum((g.count for g in self.groups), 0)

@@ -75,6 +75,7 @@ def gpu_record(gpu: Gpu) -> dict[str, Any]:
         "vendor": gpu.vendor,
         "architecture": gpu.architecture,
         "memory_bytes": gpu.memory_bytes,
+        "usable_bytes": gpu.usable_bytes,
         "memory_type": gpu.memory_type or None,
         "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
         **{f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS},

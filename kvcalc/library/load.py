@@ -12,6 +12,7 @@ from kvcalc.gpu.spec import Gpu
 from kvcalc.library import catalog
 from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
 from kvcalc.model.spec import Model
+from kvcalc.units import parse_bytes
 
 _SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
 Checked = TypeVar("Checked", Model, Gpu)
@@ -47,6 +48,17 @@ def load_gpu(name: str) -> Gpu:
     if not name.strip():
         raise UserError("the GPU's name is empty")
     return read(locate(name, "gpus").path, Gpu)
+
+
+def with_memory(gpu: Gpu, memory: str) -> Gpu:
+    """`gpu` in a machine with so much memory (`36GiB`); '' for what its preset says. Raises UserError on more than that."""
+    if not memory:
+        return gpu
+    size = parse_bytes(memory, "memory")
+    if size > gpu.memory_bytes:
+        most = f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB"
+        raise UserError(f"memory {memory!r}: {most}", hint="A GPU with more needs a YAML file of its own")
+    return msgspec.structs.replace(gpu, memory_bytes=size)
 
 
 class Place(NamedTuple):

@@ -69,7 +69,7 @@ def _sequences(deployment: Deployment, record: dict[str, Any], batch_size: int) 
     """Sequences that the replica holds beside its weights; None where nothing is stored."""
     stored, ranks = record["kv_cache_bytes"] + record["eviction_score_bytes"], deployment.parallelism
     each = -(-stored // ranks.sequences(batch_size))
-    free = deployment.gpu.memory_bytes - record["weight_bytes"]
+    free = deployment.gpu.usable_bytes - record["weight_bytes"]
     return max(0, free // each) * ranks.dp if each else None
 
 

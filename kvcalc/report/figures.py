@@ -33,7 +33,7 @@ def cache_vs_context(
         series.append(Series(label, tuple(contexts), stored))
     if gpu:
         name, model, precision = models[0]
-        free = gpu.memory_bytes - weight_bytes(model, precision)
+        free = gpu.usable_bytes - weight_bytes(model, precision)
         if free > 0:
             level = Series(f"{gpu.name}'s memory beside {name}'s weights: {bytes_tick(free)}", (), (free,), "limit")
             series.append(level)
@@ -86,7 +86,7 @@ def memory(models: Sequence[tuple[str, Model, Precision]], gpu: Gpu | None, cont
     caches = tuple(float(cache_size(m, context, batch_size, p).stored) for _, m, p in models)
     series = [Series("weights", (), weights, "bar"), Series("KV cache", (), caches, "bar")]
     if gpu:
-        series.append(Series(f"{gpu.name}: {bytes_tick(gpu.memory_bytes)}", (), (gpu.memory_bytes,), "limit"))
+        series.append(Series(f"{gpu.name}: {bytes_tick(gpu.usable_bytes)}", (), (gpu.usable_bytes,), "limit"))
     subtitle = f"batch {batch_size:,}, context {context:,}, one GPU's view; activations and engine overhead apart"
     axis = Axis("bytes", log=False, tick=bytes_tick)
     return Chart("Where the memory goes", subtitle, axis, axis, tuple(series), tuple(label for label, *_ in models))

@@ -113,6 +113,7 @@ def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
     lines += [f"waste of {name}: {first[key]:.1%}" for name, key in FRAGMENTS if first.get(key) is not None]
     lines += placement_lines(found[0], first)
     lines += dict.fromkeys(text for f in found for text in f.notes)
+    lines += dict.fromkeys(granted for f in found if (granted := _granted(f)))
     if first["budget"] != "middle":
         lines.append(f"users, tokens and contexts at the {first['budget']} end of the range")
     lines.append("weights as one GPU loads them, activations and overhead by the engine's rules; all can be given")
@@ -128,6 +129,13 @@ def shell_lines(command: str, width: int = 96) -> list[str]:
             line = " "
         line = f"{line} {word}" if line else word
     return [*lines, line]
+
+
+def _granted(found: Fit) -> str:
+    """What the system lets a GPU hold of unified memory; '' where that is all of it."""
+    gpu = found.gpu
+    held, there = format_bytes(gpu.usable_bytes), format_bytes(gpu.memory_bytes)
+    return f"{gpu.name}: its system lets the GPU hold {held} of {there} unless told otherwise" if gpu.usable_share else ""
 
 
 def _cost(record: dict[str, Any]) -> list[str]:

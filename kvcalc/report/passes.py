@@ -58,7 +58,9 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _turning(deployment: Deployment, context: int) -> list[str]:
-    """From which batch on the FFN and attention are bound by compute."""
+    """From which batch on the FFN and attention are bound by compute; nothing where the GPU gives no peak to say so."""
+    if not all(deployment.gpu.computes(dtype) for dtype in deployment.formats.product_dtypes):
+        return []
     found = []
     for name, role in (("FFN", Role.FFN), ("attention", Role.CORE)):
 
@@ -73,7 +75,7 @@ def _turning(deployment: Deployment, context: int) -> list[str]:
 
 def _assumptions(deployment: Deployment) -> str:
     formats, gpu = deployment.formats, deployment.gpu
-    knees = [f"{gpu.knee_of(dtype):.1f} FLOP/B in {dtype}" for dtype in formats.product_dtypes]
-    knee = f"knee {', '.join(knees)}"
+    knees = [f"{gpu.knee_of(dtype):.1f} FLOP/B in {dtype}" for dtype in formats.product_dtypes if gpu.computes(dtype)]
+    knee = f"knee {', '.join(knees)}" if knees else "gives no matrix peak, and so no knee"
     vector = "" if gpu.vector_peak else "; no vector peak in the preset, so vector work is not timed"
     return f"weights {formats.weights_label}{formats.computed}, cache {formats.kv_cache_dtype}; {gpu.name} {knee}{vector}"

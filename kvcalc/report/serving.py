@@ -98,11 +98,14 @@ def _offloaded(records: Sequence[Record]) -> list[str]:
 def _sentence(records: Sequence[Record]) -> str:
     """The first request asked for, as a person would say it."""
     first = records[0]
+    where = f"{first['model']} on {first['gpus']}× {first['gpu']}"
+    if first["ttft_s"] is None:
+        step = f"a token every {seconds(first['tpot_s'])} at the least" if first["tpot_s"] else "no time"
+        return f"{where}: {step}; when the first comes rests on matrix peaks, which {first['gpu']} does not give"
     about = "at the earliest " if first["time_basis"] == "bound" else ""
     later = f", then one every {seconds(first['tpot_s'])}" if first["tpot_s"] else ""
     whole = f"{seconds(first['e2e_s'])} for {first['input_len']:,} tokens in and {first['output_len']:,} out"
     users = f", {first['batch_size']:,} at once" if first["batch_size"] > 1 else ""
-    where = f"{first['model']} on {first['gpus']}× {first['gpu']}"
     return f"{where}: the first token comes {about}after {seconds(first['ttft_s'])}{later}; {whole}{users}"
 
 

@@ -15,13 +15,16 @@ from kvcalc.units import Num
 
 
 class Latency(NamedTuple):
-    """Seconds: to the first token, per further token (mean, first, last), end to end; matrix FLOPs and bytes of it all."""
+    """Seconds: to the first token, per further token (mean, first, last), end to end; matrix FLOPs and bytes of it all.
 
-    ttft_s: float
+    ttft_s and e2e_s are None where the GPU gives no matrix peak, which a prefill needs.
+    """
+
+    ttft_s: float | None
     tpot_s: float | None
     tpot_first_s: float | None
     tpot_last_s: float | None
-    e2e_s: float
+    e2e_s: float | None
     flops: int
     bytes: int
 
@@ -42,7 +45,7 @@ def request(
     if not 0 <= cached < input_len:
         raise UserError(f"a cached prefix of {cached:,} tokens leaves no token of a prompt of {input_len:,}")
     passes = prefill_passes(input_len, batch_size, cached, chunk)
-    ttft = sum(deployment.seconds(p) for p in passes)
+    ttft = sum(deployment.seconds(p) for p in passes) if all(deployment.timed(p) for p in passes) else None
     work = sum((deployment.cost(p) for p in passes), Cost())
     if output_len == 1:
         return Latency(ttft, None, None, None, ttft, int(work.flops), int(work.bytes))
@@ -90,10 +93,11 @@ def _steps(deployment: Deployment, batch: Batch, all_positions: bool = False) ->
     return seconds, (int(flops.sum()), int(moved.sum()))
 
 
-def _summed(ttft: float, work: Cost, steps: Any, spent: tuple[int, int]) -> Latency:
+def _summed(ttft: float | None, work: Cost, steps: Any, spent: tuple[int, int]) -> Latency:
     total = float(steps.sum())
     flops, moved = int(work.flops) + spent[0], int(work.bytes) + spent[1]
-    return Latency(ttft, total / len(steps), float(steps[0]), float(steps[-1]), ttft + total, flops, moved)
+    whole = None if ttft is None else ttft + total
+    return Latency(ttft, total / len(steps), float(steps[0]), float(steps[-1]), whole, flops, moved)
 
 
 def cost_per_million(price_per_hour: float, gpus: int, seconds: float, tokens: int) -> float:

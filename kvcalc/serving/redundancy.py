@@ -28,7 +28,7 @@ def no_cache_fields(
     needed, processed = token_projections(input_len, output_len)
     last = deployment.operators(Batch.decode(needed, batch_size))
     return {f"no_cache_{key}": value for key, value in plain._asdict().items()} | {
-        "speedup": plain.e2e_s / cached.e2e_s,
+        "speedup": plain.e2e_s / cached.e2e_s if plain.e2e_s and cached.e2e_s else None,
         "no_cache_head": head,
         "no_cache_redundant_flops_share": 1 - cached.flops / plain.flops,
         "no_cache_token_projections": batch_size * processed,

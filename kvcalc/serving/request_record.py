@@ -78,9 +78,11 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
     record |= {**found._asdict(), "speedup": None, "tokens_per_step": 1.0}
     record |= {"time_basis": deployment.time_basis, "time_p90_error": deployment.p90_error(passes[1])}
     record["uncalibrated_share"] = float(deployment.uncalibrated_share(passes[1]))
-    record["output_tokens_per_s"] = tokens / found.e2e_s
+    whole = found.e2e_s
+    record["output_tokens_per_s"] = tokens / whole if whole else None
     if asked.price_per_hour:
-        record["cost_per_million_tokens"] = cost_per_million(asked.price_per_hour, record["gpus"], found.e2e_s, tokens)
+        cost = cost_per_million(asked.price_per_hour, record["gpus"], whole, tokens) if whole else None
+        record["cost_per_million_tokens"] = cost
     record |= _offload(deployment, passes[1])
     if asked.no_cache:
         record |= no_cache_fields(deployment, asked.input_len, asked.output_len, asked.batch_size, asked.head, found)
@@ -138,7 +140,7 @@ def shortage(deployment: Deployment, asked: LatencyOptions) -> str:
         + deployment.cache_size(asked.context, asked.batch_size).stored
     )
     gpu = deployment.gpu
-    if held <= gpu.memory_bytes:
+    if held <= gpu.usable_bytes:
         return ""
-    taken = f"weights and cache take {format_bytes(held)} of the {format_bytes(gpu.memory_bytes)} of {gpu.name}"
+    taken = f"weights and cache take {format_bytes(held)} of the {format_bytes(gpu.usable_bytes)} of {gpu.name}"
     return f"{deployment.model.name}, batch {asked.batch_size:,}: {taken}; see `fit`"

@@ -98,9 +98,13 @@ class Deployment(msgspec.Struct, frozen=True):
     def placed(self, batch: Batch) -> list[Placed]:
         """One pass under the roof as one GPU sees it: of pipeline stages the slowest. For whole numbers, not arrays."""
         if self.parallelism.pp == 1:
-            return roofline(self.stage_operators(batch), self.gpu)
+            return roofline(self.stage_operators(batch), self.gpu, batch.decodes)
         stages = (self.stage_operators(batch, n) for n in range(self.parallelism.pp))
-        return max((roofline(operators, self.gpu) for operators in stages), key=total_seconds)
+        return max((roofline(operators, self.gpu, batch.decodes) for operators in stages), key=total_seconds)
+
+    def timed(self, batch: Batch) -> bool:
+        """Whether a pass has a time: a decode step has a bound from the memory alone, any other needs matrix peaks."""
+        return batch.decodes or all(self.gpu.computes(o.dtype) for o in self.operators(batch) if o.dtype)
 
     def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
         """Seconds of a pass over `batch`, of all stages; an array where the batch holds arrays."""
@@ -109,7 +113,7 @@ class Deployment(msgspec.Struct, frozen=True):
             from kvcalc.timing.steps import pass_seconds
 
             return pass_seconds(operators, self.gpu, self.calibration, self.routing) + self.host_seconds(operators)
-        bound = total_seconds(roofline(operators, self.gpu))
+        bound = total_seconds(roofline(operators, self.gpu, batch.decodes))
         return maximum(bound, self.host_seconds(operators)) if self.host_weights else bound
 
     def host_seconds(self, operators: Sequence[Operator]) -> Any:
@@ -143,7 +147,7 @@ class Deployment(msgspec.Struct, frozen=True):
     def fallback(self, *batches: Batch) -> str | None:
         """What products of these passes are computed in where the GPU has no unit for their dtype; None where it has all."""
         operators = [operator for batch in batches for operator in self.operators(batch)]
-        return fallbacks(roofline(operators, self.gpu), self.gpu) or None
+        return fallbacks(roofline(operators, self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
         """The cache on the GPU that holds the most of it."""

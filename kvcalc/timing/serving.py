@@ -63,7 +63,7 @@ def _holds(row: MeasuredRow, gpu: Gpu) -> bool:
     try:
         precision, ranks = _precision(row, model), _ranks(row)
         cache = cache_size(model, isl + osl, batch, precision, parallelism=ranks).stored
-        return weight_bytes(model, precision, ranks) + cache <= gpu.memory_bytes
+        return weight_bytes(model, precision, ranks) + cache <= gpu.usable_bytes
     except UserError:
         return False
 

@@ -1,0 +1,122 @@
+"""Small cards and unified memory: figures against what their makers and drivers print, and what has no matrix peak."""
+
+import pytest
+from conftest import Run
+
+from kvcalc import UserError, load_gpu
+from kvcalc.gpu.spec import Gpu
+from kvcalc.library.load import with_memory
+
+GIB = 1 << 30
+CARDS = """
+    rtx-3080 rtx-3080-12gb rtx-4080 rtx-4080-super rtx-4060-ti-16gb rtx-5060-ti-16gb rtx-5070 rtx-5070-ti rtx-5080 a40 rtx-a6000
+    rtx-6000-ada l40 a10g dgx-spark m1 m1-pro m1-max m1-ultra m2 m2-pro m2-max m2-ultra m3 m3-pro m3-max m3-ultra m4 m4-pro m4-max
+    m5 m5-pro m5-max a100_sxm b200_sxm b300_sxm gb200 gb300 l40s rtx_pro_6000_server
+"""
+
+
+@pytest.mark.parametrize("name", CARDS.split())
+def test_card_is_there(name: str) -> None:
+    gpu = load_gpu(name)
+    assert gpu.sms
+    assert bool(gpu.flops_per_s) == (gpu.vendor != "Apple")
+
+
+@pytest.mark.parametrize(
+    ("name", "tops"),
+    [("rtx-5090", 3352), ("rtx-5080", 1801), ("rtx-5070-ti", 1406), ("rtx-5070", 988), ("rtx-5060-ti-16gb", 759)],
+)
+def test_blackwell_peaks_are_those_of_its_ai_tops(name: str, tops: int) -> None:
+    """NVIDIA's AI TOPS of a GeForce 50 are its sparse fp4 rate: twice the dense one, sixteen times bf16 with fp32 accumulate."""
+    peaks = load_gpu(name).flops_per_s
+    assert abs(2 * peaks["fp4"] / 1e12 - tops) <= 1
+    assert [peaks["fp4"] / peaks[d] for d in ("bf16", "fp8", "int8")] == pytest.approx([8, 4, 2], rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "tops"), [("rtx-4090", 1321), ("rtx-4080-super", 836), ("rtx-4080", 780), ("rtx-4060-ti-16gb", 353)]
+)
+def test_ada_peaks_are_those_of_its_ai_tops(name: str, tops: int) -> None:
+    """Of a GeForce 40 the sparse fp8 rate with fp16 accumulate: eight times bf16 with fp32 accumulate."""
+    peaks = load_gpu(name).flops_per_s
+    assert abs(8 * peaks["bf16"] / 1e12 - tops) <= 1
+    assert [peaks[d] / peaks["bf16"] for d in ("fp8", "int8")] == pytest.approx([2, 4], rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "megabytes"),
+    [
+        ("m1", 8, 5726.63),
+        ("m4", 16, 12713.12),
+        ("m4", 24, 19069.67),
+        ("m4", 32, 26800.60),
+        ("m3-pro", 36, 30150.67),
+        ("m4-pro", 48, 40200.90),
+        ("m1-max", 64, 55662.79),
+        ("m4-max", 128, 115448.73),
+    ],
+)
+def test_working_set_is_what_metal_says(name: str, gib: int, megabytes: float) -> None:
+    """recommendedMaxWorkingSetSize as llama.cpp prints it on such machines, in units of 10^6 bytes."""
+    gpu = with_memory(load_gpu(name), f"{gib}GiB")
+    assert gpu.memory_bytes == gib * GIB
+    assert f"{gpu.usable_bytes / 1e6:.2f}" == f"{megabytes:.2f}"
+    assert gpu.usable_bytes < gpu.memory_bytes
+
+
+@pytest.mark.parametrize(("gib", "held"), [(16, 12_713_115_648), (48, 40_200_896_512), (64, 55_662_788_608)])
+def test_working_set_to_the_byte(gib: int, held: int) -> None:
+    """max_recommended_working_set_size of mlx's device_info on three machines."""
+    assert with_memory(load_gpu("m4-max"), f"{gib}GiB").usable_bytes == held
+
+
+def test_memory_of_a_card_is_all_its_own() -> None:
+    gpu = load_gpu("rtx-3080")
+    assert gpu.usable_bytes == gpu.memory_bytes == 10_472_390_656
+    with pytest.raises(UserError, match=r"memory '12GiB': rtx-3080 has 9\.75 GiB"):
+        with_memory(gpu, "12GiB")
+
+
+def test_fit_keeps_within_the_working_set(kvcalc: Run) -> None:
+    """Llama-3.1-8B in q4_k_m and bf16 cache: what is left of 12,713,115,648 bytes, not of 16 GiB."""
+    (record,) = kvcalc("fit llama-3.1-8b --gpu m4 --memory 16GiB --engine llama.cpp -q q4_k_m --format json").records
+    assert (record["machine_memory_bytes"], record["memory_bytes"]) == (16 * GIB, 12_713_115_648)
+    taken = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
+    assert record["kv_budget_bytes"] == record["share_bytes"] - taken
+    assert (
+        "apple-m4: its system lets the GPU hold 11.84 GiB of 16.00 GiB" in kvcalc("fit llama-3.1-8b --gpu m4 --memory 16GiB").out
+    )
+
+
+def test_a_decode_step_is_bound_by_memory_alone(kvcalc: Run) -> None:
+    """546 GB/s under what `roofline` says that the step moves; the same bytes as on a GPU with peaks."""
+    *_, whole = kvcalc("roofline llama-3.1-8b --gpu m4-max --context 4096 --format json").records
+    *_, other = kvcalc("roofline llama-3.1-8b --gpu a100 --context 4096 --format json").records
+    assert whole["bytes"] == other["bytes"]
+    assert whole["bound"] == "memory"
+    assert whole["roofline_s"] == pytest.approx(whole["bytes"] / 546e9, rel=1e-12)
+    assert whole["fallback"] == "bound by memory alone: apple-m4-max has no matrix peak for bf16"
+
+
+def test_what_needs_a_peak_is_null_or_refused(kvcalc: Run) -> None:
+    (record,) = kvcalc("latency llama-3.1-8b --gpu m4-max --input-len 4095 --output-len 2 --format json").records
+    assert record["ttft_s"] is None
+    assert record["e2e_s"] is None
+    assert record["output_tokens_per_s"] is None
+    *_, step = kvcalc("roofline llama-3.1-8b --gpu m4-max --context 4096 --format json").records
+    assert record["tpot_s"] == pytest.approx(step["roofline_s"], rel=1e-12)
+    message = "kvcalc: apple-m4-max has no matrix peak for bf16. Its preset gives: none. Decode steps alone have a bound"
+    for command in ("roofline --phase prefill", "serve --rate 1 --num-prompts 2", "latency --no-cache"):
+        name, *options = command.split()
+        code, _, err = kvcalc(" ".join([name, "llama-3.1-8b", "--gpu", "m4-max", *options]))
+        assert code == 2
+        assert err.startswith(message)
+
+
+def test_shares_are_by_size_whatever_their_order() -> None:
+    gpu = Gpu(
+        name="x", vendor="x", memory_bytes=24 * GIB, bandwidth_bytes_per_s=1e11, flops_per_s={}, source=(),
+        usable_share=((32, 0.75), (16, 0.5)),
+    )  # fmt: skip
+    assert gpu.usable_bytes == 12 * GIB
+    assert with_memory(gpu, "8GiB").usable_bytes == 4 * GIB
