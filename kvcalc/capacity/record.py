@@ -51,7 +51,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "kv_cache_dtype": asked.cache_label(found.formats.kv_cache_dtype),
         "fits": found.fits,
         "weights_fit": budget.weights_fit,
-        **{"memory_bytes": budget.memory, "machine_memory_bytes": found.gpu.memory_bytes},
+        "memory_bytes": budget.memory,
         "gpu_memory_utilization": found.utilization,
         "utilization_of": found.of,
         "share_bytes": budget.share,
@@ -142,6 +142,7 @@ def _placed(found: Fit) -> dict[str, Any]:
     twice = replicas(found.model, found.formats, found.ranks)
     load = loading(found.model, found.deployment.precision, gpu, held, asked.disk_bandwidth)
     return {
+        "machine_memory_bytes": gpu.memory_bytes,
         "cpu_offload_bytes": away,
         "cpu_offload_s": away / gpu.host_link_bytes_per_s if gpu.host_link_bytes_per_s else None,
         "replicated_weight_bytes": sum(twice.weights.values()),
