@@ -1,6 +1,7 @@
 """Puts what the commands print now under every `$ kvcalc` line of the documents: `python tests/remake_docs.py`.
 
-Read the difference before it is committed: what a document says around its output may no longer hold.
+With `--pictures` it draws the gallery anew as well. Read the difference before it is committed: what a document says around
+its output may no longer hold.
 """
 
 import re
@@ -50,5 +51,21 @@ def remade(path: Path) -> str:
     return _FENCE.sub(block, path.read_text(encoding="utf-8"))
 
 
+GALLERY = {
+    "attention": "roofline --gpu h100 --context 32k",
+    "roofline": "plot roofline",
+    "cache-vs-context": "plot cache-vs-context",
+    "cache-vs-parameters": "plot cache-vs-parameters",
+    "no-cache": "plot no-cache --context 64k",
+    "memory": "plot memory --context 8k --batch-size 16",
+    "dsa-vs-mla": "plot dsa-vs-mla",
+}
+
+if "--pictures" in sys.argv:
+    for name, line in GALLERY.items():
+        target = Path(__file__).parent.parent / "docs" / "images" / f"{name}.png"
+        subprocess.run(
+            [sys.executable, "-m", "kvcalc", *shlex.split(line), "--plot", str(target)], check=True, stdout=subprocess.DEVNULL
+        )
 for document in DOCUMENTS:
     document.write_text(remade(document), encoding="utf-8")

@@ -123,7 +123,7 @@ def _chart(
     if not gpus:
         raise UserError("the figure 'roofline' needs a GPU", hint="Give --gpu")
     swept = batches if batches != [1] else [1, 8, 64, 256]
-    deployments = [Deployment(m, gpus[0], precision) for m in chosen]
+    deployments = [Deployment(m, gpus[0], precision).under() for m in chosen]
     return roofline_chart([one for d in deployments for one in decode_sweep(d, last, swept)], gpus)
 
 

@@ -9,7 +9,8 @@ from kvcalc.units import format_bytes, format_si
 class Series(NamedTuple):
     """Numbers that belong together.
 
-    kind: line, dashed, points, trail (a faint line that joins points), limit (a level across), bar (one stacked layer).
+    kind: line, dashed, points, hollow (points without a filling), trail (a faint line that joins points), limit (a level
+    across), bar (one stacked layer).
     sizes: areas of points, 0 to 1. labels: texts at the points. colour: an index into the palette, −1 for the next one.
     """
 

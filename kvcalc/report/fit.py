@@ -70,17 +70,19 @@ def row(record: dict[str, Any], made_for: int | None = None) -> dict[str, Any]:
 def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
     """One stacked bar a configuration: weights, activations, overhead, cache, and what is left of the memory."""
     lengths, several = _varied(records, "requested_model_len"), _varied(records, "requested_num_seqs")
+    sizes = dict.fromkeys(r["memory_bytes"] for r in records)
+    alone = len(sizes) == 1
+    held = ["" if alone else f" of {format_bytes(r['memory_bytes'], 1)}" for r in records]
     names = [
-        f"{r['gpus']}× {r['gpu']} {r['dtype']}, cache {r['kv_cache_dtype']}"
+        f"{r['gpus']}× {r['gpu']}{memory} {r['dtype']}, cache {r['kv_cache_dtype']}"
         + f", {r['requested_model_len']:,} tokens" * lengths
         + f", {r['requested_num_seqs']:,} at once" * several
-        for r in records
+        for r, memory in zip(records, held, strict=True)
     ]
     series = [Series(label, (), tuple(float(r[key]) for r in records), "bar") for label, key in PARTS]
     left = tuple(float(max(0, r["memory_bytes"] - sum(r[key] for _, key in PARTS))) for r in records)
     series.append(Series("left", (), left, "bar"))
-    sizes = dict.fromkeys(r["memory_bytes"] for r in records)
-    limits = [Series(f"memory of one GPU: {format_bytes(size)}", (), (float(size),), "limit") for size in sizes]
+    limits = [Series(f"memory of one GPU: {format_bytes(size)}", (), (float(size),), "limit") for size in sizes if alone]
     first = records[0]
     title = f"{first['model']}: memory of one GPU, engine {first['engine']}"
     return Chart(title, assumptions_line(records), Axis(""), Axis("bytes", tick=bytes_tick), (*series, *limits), tuple(names))

@@ -24,16 +24,17 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
     rows = [row for _, found in passes for row in found[:-1] if row["flops"] and row["intensity"]]
     lowest = min([0.5, *(row["intensity"] / 1.5 for row in rows)])
     highest = max([4000.0, *(row["intensity"] * 2 for row in rows)])
-    alone = len(gpus) == 1
-    series = [s for n, gpu in enumerate(gpus) for s in roofs(gpu, _dtypes(gpu, alone), n + 4, lowest, highest)]
+    used = list(dict.fromkeys(row["computed_in"] for row in rows if row["computed_in"]))
+    series = [s for n, gpu in enumerate(gpus) for s in roofs(gpu, _dtypes(gpu, used, len(gpus) == 1), n + 4, lowest, highest)]
     labels = _labels(passes)
     for number, (role, kind) in enumerate(ROLES.items()):
         series += _trails(passes, role, number) if len(passes) > 1 else []
         found = _points(passes, kind, role, number, labels)
         series += [found] if found else []
+    series += _predicted(rows)
     title = "Roofline: " + (", ".join(dict.fromkeys(name for name, _ in passes)) or ", ".join(g.name for g in gpus))
     knees = "; ".join(f"{g.name}: {g.bandwidth_bytes_per_s / 1e12:g} TB/s" for g in gpus)
-    subtitle = knees + ("; points at their datasheet bound, area: share of the pass" if passes else "; dense datasheet peaks")
+    subtitle = knees + ("; filled: at the datasheet bound, area: share of the pass" if passes else "; dense datasheet peaks")
     x = Axis("intensity, FLOP per byte", tick=lambda v: f"{v:g}")
     return Chart(title, subtitle, x, Axis("FLOP/s", tick=si_tick("FLOP/s")), tuple(series))
 
@@ -60,7 +61,7 @@ def _place(row: dict[str, Any]) -> tuple[int, int]:
 
 def _text(names: dict[str, list[int]], sweep: bool) -> str:
     batches = sorted({b for found in names.values() for b in found})
-    return ", ".join(names) + (" ×" + ", ×".join(f"{b:,}" for b in batches) if sweep else "")
+    return ", ".join(names) + (", batch " + ", ".join(f"{b:,}" for b in batches) if sweep else "")
 
 
 def _points(passes: Sequence[Pass], kind: str, role: Role, number: int, labels: dict[tuple[int, int], str]) -> Series | None:
@@ -98,13 +99,21 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], colour: int, lowest: float, highest: 
     return found
 
 
-def _dtypes(gpu: Gpu, alone: bool) -> list[str]:
-    """The dtypes of a GPU's roofs: its 16-bit products, and the narrower ones where it stands alone."""
+def _dtypes(gpu: Gpu, used: Sequence[str], alone: bool) -> list[str]:
+    """The dtypes of a GPU's roofs: those that the products use, else 16-bit ones, and the narrower where it stands alone."""
+    if used:
+        return list(dict.fromkeys(gpu.peak(dtype)[1] for dtype in used))
     first = next((d for d in ("bf16", "fp16", *gpu.flops_per_s) if d in gpu.flops_per_s), "")
     found = [d for d in (first, *(("fp8", "fp4") if alone else ())) if d in gpu.flops_per_s]
     if not found:
         raise UserError(f"{gpu.name} has no matrix peak, and so no roof")
     return found
+
+
+def _predicted(rows: Sequence[dict[str, Any]]) -> list[Series]:
+    """What the calibrated laws say, under each bound."""
+    timed = [(float(r["intensity"]), r["flops"] / r["time_s"]) for r in rows if r["time_s"]]
+    return [Series("calibrated", tuple(x for x, _ in timed), tuple(y for _, y in timed), "hollow", colour=6)] if timed else []
 
 
 def decode_sweep(deployment: Deployment, context: int, batches: Sequence[int]) -> list[Pass]:

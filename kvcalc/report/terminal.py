@@ -54,7 +54,7 @@ def _grid(chart: Chart, wide: int) -> list[str]:
 def _traced(series: Series, chart: Chart, columns: int) -> list[tuple[float, float]]:
     """The points of a series; a line also passes between them, straight on the chart's axes."""
     points = list(zip(series.xs, series.ys, strict=True))
-    if series.kind == "points" or any((x <= 0 and chart.x.log) or (y <= 0 and chart.y.log) for x, y in points):
+    if series.kind in ("points", "hollow") or any((x <= 0 and chart.x.log) or (y <= 0 and chart.y.log) for x, y in points):
         return points
     found = points[:1]
     for (x0, y0), (x1, y1) in itertools.pairwise(points):

@@ -36,7 +36,8 @@ def pass_records(
     """Flat records: an operator each, all the times it runs taken together, and last their total.
 
     m, k, n: of a product [m, k] · [k, n]; of an attention its queries, the width of a key, and the keys that a query sees on
-    average; beside them `heads`. bound: what the roof says. With a calibration, `time_s` is what its laws predict, the total
+    average; beside them `heads`. bound: what the roof says. computed_in: the dtype of the matrix unit that does the products, or
+    null. With a calibration, `time_s` is what its laws predict, the total
     with the glue of its layers, and `overhead` that time over the bound. time_basis: calibrated, scaled (from another GPU) or
     bound, of each operator and of the whole. uncalibrated_share: of the whole, what rests on operators without a law.
     time_p90_error: of an operator that of its kernel, held out of the fit; of the whole that of such a step against measured
@@ -49,6 +50,7 @@ def pass_records(
         "mla_form": mla_form(placed),
         "intensity": whole.flops / whole.bytes if whole.bytes else None,
         "bound": total_bound(placed),
+        "computed_in": "+".join(dict.fromkeys(p.fallback or p.operator.dtype for p in placed if p.operator.dtype)) or None,
         "roofline_s": total_seconds(placed),
         "time_s": None,
         "time_basis": BOUND,
@@ -97,6 +99,7 @@ def _record(p: Placed, gpu: Gpu) -> dict[str, Any]:
         **_shape(p.operator.shape),
         "intensity": p.intensity,
         "bound": p.bound,
+        "computed_in": p.fallback or p.operator.dtype or None,
         "roofline_s": p.seconds,
         "time_s": None,
         "time_basis": BOUND,

@@ -14,7 +14,8 @@ from kvcalc.report import figures
 from kvcalc.report.chart import Axis, Chart, Series
 from kvcalc.report.figures_cost import cost_vs_context
 from kvcalc.report.figures_serving import load_curve, occupancy
-from kvcalc.report.plots import PALETTE, STYLES, _figure
+from kvcalc.report.drawing import PALETTE
+from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.plots_measure import generation_chart, measured_chart
 from kvcalc.report.plots_timing import MOST_POINTS, predicted_against_measured
 from kvcalc.report.roof import decode_sweep, roofline_chart
@@ -76,7 +77,7 @@ def test_a_sweep_joins_each_operator_s_points_in_order() -> None:
         rows = [next(r for r in found if r["operator"] == operator) for _, found in sweep]
         assert [(r["intensity"], r["flops"] / r["roofline_s"]) for r in rows] in trails
     assert all(len(t) == 3 for t in trails)
-    assert any(label.endswith("×512") for s in chart.series for label in s.labels)
+    assert any(label.endswith("batch 512") for s in chart.series for label in s.labels)
 
 
 def test_cache_over_context_is_size() -> None:
@@ -266,22 +267,21 @@ def test_every_series_is_drawn_where_it_lies() -> None:
         Series("", (1.0, 2.0), (5.0, 6.0), "trail", colour=1),
         Series("dash", (1.0, 2.0), (8.0, 9.0), "dashed"),
     )
-    (axes,) = _figure(Chart("t", "s", Axis("x"), Axis("y"), series), STYLES["light"]).axes
-    drawn = {line.get_label(): [tuple(map(float, p)) for p in line.get_xydata()] for line in axes.get_lines()}
-    assert drawn["line"] == [(1, 2), (10, 20)]
-    assert drawn["dash"] == [(1, 8), (2, 9)]
-    assert {y for _, y in drawn["level"]} == {7}
-    assert [(1.0, 5.0), (2.0, 6.0)] in drawn.values()
+    (axes,) = figure(Chart("t", "s", Axis("x"), Axis("y"), series), STYLES["light"]).axes
+    drawn = [[tuple(map(float, p)) for p in line.get_xydata()] for line in axes.get_lines()]
+    assert drawn == [[(1, 2), (10, 20)], [(0, 7), (1, 7)], [(1, 5), (2, 6)], [(1, 8), (2, 9)]]
     (dots,) = axes.collections
     assert dots.get_offsets().tolist() == [[3, 4]] and dots.get_sizes().tolist() == [30 + 900 * 0.25]
-    assert {t.get_text() for t in axes.texts} == {"here", "s"}
+    assert {t.get_text(): t.xy for t in axes.texts if t.get_text() != "s"} == {
+        "here": (3, 4), "line": (10, 20), "level": (1, 7), "dash": (2, 9),
+    }  # fmt: skip
     assert axes.get_lines()[0].get_color() == PALETTE[0]
     assert axes.get_lines()[2].get_color() == PALETTE[1] and axes.get_lines()[2].get_alpha() == 0.3
 
 
 def test_bars_stack_in_order() -> None:
     series = (Series("a", (), (1.0, 2.0), "bar"), Series("b", (), (3.0, 4.0), "bar"), Series("most", (), (9.0,), "limit"))
-    (axes,) = _figure(Chart("t", "s", Axis(""), Axis("bytes"), series, ("one", "two")), STYLES["light"]).axes
+    (axes,) = figure(Chart("t", "s", Axis(""), Axis("bytes"), series, ("one", "two")), STYLES["light"]).axes
     spans = [[(bar.get_x(), bar.get_width()) for bar in stack] for stack in axes.containers]
     assert spans == [[(0, 1), (0, 2)], [(1, 3), (2, 4)]]
     assert [t.get_text() for t in axes.get_yticklabels()] == ["one", "two"]

@@ -1,0 +1,142 @@
+"""Texts of a picture keep apart from each other and from lines, points and edges, whatever is drawn, in every style."""
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from kvcalc import Precision, load_gpu, load_model
+from kvcalc.cli.plot import DEFAULT_MODELS
+from kvcalc.report import figures
+from kvcalc.report.attention import attention_chart
+from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, tokens_tick
+from kvcalc.report.labels import spread, taken_places, text_box
+from kvcalc.report.plots import STYLES, figure
+from kvcalc.report.roof import decode_sweep, roofline_chart
+from kvcalc.timing.deployment import Deployment
+
+LONG = "meta-llama/Llama-3.1-Nemotron-Ultra-253B"  # a name of 40 characters
+COUNTS = (1, 2, 6, 12)
+TOKENS, BYTES = Axis("context, tokens", tick=tokens_tick), Axis("KV cache", tick=bytes_tick)
+
+
+def names(count: int) -> list[str]:
+    return [f"{n}-{LONG}"[:40] for n in range(count)]
+
+
+def lines(count: int, gap: float = 1.1) -> Chart:
+    """Lines that end close together, and one that ends early."""
+    xs = tuple(float(1 << n) for n in range(7, 18))
+    series = [Series(name, xs[: -3 if n == 1 else None], tuple(x * gap**n * 1e5 for x in xs[: -3 if n == 1 else None]))
+              for n, name in enumerate(names(count))]  # fmt: skip
+    return Chart("KV cache against context", "stored bytes", TOKENS, BYTES, (*series, Series("a limit", (), (1e9,), "limit")))
+
+
+def points(count: int) -> Chart:
+    """Named points that lie close together, under a line."""
+    rng = random.Random(count)
+    roof = Series("the roof of h100-sxm", (1.0, 300.0, 4000.0), (3e12, 1e15, 1e15))
+    found = [Series("", (x := rng.uniform(1, 280),), (x * 3.2e12,), "points", (0.1,), (name,)) for name in names(count)]
+    return Chart(
+        f"Attention of {LONG}", "one layer " * 20, Axis("x", tick=bytes_tick), Axis("y", tick=bytes_tick), (roof, *found)
+    )
+
+
+def bars(count: int) -> Chart:
+    parts = [Series(label, (), tuple(float(n + 1) * 2**30 for n in range(count)), "bar") for label in ("weights", "KV cache")]
+    levels = [Series(f"memory of GPU {n}", (), (n * 2.0**30,), "limit") for n in (9, 10, 14)]
+    axis = Axis("bytes", log=False, tick=bytes_tick)
+    return Chart("Where the memory goes", "batch 1", axis, axis, (*parts, *levels), tuple(names(count)))
+
+
+def standing(kind: str) -> Chart:
+    chosen = [load_model(n) for n in {k.value: v for k, v in DEFAULT_MODELS.items()}[kind]]
+    named, card = [(m.name, m, Precision()) for m in chosen], load_gpu("h100")
+    match kind:
+        case "cache-vs-context":
+            return figures.cache_vs_context(named, card)
+        case "cache-vs-parameters":
+            return figures.cache_vs_parameters(chosen, [1024, 2048], Precision())
+        case "memory":
+            return figures.memory(named, card, 8192, 1)
+    return figures.dsa_vs_mla(chosen[0], chosen[1], 131_072, Precision())
+
+
+CHARTS = {
+    **{f"{build.__name__} {n}": (build, n) for build in (lines, points, bars) for n in COUNTS},
+    **{kind: (standing, kind) for kind in ("cache-vs-context", "cache-vs-parameters", "memory", "dsa-vs-mla")},
+}
+
+
+@pytest.mark.parametrize("style", ["light", "slides"])  # dark is as large as light
+@pytest.mark.parametrize("name", CHARTS)
+def test_texts_keep_apart_and_inside(name: str, style: str) -> None:
+    build, given = CHARTS[name]
+    check(build(given), style)
+
+
+@pytest.mark.parametrize(("context", "style"), [(4096, "light"), (32768, "slides")])
+def test_attention_under_the_roof(context: int, style: str) -> None:
+    check(attention_chart([load_gpu("h100"), load_gpu("b200")], context, 1), style)
+
+
+@pytest.mark.parametrize(("style", "batches"), [("light", [1, 8, 64, 256]), ("slides", [8])])
+def test_a_pass_under_the_roof(style: str, batches: list[int]) -> None:
+    deployment = Deployment(load_model("llama-3.1-8b"), load_gpu("h100")).under()
+    check(roofline_chart(decode_sweep(deployment, 4096, batches), [load_gpu("h100")]), style)
+
+
+def check(chart: Chart, style: str) -> None:
+    """No text over another, over a line, a point or an edge, or off the page; and none left out."""
+    drawn = figure(chart, STYLES[style])
+    drawn.draw_without_rendering()
+    renderer, page = drawn.canvas.get_renderer(), drawn.bbox
+    for axes in drawn.axes:
+        texts = shown(drawn, axes)
+        boxes = [(t.get_text(), text_box(t, renderer)) for t in texts]
+        for (one, first), (two, second) in itertools.combinations(boxes, 2):
+            assert not first.padded(-1).overlaps(second.padded(-1)), (one, two)
+        for text, box in boxes:
+            assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, text
+            for place in drawn_on(drawn, axes):
+                assert not box.padded(-1).overlaps(place), text
+        said = " ".join(" ".join(t.get_text() for t in texts).split())
+        for series in chart.series:
+            for word in (*filter(None, series.labels), *((series.label,) if series.kind != "trail" else ())):
+                assert "".join(word.split()) in "".join(said.split()), word
+
+
+def shown(drawn: Any, axes: Any) -> list[Any]:
+    keys = [t for legend in drawn.legends for t in legend.get_texts()]
+    ticks = []
+    for axis in (axes.xaxis, axes.yaxis):
+        low, high = sorted(axis.get_view_interval())
+        ticks += [t for at, t in zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True) if low <= at <= high]
+    found = [*axes.texts, axes._left_title, axes.xaxis.label, axes.yaxis.label, *ticks, *keys]
+    return [t for t in found if t.get_visible() and t.get_text()]
+
+
+def drawn_on(drawn: Any, axes: Any) -> list[Any]:
+    from matplotlib.transforms import Bbox
+
+    frame = axes.get_window_extent(drawn.canvas.get_renderer())
+    left, bottom = (frame.x0, frame.y0, frame.x0 + 1, frame.y1), (frame.x0, frame.y0, frame.x1, frame.y0 + 1)
+    edges = [Bbox.from_extents(*left), Bbox.from_extents(*bottom)]
+    bars = [p.get_window_extent() for container in axes.containers for p in container]
+    return [*taken_places(drawn, axes), *edges, *bars]
+
+
+def test_labels_are_spread_as_little_as_they_need_to_be() -> None:
+    assert spread([1, 5, 9], [2, 2, 2], 0, 10) == [1, 5, 9]
+    assert spread([5, 5], [2, 2], 0, 10) == [4, 6]
+    assert spread([9, 5, 9.5], [2, 2, 2], 0, 10) == [7, 5, 9]
+    assert spread([0, 0, 0], [2, 2, 2], 0, 10) == [1, 3, 5]
+    rng = random.Random(1)
+    for _ in range(200):
+        sizes = [rng.uniform(0.5, 2) for _ in range(rng.randint(1, 6))]
+        wanted = [rng.uniform(0, 12) for _ in sizes]
+        found = sorted(zip(spread(wanted, sizes, 0, 12), sizes, wanted, strict=True))
+        assert all(b - a >= (s + t) / 2 - 1e-9 for (a, s, _), (b, t, _) in itertools.pairwise(found))
+        assert found[0][0] >= found[0][1] / 2 - 1e-9 and found[-1][0] <= 12 - found[-1][1] / 2 + 1e-9
+        assert [w for *_, w in found] == sorted(wanted)
