@@ -12,9 +12,9 @@ from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import weight_bytes
 from kvcalc.report import figures
 from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.drawing import PALETTE
 from kvcalc.report.figures_cost import cost_vs_context
 from kvcalc.report.figures_serving import load_curve, occupancy
-from kvcalc.report.drawing import PALETTE
 from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.plots_measure import generation_chart, measured_chart
 from kvcalc.report.plots_timing import MOST_POINTS, predicted_against_measured
