@@ -191,10 +191,10 @@ def legend(figure: Any, look: dict[str, Any]) -> None:
 
 def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
     """Move every label to its place, once sizes are known; a point's label that finds none goes right of the axes."""
-    lost = True
+    lost = 1
     while lost:  # each turn moves a label out, so that there are as many turns as labels at most
         figure.draw_without_rendering()
-        lost = any([_beside_points(figure, one, look) for one in panels])  # every panel, not the first that lost one
+        lost = sum(_beside_points(figure, one, look) for one in panels)
     renderer = figure.canvas.get_renderer()
     for one in panels:
         _ranged(one, renderer)
@@ -203,8 +203,8 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
     figure.set_layout_engine("none")
 
 
-def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> bool:
-    """Put the points' labels beside them; True where one found no place and was moved out."""
+def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> int:
+    """Put the points' labels beside them; how many found no place and were moved out."""
     renderer = figure.canvas.get_renderer()
     taken = taken_places(figure, one.axes)
     inside = one.axes.get_window_extent(renderer)
@@ -213,7 +213,7 @@ def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> bool:
         one.points.remove(text)
         text.remove()
         one.ends.append(_outside(one.axes, text.get_text().replace("\n", " "), text.xy, look["ink"], (0, (1, 3)), look))
-    return bool(lost)
+    return len(lost)
 
 
 def _ranged(one: Panel, renderer: Any) -> None:
