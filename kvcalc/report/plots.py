@@ -94,13 +94,14 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
     """The matplotlib figure of a chart and of what stands beside it, laid out: every label at its place."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     from kvcalc.report.drawing import legend, panel, settled
 
     charts = [chart, chart.beside] if chart.beside else [chart]
     width, height = look["size"]
-    drawn = Figure(figsize=(min(width * len(charts), 13.33), height), dpi=look["dpi"], layout="constrained")
-    drawn.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide
+    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide
+    drawn = Figure(figsize=(min(width * len(charts), 13.33), height), dpi=look["dpi"], layout=engine)
     FigureCanvasAgg(drawn)
     share = drawn.get_size_inches()[0] / len(charts)
     panels = [
