@@ -1,12 +1,19 @@
 """What contiguous slots, pieces and pages waste, by hand and by simulation."""
 
+import itertools
+import random
 import statistics
+import time
 from pathlib import Path
 
 import pytest
+from conftest import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvcalc import UserError
 from kvcalc.capacity.fragmentation import contiguous, drawn, external, paged, read_lengths
+from kvcalc.capacity.holes import Holes
 
 
 def test_a_slot_of_the_longest_length() -> None:
@@ -85,3 +92,68 @@ def test_a_file_of_something_else(tmp_path: Path, text: str, said: str) -> None:
 def test_distributions_that_there_are_not(text: str) -> None:
     with pytest.raises(UserError):
         read_lengths(text)
+
+
+def first_fit(lengths: list[int], capacity: int, seed: int) -> tuple[int, list[int], list[int]]:
+    """Requests, and at each failure what was free in all and in one piece: slot by slot, in a map of the memory."""
+    chance, memory = random.Random(seed), [0] * capacity
+    living: list[tuple[int, int]] = []
+    waiting = [n for n in lengths if n <= capacity] * (20 if lengths else 1)
+    requests, free, largest = len(waiting), [], []
+    while waiting:
+        holes = [(len(list(run)), taken) for taken, run in itertools.groupby(memory)]
+        places = list(itertools.accumulate((size for size, _ in holes), initial=0))
+        start = next((at for at, (size, taken) in zip(places, holes, strict=False) if not taken and size >= waiting[0]), -1)
+        if start >= 0:
+            living.append((start, waiting.pop(0)))
+            memory[start : start + living[-1][1]] = [1] * living[-1][1]
+            continue
+        sizes = [size for size, taken in holes if not taken]
+        if sum(sizes) >= waiting[0]:
+            free.append(sum(sizes))
+            largest.append(max(sizes))
+        at = chance.randrange(len(living))
+        living[at], living[-1] = living[-1], living[at]
+        start, size = living.pop()
+        memory[start : start + size] = [0] * size
+    return requests, free, largest
+
+
+@given(st.lists(st.integers(1, 60), max_size=12), st.integers(1, 100), st.integers(0, 5))
+@settings(max_examples=30)
+def test_the_simulated_allocator_slot_by_slot(lengths: list[int], capacity: int, seed: int) -> None:
+    found, (requests, free, largest) = external(lengths, capacity, seed), first_fit(lengths, capacity, seed)
+    assert (found.requests, found.failures) == (requests, len(free))
+    assert found.free * capacity * len(free) == pytest.approx(sum(free))
+    assert found.largest * capacity * len(free) == pytest.approx(sum(largest))
+
+
+def test_holes_in_many_runs_are_those_of_one_list() -> None:
+    """Against a plain sorted list, over so many holes that runs are cut, emptied and joined."""
+    chance, holes = random.Random(1), Holes(100_000)
+    plain, living = [(0, 100_000)], []
+    for _ in range(6000):
+        if chance.random() < 0.55:
+            need = chance.randint(1, 60)
+            start = next((s for s, size in plain if size >= need), -1)
+            assert holes.take(need) == start
+            if start >= 0:
+                living.append((start, need))
+                plain = [(s + need, n - need) if s == start else (s, n) for s, n in plain if s != start or n > need]
+        elif living:
+            start, size = living.pop(chance.randrange(len(living)))
+            holes.give(start, size)
+            joined: list[tuple[int, int]] = []
+            for s, n in sorted([*plain, (start, size)]):
+                if joined and sum(joined[-1]) == s:
+                    s, n = joined[-1][0], joined.pop()[1] + n
+                joined.append((s, n))
+            plain = joined
+        assert (holes.free, holes.largest) == (sum(n for _, n in plain), max((n for _, n in plain), default=0))
+
+
+def test_long_lists_of_lengths_take_no_longer(kvcalc: Run, tmp_path: Path) -> None:
+    started = time.process_time()
+    assert kvcalc("fit llama-3.1-8b --lengths lognormal:100,1000 --format json").records[0]["external_failures"] > 1000
+    assert external([3, 5] * 500_000, 1000).requests == 20_000
+    assert time.process_time() - started < 2

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvcalc.capacity.distribution import lognormal
+from kvcalc.capacity.holes import Holes
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 from kvcalc.units import parse_tokens
@@ -59,43 +60,27 @@ def external(lengths: Sequence[int], capacity: int, seed: int = 0) -> External:
     """First fit of pieces of exactly the lengths' size in `capacity` slots, sequences ending in random order.
 
     A request that no hole holds waits until others end. It failed by fragmentation where the holes together would have held
-    it; then everything free is out of its reach. free: the mean share of the memory that was, largest: its largest hole.
+    it; then everything free is out of its reach. free: the mean share of the memory that was, largest: its largest hole. Of
+    more lengths than 20,000 the first are simulated.
     """
     chance = random.Random(seed)
-    waiting = deque(n for n in lengths if n <= capacity)
-    rounds = max(1, min(REQUESTS, 20 * len(waiting)) // max(1, len(waiting)))
-    waiting = deque(list(waiting) * rounds)
-    holes: list[tuple[int, int]] = [(0, capacity)]  # (start, size), in order
-    living: list[tuple[int, int]] = []
+    once = [n for n in lengths if n <= capacity][:REQUESTS]
+    waiting = deque(once * max(1, min(REQUESTS, 20 * len(once)) // max(1, len(once))))
+    holes, living = Holes(capacity), list[tuple[int, int]]()
     requests, failures, free_sum, largest_sum = len(waiting), 0, 0, 0
     while waiting:
-        place = next((i for i, (_, size) in enumerate(holes) if size >= waiting[0]), -1)
-        if place >= 0:
-            need = waiting.popleft()
-            start, size = holes[place]
-            holes[place : place + 1] = [(start + need, size - need)] if size > need else []
-            living.append((start, need))
+        start = holes.take(waiting[0])
+        if start >= 0:
+            living.append((start, waiting.popleft()))
             continue
-        free = sum(size for _, size in holes)
-        if free >= waiting[0]:
-            failures, free_sum = failures + 1, free_sum + free
-            largest_sum += max(size for _, size in holes)
+        if holes.free >= waiting[0]:
+            failures, free_sum = failures + 1, free_sum + holes.free
+            largest_sum += holes.largest
         at = chance.randrange(len(living))
         living[at], living[-1] = living[-1], living[at]
-        holes = _joined(holes, living.pop())
+        holes.give(*living.pop())
     shares = (free_sum / failures / capacity, largest_sum / failures / capacity) if failures else (0.0, 0.0)
     return External(requests, failures, *shares)
-
-
-def _joined(holes: list[tuple[int, int]], freed: tuple[int, int]) -> list[tuple[int, int]]:
-    """The holes with one more, neighbours made one."""
-    found: list[tuple[int, int]] = []
-    for start, size in sorted([*holes, freed]):
-        if found and sum(found[-1]) == start:
-            found[-1] = (found[-1][0], found[-1][1] + size)
-        else:
-            found.append((start, size))
-    return found
 
 
 def read_lengths(text: str, seed: int = 0) -> list[int]:

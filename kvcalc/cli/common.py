@@ -1,7 +1,7 @@
 """What commands do alike: read lists, make remarks, and print records in the format asked for."""
 
 import sys
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sized
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from kvcalc.model.spec import Model
     from kvcalc.report.export import Record
 
-MOST_ROWS, MOST_PASSES = 100_000, 2000
+MOST_NAMES = 2000  # models, or GPUs
+MOST_ROWS, MOST_SHOWN, MOST_PASSES = 250_000, 20_000, 2000  # records that are printed one by one, of a table, of passes
 
 
 def check_number(what: str, most: int, *lists: Sized) -> None:
     """Raises UserError where lists make more combinations than `most`."""
-    if prod(map(len, lists)) > most:
-        raise UserError(f"more than {most:,} {what} asked for")
+    if (asked := prod(map(len, lists))) > most:
+        raise UserError(f"{asked:,} {what} are asked for, and at most {most:,} made at once")
 
 
 def lengths(text: str, what: str) -> list[int]:
@@ -49,11 +50,12 @@ def remarks(model: "Model", longest: int) -> None:
         note(f"{model.name}: context {longest:,} is beyond the model's own maximum of {model.max_context:,}")
 
 
-def emit(records: "Sequence[Record]", output: OutputFormat) -> bool:
-    """Print records as JSON or CSV; False where a table or Markdown was asked for, which show the command's own columns."""
+def emit(records: "Iterable[Record]", output: OutputFormat) -> bool:
+    """Print records as JSON or CSV, each as soon as it is made; False for a table or Markdown, of a command's own columns."""
     if output in (OutputFormat.table, OutputFormat.markdown):
         return False
     from kvcalc.report import export
 
-    sys.stdout.write(export.to_json(records) if output is OutputFormat.json else export.to_csv(records))
+    pieces = export.json_pieces if output is OutputFormat.json else export.csv_pieces
+    sys.stdout.writelines(pieces(records))
     return True

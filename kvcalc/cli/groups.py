@@ -1,15 +1,15 @@
 """Options that stand together, declared once: a command takes a group as one parameter, and shows it as its options."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import emit, lengths, note
+from kvcalc.cli.common import MOST_NAMES, check_number, emit, lengths, note
 from kvcalc.units import bytes_shown_in
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Printing(Group, frozen=True):
     wide: o.Wide = False
     units: o.Units = o.ByteUnits.gib
 
-    def printed(self, records: "Sequence[Record]") -> bool:
+    def printed(self, records: "Iterable[Record]") -> bool:
         """Print records in the format asked for; False where that is a table."""
         return emit(records, self.form)
 
@@ -195,7 +195,7 @@ class Output(Printing, frozen=True):
 
         save(chart, self.plot, self.style)
 
-    def printed(self, records: "Sequence[Record]") -> bool:
+    def printed(self, records: "Iterable[Record]") -> bool:
         """As any records; a picture in the terminal stands for a table."""
         return emit(records, self.form) or self.plot == "-"
 
@@ -212,12 +212,14 @@ def listed(text: str, what: str = "list") -> list[str]:
 
 def model_words(names: Sequence[str]) -> list[str]:
     """The names among words and lists of them; a file whose name holds a comma is one."""
-    return [word for name in names for word in ([name] if Path(name).exists() else listed(name))]
+    return [word for name in names for word in ([name] if os.path.exists(name) else listed(name))]  # noqa: PTH110
 
 
 def chosen_models(names: Sequence[str], changes: list[str]) -> "list[Model]":
     """The models of words and of lists among them."""
-    return [chosen_model(word, changes) for word in model_words(names)]
+    words = model_words(names)
+    check_number("models", MOST_NAMES, words)
+    return [chosen_model(word, changes) for word in words]
 
 
 def chosen_model(name: str, changes: list[str]) -> "Model":
@@ -241,4 +243,6 @@ def chosen_gpu(name: str, memory: str = "") -> "Gpu":
 
 def chosen_gpus(names: str, memory: str = "") -> "list[Gpu]":
     """The GPUs of a comma-separated list."""
-    return [chosen_gpu(name, memory) for name in names.split(",")]
+    words = names.split(",")
+    check_number("GPUs", MOST_NAMES, words)
+    return [chosen_gpu(name, memory) for name in words]

@@ -1,5 +1,6 @@
 """`kvcalc size`."""
 
+from collections.abc import Iterator, Sized
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Annotated
@@ -8,12 +9,17 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_ROWS, check_number, remarks
+from kvcalc.cli.common import MOST_PASSES, MOST_ROWS, MOST_SHOWN, check_number, remarks
 from kvcalc.cli.groups import Grid, Group, Output, Precisions, Ranks, chosen_models, grouped
 
 if TYPE_CHECKING:
+    from kvcalc.layers.ranks import Parallelism
     from kvcalc.library.typed import Dimensions
+    from kvcalc.model.precision import Precision
+    from kvcalc.model.spec import Model
 
+    Stored = tuple[Model, Precision, Parallelism]
+    Asked = tuple[Model, int, int, Precision, int, Parallelism]
 
 _typed = partial(typer.Option, rich_help_panel="A cache without a model", show_default=False)
 
@@ -57,10 +63,10 @@ def run(
     dimensions = _alone(models, typed.dimensions(), set_)
     chosen = [dimensions.model()] if dimensions else chosen_models(models, set_)
     stored = list(product(chosen, precisions.precisions(), ranks.parallelisms()))
-    check_number("rows", MOST_ROWS, stored, contexts, batches)
-    points = list(product(stored, batches, contexts))
-    asked = [(model, context, batch, p, block_size, r) for (model, p, r), batch, context in points]
-    records = [dimensions.record(*one[1:]) if dimensions else size_record(*one) for one in asked]
+    _check_rows(explain, output, stored, contexts, batches)
+    recorded = dimensions.record if dimensions else size_record
+    for model, p, r in stored:
+        recorded(model, contexts[0], batches[0], p, block_size, r)  # what cannot be is refused before anything is printed
     for model in chosen:
         remarks(model, max(contexts))
     if output.plot:
@@ -72,12 +78,27 @@ def run(
     if explain:
         from kvcalc.report.explain import explain_size
 
-        for one in asked:
-            print(explain_size(*one, weights=not dimensions))
-    elif not output.printed(records):
+        for asked in _asked(stored, batches, contexts, block_size):
+            print(explain_size(*asked, weights=not dimensions))
+    elif not output.printed(recorded(*one) for one in _asked(stored, batches, contexts, block_size)):
         from kvcalc.report.sizes import size_table
 
+        records = [recorded(*one) for one in _asked(stored, batches, contexts, block_size)]
         output.show(size_table(records, stored, block_size))
+
+
+def _asked(stored: "list[Stored]", batches: list[int], contexts: list[int], block_size: int) -> "Iterator[Asked]":
+    """What a record is made of, one after the other."""
+    for (model, precision, parallelism), batch, context in product(stored, batches, contexts):
+        yield model, context, batch, precision, block_size, parallelism
+
+
+def _check_rows(explain: bool, output: Output, *lists: Sized) -> None:
+    if explain:
+        check_number("explanations", MOST_PASSES, *lists)
+    elif output.form in (o.OutputFormat.table, o.OutputFormat.markdown):
+        check_number("rows of a table", MOST_SHOWN, *lists)
+    check_number("rows", MOST_ROWS, *lists)
 
 
 def _alone(models: list[str], dimensions: "Dimensions", changes: list[str]) -> "Dimensions | None":

@@ -73,9 +73,9 @@ class Dimensions(msgspec.Struct, frozen=True):
             return f"{self.layers} layers of {self.kv_lora_rank} + {self.qk_rope_head_dim}"
         return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
 
-    def record(self, *how: Any) -> dict[str, Any]:
-        """As `size_record` of the model, null where weights would have to be known; the ratio to MHA only with heads."""
-        record = size_record(self.model(), *how) | dict.fromkeys(UNKNOWN)
+    def record(self, model: Model, *how: Any) -> dict[str, Any]:
+        """As `size_record` of such a model, null where weights would have to be known; the ratio to MHA only with heads."""
+        record = size_record(model, *how) | dict.fromkeys(UNKNOWN)
         if not self.heads or (self.kv_lora_rank and not self.head_dim):
             record["mha_ratio"] = None
         if not (self.heads or self.kv_lora_rank):

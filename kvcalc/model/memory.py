@@ -74,8 +74,17 @@ def cache_size(
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
-    rows = cache_rows(model, stage.counts, formats, parallelism)
+    rows = stage_rows(model, stage, formats, parallelism)
     return size_of(rows, context, parallelism.sequences(batch_size), block_size)
+
+
+def stage_rows(model: Model, stage: Stage, formats: Formats, parallelism: Parallelism) -> list[LayerRows]:
+    """The rows of a stage's layers."""
+    key = "rows", stage.number, parallelism.pp, formats, parallelism
+    if key not in model.known:
+        model.known[key] = cache_rows(model, stage.counts, formats, parallelism)
+    found: list[LayerRows] = model.known[key]
+    return found
 
 
 def eviction_score_bytes(
@@ -122,7 +131,7 @@ def fullest_stage(model: Model, formats: Formats, parallelism: Parallelism, cont
         return every[0]
 
     def held(stage: Stage) -> int:
-        rows = cache_rows(model, stage.counts, formats, parallelism)
+        rows = stage_rows(model, stage, formats, parallelism)
         stored = size_of(rows, context, parallelism.sequences(batch_size), 16).stored
         return stored + stage_weight_bytes(model, stage, formats, parallelism)
 
@@ -174,12 +183,20 @@ def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> f
 
     No window, same dtype, one sequence of `context` tokens, over this model's stored bytes. None where nothing attends.
     """
-    formats = formats_of(model, precision)
+    per_token = _as_mha_bytes(model, formats_of(model, precision))
+    stored = cache_size(model, context, precision=precision).stored
+    return per_token * context / stored if per_token and stored else None
+
+
+def _as_mha_bytes(model: Model, formats: Formats) -> int:
+    """Bytes of one token, were every layer that attends plain MHA."""
+    if (known := model.known.get(("mha", formats))) is not None:
+        return int(known)
     per_token = 0
     for kind, count in model.counts.items():
         for part in model.kinds[kind].mixers:
             heads, _, width = part.as_mha()
             if heads:
                 per_token += count * sum(formats.entry_bytes(CacheEntry(role, heads, width), heads) for role in ("k", "v"))
-    stored = cache_size(model, context, precision=precision).stored
-    return per_token * context / stored if per_token and stored else None
+    model.known["mha", formats] = per_token
+    return per_token

@@ -3,7 +3,16 @@
 from typing import Any
 
 from kvcalc.layers.ranks import ONE_GPU, Parallelism
-from kvcalc.model.memory import cache_rows, cache_size, eviction_score_bytes, fullest_stage, mha_ratio, size_of, weight_bytes
+from kvcalc.model.memory import (
+    LayerRows,
+    cache_size,
+    eviction_score_bytes,
+    fullest_stage,
+    mha_ratio,
+    size_of,
+    stage_rows,
+    weight_bytes,
+)
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.reach import receptive_field
 from kvcalc.model.spec import Model
@@ -59,7 +68,17 @@ def equal_context(
 ) -> int | None:
     """The least context at which `batch_size` sequences store `held` bytes; None where they never do."""
     formats, sequences = formats_of(model, precision), parallelism.sequences(batch_size)
-    rows = cache_rows(model, fullest_stage(model, formats, parallelism, context, batch_size).counts, formats, parallelism)
+    stage = fullest_stage(model, formats, parallelism, context, batch_size)
+    key = "equal", stage.number, formats, parallelism
+    known: tuple[int, int, int | None] | None = model.known.get(key)
+    if known is None or known[:2] != (held, sequences):
+        known = held, sequences, _reaching(stage_rows(model, stage, formats, parallelism), held, sequences)
+        model.known[key] = known
+    return known[2]
+
+
+def _reaching(rows: list[LayerRows], held: int, sequences: int) -> int | None:
+    """The least context at which these rows take `held` bytes."""
     low, high = 0, 1
     while size_of(rows, high, sequences, 1).stored < held:
         low, high = high, 2 * high

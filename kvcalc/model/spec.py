@@ -6,6 +6,7 @@ layers, no vision or audio tower. `active_parameters` leaves out the routed expe
 
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import cycle
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -131,8 +132,12 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     @cached_property
     def order(self) -> tuple[str, ...]:
         """The kind of every layer, in order."""
-        cycle = [kind for run in self.runs for kind in [run[1]] * run[0]]
-        return tuple((cycle * -(-self.layers // len(cycle)))[: self.layers])
+        found: list[str] = []
+        for count, kind in cycle(self.runs):
+            found += [kind] * min(count, self.layers - len(found))
+            if len(found) == self.layers:
+                break
+        return tuple(found)
 
     @property
     def runs(self) -> list[tuple[int, str]]:
@@ -219,7 +224,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         layer = sum(w.elements for w in self.layer_weights(self.mtp.kind))
         return self.mtp.layers * (layer + 2 * self.hidden_size**2 + 3 * NORM_VECTORS[self.norm] * self.hidden_size)
 
-    @property
+    @cached_property
     def attention(self) -> str:
         """The mixers of the model as people call them, with how many layers each has where there are several."""
         labels: dict[str, int] = {}

@@ -4,7 +4,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -12,18 +13,45 @@ Record = Mapping[str, Any]
 
 def to_json(records: Sequence[Record]) -> str:
     """One array of flat records, one record a line; null where a figure does not exist, never NaN or Infinity."""
-    lines = [json.dumps({k: _finite(v) for k, v in r.items()}, ensure_ascii=False, allow_nan=False) for r in records]
-    return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
+    return "".join(json_pieces(records))
+
+
+def json_pieces(records: Iterable[Record]) -> Iterator[str]:
+    """`to_json`, a record at a time."""
+    before = "[\n"
+    for record in records:
+        text = json.dumps({k: _finite(v) for k, v in record.items()}, ensure_ascii=False, allow_nan=False)
+        yield before + text
+        before = ",\n"
+    yield "\n]\n" if before == ",\n" else "[]\n"
 
 
 def to_csv(records: Sequence[Record]) -> str:
     """The same columns as the JSON keys; an empty field where a figure does not exist."""
+    return "".join(csv_pieces(records))
+
+
+def csv_pieces(records: Iterable[Record]) -> Iterator[str]:
+    """`to_csv`, a record at a time; where they are made one by one, with the columns of the first."""
+    if isinstance(records, Sequence):
+        columns = columns_of(records)
+    else:
+        first = next(iter(records), {})
+        columns, records = list(first), chain([first], records)
     out = io.StringIO()
-    columns = columns_of(records)
     writer = csv.DictWriter(out, columns, lineterminator="\n", restval="")
     writer.writeheader()
-    writer.writerows({k: _cell(v) for k, v in r.items()} for r in records)
-    return out.getvalue()
+    for record in records:
+        writer.writerow({k: _cell(v) for k, v in record.items()})
+        yield _taken(out)
+    yield _taken(out)
+
+
+def _taken(out: io.StringIO) -> str:
+    text = out.getvalue()
+    out.seek(0)
+    out.truncate()
+    return text
 
 
 def columns_of(records: Sequence[Record]) -> list[str]:

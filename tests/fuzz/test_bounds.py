@@ -1,0 +1,39 @@
+"""Bounded work: what a request may ask for has a stated limit, or costs nothing more; streams are never held whole."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+from program import run, sound
+
+from kvcalc.report.export import csv_pieces, json_pieces
+
+THOUSAND = ",".join(map(str, range(1, 1001)))
+REFUSED = {
+    ("size", "gpt2", "--context", THOUSAND, "--bs", THOUSAND, "--format", "json"): "1,000,000 rows are asked for, and at most",
+    ("size", "gpt2", "--context", THOUSAND, "--bs", THOUSAND[:200]): "rows of a table are asked for, and at most 20,000",
+    ("size", "gpt2", "--context", THOUSAND, "--bs", "1,2,3", "--explain"): "3,000 explanations are asked for",
+    ("size", *["gpt2"] * 3000): "3,000 models are asked for",
+    ("fit", "gpt2", "--gpu", ",".join(["h100"] * 3000)): "3,000 GPUs are asked for",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=lambda words: " ".join(words)[:40])
+def test_lists_have_limits_that_are_said(words: tuple[str, ...]) -> None:
+    done = sound(run(*words))
+    assert (done.code, done.seconds < 1) == (2, True)
+    assert REFUSED[words] in done.err
+
+
+@pytest.mark.parametrize("pieces", [json_pieces, csv_pieces])
+def test_records_are_printed_as_they_are_made(pieces: object) -> None:
+    made = []
+
+    def records() -> Iterator[dict[str, int]]:
+        for number in range(10**9):
+            made.append(number)
+            yield {"a": number, "b": 2}
+
+    printed = "".join(islice(pieces(records()), 3))  # type: ignore[operator]
+    assert len(made) == 3
+    assert '"a": 2' in printed or printed.splitlines() == ["a,b", "0,2", "1,2", "2,2"]
