@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from kvcalc.serving.ledger import Grown
+
 MOST_ROWS = 20_000
 
 
@@ -53,7 +55,15 @@ class Log:
 
         padded: slots of padding in all of these passes together, in those of prompts where there are any.
         """
-        span, many = float(seconds.sum()), len(seconds)
+        ends = int(allocated[-1]), int(stored[-1]), int(allocated.max())
+        grown = Grown(*ends, float(seconds @ allocated), float(seconds @ stored))
+        self.ran(start, float(seconds.sum()), len(seconds), sequences, tokens, prompt, waiting, grown, padded)
+
+    def ran(
+        self, start: float, span: float, many: int, sequences: int, tokens: int, prompt: int, waiting: int, grown: Grown,
+        padded: int = 0,
+    ) -> None:  # fmt: skip
+        """As `passed`, of `many` passes that took `span` seconds together."""
         self.passes += many
         self.slots += tokens * many
         self.padded += padded
@@ -62,16 +72,16 @@ class Log:
         self.busy_s += span
         self.sequences_s += sequences * span
         self.largest = max(self.largest, sequences)
-        self.peak = max(self.peak, int(allocated.max()))
-        self.allocated_byte_s += float(seconds @ allocated)
-        self.stored_byte_s += float(seconds @ stored)
-        row = (start, span, many, sequences, tokens, prompt, waiting, int(allocated[-1]), int(stored[-1]))
-        self._note(PassRow(self.rank, *row))
+        self.peak = max(self.peak, grown.peak)
+        self.allocated_byte_s += grown.allocated_byte_s
+        self.stored_byte_s += grown.stored_byte_s
+        if self._seen % self.stride == 0:
+            row = (start, span, many, sequences, tokens, prompt, waiting, grown.allocated, grown.stored)
+            self._note(PassRow(self.rank, *row))
+        self._seen += 1
 
     def _note(self, row: PassRow) -> None:
-        if self._seen % self.stride == 0:
-            self.rows.append(row)
-            if len(self.rows) > MOST_ROWS:
-                self.rows = self.rows[::2]
-                self.stride *= 2
-        self._seen += 1
+        self.rows.append(row)
+        if len(self.rows) > MOST_ROWS:
+            self.rows = self.rows[::2]
+            self.stride *= 2

@@ -7,7 +7,7 @@ from kvcalc.errors import UserError
 from kvcalc.model.memory import LayerRows
 from kvcalc.serving.continuous import Limits
 from kvcalc.serving.pool import Pool
-from kvcalc.serving.steps import Steps
+from kvcalc.serving.tables import Passes
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
@@ -30,7 +30,7 @@ def memory(deployment: Deployment, asked: FitOptions) -> Memory:
     return Memory(found.kv_budget, tuple(found.content.rows))
 
 
-def capacity(steps: Steps, pool: Pool, limits: Limits, input_len: int, output_len: int) -> float:
+def capacity(steps: Passes, pool: Pool, limits: Limits, input_len: int, output_len: int) -> float:
     """Requests per second that continuous batching can carry, all of one size: 1/(prefill + (out − 1)·decode(n)/n), times dp.
 
     n sequences decode at once: as many as have a seat, and as memory holds at their mean length. Prompts are processed as
@@ -43,6 +43,6 @@ def capacity(steps: Steps, pool: Pool, limits: Limits, input_len: int, output_le
     together = max(1, min(count, chunk // input_len))
     pieces = [((min(chunk, input_len - at), at),) for at in range(0, input_len, chunk)]
     prefill = sum(steps.prefill(piece, together) for piece in pieces) / together
-    decode = float(steps.decode(count, input_len + output_len / 2, 1)[0])
+    decode = steps.line(count, input_len + output_len / 2).first
     decode /= steps.drafting.tokens_per_step if steps.drafting else 1
     return steps.ranks / (prefill + (output_len - 1) * decode / count)

@@ -22,6 +22,7 @@ from kvcalc.serving.requests import MOST_REQUESTS, Requests, read_requests
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, Drafting, draft_model, expected_tokens
 from kvcalc.serving.steps import Steps
+from kvcalc.serving.tables import Passes, Tables
 from kvcalc.timing.deployment import Deployment
 
 PREEMPTIONS = ("recompute", "swap")
@@ -153,8 +154,10 @@ def serve(
         mtp=settings.draft == "mtp",
         draft=drafting.draft.model if drafting and settings.draft != "mtp" else None,
     )
-    room, steps = memory(deployment, asked), Steps(deployment, drafting)
-    most = int(requests.input_len.max() + requests.output_len.max())
+    room, most = memory(deployment, asked), int(requests.input_len.max() + requests.output_len.max())
+    steps: Passes = Steps(deployment, drafting)
+    if policy == "continuous" and not drafting:
+        steps = Tables(deployment, most, limits.max_num_batched_tokens, limits.max_num_seqs)
     longest = settings.max_model_len or (most if cache == "paged" else deployment.model.max_context or most)
     own = make_pool(room.rows, room.budget, cache, settings.block_size, longest, most, steps.queries - 1)
     served = simulate(requests, own, steps, limits, policy, load.max_concurrency, progress)

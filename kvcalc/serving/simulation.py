@@ -9,14 +9,16 @@ from typing import NamedTuple
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.serving.continuous import Continuous, Limits
-from kvcalc.serving.door import Door
+from kvcalc.serving.door import Clients, Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.requests import Requests
+from kvcalc.serving.scheduler import MIXED, Scheduler, Scheduling
 from kvcalc.serving.static import Static
 from kvcalc.serving.steps import Steps
+from kvcalc.serving.tables import Passes
 
-POLICIES: dict[str, type[Continuous] | type[Static]] = {"continuous": Continuous, "static": Static}
+POLICIES = ("continuous", "static")
 
 
 class Served(NamedTuple):
@@ -29,16 +31,17 @@ class Served(NamedTuple):
 def simulate(
     requests: Requests,
     pool: Pool,
-    steps: Steps,
+    steps: Passes,
     limits: Limits,
     policy: str = "continuous",
-    max_concurrency: int = 0,
+    clients: Clients | int = 0,
     progress: Callable[[int], None] | None = None,
+    scheduling: Scheduling = MIXED,
 ) -> Served:
     """Serve all requests. `progress` is told how many more are done, now and then.
 
-    max_concurrency: clients in a closed loop, 0 for none. Raises UserError on an unknown policy, and where a pass could not
-    hold a token of every sequence.
+    clients: who asks; a number of them in a closed loop, 0 for none. Raises UserError on an unknown
+    policy, and where a pass could not hold a token of every sequence.
     """
     if policy not in POLICIES:
         raise UserError(f"unknown policy {policy!r}", hint=nearest(policy, POLICIES))
@@ -50,12 +53,12 @@ def simulate(
         raise UserError(what, hint="Raise max-num-batched-tokens, or lower max-num-seqs")
     ranks = steps.ranks
     logs = []
+    asking = Clients(clients) if isinstance(clients, int) else clients
     for rank in range(min(ranks, len(requests))):
         share = requests.share(rank, ranks)
         log = Log(len(share), rank)
-        clients = max(1, max_concurrency // ranks + (rank < max_concurrency % ranks)) if max_concurrency else 0
-        door = Door(share, pool, log, clients)
-        server = POLICIES[policy](door, pool, steps, limits, log)
+        door = Door(share, pool, log, asking.share(rank, ranks))
+        server = _server(door, pool, steps, limits, log, policy, scheduling)
         told = 0
         while server.run():
             if progress and door.done - told >= 100:
@@ -65,3 +68,13 @@ def simulate(
             progress(door.done - told)
         logs.append(log)
     return Served(requests, tuple(logs))
+
+
+def _server(
+    door: Door, pool: Pool, steps: Passes, limits: Limits, log: Log, policy: str, scheduling: Scheduling
+) -> Scheduler | Continuous | Static:
+    if policy == "static" and isinstance(steps, Steps):
+        return Static(door, pool, steps, limits, log)
+    if isinstance(steps, Steps) and steps.drafting:
+        return Continuous(door, pool, steps, limits, log)
+    return Scheduler(door, pool, steps, limits, log, scheduling)

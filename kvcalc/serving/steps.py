@@ -5,7 +5,7 @@ linear in context between the points where a bound changes; under a window it is
 decodes are verifications, and what the draft takes is added: its own pass over the chunks, and a decode pass a drafted token.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.serving.speculation import Drafting
@@ -17,6 +17,14 @@ DECODES, MIXED = (16, 256), (128, 4)
 MOST_TABLES = 50_000
 
 Chunks = tuple[tuple[int, int], ...]  # (new, past) of each piece of a prompt in the pass
+
+
+class Line(NamedTuple):
+    """Decode passes in a row over the same sequences: seconds of the first, what each adds, and for how many this holds."""
+
+    first: float
+    rise: float
+    passes: int
 
 
 class Steps:
@@ -55,6 +63,15 @@ class Steps:
         contexts, seconds = self._table((), count, context)
         steps = max(1, min(steps, int(contexts[-1] - context) + 1))
         return np.interp(context + np.arange(steps), contexts, seconds)
+
+    def line(self, count: int, context: float) -> Line:
+        """Decode passes in turn, the mean context of the first being `context`, one more in each."""
+        contexts, seconds = self._table((), count, context)
+        place = min(max(int(contexts.searchsorted(context, "right")) - 1, 0), len(contexts) - 2)
+        low, high = contexts[place : place + 2].tolist()
+        first, last = seconds[place : place + 2].tolist()
+        rise = (last - first) / (high - low) if high > low else 0.0
+        return Line(first + rise * (context - low), rise, max(1, int(high - context) + 1))
 
     def _table(self, chunks: Chunks, count: int, context: float) -> tuple[Any, Any]:
         import numpy as np

@@ -1,0 +1,202 @@
+"""Seconds of a server's passes, added up from tables: fast where hardly two passes are alike.
+
+    pass = products and all else that sees tokens alone (all tokens of the pass)
+         + the head (sequences) + attention of the decodes (how many, their mean context) + attention of each piece of a prompt
+
+The tables are filled by whole passes through the model, each operator's time put where it belongs, so nothing is timed
+here that a pass would not time. Between their points lie straight lines. A sequence alone and the first EXACT kinds of
+prompts are timed as whole passes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from kvcalc.gpu.roof import roofline
+from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.layers.cost import AttentionShape, Operator, Role
+from kvcalc.serving.steps import Chunks, Line, Steps
+from kvcalc.timing.applied import MOST_DECODE_TOKENS
+from kvcalc.timing.deployment import Deployment
+
+EXACT = 64  # kinds of passes of prompts alone that are timed as they are
+DENSE = 512  # tokens up to which each number of them has its own entry
+TOKENS_RATIO, LENGTH_RATIO, CONTEXT_RATIO, COUNT_RATIO = 1.01, 1.08, 1.12, 1.2  # of one point of a table to the next
+TOKENS, HEAD, GROUP = "tokens", "head", "group"
+
+
+def ladder(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
+    """Whole numbers from first to at least last: each up to `dense`, then growing by `ratio`, or by 1 where that is more."""
+    found = [first]
+    while found[-1] < last:
+        at = found[-1]
+        found.append(at + 1 if at < dense else max(at + 1, round(at * ratio)))
+    return found
+
+
+def part_of(operator: Operator) -> str:
+    """What the time of an operator depends on: all tokens of the pass, its sequences, or each group of sequences."""
+    if operator.role is Role.HEAD and not operator.layer:
+        return HEAD
+    apart = isinstance(operator.shape, AttentionShape) or operator.role is Role.CORE or operator.kind == "scan"
+    return GROUP if apart or operator.module or operator.form else TOKENS
+
+
+class Table:
+    """Straight lines between points; beyond the last one the last line goes on."""
+
+    def __init__(self, at: Sequence[int], values: Sequence[float]) -> None:
+        self.at, self.values = list(at), list(values)
+
+    def __call__(self, x: float) -> float:
+        place = min(max(bisect_right(self.at, x) - 1, 0), len(self.at) - 2)
+        low, high = self.at[place], self.at[place + 1]
+        first = self.values[place]
+        return first + (self.values[place + 1] - first) * (x - low) / (high - low)
+
+
+class Tables:
+    """Passes of one data-parallel rank, as `Steps` gives them; each other rank is taken to run the same at the same time.
+
+    most: tokens that a sequence holds at most. exact: whether small runs are timed as whole passes where that is cheap.
+    """
+
+    drafting = None
+    queries = 1
+
+    def __init__(self, deployment: Deployment, most: int, tokens: int, sequences: int, exact: bool = True) -> None:
+        self.deployment, self.ranks = deployment, deployment.parallelism.dp
+        self.most, self.tokens = max(most, 2), max(tokens, sequences, 2)
+        self.alone = Steps(deployment) if exact else None
+        self.work, self.overhead = self._by_tokens(max(tokens, sequences, most, 2))
+        self.head, self.counts, self.contexts, self.decodes = self._by_sequences(max(sequences, 2))
+        self._rows: dict[int, list[float]] = {}
+        self._pieces: dict[int, Table] = {}
+        self._prompts: dict[tuple[Chunks, int], float] = {}
+        self._lengths = ladder(1, self.most, LENGTH_RATIO, 16)
+
+    def prefill(self, chunks: Chunks, times: int = 1) -> float:
+        """Seconds of a pass of prompts alone, each chunk `times` times."""
+        key = chunks, times
+        if self.alone and (key in self._prompts or len(self._prompts) < EXACT):
+            if key not in self._prompts:
+                self._prompts[key] = self.alone.prefill(chunks, times)
+            return self._prompts[key]
+        tokens = sum(new for new, _ in chunks) * times
+        pieces = sum(self._piece(new, past) for new, past in chunks) * times
+        return self.work(tokens) + self.head(len(chunks) * times) + pieces + self.overhead
+
+    def mixed(self, chunks: Chunks, count: int, context: float) -> float:
+        """Seconds of a pass with chunks of prompts and `count` decodes of mean `context` after the step."""
+        if not count:
+            return self.prefill(chunks)
+        pieces, prompts, behind = 0.0, 0, 0.0
+        tokens = count
+        for new, past in chunks:
+            tokens += new
+            if new > MOST_DECODE_TOKENS:
+                pieces += self._piece(new, past)
+                prompts += 1
+            else:  # kernels take it with the decodes
+                behind += past + new - context
+        many = count + len(chunks) - prompts
+        attention = self._attention(many, context + behind / many)
+        return self.work(tokens) + self.head(count + len(chunks)) + pieces + self.overhead + attention
+
+    def line(self, count: int, context: float) -> Line:
+        """Decode passes in turn, the mean context of the first being `context`, one more in each."""
+        if count == 1 and self.alone:
+            return self.alone.line(count, context)
+        row, contexts = self._row(count), self.contexts
+        place = min(max(bisect_right(contexts, context) - 1, 0), len(contexts) - 2)
+        low, high = contexts[place], contexts[place + 1]
+        rise = (row[place + 1] - row[place]) / (high - low)
+        return Line(row[place] + rise * (context - low), rise, max(1, int(high - context) + 1))
+
+    def _attention(self, count: int, context: float) -> float:
+        """Seconds of what a decode pass takes beside its tokens and its head."""
+        row, contexts = self._row(count), self.contexts
+        place = min(max(bisect_right(contexts, context) - 1, 0), len(contexts) - 2)
+        low, high = contexts[place], contexts[place + 1]
+        whole = row[place] + (row[place + 1] - row[place]) * (context - low) / (high - low)
+        return whole - self.work(count) - self.head(count) - self.overhead
+
+    def _row(self, count: int) -> list[float]:
+        """Seconds of a decode pass of so many sequences at each of `contexts`."""
+        if count not in self._rows and self.alone:
+            seconds = self.deployment.seconds(Batch((Sequences(count * self.ranks, 1, _array(self.contexts) - 1),)))
+            self._rows[count] = _listed(seconds, self.contexts)
+        elif count not in self._rows:
+            place = min(max(bisect_right(self.counts, count) - 1, 0), len(self.counts) - 2)
+            low, high = self.counts[place], self.counts[place + 1]
+            share = (count - low) / (high - low)
+            fixed = self.work(count) + self.head(count) + self.overhead
+            attention = self.decodes[place] + (self.decodes[place + 1] - self.decodes[place]) * share
+            self._rows[count] = (attention + fixed).tolist()
+        return self._rows[count]
+
+    def _piece(self, new: int, past: int) -> float:
+        """Seconds of what a piece of a prompt takes beside what its tokens take: attention, mostly."""
+        step = past // 512
+        for at in (step, step + 1):
+            if at not in self._pieces:
+                batch = Batch((Sequences(self._ones(self._lengths) * self.ranks, _array(self._lengths), 512 * at),))
+                self._pieces[at] = Table(self._lengths, _listed(self._parts(batch)[GROUP], self._lengths))
+        low = self._pieces[step](new)
+        return low + (self._pieces[step + 1](new) - low) * (past / 512 - step) if past % 512 else low
+
+    def _by_tokens(self, most: int) -> tuple[Table, float]:
+        """Seconds of what sees tokens alone, and the seconds beside all operators of a pass."""
+        tokens = ladder(1, most, TOKENS_RATIO, DENSE)
+        batch = Batch((Sequences(self._ones(tokens) * self.ranks, _array(tokens), 0),))
+        found = self._parts(batch)
+        return Table(tokens, _listed(found[TOKENS], tokens)), float(found["overhead"])
+
+    def _by_sequences(self, most: int) -> tuple[Table, list[int], list[int], Any]:
+        """Seconds of the head, and of the attention of decodes by their number and context."""
+        import numpy as np
+
+        many = ladder(1, most, 1.1, 64)
+        heads = self._parts(Batch((Sequences(_array(many) * self.ranks, 1, 0),)))[HEAD]
+        counts, contexts = ladder(1, most, COUNT_RATIO), ladder(1, self.most, CONTEXT_RATIO, 2)
+        grid = np.array([(n, c) for n in counts for c in contexts])
+        groups = self._parts(Batch((Sequences(grid[:, 0] * self.ranks, 1, grid[:, 1] - 1),)))[GROUP]
+        shaped = np.broadcast_to(groups, (len(grid),)).reshape(len(counts), len(contexts))
+        return Table(many, _listed(heads, many)), counts, contexts, shaped
+
+    def _ones(self, like: Sequence[int]) -> Any:
+        import numpy as np
+
+        return np.ones(len(like), dtype=np.int64)
+
+    def _parts(self, batch: Batch) -> dict[str, Any]:
+        """Seconds of a pass by what they depend on, and `overhead`: those beside its operators."""
+        d = self.deployment
+        operators = d.operators(batch)
+        found: dict[str, Any] = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0) | {"overhead": 0.0}
+        if d.calibration:
+            from kvcalc.timing.steps import glue_seconds, operator_seconds
+
+            times = [t.seconds for t in operator_seconds(operators, d.gpu, d.calibration, d.routing)]
+            found["overhead"] = glue_seconds(operators, d.calibration)
+        else:
+            times = [p.seconds for p in roofline(operators, d.gpu)]
+        for operator, seconds in zip(operators, times, strict=True):
+            part = part_of(operator)
+            found[part] = found[part] + seconds
+        return found
+
+
+def _array(values: Sequence[int]) -> Any:
+    import numpy as np
+
+    return np.array(values, dtype=np.int64)
+
+
+def _listed(values: Any, like: Sequence[int]) -> list[float]:
+    import numpy as np
+
+    return np.broadcast_to(np.asarray(values, dtype=float), (len(like),)).tolist()  # type: ignore[no-any-return]
+
+
+Passes: TypeAlias = Steps | Tables

@@ -1,0 +1,137 @@
+"""The event-by-event scheduler: against the array one pass by pass, engines' orders by hand, and tables against whole passes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from servers import HandClock, asked, byte_pool
+
+from kvcalc import Parallelism, load_gpu, load_model
+from kvcalc.serving.continuous import Continuous, Limits
+from kvcalc.serving.door import Clients, Door
+from kvcalc.serving.log import Log
+from kvcalc.serving.pool import Pool
+from kvcalc.serving.requests import Requests
+from kvcalc.serving.scheduler import Scheduler, Scheduling
+from kvcalc.serving.simulation import simulate
+from kvcalc.serving.steps import Steps
+from kvcalc.serving.tables import Tables, ladder
+from kvcalc.timing.deployment import Deployment
+
+TIMES = ("arrived", "scheduled", "first", "finished")
+SUMS = (
+    "passes", "slots", "prefill_tokens", "decode_tokens", "preemptions", "recomputed_tokens", "swapped_bytes", "peak", "largest",
+    "allocated_byte_s", "stored_byte_s", "busy_s", "sequences_s", "in_system_s",
+)  # fmt: skip
+
+
+def ran(kind: type[Continuous] | type[Scheduler], load: Requests, pool: Pool, limits: Limits, clients: int) -> Log:
+    log = Log(len(load))
+    server = kind(Door(load, pool, log, Clients(clients)), pool, Steps(HandClock(0.5, 0.01)), limits, log)  # type: ignore[arg-type]
+    while server.run():
+        pass
+    return log
+
+
+loads = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.3, 2.0, 7.7, 21.0]), st.integers(1, 40), st.integers(1, 25)), min_size=1, max_size=25
+).map(sorted)
+
+
+@settings(max_examples=60)
+@given(loads, st.integers(66, 160), st.integers(1, 8), st.integers(1, 6), st.integers(6, 64), st.booleans(), st.integers(0, 4))
+def test_events_are_the_passes_one_by_one(
+    rows: list[tuple[float, int, int]], budget: int, block: int, seats: int, tokens: int, swaps: bool, clients: int
+) -> None:
+    """The same times and sums as the scheduler that goes through its sequences at every pass, preemptions among them."""
+    load, pool = asked(*rows), byte_pool(budget, block, most=200)
+    limits = Limits(seats, tokens, 5.0 if swaps else 0.0)
+    one, other = (ran(kind, load, pool, limits, clients) for kind in (Continuous, Scheduler))
+    for name in TIMES:
+        assert getattr(other, name) == pytest.approx(getattr(one, name), abs=1e-9, nan_ok=True), name
+    for name in SUMS:
+        assert getattr(other, name) == pytest.approx(getattr(one, name)), name
+
+
+def served(how: Scheduling, *rows: tuple[float, int, int], pool: Pool | None = None, **limits: int) -> Log:
+    run = simulate(asked(*rows), pool or byte_pool(), Steps(HandClock(1.0)), Limits(**limits), scheduling=how)  # type: ignore[arg-type]
+    return run.logs[0]
+
+
+def test_prompts_first_hold_up_the_decodes() -> None:
+    """A pass a second. The second prompt, at 1.5, takes the pass from 2 to 3 alone; the first answer ends a second later."""
+    rows = ((0.0, 5, 4), (1.5, 5, 2))
+    mixed, first = served(Scheduling(), *rows), served(Scheduling(decodes_wait=True), *rows)
+    assert mixed.finished.tolist() == [4, 4]
+    assert first.first.tolist() == [1, 3]
+    assert first.finished.tolist() == [5, 4]
+    assert [(r.tokens, r.prefill_tokens) for r in first.rows] == [(5, 5), (1, 0), (5, 5), (2, 0), (1, 0)]
+
+
+def test_whole_prompts_wait_for_a_pass_that_has_room() -> None:
+    """8 tokens a pass: prompts of 5 go one a pass, where pieces would go as 5 + 3, 2 + 5; one of 12 goes in pieces, alone."""
+    rows = ((0.0, 5, 1), (0.0, 5, 1), (0.0, 12, 1))
+    pieces, whole = served(Scheduling(), *rows, max_num_batched_tokens=8, max_num_seqs=4), served(
+        Scheduling(whole=True), *rows, max_num_batched_tokens=8, max_num_seqs=4
+    )  # fmt: skip
+    assert [r.tokens for r in pieces.rows] == [8, 8, 6]
+    assert [r.tokens for r in whole.rows] == [5, 5, 8, 4]
+
+
+def test_reserving_answers_never_preempts() -> None:
+    """Room for 8 tokens, two requests that end at 6 each: the second waits for the first, and nothing is thrown away."""
+    log = served(Scheduling(reserve=1.0), (0.0, 3, 4), (0.0, 3, 4), pool=byte_pool(8))
+    assert log.preemptions == 0
+    assert log.finished.tolist() == [4, 8]
+
+
+def test_prompts_wait_for_company() -> None:
+    """Two prompts of 4 fill the share of a pass that ends the wait; one alone waits three decode passes."""
+    how = Scheduling(whole=True, wait_passes=3, wait_share=0.5)
+    alone = served(how, (0.0, 4, 9), (0.5, 4, 1), max_num_batched_tokens=16, max_num_seqs=4)
+    assert alone.first.tolist() == [1, 5]
+    both = served(how, (0.0, 4, 9), (0.5, 4, 1), (1.5, 4, 1), max_num_batched_tokens=16, max_num_seqs=4)
+    assert both.first.tolist() == [1, 3, 3]
+
+
+def test_the_way_to_the_engine_and_thinking() -> None:
+    """A client thinks 2 s; a request of 10 tokens is 0.5 + 10 · 0.05 = 1 s under way: sent at 0, there at 1, answered at 3."""
+    log = simulate(
+        asked((0.0, 10, 2), (0.0, 10, 2)), byte_pool(), Steps(HandClock(1.0)), Limits(),  # type: ignore[arg-type]
+        clients=Clients(1, think_s=2.0, path_s=0.5, path_s_per_token=0.05),
+    ).logs[0]  # fmt: skip
+    assert log.arrived.tolist() == [0, 5]
+    assert log.first.tolist() == [2, 7]
+    assert log.finished.tolist() == [3, 8]
+    assert log.in_system_s == pytest.approx(6)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "tp", "stack"),
+    [("llama-3.1-8b", "h100", 1, "vllm"), ("gpt-oss-120b", "h200", 4, "trtllm"), ("gemma-3-27b", "b200", 1, "")],
+)
+def test_tables_are_whole_passes(name: str, gpu: str, tp: int, stack: str) -> None:
+    """Passes put together from tables take what whole passes take, to some per cent."""
+    timed = Deployment(load_model(name), load_gpu(gpu), parallelism=Parallelism(tp=tp))
+    timed = timed.under(stack) if stack else timed
+    tables, whole = Tables(timed, 9000, 8192, 256, exact=False), Steps(timed)
+    chance, ratios = np.random.default_rng(1), []
+    for _ in range(25):
+        count, context = int(chance.integers(1, 256)), float(chance.integers(100, 8000))
+        chunks = tuple((int(chance.integers(50, 3000)), int(chance.integers(0, 3000))) for _ in range(int(chance.integers(1, 3))))
+        ratios.append(tables.line(count, context).first / whole.line(count, context).first)
+        ratios.append(tables.mixed(chunks, count, context) / whole.mixed(chunks, count, context))
+    assert np.median(np.abs(np.array(ratios) - 1)) < 0.01
+    assert np.abs(np.array(ratios) - 1).max() < 0.06
+
+
+def test_small_runs_are_timed_as_they_are() -> None:
+    timed = Deployment(load_model("llama-3.1-8b"), load_gpu("h100")).under("vllm")
+    tables, whole = Tables(timed, 3000, 8192, 64), Steps(timed)
+    assert tables.prefill(((777, 0),)) == whole.prefill(((777, 0),))
+    assert tables.line(1, 1234).first == whole.line(1, 1234).first
+
+
+def test_a_ladder_climbs_by_its_ratio() -> None:
+    assert ladder(1, 10, 1.5, 4) == [1, 2, 3, 4, 6, 9, 14]
+    assert ladder(3, 5, 1.01) == [3, 4, 5]
