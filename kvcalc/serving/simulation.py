@@ -13,7 +13,8 @@ from kvcalc.serving.door import Clients, Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.scheduler import MIXED, Scheduler, Scheduling
+from kvcalc.serving.scheduler import Scheduler
+from kvcalc.serving.scheduling import MIXED, Scheduling
 from kvcalc.serving.static import Static
 from kvcalc.serving.steps import Steps
 from kvcalc.serving.tables import Passes

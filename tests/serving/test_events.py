@@ -12,7 +12,8 @@ from kvcalc.serving.door import Clients, Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.scheduler import Scheduler, Scheduling
+from kvcalc.serving.scheduler import Scheduler
+from kvcalc.serving.scheduling import Scheduling
 from kvcalc.serving.simulation import simulate
 from kvcalc.serving.steps import Steps
 from kvcalc.serving.tables import Tables, ladder

@@ -1,0 +1,54 @@
+"""How engines fill their passes, a request on its way through one, and how long passes in a row take."""
+
+from typing import NamedTuple
+
+from kvcalc.serving.steps import Line
+
+
+class Scheduling(NamedTuple):
+    """How an engine fills its passes.
+
+    decodes_wait: passes of prompts hold no decodes, and come first (SGLang). whole: a prompt is processed in one pass, with as
+    many others as its tokens allow (TensorRT-LLM); else in pieces (vLLM). reserve: of an answer, the share whose cache must be
+    free when a request is admitted: 1 never preempts. wait_passes: decode passes that prompts wait for company, until theirs
+    are the share wait_share of a pass.
+    """
+
+    decodes_wait: bool = False
+    whole: bool = False
+    reserve: float = 0.0
+    wait_passes: int = 0
+    wait_share: float = 0.0
+
+
+MIXED = Scheduling()
+
+
+class Live:
+    """A request in the system: `target` tokens to cache before it decodes, of which `cached` are.
+
+    began: the step at which it began to decode, with `target` tokens cached. promised: bytes reserved for it.
+    """
+
+    __slots__ = ("began", "cached", "decodes", "generated", "index", "order", "promised", "swapped", "target")
+
+    def __init__(self, index: int, target: int, cached: int = 0) -> None:
+        self.index, self.target, self.cached = index, target, cached
+        self.generated = self.order = self.began = self.promised = 0
+        self.swapped = self.decodes = False
+
+
+def lasting(line: Line, passes: int) -> float:
+    """Seconds of so many passes."""
+    return passes * line.first + line.rise * passes * (passes - 1) / 2
+
+
+def passes_until(line: Line, most: int, seconds: float) -> int:
+    """Of at most so many passes those that have begun after `seconds`: the least whose end is not before."""
+    guess = int(seconds / line.first) + 1
+    found = min(max(guess, 1), most)
+    while found > 1 and lasting(line, found - 1) >= seconds:
+        found -= 1
+    while found < most and lasting(line, found) < seconds:
+        found += 1
+    return found
