@@ -159,7 +159,7 @@ def test_fish_completes(program: str, tmp_path: Path) -> None:
     done = run(["fish", "-c", 'complete -C "kvcalc size llama-3.1"; complete -C "kvcalc size --ten"'], **environment)
     *names, option = done.stdout.splitlines()
     assert sorted(names) == LLAMAS
-    assert option == "--tensor-parallel-size\tGPUs that share heads and columns."
+    assert option == "--tensor-parallel-size\tGPUs that share heads and columns; a list."
 
 
 @needs("zsh")

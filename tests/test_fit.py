@@ -116,7 +116,8 @@ def test_the_smallest_that_fits_is_named_first(kvcalc: Run) -> None:
     first = records[0]
     assert first["low_num_seqs"] < first["max_num_seqs"]
     users = f"{first['max_num_seqs']} users of 131,072 tokens fit on 8× h200 (tp 8), {first['low_num_seqs']} on the low side"
-    assert " ".join(table.out.splitlines()[:2]) == f"deepseek-v3: {users}; the smallest that holds 2 × 131,072 tokens"
+    said = f"deepseek-v3: {users}, {first['small_cache_num_seqs']} with an fp8 cache; 2 at once to 163,840 tokens"
+    assert " ".join(table.out.splitlines()[:2]) == f"{said}; the smallest that holds 2 × 131,072 tokens"
     assert "● weights" not in table.out
     assert "● weights" in kvcalc(line.replace("--format json", "--plot -")).out
 
@@ -252,7 +253,7 @@ BAD = [
     ("--gpu-memory-utilization 1.01", "at most 1"), ("--gpu-memory-utilization -1", "not above 0"),
     ("--max-num-seqs 0", "max-num-seqs 0"), ("--max-num-seqs -3", "max-num-seqs -3"), ("--max-model-len 0", "max-model-len"),
     ("--max-model-len many", "max-model-len"), ("--require -1", "--require -1"), ("--engine tgi", "unknown engine 'tgi'"),
-    ("--gpu h1000", "unknown gpu"), ("--gpu ''", "empty"), ("--tp 0", "tensor-parallel"), ("--tp a", "tensor-parallel"),
+    ("--gpu h1000", "unknown gpu"), ("--gpu ''", "empty"), ("--tp 0", "tp 0 is"), ("--tp a", "tp 'a' is"),
     ("--kv-cache-memory-bytes 0", "kv-cache-memory-bytes"), ("--kv-cache-memory-bytes 4XB", "kv-cache-memory-bytes"),
     ("--weight-bytes nan", "weight-bytes"), ("--num-gpu-blocks-override 5", "takes no num-gpu-blocks-override"),
     ("--engine vllm --num-gpu-blocks-override -5", "num-gpu-blocks-override"), ("--block-size -1", "block-size"),

@@ -41,5 +41,5 @@ def test_an_empty_place_is_refused(kvcalc: Run, given: str) -> None:
 
 
 def test_one_note_not_one_a_row(kvcalc: Run) -> None:
-    err = kvcalc("fit deepseek-v3 --gpu h100 --max-model-len 1k,2k,4k,8k").err
+    err = kvcalc("fit deepseek-v3 --gpu h100 --max-model-len 1k,2k,4k,8k --format json").err
     assert len([line for line in err.splitlines() if "over" in line]) == 1

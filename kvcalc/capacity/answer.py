@@ -27,14 +27,16 @@ from kvcalc.timing.deployment import Deployment
 class Fit(msgspec.Struct, frozen=True):
     """One answer.
 
-    deployment: as the engine runs it, in the formats that it stores. stage: the pipeline stage that decides. length:
-    max_model_len as asked, or the model's own. terms, budget: of the middle of the range. left: by end of the range, bytes that
-    the terms leave for the cache, negative where there are too few. kv_budget: bytes that the plan works with, at the end that
-    answers. content: what that stage's cache holds of what the engine stores, without blocks, padding or reserve. sequences: of
-    `length`, in the replica. longest: tokens of each of the sequences asked for; None where the cache stops growing before
-    the budget ends. beside: bytes of weights that are not the model's own, by name. needed: see `Needed`.
+    asked: the deployment as it was given; deployment: as the engine runs it, in the formats that it stores. stage: the
+    pipeline stage that decides. length: max_model_len as asked, or the model's own. terms, budget: of the middle of the range.
+    left: by end of the range, bytes that the terms leave for the cache, negative where there are too few. kv_budget: bytes that
+    the plan works with, at the end that answers. content: what that stage's cache holds of what the engine stores, without
+    blocks, padding or reserve. sequences: of `length`, in the replica. longest: tokens of each of the sequences asked for; None
+    where the cache stops growing before the budget ends. beside: bytes of weights that are not the model's own, by name.
+    needed: see `Needed`.
     """
 
+    asked: Deployment
     deployment: Deployment
     options: FitOptions
     settings: EngineSettings
@@ -87,7 +89,7 @@ class Fit(msgspec.Struct, frozen=True):
     @property
     def given(self) -> bool:
         """Whether the cache's size was given, which leaves the weights unchecked."""
-        return bool(self.options.kv_cache_memory_bytes or self.options.num_gpu_blocks_override)
+        return self.options.given
 
     @property
     def over(self) -> int:
@@ -133,19 +135,14 @@ class _Stage(NamedTuple):
 
 def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
     """What fits of a deployment. Raises UserError on a request that no engine could be given."""
-    asked, ranks = options or FitOptions(), deployment.parallelism
-    check(deployment.model, ranks)
-    if ranks.dcp > 1 and not asked.rules.spreads_context:
-        raise UserError(f"no rules for decode-context parallelism under {asked.rules.title}")
-    precision, notes = asked.rules.stored(deployment.model, deployment.precision)
-    release, remark = asked.rules.release(asked.engine_version)
-    run = msgspec.structs.replace(deployment, precision=precision, model=stored_as(deployment.model, precision))
-    request = request_of(run, asked, deployment.precision.kv_cache_dtype, release)
+    request, notes = _requested(deployment, options or FitOptions())
+    ranks = deployment.parallelism
     found = [_stage(request, number) for number in range(ranks.pp)]
     decides = min(found, key=lambda s: (s.sequences, s.concurrency, s.kv_budget))
     return Fit(
-        deployment=run,
-        options=asked,
+        asked=deployment,
+        deployment=request.run,
+        options=request.options,
         settings=request.settings,
         terms=decides.terms,
         budget=request.budget(decides.terms),
@@ -161,8 +158,33 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
         longest=min((s.longest for s in found if s.longest is not None), default=None),
         beside=request.beside,
         needed=needed(request, [s.plan for s in found]),
-        notes=(*notes, *filter(None, [remark]), *decides.plan.notes),
+        notes=(*notes, *decides.plan.notes),
     )
+
+
+def most_sequences(deployment: Deployment, options: FitOptions) -> int:
+    """`Fit.sequences` alone, 0 where the terms exceed the share: for trying a change. Raises UserError as `fit`."""
+    request, _ = _requested(deployment, options)
+    found = []
+    for number in range(deployment.parallelism.pp):
+        left = request.left(request.terms(request.start(number), request.end))
+        plan = options.rules.plan(request.held, deployment.parallelism, request.settings, number)
+        room = plan.most_sequences(request.cache(plan, left), request.length, options.shared_prefix)
+        found.append(room if left >= 0 or options.given else 0)
+    return min(found) * deployment.parallelism.dp
+
+
+def _requested(deployment: Deployment, asked: FitOptions) -> tuple[Request, list[str]]:
+    """The request with every choice made, and what its engine remarks."""
+    ranks = deployment.parallelism
+    check(deployment.model, ranks)
+    if ranks.dcp > 1 and not asked.rules.spreads_context:
+        raise UserError(f"no rules for decode-context parallelism under {asked.rules.title}")
+    precision, notes = asked.rules.stored(deployment.model, deployment.precision)
+    release, remark = asked.rules.release(asked.engine_version)
+    run = msgspec.structs.replace(deployment, precision=precision, model=stored_as(deployment.model, precision))
+    request = request_of(run, asked, deployment.precision.kv_cache_dtype, release)
+    return request, [*notes, *filter(None, [remark])]
 
 
 def _stage(request: Request, number: int) -> _Stage:

@@ -151,6 +151,11 @@ class FitOptions(EngineSettings, frozen=True):
         return max(self.max_num_seqs or 1, self.require)
 
     @property
+    def given(self) -> bool:
+        """Whether the cache's size is given, which leaves the weights unchecked."""
+        return bool(self.kv_cache_memory_bytes or self.num_gpu_blocks_override)
+
+    @property
     def images(self) -> int | None:
         """Images that a prompt may have, videos counted as one kind of them; None where nothing is said."""
         return limit_of_images(self.limit_mm_per_prompt)

@@ -1,23 +1,15 @@
-"""The records of `fit`: one configuration each, every figure under its own key, and what would help one that fails."""
+"""The records of `fit`: one configuration each, every figure under its own key."""
 
 import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-import msgspec
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.commands import command_of
 from kvcalc.capacity.fragmentation import contiguous, external, paged
 from kvcalc.capacity.memory_terms import ENDS, stage_weights
 from kvcalc.capacity.placement import GIB, loading, offloaded, replicas
-from kvcalc.errors import UserError
-from kvcalc.layers.ranks import Parallelism
-from kvcalc.model.pipeline import check
-from kvcalc.model.precision import Precision, formats_of
-from kvcalc.units import format_bytes
-
-LARGEST_TP = 64
+from kvcalc.capacity.remedy import advice, small_cache
 
 
 class Typed(NamedTuple):
@@ -37,7 +29,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
     command: the engine's own command line. kvcalc_command: that, given back to `fit` with what it cannot tell beside it.
     """
     plan, asked, ranks = found.plan, found.options, found.ranks
-    budget, cache = found.budget, found.kv_budget
+    budget, cache, smaller = found.budget, found.kv_budget, small_cache(found)
     range_ = {end: found.budget_at(end) for end in ENDS} if found.engine.ranged or found.given else {}
     return {
         "model": found.model.name,
@@ -68,7 +60,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "kv_budget_high_bytes": range_.get("high"),
         "budget": found.end,
         "shortage_bytes": found.shortage,
-        "advice": remedies(found) if found.shortage and not found.given else None,
+        "advice": advice(found) or None,
         "block_size": plan.block_size,
         "page_bytes": plan.page_bytes,
         "bytes_per_block": plan.bytes_per_block,
@@ -82,6 +74,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "requested_num_seqs": asked.wanted,
         "low_num_seqs": found.sequences_at("low") if range_ else None,
         **_inverse(found),
+        "small_cache_num_seqs": smaller.sequences if smaller else None,
         "kv_cache_allocated_bytes": plan.allocated(cache, found.per_rank, found.length),
         **plan.parts(found.per_rank, found.length),
         "max_num_batched_tokens": found.settings.max_num_batched_tokens,
@@ -184,38 +177,3 @@ def smallest_first(found: Sequence[Fit]) -> list[Fit]:
         return list(found)
     best = min(good, key=lambda f: (f.ranks.gpus, f.ranks.gpus * f.gpu.memory_bytes))
     return [best, *(f for f in found if f is not best)]
-
-
-def remedies(found: Fit) -> str:
-    """What is missing and what would help, in one sentence: the fewest GPUs and the weight formats with which it starts."""
-    lines = []
-    what = "weights alone" if not found.budget.weights_fit else "weights, activations and overhead"
-    missing = found.budget.weights - found.budget.share if not found.budget.weights_fit else found.shortage
-    tp = next((n for n in _doubled(found.ranks.tp) if _starts(found, found.deployment.precision, n)), 0)
-    if tp:
-        lines.append(f"--tp {tp}")
-    for name in ("fp8", "int4"):
-        if _starts(found, msgspec.structs.replace(found.deployment.precision, dtype="auto", quantization=name), found.ranks.tp):
-            lines.append(f"--quantization {name}")
-            break
-    help_ = f"; would fit with {' or '.join(lines)}" if lines else "; a larger GPU or more of them would help"
-    return f"{found.model.name} on {found.ranks.gpus}× {found.gpu.name}: {what} are {format_bytes(missing)} over{help_}"
-
-
-def _doubled(tp: int) -> list[int]:
-    found = []
-    while tp < LARGEST_TP:
-        tp *= 2
-        found.append(tp)
-    return found
-
-
-def _starts(found: Fit, precision: Precision, tp: int) -> bool:
-    """Whether the weights on `tp` ranks leave something for the cache; activations and overhead as they are."""
-    ranks = Parallelism(tp, found.ranks.pp, found.ranks.dp, found.ranks.ep)
-    try:
-        check(found.model, ranks)
-        weights = stage_weights(found.model, formats_of(found.model, precision), ranks, found.stage)
-    except UserError:
-        return False
-    return found.left[found.end] + found.terms.language > weights

@@ -174,7 +174,7 @@ def run(
         zip([g.name for g in gpus], gpu.split(","), strict=True)
     )
     records = [fit_record(f, drawn, seed, Typed(words[f.model.name], words[f.gpu.name], (*set_,))) for f in answers]
-    _remarks(answers, drawn)
+    _remarks(answers, drawn, said=output.tells)
     if output.plot:
         output.picture(memory_chart(records))
     if explain:
@@ -216,8 +216,9 @@ def _answers(points: "list[tuple[Deployment, FitOptions]]") -> "list[Fit]":
     return found
 
 
-def _remarks(answers: "list[Fit]", drawn: list[int]) -> None:
-    from kvcalc.capacity.record import remedies
+def _remarks(answers: "list[Fit]", drawn: list[int], said: bool) -> None:
+    """What is to be said on stderr. said: that a sentence on stdout tells what is missing where nothing fits."""
+    from kvcalc.capacity.remedy import advice
     from kvcalc.units import format_bytes
 
     for model in {f.model.name: f.model for f in answers}.values():
@@ -239,7 +240,7 @@ def _remarks(answers: "list[Fit]", drawn: list[int]) -> None:
             )
         if f.over:
             lines.append(f"{f.gpu.name}: a cache of that size is {format_bytes(f.over)} more than the rest leaves")
-    if not any(f.given or f.shortage == 0 for f in answers):
-        lines += map(remedies, answers)
+    if not said and not any(f.fits for f in answers):
+        lines += [f"{f.model.name} on {f.ranks.gpus}× {f.gpu.name}: {advice(f)}" for f in answers]
     for text in dict.fromkeys(lines):
         note(text)

@@ -172,6 +172,11 @@ class Printing(Group, frozen=True):
     wide: o.Wide = False
     units: o.Units = o.ByteUnits.gib
 
+    @property
+    def tells(self) -> bool:
+        """Whether a table is printed, under its sentence."""
+        return self.form in (o.OutputFormat.table, o.OutputFormat.markdown)
+
     def printed(self, records: "Iterable[Record]") -> bool:
         """Print records in the format asked for; False where that is a table."""
         return emit(records, self.form)

@@ -7,6 +7,7 @@ from typing import Any
 from kvcalc.capacity import Fit
 from kvcalc.capacity.memory_terms import GIB
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
+from kvcalc.report.fit_sentence import fit_sentence
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.placement import placement_lines
 from kvcalc.report.tables import integer, seconds
@@ -23,8 +24,9 @@ COLUMNS = (
     Column("length", "context", integer),
     Column("asked", "at once", integer),
     Column("verdict", "fits", right=False),
-    Column("max_num_seqs", "users", integer),
-    Column("low_num_seqs", "low side", integer),
+    Column("max_num_seqs", "users", integer, about="whole sequences of that length, of the replica"),
+    Column("max_concurrency", "concurrency", lambda v: f"{v:,.2f}", about="the same of one rank, as vLLM prints it"),
+    Column("low_num_seqs", "low side", integer, about="users at the low end of the range"),
     Column("longest", "longest context", right=True),
     Column("kv_budget_bytes", "for the cache", format_bytes),
     Column("range", "range", right=True),
@@ -34,7 +36,6 @@ COLUMNS = (
     Column("num_blocks", "blocks", integer),
     Column("blocks_per_request", "per user", integer),
     Column("kv_tokens", "tokens", integer),
-    Column("max_concurrency", "concurrency", lambda v: f"{v:,.2f}"),
 )
 ASKED = ("model", "engine")  # that lists of them tell apart
 FRAGMENTS = (
@@ -161,29 +162,7 @@ def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> Table:
         row(r, f.model.max_context) | {name: r[key] for name, key in given.items()} for r, f in zip(records, found, strict=True)
     ]
     columns = [c for c in COLUMNS if c.key not in ASKED or _varied(records, c.key)]
-    return Table(rows, columns, _sentence(rows, found), notes(records, found))
-
-
-def _sentence(rows: Sequence[dict[str, Any]], found: Sequence[Fit]) -> str:
-    """Who fits where, in the middle of the range and on its low side; at each length or number asked of one place."""
-    answer, first = found[0], rows[0]
-    need = f"{first['requested_num_seqs']:,} × {first['requested_model_len']:,} tokens"
-    if not answer.fits:
-        return f"{first['model']}: none holds {need}"
-    where = f"{first['gpus']}× {first['gpu']} (tp {first['tensor_parallel_size']})"
-    middle, low = answer.sequences_at("middle"), first["low_num_seqs"]
-    said = f"{middle:,} user{'s' * (middle != 1)} of {answer.length:,} tokens fit{'s' * (middle == 1)} on {where}"
-    pairs = zip(rows, found, strict=True)
-    there = [(r, f) for r, f in pairs if f.deployment == answer.deployment and f.engine is answer.engine]
-    if "length" in first and "asked" not in first:
-        others = "".join(f", {f.sequences_at('middle'):,} of {f.length:,}" for _, f in there[1:])
-        return f"{first['model']}: {said}{others}"
-    if "asked" in first and "length" not in first:
-        held = ", ".join(f"{f.options.wanted:,} user{'s' * (f.options.wanted > 1)} to {r['longest']} tokens" for r, f in there)
-        return f"{first['model']}: on {where} fit {held}"
-    side = "" if low is None or low == middle else f", {low:,} on the low side"
-    smallest = f"; the smallest that holds {need}" if len(found) > 1 else ""
-    return f"{first['model']}: {said}{side}{smallest}"
+    return Table(rows, columns, fit_sentence(rows, found), notes(records, found))
 
 
 def explain_fit(found: Fit, record: dict[str, Any]) -> str:

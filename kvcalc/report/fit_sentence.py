@@ -1,0 +1,68 @@
+"""What `fit` says first: how many users, what a smaller cache makes of it, how long a context may be; else what is missing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvcalc.capacity import Fit
+from kvcalc.capacity.remedy import advice, small_cache
+
+CACHES = {"fp8": "an fp8 cache", "q8_0": "a q8_0 cache"}
+Row = Mapping[str, Any]
+
+
+def fit_sentence(rows: Sequence[Row], found: Sequence[Fit]) -> str:
+    """Of the smallest that holds what was asked, at each length or number asked of it; of none, the one that lacks the least."""
+    first, answer = rows[0], found[0]
+    if not answer.fits:
+        return _lacking(found)
+    there = [(r, f) for r, f in zip(rows, found, strict=True) if f.asked == answer.asked and f.engine is answer.engine]
+    if "asked" in first and "length" not in first:
+        held = ", ".join(f"{_users(f.options.wanted)} to {r['longest']} tokens" for r, f in there)
+        return f"{first['model']}: on {where(answer)} fit {held}"
+    users = answer.sequences_at("middle")
+    said = f"{first['model']}: {_users(users)} of {answer.length:,} tokens fit{'s' * (users == 1)} on {where(answer)}"
+    if "length" in first and "asked" not in first:
+        return said + "".join(f", {f.sequences_at('middle'):,} of {f.length:,}" for _, f in there[1:])
+    smallest = f"; the smallest that holds {_need(answer)}" if len(found) > 1 else ""
+    return f"{said}{_beside(first, answer)}{_longest(first, answer)}{smallest}"
+
+
+def where(found: Fit) -> str:
+    """The GPUs, and how they share the model."""
+    return f"{found.ranks.gpus}× {found.gpu.name} (tp {found.ranks.tp})"
+
+
+def _users(count: int) -> str:
+    return f"{count:,} user{'s' * (count != 1)}"
+
+
+def _need(found: Fit) -> str:
+    return f"{found.options.wanted:,} × {found.length:,} tokens"
+
+
+def _beside(first: Row, found: Fit) -> str:
+    """The low side of the range, and a cache of 8 bits at the end that answers."""
+    low, smaller = first["low_num_seqs"], small_cache(found)
+    words = [] if low is None or low == found.sequences_at("middle") else [f"{low:,} on the low side"]
+    if smaller:
+        there = "there " if words and found.end == "low" else ""
+        words.append(f"{smaller.sequences:,} {there}with {CACHES[smaller.option.split()[-1]]}")
+    return "".join(f", {text}" for text in words)
+
+
+def _longest(first: Row, found: Fit) -> str:
+    """The longest context of the sequences asked for, within what the model is made for."""
+    if first["longest"] in ("no limit", f"{found.length:,}"):
+        return ""
+    users = "one alone" if found.options.wanted == 1 else f"{found.options.wanted:,} at once"
+    return f"; {users} to {first['longest']} tokens"
+
+
+def _lacking(found: Sequence[Fit]) -> str:
+    """What is missing where nothing fits, and what would mend it."""
+    nearest = max(found, key=lambda f: (f.sequences, f.plan.pool(f.kv_budget) - f.needed.cache - f.shortage))
+    which = f"none of these {len(found):,} holds {_need(nearest)}; " if len(found) > 1 else f"{_need(nearest)} do not fit on "
+    if nearest.options.wanted == 1:
+        which = which.replace("do not", "does not")
+    least = f"least is missing on {where(nearest)}" if len(found) > 1 else where(nearest)
+    return f"{nearest.model.name}: {which}{least}: {advice(nearest)}"
