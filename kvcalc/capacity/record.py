@@ -29,7 +29,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
     command: the engine's own command line. kvcalc_command: that, given back to `fit` with what it cannot tell beside it.
     """
     plan, asked, ranks = found.plan, found.options, found.ranks
-    budget, cache, smaller = found.budget, found.kv_budget, small_cache(found)
+    budget, cache = found.budget, found.kv_budget
     range_ = {end: found.budget_at(end) for end in ENDS} if found.engine.ranged or found.given else {}
     return {
         "model": found.model.name,
@@ -74,7 +74,6 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "requested_num_seqs": asked.wanted,
         "low_num_seqs": found.sequences_at("low") if range_ else None,
         **_inverse(found),
-        "small_cache_num_seqs": smaller.sequences if smaller else None,
         "kv_cache_allocated_bytes": plan.allocated(cache, found.per_rank, found.length),
         **plan.parts(found.per_rank, found.length),
         "max_num_batched_tokens": found.settings.max_num_batched_tokens,
@@ -87,12 +86,14 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
 
 
 def _inverse(found: Fit) -> dict[str, Any]:
-    """What just holds what is asked for, and the greatest settings."""
+    """What just holds what is asked for, the greatest settings, and sequences in a cache of 8 bits."""
+    smaller = small_cache(found)
     return {
         "needed_utilization": found.needed.utilization,
         "needed_kv_cache_memory_bytes": found.needed.cache,
         "greatest_num_seqs": found.needed.sequences,
         "greatest_model_len": found.needed.length,
+        "small_cache_num_seqs": smaller.sequences if smaller else None,
     }
 
 

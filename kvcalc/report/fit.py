@@ -7,7 +7,7 @@ from typing import Any
 from kvcalc.capacity import Fit
 from kvcalc.capacity.memory_terms import GIB
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
-from kvcalc.report.fit_sentence import fit_sentence
+from kvcalc.report.fit_sentence import said_first
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.placement import placement_lines
 from kvcalc.report.tables import integer, seconds
@@ -162,7 +162,7 @@ def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> Table:
         row(r, f.model.max_context) | {name: r[key] for name, key in given.items()} for r, f in zip(records, found, strict=True)
     ]
     columns = [c for c in COLUMNS if c.key not in ASKED or _varied(records, c.key)]
-    return Table(rows, columns, fit_sentence(rows, found), notes(records, found))
+    return Table(rows, columns, said_first(rows, found), notes(records, found))
 
 
 def explain_fit(found: Fit, record: dict[str, Any]) -> str:

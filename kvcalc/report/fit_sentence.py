@@ -10,7 +10,7 @@ CACHES = {"fp8": "an fp8 cache", "q8_0": "a q8_0 cache"}
 Row = Mapping[str, Any]
 
 
-def fit_sentence(rows: Sequence[Row], found: Sequence[Fit]) -> str:
+def said_first(rows: Sequence[Row], found: Sequence[Fit]) -> str:
     """Of the smallest that holds what was asked, at each length or number asked of it; of none, the one that lacks the least."""
     first, answer = rows[0], found[0]
     if not answer.fits:
