@@ -4,14 +4,16 @@ e2e = ttft + (output_len − 1) · tpot. The first output token comes from the p
 (j ≥ 2) runs at context input_len + j − 1.
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch, Sequences
-from kvcalc.layers.cost import Cost
-from kvcalc.model.operators import total
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import Num
+
+BLOCK = 1 << 14  # passes that are timed at once: their arrays stay in the CPU's cache
+MOST_STEPS, MOST_AGAIN = 1 << 20, 1 << 18  # passes of one request, and of one that takes all its tokens again each time
 
 
 class Latency(NamedTuple):
@@ -29,10 +31,19 @@ class Latency(NamedTuple):
     bytes: int
 
 
-def prefill_passes(input_len: int, batch_size: int, cached: int = 0, chunk: int = 0) -> list[Batch]:
-    """The passes that process a prompt behind `cached` tokens of a shared prefix: one, or chunks of so many tokens."""
-    size = chunk or input_len
-    return [Batch.prefill(min(size, input_len - at), batch_size, at) for at in range(cached, input_len, size)]
+def prefill_passes(input_len: int, batch_size: int, cached: int = 0, chunk: int = 0) -> Iterator[Batch]:
+    """The passes that process a prompt behind `cached` tokens of a shared prefix: one, or chunks of so many tokens.
+
+    Several chunks of one size come as arrays, at most BLOCK at a time.
+    """
+    whole, rest = divmod(input_len - cached, chunk or input_len)
+    if whole == 1:
+        yield Batch.prefill(chunk or input_len, batch_size, cached)
+    elif whole:
+        for places in _blocks(0, whole):
+            yield Batch.prefill(chunk, batch_size, cached + chunk * places)
+    if rest:
+        yield Batch.prefill(rest, batch_size, input_len - rest)
 
 
 def request(
@@ -40,29 +51,31 @@ def request(
 ) -> Latency:
     """A batch of equal requests with a cache. `cached` leading tokens are in the cache already (prefix hit).
 
-    Raises UserError where the prefix is not shorter than the prompt.
+    Raises UserError where the prefix is not shorter than the prompt, or the request takes more than MOST_STEPS passes.
     """
     if not 0 <= cached < input_len:
         raise UserError(f"a cached prefix of {cached:,} tokens leaves no token of a prompt of {input_len:,}")
-    passes = prefill_passes(input_len, batch_size, cached, chunk)
-    ttft = sum(deployment.seconds(p) for p in passes) if all(deployment.timed(p) for p in passes) else None
-    work = sum((deployment.cost(p) for p in passes), Cost())
-    if output_len == 1:
-        return Latency(ttft, None, None, None, ttft, int(work.flops), int(work.bytes))
-    steps, spent = _steps(deployment, Batch.decode(_contexts(input_len, output_len), batch_size))
-    return _summed(ttft, work, steps, spent)
+    check_steps("chunks of the prompt", (input_len - cached) // (chunk or input_len))
+    prompt = _spent(deployment, prefill_passes(input_len, batch_size, cached, chunk))
+    return _generation(deployment, prompt, Batch.decode, input_len, output_len, batch_size)
 
 
 def without_cache(
     deployment: Deployment, input_len: int, output_len: int, batch_size: int = 1, all_positions: bool = False
 ) -> Latency:
-    """The same generation recomputing all tokens at every step; the LM head on the last position, or on all of them."""
-    first = Batch.prefill(input_len, batch_size)
-    ttft, work = deployment.seconds(first, all_positions), total(deployment.operators(first, all_positions))
-    if output_len == 1:
-        return Latency(ttft, None, None, None, ttft, int(work.flops), int(work.bytes))
-    steps, spent = _steps(deployment, Batch.prefill(_contexts(input_len, output_len), batch_size), all_positions)
-    return _summed(ttft, work, steps, spent)
+    """The same generation recomputing all tokens at every step; the LM head on the last position, or on all of them.
+
+    Raises UserError beyond MOST_AGAIN tokens.
+    """
+    check_steps("tokens of an answer without a cache", output_len, MOST_AGAIN)
+    prompt = _spent(deployment, [Batch.prefill(input_len, batch_size)], all_positions)
+    return _generation(deployment, prompt, Batch.prefill, input_len, output_len, batch_size, all_positions)
+
+
+def check_steps(what: str, count: int, most: int = MOST_STEPS) -> None:
+    """Raises UserError where more passes than that were to be timed."""
+    if count > most:
+        raise UserError(f"{count:,} {what} are more than the {most:,} that are timed")
 
 
 def token_projections(input_len: int, output_len: int) -> tuple[int, int]:
@@ -74,30 +87,71 @@ def token_projections(input_len: int, output_len: int) -> tuple[int, int]:
     return last, (input_len + last) * output_len // 2
 
 
-def _contexts(input_len: int, output_len: int) -> Any:
+class _Spent(NamedTuple):
+    """Passes one after the other: seconds of them all, of the first and of the last, how many, matrix FLOPs and bytes."""
+
+    seconds: float
+    first: float
+    last: float
+    passes: int
+    flops: int
+    bytes: int
+
+    def then(self, later: "_Spent") -> "_Spent":
+        """These passes, and later ones."""
+        passes, seconds = self.passes + later.passes, self.seconds + later.seconds
+        return _Spent(seconds, self.first, later.last, passes, self.flops + later.flops, self.bytes + later.bytes)
+
+
+def _generation(
+    deployment: Deployment,
+    prompt: _Spent,
+    step: Callable[[Any, int], Batch],
+    input_len: int,
+    output_len: int,
+    batch_size: int,
+    all_positions: bool = False,
+) -> Latency:
+    """The prompt and the steps after it, each at its context."""
+    ttft = prompt.seconds
+    check_steps("tokens of an answer", output_len)
+    if output_len == 1:
+        return Latency(ttft, None, None, None, ttft, prompt.flops, prompt.bytes)
+    blocks = (step(contexts, batch_size) for contexts in _blocks(input_len + 1, input_len + output_len))
+    steps = _spent(deployment, blocks, all_positions)
+    flops, moved = prompt.flops + steps.flops, prompt.bytes + steps.bytes
+    return Latency(ttft, steps.seconds / steps.passes, steps.first, steps.last, ttft + steps.seconds, flops, moved)
+
+
+def _blocks(first: int, end: int) -> Iterator[Any]:
+    """Whole numbers from `first` to before `end`, as arrays of at most BLOCK."""
     import numpy as np
 
-    return np.arange(input_len + 1, input_len + output_len, dtype=float)
+    for at in range(first, end, BLOCK):
+        yield np.arange(at, min(at + BLOCK, end), dtype=float)
 
 
-def _steps(deployment: Deployment, batch: Batch, all_positions: bool = False) -> tuple[Any, tuple[int, int]]:
-    """Seconds of every step, and the matrix FLOPs and bytes of all of them."""
-    import numpy as np
+def _spent(deployment: Deployment, batches: Iterable[Batch], all_positions: bool = False) -> _Spent:
+    """The passes over `batches`, which may hold arrays of passes."""
+    found = None
+    for batch in batches:
+        group = batch.groups[0]
+        count = max(getattr(group.past, "size", 1), getattr(group.new, "size", 1))
+        cost, each = deployment.spent(batch, all_positions)
+        first, last = (float(each[0]), float(each[-1])) if hasattr(each, "shape") else (float(each), float(each))
+        seconds = float(each.sum()) if hasattr(each, "shape") else count * first
+        here = _Spent(seconds, first, last, count, _exact_sum(cost.flops, count), _exact_sum(cost.bytes, count))
+        found = found.then(here) if found else here
+    assert found
+    return found
 
-    group = batch.groups[0]
-    many = max(np.size(group.past), np.size(group.new))
-    seconds = np.broadcast_to(np.asarray(deployment.seconds(batch, all_positions), dtype=float), (many,))
-    cost = total(deployment.operators(batch, all_positions))
-    flops = np.broadcast_to(np.asarray(cost.flops, dtype=float), (many,))
-    moved = np.broadcast_to(np.asarray(cost.bytes, dtype=float), (many,))
-    return seconds, (int(flops.sum()), int(moved.sum()))
 
-
-def _summed(ttft: float | None, work: Cost, steps: Any, spent: tuple[int, int]) -> Latency:
-    total = float(steps.sum())
-    flops, moved = int(work.flops) + spent[0], int(work.bytes) + spent[1]
-    whole = None if ttft is None else ttft + total
-    return Latency(ttft, total / len(steps), float(steps[0]), float(steps[-1]), whole, flops, moved)
+def _exact_sum(values: Num, count: int) -> int:
+    """Σ of `count` equal ints, or of an array of whole numbers below 2^53, which floats alone would round."""
+    if isinstance(values, int):
+        return values * count
+    high, low = divmod(values, 1 << 26)
+    return (int(high.sum()) << 26) + int(low.sum())
 
 
 def cost_per_million(price_per_hour: float, gpus: int, seconds: float, tokens: int) -> float:

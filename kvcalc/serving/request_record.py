@@ -8,7 +8,7 @@ from kvcalc.capacity.placement import offloaded
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.words import spelled, tokens_called
-from kvcalc.serving.latency import cost_per_million, request
+from kvcalc.serving.latency import check_steps, cost_per_million, request
 from kvcalc.serving.redundancy import no_cache_fields
 from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, best_drafted, draft_model, speculate, stops_paying
 from kvcalc.timing.deployment import Deployment
@@ -49,6 +49,8 @@ class LatencyOptions(msgspec.Struct, frozen=True):
         for name in ("prefix_len", "max_num_batched_tokens"):
             if getattr(self, name) < 0:
                 raise UserError(f"{spelled(name)} {getattr(self, name)} is below 0")
+        check_steps("tokens of an answer", self.output_len)
+        check_steps("chunks of the prompt", self.input_len // (self.max_num_batched_tokens or self.input_len))
         if not 0 <= self.cpu_offload_gb <= 1 << 20:
             raise UserError(f"cpu-offload-gb {self.cpu_offload_gb} is not a number of GiB")
         if not 0 <= self.num_speculative_tokens <= MOST_SPECULATED or not 0 <= self.price_per_hour < 1e9:

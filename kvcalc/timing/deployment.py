@@ -108,12 +108,19 @@ class Deployment(msgspec.Struct, frozen=True):
 
     def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
         """Seconds of a pass over `batch`, of all stages; an array where the batch holds arrays."""
+        return self._seconds(self.operators(batch, all_positions), batch.decodes)
+
+    def spent(self, batch: Batch, all_positions: bool = False) -> tuple[Cost, Any]:
+        """FLOPs and bytes of a pass on one GPU of each stage, and its `seconds`."""
         operators = self.operators(batch, all_positions)
+        return total(operators), self._seconds(operators, batch.decodes)
+
+    def _seconds(self, operators: Sequence[Operator], decodes: bool) -> Any:
         if self.calibration:
             from kvcalc.timing.steps import pass_seconds
 
             return pass_seconds(operators, self.gpu, self.calibration, self.routing) + self.host_seconds(operators)
-        bound = total_seconds(roofline(operators, self.gpu, batch.decodes))
+        bound = total_seconds(roofline(operators, self.gpu, decodes))
         return maximum(bound, self.host_seconds(operators)) if self.host_weights else bound
 
     def host_seconds(self, operators: Sequence[Operator]) -> Any:

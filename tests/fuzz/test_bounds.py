@@ -15,6 +15,11 @@ REFUSED = {
     ("size", "gpt2", "--context", THOUSAND, "--bs", "1,2,3", "--explain"): "3,000 explanations are asked for",
     ("size", *["gpt2"] * 3000): "3,000 models are asked for",
     ("fit", "gpt2", "--gpu", ",".join(["h100"] * 3000)): "3,000 GPUs are asked for",
+    ("latency", "gpt2", "--isl", THOUSAND, "--osl", THOUSAND): "1,000,000 rows are asked for",
+    ("latency", "gpt2", "--osl", "1000000000000"): "1,000,000,000,000 steps in all are more than the 4,194,304 that are timed",
+    ("latency", "gpt2", "--osl", "2M"): "2,097,152 tokens of an answer are more than the 1,048,576 that are timed",
+    ("latency", "gpt2", "--osl", "1M", "--no-cache"): "without a cache are more than the 262,144 that are timed",
+    ("latency", "gpt2", "--isl", "2M", "--max-num-batched-tokens", "1"): "2,097,152 chunks of the prompt are more than",
 }
 
 
@@ -23,6 +28,11 @@ def test_lists_have_limits_that_are_said(words: tuple[str, ...]) -> None:
     done = sound(run(*words))
     assert (done.code, done.seconds < 1) == (2, True)
     assert REFUSED[words] in done.err
+
+
+@pytest.mark.parametrize("more", ["--isl 64k --max-num-batched-tokens 1", "--osl 1M"])
+def test_long_requests_take_little(more: str) -> None:
+    assert sound(run("latency", "deepseek-v4-pro", *more.split(), "--format", "json")).records[0]["e2e_s"] > 10
 
 
 @pytest.mark.parametrize("pieces", [json_pieces, csv_pieces])
