@@ -62,8 +62,8 @@ SAID = {
                  "intensity, FLOP per byte", "3.35 TB/s"],
     "memory": ["Where the memory goes", "weights", "KV cache", "h100-sxm: 79.2 GiB", "gemma-3-27b"],
     "dsa-vs-mla": ["reads less from 2,634 tokens on", "deepseek-v3.2", "4.2× fewer bytes", "bytes read per layer"],
-    "cost-vs-context": ["Cost against context", "GPU hours per million tokens", "llama-7b, as many users as fit",
-                        "mistral-7b-v0.1, one user", "256 users at most", "vllm"],
+    "cost-vs-context": ["Cost against context", "GPU hours per million tokens", "as many users as fit, at most 256",
+                        "mistral-7b-v0.1", "One user", "vllm"],
 }  # fmt: skip
 
 

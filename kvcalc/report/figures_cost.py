@@ -18,35 +18,37 @@ FIRST = 1024  # tokens
 def cost_vs_context(deployments: Sequence[Deployment], last: int, price_per_hour: float = 0.0) -> Chart:
     """Money per million generated tokens over context, FIRST to `last`; GPU hours where no price is given. Of decode alone.
 
-    For each deployment one user (dashed), and as many as fit beside the weights, at most MOST_USERS. Raises UserError where no
-    deployment holds one.
+    Left, of as many users as fit beside the weights, at most MOST_USERS; right, of one. Raises UserError where none fits.
     """
     if len({d.time_basis for d in deployments}) > 1:  # bounds beside predictions would compare nothing
         deployments = [d.under("datasheet") for d in deployments]
     several = {name: len({f(d) for d in deployments}) > 1 for name, f in _NAMES.items()}
-    series = []
-    for number, deployment in enumerate(deployments):
+    full, alone = [], []
+    for deployment in deployments:
         held = [(s, n) for s in powers(min(FIRST, last), last) if (n := _users(deployment, s))]
         label = " on ".join(f(deployment) for name, f in _NAMES.items() if several[name]) or deployment.model.name
         if held:
-            contexts, users = tuple(s for s, _ in held), [n for _, n in held]
-            series.append(
-                Series(
-                    f"{label}, as many users as fit", contexts, _costs(deployment, contexts, users, price_per_hour), colour=number
-                )
-            )
-            alone = _costs(deployment, contexts, [1] * len(held), price_per_hour)
-            series.append(Series(f"{label}, one user", contexts, alone, "dashed", colour=number))
-    if not series:
+            contexts = tuple(s for s, _ in held)
+            full.append(Series(label, contexts, _costs(deployment, contexts, [n for _, n in held], price_per_hour)))
+            alone.append(Series(label, contexts, _costs(deployment, contexts, [1] * len(held), price_per_hour)))
+    if not full:
         names = ", ".join(dict.fromkeys(d.model.name for d in deployments))
         raise UserError(f"no GPU asked for holds {names} and one user", hint="Give a larger one with --gpu")
     first = deployments[0]
     fixed = [f(first) for name, f in _NAMES.items() if not several[name]]
-    price = f"{price_per_hour:g} per GPU hour" if price_per_hour else "price of an hour: --price-per-hour"
-    subtitle = f"{', '.join([*fixed, f'decode alone, {MOST_USERS} users at most', price])}; times: {first.basis}"
+    price = f"{price_per_hour:g} per GPU hour" if price_per_hour else "a price: --price-per-hour"
+    subtitle = f"{', '.join([*fixed, 'decode alone', price])}; times: {first.basis}"
     what = "cost" if price_per_hour else "GPU hours"
     cost = Axis(f"{what} per million tokens", tick=si_tick() if price_per_hour else si_tick("h"))
-    return Chart("Cost against context", subtitle, CONTEXT_AXIS, cost, tuple(series))
+    one = Chart(
+        "One user",
+        f"of the same GPU, whose steps nobody shares; times: {first.basis}",
+        CONTEXT_AXIS,
+        cost._replace(log=False),
+        tuple(alone),
+    )
+    title = f"Cost against context: as many users as fit, at most {MOST_USERS}"
+    return Chart(title, subtitle, CONTEXT_AXIS, cost, tuple(full), beside=one)
 
 
 _NAMES: dict[str, Any] = {"model": lambda d: d.model.name, "gpu": lambda d: d.gpu.name}
