@@ -8,9 +8,10 @@ import re
 import shlex
 import subprocess
 import sys
+from difflib import SequenceMatcher
 from pathlib import Path
 
-from test_docs import _FENCE, DOCUMENTS, LEFT_OUT, width_of
+from test_docs import _FENCE, DOCUMENTS, LEFT_OUT, is_shown, width_of
 
 PROGRAM = "import sys; from kvcalc.report import layout; layout.WIDTH = int(sys.argv.pop(1)); "
 PROGRAM += "sys.argv[0] = 'kvcalc'; from kvcalc.__main__ import main; main()"
@@ -23,14 +24,16 @@ def printed(command: str, width: int) -> str:
 
 
 def abridged(printed: str, shown: str) -> str:
-    """`printed` with the lines left out that `shown` leaves out: each part begins where its first word now stands first."""
+    """`printed` with the lines left out that `shown` leaves out: after a gap from the line most like the one there."""
+    if is_shown(printed, shown):
+        return shown.rstrip("\n") + "\n"
     lines, found, after = printed.splitlines(), [], 0
     for number, part in enumerate(LEFT_OUT.split(shown.rstrip("\n") + "\n")):
         kept = part.splitlines()
-        first = kept[0].split()[:1] if kept else []
-        at = next((i for i, line in enumerate(lines) if number and i >= after and line.split()[:1] == first), after)
-        after = at + len(kept)
-        found.append("".join(f"{line}\n" for line in lines[at:after]))
+        if number and kept:
+            after = max(range(after, len(lines)), key=lambda i: SequenceMatcher(None, lines[i], kept[0]).ratio(), default=after)
+        found.append("".join(f"{line}\n" for line in lines[after : after + len(kept)]))
+        after += len(kept)
     return "…\n".join(found)
 
 
