@@ -80,7 +80,7 @@ def _vllm(given: dict[str, Any], remarks: list[str]) -> None:
     one, two = given.pop("one_in_flight", None), given.pop("two_in_flight", None)
     if one:
         given["max_in_flight_batches"] = max(1, pp)
-    elif two:
+    elif two and pp == 1:
         given["max_in_flight_batches"] = 2
     if size := given.pop("kv_offloading_size", 0):
         given["kv_offloading_bytes"] = int(size * GIB) // (tp * pp)
@@ -145,7 +145,8 @@ def _speculation(given: dict[str, Any], remarks: list[str]) -> None:
         try:
             config = json.loads(text)
             method, named = str(config.get("method", "")).lower(), str(config.get("model", named) or "")
-        except (ValueError, AttributeError):
+            given["num_speculative_tokens"] = int(config.get("num_speculative_tokens") or 0)
+        except (ValueError, AttributeError, TypeError):
             raise UserError("--speculative-config is not a mapping in JSON") from None
         if method.endswith("mtp"):
             given["mtp"], named = True, ""
@@ -228,10 +229,11 @@ def _ask_vllm(own: dict[str, Any], deployment: Deployment, values: dict[str, Any
     if size := own.pop("kv_offloading_bytes", 0):
         values["kv_offloading_size"] = size * ranks.tp * ranks.pp / GIB
     draft = None if own.get("mtp") else own.pop("draft", None)
-    if own.pop("mtp", False):
-        values["speculation"] = json.dumps({"method": "mtp", "num_speculative_tokens": 1})
-    if draft is not None:
-        values["speculation"] = json.dumps({"model": draft.huggingface_id or draft.name, "num_speculative_tokens": 1})
+    tokens = own.pop("num_speculative_tokens", 0)
+    drafter = {"method": "mtp"} if own.pop("mtp", False) else {"method": "ngram"} if tokens else {}
+    drafter = {"model": draft.huggingface_id or draft.name} if draft is not None else drafter
+    if drafter:
+        values["speculation"] = json.dumps({**drafter, "num_speculative_tokens": tokens or 1})
 
 
 def _ask_sglang(own: dict[str, Any], deployment: Deployment, values: dict[str, Any]) -> None:

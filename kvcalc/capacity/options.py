@@ -63,6 +63,7 @@ class FitOptions(EngineSettings, frozen=True):
     utilization_of: str = ""
     max_num_batched_tokens: Tokens = 0
     max_in_flight_batches: int = 0
+    num_speculative_tokens: int = 0
     kv_cache_memory_bytes: BytesInstead = None
     num_gpu_blocks_override: int = 0
     weight_bytes: BytesInstead = None
@@ -91,6 +92,7 @@ class FitOptions(EngineSettings, frozen=True):
         _whole("mamba_checkpoint_blocks", self.mamba_checkpoint_blocks, most=1 << 20)
         _whole("block_size", self.block_size, most=1 << 20)
         _whole("max_in_flight_batches", self.max_in_flight_batches, most=1 << 20)
+        _whole("num_speculative_tokens", self.num_speculative_tokens, most=1 << 10)
         if self.max_num_seqs is not None:
             _whole("max_num_seqs", self.max_num_seqs, 1)
         _whole("require", self.require)

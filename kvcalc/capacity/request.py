@@ -99,7 +99,8 @@ def request_of(run: Deployment, asked: FitOptions, cache_dtype: str, release: An
     settings = msgspec.structs.replace(
         asked,
         max_num_batched_tokens=chosen.tokens,
-        max_in_flight_batches=asked.max_in_flight_batches or max(2, ranks.pp),
+        max_in_flight_batches=asked.max_in_flight_batches or chosen.flights,
+        num_speculative_tokens=asked.num_speculative_tokens or int(asked.mtp or asked.draft is not None),
         mamba_ssm_cache_dtype=asked.state_dtype,
     )
     used = asked.gpu_memory_utilization or chosen.utilization

@@ -63,7 +63,10 @@ class EngineOptions(Group, frozen=True):
         str, _engine("--max-num-batched-tokens", help="Tokens of one pass; the engine's default by GPU.")
     ] = ""
     max_in_flight_batches: Annotated[
-        int, _engine("--max-in-flight-batches", help="Passes scheduled at once; 0: 2, or the pipeline's stages.")
+        int, _engine("--max-in-flight-batches", help="Passes scheduled at once; 0: the engine's own.")
+    ] = 0
+    num_speculative_tokens: Annotated[
+        int, _engine("--num-speculative-tokens", help="Drafted per step; 0: none, or 1 beside a draft.")
     ] = 0
     block_size: Annotated[int, _engine("--block-size", help="Tokens in a cache block; 0: the engine's own.")] = 0
     mamba_cache_mode: Annotated[str, _engine("--mamba-cache-mode", help="none or align: one state page a sequence, or two.")] = (

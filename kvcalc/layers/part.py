@@ -88,6 +88,10 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
         """How people call this mixer: 'GQA-8', 'MLA', 'Mamba-2'; '' for what is no mixer."""
         return ""
 
+    def predicting(self) -> "Part":
+        """This part in a multi-token-prediction layer: the same, for most."""
+        return self
+
     def as_mha(self) -> tuple[int, int, int]:
         """(query heads, key width, value width) that this attention would have as MHA; zeros for what does not attend."""
         return 0, 0, 0

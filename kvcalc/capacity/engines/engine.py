@@ -24,8 +24,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
     """Options of engines. block_size 0 is the engine's own; mamba_ssm_cache_dtype '' is what model and engine choose.
 
     max_num_batched_tokens: tokens of one pass (llama.cpp: its micro-batch). max_in_flight_batches: passes scheduled before
-    the first of them is done. mamba_cache_mode: none, or align (a second state page that prefix caching keeps, and
-    mamba_checkpoint_blocks more).
+    the first of them is done. num_speculative_tokens: drafted for each pass that verifies them.
+    mamba_cache_mode: none, or align (a second state page that prefix caching keeps, and mamba_checkpoint_blocks more).
     hybrid: windows are freed as they pass. kv_unified: llama.cpp's sequences share one cache, rather than each its own,
     swa_full: its layers with a window hold the whole context.
     cache_type_k, cache_type_v: llama.cpp's cache dtypes of keys and of values, '' what the cache's dtype says. n_gpu_layers:
@@ -36,6 +36,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     block_size: int = 0
     max_num_batched_tokens: int = 8192
     max_in_flight_batches: int = 2
+    num_speculative_tokens: int = 0
     mamba_cache_mode: str = "none"
     mamba_checkpoint_blocks: int = 0
     mamba_ssm_cache_dtype: str = ""
@@ -55,11 +56,15 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 class Defaults(NamedTuple):
-    """What an engine chooses where nothing is said. tokens: of one pass; sequences: at once, on one dp rank."""
+    """What an engine chooses where nothing is said. tokens: of one pass; sequences: at once, on one dp rank.
+
+    flights: passes scheduled before the first of them is done.
+    """
 
     tokens: int
     sequences: int
     utilization: float
+    flights: int = 2
 
 
 Planner = Callable[[Sequence[Held], Parallelism, EngineSettings, int], Plan]

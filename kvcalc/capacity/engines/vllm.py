@@ -11,6 +11,8 @@ import msgspec
 from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, index_of_latents, packed_latents
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, Pages, pages
+from kvcalc.capacity.engines.vllm_compressed import BLOCK as COMPRESSED_BLOCK
+from kvcalc.capacity.engines.vllm_compressed import compressed_specs, compresses, compresses_tokens, packed_groups
 from kvcalc.capacity.engines.vllm_groups import Group, Spec, SpecKind, groups_of, promoted
 from kvcalc.capacity.engines.vllm_memory import terms
 from kvcalc.capacity.engines.vllm_versions import defaults, release
@@ -35,7 +37,8 @@ class Vllm(Plan):
         self.block_size = block if any(g.spec.kind is not SpecKind.STATE for g in groups) else None
         self.page_bytes = max((g.widest_page() for g in groups), default=0)
         self._counts = [_term(g.spec, ranks.dcp, settings) for g in groups]
-        padding = sum(g.padding(max((len(o.specs) for o in groups), default=0)) for g in groups)
+        alike = len({s.page for g in groups for _, s in g.specs}) == 1
+        padding = sum(g.padding(max(len(o.specs) for o in groups)) for g in groups) if alike else 0
         notes = [f"{padding} padding layers make the groups equal"] if padding else []
         if settings.block_size and block != settings.block_size:
             notes.append(f"blocks of {block} tokens: the layers cannot use {settings.block_size}")
@@ -84,8 +87,10 @@ def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, st
 
     Raises UserError for layers that vLLM's planner has no page for.
     """
+    if compresses(held):
+        return _packed_plan(held, ranks, settings, stage)
     kinds = {id(h.parts): h for h in held}
-    specs = {key: [s for kept in pages(VLLM.title, h) for s in _specs(kept)] for key, h in kinds.items()}
+    specs = {key: [s for kept in pages(VLLM.title, h) for s in _specs(kept, settings)] for key, h in kinds.items()}
     block = block_size([s for found in specs.values() for s in found], settings)
     layers = [(h.stage, s.in_blocks(block)) for h in held for s in specs[id(h.parts)]]
     if not settings.hybrid:
@@ -93,6 +98,17 @@ def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, st
     if ranks.dcp > 1 and any(s.kind is SpecKind.WINDOW for _, s in layers):
         raise UserError("vLLM spreads no sliding windows over decode-context-parallel ranks")
     return Vllm(groups_of(layers), stage, block, ranks, settings)
+
+
+def _packed_plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
+    """The pool of a model that compresses its tokens. Raises UserError without the hybrid cache manager, and with DCP."""
+    if not settings.hybrid or ranks.dcp > 1:
+        what = "spreads no sliding windows over decode-context-parallel ranks"
+        raise UserError(f"vLLM {what}" if ranks.dcp > 1 else "vLLM's pages of compressed attention need its hybrid cache manager")
+    block = -(-(settings.block_size or 1) // COMPRESSED_BLOCK) * COMPRESSED_BLOCK
+    kinds = {id(h.parts): h for h in held}
+    specs = {key: [s for part in h.parts for s in compressed_specs(part, block)] for key, h in kinds.items()}
+    return Vllm(packed_groups([(h.stage, s) for h in held for s in specs[id(h.parts)]]), stage, block, ranks, settings)
 
 
 def block_size(specs: Sequence[Spec], settings: EngineSettings) -> int:
@@ -120,7 +136,7 @@ def _row(specs: Sequence[Spec]) -> int:
 def _term(spec: Spec, dcp: int, settings: EngineSettings) -> Term:
     if spec.kind is SpecKind.STATE:
         pages = 2 + settings.mamba_checkpoint_blocks if settings.mamba_cache_mode == "align" else 1
-        return Term(0, 1, 0, pages, "state")
+        return Term(0, 1, 0, pages + settings.num_speculative_tokens, "state")
     if spec.kind is SpecKind.WINDOW:
         return Term(0, spec.block, spec.limit - 1 + settings.in_flight, 1, "window and tokens in flight")
     if spec.kind is SpecKind.CHUNK:
@@ -128,11 +144,15 @@ def _term(spec: Spec, dcp: int, settings: EngineSettings) -> Term:
     return Term(0, spec.block * dcp)
 
 
-def _specs(kept: Pages) -> list[Spec]:
-    """The cache specs of one part: of its rows, of the index keys beside them, or one page for all its states."""
+def _specs(kept: Pages, settings: EngineSettings) -> list[Spec]:
+    """The cache specs of one part: of its rows, of the index keys beside them, or one page for all its states.
+
+    A convolution's state has a column more for each drafted token (model_executor/layers/mamba/mamba_utils.py).
+    """
     if kept.states:
+        drafted = settings.num_speculative_tokens * sum(s.row_bytes for s in kept.states if s.entry.role == "conv_state")
         shape = tuple((f"{s.entry.role} {s.format.name}", s.heads, s.entry.width * s.entry.limit) for s in kept.states)
-        return [Spec(SpecKind.STATE, kept.state_bytes, shape)]
+        return [Spec(SpecKind.STATE, kept.state_bytes + drafted, shape)]
     kind = SpecKind.CHUNK if kept.chunked else SpecKind.WINDOW if kept.limit else SpecKind.FULL
     shape = tuple((s.entry.role, s.heads, s.entry.width) for s in kept.rows)
     found = [Spec(kind, kept.row_bytes, shape, kept.limit, latent=kept.latent)]
@@ -145,6 +165,9 @@ def _specs(kept: Pages) -> list[Spec]:
 def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
     """fp8 latents of sparse attention packed, and a float32 checkpoint cast to bf16."""
     precision, remarks = packed_latents("vllm", model, precision)
+    if canonical(precision.kv_cache_dtype) == "auto" and compresses_tokens(model):
+        packed = "vllm packs compressed latents in fp8 (fp8_ds_mla) unless bf16 is asked for"
+        precision, remarks = msgspec.structs.replace(precision, kv_cache_dtype="fp8_ds_mla"), (*remarks, packed)
     if canonical(precision.dtype) == "auto" and model.dtype == "fp32":
         cast = "vLLM loads a float32 checkpoint as bf16 unless another dtype is asked for"
         return msgspec.structs.replace(precision, dtype="bf16"), (*remarks, cast)
@@ -155,6 +178,8 @@ def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Format
     """Recurrent states as asked, else as the model fixes them, else in its own dtype; index keys of latents in fp8."""
     if entry.role == "recurrent_state" and (settings.mamba_ssm_cache_dtype or entry.assumed):
         return FORMATS[settings.mamba_ssm_cache_dtype or formats.dtype]
+    if entry.role == "compressor":
+        return FORMATS["fp32"]
     return INDEX_ROW if index_of_latents(entry, beside) else formats.cache_format(entry)
 
 

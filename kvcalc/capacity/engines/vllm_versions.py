@@ -75,12 +75,14 @@ def release(text: str) -> tuple[Release, str]:
 def defaults(gpu: Gpu, ranks: Parallelism, rules: Release, tokens: int, model: Model) -> Defaults:
     """Of the server: 2048 tokens and 256 sequences below 70 GiB (and on an A100), else 8192 (16384 from 160 GiB) and 1024.
 
-    Never more sequences than tokens.
+    Never more sequences than tokens. Passes in flight: as many as pipeline stages, and with the second runner one more; at
+    least two, which asynchronous scheduling overlaps (config/vllm.py: max_concurrent_batches).
     """
     large = gpu.memory_bytes >= 70 * GIB and not (rules.small_a100 and gpu.name.startswith("a100"))
     most = 16384 if rules.large_batch and gpu.memory_bytes >= 160 * GIB else 8192
     tokens = tokens or (most if large else 2048)
-    return Defaults(tokens, min(tokens, rules.most_sequences if large else 256), rules.utilization)
+    flights = max(2, ranks.pp + (rules.runner_v2 == "all"))
+    return Defaults(tokens, min(tokens, rules.most_sequences if large else 256), rules.utilization, flights)
 
 
 def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:

@@ -157,5 +157,10 @@ class Compressed(Part, frozen=True, tag="compressed"):
             return f"MQA window {self.sliding_window}"
         return f"{'CSA' if self.index_topk else 'HCA'} 1:{self.compress_ratio}"
 
+    def predicting(self) -> "Compressed":
+        """A prediction layer keeps its window alone (vLLM's models/deepseek_v4/attention.py)."""
+        bare = {"compress_ratio": 0, "overlap": False, "index_topk": 0, "index_n_heads": 0, "index_head_dim": 0}
+        return msgspec.structs.replace(self, **bare)
+
     def as_mha(self) -> tuple[int, int, int]:
         return self.num_attention_heads, self.head_dim, self.head_dim

@@ -159,11 +159,20 @@ def _types(name: str) -> dict[str, Any]:
 
 
 def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:
-    """The multi-token-prediction layers that the file declares; each is like the last layer of the stack."""
+    """The multi-token-prediction layers that the file declares; each is like the last layer of the stack.
+
+    Where its parts are others in prediction, a kind of the stack that has those, else a kind of its own.
+    """
     key = next((key for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if c.in_file(key)), "")
     layers = c.size(key, 0, least=0) if key else 0
     last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
-    return Mtp(kind=last, layers=layers) if layers else None
+    if not layers:
+        return None
+    layer = kinds[last]
+    predicts = msgspec.structs.replace(layer, parts=tuple(part.predicting() for part in layer.parts))
+    kind = last if predicts == layer else next((name for name, one in kinds.items() if one == predicts), "mtp")
+    kinds.setdefault(kind, predicts)
+    return Mtp(kind=kind, layers=layers)
 
 
 def _dtype(c: Config) -> tuple[str, tuple[str, ...]]:

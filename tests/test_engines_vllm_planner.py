@@ -1,0 +1,99 @@
+"""vLLM's planner where layers keep different things: integers that vLLM 0.33's own planning functions gave for the same specs.
+
+`v1/core/kv_cache_planning.py` was run on the specs that its layers declare (models/deepseek_v4, layers/mamba, attention),
+with 40 GiB for the cache, 8192 batched tokens and as many passes in flight as its second runner has: stages + 1.
+"""
+
+import json
+
+import pytest
+from conftest import Run
+from specs import stack
+
+from kvcalc import Deployment, Parallelism, Precision, UserError, load_gpu, load_model
+from kvcalc.capacity import FitOptions, fit
+from kvcalc.capacity.engines.vllm_compressed import packed_groups
+from kvcalc.capacity.engines.vllm_groups import Spec, SpecKind
+
+GIB40 = 40 * 2**30
+# (model and options, block, bytes per block, blocks, blocks per request)
+PLANNED = [
+    ("deepseek-v4-flash", 256, 1_002_240, 42_853, 10_778),
+    ("deepseek-v4-flash --pp 2", 256, 524_160, 81_940, 14_106),
+    ("deepseek-v4-flash --mtp", 256, 1_002_240, 42_853, 10_778),
+    ("deepseek-v4-flash --kv-cache-dtype bf16 --max-model-len 131072", 256, 1_600_000, 26_843, 7_194),
+    ("deepseek-v4-pro", 256, 1_435_968, 29_909, 10_778),
+    ("qwen3.5-27b", 784, 51_380_224, 835, 338),
+    ("qwen3.5-27b --mtp", 800, 55_705_600, 771, 334),
+    ("qwen3.5-27b --mtp --num-speculative-tokens 2 --tp 2", 800, 27_852_800, 1_542, 337),
+    ("qwen3.5-27b --mtp --num-speculative-tokens 3 --mamba-cache-mode align", 800, 55_705_600, 771, 343),
+    ("qwen3.5-27b --pp 2", 784, 25_690_112, 1_671, 338),
+    ("qwen3.5-27b --pp 4", 784, 12_845_056, 3_343, 338),
+    ("gpt-oss-20b --pp 2", 16, 196_608, 218_453, 9_737),
+    ("gpt-oss-20b --pp 4", 16, 98_304, 436_906, 10_761),
+    ("gemma-3-27b", 16, 1_310_720, 32_768, 14_726),
+    ("gemma-3-27b --pp 2", 16, 655_360, 65_536, 17_798),
+    ("llama-3.1-8b --draft llama-3.2-1b", 16, 2_621_440, 16_384, 8_192),
+    ("llama-3.1-70b --tp 16 --dcp 2", 16, 655_360, 65_536, 4_096),
+    ("deepseek-v3.2 --kv-cache-dtype fp8 --tp 8 --dcp 8", 64, 3_076_352, 13_961, 320),
+    ("deepseek-v3.2 --kv-cache-dtype fp8 --mtp", 64, 3_126_784, 13_736, 2_560),
+]
+
+
+@pytest.mark.parametrize(("line", "block", "per_block", "blocks", "request_"), PLANNED, ids=[p[0] for p in PLANNED])
+def test_integers_of_the_planner(kvcalc: Run, line: str, block: int, per_block: int, blocks: int, request_: int) -> None:
+    asked = f"fit {line} --gpu h200 --engine vllm --kv-cache-memory-bytes {GIB40} --max-num-batched-tokens 8192 --format json"
+    (record,) = kvcalc(asked).records
+    assert (record["block_size"], record["bytes_per_block"]) == (block, per_block)
+    assert (record["num_blocks"], record["blocks_per_request"]) == (blocks, request_)
+
+
+def test_an_eagle_head_of_full_attention_widens_the_groups() -> None:
+    """gpt-oss-20b's 12 windows and 12 full layers with one full layer more: groups of 13, the windows' one padded."""
+    target = load_model("gpt-oss-20b")
+    head = stack(target.kinds["full"].parts[0], layers=1)
+    options = FitOptions(engine="vllm", kv_cache_memory_bytes=GIB40, max_num_batched_tokens=8192, draft=head)
+    found = fit(Deployment(target, load_gpu("h200"), Precision(), Parallelism()), options)
+    plan = found.plan
+    assert (plan.bytes_per_block, plan.num_blocks(GIB40), plan.request_blocks(131_072)) == (425_984, 100_824, 9_225)
+
+
+def test_pages_of_v4_by_hand() -> None:
+    """584 B of a packed latent in pages of 64, to 576 B; rings of 4 · 8,192 and 8 · 4,096 B; index rows of 132 B."""
+    page, ring, index, far = 37_440, 32_832, 8_640, 1_728
+    assert [-(-n // 576) * 576 for n in (64 * 584, 4 * 2 * 2 * 512 * 4, 64 * 132, 2 * 584)] == [page, ring, index, far]
+    assert index == -(-4 * 2 * 2 * 128 * 4 // 576) * 576
+    assert 21 * page + 21 * index + 20 * far == 1_002_240  # the group of compressed rows and index keys, the widest of five
+
+
+def test_what_the_planner_has_no_rule_for_is_named(kvcalc: Run) -> None:
+    line = "fit deepseek-v4-flash --gpu h200 --engine vllm"
+    assert (
+        "vLLM's pages of compressed attention need its hybrid cache manager"
+        in kvcalc(f"{line} --disable-hybrid-kv-cache-manager").err
+    )
+    assert "spreads no sliding windows" in kvcalc(f"{line} --tp 8 --dcp 8").err
+    assert "vLLM compresses 4 or 128 tokens to one, not 64" in kvcalc(f"{line} --set compressed_3.compress_ratio=64").err
+    assert "packed in fp8 or in bf16, not in fp32" in kvcalc(f"{line} --kv-cache-dtype fp32").err
+
+
+def test_drafted_tokens_come_through_the_command_line(kvcalc: Run) -> None:
+    """vLLM's own words give the same as the options, and the options give its words."""
+    config = json.dumps({"method": "mtp", "num_speculative_tokens": 3}).replace(" ", "")
+    (told,) = kvcalc(f"fit --gpu h200 --format json -- vllm serve qwen3.5-27b --speculative-config '{config}'").records
+    (asked,) = kvcalc("fit qwen3.5-27b --gpu h200 --engine vllm --mtp --num-speculative-tokens 3 --format json").records
+    assert told["blocks_per_request"] == asked["blocks_per_request"]
+    assert '"num_speculative_tokens": 3' in asked["command"]
+
+
+def test_uneven_buckets_stay_whole() -> None:
+    """One page size is split to the repeats of the mixed bucket; a bucket with unequal counts is one group."""
+    spec = [Spec(SpecKind.FULL, 1, (), 0, 256, size, latent=True) for size in (300, 300, 200)] + [
+        Spec(SpecKind.WINDOW, 1, (), 8, 4, size, latent=True) for size in (100, 50)
+    ] * 2
+    windows = [Spec(SpecKind.WINDOW, 1, (), 128, 64, 100, latent=True)] * 4
+    groups = packed_groups([(0, s) for s in (*spec, *windows)])
+    assert [len(g.specs) for g in groups] == [3, 4, 2, 2]
+    assert [g.page_bytes(0) for g in groups] == [800, 300, 200, 200]
+    with pytest.raises(UserError):
+        FitOptions(num_speculative_tokens=-1)
