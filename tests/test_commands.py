@@ -57,7 +57,10 @@ def test_what_a_vllm_line_says() -> None:
         ("vllm serve gpt2 --max-loras 4", {}),
         ("vllm serve gpt2 -tp 2 --kv-offloading-size 16", {"tp": 2, "kv_offloading_bytes": 8 << 30}),
         ("vllm serve gpt2 --max-model-len auto", {}),
-        ('vllm serve gpt2 --speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'', {}),
+        (
+            'vllm serve gpt2 --speculative-config \'{"method": "ngram", "num_speculative_tokens": 3}\'',
+            {"num_speculative_tokens": 3},
+        ),
         ('vllm serve deepseek-ai/DeepSeek-V3 --speculative-config \'{"method": "deepseek_mtp"}\'', {"mtp": True}),
         ("docker run --gpus all vllm/vllm-openai:v0.11.2 --model gpt2", {"engine_version": "0.11.2"}),
         ("python3 -m vllm.entrypoints.openai.api_server --model gpt2 --block-size 32", {"block_size": 32}),

@@ -145,7 +145,8 @@ def _speculation(given: dict[str, Any], remarks: list[str]) -> None:
         try:
             config = json.loads(text)
             method, named = str(config.get("method", "")).lower(), str(config.get("model", named) or "")
-            given["num_speculative_tokens"] = int(config.get("num_speculative_tokens") or 0)
+            if tokens := int(config.get("num_speculative_tokens") or 0):
+                given["num_speculative_tokens"] = tokens
         except (ValueError, AttributeError, TypeError):
             raise UserError("--speculative-config is not a mapping in JSON") from None
         if method.endswith("mtp"):
