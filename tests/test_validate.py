@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 from conftest import Run
 
+from kvcalc import UserError
 from kvcalc.library.load import load_gpu
+from kvcalc.timing import rows as measured
 from kvcalc.timing.calibration import read_calibration
 from kvcalc.timing.figures import figures_of
 from kvcalc.timing.moe import Moe
+from kvcalc.timing.rows import BLOCK
+from kvcalc.timing.validation import validated_blocks
 
 HEADER = "gpu,framework,version,dtype,m,n,k,time_us,row_id\n"
 # Bound of 4096³ in bf16 on H100: 2 · 4096³ / 989e12 = 138.97 µs.
@@ -206,3 +210,59 @@ def test_a_calibration_that_cannot_be_made_is_one_line(kvcalc: Run, tmp_path: Pa
     assert result.code == 2
     assert what in result.err.splitlines()[-1]
     assert not (tmp_path / "x.yaml").exists()
+
+
+def test_any_number_of_rows_is_read_in_blocks(kvcalc: Run, tmp_path: Path) -> None:
+    """The same two rows again and again, one of another GPU in each block and a broken one at the end: every figure is theirs."""
+    many = BLOCK // 2 + 3
+    unknown = "never-heard,vllm,1,bfloat16,1,1,1,5,d\n"
+    text = ROWS + unknown + ROWS.removeprefix(HEADER) * many + unknown + "h100,vllm,1,bfloat16,x,1,1,5,e\n"
+    path, out = str(written(tmp_path, text)), tmp_path / "out.csv"
+    blocks = [len(v.table.cells) for v in validated_blocks([Path(path)])]
+    assert blocks == [BLOCK, 2 * many + 5 - BLOCK]
+    result = kvcalc("validate", path, "--predictions", str(out), "--format", "json")
+    (few,) = kvcalc(
+        "validate", str(written(tmp_path, "op," + ROWS.replace("h100", "gemm,h100"), "few.csv")), "--format", "json"
+    ).records
+    first, other = result.records
+    assert (first["rows"], other["rows"], other["predicted_rows"]) == (2 * many + 2, 2, 0)
+    assert {k: first[k] for k in few if k.endswith("median_abs_error")} == {
+        k: few[k] for k in few if k.endswith("median_abs_error")
+    }
+    assert f"unknown GPU 'never-heard': 2 rows of gemm (lines 4, {2 * many + 5} …)" in result.err
+    assert f"1 rows cannot be read (line {2 * many + 6}: m 'x' is not a number)" in result.err
+    lines = out.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == len(text.splitlines())
+    assert lines[1:3] * many == lines[4 : 4 + 2 * many]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEADER + "x" * 2_000_000, "has a line of more than 1,048,576 characters"),
+        (",".join(f"c{n}" for n in range(1001)), "has 1,001 columns; more than 1,000 are not read"),
+        (HEADER + '"' + "x\n" * 70_000, "is not CSV: field larger than field limit"),
+    ],
+    ids=["line", "columns", "quote"],
+)
+def test_lines_and_columns_have_limits(kvcalc: Run, tmp_path: Path, text: str, said: str) -> None:
+    code, out, err = kvcalc("validate", str(written(tmp_path, text)))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_rows_that_are_held_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "MOST_ROWS", 1)
+    with pytest.raises(UserError, match="has more than 1 rows"):
+        measured.read_rows(written(tmp_path, ROWS))
+
+
+def test_predictions_that_are_refused_half_way_leave_no_file(kvcalc: Run, tmp_path: Path) -> None:
+    """The second file is no CSV, which shows after the rows of the first were written."""
+    bad, out = written(tmp_path, HEADER + "a\0\n", "more.gemm.csv").rename(tmp_path / "bad.csv"), tmp_path / "out.csv"
+    bad.write_text("op," + HEADER + "gemm,h100,vllm,1,bfloat16,1,1,1,5,d\n\0", encoding="utf-8")
+    for target in (str(out), "-"):
+        code, printed, err = kvcalc("validate", str(written(tmp_path, ROWS)), str(bad), "--predictions", target)
+        assert (code, printed) == (2, "")
+        assert "NUL" in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.csv", "gemm.csv"]

@@ -33,7 +33,7 @@ def note(text: str) -> None:
     print(f"note: {printable(text, 1000)}", file=sys.stderr)
 
 
-def save_text(target: str, content: str) -> None:
+def save_text(target: str, content: "str | Iterable[str]") -> None:
     """Write a file, and say so on stderr; `-` is standard output."""
     from kvcalc.library.files import write_text
 

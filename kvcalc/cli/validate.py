@@ -32,20 +32,24 @@ def run(
     """The model against measured rows."""
     from kvcalc.errors import UserError
     from kvcalc.library.load import load_gpu
-    from kvcalc.timing.validation import groups, predictions_csv, validate
+    from kvcalc.timing.tally import Tally, predictions_csv
+    from kvcalc.timing.validation import validated_blocks
 
     if not fail_above >= 0:
         raise UserError(f"--fail-above {fail_above} is not a percentage")
     source = load_gpu(calibration_from) if calibration_from else None
-    found = validate(rows, stack, source)
-    records = groups(found, [key.strip() for key in by.split(",")])
+    tally = Tally([key.strip() for key in by.split(",")])
+    found = tally.adding(validated_blocks(rows, stack, source))
     if predictions:
-        save_text(predictions, predictions_csv(found))
-    for text in (text for v in found for text in v.remarks):
+        save_text(predictions, predictions_csv(rows, found))
+    for _ in found:
+        pass
+    records = tally.records()
+    for text in tally.remarks:
         note(text)
     if predictions != "-" and not output.printed(records):
         output.show(_table(records, source.name if source else ""))
-    empty = [v.table.path for v in found if not v.table.rows] if fail_above < float("inf") else []
+    empty = tally.empty if fail_above < float("inf") else []
     for path in empty:
         note(f"{path}: no row can be read, so nothing is below {fail_above:g} %")
     bad = [r for r in records if not _passes(r, fail_above)]

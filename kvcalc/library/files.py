@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,7 +19,9 @@ from typing import Any, TextIO
 from kvcalc.errors import UserError
 
 MOST_YAML, MOST_JSON = 4 << 20, 16 << 20
+MOST_LINE = 1 << 20  # characters of a line, of files that are read by lines
 MOST_DEPTH = 32
+_HELD = 1 << 20  # bytes of what is to be printed that are held in memory
 _OPEN_FILES = ("/dev/fd/", "/proc/")  # where a name stands for a file that a process holds open
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,30}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
@@ -29,25 +32,61 @@ Lines = dict[tuple[str | int, ...], int]
 
 def read_text(path: Path, most_bytes: int) -> str:
     """The UTF-8 text of a regular file of at most `most_bytes`. Raises UserError for anything else, before reading it."""
+    _check_readable(path, most_bytes)
+    try:
+        with path.open("rb") as file:
+            return file.read(most_bytes + 1).decode("utf-8-sig")
+    except OSError as error:
+        raise _unreadable(error, path) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"is not UTF-8 text (byte {error.start:,})", str(path)) from None
+
+
+def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
+    """The lines of such a text, one by one, each with the end that it has. Raises UserError also on one beyond MOST_LINE."""
+    _check_readable(path, most_bytes)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            while line := file.readline(MOST_LINE):
+                if len(line) == MOST_LINE and line[-1] not in "\r\n":
+                    raise UserError(f"has a line of more than {MOST_LINE:,} characters", str(path))
+                yield line
+    except OSError as error:
+        raise _unreadable(error, path) from None
+    except UnicodeDecodeError:
+        raise UserError(f"is not UTF-8 text (byte {_first_bad(path):,})", str(path)) from None
+
+
+def _check_readable(path: Path, most_bytes: int) -> None:
     where = str(path)
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
-        raise UserError(f"cannot be read: {reason.lower()}", where) from None
+        raise _unreadable(error, path) from None
     if stat.S_ISDIR(found.st_mode):
         raise UserError("is a folder, not a file", where)
     if not stat.S_ISREG(found.st_mode):
         raise UserError("is not a regular file", where)
     if found.st_size > most_bytes:
         raise UserError(f"has {found.st_size:,} bytes; more than {most_bytes:,} are not read", where)
-    try:
-        with path.open("rb") as file:
-            return file.read(most_bytes + 1).decode("utf-8-sig")
-    except OSError as error:
-        raise UserError(f"cannot be read: {(error.strerror or 'error').lower()}", where) from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"is not UTF-8 text (byte {error.start:,})", where) from None
+
+
+def _unreadable(error: OSError | ValueError, path: Path) -> UserError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
+    return UserError(f"cannot be read: {reason.lower()}", str(path))
+
+
+def _first_bad(path: Path) -> int:
+    """The place of the first byte that is no UTF-8; no character spans two lines."""
+    at = 0
+    with path.open("rb") as file:
+        while line := file.readline(MOST_LINE):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return at + error.start
+            at += len(line)
+    return at
 
 
 def parse_yaml(text: str, where: str) -> tuple[dict[str, Any], Lines]:
@@ -149,27 +188,44 @@ def scalar(text: str) -> Any:
     return text
 
 
-def write_text(target: str | Path, content: str | bytes) -> None:
+def write_text(target: str | Path, content: str | bytes | Iterable[str]) -> None:
     """Write a whole file or none: a temporary neighbour takes its place when it is complete. Raises UserError.
 
     Links are followed, and a file that was there keeps its mode. What is no regular file (a device, a named pipe), and what
-    this process prints to (`-`, /dev/stdout), is written through; OSError where what it prints to cannot be written.
+    this process prints to (`-`, /dev/stdout), is written through; OSError where what it prints to cannot be written. Content
+    that comes in pieces is never held whole, and is printed when the last has come.
     """
-    data = content.encode(errors="replace") if isinstance(content, str) else content
+    pieces = _encoded([content] if isinstance(content, str | bytes) else content)
     if str(target) == "-":
-        return _print(sys.stdout, data)
+        return _print(sys.stdout, pieces)
     path, there = destination(target)
     stream = _own_stream(there) if there else None
     if stream:
-        return _print(stream, data)
+        return _print(stream, pieces)
     try:
         if there and (not stat.S_ISREG(there.st_mode) or str(target).startswith(_OPEN_FILES)):
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as file:
-                file.write(data)
+                file.writelines(_complete(pieces))
         else:
-            _replace(path, data, there)
+            _replace(path, pieces, there)
     except OSError as error:
         raise _unwritable(error, target) from None
+
+
+def _encoded(pieces: Iterable[str | bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece.encode(errors="replace") if isinstance(piece, str) else piece
+
+
+def _complete(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same pieces, once the last of them is there."""
+    import tempfile
+
+    with tempfile.SpooledTemporaryFile(_HELD) as whole:
+        whole.writelines(pieces)
+        whole.seek(0)
+        while piece := whole.read(_HELD):
+            yield piece
 
 
 def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
@@ -204,18 +260,19 @@ def _own_stream(there: os.stat_result) -> TextIO | None:
     return None
 
 
-def _print(stream: TextIO, data: bytes) -> None:
+def _print(stream: TextIO, pieces: Iterable[bytes]) -> None:
     """Behind what is printed already, as it is."""
-    stream.flush()
-    stream.buffer.write(data)
+    for piece in _complete(pieces):
+        stream.flush()
+        stream.buffer.write(piece)
     stream.flush()
 
 
-def _replace(path: Path, data: bytes, there: os.stat_result | None) -> None:
+def _replace(path: Path, pieces: Iterable[bytes], there: os.stat_result | None) -> None:
     temporary = path.with_name(f".{os.urandom(4).hex()}.part")
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            file.writelines(pieces)
         if there:
             with suppress(OSError, AttributeError):  # only the superuser gives files away
                 os.chown(temporary, there.st_uid, there.st_gid)

@@ -36,12 +36,14 @@ def rows_chart(path: Path) -> Chart:
     """
     import numpy as np
 
+    from kvcalc.timing.tally import Tally
     from kvcalc.timing.validation import validate
 
-    (found,) = validate([path])
+    tally = Tally()
+    (found,) = tally.adding(validate([path]))
     predicted = np.where(np.isnan(found.calibrated), found.bound, found.calibrated)
     if not (predicted > 0).any():
-        raise UserError("no row has a prediction to stand beside it", str(path), "; ".join(found.remarks))
+        raise UserError("no row has a prediction to stand beside it", str(path), "; ".join(tally.remarks))
     series: dict[str, tuple[list[float], list[float]]] = {}
     for row, value in zip(found.table.rows, predicted, strict=True):
         measured, expected = series.setdefault(row.op, ([], []))

@@ -6,17 +6,19 @@ Whole numbers may read `128.0`. Times are microseconds of one call on one GPU; s
 """
 
 import csv
-import io
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from kvcalc.errors import UserError, nearest, printable
-from kvcalc.library.files import read_text
+from kvcalc.library.files import read_lines
 from kvcalc.timing.routing import TILE_ROWS
 from kvcalc.timing.served import sparse_module
 
 MOST_BYTES = 1 << 30
+BLOCK, BLOCK_TEXT = 10_000, 8 << 20  # rows and characters of a file that are read at a time
+MOST_ROWS, MOST_TEXT, MOST_COLUMNS = 100_000, 64 << 20, 1000  # that are held at once
 INDEX_HEADS = 6  # their place in what `sparse_module` says
 MOST_COUNT = 10**15
 LEAST_US, MOST_US = 1e-3, 1e12
@@ -59,7 +61,7 @@ class MeasuredRow(NamedTuple):
     """One row that could be read.
 
     shape: its counts, then the optional ones, its means, and of a module what its model says of it (`sparse_module`, with no
-    index heads where the kernel skips the indexer). time_us: measured. at: its place in the file. kernel: the family that one
+    index heads where the kernel skips the indexer). time_us: measured. at: its place in its table. kernel: the family that one
     law can meet, else the kernel as recorded. cache: the dtype of a served model's cache, where it is said. odd: an artefact
     of how it was measured, or a run that hits a prefix cache: not for fitting.
     """
@@ -86,7 +88,7 @@ class Broken(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A file of measured rows: its cells as they stand, the rows that could be read, and those that could not."""
+    """Rows of a file as they stand, of which some could be read and some could not; `at` is a row's place among them."""
 
     path: str
     header: tuple[str, ...]
@@ -97,22 +99,55 @@ class Table(NamedTuple):
 
 
 def read_rows(path: Path) -> Table:
-    """The measured rows of a CSV file. Raises UserError where the file cannot be read or names no operation."""
-    text = read_text(path, MOST_BYTES)
-    if "\0" in text:
-        raise UserError("holds a NUL character, so it is no CSV text", str(path))
-    reader = csv.reader(io.StringIO(text, newline=""))
+    """The measured rows of a CSV file. Raises UserError where it cannot be read, names no operation or has too many rows."""
+    tables = read_blocks(path, MOST_ROWS + 1, MOST_TEXT)
+    table = next(tables)
+    if len(table.cells) > MOST_ROWS or next(tables, None):
+        hint = "`kvcalc validate` takes any number"
+        raise UserError(f"has more than {MOST_ROWS:,} rows, or {MOST_TEXT:,} characters of them", str(path), hint)
+    return table
+
+
+def read_blocks(path: Path, most: int = BLOCK, most_text: int = BLOCK_TEXT) -> Iterator[Table]:
+    """The same in tables of at most so many rows and some so many characters, one table at least."""
+    text = _Text(path)
+    reader = csv.reader(text)
     try:
-        header = [name.strip() for name in next(reader, [])]
+        header = tuple(name.strip() for name in next(reader, []))
+        if len(header) > MOST_COLUMNS:
+            raise UserError(f"has {len(header):,} columns; more than {MOST_COLUMNS:,} are not read", str(path))
         columns = {ALIASES.get(name.lower(), name.lower()): i for i, name in reversed(list(enumerate(header)))}
         known = _known_operation(path, columns)
-        table = Table(str(path), tuple(header), [], [], [], [])
+        table = Table(str(path), header, [], [], [], [])
         for cells in reader:
+            if len(table.cells) == most or (text.taken > most_text and table.cells):
+                yield table
+                table, text.taken = Table(str(path), header, [], [], [], []), 0
             if cells:
                 _take(table, cells, reader.line_num, columns, known)
     except csv.Error as error:
         raise UserError(f"is not CSV: {error}", f"{path}, line {reader.line_num}") from None
-    return table
+    yield table
+
+
+class _Text:
+    """The lines of a file; `taken` counts their characters. Raises UserError on a NUL among them."""
+
+    def __init__(self, path: Path) -> None:
+        self.taken, self._path = 0, path
+        self._lines = read_lines(path, MOST_BYTES)
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self.taken += len(line)
+            if "\0" in line:
+                raise UserError("holds a NUL character, so it is no CSV text", str(self._path))
+            yield line
+
+
+def header_of(path: Path) -> tuple[str, ...]:
+    """The names of the columns. Raises UserError as `read_rows`."""
+    return next(read_blocks(path, 1)).header
 
 
 def _known_operation(path: Path, columns: dict[str, int]) -> str:
@@ -133,7 +168,7 @@ def _known_operation(path: Path, columns: dict[str, int]) -> str:
 
 def _take(table: Table, cells: list[str], line: int, columns: dict[str, int], known: str) -> None:
     at = len(table.cells)
-    table.cells.append(cells)
+    table.cells.append(cells[: len(table.header)])
     table.lines.append(line)
     try:
         if len(cells) > len(table.header) and any(cells[len(table.header) :]):
