@@ -147,6 +147,11 @@ def ceil_div(a: Num, b: int) -> Num:
     return -floor_div(-a, b)
 
 
+def doublings(n: int) -> int:
+    """⌈log2 n⌉."""
+    return (n - 1).bit_length()
+
+
 def at_least(a: Num, bound: int) -> Num:
     """1 where a ≥ bound, else 0."""
     return int(a >= bound) if isinstance(a, int) else cast("Num", (a >= bound).astype(float))

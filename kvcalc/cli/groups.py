@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -147,16 +148,21 @@ class Deploying(Group, frozen=True, kw_only=True):
     stack: o.Stack = ""
     calibration_from: o.CalibrationFrom = ""
     mixed: o.Mixed = False
+    nodes: o.Nodes = 0
+    inter_node_bandwidth: o.InterNode = ""
     set_: o.Sets = []
     ranks: Ranks
 
     def deployments(self, models: Sequence[str], gpu: str) -> "list[Deployment]":
         """Each model on each GPU, in every format, cut and stack of the lists; on one basis, unless a mixture is meant."""
+        from kvcalc.library.load import with_rate_between
         from kvcalc.timing.deployment import Deployment, on_one_basis
 
         how = self.precisions.precisions(), self.ranks.parallelisms()
-        lists = chosen_models(models, self.set_), chosen_gpus(gpu, self.memory), *how, listed(self.stack)
-        found = [Deployment(m, card, p, r, self.mla_form).under(s, self.calibration_from) for m, card, p, r, s in product(*lists)]
+        gpus = [with_rate_between(card, self.inter_node_bandwidth) for card in chosen_gpus(gpu, self.memory)]
+        points = product(chosen_models(models, self.set_), gpus, *how, listed(self.stack))
+        run = partial(Deployment, mla_form=self.mla_form, nodes=self.nodes)
+        found = [run(m, card, p, r).under(stack, self.calibration_from) for m, card, p, r, stack in points]
         if self.mixed or self.stack:
             return found
         found, remark = on_one_basis(found)

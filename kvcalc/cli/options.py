@@ -51,6 +51,10 @@ Dp = Annotated[int, _sized("--data-parallel-size", "-dp", "--dp", help="Groups t
 Ep = Annotated[int, _sized("--expert-parallel-size", "--ep", help="GPUs that share the experts.")]
 ExpertParallel = Annotated[bool, _sized("--enable-expert-parallel", help="Expert parallelism over all tp·dp GPUs.")]
 Dcp = Annotated[int, _sized("--decode-context-parallel-size", "-dcp", "--dcp", help="GPUs that share the cached tokens.")]
+Nodes = Annotated[int, _sized("--nodes", help="Nodes they stand on; 0: the fewest that the GPU's link allows.")]
+InterNode = Annotated[
+    str, _sized("--inter-node-bandwidth", help="Of each GPU between nodes, one direction, as 50GB/s; the preset's unless given.")
+]
 CpuOffload = Annotated[float, typer.Option("--cpu-offload-gb", help="GiB of each GPU's weights in the host's memory.")]
 Gpus = Annotated[str, typer.Option("--gpu", help="GPU presets or YAML files, comma-separated.")]
 Memory = Annotated[

@@ -1,8 +1,8 @@
 """The roof: the least time that a GPU's datasheet allows an operator, and what bounds it. The one place that says so.
 
-An operator takes at least max(matrix FLOPs/peak, vector FLOPs/vector peak, bytes/bandwidth, network bytes/link): all four
-at once, perfectly overlapped. A pass takes the sum over its operators, one after the other. These are bounds, not
-predictions: no launch, no ramp, no efficiency.
+An operator takes at least max(matrix FLOPs/peak, vector FLOPs/vector peak, bytes/bandwidth, network bytes/link, bytes between
+nodes/link between them): all at once, perfectly overlapped. A pass takes the sum over its operators, one after the other.
+These are bounds, not predictions: no launch, no ramp, no efficiency.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,6 +34,7 @@ def least_time(cost: Cost, dtype: str, gpu: Gpu, memory_alone: bool = False) -> 
     slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s
     bound = "memory"
     limits = [("compute", cost.vector_flops, gpu.vector_peak), ("network", cost.network_bytes, gpu.link)]
+    limits.append(("network", cost.inter_node_bytes, gpu.outer_link))
     if dtype and (not memory_alone or gpu.computes(dtype)):
         peak, computed_in = gpu.peak(dtype)
         limits.append(("compute", cost.flops, peak))

@@ -29,8 +29,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     memory_bytes: what the driver reports, of unified memory the machine's. usable_share: (GiB, share) pairs: of memory from
     so many GiB on, what the system lets the GPU hold; none where that is all. bandwidth_bytes_per_s: of that memory, decimal.
     flops_per_s: dense matrix peaks by dtype, absent where there is no unit. vector_flops_per_s: of the other units.
-    link_bytes_per_s: to other GPUs, in one direction; link_domain: how many it joins. host_link_bytes_per_s: to the host's
-    memory, in one direction.
+    link_bytes_per_s: to other GPUs, in one direction; link_domain: how many it joins. inter_node_bytes_per_s: of one GPU to
+    those on other nodes, in one direction. host_link_bytes_per_s: to the host's memory, likewise.
     register_bytes_per_sm, shared_memory_bytes_per_sm: of one multiprocessor (compute unit, core); their rates, and the L2's,
     are of all together, absent where nobody gives them. per: what one of these is (card, die, chip, SoC).
     """
@@ -54,6 +54,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     l2_bytes_per_s: Rate | None = None
     link_bytes_per_s: Rate | None = None
     link_domain: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    inter_node_bytes_per_s: Rate | None = None
     host_link_bytes_per_s: Rate | None = None
     power_w: Rate | None = None
     per: str = "card"
@@ -86,6 +87,16 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def link(self) -> float | None:
         """Bytes per second to another GPU in one direction; None where the preset gives none."""
         return self.link_bytes_per_s or self.host_link_bytes_per_s
+
+    @property
+    def bridged(self) -> bool:
+        """Whether a bridge joins a pair of cards of one machine, others of which are reached over the host's link."""
+        return self.link_domain == 2 and bool(self.host_link_bytes_per_s)
+
+    @property
+    def outer_link(self) -> float | None:
+        """Bytes per second in one direction to a GPU beyond those that its link joins; None where nothing gives it."""
+        return self.inter_node_bytes_per_s or (self.host_link_bytes_per_s if self.bridged else None)
 
     @property
     def vector_peak(self) -> float | None:

@@ -27,6 +27,7 @@ class Cost(NamedTuple):
     cache_write_bytes: Num = 0
     activation_bytes: Num = 0
     network_bytes: Num = 0
+    inter_node_bytes: Num = 0  # of those, what leaves the node over this rank's link
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
         return Cost._make([a + b for a, b in zip(self, other, strict=True)])
@@ -84,10 +85,11 @@ class AttentionShape(NamedTuple):
 
 
 class CollectiveShape(NamedTuple):
-    """An all-reduce of so many bytes over so many ranks."""
+    """An all-reduce of so many bytes over so many ranks, `near` of them on one node."""
 
     ranks: int
     bytes: Num
+    near: int
 
 
 class ExpertsShape(NamedTuple):

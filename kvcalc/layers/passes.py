@@ -100,8 +100,9 @@ class Pass:
         softmax = Cost(vector_flops=SOFTMAX_FLOPS * pairs * heads)
         moved = (self.tokens * heads * (key + value) + expanded) * self.element
         spread = self.ranks.dcp  # ranks that hold other tokens of the same heads: they swap queries and partial outputs
-        swapped = (spread - 1) * self.tokens * heads * (key + value) * self.element
-        cost = (qk + softmax + av + self.cache(rows))._replace(activation_bytes=moved, network_bytes=swapped)
+        each = self.tokens * heads * (key + value) * self.element
+        cost = (qk + softmax + av + self.cache(rows))._replace(activation_bytes=moved, network_bytes=(spread - 1) * each)
+        cost = cost._replace(inter_node_bytes=(spread - self.ranks.near(spread)) * each)
         first = rows[0] if rows else None
         shared = first is not None and first.role in ("latent", "rope_key")
         kv_heads = 0 if shared else self.heads(first.heads) if first is not None and first.role == "k" else heads
@@ -190,9 +191,9 @@ class Pass:
                 write = write + g.count * ceil_div(entry.written_rows(g.new, g.past), spread) * row
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
-    def network(self, name: str, sent: Num, times: int = 1) -> Operator:
-        """A collective that moves so many bytes over this rank's link."""
-        return Operator(name, self.kind, self.count * times, "network", Cost(network_bytes=sent))
+    def network(self, name: str, sent: Num, away: Num = 0, times: int = 1) -> Operator:
+        """A collective that moves so many bytes over this rank's link, `away` of them to other nodes."""
+        return Operator(name, self.kind, self.count * times, "network", Cost(network_bytes=sent, inter_node_bytes=away))
 
     def all_reduce(self, width: int) -> list[Operator]:
         """The sum over tensor-parallel ranks of [tokens, width]: 2(n − 1)/n of it crosses each link (ring), in whole bytes."""
@@ -200,8 +201,10 @@ class Pass:
         if n == 1:
             return []
         summed = self.tokens * width * self.element
-        ring = self.network("all_reduce", ceil_div(2 * (n - 1) * summed, n))
-        return [msgspec.structs.replace(ring, shape=CollectiveShape(n, summed))]
+        near = self.ranks.near(n)
+        away = ceil_div(2 * (n - 1) * summed, n * near) if near < n else 0  # a ring for each GPU of the node
+        ring = self.network("all_reduce", ceil_div(2 * (n - 1) * summed, n), away)
+        return [msgspec.structs.replace(ring, shape=CollectiveShape(n, summed, near))]
 
     def _full(self, name: str) -> str:
         return f"{self.kind}.{name}" if self.kind else name

@@ -11,7 +11,8 @@ class Parallelism(msgspec.Struct, frozen=True):
     """Ranks by kind. Every figure under it is that of one GPU, the fullest.
 
     tp divides heads and columns (and replicates KV heads beyond their number), pp the stack of layers, dp the sequences;
-    ep, a divisor of tp·dp, spreads the experts; dcp, a divisor of tp, spreads the cached tokens in decode.
+    ep, a divisor of tp·dp, spreads the experts; dcp, a divisor of tp, spreads the cached tokens in decode. per_node: GPUs that
+    one fast link joins, tp groups whole where they fit; 0 for all.
     """
 
     tp: int = 1
@@ -19,6 +20,7 @@ class Parallelism(msgspec.Struct, frozen=True):
     dp: int = 1
     ep: int = 1
     dcp: int = 1
+    per_node: int = 0
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "dp", "ep", "dcp"):
@@ -34,6 +36,10 @@ class Parallelism(msgspec.Struct, frozen=True):
     def gpus(self) -> int:
         """GPUs of one replica: tp · pp · dp."""
         return self.tp * self.pp * self.dp
+
+    def near(self, group: int) -> int:
+        """Of the ranks of a group that stand together, those on one node."""
+        return min(group, self.per_node) if self.per_node else group
 
     def sequences(self, batch_size: int) -> int:
         """Sequences on the fullest of the dp ranks."""

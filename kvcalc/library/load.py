@@ -12,7 +12,7 @@ from kvcalc.gpu.spec import Gpu
 from kvcalc.library import catalog
 from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
 from kvcalc.model.spec import Model
-from kvcalc.units import parse_bytes
+from kvcalc.units import parse_bytes, parse_rate
 
 _SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
 Checked = TypeVar("Checked", Model, Gpu)
@@ -59,6 +59,11 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
         most = f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB"
         raise UserError(f"memory {memory!r}: {most}", hint="A GPU with more needs a YAML file of its own")
     return msgspec.structs.replace(gpu, memory_bytes=size)
+
+
+def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
+    """`gpu` with so many bytes per second to other nodes, as `50GB/s`; '' for what its preset says."""
+    return msgspec.structs.replace(gpu, inter_node_bytes_per_s=float(parse_rate(rate, "inter-node-bandwidth"))) if rate else gpu
 
 
 class Place(NamedTuple):

@@ -56,8 +56,15 @@ def forward(
             found += _layer(model, p, kind, count)
     p.enter("", 1)
     if not here.last:
-        found.append(p.network("send", p.tokens * p.width * p.element))
+        sent = p.tokens * p.width * p.element
+        found.append(p.network("send", sent, sent if leaves_node(parallelism, here.number) else 0))
     return (*found, *(_head(model, p, all_positions) if here.last else ()))
+
+
+def leaves_node(ranks: Parallelism, stage: int) -> bool:
+    """Whether the stage after this one stands, in whole or in part, on another node."""
+    wide = ranks.tp * ranks.dp
+    return bool(ranks.per_node) and (stage + 2) * wide - 1 >= ((stage * wide) // ranks.per_node + 1) * ranks.per_node
 
 
 def total(operators: Iterable[Operator]) -> Cost:
@@ -125,7 +132,8 @@ def _head(model: Model, p: Pass, all_positions: bool) -> Sequence[Operator]:
     logits = rows * head.outputs
     if p.ranks.tp > 1:
         n = p.ranks.tp
-        found.append(p.network("all_gather_logits", logits * p.element * (n - 1)))
+        each = logits * p.element
+        found.append(p.network("all_gather_logits", each * (n - 1), each * (n - p.ranks.near(n))))
     return [*found, p.vector("sampling", logits, rows, SAMPLING_FLOPS * logits)]
 
 

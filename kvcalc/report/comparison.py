@@ -10,7 +10,7 @@ from kvcalc.planning.variants import Variant
 from kvcalc.report.chart import Chart
 from kvcalc.report.figures import cache_vs_context
 from kvcalc.report.layout import Table
-from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, ratio, time_note
+from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, node_notes, ratio, time_note
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
@@ -34,6 +34,7 @@ def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str
         f"less: against {records[0]['reference']}; one decode step on {', '.join(gpus)}",
         f"{'; '.join(held)}; {time_note(records)}",
         *_sight(once),
+        *node_notes(records),
         *fallback_notes(records),
         "",
         *(_known(record) for record in once.values()),

@@ -10,7 +10,7 @@ import msgspec
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.library.load import load_gpu, load_model, with_memory
+from kvcalc.library.load import load_gpu, load_model, with_memory, with_rate_between
 from kvcalc.library.words import check_known, from_words
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
@@ -150,16 +150,20 @@ def deploy(
     mla_form: str = "auto",
     calibration_from: str = "",
     memory: str = "",
+    nodes: int = 0,
+    inter_node_bandwidth: str = "",
 ) -> Deployment:
     """A model on GPUs, by names or objects, with the options of the command line.
 
     stack: the calibration that times rest on, '' for vllm where the GPU has it, `datasheet` for none. memory: of each
-    GPU or of the machine, where it is less than the preset's. Raises UserError.
+    GPU or of the machine, where it is less than the preset's. nodes: 0 for the fewest; inter_node_bandwidth: of each GPU, as
+    `50GB/s`. Raises UserError.
     """
     chosen, card = _loaded(model, Model, load_model, "model"), with_memory(_loaded(gpu, Gpu, load_gpu, "GPU"), memory)
     precision = from_words(Precision, {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization})
     ranks = Parallelism(tp, pp, dp, ep, dcp)
-    return Deployment(chosen, card, precision, ranks, mla_form).under(stack, calibration_from)
+    card = with_rate_between(card, inter_node_bandwidth)
+    return Deployment(chosen, card, precision, ranks, mla_form, nodes=nodes).under(stack, calibration_from)
 
 
 def _loaded(given: Any, spec: type[Loaded], load: Callable[[str], Loaded], what: str) -> Loaded:

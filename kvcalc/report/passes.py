@@ -7,7 +7,7 @@ from kvcalc.gpu.roof import turning_batch
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.report.layout import Column, Table
-from kvcalc.report.tables import ROOFLINE_COLUMNS, fallback_notes, seconds, time_note
+from kvcalc.report.tables import ROOFLINE_COLUMNS, fallback_notes, node_notes, seconds, time_note
 from kvcalc.timing.deployment import Deployment
 
 KINDS_OF_BYTES = (("weights", "weight_bytes"), ("cache", "cache_bytes"), ("activations", "activation_bytes"))
@@ -24,7 +24,8 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]]) -> Tab
         shown += [_part(part) for part in record.get("parts", [])]
     split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)
     notes = ["", f"bytes moved: {split}", *(_turning(deployment, context) if phase == "decode" else [])]
-    notes += [_assumptions(deployment), *fallback_notes(records[-1:]), time_note(records[-1:], deployment.basis), ""]
+    notes += [_assumptions(deployment), *node_notes(records[-1:]), *fallback_notes(records[-1:])]
+    notes += [time_note(records[-1:], deployment.basis), ""]
     what = {"decode": "a decode step", "prefill": "a prefill"}.get(phase, "a mixed pass")
     asked = f"{what} of {deployment.model.name} on {deployment.gpu.name}, batch {batch:,}, context {context:,}"
     least, predicted = seconds(whole["roofline_s"]), whole["time_s"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.redundancy import no_cache_table
-from kvcalc.report.tables import DEPLOYED, fallback_notes, integer, seconds, time_note
+from kvcalc.report.tables import DEPLOYED, fallback_notes, integer, node_notes, seconds, time_note
 from kvcalc.units import format_bytes, format_si
 
 
@@ -74,7 +74,7 @@ SERVE = (
 
 def latency_tables(records: Sequence[Record]) -> list[Table]:
     """The requests, and below them what they take without a cache and what speculation does."""
-    notes = ["", time_note(records), *fallback_notes(records), *_offloaded(records)]
+    notes = ["", time_note(records), *node_notes(records), *fallback_notes(records), *_offloaded(records)]
     plain = {tuple(r.get(c.key) for c in LATENCY): r for r in records}
     tables = [Table(list(plain.values()), LATENCY, _sentence(records), notes)]
     if any(r.get("no_cache_head") for r in records):
@@ -115,7 +115,8 @@ def serve_table(records: Sequence[Record]) -> Table:
     first = records[0]
     limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
     room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
-    notes = ["", time_note(records), f"{limits}; {room}; seed {first['seed']}", *fallback_notes(records)]
+    notes = ["", time_note(records), f"{limits}; {room}; seed {first['seed']}", *node_notes(records)]
+    notes += fallback_notes(records)
     padded = [r for r in records if r["padding_waste"]]
     if len(padded) == 1:
         (r,) = padded

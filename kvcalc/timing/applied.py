@@ -104,13 +104,14 @@ def by_law(
 
 
 def _collective(shape: CollectiveShape, figures: Figures, calibration: Calibration) -> Applied | None:
+    """The part of it within a node."""
     import numpy as np
 
     entry = calibration.entry("allreduce", "bytes")
     if entry is None:
         return None
     size = np.asarray(shape.bytes, float)
-    return Applied(plain(entry.law.us(figures, np.full_like(size, shape.ranks), size)), entry)
+    return Applied(plain(entry.law.us(figures, np.full_like(size, shape.near), size)), entry)
 
 
 def _experts(shape: ExpertsShape, figures: Figures, calibration: Calibration, routing: Routing) -> Applied | None:

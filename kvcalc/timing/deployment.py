@@ -17,6 +17,7 @@ from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
 from kvcalc.model.operators import forward, total
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.spec import Model
+from kvcalc.timing.nodes import nodes_of, spread_over
 from kvcalc.timing.routing import BALANCED, Routing
 from kvcalc.units import maximum
 
@@ -29,6 +30,7 @@ class Deployment(msgspec.Struct, frozen=True):
 
     With a calibration a time is what its laws predict, glue included, else the datasheet bound of each operator. routing: how
     a router loads experts, where laws time them.
+    nodes: that the ranks stand on; 0 for the fewest that the GPU's link allows.
     calibrated_on: the GPU whose calibration is scaled to this one by datasheet figures; '' where it is this GPU's own.
     host_weights: bytes of each GPU's weights that stay in the host's memory; their share of what a pass reads crosses the
     host link in it, under a bound beside all else, in a prediction after it.
@@ -43,6 +45,7 @@ class Deployment(msgspec.Struct, frozen=True):
     calibrated_on: str = ""
     routing: Routing = BALANCED
     host_weights: int = 0
+    nodes: int = 0
 
     def under(self, stack: str = "", calibrated_on: str = "") -> Self:
         """The same with the calibration of its GPU under `stack`, '' for vllm where there is one and `datasheet` for none.
@@ -60,6 +63,11 @@ class Deployment(msgspec.Struct, frozen=True):
         return formats_of(self.model, self.precision)
 
     @property
+    def ranks(self) -> Parallelism:
+        """The parallelism, over nodes. Raises UserError where the GPU gives no rate between them."""
+        return spread_over(self.parallelism, self.gpu, self.nodes)
+
+    @property
     def basis(self) -> str:
         """What the times rest on, with the version of the engine that was measured."""
         if not self.calibration:
@@ -75,10 +83,13 @@ class Deployment(msgspec.Struct, frozen=True):
     def named(self) -> dict[str, Any]:
         """What tells deployments of a list apart, by the keys of their records."""
         ranks, formats = self.parallelism, self.formats
+        nodes = nodes_of(self.ranks, self.gpu, self.nodes)
         return {
             "model": self.model.name,
             "gpu": self.gpu.name,
             "gpus": ranks.gpus,
+            "nodes": nodes,
+            "inter_node_bytes_per_s": self.gpu.outer_link if nodes > 1 else None,
             "tensor_parallel_size": ranks.tp,
             "dtype": formats.weights_label,
             "kv_cache_dtype": formats.kv_cache_dtype,
@@ -88,7 +99,7 @@ class Deployment(msgspec.Struct, frozen=True):
 
     def stage_operators(self, batch: Batch, stage: int | None = None, all_positions: bool = False) -> tuple[Operator, ...]:
         """The operators of a pass on one pipeline stage; by default the fullest."""
-        return forward(self.model, batch, self.precision, self.parallelism, self.mla_form, all_positions, stage)
+        return forward(self.model, batch, self.precision, self.ranks, self.mla_form, all_positions, stage)
 
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
         """The operators of a pass, of all stages one after the other."""

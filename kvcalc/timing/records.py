@@ -137,4 +137,5 @@ def _figures(cost: Cost) -> dict[str, Any]:
         "activation_bytes": cost.activation_bytes,
         "bytes": cost.bytes,
         "network_bytes": cost.network_bytes,
+        "inter_node_bytes": cost.inter_node_bytes,
     }

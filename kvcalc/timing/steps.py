@@ -5,8 +5,9 @@
 Matrix products, attention, experts and all-reduces follow their laws. A sparse-attention module that decodes is measured
 whole: its operators share the time of its law, in proportion to what each would take alone. Elementwise chains move their
 bytes at the rate that streaming kernels reach; their launches are in the glue, which is a constant of the stack. Operators
-without a law (recurrences, all-to-all, experts spread beyond a node) take their datasheet bound and a launch, and say so. No
-law goes below the bound, and no overlap between operators is assumed.
+without a law (recurrences, all-to-all, experts spread beyond a node) take their datasheet bound and a launch, and say so; so
+does what collectives send between nodes, after their part within one. No law goes below the bound, and no overlap between
+operators is assumed.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from kvcalc.timing.applied import by_law, decodes, module, plain, products
 from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration, Entry
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.figures import Figures, figures_of
+from kvcalc.timing.nodes import latency_us
 from kvcalc.timing.routing import BALANCED, Routing
 
 MEASURED = ("bf16", "fp16", "fp8")  # what products compute in that rows are of; others borrow the memory side of bf16's law
@@ -60,7 +62,11 @@ def operator_seconds(
             runs.append(_Run(operator.cost.bytes / (_VECTOR.em * figures.memory), CALIBRATED))
             continue
         found = gemms.get(at) or by_law(operator, figures, calibration, routing, gpu.link_domain)
-        runs.append(_Run(found.us, CALIBRATED, found.entry) if found else _Run(least[at] * 1e6 + _VECTOR.t0, BOUND))
+        late = latency_us(operator)
+        if found and late and gpu.outer_link:
+            runs.append(_Run(found.us + late + operator.cost.inter_node_bytes / gpu.outer_link * 1e6, BOUND))
+            continue
+        runs.append(_Run(found.us, CALIBRATED, found.entry) if found else _Run(least[at] * 1e6 + _VECTOR.t0 + late, BOUND))
     _share_modules(operators, runs, figures, calibration)
     timed = []
     for operator, floor, run in zip(operators, least, runs, strict=True):
@@ -138,12 +144,14 @@ def glue_seconds(operators: Sequence[Operator], calibration: Calibration) -> flo
 def step_error(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> float | None:
     """The 90th percentile of the error of such a pass against measured servers: a decode step of a dense model or a mixture.
 
-    None where none is known: for prompts, for a calibration scaled from another GPU, for stacks without measured servers.
+    None where none is known: for prompts, for a calibration scaled from another GPU, for stacks without measured servers, for
+    ranks on several nodes.
     """
     shapes = [o.shape for o in operators if isinstance(o.shape, AttentionShape)]
     if (
         calibration.basis_on(gpu) != CALIBRATED
         or not shapes
+        or any(map(latency_us, operators))
         or not all(decodes(new) for s in shapes for _, new, _, _ in s.groups)
     ):
         return None

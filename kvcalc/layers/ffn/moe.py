@@ -129,8 +129,11 @@ class Moe(Part, frozen=True, tag="moe"):
         if ranks.dp == 1:
             return []
         if ranks.ep > 1:
-            return [p.network("all_to_all", ceil_div(rows * self.num_experts_per_tok * (ranks.ep - 1), ranks.ep), times=2)]
-        return [p.network("all_gather_tokens", rows * (ranks.dp - 1)), p.network("reduce_scatter", rows * (ranks.dp - 1))]
+            routed = rows * self.num_experts_per_tok
+            away = ceil_div(routed * (ranks.ep - ranks.near(ranks.ep)), ranks.ep)
+            return [p.network("all_to_all", ceil_div(routed * (ranks.ep - 1), ranks.ep), away, times=2)]
+        sent, away = rows * (ranks.dp - 1), rows * (ranks.dp - max(1, ranks.near(ranks.tp * ranks.dp) // ranks.tp))
+        return [p.network(name, sent, away) for name in ("all_gather_tokens", "reduce_scatter")]
 
     def _fused(self, p: Pass, w: dict[str, Weight], parts: list[Operator], tokens: Num) -> list[Operator]:
         """The experts as engines run them: both products and the activation in one operator, with the sum of their costs.
