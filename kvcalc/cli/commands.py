@@ -16,6 +16,7 @@ COMMANDS = {
     "calibrate": "Fits the time laws to measured rows.",
     "validate": "The model against measured rows.",
     "plot": "The standing figures, for slides.",
+    "report": "One self-contained page to send.",
     "models": "What model presets there are, and one in full.",
     "gpus": "What GPU presets there are, and one in full.",
 }

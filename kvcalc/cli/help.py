@@ -66,6 +66,11 @@ EXAMPLES = {
         "kvcalc plot roofline --plot roofline.svg --style slides",
         "kvcalc plot memory llama-3.1-8b qwen3-8b --gpu h100 --context 32k",
     ),
+    "report": (
+        "kvcalc report llama-3.1-70b --gpu h100 --tp 4 -o llama.html",
+        "kvcalc report deepseek-v3.2 --gpu h200 --tp 8 --context 64k --users 32",
+        "kvcalc report gpt-oss-20b --gpu rtx-4090 --engine llama.cpp",
+    ),
     "models": ("kvcalc models llama", "kvcalc models --attention mla", "kvcalc models deepseek-v3.2"),
     "gpus": ("kvcalc gpus", "kvcalc gpus h100", "kvcalc gpus --vendor amd"),
 }
@@ -78,6 +83,7 @@ FIRST = {
     "latency": "gpu input_len output_len batch_size tp dtype kv_cache_dtype quantization draft form",
     "serve": "gpu rate num_prompts input_len output_len max_num_seqs tp policy price_per_hour form",
     "fit": "gpu tp max_model_len max_num_seqs engine require dtype kv_cache_dtype quantization explain",
+    "report": "gpu output context users engine tp dtype kv_cache_dtype quantization stack",
     "measure": "variant phase batch_size context dtype device rows generate plot form",
 }
 PANELS = {

@@ -71,16 +71,31 @@ def laid_out(table: Table, width: int) -> Laid:
     return Laid(title, head, rows, [line for note in below for line in wrapped(note, width, "  ")])
 
 
-def markdown(table: Table) -> str:
-    """The table's columns and units as a pipe table, its notes as lines below."""
+class Parts(msgspec.Struct, frozen=True):
+    """What stands on a table where width is no matter: title, columns, the cells of each row, and the lines below."""
+
+    title: str
+    columns: list[Column]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def parts(table: Table) -> Parts:
+    """A table's columns, at most `MOST_COLUMNS` unless all are asked for, and what it says above and below them."""
     columns, remarks, wide = _chosen(table)
     kept = len(columns) if table.wide else MOST_COLUMNS
     notes = [note for note in _below(table, remarks, columns[:kept], [*columns[kept:], *wide]) if note]
-    rows = [[c.title for c in columns[:kept]], ["---:" if c.right else "---" for c in columns[:kept]]]
-    rows += [[written(c, r).strip() for c in columns[:kept]] for r in table.records]
+    rows = [[written(c, r).strip() for c in columns[:kept]] for r in table.records]
+    return Parts(table.title.strip(), columns[:kept], rows, notes)
+
+
+def markdown(table: Table) -> str:
+    """The table's columns and units as a pipe table, its notes as lines below."""
+    found = parts(table)
+    rows = [[c.title for c in found.columns], ["---:" if c.right else "---" for c in found.columns], *found.rows]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    head = [f"**{table.title.strip()}**", ""] if table.title else []
-    return "\n".join([*head, *lines, *(["", *(f"{note}  " for note in notes)] if notes else []), ""])
+    head = [f"**{found.title}**", ""] if found.title else []
+    return "\n".join([*head, *lines, *(["", *(f"{note}  " for note in found.notes)] if found.notes else []), ""])
 
 
 def _chosen(table: Table) -> tuple[list[Column], list[str], list[Column]]:

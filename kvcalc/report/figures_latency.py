@@ -1,0 +1,52 @@
+"""Time per token and tokens per second over the batch, of one deployment or several."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.tables import seconds, time_note
+from kvcalc.serving.request_record import LatencyOptions, latency_record
+from kvcalc.timing.deployment import Deployment
+
+BATCHES = tuple(1 << n for n in range(9))
+
+
+def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> Chart:
+    """Left TPOT, right output tokens per second of all sequences together, for batches of 1 to 256 and the one asked for."""
+    batches = sorted({*BATCHES, asked.batch_size})
+    asks = [msgspec.structs.replace(asked, batch_size=b, no_cache=False) for b in batches]
+    found = [[latency_record(d, one) for one in asks] for d in deployments]
+    titles = (
+        ("Time per token over the batch", "TPOT", "tpot_s", seconds),
+        ("Tokens per second", "tokens/s", "output_tokens_per_s", _rate),
+    )
+    notes = time_note([r for records in found for r in records])
+    subtitle = f"{deployments[0].model.name}, {asked.input_len:,} tokens in and {asked.output_len:,} out; {notes}"
+    charts = []
+    for title, unit, key, tick in titles:
+        curves = zip(_names(deployments), found, strict=True)
+        series = tuple(Series(name, tuple(map(float, batches)), tuple(r[key] for r in records)) for name, records in curves)
+        charts.append(Chart(title, subtitle, Axis("sequences at once", tick=lambda v: f"{v:g}"), Axis(unit, tick=tick), series))
+    left, right = charts
+    return left._replace(beside=right._replace(subtitle="output tokens of all sequences together"))
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _names(deployments: Sequence[Deployment]) -> list[str]:
+    """What tells each deployment from the others."""
+    parts = [
+        (
+            d.model.name,
+            f"{d.parallelism.gpus}× {d.gpu.name}",
+            d.formats.weights_label,
+            f"cache {d.formats.kv_cache_dtype}",
+            d.basis,
+        )
+        for d in deployments
+    ]
+    told = [i for i in range(len(parts[0])) if len({p[i] for p in parts}) > 1]
+    return [" ".join(p[i] for i in told) or p[0] for p in parts]

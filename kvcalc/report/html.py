@@ -1,0 +1,39 @@
+"""Tables and pictures as HTML, for notebooks and for a page to send. Everything that comes from files is escaped."""
+
+import re
+from html import escape
+
+from kvcalc.errors import printable
+from kvcalc.report.chart import Chart
+from kvcalc.report.layout import Table, parts
+
+
+def text_html(text: str) -> str:
+    """A text as HTML: no markup, no control characters."""
+    return escape(printable(text, 10_000))
+
+
+def table_html(table: Table) -> str:
+    """A table under its sentence, the notes as lines below."""
+    found = parts(table)
+    right = [' class="right"' if c.right else "" for c in found.columns]
+    head = "".join(f"<th{r}>{text_html(c.title)}</th>" for c, r in zip(found.columns, right, strict=True))
+    rows = [
+        "<tr>" + "".join(f"<td{r}>{text_html(cell)}</td>" for cell, r in zip(row, right, strict=True)) + "</tr>"
+        for row in found.rows
+    ]
+    title = f"<p><strong>{text_html(found.title)}</strong></p>" if found.title else ""
+    notes = "".join(f"<li>{text_html(note)}</li>" for note in found.notes)
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'{title}<div class="wide">{body}</div>' + (f'<ul class="notes">{notes}</ul>' if notes else "")
+
+
+def svg_html(chart: Chart, style: str, prefix: str) -> str:
+    """A chart as an inline SVG, its text as text; `prefix` keeps its names apart from those of the page's other pictures."""
+    from kvcalc.report.plots import render
+
+    text = render(chart, "svg", style).decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
+    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1), count=1)

@@ -1,0 +1,5 @@
+"""One page to send: a deployment's answers, pictures and sliders in a file that needs no network."""
+
+from kvcalc.report.web.page import Asked, page
+
+__all__ = ["Asked", "page"]

@@ -1,0 +1,38 @@
+"""What the page's sliders compute with: the cache's rows as data, and how long each number of users may be."""
+
+from typing import Any
+
+from kvcalc.capacity.answer import Fit
+from kvcalc.model.memory import stage_rows
+from kvcalc.model.pipeline import stages
+from kvcalc.model.precision import stored_as
+from kvcalc.timing.deployment import Deployment
+
+MOST_USERS = 512
+
+
+def live(deployment: Deployment, found: Fit) -> dict[str, Any]:
+    """Entries `[span, tokens a row, limit, ranks that share tokens, bytes a row of all layers]` of one pipeline stage, as
+    `size` counts them; `longest[n − 1]`: the longest context of n sequences on a data-parallel rank, as `fit` has it, null
+    where none is too long; dp; and the context that the model is made for.
+    """
+    ranks, model = deployment.parallelism, stored_as(deployment.model, deployment.precision)
+    (stage,) = stages(model, ranks.pp)
+    entries = [
+        [r.entry.span.value, r.entry.ratio, r.entry.limit, r.spread, r.row_bytes * r.stored_layers]
+        for r in stage_rows(model, stage, deployment.formats, ranks)
+        if r.stored_layers
+    ]
+    longest: list[int | None] = []
+    for users in range(1, MOST_USERS + 1):
+        tokens = found.plan.longest(found.kv_budget, users) if found.budget.weights_fit else 0
+        if tokens == 0:
+            break
+        longest.append(tokens)
+    return {
+        "entries": entries,
+        "dp": ranks.dp,
+        "longest": longest,
+        "most": MOST_USERS,
+        "context": model.max_context or 131_072,
+    }

@@ -1,0 +1,153 @@
+"""The page itself: sections of a sentence, a table, a picture and the command that gives them, and the sliders."""
+
+import json
+import shlex
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from kvcalc.capacity import FitOptions, fit
+from kvcalc.capacity.record import fit_record
+from kvcalc.errors import UserError
+from kvcalc.model.size import size_record
+from kvcalc.planning.comparison import compare_records
+from kvcalc.planning.variants import variant
+from kvcalc.report.chart import Chart
+from kvcalc.report.comparison import compare_chart, compare_tables
+from kvcalc.report.figures_latency import latency_curve
+from kvcalc.report.fit import fit_table, memory_chart
+from kvcalc.report.html import svg_html, table_html, text_html
+from kvcalc.report.layout import Table
+from kvcalc.report.passes import pass_table
+from kvcalc.report.roof import decode_sweep, roofline_chart
+from kvcalc.report.serving import latency_tables
+from kvcalc.report.sizes import size_table
+from kvcalc.report.web.live import live
+from kvcalc.serving.request_record import LatencyOptions, latency_record
+from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.records import roofline_records
+
+VARIANTS = ("none", "mha", "gqa:8", "mqa", "mla", "window:4096")
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What the page is about. model: it and how it is stored and cut, as words of the command line; run: its GPU and the rest."""
+
+    model: tuple[str, ...]
+    run: tuple[str, ...]
+    context: int
+    users: int
+    engine: str
+    input_len: int = 2000
+    output_len: int = 500
+
+    def command(self, name: str, *words: object, run: bool = True) -> str:
+        """A command about the same, with `words` of its own."""
+        return shlex.join(["kvcalc", name, *self.model, *(self.run if run else ()), *map(str, words)])
+
+
+class Section(msgspec.Struct, frozen=True):
+    """A heading, what stands under it, and the command that prints the same."""
+
+    title: str
+    command: str
+    tables: list[Table]
+    chart: Chart | None = None
+
+
+def page(deployment: Deployment, asked: Asked) -> str:
+    """The whole page. Raises UserError where the model cannot be run so, or is cut into pipeline stages."""
+    if deployment.parallelism.pp > 1:
+        raise UserError("the page's sliders know one pipeline stage", hint="Leave --pp out; `kvcalc fit` takes it")
+    options = FitOptions(max_model_len=asked.context, engine=asked.engine)
+    found = fit(deployment, options)
+    record = fit_record(found, [], 0)
+    sections = [
+        Section("Does it fit", _fit(asked), [fit_table([record], [found])], memory_chart([record])),
+        _size(deployment, asked),
+        _pass(deployment, asked),
+        _variants(deployment, asked),
+        _latency(deployment, asked),
+    ]
+    body = "".join(_section(section, number) for number, section in enumerate(sections))
+    data = json.dumps(live(deployment, found) | {"asked": [asked.context, asked.users]}).replace("<", "\\u003c")
+    frame = files("kvcalc.report.web").joinpath("page.html").read_text(encoding="utf-8")
+    title = f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
+    for name, text in (("title", text_html(title)), ("sure", _sure(deployment, record)), ("data", data), ("sections", body)):
+        frame = frame.replace(f"<!-- {name} -->", text)
+    return frame
+
+
+def _fit(asked: Asked) -> str:
+    return asked.command("fit", "--engine", asked.engine, "--max-model-len", asked.context)
+
+
+def _size(deployment: Deployment, asked: Asked) -> Section:
+    d = deployment
+    record = size_record(d.model, asked.context, asked.users, d.precision, 16, d.parallelism)
+    command = asked.command("size", "--context", asked.context, "--batch-size", asked.users, run=False)
+    return Section("How big is the cache", command, [size_table([record], [(d.model, d.precision, d.parallelism)], 16)])
+
+
+def _pass(deployment: Deployment, asked: Asked) -> Section:
+    records = roofline_records(deployment, "decode", asked.users, asked.context)
+    batches = sorted({1, 8, 64, asked.users})
+    chart = (
+        roofline_chart(decode_sweep(deployment, asked.context, batches), [deployment.gpu]) if deployment.gpu.flops_per_s else None
+    )
+    command = asked.command("roofline", "--context", asked.context, "--batch-size", asked.users)
+    return Section("Where a decode step's time goes", command, [pass_table(deployment, records)], chart)
+
+
+def _variants(deployment: Deployment, asked: Asked) -> Section:
+    chosen = []
+    for name in VARIANTS:
+        try:
+            chosen.append((name, variant(deployment.model, name)))
+        except UserError:
+            continue  # a model that this variant does not suit
+    records = compare_records(chosen, deployment, [asked.context], [asked.users])
+    names = ",".join(name for name, _ in chosen)
+    command = asked.command("compare", "--variants", names, "--context", asked.context, "--batch-size", asked.users)
+    chart = compare_chart(deployment, chosen, asked.users, max(asked.context, 1024))
+    return Section("What other attention would do", command, compare_tables([deployment], records, 16), chart)
+
+
+def _latency(deployment: Deployment, asked: Asked) -> Section:
+    options = LatencyOptions(input_len=asked.input_len, output_len=asked.output_len, batch_size=asked.users)
+    words = ("--input-len", asked.input_len, "--output-len", asked.output_len, "--batch-size", asked.users)
+    record = latency_record(deployment, options)
+    return Section(
+        "How long a request takes",
+        asked.command("latency", *words),
+        latency_tables([record]),
+        latency_curve([deployment], options),
+    )
+
+
+def _section(section: Section, number: int) -> str:
+    tables = "".join(table_html(table) for table in section.tables)
+    command = f'<p class="command"><code>{text_html(section.command)}</code><button>copy</button></p>'
+    picture = ""
+    if section.chart:
+        both = ((style, svg_html(section.chart, style, f"{style[0]}{number}")) for style in ("light", "dark"))
+        picture = "".join(f'<div class="picture {style}">{svg}</div>' for style, svg in both)
+    return f"<section><h2>{text_html(section.title)}</h2>{tables}{picture}{command}</section>"
+
+
+def _sure(deployment: Deployment, record: dict[str, Any]) -> str:
+    """How sure each kind of figure is, in sentences."""
+    low, high = record["kv_budget_low_bytes"], record["kv_budget_high_bytes"]
+    lines = ["Bytes of the cache and of the weights are exact counts."]
+    lines.append(
+        f"What {record['engine']} leaves for the cache follows its rules: nine of ten starts between {low:,} and {high:,} bytes."
+        if low is not None
+        else "Nothing but the content is counted against the memory: no engine was named, or it states no range."
+    )
+    lines.append(
+        f"Times rest on the {deployment.basis}."
+        if deployment.calibration
+        else "Times are the datasheet's bounds: full overlap, no launches. Real steps take longer."
+    )
+    return "".join(f"<li>{text_html(line)}</li>" for line in lines)
