@@ -23,7 +23,7 @@ def run(
     """One self-contained page to send."""
     from kvcalc.errors import UserError
     from kvcalc.library.files import destination
-    from kvcalc.report.web import Asked, page
+    from kvcalc.report.web import Asked, html_page
 
     if output != "-":
         destination(output)
@@ -32,7 +32,7 @@ def run(
         raise UserError("a page is about one deployment and one context", hint="Make a page of each; `kvcalc fit` takes lists")
     stored, run_on = _words(deploying)
     asked = Asked((model, *stored), ("--gpu", gpu, *run_on), contexts[0], users, engine)
-    save_text(output, page(deployments[0], asked))
+    save_text(output, html_page(deployments[0], asked))
 
 
 def _words(deploying: Deploying) -> tuple[list[str], list[str]]:

@@ -11,7 +11,7 @@ from kvcalc.timing.deployment import Deployment
 MOST_USERS = 512
 
 
-def live(deployment: Deployment, found: Fit) -> dict[str, Any]:
+def slider_data(deployment: Deployment, found: Fit) -> dict[str, Any]:
     """Entries `[span, tokens a row, limit, ranks that share tokens, bytes a row of all layers]` of one pipeline stage, as
     `size` counts them; `longest[n − 1]`: the longest context of n sequences on a data-parallel rank, as `fit` has it, null
     where none is too long; dp; and the context that the model is made for.

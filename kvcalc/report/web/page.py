@@ -23,7 +23,7 @@ from kvcalc.report.passes import pass_table
 from kvcalc.report.roof import decode_sweep, roofline_chart
 from kvcalc.report.serving import latency_tables
 from kvcalc.report.sizes import size_table
-from kvcalc.report.web.live import live
+from kvcalc.report.web.live import slider_data
 from kvcalc.serving.request_record import LatencyOptions, latency_record
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import roofline_records
@@ -56,7 +56,7 @@ class Section(msgspec.Struct, frozen=True):
     chart: Chart | None = None
 
 
-def page(deployment: Deployment, asked: Asked) -> str:
+def html_page(deployment: Deployment, asked: Asked) -> str:
     """The whole page. Raises UserError where the model cannot be run so, or is cut into pipeline stages."""
     if deployment.parallelism.pp > 1:
         raise UserError("the page's sliders know one pipeline stage", hint="Leave --pp out; `kvcalc fit` takes it")
@@ -71,7 +71,7 @@ def page(deployment: Deployment, asked: Asked) -> str:
         _latency(deployment, asked),
     ]
     body = "".join(_section(section, number) for number, section in enumerate(sections))
-    data = json.dumps(live(deployment, found) | {"asked": [asked.context, asked.users]}).replace("<", "\\u003c")
+    data = json.dumps(slider_data(deployment, found) | {"asked": [asked.context, asked.users]}).replace("<", "\\u003c")
     frame = files("kvcalc.report.web").joinpath("page.html").read_text(encoding="utf-8")
     title = f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
     for name, text in (("title", text_html(title)), ("sure", _sure(deployment, record)), ("data", data), ("sections", body)):
