@@ -83,14 +83,14 @@ FIRST = {
     "latency": "gpu input_len output_len batch_size tp dtype kv_cache_dtype quantization draft form",
     "serve": "gpu rate num_prompts input_len output_len max_num_seqs tp policy price_per_hour form",
     "fit": "gpu tp max_model_len max_num_seqs engine require dtype kv_cache_dtype quantization explain",
-    "report": "gpu output context users engine tp dtype kv_cache_dtype quantization stack",
+    "report": "gpu context users engine tp dtype kv_cache_dtype quantization stack memory",
     "measure": "variant phase batch_size context dtype device rows generate plot form",
 }
 PANELS = {
     "How it is stored": "dtype kv_cache_dtype quantization block_size set_ mla_form",
     "What times rest on": "stack calibration_from mixed",
     "Speculation": "draft num_speculative_tokens acceptance_rate",
-    "Output": "plot style form wide explain",
+    "Output": "output plot style form wide explain",
 }
 METAVARS = {
     "models": "MODEL…", "model": "MODEL", "gpu": "GPUS", "context": "TOKENS", "input_len": "TOKENS", "output_len": "TOKENS",
