@@ -24,10 +24,7 @@ from kvcalc.timing.serving import steps_validated
 
 FOLDS, FOLD_STARTS = 4, 2
 LEAST_ROWS = 12  # of a family and kind: fewer make no fit
-LEAST_BESIDE, OWN_ROWS = (
-    5,
-    60,
-)  # of a kernel beside a stack's usual one: fewer than the first make no fit, than the second one like its
+LEAST_BESIDE, OWN_ROWS = 5, 20  # of a kernel beside the usual one: what makes a fit, and one that is not held to the usual law
 
 
 class FittedLaw(NamedTuple):
@@ -99,7 +96,7 @@ def _best(
     """Of the laws that these rows could follow, fitted, the one that comes nearest."""
     weight = family.weight(*shape) if family.weight else None
     if like is not None:
-        return fit(type(like), figures, shape, measured, weight, starts, like).law
+        return fit(type(like), figures, shape, measured, weight, starts, like, **laws[0][1]).law
     ends = [fit(law, figures, shape, measured, weight, starts, **fixed) for law, fixed in laws]
     return min(ends, key=lambda end: end.loss).law
 

@@ -48,16 +48,18 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     reach: of the datasheet's bandwidth, by a long read of the cache. l2 [bytes/µs]: out of the second-level cache.
 
     bytes: of one cached element. wide: `grouped` kernels for more than 16 query heads per KV head, or `per_head` beyond 32,
-    which read once for each. cold: true where the cache is never in the L2, as in serving. parts: the most into which a
+    which read once for each; `windowed`: so under a window, and rm, rw and tx stand for windows. cold: true where the cache is never in the L2, as in serving. parts: the most into which a
     kernel splits a walk.
     """
 
-    CHOICES: ClassVar[tuple[dict[str, Any], ...]] = tuple(
-        {"wide": wide, "apart": apart} for wide in ("grouped", "per_head") for apart in ("mha", "wide")
+    CHOICES: ClassVar[tuple[dict[str, Any], ...]] = (
+        *({"wide": wide, "apart": apart} for wide in ("grouped", "per_head") for apart in ("mha", "wide")),
+        {"wide": "windowed", "apart": "wide"},
+        *({"wide": wide, "apart": "mha", "parts": 1} for wide in ("grouped", "per_head")),
     )
 
     bytes: int = 2
-    wide: Literal["grouped", "per_head"] = "grouped"
+    wide: Literal["grouped", "per_head", "windowed"] = "grouped"
     apart: Literal["mha", "wide"] = "mha"
     cold: bool = False
     parts: int = 128
@@ -82,7 +84,9 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
         group = q_heads / kv_heads
         n = batch * kv_heads * np.ceil(group / ROWS)
         special = group > (WIDEST_GROUP if self.wide == "per_head" else 16)
-        if self.wide == "per_head":
+        if self.wide == "windowed":
+            special = (window > 0) & (group > 1)
+        if self.wide != "grouped":
             n = np.where(special, batch * q_heads, n)
         rate = self.r * np.select([head_dim <= 64, head_dim <= 128, head_dim <= 192], [self.r64, 1.0, self.r256**0.5], self.r256)
         rate = rate * np.where(special, self.rw, 1) * np.where(group == 1, self.rm, 1)

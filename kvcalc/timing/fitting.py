@@ -49,7 +49,7 @@ def fit(
 
     weights = np.ones_like(measured) if weight is None else weight
     if like is not None:
-        return _fit_form(law, _form(like), machine, shape, np.log(measured), weights, starts, like)
+        return _fit_form(law, _form(like) | fixed, machine, shape, np.log(measured), weights, starts, like)
     best: Fitted | None = None
     forms = {repr(choice | fixed): choice | fixed for choice in law.CHOICES}
     for form in forms.values():

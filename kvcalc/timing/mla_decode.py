@@ -39,6 +39,8 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
     cast: Annotated[float, within(1e-3, 40)] = 0.05
     reach: Annotated[float, within(0.5, 1.1)] = 0.95
     l2: Annotated[float, within(5e5, 6e7)] = 6e6
+    h32: Annotated[float, within(0.3, 1.5)] = 1
+    h64: Annotated[float, within(0.3, 1.5)] = 1
 
     def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
@@ -48,7 +50,9 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
         miss = misses(read, self.cap, machine.l2, self.cold)
         memory = memory_time(read, miss, self.reach * machine.memory, self.l2, self.tramp)
         rate = self.ec * machine.bf16 / machine.sms
-        block = np.maximum(BLOCK * (LATENT + ROPE) * self.bytes / self.r, 2 * ROWS * BLOCK * (2 * LATENT + ROPE) / rate)
+        pace = np.select([heads <= 16, heads <= 32, heads <= 64], [1.0, self.h32, self.h64], 1.0)
+        memory = memory / pace
+        block = np.maximum(BLOCK * (LATENT + ROPE) * self.bytes / self.r, 2 * ROWS * BLOCK * (2 * LATENT + ROPE) / rate) / pace
         tiles = batch * np.ceil(heads / ROWS) / machine.sms
         best = best_split(tiles, np.ceil(length / BLOCK), np.asarray(self.tau), np.asarray(block), memory, COMBINE)
         moved = 2 * batch * heads * (2 * LATENT + ROPE) + self.cast * read
