@@ -21,7 +21,8 @@ from kvcalc import Batch, Deployment, Parallelism, load_gpu, load_model
 from kvcalc.report.plots import save
 from kvcalc.report.plots_timing import predicted_against_measured
 from kvcalc.timing.calibration import find_calibration, stacks_of
-from kvcalc.timing.calibrator import calibrate, chosen_rows
+from kvcalc.timing.calibrator import calibrate
+from kvcalc.timing.choosing import chosen_rows
 from kvcalc.timing.rows import SERVING, MeasuredRow, Table, read_rows
 from kvcalc.timing.steps import glue_seconds, operator_seconds
 from kvcalc.timing.validation import Validation, validate

@@ -174,6 +174,25 @@ def test_a_calibration_keeps_the_error_of_whole_steps(kvcalc: Run, tmp_path: Pat
     assert again.read_bytes() == out.read_bytes()
 
 
+def test_calibrate_all_writes_a_file_for_each_gpu_and_stack_the_same_every_time(kvcalc: Run, tmp_path: Path) -> None:
+    lines = []
+    for gpu, stack in (("h100_sxm", "house"), ("h200_sxm", "house"), ("h100_sxm", "other"), ("nobody", "house")):
+        for i in range(24):
+            us = (4 if stack == "house" else 6) + 2 ** (i % 12) / 50 + 4 * (1 + i % 7)
+            lines.append(f"{gpu},{stack},1.0,bfloat16,{2 ** (i % 12)},{1024 * (1 + i % 7)},4096,{us},{i}\n")
+    path = str(written(tmp_path, HEADER + "".join(lines)))
+    folders = tmp_path / "one", tmp_path / "two"
+    for folder in folders:
+        found = kvcalc("calibrate", path, "--all", "-o", str(folder), "--date", "2026-01-01", "--format", "json").records
+    assert [(r["gpu"], r["stack"]) for r in found] == [("h100-sxm", "house"), ("h100-sxm", "other"), ("h200", "house")]
+    files = [sorted(p.relative_to(folder) for p in folder.rglob("*.yaml")) for folder in folders]
+    assert [str(f) for f in files[0]] == ["h100-sxm/house.yaml", "h100-sxm/other.yaml", "h200/house.yaml"]
+    assert all((folders[0] / f).read_bytes() == (folders[1] / f).read_bytes() for f in files[1])
+    alone = tmp_path / "alone.yaml"
+    kvcalc("calibrate", path, "--gpu", "h200", "--stack", "house", "-o", str(alone), "--date", "2026-01-01")
+    assert alone.read_bytes() == (folders[0] / "h200" / "house.yaml").read_bytes()
+
+
 def test_calibrate_writes_a_preset_that_validate_finds(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path / "presets"))
     lines = []
@@ -198,6 +217,7 @@ def test_calibrate_writes_a_preset_that_validate_finds(kvcalc: Run, tmp_path: Pa
     ("more", "what"),
     [
         (["--stack", "x"], "--gpu is missing"),
+        (["--all", "--stack", "x"], "--all takes every GPU and stack"),
         (["--gpu", "h100"], "--stack is missing"),
         (["--gpu", "h100", "--stack", "../x"], "no usable name"),
         (["--gpu", "h100", "--stack", "x"], "fewer than 12 rows"),

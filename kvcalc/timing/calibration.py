@@ -40,6 +40,15 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     note: str = ""
 
 
+class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A kind of data for which no law is kept, so that times rest on the bound: what the best one showed held out, and why."""
+
+    rows: Annotated[int, msgspec.Meta(ge=0)]
+    median_abs_error: Error
+    p90_abs_error: Error
+    why: str
+
+
 class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The error of a kind of figure on `rows` measured ones that no law was fitted on."""
 
@@ -52,7 +61,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """The laws of one GPU and stack. The fields are the keys of the file; laws: by family, then by kind of data.
 
     glue_us [µs]: what a layer of a whole step takes beside its operators (launches, small kernels, gaps).
-    validation: what is known of whole figures: a decode step of a `dense` model, of a `mixture` of experts.
+    refused: as laws, where none does. validation: what is known of whole figures: a decode step of a `dense` model, of a
+    `mixture` of experts.
     """
 
     gpu: str
@@ -66,6 +76,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     rows: int = 0
     glue_us: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 8.0
     validation: dict[Literal["dense", "mixture"], Validated] = {}
+    refused: dict[str, dict[str, Refused]] = {}
 
     def law(self, family: str, kind: str) -> Law | None:
         """The law of a family for a kind of data, else that of the nearest kind; None where there is none."""
@@ -75,6 +86,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def entry(self, family: str, kind: str) -> Entry | None:
         """As `law`, with its errors."""
         kinds = self.laws.get(family, {})
+        if kind in self.refused.get(family, {}):
+            return None
         found = kinds.get(kind) or self._kernel(kinds, kind)
         others = (*NEAREST.get(kind, ()), kind.rpartition("/")[0])
         return found or next((e for k in others if k and (e := kinds.get(k) or self._kernel(kinds, k))), None)
@@ -158,7 +171,7 @@ def to_yaml(calibration: Calibration) -> str:
     import yaml
 
     data: dict[str, Any] = {k: v for k, v in msgspec.to_builtins(calibration).items() if v != {}}
-    laws = data.pop("laws", {})
+    laws, refused = data.pop("laws", {}), data.pop("refused", {})
 
     def dump(values: dict[str, Any], flow: bool = False) -> list[str]:
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=flow)
@@ -171,6 +184,8 @@ def to_yaml(calibration: Calibration) -> str:
             (law,) = dump(entry.pop("law"), flow=True)
             lines += [f"    {kind}:", f"      law: {law}"]
             lines += [f"      {line}" for line in dump({k: v for k, v in entry.items() if v != ""})]
+    if refused:
+        lines += dump({"refused": refused})
     return "\n".join(lines) + "\n"
 
 

@@ -11,24 +11,28 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
-from kvcalc.timing.calibration import Calibration, Entry, gpu_named
+from kvcalc.timing.calibration import Calibration, Entry, Refused
 from kvcalc.timing.experts import NOTES
 from kvcalc.timing.families import FAMILIES, AnyLaw, Candidates, Family
 from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.fitting import STARTS, fit
 from kvcalc.timing.law import Array, Law
-from kvcalc.timing.rows import SERVING, MeasuredRow, Table
+from kvcalc.timing.refusals import known_reason
+from kvcalc.timing.rows import SERVING, MeasuredRow
 from kvcalc.timing.serving import steps_validated
 
 FOLDS, FOLD_STARTS = 4, 2
-LEAST_ROWS = 12  # of a family and kind: fewer make no fit
+LEAST_ROWS, LEAST_PULLED = 12, 8  # of a family and kind: fewer make no fit; of laws whose parameters are held to typical ones
+WORST, USUAL = 1.0, 0.5  # the held-out p90 beyond which the bound says more than a law, of rows with at least that weight
 LEAST_BESIDE, OWN_ROWS = 5, 20  # of a kernel beside the usual one: what makes a fit, and one that is not held to the usual law
 
 
 class FittedLaw(NamedTuple):
-    """What became of one family and kind: its entry (None: too few rows, or no law), and each row predicted held out."""
+    """What became of one family and kind: its entry (None: too few rows, or no law), and each row predicted held out.
+
+    refused: where a law was fitted and does not do; why says it in words.
+    """
 
     family: str
     kind: str
@@ -38,6 +42,7 @@ class FittedLaw(NamedTuple):
     predicted: Array
     why: str = ""
     members: Sequence[MeasuredRow] = ()
+    refused: Refused | None = None
 
 
 def calibrate(
@@ -70,18 +75,34 @@ def _fit(
     if family is None or not laws:
         return FittedLaw(op, kind, len(rows), None, measured, measured * np.nan, "no law for it")
     like = usual.law if usual and len(rows) < OWN_ROWS else None
-    least = LEAST_BESIDE if like else LEAST_ROWS
+    pulled = bool(laws) and all(law.PULL for law, _ in laws)
+    least = LEAST_BESIDE if like else LEAST_PULLED if pulled else LEAST_ROWS
     if len(rows) < least:
         return FittedLaw(op, kind, len(rows), None, measured, measured * np.nan, f"fewer than {least} rows")
     shape = tuple(np.array(column) for column in zip(*(row.shape for row in rows), strict=True))
     predicted = _held_out(laws, family, figures, shape, measured, rows, like)
     best = _best(laws, family, figures, shape, measured, STARTS, like)
     held, fitted = errors(predicted, measured), errors(best.us(figures, *shape), measured)
+    reason = known_reason(gpu.name, stack, op) or _too_far(family, shape, predicted, measured)
+    if reason:
+        refused = Refused(rows=len(rows), median_abs_error=held[0], p90_abs_error=held[1], why=reason)
+        return FittedLaw(op, kind, len(rows), None, measured, predicted, reason, rows, refused)
     entry = Entry(
         law=cast("AnyLaw", best), rows=len(rows), median_abs_error=held[0], p90_abs_error=held[1],
         fitted_median_abs_error=fitted[0], fitted_p90_abs_error=fitted[1], note=NOTES.get((stack, kind), ""),
     )  # fmt: skip
     return FittedLaw(op, kind, len(rows), entry, measured, predicted, members=rows)
+
+
+def _too_far(family: Family, shape: tuple[Array, ...], predicted: Array, measured: Array) -> str:
+    """Why a law does not do: more than a tenth of its usual rows, held out, are missed by more than WORST; '' where it does."""
+    import numpy as np
+
+    usual = family.weight(*shape) >= USUAL if family.weight else np.ones(len(measured), bool)
+    if not usual.any():
+        usual = ~usual
+    p90 = errors(predicted[usual], measured[usual])[1]
+    return f"a tenth of its usual rows, held out, are missed by {p90:.0%} or more" if p90 > WORST else ""
 
 
 def _best(
@@ -135,62 +156,20 @@ def errors(predicted: Array, measured: Array) -> tuple[float, float]:
     return round(float(np.median(found)), 4), round(float(np.quantile(found, 0.9)), 4)
 
 
-def chosen_rows(tables: Sequence[Table], gpu: Gpu, stack: str, note: Callable[[str], None]) -> list[MeasuredRow]:
-    """The rows of `gpu` and `stack` among the tables; what is left out is noted. Rows that name no GPU or framework count.
-
-    All-reduces depend on the links alone, so those of GPUs with the same links count too.
-
-    Where no row names the stack but all name one framework, that framework's rows are meant. Raises UserError where the
-    framework is in doubt, or no row is left.
-    """
-    rows = [row for table in tables for row in table.rows]
-    for table in tables:
-        if table.broken:
-            named = "; ".join(f"line {b.line}: {b.why}" for b in table.broken[:3])
-            note(f"{table.path}: {len(table.broken):,} rows cannot be read ({named}{' …' if len(table.broken) > 3 else ''})")
-    meant = {name: _named(name) if name else gpu for name in {row.gpu for row in rows}}
-    same = {name: found is not None and found.name == gpu.name for name, found in meant.items()}
-    linked = {name for name, found in meant.items() if not same[name] and found and _same_links(found, gpu)}
-    here = [row for row in rows if same[row.gpu] or (row.op == "allreduce" and row.gpu in linked)]
-    if any(not same[row.gpu] for row in here):
-        note(f"all-reduces of {', '.join(sorted(linked))} count too: the links are the same")
-    others = len(rows) - len(here)
-    if others:
-        note(f"{others:,} rows of other GPUs are left out: {', '.join(sorted(n for n, is_it in same.items() if not is_it))}")
-    frameworks = {row.framework for row in here} - {""}
-    wanted = stack if stack in frameworks or len(frameworks) != 1 else next(iter(frameworks))
-    if frameworks and wanted not in frameworks:
-        hint = f"Name one of them: {', '.join(sorted(frameworks))}"
-        raise UserError(f"the rows are of several frameworks, none of them {stack!r}", hint=hint)
-    used = [row for row in here if row.framework in ("", wanted)]
-    if not used:
-        raise UserError(f"no row of {gpu.name} can be used", ", ".join(table.path for table in tables))
-    if len(used) < len(here):
-        note(f"{len(here) - len(used):,} rows of other frameworks are left out")
-    return used
-
-
-def _named(name: str) -> Gpu | None:
-    try:
-        return gpu_named(name)
-    except UserError:
-        return None
-
-
-def _same_links(a: Gpu, b: Gpu) -> bool:
-    return bool(a.link_bytes_per_s) and (a.link_bytes_per_s, a.link_domain) == (b.link_bytes_per_s, b.link_domain)
-
-
 def summed(fits: Sequence[FittedLaw], gpu: Gpu, stack: str, rows: Sequence[MeasuredRow], about: dict[str, str]) -> Calibration:
     """The calibration that the fits make, and its errors on whole steps where rows of measured servers are among `rows`."""
     laws: dict[str, dict[str, Entry]] = {}
+    refused: dict[str, dict[str, Refused]] = {}
     for found in fits:
         if found.entry:
             laws.setdefault(found.family, {})[found.kind] = found.entry
+        if found.refused:
+            refused.setdefault(found.family, {})[found.kind] = found.refused
     used = sum(found.rows for found in fits if found.entry)
     date = about.get("date") or datetime.date.today().isoformat()
     texts = {key: about.get(key, "") for key in ("origin", "commit", "license")}
-    made = Calibration(**texts, date=date, gpu=gpu.name, stack=stack, version=_versions(rows), laws=laws, rows=used)  # type: ignore[arg-type]
+    named = {"date": date, "gpu": gpu.name, "stack": stack, "version": _versions(rows)}
+    made = Calibration(**texts, **named, laws=laws, refused=refused, rows=used)  # type: ignore[arg-type]
     return msgspec.structs.replace(made, validation=steps_validated(made, gpu, rows))
 
 

@@ -48,8 +48,8 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     reach: of the datasheet's bandwidth, by a long read of the cache. l2 [bytes/µs]: out of the second-level cache.
 
     bytes: of one cached element. wide: `grouped` kernels for more than 16 query heads per KV head, or `per_head` beyond 32,
-    which read once for each; `windowed`: so under a window, and rm, rw and tx stand for windows. cold: true where the cache is never in the L2, as in serving. parts: the most into which a
-    kernel splits a walk.
+    which read once for each; `windowed`: kernels that go head by head under a window, for which rw and tx then stand. cold:
+    true where the cache is never in the L2, as in serving. parts: the most into which a kernel splits a walk.
     """
 
     CHOICES: ClassVar[tuple[dict[str, Any], ...]] = (

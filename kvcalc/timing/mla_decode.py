@@ -3,7 +3,8 @@
 As decode attention, with tiles of 64 heads and blocks of 64 tokens, and products that near the tensor cores' rate:
 
     n      = batch·⌈q_heads/64⌉,  blocks = ⌈kv_len/64⌉
-    tile   = tau + ⌈blocks/s⌉·max(64·576·bytes / r, 2·64·64·1088 / (ec·P/SMs))
+    tile   = tau + ⌈blocks/s⌉·max(64·576·bytes / r, 2·64·64·1088 / (ec·P/SMs)) / pace
+    memory = that of decode attention / pace
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +26,9 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
     streams latents. ec: of the datasheet's bf16 peak. cap: the share of the L2 in which a cache stays between calls.
     tramp [µs]: ramp of HBM, and the tail. cast: passes over the whole cache before the attention, in its own bytes
     (converting an fp8 cache to bf16 reads one and writes two; a bf16 cache needs next to none).
-    reach, l2 [bytes/µs]: of the datasheet's bandwidth by a long read, and the rate out of the L2. bytes: of one cached element.
+    reach, l2 [bytes/µs]: of the datasheet's bandwidth by a long read, and the rate out of the L2. h32, h64: at what pace, of
+    the usual one, kernels walk for 17 to 32 and for 33 to 64 heads, where they take several tiles over one cache.
+    bytes: of one cached element.
     """
 
     bytes: int = 2

@@ -40,7 +40,7 @@ class SparseDecode(Law, frozen=True, tag="dsa_decode_module"):
     """
 
     CHOICES: ClassVar[tuple[dict[str, Any], ...]] = tuple(
-        {"graphs": graphs, "heads": heads} for graphs in (0, 256) for heads in (60, 500)
+        {"graphs": graphs, "heads": heads} for graphs in (0, 256, 512) for heads in (60, 500)
     )
     SOFTNESS: ClassVar[float] = 0.06
     PULL: ClassVar[float] = 0.8

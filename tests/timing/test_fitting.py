@@ -9,8 +9,19 @@ import pytest
 from kvcalc.errors import UserError
 from kvcalc.library.load import load_gpu
 from kvcalc.timing.allreduce import AllReduce
-from kvcalc.timing.calibration import Calibration, find_calibration, load_calibration, read_calibration, stacks_of, to_yaml
+from kvcalc.timing.calibration import (
+    Calibration,
+    Entry,
+    Refused,
+    find_calibration,
+    load_calibration,
+    read_calibration,
+    stacks_of,
+    to_yaml,
+)
 from kvcalc.timing.calibrator import LEAST_ROWS, calibrate, summed
+from kvcalc.timing.decode_attention import DecodeAttention
+from kvcalc.timing.families import FAMILIES
 from kvcalc.timing.figures import figures_of
 from kvcalc.timing.fitting import fit, rounded
 from kvcalc.timing.gemm import Gemm
@@ -61,6 +72,49 @@ def test_a_fit_is_the_same_every_time_and_within_its_ranges() -> None:
     assert first == second
     for name, r in AllReduce.ranges().items():
         assert r.least <= getattr(first, name) <= r.most
+
+
+def test_a_law_like_another_strays_only_as_far_as_rows_pull_it() -> None:
+    """Six rows of a kernel that is a third slower everywhere: near them, and no parameter beyond what six rows can pull."""
+    table = shapes(6)
+    times = TRUE.us(figures_of(H100), *table) * 1.33
+    found = fit(Gemm, figures_of(H100), table, times, like=TRUE).law
+    error = np.abs(np.log(found.us(figures_of(H100), *table) / times))
+    assert float(np.median(error)) < 0.1
+    for name in TRUE.ranges():
+        assert 1 / 3 < getattr(found, name) / getattr(TRUE, name) < 3, name
+
+
+def test_rows_of_a_kernel_beside_the_usual_one_have_a_cell_of_their_own() -> None:
+    kind = FAMILIES["decode_attention"].kind
+    assert kind("fp8", "trtllm_mha") == kind("fp8", "vllm_flashinfer_trtllmdecode") == kind("fp8", "") == "fp8"
+    assert (kind("fp8", "triton"), kind("fp8", "vllm_triton_attn")) == ("fp8/triton", "fp8/triton")
+    assert kind("fp8", "torch_flow_flashinfer") == "fp8/flashinfer"
+
+
+def test_a_kernel_without_a_law_takes_the_usual_one_and_a_refused_one_none(tmp_path: Path) -> None:
+    usual, other = (Entry(law=DecodeAttention(t0=t), rows=r, median_abs_error=0, p90_abs_error=0) for t, r in ((5, 90), (6, 30)))
+    refused = Refused(rows=20, median_abs_error=0.5, p90_abs_error=1.5, why="made up")
+    cells = {"bfloat16": usual, "fp8/triton": other, "fp8/flashinfer": usual}
+    made = Calibration(
+        gpu="h100-sxm", stack="mine", laws={"decode_attention": cells}, refused={"decode_attention": {"bfloat16/triton": refused}}
+    )
+    assert made.entry("decode_attention", "bfloat16/flashinfer") is usual
+    assert made.entry("decode_attention", "bfloat16/triton") is None
+    assert made.entry("decode_attention", "fp8") is usual  # of its kernels the one with the most rows
+    path = tmp_path / "mine.yaml"
+    path.write_text(to_yaml(made), encoding="utf-8")
+    assert read_calibration(path) == made
+
+
+def test_rows_that_no_law_meets_leave_the_bound_and_say_why() -> None:
+    rows = [row._replace(time_us=row.time_us * (30 if i % 3 else 1)) for i, row in enumerate(measured_rows(40))]
+    (found,) = calibrate(rows, H100, "mine")
+    made = summed([found], H100, "mine", rows, {"date": "2026-01-02"})
+    assert found.entry is None
+    assert "held out" in found.why
+    assert made.refused["gemm"]["bfloat16"].p90_abs_error > 1
+    assert made.law("gemm", "bfloat16") is None
 
 
 def test_a_calibration_is_written_and_read_back(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ window = st.sampled_from([0, 0, 1, 100, 4096])
 def drawn(law: type[Law], **fixed: Any) -> st.SearchStrategy[Law]:
     """A law with parameters anywhere in their ranges, in one of its forms."""
     ranges = {name: st.floats(r.least, r.most) for name, r in law.ranges().items()}
-    return st.tuples(st.sampled_from(law.CHOICES), st.fixed_dictionaries(ranges)).map(lambda x: law(**x[0], **x[1], **fixed))
+    return st.tuples(st.sampled_from(law.CHOICES), st.fixed_dictionaries(ranges)).map(lambda x: law(**(x[0] | x[1] | fixed)))
 
 
 def us(law: Law, *shape: float) -> float:
@@ -162,8 +162,8 @@ def from_memory(law: Any, read: float) -> float:
 def test_decode_attention(law: DecodeAttention, batch: int, pair: tuple[int, int], width: int, length: int, window: int) -> None:
     q, kv = pair
     seen = min(length, window) if window else length
-    special = q / kv > (32 if law.wide == "per_head" else 16)
-    tiles = batch * q if special and law.wide == "per_head" else batch * kv * ceil(q / kv, 64)
+    special = bool(window) and q > kv if law.wide == "windowed" else q / kv > (32 if law.wide == "per_head" else 16)
+    tiles = batch * q if special and law.wide != "grouped" else batch * kv * ceil(q / kv, 64)
     factor = law.r64 if width <= 64 else 1 if width <= 128 else math.sqrt(law.r256) if width <= 192 else law.r256
     rate = law.r * factor * (law.rw if special else 1) * (law.rm if q == kv else 1)
     mha, wide = (law.tx, 1) if law.apart == "mha" else (1 / law.rm, law.tx)
@@ -178,8 +178,9 @@ def test_decode_attention(law: DecodeAttention, batch: int, pair: tuple[int, int
 @given(st.one_of(drawn(MlaDecode, bytes=b, cold=c) for b in (1, 2) for c in (False, True)), batch, size, size)
 def test_mla_decode(law: MlaDecode, batch: int, q: int, length: int) -> None:
     read = batch * length * 576 * law.bytes
-    block = max(64 * 576 * law.bytes / law.r, 2 * 64 * 64 * 1088 / (law.ec * M.bf16 / M.sms))
-    rest = walked(batch * ceil(q, 64) / M.sms, ceil(length, 64), law.tau, block, from_memory(law, read), 2.5)
+    pace = law.h32 if 16 < q <= 32 else law.h64 if 32 < q <= 64 else 1
+    block = max(64 * 576 * law.bytes / law.r, 2 * 64 * 64 * 1088 / (law.ec * M.bf16 / M.sms)) / pace
+    rest = walked(batch * ceil(q, 64) / M.sms, ceil(length, 64), law.tau, block, from_memory(law, read) / pace, 2.5)
     expected = law.t0 + rest + (2 * batch * q * 1088 + law.cast * read) / M.memory
     assert us(law, batch, q, length) == pytest.approx(expected, rel=1e-9)
 

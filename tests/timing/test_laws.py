@@ -105,6 +105,19 @@ def test_weights_that_stay_in_the_l2_do_not_in_serving() -> None:
     assert one(cold, 1, 1024, 2048, on=strong) == pytest.approx(0.2 + weights / 1e6, rel=0.1)
 
 
+def test_a_kernel_that_does_not_split_walks_a_long_cache_alone() -> None:
+    # One tile of 65,536 tokens: 512 blocks of 128 · 2 · 128 · 2 bytes at 1e5 B/µs = 336 µs; in 128 parts four blocks, 2.6 µs.
+    whole, split = (DecodeAttention(t0=1, tau=1, r=1e5, tramp=0.1, parts=p) for p in (1, 128))
+    assert one(whole, 1, 8, 1, 128, 65536, 0) == pytest.approx(1 + 1 + 512 * 128 * 512 / 1e5, rel=0.02)
+    assert one(split, 1, 8, 1, 128, 65536, 0) < 60
+
+
+def test_windows_may_be_taken_head_by_head() -> None:
+    together, each = DecodeAttention(wide="grouped"), DecodeAttention(wide="windowed")
+    assert one(each, 2048, 32, 2, 64, 4096, 128) > 3 * one(together, 2048, 32, 2, 64, 4096, 128)
+    assert one(each, 64, 32, 2, 64, 4096, 0) == one(together, 64, 32, 2, 64, 4096, 0)
+
+
 def test_which_gpus_keep_weights_between_calls() -> None:
     """L40S: 96 MiB at 0.86 TB/s, 116 µs. B200: 126 MiB at 7.7 TB/s, 17 µs."""
     kept = {name: keeps_weights(figures_of(load_gpu(name))) for name in ("l40s", "rtx-pro-6000", "b200", "h100", "a100")}
