@@ -58,7 +58,7 @@ TIMED = ["latency llama-3.1-8b", "roofline llama-3.1-8b", "compare llama-3.1-8b"
 
 @pytest.mark.parametrize("line", TIMED)
 def test_bounds_and_predictions_stand_beside_each_other_only_when_that_is_meant(kvcalc: Run, line: str) -> None:
-    """There is a calibration of the H100, and none of the A100."""
+    """There is a calibration of the H100, and none of the A100 of 40 GB."""
 
     def bases(more: str) -> set[tuple[str, str]]:
         return {
@@ -67,14 +67,14 @@ def test_bounds_and_predictions_stand_beside_each_other_only_when_that_is_meant(
             if r.get("operator", "total") == "total"
         }
 
-    both = "--gpu h100,a100-80gb"
+    both = "--gpu h100,a100-40gb-sxm"
     assert bases("--gpu h100") == {("h100-sxm", "calibrated")}
     assert bases("--gpu h100,h200") == {("h100-sxm", "calibrated"), ("h200", "calibrated")}
-    assert bases(both) == {("h100-sxm", "bound"), ("a100-80gb", "bound")}
-    assert bases(f"{both} --mixed") == {("h100-sxm", "calibrated"), ("a100-80gb", "bound")}
-    assert bases(f"{both} --calibration-from h100") == {("h100-sxm", "calibrated"), ("a100-80gb", "scaled")}
+    assert bases(both) == {("h100-sxm", "bound"), ("a100-40gb-sxm", "bound")}
+    assert bases(f"{both} --mixed") == {("h100-sxm", "calibrated"), ("a100-40gb-sxm", "bound")}
+    assert bases(f"{both} --calibration-from h100") == {("h100-sxm", "calibrated"), ("a100-40gb-sxm", "scaled")}
     said = kvcalc(f"{line} {both}").err
-    assert "note: no calibration of a100-80gb, so all times are datasheet bounds; --mixed" in said
+    assert "note: no calibration of a100-40gb-sxm, so all times are datasheet bounds; --mixed" in said
     assert "no calibration" not in kvcalc(f"{line} {both} --mixed").err
 
 

@@ -257,13 +257,13 @@ KEYS = [
 
 
 def test_records_say_every_key_and_end_with_their_total(kvcalc: Run) -> None:
-    found = kvcalc("roofline llama-2-7b --gpu h100,a100-80gb --mixed --batch-size 1,8 --context 1k,2k --format json").records
+    found = kvcalc("roofline llama-2-7b --gpu h100,a100-40gb-sxm --mixed --batch-size 1,8 --context 1k,2k --format json").records
     passes = [(r["gpu"], r["batch_size"], r["context"]) for r in found if r["operator"] == "total"]
-    assert passes == [(g, b, s) for g in ("h100-sxm", "a100-80gb") for b in (1, 8) for s in (1024, 2048)]
+    assert passes == [(g, b, s) for g in ("h100-sxm", "a100-40gb-sxm") for b in (1, 8) for s in (1024, 2048)]
     sums = dict.fromkeys(("flops", "vector_flops", "weight_bytes", "cache_bytes", "activation_bytes", "bytes", "roofline_s"), 0.0)
     for record in found:
         assert set(KEYS) <= set(record)
-        calibrated = record["gpu"] == "h100-sxm"  # the A100 has no calibration
+        calibrated = record["gpu"] == "h100-sxm"  # the A100 of 40 GB has no calibration
         assert record["time_s"] > 0 if calibrated else record["time_s"] is None
         assert record["bytes"] == record["weight_bytes"] + record["cache_bytes"] + record["activation_bytes"]
         assert record["bound"] in ("compute", "memory", "network", "overhead")

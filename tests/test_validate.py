@@ -66,7 +66,7 @@ def test_predictions_repeat_every_row_as_it_stood(kvcalc: Run, tmp_path: Path) -
 
 
 def test_a_gpu_without_calibration_gets_the_bound_alone(kvcalc: Run, tmp_path: Path) -> None:
-    path, out = str(written(tmp_path, ROWS.replace("h100_sxm", "a100-80gb"))), tmp_path / "out.csv"
+    path, out = str(written(tmp_path, ROWS.replace("h100_sxm", "a100-40gb-sxm"))), tmp_path / "out.csv"
     (record,) = kvcalc("validate", path, "--predictions", str(out), "--format", "json").records
     assert record["basis"] == "roofline"
     with out.open(encoding="utf-8") as file:

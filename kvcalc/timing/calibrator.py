@@ -18,7 +18,7 @@ from kvcalc.timing.families import FAMILIES, AnyLaw, Candidates, Family
 from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.fitting import STARTS, fit
 from kvcalc.timing.law import Array, Law
-from kvcalc.timing.refusals import known_reason
+from kvcalc.timing.refusals import cause, known_reason
 from kvcalc.timing.rows import SERVING, MeasuredRow
 from kvcalc.timing.serving import steps_validated
 
@@ -83,8 +83,10 @@ def _fit(
     predicted = _held_out(laws, family, figures, shape, measured, rows, like)
     best = _best(laws, family, figures, shape, measured, STARTS, like)
     held, fitted = errors(predicted, measured), errors(best.us(figures, *shape), measured)
-    reason = known_reason(gpu.name, stack, op) or _too_far(family, shape, predicted, measured)
+    judged = predicted if len(rows) >= LEAST_ROWS else best.us(figures, *shape)  # fewer rows say too little when held out
+    reason = known_reason(gpu.name, stack, op) or _too_far(family, shape, judged, measured)
     if reason:
+        reason = "; ".join(part for part in (reason, cause(gpu.name, op)) if part)
         refused = Refused(rows=len(rows), median_abs_error=held[0], p90_abs_error=held[1], why=reason)
         return FittedLaw(op, kind, len(rows), None, measured, predicted, reason, rows, refused)
     entry = Entry(
@@ -102,7 +104,7 @@ def _too_far(family: Family, shape: tuple[Array, ...], predicted: Array, measure
     if not usual.any():
         usual = ~usual
     p90 = errors(predicted[usual], measured[usual])[1]
-    return f"a tenth of its usual rows, held out, are missed by {p90:.0%} or more" if p90 > WORST else ""
+    return f"a tenth of its usual rows are missed by {p90:.0%} or more" if p90 > WORST else ""
 
 
 def _best(

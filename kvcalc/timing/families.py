@@ -43,6 +43,12 @@ NEAREST = {
 # Parts into which their Triton kernels split a walk at most: SGLang's server_args (triton_attention_num_kv_splits), vLLM's
 # triton_attn (NUM_PAR_SOFTMAX_SEGMENTS).
 PARTS = {"sglang": 8, "vllm": 16}
+# The most sequences in CUDA graphs where modules were measured: beyond them SGLang's times jump to the host's, others' do not.
+GRAPHS: dict[str, Callable[[Gpu], int]] = {
+    "sglang": lambda gpu: 512 if gpu.architecture.startswith("Blackwell") else 256,
+    "vllm": lambda gpu: 0,
+    "trtllm": lambda gpu: 0,
+}
 BESIDE = ("triton", "flashinfer")  # kernels of attention that stacks take for some models or widths, beside their usual one
 Candidates = tuple[tuple[type[Law], dict[str, Any]], ...]
 
@@ -104,7 +110,8 @@ def _mla_prefill(kind: str, stack: str, gpu: Gpu) -> Candidates:
 def _sparse(kind: str, stack: str, gpu: Gpu) -> Candidates:
     _, _, stored = kind.partition("/")
     bytes_ = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": NVFP4}.get(stored)
-    return ((SparseDecode, {"bytes": bytes_}),) if bytes_ else ()
+    graphs = {"graphs": GRAPHS[stack](gpu)} if stack in GRAPHS else {}
+    return ((SparseDecode, {"bytes": bytes_, **graphs}),) if bytes_ else ()
 
 
 def _same(kind: str, kernel: str) -> str:
