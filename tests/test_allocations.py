@@ -132,3 +132,17 @@ def test_a_script_is_read_as_written(tmp_path: Path) -> None:
     assert [step.text for step in script.steps] == ["x 3", "free x", "ask 5"]
     with pytest.raises(UserError, match="none"):
         read_script(str(tmp_path / "none"))
+
+
+def test_what_is_reserved_and_holds_nothing(kvcalc: Run, tmp_path: Path) -> None:
+    """50 tokens in a slot of 1,024 waste 974, in 4 pages of 16 they waste 14; what was refused holds nothing."""
+    script = tmp_path / "a"
+    script.write_text("memory 4096\nA 50\n")
+    out = kvcalc(f"fit gpt2 --allocations {script}").out
+    assert "slots of 1,024: 974 of 1,024 tokens reserved hold nothing, 95.1%" in out
+    assert "pages of 16: 14 of 64 tokens reserved hold nothing, 21.9%" in out
+    script.write_text("memory 4096\nA 50\nA 2000\nB 5000\nC 1\nfree C\n")
+    out = kvcalc(f"fit gpt2 --allocations {script}").out
+    assert "slots of 1,024: 974 of 1,024 tokens" in out and "pages of 16: 0 of 2,000 tokens" in out
+    script.write_text("memory 4096\nA 50\nfree A\n")
+    assert "hold nothing" not in kvcalc(f"fit gpt2 --allocations {script}").out

@@ -7,9 +7,12 @@ from specs import compressed, grouped, latent, of_kinds, stack
 from kvcalc import Batch, Layer, Precision, UserError, cache_size, forward, load_gpu, load_model, total
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.ffn import Dense
+from kvcalc.layers.passes import TOP_K_FLOPS
 from kvcalc.layers.recurrent import Mamba2
+from kvcalc.planning.heads import over_heads
 from kvcalc.planning.quality import QUALITY, quality_of
 from kvcalc.planning.variants import FORMS, variant
+from kvcalc.timing.deployment import Deployment
 
 
 def mixer(text: str, name: str = "llama-7b") -> object:
@@ -100,13 +103,10 @@ def test_table_of_four_variants(kvcalc: Run) -> None:
 def test_every_row_says_what_was_held_equal_and_what_is_known(kvcalc: Run) -> None:
     line = "compare llama-7b --variants mha,gqa:8,mqa,mla:512+64,dsa:512+64+128@2048,window:4096,cla:2,evict:4096,none"
     found = {r["variant"]: r for r in kvcalc(line + " --format json").records}
-    for name, record in found.items():
+    for record in found.values():
         assert record["held_equal"].startswith("layers, width, query heads, FFN")
-        if name != "none":
-            assert (
-                record["quality"] and record["trades"] and record["head_diversity"] in ("full", "grouped", "shared", "as before")
-            )
-    assert found["none"]["quality"] is None
+        assert record["quality"] and record["trades"] and record["head_diversity"] in ("full", "grouped", "shared", "as before")
+    assert found["none"]["quality"] == found["mha"]["quality"]  # which Llama-7B has
     assert [found[n]["head_diversity"] for n in ("mha", "gqa:8", "mqa", "mla:512+64")] == ["full", "grouped", "shared", "full"]
     out = kvcalc(line).joined
     assert all(
@@ -117,15 +117,76 @@ def test_every_row_says_what_was_held_equal_and_what_is_known(kvcalc: Run) -> No
 
 def test_a_stack_carries_the_notes_of_every_step(kvcalc: Run) -> None:
     (record,) = kvcalc("compare llama-7b --variants gqa:8/window:4096 --format json").records
-    assert "gqa:8: close to MHA" in record["quality"] and "window:4096: reach grows" in record["quality"]
+    assert "gqa:8: 'moderate'" in record["quality"] and "window:4096: reach grows" in record["quality"]
     assert record["trades"] == "some of both, exact recall beyond W"
+    (record,) = kvcalc("compare llama-7b --variants mla/int4 --format json").records
+    assert "mla: 'stronger'" in record["quality"] and "int4: 'slight loss', 34.79 against 35.64 in MMLU" in record["quality"]
+    assert record["trades"] == "FLOPs in decode, precision"
 
 
 def test_every_note_of_quality_names_its_source() -> None:
-    assert set(QUALITY) == {f.partition(":")[0] for f in FORMS} - {"none", "int8 …", "hybrid"}
-    assert all("arXiv" in q.note or "DeepSeek" in q.note for q in QUALITY.values())
-    assert quality_of("gqa:8/window:4096") == {"gqa:8": QUALITY["gqa"], "window:4096": QUALITY["window"]}
-    assert quality_of("none") == {}
+    assert set(QUALITY) == {f.partition(":")[0] for f in FORMS} - {"none", "int8 …", "hybrid"} | {"int8", "int4", "fp8", "fp4"}
+    assert all(word in str(q) for q in QUALITY.values() for word in ("(", ")"))
+    assert all(any(name in str(q) for name in ("arXiv", "DeepSeek", "LMDeploy", "SGLang")) for q in QUALITY.values())
+    assert quality_of("gqa:8/window:4096", "") == {"gqa:8": QUALITY["gqa"], "window:4096": QUALITY["window"]}
+    assert quality_of("mqa/fp8_per_token_head", "") == {"mqa": QUALITY["mqa"], "fp8_per_token_head": QUALITY["fp8"]}
+    assert quality_of("mha/nvfp4/bf16", "") == {"mha": QUALITY["mha"], "nvfp4": QUALITY["fp4"]}
+    assert quality_of("none", "GQA-8 window 4096") == {"GQA": QUALITY["gqa"], "window": QUALITY["window"]}
+    assert quality_of("none/int8", "2× DSA top-2048, 3× MLA") == {
+        "DSA": QUALITY["dsa"], "MLA": QUALITY["mla"], "int8": QUALITY["int8"]
+    }  # fmt: skip
+    assert quality_of("none", "state") == {}
+
+
+def test_published_scores_are_told_with_what_they_are_compared_to() -> None:
+    """GQA's Table 1 (T5-XXL: 46.6, 47.1 of 47.2) and DeepSeek-V2's Tables 8 (7B: 37.9, 41.2 of 45.2) and 9."""
+    assert "47.1 against 47.2 in the mean of 7 tasks, T5-XXL uptrained (GQA, arXiv 2305.13245, Table 1)" in str(QUALITY["gqa"])
+    assert "37.9 against 45.2 in MMLU, 7B from scratch (DeepSeek-V2, arXiv 2405.04434, Table 8)" in str(QUALITY["mqa"])
+    assert str(QUALITY["mla"]).count("Table 9") == 1  # two scores of one source
+
+
+def test_mla_has_fewer_parameters_than_the_mha_it_replaces(kvcalc: Run) -> None:
+    mla, mha = kvcalc("compare deepseek-v3 --variants mla,mha --format json").records
+    assert mla["mha_parameters"] == mha["mha_parameters"] == mha["parameters"] > mla["parameters"]
+    out = kvcalc("compare deepseek-v3 --variants mla,mha").joined
+    assert "671.03B parameters, fewer than the 688.27B with the MHA that it replaces" in out
+    assert out.count("that it replaces") == 1
+    assert "dsa reads 4.2× less" in kvcalc("compare deepseek-v3.2 --variants mla,dsa --context 128k").joined
+
+
+def test_what_eviction_adds_to_a_step(kvcalc: Run) -> None:
+    """32 layers: 1,024 tokens seen by each of 32 heads, and a top-k over the 1,024 scores of each of 32 KV heads."""
+    (record,) = kvcalc("compare llama-7b --variants evict:1024 --context 2k --format json").records
+    assert record["eviction_flops"] == 32 * (32 * 1024 + TOP_K_FLOPS * 32 * 1024)
+    assert record["eviction_score_bytes"] == 32 * 32 * 1024 * 2
+    assert "evict:1024 2.00 MiB and 3.15 MFLOP a step" in kvcalc("compare llama-7b --variants evict:1024 --context 2k").joined
+    (record,) = kvcalc("compare llama-7b --variants mha --format json").records
+    assert record["eviction_flops"] == 0
+
+
+def test_a_hybrid_of_layers_that_see_windows_already() -> None:
+    """Gemma-3 alternates: every 5th layer stays as it is, window or not, and the others see 512."""
+    model = variant(load_model("gemma-3-27b"), "hybrid:5/window:512").model
+    limited = sum(n for kind, n in model.counts.items() if kind.endswith("_local"))
+    assert limited == 62 - 62 // 5
+    with pytest.raises(UserError, match="names what its other layers see"):
+        variant(load_model("gemma-3-27b"), "hybrid:5")
+
+
+def test_over_heads_everything_is_a_share_of_mha() -> None:
+    found = over_heads(Deployment(load_model("llama-7b"), load_gpu("h100")), 8192, 1)
+    assert found and found.heads == [1, 2, 4, 8, 16, 32]
+    assert found.cache == [n / 32 for n in found.heads]
+    assert found.step[-1] == 1 and found.step == sorted(found.step)
+    (_, counts, scores), (_, _, dense) = found.published
+    assert counts == [1, 8, 32] and scores == [46.6 / 47.2, 47.1 / 47.2, 1.0] and dense == [37.9 / 45.2, 41.2 / 45.2, 1.0]
+    assert over_heads(Deployment(load_model("falcon-7b"), load_gpu("h100")), 1024, 1)  # MQA: what more heads would cost
+
+
+def test_the_picture_shows_fewer_heads_beside_the_cache(kvcalc: Run) -> None:
+    out = kvcalc("compare llama-7b --variants mha,mqa --plot -").out
+    assert "Fewer KV heads" in out and "decode step" in out and "T5-XXL" in out
+    assert "Fewer KV heads" not in kvcalc("compare llama-7b --variants none,window:512 --plot -").out
 
 
 @pytest.mark.parametrize(("context", "reduction"), [(16_384, 64), (32_768, 128)])

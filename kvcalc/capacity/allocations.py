@@ -151,12 +151,13 @@ class Pages:
 
 
 class Played(NamedTuple):
-    """What came of a script: a record a step, and the allocators as they end."""
+    """What came of a script: a record a step, the allocators as they end, and the tokens that each holds of a sequence."""
 
     records: list[dict[str, Any]]
     slots: Slots
     first_fit: FirstFit
     pages: Pages
+    held: dict[str, dict[str, int]]
 
 
 def play(steps: Sequence[Step], memory: int, longest: int, block: int) -> Played:
@@ -165,16 +166,22 @@ def play(steps: Sequence[Step], memory: int, longest: int, block: int) -> Played
         raise UserError(f"{memory:,} token slots are too many to play allocations in", hint="Begin the file with memory TOKENS")
     slots, pieces, pages = Slots(memory, longest), FirstFit(memory), Pages(memory, block)
     records = []
+    held: dict[str, dict[str, int]] = {"contiguous": {}, "first_fit": {}, "paged": {}}
     for step in steps:
         record: dict[str, Any] = {"line": step.line, "request": step.text, "tokens": step.tokens or None, "memory_tokens": memory}
         for name, allocator in (("contiguous", slots), ("first_fit", pieces), ("paged", pages)):
-            record |= {name: _given(allocator, step), f"{name}_free_tokens": allocator.free}
+            granted = _given(allocator, step)
+            record |= {name: granted, f"{name}_free_tokens": allocator.free}
+            if granted and step.name:
+                held[name][step.name] = step.tokens
+            elif granted is None:
+                held[name].pop(step.name, None)
         records.append(
             record
             | {"contiguous_free_slots": slots.number - len(slots.living), "first_fit_largest_hole": pieces.largest}
             | {"paged_free_blocks": len(pages.queue), "block_table": pages.tables.get(step.name)}
         )
-    return Played(records, slots, pieces, pages)
+    return Played(records, slots, pieces, pages, held)
 
 
 def _given(allocator: Allocator, step: Step) -> bool | None:

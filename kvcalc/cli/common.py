@@ -42,12 +42,17 @@ def save_text(target: str, content: "str | Iterable[str]") -> None:
         print(f"wrote {printable(target, 1000)}", file=sys.stderr)
 
 
-def remarks(model: "Model", longest: int) -> None:
-    """What is to be said of a model and of the longest context asked for, on stderr."""
-    for text in model.notes:
-        note(f"{model.name}: {text}")
-    if model.max_context and longest > model.max_context:
-        note(f"{model.name}: context {longest:,} is beyond the model's own maximum of {model.max_context:,}")
+def remarks(models: "Iterable[Model]", longest: int) -> None:
+    """What is to be said of models and of the longest context asked for, on stderr; once of all of whom it is true."""
+    about: dict[str, list[str]] = {}
+    for model in {m.name: m for m in models}.values():
+        texts = list(model.notes)
+        if model.max_context and longest > model.max_context:
+            texts.append(f"context {longest:,} is beyond the model's own maximum of {model.max_context:,}")
+        for text in texts:
+            about.setdefault(text, []).append(model.name)
+    for text, names in about.items():
+        note(f"{', '.join(names)}: {text}")
 
 
 def emit(records: "Iterable[Record]", output: OutputFormat) -> bool:

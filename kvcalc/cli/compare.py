@@ -38,11 +38,11 @@ def run(
         raise UserError("compare changes one model", hint="`kvcalc size A B` and `kvcalc latency A B` take several")
     chosen = [(name.strip(), variant(changed, name)) for name in names]
     records = [r for d in deployments for r in compare_records(chosen, d, contexts, batches, block_size)]
-    remarks(changed, max(contexts))
+    remarks([changed], max(contexts))
     if output.plot:
         from kvcalc.report.comparison import compare_chart
 
-        output.picture(compare_chart(deployments[0], chosen, batches[0], max(contexts[-1], 131072)))
+        output.picture(compare_chart(deployments[0], chosen, batches[0], contexts[0], max(contexts[-1], 131072)))
     if not output.printed(records):
         from kvcalc.report.comparison import compare_tables
 

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import check_number, note
+from kvcalc.cli.common import check_number, note, remarks
 from kvcalc.cli.groups import Group, Output, Precisions, Ranks, chosen_gpus, grouped, listed
 from kvcalc.cli.lines import filled, told_by
 
@@ -224,9 +224,9 @@ def _remarks(answers: "list[Fit]", drawn: list[int], said: bool) -> None:
     from kvcalc.capacity.remedy import advice
     from kvcalc.units import format_bytes
 
-    for model in {f.model.name: f.model for f in answers}.values():
-        for text in model.notes:
-            note(f"{model.name}: {text}")
+    models = {f.model.name: f.model for f in answers}.values()
+    remarks(models, 0)
+    for model in models:
         length = max(f.length for f in answers if f.model.name == model.name)
         if model.max_context and length > model.max_context:
             note(f"{model.name}: {length:,} tokens are beyond the model's own maximum of {model.max_context:,}")

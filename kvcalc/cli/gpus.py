@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from kvcalc.cli.groups import Printing, grouped
+from kvcalc.cli.groups import Printing, chosen_gpus, grouped
 
 
 @grouped
 def run(
     name: Annotated[
-        str, typer.Argument(help="One GPU, shown in full, or part of a name: those that match.", show_default=False)
+        str, typer.Argument(help="One GPU, shown in full; a list; or part of a name: those that match.", show_default=False)
     ] = "",
     *,
     vendor: Annotated[str, typer.Option("--vendor", "--family", help="Keep GPUs of this vendor or architecture.")] = "",
@@ -21,14 +21,15 @@ def run(
     from kvcalc.library.listing import all_gpus, beginning, gpu_record, preset_text
     from kvcalc.library.load import load_gpu
 
-    names = beginning(name, "gpus") if name else []
-    if name and not names:
+    several = chosen_gpus(name) if "," in name else []
+    names = beginning(name, "gpus") if name and not several else []
+    if name and not names and not several:
         if not output.printed([gpu_record(gpu := load_gpu(name))]):
             from kvcalc.report.hierarchy import hierarchy_table
 
             sys.stdout.write("".join(f"# {line}".rstrip() + "\n" for line in str(hierarchy_table(gpu)).splitlines()))
             sys.stdout.write("\n" + preset_text(name, "gpus"))
-    elif not output.printed(records := [gpu_record(g) for g in all_gpus(vendor, names)]):
+    elif not output.printed(records := [gpu_record(g) for g in several or all_gpus(vendor, names)]):
         from kvcalc.report.layout import Table
         from kvcalc.report.tables import GPU_COLUMNS
 

@@ -65,8 +65,7 @@ def run(models: o.SomeModels, *, gpu: o.Gpus = "h100", asked: RequestOptions, de
         if text:
             note(text)
     chosen, longest = {d.model.name: d.model for d in deployments}, max(one.context for _, one in asked_for)
-    for model in chosen.values():
-        remarks(model, longest)
+    remarks(chosen.values(), longest)
     if output.plot and options.draft:
         from kvcalc.report.speculation import speculation_chart
 

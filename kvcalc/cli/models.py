@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from kvcalc.cli.groups import Printing, grouped
+from kvcalc.cli.groups import Printing, chosen_models, grouped, model_words
 
 
 @grouped
 def run(
     name: Annotated[
-        str, typer.Argument(help="One model, shown in full, or part of a name: those that match.", show_default=False)
+        str, typer.Argument(help="One model, shown in full; a list; or part of a name: those that match.", show_default=False)
     ] = "",
     *,
     family: Annotated[str, typer.Option("--family", help="Keep models of this family.")] = "",
@@ -25,14 +25,15 @@ def run(
     from kvcalc.library.listing import all_models, beginning, model_record
     from kvcalc.library.load import load_model
 
-    names = beginning(name, "models") if name else []
+    several = chosen_models([name], []) if len(model_words([name])) > 1 else []
+    names = beginning(name, "models") if name and not several else []
     if import_:
         from kvcalc.library.huggingface.preset import imported
 
         sys.stdout.write(imported(load_model(import_)))
-    elif name and not names:
+    elif name and not names and not several:
         _one(name, output)
-    elif not output.printed(records := [model_record(m) for m in all_models(family, attention, names)]):
+    elif not output.printed(records := [model_record(m) for m in several or all_models(family, attention, names)]):
         from kvcalc.report.layout import Table
         from kvcalc.report.tables import MODEL_COLUMNS
 

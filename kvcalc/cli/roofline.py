@@ -41,8 +41,7 @@ def run(
     deployments = deploying.deployments(models, gpu)
     check_number("passes", MOST_PASSES, deployments, contexts, batches)
     passes = _passes(deployments, phase, batch, batches, contexts)
-    for chosen in {d.model.name: d.model for d in deployments}.values():
-        remarks(chosen, passes[0][1][-1]["context"] if batch else max(contexts))
+    remarks([d.model for d in deployments], passes[0][1][-1]["context"] if batch else max(contexts))
     if explain:
         _explained(deployments, phase, batch, batches, contexts)
         return

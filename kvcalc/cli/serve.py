@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import check_number, note, save_text
+from kvcalc.cli.common import check_number, note, remarks, save_text
 from kvcalc.cli.groups import Deploying, Group, Output, grouped
 
 if TYPE_CHECKING:
@@ -153,9 +153,9 @@ def _progress(total: int) -> Iterator[Any]:
 
 def _remarks(models: "Iterable[Model]", drawn: "list[Requests]", records: list[dict[str, Any]]) -> None:
     longest = max(int((r.input_len + r.output_len).max()) for r in drawn)
+    models = list(models)
+    remarks(models, 0)
     for model in models:
-        for text in model.notes:
-            note(f"{model.name}: {text}")
         if model.max_context and longest > model.max_context:
             note(f"requests of {longest:,} tokens are beyond the {model.max_context:,} that {model.name} is made for")
     for r in records:

@@ -67,8 +67,7 @@ def run(
     recorded = dimensions.record if dimensions else size_record
     for model, p, r in stored:
         recorded(model, contexts[0], batches[0], p, block_size, r)  # what cannot be is refused before anything is printed
-    for model in chosen:
-        remarks(model, max(contexts))
+    remarks(chosen, max(contexts))
     if output.plot:
         from kvcalc.report.figures import cache_vs_context
 

@@ -9,7 +9,7 @@ import msgspec
 from kvcalc.layers.cost import Role
 from kvcalc.model.size import size_record
 from kvcalc.planning.quality import quality_of
-from kvcalc.planning.variants import Variant
+from kvcalc.planning.variants import Variant, variant
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import roofline_records
 
@@ -27,11 +27,13 @@ def compare_records(
 
     The first variant is the `reference`: stored_reduction (also `reduction`) and read_reduction are its bytes over this one's.
     attention_intensity: FLOPs of attention, its indexer and scans, per byte of cache that they read in a decode step.
+    eviction_flops: vector FLOPs of a step that go into the scores of eviction. mha_parameters: of the same model as plain MHA.
     weight_bytes: held, as in `size`; the other figures of a step are those of `roofline`'s total. max_num_seqs: whole
     sequences of this context, of the replica, beside the weights in the GPUs' memory, with nothing else in it. Raises
     UserError as `size_record` and `forward` do.
     """
     found = []
+    plain = variant(deployment.model, "mha").model.parameters
     bases: dict[tuple[int, int], dict[str, Any]] = {}
     for name, (model, dtype, held) in chosen:
         precision = deployment.precision
@@ -45,10 +47,11 @@ def compare_records(
             found.append(
                 {"variant": name, **varied.named, **record, "reduction": reduced, "reference": chosen[0][0]}
                 | {"stored_reduction": reduced, "read_reduction": _reduction(base, record, "kv_cache_read_bytes")}
-                | {"attention_intensity": _intensity(operators)}
+                | {"attention_intensity": _intensity(operators), "mha_parameters": plain}
+                | {"eviction_flops": sum(o["vector_flops"] for o in operators if o["operator"] == "eviction")}
                 | {k: v for k, v in whole.items() if k != "weight_bytes"}
                 | {"max_num_seqs": _sequences(deployment, record, batch_size), "held_equal": held}
-                | _quality(name)
+                | _quality(name, model.attention)
             )
     return found
 
@@ -73,10 +76,10 @@ def _sequences(deployment: Deployment, record: dict[str, Any], batch_size: int) 
     return max(0, free // each) * ranks.dp if each else None
 
 
-def _quality(name: str) -> dict[str, str | None]:
+def _quality(name: str, attention: str) -> dict[str, str | None]:
     """What is known of the quality of each step of a variant, with its source; null where nothing is noted here."""
-    steps = quality_of(name)
-    notes = "; ".join(f"{step}: {known.note}" if len(steps) > 1 else known.note for step, known in steps.items())
+    steps = quality_of(name, attention)
+    notes = "; ".join(f"{step}: {known}" if len(steps) > 1 else str(known) for step, known in steps.items())
     trades = ", ".join(dict.fromkeys(known.trades for known in steps.values()))
     heads = next((known.head_diversity for known in steps.values()), None)
     return {"head_diversity": heads, "quality": notes or None, "trades": trades or None}

@@ -1,6 +1,26 @@
-"""What is known of an attention variant's quality: how diverse its heads are, a published finding, what it trades."""
+"""What is known of an attention variant's quality: how diverse its heads are, a published finding and scores, what it trades."""
 
+import re
 from typing import NamedTuple
+
+from kvcalc.storage.dtypes import cache_dtypes, canonical
+
+_GQA = "GQA, arXiv 2305.13245"
+_V2 = "DeepSeek-V2, arXiv 2405.04434"
+_LMDEPLOY = "LMDeploy, docs/en/quantization/kv_quant.md"
+_SGLANG = "SGLang, docs/advanced_features/quantized_kv_cache.md"
+
+
+class Score(NamedTuple):
+    """A published score, that of the same model with full heads or a 16-bit cache, on what, and its source."""
+
+    value: float
+    full: float
+    what: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.value:g} against {self.full:g} in {self.what}"
 
 
 class Quality(NamedTuple):
@@ -9,18 +29,50 @@ class Quality(NamedTuple):
     head_diversity: str
     note: str
     trades: str
+    scores: tuple[Score, ...] = ()
+
+    def __str__(self) -> str:
+        sources = [score.source for score in self.scores]
+        last = [source not in sources[at + 1 :] for at, source in enumerate(sources)]
+        scores = (f"{s} ({s.source})" if told else str(s) for s, told in zip(self.scores, last, strict=True))
+        return ", ".join([self.note, *scores])
 
 
-_V2 = "DeepSeek-V2, arXiv 2405.04434, Table 1"
+T5_XXL = ("the mean of 7 tasks, T5-XXL uptrained", f"{_GQA}, Table 1")
+DENSE_7B = ("MMLU, 7B from scratch", f"{_V2}, Table 8")
+MOE = "MMLU, a MoE of {}", f"{_V2}, Table 9"
+CHAT_7B = ("MMLU, Llama-2-7B-chat", _LMDEPLOY)
+R1 = ("AIME25, DeepSeek-R1", _SGLANG)
+# Published scores of the same model with fewer KV heads: (KV heads, 0 for all; score)
+OVER_HEADS = {T5_XXL: ((1, 46.6), (8, 47.1), (0, 47.2)), DENSE_7B: ((1, 37.9), (8, 41.2), (0, 45.2))}
+
+
+def _with_heads(heads: int) -> tuple[Score, ...]:
+    """The scores of so many KV heads."""
+    tables = ((dict(points), *names) for names, points in OVER_HEADS.items())
+    return tuple(Score(scores[heads], scores[0], what, source) for scores, what, source in tables)
+
+
 QUALITY = {
-    "mha": Quality("full", f"the reference: 'strong' ({_V2})", "memory"),
+    "mha": Quality("full", f"the reference: 'strong' ({_V2}, Table 1)", "memory"),
     "mqa": Quality(
-        "shared", f"'weak' ({_V2}); quality loss and instability (GQA, arXiv 2305.13245, abstract and App. A)", "quality"
+        "shared",
+        f"'weak' ({_V2}, Table 1); quality loss and instability ({_GQA}, abstract and App. A)",
+        "quality",
+        _with_heads(1),
     ),
     "gqa": Quality(
-        "grouped", "close to MHA after uptraining (GQA, arXiv 2305.13245, abstract); 'moderate' (" + _V2 + ")", "some of both"
+        "grouped",
+        f"'moderate' ({_V2}, Table 1); close to MHA after uptraining ({_GQA}, abstract); with 8 KV heads",
+        "some of both",
+        _with_heads(8),
     ),
-    "mla": Quality("full", f"'stronger' than MHA in its authors' ablations ({_V2}, App. D)", "FLOPs in decode"),
+    "mla": Quality(
+        "full",
+        f"'stronger' than MHA in its authors' ablations ({_V2}, Table 1)",
+        "FLOPs in decode",
+        (Score(50.0, 48.7, MOE[0].format("16B"), MOE[1]), Score(59.0, 57.5, MOE[0].format("250B"), MOE[1])),
+    ),
     "dsa": Quality(
         "full", "on par with V3.1-Terminus on public benchmarks (DeepSeek-V3.2-Exp report)", "an indexer, more stored"
     ),
@@ -33,10 +85,29 @@ QUALITY = {
     "evict": Quality(
         "as before", "heavy hitters hold most attention; 20 % kept in its tests (H2O, arXiv 2306.14048)", "evicted tokens"
     ),
+    "int8": Quality("as before", "'almost lossless'", "precision", (Score(35.58, 35.64, *CHAT_7B),)),
+    "int4": Quality("as before", "'slight loss'", "precision", (Score(34.79, 35.64, *CHAT_7B),)),
+    "fp8": Quality("as before", "'minimal accuracy degradation'", "precision", (Score(0.4934, 0.5067, *R1),)),
+    "fp4": Quality("as before", "varies with size and task", "precision", (Score(0.4, 0.5067, *R1),)),
 }
+_FORMATS = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4": "fp4"}
+_OWN = {"MHA": "mha", "GQA": "gqa", "MQA": "mqa", "MLA": "mla", "DSA": "dsa", "window": "window", "budget": "evict"}
 
 
-def quality_of(variant: str) -> dict[str, Quality]:
-    """What is known of each step of a variant's name, by step; steps of which nothing is noted are left out."""
-    steps = [step.strip().lower() for step in variant.split("/")]
-    return {step: QUALITY[name] for step in steps if (name := step.partition(":")[0]) in QUALITY}
+def quality_of(variant: str, attention: str) -> dict[str, Quality]:
+    """What is known of each step of a variant's name, by step; steps of which nothing is noted are left out.
+
+    `none` stands for what the model's `attention` is made of.
+    """
+    steps = {step: _named(step.partition(":")[0]) for step in (word.strip().lower() for word in variant.split("/"))}
+    if "none" in steps:
+        own = dict.fromkeys(re.findall(rf"\b({'|'.join(_OWN)})\b", attention))
+        steps = {word: _OWN[word] for word in own} | {step: name for step, name in steps.items() if step != "none"}
+    return {step: QUALITY[name] for step, name in steps.items() if name in QUALITY}
+
+
+def _named(step: str) -> str:
+    """The entry of a step: of a cache format that of its family."""
+    if canonical(step) not in cache_dtypes():
+        return step
+    return next((entry for prefix, entry in _FORMATS.items() if canonical(step).startswith(prefix)), "")

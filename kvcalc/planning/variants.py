@@ -47,7 +47,8 @@ def variant(model: Model, text: str) -> Variant:
             held += [also] if also else []
         else:
             raise UserError(f"unknown variant {step!r}", hint=f"Known forms: {', '.join(FORMS)}; stack them with /")
-    if any(kind.endswith(LOCAL) and layer.label == _whole(model, kind) for kind, layer in model.kinds.items()):
+    split = {kind: layer.label for kind, layer in model.kinds.items() if kind.endswith(LOCAL)}
+    if split and all(label == _whole(model, kind) for kind, label in split.items()):
         raise UserError(f"variant {text!r}: a hybrid names what its other layers see", hint="Write hybrid:5/window:4096")
     key, problem = model.problem()
     if problem:
@@ -190,7 +191,7 @@ def _borrowing(layer: Layer) -> Layer:
 
 def _as_is(model: Model, value: str) -> tuple[Model, str]:
     _no_value("none", value)
-    return model, "all"
+    return model, "attention"
 
 
 def _no_value(name: str, value: str) -> None:

@@ -34,7 +34,19 @@ def allocation_table(played: Played, longest: int, max_num_seqs: int) -> Table:
         f"block tables: {entries:,} entries of {ENTRY_BYTES} bytes = {entries * ENTRY_BYTES:,} B; room for {max_num_seqs:,} × "
         f"{longest:,} tokens = {most:,} entries = {most * ENTRY_BYTES:,} B"
     )
-    return Table(rows, COLUMNS, _sentence(played), ["", *lines])
+    return Table(rows, COLUMNS, _sentence(played), ["", *lines, *_wasted(played)])
+
+
+def _wasted(played: Played) -> list[str]:
+    """Of the tokens that slots and pages reserve for the sequences that live at the end, those that hold nothing."""
+    slots, pages, lines = played.slots, played.pages, []
+    for name, whole, held in (
+        (f"slots of {slots.longest:,}", slots.longest * len(slots.living), played.held["contiguous"]),
+        (f"pages of {pages.block:,}", pages.block * sum(map(len, pages.tables.values())), played.held["paged"]),
+    ):
+        empty = whole - sum(held.values())
+        lines += [f"{name}: {empty:,} of {whole:,} tokens reserved hold nothing, {empty / whole:.1%}"] if whole else []
+    return lines
 
 
 def _sentence(played: Played) -> str:

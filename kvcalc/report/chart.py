@@ -47,11 +47,11 @@ class Chart(NamedTuple):
 
 
 def tokens_tick(value: float) -> str:
-    """4096 → 4k, 131072 → 128k: binary thousands, as contexts are written."""
+    """4096 → 4k, 131072 → 128k: binary thousands, as contexts are written, to three digits."""
     for step, suffix in ((1 << 20, "M"), (1 << 10, "k")):
         if value >= step:
-            return f"{value / step:g}{suffix}"
-    return f"{value:g}"
+            return f"{value / step:.4g}{suffix}"
+    return f"{value:.4g}"
 
 
 def bytes_tick(value: float) -> str:

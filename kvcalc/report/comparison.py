@@ -6,23 +6,44 @@ from typing import Any
 import msgspec
 
 from kvcalc.model.size import assumptions
+from kvcalc.planning.heads import over_heads
 from kvcalc.planning.variants import Variant
-from kvcalc.report.chart import Chart
+from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
 from kvcalc.report.figures import cache_vs_context
 from kvcalc.report.layout import Table
 from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, node_notes, ratio, time_note
 from kvcalc.timing.deployment import Deployment
-from kvcalc.units import format_bytes
+from kvcalc.units import format_bytes, format_count, format_si
+
+SHARING = ("mha", "gqa", "mqa")
 
 
-def compare_chart(deployment: Deployment, chosen: Sequence[tuple[str, Variant]], batch_size: int, last: int) -> Chart:
-    """Stored cache over context, a curve a variant, up to `last` tokens."""
+def compare_chart(
+    deployment: Deployment, chosen: Sequence[tuple[str, Variant]], batch_size: int, context: int, last: int
+) -> Chart:
+    """Stored cache over context, a curve a variant, up to `last` tokens; beside it, where heads are shared, `heads_chart`."""
     precision = deployment.precision
     named = []
     for name, variant in chosen:
         dtype = variant.kv_cache_dtype or precision.kv_cache_dtype
         named.append((name, variant.model, msgspec.structs.replace(precision, kv_cache_dtype=dtype)))
-    return cache_vs_context(named, deployment.gpu, batch_size, last)
+    chart = cache_vs_context(named, deployment.gpu, batch_size, last)
+    shares = any(name.lower().startswith(SHARING) for name, _ in chosen)
+    return chart._replace(beside=heads_chart(deployment, context, batch_size) if shares else None)
+
+
+def heads_chart(deployment: Deployment, context: int, batch_size: int) -> Chart | None:
+    """Cache, step and published scores over the number of KV heads, each as a share of MHA's; None where there is no curve."""
+    found = over_heads(deployment, context, batch_size)
+    if not found:
+        return None
+    heads = tuple(map(float, found.heads))
+    series = [Series("KV cache", heads, tuple(found.cache)), Series("decode step", heads, tuple(found.step))]
+    for what, counts, scores in found.published:
+        series.append(Series(what, tuple(map(float, counts)), tuple(scores), "points"))
+    subtitle = f"{deployment.model.name} on {deployment.gpu.name}, {batch_size:,} × {context:,} tokens; times: {deployment.basis}"
+    share = Axis("of what it is with MHA", log=False, tick=lambda v: f"{v:.0%}")
+    return Chart("Fewer KV heads", subtitle, Axis("KV heads", tick=tokens_tick), share, tuple(series))
 
 
 def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str, Any]], block_size: int) -> list[Table]:
@@ -47,7 +68,11 @@ def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str
 def _sight(once: dict[str, dict[str, Any]]) -> list[str]:
     """What windows reach, and what eviction keeps to choose by."""
     reach = [f"{name} {r['receptive_field']:,} tokens" for name, r in once.items() if r["receptive_field"]]
-    scores = [f"{name} {format_bytes(r['eviction_score_bytes'])}" for name, r in once.items() if r["eviction_score_bytes"]]
+    scores = [
+        f"{name} {format_bytes(r['eviction_score_bytes'])} and {format_si(r['eviction_flops'], 'FLOP')} a step"
+        for name, r in once.items()
+        if r["eviction_score_bytes"]
+    ]
     found = [f"receptive field, layers × window: {', '.join(reach)}"] if reach else []
     if scores:
         found.append(f"beside the cache, a score per token kept and KV head, by which eviction chooses: {', '.join(scores)}")
@@ -60,9 +85,10 @@ def _sentence(model: str, records: Sequence[dict[str, Any]]) -> str:
     alike = [r for r in records if all(r[key] == first[key] for key in ("context", "batch_size"))]
     best = min(alike, key=lambda r: r["kv_cache_bytes"])
     kept = f"{format_bytes(best['kv_cache_bytes'])} for {first['batch_size']:,} × {first['context']:,} tokens"
-    if best is first:
-        return f"{model} with {first['variant']} keeps {kept}; no other variant asked for keeps less"
     read = max(alike, key=lambda r: r["read_reduction"] or 0)
+    if best is first:
+        also = f", {read['variant']} reads {ratio(read['read_reduction'])} less" if read is not first else ""
+        return f"{model} with {first['variant']} keeps {kept}; no other variant asked for keeps less{also}"
     also = f"; {read['variant']} reads the least, {ratio(read['read_reduction'])} less" if read is not best else ""
     less = f"{ratio(best['stored_reduction'])} less than with {first['variant']}"
     return f"{model} with {best['variant']} keeps {kept}, {less}{also}"
@@ -72,5 +98,9 @@ def _known(record: dict[str, Any]) -> str:
     """What was held equal in a variant, and what is known of its quality."""
     words = [f"held equal: {record['held_equal']}"]
     words += [f"heads {record['head_diversity']}, trades {record['trades']}"] if record["head_diversity"] else []
+    own, plain = record["parameters"], record["mha_parameters"]
+    if record["attention"].startswith(("MLA", "DSA")) and own != plain:
+        than = f"{'fewer' if own < plain else 'more'} than the {format_count(plain)} with the MHA that it replaces"
+        words.append(f"{format_count(own)} parameters, {than}")
     words += [f"published: {record['quality']}"] if record["quality"] else []
     return f"{record['variant']} — {'; '.join(words)}"

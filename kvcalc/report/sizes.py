@@ -50,7 +50,9 @@ def _sentence(records: Sequence[Record]) -> str:
         about = "" if least["parameters_exact"] else "≈ "
         alone = len(records) == 1 and least["weight_bytes"] is not None
         beside = f", beside {about}{format_bytes(least['weight_bytes'])} of weights" if alone else ""
-        return f"{least['model']} keeps {_kept(least)}{where}{beside}"
+        spans = sorted({r["context"] for r in records})
+        until = f" to {spans[-1]:,}" if len(spans) > 1 and not apart else ""
+        return f"{least['model']} keeps {_kept(least).replace(' tokens', f'{until} tokens')}{where}{beside}"
     if least["model"] == most["model"]:
         return f"{least['model']} keeps {_kept(least, apart)}{where}, {_kept(most, apart)}"
     less, more = _kept(least, apart), _kept(most, apart)

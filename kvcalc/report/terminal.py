@@ -47,7 +47,8 @@ def _grid(chart: Chart, wide: int) -> list[str]:
     left, right = chart.x.tick(_back(low_x, chart.x)), chart.x.tick(_back(high_x, chart.x))
     lines.append(" " * (margin - 1) + "└" + "─" * columns)
     lines.append(" " * margin + left + f"{chart.x.title:^{max(1, columns - len(left) - len(right))}}" + right)
-    lines += [f"  {MARKS[n % len(MARKS)]} {s.label}" for n, s in enumerate(drawn) if s.label]
+    named = [(n, s.label or ", ".join(filter(None, s.labels))) for n, s in enumerate(drawn)]
+    lines += [f"  {MARKS[n % len(MARKS)]} {text}" for n, text in named if text]
     return [*lines, *(f"  · {s.label}" for s in chart.series if s.kind == "limit")]
 
 
