@@ -28,12 +28,14 @@ def abridged(printed: str, shown: str) -> str:
     if is_shown(printed, shown):
         return shown.rstrip("\n") + "\n"
     lines, found, after = printed.splitlines(), [], 0
-    for number, part in enumerate(LEFT_OUT.split(shown.rstrip("\n") + "\n")):
+    parts = LEFT_OUT.split(shown.rstrip("\n") + "\n")
+    for number, part in enumerate(parts):
         kept = part.splitlines()
         if number and kept:
             after = max(range(after, len(lines)), key=lambda i: SequenceMatcher(None, lines[i], kept[0]).ratio(), default=after)
-        found.append("".join(f"{line}\n" for line in lines[after : after + len(kept)]))
-        after += len(kept)
+        until = len(lines) if kept and part is parts[-1] else after + len(kept)
+        found.append("".join(f"{line}\n" for line in lines[after:until]))
+        after = until
     return "…\n".join(found)
 
 
