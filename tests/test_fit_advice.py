@@ -97,3 +97,16 @@ def test_users_are_of_the_replica_and_concurrency_of_a_rank(kvcalc: Run) -> None
     assert two["max_num_seqs"] == 2 * one["max_num_seqs"] and two["max_concurrency"] == one["max_concurrency"]
     head = kvcalc("fit llama-3.1-8b --engine vllm --max-model-len 32k --dp 2").out
     assert "users  concurrency" in head and "whole sequences of that length, of the replica" in " ".join(head.split())
+
+
+def test_a_shared_prefix_and_memory_of_the_host_show_what_they_change(kvcalc: Run) -> None:
+    line = "fit llama-3.1-8b --engine vllm --max-model-len 8k"
+    (plain,) = kvcalc(f"{line} --format json").records
+    (shared,) = kvcalc(f"{line} --shared-prefix 2k --kv-offloading-bytes 100GiB --format json").records
+    assert plain["unshared_num_seqs"] is None and shared["unshared_num_seqs"] == plain["max_num_seqs"]
+    assert shared["max_num_seqs"] > plain["max_num_seqs"] and shared["offload_num_seqs"] == 100  # of 1 GiB each
+    shown = kvcalc(f"{line} --shared-prefix 2k --kv-offloading-bytes 100GiB")
+    head = next(text for text in shown.out.splitlines() if text.startswith("GPU"))
+    assert "users  not shared  on the host" in head
+    assert f", {plain['max_num_seqs']} without the shared prefix of 2,048, 100 more in the host's memory" in shown.joined
+    assert "not shared" not in kvcalc(line).out and "on the host" not in kvcalc(line).out

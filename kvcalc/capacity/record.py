@@ -9,7 +9,7 @@ from kvcalc.capacity.commands import command_of
 from kvcalc.capacity.fragmentation import contiguous, external, paged
 from kvcalc.capacity.memory_terms import ENDS, stage_weights
 from kvcalc.capacity.placement import GIB, loading, offloaded, replicas
-from kvcalc.capacity.remedy import advice, small_cache
+from kvcalc.capacity.remedy import advice, small_cache, without_sharing
 
 
 class Typed(NamedTuple):
@@ -86,9 +86,10 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
 
 
 def _inverse(found: Fit) -> dict[str, Any]:
-    """What just holds what is asked for, the greatest settings, and sequences in a cache of 8 bits."""
-    smaller = small_cache(found)
+    """What just holds what is asked for, the greatest settings, and sequences in a cache of 8 bits or without a shared prefix."""
+    smaller, apart = small_cache(found), found.options.shared_prefix
     return {
+        "unshared_num_seqs": without_sharing(found) if apart else None,
         "needed_utilization": found.needed.utilization,
         "needed_kv_cache_memory_bytes": found.needed.cache,
         "greatest_num_seqs": found.needed.sequences,

@@ -38,6 +38,11 @@ def small_cache(found: Fit) -> Change | None:
     return Change(f"--kv-cache-dtype {dtype}", held) if held > found.sequences else None
 
 
+def without_sharing(found: Fit) -> int:
+    """Sequences that fit where each keeps all of its tokens."""
+    return _held(found, found.asked, msgspec.structs.replace(found.options, shared_prefix=0))
+
+
 def advice(found: Fit) -> str:
     """What is missing, what fits as it is, and what would hold all; '' where that fits."""
     if found.fits:

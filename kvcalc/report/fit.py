@@ -25,6 +25,8 @@ COLUMNS = (
     Column("asked", "at once", integer),
     Column("verdict", "fits", right=False),
     Column("max_num_seqs", "users", integer, about="whole sequences of that length, of the replica"),
+    Column("unshared_num_seqs", "not shared", integer, about="users without the shared prefix"),
+    Column("offload_num_seqs", "on the host", integer, about="users more, in the host's memory"),
     Column("max_concurrency", "concurrency", lambda v: f"{v:,.2f}", about="the same of one rank, as vLLM prints it"),
     Column("low_num_seqs", "low side", integer, about="users at the low end of the range"),
     Column("longest", "longest context", right=True),

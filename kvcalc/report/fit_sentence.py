@@ -47,6 +47,10 @@ def _beside(first: Row, found: Fit) -> str:
     if smaller:
         there = "there " if words and found.end == "low" else ""
         words.append(f"{smaller.sequences:,} {there}with {CACHES[smaller.option.split()[-1]]}")
+    if first.get("unshared_num_seqs") is not None:
+        words.append(f"{first['unshared_num_seqs']:,} without the shared prefix of {found.options.shared_prefix:,}")
+    if first.get("offload_num_seqs") is not None:
+        words.append(f"{first['offload_num_seqs']:,} more in the host's memory")
     return "".join(f", {text}" for text in words)
 
 

@@ -54,9 +54,8 @@ _BASES = {
 
 def node_notes(records: Sequence[Record]) -> list[str]:
     """What stands on several nodes, and the rate between them, a line each."""
-    found = dict.fromkeys(
-        (r["gpus"], r["gpu"], r["nodes"], r["inter_node_bytes_per_s"]) for r in records if r.get("nodes", 1) > 1
-    )
+    apart = [r for r in records if r.get("nodes", 1) > 1]
+    found = dict.fromkeys((r["gpus"], r["gpu"], r["nodes"], r["inter_node_bytes_per_s"]) for r in apart)
     return [f"{gpus}× {gpu} on {n} nodes, {format_si(rate, 'B/s')} of each GPU between them" for gpus, gpu, n, rate in found]
 
 

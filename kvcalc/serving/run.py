@@ -177,6 +177,7 @@ def serve(
         seconds, tokens = record["duration_s"], record["output_tokens"]
         record["cost_per_million_tokens"] = cost_per_million(settings.price_per_hour, record["gpus"], seconds, tokens)
     step = Batch.decode(sum(typical), max(1, round(record["mean_batch_size"] or 1)))
+    record["time_p90_error"] = None  # of a server under load none is known
     record["uncalibrated_share"] = float(deployment.uncalibrated_share(step))
     record["fallback"] = deployment.fallback(Batch.prefill(typical[0]), Batch.decode(sum(typical)))
     return Run(record, served, own, limits)

@@ -7,7 +7,7 @@ from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import AttentionShape, Cost, GemmShape, Operator
 from kvcalc.model.operators import total
-from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration
+from kvcalc.timing.calibration import BOUND, Calibration
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.routing import BALANCED, Routing
 
@@ -36,13 +36,12 @@ def pass_records(
     """Flat records: an operator each, all the times it runs taken together, and last their total.
 
     m, k, n: of a product [m, k] · [k, n]; of an attention its queries, the width of a key, and the keys that a query sees on
-    average; beside them `heads`. bound: what the roof says. computed_in: the dtype of the matrix unit that does the products, or
-    null. With a calibration, `time_s` is what its laws predict, the total
-    with the glue of its layers, and `overhead` that time over the bound. time_basis: calibrated, scaled (from another GPU) or
-    bound, of each operator and of the whole. uncalibrated_share: of the whole, what rests on operators without a law.
-    time_p90_error: of an operator that of its kernel, held out of the fit; of the whole that of such a step against measured
-    servers; null where none is known. time_note: what is to be said of the rows behind a time, or null. fallback: what
-    products are computed in where the GPU has no unit for their dtype, in words, or null.
+    average; beside them `heads`. bound: what the roof says. computed_in: the dtype of the matrix unit that does the products,
+    or null. With a calibration, `time_s` is what its laws predict, the total with the glue of its layers, and `overhead` that
+    time over the bound. time_basis: calibrated, scaled (from another GPU) or bound, of each operator and of the whole.
+    uncalibrated_share: of its time, what rests on operators without a law. time_p90_error: of the whole, that of such a step
+    against measured servers; null where none is known, and of an operator. time_note: what is to be said of the rows behind a
+    time, or null. fallback: what products are computed in where the GPU has no unit for their dtype, in words, or null.
     """
     whole = total(p.operator for p in placed)
     last = {"operator": "total", "layer": "", "role": "", "count": 1, **_figures(whole)}
@@ -55,6 +54,7 @@ def pass_records(
         "time_s": None,
         "time_basis": BOUND,
         "uncalibrated_share": 1.0,
+        "time_p90_error": None,
         "overhead": None,
         "fallback": fallbacks(placed, gpu) or None,
     }
@@ -73,7 +73,7 @@ def _timed(
     for record, one in zip(records, timed, strict=False):
         record["time_s"] = float(one.seconds)
         record["time_basis"] = basis if one.basis != BOUND else BOUND
-        record["time_p90_error"] = one.entry.p90_abs_error if one.entry and basis == CALIBRATED else None
+        record["uncalibrated_share"] = 1.0 if one.basis == BOUND else 0.0
         record["time_note"] = one.entry.note or None if one.entry else None
     whole = summed_time(timed, glue_seconds(operators, calibration))
     notes = dict.fromkeys(t.entry.note for t in timed if t.entry and t.entry.note)
@@ -103,6 +103,8 @@ def _record(p: Placed, gpu: Gpu) -> dict[str, Any]:
         "roofline_s": p.seconds,
         "time_s": None,
         "time_basis": BOUND,
+        "uncalibrated_share": 1.0,
+        "time_p90_error": None,
         "overhead": None,
         "fallback": fallbacks([p], gpu) or None,
         **({"parts": parts} if parts else {}),
