@@ -14,7 +14,7 @@ FIGURES = [
     "cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context",
         "measured",
 ]  # fmt: skip
-NEED_ROWS = ("measure", "calibrate", "validate")
+NEED_ROWS = ("measure", "calibrate", "validate", "diagnose")
 RUN = [line for command, lines in EXAMPLES.items() if command not in NEED_ROWS for line in lines]
 
 

@@ -182,7 +182,10 @@ def _requested(deployment: Deployment, asked: FitOptions) -> tuple[Request, list
         raise UserError(f"no rules for decode-context parallelism under {asked.rules.title}")
     precision, notes = asked.rules.stored(deployment.model, deployment.precision)
     release, remark = asked.rules.release(asked.engine_version)
-    run = msgspec.structs.replace(deployment, precision=precision, model=stored_as(deployment.model, precision))
+    gpu, learned = deployment.gpu, asked.from_log
+    if learned and learned.gpu == gpu.name:
+        gpu = msgspec.structs.replace(gpu, memory_bytes=learned.memory_bytes)
+    run = msgspec.structs.replace(deployment, gpu=gpu, precision=precision, model=stored_as(deployment.model, precision))
     request = request_of(run, asked, deployment.precision.kv_cache_dtype, release)
     return request, [*notes, *filter(None, [remark])]
 

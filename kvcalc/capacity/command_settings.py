@@ -173,7 +173,8 @@ def asked_by(dialect: Dialect, deployment: Deployment, options: FitOptions) -> A
     if values is None:
         return None
     defaults = FitOptions(engine=options.engine)
-    own = {f: getattr(options, f) for f in options.__struct_fields__ if getattr(options, f) != getattr(defaults, f)}
+    names = [f for f in options.__struct_fields__ if f != "from_log"]  # a file, which whoever typed its name knows
+    own = {f: getattr(options, f) for f in names if getattr(options, f) != getattr(defaults, f)}
     _sequences(own, deployment.parallelism, values)
     _ASKED[dialect.engine](own, deployment, values)
     if "max_loras" in own:

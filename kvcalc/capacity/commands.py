@@ -221,8 +221,12 @@ def _weights(dialect: Dialect, deployment: Deployment, named: str) -> tuple[str,
     if not preset or (given and "/" in given.name):  # a file, or a name on the Hub of which nothing is known
         words = [["--dtype", dtype] if dtype else [], ["--quantization", format_] if format_ else []]
         return named or model.huggingface_id or model.name, {}, [word for pair in words for word in pair]
-    if given and given[:3] == (preset.name, dtype, format_) and (dtype or format_ or "/" in named):
-        return named.removeprefix("hf:"), {}, []
+    flags: dict[str, str] = {}
+    if given and given[:1] + given[2:3] == (preset.name, format_) and given.dtype in ("", dtype) and _tells(dialect, named):
+        if dtype and not given.dtype:
+            flags = {"dtype": dtype}
+        if not flags or (dialect.flag("dtype") and (format_ or not model.quantization)):
+            return named.removeprefix("hf:"), flags, []
     flags, ending = {}, format_
     if format_ in dialect.formats and not model.quantization:
         flags["quantization"], ending = dialect.formats[format_], ""
@@ -234,6 +238,11 @@ def _weights(dialect: Dialect, deployment: Deployment, named: str) -> tuple[str,
     if dialect.engine == "llama.cpp":
         return f"./{preset.name}{ending}.gguf", flags, []
     return f"./{preset.name}{ending}" if ending else model.huggingface_id or model.name, flags, []
+
+
+def _tells(dialect: Dialect, named: str) -> bool:
+    """Whether a name as it was given is one that the engine takes: a checkpoint's, not a preset's."""
+    return named.lower().endswith(".gguf") if dialect.engine == "llama.cpp" else "/" in named
 
 
 def _known(name: str) -> Checkpoint | None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 
 from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings
+from kvcalc.capacity.learned import Learned, read_learned
 from kvcalc.capacity.memory_terms import ENDS, SHARES
 from kvcalc.errors import UserError, nearest
 from kvcalc.library.load import load_model
@@ -40,7 +41,8 @@ class FitOptions(EngineSettings, frozen=True):
     the engine's default and asks for one. require: sequences that have to fit, where those are more. engine_version: `0.11`,
     `0.11.2` or `latest`. enforce_eager: no CUDA graphs and no compilation. max_loras: slots for adapters of max_lora_rank.
     limit_mm_per_prompt: items of each modality, as `image=0` or in JSON. budget: which end of its range answers; '' is
-    the low one where `require` is given, else the middle.
+    the low one where `require` is given, else the middle. users: sequences that have to fit, where those are not max_num_seqs.
+    from_log: what a start-up log taught, as `diagnose --save` kept it.
     utilization_of: share of the GPU's total memory, of what is free once context and collectives stand, or of what then
     remains beside the terms. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override an engine's number of blocks;
     weight_bytes, activation_bytes and overhead_bytes the three terms. shared_prefix: first tokens that all sequences have in
@@ -53,6 +55,7 @@ class FitOptions(EngineSettings, frozen=True):
     max_model_len: Tokens = 0
     max_num_seqs: Annotated[int | None, _number] = None
     require: int = 0
+    users: int = 0
     engine_version: str = ""
     enforce_eager: bool = False
     max_loras: int = 0
@@ -75,6 +78,7 @@ class FitOptions(EngineSettings, frozen=True):
     kv_offloading_bytes: BytesOrNone = 0
     cpu_offload_gb: float = 0.0
     disk_bandwidth: Annotated[int, parse_rate] = 0
+    from_log: Annotated[Learned | None, read_learned] = None
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -96,6 +100,9 @@ class FitOptions(EngineSettings, frozen=True):
         if self.max_num_seqs is not None:
             _whole("max_num_seqs", self.max_num_seqs, 1)
         _whole("require", self.require)
+        _whole("users", self.users)
+        if self.from_log and self.from_log.engine != self.engine:
+            raise UserError(f"that log is {self.from_log.engine}'s, not {self.engine}'s", hint=f"--engine {self.from_log.engine}")
         _whole("max_loras", self.max_loras, most=1 << 20)
         _whole("max_lora_rank", self.max_lora_rank, 1, 1 << 20)
         if not 0 <= self.cpu_offload_gb <= 1 << 20:
@@ -150,7 +157,7 @@ class FitOptions(EngineSettings, frozen=True):
     @property
     def wanted(self) -> int:
         """Sequences that have to fit, of the whole replica."""
-        return max(self.max_num_seqs or 1, self.require)
+        return max(self.users or self.max_num_seqs or 1, self.require)
 
     @property
     def given(self) -> bool:

@@ -13,11 +13,12 @@ from kvcalc.capacity.remedy import advice, small_cache, without_sharing
 
 
 class Typed(NamedTuple):
-    """The words in which a request named its model and its GPU, and its changes of the model; '' what they are called."""
+    """The words in which a request named its model, its GPU and a learned file, and its changes of the model; '' none."""
 
     model: str = ""
     gpu: str = ""
     changes: tuple[str, ...] = ()
+    from_log: str = ""
 
 
 AS_CALLED = Typed()
@@ -104,7 +105,8 @@ def _commands(found: Fit, typed: Typed) -> dict[str, str | None]:
         return {"command": None, "kvcalc_command": None}
     changes = [word for change in typed.changes for word in ("--set", change)]
     gpu = typed.gpu if typed.gpu.lower().endswith((".yaml", ".yml")) else found.gpu.name
-    beside = shlex.join(["--gpu", gpu, *changes, *written.beside])
+    learned = ["--from-log", typed.from_log] if typed.from_log else []
+    beside = shlex.join(["--gpu", gpu, *changes, *learned, *written.beside])
     return {"command": written.line, "kvcalc_command": f"kvcalc fit {beside} -- {written.line}"}
 
 

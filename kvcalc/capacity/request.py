@@ -64,6 +64,8 @@ class Request(NamedTuple):
     def terms(self, start: Start, end: str) -> Terms:
         """The engine's terms, and in their place those that are given; nothing is uncertain where all three are."""
         asked, found = self.options, self.options.rules.memory(start, end)
+        if asked.from_log:
+            found = asked.from_log.applied(found, start.model.name, start.formats.weights_label, start.ranks)
         found = found._replace(language=found.language - offloaded(found.language, asked.cpu_offload_gb))
         if asked.weight_bytes is not None:
             found = found._replace(language=asked.weight_bytes, extra={}, host=0)

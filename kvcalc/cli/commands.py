@@ -12,6 +12,7 @@ COMMANDS = {
     "latency": "One request: time to first token, time per token, end to end.",
     "serve": "A server under load, simulated.",
     "fit": "What fits on these GPUs, and what an engine really allocates.",
+    "diagnose": "A start-up log beside the prediction: where each GiB went, and what to change.",
     "measure": "The real layers on this machine, beside the prediction.",
     "calibrate": "Fits the time laws to measured rows.",
     "validate": "The model against measured rows.",

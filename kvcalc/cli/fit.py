@@ -42,6 +42,12 @@ class EngineOptions(Group, frozen=True):
     require: Annotated[
         int, typer.Option("--require", help="Exit 1 unless so many sequences of --max-model-len fit.", show_default=False)
     ] = 0
+    users: Annotated[
+        int, typer.Option("--users", help="Conversations that have to fit, whatever --max-num-seqs is.", show_default=False)
+    ] = 0
+    from_log: Annotated[
+        str, typer.Option("--from-log", help="What `diagnose --save` learned of this machine.", show_default=False)
+    ] = ""
     budget: Annotated[
         str, typer.Option("--budget", help="End of the range that answers: low, middle or high; low with --require.")
     ] = ""
@@ -120,6 +126,7 @@ class EngineOptions(Group, frozen=True):
         told: by a command line, where nothing else is said here.
         """
         from kvcalc.capacity import FitOptions
+        from kvcalc.capacity.learned import read_learned
         from kvcalc.errors import UserError
         from kvcalc.library.words import from_words, spelled
 
@@ -127,6 +134,8 @@ class EngineOptions(Group, frozen=True):
             raise UserError(f"--require {self.require} is not a number of sequences")
         default = EngineOptions()
         own = {name: value for name, value in msgspec.structs.asdict(self).items() if value != getattr(default, name)}
+        if self.from_log and "engine" not in own:
+            told = {"engine": read_learned(self.from_log).engine} | dict(told)
         given = dict(told) | own | ({"hybrid": False} if self.disable_hybrid else {})
         points = product(*(listed(str(given.get(name, getattr(default, name))), spelled(name)) for name in LISTS))
         return [from_words(FitOptions, given | dict(zip(LISTS, point, strict=True))) for point in points]
@@ -176,7 +185,8 @@ def run(
     words = {m.name: name for m, name in zip(chosen, named, strict=True)} | dict(
         zip([g.name for g in gpus], gpu.split(","), strict=True)
     )
-    records = [fit_record(f, drawn, seed, Typed(words[f.model.name], words[f.gpu.name], (*set_,))) for f in answers]
+    typed = [Typed(words[f.model.name], words[f.gpu.name], (*set_,), asked.from_log) for f in answers]
+    records = [fit_record(f, drawn, seed, words) for f, words in zip(answers, typed, strict=True)]
     _remarks(answers, drawn, said=output.tells)
     if output.plot:
         output.picture(memory_chart(records))

@@ -44,7 +44,12 @@ EXAMPLES = {
     "fit": (
         "kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k --engine vllm",
         "kvcalc fit llama-3.1-70b --gpu h100,h200,mi300x --tp 2,4,8 --require 16",
-        "kvcalc fit gpt-oss-20b --gpu rtx-4090 --engine llama.cpp --explain",
+        "kvcalc fit --gpu h200 -- vllm serve Qwen/Qwen3-32B -tp 2",
+    ),
+    "diagnose": (
+        "kvcalc diagnose server.log",
+        "kvcalc diagnose server.log --gpu l4 --users 8 --context 16k",
+        "kvcalc diagnose server.log --save machine.yaml",
     ),
     "measure": (
         "kvcalc measure",

@@ -57,6 +57,16 @@ def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
         raise UserError(f"is not UTF-8 text (byte {_first_bad(path):,})", str(path)) from None
 
 
+def read_head(path: Path, most_bytes: int) -> bytes:
+    """The first bytes of a regular file, one more than `most_bytes` where it has more. Raises UserError for anything else."""
+    _check_readable(path, 1 << 62)
+    try:
+        with path.open("rb") as file:
+            return file.read(most_bytes + 1)
+    except OSError as error:
+        raise _unreadable(error, path) from None
+
+
 def _check_readable(path: Path, most_bytes: int) -> None:
     where = str(path)
     try:

@@ -1,0 +1,49 @@
+"""The GPU of a log: by the name that a driver or a kernel's file gives it, else by its memory."""
+
+import re
+
+import msgspec
+
+from kvcalc.errors import UserError
+from kvcalc.gpu.spec import Gpu
+from kvcalc.library import catalog
+from kvcalc.library.load import load_gpu
+
+_LEFT_OUT = re.compile(r"\b(nvidia|amd|geforce|tesla|instinct|graphics|edition|generation|gpu)\b")
+SAME = 0.012  # of the memory, by which the totals of one card differ between drivers
+ALIKE = 0.12  # by which a card of that name may
+# Where memory alone is known, in the order in which servers have them.
+USUAL = (
+    "h100-sxm", "a100-80gb", "h200", "b200", "l40s", "a100-40gb-sxm", "rtx-4090", "rtx-3090", "l4", "t4", "a10", "rtx-5090",
+    "mi300x", "h20", "v100-16gb", "v100", "gh200", "b300", "mi325x", "mi355x", "rtx-pro-6000-blackwell",
+)  # fmt: skip
+
+
+def card_of(name: str, memory: int) -> tuple[Gpu | None, str]:
+    """The preset of a GPU with the memory that the log gives it, and a remark where it was guessed; None: unknown."""
+    found = _named(name)
+    if found and memory and abs(found.memory_bytes / memory - 1) > ALIKE:
+        found = None
+    if found:
+        return _with(found, memory), ""
+    if not memory:
+        return None, ""
+    near = [g for g in map(load_gpu, USUAL) if abs(g.memory_bytes / memory - 1) <= SAME]
+    if not near:
+        return None, ""
+    best = min(near, key=lambda g: round(abs(g.memory_bytes / memory - 1), 2))
+    return _with(best, memory), f"the log names no GPU: {memory / 2**30:.2f} GiB are taken for {best.name}'s; --gpu says which"
+
+
+def _named(name: str) -> Gpu | None:
+    words = re.split(r"[\s_-]+", _LEFT_OUT.sub(" ", name.lower().replace("_", " ")).strip())
+    for count in range(len(words), 0, -1):
+        try:
+            return load_gpu(catalog.find("-".join(words[:count]), "gpus").stem)
+        except UserError:
+            continue
+    return None
+
+
+def _with(gpu: Gpu, memory: int) -> Gpu:
+    return msgspec.structs.replace(gpu, memory_bytes=memory) if memory else gpu

@@ -1,0 +1,138 @@
+"""llama.cpp's start-up log (`src/llama-model-loader.cpp`, `src/llama-context.cpp`, `src/llama-kv-cache.cpp`, ggml-cuda)."""
+
+import re
+from collections.abc import Callable
+
+from kvcalc.planning.startup.boot import MIB, Boot, Failure
+
+N = r"(\d{1,12}(?:\.\d{1,12})?)(?!\d)"
+_HOST = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
+
+
+def begins(boot: Boot, line: str) -> bool:
+    """Whether a line starts another boot: a second build's line, or a model loaded after the one that has its context."""
+    if line.startswith("build:") or " build: " in line[:60]:
+        again = "build" in boot.words or bool(boot.named)
+        boot.words["build"] = ""
+        return again
+    return "loaded meta data with" in line and bool(boot.named) and "build" not in boot.words and "context" in boot.words
+
+
+def _named(boot: Boot, match: re.Match[str]) -> None:
+    if boot.named:
+        boot.words["draft"] = match[1]
+    boot.named = boot.named or match[1]
+
+
+def _card(boot: Boot, match: re.Match[str]) -> None:
+    boot.gpu = boot.gpu or match[1].strip()
+    boot.count("gpus", boot.counts.get("gpus", 0) + 1)
+
+
+def _buffer(term: str) -> Callable[[Boot, re.Match[str]], None]:
+    """A buffer on a device: those of the host apart, those of several devices as the largest, and their sum."""
+
+    def take(boot: Boot, match: re.Match[str]) -> None:
+        if "draft" in boot.words:
+            return
+        host = match[1].startswith(_HOST)
+        name = f"host_{term}" if host else f"{term} on {match[1]}"
+        boot.figures[name] = boot.figures.get(name, 0) + round(float(match[2]) * MIB)
+
+    return take
+
+
+def _told(name: str) -> Callable[[Boot, re.Match[str]], None]:
+    def take(boot: Boot, match: re.Match[str]) -> None:
+        boot.words["context"] = ""
+        if "draft" not in boot.words:
+            boot.told[name] = int(match[1]) if match[1].isdigit() else match[1] == "true"
+
+    return take
+
+
+def _layers(boot: Boot, match: re.Match[str]) -> None:
+    on, of = int(match[1]), int(match[2])
+    if on < of:
+        boot.told["n_gpu_layers"] = on
+
+
+def _cells(boot: Boot, match: re.Match[str]) -> None:
+    boot.words["context"] = ""
+    if "draft" in boot.words:
+        return
+    cells, layers = match[2], match[3]
+    if int(cells) >= boot.counts.get("cells", 0):
+        boot.counts |= {"cells": int(cells), "layers": int(layers)}
+    boot.words["k"], boot.words["v"] = match[4].lower(), match[5].lower()
+
+
+def _kept(name: str) -> Callable[[Boot, re.Match[str]], None]:
+    def take(boot: Boot, match: re.Match[str]) -> None:
+        if "draft" not in boot.words:
+            boot.words.setdefault(name, match[1].strip())
+
+    return take
+
+
+def _failed(kind: str) -> Callable[[Boot, re.Match[str]], None]:
+    def fail(boot: Boot, match: re.Match[str]) -> None:
+        tried = {"tried": round(float(match[1]) * MIB)} if match.groups() else {}
+        if boot.failure is None:
+            boot.failure = Failure(kind, match[0], tried)
+        elif tried and not boot.failure.figures:
+            boot.failure = Failure(boot.failure.kind, boot.failure.said, tried)
+
+    return fail
+
+
+def _version(boot: Boot, match: re.Match[str]) -> None:
+    boot.version = boot.version or f"b{match[1]}"
+
+
+def _free(boot: Boot, match: re.Match[str]) -> None:
+    boot.gpu = boot.gpu or match[1].strip()
+    boot.keep("free", float(match[2]) * MIB, least=True)
+
+
+RULES = [
+    (anchor, re.compile(pattern), take)
+    for anchor, pattern, take in (
+        ("build:", r"build: (\d{3,6}) \(", _version),
+        ("Device ", r"Device \d+: ([^,]{3,80}), compute capability", _card),
+        ("using device", r"using device \S+ \(([^()]{3,80})\)(?: \([^()]{1,40}\))? - (\d{1,12}) MiB free", _free),
+        ("loaded meta data", r"loaded meta data with .{0,80} from (\S.{0,300}?)(?: \(version|$)", _named),
+        ("general.name", r"(?:print_info|llm_load_print_meta): general\.name\s*= (.{1,120})", _kept("title")),
+        ("model ftype", r"model ftype\s*= (.{1,60})", _kept("type")),
+        ("file type", r"file type\s*= (.{1,60})", _kept("type")),
+        ("offloaded", r"offloaded (\d{1,12})/(\d{1,12}) layers to GPU", _layers),
+        ("model buffer size", rf"(\S+) model buffer size =\s*{N} MiB", _buffer("weights")),
+        ("KV buffer size", rf"(\S+) KV buffer size =\s*{N} MiB", _buffer("cache")),
+        ("RS buffer size", rf"(\S+) RS buffer size =\s*{N} MiB", _buffer("cache")),
+        ("compute buffer size", rf"(\S+) compute buffer size =\s*{N} MiB", _buffer("activations")),
+        (
+            " cells,",
+            rf"size =\s*{N} MiB \(\s*(\d{1, 12}) cells,\s*(\d{1, 12}) layers.{{0,40}}\), K \((\w+)\):.{{0,40}}V \((\w+)\)",
+            _cells,
+        ),
+        ("n_seq_max", r"n_seq_max\s*= (\d{1,12})", _told("max_num_seqs")),
+        ("n_ctx ", r"\bn_ctx\s*= (\d{1,12})", _told("cells")),
+        ("n_ubatch", r"n_ubatch\s*= (\d{1,12})", _told("max_num_batched_tokens")),
+        ("kv_unified", r"kv_unified\s*= (true|false)", _told("kv_unified")),
+        ("cudaMalloc failed", rf"allocating {N} MiB on device \d+: cudaMalloc failed", _failed("out_of_memory")),
+        ("kv cache", r"failed to (?:allocate|initialize).{0,60}kv cache", _failed("no_blocks")),
+        ("unable to allocate", r"unable to allocate \S+ buffer", _failed("weights")),
+        ("failed to allocate compute", r"failed to allocate compute (?:pp )?buffers", _failed("out_of_memory")),
+    )
+]
+
+
+def finished(boot: Boot) -> None:
+    """Buffers of several devices: the fullest is what one GPU holds. The types of keys and of values."""
+    for term in ("weights", "cache", "activations"):
+        each = [size for name, size in boot.figures.items() if name.startswith(f"{term} on ")]
+        if each:
+            boot.figures[term] = max(each)
+            boot.count("devices", len(each))
+    if "k" in boot.words:
+        boot.told |= {"cache_type_k": boot.words["k"], "cache_type_v": boot.words["v"]}

@@ -1,0 +1,252 @@
+"""`diagnose`: logs of six versions of vLLM, of SGLang and of llama.cpp, those that failed among them, and hostile ones."""
+
+import io
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import startup_logs as logs
+from conftest import Run
+
+GIB, MIB = 2**30, 2**20
+
+
+@pytest.fixture
+def diagnosed(kvcalc: Run, tmp_path: Path) -> Any:
+    """The records of a log's text."""
+
+    def run(text: str, *more: str) -> list[dict[str, Any]]:
+        path = tmp_path / "server.log"
+        path.write_text(text, encoding="utf-8")
+        return kvcalc("diagnose", str(path), "--format", "json", *more).records
+
+    return run
+
+
+def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> float:
+    return next(r[key] for r in records if r["term"] == term) / GIB
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "gpu", "gpus", "version", "command", "figures", "failure"),
+    [
+        (
+            logs.V0_6_3, "llama-3.1-8b", "rtx-3090", 1, "0.6.3.post1",
+            "--max-model-len 29000 --max-num-seqs 256 --gpu-memory-utilization 0.9 --block-size 16",
+            {"weights": 14.9888}, "too_long",
+        ),
+        (
+            logs.V0_6_4, "qwen2.5-0.5b", "h200", 1, "0.6.4.post1", "--max-model-len 2048 --gpu-memory-utilization 0.9",
+            {"weights": 0.9277, "activations": 2.38 - 0.9277, "libraries and collectives": 0.73, "cache": 122.71}, None,
+        ),
+        (
+            logs.V0_7_3, "llama-3.1-8b", "t4", 1, "0.7.3", "--dtype float16 --max-model-len 1024 --gpu-memory-utilization 0.59",
+            {"weights": 5.6, "activations": 0.74, "libraries and collectives": 0.03, "cache": 2.39}, None,
+        ),
+        (
+            logs.V1_0_8, "qwen3-32b", "h100-sxm", 1, "0.8.5", "--max-model-len 16000 --gpu-memory-utilization 0.9",
+            {"weights": 61.0347}, "out_of_memory",
+        ),
+        (
+            logs.V1_0_10, "gpt-oss-120b", "a100-80gb", 4, "0.10.1.1",
+            "--tensor-parallel-size 4 --max-model-len 16384 --max-num-batched-tokens 2048 --gpu-memory-utilization 0.8",
+            {"weights": 17.2217, "cache": 45.32, "CUDA graphs": 1.88}, None,
+        ),
+        (
+            logs.V1_0_14, "qwen3-14b", "l4", 1, "0.14.1", "--dtype float16 --max-model-len 40960 --gpu-memory-utilization 0.6",
+            {"weights": 9.44, "cache": 2.1}, "too_long",
+        ),
+        (
+            logs.V1_0_20, "qwen3-32b", "h100-sxm", 1, "0.20.0", "--max-model-len 8192 --gpu-memory-utilization 0.9",
+            {"taken before the start": 79.18 - 12.4}, "occupied",
+        ),
+        (
+            logs.V1_0_28, "qwen3-14b", "l40s", 1, "0.28.0", "--max-model-len 40960 --gpu-memory-utilization 0.92",
+            {"weights": 27.52, "activations": 1.25, "libraries and collectives": 0.2, "CUDA graphs": 0.3, "cache": 11.57}, None,
+        ),
+        (
+            logs.NO_BLOCKS, "llama-3.3-70b", "h100-sxm", 1, "0.11.0", "--max-model-len 16000 --gpu-memory-utilization 0.9",
+            {"weights": 67.72, "cache": -1.44}, "no_blocks",
+        ),
+        (
+            logs.SGLANG, "qwen3-8b", "h100-sxm", 1, None,
+            "--context-length 40960 --chunked-prefill-size 8192 --mem-fraction-static 0.874 --page-size 1",
+            {"weights": 15.33, "cache": 53.26, "CUDA graphs": 1.38, "left free": 8.01}, None,
+        ),
+        (
+            logs.SGLANG_FAILED, "llama-3.3-70b", "h100-sxm", 2, None,
+            "--tensor-parallel-size 2 --context-length 8192 --chunked-prefill-size 8192 --mem-fraction-static 0.7",
+            {"weights": 66.02}, "no_blocks",
+        ),
+        (
+            logs.LLAMA_CPP, "llama-3.1-8b", "rtx-4090", 1, "b6123", "--ctx-size 32768 --parallel 4 --ubatch-size 512",
+            {"weights": 4403.49 / 1024, "cache": 4.0, "activations": 560 / 1024}, None,
+        ),
+        (
+            logs.LLAMA_CPP_FAILED, "llama-3.1-8b", "rtx-3090", 1, "b6500", "--ctx-size 262144 --parallel 1 --ubatch-size 512",
+            {"weights": 4403.49 / 1024}, "out_of_memory",
+        ),
+    ],
+    ids=[
+        "0.6.3", "0.6.4", "0.7.3", "0.8.5", "0.10.1", "0.14.1", "0.20", "0.28", "no-blocks", "sglang", "sglang-failed",
+        "llama.cpp",
+        "llama.cpp-failed",
+    ],
+)  # fmt: skip
+def test_what_a_log_says(
+    diagnosed: Any,
+    text: str,
+    model: str,
+    gpu: str,
+    gpus: int,
+    version: str,
+    command: str,
+    figures: dict[str, float],
+    failure: str,
+) -> None:
+    """Model, GPU, version, flags and figures, all by itself."""
+    records = diagnosed(text)
+    last = records[-1]
+    assert (last["model"], last["gpu"], last["gpus"], last["engine_version"]) == (model, gpu, gpus, version)
+    assert last["command"].endswith(command)
+    assert last["term"] == "what fits"
+    assert last["failure"] == failure
+    assert {name: gib(records, name) for name in figures} == pytest.approx(figures, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [logs.V0_6_3, logs.V1_0_8, logs.V1_0_14, logs.V1_0_20, logs.NO_BLOCKS, logs.SGLANG_FAILED, logs.LLAMA_CPP_FAILED],
+    ids=["0.6.3", "0.8.5", "0.14.1", "occupied", "no-blocks", "sglang", "llama.cpp"],
+)
+def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcalc: Run, text: str) -> None:
+    """Each is run through `fit`, as a person would who copies it."""
+    last = diagnosed(text)[-1]
+    assert last["fits"] is False
+    for change in last["advice"]:
+        (answer,) = kvcalc(*shlex.split(change["kvcalc_command"])[1:2], *_options(change["kvcalc_command"])).records
+        assert answer["fits"], change
+        assert answer["command"] == change["command"]
+        assert answer["max_num_seqs"] >= 1
+
+
+def _options(line: str) -> list[str]:
+    beside, command = line.split(" -- ", 1)
+    return [*shlex.split(beside)[2:], "--format", "json", "--", *shlex.split(command)]
+
+
+def test_smallest_changes_first(diagnosed: Any) -> None:
+    """0.6 of an L4 leaves 2.1 GiB where 6.25 are needed: 4.15 GiB more are 0.19 of its 21.99 GiB."""
+    last = diagnosed(logs.V1_0_14)[-1]
+    assert last["advice"][0]["flags"] == "--gpu-memory-utilization 0.79"
+    assert "--max-model-len" in last["change"]
+
+
+def test_a_need_that_is_given(diagnosed: Any) -> None:
+    last = diagnosed(logs.V1_0_28, "--users", "4", "--context", "32k")[-1]
+    assert last["advice"]
+    assert any("fp8" in change["flags"] and "vllm.ai" in change["cost"] for change in last["advice"])
+    assert diagnosed(logs.V1_0_28, "--users", "2", "--context", "16k")[-1]["fits"]
+
+
+def test_several_boots_are_told_apart(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:
+    records = diagnosed(logs.V1_0_14 + logs.V1_0_28 + logs.V1_0_28)
+    assert [(r["boot"], r["model"]) for r in records if r["term"] == "what fits"] == [
+        (1, "qwen3-14b"), (2, "qwen3-14b"), (3, "qwen3-14b"),
+    ]  # fmt: skip
+    weights = [r["logged_bytes"] for r in records if r["term"] == "weights"]
+    assert [round(w / GIB, 2) for w in weights] == [9.44, 27.52, 27.52]
+    (one,) = {r["boot"] for r in diagnosed(logs.V1_0_14 + logs.V1_0_28, "--boot", "2")}
+    assert one == 2
+    assert "boot 1 of 2, lines 1 to" in kvcalc(f"diagnose {tmp_path}/server.log").joined
+
+
+def test_ranks_of_one_boot_are_one_boot(diagnosed: Any) -> None:
+    """Two engines of data parallelism each say that they are initialised."""
+    line = "(EngineCore_DP{} pid={}) INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: " + logs.config(
+        "Qwen/Qwen3-8B", 4096
+    )
+    head = "INFO [api_server.py:1] vLLM API server version 0.11.0\nNVIDIA L40S\n"
+    records = diagnosed(head + line.format(0, 8) + "\n" + line.format(1, 9) + "\n")
+    assert {r["boot"] for r in records} == {1}
+    again = diagnosed(head + line.format(0, 8) + "\n" + line.format(0, 9) + "\n")
+    assert {r["boot"] for r in again} == {1, 2}
+
+
+def test_what_is_kept_and_used(kvcalc: Run, tmp_path: Path, diagnosed: Any) -> None:
+    """The cache of a log is what `fit --from-log` then says, to the rounding of the log's figures."""
+    kept = tmp_path / "machine.yaml"
+    diagnosed(logs.V1_0_28, "--save", str(kept))
+    line = "fit qwen3-14b --gpu l40s --max-model-len 40960 --engine-version 0.28 --format json"
+    (learned,) = kvcalc(line, "--from-log", str(kept)).records
+    assert learned["kv_budget_bytes"] / GIB == pytest.approx(11.57, abs=0.011)
+    assert learned["engine"] == "vllm"
+    (plain,) = kvcalc(line, "--engine", "vllm").records
+    assert plain["kv_budget_bytes"] != learned["kv_budget_bytes"]
+    assert "that log is vllm's" in kvcalc(line, "--engine", "sglang", "--from-log", str(kept)).err
+    kept.write_text("engine: vllm\nnothing: 1\n", encoding="utf-8")
+    assert "is not what diagnose --save writes" in kvcalc(line, "--from-log", str(kept)).err
+
+
+def test_standard_input(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(logs.NO_BLOCKS.encode())))
+    found = kvcalc("diagnose -")
+    assert "nothing is left for the cache" in found.joined
+    assert "--tensor-parallel-size 2" in found.joined
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is empty"),
+        (b"hello\nworld, this is no log at all\n", "holds no start-up of vLLM, SGLang or llama.cpp"),
+        (b"\x7fELF\x02\x01\x01" + b"\0" * 99, "is not a log in text"),
+        (b"PK\x03\x04 zipped", "is not a log in text"),
+        (b"vLLM API server version 0.11.0\n", "holds no start-up"),
+        (b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n", "the log names no model. Give it with --model"),
+        (b"non-default args: {'model': '/mnt/m'}\nModel loading took 3 GiB\n", "tells nothing of it. Give it with --model"),
+        (b"non-default args: {'model': 'Qwen/Qwen3-8B'}\nModel loading took 3 GiB\n", "names no GPU. Give it with --gpu"),
+    ],
+)
+def test_a_foreign_or_truncated_file_gets_one_sentence(kvcalc: Run, tmp_path: Path, data: bytes, said: str) -> None:
+    path = tmp_path / "x.log"
+    path.write_bytes(data)
+    found = kvcalc("diagnose", str(path))
+    assert found.code == 2
+    assert said in found.err.splitlines()[-1]
+    assert found.err.count("kvcalc: ") == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "non-default args: {'model': '\x1b]0;owned\x07\x1b[31mQwen/Qwen3-8B\x1b[0m', 'max_model_len': __import__('os')}",
+        "non-default args: {" * 3000,
+        "LLM engine (v" + "9" * 5000 + ") with config: model='" + "a" * 50_000 + "'",
+        "GPU KV cache size: " + "9" * 4000 + " tokens",
+        "total_gpu_memory (" + "1" * 400 + "GiB) x gpu_memory_utilization (0.9) = 1GiB",
+        "Namespace(" + "a=(" * 5000,
+        "max seq len (1), (1 GiB KV cache is needed" + " " * 19_000,
+        "Load weight end." + "x" * 19_000,
+        "\0\0\0",
+    ],
+)
+def test_hostile_lines(kvcalc: Run, tmp_path: Path, line: str) -> None:
+    """Neither a traceback nor an escape sequence, whatever a line holds."""
+    path = tmp_path / "x.log"
+    path.write_text(logs.V1_0_28 + line + "\n" + logs.V1_0_14, encoding="utf-8")
+    found = kvcalc("diagnose", str(path))
+    assert found.code in (0, 2)
+    assert "\x1b" not in found.out + found.err
+    assert "owned" not in found.out
+
+
+def test_every_part_of_a_log_is_read_without_a_traceback(kvcalc: Run, tmp_path: Path) -> None:
+    """Cut anywhere, a log is diagnosed, or refused in one line."""
+    for text in (logs.V1_0_28, logs.SGLANG, logs.LLAMA_CPP):
+        for share in range(1, 10, 2):
+            path = tmp_path / "cut.log"
+            path.write_text(text[: len(text) * share // 10], encoding="utf-8")
+            assert kvcalc("diagnose", str(path)).code in (0, 2)
