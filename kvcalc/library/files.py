@@ -32,7 +32,7 @@ Lines = dict[tuple[str | int, ...], int]
 
 def read_text(path: Path, most_bytes: int) -> str:
     """The UTF-8 text of a regular file of at most `most_bytes`. Raises UserError for anything else, before reading it."""
-    _check_readable(path, most_bytes)
+    check_readable(path, most_bytes)
     try:
         with path.open("rb") as file:
             return file.read(most_bytes + 1).decode("utf-8-sig")
@@ -44,7 +44,7 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
     """The lines of such a text, one by one, each with the end that it has. Raises UserError also on one beyond MOST_LINE."""
-    _check_readable(path, most_bytes)
+    check_readable(path, most_bytes)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             while line := file.readline(MOST_LINE):
@@ -57,17 +57,7 @@ def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
         raise UserError(f"is not UTF-8 text (byte {_first_bad(path):,})", str(path)) from None
 
 
-def read_head(path: Path, most_bytes: int) -> bytes:
-    """The first bytes of a regular file, one more than `most_bytes` where it has more. Raises UserError for anything else."""
-    _check_readable(path, 1 << 62)
-    try:
-        with path.open("rb") as file:
-            return file.read(most_bytes + 1)
-    except OSError as error:
-        raise _unreadable(error, path) from None
-
-
-def _check_readable(path: Path, most_bytes: int) -> None:
+def check_readable(path: Path, most_bytes: int) -> None:
     where = str(path)
     try:
         found = path.stat()

@@ -10,11 +10,12 @@ from pathlib import Path
 from types import ModuleType
 
 from kvcalc.errors import UserError
-from kvcalc.library.files import read_head
+from kvcalc.library.files import check_readable
 from kvcalc.planning.startup import llama_cpp, sglang, vllm
 from kvcalc.planning.startup.boot import GIB, MIB, Boot, Failure
 
 MOST_BYTES, MOST_LETTERS, MOST_BOOTS = 64 << 20, 20_000, 50
+MOST_FILE = 1 << 50
 MOST_BEFORE = 200  # lines that are kept until one tells the engine
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,20}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])|#033\[[\d;]{0,12}m")
 _MARKS: tuple[tuple[str, str, ModuleType], ...] = (
@@ -59,7 +60,16 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
 
 
 def _bytes(name: str) -> tuple[bytes, bool]:
-    data = sys.stdin.buffer.read(MOST_BYTES + 1) if name == "-" else read_head(Path(name), MOST_BYTES)
+    """At most MOST_BYTES of a regular file, or of standard input, and whether there are more."""
+    if name == "-":
+        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+    else:
+        check_readable(Path(name), MOST_FILE)
+        try:
+            with Path(name).open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise UserError(f"cannot be read: {(error.strerror or 'error').lower()}", name) from None
     return data[:MOST_BYTES], len(data) > MOST_BYTES
 
 
