@@ -58,6 +58,7 @@ def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
 
 
 def check_readable(path: Path, most_bytes: int) -> None:
+    """Raises UserError for what is no regular file of at most `most_bytes`."""
     where = str(path)
     try:
         found = path.stat()
