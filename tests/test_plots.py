@@ -1,5 +1,7 @@
 """Pictures: what stands on them, the same bytes each time, labels that keep apart, and the sketch in the terminal."""
 
+import itertools
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -17,7 +19,7 @@ from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens
 from kvcalc.report.figures_cost import cost_vs_context
 from kvcalc.report.plots import STYLES, figure, render, save
 from kvcalc.report.roof import decode_sweep, roofline_chart
-from kvcalc.report.terminal import sketch
+from kvcalc.report.terminal import ASCII, FINE, Look, sketch
 from kvcalc.timing.deployment import Deployment
 
 KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context")
@@ -192,10 +194,24 @@ def test_sketch_draws_each_series_where_it_lies() -> None:
     lines = sketch(Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), series), 60).splitlines()
     grid = [line.partition("│")[2] for line in lines if "│" in line]
     assert len(grid) == 20
-    first, last = grid[0].find("●"), grid[-1].find("●")
-    assert last == 0 and first >= len(max(grid, key=len)) - 3
+    assert "\u2800" < grid[-1][0] <= "\u28ff" and grid[0].rstrip().endswith("●")
+    dots = [[x for x, c in enumerate(row) if "\u2800" < c <= "\u28ff" or c == "●"] for row in grid]
+    assert all(below[-1] < above[-1] for above, below in itertools.pairwise(dots))
     assert sum("·" in row for row in grid) == 1
     assert lines[-2:] == ["  ● rising", "  · level"]
+
+
+def test_sketch_in_ascii_and_in_colour() -> None:
+    tick = si_tick()
+    series = (Series("rising", (1.0, 100.0), (1.0, 10_000.0)), Series("level", (), (100.0,), "limit"))
+    chart = Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), series)
+    plain = sketch(chart, 60, Look(ASCII, False))
+    assert plain.isascii() and plain.splitlines()[-2:] == ["  o rising", "  . level"]
+    coloured = sketch(chart, 60, Look(FINE, True))
+    assert "\x1b[34m" in coloured and re.sub(r"\x1b\[\d+m", "", coloured) == sketch(chart, 60, Look(FINE, False))
+    bars = Chart("t", "s", Axis(""), Axis("y", tick=tick), (Series("a", (), (8.0, 4.5), "bar"),), ("one", "two"))
+    whole, half = sketch(bars, 60, Look(FINE, True)).splitlines()[2:4]
+    assert (whole.count("█"), half.count("█")) == (43, 24) and "▎" in half  # of 43 cells: 24 and an eighth or two
 
 
 def test_sketch_from_the_command(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
