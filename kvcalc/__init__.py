@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvcalc.model.operators import forward, total
     from kvcalc.model.precision import Precision
     from kvcalc.model.spec import Layer, Model
-    from kvcalc.report.notebook import Answer, Deployment, deploy
+    from kvcalc.report.notebook import Answer, Deployment, deploy, plan
 
 __version__ = "0.1.0"
 
@@ -48,6 +48,7 @@ __all__ = [
     "load_gpu",
     "load_model",
     "mha_ratio",
+    "plan",
     "roofline",
     "total",
     "weight_bytes",
@@ -67,7 +68,7 @@ _HOMES = {
     "model.operators": ("forward", "total"),
     "model.precision": ("Precision",),
     "model.spec": ("Layer", "Model"),
-    "report.notebook": ("Answer", "Deployment", "deploy"),
+    "report.notebook": ("Answer", "Deployment", "deploy", "plan"),
 }
 
 

@@ -1,6 +1,6 @@
 """The one error that a user can cause. Any other exception out of kvcalc is a bug in kvcalc."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def printable(text: object, limit: int = 200) -> str:
@@ -19,6 +19,12 @@ class UserError(Exception):
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
         return f"{head}. {self.hint}" if self.hint else head
+
+
+def few(names: Sequence[str], most: int = 4) -> str:
+    """The first names of many, and how many more there are."""
+    shown = names if len(names) <= most + 1 else names[:most]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(shown) < len(names) else "")
 
 
 def nearest(name: str, known: Iterable[str], most: int = 5, proper: Mapping[str, str] | None = None) -> str:

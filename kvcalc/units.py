@@ -30,6 +30,8 @@ _SHOWN = ContextVar("units of bytes", default="gib")
 MOST_TOKENS = 10**12  # longer contexts and larger batches than this are typing errors
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SECONDS = re.compile(r"(\d+(?:\.\d*)?(?:e-?\d+)?|\.\d+)\s*(us|µs|ms|s|min|)")
+_SECOND = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
@@ -68,6 +70,15 @@ def parse_bytes(text: str, what: str = "size") -> int:
 def parse_rate(text: str, what: str = "rate") -> int:
     """Bytes per second, as `parse_bytes` reads them, with or without `/s`: 7GB/s."""
     return parse_bytes(text.strip().removesuffix("/s"), what)
+
+
+def parse_seconds(text: str, what: str = "time") -> float:
+    """Seconds: `50ms`, `0.05s`, `300us`, `2min` or a bare number. Raises UserError on anything that is not above 0."""
+    match = _SECONDS.fullmatch(text.strip().lower())
+    value = float(match[1]) * _SECOND[match[2]] if match and len(text) <= 40 else 0.0
+    if not 0 < value < float("inf"):
+        raise UserError(f"{what} {text!r} is not a time above 0", hint="Write 50ms, 0.05s or 0.05")
+    return value
 
 
 @contextmanager
@@ -110,6 +121,13 @@ def format_si(value: float, unit: str = "", digits: int = 3) -> str:
     return f"{value:.{digits}g} {unit}".rstrip()
 
 
+def format_seconds(value: float) -> str:
+    """A duration with its own unit, to three digits: 4.59 ms, 12.3 µs."""
+    shown = float(f"{value:.3g}")  # 0.9996 ms is 1 ms
+    step, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if shown >= s), (1e-9, "ns"))
+    return f"{value / step:.3g} {unit}"
+
+
 def format_count(value: int) -> str:
     """A parameter count as people say it: 8030261248 → '8.03B', 124439808 → '124.4M'."""
     for power, suffix, digits in ((12, "T", 3), (9, "B", 2), (6, "M", 1), (3, "K", 1)):
@@ -150,6 +168,16 @@ def ceil_div(a: Num, b: int) -> Num:
 def doublings(n: int) -> int:
     """⌈log2 n⌉."""
     return (n - 1).bit_length()
+
+
+def by_number(a: Num, rule: Callable[[int], int]) -> Num:
+    """What `rule` says of an int, or of each whole number of an array: each asked once."""
+    if isinstance(a, int):
+        return rule(a)
+    import numpy as np
+
+    found = {n: rule(int(n)) for n in set(a.ravel().tolist())}
+    return np.array([found[n] for n in a.ravel().tolist()], dtype=float).reshape(a.shape)
 
 
 def at_least(a: Num, bound: int) -> Num:

@@ -13,13 +13,10 @@ from kvcalc.capacity.engines.content import Content, content_of
 from kvcalc.capacity.inverse import Needed, needed
 from kvcalc.capacity.memory_terms import ENDS, Budget, Terms
 from kvcalc.capacity.options import FitOptions
-from kvcalc.capacity.request import Request, request_of
-from kvcalc.errors import UserError
+from kvcalc.capacity.request import Request, request_of, started
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.model.pipeline import check
-from kvcalc.model.precision import stored_as
 from kvcalc.model.spec import Model
 from kvcalc.timing.deployment import Deployment
 
@@ -174,20 +171,10 @@ def most_sequences(deployment: Deployment, options: FitOptions) -> int:
     return min(found) * deployment.parallelism.dp
 
 
-def _requested(deployment: Deployment, asked: FitOptions) -> tuple[Request, list[str]]:
+def _requested(deployment: Deployment, asked: FitOptions) -> tuple[Request, tuple[str, ...]]:
     """The request with every choice made, and what its engine remarks."""
-    ranks = deployment.parallelism
-    check(deployment.model, ranks)
-    if ranks.dcp > 1 and not asked.rules.spreads_context:
-        raise UserError(f"no rules for decode-context parallelism under {asked.rules.title}")
-    precision, notes = asked.rules.stored(deployment.model, deployment.precision)
-    release, remark = asked.rules.release(asked.engine_version)
-    gpu, learned = deployment.gpu, asked.from_log
-    if learned and learned.gpu == gpu.name:
-        gpu = msgspec.structs.replace(gpu, memory_bytes=learned.memory_bytes)
-    run = msgspec.structs.replace(deployment, gpu=gpu, precision=precision, model=stored_as(deployment.model, precision))
-    request = request_of(run, asked, deployment.precision.kv_cache_dtype, release)
-    return request, [*notes, *filter(None, [remark])]
+    run, release, notes = started(deployment, asked)
+    return request_of(run, asked, deployment.precision.kv_cache_dtype, release), notes
 
 
 def _stage(request: Request, number: int) -> _Stage:

@@ -33,10 +33,10 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of a server as it starts: what decides the bytes that stand beside the cache.
 
     stage: its pipeline stage. of: what memory the share is of. tokens: of one pass. sequences: that the engine is set up for,
-    asked: that have to fit, both of one dp rank. release: the engine's version, in its own terms. loras: slots, of rank
-    lora_rank. gpu_layers, cpu_experts: of llama.cpp, layers on the GPU (−1: all) and first layers whose experts are not.
-    images: that a prompt may have, 0 leaves the tower out. beside: bytes of a draft or of prediction layers, by name, on this
-    stage.
+    asked: that have to fit, both of one dp rank; ints, or arrays for engines that take them. release: the engine's version, in
+    its own terms. loras: slots, of rank lora_rank. gpu_layers, cpu_experts: of llama.cpp, layers on the GPU (−1: all) and first
+    layers whose experts are not. images: that a prompt may have, 0 leaves the tower out. beside: bytes of a draft or of
+    prediction layers, by name, on this stage.
     """
 
     model: Model
@@ -46,8 +46,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     stage: int
     of: str
     tokens: int
-    sequences: int
-    asked: int = 1
+    sequences: Any
+    asked: Any = 1
     release: Any = None
     eager: bool = False
     loras: int = 0
@@ -66,9 +66,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the head is on this stage."""
         return self.stage == self.ranks.pp - 1
 
-    def once(self, rule: Callable[["Start"], Figure], *also: Any) -> Figure:
+    def once(self, rule: Callable[["Start"], Figure], *also: object) -> Figure:
         """What a rule says of this stage, computed once for all starts alike in weights, ranks and `also`."""
-        key = rule.__name__, self.stage, self.ranks, self.formats, *also
+        key = rule.__name__, self.stage, self.ranks, self.formats, also
         if key not in self.model.known:
             self.model.known[key] = rule(self)
         found: Figure = self.model.known[key]
@@ -138,13 +138,14 @@ def budget(
     they leave of memory − taken.
     """
     terms = weights + (0 if outside else activation + overhead)
-    left = memory - taken - terms
-    shares = {
-        "total": ceil(memory * utilization),
-        "free": floor(max(0, memory - taken) * utilization),
-        "remaining": terms + floor(left * utilization) if left > 0 else memory - taken,
-    }
-    return Budget(memory, shares[of], weights, activation, overhead, outside)
+    if of == "total":
+        share = ceil(memory * utilization)
+    elif of == "free":
+        share = floor(max(0, memory - taken) * utilization)
+    else:
+        left = memory - taken - terms
+        share = terms + floor(left * utilization) if left > 0 else memory - taken
+    return Budget(memory, share, weights, activation, overhead, outside)
 
 
 def stated(start: Start, end: str, graphs: bool = True) -> Terms:

@@ -10,9 +10,10 @@ from kvcalc.capacity.memory_terms import Budget, Start, Terms, budget, draft_wei
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.placement import offloaded
 from kvcalc.errors import UserError
-from kvcalc.model.pipeline import stages
-from kvcalc.model.precision import Precision
+from kvcalc.model.pipeline import check, stages
+from kvcalc.model.precision import Precision, stored_as
 from kvcalc.timing.deployment import Deployment
+from kvcalc.units import minimum
 
 
 class Request(NamedTuple):
@@ -38,9 +39,10 @@ class Request(NamedTuple):
     def end(self) -> str:
         return self.options.end
 
-    def start(self, stage: int, sequences: int = 0) -> Start:
-        """One stage as it starts, set up for `sequences` and asked for as many where they are given."""
+    def start(self, stage: int, sequences: Any = 0) -> Start:
+        """One stage as it starts, set up for `sequences` and asked for as many where they are given; an int or an array."""
         run, asked = self.run, self.options
+        given = sequences if not isinstance(sequences, int) or sequences else None
         return Start(
             model=run.model,
             precision=run.precision,
@@ -49,8 +51,8 @@ class Request(NamedTuple):
             stage=stage,
             of=self.of,
             tokens=self.settings.max_num_batched_tokens,
-            sequences=min(sequences or self.sequences, self.settings.max_num_batched_tokens),
-            asked=sequences or self.wanted,
+            sequences=minimum(self.sequences if given is None else given, self.settings.max_num_batched_tokens),
+            asked=self.wanted if given is None else given,
             release=self.release,
             eager=asked.enforce_eager,
             loras=asked.max_loras,
@@ -92,6 +94,24 @@ class Request(NamedTuple):
         if asked.num_gpu_blocks_override:
             return asked.num_gpu_blocks_override * (plan.bytes_per_block or 0)
         return asked.kv_cache_memory_bytes or max(0, left)
+
+
+def started(deployment: Deployment, asked: FitOptions) -> tuple[Deployment, Any, tuple[str, ...]]:
+    """A deployment as the engine runs it, in the formats that it stores; the engine's release; and what is to be said of both.
+
+    Raises UserError on a request that the engine could not be given.
+    """
+    model, ranks, engine = deployment.model, deployment.parallelism, asked.rules
+    check(model, ranks)
+    if ranks.dcp > 1 and not engine.spreads_context:
+        raise UserError(f"no rules for decode-context parallelism under {engine.title}")
+    precision, notes = engine.stored(model, deployment.precision)
+    release, remark = engine.release(asked.engine_version)
+    gpu, learned = deployment.gpu, asked.from_log
+    if learned and learned.gpu == gpu.name:
+        gpu = msgspec.structs.replace(gpu, memory_bytes=learned.memory_bytes)
+    run = msgspec.structs.replace(deployment, gpu=gpu, precision=precision, model=stored_as(model, precision))
+    return run, release, (*notes, *filter(None, [remark]))
 
 
 def request_of(run: Deployment, asked: FitOptions, cache_dtype: str, release: Any) -> Request:

@@ -11,6 +11,7 @@ COMMANDS = {
     "roofline": "Where every operation lies: FLOPs, bytes, intensity, bound.",
     "latency": "One request: time to first token, time per token, end to end.",
     "serve": "A server under load, simulated.",
+    "plan": "What do I need, and what is the best of it.",
     "fit": "What fits on these GPUs, and what an engine really allocates.",
     "diagnose": "A start-up log beside the prediction: where each GiB went, and what to change.",
     "measure": "The real layers on this machine, beside the prediction.",

@@ -51,6 +51,11 @@ EXAMPLES = {
         "kvcalc diagnose server.log --gpu l4 --users 8 --context 16k",
         "kvcalc diagnose server.log --save machine.yaml",
     ),
+    "plan": (
+        "kvcalc plan llama-3.1-70b --users 64 --context 16k --max-tpot 50ms",
+        "kvcalc plan deepseek-v3 --users 64 --context 32k --gpu h200,b200 --max-gpus 32",
+        "kvcalc plan qwen3-235b-a22b --rate 5 --isl 2k --osl 500 --price-per-hour h100=2.5,h200=3.5",
+    ),
     "measure": (
         "kvcalc measure",
         "kvcalc measure llama-3.2-1b --context 4k --output rows.csv",
@@ -89,6 +94,7 @@ FIRST = {
     "serve": "gpu rate num_prompts input_len output_len max_num_seqs tp policy price_per_hour form",
     "fit": "gpu tp max_model_len max_num_seqs engine require dtype kv_cache_dtype quantization explain",
     "report": "gpu context users engine tp dtype kv_cache_dtype quantization stack memory",
+    "plan": "users context max_tpot max_ttft gpu max_gpus price_per_hour quantization plot form",
     "measure": "variant phase batch_size context dtype device rows generate plot form",
 }
 PANELS = {

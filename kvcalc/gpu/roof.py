@@ -81,6 +81,48 @@ def total_seconds(placed: Sequence[Placed]) -> Any:
     return sum((p.seconds for p in placed), 0.0)
 
 
+class Stack:
+    """Operators under the roofs of one GPU after another, their costs side by side: `roofline` of many points at once.
+
+    Costs stand as arrays [operators of one dtype, *points]. Every figure is what the operators alone give, to the last bit.
+    """
+
+    def __init__(self, operators: Sequence[Operator], points: tuple[int, ...]) -> None:
+        import numpy as np
+
+        places: dict[str, list[int]] = {}
+        for number, operator in enumerate(operators):
+            places.setdefault(operator.dtype, []).append(number)
+
+        def stood(values: list[Any]) -> Any:
+            return np.stack([np.broadcast_to(np.asarray(value, dtype=float), points) for value in values])
+
+        self._groups = []
+        for dtype, at in places.items():
+            costs = [operators[i].cost for i in at]
+            flops, vector = stood([c.flops for c in costs]), stood([c.vector_flops for c in costs])
+            moved, sent = stood([c.bytes for c in costs]), stood([c.network_bytes for c in costs])
+            self._groups.append((dtype, at, Cost(flops, vector, weight_bytes=moved, network_bytes=sent)))
+        self._shape = len(operators), *points
+        self._counts = np.reshape([float(operator.count) for operator in operators], (-1, *(1 for _ in points)))
+
+    def computes(self, gpu: Gpu) -> bool:
+        """Whether the GPU has a matrix peak for every dtype that is needed."""
+        return all(gpu.computes(dtype) for dtype, *_ in self._groups if dtype)
+
+    def seconds(self, gpu: Gpu, memory_alone: bool = False) -> Any:
+        """The least seconds of the pass at each point: Σ over its operators in order. Raises as `least_time`."""
+        import numpy as np
+
+        each = np.empty(self._shape)
+        for dtype, at, cost in self._groups:
+            each[at] = least_time(cost, dtype, gpu, memory_alone).seconds
+        each *= self._counts
+        if each[0].size == 1:
+            return np.add.accumulate(each, axis=0)[-1]  # `reduce` would add up a lone column in pairs
+        return np.add.reduce(each, axis=0)
+
+
 def total_bound(placed: Sequence[Placed]) -> str:
     """What most of the pass's time is bound by."""
     by_bound: dict[str, float] = {}

@@ -166,6 +166,23 @@ def deploy(
     return Deployment(chosen, card, precision, ranks, mla_form, nodes=nodes).under(stack, calibration_from)
 
 
+def plan(models: str | Path | Model | Sequence[str | Path | Model], **options: Any) -> Answer:
+    """What do I need, and what is the best of it: the five best deployments, the chief of them the first.
+
+    options: those of `kvcalc plan` by name, each a word, a number or a list. Raises UserError.
+    """
+    from kvcalc.planning.question import question
+    from kvcalc.planning.records import answer_records
+    from kvcalc.planning.search import search
+    from kvcalc.report.plans import plan_tables
+
+    given = [models] if isinstance(models, str | Path | Model) else models
+    asked = question([_loaded(one, Model, load_model, "model") for one in given], options)
+    found = search(asked.needs, asked.space, asked.prices)
+    records = [answer_records(answer, found.space) for answer in found.answers]
+    return Answer([record for part in records for record in part], lambda: plan_tables(found, records))
+
+
 def _loaded(given: Any, spec: type[Loaded], load: Callable[[str], Loaded], what: str) -> Loaded:
     if isinstance(given, spec):
         return given

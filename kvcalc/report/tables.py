@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Laid, Table, laid_out, markdown
-from kvcalc.units import format_bytes, format_count, format_si
+from kvcalc.units import format_bytes, format_count, format_seconds, format_si
 
 
 def show(*tables: Table, as_markdown: bool = False) -> None:
@@ -143,13 +143,7 @@ GPU_COLUMNS = (
 )
 
 
-def seconds(value: float) -> str:
-    """A duration with its own unit: 4.59 ms, 12.3 µs."""
-    shown = float(f"{value:.3g}")  # 0.9996 ms is 1 ms
-    step, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if shown >= s), (1e-9, "ns"))
-    return f"{value / step:.3g} {unit}"
-
-
+seconds = format_seconds
 ROOFLINE_COLUMNS = (
     Column("operator", "operator", right=False),
     Column("layer", "layer", right=False),

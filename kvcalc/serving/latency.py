@@ -40,7 +40,7 @@ def prefill_passes(input_len: int, batch_size: int, cached: int = 0, chunk: int 
     if whole == 1:
         yield Batch.prefill(chunk or input_len, batch_size, cached)
     elif whole:
-        for places in _blocks(0, whole):
+        for places in blocks_of(0, whole):
             yield Batch.prefill(chunk, batch_size, cached + chunk * places)
     if rest:
         yield Batch.prefill(rest, batch_size, input_len - rest)
@@ -117,13 +117,13 @@ def _generation(
     check_steps("tokens of an answer", output_len)
     if output_len == 1:
         return Latency(ttft, None, None, None, ttft, prompt.flops, prompt.bytes)
-    blocks = (step(contexts, batch_size) for contexts in _blocks(input_len + 1, input_len + output_len))
+    blocks = (step(contexts, batch_size) for contexts in blocks_of(input_len + 1, input_len + output_len))
     steps = _spent(deployment, blocks, all_positions)
     flops, moved = prompt.flops + steps.flops, prompt.bytes + steps.bytes
     return Latency(ttft, steps.seconds / steps.passes, steps.first, steps.last, ttft + steps.seconds, flops, moved)
 
 
-def _blocks(first: int, end: int) -> Iterator[Any]:
+def blocks_of(first: int, end: int) -> Iterator[Any]:
     """Whole numbers from `first` to before `end`, as arrays of at most BLOCK."""
     import numpy as np
 

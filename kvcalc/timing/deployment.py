@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, few
 from kvcalc.gpu.roof import Placed, fallbacks, roofline, total_seconds
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
@@ -15,7 +15,8 @@ from kvcalc.layers.ranks import ONE_GPU, Parallelism
 from kvcalc.library.load import load_gpu
 from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
 from kvcalc.model.operators import forward, total
-from kvcalc.model.precision import PUBLISHED, Precision, formats_of
+from kvcalc.model.pipeline import check, stages
+from kvcalc.model.precision import PUBLISHED, Precision, formats_of, stored_as
 from kvcalc.model.spec import Model
 from kvcalc.timing.nodes import nodes_of, spread_over
 from kvcalc.timing.routing import BALANCED, Routing
@@ -103,8 +104,17 @@ class Deployment(msgspec.Struct, frozen=True):
 
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
         """The operators of a pass, of all stages one after the other."""
-        numbers = range(self.parallelism.pp) if self.parallelism.pp > 1 else (None,)
-        return [operator for n in numbers for operator in self.stage_operators(batch, n, all_positions)]
+        if self.parallelism.pp == 1:
+            return list(self.stage_operators(batch, None, all_positions))
+        check(self.model, self.parallelism)
+        alike: dict[object, tuple[Operator, ...]] = {}  # stages of the same layers, but for the first and the last
+        found: list[Operator] = []
+        for stage in stages(stored_as(self.model, self.precision), self.parallelism.pp):
+            key = (*stage.counts.values(), stage.first, stage.last)
+            if key not in alike:
+                alike[key] = self.stage_operators(batch, stage.number, all_positions)
+            found += alike[key]
+        return found
 
     def placed(self, batch: Batch) -> list[Placed]:
         """One pass under the roof as one GPU sees it: of pipeline stages the slowest. For whole numbers, not arrays."""
@@ -190,4 +200,4 @@ def on_one_basis(deployments: Sequence[Deployment]) -> tuple[list[Deployment], s
     if not bare or all(not d.calibration for d in deployments):
         return [*deployments], ""
     replaced = [msgspec.structs.replace(d, calibration=None, calibrated_on="") for d in deployments]
-    return replaced, f"no calibration of {', '.join(bare)}, so all times are datasheet bounds"
+    return replaced, f"no calibration of {few([*bare])}, so all times are datasheet bounds"

@@ -106,6 +106,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     of: its share is of the total memory, of what is free before the weights, or of what is remaining beside them.
     outside: activations and overhead lie outside the share.
     spreads_context: it has decode-context parallelism. takes_num_blocks: its number of blocks can be given.
+    takes_arrays: its terms can be asked for an array of sequences.
     refuses_below_one_sequence: it does not start where not even one sequence of the longest length fits.
     """
 
@@ -125,6 +126,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     outside: bool = False
     spreads_context: bool = False
     takes_num_blocks: bool = False
+    takes_arrays: bool = False
     refuses_below_one_sequence: bool = False
 
     def stored(self, model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:

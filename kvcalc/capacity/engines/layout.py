@@ -83,6 +83,12 @@ class Plan:
         pool = self.pool(budget)
         return largest(lambda n: self.needed(n, length, shared) <= pool)
 
+    def many_sequences(self, budgets: Any, length: int, shared: int = 0) -> Any:
+        """`most_sequences` of each of an array of budgets, as int64."""
+        import numpy as np
+
+        return np.array([self.most_sequences(int(budget), length, shared) for budget in budgets], dtype=np.int64)
+
     def most_beside(self, memory: int, length: int) -> int:
         """Sequences of `length` tokens that `memory` bytes hold beside a pool that stands; 0 where they need none."""
         empty = self.needed(0, length)

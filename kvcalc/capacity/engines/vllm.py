@@ -5,6 +5,7 @@ layers is in `vllm_groups`. All figures are per rank.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,7 @@ from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import FORMATS, KEYS_AND_VALUES_ONLY, RowFormat, canonical
+from kvcalc.units import MOST_TOKENS
 
 BLOCK, MLA_BLOCK, MLA_HYBRID_BLOCK = 16, 64, 128  # tokens; FlashMLA and the indexer run 64; hybrids of MLA align to 128
 NULL_BLOCKS = 1  # the first block of the pool is a placeholder that no sequence ever gets
@@ -60,6 +62,15 @@ class Vllm(Plan):
 
     def pool(self, budget: int) -> int:
         return self.num_blocks(budget) * self._unit
+
+    def many_sequences(self, budgets: Any, length: int, shared: int = 0) -> Any:
+        import numpy as np
+
+        own = self.request_blocks(length)
+        common = sum(min(shared, length) // t.block for t in self._counts if t.cap < 0)
+        if not self._unit or own == common:
+            return super().many_sequences(budgets, length, shared)
+        return np.clip((budgets // self._unit - NULL_BLOCKS - common) // (own - common), 0, MOST_TOKENS)
 
     def concurrency(self, budget: int, length: int) -> float:
         """num_blocks ÷ blocks per request, as vLLM logs it: the null block is not taken off."""
@@ -200,5 +211,6 @@ VLLM = Engine(
     row_format=_row_format,
     spreads_context=True,
     takes_num_blocks=True,
+    takes_arrays=True,
     refuses_below_one_sequence=True,
 )  # fmt: skip

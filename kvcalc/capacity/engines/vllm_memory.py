@@ -5,12 +5,14 @@ determine_available_memory). The middle is a first start with the sampler that t
 known to differ between starts, and a margin over what is not.
 """
 
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from kvcalc.capacity.engines.vllm_profile import peak
 from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
 from kvcalc.capacity.engines.vllm_weights import MIB, extra_weights
 from kvcalc.capacity.memory_terms import GIB, Start, Terms, stage_weights
+from kvcalc.units import by_number, floor_div
 
 PENALTIES = 4.125  # bytes per request and entry of the vocabulary: counts in int32, a bit mask (gpu/sample/penalties.py, 0.28)
 SMS = 128  # of a GPU whose preset does not say
@@ -45,6 +47,7 @@ def terms(start: Start, end: str) -> Terms:
     """The terms of one stage. low: more of every constant; high: less, a compilation cache, and FlashInfer's sampler."""
     constants, best = CONSTANTS[end], end == "high"
     language = stage_weights(start.model, start.formats, start.ranks, start.stage)
+    activation: Any
     activation, step = peak(start, kernels=best, first_start=not best)
     overhead = {
         "libraries": _bytes(constants.libraries + (constants.states if has_states(start) else 0)),
@@ -53,7 +56,8 @@ def terms(start: Start, end: str) -> Terms:
         "CUDA graphs": graphs(start, constants),
     }
     margin = int(constants.margin * start.gpu.memory_bytes)
-    return Terms(language, extra_weights(start), activation, {k: v for k, v in overhead.items() if v}, 0, margin, step)
+    needed: dict[str, Any] = {name: size for name, size in overhead.items() if not isinstance(size, int) or size}
+    return Terms(language, extra_weights(start), activation, needed, 0, margin, step)
 
 
 def _bytes(gib: float) -> int:
@@ -72,7 +76,7 @@ def collectives(start: Start, constants: Constants = MIDDLE) -> int:
     return _bytes(constants.collectives[doubled] * (1 if start.gpu.link_bytes_per_s else constants.pcie))
 
 
-def kept(start: Start) -> int:
+def kept(start: Start) -> Any:
     """What the dummy sample leaves: Triton's buffer min(2^⌈log2 min(SMs, n)⌉, SMs) · V · 4; or the penalties' tables.
 
     First runner from 0.17 on (v1/sample/ops/topk_topp_triton.py); second where all that left free memory counts.
@@ -82,14 +86,13 @@ def kept(start: Start) -> int:
         return 0
     vocabulary, count, sms = start.model.vocab_size, start.sequences, start.gpu.sms or SMS
     if takes_runner_v2(rules, start.model, start.formats):
-        return int(count * vocabulary * PENALTIES) if rules.counts_consumed else 0
+        return floor_div(count * vocabulary * int(8 * PENALTIES), 8) if rules.counts_consumed else 0
     if rules.sampler != "kernels":
         return 0
-    programs = 1 << (max(1, min(sms, count)) - 1).bit_length()
-    return min(programs, sms) * vocabulary * 4
+    return by_number(count, lambda n: min(1 << (max(1, min(sms, n)) - 1).bit_length(), sms)) * vocabulary * 4
 
 
-def graphs(start: Start, constants: Constants = MIDDLE) -> int:
+def graphs(start: Start, constants: Constants = MIDDLE) -> Any:
     """The estimate of CUDA graphs that a release subtracts: 1 MiB a captured graph, and fitted constants.
 
     Sizes 1, 2, 4, then by 8 below 256 and by 16 to min(2·n, 512, T) (config/vllm.py: _set_cudagraph_sizes); each captured in
@@ -99,8 +102,14 @@ def graphs(start: Start, constants: Constants = MIDDLE) -> int:
     second = takes_runner_v2(rules, start.model, start.formats)
     if start.eager or not (rules.graphs_v2 if second else rules.graphs_v1):
         return 0
-    most = min(2 * start.sequences, 512, start.tokens)
-    sizes: list[int] = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= most]
-    count = len(sizes) + sum(s <= start.sequences for s in sizes)
     width = start.model.hidden_size / 1024 / start.ranks.tp
+    count: Any = by_number(start.sequences, partial(captured, start.tokens))
     return count * MIB + _bytes(constants.graphs + constants.per_width * width)
+
+
+@lru_cache(1 << 14)
+def captured(tokens: int, sequences: int) -> int:
+    """Graphs of an engine set up for so many sequences and tokens of a pass."""
+    most = min(2 * sequences, 512, tokens)
+    sizes: list[int] = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= most]
+    return len(sizes) + sum(s <= sequences for s in sizes)

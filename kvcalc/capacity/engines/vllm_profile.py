@@ -8,6 +8,7 @@ from kvcalc.capacity.engines.vllm_weights import MIB, data_centre_blackwell
 from kvcalc.capacity.memory_terms import Start
 from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.pipeline import stages
+from kvcalc.units import Num, at_least, maximum
 
 WAITING = 3.8  # residual streams that stand beside a layer's widest part: fitted on one log of two
 SORT, SORT_FEW, KERNEL = 38, 50, 14  # bytes of the sampler per request and entry of the vocabulary
@@ -15,7 +16,7 @@ MLA_WORKSPACE = 65536  # tokens (attention/backends/mla/common.py, 0.11)
 L2_BYTES = 50 * MIB
 
 
-def peak(start: Start, kernels: bool = False, first_start: bool = True) -> tuple[int, str]:
+def peak(start: Start, kernels: bool = False, first_start: bool = True) -> tuple[Num, str]:
     """The peak in bytes and the step that reaches it: the workspace of the products beside the greatest of four.
 
     kernels: FlashInfer's are installed, for releases that use them where they are. first_start: nothing is compiled yet.
@@ -26,8 +27,11 @@ def peak(start: Start, kernels: bool = False, first_start: bool = True) -> tuple
         "vision encoder": encoder(start),
         "compilation": compilation(start) if first_start else 0,
     }
-    name = max(steps, key=lambda step: steps[step])
-    return workspace(start) + steps[name], name
+    most: Num = 0
+    for size in steps.values():
+        most = maximum(most, size)
+    reached = (step for step, size in steps.items() if isinstance(most, int) and size == most)
+    return workspace(start) + most, next(reached, "")
 
 
 def workspace(start: Start) -> int:
@@ -35,19 +39,21 @@ def workspace(start: Start) -> int:
     return (32 if start.gpu.architecture == "Hopper" or data_centre_blackwell(start) else 8) * MIB
 
 
-def sample(start: Start, kernels: bool = False) -> int:
+def sample(start: Start, kernels: bool = False) -> Num:
     """Hidden states of T tokens, and the logits of n requests with what sampling makes of them.
 
     First runner: T·D·e + 2·n·D·e + n·V·b, b = 38 where fp32 logits are sorted (50 from 2 to 127 requests), 14 where kernels
     need no sort (gpu_model_runner.py: _dummy_sampler_run, 0.11). Second runner: T·D·e + n·V·b, b by release.
     """
     rules: Release = start.release
+    count: Num
     model, count, element = start.model, start.sequences, start.formats.element_bytes
     states = start.tokens * model.hidden_size * element
     if takes_runner_v2(rules, model, start.formats):
         return states + count * model.vocab_size * rules.sampler_v2
     sorts = rules.sampler == "sort" or (rules.sampler == "flashinfer" and not kernels)
-    each = (SORT if count >= 128 or count == 1 else SORT_FEW) if sorts else KERNEL
+    few = at_least(count, 2) - at_least(count, 128)
+    each = SORT + few * (SORT_FEW - SORT) if sorts else KERNEL
     return states + 2 * count * model.hidden_size * element + count * model.vocab_size * each
 
 

@@ -97,7 +97,8 @@ def _hopper(weight: Weight, local: Weight) -> int:
 def extra_weights(start: Start) -> dict[str, int]:
     """Bytes loaded beside the language model as stored, by name; what is 0 is left out."""
     own = stage_weights(start.model, start.formats, start.ranks, start.stage)
-    packed = _mxfp4_padding(start) and (start.gpu.architecture, data_centre_blackwell(start), start.release.since)
+    kind = start.gpu.architecture == "Hopper", data_centre_blackwell(start), start.release.since
+    packed = kind if _mxfp4_padding(start) else ()
     found = {
         "padding and rounding": start.once(loaded, packed) - own,
         "repacked matrices": start.once(repacked),

@@ -1,0 +1,97 @@
+"""Room for sequences: `fit`'s answer for many settings of an engine at once, and for one GPU after another.
+
+Nothing is decided anew: terms, budgets and plans are those of `fit`, evaluated over arrays of `max_num_seqs` where the engine's
+rules take arrays. All figures are exact integers, as there.
+"""
+
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from kvcalc.capacity.engines import Plan
+from kvcalc.capacity.memory_terms import stage_weights
+from kvcalc.capacity.options import FitOptions
+from kvcalc.capacity.request import Request, request_of, started
+from kvcalc.gpu.spec import Gpu
+from kvcalc.model.pipeline import stages
+from kvcalc.timing.deployment import Deployment
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Whole = NDArray[np.int64]
+else:
+    Whole = Any
+
+
+class Room(NamedTuple):
+    """A request on one GPU's replica, with the plan of each pipeline stage."""
+
+    request: Request
+    plans: list[Plan]
+
+    def left(self, counts: Whole) -> Whole:
+        """Bytes [stages, counts] that weights, activations and overhead leave, set up for so many sequences of the replica.
+
+        At the end of the range that answers, negative where there are too few.
+        """
+        import numpy as np
+
+        request, engine = self.request, self.request.options.rules
+        each = -(-counts // request.run.parallelism.dp)
+        found = np.empty((len(self.plans), len(counts)), dtype=np.int64)
+        known: dict[object, int] = {}
+        for stage in stages(request.run.model, len(self.plans)):
+            alike = known.setdefault((*stage.counts.values(), stage.first, stage.last), stage.number)
+            if alike != stage.number:
+                found[stage.number] = found[alike]
+            elif engine.takes_arrays:
+                start = request.start(stage.number, each)
+                found[stage.number] = request.left(request.terms(start, request.end))
+            else:
+                starts = (request.start(stage.number, int(n)) for n in each)
+                found[stage.number] = [request.left(request.terms(start, request.end)) for start in starts]
+        return found
+
+    @property
+    def over(self) -> int:
+        """Bytes by which the language model's weights alone exceed a GPU's share, at most what all terms do; 0 where they fit."""
+        request = self.request
+        run, asked = request.run, request.options
+        if not asked.rules.takes_arrays or asked.cpu_offload_gb or asked.weight_bytes is not None:
+            return 0  # weights that are elsewhere, or not counted by the same rule
+        held = (stage_weights(run.model, run.formats, run.parallelism, stage) for stage in range(len(self.plans)))
+        return max(0, max(held) - ceil(run.gpu.usable_bytes * request.utilization))
+
+    def sequences(self, left: Whole, length: int) -> Whole:
+        """`fit`'s max_num_seqs: sequences of `length` tokens that the replica holds with so many bytes left."""
+        import numpy as np
+
+        caches = np.maximum(left, 0)
+        shared = self.request.options.shared_prefix
+        held = [plan.many_sequences(cache, length, shared) for plan, cache in zip(self.plans, caches, strict=True)]
+        fewest: Whole = np.min(held, axis=0)
+        return fewest * self.request.run.parallelism.dp
+
+
+class Rooms:
+    """The rooms of a model under one precision and ranks, on any GPU. Raises UserError as `fit` does."""
+
+    def __init__(self, deployment: Deployment, options: FitOptions) -> None:
+        self.options, self.dtype = options, deployment.precision.kv_cache_dtype
+        self.run, self.release, _ = started(deployment, options)
+        self._known: dict[int, Room] = {}
+
+    def on(self, gpu: Gpu) -> Room:
+        """The room on a replica of these GPUs; the cache's layout hangs on a GPU only by the tokens of a pass."""
+        run, asked = msgspec.structs.replace(self.run, gpu=gpu), self.options
+        ranks, engine = run.parallelism, asked.rules
+        chosen = engine.defaults(gpu, ranks, self.release, asked.max_num_batched_tokens, run.model)
+        if chosen.tokens not in self._known:
+            request = request_of(run, asked, self.dtype, self.release)
+            plans = [engine.plan(request.held, ranks, request.settings, stage) for stage in range(ranks.pp)]
+            self._known[chosen.tokens] = Room(request, plans)
+        request, plans = self._known[chosen.tokens]
+        return Room(request._replace(run=run, utilization=asked.gpu_memory_utilization or chosen.utilization), plans)

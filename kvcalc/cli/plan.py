@@ -1,0 +1,145 @@
+"""`kvcalc plan`."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from kvcalc.cli import options as o
+from kvcalc.cli.common import note
+from kvcalc.cli.groups import Group, Output, chosen_models, grouped
+
+if TYPE_CHECKING:
+    from kvcalc.planning.question import Question
+
+_need = partial(typer.Option, rich_help_panel="The need")
+_space = partial(typer.Option, rich_help_panel="What is looked through")
+
+
+class NeedOptions(Group, frozen=True):
+    """What has to be met, by the names of `Need`; those of tokens, users and rates are lists."""
+
+    users: Annotated[str, _need("--users", help="Users at once, over all replicas; a list makes more rows.")] = ""
+    context: Annotated[str, _need("--context", help="Tokens of each: 16k; or --input-len and --output-len.")] = ""
+    input_len: Annotated[str, _need("--input-len", "--isl", help="Prompt tokens.")] = ""
+    output_len: Annotated[str, _need("--output-len", "--osl", help="Generated tokens.")] = ""
+    rate: Annotated[str, _need("--rate", help="Requests per second, instead of users.")] = ""
+    max_ttft: Annotated[str, _need("--max-ttft", "--slo-ttft", help="To the first token at most: 2s.")] = ""
+    max_tpot: Annotated[str, _need("--max-tpot", "--slo-tpot", help="From token to token at most: 50ms.")] = ""
+    min_throughput: Annotated[str, _need("--min-throughput", help="Output tokens per second of all replicas.")] = ""
+    prefix_hit_rate: Annotated[str, _need("--prefix-hit-rate", help="Share of a prompt that is cached already, 0 to 1.")] = ""
+
+
+class SpaceOptions(Group, frozen=True):
+    """What is looked through; lists, of which every combination is."""
+
+    gpu: Annotated[str, typer.Option("--gpu", help="all, or presets and YAML files, comma-separated.")] = "all"
+    max_gpus: Annotated[int, _space("--max-gpus", help="Of all replicas together.")] = 16
+    tp: Annotated[str, _space("--tensor-parallel-size", "-tp", "--tp", help="A list; every split of the model unless given.")] = (
+        ""
+    )
+    pp: Annotated[str, _space("--pipeline-parallel-size", "-pp", "--pp", help="Likewise.")] = ""
+    dp: Annotated[str, _space("--data-parallel-size", "-dp", "--dp", help="Likewise, inside a replica.")] = ""
+    ep: Annotated[str, _space("--expert-parallel-size", "--ep", help="Likewise.")] = ""
+    dtype: o.Dtype = "auto"
+    kv_cache_dtype: o.CacheDtype = "auto"
+    quantization: o.Quant = ""
+    engine: Annotated[str, _space("--engine", help="none, vllm, sglang, trtllm or llama.cpp.")] = "vllm"
+    engine_version: Annotated[str, _space("--engine-version", help="0.11, 0.11.2 or latest.", show_default=False)] = ""
+    gpu_memory_utilization: Annotated[
+        str, _space("--gpu-memory-utilization", help="Share of the memory; the engine's own by default.", show_default=False)
+    ] = ""
+    max_num_batched_tokens: Annotated[
+        str, _space("--max-num-batched-tokens", help="Tokens of one pass; the engine's default by GPU.", show_default=False)
+    ] = ""
+    enforce_eager: Annotated[bool, _space("--enforce-eager", help="No CUDA graphs, nothing compiled.")] = False
+    stack: o.Stack = ""
+    mixed: o.Mixed = False
+    price_per_hour: Annotated[
+        str,
+        typer.Option("--price-per-hour", help="h100=2.5,h200=3.1, one number for one GPU, or a YAML file.", show_default=False),
+    ] = ""
+
+
+@grouped
+def run(
+    models: o.SomeModels,
+    *,
+    need: NeedOptions,
+    space: SpaceOptions,
+    file: Annotated[str, typer.Option("--file", help="YAML with these options as keys; those given here come first.")] = "",
+    points: Annotated[str, typer.Option("--points", help="Write every point to a .csv or .jsonl file.", metavar="FILE")] = "",
+    set_: o.Sets = [],  # noqa: B006 (typer copies it)
+    output: Output,
+) -> None:
+    """What do I need, and what is the best of it."""
+    from kvcalc.planning.records import answer_records
+    from kvcalc.planning.search import search
+
+    chosen = chosen_models(models, set_)
+    found = _question(chosen, need, space, file)
+    for model in chosen:
+        for text in model.notes:
+            note(f"{model.name}: {text}")
+    with _sink(points, found) as seen:
+        plan = search(found.needs, found.space, found.prices, seen)
+    for text in plan.remarks:
+        note(text)
+    records = [answer_records(answer, plan.space) for answer in plan.answers]
+    if output.plot:
+        from kvcalc.report.plans import front_chart
+
+        output.picture(front_chart(plan.answers[0]))
+    if not output.printed([record for part in records for record in part]):
+        from kvcalc.report.plans import plan_tables
+
+        output.show(*plan_tables(plan, records))
+
+
+def _question(models: "list[Any]", need: NeedOptions, space: SpaceOptions, file: str) -> "Question":
+    """The question of the command line; what it leaves at its default is a file's."""
+    from kvcalc.planning.question import file_options, question
+
+    typed = msgspec.structs.asdict(need) | msgspec.structs.asdict(space)
+    if not file:
+        return question(models, typed)
+    usual = msgspec.structs.asdict(NeedOptions()) | msgspec.structs.asdict(SpaceOptions())
+    return question(models, typed | file_options(file) | {name: value for name, value in typed.items() if value != usual[name]})
+
+
+@contextmanager
+def _sink(path: str, found: "Question") -> Iterator[Any]:
+    """Where blocks go as they are made: a file, and a bar on stderr where that is a terminal."""
+    from kvcalc.planning.points import Points
+
+    if not path and not sys.stderr.isatty():
+        yield None
+        return
+    with Points(path, found.prices) as points, _progress() as told:
+
+        def seen(block: Any) -> None:
+            points.take(block)
+            told(points.count)
+
+        yield seen
+    if path and path != "-":
+        note(f"{points.count:,} points in {path}")
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(
+        TextColumn("{task.completed:,} points"), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task("points", total=None)
+        yield lambda count: bar.update(task, completed=count)

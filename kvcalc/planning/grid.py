@@ -1,0 +1,169 @@
+"""The grid of a plan, a block at a time: one deployment under one need, in every number of replicas.
+
+A point's capacity is `fit`'s at the low end of its range, its times `latency`'s; what fails first is its reason. Blocks are
+made one after the other, so that a grid of any size takes the memory of one block.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvcalc.capacity.room import Room, Rooms
+from kvcalc.errors import UserError
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
+from kvcalc.planning.need import Need
+from kvcalc.planning.space import Space
+from kvcalc.planning.timed import Timed, Times
+from kvcalc.timing.calibration import Calibration
+from kvcalc.timing.deployment import Deployment, on_one_basis
+
+Array = Any  # of NumPy, whose kinds of number mypy tells apart more than is told here
+
+MEETS, MEMORY, UNKNOWN, TTFT, TPOT, THROUGHPUT, GPUS = range(7)  # why a point fails, what is looked at first before the rest
+
+
+class Block(NamedTuple):
+    """Points of one deployment under one need, by replicas.
+
+    counts: sequences that a replica is set up for. capacity: that fit. total: output tokens per second of all replicas at the
+    asked load, rate: of one replica. failing: the first of the limits that does not hold. excess: by what factor the worst of
+    them is missed, 1 where all hold. left: bytes of a GPU that the terms leave for the cache.
+    """
+
+    need: Need
+    deployment: Deployment
+    replicas: Array
+    counts: Array
+    capacity: Array
+    left: Array
+    ttft: float
+    tpot: Array
+    e2e: Array | None
+    rate: Array
+    total: Array
+    failing: Array
+    excess: Array
+
+    @property
+    def gpus(self) -> Array:
+        """GPUs of all replicas."""
+        return self.replicas * self.deployment.parallelism.gpus
+
+
+class Grid:
+    """All blocks of a space under some needs. remarks: what was left out and why, once it has been walked through."""
+
+    def __init__(self, needs: Sequence[Need], space: Space) -> None:
+        self.needs, self.space = needs, space
+        self.remarks: dict[str, None] = {}
+        self.laws = self._calibrations()
+
+    def _calibrations(self) -> dict[str, Calibration | None]:
+        """What times rest on, by GPU: one basis for all, unless a mixture is meant or a stack is asked for.
+
+        Of GPUs without the stack that is asked for none is looked at.
+        """
+        found = []
+        for gpu in self.space.gpus:
+            try:
+                found.append(Deployment(self.space.models[0], gpu).under(self.space.stack))
+            except UserError as error:
+                if not self.space.stack or len(self.space.gpus) == 1:
+                    raise
+                self.remarks[str(error)] = None
+        if not self.space.mixed:
+            found, remark = on_one_basis(found)
+            self.remarks |= {remark: None} if remark else {}
+        return {deployment.gpu.name: deployment.calibration for deployment in found}
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block: by model, precision, split, GPU and need (fastest)."""
+        for model in self.space.models:
+            for ranks in self.space.splits(model):
+                for precision in self.space.precisions:
+                    yield from self._split(model, precision, ranks)
+
+    def _split(self, model: Model, precision: Precision, ranks: Parallelism) -> Iterator[Block]:
+        import numpy as np
+
+        most = self.space.max_gpus // ranks.gpus
+        counts = np.array(sorted({n for need in self.needs for n in need.batches(most)}), dtype=np.int64)
+        base = Deployment(model, self.space.gpus[0], precision, ranks)
+        options = self.space.options_of(self.needs[0])
+        try:
+            rooms, timed = Rooms(base, options), Timed(base, counts)
+        except UserError as error:
+            self.remarks[str(error)] = None
+            return
+        for gpu in self.space.gpus:
+            if gpu.name in self.laws and self.space.takes(gpu, ranks):
+                chosen = msgspec.structs.replace(base, gpu=gpu, calibration=self.laws[gpu.name])
+                try:
+                    yield from self._blocks(chosen, rooms.on(gpu), timed, counts)
+                except UserError as error:
+                    self.remarks[str(error)] = None
+
+    def _blocks(self, deployment: Deployment, room: Room, timed: Timed, counts: Array) -> Iterator[Block]:
+        """One deployment under every need."""
+        import numpy as np
+
+        over = room.over
+        left = np.full((1, len(counts)), -over) if over else room.left(counts)
+        known: dict[object, tuple[Array, Times]] = {}
+        for need in self.needs:
+            lengths = need.lengths
+            if lengths not in known:
+                capacity = room.sequences(left, lengths.context) if not over else counts * 0
+                known[lengths] = capacity, timed.on(deployment, lengths, capacity >= counts)
+            yield points(need, deployment, self.space.max_gpus, counts, left.min(axis=0), *known[lengths])
+
+
+def points(need: Need, deployment: Deployment, max_gpus: int, counts: Array, left: Array, capacity: Array, times: Times) -> Block:
+    """The points of a deployment under a need, from what is known of it at each number of sequences."""
+    import numpy as np
+
+    most = max_gpus // deployment.parallelism.gpus
+    if need.users:
+        replicas = np.arange(1, min(most, need.users) + 1)
+        at = np.searchsorted(counts, -(-need.users // replicas))
+    else:
+        at = np.searchsorted(counts, need.batches(most))
+    chosen, holds = counts[at], capacity[at]
+    step, tpot = times.tpot[at], np.where(holds >= chosen, times.tpot[at], np.nan)
+    e2e = None if times.e2e is None else times.e2e[at]
+    each = 1 / tpot if e2e is None else need.lengths.output / e2e  # output tokens per second of one sequence
+    rate = chosen * each
+    if need.users:
+        total = need.users * each
+    else:
+        asked = np.maximum(need.rate * need.lengths.output, need.min_throughput)
+        replicas = np.maximum(1, np.ceil(asked / np.where(rate > 0, rate, np.inf))).astype(np.int64)
+        total = np.minimum(asked, replicas * rate)
+    block = Block(
+        need, deployment, replicas, chosen, holds, left[at], times.ttft, tpot, e2e, rate, total, replicas * 0, total * 0
+    )
+    failing, excess = judged(block._replace(tpot=step), max_gpus)
+    return block._replace(failing=failing, excess=excess)
+
+
+def judged(block: Block, max_gpus: int) -> tuple[Array, Array]:
+    """What each point fails at first, and by what factor it misses the limit that it misses most; infinite where nothing fits."""
+    import numpy as np
+
+    need, failing, excess = block.need, np.zeros(block.counts.shape, dtype=np.int8), np.ones(block.counts.shape)
+    missed = [(MEMORY, block.counts / np.maximum(block.capacity, 1e-9))]
+    unknown = (np.isnan(block.ttft) and bool(need.max_ttft)) | (
+        np.isnan(block.total) & bool(not need.users or need.min_throughput)
+    )
+    missed += [(UNKNOWN, np.where(unknown & (block.capacity >= block.counts), 1e9, 0.0))]
+    missed += [(TTFT, np.full(block.counts.shape, np.nan_to_num(block.ttft / need.max_ttft)))] if need.max_ttft else []
+    missed += [(TPOT, np.nan_to_num(block.tpot / need.max_tpot))] if need.max_tpot else []
+    missed += [(THROUGHPUT, np.nan_to_num(need.min_throughput / block.total))] if need.min_throughput and need.users else []
+    missed += [(GPUS, block.gpus / max_gpus)] if not need.users else []
+    for limit, ratio in missed:
+        failing = np.where((failing == MEETS) & (ratio > 1), limit, failing)
+        excess = np.maximum(excess, ratio)
+    return failing, excess

@@ -1,0 +1,59 @@
+"""Every point of a plan in a file, as it is made: CSV, or JSON lines. Nothing but the block at hand is held.
+
+Rows gather in a neighbour of the file, which takes its place at the end, and when Ctrl-C ends the search too: the file then
+holds all blocks that were done, whole.
+"""
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from kvcalc.errors import UserError
+from kvcalc.library.growing import Growing
+from kvcalc.planning.grid import Block
+from kvcalc.planning.records import block_records
+
+SUFFIXES = (".csv", ".jsonl")
+
+
+class Points:
+    """A file of points; '' only counts them, `-` is standard output as JSON lines. Raises UserError on another suffix."""
+
+    def __init__(self, path: str, prices: Mapping[str, float]) -> None:
+        if path and path != "-" and not path.lower().endswith(SUFFIXES):
+            raise UserError(f"points {path!r} should end in {' or '.join(SUFFIXES)}")
+        self.path, self.prices, self.count = path, dict(prices), 0
+        self._file = Growing(path) if path else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._file:
+            self._file.close(keep=kind is None or kind is KeyboardInterrupt)
+
+    def take(self, block: Block) -> None:
+        """Write the points of a block."""
+        if self._file:
+            rows = list(block_records(block, self.prices))
+            lines = _csv(rows, not self.count) if self.path.lower().endswith(".csv") else map(_json, rows)
+            self._file.write("".join(lines))
+        self.count += len(block.counts)
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _csv(rows: list[dict[str, Any]], first: bool) -> list[str]:
+    lines = [",".join(rows[0]) + "\n"] if first and rows else []
+    return [*lines, *(",".join(map(_cell, row.values())) + "\n" for row in rows)]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return '"' + value.replace('"', '""') + '"' if set(value) & set(',"\n') else value
+    return repr(value)

@@ -1,0 +1,169 @@
+"""A plan's question as people write it: options by name, from a command line, a notebook or a YAML file."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvcalc.capacity import FitOptions
+from kvcalc.errors import UserError, nearest
+from kvcalc.gpu.spec import Gpu
+from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
+from kvcalc.library.listing import all_gpus
+from kvcalc.library.load import load_gpu
+from kvcalc.library.words import from_words, spelled
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
+from kvcalc.planning.need import Need
+from kvcalc.planning.space import Space
+
+MOST_NEEDS = 100_000
+NEEDS = ("users", "context", "input_len", "output_len", "rate")  # lists, whose items each make a need
+LIMITS = ("max_ttft", "max_tpot", "min_throughput", "prefix_hit_rate")
+SIZES = ("tp", "pp", "dp", "ep")
+FORMATS = ("dtype", "quantization", "kv_cache_dtype")
+ENGINE = ("engine", "engine_version", "gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
+OTHERS = ("gpu", "max_gpus", "stack", "mixed", "price_per_hour")
+KEYS = (*NEEDS, *LIMITS, *SIZES, *FORMATS, *ENGINE, *OTHERS)
+
+
+class Question(NamedTuple):
+    """What is asked. prices: of an hour of a GPU, by its name."""
+
+    needs: list[Need]
+    space: Space
+    prices: dict[str, float]
+
+
+def question(models: Sequence[Model], given: Mapping[str, Any]) -> Question:
+    """The question that options come to. Raises UserError on an option that there is not, or a value that it cannot have.
+
+    Values are words, numbers, or lists of them; None and '' leave the default.
+    """
+    words = {name: _joined(value) for name, value in given.items()}
+    for name in words:
+        if name not in KEYS:
+            raise UserError(f"unknown option {name!r}", hint=nearest(name, KEYS))
+    gpus = chosen_gpus(words.get("gpu", "") or "all")
+    options = {name: words[name] for name in ENGINE if words.get(name)}
+    space = Space(
+        models=tuple(models),
+        gpus=tuple(gpus),
+        max_gpus=_whole(words.get("max_gpus", "") or "16", "max-gpus"),
+        precisions=tuple(_precisions(words)),
+        options=from_words(FitOptions, {"engine": "vllm"} | options | _switch(words, "enforce_eager")),
+        stack=words.get("stack", ""),
+        mixed=bool(_switch(words, "mixed")),
+        **{name: tuple(_whole(word, name) for word in _list(words.get(name, ""))) for name in SIZES},
+    )
+    return Question(_needs(words), space, prices_of(words.get("price_per_hour", ""), gpus))
+
+
+def _joined(value: Any) -> str:
+    """A value as it would be typed: items of a list between commas."""
+    if value is None or value is False:
+        return ""
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _list(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(words):
+        raise UserError(f"list {text!r} has an empty place")
+    return words
+
+
+def _whole(word: str, name: str) -> int:
+    if not (word.isascii() and word.isdigit()):
+        raise UserError(f"{spelled(name)} {word!r} is not a number of GPUs", hint="Give a whole number from 1 up")
+    return int(word[:9])
+
+
+def _switch(words: Mapping[str, str], name: str) -> dict[str, bool]:
+    """{name: True} where a switch is on."""
+    text = words.get(name, "").lower()
+    if text not in ("", "true", "false"):
+        raise UserError(f"{spelled(name)} {text!r} is neither true nor false")
+    return {name: True} if text == "true" else {}
+
+
+def _needs(words: Mapping[str, str]) -> list[Need]:
+    """A need for each combination of the lists, the first slowest."""
+    limits = {name: words[name] for name in LIMITS if words.get(name)}
+    lists = [_list(words.get(name, "")) or [""] for name in NEEDS]
+    if any(len(one) > MOST_NEEDS for one in lists):
+        raise UserError(f"more than {MOST_NEEDS:,} needs asked for")
+    found: list[Need] = []
+    for chosen in product(*lists):
+        if len(found) == MOST_NEEDS:
+            raise UserError(f"more than {MOST_NEEDS:,} needs asked for")
+        found.append(from_words(Need, dict(zip(NEEDS, chosen, strict=True)) | limits | _numbers(chosen, limits)))
+    return found
+
+
+def _numbers(chosen: Sequence[str], limits: Mapping[str, str]) -> dict[str, float]:
+    """The values that are plain numbers."""
+    named = {"rate": chosen[NEEDS.index("rate")], **{n: limits.get(n, "") for n in ("min_throughput", "prefix_hit_rate")}}
+    return {name: number(text, spelled(name)) for name, text in named.items() if text}
+
+
+def number(text: str, what: str) -> float:
+    """A finite number that is not below 0. Raises UserError naming what it is of."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e15:
+        raise UserError(f"{what} {text!r} is not a number from 0 up")
+    return value
+
+
+def _precisions(words: Mapping[str, str]) -> Iterable[Precision]:
+    lists = [_list(words.get(name, "")) or [default] for name, default in zip(FORMATS, ("auto", "", "auto"), strict=True)]
+    for dtype, quantization, cache in product(*lists):
+        yield Precision(dtype, cache, "" if quantization.lower() in ("auto", "none") else quantization)
+
+
+def chosen_gpus(names: str) -> list[Gpu]:
+    """The GPUs of a list, each once; `all` is every preset."""
+    found = [gpu for name in _list(names) for gpu in (all_gpus() if name.lower() == "all" else [load_gpu(name)])]
+    return list({gpu.name: gpu for gpu in found}.values())
+
+
+def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
+    """Prices of an hour: `h100=2.5,h200=3`, one number for a single kind of GPU, or a YAML file of them. None is made up.
+
+    Raises UserError on a GPU that there is not, a price that is none, or one number for several kinds.
+    """
+    if not text:
+        return {}
+    if text.lower().endswith((".yaml", ".yml")):
+        pairs = [(name, str(price)) for name, price in parse_yaml(read_text(Path(text), MOST_YAML), text)[0].items()]
+    elif "=" not in text:
+        if len(gpus) != 1:
+            hint = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
+            raise UserError(f"price-per-hour {text!r} is one price for {len(gpus)} kinds of GPU", hint=hint)
+        pairs = [(gpus[0].name, text)]
+    else:
+        pairs = [(name, price) for name, _, price in (word.partition("=") for word in _list(text))]
+    found = {}
+    for name, price in pairs:
+        gpu = next((gpu for gpu in gpus if gpu.name == name.strip()), None) or load_gpu(name)
+        found[gpu.name] = number(price, f"price of {gpu.name}")
+        if not found[gpu.name]:
+            raise UserError(f"price of {gpu.name} {price!r} is not above 0")
+    return found
+
+
+def file_options(path: str) -> dict[str, Any]:
+    """The options in a YAML file, by the names of the command line, with - or _. Raises UserError naming file and line."""
+    data, lines = parse_yaml(read_text(Path(path), MOST_YAML), path)
+    found = {}
+    for key, value in data.items():
+        name = key.replace("-", "_")
+        if name not in KEYS:
+            raise UserError(f"unknown option {key!r}", f"{path}, line {lines.get((key,), 1)}", nearest(name, KEYS))
+        if isinstance(value, dict):
+            value = [f"{k}={v}" for k, v in value.items()]
+        found[name] = value
+    return found

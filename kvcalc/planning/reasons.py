@@ -1,0 +1,88 @@
+"""Why a point does not meet a need, in words; and which limit would have to give."""
+
+from typing import Any, NamedTuple
+
+from kvcalc.planning.grid import GPUS, MEETS, MEMORY, THROUGHPUT, TPOT, TTFT, UNKNOWN, Block
+from kvcalc.units import format_bytes, format_seconds
+
+
+class Point(NamedTuple):
+    """One point of a block."""
+
+    block: Block
+    at: int
+
+    @property
+    def gpu(self) -> str:
+        return self.block.deployment.gpu.name
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all its replicas."""
+        return int(self.block.gpus[self.at])
+
+    @property
+    def meets(self) -> bool:
+        return bool(self.block.failing[self.at] == MEETS)
+
+    @property
+    def tpot(self) -> float | None:
+        return known(self.block.tpot[self.at])
+
+    @property
+    def e2e(self) -> float | None:
+        return None if self.block.e2e is None else known(self.block.e2e[self.at])
+
+
+def known(value: Any) -> float | None:
+    """A figure as a float; None where there is none."""
+    return float(value) if value == value and abs(value) != float("inf") else None
+
+
+def reason(point: Point) -> str | None:
+    """What does not hold first, with both figures; None where all does."""
+    block, at, need = point.block, point.at, point.block.need
+    about = {"bound": "at least ", "scaled": "about "}.get(block.deployment.time_basis, "")
+    limit = int(block.failing[at])
+    if limit == MEMORY:
+        return _memory(point)
+    if limit == UNKNOWN:
+        return f"{block.deployment.gpu.name} gives no matrix peak, so that the time of a prompt is not known"
+    if limit == TTFT:
+        return f"{about}{format_seconds(block.ttft)} to the first token, more than {format_seconds(need.max_ttft)}"
+    if limit == TPOT:
+        return f"{about}{format_seconds(float(block.tpot[at]))} a token, more than {format_seconds(need.max_tpot)}"
+    if limit == THROUGHPUT:
+        return f"{block.total[at]:,.0f} tokens/s, fewer than {need.min_throughput:,.0f}"
+    return f"the load takes {point.gpus:,} GPUs" if limit == GPUS else None
+
+
+def _memory(point: Point) -> str:
+    block, at = point.block, point.at
+    left, wanted, holds = int(block.left[at]), int(block.counts[at]), int(block.capacity[at])
+    if left < 0:
+        return f"weights and what an engine needs beside them are {format_bytes(-left)} over a GPU's memory"
+    return f"{holds:,} of {wanted:,} sequences of {block.need.lengths.context:,} tokens fit"
+
+
+def loosened(point: Point) -> str:
+    """The limits that a point misses, as they would have to be for it."""
+    block, at, need, found = point.block, point.at, point.block.need, []
+    if block.capacity[at] < block.counts[at]:
+        held = int(block.capacity[at] * block.replicas[at])
+        found.append(f"--users {held:,}" if need.users and held else "--max-gpus, a smaller --quantization or --kv-cache-dtype")
+    if need.max_ttft and block.ttft > need.max_ttft:
+        found.append(f"--max-ttft {_rounded_up(block.ttft)}")
+    if need.max_tpot and block.tpot[at] > need.max_tpot:
+        found.append(f"--max-tpot {_rounded_up(float(block.tpot[at]))}")
+    if need.min_throughput and need.users and block.total[at] < need.min_throughput:
+        found.append(f"--min-throughput {int(block.total[at])}")
+    if block.failing[at] == GPUS or (not need.users and not found):
+        found.append(f"--max-gpus {point.gpus}")
+    return " and ".join(found)
+
+
+def _rounded_up(seconds: float) -> str:
+    """Milliseconds with one digit behind the point, no less than they are."""
+    tenths = -int(-seconds * 10_000 // 1)
+    return f"{tenths / 10:g}ms"

@@ -1,0 +1,106 @@
+"""The records of `plan`: a point as a flat record, every figure under its own key; and all points of a block, for a file."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvcalc.capacity.commands import command_of
+from kvcalc.layers.batch import Batch
+from kvcalc.planning.best import Answer
+from kvcalc.planning.grid import Block
+from kvcalc.planning.precisions import below_published
+from kvcalc.planning.reasons import Point, known, reason
+from kvcalc.planning.space import Space, nodes
+from kvcalc.timing.deployment import Deployment
+
+
+def point_record(point: Point, price: float = 0.0) -> dict[str, Any]:
+    """A point as a record. price: of an hour of one GPU; 0 for no cost.
+
+    Capacity and times are of one replica that is set up for max_num_seqs. total_tokens_per_s: of all replicas at the asked
+    load, which cost and energy are of. energy_per_token_j: all GPUs at their full power for that time, no more where the time
+    is predicted. reason: what does not hold first; null where all does.
+    """
+    block, at, deployment = point.block, point.at, point.block.deployment
+    total, rate, gpus = known(block.total[at]), known(block.rate[at]), deployment.parallelism.gpus
+    power = deployment.gpu.power_w
+    return {
+        **_asked(block),
+        **_deployed(deployment),
+        "replicas": int(block.replicas[at]),
+        "total_gpus": point.gpus,
+        "max_num_seqs": int(block.counts[at]),
+        "capacity_sequences": int(block.capacity[at]),
+        "ttft_s": known(block.ttft),
+        "tpot_s": point.tpot,
+        "e2e_s": point.e2e,
+        "tokens_per_s": rate,
+        "tokens_per_s_per_gpu": rate / gpus if rate else None,
+        "total_tokens_per_s": total,
+        "cost_per_hour": price * point.gpus if price else None,
+        "cost_per_million_tokens": price * point.gpus / 3600 / total * 1e6 if price and total else None,
+        "energy_per_token_j": power * point.gpus / total if power and total else None,
+        "time_basis": deployment.time_basis,
+        "meets": point.meets,
+        "reason": reason(point),
+    }
+
+
+def _asked(block: Block) -> dict[str, Any]:
+    need = block.need
+    return {
+        "users": need.users or None,
+        "rate": need.rate or None,
+        "context": need.lengths.context,
+        "input_len": need.input_len or None,
+        "output_len": need.output_len or None,
+    }
+
+
+def _deployed(deployment: Deployment) -> dict[str, Any]:
+    ranks, precision = deployment.parallelism, deployment.precision
+    return {
+        "model": deployment.model.name,
+        "gpu": deployment.gpu.name,
+        "gpus": ranks.gpus,
+        "nodes": nodes(deployment.gpu, ranks),
+        "tensor_parallel_size": ranks.tp,
+        "pipeline_parallel_size": ranks.pp,
+        "data_parallel_size": ranks.dp,
+        "expert_parallel_size": ranks.ep,
+        "dtype": deployment.formats.weights_label,
+        "quantization": precision.quantization or None,
+        "kv_cache_dtype": deployment.formats.kv_cache_dtype,
+    }
+
+
+def answer_records(answer: Answer, space: Space) -> list[dict[str, Any]]:
+    """The five best, or what comes nearest where nothing meets the need; what only these are told beside it.
+
+    pareto: on the front of TPOT against tokens per second of a GPU, or of its price, among all points that fit. time_p90_error,
+    uncalibrated_share: of its decode step. quality: what is below the published precision, or null.
+    """
+    chosen = answer.best or ([answer.nearest] if answer.nearest else [])
+    return [point_record(p, answer.prices.get(p.gpu, 0.0)) | _beside(p, answer, space) for p in chosen]
+
+
+def _beside(point: Point, answer: Answer, space: Space) -> dict[str, Any]:
+    block, at, deployment = point.block, point.at, point.block.deployment
+    step = Batch.decode(block.need.lengths.context, int(block.counts[at]))
+    price = answer.prices.get(point.gpu, 1.0)
+    speed = block.rate[at] / (deployment.parallelism.gpus * price)
+    written = command_of(deployment, space.options_of(block.need, int(block.counts[at])))
+    return {
+        "pareto": answer.front.holds(float(block.tpot[at]), float(speed)),
+        "basis": deployment.basis,
+        "uncalibrated_share": float(deployment.uncalibrated_share(step)),
+        "time_p90_error": deployment.p90_error(step),
+        "quality": below_published(deployment.model, deployment.precision),
+        "engine": space.options.engine,
+        "command": written.line if written else None,
+    }
+
+
+def block_records(block: Block, prices: dict[str, float]) -> Iterator[dict[str, Any]]:
+    """Every point of a block."""
+    price = prices.get(block.deployment.gpu.name, 0.0)
+    return (point_record(Point(block, at), price) for at in range(len(block.counts)))

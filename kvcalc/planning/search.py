@@ -1,0 +1,48 @@
+"""A plan from its question to its answers: every block of the grid goes by once, and what is asked for is kept of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from kvcalc.errors import UserError, few
+from kvcalc.planning.best import Answer, Tally
+from kvcalc.planning.grid import Block, Grid
+from kvcalc.planning.need import Need
+from kvcalc.planning.space import Space
+
+
+class Plan(NamedTuple):
+    """Answers by model and need (fastest). remarks: what was left out, and why."""
+
+    space: Space
+    answers: list[Answer]
+    remarks: list[str]
+
+
+def search(
+    needs: Sequence[Need], space: Space, prices: Mapping[str, float] | None = None, seen: Callable[[Block], None] | None = None
+) -> Plan:
+    """Look through a space. prices: of an hour of a GPU, by its name. seen: told of every block.
+
+    Raises UserError where there is nothing to look through.
+    """
+    known, remarks = prices or {}, []
+    if known:
+        priced = tuple(gpu for gpu in space.gpus if gpu.name in known)
+        if not priced:
+            raise UserError(f"prices of {', '.join(known)}, and none of these GPUs is looked at")
+        if len(priced) < len(space.gpus):
+            remarks.append(f"left out, as no price is given: {few([g.name for g in space.gpus if g not in priced])}")
+        space = msgspec.structs.replace(space, gpus=priced)
+    grid = Grid(needs, space)
+    tallies = {(model.name, need): Tally(need, space.max_gpus, known) for model in space.models for need in needs}
+    for block in grid.blocks():
+        tallies[block.deployment.model.name, block.need].take(block)
+        if seen:
+            seen(block)
+    answers = [tally.answer() for tally in tallies.values()]
+    if not any(answer.looked for answer in answers):
+        refused = next(iter(grid.remarks), "")
+        raise UserError(refused or f"nothing to look at with {space.max_gpus} GPUs", hint="" if refused else "Raise --max-gpus")
+    return Plan(space, answers, [*remarks, *grid.remarks])

@@ -1,0 +1,91 @@
+"""What a plan looks through: models, GPUs, ways to split a model over them, and formats."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kvcalc.capacity import FitOptions
+from kvcalc.errors import UserError
+from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.pipeline import check
+from kvcalc.model.precision import PUBLISHED, Precision
+from kvcalc.model.spec import Model
+from kvcalc.planning.need import Need
+
+NODE = 8  # GPUs of a server where a preset does not say how many its links join
+MOST_SPLIT = 4096
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """Every combination is a deployment, in as many replicas as max_gpus GPUs hold.
+
+    tp, pp, dp, ep: sizes; () for every one that the model divides into, with tensor and expert parallelism inside one server,
+    and data parallelism inside a replica for mixtures of experts alone: without experts it is another replica. options: of
+    the engine; its lengths, sequences and end of the range are the plan's. stack: as `Deployment.under` takes it. mixed:
+    whether predicted and bound times may stand in one ranking.
+    """
+
+    models: tuple[Model, ...]
+    gpus: tuple[Gpu, ...]
+    max_gpus: int = 16
+    tp: tuple[int, ...] = ()
+    pp: tuple[int, ...] = ()
+    dp: tuple[int, ...] = ()
+    ep: tuple[int, ...] = ()
+    precisions: tuple[Precision, ...] = (PUBLISHED,)
+    options: FitOptions = FitOptions(engine="vllm")
+    stack: str = ""
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_gpus <= MOST_SPLIT:
+            raise UserError(f"max-gpus {self.max_gpus} is outside 1 to {MOST_SPLIT:,}")
+
+    def splits(self, model: Model) -> Iterator[Parallelism]:
+        """The ways to cut a model over at most max_gpus GPUs, fewest first. Raises UserError where none of those given does."""
+        found, refused = [], None
+        for tp, dp, pp in self._sizes(model):
+            for ep in self.ep or sorted({1, tp * dp} if dp == 1 or self.dp else {tp * dp}) if _experts(model) else (1,):
+                try:
+                    ranks = Parallelism(tp, pp, dp, ep)
+                    check(model, ranks)
+                except UserError as error:
+                    refused = error
+                    continue
+                found.append(ranks)
+        if not found and refused:
+            raise refused
+        return iter(sorted(found, key=lambda r: (r.gpus, -r.tp, r.dp, r.ep)))
+
+    def _sizes(self, model: Model) -> Iterator[tuple[int, int, int]]:
+        """(tp, dp, pp) whose product is at most max_gpus."""
+        most = self.max_gpus
+        within = max(self.within(gpu) for gpu in self.gpus)
+        for tp in self.tp or range(1, min(most, within) + 1):
+            for dp in self.dp or (range(1, min(most, within) // tp + 1) if _experts(model) else (1,)):
+                for pp in self.pp or range(1, min(most // (tp * dp), model.layers) + 1):
+                    if tp * dp * pp <= most:
+                        yield tp, dp, pp
+
+    def within(self, gpu: Gpu) -> int:
+        """GPUs over which tensor and expert parallelism spread: those that its links join, unless sizes are given."""
+        return self.max_gpus if self.tp or self.dp else gpu.link_domain or NODE
+
+    def options_of(self, need: Need, count: int = 0) -> FitOptions:
+        """What `fit` is asked of a replica for `count` sequences, to say what a point says."""
+        length = need.lengths.context
+        return msgspec.structs.replace(self.options, max_model_len=length, max_num_seqs=count or None, budget="low")
+
+    def takes(self, gpu: Gpu, ranks: Parallelism) -> bool:
+        """Whether this split is looked at on these GPUs."""
+        return ranks.tp * ranks.dp <= self.within(gpu)
+
+
+def nodes(gpu: Gpu, ranks: Parallelism) -> int:
+    """Servers of one replica: of as many GPUs as its links join."""
+    return -(-ranks.gpus // (gpu.link_domain or NODE))
+
+
+def _experts(model: Model) -> bool:
+    return any(weight.expert for _, weight, _ in model.walk())

@@ -1,0 +1,145 @@
+"""What `plan` shows: the answer in a sentence, the five best in a table, the command line of the first; the front drawn."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.planning.best import Answer
+from kvcalc.planning.front import knees
+from kvcalc.planning.need import Need
+from kvcalc.planning.reasons import Point, loosened, reason
+from kvcalc.planning.search import Plan
+from kvcalc.report.chart import Axis, Chart, Series, si_tick
+from kvcalc.report.export import Record
+from kvcalc.report.fit import shell_lines
+from kvcalc.report.layout import Column, Table
+from kvcalc.report.tables import fallback_notes, integer, seconds, time_note
+
+_money = "{:,.2f}".format
+PLAN = (
+    Column("model", "model", right=False, given=True),
+    Column("users", "users", integer, given=True),
+    Column("rate", "req/s", lambda v: f"{v:g}", given=True),
+    Column("context", "context", integer, given=True),
+    Column("gpu", "GPU", right=False),
+    Column("total_gpus", "GPUs", integer, about="of all replicas"),
+    Column("split", "split", right=False, about="of each replica"),
+    Column("replicas", "replicas", integer, given=True),
+    Column("dtype", "weights", right=False, given=True),
+    Column("kv_cache_dtype", "cache", right=False, given=True),
+    Column("cost_per_hour", "an hour", _money, about="in the money of --price-per-hour"),
+    Column("tpot_s", "TPOT", seconds, rests="time", about="of all sequences of a replica at once"),
+    Column("ttft_s", "TTFT", seconds, rests="time", about="of one prompt by itself"),
+    Column("max_num_seqs", "at once", integer, about="sequences that a replica is set up for"),
+    Column("capacity_sequences", "fit", integer, about="sequences that it holds at the low end of the engine's range"),
+    Column("tokens_per_s_per_gpu", "tokens/s/GPU", lambda v: f"{v:,.0f}", rests="rate"),
+    Column("cost_per_million_tokens", "per 1M tokens", _money, rests="time", about="output tokens at the asked load"),
+    Column("reason", "why not", right=False),
+    Column("energy_per_token_j", "J/token", lambda v: f"{v:.3g}", about="all GPUs at full power", wide=True),
+    Column("total_tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", rests="rate", wide=True),
+    Column("nodes", "servers", integer, wide=True),
+    Column("pareto", "on the front", lambda v: "yes" if v else "no", wide=True),
+)
+
+
+def plan_tables(plan: Plan, records: Sequence[Sequence[Record]]) -> list[Table]:
+    """One answer as its five best and what is to be said of it; several as the first of each. records: of each answer."""
+    if len(plan.answers) > 1:
+        return [_several(plan, [found[0] for found in records if found])]
+    answer, rows = plan.answers[0], [_row(record) for record in records[0]]
+    return [Table(rows, PLAN, sentence(answer), ["", *_notes(plan, answer, rows)])]
+
+
+def _row(record: Record) -> dict[str, Any]:
+    sizes = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
+    words = [f"{short} {record[f'{name}_parallel_size']}" for short, name in sizes.items()]
+    return {**record, "split": " ".join(word for word in words if not word.endswith(" 1")) or "one GPU"}
+
+
+def asked(need: Need) -> str:
+    """A need as a person would say it."""
+    lengths = need.lengths
+    tokens = f"{need.input_len:,} tokens in and {need.output_len:,} out" if need.output_len else f"{lengths.context:,} tokens"
+    load = (
+        f"{need.users:,} user{'s' * (need.users > 1)}"
+        if need.users
+        else f"{need.rate:g} requests a second"
+        if need.rate
+        else "any load"
+    )
+    limits = [f"{seconds(need.max_tpot)} a token"] if need.max_tpot else []
+    limits += [f"{seconds(need.max_ttft)} to the first"] if need.max_ttft else []
+    limits += [f"{need.min_throughput:,.0f} tokens a second"] if need.min_throughput else []
+    within = f", within {' and '.join(limits)}" if limits else ""
+    return f"{load} of {tokens}{within}"
+
+
+def _where(point: Point) -> str:
+    """A deployment in a few words: how many GPUs of what kind, and how they are split."""
+    ranks, replicas = point.block.deployment.parallelism, int(point.block.replicas[point.at])
+    sizes = {"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp, "ep": ranks.ep}
+    split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    words = [f"{replicas} replicas"] * (replicas > 1) + [split] * bool(split)
+    return f"{point.gpus}× {point.gpu}" + (f" ({', '.join(words)})" if words else "")
+
+
+def sentence(answer: Answer) -> str:
+    """What meets the need, and why nothing cheaper does; or what comes nearest, and what to loosen."""
+    what = asked(answer.need)
+    if not answer.best:
+        near = answer.nearest
+        if not near:
+            return f"Nothing that was looked at serves {what}"
+        return f"Nothing serves {what}; nearest is {_where(near)}: {reason(near)}. To loosen: {loosened(near)}"
+    first, others = answer.best[0], len(answer.kinds) - 1
+    if answer.prices:
+        cost = answer.prices[first.gpu] * first.gpus
+        found = f"{what}: {_where(first)} at {cost:,.2f} an hour is the cheapest"
+    elif others:
+        kinds = f"{others} other kind{'s' * (others > 1)} of GPU"
+        found = f"{what}: {_where(first)} will do, and so will {kinds}, the fewest of each below"
+    else:
+        found = f"{what}: {_where(first)} will do, the fewest"
+    below, cheaper = answer.cheaper, "cheaper" if answer.prices else "fewer"
+    return f"{found}; of {cheaper}, {_where(below)} comes nearest: {reason(below)}" if below else found
+
+
+def _notes(plan: Plan, answer: Answer, rows: Sequence[Record]) -> list[str]:
+    if not rows:
+        return [f"{answer.looked:,} points looked at"]
+    notes = [f"{answer.looked:,} points looked at, {answer.met:,} meet the need"]
+    more = answer.kinds[len({row["gpu"] for row in rows if row["meets"]}) :]
+    if more and not answer.prices:
+        notes.append(f"also: {', '.join(f'{p.gpus}×{p.gpu}' for p in more)}")
+    if len(answer.kinds) > 1 and not answer.prices:
+        notes.append("kinds of GPU stand by how many it takes, and are not ranked against each other without --price-per-hour")
+    notes += [time_note(rows), *fallback_notes(rows), *dict.fromkeys(row["quality"] for row in rows if row["quality"])]
+    if rows[0]["command"]:
+        notes += ["", *shell_lines(rows[0]["command"])]
+    return notes
+
+
+def _several(plan: Plan, firsts: Sequence[Record]) -> Table:
+    """The first of each answer, a line each."""
+    rows = [_row(record) for record in firsts]
+    met = sum(row["meets"] for row in rows)
+    looked = sum(answer.looked for answer in plan.answers)
+    remark = "of each need the cheapest" if plan.answers[0].prices else "of each need the fewest GPUs of any kind"
+    notes = ["", f"{looked:,} points looked at; {remark}", time_note(rows)] if rows else [""]
+    return Table(rows, PLAN, f"{met} of {len(plan.answers)} needs are met with up to {plan.space.max_gpus} GPUs", notes)
+
+
+def front_chart(answer: Answer) -> Chart:
+    """The front of TPOT against throughput of a GPU (or per price), labelled where it bends; the limit where there is one."""
+    front, per = answer.front, "tokens/s per price of an hour" if answer.prices else "tokens/s per GPU"
+    labelled = set(knees(front.xs, front.ys))
+    labels = tuple(_where(point) if at in labelled else "" for at, point in enumerate(front.what))
+    xs, ys = tuple(front.xs.tolist()), tuple(front.ys.tolist())
+    series = [
+        Series("", xs, ys, "trail", colour=0),
+        Series("no other is both faster and more productive", xs, ys, "points", labels=labels, colour=0),
+    ]
+    basis = {"bound": "datasheet bounds", "calibrated": "predicted", "scaled": "scaled from another GPU"}.get(
+        answer.basis, answer.basis
+    )
+    subtitle = f"{asked(answer.need)}; {basis}"
+    return Chart("Latency against throughput", subtitle, Axis("TPOT", tick=seconds), Axis(per, tick=si_tick()), tuple(series))
