@@ -78,7 +78,7 @@ def run(
 ) -> None:
     """What do I need, and what is the best of it."""
     from kvcalc.planning.records import answer_records
-    from kvcalc.planning.search import search
+    from kvcalc.planning.search import searched
 
     chosen = chosen_models(models, set_)
     found = _question(chosen, need, space, file)
@@ -86,7 +86,7 @@ def run(
         for text in model.notes:
             note(f"{model.name}: {text}")
     with _sink(points, found) as seen:
-        plan = search(found.needs, found.space, found.prices, seen)
+        plan = searched(found.needs, found.space, found.prices, seen)
     for text in plan.remarks:
         note(text)
     records = [answer_records(answer, plan.space) for answer in plan.answers]
@@ -102,13 +102,13 @@ def run(
 
 def _question(models: "list[Any]", need: NeedOptions, space: SpaceOptions, file: str) -> "Question":
     """The question of the command line; what it leaves at its default is a file's."""
-    from kvcalc.planning.question import file_options, question
+    from kvcalc.planning.question import file_options, question_of
 
     typed = msgspec.structs.asdict(need) | msgspec.structs.asdict(space)
     if not file:
-        return question(models, typed)
+        return question_of(models, typed)
     usual = msgspec.structs.asdict(NeedOptions()) | msgspec.structs.asdict(SpaceOptions())
-    return question(models, typed | file_options(file) | {name: value for name, value in typed.items() if value != usual[name]})
+    return question_of(models, typed | file_options(file) | {name: value for name, value in typed.items() if value != usual[name]})
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Question(NamedTuple):
     prices: dict[str, float]
 
 
-def question(models: Sequence[Model], given: Mapping[str, Any]) -> Question:
+def question_of(models: Sequence[Model], given: Mapping[str, Any]) -> Question:
     """The question that options come to. Raises UserError on an option that there is not, or a value that it cannot have.
 
     Values are words, numbers, or lists of them; None and '' leave the default.

@@ -20,7 +20,7 @@ class Plan(NamedTuple):
     remarks: list[str]
 
 
-def search(
+def searched(
     needs: Sequence[Need], space: Space, prices: Mapping[str, float] | None = None, seen: Callable[[Block], None] | None = None
 ) -> Plan:
     """Look through a space. prices: of an hour of a GPU, by its name. seen: told of every block.

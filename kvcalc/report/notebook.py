@@ -171,14 +171,14 @@ def plan(models: str | Path | Model | Sequence[str | Path | Model], **options: A
 
     options: those of `kvcalc plan` by name, each a word, a number or a list. Raises UserError.
     """
-    from kvcalc.planning.question import question
+    from kvcalc.planning.question import question_of
     from kvcalc.planning.records import answer_records
-    from kvcalc.planning.search import search
+    from kvcalc.planning.search import searched
     from kvcalc.report.plans import plan_tables
 
     given = [models] if isinstance(models, str | Path | Model) else models
-    asked = question([_loaded(one, Model, load_model, "model") for one in given], options)
-    found = search(asked.needs, asked.space, asked.prices)
+    asked = question_of([_loaded(one, Model, load_model, "model") for one in given], options)
+    found = searched(asked.needs, asked.space, asked.prices)
     records = [answer_records(answer, found.space) for answer in found.answers]
     return Answer([record for part in records for record in part], lambda: plan_tables(found, records))
 
