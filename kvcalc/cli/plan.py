@@ -108,7 +108,8 @@ def _question(models: "list[Any]", need: NeedOptions, space: SpaceOptions, file:
     if not file:
         return question_of(models, typed)
     usual = msgspec.structs.asdict(NeedOptions()) | msgspec.structs.asdict(SpaceOptions())
-    return question_of(models, typed | file_options(file) | {name: value for name, value in typed.items() if value != usual[name]})
+    given = {name: value for name, value in typed.items() if value != usual[name]}
+    return question_of(models, typed | file_options(file) | given)
 
 
 @contextmanager
