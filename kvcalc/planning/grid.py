@@ -118,10 +118,12 @@ class Grid:
             if lengths not in known:
                 capacity = room.sequences(left, lengths.context) if not over else counts * 0
                 known[lengths] = capacity, timed.on(deployment, lengths, capacity >= counts)
-            yield points(need, deployment, self.space.max_gpus, counts, left.min(axis=0), *known[lengths])
+            yield block_of(need, deployment, self.space.max_gpus, counts, left.min(axis=0), *known[lengths])
 
 
-def points(need: Need, deployment: Deployment, max_gpus: int, counts: Array, left: Array, capacity: Array, times: Times) -> Block:
+def block_of(
+    need: Need, deployment: Deployment, max_gpus: int, counts: Array, left: Array, capacity: Array, times: Times
+) -> Block:
     """The points of a deployment under a need, from what is known of it at each number of sequences."""
     import numpy as np
 
