@@ -65,6 +65,7 @@ def test_what_a_vllm_line_says() -> None:
         ("docker run --gpus all vllm/vllm-openai:v0.11.2 --model gpt2", {"engine_version": "0.11.2"}),
         ("python3 -m vllm.entrypoints.openai.api_server --model gpt2 --block-size 32", {"block_size": 32}),
         ("python -m sglang.launch_server --model-path gpt2 --context-length 512", {"max_model_len": 512}),
+        ("sglang serve --model-path openai/gpt-oss-20b --disable-hybrid-swa-memory", {"hybrid": False}),
         (
             "sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 4 --enable-dp-attention --max-running-requests 64",
             {"tp": 2, "dp": 4, "ep": 8, "max_num_seqs": 64},

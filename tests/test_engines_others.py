@@ -43,13 +43,14 @@ def test_sglang_splits_between_windows_and_full_layers() -> None:
 
 
 def test_sglang_splits_between_states_and_tokens() -> None:
-    """Nine bytes of states for ten of tokens: of 1900, 1000 are tokens' and 900 states'."""
+    """Nine bytes of states for ten of tokens: of 1900, 1000 are tokens' and 900 states', one slot of them for padding."""
     plan = SGLang(full=10, window=0, limit=0, state=100, page=1)
     assert (plan.slots(1900), plan.allocated(1900, 1, 1)) == (100, 1000 + 900)
-    assert plan.concurrency(1900, 1) == 9
-    assert (plan.needed(9, 1), plan.needed(1, 100)) == (1900, 1900)
-    assert plan.most_sequences(1900, 11) == 9
-    assert plan.most_sequences(1899, 11) == 8
+    assert plan.concurrency(1900, 1) == 8
+    assert (plan.needed(8, 1), plan.needed(1, 100)) == (1900, 1900)
+    assert plan.most_sequences(1900, 11) == 8
+    assert plan.most_sequences(1899, 11) == 7
+    assert (plan.slots(2000), plan.allocated(2000, 1, 1)) == (110, 1100 + 900)  # tokens get what makes no whole state
 
 
 def test_sglang_static_fraction() -> None:

@@ -136,8 +136,8 @@ def test_pools_of_sglang_at_their_boundary() -> None:
     assert [plan.needed(n, 10) for n in (8, 9)] == [80 * 6 + 64 * 5, 90 * 6 + 72 * 5]
     assert [plan.needed(1, n) for n in (7, 8, 9)] == [9 * 6 + 7 * 5, 10 * 6 + 8 * 5, 10 * 6 + 8 * 5]
     assert [plan.most_sequences(n, 10) for n in (799, 800)] == [7, 8]
-    states = SGLang(full=10, window=0, limit=0, state=90, page=1)
-    assert [states.needed(1, n) for n in (10, 11)] == [190, 209]  # 90 B of state beside 100; 11 tokens ask for 110 · 1.9
+    states = SGLang(full=10, window=0, limit=0, state=45, page=1)
+    assert [states.needed(1, n) for n in (10, 11)] == [190, 209]  # two slots of 45 B beside 100; 11 tokens ask for 110 · 1.9
     assert [states.concurrency(n, 10) for n in (189, 190)] == [0, 1]
 
 
@@ -149,10 +149,10 @@ def test_concurrency_of_sglang_counts_whole_pages() -> None:
 
 
 def test_states_alone_under_sglang() -> None:
-    """No slot of a token decides: 9 of 19 bytes are states', 900 of 1900, in which 9 of 100 bytes stand at any length."""
+    """No slot of a token decides: 9 of 19 bytes are states', 900 of 1900, 8 of 100 bytes at any length and one for padding."""
     plan = SGLang(full=0, window=0, limit=0, state=100, page=1)
-    assert (plan.slots(1900), plan.concurrency(1900, 50), plan.tokens(1900, 50)) == (0, 9.0, 450)
-    assert (plan.most_sequences(1900, 50), plan.longest(1900, 9), plan.longest(1900, 10)) == (9, None, 0)
+    assert (plan.slots(1900), plan.concurrency(1900, 50), plan.tokens(1900, 50)) == (0, 8, 400)
+    assert (plan.most_sequences(1900, 50), plan.longest(1900, 8), plan.longest(1900, 9)) == (8, None, 0)
     assert plan.breakpoints() == [
         {"from_tokens": 0, "fixed_bytes": 100, "bytes_per_token": 0, "block_tokens": 1, "cause": ""},
     ]

@@ -103,6 +103,8 @@ def _sglang(given: dict[str, Any], remarks: list[str]) -> None:
     algorithm = given.pop("prediction", "")
     if algorithm and "draft_name" not in given and algorithm in ("nextn", "eagle", "mtp"):
         given["mtp"] = True
+    if given.pop("windows_kept", False):
+        given["hybrid"] = False
 
 
 def _llama_cpp(given: dict[str, Any], remarks: list[str]) -> None:
@@ -239,6 +241,8 @@ def _ask_vllm(own: dict[str, Any], deployment: Deployment, values: dict[str, Any
 
 
 def _ask_sglang(own: dict[str, Any], deployment: Deployment, values: dict[str, Any]) -> None:
+    if not own.pop("hybrid", True):
+        values["windows_kept"] = True
     draft = own.pop("draft", None)
     if draft is not None:
         values |= {"prediction": "STANDALONE", "draft_name": draft.huggingface_id or draft.name}

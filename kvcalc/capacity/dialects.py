@@ -173,6 +173,7 @@ _SGLANG = Dialect(
         _flag("cpu_offload_gb", "--cpu-offload-gb", read=_real),
         _flag("prediction", "--speculative-algorithm", "--speculative-algo", read=str.lower),
         _flag("draft_name", "--speculative-draft-model-path", "--speculative-draft-model", read=str),
+        _flag("windows_kept", "--disable-hybrid-swa-memory", alone=True),
     ),
     switches=_switches(
         "--trust-remote-code --enable-metrics --disable-radix-cache --enable-torch-compile --enable-dp-lm-head",

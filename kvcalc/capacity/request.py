@@ -122,7 +122,7 @@ def request_of(run: Deployment, asked: FitOptions, cache_dtype: str, release: An
         asked,
         max_num_batched_tokens=chosen.tokens,
         max_in_flight_batches=asked.max_in_flight_batches or chosen.flights,
-        num_speculative_tokens=asked.num_speculative_tokens or int(asked.mtp or asked.draft is not None),
+        num_speculative_tokens=asked.num_speculative_tokens or chosen.drafted * (asked.mtp or asked.draft is not None),
         mamba_ssm_cache_dtype=asked.state_dtype,
     )
     used = asked.gpu_memory_utilization or chosen.utilization

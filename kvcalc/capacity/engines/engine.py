@@ -58,13 +58,14 @@ class EngineSettings(msgspec.Struct, frozen=True):
 class Defaults(NamedTuple):
     """What an engine chooses where nothing is said. tokens: of one pass; sequences: at once, on one dp rank.
 
-    flights: passes scheduled before the first of them is done.
+    flights: passes scheduled before the first of them is done. drafted: tokens a pass, where something drafts.
     """
 
     tokens: int
     sequences: int
     utilization: float
     flights: int = 2
+    drafted: int = 1
 
 
 Planner = Callable[[Sequence[Held], Parallelism, EngineSettings, int], Plan]

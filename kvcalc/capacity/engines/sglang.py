@@ -1,10 +1,13 @@
 """SGLang: one pool of token slots, beside it a smaller one for windows, and one of state slots.
 
-Rules as of SGLang's `model_runner_kv_cache_mixin.py` and `server_args.py` (2026). Its "GB" are GiB.
+Rules as of SGLang 0.5.23: `model_executor/pool_configurator.py`, `mem_cache/kv_cache_configurator.py` (`_handle_max_mamba_cache`,
+`resolve_max_num_reqs`), `configs/model_config.py` (`is_hybrid_swa_model`), `arg_groups/overrides.py`. Its "GB" are GiB.
 """
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, index_of_latents, packed_latents
 from kvcalc.capacity.engines.layout import Plan, Term
@@ -13,23 +16,46 @@ from kvcalc.capacity.engines.stored import Held, counted, pages
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import FORMATS, RowFormat
 
 PAGE, SPARSE_PAGE = 1, 64  # --page-size; the sparse-attention backend runs 64
 WINDOW_SHARE = Fraction(4, 5)  # --swa-full-tokens-ratio: slots for windows per slot for full layers
 STATE_SHARE = Fraction(9, 10)  # --mamba-full-memory-ratio: bytes for states per byte for keys and values
+EVICTED = 128  # tokens behind the window after which a decoding sequence gives their slots back
+HELD_STATES, TRACKED_STATES = 3, 2  # state slots of a running request, and those that its prefix cache tracks beside them
+FREES_WINDOWS = (
+    "gptoss", "llama4", "mimov2", "step35", "step37", "step3p5", "step3p7", "gemma4", "laguna", "mellum", "inkling",
+    "graniteswa", "granitemoeswa", "iquestq1", "unlimitedocr", "museglimmer",
+)  # fmt: skip
+TRACKS_NO_STATES = ("lfm2", "jetnemotron", "jetvlm", "zaya")
+
+
+class States(NamedTuple):
+    """State slots of one request: those that it holds, and more for the tokens that are verified at once (0: none drafted)."""
+
+    held: int = 1
+    drafted: int = 0
+
+
+ONE_STATE = States()
 
 
 class SGLang(Plan):
-    """Slots of `full` bytes per token for layers without a window and `window` bytes for those with; states of `state` bytes."""
+    """Slots of `full` bytes per token for layers without a window and `window` bytes for those with; states of `state` bytes.
 
-    def __init__(self, full: int, window: int, limit: int, state: int, page: int) -> None:
+    limit: tokens of a sequence in the window pool at most. states: the slots of one request.
+    """
+
+    def __init__(self, full: int, window: int, limit: int, state: int, page: int, states: States = ONE_STATE) -> None:
         if window and not full:  # without full layers, windows are kept like them
             full, window = window, 0
         self.full, self.window, self.limit, self.state = full, window, limit, state
+        self.held, self.drafted = states
         self.page = self.block_size = page
         self.bytes_per_block = page * (full + window)
-        self.notes = (f"{WINDOW_SHARE} as many slots for windows as for full layers",) if window else ()
+        shares = (f"{WINDOW_SHARE} as many slots for windows as for full layers",) if window else ()
+        self.notes = (*shares, *((f"{self.held} state slots a sequence",) if state and self.held > 1 else ()))
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
         """The least budget with enough slots of each kind; the split between the pools is fixed, so the scarcer decides."""
@@ -49,14 +75,29 @@ class SGLang(Plan):
         if not self.state:
             return cache
         by_cache = -(-cache * (1 + STATE_SHARE) // 1)
-        by_state = -(-sequences * self.state * (1 + STATE_SHARE) / STATE_SHARE // 1)
+        states = 1 + self.drafted + sequences * (self.held + self.drafted) if sequences else 0
+        by_state = -(-states * self.state * (1 + STATE_SHARE) / STATE_SHARE // 1)
         return int(max(by_cache, by_state))
+
+    def state_slots(self, budget: int) -> int:
+        """State slots that requests may hold (SGLang's max_mamba_cache_size): of its share, the padding slot left out."""
+        share = Fraction(budget) * STATE_SHARE / (1 + STATE_SHARE)
+        each = self.state * (1 + Fraction(self.drafted, self.held))
+        return max(0, int((share - self.state * (1 + self.drafted)) // each))
+
+    def _states(self, budget: int) -> int:
+        """Bytes of all states: slots with the one for padding, and those of drafted tokens of every request."""
+        if not self.state:
+            return 0
+        slots = self.state_slots(budget)
+        return self.state * (slots + 1 + (slots // self.held + 1) * self.drafted) if slots else 0
 
     def slots(self, budget: int) -> int:
         """Token slots for full layers that a budget buys, in whole pages (SGLang's max_total_num_tokens)."""
-        for_cache = int(budget / (1 + STATE_SHARE)) if self.state else budget
+        if self.state and not self.state_slots(budget):
+            return 0
         each = self.full + WINDOW_SHARE * self.window
-        return int(for_cache / each) // self.page * self.page if each else 0
+        return int((budget - self._states(budget)) / each) // self.page * self.page if each else 0
 
     def num_blocks(self, budget: int) -> int:
         return self.slots(budget) // self.page
@@ -74,42 +115,75 @@ class SGLang(Plan):
         if self.window:
             found.append(int(slots * WINDOW_SHARE) / (-(-min(length, self.limit) // page) * page))
         if self.state:
-            found.append(int(budget * STATE_SHARE / (1 + STATE_SHARE)) // self.state)
+            found.append(self.state_slots(budget) // self.held)
         return min(found)
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
         slots = self.slots(budget)
-        states = int(budget * STATE_SHARE / (1 + STATE_SHARE)) // self.state * self.state if self.state else 0
-        return slots * self.full + int(slots * WINDOW_SHARE) * self.window + states
+        return slots * self.full + int(slots * WINDOW_SHARE) * self.window + self._states(budget)
 
     def terms(self) -> list[Term]:
         page = self.page
         found = [Term(page * self.full, page)] if self.full else []
         found += [Term(page * self.window, page, self.limit, 0, "window")] if self.window else []
-        return [*found, *([Term(self.state, 1, 0, 1, "state")] if self.state else [])]
+        return [*found, *([Term(self.state * (self.held + self.drafted), 1, 0, 1, "state")] if self.state else [])]
 
     def describe(self, length: int) -> list[str]:
         lines = [f"slot of a token: {self.full:,} B in layers without a window, pages of {self.block_size} tokens"]
         if self.window:
             lines.append(f"slot in window pool: {self.window:,} B, {WINDOW_SHARE} of as many slots, {self.limit:,} tokens each")
         if self.state:
-            lines.append(f"states: {self.state:,} B a sequence, {STATE_SHARE} of the bytes that keys and values get")
+            each = f"states: {self.state:,} B a slot, {self.held} slots a sequence"
+            drafted = f", {self.drafted} more for drafted tokens" if self.drafted else ""
+            lines.append(f"{each}{drafted}, one for padding; {STATE_SHARE} of the bytes that keys and values get")
         return lines
 
 
 def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
-    """The pools on one stage. Raises UserError for layers that SGLang has no pool for."""
-    full = window = limit = state = 0
-    page = PAGE
-    for kept, count in [(p, n) for h, n in counted(held, stage) for p in pages(SGLANG.title, h)]:
-        state += count * kept.state_bytes
-        full += count * kept.index_bytes
-        page = SPARSE_PAGE if kept.index_keys else page
-        if kept.limit:
-            window, limit = window + count * kept.row_bytes, max(limit, kept.limit)
-        else:
-            full += count * kept.row_bytes
-    return SGLang(full, window, limit, state, settings.block_size or page)
+    """The pools on one stage. Raises UserError for layers that SGLang has no pool for.
+
+    Its token pools have room in every layer, one that reads another's cache too. Layers that predict or draft are counted
+    as so many more of the model's own, on every stage.
+    """
+    model = held[0].model
+    own, drafts = held[: model.layers], held[model.layers :]
+    frees = settings.hybrid and _named(model, FREES_WINDOWS)
+    full = window = index = layers = windowed = limit = 0
+    each_index, latent, kept = 0, False, False
+    for part, count in [(p, n) for h, n in counted(own, stage) for p in pages(SGLANG.title, h, shared=True)]:
+        index += count * part.index_bytes
+        each_index, latent = max(each_index, part.index_bytes), latent or part.latent
+        kept |= bool(part.limit) and not frees
+        if part.limit and frees:
+            window, windowed, limit = window + count * part.row_bytes, windowed + count, max(limit, part.limit)
+        elif part.rows:
+            full, layers = full + count * part.row_bytes, layers + count
+    more = [p for h in drafts for p in pages(SGLANG.title, h, shared=True) if p.rows]
+    inside = sum(bool(p.limit) for p in more) if frees else 0
+    if windowed:
+        window += window // windowed * inside
+    outside = len(more) - inside * bool(windowed)
+    if layers:
+        full += full * outside // layers + (outside * each_index if latent else index * outside // layers)
+    page = settings.block_size or (SPARSE_PAGE if each_index else PAGE)
+    drafted = settings.num_speculative_tokens + 1 if drafts else 0
+    limit += EVICTED * max(drafted, 1) + page + (2 * drafted if drafted else page)
+    state = max(_state(held, n) for n in range(ranks.pp))
+    states = HELD_STATES + (0 if _named(model, TRACKS_NO_STATES) else TRACKED_STATES)
+    plan = SGLang(full + index, window, limit, state, page, States(states, drafted))
+    plan.notes += (f"SGLang keeps what has left the windows of {model.name}",) if kept else ()
+    return plan
+
+
+def _state(held: Sequence[Held], stage: int) -> int:
+    """Bytes of one state slot on a stage; SGLang gives every stage the slots of the one with the largest."""
+    return sum(n * p.state_bytes for h, n in counted(held, stage) for p in pages(SGLANG.title, h))
+
+
+def _named(model: Model, names: Sequence[str]) -> bool:
+    """Whether a model is of one of these architectures, by its type or its name."""
+    known = [re.sub(r"[^a-z0-9]", "", text.lower()) for text in (model.family, model.name, model.huggingface_id or "")]
+    return any(name in text for name in names for text in known)
 
 
 def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:

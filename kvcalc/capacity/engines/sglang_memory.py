@@ -15,6 +15,7 @@ from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.spec import Model
 
 MIB = 1 << 20
+DRAFTED = 3  # --speculative-num-steps of most models (arg_groups/speculative_hook.py)
 Capacity = tuple[int, int, int]  # tokens of a prefill chunk, largest CUDA-graph batch below tp 4, and from tp 4 on
 _LARGER: tuple[tuple[int, Capacity], ...] = (  # below so many GiB
     (60, (4096, 32, 160)), (90, (8192, 256, 512)), (160, (8192, 256, 512)), (1 << 40, (16384, 512, 512)),
@@ -56,7 +57,7 @@ def release(text: str) -> tuple[SglangRelease, str]:
 def defaults(gpu: Gpu, ranks: Parallelism, rules: SglangRelease, tokens: int, model: Model) -> Defaults:
     chunk = tokens or rules.capacity(gpu.memory_bytes)[0]
     graphs = rules.capacity(gpu.memory_bytes)[2 if ranks.tp >= 4 else 1]
-    return Defaults(chunk, graphs, static_fraction(gpu.memory_bytes, chunk, ranks, rules, model))
+    return Defaults(chunk, graphs, static_fraction(gpu.memory_bytes, chunk, ranks, rules, model), drafted=DRAFTED)
 
 
 def static_fraction(

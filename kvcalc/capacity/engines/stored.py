@@ -91,13 +91,13 @@ def counted(held: Iterable[Held], stage: int) -> list[tuple[Held, int]]:
     return [(h, count[key]) for key, h in {id(h.parts): h for h in here}.items()]
 
 
-def pages(engine: str, held: Held) -> list[Pages]:
-    """What a layer keeps, part by part: nothing where it shares another's cache.
+def pages(engine: str, held: Held, shared: bool = False) -> list[Pages]:
+    """What a layer keeps, part by part: nothing where it shares another's cache, unless `shared`.
 
     Raises UserError naming the layer where a part keeps what `engine` has no pages for.
     """
     found = []
-    for part in () if held.layer.shares_cache else held.parts:
+    for part in () if held.layer.shares_cache and not shared else held.parts:
         entries = [s.entry for s in part]
         if why := unknown(entries):
             raise UserError(
