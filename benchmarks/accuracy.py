@@ -20,11 +20,12 @@ from ttft import simulated
 from kvcalc import Batch, Deployment, Parallelism, load_gpu, load_model
 from kvcalc.report.plots import save
 from kvcalc.report.plots_timing import predicted_against_measured
+from kvcalc.serving.measured import served_times
 from kvcalc.timing.calibration import find_calibration, stacks_of
 from kvcalc.timing.calibrator import calibrate
 from kvcalc.timing.choosing import chosen_rows
 from kvcalc.timing.rows import SERVING, MeasuredRow, Table, read_rows
-from kvcalc.timing.steps import glue_seconds, operator_seconds
+from kvcalc.timing.steps import engine_seconds, operator_seconds
 from kvcalc.timing.validation import Validation, validate
 
 GPUS = ("h100-sxm", "h200")
@@ -143,8 +144,9 @@ def terms(name: str, gpu: str, stack: str, ranks: Parallelism, batch: int, conte
     laws, operators = deployed.calibration, deployed.operators(Batch.decode(context, batch))
     assert laws is not None
     each = list(zip(operators, operator_seconds(operators, deployed.gpu, laws), strict=True))
-    glue = glue_seconds(operators, laws)
-    whole = glue + sum(t.seconds for _, t in each)
+    kernels = sum(t.seconds for _, t in each)
+    glue = engine_seconds(operators, laws, kernels)
+    whole = glue + kernels
     rows: dict[str, tuple[float, str, str]] = {}
     for operator, timed in each:
         form = str(timed.entry.law.__struct_config__.tag) if timed.entry else "elementwise" if timed.basis != "bound" else "bound"
@@ -161,7 +163,7 @@ def terms(name: str, gpu: str, stack: str, ranks: Parallelism, batch: int, conte
         if term not in small:
             yield f"| {term} | {form} | {1e3 * seconds:.3f} | {seconds / whole:.0%} | {error} |"
     rest = sum(rows[n][0] for n in small)
-    yield f"| glue of the layers | assumed, {laws.glue_us:g} µs a layer | {1e3 * glue:.3f} | {glue / whole:.0%} | – |"
+    yield f"| the engine beside its kernels | fitted to servers | {1e3 * glue:.3f} | {glue / whole:.0%} | – |"
     yield f"| {len(small)} terms under 1 % each | | {1e3 * rest:.3f} | {rest / whole:.0%} | |"
     yield ""
 
@@ -191,8 +193,8 @@ def main(words: list[str]) -> int:
     paths = [Path(w) for w in words if not w.startswith("-")]
     blocks = {"steps": list(step_table()), "terms": list(all_terms()), "cells": list(cell_table())}
     if paths:
-        here, tables = judged(validate(paths)), [read_rows(p) for p in paths if p.stem not in SERVING]
-        borrowed = judged(validate(paths, source=load_gpu("h100")), lambda gpu: gpu == "h200")
+        here, tables = judged(validate(paths, served=served_times)), [read_rows(p) for p in paths if p.stem not in SERVING]
+        borrowed = judged(validate(paths, source=load_gpu("h100"), served=served_times), lambda gpu: gpu == "h200")
         blocks["rows"] = list(family_table(here, held_out(tables), borrowed))
     print("\n\n".join("\n".join(lines) for lines in blocks.values()))
     if "--write" in words:

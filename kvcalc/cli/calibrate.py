@@ -53,6 +53,7 @@ def run(
 def _one(rows: list[Path], machine: "Gpu", stack: str, out: str, about: dict[str, str], output: Output) -> None:
     from kvcalc.errors import UserError
     from kvcalc.library.files import make_folder
+    from kvcalc.serving.measured import steps_validated
     from kvcalc.timing.calibration import preset_path, to_yaml
     from kvcalc.timing.calibrator import calibrate, fit_records, summed
     from kvcalc.timing.choosing import chosen_rows
@@ -64,7 +65,7 @@ def _one(rows: list[Path], machine: "Gpu", stack: str, out: str, about: dict[str
     fitted = [fit for fit in fits if fit.entry]
     if not fitted:
         raise UserError("no family has enough rows to be fitted", hint="; ".join(f"{f.family} {f.kind}: {f.why}" for f in fits))
-    text = to_yaml(summed(fits, machine, stack, used, about))
+    text = to_yaml(summed(fits, machine, stack, used, about, steps_validated))
     if output.plot:
         from kvcalc.report.plots_timing import predicted_against_measured
 
@@ -82,11 +83,12 @@ def _every(tables: "list[Rows]", out: str, about: dict[str, str], output: Output
     from kvcalc.errors import UserError
     from kvcalc.library.files import make_folder
     from kvcalc.report.layout import Column, Table
+    from kvcalc.serving.measured import steps_validated
     from kvcalc.timing.calibration import preset_path
     from kvcalc.timing.every import calibrated_stacks
 
     records = []
-    for machine, stack, text, fits in calibrated_stacks(tables, about):
+    for machine, stack, text, fits in calibrated_stacks(tables, about, steps_validated):
         path = Path(out) / machine.name / f"{stack}.yaml" if out else preset_path(machine, stack)
         make_folder(path.parent)
         save_text(str(path), text)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def run(
     rows: Annotated[list[Path], typer.Argument(help="CSV files of measured rows.", show_default=False)],
     *,
-    by: Annotated[str, typer.Option("--by", help="What makes a group: op, gpu, framework, dtype.")] = "op,gpu,framework,dtype",
+    by: Annotated[str, typer.Option("--by", help="What makes a group: op, gpu, framework, dtype, model, client.")] = "op,gpu,framework,dtype",
     predictions: Annotated[
         str, typer.Option("--predictions", help="Write every row with both predictions to this CSV.", show_default=False)
     ] = "",
@@ -32,14 +32,15 @@ def run(
     """The model against measured rows."""
     from kvcalc.errors import UserError
     from kvcalc.library.load import load_gpu
-    from kvcalc.timing.tally import Tally, predictions_csv
+    from kvcalc.serving.measured import served_times
+    from kvcalc.timing.tally import KEYS, Tally, predictions_csv
     from kvcalc.timing.validation import validated_blocks
 
     if not fail_above >= 0:
         raise UserError(f"--fail-above {fail_above} is not a percentage")
     source = load_gpu(calibration_from) if calibration_from else None
     tally = Tally([key.strip() for key in by.split(",")])
-    found = tally.adding(validated_blocks(rows, stack, source))
+    found = tally.adding(validated_blocks(rows, stack, source, served_times))
     if predictions:
         save_text(predictions, predictions_csv(rows, found))
     for _ in found:
@@ -54,7 +55,7 @@ def run(
         note(f"{path}: no row can be read, so nothing is below {fail_above:g} %")
     bad = [r for r in records if not _passes(r, fail_above)]
     if bad:
-        named = ", ".join(" ".join(str(r[k]) for k in ("op", "gpu", "framework", "dtype") if r.get(k)) for r in bad[:5])
+        named = ", ".join(" ".join(str(r[k]) for k in KEYS if r.get(k)) for r in bad[:5])
         note(f"{len(bad)} groups above {fail_above:g} %: {named}")
     if bad or empty:
         raise typer.Exit(1)
@@ -72,9 +73,13 @@ def _table(records: list[dict[str, Any]], source: str) -> "Table":
     columns = (
         Column("op", "operation", right=False), Column("gpu", "GPU", right=False),
         Column("framework", "framework", right=False), Column("dtype", "dtype", right=False),
+        Column("model", "model", right=False), Column("client", "client", right=False),
         Column("rows", "rows", integer), Column("predicted_rows", "predicted", integer),
         Column("basis", "basis", right=False), Column("median_abs_error", "median", _percent),
         Column("p90_abs_error", "p90", _percent), Column("median_ratio", "median ratio", lambda v: f"{v:.3f}"),
+        Column("ttft_median_abs_error", "TTFT median", _percent), Column("ttft_p90_abs_error", "TTFT p90", _percent),
+        Column("throughput_median_abs_error", "tokens/s median", _percent, wide=True),
+        Column("throughput_p90_abs_error", "tokens/s p90", _percent, wide=True),
         Column("roofline_median_abs_error", "roofline median", _percent),
         Column("roofline_p90_abs_error", "roofline p90", _percent),
     )  # fmt: skip

@@ -36,11 +36,12 @@ def rows_chart(path: Path) -> Chart:
     """
     import numpy as np
 
+    from kvcalc.serving.measured import served_times
     from kvcalc.timing.tally import Tally
     from kvcalc.timing.validation import validate
 
     tally = Tally()
-    (found,) = tally.adding(validate([path]))
+    (found,) = tally.adding(validate([path], served=served_times))
     predicted = np.where(np.isnan(found.calibrated), found.bound, found.calibrated)
     if not (predicted > 0).any():
         raise UserError("no row has a prediction to stand beside it", str(path), "; ".join(tally.remarks))

@@ -29,10 +29,10 @@ class Log:
     """Times of every request (arrays; NaN where it did not come to that), and sums over the passes, of constant size.
 
     slots, padded: token slots of the passes run, and those that hold padding. prefill_tokens counts recomputed ones too,
-    decode_tokens those of sequences that decode, drafted ones too. verified, yielded: verifications of drafts, each of one
-    sequence, and the tokens that they made. The byte·seconds are integrals over time; so is in_system_s, the requests
-    that have arrived and are not done. When the timeline is full every second row goes, again and again: `stride` says how
-    many rows one now stands for.
+    decode_tokens those of sequences that decode, drafted ones too; found_tokens: of prompts, in a prefix cache. verified,
+    yielded: verifications of drafts, each of one sequence, and the tokens that they made. The byte·seconds are integrals over
+    time; so is in_system_s, the requests that have arrived and are not done. When the timeline is full every second row goes,
+    again and again: `stride` says how many rows one now stands for.
     """
 
     def __init__(self, count: int, rank: int = 0) -> None:
@@ -43,7 +43,7 @@ class Log:
         self.rank, self.stride, self._seen = rank, 1, 0
         self.rows: list[PassRow] = []
         self.passes = self.slots = self.padded = self.prefill_tokens = self.decode_tokens = 0
-        self.verified = self.yielded = 0
+        self.verified = self.yielded = self.found_tokens = 0
         self.preemptions = self.recomputed_tokens = self.swapped_bytes = self.peak = self.largest = 0
         self.allocated_byte_s = self.stored_byte_s = self.busy_s = self.sequences_s = self.in_system_s = 0.0
 

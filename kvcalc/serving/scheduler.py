@@ -14,16 +14,24 @@ from kvcalc.serving.door import Door
 from kvcalc.serving.ledger import Grown, Ledger
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
+from kvcalc.serving.prefixes import Prefixes
 from kvcalc.serving.scheduling import MIXED, Live, Scheduling, lasting, passes_until
 from kvcalc.serving.steps import Chunks
 from kvcalc.serving.tables import Passes
 
 
 class Scheduler:
-    """The server while it runs. `running` holds the sequences that decode by the step at which each is done."""
+    """The server while it runs. `running` holds the sequences that decode by the step at which each is done.
 
-    def __init__(self, door: Door, pool: Pool, steps: Passes, limits: Limits, log: Log, scheduling: Scheduling = MIXED) -> None:
+    prefixes: what a prefix cache finds of prompts; None where there is none.
+    """
+
+    def __init__(
+        self, door: Door, pool: Pool, steps: Passes, limits: Limits, log: Log, scheduling: Scheduling = MIXED,
+        prefixes: Prefixes | None = None,
+    ) -> None:  # fmt: skip
         self.door, self.pool, self.steps, self.limits, self.log, self.how = door, pool, steps, limits, log, scheduling
+        self.prefixes = prefixes
         self.table, self.kept = pool.allocated.tolist(), pool.stored.tolist()
         self.ledger = Ledger(pool, max(door.outputs, default=1))
         self.now, self.admitted, self.held, self.swap_bytes, self.promised, self.waited = 0.0, 0, 0, 0, 0, 0
@@ -125,6 +133,8 @@ class Scheduler:
         seats = self.limits.max_num_seqs - self.count - len(self.prefilling) - len(self.joining)
         while self.waiting and budget > 0 and seats > 0:
             head = self.waiting[0]
+            if self.prefixes and not head.order:
+                head.cached = self.prefixes.found(head.index, head.target, self.pool.budget - taken)
             need, promised = self.table[head.target], self._promise(head)
             if taken + need > self.pool.budget or self.promised + promised > self.pool.budget:
                 break
@@ -148,6 +158,7 @@ class Scheduler:
         self.admitted += 1
         if not head.order:
             self.log.scheduled[head.index] = self.now
+            self.log.found_tokens += head.cached
         head.order, head.promised = self.admitted, promised
         self.promised += promised
         if not head.swapped:
@@ -249,6 +260,8 @@ class Scheduler:
             live.generated += 1
             if live.generated == 1:
                 self.log.first[live.index] = self.now
+                if self.prefixes:
+                    self.prefixes.keep(live.index, live.target)
             if live.generated == self.door.outputs[live.index]:
                 self.promised -= live.promised
                 self.door.leave(live.index, self.now)

@@ -18,11 +18,13 @@ from kvcalc.layers.cost import AttentionShape, Operator, Role
 from kvcalc.serving.steps import Chunks, Line, Steps
 from kvcalc.timing.applied import MOST_DECODE_TOKENS
 from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.steps import Host, host_of, operator_seconds
 
 EXACT = 64  # kinds of passes of prompts alone that are timed as they are
 DENSE = 512  # tokens up to which each number of them has its own entry
 TOKENS_RATIO, LENGTH_RATIO, CONTEXT_RATIO, COUNT_RATIO = 1.01, 1.08, 1.12, 1.2  # of one point of a table to the next
 TOKENS, HEAD, GROUP = "tokens", "head", "group"
+NO_HOST = Host(0.0, 0.0, 1.0, 0.0)
 
 
 def ladder(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
@@ -68,12 +70,17 @@ class Tables:
         self.deployment, self.ranks = deployment, deployment.parallelism.dp
         self.most, self.tokens = max(most, 2), max(tokens, sequences, 2)
         self.alone = Steps(deployment) if exact else None
-        self.work, self.overhead = self._by_tokens(max(tokens, sequences, most, 2))
+        self.host = NO_HOST
+        self.work = self._by_tokens(max(tokens, sequences, most, 2))
         self.head, self.counts, self.contexts, self.decodes = self._by_sequences(max(sequences, 2))
         self._rows: dict[int, list[float]] = {}
         self._pieces: dict[int, Table] = {}
         self._prompts: dict[tuple[Chunks, int], float] = {}
         self._lengths = ladder(1, self.most, LENGTH_RATIO, 16)
+
+    def covers(self, most: int, tokens: int, sequences: int) -> bool:
+        """Whether the tables reach so far."""
+        return self.most >= most and self.tokens >= tokens and self.counts[-1] >= sequences
 
     def prefill(self, chunks: Chunks, times: int = 1) -> float:
         """Seconds of a pass of prompts alone, each chunk `times` times."""
@@ -84,7 +91,9 @@ class Tables:
             return self._prompts[key]
         tokens = sum(new for new, _ in chunks) * times
         pieces = sum(self._piece(new, past) for new, past in chunks) * times
-        return self.work(tokens) + self.head(len(chunks) * times) + pieces + self.overhead
+        many = len(chunks) * times
+        kernels = self.work(tokens) + self.head(many) + pieces
+        return float(self.host.with_prompts(kernels)) + self.host.fixed + self.host.sequence * many
 
     def mixed(self, chunks: Chunks, count: int, context: float) -> float:
         """Seconds of a pass with chunks of prompts and `count` decodes of mean `context` after the step."""
@@ -101,7 +110,9 @@ class Tables:
                 behind += past + new - context
         many = count + len(chunks) - prompts
         attention = self._attention(many, context + behind / many)
-        return self.work(tokens) + self.head(count + len(chunks)) + pieces + self.overhead + attention
+        kernels = self.work(tokens) + self.head(count + len(chunks)) + pieces + attention
+        added = self.host.fixed + self.host.sequence * (count + len(chunks))
+        return float(self.host.with_prompts(kernels) if prompts else kernels) + added
 
     def line(self, count: int, context: float) -> Line:
         """Decode passes in turn, the mean context of the first being `context`, one more in each."""
@@ -119,7 +130,11 @@ class Tables:
         place = min(max(bisect_right(contexts, context) - 1, 0), len(contexts) - 2)
         low, high = contexts[place], contexts[place + 1]
         whole = row[place] + (row[place + 1] - row[place]) * (context - low) / (high - low)
-        return whole - self.work(count) - self.head(count) - self.overhead
+        return whole - self._beside(count)
+
+    def _beside(self, count: int) -> float:
+        """Seconds of a decode pass of so many sequences but for their attention."""
+        return self.work(count) + self.head(count) + self.host.fixed + self.host.sequence * count
 
     def _row(self, count: int) -> list[float]:
         """Seconds of a decode pass of so many sequences at each of `contexts`."""
@@ -130,9 +145,8 @@ class Tables:
             place = min(max(bisect_right(self.counts, count) - 1, 0), len(self.counts) - 2)
             low, high = self.counts[place], self.counts[place + 1]
             share = (count - low) / (high - low)
-            fixed = self.work(count) + self.head(count) + self.overhead
             attention = self.decodes[place] + (self.decodes[place + 1] - self.decodes[place]) * share
-            self._rows[count] = (attention + fixed).tolist()
+            self._rows[count] = (attention + self._beside(count)).tolist()
         return self._rows[count]
 
     def _piece(self, new: int, past: int) -> float:
@@ -145,12 +159,11 @@ class Tables:
         low = self._pieces[step](new)
         return low + (self._pieces[step + 1](new) - low) * (past / 512 - step) if past % 512 else low
 
-    def _by_tokens(self, most: int) -> tuple[Table, float]:
-        """Seconds of what sees tokens alone, and the seconds beside all operators of a pass."""
+    def _by_tokens(self, most: int) -> Table:
+        """Seconds of what sees tokens alone."""
         tokens = ladder(1, most, TOKENS_RATIO, DENSE)
         batch = Batch((Sequences(self._ones(tokens) * self.ranks, _array(tokens), 0),))
-        found = self._parts(batch)
-        return Table(tokens, _listed(found[TOKENS], tokens)), float(found["overhead"])
+        return Table(tokens, _listed(self._parts(batch)[TOKENS], tokens))
 
     def _by_sequences(self, most: int) -> tuple[Table, list[int], list[int], Any]:
         """Seconds of the head, and of the attention of decodes by their number and context."""
@@ -170,15 +183,13 @@ class Tables:
         return np.ones(len(like), dtype=np.int64)
 
     def _parts(self, batch: Batch) -> dict[str, Any]:
-        """Seconds of a pass by what they depend on, and `overhead`: those beside its operators."""
+        """Seconds of a pass's operators by what they depend on. Notes what the engine adds to such passes."""
         d = self.deployment
         operators = d.operators(batch)
-        found: dict[str, Any] = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0) | {"overhead": 0.0}
+        found: dict[str, Any] = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0)
         if d.calibration:
-            from kvcalc.timing.steps import glue_seconds, operator_seconds
-
             times = [t.seconds for t in operator_seconds(operators, d.gpu, d.calibration, d.routing)]
-            found["overhead"] = glue_seconds(operators, d.calibration)
+            self.host = host_of(operators, d.calibration)
         else:
             times = [p.seconds for p in roofline(operators, d.gpu)]
         for operator, seconds in zip(operators, times, strict=True):

@@ -16,6 +16,7 @@ from kvcalc.gpu.spec import Gpu
 from kvcalc.library import catalog
 from kvcalc.library.files import parse_yaml, read_text
 from kvcalc.library.load import load_gpu
+from kvcalc.timing.engine import Engine, Terms, engine_of
 from kvcalc.timing.families import NEAREST, AnyLaw
 from kvcalc.timing.law import Law
 
@@ -23,6 +24,7 @@ DATASHEET = "datasheet"
 CALIBRATED, SCALED, BOUND = "calibrated", "scaled", "bound"  # what a time is
 MOST_BYTES = 1 << 20
 Error = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Figure = Literal["dense", "mixture", "dense_ttft", "mixture_ttft", "dense_throughput", "mixture_throughput"]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -60,9 +62,10 @@ class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The laws of one GPU and stack. The fields are the keys of the file; laws: by family, then by kind of data.
 
-    glue_us [µs]: what a layer of a whole step takes beside its operators (launches, small kernels, gaps).
-    refused: as laws, where none does. validation: what is known of whole figures: a decode step of a `dense` model, of a
-    `mixture` of experts.
+    glue_us [µs]: what a layer of a whole step takes beside its operators (launches, small kernels, gaps), where the stack is
+    no engine whose terms are known. engine: instead of the engine that the stack names. refused: as laws, where none does.
+    validation: what is known of whole figures: the time per output token of a `dense` model and of a `mixture` of experts
+    behind a server, and of either the mean time to the first token (`_ttft`) and the tokens per second (`_throughput`).
     """
 
     gpu: str
@@ -75,8 +78,14 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     date: str = ""
     rows: int = 0
     glue_us: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 8.0
-    validation: dict[Literal["dense", "mixture"], Validated] = {}
+    engine: Engine | None = None
+    validation: dict[Figure, Validated] = {}
     refused: dict[str, dict[str, Refused]] = {}
+
+    def terms(self, mixture: bool) -> Terms:
+        """What the engine adds to the kernels of such a model's passes."""
+        engine = self.engine or engine_of(self.stack)
+        return engine.terms(mixture) if engine else Terms(glue_us=self.glue_us)
 
     def law(self, family: str, kind: str) -> Law | None:
         """The law of a family for a kind of data, else that of the nearest kind; None where there is none."""
@@ -170,7 +179,7 @@ def to_yaml(calibration: Calibration) -> str:
     """The calibration as a preset file."""
     import yaml
 
-    data: dict[str, Any] = {k: v for k, v in msgspec.to_builtins(calibration).items() if v != {}}
+    data: dict[str, Any] = {k: v for k, v in msgspec.to_builtins(calibration).items() if v not in ({}, None)}
     laws, refused = data.pop("laws", {}), data.pop("refused", {})
 
     def dump(values: dict[str, Any], flow: bool = False) -> list[str]:

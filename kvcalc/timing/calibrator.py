@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from kvcalc.gpu.spec import Gpu
-from kvcalc.timing.calibration import Calibration, Entry, Refused
+from kvcalc.timing.calibration import Calibration, Entry, Refused, Validated
 from kvcalc.timing.experts import NOTES
 from kvcalc.timing.families import FAMILIES, AnyLaw, Candidates, Family
 from kvcalc.timing.figures import Figures, figures_of
@@ -20,9 +20,9 @@ from kvcalc.timing.fitting import STARTS, fit
 from kvcalc.timing.law import Array, Law
 from kvcalc.timing.refusals import cause, known_reason
 from kvcalc.timing.rows import SERVING, MeasuredRow
-from kvcalc.timing.serving import steps_validated
 
 FOLDS, FOLD_STARTS = 4, 2
+Validator = Callable[[Calibration, Gpu, Sequence[MeasuredRow]], dict[Any, Validated]]
 LEAST_ROWS, LEAST_PULLED = 12, 8  # of a family and kind: fewer make no fit; of laws whose parameters are held to typical ones
 WORST, USUAL = 1.0, 0.5  # the held-out p90 beyond which the bound says more than a law, of rows with at least that weight
 LEAST_BESIDE, OWN_ROWS = 5, 20  # of a kernel beside the usual one: what makes a fit, and one that is not held to the usual law
@@ -158,8 +158,11 @@ def errors(predicted: Array, measured: Array) -> tuple[float, float]:
     return round(float(np.median(found)), 4), round(float(np.quantile(found, 0.9)), 4)
 
 
-def summed(fits: Sequence[FittedLaw], gpu: Gpu, stack: str, rows: Sequence[MeasuredRow], about: dict[str, str]) -> Calibration:
-    """The calibration that the fits make, and its errors on whole steps where rows of measured servers are among `rows`."""
+def summed(
+    fits: Sequence[FittedLaw], gpu: Gpu, stack: str, rows: Sequence[MeasuredRow], about: dict[str, str],
+    validated: Validator | None = None,
+) -> Calibration:  # fmt: skip
+    """The calibration that the fits make; `validated` says its errors on measured servers, where any are among `rows`."""
     laws: dict[str, dict[str, Entry]] = {}
     refused: dict[str, dict[str, Refused]] = {}
     for found in fits:
@@ -172,7 +175,7 @@ def summed(fits: Sequence[FittedLaw], gpu: Gpu, stack: str, rows: Sequence[Measu
     texts = {key: about.get(key, "") for key in ("origin", "commit", "license")}
     named = {"date": date, "gpu": gpu.name, "stack": stack, "version": _versions(rows)}
     made = Calibration(**texts, **named, laws=laws, refused=refused, rows=used)  # type: ignore[arg-type]
-    return msgspec.structs.replace(made, validation=steps_validated(made, gpu, rows))
+    return msgspec.structs.replace(made, validation=validated(made, gpu, rows)) if validated else made
 
 
 def _versions(rows: Sequence[MeasuredRow]) -> str:

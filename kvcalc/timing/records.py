@@ -37,7 +37,7 @@ def pass_records(
 
     m, k, n: of a product [m, k] · [k, n]; of an attention its queries, the width of a key, and the keys that a query sees on
     average; beside them `heads`. bound: what the roof says. computed_in: the dtype of the matrix unit that does the products,
-    or null. With a calibration, `time_s` is what its laws predict, the total with the glue of its layers, and `overhead` that
+    or null. With a calibration, `time_s` is what its laws predict, the total with what the engine adds, and `overhead` that
     time over the bound. time_basis: calibrated, scaled (from another GPU) or bound, of each operator and of the whole.
     uncalibrated_share: of its time, what rests on operators without a law. time_p90_error: of the whole, that of such a step
     against measured servers; null where none is known, and of an operator. time_note: what is to be said of the rows behind a
@@ -67,7 +67,7 @@ def pass_records(
 def _timed(
     records: list[dict[str, Any]], operators: list[Operator], gpu: Gpu, calibration: Calibration, routing: Routing
 ) -> None:
-    from kvcalc.timing.steps import glue_seconds, operator_seconds, step_error, summed_time
+    from kvcalc.timing.steps import operator_seconds, step_error, summed_time
 
     timed, basis = operator_seconds(operators, gpu, calibration, routing), calibration.basis_on(gpu)
     for record, one in zip(records, timed, strict=False):
@@ -75,7 +75,7 @@ def _timed(
         record["time_basis"] = basis if one.basis != BOUND else BOUND
         record["uncalibrated_share"] = 1.0 if one.basis == BOUND else 0.0
         record["time_note"] = one.entry.note or None if one.entry else None
-    whole = summed_time(timed, glue_seconds(operators, calibration))
+    whole = summed_time(operators, timed, calibration)
     notes = dict.fromkeys(t.entry.note for t in timed if t.entry and t.entry.note)
     records[-1] |= {
         "time_s": float(whole.seconds),

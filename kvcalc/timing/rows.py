@@ -63,7 +63,8 @@ class MeasuredRow(NamedTuple):
     shape: its counts, then the optional ones, its means, and of a module what its model says of it (`sparse_module`, with no
     index heads where the kernel skips the indexer). time_us: measured. at: its place in its table. kernel: the family that one
     law can meet, else the kernel as recorded. cache: the dtype of a served model's cache, where it is said. odd: an artefact
-    of how it was measured, or a run that hits a prefix cache: not for fitting.
+    of how it was measured, or a run that hits a prefix cache: not for fitting. Of a served run: who drove it (client), its mean
+    time to the first token, and whether it hits a prefix cache.
     """
 
     at: int
@@ -78,6 +79,23 @@ class MeasuredRow(NamedTuple):
     kernel: str = ""
     cache: str = ""
     odd: bool = False
+    client: str = ""
+    ttft_us: float = float("nan")
+    prefix_cached: bool = False
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of a served run: clients · output / (TTFT + (output − 1) · TPOT)."""
+        output, clients = self.shape[1:3]
+        return 1e6 * clients * output / (self.ttft_us + (output - 1) * self.time_us)
+
+
+class ServedTimes(NamedTuple):
+    """Of a server: µs per output token and to the first one, means over requests, and output tokens per second of all GPUs."""
+
+    tpot_us: float = float("nan")
+    ttft_us: float = float("nan")
+    tokens_per_s: float = float("nan")
 
 
 class Broken(NamedTuple):
@@ -202,8 +220,14 @@ def _row(at: int, cells: list[str], columns: dict[str, int], known: str) -> Meas
     return MeasuredRow(
         at, op, cell("gpu"), STACKS.get(framework, framework), "/".join(names) or "bfloat16", tuple(shape),
         duration(cell(timed), timed) * scale, model, cell("version"), kernel, cell("kv_cache_dtype").lower(),
-        cell("odd") == "1" or cell("prefix_cached") == "1",
+        cell("odd") == "1" or cell("prefix_cached") in ("1", "1.0"), cell("client").lower(),
+        _first_us(cell("silicon_ttft_ms")) if serving else math.nan, cell("prefix_cached") in ("1", "1.0"),
     )  # fmt: skip
+
+
+def _first_us(text: str) -> float:
+    """µs to the first token of a served run; NaN where the row gives none."""
+    return duration(text, "silicon_ttft_ms") * 1e3 if text else math.nan
 
 
 def _module(model: str, kernel: str) -> list[float]:

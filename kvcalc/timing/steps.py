@@ -1,13 +1,13 @@
 """Whole passes in calibrated time: every operator through its law, caches cold, and what a layer costs beside them.
 
-    pass = Σ operators, one after the other, + glue per layer
+    pass = Σ operators, one after the other, + what the engine adds (`timing.engine.Terms`)
 
 Matrix products, attention, experts and all-reduces follow their laws. A sparse-attention module that decodes is measured
 whole: its operators share the time of its law, in proportion to what each would take alone. Elementwise chains move their
-bytes at the rate that streaming kernels reach; their launches are in the glue, which is a constant of the stack. Operators
-without a law (recurrences, all-to-all, experts spread beyond a node) take their datasheet bound and a launch, and say so; so
-does what collectives send between nodes, after their part within one. No law goes below the bound, and no overlap between
-operators is assumed.
+bytes at the rate that streaming kernels reach; their launches are in the engine's glue per layer. Operators without a law
+(recurrences, all-to-all, experts spread beyond a node) take their datasheet bound and a launch, and say so; so does what
+collectives send between nodes, after their part within one. No law goes below the bound, and no overlap between operators is
+assumed.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.cost import AttentionShape, Cost, Operator
-from kvcalc.timing.applied import by_law, decodes, module, plain, products
+from kvcalc.layers.cost import AttentionShape, CollectiveShape, Cost, GemmShape, Operator, Role
+from kvcalc.timing.applied import MOST_DECODE_TOKENS, by_law, decodes, module, plain, products
 from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration, Entry
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.nodes import latency_us
 from kvcalc.timing.routing import BALANCED, Routing
+from kvcalc.units import at_least, maximum
 
 MEASURED = ("bf16", "fp16", "fp8")  # what products compute in that rows are of; others borrow the memory side of bf16's law
 _VECTOR = Elementwise()
@@ -117,13 +118,14 @@ class PassTime(NamedTuple):
 
 
 def pass_time(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED) -> PassTime:
-    """The time of the whole pass: its operators and the glue of its layers."""
-    return summed_time(operator_seconds(operators, gpu, calibration, routing), glue_seconds(operators, calibration))
+    """The time of the whole pass: its operators and what the engine adds."""
+    return summed_time(operators, operator_seconds(operators, gpu, calibration, routing), calibration)
 
 
-def summed_time(timed: Sequence[Timed], glue: float) -> PassTime:
-    """Operators and glue together."""
-    whole = sum((t.seconds for t in timed), glue)
+def summed_time(operators: Sequence[Operator], timed: Sequence[Timed], calibration: Calibration) -> PassTime:
+    """Operators, timed, and what the engine adds."""
+    kernels = sum((t.seconds for t in timed), 0.0)
+    whole = kernels + engine_seconds(operators, calibration, kernels)
     return PassTime(whole, sum((t.seconds for t in timed if t.basis == BOUND), 0.0) / whole)
 
 
@@ -132,13 +134,52 @@ def pass_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibrati
     return pass_time(operators, gpu, calibration, routing).seconds
 
 
-def glue_seconds(operators: Sequence[Operator], calibration: Calibration) -> float:
-    """What the layers of a pass cost beside their operators: glue_us each."""
+class Host(NamedTuple):
+    """What an engine adds to passes of a model: seconds of each, of each sequence in it, times that kernels take with prompts,
+    and their least seconds then.
+    """
+
+    fixed: float
+    sequence: float
+    prompts: float
+    launches: float
+
+    def with_prompts(self, kernels: Any) -> Any:
+        """Seconds of kernels in a pass with prompts."""
+        return _larger(self.prompts * kernels, self.launches) if self.launches else self.prompts * kernels
+
+
+def host_of(operators: Sequence[Operator], calibration: Calibration) -> Host:
+    """The engine's terms for passes like this one: its layers, the ranks that it reduces over, whether it mixes experts."""
     counts: dict[str, int] = {}
+    ranks = 1
     for operator in operators:
         if operator.layer:
             counts[operator.layer] = min(operator.count, counts.get(operator.layer, operator.count))
-    return sum(counts.values()) * calibration.glue_us / 1e6
+        if isinstance(operator.shape, CollectiveShape):
+            ranks = max(ranks, operator.shape.ranks)
+    terms = calibration.terms(mixes(operators))
+    layers = sum(counts.values())
+    return Host(terms.fixed_s(layers, ranks), terms.sequence_us / 1e6, terms.prompts, layers * terms.launch_us / 1e6)
+
+
+def mixes(operators: Sequence[Operator]) -> bool:
+    """Whether this is a pass of a mixture of experts; an expected number of them is a float or an array."""
+    return any(not isinstance(o.experts, int) for o in operators)
+
+
+def engine_seconds(operators: Sequence[Operator], calibration: Calibration, kernels: Any) -> Any:
+    """What the engine adds to a pass whose operators take `kernels` seconds."""
+    host = host_of(operators, calibration)
+    positions: Any = 0
+    prompts: Any = 0
+    for operator in operators:
+        if operator.role is Role.HEAD and isinstance(operator.shape, GemmShape):
+            positions = operator.shape.m
+        if isinstance(operator.shape, AttentionShape) and (host.prompts != 1 or host.launches):
+            for count, new, *_ in operator.shape.groups:
+                prompts = maximum(prompts, at_least(new, MOST_DECODE_TOKENS + 1) * at_least(count, 1))
+    return host.fixed + host.sequence * positions + prompts * (host.with_prompts(kernels) - kernels)
 
 
 def step_error(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> float | None:
@@ -155,8 +196,7 @@ def step_error(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
         or not all(decodes(new) for s in shapes for _, new, _, _ in s.groups)
     ):
         return None
-    mixture = any(not isinstance(o.experts, int) for o in operators)  # an expected number is a float or an array
-    known = calibration.validation.get("mixture" if mixture else "dense")
+    known = calibration.validation.get("mixture" if mixes(operators) else "dense")
     return known.p90_abs_error if known else None
 
 

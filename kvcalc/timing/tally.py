@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError, printable
 from kvcalc.timing.law import Array
-from kvcalc.timing.rows import Broken, Table, header_of
+from kvcalc.timing.rows import SERVING, Broken, ServedTimes, Table, header_of
 from kvcalc.timing.validation import Cell, Validation
 
-KEYS = ("op", "gpu", "framework", "dtype")
+KEYS = ("op", "gpu", "framework", "dtype", "model", "client")
+DEFAULT_KEYS = KEYS[:4]
 NAMED = 5  # lines in a remark
 OURS = ("roofline_us", "calibrated_us")
+OF_SERVERS = ("calibrated_ttft_us", "calibrated_tokens_per_s")  # beside them, where a file holds rows of servers
 
 
 class _Remarks(NamedTuple):
@@ -31,12 +33,14 @@ class _Remarks(NamedTuple):
 class Tally:
     """Errors of rows by group. Raises UserError on a key that is none."""
 
-    def __init__(self, by: Sequence[str] = KEYS) -> None:
+    def __init__(self, by: Sequence[str] = DEFAULT_KEYS) -> None:
         unknown = [key for key in by if key not in KEYS]
         if unknown:
             raise UserError(f"cannot group by {unknown[0]!r}", hint=f"Known: {', '.join(KEYS)}")
         self._by = tuple(by)
         self._groups: dict[tuple[str, ...], tuple[array[float], ...]] = {}  # measured, bound, calibrated
+        # of servers: microseconds to the first token and tokens per second, each measured and simulated
+        self._servers: dict[tuple[str, ...], tuple[array[float], ...]] = {}
         self._files: dict[str, _Remarks] = {}
 
     def adding(self, validations: Iterable[Validation]) -> Iterator[Validation]:
@@ -46,14 +50,22 @@ class Tally:
             yield validation
 
     def _add(self, v: Validation) -> None:
-        for row, gpu, bound, timed in zip(v.table.rows, v.gpus, v.bound.tolist(), v.calibrated.tolist(), strict=True):
+        rows = zip(v.table.rows, v.gpus, v.bound.tolist(), v.calibrated.tolist(), strict=True)
+        for at, (row, gpu, bound, timed) in enumerate(rows):
             values = {"op": row.op, "gpu": gpu or row.gpu, "framework": row.framework, "dtype": row.dtype}
+            values |= {"model": row.model, "client": row.client}
             key = tuple(values[name] for name in self._by)
             columns = self._groups.get(key)
             if columns is None:
                 columns = self._groups[key] = array("d"), array("d"), array("d")
             for column, value in zip(columns, (row.time_us, bound, timed), strict=True):
                 column.append(value)
+            if row.op in SERVING:
+                times = v.served.get(at, ServedTimes())
+                pairs = self._servers.setdefault(key, (array("d"), array("d"), array("d"), array("d")))
+                figures = (row.ttft_us, times.ttft_us, row.tokens_per_s, times.tokens_per_s)
+                for column, value in zip(pairs, figures, strict=True):
+                    column.append(value)
         said = self._files.setdefault(v.table.path, _Remarks([], {}, {"rows": 0, "broken": 0}))
         said.counts["rows"] += len(v.table.rows)
         said.counts["broken"] += len(v.table.broken)
@@ -94,8 +106,10 @@ class Tally:
             record: dict[str, Any] = dict(zip(self._by, names, strict=True))
             record |= {"rows": len(measured), **_figures(measured, timed if calibrated else bound)}
             record["basis"] = "calibrated" if calibrated else "roofline"
-            roof = _figures(measured, bound)
-            record |= {f"roofline_{key}": roof[key] for key in ("median_abs_error", "p90_abs_error")}
+            first, ours, rate, simulated = (np.frombuffer(c) for c in self._servers.get(names, (array("d"),) * 4))
+            for name, real, predicted in (("roofline", measured, bound), ("ttft", first, ours), ("throughput", rate, simulated)):
+                errors = _figures(real, predicted)
+                record |= {f"{name}_{key}": errors[key] for key in ("median_abs_error", "p90_abs_error")}
             found.append(record)
         return found
 
@@ -103,7 +117,7 @@ class Tally:
 def _figures(measured: Array, predicted: Array) -> dict[str, Any]:
     import numpy as np
 
-    known = np.isfinite(predicted) & (predicted > 0)
+    known = np.isfinite(predicted) & (predicted > 0) & np.isfinite(measured)
     if not known.any():
         return {"predicted_rows": 0, "median_abs_error": None, "p90_abs_error": None, "median_ratio": None}
     ratio = predicted[known] / measured[known]
@@ -117,26 +131,34 @@ def _figures(measured: Array, predicted: Array) -> dict[str, Any]:
 
 
 def predictions_csv(paths: Sequence[Path], validations: Iterable[Validation]) -> Iterator[str]:
-    """Every row of the files as it stood, with op, roofline_us and calibrated_us beside it; empty where there is none."""
-    names = dict.fromkeys(name for path in paths for name in header_of(path) if name not in OURS)
-    header = ([] if "op" in names else ["op"]) + [*names]
-    yield _lines([[*header, *OURS]])
+    """Every row of the files as it stood, with op, roofline_us and calibrated_us beside it; empty where there is none.
+
+    Where a file holds rows of servers also their mean time to the first token and output tokens per second.
+    """
+    known = dict.fromkeys(name for path in paths for name in header_of(path))
+    ours = (*OURS, *(OF_SERVERS if "silicon_tpot_ms" in known else ()))
+    names = [name for name in known if name not in ours]
+    header = ([] if "op" in names else ["op"]) + names
+    yield _lines([[*header, *ours]])
     for v in validations:
-        yield _lines(_repeated(v, v.table, header))
+        yield _lines(_repeated(v, v.table, header, len(ours)))
 
 
-def _repeated(v: Validation, table: Table, header: list[str]) -> Iterator[list[str]]:
+def _repeated(v: Validation, table: Table, header: list[str], width: int) -> Iterator[list[str]]:
     place = {name: i for i, name in reversed(list(enumerate(table.header)))}
     order = [place.get(name, -1) for name in header]
     figures = zip(v.bound.tolist(), v.calibrated.tolist(), strict=True)
-    results = {row.at: (row.op, *both) for row, both in zip(table.rows, figures, strict=True)}
+    results = {
+        row.at: (row.op, *both, *v.served.get(i, ServedTimes())[1:])
+        for i, (row, both) in enumerate(zip(table.rows, figures, strict=True))
+    }
     stem = Path(table.path).stem if "op" not in place else ""
     for at, cells in enumerate(table.cells):
-        op, bound, timed = results.get(at, (stem, float("nan"), float("nan")))
+        op, *values = results.get(at, (stem, *(float("nan"),) * 4))
         line = [cells[i] if 0 <= i < len(cells) else "" for i in order]
         if "op" not in place:
             line[header.index("op")] = op
-        yield [*line, _written(bound), _written(timed)]
+        yield [*line, *map(_written, values[:width])]
 
 
 def _lines(rows: Iterable[list[str]]) -> str:

@@ -5,7 +5,7 @@ times count in their group as rows and not as predicted rows; rows that cannot b
 counted and named by line. Nothing is dropped silently.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +18,10 @@ from kvcalc.timing.costs import cost_of
 from kvcalc.timing.families import FAMILIES
 from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.law import Array
-from kvcalc.timing.rows import SERVING, MeasuredRow, Table, read_blocks, read_rows
+from kvcalc.timing.rows import SERVING, MeasuredRow, ServedTimes, Table, read_blocks, read_rows
+from kvcalc.timing.serving import bound_us
 
+Served = Callable[[Sequence[MeasuredRow], Gpu, Calibration | None], list[ServedTimes]]
 Cell = tuple[str, str, str, str]  # GPU, framework, operation and kind of data
 
 
@@ -27,7 +29,7 @@ class Validation(NamedTuple):
     """Rows with both predictions for each, NaN where there is none.
 
     gpus: the preset that each row's GPU stands for, '' where it is unknown. unknown: by (GPU, framework, operation, kind) the
-    lines of the rows whose GPU is.
+    lines of the rows whose GPU is. served: of each serving row that was simulated, by its place, all its figures.
     """
 
     table: Table
@@ -35,23 +37,30 @@ class Validation(NamedTuple):
     calibrated: Array
     gpus: list[str]
     unknown: dict[Cell, list[int]]
+    served: dict[int, ServedTimes]
 
 
-def validate(paths: Sequence[Path], stack: str = "", source: Gpu | None = None) -> list[Validation]:
+def validate(
+    paths: Sequence[Path], stack: str = "", source: Gpu | None = None, served: Served | None = None
+) -> list[Validation]:
     """Each file against the laws. stack: instead of each row's framework; source: whose calibration all GPUs take.
+
+    served: what simulates servers; without it their rows have bounds alone.
 
     Raises UserError where a file cannot be read as measured rows at all.
     """
     _check(paths, stack, source)
-    return [_validated(read_rows(path), stack, source) for path in paths]
+    return [_validated(read_rows(path), stack, source, served) for path in paths]
 
 
-def validated_blocks(paths: Sequence[Path], stack: str = "", source: Gpu | None = None) -> Iterator[Validation]:
+def validated_blocks(
+    paths: Sequence[Path], stack: str = "", source: Gpu | None = None, served: Served | None = None
+) -> Iterator[Validation]:
     """The same for files of any length: some rows at a time, in their order."""
     _check(paths, stack, source)
     for path in paths:
         for table in read_blocks(path):
-            yield _validated(table, stack, source)
+            yield _validated(table, stack, source, served)
 
 
 def _check(paths: Sequence[Path], stack: str, source: Gpu | None) -> None:
@@ -63,10 +72,10 @@ def _check(paths: Sequence[Path], stack: str, source: Gpu | None) -> None:
         raise UserError(f"{source.name} has no calibration to take", hint="`kvcalc calibrate` makes one from measured rows")
 
 
-def _validated(table: Table, stack: str, source: Gpu | None) -> Validation:
+def _validated(table: Table, stack: str, source: Gpu | None, served: Served | None) -> Validation:
     import numpy as np
 
-    count = len(table.rows)
+    count, times = len(table.rows), dict[int, ServedTimes]()
     bound, calibrated = np.full(count, np.nan), np.full(count, np.nan)
     cells: dict[Cell, list[int]] = {}
     for i, row in enumerate(table.rows):
@@ -79,9 +88,16 @@ def _validated(table: Table, stack: str, source: Gpu | None) -> Validation:
         if gpu is None:
             unknown[cell] = [table.lines[table.rows[i].at] for i in members]
             continue
+        if op in SERVING:
+            bound[members] = [bound_us(table.rows[i], gpu) for i in members]
+            calibration = None if framework == DATASHEET else find_calibration(source or gpu, framework)
+            if served and calibration:
+                times |= zip(members, served([table.rows[i] for i in members], gpu, calibration), strict=True)
+                calibrated[members] = [times[i].tpot_us for i in members]
+            continue
         _predict(table.rows, members, gpu, framework, op, kind, source, bound, calibrated)
     known = {name: gpu.name if gpu else "" for name, gpu in names.items()}
-    return Validation(table, bound, calibrated, [known[row.gpu] for row in table.rows], unknown)
+    return Validation(table, bound, calibrated, [known[row.gpu] for row in table.rows], unknown, times)
 
 
 def _predict(
@@ -97,13 +113,6 @@ def _predict(
 ) -> None:
     import numpy as np
 
-    if op in SERVING:
-        from kvcalc.timing.serving import tpot_us
-
-        calibration = None if stack == DATASHEET else find_calibration(source or gpu, stack)
-        for i in members:
-            bound[i], timed[i] = tpot_us(rows[i], gpu, calibration)
-        return
     shape = tuple(np.array(column) for column in zip(*(rows[i].shape for i in members), strict=True))
     least = cost_of(op, kind, shape)
     with suppress(UserError):  # a GPU without a peak for these products has no bound

@@ -16,6 +16,7 @@ from kvcalc.model.precision import Precision
 from kvcalc.timing.calibration import Calibration, Entry, Validated
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.engine import Engine, Terms
 from kvcalc.timing.experts import cells_of
 from kvcalc.timing.families import AnyLaw
 from kvcalc.timing.figures import figures_of
@@ -27,7 +28,7 @@ from kvcalc.timing.records import pass_records
 from kvcalc.timing.routing import BALANCED, Routing
 from kvcalc.timing.served import served_model
 from kvcalc.timing.sparse_decode import SparseDecode
-from kvcalc.timing.steps import Timed, glue_seconds, operator_seconds, pass_seconds, pass_time, step_error
+from kvcalc.timing.steps import Timed, engine_seconds, operator_seconds, pass_seconds, pass_time, step_error
 
 H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-8b")
@@ -78,9 +79,25 @@ def test_a_decode_step_is_the_sum_of_its_laws_with_glue() -> None:
     cold = DecodeAttention(cold=True).us(figures, *(np.array([float(x)]) for x in (8, 32, 8, 128, 4096, 0)))[0]
     assert timed["qkv"].seconds == pytest.approx(32 * qkv / 1e6)
     assert timed["attention"].seconds == pytest.approx(32 * cold / 1e6)
-    assert glue_seconds(operators, MINE) == pytest.approx(32 * 8e-6)
+    assert engine_seconds(operators, MINE, 1.0) == pytest.approx(32 * 8e-6)
     assert pass_seconds(operators, H100, MINE) == pytest.approx(sum(t.seconds for t in timed.values()) + 32 * 8e-6)
     assert {t.basis for t in timed.values()} == {"calibrated"}
+
+
+def test_an_engine_adds_to_layers_ranks_passes_sequences_and_prompts() -> None:
+    """32 layers: 32 · (2 + 3 · log2(4)) + 100 + 8 · 5 µs beside a decode step of 8 on 4 GPUs; with prompts a tenth more."""
+    terms = Terms(glue_us=2.0, skew_us=3.0, step_us=100.0, sequence_us=5.0, prompts=1.1)
+    laws = msgspec.structs.replace(MINE, engine=Engine(stack="mine", dense=terms, mixture=Terms()))
+    decode = forward(LLAMA, Batch.decode(1024, 8), parallelism=Parallelism(tp=4))
+    assert engine_seconds(decode, laws, 1.0) == pytest.approx((32 * (2 + 3 * 2) + 100 + 8 * 5) / 1e6)
+    prompt = forward(LLAMA, Batch.prefill(1024, 2))
+    assert engine_seconds(prompt, laws, 1.0) == pytest.approx((32 * 2 + 100 + 2 * 5) / 1e6 + 0.1)
+    lengths = forward(LLAMA, Batch((Sequences(1, np.array([8, 1024]), 0),)))
+    assert engine_seconds(lengths, laws, 1.0) == pytest.approx([(32 * 2 + 105) / 1e6, (32 * 2 + 105) / 1e6 + 0.1])
+    slow = msgspec.structs.replace(laws, engine=Engine(stack="mine", dense=Terms(launch_us=5e4), mixture=Terms()))
+    assert engine_seconds(prompt, slow, 1.0) == pytest.approx(32 * 0.05 - 1.0)
+    assert engine_seconds(prompt, slow, 2.0) == engine_seconds(decode, slow, 1.0) == 0
+    assert engine_seconds(forward(load_model("mixtral-8x7b"), Batch.decode(64, 8)), laws, 1.0) == 0
 
 
 def test_no_pass_beats_its_bound() -> None:

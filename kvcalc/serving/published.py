@@ -1,0 +1,102 @@
+"""Published serving runs, as they were driven: who asked how, of what server. Knows measured rows, fits nothing.
+
+`inferencex` runs are those of SemiAnalysis' public benchmark (github.com/SemiAnalysisAI/InferenceX, scripts of 2025-09 to
+2026-04): 10 prompts a client, all at once and then as answers come, lengths uniform from 0.8 of the nominal up to it.
+`nvidia` runs come with AIConfigurator: lengths as given, a token budget of one prompt and 1500 beside the clients.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.library.catalog import key
+from kvcalc.model.precision import Precision
+from kvcalc.model.spec import Model
+from kvcalc.serving.scheduling import Scheduling
+from kvcalc.timing.engine import Engine
+from kvcalc.timing.rows import MeasuredRow
+
+INFERENCEX, NVIDIA = "inferencex", "nvidia"
+WAITS = Scheduling(whole=True, reserve=1.0, wait_passes=20, wait_share=0.9)  # batch_wait_timeout_iters 20 of 70B at 1k/1k
+
+
+class Driven(NamedTuple):
+    """A measured run: its lengths, clients, prompts of each, and the least share of the nominal lengths; its server's passes.
+
+    seats: sequences at once. cached: whether prompts are found in a prefix cache but for their last block.
+    """
+
+    input_len: int
+    output_len: int
+    clients: int
+    rounds: int
+    shortest: float
+    tokens: int
+    seats: int
+    scheduling: Scheduling
+    cached: bool
+
+
+def driven(row: MeasuredRow, engine: Engine | None) -> Driven:
+    """How a measured run was driven, as far as its scripts or its own figures tell."""
+    isl, osl, clients = (int(x) for x in row.shape[:3])
+    how = scheduling_of(engine)
+    name = key(row.model.rsplit("/", 1)[-1])
+    rounds, shortest, tokens, seats = 10, 0.8, 8192, clients
+    if row.client == INFERENCEX:
+        if row.version.startswith("0.11.2"):
+            seats = min(seats, 64)  # runs labelled with 512 clients make tokens as 64 do
+        if row.framework == "trtllm":
+            tokens = 16384
+            how = WAITS if row.op == "e2e_dense" and isl == osl == 1024 and row.shape[3] < 8 else how
+    elif row.framework == "vllm":
+        rounds, tokens = 5, isl + 1500 + clients
+    elif row.framework == "trtllm":
+        shortest, tokens = 1.0, isl + 1500 + clients
+        seats -= name.startswith("llama318b") and clients > 1  # one of each wave waits for a whole answer
+    else:
+        shortest = 0.8 if name.startswith("llama318b") else 1.0  # its waves come apart
+    return Driven(isl, osl, clients, rounds, shortest, max(tokens, clients), seats, how, row.prefix_cached)
+
+
+def scheduling_of(engine: Engine | None) -> Scheduling:
+    """How an engine fills its passes."""
+    return Scheduling(engine.decodes_wait, engine.whole, engine.reserve) if engine else Scheduling()
+
+
+def precision_of(row: MeasuredRow, model: Model) -> Precision:
+    """As the run was quantised: a checkpoint that is published quantised runs as published, others in fp8 if the row says so.
+
+    fp8 mixtures, and Qwen's own fp8 checkpoints, are published in blocks of 128 × 128, whatever a run's label calls them.
+    """
+    cache = _cache(row)
+    if model.quantization or not row.dtype.startswith("fp8"):
+        return Precision(kv_cache_dtype=cache)
+    own = row.framework == "trtllm" and key(row.model.rsplit("/", 1)[-1]).startswith("qwen3")
+    blocks = row.op == "e2e_moe" or row.dtype == "fp8_block" or own
+    return Precision(quantization="fp8_block128" if blocks else "fp8", kv_cache_dtype=cache)
+
+
+def _cache(row: MeasuredRow) -> str:
+    """The cache's dtype. Of Llama-70B under vLLM on H100 the queues tell that it was 16 bits wide, whatever is said."""
+    name = key(row.model.rsplit("/", 1)[-1])
+    if row.client == INFERENCEX:
+        if row.framework == "vllm" and name.startswith("llama3170b") and "h100" in row.gpu.lower():
+            return "auto"
+        if not row.cache and (name.startswith("qwen35") or (row.framework == "trtllm" and name.startswith("deepseek"))):
+            return "fp8"
+    return "fp8" if row.cache.startswith("fp8") else "auto"
+
+
+def ranks_of(row: MeasuredRow) -> Parallelism:
+    """The ranks of a run."""
+    tp, *ep = (int(x) for x in row.shape[3:])
+    return Parallelism(tp=tp, ep=max(1, *ep) if ep else 1)
+
+
+def without_terms(engine: Engine) -> Engine:
+    """The same with nothing beside the kernels."""
+    from kvcalc.timing.engine import Terms
+
+    return msgspec.structs.replace(engine, dense=Terms(), mixture=Terms(), former=None)
