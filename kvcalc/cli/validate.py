@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def run(
     rows: Annotated[list[Path], typer.Argument(help="CSV files of measured rows.", show_default=False)],
     *,
-    by: Annotated[str, typer.Option("--by", help="What makes a group: op, gpu, framework, dtype, model, client.")] = "op,gpu,framework,dtype",
+    by: Annotated[
+        str, typer.Option("--by", help="What makes a group: op, gpu, framework, dtype, model, client.")
+    ] = "op,gpu,framework,dtype",
     predictions: Annotated[
         str, typer.Option("--predictions", help="Write every row with both predictions to this CSV.", show_default=False)
     ] = "",

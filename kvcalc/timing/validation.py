@@ -40,9 +40,7 @@ class Validation(NamedTuple):
     served: dict[int, ServedTimes]
 
 
-def validate(
-    paths: Sequence[Path], stack: str = "", source: Gpu | None = None, served: Served | None = None
-) -> list[Validation]:
+def validate(paths: Sequence[Path], stack: str = "", source: Gpu | None = None, served: Served | None = None) -> list[Validation]:
     """Each file against the laws. stack: instead of each row's framework; source: whose calibration all GPUs take.
 
     served: what simulates servers; without it their rows have bounds alone.
