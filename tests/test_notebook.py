@@ -204,3 +204,16 @@ def test_the_documented_code_runs() -> None:
     assert any("kvcalc.deploy" in block for block in blocks)
     for block in blocks:
         exec(compile(block, "python.md", "exec"), {})
+
+
+@pytest.mark.parametrize("reading", ["size", "fit", "latency", "roofline", "serve", "compare"])
+def test_a_reading_shows_as_html_and_as_a_figure(reading: str) -> None:
+    options = {"num_prompts": 9} if reading == "serve" else {}
+    answer = getattr(deployed(), reading)(**options)
+    shown = answer._repr_html_()
+    head = str(answer).splitlines()[0].split()[0]
+    assert shown.count("<table>") == shown.count("</table>") >= 1 and f"<strong>{head}" in shown and "<script" not in shown
+    drawn = answer.plot("dark")
+    assert drawn.axes and drawn.get_facecolor()[:3] != (1, 1, 1)
+    with pytest.raises(package.UserError, match="unknown style 'drak'"):
+        answer.plot("drak")

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -14,9 +15,13 @@ from kvcalc.library.load import load_gpu, load_model, with_memory, with_rate_bet
 from kvcalc.library.words import check_known, from_words
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
+from kvcalc.report.chart import Chart
 from kvcalc.report.layout import Table
 from kvcalc.timing import deployment
 from kvcalc.units import parse_tokens
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Loaded = TypeVar("Loaded", Model, Gpu)
 # The fields of `CacheSize`, by the keys of `size`.
@@ -37,12 +42,25 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
 
     _records: Sequence[dict[str, Any]]
     _tables: Callable[[], Sequence[Table]]
+    _chart: Callable[[], Chart]
     _chief: int = 0
     _short: Mapping[str, str] = {}
 
     def records(self) -> list[dict[str, Any]]:
         """All records, flat, as `--format json` prints them."""
         return deepcopy(list(self._records))
+
+    def plot(self, style: str = "light") -> "Figure":
+        """The command's picture as a matplotlib figure; style: light, dark or slides. Raises UserError on another."""
+        from kvcalc.report.plots import figure_of
+
+        found: Figure = figure_of(self._chart(), style)
+        return found
+
+    def _repr_html_(self) -> str:
+        from kvcalc.report.html import table_html
+
+        return "".join(map(table_html, self._tables()))
 
     def __getattr__(self, name: str) -> Any:
         chief = self._records[self._chief]
@@ -52,7 +70,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
             raise AttributeError(f"no figure {name!r}. {nearest(name, [*chief, *self._short])}".rstrip()) from None
 
     def __dir__(self) -> list[str]:
-        return ["records", *self._short, *self._records[self._chief]]
+        return ["records", "plot", *self._short, *self._records[self._chief]]
 
     def __repr__(self) -> str:
         return "".join(map(str, self._tables())).rstrip("\n")
@@ -64,12 +82,15 @@ class Deployment(deployment.Deployment, frozen=True):
     def size(self, context: int | str = 4096, batch_size: int | str = 1, block_size: int = 16) -> Answer:
         """How big is the cache: also `stored`, `read`, `allocated` bytes of a GPU, `fixed` and `slope` of one sequence."""
         from kvcalc.model.size import size_record
+        from kvcalc.report.figures import cache_vs_context
         from kvcalc.report.sizes import size_table
 
+        last = max(_context(context), 1024)
         record = size_record(self.model, _context(context), _batch(batch_size), self.precision, block_size, self.parallelism)
         return Answer(
             [record],
             lambda: [size_table([record], [(self.model, self.precision, self.parallelism)], block_size)],
+            lambda: cache_vs_context([(self.model.name, self.model, self.precision)], self.gpu, _batch(batch_size), last),
             _short=CACHE_SIZE,
         )
 
@@ -78,39 +99,44 @@ class Deployment(deployment.Deployment, frozen=True):
         from kvcalc.capacity import FitOptions, fit
         from kvcalc.capacity.fragmentation import read_lengths
         from kvcalc.capacity.record import fit_record
-        from kvcalc.report.fit import fit_table
+        from kvcalc.report.fit import fit_table, memory_chart
 
         check_known(options, FitOptions, also=("lengths", "seed"))
         found = fit(self, from_words(FitOptions, options))
         record = fit_record(found, read_lengths(lengths, seed) if lengths else [], seed)
-        return Answer([record], lambda: [fit_table([record], [found])])
+        return Answer([record], lambda: [fit_table([record], [found])], lambda: memory_chart([record]))
 
     def latency(self, **options: Any) -> Answer:
         """One request. options: as of `LatencyOptions`."""
+        from kvcalc.report.figures_latency import latency_curve
         from kvcalc.report.serving import latency_tables
         from kvcalc.serving.request_record import LatencyOptions, latency_record
 
         check_known(options, LatencyOptions)
-        record = latency_record(self, from_words(LatencyOptions, options))
-        return Answer([record], lambda: latency_tables([record]))
+        asked = from_words(LatencyOptions, options)
+        record = latency_record(self, asked)
+        return Answer([record], lambda: latency_tables([record]), lambda: latency_curve([self], asked))
 
     def roofline(self, phase: str = "decode", batch_size: int | str = 1, context: int | str = 4096, batch: str = "") -> Answer:
         """Where every operation of a pass lies; its figures are those of the total. batch: a mixed pass instead."""
         from kvcalc.report.passes import pass_table
+        from kvcalc.report.roof import roofline_chart
         from kvcalc.timing.records import mixed_records, roofline_records
 
         records = mixed_records(self, batch) if batch else roofline_records(self, phase, _batch(batch_size), _context(context))
-        return Answer(records, lambda: [pass_table(self, records)], _chief=-1)
+        name = f"{self.model.name} {'mixed' if batch else phase}"
+        return Answer(records, lambda: [pass_table(self, records)], lambda: roofline_chart([(name, records)], [self.gpu]), -1)
 
     def serve(self, policy: str = "continuous", cache: str = "paged", **options: Any) -> Answer:
         """A server under load, simulated. options: as of `Load` and `ServerSettings`."""
+        from kvcalc.report.figures_serving import occupancy
         from kvcalc.report.serving import serve_table
         from kvcalc.serving.run import Load, ServerSettings, serve
 
         check_known(options, Load, ServerSettings, also=("policy", "cache"))
         load, settings = from_words(Load, options), from_words(ServerSettings, options)
-        record = serve(self, load.drawn(), load, settings, policy, cache).record
-        return Answer([record], lambda: [serve_table([record])])
+        run = serve(self, load.drawn(), load, settings, policy, cache)
+        return Answer([run.record], lambda: [serve_table([run.record])], lambda: occupancy(run))
 
     def compare(
         self,
@@ -122,12 +148,14 @@ class Deployment(deployment.Deployment, frozen=True):
         """The same with other attention, a record a variant; its figures are those of the first."""
         from kvcalc.planning.comparison import DEFAULT, compare_records
         from kvcalc.planning.variants import variant
-        from kvcalc.report.comparison import compare_tables
+        from kvcalc.report.comparison import compare_chart, compare_tables
 
         names = (variants or DEFAULT).split(",") if isinstance(variants, str) else variants
         chosen = [(name.strip(), variant(self.model, name)) for name in names]
-        records = compare_records(chosen, self, [_context(context)], [_batch(batch_size)], block_size)
-        return Answer(records, lambda: compare_tables([self], records, block_size))
+        tokens, users = _context(context), _batch(batch_size)
+        records = compare_records(chosen, self, [tokens], [users], block_size)
+        chart = partial(compare_chart, self, chosen, users, tokens, max(tokens, 1024))
+        return Answer(records, lambda: compare_tables([self], records, block_size), chart)
 
     def __repr__(self) -> str:
         ranks = " ".join(f"{name} {size}" for name, size in msgspec.structs.asdict(self.parallelism).items() if size > 1)

@@ -7,7 +7,8 @@ line styles and markers tell them apart in grey.
 import io
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
 
     Raises UserError on another suffix, an unknown style or a place that cannot be written.
     """
-    if style not in STYLES:
-        raise UserError(f"unknown style {style!r}", hint=f"Known: {', '.join(STYLES)}")
+    _look(style)
     if target == "-":
         from kvcalc.report.terminal import sketch
 
@@ -43,10 +43,32 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     print(f"wrote {printable(target)}", file=sys.stderr)
 
 
+def _look(style: str) -> dict[str, Any]:
+    if style not in STYLES:
+        raise UserError(f"unknown style {style!r}", hint=f"Known: {', '.join(STYLES)}")
+    return STYLES[style]
+
+
 def render(chart: Chart, suffix: str, style: str = "light") -> bytes:
     """The picture as bytes: `suffix` is png, svg or pdf."""
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[suffix]
+    out = io.BytesIO()
+    with _settings(STYLES[style]):
+        figure(chart, STYLES[style]).savefig(out, format=suffix, metadata=metadata)
+    return out.getvalue()
+
+
+def figure_of(chart: Chart, style: str = "light") -> Any:
+    """A matplotlib figure to show or to change. Raises UserError on an unknown style."""
+    look = _look(style)
+    with _settings(look):
+        return figure(chart, look)
+
+
+@contextmanager
+def _settings(look: dict[str, Any]) -> Iterator[None]:
+    """matplotlib's settings for a style, whatever the user's own are."""
     mpl = _matplotlib()
-    look = STYLES[style]
     settings: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": "kvcalc",
@@ -63,14 +85,10 @@ def render(chart: Chart, suffix: str, style: str = "light") -> bytes:
         "figure.facecolor": look["paper"],
         "savefig.facecolor": look["paper"],
     }
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[suffix]
-    out = io.BytesIO()
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(settings)
-        drawn = figure(chart, look)
-        drawn.savefig(out, format=suffix, dpi=look["dpi"], metadata=metadata)
-    return out.getvalue()
+        yield
 
 
 def _matplotlib() -> Any:
