@@ -202,13 +202,14 @@ def plan(models: str | Path | Model | Sequence[str | Path | Model], **options: A
     from kvcalc.planning.question import question_of
     from kvcalc.planning.records import answer_records
     from kvcalc.planning.search import searched
-    from kvcalc.report.plans import plan_tables
+    from kvcalc.report.plans import front_chart, plan_tables
 
     given = [models] if isinstance(models, str | Path | Model) else models
     asked = question_of([_loaded(one, Model, load_model, "model") for one in given], options)
     found = searched(asked.needs, asked.space, asked.prices)
     records = [answer_records(answer, found.space) for answer in found.answers]
-    return Answer([record for part in records for record in part], lambda: plan_tables(found, records))
+    every = [record for part in records for record in part]
+    return Answer(every, lambda: plan_tables(found, records), lambda: front_chart(found.answers[0]))
 
 
 def _loaded(given: Any, spec: type[Loaded], load: Callable[[str], Loaded], what: str) -> Loaded:
