@@ -13,12 +13,11 @@ from kvcalc.capacity.remedy import advice, small_cache, without_sharing
 
 
 class Typed(NamedTuple):
-    """The words in which a request named its model, its GPU and a learned file, and its changes of the model; '' none."""
+    """The words in which a request named its model and its GPU, '' what they are called, and its options beside an engine's."""
 
     model: str = ""
     gpu: str = ""
-    changes: tuple[str, ...] = ()
-    from_log: str = ""
+    beside: tuple[str, ...] = ()
 
 
 AS_CALLED = Typed()
@@ -103,10 +102,8 @@ def _commands(found: Fit, typed: Typed) -> dict[str, str | None]:
     written = command_of(found.deployment, found.options, typed.model)
     if written is None:
         return {"command": None, "kvcalc_command": None}
-    changes = [word for change in typed.changes for word in ("--set", change)]
     gpu = typed.gpu if typed.gpu.lower().endswith((".yaml", ".yml")) else found.gpu.name
-    learned = ["--from-log", typed.from_log] if typed.from_log else []
-    beside = shlex.join(["--gpu", gpu, *changes, *learned, *written.beside])
+    beside = shlex.join(["--gpu", gpu, *typed.beside, *written.beside])
     return {"command": written.line, "kvcalc_command": f"kvcalc fit {beside} -- {written.line}"}
 
 

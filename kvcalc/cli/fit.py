@@ -9,6 +9,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.common import check_number, note, remarks
+from kvcalc.cli.common import lengths as numbers
 from kvcalc.cli.groups import Group, Output, Precisions, Ranks, chosen_gpus, grouped, listed
 from kvcalc.cli.lines import filled, told_by
 
@@ -163,6 +164,7 @@ def run(
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     ranks: Ranks,
     seed: Annotated[int, typer.Option("--seed", help="Of drawn lengths and of the simulated allocator.")] = 0,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Users × contexts: of each the verdict and what is left.")] = False,
     explain: o.Explain = False,
     output: Output,
 ) -> int:
@@ -179,14 +181,18 @@ def run(
     lists = chosen, gpus, splits, filled(formats, told).precisions(), options
     check_number("configurations", MOST_CONFIGURATIONS, *lists)
     points = [(Deployment(m, card, p, r), one) for m, card, r, p, one in product(*lists)]
+    if matrix:
+        return _matrix([(d, one) for d, one in points if one == options[0]], asked, told, output)
     answers = smallest_first(_answers(points))
     if allocations:
         return _played(answers[0], allocations, output)
     words = {m.name: name for m, name in zip(chosen, named, strict=True)} | dict(
         zip([g.name for g in gpus], gpu.split(","), strict=True)
     )
-    typed = [Typed(words[f.model.name], words[f.gpu.name], (*set_,), asked.from_log) for f in answers]
-    records = [fit_record(f, drawn, seed, words) for f, words in zip(answers, typed, strict=True)]
+    given = (("--set", set_), ("--from-log", [asked.from_log]), ("--memory", [memory]))
+    said = tuple(word for name, values in given for value in values if value for word in (name, value))
+    typed = [Typed(words[f.model.name], words[f.gpu.name], said) for f in answers]
+    records = [fit_record(f, drawn, seed, one) for f, one in zip(answers, typed, strict=True)]
     _remarks(answers, drawn, said=output.tells)
     if output.plot:
         output.picture(memory_chart(records))
@@ -195,6 +201,28 @@ def run(
     elif not output.printed(records):
         output.show(fit_table(records, answers))
     return int(bool(asked.require) and not any(f.fits for f in answers))
+
+
+def _matrix(
+    points: "list[tuple[Deployment, FitOptions]]", asked: EngineOptions, told: "Mapping[str, Any]", output: Output
+) -> int:
+    """Users × contexts of each point, those of the lists where they are given."""
+    from kvcalc.capacity.matrix import USERS, contexts_of, matrix_records
+    from kvcalc.report.matrix import matrix_chart, matrix_table
+
+    (options, *_) = msgspec.structs.replace(asked, max_num_seqs="", max_model_len="").options(told)
+    users = numbers(asked.max_num_seqs, "max-num-seqs") if asked.max_num_seqs else [*USERS]
+    found = []
+    for deployment, _ in points:
+        longest = deployment.model.max_context
+        contexts = numbers(asked.max_model_len, "max-model-len") if asked.max_model_len else contexts_of(longest)
+        check_number("cells", MOST_CONFIGURATIONS, points, users, contexts)
+        found.append(matrix_records(deployment, options, users, contexts))
+    if output.plot:
+        output.picture(matrix_chart(found[0]))
+    if not output.printed([record for records in found for record in records]):
+        output.show(*map(matrix_table, found))
+    return 0
 
 
 def _played(found: "Fit", path: str, output: Output) -> int:

@@ -10,7 +10,7 @@ class Series(NamedTuple):
     """Numbers that belong together.
 
     kind: line, dashed, points, hollow (points without a filling), trail (a faint line that joins points), limit (a level
-    across), bar (one stacked layer).
+    across), bar (one stacked layer), cells (a row of a heat map, one for each category, −1 for what does not fit).
     sizes: areas of points, 0 to 1. labels: texts at the points. colour: an index into the palette, −1 for the next one.
     """
 

@@ -5,6 +5,7 @@ import textwrap
 from typing import Any, NamedTuple
 
 from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.heat import draw_heat, is_heat
 from kvcalc.report.labels import beside, spread, taken_places, text_box
 from kvcalc.units import shown_in
 
@@ -34,6 +35,9 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> Panel:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, which="major", color=look["ink"], alpha=0.15, linewidth=0.6)
     axes.set_axisbelow(True)
+    if is_heat(chart):
+        draw_heat(axes, chart, look)
+        return Panel(axes, [], [], [])
     if chart.categories:
         return Panel(axes, [], [], _bars(axes, chart, look))
     _scales(axes, chart)

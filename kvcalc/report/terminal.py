@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.heat import heat_lines, is_heat
 
 HEIGHT = 20
 COLOURS = (34, 33, 32, 35, 36, 31, 90, 94)  # of the terminal's own palette
@@ -53,8 +54,14 @@ def sketch(chart: Chart, width: int = 0, look: Look | None = None) -> str:
     """The chart in `width` columns (the terminal's by default), a mark for each series, a legend below; then what is beside."""
     wide, look = max(40, min(width or shutil.get_terminal_size((80, 24)).columns, 160)), look or _look()
     head = [part for line in (chart.title, chart.subtitle) for part in _fitted(line, wide)]
-    drawn = "\n".join([*head, *(_bars(chart, wide, look) if chart.categories else _grid(chart, wide, look))])
+    drawn = "\n".join([*head, *_body(chart, wide, look)])
     return f"{drawn}\n\n{sketch(chart.beside, width, look)}" if chart.beside else drawn
+
+
+def _body(chart: Chart, wide: int, look: Look) -> list[str]:
+    if is_heat(chart):
+        return heat_lines(chart, wide)
+    return _bars(chart, wide, look) if chart.categories else _grid(chart, wide, look)
 
 
 def _look() -> Look:

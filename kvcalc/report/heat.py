@@ -1,0 +1,49 @@
+"""A heat map on matplotlib's axes and in characters: a row a series, a column a category, a text in every cell."""
+
+from typing import Any
+
+from kvcalc.report.chart import Chart
+
+FITS, FAILS = "#0072B2", "#D55E00"
+LEAST, MOST, FAILED = 0.12, 0.9, 0.3  # how deep a cell's colour is
+
+
+def is_heat(chart: Chart) -> bool:
+    return any(s.kind == "cells" for s in chart.series)
+
+
+def draw_heat(axes: Any, chart: Chart, look: dict[str, Any]) -> None:
+    """Cells from 0 to 1 in one colour, negative ones in the other; their texts on them."""
+    paper = _rgb("#ffffff" if look["paper"] == "white" else look["paper"])
+    shades = [[_shade(value, paper) for value in s.ys] for s in chart.series]
+    axes.grid(False)
+    axes.imshow(shades, aspect="auto", origin="lower")
+    for row, series in enumerate(chart.series):
+        for column, text in enumerate(series.labels):
+            dark = sum(shades[row][column]) < 1.5
+            axes.text(
+                column, row, text, ha="center", va="center", fontsize=look["font"] * 0.75, color="white" if dark else "#1a1a1a"
+            )
+    axes.set_xticks(range(len(chart.categories)), chart.categories)
+    axes.set_yticks(range(len(chart.series)), [s.label for s in chart.series])
+    axes.set_xlabel(chart.x.title)
+    axes.set_ylabel(chart.y.title)
+
+
+def heat_lines(chart: Chart, wide: int) -> list[str]:
+    """The cells in columns, rows upwards; columns that a width has no room for are left out on the right."""
+    rows = [[chart.y.title, *chart.categories], *([s.label, *s.labels] for s in reversed(chart.series))]
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    while sum(sizes) + 2 * (len(sizes) - 1) > wide:
+        sizes.pop()
+    rows = [row[: len(sizes)] for row in rows]
+    return ["  ".join(cell.rjust(size) for cell, size in zip(row, sizes, strict=True)) for row in rows]
+
+
+def _rgb(colour: str) -> tuple[float, ...]:
+    return tuple(int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+
+
+def _shade(value: float, paper: tuple[float, ...]) -> tuple[float, ...]:
+    depth = FAILED if value < 0 else LEAST + (MOST - LEAST) * value
+    return tuple(p + (c - p) * depth for p, c in zip(paper, _rgb(FAILS if value < 0 else FITS), strict=True))

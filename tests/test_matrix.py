@@ -1,0 +1,45 @@
+"""`fit --matrix`: each cell is what `fit` says of it, and what is left is counted by hand."""
+
+from pathlib import Path
+
+from conftest import Run
+
+GIB = 2**30
+
+
+def test_each_cell_is_fit(kvcalc: Run) -> None:
+    line = "fit qwen3-32b --gpu h100 --tp 2 --engine vllm --format json"
+    cells = kvcalc(line, "--matrix", "--max-num-seqs", "1,8,64", "--max-model-len", "4k,32k").records
+    assert [(c["users"], c["context"]) for c in cells] == [(u, n) for u in (1, 8, 64) for n in (4096, 32768)]
+    for cell in cells:
+        (one,) = kvcalc(line, "--users", str(cell["users"]), "--max-model-len", str(cell["context"])).records
+        assert {k: cell[k] for k in one} == one
+        assert cell["fits"] == (cell["left_bytes"] >= 0)
+
+
+def test_what_is_left(kvcalc: Run) -> None:
+    """40 GiB of llama-3.1-8b: blocks of 2 MiB; 3 × 32,768 tokens are 6,144 of 20,480 blocks, and one is never given."""
+    line = (
+        "fit llama-3.1-8b --engine vllm --kv-cache-memory-bytes 40GiB --matrix --max-num-seqs 3 --max-model-len 32k --format json"
+    )
+    (cell,) = kvcalc(line).records
+    assert cell["left_bytes"] == 40 * GIB - 6145 * 2**21
+
+
+def test_default_lengths_end_at_the_models_own(kvcalc: Run) -> None:
+    cells = kvcalc("fit qwen3-32b --gpu h100 --tp 2 --engine vllm --matrix --format json").records
+    assert list(dict.fromkeys(c["context"] for c in cells)) == [4096, 8192, 16384, 32768, 40960]
+    assert list(dict.fromkeys(c["users"] for c in cells)) == [1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def test_table_and_pictures(kvcalc: Run, tmp_path: Path) -> None:
+    line = "fit qwen3-32b --gpu h100 --tp 2 --engine vllm --matrix --max-num-seqs 1,64 --max-model-len 4k,32k"
+    shown = kvcalc(line)
+    assert shown.out.startswith("qwen3-32b on 2× h100-sxm (tp 2): 64 × 4,096 tokens, 1 × 32,768 fit")
+    assert "no, −217.5 GiB" in shown.out
+    drawn = kvcalc(line, "--plot", "-").out.splitlines()
+    assert drawn[2].split() == ["users", "4k", "32k"]
+    assert kvcalc(line, "--plot", str(tmp_path / "m.svg")).code == 0
+    text = (tmp_path / "m.svg").read_text(encoding="utf-8")
+    assert "−217.5 GiB" in text
+    assert "context, tokens" in text
