@@ -43,6 +43,7 @@ def test_h100_level_by_level() -> None:
     found = {one["level"]: one for one in levels(load_gpu("h100"))}
     assert list(found) == ["registers", "shared memory, L1", "L2", "HBM3", "another GPU's", "the host's", "disk"]
     assert found["registers"]["bytes"] == 132 * 262_144 == 33 << 20
+    assert found["registers"]["bytes_per_s"] == pytest.approx(3 * 4 * 128 * 132 * 1.98e9, rel=1e-3)  # 128 multiply-adds a cycle
     assert found["shared memory, L1"]["bytes"] == 132 * 228 * 1024
     assert found["shared memory, L1"]["bytes_per_s"] == pytest.approx(128 * 132 * 1.98e9, rel=1e-3)
     assert (found["L2"]["bytes"], found["L2"]["bytes_per_s"]) == (50 << 20, None)  # no rate that NVIDIA gives
@@ -58,7 +59,7 @@ def test_l2_of_a100_by_its_white_paper() -> None:
 
 def test_what_has_no_source_is_left_out(kvcalc: Run) -> None:
     found = {one["level"]: one for one in levels(load_gpu("tpu-v5e"))}
-    assert found["registers"]["bytes"] is found["shared memory, L1"]["bytes_per_s"] is found["L2"]["bytes"] is None
+    assert found["registers"]["bytes"] is found["registers"]["bytes_per_s"] is found["shared memory, L1"]["bytes_per_s"] is found["L2"]["bytes"] is None
     (record,) = kvcalc("gpus tpu-v5e --format json").records
     assert record["register_bytes_per_sm"] is record["shared_memory_bytes_per_s"] is record["l2_bytes_per_s"] is None
 

@@ -8,6 +8,7 @@ from kvcalc.report.layout import Column, Table
 from kvcalc.report.tables import seconds
 from kvcalc.units import format_bytes, format_si
 
+OPERANDS = 6  # bytes that an fp32 FLOP reads from registers: three operands of 4 bytes a multiply-add, which is two FLOPs
 COLUMNS = (
     Column("level", "memory", right=False),
     Column("each", "of one unit", format_bytes),
@@ -20,8 +21,9 @@ COLUMNS = (
 
 def levels(gpu: Gpu) -> Iterator[dict[str, Any]]:
     """A record a memory, the nearest first; null where the preset gives no figure."""
+    peak = gpu.vector_flops_per_s.get("fp32")
     for name, each, rate in (
-        ("registers", gpu.register_bytes_per_sm, None),
+        ("registers", gpu.register_bytes_per_sm, OPERANDS * peak if peak and gpu.register_bytes_per_sm else None),
         ("shared memory, L1", gpu.shared_memory_bytes_per_sm, gpu.shared_memory_bytes_per_s),
     ):
         yield _level(name, each * gpu.sms if each and gpu.sms else None, rate) | {
@@ -45,6 +47,10 @@ def hierarchy_table(gpu: Gpu) -> Table:
     slowest = f"one reading of its memory takes {seconds(gpu.memory_bytes / gpu.bandwidth_bytes_per_s)}"
     notes = [
         "",
+        *(
+            ["registers: what the fp32 vector peak reads, three operands of 4 bytes a multiply-add"]
+            * bool(gpu.register_bytes_per_sm)
+        ),
         "rates in one direction; –: no figure with a source (docs/presets.md), or the machine's own, as of host and disk",
     ]
     return Table(list(levels(gpu)), COLUMNS, f"{gpu.name}, from registers to disk: {slowest}", notes)
