@@ -138,8 +138,9 @@ def _spent(deployment: Deployment, batches: Iterable[Batch], all_positions: bool
         group = batch.groups[0]
         count = max(getattr(group.past, "size", 1), getattr(group.new, "size", 1))
         cost, each = deployment.spent(batch, all_positions)
-        first, last = (float(each[0]), float(each[-1])) if hasattr(each, "shape") else (float(each), float(each))
-        seconds = float(each.sum()) if hasattr(each, "shape") else count * first
+        many = bool(getattr(each, "ndim", 0))  # one figure may be a scalar of NumPy's
+        first, last = (float(each[0]), float(each[-1])) if many else (float(each), float(each))
+        seconds = float(each.sum()) if many else count * first
         here = _Spent(seconds, first, last, count, _exact_sum(cost.flops, count), _exact_sum(cost.bytes, count))
         found = found.then(here) if found else here
     assert found
