@@ -42,7 +42,8 @@ def test_recipes(model: str, where: tuple[str, int], quantization: str, options:
     assert known.max_context
     need = Need(users=1, context=known.max_context)
     space = Space(
-        models=(known,), gpus=(load_gpu(gpu),), max_gpus=gpus, options=options, precisions=(Precision(quantization=quantization),),
+        models=(known,), gpus=(load_gpu(gpu),), max_gpus=gpus, options=options,
+        precisions=(Precision(quantization=quantization),),
         tp=(min(8, gpus),), pp=tuple({1, max(1, gpus // 8)}), dp=(1,),
     )  # fmt: skip
     tally = Tally(need, gpus, {})

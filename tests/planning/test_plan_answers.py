@@ -1,0 +1,231 @@
+"""The answer of a plan: which comes first, what is said of the rest, and what the files and options of `plan` take."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+import kvcalc as library
+from kvcalc import UserError, load_gpu, load_model
+from kvcalc.planning.best import Tally
+from kvcalc.planning.front import knees
+from kvcalc.planning.grid import MEETS, Grid
+from kvcalc.planning.need import Need
+from kvcalc.planning.points import Points
+from kvcalc.planning.question import question_of
+from kvcalc.planning.reasons import Point
+from kvcalc.planning.records import point_record
+from kvcalc.planning.search import searched
+
+SMALL = {"gpu": "h100,l40s,a100-80gb", "tp": "1,2", "pp": "1", "max_gpus": "8"}
+PRICES = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
+UNITS = "the 32 units of full.q in llama-3.1-8b. Use one of 1, 2, 4, 8, 16, 32"
+LENGTHS = "A context is the end of input and output"
+WAITING = "Users wait for their answers, requests at a rate do not"
+ASKED = "plan llama-3.1-8b --gpu h100,l40s,a100-80gb --tp 1,2 --pp 1 --max-gpus 8 --users 40 --context 16k"
+
+
+def every(model: str, **options: Any) -> list[Point]:
+    """Every point of a question, one by one."""
+    asked = question_of([load_model(model)], SMALL | options)
+    return [Point(block, at) for block in Grid(asked.needs, asked.space).blocks() for at in range(len(block.counts))]
+
+
+def test_without_prices_each_kind_stands_by_its_fewest_gpus(kvcalc: Run) -> None:
+    found = kvcalc(f"{ASKED} --max-tpot 40ms --format json").records
+    kinds = list(dict.fromkeys(record["gpu"] for record in found))
+    meeting = [p for p in every("llama-3.1-8b", users=40, context="16k", max_tpot="40ms") if p.meets]
+    expected = {}
+    for kind in {p.gpu for p in meeting}:
+        best = min((p.gpus, p.tpot) for p in meeting if p.gpu == kind)
+        expected[kind] = best
+    assert {r["gpu"]: (r["total_gpus"], r["tpot_s"]) for r in reversed(found) if r["gpu"] in expected} == expected
+    assert kinds == sorted(expected, key=lambda kind: expected[kind])
+    assert len(found) <= 5
+    assert all(r["meets"] and r["reason"] is None and r["cost_per_hour"] is None for r in found)
+
+
+def test_with_prices_the_cheapest_comes_first(kvcalc: Run) -> None:
+    prices = {"h100-sxm": 3.0, "l40s": 0.9, "a100-80gb": 1.7}
+    words = ",".join(f"{name}={price}" for name, price in prices.items())
+    found = kvcalc(f"{ASKED} --price-per-hour {words} --format json").records
+    costs = [record["cost_per_hour"] for record in found]
+    meeting = [p for p in every("llama-3.1-8b", users=40, context="16k") if p.meets]
+    assert costs == sorted(costs)
+    assert costs[0] == min(prices[p.gpu] * p.gpus for p in meeting)
+    first = found[0]
+    per_second = first["total_tokens_per_s"]
+    assert first["cost_per_million_tokens"] == pytest.approx(first["cost_per_hour"] / 3600 / per_second * 1e6)
+    assert per_second == pytest.approx(40 / first["tpot_s"])
+
+
+def test_kinds_without_a_price_are_left_out_and_said(kvcalc: Run) -> None:
+    found = kvcalc(f"{ASKED} --price-per-hour h100=3 --format json")
+    assert {record["gpu"] for record in found.records} == {"h100-sxm"}
+    assert "note: left out, as no price is given: l40s, a100-80gb" in found.err
+
+
+def test_the_sentence_says_why_fewer_will_not_do(kvcalc: Run) -> None:
+    found = kvcalc("plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --users 64 --context 16k")
+    assert found.joined.startswith(
+        "64 users of 16,384 tokens: 3× h100-sxm (3 replicas) will do, the fewest; of fewer, 2× h100-sxm"
+    )
+    words = "fit llama-3.1-8b --gpu h100 --engine vllm --budget low --max-model-len 16k --max-num-seqs 32 --format json"
+    held = kvcalc(words).records[0]["max_num_seqs"]
+    assert f"comes nearest: {held} of 32 sequences of 16,384 tokens fit" in found.joined
+    assert "vllm serve meta-llama/Llama-3.1-8B --max-model-len 16384" in found.joined
+
+
+def test_where_nothing_meets_the_need_the_limit_to_loosen_is_named(kvcalc: Run) -> None:
+    found = kvcalc("plan llama-3.1-70b --gpu h100 --tp 8 --pp 1 --max-gpus 8 --users 8 --context 8k --max-tpot 5ms")
+    assert found.code == 0
+    assert found.joined.startswith("Nothing serves 8 users of 8,192 tokens, within 5 ms a token; nearest is 8× h100-sxm (tp 8)")
+    (record,) = kvcalc(
+        "plan llama-3.1-70b --gpu h100 --tp 8 --pp 1 --max-gpus 8 --users 8 --context 8k --max-tpot 5ms --format json"
+    ).records
+    shown = found.joined.partition("To loosen: --max-tpot ")[2].partition("ms")[0]
+    assert 0 <= float(shown) - 1000 * record["tpot_s"] < 0.1, "no less than it takes"
+    assert not record["meets"]
+    loosened = kvcalc(
+        f"plan llama-3.1-70b --gpu h100 --tp 8 --pp 1 --max-gpus 8 --users 8 --context 8k --max-tpot {shown}ms --format json"
+    )
+    assert loosened.records[0]["meets"]
+
+
+def test_one_basis_in_one_ranking_unless_mixed(kvcalc: Run) -> None:
+    words = "plan llama-3.1-8b --gpu h100,l40s --tp 1 --pp 1 --max-gpus 4 --users 4 --context 4k --format json"
+    assert {r["time_basis"] for r in kvcalc(words).records} == {"bound"}
+    assert "so all times are datasheet bounds" in kvcalc(words).err
+    assert {r["time_basis"] for r in kvcalc(f"{words} --mixed").records} == {"bound", "calibrated"}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_points_hold_every_point_with_its_reason(kvcalc: Run, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"points{suffix}"
+    found = kvcalc(f"{ASKED} --max-tpot 20ms --points {path}")
+    expected = [point_record(p) for p in every("llama-3.1-8b", users=40, context="16k", max_tpot="20ms")]
+    text = path.read_text()
+    if suffix == ".jsonl":
+        assert [json.loads(line) for line in text.splitlines()] == expected
+    else:
+        rows = list(csv.DictReader(io.StringIO(text)))
+        assert [(r["gpu"], float(r["tpot_s"] or "nan"), r["reason"]) for r in rows if r["tpot_s"]] == [
+            (e["gpu"], e["tpot_s"], e["reason"] or "") for e in expected if e["tpot_s"]
+        ]
+        assert len(rows) == len(expected)
+    assert f"{len(expected):,} points in" in found.err
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_ctrl_c_keeps_the_blocks_that_were_done(tmp_path: Path) -> None:
+    asked = question_of([load_model("llama-3.1-8b")], SMALL | {"users": 40, "context": "16k"})
+    path, done = tmp_path / "points.jsonl", []
+
+    def interrupted() -> None:
+        with Points(str(path), {}) as points:
+            for block in Grid(asked.needs, asked.space).blocks():
+                points.take(block)
+                done.append(len(block.counts))
+                if len(done) == 3:
+                    raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(path.read_text().splitlines()) == sum(done)
+    path.unlink()
+    with pytest.raises(ZeroDivisionError), Points(str(path), {}):
+        raise ZeroDivisionError
+    assert not list(tmp_path.iterdir()), "of an error nothing is left"
+
+
+def test_a_file_says_what_options_say(kvcalc: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("users: 40\ncontext: 16k\nmax-tpot: 40ms\ngpu: [h100, l40s, a100-80gb]\ntp: [1, 2]\npp: 1\nmax_gpus: 8\n")
+    assert kvcalc(f"plan llama-3.1-8b --file {path}").out == kvcalc(f"{ASKED} --max-tpot 40ms").out
+    assert kvcalc(f"plan llama-3.1-8b --file {path} --users 2 --format json").records[0]["users"] == 2
+    path.write_text("users: 40\nmax_tpto: 40ms\n")
+    refused = kvcalc(f"plan llama-3.1-8b --file {path}")
+    assert refused.code == 2
+    assert refused.err.strip() == f"kvcalc: {path}, line 2: unknown option 'max_tpto'. Did you mean max_tpot, max_ttft, max_gpus?"
+
+
+def test_prices_come_from_a_file_too(kvcalc: Run, tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text("h100: 2.5\nl40s: 0.8\n")
+    words = f"{ASKED} --format json --price-per-hour"
+    assert kvcalc(f"{words} {path}").out == kvcalc(f"{words} h100=2.5,l40s=0.8").out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--context 4k", "a plan needs a load. Give --users, --rate or --min-throughput"),
+        ("--users 4", "a plan needs the tokens of a request. Give --context, or --input-len and --output-len"),
+        ("--users 4 --context 4k --isl 5 --osl 5", "context and input-len exclude each other. " + LENGTHS),
+        ("--users 4 --rate 2 --isl 5 --osl 5", "users and rate exclude each other. " + WAITING),
+        ("--rate 2 --context 4k", "a rate is of requests with an end. Give --input-len and --output-len"),
+        ("--users 4 --context 4k --max-tpot fast", "max-tpot 'fast' is not a time above 0. Write 50ms, 0.05s or 0.05"),
+        ("--users 4 --context 4k --gpu h100 --price-per-hour h100=free", "price of h100-sxm 'free' is not a number from 0 up"),
+        ("--users 4 --context 4k --gpu h100,l4 --price-per-hour 2", "price-per-hour '2' is one price for 2 kinds of GPU. " + PRICES),
+        ("--users 4 --context 4k --points x.txt", "points 'x.txt' should end in .csv or .jsonl"),
+        ("--users 4 --context 4k --max-gpus 0", "max-gpus 0 is outside 1 to 4,096"),
+        ("--users 4 --context 4k --gpu h100 --tp 3", "tensor-parallel size 3 does not divide " + UNITS),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_one_line(kvcalc: Run, words: str, message: str) -> None:
+    found = kvcalc(f"plan llama-3.1-8b {words}")
+    assert (found.code, found.out) == (2, "")
+    assert found.err.strip() == f"kvcalc: {message}"
+
+
+def test_a_smaller_format_is_marked_and_a_published_one_is_not(kvcalc: Run) -> None:
+    found = kvcalc(
+        "plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --users 4 --context 4k -q none,fp8 --kv-cache-dtype auto,fp8 --format json"
+    )
+    noted = {(r["quantization"], r["kv_cache_dtype"]): r["quality"] for r in found.records}
+    assert (
+        noted["fp8", "fp8"]
+        == "weights in fp8 + bf16, published in bf16; cache in fp8, published in bf16: quality is to be measured"
+    )
+    assert noted[None, "bf16"] is None
+
+
+def test_the_api_answers_as_the_command_does(kvcalc: Run) -> None:
+    options = {**SMALL, "users": 40, "context": "16k", "max_tpot": 0.04}
+    found = library.plan("llama-3.1-8b", **options)
+    assert found.records() == kvcalc(f"{ASKED} --max-tpot 40ms --format json").records
+    assert repr(found) == kvcalc(f"{ASKED} --max-tpot 40ms").out.rstrip("\n")
+    with pytest.raises(UserError, match="unknown option 'user'"):
+        library.plan("llama-3.1-8b", user=4)
+
+
+def test_the_picture_is_the_front_with_its_knees(kvcalc: Run) -> None:
+    found = kvcalc(f"{ASKED} --max-tpot 40ms --plot -")
+    assert "Latency against throughput" in found.out
+    asked = question_of([load_model("llama-3.1-8b")], SMALL | {"users": 40, "context": "16k"})
+    (answer,) = searched(asked.needs, asked.space).answers
+    points = [
+        (p.tpot, p.block.rate[p.at] / p.block.deployment.parallelism.gpus) for p in every("llama-3.1-8b", users=40, context="16k")
+    ]
+    held = [(x, y) for x, y in points if x]
+    front = {p for p in held if not any(q[0] <= p[0] and q[1] >= p[1] and q != p for q in held)}
+    assert set(zip(answer.front.xs, answer.front.ys, strict=True)) == front
+    places = knees(answer.front.xs, answer.front.ys)
+    assert places[0] == 0
+    assert places[-1] == len(answer.front.xs) - 1
+
+
+def test_a_need_is_met_where_every_limit_holds() -> None:
+    need = Need(users=8, context=4096, max_ttft=0.2, max_tpot=0.01, min_throughput=900)
+    asked = question_of([load_model("llama-3.1-8b")], SMALL | {"users": 1, "context": 1})
+    tally = Tally(need, 8, {})
+    for block in Grid([need], asked.space).blocks():
+        tally.take(block)
+        expected = (block.capacity >= block.counts) & (block.ttft <= 0.2) & (block.tpot <= 0.01) & (block.total >= 900)
+        assert ((block.failing == MEETS) == expected).all()
+    assert tally.answer().met
+    assert load_gpu("h100").name in {p.gpu for p in tally.answer().kinds}
