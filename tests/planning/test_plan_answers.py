@@ -22,7 +22,7 @@ from kvcalc.planning.records import point_record
 from kvcalc.planning.search import searched
 
 SMALL = {"gpu": "h100,l40s,a100-80gb", "tp": "1,2", "pp": "1", "max_gpus": "8"}
-PRICES = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
+PRICES = "GPU. Write h100=2.5,h200=3.1, or a YAML file of such lines"
 UNITS = "the 32 units of full.q in llama-3.1-8b. Use one of 1, 2, 4, 8, 16, 32"
 LENGTHS = "A context is the end of input and output"
 WAITING = "Users wait for their answers, requests at a rate do not"
@@ -170,7 +170,7 @@ def test_prices_come_from_a_file_too(kvcalc: Run, tmp_path: Path) -> None:
         ("--rate 2 --context 4k", "a rate is of requests with an end. Give --input-len and --output-len"),
         ("--users 4 --context 4k --max-tpot fast", "max-tpot 'fast' is not a time above 0. Write 50ms, 0.05s or 0.05"),
         ("--users 4 --context 4k --gpu h100 --price-per-hour h100=free", "price of h100-sxm 'free' is not a number from 0 up"),
-        ("--users 4 --context 4k --gpu h100,l4 --price-per-hour 2", "price-per-hour '2' is one price for 2 kinds of GPU. " + PRICES),
+        ("--users 4 --context 4k --gpu h100,l4 --price-per-hour 2", "price-per-hour '2' is one price for 2 kinds of " + PRICES),
         ("--users 4 --context 4k --points x.txt", "points 'x.txt' should end in .csv or .jsonl"),
         ("--users 4 --context 4k --max-gpus 0", "max-gpus 0 is outside 1 to 4,096"),
         ("--users 4 --context 4k --gpu h100 --tp 3", "tensor-parallel size 3 does not divide " + UNITS),
