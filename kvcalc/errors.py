@@ -9,6 +9,13 @@ def printable(text: object, limit: int = 200) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
+def visible(text: str) -> str:
+    """`text` with its lines and tabs, and without any other character that a terminal would obey rather than show."""
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 class UserError(Exception):
     """A request that cannot be met: `what` is wrong, `where` it stands, and a `hint` at the nearest right thing."""
 

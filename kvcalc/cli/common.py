@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from kvcalc.cli.options import OutputFormat
-from kvcalc.errors import UserError, printable
+from kvcalc.errors import UserError, printable, visible
 from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
@@ -26,6 +26,11 @@ def check_number(what: str, most: int, *lists: Sized) -> None:
 def lengths(text: str, what: str) -> list[int]:
     """A list of token counts or batch sizes from one option."""
     return [parse_tokens(part, what) for part in text.split(",")]
+
+
+def say(text: str) -> None:
+    """Lines on standard output."""
+    print(visible(text))
 
 
 def note(text: str) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import check_number, note, remarks
+from kvcalc.cli.common import check_number, note, remarks, say
 from kvcalc.cli.common import lengths as numbers
 from kvcalc.cli.groups import Group, Output, Precisions, Ranks, chosen_gpus, grouped, listed
 from kvcalc.cli.lines import filled, told_by
@@ -197,7 +197,7 @@ def run(
     if output.plot:
         output.picture(memory_chart(records))
     if explain:
-        print("\n".join(explain_fit(f, r) for f, r in zip(answers, records, strict=True)))
+        say("\n".join(explain_fit(f, r) for f, r in zip(answers, records, strict=True)))
     elif not output.printed(records):
         output.show(fit_table(records, answers))
     return int(bool(asked.require) and not any(f.fits for f in answers))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_PASSES, check_number, remarks
+from kvcalc.cli.common import MOST_PASSES, check_number, remarks, say
 from kvcalc.cli.groups import Deploying, Grid, Output, chosen_gpus, grouped
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _explained(deployments: "list[Deployment]", phase: str, mixed: str, batches:
 
     asked = [Batch.parse(mixed)] if mixed else [Batch.of_phase(phase, s, b) for b, s in product(batches, contexts)]
     for deployment, batch in product(deployments, asked):
-        print(explain_roofline(deployment, batch, deployment.placed(batch)))
+        say(explain_roofline(deployment, batch, deployment.placed(batch)))
 
 
 def _attention(gpus: "Sequence[Gpu]", grid: Grid, precisions: "list[Precision]", output: Output) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_PASSES, MOST_ROWS, MOST_SHOWN, check_number, remarks
+from kvcalc.cli.common import MOST_PASSES, MOST_ROWS, MOST_SHOWN, check_number, remarks, say
 from kvcalc.cli.groups import Grid, Group, Output, Precisions, Ranks, chosen_models, grouped
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(
         from kvcalc.report.explain import explain_size
 
         for asked in _asked(stored, batches, contexts, block_size):
-            print(explain_size(*asked, weights=not dimensions))
+            say(explain_size(*asked, weights=not dimensions))
     elif not output.printed(recorded(*one) for one in _asked(stored, batches, contexts, block_size)):
         from kvcalc.report.sizes import size_table
 

@@ -32,7 +32,7 @@ def run(
     output: Printing,
 ) -> None:
     """The model against measured rows."""
-    from kvcalc.errors import UserError
+    from kvcalc.errors import UserError, visible
     from kvcalc.library.load import load_gpu
     from kvcalc.serving.measured import served_times
     from kvcalc.timing.tally import KEYS, Tally, predictions_csv
@@ -44,7 +44,8 @@ def run(
     tally = Tally([key.strip() for key in by.split(",")])
     found = tally.adding(validated_blocks(rows, stack, source, served_times))
     if predictions:
-        save_text(predictions, predictions_csv(rows, found))
+        pieces = predictions_csv(rows, found)
+        save_text(predictions, map(visible, pieces) if predictions == "-" else pieces)
     for _ in found:
         pass
     records = tally.records()

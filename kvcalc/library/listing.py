@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, visible
 from kvcalc.gpu.spec import PEAKS, Gpu
 from kvcalc.library.catalog import key, preset_files
 from kvcalc.library.files import MOST_YAML, read_text
@@ -47,7 +47,7 @@ def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
 
 def preset_text(name: str, kind: str) -> str:
     """The preset called `name` as it stands in its file, with its sources; kind: models or gpus."""
-    return read_text(locate(name, kind).path, MOST_YAML)
+    return visible(read_text(locate(name, kind).path, MOST_YAML).replace("\r\n", "\n"))
 
 
 def model_record(model: Model) -> dict[str, Any]:

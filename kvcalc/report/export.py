@@ -21,7 +21,7 @@ def json_pieces(records: Iterable[Record]) -> Iterator[str]:
     before = "[\n"
     for record in records:
         text = json.dumps({k: _finite(v) for k, v in record.items()}, ensure_ascii=False, allow_nan=False)
-        yield before + text
+        yield before + (text if text.isprintable() else _escaped(text))
         before = ",\n"
     yield "\n]\n" if before == ",\n" else "[]\n"
 
@@ -59,6 +59,11 @@ def columns_of(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(key for record in records for key in record))
 
 
+def _escaped(text: str) -> str:
+    """JSON in which every character that a terminal would obey is written as its number."""
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+
+
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -66,5 +71,7 @@ def _finite(value: Any) -> Any:
 def _cell(value: Any) -> Any:
     value = _finite(value)
     if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False)
+        value = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) and not value.isprintable():
+        return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value)
     return "" if value is None else value

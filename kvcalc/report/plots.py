@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kvcalc.errors import UserError, printable
+from kvcalc.errors import UserError, printable, visible
 from kvcalc.library.files import destination, write_text
 from kvcalc.report.chart import Chart
 
@@ -33,7 +33,7 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     if target == "-":
         from kvcalc.report.terminal import sketch
 
-        print(sketch(chart))
+        print(visible(sketch(chart)))
         return
     suffix = Path(target).suffix.lower()
     if suffix not in SUFFIXES:

@@ -4,6 +4,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from kvcalc.errors import visible
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Laid, Table, laid_out, markdown
 from kvcalc.units import format_bytes, format_count, format_seconds, format_si
@@ -13,11 +14,11 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
     """Print tables: with emphasis on a terminal and as wide as it is; plain on a pipe, at most 100 characters wide."""
     for table in tables:
         if as_markdown:
-            sys.stdout.write(markdown(table))
+            sys.stdout.write(visible(markdown(table)))
         elif sys.stdout.isatty():
             _show_on_terminal(laid_out(table, shutil.get_terminal_size().columns))
         else:
-            sys.stdout.write(str(table))
+            sys.stdout.write(visible(str(table)))
 
 
 def _show_on_terminal(laid: Laid) -> None:
@@ -28,7 +29,7 @@ def _show_on_terminal(laid: Laid) -> None:
     out = Console(highlight=False, soft_wrap=True)
     for lines, style in ((laid.title, "bold"), (laid.head, "bold"), (laid.rows, ""), (laid.below, "dim")):
         for line in lines:
-            out.print(Text(line, style=style), soft_wrap=True)
+            out.print(Text(visible(line), style=style), soft_wrap=True)
 
 
 def time_note(records: Sequence[Record], basis: str = "") -> str:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from kvcalc.errors import printable
 from kvcalc.library.files import scalar
 from kvcalc.model.spec import Model
 
@@ -32,7 +33,9 @@ _Dumper.add_representer(_Flow, lambda d, v: d.represent_mapping("tag:yaml.org,20
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    """A text, in quotes where kvcalc's reader would take it for a number or a word of YAML 1.2."""
+    """A text, in quotes where kvcalc's reader would take it for a number or a word of YAML 1.2, or a terminal obey it."""
+    if not value.isprintable():
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"')
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if isinstance(scalar(value), str) else "'")
 
 
@@ -43,7 +46,7 @@ def imported(model: Model) -> str:
     """The preset of a model that a config.json describes: what its reader noted as comments, and what is left to fill in."""
     hint = "" if model.huggingface_id else "# huggingface_id: org/name\n"
     hint += "# source: [{document: config.json, url: 'https://huggingface.co/org/name', read: 2026-01-31}]\n"
-    return "".join(f"# {note}\n" for note in model.notes) + to_yaml(model) + hint
+    return "".join(f"# {printable(note, 1000)}\n" for note in model.notes) + to_yaml(model) + hint
 
 
 def to_yaml(model: Model) -> str:
@@ -65,7 +68,8 @@ def to_yaml(model: Model) -> str:
         if key in data:
             data[key] = _Flow(data[key])
     ordered = {k: data[k] for k in _ORDER if k in data} | {k: v for k, v in data.items() if k not in _ORDER}
-    return yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=118)
+    text = yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=118)
+    return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)  # in quotes, by `_text`
 
 
 def _without_defaults(value: Any) -> Any:

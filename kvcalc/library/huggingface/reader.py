@@ -22,7 +22,7 @@ from kvcalc.library.huggingface.types.general import GENERAL
 from kvcalc.model.spec import Layer, Model, Mtp
 from kvcalc.storage.dtypes import canonical
 
-MOST_LAYERS = 2_000
+MOST_LAYERS, MOST_KEYS = 2_000, 10_000
 # Spellings of the standard keys in older and remote-code configs.
 _SPELLINGS = {
     "hidden_size": ("n_embd", "d_model", "dim", "model_dim", "embed_dim", "n_embed"),
@@ -53,6 +53,8 @@ def read_config(path: Path) -> Model:
 def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     """The model that a config's mapping describes. Raises UserError naming `where` and the key that does not fit."""
     inner = text_part(data, where)
+    if max(len(data), len(inner)) > MOST_KEYS:
+        raise UserError(f"has more than {MOST_KEYS:,} keys", where)
     named = resolve(data, inner, where)
     entry = TYPES[named.name] if named.known else GENERAL
     defaults = {**entry.defaults, **defaults_of(named.name, data, inner)} if named.known else {}
@@ -165,6 +167,8 @@ def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | 
     """
     key = next((key for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if c.in_file(key)), "")
     layers = c.size(key, 0, least=0) if key else 0
+    if layers > MOST_LAYERS:
+        raise c.fail(key, f"should be at most {MOST_LAYERS:,}")
     last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
     if not layers:
         return None
