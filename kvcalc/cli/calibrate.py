@@ -75,7 +75,7 @@ def _one(rows: list[Path], machine: "Gpu", stack: str, out: str, about: dict[str
         make_folder(Path(path).parent)
     save_text(path, text)
     if out != "-" and not output.printed(fit_records(fits)):
-        output.show(_table(fits, machine, stack))
+        output.show(fits_table(fits, machine, stack))
 
 
 def _every(tables: "list[Rows]", out: str, about: dict[str, str], output: Output) -> None:
@@ -112,7 +112,7 @@ def _columns() -> "tuple[Column, ...]":
     )  # fmt: skip
 
 
-def _table(fits: "list[FittedLaw]", gpu: "Gpu", stack: str) -> "Table":
+def fits_table(fits: "list[FittedLaw]", gpu: "Gpu", stack: str) -> "Table":
     from kvcalc.report.layout import Table
     from kvcalc.timing.calibrator import FOLDS, fit_records
 

@@ -81,6 +81,9 @@ def run(
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of weights and inputs.")] = 0,
     rows: Annotated[str, typer.Option("--output", help="Write measured rows to a .csv file.")] = "",
     save_gpu: Annotated[str, typer.Option("--save-gpu", help="Save the measured ceilings as a GPU preset.")] = "",
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="Measure the rows that a new GPU needs, and fit the time laws to them.")
+    ] = False,
     output: Output,
 ) -> int:
     """The real layers on this machine, beside the prediction."""
@@ -88,6 +91,8 @@ def run(
     from kvcalc.measure import require_torch
 
     _check_targets(rows, output, bool(generation.generate))
+    if calibration:
+        _check_alone(model, variant, generation, output)
     lists, prompts = sizes.lists(), lengths(generation.prompt_len, "prompt length")
     if generation.generate and any(lists[:2]):
         raise UserError("--context is of layers, and --generate measures none", hint="Use --prompt-len")
@@ -101,6 +106,12 @@ def run(
     machine = find_machine(measuring.device, measuring.threads)
     settings = measuring.settings(machine)
     seeded(seed)
+    if calibration:
+        from kvcalc.cli.measure_calibration import calibrated
+
+        if text := load_note(machine):
+            note(text)
+        return calibrated(machine, settings, save_gpu, path, rows, output, _bar)
     chosen = chosen_model(model, set_) if model else None
     if generation.generate:
         decoders = plan.decoders(chosen, variant)
@@ -182,6 +193,15 @@ def _report(found: "list[Result]", rows: str, output: Output) -> None:
         output.picture(generation_chart(records) if generated else measured_chart(records))
     if not output.printed(records):
         output.show((generated_table if generated else measured_table)(records, torch_version()))
+
+
+def _check_alone(model: str, variant: list[str], generation: Generation, output: Output) -> None:
+    """Raises UserError for what `--calibration` does not take: it has shapes of its own."""
+    from kvcalc.errors import UserError
+
+    for given, name in ((model, "a model"), (variant, "--variant"), (generation.generate, "--generate"), (output.plot, "--plot")):
+        if given:
+            raise UserError(f"--calibration measures shapes of its own, and takes no {name.removeprefix('a ')}")
 
 
 def _check_targets(rows: str, output: Output, generate: bool) -> None:

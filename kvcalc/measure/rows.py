@@ -13,7 +13,9 @@ from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.measure.stack import Case
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-_GPUS = (("H100 80GB HBM3", "h100_sxm"), ("H100 PCIe", "h100_pcie"), ("H200", "h200_sxm"), ("A100-SXM4-80GB", "a100-80gb"))
+_GPUS = (("H100 80GB HBM3", "h100_sxm"), ("H100 PCIe", "h100_pcie"), ("H200", "h200_sxm"), ("A100-SXM4-80GB", "a100-80gb"),
+         ("GB300", "gb300"), ("B300", "b300"), ("GB200", "gb200"), ("B200", "b200"), ("L40S", "l40s"),
+         ("RTX PRO 6000 Blackwell Server", "rtx-pro-6000-blackwell"))  # fmt: skip
 MLA = (512, 64, 128)  # kv_lora_rank, qk_rope_head_dim and v_head_dim that the format means by MLA
 
 

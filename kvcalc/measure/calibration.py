@@ -1,0 +1,163 @@
+"""`measure --calibration`: the rows that a GPU without a calibration needs, measured with torch's own kernels.
+
+Some 25 to 50 shapes of a family make its law. They are taken from all that models have by their time under the measured
+roof: evenly in its logarithm from the smallest to the largest that a moment measures, so that launches, memory and products
+each show. What torch has no kernel for (experts, latent attention, several GPUs) keeps the bound.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch.nn import functional as F
+
+from kvcalc.gpu.roof import least_time
+from kvcalc.gpu.spec import Gpu
+from kvcalc.measure.device import Machine
+from kvcalc.measure.layers.kernels import attend
+from kvcalc.measure.rows import gpu_name
+from kvcalc.measure.timing import timed
+from kvcalc.timing.costs import cost_of
+
+ROWS = {"gemm": 48, "decode_attention": 50, "prefill_attention": 40}  # of a family and data type
+LONGEST = {"cpu": 0.02, "cuda": 0.02}  # seconds under the roof
+COLUMNS = {
+    "gemm": ("m", "n", "k"),
+    "decode_attention": ("batch", "q_heads", "kv_heads", "head_dim", "kv_len", "window"),
+    "prefill_attention": ("batch", "q_heads", "kv_heads", "head_dim", "seq_len", "window"),
+}
+HEADS = ((32, 8, 128), (8, 1, 128), (64, 8, 128), (16, 2, 128), (32, 8, 64), (8, 4, 256))
+MATRICES = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (1024, 8192), (10240, 8192), (57344, 8192), (1024, 2048))
+PAST_CACHE, MOST_COPIES = 4, 64
+TORCH = {"bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
+_FP8_MAX = 448.0  # of torch.float8_e4m3fn
+
+
+class Shape(NamedTuple):
+    """One call to time. counts: as COLUMNS names them."""
+
+    op: str
+    dtype: str
+    counts: tuple[int, ...]
+
+    def seconds(self, gpu: Gpu) -> float:
+        """The least time under the roof of `gpu`."""
+        kind = f"{self.dtype}/{self.dtype}" if self.op == "prefill_attention" else self.dtype
+        found = cost_of(self.op, kind, tuple(torch.tensor([float(c)]).numpy() for c in self.counts))
+        assert found is not None
+        return float(least_time(*found, gpu).seconds[0])
+
+    @property
+    def bytes(self) -> int:
+        """What its tensors take, one copy of each, with room for what is made on the way."""
+        if self.op == "gemm":
+            m, n, k = self.counts
+            return 2 * (2 * m * k + n * k + m * n)
+        batch, q, kv, width, length, _ = self.counts
+        tokens = length if self.op == "prefill_attention" else 1
+        return 2 * batch * width * (4 * kv * length + 4 * q * tokens)
+
+
+def planned(machine: Machine, gpu: Gpu) -> list[Shape]:
+    """The shapes to measure on this machine, whose roof is `gpu`: of each family and data type as many as ROWS says."""
+    fp8 = machine.cuda and torch.cuda.get_device_capability(machine.device) >= (8, 9)
+    lengths = [2**e for e in range(4, 18)]
+    candidates = [Shape("gemm", "bfloat16", (2**e, n, k)) for e in range(14) for n, k in MATRICES]
+    candidates += [Shape("gemm", "fp8", s.counts) for s in candidates] if fp8 else []
+    candidates += [
+        Shape("decode_attention", "bfloat16", (b, *h, s, 0)) for b, h, s in product((1, 4, 16, 64, 256), HEADS, lengths)
+    ]
+    candidates += [Shape("prefill_attention", "bfloat16", (b, *h, s, 0)) for b, h, s in product((1, 2, 8), HEADS, lengths)]
+    found: list[Shape] = []
+    free = machine.free_bytes()
+    for op, dtype in sorted({(c.op, c.dtype) for c in candidates}):
+        fit = [(s.seconds(gpu), s) for s in candidates if (s.op, s.dtype) == (op, dtype) and s.bytes <= free]
+        found += _spread([pair for pair in fit if pair[0] <= LONGEST[machine.device.type]], ROWS[op])
+    return found
+
+
+def _spread(timed_shapes: list[tuple[float, Shape]], count: int) -> list[Shape]:
+    """`count` of the shapes, evenly in the logarithm of their times."""
+    ordered = sorted(timed_shapes)
+    if len(ordered) <= count:
+        return [shape for _, shape in ordered]
+    low, high = math.log(ordered[0][0]), math.log(ordered[-1][0])
+    chosen: dict[int, Shape] = {}
+    for i in range(count):
+        wanted = low + (high - low) * i / (count - 1)
+        at = min((j for j in range(len(ordered)) if j not in chosen), key=lambda j: abs(math.log(ordered[j][0]) - wanted))
+        chosen[at] = ordered[at][1]
+    return [chosen[at] for at in sorted(chosen)]
+
+
+def measured(
+    shapes: list[Shape], machine: Machine, seconds: float, graphs: bool, refused: Callable[[str], None],
+    progress: Callable[[str, int], None],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Rows of the one CSV format, as they come; `refused` is told of shapes that this machine cannot run."""
+    for done, shape in enumerate(shapes):
+        progress(f"{shape.op} {shape.dtype}", done)
+        try:
+            with torch.no_grad():
+                steps = _STEPS[shape.op](shape, machine)
+                time = timed(lambda steps=steps: [step() for step in steps], machine, len(steps), seconds, graphs)  # type: ignore[misc]
+        except (RuntimeError, NotImplementedError) as error:
+            refused(f"{shape.op} {shape.dtype} {shape.counts}: {str(error).splitlines()[0][:120]}; left out")
+            continue
+        yield _row(shape, machine, time.median * 1e6)
+
+
+def _row(shape: Shape, machine: Machine, us: float) -> dict[str, Any]:
+    named = {"op": shape.op, "gpu": gpu_name(machine.name), "framework": "torch", "version": torch.__version__}
+    kinds = {"dtype": shape.dtype} if shape.op == "gemm" else {"kv_dtype": shape.dtype, "attn_dtype": shape.dtype}
+    return named | kinds | dict(zip(COLUMNS[shape.op], shape.counts, strict=True)) | {"time_us": us}
+
+
+def _gemm(shape: Shape, machine: Machine) -> list[Callable[[], object]]:
+    """Products with weights that rotate until they have left the last-level cache."""
+    m, n, k = shape.counts
+    size = n * k * (1 if shape.dtype == "fp8" else 2)
+    copies = max(1, min(MOST_COPIES, math.ceil(PAST_CACHE * machine.cache_bytes / size), machine.free_bytes() // (2 * size)))
+    x = torch.randn(m, k, device=machine.device).to(torch.bfloat16)
+    weights = [torch.randn(n, k, device=machine.device).to(torch.bfloat16) for _ in range(copies)]
+    if shape.dtype != "fp8":
+        return [partial(F.linear, x, w) for w in weights]
+    stored = [w.to(torch.float8_e4m3fn) for w in weights]
+    return [partial(_fp8_linear, x, w, torch.ones((), device=machine.device)) for w in stored]
+
+
+def _fp8_linear(x: torch.Tensor, weight: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
+    """A product in fp8 with a dynamic scale of the whole input."""
+    scale = x.abs().amax().float() / _FP8_MAX
+    packed = (x / scale).to(torch.float8_e4m3fn)
+    return torch._scaled_mm(packed, weight.t(), scale_a=scale, scale_b=one, out_dtype=torch.bfloat16)
+
+
+def _attention(shape: Shape, machine: Machine) -> list[Callable[[], object]]:
+    """Attention of one token or of fresh prompts, the write to the cache included."""
+    batch, q_heads, kv_heads, width, length, _ = shape.counts
+    new = length if shape.op == "prefill_attention" else 1
+    make = partial(torch.randn, device=machine.device, dtype=torch.bfloat16)
+    q, k, v = (make(batch, h, s, width) for h, s in ((q_heads, new), (kv_heads, length), (kv_heads, length)))
+    keys, values = make(batch, kv_heads, new, width), make(batch, kv_heads, new, width)
+
+    def step() -> torch.Tensor:
+        k[:, :, -new:] = keys
+        v[:, :, -new:] = values
+        return attend(q, k, v)
+
+    return [step]
+
+
+_STEPS: dict[str, Callable[[Shape, Machine], list[Callable[[], object]]]] = {
+    "gemm": _gemm, "decode_attention": _attention, "prefill_attention": _attention,
+}  # fmt: skip
+
+
+def fitted_gpu(machine: Machine, gpu: Gpu) -> Gpu:
+    """The roof that laws are fitted under: where a machine has no multiprocessors, its threads stand for them."""
+    return gpu if gpu.sms else msgspec.structs.replace(gpu, sms=max(1, machine.threads))

@@ -1,0 +1,83 @@
+"""The rows that a new GPU needs: how many, of which sizes, and that they are rows."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from kvcalc.gpu.spec import Gpu
+from kvcalc.library.load import load_gpu
+from kvcalc.measure.calibration import LONGEST, Shape, fitted_gpu, measured, planned
+from kvcalc.measure.device import Machine, find_machine
+from kvcalc.report.export import to_csv
+from kvcalc.timing.rows import read_rows
+
+
+@pytest.fixture(scope="module")
+def machine() -> Machine:
+    return find_machine("cpu", 1)
+
+
+def test_25_to_50_shapes_of_each_family_spread_over_its_times(machine: Machine) -> None:
+    gpu = load_gpu("h100")
+    shapes = planned(machine, gpu)
+    for op in ("gemm", "decode_attention", "prefill_attention"):
+        times = sorted(s.seconds(gpu) for s in shapes if s.op == op)
+        assert 25 <= len(times) <= 50, op
+        assert len({s for s in shapes if s.op == op}) == len(times)
+        assert max(times) <= LONGEST["cpu"]
+        assert times[-1] / times[0] > 100
+        gaps = [b / a for a, b in pairwise(times)]
+        assert max(gaps) < 6
+    assert all(s.bytes <= machine.free_bytes() for s in shapes)
+
+
+def test_the_roof_of_a_shape_is_its_bytes_or_flops() -> None:
+    # 1 × 4096 × 4096: 2 · 4096² bytes of weights, 2 · 2 · 4096 of input and output, at 3.35 TB/s.
+    found = Shape("gemm", "bfloat16", (1, 4096, 4096)).seconds(load_gpu("h100"))
+    assert found == pytest.approx((2 * 4096**2 + 4 * 4096) / 3.35e12)
+
+
+def test_measured_shapes_are_rows_that_can_be_read(machine: Machine, tmp_path: Path) -> None:
+    shapes = [
+        Shape("gemm", "bfloat16", (4, 128, 64)), Shape("decode_attention", "bfloat16", (2, 4, 2, 64, 32, 0)),
+        Shape("prefill_attention", "bfloat16", (1, 4, 2, 64, 16, 0)),
+    ]  # fmt: skip
+    told: list[str] = []
+    rows = list(measured(shapes, machine, 0.001, False, told.append, lambda text, done: None))
+    path = tmp_path / "rows.csv"
+    path.write_text(to_csv(rows), encoding="utf-8")
+    table = read_rows(path)
+    assert not table.broken and not told
+    assert [(r.op, r.shape) for r in table.rows] == [(s.op, tuple(float(c) for c in s.counts)) for s in shapes]
+    assert [r.dtype for r in table.rows] == ["bfloat16", "bfloat16", "bfloat16/bfloat16"]
+    assert all(r.time_us > 0 for r in table.rows)
+
+
+def test_what_a_machine_cannot_run_is_said_and_left_out(machine: Machine) -> None:
+    told: list[str] = []
+    shapes = [Shape("decode_attention", "bfloat16", (1, 3, 2, 64, 32, 0)), Shape("gemm", "bfloat16", (2, 64, 32))]
+    rows = list(measured(shapes, machine, 0.001, False, told.append, lambda text, done: None))
+    assert [row["op"] for row in rows] == ["gemm"]
+    assert len(told) == 1 and "left out" in told[0]
+
+
+def test_threads_stand_for_multiprocessors_where_there_are_none(machine: Machine) -> None:
+    plain: Gpu = load_gpu("tpu-v5e")
+    assert fitted_gpu(machine, plain).sms == 1
+    assert fitted_gpu(machine, load_gpu("h100")) == load_gpu("h100")
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("llama-3.2-1b", "takes no model"),
+        ("--generate 3", "takes no --generate"),
+        ("", "is no preset, so its laws have no roof"),
+    ],
+)
+def test_what_calibration_does_not_take(kvcalc: Run, more: str, what: str) -> None:
+    found = kvcalc(f"measure {more} --calibration --device cpu --threads 1")
+    assert found.code == 2
+    assert what in found.err
