@@ -9,6 +9,7 @@ from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.ffn import Dense
 from kvcalc.layers.passes import TOP_K_FLOPS
 from kvcalc.layers.recurrent import Mamba2
+from kvcalc.planning.comparison import usual_variants
 from kvcalc.planning.heads import over_heads
 from kvcalc.planning.quality import QUALITY, quality_of
 from kvcalc.planning.variants import FORMS, variant
@@ -342,3 +343,16 @@ def test_sequences_are_those_of_the_replica(kvcalc: Run) -> None:
     each = [free // (2 << 30), (free + smaller) // (512 << 20)]
     assert [r["max_num_seqs"] for r in kvcalc(line + "1").records] == each
     assert [r["max_num_seqs"] for r in kvcalc(line + "2").records] == [2 * n for n in each]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama-7b", ["mha", "gqa:8", "mqa", "mla", "dsa"]),  # MHA itself
+        ("gpt2", ["mha", "gqa:4", "mqa", "mla", "dsa"]),  # 12 heads
+        ("llama-3.1-8b", ["mha", "none", "mqa", "mla", "dsa"]),
+        ("deepseek-v3.2", ["mha", "none", "mqa", "mla", "dsa"]),
+    ],
+)
+def test_what_is_compared_unless_something_is_asked_for(name: str, expected: list[str]) -> None:
+    assert usual_variants(load_model(name)).split(",") == expected

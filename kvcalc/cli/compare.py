@@ -27,11 +27,12 @@ def run(
 ) -> None:
     """The same model with other attention."""
     from kvcalc.errors import UserError
-    from kvcalc.planning.comparison import DEFAULT, compare_records
+    from kvcalc.planning.comparison import compare_records, usual_variants
     from kvcalc.planning.variants import variant
 
-    names, contexts, batches = (variants or DEFAULT).split(","), grid.contexts, grid.batches
+    contexts, batches = grid.contexts, grid.batches
     deployments = deploying.deployments([model], gpu)
+    names = (variants or usual_variants(deployments[0].model)).split(",")
     check_number("rows", MOST_PASSES, names, deployments, contexts, batches)
     changed = deployments[0].model
     if any(d.model != changed for d in deployments):

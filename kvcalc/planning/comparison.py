@@ -8,12 +8,23 @@ import msgspec
 
 from kvcalc.layers.cost import Role
 from kvcalc.model.size import size_record
+from kvcalc.model.spec import Model
 from kvcalc.planning.quality import quality_of
 from kvcalc.planning.variants import Variant, variant
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import roofline_records
 
-DEFAULT = "mha,none,mqa,mla,dsa"
+
+def usual_variants(model: Model) -> str:
+    """What a model is compared with unless something is asked for: MHA, its own attention (GQA where that is MHA), and others."""
+    plain = variant(model, "mha").model.attention
+    own = "none" if model.attention != plain else next((f"gqa:{n}" for n in (8, 4, 2) if _divides(model, n)), "none")
+    return f"mha,{own},mqa,mla,dsa"
+
+
+def _divides(model: Model, groups: int) -> bool:
+    heads = {p.as_mha()[0] for layer in model.kinds.values() for p in layer.mixers if p.attends}
+    return all(n % groups == 0 and n > groups for n in heads)
 
 
 def compare_records(

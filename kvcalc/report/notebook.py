@@ -146,11 +146,11 @@ class Deployment(deployment.Deployment, frozen=True):
         block_size: int = 16,
     ) -> Answer:
         """The same with other attention, a record a variant; its figures are those of the first."""
-        from kvcalc.planning.comparison import DEFAULT, compare_records
+        from kvcalc.planning.comparison import compare_records, usual_variants
         from kvcalc.planning.variants import variant
         from kvcalc.report.comparison import compare_chart, compare_tables
 
-        names = (variants or DEFAULT).split(",") if isinstance(variants, str) else variants
+        names = (variants or usual_variants(self.model)).split(",") if isinstance(variants, str) else variants
         chosen = [(name.strip(), variant(self.model, name)) for name in names]
         tokens, users = _context(context), _batch(batch_size)
         records = compare_records(chosen, self, [tokens], [users], block_size)

@@ -124,7 +124,9 @@ def serve_table(records: Sequence[Record]) -> Table:
         notes.append(f"{r['policy']} batches: {slots}")
     if first["draft"]:
         drafted = f"{first['num_speculative_tokens']} tokens of {first['draft']} a step"
-        notes.append(f"speculation: {drafted}, {first['acceptance_rate']:.0%} of them accepted; tokens/step: what came of it")
+        came = f": {first['tokens_per_step']:.2f}" if len(records) == 1 and first["tokens_per_step"] else ""
+        rate = f"{first['acceptance_rate']:.0%} of them accepted"
+        notes.append(f"speculation: {drafted}, {rate}; tokens/step, what came of it{came}")
     return Table(records, [c for c in SERVE if c.key not in quiet], _served(first), notes)
 
 
