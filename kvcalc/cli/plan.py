@@ -45,6 +45,8 @@ class SpaceOptions(Group, frozen=True):
     pp: Annotated[str, _space("--pipeline-parallel-size", "-pp", "--pp", help="Likewise.")] = ""
     dp: Annotated[str, _space("--data-parallel-size", "-dp", "--dp", help="Likewise, inside a replica.")] = ""
     ep: Annotated[str, _space("--expert-parallel-size", "--ep", help="Likewise.")] = ""
+    nodes: o.Nodes = 0
+    inter_node_bandwidth: o.InterNode = ""
     dtype: o.Dtype = "auto"
     kv_cache_dtype: o.CacheDtype = "auto"
     quantization: o.Quant = ""

@@ -102,7 +102,9 @@ class Stack:
             costs = [operators[i].cost for i in at]
             flops, vector = stood([c.flops for c in costs]), stood([c.vector_flops for c in costs])
             moved, sent = stood([c.bytes for c in costs]), stood([c.network_bytes for c in costs])
-            self._groups.append((dtype, at, Cost(flops, vector, weight_bytes=moved, network_bytes=sent)))
+            crossing = stood([c.inter_node_bytes for c in costs])
+            whole = Cost(flops, vector, weight_bytes=moved, network_bytes=sent, inter_node_bytes=crossing)
+            self._groups.append((dtype, at, whole))
         self._shape = len(operators), *points
         self._counts = np.reshape([float(operator.count) for operator in operators], (-1, *(1 for _ in points)))
 

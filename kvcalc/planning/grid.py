@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from kvcalc.capacity.memory_terms import GIB
 from kvcalc.capacity.room import Room, Rooms
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, few
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
@@ -20,6 +21,7 @@ from kvcalc.planning.timed import Timed, Times
 from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.deployment import Deployment, on_one_basis
 
+FAR = 1e9
 Array = Any  # of NumPy, whose kinds of number mypy tells apart more than is told here
 
 MEETS, MEMORY, UNKNOWN, TTFT, TPOT, THROUGHPUT, GPUS = range(7)  # why a point fails, what is looked at first before the rest
@@ -60,6 +62,10 @@ class Grid:
         self.needs, self.space = needs, space
         self.remarks: dict[str, None] = {}
         self.laws = self._calibrations()
+        alone = [gpu.name for gpu in space.gpus if gpu.link_domain and gpu.link_domain < space.max_gpus and not gpu.outer_link]
+        if alone:
+            limit = "replicas no larger than one link joins, as no rate between nodes is known"
+            self.remarks[f"{few(alone)}: {limit}; --inter-node-bandwidth gives one"] = None
 
     def _calibrations(self) -> dict[str, Calibration | None]:
         """What times rest on, by GPU: one basis for all, unless a mixture is meant or a stack is asked for.
@@ -91,10 +97,10 @@ class Grid:
 
         most = self.space.max_gpus // ranks.gpus
         counts = np.array(sorted({n for need in self.needs for n in need.batches(most)}), dtype=np.int64)
-        base = Deployment(model, self.space.gpus[0], precision, ranks)
+        base = Deployment(model, self.space.gpus[0], precision, ranks, nodes=self.space.nodes)
         options = self.space.options_of(self.needs[0])
         try:
-            rooms, timed = Rooms(base, options), Timed(base, counts)
+            rooms, timed = Rooms(base, options), Timed(counts)
         except UserError as error:
             self.remarks[str(error)] = None
             return
@@ -152,15 +158,16 @@ def block_of(
 
 
 def judged(block: Block, max_gpus: int) -> tuple[Array, Array]:
-    """What each point fails at first, and by what factor it misses the limit that it misses most; infinite where nothing fits."""
+    """What each point fails at first, and by what factor it misses the limit that it misses most; FAR and more where none fits."""
     import numpy as np
 
     need, failing, excess = block.need, np.zeros(block.counts.shape, dtype=np.int8), np.ones(block.counts.shape)
-    missed = [(MEMORY, block.counts / np.maximum(block.capacity, 1e-9))]
+    none = FAR - block.left / GIB  # where not one sequence fits, what lacks the fewest bytes is nearest
+    missed = [(MEMORY, np.where(block.capacity > 0, block.counts / np.maximum(block.capacity, 1), none))]
     unknown = (np.isnan(block.ttft) and bool(need.max_ttft)) | (
         np.isnan(block.total) & bool(not need.users or need.min_throughput)
     )
-    missed += [(UNKNOWN, np.where(unknown & (block.capacity >= block.counts), 1e9, 0.0))]
+    missed += [(UNKNOWN, np.where(unknown & (block.capacity >= block.counts), FAR, 0.0))]
     missed += [(TTFT, np.full(block.counts.shape, np.nan_to_num(block.ttft / need.max_ttft)))] if need.max_ttft else []
     missed += [(TPOT, np.nan_to_num(block.tpot / need.max_tpot))] if need.max_tpot else []
     missed += [(THROUGHPUT, np.nan_to_num(need.min_throughput / block.total))] if need.min_throughput and need.users else []

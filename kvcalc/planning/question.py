@@ -10,7 +10,7 @@ from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.spec import Gpu
 from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
 from kvcalc.library.listing import all_gpus
-from kvcalc.library.load import load_gpu
+from kvcalc.library.load import load_gpu, with_rate_between
 from kvcalc.library.words import from_words, spelled
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
@@ -23,7 +23,7 @@ LIMITS = ("max_ttft", "max_tpot", "min_throughput", "prefix_hit_rate")
 SIZES = ("tp", "pp", "dp", "ep")
 FORMATS = ("dtype", "quantization", "kv_cache_dtype")
 ENGINE = ("engine", "engine_version", "gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
-OTHERS = ("gpu", "max_gpus", "stack", "mixed", "price_per_hour")
+OTHERS = ("gpu", "max_gpus", "nodes", "inter_node_bandwidth", "stack", "mixed", "price_per_hour")
 KEYS = (*NEEDS, *LIMITS, *SIZES, *FORMATS, *ENGINE, *OTHERS)
 
 
@@ -44,12 +44,14 @@ def question_of(models: Sequence[Model], given: Mapping[str, Any]) -> Question:
     for name in words:
         if name not in KEYS:
             raise UserError(f"unknown option {name!r}", hint=nearest(name, KEYS))
-    gpus = chosen_gpus(words.get("gpu", "") or "all")
+    between = words.get("inter_node_bandwidth", "")
+    gpus = [with_rate_between(gpu, between) for gpu in chosen_gpus(words.get("gpu", "") or "all")]
     options = {name: words[name] for name in ENGINE if words.get(name)}
     space = Space(
         models=tuple(models),
         gpus=tuple(gpus),
         max_gpus=_whole(words.get("max_gpus", "") or "16", "max-gpus"),
+        nodes=_whole(words.get("nodes", "") or "0", "nodes"),
         precisions=tuple(_precisions(words)),
         options=from_words(FitOptions, {"engine": "vllm"} | options | _switch(words, "enforce_eager")),
         stack=words.get("stack", ""),

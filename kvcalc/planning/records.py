@@ -9,8 +9,9 @@ from kvcalc.planning.best import Answer
 from kvcalc.planning.grid import Block
 from kvcalc.planning.precisions import below_published
 from kvcalc.planning.reasons import Point, known, reason
-from kvcalc.planning.space import Space, nodes
+from kvcalc.planning.space import Space
 from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.nodes import nodes_of
 
 
 def point_record(point: Point, price: float = 0.0) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def _deployed(deployment: Deployment) -> dict[str, Any]:
         "model": deployment.model.name,
         "gpu": deployment.gpu.name,
         "gpus": ranks.gpus,
-        "nodes": nodes(deployment.gpu, ranks),
+        "nodes": nodes_of(deployment.ranks, deployment.gpu, deployment.nodes),
         "tensor_parallel_size": ranks.tp,
         "pipeline_parallel_size": ranks.pp,
         "data_parallel_size": ranks.dp,

@@ -20,10 +20,10 @@ MOST_SPLIT = 4096
 class Space(msgspec.Struct, frozen=True, kw_only=True):
     """Every combination is a deployment, in as many replicas as max_gpus GPUs hold.
 
-    tp, pp, dp, ep: sizes; () for every one that the model divides into, with tensor and expert parallelism inside one server,
-    and data parallelism inside a replica for mixtures of experts alone: without experts it is another replica. options: of
+    tp, pp, dp, ep: sizes; () for every one that the model divides into, with tensor parallelism inside one server, and data
+    parallelism inside a replica for mixtures of experts alone: without experts it is another replica. options: of
     the engine; its lengths, sequences and end of the range are the plan's. stack: as `Deployment.under` takes it. mixed:
-    whether predicted and bound times may stand in one ranking.
+    whether predicted and bound times may stand in one ranking. nodes: of a replica, 0 for the fewest.
     """
 
     models: tuple[Model, ...]
@@ -37,6 +37,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     options: FitOptions = FitOptions(engine="vllm")
     stack: str = ""
     mixed: bool = False
+    nodes: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_gpus <= MOST_SPLIT:
@@ -63,14 +64,14 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         most = self.max_gpus
         within = max(self.within(gpu) for gpu in self.gpus)
         for tp in self.tp or range(1, min(most, within) + 1):
-            for dp in self.dp or (range(1, min(most, within) // tp + 1) if _experts(model) else (1,)):
+            for dp in self.dp or (range(1, most // tp + 1) if _experts(model) else (1,)):
                 for pp in self.pp or range(1, min(most // (tp * dp), model.layers) + 1):
                     if tp * dp * pp <= most:
                         yield tp, dp, pp
 
     def within(self, gpu: Gpu) -> int:
-        """GPUs over which tensor and expert parallelism spread: those that its links join, unless sizes are given."""
-        return self.max_gpus if self.tp or self.dp else gpu.link_domain or NODE
+        """GPUs over which tensor parallelism spreads: those of a server, unless sizes are given."""
+        return self.max_gpus if self.tp else NODE if gpu.bridged else gpu.link_domain or NODE
 
     def options_of(self, need: Need, count: int = 0) -> FitOptions:
         """What `fit` is asked of a replica for `count` sequences, to say what a point says."""
@@ -78,13 +79,9 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.options, max_model_len=length, max_num_seqs=count or None, budget="low")
 
     def takes(self, gpu: Gpu, ranks: Parallelism) -> bool:
-        """Whether this split is looked at on these GPUs."""
-        return ranks.tp * ranks.dp <= self.within(gpu)
-
-
-def nodes(gpu: Gpu, ranks: Parallelism) -> int:
-    """Servers of one replica: of as many GPUs as its links join."""
-    return -(-ranks.gpus // (gpu.link_domain or NODE))
+        """Whether this split is looked at on these GPUs; beyond one link only where there is a rate between nodes."""
+        joined = not gpu.link_domain or ranks.gpus <= gpu.link_domain or bool(gpu.outer_link)
+        return ranks.tp <= self.within(gpu) and joined
 
 
 def _experts(model: Model) -> bool:

@@ -18,6 +18,7 @@ from kvcalc.planning.need import Lengths
 from kvcalc.serving.latency import blocks_of, prefill_passes
 from kvcalc.timing.deployment import Deployment
 
+Key = tuple[Any, ...]
 Array = Any  # of NumPy, whose kinds of number mypy tells apart more than is told here
 
 
@@ -30,15 +31,18 @@ class Times(NamedTuple):
 
 
 class Timed:
-    """The passes of a deployment for `counts` sequences at once, their operators listed when they are first needed."""
+    """The passes of deployments that differ by their GPUs and calibrations, for `counts` sequences at once.
 
-    def __init__(self, base: Deployment, counts: Array) -> None:
-        self.base, self.counts = base, counts.astype(float)
+    Operators are listed when they are first needed.
+    """
+
+    def __init__(self, counts: Array) -> None:
+        self.counts = counts.astype(float)
         self._operators: dict[object, list[Operator]] = {}
         self._stacks: dict[object, Stack] = {}
 
     def on(self, deployment: Deployment, lengths: Lengths, wanted: Array) -> Times:
-        """The times on that deployment, which differs from the base by its GPU and calibration.
+        """The times of that deployment.
 
         wanted: at which counts whole answers are timed, which takes a step for each of their tokens.
         """
@@ -50,25 +54,28 @@ class Timed:
         first = float(self._prefill(deployment, lengths, 1)[0])
         if not lengths.output:
             key = "step", lengths.context
-            batch = Batch.decode(lengths.context, self.counts)
-            return Times(first, self._seconds(deployment, key, self.counts.shape, self._listed(key, batch)), None)
+            operators = self._listed(deployment, key, Batch.decode(lengths.context, self.counts))
+            return Times(first, self._seconds(deployment, key, self.counts.shape, operators), None)
         tpot, e2e = nothing, np.where(wanted, self._prefill(deployment, lengths), np.nan)
         for at in np.flatnonzero(wanted) if lengths.output > 1 else ():
             total = self._steps(deployment, lengths, int(self.counts[at]))
             tpot[at], e2e[at] = total / (lengths.output - 1), e2e[at] + total
         return Times(first, tpot, e2e)
 
-    def _listed(self, key: tuple[Any, ...], batch: Batch) -> list[Operator]:
-        if key not in self._operators:
-            self._operators[key] = self.base.operators(batch)
-        return self._operators[key]
+    def _listed(self, deployment: Deployment, key: Key, batch: Batch) -> list[Operator]:
+        """The operators of a pass, which hang on a GPU only by how many of them one link joins."""
+        known = deployment.ranks.per_node, *key
+        if known not in self._operators:
+            self._operators[known] = deployment.operators(batch)
+        return self._operators[known]
 
     def _prefill(self, deployment: Deployment, lengths: Lengths, count: int = 0) -> Array:
         """Seconds of the pass of `count` prompts, or of as many as each of the counts."""
         (batch,) = prefill_passes(lengths.prompt, 1, lengths.cached)
         group = msgspec.structs.replace(batch.groups[0], count=count or self.counts)
         key = "prefill", count, lengths.prompt, lengths.cached
-        return self._seconds(deployment, key, (1,) if count else self.counts.shape, self._listed(key, Batch((group,))))
+        operators = self._listed(deployment, key, Batch((group,)))
+        return self._seconds(deployment, key, (1,) if count else self.counts.shape, operators)
 
     def _steps(self, deployment: Deployment, lengths: Lengths, count: int) -> float:
         """Seconds of all steps after the first token, of `count` sequences, added up as `latency` does."""
@@ -76,13 +83,13 @@ class Timed:
         for contexts in blocks_of(lengths.prompt + 1, lengths.context):
             batch = Batch.decode(contexts, count)
             key = "steps", count, float(contexts[0]), float(contexts[-1])
-            operators = self._listed(key, batch)
+            operators = self._listed(deployment, key, batch)
             grows = any(hasattr(figure, "shape") for operator in operators for figure in operator.cost)
             each = self._seconds(deployment, key, contexts.shape if grows else (1,), operators)
             total += float(each.sum()) if grows else len(contexts) * float(each[0])
         return total
 
-    def _seconds(self, deployment: Deployment, key: tuple[Any, ...], points: tuple[int, ...], operators: list[Operator]) -> Array:
+    def _seconds(self, deployment: Deployment, key: Key, points: tuple[int, ...], operators: list[Operator]) -> Array:
         """Seconds of a pass at each point; NaN where it is no decode step and the GPU gives no matrix peak for it."""
         import numpy as np
 
@@ -91,9 +98,10 @@ class Timed:
 
             found = pass_seconds(operators, deployment.gpu, deployment.calibration, deployment.routing)
             return np.broadcast_to(np.asarray(found, dtype=float), points)
-        if key not in self._stacks:
-            self._stacks[key] = Stack(operators, points)
-        stack, decodes = self._stacks[key], key[0] != "prefill"
+        known = deployment.ranks.per_node, *key
+        if known not in self._stacks:
+            self._stacks[known] = Stack(operators, points)
+        stack, decodes = self._stacks[known], key[0] != "prefill"
         if not decodes and not stack.computes(deployment.gpu):
             return np.full(points, np.nan)
         seconds: Array = stack.seconds(deployment.gpu, memory_alone=decodes)
