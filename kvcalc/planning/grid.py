@@ -158,7 +158,7 @@ def block_of(
 
 
 def judged(block: Block, max_gpus: int) -> tuple[Array, Array]:
-    """What each point fails at first, and by what factor it misses the limit that it misses most; FAR and more where none fits."""
+    """What each point fails at first, and by what factor it misses the worst of its limits; FAR and more where none fits."""
     import numpy as np
 
     need, failing, excess = block.need, np.zeros(block.counts.shape, dtype=np.int8), np.ones(block.counts.shape)
