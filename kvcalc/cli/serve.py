@@ -17,8 +17,10 @@ from kvcalc.cli.groups import Deploying, Group, Output, grouped
 
 if TYPE_CHECKING:
     from kvcalc.model.spec import Model
+    from kvcalc.serving.load import Load
     from kvcalc.serving.requests import Requests
-    from kvcalc.serving.run import Load, Run, ServerSettings
+    from kvcalc.serving.run import Run, ServerSettings
+    from kvcalc.timing.deployment import Deployment
 
 MOST_RUNS = 1000
 
@@ -38,11 +40,14 @@ class LoadOptions(Group, frozen=True):
     input_len: Annotated[str, _load("--input-len", "--isl", help="1000, uniform:100,2000 or lognormal:MEAN,P99.")] = "1000"
     output_len: Annotated[str, _load("--output-len", "--osl", help="Likewise.")] = "200"
     seed: Annotated[int, _load("--seed", help="Of arrivals and lengths.")] = 0
+    client: Annotated[str, _load("--client", help="open, closed, inferencex or aiperf: who asks, and how.")] = ""
+    think_time: Annotated[str, _load("--think-time", help="From an answer to a client's next request: 2s.")] = ""
+    prefix_hit_rate: Annotated[float, _load("--prefix-hit-rate", help="Share of each prompt that is cached.")] = 0.0
 
     def loads(self) -> "list[Load]":
         """A load for each rate."""
         from kvcalc.library.words import from_words
-        from kvcalc.serving.run import Load, parse_rate
+        from kvcalc.serving.load import Load, parse_rate
 
         rates = [parse_rate(word, "rate") for word in self.rate.split(",")]
         return [from_words(Load, msgspec.structs.asdict(self) | {"rate": rate}) for rate in rates]
@@ -59,8 +64,8 @@ class ServerOptions(Group, frozen=True):
     block_size: o.BlockSize = 16
     gpu_memory_utilization: Annotated[float, _server("--gpu-memory-utilization", help="Share of the memory.")] = 0.92
     kv_cache_memory_bytes: Annotated[str, _server("--kv-cache-memory-bytes", help="The cache's memory itself.")] = ""
-    slo_ttft: Annotated[float, typer.Option("--slo-ttft", help="Seconds to the first token that are good; 0: any.")] = 0.0
-    slo_tpot: Annotated[float, typer.Option("--slo-tpot", help="Seconds per further token that are good; 0: any.")] = 0.0
+    slo_ttft: Annotated[str, typer.Option("--slo-ttft", "--max-ttft", help="Most to the first token: 500ms.")] = ""
+    slo_tpot: Annotated[str, typer.Option("--slo-tpot", "--max-tpot", help="Most per further token: 50ms.")] = ""
     price_per_hour: o.Price = 0.0
     draft: Annotated[str, _server("--draft", help="Speculate with a model, layers=N of this one, or mtp.")] = ""
     num_speculative_tokens: Annotated[int, _server("--num-speculative-tokens", help="That the draft proposes a step.")] = 0
@@ -84,24 +89,21 @@ def run(
     policy: Annotated[str, _server("--policy", help="continuous or static; a list makes more rows.")] = "continuous",
     cache: Annotated[str, _server("--cache", help="paged or contiguous; a list makes more rows.")] = "paged",
     server: ServerOptions,
+    find_rate: Annotated[bool, _load("--find-rate", help="Find the highest rate that keeps --slo-ttft, --slo-tpot.")] = False,
     timeline: Annotated[str, typer.Option("--timeline", help="Write the passes to a CSV file.")] = "",
     deploying: Deploying,
     output: Output,
 ) -> None:
     """A server under load, simulated pass by pass."""
-    from kvcalc.serving.run import serve
-
     loads, settings = load.loads(), server.settings()
     policies, caches = ([word.strip() for word in text.split(",")] for text in (policy, cache))
     deployments = deploying.deployments(models, gpu)
     check_number("runs", MOST_RUNS, deployments, policies, caches, loads)
     points = list(product(deployments, policies, caches, loads))
     _check_files(timeline, output.plot, len(points))
-    drawn = {one: one.drawn() for one in loads}
-    with _progress(sum(len(drawn[one]) for *_, one in points)) as told:
-        runs = [serve(d, drawn[one], one, settings, p, c, told) for d, p, c, one in points]
+    runs, whole = _runs(points, settings, find_rate)
     records = [r.record for r in runs]
-    _remarks({d.model.name: d.model for d in deployments}.values(), list(drawn.values()), records)
+    _remarks({d.model.name: d.model for d in deployments}.values(), [r.served.requests for r in runs], records)
     if timeline:
         _write_timeline(timeline, runs[0])
     if output.plot:
@@ -112,6 +114,31 @@ def run(
         from kvcalc.report.serving import serve_table
 
         output.show(serve_table(records))
+    if not whole:
+        note(f"stopped after {len(runs)} of {len(points)} runs")
+        raise typer.Exit(130)
+
+
+def _runs(points: "list[tuple[Deployment, str, str, Load]]", settings: "ServerSettings", find: bool) -> "tuple[list[Run], bool]":
+    """Each point simulated, and whether all are: an interruption keeps those that are done. Raises it where none is."""
+    from kvcalc.serving.finding import find_rate
+    from kvcalc.serving.run import serve
+
+    runs: list[Run] = []
+    drawn = {one: one.drawn() for *_, one in points}
+    with _progress(0 if find else sum(len(drawn[one]) for *_, one in points)) as told:
+        try:
+            for deployment, policy, cache, one in points:
+                if find:
+                    found, asked = find_rate(deployment, one, settings, policy, cache, told)
+                    runs.append(found._replace(record=found.record | {"rate": asked.rate or None, "found_rate": asked.rate}))
+                else:
+                    runs.append(serve(deployment, drawn[one], one, settings, policy, cache, told))
+        except KeyboardInterrupt:
+            if not runs:
+                raise
+            return runs, False
+    return runs, True
 
 
 def _write_timeline(path: str, run: "Run") -> None:
@@ -147,7 +174,7 @@ def _progress(total: int) -> Iterator[Any]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("requests", total=total)
+        task = bar.add_task("requests", total=total or None)
         yield lambda count: bar.advance(task, count)
 
 

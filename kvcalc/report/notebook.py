@@ -131,7 +131,8 @@ class Deployment(deployment.Deployment, frozen=True):
         """A server under load, simulated. options: as of `Load` and `ServerSettings`."""
         from kvcalc.report.figures_serving import occupancy
         from kvcalc.report.serving import serve_table
-        from kvcalc.serving.run import Load, ServerSettings, serve
+        from kvcalc.serving.load import Load
+        from kvcalc.serving.run import ServerSettings, serve
 
         check_known(options, Load, ServerSettings, also=("policy", "cache"))
         load, settings = from_words(Load, options), from_words(ServerSettings, options)

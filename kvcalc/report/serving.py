@@ -49,7 +49,7 @@ SERVE = (
     *DEPLOYED,
     Column("policy", "policy", right=False, given=True),
     Column("cache", "cache", right=False, given=True),
-    Column("rate", "req/s in", lambda v: f"{v:g}", given=True),
+    Column("rate", "req/s in", lambda v: f"{v:.4g}", given=True),
     Column("max_concurrency", "clients", integer, given=True),
     Column("requests_per_s", "req/s", _rate, rests="rate"),
     Column("throughput_tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", rests="rate", about="output tokens"),
@@ -68,6 +68,7 @@ SERVE = (
     Column("kv_peak", "KV peak", lambda v: f"{v:.1%}"),
     Column("kv_waste", "KV waste", lambda v: f"{v:.1%}", about="allocated, but no token in it"),
     Column("padding_waste", "padding", lambda v: f"{v:.1%}"),
+    Column("goodput_requests_per_s", "goodput", lambda v: f"{v:.3g}", rests="rate", about="requests a second within SLO"),
     Column("queueing_mean_s", "queueing", seconds, rests="time", about="mean until work begins"),
 )
 
@@ -115,8 +116,9 @@ def serve_table(records: Sequence[Record]) -> Table:
     first = records[0]
     limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
     room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
-    notes = ["", time_note(records), f"{limits}; {room}; seed {first['seed']}", *node_notes(records)]
-    notes += fallback_notes(records)
+    plain: list[Record] = [{**r, "time_p90_error": None} for r in records]
+    notes = ["", time_note(plain), *_server_errors(records), f"{limits}; {room}; seed {first['seed']}", *node_notes(records)]
+    notes += [*fallback_notes(records), *_front_ends(records)]
     padded = [r for r in records if r["padding_waste"]]
     if len(padded) == 1:
         (r,) = padded
@@ -130,8 +132,45 @@ def serve_table(records: Sequence[Record]) -> Table:
     return Table(records, [c for c in SERVE if c.key not in quiet], _served(first), notes)
 
 
+def _server_errors(records: Sequence[Record]) -> list[str]:
+    """How far nine of ten measured servers lie from each figure, a line each of what is not alike."""
+    found: dict[tuple[float, ...], list[str]] = {}
+    for r in records:
+        each = tuple(r[f"{name}_p90_error"] for name in ("tpot", "ttft", "throughput"))
+        if None not in each:
+            found.setdefault(each, []).append(f"{r['gpu']} under {r['basis'].removesuffix(' calibration')}")
+    said = []
+    for (tpot, ttft, rate), names in found.items():
+        of = f" of {', '.join(dict.fromkeys(names))}" if len(found) > 1 or len({*names}) < len(records) else ""
+        said.append(
+            f"nine of ten measured servers{of} lie within {tpot:.0%} (TPOT), {ttft:.0%} (mean TTFT), {rate:.0%} (tokens/s)"
+        )
+    return said
+
+
+def _front_ends(records: Sequence[Record]) -> list[str]:
+    """What the way to the engine adds to each first token, and what a prefix cache holds of the prompts."""
+    paths = dict.fromkeys(r["front_end_s"] for r in records if r["front_end_s"])
+    hits = dict.fromkeys(r["prefix_hit_share"] for r in records if r["prefix_hit_share"])
+    said = [f"client {records[0]['client']}: network, HTTP and tokenising add {seconds(path)} to a first token" for path in paths]
+    return said + [f"a prefix cache holds {share:.0%} of the prompts' tokens" for share in hits]
+
+
+def _found(record: Record) -> str:
+    """The highest rate that keeps the goals, as a person would say it."""
+    where = f"{record['model']} on {record['gpus']}× {record['gpu']}"
+    goals = [f"the first token within {seconds(record['slo_ttft'])}"] if record["slo_ttft"] else []
+    goals += [f"each further one within {seconds(record['slo_tpot'])}"] if record["slo_tpot"] else []
+    if not record["found_rate"]:
+        return f"{where} keeps no promise of {', '.join(goals)}, not even to one request at a time"
+    most = "at most " if record["time_basis"] == "bound" else ""
+    return f"{where} takes {most}{record['found_rate']:.3g} requests a second with {', '.join(goals)}, for 99 of 100 requests"
+
+
 def _served(record: Record) -> str:
     """What the server did with its load, as a person would say it."""
+    if record.get("found_rate") is not None:
+        return _found(record)
     where = f"{record['model']} on {record['gpus']}× {record['gpu']}"
     if not record["completed"]:
         return f"{where} serves none of these requests"

@@ -1,7 +1,8 @@
 """What a server is asked: requests from a trace, or drawn.
 
 A trace is a CSV with the columns `arrival_s, input_len, output_len`, or those of the public Azure LLM inference traces,
-`TIMESTAMP, ContextTokens, GeneratedTokens` (github.com/Azure/AzurePublicDataset), whose times count from the first row.
+`TIMESTAMP, ContextTokens, GeneratedTokens` (github.com/Azure/AzurePublicDataset), whose times count from the first row. With
+`prefix_id, prefix_len` prompts begin with so many tokens of a prefix that they share.
 """
 
 import csv
@@ -18,6 +19,7 @@ from kvcalc.library.files import read_text
 MOST_BYTES, MOST_REQUESTS, MOST_SECONDS = 256 << 20, 2_000_000, 1e12
 MOST_LEN = 1 << 22  # tokens of a prompt or of an answer: the simulator keeps tables over tokens
 PLAIN = ("arrival_s", "input_len", "output_len")
+PREFIX = ("prefix_id", "prefix_len")  # beside them, where prompts share prefixes
 AZURE = ("timestamp", "contexttokens", "generatedtokens")
 
 
@@ -42,11 +44,23 @@ class Requests(NamedTuple):
         return Requests(*(column[rank::ranks] for column in self))
 
 
+class Prefixed(Requests):
+    """Requests whose prompts share prefixes: of each the prefix (a number, −1 for none) and its tokens."""
+
+    prefix_id: Any
+    prefix_len: Any
+
+    def beginning(self, prefix_id: Any, prefix_len: Any) -> "Prefixed":
+        """These requests with their prefixes."""
+        self.prefix_id, self.prefix_len = prefix_id, prefix_len
+        return self
+
+
 def read_requests(path: Path, most: int = MOST_REQUESTS) -> Requests:
     """The first `most` requests of a trace. Raises UserError naming the file and the line of what is wrong."""
     import numpy as np
 
-    rows: list[tuple[float, int, int]] = []
+    rows: list[tuple[float, int, int, str, int]] = []
     for row in _rows(read_text(path, MOST_BYTES), str(path)):
         if len(rows) == most:
             break
@@ -54,10 +68,15 @@ def read_requests(path: Path, most: int = MOST_REQUESTS) -> Requests:
     if not rows:
         raise UserError("holds no requests", str(path))
     columns = list(zip(*rows, strict=True))
-    return Requests(np.array(columns[0]), np.array(columns[1], dtype=np.int64), np.array(columns[2], dtype=np.int64))
+    inputs, outputs = (np.array(columns[at], dtype=np.int64) for at in (1, 2))
+    if not any(columns[3]):
+        return Requests(np.array(columns[0]), inputs, outputs)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, columns[3])))}
+    names = np.array([numbers.get(name, -1) for name in columns[3]], dtype=np.int64)
+    return Prefixed(np.array(columns[0]), inputs, outputs).beginning(names, np.array(columns[4], dtype=np.int64))
 
 
-def _rows(text: str, where: str) -> Iterator[tuple[float, int, int]]:
+def _rows(text: str, where: str) -> Iterator[tuple[float, int, int, str, int]]:
     if not text.strip():
         raise UserError("is empty", where)
     reader = csv.reader(io.StringIO(text))
@@ -81,9 +100,19 @@ def _rows(text: str, where: str) -> Iterator[tuple[float, int, int]]:
             if at < last:
                 raise UserError(f"arrival {first} comes before that of the request above: the trace is not sorted", line)
             last = at
-            yield at, _tokens("input_len", prompt, line), _tokens("output_len", answer, line)
+            name, length = (
+                cells[header.index(c)].strip() if c in header and header.index(c) < len(cells) else "" for c in PREFIX
+            )
+            shared = _tokens("prefix_len", length, line) if name else 0
+            yield at, _tokens("input_len", prompt, line), _tokens("output_len", answer, line), name, shared
     except csv.Error as error:
         raise UserError(f"is not CSV: {error}", f"{where}, line {reader.line_num}") from None
+
+
+def _cell(cells: list[str], header: list[str], column: str) -> str:
+    """What stands in a column that need not be there."""
+    at = header.index(column) if column in header else len(cells)
+    return cells[at].strip() if at < len(cells) else ""
 
 
 def _columns(header: list[str], where: str) -> tuple[list[int], bool]:

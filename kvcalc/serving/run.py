@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -11,66 +10,27 @@ from kvcalc.capacity import FitOptions
 from kvcalc.capacity.engines import ENGINES
 from kvcalc.errors import UserError, nearest
 from kvcalc.layers.batch import Batch
-from kvcalc.library.words import BytesInstead, Tokens, spelled
+from kvcalc.library.words import BytesInstead, Tokens
 from kvcalc.serving.continuous import Limits
-from kvcalc.serving.draw import drawn_requests, parse_lengths
 from kvcalc.serving.latency import cost_per_million
+from kvcalc.serving.load import Load, seconds_or_none, within
 from kvcalc.serving.metrics import Goals, summary
 from kvcalc.serving.pool import Pool, make_pool
+from kvcalc.serving.prefixes import Kept, Prefixes, Shared
+from kvcalc.serving.published import scheduling_of
 from kvcalc.serving.replica import capacity, memory
-from kvcalc.serving.requests import MOST_REQUESTS, Requests, read_requests
+from kvcalc.serving.requests import Prefixed, Requests
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, Drafting, draft_model, expected_tokens
 from kvcalc.serving.steps import Steps
 from kvcalc.serving.tables import Passes, Tables
 from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.engine import engine_of
+from kvcalc.timing.steps import mixes
 
 PREEMPTIONS = ("recompute", "swap")
-DEFAULT_PROMPTS = 1000
+FIGURES = {"tpot": "", "ttft": "_ttft", "throughput": "_throughput"}  # of a server, by how calibrations name their errors
 OVERLOAD = 1.15  # times the capacity: what sharing passes could win is less
-
-
-def parse_rate(text: str, what: str) -> float:
-    """Requests per second; `inf` for all at once. Raises UserError on anything that is not above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value > 0:
-        raise UserError(f"{what} {text!r} is not a number of requests per second above 0")
-    return value
-
-
-class Load(msgspec.Struct, frozen=True):
-    """What comes in: a trace (a file of requests), or requests drawn at a rate (infinite: all at once).
-
-    max_concurrency: clients in a closed loop, 0 for none. num_prompts: 0 for 1000, or all of a trace.
-    """
-
-    requests: str = ""
-    rate: Annotated[float, parse_rate] = math.inf
-    burstiness: float = 1.0
-    max_concurrency: int = 0
-    num_prompts: int = 0
-    input_len: Annotated[str, lambda text, what: text] = "1000"
-    output_len: Annotated[str, lambda text, what: text] = "200"
-    seed: int = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether requests come over time, whatever the server does."""
-        return not self.max_concurrency and (bool(self.requests) or self.rate != math.inf)
-
-    def drawn(self) -> Requests:
-        """The requests, read or drawn. Raises UserError on what contradicts itself or lies outside its range."""
-        for name in ("num_prompts", "max_concurrency"):
-            _within(name, getattr(self, name), 0, MOST_REQUESTS)
-        if self.requests:
-            if self.rate != math.inf:
-                raise UserError("requests and rate exclude each other: a trace has its own times")
-            return read_requests(Path(self.requests), self.num_prompts or MOST_REQUESTS)
-        lengths = parse_lengths(self.input_len, "input length"), parse_lengths(self.output_len, "output length")
-        return drawn_requests(self.num_prompts or DEFAULT_PROMPTS, *lengths, self.rate, self.burstiness, self.seed)
 
 
 class ServerSettings(msgspec.Struct, frozen=True):
@@ -89,8 +49,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
     block_size: int = 16
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: BytesInstead = None
-    slo_ttft: float = 0.0
-    slo_tpot: float = 0.0
+    slo_ttft: Annotated[float, seconds_or_none] = 0.0
+    slo_tpot: Annotated[float, seconds_or_none] = 0.0
     price_per_hour: float = 0.0
     draft: str = ""
     num_speculative_tokens: int = 0
@@ -99,9 +59,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         _check_draft(self.draft, self.num_speculative_tokens, self.acceptance_rate)
         for name, least in (("max_num_seqs", 1), ("max_num_batched_tokens", 0), ("block_size", 1)):
-            _within(name, getattr(self, name), least, 1 << 20)
+            within(name, getattr(self, name), least, 1 << 20)
         for name in ("batch_timeout", "price_per_hour", "slo_ttft", "slo_tpot"):
-            _within(name, getattr(self, name), 0, 10**9)
+            within(name, getattr(self, name), 0, 10**9)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise UserError(f"gpu-memory-utilization {self.gpu_memory_utilization} is not above 0 and at most 1")
         if self.preemption not in PREEMPTIONS:
@@ -117,13 +77,8 @@ def _check_draft(draft: str, drafted: int, acceptance: float | None) -> None:
         raise UserError("num-speculative-tokens and acceptance-rate are of a draft, and there is none")
     if draft and not drafted:
         raise UserError("a server's draft needs num-speculative-tokens", hint="`kvcalc latency --draft` finds the best")
-    _within("num_speculative_tokens", drafted, 0, MOST_SPECULATED)
+    within("num_speculative_tokens", drafted, 0, MOST_SPECULATED)
     expected_tokens(acceptance or 0.0, drafted)
-
-
-def _within(name: str, value: float, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise UserError(f"{spelled(name)} {value} is outside {least} to {most:,}")
 
 
 class Run(NamedTuple):
@@ -160,11 +115,20 @@ def serve(
         steps = Tables(deployment, most, limits.max_num_batched_tokens, limits.max_num_seqs)
     longest = settings.max_model_len or (most if cache == "paged" else deployment.model.max_context or most)
     own = make_pool(room.rows, room.budget, cache, settings.block_size, longest, most, steps.queries - 1)
-    served = simulate(requests, own, steps, limits, policy, load.max_concurrency, progress)
+    engine = engine_of(deployment.calibration.stack) if deployment.calibration else None
+    clients, prefixes = load.clients(engine), _prefixes(load, requests, own, settings.block_size)
+    if prefixes and (policy != "continuous" or drafting or (isinstance(prefixes, Kept) and steps.ranks > 1)):
+        raise UserError("a prefix cache is simulated under continuous batching, without a draft and on one data-parallel rank")
+    served = simulate(requests, own, steps, limits, policy, clients, progress, scheduling_of(engine), prefixes)
     record: dict[str, Any] = deployment.named | {"time_basis": deployment.time_basis}
+    record |= {"client": load.kind, "think_time_s": load.think_time or None}
+    record["front_end_s"] = clients.path_s + clients.path_s_per_token * float(requests.input_len.mean()) or None
+    found = sum(log.found_tokens for log in served.logs)
+    record["prefix_hit_share"] = found / int(requests.input_len.sum()) if prefixes else None
     record |= {"policy": policy, "cache": cache, "rate": load.rate if load.rate != math.inf else None}
     record |= {"max_concurrency": load.max_concurrency or None, "max_num_seqs": settings.max_num_seqs}
     record |= {"max_num_batched_tokens": limits.max_num_batched_tokens, "seed": load.seed}
+    record |= {"slo_ttft": settings.slo_ttft or None, "slo_tpot": settings.slo_tpot or None, "found_rate": None}
     record |= _drafted(drafting, served)
     record |= summary(served, room.budget, settings.goals, load.is_open)
     typical = max(1, round(float(requests.input_len.mean()))), max(1, round(float(requests.output_len.mean())))
@@ -177,10 +141,33 @@ def serve(
         seconds, tokens = record["duration_s"], record["output_tokens"]
         record["cost_per_million_tokens"] = cost_per_million(settings.price_per_hour, record["gpus"], seconds, tokens)
     step = Batch.decode(sum(typical), max(1, round(record["mean_batch_size"] or 1)))
-    record["time_p90_error"] = None  # of a server under load none is known
+    record |= served_errors(deployment, step)
     record["uncalibrated_share"] = float(deployment.uncalibrated_share(step))
     record["fallback"] = deployment.fallback(Batch.prefill(typical[0]), Batch.decode(sum(typical)))
     return Run(record, served, own, limits)
+
+
+def served_errors(deployment: Deployment, step: Batch) -> dict[str, float | None]:
+    """The 90th percentile of the error of each kind of figure against measured servers; None where it is not known.
+
+    time_p90_error: that of the time per output token, as `latency` has it.
+    """
+    laws = deployment.calibration
+    if not laws or deployment.time_basis != "calibrated":
+        return dict.fromkeys(("time_p90_error", "tpot_p90_error", "ttft_p90_error", "throughput_p90_error"))
+    kind = "mixture" if mixes(deployment.operators(step)) else "dense"
+    known = {name: laws.validation.get(key) for name, key in ((n, f"{kind}{tail}") for n, tail in FIGURES.items())}  # type: ignore[call-overload]
+    found = {f"{name}_p90_error": v.p90_abs_error if v else None for name, v in known.items()}
+    return {"time_p90_error": found["tpot_p90_error"], **found}
+
+
+def _prefixes(load: Load, requests: Requests, pool: Pool, block_size: int) -> Prefixes | None:
+    """What a prefix cache finds: by the rate asked for, else by the prefixes that a trace names."""
+    if load.prefix_hit_rate:
+        return Shared(load.prefix_hit_rate, block_size)
+    if not isinstance(requests, Prefixed):
+        return None
+    return Kept(requests.prefix_id.tolist(), requests.prefix_len.tolist(), pool, block_size)
 
 
 def _tokens_of_a_pass(deployment: Deployment) -> int:

@@ -12,6 +12,7 @@ from kvcalc.serving.continuous import Continuous, Limits
 from kvcalc.serving.door import Clients, Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
+from kvcalc.serving.prefixes import Prefixes
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.scheduler import Scheduler
 from kvcalc.serving.scheduling import MIXED, Scheduling
@@ -38,6 +39,7 @@ def simulate(
     clients: Clients | int = 0,
     progress: Callable[[int], None] | None = None,
     scheduling: Scheduling = MIXED,
+    prefixes: Prefixes | None = None,
 ) -> Served:
     """Serve all requests. `progress` is told how many more are done, now and then.
 
@@ -59,7 +61,7 @@ def simulate(
         share = requests.share(rank, ranks)
         log = Log(len(share), rank)
         door = Door(share, pool, log, asking.share(rank, ranks))
-        server = _server(door, pool, steps, limits, log, policy, scheduling)
+        server = _server(door, pool, steps, limits, log, policy, scheduling, prefixes)
         told = 0
         while server.run():
             if progress and door.done - told >= 100:
@@ -72,10 +74,17 @@ def simulate(
 
 
 def _server(
-    door: Door, pool: Pool, steps: Passes, limits: Limits, log: Log, policy: str, scheduling: Scheduling
+    door: Door,
+    pool: Pool,
+    steps: Passes,
+    limits: Limits,
+    log: Log,
+    policy: str,
+    scheduling: Scheduling,
+    prefixes: Prefixes | None,
 ) -> Scheduler | Continuous | Static:
     if policy == "static" and isinstance(steps, Steps):
         return Static(door, pool, steps, limits, log)
     if isinstance(steps, Steps) and steps.drafting:
         return Continuous(door, pool, steps, limits, log)
-    return Scheduler(door, pool, steps, limits, log, scheduling)
+    return Scheduler(door, pool, steps, limits, log, scheduling, prefixes)

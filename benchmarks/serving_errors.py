@@ -1,0 +1,34 @@
+"""Puts the errors of served figures, against measured servers, into the calibrations: the `validation` of each file.
+
+    python benchmarks/serving_errors.py e2e_dense.csv e2e_moe.csv
+
+A refit with the same rows among others says the same; this leaves the laws as they are.
+"""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from kvcalc.library.catalog import shipped_folder
+from kvcalc.serving.measured import steps_validated
+from kvcalc.timing.calibration import find_calibration, gpu_named, read_calibration, to_yaml
+from kvcalc.timing.rows import read_rows
+
+
+def main() -> None:
+    rows = [row for path in sys.argv[1:] for row in read_rows(Path(path)).rows]
+    for name, stack in sorted({(gpu_named(row.gpu).name, row.framework) for row in rows}):
+        gpu = gpu_named(name)
+        if find_calibration(gpu, stack) is None:
+            continue
+        here = [row for row in rows if gpu_named(row.gpu).name == name and row.framework == stack]
+        path = shipped_folder() / "calibrations" / name / f"{stack}.yaml"
+        laws = read_calibration(path)
+        found = steps_validated(laws, gpu, here)
+        path.write_text(to_yaml(msgspec.structs.replace(laws, validation=found)), encoding="utf-8")
+        print(f"{name} {stack}: {', '.join(f'{key} {100 * v.p90_abs_error:.0f} %' for key, v in found.items())}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The highest rate of requests at which a server keeps its promises, found by simulating it again and again."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from kvcalc.errors import UserError
+from kvcalc.serving.load import Load
+from kvcalc.serving.run import Run, ServerSettings, serve
+from kvcalc.timing.deployment import Deployment
+
+GOOD = 0.99  # of the requests, what has to meet every goal
+CLOSE = 1.02  # times the rate found, a rate that does not
+LEAST_RATE, MOST_TRIES = 1e-3, 40
+
+
+def find_rate(
+    deployment: Deployment, load: Load, settings: ServerSettings, policy: str = "continuous", cache: str = "paged",
+    progress: Callable[[int], None] | None = None,
+) -> tuple[Run, Load]:  # fmt: skip
+    """The run at the highest rate (to 2 %) at which 99 of 100 requests meet the goals and the queue does not grow, and its load.
+
+    Where no rate is slow enough the run is that of single requests, and its rate 0. Raises UserError without goals, or where
+    the load has times of its own.
+    """
+    if not (settings.slo_ttft or settings.slo_tpot):
+        raise UserError("the highest rate needs a goal", hint="Give --slo-ttft, --slo-tpot or both")
+    if load.requests or load.max_concurrency:
+        raise UserError("a rate is found for requests drawn in an open loop, without --requests and --max-concurrency")
+
+    def at(rate: float) -> tuple[Run, Load]:
+        asked = msgspec.structs.replace(load, rate=rate)
+        return serve(deployment, asked.drawn(), asked, settings, policy, cache, progress), asked
+
+    alone = at(LEAST_RATE)
+    if not _kept(alone[0]):
+        return alone[0], msgspec.structs.replace(alone[1], rate=0.0)
+    best, low = alone, LEAST_RATE
+    high = max(2 * LEAST_RATE, alone[0].record["capacity_requests_per_s"] or 1.0)
+    for _ in range(MOST_TRIES):
+        tried = at(high)
+        if not _kept(tried[0]):
+            break
+        best, low, high = tried, high, 1.5 * high
+    while high > CLOSE * low:
+        middle = (low * high) ** 0.5 if low > high / 4 else high / 2
+        tried = at(middle)
+        if _kept(tried[0]):
+            best, low = tried, middle
+        else:
+            high = middle
+    return best
+
+
+def _kept(run: Run) -> bool:
+    """Whether the goals are met by as many requests as have to, and none was refused."""
+    record = run.record
+    return bool((record["slo_attainment"] or 0.0) >= GOOD and not record["diverges"] and not record["rejected"])

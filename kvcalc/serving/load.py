@@ -1,0 +1,121 @@
+"""What comes to a server: requests of a trace or drawn, and the clients who send them."""
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest
+from kvcalc.library.words import spelled
+from kvcalc.serving.door import Clients
+from kvcalc.serving.draw import Lengths, drawn_requests, parse_lengths
+from kvcalc.serving.requests import MOST_REQUESTS, Requests, read_requests
+from kvcalc.timing.engine import Engine
+from kvcalc.units import parse_seconds
+
+OPEN, CLOSED, INFERENCEX, AIPERF = KINDS = ("open", "closed", "inferencex", "aiperf")
+DEFAULT_PROMPTS, ROUNDS = 1000, 10  # requests where none are named, and of each client of a benchmark
+SHORTEST = 0.8  # of the nominal length, InferenceX's least
+
+
+def parse_rate(text: str, what: str) -> float:
+    """Requests per second; `inf` for all at once. Raises UserError on anything that is not above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise UserError(f"{what} {text!r} is not a number of requests per second above 0")
+    return value
+
+
+def seconds_or_none(text: str | float, what: str) -> float:
+    """Seconds as `parse_seconds` takes them; 0 and '' for none. Raises UserError."""
+    word = str(text).strip()
+    if word in ("", "0", "0.0"):
+        return 0.0
+    return parse_seconds(word, what)
+
+
+def within(name: str, value: float, least: int, most: int) -> None:
+    """Raises UserError where an option lies outside its range."""
+    if not least <= value <= most:
+        raise UserError(f"{spelled(name)} {value} is outside {least} to {most:,}")
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What comes in: a trace (a file of requests), or requests drawn at a rate (infinite: all at once).
+
+    max_concurrency: clients in a closed loop, 0 for none; think_time: seconds from an answer to a client's next request.
+    num_prompts: 0 for 1000, or all of a trace. prefix_hit_rate: the share of each prompt that a prefix cache holds already.
+
+    client: '' for what the others say, `open`, `closed`, or a benchmark's: `inferencex` (10 prompts a client, all at once and
+    then as answers come, lengths uniform from 0.8 of the nominal, no prefix cache) or `aiperf` (the same with lengths as
+    given). Theirs go through the engine's front end, whose time is then a user's; requests that warm up come before.
+    """
+
+    requests: str = ""
+    rate: Annotated[float, parse_rate] = math.inf
+    burstiness: float = 1.0
+    max_concurrency: int = 0
+    num_prompts: int = 0
+    input_len: Annotated[str, lambda text, what: text] = "1000"
+    output_len: Annotated[str, lambda text, what: text] = "200"
+    seed: int = 0
+    client: str = ""
+    think_time: Annotated[float, seconds_or_none] = 0.0
+    prefix_hit_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.client and self.client not in KINDS:
+            raise UserError(f"unknown client {self.client!r}", hint=nearest(self.client, KINDS) or f"Known: {', '.join(KINDS)}")
+        if not 0 <= self.prefix_hit_rate <= 1:
+            raise UserError(f"prefix-hit-rate {self.prefix_hit_rate} is not between 0 and 1")
+        within("think_time", self.think_time, 0, 10**9)
+        if self.client == OPEN and self.max_concurrency:
+            raise UserError("client open has no max-concurrency", hint="A closed loop has: --client closed")
+        if self.client not in ("", OPEN) and not self.max_concurrency:
+            raise UserError(f"client {self.client} needs max-concurrency: how many ask at once")
+        if self.think_time and not self.max_concurrency:
+            raise UserError("think-time is of clients in a closed loop: give max-concurrency")
+        if self.client in (INFERENCEX, AIPERF) and (self.requests or self.rate != math.inf):
+            raise UserError(f"client {self.client} sends its own requests, without a trace and without a rate")
+
+    @property
+    def kind(self) -> str:
+        """The client by name."""
+        return self.client or (CLOSED if self.max_concurrency else OPEN)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests come over time, whatever the server does."""
+        return not self.max_concurrency and (bool(self.requests) or self.rate != math.inf)
+
+    def clients(self, engine: Engine | None) -> Clients:
+        """Who asks, and how long a request is under way to the engine."""
+        path = (
+            (engine.path_us / 1e6, engine.path_token_us / 1e6) if engine and self.client in (INFERENCEX, AIPERF) else (0.0, 0.0)
+        )
+        return Clients(self.max_concurrency, self.think_time, *path)
+
+    def drawn(self) -> Requests:
+        """The requests, read or drawn. Raises UserError on what contradicts itself or lies outside its range."""
+        for name in ("num_prompts", "max_concurrency"):
+            within(name, getattr(self, name), 0, MOST_REQUESTS)
+        if self.requests:
+            if self.rate != math.inf:
+                raise UserError("requests and rate exclude each other: a trace has its own times")
+            return read_requests(Path(self.requests), self.num_prompts or MOST_REQUESTS)
+        inputs, outputs = parse_lengths(self.input_len, "input length"), parse_lengths(self.output_len, "output length")
+        count = self.num_prompts or DEFAULT_PROMPTS
+        if self.client in (INFERENCEX, AIPERF):
+            count = self.num_prompts or ROUNDS * self.max_concurrency
+        if self.client == INFERENCEX:
+            inputs, outputs = _spread(inputs), _spread(outputs)
+        return drawn_requests(count, inputs, outputs, self.rate, self.burstiness, self.seed)
+
+
+def _spread(lengths: Lengths) -> Lengths:
+    """A fixed length as InferenceX draws it; others as they are."""
+    return Lengths("uniform", max(1, int(SHORTEST * lengths.a)), lengths.a) if lengths.kind == "fixed" else lengths

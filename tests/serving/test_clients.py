@@ -1,0 +1,151 @@
+"""Who asks a server and how: clients by hand, prefix caches by hand, the highest rate that keeps a promise, an interruption."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Run
+from servers import HandClock, asked, byte_pool
+
+from kvcalc import UserError, load_gpu, load_model
+from kvcalc.serving.continuous import Limits
+from kvcalc.serving.finding import find_rate
+from kvcalc.serving.load import Load
+from kvcalc.serving.prefixes import Kept, Shared
+from kvcalc.serving.requests import Prefixed, read_requests
+from kvcalc.serving.run import ServerSettings
+from kvcalc.serving.simulation import simulate
+from kvcalc.serving.steps import Steps
+from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.engine import engine_of
+
+LLAMA = Deployment(load_model("llama-3.1-8b"), load_gpu("h100")).under("vllm")
+
+
+def test_inferencex_asks_ten_rounds_of_lengths_from_four_fifths() -> None:
+    load = Load(client="inferencex", max_concurrency=8, input_len="1000", output_len="100")
+    found = load.drawn()
+    assert len(found) == 80
+    assert found.arrival_s.max() == 0
+    assert (found.input_len.min() >= 800, found.input_len.max() <= 1000) == (True, True)
+    assert found.input_len.mean() == pytest.approx(900, rel=0.03)
+    assert load.clients(engine_of("vllm")) == (8, 0.0, 0.025, 4e-6)
+    given = Load(client="aiperf", max_concurrency=8, input_len="1000", output_len="100").drawn()
+    assert (len(given), set(given.input_len.tolist()), set(given.output_len.tolist())) == (80, {1000}, {100})
+    assert Load(max_concurrency=8).clients(engine_of("vllm")) == (8, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"client": "curl"}, "unknown client"),
+        ({"client": "closed"}, "needs max-concurrency"),
+        ({"client": "open", "max_concurrency": 3}, "no max-concurrency"),
+        ({"client": "aiperf", "max_concurrency": 3, "rate": 2.0}, "sends its own"),
+        ({"think_time": 1.0}, "closed loop"),
+        ({"prefix_hit_rate": 1.5}, "between 0 and 1"),
+    ],
+)
+def test_loads_that_make_no_sense(fields: dict[str, object], what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        Load(**fields)  # type: ignore[arg-type]
+
+
+def test_a_share_of_each_prompt_is_found_in_whole_blocks() -> None:
+    """0.6 of 100 tokens are 60: 48 in blocks of 16. Of 5 tokens none; of all but the last token at the most."""
+    shared = Shared(0.6, 16)
+    assert [shared.found(0, n, 0) for n in (100, 5, 32)] == [48, 0, 16]
+    assert Shared(1.0, 16).found(0, 32, 0) == 31
+    run = simulate(
+        asked((0.0, 100, 1), (0.0, 100, 1)), byte_pool(), Steps(HandClock(0, 1)), Limits(),  # type: ignore[arg-type]
+        prefixes=Shared(0.6, 10),
+    )  # fmt: skip
+    assert run.logs[0].finished.tolist() == [80, 80]  # 40 tokens of each are computed
+    assert run.logs[0].found_tokens == 120
+
+
+def test_prefixes_stay_until_room_is_needed() -> None:
+    """Blocks of 4 bytes and tokens. Prefix 0 has 8 tokens, prefix 1 12; the one unused for longest goes first, from its end."""
+    kept = Kept([0, 1, 0, 1, -1], [8, 12, 8, 12, 0], byte_pool(block=4), 4)
+    assert kept.found(0, 20, 100) == 0
+    kept.keep(0, 20)
+    kept.keep(1, 20)
+    assert [kept.found(i, 20, 100) for i in (2, 3, 4)] == [8, 12, 0]
+    assert kept.found(2, 20, 16) == 4  # four blocks of the five stay: prefix 0, used longer ago, loses its second
+    assert kept.found(3, 20, 16) == 12
+    assert kept.found(2, 20, 0) == 0
+
+
+def test_a_trace_names_its_prefixes(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_len,output_len,prefix_id,prefix_len\n0,64,2,a,32\n5,64,2,a,32\n9,64,2,,\n")
+    found = read_requests(path)
+    assert isinstance(found, Prefixed)
+    assert (found.prefix_id.tolist(), found.prefix_len.tolist()) == ([0, 0, -1], [32, 32, 0])
+    kept = Kept(found.prefix_id.tolist(), found.prefix_len.tolist(), byte_pool(block=16), 16)
+    log = simulate(found, byte_pool(), Steps(HandClock(0, 0.01)), Limits(), prefixes=kept).logs[0]  # type: ignore[arg-type]
+    assert (log.first - log.arrived).tolist() == pytest.approx([0.64, 0.32, 0.64])
+
+
+def test_the_highest_rate_keeps_its_promise_and_a_higher_one_does_not() -> None:
+    load = Load(num_prompts=150, input_len="500", output_len="50")
+    settings = ServerSettings(slo_ttft=0.2, slo_tpot=0.015, max_num_seqs=64)
+    run, asked_for = find_rate(LLAMA, load, settings)
+    assert run.record["slo_attainment"] >= 0.99
+    assert asked_for.rate > 2
+    strict = find_rate(LLAMA, load, ServerSettings(slo_ttft=0.2, slo_tpot=0.008, max_num_seqs=64))[1]
+    assert strict.rate < asked_for.rate
+    assert find_rate(LLAMA, load, ServerSettings(slo_ttft=1e-4, max_num_seqs=64))[1].rate == 0
+    with pytest.raises(UserError, match="needs a goal"):
+        find_rate(LLAMA, load, ServerSettings())
+
+
+def test_the_command_line(kvcalc: Run) -> None:
+    line = "serve llama-3.1-8b --input-len 300 --output-len 30"
+    (record,) = kvcalc(f"{line} --client inferencex --max-concurrency 4 --format json").records
+    assert (record["client"], record["requests"]) == ("inferencex", 40)
+    assert record["front_end_s"] == pytest.approx(0.025 + 4e-6 * 270, rel=0.02)
+    assert 0 < record["tpot_p90_error"] < record["ttft_p90_error"]
+    (thinking,) = kvcalc(f"{line} --max-concurrency 4 --think-time 500ms --num-prompts 40 --format json").records
+    assert (thinking["client"], thinking["think_time_s"]) == ("closed", 0.5)
+    (hit,) = kvcalc(f"{line} --rate 1 --num-prompts 20 --prefix-hit-rate 0.5 --format json").records
+    assert hit["prefix_hit_share"] == pytest.approx(144 / 300)
+    text = kvcalc(f"{line} --client aiperf --max-concurrency 4 --stack vllm,sglang").joined
+    for word in ("nine of ten measured servers", "(TPOT)", "(mean TTFT)", "add 26.2 ms to a first token", "sglang 0.5.14"):
+        assert word in text
+    (found,) = kvcalc(f"{line} --find-rate --slo-tpot 12ms --num-prompts 60 --format json").records
+    assert found["found_rate"] == found["rate"] > 1
+    assert (
+        "requests a second with each further one within 12 ms"
+        in kvcalc(f"{line} --find-rate --slo-tpot 12ms --num-prompts 60").joined
+    )
+    assert "needs a goal" in kvcalc(f"{line} --find-rate").err
+
+
+def test_an_interruption_keeps_what_is_done(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvcalc.serving import run as module
+
+    whole, calls = module.serve, []
+
+    def stopped(*args: object, **more: object) -> object:
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return whole(*args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "serve", stopped)
+    found = kvcalc("serve llama-3.1-8b --input-len 100 --output-len 5 --num-prompts 10 --rate 1,2,3 --format json")
+    assert (found.code, len(json.loads(found.out))) == (130, 1)
+    assert "stopped after 1 of 3 runs" in found.err
+
+
+def test_think_time_keeps_littles_law() -> None:
+    """C clients cycle through thinking and being served: C = rate · (think + in the system), but for the start and the end."""
+    load = Load(max_concurrency=6, think_time=2.0, num_prompts=600, input_len="100", output_len="20")
+    from kvcalc.serving.run import serve
+
+    record = serve(LLAMA, load.drawn(), load, ServerSettings(max_num_seqs=8)).record
+    assert record["requests_per_s"] * (2.0 + record["e2e_mean_s"]) == pytest.approx(6, rel=0.02)
+    assert record["mean_in_system"] == pytest.approx(record["requests_per_s"] * record["e2e_mean_s"], rel=1e-9)
+    assert np.isfinite(record["ttft_mean_s"])
