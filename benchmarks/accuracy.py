@@ -112,16 +112,18 @@ def family_table(here: Pairs, kept: Pairs, borrowed: Pairs) -> Iterator[str]:
 
 
 def step_table() -> Iterator[str]:
-    yield "| GPU | stack | laws of | model | runs | median | p90 |"
-    yield "| --- | --- | --- | --- | ---: | ---: | ---: |"
+    yield "| GPU | stack | laws of | model | runs | TPOT | TTFT, mean | tokens/s |"
+    yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
     for name in GPUS:
         for stack in stacks_of(load_gpu(name)):
             found = find_calibration(load_gpu(name), stack)
             assert found is not None
-            for kind, e in found.validation.items():
-                what = "dense" if kind == "dense" else "mixture of experts"
-                errors = f"{100 * e.median_abs_error:.0f} | {100 * e.p90_abs_error:.0f}"
-                yield f"| {name} | {stack} | {found.version} | {what} | {e.rows} | {errors} |"
+            known = found.validation
+            for kind, what in (("dense", "dense"), ("mixture", "mixture of experts")):
+                each = [known.get(f"{kind}{tail}") for tail in ("", "_ttft", "_throughput")]  # type: ignore[call-overload]
+                if each[0]:
+                    errors = [f"{100 * e.median_abs_error:.0f} / {100 * e.p90_abs_error:.0f}" if e else "–" for e in each]
+                    yield f"| {name} | {stack} | {found.version} | {what} | {each[0].rows} | {' | '.join(errors)} |"
 
 
 def cell_table() -> Iterator[str]:
