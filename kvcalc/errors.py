@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 def printable(text: object, limit: int = 200) -> str:
     """`text` on one line, without control characters or terminal escapes, and cut after `limit` characters."""
-    clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    clean = "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 

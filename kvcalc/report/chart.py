@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from kvcalc.errors import UserError
 from kvcalc.units import format_bytes, format_si
 
 
@@ -44,6 +45,31 @@ class Chart(NamedTuple):
     series: tuple[Series, ...]
     categories: tuple[str, ...] = ()
     beside: "Chart | None" = None
+
+
+def drawable(chart: Chart) -> Chart:
+    """The chart and that beside it with floats alone, and without points that have no figure, or none for a logarithmic axis.
+
+    Raises UserError where nothing is left to draw.
+    """
+    series = chart.series if chart.categories else tuple(_on_axes(s, chart) for s in chart.series)
+    if not any(s.ys for s in series):
+        raise UserError("there is nothing to draw: no point has figures above 0")
+    beside = drawable(chart.beside) if chart.beside else None
+    return chart._replace(series=tuple(s for s in series if s.ys), beside=beside)
+
+
+def _on_axes(series: Series, chart: Chart) -> Series:
+    level = len(series.xs) != len(series.ys)  # which has but its height
+    across = zip([1.0] * len(series.ys) if level else series.xs, series.ys, strict=True)
+    kept = [n for n, (x, y) in enumerate(across) if _shown(x, chart.x) and _shown(y, chart.y)]
+    xs = tuple(map(float, series.xs)) if level else tuple(float(series.xs[n]) for n in kept)
+    sizes, labels = (c if len(c) != len(series.ys) else tuple(c[n] for n in kept) for c in (series.sizes, series.labels))
+    return Series(series.label, xs, tuple(float(series.ys[n]) for n in kept), series.kind, sizes, labels, series.colour)  # type: ignore[arg-type]
+
+
+def _shown(value: float | None, axis: Axis) -> bool:
+    return value is not None and (value > 0 or not axis.log)
 
 
 def tokens_tick(value: float) -> str:

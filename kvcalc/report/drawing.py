@@ -169,8 +169,8 @@ def _bars(axes: Any, chart: Chart, look: dict[str, Any]) -> list[Any]:
 
 def _step(most: float) -> int:
     """A round step that gives three to ten ticks up to `most` bytes: binary, or decimal where bytes are."""
-    binary = [1 << n for n in range(61)]
-    steps = binary if shown_in() == "gib" else [size * 10**n for n in range(19) for size in (1, 2, 5)]
+    binary = [1 << n for n in range(201)]
+    steps = binary if shown_in() == "gib" else [size * 10**n for n in range(60) for size in (1, 2, 5)]
     return next(step for step in steps if most / step <= 8)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvcalc.errors import UserError, printable, visible
 from kvcalc.library.files import destination, write_text
-from kvcalc.report.chart import Chart
+from kvcalc.report.chart import Chart, drawable
 
 SUFFIXES = (".png", ".svg", ".pdf")
 STYLES: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     if target == "-":
         from kvcalc.report.terminal import sketch
 
-        print(visible(sketch(chart)))
+        print(visible(sketch(drawable(chart))))
         return
     suffix = Path(target).suffix.lower()
     if suffix not in SUFFIXES:
@@ -116,6 +116,7 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
 
     from kvcalc.report.drawing import legend, panel, settled
 
+    chart = drawable(chart)
     charts = [chart, chart.beside] if chart.beside else [chart]
     width, height = look["size"]
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import pytest
 from program import run, sound
@@ -47,3 +48,20 @@ def test_records_are_printed_as_they_are_made(pieces: object) -> None:
     printed = "".join(islice(pieces(records()), 3))  # type: ignore[operator]
     assert len(made) == 3
     assert '"a": 2' in printed or printed.splitlines() == ["a,b", "0,2", "1,2", "2,2"]
+
+
+MUCH = "1000000000000"
+PICTURED = {
+    f"size gpt2 --context {MUCH} --bs {MUCH}": 0,
+    f"plot memory gpt2 --context {MUCH} --batch-size {MUCH}": 0,
+    f"plan gpt2 --gpu h100 --users {MUCH} --context {MUCH}": 2,  # nothing that fits to draw
+    "latency gpt2 --isl 1 --osl 1": 2,  # no time per token to draw
+}
+
+
+@pytest.mark.parametrize("target", ["-", "out.svg"])
+@pytest.mark.parametrize("words", PICTURED)
+def test_pictures_of_anything(words: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = sound(run(*words.split(), "--plot", target))
+    assert (done.code, (tmp_path / "out.svg").exists()) == (PICTURED[words], target == "out.svg" and not PICTURED[words]), done
