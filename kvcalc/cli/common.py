@@ -29,8 +29,17 @@ def lengths(text: str, what: str) -> list[int]:
 
 
 def say(text: str) -> None:
-    """Lines on standard output."""
-    print(visible(text))
+    """Lines on standard output: on a terminal none is longer than it is wide, on a pipe all are whole."""
+    shown = visible(text)
+    if sys.stdout.isatty():
+        import shutil
+
+        from kvcalc.report.layout import wrapped
+
+        width = shutil.get_terminal_size().columns
+        rows = [(" " * (len(line) - len(line.lstrip())), line) for line in shown.split("\n")]
+        shown = "\n".join(lead + part for lead, line in rows for part in wrapped(line, max(20, width - len(lead)), "  "))
+    print(shown)
 
 
 def note(text: str) -> None:

@@ -165,7 +165,6 @@ def run(
     ranks: Ranks,
     seed: Annotated[int, typer.Option("--seed", help="Of drawn lengths and of the simulated allocator.")] = 0,
     matrix: Annotated[bool, typer.Option("--matrix", help="Users × contexts: of each the verdict and what is left.")] = False,
-    explain: o.Explain = False,
     output: Output,
 ) -> int:
     """What fits on these GPUs, and what an engine really allocates."""
@@ -196,7 +195,7 @@ def run(
     _remarks(answers, drawn, said=output.tells)
     if output.plot:
         output.picture(memory_chart(records))
-    if explain:
+    if output.explain:
         say("\n".join(explain_fit(f, r) for f, r in zip(answers, records, strict=True)))
     elif not output.printed(records):
         output.show(fit_table(records, answers))

@@ -23,7 +23,10 @@ def run(
 
     several = chosen_gpus(name) if "," in name else []
     names = beginning(name, "gpus") if name and not several else []
-    if name and not names and not several:
+    alone = bool(name) and not names and not several
+    if alone and output.explain:
+        several = [load_gpu(name)]
+    if alone and not output.explain:
         if not output.printed([gpu_record(gpu := load_gpu(name))]):
             from kvcalc.report.hierarchy import hierarchy_table
 

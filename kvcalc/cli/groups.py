@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_NAMES, check_number, emit, lengths, note
+from kvcalc.cli.common import MOST_NAMES, check_number, emit, lengths, note, say
 from kvcalc.units import bytes_shown_in
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ class Printing(Group, frozen=True):
     form: o.PrintedAs = o.OutputFormat.table
     wide: o.Wide = False
     units: o.Units = o.ByteUnits.gib
+    explain: o.Explain = False
 
     @property
     def tells(self) -> bool:
@@ -184,13 +185,18 @@ class Printing(Group, frozen=True):
         return self.form in (o.OutputFormat.table, o.OutputFormat.markdown)
 
     def printed(self, records: "Iterable[Record]") -> bool:
-        """Print records in the format asked for; False where that is a table."""
-        return emit(records, self.form)
+        """Print records in the format asked for; False where that is a table, or formulas are."""
+        return not self.explain and emit(records, self.form)
 
     def show(self, *tables: "Table") -> None:
-        """Print tables, or what they hold as Markdown."""
+        """Print tables, or what they hold as Markdown, or the formulas of their figures."""
         from kvcalc.report.tables import show
 
+        if self.explain:
+            from kvcalc.report.formulas import explained
+
+            say("\n".join(map(explained, tables)))
+            return
         show(*(msgspec.structs.replace(t, wide=self.wide) for t in tables), as_markdown=self.form is o.OutputFormat.markdown)
 
 
@@ -208,7 +214,7 @@ class Output(Printing, frozen=True):
 
     def printed(self, records: "Iterable[Record]") -> bool:
         """As any records; a picture in the terminal stands for a table."""
-        return emit(records, self.form) or self.plot == "-"
+        return not self.explain and (emit(records, self.form) or self.plot == "-")
 
 
 def listed(text: str, what: str = "list") -> list[str]:

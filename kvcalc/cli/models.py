@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kvcalc.cli.common import say
 from kvcalc.cli.groups import Printing, chosen_models, grouped, model_words
 
 
@@ -46,6 +47,13 @@ def _one(name: str, output: Printing) -> None:
     from kvcalc.library.load import load_model, locate
 
     model = load_model(name)
+    if output.explain:
+        from kvcalc.layers.ranks import ONE_GPU
+        from kvcalc.model.precision import Precision
+        from kvcalc.report.explain import explain_size
+
+        say(explain_size(model, 8192, 1, Precision("bf16"), 16, ONE_GPU))
+        return
     if output.printed([model_record(model)]):
         return
     if locate(name, "models").preset:

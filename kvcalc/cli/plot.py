@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import lengths
+from kvcalc.cli.common import lengths, say
 from kvcalc.cli.groups import chosen_gpus, chosen_model
 from kvcalc.model.precision import Precision
 
@@ -37,6 +37,16 @@ FIGURES = {
     FigureKind.dsa_vs_mla: "sparse attention against dense",
     FigureKind.cost_vs_context: "what a token costs over context",
     FigureKind.measured: "measured rows (--input rows.csv)",
+}
+FORMULAS = {
+    FigureKind.cache_vs_context: "stored = sequences · Σ layers: rows kept of a context · bytes of a row (`size --explain`)",
+    FigureKind.cache_vs_parameters: "stored as `size --explain` adds it up, over the parameters of each model",
+    FigureKind.no_cache: "with a cache FLOPs of decode steps 1 … n; without, of prefills of 1 … n tokens (`roofline --explain`)",
+    FigureKind.roofline: "least time = max(FLOPs / peak, bytes / bandwidth) of each operator (`roofline --explain`)",
+    FigureKind.memory: "weights + sequences · cache of the context, beside the GPU's memory (`size --explain`)",
+    FigureKind.dsa_vs_mla: "bytes and FLOPs of attention in a decode step: the index keys and the top-k against all latents",
+    FigureKind.measured: "ratio = measured seconds / the bound's",
+    FigureKind.cost_vs_context: "cost = price an hour · GPUs · seconds a token / 3600 · 10^6 (`latency --explain`)",
 }
 GPT3 = [f"gpt-3-{size}" for size in ("small", "medium", "large", "xl", "2.7b", "6.7b", "13b", "175b")]
 DEFAULT_MODELS = {
@@ -70,25 +80,37 @@ def run(
     kv_cache_dtype: o.CacheDtype = "auto",
     price_per_hour: o.Price = 0.0,
     input_: Annotated[str, typer.Option("--input", help="Measured rows, for the figure `measured`.")] = "",
+    explain: o.Explain = False,
 ) -> None:
     """The standing figures."""
     if kind is None:
         for known, text in FIGURES.items():
             print(f"kvcalc plot {known.value:<22}{text}")
         return
-    from kvcalc.report.plots import save
-
     if kind is FigureKind.measured:
-        save(_measured(input_), plot, style)
+        _shown(kind, _measured(input_), plot, style, explain)
         return
     chosen = [chosen_model(name, []) for name in models or DEFAULT_MODELS[kind]]
     gpus = chosen_gpus(gpu) if gpu else []
     contexts = lengths(context or DEFAULT_CONTEXT.get(kind, "131072"), "context")
     precision = Precision(dtype, kv_cache_dtype)
     if kind is FigureKind.cost_vs_context:
-        save(_cost(chosen, gpus, max(contexts), precision, price_per_hour), plot, style)
+        _shown(kind, _cost(chosen, gpus, max(contexts), precision, price_per_hour), plot, style, explain)
         return
-    save(_chart(kind, chosen, gpus, contexts, lengths(batch_size, "batch size"), precision), plot, style)
+    chart = _chart(kind, chosen, gpus, contexts, lengths(batch_size, "batch size"), precision)
+    _shown(kind, chart, plot, style, explain)
+
+
+def _shown(kind: FigureKind, chart: "Chart", plot: str, style: str, explain: bool) -> None:
+    """The picture, or the formula of what it shows with the ends of its curves."""
+    if explain:
+        from kvcalc.report.formulas import charted
+
+        say(f"{FORMULAS[kind]}\n\n{charted(chart)}")
+        return
+    from kvcalc.report.plots import save
+
+    save(chart, plot, style)
 
 
 def _cost(chosen: "list[Model]", gpus: "list[Gpu]", last: int, precision: Precision, price: float) -> "Chart":

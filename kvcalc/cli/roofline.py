@@ -30,7 +30,6 @@ def run(
     batch: Annotated[str, typer.Option("--batch", help="A mixed pass instead: 500+4x1@4k, a prompt and four decodes.")] = "",
     grid: Grid,
     deploying: Deploying,
-    explain: o.Explain = False,
     output: Output,
 ) -> None:
     """Where every operation lies."""
@@ -42,7 +41,7 @@ def run(
     check_number("passes", MOST_PASSES, deployments, contexts, batches)
     passes = _passes(deployments, phase, batch, batches, contexts)
     remarks([d.model for d in deployments], passes[0][1][-1]["context"] if batch else max(contexts))
-    if explain:
+    if output.explain:
         _explained(deployments, phase, batch, batches, contexts)
         return
     if output.plot:

@@ -51,7 +51,6 @@ def run(
     precisions: Precisions,
     block_size: o.BlockSize = 16,
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
-    explain: o.Explain = False,
     ranks: Ranks,
     typed: DimensionOptions,
     output: Output,
@@ -63,7 +62,7 @@ def run(
     dimensions = _alone(models, typed.dimensions(), set_)
     chosen = [dimensions.model()] if dimensions else chosen_models(models, set_)
     stored = list(product(chosen, precisions.precisions(), ranks.parallelisms()))
-    _check_rows(explain, output, stored, contexts, batches)
+    _check_rows(output, stored, contexts, batches)
     recorded = dimensions.record if dimensions else size_record
     for model, p, r in stored:
         recorded(model, contexts[0], batches[0], p, block_size, r)  # what cannot be is refused before anything is printed
@@ -74,7 +73,7 @@ def run(
         several = len({p for _, p, _ in stored}) > 1
         named = [(f"{m.name} {p.kv_cache_dtype}" if several else m.name, m, p) for m, p, _ in stored]
         output.picture(cache_vs_context(named, None, batches[0], max(*contexts, 1024)))
-    if explain:
+    if output.explain:
         from kvcalc.report.explain import explain_size
 
         for asked in _asked(stored, batches, contexts, block_size):
@@ -92,8 +91,8 @@ def _asked(stored: "list[Stored]", batches: list[int], contexts: list[int], bloc
         yield model, context, batch, precision, block_size, parallelism
 
 
-def _check_rows(explain: bool, output: Output, *lists: Sized) -> None:
-    if explain:
+def _check_rows(output: Output, *lists: Sized) -> None:
+    if output.explain:
         check_number("explanations", MOST_PASSES, *lists)
     elif output.form in (o.OutputFormat.table, o.OutputFormat.markdown):
         check_number("rows of a table", MOST_SHOWN, *lists)

@@ -100,11 +100,16 @@ def markdown(table: Table) -> str:
 
 def _chosen(table: Table) -> tuple[list[Column], list[str], list[Column]]:
     """The columns that have a place in the table, remarks for those that have none, and those that are shown on request."""
-    told = [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
+    every = told(table)
     if table.wide:
-        return [c for c in told if not (c.apart and _alike(table.records, c.key))], [], []
-    columns, remarks = condensed(table.records, [c for c in told if not c.wide], table.title)
-    return columns, remarks, [c for c in told if c.wide]
+        return [c for c in every if not (c.apart and _alike(table.records, c.key))], [], []
+    columns, remarks = condensed(table.records, [c for c in every if not c.wide], table.title)
+    return columns, remarks, [c for c in every if c.wide]
+
+
+def told(table: Table) -> list[Column]:
+    """The columns that some record has a value for."""
+    return [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
 
 
 def _alike(records: Sequence[Record], key: str) -> bool:

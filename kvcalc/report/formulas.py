@@ -1,0 +1,158 @@
+"""`--explain` for tables: each figure with its formula, the record's numbers put in; what has none, with what it means."""
+
+from collections.abc import Callable, Sequence
+
+from kvcalc.report.chart import Chart
+from kvcalc.report.export import Record
+from kvcalc.report.layout import Column, Table, told, written
+from kvcalc.report.tables import seconds
+from kvcalc.units import format_bytes, format_si
+
+ERROR = "exp(|ln(predicted/measured)|) − 1"
+Formula = Callable[[Record], str]
+
+
+def _over(*pairs: tuple[str, str], show: Callable[[float], str] = lambda v: f"{v:,.6g}") -> Formula:
+    """The quotient of the first pair of keys that the record has."""
+
+    def text(record: Record) -> str:
+        for above, below in pairs:
+            if record.get(above) is not None and record.get(below):
+                return f"{show(record[above])} / {show(record[below])}"
+        return ""
+
+    return text
+
+
+def _bytes(size: float) -> str:
+    return f"{size:,.0f} B"
+
+
+def _first_token(r: Record) -> str:
+    if "input_len" not in r:
+        return ""
+    which = f"roofline {r['model']} --phase prefill --context {r['input_len']} --batch-size {r['batch_size']}"
+    return f"Σ operators of the prefill of {r['input_len']:,} tokens (`kvcalc {which} --explain`)"
+
+
+def _per_token(r: Record) -> str:
+    if not r.get("tpot_first_s"):
+        return ""
+    return f"mean of {r['output_len'] - 1:,} decode steps, {seconds(r['tpot_first_s'])} to {seconds(r['tpot_last_s'])}"
+
+
+def _end_to_end(r: Record) -> str:
+    if r["tpot_s"] is None:
+        return "TTFT"
+    return f"{seconds(r['ttft_s'])} + ({r['output_len']:,} − 1) · {seconds(r['tpot_s'])}"
+
+
+def _money(r: Record) -> str:
+    tokens = r.get("output_tokens") or r["batch_size"] * r["output_len"]
+    spent = r.get("duration_s") or r["e2e_s"]
+    price = r["cost_per_million_tokens"] * tokens / 1e6 * 3600 / spent / r["gpus"]
+    return f"{price:g} an hour · {r['gpus']} GPUs · {seconds(spent)} / 3600 s / {tokens:,} tokens · 10^6"
+
+
+def _reduced(key: str, by: str) -> Formula:
+    def text(r: Record) -> str:
+        return f"{_bytes(r[key] * r[by])} of {r['reference']} / {_bytes(r[key])}" if r.get(by) else ""
+
+    return text
+
+
+def _expected(r: Record) -> str:
+    if r.get("acceptance_rate") is None or "draft_s" not in r:
+        return ""
+    a, k = r["acceptance_rate"], r["num_speculative_tokens"]
+    return f"(1 − {a:g}^{k + 1}) / (1 − {a:g})" if a < 1 else f"{k} + 1"
+
+
+def _speculative(r: Record) -> str:
+    return f"({seconds(r['draft_s'])} + {seconds(r['verify_s'])}) / {r['tokens_per_step']:.4f}"
+
+
+def _users(r: Record) -> str:
+    if "variant" not in r:
+        return ""
+    each = -(-r["kv_cache_bytes"] // r["batch_size"])
+    return f"⌊(memory − {_bytes(r['weight_bytes'])} of weights) / {_bytes(each)} of a sequence⌋"
+
+
+def _step(r: Record) -> str:
+    what = "Σ laws of its operators + glue" if r.get("time_s") else "Σ max(FLOPs/peak, bytes/bandwidth) of its operators"
+    return f"{what}: {format_si(r['flops'])}FLOP, {_bytes(r['bytes'])}"
+
+
+def _error(r: Record) -> str:
+    return f"{ERROR}, of {r.get('predicted_rows', r['rows']):,} rows"
+
+
+FORMULAS: dict[str, Formula] = {
+    "ttft_s": _first_token,
+    "tpot_s": _per_token,
+    "e2e_s": _end_to_end,
+    "output_tokens_per_s": lambda r: f"{r['batch_size']:,} · {r['output_len']:,} / {seconds(r['e2e_s'])}",
+    "cost_per_million_tokens": _money,
+    "speedup": _over(("no_cache_e2e_s", "e2e_s"), show=seconds),
+    "tokens_per_step": _expected,
+    "speculative_tpot_s": _speculative,
+    "requests_per_s": lambda r: f"{r['completed']:,} requests / {seconds(r['duration_s'])}",
+    "throughput_tokens_per_s": lambda r: f"{r['output_tokens']:,} tokens / {seconds(r['duration_s'])}",
+    "ttft_p50_s": lambda r: f"first token − arrival, the half of {r['completed']:,} requests",
+    "tpot_p50_s": lambda r: f"(end − first token) / (out − 1), the half of {r['completed']:,} requests",
+    "padding_waste": _over(("padded_slots", "token_slots"), show=lambda v: f"{v:,}"),
+    "kv_peak": _over(("kv_peak_bytes", "kv_budget_bytes"), show=_bytes),
+    "kv_waste": lambda r: "1 − byte·seconds that hold tokens / byte·seconds allocated",
+    "stored_reduction": _reduced("kv_cache_bytes", "stored_reduction"),
+    "read_reduction": _reduced("kv_cache_read_bytes", "read_reduction"),
+    "attention_intensity": lambda r: "FLOPs of what reads the cache / bytes that it reads",
+    "max_num_seqs": _users,
+    "step_s": _step,
+    "intensity": _over(("flops", "bytes")),
+    "to_knee": _over(("knee", "intensity")),
+    "knee": _over(("bf16_flops_per_s", "bandwidth_bytes_per_s")),
+    "ratio": _over(("measured_s", "predicted_s"), show=seconds),
+    "overhead": _over(("time_s", "roofline_s"), show=seconds),
+    "median_abs_error": lambda r: f"median of {_error(r)}",
+    "p90_abs_error": lambda r: f"90th percentile of {_error(r)}",
+    "cache_share_of_weights": _over(("kv_cache_bytes", "weight_bytes"), show=format_bytes),
+}
+
+
+def explained(table: Table) -> str:
+    """The rows of a table one after the other, a line a figure: its formula with the numbers, its value, or what it means."""
+    columns = told(table)
+    names = [c for c in columns if not c.right or c.given]
+    lines = [table.title.strip(), ""] if table.title else []
+    for record in table.records:
+        lines.append(", ".join(f"{c.title} {written(c, record)}" for c in names if record.get(c.key) is not None))
+        lines += [f"  {line}" for c in columns if c not in names and (line := _line(c, record))]
+        lines.append("")
+    return "\n".join([*lines, *_notes(table.notes)]) + "\n"
+
+
+def _line(column: Column, record: Record) -> str:
+    if record.get(column.key) is None:
+        return ""
+    known = FORMULAS.get(column.key)
+    formula = known(record) if known else ""
+    value = written(column, record)
+    if formula:
+        return f"{column.title} = {formula} = {value}"
+    return f"{column.title} = {value}" + (f" ({column.about})" if column.about else "")
+
+
+def charted(chart: Chart) -> str:
+    """The curves of a picture by their ends, as its axes write them."""
+    lines = [chart.title, chart.subtitle, ""]
+    for one in chart.series:
+        ends = [(x, y) for x, y in zip(one.xs, one.ys, strict=False)]
+        told = [f"{chart.y.tick(y)} at {chart.x.tick(x)}" for x, y in dict.fromkeys((*ends[:1], *ends[-1:]))]
+        told = told or [", ".join(map(chart.y.tick, one.ys))]
+        lines.append(f"{one.label or 'further'}: {', '.join(told)}")
+    return "\n".join(lines) + "\n" + (f"\n{charted(chart.beside)}" if chart.beside else "")
+
+
+def _notes(notes: Sequence[str]) -> list[str]:
+    return [note for note in notes if note]

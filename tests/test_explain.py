@@ -1,0 +1,76 @@
+"""`--explain` on every command: formulas whose numbers are the record's, and whose result is the figure."""
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from kvcalc.cli.commands import COMMANDS, parameters_of
+from kvcalc.report.formulas import FORMULAS
+
+LINES = {
+    "size": "size gpt2",
+    "compare": "compare llama-7b --variants mha,mqa --context 1k",
+    "roofline": "roofline gpt2",
+    "latency": "latency llama-3.1-8b --draft llama-3.2-1b --no-cache --price-per-hour 2",
+    "serve": "serve gpt2 --num-prompts 5 --rate 3 --isl 100 --osl 20 --price-per-hour 2",
+    "fit": "fit gpt2",
+    "plot": "plot cache-vs-context gpt2",
+    "models": "models gpt2",
+    "gpus": "gpus h100",
+}
+UNITS = {"ms": 1e-3, "µs": 1e-6, "ns": 1e-9, "s": 1.0}
+
+
+def test_every_command_that_answers_has_it() -> None:
+    for command in COMMANDS:
+        if command != "report":  # a page, which has its tables
+            assert "explain" in {p.name for p in parameters_of(command)}, command
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_it_shows_formulas_instead_of_a_table(kvcalc: Run, command: str) -> None:
+    shown = kvcalc(f"{LINES[command]} --explain")
+    assert shown.code == 0 and " = " in shown.out
+    assert shown.out == kvcalc(f"{LINES[command]} --explain --format json").out or command == "plot"
+
+
+def evaluated(text: str) -> float:
+    """A formula as printed, worked out with its rounded numbers."""
+    text = re.sub(r"([\d.,]+) (ms|µs|ns|s)\b", lambda m: repr(float(m[1].replace(",", "")) * UNITS[m[2]]), text)
+    text = re.sub(r" (B|GPUs|tokens|requests|an hour)\b(?: of \w+)?", "", text)
+    text = text.replace(",", "").replace("·", "*").replace("−", "-").replace("^", "**")
+    return float(eval(text, {"__builtins__": {}}))
+
+
+# A figure, the key of its value, and how near the rounded numbers of the formula come to it.
+WORKED = [
+    ("latency", "end to end", "e2e_s", 2e-3), ("latency", "tokens/s", "output_tokens_per_s", 5e-3),
+    ("latency", "per 1M tokens", "cost_per_million_tokens", 5e-3), ("latency", "cache saves", "speedup", 1e-2),
+    ("latency", "tokens/step", "tokens_per_step", 1e-12), ("serve", "req/s", "requests_per_s", 5e-3),
+    ("serve", "tokens/s", "throughput_tokens_per_s", 5e-3), ("serve", "KV peak", "kv_peak", 1e-9),
+    ("serve", "per 1M tokens", "cost_per_million_tokens", 5e-3), ("gpus", "knee", "knee", 1e-5),
+    ("compare", "stored less", "stored_reduction", 1e-9), ("compare", "read less", "read_reduction", 1e-9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "title", "key", "near"), WORKED, ids=[f"{w[0]} {w[1]}" for w in WORKED])
+def test_a_formula_comes_to_its_figure(kvcalc: Run, command: str, title: str, key: str, near: float) -> None:
+    record = kvcalc(f"{LINES[command]} --format json").records[-1]
+    lines = [line.strip() for line in kvcalc(f"{LINES[command]} --explain").out.splitlines()]
+    formula = [line.split(" = ")[1] for line in lines if line.startswith(f"{title} = ")][0 if command == "latency" else -1]
+    assert key in FORMULAS
+    assert evaluated(formula) == pytest.approx(record[key], rel=near)
+
+
+def test_speculation_and_attention_are_put_in(kvcalc: Run) -> None:
+    r = kvcalc(f"{LINES['latency']} --format json").records[0]
+    assert f"({r['draft_s'] * 1e3:.3g} ms + {r['verify_s'] * 1e3:.3g} ms) / 3.3616" in kvcalc(f"{LINES['latency']} --explain").out
+    assert "roofline llama-3.1-8b --phase prefill --context 2000" in kvcalc(f"{LINES['latency']} --explain").out
+
+
+def test_rows_that_were_measured_name_their_error(kvcalc: Run, tmp_path: Path) -> None:
+    rows = tmp_path / "gemm.csv"
+    rows.write_text("gpu,framework,dtype,m,n,k,time_us\nh100_sxm,vllm,bfloat16,8,4096,4096,20\n")
+    assert "exp(|ln(predicted/measured)|) − 1, of 1 rows" in kvcalc(f"validate {rows} --explain").out
