@@ -11,16 +11,15 @@ if TYPE_CHECKING:
 
     from kvcalc.capacity import Fit, FitOptions, fit
     from kvcalc.errors import UserError
-    from kvcalc.gpu.roof import roofline
     from kvcalc.gpu.spec import Gpu
     from kvcalc.layers.batch import Batch, Sequences
     from kvcalc.layers.cost import Cost, Operator
     from kvcalc.layers.ranks import Parallelism
-    from kvcalc.library.load import load_gpu, load_model
-    from kvcalc.model.memory import CacheSize, cache_size, mha_ratio, weight_bytes
-    from kvcalc.model.operators import forward, total
+    from kvcalc.model.memory import CacheSize
+    from kvcalc.model.operators import total
     from kvcalc.model.precision import Precision
     from kvcalc.model.spec import Layer, Model
+    from kvcalc.report.lower import cache_size, forward, load_gpu, load_model, mha_ratio, roofline, weight_bytes
     from kvcalc.report.notebook import Answer, Deployment, deploy, plan
 
 __version__ = "0.1.0"
@@ -58,16 +57,15 @@ __all__ = [
 _HOMES = {
     "capacity": ("Fit", "FitOptions", "fit"),
     "errors": ("UserError",),
-    "gpu.roof": ("roofline",),
     "gpu.spec": ("Gpu",),
     "layers.batch": ("Batch", "Sequences"),
     "layers.cost": ("Cost", "Operator"),
     "layers.ranks": ("Parallelism",),
-    "library.load": ("load_gpu", "load_model"),
-    "model.memory": ("CacheSize", "cache_size", "mha_ratio", "weight_bytes"),
-    "model.operators": ("forward", "total"),
+    "model.memory": ("CacheSize",),
+    "model.operators": ("total",),
     "model.precision": ("Precision",),
     "model.spec": ("Layer", "Model"),
+    "report.lower": ("cache_size", "forward", "load_gpu", "load_model", "mha_ratio", "roofline", "weight_bytes"),
     "report.notebook": ("Answer", "Deployment", "deploy", "plan"),
 }
 

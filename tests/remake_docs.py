@@ -11,6 +11,7 @@ import sys
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from notebook_cells import remake
 from test_docs import _FENCE, DOCUMENTS, LEFT_OUT, is_shown, width_of
 
 PROGRAM = "import sys; from kvcalc.report import layout; layout.WIDTH = int(sys.argv.pop(1)); "
@@ -74,3 +75,4 @@ if "--pictures" in sys.argv:
         )
 for document in DOCUMENTS:
     document.write_text(remade(document), encoding="utf-8")
+remake()

@@ -14,6 +14,7 @@ from kvcalc.capacity.inverse import Needed, needed
 from kvcalc.capacity.memory_terms import ENDS, Budget, Terms
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.request import Request, request_of, started
+from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
@@ -132,6 +133,9 @@ class _Stage(NamedTuple):
 
 def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
     """What fits of a deployment. Raises UserError on a request that no engine could be given."""
+    for given, kind in ((deployment, Deployment), (options or FitOptions(), FitOptions)):
+        if not isinstance(given, kind):
+            raise UserError(f"{given!r:.80} is no {kind.__name__}", hint="`kvcalc.deploy(model, gpu).fit()` takes names")
     request, notes = _requested(deployment, options or FitOptions())
     ranks = deployment.parallelism
     found = [_stage(request, number) for number in range(ranks.pp)]

@@ -36,6 +36,7 @@ class Batch(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, context: Num, batch_size: Num = 1) -> "Batch":
         """One new token for each of `batch_size` sequences, whose length is `context` after the step."""
+        _check("context", context, 1)
         return cls((Sequences(batch_size, 1, context - 1),))
 
     @classmethod

@@ -27,6 +27,8 @@ class Parallelism(msgspec.Struct, frozen=True):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_GPUS:
                 raise UserError(f"{name} {value!r} is not a number of GPUs", hint="Give a whole number from 1 up")
+        if isinstance(self.per_node, bool) or not isinstance(self.per_node, int) or not 0 <= self.per_node <= MOST_GPUS:
+            raise UserError(f"per_node {self.per_node!r} is not a number of GPUs", hint="Give 0 where one link joins all")
         if (self.tp * self.dp) % self.ep:
             raise UserError(f"ep {self.ep} does not divide tp·dp = {self.tp * self.dp}")
         if self.tp % self.dcp:

@@ -4,26 +4,27 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.library.load import load_gpu, load_model, with_memory, with_rate_between
+from kvcalc.library.load import with_memory, with_rate_between
 from kvcalc.library.words import check_known, from_words
+from kvcalc.model.operators import MLA_FORMS
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.report.chart import Chart
 from kvcalc.report.layout import Table
+from kvcalc.report.lower import as_gpu, as_model, of_kind
 from kvcalc.timing import deployment
 from kvcalc.units import parse_tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Loaded = TypeVar("Loaded", Model, Gpu)
 # The fields of `CacheSize`, by the keys of `size`.
 CACHE_SIZE = {
     "stored": "kv_cache_bytes",
@@ -102,6 +103,7 @@ class Deployment(deployment.Deployment, frozen=True):
         from kvcalc.report.fit import fit_table, memory_chart
 
         check_known(options, FitOptions, also=("lengths", "seed"))
+        of_kind(lengths, "file or distribution of lengths", str)
         found = fit(self, from_words(FitOptions, options))
         record = fit_record(found, read_lengths(lengths, seed) if lengths else [], seed)
         return Answer([record], lambda: [fit_table([record], [found])], lambda: memory_chart([record]))
@@ -123,7 +125,8 @@ class Deployment(deployment.Deployment, frozen=True):
         from kvcalc.report.roof import roofline_chart
         from kvcalc.timing.records import mixed_records, roofline_records
 
-        records = mixed_records(self, batch) if batch else roofline_records(self, phase, _batch(batch_size), _context(context))
+        mixed, asked = of_kind(batch, "mixed batch", str), (phase, _batch(batch_size), _context(context))
+        records = mixed_records(self, mixed) if mixed else roofline_records(self, *asked)
         name = f"{self.model.name} {'mixed' if batch else phase}"
         return Answer(records, lambda: [pass_table(self, records)], lambda: roofline_chart([(name, records)], [self.gpu]), -1)
 
@@ -135,6 +138,7 @@ class Deployment(deployment.Deployment, frozen=True):
         from kvcalc.serving.run import ServerSettings, serve
 
         check_known(options, Load, ServerSettings, also=("policy", "cache"))
+        of_kind(cache, "cache of `serve`", str)
         load, settings = from_words(Load, options), from_words(ServerSettings, options)
         run = serve(self, load.drawn(), load, settings, policy, cache)
         return Answer([run.record], lambda: [serve_table([run.record])], lambda: occupancy(run))
@@ -151,7 +155,12 @@ class Deployment(deployment.Deployment, frozen=True):
         from kvcalc.planning.variants import variant
         from kvcalc.report.comparison import compare_chart, compare_tables
 
-        names = (variants or usual_variants(self.model)).split(",") if isinstance(variants, str) else variants
+        given = variants or usual_variants(self.model)
+        names = (
+            given.split(",")
+            if isinstance(given, str)
+            else [of_kind(n, "variant", str) for n in of_kind(given, "list", list, tuple)]
+        )
         chosen = [(name.strip(), variant(self.model, name)) for name in names]
         tokens, users = _context(context), _batch(batch_size)
         records = compare_records(chosen, self, [tokens], [users], block_size)
@@ -188,11 +197,17 @@ def deploy(
     GPU or of the machine, where it is less than the preset's. nodes: 0 for the fewest; inter_node_bandwidth: of each GPU, as
     `50GB/s`. Raises UserError.
     """
-    chosen, card = _loaded(model, Model, load_model, "model"), with_memory(_loaded(gpu, Gpu, load_gpu, "GPU"), memory)
+    chosen, card = as_model(model), with_memory(as_gpu(gpu), of_kind(memory, "size of memory", str))
     precision = from_words(Precision, {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization})
     ranks = Parallelism(tp, pp, dp, ep, dcp)
+    for given, what in ((stack, "stack"), (calibration_from, "GPU to calibrate from"), (inter_node_bandwidth, "rate")):
+        of_kind(given, what, str)
+    if mla_form not in MLA_FORMS:
+        raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
     card = with_rate_between(card, inter_node_bandwidth)
-    return Deployment(chosen, card, precision, ranks, mla_form, nodes=nodes).under(stack, calibration_from)
+    found = Deployment(chosen, card, precision, ranks, mla_form, nodes=of_kind(nodes, "number of nodes", int))
+    _ = found.ranks  # refused here where they cannot be placed
+    return found.under(stack, calibration_from)
 
 
 def plan(models: str | Path | Model | Sequence[str | Path | Model], **options: Any) -> Answer:
@@ -206,19 +221,11 @@ def plan(models: str | Path | Model | Sequence[str | Path | Model], **options: A
     from kvcalc.report.plans import front_chart, plan_tables
 
     given = [models] if isinstance(models, str | Path | Model) else models
-    asked = question_of([_loaded(one, Model, load_model, "model") for one in given], options)
+    asked = question_of([as_model(one) for one in given], options)
     found = searched(asked.needs, asked.space, asked.prices)
     records = [answer_records(answer, found.space) for answer in found.answers]
     every = [record for part in records for record in part]
     return Answer(every, lambda: plan_tables(found, records), lambda: front_chart(found.answers[0]))
-
-
-def _loaded(given: Any, spec: type[Loaded], load: Callable[[str], Loaded], what: str) -> Loaded:
-    if isinstance(given, spec):
-        return given
-    if isinstance(given, str | Path):
-        return load(str(given))
-    raise UserError(f"{type(given).__name__} is no {what}", hint=f"Give a {what}, or the name of one")
 
 
 def _context(given: int | str) -> int:

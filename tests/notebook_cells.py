@@ -1,0 +1,55 @@
+"""The notebook of the documents, run without jupyter: each code cell in one namespace, and what it prints and shows."""
+
+import ast
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+NOTEBOOK = Path(__file__).parent.parent / "docs" / "notebook.ipynb"
+
+
+def run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
+    """The outputs of a cell, as a notebook keeps them: what is printed, and the value of a last expression as text and HTML."""
+    body = ast.parse(source).body
+    last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+    out, value = io.StringIO(), None
+    with contextlib.redirect_stdout(out):
+        exec(compile(ast.Module(body, []), "cell", "exec"), names)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+    found: list[dict[str, Any]] = []
+    if out.getvalue():
+        found.append({"name": "stdout", "output_type": "stream", "text": out.getvalue().splitlines(keepends=True)})
+    if value is not None:
+        data = {"text/plain": repr(value).splitlines(keepends=True)}
+        if hasattr(value, "_repr_html_"):
+            data = {"text/html": value._repr_html_().splitlines(keepends=True)} | data
+        found.append({"data": data, "execution_count": None, "metadata": {}, "output_type": "execute_result"})
+    return found
+
+
+def executed(notebook: dict[str, Any]) -> dict[str, Any]:
+    """The notebook with the outputs of its code cells as they are now, numbered in order."""
+    names: dict[str, Any] = {}
+    number = 0
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            number += 1
+            cell["execution_count"] = number
+            cell["outputs"] = run_cell("".join(cell["source"]), names)
+            for output in cell["outputs"]:
+                if "execution_count" in output:
+                    output["execution_count"] = number
+    return notebook
+
+
+def read() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    return found
+
+
+def remake() -> None:
+    """Run the notebook and write it back."""
+    NOTEBOOK.write_text(json.dumps(executed(read()), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

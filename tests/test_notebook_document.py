@@ -1,0 +1,20 @@
+"""The notebook in docs/ runs, and shows what it printed when it was run."""
+
+from notebook_cells import executed, read
+
+
+def test_every_cell_gives_what_the_notebook_shows() -> None:
+    shown, now = read(), executed(read())
+    cells = [(a, b) for a, b in zip(shown["cells"], now["cells"], strict=True) if a["cell_type"] == "code"]
+    assert len(cells) >= 6 and all(cell["outputs"] for cell, _ in cells[1:])
+    for kept, found in cells:
+        assert kept["outputs"] == found["outputs"], "".join(kept["source"])
+        assert kept["execution_count"] == found["execution_count"]
+
+
+def test_it_is_a_notebook_that_jupyter_opens() -> None:
+    found = read()
+    assert (found["nbformat"], found["metadata"]["kernelspec"]["name"]) == (4, "python3")
+    for cell in found["cells"]:
+        assert {"cell_type", "id", "metadata", "source"} <= set(cell)
+        assert cell["cell_type"] == "markdown" or {"execution_count", "outputs"} <= set(cell)
