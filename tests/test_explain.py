@@ -66,7 +66,10 @@ def test_a_formula_comes_to_its_figure(kvcalc: Run, command: str, title: str, ke
 
 def test_speculation_and_attention_are_put_in(kvcalc: Run) -> None:
     r = kvcalc(f"{LINES['latency']} --format json").records[0]
-    assert f"({r['draft_s'] * 1e3:.3g} ms + {r['verify_s'] * 1e3:.3g} ms) / 3.3616" in kvcalc(f"{LINES['latency']} --explain").out
+    assert (
+        f"({r['draft_s'] * 1e3:.3g} ms + {r['verify_s'] * 1e3:.3g} ms) / {r['tokens_per_step']:.4f}"
+        in kvcalc(f"{LINES['latency']} --explain").out
+    )
     assert "roofline llama-3.1-8b --phase prefill --context 2000" in kvcalc(f"{LINES['latency']} --explain").out
 
 
