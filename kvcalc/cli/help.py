@@ -54,7 +54,7 @@ EXAMPLES = {
     "plan": (
         "kvcalc plan llama-3.1-70b --users 64 --context 16k --max-tpot 50ms",
         "kvcalc plan deepseek-v3 --users 64 --context 32k --gpu h200,b200 --max-gpus 32",
-        "kvcalc plan qwen3-235b-a22b --rate 5 --isl 2k --osl 500 --price-per-hour h100=2",
+        "kvcalc plan qwen3-235b-a22b --rate 5 --isl 2k --osl 500 --gpu h100,h200",
     ),
     "measure": (
         "kvcalc measure",
