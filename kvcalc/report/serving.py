@@ -107,7 +107,21 @@ def _sentence(records: Sequence[Record]) -> str:
     later = f", then one every {seconds(first['tpot_s'])}" if first["tpot_s"] else ""
     whole = f"{seconds(first['e2e_s'])} for {first['input_len']:,} tokens in and {first['output_len']:,} out"
     users = f", {first['batch_size']:,} at once" if first["batch_size"] > 1 else ""
-    return f"{where}: the first token comes {about}after {seconds(first['ttft_s'])}{later}; {whole}{users}"
+    return f"{where}: the first token comes {about}after {seconds(first['ttft_s'])}{later}; {whole}{users}{_speculated(records)}"
+
+
+def _speculated(records: Sequence[Record]) -> str:
+    """What speculation makes of it, at its best where several drafts or rates are asked for; '' without one."""
+    drafted = [r for r in records if r.get("draft")]
+    if not drafted:
+        return ""
+    best = max(drafted, key=lambda r: r["speculative_speedup"])
+    most = "at best " if len(drafted) > 1 else ""
+    users = f" at batch {best['batch_size']:,}" if len({r["batch_size"] for r in drafted}) > 1 else ""
+    drafts = (
+        f"{best['num_speculative_tokens']} tokens of {best['draft']} a step and {best['acceptance_rate']:.0%} of them accepted"
+    )
+    return f"; with {drafts} {most}{best['speculative_speedup']:.2f}× as fast{users}"
 
 
 def serve_table(records: Sequence[Record]) -> Table:

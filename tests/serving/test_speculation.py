@@ -177,3 +177,12 @@ def test_the_picture_without_a_number_draws_the_usual_ones(kvcalc: Run) -> None:
     out = kvcalc("latency llama-3.1-70b --gpu b200 --stack datasheet --draft llama-3.2-1b --plot -").out
     assert "Speed-up by speculative decoding" in out and "Where speculation stops paying" in out
     assert [f"{n} token" in out for n in (1, 2, 4, 8)] == [True] * 4
+
+
+def test_the_sentence_says_what_speculation_makes_of_it(kvcalc: Run) -> None:
+    line = "latency llama-3.1-70b --gpu h200 --tp 4 --draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate"
+    (record,) = kvcalc(f"{line} 0.8 --format json").records
+    said = f"with 4 tokens of llama-3.2-1b a step and 80% of them accepted {record['speculative_speedup']:.2f}× as fast"
+    assert f"500 out; {said}" in kvcalc(f"{line} 0.8").joined
+    assert f"500 out; {said.replace('accepted ', 'accepted at best ')}" in kvcalc(f"{line} 0.3,0.8").joined
+    assert "as fast" not in kvcalc("latency gpt2 --input-len 10 --output-len 5").out
