@@ -184,3 +184,28 @@ def test_byte_order_mark_and_infinity_are_no_obstacle(tmp_path: Path) -> None:
     text = json.dumps(LLAMA | {"layer_norm_eps": float("nan"), "time_step_limit": [0.0, float("inf")]})
     (tmp_path / "config.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert read_config(tmp_path).parameters == PARAMETERS
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more"),
+    [("kimi_linear", {}), ("bailing_hybrid", {}), ("nemotron_h", {"hybrid_override_pattern": "M*-M"})],
+)
+def test_classes_that_tie_nothing(model_type: str, more: dict[str, Any]) -> None:
+    """transformers' classes with no tied keys build a head whatever `tie_word_embeddings` says."""
+    given = LLAMA | {"model_type": model_type, "num_hidden_layers": 4, **more}
+    tied, own = (model_from(given | {"tie_word_embeddings": tie}, "f.json", "x") for tie in (True, False))
+    assert tied.parameters == own.parameters
+    assert (tied.tie_word_embeddings, tied.parameters_exact) == (False, own.parameters_exact)
+
+
+def test_heads_of_cohere_compass_are_as_wide_as_is_said() -> None:
+    """4 layers: q and o [64, 256], k and v [64, 64], FFN 3 · [64, 128], one norm; one table and the last norm."""
+    given = {"model_type": "cohere_compass_text", "num_hidden_layers": 4, "head_dim": 32, "tie_word_embeddings": True}
+    found = model_from(LLAMA | given, "f.json", "x")
+    assert found.parameters == 4 * (2 * 64 * 256 + 2 * 64 * 64 + 3 * 64 * 128 + 64) + 1000 * 64 + 64
+
+
+def test_a_cross_attention_that_the_type_has_not_makes_the_count_approximate() -> None:
+    given = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
+    assert model_from(given, "f.json", "x").parameters_exact
+    assert not model_from(given | {"add_cross_attention": True}, "f.json", "x").parameters_exact

@@ -73,6 +73,7 @@ def assess(c: Config, named: Named, entry: Type) -> Said:
         found.append("not in the file, so class defaults: " + ", ".join(f"{k}={v}" for k, v in sorted(shown.items())))
     told = [key for key in unread if _ALWAYS.search(key) or not any(_tells_nothing(part) for part in key.split("."))]
     heavy = [key for key in told if may_carry_weights(key.rpartition(".")[2])]
+    heavy += [key for key in ("add_cross_attention",) if key in unread]  # a decoder with an attention that its type has not
     if heavy:
         found.append("parameters are ≈: keys that may carry weights and are not understood: " + _listed(heavy))
     if rest := [key for key in told if key not in heavy]:

@@ -153,6 +153,7 @@ PER_HEAD_GATE = when(lambda c: c.get("gating", True) in (True, "per-head"), "hea
 LAGUNA = Type(
     grouped(BIAS, heads=K("num_attention_heads_per_layer"), qk_norm="head", output_gate=PER_HEAD_GATE),
     after_first(1, moe(K("num_experts"), shared=SHARED, correction_bias=True), dense(), freq=""),
+    inert=("mlp_only_layers", "decoder_sparse_step", "gating_types"),
 )
 MELLUM = Type(grouped(BIAS, qk_norm="head"), after_first(0, moe(K("num_experts")), dense(), freq=""))
 ERNIE_BIAS = K("use_bias")
@@ -181,7 +182,7 @@ TYPES = {
     "afmoe": AFMOE,
     "aria_text": ARIA,
     "beam": BEAM,
-    "cohere_compass_text": Type(grouped(BIAS, head=split_head), dense(), norms=1, norm="layer_no_bias"),
+    "cohere_compass_text": Type(grouped(BIAS, head=HEAD), dense(), norms=1, norm="layer_no_bias"),
     "dbrx": DBRX,
     "dots1": DOTS1,
     "ernie4_5_moe": ERNIE_MOE,

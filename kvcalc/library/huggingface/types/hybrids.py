@@ -157,7 +157,8 @@ NEMOTRON_H = Type(
     depth=listed,
     layers_key="",
     spellings={"head_dim": ("attention_head_dim",)},
-    inert=("time_step_rank",),
+    model={"tie_word_embeddings": False},
+    inert=("time_step_rank", "tie_word_embeddings"),
 )  # fmt: skip
 
 # --- Zamba: attention and an FFN shared by the hybrid layers, over the stream and the embeddings side by side ---

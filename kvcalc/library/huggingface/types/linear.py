@@ -137,8 +137,8 @@ KIMI_LINEAR = Type(
     ),
     after_first(lambda c: c.size("first_k_dense_replace", 1, least=0), KIMI_EXPERTS, dense(), freq=""),
     typed(_kimi_layers),
-    model={"extra": _residuals("last")},
-    inert=("moe_layer_freq", "mla_use_nope"),
+    model={"extra": _residuals("last"), "tie_word_embeddings": False},
+    inert=("moe_layer_freq", "mla_use_nope", "tie_word_embeddings"),
 )
 
 
@@ -162,7 +162,15 @@ BAILING = KIMI_LINEAR.variant(
         lambda c: c.size("first_k_dense_replace", 1, least=0), moe(K("num_local_experts"), shared=_ling_shared), dense(), freq=""
     ),
     order=typed(every(K("layer_group_size"), others=LINEAR)),
-    inert=("no_kda_lora", "kda_safe_gate", "kda_lower_bound", "head_dim", "moe_router_enable_expert_bias", "use_qk_norm"),
+    inert=(
+        "tie_word_embeddings",
+        "no_kda_lora",
+        "kda_safe_gate",
+        "kda_lower_bound",
+        "head_dim",
+        "moe_router_enable_expert_bias",
+        "use_qk_norm",
+    ),
 )
 
 # --- Lightning attention, short convolutions, gated recurrences ---
