@@ -43,7 +43,7 @@ def run(
     if output.plot:
         from kvcalc.report.comparison import compare_chart
 
-        output.picture(compare_chart(deployments[0], chosen, batches[0], contexts[0], max(contexts[-1], 131072)))
+        output.picture(compare_chart(deployments[0], chosen, records, max(contexts[-1], 131072)))
     if not output.printed(records):
         from kvcalc.report.comparison import compare_tables
 

@@ -1,6 +1,6 @@
 """A picture as data: what stands on it, before anything is drawn. Builders make charts; `plots` and `sketch` draw them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvcalc.errors import UserError
@@ -35,7 +35,7 @@ class Axis(NamedTuple):
 class Chart(NamedTuple):
     """title, a line of assumptions below it, axes, and series. categories: names of bars, which replace the x axis.
 
-    beside: a second chart that stands to the right of this one.
+    beside: the next chart of the same picture.
     """
 
     title: str
@@ -45,6 +45,10 @@ class Chart(NamedTuple):
     series: tuple[Series, ...]
     categories: tuple[str, ...] = ()
     beside: "Chart | None" = None
+
+    def chain(self) -> "list[Chart]":
+        """This chart and all that stand beside it."""
+        return [self, *(self.beside.chain() if self.beside else ())]
 
 
 def drawable(chart: Chart) -> Chart:
@@ -89,3 +93,12 @@ def bytes_tick(value: float) -> str:
 def si_tick(unit: str = "") -> Callable[[float], str]:
     """Decimal prefixes: 1e12 → 1 T."""
     return lambda value: format_si(value, unit)
+
+
+def joined(charts: Sequence[Chart]) -> Chart:
+    """One picture of several charts, in their order."""
+    found: Chart | None = None
+    for chart in reversed(charts):
+        found = chart._replace(beside=found)
+    assert found is not None
+    return found

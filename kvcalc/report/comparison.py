@@ -8,28 +8,49 @@ import msgspec
 from kvcalc.model.size import assumptions
 from kvcalc.planning.heads import over_heads
 from kvcalc.planning.variants import Variant
-from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
+from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, joined, tokens_tick
 from kvcalc.report.figures import cache_vs_context
 from kvcalc.report.layout import Table
-from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, node_notes, ratio, time_note
+from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, node_notes, ratio, seconds, time_note
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes, format_count, format_si
 
 SHARING = ("mha", "gqa", "mqa")
+SIDES = (
+    ("KV cache", "bytes stored", "kv_cache_bytes", bytes_tick),
+    ("Read by a decode step", "bytes", "kv_cache_read_bytes", bytes_tick),
+    ("Attention's intensity", "FLOP per byte read", "attention_intensity", lambda v: f"{v:,.3g}"),
+    ("Decode step", "seconds", "time_s", lambda v: seconds(v) if v else "0"),
+)
 
 
 def compare_chart(
-    deployment: Deployment, chosen: Sequence[tuple[str, Variant]], batch_size: int, context: int, last: int
+    deployment: Deployment, chosen: Sequence[tuple[str, Variant]], records: Sequence[dict[str, Any]], last: int
 ) -> Chart:
-    """Stored cache over context, a curve a variant, up to `last` tokens; beside it, where heads are shared, `heads_chart`."""
-    precision = deployment.precision
+    """What the first records of each variant say, side by side: cache, bytes read, FLOP/B of attention, decode step.
+
+    Then the stored cache over context up to `last` tokens and, where heads are shared, `heads_chart`.
+    """
+    precision, first = deployment.precision, records[0]
+    batch_size, context = first["batch_size"], first["context"]
     named = []
     for name, variant in chosen:
         dtype = variant.kv_cache_dtype or precision.kv_cache_dtype
         named.append((name, variant.model, msgspec.structs.replace(precision, kv_cache_dtype=dtype)))
-    chart = cache_vs_context(named, deployment.gpu, batch_size, last)
+    alike = {r["variant"]: r for r in reversed(records) if (r["batch_size"], r["context"]) == (batch_size, context)}
+    rows = [alike[name] for name, _ in chosen]
+    about = f"{deployment.model.name} on {deployment.gpu.name}, {batch_size:,} × {context:,} tokens"
     shares = any(name.lower().startswith(SHARING) for name, _ in chosen)
-    return chart._replace(beside=heads_chart(deployment, context, batch_size) if shares else None)
+    heads = heads_chart(deployment, context, batch_size) if shares else None
+    curve = cache_vs_context(named, deployment.gpu, batch_size, last)
+    return joined([*(_side(about, rows, *figure) for figure in SIDES), curve, *([heads] if heads else [])])
+
+
+def _side(about: str, rows: Sequence[dict[str, Any]], title: str, unit: str, key: str, tick: Any) -> Chart:
+    """One figure of every variant as bars; a step is as predicted, else its bound."""
+    values = tuple(float((r["roofline_s"] if r[key] is None and key == "time_s" else r[key]) or 0) for r in rows)
+    axis = Axis(unit, log=False, tick=tick)
+    return Chart(title, about, axis, axis, (Series("", (), values, "bar"),), tuple(r["variant"] for r in rows))
 
 
 def heads_chart(deployment: Deployment, context: int, batch_size: int) -> Chart | None:

@@ -4,10 +4,10 @@ import itertools
 import textwrap
 from typing import Any, NamedTuple
 
-from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.chart import Chart, Series, bytes_tick
 from kvcalc.report.heat import draw_heat, is_heat
 from kvcalc.report.labels import beside, spread, taken_places, text_box
-from kvcalc.units import shown_in
+from kvcalc.report.scales import room, scales, step_of
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A000")
 LINES, MARKERS, HATCHES = ("-", "--", "-.", ":"), ("o", "s", "^", "D", "v", "P", "X", "*"), ("", "//", "..", "xx", "\\\\", "++")
@@ -27,7 +27,7 @@ class Panel(NamedTuple):
 def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> Panel:
     """Draw one chart on axes that are about `width` inches wide."""
     title = _wrapped(chart.title, int(width * 95 / look["font"]), 2)
-    lines = _wrapped(chart.subtitle, int(width * 150 / look["font"]), 3)
+    lines = _wrapped(chart.subtitle, int(width * 120 / look["font"]), 3)
     pad = look["font"] * (0.9 + 1.1 * (lines.count("\n") + 1 if lines else 0))
     axes.set_title(title, loc="left", fontweight="bold", fontsize=look["font"] * 1.2, pad=pad)
     subtitle = axes.text(0, 1.015, lines, transform=axes.transAxes, fontsize=look["font"] * 0.8, va="bottom")
@@ -39,8 +39,8 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> Panel:
         draw_heat(axes, chart, look)
         return Panel(axes, [], [], [])
     if chart.categories:
-        return Panel(axes, [], [], _bars(axes, chart, look))
-    _scales(axes, chart)
+        return Panel(axes, [], [], _bars(axes, chart, look, room(width, look, 7)))
+    scales(axes, chart, room(width, look, 4))
     ends: list[Any] = []
     points: list[Any] = []
     for number, series in enumerate(chart.series):
@@ -52,31 +52,6 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> Panel:
 
 def _wrapped(text: str, width: int, most: int) -> str:
     return "\n".join(textwrap.wrap(text, max(width, 12), max_lines=most, placeholder=" …"))
-
-
-def _scales(axes: Any, chart: Chart) -> None:
-    ended = any(s.kind in ("line", "dashed") and s.label for s in chart.series)  # names stand right of the axes
-    for axis, spec, name in ((axes.xaxis, chart.x, "x"), (axes.yaxis, chart.y, "y")):
-        getattr(axes, f"set_{name}label")(spec.title)
-        values = [v for s in chart.series for v in (s.xs if name == "x" else s.ys) if v > 0 or not spec.log]
-        if spec.log:
-            _log_axis(axes, axis, spec, name, values, ended)
-        else:
-            axis.set_major_formatter(lambda v, _, spec=spec: spec.tick(v))
-
-
-def _log_axis(axes: Any, axis: Any, spec: Axis, name: str, values: list[float], ended: bool) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
-
-    binary = spec.tick.__name__ == "tokens_tick" or (spec.tick.__name__ == "bytes_tick" and shown_in() == "gib")
-    decades = max(values) / min(values)
-    step = 2 if decades < 2**12 else 8 if decades < 2**24 else 32
-    base = step if binary else 10
-    getattr(axes, f"set_{name}scale")("log", base=base)
-    axis.set_major_locator(LogLocator(base=base, numticks=14))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda v, _: spec.tick(v))
-    getattr(axes, f"set_{name}lim")(min(values) / 1.4, max(values) * (1.05 if name == "x" and ended else 1.7))
 
 
 def _colour(series: Series, number: int) -> tuple[int, str]:
@@ -139,7 +114,7 @@ def _outside(axes: Any, text: str, place: tuple[float, float], colour: str, dash
     )  # fmt: skip
 
 
-def _bars(axes: Any, chart: Chart, look: dict[str, Any]) -> list[Any]:
+def _bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int) -> list[Any]:
     """Stacked bars with their sums, and limits as lines that rise to their names above the bars."""
     base = [0.0] * len(chart.categories)
     for number, series in enumerate(s for s in chart.series if s.kind == "bar"):
@@ -158,20 +133,17 @@ def _bars(axes: Any, chart: Chart, look: dict[str, Any]) -> list[Any]:
     axes.set_xlabel(chart.y.title)
     axes.xaxis.set_major_formatter(lambda v, _: chart.y.tick(v))
     most = max([*base, *(s.ys[0] for s in limits)])
-    axes.set_xticks([n * _step(most) for n in range(int(most / _step(most)) + 2)])
+    if chart.y.tick is bytes_tick:
+        step = step_of(most, min(ticks - 1, 8))
+        axes.set_xticks([n * step for n in range(int(most / step) + 2)])
+    else:
+        axes.locator_params(axis="x", nbins=min(ticks, 5))
     axes.grid(False, axis="y")
     sums = enumerate(base) if not any(s.label == "left" for s in chart.series) else ()
     return [
         axes.annotate(chart.y.tick(total), (total, i), textcoords="offset points", xytext=(4, 0), fontsize=size, va="center")
         for i, total in sums
     ]
-
-
-def _step(most: float) -> int:
-    """A round step that gives three to ten ticks up to `most` bytes: binary, or decimal where bytes are."""
-    binary = [1 << n for n in range(201)]
-    steps = binary if shown_in() == "gib" else [size * 10**n for n in range(60) for size in (1, 2, 5)]
-    return next(step for step in steps if most / step <= 8)
 
 
 def legend(figure: Any, look: dict[str, Any]) -> None:
@@ -242,11 +214,11 @@ def _named_bars(one: Panel, renderer: Any) -> None:
         return
     labels = [t for t in one.axes.get_yticklabels() if t.get_text()]
     places = sorted(text_box(t, renderer).y0 + text_box(t, renderer).height / 2 for t in labels)
-    room = min((b - a for a, b in itertools.pairwise(places)), default=0.0)
+    gap = min((b - a for a, b in itertools.pairwise(places)), default=0.0)
     tallest = max(text_box(t, renderer).height for t in labels)
-    if room and tallest > room:
+    if gap and tallest > gap:
         for text in labels:
-            text.set_fontsize(text.get_fontsize() * room / tallest)
+            text.set_fontsize(text.get_fontsize() * gap / tallest)
 
 
 def _past_limits(one: Panel, renderer: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
 from kvcalc.report.tables import seconds, time_note
 from kvcalc.serving.request_record import LatencyOptions, latency_record
 from kvcalc.timing.deployment import Deployment
@@ -27,7 +27,7 @@ def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> C
     for title, unit, key, tick in titles:
         curves = zip(_names(deployments), found, strict=True)
         series = tuple(Series(name, tuple(map(float, batches)), tuple(r[key] for r in records)) for name, records in curves)
-        charts.append(Chart(title, subtitle, Axis("sequences at once", tick=lambda v: f"{v:g}"), Axis(unit, tick=tick), series))
+        charts.append(Chart(title, subtitle, Axis("sequences at once", tick=tokens_tick), Axis(unit, tick=tick), series))
     left, right = charts
     return left._replace(beside=right._replace(subtitle="output tokens of all sequences together"))
 

@@ -164,7 +164,7 @@ class Deployment(deployment.Deployment, frozen=True):
         chosen = [(name.strip(), variant(self.model, name)) for name in names]
         tokens, users = _context(context), _batch(batch_size)
         records = compare_records(chosen, self, [tokens], [users], block_size)
-        chart = partial(compare_chart, self, chosen, users, tokens, max(tokens, 1024))
+        chart = partial(compare_chart, self, chosen, records, max(tokens, 1024))
         return Answer(records, lambda: compare_tables([self], records, block_size), chart)
 
     def __repr__(self) -> str:

@@ -116,16 +116,19 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
 
     from kvcalc.report.drawing import legend, panel, settled
 
-    chart = drawable(chart)
-    charts = [chart, chart.beside] if chart.beside else [chart]
+    charts = drawable(chart).chain()
+    rows = 1 if len(charts) < 3 else 2
+    columns = -(-len(charts) // rows)
     width, height = look["size"]
+    size = min(width * columns, 13.33), min(height * rows, max(height, 7.5))
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide
-    drawn = Figure(figsize=(min(width * len(charts), 13.33), height), dpi=look["dpi"], layout=engine)
+    drawn = Figure(figsize=size, dpi=look["dpi"], layout=engine)
     FigureCanvasAgg(drawn)
-    share = drawn.get_size_inches()[0] / len(charts)
-    panels = [
-        panel(axes, one, look, share) for axes, one in zip(drawn.subplots(1, len(charts), squeeze=False)[0], charts, strict=True)
-    ]
+    places = drawn.subplots(rows, columns, squeeze=False).ravel().tolist()
+    look = look | {"font": look["font"] * (0.8 if rows > 1 else 1.0)}
+    panels = [panel(axes, one, look, size[0] / columns) for axes, one in zip(places, charts, strict=False)]
+    for spare in places[len(charts) :]:
+        spare.remove()
     legend(drawn, look)
     settled(drawn, panels, look)
     return drawn
