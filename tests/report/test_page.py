@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 from conftest import Run
 
+from kvcalc import deploy
+from kvcalc.capacity import FitOptions, fit
+from kvcalc.report.web.live import slider_data
+
 LINES = [
     ("llama-3.1-8b --gpu h100", "llama-3.1-8b", "--gpu h100 --engine vllm"),
     ("gemma-3-27b --gpu h200 --engine sglang --kv-cache-dtype fp8", "gemma-3-27b --kv-cache-dtype fp8",
@@ -48,39 +52,45 @@ def rows(span: str, ratio: int, limit: int, tokens: int) -> int:
     return min(tokens // ratio, limit) if limit else tokens // ratio
 
 
-@pytest.mark.parametrize(("line", "size", "fit"), LINES, ids=[line for line, *_ in LINES])
-def test_the_sliders_say_what_size_and_fit_say(kvcalc: Run, tmp_path: Path, line: str, size: str, fit: str) -> None:
-    data, rng = data_of(written(kvcalc, line, tmp_path)), random.Random(line)
-    for _ in range(8):
+ASKED = [
+    ("llama-3.1-8b", "h100", {}, "vllm"),
+    ("gemma-3-27b", "h200", {"kv_cache_dtype": "fp8"}, "sglang"),
+    ("deepseek-v3.2", "h200", {"tp": 8}, "none"),
+    ("deepseek-v4-flash", "h200", {"tp": 8}, "none"),
+    ("qwen3-next-80b-a3b", "h200", {"tp": 2, "dp": 2}, "vllm"),
+    ("llama-3.1-405b", "h100", {}, "vllm"),
+]
+
+
+@pytest.mark.parametrize(("model", "gpu", "how", "engine"), ASKED, ids=[f"{m} {e}" for m, _, _, e in ASKED])
+def test_the_sliders_say_what_size_and_fit_say(model: str, gpu: str, how: dict[str, Any], engine: str) -> None:
+    deployment, rng = deploy(model, gpu, **how), random.Random(model)
+    data = slider_data(deployment, fit(deployment, FitOptions(engine=engine)))
+    for _ in range(12):
         tokens, users = round(2 ** rng.uniform(0, 20)), round(2 ** rng.uniform(0, 9))
         one = sum(each * -(-rows(span, ratio, limit, tokens) // spread) for span, ratio, limit, spread, each in data["entries"])
-        shown = kvcalc(f"size {size} --context {tokens} --batch-size {users} --format json").records[0]
-        assert one * -(-users // data["dp"]) == shown["kv_cache_bytes"]
+        assert one * -(-users // data["dp"]) == deployment.size(tokens, users).stored
         room = sum(longest is None or longest >= tokens for longest in data["longest"])
-        told = kvcalc(f"fit {size} {fit} --max-model-len {tokens} --format json").records[0]["max_num_seqs"]
+        told = deployment.fit(max_model_len=tokens, engine=engine).max_num_seqs
         assert room * data["dp"] == told or (room == data["most"] and told >= room * data["dp"])
 
 
-def test_the_page_needs_nothing_else(kvcalc: Run, tmp_path: Path) -> None:
-    page = written(kvcalc, LINES[0][0], tmp_path)
-    assert not re.search(r'(?:src|href)="(?!#|data:)', page) and "url(http" not in page and "@import" not in page
-    names = re.findall(r' id="([^"]*)"', page)
-    assert len(names) == len({*names})
-    assert {*re.findall(r"url\(#([^)]*)\)", page), *re.findall(r'href="#([^"]*)"', page)} <= {*names}
-    assert "<!-- " not in page
-    for command in re.findall(r"<code>(.*?)</code>", page):
-        assert kvcalc(html.unescape(command).removeprefix("kvcalc ")).code == 0
-
-
-def test_names_from_files_are_escaped(kvcalc: Run, tmp_path: Path) -> None:
-    preset = kvcalc("models llama-3.2-1b").out
-    assert preset
+def test_the_page_needs_nothing_else_and_escapes_names_from_files(kvcalc: Run, tmp_path: Path) -> None:
     source = Path(__file__).parent.parent.parent / "presets" / "models" / "llama-3.2-1b.yaml"
     mine = tmp_path / "mine.yaml"
     text = re.sub(r"^name: .*$", "name: '<b>&</b></script>'", source.read_text(encoding="utf-8"), flags=re.MULTILINE)
     mine.write_text(text, encoding="utf-8")
     page = written(kvcalc, f"{mine} --gpu h100", tmp_path)
     assert "<b>" not in page and page.count("</script>") == 2
+    assert not re.search(r'(?:src|href)="(?!#|data:)', page) and "url(http" not in page and "@import" not in page
+    names = re.findall(r' id="([^"]*)"', page)
+    assert len(names) == len({*names})
+    assert {*re.findall(r"url\(#([^)]*)\)", page), *re.findall(r'href="#([^"]*)"', page)} <= {*names}
+    assert "<!-- " not in page
+    data = data_of(page)
+    assert data["asked"] == [8192, 8] and data["dp"] == 1
+    for command in re.findall(r"<code>(.*?)</code>", page):
+        assert kvcalc(html.unescape(command).removeprefix("kvcalc ")).code == 0
 
 
 @pytest.mark.parametrize(
