@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from kvcalc.report.chart import Chart, Series, bytes_tick
 from kvcalc.report.heat import draw_heat, is_heat
 from kvcalc.report.labels import beside, spread, taken_places, text_box
-from kvcalc.report.scales import room, scales, step_of
+from kvcalc.report.scales import room, set_scales, step_of
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A000")
 LINES, MARKERS, HATCHES = ("-", "--", "-.", ":"), ("o", "s", "^", "D", "v", "P", "X", "*"), ("", "//", "..", "xx", "\\\\", "++")
@@ -40,7 +40,7 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> Panel:
         return Panel(axes, [], [], [])
     if chart.categories:
         return Panel(axes, [], [], _bars(axes, chart, look, room(width, look, 7)))
-    scales(axes, chart, room(width, look, 4))
+    set_scales(axes, chart, room(width, look, 4))
     ends: list[Any] = []
     points: list[Any] = []
     for number, series in enumerate(chart.series):

@@ -11,7 +11,7 @@ def room(width: float, look: dict[str, Any], characters: int) -> int:
     return max(3, int(width * 0.6 * 72 / (look["font"] * (0.6 * characters + 1))))
 
 
-def scales(axes: Any, chart: Chart, most: int) -> None:
+def set_scales(axes: Any, chart: Chart, most: int) -> None:
     """Titles, scales and ticks of both axes, at most so many of these from left to right."""
     ended = any(s.kind in ("line", "dashed") and s.label for s in chart.series)  # names stand right of the axes
     for axis, spec, name in ((axes.xaxis, chart.x, "x"), (axes.yaxis, chart.y, "y")):
