@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from kvcalc.capacity.engines import Plan
+from kvcalc.capacity.engines.content import content_of
 from kvcalc.capacity.memory_terms import stage_weights
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.request import Request, request_of, started
+from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.model.pipeline import stages
 from kvcalc.timing.deployment import Deployment
@@ -64,6 +66,14 @@ class Room(NamedTuple):
             return 0  # weights that are elsewhere, or not counted by the same rule
         held = (stage_weights(run.model, run.formats, run.parallelism, stage) for stage in range(len(self.plans)))
         return max(0, max(held) - ceil(run.gpu.usable_bytes * request.utilization))
+
+    def transfer_seconds(self, length: int) -> float:
+        """Seconds of one sequence's cache on a GPU's link to another replica, where it is most. Raises UserError without one."""
+        gpu, ranks = self.request.run.gpu, self.request.run.parallelism
+        rate = gpu.link_bytes_per_s or gpu.outer_link
+        if not rate:
+            raise UserError(f"{gpu.name} gives no rate of a link over which a prompt's cache could go to another replica")
+        return max(content_of(self.request.held, ranks, n).needed(1, length) for n in range(len(self.plans))) / rate
 
     def sequences(self, left: Whole, length: int) -> Whole:
         """`fit`'s max_num_seqs: sequences of `length` tokens that the replica holds with so many bytes left."""

@@ -61,6 +61,16 @@ class SpaceOptions(Group, frozen=True):
     enforce_eager: Annotated[bool, _space("--enforce-eager", help="No CUDA graphs, nothing compiled.")] = False
     stack: o.Stack = ""
     mixed: o.Mixed = False
+    draft: Annotated[
+        str, _space("--draft", help="Speculation, a list: none, a model, layers=N of this one, or mtp.", show_default=False)
+    ] = ""
+    num_speculative_tokens: Annotated[
+        str, _space("--num-speculative-tokens", help="Drafted per step; a list.", show_default=False)
+    ] = ""
+    acceptance_rate: Annotated[
+        str, _space("--acceptance-rate", help="Of a drafted token, 0 to 1; 0.8 unless given.", show_default=False)
+    ] = ""
+    disaggregate: Annotated[bool, _space("--disaggregate", help="Also with replicas for prompts alone.")] = False
     price_per_hour: Annotated[
         str,
         typer.Option("--price-per-hour", help="h100=2.5,h200=3.1, one number for one GPU, or a YAML file.", show_default=False),

@@ -62,7 +62,7 @@ class Tally:
             self._rank(block, meets, price)
         if not meets.all():
             self._note(block, ~meets)
-        self.front.take(block.tpot, block.rate / (block.deployment.parallelism.gpus * price), lambda at: Point(block, at))
+        self.front.take(block.tpot, block.rate_per_gpu / price, lambda at: Point(block, at))
 
     def _rank(self, block: Block, meets: Any, price: float) -> None:
         """The best of a block, where it is among the five best of its kind: a deployment stands once."""

@@ -5,6 +5,7 @@ made one after the other, so that a grid of any size takes the memory of one blo
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.planning.need import Need
-from kvcalc.planning.space import Space
+from kvcalc.planning.space import Space, Speculated
 from kvcalc.planning.timed import Timed, Times
 from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.deployment import Deployment, on_one_basis
@@ -32,7 +33,8 @@ class Block(NamedTuple):
 
     counts: sequences that a replica is set up for. capacity: that fit. total: output tokens per second of all replicas at the
     asked load, rate: of one replica. failing: the first of the limits that does not hold. excess: by what factor the worst of
-    them is missed, 1 where all hold. left: bytes of a GPU that the terms leave for the cache.
+    them is missed, 1 where all hold. left: bytes of a GPU that the terms leave for the cache. prefill:
+    replicas for prompts alone, beside those that decode; 0 where each does both.
     """
 
     need: Need
@@ -48,11 +50,18 @@ class Block(NamedTuple):
     total: Array
     failing: Array
     excess: Array
+    speculated: Speculated | None
+    prefill: Array
 
     @property
     def gpus(self) -> Array:
-        """GPUs of all replicas."""
-        return self.replicas * self.deployment.parallelism.gpus
+        """GPUs of all replicas, those for prompts alone among them."""
+        return (self.replicas + self.prefill) * self.deployment.parallelism.gpus
+
+    @property
+    def rate_per_gpu(self) -> Array:
+        """Output tokens per second of a GPU, those for prompts alone among them."""
+        return self.rate / (self.deployment.parallelism.gpus * ((self.replicas + self.prefill) / self.replicas))
 
 
 class Grid:
@@ -89,10 +98,10 @@ class Grid:
         """Every block: by model, precision, split, GPU and need (fastest)."""
         for model in self.space.models:
             for ranks in self.space.splits(model):
-                for precision in self.space.precisions:
-                    yield from self._split(model, precision, ranks)
+                for precision, speculated in product(self.space.precisions, self.space.drafts):
+                    yield from self._split(model, precision, ranks, speculated)
 
-    def _split(self, model: Model, precision: Precision, ranks: Parallelism) -> Iterator[Block]:
+    def _split(self, model: Model, precision: Precision, ranks: Parallelism, speculated: Speculated | None) -> Iterator[Block]:
         import numpy as np
 
         most = self.space.max_gpus // ranks.gpus
@@ -100,6 +109,7 @@ class Grid:
         base = Deployment(model, self.space.gpus[0], precision, ranks, nodes=self.space.nodes)
         options = self.space.options_of(self.needs[0])
         try:
+            options = speculated.options(model, options) if speculated else options
             rooms, timed = Rooms(base, options), Timed(counts)
         except UserError as error:
             self.remarks[str(error)] = None
@@ -108,11 +118,13 @@ class Grid:
             if gpu.name in self.laws and self.space.takes(gpu, ranks):
                 chosen = msgspec.structs.replace(base, gpu=gpu, calibration=self.laws[gpu.name])
                 try:
-                    yield from self._blocks(chosen, rooms.on(gpu), timed, counts)
+                    yield from self._blocks(chosen, rooms.on(gpu), timed, counts, speculated)
                 except UserError as error:
                     self.remarks[str(error)] = None
 
-    def _blocks(self, deployment: Deployment, room: Room, timed: Timed, counts: Array) -> Iterator[Block]:
+    def _blocks(
+        self, deployment: Deployment, room: Room, timed: Timed, counts: Array, speculated: Speculated | None
+    ) -> Iterator[Block]:
         """One deployment under every need."""
         import numpy as np
 
@@ -123,14 +135,30 @@ class Grid:
             lengths = need.lengths
             if lengths not in known:
                 capacity = room.sequences(left, lengths.context) if not over else counts * 0
-                known[lengths] = capacity, timed.on(deployment, lengths, capacity >= counts)
-            yield block_of(need, deployment, self.space.max_gpus, counts, left.min(axis=0), *known[lengths])
+                known[lengths] = capacity, timed.on(deployment, lengths, capacity >= counts, speculated)
+            held = counts, left.min(axis=0), *known[lengths]
+            for apart in self.space.disaggregate:
+                sent = room.transfer_seconds(lengths.prompt) if apart else None
+                yield block_of(need, deployment, self.space.max_gpus, *held, speculated, sent)
 
 
 def block_of(
-    need: Need, deployment: Deployment, max_gpus: int, counts: Array, left: Array, capacity: Array, times: Times
+    need: Need,
+    deployment: Deployment,
+    max_gpus: int,
+    counts: Array,
+    left: Array,
+    capacity: Array,
+    times: Times,
+    speculated: Speculated | None = None,
+    sent: float | None = None,
 ) -> Block:
-    """The points of a deployment under a need, from what is known of it at each number of sequences."""
+    """The points of a deployment under a need, from what is known of it at each number of sequences.
+
+    sent: seconds of a prompt's cache on the link to another replica, where prompts are processed apart; they come in between
+    the first token and the second, and add to the first as a user sees it. Prompts then stop no steps: a replica makes
+    n·out tokens in the time of out − 1 steps, and so many prompts a second keep ⌈rate · TTFT⌉ replicas busy.
+    """
     import numpy as np
 
     most = max_gpus // deployment.parallelism.gpus
@@ -142,17 +170,23 @@ def block_of(
     chosen, holds = counts[at], capacity[at]
     step, tpot = times.tpot[at], np.where(holds >= chosen, times.tpot[at], np.nan)
     e2e = None if times.e2e is None else times.e2e[at]
-    each = 1 / tpot if e2e is None else need.lengths.output / e2e  # output tokens per second of one sequence
-    rate = chosen * each
+    ttft, output = times.ttft + (sent or 0.0), need.lengths.output
+    if sent is not None:
+        e2e = ttft + (output - 1) * tpot
+    each = 1 / tpot if e2e is None else output / e2e  # output tokens per second of one sequence
+    rate = chosen * each if sent is None else chosen * output / ((output - 1) * tpot)
     if need.users:
         total = need.users * each
     else:
         asked = np.maximum(need.rate * need.lengths.output, need.min_throughput)
         replicas = np.maximum(1, np.ceil(asked / np.where(rate > 0, rate, np.inf))).astype(np.int64)
         total = np.minimum(asked, replicas * rate)
-    block = Block(
-        need, deployment, replicas, chosen, holds, left[at], times.ttft, tpot, e2e, rate, total, replicas * 0, total * 0
-    )
+    prefill = replicas * 0
+    if sent is not None:
+        started = np.nan_to_num(total / need.lengths.output * times.ttft)
+        prefill = np.maximum(1, np.ceil(started)).astype(np.int64)
+    figures = chosen, holds, left[at], ttft, tpot, e2e, rate, total
+    block = Block(need, deployment, replicas, *figures, replicas * 0, total * 0, speculated, prefill)
     failing, excess = judged(block._replace(tpot=step), max_gpus)
     return block._replace(failing=failing, excess=excess)
 
@@ -171,7 +205,7 @@ def judged(block: Block, max_gpus: int) -> tuple[Array, Array]:
     missed += [(TTFT, np.full(block.counts.shape, np.nan_to_num(block.ttft / need.max_ttft)))] if need.max_ttft else []
     missed += [(TPOT, np.nan_to_num(block.tpot / need.max_tpot))] if need.max_tpot else []
     missed += [(THROUGHPUT, np.nan_to_num(need.min_throughput / block.total))] if need.min_throughput and need.users else []
-    missed += [(GPUS, block.gpus / max_gpus)] if not need.users else []
+    missed += [(GPUS, block.gpus / max_gpus)] if not need.users or block.prefill.any() else []
     for limit, ratio in missed:
         failing = np.where((failing == MEETS) & (ratio > 1), limit, failing)
         excess = np.maximum(excess, ratio)

@@ -24,6 +24,11 @@ class Lengths(msgspec.Struct, frozen=True):
     output: int = 0
     cached: int = 0
 
+    @property
+    def middle(self) -> int:
+        """Tokens half-way through an answer, or at the end where that alone is known: of a speculative step."""
+        return self.prompt + max(1, self.output // 2) if self.output else self.context
+
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
     """What has to be met. 0 leaves a limit out.

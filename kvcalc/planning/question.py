@@ -15,7 +15,9 @@ from kvcalc.library.words import from_words, spelled
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.planning.need import Need
-from kvcalc.planning.space import Space
+from kvcalc.planning.space import Space, Speculated
+from kvcalc.serving.speculation import ACCEPTANCE, expected_tokens
+from kvcalc.units import parse_tokens
 
 MOST_NEEDS = 100_000
 NEEDS = ("users", "context", "input_len", "output_len", "rate")  # lists, whose items each make a need
@@ -24,7 +26,8 @@ SIZES = ("tp", "pp", "dp", "ep")
 FORMATS = ("dtype", "quantization", "kv_cache_dtype")
 ENGINE = ("engine", "engine_version", "gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
 OTHERS = ("gpu", "max_gpus", "nodes", "inter_node_bandwidth", "stack", "mixed", "price_per_hour")
-KEYS = (*NEEDS, *LIMITS, *SIZES, *FORMATS, *ENGINE, *OTHERS)
+DRAFTS = ("draft", "num_speculative_tokens", "acceptance_rate")
+KEYS = (*DRAFTS, "disaggregate", *NEEDS, *LIMITS, *SIZES, *FORMATS, *ENGINE, *OTHERS)
 
 
 class Question(NamedTuple):
@@ -56,9 +59,14 @@ def question_of(models: Sequence[Model], given: Mapping[str, Any]) -> Question:
         options=from_words(FitOptions, {"engine": "vllm"} | options | _switch(words, "enforce_eager")),
         stack=words.get("stack", ""),
         mixed=bool(_switch(words, "mixed")),
+        drafts=tuple(_drafts(words)),
+        disaggregate=(False, True) if _switch(words, "disaggregate") else (False,),
         **{name: tuple(_whole(word, name) for word in _list(words.get(name, ""))) for name in SIZES},
     )
-    return Question(_needs(words), space, prices_of(words.get("price_per_hour", ""), gpus))
+    needs = _needs(words)
+    if True in space.disaggregate and not all(need.output_len > 1 for need in needs):
+        raise UserError("prompts apart from decodes are of requests with an end", hint="Give --input-len and --output-len")
+    return Question(needs, space, prices_of(words.get("price_per_hour", ""), gpus))
 
 
 def _joined(value: Any) -> str:
@@ -118,6 +126,23 @@ def number(text: str, what: str) -> float:
     if not 0 <= value < 1e15:
         raise UserError(f"{what} {text!r} is not a number from 0 up")
     return value
+
+
+def _drafts(words: Mapping[str, str]) -> list[Speculated | None]:
+    """Every combination of drafts, tokens drafted and acceptance rates; `none` among the drafts for none."""
+    names = _list(words.get("draft", ""))
+    if not names:
+        if words.get("num_speculative_tokens") or words.get("acceptance_rate"):
+            raise UserError("num-speculative-tokens and acceptance-rate are of a draft, and there is none")
+        return [None]
+    tokens = [parse_tokens(word, "num-speculative-tokens") for word in _list(words.get("num_speculative_tokens", ""))]
+    rates = [number(word, "acceptance-rate") for word in _list(words.get("acceptance_rate", ""))] or [ACCEPTANCE]
+    if any(name != "none" for name in names) and not tokens:
+        raise UserError("a draft needs num-speculative-tokens", hint="`kvcalc latency --draft` finds the best")
+    for rate in rates:
+        expected_tokens(rate, 1)
+    found = [Speculated(*one) for one in product((name for name in names if name != "none"), tokens, rates)]
+    return [*([None] if "none" in names else []), *found]
 
 
 def _precisions(words: Mapping[str, str]) -> Iterable[Precision]:

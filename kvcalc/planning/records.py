@@ -22,12 +22,14 @@ def point_record(point: Point, price: float = 0.0) -> dict[str, Any]:
     is predicted. reason: what does not hold first; null where all does.
     """
     block, at, deployment = point.block, point.at, point.block.deployment
-    total, rate, gpus = known(block.total[at]), known(block.rate[at]), deployment.parallelism.gpus
+    total, rate = known(block.total[at]), known(block.rate[at])
     power = deployment.gpu.power_w
     return {
         **_asked(block),
         **_deployed(deployment),
+        **_speculated(block),
         "replicas": int(block.replicas[at]),
+        "prefill_replicas": int(block.prefill[at]),
         "total_gpus": point.gpus,
         "max_num_seqs": int(block.counts[at]),
         "capacity_sequences": int(block.capacity[at]),
@@ -35,7 +37,7 @@ def point_record(point: Point, price: float = 0.0) -> dict[str, Any]:
         "tpot_s": point.tpot,
         "e2e_s": point.e2e,
         "tokens_per_s": rate,
-        "tokens_per_s_per_gpu": rate / gpus if rate else None,
+        "tokens_per_s_per_gpu": known(block.rate_per_gpu[at]),
         "total_tokens_per_s": total,
         "cost_per_hour": price * point.gpus if price else None,
         "cost_per_million_tokens": price * point.gpus / 3600 / total * 1e6 if price and total else None,
@@ -55,6 +57,13 @@ def _asked(block: Block) -> dict[str, Any]:
         "input_len": need.input_len or None,
         "output_len": need.output_len or None,
     }
+
+
+def _speculated(block: Block) -> dict[str, Any]:
+    """draft: null where none is."""
+    found = block.speculated
+    names = "draft", "num_speculative_tokens", "acceptance_rate"
+    return dict(zip(names, (found.draft, found.drafted, found.acceptance) if found else (None,) * 3, strict=True))
 
 
 def _deployed(deployment: Deployment) -> dict[str, Any]:
@@ -88,8 +97,9 @@ def _beside(point: Point, answer: Answer, space: Space) -> dict[str, Any]:
     block, at, deployment = point.block, point.at, point.block.deployment
     step = Batch.decode(block.need.lengths.context, int(block.counts[at]))
     price = answer.prices.get(point.gpu, 1.0)
-    speed = block.rate[at] / (deployment.parallelism.gpus * price)
-    written = command_of(deployment, space.options_of(block.need, int(block.counts[at])))
+    speed = block.rate_per_gpu[at] / price
+    options = space.options_of(block.need, int(block.counts[at]))
+    written = command_of(deployment, block.speculated.options(deployment.model, options) if block.speculated else options)
     return {
         "pareto": answer.front.holds(float(block.tpot[at]), float(speed)),
         "basis": deployment.basis,

@@ -12,9 +12,23 @@ from kvcalc.model.pipeline import check
 from kvcalc.model.precision import PUBLISHED, Precision
 from kvcalc.model.spec import Model
 from kvcalc.planning.need import Need
+from kvcalc.serving.speculation import draft_model
 
 NODE = 8  # GPUs of a server where a preset does not say how many its links join
 MOST_SPLIT = 4096
+
+
+class Speculated(msgspec.Struct, frozen=True):
+    """A draft beside the model, as `draft_model` takes it: `drafted` tokens a step, each accepted with that probability."""
+
+    draft: str
+    drafted: int
+    acceptance: float
+
+    def options(self, model: Model, options: FitOptions) -> FitOptions:
+        """`fit`'s options with the draft's weights and cache beside the model's. Raises UserError as `draft_model`."""
+        beside = {"mtp": True} if self.draft == "mtp" else {"draft": draft_model(model, self.draft)}
+        return msgspec.structs.replace(options, num_speculative_tokens=self.drafted, **beside)
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +38,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     parallelism inside a replica for mixtures of experts alone: without experts it is another replica. options: of
     the engine; its lengths, sequences and end of the range are the plan's. stack: as `Deployment.under` takes it. mixed:
     whether predicted and bound times may stand in one ranking. nodes: of a replica, 0 for the fewest.
+    drafts: None for none. disaggregate: whether prompts are processed on replicas of their own.
     """
 
     models: tuple[Model, ...]
@@ -38,6 +53,8 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     stack: str = ""
     mixed: bool = False
     nodes: int = 0
+    drafts: tuple[Speculated | None, ...] = (None,)
+    disaggregate: tuple[bool, ...] = (False,)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_gpus <= MOST_SPLIT:

@@ -15,7 +15,9 @@ from kvcalc.gpu.roof import Stack
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
 from kvcalc.planning.need import Lengths
-from kvcalc.serving.latency import blocks_of, prefill_passes
+from kvcalc.planning.space import Speculated
+from kvcalc.serving.latency import blocks_of, prefill_passes, verification
+from kvcalc.serving.speculation import StepTimes, draft_model
 from kvcalc.timing.deployment import Deployment
 
 Key = tuple[Any, ...]
@@ -41,8 +43,8 @@ class Timed:
         self._operators: dict[object, list[Operator]] = {}
         self._stacks: dict[object, Stack] = {}
 
-    def on(self, deployment: Deployment, lengths: Lengths, wanted: Array) -> Times:
-        """The times of that deployment.
+    def on(self, deployment: Deployment, lengths: Lengths, wanted: Array, speculated: Speculated | None = None) -> Times:
+        """The times of that deployment, TPOT that of a speculative step where there is a draft.
 
         wanted: at which counts whole answers are timed, which takes a step for each of their tokens.
         """
@@ -52,6 +54,10 @@ class Timed:
         if not wanted.any():
             return Times(np.nan, nothing, nothing if lengths.output else None)
         first = float(self._prefill(deployment, lengths, 1)[0])
+        if speculated:
+            tpot = self._speculative(deployment, lengths, speculated)
+            burst = self._prefill(deployment, lengths) if lengths.output else None
+            return Times(first, tpot, None if burst is None else burst + (lengths.output - 1) * tpot)
         if not lengths.output:
             key = "step", lengths.context
             operators = self._listed(deployment, key, Batch.decode(lengths.context, self.counts))
@@ -62,11 +68,23 @@ class Timed:
             tpot[at], e2e[at] = total / (lengths.output - 1), e2e[at] + total
         return Times(first, tpot, e2e)
 
-    def _listed(self, deployment: Deployment, key: Key, batch: Batch) -> list[Operator]:
+    def _speculative(self, deployment: Deployment, lengths: Lengths, speculated: Speculated) -> Array:
+        """Seconds per token of speculative steps half-way through an answer, as `latency` has them."""
+        drafted, context = speculated.drafted, lengths.middle
+        draft = msgspec.structs.replace(deployment, model=draft_model(deployment.model, speculated.draft))
+        key = "draft", speculated.draft, context
+        operators = self._listed(draft, key, Batch.decode(context, self.counts))
+        drafting = drafted * self._seconds(draft, key, self.counts.shape, operators)
+        check = "verify", drafted, context
+        operators = self._listed(deployment, check, verification(self.counts, drafted, context), all_positions=True)
+        verifying = self._seconds(deployment, check, self.counts.shape, operators)
+        return StepTimes(drafted, None, drafting, verifying).per_token(speculated.acceptance)
+
+    def _listed(self, deployment: Deployment, key: Key, batch: Batch, all_positions: bool = False) -> list[Operator]:
         """The operators of a pass, which hang on a GPU only by how many of them one link joins."""
         known = deployment.ranks.per_node, *key
         if known not in self._operators:
-            self._operators[known] = deployment.operators(batch)
+            self._operators[known] = deployment.operators(batch, all_positions)
         return self._operators[known]
 
     def _prefill(self, deployment: Deployment, lengths: Lengths, count: int = 0) -> Array:
@@ -101,7 +119,7 @@ class Timed:
         known = deployment.ranks.per_node, *key
         if known not in self._stacks:
             self._stacks[known] = Stack(operators, points)
-        stack, decodes = self._stacks[known], key[0] != "prefill"
+        stack, decodes = self._stacks[known], key[0] not in ("prefill", "verify")
         if not decodes and not stack.computes(deployment.gpu):
             return np.full(points, np.nan)
         seconds: Array = stack.seconds(deployment.gpu, memory_alone=decodes)

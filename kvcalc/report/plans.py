@@ -24,6 +24,9 @@ PLAN = (
     Column("total_gpus", "GPUs", integer, about="of all replicas"),
     Column("split", "split", right=False, about="of each replica"),
     Column("replicas", "replicas", integer, given=True),
+    Column("prefill_replicas", "for prompts", integer, given=True, about="replicas that process prompts alone"),
+    Column("draft", "draft", right=False, given=True),
+    Column("num_speculative_tokens", "drafted", integer, given=True),
     Column("dtype", "weights", right=False, given=True),
     Column("kv_cache_dtype", "cache", right=False, given=True),
     Column("cost_per_hour", "an hour", _money, about="in the money of --price-per-hour"),
@@ -52,7 +55,11 @@ def plan_tables(plan: Plan, records: Sequence[Sequence[Record]]) -> list[Table]:
 def _row(record: Record) -> dict[str, Any]:
     sizes = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
     words = [f"{short} {record[f'{name}_parallel_size']}" for short, name in sizes.items()]
-    return {**record, "split": " ".join(word for word in words if not word.endswith(" 1")) or "one GPU"}
+    return {
+        **record,
+        "prefill_replicas": record["prefill_replicas"] or None,
+        "split": " ".join(word for word in words if not word.endswith(" 1")) or "one GPU",
+    }
 
 
 def asked(need: Need) -> str:
@@ -78,7 +85,9 @@ def _where(point: Point) -> str:
     ranks, replicas = point.block.deployment.parallelism, int(point.block.replicas[point.at])
     sizes = {"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp, "ep": ranks.ep}
     split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-    words = [f"{replicas} replicas"] * (replicas > 1) + [split] * bool(split)
+    prompts, draft = int(point.block.prefill[point.at]), point.block.speculated
+    words = [f"{replicas} replicas"] * (replicas > 1 or prompts > 0) + [f"{prompts} for prompts"] * (prompts > 0)
+    words += [split] * bool(split) + ([f"draft {draft.draft}, {draft.drafted} tokens"] if draft else [])
     return f"{point.gpus}× {point.gpu}" + (f" ({', '.join(words)})" if words else "")
 
 
