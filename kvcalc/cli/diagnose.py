@@ -14,8 +14,13 @@ if TYPE_CHECKING:
 
 @grouped
 def run(
-    logs: Annotated[list[str], typer.Argument(help="Start-up logs; - is standard input.", metavar="LOG…", show_default=False)],
+    logs: Annotated[
+        list[str], typer.Argument(help="Start-up logs; - is standard input.", metavar="[LOG…]", show_default=False)
+    ] = [],  # noqa: B006 (typer copies it)
     *,
+    metrics: Annotated[
+        str, typer.Option("--metrics", help="A running server's /metrics, a file or an address.", show_default=False)
+    ] = "",
     model: Annotated[
         str, typer.Option("--model", help="The model, where the log's path tells nothing.", show_default=False)
     ] = "",
@@ -45,9 +50,14 @@ def run(
 
     if users < 0 or boot < 0 or tp < 0:
         raise UserError("--users, --boot and --tp are numbers from 1 up")
+    if bool(metrics) == bool(logs):
+        raise UserError("diagnose takes start-up logs or --metrics", hint="kvcalc diagnose server.log")
     stored = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization}
     given = Given(model, gpu, {n: v for n, v in stored.items() if v}, tp)
     length = parse_tokens(context, "context") if context else 0
+    if metrics:
+        _running(metrics, given, users, printing)
+        return
     verdicts = [found for log in logs for found in _verdicts(log, given, boot, users, length)]
     if save:
         save_text(save, verdicts[-1][1].found.learned.text())
@@ -56,6 +66,23 @@ def run(
     from kvcalc.report.diagnosis import diagnosis_table
 
     printing.show(*(diagnosis_table(v, log, number, boots) for log, v, number, boots in verdicts))
+
+
+def _running(where: str, given: "Given", users: int, printing: Printing) -> None:
+    """A server's metrics beside the prediction."""
+    from kvcalc.planning.diagnosis import served_by
+    from kvcalc.planning.metrics_text import read_metrics
+    from kvcalc.planning.running import running, running_records
+
+    metrics = read_metrics(where)
+    deployment, remarks = served_by(metrics.model, given)
+    for text in remarks:
+        note(text)
+    found = running(metrics, deployment, users)
+    if not printing.printed(running_records(found)):
+        from kvcalc.report.running import running_table
+
+        printing.show(running_table(found))
 
 
 def _verdicts(log: str, given: "Given", chosen: int, users: int, context: int) -> "list[tuple[str, Verdict, int, int]]":

@@ -49,7 +49,7 @@ EXAMPLES = {
     "diagnose": (
         "kvcalc diagnose server.log",
         "kvcalc diagnose server.log --gpu l4 --users 8 --context 16k",
-        "kvcalc diagnose server.log --save machine.yaml",
+        "kvcalc diagnose --metrics http://localhost:8000/metrics --gpu h100",
     ),
     "plan": (
         "kvcalc plan llama-3.1-70b --users 64 --context 16k --max-tpot 50ms",

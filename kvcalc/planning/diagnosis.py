@@ -87,6 +87,18 @@ def diagnose(boot: Boot, given: Given = Given()) -> Diagnosis:  # noqa: B008 (a 
     return Diagnosis(boot, command, run, plain, options, predicted, terms, _learned(boot, predicted, terms, gpu), remarks)
 
 
+def served_by(named: str, given: Given) -> tuple[Deployment, tuple[str, ...]]:
+    """The deployment of a running server that tells its model at most, and remarks. Raises UserError without a GPU."""
+    name = given.model or named
+    if not name or not given.gpu:
+        missing = "no model" if not name else "no GPU"
+        raise UserError(f"the metrics name {missing}", hint=f"Give it with --{'gpu' if name else 'model'}")
+    told = dict(given.precision) | ({"tp": given.tp} if given.tp else {})
+    command = settled_command(DIALECTS["vllm"], name, told)
+    run = Deployment(command.model, load_gpu(given.gpu), command.precision, command.parallelism)
+    return run.under(), command.remarks
+
+
 def _named(boot: Boot, given: str) -> str:
     """The model as it is called: given, else by the log's path, else by the title and the type that a file states."""
     if given:
