@@ -4,12 +4,16 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kvcalc.capacity import Fit
 from kvcalc.capacity.commands import command_of
 from kvcalc.capacity.fragmentation import contiguous, external, paged
 from kvcalc.capacity.memory_terms import ENDS, stage_weights
 from kvcalc.capacity.placement import GIB, loading, offloaded, replicas
 from kvcalc.capacity.remedy import advice, small_cache, without_sharing
+from kvcalc.errors import UserError
+from kvcalc.layers.batch import Batch
 
 
 class Typed(NamedTuple):
@@ -107,6 +111,15 @@ def _commands(found: Fit, typed: Typed) -> dict[str, str | None]:
     return {"command": written.line, "kvcalc_command": f"kvcalc fit {beside} -- {written.line}"}
 
 
+def _recompute(found: Fit) -> float | None:
+    """The bound of a prefill of one sequence on its dp rank, alone; None on a GPU without matrix peaks."""
+    one = msgspec.structs.replace(found.deployment, parallelism=msgspec.structs.replace(found.ranks, dp=1, ep=1))
+    try:
+        return float(one.seconds(Batch.prefill(found.length)))
+    except UserError:
+        return None
+
+
 def _moved(found: Fit) -> dict[str, Any]:
     """What crosses links: one sequence to a decoding GPU, and a step over sequences whose cache lies in host memory."""
     gpu, length = found.gpu, found.length
@@ -124,6 +137,9 @@ def _moved(found: Fit) -> dict[str, Any]:
             "offload_num_seqs": held * found.ranks.dp,
             "offload_step_bytes": read,
             "offload_step_s": read / link if link else None,
+            "offload_tokens": held * found.ranks.dp * length,
+            "offload_return_s": sent / link if link else None,
+            "recompute_s": _recompute(found),
         }
     return keys
 

@@ -25,6 +25,10 @@ def _guarded(words: list[str]) -> int:
     try:
         if done := _completed(words) or _helped(words):
             return done.status
+        if "--deployments" in words:
+            from kvcalc.cli.compare_deployments import spread
+
+            words = spread(words)
         result = build(words[0] if words else "")(words, standalone_mode=False)
     except UserError as error:
         return _fail(str(error))

@@ -16,8 +16,13 @@ VARIANTS = (
 
 @grouped
 def run(
-    model: o.OneModel,
+    model: Annotated[str, typer.Argument(help=o.MODELS_HELP, show_default=False)] = "",
     *,
+    sides: Annotated[
+        list[str],
+        typer.Option("--deployments", help="Two or more, in fit's words or as command lines.", show_default=False),
+    ] = [],  # noqa: B006 (typer copies it)
+    users: Annotated[int, typer.Option("--users", help="At once, for the times of --deployments.", show_default=False)] = 0,
     variants: Annotated[str, typer.Option("--variants", help=VARIANTS)] = "",
     gpu: o.Gpus = "h100",
     grid: Grid,
@@ -27,6 +32,14 @@ def run(
 ) -> None:
     """The same model with other attention."""
     from kvcalc.errors import UserError
+
+    if sides:
+        from kvcalc.cli.compare_deployments import run_deployments
+
+        run_deployments(sides, model, gpu, users, output)
+        return
+    if not model:
+        raise UserError("compare takes a model", hint="kvcalc compare llama-7b --variants mha,gqa:8")
     from kvcalc.planning.comparison import compare_records, usual_variants
     from kvcalc.planning.variants import variant
 

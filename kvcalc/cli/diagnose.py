@@ -72,13 +72,13 @@ def _running(where: str, given: "Given", users: int, printing: Printing) -> None
     """A server's metrics beside the prediction."""
     from kvcalc.planning.diagnosis import served_by
     from kvcalc.planning.metrics_text import read_metrics
-    from kvcalc.planning.running import running, running_records
+    from kvcalc.planning.running import beside_served, running_records
 
     metrics = read_metrics(where)
     deployment, remarks = served_by(metrics.model, given)
     for text in remarks:
         note(text)
-    found = running(metrics, deployment, users)
+    found = beside_served(metrics, deployment, users)
     if not printing.printed(running_records(found)):
         from kvcalc.report.running import running_table
 

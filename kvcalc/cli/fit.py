@@ -171,25 +171,15 @@ def run(
     from kvcalc.capacity.fragmentation import read_lengths
     from kvcalc.capacity.record import Typed, fit_record, smallest_first
     from kvcalc.report.fit import explain_fit, fit_table, memory_chart
-    from kvcalc.timing.deployment import Deployment
 
-    (named, chosen), told = told_by(models, set_)
-    options, gpus = asked.options(told), chosen_gpus(gpu, memory)
+    points, words, told = points_of(models, gpu=gpu, memory=memory, asked=asked, formats=formats, set_=set_, ranks=ranks)
     drawn = read_lengths(lengths, seed) if lengths else []
-    splits = msgspec.structs.replace(filled(ranks, told), further=filled(ranks.further, told)).parallelisms()
-    lists = chosen, gpus, splits, filled(formats, told).precisions(), options
-    check_number("configurations", MOST_CONFIGURATIONS, *lists)
-    points = [(Deployment(m, card, p, r), one) for m, card, r, p, one in product(*lists)]
     if matrix:
-        return _matrix([(d, one) for d, one in points if one == options[0]], asked, told, output)
+        return _matrix([(d, one) for d, one in points if one == points[0][1]], asked, told, output)
     answers = smallest_first(_answers(points))
     if allocations:
         return _played(answers[0], allocations, output)
-    words = {m.name: name for m, name in zip(chosen, named, strict=True)} | dict(
-        zip([g.name for g in gpus], gpu.split(","), strict=True)
-    )
-    given = (("--set", set_), ("--from-log", [asked.from_log]), ("--memory", [memory]))
-    said = tuple(word for name, values in given for value in values if value for word in (name, value))
+    said = beside_words(set_, asked.from_log, memory)
     typed = [Typed(words[f.model.name], words[f.gpu.name], said) for f in answers]
     records = [fit_record(f, drawn, seed, one) for f, one in zip(answers, typed, strict=True)]
     _remarks(answers, drawn, said=output.tells)
@@ -200,6 +190,28 @@ def run(
     elif not output.printed(records):
         output.show(fit_table(records, answers))
     return int(bool(asked.require) and not any(f.fits for f in answers))
+
+
+def points_of(
+    models: list[str], gpu: str, memory: str, asked: EngineOptions, formats: Precisions, set_: list[str], ranks: Ranks
+) -> "tuple[list[tuple[Deployment, FitOptions]], dict[str, str], dict[str, Any]]":
+    """(every deployment with its options, the words by which models and GPUs were typed, what a command line told)."""
+    from kvcalc.timing.deployment import Deployment
+
+    (named, chosen), told = told_by(models, set_)
+    options, gpus = asked.options(told), chosen_gpus(gpu, memory)
+    splits = msgspec.structs.replace(filled(ranks, told), further=filled(ranks.further, told)).parallelisms()
+    lists = chosen, gpus, splits, filled(formats, told).precisions(), options
+    check_number("configurations", MOST_CONFIGURATIONS, *lists)
+    words = {m.name: name for m, name in zip(chosen, named, strict=True)}
+    words |= {card.name: word.strip() for card, word in zip(gpus, gpu.split(","), strict=True)}
+    return [(Deployment(m, card, p, r), one) for m, card, r, p, one in product(*lists)], words, told
+
+
+def beside_words(set_: list[str], from_log: str, memory: str) -> tuple[str, ...]:
+    """Options that no engine's command line tells, as they were typed."""
+    given = (("--set", set_), ("--from-log", [from_log]), ("--memory", [memory]))
+    return tuple(word for name, values in given for value in values if value for word in (name, value))
 
 
 def _matrix(

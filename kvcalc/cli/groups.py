@@ -42,7 +42,28 @@ def grouped(run: Callable[..., Value]) -> Callable[..., Value]:
     command.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in flat}
     command.__name__, command.__doc__ = run.__name__, run.__doc__
+    command.__wrapped__ = run  # type: ignore[attr-defined]
     return command
+
+
+def arguments_of(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """What a command would be called with, for words that are typed behind its name. Raises UserError as its parser does."""
+    from importlib import import_module
+
+    from typer.main import get_command
+
+    from kvcalc.cli.commands import build
+    from kvcalc.errors import UserError
+
+    group: Any = get_command(build(name))
+    try:
+        context = group.commands[name].make_context(name, list(words), resilient_parsing=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        raise UserError(str(error.format_message())) from None
+    run = import_module(f"kvcalc.cli.{name}").run
+    return _gathered(list(inspect.signature(run.__wrapped__).parameters.values()), context.params)
 
 
 def _is_group(annotation: Any) -> bool:

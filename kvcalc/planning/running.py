@@ -32,7 +32,7 @@ class Running(NamedTuple):
     sentence: str
 
 
-def running(metrics: Metrics, deployment: Deployment, clients: int = 0, lengths: tuple[int, int] = (0, 0)) -> Running:
+def beside_served(metrics: Metrics, deployment: Deployment, clients: int = 0, lengths: tuple[int, int] = (0, 0)) -> Running:
     """The server beside a simulated one. clients: 0 for those that it runs and lets wait now, at least one. lengths: of input
     and output, 0 for the means of all requests so far. Raises UserError as `serve` does.
     """

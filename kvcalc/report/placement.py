@@ -31,7 +31,19 @@ def _host(found: Fit, record: Mapping[str, Any]) -> list[str]:
         moved = f"a step over them moves {format_bytes(record['offload_step_bytes'])}{_least(record['offload_step_s'])}"
         host = format_bytes(found.options.kv_offloading_bytes)
         lines.append(f"cache in the host's memory: {host} hold {record['offload_num_seqs']:,} users more; {moved}")
+        lines += _warm(record)
     return lines
+
+
+def _warm(record: Mapping[str, Any]) -> list[str]:
+    """Conversations that wait: what is kept of them, and what it takes to go on with one."""
+    back, again = record["offload_return_s"], record["recompute_s"]
+    kept = f"{record['offload_num_seqs']:,} conversations of {record['requested_model_len']:,} tokens stay warm there"
+    times = (
+        f"bringing one back takes {seconds(back)} at least" if back else "",
+        f"computing it again {seconds(again)}" if again else "",
+    )
+    return ["; ".join([f"{kept}, {record['offload_tokens']:,} tokens", *filter(None, times)])]
 
 
 def _sent(record: Mapping[str, Any]) -> list[str]:

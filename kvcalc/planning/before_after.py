@@ -1,0 +1,132 @@
+"""Deployments beside each other, the first being the one before: what a change makes of users and of time."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.record import AS_CALLED, Typed, fit_record
+from kvcalc.errors import UserError
+from kvcalc.layers.batch import Batch
+from kvcalc.storage.dtypes import FORMATS
+from kvcalc.storage.quality import UNKNOWN, loss_of
+from kvcalc.storage.quantization import load_weight_format
+from kvcalc.timing.deployment import Deployment, on_one_basis
+
+
+class Side(NamedTuple):
+    """One deployment as it was asked for, by the words that were typed."""
+
+    text: str
+    deployment: Deployment
+    options: FitOptions
+    typed: Typed = AS_CALLED
+
+
+class Answer(NamedTuple):
+    side: Side
+    found: Fit
+    tpot: float
+    ttft: float
+
+
+def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[dict[str, Any]], str, str]:
+    """(a record for each side, the sentence about what the last changes, a remark). Times are of one batch on all of them:
+    `users`, 0 for what the scarcest holds. Raises UserError where a side cannot be had, or holds another length.
+    """
+    deployments, remark = on_one_basis([s.deployment.under() for s in sides])
+    found = [fit(s.deployment, s.options) for s in sides]
+    count = users or max(1, min(f.sequences for f in found))
+    length = min(f.length for f in found)
+    answers = []
+    for side, answer, timed in zip(sides, found, deployments, strict=True):
+        decode, prefill = timed.seconds(Batch.decode(length, count)), timed.seconds(Batch.prefill(length))
+        answers.append(Answer(side, answer, float(decode), float(prefill)))
+    first = answers[0]
+    records = [_record(a, first, count, length, d) for a, d in zip(answers, deployments, strict=True)]
+    return records, _sentence(first, answers[-1], count, length, deployments[0].time_basis), remark
+
+
+def _record(answer: Answer, first: Answer, count: int, length: int, timed: Deployment) -> dict[str, Any]:
+    own = {"deployment": answer.side.text, "batch_size": count, "context": length}
+    times = {"tpot_s": answer.tpot, "ttft_s": answer.ttft, "time_basis": timed.time_basis}
+    change = {
+        "users_difference": answer.found.sequences - first.found.sequences,
+        "tpot_difference_s": answer.tpot - first.tpot,
+        "quality": "; ".join(costs(first.found, answer.found)) or None,
+    }
+    return own | times | change | fit_record(answer.found, typed=answer.side.typed)
+
+
+def _sentence(before: Answer, after: Answer, count: int, length: int, basis: str) -> str:
+    """`fp8 cache: +7 users of 32,768 tokens (7 → 14), −0.3 ms a token; published: …`."""
+    users = after.found.sequences - before.found.sequences
+    old, new = before.found, after.found
+    held = f"{users:+,} users of {new.length:,} tokens ({old.sequences:,} → {new.sequences:,})".replace("-", "−")
+    if old.length != new.length:
+        held = f"{old.sequences:,} users of {old.length:,} tokens → {new.sequences:,} of {new.length:,}"
+    tpot = (after.tpot - before.tpot) * 1000
+    mark = "≥ " if basis == "bound" else ""
+    times = f"{mark}{before.tpot * 1000:.2f} → {mark}{after.tpot * 1000:.2f} ms, {count:,} at once"
+    parts = [held, f"{tpot:+.2f} ms a token ({times})".replace("-", "−")]
+    paid = "; ".join(costs(before.found, after.found))
+    return f"{changed(before.found, after.found)}: {', '.join(parts)}" + (f"; {paid}" if paid else "")
+
+
+def changed(before: Fit, after: Fit) -> str:
+    """What differs, in few words."""
+    pairs = (
+        ("", before.model.name, after.model.name),
+        ("", f"{before.ranks.gpus}× {before.gpu.name}", f"{after.ranks.gpus}× {after.gpu.name}"),
+        ("weights in ", before.formats.weights_label, after.formats.weights_label),
+        ("cache in ", _cache(before), _cache(after)),
+        ("engine ", before.options.engine, after.options.engine),
+    )
+    said = [f"{what}{new}" if what else f"{new}" for what, old, new in pairs if old != new]
+    names = [n for n in FitOptions.__struct_fields__ if n not in ("engine", "draft", "from_log")]
+    said += [
+        f"{n.replace('_', '-')} {getattr(after.options, n)}"
+        for n in names
+        if getattr(before.options, n) != getattr(after.options, n)
+    ]
+    ranks = [n for n in ("tp", "pp", "dp", "ep", "dcp") if getattr(before.ranks, n) != getattr(after.ranks, n)]
+    said += [f"{n} {getattr(after.ranks, n)}" for n in ranks]
+    return ", ".join(said) or "no difference"
+
+
+def costs(before: Fit, after: Fit) -> list[str]:
+    """What lower precision and a shorter context cost: a published measurement each, or that none is noted."""
+    said = []
+    if _bits(_cache(after)) < _bits(_cache(before)):
+        said.append(_published(f"a cache in {_cache(after)}", loss_of("cache", _cache(after))))
+    old, new = _weights(before), _weights(after)
+    if _weight_bits(new) < _weight_bits(old):
+        said.append(_published(f"weights in {new}", loss_of("weights", new)))
+    if after.length < before.length:
+        said.append(f"prompts beyond {after.length:,} tokens are refused: {UNKNOWN}")
+    return said
+
+
+def _published(what: str, loss: str) -> str:
+    return f"of {what}, {loss}" if loss == UNKNOWN else f"published of {what}: {loss}"
+
+
+def _cache(found: Fit) -> str:
+    return found.options.cache_label(found.formats.kv_cache_dtype)
+
+
+def _bits(label: str) -> float:
+    """Bits of the narrowest format in a cache's label; packed rows as what they pack."""
+    widths = [FORMATS[part].bits for part in label.split(" + ") if part in FORMATS]
+    return min(widths, default=8 if label.startswith("fp8") else 4)
+
+
+def _weights(found: Fit) -> str:
+    """The narrowest format of the weights' label."""
+    return min(found.formats.weights_label.split(" + "), key=_weight_bits)
+
+
+def _weight_bits(name: str) -> float:
+    try:
+        return load_weight_format(name).bits or 4
+    except UserError:
+        return 4

@@ -1,0 +1,32 @@
+"""What `compare --deployments` shows: the difference first, then each side a row."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.report.fit import shell_lines
+from kvcalc.report.layout import Column, Table
+from kvcalc.report.tables import integer, seconds
+from kvcalc.units import format_bytes
+
+COLUMNS = (
+    Column("side", "", right=False),
+    Column("fits", "fits", lambda v: "yes" if v else "no", right=False),
+    Column("max_num_seqs", "users", integer),
+    Column("kv_tokens", "tokens", integer),
+    Column("kv_budget_bytes", "for the cache", format_bytes),
+    Column("weight_bytes", "weights", format_bytes),
+    Column("tpot_s", "time per token", seconds, rests="time"),
+    Column("ttft_s", "first token", seconds, rests="time"),
+    Column("gpus", "GPUs", integer),
+)
+
+
+def before_after_table(records: Sequence[dict[str, Any]], sentence: str) -> Table:
+    """The first is before, the others are after."""
+    names = ["before", *(["after"] if len(records) == 2 else [f"after {n}" for n in range(1, len(records))])]
+    rows = [{"side": name, **record} for name, record in zip(names, records, strict=True)]
+    first = records[0]
+    notes = ["", f"times of {first['batch_size']:,} sequences of {first['context']:,} tokens, the first token of one alone"]
+    for name, record in zip(names, records, strict=True):
+        notes += [f"{name}: {record['deployment']}"] + (shell_lines(record["command"]) if record["command"] else [])
+    return Table(rows, COLUMNS, sentence, notes)
