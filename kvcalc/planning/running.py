@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.planning.metrics_text import Metrics
-from kvcalc.serving.run import Load, ServerSettings, serve
+from kvcalc.serving.load import Load
+from kvcalc.serving.run import ServerSettings, serve
 from kvcalc.timing.deployment import Deployment
 
 PROMPTS = 200
