@@ -12,7 +12,7 @@ everything else whole.
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ttft import simulated
@@ -28,7 +28,9 @@ from kvcalc.timing.rows import SERVING, MeasuredRow, Table, read_rows
 from kvcalc.timing.steps import engine_seconds, operator_seconds
 from kvcalc.timing.validation import Validation, validate
 
-GPUS = ("h100-sxm", "h200")
+HOPPER, BLACKWELL = ("h100-sxm", "h200"), ("b200", "b300", "gb200", "gb300")
+OTHERS = ("rtx-pro-6000-blackwell", "l40s", "a100-80gb")
+GPUS = HOPPER + BLACKWELL + OTHERS
 DOCUMENT = Path(__file__).parent.parent / "docs" / "accuracy.md"
 PICTURES = {
     "gemm": ("gemm bf16", "gemm fp8"),
@@ -43,6 +45,12 @@ STEPS = (
     ("qwen3-235b-a22b", "h100-sxm", "vllm", Parallelism(tp=8), 64, 4096),
     ("gpt-oss-120b", "h100-sxm", "vllm", Parallelism(), 16, 4096),
 )
+# block of the document, its GPUs, and columns of borrowed parameters: heading, whose, on which GPUs
+TABLES = (
+    ("rows", HOPPER, (("H200 from H100's parameters", "h100", ("h200",)),)),
+    ("blackwell", BLACKWELL, (("from H200's", "h200", BLACKWELL), ("B300, GB200, GB300 from B200's", "b200", BLACKWELL[1:]))),
+    ("others", OTHERS, (("from H200's", "h200", OTHERS),)),
+)
 Pairs = dict[str, list[tuple[float, float, float]]]
 
 
@@ -53,7 +61,7 @@ def scope(row: MeasuredRow) -> str:
     if row.op == "gemm":
         _, n, k = row.shape
         inside = min(n, k) >= 1024 and max(n, k) <= 32768
-        return ("gemm bf16" if row.dtype == "bfloat16" else "gemm fp8") if inside else ""
+        return "gemm " + {"bfloat16": "bf16", "nvfp4": "nvfp4"}.get(row.dtype, "fp8") if inside else ""
     if row.op in ("decode_attention", "prefill_attention"):
         _, heads, groups, head_dim, length, window = row.shape
         least = 512 if row.op == "decode_attention" else 128
@@ -68,20 +76,20 @@ def scope(row: MeasuredRow) -> str:
     return row.op.replace("_", " ") + kind
 
 
-def judged(validations: Sequence[Validation], only: Callable[[str], bool] = lambda gpu: True) -> Pairs:
-    """(measured, bound, calibrated) by family, NaN where there is no prediction."""
+def judged(validations: Sequence[Validation], gpus: Sequence[str]) -> Pairs:
+    """(measured, bound, calibrated) by family of the rows of some GPUs, NaN where there is no prediction."""
     found: Pairs = {}
     for v in validations:
         for row, gpu, bound, timed in zip(v.table.rows, v.gpus, v.bound.tolist(), v.calibrated.tolist(), strict=True):
-            if gpu in GPUS and only(gpu) and (family := scope(row)):
+            if gpu in gpus and (family := scope(row)):
                 found.setdefault(family, []).append((row.time_us, bound, timed))
     return found
 
 
-def held_out(tables: Sequence[Table]) -> Pairs:
+def held_out(tables: Sequence[Table], gpus: Sequence[str]) -> Pairs:
     """(measured, nothing, predicted by a fit that did not see the row) by family."""
     found: Pairs = {}
-    for name in GPUS:
+    for name in gpus:
         gpu = load_gpu(name)
         for stack in stacks_of(gpu):
             fits = calibrate(chosen_rows(tables, gpu, stack, lambda text: None), gpu, stack)
@@ -100,21 +108,22 @@ def written(pairs: Sequence[tuple[float, float]]) -> str:
     return " / ".join(f"{100 * errors[min(len(errors) - 1, int(q * len(errors)))]:,.1f}" for q in (0.5, 0.9))
 
 
-def family_table(here: Pairs, kept: Pairs, borrowed: Pairs) -> Iterator[str]:
-    yield "| family | rows | held out | on the rows of the fit | datasheet bound | H200 from H100's parameters |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
+def family_table(here: Pairs, kept: Pairs, borrowed: dict[str, Pairs]) -> Iterator[str]:
+    """borrowed: predictions with another GPU's parameters, by the heading of their column."""
+    yield "| " + " | ".join(("family", "rows", "held out", "on the rows of the fit", "datasheet bound", *borrowed)) + " |"
+    yield "| --- |" + " ---: |" * (4 + len(borrowed))
     for family, rows in sorted(here.items()):
         if family.startswith("step"):
             continue
         columns = [[(m, t) for m, _, t in kept.get(family, [])], [(m, t) for m, _, t in rows], [(m, b) for m, b, _ in rows]]
-        columns.append([(m, t) for m, _, t in borrowed.get(family, [])])
+        columns += [[(m, t) for m, _, t in pairs.get(family, [])] for pairs in borrowed.values()]
         yield f"| {family} | {len(rows):,} | " + " | ".join(written(c) for c in columns) + " |"
 
 
 def step_table() -> Iterator[str]:
     yield "| GPU | stack | laws of | model | runs | TPOT | TTFT, mean | tokens/s |"
     yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
-    for name in GPUS:
+    for name in HOPPER:
         for stack in stacks_of(load_gpu(name)):
             found = find_calibration(load_gpu(name), stack)
             assert found is not None
@@ -129,7 +138,7 @@ def step_table() -> Iterator[str]:
 def cell_table() -> Iterator[str]:
     yield "| GPU | stack | family | kind | rows | held out | fitted |"
     yield "| --- | --- | --- | --- | ---: | ---: | ---: |"
-    for name in GPUS:
+    for name in HOPPER:
         for stack in stacks_of(load_gpu(name)):
             found = find_calibration(load_gpu(name), stack)
             assert found is not None
@@ -195,9 +204,11 @@ def main(words: list[str]) -> int:
     paths = [Path(w) for w in words if not w.startswith("-")]
     blocks = {"steps": list(step_table()), "terms": list(all_terms()), "cells": list(cell_table())}
     if paths:
-        here, tables = judged(validate(paths, served=served_times)), [read_rows(p) for p in paths if p.stem not in SERVING]
-        borrowed = judged(validate(paths, source=load_gpu("h100"), served=served_times), lambda gpu: gpu == "h200")
-        blocks["rows"] = list(family_table(here, held_out(tables), borrowed))
+        validations, tables = validate(paths, served=served_times), [read_rows(p) for p in paths if p.stem not in SERVING]
+        here = judged(validations, HOPPER)
+        for name, gpus, columns in TABLES:
+            borrowed = {title: judged(validate(paths, source=load_gpu(source)), on) for title, source, on in columns}
+            blocks[name] = list(family_table(judged(validations, gpus), held_out(tables, gpus), borrowed))
     print("\n\n".join("\n".join(lines) for lines in blocks.values()))
     if "--write" in words:
         text = DOCUMENT.read_text(encoding="utf-8")
