@@ -186,7 +186,7 @@ def to_yaml(calibration: Calibration) -> str:
         text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=flow)
         return text.splitlines()
 
-    lines = [*dump(data), "laws:"]
+    lines = [*dump(data), "laws:" if laws else "laws: {}"]
     for family, kinds in laws.items():
         lines.append(f"  {family}:")
         for kind, entry in kinds.items():
