@@ -33,6 +33,10 @@ class Changes:
         places = np.flatnonzero(rises) + 1
         self.places: list[int] = places.tolist()
         self.at, self.by = places, rises[places - 1]
+        apart = np.diff(places)
+        even = places.size > 1 and bool((apart == apart[0]).all() and (self.by == self.by[0]).all())
+        self.every = int(apart[0]) if even else 0  # tokens from one rise to the next, all alike; 0 where they are not
+        self.rise = int(self.by[0]) if even else 0
 
     def between(self, first: int, last: int) -> tuple[Any, Any]:
         """(tokens, rise) at more than `first` and at most `last` tokens."""
@@ -65,8 +69,13 @@ class Ledger:
         self.stored += sign * self.kept[cached]
         self.ends += sign * self.table[end]
         self.rise += sign * int(self.rises[cached])
-        at, by = self.blocks.between(cached, end)
-        if len(at):
+        if self.blocks.every:
+            places, every = self.blocks.places, self.blocks.every
+            first = places[0] + -(-(cached + 1 - places[0]) // every) * every if cached >= places[0] else places[0]
+            if first <= end:
+                self._adds[first + here : end + here + 1 : every] += sign * self.blocks.rise
+        else:
+            at, by = self.blocks.between(cached, end)
             self._adds[at + here] += sign * by
         if self.bends.places:
             at, by = self.bends.between(cached, end)

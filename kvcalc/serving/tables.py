@@ -74,6 +74,7 @@ class Tables:
         self.work = self._by_tokens(max(tokens, sequences, most, 2))
         self.head, self.counts, self.contexts, self.decodes = self._by_sequences(max(sequences, 2))
         self._rows: dict[int, list[float]] = {}
+        self._others: dict[int, float] = {}  # of decode passes by their sequences, what is no attention
         self._pieces: dict[int, Table] = {}
         self._prompts: dict[tuple[Chunks, int], float] = {}
         self._lengths = ladder(1, self.most, LENGTH_RATIO, 16)
@@ -130,7 +131,7 @@ class Tables:
         place = min(max(bisect_right(contexts, context) - 1, 0), len(contexts) - 2)
         low, high = contexts[place], contexts[place + 1]
         whole = row[place] + (row[place + 1] - row[place]) * (context - low) / (high - low)
-        return whole - self._beside(count)
+        return whole - self._others[count]
 
     def _beside(self, count: int) -> float:
         """Seconds of a decode pass of so many sequences but for their attention."""
@@ -147,6 +148,8 @@ class Tables:
             share = (count - low) / (high - low)
             attention = self.decodes[place] + (self.decodes[place + 1] - self.decodes[place]) * share
             self._rows[count] = (attention + self._beside(count)).tolist()
+        if count not in self._others:
+            self._others[count] = self._beside(count)
         return self._rows[count]
 
     def _piece(self, new: int, past: int) -> float:

@@ -29,7 +29,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     skew_us: Us = 0.0
     step_us: Us = 0.0
     sequence_us: Us = 0.0
-    prompts: Annotated[float, msgspec.Meta(ge=0.5, le=10)] = 1.0
+    prompts: Annotated[float, msgspec.Meta(ge=1, le=10)] = 1.0
     launch_us: Us = 0.0
 
     def fixed_s(self, layers: int, ranks: int) -> float:
