@@ -110,3 +110,9 @@ def test_a_shared_prefix_and_memory_of_the_host_show_what_they_change(kvcalc: Ru
     assert "users  not shared  on the host" in head
     assert f", {plain['max_num_seqs']} without the shared prefix of 2,048, 100 more in the host's memory" in shown.joined
     assert "not shared" not in kvcalc(line).out and "on the host" not in kvcalc(line).out
+
+
+def test_advice_of_fewer_bits_names_what_was_published_of_it(kvcalc: Run) -> None:
+    (record,) = kvcalc("fit llama-3.1-8b --gpu l4 --engine vllm --max-model-len 8k --max-num-seqs 10 --format json").records
+    assert "--kv-cache-dtype fp8" in record["advice"] or "--quantization" in record["advice"]
+    assert "vllm.ai/blog/fp8-kvcache" in record["advice"] or "arXiv 2411.02355" in record["advice"]

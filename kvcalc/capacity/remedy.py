@@ -8,6 +8,7 @@ import msgspec
 from kvcalc.capacity.answer import Fit, most_sequences
 from kvcalc.capacity.options import FitOptions
 from kvcalc.errors import UserError
+from kvcalc.storage.quality import loss_of
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
@@ -44,12 +45,19 @@ def without_sharing(found: Fit) -> int:
 
 
 def advice(found: Fit) -> str:
-    """What is missing, what fits as it is, and what would hold all; '' where that fits."""
+    """What is missing, what fits as it is, what fewer bits would cost, and what would hold all; '' where that fits."""
     if found.fits:
         return ""
     fits, mends = _fitting(found), [change.option for change in changes(found)]
     would = f"would fit with {' or '.join(mends) or f'no smaller cache or weights, nor --tp to {LARGEST_TP}'}"
-    return "; ".join(filter(None, [_missing(found), fits, would]))
+    return "; ".join(filter(None, [_missing(found), fits, *filter(None, map(_cost, mends)), would]))
+
+
+def _cost(option: str) -> str:
+    """What is known of the quality under an option that stores something in fewer bits; '' of another."""
+    name, _, value = option.partition(" ")
+    stored = {"--kv-cache-dtype": "cache", "--quantization": "weights"}.get(name)
+    return f"{stored} in {value}: {loss_of(stored, value)}" if stored else ""
 
 
 def _missing(found: Fit) -> str:
