@@ -32,7 +32,7 @@ def _log_axis(axes: Any, axis: Any, spec: Axis, name: str, values: list[float], 
     step = 2 if decades < 2**12 else 8 if decades < 2**24 else 32
     base = step if binary else 10
     getattr(axes, f"set_{name}scale")("log", base=base)
-    between = (1.0,) if binary or decades > 100 else (1.0, 2.0, 5.0)
+    between = (1.0,) if binary or decades > 100 else (1.0, 2.0, 5.0) if decades > 5 else tuple(map(float, range(1, 10)))
     axis.set_major_locator(LogLocator(base=base, subs=between))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda v, _: spec.tick(v))
