@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import note
+from kvcalc.cli.common import note, remarks
 from kvcalc.cli.groups import Group, Output, chosen_models, grouped
 
 if TYPE_CHECKING:
@@ -95,8 +95,7 @@ def run(
     chosen = chosen_models(models, set_)
     found = _question(chosen, need, space, file)
     for model in chosen:
-        for text in model.notes:
-            note(f"{model.name}: {text}")
+        remarks(model, max(need.lengths.context for need in found.needs))
     with _sink(points, found) as seen:
         plan = searched(found.needs, found.space, found.prices, seen)
     for text in plan.remarks:

@@ -70,7 +70,11 @@ def loosened(point: Point) -> str:
     block, at, need, found = point.block, point.at, point.block.need, []
     if block.capacity[at] < block.counts[at]:
         held = int(block.capacity[at] * block.replicas[at])
-        found.append(f"--users {held:,}" if need.users and held else "--max-gpus, a smaller --quantization or --kv-cache-dtype")
+        found.append(
+            f"--max-gpus, or --users {held}"
+            if need.users and held
+            else "--max-gpus, a smaller --quantization or --kv-cache-dtype"
+        )
     if need.max_ttft and block.ttft > need.max_ttft:
         found.append(f"--max-ttft {_rounded_up(block.ttft)}")
     if need.max_tpot and block.tpot[at] > need.max_tpot:

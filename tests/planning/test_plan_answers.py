@@ -96,6 +96,19 @@ def test_where_nothing_meets_the_need_the_limit_to_loosen_is_named(kvcalc: Run) 
     assert loosened.records[0]["meets"]
 
 
+def test_as_many_users_as_are_said_to_fit_do(kvcalc: Run) -> None:
+    words = "plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --max-gpus 2 --context 1k --users"
+    found = kvcalc(f"{words} 9000").joined
+    held = int(found.partition("To loosen: --max-gpus, or --users ")[2].split()[0])
+    assert held > 1000
+    assert kvcalc(f"{words} {held} --format json").records[0]["meets"]
+
+
+def test_a_context_beyond_the_model_s_own_is_said(kvcalc: Run) -> None:
+    found = kvcalc("plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --users 1 --context 200k")
+    assert "context 204,800 is beyond the model's own maximum of 131,072" in found.err
+
+
 def test_one_basis_in_one_ranking_unless_mixed(kvcalc: Run) -> None:
     words = "plan llama-3.1-8b --gpu h100,l40s --tp 1 --pp 1 --max-gpus 4 --users 4 --context 4k --format json"
     assert {r["time_basis"] for r in kvcalc(words).records} == {"bound"}
