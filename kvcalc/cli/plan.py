@@ -94,8 +94,7 @@ def run(
 
     chosen = chosen_models(models, set_)
     found = _question(chosen, need, space, file)
-    for model in chosen:
-        remarks(model, max(need.lengths.context for need in found.needs))
+    remarks(chosen, max(need.lengths.context for need in found.needs))
     with _sink(points, found) as seen:
         plan = searched(found.needs, found.space, found.prices, seen)
     for text in plan.remarks:
