@@ -100,7 +100,7 @@ def test_as_many_users_as_are_said_to_fit_do(kvcalc: Run) -> None:
     words = "plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --max-gpus 2 --context 1k --users"
     found = kvcalc(f"{words} 9000").joined
     held = int(found.partition("To loosen: --max-gpus, or --users ")[2].split()[0])
-    assert held > 1000
+    assert held > 100
     assert kvcalc(f"{words} {held} --format json").records[0]["meets"]
 
 
@@ -110,7 +110,7 @@ def test_a_context_beyond_the_model_s_own_is_said(kvcalc: Run) -> None:
 
 
 def test_one_basis_in_one_ranking_unless_mixed(kvcalc: Run) -> None:
-    words = "plan llama-3.1-8b --gpu h100,l40s --tp 1 --pp 1 --max-gpus 4 --users 4 --context 4k --format json"
+    words = "plan llama-3.1-8b --gpu h100,l4 --tp 1 --pp 1 --max-gpus 4 --users 4 --context 4k --format json"
     assert {r["time_basis"] for r in kvcalc(words).records} == {"bound"}
     assert "so all times are datasheet bounds" in kvcalc(words).err
     assert {r["time_basis"] for r in kvcalc(f"{words} --mixed").records} == {"bound", "calibrated"}
