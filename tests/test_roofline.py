@@ -230,7 +230,7 @@ def test_plain_attention_never_turns_and_that_is_said(kvcalc: Run) -> None:
     for name in ("llama-2-7b", "llama-3-8b"):
         assert turning_batch(place(name), reads_cache) is None
     assert turning_batch(place("llama-2-7b"), lambda o: False) is None
-    out = kvcalc("roofline llama-2-7b --gpu h100").out
+    out = kvcalc("roofline llama-2-7b --gpu h100").joined
     assert "attention never turns compute-bound" in out
     assert f"FFN turns compute-bound at batch {turning_batch(place('llama-2-7b'), ffn):,}" in out
 

@@ -23,7 +23,8 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]]) -> Tab
         shown.append(record | {"share": record["roofline_s"] / whole["roofline_s"], "shape": shape(record)})
         shown += [_part(part) for part in record.get("parts", [])]
     split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)
-    notes = ["", f"bytes moved: {split}", *(_turning(deployment, context) if phase == "decode" else [])]
+    turning = _turning(deployment, context) if phase == "decode" else []
+    notes = ["", f"bytes moved: {split}"]
     notes += [_assumptions(deployment), *node_notes(records[-1:]), *fallback_notes(records[-1:])]
     notes += [time_note(records[-1:], deployment.basis), ""]
     what = {"decode": "a decode step", "prefill": "a prefill"}.get(phase, "a mixed pass")
@@ -31,6 +32,7 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]]) -> Tab
     least, predicted = seconds(whole["roofline_s"]), whole["time_s"]
     took = f"{seconds(predicted)} for {asked} (at least {least})" if predicted else f"At least {least} for {asked}"
     title = f"{took}, bound by {whole['bound']} at {whole['intensity']:.3g} FLOP/B" if whole["intensity"] else took
+    title += "".join(f"; {text}" for text in turning)
     return Table(shown, _columns(records), title, notes)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.redundancy import no_cache_table
-from kvcalc.report.tables import DEPLOYED, fallback_notes, integer, node_notes, seconds, time_note
+from kvcalc.report.tables import DEPLOYED, fallback_notes, integer, node_notes, ratio, seconds, time_note
 from kvcalc.units import format_bytes, format_si
 
 
@@ -107,7 +107,34 @@ def _sentence(records: Sequence[Record]) -> str:
     later = f", then one every {seconds(first['tpot_s'])}" if first["tpot_s"] else ""
     whole = f"{seconds(first['e2e_s'])} for {first['input_len']:,} tokens in and {first['output_len']:,} out"
     users = f", {first['batch_size']:,} at once" if first["batch_size"] > 1 else ""
-    return f"{where}: the first token comes {about}after {seconds(first['ttft_s'])}{later}; {whole}{users}{_speculated(records)}"
+    told = f"{where}: the first token comes {about}after {seconds(first['ttft_s'])}{later}; {whole}{users}{_speculated(records)}"
+    return "; ".join([told, *_beside(first), *_fastest(records)])
+
+
+def _beside(first: Record) -> list[str]:
+    """What was asked for beside the request: its cost, and the lack of a cache."""
+    words = []
+    if first.get("cost_per_million_tokens"):
+        words.append(f"{first['cost_per_million_tokens']:,.2f} for 10^6 tokens")
+    if first.get("speedup"):
+        words.append(f"without the cache {ratio(first['speedup'])} as long")
+    return words
+
+
+def _fastest(records: Sequence[Record]) -> list[str]:
+    """Of several that take the same request, the one that is through first, against the slowest."""
+    first = records[0]
+    asked = ("batch_size", "input_len", "output_len")
+    alike = [r for r in records if r["e2e_s"] and all(r[key] == first[key] for key in asked)]
+    best, worst = (choose(alike, key=lambda r: r["e2e_s"]) for choose in (min, max))
+    if best["e2e_s"] == worst["e2e_s"]:
+        return []
+    apart = [c for c in DEPLOYED if len({r[c.key] for r in alike}) > 1]
+
+    def name(r: Record) -> str:
+        return ", ".join(f"{c.title} {c.show(r[c.key])}" if c.right or c.key == "basis" else c.show(r[c.key]) for c in apart)
+
+    return [f"{name(best)} is {ratio(worst['e2e_s'] / best['e2e_s'])} as fast as {name(worst)}"]
 
 
 def _speculated(records: Sequence[Record]) -> str:
@@ -191,4 +218,6 @@ def _served(record: Record) -> str:
     rate = f"{_rate(record['requests_per_s'])} requests and {record['throughput_tokens_per_s']:,.0f} tokens a second"
     most = "at most " if record["time_basis"] == "bound" else ""
     half = f"half of the requests see their first token within {seconds(record['ttft_p50_s'])}"
-    return f"{where} serves {most}{rate}; {half}"
+    cost = record.get("cost_per_million_tokens")
+    paid = f"; {cost:,.2f} for 10^6 tokens" if cost else ""
+    return f"{where} serves {most}{rate}; {half}{paid}"
