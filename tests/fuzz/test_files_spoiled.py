@@ -59,6 +59,14 @@ ROWS = (
     b"allreduce,h100-sxm,nccl,1,bfloat16,,,,,,,,,,8,1048576.0,50\n"
 )
 REQUESTS = b"arrival_s,input_len,output_len\n0,100,5\n0.5,20,7\n1,300,1\n2.25,8,3\n"
+LOG = (
+    b"INFO 11-16 18:15:46 [api_server.py:1] vLLM API server version 0.11.0\n"
+    b"INFO 11-16 18:15:47 [utils.py:1] non-default args: {'model': 'meta-llama/Llama-3.1-8B', 'max_model_len': 8192}\n"
+    b"INFO 11-16 18:16:20 [gpu_model_runner.py:1] Model loading took 14.9889 GiB and 3.1 seconds\n"
+    b"INFO 11-16 18:16:40 [gpu_worker.py:1] Available KV cache memory: 50.00 GiB\n"
+    b"INFO 11-16 18:16:41 [kv_cache_utils.py:1] GPU KV cache size: 409,600 tokens\n"
+    b"INFO 11-16 18:16:41 [kv_cache_utils.py:1] Maximum concurrency for 8,192 tokens per request: 50.00x\n"
+)
 FORMATS: dict[str, tuple[str, list[bytes], list[str]]] = {
     "model": (
         "m.yaml",
@@ -91,6 +99,11 @@ FORMATS: dict[str, tuple[str, list[bytes], list[str]]] = {
         "a.txt",
         [b"memory 4144\nA 50\nB 2048\n\nfree A   # in front of B\nask 2049\n"],
         ["fit llama-3.1-8b --allocations {}", "fit llama-3.1-8b --allocations {} --max-model-len 2k --format json"],
+    ),
+    "log": (
+        "server.log",
+        [LOG],
+        ["diagnose {} --model llama-3.1-8b --gpu h100 --format json", "diagnose {} --model llama-3.1-8b --gpu h100"],
     ),
     "calibration": (
         "calibrations/h100-sxm/mine.yaml",
