@@ -15,8 +15,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ttft import simulated
-
 from kvcalc import Batch, Deployment, Parallelism, load_gpu, load_model
 from kvcalc.report.plots import save
 from kvcalc.report.plots_timing import predicted_against_measured
@@ -184,11 +182,6 @@ def all_terms() -> Iterator[str]:
         yield from terms(*step)
 
 
-def first_tokens(path: Path) -> list[tuple[float, float]]:
-    """(measured, simulated) seconds to the first token."""
-    return [(measured, mine) for mine, measured, *_ in simulated(path, 4)]
-
-
 def put(text: str, name: str, lines: Iterator[str]) -> str:
     """`text` with the block between the markers of `name` replaced."""
     block = f"<!-- {name} -->\n" + "\n".join(lines) + f"\n<!-- end {name} -->"
@@ -217,14 +210,10 @@ def main(words: list[str]) -> int:
         DOCUMENT.write_text(text, encoding="utf-8")
         for stem, families in PICTURES.items() if paths else ():
             draw(stem, [(f, [m for m, *_ in here[f]], [t for *_, t in here[f]]) for f in families if f in here], "all stacks")
-        for path in (p for p in paths if p.stem == "e2e_dense"):
-            pairs = first_tokens(path)
-            print(f"first token: {written(pairs)}, {len(pairs)} runs")
-            draw(
-                "first-token",
-                [("time to the first token", *([1e6 * v for v in c] for c in zip(*pairs, strict=True)))],
-                "simulated",
-            )
+        if paths:
+            found = judged(validations, BLACKWELL)
+            shown = [f for f in found if f.startswith(("gemm", "decode", "prefill"))]
+            draw("blackwell", [(f, [m for m, *_ in found[f]], [t for *_, t in found[f]]) for f in sorted(shown)], "all stacks")
     return 0
 
 
