@@ -177,7 +177,7 @@ def _server_errors(records: Sequence[Record]) -> list[str]:
     """How far nine of ten measured servers lie from each figure, a line each of what is not alike."""
     found: dict[tuple[float, ...], list[str]] = {}
     for r in records:
-        each = tuple(r[f"{name}_p90_error"] for name in ("tpot", "ttft", "throughput"))
+        each = tuple(r.get(f"{name}_p90_error") for name in ("tpot", "ttft", "throughput"))
         if None not in each:
             found.setdefault(each, []).append(f"{r['gpu']} under {r['basis'].removesuffix(' calibration')}")
     said = []
@@ -191,8 +191,8 @@ def _server_errors(records: Sequence[Record]) -> list[str]:
 
 def _front_ends(records: Sequence[Record]) -> list[str]:
     """What the way to the engine adds to each first token, and what a prefix cache holds of the prompts."""
-    paths = dict.fromkeys(r["front_end_s"] for r in records if r["front_end_s"])
-    hits = dict.fromkeys(r["prefix_hit_share"] for r in records if r["prefix_hit_share"])
+    paths = dict.fromkeys(r["front_end_s"] for r in records if r.get("front_end_s"))
+    hits = dict.fromkeys(r["prefix_hit_share"] for r in records if r.get("prefix_hit_share"))
     said = [f"client {records[0]['client']}: network, HTTP and tokenising add {seconds(path)} to a first token" for path in paths]
     return said + [f"a prefix cache holds {share:.0%} of the prompts' tokens" for share in hits]
 
