@@ -68,7 +68,6 @@ SERVE = (
     Column("kv_peak", "KV peak", lambda v: f"{v:.1%}"),
     Column("kv_waste", "KV waste", lambda v: f"{v:.1%}", about="allocated, but no token in it"),
     Column("padding_waste", "padding", lambda v: f"{v:.1%}"),
-    Column("goodput_requests_per_s", "goodput", lambda v: f"{v:.3g}", rests="rate", about="requests a second within SLO"),
     Column("queueing_mean_s", "queueing", seconds, rests="time", about="mean until work begins"),
 )
 
