@@ -177,8 +177,9 @@ def _server_errors(records: Sequence[Record]) -> list[str]:
     found: dict[tuple[float, ...], list[str]] = {}
     for r in records:
         each = tuple(r.get(f"{name}_p90_error") for name in ("tpot", "ttft", "throughput"))
-        if None not in each:
-            found.setdefault(each, []).append(f"{r['gpu']} under {r['basis'].removesuffix(' calibration')}")
+        known = tuple(error for error in each if error is not None)
+        if len(known) == len(each):
+            found.setdefault(known, []).append(f"{r['gpu']} under {r['basis'].removesuffix(' calibration')}")
     said = []
     for (tpot, ttft, rate), names in found.items():
         of = f" of {', '.join(dict.fromkeys(names))}" if len(found) > 1 or len({*names}) < len(records) else ""
