@@ -10,7 +10,7 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.common import check_number, note, remarks, say
 from kvcalc.cli.common import lengths as numbers
-from kvcalc.cli.groups import Group, Output, Precisions, Ranks, chosen_gpus, grouped, listed
+from kvcalc.cli.groups import Group, Output, Precisions, Ranks, chosen_gpus, gpu_names, grouped, listed
 from kvcalc.cli.lines import filled, told_by
 
 if TYPE_CHECKING:
@@ -200,11 +200,11 @@ def points_of(
 
     (named, chosen), told = told_by(models, set_)
     options, gpus = asked.options(told), chosen_gpus(gpu, memory)
-    splits = msgspec.structs.replace(filled(ranks, told), further=filled(ranks.further, told)).parallelisms()
+    splits = msgspec.structs.replace(filled(ranks, told), further=filled(ranks.further, told)).parallelisms(chosen)
     lists = chosen, gpus, splits, filled(formats, told).precisions(), options
     check_number("configurations", MOST_CONFIGURATIONS, *lists)
     words = {m.name: name for m, name in zip(chosen, named, strict=True)}
-    words |= {card.name: word.strip() for card, word in zip(gpus, gpu.split(","), strict=True)}
+    words |= {card.name: word for card, word in zip(gpus, gpu_names(gpu), strict=True)}
     return [(Deployment(m, card, p, r), one) for m, card, r, p, one in product(*lists)], words, told
 
 

@@ -3,6 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kvcalc.timing.deployment import Deployment
 
 Value = TypeVar("Value")
+AUTO = (1, 2, 4, 8)  # what `--tp auto` tries
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -147,8 +149,24 @@ class Ranks(Group, frozen=True, kw_only=True):
     tp: o.Tp = "1"
     further: FurtherRanks
 
-    def parallelisms(self) -> "list[Parallelism]":
-        return [self.further.beside(_gpus(word)) for word in listed(self.tp, "tp")]
+    def parallelisms(self, models: "Sequence[Model]") -> "list[Parallelism]":
+        """Each size of the list; `auto`: every one of AUTO that all these models divide into."""
+        words = listed(self.tp, "tp")
+        fixed = [self.further.beside(_gpus(word)) for word in words if word.lower() != "auto"]
+        return fixed if len(fixed) == len(words) else [*fixed, *self._dividing(models)]
+
+    def _dividing(self, models: "Sequence[Model]") -> "list[Parallelism]":
+        from kvcalc.errors import UserError
+        from kvcalc.model.pipeline import check
+
+        found = []
+        for tp in AUTO:
+            ranks = self.further.beside(tp)
+            with suppress(UserError):
+                for model in models:
+                    check(model, ranks)
+                found.append(ranks)
+        return found
 
 
 def _gpus(word: str) -> int:
@@ -157,7 +175,7 @@ def _gpus(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise UserError(f"tp {word!r} is not a number of GPUs", hint="Give a whole number from 1 up") from None
+        raise UserError(f"tp {word!r} is not a number of GPUs", hint="Give a whole number from 1 up, or auto") from None
 
 
 class Deploying(Group, frozen=True, kw_only=True):
@@ -179,9 +197,13 @@ class Deploying(Group, frozen=True, kw_only=True):
         from kvcalc.library.load import with_rate_between
         from kvcalc.timing.deployment import Deployment, on_one_basis
 
-        how = self.precisions.precisions(), self.ranks.parallelisms()
-        gpus = [with_rate_between(card, self.inter_node_bandwidth) for card in chosen_gpus(gpu, self.memory)]
-        points = product(chosen_models(models, self.set_), gpus, *how, listed(self.stack))
+        chosen = chosen_models(models, self.set_)
+        how = self.precisions.precisions(), self.ranks.parallelisms(chosen)
+        cards = chosen_gpus(gpu, self.memory)
+        if gpu.strip().lower() == "all":
+            cards = [card for card in cards if card.knee]  # the others have no time of a prompt
+        gpus = [with_rate_between(card, self.inter_node_bandwidth) for card in cards]
+        points = product(chosen, gpus, *how, listed(self.stack))
         run = partial(Deployment, mla_form=self.mla_form, nodes=self.nodes)
         found = [run(m, card, p, r).under(stack, self.calibration_from) for m, card, p, r, stack in points]
         if self.mixed or self.stack:
@@ -279,8 +301,16 @@ def chosen_gpu(name: str, memory: str = "") -> "Gpu":
     return found
 
 
+def gpu_names(names: str) -> list[str]:
+    """The words of a comma-separated list of GPUs; `all` is every preset."""
+    from kvcalc.library.listing import all_gpus
+
+    words = [name.strip() for name in names.split(",")]
+    return [one for word in words for one in ([g.name for g in all_gpus()] if word.lower() == "all" else [word])]
+
+
 def chosen_gpus(names: str, memory: str = "") -> "list[Gpu]":
     """The GPUs of a comma-separated list."""
-    words = names.split(",")
+    words = gpu_names(names)
     check_number("GPUs", MOST_NAMES, words)
     return [chosen_gpu(name, memory) for name in words]

@@ -61,7 +61,7 @@ def run(
     contexts, batches = grid.contexts, grid.batches
     dimensions = _alone(models, typed.dimensions(), set_)
     chosen = [dimensions.model()] if dimensions else chosen_models(models, set_)
-    stored = list(product(chosen, precisions.precisions(), ranks.parallelisms()))
+    stored = list(product(chosen, precisions.precisions(), ranks.parallelisms(chosen)))
     _check_rows(output, stored, contexts, batches)
     recorded = dimensions.record if dimensions else size_record
     for model, p, r in stored:

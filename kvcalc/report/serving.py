@@ -1,6 +1,7 @@
 """What a request and a server look like as tables."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
@@ -174,7 +175,7 @@ def serve_table(records: Sequence[Record]) -> Table:
 
 def _server_errors(records: Sequence[Record]) -> list[str]:
     """How far nine of ten measured servers lie from each figure, a line each of what is not alike."""
-    found: dict[tuple[float, ...], list[str]] = {}
+    found: dict[tuple[Any, ...], list[str]] = {}
     for r in records:
         each = tuple(r.get(f"{name}_p90_error") for name in ("tpot", "ttft", "throughput"))
         known = tuple(error for error in each if error is not None)

@@ -1,0 +1,20 @@
+"""`--gpu all` and `--tp auto`: every preset, and every split that the model divides into."""
+
+from conftest import Run
+
+from kvcalc.library.listing import all_gpus
+
+
+def test_all_is_every_preset(kvcalc: Run) -> None:
+    records = kvcalc("fit llama-3.2-1b --gpu all --format json").records
+    assert sorted(r["gpu"] for r in records) == sorted(g.name for g in all_gpus())
+    timed = kvcalc("latency llama-3.2-1b --gpu all --format json").records
+    assert {r["gpu"] for r in timed} == {g.name for g in all_gpus() if g.knee}
+
+
+def test_auto_is_every_size_that_divides_the_model(kvcalc: Run) -> None:
+    """28 query heads divide by 4, not by 8; 32 divide by all."""
+    for model, sizes in (("qwen2.5-7b", [1, 2, 4]), ("llama-3.1-8b", [1, 2, 4, 8]), ("qwen2.5-7b llama-3.1-8b", [1, 2, 4])):
+        for command in ("size", "fit", "latency"):
+            records = kvcalc(f"{command} {model} --tp auto --format json").records
+            assert sorted({r["gpus"] for r in records}) == sizes, command
