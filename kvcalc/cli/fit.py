@@ -8,9 +8,10 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
+from kvcalc.cli.chosen import chosen_gpus, gpu_names, listed
 from kvcalc.cli.common import check_number, note, remarks, say
 from kvcalc.cli.common import lengths as numbers
-from kvcalc.cli.groups import Group, Output, Precisions, Ranks, chosen_gpus, gpu_names, grouped, listed
+from kvcalc.cli.groups import Group, Output, Precisions, Ranks, grouped
 from kvcalc.cli.lines import filled, told_by
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from kvcalc.cli.groups import Printing, chosen_gpus, grouped
+from kvcalc.cli.chosen import chosen_gpus
+from kvcalc.cli.groups import Printing, grouped
 
 
 @grouped

@@ -1,7 +1,6 @@
 """Options that stand together, declared once: a command takes a group as one parameter, and shows it as its options."""
 
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_NAMES, check_number, emit, lengths, note, say
+from kvcalc.cli.chosen import chosen_gpus, chosen_models, listed
+from kvcalc.cli.common import emit, lengths, note, say
 from kvcalc.units import bytes_shown_in
 
 if TYPE_CHECKING:
-    from kvcalc.gpu.spec import Gpu
     from kvcalc.layers.ranks import Parallelism
     from kvcalc.model.precision import Precision
     from kvcalc.model.spec import Model
@@ -258,59 +257,3 @@ class Output(Printing, frozen=True):
     def printed(self, records: "Iterable[Record]") -> bool:
         """As any records; a picture in the terminal stands for a table."""
         return not self.explain and (emit(records, self.form) or self.plot == "-")
-
-
-def listed(text: str, what: str = "list") -> list[str]:
-    """The words of a list, which may be one of nothing. Raises UserError on an empty place in a longer one."""
-    from kvcalc.errors import UserError
-
-    words = [word.strip() for word in text.split(",")]
-    if len(words) > 1 and not all(words):
-        raise UserError(f"{what} {text!r} has an empty place")
-    return words
-
-
-def model_words(names: Sequence[str]) -> list[str]:
-    """The names among words and lists of them; a file whose name holds a comma is one."""
-    return [word for name in names for word in ([name] if os.path.exists(name) else listed(name))]  # noqa: PTH110
-
-
-def chosen_models(names: Sequence[str], changes: list[str]) -> "list[Model]":
-    """The models of words and of lists among them."""
-    words = model_words(names)
-    check_number("models", MOST_NAMES, words)
-    return [chosen_model(word, changes) for word in words]
-
-
-def chosen_model(name: str, changes: list[str]) -> "Model":
-    """The model called `name`, changed by `--set`."""
-    from kvcalc.library.edit import edited
-    from kvcalc.library.load import load_model
-
-    return edited(load_model(name), changes)
-
-
-def chosen_gpu(name: str, memory: str = "") -> "Gpu":
-    """One GPU, with the memory that `--memory` gives it."""
-    from kvcalc.library.load import load_gpu, with_memory
-
-    preset = load_gpu(name.strip())
-    found = with_memory(preset, memory)
-    if memory and preset.usable_share and found.memory_bytes % 2**30:
-        note(f"memory {memory} is {found.memory_bytes / 2**30:.2f} GiB; such machines are sold by GiB")
-    return found
-
-
-def gpu_names(names: str) -> list[str]:
-    """The words of a comma-separated list of GPUs; `all` is every preset."""
-    from kvcalc.library.listing import all_gpus
-
-    words = [name.strip() for name in names.split(",")]
-    return [one for word in words for one in ([g.name for g in all_gpus()] if word.lower() == "all" else [word])]
-
-
-def chosen_gpus(names: str, memory: str = "") -> "list[Gpu]":
-    """The GPUs of a comma-separated list."""
-    words = gpu_names(names)
-    check_number("GPUs", MOST_NAMES, words)
-    return [chosen_gpu(name, memory) for name in words]

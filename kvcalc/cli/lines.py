@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from kvcalc.cli.chosen import chosen_model, model_words
 from kvcalc.cli.common import note
-from kvcalc.cli.groups import Group, chosen_model, model_words
+from kvcalc.cli.groups import Group
 
 if TYPE_CHECKING:
     from kvcalc.model.spec import Model

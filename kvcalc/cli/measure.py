@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcalc.cli import options as o
+from kvcalc.cli.chosen import chosen_model
 from kvcalc.cli.common import lengths, note, save_text
-from kvcalc.cli.groups import Group, Output, chosen_model, grouped
+from kvcalc.cli.groups import Group, Output, grouped
 
 if TYPE_CHECKING:
     from kvcalc.measure.device import Machine

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from kvcalc.cli.chosen import chosen_models, model_words
 from kvcalc.cli.common import say
-from kvcalc.cli.groups import Printing, chosen_models, grouped, model_words
+from kvcalc.cli.groups import Printing, grouped
 
 
 @grouped

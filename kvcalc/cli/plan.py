@@ -10,8 +10,9 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
+from kvcalc.cli.chosen import chosen_models
 from kvcalc.cli.common import note, remarks
-from kvcalc.cli.groups import Group, Output, chosen_models, grouped
+from kvcalc.cli.groups import Group, Output, grouped
 
 if TYPE_CHECKING:
     from kvcalc.planning.question import Question

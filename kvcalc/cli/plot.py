@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvcalc.cli import options as o
+from kvcalc.cli.chosen import chosen_gpus, chosen_model
 from kvcalc.cli.common import lengths, say
-from kvcalc.cli.groups import chosen_gpus, chosen_model
 from kvcalc.model.precision import Precision
 
 if TYPE_CHECKING:

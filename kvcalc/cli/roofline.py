@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvcalc.cli import options as o
+from kvcalc.cli.chosen import chosen_gpus
 from kvcalc.cli.common import MOST_PASSES, check_number, remarks, say
-from kvcalc.cli.groups import Deploying, Grid, Output, chosen_gpus, grouped
+from kvcalc.cli.groups import Deploying, Grid, Output, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

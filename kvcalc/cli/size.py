@@ -9,8 +9,9 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
+from kvcalc.cli.chosen import chosen_models
 from kvcalc.cli.common import MOST_PASSES, MOST_ROWS, MOST_SHOWN, check_number, remarks, say
-from kvcalc.cli.groups import Grid, Group, Output, Precisions, Ranks, chosen_models, grouped
+from kvcalc.cli.groups import Grid, Group, Output, Precisions, Ranks, grouped
 
 if TYPE_CHECKING:
     from kvcalc.layers.ranks import Parallelism

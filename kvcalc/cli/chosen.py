@@ -1,0 +1,67 @@
+"""Models and GPUs by the words of a command line, and lists of words."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvcalc.cli.common import MOST_NAMES, check_number, note
+
+if TYPE_CHECKING:
+    from kvcalc.gpu.spec import Gpu
+    from kvcalc.model.spec import Model
+
+
+def listed(text: str, what: str = "list") -> list[str]:
+    """The words of a list, which may be one of nothing. Raises UserError on an empty place in a longer one."""
+    from kvcalc.errors import UserError
+
+    words = [word.strip() for word in text.split(",")]
+    if len(words) > 1 and not all(words):
+        raise UserError(f"{what} {text!r} has an empty place")
+    return words
+
+
+def model_words(names: Sequence[str]) -> list[str]:
+    """The names among words and lists of them; a file whose name holds a comma is one."""
+    return [word for name in names for word in ([name] if os.path.exists(name) else listed(name))]
+
+
+def chosen_models(names: Sequence[str], changes: list[str]) -> "list[Model]":
+    """The models of words and of lists among them."""
+    words = model_words(names)
+    check_number("models", MOST_NAMES, words)
+    return [chosen_model(word, changes) for word in words]
+
+
+def chosen_model(name: str, changes: list[str]) -> "Model":
+    """The model called `name`, changed by `--set`."""
+    from kvcalc.library.edit import edited
+    from kvcalc.library.load import load_model
+
+    return edited(load_model(name), changes)
+
+
+def chosen_gpu(name: str, memory: str = "") -> "Gpu":
+    """One GPU, with the memory that `--memory` gives it."""
+    from kvcalc.library.load import load_gpu, with_memory
+
+    preset = load_gpu(name.strip())
+    found = with_memory(preset, memory)
+    if memory and preset.usable_share and found.memory_bytes % 2**30:
+        note(f"memory {memory} is {found.memory_bytes / 2**30:.2f} GiB; such machines are sold by GiB")
+    return found
+
+
+def gpu_names(names: str) -> list[str]:
+    """The words of a comma-separated list of GPUs; `all` is every preset."""
+    from kvcalc.library.listing import all_gpus
+
+    words = [name.strip() for name in names.split(",")]
+    return [one for word in words for one in ([g.name for g in all_gpus()] if word.lower() == "all" else [word])]
+
+
+def chosen_gpus(names: str, memory: str = "") -> "list[Gpu]":
+    """The GPUs of a comma-separated list."""
+    words = gpu_names(names)
+    check_number("GPUs", MOST_NAMES, words)
+    return [chosen_gpu(name, memory) for name in words]
