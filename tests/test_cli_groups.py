@@ -92,7 +92,7 @@ def test_options_bear_the_names_of_what_they_set(group: type[Group], specs: list
 
 def test_ranks_from_options() -> None:
     further = FurtherRanks(pp=2, dp=4, dcp=2)
-    assert Ranks(tp="8,4", further=further).parallelisms() == [Parallelism(8, 2, 4, 1, 2), Parallelism(4, 2, 4, 1, 2)]
+    assert Ranks(tp="8,4", further=further).parallelisms([]) == [Parallelism(8, 2, 4, 1, 2), Parallelism(4, 2, 4, 1, 2)]
     assert FurtherRanks(dp=4, enable_expert_parallel=True).beside(8) == Parallelism(8, 1, 4, 32)
     with pytest.raises(UserError, match="exclude each other"):
         FurtherRanks(ep=2, enable_expert_parallel=True).beside(2)

@@ -23,7 +23,7 @@ def listed(text: str, what: str = "list") -> list[str]:
 
 def model_words(names: Sequence[str]) -> list[str]:
     """The names among words and lists of them; a file whose name holds a comma is one."""
-    return [word for name in names for word in ([name] if os.path.exists(name) else listed(name))]
+    return [word for name in names for word in ([name] if os.path.exists(name) else listed(name))]  # noqa: PTH110
 
 
 def chosen_models(names: Sequence[str], changes: list[str]) -> "list[Model]":
