@@ -1,7 +1,6 @@
 """What all tests share: no presets of the user's own, the command line in process, reproducible property tests."""
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,7 @@ from kvcalc.layers.cost import Cost, Operator
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("here", deadline=None)
 settings.register_profile("many", deadline=None, max_examples=1000)  # pytest --hypothesis-profile many: minutes, not seconds
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+settings.load_profile("ci")
 
 
 class Result(NamedTuple):

@@ -192,7 +192,7 @@ def drawn(paths: list[Path], count: int, seed: int) -> list[Mutant]:
 
 def run(copy: Path, words: list[str], timeout: float) -> tuple[bool, str]:
     """Whether these tests pass on the copy, and what they say; those that do not end in time do not pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *words]
     environment = os.environ | {"PYTHONPATH": str(copy), "CI": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=timeout, check=False)

@@ -61,7 +61,7 @@ ERRORS = [
     ("compare deepseek-v3 --variants window:4k", "does not cache plain keys and values. Begin with mha"),
     ("compare gpt2 --variants window:0", "'0' is outside 1"),
     ("compare gpt2 --variants cla:x", "cla's layers per cache 'x'"),
-    (f"size gpt2 --context {','.join(['1'] * 100_001)}", "more than 100,000 rows"),
+    (f"size gpt2 --context {','.join(['1'] * 100_001)}", "100,001 rows of a table are asked for, and at most"),
     ("size gpt2 --context " + "9" * 5000, "context '999"),
     ("size '\x1b[31mred\x1b[0m'", "unknown model '"),
     ("size 'two\nlines'", "unknown model 'two"),

@@ -96,7 +96,7 @@ def test_generation_without_a_cache_projects_all_tokens_again() -> None:
         (lambda: pass_of((0, 1, 0)), "count 0"),
         (lambda: pass_of((1, 0, 0)), "new 0"),
         (lambda: pass_of((1, 1, -1)), "past -1"),
-        (lambda: Batch.decode(0), "past -1"),
+        (lambda: Batch.decode(0), "context 0 is outside 1"),
         (lambda: Batch.decode(4096.0), "neither a whole number nor an array"),
         (lambda: pass_of((True, 1, 0)), "count True"),
         (lambda: Batch.prefill(10**12 + 1), "outside 1 to 1,000,000,000,000"),

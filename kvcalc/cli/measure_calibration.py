@@ -70,14 +70,14 @@ def _known(machine: "Machine") -> "Gpu | None":
 
 def _fit(text: str, gpu: "Gpu", output: Output) -> None:
     from kvcalc.cli.calibrate import fits_table
-    from kvcalc.library.files import make_folder
+    from kvcalc.library.files import make_folder, write_text
     from kvcalc.timing.calibration import preset_path, to_yaml
     from kvcalc.timing.calibrator import calibrate, fit_records, summed
     from kvcalc.timing.rows import read_rows
 
     with TemporaryDirectory() as folder:
         file = Path(folder) / "rows.csv"
-        file.write_text(text, encoding="utf-8")
+        write_text(file, text)
         rows = read_rows(file).rows
     fits = calibrate(rows, gpu, STACK, note)
     path = preset_path(gpu, STACK)

@@ -5,6 +5,7 @@ e2e = ttft + (output_len − 1) · tpot. The first output token comes from the p
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from math import isnan, nan
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError
@@ -56,7 +57,8 @@ def request(
     if not 0 <= cached < input_len:
         raise UserError(f"a cached prefix of {cached:,} tokens leaves no token of a prompt of {input_len:,}")
     check_steps("chunks of the prompt", (input_len - cached) // (chunk or input_len))
-    prompt = _spent(deployment, prefill_passes(input_len, batch_size, cached, chunk))
+    passes = list(prefill_passes(input_len, batch_size, cached, chunk))
+    prompt = _spent(deployment, passes, timed=all(deployment.timed(p) for p in passes))
     return _generation(deployment, prompt, Batch.decode, input_len, output_len, batch_size)
 
 
@@ -113,14 +115,15 @@ def _generation(
     all_positions: bool = False,
 ) -> Latency:
     """The prompt and the steps after it, each at its context."""
-    ttft = prompt.seconds
+    ttft = None if isnan(prompt.seconds) else prompt.seconds
     check_steps("tokens of an answer", output_len)
     if output_len == 1:
         return Latency(ttft, None, None, None, ttft, prompt.flops, prompt.bytes)
     blocks = (step(contexts, batch_size) for contexts in blocks_of(input_len + 1, input_len + output_len))
     steps = _spent(deployment, blocks, all_positions)
     flops, moved = prompt.flops + steps.flops, prompt.bytes + steps.bytes
-    return Latency(ttft, steps.seconds / steps.passes, steps.first, steps.last, ttft + steps.seconds, flops, moved)
+    whole = None if ttft is None else ttft + steps.seconds
+    return Latency(ttft, steps.seconds / steps.passes, steps.first, steps.last, whole, flops, moved)
 
 
 def blocks_of(first: int, end: int) -> Iterator[Any]:
@@ -131,13 +134,14 @@ def blocks_of(first: int, end: int) -> Iterator[Any]:
         yield np.arange(at, min(at + BLOCK, end), dtype=float)
 
 
-def _spent(deployment: Deployment, batches: Iterable[Batch], all_positions: bool = False) -> _Spent:
-    """The passes over `batches`, which may hold arrays of passes."""
+def _spent(deployment: Deployment, batches: Iterable[Batch], all_positions: bool = False, timed: bool = True) -> _Spent:
+    """The passes over `batches`, which may hold arrays of passes; seconds are NaN where they are not `timed`."""
     found = None
     for batch in batches:
         group = batch.groups[0]
         count = max(getattr(group.past, "size", 1), getattr(group.new, "size", 1))
-        cost, each = deployment.spent(batch, all_positions)
+        each: Any = nan
+        cost, each = deployment.spent(batch, all_positions) if timed else (deployment.cost(batch), each)
         many = bool(getattr(each, "ndim", 0))  # one figure may be a scalar of NumPy's
         first, last = (float(each[0]), float(each[-1])) if many else (float(each), float(each))
         seconds = float(each.sum()) if many else count * first

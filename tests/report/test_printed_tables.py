@@ -232,8 +232,17 @@ def test_compare(kvcalc: Run, line: str) -> None:
     for r in records:
         notes = [f"held equal: {r['held_equal']}"]
         notes += [f"heads {r['head_diversity']}, trades {r['trades']}"] if r["head_diversity"] else []
-        notes += [f"published: {r['quality']}"] if r["quality"] else []
-        assert f"{r['variant']} — {'; '.join(notes)}" in text
+        least = f"{r['variant']} — {'; '.join(notes)}"
+        assert least in text
+        about = text.partition(least)[2]
+        if r["attention"].startswith(("MLA", "DSA")):
+            than = "fewer" if r["parameters"] < r["mha_parameters"] else "more"
+            said = (
+                f"; {format_count(r['parameters'])} parameters, {than} than the {format_count(r['mha_parameters'])} with the MHA"
+            )
+            assert about.startswith(said)
+            about = about.partition(" that it replaces")[2]
+        assert not r["quality"] or about.startswith(f"; published: {r['quality']}")
     alike = [r for r in records if (r["context"], r["batch_size"]) == (records[0]["context"], records[0]["batch_size"])]
     best = min(alike, key=lambda r: r["kv_cache_bytes"])
     assert f"with {best['variant']} keeps {format_bytes(best['kv_cache_bytes'])} for 1 × {best['context']:,} tokens" in text
@@ -289,7 +298,8 @@ def test_roofline(kvcalc: Run, line: str) -> None:
         assert holds(word.split()[1], whole[key] / whole["bytes"], "percent")
     least, predicted = seconds(whole["roofline_s"]), whole["time_s"]
     title = " ".join(out.split())
-    assert title.startswith(f"{seconds(predicted)} for a decode step" if predicted else f"At least {least} for a prefill")
+    what = "prefill" if "prefill" in line else "decode step"
+    assert title.startswith(f"{seconds(predicted)} for a {what}" if predicted else f"At least {least} for a {what}")
     assert f"bound by {whole['bound']} at {whole['intensity']:.3g} FLOP/B" in title and least in title
 
 
