@@ -53,8 +53,8 @@ EXAMPLES = {
     ),
     "plan": (
         "kvcalc plan llama-3.1-70b --users 64 --context 16k --max-tpot 50ms",
-        "kvcalc plan deepseek-v3 --users 64 --context 32k --gpu h200,b200 --max-gpus 32",
-        "kvcalc plan qwen3-235b-a22b --rate 5 --isl 2k --osl 500 --gpu h100,h200",
+        "kvcalc plan deepseek-v3 --users 64 --context 32k --gpu h200 --max-gpus 16",
+        "kvcalc plan llama-3.1-8b --rate 5 --isl 2k --osl 200 --gpu h100",
     ),
     "measure": (
         "kvcalc measure",
