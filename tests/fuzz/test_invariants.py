@@ -14,7 +14,7 @@ from test_command_lines import GPUS, MODELS
 import kvcalc
 from kvcalc import UserError
 
-FEW = 25
+FEW = 15
 models, lengths = st.sampled_from(MODELS), st.sampled_from([1, 7, 100, 1024, 4096, 31_000])
 gpus = st.sampled_from(GPUS)
 each_count = pytest.mark.parametrize("count", [FEW, MANY])

@@ -142,9 +142,8 @@ def holds_its_content(name: str, engine: str, cache_dtype: str, ranks: Paralleli
 def test_every_engine_holds_the_content_of_every_preset(engine: str) -> None:
     """What --explain, transfer_bytes and offload_step_bytes state is never more than the engine holds, and most have rules."""
     answered = [
-        holds_its_content(name, engine, cache_dtype, Parallelism(), [1, 100, 5000, 163_840])
-        for name in PRESETS
-        for cache_dtype in ("auto", "fp16")
+        holds_its_content(name, engine, ("auto", "fp16")[number % 2], Parallelism(), [1, 100, 5000, 163_840])
+        for number, name in enumerate(PRESETS)
     ]
     least = 0.75 if engine == "trtllm" else 0.97  # which has no rules for states and index keys here
     assert sum(answered) > least * len(answered)
