@@ -12,7 +12,7 @@ from hypothesis import settings
 
 from kvcalc.layers.cost import Cost, Operator
 
-settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=40)
 settings.register_profile("here", deadline=None)
 settings.register_profile("many", deadline=None, max_examples=1000)  # pytest --hypothesis-profile many: minutes, not seconds
 settings.load_profile("ci")

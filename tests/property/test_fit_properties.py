@@ -168,7 +168,7 @@ def test_every_engine_holds_the_content_of_every_preset(engine: str) -> None:
         },
     ),
 )
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_content_is_held_under_any_settings(
     name: str, engine: str, cache_dtype: str, ranks: Parallelism, sizes: list[int], more: dict[str, Any]
 ) -> None:
