@@ -36,7 +36,7 @@ BF16 = 0.05  # bf16 keeps 8 bits: 0.4 % a rounding, some dozen of which stand in
 pieces = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=120)
 @given(any_spec(), st.integers(1, 3), pieces)
 def test_cached_in_any_pieces_equals_uncached(spec: Part, batch: int, sizes: list[int]) -> None:
     layer = twin(spec)
