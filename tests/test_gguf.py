@@ -226,6 +226,14 @@ def test_windows_of_every_other_layer(tmp_path: Path) -> None:
     assert cache_size(load(tmp_path, said, llama_tensors(4)), 1000).stored == (3 * 50 + 1000) * 2 * 2 * 64 * 2
 
 
+@pytest.mark.parametrize(("layers", "entries"), [(64, 48 * 50 + 16 * 1000), (4, 4 * 1000)])
+def test_exaone4_has_windows_with_64_layers_alone(tmp_path: Path, layers: int, entries: int) -> None:
+    """llama.cpp's src/models/exaone4.cpp turns its windows on by the number of layers, not by the key."""
+    own = {k.replace("llama.", "exaone4."): v for k, v in llama(layers).items()} | {"general.architecture": "exaone4"}
+    model = load(tmp_path, own | {"exaone4.attention.sliding_window": 50}, llama_tensors(layers))
+    assert cache_size(model, 1000).stored == entries * 2 * 2 * 64 * 2
+
+
 def test_splits_are_read_together(tmp_path: Path) -> None:
     tensors = list(llama_tensors().items())
     whole = load(tmp_path, llama(), dict(tensors))

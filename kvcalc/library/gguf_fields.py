@@ -8,7 +8,7 @@ from kvcalc.library.gguf import TensorInfo
 
 MOST, MOST_LAYERS = 10**8, 2_000
 # Which layer of every so many has no window; 0: none has one, whatever the key says. Source: llama.cpp's src/models/*.cpp
-# (`load_swa_pattern`).
+# (`load_swa_pattern`); exaone4 has windows with 64 layers alone (`load_arch_hparams` there).
 _PERIODS = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "olmo2": 4, "llama4": 4, "phi3": 0, "phimoe": 0}
 _CHUNK = 8192  # of llama4, which no key gives
 
@@ -49,7 +49,9 @@ class Fields:
 
     def window(self, layer: int) -> int:
         """The window or the chunk of a layer; 0 for none. Raises UserError where it is not known which layers have it."""
-        default = {"gemma2": 4096, "exaone4": 4096 if self.layers == 64 else 0}.get(self.family, 0)
+        if self.family == "exaone4" and self.layers != 64:
+            return 0
+        default = {"gemma2": 4096, "exaone4": 4096}.get(self.family, 0)
         tokens = _CHUNK if self.family == "llama4" else self.size("attention.sliding_window", default)
         if not tokens:
             return 0
