@@ -1,121 +1,107 @@
-"""Continuous batching: what runs is chosen anew at every pass (Orca, Yu et al., OSDI 2022; the order is vLLM's).
+"""Continuous batching, event by event: what runs is chosen anew at every pass (Orca, Yu et al., OSDI 2022).
 
-A pass takes one token of every sequence that decodes, then chunks of prompts first come first served, up to the token budget.
-A request is admitted while there is a seat and free memory for its whole prompt. When a decode finds no block, the request
-that was admitted last makes room, and waits at the head of the queue: its cache is thrown away and recomputed with what it
-has generated so far, or copied to the host and back. The first output token comes from the last chunk of the prompt. With a draft
-a pass verifies the drafted tokens of every sequence that decodes, and yields as many as chance accepts and one.
+A request is admitted while there is a seat and free memory. When a decode finds no block, the request that was admitted last
+makes room, and waits at the head of the queue: its cache is thrown away and recomputed with what it has generated so far, or
+copied to the host and back. The first output token comes from the last piece of the prompt. Passes in which nothing changes
+but lengths are one event. With a draft a pass verifies the drafted tokens of every sequence that decodes. How engines differ is
+their `Scheduling`.
 """
 
 from collections import deque
-from typing import Any, NamedTuple
 
+from kvcalc.serving.decoding import Decoding, InStep, OwnPace
 from kvcalc.serving.door import Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
-from kvcalc.serving.steps import Chunks, Steps
-
-MOST_CELLS = 1 << 16  # of the table of passes × sequences that decode in one go
-
-
-class Limits(NamedTuple):
-    """Of one rank. max_num_seqs: sequences at once. max_num_batched_tokens: tokens of a pass.
-
-    host_bytes_per_s: preempted caches are swapped to the host at this rate; 0 recomputes them. batch_timeout: seconds that a
-    static batch waits to become full.
-    """
-
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    host_bytes_per_s: float = 0.0
-    batch_timeout: float = 0.0
-
-
-class Live:
-    """A request that waits or whose prompt is being processed: `target` tokens to cache, of which `cached` are."""
-
-    __slots__ = ("cached", "generated", "index", "order", "swapped", "target")
-
-    def __init__(self, index: int, target: int) -> None:
-        self.index, self.target = index, target
-        self.cached = self.generated = self.order = 0
-        self.swapped = False
+from kvcalc.serving.prefixes import Prefixes
+from kvcalc.serving.scheduling import MIXED, Limits, Live, Scheduling, lasting, passes_until
+from kvcalc.serving.steps import Chunks
+from kvcalc.serving.tables import Passes
 
 
 class Continuous:
-    """The server while it runs. Sequences that decode stand in arrays: which, tokens cached, passes left, when admitted."""
+    """The server while it runs. prefixes: what a prefix cache finds of prompts; None where there is none."""
 
-    def __init__(self, door: Door, pool: Pool, steps: Steps, limits: Limits, log: Log) -> None:
-        import numpy as np
-
-        self.door, self.pool, self.steps, self.limits, self.log = door, pool, steps, limits, log
-        self.now, self.admitted, self.held, self.swap_bytes = 0.0, 0, 0, 0
-        self.waiting: deque[Live] = deque()
+    def __init__(
+        self, door: Door, pool: Pool, steps: Passes, limits: Limits, log: Log, scheduling: Scheduling = MIXED,
+        prefixes: Prefixes | None = None,
+    ) -> None:  # fmt: skip
+        self.door, self.pool, self.steps, self.limits, self.log, self.how = door, pool, steps, limits, log, scheduling
+        self.prefixes = prefixes
+        self.table, self.kept = pool.allocated.tolist(), pool.stored.tolist()
+        self.decoding: Decoding = (
+            OwnPace(pool, steps.drafting, log) if steps.drafting else InStep(pool, max(door.outputs, default=1))
+        )
+        self.now, self.admitted, self.held, self.swap_bytes, self.promised, self.waited = 0.0, 0, 0, 0, 0, 0
+        self.waiting: deque[int] = deque()  # as they come
+        self.preempted: list[Live] = []  # those that come before them, the next one last
         self.prefilling: list[Live] = []
         self.joining: list[Live] = []
-        self.index, self.cached, self.left, self.order = (np.zeros(0, dtype=np.int64) for _ in range(4))
-        self.chance = np.random.default_rng([steps.drafting.seed, log.rank]) if steps.drafting else None
+
+    @property
+    def queue(self) -> int:
+        """Requests that wait to be admitted."""
+        return len(self.waiting) + len(self.preempted)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.preempted or self.prefilling or self.decoding.count)
 
     def run(self) -> bool:
         """One pass, or passes in a row in which nothing changes; False when all is done."""
-        if not (self.waiting or self.prefilling or self.index.size):
-            self.now = max(self.now, self.door.next_time())
-        self.waiting += [Live(i, self.door.inputs[i]) for i in self.door.admit(self.now)]
-        if self.waiting or self.prefilling or self.index.size:
+        door = self.door
+        if not self.busy:
+            self.now = max(self.now, door.next_time())
+        if door.next_time() <= self.now:
+            self.waiting += door.admit(self.now)
+        if self.busy:
             self._pass()
-        return self.door.open
+        return door.open
 
     def _pass(self) -> None:
         preempted = self._make_room()
-        room = self.limits.max_num_batched_tokens - self.index.size * self.steps.queries
-        chunks = self._chunks(room)
-        if not preempted:
-            chunks += self._admit(room - sum(new for _, new in chunks))
+        chunks: list[tuple[Live, int]] = []
+        if self.prefilling or self.waiting or self.preempted:
+            room = self.limits.max_num_batched_tokens - (0 if self.how.decodes_wait else self.decoding.count * self.steps.queries)
+            chunks = self._chunks(room) if self.prefilling else chunks
+            if not preempted:
+                chunks += self._admit(room - sum(new for _, new in chunks), bool(chunks))
         swapped, self.swap_bytes = self.swap_bytes, 0
         if chunks or swapped or preempted:
             self._mixed(chunks, swapped)
         else:
             self._decode()
-        self._join()
-
-    def _needed(self, more: int) -> int:
-        """Bytes when every sequence that decodes holds `more` further tokens."""
-        return int(self.pool.allocated[self.cached + more].sum())
+        for live in self.joining:
+            live.swapped = False
+            self.decoding.join(live, self.door.outputs[live.index] - live.generated)
+        self.joining = []
 
     def _make_room(self) -> bool:
         """Preempt until every decode has room for its token. At least one request always has."""
         preempted = False
-        while self._needed(1) + self.held > self.pool.budget:
+        while self.decoding.exceeds(self.pool.budget - self.held):
             preempted = True
             self._preempt()
         return preempted
 
     def _preempt(self) -> None:
         self.log.preemptions += 1
-        last = int(self.order.argmax()) if self.order.size else -1
-        if self.prefilling and (last < 0 or self.prefilling[-1].order > self.order[last]):
+        if self.prefilling and self.prefilling[-1].order > self.decoding.newest():
             live = self.prefilling.pop()
-            self.held -= int(self.pool.allocated[live.target])
+            self.held -= self.table[live.target]
             self.log.recomputed_tokens += live.cached
             live.cached = 0
         else:
-            live = self._taken_out(last)
-        self.waiting.appendleft(live)
-
-    def _taken_out(self, place: int) -> Live:
-        """A decoding sequence as one that waits: for its cache to come back, or to be computed again with what it has made."""
-        import numpy as np
-
-        index, cached = int(self.index[place]), int(self.cached[place])
-        live = Live(index, cached + 1)
-        live.generated, live.order = self.door.outputs[index] - int(self.left[place]), int(self.order[place])
-        if self.limits.host_bytes_per_s:
-            live.swapped, live.cached = True, cached
-            self._swap(int(self.pool.allocated[cached]))
-        else:
-            self.log.recomputed_tokens += live.target
-        self._keep(np.arange(self.index.size) != place)
-        return live
+            live = self.decoding.take_out()
+            live.target = live.cached + 1
+            if self.limits.host_bytes_per_s:
+                live.swapped = True
+                self._swap(self.table[live.cached])
+            else:
+                self.log.recomputed_tokens += live.target
+                live.cached = 0
+        self.promised -= live.promised
+        self.preempted.append(live)
 
     def _swap(self, moved: int) -> None:
         self.swap_bytes += moved
@@ -131,126 +117,131 @@ class Continuous:
                 budget -= new
         return found
 
-    def _admit(self, budget: int) -> list[tuple[Live, int]]:
+    def _admit(self, budget: int, others: bool) -> list[tuple[Live, int]]:
         """Requests from the queue, while there are seats, tokens and memory, and the first piece of each."""
         found: list[tuple[Live, int]] = []
-        taken = self._needed(1) + self.held if self.waiting else 0
-        while self.waiting and budget > 0 and self._seats():
-            head = self.waiting[0]
-            need = int(self.pool.allocated[head.target])
-            if taken + need > self.pool.budget:
+        if not self.queue or self._waits_for_company(budget):
+            return found
+        taken = self.decoding.needed + self.held
+        seats = self.limits.max_num_seqs - self.decoding.count - len(self.prefilling)
+        while (self.waiting or self.preempted) and budget > 0 and seats > 0:
+            head = self.preempted[-1] if self.preempted else Live(self.waiting[0], self.door.inputs[self.waiting[0]])
+            if self.prefixes and not head.order:
+                head.cached = self.prefixes.found(head.index, head.target, self.pool.budget - taken)
+            need, promised = self.table[head.target], self._promise(head)
+            if taken + need > self.pool.budget or self.promised + promised > self.pool.budget:
                 break
-            self.waiting.popleft()
-            self.admitted += 1
-            if not head.order:
-                self.log.scheduled[head.index] = self.now
-            head.order = self.admitted
+            new = head.target - head.cached
+            if self.how.whole and new > budget and (others or found) and not head.swapped:
+                break
+            seats -= 1
             taken += need
+            self._enter(head, need, promised)
             if head.swapped:
-                self._swap(int(self.pool.allocated[head.cached]))
+                self._swap(self.table[head.cached])
                 self.joining.append(head)
                 continue
-            self.held += need
             self.prefilling.append(head)
-            found.append((head, min(head.target, budget)))
+            found.append((head, min(new, budget)))
             budget -= found[-1][1]
         return found
 
-    def _seats(self) -> int:
-        return self.limits.max_num_seqs - self.index.size - len(self.prefilling) - len(self.joining)
+    def _enter(self, head: Live, need: int, promised: int) -> None:
+        if self.preempted:
+            self.preempted.pop()
+        else:
+            self.waiting.popleft()
+            self.log.scheduled[head.index] = self.now
+            self.log.found_tokens += head.cached
+        self.admitted += 1
+        head.order, head.promised = self.admitted, promised
+        self.promised += promised
+        if not head.swapped:
+            self.held += need
+
+    def _promise(self, head: Live) -> int:
+        """Bytes that are set aside for a request when it is admitted."""
+        if not self.how.reserve:
+            return 0
+        left = self.door.outputs[head.index] - head.generated - 1
+        return int(self.table[head.target + int(self.how.reserve * left)])
+
+    def _waits_for_company(self, budget: int) -> bool:
+        """Whether prompts wait on, for more of them to fill a pass."""
+        if not self.how.wait_passes or not self.decoding.count or self.waited >= self.how.wait_passes:
+            self.waited = 0
+            return False
+        tokens = sum(live.target - live.cached for live in self.preempted)
+        for index in self.waiting:
+            if tokens >= self.how.wait_share * budget:
+                break
+            tokens += self.door.inputs[index]
+        waits = tokens < self.how.wait_share * budget
+        self.waited = self.waited + 1 if waits else 0
+        return waits
 
     def _mixed(self, pieces: list[tuple[Live, int]], swapped: int) -> None:
         """One pass with pieces of prompts, or after a swap."""
-        import numpy as np
-
-        count, start = int(self.index.size), self.now
+        decoding = self.decoding
+        start, count = self.now, 0 if self.how.decodes_wait and pieces else decoding.count
         chunks: Chunks = tuple((new, live.cached) for live, new in pieces)
         prompt, seconds = sum(new for _, new in pieces), 0.0
-        if chunks or count:
-            context = float(self.cached.mean()) + 1 if count else 0.0
-            seconds = self.steps.mixed(chunks, count, context) if chunks else float(self.steps.decode(count, context, 1)[0])
+        if chunks:
+            seconds = self.steps.mixed(chunks, count, decoding.context / count + 1 if count else 0.0)
+        elif count:
+            seconds = self.steps.line(count, decoding.context / count + 1).first
         if swapped:
             seconds += swapped / self.limits.host_bytes_per_s
         for live, new in pieces:
             live.cached += new
-        taken = np.array([self._needed(1) + self.held + sum(int(self.pool.allocated[j.cached]) for j in self.joining)])
-        gained = self._gained(1)
-        kept = int(self.pool.stored[self.cached + gained].sum())
-        kept += sum(int(self.pool.stored[p.cached]) for p in (*self.prefilling, *self.joining))
-        tokens, inside = count * self.steps.queries + prompt, count + len(pieces)
-        self.log.passed(start, np.array([seconds]), inside, tokens, prompt, len(self.waiting), taken, np.array([kept]))
-        self._forward(seconds, gained)
-        self._grow(pieces)
+        held = self.held + sum(self.table[j.cached] for j in self.joining)
+        kept = sum(self.kept[p.cached] for p in (*self.prefilling, *self.joining))
+        grown, done = decoding.grow(1, seconds, 0.0, held, kept) if count else (decoding.still(seconds, held, kept), [])
+        tokens = count * self.steps.queries + prompt
+        self.log.ran(start, seconds, 1, count + len(pieces), tokens, prompt, self.queue, grown)
+        self._pass_time(seconds, done)
+        self._prompted(pieces)
 
     def _decode(self) -> None:
         """Decode passes in a row until a sequence is done, a request comes that could be admitted, or memory ends."""
-        import numpy as np
-
-        count, start = int(self.index.size), self.now
-        many = 1 if self.chance else min(int(self.left.min()), max(1, MOST_CELLS // count))
-        while many > 1 and self._needed(many) > self.pool.budget:
-            many //= 2
-        seconds = self.steps.decode(count, float(self.cached.mean()) + 1, many)
+        decoding, start = self.decoding, self.now
+        count = decoding.count
+        line = self.steps.line(count, decoding.context / count + 1)
+        many = decoding.in_a_row(line.passes, self.pool.budget - self.held)
+        if self.waited:
+            many = min(many, self.how.wait_passes - self.waited + 1)
         coming = self.door.next_time()
-        if not self.waiting and coming < start + seconds.sum():
-            seconds = seconds[: 1 + int(np.searchsorted(start + seconds.cumsum()[:-1], coming))]
-        gained = self._gained(len(seconds))
-        held = self.cached[None, :] + (np.arange(1, len(seconds) + 1)[:, None] if self.chance is None else gained[None, :])
-        taken, kept = self.pool.allocated[held].sum(axis=1), self.pool.stored[held].sum(axis=1)
-        self.log.passed(start, seconds, count, count * self.steps.queries, 0, len(self.waiting), taken, kept)
-        self._forward(float(seconds.sum()), gained)
+        if many > 1 and coming < start + lasting(line, many) and (self.waited or not self.queue):
+            many = passes_until(line, many, coming - start)
+        self.waited += many - 1 if self.waited else 0
+        seconds = lasting(line, many)
+        kept = sum(self.kept[p.cached] for p in self.prefilling)
+        grown, done = decoding.grow(many, line.first, line.rise, self.held, kept)
+        self.log.ran(start, seconds, many, count, count * self.steps.queries, 0, self.queue, grown)
+        self._pass_time(seconds, done)
 
-    def _gained(self, passes: int) -> Any:
-        """Tokens that each decoding sequence gains in so many passes: one a pass, or of one pass what is accepted of a draft."""
-        if self.chance is None or not self.steps.drafting:
-            return passes
-        count = int(self.index.size)
-        gained = self.steps.drafting.yields(self.chance, count).clip(max=self.left)
-        self.log.verified += count
-        self.log.yielded += int(gained.sum())
-        return gained
-
-    def _forward(self, seconds: float, gained: Any) -> None:
-        """Time goes by, and every decoding sequence gains tokens; those that are complete leave."""
+    def _pass_time(self, seconds: float, done: list[Live]) -> None:
+        """Time goes by, and those who are done leave."""
         self.now += seconds
         self.door.pass_time(seconds)
-        self.cached += gained
-        self.left -= gained
-        done = self.left == 0
-        if done.any():
-            for index in self.index[done].tolist():
-                self.door.leave(index, self.now)
-            self._keep(~done)
+        for live in done:
+            self.promised -= live.promised
+            self.door.leave(live.index, self.now)
 
-    def _grow(self, pieces: list[tuple[Live, int]]) -> None:
+    def _prompted(self, pieces: list[tuple[Live, int]]) -> None:
         """Prompts that are complete give a token and go on to decode."""
         for live, _ in pieces:
             if live.cached < live.target:
                 continue
             self.prefilling.remove(live)
-            self.held -= int(self.pool.allocated[live.target])
+            self.held -= self.table[live.target]
             live.generated += 1
             if live.generated == 1:
                 self.log.first[live.index] = self.now
+                if self.prefixes:
+                    self.prefixes.keep(live.index, live.target)
             if live.generated == self.door.outputs[live.index]:
+                self.promised -= live.promised
                 self.door.leave(live.index, self.now)
             else:
                 self.joining.append(live)
-
-    def _join(self) -> None:
-        """Sequences that are ready decode from the next pass on."""
-        import numpy as np
-
-        if not self.joining:
-            return
-        rows = [(j.index, j.cached, self.door.outputs[j.index] - j.generated, j.order) for j in self.joining]
-        more = np.array(rows, dtype=np.int64).T
-        self.joining = []
-        self.index, self.cached, self.left, self.order = (
-            np.concatenate(pair) for pair in zip((self.index, self.cached, self.left, self.order), more, strict=True)
-        )
-
-    def _keep(self, mask: Any) -> None:
-        self.index, self.cached, self.left, self.order = (
-            column[mask] for column in (self.index, self.cached, self.left, self.order)
-        )

@@ -93,6 +93,10 @@ class Ledger:
         first = self.step - self._base + 1
         return self._adds[first : first + steps]
 
+    def next_rise(self) -> int:
+        """Bytes that the next step adds to the allocated ones."""
+        return int(self._adds[self.step - self._base + 1])
+
     def grow(self, steps: int, first: float, rise: float, held: int, kept: int) -> Grown:
         """So many steps pass, of `first` seconds and `rise` more each; `held` and `kept` bytes of others stand beside."""
         adds = self.coming(steps).tolist()

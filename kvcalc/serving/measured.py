@@ -12,7 +12,7 @@ import msgspec
 from kvcalc.capacity import FitOptions
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
-from kvcalc.serving.continuous import Limits
+from kvcalc.serving.continuous import Continuous
 from kvcalc.serving.door import Clients, Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool, make_pool
@@ -20,7 +20,7 @@ from kvcalc.serving.prefixes import Shared
 from kvcalc.serving.published import Driven, driven, precision_of, ranks_of
 from kvcalc.serving.replica import Memory, memory
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.scheduler import Scheduler
+from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.tables import Tables
 from kvcalc.timing.calibration import Calibration, Validated
 from kvcalc.timing.deployment import Deployment
@@ -95,7 +95,7 @@ def _simulated(replica: Replica, how: Driven, clients: Clients) -> ServedTimes:
     log = Log(count)
     door = Door(Requests(np.zeros(count), inputs, outputs), pool, log, clients)
     limits = Limits(how.seats, how.tokens)
-    server = Scheduler(door, pool, replica.tables, limits, log, how.scheduling, Shared(1.0, BLOCK) if how.cached else None)
+    server = Continuous(door, pool, replica.tables, limits, log, how.scheduling, Shared(1.0, BLOCK) if how.cached else None)
     while server.run():
         pass
     done = log.finished == log.finished

@@ -5,8 +5,8 @@ from typing import NamedTuple
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.errors import UserError
 from kvcalc.model.memory import LayerRows
-from kvcalc.serving.continuous import Limits
 from kvcalc.serving.pool import Pool
+from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.tables import Passes
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes

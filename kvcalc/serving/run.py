@@ -11,7 +11,6 @@ from kvcalc.capacity.engines import ENGINES
 from kvcalc.errors import UserError, nearest
 from kvcalc.layers.batch import Batch
 from kvcalc.library.words import BytesInstead, Tokens
-from kvcalc.serving.continuous import Limits
 from kvcalc.serving.latency import cost_per_million
 from kvcalc.serving.load import Load, seconds_or_none, within
 from kvcalc.serving.metrics import Goals, summary
@@ -20,6 +19,7 @@ from kvcalc.serving.prefixes import Kept, Prefixes, Shared
 from kvcalc.serving.published import scheduling_of
 from kvcalc.serving.replica import capacity, memory
 from kvcalc.serving.requests import Prefixed, Requests
+from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, Drafting, draft_model, expected_tokens
 from kvcalc.serving.steps import Steps

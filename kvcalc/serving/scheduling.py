@@ -1,8 +1,21 @@
-"""How engines fill their passes, a request on its way through one, and how long passes in a row take."""
+"""How engines fill their passes, within which limits, a request on its way, and how long passes in a row take."""
 
 from typing import NamedTuple
 
 from kvcalc.serving.steps import Line
+
+
+class Limits(NamedTuple):
+    """Of one rank. max_num_seqs: sequences at once. max_num_batched_tokens: tokens of a pass.
+
+    host_bytes_per_s: preempted caches are swapped to the host at this rate; 0 recomputes them. batch_timeout: seconds that a
+    static batch waits to become full.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    host_bytes_per_s: float = 0.0
+    batch_timeout: float = 0.0
 
 
 class Scheduling(NamedTuple):

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.serving.continuous import Continuous, Limits
+from kvcalc.serving.continuous import Continuous
 from kvcalc.serving.door import Clients, Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.prefixes import Prefixes
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.scheduler import Scheduler
-from kvcalc.serving.scheduling import MIXED, Scheduling
+from kvcalc.serving.scheduling import MIXED, Limits, Scheduling
 from kvcalc.serving.static import Static
 from kvcalc.serving.steps import Steps
 from kvcalc.serving.tables import Passes
@@ -82,9 +81,7 @@ def _server(
     policy: str,
     scheduling: Scheduling,
     prefixes: Prefixes | None,
-) -> Scheduler | Continuous | Static:
+) -> Continuous | Static:
     if policy == "static" and isinstance(steps, Steps):
         return Static(door, pool, steps, limits, log)
-    if isinstance(steps, Steps) and steps.drafting:
-        return Continuous(door, pool, steps, limits, log)
-    return Scheduler(door, pool, steps, limits, log, scheduling, prefixes)
+    return Continuous(door, pool, steps, limits, log, scheduling, prefixes)

@@ -8,10 +8,10 @@ last one is done. A row that is done holds its slot, and its padding is waste. T
 from collections import deque
 from typing import Any
 
-from kvcalc.serving.continuous import Limits
 from kvcalc.serving.door import Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
+from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.steps import Steps
 
 

@@ -20,8 +20,8 @@ from kvcalc.report.plots_measure import generation_chart, measured_chart
 from kvcalc.report.plots_timing import MOST_POINTS, predicted_against_measured
 from kvcalc.report.roof import decode_sweep, roofline_chart
 from kvcalc.report.terminal import sketch
-from kvcalc.serving.continuous import Limits
 from kvcalc.serving.run import Run as ServedRun
+from kvcalc.serving.scheduling import Limits
 from kvcalc.timing.deployment import Deployment
 
 PLAIN = Precision()

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from kvcalc import Batch, Parallelism
-from kvcalc.serving.continuous import Limits
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.requests import Requests
+from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.steps import Steps
 

@@ -9,12 +9,12 @@ from conftest import Run
 from servers import HandClock, asked, byte_pool
 
 from kvcalc import UserError, load_gpu, load_model
-from kvcalc.serving.continuous import Limits
 from kvcalc.serving.finding import find_rate
 from kvcalc.serving.load import Load
 from kvcalc.serving.prefixes import Kept, Shared
 from kvcalc.serving.requests import Prefixed, read_requests
 from kvcalc.serving.run import ServerSettings
+from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.simulation import simulate
 from kvcalc.serving.steps import Steps
 from kvcalc.timing.deployment import Deployment

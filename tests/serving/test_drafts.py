@@ -8,8 +8,8 @@ from conftest import Run
 from servers import asked, byte_pool
 
 from kvcalc import Batch, Parallelism
-from kvcalc.serving.continuous import Limits
 from kvcalc.serving.requests import Requests
+from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import Drafting
 from kvcalc.serving.steps import Steps

@@ -1,19 +1,19 @@
-"""The event-by-event scheduler: against the array one pass by pass, engines' orders by hand, and tables against whole passes."""
+"""The event-by-event scheduler: against a plain one pass by pass, engines' orders by hand, and tables against whole passes."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain import run_plainly
 from servers import HandClock, asked, byte_pool
 
 from kvcalc import Parallelism, load_gpu, load_model
-from kvcalc.serving.continuous import Continuous, Limits
+from kvcalc.serving.continuous import Continuous
 from kvcalc.serving.door import Clients, Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.scheduler import Scheduler
-from kvcalc.serving.scheduling import Scheduling
+from kvcalc.serving.scheduling import Limits, Scheduling
 from kvcalc.serving.simulation import simulate
 from kvcalc.serving.steps import Steps
 from kvcalc.serving.tables import Tables, ladder
@@ -26,9 +26,13 @@ SUMS = (
 )  # fmt: skip
 
 
-def ran(kind: type[Continuous] | type[Scheduler], load: Requests, pool: Pool, limits: Limits, clients: int) -> Log:
-    log = Log(len(load))
-    server = kind(Door(load, pool, log, Clients(clients)), pool, Steps(HandClock(0.5, 0.01)), limits, log)  # type: ignore[arg-type]
+def ran(plain: bool, load: Requests, pool: Pool, limits: Limits, clients: int) -> Log:
+    log, clock = Log(len(load)), HandClock(0.5, 0.01)
+    door = Door(load, pool, log, Clients(clients))
+    if plain:
+        run_plainly(door, pool, limits, log, lambda tokens: 0.5 + 0.01 * tokens)
+        return log
+    server = Continuous(door, pool, Steps(clock), limits, log)  # type: ignore[arg-type]
     while server.run():
         pass
     return log
@@ -44,10 +48,10 @@ loads = st.lists(
 def test_events_are_the_passes_one_by_one(
     rows: list[tuple[float, int, int]], budget: int, block: int, seats: int, tokens: int, swaps: bool, clients: int
 ) -> None:
-    """The same times and sums as the scheduler that goes through its sequences at every pass, preemptions among them."""
+    """The same times and sums as a scheduler that goes through its sequences at every pass, preemptions among them."""
     load, pool = asked(*rows), byte_pool(budget, block, most=200)
     limits = Limits(seats, tokens, 5.0 if swaps else 0.0)
-    one, other = (ran(kind, load, pool, limits, clients) for kind in (Continuous, Scheduler))
+    one, other = (ran(plain, load, pool, limits, clients) for plain in (True, False))
     for name in TIMES:
         assert getattr(other, name) == pytest.approx(getattr(one, name), abs=1e-9, nan_ok=True), name
     for name in SUMS:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from servers import HandClock, asked, byte_pool, served
 
-from kvcalc.serving.continuous import Limits
 from kvcalc.serving.log import Log
 from kvcalc.serving.metrics import Goals, diverges, mean, spread, summary
 from kvcalc.serving.replica import capacity
 from kvcalc.serving.requests import Requests
+from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.steps import Steps
 

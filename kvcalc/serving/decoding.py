@@ -1,0 +1,170 @@
+"""The sequences that decode: how many, what memory they hold, which is the newest, and which are done after some passes.
+
+Without a draft all gain a token a pass, so that passes in a row are one event, whatever their number. With one each sequence
+gains what chance accepts of it, and one.
+"""
+
+from heapq import heappop, heappush
+from typing import Any, TypeAlias
+
+from kvcalc.serving.ledger import Grown, Ledger
+from kvcalc.serving.log import Log
+from kvcalc.serving.pool import Pool
+from kvcalc.serving.scheduling import Live
+from kvcalc.serving.speculation import Drafting
+
+
+class InStep:
+    """Sequences that gain one token each in every pass. `running` holds them by the step at which each is done.
+
+    count: sequences. context: tokens that they have cached together. needed: bytes that they hold after one more pass.
+    """
+
+    def __init__(self, pool: Pool, longest: int) -> None:
+        self.ledger = Ledger(pool, longest)
+        self.running: list[tuple[int, int, Live]] = []  # (step at which it is done, order, which); some have been taken out
+        self.recent: list[Live] = []  # by admission; some are done
+        self.count = self.context = 0
+
+    @property
+    def needed(self) -> int:
+        return self.ledger.allocated + self.ledger.next_rise() if self.count else 0
+
+    def exceeds(self, room: int) -> bool:
+        """Whether one more pass needs more than `room` bytes."""
+        return self.ledger.ends > room and self.needed > room
+
+    def join(self, live: Live, left: int) -> None:
+        """A sequence that decodes from the next pass on, for `left` tokens."""
+        step = self.ledger.step
+        live.target, live.began, live.decodes = live.cached, step, True
+        heappush(self.running, (step + left, live.order, live))
+        self.recent.append(live)
+        if len(self.recent) > 64 + 2 * self.count:
+            self.recent = [one for one in self.recent if one.decodes]
+        self.ledger.join(live.cached, left)
+        self.count += 1
+        self.context += live.cached
+
+    def newest(self) -> int:
+        """The order of the one admitted last; −1 where there is none."""
+        while self.recent and not self.recent[-1].decodes:
+            self.recent.pop()
+        return self.recent[-1].order if self.recent else -1
+
+    def take_out(self) -> Live:
+        """The one admitted last, with the tokens that it has cached and generated."""
+        self.newest()
+        live = self.recent.pop()
+        live.decodes = False
+        at = next(at for at, entry in enumerate(self.running) if entry[2] is live)
+        end = self.running.pop(at)[0]
+        self.running.sort()
+        gained = self.ledger.step - live.began
+        live.cached = live.target + gained
+        live.generated += gained
+        self.ledger.join(live.cached, end - self.ledger.step, sign=-1)
+        self.count -= 1
+        self.context -= live.cached
+        return live
+
+    def in_a_row(self, most: int, room: int) -> int:
+        """Of at most so many passes those until one is done, or until `room` bytes hold no more; at least one."""
+        many = min(self.running[0][0] - self.ledger.step, most)
+        if many > 1 and self.ledger.ends > room:
+            taken = self.ledger.coming(many).cumsum() + self.ledger.allocated
+            many = max(1, int(taken.searchsorted(room, "right")))
+        return many
+
+    def grow(self, passes: int, first: float, rise: float, held: int, kept: int) -> tuple[Grown, list[Live]]:
+        """So many passes, as `Ledger.grow` has them, and who is done then."""
+        grown = self.ledger.grow(passes, first, rise, held, kept)
+        self.context += self.count * passes
+        done: list[Live] = []
+        step = self.ledger.step
+        while self.running and self.running[0][0] <= step:
+            live = heappop(self.running)[2]
+            cached = live.target + step - live.began
+            self.ledger.leave(cached)
+            self.count -= 1
+            self.context -= cached
+            live.decodes = False
+            done.append(live)
+        return grown, done
+
+    def still(self, seconds: float, held: int, kept: int) -> Grown:
+        """A pass without them."""
+        taken, kept = self.ledger.allocated + held, self.ledger.stored + kept
+        return Grown(taken, kept, taken, taken * seconds, kept * seconds)
+
+
+class OwnPace:
+    """Sequences that gain as many tokens in a pass as are accepted of a draft, and one: as `InStep`, in arrays."""
+
+    def __init__(self, pool: Pool, drafting: Drafting, log: Log) -> None:
+        import numpy as np
+
+        self.pool, self.drafting, self.log = pool, drafting, log
+        self.chance = np.random.default_rng([drafting.seed, log.rank])
+        self.lives: list[Live] = []
+        self.cached, self.left = (np.zeros(0, dtype=np.int64) for _ in range(2))
+
+    @property
+    def count(self) -> int:
+        return len(self.lives)
+
+    @property
+    def context(self) -> int:
+        return int(self.cached.sum())
+
+    @property
+    def needed(self) -> int:
+        return int(self.pool.allocated[self.cached + 1].sum())
+
+    def exceeds(self, room: int) -> bool:
+        return self.needed > room
+
+    def join(self, live: Live, left: int) -> None:
+        import numpy as np
+
+        self.lives.append(live)
+        self.cached, self.left = np.append(self.cached, live.cached), np.append(self.left, left)
+
+    def newest(self) -> int:
+        return max((live.order for live in self.lives), default=-1)
+
+    def take_out(self) -> Live:
+        import numpy as np
+
+        at = int(np.argmax([live.order for live in self.lives]))
+        live = self.lives[at]
+        live.generated += int(self.cached[at]) - live.cached
+        live.cached = int(self.cached[at])
+        self._keep(np.arange(self.count) != at)
+        return live
+
+    def in_a_row(self, most: int, room: int) -> int:
+        return 1
+
+    def grow(self, passes: int, first: float, rise: float, held: int, kept: int) -> tuple[Grown, list[Live]]:
+        gained = self.drafting.yields(self.chance, self.count).clip(max=self.left)
+        self.log.verified += self.count
+        self.log.yielded += int(gained.sum())
+        self.cached += gained
+        self.left -= gained
+        grown, going = self.still(first, held, kept), self.left > 0
+        done = [live for live, on in zip(self.lives, going, strict=True) if not on]
+        if done:
+            self._keep(going)
+        return grown, done
+
+    def still(self, seconds: float, held: int, kept: int) -> Grown:
+        taken, kept = (int(of[self.cached].sum()) + n for of, n in ((self.pool.allocated, held), (self.pool.stored, kept)))
+        return Grown(taken, kept, taken, taken * seconds, kept * seconds)
+
+    def _keep(self, mask: Any) -> None:
+        self.lives = [live for live, kept in zip(self.lives, mask, strict=True) if kept]
+        self.cached, self.left = self.cached[mask], self.left[mask]
+
+
+Decoding: TypeAlias = InStep | OwnPace
