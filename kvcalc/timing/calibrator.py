@@ -53,7 +53,7 @@ def calibrate(
     cells: dict[tuple[str, str], list[MeasuredRow]] = {}
     for row in rows:
         family = FAMILIES.get(row.op)
-        if row.op not in SERVING and not row.odd:
+        if row.op not in (*SERVING, "layer") and not row.odd:
             cells.setdefault((row.op, family.kind(row.dtype, row.kernel) if family else row.dtype), []).append(row)
     found: dict[tuple[str, str], FittedLaw] = {}
     for (op, kind), members in sorted(cells.items()):

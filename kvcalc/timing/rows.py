@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kvcalc.errors import UserError, nearest, printable
 from kvcalc.library.files import read_lines
 from kvcalc.timing.routing import TILE_ROWS
-from kvcalc.timing.served import sparse_module
+from kvcalc.timing.served import layer_kind, sparse_module
 
 MOST_BYTES = 1 << 30
 BLOCK, BLOCK_TEXT = 10_000, 8 << 20  # rows and characters of a file that are read at a time
@@ -51,6 +51,7 @@ OPERATIONS = {
     "allreduce": Operation(("num_gpus", "bytes"), ("dtype",)),
     "moe": Operation(("tokens", "hidden", "inter", "topk", "experts", "moe_tp", "moe_ep"), ("dtype",), means=_LOAD),
     "dsa_decode_module": Operation(("batch", "q_heads", "kv_len"), ("kv_dtype", "gemm_dtype")),
+    "layer": Operation(("batch", "query_len", "kv_len"), ("dtype",), ("tp_size", "ep_size")),
     "e2e_dense": Operation(("isl", "osl", "batch_size", "tp_size"), ("gemm_quant_mode",)),
     "e2e_moe": Operation(("isl", "osl", "batch_size", "tp_size"), ("gemm_quant_mode",), ("ep_size",)),
 }
@@ -62,9 +63,9 @@ class MeasuredRow(NamedTuple):
 
     shape: its counts, then the optional ones, its means, and of a module what its model says of it (`sparse_module`, with no
     index heads where the kernel skips the indexer). time_us: measured. at: its place in its table. kernel: the family that one
-    law can meet, else the kernel as recorded. cache: the dtype of a served model's cache, where it is said. odd: an artefact
-    of how it was measured, or a run that hits a prefix cache: not for fitting. Of a served run: who drove it (client), its mean
-    time to the first token, and whether it hits a prefix cache.
+    law can meet, else the kernel as recorded; of a layer its kind. cache: the dtype of a served model's cache, where it is said.
+    odd: an artefact of how it was measured, or a run that hits a prefix cache: not for fitting. Of a served run: who drove it
+    (client), its mean time to the first token, and whether it hits a prefix cache.
     """
 
     at: int
@@ -210,12 +211,14 @@ def _row(at: int, cells: list[str], columns: dict[str, int], known: str) -> Meas
     names = [DTYPES.get(d, d) for d in (cell(name).lower() for name in what.dtypes)]
     if not serving and not all(names):
         raise ValueError(f"{what.dtypes[names.index('')]} is empty")
-    kernel = (cell("kernel_family") or cell("kernel")).lower()
     model = cell("model_path") or cell("model")
+    kernel = (cell("kernel_family") or cell("kernel")).lower() if op != "layer" else layer_kind(model, cell("layer"))
     shape = [count(cell(name), name) for name in what.counts]
     shape += [count(cell(name) or "0", name, least=0) for name in what.optional]
     shape += [mean(cell(name) or "0", name) for name in what.means]
     shape += _module(model, kernel) if op == "dsa_decode_module" else []
+    if op == "layer" and shape[1] > shape[2]:
+        raise ValueError(f"query_len {shape[1]:.0f} is more than kv_len {shape[2]:.0f}, which counts the new tokens too")
     framework = cell("framework").lower()
     return MeasuredRow(
         at, op, cell("gpu"), STACKS.get(framework, framework), "/".join(names) or "bfloat16", tuple(shape),

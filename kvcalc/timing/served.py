@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, few
 from kvcalc.layers.attention.sparse import Sparse
 from kvcalc.library import catalog
 from kvcalc.library.load import read
@@ -27,6 +27,17 @@ def served_model(path: str) -> Model | None:
             if wanted.startswith(catalog.key(own)) and known > rank:
                 best, rank = model, known
     return best
+
+
+@cache
+def layer_kind(path: str, name: str) -> str:
+    """The kind of layer of that name of a served model, the commonest for ''. Raises ValueError where there is none."""
+    model = served_model(path)
+    if model is None:
+        raise ValueError(f"model {path!r} is no preset" if path else "model is empty")
+    if name and name not in model.kinds:
+        raise ValueError(f"{model.name} has no layer {name!r} but {few([*model.kinds])}")
+    return name or max(model.counts, key=model.counts.__getitem__)
 
 
 @cache

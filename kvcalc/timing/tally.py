@@ -88,7 +88,7 @@ class Tally:
             if count := said.counts["broken"]:
                 named = "; ".join(f"line {b.line}: {b.why}" for b in said.broken)
                 more = f"; and {count - NAMED:,} more" if count > NAMED else ""
-                found.append(f"{path}: {count:,} rows cannot be read ({named}{more})")
+                found.append(f"{path}: {count:,} row{'s' if count > 1 else ''} cannot be read ({named}{more})")
             for cell, lines in said.unknown.items():
                 name, _, op, _ = cell
                 about = f"{said.counts[cell]:,} rows of {op} (lines {', '.join(map(str, lines))} …)"

@@ -18,6 +18,7 @@ from kvcalc.timing.costs import cost_of
 from kvcalc.timing.families import FAMILIES
 from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.law import Array
+from kvcalc.timing.layers import layer_us
 from kvcalc.timing.rows import SERVING, MeasuredRow, ServedTimes, Table, read_blocks, read_rows
 from kvcalc.timing.serving import bound_us
 
@@ -92,6 +93,11 @@ def _validated(table: Table, stack: str, source: Gpu | None, served: Served | No
             if served and calibration:
                 times |= zip(members, served([table.rows[i] for i in members], gpu, calibration), strict=True)
                 calibrated[members] = [times[i].tpot_us for i in members]
+            continue
+        if op == "layer":
+            calibration = None if framework == DATASHEET else find_calibration(source or gpu, framework)
+            for i in members:
+                bound[i], calibrated[i] = layer_us(table.rows[i], gpu, calibration)
             continue
         _predict(table.rows, members, gpu, framework, op, kind, source, bound, calibrated)
     known = {name: gpu.name if gpu else "" for name, gpu in names.items()}
