@@ -28,7 +28,7 @@ class NeedOptions(Group, frozen=True):
     context: Annotated[str, _need("--context", help="Tokens of each: 16k; or --input-len and --output-len.")] = ""
     input_len: Annotated[str, _need("--input-len", "--isl", help="Prompt tokens.")] = ""
     output_len: Annotated[str, _need("--output-len", "--osl", help="Generated tokens.")] = ""
-    rate: Annotated[str, _need("--rate", help="Requests per second, instead of users.")] = ""
+    rate: Annotated[str, _need("--rate", "--request-rate", help="Requests per second, instead of users.")] = ""
     max_ttft: Annotated[str, _need("--max-ttft", "--slo-ttft", help="To the first token at most: 2s.")] = ""
     max_tpot: Annotated[str, _need("--max-tpot", "--slo-tpot", help="From token to token at most: 50ms.")] = ""
     min_throughput: Annotated[str, _need("--min-throughput", help="Output tokens per second of all replicas.")] = ""

@@ -33,7 +33,9 @@ class LoadOptions(Group, frozen=True):
     """What comes in, by the names of `Load`; a list is of rates."""
 
     requests: Annotated[str, _load("--requests", help="A CSV of arrival_s, input_len, output_len, or an Azure trace.")] = ""
-    rate: Annotated[str, _load("--rate", help="Requests per second; a list makes more rows; inf: all at once.")] = "inf"
+    rate: Annotated[
+        str, _load("--rate", "--request-rate", help="Requests per second; a list makes more rows; inf: all at once.")
+    ] = "inf"
     burstiness: Annotated[float, _load("--burstiness", help="1: Poisson; below 1: bursts; above: more regular.")] = 1.0
     max_concurrency: Annotated[int, _load("--max-concurrency", help="Clients in a closed loop; 0: no limit.")] = 0
     num_prompts: Annotated[int, _load("--num-prompts", help="Requests; 0: 1000, or all of a file.")] = 0
