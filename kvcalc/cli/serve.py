@@ -117,12 +117,12 @@ def run(
 
         output.show(serve_table(records))
     if not whole:
-        note(f"stopped after {len(runs)} of {len(points)} runs")
+        _stopped(runs, len(points), find_rate)
         raise typer.Exit(130)
 
 
 def _runs(points: "list[tuple[Deployment, str, str, Load]]", settings: "ServerSettings", find: bool) -> "tuple[list[Run], bool]":
-    """Each point simulated, and whether all are: an interruption keeps those that are done. Raises it where none is."""
+    """Each point simulated, and whether all are: Ctrl-C keeps what is done of them. Raises it where nothing is."""
     from kvcalc.serving.finding import find_rate
     from kvcalc.serving.run import serve
 
@@ -136,11 +136,25 @@ def _runs(points: "list[tuple[Deployment, str, str, Load]]", settings: "ServerSe
                     runs.append(found._replace(record=found.record | {"rate": asked.rate or None, "found_rate": asked.rate}))
                 else:
                     runs.append(serve(deployment, drawn[one], one, settings, policy, cache, told))
+                if not runs[-1].served.whole:
+                    return runs, False
         except KeyboardInterrupt:
             if not runs:
                 raise
             return runs, False
     return runs, True
+
+
+def _stopped(runs: "list[Run]", points: int, find: bool) -> None:
+    """Says what Ctrl-C left undone."""
+    last = runs[-1]
+    if last.served.whole:
+        note(f"stopped after {len(runs)} of {points} runs")
+    elif find:
+        note(f"stopped: the search for the highest rate of run {len(runs)} of {points} had come so far")
+    else:
+        done = f"{last.record['completed'] + last.record['rejected']:,} of {len(last.served.requests):,} requests"
+        note(f"stopped after {done}, whose figures these are" + (f"; run {len(runs)} of {points}" if points > 1 else ""))
 
 
 def _write_timeline(path: str, run: "Run") -> None:

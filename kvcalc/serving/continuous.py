@@ -45,16 +45,17 @@ class Continuous:
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.preempted or self.prefilling or self.decoding.count)
+        return bool(self.decoding.count or self.waiting or self.prefilling or self.preempted)
 
     def run(self) -> bool:
         """One pass, or passes in a row in which nothing changes; False when all is done."""
-        door = self.door
-        if not self.busy:
-            self.now = max(self.now, door.next_time())
-        if door.next_time() <= self.now:
+        door, busy = self.door, self.busy
+        if not busy:
+            self.now = max(self.now, door.next_s)
+        if door.next_s <= self.now:
             self.waiting += door.admit(self.now)
-        if self.busy:
+            busy = self.busy
+        if busy:
             self._pass()
         return door.open
 
@@ -65,7 +66,7 @@ class Continuous:
             room = self.limits.max_num_batched_tokens - (0 if self.how.decodes_wait else self.decoding.count * self.steps.queries)
             chunks = self._chunks(room) if self.prefilling else chunks
             if not preempted:
-                chunks += self._admit(room - sum(new for _, new in chunks), bool(chunks))
+                chunks += self._admit(room - sum([new for _, new in chunks]), bool(chunks))
         swapped, self.swap_bytes = self.swap_bytes, 0
         if chunks or swapped or preempted:
             self._mixed(chunks, swapped)
@@ -184,8 +185,8 @@ class Continuous:
         """One pass with pieces of prompts, or after a swap."""
         decoding = self.decoding
         start, count = self.now, 0 if self.how.decodes_wait and pieces else decoding.count
-        chunks: Chunks = tuple((new, live.cached) for live, new in pieces)
-        prompt, seconds = sum(new for _, new in pieces), 0.0
+        chunks: Chunks = tuple([(new, live.cached) for live, new in pieces])
+        prompt, seconds = sum([new for _, new in pieces]), 0.0
         if chunks:
             seconds = self.steps.mixed(chunks, count, decoding.context / count + 1 if count else 0.0)
         elif count:
@@ -194,8 +195,10 @@ class Continuous:
             seconds += swapped / self.limits.host_bytes_per_s
         for live, new in pieces:
             live.cached += new
-        held = self.held + sum(self.table[j.cached] for j in self.joining)
-        kept = sum(self.kept[p.cached] for p in (*self.prefilling, *self.joining))
+        held, kept = self.held, sum([self.kept[p.cached] for p in self.prefilling])
+        if self.joining:
+            held += sum(self.table[j.cached] for j in self.joining)
+            kept += sum(self.kept[j.cached] for j in self.joining)
         grown, done = decoding.grow(1, seconds, 0.0, held, kept) if count else (decoding.still(seconds, held, kept), [])
         tokens = count * self.steps.queries + prompt
         self.log.ran(start, seconds, 1, count + len(pieces), tokens, prompt, self.queue, grown)
@@ -210,12 +213,12 @@ class Continuous:
         many = decoding.in_a_row(line.passes, self.pool.budget - self.held)
         if self.waited:
             many = min(many, self.how.wait_passes - self.waited + 1)
-        coming = self.door.next_time()
+        coming = self.door.next_s
         if many > 1 and coming < start + lasting(line, many) and (self.waited or not self.queue):
             many = passes_until(line, many, coming - start)
         self.waited += many - 1 if self.waited else 0
         seconds = lasting(line, many)
-        kept = sum(self.kept[p.cached] for p in self.prefilling)
+        kept = sum([self.kept[p.cached] for p in self.prefilling]) if self.prefilling else 0
         grown, done = decoding.grow(many, line.first, line.rise, self.held, kept)
         self.log.ran(start, seconds, many, count, count * self.steps.queries, 0, self.queue, grown)
         self._pass_time(seconds, done)

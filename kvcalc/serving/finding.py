@@ -20,8 +20,8 @@ def find_rate(
 ) -> tuple[Run, Load]:  # fmt: skip
     """The run at the highest rate (to 2 %) at which 99 of 100 requests meet the goals and the queue does not grow, and its load.
 
-    Where no rate is slow enough the run is that of single requests, and its rate 0. Raises UserError without goals, or where
-    the load has times of its own.
+    Where no rate is slow enough the run is that of single requests, and its rate 0. Ctrl-C ends the search with the highest rate
+    that was seen to do, its run marked as not whole. Raises UserError without goals, or where the load has times of its own.
     """
     if not (settings.slo_ttft or settings.slo_tpot):
         raise UserError("the highest rate needs a goal", hint="Give --slo-ttft, --slo-tpot or both")
@@ -33,23 +33,34 @@ def find_rate(
         return serve(deployment, asked.drawn(), asked, settings, policy, cache, progress), asked
 
     alone = at(LEAST_RATE)
+    if not alone[0].served.whole:
+        raise KeyboardInterrupt
     if not _kept(alone[0]):
         return alone[0], msgspec.structs.replace(alone[1], rate=0.0)
     best, low = alone, LEAST_RATE
     high = max(2 * LEAST_RATE, alone[0].record["capacity_requests_per_s"] or 1.0)
     for _ in range(MOST_TRIES):
         tried = at(high)
+        if not tried[0].served.whole:
+            return _stopped(best)
         if not _kept(tried[0]):
             break
         best, low, high = tried, high, 1.5 * high
     while high > CLOSE * low:
         middle = (low * high) ** 0.5 if low > high / 4 else high / 2
         tried = at(middle)
+        if not tried[0].served.whole:
+            return _stopped(best)
         if _kept(tried[0]):
             best, low = tried, middle
         else:
             high = middle
     return best
+
+
+def _stopped(best: tuple[Run, Load]) -> tuple[Run, Load]:
+    run, load = best
+    return run._replace(served=run.served._replace(whole=False)), load
 
 
 def _kept(run: Run) -> bool:

@@ -99,22 +99,29 @@ class Ledger:
 
     def grow(self, steps: int, first: float, rise: float, held: int, kept: int) -> Grown:
         """So many steps pass, of `first` seconds and `rise` more each; `held` and `kept` bytes of others stand beside."""
-        adds = self.coming(steps).tolist()
         place = self.step - self._base + 1
-        turns = self._turns[place : place + steps].tolist() if self.bends.places else None
-        allocated, stored, slope = self.allocated, self.stored, self.rise
+        adds, slope = self._adds[place : place + steps].tolist(), self.rise
+        allocated, stored = self.allocated + held, self.stored + kept
         spent = lived = 0.0
-        for at in range(steps):
-            allocated += adds[at]
-            stored += slope
-            if turns:
-                slope += turns[at]
-            spent += (allocated + held) * first
-            lived += (stored + kept) * first
-            first += rise
-        self.allocated, self.stored, self.rise = allocated, stored, slope
+        if self.bends.places:
+            turns = self._turns[place : place + steps].tolist()
+            for add, turn in zip(adds, turns, strict=True):
+                allocated += add
+                stored += slope
+                slope += turn
+                spent += allocated * first
+                lived += stored * first
+                first += rise
+        else:
+            for add in adds:
+                allocated += add
+                stored += slope
+                spent += allocated * first
+                lived += stored * first
+                first += rise
+        self.allocated, self.stored, self.rise = allocated - held, stored - kept, slope
         self.step += steps
-        return Grown(allocated + held, stored + kept, allocated + held, spent, lived)
+        return Grown(allocated, stored, allocated, spent, lived)
 
     def _shift(self) -> None:
         gone = self.step - self._base

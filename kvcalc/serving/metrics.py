@@ -41,7 +41,8 @@ def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[
     tpot = (finished - first)[longer] / (out[longer] - 1)
     busy, slots = sum(log.busy_s for log in logs), sum(log.slots for log in logs)
     allocated = sum(log.allocated_byte_s for log in logs)
-    record: dict[str, Any] = {"requests": len(requests), "completed": many, "rejected": len(requests) - many}
+    record: dict[str, Any] = {"requests": len(requests), "completed": many}
+    record["rejected"] = sum(int(log.rejected.sum()) for log in logs)
     record |= {"input_tokens": int(requests.input_len[done].sum()), "output_tokens": tokens, "duration_s": span}
     record |= {
         "throughput_tokens_per_s": tokens / span if span else None,

@@ -25,9 +25,11 @@ class Pool(NamedTuple):
     stored: Any
     longest: int
 
-    def fits(self, tokens: int) -> bool:
-        """Whether a request that ends with `tokens` tokens cached could ever run, alone."""
-        return tokens <= self.longest and int(self.allocated[tokens]) <= self.budget
+    def fits(self, tokens: Any) -> Any:
+        """Whether a request that ends with so many tokens cached (one, or each of an array) could ever run, alone."""
+        import numpy as np
+
+        return (tokens <= self.longest) & (self.allocated[np.minimum(tokens, len(self.allocated) - 1)] <= self.budget)
 
 
 def make_pool(

@@ -20,13 +20,18 @@ from kvcalc.serving.steps import Steps
 from kvcalc.serving.tables import Passes
 
 POLICIES = ("continuous", "static")
+TOLD = 100  # requests of which progress is told at once
 
 
 class Served(NamedTuple):
-    """What was asked and what came of it, a log a rank: rank r of n took every n-th request from the r-th on."""
+    """What was asked and what came of it, a log a rank: rank r of n took every n-th request from the r-th on.
+
+    whole: False where Ctrl-C ended it before all were done.
+    """
 
     requests: Requests
     logs: tuple[Log, ...]
+    whole: bool = True
 
 
 def simulate(
@@ -40,7 +45,7 @@ def simulate(
     scheduling: Scheduling = MIXED,
     prefixes: Prefixes | None = None,
 ) -> Served:
-    """Serve all requests. `progress` is told how many more are done, now and then.
+    """Serve all requests. `progress` is told how many more are done, now and then; Ctrl-C keeps those that are.
 
     clients: who asks; a number of them in a closed loop, 0 for none. Raises UserError on an unknown
     policy, and where a pass could not hold a token of every sequence.
@@ -53,23 +58,29 @@ def simulate(
         what = f"{limits.max_num_batched_tokens:,} tokens of a pass are fewer than {limits.max_num_seqs:,} sequences"
         what += f" of {steps.queries} queries" if steps.drafting else ""
         raise UserError(what, hint="Raise max-num-batched-tokens, or lower max-num-seqs")
-    ranks = steps.ranks
-    logs = []
     asking = Clients(clients) if isinstance(clients, int) else clients
-    for rank in range(min(ranks, len(requests))):
-        share = requests.share(rank, ranks)
-        log = Log(len(share), rank)
-        door = Door(share, pool, log, asking.share(rank, ranks))
-        server = _server(door, pool, steps, limits, log, policy, scheduling, prefixes)
-        told = 0
-        while server.run():
-            if progress and door.done - told >= 100:
-                progress(door.done - told)
-                told = door.done
-        if progress:
+    ranks = min(steps.ranks, len(requests))
+    logs = tuple(Log(len(range(rank, len(requests), steps.ranks)), rank) for rank in range(ranks))
+    try:
+        for log in logs:
+            door = Door(requests.share(log.rank, steps.ranks), pool, log, asking.share(log.rank, steps.ranks))
+            _run(_server(door, pool, steps, limits, log, policy, scheduling, prefixes), progress)
+    except KeyboardInterrupt:
+        if not any((log.finished == log.finished).any() for log in logs):
+            raise
+        return Served(requests, logs, whole=False)
+    return Served(requests, logs)
+
+
+def _run(server: Continuous | Static, progress: Callable[[int], None] | None) -> None:
+    """Until all is done."""
+    door, told = server.door, 0
+    while server.run():
+        if progress and door.done - told >= TOLD:
             progress(door.done - told)
-        logs.append(log)
-    return Served(requests, tuple(logs))
+            told = door.done
+    if progress:
+        progress(door.done - told)
 
 
 def _server(

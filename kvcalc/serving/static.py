@@ -26,7 +26,7 @@ class Static:
     def run(self) -> bool:
         """One batch; False when all is done."""
         if not self.waiting:
-            self.now = max(self.now, self.door.next_time())
+            self.now = max(self.now, self.door.next_s)
         self._collect()
         if self.waiting:
             self._serve(self._batch())
@@ -37,7 +37,7 @@ class Static:
         self.waiting += self.door.admit(self.now)
         while self.waiting and len(self.waiting) < self.limits.max_num_seqs:
             ends = self.log.arrived[self.waiting[0]] + self.limits.batch_timeout
-            coming = self.door.next_time()
+            coming = self.door.next_s
             if coming > ends:
                 if coming < float("inf") and ends > self.now:
                     self._wait(ends)

@@ -23,6 +23,7 @@ from kvcalc.timing.steps import Host, host_of, operator_seconds
 EXACT = 64  # kinds of passes of prompts alone that are timed as they are
 DENSE = 512  # tokens up to which each number of them has its own entry
 TOKENS_RATIO, LENGTH_RATIO, CONTEXT_RATIO, COUNT_RATIO = 1.01, 1.08, 1.12, 1.2  # of one point of a table to the next
+MOST_KNOWN = 1 << 15  # values of a table that are remembered
 TOKENS, HEAD, GROUP = "tokens", "head", "group"
 NO_HOST = Host(0.0, 0.0, 1.0, 0.0)
 
@@ -49,8 +50,14 @@ class Table:
 
     def __init__(self, at: Sequence[int], values: Sequence[float]) -> None:
         self.at, self.values = list(at), list(values)
+        self.known: dict[float, float] = {}
 
     def __call__(self, x: float) -> float:
+        if x not in self.known and len(self.known) < MOST_KNOWN:
+            self.known[x] = self._between(x)
+        return self.known[x] if x in self.known else self._between(x)
+
+    def _between(self, x: float) -> float:
         place = min(max(bisect_right(self.at, x) - 1, 0), len(self.at) - 2)
         low, high = self.at[place], self.at[place + 1]
         first = self.values[place]

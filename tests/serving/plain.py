@@ -37,7 +37,7 @@ def run_plainly(door: Door, pool: Pool, limits: Limits, log: Log, seconds_of: An
 
     while door.open:
         if not (queue or inside):
-            now = max(now, door.next_time())
+            now = max(now, door.next_s)
         queue += [One(i, door.inputs[i]) for i in door.admit(now)]
         if not (queue or inside):
             continue

@@ -1,6 +1,7 @@
 """Who asks a server and how: clients by hand, prefix caches by hand, the highest rate that keeps a promise, an interruption."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from servers import HandClock, asked, byte_pool
 from kvcalc import UserError, load_gpu, load_model
 from kvcalc.serving.finding import find_rate
 from kvcalc.serving.load import Load
+from kvcalc.serving.metrics import Goals, summary
 from kvcalc.serving.prefixes import Kept, Shared
 from kvcalc.serving.requests import Prefixed, read_requests
 from kvcalc.serving.run import ServerSettings
@@ -138,6 +140,26 @@ def test_an_interruption_keeps_what_is_done(kvcalc: Run, monkeypatch: pytest.Mon
     found = kvcalc("serve llama-3.1-8b --input-len 100 --output-len 5 --num-prompts 10 --rate 1,2,3 --format json")
     assert (found.code, len(json.loads(found.out))) == (130, 1)
     assert "stopped after 1 of 3 runs" in found.err
+
+
+def test_an_interruption_within_a_run_keeps_the_requests_that_are_done(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request a second, served in one: when 100 are done Ctrl-C comes, and the figures are of 100 requests in 100 s."""
+
+    def told(count: int) -> None:
+        raise KeyboardInterrupt
+
+    load, steps = asked(*((float(i), 5, 1) for i in range(1000))), Steps(HandClock(1.0))  # type: ignore[arg-type]
+    run = simulate(load, byte_pool(), steps, Limits(), progress=told)
+    record = summary(run, 10**9, Goals(), True)
+    assert not run.whole
+    assert (record["requests"], record["completed"], record["rejected"], record["duration_s"]) == (1000, 100, 0, 100)
+    assert record["throughput_tokens_per_s"] == 1
+    monkeypatch.setattr("kvcalc.cli.serve._progress", lambda total: nullcontext(told))
+    line = "serve llama-3.1-8b --input-len 100 --output-len 5 --num-prompts 1000 --format json"
+    found = kvcalc(f"{line} --rate 9,8")
+    assert (found.code, [r["completed"] >= 100 for r in json.loads(found.out)]) == (130, [True])
+    assert "of 1,000 requests, whose figures these are; run 1 of 2" in found.err
+    assert kvcalc(f"{line} --find-rate --slo-tpot 10s").code == 130
 
 
 def test_think_time_keeps_littles_law() -> None:
