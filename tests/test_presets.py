@@ -103,6 +103,7 @@ MISPRINTS = {
     ("gpt-3-175b", "parameters"): (174_604_259_328, "the sizes in the paper's table make 174.6B, not its 175.0B"),
     ("mistral-7b-v0.1", "parameters"): (7_241_732_096, "the announcement rounds up"),
     ("glm-5.2", "parameters"): (743_377_000_704, "744B is GLM-5; 57 of GLM-5.2's layers have no indexer of their own"),
+    ("glm-5.3", "parameters"): (743_377_000_704, "as GLM-5.2"),
     ("hunyuan-large", "active_parameters"): (51_322_077_440, "the paper's 52B"),
     ("gemma-4-e4b", "parameters"): (7_463_013_376, "stated with the vision and audio towers"),
     ("nemotron-3-ultra", "parameters"): (549_308_968_960, "a nominal size"),
