@@ -21,7 +21,7 @@ from kvcalc.model.spec import NORM_VECTORS, Model
 Figure = TypeVar("Figure")
 ENDS = ("low", "middle", "high")  # of the range in which a budget lies
 SHARES = ("total", "free", "remaining")  # what memory a share is taken of
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 # Measured by others, not derived; sources in docs/engines.md. A given overhead replaces the three that a budget subtracts.
 CONTEXT_BYTES = 7 * GIB // 10  # CUDA context: an H100 of 79.18 GiB has 78.48 free before weights (SGLang's start-up log)
 LIBRARY_BYTES = 13 * GIB // 100  # what libraries take outside torch (vLLM's log: "0.13 GiB for non-torch memory")

@@ -124,6 +124,7 @@ def request_of(run: Deployment, asked: FitOptions, cache_dtype: str, release: An
         max_in_flight_batches=asked.max_in_flight_batches or chosen.flights,
         num_speculative_tokens=asked.num_speculative_tokens or chosen.drafted * (asked.mtp or asked.draft is not None),
         mamba_ssm_cache_dtype=asked.state_dtype,
+        page_tuples=asked.page_tuples or chosen.page_tuples,
     )
     used = asked.gpu_memory_utilization or chosen.utilization
     held, beside, last = _layers(run, engine, settings, asked.mtp), {}, ranks.pp - 1

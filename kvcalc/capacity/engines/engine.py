@@ -27,7 +27,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
     the first of them is done. num_speculative_tokens: drafted for each pass that verifies them.
     mamba_cache_mode: none, or align (a second state page that prefix caching keeps, and mamba_checkpoint_blocks more).
     hybrid: windows are freed as they pass. kv_unified: llama.cpp's sequences share one cache, rather than each its own,
-    swa_full: its layers with a window hold the whole context.
+    swa_full: its layers with a window hold the whole context. page_tuples: pages of compressed attention lie in tuples of
+    every size, as many as the size that most layers have, rather than packed.
     cache_type_k, cache_type_v: llama.cpp's cache dtypes of keys and of values, '' what the cache's dtype says. n_gpu_layers:
     that llama.cpp puts on the GPU, the head first and then the last ones, −1 all; n_cpu_moe: first layers whose experts stay
     with the host, cpu_moe: those of all.
@@ -41,6 +42,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     mamba_checkpoint_blocks: int = 0
     mamba_ssm_cache_dtype: str = ""
     hybrid: bool = True
+    page_tuples: bool = False
     kv_unified: bool = False
     swa_full: bool = False
     cache_type_k: str = ""
@@ -58,7 +60,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
 class Defaults(NamedTuple):
     """What an engine chooses where nothing is said. tokens: of one pass; sequences: at once, on one dp rank.
 
-    flights: passes scheduled before the first of them is done. drafted: tokens a pass, where something drafts.
+    flights: passes scheduled before the first of them is done. drafted: tokens a pass, where something drafts. page_tuples: as
+    in the settings.
     """
 
     tokens: int
@@ -66,6 +69,7 @@ class Defaults(NamedTuple):
     utilization: float
     flights: int = 2
     drafted: int = 1
+    page_tuples: bool = False
 
 
 Planner = Callable[[Sequence[Held], Parallelism, EngineSettings, int], Plan]

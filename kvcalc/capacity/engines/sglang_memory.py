@@ -9,12 +9,11 @@ from typing import NamedTuple
 from kvcalc.capacity.engines.engine import Defaults
 from kvcalc.capacity.engines.versions import nearest_older
 from kvcalc.capacity.engines.vllm_weights import rope_tables, tower
-from kvcalc.capacity.memory_terms import CONTEXT_BYTES, GIB, Start, Terms, collective_bytes, stated
+from kvcalc.capacity.memory_terms import CONTEXT_BYTES, GIB, MIB, Start, Terms, collective_bytes, stated
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.spec import Model
 
-MIB = 1 << 20
 DRAFTED = 3  # --speculative-num-steps of most models (arg_groups/speculative_hook.py)
 Capacity = tuple[int, int, int]  # tokens of a prefill chunk, largest CUDA-graph batch below tp 4, and from tp 4 on
 _LARGER: tuple[tuple[int, Capacity], ...] = (  # below so many GiB

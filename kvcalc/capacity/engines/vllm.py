@@ -13,7 +13,7 @@ from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, in
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, Pages, pages
 from kvcalc.capacity.engines.vllm_compressed import BLOCK as COMPRESSED_BLOCK
-from kvcalc.capacity.engines.vllm_compressed import compressed_specs, compresses, compresses_tokens, packed_groups
+from kvcalc.capacity.engines.vllm_compressed import compressed_specs, compresses, compresses_tokens, packed_groups, tuple_bytes
 from kvcalc.capacity.engines.vllm_groups import Group, Spec, SpecKind, groups_of, promoted
 from kvcalc.capacity.engines.vllm_memory import terms
 from kvcalc.capacity.engines.vllm_versions import defaults, release
@@ -35,7 +35,9 @@ class Vllm(Plan):
 
     def __init__(self, groups: list[Group], stage: int, block: int, ranks: Parallelism, settings: EngineSettings) -> None:
         self.groups, self.stage = groups, stage
-        self.bytes_per_block = self._unit = max((g.page_bytes(stage) for g in groups), default=0)
+        tuples = settings.page_tuples and any(s.latent and s.padded for g in groups for _, s in g.specs)
+        widest = max((g.page_bytes(stage) for g in groups), default=0)
+        self.bytes_per_block = self._unit = tuple_bytes(groups, stage) if tuples else widest
         self.block_size = block if any(g.spec.kind is not SpecKind.STATE for g in groups) else None
         self.page_bytes = max((g.widest_page() for g in groups), default=0)
         self._counts = [_term(g.spec, ranks.dcp, settings) for g in groups]

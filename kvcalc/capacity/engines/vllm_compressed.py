@@ -87,6 +87,20 @@ def packed_groups(layers: Sequence[Placed]) -> list[Group]:
     return found
 
 
+def tuple_bytes(groups: Sequence[Group], stage: int) -> int:
+    """Bytes of a block before 0.24: the sizes that full layers' pages have · the most layers of one size in any group.
+
+    A window's page counts as the next of those sizes (v1/core/kv_cache_utils.py: _get_kv_cache_config_deepseek_v4, 0.22).
+    """
+    sizes = sorted({s.page for g in groups for where, s in g.specs if s.kind is SpecKind.FULL and where == stage})
+    most = 0
+    for group in groups:
+        pages = [s.page for where, s in group.specs if where == stage]
+        raised = [min((size for size in sizes if size >= page), default=page) for page in pages]
+        most = max([most, *(raised.count(size) for size in raised)])
+    return sum(sizes) * most
+
+
 def _repeats(bucket: dict[int, list[Placed]]) -> int:
     """Layers of the page size that most of a bucket have."""
     return max(len(same) for same in bucket.values())

@@ -8,21 +8,24 @@ known to differ between starts, and a margin over what is not.
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, compressed_parts
 from kvcalc.capacity.engines.vllm_profile import peak
 from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
-from kvcalc.capacity.engines.vllm_weights import MIB, extra_weights
-from kvcalc.capacity.memory_terms import GIB, Start, Terms, stage_weights
+from kvcalc.capacity.engines.vllm_weights import extra_weights
+from kvcalc.capacity.memory_terms import GIB, MIB, Start, Terms, stage_weights
 from kvcalc.units import by_number, floor_div
 
 PENALTIES = 4.125  # bytes per request and entry of the vocabulary: counts in int32, a bit mask (gpu/sample/penalties.py, 0.28)
 SMS = 128  # of a GPU whose preset does not say
+UNSEEN = 0.03  # of the memory, at the low end where tokens are compressed: of 10.1 GiB beside the weights its source shows 6.7
 
 
 class Constants(NamedTuple):
     """GiB that no source gives, fitted on published start-ups (docs/engines.md); at one end of the range.
 
     libraries: outside torch. states: beside them for models with recurrent states. collectives: buffers of 2, 4 and 8 GPUs;
-    pcie: their share where no link joins the GPUs. graphs, per_width: of an estimate of CUDA graphs, per 1024 of D/tp.
+    pcie: their share where no link joins the GPUs. graphs, per_width: of an estimate of CUDA graphs, per 1024 of D/tp; per_layer:
+    MiB of a captured graph for each layer, where that is more than one, of the first runner.
     margin: share of the GPU's memory beyond all terms.
     """
 
@@ -32,12 +35,13 @@ class Constants(NamedTuple):
     pcie: float = 0.5
     graphs: float = 0.07
     per_width: float = 0.11
+    per_layer: float = 0.0
     margin: float = 0.0
 
 
 MIDDLE = Constants()
 CONSTANTS = {
-    "low": Constants(0.25, collectives=(0.0, 0.63, 1.8, 2.55), pcie=0.8, graphs=0.22, margin=0.02),
+    "low": Constants(0.25, collectives=(0.0, 0.63, 1.8, 2.55), pcie=0.8, graphs=0.22, per_layer=0.25, margin=0.02),
     "middle": MIDDLE,
     "high": Constants(0.02, collectives=(0.0, 0.252, 0.72, 1.02), pcie=0.0, graphs=0.0, margin=-0.015),
 }
@@ -55,7 +59,8 @@ def terms(start: Start, end: str) -> Terms:
         "sampler's buffers": kept(start),
         "CUDA graphs": graphs(start, constants),
     }
-    margin = int(constants.margin * start.gpu.memory_bytes)
+    unseen = UNSEEN * (end == "low" and bool(compressed_parts(start)))
+    margin = int((constants.margin + unseen) * start.gpu.memory_bytes)
     needed: dict[str, Any] = {name: size for name, size in overhead.items() if not isinstance(size, int) or size}
     return Terms(language, extra_weights(start), activation, needed, 0, margin, step)
 
@@ -67,6 +72,11 @@ def _bytes(gib: float) -> int:
 def has_states(start: Start) -> bool:
     """Whether the model has recurrent states."""
     return any(e.span.name == "STATE" for layer in start.model.kinds.values() for e in layer.entries)
+
+
+def has_indexer(start: Start) -> bool:
+    """Whether an indexer chooses among what the model keeps."""
+    return any(e.role == "index_key" for layer in start.model.kinds.values() for e in layer.entries)
 
 
 def collectives(start: Start, constants: Constants = MIDDLE) -> int:
@@ -96,7 +106,8 @@ def graphs(start: Start, constants: Constants = MIDDLE) -> Any:
     """The estimate of CUDA graphs that a release subtracts: 1 MiB a captured graph, and fitted constants.
 
     Sizes 1, 2, 4, then by 8 below 256 and by 16 to min(2·n, 512, T) (config/vllm.py: _set_cudagraph_sizes); each captured in
-    pieces, those up to n whole as well.
+    pieces, those up to n whole as well. The first runner takes each for as large as the second that it tries, at least 1 MiB, and
+    captures pieces as a pass without a cache, with an indexer's logits (gpu_model_runner.py: profile_cudagraph_memory, 0.22).
     """
     rules: Release = start.release
     second = takes_runner_v2(rules, start.model, start.formats)
@@ -104,7 +115,11 @@ def graphs(start: Start, constants: Constants = MIDDLE) -> Any:
         return 0
     width = start.model.hidden_size / 1024 / start.ranks.tp
     count: Any = by_number(start.sequences, partial(captured, start.tokens))
-    return count * MIB + _bytes(constants.graphs + constants.per_width * width)
+    shared = _bytes(constants.graphs + constants.per_width * width)
+    if second:
+        return count * MIB + shared
+    each = int(MIB * max(1, constants.per_layer * start.model.layers / start.ranks.pp))
+    return count * each + shared + (LOGITS_BYTES if has_indexer(start) else 0)
 
 
 @lru_cache(1 << 14)

@@ -3,9 +3,11 @@
 T tokens of a pass, n requests (never more than T), V vocabulary, D hidden size, e bytes of an activation.
 """
 
+from kvcalc.capacity.engines.vllm_compressed_memory import attention_peak
 from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
-from kvcalc.capacity.engines.vllm_weights import MIB, data_centre_blackwell
-from kvcalc.capacity.memory_terms import Start
+from kvcalc.capacity.engines.vllm_weights import data_centre_blackwell
+from kvcalc.capacity.memory_terms import MIB, Start
+from kvcalc.layers.attention import Latent
 from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.pipeline import stages
 from kvcalc.units import Num, at_least, maximum
@@ -58,12 +60,18 @@ def sample(start: Start, kernels: bool = False) -> Num:
 
 
 def forward(start: Start) -> int:
-    """T·e·(widest part + 3.8·D), and the workspace of latent attention: 65,536 · heads/tp · (nope + v) · 2."""
-    parts = [p for layer in start.model.kinds.values() for p in layer.parts if getattr(p, "kv_lora_rank", 0)]
-    spread = (start.ranks.share(p.num_attention_heads) * (p.qk_nope_head_dim + p.v_head_dim) for p in parts)  # type: ignore
+    """T·e·(widest part + 3.8·D), and the workspace of latent attention: 65,536 · heads/tp · (nope + v) · 2.
+
+    Where tokens are compressed, what stands around an attention and the experts' workspace, which stays from the first layer on
+    (v1/worker/workspace.py, 0.22).
+    """
+    wide, element = start.once(widest, start.tokens, _deep_gemm(start)), start.formats.element_bytes
+    if around := attention_peak(start):
+        return around + int(start.tokens * wide * element)
+    parts = [p for layer in start.model.kinds.values() for p in layer.parts if isinstance(p, Latent)]
+    spread = (start.ranks.share(p.num_attention_heads) * (p.qk_nope_head_dim + p.v_head_dim) for p in parts)
     latent = 2 * MLA_WORKSPACE * max(spread, default=0)
-    width = start.once(widest, start.tokens, _deep_gemm(start)) + WAITING * start.model.hidden_size
-    return int(start.tokens * width * start.formats.element_bytes) + latent
+    return int(start.tokens * (wide + WAITING * start.model.hidden_size) * element) + latent
 
 
 def widest(start: Start) -> float:
@@ -99,8 +107,13 @@ def _rows(start: Start, up: Weight) -> float:
 
 def _deep_gemm(start: Start) -> bool:
     """Whether DeepGEMM runs the experts."""
-    block = any(s.format == "fp8_block128" for s in start.formats.schemes) and start.release.since >= (0, 11, 0)
-    return block and (start.gpu.architecture == "Hopper" or data_centre_blackwell(start))
+    runs = start.release.since >= (0, 11, 0) and (start.gpu.architecture == "Hopper" or data_centre_blackwell(start))
+    return runs and start.once(_experts_in_blocks)
+
+
+def _experts_in_blocks(start: Start) -> bool:
+    """Whether experts are stored in fp8 by blocks of 128."""
+    return any(w.expert and start.formats.weight_format(name, w).name == "fp8_block128" for name, w, _ in start.model.walk())
 
 
 def _images(start: Start) -> int:

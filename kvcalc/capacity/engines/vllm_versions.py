@@ -27,7 +27,8 @@ class Release(NamedTuple):
     counts_consumed: whatever left free memory is counted, not torch's peak alone (utils/mem_utils.py). runner_v2: models
     that the second runner takes by default (config/vllm.py: use_v2_model_runner). sampler_v2: bytes per request and entry of
     the vocabulary in its dummy sample (v1/worker/gpu/model_runner.py). small_a100, large_batch: defaults by GPU
-    (engine/arg_utils.py: get_batch_defaults).
+    (engine/arg_utils.py: get_batch_defaults). page_tuples: of compressed pages, settings in `engine`. in_flight: windows reserve
+    for every pass in flight, before it for one (config/vllm.py: max_in_flight_tokens).
     """
 
     since: Version
@@ -42,6 +43,8 @@ class Release(NamedTuple):
     small_a100: bool = True
     large_batch: bool = False
     most_sequences: int = 1024
+    page_tuples: bool = True
+    in_flight: bool = False
 
 
 _V0 = Release((0, 6, 3), small_a100=False, most_sequences=256)
@@ -49,7 +52,8 @@ _V1 = Release((0, 8, 5), small_a100=False)
 _TORCH29 = Release((0, 11, 1), combo_kernels=True)
 _KERNELS = _TORCH29._replace(since=(0, 17, 1), sampler="kernels")
 _GRAPHS = _KERNELS._replace(since=(0, 20, 0), utilization=0.92, graphs_v1=True)
-_CONSUMED = _GRAPHS._replace(since=(0, 27, 0), counts_consumed=True, runner_v2="dense")
+_PACKED = _GRAPHS._replace(since=(0, 24, 0), runner_v2="listed", page_tuples=False)
+_CONSUMED = _PACKED._replace(since=(0, 27, 0), counts_consumed=True, runner_v2="dense", in_flight=True)
 _ALL = _CONSUMED._replace(since=(0, 29, 0), graphs_v2=True, runner_v2="all", sampler_v2=2, large_batch=True)
 RELEASES = (
     _V0, _V0._replace(since=(0, 7, 3)), _V1, Release((0, 9, 1), sampler="flashinfer"),
@@ -58,8 +62,8 @@ RELEASES = (
     *(_KERNELS._replace(since=v) for v in ((0, 17, 1), (0, 18, 1), (0, 19, 1))),
     _GRAPHS, _GRAPHS._replace(since=(0, 21, 0)), _GRAPHS._replace(since=(0, 22, 0), runner_v2="qwen3"),
     _GRAPHS._replace(since=(0, 23, 0), runner_v2="plain"),
-    _GRAPHS._replace(since=(0, 24, 0), runner_v2="listed"),
-    *(_GRAPHS._replace(since=v, runner_v2="dense") for v in ((0, 25, 1), (0, 26, 0))),
+    _PACKED, _PACKED._replace(since=(0, 25, 1), runner_v2="dense"),
+    _CONSUMED._replace(since=(0, 26, 0), counts_consumed=False),
     _CONSUMED, _CONSUMED._replace(since=(0, 27, 1)), _CONSUMED._replace(since=(0, 28, 0), sampler_v2=2, large_batch=True),
     *(_ALL._replace(since=v) for v in ((0, 29, 0), (0, 30, 0), (0, 31, 0), (0, 32, 0))),
     _ALL._replace(since=(0, 33, 0), sampler_v2=14),
@@ -75,14 +79,15 @@ def release(text: str) -> tuple[Release, str]:
 def defaults(gpu: Gpu, ranks: Parallelism, rules: Release, tokens: int, model: Model) -> Defaults:
     """Of the server: 2048 tokens and 256 sequences below 70 GiB (and on an A100), else 8192 (16384 from 160 GiB) and 1024.
 
-    Never more sequences than tokens. Passes in flight: as many as pipeline stages, and with the second runner one more; at
-    least two, which asynchronous scheduling overlaps (config/vllm.py: max_concurrent_batches).
+    Never more sequences than tokens. Passes in flight, where windows reserve for them: as many as pipeline stages, and with the
+    second runner one more; at least two, which asynchronous scheduling overlaps (config/vllm.py: max_concurrent_batches).
     """
     large = gpu.memory_bytes >= 70 * GIB and not (rules.small_a100 and gpu.name.startswith("a100"))
     most = 16384 if rules.large_batch and gpu.memory_bytes >= 160 * GIB else 8192
     tokens = tokens or (most if large else 2048)
-    flights = max(2, ranks.pp + (rules.runner_v2 == "all"))
-    return Defaults(tokens, min(tokens, rules.most_sequences if large else 256), rules.utilization, flights)
+    flights = max(2, ranks.pp + (rules.runner_v2 == "all")) if rules.in_flight else 1
+    sequences = min(tokens, rules.most_sequences if large else 256)
+    return Defaults(tokens, sequences, rules.utilization, flights, page_tuples=rules.page_tuples)
 
 
 def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:

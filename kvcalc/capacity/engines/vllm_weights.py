@@ -5,14 +5,14 @@
 
 from collections.abc import Callable
 
+from kvcalc.capacity.engines.vllm_compressed_memory import buffers, tables
 from kvcalc.capacity.engines.vllm_versions import Release
-from kvcalc.capacity.memory_terms import GIB, Start, stage_weights
+from kvcalc.capacity.memory_terms import GIB, MIB, Start, stage_weights
 from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.pipeline import stages
 from kvcalc.model.spec import Model
 from kvcalc.units import ceil_div
 
-MIB = 1 << 20
 STEP, SEGMENT, LARGE, SPLIT = 512, 2 * MIB, 10 * MIB, MIB  # torch: CUDACachingAllocator.cpp
 # Matrices that vLLM keeps as one tensor (models' packed_modules_mapping, fused_moe/layer.py).
 FUSED = ({"q", "k", "v"}, {"gate", "up"}, {"shared.gate", "shared.up"}, {"experts.gate", "experts.up"})
@@ -102,7 +102,8 @@ def extra_weights(start: Start) -> dict[str, int]:
     found = {
         "padding and rounding": start.once(loaded, packed) - own,
         "repacked matrices": start.once(repacked),
-        "rotary tables": rope_tables(start.model),
+        "rotary tables": tables(start) or rope_tables(start.model),
+        "buffers of a pass": buffers(start),
         "vision tower": tower(start),
         "LoRA slots": lora_slots(start),
         **start.beside,

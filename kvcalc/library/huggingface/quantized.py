@@ -23,6 +23,9 @@ MOST_MODULES, MOST_GROUPS = 1_000_000, 32
 _KEYS = ("quantization_config", "compression_config", "quantization")
 _LEFT_OUT: tuple[str, ...] = ("embedding", "lm_head", "*.router")
 _EVERYTHING, _EXPERTS = ("*",), ("*.experts.*",)
+# Of DeepSeek-V4, whatever the file says: compressors stay in bf16, what mixes the streams in fp32 (vLLM 0.33,
+# models/deepseek_v4; with them the published checkpoint has its 148.66 GiB).
+_COMPRESSORS, _STREAMS = ("*.compress_*", "*.index_kv", "*.index_gate", "*.index_weights"), ("*_streams", "stream_head")
 _TABLES = {
     "embedding": ("language_model.model.embed_tokens", "transformer.wte", "model.word_embeddings"),
     "lm_head": ("lm_head",),
@@ -88,7 +91,10 @@ class Storage:
         if not self.groups and not self.exact:
             head = self.q.get("lm_head") is True and self.q.word("quant_method") in INTEGERS
             kept = tuple(name for name in _LEFT_OUT if not (head and name == "lm_head"))
-            return tuple(Quantization(name, covers=covers, except_for=kept) for name, covers in self.formats)
+            mixed = self.family == "deepseek_v4" and bool(self.formats)
+            kept += (*_COMPRESSORS, *_STREAMS) if mixed else ()
+            found = tuple(Quantization(name, covers=covers, except_for=kept) for name, covers in self.formats)
+            return (*found, Quantization("fp32", covers=_STREAMS)) if mixed else found
         covers: dict[str, list[str]] = {}
         for kind, pairs in kinds.items():
             for name, stored in pairs:

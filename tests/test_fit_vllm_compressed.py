@@ -1,0 +1,132 @@
+"""vLLM and DeepSeek-V4: what is loaded, what a pass takes and how blocks lie, by hand and against published starts."""
+
+import pytest
+
+from kvcalc import Deployment, Parallelism, Precision, load_gpu, load_model
+from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.memory_terms import mtp_weights, stage_weights
+from kvcalc.library.huggingface import model_from
+from kvcalc.model.precision import formats_of
+
+MIB, GIB = 2**20, 2**30
+FLASH = load_model("deepseek-v4-flash")
+FORMATS = formats_of(FLASH, Precision())
+
+
+def asked(version: str, gpu: str = "gh200", tokens: int = 16_384, tp: int = 2, mtp: bool = False) -> Fit:
+    options = FitOptions(
+        engine="vllm",
+        engine_version=version,
+        max_num_batched_tokens=tokens,
+        max_model_len=30_000,
+        gpu_memory_utilization=0.95,
+        mtp=mtp,
+    )
+    return fit(Deployment(FLASH, load_gpu(gpu), parallelism=Parallelism(tp=tp, ep=tp)), options)
+
+
+def test_a_refusal_of_0_22() -> None:
+    """It needed 6.66 GiB for 30,000 tokens, and had 5.44, enough for 13,528: offline, so in one pass of 16,384 tokens.
+
+    Pages lay in 22 tuples of the three sizes that compressed rows and index keys have. Blocks of a sequence: twice those of
+    127 + 16,384 tokens by 64, and one; 118 of 256; 7 + 16,384 by 4, and one; 127 + 16,384 by 8, and one.
+    """
+    plan = asked("0.22").plan
+    unit = 22 * (37_440 + 8_640 + 1_728)
+    assert plan.bytes_per_block == unit
+    assert plan.request_blocks(30_000) == 2 * (258 + 1) + 118 + (4_098 + 1) + (2_064 + 1)
+    assert round(unit * 6_800 / GIB, 2) == 6.66
+    at_most = [round(unit * (plan.request_blocks(length) or 0) / GIB, 3) for length in (13_528, 13_537)]
+    assert at_most[0] < 5.445 <= at_most[1] + 0.005
+
+
+@pytest.mark.parametrize(
+    ("version", "unit", "passes"),
+    [("0.23", 1_051_776, 1), ("0.24", 1_002_240, 1), ("0.25.1", 1_002_240, 1), ("0.26", 1_002_240, 2)],
+)
+def test_blocks_by_version(version: str, unit: int, passes: int) -> None:
+    """Packed from 0.24 on; windows reserve for every pass in flight from 0.26 on."""
+    plan = asked(version, tokens=1024).plan
+    assert plan.bytes_per_block == unit
+    flying = 1024 * passes
+    each = [-(-(limit - 1 + flying) // block) + 1 for limit, block in ((128, 64), (128, 64), (8, 4), (128, 8))]
+    assert plan.request_blocks(30_000) == sum(each) + 118
+
+
+def test_one_tuple_of_windows_is_as_wide_as_the_others() -> None:
+    """Two stages: 11 layers that compress by 4 on the first, 10 on the second; the windows' groups have 11 and 10, 11 and 11."""
+    run = Deployment(FLASH, load_gpu("h200"), parallelism=Parallelism(pp=2))
+    plan = fit(run, FitOptions(engine="vllm", engine_version="0.22")).plan
+    assert plan.bytes_per_block == 11 * (37_440 + 8_640 + 1_728)
+
+
+def test_what_is_stored() -> None:
+    """Compressors in bf16, what mixes the streams in fp32; with its prediction layer the checkpoint has 148.66 GiB."""
+    found = {name.partition(".")[2] or name: FORMATS.weight_format(name, w).name for name, w, _ in FLASH.walk()}
+    bf16 = ("compress_kv", "compress_gate", "index_kv", "index_gate", "index_weights", "router", "lm_head", "embedding")
+    assert {found[name] for name in bf16} == {"bf16"}
+    assert {found[name] for name in ("mixer_streams", "ffn_streams", "stream_head")} == {"fp32"}
+    assert {found[name] for name in ("q_up", "index_q", "o_up", "shared.up")} == {"fp8_block128"}
+    hashed = 3 * 129_280 * 6 * 8  # the experts of each token in the first three layers, as whole numbers
+    whole = stage_weights(FLASH, FORMATS, Parallelism(), 0) + mtp_weights(FLASH, FORMATS, Parallelism()) + hashed
+    assert whole / GIB == pytest.approx(148.66, abs=0.02)
+
+
+def test_a_config_stores_the_same() -> None:
+    """As its config says: fp8 with experts in fp4."""
+    config = {
+        "model_type": "deepseek_v4", "hidden_size": 4096, "num_hidden_layers": 5, "vocab_size": 129_280, "expert_dtype": "fp4",
+        "compress_ratios": [0, 0, 4, 128, 4], "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }  # fmt: skip
+    model = model_from(config, "config.json", "v4")
+    formats = formats_of(model, Precision())
+    found = {name.partition(".")[2]: formats.weight_format(name, w).name for name, w, _ in model.walk()}
+    assert (found["compress_kv"], found["index_weights"], found["mixer_streams"]) == ("bf16", "bf16", "fp32")
+    assert (found["q_up"], found["experts.up"]) == ("fp8_block128", "mxfp4")
+
+
+def test_tables_and_buffers() -> None:
+    """Two tables of 1,048,576 positions in fp32; 512 entries chosen for each token; four streams for prediction layers.
+
+    From 0.27 on those only where there are any.
+    """
+    extra = asked("0.22").terms.extra
+    assert extra["rotary tables"] == 2 * 1_048_576 * 64 * 4
+    chosen, streams = 16_384 * 512 * 4, 16_384 * 4 * 4096 * 2
+    assert extra["buffers of a pass"] == chosen + streams
+    assert asked("0.27").terms.extra["buffers of a pass"] == chosen
+    assert asked("0.27", mtp=True).terms.extra["buffers of a pass"] == chosen + streams
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "tokens", "tp", "mtp", "logged"),
+    [("0.31", "h100", 8192, 8, False, 19.79), ("0.22", "rtx-pro-6000", 8192, 2, True, 75.79)],
+)
+def test_weights_of_published_starts(version: str, gpu: str, tokens: int, tp: int, mtp: bool, logged: float) -> None:
+    assert asked(version, gpu, tokens, tp, mtp).budget.weights / GIB == pytest.approx(logged, rel=0.005)
+
+
+def test_what_stands_around_an_attention() -> None:
+    """16,384 tokens on two ranks: 32 heads, padded to 64; an indexer of 64 heads of 128, in bf16 and fp8, with 512 MiB of logits.
+
+    Streams, input, output and queries, what the projections gave (compressors' in fp32), and the experts' workspace:
+    six of each token, by twice 4,096.
+    """
+    tokens = 16_384
+    width = 4 * 4096 + 4096 + 2 * 64 * 512 + 1024 + 512 + 2 * 2 * 2 * (512 + 128)
+    around = tokens * (2 * width + 3 * 64 * 128) + 512 * MIB
+    terms = asked("0.22").terms
+    assert (terms.activation, terms.peak) == (32 * MIB + around + tokens * 2 * 6 * (4096 + 4096), "forward pass")
+
+
+def test_graphs_hold_logits_where_pieces_have_no_cache() -> None:
+    """51 sizes in pieces and whole, 0.07 + 0.11 · 4/2 GiB and the logits; with the second runner none."""
+    graphs = asked("0.22").terms.overhead["CUDA graphs"]
+    assert graphs == 102 * MIB + int((0.07 + 0.11 * 2) * GIB) + 512 * MIB
+    assert asked("0.31").terms.overhead["CUDA graphs"] == 102 * MIB + int((0.07 + 0.11 * 2) * GIB)
+
+
+def test_the_low_end_holds_what_no_source_shows() -> None:
+    """A GH200 had 5.44 GiB left, 3.3 less than the terms that its source gives."""
+    left = asked("0.22").left
+    assert left["low"] / GIB < 5.44 < left["middle"] / GIB < 8.8
