@@ -6,7 +6,7 @@ import pytest
 from conftest import Run
 from huggingface_cases import BF16
 
-from kvcalc import UserError, cache_size
+from kvcalc import UserError, cache_size, weight_bytes
 from kvcalc.library.huggingface import model_from
 from kvcalc.library.huggingface.preset import to_yaml
 
@@ -95,6 +95,24 @@ def test_windows_of_a_block_draft() -> None:
     }
     model = model_from(keys | {"architectures": ["DFlashDraftModel"]}, "config.json", "x")
     assert cache_size(model, 100, precision=BF16).stored == (4 * 32 + 100) * ROW
+
+
+def test_a_published_draft_has_the_bytes_of_its_file() -> None:
+    """MiMo-V2.6-Flash-RL's dflash/: its safetensors header spans 2,936,114,304 bytes of bf16, a sink for each head among them."""
+    keys = {
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": 4096, "intermediate_size": 16384,
+        "num_hidden_layers": 5, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "v_head_dim": 128,
+        "partial_rotary_factor": 0.5, "block_size": 8, "layer_types": ["sliding_attention"] * 5, "sliding_window": 1024,
+        "use_sliding_window": True, "is_causal": False, "num_target_layers": 48, "target_hidden_size": 4096,
+        "vocab_size": 152576, "max_position_embeddings": 1048576, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16",
+        "attention_bias": False, "add_swa_attention_sink_bias": True, "tie_word_embeddings": False, "hidden_act": "silu",
+        "dflash_config": {"target_layer_ids": [0, 11, 23, 35, 47], "mask_token_id": 151675, "num_anchors": 4096,
+                          "block_size": 8, "loss_decay_gamma": 7.0, "attention_value_scale": 0.612, "attention_sink_bias": True},
+    }  # fmt: skip
+    model = model_from(keys, "config.json", "x")
+    assert (weight_bytes(model), model.parameters_exact) == (2_936_114_304, True), model.notes
+    assert model.parameters == 2_936_114_304 // 2
+    assert cache_size(model, 5000, precision=BF16).stored == 5 * 1024 * 2 * 8 * 128 * 2
 
 
 def test_other_drafts_are_refused_by_name() -> None:

@@ -76,6 +76,11 @@ def flagged(items: Callable[[Config], list[Any] | None], kind: str, otherwise: O
     return order
 
 
+def slides(c: Config) -> bool:
+    """Whether this layer slides, as the file's own list of layers says."""
+    return c.layer_type == SLIDING
+
+
 def windowed(condition: Field = None) -> Order:
     """All layers slide where there is a window (and the condition holds), else none."""
 

@@ -8,16 +8,12 @@ from typing import Any
 from kvcalc.layers.attention import Sparse
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, Reader, when
-from kvcalc.library.huggingface.patterns import after_first, by_type, pick, typed
+from kvcalc.library.huggingface.patterns import after_first, by_type, pick, slides, typed
 from kvcalc.library.huggingface.shapes import both, dense, grouped, latent, moe, projections
 from kvcalc.library.huggingface.types.entry import Type, outer_tie
 from kvcalc.library.huggingface.types.experts import BIAS, LOCAL, PER_HEAD_GATE, WIDE, split_head
 
 MOST_LAYERS = 10_000
-
-
-def slides(c: Config) -> bool:
-    return c.layer_type == "sliding_attention"
 
 
 # --- JetMoE: experts project queries and outputs, one kv head for each of a token's experts ---

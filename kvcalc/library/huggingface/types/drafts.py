@@ -12,6 +12,7 @@ from typing import Any
 
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K
+from kvcalc.library.huggingface.patterns import slides
 from kvcalc.library.huggingface.shapes import both, dense, grouped, nothing, projections
 from kvcalc.library.huggingface.types.decoders import QWEN3
 from kvcalc.library.huggingface.types.entry import Type
@@ -142,9 +143,17 @@ def recurrent(c: Config) -> dict[str, tuple[int, ...]]:
     }
 
 
+def sinks(c: Config) -> bool:
+    """Whether a layer's softmax has a learned sink: said of all layers, or of those that slide and of the others."""
+    return c.flag("add_swa_attention_sink_bias" if slides(c) else "add_full_attention_sink_bias") or bool(
+        said(c, "attention_sink_bias")
+    )
+
+
 def block(head: Field = lambda c: {}, tables: Field = lambda c: {}) -> Type:
     """A block draft: Qwen3's layers over its own tokens and the projected states."""
     return QWEN3.variant(
+        mixer=grouped(BIAS, qk_norm="head", v_head_dim=K("v_head_dim"), sinks=sinks),
         model={
             "lent": ("embedding", "lm_head"),
             "extra": both(projections(context, lambda c: {"hidden_norm": c.size("hidden_size")}), _extra(head)),

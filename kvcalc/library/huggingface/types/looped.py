@@ -5,16 +5,12 @@ After mlx-lm's nanbeige.py and iquestloopcoder.py (`mlx_lm/models/`).
 
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import K
-from kvcalc.library.huggingface.patterns import FULL, SLIDING, pick
+from kvcalc.library.huggingface.patterns import FULL, SLIDING, pick, slides
 from kvcalc.library.huggingface.shapes import both, grouped, nothing, projections
 from kvcalc.library.huggingface.types.decoders import LLAMA
 from kvcalc.library.huggingface.types.entry import Type
 
 MOST_LAYERS = 10_000
-
-
-def slides(c: Config) -> bool:
-    return c.layer_type == SLIDING
 
 
 def loops(c: Config) -> int:

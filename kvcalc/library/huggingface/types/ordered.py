@@ -8,7 +8,7 @@ from typing import Any
 from kvcalc.layers.attention import BlockSparse
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, when
-from kvcalc.library.huggingface.patterns import SLIDING, after_first, by_type, every, flagged, full_at, pick, typed
+from kvcalc.library.huggingface.patterns import SLIDING, after_first, by_type, every, flagged, full_at, pick, slides, typed
 from kvcalc.library.huggingface.shapes import both, dense, grouped, moe, projections, shared_experts
 from kvcalc.library.huggingface.types.entry import Type, outer_tie
 from kvcalc.library.huggingface.types.experts import BIAS, ERNIE_BIAS, LOCAL, WIDE, split_head
@@ -99,10 +99,6 @@ LLAMA4 = Type(
         )
     ),
 )
-
-
-def slides(c: Config) -> bool:
-    return c.layer_type == SLIDING
 
 
 def in_window(key: str, inside: Field, outside: Field) -> Field:

@@ -11,7 +11,7 @@ from typing import Any
 from kvcalc.layers.recurrent import Convolutions, Mamba, Rwkv7
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K
-from kvcalc.library.huggingface.patterns import FULL, LINEAR, SLIDING, by_type, pick
+from kvcalc.library.huggingface.patterns import FULL, LINEAR, SLIDING, by_type, pick, slides
 from kvcalc.library.huggingface.shapes import both, dense, even_head_dim, grouped, mixer, nothing, projections
 from kvcalc.library.huggingface.types.entry import Type
 
@@ -91,10 +91,6 @@ AFM7 = Type(
 )
 
 # --- Baichuan-M1 ---
-
-
-def slides(c: Config) -> bool:
-    return c.layer_type == SLIDING
 
 
 def in_window(key: str, otherwise: str) -> Field:
