@@ -75,6 +75,10 @@ class ServerOptions(Group, frozen=True):
         float | None, _server("--acceptance-rate", help="Of a drafted token; 0.8 unless given.", show_default=False)
     ] = None
 
+    scheduler_recv_interval: Annotated[
+        int, _server("--scheduler-recv-interval", help="SGLang's: decode passes between looks at the queue.")
+    ] = 1
+
     def settings(self) -> "ServerSettings":
         from kvcalc.library.words import from_words
         from kvcalc.serving.run import ServerSettings

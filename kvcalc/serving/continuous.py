@@ -33,6 +33,7 @@ class Continuous:
             OwnPace(pool, steps.drafting, log) if steps.drafting else InStep(pool, max(door.outputs, default=1))
         )
         self.now, self.admitted, self.held, self.swap_bytes, self.promised, self.waited = 0.0, 0, 0, 0, 0, 0
+        self.unseen = 0  # decode passes since the last look at what has come
         self.waiting: deque[int] = deque()  # as they come
         self.preempted: list[Live] = []  # those that come before them, the next one last
         self.prefilling: list[Live] = []
@@ -52,7 +53,7 @@ class Continuous:
         door, busy = self.door, self.busy
         if not busy:
             self.now = max(self.now, door.next_s)
-        if door.next_s <= self.now:
+        if door.next_s <= self.now and not (busy and self.unseen):
             self.waiting += door.admit(self.now)
             busy = self.busy
         if busy:
@@ -187,6 +188,7 @@ class Continuous:
         start, count = self.now, 0 if self.how.decodes_wait and pieces else decoding.count
         chunks: Chunks = tuple([(new, live.cached) for live, new in pieces])
         prompt, seconds = sum([new for _, new in pieces]), 0.0
+        self.unseen = 0
         if chunks:
             seconds = self.steps.mixed(chunks, count, decoding.context / count + 1 if count else 0.0)
         elif count:
@@ -215,7 +217,9 @@ class Continuous:
             many = min(many, self.how.wait_passes - self.waited + 1)
         coming = self.door.next_s
         if many > 1 and coming < start + lasting(line, many) and (self.waited or not self.queue):
-            many = passes_until(line, many, coming - start)
+            until = passes_until(line, many, coming - start)
+            many = min(many, until + -(self.unseen + until) % self.how.receive_interval)
+        self.unseen = (self.unseen + many) % self.how.receive_interval
         self.waited += many - 1 if self.waited else 0
         seconds = lasting(line, many)
         kept = sum([self.kept[p.cached] for p in self.prefilling]) if self.prefilling else 0

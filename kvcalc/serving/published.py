@@ -21,6 +21,15 @@ INFERENCEX, NVIDIA = "inferencex", "nvidia"
 WAITS = Scheduling(whole=True, reserve=1.0, wait_passes=20, wait_share=0.9)  # batch_wait_timeout_iters 20 of 70B at 1k/1k
 
 
+# Tokens of a pass in InferenceX's scripts (benchmarks/single_node/*_h200*.sh), by engine and how a model's name begins.
+BUDGETS = {
+    ("sglang", "deepseek"): 32768,
+    ("sglang", "qwen35"): 16384,
+    ("trtllm", "gptoss"): 20000,
+    ("trtllm", ""): 16384,
+}
+
+
 class Driven(NamedTuple):
     """A measured run: its lengths, clients, prompts of each, and the least share of the nominal lengths; its server's passes.
 
@@ -47,8 +56,9 @@ def driven(row: MeasuredRow, engine: Engine | None) -> Driven:
     if row.client == INFERENCEX:
         if row.version.startswith("0.11.2"):
             seats = min(seats, 64)  # runs labelled with 512 clients make tokens as 64 do
+        tokens = next((n for (stack, begins), n in BUDGETS.items() if stack == row.framework and name.startswith(begins)), tokens)
+        rounds = 5 if name.startswith("glm5") else rounds
         if row.framework == "trtllm":
-            tokens = 16384
             how = WAITS if row.op == "e2e_dense" and isl == osl == 1024 and row.shape[3] < 8 else how
     elif row.framework == "vllm":
         rounds, tokens = 5, isl + 1500 + clients

@@ -19,13 +19,13 @@ from kvcalc.serving.prefixes import Kept, Prefixes, Shared
 from kvcalc.serving.published import scheduling_of
 from kvcalc.serving.replica import capacity, memory
 from kvcalc.serving.requests import Prefixed, Requests
-from kvcalc.serving.scheduling import Limits
+from kvcalc.serving.scheduling import Limits, Scheduling
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, Drafting, draft_model, expected_tokens
 from kvcalc.serving.steps import Steps
 from kvcalc.serving.tables import Passes, Tables
 from kvcalc.timing.deployment import Deployment
-from kvcalc.timing.engine import engine_of
+from kvcalc.timing.engine import Engine, engine_of
 from kvcalc.timing.steps import mixes
 
 PREEMPTIONS = ("recompute", "swap")
@@ -38,7 +38,8 @@ class ServerSettings(msgspec.Struct, frozen=True):
 
     0 leaves max_num_batched_tokens to the GPU's memory and max_model_len to the model, None kv_cache_memory_bytes to `fit`.
     slo_ttft, slo_tpot: seconds that users accept; 0 sets no goal. draft: as `draft_model` takes it, '' for none; it proposes
-    num_speculative_tokens a step, each accepted with acceptance_rate (None: 0.8).
+    num_speculative_tokens a step, each accepted with acceptance_rate (None: 0.8). scheduler_recv_interval: SGLang's, decode
+    passes from one look at what has come to the next.
     """
 
     max_num_seqs: int = 256
@@ -55,10 +56,16 @@ class ServerSettings(msgspec.Struct, frozen=True):
     draft: str = ""
     num_speculative_tokens: int = 0
     acceptance_rate: float | None = None
+    scheduler_recv_interval: int = 1
 
     def __post_init__(self) -> None:
         _check_draft(self.draft, self.num_speculative_tokens, self.acceptance_rate)
-        for name, least in (("max_num_seqs", 1), ("max_num_batched_tokens", 0), ("block_size", 1)):
+        for name, least in (
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 0),
+            ("block_size", 1),
+            ("scheduler_recv_interval", 1),
+        ):
             within(name, getattr(self, name), least, 1 << 20)
         for name in ("batch_timeout", "price_per_hour", "slo_ttft", "slo_tpot"):
             within(name, getattr(self, name), 0, 10**9)
@@ -119,7 +126,7 @@ def serve(
     clients, prefixes = load.clients(engine), _prefixes(load, requests, own, settings.block_size)
     if prefixes and (policy != "continuous" or drafting or (isinstance(prefixes, Kept) and steps.ranks > 1)):
         raise UserError("a prefix cache is simulated under continuous batching, without a draft and on one data-parallel rank")
-    served = simulate(requests, own, steps, limits, policy, clients, progress, scheduling_of(engine), prefixes)
+    served = simulate(requests, own, steps, limits, policy, clients, progress, _scheduling(engine, settings), prefixes)
     record: dict[str, Any] = deployment.named | {"time_basis": deployment.time_basis}
     record |= {"client": load.kind, "think_time_s": load.think_time or None}
     record["front_end_s"] = clients.path_s + clients.path_s_per_token * float(requests.input_len.mean()) or None
@@ -159,6 +166,13 @@ def served_errors(deployment: Deployment, step: Batch) -> dict[str, float | None
     known = {name: laws.validation.get(key) for name, key in ((n, f"{kind}{tail}") for n, tail in FIGURES.items())}  # type: ignore[call-overload]
     found = {f"{name}_p90_error": v.p90_abs_error if v else None for name, v in known.items()}
     return {"time_p90_error": found["tpot_p90_error"], **found}
+
+
+def _scheduling(engine: Engine | None, settings: ServerSettings) -> Scheduling:
+    """How the engine fills its passes, with the settings that are its own."""
+    if settings.scheduler_recv_interval > 1 and (engine is None or engine.stack != "sglang"):
+        raise UserError("scheduler-recv-interval is SGLang's", hint="Add --stack sglang")
+    return scheduling_of(engine)._replace(receive_interval=settings.scheduler_recv_interval)
 
 
 def _prefixes(load: Load, requests: Requests, pool: Pool, block_size: int) -> Prefixes | None:

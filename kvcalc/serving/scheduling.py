@@ -24,7 +24,8 @@ class Scheduling(NamedTuple):
     decodes_wait: passes of prompts hold no decodes, and come first (SGLang). whole: a prompt is processed in one pass, with as
     many others as its tokens allow (TensorRT-LLM); else in pieces (vLLM). reserve: of an answer, the share whose cache must be
     free when a request is admitted: 1 never preempts. wait_passes: decode passes that prompts wait for company, until theirs
-    are the share wait_share of a pass.
+    are the share wait_share of a pass. receive_interval: decode passes from one look at what has come to the next, where no pass
+    of prompts is between (SGLang's scheduler-recv-interval).
     """
 
     decodes_wait: bool = False
@@ -32,6 +33,7 @@ class Scheduling(NamedTuple):
     reserve: float = 0.0
     wait_passes: int = 0
     wait_share: float = 0.0
+    receive_interval: int = 1
 
 
 MIXED = Scheduling()

@@ -73,6 +73,17 @@ def test_prompts_first_hold_up_the_decodes() -> None:
     assert [(r.tokens, r.prefill_tokens) for r in first.rows] == [(5, 5), (1, 0), (5, 5), (2, 0), (1, 0)]
 
 
+def test_a_receive_interval_looks_every_few_decode_passes() -> None:
+    """A pass a second. The prompt's pass ends at 1; of decode passes from there every fourth is followed by a look: at 5, then,
+    behind the second prompt's pass from 5 to 6, at 10. The one that comes to an idle server at 30.5 is seen at once.
+    """
+    rows = ((0.0, 5, 12), (1.5, 5, 1), (6.5, 5, 1), (30.5, 5, 1))
+    each, fourth = (served(Scheduling(decodes_wait=True, receive_interval=n), *rows) for n in (1, 4))
+    assert each.first.tolist() == [1, 3, 8, 31.5]
+    assert fourth.first.tolist() == [1, 6, 11, 31.5]
+    assert each.finished[0] == fourth.finished[0] == 14
+
+
 def test_whole_prompts_wait_for_a_pass_that_has_room() -> None:
     """8 tokens a pass: prompts of 5 go one a pass, where pieces would go as 5 + 3, 2 + 5; one of 12 goes in pieces, alone."""
     rows = ((0.0, 5, 1), (0.0, 5, 1), (0.0, 12, 1))

@@ -56,10 +56,20 @@ def test_the_columns_of_a_run_count(tmp_path: Path) -> None:
 
 
 def test_clients_drive_as_theirs_do(tmp_path: Path) -> None:
-    """InferenceX's lengths are 0.9 of the nominal on average, with a burst of ten rounds; NVIDIA's as given on TensorRT-LLM."""
+    """InferenceX's lengths are 0.9 of the nominal on average, with a burst of ten rounds; NVIDIA's as given on TensorRT-LLM.
+
+    InferenceX's scripts of H200 (benchmarks/single_node): `glm5_fp8_h200.sh` asks 5 prompts a client, `gptoss_fp4_h200_trt.sh`
+    has 20,000 tokens a pass.
+    """
     (theirs, own) = rows(tmp_path, line(client="inferencex"), line(stack="trtllm", model="Qwen/Qwen3-32B", isl=2000))
     found = driven(theirs, engine_of("vllm"))
     assert (found.shortest, found.rounds, found.tokens, found.seats) == (0.8, 10, 8192, 8)
+    glm = driven(
+        *rows(tmp_path, line(stack="sglang", model="zai-org/GLM-5", client="inferencex"), op="e2e_moe"), engine_of("sglang")
+    )
+    assert (glm.rounds, glm.tokens) == (5, 8192)
+    (oss,) = rows(tmp_path, line(stack="trtllm", model="openai/gpt-oss-120b", client="inferencex"), op="e2e_moe")
+    assert driven(oss, engine_of("trtllm")).tokens == 20000
     found = driven(own, engine_of("trtllm"))
     assert (found.shortest, found.tokens, found.scheduling.whole) == (1.0, 2000 + 1500 + 8, True)
 
