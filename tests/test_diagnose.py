@@ -190,6 +190,20 @@ def test_what_is_kept_and_used(kvcalc: Run, tmp_path: Path, diagnosed: Any) -> N
     assert "is not what diagnose --save writes" in kvcalc(line, "--from-log", str(kept)).err
 
 
+def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:
+    """Keys and values in q8_0: 34 bytes for 32 numbers, 2 · 1,024 of them a layer, 32 layers, 4 streams of 8,192 cells."""
+    text = logs.LLAMA_CPP.replace("(f16): 2048.00", "(q8_0): 1088.00").replace("4096.00 MiB", "2176.00 MiB")
+    cache = next(r for r in diagnosed(text) if r["term"] == "cache")
+    assert cache["predicted_bytes"] == cache["logged_bytes"] == 4 * 8192 * 32 * 2 * 1024 * 34 // 32 == 2176 * MIB
+    assert diagnosed(text)[-1]["command"].endswith("--ubatch-size 512 --cache-type-k q8_0 --cache-type-v q8_0")
+    narrow = (
+        "\nllama_kv_cache: size = 512.00 MiB (  1024 cells,  32 layers,  4/4 seqs), K (q8_0): 256.00 MiB, V (q8_0): 256.00 MiB\n"
+    )
+    for log, cells in ((text, "32,768"), (text + narrow, "32,768"), (text.replace("4/4 seqs", "4 seqs"), "8,192")):
+        (tmp_path / "server.log").write_text(log, encoding="utf-8")
+        assert f"{cells} cells in the cache, " in kvcalc("diagnose", str(tmp_path / "server.log")).joined
+
+
 def test_standard_input(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(logs.NO_BLOCKS.encode())))
     found = kvcalc("diagnose -")

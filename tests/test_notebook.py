@@ -14,6 +14,7 @@ from conftest import Run
 
 import kvcalc as package
 from kvcalc.report.export import to_json
+from kvcalc.report.terminal import sketch
 
 DEPLOYED = {"tp": 2, "kv_cache_dtype": "fp8"}
 LINE = "llama-3.1-8b --tp 2 --kv-cache-dtype fp8"
@@ -217,3 +218,11 @@ def test_a_reading_shows_as_html_and_as_a_figure(reading: str) -> None:
     assert drawn.axes and drawn.get_facecolor()[:3] != (1, 1, 1)
     with pytest.raises(package.UserError, match="unknown style 'drak'"):
         answer.plot("drak")
+
+
+@pytest.mark.parametrize("words", [{}, {"no_cache": True, "head": "all"}, {"draft": "layers=2"}], ids=str)
+def test_a_figure_of_a_request_is_the_command_s(kvcalc: Run, words: dict[str, Any]) -> None:
+    options = " ".join(f"--{name.replace('_', '-')} {'' if value is True else value}" for name, value in words.items())
+    answer = deployed().latency(input_len=200, output_len=20, **words)
+    drawn = kvcalc(f"latency {LINE} --gpu h100 --isl 200 --osl 20 {options} --plot -").out
+    assert drawn.rstrip() == sketch(answer._chart()).rstrip()

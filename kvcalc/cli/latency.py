@@ -66,18 +66,10 @@ def run(models: o.SomeModels, *, gpu: o.Gpus = "h100", asked: RequestOptions, de
             note(text)
     chosen, longest = {d.model.name: d.model for d in deployments}, max(one.context for _, one in asked_for)
     remarks(chosen.values(), longest)
-    if output.plot and options.draft:
-        from kvcalc.report.speculation import speculation_chart
+    if output.plot:
+        from kvcalc.report.figures_latency import latency_chart
 
-        output.picture(speculation_chart(deployments[0], [one for _, one in asked_for]))
-    elif output.plot and options.no_cache:
-        from kvcalc.report.figures import no_cache
-
-        output.picture(no_cache(deployments[0].model, max(asked_for[-1][1].context, 64), deployments[0].precision))
-    elif output.plot:
-        from kvcalc.report.figures_latency import latency_curve
-
-        output.picture(latency_curve(deployments, asked_for[0][1]))
+        output.picture(latency_chart(deployments, [one for _, one in asked_for]))
     if not output.printed(records):
         from kvcalc.report.serving import latency_tables
 

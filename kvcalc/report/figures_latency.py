@@ -1,10 +1,12 @@
-"""Time per token and tokens per second over the batch, of one deployment or several."""
+"""The pictures of one request; time per token and tokens per second over the batch, of one deployment or several."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
+from kvcalc.report.figures import no_cache
+from kvcalc.report.speculation import speculation_chart
 from kvcalc.report.tables import seconds, time_note
 from kvcalc.serving.request_record import LatencyOptions, latency_record
 from kvcalc.timing.deployment import Deployment
@@ -12,10 +14,20 @@ from kvcalc.timing.deployment import Deployment
 BATCHES = tuple(1 << n for n in range(9))
 
 
+def latency_chart(deployments: Sequence[Deployment], asked: Sequence[LatencyOptions]) -> Chart:
+    """Of requests with a draft what it gains, of those without a cache their work, else `latency_curve` of the first."""
+    if asked[0].draft:
+        return speculation_chart(deployments[0], asked)
+    if asked[0].no_cache:
+        first = deployments[0]
+        return no_cache(first.model, max(asked[-1].context, 64), first.precision)
+    return latency_curve(deployments, asked[0])
+
+
 def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> Chart:
     """Left TPOT, right output tokens per second of all sequences together, for batches of 1 to 256 and the one asked for."""
     batches = sorted({*BATCHES, asked.batch_size})
-    asks = [msgspec.structs.replace(asked, batch_size=b, no_cache=False) for b in batches]
+    asks = [msgspec.structs.replace(asked, batch_size=b) for b in batches]
     found = [[latency_record(d, one) for one in asks] for d in deployments]
     titles = (
         ("Time per token over the batch", "TPOT", "tpot_s", seconds),

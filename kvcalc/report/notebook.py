@@ -110,14 +110,14 @@ class Deployment(deployment.Deployment, frozen=True):
 
     def latency(self, **options: Any) -> Answer:
         """One request. options: as of `LatencyOptions`."""
-        from kvcalc.report.figures_latency import latency_curve
+        from kvcalc.report.figures_latency import latency_chart
         from kvcalc.report.serving import latency_tables
         from kvcalc.serving.request_record import LatencyOptions, latency_record
 
         check_known(options, LatencyOptions)
         asked = from_words(LatencyOptions, options)
         record = latency_record(self, asked)
-        return Answer([record], lambda: latency_tables([record]), lambda: latency_curve([self], asked))
+        return Answer([record], lambda: latency_tables([record]), lambda: latency_chart([self], [asked]))
 
     def roofline(self, phase: str = "decode", batch_size: int | str = 1, context: int | str = 4096, batch: str = "") -> Answer:
         """Where every operation of a pass lies; its figures are those of the total. batch: a mixed pass instead."""

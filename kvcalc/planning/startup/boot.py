@@ -23,7 +23,7 @@ class Boot(msgspec.Struct):
     """One boot, as it is read.
 
     named: the model as the log has it. told: the engine's flags by the names of `dialects`. gpu: its name there. figures: bytes
-    of one GPU by term, as the engine logs them; counts: tokens, blocks, cells, layers, hundredths of its concurrency.
+    of one GPU by term, as the engine logs them; counts: tokens, blocks, cells, GPUs and devices.
     started: it got as far as serving.
     """
 

@@ -58,13 +58,11 @@ def _layers(boot: Boot, match: re.Match[str]) -> None:
 
 
 def _cells(boot: Boot, match: re.Match[str]) -> None:
+    """Cells of all streams, of the larger cache where windows have one of their own; types of keys and of values."""
     boot.words["context"] = ""
-    if "draft" in boot.words:
-        return
-    cells, layers = match[2], match[3]
-    if int(cells) >= boot.counts.get("cells", 0):
-        boot.counts |= {"cells": int(cells), "layers": int(layers)}
-    boot.words["k"], boot.words["v"] = match[4].lower(), match[5].lower()
+    if "draft" not in boot.words:
+        boot.count("cells", int(match[1]) * int(match[2] or 1))
+        boot.words["k"], boot.words["v"] = match[3].lower(), match[4].lower()
 
 
 def _kept(name: str) -> Callable[[Boot, re.Match[str]], None]:
@@ -112,7 +110,7 @@ RULES = [
         ("compute buffer size", rf"(\S+) compute buffer size =\s*{N} MiB", _buffer("activations")),
         (
             " cells,",
-            rf"size =\s*{N} MiB \(\s*(\d{1, 12}) cells,\s*(\d{1, 12}) layers.{{0,40}}\), K \((\w+)\):.{{0,40}}V \((\w+)\)",
+            r"MiB \(\s*(\d{1,12}) cells,\s*\d{1,12} layers(?:,\s*\d{1,9}(?:/(\d{1,9}))? seqs)?\), K \((\w+)\):.{0,40}V \((\w+)\)",
             _cells,
         ),
         ("n_seq_max", r"n_seq_max\s*= (\d{1,12})", _told("max_num_seqs")),

@@ -71,8 +71,6 @@ def _limits(boot: Boot, match: re.Match[str]) -> None:
     ):  # fmt: skip
         if found := re.search(pattern, match[0]):
             boot.tell(name, int(found[1]))
-    if found := re.search(r"max_running_requests=(\d{1,12})", match[0]):
-        boot.count("running", int(found[1]), least=True)
     if found := re.search(rf"available_gpu_mem={N} GB", match[0]):
         boot.keep("left", number(found[1]) * GIB, least=True)
     boot.started = True

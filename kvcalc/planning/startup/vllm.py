@@ -121,7 +121,6 @@ def _counted(name: str, least: bool = True) -> Callable[[Boot, re.Match[str]], N
 
 def _concurrency(boot: Boot, match: re.Match[str]) -> None:
     boot.tell("max_model_len", int(number(match[1])))
-    boot.count("concurrency_hundredths", round(number(match[2]) * 100), least=True)
 
 
 def _profile(boot: Boot, match: re.Match[str]) -> None:
