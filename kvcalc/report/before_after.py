@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.report.fit import shell_lines
 from kvcalc.report.layout import Column, Table
+from kvcalc.report.shell import CommandLine
 from kvcalc.report.tables import integer, seconds
 from kvcalc.units import format_bytes
 
@@ -28,5 +28,5 @@ def before_after_table(records: Sequence[dict[str, Any]], sentence: str) -> Tabl
     first = records[0]
     notes = ["", f"times of {first['batch_size']:,} sequences of {first['context']:,} tokens, the first token of one alone"]
     for name, record in zip(names, records, strict=True):
-        notes += [f"{name}: {record['deployment']}"] + (shell_lines(record["command"]) if record["command"] else [])
+        notes += [f"{name}: {record['deployment']}"] + ([CommandLine(record["command"])] if record["command"] else [])
     return Table(rows, COLUMNS, sentence, notes)

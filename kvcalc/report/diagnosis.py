@@ -1,8 +1,8 @@
 """What `diagnose` shows: the terms beside each other, under a sentence; below, what to change."""
 
 from kvcalc.planning.verdict import Verdict
-from kvcalc.report.fit import shell_lines
 from kvcalc.report.layout import Column, Table
+from kvcalc.report.shell import CommandLine
 from kvcalc.units import format_bytes
 
 
@@ -25,7 +25,7 @@ def diagnosis_table(verdict: Verdict, log: str = "", number: int = 1, boots: int
     if change := verdict.mending():
         lines.append(change)
     for one in verdict.changes[:1]:
-        lines += shell_lines(one.command) if one.command else []
+        lines += [CommandLine(one.command)] if one.command else []
     if verdict.changes and verdict.changes[0].kvcalc_command:
         lines.append("each change was run: as logged, and by the rules of `kvcalc fit -- …` alone")
     which = (

@@ -1,6 +1,5 @@
 """What `fit` shows: columns, a stacked bar of the memory, and the budget as a worked exercise."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
 from kvcalc.report.fit_sentence import said_first
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.placement import placement_lines
+from kvcalc.report.shell import CommandLine
 from kvcalc.report.tables import integer, seconds
 from kvcalc.units import format_bytes
 
@@ -110,7 +110,7 @@ def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
     first, lines = records[0], [""]
     engines = dict.fromkeys(r["engine"] for r in records)
     lines += [f"engine {name}; {assumptions_line([r for r in records if r['engine'] == name])}" for name in engines]
-    lines += shell_lines(first["command"]) if first["command"] else []
+    lines += [CommandLine(first["command"])] if first["command"] else []
     for record in records:
         if len(record["breakpoints"]) > 1 or record is first:
             lines += _cost(record)
@@ -123,17 +123,6 @@ def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
         lines.append(f"users, tokens and contexts at the {first['budget']} end of the range")
     lines.append("weights as one GPU loads them, activations and overhead by the engine's rules; all can be given")
     return [*lines, "every figure is one GPU's, users the replica's; `--explain` walks the budget"]
-
-
-def shell_lines(command: str, width: int = 96) -> list[str]:
-    """A command line as a shell takes it over several lines, broken before flags."""
-    lines, line = [], ""
-    for word in re.split(r" (?=--?[A-Za-z])", command):
-        if line and len(line) + 1 + len(word) > width - 2:
-            lines.append(line + " \\")
-            line = " "
-        line = f"{line} {word}" if line else word
-    return [*lines, line]
 
 
 def _granted(found: Fit) -> str:

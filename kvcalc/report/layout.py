@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from kvcalc.report.export import Record
+from kvcalc.report.shell import CommandLine, shell_lines
 
 WIDTH, MOST_COLUMNS, LEAST_WIDTH = 100, 9, 40
 CUT, LEAST_NAME = 16, 12  # characters that are left of long words where there is little room, and of the row's name
@@ -68,7 +69,11 @@ def laid_out(table: Table, width: int) -> Laid:
     head, rows, kept = _stood(columns, cells, width, table.wide)
     below = _below(table, remarks, columns[:kept], [*columns[kept:], *wide])
     title = [line for text in table.title.split("\n") for line in wrapped(text, width)] if table.title else []
-    return Laid(title, head, rows, [line for note in below for line in wrapped(note, width, "  ")])
+    return Laid(title, head, rows, [line for note in below for line in _noted(note, width)])
+
+
+def _noted(note: str, width: int) -> list[str]:
+    return shell_lines(note, width) if isinstance(note, CommandLine) else wrapped(note, width, "  ")
 
 
 class Parts(msgspec.Struct, frozen=True):

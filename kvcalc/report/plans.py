@@ -10,8 +10,8 @@ from kvcalc.planning.reasons import Point, loosened, reason
 from kvcalc.planning.search import Plan
 from kvcalc.report.chart import Axis, Chart, Series, si_tick
 from kvcalc.report.export import Record
-from kvcalc.report.fit import shell_lines
 from kvcalc.report.layout import Column, Table
+from kvcalc.report.shell import CommandLine
 from kvcalc.report.tables import fallback_notes, integer, seconds, time_note
 
 _money = "{:,.2f}".format
@@ -123,7 +123,7 @@ def _notes(plan: Plan, answer: Answer, rows: Sequence[Record]) -> list[str]:
         notes.append("kinds of GPU stand by how many it takes, and are not ranked against each other without --price-per-hour")
     notes += [time_note(rows), *fallback_notes(rows), *dict.fromkeys(row["quality"] for row in rows if row["quality"])]
     if rows[0]["command"]:
-        notes += ["", *shell_lines(rows[0]["command"])]
+        notes += ["", CommandLine(rows[0]["command"])]
     return notes
 
 

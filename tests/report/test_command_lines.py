@@ -1,0 +1,29 @@
+"""Command lines in tables: whatever the width, a shell makes of their lines what it makes of the whole."""
+
+import json
+import subprocess
+
+import pytest
+
+from kvcalc.report.layout import Column, Table, laid_out
+from kvcalc.report.shell import CommandLine
+
+COMMAND = (
+    "vllm serve deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8 --enable-expert-parallel --max-model-len 8192 --max-num-seqs 8 "
+    """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}' -cc 'it'"'"'s whole'"""
+)
+WORDS = [
+    "vllm", "serve", "deepseek-ai/DeepSeek-V3", "--tensor-parallel-size", "8", "--enable-expert-parallel", "--max-model-len",
+    "8192", "--max-num-seqs", "8", "--speculative-config", {"method": "mtp", "num_speculative_tokens": 2}, "-cc", "it's whole",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
+def test_a_shell_takes_the_lines_as_one_command(width: int) -> None:
+    laid = laid_out(Table([{"a": 1}], [Column("a", "a")], "", ["", CommandLine(COMMAND)]), width)
+    lines = laid.below[1:]
+    typed = subprocess.run(
+        ["bash", "-c", "printf '%s\\0' " + "\n".join(lines)], capture_output=True, text=True, check=True
+    ).stdout.split("\0")[:-1]
+    assert [json.loads(word) if word.startswith("{") else word for word in typed] == WORDS
+    assert max(map(len, lines)) <= width and (len(lines) > 1) == (width < len(COMMAND))
