@@ -51,7 +51,7 @@ def test_options_behind_a_model_that_is_named_once(kvcalc: Run) -> None:
         (["--deployments", "gpt2"], "compares two or more"),
         (["--deployments", "--tp 2", "--tp 4"], "names no model"),
         (["--deployments", "gpt2 --tp 1,2", "gpt2 --tp 4"], "is 2 deployments"),
-        (["--deployments", "gpt2 --no-such", "gpt2 --tp 4"], "No such option"),
+        (["--deployments", "gpt2 --no-such", "gpt2 --tp 4"], "fit has no --no-such. `kvcalc fit --help` lists its options"),
         (["--deployments", "gpt2 '", "gpt2 --tp 4"], "quotation mark"),
         ([], "compare takes a model"),
     ],

@@ -76,3 +76,37 @@ def test_lists_and_the_picture_work_as_with_models(kvcalc: Run) -> None:
 def test_what_is_missing_or_contradicts_itself_is_refused(kvcalc: Run, line: str, said: str) -> None:
     result = kvcalc(line)
     assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
+
+
+def test_other_attention_of_the_same_dimensions(kvcalc: Run) -> None:
+    """A token in a layer: 2 · 8 · 128 values against a latent of 512 + 64 and one of 256 + 32. 32 query heads, 4 to a KV head,
+    multiply each byte of GQA 4 times; MLA absorbed: 32 · (2 · 576 + 2 · 512) FLOPs over the 1152 bytes of a latent.
+    """
+    line = (
+        "compare --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --variants gqa:8,mla:512+64,mla:256+32 --context 32k --bs 2"
+    )
+    records = kvcalc(f"{line} --format json").records
+    assert [r["kv_cache_bytes"] for r in records] == [2 * 32_768 * 32 * 2 * width for width in (2048, 576, 288)]
+    assert [r["stored_reduction"] for r in records] == [1, 2048 / 576, 2048 / 288]
+    assert [r["attention_intensity"] for r in records[:2]] == [4, 32 * (2 * 576 + 2 * 512) / 1152]
+    for key in ("gpu", "basis", "parameters", "weight_bytes", "max_num_seqs", "roofline_s", "time_s", "flops", "bytes", "bound"):
+        assert {r[key] for r in records} == {None}
+    out = kvcalc(line).out
+    assert out.startswith("32 layers with mla:256+32 keep 1.12 GiB for 2 × 32,768 tokens, 7.11× less than with gqa:8\n")
+    assert "mla:512+64, mla:256+32 — held equal" in out and "weights" not in out and "h100" not in out
+    assert "Decode step" not in kvcalc(f"{line} --plot -").out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--layers 32 --kv-heads 8 --head-dim 128", "needs --heads"),
+        ("--layers 32 --kv-lora-rank 512 --heads 8", "needs --head-dim"),
+        ("gpt2 --layers 3", "dimensions are of a cache without a model"),
+        ("--layers 32 --kv-heads 8 --head-dim 128 --heads 32 --variants gqa:5", "do not divide the 32 query heads of 32 layers"),
+        ("", "compare takes a model, or --layers, --heads, --kv-heads and --head-dim"),
+    ],
+)
+def test_what_a_comparison_of_dimensions_lacks(kvcalc: Run, line: str, said: str) -> None:
+    found = kvcalc(f"compare {line}")
+    assert (found.code, found.out) == (2, "") and said in found.err

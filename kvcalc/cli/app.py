@@ -45,8 +45,9 @@ def _guarded(words: list[str]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        command = f"kvcalc {words[0]}" if words and words[0] in COMMANDS else "kvcalc"
-        return _fail(f"{printable(error.format_message(), 600)} (see `{command} --help`)")
+        from kvcalc.cli.unknown import said_of
+
+        return _fail(said_of(error, words[0] if words else ""))
     if isinstance(result, Done):
         return result.status
     return _interrupted() if result == INTERRUPTED else int(result or 0)  # typer's Exit, which it makes of Ctrl-C too

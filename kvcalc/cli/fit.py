@@ -35,7 +35,7 @@ class EngineOptions(Group, frozen=True):
     """What `fit` is asked, by the names of `FitOptions`, those of LISTS as lists; and how many sequences are required."""
 
     max_model_len: Annotated[
-        str, typer.Option("--max-model-len", help="Tokens of each sequence, a list; the model's own by default.")
+        str, typer.Option("--max-model-len", "--context", help="Tokens of each sequence, a list; the model's own by default.")
     ] = ""
     max_num_seqs: Annotated[
         str,

@@ -54,6 +54,7 @@ def arguments_of(name: str, words: Sequence[str]) -> dict[str, Any]:
     from typer.main import get_command
 
     from kvcalc.cli.commands import build
+    from kvcalc.cli.unknown import said_of
     from kvcalc.errors import UserError
 
     group: Any = get_command(build(name))
@@ -62,7 +63,7 @@ def arguments_of(name: str, words: Sequence[str]) -> dict[str, Any]:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        raise UserError(str(error.format_message())) from None
+        raise UserError(said_of(error, name)) from None
     run = import_module(f"kvcalc.cli.{name}").run
     return _gathered(list(inspect.signature(run.__wrapped__).parameters.values()), context.params)
 
@@ -190,6 +191,14 @@ class Deploying(Group, frozen=True, kw_only=True):
     inter_node_bandwidth: o.InterNode = ""
     set_: o.Sets = []
     ranks: Ranks
+
+    def of(self, model: "Model") -> "list[Deployment]":
+        """Layers whose dimensions alone are known, in every format and cut of the lists: what they keep is of no GPU."""
+        from kvcalc.library.load import load_gpu
+        from kvcalc.timing.deployment import Deployment
+
+        how = product(self.precisions.precisions(), self.ranks.parallelisms([model]))
+        return [Deployment(model, load_gpu("h100"), precision, ranks, self.mla_form) for precision, ranks in how]
 
     def deployments(self, models: Sequence[str], gpu: str) -> "list[Deployment]":
         """Each model on each GPU, in every format, cut and stack of the lists; on one basis, unless a mixture is meant."""

@@ -23,7 +23,7 @@ EXAMPLES = {
     ),
     "compare": (
         "kvcalc compare llama-7b --variants mha,gqa:8,mqa,mla:512+64",
-        "kvcalc compare llama-2-70b --variants gqa:8,gqa:8/window:4096/int8",
+        "kvcalc compare --layers 32 --heads 32 --kv-heads 8 --head-dim 128",
         "kvcalc compare gemma-3-27b --variants none,mqa,cla:2 --context 64k",
     ),
     "roofline": (

@@ -1,47 +1,22 @@
 """`kvcalc size`."""
 
 from collections.abc import Iterator, Sized
-from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Annotated
-
-import msgspec
-import typer
+from typing import TYPE_CHECKING
 
 from kvcalc.cli import options as o
 from kvcalc.cli.chosen import chosen_models
 from kvcalc.cli.common import MOST_PASSES, MOST_ROWS, MOST_SHOWN, check_number, remarks, say
-from kvcalc.cli.groups import Grid, Group, Output, Precisions, Ranks, grouped
+from kvcalc.cli.dimensions import DimensionOptions, alone
+from kvcalc.cli.groups import Grid, Output, Precisions, Ranks, grouped
 
 if TYPE_CHECKING:
     from kvcalc.layers.ranks import Parallelism
-    from kvcalc.library.typed import Dimensions
     from kvcalc.model.precision import Precision
     from kvcalc.model.spec import Model
 
     Stored = tuple[Model, Precision, Parallelism]
     Asked = tuple[Model, int, int, Precision, int, Parallelism]
-
-_typed = partial(typer.Option, rich_help_panel="A cache without a model", show_default=False)
-
-
-class DimensionOptions(Group, frozen=True):
-    """The dimensions of layers that are all alike, by the names of `Dimensions`; 0 is not given."""
-
-    layers: Annotated[int, _typed("--layers", help="Layers, each with a cache of its own.")] = 0
-    kv_heads: Annotated[int, _typed("--kv-heads", help="KV heads of a layer.")] = 0
-    head_dim: Annotated[int, _typed("--head-dim", help="Width of a key and of a value.")] = 0
-    heads: Annotated[int, _typed("--heads", help="Query heads: what the same would be as MHA.")] = 0
-    sliding_window: Annotated[str, _typed("--sliding-window", help="Tokens kept at most.")] = ""
-    kv_lora_rank: Annotated[int, _typed("--kv-lora-rank", help="Latent of a token, instead of KV heads.")] = 0
-    qk_rope_head_dim: Annotated[int, _typed("--qk-rope-head-dim", help="RoPE key beside the latent.")] = 0
-
-    def dimensions(self) -> "Dimensions":
-        from kvcalc.library.typed import Dimensions
-        from kvcalc.units import parse_tokens
-
-        window = parse_tokens(self.sliding_window, "--sliding-window") if self.sliding_window else 0
-        return Dimensions(**msgspec.structs.asdict(self) | {"sliding_window": window})
 
 
 @grouped
@@ -60,7 +35,7 @@ def run(
     from kvcalc.model.size import size_record
 
     contexts, batches = grid.contexts, grid.batches
-    dimensions = _alone(models, typed.dimensions(), set_)
+    dimensions = alone(models, typed.dimensions(), set_)
     chosen = [dimensions.model()] if dimensions else chosen_models(models, set_)
     stored = list(product(chosen, precisions.precisions(), ranks.parallelisms(chosen)))
     _check_rows(output, stored, contexts, batches)
@@ -98,14 +73,3 @@ def _check_rows(output: Output, *lists: Sized) -> None:
     elif output.form in (o.OutputFormat.table, o.OutputFormat.markdown):
         check_number("rows of a table", MOST_SHOWN, *lists)
     check_number("rows", MOST_ROWS, *lists)
-
-
-def _alone(models: list[str], dimensions: "Dimensions", changes: list[str]) -> "Dimensions | None":
-    """The dimensions where no model is named; None where one is. Raises UserError on both or neither."""
-    from kvcalc.errors import UserError
-
-    if dimensions.given() and (models or changes):
-        raise UserError("dimensions are of a cache without a model, and --set of one", hint="Change a model with --set")
-    if not (models or dimensions.given()):
-        raise UserError("name a model, or give --layers, --kv-heads and --head-dim", hint="`kvcalc models` lists presets")
-    return dimensions if dimensions.given() else None

@@ -34,7 +34,22 @@ class Dimensions(msgspec.Struct, frozen=True):
         return any(msgspec.structs.astuple(self))
 
     def model(self) -> Model:
-        """A model of these layers. Raises UserError on what is missing, contradicts itself or lies outside its range."""
+        """A model of these layers, called by what they keep. Raises UserError as `checked`."""
+        return self._of(self.checked()._name())
+
+    def compared(self) -> Model:
+        """A model of these layers, called by their number, whose attention is to be changed: it takes the query heads.
+
+        Raises UserError as `checked`, and without them.
+        """
+        missing = [_option(name) for name in ("heads", "head_dim") if not getattr(self.checked(), name)]
+        if missing:
+            hint = "Write --layers 32 --heads 32 --kv-heads 8 --head-dim 128"
+            raise UserError(f"other attention of these layers needs {' and '.join(missing)}", hint=hint)
+        return self._of(f"{self.layers} layers")
+
+    def checked(self) -> "Dimensions":
+        """Itself. Raises UserError on what is missing, contradicts itself or lies outside its range."""
         for name, value in msgspec.structs.asdict(self).items():
             most = 100_000 if name == "layers" else 10**8
             if not 0 <= value <= most:
@@ -48,8 +63,11 @@ class Dimensions(msgspec.Struct, frozen=True):
             raise UserError("a layer keeps --kv-heads or --kv-lora-rank, not both")
         if self.qk_rope_head_dim and not self.kv_lora_rank:
             raise UserError("--qk-rope-head-dim is of a latent, and there is no --kv-lora-rank")
+        return self
+
+    def _of(self, name: str) -> Model:
         layer = Layer(parts=(self._mixer(),))
-        found = Model(name=self._name(), hidden_size=1, vocab_size=1, layers=self.layers, kinds={"layer": layer})
+        found = Model(name=name, hidden_size=1, vocab_size=1, layers=self.layers, kinds={"layer": layer})
         key, problem = found.problem()
         if problem:
             raise UserError(problem, key)

@@ -67,6 +67,20 @@ def compare_records(
     return found
 
 
+# What is known of layers of which the dimensions alone are given: nothing that hangs on weights, on the FFN or on a GPU.
+OF_DIMENSIONS = {
+    "variant", "model", "gpus", "tensor_parallel_size", "kv_cache_dtype", "attention", "context", "batch_size", "kv_cache_bytes",
+    "kv_cache_read_bytes", "kv_cache_allocated_bytes", "bytes_per_token", "fixed_bytes", "eviction_score_bytes",
+    "receptive_field", "mha_ratio", "block_size", "reduction", "reference", "stored_reduction", "read_reduction", "attention_intensity",
+    "eviction_flops", "phase", "held_equal", "head_diversity", "quality", "trades",
+}  # fmt: skip
+
+
+def of_dimensions(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records of `compare_records`, null where more than dimensions would have to be known."""
+    return [{key: value if key in OF_DIMENSIONS else None for key, value in record.items()} for record in records]
+
+
 def _reduction(base: dict[str, Any], record: dict[str, Any], key: str) -> float | None:
     """The reference's bytes over this variant's; None where it has none."""
     return base[key] / record[key] if record[key] else None

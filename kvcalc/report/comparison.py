@@ -1,6 +1,6 @@
 """What `compare` shows: the variants' figures, then what was held equal and what is known of their quality."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -40,10 +40,14 @@ def compare_chart(
     alike = {r["variant"]: r for r in reversed(records) if (r["batch_size"], r["context"]) == (batch_size, context)}
     rows = [alike[name] for name, _ in chosen]
     about = f"{deployment.model.name} on {deployment.gpu.name}, {batch_size:,} × {context:,} tokens"
-    shares = any(name.lower().startswith(SHARING) for name, _ in chosen)
+    timed = first["weight_bytes"] is not None
+    if not timed:  # the dimensions alone are known
+        about = f"{deployment.model.name}, {batch_size:,} × {context:,} tokens"
+    shares = timed and any(name.lower().startswith(SHARING) for name, _ in chosen)
     heads = heads_chart(deployment, context, batch_size) if shares else None
-    curve = cache_vs_context(named, deployment.gpu, batch_size, last)
-    return joined([*(_side(about, rows, *figure) for figure in SIDES), curve, *([heads] if heads else [])])
+    curve = cache_vs_context(named, deployment.gpu if timed else None, batch_size, last)
+    sides = [figure for figure in SIDES if timed or figure[2] != "time_s"]
+    return joined([*(_side(about, rows, *figure) for figure in sides), curve, *([heads] if heads else [])])
 
 
 def _side(about: str, rows: Sequence[dict[str, Any]], title: str, unit: str, key: str, tick: Any) -> Chart:
@@ -70,16 +74,16 @@ def heads_chart(deployment: Deployment, context: int, batch_size: int) -> Chart 
 def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str, Any]], block_size: int) -> list[Table]:
     """Every record, and below them what is known of every variant."""
     model, gpus = deployments[0].model, [*dict.fromkeys(d.gpu.name for d in deployments)]
-    held = dict.fromkeys(assumptions(model, d.precision, block_size, d.parallelism) for d in deployments)
+    timed = records[0]["weight_bytes"] is not None  # else the dimensions alone are known
+    held = dict.fromkeys(assumptions(model, d.precision, block_size, d.parallelism, timed) for d in deployments)
     once = {record["variant"]: record for record in records}
     lines = [
-        f"less: against {records[0]['reference']}; one decode step on {', '.join(gpus)}",
-        f"{'; '.join(held)}; {time_note(records)}",
+        f"less: against {records[0]['reference']}" + (f"; one decode step on {', '.join(gpus)}" if timed else ""),
+        "; ".join([*held, time_note(records)] if timed else held),
         *_sight(once),
-        *node_notes(records),
-        *fallback_notes(records),
+        *(node_notes(records) + fallback_notes(records) if timed else ()),
         "",
-        *(_known(record) for record in once.values()),
+        *_known_of(once.values()),
     ]
     rows = [r | {"step_s": r["roofline_s"] if r["time_s"] is None else r["time_s"]} for r in records]
     columns = COMPARE_COLUMNS if len(gpus) == 1 else (COMPARE_COLUMNS[0], GPU_COLUMNS[0], *COMPARE_COLUMNS[1:])
@@ -105,14 +109,23 @@ def _sentence(model: str, records: Sequence[dict[str, Any]]) -> str:
     first = records[0]
     alike = [r for r in records if all(r[key] == first[key] for key in ("context", "batch_size"))]
     best = min(alike, key=lambda r: r["kv_cache_bytes"])
+    keep = "keep" if first["weight_bytes"] is None else "keeps"  # layers whose dimensions alone are known
     kept = f"{format_bytes(best['kv_cache_bytes'])} for {first['batch_size']:,} × {first['context']:,} tokens"
     read = max(alike, key=lambda r: r["read_reduction"] or 0)
     if best is first:
         also = f", {read['variant']} reads {ratio(read['read_reduction'])} less" if read is not first else ""
-        return f"{model} with {first['variant']} keeps {kept}; no other variant asked for keeps less{also}"
+        return f"{model} with {first['variant']} {keep} {kept}; no other variant asked for keeps less{also}"
     also = f"; {read['variant']} reads the least, {ratio(read['read_reduction'])} less" if read is not best else ""
     less = f"{ratio(best['stored_reduction'])} less than with {first['variant']}"
-    return f"{model} with {best['variant']} keeps {kept}, {less}{also}"
+    return f"{model} with {best['variant']} {keep} {kept}, {less}{also}"
+
+
+def _known_of(records: Iterable[dict[str, Any]]) -> list[str]:
+    """What is known of each variant, once of those of which the same is."""
+    names: dict[str, list[str]] = {}
+    for record in records:
+        names.setdefault(_known(record), []).append(record["variant"])
+    return [f"{', '.join(those)} — {text}" for text, those in names.items()]
 
 
 def _known(record: dict[str, Any]) -> str:
@@ -120,8 +133,8 @@ def _known(record: dict[str, Any]) -> str:
     words = [f"held equal: {record['held_equal']}"]
     words += [f"heads {record['head_diversity']}, trades {record['trades']}"] if record["head_diversity"] else []
     own, plain = record["parameters"], record["mha_parameters"]
-    if record["attention"].startswith(("MLA", "DSA")) and own != plain:
+    if own and record["attention"].startswith(("MLA", "DSA")) and own != plain:
         than = f"{'fewer' if own < plain else 'more'} than the {format_count(plain)} with the MHA that it replaces"
         words.append(f"{format_count(own)} parameters, {than}")
     words += [f"published: {record['quality']}"] if record["quality"] else []
-    return f"{record['variant']} — {'; '.join(words)}"
+    return "; ".join(words)

@@ -31,6 +31,8 @@ def _bytes(size: float) -> str:
 def _first_token(r: Record) -> str:
     if "input_len" not in r:
         return ""
+    if r["prefix_len"]:
+        return f"Σ operators of the prefill of {r['input_len'] - r['prefix_len']:,} tokens behind {r['prefix_len']:,} cached ones"
     which = f"roofline {r['model']} --phase prefill --context {r['input_len']} --batch-size {r['batch_size']}"
     return f"Σ operators of the prefill of {r['input_len']:,} tokens (`kvcalc {which} --explain`)"
 
@@ -52,6 +54,14 @@ def _money(r: Record) -> str:
     spent = r.get("duration_s") or r["e2e_s"]
     price = r["cost_per_million_tokens"] * tokens / 1e6 * 3600 / spent / r["gpus"]
     return f"{price:g} an hour · {r['gpus']} GPUs · {seconds(spent)} / 3600 s / {tokens:,} tokens · 10^6"
+
+
+def _energy(r: Record) -> str:
+    if "output_len" not in r or not r.get("e2e_s"):
+        return ""
+    tokens = r["batch_size"] * r["output_len"]
+    power = r["energy_per_token_j"] * tokens / r["e2e_s"] / r["gpus"]
+    return f"{power:g} W · {r['gpus']} GPUs · {seconds(r['e2e_s'])} / {tokens:,} tokens"
 
 
 def _reduced(key: str, by: str) -> Formula:
@@ -94,6 +104,7 @@ FORMULAS: dict[str, Formula] = {
     "e2e_s": _end_to_end,
     "output_tokens_per_s": lambda r: f"{r['batch_size']:,} · {r['output_len']:,} / {seconds(r['e2e_s'])}",
     "cost_per_million_tokens": _money,
+    "energy_per_token_j": _energy,
     "speedup": _over(("no_cache_e2e_s", "e2e_s"), show=seconds),
     "tokens_per_step": _expected,
     "speculative_tpot_s": _speculative,

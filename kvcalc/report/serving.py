@@ -30,6 +30,7 @@ LATENCY = (
     Column("bytes", "bytes", lambda v: format_si(v, "B")),
     Column("tpot_first_s", "TPOT first", seconds, wide=True, rests="time", about="after the shortest cache"),
     Column("tpot_last_s", "TPOT last", seconds, wide=True, rests="time", about="after the longest"),
+    Column("energy_per_token_j", "J/token", lambda v: f"{v:.3g}", wide=True, about="all GPUs at full power all the time"),
 )
 SPECULATION = (
     Column("batch_size", "batch", integer, given=True),
@@ -114,8 +115,10 @@ def _sentence(records: Sequence[Record]) -> str:
 def _beside(first: Record) -> list[str]:
     """What was asked for beside the request: its cost, and the lack of a cache."""
     words = []
+    if first["uncached_ttft_s"]:
+        words.append(f"{seconds(first['uncached_ttft_s'])} to the first without the {first['prefix_len']:,} cached tokens")
     if first.get("cost_per_million_tokens"):
-        words.append(f"{first['cost_per_million_tokens']:,.2f} for 10^6 tokens")
+        words.append(f"a million tokens cost {first['cost_per_million_tokens']:,.2f}")
     if first.get("speedup"):
         words.append(f"without the cache {ratio(first['speedup'])} as long")
     return words
@@ -132,7 +135,7 @@ def _fastest(records: Sequence[Record]) -> list[str]:
     apart = [c for c in DEPLOYED if len({r[c.key] for r in alike}) > 1]
 
     def name(r: Record) -> str:
-        return ", ".join(f"{c.title} {c.show(r[c.key])}" if c.right or c.key == "basis" else c.show(r[c.key]) for c in apart)
+        return ", ".join(f"{c.title} {c.show(r[c.key])}" if c.right else c.show(r[c.key]) for c in apart)
 
     return [f"{name(best)} is {ratio(worst['e2e_s'] / best['e2e_s'])} as fast as {name(worst)}"]
 
@@ -220,5 +223,5 @@ def _served(record: Record) -> str:
     most = "at most " if record["time_basis"] == "bound" else ""
     half = f"half of the requests see their first token within {seconds(record['ttft_p50_s'])}"
     cost = record.get("cost_per_million_tokens")
-    paid = f"; {cost:,.2f} for 10^6 tokens" if cost else ""
+    paid = f"; a million tokens cost {cost:,.2f}" if cost else ""
     return f"{where} serves {most}{rate}; {half}{paid}"

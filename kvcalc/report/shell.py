@@ -15,9 +15,10 @@ def shell_lines(command: str, width: int) -> list[str]:
     A flag with its value that is longer is broken at spaces; inside quotes, which hold JSON, a line ends without a mark. A
     single word that is longer stays whole.
     """
-    lines, line = [], ""
+    lines: list[str] = []
+    line = ""
     for piece in re.split(r" (?=--?[A-Za-z])", command):
-        for word in [piece] if len(piece) + 4 <= width or "\"'\"" in piece else piece.split(" "):
+        for word in [piece] if len(piece) + 4 <= width or '"\'"' in piece else piece.split(" "):
             if line and len(line) + 1 + len(word) > width - 2:
                 lines.append(line if _quoting([*lines, line]) else line + " \\")
                 line = " "

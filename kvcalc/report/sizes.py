@@ -52,7 +52,8 @@ def _sentence(records: Sequence[Record]) -> str:
         beside = f", beside {about}{format_bytes(least['weight_bytes'])} of weights" if alone else ""
         spans = sorted({r["context"] for r in records})
         until = f" to {spans[-1]:,}" if len(spans) > 1 and not apart else ""
-        return f"{least['model']} keeps {_kept(least).replace(' tokens', f'{until} tokens')}{where}{beside}"
+        keep = "keeps" if least["parameters_exact"] is not None else "keep"  # layers whose dimensions alone are known
+        return f"{least['model']} {keep} {_kept(least).replace(' tokens', f'{until} tokens')}{where}{beside}"
     if least["model"] == most["model"]:
         return f"{least['model']} keeps {_kept(least, apart)}{where}, {_kept(most, apart)}"
     less, more = _kept(least, apart), _kept(most, apart)

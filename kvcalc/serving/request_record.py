@@ -68,7 +68,12 @@ class LatencyOptions(msgspec.Struct, frozen=True):
 
 
 def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
-    """One configuration as a flat record. fallback: what products are computed in, in words, where the GPU has no unit."""
+    """One configuration as a flat record.
+
+    uncached_ttft_s: without the cached prefix, where there is one. energy_per_token_j: all GPUs at their full power for the
+    whole request, by generated tokens; None where the GPU's power is not known. fallback: what products are computed in, in
+    words, where the GPU has no unit.
+    """
     passes = Batch.prefill(asked.input_len, asked.batch_size), Batch.decode(asked.context, asked.batch_size)
     deployment = with_host_weights(deployment, asked)
     found = request(
@@ -77,7 +82,8 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
     tokens = asked.batch_size * asked.output_len
     record: dict[str, Any] = deployment.named | {"batch_size": asked.batch_size}
     record |= {"input_len": asked.input_len, "output_len": asked.output_len}
-    record |= {**found._asdict(), "speedup": None, "tokens_per_step": 1.0}
+    record |= {"prefix_len": asked.prefix_len, **found._asdict(), "uncached_ttft_s": _uncached(deployment, asked)}
+    record |= {"speedup": None, "tokens_per_step": 1.0}
     record |= {"time_basis": deployment.time_basis, "time_p90_error": deployment.p90_error(passes[1])}
     record["uncalibrated_share"] = float(deployment.uncalibrated_share(passes[1]))
     whole = found.e2e_s
@@ -85,6 +91,8 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
     if asked.price_per_hour:
         cost = cost_per_million(asked.price_per_hour, record["gpus"], whole, tokens) if whole else None
         record["cost_per_million_tokens"] = cost
+    power = deployment.gpu.power_w
+    record["energy_per_token_j"] = power * record["gpus"] * whole / tokens if power and whole else None
     record |= _offload(deployment, passes[1])
     if asked.no_cache:
         record |= no_cache_fields(deployment, asked.input_len, asked.output_len, asked.batch_size, asked.head, found)
@@ -93,6 +101,13 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
         record |= _speculative(deployment, draft, asked)
     fallbacks = dict.fromkeys(d.fallback(*passes) for d in (deployment, draft) if d)
     return record | {"fallback": "; ".join(filter(None, fallbacks)) or None}
+
+
+def _uncached(deployment: Deployment, asked: LatencyOptions) -> float | None:
+    """Seconds to the first token where the prefix is not cached yet; None where there is none."""
+    if not asked.prefix_len:
+        return None
+    return request(deployment, asked.input_len, 1, asked.batch_size, 0, asked.max_num_batched_tokens).ttft_s
 
 
 def with_host_weights(deployment: Deployment, asked: LatencyOptions) -> Deployment:

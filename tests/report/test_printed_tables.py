@@ -72,6 +72,7 @@ LATENCY = {
     "FLOP": ("flops", "si"),
     "bytes": ("bytes", "si:B"),
     "per 1M tokens": ("cost_per_million_tokens", "fixed"),
+    "J/token": ("energy_per_token_j", "digits"),
     "no cache": ("no_cache_e2e_s", "seconds"),
     "cache saves": ("speedup", "times"),
 }

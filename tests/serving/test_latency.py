@@ -170,3 +170,24 @@ def test_the_command_counts_redundant_projections(kvcalc: Run) -> None:
     found = kvcalc("latency gpt2 --gpu h100 --input-len 1 --output-len 1000 --batch-size 2 --no-cache --format json").records[0]
     assert found["no_cache_token_projections"] == 2 * 1000 * 1001 // 2
     assert found["no_cache_redundant_projections"] == 2 * (1000 * 1001 // 2 - 1000)
+
+
+def test_a_cached_prefix_is_said_beside_what_the_first_token_takes_without(kvcalc: Run) -> None:
+    line = "latency llama-3.1-8b --gpu h100 --input-len 2000"
+    (plain,) = kvcalc(f"{line} --format json").records
+    (found,) = kvcalc(f"{line} --prefix-len 1500 --format json").records
+    assert (plain["prefix_len"], plain["uncached_ttft_s"]) == (0, None)
+    assert (found["prefix_len"], found["uncached_ttft_s"]) == (1500, plain["ttft_s"]) and found["ttft_s"] < plain["ttft_s"]
+    assert f"{plain['ttft_s'] * 1e3:.1f} ms to the first without the 1,500 cached tokens" in " ".join(
+        kvcalc(f"{line} --prefix-len 1500").out.split()
+    )
+
+
+def test_energy_is_full_power_over_the_tokens_of_the_request(kvcalc: Run) -> None:
+    """An H100's 700 W, four of them, for the request's seconds, over 3 × 50 tokens; none where no power is published."""
+    (found,) = kvcalc(
+        "latency llama-3.1-8b --gpu h100 --tp 4 --batch-size 3 --input-len 100 --output-len 50 --format json"
+    ).records
+    assert found["energy_per_token_j"] == pytest.approx(700 * 4 * found["e2e_s"] / 150, rel=1e-12)
+    (apple,) = kvcalc("latency llama-3.1-8b --gpu apple-m3-max --output-len 5 --format json").records
+    assert apple["energy_per_token_j"] is None

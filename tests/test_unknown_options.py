@@ -1,0 +1,44 @@
+"""An option that a command does not have: the refusal says what to type instead, in the words of that command."""
+
+import pytest
+from conftest import Run
+
+from kvcalc.cli.commands import COMMANDS, parameters_of
+from kvcalc.cli.unknown import CALLED
+
+SAID = [
+    ("serve gpt2 --trace t.csv", "serve has no --trace. Did you mean --requests?"),
+    ("latency gpt2 --context 4k", "latency has no --context. Did you mean --input-len?"),
+    ("report gpt2 --max-model-len 4k", "report has no --max-model-len. Did you mean --context?"),
+    ("latency gpt2 --users 3", "latency has no --users. Did you mean --batch-size?"),
+    ("size gpt2 --theme dark", "size has no --theme. Did you mean --style?"),
+    ("serve gpt2 --disaggregate", "serve has no --disaggregate. `kvcalc plan` has --disaggregate"),
+    ("latency gpt2 --n-cpu-moe 3", "latency has no --n-cpu-moe. `kvcalc fit` has --n-cpu-moe"),
+    ("serve gpt2 --energy", "serve has no --energy. `kvcalc latency` and `kvcalc plan` have J/token with --wide"),
+    ("size gpt2 --window 4k", "--set sliding_window=4096 gives a model a window"),
+    ("fit gpt2 --max-len 8k", "fit has no --max-len. Did you mean --max-model-len?"),
+    ("size gpt2 --kv-cache-dtyp fp8", "size has no --kv-cache-dtyp. Did you mean --kv-cache-dtype?"),
+    ("size gpt2 --zzz", "size has no --zzz. `kvcalc size --help` lists its options"),
+    ("size gpt2 --tp", "Option '--tp' requires an argument. (see `kvcalc size --help`)"),
+    (
+        "compare gpt2 gpt2-xl",
+        "compare takes no further word: gpt2-xl. `kvcalc size A B` and `kvcalc latency A B` take several models",
+    ),
+    ("models gpt2 gpt2-xl", "models takes no further word: gpt2-xl. A list is a,b"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), SAID)
+def test_what_to_type_instead(kvcalc: Run, line: str, said: str) -> None:
+    found = kvcalc(line)
+    assert (found.code, found.out) == (2, "") and found.err.startswith("kvcalc: ") and found.err.count("\n") == 1
+    assert said in found.err
+
+
+def test_what_things_are_called_here_is_an_option_of_some_command() -> None:
+    there = {name for command in COMMANDS for p in parameters_of(command) for name in p.opts}
+    assert {f"--{name}" for called in CALLED.values() for name in called.split()} <= there
+
+
+def test_context_means_the_longest_that_fit_takes(kvcalc: Run) -> None:
+    assert kvcalc("fit gpt2 --context 1k --format json").out == kvcalc("fit gpt2 --max-model-len 1k --format json").out
