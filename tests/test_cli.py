@@ -72,8 +72,11 @@ def test_markdown_is_the_table(kvcalc: Run) -> None:
 def test_table_shows_the_figures_and_ends_with_its_assumptions(kvcalc: Run) -> None:
     code, out, err = kvcalc("size llama-3.1-8b --context 128k")
     assert (code, err) == (0, "")
-    answer, head, row, *notes = out.splitlines()
-    assert answer == "llama-3.1-8b keeps 16.00 GiB for 131,072 tokens, beside 14.96 GiB of weights"
+    answer, more, head, row, *notes = out.splitlines()
+    assert f"{answer} {more}" == (
+        "llama-3.1-8b keeps 16.00 GiB for 131,072 tokens, beside 14.96 GiB of weights; "
+        "as large as the weights from 122,533 tokens on"
+    )
     assert head.split("  ")[0] == "model"
     assert re.split(r"\s{2,}", row) == [
         "llama-3.1-8b", "16.00 GiB", "16.00 GiB", "128.0 KiB", "GQA-8", "14.96 GiB", "8.03B", "4×", "8.03B",

@@ -68,9 +68,16 @@ def test_the_cache_as_a_share_of_the_weights(kvcalc: Run) -> None:
     assert record["equal_weights_context"] == 31_778
     assert 31_777 * 819_200 < WEIGHTS <= 31_778 * 819_200
     assert "12.9% at 4,096 tokens, never as large within its 4,096" in kvcalc("size llama-2-13b").joined
-    assert "129% at 10 × 4,096 tokens, as large from 3,178 tokens on" in kvcalc("size llama-2-13b --batch-size 10").joined
-    assert "12.9% at 4,096 tokens, as large from 31,778 tokens on" in kvcalc("size llama-2-13b --set max_context=32k").joined
-    assert "103% at 32,768 tokens, as large from 31,778 tokens on" in kvcalc("size llama-2-13b --context 4k,32k").joined
+    for line, turn, share in (
+        ("--batch-size 10", 3_178, "129% at 10 × 4,096 tokens"),
+        ("--set max_context=32k", 31_778, "12.9% at 4,096 tokens"),
+        ("--context 4k,32k", 31_778, "103% at 32,768 tokens"),
+    ):
+        told = kvcalc(f"size llama-2-13b {line}").joined
+        assert f"; as large as the weights from {turn:,} tokens on model" in told  # the sentence, before the first heading
+        assert f"against the weights: {share} 1 GiB" in told
+    several = kvcalc("size llama-2-13b --batch-size 1,10 --set max_context=32k").joined
+    assert "as large as" not in several and "against the weights" in several
 
 
 def test_more_sequences_reach_it_sooner() -> None:
@@ -98,3 +105,10 @@ def test_several_models_stand_in_one_line(kvcalc: Run) -> None:
     assert "the cache against the weights at 4,096 tokens: llama-7b 15.9%, llama-2-70b 0.973%" in (
         kvcalc("size llama-7b llama-2-70b --context 2k,4k").joined
     )
+
+
+def test_weights_in_several_formats_stand_in_the_sentence(kvcalc: Run) -> None:
+    lines = ("size llama-3.1-8b -q awq,fp8", "size llama-3.1-8b -q awq --format json", "size llama-3.1-8b -q fp8 --format json")
+    told, awq, fp8 = (kvcalc(line) for line in lines)
+    stored = [f"{r['weight_bytes'] / 2**30:.2f} GiB of weights in {r['dtype']}" for r in (*awq.records, *fp8.records)]
+    assert told.joined.startswith(f"llama-3.1-8b keeps 512.00 MiB for 4,096 tokens, beside {', '.join(stored)} model ")

@@ -19,7 +19,7 @@ EXAMPLE = "kvcalc compare llama-7b --variants mha,gqa:8"
 
 @grouped
 def run(
-    model: Annotated[str, typer.Argument(help=o.MODELS_HELP, show_default=False)] = "",
+    model: Annotated[str, typer.Argument(help=o.MODEL_HELP, show_default=False)] = "",
     *,
     sides: Annotated[
         list[str],

@@ -103,12 +103,22 @@ PANELS = {
     "Speculation": "draft num_speculative_tokens acceptance_rate",
     "Output": "output plot style form wide explain",
 }
-METAVARS = {
-    "models": "MODEL…", "model": "MODEL", "gpu": "GPUS", "context": "TOKENS", "input_len": "TOKENS", "output_len": "TOKENS",
-    "max_model_len": "TOKENS", "prefix_len": "TOKENS", "variants": "LIST", "set_": "KEY=VALUE", "plot": "FILE", "rows": "FILE",
-    "dtype": "DTYPE", "kv_cache_dtype": "DTYPE", "quantization": "FORMAT", "tp": "N", "rate": "R", "batch_size": "N",
-    "price_per_hour": "MONEY", "max_num_seqs": "N", "name": "NAME", "kind": "FIGURE", "draft": "MODEL", "calibration_from": "GPU",
+# What an option takes, by the names of parameters: N, X, WORD and a choice are told by their types.
+TAKEN = {
+    "MODEL…": "models", "MODEL": "model draft", "GPUS": "gpu", "GPU": "calibration_from", "NAME": "name save_gpu engine stack",
+    "FIGURE": "kind", "LOG…": "logs", "LIST": "variants", "SIDE": "sides", "KEY=VALUE": "set_", "DTYPE": "dtype kv_cache_dtype",
+    "FORMAT": "quantization", "MONEY": "price_per_hour", "R": "rate", "TIME": "max_ttft max_tpot slo_ttft slo_tpot think_time",
+    "TOKENS": "context input_len output_len max_model_len prefix_len shared_prefix sliding_window prompt_len prefill_context "
+              "max_num_batched_tokens generate",
+    "FILE": "plot rows requests timeline file points from_log save out output predictions input_ import_ allocations lengths "
+            "metrics",
+    "N": "tp pp dp ep batch_size max_num_seqs users num_speculative_tokens threads seed",
+    "X": "acceptance_rate prefix_hit_rate gpu_memory_utilization min_throughput",
+    "SIZE": "memory kv_cache_memory_bytes kv_offloading_bytes weight_bytes activation_bytes overhead_bytes",
+    "RATE": "inter_node_bandwidth disk_bandwidth", "VERSION": "engine_version", "PASS": "batch",
+    "TYPE": "cache_type_k cache_type_v",
 }  # fmt: skip
+METAVARS = {name: word for word, names in TAKEN.items() for name in names.split()}
 LEFT = 27  # where descriptions begin
 
 

@@ -71,7 +71,7 @@ class Generation(Group, frozen=True):
 
 @grouped
 def run(
-    model: Annotated[str, typer.Argument(help=o.MODELS_HELP + " Without one: a standard layer.", show_default=False)] = "",
+    model: Annotated[str, typer.Argument(help=o.MODEL_HELP + " Without one: a standard layer.", show_default=False)] = "",
     *,
     variant: Annotated[list[str], typer.Option("--variant", help=VARIANTS, show_default=False)] = [],  # noqa: B006 (typer copies it)
     phase: Annotated[str, typer.Option("--phase", help="decode, prefill or both.")] = "both",

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-MODELS_HELP = "Preset names, YAML files, config.json files or their folders, or hf:org/name."
+MODELS_HELP = "Preset names, YAML or GGUF files, config.json files or their folders, or org/name on the Hugging Face Hub."
+MODEL_HELP = "A preset's name, a YAML or GGUF file, a config.json or its folder, or org/name on the Hugging Face Hub."
 
 
 class OutputFormat(StrEnum):
@@ -26,7 +27,7 @@ def _sized(*names: str, help: str, panel: str = "Several GPUs") -> Any:
 
 
 Models = Annotated[list[str], typer.Argument(help=MODELS_HELP, show_default=False)]
-OneModel = Annotated[str, typer.Argument(help=MODELS_HELP, show_default=False)]
+OneModel = Annotated[str, typer.Argument(help=MODEL_HELP, show_default=False)]
 SomeModels = Annotated[list[str], typer.Argument(help=MODELS_HELP, metavar="MODEL…", show_default=False)]
 Contexts = Annotated[str, typer.Option("--context", help="Tokens cached, the step's own included: 4096, 4k, 1k,8k,128k.")]
 Batches = Annotated[str, typer.Option("--batch-size", "--bs", help="Sequences at once; a list makes more rows.")]

@@ -71,8 +71,8 @@ def compare_records(
 OF_DIMENSIONS = {
     "variant", "model", "gpus", "tensor_parallel_size", "kv_cache_dtype", "attention", "context", "batch_size", "kv_cache_bytes",
     "kv_cache_read_bytes", "kv_cache_allocated_bytes", "bytes_per_token", "fixed_bytes", "eviction_score_bytes",
-    "receptive_field", "mha_ratio", "block_size", "reduction", "reference", "stored_reduction", "read_reduction", "attention_intensity",
-    "eviction_flops", "phase", "held_equal", "head_diversity", "quality", "trades",
+    "receptive_field", "mha_ratio", "block_size", "reduction", "reference", "stored_reduction", "read_reduction",
+    "attention_intensity", "eviction_flops", "phase", "held_equal", "head_diversity", "quality", "trades",
 }  # fmt: skip
 
 

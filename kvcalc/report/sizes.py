@@ -36,7 +36,7 @@ def size_table(records: Sequence[Record], stored: Sequence[tuple[Model, Precisio
     return Table(
         records,
         SIZE_COLUMNS,
-        _sentence(records),
+        _sentence(records) + _overtaking(records, models),
         ["", *lines, *_against_weights(records, models), f"{MEANT[shown_in()]}; `--explain` shows the formulas"],
     )
 
@@ -49,7 +49,7 @@ def _sentence(records: Sequence[Record]) -> str:
     if least["kv_cache_bytes"] == most["kv_cache_bytes"]:
         about = "" if least["parameters_exact"] else "≈ "
         alone = len(records) == 1 and least["weight_bytes"] is not None
-        beside = f", beside {about}{format_bytes(least['weight_bytes'])} of weights" if alone else ""
+        beside = f", beside {about}{format_bytes(least['weight_bytes'])} of weights" if alone else _stored_as(records, apart)
         spans = sorted({r["context"] for r in records})
         until = f" to {spans[-1]:,}" if len(spans) > 1 and not apart else ""
         keep = "keeps" if least["parameters_exact"] is not None else "keep"  # layers whose dimensions alone are known
@@ -58,6 +58,14 @@ def _sentence(records: Sequence[Record]) -> str:
         return f"{least['model']} keeps {_kept(least, apart)}{where}, {_kept(most, apart)}"
     less, more = _kept(least, apart), _kept(most, apart)
     return f"{least['model']} keeps the least, {less}{where}; {most['model']} the most, {more}"
+
+
+def _stored_as(records: Sequence[Record], apart: Sequence[str]) -> str:
+    """The weights of one model in each of several formats; '' where something else tells the records apart."""
+    if [*apart] != ["dtype"] or not all(r["parameters_exact"] for r in records):
+        return ""
+    each = {r["dtype"]: f"{format_bytes(r['weight_bytes'])} of weights in {r['dtype']}" for r in records}
+    return f", beside {', '.join(each.values())}"
 
 
 def _apart(records: Sequence[Record]) -> list[str]:
@@ -79,15 +87,29 @@ def _against_weights(records: Sequence[Record], models: Sequence[Model]) -> list
     r, at = records[-1], f"at {_users(records[-1])}"
     if len(last) > 1:
         return [f"the cache against the weights {at}: {', '.join(shares)}"] if len(last) <= MOST_SHARES else []
-    return [f"the cache against the weights: {percent(r['cache_share_of_weights'])} {at}, {_equal(r, models[0])}"]
+    never = ""
+    if not _turning(r, models[0]):
+        never = f", never as large within its {_most(r, models[0]):,}" if r["equal_weights_context"] else ", never as large"
+    return [f"the cache against the weights: {percent(r['cache_share_of_weights'])} {at}{never}"]
 
 
-def _equal(record: Record, model: Model) -> str:
-    """From which context on the cache is as large as the weights, if that is within what was asked or the model is made for."""
-    turns, most = record["equal_weights_context"], model.max_context and max(record["context"], model.max_context)
-    if turns and most and turns > most:
-        return f"never as large within its {most:,}"
-    return f"as large from {turns:,} tokens on" if turns else "never as large"
+def _overtaking(records: Sequence[Record], models: Sequence[Model]) -> str:
+    """From which context on the cache of one model, in one format and cut, is as large as its weights; '' where it never is."""
+    r = records[-1]
+    if _apart(records) or r["weight_bytes"] is None or not (turns := _turning(r, models[0])):
+        return ""
+    return f"; as large as the weights from {turns:,} tokens on"
+
+
+def _turning(record: Record, model: Model) -> int:
+    """The context at which the cache is as large as the weights, within what was asked or the model is made for; else 0."""
+    turns, most = record["equal_weights_context"], _most(record, model)
+    return turns if turns and (not most or turns <= most) else 0
+
+
+def _most(record: Record, model: Model) -> int:
+    """The longest context that was asked for or that the model is made for; 0 where that is not known."""
+    return max(record["context"], model.max_context) if model.max_context else 0
 
 
 def _kept(record: Record, apart: Sequence[str] = ()) -> str:
