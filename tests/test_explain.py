@@ -77,3 +77,20 @@ def test_rows_that_were_measured_name_their_error(kvcalc: Run, tmp_path: Path) -
     rows = tmp_path / "gemm.csv"
     rows.write_text("gpu,framework,dtype,m,n,k,time_us\nh100_sxm,vllm,bfloat16,8,4096,4096,20\n")
     assert "exp(|ln(predicted/measured)|) − 1, of 1 rows" in kvcalc(f"validate {rows} --explain").out
+
+
+def test_a_page_is_explained_as_its_commands_are(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each section names its command, and says what that prints; no page is written."""
+    monkeypatch.chdir(tmp_path)
+    out = kvcalc("report gpt2 --gpu h100 --context 1k --users 4 --kv-cache-dtype fp8 --explain").out
+    lines = [line.removeprefix("kvcalc ") for line in out.splitlines() if line.startswith("kvcalc ")]
+    assert [line.split()[0] for line in lines] == ["fit", "size", "roofline", "compare", "latency"]
+    for line in lines:
+        assert kvcalc(line).out.strip() in out, line
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_smallest_is_said_of_several_gpus_alone(kvcalc: Run) -> None:
+    line = "fit llama-3.1-8b --context 32k --kv-cache-dtype bf16,fp8"
+    assert "the smallest that holds" not in kvcalc(line).joined
+    assert "; the smallest that holds 1 × 32,768 tokens" in kvcalc(f"{line} --gpu h100,h200").joined

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import lengths, save_text
+from kvcalc.cli.common import lengths, save_text, say
 from kvcalc.cli.groups import Deploying, grouped
 
 
@@ -19,19 +19,23 @@ def run(
     users: Annotated[int, typer.Option("--users", help="Sequences at once.")] = 8,
     engine: Annotated[str, typer.Option("--engine", help="none (content), vllm, sglang, trtllm or llama.cpp.")] = "vllm",
     deploying: Deploying,
+    explain: o.Explain = False,
 ) -> None:
     """One self-contained page to send."""
     from kvcalc.errors import UserError
     from kvcalc.library.files import destination
-    from kvcalc.report.web import Asked, html_page
+    from kvcalc.report.web import Asked, html_page, page_explained
 
-    if output != "-":
+    if output != "-" and not explain:
         destination(output)
     deployments, contexts = deploying.deployments([model], gpu), lengths(context, "context")
     if len(deployments) != 1 or len(contexts) != 1:
         raise UserError("a page is about one deployment and one context", hint="Make a page of each; `kvcalc fit` takes lists")
     stored, run_on = _words(deploying)
     asked = Asked((model, *stored), ("--gpu", gpu, *run_on), contexts[0], users, engine)
+    if explain:
+        say(page_explained(deployments[0], asked))
+        return
     save_text(output, html_page(deployments[0], asked))
 
 

@@ -23,7 +23,7 @@ def said_first(rows: Sequence[Row], found: Sequence[Fit]) -> str:
     said = f"{first['model']}: {_users(users)} of {answer.length:,} tokens fit{'s' * (users == 1)} on {where(answer)}"
     if "length" in first and "asked" not in first:
         return said + "".join(f", {f.sequences_at('middle'):,} of {f.length:,}" for _, f in there[1:])
-    smallest = f"; the smallest that holds {_need(answer)}" if len(found) > 1 else ""
+    smallest = f"; the smallest that holds {_need(answer)}" if len({where(f) for f in found}) > 1 else ""
     return f"{said}{_beside(first, answer)}{_longest(first, answer)}{smallest}"
 
 

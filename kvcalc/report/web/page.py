@@ -2,21 +2,27 @@
 
 import json
 import shlex
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
 import msgspec
 
-from kvcalc.capacity import FitOptions, fit
+from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.record import fit_record
 from kvcalc.errors import UserError
+from kvcalc.layers.batch import Batch
 from kvcalc.model.size import size_record
 from kvcalc.planning.comparison import compare_records
 from kvcalc.planning.variants import variant
 from kvcalc.report.chart import Chart
 from kvcalc.report.comparison import compare_chart, compare_tables
+from kvcalc.report.explain import explain_size
+from kvcalc.report.explain_pass import explain_roofline
 from kvcalc.report.figures_latency import latency_curve
-from kvcalc.report.fit import fit_table, memory_chart
+from kvcalc.report.fit import explain_fit, fit_table, memory_chart
+from kvcalc.report.formulas import explained
 from kvcalc.report.html import svg_html, table_html, text_html
 from kvcalc.report.layout import Table
 from kvcalc.report.passes import pass_table
@@ -54,22 +60,21 @@ class Section(msgspec.Struct, frozen=True):
     command: str
     tables: list[Table]
     chart: Chart | None = None
+    worked: Callable[[], str] | None = None  # its figures as formulas, where the tables do not hold them all
+
+    def explained(self) -> str:
+        """The heading, the command, and the formulas with the numbers put in."""
+        formulas = self.worked() if self.worked else "\n".join(map(explained, self.tables))
+        return f"{self.title}\n{self.command} --explain\n\n{formulas}"
 
 
 def html_page(deployment: Deployment, asked: Asked) -> str:
     """The whole page. Raises UserError where the model cannot be run so, or is cut into pipeline stages."""
     if deployment.parallelism.pp > 1:
         raise UserError("the page's sliders know one pipeline stage", hint="Leave --pp out; `kvcalc fit` takes it")
-    options = FitOptions(max_model_len=asked.context, engine=asked.engine)
-    found = fit(deployment, options)
+    found = fit(deployment, FitOptions(max_model_len=asked.context, engine=asked.engine))
     record = fit_record(found, [], 0)
-    sections = [
-        Section("Does it fit", _fit(asked), [fit_table([record], [found])], memory_chart([record])),
-        _size(deployment, asked),
-        _pass(deployment, asked),
-        _variants(deployment, asked),
-        _latency(deployment, asked),
-    ]
+    sections = _sections(deployment, asked, found, record)
     body = "".join(_section(section, number) for number, section in enumerate(sections))
     data = json.dumps(slider_data(deployment, found) | {"asked": [asked.context, asked.users]}).replace("<", "\\u003c")
     frame = files("kvcalc.report.web").joinpath("page.html").read_text(encoding="utf-8")
@@ -79,15 +84,31 @@ def html_page(deployment: Deployment, asked: Asked) -> str:
     return frame
 
 
-def _fit(asked: Asked) -> str:
-    return asked.command("fit", "--engine", asked.engine, "--max-model-len", asked.context)
+def page_explained(deployment: Deployment, asked: Asked) -> str:
+    """Instead of the page the formulas of its figures, section by section. Raises UserError as `fit`."""
+    found = fit(deployment, FitOptions(max_model_len=asked.context, engine=asked.engine))
+    sections = _sections(deployment, asked, found, fit_record(found, [], 0))
+    return "\n".join(section.explained() for section in sections)
+
+
+def _sections(deployment: Deployment, asked: Asked, found: Fit, record: dict[str, Any]) -> list[Section]:
+    parts = (_size, _pass, _variants, _latency)
+    return [_fit(asked, found, record), *(part(deployment, asked) for part in parts)]
+
+
+def _fit(asked: Asked, found: Fit, record: dict[str, Any]) -> Section:
+    command = asked.command("fit", "--engine", asked.engine, "--max-model-len", asked.context)
+    tables = [fit_table([record], [found])]
+    return Section("Does it fit", command, tables, memory_chart([record]), partial(explain_fit, found, record))
 
 
 def _size(deployment: Deployment, asked: Asked) -> Section:
     d = deployment
-    record = size_record(d.model, asked.context, asked.users, d.precision, 16, d.parallelism)
+    stored = d.model, asked.context, asked.users, d.precision, 16, d.parallelism
+    record = size_record(*stored)
     command = asked.command("size", "--context", asked.context, "--batch-size", asked.users, run=False)
-    return Section("How big is the cache", command, [size_table([record], [(d.model, d.precision, d.parallelism)], 16)])
+    tables = [size_table([record], [(d.model, d.precision, d.parallelism)], 16)]
+    return Section("How big is the cache", command, tables, worked=partial(explain_size, *stored))
 
 
 def _pass(deployment: Deployment, asked: Asked) -> Section:
@@ -97,7 +118,9 @@ def _pass(deployment: Deployment, asked: Asked) -> Section:
         roofline_chart(decode_sweep(deployment, asked.context, batches), [deployment.gpu]) if deployment.gpu.flops_per_s else None
     )
     command = asked.command("roofline", "--context", asked.context, "--batch-size", asked.users)
-    return Section("Where a decode step's time goes", command, [pass_table(deployment, records)], chart)
+    step = Batch.decode(asked.context, asked.users)
+    worked = partial(explain_roofline, deployment, step, deployment.placed(step))
+    return Section("Where a decode step's time goes", command, [pass_table(deployment, records)], chart, worked)
 
 
 def _variants(deployment: Deployment, asked: Asked) -> Section:
