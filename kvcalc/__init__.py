@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvcalc.model.operators import total
     from kvcalc.model.precision import Precision
     from kvcalc.model.spec import Layer, Model
+    from kvcalc.report.keys import record_keys
     from kvcalc.report.lower import cache_size, forward, load_gpu, load_model, mha_ratio, roofline, weight_bytes
     from kvcalc.report.notebook import Answer, Deployment, deploy, plan
 
@@ -48,6 +49,7 @@ __all__ = [
     "load_model",
     "mha_ratio",
     "plan",
+    "record_keys",
     "roofline",
     "total",
     "weight_bytes",
@@ -65,6 +67,7 @@ _HOMES = {
     "model.operators": ("total",),
     "model.precision": ("Precision",),
     "model.spec": ("Layer", "Model"),
+    "report.keys": ("record_keys",),
     "report.lower": ("cache_size", "forward", "load_gpu", "load_model", "mha_ratio", "roofline", "weight_bytes"),
     "report.notebook": ("Answer", "Deployment", "deploy", "plan"),
 }

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from kvcalc.layers.cost import Cost, Operator
+from kvcalc.report.keys import check_records
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=40)
 settings.register_profile("here", deadline=None)
@@ -24,6 +25,7 @@ class Result(NamedTuple):
     code: int
     out: str
     err: str
+    command: str = ""
 
     @property
     def joined(self) -> str:
@@ -32,13 +34,14 @@ class Result(NamedTuple):
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The JSON array on standard output, strictly parsed: NaN and Infinity are no JSON."""
+        """The JSON array on standard output, strictly parsed: NaN and Infinity are no JSON, and every key is described."""
         assert self.code == 0, self.err
 
         def refuse(word: str) -> None:
             raise AssertionError(f"{word} in JSON")
 
         found: list[dict[str, Any]] = json.loads(self.out, parse_constant=refuse)
+        check_records(self.command, found)
         return found
 
 
@@ -79,6 +82,6 @@ def kvcalc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
-        return Result(int(ended.value.code or 0), *capsys.readouterr())
+        return Result(int(ended.value.code or 0), *capsys.readouterr(), command=line.partition(" ")[0])
 
     return run

@@ -1,5 +1,7 @@
 """Puts what the commands print now under every `$ kvcalc` line of the documents: `python tests/remake_docs.py`.
 
+The pages of references are made anew too; with `--references` they alone, which takes a second.
+
 With `--pictures` it draws the gallery anew as well. Read the difference before it is committed: what a document says around
 its output may no longer hold.
 """
@@ -12,6 +14,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from notebook_cells import remake
+from references import PAGES
 from test_docs import _FENCE, DOCUMENTS, LEFT_OUT, is_shown, width_of
 
 PROGRAM = "import sys; from kvcalc.report import layout; layout.WIDTH = int(sys.argv.pop(1)); "
@@ -73,6 +76,10 @@ if "--pictures" in sys.argv:
         subprocess.run(
             [sys.executable, "-m", "kvcalc", *shlex.split(line), "--plot", str(target)], check=True, stdout=subprocess.DEVNULL
         )
+for page, made in PAGES.items():
+    (Path(__file__).parent.parent / "docs" / page).write_text(made(), encoding="utf-8")
+if "--references" in sys.argv:
+    sys.exit()
 for document in DOCUMENTS:
     document.write_text(remade(document), encoding="utf-8")
 remake()

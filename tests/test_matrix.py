@@ -14,7 +14,7 @@ def test_each_cell_is_fit(kvcalc: Run) -> None:
     for cell in cells:
         (one,) = kvcalc(line, "--users", str(cell["users"]), "--max-model-len", str(cell["context"])).records
         assert {k: cell[k] for k in one} == one
-        assert cell["fits"] == (cell["left_bytes"] >= 0)
+        assert cell["fits"] == (cell["headroom_bytes"] >= 0)
 
 
 def test_what_is_left(kvcalc: Run) -> None:
@@ -23,7 +23,7 @@ def test_what_is_left(kvcalc: Run) -> None:
         "fit llama-3.1-8b --engine vllm --kv-cache-memory-bytes 40GiB --matrix --max-num-seqs 3 --max-model-len 32k --format json"
     )
     (cell,) = kvcalc(line).records
-    assert cell["left_bytes"] == 40 * GIB - 6145 * 2**21
+    assert cell["headroom_bytes"] == 40 * GIB - 6145 * 2**21
 
 
 def test_default_lengths_end_at_the_models_own(kvcalc: Run) -> None:

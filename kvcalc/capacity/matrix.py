@@ -21,7 +21,7 @@ def contexts_of(longest: int | None) -> list[int]:
     return [*doubled, most][-MOST_COLUMNS:]
 
 
-def left_bytes(found: Fit) -> int:
+def headroom(found: Fit) -> int:
     """Bytes of the cache's memory on a GPU that the users asked for do not take; negative where they take more than there is."""
     needed = found.plan.needed(found.per_rank, found.length, found.options.shared_prefix)
     return found.plan.pool(found.kv_budget) - found.shortage * (not found.given) - needed
@@ -35,5 +35,5 @@ def matrix_records(
     for count in users:
         for length in contexts:
             cell = fit(deployment, msgspec.structs.replace(options, users=count, max_model_len=length))
-            found.append({"users": count, "context": length, "left_bytes": left_bytes(cell)} | fit_record(cell, typed=typed))
+            found.append({"users": count, "context": length, "headroom_bytes": headroom(cell)} | fit_record(cell, typed=typed))
     return found

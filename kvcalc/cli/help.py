@@ -153,19 +153,19 @@ def _all(width: int) -> list[str]:
 def _command(name: str, width: int) -> list[str]:
     arguments = [p for p in parameters_of(name) if p.param_type_name == "argument"]
     options = {p.name: p for p in parameters_of(name) if p.param_type_name == "option"}
-    words = " ".join(_word(p) if p.required else f"[{_word(p)}]" for p in arguments)
+    words = " ".join(word_of(p) if p.required else f"[{word_of(p)}]" for p in arguments)
     lines = [f"kvcalc {name} {words} [options]".replace("  ", " "), "", *wrapped(COMMANDS[name], width), "", "Examples:"]
     lines += [f"  {line}" for line in EXAMPLES[name]] + [""]
     for argument in arguments:
-        lines += _row(_word(argument), argument.help or "", width, LEFT)
+        lines += _row(word_of(argument), argument.help or "", width, LEFT)
     first = [options.pop(key) for key in FIRST.get(name, "").split()]
     lines += ["", "First of all:" if first else "Options:", *_rows(first or list(options.values()), width)]
-    for panel, members in _panels(list(options.values()) if first else []).items():
+    for panel, members in panels(list(options.values()) if first else []).items():
         lines += ["", f"{panel}:", *_rows(members, width)]
     return lines
 
 
-def _panels(options: Iterable[Any]) -> dict[str, list[Any]]:
+def panels(options: Iterable[Any]) -> dict[str, list[Any]]:
     """Options by the panel they name, else by that which names them, else the further ones."""
     homes = {key: panel for panel, keys in PANELS.items() for key in keys.split()}
     found: dict[str, list[Any]] = {"Further": []}
@@ -176,7 +176,7 @@ def _panels(options: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 def _rows(options: Sequence[Any], width: int) -> list[str]:
-    return [line for option in options for line in _row(_names(option), _meaning(option), width, LEFT)]
+    return [line for option in options for line in _row(names_of(option), meaning_of(option), width, LEFT)]
 
 
 def _row(name: str, text: str, width: int, left: int) -> list[str]:
@@ -187,13 +187,13 @@ def _row(name: str, text: str, width: int, left: int) -> list[str]:
     return [f"  {name}".ljust(left) + lines[0][left:], *lines[1:]]
 
 
-def _names(option: Any) -> str:
+def names_of(option: Any) -> str:
     """All names, the longest first, and what it takes."""
     names = [*sorted(option.opts, key=len, reverse=True), *option.secondary_opts]
-    return ", ".join(names) + ("" if option.is_flag else f" {_word(option)}")
+    return ", ".join(names) + ("" if option.is_flag else f" {word_of(option)}")
 
 
-def _word(parameter: Any) -> str:
+def word_of(parameter: Any) -> str:
     choices = getattr(parameter.type, "choices", None)
     if parameter.name in METAVARS:
         return METAVARS[parameter.name] + ("…" if parameter.name == "rows" and parameter.nargs < 0 else "")
@@ -202,7 +202,7 @@ def _word(parameter: Any) -> str:
     return {"integer": "N", "int": "N", "float": "X"}.get(parameter.type.name, "WORD")
 
 
-def _meaning(option: Any) -> str:
+def meaning_of(option: Any) -> str:
     default = getattr(option.default, "value", option.default)
     shown = option.show_default and not option.is_flag and default not in (None, "", 0, []) and default == default
     return f"{option.help or ''} [{default}]" if shown and default != float("inf") else option.help or ""

@@ -11,7 +11,7 @@ from kvcalc.units import format_bytes
 
 
 def _cell(record: dict[str, Any]) -> str:
-    left = record["left_bytes"]
+    left = record["headroom_bytes"]
     return f"yes, {format_bytes(left, 1)}" if record["fits"] else f"no, −{format_bytes(abs(left), 1)}"
 
 
@@ -51,15 +51,15 @@ def matrix_table(records: Sequence[dict[str, Any]]) -> Table:
 
 def matrix_chart(records: Sequence[dict[str, Any]]) -> Chart:
     """One cell each, the deeper the more is left."""
-    most = max((r["left_bytes"] for r in records), default=1) or 1
+    most = max((r["headroom_bytes"] for r in records), default=1) or 1
     contexts = tuple(tokens_tick(c) for c in dict.fromkeys(r["context"] for r in records))
     series = tuple(
         Series(
             f"{users:,}",
             (),
-            tuple(max(0.0, r["left_bytes"] / most) if r["fits"] else -1.0 for r in row),
+            tuple(max(0.0, r["headroom_bytes"] / most) if r["fits"] else -1.0 for r in row),
             "cells",
-            labels=tuple(("" if r["fits"] else "−") + format_bytes(abs(r["left_bytes"]), 1) for r in row),
+            labels=tuple(("" if r["fits"] else "−") + format_bytes(abs(r["headroom_bytes"]), 1) for r in row),
         )
         for users, row in _rows(records).items()
     )

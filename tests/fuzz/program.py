@@ -18,6 +18,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvcalc.report.keys import check_records
+
 MOST_SECONDS = 2.0  # of the processor's time, for one run
 SIGNED = re.compile("error|headroom|shortage|free|difference")
 COUNTS = re.compile(
@@ -77,6 +79,7 @@ def sound(done: Run) -> Run:
     assert all(line.isprintable() for line in re.split("[\n\t]", done.out + done.err)), done
     assert done.seconds < MOST_SECONDS, done
     if "json" in done.words and done.code != 2:
+        check_records(done.words[0], done.records)
         for record in done.records:
             whole(record)
     return done

@@ -1,0 +1,100 @@
+"""The reference pages say what the code does, and every key of every record has a meaning, a unit and a type."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Run
+from references import PAGES
+
+from kvcalc import UserError, record_keys
+from kvcalc.cli.commands import COMMANDS
+from kvcalc.report.keys import UNITS, check_records, kinds, parts, unit_of
+
+DOCS = Path(__file__).parent.parent / "docs"
+WITHOUT = {"plot", "report"}  # which make a picture and a page
+
+
+@pytest.mark.parametrize(("name", "made"), PAGES.items())
+def test_pages_are_what_the_code_makes(name: str, made: Callable[[], str]) -> None:
+    assert (DOCS / name).read_text(encoding="utf-8") == made(), "python tests/remake_docs.py makes it anew"
+
+
+def test_every_command_with_records_is_described() -> None:
+    assert {kind.partition(" ")[0] for kind in kinds()} == set(COMMANDS) - WITHOUT
+    assert {part for of in kinds().values() for part in of} == set(parts())
+
+
+def test_every_key_has_a_unit_and_a_meaning() -> None:
+    for keys in parts().values():
+        for key in keys.values():
+            assert key.unit in UNITS and key.meaning, key
+            assert not key.meaning.startswith(f"{unit_of(key.name)}; "), key
+
+
+@pytest.mark.parametrize(
+    ("key", "unit", "type_"),
+    [
+        ("kv_cache_bytes", "bytes", "integer"),
+        ("bytes_per_token", "bytes a token", "number"),
+        ("tpot_s", "seconds", "number"),
+        ("weight_bytes", "bytes", "integer"),
+        ("parameters_exact", "yes or no", "boolean"),
+    ],
+)
+def test_units_and_types(key: str, unit: str, type_: str) -> None:
+    (found,) = {(k.unit, k.type) for keys in parts().values() for k in keys.values() if k.name == key}
+    assert found == (unit, type_)
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"kv_cache_bytes": 1.0}, "not of its type"),
+        ({"kv_cache_bytes": None}, "not of its type"),
+        ({"kv_cache_bytes": True}, "not of its type"),
+        ({"no_such_key": 1}, "not described"),
+    ],
+)
+def test_what_is_not_described_is_found(record: dict[str, object], said: str) -> None:
+    check_records("size", [{"kv_cache_bytes": 1, "mha_ratio": None}])
+    with pytest.raises(ValueError, match=said):
+        check_records("size", [record])
+
+
+def test_no_stale_descriptions(kvcalc: Run, tmp_path: Path) -> None:
+    """Each key of the commands that answer at once is one that some record has."""
+    timeline = tmp_path / "t.csv"
+    served = f"serve gpt2 --num-prompts 3 --isl 9 --osl 3 --timeline {timeline}"
+    lines = {
+        "size": "size gpt2",
+        "compare": "compare gpt2",
+        "compare --deployments": "compare --deployments 'gpt2 --gpu h100' 'gpt2 --gpu h100 --kv-cache-dtype fp8'",
+        "roofline": "roofline gpt-oss-20b",
+        "roofline (without a model)": "roofline",
+        "latency": "latency gpt2 --no-cache --price-per-hour 1",
+        "serve": served,
+        "models": "models gpt2",
+        "gpus": "gpus h100",
+        "fit --lengths": "fit gpt2 --lengths lognormal:9,9",
+        "fit --matrix": "fit gpt2 --matrix",
+        "plan": "plan gpt2 --users 1 --context 1k --gpu h100",
+    }
+    for kind, line in lines.items():
+        described = {name for part in kinds()[kind] for name in parts()[part]}
+        found = {name for record in kvcalc(f"{line} --format json").records for name in record}
+        assert described - found <= {"host_weight_bytes", "window_cache_bytes", "state_bytes"} | _of_offloading(), kind
+    with timeline.open(encoding="utf-8") as file:
+        assert next(csv.reader(file)) == list(parts()["timeline"])
+
+
+def _of_offloading() -> set[str]:
+    return {"recompute_s", *(name for name in parts()["moved"] if name.startswith("offload"))}
+
+
+def test_keys_of_a_command() -> None:
+    assert record_keys("fit")["num_blocks"].type == "integer"
+    assert "tpot_difference_s" in record_keys("compare")
+    with pytest.raises(UserError, match="no records of 'plott'"):
+        record_keys("plott")
