@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvcalc.report.lower import cache_size, forward, load_gpu, load_model, mha_ratio, roofline, weight_bytes
     from kvcalc.report.notebook import Answer, Deployment, deploy, plan
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 __all__ = [
     "Answer",
