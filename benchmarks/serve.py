@@ -1,25 +1,23 @@
-"""How long 10,000 requests take to simulate: 1000 tokens in, 200 out, llama-3.1-8b on an H100 at 80 % of its
-capacity, in calibrated times.
+"""A server: 10,000 requests, 1000 tokens in, 200 out, llama-3.1-8b on an H100 at 80 % of its capacity, in calibrated times.
 
-CPU time of one core against that of a plain Python loop over the same tokens: it visits every sequence in every pass, with a
-line of arithmetic in place of the times of the model. Memory is the peak that Python's allocator sees above the requests and
-their results, for 10,000 requests and for half of them. Exit status 1 above a target.
-
-    python benchmarks/serve.py
+The yardstick is a plain Python loop over the same tokens: it visits every sequence in every pass, with a line of arithmetic in
+place of the times of the model. Memory is the peak that Python's allocator sees above the requests and their results, which
+should not grow with the requests.
 """
 
-import sys
-import time
 import tracemalloc
 from collections import deque
+from collections.abc import Iterator
+
+from bench import Line, cpu_seconds
 
 from kvcalc import load_gpu, load_model
 from kvcalc.serving.run import Load, Run, ServerSettings, serve
 from kvcalc.timing.calibration import load_calibration
 from kvcalc.timing.deployment import Deployment
+from kvcalc.units import format_bytes
 
 REQUESTS, PROMPT, ANSWER, SHARE = 10_000, 1000, 200, 0.8
-MOST_SECONDS, MOST_RATIO, MOST_GROWTH = 20.0, 40.0, 16 << 20
 
 
 def simulated(load: Load) -> Run:
@@ -55,23 +53,11 @@ def peak(count: int, rate: float) -> int:
     return most - kept
 
 
-def main() -> int:
+def lines() -> Iterator[Line]:
     capacity = simulated(Load(num_prompts=10)).record["capacity_requests_per_s"]
     load = Load(rate=SHARE * capacity, num_prompts=REQUESTS, input_len=str(PROMPT), output_len=str(ANSWER))
-    start = time.process_time()
-    run = simulated(load)
-    ours = time.process_time() - start
-    start = time.process_time()
-    reference(load.drawn().arrival_s.tolist())
-    plain = time.process_time() - start
-    passes = run.record["passes"]
-    print(f"{REQUESTS:,} requests at {load.rate:.1f}/s, {passes:,} passes, mean batch {run.record['mean_batch_size']:.1f}")
-    print(f"CPU: {ours:.2f} s, target {MOST_SECONDS:.0f}; reference loop {plain:.2f} s")
-    print(f"ratio {ours / plain:.1f}, target {MOST_RATIO:.0f}")
-    half, whole = peak(REQUESTS // 2, load.rate), peak(REQUESTS, load.rate)
-    print(f"peak memory: {half / 2**20:.1f} MiB for half of them, {whole / 2**20:.1f} MiB for all")
-    return int(ours > MOST_SECONDS or ours / plain > MOST_RATIO or whole - half > MOST_GROWTH)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    arrivals = load.drawn().arrival_s.tolist()
+    ours, plain = cpu_seconds(lambda: simulated(load), repeat=3), cpu_seconds(lambda: reference(arrivals), repeat=3)
+    yield Line(f"`serve` of {REQUESTS:,} requests", ours, "a loop over every sequence in every pass", plain, 40)
+    whole, half = peak(REQUESTS, load.rate), peak(REQUESTS // 2, load.rate)
+    yield Line(f"its memory beside {REQUESTS:,} results", whole, "half as many", half, 2, format_bytes)

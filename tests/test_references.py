@@ -79,6 +79,7 @@ def test_no_stale_descriptions(kvcalc: Run, tmp_path: Path) -> None:
         "gpus": "gpus h100",
         "fit --lengths": "fit gpt2 --lengths lognormal:9,9",
         "fit --matrix": "fit gpt2 --matrix",
+        "fit --allocations": f"fit gpt2 --allocations {DOCS / 'examples' / 'allocations.txt'}",
         "plan": "plan gpt2 --users 1 --context 1k --gpu h100",
     }
     for kind, line in lines.items():
