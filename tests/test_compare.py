@@ -78,6 +78,73 @@ def test_cross_layer_sharing_divides_the_layers_that_store(layers: int, share: i
     assert total(forward(model, Batch.decode(1000))).cache_write_bytes == storing * row
 
 
+def test_layers_that_share_latents_project_none() -> None:
+    """MLA of rank 32 and RoPE key of 8 on a width of 64: kv_down [64, 40] and the latent's norm go, kv_up stays."""
+    part = Latent(num_attention_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+    plain = stack(part, layers=4)
+    shared = variant(plain, "cla:2").model
+    assert plain.parameters - shared.parameters == 2 * (64 * 40 + 32)
+    assert cache_size(shared, 100).stored * 2 == cache_size(plain, 100).stored == cache_size(plain, 100).read
+    assert cache_size(shared, 100).read == cache_size(plain, 100).read
+    before, after = (total(forward(m, Batch.decode(100), mla_form="absorbed")) for m in (plain, shared))
+    assert before.flops - after.flops == 2 * 2 * 64 * 40
+    assert before.weight_bytes - after.weight_bytes == 2 * 2 * (64 * 40 + 32)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3.2", "minimax-m3", "deepseek-v4-flash"])
+def test_attention_without_a_form_that_shares_is_refused(name: str) -> None:
+    with pytest.raises(
+        UserError, match=f"^cla: no form of .* of {name} is known that reads another layer's cache. Begin with mha"
+    ):
+        variant(load_model(name), "cla:2")
+    assert variant(load_model(name), "gqa:8/cla:2").model.parameters > 0
+
+
+def test_sharing_a_model_that_shares() -> None:
+    """Gemma-3n E2B: 30 layers, the last 10 with caches of others and no K and V [2048, 2·256] each; 15 of 30 store then."""
+    model, row = load_model("gemma-3n-e2b"), 2 * 2 * 256 * 2
+    projections = 2 * 2048 * 2 * 256
+    norms = 256  # of the keys, in each layer that projects them
+    each, halves = variant(model, "cla:1").model, variant(model, "cla:2").model
+    assert cache_size(each, 100).stored == 30 * row * 100 == 2 * cache_size(halves, 100).stored
+    assert each.parameters - model.parameters == 10 * (projections + norms)
+    assert each.parameters - halves.parameters == 15 * (projections + norms)
+    near = variant(model, "window:50").model  # who shares whose cache stays
+    assert near.parameters == model.parameters and cache_size(near, 100).stored == 20 * row * 50
+    assert variant(model, "cla:2/window:50").model.counts == halves.counts
+
+
+def test_layers_read_caches_of_layers_that_see_as_far() -> None:
+    """5 windows of 8 and a full layer, twice: 5 of the windows and 1 of the full layers store; every layer reads what it sees."""
+    kinds = {"near": Layer(parts=(grouped(sliding_window=8),)), "full": Layer(parts=(grouped(),))}
+    model, row = of_kinds(kinds, layers=12, pattern=("5 near", "full")), 2 * 2 * 16 * 2
+    shared = variant(model, "cla:2").model
+    assert cache_size(shared, 100).stored == (5 * 8 + 100) * row
+    assert cache_size(shared, 100).read == cache_size(model, 100).read == (10 * 8 + 2 * 100) * row
+
+
+@pytest.mark.parametrize("kind", ["dense_local", "dense_shared"])
+def test_kinds_may_be_called_as_variants_call_theirs(kind: str) -> None:
+    """Of 4 layers: sharing by 2 leaves one of each kind that stores, a hybrid of 2 limits the first of each two."""
+    kinds = {kind: Layer(parts=(grouped(sliding_window=8),)), "dense": Layer(parts=(grouped(),))}
+    model, row = of_kinds(kinds, layers=4, pattern=(kind, "dense")), 2 * 2 * 16 * 2
+    assert [cache_size(variant(model, step).model, 100).stored for step in ("none", "mha", "cla:2", "hybrid:2/window:4")] == [
+        2 * 8 * row + 2 * 100 * row, 4 * 4 * 100 * row, 8 * row + 100 * row, 2 * 4 * row + 2 * 100 * row,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cla:2/mha", "mha undoes cla:2. Write mha before it"), ("window:9/gqa:4", "gqa:4 undoes window:9"),
+        ("evict:9/window:8", "window:8 undoes evict:9"), ("hybrid:2/window:9/mla", "mla undoes"),
+    ],
+)  # fmt: skip
+def test_steps_that_undo_earlier_ones_are_refused(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        variant(stack(grouped(), layers=4), text)
+
+
 def test_table_of_four_variants(kvcalc: Run) -> None:
     """Llama-7B at 4096 tokens: 2 GiB, and a 4th, an 8th and a 32nd of it; intensity rises as queries share keys."""
     found = kvcalc("compare llama-7b --variants mha,gqa:8,gqa:4,mqa --gpu h100 --context 4k --format json").records

@@ -15,7 +15,7 @@ from kvcalc.capacity.engines import ENGINES
 from kvcalc.cli import completion
 from kvcalc.cli.commands import COMMANDS, parameters_of
 from kvcalc.library.catalog import preset_files
-from kvcalc.planning.variants import _STEPS
+from kvcalc.planning.variants import NAMES
 from kvcalc.storage.dtypes import cache_dtypes
 from kvcalc.timing.calibration import all_stacks
 
@@ -87,7 +87,7 @@ def test_every_option_is_offered_until_it_is_given(command: str, kvcalc: Run, mo
 def test_words_that_stand_in_the_list_are_those_of_the_program() -> None:
     assert {*completion.VALUES["engine"]()} == {*ENGINES}
     assert {*completion.VALUES["stack"]()} == {*all_stacks(), "datasheet"} - {"nccl"}
-    assert {word.partition(":")[0].partition("/")[0] for word in completion.VALUES["variants"]()} == {*_STEPS}
+    assert {word.partition(":")[0].partition("/")[0] for word in completion.VALUES["variants"]()} == {*NAMES}
 
 
 def test_what_is_slow_to_load_is_not_loaded() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from conftest import Run
-from specs import grouped, of_kinds
+from specs import csa, grouped, of_kinds
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
@@ -19,7 +19,7 @@ from kvcalc.layers.part import Part
 
 GIB = 2**30
 H100 = load_gpu("h100")
-PAGED = ("vllm", "sglang", "llama.cpp")
+PAGED = ("vllm", "sglang", "trtllm", "llama.cpp")
 
 
 def one_kind(*parts: Part, layers: int = 2, **fields: Any) -> Model:
@@ -34,19 +34,35 @@ def asked(model: Model, engine: str, ranks: Parallelism | None = None, **options
 
 
 class NativeSparse(Grouped, frozen=True, tag="native_sparse"):
-    """Compressed, selected and window branches with keys and values of their own."""
+    """Compressed, selected and window branches with keys and values of their own, and what is not compressed yet."""
 
     def cache(self) -> tuple[CacheEntry, ...]:
         rows = {"ratio": 16}, {"top": 1024}, {"limit": 512}
-        return tuple(CacheEntry(role, 2, 16, **fields) for fields in rows for role in ("k", "v"))  # type: ignore[arg-type]
+        kept = [CacheEntry(role, 2, 16, **fields) for fields in rows for role in ("k", "v")]  # type: ignore[arg-type]
+        return (*kept, CacheEntry("compressor", 2, 32, 16, span=Span.PARTIAL))
 
     @property
     def label(self) -> str:
         return "NSA 16"
 
 
+class FixedKeys(Grouped, frozen=True, tag="fixed_keys"):
+    """Keys that lie in fp8 whatever the cache's dtype."""
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        return CacheEntry("k", 2, 16, dtype="fp8"), CacheEntry("v", 2, 16)
+
+    @property
+    def label(self) -> str:
+        return "GQA K8"
+
+
 UNKNOWN: list[tuple[Part, str]] = [
     (NativeSparse(num_attention_heads=8, num_key_value_heads=2, head_dim=16), "NSA 16 of inline: one k row stands for 16 tokens"),
+    (
+        FixedKeys(num_attention_heads=8, num_key_value_heads=2, head_dim=16),
+        "GQA K8 of inline: its k rows are fp8 whatever the cache's dtype",
+    ),
     (HiddenStates(num_attention_heads=4, head_dim=16, hidden_size=64), "hidden-state attention of inline: it keeps hidden rows"),
     (grouped(sliding_window=100, sink_tokens=4), "GQA-2 window 100 of inline: the k rows that it keeps are not the last ones"),
     (grouped(cache_budget=100), "GQA-2 budget 100 of inline: the k rows that it keeps are not the last ones"),
@@ -90,6 +106,15 @@ CONV = CacheEntry("conv_state", 2, 16, limit=3, span=Span.STATE)
 )  # fmt: skip
 def test_entries_that_are_pages_and_those_that_are_not(entries: tuple[CacheEntry, ...], why: str) -> None:
     assert unknown(entries) == why
+
+
+def test_vllm_packs_no_keys_and_values_beside_compressed_latents() -> None:
+    """Its pages for compressed latents are for a model that keeps nothing else; such a model alone has a plan."""
+    said = "vLLM has no pages for CSA 1:4 of inline: one latent row stands for 4 tokens"
+    kinds = {"near": Layer(parts=(csa(),)), "full": Layer(parts=(grouped(),))}
+    with pytest.raises(UserError, match=said):
+        asked(of_kinds(kinds, layers=2, pattern=("near", "full"), max_context=4096), "vllm")
+    assert asked(of_kinds({"near": kinds["near"]}, layers=2, max_context=4096), "vllm").sequences > 0
 
 
 @pytest.mark.parametrize("engine", ["sglang", "llama.cpp"])

@@ -3,8 +3,11 @@
 import pytest
 from specs import stack
 
-from kvcalc import Precision, cache_size
+from kvcalc import Batch, Parallelism, Precision, cache_size
+from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.formats import Formats
 from kvcalc.layers.part import Part
+from kvcalc.layers.passes import Pass
 from kvcalc.layers.recurrent import (
     Convolutions,
     GatedDeltaNet,
@@ -19,6 +22,7 @@ from kvcalc.layers.recurrent import (
     ShortConv,
 )
 from kvcalc.layers.recurrent.ngram import ngram_rows
+from kvcalc.layers.weights import Weight, matrix
 
 DELTA = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16)
 
@@ -160,3 +164,28 @@ def test_hybrid_grows_by_its_attention_layers_alone(kvcalc_qwen3_next: dict[str,
 def kvcalc_qwen3_next(kvcalc) -> dict[str, int]:  # type: ignore[no-untyped-def]
     record: dict[str, int] = kvcalc("size qwen3-next-80b-a3b --format json").records[0]
     return record
+
+
+class Memory(Part, frozen=True, tag="memory"):
+    """A mixer that nobody has listed: a state of 8 rows of 16 for each of 2 heads under a role of its own, or rows of tokens."""
+
+    span: Span = Span.STATE
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        return matrix("qkv", hidden_size, 96, shards=2), matrix("out", 32, hidden_size, shards=2, rows_in=True)
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        return (CacheEntry("memory", 2, 16, limit=8, span=self.span),)
+
+
+def test_a_state_of_any_role_is_scanned() -> None:
+    """2·8·16 = 256 elements, 4 FLOPs each a token and 2 of decay; read and written once for each of 3 sequences in bf16."""
+    (_, scan, _) = Memory().operators(Pass(64, Batch.decode(100, 3), Formats("bf16", "bf16"), Parallelism()))
+    assert (scan.cost.flops, scan.cost.vector_flops) == (3 * 4 * 256, 3 * 2 * 256)
+    assert scan.cost.cache_read_bytes == scan.cost.cache_write_bytes == 3 * 2 * 256
+
+
+def test_rows_of_tokens_have_no_scan() -> None:
+    """An attention that lists no operators of its own is a fault of its class, not one that takes no FLOPs."""
+    with pytest.raises(TypeError, match="Memory lists no operators over the rows of tokens that it caches"):
+        Memory(span=Span.TOKENS).operators(Pass(64, Batch.decode(100, 3), Formats("bf16", "bf16"), Parallelism()))

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, WeightKind
@@ -55,7 +55,8 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
 
         Unless a variant says otherwise: the projections that read x in one product, the others each, a scan over the state,
         and the projections that write x. The scan counts STATE_FLOPS per state element and token as matrix products (write
-        and read, two each), and the decay and the convolution as vector work.
+        and read, two each), and the decay and the convolution as vector work. Every state but a convolution's is scanned;
+        rows of tokens need operators of the variant's own.
         """
         found = [w for w in p.local(self.weights(p.width)).values() if w.kind is WeightKind.MATRIX]
         first = [w for w in found if w.inputs == p.width and w.copies == 1 and not w.rows_in]
@@ -74,7 +75,9 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
         entries = self.cache()
         if not entries:
             return []
-        states = sum(p.heads(e.heads) * e.width * e.limit for e in entries if e.role == "recurrent_state")
+        if any(e.span is not Span.STATE for e in entries):
+            raise TypeError(f"{type(self).__name__} lists no operators over the rows of tokens that it caches")
+        states = sum(p.heads(e.heads) * e.width * e.limit for e in entries if e.role != "conv_state")
         columns = sum(p.heads(e.heads) * e.width * (e.limit + 1) for e in entries if e.role == "conv_state")
         moved = p.tokens * (width_in + width_out) * p.element
         return [p.scan(entries, self.STATE_FLOPS * states * p.tokens, 2 * (states + columns) * p.tokens, moved)]
@@ -91,6 +94,12 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
     def predicting(self) -> "Part":
         """This part in a multi-token-prediction layer: the same, for most."""
         return self
+
+    def storing(self, own: bool) -> "Part | None":
+        """This part in a layer that keeps a cache of its own, or reads another layer's: with or without the projections of
+        what is cached. None where no such form is known.
+        """
+        return self if own else None
 
     def as_mha(self) -> tuple[int, int, int]:
         """(query heads, key width, value width) that this attention would have as MHA; zeros for what does not attend."""

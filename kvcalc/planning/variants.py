@@ -5,6 +5,7 @@ layers stay. Steps stack with `/`: `gqa:8/window:4096/int8` is all three at once
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Grouped, Latent, Sparse
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Part
 from kvcalc.model.spec import Layer, Model
 from kvcalc.storage.dtypes import cache_dtypes, canonical
@@ -24,7 +26,7 @@ FORMS = (
 USUAL_MLA, USUAL_DSA = "512+64", "512+64+128@2048"  # DeepSeek-V2's and V3's latent and RoPE key; V3.2's indexer beside them
 INDEX_HEADS = 64  # DeepSeek-V3.2's indexer
 _UNLIMITED = {"sliding_window": None, "attention_chunk_size": None, "cache_budget": None}
-LOCAL = "_local"  # ends the name of a kind whose tokens a hybrid limits
+_LIMITS = {"window": "sliding_window", "evict": "cache_budget"}  # steps, and the field that each sets
 
 
 class Variant(NamedTuple):
@@ -38,17 +40,27 @@ class Variant(NamedTuple):
 def variant(model: Model, text: str) -> Variant:
     """`model` with the steps of `text` applied in order. Raises UserError naming the known forms."""
     dtype, held = "", ["layers, width, query heads, FFN"]
-    for step in text.strip().lower().split("/"):
-        name, _, value = step.strip().partition(":")
+    split: dict[str, str] = {}
+    done: dict[str, str] = {}
+    for step in map(str.strip, text.strip().lower().split("/")):
+        name, _, value = step.partition(":")
+        also, undone = "", [done[n] for n in done if n in _UNDOES.get(name, ())]
+        if undone:
+            raise UserError(f"variant {text!r}: {step} undoes {undone[0]}", hint=f"Write {step} before it, or one alone")
         if canonical(name) in cache_dtypes() and not value:
             dtype = canonical(name)
+        elif name in _LIMITS:
+            model, also = _limited(model, name, value, {*split} or {*model.kinds})
+        elif name == "hybrid":
+            model, also, split = _hybrid(model, value)
         elif name in _STEPS:
             model, also = _STEPS[name](model, value)
-            held += [also] if also else []
         else:
             raise UserError(f"unknown variant {step!r}", hint=f"Known forms: {', '.join(FORMS)}; stack them with /")
-    split = {kind: layer.label for kind, layer in model.kinds.items() if kind.endswith(LOCAL)}
-    if split and all(label == _whole(model, kind) for kind, label in split.items()):
+        held += [also] if also else []
+        done[name] = step
+    beside = [(model.kinds[near], model.kinds[whole]) for near, whole in split.items() if {near, whole} <= {*model.kinds}]
+    if beside and all(near.label == whole.label for near, whole in beside):
         raise UserError(f"variant {text!r}: a hybrid names what its other layers see", hint="Write hybrid:5/window:4096")
     key, problem = model.problem()
     if problem:
@@ -56,21 +68,18 @@ def variant(model: Model, text: str) -> Variant:
     return Variant(model, dtype, "; ".join(held))
 
 
-def _whole(model: Model, kind: str) -> str:
-    """The label of the layers beside which a hybrid put those of `kind`."""
-    return model.kinds[kind.removesuffix(LOCAL)].label
-
-
-def _mapped(model: Model, change: Callable[[Part], Part]) -> Model:
-    """`model` with `change` applied to every part that attends; layers that shared a cache now store their own."""
+def _mapped(layer: Layer, change: Callable[[Part], Part]) -> Layer:
+    """A layer with `change` applied to every part that attends."""
 
     def swapped(parts: tuple[Part, ...]) -> tuple[Part, ...]:
         return tuple(change(p) if p.attends else p for p in parts)
 
-    kinds = {
-        kind: msgspec.structs.replace(layer, parts=swapped(layer.parts), shared=swapped(layer.shared), shares_cache=False)
-        for kind, layer in model.kinds.items()
-    }
+    return msgspec.structs.replace(layer, parts=swapped(layer.parts), shared=swapped(layer.shared))
+
+
+def _replaced(model: Model, change: Callable[[Part], Part]) -> Model:
+    """`model` with `change`, which makes other parts, applied to all that attend: each layer stores a cache of its own."""
+    kinds = {k: msgspec.structs.replace(_mapped(layer, change), shares_cache=False) for k, layer in model.kinds.items()}
     return msgspec.structs.replace(model, kinds=kinds)
 
 
@@ -84,7 +93,7 @@ def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
         named = {"num_key_value_heads": count, "v_head_dim": value, "kv_projection": True, "sink_tokens": 0}
         return Grouped(**kept | _UNLIMITED | named)
 
-    return _mapped(model, change), "head widths"
+    return _replaced(model, change), "head widths"
 
 
 def _mha(model: Model, value: str) -> tuple[Model, str]:
@@ -110,7 +119,7 @@ def _mla(model: Model, value: str) -> tuple[Model, str]:
         heads, key, width = part.as_mha()
         return Latent(num_attention_heads=heads, kv_lora_rank=rank, qk_nope_head_dim=key, qk_rope_head_dim=rope, v_head_dim=width)
 
-    return _mapped(model, change), "value width; keys get the RoPE part beside"
+    return _replaced(model, change), "value width; keys get the RoPE part beside"
 
 
 def _dsa(model: Model, value: str) -> tuple[Model, str]:
@@ -128,7 +137,7 @@ def _dsa(model: Model, value: str) -> tuple[Model, str]:
         own: dict[str, Any] = {"num_attention_heads": heads, "qk_nope_head_dim": key, "v_head_dim": width}
         return Sparse(**own, **named, index_n_heads=INDEX_HEADS)
 
-    return _mapped(model, change), f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 where it has none"
+    return _replaced(model, change), f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 where it has none"
 
 
 def _fields(spec: type[Part], part: Part) -> dict[str, Any]:
@@ -136,57 +145,76 @@ def _fields(spec: type[Part], part: Part) -> dict[str, Any]:
     return {name: getattr(part, name) for name in spec.__struct_fields__}
 
 
-def _limited(field: str) -> Callable[[Model, str], tuple[Model, str]]:
-    def step(model: Model, value: str) -> tuple[Model, str]:
-        tokens = parse_tokens(value, field)
+def _limited(model: Model, name: str, value: str, which: set[str]) -> tuple[Model, str]:
+    """Every layer of the kinds in `which` that attends sees or keeps so many tokens; who reads whose cache stays as it is."""
+    field = _LIMITS[name]
+    tokens = parse_tokens(value, field)
 
-        def change(part: Part) -> Part:
-            if not isinstance(part, Grouped) or any(e.role not in ("k", "v") or e.top for e in part.cache()):
-                raise UserError(
-                    f"{field}:{value}: {model.name} does not cache plain keys and values", hint="Begin with mha or gqa:8"
-                )
-            return msgspec.structs.replace(part, **_UNLIMITED | {field: tokens})
+    def change(part: Part) -> Part:
+        if not isinstance(part, Grouped) or any(e.role not in ("k", "v") or e.top for e in part.cache()):
+            raise UserError(f"{name}:{value}: {model.name} does not cache plain keys and values", hint="Begin with mha or gqa:8")
+        return msgspec.structs.replace(part, **_UNLIMITED | {field: tokens})
 
-        changed = _mapped(model, change)
-        whole = {kind for kind in model.kinds if kind + LOCAL in model.kinds}  # of a hybrid, what stays as it is
-        kinds = {kind: model.kinds[kind] if kind in whole else layer for kind, layer in changed.kinds.items()}
-        return msgspec.structs.replace(changed, kinds=kinds), "KV heads"
-
-    return step
+    kinds = {kind: _mapped(layer, change) if kind in which else layer for kind, layer in model.kinds.items()}
+    return msgspec.structs.replace(model, kinds=kinds), "KV heads"
 
 
-def _hybrid(model: Model, value: str) -> tuple[Model, str]:
-    """Every n-th layer that attends stays; the others become kinds of their own, for a window or budget behind the slash."""
+def _hybrid(model: Model, value: str) -> tuple[Model, str, dict[str, str]]:
+    """Every n-th layer that attends stays; the others become kinds of their own, for a window or budget behind the slash.
+
+    With the kinds that are new, and beside which of the old ones they stand.
+    """
     every = parse_tokens(value, "hybrid's layers")
     kinds, order, seen = dict(model.kinds), [], 0
+    local = {kind: _free(kind, "_local", model) for kind in model.kinds}
     for kind in model.order:
         seen += any(p.attends for p in model.kinds[kind].parts)
-        local = any(p.attends for p in model.kinds[kind].parts) and seen % every != 0
-        if local:
-            kinds[kind + LOCAL] = model.kinds[kind]
-        order.append(kind + LOCAL if local else kind)
-    return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)), f"every {every}. layer as it was"
+        if any(p.attends for p in model.kinds[kind].parts) and seen % every != 0:
+            kinds[local[kind]] = model.kinds[kind]
+            order.append(local[kind])
+        else:
+            order.append(kind)
+    split = {near: kind for kind, near in local.items() if near in kinds}
+    return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)), f"every {every}. layer as it was", split
+
+
+def _free(kind: str, ending: str, model: Model) -> str:
+    """A name for layers made of a kind, that no kind of the model has."""
+    name = kind + ending
+    while name in model.kinds:
+        name += "_"
+    return name
 
 
 def _cla(model: Model, value: str) -> tuple[Model, str]:
-    """Every n-th layer that attends stores its cache, from the first on; the others read it and project no K and V."""
+    """Of the layers that attend and keep the same rows every n-th stores its cache, from the first on; the others read it.
+
+    These project no K and V. A layer with a window and one without read no cache of each other: neither holds what the other
+    sees.
+    """
     share = parse_tokens(value, "cla's layers per cache")
     kinds: dict[str, Layer] = {}
-    order, seen = [], 0
+    order, seen = [], Counter[tuple[CacheEntry, ...]]()
     for kind in model.order:
         layer = model.kinds[kind]
         attends = any(p.attends for p in layer.parts)
-        borrows = attends and seen % share != 0
-        seen += attends
-        name = f"{kind}_shared" if borrows else kind
-        kinds.setdefault(name, _borrowing(layer) if borrows else msgspec.structs.replace(layer, shares_cache=False))
+        borrows = attends and seen[layer.entries] % share != 0
+        seen[layer.entries] += 1
+        name = _free(kind, "_shared", model) if borrows else kind
+        kinds.setdefault(name, _storing(model, layer, not borrows) if attends else layer)
         order.append(name)
     return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)), "KV heads"
 
 
-def _borrowing(layer: Layer) -> Layer:
-    parts = tuple(msgspec.structs.replace(p, kv_projection=False) if isinstance(p, Grouped) else p for p in layer.parts)
-    return msgspec.structs.replace(layer, parts=parts, shares_cache=True)
+def _storing(model: Model, layer: Layer, own: bool) -> Layer:
+    """A layer with a cache of its own, or with another's. Raises UserError where a part has no form without its own."""
+    parts = [(p.storing(own) if p.attends else p) for p in layer.parts]
+    if any(p is None for p in parts):
+        raise UserError(
+            f"cla: no form of {layer.label} of {model.name} is known that reads another layer's cache",
+            hint="Begin with mha or gqa:8",
+        )
+    return msgspec.structs.replace(layer, parts=tuple(p for p in parts if p), shares_cache=not own)
 
 
 def _as_is(model: Model, value: str) -> tuple[Model, str]:
@@ -213,8 +241,8 @@ _STEPS: dict[str, Callable[[Model, str], tuple[Model, str]]] = {
     "gqa": _gqa,
     "mla": _mla,
     "dsa": _dsa,
-    "window": _limited("sliding_window"),
-    "evict": _limited("cache_budget"),
-    "hybrid": _hybrid,
     "cla": _cla,
 }
+NAMES = (*_STEPS, *_LIMITS, "hybrid")
+_FORMS = ("mha", "mqa", "gqa", "mla", "dsa")
+_UNDOES = dict.fromkeys(_FORMS, (*_LIMITS, "cla", "hybrid")) | dict.fromkeys(_LIMITS, (*_LIMITS,))  # by later steps

@@ -148,7 +148,7 @@ def test_tensor_parallel_shards_of_mla_repeat_the_down_projections(tp: int, part
     part = msgspec.structs.replace(part, num_attention_heads=8 * part.num_attention_heads)
     model, batch = stack(part), Batch((group,))
     whole, shard = (total(forward(model, batch, parallelism=Parallelism(tp=n), mla_form="absorbed")) for n in (1, tp))
-    down = 64 * ((part.q_lora_rank or 0) + part.kv_lora_rank + part.qk_rope_head_dim)
+    down = 64 * ((part.q_lora_rank or 0) + part.kv_projection * (part.kv_lora_rank + part.qk_rope_head_dim))
     assert tp * shard.flops == whole.flops + (tp - 1) * 2 * batch.tokens * down
     assert shard.cache_bytes == whole.cache_bytes
 
@@ -238,11 +238,11 @@ def test_parts_of_attention_are_inside_it(model: Model, batch: Batch) -> None:
 def test_the_shapes_of_a_batch_are_its_groups_side_by_side(model: Model, one: Sequences, two: Sequences) -> None:
     """For every mixer, each group with its own pairs, in each form of latent attention."""
 
-    def seen(*parts: Sequences) -> dict[tuple[str, str, int], list[tuple[int, ...]]]:
-        found: dict[tuple[str, str, int], list[tuple[int, ...]]] = {}
+    def seen(*parts: Sequences) -> dict[tuple[str, str, str, int], list[tuple[int, ...]]]:
+        found: dict[tuple[str, str, str, int], list[tuple[int, ...]]] = {}
         for o in forward(model, Batch(parts)):
             if isinstance(o.shape, AttentionShape):
-                found.setdefault((o.layer, o.form, o.shape.heads), []).extend(o.shape.groups)  # type: ignore[arg-type]
+                found.setdefault((o.layer, o.name, o.form, o.shape.heads), []).extend(o.shape.groups)  # type: ignore[arg-type]
         return found
 
     both, first, second = seen(one, two), seen(one), seen(two)

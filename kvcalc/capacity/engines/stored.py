@@ -114,8 +114,8 @@ def pages(engine: str, held: Held, shared: bool = False) -> list[Pages]:
 def unknown(entries: Sequence[CacheEntry]) -> str:
     """Why the entries of one part are no pages that any engine here knows, in a clause; '' where they are.
 
-    Known: rows of one token each, of the roles in PAGES, all of them under one limit that keeps the last; at most one index
-    key per token beside them; or states of the roles in STATES.
+    Known: rows of one token each, of the roles in PAGES, in the cache's dtype, all of them under one limit that keeps the
+    last; at most one index key per token beside them; or states of the roles in STATES.
     """
     for e in entries:
         if e.span in (Span.PARTIAL, Span.OVERLAP):
@@ -126,6 +126,8 @@ def unknown(entries: Sequence[CacheEntry]) -> str:
             return f"the {_words(e)} rows that it keeps are not the last ones"
         if (e.span is Span.STATE) != (e.role in STATES):
             return f"it keeps {_words(e)} rows" + (" whatever the length" if e.span is Span.STATE else "")
+        if e.dtype and e.span is not Span.STATE:
+            return f"its {_words(e)} rows are {e.dtype} whatever the cache's dtype"
     rows = [e for e in entries if e.span is not Span.STATE and e.role != "index_key"]
     index = [e for e in entries if e.role == "index_key"]
     if len(rows) + len(index) not in (0, len(entries)):

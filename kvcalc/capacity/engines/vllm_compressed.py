@@ -6,28 +6,41 @@ where blocks overlap. Source: models/deepseek_v4/{attention,compressor}.py, v1/a
 v1/core/kv_cache_planning.py (`_get_packed_kv_cache_groups`) of vLLM 0.33.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvcalc.capacity.engines.stored import Held, StoredEntry, StoredPart
 from kvcalc.capacity.engines.vllm_groups import Group, Placed, Spec, SpecKind
 from kvcalc.errors import UserError
-from kvcalc.layers.cache import Span
+from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.model.spec import Model
 
 BLOCK, WINDOW_BLOCK = 256, 64  # tokens of a block of compressed rows, and of one of the window
 STATE_BLOCKS = {4: 4, 128: 8}  # tokens of a compressor's block, by the tokens that it makes one
 SCALES = 8  # bytes of a packed row's scales: one a 64 values, padded
+ROWS = ("latent", "rope_key")
+ROLES = {*ROWS, "index_key", "compressor"}
 ALIGNED = {"fp8_ds_mla": 576, "bf16": 512}  # bytes that every page is a multiple of
 
 
 def compresses(held: Sequence[Held]) -> bool:
-    """Whether a model's layers compress their tokens."""
-    return any(s.entry.role == "compressor" for h in held for part in h.parts for s in part)
+    """Whether a model's layers compress their latents, and keep nothing but those: what the packed pages are for."""
+    return _compresses([s.entry for s in part] for h in held for part in h.parts)
 
 
 def compresses_tokens(model: Model) -> bool:
     """The same of a model, before its entries have formats."""
-    return any(entry.role == "compressor" for layer in model.kinds.values() for entry in layer.entries)
+    return _compresses(part.cache() for layer in model.kinds.values() for part in (*layer.parts, *layer.shared))
+
+
+def _compresses(parts: Iterable[Sequence[CacheEntry]]) -> bool:
+    kept = list(filter(None, parts))
+    return all(map(_windowed, kept)) and any(e.role == "compressor" for entries in kept for e in entries)
+
+
+def _windowed(entries: Sequence[CacheEntry]) -> bool:
+    """Whether what one part keeps are latents, those of them that are not compressed a window."""
+    near = [e for e in entries if e.ratio == 1]
+    return {e.role for e in entries} <= ROLES and bool(near) and all(e.limit and e.role in ROWS for e in near)
 
 
 def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
@@ -35,7 +48,7 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
 
     Raises UserError for rows or ratios that vLLM has no pages for.
     """
-    rows = [s for s in part if s.entry.role in ("latent", "rope_key")]
+    rows = [s for s in part if s.entry.role in ROWS]
     dtype = rows[0].format.name.replace("fp8_block128", "fp8_ds_mla")
     if dtype not in ALIGNED:
         raise UserError(f"vLLM keeps compressed latents packed in fp8 or in bf16, not in {dtype}")

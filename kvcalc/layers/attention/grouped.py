@@ -12,6 +12,8 @@ its MHA; here one for the query heads that share a KV head, whose rows go togeth
 
 from typing import Literal
 
+import msgspec
+
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
 from kvcalc.layers.part import Count, Part, Size, Tokens
@@ -190,6 +192,9 @@ class Grouped(Part, frozen=True, tag="grouped"):
         name = "MQA" if groups == 1 else "MHA" if groups == self.num_attention_heads else f"GQA-{groups}"
         limits = (("window", self.sliding_window), ("chunk", self.attention_chunk_size), ("budget", self.cache_budget))
         return name + "".join(f" {word} {n}" for word, n in limits if n)
+
+    def storing(self, own: bool) -> "Grouped | None":
+        return msgspec.structs.replace(self, kv_projection=own)
 
     def as_mha(self) -> tuple[int, int, int]:
         return self.num_attention_heads, self.head_dim, self.value_width

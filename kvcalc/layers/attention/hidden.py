@@ -8,7 +8,7 @@ transformers keeps states there, and bucket numbers, which are not counted here)
 import msgspec
 
 from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.cost import Operator, causal_pairs
+from kvcalc.layers.cost import Operator, Role, causal_pairs
 from kvcalc.layers.part import Count, Part, Size
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, matrix, vector
@@ -66,7 +66,7 @@ class HiddenStates(Part, frozen=True, tag="hidden_states"):
             cost = cost._replace(activation_bytes=cost.activation_bytes - seen * self.hidden_size * p.element)
         return [
             *([p.gemm("q", w["q"])] if "q" in w else []),
-            msgspec.structs.replace(up, cost=cost),
+            msgspec.structs.replace(up, cost=cost, role=Role.CORE),
             p.attention((), self._visible, heads, d, d, expanded=2 * seen * heads * d),
             p.gemm("o", w["o"]),
             *p.all_reduce(w["o"].outputs),

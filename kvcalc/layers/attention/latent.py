@@ -24,6 +24,7 @@ class Latent(Part, frozen=True, tag="latent"):
     qkv_bias: on the two down-projections. norms: RMS weights on the two latents. sinks: a logit per head.
     output_gate: a gate per channel ('full') or per head ('head') on the attention's output, projected from the input.
     q_up_size: the width from which queries and that gate are projected, where it is not q_lora_rank (A.X-K2: two of them).
+    kv_projection: false in a layer that reads another's latents: it has no kv_down.
     """
 
     num_attention_heads: Size
@@ -40,6 +41,7 @@ class Latent(Part, frozen=True, tag="latent"):
     output_gate: Literal["full", "head"] | None = None
     q_up_size: Size | None = None
     sinks: bool = False
+    kv_projection: bool = True
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """q: [D, H·dqk] or its two factors; kv_down [D, r + dr]; kv_up [r, H·(dn + dv)]; o [H·dv, D]."""
@@ -52,8 +54,9 @@ class Latent(Part, frozen=True, tag="latent"):
             found += [vector("q_norm", self.q_lora_rank)] if self.q_norm else []
         else:
             found.append(matrix("q", hidden_size, queries, shards=heads))
-        found.append(matrix("kv_down", hidden_size, rank + self.qk_rope_head_dim, self.qkv_bias))
-        found += [vector("kv_norm", rank)] if self.kv_norm else []
+        if self.kv_projection:
+            found.append(matrix("kv_down", hidden_size, rank + self.qk_rope_head_dim, self.qkv_bias))
+            found += [vector("kv_norm", rank)] if self.kv_norm else []
         found.append(matrix("kv_up", rank, heads * (self.qk_nope_head_dim + self.v_head_dim), shards=heads))
         found.append(matrix("o", heads * self.v_head_dim, hidden_size, self.o_bias, shards=heads, rows_in=True))
         if self.output_gate:
@@ -96,8 +99,8 @@ class Latent(Part, frozen=True, tag="latent"):
         first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]
         found = [p.gemm("qkv_down" if "q_down" in w else "qkv", *first)]
         found += [p.gemm("q_up", w["q_up"])] if "q_up" in w else []
-        rope = (p.heads(self.num_attention_heads) + 1) * self.qk_rope_head_dim * p.tokens
-        norms = ((self.q_lora_rank or 0) + self.kv_lora_rank) * p.tokens
+        rope = (p.heads(self.num_attention_heads) + self.kv_projection) * self.qk_rope_head_dim * p.tokens
+        norms = ((self.q_lora_rank or 0) + self.kv_lora_rank * self.kv_projection) * p.tokens
         found.append(p.vector("rope", rope + norms, rope + norms, p.ROPE_FLOPS * rope + p.NORM_FLOPS * norms))
         found += self._extra(p, w)
         absorbed = p.choose(lambda new, past: self._absorbs(p, new, past))
@@ -167,6 +170,9 @@ class Latent(Part, frozen=True, tag="latent"):
     @property
     def label(self) -> str:
         return "MLA" + (f" window {self.sliding_window}" if self.sliding_window else "")
+
+    def storing(self, own: bool) -> "Latent | None":
+        return msgspec.structs.replace(self, kv_projection=own)
 
     def as_mha(self) -> tuple[int, int, int]:
         return self.num_attention_heads, self.v_head_dim, self.v_head_dim

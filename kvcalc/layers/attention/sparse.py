@@ -92,6 +92,10 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         scored = p.indexer(keys, p.pairs(causal_pairs), self.index_n_heads, self.index_head_dim, self.index_topk)
         return [p.gemm("index_q", w["index_q"]), p.gemm("index_k", *hidden), *scored]
 
+    def storing(self, own: bool) -> "Sparse | None":
+        """No source says whether a layer that reads another's latents chooses among them with an indexer of its own."""
+        return msgspec.structs.replace(self, kv_projection=True) if own else None
+
     @property
     def label(self) -> str:
         return f"DSA top-{self.index_topk}" + ("" if self.indexer else " (shared index)")
@@ -133,6 +137,10 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
             CacheEntry("v", groups, self.value_width, top=top),
             *index,
         )
+
+    def storing(self, own: bool) -> "BlockSparse | None":
+        """No source says whether a layer that reads another's keys scores them with an indexer of its own."""
+        return msgspec.structs.replace(self, kv_projection=True) if own else None
 
     def _visible(self, new: Num, past: Num) -> Num:
         return causal_pairs(new, past, self.index_topk_blocks * self.index_block_size)

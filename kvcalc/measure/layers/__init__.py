@@ -24,7 +24,7 @@ MIXERS: dict[type[Part], type[Mixer]] = {
 def build_mixer(spec: Part, hidden_size: int, rotates: bool = True, shares_cache: bool = False) -> Mixer:
     """The torch layer of a mixer's spec. Raises UserError where there is none, or not with these fields."""
     found = MIXERS.get(type(spec))
-    projects = not isinstance(spec, Grouped) or spec.kv_projection
+    projects = spec.storing(own=True) == spec
     if found is None or (shares_cache and not isinstance(spec, Grouped)) or shares_cache == projects:
         name = spec.label or type(spec).__name__
         sharing = " that shares a cache in this way" if shares_cache or not projects else ""
