@@ -104,6 +104,8 @@ MISPRINTS = {
     ("mistral-7b-v0.1", "parameters"): (7_241_732_096, "the announcement rounds up"),
     ("glm-5.2", "parameters"): (743_377_000_704, "744B is GLM-5; 57 of GLM-5.2's layers have no indexer of their own"),
     ("glm-5.3", "parameters"): (743_377_000_704, "as GLM-5.2"),
+    ("glm-5.3-flash", "parameters"): (313_326_799_870, "stated with its layer of multi-token prediction"),
+    ("glm-5.3-flash", "active_parameters"): (17_376_709_630, "stated with its layer of multi-token prediction"),
     ("hunyuan-large", "active_parameters"): (51_322_077_440, "the paper's 52B"),
     ("gemma-4-e4b", "parameters"): (7_463_013_376, "stated with the vision and audio towers"),
     ("nemotron-3-ultra", "parameters"): (549_308_968_960, "a nominal size"),

@@ -14,6 +14,7 @@ from kvcalc.library.huggingface.shapes import (
     grouped,
     latent,
     moe,
+    nothing,
     projections,
     shared_experts,
 )
@@ -166,17 +167,29 @@ HY_V4 = GLM_DSA.variant(
     ffn=first_dense(1),
     model=STREAM_HEAD,
 )
-GLM5_NEXT_SPARSE = both(latent(BIAS, spec=Sparse, indexer=shared_choice(2, 1), index_pool=K("index_kpool")), MIXED)
+GLM5_MIXED = pick(lambda c: c.flag("mhc", True), MIXED, nothing)
+GLM5_NEXT_SPARSE = both(latent(BIAS, spec=Sparse, indexer=shared_choice(2, 1), index_pool=K("index_kpool")), GLM5_MIXED)
+
+
+def glm5_order(c: Config) -> list[str]:
+    """Types, else every fourth layer sparse; lists of layers, counted from 0, say the same again."""
+    found = typed(every(4, "indexed_attention", LINEAR))(c)
+    inside = c.nested("linear_attn_config")
+    for key, linear in (("kda_layers", True), ("full_attn_layers", False)):
+        if inside.has(key) and inside.sizes(key) != [i for i, kind in enumerate(found) if (kind == LINEAR) is linear]:
+            raise c.fail(f"linear_attn_config.{key}", "names other layers than layer_types")
+    return found
 
 
 GLM5_NEXT = GLM_DSA.variant(
     mixer=by_type(
-        linear_attention=both(KDA, MIXED),
+        linear_attention=both(KDA, GLM5_MIXED),
         indexed_attention=GLM5_NEXT_SPARSE,
         full_attention=GLM5_NEXT_SPARSE,
     ),
     ffn=first_dense(3),
-    order=typed(every(4, "indexed_attention", LINEAR)),
+    order=glm5_order,
+    inert=("mla_use_nope",),  # positions rotate nothing: qk_rope_head_dim is 0
 )
 
 # --- DeepSeek-V4: compressed attention ---

@@ -98,7 +98,7 @@ def _kimi_layers(c: Config) -> list[str]:
 
 def kda(key: str, inner: str) -> Field:
     """A size of KDA, which `linear_attn_config` gives under another name."""
-    return lambda c: c.nested("linear_attn_config").get(inner, c.get(key))
+    return lambda c: inside.get(inner) if (inside := c.nested("linear_attn_config")).has(inner) else c.get(key)
 
 
 KDA = mixer(
