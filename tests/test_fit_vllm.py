@@ -205,3 +205,11 @@ def test_the_range_holds_its_middle(model: str, version: str) -> None:
     left = asked(model, version=version).left
     low, middle, high = (left[end] for end in ENDS)
     assert low < middle < high
+
+
+def test_scales_of_bitsandbytes_are_plain_from_0_10_on() -> None:
+    """Stored as an int8 scale for 64 weights and four bytes for 256 of those; loaded as four bytes each, as without nesting."""
+    loaded = {
+        (v, w): asked("llama-3.1-8b", version=v, weights=w).budget.weights for v in ("0.9.2", "0.10") for w in ("nf4", "bnb-nf4")
+    }
+    assert loaded["0.10", "bnb-nf4"] == loaded["0.10", "nf4"] == loaded["0.9.2", "nf4"] > loaded["0.9.2", "bnb-nf4"]

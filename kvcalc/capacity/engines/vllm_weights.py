@@ -5,6 +5,8 @@
 
 from collections.abc import Callable
 
+import msgspec
+
 from kvcalc.capacity.engines.vllm_compressed_memory import buffers, tables
 from kvcalc.capacity.engines.vllm_versions import Release
 from kvcalc.capacity.memory_terms import GIB, MIB, Start, stage_weights
@@ -17,6 +19,7 @@ STEP, SEGMENT, LARGE, SPLIT = 512, 2 * MIB, 10 * MIB, MIB  # torch: CUDACachingA
 # Matrices that vLLM keeps as one tensor (models' packed_modules_mapping, fused_moe/layer.py).
 FUSED = ({"q", "k", "v"}, {"gate", "up"}, {"shared.gate", "shared.up"}, {"experts.gate", "experts.up"})
 REPACKED = 0.008  # of matrices in int4: what repacking leaves in the allocator; fitted, -0.7 to 2.2 % in starts
+PLAIN_SCALES = (0, 10, 0)  # the version from which bitsandbytes' scales are no longer quantised once loaded
 INT4 = ("awq", "gptq", "int4")
 
 Padding = Callable[[Weight, Weight], int]
@@ -44,13 +47,25 @@ def loaded(start: Start) -> int:
             held = int(stage.last if name.startswith(("lm_head", "final_norm")) else stage.first)
         local = weight.local(start.ranks)
         packed = pad and ".experts." in name and formats.weight_format(name, weight).name == "mxfp4"
-        size = pad(weight, local) if pad and packed else formats.weight_bytes(name, local)
+        size = pad(weight, local) if pad and packed else _unpacked(start, name, local)
         if weight.kind is WeightKind.VECTOR:
             vectors += held * size
             continue
         key = kind, next((min(names) for names in FUSED if short in names), short)
         tensors[key] = held, tensors.get(key, (0, 0))[1] + size
     return vectors + sum(held * allocated(size) for held, size in tensors.values())
+
+
+def _unpacked(start: Start, name: str, weight: Weight) -> int:
+    """Bytes of a weight as stored, but scales that are quantised themselves are fp32 once loaded from 0.10 on.
+
+    model_loader/bitsandbytes_loader.py: _dequantize_dq.
+    """
+    stored = start.formats.weight_format(name, weight)
+    if not stored.nested or start.release.since < PLAIN_SCALES:
+        return start.formats.weight_bytes(name, weight)
+    plain = msgspec.structs.replace(stored, scale_bytes=4, nested=0)
+    return weight.copies * (plain.matrix_bytes(weight.inputs, weight.outputs) + weight.bias * start.formats.vector_bytes)
 
 
 def _mxfp4_padding(start: Start) -> Padding | None:
@@ -100,7 +115,7 @@ def extra_weights(start: Start) -> dict[str, int]:
     kind = start.gpu.architecture == "Hopper", data_centre_blackwell(start), start.release.since
     packed = kind if _mxfp4_padding(start) else ()
     found = {
-        "padding and rounding": start.once(loaded, packed) - own,
+        "padding and rounding": start.once(loaded, packed, start.release.since < PLAIN_SCALES) - own,
         "repacked matrices": start.once(repacked),
         "rotary tables": tables(start) or rope_tables(start.model),
         "buffers of a pass": buffers(start),

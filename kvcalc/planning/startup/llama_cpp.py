@@ -1,11 +1,10 @@
 """llama.cpp's start-up log (`src/llama-model-loader.cpp`, `src/llama-context.cpp`, `src/llama-kv-cache.cpp`, ggml-cuda)."""
 
 import re
-from collections.abc import Callable
 
 from kvcalc.planning.startup.boot import MIB, Boot, Failure
+from kvcalc.planning.startup.words import N, Take, number, rules
 
-N = r"(\d{1,12}(?:\.\d{1,12})?)(?!\d)"
 _HOST = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 
 
@@ -29,7 +28,7 @@ def _card(boot: Boot, match: re.Match[str]) -> None:
     boot.count("gpus", boot.counts.get("gpus", 0) + 1)
 
 
-def _buffer(term: str) -> Callable[[Boot, re.Match[str]], None]:
+def _buffer(term: str) -> Take:
     """A buffer on a device: those of the host apart, those of several devices as the largest, and their sum."""
 
     def take(boot: Boot, match: re.Match[str]) -> None:
@@ -37,12 +36,12 @@ def _buffer(term: str) -> Callable[[Boot, re.Match[str]], None]:
             return
         host = match[1].startswith(_HOST)
         name = f"host_{term}" if host else f"{term} on {match[1]}"
-        boot.figures[name] = boot.figures.get(name, 0) + round(float(match[2]) * MIB)
+        boot.figures[name] = boot.figures.get(name, 0) + round(number(match[2]) * MIB)
 
     return take
 
 
-def _told(name: str) -> Callable[[Boot, re.Match[str]], None]:
+def _told(name: str) -> Take:
     def take(boot: Boot, match: re.Match[str]) -> None:
         boot.words["context"] = ""
         if "draft" not in boot.words:
@@ -65,7 +64,7 @@ def _cells(boot: Boot, match: re.Match[str]) -> None:
         boot.words["k"], boot.words["v"] = match[3].lower(), match[4].lower()
 
 
-def _kept(name: str) -> Callable[[Boot, re.Match[str]], None]:
+def _kept(name: str) -> Take:
     def take(boot: Boot, match: re.Match[str]) -> None:
         if "draft" not in boot.words:
             boot.words.setdefault(name, match[1].strip())
@@ -73,9 +72,9 @@ def _kept(name: str) -> Callable[[Boot, re.Match[str]], None]:
     return take
 
 
-def _failed(kind: str) -> Callable[[Boot, re.Match[str]], None]:
+def _failed(kind: str) -> Take:
     def fail(boot: Boot, match: re.Match[str]) -> None:
-        tried = {"tried": round(float(match[1]) * MIB)} if match.groups() else {}
+        tried = {"tried": round(number(match[1]) * MIB)} if match.groups() else {}
         if boot.failure is None:
             boot.failure = Failure(kind, match[0], tried)
         elif tried and not boot.failure.figures:
@@ -90,39 +89,36 @@ def _version(boot: Boot, match: re.Match[str]) -> None:
 
 def _free(boot: Boot, match: re.Match[str]) -> None:
     boot.gpu = boot.gpu or match[1].strip()
-    boot.keep("free", float(match[2]) * MIB, least=True)
+    boot.keep("free", number(match[2]) * MIB, least=True)
 
 
-RULES = [
-    (anchor, re.compile(pattern), take)
-    for anchor, pattern, take in (
-        ("build:", r"build: (\d{3,6}) \(", _version),
-        ("Device ", r"Device \d+: ([^,]{3,80}), compute capability", _card),
-        ("using device", r"using device \S+ \(([^()]{3,80})\)(?: \([^()]{1,40}\))? - (\d{1,12}) MiB free", _free),
-        ("loaded meta data", r"loaded meta data with .{0,80} from (\S.{0,300}?)(?: \(version|$)", _named),
-        ("general.name", r"(?:print_info|llm_load_print_meta): general\.name\s*= (.{1,120})", _kept("title")),
-        ("model ftype", r"model ftype\s*= (.{1,60})", _kept("type")),
-        ("file type", r"file type\s*= (.{1,60})", _kept("type")),
-        ("offloaded", r"offloaded (\d{1,12})/(\d{1,12}) layers to GPU", _layers),
-        ("model buffer size", rf"(\S+) model buffer size =\s*{N} MiB", _buffer("weights")),
-        ("KV buffer size", rf"(\S+) KV buffer size =\s*{N} MiB", _buffer("cache")),
-        ("RS buffer size", rf"(\S+) RS buffer size =\s*{N} MiB", _buffer("cache")),
-        ("compute buffer size", rf"(\S+) compute buffer size =\s*{N} MiB", _buffer("activations")),
-        (
-            " cells,",
-            r"MiB \(\s*(\d{1,12}) cells,\s*\d{1,12} layers(?:,\s*\d{1,9}(?:/(\d{1,9}))? seqs)?\), K \((\w+)\):.{0,40}V \((\w+)\)",
-            _cells,
-        ),
-        ("n_seq_max", r"n_seq_max\s*= (\d{1,12})", _told("max_num_seqs")),
-        ("n_ctx ", r"\bn_ctx\s*= (\d{1,12})", _told("cells")),
-        ("n_ubatch", r"n_ubatch\s*= (\d{1,12})", _told("max_num_batched_tokens")),
-        ("kv_unified", r"kv_unified\s*= (true|false)", _told("kv_unified")),
-        ("cudaMalloc failed", rf"allocating {N} MiB on device \d+: cudaMalloc failed", _failed("out_of_memory")),
-        ("kv cache", r"failed to (?:allocate|initialize).{0,60}kv cache", _failed("no_blocks")),
-        ("unable to allocate", r"unable to allocate \S+ buffer", _failed("weights")),
-        ("failed to allocate compute", r"failed to allocate compute (?:pp )?buffers", _failed("out_of_memory")),
-    )
-]
+RULES = rules(
+    ("build:", r"build: (\d{3,6}) \(", _version),
+    ("Device ", r"Device \d+: ([^,]{3,80}), compute capability", _card),
+    ("using device", r"using device \S+ \(([^()]{3,80})\)(?: \([^()]{1,40}\))? - (\d{1,12}) MiB free", _free),
+    ("loaded meta data", r"loaded meta data with .{0,80} from (\S.{0,300}?)(?: \(version|$)", _named),
+    ("general.name", r"(?:print_info|llm_load_print_meta): general\.name\s*= (.{1,120})", _kept("title")),
+    ("model ftype", r"model ftype\s*= (.{1,60})", _kept("type")),
+    ("file type", r"file type\s*= (.{1,60})", _kept("type")),
+    ("offloaded", r"offloaded (\d{1,12})/(\d{1,12}) layers to GPU", _layers),
+    ("model buffer size", rf"(\S+) model buffer size =\s*{N} MiB", _buffer("weights")),
+    ("KV buffer size", rf"(\S+) KV buffer size =\s*{N} MiB", _buffer("cache")),
+    ("RS buffer size", rf"(\S+) RS buffer size =\s*{N} MiB", _buffer("cache")),
+    ("compute buffer size", rf"(\S+) compute buffer size =\s*{N} MiB", _buffer("activations")),
+    (
+        " cells,",
+        r"MiB \(\s*(\d{1,12}) cells,\s*\d{1,12} layers(?:,\s*\d{1,9}(?:/(\d{1,9}))? seqs)?\), K \((\w+)\):.{0,40}V \((\w+)\)",
+        _cells,
+    ),
+    ("n_seq_max", r"n_seq_max\s*= (\d{1,12})", _told("max_num_seqs")),
+    ("n_ctx ", r"\bn_ctx\s*= (\d{1,12})", _told("cells")),
+    ("n_ubatch", r"n_ubatch\s*= (\d{1,12})", _told("max_num_batched_tokens")),
+    ("kv_unified", r"kv_unified\s*= (true|false)", _told("kv_unified")),
+    ("cudaMalloc failed", rf"allocating {N} MiB on device \d+: cudaMalloc failed", _failed("out_of_memory")),
+    ("kv cache", r"failed to (?:allocate|initialize).{0,60}kv cache", _failed("no_blocks")),
+    ("unable to allocate", r"unable to allocate \S+ buffer", _failed("weights")),
+    ("failed to allocate compute", r"failed to allocate compute (?:pp )?buffers", _failed("out_of_memory")),
+)
 
 
 def finished(boot: Boot) -> None:

@@ -4,24 +4,12 @@ Its "GB" are GiB.
 """
 
 import re
-from collections.abc import Callable
 
-from kvcalc.capacity.dialects import DIALECTS
-from kvcalc.errors import UserError
 from kvcalc.planning.startup.boot import GIB, Boot, Failure
+from kvcalc.planning.startup.words import N, Take, arguments_of, number, rules, tell, unquoted
 
-N = r"(-?\d[\d,]{0,14}(?:\.\d{1,12})?)(?!\d)"
 _NAMES = re.compile(r"\b([a-z_0-9]{1,60})=('[^']{0,400}'|\"[^\"]{0,400}\"|[\w.+-]{1,80})")
-_OURS = {
-    spelling.lstrip("-").replace("-", "_"): flag
-    for flag in DIALECTS["sglang"].flags
-    for spelling in flag.spellings
-    if spelling.startswith("--")
-}
-
-
-def number(text: str) -> float:
-    return float(text.replace(",", ""))
+_OURS = arguments_of("sglang")
 
 
 def begins(boot: Boot, line: str) -> bool:
@@ -35,21 +23,13 @@ def begins(boot: Boot, line: str) -> bool:
 
 def _arguments(boot: Boot, match: re.Match[str]) -> None:
     for name, text in _NAMES.findall(match[1]):
-        value = text[1:-1] if text[:1] in "'\"" else {"None": None, "True": True, "False": False}.get(text, text)
+        value = unquoted(text)
         if name == "model_path" and value:
             boot.named = boot.named or value
-        flag = _OURS.get(name)
-        if flag is None or value is None or value == "" or (flag.alone and not isinstance(value, bool)):
-            continue
-        if isinstance(value, str):
-            try:
-                value = flag.read(value)
-            except UserError:
-                continue
-        boot.tell(flag.name, value)
+        tell(boot, _OURS.get(name), value)
 
 
-def _figure(name: str, least: bool = False) -> Callable[[Boot, re.Match[str]], None]:
+def _figure(name: str, least: bool = False) -> Take:
     return lambda boot, match: boot.keep(name, number(match[1]) * GIB, least)
 
 
@@ -80,28 +60,25 @@ def _failed(boot: Boot, match: re.Match[str]) -> None:
     boot.failure = Failure("no_blocks", match[0])
 
 
-RULES = [
-    (anchor, re.compile(pattern), take)
-    for anchor, pattern, take in (
-        ("server_args=ServerArgs(", r"server_args=ServerArgs\((.*)", _arguments),
-        ("Load weight begin", rf"Load weight begin\. avail mem={N} GB", _figure("free", least=True)),
-        ("Load weight end", rf"Load weight end\..{{0,300}}mem usage={N} GB", _figure("weights")),
-        (
-            "KV Cache is allocated",
-            rf"KV Cache is allocated\.(?: dtype: \S+,)? #tokens: {N}, (?:K size: {N} GB, V size: {N} GB|KV size: {N} GB)",
-            _pool,
-        ),
-        (
-            "Mamba Cache is allocated",
-            rf"Mamba Cache is allocated\..{{0,120}}conv_state size: {N} ?GB, ssm_state size: {N} ?GB",
-            _states,
-        ),
-        ("uda graph end", rf"[Cc]apture (?:\w+ )?cuda graph end\..{{0,80}}mem usage={N} GB", _figure("graphs")),
-        ("CUDA graph end", rf"CUDA graph end\..{{0,80}}mem usage={N} GB", _figure("graphs")),
-        ("max_total_num_tokens=", rf"max_total_num_tokens={N}.*", _limits),
-        ("mem-fraction-static", r"Not enough memory\. Please try to increase --mem-fraction-static", _failed),
-    )
-]
+RULES = rules(
+    ("server_args=ServerArgs(", r"server_args=ServerArgs\((.*)", _arguments),
+    ("Load weight begin", rf"Load weight begin\. avail mem={N} GB", _figure("free", least=True)),
+    ("Load weight end", rf"Load weight end\..{{0,300}}mem usage={N} GB", _figure("weights")),
+    (
+        "KV Cache is allocated",
+        rf"KV Cache is allocated\.(?: dtype: \S+,)? #tokens: {N}, (?:K size: {N} GB, V size: {N} GB|KV size: {N} GB)",
+        _pool,
+    ),
+    (
+        "Mamba Cache is allocated",
+        rf"Mamba Cache is allocated\..{{0,120}}conv_state size: {N} ?GB, ssm_state size: {N} ?GB",
+        _states,
+    ),
+    ("uda graph end", rf"[Cc]apture (?:\w+ )?cuda graph end\..{{0,80}}mem usage={N} GB", _figure("graphs")),
+    ("CUDA graph end", rf"CUDA graph end\..{{0,80}}mem usage={N} GB", _figure("graphs")),
+    ("max_total_num_tokens=", rf"max_total_num_tokens={N}.*", _limits),
+    ("mem-fraction-static", r"Not enough memory\. Please try to increase --mem-fraction-static", _failed),
+)
 
 
 def finished(boot: Boot) -> None:

@@ -6,30 +6,17 @@ Wording of `engine/llm_engine.py`, `worker/worker.py`, `executor/executor_base.p
 
 import json
 import re
-from collections.abc import Callable
-from typing import Any
 
-from kvcalc.capacity.dialects import DIALECTS
-from kvcalc.errors import UserError
 from kvcalc.planning.startup.boot import GIB, Boot, Failure
+from kvcalc.planning.startup.words import N, Take, arguments_of, number, rules, tell, unquoted
 
-N = r"(-?\d[\d,]{0,14}(?:\.\d{1,12})?)(?!\d)"
 _ANCHORS = ("vLLM API server version", "LLM engine (v", "non-default args:", "args: Namespace(")
 _RANK = re.compile(r"\(([A-Za-z_0-9 ]{1,40}) pid=\d+\)|\b(?:TP|DP|PP)\d+")
 _PAIRS = re.compile(r"'([a-z_0-9]{1,60})': ('[^']{0,400}'|\"[^\"]{0,400}\"|\{[^{}]{0,400}\}|\[[^\[\]]{0,400}\]|[\w.+-]{1,80})")
 _NAMES = re.compile(
     r"\b([a-z_0-9]{1,60})=('[^']{0,400}'|\"[^\"]{0,400}\"|\{[^{}]{0,400}\}|[A-Za-z]{1,60}\([^()]{0,400}\)|[\w.+-]{1,80})"
 )
-_OURS = {
-    spelling.lstrip("-").replace("-", "_"): flag
-    for flag in DIALECTS["vllm"].flags
-    for spelling in flag.spellings
-    if spelling.startswith("--")
-}
-
-
-def number(text: str) -> float:
-    return float(text.replace(",", ""))
+_OURS = arguments_of("vllm")
 
 
 def begins(boot: Boot, line: str) -> bool:
@@ -46,40 +33,21 @@ def begins(boot: Boot, line: str) -> bool:
     return first
 
 
-def _unquoted(text: str) -> Any:
-    if text[:1] in "'\"":
-        return text[1:-1]
-    return {"None": None, "True": True, "False": False}.get(text, text)
-
-
 def _tell(boot: Boot, name: str, text: str) -> None:
     """One argument as Python wrote it."""
-    value = _unquoted(text)
+    value, flag = unquoted(text), _OURS.get(name)
     if name in ("model", "model_tag") and value:
         boot.named = boot.named or value
-    flag = _OURS.get(name)
-    if flag is None or value is None or value in ("", {}, []):
-        return
-    if isinstance(value, bool):
-        if flag.alone:
-            boot.tell(flag.name, value)
-        return
-    if flag.name in ("limit_mm_per_prompt", "speculation"):
-        value = _mapping(value)
-    elif flag.alone:
-        return
+    if flag and flag.name in ("limit_mm_per_prompt", "speculation") and isinstance(value, str):
+        boot.tell(flag.name, _mapping(value))
     else:
-        try:
-            value = flag.read(value)
-        except UserError:
-            return
-    boot.tell(flag.name, value)
+        tell(boot, flag, value)
 
 
 def _mapping(text: str) -> str | None:
     """A mapping of plain values, or an object's arguments, as JSON."""
     pairs = dict(_PAIRS.findall(text)) if text.startswith("{") else dict(_NAMES.findall(text))
-    plain = {name: _unquoted(value) for name, value in pairs.items()}
+    plain = {name: unquoted(value) for name, value in pairs.items()}
     read = {name: int(value) if isinstance(value, str) and value.isdigit() else value for name, value in plain.items()}
     return json.dumps(read) if read else None
 
@@ -111,12 +79,12 @@ def _engine(boot: Boot, match: re.Match[str]) -> None:
             _tell(boot, _CONFIG[name], value)
 
 
-def _figure(name: str, least: bool = False, unit: int = GIB) -> Callable[[Boot, re.Match[str]], None]:
-    return lambda boot, match: boot.keep(name, number(match[1]) * unit, least)
+def _figure(name: str, least: bool = False) -> Take:
+    return lambda boot, match: boot.keep(name, number(match[1]) * GIB, least)
 
 
-def _counted(name: str, least: bool = True) -> Callable[[Boot, re.Match[str]], None]:
-    return lambda boot, match: boot.count(name, int(number(match[1])), least)
+def _counted(name: str) -> Take:
+    return lambda boot, match: boot.count(name, int(number(match[1])), least=True)
 
 
 def _concurrency(boot: Boot, match: re.Match[str]) -> None:
@@ -153,7 +121,7 @@ def _summary(boot: Boot, match: re.Match[str]) -> None:
     boot.keep("share", share * GIB)
 
 
-def _failed(kind: str, *names: str) -> Callable[[Boot, re.Match[str]], None]:
+def _failed(kind: str, *names: str) -> Take:
     def fail(boot: Boot, match: re.Match[str]) -> None:
         units = {"length": 1, "longest": 1, "tokens": 1, "seqs": 1}
         found = {n: round(number(t) * units.get(n, GIB)) for n, t in zip(names, match.groups(), strict=True) if t}
@@ -174,7 +142,7 @@ def _occupied(boot: Boot, match: re.Match[str]) -> None:
     boot.failure = Failure("occupied", match[0], {"free": round(free * GIB), "total": boot.memory, "share": round(share * GIB)})
 
 
-def _said(name: str) -> Callable[[Boot, re.Match[str]], None]:
+def _said(name: str) -> Take:
     def keep(boot: Boot, match: re.Match[str]) -> None:
         if name == "version":
             boot.version = boot.version or match[1]
@@ -188,10 +156,7 @@ def _said(name: str) -> Callable[[Boot, re.Match[str]], None]:
     return keep
 
 
-Rule = tuple[str, re.Pattern[str], Callable[[Boot, re.Match[str]], None]]
-RULES: list[Rule] = [
-    (anchor, re.compile(pattern), take)
-    for anchor, pattern, take in (
+RULES = rules(
         ("vLLM API server version", r"vLLM API server version v?(\d+\.\d+[\w.+]*)", _said("version")),
         ("non-default args:", r"non-default args: (\{.*)", _arguments),
         ("Namespace(", r"args: Namespace\((.*)", _namespace),
@@ -255,8 +220,7 @@ RULES: list[Rule] = [
         ("warming up sampler", rf"out of memory.{{0,40}} warming up sampler with {N} dummy", _failed("out_of_memory", "seqs")),
         ("startup complete", r"Application startup complete", _said("started")),
         ("vLLM server on", r"Starting vLLM (?:API )?server", _said("started")),
-    )
-]  # fmt: skip
+)  # fmt: skip
 
 
 def finished(boot: Boot) -> None:
