@@ -423,3 +423,11 @@ def test_sequences_are_those_of_the_replica(kvcalc: Run) -> None:
 )
 def test_what_is_compared_unless_something_is_asked_for(name: str, expected: list[str]) -> None:
     assert usual_variants(load_model(name)).split(",") == expected
+
+
+def test_a_table_of_no_users_says_why(kvcalc: Run) -> None:
+    """Llama-2-70B's 68,976,648,192 parameters of 2 bytes are 128.5 GiB; four GPUs of 79.2 GiB hold them."""
+    line = "compare llama-2-70b --variants mha,gqa:8 --context 4k"
+    why = "users 0: the weights alone, 128.48 GiB on each GPU, leave nothing of the 79.18 GiB of h100-sxm; --tp shares them"
+    assert why in kvcalc(line).joined
+    assert "users 0" not in kvcalc(f"{line} --tp 4").joined

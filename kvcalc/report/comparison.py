@@ -81,13 +81,22 @@ def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str
         f"less: against {records[0]['reference']}" + (f"; one decode step on {', '.join(gpus)}" if timed else ""),
         "; ".join([*held, time_note(records)] if timed else held),
         *_sight(once),
-        *(node_notes(records) + fallback_notes(records) if timed else ()),
+        *(node_notes(records) + fallback_notes(records) + _too_heavy(deployments, records) if timed else ()),
         "",
         *_known_of(once.values()),
     ]
     rows = [r | {"step_s": r["roofline_s"] if r["time_s"] is None else r["time_s"]} for r in records]
     columns = COMPARE_COLUMNS if len(gpus) == 1 else (COMPARE_COLUMNS[0], GPU_COLUMNS[0], *COMPARE_COLUMNS[1:])
     return [Table(rows, columns, _sentence(model.name, records[: len(records) // len(deployments)]), ["", *lines])]
+
+
+def _too_heavy(deployments: Sequence[Deployment], records: Sequence[dict[str, Any]]) -> list[str]:
+    """Why no sequence fits, where the weights alone take all that a GPU has."""
+    least = min(record["weight_bytes"] for record in records)
+    small = {d.gpu.name: d.gpu.usable_bytes for d in deployments if d.gpu.usable_bytes <= least}
+    each = ", ".join(f"{format_bytes(room)} of {name}" for name, room in small.items())
+    held = f"users 0: the weights alone, {format_bytes(least)} on each GPU, leave nothing of the {each}; --tp shares them"
+    return [held] if small else []
 
 
 def _sight(once: dict[str, dict[str, Any]]) -> list[str]:
