@@ -104,7 +104,7 @@ def test_generation_without_a_cache_projects_all_tokens_again() -> None:
         (lambda: Batch.prefill(np.array([1.0, float("inf")])), "whole numbers"),
         (lambda: Batch.prefill(np.array([1.5, 2.0])), "whole numbers"),
         (lambda: Batch.prefill(np.array(["many"])), "whole numbers"),
-        (lambda: Batch((group(np.ones(2), np.ones(3), np.ones(2)),)), "one shape"),
+        (lambda: Batch((group(np.ones(2), np.ones(3), np.ones(2)),)), "do not broadcast"),
     ],
 )
 def test_impossible_batches(bad: object, said: str) -> None:

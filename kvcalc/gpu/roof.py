@@ -84,29 +84,20 @@ def total_seconds(placed: Sequence[Placed]) -> Any:
 class Stack:
     """Operators under the roofs of one GPU after another, their costs side by side: `roofline` of many points at once.
 
-    Costs stand as arrays [operators of one dtype, *points]. Every figure is what the operators alone give, to the last bit.
+    points: the shape to which the operators' costs broadcast. Those of one dtype and shape stand as arrays [operators,
+    *shape], so that what does not change along an axis is worked out once. Every figure is what the operators alone give, to
+    the last bit.
     """
 
-    def __init__(self, operators: Sequence[Operator], points: tuple[int, ...]) -> None:
+    def __init__(self, operators: Sequence[Operator]) -> None:
         import numpy as np
 
-        places: dict[str, list[int]] = {}
+        self.points = np.broadcast_shapes(*(getattr(figure, "shape", ()) for o in operators for figure in o.cost))
+        together: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for number, operator in enumerate(operators):
-            places.setdefault(operator.dtype, []).append(number)
-
-        def stood(values: list[Any]) -> Any:
-            return np.stack([np.broadcast_to(np.asarray(value, dtype=float), points) for value in values])
-
-        self._groups = []
-        for dtype, at in places.items():
-            costs = [operators[i].cost for i in at]
-            flops, vector = stood([c.flops for c in costs]), stood([c.vector_flops for c in costs])
-            moved, sent = stood([c.bytes for c in costs]), stood([c.network_bytes for c in costs])
-            crossing = stood([c.inter_node_bytes for c in costs])
-            whole = Cost(flops, vector, weight_bytes=moved, network_bytes=sent, inter_node_bytes=crossing)
-            self._groups.append((dtype, at, whole))
-        self._shape = len(operators), *points
-        self._counts = np.reshape([float(operator.count) for operator in operators], (-1, *(1 for _ in points)))
+            together.setdefault((operator.dtype, _shape(operator, len(self.points))), []).append(number)
+        self._length = len(operators)
+        self._groups = [(d, at, _stood([operators[i] for i in at], shape)) for (d, shape), at in together.items()]
 
     def computes(self, gpu: Gpu) -> bool:
         """Whether the GPU has a matrix peak for every dtype that is needed."""
@@ -114,15 +105,36 @@ class Stack:
 
     def seconds(self, gpu: Gpu, memory_alone: bool = False) -> Any:
         """The least seconds of the pass at each point: Σ over its operators in order. Raises as `least_time`."""
-        import numpy as np
+        each: dict[int, Any] = {}
+        for dtype, at, (cost, counts) in self._groups:
+            each.update(zip(at, least_time(cost, dtype, gpu, memory_alone).seconds * counts, strict=True))
+        return sum((each[at] for at in range(self._length)), 0.0)
 
-        each = np.empty(self._shape)
-        for dtype, at, cost in self._groups:
-            each[at] = least_time(cost, dtype, gpu, memory_alone).seconds
-        each *= self._counts
-        if each[0].size == 1:
-            return np.add.accumulate(each, axis=0)[-1]  # `reduce` would add up a lone column in pairs
-        return np.add.reduce(each, axis=0)
+
+def _shape(operator: Operator, axes: int) -> tuple[int, ...]:
+    """Of an operator's costs, with that many axes."""
+    import numpy as np
+
+    shape = np.broadcast_shapes(*(getattr(figure, "shape", ()) for figure in operator.cost))
+    return (1,) * (axes - len(shape)) + shape
+
+
+def _stood(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost, Any]:
+    """The costs of operators side by side, and how often each runs."""
+    import numpy as np
+
+    def stood(values: list[Any]) -> Any:
+        return np.stack([np.broadcast_to(np.asarray(value, dtype=float), shape) for value in values])
+
+    costs = [operator.cost for operator in operators]
+    whole = Cost(
+        stood([c.flops for c in costs]),
+        stood([c.vector_flops for c in costs]),
+        weight_bytes=stood([c.bytes for c in costs]),
+        network_bytes=stood([c.network_bytes for c in costs]),
+        inter_node_bytes=stood([c.inter_node_bytes for c in costs]),
+    )
+    return whole, np.reshape([float(operator.count) for operator in operators], (-1, *(1 for _ in shape)))
 
 
 def total_bound(placed: Sequence[Placed]) -> str:

@@ -1,6 +1,8 @@
 """What one forward pass works on: groups of sequences."""
 
 import re
+from collections.abc import Iterable
+from itertools import zip_longest
 
 import msgspec
 
@@ -12,7 +14,7 @@ _TERM = re.compile(r"(?:([\w.]+)\s*[x×]\s*)?([\w.]+)(?:\s*@\s*([\w.]+))?")
 
 
 class Sequences(msgspec.Struct, frozen=True):
-    """`count` sequences that each process `new` tokens behind `past` cached ones. Ints, or arrays of one shape."""
+    """`count` sequences that each process `new` tokens behind `past` cached ones. Ints, or arrays that broadcast."""
 
     count: Num
     new: Num
@@ -62,8 +64,8 @@ class Batch(msgspec.Struct, frozen=True):
             for name, value, least in (("count", group.count, 1), ("new", group.new, 1), ("past", group.past, 0)):
                 _check(name, value, least)
         shapes = {value.shape for g in self.groups for value in (g.count, g.new, g.past) if not isinstance(value, int)}
-        if len(shapes) > 1:
-            raise UserError(f"the arrays of a batch are not of one shape: {', '.join(map(str, sorted(shapes)))}")
+        if len(shapes) > 1 and not _broadcast(shapes):
+            raise UserError(f"the arrays of a batch do not broadcast: {', '.join(map(str, sorted(shapes)))}")
 
     @property
     def tokens(self) -> Num:
@@ -79,6 +81,10 @@ class Batch(msgspec.Struct, frozen=True):
     def sequences(self) -> Num:
         """Sequences in the pass."""
         return sum((g.count for g in self.groups), 0)
+
+
+def _broadcast(shapes: Iterable[tuple[int, ...]]) -> bool:
+    return all(len({size for size in sizes if size != 1}) <= 1 for sizes in zip_longest(*map(reversed, shapes), fillvalue=1))
 
 
 def _term(word: str, text: str) -> Sequences:

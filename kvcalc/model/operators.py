@@ -6,7 +6,7 @@ elementwise chains between two matrix products count as fused. The embedding rea
 its whole matrix, even when tied, for the last position of each sequence unless all positions are asked for.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -42,23 +42,59 @@ def forward(
     stage: a pipeline stage; by default the fullest. Under data parallelism each rank takes its share of every group.
     Raises UserError on ranks that do not divide the model.
     """
+    model, p = _begun(model, batch, precision, parallelism, mla_form)
+    every = stages(model, parallelism.pp)
+    here = every[stage] if stage is not None else fullest_stage(model, p.formats, parallelism, 1, 1)
+    found = [*(_embedding(model, p) if here.first else []), *_layers(model, p, here.counts)]
+    if here.last:
+        return (*found, *_head(model, p, all_positions))
+    return (*found, *_sends(p, [here.number]))
+
+
+def through_layers(
+    model: Model,
+    batch: Batch,
+    precision: Precision = PUBLISHED,
+    parallelism: Parallelism = ONE_GPU,
+    mla_form: str = "auto",
+    all_positions: bool = False,
+) -> list[Operator]:
+    """The operators of one pass through all layers, whatever the stages that they are cut into; without what stages hand on.
+
+    Raises UserError as `forward`.
+    """
+    model, p = _begun(model, batch, precision, parallelism, mla_form)
+    return [*_embedding(model, p), *_layers(model, p, model.counts), *_head(model, p, all_positions)]
+
+
+def between_stages(model: Model, batch: Batch, precision: Precision, parallelism: Parallelism) -> list[Operator]:
+    """What the pipeline stages of a pass hand on, each to the next: the residual stream of all tokens."""
+    if parallelism.pp == 1:
+        return []
+    _, p = _begun(model, batch, precision, parallelism, "auto")
+    return _sends(p, range(parallelism.pp - 1))
+
+
+def _begun(model: Model, batch: Batch, precision: Precision, parallelism: Parallelism, mla_form: str) -> tuple[Model, Pass]:
+    """The model as it is stored, and a pass over it."""
     check(model, parallelism)
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
     if mla_form not in MLA_FORMS:
         raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
-    p = Pass(model.hidden_size, batch, formats, parallelism, mla_form, rotates=not model.position_embeddings)
-    every = stages(model, parallelism.pp)
-    here = every[stage] if stage is not None else fullest_stage(model, formats, parallelism, 1, 1)
-    found = _embedding(model, p) if here.first else []
-    for kind, count in here.counts.items():
-        if count:
-            found += _layer(model, p, kind, count)
+    return model, Pass(model.hidden_size, batch, formats, parallelism, mla_form, rotates=not model.position_embeddings)
+
+
+def _layers(model: Model, p: Pass, counts: Mapping[str, int]) -> list[Operator]:
+    return [operator for kind, count in counts.items() if count for operator in _layer(model, p, kind, count)]
+
+
+def _sends(p: Pass, stages: Iterable[int]) -> list[Operator]:
+    """What those stages hand to the next, over this rank's link or to another node."""
     p.enter("", 1)
-    if not here.last:
-        sent = p.tokens * p.width * p.element
-        found.append(p.network("send", sent, sent if leaves_node(parallelism, here.number) else 0))
-    return (*found, *(_head(model, p, all_positions) if here.last else ()))
+    sent, away = p.tokens * p.width * p.element, [leaves_node(p.ranks, stage) for stage in stages]
+    kinds = {True: sent, False: 0}
+    return [p.network("send", sent, kinds[far], times=away.count(far)) for far in (False, True) if far in away]
 
 
 def leaves_node(ranks: Parallelism, stage: int) -> bool:
@@ -119,6 +155,7 @@ def _embedding(model: Model, p: Pass) -> list[Operator]:
 
 def _head(model: Model, p: Pass, all_positions: bool) -> Sequence[Operator]:
     """Final norm, projection to the vocabulary and sampling, at the last position of each sequence or at all."""
+    p.enter("", 1)
     rows = p.tokens if all_positions else p.sequences
     outer = {w.name: w.local(p.ranks) for w in model.outer_weights}
     p.role = Role.HEAD

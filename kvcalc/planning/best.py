@@ -13,7 +13,7 @@ from kvcalc.planning.need import Need
 from kvcalc.planning.reasons import Point
 
 FIVE = 5
-Key = tuple[float, float]
+Key = tuple[float, ...]  # what ranks a point: cost, TPOT, then its split, so that equals stand in one order
 
 
 class Answer(NamedTuple):
@@ -72,7 +72,7 @@ class Tally:
         at = np.flatnonzero(meets)
         costs, times = block.gpus[at] * price, np.nan_to_num(block.tpot[at])
         first = np.lexsort((times, costs))[0]
-        kept.append(((float(costs[first]), float(times[first])), Point(block, int(at[first]))))
+        kept.append(((float(costs[first]), float(times[first]), *_split(block)), Point(block, int(at[first]))))
         kept.sort(key=lambda found: found[0])
         del kept[FIVE:]
 
@@ -85,9 +85,9 @@ class Tally:
             fails = fails & ((block.failing != MEMORY) | (block.capacity < block.counts.min()))
         least = self._missed.setdefault(gpu, np.full(self.most + 2, np.inf))
         totals = np.minimum(block.gpus, self.most + 1)
-        for at in np.flatnonzero(fails & (block.excess < least[totals])):
+        for at in np.flatnonzero(fails & (block.excess <= least[totals])):
             total = int(totals[at])
-            if block.excess[at] < least[total]:
+            if block.excess[at] < least[total] or _split(block) < _split(self._near[gpu, total].block):
                 least[total] = block.excess[at]
                 self._near[gpu, total] = Point(block, int(at))
 
@@ -129,3 +129,9 @@ class Tally:
         """What misses the need by the smallest factor; of equals the fewest GPUs."""
         found = [(point.block.excess[point.at], point.gpus, point) for point in self._near.values()]
         return min(found, key=lambda f: f[:2])[2] if found else None
+
+
+def _split(block: Block) -> Key:
+    """What tells equals apart: the fewest GPUs of a replica, then the most tensor parallelism."""
+    ranks = block.deployment.parallelism
+    return ranks.gpus, -ranks.tp, ranks.dp, ranks.ep

@@ -95,32 +95,48 @@ class Grid:
         return {deployment.gpu.name: deployment.calibration for deployment in found}
 
     def blocks(self) -> Iterator[Block]:
-        """Every block: by model, precision, split, GPU and need (fastest)."""
+        """Every block: by model, ranks of a stage, precision, GPU, stages and need (fastest)."""
         for model in self.space.models:
+            alike: dict[Parallelism, list[Parallelism]] = {}
             for ranks in self.space.splits(model):
+                alike.setdefault(msgspec.structs.replace(ranks, pp=1), []).append(ranks)
+            for splits in alike.values():
                 for precision, speculated in product(self.space.precisions, self.space.drafts):
-                    yield from self._split(model, precision, ranks, speculated)
+                    yield from self._splits(model, precision, splits, speculated)
 
-    def _split(self, model: Model, precision: Precision, ranks: Parallelism, speculated: Speculated | None) -> Iterator[Block]:
+    def _splits(
+        self, model: Model, precision: Precision, splits: Sequence[Parallelism], speculated: Speculated | None
+    ) -> Iterator[Block]:
+        """Splits that differ in their stages alone, whose passes have the same layers."""
+        import numpy as np
+
+        where = []
+        for ranks in splits:
+            base = Deployment(model, self.space.gpus[0], precision, ranks, nodes=self.space.nodes)
+            options = self.space.options_of(self.needs[0])
+            try:
+                options = speculated.options(model, options) if speculated else options
+                where.append((base, Rooms(base, options), self._counts(ranks)))
+            except UserError as error:
+                self.remarks[str(error)] = None
+        if not where:
+            return
+        timed = Timed(np.unique(np.concatenate([counts for *_, counts in where])))
+        for gpu in self.space.gpus:
+            for base, rooms, counts in where:
+                if gpu.name in self.laws and self.space.takes(gpu, base.parallelism):
+                    chosen = msgspec.structs.replace(base, gpu=gpu, calibration=self.laws[gpu.name])
+                    try:
+                        yield from self._blocks(chosen, rooms.on(gpu), timed, counts, speculated)
+                    except UserError as error:
+                        self.remarks[str(error)] = None
+
+    def _counts(self, ranks: Parallelism) -> Array:
+        """Sequences of a replica that make a point under any of the needs."""
         import numpy as np
 
         most = self.space.max_gpus // ranks.gpus
-        counts = np.array(sorted({n for need in self.needs for n in need.batches(most)}), dtype=np.int64)
-        base = Deployment(model, self.space.gpus[0], precision, ranks, nodes=self.space.nodes)
-        options = self.space.options_of(self.needs[0])
-        try:
-            options = speculated.options(model, options) if speculated else options
-            rooms, timed = Rooms(base, options), Timed(counts)
-        except UserError as error:
-            self.remarks[str(error)] = None
-            return
-        for gpu in self.space.gpus:
-            if gpu.name in self.laws and self.space.takes(gpu, ranks):
-                chosen = msgspec.structs.replace(base, gpu=gpu, calibration=self.laws[gpu.name])
-                try:
-                    yield from self._blocks(chosen, rooms.on(gpu), timed, counts, speculated)
-                except UserError as error:
-                    self.remarks[str(error)] = None
+        return np.array(sorted({n for need in self.needs for n in need.batches(most)}), dtype=np.int64)
 
     def _blocks(
         self, deployment: Deployment, room: Room, timed: Timed, counts: Array, speculated: Speculated | None
@@ -135,7 +151,7 @@ class Grid:
             lengths = need.lengths
             if lengths not in known:
                 capacity = room.sequences(left, lengths.context) if not over else counts * 0
-                known[lengths] = capacity, timed.on(deployment, lengths, capacity >= counts, speculated)
+                known[lengths] = capacity, timed.on(deployment, lengths, counts, capacity >= counts, speculated)
             held = counts, left.min(axis=0), *known[lengths]
             for apart in self.space.disaggregate:
                 sent = room.transfer_seconds(lengths.prompt) if apart else None

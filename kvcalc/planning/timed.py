@@ -11,16 +11,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.gpu.roof import Stack
+from kvcalc.gpu.roof import Stack, roofline
+from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
+from kvcalc.model.operators import between_stages, through_layers
 from kvcalc.planning.need import Lengths
 from kvcalc.planning.space import Speculated
-from kvcalc.serving.latency import blocks_of, prefill_passes, verification
+from kvcalc.serving.latency import BLOCK, blocks_of, prefill_passes, verification
 from kvcalc.serving.speculation import StepTimes, draft_model
+from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.routing import Routing
 
 Key = tuple[Any, ...]
+MOST_KEPT = 1024  # passes whose operators are kept at a time
 Array = Any  # of NumPy, whose kinds of number mypy tells apart more than is told here
 
 
@@ -33,94 +38,124 @@ class Times(NamedTuple):
 
 
 class Timed:
-    """The passes of deployments that differ by their GPUs and calibrations, for `counts` sequences at once.
+    """The passes of deployments that differ by their GPUs, calibrations and pipeline stages, for `counts` sequences at once.
 
-    Operators are listed when they are first needed.
+    Operators are listed when they are first needed. Stages add but what they hand on: what a GPU takes for the layers is kept
+    until another GPU is asked for.
     """
 
     def __init__(self, counts: Array) -> None:
         self.counts = counts.astype(float)
-        self._operators: dict[object, list[Operator]] = {}
-        self._stacks: dict[object, Stack] = {}
+        self._operators: dict[Key, list[Operator]] = {}
+        self._stacks: dict[Key, Stack] = {}
+        self._kernels: dict[Key, Array] = {}
+        self._gpu = ""
 
-    def on(self, deployment: Deployment, lengths: Lengths, wanted: Array, speculated: Speculated | None = None) -> Times:
-        """The times of that deployment, TPOT that of a speculative step where there is a draft.
+    def on(
+        self, deployment: Deployment, lengths: Lengths, counts: Array, holds: Array, speculated: Speculated | None = None
+    ) -> Times:
+        """The times of that deployment for some of the counts, TPOT that of a speculative step where there is a draft.
 
-        wanted: at which counts whole answers are timed, which takes a step for each of their tokens.
+        holds: which of them fit; whole answers are timed for these alone, as they take a step for each of their tokens.
         """
         import numpy as np
 
-        nothing = np.full(self.counts.shape, np.nan)
-        if not wanted.any():
+        nothing = np.full(counts.shape, np.nan)
+        if not holds.any():
             return Times(np.nan, nothing, nothing if lengths.output else None)
+        at = np.searchsorted(self.counts, counts)
         first = float(self._prefill(deployment, lengths, 1)[0])
         if speculated:
-            tpot = self._speculative(deployment, lengths, speculated)
-            burst = self._prefill(deployment, lengths) if lengths.output else None
-            return Times(first, tpot, None if burst is None else burst + (lengths.output - 1) * tpot)
+            tpot, more = self._speculative(deployment, lengths, speculated)[at], lengths.output - 1
+            return Times(first, tpot, self._prefill(deployment, lengths)[at] + more * tpot if lengths.output else None)
         if not lengths.output:
-            key = "step", lengths.context
-            operators = self._listed(deployment, key, Batch.decode(lengths.context, self.counts))
-            return Times(first, self._seconds(deployment, key, self.counts.shape, operators), None)
-        tpot, e2e = nothing, np.where(wanted, self._prefill(deployment, lengths), np.nan)
-        for at in np.flatnonzero(wanted) if lengths.output > 1 else ():
-            total = self._steps(deployment, lengths, int(self.counts[at]))
-            tpot[at], e2e[at] = total / (lengths.output - 1), e2e[at] + total
-        return Times(first, tpot, e2e)
+            step = self._seconds(deployment, ("step", lengths.context), Batch.decode(lengths.context, self.counts))
+            return Times(first, step[at], None)
+        prompts, steps = np.where(holds, self._prefill(deployment, lengths)[at], np.nan), lengths.output - 1
+        if not steps:
+            return Times(first, nothing, prompts)
+        wanted = np.zeros(self.counts.shape, bool)
+        wanted[at] = holds
+        total = np.where(holds, self._steps(deployment, lengths, wanted)[at], np.nan)
+        return Times(first, total / steps, prompts + total)
 
     def _speculative(self, deployment: Deployment, lengths: Lengths, speculated: Speculated) -> Array:
         """Seconds per token of speculative steps half-way through an answer, as `latency` has them."""
         drafted, context = speculated.drafted, lengths.middle
         draft = msgspec.structs.replace(deployment, model=draft_model(deployment.model, speculated.draft))
         key = "draft", speculated.draft, context
-        operators = self._listed(draft, key, Batch.decode(context, self.counts))
-        drafting = drafted * self._seconds(draft, key, self.counts.shape, operators)
+        drafting = drafted * self._seconds(draft, key, Batch.decode(context, self.counts))
         check = "verify", drafted, context
-        operators = self._listed(deployment, check, verification(self.counts, drafted, context), all_positions=True)
-        verifying = self._seconds(deployment, check, self.counts.shape, operators)
+        verifying = self._seconds(deployment, check, verification(self.counts, drafted, context), all_positions=True)
         return StepTimes(drafted, None, drafting, verifying).per_token(speculated.acceptance)
-
-    def _listed(self, deployment: Deployment, key: Key, batch: Batch, all_positions: bool = False) -> list[Operator]:
-        """The operators of a pass, which hang on a GPU only by how many of them one link joins."""
-        known = deployment.ranks.per_node, *key
-        if known not in self._operators:
-            self._operators[known] = deployment.operators(batch, all_positions)
-        return self._operators[known]
 
     def _prefill(self, deployment: Deployment, lengths: Lengths, count: int = 0) -> Array:
         """Seconds of the pass of `count` prompts, or of as many as each of the counts."""
         (batch,) = prefill_passes(lengths.prompt, 1, lengths.cached)
         group = msgspec.structs.replace(batch.groups[0], count=count or self.counts)
         key = "prefill", count, lengths.prompt, lengths.cached
-        operators = self._listed(deployment, key, Batch((group,)))
-        return self._seconds(deployment, key, (1,) if count else self.counts.shape, operators)
+        return self._seconds(deployment, key, Batch((group,)))
 
-    def _steps(self, deployment: Deployment, lengths: Lengths, count: int) -> float:
-        """Seconds of all steps after the first token, of `count` sequences, added up as `latency` does."""
-        total = 0.0
-        for contexts in blocks_of(lengths.prompt + 1, lengths.context):
-            batch = Batch.decode(contexts, count)
-            key = "steps", count, float(contexts[0]), float(contexts[-1])
-            operators = self._listed(deployment, key, batch)
-            grows = any(hasattr(figure, "shape") for operator in operators for figure in operator.cost)
-            each = self._seconds(deployment, key, contexts.shape if grows else (1,), operators)
-            total += float(each.sum()) if grows else len(contexts) * float(each[0])
-        return total
+    def _steps(self, deployment: Deployment, lengths: Lengths, wanted: Array) -> Array:
+        """Seconds of all steps after the first token at each of the counts that are wanted, added up as `latency` does.
 
-    def _seconds(self, deployment: Deployment, key: Key, points: tuple[int, ...], operators: list[Operator]) -> Array:
-        """Seconds of a pass at each point; NaN where it is no decode step and the GPU gives no matrix peak for it."""
+        Points stand as [counts, contexts], BLOCK of them at a time.
+        """
         import numpy as np
 
-        if deployment.calibration:
-            from kvcalc.timing.steps import pass_seconds
+        total = np.zeros(self.counts.shape)
+        for contexts in blocks_of(lengths.prompt + 1, lengths.context):
+            several = max(1, BLOCK // len(contexts))
+            for at in range(0, len(total), several):
+                here = slice(at, at + several)
+                if wanted[here].any():
+                    each = self._block(deployment, contexts, self.counts[here])
+                    total[here] += each.sum(axis=1) if each.shape[1] > 1 else len(contexts) * each[:, 0]
+        return total
 
-            found = pass_seconds(operators, deployment.gpu, deployment.calibration, deployment.routing)
-            return np.broadcast_to(np.asarray(found, dtype=float), points)
-        known = deployment.ranks.per_node, *key
+    def _block(self, deployment: Deployment, contexts: Array, counts: Array) -> Array:
+        """Seconds of steps as [counts, contexts], or [counts, 1] where no figure changes with the context."""
+        key = "steps", float(counts[0]), len(counts), float(contexts[0]), len(contexts)
+        return self._seconds(deployment, key, Batch.decode(contexts[None, :], counts[:, None]))
+
+    def _seconds(self, deployment: Deployment, key: Key, batch: Batch, all_positions: bool = False) -> Array:
+        """Seconds of a pass at each point; NaN where it is no decode step and the GPU gives no matrix peak for it.
+
+        Points have as many axes as the batch has, along which its figures change.
+        """
+        import numpy as np
+
+        model, gpu, precision, ranks = deployment.model, deployment.gpu, deployment.precision, deployment.ranks
+        if gpu.name != self._gpu:
+            self._kernels.clear()
+            self._gpu = gpu.name
+        known = ranks.near(ranks.tp * ranks.dp), *key
+        if len(self._operators) > MOST_KEPT and known not in self._operators:
+            for kept in (self._operators, self._stacks, self._kernels):
+                kept.clear()
+        if known not in self._operators:
+            self._operators[known] = through_layers(model, batch, precision, ranks, deployment.mla_form, all_positions)
+        layers, sends = self._operators[known], between_stages(model, batch, precision, ranks)
+        if deployment.calibration:
+            laws = gpu, deployment.calibration, deployment.routing
+            return np.atleast_1d(self._predicted(known, layers, sends, *laws))
         if known not in self._stacks:
-            self._stacks[known] = Stack(operators, points)
-        stack, decodes = self._stacks[known], key[0] not in ("prefill", "verify")
-        if not decodes and not stack.computes(deployment.gpu):
-            return np.full(points, np.nan)
-        seconds: Array = stack.seconds(deployment.gpu, memory_alone=decodes)
-        return seconds
+            self._stacks[known] = Stack(layers)
+        stack = self._stacks[known]
+        if not batch.decodes and not stack.computes(gpu):
+            return np.full(stack.points or 1, np.nan)
+        if known not in self._kernels:
+            self._kernels[known] = stack.seconds(gpu, batch.decodes)
+        sent = roofline(sends, gpu, batch.decodes)
+        return np.atleast_1d(sum((placed.seconds for placed in sent), self._kernels[known]))
+
+    def _predicted(
+        self, known: Key, layers: list[Operator], sends: list[Operator], gpu: Gpu, calibration: Calibration, routing: Routing
+    ) -> Array:
+        """Seconds under a calibration, as `pass_seconds` has them."""
+        from kvcalc.timing.steps import engine_seconds, kernel_seconds
+
+        if known not in self._kernels:
+            self._kernels[known] = kernel_seconds(layers, gpu, calibration, routing)
+        kernels = kernel_seconds(sends, gpu, calibration, routing, self._kernels[known])
+        return kernels + engine_seconds([*layers, *sends], calibration, kernels)

@@ -14,9 +14,8 @@ from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import ONE_GPU, Parallelism
 from kvcalc.library.load import load_gpu
 from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
-from kvcalc.model.operators import forward, total
-from kvcalc.model.pipeline import check, stages
-from kvcalc.model.precision import PUBLISHED, Precision, formats_of, stored_as
+from kvcalc.model.operators import between_stages, forward, through_layers, total
+from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.spec import Model
 from kvcalc.timing.nodes import nodes_of, spread_over
 from kvcalc.timing.routing import BALANCED, Routing
@@ -103,18 +102,10 @@ class Deployment(msgspec.Struct, frozen=True):
         return forward(self.model, batch, self.precision, self.ranks, self.mla_form, all_positions, stage)
 
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
-        """The operators of a pass, of all stages one after the other."""
-        if self.parallelism.pp == 1:
-            return list(self.stage_operators(batch, None, all_positions))
-        check(self.model, self.parallelism)
-        alike: dict[object, tuple[Operator, ...]] = {}  # stages of the same layers, but for the first and the last
-        found: list[Operator] = []
-        for stage in stages(stored_as(self.model, self.precision), self.parallelism.pp):
-            key = (*stage.counts.values(), stage.first, stage.last)
-            if key not in alike:
-                alike[key] = self.stage_operators(batch, stage.number, all_positions)
-            found += alike[key]
-        return found
+        """The operators of a pass through all stages."""
+        ranks = self.ranks
+        passed = through_layers(self.model, batch, self.precision, ranks, self.mla_form, all_positions)
+        return passed + between_stages(self.model, batch, self.precision, ranks)
 
     def placed(self, batch: Batch) -> list[Placed]:
         """One pass under the roof as one GPU sees it: of pipeline stages the slowest. For whole numbers, not arrays."""

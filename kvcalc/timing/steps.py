@@ -131,7 +131,15 @@ def summed_time(operators: Sequence[Operator], timed: Sequence[Timed], calibrati
 
 def pass_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED) -> Any:
     """The seconds of `pass_time`."""
-    return pass_time(operators, gpu, calibration, routing).seconds
+    kernels = kernel_seconds(operators, gpu, calibration, routing)
+    return kernels + engine_seconds(operators, calibration, kernels)
+
+
+def kernel_seconds(
+    operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED, before: Any = 0.0
+) -> Any:
+    """Seconds of operators, one after the other, added to what those `before` them take."""
+    return sum((t.seconds for t in operator_seconds(operators, gpu, calibration, routing)), before)
 
 
 class Host(NamedTuple):

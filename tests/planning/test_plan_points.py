@@ -58,7 +58,10 @@ def test_random_points_are_what_fit_latency_and_roofline_say(model: str) -> None
         Need(rate=chance.uniform(0.1, 20), input_len=chance.randint(1, 3000), output_len=2),
     ]
     cache, tp, pp = chance.choice(["auto", "fp8"]), chance.choice([1, 2, 8]), chance.randint(1, 3)
-    for gpus, space in (("h200", {"tp": (tp,), "pp": (1,), "dp": (1,)}), ("mi300x rtx-4090 b200", {"tp": (1, 8), "pp": (pp,)})):
+    for gpus, space in (
+        ("h200", {"tp": (tp,), "pp": (1, pp), "dp": (1,)}),
+        ("mi300x rtx-4090 b200", {"tp": (1, 8), "pp": (pp,)}),
+    ):
         found = blocks(needs, model, gpus, precisions=(Precision(kv_cache_dtype=cache),), max_gpus=24, **space)
         points = [(block, at) for block in found for at in range(len(block.counts))]
         held = [(block, at) for block, at in points if block.failing[at] != MEMORY]

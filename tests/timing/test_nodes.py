@@ -116,3 +116,19 @@ def test_the_parallelism_that_was_asked_for_stays() -> None:
     d = Deployment(LLAMA, H100, parallelism=Parallelism(tp=16))
     assert d.parallelism == Parallelism(tp=16) and d.ranks == Parallelism(tp=16, per_node=8)
     assert "per_node" not in repr(d)
+
+
+@pytest.mark.parametrize(("name", "gpu", "tp"), [("llama-3.1-70b", "h100", 2), ("deepseek-v3.2", "gb200", 4)])
+def test_stages_add_what_they_hand_on_and_take_nothing_away(name: str, gpu: str, tp: int) -> None:
+    """All layers run, whatever the stages: [16, D] in bf16 over the link, and a launch of 1.5 µs, for each further stage."""
+    step, width = Batch.decode(8192, 16), load_model(name).hidden_size
+    one, two, four = (deploy(name, gpu, tp=tp, pp=pp).under("vllm").seconds(step) for pp in (1, 2, 4))
+    each = 16 * width * 2 / load_gpu(gpu).link + 1.5e-6
+    assert two - one == pytest.approx(each, abs=1e-12)
+    assert four - one == pytest.approx(3 * each, abs=1e-12)
+
+
+def test_what_crosses_nodes_is_counted_by_the_stage_that_hands_it_on() -> None:
+    """tp 4, 8 GPUs a node: of four stages the second alone hands on to another node."""
+    sends = [o for o in deploy("llama-3.1-70b", "h100", tp=4, pp=4).operators(Batch.decode(4096)) if o.name == "send"]
+    assert [(o.count, o.cost.network_bytes, o.cost.inter_node_bytes) for o in sends] == [(2, 16_384, 0), (1, 16_384, 16_384)]
