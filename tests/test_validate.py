@@ -288,16 +288,22 @@ def test_predictions_that_are_refused_half_way_leave_no_file(kvcalc: Run, tmp_pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.csv", "gemm.csv"]
 
 
-LAYERS = "gpu,framework,model,layer,dtype,batch,query_len,kv_len,tp_size,ep_size,time_us\n"
+LAYERS = "gpu,framework,model,layer,dtype,kv_cache_dtype,batch,query_len,kv_len,tp_size,ep_size,time_us\n"
 
 
 @pytest.mark.parametrize(
     ("model", "layer", "kind", "asked", "shape"),
     [
-        ("meta-llama/Llama-3.1-8B", "", "full", "--batch-size 64 --context 4k", "64,1,4096,,"),
-        ("Qwen/Qwen3-8B", "full", "full", "--phase prefill --context 8k --tp 2", "1,8192,8192,2,"),
-        ("deepseek-ai/DeepSeek-V3", "", "moe", "--batch-size 16 --context 4k --tp 8 --ep 8", "16,1,4096,8,8"),
-        ("deepseek-ai/DeepSeek-V3", "dense", "dense", "--batch 2x500@1500 --tp 8", "2,500,1500,8,1"),
+        ("meta-llama/Llama-3.1-8B", "", "full", "--batch-size 64 --context 4k", "bfloat16,,64,1,4096,,"),
+        ("Qwen/Qwen3-8B", "full", "full", "--phase prefill --context 8k --tp 2 --quantization fp8", "fp8,,1,8192,8192,2,"),
+        ("deepseek-ai/DeepSeek-V3", "", "moe", "--batch-size 16 --context 4k --tp 8 --ep 8", "fp8_block,,16,1,4096,8,8"),
+        (
+            "deepseek-ai/DeepSeek-V3",
+            "dense",
+            "dense",
+            "--batch 2x500@1500 --tp 8 --kv-cache-dtype fp8 --dtype bf16",
+            "bfloat16,fp8,2,500,1500,8,1",
+        ),
     ],
 )
 @pytest.mark.parametrize("stack", ["sglang", "datasheet"])
@@ -309,7 +315,7 @@ def test_a_layer_is_the_sum_of_its_operators(
     operators = kvcalc(f"roofline {name} --gpu h200 --stack {stack} {asked} --format json").records
     mine = [r for r in operators if r["layer"] == kind]
     times = {"full": {"llama-3.1-8b": 32, "qwen3-8b": 36}.get(name), "moe": 58, "dense": 3}[kind]
-    path = written(tmp_path, LAYERS + f"h200_sxm,{stack},{model},{layer},bfloat16,{shape},100\n", "layer.csv")
+    path = written(tmp_path, LAYERS + f"h200_sxm,{stack},{model},{layer},{shape},100\n", "layer.csv")
     (record,) = kvcalc("validate", str(path), "--format", "json").records
     column = "time_s" if stack == "sglang" else "roofline_s"
     assert record["median_ratio"] == pytest.approx(sum(r[column] for r in mine) / times * 1e4, rel=1e-12)
@@ -319,21 +325,24 @@ def test_a_layer_is_the_sum_of_its_operators(
 @pytest.mark.parametrize(
     ("cells", "why"),
     [
-        ("Qwen/Qwen3-8B,local,bfloat16,1,1,8", "qwen3-8b has no layer 'local' but full"),
-        ("Qwen/Qwen3-8B,,bfloat16,1,9,8", "query_len 9 is more than kv_len 8"),
-        ("nobody/none,,bfloat16,1,1,8", "model 'nobody/none' is no preset"),
-        (",,bfloat16,1,1,8", "model is empty"),
+        ("Qwen/Qwen3-8B,local,bfloat16,,1,1,8", "qwen3-8b has no layer 'local' but full"),
+        ("Qwen/Qwen3-8B,,bfloat16,,1,9,8", "query_len 9 is more than kv_len 8"),
+        ("nobody/none,,bfloat16,,1,1,8", "model 'nobody/none' is no preset"),
+        (",,bfloat16,,1,1,8", "model is empty"),
     ],
 )
 def test_a_layer_that_no_model_has_is_a_broken_row(kvcalc: Run, tmp_path: Path, cells: str, why: str) -> None:
-    good = "h100,vllm,Qwen/Qwen3-8B,,bfloat16,1,1,8,,,100\n"
+    good = "h100,vllm,Qwen/Qwen3-8B,,bfloat16,,1,1,8,,,100\n"
     path = written(tmp_path, LAYERS + good + f"h100,vllm,{cells},,,100\n", "layer.csv")
     result = kvcalc("validate", str(path), "--format", "json")
     assert [r["rows"] for r in result.records] == [1]
     assert f"1 row cannot be read (line 3: {why}" in result.err
 
 
-def test_ranks_that_do_not_divide_a_layer_leave_it_unpredicted(kvcalc: Run, tmp_path: Path) -> None:
-    path = written(tmp_path, LAYERS + "h100,vllm,Qwen/Qwen3-8B,,bfloat16,1,1,8,7,,100\n", "layer.csv")
+@pytest.mark.parametrize(
+    "shape", ["bfloat16,,1,1,8,7,", "odd4,,1,1,8,,", "bfloat16,odd4,1,1,8,,", "bfloat16,,1,1,8,8,1000000000"]
+)
+def test_a_layer_of_unknown_formats_or_impossible_ranks_is_not_predicted(kvcalc: Run, tmp_path: Path, shape: str) -> None:
+    path = written(tmp_path, LAYERS + f"h100,vllm,Qwen/Qwen3-8B,,{shape},100\n", "layer.csv")
     (record,) = kvcalc("validate", str(path), "--format", "json").records
     assert (record["rows"], record["predicted_rows"], record["median_abs_error"]) == (1, 0, None)

@@ -21,7 +21,7 @@ from kvcalc.timing.rows import MeasuredRow
 from kvcalc.timing.served import served_model
 from kvcalc.timing.steps import operator_seconds
 
-_FP8 = {"fp8": "fp8", "fp8_block": "fp8_block128"}
+_NAMES = {"fp8_block": "fp8_block128"}
 _UNKNOWN = float("nan"), float("nan")
 
 
@@ -50,8 +50,17 @@ def layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> tup
 
 def _asked(row: MeasuredRow, model: Model) -> _Asked:
     batch, query, length, tp, ep = (int(x) for x in row.shape)
-    quantized = "" if model.quantization else _FP8.get(row.dtype, "")
-    how = Precision(quantization=quantized, kv_cache_dtype="fp8" if row.cache.startswith("fp8") else "auto")
-    found = forward(model, Batch.prefill(query, batch, length - query), how, Parallelism(tp=max(1, tp), ep=max(1, ep)))
+    ranks = Parallelism(tp=max(1, tp), ep=max(1, ep))
+    found = forward(model, Batch.prefill(query, batch, length - query), _stored(row, model), ranks)
     operators = [operator for operator in found if operator.layer == row.kernel]
     return _Asked(operators, model.counts[row.kernel], query == 1)
+
+
+def _stored(row: MeasuredRow, model: Model) -> Precision:
+    """The formats of a row: as published where that is what its dtype names, else all matrices in it."""
+    name, cache = _NAMES.get(row.dtype, row.dtype), row.cache or "auto"
+    if name in {scheme.format for scheme in model.quantization}:
+        return Precision(kv_cache_dtype=cache)
+    if name == "bfloat16":
+        return Precision("bf16", cache)
+    return Precision(kv_cache_dtype=cache, quantization=name)
