@@ -1,5 +1,6 @@
 """`--explain` on every command: formulas whose numbers are the record's, and whose result is the figure."""
 
+import json
 import re
 from pathlib import Path
 
@@ -94,3 +95,62 @@ def test_the_smallest_is_said_of_several_gpus_alone(kvcalc: Run) -> None:
     line = "fit llama-3.1-8b --context 32k --kv-cache-dtype bf16,fp8"
     assert "the smallest that holds" not in kvcalc(line).joined
     assert "; the smallest that holds 1 × 32,768 tokens" in kvcalc(f"{line} --gpu h100,h200").joined
+
+
+XLNET = {
+    "model_type": "xlnet", "d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128, "vocab_size": 99, "d_head": 16,
+    "mem_len": 9999,
+}  # fmt: skip
+PASSES = {
+    "roofline deepseek-v3 --gpu h200 --tp 8 --phase prefill --mla-form expanded --context 1k --batch-size 3": (3, 1024),
+    "roofline deepseek-v3 --gpu h200 --tp 8 --phase decode --context 1k --batch-size 4 --dp 2": (2, 1024),
+    "roofline recurrentgemma-2b --batch-size 3 --context 500": (3, 500),
+    "roofline {xlnet} --batch-size 3 --context 500": (3, 500),
+}
+
+
+@pytest.mark.parametrize("line", PASSES, ids=[" ".join(line.split()[1:4:2]) for line in PASSES])
+def test_products_of_a_pass_come_to_their_figures(kvcalc: Run, tmp_path: Path, line: str) -> None:
+    """B and B·S are what they say on one rank, and 2·m·k·n and bytes·m·(k + n) the figures behind them."""
+    (tmp_path / "config.json").write_text(json.dumps(XLNET))
+    batch, context = PASSES[line]
+    names = {"B": batch, "B·S": batch * context}
+    seen = 0
+    lines = kvcalc(line.format(xlnet=tmp_path) + " --explain").out.splitlines()
+    for at, text in enumerate(lines):
+        if sizes := re.search(r"m = (\S+) = ([\d,.]+), k = .* = ([\d,]+), n = .* = ([\d,.]+)$", text):
+            m, k, n = (float(size.replace(",", "")) for size in sizes.groups()[1:])
+            assert names.get(sizes[1], m) == m
+            flops = re.search(r"= ([\d,]+)$", lines[at + 1])
+            assert flops and int(flops[1].replace(",", "")) == 2 * m * k * n
+            for element, form, moved in re.findall(r"activations (\d) bytes·m·(\(k \+ n\)|n) = ([\d,]+)", lines[at + 2]):
+                assert int(moved.replace(",", "")) == int(element) * m * (n if form == "n" else k + n)
+                seen += 1
+    assert seen > 3
+
+
+# Of an H100's 85,017,755,648 B, 0.7 GiB of context and, with two GPUs, 2 GiB of collectives' buffers stand before the weights.
+FREE = 85_017_755_648 - 7 * 2**30 // 10 - 2 * 2**30
+
+
+@pytest.mark.parametrize(("engine", "share"), [("sglang", "0.827"), ("trtllm", "0.9")])
+def test_a_share_of_free_memory_is_worked_out(kvcalc: Run, engine: str, share: str) -> None:
+    line = f"fit llama-3.1-8b --gpu h100 --tp 2 --max-model-len 8k --engine {engine}"
+    record = kvcalc(f"{line} --format json").records[0]
+    first, second, *_ = kvcalc(f"{line} --explain").out.partition("may use\n")[2].splitlines()
+    assert first.strip().startswith("of 85,017,755,648 B (79.18 GiB) free before the weights: 85,017,755,648 − ")
+    assert first.split(" = ")[1].startswith(f"{FREE:,} B")
+    if engine == "sglang":
+        assert second.startswith(f"   {share} of the free memory = {int(FREE * float(share)):,} B")
+    else:
+        terms = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
+        whole = terms + int((FREE - terms) * 0.9)
+        assert second.startswith(f"   the terms below, {terms:,}, and 0.9 of the remaining {FREE - terms:,} = {whole:,} B")
+        assert record["share_bytes"] == whole
+
+
+def test_nothing_remains_beside_weights_that_are_too_large(kvcalc: Run) -> None:
+    line = "fit llama-3.1-405b --gpu h100 --engine trtllm"
+    record = kvcalc(f"{line} --format json").records[0]
+    terms = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
+    assert f"\n   nothing of it remains beside the terms below, {terms:,} B" in kvcalc(f"{line} --explain").out

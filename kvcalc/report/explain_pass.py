@@ -1,6 +1,6 @@
 """`roofline --explain`: every operation with its shape, its FLOPs and bytes as formulas with the numbers put in."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvcalc.gpu.roof import Placed
 from kvcalc.layers.batch import Batch
@@ -24,8 +24,9 @@ def explain_roofline(deployment: Deployment, batch: Batch, placed: list[Placed])
     if deployment.parallelism.gpus > 1:
         lines.append("n, k and heads are this GPU's share of the letters")
     lines.append("")
+    tokens = _tokens(batch, deployment.parallelism.dp)
     for one in placed:
-        lines += _operation(model, one, element, _tokens(batch))
+        lines += _operation(model, one, element, tokens)
     return "\n".join(lines) + "\n"
 
 
@@ -36,20 +37,27 @@ def _batch(batch: Batch) -> str:
     )
 
 
-def _tokens(batch: Batch) -> str:
-    """The rows of a product in letters: B of a decode, B·S of a prefill, T where groups are mixed."""
+class _Tokens(NamedTuple):
+    """The new tokens of a batch on one rank, in letters: B of a decode, B·S of a prefill, T where groups are mixed."""
+
+    letters: str
+    count: Any
+
+
+def _tokens(batch: Batch, dp: int) -> _Tokens:
     (first, *more) = batch.groups
-    return "T" if more or not isinstance(first.new, int) else "B" if first.new == 1 else "B·S"
+    letters = "T" if more or not isinstance(first.new, int) else "B" if first.new == 1 else "B·S"
+    return _Tokens(letters, sum(-(-g.count // dp) * g.new for g in batch.groups))
 
 
-def _operation(model: Model, one: Placed, element: int, tokens: str) -> list[str]:
+def _operation(model: Model, one: Placed, element: int, tokens: _Tokens) -> list[str]:
     operator, cost = one.operator, one.operator.cost
     where = f" ({operator.layer})" if operator.layer else ""
     head = f"{operator.name}{where} × {operator.count}"
     if isinstance(operator.shape, GemmShape):
         body = _product(model, operator, operator.shape, element, tokens)
     elif isinstance(operator.shape, AttentionShape):
-        body = _attention(operator, operator.shape, element, tokens)
+        body = _attention(operator, operator.shape, element, tokens.letters)
     elif isinstance(operator.shape, ExpertsShape):
         body = _experts(operator, operator.shape)
     else:
@@ -60,15 +68,17 @@ def _operation(model: Model, one: Placed, element: int, tokens: str) -> list[str
     return [head, *(f"    {line}" for line in body), f"    {rate}: {one.bound}-bound, at least {seconds(each)}", ""]
 
 
-def _product(model: Model, operator: Operator, shape: GemmShape, element: int, tokens: str) -> list[str]:
-    rows, inner, columns = _letters(model, operator, tokens)
+def _product(model: Model, operator: Operator, shape: GemmShape, element: int, tokens: _Tokens) -> list[str]:
+    rows, inner, columns = _letters(model, operator, tokens.letters if shape.m == tokens.count else "rows")
     cost, wide = operator.cost, f"({columns})" if "+" in columns else columns
     m, n = _whole(shape.m), _whole(shape.n)
     lines = [f"x[m, k] · W[k, n], m = {rows} = {m}, k = {inner} = {shape.k:,}, n = {columns} = {n}"]
     deep = f"({inner})" if "+" in inner else inner
     lines.append(f"FLOPs = 2·m·k·n = 2·{rows}·{deep}·{wide} = 2·{m}·{shape.k:,}·{n} = {cost.flops:,}")
     stored = f"{shape.stored:g} B a weight, scales included"
-    parts = [f"weights {cost.weight_bytes:,} ({stored})", f"activations {element} bytes·m·(k + n) = {cost.activation_bytes:,}"]
+    moved = {"m·(k + n)": shape.m * (shape.k + shape.n), "m·n": shape.m * shape.n}
+    formula = next((f"{element} bytes·{f} = " for f, count in moved.items() if element * count == cost.activation_bytes), "")
+    parts = [f"weights {cost.weight_bytes:,} ({stored})", f"activations {formula}{cost.activation_bytes:,}"]
     parts += [f"cache {cost.cache_bytes:,}"] if cost.cache_bytes else []
     return [*lines, f"bytes = {' + '.join(parts)} = {cost.bytes:,}"]
 
@@ -86,7 +96,7 @@ def _experts(operator: Operator, shape: ExpertsShape) -> list[str]:
 
 
 def _letters(model: Model, operator: Operator, tokens: str) -> tuple[str, str, str]:
-    """(m, k, n) of a product in letters; plain words where its part has none."""
+    """(m, k, n) of a product in letters; plain words where its part has none, and where its rows are not the new tokens."""
     if operator.name == "lm_head":
         return "B", "D", "V"
     rows = f"{tokens}·k ÷ experts" if operator.experts else tokens

@@ -10,7 +10,7 @@ from kvcalc.report.fit_sentence import said_first
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.placement import placement_lines
 from kvcalc.report.shell import CommandLine
-from kvcalc.report.tables import integer, seconds
+from kvcalc.report.tables import integer
 from kvcalc.units import format_bytes
 
 COLUMNS = (
@@ -98,7 +98,7 @@ def _varied(records: Sequence[dict[str, Any]], key: str) -> bool:
 def assumptions_line(records: Sequence[dict[str, Any]]) -> str:
     """What the figures were computed under; what varies stands in the rows."""
     first = records[0]
-    counts = [] if _varied(records, "requested_num_seqs") else [_sequences(first["requested_num_seqs"])]
+    counts = [] if _varied(records, "requested_num_seqs") else [sequences_of(first["requested_num_seqs"])]
     tokens = [] if _varied(records, "requested_model_len") else [f"{first['requested_model_len']:,} tokens"]
     words = [" of ".join(counts + tokens)] if counts or tokens else []
     words.append(f"{first['gpu_memory_utilization']:g} of {first['utilization_of']} memory")
@@ -113,7 +113,7 @@ def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
     lines += [CommandLine(first["command"])] if first["command"] else []
     for record in records:
         if len(record["breakpoints"]) > 1 or record is first:
-            lines += _cost(record)
+            lines += cost_lines(record)
             break
     lines += [f"waste of {name}: {first[key]:.1%}" for name, key in FRAGMENTS if first.get(key) is not None]
     lines += placement_lines(found[0], first)
@@ -132,7 +132,8 @@ def _granted(found: Fit) -> str:
     return f"{gpu.name}: its system lets the GPU hold {held} of {there} unless told otherwise" if gpu.usable_share else ""
 
 
-def _cost(record: dict[str, Any]) -> list[str]:
+def cost_lines(record: dict[str, Any]) -> list[str]:
+    """What one sequence takes, from each breakpoint on."""
     lines = []
     for piece in record["breakpoints"]:
         slope = piece["bytes_per_token"]
@@ -156,86 +157,6 @@ def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> Table:
     return Table(rows, columns, said_first(rows, found), notes(records, found))
 
 
-def explain_fit(found: Fit, record: dict[str, Any]) -> str:
-    """The whole budget as a worked exercise, from the GPU's memory to sequences."""
-    b, plan, length = found.budget, found.plan, found.length
-    lines = [f"{record['model']} on {record['gpus']}× {record['gpu']}, engine {record['engine']}"]
-    if found.ranks.pp > 1:
-        lines.append(f"pipeline stage {found.stage} of {found.ranks.pp} decides")
-    lines += ["", "1. What the process may use"]
-    lines.append(
-        f"   {found.utilization:g} of the {found.of} memory of {b.memory:,} B ({format_bytes(b.memory)}) = {_b(b.share)}"
-    )
-    lines += _terms(found, record)
-    lines += ["", "3. The budget for the cache"]
-    if b.outside:
-        lines.append("   activations and overhead lie in the rest of the memory, outside this share")
-        lines.append(f"   {b.share:,} − {b.weights:,} = {_b(b.cache)}")
-    else:
-        lines.append(f"   {b.share:,} − {b.weights:,} − {b.activation:,} − {b.overhead:,} = {_b(b.cache)}")
-    if found.engine.ranged and not found.given:
-        ends = " to ".join(format_bytes(found.budget_at(end)) for end in ("low", "high"))
-        lines.append(f"   the range of its terms: {ends}; the {found.end} answers")
-    if found.kv_budget != b.cache:
-        lines.append(f"   given or bounded instead: {_b(found.kv_budget)}")
-    lines += ["", f"4. What the engine makes of it (cache in {record['kv_cache_dtype']})"]
-    lines += [f"   {line}" for line in plan.describe(length)]
-    lines += _capacity(found, record)
-    return "\n".join(lines) + "\n"
-
-
-def _terms(found: Fit, record: dict[str, Any]) -> list[str]:
-    """What stands beside the cache, name by name."""
-    terms, peak = found.terms, f", of the {found.terms.peak}" if found.terms.peak else ""
-    lines = ["", "2. What stands beside the cache", f"   weights of the language model ({record['dtype']}): {_b(terms.language)}"]
-    lines += [f"   in the host's memory instead: {_b(terms.host)}"] if terms.host else []
-    lines += [f"   {name}: {_b(size)}" for name, size in terms.extra.items()]
-    lines.append(f"   activations of a pass of {found.settings.max_num_batched_tokens:,} tokens{peak}: {_b(terms.activation)}")
-    return [*lines, *(f"   {name}: {_b(size)}" for name, size in terms.overhead.items())]
-
-
-def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
-    plan, length, cache = found.plan, found.length, found.kv_budget
-    lines = []
-    if record["num_blocks"] is not None:
-        lines.append(f"   num_blocks = {cache:,} ÷ {plan.bytes_per_block:,} = {record['num_blocks']:,}")
-        lines.append(f"   blocks_per_request at {length:,} tokens = {record['blocks_per_request']:,}")
-    lines.append(f"   max_concurrency = {record['max_concurrency']:.4f}; kv_tokens = {record['kv_tokens']:,}")
-    lines += ["", "5. One sequence"]
-    lines += [f"   {line}" for line in _cost(record)]
-    stored, sequences = found.content.needed(1, length), found.sequences // found.ranks.dp
-    there = plan.parts(1, length).get("host_cache_bytes", 0)
-    beside = f", and {_b(there)} in the host's memory" if there else ""
-    lines.append(f"   content at {length:,} tokens: {_b(stored)}; the engine holds {_b(plan.needed(1, length))} for it{beside}")
-    lines.append(f"   a decode step reads {_b(found.content.step_read(length))} of it")
-    lines += ["", "6. What fits"]
-    ends = ((sequences, "within"), (sequences + 1, "over"))
-    for count, word in ends:
-        need = plan.needed(count, length, found.options.shared_prefix)
-        lines.append(f"   {_sequences(count)} of {length:,} tokens need {need:,} B, {word} {plan.pool(cache):,} B")
-    longest = found.longest
-    asked = _sequences(found.options.wanted)
-    lines.append(f"   longest context of {asked} at once: " + ("no limit" if longest is None else f"{longest:,} tokens"))
-    least = record["needed_utilization"]
-    share = "no share of the memory" if least is None else f"a share of {least:g}"
-    lines.append(f"   {asked} of {length:,} tokens: {_b(record['needed_kv_cache_memory_bytes'])} for the cache, {share}")
-    sent, time = record["transfer_bytes"], record["transfer_s"]
-    lines += ["", "7. Links"]
-    lines.append(
-        f"   prefill and decode on separate GPUs: {_b(sent)} per sequence" + (f", {seconds(time)} at least" if time else "")
-    )
-    if record.get("offload_num_seqs") is not None:
-        step = record["offload_step_s"]
-        lines.append(
-            f"   in host memory {_sequences(record['offload_num_seqs'])} more; a step over them moves "
-            f"{_b(record['offload_step_bytes'])}" + (f", {seconds(step)} at least" if step else "")
-        )
-    return lines
-
-
-def _b(size: int) -> str:
-    return f"{size:,} B ({format_bytes(size)})"
-
-
-def _sequences(count: int) -> str:
+def sequences_of(count: int) -> str:
+    """So many of them, in words."""
     return f"{count:,} sequence" + "s" * (count != 1)
