@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvcalc.cli.engines import engine_names, with_names
 from kvcalc.errors import UserError, nearest
 
 VARIABLE = "_KVCALC_COMPLETE"
@@ -119,7 +120,7 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "kv_cache_dtype": _cache_dtypes,
     "quantization": _quantizations,
     "style": _styles,
-    "engine": _words("none", "vllm", "sglang", "trtllm", "llama.cpp"),
+    "engine": engine_names,
     "variants": _words("none", "mha", "mqa", "gqa:8", "mla", "dsa", "window:4096", "evict:4096", "hybrid:5/window:4096", "cla:2"),
     "phase": _words("decode", "prefill"),
     "measure phase": _words("decode", "prefill", "both"),
@@ -170,7 +171,7 @@ def _is_flag(parameter: Any) -> bool:
 def _options(parameters: list[Any], args: list[str], typed: str) -> list[Word]:
     """Options that were not given yet, or may be given again."""
     fresh = [p for p in parameters if p.param_type_name == "option" and (p.multiple or not {*p.opts} & {*args})]
-    named = [Word(name, p.help or "") for p in fresh for name in [*p.opts, *p.secondary_opts]]
+    named = [Word(name, with_names(p.help or "")) for p in fresh for name in [*p.opts, *p.secondary_opts]]
     whole = "-" if typed in ("-", "--") else typed
     return [w for w in [*named, Word("--help", FLAGS["--help"])] if w.text.startswith(whole) and w.text.startswith("--")]
 

@@ -53,7 +53,7 @@ class EngineOptions(Group, frozen=True):
     budget: Annotated[
         str, typer.Option("--budget", help="End of the range that answers: low, middle or high; low with --require.")
     ] = ""
-    engine: Annotated[str, _engine("--engine", help="none (content), vllm, sglang, trtllm or llama.cpp; a list.")] = "none"
+    engine: Annotated[str, _engine("--engine", help="none (content), {engines}; a list.")] = "none"
     engine_version: Annotated[str, _engine("--engine-version", help="0.11, 0.11.2 or latest.")] = ""
     enforce_eager: Annotated[bool, _engine("--enforce-eager", help="No CUDA graphs, nothing compiled.")] = False
     max_loras: Annotated[int, _engine("--max-loras", help="Slots for adapters.")] = 0

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvcalc.cli.commands import COMMANDS, parameters_of
+from kvcalc.cli.engines import with_names
 from kvcalc.report.layout import wrapped
 
 ABOUT = "How big is the KV cache, what does it cost to read, and what will this GPU do with it?"
@@ -205,4 +206,5 @@ def word_of(parameter: Any) -> str:
 def meaning_of(option: Any) -> str:
     default = getattr(option.default, "value", option.default)
     shown = option.show_default and not option.is_flag and default not in (None, "", 0, []) and default == default
-    return f"{option.help or ''} [{default}]" if shown and default != float("inf") else option.help or ""
+    meaning = with_names(option.help or "")
+    return f"{meaning} [{default}]" if shown and default != float("inf") else meaning

@@ -51,7 +51,7 @@ class SpaceOptions(Group, frozen=True):
     dtype: o.Dtype = "auto"
     kv_cache_dtype: o.CacheDtype = "auto"
     quantization: o.Quant = ""
-    engine: Annotated[str, _space("--engine", help="none, vllm, sglang, trtllm or llama.cpp.")] = "vllm"
+    engine: Annotated[str, _space("--engine", help="none, {engines}.")] = "vllm"
     engine_version: Annotated[str, _space("--engine-version", help="0.11, 0.11.2 or latest.", show_default=False)] = ""
     gpu_memory_utilization: Annotated[
         str, _space("--gpu-memory-utilization", help="Share of the memory; the engine's own by default.", show_default=False)

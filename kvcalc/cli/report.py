@@ -17,7 +17,7 @@ def run(
     output: Annotated[str, typer.Option("--output", "-o", help="The page; - prints it.")] = "report.html",
     context: Annotated[str, typer.Option("--context", help="Tokens of each user: 32k.")] = "8192",
     users: Annotated[int, typer.Option("--users", help="Sequences at once.")] = 8,
-    engine: Annotated[str, typer.Option("--engine", help="none (content), vllm, sglang, trtllm or llama.cpp.")] = "vllm",
+    engine: Annotated[str, typer.Option("--engine", help="none (content), {engines}.")] = "vllm",
     deploying: Deploying,
     explain: o.Explain = False,
 ) -> None:
