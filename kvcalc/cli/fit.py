@@ -171,7 +171,7 @@ def run(
     """What fits on these GPUs, and what an engine really allocates."""
     from kvcalc.capacity.fragmentation import read_lengths
     from kvcalc.capacity.record import Typed, fit_record, smallest_first
-    from kvcalc.report.explain_fit import explain_fit
+    from kvcalc.report.explain_budget import explain_fit
     from kvcalc.report.fit import fit_table, memory_chart
 
     points, words, told = points_of(models, gpu=gpu, memory=memory, asked=asked, formats=formats, set_=set_, ranks=ranks)

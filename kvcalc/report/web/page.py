@@ -19,7 +19,7 @@ from kvcalc.planning.variants import variant
 from kvcalc.report.chart import Chart
 from kvcalc.report.comparison import compare_chart, compare_tables
 from kvcalc.report.explain import explain_size
-from kvcalc.report.explain_fit import explain_fit
+from kvcalc.report.explain_budget import explain_fit
 from kvcalc.report.explain_pass import explain_roofline
 from kvcalc.report.figures_latency import latency_curve
 from kvcalc.report.fit import fit_table, memory_chart
