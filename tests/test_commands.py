@@ -147,8 +147,10 @@ def _options(draw: random.Random, engine: str, dp: int) -> Iterator[tuple[str, A
         "weight_bytes": (20 << 30,),
     }
     if engine != "llama.cpp":
-        menu |= {"gpu_memory_utilization": (0.85, 0.5), "enforce_eager": (True,), "max_loras": (2,), "max_lora_rank": (64,)}
+        menu |= {"gpu_memory_utilization": (0.85, 0.5), "enforce_eager": (True,)}
         menu |= {"cpu_offload_gb": (1.5,), "kv_cache_memory_bytes": (10**10,), "kv_offloading_bytes": (3 << 30, 10**9 + 1)}
+    if engine in ("vllm", "sglang"):
+        menu |= {"max_loras": (2,), "max_lora_rank": (64,)}
     if engine == "vllm":
         menu |= {"engine_version": ("0.11", "0.20"), "block_size": (32,), "hybrid": (False,), "max_in_flight_batches": (1, 2, 3)}
         menu |= {"mamba_cache_mode": ("align",), "mamba_ssm_cache_dtype": ("fp32",), "num_gpu_blocks_override": (500,)}

@@ -81,3 +81,11 @@ def test_what_is_needed_is_enough(states: States) -> None:
         needed = plan.needed(sequences, 50)
         assert all(plan.concurrency(n, 50) >= sequences for n in range(needed, needed + 400))
         assert all(plan.allocated(n, 1, 1) <= n for n in range(needed, needed + 400))
+
+
+def test_slots_of_adapters_stand_before_the_cache() -> None:
+    """Two slots of rank 8 for Llama-3.1-8B's matrices: q and o 4096 · 4096, k and v to 1024, gate, up and down 14,336 wide."""
+    widths = 32 * (2 * 2 * 4096 + 2 * (4096 + 1024) + 3 * (4096 + 14_336))
+    run = Deployment(load_model("llama-3.1-8b"), load_gpu("h100"))
+    terms = fit(run, FitOptions(engine="sglang", max_loras=2, max_lora_rank=8)).terms
+    assert terms.extra["LoRA slots"] == 2 * 2 * 8 * widths

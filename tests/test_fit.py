@@ -264,6 +264,9 @@ BAD = [
     ("--lengths lognormal:4,3", "no log-normal"), ("--dtype fp7", "unknown dtype"), ("--kv-cache-dtype fp7", "KV-cache dtype"),
     ("--budget lower", "unknown budget 'lower'"), ("--engine vllm --engine-version new", "unknown engine-version 'new'"),
     ("--max-loras -1", "max-loras -1"), ("--max-lora-rank 0", "max-lora-rank 0"), ("--engine-version 3", "no versions are known"),
+    ("--engine vllm --limit-mm-per-prompt imge=0", "unknown modality 'imge'. Did you mean image?"),
+    ("--engine trtllm --max-loras 2", "engine trtllm counts no max-loras. Engines that do: sglang, vllm"),
+    ("--engine sglang --limit-mm-per-prompt image=0", "engine sglang counts no limit-mm-per-prompt. Engines that do: vllm"),
     ("--limit-mm-per-prompt one", "is not a limit"), ("--limit-mm-per-prompt image=-1", "below 0"),
     ("--pp 33", "exceeds the 32 layers"), ("--plot x.gif", "should end in"), ("--mamba-ssm-cache-dtype fp7", "state dtype"),
 ]  # fmt: skip

@@ -150,7 +150,7 @@ def budget(
 
 def stated(start: Start, end: str, graphs: bool = True) -> Terms:
     """The model's own weights, what a pass needs, and the stated constants: no engine's own rules, and no range."""
-    inside, taken = overhead_bytes(graphs, start.ranks, start.of)
+    inside, taken = overhead_bytes(graphs and not start.eager, start.ranks, start.of)
     language = stage_weights(start.model, start.formats, start.ranks, start.stage)
     peak = activation_peak(start.model, start.precision, start.ranks, start.tokens, start.asked, start.stage)
     return Terms(language, start.beside, peak, {"libraries, graphs, collectives": inside}, taken)

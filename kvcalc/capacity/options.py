@@ -16,6 +16,7 @@ from kvcalc.units import MOST_TOKENS, parse_rate
 
 MOST_BYTES = 1 << 60
 CHOICES = {"mamba_cache_mode": ("none", "align"), "utilization_of": ("", *SHARES), "budget": ("", *ENDS)}
+MODALITIES = ("image", "video", "audio")
 STATE_DTYPES = ("auto", "fp32", "bf16", "fp16")
 
 
@@ -32,6 +33,12 @@ def _number(text: str, what: str) -> int:
         return int(text)
     except ValueError:
         raise UserError(f"{what} {text!r}: Expected `int`") from None
+
+
+class Items(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A limit as an object; sizes of items beside it are not modelled."""
+
+    count: int
 
 
 class FitOptions(EngineSettings, frozen=True):
@@ -111,9 +118,9 @@ class FitOptions(EngineSettings, frozen=True):
             raise UserError(
                 "weight-bytes are those on the GPU, and cpu-offload-gb takes nothing off them", hint="Give one of them"
             )
+        _ = self.images
         self._check_own()
         self.rules.release(self.engine_version)
-        _ = self.images
         if self.kv_cache_memory_bytes is not None:
             _whole("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1, MOST_BYTES)
         for name in ("kv_offloading_bytes", "weight_bytes", "activation_bytes", "overhead_bytes"):
@@ -130,6 +137,10 @@ class FitOptions(EngineSettings, frozen=True):
             for name in engine.takes:
                 if engine is not rules and getattr(self, name) != getattr(default, name):
                     raise UserError(f"engine {self.engine} takes no {spelled(name)}", hint=f"Engines that do: {engine.name}")
+        for name in ("max_loras", "limit_mm_per_prompt"):
+            if getattr(self, name) and name not in rules.counts:
+                known = ", ".join(e.name for e in ENGINES.values() if name in e.counts)
+                raise UserError(f"engine {self.engine} counts no {spelled(name)}", hint=f"Engines that do: {known}")
         for asked in filter(None, (self.cache_type_k, self.cache_type_v)):
             if canonical(asked) not in (rules.dtypes or ()):
                 hint = f"It has: {', '.join(rules.dtypes or ())}"
@@ -177,18 +188,24 @@ class FitOptions(EngineSettings, frozen=True):
 
 
 def limit_of_images(text: str) -> int | None:
-    """The limit of `{"image": 2, "video": 0}` or `image=2,video=0`, the greater of the two. Raises UserError on another text."""
+    """The limit of `{"image": 2, "video": {"count": 0}}` or `image=2,video=0`, the greater of the two.
+
+    Raises UserError on another text.
+    """
     if not text.strip():
         return None
     try:
         if text.lstrip().startswith("{"):
-            limits = msgspec.json.decode(text, type=dict[str, int])
+            given = msgspec.json.decode(text, type=dict[str, int | Items])
+            limits = {name: each if isinstance(each, int) else each.count for name, each in given.items()}
         else:
             limits = {name.strip(): int(count) for name, count in (word.split("=") for word in text.split(","))}
     except (msgspec.MsgspecError, ValueError):
         raise UserError(f"limit-mm-per-prompt {text!r} is not a limit", hint='Give one like image=2 or {"image": 2}') from None
     if any(count < 0 for count in limits.values()):
         raise UserError(f"limit-mm-per-prompt {text!r} is below 0")
+    if unknown := next((name for name in limits if name not in MODALITIES), ""):
+        raise UserError(f"limit-mm-per-prompt: unknown modality {unknown!r}", hint=nearest(unknown, MODALITIES))
     return max((limits[name] for name in ("image", "video") if name in limits), default=None)
 
 

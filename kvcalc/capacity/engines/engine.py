@@ -103,7 +103,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     name: as people type it; title: as its makers write it. plan: layers, ranks, settings and a pipeline stage → the layout of
     that stage's cache memory; raises UserError for layers that it has no pages for.
     dtypes: cache dtypes that it takes (None: all), unmodelled: those that it takes and whose layout is not modelled here.
-    takes: settings that this engine alone has.
+    takes: settings that this engine alone has. counts: those of max_loras and limit_mm_per_prompt whose bytes it knows.
     precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
     entries. release: a version as typed → its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that
     release, the tokens of a pass (0: not given) and the model → what it chooses. memory: a start and an end of the range →
@@ -125,6 +125,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...] | None = None
     unmodelled: tuple[str, ...] = ()
     takes: tuple[str, ...] = ()
+    counts: tuple[str, ...] = ()
     precision: PrecisionRule = as_asked
     row_format: RowRule = as_modelled
     of: str = "total"

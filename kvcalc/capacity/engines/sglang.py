@@ -201,6 +201,7 @@ SGLANG = Engine(
     release=release,
     memory=terms,
     ranged=True,
+    counts=("max_loras",),
     dtypes=("bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4"),
     precision=lambda model, precision: packed_latents("sglang", model, precision),
     row_format=_row_format,

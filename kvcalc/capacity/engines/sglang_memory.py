@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvcalc.capacity.engines.engine import Defaults
 from kvcalc.capacity.engines.versions import nearest_older
-from kvcalc.capacity.engines.vllm_weights import rope_tables, tower
+from kvcalc.capacity.engines.vllm_weights import lora_slots, rope_tables, tower
 from kvcalc.capacity.memory_terms import CONTEXT_BYTES, GIB, MIB, Start, Terms, collective_bytes, stated
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.ranks import Parallelism
@@ -103,7 +103,8 @@ def terms(start: Start, end: str) -> Terms:
     that vLLM's starts gave; no published start-up of SGLang has checked them.
     """
     middle = stated(start, end)
-    extra = {"rotary tables": rope_tables(start.model), "vision tower": tower(start), **start.beside}
+    slots = lora_slots(start)  # lora/mem_pool.py, before the cache: model_executor/model_runner.py
+    extra = {"rotary tables": rope_tables(start.model), "vision tower": tower(start), "LoRA slots": slots, **start.beside}
     context, share, margin = {"low": (1.5, 1.5, 0.02), "middle": (1, 1, 0.0), "high": (0.5, 0.6, -0.015)}[end]
     taken = int(CONTEXT_BYTES * context + collective_bytes(start.ranks) * share)
     return middle._replace(

@@ -204,6 +204,7 @@ VLLM = Engine(
     release=release,
     memory=terms,
     ranged=True,
+    counts=("max_loras", "limit_mm_per_prompt"),
     dtypes=(
         "bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4", "nvfp4_ds_mla", "fp8_per_token_head", "int8_per_token_head",
         "int4_per_token_head",

@@ -99,7 +99,7 @@ def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
     layers = [layer for kind, layer in model.kinds.items() if model.counts[kind]]
     experts = any(getattr(p, "num_experts", 0) for layer in layers for p in layer.parts)
     states = any(entry.span.name == "STATE" for layer in layers for entry in layer.entries)
-    named = _named(model)
+    named = listed_family(model)
     listed = named in ("deepseek", "granite") and experts and not states
     dense = not experts and not states
     return {
@@ -112,7 +112,7 @@ def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
     }[rules.runner_v2]
 
 
-def _named(model: Model) -> str:
+def listed_family(model: Model) -> str:
     """The family that vLLM's list of architectures goes by: Qwen3 is one of its own."""
     if model.name.startswith("qwen3-") or model.family == "qwen3":
         return "qwen3"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from kvcalc.capacity.engines.vllm_compressed_memory import buffers, tables
-from kvcalc.capacity.engines.vllm_versions import Release
+from kvcalc.capacity.engines.vllm_versions import Release, listed_family
 from kvcalc.capacity.memory_terms import GIB, MIB, Start, stage_weights
 from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.pipeline import stages
@@ -156,16 +156,28 @@ def tower(start: Start) -> int:
 def lora_slots(start: Start) -> int:
     """Slots · rank · (inputs + outputs) of every matrix of a layer, in 2 bytes (lora/layers/base_linear.py, 0.28).
 
-    Experts have slots from 0.11.1 on (lora/layers/fused_moe.py).
+    Of token table and head, V + D each, in some models (lora/layers/vocal_parallel_embedding.py, logits_processor.py, 0.28).
+
+    Experts have slots from 0.11.1 on (lora/layers/fused_moe.py); another engine's are not counted.
     """
     if not start.loras:
         return 0
-    rules: Release = start.release
+    experts = isinstance(start.release, Release) and start.release.since >= (0, 11, 1)
     held = stages(start.model, start.ranks.pp)[start.stage].counts
     total = 0
     for kind, count in held.items():
         for weight in start.model.layer_weights(kind):
-            if weight.kind is WeightKind.MATRIX and (not weight.expert or rules.since >= (0, 11, 1)):
+            if weight.kind is WeightKind.MATRIX and (not weight.expert or experts):
                 local = weight.local(start.ranks)
                 total += count * local.copies * (local.inputs + local.outputs)
+    tables = ((start.stage == 0) + start.last) * _adapts_tables(start)
+    total += tables * (start.model.vocab_size + start.model.hidden_size)
     return 2 * start.loras * start.lora_rank * total
+
+
+def _adapts_tables(start: Start) -> bool:
+    """Whether token table and head have slots too, whole on every rank: models whose class names embedding_modules."""
+    name = listed_family(start.model)
+    return isinstance(start.release, Release) and (
+        name in ("llama", "mistral") or (name == "qwen3" and start.release.since >= (0, 22))
+    )
