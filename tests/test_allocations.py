@@ -46,6 +46,14 @@ def test_the_table_ends_with_the_block_table_and_its_bytes(kvcalc: Run, series: 
     assert "128 entries of 4 bytes = 512 B" in out and "= 1,024 entries = 4,096 B" in out
 
 
+def test_a_block_table_is_written_in_stretches(kvcalc: Run, tmp_path: Path) -> None:
+    """Six blocks, the queue of the test below: B has 2 alone, C 3, 4, 5 and then 1."""
+    (tmp_path / "a").write_text("memory 96\nA 32\nB 1\nfree A\nC 50\n")
+    out = kvcalc(f"fit llama-3.1-8b --allocations {tmp_path / 'a'} --max-model-len 64").out
+    assert "block table of B, logical → physical: 0 → 2\n" in out
+    assert "block table of C, logical → physical: 0–2 → 3–5, 3 → 1\n" in out
+
+
 def test_without_a_memory_line_it_is_the_caches(kvcalc: Run, tmp_path: Path) -> None:
     """16 MiB at 131,072 bytes a token are 128 tokens."""
     (tmp_path / "a").write_text("A 1k\n")

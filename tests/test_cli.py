@@ -168,6 +168,15 @@ def test_user_presets_come_before_ours(kvcalc: Run, monkeypatch: pytest.MonkeyPa
         assert kvcalc("size gpt2 --format json").records[0]["kv_cache_bytes"] == 5 * 2 * 64 * 2 * 4096
 
 
+def test_a_preset_that_cannot_be_read_has_no_aliases_and_hides_none(
+    kvcalc: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gpus").mkdir()
+    (tmp_path / "gpus" / "mine.yaml").symlink_to(tmp_path / "gone.yaml")
+    monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path))
+    assert kvcalc("fit gpt2 --gpu h100 --format json").records[0]["gpu"] == "h100-sxm"
+
+
 def test_import_writes_a_preset_that_reads_back(kvcalc: Run, tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 100}
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 128, "dtype": "bfloat16"}))

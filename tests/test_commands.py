@@ -134,8 +134,8 @@ def test_every_preset_is_found_by_its_name_on_the_hub() -> None:
         assert checkpoint(name)[:3] == (preset, "", "")
 
 
-def _options(draw: random.Random, engine: str, dp: int) -> Iterator[tuple[str, Any]]:
-    """Some of what `fit` is asked, by name."""
+def _menu(engine: str) -> dict[str, tuple[Any, ...]]:
+    """What `fit` may be asked of an engine, by name."""
     menu: dict[str, tuple[Any, ...]] = {
         "max_model_len": (4096, 32768, 5000),
         "max_num_seqs": (8, 64, 5),
@@ -155,9 +155,16 @@ def _options(draw: random.Random, engine: str, dp: int) -> Iterator[tuple[str, A
         menu |= {"engine_version": ("0.11", "0.20"), "block_size": (32,), "hybrid": (False,), "max_in_flight_batches": (1, 2, 3)}
         menu |= {"mamba_cache_mode": ("align",), "mamba_ssm_cache_dtype": ("fp32",), "num_gpu_blocks_override": (500,)}
         menu |= {"limit_mm_per_prompt": ("image=0", '{"video": 1}'), "utilization_of": ("free",)}
+    if engine == "sglang":
+        menu |= {"hybrid": (False,)}
     if engine == "llama.cpp":
         menu |= {"kv_unified": (True,), "swa_full": (True,), "n_gpu_layers": (10, 99), "n_cpu_moe": (3,), "cpu_moe": (True,)}
         menu |= {"cache_type_k": ("q8_0", "bf16"), "cache_type_v": ("q8_0",)}
+    return menu
+
+
+def _options(draw: random.Random, engine: str) -> Iterator[tuple[str, Any]]:
+    menu = _menu(engine)
     for name in draw.sample(sorted(menu), 4):
         yield name, draw.choice(menu[name])
 
@@ -171,7 +178,7 @@ def _random(seed: int) -> tuple[Deployment, FitOptions]:
     dtype = draw.choice(("auto", "auto", "auto", "fp16", "bf16", "fp8" if not weights else "auto"))
     precision = Precision(dtype if engine != "llama.cpp" else "auto", draw.choice(CACHES.get(engine, ("auto", "fp8"))), weights)
     deployment = Deployment(load_model(draw.choice(MODELS)), load_gpu("h200"), precision, ranks)
-    return deployment, FitOptions(engine=engine, **dict(_options(draw, engine, dp)))
+    return deployment, FitOptions(engine=engine, **dict(_options(draw, engine)))
 
 
 def test_each_line_given_back_is_the_same_answer(kvcalc: Run) -> None:
@@ -196,6 +203,20 @@ def test_each_line_given_back_is_the_same_answer(kvcalc: Run) -> None:
             again = json.loads(found.out)[0]
             assert again == record | {"kvcalc_command": again["kvcalc_command"]}, record["kvcalc_command"]
     assert written > 20
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
+def test_each_option_alone_is_said_and_read_again(engine: str) -> None:
+    """Of a model with windows: the line differs from that of none, and read again gives the same record."""
+    deployment = Deployment(load_model("gpt-oss-20b"), load_gpu("h200"))
+    plain = fit_record(fit(deployment, FitOptions(engine=engine)))["kvcalc_command"]
+    for name, value in ((name, value) for name, values in _menu(engine).items() for value in values):
+        record = fit_record(fit(deployment, FitOptions(engine=engine, **{name: value})))
+        assert record["kvcalc_command"] != plain, name
+        beside, line = record["kvcalc_command"].split(" -- ", 1)
+        if beside == "kvcalc fit --gpu h200":
+            command = read_command(shlex.split(line))
+            assert fit_record(fit(deployment_of(command, deployment.gpu), command.options)) == record, line
 
 
 def test_splits_that_an_engine_has_not() -> None:

@@ -144,6 +144,13 @@ def test_smallest_changes_first(diagnosed: Any) -> None:
     assert "--max-model-len" in last["change"]
 
 
+def test_two_changes_where_no_single_one_does(diagnosed: Any) -> None:
+    """24 × 32,768 tokens of 160 KiB are 15 GiB on each of 8 L4, beside 3.4 of weights: 0.6 of 22 GiB is too little, 0.85 holds."""
+    last = diagnosed(logs.V1_0_14, "--users", "24", "--context", "32k")[-1]
+    flags = ["--tensor-parallel-size 8 --gpu-memory-utilization 0.85 --max-model-len 32768"]
+    assert [change["flags"] for change in last["advice"]] == flags
+
+
 def test_a_need_that_is_given(diagnosed: Any) -> None:
     last = diagnosed(logs.V1_0_28, "--users", "4", "--context", "32k")[-1]
     assert last["advice"]
@@ -186,6 +193,9 @@ def test_what_is_kept_and_used(kvcalc: Run, tmp_path: Path, diagnosed: Any) -> N
     (plain,) = kvcalc(line, "--engine", "vllm").records
     assert plain["kv_budget_bytes"] != learned["kv_budget_bytes"]
     assert "that log is vllm's" in kvcalc(line, "--engine", "sglang", "--from-log", str(kept)).err
+    for text in (logs.SGLANG_FAILED, logs.LLAMA_CPP):  # which do not log all that they take
+        diagnosed(text, "--save", str(kept))
+        assert "beside_beyond_bytes: 0\n" in kept.read_text(encoding="utf-8")
     kept.write_text("engine: vllm\nnothing: 1\n", encoding="utf-8")
     assert "is not what diagnose --save writes" in kvcalc(line, "--from-log", str(kept)).err
 

@@ -9,6 +9,7 @@ from specs import grouped, of_kinds
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.engines.vllm_memory import captured
 from kvcalc.capacity.engines.vllm_versions import RELEASES, release
 from kvcalc.capacity.engines.vllm_weights import allocated
 from kvcalc.capacity.memory_terms import ENDS
@@ -108,6 +109,13 @@ def test_graphs_are_counted_from_0_20_on() -> None:
     assert "CUDA graphs" not in asked("qwen3-32b", "l40s", "0.20", Parallelism(tp=4), enforce_eager=True).terms.overhead
 
 
+def test_sizes_that_graphs_are_captured_at() -> None:
+    """1, 2, 4, 8 and so on to 200, and in one piece to 96; to 512 by 16 from 256 on, whole to 256; never more than a pass has."""
+    assert captured(8192, 100) == (3 + 25) + (3 + 12)
+    assert captured(8192, 256) == (3 + 31 + 17) + (3 + 31 + 1)
+    assert captured(64, 256) == 2 * (3 + 8)
+
+
 def test_the_second_runner_counts_penalties_where_all_is_counted() -> None:
     """4.125 bytes a request and entry from 0.27 on, in 0.24 none."""
     assert "sampler's buffers" not in asked("qwen3-14b", "l40s", "0.24").terms.overhead
@@ -165,6 +173,7 @@ def test_what_the_allocator_rounds() -> None:
     ]
     assert allocated(11 * MIB) == 12 * MIB
     assert allocated(11 * MIB - 512) == 11 * MIB - 512
+    assert allocated(10 * MIB - 512) == 10 * MIB - 512  # of a smaller tensor's segment the rest is used
 
 
 def test_experts_in_mxfp4_are_padded() -> None:
@@ -177,6 +186,11 @@ def test_experts_in_mxfp4_are_padded() -> None:
     stored = 36 * 128 * (2880 * 3 * 720 * 17 // 32 + 2 * (2 * 720 + 2880))
     assert padded - stored < found.terms.extra["padding and rounding"] < padded - stored + 40 * MIB
     assert found.budget.weights / GIB == pytest.approx(17.2217, abs=0.02)
+
+
+def test_a_rotary_table_of_every_position() -> None:
+    """4,096 positions of 16 in two bytes."""
+    assert asked(small()).terms.extra == {"rotary tables": 2 * 4096 * 16}
 
 
 def test_a_vision_tower_is_loaded_unless_no_image_may_come() -> None:

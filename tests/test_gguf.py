@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvcalc import Batch, Model, Precision, UserError, cache_size, forward, load_model, weight_bytes
 from kvcalc.library.gguf import read_header
+from kvcalc.library.gguf_fields import Fields
 from kvcalc.model.operators import total
 
 # of a layer: q and o 256 × 256, k and v 256 × 128, gate, up and down 256 × 512
@@ -226,6 +227,18 @@ def test_windows_of_every_other_layer(tmp_path: Path) -> None:
     assert cache_size(load(tmp_path, said, llama_tensors(4)), 1000).stored == (3 * 50 + 1000) * 2 * 2 * 64 * 2
 
 
+@pytest.mark.parametrize(
+    ("family", "period"),
+    [("gemma2", 2), ("gpt-oss", 2), ("gemma3", 6), ("cohere2", 4), ("olmo2", 4), ("llama4", 4), ("phi3", 0), ("phimoe", 0)],
+)
+def test_which_layers_have_a_window(family: str, period: int) -> None:
+    """The last of every so many has none, five to one in Gemma 3; of Phi-3 none has one, though its files give a window."""
+    keys = {"general.architecture": family, f"{family}.block_count": 14, f"{family}.embedding_length": 256}
+    fields = Fields(keys | {f"{family}.attention.sliding_window": 50}, "m.gguf")
+    wide = 8192 if family == "llama4" else 50
+    assert [fields.window(i) for i in range(14)] == [wide if period and (i + 1) % period else 0 for i in range(14)]
+
+
 @pytest.mark.parametrize(("layers", "entries"), [(64, 48 * 50 + 16 * 1000), (4, 4 * 1000)])
 def test_exaone4_has_windows_with_64_layers_alone(tmp_path: Path, layers: int, entries: int) -> None:
     """llama.cpp's src/models/exaone4.cpp turns its windows on by the number of layers, not by the key."""
@@ -294,7 +307,10 @@ HEADERS: list[tuple[bytes, str]] = [
     (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1 .2 and 3 are read."),
     (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "it is big-endian"),
     (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "1,152,921,504,606,846,976 tensors; more than"),
-    (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 40), "metadata entries; more than"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 200_001, 0), "200,001 tensors; more than 200,000 are not read"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 200_000, 0), "it ends in the middle of its header"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 0, 100_001), "100,001 metadata entries; more than 100,000 are not read"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 0, 100_000), "it ends in the middle of its header"),
     (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 50), "bytes of a key; more than"),
     (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("a") + struct.pack("<IQ", 8, 1 << 50), "bytes of a value; more than"),
     (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("a") + struct.pack("<I", 77), "a value of unknown type 77"),

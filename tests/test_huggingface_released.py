@@ -205,13 +205,14 @@ def test_nemotron_nas_layer_by_layer() -> None:
         model_from(keys | {"block_configs": [{"attention": {"n_heads_in_group": 3}, "ffn": {"ffn_mult": 1}}] * 4}, "f", "x")
 
 
-def test_plamo2() -> None:
-    """Mamba of 6 heads of 16 with one step, decay and skip a head; attention within a window; four norms a layer."""
+@pytest.mark.parametrize(("given", "heads"), [({"mamba_num_heads": 6}, 6), ({}, 64)], ids=str)
+def test_plamo2(given: dict[str, int], heads: int) -> None:
+    """Mamba of heads of 16, 64 unless given, with one step, decay and skip a head; attention in a window; four norms a layer."""
     keys = {k: v for k, v in config("plamo2").items() if k != "tie_word_embeddings"}
-    keys |= {"hidden_size_per_head": 16, "mamba_num_heads": 6, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_step": 2}
+    keys |= given | {"hidden_size_per_head": 16, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_step": 2}
     model = model_from(keys | {"attention_window_size": 32, "full_attention_idx": []}, "config.json", "x")
-    inner, rank = 96, 64
-    mamba = D * 2 * inner + 4 * inner + inner * (rank + 2 * 8) + rank * 6 + 6 + 6 + 6 + (rank + 8 + 8) + inner * D
+    inner, rank = heads * 16, 64
+    mamba = D * 2 * inner + 4 * inner + inner * (rank + 2 * 8) + rank * heads + 3 * heads + (rank + 8 + 8) + inner * D
     attention = GQA + D + 32
     assert model.parameters == 2 * (mamba + attention) + L * (FFN + 4 * D) + V * D + D
     assert model.parameters_exact

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,14 +102,10 @@ def _needs(words: Mapping[str, str]) -> list[Need]:
     """A need for each combination of the lists, the first slowest."""
     limits = {name: words[name] for name in LIMITS if words.get(name)}
     lists = [_list(words.get(name, "")) or [""] for name in NEEDS]
-    if any(len(one) > MOST_NEEDS for one in lists):
+    if prod(map(len, lists)) > MOST_NEEDS:
         raise UserError(f"more than {MOST_NEEDS:,} needs asked for")
-    found: list[Need] = []
-    for chosen in product(*lists):
-        if len(found) == MOST_NEEDS:
-            raise UserError(f"more than {MOST_NEEDS:,} needs asked for")
-        found.append(from_words(Need, dict(zip(NEEDS, chosen, strict=True)) | limits | _numbers(chosen, limits)))
-    return found
+    every = product(*lists)
+    return [from_words(Need, dict(zip(NEEDS, one, strict=True)) | limits | _numbers(one, limits)) for one in every]
 
 
 def _numbers(chosen: Sequence[str], limits: Mapping[str, str]) -> dict[str, float]:

@@ -186,6 +186,7 @@ def test_prices_come_from_a_file_too(kvcalc: Run, tmp_path: Path) -> None:
         ("--users 4 --context 4k --gpu h100,l4 --price-per-hour 2", "price-per-hour '2' is one price for 2 kinds of " + PRICES),
         ("--users 4 --context 4k --points x.txt", "points 'x.txt' should end in .csv or .jsonl"),
         ("--users 4 --context 4k --max-gpus 0", "max-gpus 0 is outside 1 to 4,096"),
+        (f"--users {','.join(map(str, range(1, 1002)))} --context 1k{',1k' * 99}", "more than 100,000 needs asked for"),
         ("--users 4 --context 4k --gpu h100 --tp 3", "tensor-parallel size 3 does not divide " + UNITS),
     ],
 )  # fmt: skip
@@ -193,6 +194,12 @@ def test_what_cannot_be_asked_is_one_line(kvcalc: Run, words: str, message: str)
     found = kvcalc(f"plan llama-3.1-8b {words}")
     assert (found.code, found.out) == (2, "")
     assert found.err.strip() == f"kvcalc: {message}"
+
+
+def test_a_model_that_the_engine_refuses_is_named_beside_the_answer_of_another(kvcalc: Run) -> None:
+    found = kvcalc("plan gpt2 deepseek-v4-flash --gpu h100 --users 4 --context 1k --engine sglang --max-gpus 1")
+    assert found.code == 0 and "model gpt2, users 4" in found.joined
+    assert found.err.startswith("note: SGLang has no pages for CSA 1:4 of deepseek-v4-flash")
 
 
 def test_a_smaller_format_is_marked_and_a_published_one_is_not(kvcalc: Run) -> None:
