@@ -145,7 +145,7 @@ def test_smallest_changes_first(diagnosed: Any) -> None:
 
 
 def test_two_changes_where_no_single_one_does(diagnosed: Any) -> None:
-    """24 × 32,768 tokens of 160 KiB are 15 GiB on each of 8 L4, beside 3.4 of weights: 0.6 of 22 GiB is too little, 0.85 holds."""
+    """24 × 32,768 tokens of 160 KiB are 15 GiB on each of 8 L4, beside 3.4 of weights: 0.6 of 22 GiB is too little."""
     last = diagnosed(logs.V1_0_14, "--users", "24", "--context", "32k")[-1]
     flags = ["--tensor-parallel-size 8 --gpu-memory-utilization 0.85 --max-model-len 32768"]
     assert [change["flags"] for change in last["advice"]] == flags

@@ -34,11 +34,11 @@ def test_blocks_are_their_parts() -> None:
     assert set(MIXES) - set(FILE_TYPES.values()) == set()
 
 
-# In the order of `enum ggml_type` (ggml.h) and `enum llama_ftype` (llama.h); – for numbers that were taken back or are not stored.
+# In the order of `enum ggml_type` (ggml.h) and `enum llama_ftype` (llama.h); –: taken back, or not stored.
 NUMBERED_TYPES = """f32 f16 q4_0 q4_1 – – q5_0 q5_1 q8_0 – q2_k q3_k q4_k q5_k q6_k – iq2_xxs iq2_xs iq3_xxs iq1_s iq4_nl iq3_s
     iq2_s iq4_xs i8 i16 i32 i64 f64 iq1_m bf16 – – – tq1_0 tq2_0 – – – mxfp4 nvfp4_ggml q1_0"""
-NUMBERED_FILES = """f32 f16 q4_0 q4_1 – – – q8_0 q5_0 q5_1 q2_k q3_k_s q3_k_m q3_k_l q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq2_xxs iq2_xs
-    q2_k_s iq3_xs iq3_xxs iq1_s iq4_nl iq3_s iq3_m iq2_s iq2_m iq4_xs iq1_m bf16 – – – tq1_0 tq2_0 mxfp4_moe"""
+NUMBERED_FILES = """f32 f16 q4_0 q4_1 – – – q8_0 q5_0 q5_1 q2_k q3_k_s q3_k_m q3_k_l q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq2_xxs
+    iq2_xs q2_k_s iq3_xs iq3_xxs iq1_s iq4_nl iq3_s iq3_m iq2_s iq2_m iq4_xs iq1_m bf16 – – – tq1_0 tq2_0 mxfp4_moe"""
 
 
 @pytest.mark.parametrize(("known", "order"), [(TYPES, NUMBERED_TYPES), (FILE_TYPES, NUMBERED_FILES)], ids=["types", "files"])

@@ -56,16 +56,17 @@ def test_zaya_keeps_two_columns_of_queries_and_keys_and_one_of_half_the_values()
 
 
 def test_qwen4_norms_every_stream_before_mixer_and_ffn_and_once_at_the_end() -> None:
-    """4 streams of 64; down to rank 5 and up again, and 4 weights a channel that put the result back."""
+    """4 streams of 64; down to rank 5 and up again, before the head too, and 4 weights a channel that put a result back."""
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 16}
     memory = {"ngram_vocab_size_base": 50, "ple_layer_ids": []}
     keys = heads | experts | memory | {"hc_count": 4, "hc_lowrank": 5, "layer_types": ["linear_attention"] * 4}
     model = read("qwen4_exp_text", num_hidden_layers=4, **keys)
     wide = 4 * D
-    assert {name.rpartition(".")[2]: weight.elements for name, weight, _ in model.walk() if "mix" in name or "stream" in name} == {
+    sizes = {name.rpartition(".")[2]: weight.elements for name, weight, _ in model.walk()}
+    assert {name: size for name, size in sizes.items() if set(name.split("_")) & {"mix", "inject", "stream"}} == {
         "mixer_mix_down": wide * 5, "mixer_mix_up": 5 * wide, "mixer_inject": wide * 4,
-        "ffn_mix_down": wide * 5, "ffn_mix_up": 5 * wide, "block_stream_norms": 2 * wide,
+        "ffn_mix_down": wide * 5, "ffn_mix_up": 5 * wide, "ffn_inject": wide * 4, "block_stream_norms": 2 * wide,
         "last_mix_down": wide * 5, "last_mix_up": 5 * wide, "last_stream_norms": wide,
     }  # fmt: skip
 
