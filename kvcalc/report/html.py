@@ -28,12 +28,20 @@ def table_html(table: Table) -> str:
     return f'{title}<div class="wide">{body}</div>' + (f'<ul class="notes">{notes}</ul>' if notes else "")
 
 
-def svg_html(chart: Chart, style: str, prefix: str) -> str:
-    """A chart as an inline SVG, its text as text; `prefix` keeps its names apart from those of the page's other pictures."""
-    from kvcalc.report.plots import render
+def svgs_html(chart: Chart, number: int) -> dict[str, str]:
+    """A chart as an inline SVG, its text as text, by style: light and dark. number: of the picture on its page, which keeps its
+    names apart from those of the others.
+    """
+    from kvcalc.report.plots import in_style, render
 
-    text = render(chart, "svg", style).decode()
+    text = render(chart, "svg").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", text)
-    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1), count=1)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1), count=1)
+    return {
+        style: _named(in_style(text, style) if style == "dark" else text, f"{style[0]}{number}") for style in ("light", "dark")
+    }
+
+
+def _named(svg: str, prefix: str) -> str:
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,31 @@ def _look(style: str) -> dict[str, Any]:
     return STYLES[style]
 
 
+# The module and the class that draw each suffix, and what would tell one run's bytes from another's.
+_CANVASES = {
+    "svg": ("svg", "FigureCanvasSVG", "Date"),
+    "pdf": ("pdf", "FigureCanvasPdf", "CreationDate"),
+    "png": ("agg", "FigureCanvasAgg", "Software"),
+}
+
+
 def render(chart: Chart, suffix: str, style: str = "light") -> bytes:
     """The picture as bytes: `suffix` is png, svg or pdf."""
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}[suffix]
+    backend, kind, dated = _CANVASES[suffix]
     out = io.BytesIO()
     with _settings(STYLES[style]):
-        figure(chart, STYLES[style]).savefig(out, format=suffix, metadata=metadata)
+        # Not by `savefig`, which would draw it once more before, to lay it out.
+        canvas = getattr(import_module(f"matplotlib.backends.backend_{backend}"), kind)(figure(chart, STYLES[style]))
+        getattr(canvas, f"print_{suffix}")(out, metadata={dated: None})
     return out.getvalue()
+
+
+def in_style(svg: str, style: str) -> str:
+    """A picture of the style `light`, as SVG, in the colours of another that is as large: they differ in ink and paper alone."""
+    colours = {"ink": STYLES["light"]["ink"], "paper": "#ffffff"}
+    for name, colour in colours.items():
+        svg = svg.replace(colour, STYLES[style][name])
+    return svg
 
 
 def figure_of(chart: Chart, style: str = "light") -> Any:

@@ -14,6 +14,7 @@ from conftest import Run
 
 from kvcalc import deploy
 from kvcalc.capacity import FitOptions, fit
+from kvcalc.report.plots import in_style, render
 from kvcalc.report.web.live import slider_data
 
 LINES = [
@@ -60,6 +61,19 @@ ASKED = [
     ("qwen3-next-80b-a3b", "h200", {"tp": 2, "dp": 2}, "vllm"),
     ("llama-3.1-405b", "h100", {}, "vllm"),
 ]
+
+
+def test_the_dark_picture_is_the_light_one_in_its_colours() -> None:
+    """What the page makes of one drawing is what drawing it anew gives, but for names that SVG refers to."""
+
+    def plain(svg: str) -> str:
+        names: dict[str, str] = {}
+        return re.sub(r'(id="|url\(#|href="#)([^")]+)', lambda m: m[1] + names.setdefault(m[2], str(len(names))), svg)
+
+    charts = [deploy("gpt-oss-20b", "h100").compare("mha,mqa")._chart(), deploy("gpt2", "h100").fit()._chart()]
+    for chart in charts:
+        light, dark = (render(chart, "svg", style).decode() for style in ("light", "dark"))
+        assert plain(in_style(light, "dark")) == plain(dark) != plain(light)
 
 
 @pytest.mark.parametrize(("model", "gpu", "how", "engine"), ASKED, ids=[f"{m} {e}" for m, _, _, e in ASKED])

@@ -122,7 +122,7 @@ def drawn_on(drawn: Any, axes: Any) -> list[Any]:
     left, bottom = (frame.x0, frame.y0, frame.x0 + 1, frame.y1), (frame.x0, frame.y0, frame.x1, frame.y0 + 1)
     edges = [Bbox.from_extents(*left), Bbox.from_extents(*bottom)]
     bars = [p.get_window_extent() for container in axes.containers for p in container]
-    return [*taken_places(drawn, axes), *edges, *bars]
+    return [*(Bbox.from_extents(*box) for box in taken_places(drawn, axes)), *edges, *bars]
 
 
 def test_labels_are_spread_as_little_as_they_need_to_be() -> None:

@@ -24,7 +24,7 @@ from kvcalc.report.explain_pass import explain_roofline
 from kvcalc.report.figures_latency import latency_curve
 from kvcalc.report.fit import fit_table, memory_chart
 from kvcalc.report.formulas import explained
-from kvcalc.report.html import svg_html, table_html, text_html
+from kvcalc.report.html import svgs_html, table_html, text_html
 from kvcalc.report.layout import Table
 from kvcalc.report.passes import pass_table
 from kvcalc.report.roof import decode_sweep, roofline_chart
@@ -155,8 +155,8 @@ def _section(section: Section, number: int) -> str:
     command = f'<p class="command"><code>{text_html(section.command)}</code><button>copy</button></p>'
     picture = ""
     if section.chart:
-        both = ((style, svg_html(section.chart, style, f"{style[0]}{number}")) for style in ("light", "dark"))
-        picture = "".join(f'<div class="picture {style}">{svg}</div>' for style, svg in both)
+        both = svgs_html(section.chart, number)
+        picture = "".join(f'<div class="picture {style}">{svg}</div>' for style, svg in both.items())
     return f"<section><h2>{text_html(section.title)}</h2>{tables}{picture}{command}</section>"
 
 
