@@ -97,3 +97,32 @@ def test_uneven_buckets_stay_whole() -> None:
     assert [g.page_bytes(0) for g in groups] == [800, 300, 200, 200]
     with pytest.raises(UserError):
         FitOptions(num_speculative_tokens=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "gib", "tokens", "concurrency"),
+    [
+        ("--gpu h100 --max-model-len 262144 --engine-version 0.31.1", "28.73GiB", 2_618_281, 9.99),
+        ("--gpu h200 --max-model-len 131072 --engine-version 0.28.1 --mamba-cache-mode align", "81.794GiB", 7_228_559, 55.15),
+    ],
+)
+def test_pooled_index_keys_of_published_starts(kvcalc: Run, options: str, gib: str, tokens: int, concurrency: float) -> None:
+    """GLM-5.3-Flash on 8 GPUs: starts that printed 28.73 GiB, 2,618,281 tokens, and 81.79 GiB, 7,228,559 and 55.15.
+
+    A state of 8 · 128 · (3 · 3 · 2 + 128 · 4) = 542,720 B lies in a page of 640 · 512 · 2 B; index keys have 160 rows of 132 B.
+    A sequence has ⌈L/640⌉ blocks, a ring, and a state (aligned: two) in each of the four groups that 34 layers make beside 11.
+    """
+    line = f"fit glm-5.3-flash --engine vllm --tp 8 {options} --kv-cache-memory-bytes {gib} --format json"
+    (record,) = kvcalc(line).records
+    assert 8 * 128 * (3 * 3 * 2 + 128 * 4) < 640 * 512 * 2
+    assert (record["block_size"], record["bytes_per_block"]) == (640, 11 * (640 * 1024 + 160 * 132))
+    assert (record["kv_tokens"], round(record["max_concurrency"], 2)) == (tokens, concurrency)
+
+
+def test_pooled_index_keys_beside_other_layers(kvcalc: Run) -> None:
+    """Five stages of nine layers: two layers of latents beside seven states make four groups too."""
+    line = "fit glm-5.3-flash --engine vllm --tp 8 --gpu h200 --max-model-len 1000 --format json"
+    (record,) = kvcalc(f"{line} --pp 5").records
+    assert record["blocks_per_request"] == 2 + 1 + 4
+    assert "a pipeline stage has no latents" in kvcalc(f"{line} --pp 15").err
+    assert "beside other attention" in kvcalc(f"{line} --draft llama-3.2-1b").err

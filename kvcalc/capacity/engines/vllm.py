@@ -16,6 +16,7 @@ from kvcalc.capacity.engines.vllm_compressed import BLOCK as COMPRESSED_BLOCK
 from kvcalc.capacity.engines.vllm_compressed import compressed_specs, compresses, compresses_tokens, packed_groups, tuple_bytes
 from kvcalc.capacity.engines.vllm_groups import Group, Spec, SpecKind, groups_of, promoted
 from kvcalc.capacity.engines.vllm_memory import terms
+from kvcalc.capacity.engines.vllm_pooled import pool_of, pooled_groups
 from kvcalc.capacity.engines.vllm_versions import defaults, release
 from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry
@@ -102,6 +103,9 @@ def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, st
     """
     if compresses(held):
         return _packed_plan(held, ranks, settings, stage)
+    if pool_of(held):
+        groups, block = pooled_groups(VLLM.title, held, settings.block_size)
+        return Vllm(groups, stage, block, ranks, settings)
     kinds = {id(h.parts): h for h in held}
     specs = {key: [s for kept in pages(VLLM.title, h) for s in _specs(kept, settings)] for key, h in kinds.items()}
     block = block_size([s for found in specs.values() for s in found], settings)
@@ -150,6 +154,8 @@ def _term(spec: Spec, dcp: int, settings: EngineSettings) -> Term:
     if spec.kind is SpecKind.STATE:
         pages = 2 + settings.mamba_checkpoint_blocks if settings.mamba_cache_mode == "align" else 1
         return Term(0, 1, 0, pages + settings.num_speculative_tokens, "state")
+    if spec.kind is SpecKind.RING:
+        return Term(0, 1, 0, 1, "ring")
     if spec.kind is SpecKind.WINDOW:
         return Term(0, spec.block, spec.limit - 1 + settings.in_flight, 1, "window and tokens in flight")
     if spec.kind is SpecKind.CHUNK:

@@ -18,6 +18,7 @@ class SpecKind(StrEnum):
     WINDOW = "window"
     CHUNK = "chunk"
     STATE = "state"
+    RING = "ring"  # of what is not pooled yet: one block whatever the length
 
 
 class Spec(NamedTuple):

@@ -10,6 +10,8 @@ import msgspec
 from kvcalc.capacity.engines.vllm_compressed_memory import buffers, tables
 from kvcalc.capacity.engines.vllm_versions import Release, listed_family
 from kvcalc.capacity.memory_terms import GIB, MIB, Start, stage_weights
+from kvcalc.layers.attention import Compressed, Grouped, Latent
+from kvcalc.layers.part import Part
 from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.pipeline import stages
 from kvcalc.model.spec import Model
@@ -141,9 +143,15 @@ def rope_tables(model: Model) -> int:
     """Positions · rotary width in the model's dtype, for each distinct table (rotary_embedding/base.py, 0.20)."""
     if model.rope_tables:
         return sum(2 * positions * width for positions, width in model.rope_tables)
-    parts = [p for layer in model.kinds.values() for p in layer.parts]
-    width = max((getattr(p, "qk_rope_head_dim", 0) or getattr(p, "head_dim", 0) or 0 for p in parts), default=0)
+    width = max((rotated(part) for layer in model.kinds.values() for part in layer.parts), default=0)
     return 2 * (model.max_context or 0) * width
+
+
+def rotated(part: Part) -> int:
+    """Elements of a head that a rotary table holds; 0 for what does not attend."""
+    if isinstance(part, Latent | Compressed):
+        return part.qk_rope_head_dim
+    return part.head_dim if isinstance(part, Grouped) else 0
 
 
 def tower(start: Start) -> int:
