@@ -50,7 +50,7 @@ class Role(StrEnum):
     """What an operator is there for, whatever its name."""
 
     PROJECTION = "projection"  # of a mixer: queries, keys, values, outputs
-    CORE = "core"  # what reads the cache or a state: attention, indexer, scan
+    CORE = "core"  # what hangs on the tokens cached: attention, indexer, scan, keys and values of past tokens recomputed
     FFN = "ffn"  # dense or experts, the router among them
     HEAD = "head"  # the projection to the vocabulary
     OTHER = "other"  # norms, embeddings, elementwise chains, collectives

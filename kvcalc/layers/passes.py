@@ -134,7 +134,8 @@ class Pass:
         units = self.heads(scores.heads)
         kept = self.pairs(lambda new, past: scores.stored_rows(past)) * units
         stay = self.pairs(lambda new, past: scores.stored_rows(new + past)) * units
-        return self.vector("eviction", kept, stay, self.pairs(visible) * heads + TOP_K_FLOPS * stay)
+        added = self.vector("eviction", kept, stay, self.pairs(visible) * heads + TOP_K_FLOPS * stay)
+        return msgspec.structs.replace(added, role=Role.CORE)
 
     def scan(self, entries: Iterable[CacheEntry], flops: Num, vector_flops: Num, activation_bytes: Num) -> Operator:
         """What runs over a recurrent or convolution state, which it reads and writes once."""

@@ -3,9 +3,9 @@
     pass = products and all else that sees tokens alone (all tokens of the pass)
          + the head (sequences) + attention of the decodes (how many, their mean context) + attention of each piece of a prompt
 
-The tables are filled by whole passes through the model, each operator's time put where it belongs, so nothing is timed
-here that a pass would not time. Between their points lie straight lines. A sequence alone and the first EXACT kinds of
-prompts are timed as whole passes.
+The tables are filled by whole passes through the model: attention is what such a pass takes beyond its products and its head,
+so nothing is timed here that a pass would not time, and nothing of it is lost. Between their points lie straight lines. A
+sequence alone and the first EXACT kinds of prompts are timed as whole passes.
 """
 
 from bisect import bisect_right
@@ -165,7 +165,10 @@ class Tables:
         for at in (step, step + 1):
             if at not in self._pieces:
                 batch = Batch((Sequences(self._ones(self._lengths) * self.ranks, _array(self._lengths), 512 * at),))
-                self._pieces[at] = Table(self._lengths, _listed(self._parts(batch)[GROUP], self._lengths))
+                whole = _listed(sum(self._parts(batch).values()), self._lengths)
+                alone = self.head(1)
+                beside = [seconds - self.work(new) - alone for seconds, new in zip(whole, self._lengths, strict=True)]
+                self._pieces[at] = Table(self._lengths, beside)
         low = self._pieces[step](new)
         return low + (self._pieces[step + 1](new) - low) * (past / 512 - step) if past % 512 else low
 
@@ -181,11 +184,13 @@ class Tables:
 
         many = ladder(1, most, 1.1, 64)
         heads = self._parts(Batch((Sequences(_array(many) * self.ranks, 1, 0),)))[HEAD]
+        head = Table(many, _listed(heads, many))
         counts, contexts = ladder(1, most, COUNT_RATIO), ladder(1, self.most, CONTEXT_RATIO, 2)
         grid = np.array([(n, c) for n in counts for c in contexts])
-        groups = self._parts(Batch((Sequences(grid[:, 0] * self.ranks, 1, grid[:, 1] - 1),)))[GROUP]
-        shaped = np.broadcast_to(groups, (len(grid),)).reshape(len(counts), len(contexts))
-        return Table(many, _listed(heads, many)), counts, contexts, shaped
+        whole = sum(self._parts(Batch((Sequences(grid[:, 0] * self.ranks, 1, grid[:, 1] - 1),))).values())
+        shaped = np.broadcast_to(whole, (len(grid),)).reshape(len(counts), len(contexts))
+        beside = np.array([self.work(count) + head(count) for count in counts])
+        return head, counts, contexts, shaped - beside[:, None]
 
     def _ones(self, like: Sequence[int]) -> Any:
         import numpy as np

@@ -11,7 +11,7 @@ from strategies import FEED_FORWARD, HIDDEN, MIXERS, all_parts, feed_forward, gr
 from kvcalc import Batch, Parallelism, Sequences
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.cost import Cost
+from kvcalc.layers.cost import Cost, Role
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.part import Part, Size
 from kvcalc.layers.passes import Pass
@@ -115,3 +115,17 @@ def test_role_and_dtype_of_every_operator(part: Part, group: Sequences) -> None:
         assert (o.dtype == "bf16") == (o.kind != "vector")
         assert o.cost.flops == 0 or o.dtype
         assert o.cost.network_bytes == 0
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+@given(st.data())
+def test_what_grows_with_the_tokens_cached_is_told_by_its_role(mixer: type[Part], data: st.DataObject) -> None:
+    """A server's passes are added up from what hangs on the new tokens alone and what hangs on those cached: an operator that
+    did without saying so would be timed as behind no context."""
+    part = data.draw(of(mixer))
+    block = max((e.ratio for e in part.cache()), default=1)
+    near, far = (part.operators(Pass(HIDDEN, Batch((Sequences(1, block, n * block),)), PLAIN, Parallelism())) for n in (9, 99))
+    work = [{(o.name, o.form): o.cost.flops + o.cost.vector_flops for o in found} for found in (near, far)]
+    for o in far:
+        if work[0].get((o.name, o.form), 0) != work[1][o.name, o.form]:
+            assert o.role is Role.CORE, o.name
