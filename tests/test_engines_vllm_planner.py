@@ -126,3 +126,11 @@ def test_pooled_index_keys_beside_other_layers(kvcalc: Run) -> None:
     assert record["blocks_per_request"] == 2 + 1 + 4
     assert "a pipeline stage has no latents" in kvcalc(f"{line} --pp 15").err
     assert "beside other attention" in kvcalc(f"{line} --draft llama-3.2-1b").err
+
+
+def test_groups_hold_as_many_repeats_as_pad_the_least() -> None:
+    """Two repeats of a mixed bucket beside five windows: by twos one page is padded, more by threes, fours, fives."""
+    mixed = [Spec(SpecKind.FULL, 1, (), 0, 256, size, latent=True) for size in (300, 200)] * 2
+    windows = [Spec(SpecKind.WINDOW, 1, (), 128, 64, 100, latent=True)] * 5
+    groups = packed_groups([(0, s) for s in (*mixed, *windows)])
+    assert [len(g.specs) for g in groups] == [4, 2, 2, 1]

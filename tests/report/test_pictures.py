@@ -10,7 +10,7 @@ from kvcalc import Precision, load_gpu, load_model
 from kvcalc.cli.plot import DEFAULT_MODELS
 from kvcalc.report import figures
 from kvcalc.report.attention import attention_chart
-from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, tokens_tick
+from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.labels import spread, taken_places, text_box
 from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.roof import decode_sweep, roofline_chart
@@ -138,3 +138,15 @@ def test_labels_are_spread_as_little_as_they_need_to_be() -> None:
         assert all(b - a >= (s + t) / 2 - 1e-9 for (a, s, _), (b, t, _) in itertools.pairwise(found))
         assert found[0][0] >= found[0][1] / 2 - 1e-9 and found[-1][0] <= 12 - found[-1][1] / 2 + 1e-9
         assert [w for *_, w in found] == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"), [(8, [2, 3, 4, 5, 6, 7, 8, 9, 10]), (30, [2, 5, 10, 20, 50]), (900, [10, 100, 1000])], ids=str
+)
+def test_a_logarithmic_axis_has_fewer_ticks_the_longer_it_is(most: float, ticks: list[float]) -> None:
+    """From 2 to `most`, and 1.4 times further down, 1.7 times up: every digit, then 1, 2 and 5, then powers of ten."""
+    axis = Axis("tokens/s", tick=si_tick(""))
+    axes = figure(Chart("t", "", axis, axis, (Series("", (1.0, 2.0), (2.0, most)),)), STYLES["light"]).axes[0]
+    low, high = axes.get_ylim()
+    assert [low, high] == pytest.approx([2 / 1.4, 1.7 * most])
+    assert [at for at in axes.yaxis.get_majorticklocs() if low <= at <= high] == pytest.approx(ticks)
