@@ -70,10 +70,8 @@ class Room(NamedTuple):
     def transfer_seconds(self, length: int) -> float:
         """Seconds of one sequence's cache on a GPU's link to another replica, where it is most. Raises UserError without one."""
         gpu, ranks = self.request.run.gpu, self.request.run.parallelism
-        rate = gpu.link_bytes_per_s or gpu.outer_link
-        if not rate:
-            raise UserError(f"{gpu.name} gives no rate of a link over which a prompt's cache could go to another replica")
-        return max(content_of(self.request.held, ranks, n).needed(1, length) for n in range(len(self.plans))) / rate
+        most = max(content_of(self.request.held, ranks, n).needed(1, length) for n in range(len(self.plans)))
+        return most / transfer_rate(gpu)
 
     def sequences(self, left: Whole, length: int) -> Whole:
         """`fit`'s max_num_seqs: sequences of `length` tokens that the replica holds with so many bytes left."""
@@ -84,6 +82,14 @@ class Room(NamedTuple):
         held = [plan.many_sequences(cache, length, shared) for plan, cache in zip(self.plans, caches, strict=True)]
         fewest: Whole = np.min(held, axis=0)
         return fewest * self.request.run.parallelism.dp
+
+
+def transfer_rate(gpu: Gpu) -> float:
+    """Bytes a second at which a GPU's part of a cache goes to another replica. Raises UserError where none is given."""
+    rate = gpu.link_bytes_per_s or gpu.outer_link
+    if not rate:
+        raise UserError(f"{gpu.name} gives no rate of a link over which a prompt's cache could go to another replica")
+    return rate
 
 
 class Rooms:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from kvcalc.model.spec import Model
     from kvcalc.serving.load import Load
     from kvcalc.serving.requests import Requests
-    from kvcalc.serving.run import Run, ServerSettings
+    from kvcalc.serving.run import Run
+    from kvcalc.serving.settings import ServerSettings
     from kvcalc.timing.deployment import Deployment
 
 MOST_RUNS = 1000
@@ -70,7 +71,7 @@ class ServerOptions(Group, frozen=True):
     slo_tpot: Annotated[str, typer.Option("--slo-tpot", "--max-tpot", help="Most per further token: 50ms.")] = ""
     price_per_hour: o.Price = 0.0
     draft: Annotated[str, _server("--draft", help="Speculate with a model, layers=N of this one, or mtp.")] = ""
-    num_speculative_tokens: Annotated[int, _server("--num-speculative-tokens", help="That the draft proposes a step.")] = 0
+    num_speculative_tokens: Annotated[int, _server("--num-speculative-tokens", help="Drafted a step; 0: it chooses.")] = 0
     acceptance_rate: Annotated[
         float | None, _server("--acceptance-rate", help="Of a drafted token; 0.8 unless given.", show_default=False)
     ] = None
@@ -78,10 +79,12 @@ class ServerOptions(Group, frozen=True):
     scheduler_recv_interval: Annotated[
         int, _server("--scheduler-recv-interval", help="SGLang's: decode passes between looks at the queue.")
     ] = 1
+    disaggregate: Annotated[bool, _server("--disaggregate", help="Prompts on replicas of their own.")] = False
+    prefill_replicas: Annotated[int, _server("--prefill-replicas", help="For prompts alone, with --disaggregate.")] = 1
 
     def settings(self) -> "ServerSettings":
         from kvcalc.library.words import from_words
-        from kvcalc.serving.run import ServerSettings
+        from kvcalc.serving.settings import ServerSettings
 
         return from_words(ServerSettings, msgspec.structs.asdict(self))
 
@@ -167,6 +170,8 @@ def _write_timeline(path: str, run: "Run") -> None:
     from kvcalc.serving.log import PassRow
 
     rows = [row._asdict() for log in run.served.logs for row in log.rows]
+    ranks = len(run.served.logs)  # those for prompts alone are numbered behind those that decode
+    rows += [row._replace(rank=ranks + row.rank)._asdict() for log in run.served.prefill for row in log.rows]
     save_text(path, to_csv(rows) if rows else ",".join(PassRow._fields) + "\n")
 
 

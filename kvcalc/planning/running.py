@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.planning.metrics_text import Metrics
 from kvcalc.serving.load import Load
-from kvcalc.serving.run import ServerSettings, serve
+from kvcalc.serving.run import serve
+from kvcalc.serving.settings import ServerSettings
 from kvcalc.timing.deployment import Deployment
 
 PROMPTS = 200

@@ -135,7 +135,8 @@ class Deployment(deployment.Deployment, frozen=True):
         from kvcalc.report.figures_serving import occupancy
         from kvcalc.report.serving import serve_table
         from kvcalc.serving.load import Load
-        from kvcalc.serving.run import ServerSettings, serve
+        from kvcalc.serving.run import serve
+        from kvcalc.serving.settings import ServerSettings
 
         check_known(options, Load, ServerSettings, also=("policy", "cache"))
         of_kind(cache, "cache of `serve`", str)

@@ -162,7 +162,7 @@ def serve_table(records: Sequence[Record]) -> Table:
     room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
     plain: list[Record] = [{**r, "time_p90_error": None} for r in records]
     notes = ["", time_note(plain), *_server_errors(records), f"{limits}; {room}; seed {first['seed']}", *node_notes(records)]
-    notes += [*fallback_notes(records), *_front_ends(records)]
+    notes += [*fallback_notes(records), *_front_ends(records), *_apart(records)]
     padded = [r for r in records if r["padding_waste"]]
     if len(padded) == 1:
         (r,) = padded
@@ -201,9 +201,21 @@ def _front_ends(records: Sequence[Record]) -> list[str]:
     return said + [f"a prefix cache holds {share:.0%} of the prompts' tokens" for share in hits]
 
 
+def _apart(records: Sequence[Record]) -> list[str]:
+    """What replicas for prompts alone do, a line each of those that differ."""
+    said = dict[str, None]()
+    for r in records:
+        if not r["prefill_replicas"]:
+            continue
+        many = f"{r['prefill_replicas']:,} replica{'s' * (r['prefill_replicas'] > 1)} of their own"
+        link = f"their caches take {seconds(r['transfer_s'])} on the link to the one that decodes"
+        said[f"prompts on {many}, {r['total_gpus']:,} GPUs in all; {link}; no measured server of this kind is known"] = None
+    return list(said)
+
+
 def _found(record: Record) -> str:
     """The highest rate that keeps the goals, as a person would say it."""
-    where = f"{record['model']} on {record['gpus']}× {record['gpu']}"
+    where = f"{record['model']} on {record['total_gpus']}× {record['gpu']}"
     goals = [f"the first token within {seconds(record['slo_ttft'])}"] if record["slo_ttft"] else []
     goals += [f"each further one within {seconds(record['slo_tpot'])}"] if record["slo_tpot"] else []
     if not record["found_rate"]:
@@ -216,7 +228,7 @@ def _served(record: Record) -> str:
     """What the server did with its load, as a person would say it."""
     if record.get("found_rate") is not None:
         return _found(record)
-    where = f"{record['model']} on {record['gpus']}× {record['gpu']}"
+    where = f"{record['model']} on {record['total_gpus']}× {record['gpu']}"
     if not record["completed"]:
         return f"{where} serves none of these requests"
     rate = f"{_rate(record['requests_per_s'])} requests and {record['throughput_tokens_per_s']:,.0f} tokens a second"
@@ -224,4 +236,6 @@ def _served(record: Record) -> str:
     half = f"half of the requests see their first token within {seconds(record['ttft_p50_s'])}"
     cost = record.get("cost_per_million_tokens")
     paid = f"; a million tokens cost {cost:,.2f}" if cost else ""
-    return f"{where} serves {most}{rate}; {half}{paid}"
+    chosen = record["num_speculative_tokens_from"]
+    drafted = f"; {record['num_speculative_tokens']} drafted tokens a step, {chosen}" if chosen else ""
+    return f"{where} serves {most}{rate}; {half}{paid}{drafted}"

@@ -7,7 +7,7 @@ but lengths are one event. With a draft a pass verifies the drafted tokens of ev
 their `Scheduling`.
 """
 
-from collections import deque
+import math
 
 from kvcalc.serving.decoding import Decoding, InStep, OwnPace
 from kvcalc.serving.door import Door
@@ -17,6 +17,7 @@ from kvcalc.serving.prefixes import Prefixes
 from kvcalc.serving.scheduling import MIXED, Limits, Live, Scheduling, lasting, passes_until
 from kvcalc.serving.steps import Chunks
 from kvcalc.serving.tables import Passes
+from kvcalc.serving.waiting import Waiting
 
 
 class Continuous:
@@ -33,20 +34,19 @@ class Continuous:
             OwnPace(pool, steps.drafting, log) if steps.drafting else InStep(pool, max(door.outputs, default=1))
         )
         self.now, self.admitted, self.held, self.swap_bytes, self.promised, self.waited = 0.0, 0, 0, 0, 0, 0
+        self.horizon = math.inf  # until when all that comes is known
         self.unseen = 0  # decode passes since the last look at what has come
-        self.waiting: deque[int] = deque()  # as they come
-        self.preempted: list[Live] = []  # those that come before them, the next one last
+        self.waiting = Waiting(door)
         self.prefilling: list[Live] = []
         self.joining: list[Live] = []
 
     @property
-    def queue(self) -> int:
-        """Requests that wait to be admitted."""
-        return len(self.waiting) + len(self.preempted)
-
-    @property
     def busy(self) -> bool:
-        return bool(self.decoding.count or self.waiting or self.prefilling or self.preempted)
+        return bool(self.decoding.count or self.prefilling or self.waiting)
+
+    def when(self) -> float:
+        """When it goes on, as far as is known."""
+        return self.now if self.busy else max(self.now, self.door.next_s)
 
     def run(self) -> bool:
         """One pass, or passes in a row in which nothing changes; False when all is done."""
@@ -54,7 +54,7 @@ class Continuous:
         if not busy:
             self.now = max(self.now, door.next_s)
         if door.next_s <= self.now and not (busy and self.unseen):
-            self.waiting += door.admit(self.now)
+            self.waiting.fresh += door.admit(self.now)
             busy = self.busy
         if busy:
             self._pass()
@@ -63,7 +63,7 @@ class Continuous:
     def _pass(self) -> None:
         preempted = self._make_room()
         chunks: list[tuple[Live, int]] = []
-        if self.prefilling or self.waiting or self.preempted:
+        if self.prefilling or self.waiting:
             room = self.limits.max_num_batched_tokens - (0 if self.how.decodes_wait else self.decoding.count * self.steps.queries)
             chunks = self._chunks(room) if self.prefilling else chunks
             if not preempted:
@@ -103,7 +103,7 @@ class Continuous:
                 self.log.recomputed_tokens += live.target
                 live.cached = 0
         self.promised -= live.promised
-        self.preempted.append(live)
+        self.waiting.preempted.append(live)
 
     def _swap(self, moved: int) -> None:
         self.swap_bytes += moved
@@ -122,12 +122,12 @@ class Continuous:
     def _admit(self, budget: int, others: bool) -> list[tuple[Live, int]]:
         """Requests from the queue, while there are seats, tokens and memory, and the first piece of each."""
         found: list[tuple[Live, int]] = []
-        if not self.queue or self._waits_for_company(budget):
+        if not self.waiting or self._waits_for_company(budget):
             return found
         taken = self.decoding.needed + self.held
         seats = self.limits.max_num_seqs - self.decoding.count - len(self.prefilling)
-        while (self.waiting or self.preempted) and budget > 0 and seats > 0:
-            head = self.preempted[-1] if self.preempted else Live(self.waiting[0], self.door.inputs[self.waiting[0]])
+        while self.waiting and budget > 0 and seats > 0:
+            head = self.waiting.head()
             if self.prefixes and not head.order:
                 head.cached = self.prefixes.found(head.index, head.target, self.pool.budget - taken)
             need, promised = self.table[head.target], self._promise(head)
@@ -139,6 +139,11 @@ class Continuous:
             seats -= 1
             taken += need
             self._enter(head, need, promised)
+            if head.handed:
+                head.handed = False
+                self.decoding.join(head, self.door.outputs[head.index] - head.generated)
+                budget -= self.steps.queries
+                continue
             if head.swapped:
                 self._swap(self.table[head.cached])
                 self.joining.append(head)
@@ -149,16 +154,14 @@ class Continuous:
         return found
 
     def _enter(self, head: Live, need: int, promised: int) -> None:
-        if self.preempted:
-            self.preempted.pop()
-        else:
-            self.waiting.popleft()
+        self.waiting.pop()
+        if not head.order:
             self.log.scheduled[head.index] = self.now
-            self.log.found_tokens += head.cached
+            self.log.found_tokens += 0 if head.handed else head.cached
         self.admitted += 1
         head.order, head.promised = self.admitted, promised
         self.promised += promised
-        if not head.swapped:
+        if not (head.swapped or head.handed):
             self.held += need
 
     def _promise(self, head: Live) -> int:
@@ -173,12 +176,8 @@ class Continuous:
         if not self.how.wait_passes or not self.decoding.count or self.waited >= self.how.wait_passes:
             self.waited = 0
             return False
-        tokens = sum(live.target - live.cached for live in self.preempted)
-        for index in self.waiting:
-            if tokens >= self.how.wait_share * budget:
-                break
-            tokens += self.door.inputs[index]
-        waits = tokens < self.how.wait_share * budget
+        enough = self.how.wait_share * budget
+        waits = self.waiting.tokens(enough) < enough
         self.waited = self.waited + 1 if waits else 0
         return waits
 
@@ -203,7 +202,7 @@ class Continuous:
             kept += sum(self.kept[j.cached] for j in self.joining)
         grown, done = decoding.grow(1, seconds, 0.0, held, kept) if count else (decoding.still(seconds, held, kept), [])
         tokens = count * self.steps.queries + prompt
-        self.log.ran(start, seconds, 1, count + len(pieces), tokens, prompt, self.queue, grown)
+        self.log.ran(start, seconds, 1, count + len(pieces), tokens, prompt, len(self.waiting), grown)
         self._pass_time(seconds, done)
         self._prompted(pieces)
 
@@ -215,8 +214,8 @@ class Continuous:
         many = decoding.in_a_row(line.passes, self.pool.budget - self.held)
         if self.waited:
             many = min(many, self.how.wait_passes - self.waited + 1)
-        coming = self.door.next_s
-        if many > 1 and coming < start + lasting(line, many) and (self.waited or not self.queue):
+        coming = min(self.door.next_s, self.horizon)
+        if many > 1 and coming < start + lasting(line, many) and (self.waited or not self.waiting):
             until = passes_until(line, many, coming - start)
             many = min(many, until + -(self.unseen + until) % self.how.receive_interval)
         self.unseen = (self.unseen + many) % self.how.receive_interval
@@ -224,7 +223,7 @@ class Continuous:
         seconds = lasting(line, many)
         kept = sum([self.kept[p.cached] for p in self.prefilling]) if self.prefilling else 0
         grown, done = decoding.grow(many, line.first, line.rise, self.held, kept)
-        self.log.ran(start, seconds, many, count, count * self.steps.queries, 0, self.queue, grown)
+        self.log.ran(start, seconds, many, count, count * self.steps.queries, 0, len(self.waiting), grown)
         self._pass_time(seconds, done)
 
     def _pass_time(self, seconds: float, done: list[Live]) -> None:

@@ -32,8 +32,11 @@ class Clients(NamedTuple):
 class Door:
     """Lets requests in, in the order in which they reach the engine. A request that could never fit is rejected at once.
 
-    next_s: when the next request comes, as far as is known; infinity when none does before another is done.
+    next_s: when the next request comes, as far as is known; infinity when none does before another is done. handed: whether
+    they come with their prompts computed.
     """
+
+    handed = False
 
     def __init__(self, requests: Requests, pool: Pool, log: Log, clients: Clients = Clients()) -> None:  # noqa: B008
         self.inputs: list[int] = requests.input_len.tolist()

@@ -6,7 +6,8 @@ import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.serving.load import Load
-from kvcalc.serving.run import Run, ServerSettings, serve
+from kvcalc.serving.run import Run, serve
+from kvcalc.serving.settings import ServerSettings
 from kvcalc.timing.deployment import Deployment
 
 GOOD = 0.99  # of the requests, what has to meet every goal

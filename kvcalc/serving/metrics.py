@@ -7,10 +7,12 @@ holds no token. kv_peak: the most allocated at once, of the budget. Little's law
 arrivals per second times mean time in it; the first is integrated over the passes, the others come from the requests.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from kvcalc.serving.log import Log
 from kvcalc.serving.simulation import Served
 
 PERCENTILES = (50, 90, 99)
@@ -30,7 +32,7 @@ def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[
     """The record of a run. `open_loop`: requests come whatever the server does, so that its queue may diverge, which a few
     cannot tell.
     """
-    logs, requests = served.logs, served.requests
+    logs, requests, all_logs = served.logs, served.requests, (*served.logs, *served.prefill)
     arrived, scheduled, first, finished = (gathered(served, name) for name in ("arrived", "scheduled", "first", "finished"))
     done = finished == finished
     out = requests.output_len[done]
@@ -39,7 +41,7 @@ def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[
     span = float(finished.max() - arrived.min()) if many else 0.0
     ttft, e2e, longer = first - arrived, finished - arrived, out > 1
     tpot = (finished - first)[longer] / (out[longer] - 1)
-    busy, slots = sum(log.busy_s for log in logs), sum(log.slots for log in logs)
+    busy, slots = sum(log.busy_s for log in logs), sum(log.slots for log in all_logs)
     allocated = sum(log.allocated_byte_s for log in logs)
     record: dict[str, Any] = {"requests": len(requests), "completed": many}
     record["rejected"] = sum(int(log.rejected.sum()) for log in logs)
@@ -52,19 +54,20 @@ def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[
     for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):
         record |= spread(name, values)
     record["queueing_mean_s"] = mean(scheduled - arrived)
+    record |= _prompts_apart(served, span)
     record |= _goodput(goals, ttft, (finished - first) / (out - 1).clip(1), span)
     record |= {
-        "padding_waste": sum(log.padded for log in logs) / slots if slots else None,
-        "padded_slots": sum(log.padded for log in logs),
+        "padding_waste": sum(log.padded for log in all_logs) / slots if slots else None,
+        "padded_slots": sum(log.padded for log in all_logs),
         "token_slots": slots,
         "kv_waste": 1 - sum(log.stored_byte_s for log in logs) / allocated if allocated else None,
         "kv_peak": max((log.peak for log in logs), default=0) / budget if budget else None,
         "kv_peak_bytes": max((log.peak for log in logs), default=0),
         "kv_budget_bytes": budget,
-        "preemptions": sum(log.preemptions for log in logs),
-        "recomputed_tokens": sum(log.recomputed_tokens for log in logs),
-        "swapped_bytes": sum(log.swapped_bytes for log in logs),
-        "passes": sum(log.passes for log in logs),
+        "preemptions": sum(log.preemptions for log in all_logs),
+        "recomputed_tokens": sum(log.recomputed_tokens for log in all_logs),
+        "swapped_bytes": sum(log.swapped_bytes for log in all_logs),
+        "passes": sum(log.passes for log in all_logs),
         "mean_batch_size": sum(log.sequences_s for log in logs) / busy if busy else None,
         "utilization": min(1.0, busy / (span * len(logs))) if span else None,
         "mean_in_system": sum(log.in_system_s for log in logs) / span if span else None,
@@ -74,13 +77,29 @@ def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[
 
 
 def gathered(served: Served, name: str) -> Any:
-    """A column of all ranks' logs, in the order of the requests."""
+    """A column of all ranks' logs, in the order of the requests. Where prompts are apart work begins with them."""
+    return _of_ranks(served.prefill if name == "scheduled" and served.prefill else served.logs, name, len(served.requests))
+
+
+def _of_ranks(logs: Sequence[Log], name: str, count: int) -> Any:
     import numpy as np
 
-    found = np.full(len(served.requests), np.nan)
-    for rank, log in enumerate(served.logs):
-        found[rank :: len(served.logs)] = getattr(log, name)
+    found = np.full(count, np.nan)
+    for rank, log in enumerate(logs):
+        found[rank :: len(logs)] = getattr(log, name)
     return found
+
+
+def _prompts_apart(served: Served, span: float) -> dict[str, float | None]:
+    """Of replicas for prompts alone the share of the time that they work, and the mean wait from a first token to its decodes."""
+    if not served.prefill:
+        return {"prefill_utilization": None, "decode_queueing_mean_s": None}
+    went_on = _of_ranks(served.logs, "scheduled", len(served.requests)) - gathered(served, "first")
+    busy = sum(log.busy_s for log in served.prefill)
+    return {
+        "prefill_utilization": min(1.0, busy / (span * len(served.prefill))) if span else None,
+        "decode_queueing_mean_s": mean(went_on[went_on == went_on]),
+    }
 
 
 def mean(values: Any) -> float | None:
@@ -113,14 +132,18 @@ def diverges(served: Served) -> bool:
     arrivals queueing grew by more than 2 % of the time that went by, and when the last one came more than 2 % of all requests,
     ten, and as many as the server ever started at once were still waiting; or when it grew by 25 %, and 10 % and ten wait.
     """
-    return any(_grows(log) for log in served.logs)
+    if served.prefill:
+        waits = [(log.arrived, log.scheduled) for log in served.prefill] + [(log.first, log.scheduled) for log in served.logs]
+        return any(_grows(*each) for each in waits)
+    return any(_grows(log.arrived, log.scheduled, log.finished) for log in served.logs)
 
 
-def _grows(log: Any) -> bool:
+def _grows(arrived: Any, scheduled: Any, finished: Any = None) -> bool:
+    """finished: NaN of those that do not count."""
     import numpy as np
 
-    done = log.finished == log.finished
-    arrived, scheduled = log.arrived[done], log.scheduled[done]
+    done = scheduled == scheduled if finished is None else finished == finished
+    arrived, scheduled = arrived[done], scheduled[done]
     half = arrived.size // 2
     if half < 2 or arrived[-1] <= arrived[half]:
         return False

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from kvcalc.errors import UserError, nearest
 from kvcalc.serving.continuous import Continuous
 from kvcalc.serving.door import Clients, Door
+from kvcalc.serving.handover import Apart, Handover, set_apart
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.prefixes import Prefixes
@@ -26,12 +27,14 @@ TOLD = 100  # requests of which progress is told at once
 class Served(NamedTuple):
     """What was asked and what came of it, a log a rank: rank r of n took every n-th request from the r-th on.
 
-    whole: False where Ctrl-C ended it before all were done.
+    whole: False where Ctrl-C ended it before all were done. prefill: logs of ranks for prompts alone, beside which `logs` are
+    those of the ranks that decode; they share the times of the requests.
     """
 
     requests: Requests
     logs: tuple[Log, ...]
     whole: bool = True
+    prefill: tuple[Log, ...] = ()
 
 
 def simulate(
@@ -44,6 +47,7 @@ def simulate(
     progress: Callable[[int], None] | None = None,
     scheduling: Scheduling = MIXED,
     prefixes: Prefixes | None = None,
+    handover: Handover | None = None,
 ) -> Served:
     """Serve all requests. `progress` is told how many more are done, now and then; Ctrl-C keeps those that are.
 
@@ -59,6 +63,11 @@ def simulate(
         what += f" of {steps.queries} queries" if steps.drafting else ""
         raise UserError(what, hint="Raise max-num-batched-tokens, or lower max-num-seqs")
     asking = Clients(clients) if isinstance(clients, int) else clients
+    if handover:
+        if policy != "continuous":
+            raise UserError("prompts apart from decodes are simulated under continuous batching", hint="Leave --policy out")
+        servers = set_apart(requests, pool, steps, limits, asking, scheduling, prefixes, handover)
+        return _apart(servers, requests, bool(asking.concurrency), progress)
     ranks = min(steps.ranks, len(requests))
     logs = tuple(Log(len(range(rank, len(requests), steps.ranks)), rank) for rank in range(ranks))
     try:
@@ -70,6 +79,25 @@ def simulate(
             raise
         return Served(requests, logs, whole=False)
     return Served(requests, logs)
+
+
+def _apart(servers: Apart, requests: Requests, closed: bool, progress: Callable[[int], None] | None) -> Served:
+    """Prompts and decodes on replicas of their own, until all is done."""
+    whole, told = True, 0
+    try:
+        while servers.open:
+            servers.run(closed)
+            if progress and servers.done - told >= TOLD:
+                progress(servers.done - told)
+                told = servers.done
+        if progress:
+            progress(servers.done - told)
+    except KeyboardInterrupt:
+        whole = False
+    prompts, logs = (tuple(server.log for server in some) for some in servers)
+    if not whole and not any((log.finished == log.finished).any() for log in logs):
+        raise KeyboardInterrupt
+    return Served(requests, logs, whole, prompts)
 
 
 def _run(server: Continuous | Static, progress: Callable[[int], None] | None) -> None:

@@ -114,7 +114,6 @@ def test_the_table_says_what_is_drafted(kvcalc: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--draft llama-3.2-1b", "a server's draft needs num-speculative-tokens"),
         ("--acceptance-rate 0.5", "are of a draft, and there is none"),
         ("--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 1.5", "is not between 0 and 1"),
         ("--draft llama-3.2-1b --num-speculative-tokens 4 --policy static", "under continuous batching alone"),
@@ -125,6 +124,17 @@ def test_the_table_says_what_is_drafted(kvcalc: Run) -> None:
 def test_what_no_server_can_do_is_refused(kvcalc: Run, options: str, said: str) -> None:
     result = kvcalc(f"serve llama-3.1-8b --num-prompts 3 {options}")
     assert result.code == 2 and said in result.err and len(result.err.splitlines()) == 1
+
+
+def test_drafted_tokens_are_chosen_where_nobody_says(kvcalc: Run) -> None:
+    """As many as suit one request best, as `latency` has it; DeepSeek-V3 has one prediction layer."""
+    line = "llama-3.1-70b --gpu h200 --tp 4 --input-len 500 --output-len 200 --draft llama-3.2-1b --acceptance-rate 0.6"
+    (served,), (alone,) = (kvcalc(f"{command} {line} --format json").records for command in ("serve --num-prompts 3", "latency"))
+    assert served["num_speculative_tokens"] == alone["num_speculative_tokens"] > 0
+    out = " ".join(kvcalc(f"serve --num-prompts 3 {line}").out.split())
+    assert f"{alone['num_speculative_tokens']} drafted tokens a step, the best for one request at a time" in out
+    (own,) = kvcalc("serve deepseek-v3 --gpu h200 --tp 8 --num-prompts 1 --draft mtp --format json").records
+    assert (own["num_speculative_tokens"], own["num_speculative_tokens_from"]) == (1, "one for each prediction layer")
 
 
 def test_prediction_layers_serve_with_their_own_weights_and_cache(kvcalc: Run) -> None:

@@ -1,0 +1,130 @@
+"""Prompts and decodes on replicas of their own: a prompt's cache crosses the link once, and its answer goes on elsewhere.
+
+Prompts go to their ranks in turn, decodes to theirs. The first token comes with the last pass of the prompt, and reaches its user
+when the cache has crossed the link (transfers are not queued); then the request waits for a seat and for memory where it decodes.
+A prompt's own memory is free as soon as it is computed. What is preempted is computed again where it decodes. The servers run
+side by side, always the one that is furthest behind, and none past what another may still send it.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kvcalc.serving.continuous import Continuous
+from kvcalc.serving.door import NOBODY, Clients, Door
+from kvcalc.serving.log import Log
+from kvcalc.serving.pool import Pool
+from kvcalc.serving.prefixes import Prefixes
+from kvcalc.serving.requests import Requests
+from kvcalc.serving.scheduling import Limits, Scheduling
+from kvcalc.serving.tables import Passes
+
+TIMES = ("arrived", "scheduled", "first", "finished", "rejected")
+
+
+class Handover(NamedTuple):
+    """replicas: for prompts, beside the one that decodes. seconds: of the cache of a prompt of so many tokens on the link."""
+
+    replicas: int
+    seconds: Callable[[int], float]
+
+
+class AnswersDoor(Door):
+    """Lets requests in whose prompts have been computed elsewhere; `senders` are told of those who are done."""
+
+    handed = True
+
+    def __init__(self, requests: Requests, pool: Pool, log: Log, rank: int, ranks: int) -> None:
+        super().__init__(requests, pool, log)
+        self.line, self.head, self.next_s = iter(()), NOBODY, math.inf
+        self.rank, self.ranks = rank, ranks
+        self.senders: Sequence[PromptsDoor] = ()
+
+    def leave(self, index: int, now: float) -> None:
+        super().leave(index, now)
+        self.senders[(self.rank + index * self.ranks) % len(self.senders)].answered(now)
+
+
+class PromptsDoor(Door):
+    """Lets requests in for their first token, and hands them on."""
+
+    def __init__(
+        self, requests: Requests, pool: Pool, log: Log, clients: Clients, rank: int, answers: Sequence[AnswersDoor],
+        handover: Handover,
+    ) -> None:  # fmt: skip
+        super().__init__(requests, pool, log, clients)
+        self.rank, self.answers, self.handover = rank, answers, handover
+        self.answer_lens, self.outputs = self.outputs, [1] * len(self.outputs)
+
+    def leave(self, index: int, now: float) -> None:
+        """A prompt has been computed; an answer of one token is complete when that token is there."""
+        self.in_system -= 1
+        there, whole = now + self.handover.seconds(self.inputs[index]), self.rank + index * self.handover.replicas
+        self.log.first[index] = there
+        sent = float(self.log.arrived[index])
+        door = self.answers[whole % len(self.answers)]
+        if self.answer_lens[index] > 1:
+            door.come(there, whole // len(self.answers), sent)
+            return
+        self.log.finished[index] = there
+        door.log.in_system_s += there - sent
+        self.answered(there)
+
+    def answered(self, at: float) -> None:
+        """A client has its whole answer."""
+        self._free(at)
+
+
+class Apart(NamedTuple):
+    """The servers of prompts and of decodes, by rank."""
+
+    prompts: list[Continuous]
+    decodes: list[Continuous]
+
+    @property
+    def open(self) -> bool:
+        return any(server.door.open for server in self.prompts)
+
+    @property
+    def done(self) -> int:
+        return sum(server.door.done for server in self.prompts)
+
+    def run(self, closed: bool) -> None:
+        """The server that is furthest behind runs on. closed: answers bring new requests, so that decodes wait for each other."""
+        servers = [*self.prompts, *self.decodes]
+        server = min(servers, key=Continuous.when)
+        if server.door.handed:
+            before = servers if closed else self.prompts
+            server.horizon = min((one.when() for one in before if one is not server), default=math.inf)
+        server.run()
+
+
+def set_apart(
+    requests: Requests, pool: Pool, steps: Passes, limits: Limits, clients: Clients, scheduling: Scheduling,
+    prefixes: Prefixes | None, handover: Handover,
+) -> Apart:  # fmt: skip
+    """Servers whose logs share the times of the requests. A replica has as many ranks as `steps` has."""
+    count, many, whole = steps.ranks, steps.ranks * handover.replicas, Log(len(requests))
+    decodes, prompts = [], []
+    for rank in range(min(count, len(requests))):
+        log = _shared(whole, rank, count)
+        log.scheduled = log.scheduled.copy()  # when it may go on there; when work began is the prompts' to say
+        door = AnswersDoor(requests.share(rank, count), pool, log, rank, count)
+        decodes.append(Continuous(door, pool, steps, limits, log, scheduling))
+    doors = [server.door for server in decodes if isinstance(server.door, AnswersDoor)]
+    for rank in range(min(many, len(requests))):
+        log, asking = _shared(whole, rank, many), clients.share(rank, many)
+        each = handover._replace(replicas=many)
+        door_in = PromptsDoor(requests.share(rank, many), pool, log, asking, rank, doors, each)
+        prompts.append(Continuous(door_in, pool, steps, limits, log, scheduling, prefixes))
+    for answers in doors:
+        answers.senders = [server.door for server in prompts if isinstance(server.door, PromptsDoor)]
+    return Apart(prompts, decodes)
+
+
+def _shared(whole: Log, rank: int, ranks: int) -> Log:
+    """The log of a rank whose times are those of every so many-th request of the whole."""
+    log = Log(0, rank)
+    for name in TIMES:
+        setattr(log, name, getattr(whole, name)[rank::ranks])
+    return log

@@ -1,0 +1,162 @@
+"""Prompts and decodes on replicas of their own: by hand, what must hold whatever comes, and against `plan`."""
+
+import itertools
+
+import numpy as np
+import pytest
+from conftest import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from servers import HandClock, asked, byte_pool
+
+from kvcalc.serving.door import Clients
+from kvcalc.serving.handover import Handover
+from kvcalc.serving.metrics import Goals, gathered, summary
+from kvcalc.serving.pool import Pool
+from kvcalc.serving.prefixes import Shared
+from kvcalc.serving.replica import capacity
+from kvcalc.serving.scheduling import Limits
+from kvcalc.serving.simulation import Served, simulate
+from kvcalc.serving.steps import Steps
+
+
+def apart(
+    *rows: tuple[float, int, int], clients: Clients | int = 0, replicas: int = 1, dp: int = 1, pool: Pool | None = None,
+    clock: HandClock | None = None, **limits: int,
+) -> Served:  # fmt: skip
+    """A pass a second, a prompt's cache a quarter of one on the link."""
+    steps, handover = Steps(clock or HandClock(1.0, dp=dp)), Handover(replicas, lambda tokens: 0.25)  # type: ignore[arg-type]
+    return simulate(asked(*rows), pool or byte_pool(), steps, Limits(**limits), clients=clients, handover=handover)
+
+
+def test_a_request_by_hand() -> None:
+    """Prompts: a pass from 0 to 1, one from 1 to 2 for both others. First tokens 0.25 s later.
+
+    Decodes: the first one's passes end at 2.25, 3.25 and 4.25. The second comes at 2.25, in time for the pass to 3.25, its last.
+    The third has an answer of one token, which is there with its cache.
+    """
+    run = apart((0.0, 5, 4), (0.5, 5, 2), (0.5, 5, 1))
+    assert gathered(run, "arrived").tolist() == [0, 0.5, 0.5]
+    assert gathered(run, "scheduled").tolist() == [0, 1, 1]
+    assert gathered(run, "first").tolist() == [1.25, 2.25, 2.25]
+    assert gathered(run, "finished").tolist() == [4.25, 3.25, 2.25]
+    record = summary(run, 10**9, Goals(), True)
+    assert (record["queueing_mean_s"], record["decode_queueing_mean_s"]) == (pytest.approx(1 / 3), 0)
+    assert (record["passes"], record["token_slots"]) == (2 + 3, 15 + 4)
+    assert record["prefill_utilization"] == pytest.approx(2 / 4.25)
+    assert record["utilization"] == pytest.approx(3 / 4.25)
+    assert record["mean_in_system"] * 4.25 == pytest.approx(4.25 + 2.75 + 1.75)
+
+
+def test_prompts_stop_no_decodes() -> None:
+    """Together, a prompt of 100 beside a decode makes its pass 1 + 100/100 s; apart decodes take 1.01 s each, whatever comes."""
+    rows = [(0.0, 1, 6), *((float(i), 100, 1) for i in range(1, 6))]
+    clock = HandClock(1.0, 0.01)
+    run = apart(*rows, clock=clock)
+    assert gathered(run, "finished")[0] == pytest.approx(1.01 + 0.25 + 5 * 1.01)
+    together = simulate(asked(*rows), byte_pool(), Steps(clock), Limits())  # type: ignore[arg-type]
+    assert together.logs[0].finished[0] > 8
+
+
+def test_prompts_take_turns_on_their_replicas() -> None:
+    """One at a time: four prompts end at 1, 2, 3 and 4 on one replica, at 1 and 2 on two."""
+    rows = [(0.0, 8, 2)] * 4
+    one, two = (gathered(apart(*rows, replicas=n, max_num_batched_tokens=8, max_num_seqs=8), "first") for n in (1, 2))
+    assert one.tolist() == [1.25, 2.25, 3.25, 4.25]
+    assert two.tolist() == [1.25, 1.25, 2.25, 2.25]
+
+
+def test_decodes_wait_for_memory_where_they_decode() -> None:
+    """Room for 8 tokens. Both prompts of 4 are computed in one pass; the first grows to 7, and only then does the other go on."""
+    run = apart((0.0, 4, 4), (0.0, 4, 4), pool=byte_pool(8))
+    assert gathered(run, "first").tolist() == [1.25, 1.25]
+    assert gathered(run, "finished").tolist() == [4.25, 7.25]
+    assert summary(run, 8, Goals(), True)["decode_queueing_mean_s"] == 1.5
+
+
+def test_a_closed_loop_asks_again_when_the_answer_is_there() -> None:
+    """One client who thinks 2 s: prompt 1 s, link 0.25 s, two decodes; then a request of one token, sent at 5.25."""
+    run = apart((0.0, 5, 3), (0.0, 5, 1), (0.0, 5, 2), clients=Clients(1, think_s=2.0))
+    assert gathered(run, "arrived").tolist() == [0, 5.25, 8.5]
+    assert gathered(run, "finished").tolist() == [3.25, 6.5, 10.75]
+
+
+def test_a_prefix_cache_saves_where_prompts_are_computed() -> None:
+    """0.5 of 100 tokens are found: the pass of the prompt takes 0.5 s of 1."""
+    steps, handover = Steps(HandClock(0.0, 0.01)), Handover(1, lambda tokens: 0.25)  # type: ignore[arg-type]
+    run = simulate(asked((0.0, 100, 2)), byte_pool(), steps, Limits(), prefixes=Shared(0.5, 1), handover=handover)
+    assert run.logs[0].first.tolist() == [0.75]
+    assert run.prefill[0].found_tokens == 50
+
+
+@pytest.mark.parametrize(("replicas", "each"), [(1, 1.0), (2, 0.5), (9, 2 / 3)])
+@pytest.mark.parametrize("dp", [1, 3])
+def test_capacity_is_that_of_the_pool_with_less(replicas: int, each: float, dp: int) -> None:
+    """Prompts of 10, one a pass; answers of 3, two decodes shared by 3 sequences of 11 tokens that 33 bytes hold."""
+    steps, limits = Steps(HandClock(1.0, dp=dp)), Limits(max_num_seqs=9, max_num_batched_tokens=10)  # type: ignore[arg-type]
+    assert capacity(steps, byte_pool(33), limits, 10, 3, replicas) == pytest.approx(dp / max(each, 2 / 3))
+
+
+loads = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.3, 2.0, 7.7, 21.0]), st.integers(1, 40), st.integers(1, 25)), min_size=1, max_size=20
+).map(sorted)
+
+
+@settings(max_examples=60)
+@given(loads, st.integers(66, 160), st.integers(1, 6), st.integers(1, 3), st.integers(1, 2), st.integers(0, 4))
+def test_nothing_is_lost(
+    rows: list[tuple[float, int, int]], budget: int, seats: int, replicas: int, dp: int, clients: int
+) -> None:
+    """Every request ends once, in order of its times; every token is made once; Little's law holds; memory is never over-full."""
+    run = apart(
+        *rows, clients=clients, replicas=replicas, dp=dp, pool=byte_pool(budget, 4, most=200), clock=HandClock(0.5, 0.01, dp),
+        max_num_seqs=seats, max_num_batched_tokens=16,
+    )  # fmt: skip
+    load, record = run.requests, summary(run, budget, Goals(), True)
+    times = [gathered(run, name) for name in ("arrived", "scheduled", "first", "finished")]
+    assert all((before <= after + 1e-9).all() for before, after in itertools.pairwise(times))
+    assert (times[2] >= times[1] + 0.25).all()
+    logs = (*run.prefill, *run.logs)
+    made, further = sum(log.decode_tokens for log in run.logs), (load.output_len - 1).sum()
+    assert further - record["preemptions"] <= made <= further  # a token each may come from what is computed again
+    assert sum(log.prefill_tokens for log in logs) == load.input_len.sum() + record["recomputed_tokens"]
+    assert max(log.peak for log in logs) <= budget
+    assert record["mean_in_system"] == pytest.approx(record["requests_per_s"] * record["e2e_mean_s"])
+
+
+def test_a_stream_is_plan_s_ttft_and_latency_s_steps(kvcalc: Run) -> None:
+    """One request at a time: TTFT as `plan` says it of prompts apart, and the steps of `latency`."""
+    words = "llama-3.1-8b --gpu h100 --isl 4000 --osl 100 --format json"
+    (served,) = kvcalc(f"serve {words} --num-prompts 3 --max-concurrency 1 --disaggregate").records
+    (alone,) = kvcalc(f"latency {words}").records
+    sent = 4000 * 131_072 / 450e9  # 32 layers · 2 · 8 heads · 128 · 2 B, NVLink's 450 GB/s a direction
+    assert served["transfer_s"] == pytest.approx(sent, rel=1e-12)
+    assert served["ttft_p50_s"] == pytest.approx(alone["ttft_s"] + sent, rel=1e-9)
+    assert served["tpot_p50_s"] == pytest.approx(alone["tpot_s"], rel=1e-3)
+    planned = kvcalc(f"plan {words} --rate 1 --disaggregate --tp 1 --pp 1 --max-gpus 2").records
+    assert served["ttft_p50_s"] == pytest.approx(next(r["ttft_s"] for r in planned if r["prefill_replicas"]), rel=1e-9)
+    assert served["tpot_p90_error"] is served["time_p90_error"] is None
+    assert (served["prefill_replicas"], served["gpus"], served["total_gpus"]) == (1, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--disaggregate --policy static", "prompts apart from decodes are simulated under continuous batching"),
+        ("--prefill-replicas 2", "prefill-replicas are of a server whose prompts are processed apart"),
+        ("--disaggregate --prefill-replicas 0", "prefill-replicas 0 is outside 1 to 1,024"),
+        ("--disaggregate --gpu t4", "t4 gives no rate of a link"),
+    ],
+)
+def test_what_cannot_be_apart_is_refused(kvcalc: Run, options: str, said: str) -> None:
+    result = kvcalc(f"serve llama-3.2-1b --num-prompts 3 {options}")
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+
+
+def test_the_same_seed_gives_the_same_run(kvcalc: Run) -> None:
+    line = "serve llama-3.1-8b --rate 8 --num-prompts 60 --input-len lognormal:600,3000 --disaggregate --prefill-replicas 2"
+    first, second = (kvcalc(f"{line} --format json").out for _ in range(2))
+    assert first == second
+    assert "prompts on 2 replicas of their own" in " ".join(kvcalc(line).out.split())
+    assert np.isfinite(kvcalc(f"{line} --format json").records[0]["decode_queueing_mean_s"])
