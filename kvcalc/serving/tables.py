@@ -3,9 +3,9 @@
     pass = products and all else that sees tokens alone (all tokens of the pass)
          + the head (sequences) + attention of the decodes (how many, their mean context) + attention of each piece of a prompt
 
-The tables are filled by whole passes through the model: attention is what such a pass takes beyond its products and its head,
-so nothing is timed here that a pass would not time, and nothing of it is lost. Between their points lie straight lines. A
-sequence alone and the first EXACT kinds of prompts are timed as whole passes.
+The tables are filled by whole passes through the model, so nothing is timed here that a pass would not time, and nothing of it
+is lost: what a pass behind a context takes more than a prompt of as many tokens goes with its attention. Between their points
+lie straight lines. A sequence alone and the first EXACT kinds of prompts are timed as whole passes.
 """
 
 from bisect import bisect_right
@@ -85,6 +85,7 @@ class Tables:
         self._pieces: dict[int, Table] = {}
         self._prompts: dict[tuple[Chunks, int], float] = {}
         self._lengths = ladder(1, self.most, LENGTH_RATIO, 16)
+        self._prompt = self._of_prompts(self._lengths)
 
     def covers(self, most: int, tokens: int, sequences: int) -> bool:
         """Whether the tables reach so far."""
@@ -165,18 +166,26 @@ class Tables:
         for at in (step, step + 1):
             if at not in self._pieces:
                 batch = Batch((Sequences(self._ones(self._lengths) * self.ranks, _array(self._lengths), 512 * at),))
-                whole = _listed(sum(self._parts(batch).values()), self._lengths)
-                alone = self.head(1)
-                beside = [seconds - self.work(new) - alone for seconds, new in zip(whole, self._lengths, strict=True)]
-                self._pieces[at] = Table(self._lengths, beside)
+                self._pieces[at] = Table(self._lengths, _listed(self._beyond(batch, self._prompt), self._lengths))
         low = self._pieces[step](new)
         return low + (self._pieces[step + 1](new) - low) * (past / 512 - step) if past % 512 else low
 
     def _by_tokens(self, most: int) -> Table:
         """Seconds of what sees tokens alone."""
         tokens = ladder(1, most, TOKENS_RATIO, DENSE)
-        batch = Batch((Sequences(self._ones(tokens) * self.ranks, _array(tokens), 0),))
-        return Table(tokens, _listed(self._parts(batch)[TOKENS], tokens))
+        return Table(tokens, self._of_prompts(tokens).tolist())
+
+    def _of_prompts(self, tokens: Sequence[int]) -> Any:
+        """Seconds of what sees tokens alone in a pass of one prompt of so many tokens, for each."""
+        parts = self._parts(Batch((Sequences(self._ones(tokens) * self.ranks, _array(tokens), 0),)))
+        return _array(_listed(parts[TOKENS], tokens), float)
+
+    def _beyond(self, batch: Batch, prompts: Any) -> Any:
+        """Seconds of what hangs on the groups of a batch: their attention, and by how much what is taken to see tokens alone
+        takes more, or less, than in prompts of as many tokens.
+        """
+        parts = self._parts(batch)
+        return prompts * 0 + parts[GROUP] + (parts[TOKENS] - prompts)
 
     def _by_sequences(self, most: int) -> tuple[Table, list[int], list[int], Any]:
         """Seconds of the head, and of the attention of decodes by their number and context."""
@@ -184,13 +193,11 @@ class Tables:
 
         many = ladder(1, most, 1.1, 64)
         heads = self._parts(Batch((Sequences(_array(many) * self.ranks, 1, 0),)))[HEAD]
-        head = Table(many, _listed(heads, many))
         counts, contexts = ladder(1, most, COUNT_RATIO), ladder(1, self.most, CONTEXT_RATIO, 2)
         grid = np.array([(n, c) for n in counts for c in contexts])
-        whole = sum(self._parts(Batch((Sequences(grid[:, 0] * self.ranks, 1, grid[:, 1] - 1),))).values())
-        shaped = np.broadcast_to(whole, (len(grid),)).reshape(len(counts), len(contexts))
-        beside = np.array([self.work(count) + head(count) for count in counts])
-        return head, counts, contexts, shaped - beside[:, None]
+        prompt = np.repeat(self._of_prompts(counts), len(contexts))
+        beyond = self._beyond(Batch((Sequences(grid[:, 0] * self.ranks, 1, grid[:, 1] - 1),)), prompt)
+        return Table(many, _listed(heads, many)), counts, contexts, beyond.reshape(len(counts), len(contexts))
 
     def _ones(self, like: Sequence[int]) -> Any:
         import numpy as np
@@ -213,10 +220,10 @@ class Tables:
         return found
 
 
-def _array(values: Sequence[int]) -> Any:
+def _array(values: Sequence[Any], dtype: type = int) -> Any:
     import numpy as np
 
-    return np.array(values, dtype=np.int64)
+    return np.array(values, dtype=np.int64 if dtype is int else dtype)
 
 
 def _listed(values: Any, like: Sequence[int]) -> list[float]:
