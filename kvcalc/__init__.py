@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from kvcalc.layers.cost import Cost, Operator
     from kvcalc.layers.ranks import Parallelism
     from kvcalc.model.memory import CacheSize
-    from kvcalc.model.operators import total
     from kvcalc.model.precision import Precision
     from kvcalc.model.spec import Layer, Model
+    from kvcalc.report.answer import Answer
     from kvcalc.report.keys import record_keys
-    from kvcalc.report.lower import cache_size, forward, load_gpu, load_model, mha_ratio, roofline, weight_bytes
-    from kvcalc.report.notebook import Answer, Deployment, deploy, plan
+    from kvcalc.report.lower import cache_size, forward, load_gpu, load_model, mha_ratio, roofline, total, weight_bytes
+    from kvcalc.report.notebook import Deployment, deploy, plan
 
 __version__ = "1.0.0"
 
@@ -64,12 +64,12 @@ _HOMES = {
     "layers.cost": ("Cost", "Operator"),
     "layers.ranks": ("Parallelism",),
     "model.memory": ("CacheSize",),
-    "model.operators": ("total",),
     "model.precision": ("Precision",),
     "model.spec": ("Layer", "Model"),
+    "report.answer": ("Answer",),
     "report.keys": ("record_keys",),
-    "report.lower": ("cache_size", "forward", "load_gpu", "load_model", "mha_ratio", "roofline", "weight_bytes"),
-    "report.notebook": ("Answer", "Deployment", "deploy", "plan"),
+    "report.lower": ("cache_size", "forward", "load_gpu", "load_model", "mha_ratio", "roofline", "total", "weight_bytes"),
+    "report.notebook": ("Deployment", "deploy", "plan"),
 }
 
 
@@ -81,7 +81,12 @@ def __getattr__(name: str) -> "Any":
         if name in names:
             value = globals()[name] = getattr(import_module(f"kvcalc.{home}"), name)
             return value
-    raise AttributeError(f"module 'kvcalc' has no attribute {name!r}")
+    hint = ""
+    if not name.startswith("_"):
+        near = import_module("kvcalc.errors").nearest(name, __all__)
+        readings = ("size", "compare", "latency", "serve")
+        hint = f'. Write kvcalc.deploy("llama-3.1-8b", "h100").{name}()' if name in readings else f". {near}"
+    raise AttributeError(f"module 'kvcalc' has no attribute {name!r}{hint}".removesuffix(". "))
 
 
 def __dir__() -> list[str]:

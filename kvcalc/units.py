@@ -48,6 +48,21 @@ def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
     return value
 
 
+def plain(value: Any) -> Any:
+    """A NumPy number as Python's own, a float that is whole as an int; anything else as it is."""
+    value = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def parse_list(given: Any, what: str) -> list[int]:
+    """Token counts of one number or word, of a list of them, or of words between commas. Raises UserError as `parse_tokens`."""
+    given = given.split(",") if isinstance(given, str) else plain(given)
+    parts = list(given) if hasattr(given, "__iter__") else [given]
+    if not parts:
+        raise UserError(f"{what}: the list is empty", hint="Write 4096, 4k or a list of such")
+    return [parse_tokens(str(plain(part)), what) for part in parts]
+
+
 def _times(number: str, unit: int) -> tuple[int, int]:
     """A decimal number times a unit, exactly: the whole part, and whether there is more (not 0)."""
     whole, _, decimals = number.partition(".")

@@ -1,6 +1,7 @@
 """The notebook of the documents, run without jupyter: each code cell in one namespace, and what it prints and shows."""
 
 import ast
+import base64
 import contextlib
 import io
 import json
@@ -23,9 +24,11 @@ def run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:
     if out.getvalue():
         found.append({"name": "stdout", "output_type": "stream", "text": out.getvalue().splitlines(keepends=True)})
     if value is not None:
-        data = {"text/plain": repr(value).splitlines(keepends=True)}
-        if hasattr(value, "_repr_html_"):
-            data = {"text/html": value._repr_html_().splitlines(keepends=True)} | data
+        data: dict[str, Any] = {"text/plain": repr(value).splitlines(keepends=True)}
+        if html := getattr(value, "_repr_html_", lambda: None)():
+            data = {"text/html": html.splitlines(keepends=True)} | data
+        if hasattr(value, "_repr_png_"):
+            data = {"image/png": base64.b64encode(value._repr_png_()).decode()} | data
         found.append({"data": data, "execution_count": None, "metadata": {}, "output_type": "execute_result"})
     return found
 

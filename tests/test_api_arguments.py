@@ -1,12 +1,16 @@
 """Wrong arguments of the Python API: each a UserError that says what is wrong, no traceback from within; and what answers do."""
 
+import struct
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kvcalc
 from kvcalc import UserError, deploy
+from kvcalc.serving.request_record import LatencyOptions
 
 D = deploy("gpt2", "h100")
 
@@ -58,6 +62,22 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: kvcalc.load_gpu(None), "None is no name of a GPU"),  # type: ignore[arg-type]
     (lambda: kvcalc.Parallelism(per_node=-1), "per_node -1"),
     (lambda: kvcalc.plan("gpt2", users="x", context="4k"), "number of users 'x'"),
+    (lambda: kvcalc.plan([], users=3, context="4k"), "a plan takes a model"),
+    (lambda: kvcalc.plan(None, users=3), "None is no list of models"),  # type: ignore[arg-type]
+    (lambda: D.size([]), "context: the list is empty"),
+    (lambda: D.size([1024, None]), "context 'None' is not a whole number"),  # type: ignore[list-item]
+    (lambda: D.size(block_size="x"), "block size 'x'"),  # type: ignore[arg-type]
+    (lambda: D.latency(batch_size=[1, 2]), "batch-size [1, 2] is a list. Ask once for each of its values"),
+    (lambda: D.serve(rate=np.array([1.0, 2.0])), "rate array([1., 2.]) is a list"),
+    (lambda: kvcalc.forward("gpt2", kvcalc.Batch.decode(8), stage=1), "stage 1 is not one of 1. Give 0 to 0"),
+    (lambda: kvcalc.forward("gpt2", kvcalc.Batch.decode(8), stage="a"), "stage 'a' is not one of 1"),  # type: ignore[arg-type]
+    (lambda: kvcalc.Batch(3), "3 is no tuple of Sequences. Write Batch.decode(4096)"),  # type: ignore[arg-type]
+    (lambda: kvcalc.Batch((3,)), "(3,) is no tuple of Sequences"),  # type: ignore[arg-type]
+    (lambda: kvcalc.Precision(3), "dtype 3 is no name of a format"),  # type: ignore[arg-type]
+    (lambda: kvcalc.Precision(kv_cache_dtype=8), "kv_cache_dtype 8 is no name of a format"),  # type: ignore[arg-type]
+    (lambda: kvcalc.roofline(5, "h100"), "5 is no pass. Give the operators that `forward` returns"),  # type: ignore[arg-type]
+    (lambda: kvcalc.total("gpt2"), "'gpt2' is no pass"),  # type: ignore[arg-type]
+    (lambda: kvcalc.total([5]), "5 is no Operator"),  # type: ignore[list-item]
 ]
 
 
@@ -88,3 +108,72 @@ def test_answers_show_as_html_and_plot(answer: kvcalc.Answer) -> None:
     assert html.count("<table>") == html.count("</table>") >= 1 and "gpt2" in html
     figure = answer.plot("dark")
     assert type(figure).__name__ == "Figure" and figure.axes
+
+
+class Pandas:
+    """Enough of pandas: what is made of records."""
+
+    DataFrame = staticmethod(lambda records: ("frame", records))
+
+
+def test_lists_make_a_record_each() -> None:
+    """12 layers of 768, K and V in 2 bytes: 36,864 a token; over contexts fastest, as the command's."""
+    answer = D.size(["1k", 2048], batch_size="1,3")
+    assert [r["kv_cache_bytes"] for r in answer.records()] == [n * 36_864 for n in (1024, 2048, 3072, 6144)]
+    assert answer.stored == 1024 * 36_864 and answer.plot().axes
+    compared = D.compare("mha,mqa", context=np.array([1024, 2048]))
+    assert [(r["variant"], r["context"]) for r in compared.records()] == [
+        (name, context) for name in ("mha", "mqa") for context in (1024, 2048)
+    ]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    one, two = np.int64(1), np.int32(2)
+    assert deployed(tp=two, nodes=one) == deployed(tp=2, nodes=1)
+    assert D.size(np.int64(1024), two, block_size=np.int16(16)).records() == D.size(1024, 2).records()
+    assert (
+        D.fit(users=two, gpu_memory_utilization=np.float32(0.5)).records() == D.fit(users=2, gpu_memory_utilization=0.5).records()
+    )
+    wanted = {"input_len": np.int64(64), "output_len": two, "price_per_hour": np.float64(2.5)}
+    assert D.latency(**wanted).records() == D.latency(input_len=64, output_len=2, price_per_hour=2.5).records()
+    assert D.serve(num_prompts=np.int64(3), rate=np.float64(5)).records() == D.serve(num_prompts=3, rate=5).records()
+    assert kvcalc.cache_size("gpt2", np.int64(1024)) == kvcalc.cache_size("gpt2", 1024)
+
+
+def test_a_frame_is_made_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = D.size([1024, 2048])
+    monkeypatch.setitem(sys.modules, "pandas", Pandas)
+    assert answer.to_pandas() == ("frame", answer.records())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match=r"pandas is not installed\. pip install pandas"):
+        answer.to_pandas()
+
+
+def test_a_picture_shows_itself_in_a_notebook() -> None:
+    """IPython asks an object for its PNG; without pyplot it knows no figures. 8 × 4.8 inches at 160 dots."""
+    figure: Any = D.size(1024).plot()
+    shown = figure._repr_png_()
+    assert shown[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", shown[16:24]) == (1280, 768)
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_a_heading_leads_to_its_key() -> None:
+    with pytest.raises(AttributeError, match=r"no figure 'users'\. The column 'users' is max_num_seqs"):
+        _ = D.fit().users
+    with pytest.raises(AttributeError, match=r'Write kvcalc.deploy\("llama-3.1-8b", "h100"\).size\(\)'):
+        _ = kvcalc.size  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="Did you mean cache_size"):
+        _ = kvcalc.cachesize  # type: ignore[attr-defined]
+    assert not hasattr(kvcalc, "__path_of_no_one__") and not hasattr(D.size(), "_repr_png_")
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    """And each method of an answer and of a deployment; `latency` names all of its options."""
+    for name in set(kvcalc.__all__) - {"UserError"}:
+        value = getattr(kvcalc, name)
+        assert value.__doc__ and value.__doc__.strip() != "", name
+        if name in ("Answer", "Deployment"):
+            methods = {n: m for n, m in vars(value).items() if callable(m) and not n.startswith("_")}
+            assert methods and all(m.__doc__ for m in methods.values()), name
+    for option in LatencyOptions.__struct_fields__:
+        assert option in (D.latency.__doc__ or ""), option

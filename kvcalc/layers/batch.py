@@ -58,6 +58,9 @@ class Batch(msgspec.Struct, frozen=True):
         return cls(tuple(_term(word, text) for word in text.split("+")))
 
     def __post_init__(self) -> None:
+        if not isinstance(self.groups, tuple | list) or not all(isinstance(group, Sequences) for group in self.groups):
+            hint = "Write Batch.decode(4096), Batch.prefill(2000), or Batch((Sequences(count=1, new=2, past=0),))"
+            raise UserError(f"{self.groups!r:.80} is no tuple of Sequences", hint=hint)
         if not self.groups:
             raise UserError("a batch needs at least one group of sequences")
         for group in self.groups:

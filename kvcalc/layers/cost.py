@@ -18,7 +18,12 @@ SOFTMAX_FLOPS = 5  # per score: maximum, subtraction, exponential, sum, division
 
 
 class Cost(NamedTuple):
-    """FLOPs and bytes. Adds up, and scales with how often an operator runs."""
+    """FLOPs and bytes of one GPU. Adds up, and scales with how often an operator runs.
+
+    flops: of matrix products, 2 a multiply-add; vector_flops: of norms, softmax and the like. weight_bytes: read once a pass;
+    cache_read_bytes, cache_write_bytes: of the KV cache and states; activation_bytes: read and written beside them, attention's
+    scores not among them; network_bytes: sent to other GPUs. Ints, or arrays where the batch holds arrays.
+    """
 
     flops: Num = 0
     vector_flops: Num = 0

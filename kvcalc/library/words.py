@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.units import parse_bytes, parse_tokens
+from kvcalc.units import parse_bytes, parse_tokens, plain
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 
@@ -47,11 +47,15 @@ def from_words(spec: type[Spec], given: Mapping[str, Any]) -> Spec:
     A field's reader is the callable in its annotation: (text, the option's name) → value. Raises UserError as that does, and
     on a value of another type than the field's.
     """
-    return spec(**{f.name: _read(f, given[f.name]) for f in msgspec.structs.fields(spec) if given.get(f.name) not in (None, "")})
+    wanted = {name: value for name, value in given.items() if value is not None and not (isinstance(value, str) and not value)}
+    return spec(**{f.name: _read(f, wanted[f.name]) for f in msgspec.structs.fields(spec) if f.name in wanted})
 
 
 def _read(field: Any, value: Any) -> Any:
     read = next((m for m in getattr(field.type, "__metadata__", ()) if callable(m)), None)
+    if not isinstance(value, str | msgspec.Struct) and getattr(value, "ndim", 1) != 0 and hasattr(value, "__iter__"):
+        raise UserError(f"{spelled(field.name)} {value!r:.80} is a list", hint="Ask once for each of its values")
+    value = plain(value)
     if read:
         return value if isinstance(value, msgspec.Struct) else read(str(value), spelled(field.name))
     try:

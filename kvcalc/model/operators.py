@@ -44,6 +44,9 @@ def forward(
     """
     model, p = _begun(model, batch, precision, parallelism, mla_form)
     every = stages(model, parallelism.pp)
+    if stage is not None and stage not in range(len(every)):
+        hint = f"Give 0 to {len(every) - 1}, or None for the fullest"
+        raise UserError(f"stage {stage!r} is not one of {len(every)}", hint=hint)
     here = every[stage] if stage is not None else fullest_stage(model, p.formats, parallelism, 1, 1)
     found = [*(_embedding(model, p) if here.first else []), *_layers(model, p, here.counts)]
     if here.last:
@@ -104,7 +107,7 @@ def leaves_node(ranks: Parallelism, stage: int) -> bool:
 
 
 def total(operators: Iterable[Operator]) -> Cost:
-    """The cost of a pass."""
+    """The cost of a pass: of all its operators, as often as each runs."""
     result = Cost()
     for operator in operators:
         result = result + operator.total

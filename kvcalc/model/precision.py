@@ -25,6 +25,9 @@ class Precision(msgspec.Struct, frozen=True):
     quantization: str = ""
 
     def __post_init__(self) -> None:
+        for name, value in msgspec.structs.asdict(self).items():
+            if not isinstance(value, str):
+                raise UserError(f"{name} {value!r:.80} is no name of a format", hint="Write 'bf16', 'fp8' or 'auto'")
         if canonical(self.dtype) not in (*COMPUTE, "auto"):
             hint = nearest(canonical(self.dtype), [*COMPUTE, "auto"])
             raise UserError(f"unknown dtype {self.dtype!r}", hint=hint)

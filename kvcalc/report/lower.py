@@ -9,14 +9,15 @@ from kvcalc.gpu import roof
 from kvcalc.gpu.roof import Placed
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
-from kvcalc.layers.cost import Operator
+from kvcalc.layers.cost import Cost, Operator
 from kvcalc.layers.ranks import ONE_GPU, Parallelism
 from kvcalc.library import load
 from kvcalc.model import memory, operators
 from kvcalc.model.memory import CacheSize
+from kvcalc.model.operators import total as sum_of
 from kvcalc.model.precision import PUBLISHED, Precision
 from kvcalc.model.spec import Model
-from kvcalc.units import parse_tokens
+from kvcalc.units import parse_tokens, plain
 
 Value = TypeVar("Value")
 ModelOrName = Model | str | Path
@@ -44,8 +45,16 @@ def cache_size(
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
 ) -> CacheSize:
-    """Bytes of the cache on the GPU that holds the most of it: stored, read by a decode step, allocated, fixed, and the slope."""
-    how = of_kind(precision, "Precision", Precision), block_size, of_kind(parallelism, "Parallelism", Parallelism)
+    """Bytes of the cache on the GPU that holds the most of it: stored, read by a decode step, allocated, fixed, and the slope.
+
+    context: tokens of each of batch_size sequences, a number or a word (`128k`). precision: its formats; block_size: tokens of
+    a block, of which whole ones are allocated; parallelism: how GPUs share it. Raises UserError naming near matches.
+    """
+    how = (
+        of_kind(precision, "Precision", Precision),
+        as_tokens(block_size, "block size"),
+        of_kind(parallelism, "Parallelism", Parallelism),
+    )
     return memory.cache_size(as_model(model), as_tokens(context, "context"), as_tokens(batch_size, "batch size"), *how)
 
 
@@ -56,13 +65,16 @@ def weight_bytes(
     context: int | str = 1,
     batch_size: int | str = 1,
 ) -> int:
-    """Bytes of the weights on the fullest GPU."""
+    """Bytes of the weights on the fullest GPU, as they are stored, scales of quantised matrices among them.
+
+    context, batch_size: tell which pipeline stage is the fullest, where there are several. Raises UserError.
+    """
     how = of_kind(precision, "Precision", Precision), of_kind(parallelism, "Parallelism", Parallelism)
     return memory.weight_bytes(as_model(model), *how, as_tokens(context, "context"), as_tokens(batch_size, "batch size"))
 
 
 def mha_ratio(model: ModelOrName, context: int | str, precision: Precision = PUBLISHED) -> float | None:
-    """How many times as much plain multi-head attention would keep; None where nothing attends."""
+    """How many times as much plain multi-head attention would keep at this context; None where nothing attends."""
     return memory.mha_ratio(as_model(model), as_tokens(context, "context"), of_kind(precision, "Precision", Precision))
 
 
@@ -75,17 +87,34 @@ def forward(
     all_positions: bool = False,
     stage: int | None = None,
 ) -> tuple[Operator, ...]:
-    """The operators of one pass on one GPU: the distinct layers once each, with how often they run.
+    """The operators of one pass on one GPU: the distinct layers once each, with how often they run (`count`).
 
-    stage: a pipeline stage; by default the fullest. Raises UserError on ranks that do not divide the model.
+    batch: `Batch.decode(context, batch_size)`, `Batch.prefill(…)` or a mixed one; arrays in it make arrays of every figure.
+    mla_form: of latent attention, auto, absorbed or expanded. all_positions: the LM head sees every token, not the last
+    alone. stage: a pipeline stage from 0; by default the fullest. Raises UserError on ranks that do not divide the model.
     """
     how = of_kind(precision, "Precision", Precision), of_kind(parallelism, "Parallelism", Parallelism)
     return operators.forward(as_model(model), of_kind(batch, "Batch", Batch), *how, mla_form, all_positions, stage)
 
 
 def roofline(operators: Iterable[Operator], gpu: GpuOrName, memory_alone: bool = False) -> list[Placed]:
-    """Each operator under the roof of a GPU. Raises UserError where the GPU has no unit for a dtype that is needed."""
-    return roof.roofline([of_kind(o, "Operator", Operator) for o in operators], as_gpu(gpu), memory_alone)
+    """Each operator under the roof of a GPU: its `operator`, `seconds` of all its runs at least, `bound`, and `intensity`.
+
+    memory_alone: by bytes alone, for a GPU without matrix peaks. Raises UserError where the GPU has no unit for a dtype that
+    is needed.
+    """
+    return roof.roofline(_operators(operators), as_gpu(gpu), memory_alone)
+
+
+def total(operators: Iterable[Operator]) -> Cost:
+    """The cost of a pass: FLOPs and bytes of all its operators, as often as each runs."""
+    return sum_of(_operators(operators))
+
+
+def _operators(given: Iterable[Operator]) -> list[Operator]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise UserError(f"{given!r:.80} is no pass", hint="Give the operators that `forward` returns")
+    return [of_kind(one, "Operator", Operator) for one in given]
 
 
 def as_model(given: ModelOrName) -> Model:
@@ -106,7 +135,10 @@ def _name(given: object, what: str) -> str:
 
 def as_tokens(given: int | str, what: str) -> int:
     """A number, or one as people type it."""
-    return parse_tokens(given, what) if isinstance(given, str) else given
+    if isinstance(given, str):
+        return parse_tokens(given, what)
+    number: int = plain(given)
+    return number
 
 
 def of_kind(given: Value, what: str, *kinds: type) -> Value:

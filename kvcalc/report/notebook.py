@@ -1,14 +1,14 @@
 """A deployment whose readings are methods, for notebooks and scripts: what the commands answer, under their JSON keys."""
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import msgspec
 
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.library.load import with_memory, with_rate_between
@@ -16,14 +16,12 @@ from kvcalc.library.words import check_known, from_words
 from kvcalc.model.operators import MLA_FORMS
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
-from kvcalc.report.chart import Chart
-from kvcalc.report.layout import Table
-from kvcalc.report.lower import as_gpu, as_model, of_kind
+from kvcalc.report.answer import Answer
+from kvcalc.report.lower import as_gpu, as_model, as_tokens, of_kind
 from kvcalc.timing import deployment
-from kvcalc.units import parse_tokens
+from kvcalc.units import parse_list, parse_tokens, plain
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+Counts: TypeAlias = int | str | Iterable[int | str]  # a number or a word such as `32k`, a list of them, or words between commas
 
 # The fields of `CacheSize`, by the keys of `size`.
 CACHE_SIZE = {
@@ -35,68 +33,36 @@ CACHE_SIZE = {
 }
 
 
-class Answer(msgspec.Struct, frozen=True, eq=False):
-    """What a command answers. Attributes are the JSON keys of its chief record; printed, it is the command's table.
-
-    The chief record is the first, of a pass its total. short: other names of keys.
-    """
-
-    _records: Sequence[dict[str, Any]]
-    _tables: Callable[[], Sequence[Table]]
-    _chart: Callable[[], Chart]
-    _chief: int = 0
-    _short: Mapping[str, str] = {}
-
-    def records(self) -> list[dict[str, Any]]:
-        """All records, flat, as `--format json` prints them."""
-        return deepcopy(list(self._records))
-
-    def plot(self, style: str = "light") -> "Figure":
-        """The command's picture as a matplotlib figure; style: light, dark or slides. Raises UserError on another."""
-        from kvcalc.report.plots import figure_of
-
-        found: Figure = figure_of(self._chart(), style)
-        return found
-
-    def _repr_html_(self) -> str:
-        from kvcalc.report.html import table_html
-
-        return "".join(map(table_html, self._tables()))
-
-    def __getattr__(self, name: str) -> Any:
-        chief = self._records[self._chief]
-        try:
-            return chief[self._short.get(name, name)]
-        except KeyError:
-            raise AttributeError(f"no figure {name!r}. {nearest(name, [*chief, *self._short])}".rstrip()) from None
-
-    def __dir__(self) -> list[str]:
-        return ["records", "plot", *self._short, *self._records[self._chief]]
-
-    def __repr__(self) -> str:
-        return "".join(map(str, self._tables())).rstrip("\n")
-
-
 class Deployment(deployment.Deployment, frozen=True):
     """A model on GPUs, as it is run. Each reading is the command of its name, and raises UserError as that refuses."""
 
-    def size(self, context: int | str = 4096, batch_size: int | str = 1, block_size: int = 16) -> Answer:
-        """How big is the cache: also `stored`, `read`, `allocated` bytes of a GPU, `fixed` and `slope` of one sequence."""
+    def size(self, context: Counts = 4096, batch_size: Counts = 1, block_size: int = 16) -> Answer:
+        """How big is the cache: also `stored`, `read`, `allocated` bytes of a GPU, `fixed` and `slope` of one sequence.
+
+        context: tokens of each of batch_size sequences; lists make more records, contexts fastest. block_size: tokens of a
+        block, of which whole ones are allocated.
+        """
         from kvcalc.model.size import size_record
         from kvcalc.report.figures import cache_vs_context
         from kvcalc.report.sizes import size_table
 
-        last = max(_context(context), 1024)
-        record = size_record(self.model, _context(context), _batch(batch_size), self.precision, block_size, self.parallelism)
+        stored, block = (self.model, self.precision, self.parallelism), as_tokens(block_size, "block size")
+        contexts, batches = parse_list(context, "context"), parse_list(batch_size, "batch size")
+        records = [size_record(stored[0], c, b, stored[1], block, stored[2]) for b, c in product(batches, contexts)]
         return Answer(
-            [record],
-            lambda: [size_table([record], [(self.model, self.precision, self.parallelism)], block_size)],
-            lambda: cache_vs_context([(self.model.name, self.model, self.precision)], self.gpu, _batch(batch_size), last),
+            records,
+            lambda: [size_table(records, [stored], block)],
+            lambda: cache_vs_context([(self.model.name, *stored[:2])], self.gpu, batches[0], max(*contexts, 1024)),
             _short=CACHE_SIZE,
         )
 
     def fit(self, lengths: str = "", seed: int = 0, **options: Any) -> Answer:
-        """What fits, and what an engine allocates. options: as of `FitOptions`, tokens and bytes in words or numbers."""
+        """What fits, and what an engine allocates: `fits`, `max_num_seqs` users, `max_model_len`, `kv_budget_bytes` ….
+
+        options: those of `FitOptions`, engine, max_model_len, users and gpu_memory_utilization among them; tokens (`32k`) and
+        bytes (`40GiB`) in words or numbers. lengths: a file of lengths, or `lognormal:MEAN,P99`, for what allocation wastes,
+        drawn by seed.
+        """
         from kvcalc.capacity import FitOptions, fit
         from kvcalc.capacity.fragmentation import read_lengths
         from kvcalc.capacity.record import fit_record
@@ -109,7 +75,13 @@ class Deployment(deployment.Deployment, frozen=True):
         return Answer([record], lambda: [fit_table([record], [found])], lambda: memory_chart([record]))
 
     def latency(self, **options: Any) -> Answer:
-        """One request. options: as of `LatencyOptions`."""
+        """One request, or equal ones at once: `ttft_s`, `tpot_s`, `e2e_s`, `output_tokens_per_s`, `time_basis` ….
+
+        options: input_len (2000) and output_len (500) tokens; batch_size (1); prefix_len, leading tokens that are cached
+        already; max_num_batched_tokens, a chunk of the prefill; no_cache, also without a cache, its LM head on the `last`
+        position or `all` (head); draft, a model, `layers=N` or `mtp`, with num_speculative_tokens and acceptance_rate (0 to
+        1); cpu_offload_gb, GiB of weights in the host's memory; price_per_hour of one GPU.
+        """
         from kvcalc.report.figures_latency import latency_chart
         from kvcalc.report.serving import latency_tables
         from kvcalc.serving.request_record import LatencyOptions, latency_record
@@ -120,7 +92,10 @@ class Deployment(deployment.Deployment, frozen=True):
         return Answer([record], lambda: latency_tables([record]), lambda: latency_chart([self], [asked]))
 
     def roofline(self, phase: str = "decode", batch_size: int | str = 1, context: int | str = 4096, batch: str = "") -> Answer:
-        """Where every operation of a pass lies; its figures are those of the total. batch: a mixed pass instead."""
+        """Where every operation of a pass lies, a record each; the figures are those of the total.
+
+        phase: decode or prefill, of batch_size sequences of context tokens. batch: a mixed pass instead, as `500+4x1@4k`.
+        """
         from kvcalc.report.passes import pass_table
         from kvcalc.report.roof import roofline_chart
         from kvcalc.timing.records import mixed_records, roofline_records
@@ -131,7 +106,14 @@ class Deployment(deployment.Deployment, frozen=True):
         return Answer(records, lambda: [pass_table(self, records)], lambda: roofline_chart([(name, records)], [self.gpu]), -1)
 
     def serve(self, policy: str = "continuous", cache: str = "paged", **options: Any) -> Answer:
-        """A server under load, simulated. options: as of `Load` and `ServerSettings`."""
+        """A server under load, simulated: `throughput_tokens_per_s`, `ttft_p50_s` … `ttft_p99_s`, `tpot_p50_s` ….
+
+        policy: continuous or static; cache: paged or contiguous. options of the load: rate, requests a second (all at once
+        unless given), or requests, a CSV of arrival_s, input_len, output_len; num_prompts (1000), input_len (1000) and
+        output_len (200), numbers or `uniform:100,2000` or `lognormal:MEAN,P99`; burstiness, seed, prefix_hit_rate; client,
+        max_concurrency and think_time of a closed loop. Of the server: max_num_seqs (256), max_num_batched_tokens,
+        max_model_len, preemption, gpu_memory_utilization, kv_cache_memory_bytes, slo_ttft and slo_tpot, price_per_hour, draft.
+        """
         from kvcalc.report.figures_serving import occupancy
         from kvcalc.report.serving import serve_table
         from kvcalc.serving.load import Load
@@ -147,11 +129,15 @@ class Deployment(deployment.Deployment, frozen=True):
     def compare(
         self,
         variants: str | Sequence[str] = "",
-        context: int | str = 4096,
-        batch_size: int | str = 1,
+        context: Counts = 4096,
+        batch_size: Counts = 1,
         block_size: int = 16,
     ) -> Answer:
-        """The same with other attention, a record a variant; its figures are those of the first."""
+        """The same with other attention, a record a variant; the figures are those of the first, the reference.
+
+        variants: `mha,gqa:8,mla:512+64` or a list of such; the usual ones unless given. Lists of contexts and batch sizes make
+        more records of each.
+        """
         from kvcalc.planning.comparison import compare_records, usual_variants
         from kvcalc.planning.variants import variant
         from kvcalc.report.comparison import compare_chart, compare_tables
@@ -163,10 +149,11 @@ class Deployment(deployment.Deployment, frozen=True):
             else [of_kind(n, "variant", str) for n in of_kind(given, "list", list, tuple)]
         )
         chosen = [(name.strip(), variant(self.model, name)) for name in names]
-        tokens, users = _context(context), _batch(batch_size)
-        records = compare_records(chosen, self, [tokens], [users], block_size)
-        chart = partial(compare_chart, self, chosen, records, max(tokens, 1024))
-        return Answer(records, lambda: compare_tables([self], records, block_size), chart)
+        contexts, batches = parse_list(context, "context"), parse_list(batch_size, "batch size")
+        block = as_tokens(block_size, "block size")
+        records = compare_records(chosen, self, contexts, batches, block)
+        chart = partial(compare_chart, self, chosen, records, max(*contexts, 1024))
+        return Answer(records, lambda: compare_tables([self], records, block), chart)
 
     def __repr__(self) -> str:
         ranks = " ".join(f"{name} {size}" for name, size in msgspec.structs.asdict(self.parallelism).items() if size > 1)
@@ -194,19 +181,21 @@ def deploy(
 ) -> Deployment:
     """A model on GPUs, by names or objects, with the options of the command line.
 
+    tp, pp, dp, ep, dcp: GPUs by what they share, as of `Parallelism`. dtype, kv_cache_dtype, quantization: as of `Precision`.
+    mla_form: of latent attention, auto, absorbed or expanded. calibration_from: a GPU whose calibration is scaled.
     stack: the calibration that times rest on, '' for vllm where the GPU has it, `datasheet` for none. memory: of each
     GPU or of the machine, where it is less than the preset's. nodes: 0 for the fewest; inter_node_bandwidth: of each GPU, as
     `50GB/s`. Raises UserError.
     """
     chosen, card = as_model(model), with_memory(as_gpu(gpu), of_kind(memory, "size of memory", str))
     precision = from_words(Precision, {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization})
-    ranks = Parallelism(tp, pp, dp, ep, dcp)
+    ranks = Parallelism(*map(plain, (tp, pp, dp, ep, dcp)))
     for given, what in ((stack, "stack"), (calibration_from, "GPU to calibrate from"), (inter_node_bandwidth, "rate")):
         of_kind(given, what, str)
     if mla_form not in MLA_FORMS:
         raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
     card = with_rate_between(card, inter_node_bandwidth)
-    found = Deployment(chosen, card, precision, ranks, mla_form, nodes=of_kind(nodes, "number of nodes", int))
+    found = Deployment(chosen, card, precision, ranks, mla_form, nodes=of_kind(plain(nodes), "number of nodes", int))
     _ = found.ranks  # refused here where they cannot be placed
     return found.under(stack, calibration_from)
 
@@ -214,14 +203,17 @@ def deploy(
 def plan(models: str | Path | Model | Sequence[str | Path | Model], **options: Any) -> Answer:
     """What do I need, and what is the best of it: the five best deployments, the chief of them the first.
 
-    options: those of `kvcalc plan` by name, each a word, a number or a list. Raises UserError.
+    options: those of `kvcalc plan` by name, each a word, a number or a list: users and context, or rate, input_len and
+    output_len; max_ttft, max_tpot (`50ms`), min_throughput; gpu, max_gpus (16), quantization, price_per_hour …. Raises UserError.
     """
     from kvcalc.planning.question import question_of
     from kvcalc.planning.records import answer_records
     from kvcalc.planning.search import searched
     from kvcalc.report.plans import front_chart, plan_tables
 
-    given = [models] if isinstance(models, str | Path | Model) else models
+    given = [models] if isinstance(models, str | Path | Model) else of_kind(models, "list of models", list, tuple)
+    if not given:
+        raise UserError("a plan takes a model", hint='Write kvcalc.plan("llama-3.1-8b", users=64, context="16k")')
     asked = question_of([as_model(one) for one in given], options)
     found = searched(asked.needs, asked.space, asked.prices)
     records = [answer_records(answer, found.space) for answer in found.answers]

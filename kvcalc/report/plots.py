@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,22 @@ def in_style(svg: str, style: str) -> str:
 
 
 def figure_of(chart: Chart, style: str = "light") -> Any:
-    """A matplotlib figure to show or to change. Raises UserError on an unknown style."""
+    """A matplotlib figure to show, to change or to save. Raises UserError on an unknown style.
+
+    Notebooks draw it by `_repr_png_`, as they know figures of pyplot alone, which is not imported.
+    """
     look = _look(style)
     with _settings(look):
-        return figure(chart, look)
+        drawn = figure(chart, look)
+    drawn._repr_png_ = partial(_png, drawn, look)
+    return drawn
+
+
+def _png(drawn: Any, look: dict[str, Any]) -> bytes:
+    out = io.BytesIO()
+    with _settings(look):
+        drawn.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()
 
 
 @contextmanager
