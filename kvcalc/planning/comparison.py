@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from kvcalc.layers.cost import Role
+from kvcalc.library.typed import UNKNOWN
 from kvcalc.model.size import size_record
 from kvcalc.model.spec import Model
 from kvcalc.planning.quality import quality_of
@@ -77,8 +78,9 @@ OF_DIMENSIONS = {
 
 
 def of_dimensions(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records of `compare_records`, null where more than dimensions would have to be known."""
-    return [{key: value if key in OF_DIMENSIONS else None for key, value in record.items()} for record in records]
+    """Records of `compare_records` without what hangs on more than dimensions; that of weights is null, as in `size`."""
+    known = [{key: value for key, value in record.items() if key in OF_DIMENSIONS} for record in records]
+    return [record | dict.fromkeys(UNKNOWN) for record in known]
 
 
 def _reduction(base: dict[str, Any], record: dict[str, Any], key: str) -> float | None:

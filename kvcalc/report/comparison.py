@@ -85,7 +85,7 @@ def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str
         "",
         *_known_of(once.values()),
     ]
-    rows = [r | {"step_s": r["roofline_s"] if r["time_s"] is None else r["time_s"]} for r in records]
+    rows = [r | {"step_s": r["roofline_s"] if r["time_s"] is None else r["time_s"]} for r in records] if timed else records
     columns = COMPARE_COLUMNS if len(gpus) == 1 else (COMPARE_COLUMNS[0], GPU_COLUMNS[0], *COMPARE_COLUMNS[1:])
     return [Table(rows, columns, _sentence(model.name, records[: len(records) // len(deployments)]), ["", *lines])]
 
@@ -141,8 +141,8 @@ def _known(record: dict[str, Any]) -> str:
     """What was held equal in a variant, and what is known of its quality."""
     words = [f"held equal: {record['held_equal']}"]
     words += [f"heads {record['head_diversity']}, trades {record['trades']}"] if record["head_diversity"] else []
-    own, plain = record["parameters"], record["mha_parameters"]
-    if own and record["attention"].startswith(("MLA", "DSA")) and own != plain:
+    own, plain = record["parameters"], record.get("mha_parameters")
+    if own and plain and record["attention"].startswith(("MLA", "DSA")) and own != plain:
         than = f"{'fewer' if own < plain else 'more'} than the {format_count(plain)} with the MHA that it replaces"
         words.append(f"{format_count(own)} parameters, {than}")
     words += [f"published: {record['quality']}"] if record["quality"] else []
