@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Run
 
 from kvcalc import UserError, load_model
 
@@ -165,3 +166,21 @@ def test_without_the_extra_one_sentence_names_it(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError) as refused:
         load_model("hf:org/name")
     assert str(refused.value) == "reading org/name from the Hub needs the extra `hub`. pip install 'kvcalc[hub]'"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Qwen/Qwen3-8B", "The preset qwen3-8b needs no network"),
+        ("hf:meta-llama/Llama-3.1-8B-Instruct", "The preset llama-3.1-8b needs no network"),
+        ("https://huggingface.co/Qwen/Qwen3-8B/tree/main", "The preset qwen3-8b needs no network"),
+        ("Qwen/Qwen3-14B-AWQ", "The preset qwen3-14b with --quantization awq needs no network"),
+        ("org/name", "pip install 'kvcalc[hub]'"),
+    ],
+)
+def test_a_model_with_a_preset_is_named_where_the_hub_is_not_to_be_had(
+    kvcalc: Run, name: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    found = kvcalc("size", name)
+    assert (found.code, found.out) == (2, "") and found.err.startswith("kvcalc: reading ") and found.err.endswith(f"{said}\n")

@@ -36,9 +36,9 @@ def chosen_models(names: Sequence[str], changes: list[str]) -> "list[Model]":
 def chosen_model(name: str, changes: list[str]) -> "Model":
     """The model called `name`, changed by `--set`."""
     from kvcalc.library.edit import edited
-    from kvcalc.library.load import load_model
+    from kvcalc.library.named import load_named
 
-    return edited(load_model(name), changes)
+    return edited(load_named(name), changes)
 
 
 def chosen_gpu(name: str, memory: str = "") -> "Gpu":

@@ -14,17 +14,20 @@ from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
 from kvcalc.model.spec import Model
 from kvcalc.units import parse_bytes, parse_rate
 
+_ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+).*")
 _SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
 Checked = TypeVar("Checked", Model, Gpu)
 
 
 def load_model(name: str) -> Model:
-    """The model that `name` stands for: a preset, a YAML or GGUF file, a config.json or its folder, `hf:org/name`, `org/name`.
+    """The model that `name` stands for: a preset, a YAML or GGUF file, a config.json or its folder, `hf:org/name`, `org/name`,
+    or the address of its page on the Hub.
 
     Raises UserError naming near matches, or the file, line and key that cannot be read.
     """
     if not name.strip():
         raise UserError("the model's name is empty")
+    name = hub_name(name)
     if name.startswith("hf:") or is_hub_name(name):
         from kvcalc.library.huggingface.hub import load_from_hub
 
@@ -112,6 +115,12 @@ def changed(model: Model, **fields: object) -> Model:
     if problem:
         raise UserError(f"{key}: {problem}", model.name)
     return found
+
+
+def hub_name(name: str) -> str:
+    """The name on the Hub of the page at an address; any other name as it is."""
+    page = _ADDRESS.fullmatch(name.strip())
+    return f"hf:{page[1]}" if page else name
 
 
 def is_hub_name(name: str) -> bool:

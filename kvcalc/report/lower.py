@@ -12,6 +12,7 @@ from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Cost, Operator
 from kvcalc.layers.ranks import ONE_GPU, Parallelism
 from kvcalc.library import load
+from kvcalc.library.named import load_named
 from kvcalc.model import memory, operators
 from kvcalc.model.memory import CacheSize
 from kvcalc.model.operators import total as sum_of
@@ -29,7 +30,7 @@ def load_model(name: str | Path) -> Model:
 
     Raises UserError naming near matches, or the file, line and key that cannot be read.
     """
-    return load.load_model(str(of_kind(name, "name of a model", str, Path)))
+    return load_named(str(of_kind(name, "name of a model", str, Path)))
 
 
 def load_gpu(name: str | Path) -> Gpu:
