@@ -9,8 +9,8 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
