@@ -36,7 +36,7 @@ def test_sides_in_the_words_of_fit(kvcalc: Run) -> None:
         assert {k: side[k] for k in one} == one
     said = sides[1]["quality"]
     assert said == f"of weights in nvfp4, {UNKNOWN}; prompts beyond 8,192 tokens are refused: {UNKNOWN}"
-    assert loss_of("weights", "awq").startswith("int4 weights rival")
+    assert loss_of("weights", "awq").startswith("rivals 8-bit weights")
 
 
 def test_options_behind_a_model_that_is_named_once(kvcalc: Run) -> None:

@@ -6,6 +6,7 @@ import pytest
 from conftest import Run
 
 from kvcalc.capacity.remedy import LARGEST_TP
+from kvcalc.storage.quality import UNKNOWN
 
 SHORT = [
     "llama-3.1-70b",
@@ -47,7 +48,7 @@ def test_what_fits_as_it_is_fits(kvcalc: Run) -> None:
     assert not kvcalc(f"{line} --max-num-seqs 21 --format json").records[0]["fits"]
     line = "fit llama-3.1-70b --tp 2 --engine vllm"
     longest = kvcalc(f"{line} --format json").records[0]["max_model_len"]
-    assert f"1 × {longest:,} fits;" in kvcalc(line).joined
+    assert f"1 × {longest:,} fits, longer prompts refused: {UNKNOWN};" in kvcalc(line).joined
     assert kvcalc(f"{line} --max-model-len {longest} --format json").records[0]["fits"]
 
 
@@ -59,11 +60,11 @@ def test_where_no_change_helps_it_says_so(kvcalc: Run) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [  # 131,072 bytes a token in bf16: 56.68 GiB hold 14 × 4 GiB, in fp8 28 × 2 GiB
-        ("llama-3.1-8b --max-model-len 32k", "14 users of 32,768 tokens fit on 1× h100-sxm (tp 1), 28 with an fp8 cache;"),
+        ("llama-3.1-8b --max-model-len 32k", "14 users of 32,768 tokens fit on 1× h100-sxm (tp 1), 28 with an fp8 cache ("),
         ("llama-3.1-8b --max-model-len 32k --gpu a100-80gb", "14 users of 32,768 tokens fit on 1× a100-80gb (tp 1);"),
         ("llama-3.1-8b --max-model-len 32k --kv-cache-dtype fp8", "28 users of 32,768 tokens fit on 1× h100-sxm (tp 1);"),
         ("llama-3.1-8b --max-model-len 128k", "3 users of 131,072 tokens fit on 1× h100-sxm (tp 1), 7 with an fp8 cache"),
-        ("llama-3.1-8b --gpu rtx-4090 --engine llama.cpp --max-model-len 32k", "with a q8_0 cache; one alone to 69,120 tokens"),
+        ("llama-3.1-8b --gpu rtx-4090 --engine llama.cpp --max-model-len 32k", f"with a q8_0 cache ({UNKNOWN}); one alone to 69,120 tokens"),
     ],
 )  # fmt: skip
 def test_the_first_sentence_answers(kvcalc: Run, line: str, said: str) -> None:

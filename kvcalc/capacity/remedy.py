@@ -8,7 +8,7 @@ import msgspec
 from kvcalc.capacity.answer import Fit, most_sequences
 from kvcalc.capacity.options import FitOptions
 from kvcalc.errors import UserError
-from kvcalc.storage.quality import loss_of
+from kvcalc.storage.quality import UNKNOWN, loss_of
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
@@ -74,7 +74,8 @@ def _fitting(found: Fit) -> str:
     if found.sequences:
         return f"{found.sequences:,} × {found.length:,} fit{'s' * (found.sequences == 1)}"
     wanted = found.options.wanted
-    return f"{wanted:,} × {found.longest:,} fit{'s' * (wanted == 1)}" if found.longest else ""
+    held = f"{wanted:,} × {found.longest:,} fit{'s' * (wanted == 1)}"
+    return f"{held}, longer prompts refused: {UNKNOWN}" if found.longest else ""
 
 
 def changes(found: Fit) -> list[Change]:

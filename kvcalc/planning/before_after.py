@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.record import AS_CALLED, Typed, fit_record
-from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
-from kvcalc.storage.dtypes import FORMATS
-from kvcalc.storage.quality import UNKNOWN, loss_of
-from kvcalc.storage.quantization import load_weight_format
+from kvcalc.planning.precisions import Stored, lowered
+from kvcalc.storage.quality import UNKNOWN, losses_of
 from kvcalc.timing.deployment import Deployment, on_one_basis
+
+ARTICLE = {"weights": "", "cache": "a "}
 
 
 class Side(NamedTuple):
@@ -94,13 +94,11 @@ def changed(before: Fit, after: Fit) -> str:
 
 
 def costs(before: Fit, after: Fit) -> list[str]:
-    """What lower precision and a shorter context cost: a published measurement each, or that none is noted."""
-    said = []
-    if _bits(_cache(after)) < _bits(_cache(before)):
-        said.append(_published(f"a cache in {_cache(after)}", loss_of("cache", _cache(after))))
-    old, new = _weights(before), _weights(after)
-    if _weight_bits(new) < _weight_bits(old):
-        said.append(_published(f"weights in {new}", loss_of("weights", new)))
+    """What lower precision and a shorter context cost: the published measurements, or that none is noted."""
+    old, new = (Stored(f.formats.weights_label, _cache(f)) for f in (before, after))
+    said = [
+        _published(f"{ARTICLE[low.what]}{low.what} in {low.format}", losses_of(low.what, low.format)) for low in lowered(old, new)
+    ]
     if after.length < before.length:
         said.append(f"prompts beyond {after.length:,} tokens are refused: {UNKNOWN}")
     return said
@@ -112,21 +110,3 @@ def _published(what: str, loss: str) -> str:
 
 def _cache(found: Fit) -> str:
     return found.options.cache_label(found.formats.kv_cache_dtype)
-
-
-def _bits(label: str) -> float:
-    """Bits of the narrowest format in a cache's label; packed rows as what they pack."""
-    widths = [FORMATS[part].bits for part in label.split(" + ") if part in FORMATS]
-    return min(widths, default=8 if label.startswith("fp8") else 4)
-
-
-def _weights(found: Fit) -> str:
-    """The narrowest format of the weights' label."""
-    return min(found.formats.weights_label.split(" + "), key=_weight_bits)
-
-
-def _weight_bits(name: str) -> float:
-    try:
-        return load_weight_format(name).bits or 4
-    except UserError:
-        return 4

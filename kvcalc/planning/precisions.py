@@ -1,23 +1,78 @@
-"""What is below a model's published precision, in words: what a plan that saves bytes so has to be tried for."""
+"""What is stored in fewer bits than before, in words, and what is published of that."""
 
-from kvcalc.layers.formats import Formats
-from kvcalc.model.memory import weight_bytes
+from typing import NamedTuple
+
+from kvcalc.errors import UserError
+from kvcalc.gpu.spec import Gpu
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.model.spec import Model
+from kvcalc.storage.dtypes import FORMATS
+from kvcalc.storage.quality import loss_of
+from kvcalc.storage.quantization import load_weight_format
+
+
+class Stored(NamedTuple):
+    """How weights and cache are stored, by their labels."""
+
+    weights: str
+    cache: str
+
+    @property
+    def narrowest(self) -> str:
+        """Of the weights' formats the one with the fewest bits."""
+        return min(self.weights.split(" + "), key=_weight_bits)
+
+
+class Lowered(NamedTuple):
+    """`weights` or `cache` in a format of fewer bits than `former`."""
+
+    what: str
+    format: str
+    former: str
+
+
+def stored(model: Model, precision: Precision) -> Stored:
+    """The labels of a model under a precision."""
+    formats = formats_of(model, precision)
+    return Stored(formats.weights_label, formats.kv_cache_dtype)
+
+
+def lowered(old: Stored, new: Stored) -> list[Lowered]:
+    """What `new` stores in fewer bits than `old`: by the narrowest format of each."""
+    found = []
+    if _weight_bits(new.narrowest) < _weight_bits(old.narrowest):
+        found.append(Lowered("weights", new.narrowest, old.narrowest))
+    if _cache_bits(new.cache) < _cache_bits(old.cache):
+        found.append(Lowered("cache", new.cache, old.cache))
+    return found
 
 
 def below_published(model: Model, precision: Precision) -> str | None:
-    """Weights or cache of fewer bytes than published; None where there are none. What it costs in quality is not known here."""
+    """Weights or cache of fewer bits than published, with what is known of the cost; None where there are none."""
     if precision == PUBLISHED:
         return None
-    own, asked = formats_of(model, PUBLISHED), formats_of(model, precision)
-    found = []
-    if weight_bytes(model, precision) < weight_bytes(model):
-        found.append(f"weights in {asked.weights_label}, published in {own.weights_label}")
-    if _row_bytes(model, asked) < _row_bytes(model, own):
-        found.append(f"cache in {asked.kv_cache_dtype}, published in {own.kv_cache_dtype}")
-    return f"{'; '.join(found)}: quality is to be measured" if found else None
+    found = lowered(stored(model, PUBLISHED), stored(model, precision))
+    return "; ".join(f"{f.what} in {f.format}, published in {f.former}: {loss_of(f.what, f.format)}" for f in found) or None
 
 
-def _row_bytes(model: Model, formats: Formats) -> int:
-    return sum(formats.entry_bytes(e, e.heads) for layer in model.kinds.values() for e in layer.entries if e.grows)
+def narrower(held: Stored, gpu: Gpu, weights_alone: bool = False) -> list[str]:
+    """Options that would store it in fewer bits on a GPU, each with what is published of its cost."""
+    eight, found = "fp8" in gpu.flops_per_s, []
+    if eight and _cache_bits(held.cache) > 8 and not weights_alone:
+        found.append(("--kv-cache-dtype", "cache", "fp8"))
+    smaller = [name for name in ("fp8", "int4") if (eight or name != "fp8") and _weight_bits(name) < _weight_bits(held.narrowest)]
+    found += [("--quantization", "weights", name) for name in smaller[:1]]
+    return [f"{option} {name} ({loss_of(what, name)})" for option, what, name in found]
+
+
+def _cache_bits(label: str) -> float:
+    """Bits of the narrowest format in a cache's label; packed rows as what they pack."""
+    widths = [FORMATS[part].bits for part in label.split(" + ") if part in FORMATS]
+    return min(widths, default=8 if label.startswith("fp8") else 4)
+
+
+def _weight_bits(name: str) -> float:
+    try:
+        return load_weight_format(name).bits or 4
+    except UserError:
+        return 4

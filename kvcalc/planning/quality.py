@@ -4,23 +4,10 @@ import re
 from typing import NamedTuple
 
 from kvcalc.storage.dtypes import cache_dtypes, canonical
+from kvcalc.storage.quality import LOSSES, Score, cache_family
 
 _GQA = "GQA, arXiv 2305.13245"
 _V2 = "DeepSeek-V2, arXiv 2405.04434"
-_LMDEPLOY = "LMDeploy, docs/en/quantization/kv_quant.md"
-_SGLANG = "SGLang, docs/advanced_features/quantized_kv_cache.md"
-
-
-class Score(NamedTuple):
-    """A published score, that of the same model with full heads or a 16-bit cache, on what, and its source."""
-
-    value: float
-    full: float
-    what: str
-    source: str
-
-    def __str__(self) -> str:
-        return f"{self.value:g} against {self.full:g} in {self.what}"
 
 
 class Quality(NamedTuple):
@@ -41,8 +28,6 @@ class Quality(NamedTuple):
 T5_XXL = ("the mean of 7 tasks, T5-XXL uptrained", f"{_GQA}, Table 1")
 DENSE_7B = ("MMLU, 7B from scratch", f"{_V2}, Table 8")
 MOE = "MMLU, a MoE of {}", f"{_V2}, Table 9"
-CHAT_7B = ("MMLU, Llama-2-7B-chat", _LMDEPLOY)
-R1 = ("AIME25, DeepSeek-R1", _SGLANG)
 # Published scores of the same model with fewer KV heads: (KV heads, 0 for all; score)
 OVER_HEADS = {T5_XXL: ((1, 46.6), (8, 47.1), (0, 47.2)), DENSE_7B: ((1, 37.9), (8, 41.2), (0, 45.2))}
 
@@ -85,12 +70,12 @@ QUALITY = {
     "evict": Quality(
         "as before", "heavy hitters hold most attention; 20 % kept in its tests (H2O, arXiv 2306.14048)", "evicted tokens"
     ),
-    "int8": Quality("as before", "'almost lossless'", "precision", (Score(35.58, 35.64, *CHAT_7B),)),
-    "int4": Quality("as before", "'slight loss'", "precision", (Score(34.79, 35.64, *CHAT_7B),)),
-    "fp8": Quality("as before", "'minimal accuracy degradation'", "precision", (Score(0.4934, 0.5067, *R1),)),
-    "fp4": Quality("as before", "varies with size and task", "precision", (Score(0.4, 0.5067, *R1),)),
+    **{
+        family: Quality("as before", loss.found, "precision", loss.scores)
+        for (stored, family), loss in LOSSES.items()
+        if stored == "cache"
+    },
 }
-_FORMATS = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4": "fp4"}
 _OWN = {"MHA": "mha", "GQA": "gqa", "MQA": "mqa", "MLA": "mla", "DSA": "dsa", "window": "window", "budget": "evict"}
 
 
@@ -108,6 +93,4 @@ def quality_of(variant: str, attention: str) -> dict[str, Quality]:
 
 def _named(step: str) -> str:
     """The entry of a step: of a cache format that of its family."""
-    if canonical(step) not in cache_dtypes():
-        return step
-    return next((entry for prefix, entry in _FORMATS.items() if canonical(step).startswith(prefix)), "")
+    return step if canonical(step) not in cache_dtypes() else cache_family(step)

@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from kvcalc.planning.grid import GPUS, MEETS, MEMORY, THROUGHPUT, TPOT, TTFT, UNKNOWN, Block
+from kvcalc.planning.precisions import narrower, stored
 from kvcalc.units import format_bytes, format_seconds
 
 
@@ -70,11 +71,8 @@ def loosened(point: Point) -> str:
     block, at, need, found = point.block, point.at, point.block.need, []
     if block.capacity[at] < block.counts[at]:
         held = int(block.capacity[at] * block.replicas[at])
-        found.append(
-            f"--max-gpus, or --users {held}"
-            if need.users and held
-            else "--max-gpus, a smaller --quantization or --kv-cache-dtype"
-        )
+        ways = [f"--users {held}"] if need.users and held else _smaller(point)
+        found.append(f"--max-gpus, or {' or '.join(ways)}" if ways else "--max-gpus")
     if need.max_ttft and block.ttft > need.max_ttft:
         found.append(f"--max-ttft {_rounded_up(block.ttft)}")
     if need.max_tpot and block.tpot[at] > need.max_tpot:
@@ -84,6 +82,12 @@ def loosened(point: Point) -> str:
     if block.failing[at] == GPUS or (not need.users and not found):
         found.append(f"--max-gpus {point.gpus}")
     return " and ".join(found)
+
+
+def _smaller(point: Point) -> list[str]:
+    """Fewer bits than those of a point where not one sequence fits."""
+    deployment, over = point.block.deployment, bool(point.block.left[point.at] < 0)
+    return narrower(stored(deployment.model, deployment.precision), deployment.gpu, over)
 
 
 def _rounded_up(seconds: float) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.remedy import advice, small_cache
+from kvcalc.storage.quality import loss_of
 
 CACHES = {"fp8": "an fp8 cache", "q8_0": "a q8_0 cache"}
 Row = Mapping[str, Any]
@@ -46,7 +47,8 @@ def _beside(first: Row, found: Fit) -> str:
     words = [] if low is None or low == found.sequences_at("middle") else [f"{low:,} on the low side"]
     if smaller:
         there = "there " if words and found.end == "low" else ""
-        words.append(f"{smaller.sequences:,} {there}with {CACHES[smaller.option.split()[-1]]}")
+        cache = smaller.option.split()[-1]
+        words.append(f"{smaller.sequences:,} {there}with {CACHES[cache]} ({loss_of('cache', cache)})")
     if first.get("unshared_num_seqs") is not None:
         words.append(f"{first['unshared_num_seqs']:,} without the shared prefix of {found.options.shared_prefix:,}")
     if first.get("offload_num_seqs") is not None:

@@ -6,6 +6,7 @@ from typing import Any
 from kvcalc.planning.best import Answer
 from kvcalc.planning.front import knees
 from kvcalc.planning.need import Need
+from kvcalc.planning.precisions import below_published
 from kvcalc.planning.reasons import Point, loosened, reason
 from kvcalc.planning.search import Plan
 from kvcalc.report.chart import Axis, Chart, Series, si_tick
@@ -108,7 +109,10 @@ def sentence(answer: Answer) -> str:
         found = f"{what}: {_where(first)} will do, and so will {kinds}, the fewest of each below"
     else:
         found = f"{what}: {_where(first)} will do, the fewest"
-    below, cheaper = answer.cheaper, "cheaper" if answer.prices else "fewer"
+    deployment = first.block.deployment
+    paid, below = below_published(deployment.model, deployment.precision), answer.cheaper
+    found += f" ({paid})" if paid else ""
+    cheaper = "cheaper" if answer.prices else "fewer"
     return f"{found}; of {cheaper}, {_where(below)} comes nearest: {reason(below)}" if below else found
 
 
@@ -121,8 +125,9 @@ def _notes(plan: Plan, answer: Answer, rows: Sequence[Record]) -> list[str]:
         notes.append(f"also: {', '.join(f'{p.gpus}×{p.gpu}' for p in more)}")
     if len(answer.kinds) > 1 and not answer.prices:
         notes.append("kinds of GPU stand by how many it takes, and are not ranked against each other without --price-per-hour")
-    notes += [time_note(rows), *fallback_notes(rows), *dict.fromkeys(row["quality"] for row in rows if row["quality"])]
-    if rows[0]["command"]:
+    lower = dict.fromkeys(row["quality"] for row in rows[1:] if row["quality"] not in (None, rows[0]["quality"]))
+    notes += [time_note(rows), *fallback_notes(rows), *lower]
+    if rows[0]["command"] and rows[0]["meets"]:
         notes += ["", CommandLine(rows[0]["command"])]
     return notes
 
