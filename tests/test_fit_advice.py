@@ -64,7 +64,7 @@ def test_where_no_change_helps_it_says_so(kvcalc: Run) -> None:
         ("llama-3.1-8b --max-model-len 32k --gpu a100-80gb", "14 users of 32,768 tokens fit on 1× a100-80gb (tp 1);"),
         ("llama-3.1-8b --max-model-len 32k --kv-cache-dtype fp8", "28 users of 32,768 tokens fit on 1× h100-sxm (tp 1);"),
         ("llama-3.1-8b --max-model-len 128k", "3 users of 131,072 tokens fit on 1× h100-sxm (tp 1), 7 with an fp8 cache"),
-        ("llama-3.1-8b --gpu rtx-4090 --engine llama.cpp --max-model-len 32k", f"with a q8_0 cache ({UNKNOWN}); one alone to 69,120 tokens"),
+        ("llama-3.1-8b --gpu rtx-4090 --engine llama.cpp --max-model-len 32k", f"q8_0 cache ({UNKNOWN}); one alone to 69,120"),
     ],
 )  # fmt: skip
 def test_the_first_sentence_answers(kvcalc: Run, line: str, said: str) -> None:

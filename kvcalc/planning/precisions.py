@@ -47,12 +47,14 @@ def lowered(old: Stored, new: Stored) -> list[Lowered]:
     return found
 
 
-def below_published(model: Model, precision: Precision) -> str | None:
-    """Weights or cache of fewer bits than published, with what is known of the cost; None where there are none."""
-    if precision == PUBLISHED:
-        return None
-    found = lowered(stored(model, PUBLISHED), stored(model, precision))
-    return "; ".join(f"{f.what} in {f.format}, published in {f.former}: {loss_of(f.what, f.format)}" for f in found) or None
+def below_published(model: Model, precision: Precision) -> list[Lowered]:
+    """Weights or cache of fewer bits than published."""
+    return lowered(stored(model, PUBLISHED), stored(model, precision)) if precision != PUBLISHED else []
+
+
+def paid(low: Lowered, former: str = "") -> str:
+    """What is lowered, with what is known of its cost."""
+    return f"{low.what} in {low.format}{former}: {loss_of(low.what, low.format)}"
 
 
 def narrower(held: Stored, gpu: Gpu, weights_alone: bool = False) -> list[str]:

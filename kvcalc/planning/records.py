@@ -7,7 +7,7 @@ from kvcalc.capacity.commands import command_of
 from kvcalc.layers.batch import Batch
 from kvcalc.planning.best import Answer
 from kvcalc.planning.grid import Block
-from kvcalc.planning.precisions import below_published
+from kvcalc.planning.precisions import below_published, paid
 from kvcalc.planning.reasons import Point, known, reason
 from kvcalc.planning.space import Space
 from kvcalc.timing.deployment import Deployment
@@ -105,10 +105,15 @@ def _beside(point: Point, answer: Answer, space: Space) -> dict[str, Any]:
         "basis": deployment.basis,
         "uncalibrated_share": float(deployment.uncalibrated_share(step)),
         "time_p90_error": deployment.p90_error(step),
-        "quality": below_published(deployment.model, deployment.precision),
+        "quality": _quality(deployment),
         "engine": space.options.engine,
         "command": written.line if written else None,
     }
+
+
+def _quality(deployment: Deployment) -> str | None:
+    lower = below_published(deployment.model, deployment.precision)
+    return "; ".join(paid(low, f", published in {low.former}") for low in lower) or None
 
 
 def block_records(block: Block, prices: dict[str, float]) -> Iterator[dict[str, Any]]:

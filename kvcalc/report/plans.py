@@ -6,7 +6,7 @@ from typing import Any
 from kvcalc.planning.best import Answer
 from kvcalc.planning.front import knees
 from kvcalc.planning.need import Need
-from kvcalc.planning.precisions import below_published
+from kvcalc.planning.precisions import below_published, paid
 from kvcalc.planning.reasons import Point, loosened, reason
 from kvcalc.planning.search import Plan
 from kvcalc.report.chart import Axis, Chart, Series, si_tick
@@ -110,8 +110,8 @@ def sentence(answer: Answer) -> str:
     else:
         found = f"{what}: {_where(first)} will do, the fewest"
     deployment = first.block.deployment
-    paid, below = below_published(deployment.model, deployment.precision), answer.cheaper
-    found += f" ({paid})" if paid else ""
+    lower, below = below_published(deployment.model, deployment.precision), answer.cheaper
+    found += f" ({'; '.join(map(paid, lower))})" if lower else ""
     cheaper = "cheaper" if answer.prices else "fewer"
     return f"{found}; of {cheaper}, {_where(below)} comes nearest: {reason(below)}" if below else found
 
