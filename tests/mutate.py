@@ -5,12 +5,14 @@ a whole number one more or less, True for False, min for max, a `not` or a condi
 Mutants are drawn by the seed from all places in the files named (all of kvcalc but `measure` by default), so that the same
 seed draws the same ones of the same code. Annotations, docstrings, texts and help are left alone.
 
-Each runs the tests of its room first (`TESTS`), in the order given there, and with --whole all the others if those pass. What
-no test notices is printed with its file and line: a survivor is either a line that nothing proves, or a change that changes
-nothing (an equivalent mutant: a cache's size, a faster way to the same figure). It ends with the number of survivors.
+Each runs the tests of its room first (`TESTS`), in the order given there, and with --whole all the others if those pass; or
+those of --tests, to see that a new assertion notices it: `--count 20 --seed 7 --numbers 3 --tests test_pool.py kvcalc/serving`.
+Printed are the test that noticed, or, where none did, file, line and change: a survivor is either a line that nothing proves, or
+a change that changes nothing (an equivalent mutant: a cache's size, a faster way to the same figure). It ends with their number.
 
 The tree is copied to a temporary folder and never changed in place. A room's tests run without a mutant first: those that fail
-as it is are named and left out. A mutant takes 5 to 60 seconds; those that take longer than --timeout count as found.
+as it is are named and left out. A mutant takes 5 to 60 seconds; one whose tests do not end within --timeout is told as slow: an
+endless loop is found, a busy machine is not, so try those again with more.
 """
 
 import argparse
@@ -34,32 +36,47 @@ TAKEN = ("kvcalc", "presets", "tests", "docs", "benchmarks", "pyproject.toml", "
 TESTS = {
     "layers/": """
         test_cost.py test_batch.py test_labels.py test_dims.py test_cache.py test_reach.py test_parameters.py test_recurrent.py
-        test_forward*.py test_parallel.py property/test_parts.py property/test_sizes.py property/test_passes.py test_golden.py
+        test_forward*.py test_parallel.py test_attention_roof.py property/test_[ps]*.py test_golden.py test_explain.py
     """,
     "model/": """
         test_labels.py test_parameters.py test_cache.py test_reach.py test_forward*.py test_parallel.py test_quantization.py
-        property/test_passes.py property/test_sizes.py test_files.py test_golden.py
+        test_hierarchy.py timing/test_nodes.py property/test_[ps]*.py test_files.py test_golden.py test_gguf.py test_explain.py
     """,
-    "storage/": "test_dtypes.py test_quantization.py test_gguf*.py test_cache.py",
-    "gpu/": "test_roofline.py timing/test_roof.py",
+    "storage/": "test_dtypes.py test_quantization.py test_gguf*.py test_cache.py test_golden.py",
+    "gpu/": "test_roofline.py test_cards.py timing/test_roof.py test_attention_roof.py",
     "library/": """
-        test_files.py test_writes.py test_presets.py test_golden.py test_huggingface_*.py test_gguf*.py test_hub.py test_cli.py
+        test_files.py test_writes.py test_presets.py test_golden.py test_huggingface_*.py test_gguf*.py test_hub.py test_typed.py
+        test_commands.py test_completion.py test_cli.py property/test_mutated_configs.py test_presets_checkpoints.py
     """,
     "timing/": """
-        timing/test_law*.py timing/test_mixed.py timing/test_steps.py timing/test_routing.py timing/test_served_models.py
-        timing/test_fitting.py
-        test_rows.py test_validate.py timing/test_roof.py test_roofline.py
+        timing/test_law*.py timing/test_[mnrs]*.py timing/test_fitting.py test_rows.py test_validate.py test_roofline.py
+        test_attention_roof.py test_lists.py test_explain.py
     """,
-    "capacity/": "test_fit*.py test_engines_*.py test_allocations.py test_fragmentation.py property/test_fit_properties.py",
-    "serving/": "serving/test_limits.py serving/test_[pr]*.py serving/test_si*.py serving",
-    "planning/": "test_compare.py test_reach.py property/test_sizes.py",
-    "report/": "report test_cli.py test_notebook.py test_plots.py test_docs.py serving/test_serve.py",
+    "capacity/": """
+        test_fit*.py test_engines_*.py test_allocations.py test_fragmentation.py test_commands.py test_matrix.py test_hierarchy.py
+        property/test_fit_properties.py test_explain.py
+    """,
+    "serving/": "serving/test_limits.py serving/test_[pr]*.py serving/test_si*.py serving test_metrics.py test_explain.py",
+    "planning/startup/": "test_diagnose.py test_metrics.py",
+    "planning/": """
+        planning test_compare.py test_reach.py test_diagnose.py test_metrics.py test_before_after.py test_fit*.py test_all_gpus.py
+        test_attention_roof.py property/test_sizes.py
+    """,
+    "report/": """
+        report test_hierarchy.py test_explain.py test_units_of_tables.py test_cli.py test_notebook*.py test_plots.py
+        serving/test_serve.py test_compare.py test_matrix.py test_diagnose.py test_fit*.py test_references.py test_docs.py
+    """,
     "cli/measure.py": "measure/test_command.py",
     "cli/": """
-        test_cli*.py test_fit*.py test_roofline.py test_compare.py test_validate.py serving test_plots.py test_docs.py report
+        test_cli*.py test_help.py test_completion.py test_remarks.py test_unknown_options.py test_lists.py test_all_gpus.py
+        test_fit*.py test_roofline.py test_compare.py test_validate.py serving test_plots.py test_diagnose.py report
+        test_references.py test_docs.py
     """,
     "measure/": "measure",
-    "": "test_cli*.py test_files.py test_cost.py test_dtypes.py report test_docs.py test_layout.py",
+    "": """
+        test_cli*.py test_files.py test_cost.py test_dtypes.py report test_process.py test_packaging.py test_api_arguments.py
+        test_checks.py test_docs.py test_layout.py
+    """,
 }
 SWAPS: dict[type[ast.AST], tuple[str, ...]] = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
@@ -160,7 +177,7 @@ class Places:
 
     def _removed(self, node: ast.stmt) -> Iterator[tuple[int, int, str]]:
         start, end = self.span(node)
-        new = "return None" if isinstance(node, ast.Return) else "pass"
+        new = "return None" if isinstance(node, ast.Return) and node.value else "pass"
         text = isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call | ast.Yield | ast.YieldFrom)
         if not text and self.text[start:end] != new:
             yield start, end, new
@@ -190,42 +207,54 @@ def drawn(paths: list[Path], count: int, seed: int) -> list[Mutant]:
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
-def run(copy: Path, words: list[str], timeout: float) -> tuple[bool, str]:
-    """Whether these tests pass on the copy, and what they say; those that do not end in time do not pass."""
+def run(copy: Path, words: list[str], timeout: float) -> tuple[str, str]:
+    """What came of these tests on the copy, "passed", "failed" or "slow" (no end in time), and what they say."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *words]
     environment = os.environ | {"PYTHONPATH": str(copy), "CI": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
-        return False, ""
-    return done.returncode == 0, done.stdout
+        return "slow", ""
+    return "failed" if done.returncode else "passed", done.stdout
+
+
+def broken(said: str) -> list[str]:
+    """The tests that failed, by what pytest says at the end."""
+    return re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
 
 
 @cache
-def likely(room: str, copy: Path, timeout: float) -> tuple[str, ...]:
-    """The tests of a room that pass as it is, as pytest takes them: the files, and what is left out of them."""
-    patterns = TESTS[room].split()
-    found = [p for pattern in patterns for p in sorted((ROOT / "tests").glob(pattern))]
+def likely(patterns: str, copy: Path, timeout: float) -> tuple[str, ...]:
+    """The tests of these patterns that pass as it is, as pytest takes them: the files, and what is left out of them."""
+    found = [p for pattern in patterns.split() for p in sorted((ROOT / "tests").glob(pattern))]
     files = list(dict.fromkeys(p.relative_to(ROOT).as_posix() for p in found))
-    passed, said = run(copy, files, 10 * timeout)
-    broken = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
-    if not passed:
-        print(f"{room}: {len(broken)} tests do not pass as it is: {', '.join(broken) or 'too slow'}", flush=True)
-    return (*files, *(f"--deselect={name}" for name in broken))
+    came, said = run(copy, files, 10 * timeout)
+    if came != "passed":
+        print(f"as it is, {came}: {', '.join(broken(said))}", flush=True)
+    return (*files, *(f"--deselect={name}" for name in broken(said)))
 
 
-def survives(mutant: Mutant, copy: Path, whole: bool, timeout: float) -> bool:
-    """Whether no test notices the mutant. The copy is as it was afterwards."""
-    inside = mutant.path.relative_to(ROOT / "kvcalc").as_posix()
-    tests = likely(next(r for r in TESTS if inside.startswith(r)), copy, timeout)
+def tried(mutant: Mutant, copy: Path, tests: tuple[str, ...], whole: bool, timeout: float) -> tuple[str, str]:
+    """What came of a mutant, "SURVIVES", "found" or "slow", and the test that found it. The copy is as it was afterwards."""
     target = copy / mutant.path.relative_to(ROOT)
     target.write_text(mutant.text(), encoding="utf-8")
     try:
-        lives, _ = run(copy, ["-x", *tests], timeout)
-        others = [name if name.startswith("--") else f"--deselect={name}" for name in tests]
-        return lives and not (whole and not run(copy, ["-x", *others], 10 * timeout)[0])
+        came, said = run(copy, ["-x", *tests], timeout)
+        if whole and came == "passed":
+            others = [name if name.startswith("--") else f"--deselect={name}" for name in tests]
+            came, said = run(copy, ["-x", *others], 10 * timeout)
     finally:
         target.write_text(mutant.path.read_text(encoding="utf-8"), encoding="utf-8")
+    return {"passed": "SURVIVES", "failed": "found"}.get(came, came), ", ".join(broken(said))
+
+
+def numbers(text: str, most: int) -> list[int]:
+    """`1-20,35` or `41-`, as numbers from 1 to `most`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        found |= set(range(int(first or 1), int(last or (most if dash else first)) + 1))
+    return sorted(n for n in found if 0 < n <= most)
 
 
 def copied(folder: Path) -> Path:
@@ -243,7 +272,8 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", help="files or folders below kvcalc", default=["kvcalc"])
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--skip", type=int, default=0, help="of those drawn, the first so many: goes on where a run ended")
+    parser.add_argument("--numbers", default="1-", help="of those drawn: 21-40,55 or 41- to go on where a run ended")
+    parser.add_argument("--tests", default="", help="patterns below tests/, in place of the room's")
     parser.add_argument("--whole", action="store_true", help="ask the whole suite about what the room's tests let pass")
     parser.add_argument("--timeout", type=float, default=150.0, help="seconds for the tests of a room")
     asked = parser.parse_args()
@@ -251,17 +281,19 @@ def main() -> int:
     files = sorted(f for p in given for f in ([p] if p.is_file() else p.rglob("*.py")))
     if asked.paths == ["kvcalc"]:
         files = [f for f in files if "measure" not in f.parts]
-    chosen = drawn(files, asked.count, asked.seed)[asked.skip :]
-    alive = 0
+    chosen = drawn(files, asked.count, asked.seed)
+    alive, some = 0, numbers(asked.numbers, len(chosen))
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(Path(folder))
-        for number, mutant in enumerate(chosen, asked.skip + 1):
-            begun = time.monotonic()
-            lives = survives(mutant, copy, asked.whole, asked.timeout)
-            alive += lives
-            place = mutant.told() if lives else mutant.told().partition("\n")[0]
-            print(f"{number:4} {'SURVIVES' if lives else 'found':8} {time.monotonic() - begun:5.1f} s  {place}", flush=True)
-    print(f"{alive} of {len(chosen)} survive")
+        for number in some:
+            mutant, begun = chosen[number - 1], time.monotonic()
+            inside = mutant.path.relative_to(ROOT / "kvcalc").as_posix()
+            patterns = asked.tests or TESTS[next(room for room in TESTS if inside.startswith(room))]
+            came, by = tried(mutant, copy, likely(patterns, copy, asked.timeout), asked.whole, asked.timeout)
+            alive += came == "SURVIVES"
+            place = f"{mutant.told().partition(chr(10))[0]}  {by}" if came == "found" else mutant.told()
+            print(f"{number:4} {came:8} {time.monotonic() - begun:5.1f} s  {place}", flush=True)
+    print(f"{alive} of {len(some)} survive")
     return int(alive > 0)
 
 

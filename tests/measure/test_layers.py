@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from specs import grouped, latent, sparse
 from twins import (
@@ -25,7 +25,7 @@ from twins import (
 
 from kvcalc import UserError
 from kvcalc.layers.part import Part
-from kvcalc.layers.recurrent import Mamba2
+from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base import Rotary
 from kvcalc.measure.layers.kernels import attend
@@ -196,10 +196,13 @@ def test_one_step_of_the_delta_rule_by_hand() -> None:
 
 @settings(max_examples=25)
 @given(any_spec(), pieces)
+@example(delta_net(linear_num_key_heads=1, linear_num_value_heads=3, linear_conv_kernel_dim=3), [1])
 def test_bf16_stays_near_float64(spec: Part, sizes: list[int]) -> None:
     """The same weights and inputs in bf16, through the cache: 5 % of the outputs' length at most.
 
-    Sparse attention is left out of the comparison: rounded scores may choose another token.
+    Sparse attention is left out of the comparison: rounded scores may choose another token. So is a token of a delta net
+    of which a head recalls next to nothing (`recalls`): the example's second sequence has cos(q, k) = 0.005, of which
+    bf16's 2⁻⁹ is two fifths.
     """
     assume(not hasattr(spec, "index_topk"))
     exact, rounded = twin(spec), twin(spec, torch.bfloat16)
@@ -208,7 +211,32 @@ def test_bf16_stays_near_float64(spec: Part, sizes: list[int]) -> None:
     x = inputs(2, sum(sizes)).bfloat16()
     found = in_pieces(rounded, x, sizes, new_cache(rounded, 2, sum(sizes), torch.bfloat16))
     expected = exact(x.double())
-    assert (found.double() - expected).norm() < BF16 * expected.norm()
+    if isinstance(spec, GatedDeltaNet):
+        kept = recalls(exact, x.double())
+        found, expected = found[kept], expected[kept]
+    assert (found.double() - expected).norm() <= BF16 * expected.norm()
+
+
+def recalls(layer: Any, x: Any) -> Any:
+    """Which tokens [B, n] recall in every head at least 1 % of their value’s length, which the norm then divides by."""
+    prepared = layer.prepare(x, 0)
+    length = [part.norm(dim=-1) for part in (layer.core(prepared, None, 0), layer._convolved("conv_v", prepared[1], None))]
+    return (length[0] > 0.01 * length[1]).all(1)
+
+
+@settings(max_examples=25)
+@given(delta_specs(), pieces)
+@example(delta_net(linear_num_key_heads=1, linear_num_value_heads=3, linear_conv_kernel_dim=3), [1])
+def test_bf16_recall_of_the_delta_rule(spec: Any, sizes: list[int]) -> None:
+    """Before its norm, what every token recalls in bf16 is within 5 % of the longest value there is."""
+    exact, rounded = twin(spec), twin(spec, torch.bfloat16)
+    for wide, narrow in zip(exact.parameters(), rounded.parameters(), strict=True):
+        wide.copy_(narrow.double())
+    x = inputs(2, sum(sizes)).bfloat16()
+    layers: list[Any] = [exact, rounded]
+    mixed = [layer.core(layer.prepare(part, 0), None, 0).double() for layer, part in zip(layers, (x.double(), x), strict=True)]
+    values = exact._convolved("conv_v", exact.prepare(x.double(), 0)[1], None)
+    assert (mixed[1] - mixed[0]).norm(dim=-1).max() <= BF16 * values.norm(dim=-1).max()
 
 
 @settings(max_examples=60)

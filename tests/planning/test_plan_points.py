@@ -84,6 +84,8 @@ def test_a_rate_takes_as_many_replicas_as_carry_it() -> None:
         carried = block.rate / need.output_len
         assert (block.replicas * carried >= need.rate)[held].all()
         assert ((block.replicas - 1) * carried < need.rate)[held].all()
+        tried = {2**n for n in range(11)} | {3 * 2**n for n in range(2, 9)}  # to 1,024, from 8 on with the half between
+        assert set(block.counts.tolist()) == tried
 
 
 def dominated(points: Sequence[tuple[float, float]], one: tuple[float, float]) -> bool:
