@@ -130,3 +130,11 @@ def test_the_low_end_holds_what_no_source_shows() -> None:
     """A GH200 had 5.44 GiB left, 3.3 less than the terms that its source gives."""
     left = asked("0.22").left
     assert left["low"] / GIB < 5.44 < left["middle"] / GIB < 8.8
+
+
+def test_an_indexer_s_logits_stand_where_they_are_more() -> None:
+    """DeepSeek-V3.2 on 16 ranks would project 65,536 tokens to 8 heads of 128 + 128 in bf16; from 0.22 on 512 MiB count."""
+    run = Deployment(load_model("deepseek-v3.2"), load_gpu("h200"), parallelism=Parallelism(tp=16, ep=16))
+    options = {"engine": "vllm", "max_num_seqs": 8, "enforce_eager": True}
+    old, new = (fit(run, FitOptions(engine_version=v, **options)).terms.activation for v in ("0.21", "0.22"))
+    assert new - old == 512 * MIB - 2 * 65_536 * 8 * (128 + 128)

@@ -13,6 +13,11 @@ PADDED_HEADS = (64, 128)  # of a rank, that its kernel takes (nvidia/flashmla.py
 ALWAYS_KEPT_TO = (0, 27, 0)  # the last streams, for prediction layers; since then only beside those
 
 
+def has_indexer(start: Start) -> bool:
+    """Whether an indexer chooses among what the model keeps."""
+    return any(e.role == "index_key" for layer in start.model.kinds.values() for e in layer.entries)
+
+
 def compressed_parts(start: Start) -> list[Compressed]:
     """The attention of each kind of layer on the stage, where tokens are compressed; empty for another model."""
     held = stages(start.model, start.ranks.pp)[start.stage].counts

@@ -8,7 +8,7 @@ known to differ between starts, and a margin over what is not.
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, compressed_parts
+from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, compressed_parts, has_indexer
 from kvcalc.capacity.engines.vllm_profile import peak
 from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
 from kvcalc.capacity.engines.vllm_weights import extra_weights
@@ -72,11 +72,6 @@ def _bytes(gib: float) -> int:
 def has_states(start: Start) -> bool:
     """Whether the model has recurrent states."""
     return any(e.span.name == "STATE" for layer in start.model.kinds.values() for e in layer.entries)
-
-
-def has_indexer(start: Start) -> bool:
-    """Whether an indexer chooses among what the model keeps."""
-    return any(e.role == "index_key" for layer in start.model.kinds.values() for e in layer.entries)
 
 
 def collectives(start: Start, constants: Constants = MIDDLE) -> int:

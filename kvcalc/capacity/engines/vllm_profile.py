@@ -3,7 +3,7 @@
 T tokens of a pass, n requests (never more than T), V vocabulary, D hidden size, e bytes of an activation.
 """
 
-from kvcalc.capacity.engines.vllm_compressed_memory import attention_peak
+from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, attention_peak, has_indexer
 from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
 from kvcalc.capacity.engines.vllm_weights import data_centre_blackwell
 from kvcalc.capacity.memory_terms import MIB, Start
@@ -60,10 +60,11 @@ def sample(start: Start, kernels: bool = False) -> Num:
 
 
 def forward(start: Start) -> int:
-    """T·e·(widest part + 3.8·D), and the workspace of latent attention: 65,536 · heads/tp · (nope + v) · 2.
+    """T·e·(widest part + 3.8·D), and what latent attention would project: 65,536 · heads/tp · (nope + v) · 2.
 
-    Where tokens are compressed, what stands around an attention and the experts' workspace, which stays from the first layer on
-    (v1/worker/workspace.py, 0.22).
+    An indexer's logits where those are more (layers/sparse_attn_indexer.py, 0.22). Where tokens are compressed, what stands
+    around an attention, and the experts' workspace, which stays from the first layer on (v1/worker/workspace.py; not the rows
+    that a prefill of very long sequences gathers there).
     """
     wide, element = start.once(widest, start.tokens, _deep_gemm(start)), start.formats.element_bytes
     if around := attention_peak(start):
@@ -71,6 +72,8 @@ def forward(start: Start) -> int:
     parts = [p for layer in start.model.kinds.values() for p in layer.parts if isinstance(p, Latent)]
     spread = (start.ranks.share(p.num_attention_heads) * (p.qk_nope_head_dim + p.v_head_dim) for p in parts)
     latent = 2 * MLA_WORKSPACE * max(spread, default=0)
+    if has_indexer(start) and start.release.since >= (0, 22, 0):
+        latent = max(latent, LOGITS_BYTES)
     return int(start.tokens * (wide + WAITING * start.model.hidden_size) * element) + latent
 
 
