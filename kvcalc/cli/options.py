@@ -56,7 +56,6 @@ Nodes = Annotated[int, _sized("--nodes", help="Nodes they stand on; 0: the fewes
 InterNode = Annotated[
     str, _sized("--inter-node-bandwidth", help="Of each GPU between nodes, one direction, as 50GB/s; the preset's unless given.")
 ]
-CpuOffload = Annotated[float, typer.Option("--cpu-offload-gb", help="GiB of each GPU's weights in the host's memory.")]
 Gpus = Annotated[str, typer.Option("--gpu", help="GPU presets or YAML files, comma-separated.")]
 Memory = Annotated[
     str,

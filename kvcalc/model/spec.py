@@ -254,6 +254,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         for kind, layer in self.kinds.items():
             if not kind.isprintable():
                 return "kinds", f"{kind!r} has characters that a terminal does not print"
+            if "." in kind:
+                return "kinds", f"{kind!r} has a dot, which stands between a kind and the names of its weights"
             for part in (*layer.parts, *layer.shared):
                 if text := part.problem():
                     return f"kinds.{kind}", text

@@ -7,8 +7,6 @@
 
 from typing import NamedTuple
 
-import msgspec
-
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.library.catalog import key
 from kvcalc.model.precision import Precision
@@ -103,10 +101,3 @@ def ranks_of(row: MeasuredRow) -> Parallelism:
     """The ranks of a run."""
     tp, *ep = (int(x) for x in row.shape[3:])
     return Parallelism(tp=tp, ep=max(1, *ep) if ep else 1)
-
-
-def without_terms(engine: Engine) -> Engine:
-    """The same with nothing beside the kernels."""
-    from kvcalc.timing.engine import Terms
-
-    return msgspec.structs.replace(engine, dense=Terms(), mixture=Terms(), former=None)

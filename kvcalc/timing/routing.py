@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from kvcalc.errors import UserError
-
 if TYPE_CHECKING:
     from kvcalc.timing.law import Array
 else:
@@ -71,20 +69,6 @@ class Routing(msgspec.Struct, frozen=True):
 
 
 BALANCED = Routing()
-
-
-def parse_routing(text: str) -> Routing:
-    """`balanced` or `skewed:ALPHA`. Raises UserError on anything else."""
-    name, _, alpha = text.strip().lower().partition(":")
-    if name == "balanced" and not alpha:
-        return BALANCED
-    try:
-        skew = float(alpha) if name == "skewed" else -1.0
-    except ValueError:
-        skew = -1.0
-    if not 0 < skew <= 10:
-        raise UserError(f"routing {text!r} is not known", hint="balanced, or skewed:ALPHA with ALPHA above 0, as in skewed:1.2")
-    return Routing(skew)
 
 
 def _loaded(tokens: Array, each: Array, top: Array, held: Array, ranks: Array, variance: Array) -> Load:

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc.errors import UserError
-from kvcalc.timing.routing import BALANCED, TILE_ROWS, Load, Routing, parse_routing
+from kvcalc.timing.routing import BALANCED, TILE_ROWS, Load, Routing
 
 
 def load(tokens: int, top: int, experts: int, ranks: int = 1, skew: float = 0.0) -> Load:
@@ -90,16 +89,3 @@ def test_arrays_are_many_scalars() -> None:
         alone = [load(int(t), 8, 128, 4, routing.skew) for t in tokens]
         assert many.rows.tolist() == pytest.approx([float(a.rows) for a in alone])
         assert many.tiles[3].tolist() == pytest.approx([float(a.tiles[3]) for a in alone])
-
-
-def test_routing_as_people_write_it() -> None:
-    assert parse_routing("balanced") == BALANCED
-    assert parse_routing(" Skewed:1.2 ") == Routing(1.2)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "skewed", "skewed:", "skewed:-1", "skewed:0", "skewed:nan", "skewed:99", "balanced:2", "even"]
-)
-def test_an_unknown_routing_is_one_line(text: str) -> None:
-    with pytest.raises(UserError, match="is not known"):
-        parse_routing(text)
