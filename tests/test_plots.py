@@ -93,13 +93,33 @@ def test_names_are_never_mathematics() -> None:
         assert text in shown
 
 
-def test_lines_and_points_differ_by_more_than_colour() -> None:
-    """In grey, too: dashes for lines, shapes for points, hatches for bars."""
-    lines = [Series(f"{n}", (1.0, 2.0), (n + 1.0, n + 2.0)) for n in range(32)]
+def coloured(axes: Any) -> list[tuple[str, str]]:
+    """Colour and dashes of the lines that are not grey."""
+    ink = STYLES["light"]["ink"]
+    return [(line.get_color(), str(line._unscaled_dash_pattern)) for line in axes.get_lines() if line.get_color() != ink]
+
+
+@pytest.mark.parametrize("count", [8, 12, 20, 30])
+def test_no_two_lines_look_the_same_and_none_is_lost_in_a_pile(count: int) -> None:
+    """Beyond eight, a few stand on each of several charts of the same axes, before the others in grey."""
+    lines = [Series(f"{n}", (1.0, 2.0), (n + 1.0, n + 2.0)) for n in range(count)]
     chart = Chart("t", "s", Axis("x", log=False), Axis("y", log=False), tuple(lines))
-    drawn = figure(chart, STYLES["light"]).axes[0].get_lines()
-    assert len({(line.get_color(), str(line._unscaled_dash_pattern)) for line in drawn}) == 32
-    assert len({str(line._unscaled_dash_pattern) for line in drawn[:8]}) == 4
+    panels = figure(chart, STYLES["light"]).axes
+    looks = [coloured(axes) for axes in panels]
+    assert len(panels) == (1 if count == 8 else -(-count // 6))
+    assert len(set(itertools.chain(*looks))) == sum(map(len, looks)) == count
+    assert all(len({dashes for _, dashes in each}) == len(each) for each in looks)  # told apart in grey
+    assert all(len(axes.get_lines()) == count for axes in panels)
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in panels}) == 1
+    named = [[t.get_text() for t in axes.texts[1:]] for axes in panels]
+    assert list(itertools.chain(*named)) == [str(n) for n in (range(8) if count == 8 else reversed(range(count)))]
+
+
+def test_twelve_kinds_of_points_and_of_bars_differ() -> None:
+    dots = [Series(f"{n}", (1.0, 2.0), (n + 1.0, n + 2.0), "points") for n in range(12)]
+    panels = figure(Chart("t", "s", Axis("x", log=False), Axis("y", log=False), tuple(dots)), STYLES["light"]).axes
+    shapes = [[str(c.get_paths()[0].vertices.tolist()) for c in axes.collections if c.get_alpha() > 0.5] for axes in panels]
+    assert [len({*each}) for each in shapes] == [6, 6]
     bars = figure(chart_of("memory"), STYLES["light"]).axes[0].containers
     assert len({bar[0].get_hatch() for bar in bars}) == len(bars) == 2
 

@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import check_number, note, remarks, save_text
+from kvcalc.cli.common import check_number, lengths, note, remarks, save_text
 from kvcalc.cli.groups import Deploying, Group, Output, grouped
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ _server = partial(typer.Option, rich_help_panel="Server")
 
 
 class LoadOptions(Group, frozen=True):
-    """What comes in, by the names of `Load`; a list is of rates."""
+    """What comes in, by the names of `Load`; lists are of rates and of clients."""
 
     requests: Annotated[str, _load("--requests", help="A CSV of arrival_s, input_len, output_len, or an Azure trace.")] = ""
     rate: Annotated[
         str, _load("--rate", "--request-rate", help="Requests per second; a list makes more rows; inf: all at once.")
     ] = "inf"
     burstiness: Annotated[float, _load("--burstiness", help="1: Poisson; below 1: bursts; above: more regular.")] = 1.0
-    max_concurrency: Annotated[int, _load("--max-concurrency", help="Clients in a closed loop; 0: no limit.")] = 0
+    max_concurrency: Annotated[str, _load("--max-concurrency", help="Clients in a closed loop, a list makes more rows.")] = "0"
     num_prompts: Annotated[int, _load("--num-prompts", help="Requests; 0: 1000, or all of a file.")] = 0
     input_len: Annotated[str, _load("--input-len", "--isl", help="1000, uniform:100,2000 or lognormal:MEAN,P99.")] = "1000"
     output_len: Annotated[str, _load("--output-len", "--osl", help="Likewise.")] = "200"
@@ -48,12 +48,14 @@ class LoadOptions(Group, frozen=True):
     prefix_hit_rate: Annotated[float, _load("--prefix-hit-rate", help="Share of each prompt that is cached.")] = 0.0
 
     def loads(self) -> "list[Load]":
-        """A load for each rate."""
+        """A load for each rate and number of clients."""
         from kvcalc.library.words import from_words
         from kvcalc.serving.load import Load, parse_rate
 
         rates = [parse_rate(word, "rate") for word in self.rate.split(",")]
-        return [from_words(Load, msgspec.structs.asdict(self) | {"rate": rate}) for rate in rates]
+        clients = [0] if self.max_concurrency == "0" else lengths(self.max_concurrency, "max-concurrency")
+        words = msgspec.structs.asdict(self)
+        return [from_words(Load, words | {"rate": r, "max_concurrency": c}) for r, c in product(rates, clients)]
 
 
 class ServerOptions(Group, frozen=True):
@@ -116,9 +118,10 @@ def run(
     if timeline:
         _write_timeline(timeline, runs[0])
     if output.plot:
-        from kvcalc.report.figures_serving import load_curve, occupancy
+        from kvcalc.report.figures_load import load_chart
+        from kvcalc.report.figures_serving import occupancy
 
-        output.picture(occupancy(runs[0]) if len(runs) == 1 else load_curve(records))
+        output.picture(occupancy(runs[0]) if len(runs) == 1 else load_chart(records))
     if timeline != "-" and not output.printed(records):
         from kvcalc.report.serving import serve_table
 

@@ -1,7 +1,7 @@
 """A picture as data: what stands on it, before anything is drawn. Builders make charts; `plots` and `sketch` draw them."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError
 from kvcalc.units import format_bytes, format_si
@@ -10,9 +10,11 @@ from kvcalc.units import format_bytes, format_si
 class Series(NamedTuple):
     """Numbers that belong together.
 
-    kind: line, dashed, points, hollow (points without a filling), trail (a faint line that joins points), limit (a level
-    across), bar (one stacked layer), cells (a row of a heat map, one for each category, −1 for what does not fit).
-    sizes: areas of points, 0 to 1. labels: texts at the points. colour: an index into the palette, −1 for the next one.
+    kind: line, dashed, edge (a thin line), band (filled between `lows` and ys), points, hollow (points without a filling),
+    trail (a faint line that joins points), quiet and quiet points (grey, what stands behind), limit (a level across), upright
+    (one from bottom to top at its only x, its y is 1), bar (one stacked layer), cells (a row of a heat map, one for each
+    category, −1 for what does not fit). sizes: areas of points, 0 to 1. labels: texts at the points, or of the bars that end
+    with this layer. colour: an index into the palette, −1 for the next one.
     """
 
     label: str
@@ -22,6 +24,7 @@ class Series(NamedTuple):
     sizes: tuple[float, ...] = ()
     labels: tuple[str, ...] = ()
     colour: int = -1
+    lows: tuple[float, ...] = ()
 
 
 class Axis(NamedTuple):
@@ -57,19 +60,30 @@ def drawable(chart: Chart) -> Chart:
     Raises UserError where nothing is left to draw.
     """
     series = chart.series if chart.categories else tuple(_on_axes(s, chart) for s in chart.series)
-    if not any(s.ys for s in series):
+    if not any(s.ys for s in series if s.kind != "upright"):
         raise UserError("there is nothing to draw: no point has figures above 0")
     beside = drawable(chart.beside) if chart.beside else None
     return chart._replace(series=tuple(s for s in series if s.ys), beside=beside)
 
 
 def _on_axes(series: Series, chart: Chart) -> Series:
-    level = len(series.xs) != len(series.ys)  # which has but its height
-    across = zip([1.0] * len(series.ys) if level else series.xs, series.ys, strict=True)
-    kept = [n for n, (x, y) in enumerate(across) if _shown(x, chart.x) and _shown(y, chart.y)]
-    xs = tuple(map(float, series.xs)) if level else tuple(float(series.xs[n]) for n in kept)
-    sizes, labels = (c if len(c) != len(series.ys) else tuple(c[n] for n in kept) for c in (series.sizes, series.labels))
-    return Series(series.label, xs, tuple(float(series.ys[n]) for n in kept), series.kind, sizes, labels, series.colour)  # type: ignore[arg-type]
+    if len(series.xs) != len(series.ys):  # a level, which has but its height
+        return _floats(series, [n for n, y in enumerate(series.ys) if _shown(y, chart.y)], series.xs)
+    points = enumerate(zip(series.xs, series.ys, strict=True))
+    kept = [n for n, (x, y) in points if _shown(x, chart.x) and _shown(y, chart.y)]
+    kept = [n for n in kept if not series.lows or _shown(series.lows[n], chart.y)]
+    return _floats(series, kept, tuple(series.xs[n] for n in kept))
+
+
+def _floats(series: Series, kept: Sequence[int], xs: Sequence[float]) -> Series:
+    """The series with these of its points, as floats."""
+
+    def of_kept(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(values[n] for n in kept) if len(values) == len(series.ys) else values
+
+    ys, lows = (tuple(map(float, of_kept(values))) for values in (series.ys, series.lows))
+    sizes, labels = of_kept(series.sizes), of_kept(series.labels)
+    return series._replace(xs=tuple(map(float, xs)), ys=ys, sizes=sizes, labels=labels, lows=lows)
 
 
 def _shown(value: float | None, axis: Axis) -> bool:

@@ -146,19 +146,24 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    from kvcalc.report.drawing import legend, panel, settled
+    from kvcalc.report.bars import height_for
+    from kvcalc.report.drawing import legend, panel, settled, subtitle
+    from kvcalc.report.multiples import multiples
 
-    charts = drawable(chart).chain()
-    rows = 1 if len(charts) < 3 else 2
-    columns = -(-len(charts) // rows)
+    charts = [part for one in drawable(chart).chain() for part in multiples(one)]
+    columns = len(charts) if len(charts) < 3 else 2 if len(charts) == 4 else 3
+    rows = -(-len(charts) // columns)
     width, height = look["size"]
-    size = min(width * columns, 13.33), min(height * rows, max(height, 7.5))
+    width, height = min(width * columns, 13.33), max(height, 3.75 * rows if rows > 1 else 0)
+    look = look | {"font": look["font"] * (0.8 if rows > 1 else 1.0)}
+    height = rows * max(height_for(one, look, height / rows) for one in charts)
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide
-    drawn = Figure(figsize=size, dpi=look["dpi"], layout=engine)
+    drawn = Figure(figsize=(width, height), dpi=look["dpi"], layout=engine)
     FigureCanvasAgg(drawn)
     places = drawn.subplots(rows, columns, squeeze=False).ravel().tolist()
-    look = look | {"font": look["font"] * (0.8 if rows > 1 else 1.0)}
-    panels = [panel(axes, one, look, size[0] / columns) for axes, one in zip(places, charts, strict=False)]
+    size = width / columns, height / rows
+    most = max(subtitle(one, look, size[0]).count("\n") + 1 for one in charts)
+    panels = [panel(at, one, look, size, most) for at, one in zip(places, charts, strict=False)]
     for spare in places[len(charts) :]:
         spare.remove()
     legend(drawn, look)

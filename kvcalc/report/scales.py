@@ -1,8 +1,10 @@
 """The axes of a chart on matplotlib: linear or logarithmic, with as many ticks as there is room for."""
 
+import itertools
+import math
 from typing import Any
 
-from kvcalc.report.chart import Axis, Chart
+from kvcalc.report.chart import Axis, Chart, Series
 from kvcalc.units import shown_in
 
 
@@ -13,30 +15,59 @@ def room(width: float, look: dict[str, Any], characters: int) -> int:
 
 def set_scales(axes: Any, chart: Chart, most: int) -> None:
     """Titles, scales and ticks of both axes, at most so many of these from left to right."""
-    ended = any(s.kind in ("line", "dashed") and s.label for s in chart.series)  # names stand right of the axes
+    from matplotlib.ticker import NullLocator
+
+    ended = any(s.kind in ("line", "dashed", "edge", "trail") and s.label for s in chart.series)  # names stand right of the axes
     for axis, spec, name in ((axes.xaxis, chart.x, "x"), (axes.yaxis, chart.y, "y")):
         getattr(axes, f"set_{name}label")(spec.title)
-        values = [v for s in chart.series for v in (s.xs if name == "x" else s.ys) if v > 0 or not spec.log]
+        values = [v for s in chart.series for v in _along(s, name) if v > 0 or not spec.log]
         if spec.log:
-            _log_axis(axes, axis, spec, name, values, 1.05 if name == "x" and ended else 1.7)
-            axis.get_major_locator().set_params(numticks=min(most, 14) if name == "x" else 14)
+            ticks = min(most, 14) if name == "x" else 14
+            base, locator = _log_ticks(spec, max(values) / min(values), ticks)
+            getattr(axes, f"set_{name}scale")("log", base=base)
+            axis.set_major_locator(locator)
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(lambda v, _, spec=spec: spec.tick(v))
+            getattr(axes, f"set_{name}lim")(_limits(values, ended and name == "x"))
         else:
             axis.set_major_formatter(lambda v, _, spec=spec: spec.tick(v))
+            if name == "x":
+                axes.locator_params(axis="x", nbins=min(most, 9))
+            elif min(values) >= 0:  # a quantity, whose height is read from nothing up
+                axes.set_ylim(0, 1.08 * max(values) or 1)
 
 
-def _log_axis(axes: Any, axis: Any, spec: Axis, name: str, values: list[float], beyond: float) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator
+def _along(series: Series, name: str) -> tuple[float, ...]:
+    """The values of a series on one axis."""
+    if name == "x":
+        return series.xs
+    return () if series.kind == "upright" else (*series.ys, *series.lows)
+
+
+def _limits(values: list[float], ended: bool) -> tuple[float, float]:
+    """A little more than the values on a logarithmic axis: a twelfth of their span; none after lines whose names follow."""
+    low, high = min(values), max(values)
+    beyond = max(1.15, min(1.7, (high / low) ** (1 / 12)))
+    return low / min(beyond, 1.4), high * (1.05 if ended else beyond)
+
+
+def _log_ticks(spec: Axis, span: float, most: int) -> tuple[int, Any]:
+    """The base of an axis, and the locator of at most so many ticks over values of that span."""
+    from matplotlib.ticker import LogLocator
 
     binary = spec.tick.__name__ == "tokens_tick" or (spec.tick.__name__ == "bytes_tick" and shown_in() == "gib")
-    decades = max(values) / min(values)
-    step = 2 if decades < 2**12 else 8 if decades < 2**24 else 32
-    base = step if binary else 10
-    getattr(axes, f"set_{name}scale")("log", base=base)
-    between = (1.0,) if binary or decades > 100 else (1.0, 2.0, 5.0) if decades > 5 else tuple(map(float, range(1, 10)))
-    axis.set_major_locator(LogLocator(base=base, subs=between))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda v, _: spec.tick(v))
-    getattr(axes, f"set_{name}lim")(min(values) / 1.4, max(values) * beyond)
+    base = (2 if span < 2**12 else 8 if span < 2**24 else 32) if binary else 10
+    subs = (1.0,) if binary else _between(math.log10(span) + 0.15, most)
+    return base, LogLocator(base=base, subs=subs, numticks=most)
+
+
+def _between(decades: float, most: int) -> tuple[float, ...]:
+    """The ticks of a decade: as many as stand apart by a part of the axis that leaves room for `most`."""
+    for found in (tuple(range(1, 10)), (1, 1.5, 2, 3, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3)):
+        least = min(math.log10(b / a) for a, b in itertools.pairwise((*found, 10)))
+        if least / decades >= 1 / most and decades < 2.2:
+            return tuple(map(float, found))
+    return (1.0,)
 
 
 def step_of(most: float, ticks: int) -> int:

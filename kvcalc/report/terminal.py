@@ -116,6 +116,10 @@ class _Canvas:
         row = _cell(y, HEIGHT)
         self.cells[row] = [self.look.signs.level if c == " " else c for c in self.cells[row]]
 
+    def upright(self, x: float) -> None:
+        for cells in self.cells:
+            cells[_cell(x, self.columns)] = self.look.signs.level
+
     def lines(self) -> Iterator[str]:
         """From the top down, painted by owner."""
         for cells, owners in zip(reversed(self.cells), reversed(self.owners), strict=True):
@@ -128,15 +132,19 @@ def _cell(share: float, cells: int) -> int:
 
 
 def _grid(chart: Chart, wide: int, look: Look) -> list[str]:
-    drawn = [s for s in chart.series if s.kind not in ("limit", "trail")]
-    levels = [s for s in chart.series if s.kind == "limit"]
+    drawn = [s for s in chart.series if s.kind not in ("limit", "upright", "trail", "band")]
+    levels = [s for s in chart.series if s.kind in ("limit", "upright")]
     points = [point for s in drawn for point in _seen(s, chart)]
-    spans = _range([x for x, _ in points], chart.x), _range([*(y for _, y in points), *(s.ys[0] for s in levels)], chart.y)
+    heights = [*(y for _, y in points), *(s.ys[0] for s in levels if s.kind == "limit")]
+    spans = _range([x for x, _ in points], chart.x), _range(heights, chart.y)
     ends = [chart.y.tick(_back(v, chart.y)) for v in spans[1]]
     margin = max(map(len, ends)) + 2
     canvas = _Canvas(wide - margin, look)
     for level in levels:
-        canvas.level(_share(level.ys[0], spans[1], chart.y))
+        if level.kind == "limit":
+            canvas.level(_share(level.ys[0], spans[1], chart.y))
+        else:
+            canvas.upright(_share(level.xs[0], spans[0], chart.x))
     for number, series in enumerate(drawn):
         _trace(canvas, series, number, chart, spans)
     labels = {0: ends[1], HEIGHT - 1: ends[0]}

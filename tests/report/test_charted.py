@@ -12,9 +12,10 @@ from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import weight_bytes
 from kvcalc.report import figures
 from kvcalc.report.chart import Axis, Chart, Series
-from kvcalc.report.drawing import PALETTE
 from kvcalc.report.figures_cost import cost_vs_context
-from kvcalc.report.figures_serving import load_curve, occupancy
+from kvcalc.report.figures_load import load_chart
+from kvcalc.report.figures_serving import occupancy
+from kvcalc.report.looks import PALETTE
 from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.plots_measure import generation_chart, measured_chart
 from kvcalc.report.plots_timing import MOST_POINTS, predicted_against_measured
@@ -150,52 +151,83 @@ def test_cost_on_a_gpu_without_a_calibration_is_compared_as_bounds() -> None:
 
 
 def record(rate: float | None, **more: Any) -> dict[str, Any]:
-    times = {
-        f"{figure}_p{p}_s": (rate or 9) * p * (2 if figure == "tpot" else 1) for figure in ("ttft", "tpot") for p in (50, 99)
-    }
-    plain = {"gpu": "a", "policy": "continuous", "cache": "paged", "model": "m", "requests": 7, "basis": "datasheet"}
-    return plain | {"rate": rate, "requests_per_s": 0.5, "completed": 1} | times | more
+    """Each percentile p of a server at `rate`: rate · p seconds to the first token, and twice as many from token to token."""
+    times = {f"{f}_p{p}_s": (rate or 9) * p * (2 if f == "tpot" else 1) for f in ("ttft", "tpot") for p in (50, 90, 99)}
+    plain = {"gpu": "a", "gpus": 1, "policy": "continuous", "cache": "paged", "model": "m", "requests": 7, "basis": "datasheet"}
+    load = {"rate": rate, "requests_per_s": 0.5, "completed": 1, "diverges": False, "capacity_requests_per_s": 3.0}
+    return plain | load | times | more
 
 
 def test_latency_over_load_is_the_records_in_order_of_rate() -> None:
-    chart = load_curve([record(4.0), record(1.0), record(None)])
-    assert {*named(chart)} == {"TTFT p50", "TTFT p99", "TPOT p50", "TPOT p99"}
-    assert points(named(chart)["TTFT p99"]) == [(0.5, 9 * 99), (1.0, 99.0), (4.0, 396.0)]
-    assert points(named(chart)["TPOT p50"]) == [(0.5, 900), (1.0, 100.0), (4.0, 400.0)]
-    assert chart.subtitle == "m, 7 requests at each rate; times: datasheet"
+    chart = load_chart([record(4.0), record(1.0), record(None)])
+    assert {*named(chart)} == {"p50", "p90", "p99"} and chart.beside and {*named(chart.beside)} == {"p50", "p90", "p99"}
+    assert points(named(chart)["p99"]) == [(0.5, 9 * 99), (1.0, 99.0), (4.0, 396.0)]
+    assert points(named(chart.beside)["p50"]) == [(0.5, 900), (1.0, 100.0), (4.0, 400.0)]
+    bands = [s for s in chart.series if s.kind == "band"]
+    assert [(s.lows, s.ys) for s in bands] == [
+        ((450, 50.0, 200.0), (810, 90.0, 360.0)), ((810, 90.0, 360.0), (891, 99.0, 396.0)),
+    ]  # fmt: skip
+    assert chart.subtitle == "m on 1× a, 7 requests at each load; times: datasheet"
+    assert chart.x.title == "requests per second" and chart.beside.subtitle == "no load asked for saturates it"
+
+
+def test_saturation_is_marked_where_the_queue_first_grows_or_at_the_capacity_between() -> None:
+    def marked(chart: Chart) -> list[tuple[str, float]]:
+        return [(s.label, s.xs[0]) for s in chart.series if s.kind == "upright"]
+
+    rates = [record(2.0), record(4.0, diverges=True), record(8.0, diverges=True)]
+    assert marked(load_chart(rates)) == [("saturated from 3 on", 3.0)]
+    rates = [{**r, "capacity_requests_per_s": c} for r, c in zip(rates, (1.0, 1.0, 1.0), strict=True)]
+    assert marked(load_chart(rates)) == [("saturated from 4 on", 4.0)]
+    assert marked(load_chart([{**r, "capacity_requests_per_s": None} for r in rates])) == [("saturated from 4 on", 4.0)]
+    two = [*rates, record(2.0, cache="b"), record(4.0, cache="b")]
+    assert marked(load_chart(two)) == [("paged: saturated from 4 on", 4.0)]
+    clients = [record(None, max_concurrency=c, requests_per_s=r) for c, r in ((1, 10.0), (4, 30.0), (16, 39.0), (64, 40.0))]
+    chart = load_chart(clients)
+    assert marked(chart) == [("saturated from 16 on", 16.0)] and chart.x.title == "clients" and chart.x.log  # 38 of 40
+    assert marked(load_chart(clients[:2])) == []
+
+
+def test_servers_that_take_one_load_are_bars_up_to_the_99th_percentile() -> None:
+    chart = load_chart([record(1.0), record(1.0, cache="b")])
+    assert chart.categories == ("paged", "b") and chart.beside and chart.beside.categories == ("paged", "b")
+    assert [s.ys for s in chart.series] == [(50.0, 50.0), (40.0, 40.0), (9.0, 9.0)]
+    assert chart.series[-1].labels[0] == "50 s … 99 s"
 
 
 def test_latency_over_load_names_what_differs_and_draws_the_tail_alone_where_there_is_much() -> None:
-    two = load_curve([record(1.0), record(1.0, gpu="b", policy="static")])
-    assert {*named(two)} == {
-        f"{who} {f} p{p}" for who in ("a continuous", "b static") for f in ("TTFT", "TPOT") for p in (50, 99)
-    }
-    three = load_curve([record(1.0, gpu=g) for g in "abc"])
-    assert {*named(three)} == {f"{g} {f} p99" for g in "abc" for f in ("TTFT", "TPOT")}
-    gap = load_curve([record(1.0), record(2.0, tpot_p99_s=None)])
-    assert points(named(gap)["TPOT p99"]) == [(1.0, 198.0)]
+    both = [record(r, gpu=gpu, policy=policy) for r in (1.0, 2.0) for gpu, policy in (("a", "continuous"), ("b", "static"))]
+    assert {*named(load_chart(both))} == {f"{who} p{p}" for who in ("a, continuous", "b, static") for p in (50, 90, 99)}
+    three = load_chart([record(r, gpu=g) for r in (1.0, 2.0) for g in "abc"])
+    assert {*named(three)} == {f"{g} p99" for g in "abc"} and not [s for s in three.series if s.kind == "band"]
+    gap = load_chart([record(1.0), record(2.0, tpot_p99_s=None)])
+    assert gap.beside and points(named(gap.beside)["p99"]) == [(1.0, 198.0)]
     with pytest.raises(UserError, match="no request was served"):
-        load_curve([record(1.0, completed=0)])
+        load_chart([record(1.0, completed=0)])
 
 
-def test_occupancy_is_the_share_of_seats_and_memory_over_time() -> None:
+def test_occupancy_is_the_seats_and_the_share_of_memory_over_time() -> None:
     """Two seats of four for two seconds, one more; blocks of 4 bytes of 40, tokens as they come."""
     pool = byte_pool(40, block=4)
     run = served(asked((0, 3, 2), (0, 3, 3)), pool=pool, deployment=HandClock(1.0), max_num_seqs=4)
     (log,) = run.logs
     about = {"model": "m", "gpus": 1, "gpu": "g", "policy": "p", "cache": "c", "completed": 2, "basis": "b"}
-    chart = occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=4)))
+    charts = occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=4))).chain()
+    found = {label: series for chart in charts for label, series in named(chart).items()}
     seconds = [(log.rows[0].start_s, 1.0, 2), (1.0, 1.0, 2), (2.0, 1.0, 1)]
     assert [(r.start_s, r.duration_s, r.sequences) for r in log.rows] == seconds
 
     def mean_over(label: str, start: float, end: float) -> float:
-        inside = [y for x, y in points(named(chart)[label]) if start < x < end]
+        inside = [y for x, y in points(found[label]) if start < x < end]
         return sum(inside) / len(inside)
 
     for start, sequences, allocated, used in ((0, 2, 8, 6), (1, 2, 8, 8), (2, 1, 8, 5)):
-        assert mean_over("sequences in the batch", start, start + 1) == pytest.approx(sequences / 4)
+        assert mean_over("sequences in the batch", start, start + 1) == pytest.approx(sequences)
         assert mean_over("cache allocated", start, start + 1) == pytest.approx(allocated / 40)
         assert mean_over("cache used", start, start + 1) == pytest.approx(used / 40)
+        assert mean_over("of what is allocated", start, start + 1) == pytest.approx(100 * (1 - used / allocated))
+    (band,) = (s for s in charts[0].series if s.kind == "band")
+    assert (band.ys, band.lows) == (found["cache allocated"].ys, found["cache used"].ys)
     with pytest.raises(UserError, match="no request was served"):
         occupancy(ServedRun(about, served(asked((0, 99, 1)), pool=pool), pool, Limits()))
 
@@ -204,7 +236,7 @@ def test_idle_time_of_a_server_is_drawn_empty() -> None:
     pool = byte_pool(10)
     run = served(asked((0, 1, 1), (9, 1, 1)), pool=pool)
     about = {"model": "m", "gpus": 1, "gpu": "g", "policy": "p", "cache": "c", "completed": 2, "basis": "b"}
-    series = named(occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=1))))["sequences in the batch"]
+    series = named(occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=1))).chain()[2])["sequences in the batch"]
     width = 10 / len(series.xs)
     assert sum(series.ys) * width == pytest.approx(2)  # one of one seat for two seconds of ten
     assert all(y == pytest.approx(0) for x, y in points(series) if 1 + width < x < 9 - width)

@@ -68,6 +68,13 @@ def test_a_trace_its_limit_and_its_timeline(kvcalc: Run, tmp_path: Path) -> None
     assert sum(float(r["duration_s"]) for r in rows) == pytest.approx(record["duration_s"])
 
 
+def test_a_list_of_clients_makes_more_rows(kvcalc: Run) -> None:
+    found = kvcalc(f"{LINE} --max-concurrency 2,8 --format json").records
+    assert [r["max_concurrency"] for r in found] == [2, 8]
+    alone = kvcalc(f"{LINE} --max-concurrency 8 --format json").records
+    assert found[1:] == alone
+
+
 @pytest.mark.parametrize("rates", ["30", "10,20,40"])
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_pictures(kvcalc: Run, tmp_path: Path, rates: str, suffix: str) -> None:
@@ -77,7 +84,11 @@ def test_pictures(kvcalc: Run, tmp_path: Path, rates: str, suffix: str) -> None:
     data = (tmp_path / f"p.{suffix}").read_bytes()
     assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix])
     if suffix == "svg":
-        words = ("TTFT p50", "TPOT p99") if "," in rates else ("sequences in the batch", "cache allocated")
+        words = (
+            ("Time to the first token", "p50", "p99", "saturate")
+            if "," in rates
+            else ("sequences in the batch", "cache allocated")
+        )
         assert all(word in data.decode() for word in words)
 
 
@@ -96,7 +107,7 @@ def test_nothing_served_is_nothing_to_draw(kvcalc: Run, tmp_path: Path) -> None:
 def test_a_sketch_in_the_terminal(kvcalc: Run) -> None:
     found = kvcalc(f"{LINE} --rate 30 --plot -")
     assert found.code == 0
-    assert "A server over time" in found.out
+    assert "Cache allocated and used" in found.out and "Sequences in the batch" in found.out
 
 
 def test_the_table_ends_with_its_assumptions(kvcalc: Run) -> None:

@@ -1,0 +1,84 @@
+"""Bars on matplotlib's axes: stacked parts with a text at their ends, and limits whose names stand above them."""
+
+import itertools
+from typing import Any
+
+from kvcalc.report.chart import Chart, bytes_tick
+from kvcalc.report.labels import text_box
+from kvcalc.report.looks import DOTTED, HATCHES, NAME, colour, wrapped
+from kvcalc.report.scales import step_of
+
+LEAST = 0.65  # of its size, the smallest that a bar's name is written in
+
+
+def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
+    """Inches of a panel with the names of a chart's bars and points legible; at least `height`."""
+    points = [text for s in chart.series if s.kind not in ("bar", "cells") for text in s.labels if text]
+    lines = sum(wrapped(name, NAME, 3).count("\n") + 1 for name in (*chart.categories, *points))
+    needed: float = lines * LEAST * look["font"] * 1.3 / 72
+    return max(height, 0.28 * height + needed)
+
+
+def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height: float) -> list[Any]:
+    """The texts at the ends of the bars: those of the last part, else the sums.
+
+    ticks: as many as there is room for; height: of the panel, in inches.
+    """
+    base = [0.0] * len(chart.categories)
+    parts = [s for s in chart.series if s.kind == "bar"]
+    for number, series in enumerate(parts):
+        axes.barh(range(len(base)), series.ys, left=base, height=min(0.8, 0.22 * len(base)), color=colour(number),
+                  label=series.label, hatch=HATCHES[number % len(HATCHES)], edgecolor=look["paper"])  # fmt: skip
+        base = [b + y for b, y in zip(base, series.ys, strict=True)]
+    limits = sorted((s for s in chart.series if s.kind == "limit"), key=lambda s: -s.ys[0])
+    size = look["font"] * 0.85
+    row = 0.0215 * max(len(base), 4) * look["font"] / height  # height of a limit's name, in bars
+    for number, series in enumerate(limits):
+        level, top = series.ys[0], -0.6 - row * (1.2 * number + 0.6)
+        axes.plot((level, level), (top, len(base) - 0.5), color=look["ink"], linestyle=DOTTED, linewidth=1.6)
+        axes.annotate(series.label, (level, top), textcoords="offset points", xytext=(4, 0), fontsize=size, va="center")
+    axes.set_yticks(range(len(base)), [wrapped(name, NAME, 3) for name in chart.categories])
+    axes.set_ylim(len(base) - 0.5, -0.6 - row * (1.2 * len(limits) + 0.2) if limits else -0.5)
+    axes.set_xlabel(chart.y.title)
+    _scale(axes, chart, max([*base, *(s.ys[0] for s in limits)]), ticks)
+    texts = parts[-1].labels or [chart.y.tick(total) for total in base]
+    return [
+        axes.annotate(text, (total, i), textcoords="offset points", xytext=(4, 0), fontsize=size, va="center")
+        for i, (total, text) in enumerate(zip(base, texts, strict=True))
+        if text
+    ]
+
+
+def _scale(axes: Any, chart: Chart, most: float, ticks: int) -> None:
+    axes.xaxis.set_major_formatter(lambda v, _: chart.y.tick(v))
+    if chart.y.tick is bytes_tick:
+        step = step_of(most, min(ticks - 1, 8))
+        axes.set_xticks([n * step for n in range(int(most / step) + 2)])
+    else:
+        axes.locator_params(axis="x", nbins=min(ticks, 5))
+    axes.grid(False, axis="y")
+
+
+def fit_names(axes: Any, ends: list[Any], renderer: Any) -> None:
+    """The names of many bars, and the texts at their ends, are as small as the bars stand close."""
+    if not ends and not axes.containers:
+        return
+    names = [t for t in axes.get_yticklabels() if t.get_text()]
+    places = sorted(text_box(t, renderer).y0 + text_box(t, renderer).height / 2 for t in names)
+    gap = min((b - a for a, b in itertools.pairwise(places)), default=0.0)
+    for texts in (names, ends):
+        tallest = max((text_box(t, renderer).height for t in texts), default=0.0)
+        if gap and tallest > gap:
+            for text in texts:
+                text.set_fontsize(text.get_fontsize() * gap / tallest)
+
+
+def past_limits(axes: Any, ends: list[Any], renderer: Any) -> None:
+    """Texts at the ends of bars stand behind a limit's line that would run through them."""
+    lines = sorted(axes.transData.transform((line.get_xdata()[0], 0))[0] for line in axes.get_lines())
+    for text in ends:
+        for x in lines:
+            box = text_box(text, renderer)
+            if box.x0 - 6 <= x <= box.x1 + 6:
+                shift = (x + 8 - box.x0) * 72 / axes.figure.dpi
+                text.set_position((text.get_position()[0] + shift, 0))

@@ -1,0 +1,126 @@
+"""TTFT and TPOT of simulated servers against what was swept: requests per second, or clients."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from kvcalc.errors import UserError
+from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
+from kvcalc.report.export import Record
+from kvcalc.report.tables import seconds
+
+NAMED = ("model", "gpus", "gpu", "dtype", "kv_cache_dtype", "basis", "policy", "cache", "max_concurrency", "rate")
+FIGURES = {"ttft": "Time to the first token", "tpot": "Time from token to token"}
+MOST_BANDS = 2  # servers whose bands a picture keeps apart; of more the 99th percentile
+WIDE = 8  # a sweep over more than so many times its least is logarithmic
+ENOUGH = 0.95  # of the most requests per second, from which on more clients bring nothing
+
+
+def load_chart(records: Sequence[Record]) -> Chart:
+    """Percentiles of TTFT and TPOT as bands over the swept load, saturation marked; as bars where servers take one load.
+
+    Raises UserError where nothing was served.
+    """
+    served = [r for r in records if r["completed"]]
+    if not served:
+        raise UserError("no request was served: there is nothing to draw")
+    swept = next((key for key in ("rate", "max_concurrency") if len({r.get(key) for r in served}) > 1), "rate")
+    groups = _groups(served, swept)
+    first = served[0]
+    where = f"{first['model']} on {first['gpus']}× {first['gpu']}" if len({(r["model"], r["gpu"]) for r in served}) == 1 else ""
+    about = f"{where or 'servers'}, {first['requests']:,} requests at each load; times: {first['basis']}"
+    if max(len({_load(r, swept) for r in mine}) for mine in groups.values()) < 2:
+        left, right = (_bars(groups, figure, about) for figure in FIGURES)
+        return left._replace(beside=right._replace(subtitle="bars end at the 99th percentile"))
+    marks = {name: _saturation(mine, swept) for name, mine in groups.items()}
+    left, right = (_curves(groups, figure, swept, about, marks) for figure in FIGURES)
+    return left._replace(beside=right._replace(subtitle=_told(marks)))
+
+
+def _groups(records: Sequence[Record], swept: str) -> dict[str, list[Record]]:
+    """The records of each server, by what tells it from the others."""
+    keys = [k for k in NAMED if k != swept and len({r.get(k) for r in records}) > 1]
+    keys = [k for k in keys if k != "basis" or "gpu" not in keys]
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        words = (str(record[k]) if k not in UNITS else UNITS[k](record[k]) for k in keys)
+        found.setdefault(", ".join(filter(None, words)), []).append(record)
+    return found
+
+
+UNITS: dict[str, Any] = {
+    "gpus": lambda v: f"{v} GPUs",
+    "max_concurrency": lambda v: f"{v:,} clients" if v else "",
+    "rate": lambda v: f"{v:g}/s" if v else "all at once",
+    "kv_cache_dtype": lambda v: f"cache {v}",
+}
+
+
+def _load(record: Record, swept: str) -> float:
+    """The load asked for; what was served where all came at once."""
+    return float(record.get(swept) or record["requests_per_s"])
+
+
+def _curves(groups: dict[str, list[Record]], figure: str, swept: str, about: str, marks: dict[str, Any]) -> Chart:
+    series: list[Series] = []
+    for number, (name, mine) in enumerate(groups.items()):
+        wanted = (50, 90, 99) if len(groups) <= MOST_BANDS else (99,)
+        keys = [f"{figure}_p{p}_s" for p in wanted]
+        rows = sorted((_load(r, swept), *(r[k] for k in keys)) for r in mine if all(r.get(k) for k in keys))
+        if not rows:
+            continue
+        xs, *levels = zip(*rows, strict=True)
+        if len(levels) > 1:
+            series += [Series("", xs, high, "band", colour=number, lows=low) for low, high in pairwise(levels)]
+        for p, ys in zip(wanted, levels, strict=True):
+            kind = "line" if p == wanted[0] else "edge"
+            series.append(Series(f"{name} p{p}".strip(), xs, ys, kind, colour=number))
+    spots = {at: [n for n, mark in marks.items() if mark == at] for at in marks.values() if at and len(groups) <= MOST_BANDS}
+    for at, names in spots.items():
+        which = f"{names[0]}: " if len(groups) > 1 and len(names) < len(groups) else ""
+        series.append(Series(f"{which}saturated from {at:.3g} on", (at,), (1.0,), "upright"))
+    return Chart(FIGURES[figure] + " over the load", about, _axis(groups, swept), Axis("", tick=seconds), tuple(series))
+
+
+def _axis(groups: dict[str, list[Record]], swept: str) -> Axis:
+    loads = [_load(r, swept) for mine in groups.values() for r in mine]
+    title, tick = ("clients", tokens_tick) if swept == "max_concurrency" else ("requests per second", lambda v: f"{v:g}")
+    return Axis(title, log=max(loads) > WIDE * min(loads), tick=tick)
+
+
+def _saturation(records: Sequence[Record], swept: str) -> float | None:
+    """The load from which on a server cannot keep up; None where it keeps up with all that was asked.
+
+    Of rates: what its passes allow (`capacity_requests_per_s`) where that lies between the last rate whose queue is stable and
+    the first that diverges, else this. Of clients: the fewest that bring `ENOUGH` of the most requests per second of the sweep.
+    """
+    if swept == "max_concurrency":
+        enough = ENOUGH * max(r["requests_per_s"] for r in records)
+        least = min(_load(r, swept) for r in records if r["requests_per_s"] >= enough)
+        return least if least < max(_load(r, swept) for r in records) else None
+    over = min((_load(r, swept) for r in records if r.get("diverges")), default=None)
+    if over is None:
+        return None
+    kept = max((x for r in records if (x := _load(r, swept)) < over), default=0.0)
+    capacity = records[0].get("capacity_requests_per_s") or over
+    return float(capacity) if kept <= capacity <= over else over
+
+
+def _told(marks: dict[str, float | None]) -> str:
+    """Where each server is saturated, in words."""
+    said = [f"{at:.3g} on" + (f" ({name})" if name else "") for name, at in marks.items() if at]
+    return f"saturated from {', '.join(said)}" if said else "no load asked for saturates it"
+
+
+def _bars(groups: dict[str, list[Record]], figure: str, about: str) -> Chart:
+    """Half, nine in ten and 99 of 100 requests of each server at one load, one on the other."""
+    firsts = [mine[0] for mine in groups.values()]
+    half, most, tail = ([float(r[f"{figure}_p{p}_s"] or 0) for r in firsts] for p in (50, 90, 99))
+    texts = tuple(f"{seconds(a)} … {seconds(b)}" if b else "" for a, b in zip(half, tail, strict=True))
+    parts = (
+        Series("half of the requests", (), tuple(half), "bar"),
+        Series("nine in ten", (), tuple(b - a for a, b in zip(half, most, strict=True)), "bar"),
+        Series("99 of 100", (), tuple(b - a for a, b in zip(most, tail, strict=True)), "bar", labels=texts),
+    )
+    axis = Axis("", log=False, tick=lambda v: seconds(v) if v else "0")
+    return Chart(FIGURES[figure], about, axis, axis, parts, tuple(groups))

@@ -1,0 +1,49 @@
+"""What tells series apart on a picture: colours, dashes, markers, hatching; no two of them look the same, in grey neither."""
+
+import re
+from typing import Any
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A000")
+MARKERS, HATCHES = ("o", "s", "^", "D", "v", "P", "X", "*"), ("", "//", "..", "xx", "\\\\", "++")
+DASHES: tuple[Any, ...] = (
+    "-", "--", "-.", ":", (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)), (0, (6, 1.5, 3, 1.5)), (0, (1, 2.5)),
+)  # fmt: skip
+DOTTED = (0, (1, 1))  # of levels across
+NAME = 28  # characters of a line of a label or of a bar's name
+
+
+def colour(at: int) -> str:
+    return PALETTE[at % len(PALETTE)]
+
+
+def dashes(at: int) -> Any:
+    """Of the eight colours each has its own; where they come round again, the dashes are others: 64 lines differ."""
+    return DASHES[(at + at // len(PALETTE)) % len(DASHES)]
+
+
+def marker(at: int) -> str:
+    """Likewise."""
+    return MARKERS[(at + at // len(PALETTE)) % len(MARKERS)]
+
+
+def wrapped(text: str, width: int, most: int, even: bool = False) -> str:
+    """A text in lines of so many characters, at most so many of them; `even`: about as long as each other.
+
+    Lines end at spaces and within names after one of /_- alone.
+    """
+    lines = _lines(text, width)
+    while even and len(lines) > 1 and len(_lines(text, width - 1)) == len(lines):
+        width -= 1
+        lines = _lines(text, width)
+    return "\n".join(lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1] + " …"])
+
+
+def _lines(text: str, width: int) -> list[str]:
+    lines = [""]
+    for piece in re.findall(r"[^\s/_-]*[/_-]+|[^\s/_-]+\s*|\s+", text):
+        if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1].strip():
+            lines.append("")
+        for part in range(0, len(piece), width):  # a word longer than a line
+            lines += [""] * (part > 0)
+            lines[-1] += piece[part : part + width]
+    return [line.strip() for line in lines]

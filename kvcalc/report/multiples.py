@@ -1,0 +1,47 @@
+"""More lines or points than a picture can tell apart, as small multiples: a few in each, the others grey behind them."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from kvcalc.report.chart import Chart, Series
+
+MOST = 8  # series told apart on one chart
+FEW = 6  # on each of several
+NAMED = ("line", "dashed", "edge", "points", "trail")
+
+
+def multiples(chart: Chart) -> list[Chart]:
+    """The chart, or several of the same axes with a few of its series each, those that end highest first."""
+    told = _told(chart)
+    if len(told) <= MOST:
+        return [chart]
+    order = sorted(told, key=lambda at: -max(s.ys[-1] for s in told[at]))
+    parts = -(-len(order) // FEW)
+    cuts = [len(order) * n // parts for n in range(parts + 1)]
+    return [_part(chart, told, order, low, high) for low, high in pairwise(cuts)]
+
+
+def _told(chart: Chart) -> dict[int, list[Series]]:
+    """The series by look, of those looks that have a name."""
+    found: dict[int, list[Series]] = {}
+    for number, series in enumerate(() if chart.categories else chart.series):
+        if series.kind in NAMED or series.kind in ("hollow", "band"):
+            found.setdefault(number if series.colour < 0 else series.colour, []).append(series)
+    return {at: mine for at, mine in found.items() if any(s.label and s.kind in NAMED for s in mine)}
+
+
+def _part(chart: Chart, told: dict[int, list[Series]], order: Sequence[int], low: int, high: int) -> Chart:
+    """One of the multiples; a look follows from the place in the order, so that no two of all are the same."""
+    mine = [s._replace(colour=n) for n in range(low, high) for s in told[order[n]]]
+    others = [_quiet(s) for at in order if at not in order[low:high] for s in told[at] if s.kind != "band"]
+    kept = {id(s) for each in told.values() for s in each}
+    rest = [s for s in chart.series if id(s) not in kept]
+    title, subtitle = chart.title, f"{chart.subtitle}; the first {high} of {len(order)} by where they end, the others in grey"
+    if low:
+        title, subtitle = f"{low + 1} to {high} of {len(order)}", "by where they end; the others in grey"
+    return chart._replace(title=title, subtitle=subtitle, series=(*others, *mine, *rest), beside=None)
+
+
+def _quiet(series: Series) -> Series:
+    kind = "quiet points" if series.kind in ("points", "hollow") else "quiet"
+    return series._replace(label="", labels=(), kind=kind, sizes=())
