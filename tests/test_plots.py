@@ -40,9 +40,9 @@ def chart_of(kind: str) -> Chart:
     if kind == "no-cache":
         return figures.no_cache(chosen[0], 4096, PLAIN)
     if kind == "memory":
-        return figures.memory(named, card, 8192, 1)
+        return figures.memory(named, [card], 8192, 1)
     if kind == "dsa-vs-mla":
-        return figures.dsa_vs_mla(chosen[0], chosen[1], 131_072, PLAIN)
+        return figures.dsa_vs_mla(chosen, 131_072, PLAIN)
     if kind == "cost-vs-context":
         return cost_vs_context([Deployment(m, card).under() for m in chosen], 131_072)
     return roofline_chart(decode_sweep(Deployment(chosen[0], card, PLAIN).under(), 4096, [1, 8, 64, 256]), [card])

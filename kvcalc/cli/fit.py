@@ -172,7 +172,8 @@ def run(
     from kvcalc.capacity.fragmentation import read_lengths
     from kvcalc.capacity.record import Typed, fit_record, smallest_first
     from kvcalc.report.explain_budget import explain_fit
-    from kvcalc.report.fit import fit_table, memory_chart
+    from kvcalc.report.figures_fit import memory_chart
+    from kvcalc.report.fit import fit_table
 
     points, words, told = points_of(models, gpu=gpu, memory=memory, asked=asked, formats=formats, set_=set_, ranks=ranks)
     drawn = read_lengths(lengths, seed) if lengths else []
@@ -221,6 +222,7 @@ def _matrix(
 ) -> int:
     """Users × contexts of each point, those of the lists where they are given."""
     from kvcalc.capacity.matrix import USERS, contexts_of, matrix_records
+    from kvcalc.report.chart import joined
     from kvcalc.report.matrix import matrix_chart, matrix_table
 
     (options, *_) = msgspec.structs.replace(asked, max_num_seqs="", max_model_len="").options(told)
@@ -232,7 +234,7 @@ def _matrix(
         check_number("cells", MOST_CONFIGURATIONS, points, users, contexts)
         found.append(matrix_records(deployment, options, users, contexts))
     if output.plot:
-        output.picture(matrix_chart(found[0]))
+        output.picture(joined([matrix_chart(records) for records in found]))
     if not output.printed([record for records in found for record in records]):
         output.show(*map(matrix_table, found))
     return 0

@@ -102,9 +102,10 @@ def run(
         note(text)
     records = [answer_records(answer, plan.space) for answer in plan.answers]
     if output.plot:
+        from kvcalc.report.chart import joined
         from kvcalc.report.plans import front_chart
 
-        output.picture(front_chart(plan.answers[0]))
+        output.picture(joined([front_chart(answer) for answer in plan.answers]))
     if not output.printed([record for part in records for record in part]):
         from kvcalc.report.plans import plan_tables
 

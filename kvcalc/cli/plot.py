@@ -9,6 +9,7 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.chosen import chosen_gpus, chosen_model
 from kvcalc.cli.common import lengths, say
+from kvcalc.errors import UserError
 from kvcalc.model.precision import Precision
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def run(
             print(f"kvcalc plot {known.value:<22}{text}")
         return
     if kind is FigureKind.measured:
+        if models:
+            raise UserError(f"the figure 'measured' shows the rows of --input, and no model such as {models[0]!r}")
         _shown(kind, _measured(input_), plot, style, explain)
         return
     chosen = [chosen_model(name, []) for name in models or DEFAULT_MODELS[kind]]
@@ -123,7 +126,6 @@ def _cost(chosen: "list[Model]", gpus: "list[Gpu]", last: int, precision: Precis
 def _chart(
     kind: FigureKind, chosen: "list[Model]", gpus: "list[Gpu]", contexts: list[int], batches: list[int], precision: Precision
 ) -> "Chart":
-    from kvcalc.errors import UserError
     from kvcalc.report import figures
     from kvcalc.report.roof import decode_sweep, roofline_chart
     from kvcalc.timing.deployment import Deployment
@@ -135,13 +137,13 @@ def _chart(
     if kind is FigureKind.cache_vs_parameters:
         return figures.cache_vs_parameters(chosen, contexts, precision)
     if kind is FigureKind.no_cache:
+        if len(chosen) > 1:
+            raise UserError("the figure 'no-cache' shows one model at a time", hint=f"Give {chosen[0].name} alone")
         return figures.no_cache(chosen[0], last, precision)
     if kind is FigureKind.memory:
-        return figures.memory(named, first_gpu, last, batches[0])
+        return figures.memory(named, gpus, last, batches[0])
     if kind is FigureKind.dsa_vs_mla:
-        if len(chosen) != 2:
-            raise UserError("the figure 'dsa-vs-mla' compares two models: the sparse one first")
-        return figures.dsa_vs_mla(chosen[0], chosen[1], last, precision)
+        return figures.dsa_vs_mla(chosen, last, precision)
     if not gpus:
         raise UserError("the figure 'roofline' needs a GPU", hint="Give --gpu")
     swept = batches if batches != [1] else [1, 8, 64, 256]
@@ -150,7 +152,6 @@ def _chart(
 
 
 def _measured(rows: str) -> "Chart":
-    from kvcalc.errors import UserError
     from kvcalc.report.plots_timing import rows_chart
 
     if not rows:

@@ -64,7 +64,10 @@ def _intensity(record: dict[str, Any]) -> float:
 
 
 def attention_chart(gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart:
-    """Each variant at its intensity under the roof of the first GPU, with the way it goes over `TRAIL` contexts as a trail."""
+    """Each variant at its intensity under the roof of the first GPU, with the way it goes over `TRAIL` contexts as a trail.
+
+    Its label says the intensity, and on the slope by how much that would have to grow for compute to bind.
+    """
     at = attention_records(gpus[0], [context], [batch_size])
     dtypes = list(dict.fromkeys(r["computed_in"] for r in at))
     over = attention_records(gpus[0], TRAIL, [batch_size])
@@ -75,11 +78,20 @@ def attention_chart(gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart
         way = [_point(r) for r in over if r["attention"] == record["attention"]]
         series.append(Series("", tuple(x for x, _ in way), tuple(y for _, y in way), "trail", colour=colour))
         x, y = _point(record)
-        series.append(Series("", (x,), (y,), "points", (0.12,), (f"{record['attention']} {x:,.0f}",), colour))
-    title = f"Attention under the roof of {', '.join(g.name for g in gpus)}"
-    about = f"{SHAPE}, batch {batch_size:,}, context {context:,}; trails: contexts {TRAIL[0]:,} to {TRAIL[-1]:,}"
+        series.append(Series("", (x,), (y,), "points", (0.12,), (_label(record, len(gpus) == 1),), colour))
+    title = f"Attention under the roof of {gpus[0].name}" + (f", beside {', '.join(g.name for g in gpus[1:])}" * (len(gpus) > 1))
+    more = ", and how many times more reach the knee" if len(gpus) == 1 else f" under {gpus[0].name}"
+    about = (
+        f"{SHAPE}, batch {batch_size:,}, context {context:,}; at the points FLOP per byte{more}; "
+        f"trails: contexts {TRAIL[0]:,} to {TRAIL[-1]:,}"
+    )
     x_axis = Axis("intensity, FLOP per byte", tick=lambda v: f"{v:g}")
     return Chart(title, about, x_axis, Axis("FLOP/s", tick=si_tick("FLOP/s")), tuple(series))
+
+
+def _label(record: dict[str, Any], needing: bool) -> str:
+    needed = f" ({record['to_knee']:,.3g}× to go)" if needing and record["to_knee"] > 1 else ""
+    return f"{record['attention']}: {record['intensity']:,.0f}{needed}"
 
 
 def _point(record: dict[str, Any]) -> tuple[float, float]:

@@ -8,15 +8,23 @@ from kvcalc.report.labels import text_box
 from kvcalc.report.looks import DOTTED, HATCHES, NAME, colour, wrapped
 from kvcalc.report.scales import step_of
 
+MANY = 10  # bars
 LEAST = 0.65  # of its size, the smallest that a bar's name is written in
 
 
 def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
     """Inches of a panel with the names of a chart's bars and points legible; at least `height`."""
     points = [text for s in chart.series if s.kind not in ("bar", "cells") for text in s.labels if text]
-    lines = sum(wrapped(name, NAME, 3).count("\n") + 1 for name in (*chart.categories, *points))
+    names = [*_names(chart), *(wrapped(text, NAME, 3) for text in points)]
+    lines = sum(name.count("\n") + 1 for name in names)
     needed: float = lines * LEAST * look["font"] * 1.3 / 72
     return max(height, 0.28 * height + needed)
+
+
+def _names(chart: Chart) -> list[str]:
+    """The names of the bars: those of many have a line each."""
+    width = NAME if len(chart.categories) <= MANY else 2 * NAME
+    return [wrapped(name, width, 3) for name in chart.categories]
 
 
 def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height: float) -> list[Any]:
@@ -37,7 +45,7 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
         level, top = series.ys[0], -0.6 - row * (1.2 * number + 0.6)
         axes.plot((level, level), (top, len(base) - 0.5), color=look["ink"], linestyle=DOTTED, linewidth=1.6)
         axes.annotate(series.label, (level, top), textcoords="offset points", xytext=(4, 0), fontsize=size, va="center")
-    axes.set_yticks(range(len(base)), [wrapped(name, NAME, 3) for name in chart.categories])
+    axes.set_yticks(range(len(base)), _names(chart))
     axes.set_ylim(len(base) - 0.5, -0.6 - row * (1.2 * len(limits) + 0.2) if limits else -0.5)
     axes.set_xlabel(chart.y.title)
     _scale(axes, chart, max([*base, *(s.ys[0] for s in limits)]), ticks)

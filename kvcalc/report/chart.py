@@ -10,11 +10,11 @@ from kvcalc.units import format_bytes, format_si
 class Series(NamedTuple):
     """Numbers that belong together.
 
-    kind: line, dashed, edge (a thin line), band (filled between `lows` and ys), points, hollow (points without a filling),
-    trail (a faint line that joins points), quiet and quiet points (grey, what stands behind), limit (a level across), upright
-    (one from bottom to top at its only x, its y is 1), bar (one stacked layer), cells (a row of a heat map, one for each
-    category, −1 for what does not fit). sizes: areas of points, 0 to 1. labels: texts at the points, or of the bars that end
-    with this layer. colour: an index into the palette, −1 for the next one.
+    kind: line, solid (without dashes, whatever its colour), dashed, edge (a thin line), band (filled between `lows` and ys),
+    points, hollow (points without a filling), trail (a faint line that joins points), quiet and quiet points (grey, what stands
+    behind), limit (a level across), upright (one from bottom to top at its only x, its y is 1), bar (one stacked layer), cells
+    (a row of a heat map, one for each category, −1 for what does not fit). sizes: areas of points, 0 to 1. labels: texts at the
+    points, or of the bars that end with this layer. colour: an index into the palette, −1 for the next one.
     """
 
     label: str

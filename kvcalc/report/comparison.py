@@ -17,10 +17,10 @@ from kvcalc.units import format_bytes, format_count, format_si
 
 SHARING = ("mha", "gqa", "mqa")
 SIDES = (
-    ("KV cache", "bytes stored", "kv_cache_bytes", bytes_tick),
-    ("Read by a decode step", "bytes", "kv_cache_read_bytes", bytes_tick),
+    ("KV cache stored", "", "kv_cache_bytes", bytes_tick),
+    ("Read by a decode step", "", "kv_cache_read_bytes", bytes_tick),
     ("Attention's intensity", "FLOP per byte read", "attention_intensity", lambda v: f"{v:,.3g}"),
-    ("Decode step", "seconds", "time_s", lambda v: seconds(v) if v else "0"),
+    ("Decode step", "", "time_s", lambda v: seconds(v) if v else "0"),
 )
 
 
@@ -36,7 +36,9 @@ def compare_chart(
     named = []
     for name, variant in chosen:
         dtype = variant.kv_cache_dtype or precision.kv_cache_dtype
-        named.append((name, variant.model, msgspec.structs.replace(precision, kv_cache_dtype=dtype)))
+        named.append(
+            (_called(name, variant.model.attention), variant.model, msgspec.structs.replace(precision, kv_cache_dtype=dtype))
+        )
     alike = {r["variant"]: r for r in reversed(records) if (r["batch_size"], r["context"]) == (batch_size, context)}
     rows = [alike[name] for name, _ in chosen]
     about = f"{deployment.model.name} on {deployment.gpu.name}, {batch_size:,} × {context:,} tokens"
@@ -54,7 +56,14 @@ def _side(about: str, rows: Sequence[dict[str, Any]], title: str, unit: str, key
     """One figure of every variant as bars; a step is as predicted, else its bound."""
     values = tuple(float((r["roofline_s"] if r[key] is None and key == "time_s" else r[key]) or 0) for r in rows)
     axis = Axis(unit, log=False, tick=tick)
-    return Chart(title, about, axis, axis, (Series("", (), values, "bar"),), tuple(r["variant"] for r in rows))
+    return Chart(
+        title, about, axis, axis, (Series("", (), values, "bar"),), tuple(_called(r["variant"], r["attention"]) for r in rows)
+    )
+
+
+def _called(variant: str, attention: str) -> str:
+    """A variant as it was typed; the model's own by what that is."""
+    return f"as it is: {attention}" if variant == "none" else variant
 
 
 def heads_chart(deployment: Deployment, context: int, batch_size: int) -> Chart | None:

@@ -7,7 +7,7 @@ from kvcalc.report.chart import Chart, Series
 from kvcalc.report.heat import draw_heat, is_heat
 from kvcalc.report.labels import Places, beside, leader_boxes, spread, taken_places, text_box
 from kvcalc.report.looks import DOTTED, NAME, colour, dashes, marker, wrapped
-from kvcalc.report.scales import room, set_scales
+from kvcalc.report.scales import room, set_scales, thin_ticks
 
 
 class Panel(NamedTuple):
@@ -36,6 +36,9 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], size: tuple[float, floa
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, which="major", color=look["ink"], alpha=0.15, linewidth=0.6)
     axes.set_axisbelow(True)
+    axes.tick_params(labelsize=look["font"])
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_fontsize(look["font"])
     if is_heat(chart):
         draw_heat(axes, chart, look)
         return Panel(axes, [], [], [])
@@ -74,7 +77,7 @@ def _draw(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
 
 
 def _dashes(series: Series, at: int) -> Any:
-    return "--" if series.kind == "dashed" else dashes(at)
+    return {"dashed": "--", "solid": "-"}.get(series.kind) or dashes(at)
 
 
 def _scatter(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
@@ -104,7 +107,7 @@ def _point_labels(axes: Any, series: Series, look: dict[str, Any]) -> list[Any]:
 
 def _end_label(axes: Any, series: Series, at: int, look: dict[str, Any]) -> list[Any]:
     """The name of a line or level, right of the axes, joined to where the line ends."""
-    if not series.label or series.kind not in ("line", "dashed", "edge", "trail", "limit"):
+    if not series.label or series.kind not in ("line", "solid", "dashed", "edge", "trail", "limit"):
         return []
     if series.kind == "limit":
         return [_outside(axes, series.label, (1.0, series.ys[0]), look["ink"], DOTTED, look)]
@@ -148,6 +151,7 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
         lost = sum(_beside_points(figure, one, look) for one in panels)
     renderer = figure.canvas.get_renderer()
     for one in panels:
+        thin_ticks(one.axes, renderer)
         fit_names(one.axes, one.sums, renderer)
         past_limits(one.axes, one.sums, renderer)
     figure.set_layout_engine("none")

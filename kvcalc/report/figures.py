@@ -1,8 +1,11 @@
 """The standing figures, each as a chart from models and GPUs."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
+from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.attention import Latent, Sparse
 from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import cache_size, weight_bytes
 from kvcalc.model.operators import forward, total
@@ -11,6 +14,7 @@ from kvcalc.model.spec import Model
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 
 CONTEXT_AXIS = Axis("context, tokens", tick=tokens_tick)
+MOST_MARKS = 6  # contexts asked for that are written into a picture
 
 
 def powers(first: int, last: int, per_octave: int = 4) -> list[int]:
@@ -23,14 +27,25 @@ def powers(first: int, last: int, per_octave: int = 4) -> list[int]:
 
 
 def cache_vs_context(
-    models: Sequence[tuple[str, Model, Precision]], gpu: Gpu | None = None, batch_size: int = 1, last: int = 131072
+    models: Sequence[tuple[str, Model, Precision]],
+    gpu: Gpu | None = None,
+    batch_size: int = 1,
+    last: int = 131072,
+    asked: Sequence[int] = (),
 ) -> Chart:
-    """Stored cache over context for models or variants; with a GPU, its memory beside the first one's weights as a line."""
+    """Stored cache over context for models or variants; with a GPU, its memory beside the first one's weights as a line.
+
+    asked: contexts whose bytes are written beside the curves, as far as there is room for them.
+    """
     contexts = powers(128, last)
     series = []
-    for label, model, precision in models:
-        stored = tuple(cache_size(model, s, batch_size, precision).stored for s in contexts)
-        series.append(Series(label, tuple(contexts), stored))
+    for number, (label, model, precision) in enumerate(models):
+        series.append(Series(label, tuple(contexts), tuple(_stored(model, s, batch_size, precision) for s in contexts)))
+        if asked and len(models) * len(asked) <= MOST_MARKS:
+            ys = tuple(_stored(model, s, batch_size, precision) for s in asked)
+            texts = tuple(f"{tokens_tick(s)}: {bytes_tick(y)}" for s, y in zip(asked, ys, strict=True))
+            series.append(Series("", tuple(map(float, asked)), ys, "points", labels=texts, colour=number))
+            series[-2] = series[-2]._replace(colour=number)
     if gpu:
         name, model, precision = models[0]
         free = gpu.usable_bytes - weight_bytes(model, precision)
@@ -38,7 +53,12 @@ def cache_vs_context(
             level = Series(f"{gpu.name}'s memory beside {name}'s weights: {bytes_tick(free)}", (), (free,), "limit")
             series.append(level)
     subtitle = f"stored bytes, batch {batch_size:,}; cache dtype: {_dtypes(models)}"
-    return Chart("KV cache against context", subtitle, CONTEXT_AXIS, Axis("KV cache", tick=bytes_tick), tuple(series))
+    title = f"KV cache of {models[0][0]} against context" if len(models) == 1 else "KV cache against context"
+    return Chart(title, subtitle, CONTEXT_AXIS, Axis("KV cache", tick=bytes_tick), tuple(series))
+
+
+def _stored(model: Model, context: int, batch_size: int, precision: Precision) -> float:
+    return float(cache_size(model, context, batch_size, precision).stored)
 
 
 def _dtypes(models: Sequence[tuple[str, Model, Precision]]) -> str:
@@ -48,18 +68,45 @@ def _dtypes(models: Sequence[tuple[str, Model, Precision]]) -> str:
 
 
 def cache_vs_parameters(models: Sequence[Model], contexts: Sequence[int], precision: Precision) -> Chart:
-    """Stored cache of one sequence over parameters, a point a model and a series a context."""
+    """Stored cache of one sequence over parameters, a point a model and a line a context, beside growth in proportion.
+
+    Raises UserError on fewer than two models.
+    """
+    if len(models) < 2:
+        raise UserError(
+            "the figure 'cache-vs-parameters' takes two models or more, best the sizes of one family: qwen3-4b qwen3-8b qwen3-32b"
+        )
     ranked = sorted(models, key=lambda m: m.parameters)
     xs = tuple(float(m.parameters) for m in ranked)
+    family = _family([m.name for m in ranked])
     series = []
     for number, context in enumerate(contexts):
-        ys = tuple(float(cache_size(m, context, precision=precision).stored) for m in ranked)
-        labels = tuple(m.name.removeprefix("gpt-3-") for m in ranked) if number == len(contexts) - 1 else ()
-        series.append(Series("", xs, ys, "trail", colour=number))
-        series.append(Series(f"{tokens_tick(context)} tokens", xs, ys, "points", labels=labels, colour=number))
-    subtitle = f"stored bytes of one sequence, cache dtype: {_dtypes([(m.name, m, precision) for m in ranked])}"
-    x = Axis("parameters", tick=si_tick())
-    return Chart("KV cache against parameters", subtitle, x, Axis("KV cache", tick=bytes_tick), tuple(series))
+        ys = tuple(_stored(m, context, 1, precision) for m in ranked)
+        labels = tuple(m.name.removeprefix(family) for m in ranked) if number == len(contexts) - 1 else ()
+        series.append(Series(f"{tokens_tick(context)} tokens", xs, ys, colour=number))
+        series.append(Series("", xs, ys, "points", labels=labels, colour=number))
+    steps = tuple(powers(round(xs[0]), round(xs[-1])))
+    series.append(Series("as the parameters grow", steps, tuple(ys[0] * x / xs[0] for x in steps), "dashed", colour=6))
+    grown = f"{ranked[-1].name}: {_times(xs[-1] / xs[0])} the parameters of {ranked[0].name}, {_times(ys[-1] / ys[0])} its cache"
+    subtitle = f"stored bytes of one sequence, cache dtype: {_dtypes([(m.name, m, precision) for m in ranked])}; {grown}"
+    title = "KV cache against parameters" + (f": the sizes of {family.rstrip('-')}" if family else "")
+    return Chart(title, subtitle, Axis("parameters", tick=_parameters), Axis("KV cache", tick=bytes_tick), tuple(series))
+
+
+def _family(names: Sequence[str]) -> str:
+    """What all names begin with, up to a hyphen."""
+    shared = [letters[0] for letters in takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False))]
+    head, hyphen, _ = "".join(shared).rpartition("-")
+    return head + hyphen
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:,.0f}×" if ratio >= 100 else f"{ratio:.3g}×"
+
+
+def _parameters(value: float) -> str:
+    """125M, 7B: as models are called."""
+    return f"{value / 1e9:g}B" if value >= 1e9 else f"{value / 1e6:g}M"
 
 
 def no_cache(model: Model, last: int, precision: Precision) -> Chart:
@@ -71,43 +118,67 @@ def no_cache(model: Model, last: int, precision: Precision) -> Chart:
         Series("no cache: all tokens again", tuple(lengths), without),
         Series("cache: one token", tuple(lengths), cached),
     )
-    tokens = last * (last + 1) // 2
+    tokens, last_costs = last * (last + 1) // 2, _times(without[-1] / cached[-1])
     subtitle = (
         f"{model.name}; to generate {last:,} tokens without a cache: "
-        f"{tokens:,} token projections, {tokens - last:,} of them redundant"
+        f"{tokens:,} token projections, {tokens - last:,} of them redundant, {last_costs} the work at the last"
     )
     title = "Work per new token, without and with a KV cache"
     return Chart(title, subtitle, Axis("length, tokens", tick=tokens_tick), Axis("FLOP per token", tick=si_tick("FLOP")), series)
 
 
-def memory(models: Sequence[tuple[str, Model, Precision]], gpu: Gpu | None, context: int, batch_size: int) -> Chart:
-    """Weights and cache of each model as stacked bars, with the GPU's memory as a line."""
+def memory(models: Sequence[tuple[str, Model, Precision]], gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart:
+    """Weights and cache of each model as stacked bars, with the memory of each GPU as a line, and how many of one that takes."""
     weights = tuple(float(weight_bytes(m, p)) for _, m, p in models)
     caches = tuple(float(cache_size(m, context, batch_size, p).stored) for _, m, p in models)
-    series = [Series("weights", (), weights, "bar"), Series("KV cache", (), caches, "bar")]
-    if gpu:
-        series.append(Series(f"{gpu.name}: {bytes_tick(gpu.usable_bytes)}", (), (gpu.usable_bytes,), "limit"))
-    subtitle = f"batch {batch_size:,}, context {context:,}, one GPU's view; activations and engine overhead apart"
-    axis = Axis("bytes", log=False, tick=bytes_tick)
+    sums = [a + b for a, b in zip(weights, caches, strict=True)]
+    texts = tuple(map(bytes_tick, sums))
+    if len(gpus) == 1:
+        counts = [-(-int(total) // gpus[0].usable_bytes) for total in sums]
+        texts = tuple(f"{text}, {n} GPU{'s' * (n > 1)}" for text, n in zip(texts, counts, strict=True))
+    series = [Series("weights", (), weights, "bar"), Series("KV cache", (), caches, "bar", labels=texts)]
+    for size in dict.fromkeys(gpu.usable_bytes for gpu in gpus):
+        named = ", ".join(gpu.name for gpu in gpus if gpu.usable_bytes == size)
+        series.append(Series(f"{named}: {bytes_tick(size)}", (), (size,), "limit"))
+    subtitle = f"batch {batch_size:,}, context {context:,}; activations and what an engine takes for itself are apart"
+    axis = Axis("", log=False, tick=bytes_tick)
     return Chart("Where the memory goes", subtitle, axis, axis, tuple(series), tuple(label for label, *_ in models))
 
 
-def dsa_vs_mla(dsa: Model, mla: Model, last: int, precision: Precision) -> Chart:
-    """Bytes that one decode step reads per layer, and the context from which the sparse one reads less."""
+def dsa_vs_mla(models: Sequence[Model], last: int, precision: Precision) -> Chart:
+    """Bytes that one decode step reads per layer, and the context from which the sparse one reads less.
+
+    Raises UserError unless one of two models has DSA and the other MLA.
+    """
+    dsa, mla = _sparse_and_dense(models)
     contexts = powers(256, last)
 
     def read(model: Model, context: int) -> float:
         return cache_size(model, context, precision=precision).read / model.layers
 
     series = [Series(m.name, tuple(contexts), tuple(read(m, s) for s in contexts)) for m in (mla, dsa)]
-    crossing = _crossing(lambda s: read(dsa, s) < read(mla, s), last)
+    crossing, saved = _crossing(lambda s: read(dsa, s) < read(mla, s), last), read(mla, last) / read(dsa, last)
     if crossing:
+        fewer = f"{saved:.1f}× fewer at {tokens_tick(last)}"
+        series.append(Series("", (float(last),), (read(dsa, last),), "points", labels=(fewer,), colour=1))
         label = f"reads less from {crossing:,} tokens on"
         series.append(Series("", (float(crossing),), (read(dsa, crossing),), "points", labels=(label,), colour=2))
-    saved = read(mla, last) / read(dsa, last)
     subtitle = f"per layer and decode step, cache {_dtypes([('', dsa, precision)])}; at {last:,} tokens {saved:.1f}× fewer bytes"
     title = "Sparse attention against MLA: bytes read"
     return Chart(title, subtitle, CONTEXT_AXIS, Axis("bytes read per layer", tick=bytes_tick), tuple(series))
+
+
+def _sparse_and_dense(models: Sequence[Model]) -> tuple[Model, Model]:
+    """The model with DSA and the one with MLA, in whatever order they come."""
+    sparse = [m for m in models if any(isinstance(p, Sparse) for kind in m.kinds.values() for p in kind.parts)]
+    dense = [m for m in models if m not in sparse and any(isinstance(p, Latent) for k in m.kinds.values() for p in k.parts)]
+    if len(models) != 2 or len(sparse) != 1 or len(dense) != 1:
+        given = ", ".join(f"{m.name} has {m.attention}" for m in models)
+        needed = (
+            "the figure 'dsa-vs-mla' compares two models, one with DSA and one with MLA, such as deepseek-v3.2 and deepseek-v3"
+        )
+        raise UserError(f"{needed}; {given}")
+    return sparse[0], dense[0]
 
 
 def _crossing(less: Callable[[int], bool], last: int) -> int | None:

@@ -23,11 +23,13 @@ def cost_vs_context(deployments: Sequence[Deployment], last: int, price_per_hour
     if len({d.time_basis for d in deployments}) > 1:  # bounds beside predictions would compare nothing
         deployments = [d.under("datasheet") for d in deployments]
     several = {name: len({f(d) for d in deployments}) > 1 for name, f in _NAMES.items()}
-    full, alone = [], []
+    full, alone, without = [], [], []
     for deployment in deployments:
         held = [(s, n) for s in powers(min(FIRST, last), last) if (n := _users(deployment, s))]
         label = " on ".join(f(deployment) for name, f in _NAMES.items() if several[name]) or deployment.model.name
-        if held:
+        if not held:
+            without.append(f"{deployment.model.name} does not fit on {deployment.gpu.name}")
+        else:
             contexts = tuple(s for s, _ in held)
             full.append(Series(label, contexts, _costs(deployment, contexts, [n for _, n in held], price_per_hour)))
             alone.append(Series(label, contexts, _costs(deployment, contexts, [1] * len(held), price_per_hour)))
@@ -37,7 +39,7 @@ def cost_vs_context(deployments: Sequence[Deployment], last: int, price_per_hour
     first = deployments[0]
     fixed = [f(first) for name, f in _NAMES.items() if not several[name]]
     price = f"{price_per_hour:g} per GPU hour" if price_per_hour else "a price: --price-per-hour"
-    subtitle = f"{', '.join([*fixed, 'decode alone', price])}; times: {first.basis}"
+    subtitle = "; ".join([", ".join([*fixed, "decode alone", price]), f"times: {first.basis}", *without])
     what = "cost" if price_per_hour else "GPU hours"
     cost = Axis(f"{what} per million tokens", tick=si_tick() if price_per_hour else si_tick("h"))
     one = Chart(

@@ -33,8 +33,9 @@ def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> C
         ("Time per token over the batch", "TPOT", "tpot_s", seconds),
         ("Tokens per second", "tokens/s", "output_tokens_per_s", _rate),
     )
+    models = ", ".join(dict.fromkeys(d.model.name for d in deployments))
     notes = time_note([r for records in found for r in records])
-    subtitle = f"{deployments[0].model.name}, {asked.input_len:,} tokens in and {asked.output_len:,} out; {notes}"
+    subtitle = f"{models}, {asked.input_len:,} tokens in and {asked.output_len:,} out; {notes}"
     charts = []
     for title, unit, key, tick in titles:
         curves = zip(_names(deployments), found, strict=True)

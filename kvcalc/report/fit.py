@@ -1,11 +1,10 @@
-"""What `fit` shows: columns, a stacked bar of the memory, and the budget as a worked exercise."""
+"""What `fit` shows: its columns, what varies in the rows, and the notes below."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.memory_terms import GIB
-from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
 from kvcalc.report.fit_sentence import said_first
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.placement import placement_lines
@@ -45,12 +44,6 @@ FRAGMENTS = (
     ("pieces of exact size: free and out of reach when one does not fit", "external_waste"),
     ("pages", "paged_waste"),
 )
-PARTS = (
-    ("weights", "weight_bytes"),
-    ("activations", "activation_bytes"),
-    ("overhead", "overhead_bytes"),
-    ("KV cache", "kv_budget_bytes"),
-)
 
 
 def row(record: dict[str, Any], made_for: int | None = None) -> dict[str, Any]:
@@ -70,36 +63,20 @@ def row(record: dict[str, Any], made_for: int | None = None) -> dict[str, Any]:
     return record | words | {"range": None if low is None else f"{low / GIB:,.2f} – {high / GIB:,.2f} GiB"}
 
 
-def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
-    """One stacked bar a configuration: weights, activations, overhead, cache, and what is left of the memory."""
-    lengths, several = _varied(records, "requested_model_len"), _varied(records, "requested_num_seqs")
-    sizes = dict.fromkeys(r["memory_bytes"] for r in records)
-    alone = len(sizes) == 1
-    held = ["" if alone else f" of {format_bytes(r['memory_bytes'], 1)}" for r in records]
-    names = [
-        f"{r['gpus']}× {r['gpu']}{memory} {r['dtype']}, cache {r['kv_cache_dtype']}"
-        + f", {r['requested_model_len']:,} tokens" * lengths
-        + f", {r['requested_num_seqs']:,} at once" * several
-        for r, memory in zip(records, held, strict=True)
-    ]
-    series = [Series(label, (), tuple(float(r[key]) for r in records), "bar") for label, key in PARTS]
-    left = tuple(float(max(0, r["memory_bytes"] - sum(r[key] for _, key in PARTS))) for r in records)
-    series.append(Series("left", (), left, "bar"))
-    limits = [Series(f"memory of one GPU: {format_bytes(size)}", (), (float(size),), "limit") for size in sizes if alone]
-    first = records[0]
-    title = f"{first['model']}: memory of one GPU, engine {first['engine']}"
-    return Chart(title, assumptions_line(records), Axis(""), Axis("bytes", tick=bytes_tick), (*series, *limits), tuple(names))
-
-
-def _varied(records: Sequence[dict[str, Any]], key: str) -> bool:
+def varied(records: Sequence[dict[str, Any]], key: str) -> bool:
     return len({r[key] for r in records}) > 1
 
 
 def assumptions_line(records: Sequence[dict[str, Any]]) -> str:
     """What the figures were computed under; what varies stands in the rows."""
     first = records[0]
+<<<<<<< HEAD
     counts = [] if _varied(records, "requested_num_seqs") else [sequences_of(first["requested_num_seqs"])]
     tokens = [] if _varied(records, "requested_model_len") else [f"{first['requested_model_len']:,} tokens"]
+=======
+    counts = [] if varied(records, "requested_num_seqs") else [_sequences(first["requested_num_seqs"])]
+    tokens = [] if varied(records, "requested_model_len") else [f"{first['requested_model_len']:,} tokens"]
+>>>>>>> b00fca2 (Pictures say more: what fits and how many users, the answer on a plan's front with model and need in its title, several models told apart under a roof, kinds that refuse models they do not suit)
     words = [" of ".join(counts + tokens)] if counts or tokens else []
     words.append(f"{first['gpu_memory_utilization']:g} of {first['utilization_of']} memory")
     return ", ".join([*words, f"passes of {first['max_num_batched_tokens']:,} tokens"])
@@ -149,11 +126,11 @@ def cost_lines(record: dict[str, Any]) -> list[str]:
 def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> Table:
     """Configurations a line each, under a sentence about the smallest that holds what was asked: the first, where any does."""
     shown = {"length": "requested_model_len", "asked": "requested_num_seqs"}
-    given = {name: key for name, key in shown.items() if _varied(records, key)}
+    given = {name: key for name, key in shown.items() if varied(records, key)}
     rows = [
         row(r, f.model.max_context) | {name: r[key] for name, key in given.items()} for r, f in zip(records, found, strict=True)
     ]
-    columns = [c for c in COLUMNS if c.key not in ASKED or _varied(records, c.key)]
+    columns = [c for c in COLUMNS if c.key not in ASKED or varied(records, c.key)]
     return Table(rows, columns, said_first(rows, found), notes(records, found))
 
 

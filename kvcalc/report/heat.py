@@ -5,7 +5,7 @@ from typing import Any
 from kvcalc.report.chart import Chart
 
 FITS, FAILS = "#0072B2", "#D55E00"
-LEAST, MOST, FAILED = 0.12, 0.9, 0.3  # how deep a cell's colour is
+LEAST, MOST, FAILED = 0.3, 0.95, 0.15  # how deep a cell's colour is
 
 
 def is_heat(chart: Chart) -> bool:

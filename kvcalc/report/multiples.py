@@ -7,7 +7,7 @@ from kvcalc.report.chart import Chart, Series
 
 MOST = 8  # series told apart on one chart
 FEW = 6  # on each of several
-NAMED = ("line", "dashed", "edge", "points", "trail")
+NAMED = ("line", "solid", "dashed", "edge", "points", "trail")
 
 
 def multiples(chart: Chart) -> list[Chart]:

@@ -66,7 +66,8 @@ class Deployment(deployment.Deployment, frozen=True):
         from kvcalc.capacity import FitOptions, fit
         from kvcalc.capacity.fragmentation import read_lengths
         from kvcalc.capacity.record import fit_record
-        from kvcalc.report.fit import fit_table, memory_chart
+        from kvcalc.report.figures_fit import memory_chart
+        from kvcalc.report.fit import fit_table
 
         check_known(options, FitOptions, also=("lengths", "seed"))
         of_kind(lengths, "file or distribution of lengths", str)

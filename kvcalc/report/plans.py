@@ -143,17 +143,43 @@ def _several(plan: Plan, firsts: Sequence[Record]) -> Table:
 
 
 def front_chart(answer: Answer) -> Chart:
-    """The front of TPOT against throughput of a GPU (or per price), labelled where it bends; the limit where there is one."""
+    """The front of TPOT against throughput of a GPU (or per price), labelled where it bends, with the answer and the limit."""
     front, per = answer.front, "tokens/s per price of an hour" if answer.prices else "tokens/s per GPU"
-    labelled = set(knees(front.xs, front.ys))
-    labels = tuple(_where(point) if at in labelled else "" for at, point in enumerate(front.what))
+    bends = set(knees(front.xs, front.ys))
+    first = answer.best[0] if answer.best else None
     xs, ys = tuple(front.xs.tolist()), tuple(front.ys.tolist())
-    series = [
-        Series("", xs, ys, "trail", colour=0),
-        Series("no other is both faster and more productive", xs, ys, "points", labels=labels, colour=0),
-    ]
+    series = [Series("", xs, ys, "trail", colour=0)]
+    for label, kind, meets in (("meets the need", "points", True), ("does not", "hollow", False)):
+        found = [at for at, point in enumerate(front.what) if point.meets == meets]
+        labels = tuple(_where(front.what[at]) if at in bends and front.what[at] != first else "" for at in found)
+        series += [Series(label, tuple(xs[at] for at in found), tuple(ys[at] for at in found), kind, labels=labels, colour=0)]
+    if first and first.tpot:
+        price = answer.prices.get(first.gpu, 1.0)
+        speed = float(first.block.rate_per_gpu[first.at]) / price
+        series.append(Series("the answer", (first.tpot,), (speed,), "points", (0.1,), (_where(first),), colour=1))
+    if answer.need.max_tpot and xs and max(xs) > answer.need.max_tpot / 2:
+        series.append(Series(f"at most {seconds(answer.need.max_tpot)}", (answer.need.max_tpot,), (1.0,), "upright"))
     basis = {"bound": "datasheet bounds", "calibrated": "predicted", "scaled": "scaled from another GPU"}.get(
         answer.basis, answer.basis
     )
-    subtitle = f"{asked(answer.need)}; {basis}"
-    return Chart("Latency against throughput", subtitle, Axis("TPOT", tick=seconds), Axis(per, tick=si_tick()), tuple(series))
+    subtitle = f"{_found(answer)}; a point is a deployment that none beats in both; {basis}"
+    return Chart(
+        _headed(answer), subtitle, Axis("TPOT", tick=seconds), Axis(per, tick=si_tick()), tuple(s for s in series if s.xs)
+    )
+
+
+def _headed(answer: Answer) -> str:
+    """The model and its need."""
+    chosen = answer.best or ([answer.nearest] if answer.nearest else [])
+    return (f"{chosen[0].block.deployment.model.name} for " if chosen else "") + asked(answer.need)
+
+
+def _found(answer: Answer) -> str:
+    """The answer in a few words."""
+    if answer.best:
+        return f"{_where(answer.best[0])} is the cheapest" if answer.prices else f"{_where(answer.best[0])}: the fewest GPUs"
+    return (
+        f"nothing meets it; nearest is {_where(answer.nearest)}: {reason(answer.nearest)}"
+        if answer.nearest
+        else "nothing meets it"
+    )

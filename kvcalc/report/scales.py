@@ -17,7 +17,9 @@ def set_scales(axes: Any, chart: Chart, most: int) -> None:
     """Titles, scales and ticks of both axes, at most so many of these from left to right."""
     from matplotlib.ticker import NullLocator
 
-    ended = any(s.kind in ("line", "dashed", "edge", "trail") and s.label for s in chart.series)  # names stand right of the axes
+    ended = any(
+        s.kind in ("line", "solid", "dashed", "edge", "trail") and s.label for s in chart.series
+    )  # names stand right of the axes
     for axis, spec, name in ((axes.xaxis, chart.x, "x"), (axes.yaxis, chart.y, "y")):
         getattr(axes, f"set_{name}label")(spec.title)
         values = [v for s in chart.series for v in _along(s, name) if v > 0 or not spec.log]
@@ -68,6 +70,18 @@ def _between(decades: float, most: int) -> tuple[float, ...]:
         if least / decades >= 1 / most and decades < 2.2:
             return tuple(map(float, found))
     return (1.0,)
+
+
+def thin_ticks(axes: Any, renderer: Any) -> None:
+    """Leave out every other tick below the axes while two of them touch."""
+    low, high = sorted(axes.get_xlim())
+    while (
+        len(shown := [(at, t) for at, t in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True) if low <= at <= high]) > 2
+    ):
+        boxes = [text.get_window_extent(renderer) for _, text in shown]
+        if all(a.x1 + a.height / 2 < b.x0 for a, b in itertools.pairwise(boxes)):
+            return
+        axes.set_xticks([at for at, _ in shown[::2]])
 
 
 def step_of(most: float, ticks: int) -> int:

@@ -49,8 +49,10 @@ def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> No
         assert series.sizes == tuple(r["roofline_s"] / whole for r in mine)
         for (x, y), text in zip(points(series), series.labels, strict=True):
             assert y <= min(989e12, x * 3.35e12) * (1 + 1e-12)  # nothing lies above its roof
-            here = [r["operator"] for r in mine if (r["intensity"], r["flops"] / r["roofline_s"]) == (x, y)]
-            assert not text or set(here) <= set(text.split(", "))
+            here = {r["operator"] for r in mine if (r["intensity"], r["flops"] / r["roofline_s"]) == (x, y)}
+            assert text in ("", "all but attention") or here <= set(text.split(", "))
+    every = [text for s in chart.series if s.kind == "points" for text in s.labels if text and "knee" not in text]
+    assert sorted(every) == ["all but attention", "attention"]  # all products with weights read each weight once for 8 tokens
     assert (name, chart.title) == ("llama-3.1-8b decode", "Roofline: llama-3.1-8b decode")
     assert not [s for s in chart.series if s.kind == "trail"]
 
@@ -101,9 +103,14 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
     ranked = sorted(models, key=lambda m: m.parameters)
     for label, context in (("1k tokens", 1024), ("8k tokens", 8192)):
         assert points(named(chart)[label]) == [(m.parameters, cache_size(m, context).stored) for m in ranked]
-    assert named(chart)["8k tokens"].labels == tuple(m.name for m in ranked)
-    assert named(chart)["1k tokens"].labels == ()
-    bars = named(figures.memory([(m.name, m, PLAIN) for m in models], H100, 4096, 2))
+    first, second = (s for s in chart.series if s.kind == "points")
+    assert second.labels == tuple(m.name for m in ranked) and first.labels == ()
+    assert (second.xs, second.ys) == (named(chart)["8k tokens"].xs, named(chart)["8k tokens"].ys)
+    grown = named(chart)["as the parameters grow"]
+    assert grown.ys[-1] == pytest.approx(second.ys[0] * ranked[-1].parameters / ranked[0].parameters)
+    with pytest.raises(UserError, match="two models or more"):
+        figures.cache_vs_parameters(models[:1], [1024], PLAIN)
+    bars = named(figures.memory([(m.name, m, PLAIN) for m in models], [H100], 4096, 2))
     assert bars["weights"].ys == tuple(weight_bytes(m) for m in models)
     assert bars["KV cache"].ys == tuple(cache_size(m, 4096, 2).stored for m in models)
 
@@ -123,13 +130,13 @@ def test_work_without_a_cache_begins_at_16_tokens_and_ends_at_the_last() -> None
 def test_reads_cross_where_sparse_attention_begins_to_save() -> None:
     """V3.2 reads 2,048 latents of 1,152 bytes and an index key of 256 a token; V3 every latent: 1,152·S > 1,152·2,048 + 256·S."""
     sparse, plain = load_model("deepseek-v3.2"), load_model("deepseek-v3")
-    chart = figures.dsa_vs_mla(sparse, plain, 65_536, Precision("bf16", "bf16"))
+    chart = figures.dsa_vs_mla([sparse, plain], 65_536, Precision("bf16", "bf16"))
     crossing = 1152 * 2048 // (1152 - 256) + 1
     assert f"reads less from {crossing:,} tokens on" in str(chart.series[-1].labels)
     assert points(chart.series[-1]) == [(crossing, 1152 * 2048 + 256 * crossing)]
     assert chart.series[-1].colour == 2  # after the two lines
     assert points(named(chart)["deepseek-v3"]) == [(s, 1152 * s) for s in named(chart)["deepseek-v3"].xs]
-    assert len(figures.dsa_vs_mla(sparse, plain, 2000, PLAIN).series) == 2  # never less by then
+    assert len(figures.dsa_vs_mla([plain, sparse], 2000, PLAIN).series) == 2  # never less by then
 
 
 def test_cost_of_a_token_is_a_step_shared_by_those_who_fit() -> None:

@@ -59,8 +59,8 @@ def standing(kind: str) -> Chart:
         case "cache-vs-parameters":
             return figures.cache_vs_parameters(chosen, [1024, 2048], Precision())
         case "memory":
-            return figures.memory(named, card, 8192, 1)
-    return figures.dsa_vs_mla(chosen[0], chosen[1], 131_072, Precision())
+            return figures.memory(named, [card], 8192, 1)
+    return figures.dsa_vs_mla(chosen, 131_072, Precision())
 
 
 CHARTS = {

@@ -13,7 +13,7 @@ from conftest import Run
 from printed import holds
 
 from kvcalc.report.export import to_csv, to_json
-from kvcalc.report.fit import memory_chart
+from kvcalc.report.figures_fit import memory_chart
 from kvcalc.report.measured import measure_notes
 from kvcalc.report.serving import serve_table
 from kvcalc.report.tables import time_note
@@ -189,7 +189,7 @@ def test_what_a_measurement_says_of_itself() -> None:
         assert words in measure_notes([measured(1.0, clock=clock, graph=graph)], "2.0")[2]
 
 
-def budget(**more: int) -> dict[str, Any]:
+def budget(**more: Any) -> dict[str, Any]:
     """A record of `fit` as far as its bar needs it: 100 bytes of memory."""
     plain = {
         "gpus": 1,
@@ -214,11 +214,15 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
     }  # fmt: skip
     assert not [s for s in chart.series if s.kind == "limit"]  # of two sizes of memory, each is said in its bar's name
     assert chart.categories == (
-        "1× toy of 100 B bf16, cache bf16", "2× toy of 100 B bf16, cache bf16", "1× toy of 90 B bf16, cache bf16",
+        "1× toy of 100 B", "2× toy of 100 B", "1× toy of 90 B",
     )  # fmt: skip
     (limit,) = (s for s in memory_chart([budget(), budget(gpus=2)]).series if s.kind == "limit")
     assert (limit.label, limit.ys) == ("memory of one GPU: 100 B", (100,))
-    assert chart.subtitle == "1 sequence of 10 tokens, 0.9 of total memory, passes of 8 tokens"
+    same = "1 sequence of 10 tokens, 0.9 of total memory, passes of 8 tokens"
+    assert chart.subtitle == f"{same}, weights bf16, cache bf16"
+    told = memory_chart([budget(max_num_seqs=1), budget(kv_cache_dtype="fp8", max_num_seqs=2), budget(weights_fit=False)])
+    assert told.categories == ("1× toy, cache bf16", "1× toy, cache fp8", "1× toy, cache bf16")
+    assert told.series[4].labels == ("1 user", "2 users", "the weights do not fit")
 
 
 @pytest.mark.parametrize(("gpus", "words"), list(product([1, 2], [0, 3])))

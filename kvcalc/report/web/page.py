@@ -21,8 +21,9 @@ from kvcalc.report.comparison import compare_chart, compare_tables
 from kvcalc.report.explain import explain_size
 from kvcalc.report.explain_budget import explain_fit
 from kvcalc.report.explain_pass import explain_roofline
+from kvcalc.report.figures_fit import memory_chart
 from kvcalc.report.figures_latency import latency_curve
-from kvcalc.report.fit import fit_table, memory_chart
+from kvcalc.report.fit import fit_table
 from kvcalc.report.formulas import explained
 from kvcalc.report.html import svgs_html, table_html, text_html
 from kvcalc.report.layout import Table
