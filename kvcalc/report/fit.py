@@ -70,13 +70,8 @@ def varied(records: Sequence[dict[str, Any]], key: str) -> bool:
 def assumptions_line(records: Sequence[dict[str, Any]]) -> str:
     """What the figures were computed under; what varies stands in the rows."""
     first = records[0]
-<<<<<<< HEAD
-    counts = [] if _varied(records, "requested_num_seqs") else [sequences_of(first["requested_num_seqs"])]
-    tokens = [] if _varied(records, "requested_model_len") else [f"{first['requested_model_len']:,} tokens"]
-=======
-    counts = [] if varied(records, "requested_num_seqs") else [_sequences(first["requested_num_seqs"])]
+    counts = [] if varied(records, "requested_num_seqs") else [sequences_of(first["requested_num_seqs"])]
     tokens = [] if varied(records, "requested_model_len") else [f"{first['requested_model_len']:,} tokens"]
->>>>>>> b00fca2 (Pictures say more: what fits and how many users, the answer on a plan's front with model and need in its title, several models told apart under a roof, kinds that refuse models they do not suit)
     words = [" of ".join(counts + tokens)] if counts or tokens else []
     words.append(f"{first['gpu_memory_utilization']:g} of {first['utilization_of']} memory")
     return ", ".join([*words, f"passes of {first['max_num_batched_tokens']:,} tokens"])

@@ -29,7 +29,7 @@ def marker(at: int) -> str:
 def wrapped(text: str, width: int, most: int, even: bool = False) -> str:
     """A text in lines of so many characters, at most so many of them; `even`: about as long as each other.
 
-    Lines end at spaces and within names after one of /_- alone.
+    Lines end at spaces, and after one of /_- within words longer than half a line.
     """
     lines = _lines(text, width)
     while even and len(lines) > 1 and len(_lines(text, width - 1)) == len(lines):
@@ -40,10 +40,11 @@ def wrapped(text: str, width: int, most: int, even: bool = False) -> str:
 
 def _lines(text: str, width: int) -> list[str]:
     lines = [""]
-    for piece in re.findall(r"[^\s/_-]*[/_-]+|[^\s/_-]+\s*|\s+", text):
-        if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1].strip():
-            lines.append("")
-        for part in range(0, len(piece), width):  # a word longer than a line
-            lines += [""] * (part > 0)
-            lines[-1] += piece[part : part + width]
+    for word in re.findall(r"\S+\s*|\s+", text):
+        for piece in re.findall(r"[^/_-]*[/_-]+|[^/_-]+", word) if len(word) > width / 2 else [word]:
+            if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1].strip():
+                lines.append("")
+            for part in range(0, len(piece), width):
+                lines += [""] * (part > 0)
+                lines[-1] += piece[part : part + width]
     return [line.strip() for line in lines]
