@@ -222,19 +222,17 @@ def _matrix(
 ) -> int:
     """Users × contexts of each point, those of the lists where they are given."""
     from kvcalc.capacity.matrix import USERS, contexts_of, matrix_records
-    from kvcalc.report.chart import joined
     from kvcalc.report.matrix import matrix_chart, matrix_table
 
     (options, *_) = msgspec.structs.replace(asked, max_num_seqs="", max_model_len="").options(told)
     users = numbers(asked.max_num_seqs, "max-num-seqs") if asked.max_num_seqs else [*USERS]
     found = []
-    for deployment, _ in points:
-        longest = deployment.model.max_context
-        contexts = numbers(asked.max_model_len, "max-model-len") if asked.max_model_len else contexts_of(longest)
+    for d, _ in points:
+        contexts = numbers(asked.max_model_len, "max-model-len") if asked.max_model_len else contexts_of(d.model.max_context)
         check_number("cells", MOST_CONFIGURATIONS, points, users, contexts)
-        found.append(matrix_records(deployment, options, users, contexts))
+        found.append(matrix_records(d, options, users, contexts))
     if output.plot:
-        output.picture(joined([matrix_chart(records) for records in found]))
+        output.picture(*map(matrix_chart, found))
     if not output.printed([record for records in found for record in records]):
         output.show(*map(matrix_table, found))
     return 0

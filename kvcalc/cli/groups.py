@@ -257,11 +257,12 @@ class Output(Printing, frozen=True):
     plot: o.Plot = ""
     style: o.Style = "light"
 
-    def picture(self, chart: "Chart") -> None:
-        """Save a picture, or draw it in the terminal."""
+    def picture(self, *charts: "Chart") -> None:
+        """Save a picture of charts beside each other, or draw it in the terminal."""
+        from kvcalc.report.chart import joined
         from kvcalc.report.plots import save
 
-        save(chart, self.plot, self.style)
+        save(joined(charts), self.plot, self.style)
 
     def printed(self, records: "Iterable[Record]") -> bool:
         """As any records; a picture in the terminal stands for a table."""

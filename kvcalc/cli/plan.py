@@ -102,10 +102,9 @@ def run(
         note(text)
     records = [answer_records(answer, plan.space) for answer in plan.answers]
     if output.plot:
-        from kvcalc.report.chart import joined
         from kvcalc.report.plans import front_chart
 
-        output.picture(joined([front_chart(answer) for answer in plan.answers]))
+        output.picture(*map(front_chart, plan.answers))
     if not output.printed([record for part in records for record in part]):
         from kvcalc.report.plans import plan_tables
 

@@ -110,9 +110,9 @@ def si_tick(unit: str = "") -> Callable[[float], str]:
 
 
 def joined(charts: Sequence[Chart]) -> Chart:
-    """One picture of several charts, in their order."""
+    """One picture of several charts and of what stands beside each, in their order."""
     found: Chart | None = None
-    for chart in reversed(charts):
+    for chart in reversed([part for one in charts for part in one.chain()]):
         found = chart._replace(beside=found)
     assert found is not None
     return found

@@ -10,7 +10,7 @@ FEW = 6  # on each of several
 NAMED = ("line", "solid", "dashed", "edge", "points", "trail")
 
 
-def multiples(chart: Chart) -> list[Chart]:
+def split(chart: Chart) -> list[Chart]:
     """The chart, or several of the same axes with a few of its series each, those that end highest first."""
     told = _told(chart)
     if len(told) <= MOST:

@@ -148,9 +148,9 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
 
     from kvcalc.report.bars import height_for
     from kvcalc.report.drawing import legend, panel, settled, subtitle
-    from kvcalc.report.multiples import multiples
+    from kvcalc.report.multiples import split
 
-    charts = [part for one in drawable(chart).chain() for part in multiples(one)]
+    charts = [part for one in drawable(chart).chain() for part in split(one)]
     columns = len(charts) if len(charts) < 3 else 2 if len(charts) == 4 else 3
     rows = -(-len(charts) // columns)
     width, height = look["size"]
