@@ -33,6 +33,53 @@ def per_token(model: Model) -> int:
     return kept(model, 1001) - kept(model, 1000)
 
 
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+# Layers that see everything (F), a window (w), and those without keys and values of the text (–), where no file lists them.
+ORDERS: dict[str, tuple[dict[str, Any], str]] = {
+    "modernbert-decoder": ({"local_attention": 64}, "FwwFwwFw"),  # every third from the first
+    "lfm3": ({"sliding_window": 32}, "––F–w–F–w"),  # the third of four, and the first of four but the very first
+    "flint": ({"sliding_window": 32} | MOE, "FFwwwFwwwFwF"),  # two, then the second of four, and the last
+    "plamo3": ({"window_size": 32}, "wwwwwwwFw"),  # every eighth
+    "mllama_text_model": ({}, ("FFF–F" + "FFF–F" * 7)),  # the fourth of five sees the picture
+}
+
+
+@pytest.mark.parametrize("model_type", ORDERS)
+def test_which_layers_see_what(model_type: str) -> None:
+    keys, order = ORDERS[model_type]
+    model = read(model_type, num_hidden_layers=len(order), **keys)
+    assert "".join({"full": "F", "local": "w"}.get(kind.partition("_")[0], "–") for kind in model.order) == order
+
+
+def test_flint_s_first_two_layers_are_dense() -> None:
+    model = read("flint", num_hidden_layers=5, sliding_window=32, **MOE)
+    assert ["moe" in kind for kind in model.order] == [False, False, True, True, True]
+    none_dense = read("flint", num_hidden_layers=5, sliding_window=32, mlp_only_layers=[3], **MOE)
+    assert ["moe" in kind for kind in none_dense.order] == [True, True, True, False, True]
+
+
+def test_phixtral_s_experts_are_four_times_as_wide_unless_it_says_otherwise() -> None:
+    """4 heads with as many of keys and values, all with biases; experts up to 256 and down again, a norm of two vectors."""
+    keys = {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    for given, inner in (({}, 256), ({"n_inner": 100}, 100)):
+        each = 4 * (D * D + D) + D * 4 + 4 * (2 * D * inner + inner + D) + 2 * D
+        assert read("phixtral", **keys, **given).parameters == 2 * each + 2 * V * D + V + 2 * D
+
+
+def test_rocbert_maps_what_it_joins_to_the_words() -> None:
+    """D + 10 of pronunciation + 20 of shape, of which only what is switched on comes in; a bias behind it."""
+    keys = {"num_hidden_layers": 1, "pronunciation_embed_dim": 10, "shape_embed_dim": 20}
+    for pronunciation, shape, inputs in ((True, True, 30), (False, True, 20), (True, False, 10), (False, False, 0)):
+        model = read("roc_bert", **keys, enable_pronunciation=pronunciation, enable_shape=shape)
+        sizes = {name: weight.elements for name, weight, _ in model.walk()}
+        assert sizes["map_inputs"] == (D + inputs) * D + D
+
+
+def test_hy_v4_has_a_sink_a_head() -> None:
+    model = read("hy_v4", num_hidden_layers=2)
+    assert [weight.elements for name, weight, _ in model.walk() if name.endswith(".sinks")] == [4, 4]
+
+
 def test_zamba_s_third_layer_is_hybrid_and_then_the_fifth_of_every_six_from_the_fourth() -> None:
     """Of 14 layers the third, the eighth (3 + 4) and the fourteenth (3 + 6 + 4); heads of 32 over both streams."""
     model = read("zamba", num_hidden_layers=14, num_key_value_heads=4, head_dim=32)
@@ -78,6 +125,5 @@ def test_reformer_has_as_many_layers_as_its_list() -> None:
         read("reformer", **keys, num_hidden_layers=4)
 
 
-def test_plamo3_s_eighth_layer_is_full_unless_it_says_otherwise() -> None:
-    assert per_token(read("plamo3", num_hidden_layers=17, window_size=32)) == 2 * ROW
+def test_plamo3_s_windows_say_otherwise() -> None:
     assert per_token(read("plamo3", num_hidden_layers=17, window_size=32, sliding_window_pattern=3)) == 5 * ROW
