@@ -17,9 +17,9 @@ from conftest import Run
 
 from kvcalc import Model, load_model
 from kvcalc.library.catalog import build
-from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface import model_from
 from kvcalc.library.huggingface.preset import imported
+from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.model.size import size_record
 
 FAMILIES = (

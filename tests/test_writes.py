@@ -15,7 +15,7 @@ from conftest import Run
 
 import kvcalc as package
 from kvcalc import UserError
-from kvcalc.library.files import destination, write_text
+from kvcalc.library.writing import destination, write_text
 
 PACKAGE = Path(package.__file__).parent
 posix = pytest.mark.skipif(os.name != "posix", reason="links, modes and pipes of POSIX systems")

@@ -7,7 +7,8 @@ import msgspec
 from kvcalc.capacity.memory_terms import Terms
 from kvcalc.errors import UserError
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
+from kvcalc.library.files import MOST_YAML, read_text
+from kvcalc.library.yaml_text import parse_yaml
 
 BEYOND = "beyond the rules, as logged"
 MOST = 1 << 50

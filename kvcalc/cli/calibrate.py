@@ -52,7 +52,7 @@ def run(
 
 def _one(rows: list[Path], machine: "Gpu", stack: str, out: str, about: dict[str, str], output: Output) -> None:
     from kvcalc.errors import UserError
-    from kvcalc.library.files import make_folder
+    from kvcalc.library.writing import make_folder
     from kvcalc.serving.measured import steps_validated
     from kvcalc.timing.calibration import preset_path, to_yaml
     from kvcalc.timing.calibrator import calibrate, fit_records, summed
@@ -81,7 +81,7 @@ def _one(rows: list[Path], machine: "Gpu", stack: str, out: str, about: dict[str
 def _every(tables: "list[Rows]", out: str, about: dict[str, str], output: Output) -> None:
     """Each GPU and stack that the rows name, side by side on the cores there are, and what was held out of each."""
     from kvcalc.errors import UserError
-    from kvcalc.library.files import make_folder
+    from kvcalc.library.writing import make_folder
     from kvcalc.report.layout import Column, Table
     from kvcalc.serving.measured import steps_validated
     from kvcalc.timing.calibration import preset_path

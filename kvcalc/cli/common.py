@@ -49,7 +49,7 @@ def note(text: str) -> None:
 
 def save_text(target: str, content: "str | Iterable[str]") -> None:
     """Write a file, and say so on stderr; `-` is standard output."""
-    from kvcalc.library.files import write_text
+    from kvcalc.library.writing import write_text
 
     write_text(target, content)
     if target != "-":

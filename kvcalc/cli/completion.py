@@ -237,7 +237,7 @@ def show(shell: str = "") -> int:
 
 def install(shell: str = "") -> int:
     """Put the script where the shell looks for it at its start."""
-    from kvcalc.library.files import make_folder, write_text
+    from kvcalc.library.writing import make_folder, write_text
 
     name, home = _known(shell), Path.home()
     path = {
@@ -256,7 +256,8 @@ def install(shell: str = "") -> int:
 
 
 def _add_line(path: Path, line: str) -> None:
-    from kvcalc.library.files import read_text, write_text
+    from kvcalc.library.files import read_text
+    from kvcalc.library.writing import write_text
 
     text = read_text(path, 4 << 20) if path.exists() else ""
     if line not in text.splitlines():

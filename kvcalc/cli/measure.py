@@ -208,7 +208,7 @@ def _check_alone(model: str, variant: list[str], generation: Generation, output:
 def _check_targets(rows: str, output: Output, generate: bool) -> None:
     """Raises UserError for files that cannot be written, before minutes are spent on what should stand in them."""
     from kvcalc.errors import UserError
-    from kvcalc.library.files import destination
+    from kvcalc.library.writing import destination
 
     if rows and generate:
         raise UserError("--output holds the times of layers, and --generate measures none")

@@ -70,7 +70,7 @@ def _known(machine: "Machine") -> "Gpu | None":
 
 def _fit(text: str, gpu: "Gpu", output: Output) -> None:
     from kvcalc.cli.calibrate import fits_table
-    from kvcalc.library.files import make_folder, write_text
+    from kvcalc.library.writing import make_folder, write_text
     from kvcalc.timing.calibration import preset_path, to_yaml
     from kvcalc.timing.calibrator import calibrate, fit_records, summed
     from kvcalc.timing.rows import read_rows

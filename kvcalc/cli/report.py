@@ -23,7 +23,7 @@ def run(
 ) -> None:
     """One self-contained page to send."""
     from kvcalc.errors import UserError
-    from kvcalc.library.files import destination
+    from kvcalc.library.writing import destination
     from kvcalc.report.web import Asked, html_page, page_explained
 
     if output != "-" and not explain:

@@ -181,7 +181,7 @@ def _write_timeline(path: str, run: "Run") -> None:
 def _check_files(timeline: str, plot: str, runs: int) -> None:
     """Refuse what could not be written before the simulation rather than after it."""
     from kvcalc.errors import UserError
-    from kvcalc.library.files import destination
+    from kvcalc.library.writing import destination
     from kvcalc.report.plots import SUFFIXES
 
     if timeline and runs > 1:

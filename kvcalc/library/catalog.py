@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.library.files import MOST_YAML, Lines, read_text
+from kvcalc.library.files import MOST_YAML, read_text
+from kvcalc.library.yaml_text import Lines
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)

@@ -6,7 +6,7 @@ import msgspec
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.library import catalog
-from kvcalc.library.files import scalar
+from kvcalc.library.yaml_text import scalar
 from kvcalc.model.spec import Layer, Model
 from kvcalc.units import parse_tokens
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TextIO
 
 from kvcalc.errors import UserError
-from kvcalc.library.files import destination
+from kvcalc.library.writing import destination
 
 
 class Growing:

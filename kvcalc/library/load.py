@@ -10,7 +10,8 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.library import catalog
-from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
+from kvcalc.library.files import MOST_YAML, read_text
+from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.model.spec import Model
 from kvcalc.units import parse_bytes, parse_rate
 

@@ -8,7 +8,7 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.library import catalog
-from kvcalc.library.files import make_folder, write_text
+from kvcalc.library.writing import make_folder, write_text
 
 
 def preset_path(name: str) -> Path:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from kvcalc.capacity import FitOptions
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.spec import Gpu
-from kvcalc.library.files import MOST_YAML, parse_yaml, read_text
+from kvcalc.library.files import MOST_YAML, read_text
 from kvcalc.library.listing import all_gpus
 from kvcalc.library.load import load_gpu, with_rate_between
 from kvcalc.library.words import from_words, spelled
+from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.planning.need import Need

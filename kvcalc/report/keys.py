@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.library.files import parse_yaml
+from kvcalc.library.yaml_text import parse_yaml
 
 ENDINGS = {
     "flops_per_s": "FLOP a second",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvcalc.errors import UserError, printable, visible
-from kvcalc.library.files import destination, write_text
+from kvcalc.library.writing import destination, write_text
 from kvcalc.report.chart import Chart, drawable
 
 SUFFIXES = (".png", ".svg", ".pdf")

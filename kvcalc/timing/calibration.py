@@ -14,8 +14,9 @@ import msgspec
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.spec import Gpu
 from kvcalc.library import catalog
-from kvcalc.library.files import parse_yaml, read_text
+from kvcalc.library.files import read_text
 from kvcalc.library.load import load_gpu
+from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.timing.engine import Engine, Terms, engine_of
 from kvcalc.timing.families import NEAREST, AnyLaw
 from kvcalc.timing.law import Law

@@ -12,7 +12,8 @@ from typing import Annotated
 import msgspec
 
 from kvcalc.library import catalog
-from kvcalc.library.files import parse_yaml, read_text
+from kvcalc.library.files import read_text
+from kvcalc.library.yaml_text import parse_yaml
 
 MOST_BYTES = 1 << 16
 Us = Annotated[float, msgspec.Meta(ge=0, le=1e6)]

@@ -6,7 +6,7 @@ import msgspec
 import yaml
 
 from kvcalc.errors import printable
-from kvcalc.library.files import scalar
+from kvcalc.library.yaml_text import scalar
 from kvcalc.model.spec import Model
 
 _ORDER = (

@@ -1,0 +1,122 @@
+"""Files that people ask for: what is written is there in full or not at all."""
+
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+from kvcalc.errors import UserError
+
+_HELD = 1 << 20  # bytes of what is to be printed that are held in memory
+_OPEN_FILES = ("/dev/fd/", "/proc/")  # where a name stands for a file that a process holds open
+
+
+def write_text(target: str | Path, content: str | bytes | Iterable[str]) -> None:
+    """Write a whole file or none: a temporary neighbour takes its place when it is complete. Raises UserError.
+
+    Links are followed, and a file that was there keeps its mode. What is no regular file (a device, a named pipe), and what
+    this process prints to (`-`, /dev/stdout), is written through; OSError where what it prints to cannot be written. Content
+    that comes in pieces is never held whole, and is printed when the last has come.
+    """
+    pieces = _encoded([content] if isinstance(content, str | bytes) else content)
+    if str(target) == "-":
+        return _print(sys.stdout, pieces)
+    path, there = destination(target)
+    stream = _own_stream(there) if there else None
+    if stream:
+        return _print(stream, pieces)
+    try:
+        if there and (not stat.S_ISREG(there.st_mode) or str(target).startswith(_OPEN_FILES)):
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as file:
+                file.writelines(_complete(pieces))
+        else:
+            _replace(path, pieces, there)
+    except OSError as error:
+        raise _unwritable(error, target) from None
+
+
+def _encoded(pieces: Iterable[str | bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield piece.encode(errors="replace") if isinstance(piece, str) else piece
+
+
+def _complete(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The same pieces, once the last of them is there."""
+    import tempfile
+
+    with tempfile.SpooledTemporaryFile(_HELD) as whole:
+        whole.writelines(pieces)
+        whole.seek(0)
+        while piece := whole.read(_HELD):
+            yield piece
+
+
+def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
+    """Where the file `target` will lie, links followed, and what is there now. Raises UserError where no file can be."""
+    name = str(target)
+    if not name:
+        raise UserError("cannot be written: the file's name is empty")
+    path = Path(name)
+    try:
+        there = path.stat()
+    except FileNotFoundError:
+        there = None
+    except (OSError, ValueError) as error:
+        raise _unwritable(error, target) from None
+    if name.endswith(("/", os.sep)) or (there and stat.S_ISDIR(there.st_mode)):
+        raise UserError("cannot be written: is a folder, not a file", name)
+    if path.is_symlink() and (not there or stat.S_ISREG(there.st_mode)):  # a pipe has no name to follow to
+        path = Path(os.path.realpath(path))
+    if not there and not os.path.isdir(path.parent):  # noqa: PTH112 (Path.is_dir raises where it may not look)
+        raise UserError("cannot be written: no such folder", name)
+    if there and not os.access(path, os.W_OK):
+        raise UserError("cannot be written: permission denied", name)
+    return path, there
+
+
+def _own_stream(there: os.stat_result) -> TextIO | None:
+    """Standard output or standard error, where the file is the one that it goes to."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # a stream may be closed, or none of the system's
+            if os.path.samestat(os.fstat(stream.fileno()), there):
+                return stream
+    return None
+
+
+def _print(stream: TextIO, pieces: Iterable[bytes]) -> None:
+    """Behind what is printed already, as it is."""
+    for piece in _complete(pieces):
+        stream.flush()
+        stream.buffer.write(piece)
+    stream.flush()
+
+
+def _replace(path: Path, pieces: Iterable[bytes], there: os.stat_result | None) -> None:
+    temporary = path.with_name(f".{os.urandom(4).hex()}.part")
+    try:
+        with temporary.open("xb") as file:
+            file.writelines(pieces)
+        if there:
+            with suppress(OSError, AttributeError):  # only the superuser gives files away
+                os.chown(temporary, there.st_uid, there.st_gid)
+            temporary.chmod(stat.S_IMODE(there.st_mode))
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _unwritable(error: OSError | ValueError, target: str | Path) -> UserError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
+    return UserError(f"cannot be written: {reason.lower()}", str(target))
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are missing. Raises UserError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot be made: {(error.strerror or 'error').lower()}", str(path)) from None
