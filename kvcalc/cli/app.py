@@ -98,4 +98,6 @@ def _fail(text: str) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"kvcalc: {text}", file=sys.stderr)
+    from kvcalc.cli.common import remark
+
+    remark(f"kvcalc: {text}")

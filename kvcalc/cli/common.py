@@ -42,9 +42,31 @@ def say(text: str) -> None:
     print(shown)
 
 
+def say_yaml(text: str) -> None:
+    """YAML on standard output: as it is on a pipe, folded on a terminal that is narrower."""
+    if sys.stdout.isatty():
+        import shutil
+
+        from kvcalc.report.folded import folded
+
+        text = folded(text, shutil.get_terminal_size().columns)
+    sys.stdout.write(text)
+
+
 def note(text: str) -> None:
     """A remark for people, on stderr."""
-    print(f"note: {printable(text, 1000)}", file=sys.stderr)
+    remark(f"note: {printable(text, 1000)}")
+
+
+def remark(line: str) -> None:
+    """A line on stderr; on a terminal that is narrower, on several."""
+    if sys.stderr.isatty():
+        import shutil
+
+        from kvcalc.report.layout import wrapped
+
+        line = "\n".join(wrapped(line, max(20, shutil.get_terminal_size().columns), "  "))
+    print(line, file=sys.stderr)
 
 
 def save_text(target: str, content: "str | Iterable[str]") -> None:

@@ -1,11 +1,11 @@
 """`kvcalc gpus`."""
 
-import sys
 from typing import Annotated
 
 import typer
 
 from kvcalc.cli.chosen import chosen_gpus
+from kvcalc.cli.common import say_yaml
 from kvcalc.cli.groups import Printing, grouped
 
 
@@ -30,9 +30,10 @@ def run(
     if alone and not output.explain:
         if not output.printed([gpu_record(gpu := load_gpu(name))]):
             from kvcalc.report.hierarchy import hierarchy_table
+            from kvcalc.report.tables import fitted
 
-            sys.stdout.write("".join(f"# {line}".rstrip() + "\n" for line in str(hierarchy_table(gpu)).splitlines()))
-            sys.stdout.write("\n" + preset_text(name, "gpus"))
+            lines = fitted(hierarchy_table(gpu), beside=2)
+            say_yaml("".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + preset_text(name, "gpus"))
     elif not output.printed(records := [gpu_record(g) for g in several or all_gpus(vendor, names)]):
         from kvcalc.report.layout import Table
         from kvcalc.report.tables import GPU_COLUMNS

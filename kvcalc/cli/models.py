@@ -1,12 +1,11 @@
 """`kvcalc models`."""
 
-import sys
 from typing import Annotated
 
 import typer
 
 from kvcalc.cli.chosen import chosen_models, model_words
-from kvcalc.cli.common import say
+from kvcalc.cli.common import say, say_yaml
 from kvcalc.cli.groups import Printing, grouped
 
 
@@ -32,7 +31,7 @@ def run(
     if import_:
         from kvcalc.library.huggingface.preset import imported
 
-        sys.stdout.write(imported(load_model(import_)))
+        say_yaml(imported(load_model(import_)))
     elif name and not names and not several:
         _one(name, output)
     elif not output.printed(records := [model_record(m) for m in several or all_models(family, attention, names)]):
@@ -58,8 +57,8 @@ def _one(name: str, output: Printing) -> None:
     if output.printed([model_record(model)]):
         return
     if locate(name, "models").preset:
-        sys.stdout.write(preset_text(name, "models"))
+        say_yaml(preset_text(name, "models"))
     else:
         from kvcalc.library.huggingface.preset import to_yaml
 
-        sys.stdout.write(to_yaml(model))
+        say_yaml(to_yaml(model))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvcalc.errors import visible
 from kvcalc.report.export import Record
-from kvcalc.report.layout import Column, Laid, Table, laid_out, markdown
+from kvcalc.report.layout import WIDTH, Column, Laid, Table, laid_out, markdown
 from kvcalc.units import format_bytes, format_count, format_seconds, format_si
 
 
@@ -19,6 +19,12 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
             _show_on_terminal(laid_out(table, shutil.get_terminal_size().columns))
         else:
             sys.stdout.write(visible(str(table)))
+
+
+def fitted(table: Table, beside: int = 0) -> list[str]:
+    """A table's lines as `show` prints them, where `beside` characters stand before each."""
+    width = shutil.get_terminal_size().columns - beside if sys.stdout.isatty() else WIDTH
+    return laid_out(table, width).lines()
 
 
 def _show_on_terminal(laid: Laid) -> None:
