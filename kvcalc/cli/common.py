@@ -47,7 +47,7 @@ def say_yaml(text: str) -> None:
     if sys.stdout.isatty():
         import shutil
 
-        from kvcalc.report.folded import folded
+        from kvcalc.report.folding import folded
 
         text = folded(text, shutil.get_terminal_size().columns)
     sys.stdout.write(text)
