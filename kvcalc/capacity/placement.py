@@ -33,7 +33,9 @@ def replicas(model: Model, formats: Formats, ranks: Parallelism) -> Replicas:
         if here.elements * ranks.tp >= 2 * weight.elements and not weight.expert:  # a padded vocabulary is less
             short = name.rpartition(".")[2]
             held[short] = held.get(short, 0) + count * formats.weight_bytes(name, here)
-    entries = dict.fromkeys(_unit(e) for layer in model.kinds.values() if not layer.shares_cache for e in layer.entries)
+    entries = dict.fromkeys(
+        _unit(e) for layer in model.kinds.values() if not layer.shares_cache for e in layer.entries if not e.lent
+    )
     copies = [(role, heads, ranks.share(heads) * ranks.tp // heads // spread) for role, heads, spread in _spread(entries, ranks)]
     return Replicas(dict(sorted(held.items(), key=lambda item: -item[1])), [c for c in copies if c[2] > 1])
 

@@ -36,6 +36,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
     top: rows that one query reads at most (top-k); 0 means all that it may see.
     dtype: the format that the model fixes for this state; '' follows the cache's dtype. assumed: the model fixes none, and
     another program may choose another.
+    lent: another layer stores these rows; this one reads them.
     """
 
     role: str
@@ -48,6 +49,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
     dtype: str = ""
     keeps: Keeps = Keeps.LAST
     assumed: bool = False
+    lent: bool = False
 
     @property
     def grows(self) -> bool:

@@ -189,7 +189,8 @@ class Pass:
             spread = entry.spread(self.ranks)
             for g in self.groups:
                 read = read + g.count * ceil_div(entry.read_rows(g.new, g.past), spread) * row
-                write = write + g.count * ceil_div(entry.written_rows(g.new, g.past), spread) * row
+                if not entry.lent:
+                    write = write + g.count * ceil_div(entry.written_rows(g.new, g.past), spread) * row
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
     def network(self, name: str, sent: Num, away: Num = 0, times: int = 1) -> Operator:

@@ -48,8 +48,8 @@ def cache_rows(model: Model, counts: dict[str, int], formats: Formats, paralleli
     found = []
     for kind, count in counts.items():
         layer = model.kinds[kind]
-        stored = 0 if layer.shares_cache else count
         for entry in layer.entries:
+            stored = 0 if layer.shares_cache or entry.lent else count
             row_bytes = formats.entry_bytes(entry, parallelism.share(entry.heads))
             found.append(LayerRows(entry, row_bytes, stored, count, entry.spread(parallelism)))
     return found

@@ -24,6 +24,7 @@ def check(model: Model, parallelism: Parallelism) -> None:
     """
     if parallelism.pp > model.layers:
         raise UserError(f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}")
+    _check_lent(model, parallelism.pp)
     if parallelism.tp * parallelism.dp == 1:
         return
     _check_context(model, parallelism)
@@ -45,6 +46,18 @@ def check(model: Model, parallelism: Parallelism) -> None:
                 f"{size} {ranks} does not divide the {units} units of {name} in {model.name}",
                 hint=f"Use one of {divisors(units)}",
             )
+
+
+def _check_lent(model: Model, pp: int) -> None:
+    """Rows that layers lend each other stay within a stage: what a copy on another would cost is not known."""
+    for stage in stages(model, pp) if pp > 1 and any(e.lent for kind in model.kinds.values() for e in kind.entries) else ():
+        stored: set[tuple[str, int, int, int]] = set()
+        for entry in (e for kind in stage.order for e in model.kinds[kind].entries):
+            row = entry.role, entry.width, entry.ratio, entry.limit
+            if not entry.lent:
+                stored.add(row)
+            elif row not in stored:
+                raise UserError(f"stage {stage.number + 1} of {pp} of {model.name} reads cached rows that an earlier one stores")
 
 
 def _check_context(model: Model, parallelism: Parallelism) -> None:

@@ -70,11 +70,11 @@ class WeightFormat(msgspec.Struct, frozen=True):
         return next((rows for rows in self.shorter if inputs >= self.rows and inputs % rows == 0), 0)
 
 
-# Sources: DeepSeek-V3's release notes on its fp8 weights (128×128 blocks, fp32 scale); AutoAWQ and GPTQModel (groups of
-# 128 along the inputs, fp16 scale, packed 4-bit zero); OCP MX v1.0; NVIDIA ModelOpt (nvfp4: e4m3 scale per 16, one fp32
-# per matrix); bitsandbytes/functional.py (nf4, fp4: blocks of 64 of the flattened matrix, fp32 absmax; with double
-# quantisation an int8 absmax and an fp32 for 256 of them, QLoRA, arXiv 2305.14314 §3); transformers' integrations/bitnet.py
-# (2 bits and one scale); optimum-quanto's nn/qmodule.py (a 16-bit scale and shift per group).
+# Sources: DeepSeek-V3's release notes on its fp8 weights (128×128 blocks, fp32 scale) and V4.1's tensors (32×32, a byte);
+# AutoAWQ and GPTQModel (groups of 128 along the inputs, fp16 scale, packed 4-bit zero); OCP MX v1.0; NVIDIA ModelOpt (nvfp4:
+# e4m3 scale per 16, one fp32 per matrix); bitsandbytes/functional.py (nf4, fp4: blocks of 64 of the flattened matrix, fp32
+# absmax; with double quantisation an int8 absmax and an fp32 for 256 of them, QLoRA, arXiv 2305.14314 §3); transformers'
+# integrations/bitnet.py (2 bits and one scale); optimum-quanto's nn/qmodule.py (a 16-bit scale and shift per group).
 WEIGHT_FORMATS: dict[str, WeightFormat] = {
     f.name: f
     for f in (
@@ -85,6 +85,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         WeightFormat("fp8", 8, tensor_bytes=4, computes="fp8"),
         WeightFormat("fp8_per_channel", 8, columns=1, scale_bytes=4, computes="fp8"),
         WeightFormat("fp8_block128", 8, 128, 128, 4, computes="fp8"),
+        WeightFormat("fp8_block32", 8, 32, 32, 1, computes="fp8"),
         WeightFormat("int8", 8, columns=1, scale_bytes=4, computes="int8"),
         WeightFormat("int8_weight_only", 8, columns=1, scale_bytes=2),
         WeightFormat("fp8_weight_only", 8, columns=1, scale_bytes=2),

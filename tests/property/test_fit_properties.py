@@ -147,7 +147,7 @@ def test_every_engine_holds_the_content_of_every_preset(engine: str, every: bool
         for number, name in enumerate(PRESETS)
         for cache_dtype in (("auto", "fp16") if every else ("auto", "fp16")[number % 2 :][:1])
     ]
-    least = {"trtllm": 0.75, "none": 0.97, "vllm": 0.97, "sglang": 0.97, "llama.cpp": 0.97}  # trtllm: no states, no index keys
+    least = {"trtllm": 0.7, "none": 0.97, "vllm": 0.97, "sglang": 0.97, "llama.cpp": 0.97}  # trtllm: no states, no index keys
     assert sum(answered) > least.get(engine, 0) * len(answered)
 
 

@@ -29,8 +29,12 @@ class Content(Plan):
         return max(self._stored(sequences, s, shared) for s in points if s >= 0)
 
     def step_read(self, length: int) -> int:
-        """Bytes of one sequence of `length` tokens that a decode step reads: each cache once, however many layers share it."""
-        return size_of((r._replace(read_layers=r.stored_layers) for r in self.rows), length, 1, 1).read
+        """Bytes of one sequence of `length` tokens that a decode step reads: each cache once, however many layers share it.
+
+        Unfinished blocks apart, which the step that finishes one takes up.
+        """
+        held = (r for r in self.rows if r.entry.span not in (Span.PARTIAL, Span.OVERLAP))
+        return size_of((r._replace(read_layers=r.stored_layers) for r in held), length, 1, 1).read
 
     def _stored(self, sequences: int, length: int, shared: int) -> int:
         saved = 0
@@ -68,8 +72,9 @@ def content_of(held: Sequence[Held], ranks: Parallelism, stage: int) -> Content:
     """The content of the layers on one stage, each entry in the format in which the engine at hand stores it."""
     rows: list[LayerRows] = []
     for h, count in counted(held, stage):
-        stored = 0 if h.layer.shares_cache else count
-        rows += [LayerRows(s.entry, s.row_bytes, stored, count, s.entry.spread(ranks)) for part in h.parts for s in part]
+        for s in (entry for part in h.parts for entry in part):
+            stored = 0 if h.layer.shares_cache or s.entry.lent else count
+            rows.append(LayerRows(s.entry, s.row_bytes, stored, count, s.entry.spread(ranks)))
     return Content(rows)
 
 

@@ -118,6 +118,8 @@ def unknown(entries: Sequence[CacheEntry]) -> str:
     last; at most one index key per token beside them; or states of the roles in STATES.
     """
     for e in entries:
+        if e.lent:
+            return f"it reads {_words(e)} rows of another layer"
         if e.span in (Span.PARTIAL, Span.OVERLAP):
             return "it keeps blocks of tokens that are not compressed yet"
         if e.ratio > 1:

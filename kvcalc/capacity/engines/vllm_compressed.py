@@ -40,6 +40,8 @@ def _compresses(parts: Iterable[Sequence[CacheEntry]]) -> bool:
 def _windowed(entries: Sequence[CacheEntry]) -> bool:
     """Whether what one part keeps are latents, those of them that are not compressed a window."""
     near = [e for e in entries if e.ratio == 1]
+    if any(e.lent for e in entries):
+        return False
     return {e.role for e in entries} <= ROLES and bool(near) and all(e.limit and e.role in ROWS for e in near)
 
 

@@ -1,7 +1,8 @@
-"""Hashed n-gram memory (Qwen4-Exp's per-layer embedding): rows looked up by the last tokens, gated into every stream.
+"""Hashed n-gram memories: rows looked up by the last tokens, gated into every residual stream.
 
-State per sequence and layer: (kernel − 1) · dilation columns of streams · hidden_size channels; the last tokens are
-known anyway. The tables' sizes are successive primes, one per hash. Source: transformers' modelling code for `qwen4_exp`.
+Qwen4-Exp's keeps per sequence and layer (kernel − 1) · dilation columns of streams · hidden_size channels; DeepSeek-V4.1's
+Engram keeps nothing, for the last tokens are known anyway. The tables' sizes are successive primes, one per hash. Source:
+transformers' modelling code for `qwen4_exp`; the tensors of DeepSeek-V4.1-Flash.
 """
 
 from functools import cache
@@ -47,6 +48,33 @@ class NgramMemory(Part, frozen=True, tag="ngram_memory"):
     def cache(self) -> tuple[CacheEntry, ...]:
         """(kernel − 1) · dilation columns of S·D channels."""
         return (conv_state(1, self.streams * self.hidden_size, (self.conv_kernel - 1) * self.dilation + 1),)
+
+
+class Engram(Part, frozen=True, tag="engram"):
+    """A table of table_rows rows, of which a token reads `hashes`, each table_width wide; they give a key for each of the
+    residual streams, and one value.
+    """
+
+    table_rows: Tokens
+    table_width: Size
+    hashes: Size
+    streams: Size
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """table [rows, w], keys and value [h·w, (S + 1)·D], scales of keys and queries [S·D] each."""
+        return (
+            table("engram_table", self.table_rows, self.table_width, shards=self.table_rows),
+            matrix("engram_kv", self.hashes * self.table_width, (self.streams + 1) * hidden_size),
+            vector("engram_scales", 2 * self.streams * hidden_size),
+        )
+
+    def operators(self, p: Pass) -> list[Operator]:
+        """The rows that each token looks up, their product, and what is gated into the streams."""
+        read, mixed = p.tokens * self.hashes * self.table_width, p.tokens * self.streams * p.width
+        w = p.local(self.weights(p.width))
+        lookup = p.vector("engram_lookup", 0, read, 0, p.tokens * self.hashes * p.formats.row_bytes(w["engram_table"]))
+        gates = p.vector("engram_gate", 2 * mixed, mixed, 8 * mixed)
+        return [lookup, p.gemm("engram_kv", w["engram_kv"]), gates]
 
 
 def ngram_rows(base: int, hashes: int, index: int, divisor: int) -> int:

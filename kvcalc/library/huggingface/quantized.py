@@ -24,8 +24,10 @@ _KEYS = ("quantization_config", "compression_config", "quantization")
 _LEFT_OUT: tuple[str, ...] = ("embedding", "lm_head", "*.router")
 _EVERYTHING, _EXPERTS = ("*",), ("*.experts.*",)
 # Of DeepSeek-V4, whatever the file says: compressors stay in bf16, what mixes the streams in fp32 (vLLM 0.33,
-# models/deepseek_v4; with them the published checkpoint has its 148.66 GiB).
+# models/deepseek_v4; with them the published checkpoint has its 148.66 GiB). V4.1 keeps all of its indexer in bf16, and its
+# tables of n-grams in fp8 with a scale for 32 columns.
 _COMPRESSORS, _STREAMS = ("*.compress_*", "*.index_kv", "*.index_gate", "*.index_weights"), ("*_streams", "stream_head")
+_INDEXERS, _NGRAMS = ("*.index_q", "*.row_index_k"), ("*.engram_table",)
 _TABLES = {
     "embedding": ("language_model.model.embed_tokens", "transformer.wte", "model.word_embeddings"),
     "lm_head": ("lm_head",),
@@ -91,9 +93,13 @@ class Storage:
         if not self.groups and not self.exact:
             head = self.q.get("lm_head") is True and self.q.word("quant_method") in INTEGERS
             kept = tuple(name for name in _LEFT_OUT if not (head and name == "lm_head"))
-            mixed = self.family == "deepseek_v4" and bool(self.formats)
-            kept += (*_COMPRESSORS, *_STREAMS) if mixed else ()
+            mixed = self.family in ("deepseek_v4", "deepseek_v41_text") and bool(self.formats)
+            shared = mixed and self.family == "deepseek_v41_text"
+            kept += (*_COMPRESSORS, *_STREAMS, *(_INDEXERS if shared else ())) if mixed else ()
             found = tuple(Quantization(name, covers=covers, except_for=kept) for name, covers in self.formats)
+            if shared:  # its scales are powers of two, a byte each
+                found = tuple(msgspec.structs.replace(s, format=s.format.replace("fp8_32x32", "fp8_block32")) for s in found)
+                found += (Quantization("mxfp8", covers=_NGRAMS, kinds=("table",)),)
             return (*found, Quantization("fp32", covers=_STREAMS)) if mixed else found
         covers: dict[str, list[str]] = {}
         for kind, pairs in kinds.items():

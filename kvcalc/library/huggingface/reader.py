@@ -128,11 +128,11 @@ def _model(c: Config, entry: Type, given: dict[str, Any]) -> Model:
         "layers": c.layers,
         "dtype": dtype,
         "max_context": c.size("max_position_embeddings", 0, least=0) or None,
-        "mtp": _mtp(c, given["kinds"], given["pattern"]),
+        "mtp": _mtp(c, given["kinds"], given["pattern"]) if entry.mtp else None,
         "tie_word_embeddings": c.flag("tie_word_embeddings"),
         "norm": value_of(entry.norm, c),
         "rope_factors": rope_factors(c),
-        "notes": why,
+        "notes": why if entry.mtp else (*why, *_left_out(c)),
     }
     model = Model(**given, **_checked(c, Model, fields | filled(entry.model, c)))
     key, problem = model.problem()
@@ -177,6 +177,13 @@ def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | 
     kind = last if predicts == layer else next((name for name, one in kinds.items() if one == predicts), "mtp")
     kinds.setdefault(kind, predicts)
     return Mtp(kind=kind, layers=layers)
+
+
+def _left_out(c: Config) -> tuple[str, ...]:
+    """What is said of multi-token-prediction layers of a kind that is not known here."""
+    layers = c.size("num_nextn_predict_layers", 0, least=0)
+    what = f"{layers:,} layers of multi-token prediction are" if layers > 1 else "its layer of multi-token prediction is"
+    return (f"{what} of another kind, and left out",) if layers else ()
 
 
 def _dtype(c: Config) -> tuple[str, tuple[str, ...]]:

@@ -137,13 +137,13 @@ def latent(bias: Field = None, spec: type[Latent] = Latent, **fields: Field) -> 
     return read
 
 
-def compressed(**fields: Field) -> Reader:
+def compressed(spec: type[Compressed] = Compressed, **fields: Field) -> Reader:
     """DeepSeek-V4's attention, whose kind follows from the layer's type."""
     names = ("num_attention_heads", "head_dim", "q_lora_rank", "o_lora_rank", "o_groups", "sliding_window")
     keys = {name: K(name) for name in (*names, "qk_rope_head_dim")}
 
     def read(c: Config) -> tuple[Any, ...]:
-        return (make(c, Compressed, filled(keys | fields, c)),)
+        return (make(c, spec, filled(keys | fields, c)),)
 
     return read
 

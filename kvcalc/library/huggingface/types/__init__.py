@@ -8,8 +8,8 @@ from kvcalc.library.huggingface.types.entry import Type
 
 # A look-up imports them in this order until one has the type: importing all takes longer than reading a config.
 _MODULES = (
-    "decoders", "latents", "gemmas", "dense", "experts", "hybrids", "linear", "ordered", "composed", "convolved", "qwen4",
-    "older", "seq2seq", "berts", "drafts", "released", "released_experts", "released_others",
+    "decoders", "latents", "compressed", "gemmas", "dense", "experts", "hybrids", "linear", "ordered", "composed", "convolved",
+    "qwen4", "older", "seq2seq", "berts", "drafts", "released", "released_experts", "released_others",
     "searched", "looped",
 )  # fmt: skip
 

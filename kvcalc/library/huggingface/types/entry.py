@@ -15,7 +15,7 @@ class Type(NamedTuple):
     mixer, ffn: the parts of a layer, in order. norms: of the layer itself. norm: which kind. layer: further fields of
     `Layer`, looked up for each layer. model: fields of `Model` that differ from the standard ones. depth: how many
     layers there are where no key says so. layers_key: the key that says so (a decoder's own, beside an encoder's), ''
-    where `depth` alone does.
+    where `depth` alone does. mtp: whether layers of multi-token prediction are like the last one; else they are left out.
     """
 
     mixer: Reader
@@ -30,6 +30,7 @@ class Type(NamedTuple):
     defaults: Mapping[str, Any] = {}
     spellings: Mapping[str, tuple[str, ...]] = {}
     inert: tuple[str, ...] = ()
+    mtp: bool = True
 
     def variant(self, layer: dict[str, Field] | None = None, model: dict[str, Field] | None = None, **changes: Field) -> "Type":
         """This entry with fields replaced, and `layer` and `model` extended."""

@@ -1,14 +1,11 @@
-"""Models with latent, sparse or compressed attention, after transformers' modelling code."""
-
-from typing import Any
+"""Models with latent or sparse attention, after transformers' modelling code."""
 
 from kvcalc.layers.attention import Sparse
-from kvcalc.library.huggingface.config import Config, show
+from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, Reader
 from kvcalc.library.huggingface.patterns import LINEAR, after_first, by_type, every, pick, typed
 from kvcalc.library.huggingface.shapes import (
     both,
-    compressed,
     dense,
     even_head_dim,
     grouped,
@@ -192,71 +189,10 @@ GLM5_NEXT = GLM_DSA.variant(
     inert=("mla_use_nope",),  # positions rotate nothing: qk_rope_head_dim is 0
 )
 
-# --- DeepSeek-V4: compressed attention ---
-
-CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
-RATIO_TYPES = {0: "sliding_attention", 4: CSA, 128: HCA}
-
-
-def v4_order(c: Config) -> list[str]:
-    """Types, or older ratios, of at least so many layers; else two heavily compressed ones, then both kinds in turn."""
-    found: list[Any] | None = c.items("layer_types")
-    if found is None and c.items("compress_ratios") is not None:
-        found = [RATIO_TYPES.get(ratio, str(ratio)) for ratio in c.sizes("compress_ratios")]
-    if found is None:
-        found = [CSA if i > 1 and i % 2 else HCA for i in range(c.layers)]
-    if len(found) < c.layers:
-        raise c.fail("layer_types", f"has {len(found)} entries for {c.layers} layers")
-    for name in found[: c.layers]:
-        if name not in RATIO_TYPES.values():
-            raise c.fail("layer_types", f"holds {show(name)}, which is no layer type")
-    return found[: c.layers]
-
-
-def v4_ratio(c: Config) -> int:
-    """Tokens that one compressed entry stands for."""
-    older = {CSA: "compress_rate_csa", HCA: "compress_rate_hca"}.get(c.layer_type)
-    if older is None:
-        return 0
-    default = 4 if c.layer_type == CSA else 128
-    return c.size(older, c.nested("compress_rates").size(c.layer_type, default))
-
-
-def v4_rotated(c: Config) -> int:
-    """Rotated elements of a head: a share of it, which older files give as a number."""
-    if c.has("partial_rotary_factor"):
-        return int(c.size("head_dim") * c.number("partial_rotary_factor"))
-    return c.size("qk_rope_head_dim", c.size("head_dim") // 8)
-
-
-def sparse_only(key: str) -> Field:
-    """A field that only compressed sparse layers have."""
-    return lambda c: c.get(key) if c.layer_type == CSA else 0
-
-
-DEEPSEEK_V4 = Type(
-    both(
-        compressed(
-            qk_rope_head_dim=v4_rotated,
-            compress_ratio=v4_ratio,
-            overlap=lambda c: c.layer_type == CSA,
-            index_topk=sparse_only("index_topk"),
-            index_n_heads=sparse_only("index_n_heads"),
-            index_head_dim=sparse_only("index_head_dim"),
-        ),
-        MIXED,
-    ),
-    moe(shared=K("moe_intermediate_size"), shared_bias=K("mlp_bias")),
-    v4_order,
-    model=STREAM_HEAD,
-    inert=("num_hash_layers",),  # their experts stand in a table of whole numbers, by token
-)
-
 TYPES = {
     "deepseek_v2": DEEPSEEK_V2,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v32": DEEPSEEK_V32,
-    "deepseek_v4": DEEPSEEK_V4,
     "glm4_moe_lite": DEEPSEEK_V3.variant(ffn=first_dense(1)),
     "glm_moe_dsa": GLM_DSA,
     "glm5_next_text": GLM5_NEXT,
