@@ -11,7 +11,7 @@ import typer
 
 from kvcalc.cli import options as o
 from kvcalc.cli.chosen import chosen_models
-from kvcalc.cli.common import note, remarks
+from kvcalc.cli.common import note, remarks, say
 from kvcalc.cli.groups import Group, Output, grouped
 
 if TYPE_CHECKING:
@@ -105,7 +105,11 @@ def run(
         from kvcalc.report.plans import front_chart
 
         output.picture(*map(front_chart, plan.answers))
-    if not output.printed([record for part in records for record in part]):
+    if output.explain:
+        from kvcalc.report.explain_plan import explain_plan
+
+        say("\n".join(explain_plan(answer, plan.space) for answer in plan.answers))
+    elif not output.printed([record for part in records for record in part]):
         from kvcalc.report.plans import plan_tables
 
         output.show(*plan_tables(plan, records))

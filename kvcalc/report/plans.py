@@ -81,7 +81,7 @@ def asked(need: Need) -> str:
     return f"{load} of {tokens}{within}"
 
 
-def _where(point: Point) -> str:
+def where(point: Point) -> str:
     """A deployment in a few words: how many GPUs of what kind, and how they are split."""
     ranks, replicas = point.block.deployment.parallelism, int(point.block.replicas[point.at])
     sizes = {"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp, "ep": ranks.ep}
@@ -99,21 +99,21 @@ def sentence(answer: Answer) -> str:
         near = answer.nearest
         if not near:
             return f"Nothing that was looked at serves {what}"
-        return f"Nothing serves {what}; nearest is {_where(near)}: {reason(near)}. To loosen: {loosened(near)}"
+        return f"Nothing serves {what}; nearest is {where(near)}: {reason(near)}. To loosen: {loosened(near)}"
     first, others = answer.best[0], len(answer.kinds) - 1
     if answer.prices:
         cost = answer.prices[first.gpu] * first.gpus
-        found = f"{what}: {_where(first)} at {cost:,.2f} an hour is the cheapest"
+        found = f"{what}: {where(first)} at {cost:,.2f} an hour is the cheapest"
     elif others:
         kinds = f"{others} other kind{'s' * (others > 1)} of GPU"
-        found = f"{what}: {_where(first)} will do, and so will {kinds}, the fewest of each below"
+        found = f"{what}: {where(first)} will do, and so will {kinds}, the fewest of each below"
     else:
-        found = f"{what}: {_where(first)} will do, the fewest"
+        found = f"{what}: {where(first)} will do, the fewest"
     deployment = first.block.deployment
     lower, below = below_published(deployment.model, deployment.precision), answer.cheaper
     found += f" ({'; '.join(map(paid, lower))})" if lower else ""
     cheaper = "cheaper" if answer.prices else "fewer"
-    return f"{found}; of {cheaper}, {_where(below)} comes nearest: {reason(below)}" if below else found
+    return f"{found}; of {cheaper}, {where(below)} comes nearest: {reason(below)}" if below else found
 
 
 def _notes(plan: Plan, answer: Answer, rows: Sequence[Record]) -> list[str]:
@@ -151,12 +151,12 @@ def front_chart(answer: Answer) -> Chart:
     series = [Series("", xs, ys, "trail", colour=0)]
     for label, kind, meets in (("meets the need", "points", True), ("does not", "hollow", False)):
         found = [at for at, point in enumerate(front.what) if point.meets == meets]
-        labels = tuple(_where(front.what[at]) if at in bends and front.what[at] != first else "" for at in found)
+        labels = tuple(where(front.what[at]) if at in bends and front.what[at] != first else "" for at in found)
         series += [Series(label, tuple(xs[at] for at in found), tuple(ys[at] for at in found), kind, labels=labels, colour=0)]
     if first and first.tpot:
         price = answer.prices.get(first.gpu, 1.0)
         speed = float(first.block.rate_per_gpu[first.at]) / price
-        series.append(Series("the answer", (first.tpot,), (speed,), "points", (0.1,), (_where(first),), colour=1))
+        series.append(Series("the answer", (first.tpot,), (speed,), "points", (0.1,), (where(first),), colour=1))
     if answer.need.max_tpot and xs and max(xs) > answer.need.max_tpot / 2:
         series.append(Series(f"at most {seconds(answer.need.max_tpot)}", (answer.need.max_tpot,), (1.0,), "upright"))
     basis = {"bound": "datasheet bounds", "calibrated": "predicted", "scaled": "scaled from another GPU"}.get(
@@ -177,9 +177,9 @@ def _headed(answer: Answer) -> str:
 def _found(answer: Answer) -> str:
     """The answer in a few words."""
     if answer.best:
-        return f"{_where(answer.best[0])} is the cheapest" if answer.prices else f"{_where(answer.best[0])}: the fewest GPUs"
+        return f"{where(answer.best[0])} is the cheapest" if answer.prices else f"{where(answer.best[0])}: the fewest GPUs"
     return (
-        f"nothing meets it; nearest is {_where(answer.nearest)}: {reason(answer.nearest)}"
+        f"nothing meets it; nearest is {where(answer.nearest)}: {reason(answer.nearest)}"
         if answer.nearest
         else "nothing meets it"
     )

@@ -20,6 +20,7 @@ from kvcalc.planning.question import question_of
 from kvcalc.planning.reasons import Point
 from kvcalc.planning.records import point_record
 from kvcalc.planning.search import searched
+from kvcalc.report.tables import seconds
 from kvcalc.storage.quality import loss_of
 
 SMALL = {"gpu": "h100,l40s,a100-80gb", "tp": "1,2", "pp": "1", "max_gpus": "8"}
@@ -227,6 +228,38 @@ def test_the_sentence_names_what_fewer_bits_cost(kvcalc: Run) -> None:
     last = kvcalc("plan deepseek-v3 --gpu h100 --max-gpus 8 --users 1 --context 4k").joined
     assert f"--quantization int4 ({loss_of('weights', 'int4')})" in last
     assert "vllm serve" not in last  # which would not start
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--users 40 --context 16k --gpu h100 --tp 2 --pp 1 -q none,fp8",
+        "--users 300 --context 16k --gpu a100-40gb-sxm --tp 4 --pp 1 --kv-cache-dtype int8_per_token_head",
+        "--rate 4 --isl 2k --osl 50 --gpu h200,l40s --tp 1 --price-per-hour h200=3.5,l40s=1",
+    ],
+)
+def test_what_explains_a_point_gives_its_figures(kvcalc: Run, words: str) -> None:
+    """Each command that it names, run: what fits, the first token, a step (of an answer the last, no faster than the mean)."""
+    line = f"plan llama-3.1-8b {words}"
+    point, told = kvcalc(f"{line} --format json").records[0], kvcalc(f"{line} --explain").out
+    commands = [text.strip().partition("  (")[0].removeprefix("kvcalc ") for text in told.splitlines() if "  kvcalc " in text]
+    fits, prompt, step = (kvcalc(command.replace("--explain", "--format json")).records[-1] for command in commands)
+    assert fits["max_num_seqs"] == point["capacity_sequences"]
+    assert (prompt["time_s"] or prompt["roofline_s"]) == point["ttft_s"]
+    taken = step["time_s"] or step["roofline_s"]
+    assert taken == point["tpot_s"] if "--context" in words else taken >= point["tpot_s"]
+    assert f"tokens/s/GPU = {point['tokens_per_s']:,.6g} · {point['replicas']} replica" in told
+    marked = f"{'' if point['time_basis'] == 'calibrated' else '≥ '}{seconds(point['tpot_s'])}"
+    assert f" = {marked}\n" in told
+
+
+def test_what_fails_is_explained_too(kvcalc: Run) -> None:
+    told = kvcalc("plan llama-3.3-70b --gpu l40s --max-gpus 1 --users 1 --context 4k --explain").out
+    assert told.startswith("Nothing serves") and "  fails: weights and what an engine needs" in told
+    several = kvcalc("plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --users 4,8 --context 4k --explain").out
+    assert [text for text in several.splitlines() if text.startswith("  at once")] == [
+        "  at once = ⌈4 users / 1 replica⌉ = 4", "  at once = ⌈8 users / 1 replica⌉ = 8"
+    ]  # fmt: skip
 
 
 def test_the_api_answers_as_the_command_does(kvcalc: Run) -> None:
