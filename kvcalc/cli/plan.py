@@ -106,7 +106,7 @@ def run(
 
         output.picture(*map(front_chart, plan.answers))
     if output.explain:
-        from kvcalc.report.explain_plan import explain_plan
+        from kvcalc.report.explain_point import explain_plan
 
         say("\n".join(explain_plan(answer, plan.space) for answer in plan.answers))
     elif not output.printed([record for part in records for record in part]):
