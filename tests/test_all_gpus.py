@@ -8,8 +8,9 @@ from kvcalc.library.listing import all_gpus
 def test_all_is_every_preset(kvcalc: Run) -> None:
     records = kvcalc("fit llama-3.2-1b --gpu all --format json").records
     assert sorted(r["gpu"] for r in records) == sorted(g.name for g in all_gpus())
-    timed = kvcalc("latency llama-3.2-1b --gpu all --format json").records
-    assert {r["gpu"] for r in timed} == {g.name for g in all_gpus() if g.knee}
+    for timed in ("latency llama-3.2-1b", "roofline llama-3.2-1b", "roofline"):
+        records = kvcalc(f"{timed} --gpu all --format json").records
+        assert {r["gpu"] for r in records} == {g.name for g in all_gpus() if g.knee}
 
 
 def test_auto_is_every_size_that_divides_the_model(kvcalc: Run) -> None:

@@ -15,6 +15,7 @@ from kvcalc.gpu.roof import mla_form, total_bound, total_seconds, turning_batch
 from kvcalc.layers.cost import Role
 from kvcalc.library.edit import edited
 from kvcalc.planning.variants import variant
+from kvcalc.report import passes
 from kvcalc.report.figures import dsa_vs_mla
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import pass_records
@@ -414,3 +415,19 @@ def test_explain_puts_the_numbers_into_the_formulas(kvcalc: Run) -> None:
     assert "32 heads × 8 queries × 4,096 keys (mean) × 128 + 128 wide; 8 KV heads" in out
     experts = kvcalc("roofline qwen3-30b-a3b --batch-size 8 --explain").out
     assert "experts read = E·(1 − (1 − k/E)^T) = " in experts
+
+
+def test_what_turns_compute_bound_is_worked_out_once_a_context(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four passes at two contexts: as many bisections as contexts, and each table says of its own context what it says alone."""
+    asked: list[int] = []
+    worked_out = passes._turning
+
+    def counted(deployment: Deployment, context: int) -> list[str]:
+        asked.append(context)
+        return worked_out(deployment, context)
+
+    monkeypatch.setattr(passes, "_turning", counted)
+    shown = kvcalc("roofline gpt2 --context 64,900 --batch-size 1,8").joined
+    assert asked == [64, 900]
+    alone = kvcalc("roofline gpt2 --context 900 --batch-size 8").joined
+    assert shown.endswith(alone)

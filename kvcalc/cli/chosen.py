@@ -65,3 +65,9 @@ def chosen_gpus(names: str, memory: str = "") -> "list[Gpu]":
     words = gpu_names(names)
     check_number("GPUs", MOST_NAMES, words)
     return [chosen_gpu(name, memory) for name in words]
+
+
+def timed_gpus(names: str, memory: str = "") -> "list[Gpu]":
+    """The same to be timed: of `all`, those with a matrix peak, since the others have no time of a prompt."""
+    cards = chosen_gpus(names, memory)
+    return [card for card in cards if card.knee] if names.strip().lower() == "all" else cards

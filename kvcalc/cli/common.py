@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from kvcalc.report.export import Record
 
 MOST_NAMES = 2000  # models, or GPUs
-MOST_ROWS, MOST_SHOWN, MOST_PASSES = 250_000, 20_000, 2000  # records that are printed one by one, of a table, of passes
+MOST_ROWS, MOST_SHOWN = 250_000, 20_000  # records that are printed one by one, and in a table
+MOST_PASSES, MOST_TABLES = 500, 100  # passes that are timed one by one, and that each have a table
 
 
 def check_number(what: str, most: int, *lists: Sized) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from kvcalc.cli import options as o
-from kvcalc.cli.chosen import chosen_gpus, chosen_models, listed
+from kvcalc.cli.chosen import chosen_models, listed, timed_gpus
 from kvcalc.cli.common import emit, lengths, note, say
 from kvcalc.units import bytes_shown_in
 
@@ -207,9 +207,7 @@ class Deploying(Group, frozen=True, kw_only=True):
 
         chosen = chosen_models(models, self.set_)
         how = self.precisions.precisions(), self.ranks.parallelisms(chosen)
-        cards = chosen_gpus(gpu, self.memory)
-        if gpu.strip().lower() == "all":
-            cards = [card for card in cards if card.knee]  # the others have no time of a prompt
+        cards = timed_gpus(gpu, self.memory)
         gpus = [with_rate_between(card, self.inter_node_bandwidth) for card in cards]
         points = product(chosen, gpus, *how, listed(self.stack))
         run = partial(Deployment, mla_form=self.mla_form, nodes=self.nodes)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.chosen import chosen_gpus
-from kvcalc.cli.common import MOST_PASSES, check_number, remarks, say
+from kvcalc.cli.chosen import timed_gpus
+from kvcalc.cli.common import MOST_PASSES, MOST_TABLES, check_number, remarks, say
 from kvcalc.cli.groups import Deploying, Grid, Output, grouped
 
 if TYPE_CHECKING:
@@ -35,11 +35,12 @@ def run(
 ) -> None:
     """Where every operation lies."""
     if not models:
-        _attention(chosen_gpus(gpu, deploying.memory), grid, deploying.precisions.precisions(), output)
+        _attention(timed_gpus(gpu, deploying.memory), grid, deploying.precisions.precisions(), output)
         return
     contexts, batches = grid.contexts, grid.batches
     deployments = deploying.deployments(models, gpu)
-    check_number("passes", MOST_PASSES, deployments, contexts, batches)
+    tells = output.tells and not output.explain
+    check_number("tables" if tells else "passes", MOST_TABLES if tells else MOST_PASSES, deployments, contexts, batches)
     passes = _passes(deployments, phase, batch, batches, contexts)
     remarks([d.model for d in deployments], passes[0][1][-1]["context"] if batch else max(contexts))
     if output.explain:
@@ -51,10 +52,10 @@ def run(
         gpus = {d.gpu.name: d.gpu for d in deployments}
         output.picture(roofline_chart([(f"{d.model.name} {phase}", rows) for d, rows in passes], [*gpus.values()]))
     if not output.printed([row for _, rows in passes for row in rows]):
-        from kvcalc.report.passes import pass_table
+        from kvcalc.report.passes import pass_tables
 
-        for deployment, rows in passes:
-            output.show(pass_table(deployment, rows))
+        for table in pass_tables(passes):
+            output.show(table)
 
 
 def _passes(deployments: "list[Deployment]", phase: str, mixed: str, batches: list[int], contexts: list[int]) -> "list[Timed]":

@@ -81,6 +81,11 @@ class Batch(msgspec.Struct, frozen=True):
         return all(isinstance(g.new, int) and g.new == 1 for g in self.groups)
 
     @property
+    def exact(self) -> bool:
+        """Whether it is one pass, of whole numbers: not many, as arrays."""
+        return all(isinstance(n, int) for g in self.groups for n in (g.count, g.new, g.past))
+
+    @property
     def sequences(self) -> Num:
         """Sequences in the pass."""
         return sum((g.count for g in self.groups), 0)

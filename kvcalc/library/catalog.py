@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ def user_folders() -> list[Path]:
     return [Path(folder) for folder in folders if not folder.startswith("~")]
 
 
+@cache
 def shipped_folder() -> Path:
     """Our own presets: inside the installed package, or beside it in a checkout."""
     inside = Path(__file__).parent.parent / "presets"
@@ -56,6 +58,14 @@ def preset_files(kind: str) -> dict[str, Path]:
             if name.endswith(".yaml") and not name.startswith("."):
                 found.setdefault(name.removesuffix(".yaml"), folder / kind / name)
     return found
+
+
+def preset_file(stem: str, kind: str) -> Path | None:
+    """What `preset_files` has under one file stem, without reading the folders; None where there is none."""
+    if not stem or stem.startswith(".") or {*stem} & {"/", os.sep, "\0"}:
+        return None
+    places = (f"{folder}/{kind}/{stem}.yaml" for folder in [*user_folders(), shipped_folder()])
+    return next((Path(path) for path in places if os.access(path, os.F_OK)), None)
 
 
 def find(name: str, kind: str) -> Path:

@@ -1,6 +1,7 @@
 """What `roofline` shows: the operators of one pass, their parts, and what the figures rest on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from kvcalc.gpu.roof import turning_batch
@@ -14,8 +15,21 @@ KINDS_OF_BYTES = (("weights", "weight_bytes"), ("cache", "cache_bytes"), ("activ
 NOT_OF_PARTS = ("count", "weight_bytes", "cache_bytes", "activation_bytes")
 
 
-def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]]) -> Table:
-    """The records of one pass: each operator with its share of the time, its parts below it, and last the total."""
+def pass_tables(passes: Sequence[tuple[Deployment, Sequence[dict[str, Any]]]]) -> Iterator[Table]:
+    """A table of each pass, deployments with their records; what turns compute-bound where is worked out once by context."""
+    known: dict[tuple[int, int], list[str]] = {}
+    for deployment, records in passes:
+        asked = id(deployment), records[-1]["context"]
+        if records[-1]["phase"] == "decode" and asked not in known:
+            known[asked] = _turning(deployment, records[-1]["context"])
+        yield pass_table(deployment, records, known.get(asked, []))
+
+
+def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], turning: Sequence[str] | None = None) -> Table:
+    """The records of one pass: each operator with its share of the time, its parts below it, and last the total.
+
+    turning: what its title says of where it turns compute-bound, worked out unless it is given.
+    """
     whole = records[-1]
     phase, batch, context = whole["phase"], whole["batch_size"], whole["context"]
     shown = []
@@ -23,7 +37,8 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]]) -> Tab
         shown.append(record | {"share": record["roofline_s"] / whole["roofline_s"], "shape": shape(record)})
         shown += [_part(part) for part in record.get("parts", [])]
     split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)
-    turning = _turning(deployment, context) if phase == "decode" else []
+    if turning is None:
+        turning = _turning(deployment, context) if phase == "decode" else []
     notes = ["", f"bytes moved: {split}"]
     notes += [_assumptions(deployment), *node_notes(records[-1:]), *fallback_notes(records[-1:])]
     notes += [time_note(records[-1:], deployment.basis), ""]
@@ -64,13 +79,13 @@ def _turning(deployment: Deployment, context: int) -> list[str]:
     """From which batch on the FFN and attention are bound by compute; nothing where the GPU gives no peak to say so."""
     if not all(deployment.gpu.computes(dtype) for dtype in deployment.formats.product_dtypes):
         return []
-    found = []
+    found, placed = [], cache(lambda n: deployment.placed(Batch.decode(context, n)))
     for name, role in (("FFN", Role.FFN), ("attention", Role.CORE)):
 
         def chosen(operator: Operator, role: Role = role) -> bool:
             return operator.role is role
 
-        batch = turning_batch(lambda n: deployment.placed(Batch.decode(context, n)), chosen)
+        batch = turning_batch(placed, chosen)
         turns = f"turns compute-bound at batch {batch:,}" if batch else "never turns compute-bound, whatever the batch"
         found.append(f"{name} {turns}")
     return ["; ".join(found)]

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from kvcalc.timing.calibration import Calibration  # `fit` needs none, and starts 11 ms sooner without
 
 
+KEPT = 4  # passes whose operators are kept by a model
+
+
 class Deployment(msgspec.Struct, frozen=True):
     """`model` on a replica of `gpu`s: its formats, its ranks, the form of latent attention, and what times rest on.
 
@@ -102,10 +105,22 @@ class Deployment(msgspec.Struct, frozen=True):
         return forward(self.model, batch, self.precision, self.ranks, self.mla_form, all_positions, stage)
 
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
-        """The operators of a pass through all stages."""
-        ranks = self.ranks
-        passed = through_layers(self.model, batch, self.precision, ranks, self.mla_form, all_positions)
-        return passed + between_stages(self.model, batch, self.precision, ranks)
+        """The operators of a pass through all stages; those of the last passes of whole numbers are kept, to be asked again."""
+        asked = batch, self.precision, self.ranks, self.mla_form, all_positions
+        if not batch.exact:
+            return self._operators(*asked)
+        kept = self.model.known.setdefault("operators", {})
+        if asked not in kept:
+            if len(kept) == KEPT:
+                del kept[next(iter(kept))]
+            kept[asked] = self._operators(*asked)
+        return [*kept[asked]]
+
+    def _operators(
+        self, batch: Batch, precision: Precision, ranks: Parallelism, mla_form: str, all_positions: bool
+    ) -> list[Operator]:
+        passed = through_layers(self.model, batch, precision, ranks, mla_form, all_positions)
+        return passed + between_stages(self.model, batch, precision, ranks)
 
     def placed(self, batch: Batch) -> list[Placed]:
         """One pass under the roof as one GPU sees it: of pipeline stages the slowest. For whole numbers, not arrays."""

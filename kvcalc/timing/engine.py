@@ -79,7 +79,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 def engine_of(stack: str) -> Engine | None:
     """The engine behind a stack; None where none is known. Raises UserError on a broken file."""
-    path = catalog.preset_files("engines").get(stack)
+    path = catalog.preset_file(stack, "engines")
     return _read(path, path.stat().st_mtime_ns) if path else None
 
 

@@ -16,6 +16,8 @@ REFUSED = {
     ("size", "gpt2", "--context", THOUSAND, "--bs", "1,2,3", "--explain"): "3,000 explanations are asked for",
     ("size", *["gpt2"] * 3000): "3,000 models are asked for",
     ("fit", "gpt2", "--gpu", ",".join(["h100"] * 3000)): "3,000 GPUs are asked for",
+    ("roofline", "gpt2", "--context", THOUSAND): "1,000 tables are asked for, and at most 100 made at once",
+    ("roofline", "gpt2", "--context", THOUSAND, "--format", "json"): "1,000 passes are asked for, and at most 500 made at once",
     ("latency", "gpt2", "--isl", THOUSAND, "--osl", THOUSAND): "1,000,000 rows are asked for",
     ("latency", "gpt2", "--osl", "1000000000000"): "1,000,000,000,000 steps in all are more than the 4,194,304 that are timed",
     ("latency", "gpt2", "--osl", "2M"): "2,097,152 tokens of an answer are more than the 1,048,576 that are timed",
