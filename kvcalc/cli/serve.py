@@ -185,7 +185,7 @@ def _check_files(timeline: str, plot: str, runs: int) -> None:
     from kvcalc.report.plots import SUFFIXES
 
     if timeline and runs > 1:
-        raise UserError("--timeline is of one run", hint="Give one --gpu, --policy, --cache and --rate")
+        raise UserError("--timeline is of one run", hint="Give one --gpu, --policy, --cache, --rate and --max-concurrency")
     for target in (name for name in (timeline, plot) if name not in ("", "-")):
         destination(target)
     if plot and plot != "-" and Path(plot).suffix.lower() not in SUFFIXES:

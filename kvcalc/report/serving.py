@@ -162,7 +162,7 @@ def serve_table(records: Sequence[Record]) -> Table:
     room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
     plain: list[Record] = [{**r, "time_p90_error": None} for r in records]
     notes = ["", time_note(plain), *_server_errors(records), f"{limits}; {room}; seed {first['seed']}", *node_notes(records)]
-    notes += [*fallback_notes(records), *_front_ends(records), *_apart(records)]
+    notes += [*fallback_notes(records), *_front_ends(records), *_apart(records), *_saturated(records)]
     padded = [r for r in records if r["padding_waste"]]
     if len(padded) == 1:
         (r,) = padded
@@ -199,6 +199,15 @@ def _front_ends(records: Sequence[Record]) -> list[str]:
     hits = dict.fromkeys(r["prefix_hit_share"] for r in records if r.get("prefix_hit_share"))
     said = [f"client {records[0]['client']}: network, HTTP and tokenising add {seconds(path)} to a first token" for path in paths]
     return said + [f"a prefix cache holds {share:.0%} of the prompts' tokens" for share in hits]
+
+
+def _saturated(records: Sequence[Record]) -> list[str]:
+    """Of a sweep of rates, the one that no longer run could keep up with, a line each of servers that differ."""
+    found: dict[str, set[float]] = {}
+    for r in records:
+        if r["rate"] and r["capacity_requests_per_s"]:
+            found.setdefault(_rate(r["capacity_requests_per_s"]), set()).add(r["rate"])
+    return [f"saturated at about {most} requests a second" for most, rates in found.items() if len(rates) > 1]
 
 
 def _apart(records: Sequence[Record]) -> list[str]:

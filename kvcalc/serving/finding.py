@@ -1,5 +1,6 @@
 """The highest rate of requests at which a server keeps its promises, found by simulating it again and again."""
 
+import math
 from collections.abc import Callable
 
 import msgspec
@@ -21,11 +22,15 @@ def find_rate(
 ) -> tuple[Run, Load]:  # fmt: skip
     """The run at the highest rate (to 2 %) at which 99 of 100 requests meet the goals and the queue does not grow, and its load.
 
+    No rate beyond what the server can carry at all is found, however short the run.
+
     Where no rate is slow enough the run is that of single requests, and its rate 0. Ctrl-C ends the search with the highest rate
     that was seen to do, its run marked as not whole. Raises UserError without goals, or where the load has times of its own.
     """
     if not (settings.slo_ttft or settings.slo_tpot):
         raise UserError("the highest rate needs a goal", hint="Give --slo-ttft, --slo-tpot or both")
+    if load.rate != math.inf:
+        raise UserError("a rate is given, and the highest one is to be found", hint="Leave --rate out, or --find-rate")
     if load.requests or load.max_concurrency:
         raise UserError("a rate is found for requests drawn in an open loop, without --requests and --max-concurrency")
 
@@ -36,7 +41,7 @@ def find_rate(
     alone = at(LEAST_RATE)
     if not alone[0].served.whole:
         raise KeyboardInterrupt
-    if not _kept(alone[0]):
+    if not _kept(*alone):
         return alone[0], msgspec.structs.replace(alone[1], rate=0.0)
     best, low = alone, LEAST_RATE
     high = max(2 * LEAST_RATE, alone[0].record["capacity_requests_per_s"] or 1.0)
@@ -44,7 +49,7 @@ def find_rate(
         tried = at(high)
         if not tried[0].served.whole:
             return _stopped(best)
-        if not _kept(tried[0]):
+        if not _kept(*tried):
             break
         best, low, high = tried, high, 1.5 * high
     while high > CLOSE * low:
@@ -52,7 +57,7 @@ def find_rate(
         tried = at(middle)
         if not tried[0].served.whole:
             return _stopped(best)
-        if _kept(tried[0]):
+        if _kept(*tried):
             best, low = tried, middle
         else:
             high = middle
@@ -64,7 +69,9 @@ def _stopped(best: tuple[Run, Load]) -> tuple[Run, Load]:
     return run._replace(served=run.served._replace(whole=False)), load
 
 
-def _kept(run: Run) -> bool:
-    """Whether the goals are met by as many requests as have to, and none was refused."""
+def _kept(run: Run, load: Load) -> bool:
+    """Whether the goals are met by as many requests as have to, none was refused, and the rate can go on for ever."""
     record = run.record
+    if record["capacity_requests_per_s"] and load.rate > record["capacity_requests_per_s"]:
+        return False
     return bool((record["slo_attainment"] or 0.0) >= GOOD and not record["diverges"] and not record["rejected"])

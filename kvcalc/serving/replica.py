@@ -30,18 +30,21 @@ def memory(deployment: Deployment, asked: FitOptions) -> Memory:
     return Memory(found.kv_budget, tuple(found.content.rows))
 
 
-def capacity(steps: Passes, pool: Pool, limits: Limits, input_len: int, output_len: int, prefill_replicas: int = 0) -> float:
+def capacity(
+    steps: Passes, pool: Pool, limits: Limits, input_len: int, output_len: int, prefill_replicas: int = 0, found: int = 0
+) -> float:
     """Requests per second that continuous batching can carry, all of one size: 1/(prefill + (out − 1)·decode(n)/n), times dp.
 
     n sequences decode at once: as many as have a seat, and as memory holds at their mean length. Prompts are processed as
     many in a pass as its tokens allow, apart from decodes; passes that both share read the weights once for both, so that a
-    run may do better by some percent. With replicas for prompts alone it is what either kind carries, whichever is less.
+    run may do better by some percent. found: tokens of each prompt that a prefix cache holds. With replicas for prompts alone
+    it is what either kind carries, whichever is less.
     """
     held = pool.allocated[input_len : input_len + output_len].mean()
     count = int(min(limits.max_num_seqs, max(1, pool.budget // held)))
     chunk = limits.max_num_batched_tokens
-    together = max(1, min(count, chunk // input_len))
-    pieces = [((min(chunk, input_len - at), at),) for at in range(0, input_len, chunk)]
+    together = max(1, min(count, chunk // (input_len - found)))
+    pieces = [((min(chunk, input_len - at), at),) for at in range(found, input_len, chunk)]
     prefill = sum(steps.prefill(piece, together) for piece in pieces) / together
     decode = steps.line(count, input_len + output_len / 2).first
     decode /= steps.drafting.tokens_per_step if steps.drafting else 1

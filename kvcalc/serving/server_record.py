@@ -50,7 +50,8 @@ def served_record(asked: Asked, served: Served, steps: Passes, pool: Pool, limit
     record |= _handed(asked, served, record["gpus"])
     record |= summary(served, pool.budget, settings.goals, load.is_open)
     typical = max(1, round(float(requests.input_len.mean()))), max(1, round(float(requests.output_len.mean())))
-    most_served = capacity(steps, pool, limits, *typical, record["prefill_replicas"])
+    held = min(typical[0] - 1, round((record["prefix_hit_share"] or 0.0) * typical[0]))
+    most_served = capacity(steps, pool, limits, *typical, record["prefill_replicas"], held)
     record["capacity_requests_per_s"] = most_served if asked.policy == "continuous" else None
     if record["diverges"] is not None and requests.rate > OVERLOAD * most_served:
         record["diverges"] = True  # too short a run for a queue to form, with a rate that no run could keep up with

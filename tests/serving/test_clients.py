@@ -125,6 +125,39 @@ def test_the_command_line(kvcalc: Run) -> None:
     assert "needs a goal" in kvcalc(f"{line} --find-rate").err
 
 
+def test_no_rate_beyond_the_capacity_is_found_however_short_the_run(kvcalc: Run) -> None:
+    """50 requests never fill the queue; what the server cannot carry for long is not promised all the same."""
+    line = "serve llama-3.1-8b --num-prompts 50 --find-rate --slo-ttft 10s --format json"
+    for more in ("", "--disaggregate", "--prefix-hit-rate 0.5"):
+        (found,) = kvcalc(f"{line} {more}").records
+        assert 0.97 * found["capacity_requests_per_s"] < found["found_rate"] <= found["capacity_requests_per_s"]
+    result = kvcalc(f"{line} --rate 3")
+    assert (result.code, "the highest one is to be found" in result.err) == (2, True)
+
+
+def test_a_prefix_cache_raises_the_capacity(kvcalc: Run) -> None:
+    """800 of each 1000 tokens need no work: a rate between the capacities with and without them is carried on."""
+    line = "serve llama-3.1-8b --num-prompts 20 --input-len 1000 --output-len 2 --format json"
+    plain, cached = (kvcalc(f"{line} {more}").records[0]["capacity_requests_per_s"] for more in ("", "--prefix-hit-rate 0.8"))
+    assert 3 < cached / plain < 5
+    (found,) = kvcalc(f"{line.replace('20', '2000', 1)} --prefix-hit-rate 0.8 --rate {0.6 * cached}").records
+    assert found["diverges"] is False
+
+
+def test_lists_of_clients_make_rows(kvcalc: Run) -> None:
+    found = kvcalc("serve llama-3.1-8b --max-concurrency 2,8 --num-prompts 20 --output-len 20 --format json").records
+    assert [r["max_concurrency"] for r in found] == [2, 8]
+    assert found[0]["throughput_tokens_per_s"] < found[1]["throughput_tokens_per_s"]
+    assert "max-concurrency 'x' is not a whole number" in kvcalc("serve llama-3.1-8b --max-concurrency 2,x").err
+
+
+def test_a_sweep_says_where_the_server_saturates(kvcalc: Run) -> None:
+    line = "serve llama-3.1-8b --num-prompts 50 --request-rate 5,40"
+    found = kvcalc(f"{line} --format json").records
+    assert all(r[f"{name}_p{p}_s"] > 0 for r in found for name in ("ttft", "tpot") for p in (50, 90, 99))
+    assert f"saturated at about {found[0]['capacity_requests_per_s']:.3g} requests a second" in kvcalc(line).joined
+
+
 def test_an_interruption_keeps_what_is_done(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvcalc.serving import run as module
 
