@@ -10,13 +10,13 @@ from kvcalc.model.spec import Model
 from kvcalc.report.tables import seconds
 from kvcalc.timing.deployment import Deployment
 
-MEANINGS = "B sequences, S tokens of each, T = Σ new tokens, D hidden_size, V vocab_size"
+MEANINGS = "B sequences, S tokens of each, T = Σ new tokens; D hidden_size = {:,}, V vocab_size = {:,}"
 
 
 def explain_roofline(deployment: Deployment, batch: Batch, placed: list[Placed]) -> str:
     """The operations of a pass on one GPU, two or three lines each; figures are of one run, `count` runs in a pass."""
     model, element = deployment.model, deployment.formats.element_bytes
-    lines = [f"{model.name} on {deployment.gpu.name}: {_batch(batch)}", f"{MEANINGS} = {model.hidden_size:,}", ""]
+    lines = [f"{model.name} on {deployment.gpu.name}: {_batch(batch)}", MEANINGS.format(model.hidden_size, model.vocab_size), ""]
     for kind, layer in model.kinds.items():
         sizes = [pair for part in (*layer.parts, *layer.shared) for pair in part.letters().items()]
         letters = dict.fromkeys(f"{name} = {size:,}" for name, size in sizes if size)
