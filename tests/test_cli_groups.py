@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kvcalc.capacity import FitOptions
 from kvcalc.cli.app import COMMANDS
-from kvcalc.cli.fit import EngineOptions
+from kvcalc.cli.engine_options import EngineOptions
 from kvcalc.cli.groups import Deploying, FurtherRanks, Group, Ranks, grouped
 from kvcalc.cli.latency import RequestOptions
 from kvcalc.cli.serve import LoadOptions, ServerOptions

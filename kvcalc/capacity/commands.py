@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from kvcalc.capacity.command_settings import asked_by, settled
+from kvcalc.capacity.command_flags import asked_by
+from kvcalc.capacity.command_settings import settled
 from kvcalc.capacity.dialects import DIALECTS, Dialect, Flag
 from kvcalc.capacity.options import FitOptions
 from kvcalc.errors import UserError
