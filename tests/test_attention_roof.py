@@ -37,7 +37,7 @@ def test_the_bound_turns_at_the_knee(context: int) -> None:
 def test_the_table_answers_with_both_ends_and_the_knee(kvcalc: Run) -> None:
     first = " ".join(kvcalc("roofline --gpu h100 --context 32k").out.splitlines()[:2])
     assert first == (
-        "on h100-sxm every variant of decode attention is bound by memory: MHA does 1.0 FLOP/B, MLA absorbed 240.0, "
+        "On h100-sxm every variant of decode attention is bound by memory: MHA does 1.0 FLOP/B, MLA absorbed 240.0, "
         "the knee is at 295.2; prefill is past it"
     )
     records = kvcalc("roofline --gpu h100,h200 --context 4k,32k --batch-size 1,8 --format json").records

@@ -12,7 +12,7 @@ SAID = [
     ("report gpt2 --max-model-len 4k", "report has no --max-model-len. Did you mean --context?"),
     ("latency gpt2 --users 3", "latency has no --users. Did you mean --batch-size?"),
     ("size gpt2 --theme dark", "size has no --theme. Did you mean --style?"),
-    ("serve gpt2 --disaggregate", "serve has no --disaggregate. `kvcalc plan` has --disaggregate"),
+    ("size gpt2 --disaggregate", "size has no --disaggregate. `kvcalc serve` and `kvcalc plan` have --disaggregate"),
     ("latency gpt2 --n-cpu-moe 3", "latency has no --n-cpu-moe. `kvcalc fit` has --n-cpu-moe"),
     ("serve gpt2 --energy", "serve has no --energy. `kvcalc latency` and `kvcalc plan` have J/token with --wide"),
     ("size gpt2 --window 4k", "--set sliding_window=4096 gives a model a window"),
@@ -24,6 +24,7 @@ SAID = [
         "compare gpt2 gpt2-xl",
         "compare takes no further word: gpt2-xl. `kvcalc size A B` and `kvcalc latency A B` take several models",
     ),
+    ("fit", "fit takes MODEL…, as `kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k --engine vllm` does"),
     ("models gpt2 gpt2-xl", "models takes no further word: gpt2-xl. A list is a,b"),
 ]
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvcalc.cli.commands import COMMANDS, parameters_of
+from kvcalc.cli.help import EXAMPLES
 from kvcalc.errors import printable
 
 # Words that people bring from other tools, and what they may be called here: of these a command has one or more.
@@ -56,6 +57,8 @@ def said_of(error: Any, command: str) -> str:
     name = printable(getattr(error, "option_name", "") or "", 100)
     if type(error).__name__ == "NoSuchOption" and name.startswith("--"):
         return f"{command} has no {name}. {_instead(command, name[2:])}"
+    if type(error).__name__ == "MissingParameter" and (word := text.removeprefix("Missing argument '").rstrip("'.")) != text:
+        return f"{command} takes {word}, as `{EXAMPLES[command][0]}` does (see `kvcalc {command} --help`)"
     further = text.removeprefix("Got unexpected extra argument(s) (").removesuffix(")")
     if further != text:
         hint = "`kvcalc size A B` and `kvcalc latency A B` take several models" if command in ONE_MODEL else "A list is a,b"

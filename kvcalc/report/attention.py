@@ -54,7 +54,7 @@ def _sentence(records: Sequence[dict[str, Any]]) -> str:
     what = "every variant of decode attention is" if len(below) == len(decode) else f"{len(below)} of {len(decode)} variants are"
     ends = f"{low['attention']} does {low['intensity']:.1f} FLOP/B, {high['attention']} {high['intensity']:.1f}"
     compute = all(r["bound"] == "compute" for r in rows if r["phase"] == "prefill")
-    return f"on {gpu} {what} bound by memory: {ends}, the knee is at {low['knee']:.1f}" + (
+    return f"On {gpu} {what} bound by memory: {ends}, the knee is at {low['knee']:.1f}" + (
         "; prefill is past it" if compute else ""
     )
 

@@ -107,7 +107,7 @@ def _chosen(table: Table) -> tuple[list[Column], list[str], list[Column]]:
     """The columns that have a place in the table, remarks for those that have none, and those that are shown on request."""
     every = told(table)
     if table.wide:
-        return [c for c in every if not (c.apart and _alike(table.records, c.key))], [], []
+        return [c for c in every if not (c.apart and alike_by_gpu(table.records, c.key))], [], []
     columns, remarks = condensed(table.records, [c for c in every if not c.wide], table.title)
     return columns, remarks, [c for c in every if c.wide]
 
@@ -117,7 +117,7 @@ def told(table: Table) -> list[Column]:
     return [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
 
 
-def _alike(records: Sequence[Record], key: str) -> bool:
+def alike_by_gpu(records: Sequence[Record], key: str) -> bool:
     """Whether all records of one model on one GPU have the same under `key`."""
     found = {(r.get("model"), r.get("gpu"), r.get(key)) for r in records}
     return len(found) == len({pair[:2] for pair in found})
@@ -235,7 +235,7 @@ def condensed(records: Sequence[Record], columns: Sequence[Column], title: str =
         values = [r.get(column.key) for r in records]
         same = all(v == values[0] for v in values)
         other, name = _ECHOES.get(column.key, ("", ""))
-        if column.apart and _alike(records, column.key):
+        if column.apart and alike_by_gpu(records, column.key):
             continue
         if column.given and same:
             said = not column.right and column.show(values[0]) in title

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.report.export import Record
-from kvcalc.report.layout import Column, Table
+from kvcalc.report.layout import Column, Table, alike_by_gpu
 from kvcalc.report.redundancy import no_cache_table
 from kvcalc.report.tables import DEPLOYED, fallback_notes, integer, node_notes, ratio, seconds, time_note
 from kvcalc.units import format_bytes, format_si
@@ -132,7 +132,7 @@ def _fastest(records: Sequence[Record]) -> list[str]:
     best, worst = (choose(alike, key=lambda r: r["e2e_s"]) for choose in (min, max))
     if best["e2e_s"] == worst["e2e_s"]:
         return []
-    apart = [c for c in DEPLOYED if len({r[c.key] for r in alike}) > 1]
+    apart = [c for c in DEPLOYED if len({r[c.key] for r in alike}) > 1 and not (c.apart and alike_by_gpu(alike, c.key))]
 
     def name(r: Record) -> str:
         return ", ".join(f"{c.title} {c.show(r[c.key])}" if c.right else c.show(r[c.key]) for c in apart)
