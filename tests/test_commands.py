@@ -46,6 +46,14 @@ def test_what_a_vllm_line_says() -> None:
     assert read("vllm serve gpt2 --max-model-len 4K").options.max_model_len == 4096
 
 
+def test_keys_of_mappings_that_are_not_read() -> None:
+    """Another mapping's keys are left, a key without a value and keys too deep are refused."""
+    assert read("vllm serve gpt2 --compilation-config.mode 3").ignored == ("--compilation-config.mode 3",)
+    for line, why in (("image", "has no value"), (".".join("abcdefghi"), "more than 8 keys")):
+        with pytest.raises(UserError, match=why):
+            read(f"vllm serve gpt2 --limit-mm-per-prompt.{line}" + " 1" * (len(line) > 5))
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -53,6 +61,12 @@ def test_what_a_vllm_line_says() -> None:
         ("vllm serve Qwen/Qwen3-8B --quantization fp8", {"quantization": "fp8"}),
         ("vllm serve deepseek-ai/DeepSeek-V3 --quantization fp8 --dtype bfloat16 -tp 8 -ep", {"tp": 8, "ep": 8}),
         ("vllm serve gemma-3-4b --limit-mm-per-prompt image=0", {"limit_mm_per_prompt": "image=0"}),
+        ("vllm serve gemma-3-4b --limit-mm-per-prompt.image 0", {"limit_mm_per_prompt": '{"image": 0}'}),
+        ("vllm serve gemma-3-4b --limit-mm-per-prompt.image.count=0", {"limit_mm_per_prompt": '{"image": {"count": 0}}'}),
+        (
+            "vllm serve deepseek-ai/DeepSeek-V3 --speculative-config.method mtp --speculative_config.num_speculative_tokens 3",
+            {"mtp": True, "num_speculative_tokens": 3},
+        ),
         ("vllm serve gpt2 --enable-lora", {"max_loras": 1}),
         ("vllm serve gpt2 --max-loras 4", {}),
         ("vllm serve gpt2 -tp 2 --kv-offloading-size 16", {"tp": 2, "kv_offloading_bytes": 8 << 30}),

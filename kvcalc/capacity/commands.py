@@ -4,15 +4,14 @@
 flag of an engine tells (which release it is, what is asked of the answer) stands beside the line, as options of `fit`.
 """
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from kvcalc.capacity.command_flags import asked_by
 from kvcalc.capacity.command_settings import settled
-from kvcalc.capacity.dialects import DIALECTS, Dialect, Flag
+from kvcalc.capacity.command_words import parsed, split, started
+from kvcalc.capacity.dialects import DIALECTS, Dialect
 from kvcalc.capacity.options import FitOptions
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
@@ -23,8 +22,6 @@ from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import canonical
 from kvcalc.timing.deployment import Deployment
 
-MOST_WORDS, MOST_LETTERS = 1000, 100_000
-_ASSIGNED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _FORMS = "Write vllm serve MODEL …, python -m sglang.launch_server …, llama-server … or trtllm-serve MODEL …"
 
 
@@ -32,7 +29,7 @@ class Command(NamedTuple):
     """A command line, read.
 
     named: the model as the line has it. model: that it stands for. given: what the line says, by the names of `FitOptions`, of
-    `Precision` and of `Parallelism`. ignored: flags that change nothing here, as they were typed. remarks: what was taken for
+    `Precision` and of `Parallelism`. ignored: flags that are not counted here, as they were typed. remarks: what was taken for
     what.
     """
 
@@ -66,7 +63,7 @@ class Written(NamedTuple):
 
 def is_command(words: Sequence[str]) -> bool:
     """Whether words are an engine's command line, rather than a model's name."""
-    return _started(_split(words)) is not None
+    return started(split(words)) is not None
 
 
 def read_command(words: Sequence[str]) -> Command:
@@ -74,12 +71,12 @@ def read_command(words: Sequence[str]) -> Command:
 
     Raises UserError where no engine is started, no model named, or a flag that matters has no usable value.
     """
-    whole = _split(words)
-    started = _started(whole)
-    if started is None:
+    whole = split(words)
+    found_start = started(whole)
+    if found_start is None:
         raise UserError(f"{shlex.join(whole)[:100]!r} starts no engine that is known", hint=_FORMS)
-    dialect, rest, tag = started
-    told, ignored, free = _parsed(dialect, rest)
+    dialect, rest, tag = found_start
+    told, ignored, free = parsed(dialect, rest)
     named = told.pop("model", "") or next((w for w in free if w != "serve"), "")
     if not named:
         named = next((word.partition(" ")[2] for word in ignored if "/" in word.partition(" ")[2]), "")
@@ -96,96 +93,6 @@ def settled_command(dialect: Dialect, named: str, told: Mapping[str, Any]) -> Co
     model = found.load()
     given, model, remarks = settled(dialect, found, model, told)
     return Command(dialect.engine, named, model, given, (), (*filter(None, [found.remark]), *remarks))
-
-
-def _split(words: Sequence[str]) -> list[str]:
-    if sum(map(len, words)) > MOST_LETTERS or len(words) > MOST_WORDS:
-        raise UserError(f"a command line of more than {MOST_LETTERS:,} letters is not read")
-    if len(words) == 1 and " " in words[0].strip():
-        try:
-            return shlex.split(words[0].replace("\\\n", " "))
-        except ValueError:
-            raise UserError("the command line has a quotation mark without its partner") from None
-    return [w for w in words if w.strip() and w != "\\"]
-
-
-def _started(words: Sequence[str]) -> tuple[Dialect, list[str], str] | None:
-    """The engine that is started, the words behind that, and the version that an image's tag names."""
-    for at in range(min(len(words), 100)):
-        for dialect in DIALECTS.values():
-            for start in sorted(dialect.starts, key=len, reverse=True):
-                here = [_program(w) for w in words[at : at + len(start)]]
-                if here == [*start] and all(map(_passed, words[:at])) | (start[0] == "vllm/vllm-openai"):
-                    tag = re.fullmatch(r".*:v?(\d+\.\d+(?:\.\d+)?).*", words[at]) if "/" in start[0] else None
-                    return dialect, list(words[at + len(start) :]), tag[1] if tag else ""
-    return None
-
-
-def _passed(word: str) -> bool:
-    """Whether a word may stand before the engine's own: an assignment, or a program that starts others."""
-    starters = ("python", "uv", "run", "env", "sudo", "nohup", "exec", "time", "numactl", "$")
-    return bool(_ASSIGNED.fullmatch(word)) or PurePath(word).name.rstrip("0123456789.") in starters
-
-
-def _program(word: str) -> str:
-    """A word as starts have it: programs without their folder, images without their registry's tag."""
-    if word.startswith("vllm/vllm-openai"):
-        return "vllm/vllm-openai"
-    name = PurePath(word).name if "/" in word else word
-    return "python" if re.fullmatch(r"python[0-9.]*", name) else name.removesuffix(".exe")
-
-
-def _parsed(dialect: Dialect, words: list[str]) -> tuple[dict[str, Any], list[str], list[str]]:
-    """(values by name, the model's among them; flags that are not read, with their values; words that belong to no flag)."""
-    told: dict[str, Any] = {}
-    ignored, free = [], []
-    flags = {s: f for f in dialect.flags for s in f.spellings}
-    waiting = list(reversed(words))
-    while waiting:
-        word = waiting.pop()
-        if not re.match(r"--?[A-Za-z]", word):
-            free.append(word)
-            continue
-        name, joined, value = word.partition("=")
-        spelled = _spelled(dialect, name)
-        flag = flags.get(spelled)
-        if flag and flag.alone:
-            told[flag.name] = value.lower() not in ("false", "0") if joined else True
-            if not joined and waiting and waiting[-1].lower() in ("true", "false"):
-                told[flag.name] = waiting.pop().lower() == "true"
-        elif flag or spelled in (*dialect.model, *dialect.also):
-            if not joined:
-                value = _value(name, waiting)
-            told["model" if flag is None else flag.name] = value if flag is None else _read(flag, name, value)
-        elif joined or spelled in dialect.switches or not waiting or re.match(r"--?[A-Za-z]", waiting[-1]):
-            ignored.append(word)
-        else:
-            ignored.append(f"{word} {waiting.pop()}")
-    return told, ignored, free
-
-
-def _spelled(dialect: Dialect, name: str) -> str:
-    """A flag as the dialect lists it: vLLM takes - and _ alike."""
-    if not name.startswith("--"):
-        return name
-    return "--" + name[2:].replace("-", "_") if dialect.engine == "trtllm" else "--" + name[2:].replace("_", "-")
-
-
-def _value(name: str, waiting: list[str]) -> str:
-    if not waiting or re.match(r"--[A-Za-z]", waiting[-1]):
-        raise UserError(f"{name} has no value")
-    return waiting.pop()
-
-
-def _read(flag: Flag, name: str, value: str) -> Any:
-    if flag.name == "max_model_len" and value.lower() in ("-1", "auto"):
-        return 0
-    if flag.name in ("max_num_batched_tokens", "n_gpu_layers", "max_num_seqs") and value == "-1":
-        return -1
-    try:
-        return flag.read(value)
-    except UserError as error:
-        raise UserError(f"{name}: {error.what}", hint=error.hint) from None
 
 
 def command_of(deployment: Deployment, options: FitOptions, named: str = "") -> Written | None:

@@ -26,7 +26,7 @@ def told_by(words: Sequence[str], changes: list[str]) -> "tuple[tuple[list[str],
             for text in command.remarks:
                 note(text)
             if command.ignored:
-                note(f"{command.engine}: not read, as they change nothing here: {', '.join(command.ignored)}")
+                note(f"{command.engine}: not counted here: {', '.join(command.ignored)}")
             return ([command.named], [edited(command.model, changes)]), {"engine": command.engine} | command.given
     names = model_words(words)
     return (names, [chosen_model(name, changes) for name in names]), {}
