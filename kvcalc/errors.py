@@ -2,6 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+TYPE_CHECKING = False  # typing alone takes as long as the rest of the start
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def printable(text: object, limit: int = 200) -> str:
     """`text` on one line, without control characters or terminal escapes, and cut after `limit` characters."""
@@ -14,6 +18,11 @@ def visible(text: str) -> str:
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def shown_briefly(value: object, printer: "Any", cycle: bool) -> None:
+    """`_repr_pretty_` of what a notebook shows as its `str`, where all its fields would fill the page."""
+    printer.text(str(value))
 
 
 class UserError(Exception):

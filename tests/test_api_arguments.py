@@ -177,3 +177,32 @@ def test_every_public_name_says_what_it_is() -> None:
             assert methods and all(m.__doc__ for m in methods.values()), name
     for option in LatencyOptions.__struct_fields__:
         assert option in (D.latency.__doc__ or ""), option
+
+
+class Printer:
+    """What IPython hands to `_repr_pretty_`."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def text(self, text: str) -> None:
+        self.said += text
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (kvcalc.load_model("gpt2"), "gpt2: 124.4M parameters, 12 layers, MHA, 1,024 tokens at most"),
+        (kvcalc.load_gpu("h100"), "h100-sxm: 79.18 GiB at 3.35 TB/s, bf16 989 TFLOP/s, fp8 1.98 PFLOP/s"),
+        (kvcalc.load_gpu("apple-m3"), "apple-m3: 24.00 GiB at 100 GB/s"),
+        (
+            kvcalc.fit(D, kvcalc.FitOptions(kv_cache_memory_bytes=1024 * 36_864)),  # one sequence of 1,024 tokens
+            "gpt2 on 1× h100-sxm (none): 1 sequence of 1,024 tokens, 36.00 MiB for the cache of a GPU",
+        ),
+    ],
+    ids=["model", "gpu", "gpu without peaks", "fit"],
+)
+def test_what_has_many_fields_is_a_line_in_print_and_in_notebooks(value: Any, said: str) -> None:
+    printer = Printer()
+    value._repr_pretty_(printer, False)
+    assert str(value) == printer.said == said

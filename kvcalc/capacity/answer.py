@@ -14,16 +14,17 @@ from kvcalc.capacity.inverse import Needed, needed
 from kvcalc.capacity.memory_terms import ENDS, Budget, Terms
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.request import Request, request_of, started
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, shown_briefly
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.spec import Model
 from kvcalc.timing.deployment import Deployment
+from kvcalc.units import format_bytes
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """One answer.
+    """What fits of a deployment, as `fit` answers: `sequences` of `length` tokens, and how it came to that.
 
     asked: the deployment as it was given; deployment: as the engine runs it, in the formats that it stores. stage: the
     pipeline stage that decides. length: max_model_len as asked, or the model's own. terms, budget: of the middle of the range.
@@ -53,6 +54,13 @@ class Fit(msgspec.Struct, frozen=True):
     beside: dict[str, int]
     needed: Needed
     notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        held = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)} of {self.length:,} tokens"
+        where = f"{self.ranks.gpus}× {self.gpu.name} ({self.engine.name})"
+        return f"{self.model.name} on {where}: {held}, {format_bytes(self.kv_budget)} for the cache of a GPU"
+
+    _repr_pretty_ = shown_briefly
 
     @property
     def model(self) -> Model:

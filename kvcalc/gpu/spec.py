@@ -5,8 +5,9 @@ from typing import Annotated
 
 import msgspec
 
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, shown_briefly
 from kvcalc.model.spec import Source
+from kvcalc.units import format_bytes, format_si
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e21)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
@@ -58,6 +59,13 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     host_link_bytes_per_s: Rate | None = None
     power_w: Rate | None = None
     per: str = "card"
+
+    def __str__(self) -> str:
+        peaks = [f"{name} {format_si(self.flops_per_s[name], 'FLOP/s')}" for name in ("bf16", "fp8") if name in self.flops_per_s]
+        memory = f"{format_bytes(self.memory_bytes)} at {format_si(self.bandwidth_bytes_per_s, 'B/s')}"
+        return f"{self.name}: {', '.join([memory, *peaks])}"
+
+    _repr_pretty_ = shown_briefly
 
     def peak(self, dtype: str) -> tuple[float, str]:
         """(dense matrix FLOP/s, the dtype whose unit does it): the dtype's own, else the next wider one that there is.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from kvcalc.errors import nearest
+from kvcalc.errors import nearest, shown_briefly
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.ffn import Projections
 from kvcalc.layers.part import Count, Part, Size, Tokens
@@ -20,6 +20,7 @@ from kvcalc.layers.weights import Weight, matrix, table, vector
 from kvcalc.model.vision import Vision
 from kvcalc.storage.dtypes import cache_dtypes, canonical
 from kvcalc.storage.quantization import Quantization
+from kvcalc.units import format_count
 
 Layers = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 Norm = Literal["rms", "layer", "layer_no_bias", "none"]
@@ -207,6 +208,13 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     def unquantized(self) -> frozenset[str]:
         """The matrices, by full name, that a quantised checkpoint leaves in the model's dtype."""
         return frozenset(f"{kind}.{name}" for kind, layer in self.kinds.items() for name in layer.unquantized)
+
+    def __str__(self) -> str:
+        about = f"{'' if self.parameters_exact else '≈ '}{format_count(self.parameters)} parameters"
+        most = f", {self.max_context:,} tokens at most" if self.max_context else ""
+        return f"{self.name}: {about}, {self.layers} layers, {self.attention}{most}"
+
+    _repr_pretty_ = shown_briefly
 
     @cached_property
     def parameters(self) -> int:
