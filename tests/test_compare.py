@@ -6,6 +6,7 @@ from specs import compressed, grouped, latent, of_kinds, stack
 
 from kvcalc import Batch, Layer, Precision, UserError, cache_size, forward, load_gpu, load_model, total
 from kvcalc.layers.attention import Grouped, Latent, Sparse
+from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.ffn import Dense
 from kvcalc.layers.passes import TOP_K_FLOPS
 from kvcalc.layers.recurrent import Mamba2
@@ -89,6 +90,21 @@ def test_layers_that_share_latents_project_none() -> None:
     before, after = (total(forward(m, Batch.decode(100), mla_form="absorbed")) for m in (plain, shared))
     assert before.flops - after.flops == 2 * 2 * 64 * 40
     assert before.weight_bytes - after.weight_bytes == 2 * 2 * (64 * 40 + 32)
+
+
+class Unlimited(Grouped, frozen=True, tag="unlimited"):
+    """Keys and values of every token, whatever its window says."""
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        return CacheEntry("k", 2, 16), CacheEntry("v", 2, 16)
+
+
+@pytest.mark.parametrize("step", ["window:8", "evict:8"])
+def test_a_variant_that_a_limit_does_not_reach_is_refused(step: str) -> None:
+    part = Unlimited(num_attention_heads=8, num_key_value_heads=2, head_dim=16)
+    with pytest.raises(UserError, match=f"^{step}: inline does not cache plain keys and values. Begin with mha or gqa:8"):
+        variant(stack(part), step)
+    assert cache_size(variant(stack(part), f"mha/{step}").model, 100).stored == 8 * 8 * 2 * 16 * 2
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3.2", "minimax-m3", "deepseek-v4-flash"])

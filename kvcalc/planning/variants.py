@@ -151,9 +151,11 @@ def _limited(model: Model, name: str, value: str, which: set[str]) -> tuple[Mode
     tokens = parse_tokens(value, field)
 
     def change(part: Part) -> Part:
-        if not isinstance(part, Grouped) or any(e.role not in ("k", "v") or e.top for e in part.cache()):
-            raise UserError(f"{name}:{value}: {model.name} does not cache plain keys and values", hint="Begin with mha or gqa:8")
-        return msgspec.structs.replace(part, **_UNLIMITED | {field: tokens})
+        if isinstance(part, Grouped) and not any(e.role not in ("k", "v") or e.top for e in part.cache()):
+            limited = msgspec.structs.replace(part, **_UNLIMITED | {field: tokens})
+            if all(e.limit for e in limited.cache()):
+                return limited
+        raise UserError(f"{name}:{value}: {model.name} does not cache plain keys and values", hint="Begin with mha or gqa:8")
 
     kinds = {kind: _mapped(layer, change) if kind in which else layer for kind, layer in model.kinds.items()}
     return msgspec.structs.replace(model, kinds=kinds), "KV heads"
