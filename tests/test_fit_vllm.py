@@ -10,7 +10,7 @@ from specs import grouped, of_kinds
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines.vllm_memory import captured
-from kvcalc.capacity.engines.vllm_versions import RELEASES, release
+from kvcalc.capacity.engines.vllm_versions import RELEASES, defaults, release
 from kvcalc.capacity.engines.vllm_weights import allocated
 from kvcalc.capacity.memory_terms import ENDS
 from kvcalc.layers.ffn import Dense
@@ -247,3 +247,16 @@ def test_scales_of_bitsandbytes_are_plain_from_0_10_on() -> None:
         (v, w): asked("llama-3.1-8b", version=v, weights=w).budget.weights for v in ("0.9.2", "0.10") for w in ("nf4", "bnb-nf4")
     }
     assert loaded["0.10", "bnb-nf4"] == loaded["0.10", "nf4"] == loaded["0.9.2", "nf4"] > loaded["0.9.2", "bnb-nf4"]
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "flights"),
+    [
+        ("0.25.1", "gemma-3-27b", 1), ("0.26", "gpt-oss-20b", 2), ("0.28", "gemma-3-27b", 3), ("0.28", "gpt-oss-20b", 2),
+        ("0.29", "gpt-oss-20b", 3),
+    ],
+)  # fmt: skip
+def test_passes_in_flight_on_two_stages(version: str, model: str, flights: int) -> None:
+    """One for windows before 0.26; then the stages, and with the second runner (dense models to 0.28) one more."""
+    rules, _ = release(version)
+    assert defaults(load_gpu("h100"), Parallelism(pp=2), rules, 0, load_model(model)).flights == flights

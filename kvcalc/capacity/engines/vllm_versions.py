@@ -10,6 +10,7 @@ from kvcalc.capacity.engines.versions import nearest_older
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.precision import Precision, formats_of
 from kvcalc.model.spec import Model
 
 GIB = 1 << 30
@@ -85,7 +86,8 @@ def defaults(gpu: Gpu, ranks: Parallelism, rules: Release, tokens: int, model: M
     large = gpu.memory_bytes >= 70 * GIB and not (rules.small_a100 and gpu.name.startswith("a100"))
     most = 16384 if rules.large_batch and gpu.memory_bytes >= 160 * GIB else 8192
     tokens = tokens or (most if large else 2048)
-    flights = max(2, ranks.pp + (rules.runner_v2 == "all")) if rules.in_flight else 1
+    second = ranks.pp > 1 and takes_runner_v2(rules, model, formats_of(model, Precision()))
+    flights = max(2, ranks.pp + second) if rules.in_flight else 1
     sequences = min(tokens, rules.most_sequences if large else 256)
     return Defaults(tokens, sequences, rules.utilization, flights, page_tuples=rules.page_tuples)
 
