@@ -129,3 +129,8 @@ def test_engines_are_named_by_the_code(command: str, kvcalc: Run) -> None:
     text = " ".join(kvcalc(f"{command} --help").out.split())
     assert all(name in re.split(r"--engine [A-Z]+ ", text)[1].partition("[")[0] for name in ENGINES)
     assert "{engines}" not in text + "".join(w.help for w in completion.candidates([command], "--"))
+
+
+def test_help_as_a_word(kvcalc: Run) -> None:
+    assert kvcalc("help size").out == kvcalc("size --help").out != kvcalc("help").out == kvcalc("--help").out
+    assert "No such command 'nothing'" in kvcalc("help nothing").err

@@ -22,6 +22,8 @@ def main() -> None:
 
 
 def _guarded(words: list[str]) -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
     try:
         if done := _completed(words) or _helped(words):
             return done.status

@@ -53,7 +53,9 @@ def said_of(error: Any, command: str) -> str:
     """A refusal of `command`'s parser in one line, with what to type instead; `error` is typer's own."""
     text = printable(error.format_message(), 600)
     if command not in COMMANDS:
-        return f"{text} (see `kvcalc --help`)"
+        known = not command or command.startswith("-") or "Did you mean" in text
+        hint = "" if known else f" A model comes behind a command: `kvcalc size {printable(command, 100)}`"
+        return f"{text}{hint} (see `kvcalc --help`)"
     name = printable(getattr(error, "option_name", "") or "", 100)
     if type(error).__name__ == "NoSuchOption" and name.startswith("--"):
         return f"{command} has no {name}. {_instead(command, name[2:])}"
