@@ -305,3 +305,56 @@ def test_points_of_the_charts_are_the_figures_themselves() -> None:
     assert again.ys[-1] == 2 * (6_476_005_376 * 4096 + 4096 * 32_000) + 4 * 32 * 4096 * (4096 * 4097 // 2)
     weights, cache, *_ = chart_of("memory").series
     assert (weights.ys[0], cache.ys[0]) == (2 * load_model("llama-3.1-8b").parameters, 8192 * 131_072)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("dsa-vs-mla llama-7b llama-2-7b", "such as deepseek-v3.2 and deepseek-v3; llama-7b has MHA, llama-2-7b has MHA"),
+        ("dsa-vs-mla recurrentgemma-2b deepseek-v3", "recurrentgemma-2b has 18× RG-LRU, 8× MQA window 2048, deepseek-v3 has MLA"),
+        ("dsa-vs-mla deepseek-v3 kimi-k2", "one with DSA and one with MLA"),
+        ("cache-vs-parameters deepseek-v3.2", "two models or more, best the sizes of one family"),
+        ("no-cache gpt2 llama-7b", "one model at a time. Give gpt2 alone"),
+        ("cost-vs-context deepseek-v3 --gpu h100", "no GPU asked for holds deepseek-v3"),
+        ("measured gpt2 --input rows.csv", "the rows of --input, and no model such as 'gpt2'"),
+    ],
+)
+def test_a_figure_refuses_models_that_it_does_not_suit(kvcalc: Run, line: str, said: str) -> None:
+    code, out, err = kvcalc(f"plot {line}")
+    assert (code, out) == (2, "") and err.startswith("kvcalc: ") and said in err and err.count("\n") == 1
+
+
+def test_dsa_against_mla_takes_its_models_in_any_order(kvcalc: Run) -> None:
+    first, second = (kvcalc(f"plot dsa-vs-mla {line}").out for line in ("deepseek-v3.2 deepseek-v3", "deepseek-v3 deepseek-v3.2"))
+    assert first == second and "reads less from 2,634 tokens on" in " ".join(first.split())
+
+
+def test_memory_stands_beside_every_gpu_and_counts_those_of_one(kvcalc: Run) -> None:
+    """Llama-2-13B at 16 × 8,192: 26.03 GB of weights and 800 KiB a token, 107.4 GB: 133.4 GB are 2 of 85.0 GB."""
+    one = chart_of("memory").series
+    assert [s.label for s in one if s.kind == "limit"] == ["h100-sxm: 79.2 GiB"]
+    named = [(m.name, m, PLAIN) for m in map(load_model, ("llama-2-13b", "gpt2"))]
+    assert figures.memory(named, [load_gpu("h100")], 8192, 16).series[1].labels == ("124.2 GiB, 2 GPUs", "4.7 GiB, 1 GPU")
+    several = figures.memory(named, [load_gpu(name) for name in ("h100", "h200", "h200")], 8192, 16).series
+    assert several[1].labels == ("124.2 GiB", "4.7 GiB") and [s.label.split(":")[0] for s in several[2:]] == [
+        "h100-sxm", "h200, h200",
+    ]  # fmt: skip
+
+
+def test_size_writes_the_contexts_asked_for_at_its_curve() -> None:
+    asked = figures.cache_vs_context([("m", load_model("llama-3.1-8b"), PLAIN)], last=32_768, asked=[4096, 32_768])
+    (marks,) = (s for s in asked.series if s.kind == "points")
+    assert marks.labels == ("4k: 512 MiB", "32k: 4 GiB") and marks.ys == (512 << 20, 4 << 30)
+    assert asked.title == "KV cache of m against context"
+
+
+def test_several_models_under_a_roof_are_told_apart() -> None:
+    card = load_gpu("h100")
+    both = [Deployment(load_model(name), card).under("datasheet") for name in ("llama-3.1-8b", "qwen3-8b")]
+    chart = roofline_chart([one for d in both for one in decode_sweep(d, 4096, [1])], [card])
+    assert chart.title == "Roofline: llama-3.1-8b, qwen3-8b decode"
+    found = {s.label: s.colour for s in chart.series if s.kind == "points" and s.label}
+    assert found == {"llama-3.1-8b": 0, "qwen3-8b": 1}
+    texts = [text for s in chart.series if s.label in found for text in s.labels if text]
+    assert sorted(texts) == sorted(f"{name}: {what}" for name in found for what in ("all but attention", "attention"))
+    assert not [s for s in chart.series if s.kind == "trail"]  # no sweep

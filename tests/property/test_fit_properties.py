@@ -121,7 +121,9 @@ def test_a_common_prefix_never_costs(model: Model, budget: int, length: int, cou
 PRESETS = sorted(path.stem for path in (shipped_folder() / "models").glob("*.yaml"))
 
 
-def holds_its_content(name: str, engine: str, cache_dtype: str, ranks: Parallelism, lengths: list[int], **more: Any) -> bool:
+def assert_holds_its_content(
+    name: str, engine: str, cache_dtype: str, ranks: Parallelism, lengths: list[int], **more: Any
+) -> bool:
     """Whether an engine answers for a preset; if so it holds what it says that crosses links, at each length."""
     run = Deployment(load_model(name), H100, Precision(kv_cache_dtype=cache_dtype), ranks)
     given_ = {"kv_cache_memory_bytes": 2**45, "kv_offloading_bytes": 2**45, "weight_bytes": 0, "activation_bytes": 0}
@@ -143,7 +145,7 @@ def holds_its_content(name: str, engine: str, cache_dtype: str, ranks: Paralleli
 def test_every_engine_holds_the_content_of_every_preset(engine: str, every: bool) -> None:
     """What --explain, transfer_bytes and offload_step_bytes state is never more than the engine holds, and most have rules."""
     answered = [
-        holds_its_content(name, engine, cache_dtype, Parallelism(), [1, 100, 5000, 163_840])
+        assert_holds_its_content(name, engine, cache_dtype, Parallelism(), [1, 100, 5000, 163_840])
         for number, name in enumerate(PRESETS)
         for cache_dtype in (("auto", "fp16") if every else ("auto", "fp16")[number % 2 :][:1])
     ]
@@ -174,7 +176,7 @@ def test_every_engine_holds_the_content_of_every_preset(engine: str, every: bool
 def test_content_is_held_under_any_settings(
     name: str, engine: str, cache_dtype: str, ranks: Parallelism, sizes: list[int], more: dict[str, Any]
 ) -> None:
-    holds_its_content(name, engine, cache_dtype, ranks, sizes, **more)
+    assert_holds_its_content(name, engine, cache_dtype, ranks, sizes, **more)
 
 
 terms = st.lists(

@@ -179,7 +179,7 @@ def unmarked(cell: str, heading: str, key: str, record: dict[str, Any]) -> str:
     return cell.removeprefix(mark)
 
 
-def read_back(kvcalc: Run, line: str, first: str, contract: Contract, needed: str) -> str:
+def assert_read_back(kvcalc: Run, line: str, first: str, contract: Contract, needed: str) -> str:
     """A command's table, whole, in 100 characters and as Markdown, against its records; what it printed in 100 characters."""
     records = with_steps(kvcalc(f"{line} --format json").records)
     wide, narrow, marked = (kvcalc(f"{line} {more}").out for more in ("--wide", "", "--wide --format markdown"))
@@ -207,7 +207,7 @@ SIZES = [
 
 @pytest.mark.parametrize("line", SIZES)
 def test_size(kvcalc: Run, line: str) -> None:
-    narrow = read_back(kvcalc, line, "model", SIZE, "model,attention,KV cache,per token,parameters,weights")
+    narrow = assert_read_back(kvcalc, line, "model", SIZE, "model,attention,KV cache,per token,parameters,weights")
     records = kvcalc(f"{line} --format json").records
     least, most = (choose(records, key=lambda r: r["kv_cache_bytes"]) for choose in (min, max))
     title = " ".join(narrow.split())
@@ -227,7 +227,7 @@ def test_size(kvcalc: Run, line: str) -> None:
     ],
 )
 def test_compare(kvcalc: Run, line: str) -> None:
-    narrow = read_back(kvcalc, line, "variant", COMPARE, "variant,KV cache,stored less,read less,FLOP/B,step,users")
+    narrow = assert_read_back(kvcalc, line, "variant", COMPARE, "variant,KV cache,stored less,read less,FLOP/B,step,users")
     records = kvcalc(f"{line} --format json").records
     text = " ".join(narrow.split())
     for r in records:
@@ -385,13 +385,13 @@ def test_fit(kvcalc: Run, line: str) -> None:
 
 
 def test_models(kvcalc: Run) -> None:
-    narrow = read_back(kvcalc, "models", "model", MODELS, ",".join(MODELS))
+    narrow = assert_read_back(kvcalc, "models", "model", MODELS, ",".join(MODELS))
     assert narrow.count("\n") > 150
 
 
 def test_gpus(kvcalc: Run) -> None:
-    read_back(kvcalc, "gpus", "GPU", GPUS, ",".join(GPUS))
-    read_back(kvcalc, "roofline --gpu h100,mi300x", "GPU", ATTENTION, "attention,FLOP/B,bound,at least,bytes,FLOP")
+    assert_read_back(kvcalc, "gpus", "GPU", GPUS, ",".join(GPUS))
+    assert_read_back(kvcalc, "roofline --gpu h100,mi300x", "GPU", ATTENTION, "attention,FLOP/B,bound,at least,bytes,FLOP")
 
 
 def test_what_is_the_same_in_every_row_stands_below(kvcalc: Run) -> None:
