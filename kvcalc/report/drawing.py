@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from kvcalc.report.bars import draw_bars, fit_names, past_limits
 from kvcalc.report.chart import Chart, Series
+from kvcalc.report.heads import Head, fit_heads, write_heads
 from kvcalc.report.heat import draw_heat, is_heat
 from kvcalc.report.labels import Places, beside, leader_boxes, spread, taken_places, text_box
 from kvcalc.report.looks import DOTTED, NAME, colour, dashes, marker, wrapped
@@ -11,28 +12,18 @@ from kvcalc.report.scales import room, set_scales, thin_ticks
 
 
 class Panel(NamedTuple):
-    """One chart's axes, the labels at the ends of its lines, at its points and at its bars, to be put in place."""
+    """One chart's axes, its head, the labels at the ends of its lines, at its points and at its bars, to be put in place."""
 
     axes: Any
+    head: Head
     ends: list[Any]
     points: list[Any]
     sums: list[Any]
 
 
-def subtitle(chart: Chart, look: dict[str, Any], width: float) -> str:
-    """The assumptions below a title, in lines of a panel that many inches wide."""
-    return wrapped(chart.subtitle, int(width * 120 / look["font"]), 3)
-
-
-def panel(axes: Any, chart: Chart, look: dict[str, Any], size: tuple[float, float], most: int) -> Panel:
-    """Draw one chart on axes about so many inches wide and high; `most`: lines that any panel's subtitle has."""
-    width, height = size
-    title, lines = wrapped(chart.title, int(width * 95 / look["font"]), 2), subtitle(chart, look, width)
-    lines += "\n" * (most - lines.count("\n") - 1)
-    pad = look["font"] * (0.9 + 1.1 * (most if chart.subtitle or most > 1 else 0))
-    axes.set_title(title, loc="left", fontweight="bold", fontsize=look["font"] * 1.2, pad=pad)
-    above = {"xy": (0, 1), "xycoords": "axes fraction", "textcoords": "offset points", "xytext": (0, look["font"] * 0.5)}
-    axes.annotate(lines, **above, fontsize=look["font"] * 0.8, va="bottom").set_in_layout(False)
+def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float, height: float) -> Panel:
+    """Draw one chart on axes about so many inches wide and high."""
+    head = Head(axes, chart, look, width)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, which="major", color=look["ink"], alpha=0.15, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -41,10 +32,10 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], size: tuple[float, floa
         label.set_fontsize(look["font"])
     if is_heat(chart):
         draw_heat(axes, chart, look)
-        return Panel(axes, [], [], [])
+        return Panel(axes, head, [], [], [])
     if chart.categories:
-        return Panel(axes, [], [], draw_bars(axes, chart, look, room(width, look, 7), height))
-    set_scales(axes, chart, room(width, look, 4))
+        return Panel(axes, head, [], [], draw_bars(axes, chart, look, room(width, look, 7), height))
+    set_scales(axes, chart, int(1.5 * room(width, look, 4)))
     ends: list[Any] = []
     points: list[Any] = []
     for number, series in enumerate(chart.series):
@@ -52,7 +43,7 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], size: tuple[float, floa
         _draw(axes, series, at, look)
         points += _point_labels(axes, series, look)
         ends += _end_label(axes, series, at, look)
-    return Panel(axes, ends, points, [])
+    return Panel(axes, head, ends, points, [])
 
 
 def _draw(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
@@ -116,10 +107,13 @@ def _end_label(axes: Any, series: Series, at: int, look: dict[str, Any]) -> list
 
 def _outside(axes: Any, text: str, place: tuple[float, float], paint: str, dashed: Any, look: dict[str, Any]) -> Any:
     """A text right of the axes, joined to a place on them; a level's place is where it meets the right edge."""
+    from matplotlib.transforms import ScaledTranslation
+
     stub = {"arrowstyle": "-", "color": paint, "linewidth": look["font"] / 8, "linestyle": dashed}
+    right = axes.transAxes + ScaledTranslation(1.8 * look["font"] / 72, 0, axes.figure.dpi_scale_trans)
     return axes.annotate(
         wrapped(text, NAME, 3, even=True), place, xycoords=axes.get_yaxis_transform() if dashed is DOTTED else "data",
-        textcoords="axes fraction", xytext=(1.03, 0.5), fontsize=look["font"] * 0.85, va="center", ha="left",
+        textcoords=right, xytext=(1, 0.5), fontsize=look["font"] * 0.85, va="center", ha="left",
         annotation_clip=False, arrowprops=stub | {"relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0},
     )  # fmt: skip
 
@@ -145,10 +139,13 @@ def legend(figure: Any, look: dict[str, Any]) -> None:
 
 def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
     """Move every label to its place, once sizes are known; a point's label that finds none goes right of the axes."""
-    lost = 1
-    while lost:  # each turn moves a label out, so that there are as many turns as labels at most
+    heads = [one.head for one in panels]
+    write_heads(heads)
+    figure.draw_without_rendering()
+    if fit_heads(heads, figure.canvas.get_renderer()):
         figure.draw_without_rendering()
-        lost = sum(_beside_points(figure, one, look) for one in panels)
+    while sum(_beside_points(figure, one, look) for one in panels):  # each turn moves a label out, so that there is a last one
+        figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     for one in panels:
         thin_ticks(one.axes, renderer)
@@ -188,4 +185,4 @@ def _ranged(one: Panel, renderer: Any) -> None:
         text.set_fontsize(text.get_fontsize() * shrink)
     centres = spread(wanted, [h * shrink for h in heights], frame.y0, frame.y1)
     for text, centre in zip(labels, centres, strict=True):
-        text.set_position((1.03, (centre - frame.y0) / frame.height))
+        text.set_position((1, (centre - frame.y0) / frame.height))

@@ -79,7 +79,7 @@ def _curves(groups: dict[str, list[Record]], figure: str, swept: str, about: str
     for at, names in spots.items():
         which = f"{names[0]}: " if len(groups) > 1 and len(names) < len(groups) else ""
         series.append(Series(f"{which}saturated from {at:.3g} on", (at,), (1.0,), "upright"))
-    return Chart(FIGURES[figure] + " over the load", about, _axis(groups, swept), Axis("", tick=seconds), tuple(series))
+    return Chart(FIGURES[figure], about, _axis(groups, swept), Axis("", tick=seconds), tuple(series))
 
 
 def _axis(groups: dict[str, list[Record]], swept: str) -> Axis:

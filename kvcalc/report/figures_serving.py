@@ -41,10 +41,8 @@ def occupancy(run: Run) -> Chart:
     return joined(
         [
             Chart("Cache allocated and used", subtitle, x, share, cache),
-            Chart(
-                "Allocated, but no token in it", held, x, waste, (Series("of what is allocated", allocated[0], empty, colour=0),)
-            ),
-            Chart("Sequences in the batch", most, x, seats, (Series("sequences in the batch", *batch, colour=0),)),
+            Chart("Allocated, but no token in it", held, x, waste, (Series("", allocated[0], empty, colour=0),)),
+            Chart("Sequences in the batch", most, x, seats, (Series("", *batch, colour=0),)),
         ]
     )
 

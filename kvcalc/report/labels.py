@@ -105,7 +105,7 @@ def anchor(text: Any) -> tuple[float, float]:
 
 def leader_boxes(text: Any) -> Any:
     """Boxes along the line that joins a text right of the axes to its point."""
-    x, y = text.axes.transAxes.transform(text.get_position())
+    x, y = text.anncoords.transform(text.get_position())
     return boxes_along([anchor(text), (float(x), float(y))], 1)
 
 

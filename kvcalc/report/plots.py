@@ -26,6 +26,10 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
+WIDE, SMALL = 13.33, 0.8  # inches of several charts beside each other, and the size of their texts where they stand in rows
+LEAST = 0.3  # inches of a chart's width for each point of its font
+
+
 def save(chart: Chart, target: str, style: str = "light") -> None:
     """Write `chart` to a .png, .svg or .pdf file, whole or not at all, or sketch it in the terminal (`-`).
 
@@ -147,25 +151,33 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     from kvcalc.report.bars import height_for
-    from kvcalc.report.drawing import legend, panel, settled, subtitle
+    from kvcalc.report.drawing import legend, panel, settled
     from kvcalc.report.multiples import split
 
     charts = [part for one in drawable(chart).chain() for part in split(one)]
-    columns = len(charts) if len(charts) < 3 else 2 if len(charts) == 4 else 3
-    rows = -(-len(charts) // columns)
+    columns, rows = _grid(len(charts), look)
     width, height = look["size"]
-    width, height = min(width * columns, 13.33), max(height, 3.75 * rows if rows > 1 else 0)
-    look = look | {"font": look["font"] * (0.8 if rows > 1 else 1.0)}
+    width, height = min(width * columns, WIDE), max(height, 3.75 * rows if rows > 1 else 0)
+    look = look | {"font": look["font"] * (SMALL if rows > 1 else 1.0)}
     height = rows * max(height_for(one, look, height / rows) for one in charts)
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide
     drawn = Figure(figsize=(width, height), dpi=look["dpi"], layout=engine)
     FigureCanvasAgg(drawn)
     places = drawn.subplots(rows, columns, squeeze=False).ravel().tolist()
-    size = width / columns, height / rows
-    most = max(subtitle(one, look, size[0]).count("\n") + 1 for one in charts)
-    panels = [panel(at, one, look, size, most) for at, one in zip(places, charts, strict=False)]
+    panels = [panel(at, one, look, width / columns, height / rows) for at, one in zip(places, charts, strict=False)]
     for spare in places[len(charts) :]:
         spare.remove()
     legend(drawn, look)
     settled(drawn, panels, look)
     return drawn
+
+
+def _grid(count: int, look: dict[str, Any]) -> tuple[int, int]:
+    """Columns and rows of so many charts: at most three beside each other, and no more than their texts have room for."""
+    if count < 3:
+        return count, 1
+    for columns in (2,) if count == 4 else (3, 2):
+        rows = -(-count // columns)
+        if WIDE / columns >= LEAST * look["font"] * (SMALL if rows > 1 else 1.0):
+            break
+    return columns, rows

@@ -220,7 +220,7 @@ def test_occupancy_is_the_seats_and_the_share_of_memory_over_time() -> None:
     (log,) = run.logs
     about = {"model": "m", "gpus": 1, "gpu": "g", "policy": "p", "cache": "c", "completed": 2, "basis": "b"}
     charts = occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=4))).chain()
-    found = {label: series for chart in charts for label, series in named(chart).items()}
+    found = named(charts[0]) | {"empty": charts[1].series[0], "sequences": charts[2].series[0]}
     seconds = [(log.rows[0].start_s, 1.0, 2), (1.0, 1.0, 2), (2.0, 1.0, 1)]
     assert [(r.start_s, r.duration_s, r.sequences) for r in log.rows] == seconds
 
@@ -229,10 +229,10 @@ def test_occupancy_is_the_seats_and_the_share_of_memory_over_time() -> None:
         return sum(inside) / len(inside)
 
     for start, sequences, allocated, used in ((0, 2, 8, 6), (1, 2, 8, 8), (2, 1, 8, 5)):
-        assert mean_over("sequences in the batch", start, start + 1) == pytest.approx(sequences)
+        assert mean_over("sequences", start, start + 1) == pytest.approx(sequences)
         assert mean_over("cache allocated", start, start + 1) == pytest.approx(allocated / 40)
         assert mean_over("cache used", start, start + 1) == pytest.approx(used / 40)
-        assert mean_over("of what is allocated", start, start + 1) == pytest.approx(100 * (1 - used / allocated))
+        assert mean_over("empty", start, start + 1) == pytest.approx(100 * (1 - used / allocated))
     (band,) = (s for s in charts[0].series if s.kind == "band")
     assert (band.ys, band.lows) == (found["cache allocated"].ys, found["cache used"].ys)
     with pytest.raises(UserError, match="no request was served"):
@@ -243,7 +243,7 @@ def test_idle_time_of_a_server_is_drawn_empty() -> None:
     pool = byte_pool(10)
     run = served(asked((0, 1, 1), (9, 1, 1)), pool=pool)
     about = {"model": "m", "gpus": 1, "gpu": "g", "policy": "p", "cache": "c", "completed": 2, "basis": "b"}
-    series = named(occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=1))).chain()[2])["sequences in the batch"]
+    series = occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=1))).chain()[2].series[0]
     width = 10 / len(series.xs)
     assert sum(series.ys) * width == pytest.approx(2)  # one of one seat for two seconds of ten
     assert all(y == pytest.approx(0) for x, y in points(series) if 1 + width < x < 9 - width)

@@ -127,7 +127,7 @@ def check_apart(chart: Chart, style: str) -> None:
 def joining_boxes(text: Any, renderer: Any) -> Any:
     """Boxes along the line from a text to its point, from where it leaves the text."""
     box, (x, y) = text_box(text, renderer), anchor(text)
-    right = text.anncoords == "axes fraction"
+    right = text.anncoords != "offset points"
     start = (box.x0, (box.y0 + box.y1) / 2) if right else ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
     return boxes_along([start, (x, y)], 1)
 

@@ -87,7 +87,7 @@ def test_pictures(kvcalc: Run, tmp_path: Path, rates: str, suffix: str) -> None:
         words = (
             ("Time to the first token", "p50", "p99", "saturate")
             if "," in rates
-            else ("sequences in the batch", "cache allocated")
+            else ("Sequences in the batch", "cache allocated")
         )
         assert all(word in data.decode() for word in words)
 

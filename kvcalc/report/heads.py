@@ -1,0 +1,65 @@
+"""Titles of charts and the assumptions below them, as wide as there is room beside each other."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvcalc.report.chart import Chart
+from kvcalc.report.labels import text_box
+from kvcalc.report.looks import wrapped
+
+TITLE, LINES = 2, 4  # lines at most of a title, and of what stands below it
+
+
+class Head:
+    """A chart's title and subtitle above its axes; widths: characters of a line of each."""
+
+    def __init__(self, axes: Any, chart: Chart, look: dict[str, Any], width: float) -> None:
+        self.axes, self.chart, self.look = axes, chart, look
+        self.widths = int(width * 90 / look["font"]), int(width * 115 / look["font"])
+        above = {"xy": (0, 1), "xycoords": "axes fraction", "textcoords": "offset points", "xytext": (0, look["font"] * 0.5)}
+        self.subtitle = axes.annotate("", **above, fontsize=look["font"] * 0.8, va="bottom")
+        self.subtitle.set_in_layout(False)
+
+    @property
+    def lines(self) -> list[str]:
+        return wrapped(self.chart.subtitle, self.widths[1], LINES).split("\n")
+
+    def write(self, most: int) -> None:
+        """Title and subtitle, above room for so many lines of subtitles."""
+        lines, font = self.lines, self.look["font"]
+        self.subtitle.set_text("\n".join(lines + [""] * (most - len(lines))))
+        pad = font * (0.9 + 1.1 * (most if self.chart.subtitle or most > 1 else 0))
+        title = wrapped(self.chart.title, self.widths[0], TITLE)
+        self.title = self.axes.set_title(title, loc="left", fontweight="bold", fontsize=font * 1.2, pad=pad)
+
+    def narrowed(self, room: float, renderer: Any) -> bool:
+        """Fewer characters a line where one of the texts is wider than so many pixels; whether it was."""
+        found = []
+        for text, width in zip((self.title, self.subtitle), self.widths, strict=True):
+            longest = max(map(len, text.get_text().split("\n")))
+            wide = text_box(text, renderer).width
+            found.append(width if wide <= room else max(12, int(longest * room / wide) - 1))
+        narrower = tuple(found) != self.widths
+        self.widths = found[0], found[1]
+        return narrower
+
+
+def write_heads(heads: Sequence[Head]) -> None:
+    """All of them, with room for as many lines of subtitles above each."""
+    most = max(len(head.lines) for head in heads)
+    for head in heads:
+        head.write(most)
+
+
+def fit_heads(heads: Sequence[Head], renderer: Any) -> bool:
+    """Narrow those that reach into the next chart or off the page; whether there were any."""
+    boxes = [head.axes.get_window_extent(renderer) for head in heads]
+    page = heads[0].axes.figure.bbox.x1
+    narrowed = False
+    for head, box in zip(heads, boxes, strict=True):
+        after = [other.x0 for other in boxes if other.x0 > box.x1 and other.y0 < box.y1 and other.y1 > box.y0]
+        room = min([page, *after]) - box.x0 - head.look["font"] / 2
+        narrowed |= head.narrowed(room, renderer)
+    if narrowed:
+        write_heads(heads)
+    return narrowed
