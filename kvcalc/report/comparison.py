@@ -76,7 +76,7 @@ def heads_chart(deployment: Deployment, context: int, batch_size: int) -> Chart 
     for what, counts, scores in found.published:
         series.append(Series(what, tuple(map(float, counts)), tuple(scores), "points"))
     subtitle = f"{deployment.model.name} on {deployment.gpu.name}, {batch_size:,} × {context:,} tokens; times: {deployment.basis}"
-    share = Axis("of what it is with MHA", log=False, tick=lambda v: f"{v:.0%}")
+    share = Axis("share of MHA's", log=False, tick=lambda v: f"{v:.0%}")
     return Chart("Fewer KV heads", subtitle, Axis("KV heads", tick=tokens_tick), share, tuple(series))
 
 
