@@ -128,7 +128,8 @@ def _sentence(model: str, records: Sequence[dict[str, Any]]) -> str:
     alike = [r for r in records if all(r[key] == first[key] for key in ("context", "batch_size"))]
     best = min(alike, key=lambda r: r["kv_cache_bytes"])
     keep = "keep" if first["weight_bytes"] is None else "keeps"  # layers whose dimensions alone are known
-    kept = f"{format_bytes(best['kv_cache_bytes'])} for {first['batch_size']:,} × {first['context']:,} tokens"
+    users = f"{first['batch_size']:,} × " if first["batch_size"] > 1 else ""
+    kept = f"{format_bytes(best['kv_cache_bytes'])} for {users}{first['context']:,} tokens"
     read = max(alike, key=lambda r: r["read_reduction"] or 0)
     if best is first:
         also = f", {read['variant']} reads {ratio(read['read_reduction'])} less" if read is not first else ""
