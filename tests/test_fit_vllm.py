@@ -233,3 +233,15 @@ def test_passes_in_flight_on_two_stages(version: str, model: str, flights: int) 
     """One for windows before 0.26; then the stages, and with the second runner (dense models to 0.28) one more."""
     rules, _ = release(version)
     assert defaults(load_gpu("h100"), Parallelism(pp=2), rules, 0, load_model(model)).flights == flights
+
+
+def test_graphs_that_are_not_predicted_are_said() -> None:
+    """With experts over data-parallel ranks, by the first runner of 0.20 to 0.28; not eagerly, nor where the cache is given."""
+
+    def said(model: str, version: str, dp: int, **options: Any) -> bool:
+        return any("tens of GiB" in note for note in asked(model, "b200", version, Parallelism(dp=dp, ep=dp), **options).notes)
+
+    assert said("gpt-oss-20b", "0.24", 2)
+    assert not any(said("gpt-oss-20b", version, dp) for version, dp in (("0.24", 1), ("0.19", 2), ("0.29", 2)))
+    assert not any(said("gpt-oss-20b", "0.24", 2, **o) for o in ({"enforce_eager": True}, {"kv_cache_memory_bytes": 10 * GIB}))
+    assert not said("llama-3.1-8b", "0.20", 2)

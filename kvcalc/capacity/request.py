@@ -111,7 +111,10 @@ def started(deployment: Deployment, asked: FitOptions) -> tuple[Deployment, Any,
     if learned and learned.gpu == gpu.name:
         gpu = msgspec.structs.replace(gpu, memory_bytes=learned.memory_bytes)
     run = msgspec.structs.replace(deployment, gpu=gpu, precision=precision, model=stored_as(model, precision))
-    return run, release, (*notes, *filter(None, [remark]))
+    warning = (
+        "" if asked.enforce_eager or asked.given or engine.warns is None else engine.warns(release, run.model, run.formats, ranks)
+    )
+    return run, release, (*notes, *filter(None, [remark, warning]))
 
 
 def request_of(run: Deployment, asked: FitOptions, cache_dtype: str, release: Any) -> Request:

@@ -77,6 +77,7 @@ RowRule = Callable[[CacheEntry, Sequence[CacheEntry], Formats, EngineSettings], 
 PrecisionRule = Callable[[Model, Precision], tuple[Precision, tuple[str, ...]]]
 DefaultsRule = Callable[[Gpu, Parallelism, Any, int, Model], Defaults]
 ReleaseRule = Callable[[str], tuple[Any, str]]
+WarningRule = Callable[[Any, Model, Formats, Parallelism], str]
 MemoryRule = Callable[[Start, str], Terms]
 
 
@@ -106,7 +107,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     takes: settings that this engine alone has. counts: those of max_loras and limit_mm_per_prompt whose bytes it knows.
     precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
     entries. release: a version as typed → its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that
-    release, the tokens of a pass (0: not given) and the model → what it chooses. memory: a start and an end of the range →
+    release, the tokens of a pass (0: not given) and the model → what it chooses. warns: of what its CUDA graphs may take that
+    is not predicted, ''. memory: a start and an end of the range →
     the terms beside the cache; ranged: that the ends differ.
     of: its share is of the total memory, of what is free before the weights, or of what is remaining beside them.
     outside: activations and overhead lie outside the share.
@@ -120,6 +122,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     plan: Planner
     defaults: DefaultsRule
     release: ReleaseRule = unversioned
+    warns: WarningRule | None = None
     memory: MemoryRule = stated
     ranged: bool = False
     dtypes: tuple[str, ...] | None = None

@@ -15,7 +15,7 @@ from kvcalc.capacity.engines.stored import Held, Pages, pages
 from kvcalc.capacity.engines.vllm_compressed import BLOCK as COMPRESSED_BLOCK
 from kvcalc.capacity.engines.vllm_compressed import compressed_specs, compresses, compresses_tokens, packed_groups, tuple_bytes
 from kvcalc.capacity.engines.vllm_groups import Group, Spec, SpecKind, groups_of, promoted
-from kvcalc.capacity.engines.vllm_memory import terms
+from kvcalc.capacity.engines.vllm_memory import terms, warning
 from kvcalc.capacity.engines.vllm_pooled import pool_of, pooled_groups
 from kvcalc.capacity.engines.vllm_versions import defaults, release
 from kvcalc.errors import UserError
@@ -208,6 +208,7 @@ VLLM = Engine(
     plan=_plan,
     defaults=defaults,
     release=release,
+    warns=warning,
     memory=terms,
     ranged=True,
     counts=("max_loras", "limit_mm_per_prompt"),

@@ -13,6 +13,9 @@ from kvcalc.capacity.engines.vllm_profile import peak
 from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
 from kvcalc.capacity.engines.vllm_weights import extra_weights
 from kvcalc.capacity.memory_terms import GIB, MIB, Start, Terms, stage_weights
+from kvcalc.layers.formats import Formats
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.spec import Model
 from kvcalc.units import by_number, floor_div
 
 PENALTIES = 4.125  # bytes per request and entry of the vocabulary: counts in int32, a bit mask (gpu/sample/penalties.py, 0.28)
@@ -115,6 +118,15 @@ def graphs(start: Start, constants: Constants = MIDDLE) -> Any:
         return count * MIB + shared
     each = int(MIB * max(1, constants.per_layer * start.model.layers / start.ranks.pp))
     return count * each + shared + (LOGITS_BYTES if has_indexer(start) else 0)
+
+
+def warning(rules: Release, model: Model, formats: Formats, ranks: Parallelism) -> str:
+    """Of an estimate that took every graph for as large as the second, with experts over data-parallel ranks (issue 45178)."""
+    experts = any(w.expert for _, w, _ in model.walk())
+    if not (experts and ranks.dp > 1 and rules.graphs_v1) or takes_runner_v2(rules, model, formats):
+        return ""
+    said = "may set tens of GiB aside for CUDA graphs with experts over dp ranks, not counted here"
+    return f"vLLM {'.'.join(map(str, rules.since[:2]))} {said}; VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 stops it"
 
 
 @lru_cache(1 << 14)
