@@ -4,13 +4,14 @@ Every figure is that of one GPU: of the pipeline stage that holds the fewest seq
 answered, counts the whole replica's, as `--batch-size` does: dp divides it.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from kvcalc.capacity.engines import Engine, EngineSettings, Plan
 from kvcalc.capacity.engines.content import Content, content_of
-from kvcalc.capacity.inverse import Needed, needed
+from kvcalc.capacity.inverse import Needed, held, needed
 from kvcalc.capacity.memory_terms import ENDS, Budget, Terms
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.request import Request, request_of, started
@@ -30,7 +31,8 @@ class Fit(msgspec.Struct, frozen=True):
     pipeline stage that decides. length: max_model_len as asked, or the model's own. terms, budget: of the middle of the range.
     left: by end of the range, bytes that the terms leave for the cache, negative where there are too few. kv_budget: bytes that
     the plan works with, at the end that answers. content: what that stage's cache holds of what the engine stores, without
-    blocks, padding or reserve. sequences: of `length`, in the replica. longest: tokens of each of the sequences asked for; None
+    blocks, padding or reserve. capacity: sequences of `length` that the cache of the replica holds, set up as asked; held: by
+    end of the range, those of them that hold once an engine is set up for as many. longest: tokens of each asked for; None
     where the cache stops growing before the budget ends. beside: bytes of weights that are not the model's own, by name.
     needed: see `Needed`.
     """
@@ -49,7 +51,8 @@ class Fit(msgspec.Struct, frozen=True):
     content: Content
     kv_budget: int
     length: int
-    sequences: int
+    capacity: int
+    held: dict[str, int]
     longest: int | None
     beside: dict[str, int]
     needed: Needed
@@ -81,6 +84,11 @@ class Fit(msgspec.Struct, frozen=True):
     @property
     def engine(self) -> Engine:
         return self.options.rules
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of `length` that fit in the replica, at the end that answers."""
+        return self.sequences_at(self.end)
 
     @property
     def shortage(self) -> int:
@@ -123,7 +131,7 @@ class Fit(msgspec.Struct, frozen=True):
 
     def sequences_at(self, end: str) -> int:
         """Sequences of `length` tokens in the replica at one end of the range."""
-        return self.plan.most_sequences(self.budget_at(end), self.length, self.options.shared_prefix) * self.ranks.dp
+        return self.held.get(end, self.held[self.end])
 
 
 class _Stage(NamedTuple):
@@ -163,7 +171,8 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
         content=content_of(request.held, ranks, decides.number),
         kv_budget=decides.kv_budget,
         length=request.length,
-        sequences=decides.sequences * ranks.dp,
+        capacity=decides.sequences * ranks.dp,
+        held={end: _held(request, [(s.plan, s.left[end]) for s in found], end) * ranks.dp for end in decides.left},
         longest=min((s.longest for s in found if s.longest is not None), default=None),
         beside=request.beside,
         needed=needed(request, [s.plan for s in found]),
@@ -174,13 +183,20 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
 def most_sequences(deployment: Deployment, options: FitOptions) -> int:
     """`Fit.sequences` alone, 0 where the terms exceed the share: for trying a change. Raises UserError as `fit`."""
     request, _ = _requested(deployment, options)
-    found = []
+    stages = []
     for number in range(deployment.parallelism.pp):
         left = request.left(request.terms(request.start(number), request.end))
-        plan = options.rules.plan(request.held, deployment.parallelism, request.settings, number)
-        room = plan.most_sequences(request.cache(plan, left), request.length, options.shared_prefix)
-        found.append(room if left >= 0 or options.given else 0)
-    return min(found) * deployment.parallelism.dp
+        if left < 0 and not options.given:
+            return 0
+        stages.append((options.rules.plan(request.held, deployment.parallelism, request.settings, number), left))
+    return _held(request, stages, request.end) * deployment.parallelism.dp
+
+
+def _held(request: Request, stages: Sequence[tuple[Plan, int]], end: str) -> int:
+    """Sequences on a rank that hold, of stages with so many bytes left at an end of the range."""
+    length, shared = request.length, request.options.shared_prefix
+    most = min(plan.most_sequences(request.cache(plan, left), length, shared) for plan, left in stages)
+    return held(request, [plan for plan, _ in stages], end, most)
 
 
 def _requested(deployment: Deployment, asked: FitOptions) -> tuple[Request, tuple[str, ...]]:

@@ -16,7 +16,7 @@ class Needed(NamedTuple):
 
     cache: bytes on the GPU that needs most. utilization: the least share, in ten thousandths; None where it is above 1.
     sequences: the greatest max_num_seqs of which all fit; length: the greatest max_model_len, max_num_seqs being what is asked
-    for. Both with the terms that an engine has under that setting; None where there is no such bound.
+    for, the engine's own where none is. Both with the terms that an engine has under that setting; None without such a bound.
     """
 
     cache: int
@@ -43,26 +43,43 @@ def _utilization(request: Request, caches: Sequence[int]) -> float | None:
     return None if least > STEPS else least / STEPS
 
 
-def _left(request: Request, stage: int, plan: Plan, sequences: int) -> int:
-    """Bytes for the cache of a stage that is set up for, and asked for, so many sequences on a rank."""
-    terms = request.terms(request.start(stage, sequences), request.end)
+def held(request: Request, plans: Sequence[Plan], end: str, most: int) -> int:
+    """Of so many sequences on a rank, which a cache holds at an end of the range, those that hold once asked for.
+
+    An engine that is set up for more of them takes more beside its cache.
+    """
+    if _holds(request, plans, end, most):
+        return most
+    fewer = largest(lambda count: _holds(request, plans, end, count), most)
+    return max(fewer, min(most, request.wanted))
+
+
+def _holds(request: Request, plans: Sequence[Plan], end: str, count: int) -> bool:
+    """Whether every stage holds so many sequences on a rank, set up for as many."""
+    length, shared = request.length, request.options.shared_prefix
+    return all(
+        plan.needed(count, length, shared) <= plan.pool(_left(request, stage, plan, count, end))
+        for stage, plan in enumerate(plans)
+    )
+
+
+def _left(request: Request, stage: int, plan: Plan, sequences: int, end: str) -> int:
+    """Bytes for the cache of a stage that is set up for, and asked for, so many sequences on a rank; 0: as it is asked."""
+    terms = request.terms(request.start(stage, sequences), end)
     return request.cache(plan, request.left(terms))
 
 
 def _sequences(request: Request, plans: Sequence[Plan]) -> int:
-    length, shared = request.length, request.options.shared_prefix
-
     def holds(count: int) -> bool:
-        return all(
-            plan.needed(count, length, shared) <= plan.pool(_left(request, stage, plan, count))
-            for stage, plan in enumerate(plans)
-        )
+        return _holds(request, plans, request.end, count)
 
     most = largest(holds) if holds(SORTED_APART) else largest(holds, SORTED_APART - 1)
     return most * request.run.parallelism.dp
 
 
 def _length(request: Request, plans: Sequence[Plan]) -> int | None:
-    count, shared = request.wanted, request.options.shared_prefix
-    found = (plan.longest(_left(request, s, plan, count), count, shared) for s, plan in enumerate(plans))
+    count, asked = request.wanted, request.options
+    set_up = count if asked.max_num_seqs or asked.users or asked.require else 0  # 0: the engine's own number
+    lefts = (_left(request, stage, plan, set_up, request.end) for stage, plan in enumerate(plans))
+    found = (plan.longest(left, count, asked.shared_prefix) for plan, left in zip(plans, lefts, strict=True))
     return min((length for length in found if length is not None), default=None)

@@ -73,6 +73,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "kv_tokens": plan.tokens(cache, found.length),
         "max_concurrency": plan.concurrency(cache, found.length),
         "max_num_seqs": found.sequences,
+        "capacity_sequences": found.capacity,
         "max_model_len": found.longest,
         "requested_model_len": found.length,
         "requested_num_seqs": asked.wanted,

@@ -68,7 +68,7 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
     lines.append(f"   max_concurrency = {record['max_concurrency']:.4f}; kv_tokens = {record['kv_tokens']:,}")
     lines += ["", "5. One sequence"]
     lines += [f"   {line}" for line in cost_lines(record)]
-    stored, sequences = found.content.needed(1, length), found.sequences // found.ranks.dp
+    stored, sequences = found.content.needed(1, length), found.capacity // found.ranks.dp
     there = plan.parts(1, length).get("host_cache_bytes", 0)
     beside = f", and {_b(there)} in the host's memory" if there else ""
     lines.append(f"   content at {length:,} tokens: {_b(stored)}; the engine holds {_b(plan.needed(1, length))} for it{beside}")
@@ -78,6 +78,10 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
     for count, word in ends:
         need = plan.needed(count, length, found.options.shared_prefix)
         lines.append(f"   {sequences_of(count)} of {length:,} tokens need {need:,} B, {word} {plan.pool(cache):,} B")
+    if found.sequences < found.capacity:
+        lines.append(
+            f"   of the replica's {found.capacity:,}, {found.sequences:,} hold with as many --max-num-seqs, which take more"
+        )
     longest = found.longest
     asked = sequences_of(found.options.wanted)
     lines.append(f"   longest context of {asked} at once: " + ("no limit" if longest is None else f"{longest:,} tokens"))

@@ -244,7 +244,7 @@ def test_what_explains_a_point_gives_its_figures(kvcalc: Run, words: str) -> Non
     point, told = kvcalc(f"{line} --format json").records[0], kvcalc(f"{line} --explain").out
     commands = [text.strip().partition("  (")[0].removeprefix("kvcalc ") for text in told.splitlines() if "  kvcalc " in text]
     fits, prompt, step = (kvcalc(command.replace("--explain", "--format json")).records[-1] for command in commands)
-    assert fits["max_num_seqs"] == point["capacity_sequences"]
+    assert fits["capacity_sequences"] == point["capacity_sequences"]
     assert (prompt["time_s"] or prompt["roofline_s"]) == point["ttft_s"]
     taken = step["time_s"] or step["roofline_s"]
     assert taken == point["tpot_s"] if "--context" in words else taken >= point["tpot_s"]

@@ -38,7 +38,7 @@ def test_a_draft_s_tpot_is_latency_s_and_what_fits_is_fit_s(model: str, draft: s
             asked = LatencyOptions(*lengths, count, draft=draft, num_speculative_tokens=3, acceptance_rate=0.7)
             assert block.tpot[at] == latency_record(block.deployment, asked)["speculative_tpot_s"]
             assert options
-            assert block.capacity[at] == fit(block.deployment, msgspec.structs.replace(options, max_num_seqs=count)).sequences
+            assert block.capacity[at] == fit(block.deployment, msgspec.structs.replace(options, max_num_seqs=count)).capacity
 
 
 def test_prompts_apart_take_replicas_of_their_own_and_one_trip_over_the_link() -> None:

@@ -29,7 +29,7 @@ def check(block: Block, at: int) -> None:
     need, deployment, count = block.need, block.deployment, int(block.counts[at])
     lengths = need.lengths
     found = fit(deployment, FitOptions(engine="vllm", max_model_len=lengths.context, max_num_seqs=count, budget="low"))
-    assert (found.sequences, found.fits) == (block.capacity[at], block.failing[at] != MEMORY)
+    assert (found.capacity, found.fits) == (block.capacity[at], block.failing[at] != MEMORY)
     if not found.fits:
         assert np.isnan(block.tpot[at])
         return
