@@ -65,25 +65,21 @@ def test_the_greatest_settings_hold_and_the_next_do_not(version: str, length: in
         assert asked("llama-3.1-8b", "vllm", max_num_seqs=8, max_model_len=tokens, engine_version=version).fits == holds
 
 
-MODELS = ["llama-3.1-8b", "bloom-7b1", "gpt-3-medium", "lfm2-700m", "gemma-4-e2b", "qwen3-30b-a3b", "granite-4-h-micro"]
-
-
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "bloom-7b1", "gemma-4-e2b", "granite-4-h-micro"])
 def test_numbers_that_are_given_back_hold(model: str) -> None:
     """What fits, at every end of the range, the greatest settings and the least share: each asked for in its turn fits."""
     chance = random.Random(model)
-    for engine in ENGINES:
-        for _ in range(2):
-            gpu, length = chance.choice(["a10", "h100", "mi300x"]), chance.choice([1, 16, 1000, 8192, 30_000])
-            ranks, how = Parallelism(chance.choice([1, 2]), 1, chance.choice([1, 2])), {"engine": engine, "gpu": gpu}
-            given = {"max_model_len": length, "max_num_seqs": chance.choice([None, 7, 64]), "ranks": ranks} | how
-            found = asked(model, **given)
-            back: list[dict[str, Any]] = [{"max_num_seqs": found.sequences_at(end), "budget": end} for end in found.left]
-            back += [{"max_num_seqs": found.needed.sequences}, {"max_model_len": found.needed.length}]
-            back += [{"max_model_len": found.longest}, {"gpu_memory_utilization": found.needed.utilization}]
-            for again in back:
-                if next(iter(again.values())):
-                    assert asked(model, **given | again).fits, (given, again)
+    for engine in ENGINES[:3] * 2 + ENGINES[4:]:
+        gpu, length = chance.choice(["a10", "h100", "mi300x"]), chance.choice([1, 16, 1000, 8192, 30_000])
+        ranks, how = Parallelism(chance.choice([1, 2]), 1, chance.choice([1, 2])), {"engine": engine, "gpu": gpu}
+        given = {"max_model_len": length, "max_num_seqs": chance.choice([None, 7, 64]), "ranks": ranks} | how
+        found = asked(model, **given)
+        back: list[dict[str, Any]] = [{"max_num_seqs": found.sequences_at(end), "budget": end} for end in found.left]
+        back += [{"max_num_seqs": found.needed.sequences}, {"max_model_len": found.needed.length}]
+        back += [{"max_model_len": found.longest}, {"gpu_memory_utilization": found.needed.utilization}]
+        for again in back:
+            if next(iter(again.values())):
+                assert asked(model, **given | again).fits, (given, again)
 
 
 def test_more_sequences_take_more_beside_the_cache() -> None:

@@ -73,7 +73,6 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "kv_tokens": plan.tokens(cache, found.length),
         "max_concurrency": plan.concurrency(cache, found.length),
         "max_num_seqs": found.sequences,
-        "capacity_sequences": found.capacity,
         "max_model_len": found.longest,
         "requested_model_len": found.length,
         "requested_num_seqs": asked.wanted,
@@ -95,6 +94,7 @@ def _inverse(found: Fit) -> dict[str, Any]:
     smaller, apart = small_cache(found), found.options.shared_prefix
     return {
         "unshared_num_seqs": without_sharing(found) if apart else None,
+        "capacity_sequences": found.capacity,
         "needed_utilization": found.needed.utilization,
         "needed_kv_cache_memory_bytes": found.needed.cache,
         "greatest_num_seqs": found.needed.sequences,
