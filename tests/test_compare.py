@@ -149,11 +149,22 @@ def test_kinds_may_be_called_as_variants_call_theirs(kind: str) -> None:
     ]  # fmt: skip
 
 
+def test_a_window_and_a_budget_hold_at_once() -> None:
+    """The smaller of both is kept, whichever is named first."""
+    row = 8 * 2 * 2 * 16 * 2
+    for text, kept in (("window:9/evict:5", 5), ("evict:5/window:9", 5), ("window:5/evict:9", 5), ("window:9/window:5", 5)):
+        model = variant(stack(grouped(), layers=8), text).model
+        assert cache_size(model, 100).stored == kept * row
+    (layer,) = variant(stack(grouped(sliding_window=7)), "evict:9").model.kinds.values()
+    part = layer.parts[0]
+    assert isinstance(part, Grouped) and (part.sliding_window, part.cache_budget) == (None, 9)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("cla:2/mha", "mha undoes cla:2. Write mha before it"), ("window:9/gqa:4", "gqa:4 undoes window:9"),
-        ("evict:9/window:8", "window:8 undoes evict:9"), ("hybrid:2/window:9/mla", "mla undoes"),
+        ("hybrid:2/window:9/mla", "mla undoes"),
     ],
 )  # fmt: skip
 def test_steps_that_undo_earlier_ones_are_refused(text: str, said: str) -> None:

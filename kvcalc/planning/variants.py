@@ -50,7 +50,7 @@ def variant(model: Model, text: str) -> Variant:
         if canonical(name) in cache_dtypes() and not value:
             dtype = canonical(name)
         elif name in _LIMITS:
-            model, also = _limited(model, name, value, {*split} or {*model.kinds})
+            model, also = _limited(model, name, value, {*split} or {*model.kinds}, _LIMITS.keys() & done)
         elif name == "hybrid":
             model, also, split = _hybrid(model, value)
         elif name in _STEPS:
@@ -145,14 +145,18 @@ def _fields(spec: type[Part], part: Part) -> dict[str, Any]:
     return {name: getattr(part, name) for name in spec.__struct_fields__}
 
 
-def _limited(model: Model, name: str, value: str, which: set[str]) -> tuple[Model, str]:
-    """Every layer of the kinds in `which` that attends sees or keeps so many tokens; who reads whose cache stays as it is."""
+def _limited(model: Model, name: str, value: str, which: set[str], beside: set[str]) -> tuple[Model, str]:
+    """Every layer of the kinds in `which` that attends sees or keeps so many tokens; who reads whose cache stays as it is.
+
+    Of its other limits those of the steps in `beside` stay: a window and a budget hold at once.
+    """
     field = _LIMITS[name]
     tokens = parse_tokens(value, field)
 
     def change(part: Part) -> Part:
         if isinstance(part, Grouped) and not any(e.role not in ("k", "v") or e.top for e in part.cache()):
-            limited = msgspec.structs.replace(part, **_UNLIMITED | {field: tokens})
+            kept = {_LIMITS[step]: getattr(part, _LIMITS[step]) for step in beside}
+            limited = msgspec.structs.replace(part, **_UNLIMITED | kept | {field: tokens})
             if all(e.limit for e in limited.cache()):
                 return limited
         raise UserError(f"{name}:{value}: {model.name} does not cache plain keys and values", hint="Begin with mha or gqa:8")
@@ -247,4 +251,4 @@ _STEPS: dict[str, Callable[[Model, str], tuple[Model, str]]] = {
 }
 NAMES = (*_STEPS, *_LIMITS, "hybrid")
 _FORMS = ("mha", "mqa", "gqa", "mla", "dsa")
-_UNDOES = dict.fromkeys(_FORMS, (*_LIMITS, "cla", "hybrid")) | dict.fromkeys(_LIMITS, (*_LIMITS,))  # by later steps
+_UNDOES = dict.fromkeys(_FORMS, (*_LIMITS, "cla", "hybrid"))  # steps, and earlier ones that they leave nothing of
