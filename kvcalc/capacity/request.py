@@ -111,9 +111,8 @@ def started(deployment: Deployment, asked: FitOptions) -> tuple[Deployment, Any,
     if learned and learned.gpu == gpu.name:
         gpu = msgspec.structs.replace(gpu, memory_bytes=learned.memory_bytes)
     run = msgspec.structs.replace(deployment, gpu=gpu, precision=precision, model=stored_as(model, precision))
-    warning = (
-        "" if asked.enforce_eager or asked.given or engine.warns is None else engine.warns(release, run.model, run.formats, ranks)
-    )
+    warns = None if asked.enforce_eager or asked.given else engine.warns
+    warning = warns(release, run.model, run.formats, ranks) if warns else ""
     return run, release, (*notes, *filter(None, [remark, warning]))
 
 
