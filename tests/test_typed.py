@@ -94,6 +94,10 @@ def test_other_attention_of_the_same_dimensions(kvcalc: Run) -> None:
     assert not untold & set().union(*records)
     out = kvcalc(line).out
     assert out.startswith("32 layers with mla:256+32 keep 1.12 GiB for 2 × 32,768 tokens, 7.11× less than with gqa:8\n")
+    own = kvcalc(line.replace("gqa:8,mla:512+64,mla:256+32", "none,mla:512+64")).joined
+    assert own.startswith(
+        "32 layers with mla:512+64 keep 2.25 GiB for 2 × 32,768 tokens, 3.56× less than with its own attention "
+    )
     assert "mla:512+64, mla:256+32 — held equal" in out and "weights" not in out and "h100" not in out
     assert "Decode step" not in kvcalc(f"{line} --plot -").out
 

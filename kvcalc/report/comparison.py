@@ -133,10 +133,15 @@ def _sentence(model: str, records: Sequence[dict[str, Any]]) -> str:
     read = max(alike, key=lambda r: r["read_reduction"] or 0)
     if best is first:
         also = f", {read['variant']} reads {ratio(read['read_reduction'])} less" if read is not first else ""
-        return f"{model} with {first['variant']} {keep} {kept}; no other variant asked for keeps less{also}"
+        return f"{model} with {_named(first)} {keep} {kept}; no other variant asked for keeps less{also}"
     also = f"; {read['variant']} reads the least, {ratio(read['read_reduction'])} less" if read is not best else ""
-    less = f"{ratio(best['stored_reduction'])} less than with {first['variant']}"
-    return f"{model} with {best['variant']} {keep} {kept}, {less}{also}"
+    less = f"{ratio(best['stored_reduction'])} less than with {_named(first)}"
+    return f"{model} with {_named(best)} {keep} {kept}, {less}{also}"
+
+
+def _named(record: dict[str, Any]) -> str:
+    """A variant in a sentence: what it was called, or that nothing was swapped."""
+    return "its own attention" if record["variant"].lower() == "none" else str(record["variant"])
 
 
 def _known_of(records: Iterable[dict[str, Any]]) -> list[str]:
