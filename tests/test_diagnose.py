@@ -1,6 +1,8 @@
 """`diagnose`: logs of six versions of vLLM, of SGLang and of llama.cpp, those that failed among them, and hostile ones."""
 
 import io
+import json
+import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +170,52 @@ def test_several_boots_are_told_apart(diagnosed: Any, kvcalc: Run, tmp_path: Pat
     (one,) = {r["boot"] for r in diagnosed(logs.V1_0_14 + logs.V1_0_28, "--boot", "2")}
     assert one == 2
     assert "boot 1 of 2, lines 1 to" in kvcalc(f"diagnose {tmp_path}/server.log").joined
+
+
+def test_boots_of_other_versions_and_engines_are_told_apart(diagnosed: Any) -> None:
+    found = [r for r in diagnosed(logs.V1_0_10 + logs.SGLANG + logs.V1_0_28 + logs.V0_7_3) if r["term"] == "what fits"]
+    assert [(r["engine"], r["engine_version"], r["gpu"]) for r in found] == [
+        ("vllm", "0.10.1.1", "a100-80gb"), ("sglang", None, "h100-sxm"), ("vllm", "0.28.0", "l40s"), ("vllm", "0.7.3", "t4"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", ["Free memory on device (78.7/79.18 GiB)", ""], ids=["by its memory", "by what it holds"])
+def test_a_gpu_that_could_be_two_is_asked_for(kvcalc: Run, tmp_path: Path, memory: str) -> None:
+    """79.18 GiB, and what an H100 leaves beside 27.52 GiB of weights: an A100 has as much."""
+    text = logs.V1_0_28.replace("INFO device_name=NVIDIA_L40S\n", "").replace("11.57 GiB", "43.2 GiB")
+    words = "Free memory on device (43.9/44.39 GiB) on startup. Desired GPU memory utilization is (0.92, 40.84 GiB)"
+    text = text.replace(words, f"{memory} on startup. Desired GPU memory utilization is (0.92, 72.85 GiB)")
+    path = tmp_path / "server.log"
+    path.write_text(text, encoding="utf-8")
+    found = kvcalc("diagnose", str(path))
+    assert (found.code, found.out) == (2, "")
+    what = "79.18 GiB" if memory else "its weights and cache"
+    assert found.err.strip() == f"kvcalc: the log names no GPU, and {what} can be h100-sxm or a100-80gb. Give it with --gpu"
+    assert kvcalc("diagnose", str(path), "--gpu", "a100-80gb").out.startswith("qwen3-14b on 1× a100-80gb, vllm 0.28.0")
+
+
+COLOURED = "".join(f"\x1b[36mvllm-1  | \x1b[0m{line}\n" for line in logs.V1_0_10.splitlines())
+DOCKER = "".join(
+    json.dumps({"log": f"{line}\n", "stream": "stderr", "time": "2026-11-22T10:00:00Z"}) + "\n"
+    for line in logs.V1_0_10.splitlines()
+)
+RAY = re.sub(r"\(VllmWorker TP(\d) pid=", r"(RayWorkerWrapper ip=10.0.0.\1, pid=", logs.V1_0_10)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        logs.V1_0_10.replace("\n", "\r\n").encode(), logs.V1_0_10.encode("utf-16"), logs.V1_0_10.encode("utf-8-sig"),
+        COLOURED.encode(), DOCKER.encode(), RAY.encode(), logs.V1_0_10.encode() + b"\xff\xe9\n",
+        re.sub("^", "2026-11-22T10:00:00.1Z stderr F ", logs.V1_0_10, flags=re.MULTILINE).encode(),
+    ],
+    ids=["CRLF", "UTF-16", "BOM", "compose", "docker", "ray", "latin", "kubernetes"],
+)  # fmt: skip
+def test_however_a_log_was_kept_it_says_the_same(diagnosed: Any, kvcalc: Run, tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "kept.log"
+    path.write_bytes(data)
+    found = kvcalc("diagnose", str(path), "--format", "json").records
+    assert [r | {"log": ""} for r in found] == [r | {"log": ""} for r in diagnosed(logs.V1_0_10)]
 
 
 def test_ranks_of_one_boot_are_one_boot(diagnosed: Any) -> None:

@@ -15,7 +15,7 @@ from kvcalc.layers.ranks import Parallelism
 from kvcalc.library.checkpoints import checkpoint
 from kvcalc.library.load import load_gpu
 from kvcalc.planning.startup import Boot
-from kvcalc.planning.startup.cards import USUAL, card_of
+from kvcalc.planning.startup.cards import USUAL, card_of, check_alone
 from kvcalc.timing.deployment import Deployment
 
 LIKELY = 0.03
@@ -123,7 +123,7 @@ def _named(boot: Boot, given: str) -> str:
 
 
 def _likely(boot: Boot, command: Command, options: FitOptions) -> tuple[Gpu | None, str]:
-    """The usual GPU whose memory explains weights and cache best, where one does to within LIKELY of its memory."""
+    """The one usual GPU whose memory explains weights and cache to within LIKELY of it. Raises UserError where several do."""
     cache, weights = boot.figures.get("cache"), boot.figures.get("weights")
     if cache is None or weights is None or boot.engine != "vllm":
         return None, ""
@@ -131,10 +131,11 @@ def _likely(boot: Boot, command: Command, options: FitOptions) -> tuple[Gpu | No
     for gpu in map(load_gpu, USUAL):
         found = fit(Deployment(command.model, gpu, command.precision, command.parallelism), options)
         errors.append((abs(found.left["middle"] + found.budget.weights - weights - cache) / gpu.memory_bytes, gpu))
-    error, best = min(errors, key=lambda pair: pair[0])
-    if error > LIKELY:
+    near = [gpu for error, gpu in errors if error <= LIKELY]
+    check_alone(near, "its weights and cache")
+    if not near:
         return None, ""
-    return best, f"the log names no GPU: {best.name} explains its weights and cache best; --gpu says which"
+    return near[0], f"the log names no GPU: {near[0].name} alone explains its weights and cache; --gpu says which"
 
 
 def _options(command: Command, boot: Boot) -> FitOptions:

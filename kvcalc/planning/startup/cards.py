@@ -1,6 +1,7 @@
 """The GPU of a log: by the name that a driver or a kernel's file gives it, else by its memory."""
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,7 +21,10 @@ USUAL = (
 
 
 def card_of(name: str, memory: int) -> tuple[Gpu | None, str]:
-    """The preset of a GPU with the memory that the log gives it, and a remark where it was guessed; None: unknown."""
+    """The preset of a GPU with the memory that the log gives it, and a remark where that alone tells it; None: unknown.
+
+    Raises UserError naming all that it could be, where the memory is that of several.
+    """
     found = _named(name)
     if found and memory and abs(found.memory_bytes / memory - 1) > ALIKE:
         found = None
@@ -31,8 +35,18 @@ def card_of(name: str, memory: int) -> tuple[Gpu | None, str]:
     near = [g for g in map(load_gpu, USUAL) if abs(g.memory_bytes / memory - 1) <= SAME]
     if not near:
         return None, ""
-    best = min(near, key=lambda g: round(abs(g.memory_bytes / memory - 1), 2))
+    check_alone(near, f"{memory / 2**30:.2f} GiB")
+    (best,) = near
     return _with(best, memory), f"the log names no GPU: {memory / 2**30:.2f} GiB are taken for {best.name}'s; --gpu says which"
+
+
+def check_alone(near: Sequence[Gpu], told: str) -> None:
+    """Raises UserError where what is told of a GPU is true of several."""
+    if len(near) > 1:
+        names = [gpu.name for gpu in near]
+        raise UserError(
+            f"the log names no GPU, and {told} can be {', '.join(names[:-1])} or {names[-1]}", hint="Give it with --gpu"
+        )
 
 
 def _named(name: str) -> Gpu | None:

@@ -25,6 +25,11 @@ _MARKS: tuple[tuple[str, str, ModuleType], ...] = (
     ("vllm", "Model loading took", vllm), ("vllm", "Available KV cache memory", vllm), ("vllm", "cache blocks", vllm),
     ("vllm", "vllm/", vllm), ("vllm", "GPU KV cache size", vllm), ("vllm", "GPU memory utilization", vllm),
 )  # fmt: skip
+# What begins another boot, whatever engine the one before was of.
+_STARTS = (
+    ("vllm", "vLLM API server version"), ("vllm", "LLM engine (v"), ("sglang", "server_args=ServerArgs("),
+    ("llama.cpp", "llama_model_loader: loaded meta data"),
+)  # fmt: skip
 _READERS = {"vllm": vllm, "sglang": sglang, "llama.cpp": llama_cpp}
 _N = r"(\d{1,12}(?:\.\d{1,12})?)(?!\d)"
 _TORCH = re.compile(
@@ -48,11 +53,18 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
     where = "standard input" if name == "-" else name
     if not data.strip():
         raise UserError("is empty", where)
-    if data[:4] in (b"\x7fELF", b"PK\x03\x04", b"\x89PNG", b"GGUF") or data[:2] == b"\x1f\x8b" or b"\0" in data[:4096]:
+    coded = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"  # what a Windows shell redirects
+    if (
+        data[:4] in (b"\x7fELF", b"PK\x03\x04", b"\x89PNG", b"GGUF")
+        or data[:2] == b"\x1f\x8b"
+        or (coded == "utf-8" and b"\0" in data[:4096])
+    ):
         raise UserError("is not a log in text", where)
-    boots = _boots(data.decode("utf-8", errors="replace"))
+    boots = _boots(data.decode(coded, errors="replace"))
     if not boots:
-        raise UserError("holds no start-up of vLLM, SGLang or llama.cpp", where, "Give the log from its first line on")
+        there = f" in its first {MOST_BYTES >> 20} MiB, which alone are read" if cut else ""
+        hint = "Cut the start-up out of it" if cut else "Give the log from its first line on"
+        raise UserError(f"holds no start-up of vLLM, SGLang or llama.cpp{there}", where, hint)
     remarks = [f"{where}: only the first {MOST_BYTES >> 20} MiB are read"] if cut else []
     if len(boots) > MOST_BOOTS:
         remarks.append(f"{where}: the last {MOST_BOOTS} of {len(boots)} boots")
@@ -94,7 +106,12 @@ def _boots(text: str) -> list[Boot]:
             for earlier in before:
                 reader.begins(boot, earlier)
                 _take(boot, reader, earlier)
-        if reader.begins(boot, line):
+        other = next((engine for engine, mark in _STARTS if engine != boot.engine and mark in line), "")
+        if other:
+            boot, reader = _new(other, at), _READERS[other]
+            boots.append(boot)
+            reader.begins(boot, line)
+        elif reader.begins(boot, line):
             boot = _new(boot.engine, at, boot.gpu)
             boots.append(boot)
             reader.begins(boot, line)

@@ -12,6 +12,7 @@ from kvcalc.planning.startup.words import N, Take, arguments_of, number, rules, 
 
 _ANCHORS = ("vLLM API server version", "LLM engine (v", "non-default args:", "args: Namespace(")
 _RANK = re.compile(r"\(([A-Za-z_0-9 ]{1,40}) pid=\d+\)|\b(?:TP|DP|PP)\d+")
+_VERSION = re.compile(r"(?:LLM engine \(|API server version )v?(\d+\.\d+[\w.+]*)")
 _PAIRS = re.compile(r"'([a-z_0-9]{1,60})': ('[^']{0,400}'|\"[^\"]{0,400}\"|\{[^{}]{0,400}\}|\[[^\[\]]{0,400}\]|[\w.+-]{1,80})")
 _NAMES = re.compile(
     r"\b([a-z_0-9]{1,60})=('[^']{0,400}'|\"[^\"]{0,400}\"|\{[^{}]{0,400}\}|[A-Za-z]{1,60}\([^()]{0,400}\)|[\w.+-]{1,80})"
@@ -20,11 +21,16 @@ _OURS = arguments_of("vllm")
 
 
 def begins(boot: Boot, line: str) -> bool:
-    """Whether a line starts another boot than the one that is read: a second of the same kind from the same rank."""
+    """Whether a line starts another boot than the one that is read: a second of the same kind from the same rank, or of another
+    version.
+    """
     anchor = next((a for a in _ANCHORS if a in line), "")
     if not anchor:
         return False
     rank = _RANK.search(line) if anchor == "LLM engine (v" else None
+    version = _VERSION.search(line)
+    if version and boot.version and version[1] != boot.version:
+        return True
     key = f"{anchor} {rank[1] if rank else ''}"
     if key in boot.words:
         return True
