@@ -245,7 +245,7 @@ def tried(mutant: Mutant, copy: Path, tests: tuple[str, ...], whole: bool, timeo
             came, said = run(copy, ["-x", *others], 10 * timeout)
     finally:
         target.write_text(mutant.path.read_text(encoding="utf-8"), encoding="utf-8")
-    return {"passed": "SURVIVES", "failed": "found"}.get(came, came), ", ".join(broken(said))
+    return {"passed": "SURVIVES", "failed": "found"}.get(came, came), ", ".join(broken(said))[:160]
 
 
 def numbers(text: str, most: int) -> list[int]:

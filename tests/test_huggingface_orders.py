@@ -58,6 +58,19 @@ def test_flint_s_first_two_layers_are_dense() -> None:
     assert ["moe" in kind for kind in none_dense.order] == [True, True, True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("keys", "sparse"),
+    [
+        ({}, [1, 2, 3]), ({"moe_layer_end_index": None}, [1, 2, 3]), ({"moe_layer_end_index": 2}, [1, 2]),
+        ({"moe_layer_start_index": 2}, [2, 3]), ({"moe_layer_interval": 2}, [1, 3]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_where_ernie_s_experts_begin_and_end(keys: dict[str, Any], sparse: list[int]) -> None:
+    order = read("ernie4_5_moe", num_hidden_layers=4, **keys).order
+    assert [i for i, kind in enumerate(order) if "moe" in kind] == sparse
+
+
 def test_phixtral_s_experts_are_four_times_as_wide_unless_it_says_otherwise() -> None:
     """4 heads with as many of keys and values, all with biases; experts up to 256 and down again, a norm of two vectors."""
     keys = {"num_hidden_layers": 2, "num_local_experts": 4, "num_experts_per_tok": 2}

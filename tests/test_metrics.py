@@ -75,6 +75,8 @@ def test_beside_what_serve_predicts(kvcalc: Run, text: Path) -> None:
     (served,) = kvcalc(f"{line} --kv-cache-memory-bytes {4000 * 16 * 147456} --format json").records
     assert figures["TTFT p50"]["predicted"] == served["ttft_p50_s"]
     assert figures["TPOT mean"]["predicted"] == served["tpot_mean_s"]
+    assert figures["cache used"]["predicted"] == served["kv_peak"]
+    assert 15 * 38 <= 4000 * served["kv_peak"] <= 16 * 38  # ⌈600/16⌉ blocks a request, when nearly all end together
     assert figures["verdict"]["said"].endswith("the cache is too small for this load")
     assert "12 running, 4 waiting" in kvcalc(f"diagnose --metrics {text} --gpu h100").joined
 

@@ -1,7 +1,8 @@
 """Every causal-LM type of the installed transformers, by its class defaults: kvcalc says what transformers itself counts.
 
 Opt-in, for whoever maintains kvcalc: `pip install -e '.[oracle]' && pytest -m oracle`. A type that a new release of transformers
-brings fails here until it has an entry in kvcalc/library/huggingface/types; `defaults.py` refreshes the class defaults.
+brings fails here until it has an entry in kvcalc/library/huggingface/types; `defaults.py` refreshes the class defaults, and
+`figures.py` what the ordinary tests hold every type to.
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvcalc import Precision, UserError, cache_size
+from kvcalc import Model, Precision, UserError, cache_size
 from kvcalc.library.huggingface import model_from
 
 pytestmark = pytest.mark.oracle
@@ -44,6 +45,7 @@ INDEXER = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 128,
 INDEXER |= {"indexer_compress_ratio": 16, "rope_parameters": ROPE | {"partial_rotary_factor": 0.25}}
 MISSING["qwen4_exp_text"] = INDEXER
 MISSING["qwen4_exp"] = {"text_config": INDEXER}
+FIGURES = json.loads((Path(__file__).parent / "figures.json").read_text(encoding="utf-8"))
 # Reference code whose class hands back no cache, so that there is nothing to compare.
 CACHELESS = {"openai-gpt", "xlm", "flaubert"}
 
@@ -67,6 +69,12 @@ def default_config(model_type: str) -> dict[str, Any]:
     found = AutoConfig.for_model(model_type, **MISSING.get(model_type, {})).to_dict()
     config: dict[str, Any] = json.loads(json.dumps(found, default=str))
     return config
+
+
+def lengths_of(model: Model, model_type: str) -> tuple[int, int]:
+    """Tokens of a short prompt, and of one beyond every window."""
+    limits = sorted({e.limit for layer in model.kinds.values() for e in layer.entries if e.grows and 0 < e.limit <= 8192})
+    return 17, 64 if model_type in SHORT else min(model.max_context or 8192, (limits[-1] if limits else 512) + 64)
 
 
 def accepted(measured: Any, tokens: int) -> set[int]:
@@ -108,11 +116,10 @@ def test_parameters_and_cache(model_type: str) -> None:
         return
     config = default_config(model_type)
     model = model_from(config, "config.json", model_type)
-    limits = sorted({e.limit for layer in model.kinds.values() for e in layer.entries if e.grows and 0 < e.limit <= 8192})
-    longest = min(model.max_context or 8192, (limits[-1] if limits else 512) + 64)
-    lengths = (17, 64 if model_type in SHORT else longest)
+    lengths = lengths_of(model, model_type)
     measured = measure(config, lengths)
-    assert model.parameters == measured.parameters
+    assert model.parameters == measured.parameters == FIGURES[model_type]["parameters"]
+    assert {str(n): cache_size(model, n, precision=BF16).stored for n in lengths} == FIGURES[model_type]["cache"]
     if model_type in CACHELESS:
         return
     if measured.repeated:  # keys are stored as values too: the slope tells
