@@ -187,7 +187,7 @@ def test_dsa_reads_less_than_mla_from_the_crossing_on(dtype: str, row: int, key:
         sparse, mla = sum(per_layer("deepseek-v3.2", context, dtype)), sum(per_layer("deepseek-v3", context, dtype))
         assert (sparse, mla) == (2048 * row + context * key, context * row)
         assert (sparse < mla) == (context == crossing)
-    chart = dsa_vs_mla(load_model("deepseek-v3.2"), load_model("deepseek-v3"), 131_072, Precision("bf16", dtype))
+    chart = dsa_vs_mla([load_model("deepseek-v3.2"), load_model("deepseek-v3")], 131_072, Precision("bf16", dtype))
     (point,) = [s for s in chart.series if s.kind == "points"]
     assert (point.xs, point.labels) == ((crossing,), (f"reads less from {crossing:,} tokens on",))
     far = 10**9

@@ -38,9 +38,11 @@ def run_deployments(texts: list[str], model: str, gpu: str, users: int, output: 
     records, sentence, remark = compared(sides, users)
     if remark:
         note(remark)
-    if not output.printed(records):
-        from kvcalc.report.before_after import before_after_table
+    from kvcalc.report.before_after import before_after_chart, before_after_table
 
+    if output.plot:
+        output.picture(before_after_chart(records))
+    if not output.printed(records):
         output.show(before_after_table(records, sentence))
 
 

@@ -125,6 +125,10 @@ def _played(found: "Fit", path: str, output: Output) -> int:
     script = read_script(path)
     memory = script.memory or found.plan.tokens(found.kv_budget, found.length)
     played = play(script.steps, memory, found.length, found.plan.block_size or 16)
+    if output.plot:
+        from kvcalc.report.figures_allocations import allocations_chart
+
+        output.picture(allocations_chart(played))
     if not output.printed(played.records):
         from kvcalc.report.allocations import allocation_table
 

@@ -50,7 +50,7 @@ def run(
         from kvcalc.report.roof import roofline_chart
 
         gpus = {d.gpu.name: d.gpu for d in deployments}
-        output.picture(roofline_chart([(f"{d.model.name} {phase}", rows) for d, rows in passes], [*gpus.values()]))
+        output.picture(roofline_chart([(f"{d.model.name} {r[0]['phase']}", r) for d, r in passes], [*gpus.values()]))
     if not output.printed([row for _, rows in passes for row in rows]):
         from kvcalc.report.passes import pass_tables
 

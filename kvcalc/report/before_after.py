@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvcalc.report.chart import Chart, bar_chart, joined
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.shell import CommandLine
 from kvcalc.report.tables import integer, seconds
@@ -30,3 +31,20 @@ def before_after_table(records: Sequence[dict[str, Any]], sentence: str) -> Tabl
     for name, record in zip(names, records, strict=True):
         notes += [f"{name}: {record['deployment']}"] + ([CommandLine(record["command"])] if record["command"] else [])
     return Table(rows, COLUMNS, sentence, notes)
+
+
+def before_after_chart(records: Sequence[dict[str, Any]]) -> Chart:
+    """Users, time per token and time to the first of each deployment, as bars."""
+    first = records[0]
+    about = f"{first['batch_size']:,} at once of {first['context']:,} tokens"
+    names = [r["deployment"] for r in records]
+    return joined(
+        [
+            bar_chart(title, about, names, [r[key] or 0.0 for r in records], tick)
+            for title, key, tick in (
+                ("Users", "max_num_seqs", lambda v: f"{v:,.0f}"),
+                ("Time per token", "tpot_s", lambda v: seconds(v) if v else "0"),
+                ("Time to the first token", "ttft_s", lambda v: seconds(v) if v else "0"),
+            )
+        ]
+    )

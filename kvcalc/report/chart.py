@@ -109,6 +109,12 @@ def si_tick(unit: str = "") -> Callable[[float], str]:
     return lambda value: format_si(value, unit)
 
 
+def bar_chart(title: str, about: str, names: Sequence[str], values: Sequence[float], tick: Callable[[float], str]) -> Chart:
+    """A bar for each name, as long as its figure."""
+    axis = Axis("", log=False, tick=tick)
+    return Chart(title, about, axis, axis, (Series("", (), tuple(map(float, values)), "bar"),), tuple(names))
+
+
 def joined(charts: Sequence[Chart]) -> Chart:
     """One picture of several charts and of what stands beside each, in their order."""
     found: Chart | None = None

@@ -8,7 +8,7 @@ import msgspec
 from kvcalc.model.size import assumptions
 from kvcalc.planning.heads import over_heads
 from kvcalc.planning.variants import Variant
-from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, joined, tokens_tick
+from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, joined, tokens_tick
 from kvcalc.report.figures import cache_vs_context
 from kvcalc.report.layout import Table
 from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, node_notes, ratio, seconds, time_note
@@ -17,10 +17,10 @@ from kvcalc.units import format_bytes, format_count, format_si
 
 SHARING = ("mha", "gqa", "mqa")
 SIDES = (
-    ("KV cache stored", "", "kv_cache_bytes", bytes_tick),
-    ("Read by a decode step", "", "kv_cache_read_bytes", bytes_tick),
-    ("Attention's intensity", "FLOP per byte read", "attention_intensity", lambda v: f"{v:,.3g}"),
-    ("Decode step", "", "time_s", lambda v: seconds(v) if v else "0"),
+    ("KV cache stored", "kv_cache_bytes", bytes_tick),
+    ("Read by a decode step", "kv_cache_read_bytes", bytes_tick),
+    ("Attention's FLOP per byte read", "attention_intensity", lambda v: f"{v:,.3g}"),
+    ("Decode step", "time_s", lambda v: seconds(v) if v else "0"),
 )
 
 
@@ -48,17 +48,15 @@ def compare_chart(
     shares = timed and any(name.lower().startswith(SHARING) for name, _ in chosen)
     heads = heads_chart(deployment, context, batch_size) if shares else None
     curve = cache_vs_context(named, deployment.gpu if timed else None, batch_size, last)
-    sides = [figure for figure in SIDES if timed or figure[2] != "time_s"]
+    sides = [figure for figure in SIDES if timed or figure[1] != "time_s"]
     return joined([*(_side(about, rows, *figure) for figure in sides), curve, *([heads] if heads else [])])
 
 
-def _side(about: str, rows: Sequence[dict[str, Any]], title: str, unit: str, key: str, tick: Any) -> Chart:
+def _side(about: str, rows: Sequence[dict[str, Any]], title: str, key: str, tick: Any) -> Chart:
     """One figure of every variant as bars; a step is as predicted, else its bound."""
     values = tuple(float((r["roofline_s"] if r[key] is None and key == "time_s" else r[key]) or 0) for r in rows)
-    axis = Axis(unit, log=False, tick=tick)
-    return Chart(
-        title, about, axis, axis, (Series("", (), values, "bar"),), tuple(_called(r["variant"], r["attention"]) for r in rows)
-    )
+    names = [_called(r["variant"], r["attention"]) for r in rows]
+    return bar_chart(title, about, names, values, tick)
 
 
 def _called(variant: str, attention: str) -> str:

@@ -40,12 +40,14 @@ def cache_vs_context(
     contexts = powers(128, last)
     series = []
     for number, (label, model, precision) in enumerate(models):
-        series.append(Series(label, tuple(contexts), tuple(_stored(model, s, batch_size, precision) for s in contexts)))
-        if asked and len(models) * len(asked) <= MOST_MARKS:
-            ys = tuple(_stored(model, s, batch_size, precision) for s in asked)
-            texts = tuple(f"{tokens_tick(s)}: {bytes_tick(y)}" for s, y in zip(asked, ys, strict=True))
-            series.append(Series("", tuple(map(float, asked)), ys, "points", labels=texts, colour=number))
-            series[-2] = series[-2]._replace(colour=number)
+        ys = tuple(_stored(model, s, batch_size, precision) for s in contexts)
+        ended = f"{label}: {bytes_tick(ys[-1])}" if last in asked else label
+        series.append(Series(ended, tuple(contexts), ys, colour=number))
+        others = [s for s in asked if s != last]
+        if others and len(models) * len(others) <= MOST_MARKS:
+            ys = tuple(_stored(model, s, batch_size, precision) for s in others)
+            texts = tuple(f"{tokens_tick(s)}: {bytes_tick(y)}" for s, y in zip(others, ys, strict=True))
+            series.append(Series("", tuple(map(float, others)), ys, "points", labels=texts, colour=number))
     if gpu:
         name, model, precision = models[0]
         free = gpu.usable_bytes - weight_bytes(model, precision)

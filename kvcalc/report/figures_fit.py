@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.report.chart import Axis, Chart, Series, bytes_tick
+from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick
 from kvcalc.report.fit import assumptions_line, varied
 from kvcalc.units import format_bytes
 
@@ -13,6 +13,9 @@ PARTS = (
     ("overhead", "overhead_bytes"),
     ("KV cache", "kv_budget_bytes"),
 )
+
+
+WASTES = {"contiguous slots": "contiguous_waste", "pieces of exact size": "external_waste", "pages": "paged_waste"}
 
 
 def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
@@ -31,7 +34,15 @@ def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
     title = f"{models}: memory of one GPU, engine {engines}"
     subtitle = ", ".join([assumptions_line(records), *same])
     axis = Axis("", log=False, tick=bytes_tick)
-    return Chart(title, subtitle, axis, axis, (*series, *limits), tuple(_names(records)))
+    chart = Chart(title, subtitle, axis, axis, (*series, *limits), tuple(_names(records)))
+    return chart._replace(beside=_wasted(first))
+
+
+def _wasted(record: dict[str, Any]) -> Chart | None:
+    """What allocators make of drawn lengths; None where none were drawn."""
+    found = {name: record[key] for name, key in WASTES.items() if record.get(key) is not None}
+    about = "of the tokens that are allocated; pieces: free and out of reach when one does not fit"
+    return bar_chart("Cache that holds nothing", about, [*found], [*found.values()], lambda v: f"{v:.1%}") if found else None
 
 
 def _names(records: Sequence[dict[str, Any]]) -> list[str]:

@@ -5,12 +5,20 @@ from itertools import pairwise
 from typing import Any
 
 from kvcalc.errors import UserError
-from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
+from kvcalc.report.chart import Axis, Chart, Series, bar_chart, joined, tokens_tick
 from kvcalc.report.export import Record
 from kvcalc.report.tables import seconds
 
 NAMED = ("model", "gpus", "gpu", "dtype", "kv_cache_dtype", "basis", "policy", "cache", "max_concurrency", "rate")
 FIGURES = {"ttft": "Time to the first token", "tpot": "Time from token to token"}
+MORE: tuple[tuple[str, str, Any], ...] = (
+    ("Output tokens per second", "throughput_tokens_per_s", lambda v: f"{v:,.0f}"),
+    ("Cost of a million output tokens", "cost_per_million_tokens", lambda v: f"{v:,.2f}"),
+)
+EMPTY: tuple[tuple[str, str], ...] = (
+    ("Cache allocated that holds no token", "kv_waste"),
+    ("Token slots that hold padding", "padding_waste"),
+)
 MOST_BANDS = 2  # servers whose bands a picture keeps apart; of more the 99th percentile
 WIDE = 8  # a sweep over more than so many times its least is logarithmic
 ENOUGH = 0.95  # of the most requests per second, from which on more clients bring nothing
@@ -30,11 +38,11 @@ def load_chart(records: Sequence[Record]) -> Chart:
     where = f"{first['model']} on {first['gpus']}× {first['gpu']}" if len({(r["model"], r["gpu"]) for r in served}) == 1 else ""
     about = f"{where or 'servers'}, {first['requests']:,} requests at each load; times: {first['basis']}"
     if max(len({_load(r, swept) for r in mine}) for mine in groups.values()) < 2:
-        left, right = (_bars(groups, figure, about) for figure in FIGURES)
-        return left._replace(beside=right._replace(subtitle="bars end at the 99th percentile"))
+        return joined([*(_bars(groups, figure, about) for figure in FIGURES), *_sides(groups, about)])
     marks = {name: _saturation(mine, swept) for name, mine in groups.items()}
     left, right = (_curves(groups, figure, swept, about, marks) for figure in FIGURES)
-    return left._replace(beside=right._replace(subtitle=_told(marks)))
+    rates = [_rates(groups, swept, *each) for each in MORE if all(r.get(each[1]) for r in served)]
+    return joined([left, right._replace(subtitle=_told(marks)), *rates])
 
 
 def _groups(records: Sequence[Record], swept: str) -> dict[str, list[Record]]:
@@ -80,6 +88,26 @@ def _curves(groups: dict[str, list[Record]], figure: str, swept: str, about: str
         which = f"{names[0]}: " if len(groups) > 1 and len(names) < len(groups) else ""
         series.append(Series(f"{which}saturated from {at:.3g} on", (at,), (1.0,), "upright"))
     return Chart(FIGURES[figure], about, _axis(groups, swept), Axis("", tick=seconds), tuple(series))
+
+
+def _rates(groups: dict[str, list[Record]], swept: str, title: str, key: str, tick: Any) -> Chart:
+    """Another figure of each server over the load."""
+    series = []
+    for number, (name, mine) in enumerate(groups.items()):
+        xs, ys = zip(*sorted((_load(r, swept), r[key]) for r in mine), strict=True)
+        series.append(Series(name, xs, ys, colour=number))
+    return Chart(title, "of each server", _axis(groups, swept), Axis("", log=False, tick=tick), tuple(series))
+
+
+def _sides(groups: dict[str, list[Record]], about: str) -> list[Chart]:
+    """Other figures of servers at one load: tokens per second, cost, and what was allocated or computed for nothing."""
+    firsts = [mine[0] for mine in groups.values()]
+    shown = [*MORE, *((title, key, lambda v: f"{v:.1%}") for title, key in EMPTY)]
+    return [
+        bar_chart(title, about, [*groups], [r[key] for r in firsts], tick)
+        for title, key, tick in shown
+        if any(r.get(key) for r in firsts) and all(r.get(key) is not None for r in firsts)
+    ]
 
 
 def _axis(groups: dict[str, list[Record]], swept: str) -> Axis:

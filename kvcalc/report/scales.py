@@ -34,7 +34,7 @@ def set_scales(axes: Any, chart: Chart, most: int) -> None:
         else:
             axis.set_major_formatter(lambda v, _, spec=spec: spec.tick(v))
             if name == "x":
-                axes.locator_params(axis="x", nbins=min(most, 9))
+                axes.locator_params(axis="x", nbins=min(most, 9), integer=all(v == int(v) for v in values))
             elif min(values) >= 0:  # a quantity, whose height is read from nothing up
                 axes.set_ylim(0, 1.08 * max(values) or 1)
 

@@ -8,10 +8,12 @@ from conftest import Run
 from serving.servers import HandClock, asked, byte_pool, served
 
 from kvcalc import Precision, UserError, cache_size, load_gpu, load_model
+from kvcalc.capacity.allocations import Step, play
 from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import weight_bytes
 from kvcalc.report import figures
 from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.figures_allocations import allocations_chart
 from kvcalc.report.figures_cost import cost_vs_context
 from kvcalc.report.figures_load import load_chart
 from kvcalc.report.figures_serving import occupancy
@@ -200,6 +202,34 @@ def test_servers_that_take_one_load_are_bars_up_to_the_99th_percentile() -> None
     assert chart.categories == ("paged", "b") and chart.beside and chart.beside.categories == ("paged", "b")
     assert [s.ys for s in chart.series] == [(50.0, 50.0), (40.0, 40.0), (9.0, 9.0)]
     assert chart.series[-1].labels[0] == "50 s … 99 s"
+    assert [c.title for c in chart.chain()] == ["Time to the first token", "Time from token to token"]
+    more = {"throughput_tokens_per_s": 7.0, "kv_waste": 0.25, "padding_waste": 0.0, "cost_per_million_tokens": None}
+    sides = load_chart([record(1.0, **more), record(1.0, cache="b", **more | {"padding_waste": 0.5})]).chain()[2:]
+    assert {c.title: c.series[0].ys for c in sides} == {
+        "Output tokens per second": (7.0, 7.0), "Cache allocated that holds no token": (0.25, 0.25),
+        "Token slots that hold padding": (0.0, 0.5),
+    }  # fmt: skip
+
+
+def test_other_figures_of_a_server_stand_over_the_load_too() -> None:
+    rates = [record(r, throughput_tokens_per_s=100 * r, cost_per_million_tokens=8 / r) for r in (2.0, 1.0)]
+    _, _, served, cost = load_chart(rates).chain()
+    assert points(served.series[0]) == [(1.0, 100.0), (2.0, 200.0)] and points(cost.series[0]) == [(1.0, 8.0), (2.0, 4.0)]
+
+
+def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> None:
+    """Of 1,000 tokens two slots of 400, one of them A's, C found none, 200 make none. Pieces: A, B's hole of 300, C, 590 left.
+
+    Pages of 16: 4 each for A and C, 128 tokens for 110; 62 pages of 16 are 992, so that 8 make no page.
+    """
+    asked_for = (("A", 50), ("B", 300), ("C", 60), ("B", 0), ("", 700))
+    steps = [Step(number, name, tokens) for number, (name, tokens) in enumerate(asked_for)]
+    chart = allocations_chart(play(steps, 1000, 400, 16))
+    rows = dict(zip(chart.categories, zip(*(s.ys for s in chart.series), strict=True), strict=True))
+    assert rows == {
+        "slots of 400": (50, 350, 400, 200), "pieces, first fit": (110, 0, 590, 300), "pages of 16": (110, 18, 864, 8),
+    }  # fmt: skip
+    assert chart.series[-1].labels == ("ask 700: no", "ask 700: no", "ask 700: yes")
 
 
 def test_latency_over_load_names_what_differs_and_draws_the_tail_alone_where_there_is_much() -> None:

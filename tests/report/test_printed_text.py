@@ -222,7 +222,9 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
     assert chart.subtitle == f"{same}, weights bf16, cache bf16"
     told = memory_chart([budget(max_num_seqs=1), budget(kv_cache_dtype="fp8", max_num_seqs=2), budget(weights_fit=False)])
     assert told.categories == ("1× toy, cache bf16", "1× toy, cache fp8", "1× toy, cache bf16")
-    assert told.series[4].labels == ("1 user", "2 users", "the weights do not fit")
+    assert told.series[4].labels == ("1 user", "2 users", "the weights do not fit") and told.beside is None
+    wasted = memory_chart([budget(contiguous_waste=0.75, paged_waste=0.5, external_waste=None)]).beside
+    assert wasted and wasted.categories == ("contiguous slots", "pages") and wasted.series[0].ys == (0.75, 0.5)
 
 
 @pytest.mark.parametrize(("gpus", "words"), list(product([1, 2], [0, 3])))
