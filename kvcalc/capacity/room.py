@@ -70,7 +70,8 @@ class Room(NamedTuple):
     def transfer_seconds(self, length: int) -> float:
         """Seconds of one sequence's cache on a GPU's link to another replica, where it is most. Raises UserError without one."""
         gpu, ranks = self.request.run.gpu, self.request.run.parallelism
-        most = max(content_of(self.request.held, ranks, n).needed(1, length) for n in range(len(self.plans)))
+        kept = self.request.options.rules.content
+        most = max(content_of(self.request.held, ranks, n, kept).needed(1, length) for n in range(len(self.plans)))
         return most / transfer_rate(gpu)
 
     def sequences(self, left: Whole, length: int) -> Whole:

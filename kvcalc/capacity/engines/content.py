@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvcalc.capacity.engines.engine import Engine, EngineSettings
+from kvcalc.capacity.engines.engine import ContentRule, Engine, EngineSettings, as_kept
 from kvcalc.capacity.engines.layout import Plan
 from kvcalc.capacity.engines.stored import Held, counted
 from kvcalc.capacity.engines.vllm_versions import LATEST, defaults
@@ -68,11 +68,14 @@ class Content(Plan):
         return lines
 
 
-def content_of(held: Sequence[Held], ranks: Parallelism, stage: int) -> Content:
-    """The content of the layers on one stage, each entry in the format in which the engine at hand stores it."""
+def content_of(held: Sequence[Held], ranks: Parallelism, stage: int, kept: ContentRule = as_kept) -> Content:
+    """The content of the layers on one stage, each entry in the format in which the engine at hand stores it.
+
+    kept: the engine's rule for what it holds of a layer.
+    """
     rows: list[LayerRows] = []
     for h, count in counted(held, stage):
-        for s in (entry for part in h.parts for entry in part):
+        for s in kept(h):
             stored = 0 if h.layer.shares_cache or s.entry.lent else count
             rows.append(LayerRows(s.entry, s.row_bytes, stored, count, s.entry.spread(ranks)))
     return Content(rows)

@@ -1,6 +1,6 @@
 """What an engine is: a value, defined once, at the end of its own file. Everything that tells engines apart is a field here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -79,6 +79,7 @@ DefaultsRule = Callable[[Gpu, Parallelism, Any, int, Model], Defaults]
 ReleaseRule = Callable[[str], tuple[Any, str]]
 WarningRule = Callable[[Any, Model, Formats, Parallelism], str]
 MemoryRule = Callable[[Start, str], Terms]
+ContentRule = Callable[[Held], Iterable[StoredEntry]]
 
 
 def as_modelled(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
@@ -89,6 +90,11 @@ def as_modelled(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Format
 def as_asked(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
     """The precision unchanged, and nothing to remark."""
     return precision, ()
+
+
+def as_kept(held: Held) -> Iterable[StoredEntry]:
+    """Every entry of a layer, as its mixers keep it."""
+    return (entry for part in held.parts for entry in part)
 
 
 def unversioned(text: str) -> tuple[Any, str]:
@@ -106,10 +112,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: cache dtypes that it takes (None: all), unmodelled: those that it takes and whose layout is not modelled here.
     takes: settings that this engine alone has. counts: those of max_loras and limit_mm_per_prompt whose bytes it knows.
     precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
-    entries. release: a version as typed → its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that
-    release, the tokens of a pass (0: not given) and the model → what it chooses. warns: of what its CUDA graphs may take that
-    is not predicted, ''. memory: a start and an end of the range →
-    the terms beside the cache; ranged: that the ends differ.
+    entries. content: the entries of a layer that it holds, where they are not the mixers' own. release: a version as typed →
+    its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that release, the tokens of a pass (0: not
+    given) and the model → what it chooses. warns: of what its CUDA graphs may take that is not predicted, ''. memory: a start
+    and an end of the range → the terms beside the cache; ranged: that the ends differ.
     of: its share is of the total memory, of what is free before the weights, or of what is remaining beside them.
     outside: activations and overhead lie outside the share.
     spreads_context: it has decode-context parallelism. takes_num_blocks: its number of blocks can be given.
@@ -131,6 +137,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     counts: tuple[str, ...] = ()
     precision: PrecisionRule = as_asked
     row_format: RowRule = as_modelled
+    content: ContentRule = as_kept
     of: str = "total"
     outside: bool = False
     spreads_context: bool = False

@@ -16,7 +16,7 @@ from kvcalc.capacity.engines.vllm_compressed import BLOCK as COMPRESSED_BLOCK
 from kvcalc.capacity.engines.vllm_compressed import compressed_specs, compresses, compresses_tokens, packed_groups, tuple_bytes
 from kvcalc.capacity.engines.vllm_groups import Group, Spec, SpecKind, groups_of, promoted
 from kvcalc.capacity.engines.vllm_memory import terms, warning
-from kvcalc.capacity.engines.vllm_pooled import pool_of, pooled_groups
+from kvcalc.capacity.engines.vllm_pooled import pool_of, pooled_content, pooled_groups
 from kvcalc.capacity.engines.vllm_versions import defaults, release
 from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry
@@ -219,6 +219,7 @@ VLLM = Engine(
     unmodelled=KEYS_AND_VALUES_ONLY,
     precision=_precision,
     row_format=_row_format,
+    content=pooled_content,
     spreads_context=True,
     takes_num_blocks=True,
     takes_arrays=True,

@@ -5,10 +5,12 @@ rings in those of index keys, so that a block is as large as its latents and ind
 v1/core/kv_cache_utils.py (`_get_kv_cache_groups_glm5_next`) of vLLM 0.31.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from kvcalc.capacity.engines.engine import INDEX_ROW
-from kvcalc.capacity.engines.stored import Held, pages
+from kvcalc.capacity.engines.stored import Held, StoredEntry, pages
 from kvcalc.capacity.engines.vllm_groups import Group, Placed, Spec, SpecKind
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Sparse
@@ -22,6 +24,22 @@ def pool_of(held: Sequence[Held]) -> int:
     return max((part.index_pool for h in held for part in h.layer.parts if isinstance(part, Sparse)), default=0)
 
 
+def pooled_content(held: Held) -> Iterable[StoredEntry]:
+    """What vLLM holds of a layer: of pooled index keys a row of fp8 for a pool of tokens, the ring apart."""
+    pool = pool_of([held])
+    for entry in (s for part in held.parts for s in part):
+        if pool and entry.entry.role == "index_key":
+            rows = msgspec.structs.replace(entry.entry, width=_key_width(entry), ratio=pool)
+            yield StoredEntry(rows, entry.heads, INDEX_ROW)
+        else:
+            yield entry
+
+
+def _key_width(stored: StoredEntry) -> int:
+    """Of an index key that is kept beside its gates and a flag until it is pooled."""
+    return (stored.entry.width - 1) // 2
+
+
 def pooled_groups(title: str, held: Sequence[Held], block_size: int) -> tuple[list[Group], int]:
     """The groups, and tokens of a block: aligned ones, as many as a page needs to hold a state.
 
@@ -33,8 +51,7 @@ def pooled_groups(title: str, held: Sequence[Held], block_size: int) -> tuple[li
             if kept.states:
                 states.append((h.stage, kept.state_bytes))
             elif kept.latent and kept.index_keys:
-                width = (kept.index_keys[0].entry.width - 1) // 2  # keys, gates and a flag
-                latents.append((h.stage, kept.row_bytes, INDEX_ROW.row_bytes(width)))
+                latents.append((h.stage, kept.row_bytes, INDEX_ROW.row_bytes(_key_width(kept.index_keys[0]))))
             else:
                 raise UserError(f"{title}'s pages of pooled index keys beside other attention are not modelled")
     align = max(ALIGNED, pool * POOLED_ROWS, -(-block_size // ALIGNED) * ALIGNED)
