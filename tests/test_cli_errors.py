@@ -12,6 +12,8 @@ ERRORS = [
     ("size deepsek-v3", "Did you mean deepseek-v3"),
     ("size qwen", "Did you mean qwen"),
     ("size zzz", "`kvcalc models` lists them"),
+    ("plan gpt2 --users 1 --context 9 --gpu h100 --tp 1,0", "tp '0' is not a number of GPUs. Give a whole number from 1 up"),
+    ("plan gpt2 --users 1 --context 9 --gpu h100 --dp 00", "dp '00' is not a number of GPUs"),
     ("size ''", "the model's name is empty"),
     ("size ' '", "the model's name is empty"),
     ("size", "name a model, or give --layers, --kv-heads and --head-dim"),

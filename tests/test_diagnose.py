@@ -8,9 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import startup_logs as logs
 from conftest import Run
+
+from kvcalc.capacity.learned import read_learned
 
 GIB, MIB = 2**30, 2**20
 
@@ -244,6 +247,9 @@ def test_what_is_kept_and_used(kvcalc: Run, tmp_path: Path, diagnosed: Any) -> N
     for text in (logs.SGLANG_FAILED, logs.LLAMA_CPP):  # which do not log all that they take
         diagnosed(text, "--save", str(kept))
         assert "beside_beyond_bytes: 0\n" in kept.read_text(encoding="utf-8")
+    named = read_learned(str(kept))
+    kept.write_text(msgspec.structs.replace(named, model="o'clock: #1").text(), encoding="utf-8")
+    assert read_learned(str(kept)).model == "o'clock: #1"
     kept.write_text("engine: vllm\nnothing: 1\n", encoding="utf-8")
     assert "is not what diagnose --save writes" in kvcalc(line, "--from-log", str(kept)).err
 

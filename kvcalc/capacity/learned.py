@@ -53,7 +53,8 @@ class Learned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _written(value: object) -> str:
-    return f"'{value}'" if isinstance(value, str) else str(value)
+    quoted = str(value).replace("'", "''")
+    return f"'{quoted}'" if isinstance(value, str) else quoted
 
 
 def read_learned(path: str, what: str = "") -> Learned:

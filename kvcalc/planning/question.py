@@ -55,8 +55,8 @@ def question_of(models: Sequence[Model], given: Mapping[str, Any]) -> Question:
     space = Space(
         models=tuple(models),
         gpus=tuple(gpus),
-        max_gpus=_whole(words.get("max_gpus", "") or "16", "max-gpus"),
-        nodes=_whole(words.get("nodes", "") or "0", "nodes"),
+        max_gpus=_whole(words.get("max_gpus", "") or "16", "max-gpus", 0),
+        nodes=_whole(words.get("nodes", "") or "0", "nodes", 0),
         precisions=tuple(_precisions(words)),
         options=from_words(FitOptions, {"engine": "vllm"} | options | _switch(words, "enforce_eager")),
         stack=words.get("stack", ""),
@@ -85,9 +85,9 @@ def _list(text: str) -> list[str]:
     return words
 
 
-def _whole(word: str, name: str) -> int:
-    if not (word.isascii() and word.isdigit()):
-        raise UserError(f"{spelled(name)} {word!r} is not a number of GPUs", hint="Give a whole number from 1 up")
+def _whole(word: str, name: str, least: int = 1) -> int:
+    if not (word.isascii() and word.isdigit() and int(word[:9]) >= least):
+        raise UserError(f"{spelled(name)} {word!r} is not a number of GPUs", hint=f"Give a whole number from {least} up")
     return int(word[:9])
 
 
