@@ -71,10 +71,6 @@ class Grid:
         self.needs, self.space = needs, space
         self.remarks: dict[str, None] = {}
         self.laws = self._calibrations()
-        alone = [gpu.name for gpu in space.gpus if gpu.link_domain and gpu.link_domain < space.max_gpus and not gpu.outer_link]
-        if alone:
-            limit = "replicas no larger than one link joins, as no rate between nodes is known"
-            self.remarks[f"{few(alone)}: {limit}; --inter-node-bandwidth gives one"] = None
 
     def _calibrations(self) -> dict[str, Calibration | None]:
         """What times rest on, by GPU: one basis for all, unless a mixture is meant or a stack is asked for.
@@ -103,6 +99,11 @@ class Grid:
             for splits in alike.values():
                 for precision, speculated in product(self.space.precisions, self.space.drafts):
                     yield from self._splits(model, precision, splits, speculated)
+        most = self.space.max_gpus
+        alone = [g.name for g in self.space.gpus if g.link_domain and g.link_domain < most and not g.outer_link]
+        if alone:
+            limit = "replicas no larger than one link joins, as no rate between nodes is known"
+            self.remarks[f"{few(alone)}: {limit}; --inter-node-bandwidth gives one"] = None
 
     def _splits(
         self, model: Model, precision: Precision, splits: Sequence[Parallelism], speculated: Speculated | None

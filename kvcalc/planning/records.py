@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from kvcalc.capacity.commands import command_of
+from kvcalc.capacity.commands import Written, command_of
 from kvcalc.layers.batch import Batch
 from kvcalc.planning.best import Answer
 from kvcalc.planning.grid import Block
@@ -98,8 +98,7 @@ def _beside(point: Point, answer: Answer, space: Space) -> dict[str, Any]:
     step = Batch.decode(block.need.lengths.context, int(block.counts[at]))
     price = answer.prices.get(point.gpu, 1.0)
     speed = block.rate_per_gpu[at] / price
-    options = space.options_of(block.need, int(block.counts[at]))
-    written = command_of(deployment, block.speculated.options(deployment.model, options) if block.speculated else options)
+    written = command(point, space)
     return {
         "pareto": answer.front.holds(float(block.tpot[at]), float(speed)),
         "basis": deployment.basis,
@@ -109,6 +108,17 @@ def _beside(point: Point, answer: Answer, space: Space) -> dict[str, Any]:
         "engine": space.options.engine,
         "command": written.line if written else None,
     }
+
+
+def command(point: Point, space: Space) -> Written | None:
+    """The engine's command line of one replica; None where no flags of it say the same.
+
+    Seats are of a rank under data parallelism: where its ranks do not share the sequences evenly, all have the fullest one's.
+    """
+    block, deployment = point.block, point.block.deployment
+    ranks = deployment.parallelism
+    options = space.options_of(block.need, ranks.sequences(int(block.counts[point.at])) * ranks.dp)
+    return command_of(deployment, block.speculated.options(deployment.model, options) if block.speculated else options)
 
 
 def _quality(deployment: Deployment) -> str | None:

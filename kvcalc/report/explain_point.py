@@ -2,10 +2,9 @@
 
 import shlex
 
-from kvcalc.capacity.commands import command_of
 from kvcalc.planning.best import Answer
 from kvcalc.planning.reasons import Point, reason
-from kvcalc.planning.records import point_record
+from kvcalc.planning.records import command, point_record
 from kvcalc.planning.space import Space
 from kvcalc.report.export import Record
 from kvcalc.report.plans import sentence, where
@@ -52,14 +51,11 @@ def _timed(point: Point, value: float) -> str:
 
 
 def _fits(point: Point, r: Record, space: Space) -> list[str]:
-    block, deployment = point.block, point.block.deployment
-    options = space.options_of(block.need, r["max_num_seqs"])
-    options = block.speculated.options(deployment.model, options) if block.speculated else options
     line = f"fit = {r['capacity_sequences']:,} sequences of {r['context']:,} tokens, at the low end of the engine's range"
-    written = command_of(deployment, options)
+    written = command(point, space)
     if written is None:
         return [line]
-    beside = shlex.join(["--gpu", deployment.gpu.name, *written.beside])
+    beside = shlex.join(["--gpu", point.gpu, *written.beside])
     return [line, f"  kvcalc fit {beside} --explain -- {written.line}"]
 
 

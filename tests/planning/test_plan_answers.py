@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,22 @@ def test_what_explains_a_point_gives_its_figures(kvcalc: Run, words: str) -> Non
     assert f"tokens/s/GPU = {point['tokens_per_s']:,.6g} · {point['replicas']} replica" in told
     marked = f"{'' if point['time_basis'] == 'calibrated' else '≥ '}{seconds(point['tpot_s'])}"
     assert f" = {marked}\n" in told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "deepseek-v3 --users 1 --context 4k --gpu mi300x -q fp8 --max-gpus 4",  # on two data-parallel ranks
+        "gpt-oss-120b --users 7 --context 16k --gpu h100 --max-gpus 4 --dp 2",
+        "qwen3-30b-a3b --users 8 --context 4k --gpu h200 --engine sglang --kv-cache-dtype fp8",
+        "llama-3.1-8b --users 5 --context 8k --gpu a10 --engine trtllm",
+    ],
+)
+def test_the_command_given_back_holds_as_many(kvcalc: Run, words: str) -> None:
+    for point in kvcalc(f"plan {words} --format json").records:
+        given = kvcalc("fit", "--gpu", point["gpu"], "--budget", "low", "--format", "json", "--", *shlex.split(point["command"]))
+        (back,) = given.records
+        assert (back["fits"], back["capacity_sequences"]) == (True, point["capacity_sequences"]), point["command"]
 
 
 def test_what_fails_is_explained_too(kvcalc: Run) -> None:

@@ -1,8 +1,10 @@
 """What vLLM's own documentation says of large models: deployments that it gives are feasible, those that it rules out are not.
 
 Each at the longest context that the model is made for, and one user. Read on 2026-11-22 in github.com/vllm-project/recipes
-(DeepSeek/DeepSeek-V3.md, OpenAI/GPT-OSS.md, moonshotai/Kimi-K2.md, Qwen/Qwen3.md) and docs.vllm.ai (parallelism_scaling): a
-model too large for a server takes tp over its GPUs and pp over servers.
+(DeepSeek/DeepSeek-V3.md, OpenAI/GPT-OSS.md, moonshotai/Kimi-K2.md, Qwen/Qwen3.md: 4 MI300X) and docs.vllm.ai
+(parallelism_scaling): a model too large for a server takes tp over its GPUs and pp over servers. Llama-3.1-405B as in
+blog.vllm.ai/2024/07/23/llama31.html: fp8 on 8 A100 or H100, bf16 on one server of 8 MI300X or H200 and on several of others;
+Qwen3-235B on H100 as GPUStack ran vLLM 0.11 (github.com/gpustack/gpustack, docs/performance-lab/qwen3-235b-a22b/h100.md).
 """
 
 import pytest
@@ -16,6 +18,8 @@ from kvcalc.planning.space import Space
 
 FLAGS = FitOptions(engine="vllm", gpu_memory_utilization=0.95, max_num_batched_tokens=1024)
 USUAL = FitOptions(engine="vllm")
+ROCM = FitOptions(engine="vllm", gpu_memory_utilization=0.8, max_num_batched_tokens=32_768)
+LARGER_PASSES = FitOptions(engine="vllm", engine_version="0.11", max_num_batched_tokens=16_384)
 H100_8, H100_16, H200_8, H200_16 = ("h100", 8), ("h100", 16), ("h200", 8), ("h200", 16)
 
 
@@ -26,11 +30,16 @@ H100_8, H100_16, H200_8, H200_16 = ("h100", 8), ("h100", 16), ("h200", 8), ("h20
         ("deepseek-v3", H100_8, "", USUAL, False),
         ("deepseek-v3", H100_16, "", USUAL, True),
         ("llama-3.1-405b", H100_8, "fp8", USUAL, True),
+        ("llama-3.1-405b", ("a100-80gb", 8), "fp8", USUAL, True),
         ("llama-3.1-405b", H100_8, "", USUAL, False),
+        ("llama-3.1-405b", H200_8, "", USUAL, True),
+        ("llama-3.1-405b", ("mi300x", 8), "", USUAL, True),
         ("gpt-oss-120b", ("h100", 1), "", FLAGS, True),
         ("gpt-oss-120b", ("h100", 1), "", USUAL, False),
         ("qwen3-235b-a22b", H100_8, "", USUAL, True),
         ("qwen3-235b-a22b", ("h100", 4), "", USUAL, False),
+        ("qwen3-235b-a22b", ("h100", 4), "fp8", LARGER_PASSES, True),
+        ("qwen3-235b-a22b", ("mi300x", 4), "", ROCM, True),
         ("kimi-k2", H200_16, "", USUAL, True),
         ("kimi-k2", H200_8, "", USUAL, False),
     ],
