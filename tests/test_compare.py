@@ -276,6 +276,9 @@ def test_over_heads_everything_is_a_share_of_mha() -> None:
     (_, counts, scores), (_, _, dense) = found.published
     assert counts == [1, 8, 32] and scores == [46.6 / 47.2, 47.1 / 47.2, 1.0] and dense == [37.9 / 45.2, 41.2 / 45.2, 1.0]
     assert over_heads(Deployment(load_model("falcon-7b"), load_gpu("h100")), 1024, 1)  # MQA: what more heads would cost
+    two = over_heads(Deployment(stack(grouped(heads=2, groups=2)), load_gpu("h100")), 1024, 1)
+    assert two and (two.heads, two.cache) == ([1, 2], [0.5, 1.0])
+    assert over_heads(Deployment(stack(grouped(heads=1, groups=1)), load_gpu("h100")), 1024, 1) is None
 
 
 def test_the_picture_shows_fewer_heads_beside_the_cache(kvcalc: Run) -> None:

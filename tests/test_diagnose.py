@@ -233,6 +233,14 @@ def test_ranks_of_one_boot_are_one_boot(diagnosed: Any) -> None:
     assert {r["boot"] for r in again} == {1, 2}
 
 
+def test_of_ranks_the_fullest_counts(diagnosed: Any) -> None:
+    """SGLang's second rank holds 0.25 GiB more."""
+    first = next(line for line in logs.SGLANG_FAILED.splitlines(keepends=True) if "Load weight end" in line)
+    second = first.replace("TP0", "TP1").replace("mem usage=66.02", "mem usage=66.27")
+    for both in (first + second, second + first):
+        assert gib(diagnosed(logs.SGLANG_FAILED.replace(first, both)), "weights") == pytest.approx(66.27, abs=1e-6)
+
+
 def test_what_is_kept_and_used(kvcalc: Run, tmp_path: Path, diagnosed: Any) -> None:
     """The cache of a log is what `fit --from-log` then says, to the rounding of the log's figures."""
     kept = tmp_path / "machine.yaml"

@@ -78,6 +78,8 @@ def test_beside_what_serve_predicts(kvcalc: Run, text: Path) -> None:
     assert figures["cache used"]["predicted"] == served["kv_peak"]
     assert 15 * 38 <= 4000 * served["kv_peak"] <= 16 * 38  # ⌈600/16⌉ blocks a request, when nearly all end together
     assert figures["verdict"]["said"].endswith("the cache is too small for this load")
+    split = kvcalc(f"diagnose --metrics {text} --gpu h100 --tp 2 --format json").records
+    assert (records[0]["gpus"], split[0]["gpus"]) == (1, 2)
     assert "12 running, 4 waiting" in kvcalc(f"diagnose --metrics {text} --gpu h100").joined
 
 

@@ -137,6 +137,16 @@ def test_points_hold_every_point_with_its_reason(kvcalc: Run, tmp_path: Path, su
     assert not list(tmp_path.glob(".*"))
 
 
+def test_names_with_commas_and_quotes_stay_whole_in_a_csv_of_points(kvcalc: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "name: 'tiny, \"b\"'\nhidden_size: 64\nvocab_size: 100\nlayers: 1\n"
+        "kinds: {full: {parts: [{type: grouped, num_attention_heads: 1, num_key_value_heads: 1, head_dim: 64}]}}\n"
+    )
+    assert kvcalc(f"plan {tmp_path}/a.yaml --gpu h100 --users 1 --context 1k --max-gpus 1 --points {tmp_path}/p.csv").code == 0
+    (row,) = csv.DictReader(io.StringIO((tmp_path / "p.csv").read_text()))
+    assert (row["model"], row["reason"]) == ('tiny, "b"', "")
+
+
 def test_ctrl_c_keeps_the_blocks_that_were_done(tmp_path: Path) -> None:
     asked = question_of([load_model("llama-3.1-8b")], SMALL | {"users": 40, "context": "16k"})
     path, done = tmp_path / "points.jsonl", []
