@@ -3,7 +3,8 @@
     python benchmarks/accuracy.py ROWS.csv...             prints the tables; fits each calibration's folds again, minutes
     python benchmarks/accuracy.py ROWS.csv... --write     puts them into docs/accuracy.md, and the pictures beside
 
-Without rows, only what needs none is given: the errors that the calibrations carry, and the steps taken apart. Rows are judged
+Without rows, only what needs none is given: the errors that the calibrations carry, and the steps taken apart; with those of
+servers alone, beside that what is said of servers; the rest stays as it is. Rows are judged
 in the scopes that real models have: products with n and k from 1,024 to 32,768; attention with head_dim 128, 4 to 16 query
 heads per KV head and no window, decode from 512 and prefill from 128 tokens; experts that are no artefact of the measurement;
 everything else whole.
@@ -12,13 +13,14 @@ everything else whole.
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvcalc import Batch, Deployment, Parallelism, load_gpu, load_model
 from kvcalc.report.plots import save
 from kvcalc.report.plots_timing import predicted_against_measured
 from kvcalc.serving.measured import served_times
+from kvcalc.serving.published import INFERENCEX
 from kvcalc.timing.calibration import find_calibration, stacks_of
 from kvcalc.timing.calibrator import calibrate
 from kvcalc.timing.choosing import chosen_rows
@@ -49,6 +51,14 @@ TABLES = (
     ("blackwell", BLACKWELL, (("from H200's", "h200", BLACKWELL), ("B300, GB200, GB300 from B200's", "b200", BLACKWELL[1:]))),
     ("others", OTHERS, (("from H200's", "h200", OTHERS),)),
 )
+# rows of the table of servers
+SERVERS: dict[str, Callable[[MeasuredRow], bool]] = {
+    "dense": lambda row: row.op == "e2e_dense",
+    "dense, InferenceX's client": lambda row: row.op == "e2e_dense" and row.client == INFERENCEX,
+    "dense, without TensorRT-LLM 1.0rc3 and 8B on SGLang": lambda row: row.op == "e2e_dense" and not queues_outside(row),
+    "mixtures without DeepSeek": lambda row: row.op == "e2e_moe" and "deepseek" not in row.model.lower(),
+    "all mixtures": lambda row: row.op == "e2e_moe",
+}
 Pairs = dict[str, list[tuple[float, float, float]]]
 
 
@@ -116,6 +126,25 @@ def family_table(here: Pairs, kept: Pairs, borrowed: dict[str, Pairs]) -> Iterat
         columns = [[(m, t) for m, _, t in kept.get(family, [])], [(m, t) for m, _, t in rows], [(m, b) for m, b, _ in rows]]
         columns += [[(m, t) for m, _, t in pairs.get(family, [])] for pairs in borrowed.values()]
         yield f"| {family} | {len(rows):,} | " + " | ".join(written(c) for c in columns) + " |"
+
+
+def queues_outside(row: MeasuredRow) -> bool:
+    """Whether requests of a run wait where no engine sees them."""
+    return row.version.startswith("1.0.0rc3") or (row.framework == "sglang" and "8B" in row.model)
+
+
+def server_table(validations: Sequence[Validation]) -> Iterator[str]:
+    yield "| median / 90th percentile | runs | TPOT | TTFT, mean | tokens/s |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    runs = [(row, v.served[at]) for v in validations for at, row in enumerate(v.table.rows) if at in v.served]
+    for title, counts in SERVERS.items():
+        chosen = [(row, times) for row, times in runs if counts(row)]
+        columns = (
+            [(row.time_us, times.tpot_us) for row, times in chosen],
+            [(row.ttft_us, times.ttft_us) for row, times in chosen],
+            [(row.tokens_per_s, times.tokens_per_s) for row, times in chosen],
+        )
+        yield f"| {title} | {len(chosen)} | " + " | ".join(written(c) for c in columns) + " |"
 
 
 def step_table() -> Iterator[str]:
@@ -199,7 +228,9 @@ def main(words: list[str]) -> int:
     if paths:
         validations, tables = validate(paths, served=served_times), [read_rows(p) for p in paths if p.stem not in SERVING]
         here = judged(validations, HOPPER)
-        for name, gpus, columns in TABLES:
+        if any(p.stem in SERVING for p in paths):
+            blocks["servers"] = list(server_table(validations))
+        for name, gpus, columns in TABLES if tables else ():
             borrowed = {title: judged(validate(paths, source=load_gpu(source)), on) for title, source, on in columns}
             blocks[name] = list(family_table(judged(validations, gpus), held_out(tables, gpus), borrowed))
     print("\n\n".join("\n".join(lines) for lines in blocks.values()))

@@ -205,7 +205,7 @@ def _saturated(records: Sequence[Record]) -> list[str]:
     """Of a sweep of rates, the one that no longer run could keep up with, a line each of servers that differ."""
     found: dict[str, set[float]] = {}
     for r in records:
-        if r["rate"] and r["capacity_requests_per_s"]:
+        if r.get("rate") and r.get("capacity_requests_per_s"):
             found.setdefault(_rate(r["capacity_requests_per_s"]), set()).add(r["rate"])
     return [f"saturated at about {most} requests a second" for most, rates in found.items() if len(rates) > 1]
 
@@ -214,7 +214,7 @@ def _apart(records: Sequence[Record]) -> list[str]:
     """What replicas for prompts alone do, a line each of those that differ."""
     said = dict[str, None]()
     for r in records:
-        if not r["prefill_replicas"]:
+        if not r.get("prefill_replicas"):
             continue
         many = f"{r['prefill_replicas']:,} replica{'s' * (r['prefill_replicas'] > 1)} of their own"
         link = f"their caches take {seconds(r['transfer_s'])} on the link to the one that decodes"
@@ -224,7 +224,7 @@ def _apart(records: Sequence[Record]) -> list[str]:
 
 def _found(record: Record) -> str:
     """The highest rate that keeps the goals, as a person would say it."""
-    where = f"{record['model']} on {record['total_gpus']}× {record['gpu']}"
+    where = f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
     goals = [f"the first token within {seconds(record['slo_ttft'])}"] if record["slo_ttft"] else []
     goals += [f"each further one within {seconds(record['slo_tpot'])}"] if record["slo_tpot"] else []
     if not record["found_rate"]:
@@ -237,7 +237,7 @@ def _served(record: Record) -> str:
     """What the server did with its load, as a person would say it."""
     if record.get("found_rate") is not None:
         return _found(record)
-    where = f"{record['model']} on {record['total_gpus']}× {record['gpu']}"
+    where = f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
     if not record["completed"]:
         return f"{where} serves none of these requests"
     rate = f"{_rate(record['requests_per_s'])} requests and {record['throughput_tokens_per_s']:,.0f} tokens a second"
@@ -245,6 +245,6 @@ def _served(record: Record) -> str:
     half = f"half of the requests see their first token within {seconds(record['ttft_p50_s'])}"
     cost = record.get("cost_per_million_tokens")
     paid = f"; a million tokens cost {cost:,.2f}" if cost else ""
-    chosen = record["num_speculative_tokens_from"]
+    chosen = record.get("num_speculative_tokens_from")
     drafted = f"; {record['num_speculative_tokens']} drafted tokens a step, {chosen}" if chosen else ""
     return f"{where} serves {most}{rate}; {half}{paid}{drafted}"

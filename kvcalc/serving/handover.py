@@ -92,10 +92,12 @@ class Apart(NamedTuple):
     def run(self, closed: bool) -> None:
         """The server that is furthest behind runs on. closed: answers bring new requests, so that decodes wait for each other."""
         servers = [*self.prompts, *self.decodes]
-        server = min(servers, key=Continuous.when)
+        whens = [server.when() for server in servers]
+        at = whens.index(min(whens))
+        server = servers[at]
         if server.door.handed:
-            before = servers if closed else self.prompts
-            server.horizon = min((one.when() for one in before if one is not server), default=math.inf)
+            whens[at] = math.inf
+            server.horizon = min(whens if closed else whens[: len(self.prompts)])
         server.run()
 
 
