@@ -39,6 +39,12 @@ def test_sides_in_the_words_of_fit(kvcalc: Run) -> None:
     assert loss_of("weights", "awq").startswith("rivals 8-bit weights")
 
 
+def test_a_gpu_without_a_matrix_peak_has_no_first_token(kvcalc: Run) -> None:
+    lines = ("llama-3.1-8b --max-model-len 8k", "llama-3.1-8b --gpu apple-m4-max --max-model-len 8k")
+    h100, apple = kvcalc("compare --deployments", *lines, "--format", "json").records
+    assert h100["ttft_s"] > 0 and apple["ttft_s"] is None and apple["tpot_s"] > h100["tpot_s"]
+
+
 def test_options_behind_a_model_that_is_named_once(kvcalc: Run) -> None:
     found = kvcalc("compare llama-3.1-8b --deployments", "--max-model-len 8k", "--max-model-len 8k --enforce-eager")
     assert found.out.startswith("enforce-eager True: ")

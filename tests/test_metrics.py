@@ -1,5 +1,8 @@
 """`diagnose --metrics`: Prometheus text of vLLM and of SGLang beside what `serve` predicts, from a file or one request."""
 
+import io
+import itertools
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,6 +12,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import UserError
+from kvcalc.planning import metrics_text
 from kvcalc.planning.metrics_text import Histogram, read_metrics
 
 VLLM = """\
@@ -147,3 +151,22 @@ def test_one_request_that_is_never_followed_elsewhere(server: tuple[str, list[st
     assert asked == ["/metrics", "/moved"]
     with pytest.raises(UserError, match="sends more than 8,388,608 bytes"):
         read_metrics(f"{address}/endless")
+
+
+def test_a_server_that_never_ends_is_left(server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece of its answer takes longer than the patience for all of it."""
+    monkeypatch.setattr(metrics_text, "PATIENCE", 0.0)
+    monkeypatch.setattr(metrics_text, "monotonic", itertools.count().__next__)
+    with pytest.raises(UserError, match="takes more than 0 s to answer"):
+        metrics_text._read(io.BytesIO(b"x" * 10), server[0])
+
+
+def test_values_that_no_server_counts_are_passed_over(kvcalc: Run, text: Path) -> None:
+    spoiled = re.sub(r"(num_requests_running\{.*\}) .*", r"\1 1e999", VLLM)
+    text.write_text(re.sub(r"(cache_usage_perc\{.*\}) .*", r"\1 -4", spoiled), encoding="utf-8")
+    assert not {"running", "cache_usage"} & set(read_metrics(str(text)).values)
+    said = kvcalc("diagnose", "--metrics", str(text), "--gpu", "h100", "--tp", "2", "--format", "json").records[-1]["said"]
+    assert " running" not in said and "% used" not in said
+    text.write_text(re.sub(r"(num_requests_running\{.*\}) .*", r"\1 1e9", VLLM), encoding="utf-8")
+    refused = kvcalc("diagnose", "--metrics", str(text), "--gpu", "h100")
+    assert (refused.code, "requests at once are more than 10,000" in refused.err) == (2, True)

@@ -26,7 +26,7 @@ class Answer(NamedTuple):
     side: Side
     found: Fit
     tpot: float
-    ttft: float
+    ttft: float | None  # None where the GPU gives no matrix peak
 
 
 def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[dict[str, Any]], str, str]:
@@ -39,8 +39,9 @@ def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[dict[str, Any]
     length = min(f.length for f in found)
     answers = []
     for side, answer, timed in zip(sides, found, deployments, strict=True):
-        decode, prefill = timed.seconds(Batch.decode(length, count)), timed.seconds(Batch.prefill(length))
-        answers.append(Answer(side, answer, float(decode), float(prefill)))
+        decode, prompt = timed.seconds(Batch.decode(length, count)), Batch.prefill(length)
+        first_token = float(timed.seconds(prompt)) if timed.timed(prompt) else None
+        answers.append(Answer(side, answer, float(decode), first_token))
     first = answers[0]
     records = [_record(a, first, count, length, d) for a, d in zip(answers, deployments, strict=True)]
     return records, _sentence(first, answers[-1], count, length, deployments[0].time_basis), remark

@@ -7,13 +7,15 @@ name are added up over its labels, shares are averaged.
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from time import monotonic
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 
 MOST_BYTES, MOST_LINE, PATIENCE = 8 << 20, 4096, 10.0  # seconds
+MOST_VALUE, PIECE = 1e18, 1 << 16
 _LINE = re.compile(r"(vllm|sglang)[:_]([a-zA-Z_]{1,100})(?:\{(.{0,3000})\})? (-?[\d.]{1,40}(?:e[+-]?\d{1,3})?)(?: \d{1,20})?$")
 _LABEL = re.compile(r'([a-z_]{1,60})="([^"]{0,300})"')
 # Our name → theirs, older spellings behind newer ones; the first that is there counts.
@@ -91,6 +93,8 @@ def read_metrics(where: str) -> Metrics:
             continue
         engine, name, found = match[1], match[2], dict(_LABEL.findall(match[3] or ""))
         value = _number(match[4])
+        if not 0 <= value < MOST_VALUE:
+            continue  # nothing that a server counts
         if name.endswith("_bucket") and "le" in found:
             bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
             bound = float("inf") if found["le"] == "+Inf" else _number(found["le"])
@@ -124,6 +128,16 @@ def _number(text: str) -> float:
         return 0.0
 
 
+def _read(answer: Any, address: str) -> bytes:
+    """At most a byte more than MOST_BYTES of an answer, within PATIENCE in all. Raises UserError on one that takes longer."""
+    data, until = b"", monotonic() + PATIENCE
+    while len(data) <= MOST_BYTES and (piece := answer.read1(min(PIECE, MOST_BYTES + 1 - len(data)))):
+        data += piece
+        if monotonic() > until:
+            raise UserError(f"takes more than {PATIENCE:g} s to answer", address)
+    return data
+
+
 def _fetched(address: str) -> str:
     """The text behind an address: one request, MOST_BYTES, no redirects, no proxies. Raises UserError for anything else."""
     from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -145,7 +159,7 @@ def _fetched(address: str) -> str:
             if answer.status != 200:
                 said = "points elsewhere, where it is not followed" if 300 <= answer.status < 400 else "answers"
                 raise UserError(f"{said}: status {answer.status}", address)
-            data = answer.read(MOST_BYTES + 1)
+            data = _read(answer, address)
         finally:
             connection.close()
     except (OSError, HTTPException, ValueError) as error:

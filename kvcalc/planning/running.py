@@ -3,13 +3,14 @@
 from typing import Any, NamedTuple
 
 from kvcalc.capacity import FitOptions, fit
+from kvcalc.errors import UserError
 from kvcalc.planning.metrics_text import Metrics
 from kvcalc.serving.load import Load
 from kvcalc.serving.run import serve
 from kvcalc.serving.settings import ServerSettings
 from kvcalc.timing.deployment import Deployment
 
-PROMPTS = 200
+PROMPTS, MOST_CLIENTS = 200, 10_000
 PERCENTS = (50, 90, 99)
 FULL = 0.95  # of the cache, from which on the next sequence may have to wait
 
@@ -42,6 +43,10 @@ def beside_served(metrics: Metrics, deployment: Deployment, clients: int = 0, le
     done = values.get("requests", 0)
     now = int(values.get("running", 0) + values.get("waiting", 0))
     count = clients or max(1, now)
+    if count > MOST_CLIENTS:
+        raise UserError(
+            f"{count:,} requests at once are more than {MOST_CLIENTS:,}, which are not simulated", hint="Give --users"
+        )
     prompt = lengths[0] or max(1, round(values.get("prompt_tokens", 0) / done) if done else 1000)
     output = lengths[1] or max(1, round(values.get("output_tokens", 0) / done) if done else 200)
     load = Load(max_concurrency=count, num_prompts=max(PROMPTS, 2 * count), input_len=str(prompt), output_len=str(output))
@@ -84,8 +89,9 @@ def _sentence(metrics: Metrics, deployment: Deployment, figures: tuple[Figure, .
     """What the server does now, and what that means."""
     values = metrics.values
     usage, waiting, preempted = (values.get(n, 0.0) for n in ("cache_usage", "waiting", "preemptions"))
-    parts = [f"{values.get('running', 0):,.0f} running", f"{waiting:,.0f} waiting", f"cache {usage:.0%} used"]
-    parts.append(f"{preempted:,.0f} preemptions")
+    told = (("running", "{:,.0f} running"), ("waiting", "{:,.0f} waiting"), ("cache_usage", "cache {:.0%} used"))
+    known = (*told, ("preemptions", "{:,.0f} preemptions"))
+    parts = [said.format(values[name]) for name, said in known if name in values]
     hits = next((f.measured for f in figures if f.name == "prefix hits"), None)
     parts += [f"{hits:.0%} of prompt tokens found in the cache"] if hits is not None else []
     if preempted and usage >= FULL:
