@@ -149,6 +149,13 @@ def test_smallest_changes_first(diagnosed: Any) -> None:
     assert "--max-model-len" in last["change"]
 
 
+def test_what_others_hold_is_what_is_not_free(kvcalc: Run, tmp_path: Path) -> None:
+    """79.18 GiB, of which 12.4 are free."""
+    (tmp_path / "server.log").write_text(logs.V1_0_20, encoding="utf-8")
+    said = "66.78 GiB were in use before the start, so 12.40 GiB are free where the share is 71.26 GiB"
+    assert said in kvcalc("diagnose", str(tmp_path / "server.log")).joined
+
+
 def test_two_changes_where_no_single_one_does(diagnosed: Any) -> None:
     """24 × 32,768 tokens of 160 KiB are 15 GiB on each of 8 L4, beside 3.4 of weights: 0.6 of 22 GiB is too little."""
     last = diagnosed(logs.V1_0_14, "--users", "24", "--context", "32k")[-1]

@@ -3,6 +3,8 @@
 import pytest
 from huggingface_cases import Case, check
 
+from kvcalc.library.huggingface import model_from
+
 CASES = {
     # the whole file says whether the head is tied
     "qwen3-vl-2b": Case(
@@ -116,3 +118,16 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_and_cache_are_those_of_transformers(name: str) -> None:
     check(CASES[name])
+
+
+@pytest.mark.parametrize("whole", [True, False, None])
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe"])
+def test_the_whole_file_says_whether_the_head_is_tied(model_type: str, whole: bool | None, inside: bool) -> None:
+    """Whatever its text part says; a head of its own where it says nothing."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000}
+    text = sizes | {"model_type": f"{model_type}_text", "intermediate_size": 96, "tie_word_embeddings": inside}
+    text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if "moe" in model_type else {}
+    part = {"thinker_config": {"text_config": text}} if "omni" in model_type else {"text_config": text}
+    said = {} if whole is None else {"tie_word_embeddings": whole}
+    assert model_from({"model_type": model_type} | part | said, "config.json", "x").tie_word_embeddings is bool(whole)
