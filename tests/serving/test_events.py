@@ -11,6 +11,7 @@ from specs import stack
 from kvcalc import Batch, Model, Parallelism, Sequences, load_gpu, load_model
 from kvcalc.layers.attention import HiddenStates
 from kvcalc.serving.continuous import Continuous
+from kvcalc.serving.decoding import InStep
 from kvcalc.serving.door import Clients, Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
@@ -84,6 +85,22 @@ def test_a_receive_interval_looks_every_few_decode_passes() -> None:
     assert each.first.tolist() == [1, 3, 8, 31.5]
     assert fourth.first.tolist() == [1, 6, 11, 31.5]
     assert each.finished[0] == fourth.finished[0] == 14
+
+
+@settings(max_examples=40)
+@given(loads, st.integers(66, 160), st.integers(1, 6), st.integers(1, 9), st.booleans())
+def test_looks_fall_between_the_same_passes(
+    rows: list[tuple[float, int, int]], budget: int, seats: int, interval: int, prompts_first: bool
+) -> None:
+    """A receive interval skips nothing where passes in a row are one event: as with each pass by itself."""
+    how, pool = Scheduling(decodes_wait=prompts_first, receive_interval=interval), byte_pool(budget, 4, most=200)
+    limits = {"max_num_seqs": seats, "max_num_batched_tokens": 16}
+    together = served(how, *rows, pool=pool, **limits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InStep, "in_a_row", lambda self, most, room: 1)
+        alone = served(how, *rows, pool=pool, **limits)
+    for name in TIMES:
+        assert getattr(together, name) == pytest.approx(getattr(alone, name), abs=1e-9), name
 
 
 def test_whole_prompts_wait_for_a_pass_that_has_room() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import HandClock, asked, byte_pool
 
+from kvcalc.serving.decoding import InStep
 from kvcalc.serving.door import Clients
 from kvcalc.serving.handover import Handover
 from kvcalc.serving.metrics import Goals, gathered, summary
@@ -122,6 +123,22 @@ def test_nothing_is_lost(
     assert sum(log.prefill_tokens for log in logs) == load.input_len.sum() + record["recomputed_tokens"]
     assert max(log.peak for log in logs) <= budget
     assert record["mean_in_system"] == pytest.approx(record["requests_per_s"] * record["e2e_mean_s"])
+
+
+@settings(max_examples=40)
+@given(loads, st.integers(66, 160), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4))
+def test_passes_in_a_row_are_passes_one_by_one(
+    rows: list[tuple[float, int, int]], budget: int, seats: int, replicas: int, dp: int, clients: int
+) -> None:
+    """No server runs past what another may still send it: the same times where each pass is an event of its own."""
+    asking, pool, clock = Clients(clients, think_s=0.4), byte_pool(budget, 4, most=200), HandClock(0.5, 0.01, dp)
+    each: dict[str, int] = {"max_num_seqs": seats, "max_num_batched_tokens": 16}
+    together = apart(*rows, clients=asking, replicas=replicas, dp=dp, pool=pool, clock=clock, **each)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InStep, "in_a_row", lambda self, most, room: 1)
+        alone = apart(*rows, clients=asking, replicas=replicas, dp=dp, pool=pool, clock=clock, **each)
+    for name in ("arrived", "scheduled", "first", "finished"):
+        assert gathered(together, name) == pytest.approx(gathered(alone, name), abs=1e-9)
 
 
 def test_a_stream_is_plan_s_ttft_and_latency_s_steps(kvcalc: Run) -> None:
