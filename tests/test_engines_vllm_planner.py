@@ -119,6 +119,30 @@ def test_pooled_index_keys_of_published_starts(kvcalc: Run, options: str, gib: s
     assert (record["kv_tokens"], round(record["max_concurrency"], 2)) == (tokens, concurrency)
 
 
+def test_pooled_index_keys_beside_keys_and_values(kvcalc: Run) -> None:
+    """Qwen3.8-Flash-Next on 8 GPUs printed 37.37 GiB and 3,046,184 tokens: 7,681 blocks of 661 a sequence.
+
+    One of two KV heads of 256 a GPU: 1,024 B a token and layer; a state of 6 heads of 128 × 128 in fp32 and 3 · 1,280
+    columns takes 392 of them, 400 in blocks of 16; index keys are 256 B for 4 tokens. 262,144 tokens are 656 blocks, a
+    ring, and states in four groups, which 36 layers and the n-grams' convolution make beside 12. What a block has beside
+    these 5,222,400 B, 0.03 %, is not known.
+    """
+    line = "fit qwen3.8-flash-next --engine vllm --tp 8 --gpu h100 --max-model-len 262144 --kv-cache-memory-bytes 37.37GiB"
+    (record,) = kvcalc(f"{line} --engine-version 0.31.1 --format json").records
+    assert 384 * 1024 < 6 * 128 * 128 * 4 + 3 * 1280 * 2 <= 400 * 1024
+    assert (record["block_size"], record["bytes_per_block"]) == (400, 12 * 400 * (1024 + 256 // 4))
+    assert record["blocks_per_request"] == 661 == 656 + 1 + -(-37 // 12)
+    assert record["kv_tokens"] == pytest.approx(3_046_184, rel=3e-4)
+
+
+def test_tokens_of_a_published_start_of_mimo(kvcalc: Run) -> None:
+    """MiMo-V2.6-Flash on 8 GPUs printed 49.18 GiB and 6,969,972 tokens; 49.18 stands for 0.01 %."""
+    line = "fit mimo-v2.6-flash --engine vllm --tp 8 --gpu h100 --enable-expert-parallel --max-model-len 262144"
+    more = "--max-num-seqs 64 --max-num-batched-tokens 8192 --kv-cache-memory-bytes 49.18GiB --engine-version 0.31.1"
+    (record,) = kvcalc(f"{line} {more} --format json").records
+    assert record["kv_tokens"] == pytest.approx(6_969_972, rel=1e-4)
+
+
 def test_pooled_index_keys_beside_other_layers(kvcalc: Run) -> None:
     """Five stages of nine layers: two layers of latents beside seven states make four groups too."""
     line = "fit glm-5.3-flash --engine vllm --tp 8 --gpu h200 --max-model-len 1000 --format json"

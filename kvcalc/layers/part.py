@@ -50,6 +50,11 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
         """Tokens that a query sees back to, itself included; 0 where nothing limits how far it sees."""
         return 0
 
+    @property
+    def pooled_tokens(self) -> int:
+        """Tokens whose index keys become one, where an engine need keep but that; 0 where each is scored by itself."""
+        return 0
+
     def operators(self, p: Pass) -> list[Operator]:
         """What this part runs in one pass on one rank. Shapes: x is [tokens, hidden_size] before and after.
 

@@ -231,7 +231,14 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
 def test_a_served_table_names_what_went_wrong_and_counts_its_gpus(gpus: int, words: int) -> None:
     record = {"model": "m", "gpu": "g", "basis": "datasheet", "gpus": gpus, "max_num_seqs": 1000, "max_num_batched_tokens": 8192}
     record |= {"kv_budget_bytes": 3 << 29, "rejected": words, "preemptions": words, "padding_waste": words / 10, "seed": 7}
-    record |= {"padded_slots": words, "token_slots": 10 * words or 1, "policy": "static", "prefill_replicas": 0, "rate": None}
+    record |= {
+        "padded_slots": words,
+        "token_slots": 10 * words or 1,
+        "policy": "static",
+        "prefill_replicas": 0,
+        "rate": None,
+        "total_gpus": gpus,
+    }
     record |= {"requests_per_s": 1.234, "throughput_tokens_per_s": 5678.9, "ttft_p50_s": 0.25, "completed": words}
     table = serve_table([record | {"time_basis": "bound", "draft": None}])
     out = " ".join(str(msgspec.structs.replace(table, wide=True)).split())

@@ -92,6 +92,10 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         scored = p.indexer(keys, p.pairs(causal_pairs), self.index_n_heads, self.index_head_dim, self.index_topk)
         return [p.gemm("index_q", w["index_q"]), p.gemm("index_k", *hidden), *scored]
 
+    @property
+    def pooled_tokens(self) -> int:
+        return self.index_pool
+
     def storing(self, own: bool) -> "Sparse | None":
         """No source says whether a layer that reads another's latents chooses among them with an indexer of its own."""
         return msgspec.structs.replace(self, kv_projection=True) if own else None
@@ -102,7 +106,10 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 
 
 class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
-    """Grouped attention of which each query reads index_topk_blocks blocks of index_block_size tokens."""
+    """Grouped attention of which each query reads index_topk_blocks blocks of index_block_size tokens.
+
+    index_pooled: a finished block is scored by the mean of its keys, so that an engine need keep no others of it.
+    """
 
     index_block_size: Tokens
     index_topk_blocks: Size
@@ -110,6 +117,11 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
     index_head_dim: Size
     index_norm: bool = True
     index_key_cached: bool = True
+    index_pooled: bool = False
+
+    @property
+    def pooled_tokens(self) -> int:
+        return self.index_block_size if self.index_pooled else 0
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """Grouped attention's, and the indexer's: queries [D, Hi·di] and one key [D, di], with their norms."""

@@ -64,6 +64,7 @@ INDEXED = grouped(
     index_topk_blocks=lambda c: c.size("indexer_budget") // c.size("indexer_compress_ratio"),
     index_n_heads=K("indexer_n_heads"),
     index_head_dim=K("indexer_head_dim"),
+    index_pooled=True,
 )
 QWEN4_EXP = QWEN3_5_MOE.variant(
     mixer=both(
