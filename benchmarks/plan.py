@@ -35,10 +35,13 @@ def one_by_one(blocks: list[Block]) -> float:
     points = [(block, int(chance.choice(block.counts))) for block in chance.choices(blocks, k=ASKED)]
     began = process_time()
     for block, count in points:
-        deployment, context = block.deployment, block.need.lengths.context
-        fit(deployment, FitOptions(engine="vllm", max_model_len=context, max_num_seqs=count, budget="low"))
-        request(deployment, context, 1)
-        deployment.seconds(Batch.decode(context, count))
+        deployment, lengths = block.deployment, block.need.lengths
+        fit(deployment, FitOptions(engine="vllm", max_model_len=lengths.context, max_num_seqs=count, budget="low"))
+        request(deployment, lengths.prompt, 1)
+        if lengths.output:
+            request(deployment, lengths.prompt, lengths.output, count)
+        else:
+            deployment.seconds(Batch.decode(lengths.context, count))
     return (process_time() - began) / ASKED
 
 
@@ -59,3 +62,5 @@ def lines() -> Iterator[Line]:
     for name in ("llama-3.1-70b", "deepseek-v3"):
         question = Space(models=(load_model(name),), gpus=every)
         yield looked_through(f"of {name} over {len(every)} GPUs", [Need(users=64, context=16_384, max_tpot=0.05)], question)
+        answers = [Need(rate=4, input_len=2048, output_len=500, max_tpot=0.05)]
+        yield looked_through(f"of {name} over {len(every)} GPUs, every step of 500 tokens", answers, question)
