@@ -89,11 +89,14 @@ def _point_labels(axes: Any, series: Series, look: dict[str, Any]) -> list[Any]:
     texts = [(x, y, text, "data") for x, y, text in zip(series.xs, series.ys, series.labels, strict=False)]
     if series.kind == "upright":
         texts = [(series.xs[0], 0.96, series.label, axes.get_xaxis_transform())]
-    return [
+    found = [
         axes.annotate(wrapped(text, NAME, 3, even=True), (x, y), xycoords=where, arrowprops=leader, **common)
         for x, y, text, where in texts
         if text
     ]
+    for text in found:
+        text.set_in_layout(False)  # they stand within the axes
+    return found
 
 
 def _end_label(axes: Any, series: Series, at: int, look: dict[str, Any]) -> list[Any]:
@@ -148,7 +151,10 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
         figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     for one in panels:
-        thin_ticks(one.axes, renderer)
+        if not is_heat(one.head.chart):  # whose ticks are names, as those of bars are upwards
+            thin_ticks(one.axes.xaxis, renderer, 0.5)
+        if not one.head.chart.categories:
+            thin_ticks(one.axes.yaxis, renderer, 0.0)
         fit_names(one.axes, one.sums, renderer)
         past_limits(one.axes, one.sums, renderer)
     figure.set_layout_engine("none")

@@ -83,9 +83,11 @@ def beside(text: Any, taken: Places, texts: Places, inside: Any, renderer: Any) 
         place = (left - 2, low - 2, left + box.width + 2, low + box.height + 2)
         if not (inside.x0 <= place[0] and place[2] <= inside.x1 and inside.y0 <= place[1] and place[3] <= inside.y1):
             continue
+        if not taken.free(place):
+            continue
         far = reach > NEAR
         leader = boxes_along([(x, y), (left + box.width / 2, low + box.height / 2)], 1)
-        if not taken.free(place) or (far and not all(texts.free(b) for b in leader.tolist())):
+        if far and not all(texts.free(b) for b in leader.tolist()):
             continue
         text.set_position((dx * gap * reach, dy * gap * reach))
         text.set_ha({0.0: "left", 1.0: "right", 0.5: "center"}[side])

@@ -72,16 +72,17 @@ def _between(decades: float, most: int) -> tuple[float, ...]:
     return (1.0,)
 
 
-def thin_ticks(axes: Any, renderer: Any) -> None:
-    """Leave out every other tick below the axes while two of them touch."""
-    low, high = sorted(axes.get_xlim())
-    while (
-        len(shown := [(at, t) for at, t in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True) if low <= at <= high]) > 2
-    ):
-        boxes = [text.get_window_extent(renderer) for _, text in shown]
-        if all(a.x1 + a.height / 2 < b.x0 for a, b in itertools.pairwise(boxes)):
+def thin_ticks(axis: Any, renderer: Any, gap: float) -> None:
+    """Leave out every other tick of an axis while two of their texts come nearer than so many heights."""
+    low, high = sorted(axis.get_view_interval())
+    across = int(axis.axis_name == "y")
+    while True:
+        ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True)
+        shown = sorted(((at, t.get_window_extent(renderer)) for at, t in ticks if low <= at <= high), key=lambda pair: pair[0])
+        pairs = itertools.pairwise(box for _, box in shown)
+        if len(shown) < 3 or all(a.max[across] + gap * a.height < b.min[across] for a, b in pairs):
             return
-        axes.set_xticks([at for at, _ in shown[::2]])
+        axis.set_ticks([at for at, _ in shown[::2]])
 
 
 def step_of(most: float, ticks: int) -> int:

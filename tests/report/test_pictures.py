@@ -10,7 +10,7 @@ from kvcalc import Precision, load_gpu, load_model
 from kvcalc.cli.plot import DEFAULT_MODELS
 from kvcalc.report import figures
 from kvcalc.report.attention import attention_chart
-from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
+from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, joined, si_tick, tokens_tick
 from kvcalc.report.labels import Places, anchor, boxes_along, spread, taken_places, text_box
 from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.roof import decode_sweep, roofline_chart
@@ -69,13 +69,20 @@ CHARTS = {
 }
 
 
-STYLED = [*((name, style) for name in CHARTS for style in ("light", "slides")), ("lines 30", "light"), ("points 30", "light")]
+STYLED = [*((name, style) for name in CHARTS for style in ("light", "slides")), ("lines 30", "light"), ("points 20", "light")]
 
 
 @pytest.mark.parametrize(("name", "style"), STYLED)
 def test_texts_keep_apart_and_inside(name: str, style: str) -> None:
-    build, given = CHARTS[name] if name in CHARTS else ({"lines": lines, "points": points}[name.split()[0]], 30)
+    kind, _, count = name.partition(" ")
+    build, given = CHARTS.get(name) or ({"lines": lines, "points": points}[kind], int(count))
     check_apart(build(given), style)
+
+
+@pytest.mark.parametrize("style", ["light", "slides"])
+def test_heads_of_charts_beside_each_other_keep_apart(style: str) -> None:
+    long = lines(1)._replace(title="Time from token to token over the load of a server", subtitle="what it rests on " * 7)
+    check_apart(joined([long, long._replace(subtitle=""), long]), style)
 
 
 def test_dark_is_light_in_other_colours() -> None:
@@ -104,11 +111,13 @@ def check_apart(chart: Chart, style: str) -> None:
     drawn = figure(chart, STYLES[style])
     drawn.draw_without_rendering()
     renderer, page, told = drawn.canvas.get_renderer(), drawn.bbox, []
+    every = {id(t): t for axes in drawn.axes for t in shown(drawn, axes)}
+    places = [(t.get_text(), text_box(t, renderer).padded(-1)) for t in every.values()]
+    for (one, first), (two, second) in itertools.combinations(places, 2):
+        assert not first.overlaps(second), (one, two)
     for axes in drawn.axes:
         texts = shown(drawn, axes)
         boxes = [(t.get_text(), text_box(t, renderer)) for t in texts]
-        for (one, first), (two, second) in itertools.combinations(boxes, 2):
-            assert not first.padded(-1).overlaps(second.padded(-1)), (one, two)
         taken = drawn_on(drawn, axes)
         for text, box in boxes:
             assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, text
