@@ -6,7 +6,7 @@ Mutants are drawn by the seed from all places in the files named (all of kvcalc 
 seed draws the same ones of the same code. Annotations, docstrings, texts and help are left alone.
 
 Each runs the tests of its room first (`TESTS`), in the order given there, and with --whole all the others if those pass; or
-those of --tests, to see that a new assertion notices it: `--count 20 --seed 7 --numbers 3 --tests test_pool.py kvcalc/serving`.
+those of --tests, to see that a new assertion notices it: `--count 20 --seed 7 --only 3,8 --tests test_pool.py kvcalc/serving`.
 Printed are the test that noticed, or, where none did, file, line and change: a survivor is either a line that nothing proves, or
 a change that changes nothing (an equivalent mutant: a cache's size, a faster way to the same figure). It ends with their number.
 
@@ -248,15 +248,6 @@ def tried(mutant: Mutant, copy: Path, tests: tuple[str, ...], whole: bool, timeo
     return {"passed": "SURVIVES", "failed": "found"}.get(came, came), ", ".join(broken(said))[:160]
 
 
-def numbers(text: str, most: int) -> list[int]:
-    """`1-20,35` or `41-`, as numbers from 1 to `most`."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        found |= set(range(int(first or 1), int(last or (most if dash else first)) + 1))
-    return sorted(n for n in found if 0 < n <= most)
-
-
 def copied(folder: Path) -> Path:
     """A copy of the tree without what it does not need."""
     for name in TAKEN:
@@ -272,7 +263,8 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", help="files or folders below kvcalc", default=["kvcalc"])
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--numbers", default="1-", help="of those drawn: 21-40,55 or 41- to go on where a run ended")
+    parser.add_argument("--skip", type=int, default=0, help="of those drawn, the first so many: goes on where a run ended")
+    parser.add_argument("--only", default="", help="numbers of those drawn, as printed: 3,8")
     parser.add_argument("--tests", default="", help="patterns below tests/, in place of the room's")
     parser.add_argument("--whole", action="store_true", help="ask the whole suite about what the room's tests let pass")
     parser.add_argument("--timeout", type=float, default=150.0, help="seconds for the tests of a room")
@@ -282,7 +274,8 @@ def main() -> int:
     if asked.paths == ["kvcalc"]:
         files = [f for f in files if "measure" not in f.parts]
     chosen = drawn(files, asked.count, asked.seed)
-    alive, some = 0, numbers(asked.numbers, len(chosen))
+    some = [int(n) for n in asked.only.split(",") if n] or range(asked.skip + 1, len(chosen) + 1)
+    alive = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = copied(Path(folder))
         for number in some:
