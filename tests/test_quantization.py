@@ -18,6 +18,7 @@ MATRIX = {
     "fp8": N + 4,  # one fp32 scale
     "fp8_per_channel": N + 512 * 4,
     "fp8_block128": N + 2 * 4 * 4,  # 2 × 4 blocks of 128 × 128, an fp32 each
+    "fp8_block32": N + 8 * 16,  # 8 × 16 blocks of 32 × 32, a byte each
     "int8": N + 512 * 4,
     "int8_weight_only": N + 512 * 2,
     "awq": N // 2 + 2 * 512 * 2 + 2 * 512 // 2,  # groups of 128 inputs: an fp16 scale and a packed 4-bit zero
@@ -102,7 +103,7 @@ def test_unknown_format_names_its_neighbours() -> None:
 
 def test_only_the_schemes_that_compute_in_eight_bits_say_so() -> None:
     computes = {name: f.computes for name, f in WEIGHT_FORMATS.items() if f.computes}
-    fp8 = ("fp8", "fp8_per_channel", "fp8_block128", "mxfp8")
+    fp8 = ("fp8", "fp8_per_channel", "fp8_block128", "fp8_block32", "mxfp8")
     assert computes == {**dict.fromkeys(fp8, "fp8"), "int8": "int8"}
 
 
