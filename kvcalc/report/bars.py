@@ -1,6 +1,7 @@
 """Bars on matplotlib's axes: stacked parts with a text at their ends, and limits whose names stand above them."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.report.chart import Chart, bytes_tick
@@ -19,6 +20,16 @@ def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
     lines = sum(name.count("\n") + 1 for name in names)
     needed: float = lines * LEAST * look["font"] * 1.3 / 72
     return max(height, 0.28 * height + needed)
+
+
+def widest(charts: Sequence[Chart]) -> float:
+    """Characters that stand left and right of the axes of any of the charts, at least those of ticks."""
+    left = [line for chart in charts for name in _names(chart) for line in name.split("\n")]
+    ends = [
+        wrapped(s.label, NAME, 3, even=True) for chart in charts for s in chart.series if s.kind not in ("bar", "points", "cells")
+    ]
+    right = [line for text in ends for line in text.split("\n")]
+    return max(map(len, left), default=10) + 0.85 * max(map(len, right), default=6)
 
 
 def _names(chart: Chart) -> list[str]:

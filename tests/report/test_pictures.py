@@ -85,6 +85,11 @@ def test_heads_of_charts_beside_each_other_keep_apart(style: str) -> None:
     check_apart(joined([long, long._replace(subtitle=""), long]), style)
 
 
+def test_bars_and_lines_of_long_names_in_one_grid_keep_apart() -> None:
+    """Texts are as small as their names are long, down to those of a light picture."""
+    check_apart(joined([bars(6), bars(2), lines(6), bars(6), lines(2)]), "slides")
+
+
 def test_dark_is_light_in_other_colours() -> None:
     """What is not a colour is the same, and so is every place: what holds for light holds for dark."""
     plain, dark = ({k: v for k, v in STYLES[name].items() if k not in ("ink", "paper")} for name in ("light", "dark"))
