@@ -23,6 +23,7 @@ from kvcalc.storage.quantization import Quantization
 from kvcalc.units import format_count
 
 Layers = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+MOST_KINDS = 256  # kinds of layer: a searched model has a few dozen
 Norm = Literal["rms", "layer", "layer_no_bias", "none"]
 NORM_VECTORS = {"rms": 1, "layer": 2, "layer_no_bias": 1, "none": 0}
 
@@ -98,7 +99,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     hidden_size: Size
     vocab_size: Size
     layers: Layers
-    kinds: dict[str, Layer]
+    kinds: Annotated[dict[str, Layer], msgspec.Meta(max_length=MOST_KINDS)]
     pattern: tuple[str, ...] = ()
     family: str = ""
     aliases: tuple[str, ...] = ()

@@ -67,3 +67,14 @@ def test_pictures_of_anything(words: str, target: str, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     done = sound(run(*words.split(), "--plot", target))
     assert (done.code, (tmp_path / "out.svg").exists()) == (PICTURED[words], target == "out.svg" and not PICTURED[words]), done
+
+
+def test_kinds_of_layers_have_a_limit(tmp_path: Path) -> None:
+    """As many as are allowed take little, and one more is refused with the number."""
+    part = "{parts: [{type: grouped, num_attention_heads: 4, num_key_value_heads: 2, head_dim: 16, sliding_window: "
+    for count, code in ((256, 0), (257, 2)):
+        kinds = "".join(f"  k{i}: {part}{i + 1}}}]}}\n" for i in range(count))
+        text = f"name: m\nfamily: m\nhidden_size: 64\nvocab_size: 10\nlayers: 1000\npattern: [k0]\nkinds:\n{kinds}"
+        (tmp_path / "m.yaml").write_text(text, encoding="utf-8")
+        done = sound(run("size", str(tmp_path / "m.yaml")))
+        assert (done.code, "kinds: Expected 'object' of length <= 256" in done.err) == (code, code == 2), done.err

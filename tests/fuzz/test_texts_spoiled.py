@@ -32,7 +32,11 @@ TEXTS: dict[str, tuple[str, list[bytes], list[str]]] = {
     "question": (
         "plan.yaml",
         [QUESTION, TRAFFIC],
-        ["plan gpt2 --file {} --format json", "plan gpt2 --file {} --explain", "plan gpt2 --file {} --points -"],
+        [
+            "plan gpt2 --file {} --gpu h100 --format json",
+            "plan gpt2 --file {} --gpu h100,l4 --explain",
+            "plan gpt2 --file {} --gpu l4 --points -",
+        ],
     ),
     "prices": (
         "prices.yaml",
