@@ -28,6 +28,12 @@ else:
     Whole = Any
 
 
+def _alike(run: Deployment) -> list[int]:
+    """For each pipeline stage the first of the same layers in the same order, the first and the last apart."""
+    first: dict[object, int] = {}
+    return [first.setdefault((s.order, s.first, s.last), s.number) for s in stages(run.model, run.parallelism.pp)]
+
+
 class Room(NamedTuple):
     """A request on one GPU's replica, with the plan of each pipeline stage."""
 
@@ -44,17 +50,15 @@ class Room(NamedTuple):
         request, engine = self.request, self.request.options.rules
         each = -(-counts // request.run.parallelism.dp)
         found = np.empty((len(self.plans), len(counts)), dtype=np.int64)
-        known: dict[object, int] = {}
-        for stage in stages(request.run.model, len(self.plans)):
-            alike = known.setdefault((*stage.counts.values(), stage.first, stage.last), stage.number)
-            if alike != stage.number:
-                found[stage.number] = found[alike]
+        for number, alike in enumerate(_alike(request.run)):
+            if alike != number:
+                found[number] = found[alike]
             elif engine.takes_arrays:
-                start = request.start(stage.number, each)
-                found[stage.number] = request.left(request.terms(start, request.end))
+                start = request.start(number, each)
+                found[number] = request.left(request.terms(start, request.end))
             else:
-                starts = (request.start(stage.number, int(n)) for n in each)
-                found[stage.number] = [request.left(request.terms(start, request.end)) for start in starts]
+                starts = (request.start(number, int(n)) for n in each)
+                found[number] = [request.left(request.terms(start, request.end)) for start in starts]
         return found
 
     @property
@@ -64,7 +68,7 @@ class Room(NamedTuple):
         run, asked = request.run, request.options
         if not asked.rules.takes_arrays or asked.cpu_offload_gb or asked.weight_bytes is not None:
             return 0  # weights that are elsewhere, or not counted by the same rule
-        held = (stage_weights(run.model, run.formats, run.parallelism, stage) for stage in range(len(self.plans)))
+        held = (stage_weights(run.model, run.formats, run.parallelism, stage) for stage in {*_alike(run)})
         return max(0, max(held) - ceil(run.gpu.usable_bytes * request.utilization))
 
     def transfer_seconds(self, length: int) -> float:
@@ -75,7 +79,7 @@ class Room(NamedTuple):
         return most / transfer_rate(gpu)
 
     def sequences(self, left: Whole, length: int) -> Whole:
-        """`fit`'s max_num_seqs: sequences of `length` tokens that the replica holds with so many bytes left."""
+        """`fit`'s capacity_sequences: sequences of `length` tokens that the replica holds with so many bytes left."""
         import numpy as np
 
         caches = np.maximum(left, 0)
@@ -108,7 +112,9 @@ class Rooms:
         chosen = engine.defaults(gpu, ranks, self.release, asked.max_num_batched_tokens, run.model)
         if chosen.tokens not in self._known:
             request = request_of(run, asked, self.dtype, self.release)
-            plans = [engine.plan(request.held, ranks, request.settings, stage) for stage in range(ranks.pp)]
+            alike = _alike(run)
+            made = {stage: engine.plan(request.held, ranks, request.settings, stage) for stage in {*alike}}
+            plans = [made[stage] for stage in alike]
             self._known[chosen.tokens] = Room(request, plans)
         request, plans = self._known[chosen.tokens]
         return Room(request._replace(run=run, utilization=asked.gpu_memory_utilization or chosen.utilization), plans)
