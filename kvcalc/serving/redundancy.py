@@ -20,9 +20,10 @@ def no_cache_fields(
 ) -> dict[str, Any]:
     """The same request without a cache, its LM head on the `last` position or on `all`, beside the `cached` one.
 
-    no_cache_redundant_flops_share: 1 − FLOPs with the cache over those without. Projections: tokens that pass through the
-    layers, of all sequences. tpot_last_bound_s: what the last step with the cache takes by the datasheet alone, which is
-    mostly reading the weights; the rest of its time are launches. no_cache_doubles_from: as `doubling_context`.
+    no_cache_redundant_flops_share: 1 − FLOPs with the cache over those without; 0 where chunks of a prompt, each with its LM
+    head, take more. Projections: tokens that pass through the layers, of all sequences. tpot_last_bound_s: what the last step
+    with the cache takes by the datasheet alone, which is mostly reading the weights; the rest of its time are launches.
+    no_cache_doubles_from: as `doubling_context`.
     """
     plain = without_cache(deployment, input_len, output_len, batch_size, head == "all")
     needed, processed = token_projections(input_len, output_len)
@@ -30,7 +31,7 @@ def no_cache_fields(
     return {f"no_cache_{key}": value for key, value in plain._asdict().items()} | {
         "speedup": plain.e2e_s / cached.e2e_s if plain.e2e_s and cached.e2e_s else None,
         "no_cache_head": head,
-        "no_cache_redundant_flops_share": 1 - cached.flops / plain.flops,
+        "no_cache_redundant_flops_share": max(0.0, 1 - cached.flops / plain.flops),
         "no_cache_token_projections": batch_size * processed,
         "no_cache_redundant_projections": batch_size * (processed - needed),
         "tpot_last_bound_s": float(total_seconds(roofline(last, deployment.gpu))),

@@ -83,3 +83,11 @@ def test_heads_that_cannot_be(kvcalc: Run) -> None:
         found = kvcalc(f"latency gpt2 {options}")
         assert found.code == 2
         assert message in found.err
+
+
+def test_nothing_is_redundant_where_chunks_take_more(kvcalc: Run) -> None:
+    """One token out: both runs pass the prompt once, and the chunked one works its LM head four times."""
+    line = "latency bloom --gpu a10 --isl 2000 --osl 1 --no-cache --max-num-batched-tokens 512 --format json"
+    (found,) = kvcalc(line).records
+    assert found["flops"] > found["no_cache_flops"]
+    assert found["no_cache_redundant_flops_share"] == 0
