@@ -165,9 +165,10 @@ def test_very_long_and_very_wide_is_exact(kvcalc: Run) -> None:
 def test_float_contexts_are_not_silently_rounded() -> None:
     from kvcalc import UserError
 
-    for bad in (0, -1, 10**12 + 1, 4096.0, True, float("nan")):
+    for bad in (0, -1, 10**12 + 1, 4096.5, True, float("nan"), float("inf")):
         with pytest.raises(UserError, match="whole number"):
             cache_size(load_model("gpt2"), bad)  # type: ignore[arg-type]
+    assert cache_size(load_model("gpt2"), 512.0) == cache_size(load_model("gpt2"), 512)  # type: ignore[arg-type]
 
 
 def test_precision_is_that_of_the_cache_not_of_the_weights() -> None:
