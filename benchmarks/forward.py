@@ -52,4 +52,4 @@ def lines() -> Iterator[Line]:
         spent = cpu_seconds(lambda model=model: step_seconds(model, gpu, 8192, 8), 50)
         yield Line(f"a pass of {name} under the roof, {model.layers} layers", spent, ADDITIONS, adding, 60)
         seconds = cpu_seconds(lambda model=model: sweep(model, gpu, contexts, sizes), repeat=3)
-        yield Line(f"a sweep of {name}, {POINTS:,} decode steps", seconds, "x·y + x of as many points", product, 600)
+        yield Line(f"a sweep of {name}, {POINTS:,} decode steps", seconds, "x·y + x of as many points", product, 1600)
