@@ -28,82 +28,115 @@ class One:
 
 def run_plainly(door: Door, pool: Pool, limits: Limits, log: Log, seconds_of: Any) -> None:
     """Serves all; seconds_of(tokens of the pass) is its time."""
-    queue: list[One] = []
-    inside: list[One] = []
-    now, turns = 0.0, itertools.count(1)
-
-    def held(more: int) -> int:
-        return sum(int(pool.allocated[s.cached + more if s.decodes else s.goal]) for s in inside)
-
+    server = Plain(door, pool, limits, log)
+    now = 0.0
     while door.open:
-        if not (queue or inside):
+        if not (server.queue or server.inside):
             now = max(now, door.next_s)
-        queue += [One(i, door.inputs[i]) for i in door.admit(now)]
-        if not (queue or inside):
-            continue
-        moved, preempted = 0, False
-        while held(1) > pool.budget:
-            last = max(inside, key=lambda s: s.turn)
-            inside.remove(last)
-            preempted = True
-            log.preemptions += 1
-            if last.decodes and limits.host_bytes_per_s:
-                last.away = True
-                moved += int(pool.allocated[last.cached])
-            else:
-                last.goal = last.cached + 1 if last.decodes else last.goal
-                log.recomputed_tokens += last.goal if last.made else last.cached
-                last.cached = 0
-            queue.insert(0, last)
-        room = limits.max_num_batched_tokens - sum(s.decodes for s in inside)
+        server.queue += [One(i, door.inputs[i]) for i in door.admit(now)]
+        if server.queue or server.inside:
+            now = server.passes(now, seconds_of)
+
+
+class Plain:
+    """Who waits and who is inside; a pass preempts, gives prompts their pieces, lets in, runs."""
+
+    def __init__(self, door: Door, pool: Pool, limits: Limits, log: Log) -> None:
+        self.door, self.pool, self.limits, self.log = door, pool, limits, log
+        self.queue: list[One] = []
+        self.inside: list[One] = []
+        self.turns = itertools.count(1)
+
+    def held(self) -> int:
+        return sum(int(self.pool.allocated[s.cached + 1 if s.decodes else s.goal]) for s in self.inside)
+
+    def passes(self, now: float, seconds_of: Any) -> float:
+        """One pass, and when it ends."""
+        moved, preempted = self.preempt()
+        room = self.limits.max_num_batched_tokens - sum(s.decodes for s in self.inside)
+        decoding = [s for s in self.inside if s.decodes]
         pieces: list[tuple[One, int]] = []
-        decoding, returned = [s for s in inside if s.decodes], []
-        for s in inside:
+        for s in self.inside:
             if not s.decodes and room:
                 pieces.append((s, min(room, s.goal - s.cached)))
                 room -= pieces[-1][1]
-        free = pool.budget - held(1)
-        while queue and not preempted and room > 0 and len(inside) < limits.max_num_seqs:
-            head = queue[0]
-            need = int(pool.allocated[head.cached + 1 if head.away else head.goal])
+        returned = [] if preempted else self.let_in(now, room, pieces)
+        moved += sum(int(self.pool.allocated[s.cached]) for s in returned)
+        prompt = sum(new for _, new in pieces)
+        seconds = seconds_of(len(decoding) + prompt) if decoding or pieces else 0.0
+        if moved:
+            seconds += moved / self.limits.host_bytes_per_s
+            self.log.swapped_bytes += moved
+        ready = grow(pieces, decoding)
+        grown = self.stands({s for s, _ in pieces}, seconds)
+        sizes = len(decoding) + len(pieces), len(decoding) + prompt, prompt, len(self.queue)
+        self.log.ran(now, seconds, 1, *sizes, grown)
+        self.door.pass_time(seconds)
+        self.finish(ready, returned, now + seconds)
+        return now + seconds
+
+    def preempt(self) -> tuple[int, bool]:
+        """Bytes that go to the host, and whether any was sent away: who came last goes first."""
+        moved, preempted = 0, False
+        while self.held() > self.pool.budget:
+            last = max(self.inside, key=lambda s: s.turn)
+            self.inside.remove(last)
+            preempted = True
+            self.log.preemptions += 1
+            if last.decodes and self.limits.host_bytes_per_s:
+                last.away = True
+                moved += int(self.pool.allocated[last.cached])
+            else:
+                last.goal = last.cached + 1 if last.decodes else last.goal
+                self.log.recomputed_tokens += last.goal if last.made else last.cached
+                last.cached = 0
+            self.queue.insert(0, last)
+        return moved, preempted
+
+    def let_in(self, now: float, room: int, pieces: list[tuple[One, int]]) -> list[One]:
+        """Lets in whom tokens, places and memory have room for; adds their pieces and gives back who came from the host."""
+        returned = []
+        free = self.pool.budget - self.held()
+        while self.queue and room > 0 and len(self.inside) < self.limits.max_num_seqs:
+            head = self.queue[0]
+            need = int(self.pool.allocated[head.cached + 1 if head.away else head.goal])
             if need > free:
                 break
             free -= need
-            queue.pop(0)
-            inside.append(head)
+            self.inside.append(self.queue.pop(0))
             if not head.turn:
-                log.scheduled[head.index] = now
-            head.turn = next(turns)
+                self.log.scheduled[head.index] = now
+            head.turn = next(self.turns)
             if head.away:
                 head.away = False
-                moved += int(pool.allocated[head.cached])
                 returned.append(head)
             else:
                 pieces.append((head, min(room, head.goal)))
                 room -= pieces[-1][1]
-        prompt = sum(new for _, new in pieces)
-        seconds = seconds_of(len(decoding) + prompt) if decoding or pieces else 0.0
-        if moved:
-            seconds += moved / limits.host_bytes_per_s
-            log.swapped_bytes += moved
-        ready = []
-        for s, new in pieces:
-            s.cached += new
-            ready += [s] if s.decodes else []
-        for s in decoding:
-            s.cached += 1
-            s.made += 1
-        allocated = sum(int(pool.allocated[s.goal if s in dict(pieces) else s.cached]) for s in inside)
-        stored = sum(int(pool.stored[s.cached]) for s in inside)
-        grown = Grown(allocated, stored, allocated, allocated * seconds, stored * seconds)
-        log.ran(now, seconds, 1, len(decoding) + len(pieces), len(decoding) + prompt, prompt, len(queue), grown)
-        now += seconds
-        door.pass_time(seconds)
+        return returned
+
+    def stands(self, prompts: set[One], seconds: float) -> Grown:
+        allocated = sum(int(self.pool.allocated[s.goal if s in prompts else s.cached]) for s in self.inside)
+        stored = sum(int(self.pool.stored[s.cached]) for s in self.inside)
+        return Grown(allocated, stored, allocated, allocated * seconds, stored * seconds)
+
+    def finish(self, ready: list[One], returned: list[One], now: float) -> None:
+        """First tokens of prompts that are cached; out goes who has made all."""
         for s in ready:
             s.made += 1
             s.goal = s.cached
-            if np.isnan(log.first[s.index]):
-                log.first[s.index] = now
-        for s in [s for s in inside if s.made == door.outputs[s.index] and s not in returned]:
-            inside.remove(s)
-            door.leave(s.index, now)
+            if np.isnan(self.log.first[s.index]):
+                self.log.first[s.index] = now
+        for s in [s for s in self.inside if s.made == self.door.outputs[s.index] and s not in returned]:
+            self.inside.remove(s)
+            self.door.leave(s.index, now)
+
+
+def grow(pieces: list[tuple[One, int]], decoding: list[One]) -> list[One]:
+    """Caches a piece of every prompt and a token of every decode; who has its prompt now."""
+    for s, new in pieces:
+        s.cached += new
+    for s in decoding:
+        s.cached += 1
+        s.made += 1
+    return [s for s, _ in pieces if s.decodes]
