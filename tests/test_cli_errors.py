@@ -20,6 +20,8 @@ ERRORS = [
     ("sise gpt2", "No such command 'sise'"),
     ("size gpt2 --contxt 4k", "--contxt"),
     ("size gpt2 --format xml", "'xml' is not one of 'table', 'json', 'csv', 'markdown'"),
+    ("fit llama-3.1-8b --gpu 8xH100", "unknown gpu '8xH100'. Their number stands apart: --gpu h100-sxm --tp 8"),
+    ("fit llama-3.1-8b --gpu 2xnothing", "unknown gpu '2xnothing'"),
     ("gpus ha100", "unknown gpu 'ha100'. Did you mean h100-sxm, a100-80gb"),
     ("gpus h100x", "Did you mean h100"),
     ("models lllama-7b", "Did you mean llama-7b"),

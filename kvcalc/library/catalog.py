@@ -16,6 +16,7 @@ from kvcalc.library.yaml_text import Lines
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
+_COUNTED = re.compile(r"(\d{1,4})\s*[x×*]\s*(.+)")  # 8xh100: how many of which
 _NO_SEPARATORS, _NO_DOTS = str.maketrans("", "", " \t_-"), str.maketrans("", "", " \t_-.")
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
@@ -86,8 +87,17 @@ def find(name: str, kind: str) -> Path:
     found = _matching(name, aliases, kind)
     if found:
         return found
-    hint = nearest(name, [*files, *aliases], proper={alias: path.stem for alias, path in aliases.items()})
-    raise UserError(f"unknown {kind[:-1]} {name!r}", hint=hint or f"`kvcalc {kind}` lists them")
+    raise _unknown(name, kind, files, aliases)
+
+
+def _unknown(name: str, kind: str, files: dict[str, Path], aliases: dict[str, Path]) -> UserError:
+    counted = _COUNTED.fullmatch(name) if kind == "gpus" else None
+    one = counted and (_matching(counted[2], files, kind) or _matching(counted[2], aliases, kind))
+    if counted and one:
+        hint = f"Their number stands apart: --gpu {one.stem} --tp {counted[1]}"
+    else:
+        hint = nearest(name, [*files, *aliases], proper={alias: path.stem for alias, path in aliases.items()})
+    return UserError(f"unknown {kind[:-1]} {name!r}", hint=hint or f"`kvcalc {kind}` lists them")
 
 
 def _matching(name: str, known: dict[str, Path], kind: str) -> Path | None:
