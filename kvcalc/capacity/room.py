@@ -28,20 +28,20 @@ else:
     Whole = Any
 
 
-def _alike(run: Deployment) -> list[int]:
-    """For each pipeline stage the first of the same layers in the same order, the first and the last apart."""
-    first: dict[object, int] = {}
-    return [first.setdefault((s.order, s.first, s.last), s.number) for s in stages(run.model, run.parallelism.pp)]
+def _unlike(run: Deployment) -> list[int]:
+    """The first pipeline stage of each sequence of layers, the first and the last stage apart from the others."""
+    every = stages(run.model, run.parallelism.pp)
+    return sorted({(s.order, s.first, s.last): s.number for s in reversed(every)}.values())
 
 
 class Room(NamedTuple):
-    """A request on one GPU's replica, with the plan of each pipeline stage."""
+    """A request on one GPU's replica, with the plan of each pipeline stage; one of all that hold the same layers."""
 
     request: Request
-    plans: list[Plan]
+    plans: dict[int, Plan]
 
     def left(self, counts: Whole) -> Whole:
-        """Bytes [stages, counts] that weights, activations and overhead leave, set up for so many sequences of the replica.
+        """Bytes [stages with a plan, counts] that the terms leave, set up for so many sequences of the replica.
 
         At the end of the range that answers, negative where there are too few.
         """
@@ -50,15 +50,12 @@ class Room(NamedTuple):
         request, engine = self.request, self.request.options.rules
         each = -(-counts // request.run.parallelism.dp)
         found = np.empty((len(self.plans), len(counts)), dtype=np.int64)
-        for number, alike in enumerate(_alike(request.run)):
-            if alike != number:
-                found[number] = found[alike]
-            elif engine.takes_arrays:
-                start = request.start(number, each)
-                found[number] = request.left(request.terms(start, request.end))
+        for row, stage in zip(found, self.plans, strict=True):
+            if engine.takes_arrays:
+                row[:] = request.left(request.terms(request.start(stage, each), request.end))
             else:
-                starts = (request.start(number, int(n)) for n in each)
-                found[number] = [request.left(request.terms(start, request.end)) for start in starts]
+                starts = (request.start(stage, int(n)) for n in each)
+                row[:] = [request.left(request.terms(start, request.end)) for start in starts]
         return found
 
     @property
@@ -68,14 +65,14 @@ class Room(NamedTuple):
         run, asked = request.run, request.options
         if not asked.rules.takes_arrays or asked.cpu_offload_gb or asked.weight_bytes is not None:
             return 0  # weights that are elsewhere, or not counted by the same rule
-        held = (stage_weights(run.model, run.formats, run.parallelism, stage) for stage in {*_alike(run)})
+        held = (stage_weights(run.model, run.formats, run.parallelism, stage) for stage in self.plans)
         return max(0, max(held) - ceil(run.gpu.usable_bytes * request.utilization))
 
     def transfer_seconds(self, length: int) -> float:
         """Seconds of one sequence's cache on a GPU's link to another replica, where it is most. Raises UserError without one."""
         gpu, ranks = self.request.run.gpu, self.request.run.parallelism
         kept = self.request.options.rules.content
-        most = max(content_of(self.request.held, ranks, n, kept).needed(1, length) for n in range(len(self.plans)))
+        most = max(content_of(self.request.held, ranks, n, kept).needed(1, length) for n in self.plans)
         return most / transfer_rate(gpu)
 
     def sequences(self, left: Whole, length: int) -> Whole:
@@ -84,7 +81,7 @@ class Room(NamedTuple):
 
         caches = np.maximum(left, 0)
         shared = self.request.options.shared_prefix
-        held = [plan.many_sequences(cache, length, shared) for plan, cache in zip(self.plans, caches, strict=True)]
+        held = [plan.many_sequences(cache, length, shared) for plan, cache in zip(self.plans.values(), caches, strict=True)]
         fewest: Whole = np.min(held, axis=0)
         return fewest * self.request.run.parallelism.dp
 
@@ -112,9 +109,7 @@ class Rooms:
         chosen = engine.defaults(gpu, ranks, self.release, asked.max_num_batched_tokens, run.model)
         if chosen.tokens not in self._known:
             request = request_of(run, asked, self.dtype, self.release)
-            alike = _alike(run)
-            made = {stage: engine.plan(request.held, ranks, request.settings, stage) for stage in {*alike}}
-            plans = [made[stage] for stage in alike]
+            plans = {stage: engine.plan(request.held, ranks, request.settings, stage) for stage in _unlike(run)}
             self._known[chosen.tokens] = Room(request, plans)
         request, plans = self._known[chosen.tokens]
         return Room(request._replace(run=run, utilization=asked.gpu_memory_utilization or chosen.utilization), plans)

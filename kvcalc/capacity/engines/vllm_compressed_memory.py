@@ -15,14 +15,21 @@ ALWAYS_KEPT_TO = (0, 27, 0)  # the last streams, for prediction layers; since th
 
 def has_indexer(start: Start) -> bool:
     """Whether an indexer chooses among what the model keeps."""
-    return any(e.role == "index_key" for layer in start.model.kinds.values() for e in layer.entries)
+    known = start.model.known
+    if "indexer" not in known:
+        known["indexer"] = any(e.role == "index_key" for layer in start.model.kinds.values() for e in layer.entries)
+    return bool(known["indexer"])
 
 
 def compressed_parts(start: Start) -> list[Compressed]:
     """The attention of each kind of layer on the stage, where tokens are compressed; empty for another model."""
-    held = stages(start.model, start.ranks.pp)[start.stage].counts
-    parts = [p for kind, n in held.items() if n for p in start.model.kinds[kind].parts if isinstance(p, Compressed)]
-    return parts if any(p.compress_ratio for p in parts) else []
+    key = "compressed parts", start.ranks.pp, start.stage
+    if key not in start.model.known:
+        held = stages(start.model, start.ranks.pp)[start.stage].counts
+        parts = [p for kind, n in held.items() if n for p in start.model.kinds[kind].parts if isinstance(p, Compressed)]
+        start.model.known[key] = parts if any(p.compress_ratio for p in parts) else []
+    found: list[Compressed] = start.model.known[key]
+    return found
 
 
 def tables(start: Start) -> int:

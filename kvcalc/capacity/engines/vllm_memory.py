@@ -74,7 +74,10 @@ def _bytes(gib: float) -> int:
 
 def has_states(start: Start) -> bool:
     """Whether the model has recurrent states."""
-    return any(e.span.name == "STATE" for layer in start.model.kinds.values() for e in layer.entries)
+    known = start.model.known
+    if "states" not in known:
+        known["states"] = any(e.span.name == "STATE" for layer in start.model.kinds.values() for e in layer.entries)
+    return bool(known["states"])
 
 
 def collectives(start: Start, constants: Constants = MIDDLE) -> int:

@@ -98,6 +98,16 @@ def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
     0.22: dense Qwen3 as published; 0.23: Llama and Mistral too; 0.24: quantised too, and a short list of experts' models; 0.25:
     whatever is dense and has no states; 0.29: all.
     """
+    if rules.runner_v2 in ("", "all"):
+        return rules.runner_v2 == "all"
+    key = "second runner", rules.runner_v2, formats
+    if key not in model.known:
+        model.known[key] = _chooses_runner_v2(rules.runner_v2, model, formats)
+    return bool(model.known[key])
+
+
+def _chooses_runner_v2(by: str, model: Model, formats: Formats) -> bool:
+    """Whether a release that goes `by` that rule runs the model on its second runner."""
     layers = [layer for kind, layer in model.kinds.items() if model.counts[kind]]
     experts = any(getattr(p, "num_experts", 0) for layer in layers for p in layer.parts)
     states = any(entry.span.name == "STATE" for layer in layers for entry in layer.entries)
@@ -105,13 +115,11 @@ def takes_runner_v2(rules: Release, model: Model, formats: Formats) -> bool:
     listed = named in ("deepseek", "granite") and experts and not states
     dense = not experts and not states
     return {
-        "": False,
         "qwen3": dense and named == "qwen3" and not formats.schemes,
         "plain": dense and named in ("qwen3", "llama", "mistral") and not formats.schemes,
         "listed": (dense and named in ("qwen3", "llama", "mistral")) or listed,
         "dense": dense or listed,
-        "all": True,
-    }[rules.runner_v2]
+    }[by]
 
 
 def listed_family(model: Model) -> str:
