@@ -1,12 +1,17 @@
 """`kvcalc gpus`."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvcalc.cli.chosen import chosen_gpus
 from kvcalc.cli.common import say_yaml
-from kvcalc.cli.groups import Printing, grouped
+from kvcalc.cli.groups import Output, grouped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvcalc.gpu.spec import Gpu
 
 
 @grouped
@@ -16,25 +21,46 @@ def run(
     ] = "",
     *,
     vendor: Annotated[str, typer.Option("--vendor", "--family", help="Keep GPUs of this vendor or architecture.")] = "",
-    output: Printing,
+    output: Output,
 ) -> None:
     """What GPU presets there are, and one in full."""
-    from kvcalc.library.listing import all_gpus, beginning, gpu_record, preset_text
+    from kvcalc.library.listing import all_gpus, beginning
     from kvcalc.library.load import load_gpu
 
     several = chosen_gpus(name) if "," in name else []
     names = beginning(name, "gpus") if name and not several else []
-    alone = bool(name) and not names and not several
-    if alone and output.explain:
+    if name and not names and not several:
         several = [load_gpu(name)]
-    if alone and not output.explain:
-        if not output.printed([gpu_record(gpu := load_gpu(name))]):
-            from kvcalc.report.hierarchy import hierarchy_table
-            from kvcalc.report.tables import fitted
+        if not output.explain:
+            _one(name, several[0], output)
+            return
+    _listed(several or all_gpus(vendor, names), output)
 
-            lines = fitted(hierarchy_table(gpu), beside=2)
-            say_yaml("".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + preset_text(name, "gpus"))
-    elif not output.printed(records := [gpu_record(g) for g in several or all_gpus(vendor, names)]):
+
+def _one(name: str, gpu: "Gpu", output: Output) -> None:
+    """Its memories, and its preset with the sources."""
+    from kvcalc.library.listing import gpu_record, preset_text
+
+    if output.plot:
+        from kvcalc.report.figures_gpus import hierarchy_chart
+
+        output.picture(hierarchy_chart(gpu))
+    if not output.printed([gpu_record(gpu)]):
+        from kvcalc.report.hierarchy import hierarchy_table
+        from kvcalc.report.tables import fitted
+
+        lines = fitted(hierarchy_table(gpu), beside=2)
+        say_yaml("".join(f"# {line}".rstrip() + "\n" for line in lines) + "\n" + preset_text(name, "gpus"))
+
+
+def _listed(gpus: "Sequence[Gpu]", output: Output) -> None:
+    from kvcalc.library.listing import gpu_record
+
+    if output.plot:
+        from kvcalc.report.figures_gpus import peaks_chart
+
+        output.picture(peaks_chart(gpus))
+    if not output.printed(records := [gpu_record(gpu) for gpu in gpus]):
         from kvcalc.report.layout import Table
         from kvcalc.report.tables import GPU_COLUMNS
 

@@ -24,6 +24,19 @@ _PAGE = 16384  # bytes, to which macOS rounds the GPU's share up
 PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
 
 
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A machine that holds `gpus` of a GPU, documented or measured; other machines have other memories and disks.
+
+    memory_bytes, disk_bytes: of the whole machine; disk_bytes_per_s: of all its disks together, reading.
+    """
+
+    name: str
+    gpus: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+    memory_bytes: Bytes | None = None
+    disk_bytes: Bytes | None = None
+    disk_bytes_per_s: Rate | None = None
+
+
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One GPU or accelerator. The fields are the keys of a preset.
 
@@ -33,7 +46,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     link_bytes_per_s: to other GPUs, in one direction; link_domain: how many it joins. inter_node_bytes_per_s: of one GPU to
     those on other nodes, in one direction. host_link_bytes_per_s: to the host's memory, likewise.
     register_bytes_per_sm, shared_memory_bytes_per_sm: of one multiprocessor (compute unit, core); their rates, and the L2's,
-    are of all together, absent where nobody gives them. per: what one of these is (card, die, chip, SoC).
+    are of all together, absent where nobody gives them. host: a machine that such GPUs stand in. per: what one of these is
+    (card, die, chip, SoC).
     """
 
     name: str
@@ -57,6 +71,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     link_domain: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     inter_node_bytes_per_s: Rate | None = None
     host_link_bytes_per_s: Rate | None = None
+    host: Host | None = None
     power_w: Rate | None = None
     per: str = "card"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from kvcalc.gpu.spec import Gpu
+from kvcalc.gpu.spec import Gpu, Host
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.tables import seconds
 from kvcalc.units import format_bytes, format_si
@@ -34,8 +34,9 @@ def levels(gpu: Gpu) -> Iterator[dict[str, Any]]:
     yield _level(gpu.memory_type or "memory", gpu.memory_bytes, gpu.bandwidth_bytes_per_s)
     if gpu.link_bytes_per_s:
         yield _level("another GPU's", None, gpu.link_bytes_per_s) | {"units": gpu.link_domain}
-    yield _level("the host's", None, gpu.host_link_bytes_per_s)
-    yield _level("disk", None, None)
+    host = gpu.host or Host(name="", gpus=1)
+    yield _level("the host's", host.memory_bytes, gpu.host_link_bytes_per_s)
+    yield _level("disk", host.disk_bytes, host.disk_bytes_per_s)
 
 
 def _level(name: str, size: int | None, rate: float | None) -> dict[str, Any]:
@@ -45,12 +46,14 @@ def _level(name: str, size: int | None, rate: float | None) -> dict[str, Any]:
 def hierarchy_table(gpu: Gpu) -> Table:
     """From registers to disk."""
     slowest = f"one reading of its memory takes {seconds(gpu.memory_bytes / gpu.bandwidth_bytes_per_s)}"
+    host = gpu.host
+    alone = "" if host else ", or the machine's own, as of host and disk"
     notes = [
-        "",
-        *(
-            ["registers: what the fp32 vector peak reads, three operands of 4 bytes a multiply-add"]
-            * bool(gpu.register_bytes_per_sm)
-        ),
-        "rates in one direction; –: no figure with a source (docs/presets.md), or the machine's own, as of host and disk",
+        "registers: what the fp32 vector peak reads, three operands of 4 bytes a multiply-add"
+        if gpu.register_bytes_per_sm
+        else "",
+        "L2: as published, or what a benchmark of this GPU reached; the preset says which" if gpu.l2_bytes_per_s else "",
+        f"host and disk: of one {host.name}, which {host.gpus} GPUs share; another machine's differ" if host else "",
+        f"rates in one direction; –: no figure with a source{alone}",
     ]
-    return Table(list(levels(gpu)), COLUMNS, f"{gpu.name}, from registers to disk: {slowest}", notes)
+    return Table(list(levels(gpu)), COLUMNS, f"{gpu.name}, from registers to disk: {slowest}", ["", *filter(None, notes)])

@@ -76,5 +76,7 @@ def _loaded(found: Fit, record: Mapping[str, Any]) -> list[str]:
         parts.append(f"{seconds(record['load_link_s'])} from host to GPU")
     if not parts:
         return []
-    unknown = "" if record["load_disk_s"] else " (--disk-bandwidth adds the disk)"
+    host = found.gpu.host
+    known = f": {host.disk_bytes_per_s / 1e9:g}GB/s in an {host.name}" if host and host.disk_bytes_per_s else ""
+    unknown = "" if record["load_disk_s"] else f" (--disk-bandwidth adds the disk{known})"
     return [f"loading {format_bytes(record['checkpoint_bytes'])} of weights: {', '.join(parts)} at least{unknown}"]

@@ -1,0 +1,63 @@
+"""The pictures of `gpus` show what the presets say: memories at size and rate, GPUs at bandwidth and peak."""
+
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+from kvcalc import UserError, load_gpu
+from kvcalc.library.listing import all_gpus
+from kvcalc.report.figures_gpus import hierarchy_chart, peaks_chart
+
+
+def test_memories_of_the_h100_from_the_smallest_rate_to_the_largest() -> None:
+    """132 SMs of 256 and of 228 KiB; 1,900 GiB and 28,000 GiB in the server; NVLink leads to what has no size of its own."""
+    chart = hierarchy_chart(load_gpu("h100"))
+    points = {s.labels[0].split(":")[0]: (s.xs[0], s.ys[0]) for s in chart.series if s.kind == "points"}
+    assert points == {
+        "registers": (132 * 262_144, 6 * 66.9e12),
+        "shared memory, L1": (132 * 233_472, 33.45e12),
+        "L2": (50 << 20, 4.86e12),
+        "HBM3": (85_017_755_648, 3.35e12),
+        "the host's": (1900 << 30, 64e9),
+        "disk": (28_000 << 30, 55.4e9),
+    }
+    assert [(s.label, s.ys) for s in chart.series if s.kind == "limit"] == [("another GPU's: 450 GB/s", (450e9,))]
+    assert chart.subtitle.endswith("25.4 ms; host and disk: of one Azure ND H100 v5, which 8 GPUs share")
+
+
+def test_what_has_no_rate_is_named_below_the_title() -> None:
+    chart = hierarchy_chart(load_gpu("mi300x"))
+    assert "; without a rate: shared memory, L1 (19 MiB), L2 (32 MiB), disk (27.3 TiB); " in chart.subtitle
+    assert [s.labels[0].split(":")[0] for s in chart.series if s.kind == "points"] == ["registers", "HBM3", "the host's"]
+
+
+def test_gpus_lie_at_bandwidth_and_peak() -> None:
+    """989 TFLOP/s over 3.35 TB/s is a knee of 295.2; diagonals are peaks in proportion to the bandwidth."""
+    chart = peaks_chart([load_gpu("h100"), load_gpu("v100"), load_gpu("apple-m3-max")])
+    points = {s.labels: (s.xs, s.ys) for s in chart.series if s.kind == "points"}
+    assert points == {
+        ("h100-sxm: knee 295",): ((3.35e12,), (pytest.approx(989e12),)),
+        ("v100: knee 139",): ((0.9e12,), (pytest.approx(125e12),)),  # fp16, as it has no bf16
+    }
+    assert chart.subtitle.endswith("; 1 without such a peak are left out")
+    (line,) = [s for s in chart.series if s.label == "knee 200 FLOP/B"]
+    assert line.ys == tuple(200 * x for x in line.xs)
+    with pytest.raises(UserError, match="no matrix peak"):
+        peaks_chart([load_gpu("apple-m3-max")])
+
+
+def test_many_gpus_are_told_apart_by_vendor() -> None:
+    every = all_gpus()
+    points = [s for s in peaks_chart(every).series if s.kind == "points"]
+    assert {s.label: len(s.xs) for s in points if s.label == "Google"} == {"Google": 5}
+    assert sum(len(s.xs) for s in points) == sum(gpu.knee is not None for gpu in every)
+    assert not any(s.labels for s in points)
+
+
+def test_the_command_draws_them(kvcalc: Run, tmp_path: Path) -> None:
+    assert "HBM3: 79.2 GiB at 3.35 TB/s" in kvcalc("gpus h100 --plot -").out
+    assert "h200: knee 206" in kvcalc("gpus h100,h200 --plot -").out
+    picture = tmp_path / "h100.svg"
+    result = kvcalc(f"gpus h100 --plot {picture}")
+    assert "# HBM3" in result.out and "from registers to disk" in picture.read_text(encoding="utf-8")
