@@ -52,6 +52,7 @@ def blocks(matrices: dict[str, tuple[int, int]], rows: int, columns: int) -> int
 
 PACKED = elements(EVERY) // 2
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "tensor"}
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 
 
@@ -137,11 +138,18 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
         compressed(INT4 | {"symmetric": False}),
         PACKED + 2 * groups(EVERY, 32) + groups(EVERY, 32) // 2,
     ),
+    # the order of activations is an int32 for each input
+    "compressed int4 in activation order": (
+        compressed(INT4 | {"actorder": "group"}),
+        PACKED + 2 * groups(EVERY, 32) + 4 * inputs(EVERY),
+    ),
+    "compressed int4 that was ordered before": (compressed(INT4 | {"actorder": "static"}), PACKED + 2 * groups(EVERY, 32)),
+    "compressed int4, a byte each": (compressed(INT4) | {"format": "int-quantized"}, elements(EVERY) + 2 * groups(EVERY, 32)),
     "compressed w8a8": (
         compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, input_activations={"num_bits": 8}),
         elements(EVERY) + 4 * outputs(EVERY),
     ),
-    "compressed fp8": (compressed({"num_bits": 8, "type": "float", "strategy": "tensor"}), elements(EVERY) + 7 * 4),
+    "compressed fp8": (compressed(FLOAT8), elements(EVERY) + 7 * 4),
     "compressed fp8 per channel": (
         compressed({"num_bits": 8, "type": "float", "strategy": "channel"}),
         elements(EVERY) + 4 * outputs(EVERY),
@@ -183,6 +191,7 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
         PACKED + groups(EVERY, 32),
     ),
     "mxfp8": ({"quant_method": "mxfp8"}, elements(EVERY) + groups(EVERY, 32)),
+    "modelopt w4a8 mxfp4": ({"quant_algo": "W4A8_MXFP4_FP8"}, PACKED + groups(EVERY, 32)),
     "compressed nvfp4": (compressed({"num_bits": 4, "type": "float", "group_size": 16}), PACKED + groups(EVERY, 16) + 7 * 4),
     "compressed mxfp4": (compressed({"num_bits": 4, "type": "float", "group_size": 32}), PACKED + groups(EVERY, 32)),
 }
@@ -226,6 +235,13 @@ def test_mlx_quantises_embedding_and_head_too(key: str) -> None:
     assert weight_bytes(model_from(LLAMA | {key: MLX}, "f", "x")) == LAYERS * four + outer + NORMS
     tied = model_from(LLAMA | {key: MLX, "tie_word_embeddings": True}, "f", "x")
     assert weight_bytes(tied) == LAYERS * four + outer // 2 + NORMS
+
+
+def test_mlx_nvfp4_has_no_scale_of_the_matrix() -> None:
+    """A byte for 16 inputs of every matrix, embedding and head too."""
+    model = model_from(LLAMA | {"quantization": {"group_size": 16, "bits": 4, "mode": "nvfp4"}}, "f", "x")
+    outer = elements(HEAD) // 2 + groups(HEAD, 16)
+    assert weight_bytes(model) == LAYERS * (PACKED + groups(EVERY, 16)) + outer + NORMS
 
 
 def test_mlx_says_it_module_by_module_where_they_differ() -> None:
@@ -483,7 +499,13 @@ UNKNOWN = [
     {"quant_method": "spqr", "bits": 3},
     HQQ | {"quant_config": {"weight_quant_params": HQQ_WEIGHTS | {"nbits": 3}}},
     HQQ | {"quant_config": {"weight_quant_params": HQQ_WEIGHTS, "scale_quant_params": {"nbits": 8}}},
-    {"bits": 4, "group_size": 16, "mode": "nvfp4"},
+    {"bits": 4, "group_size": 16, "mode": "nvfp8"},
+    {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 128},
+    {"quant_method": "torchao", "quant_type": "int4_weight_only", "include_input_output_embeddings": True},
+    compressed(INT4) | {"format": "marlin-24"},
+    compressed(INT4) | {"format": "dense"},
+    compressed({"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128}),
+    compressed(FLOAT8) | {"format": "float-quantized", "sparsity_config": {"format": "sparse-24-bitmask"}},
 ]
 
 

@@ -37,6 +37,7 @@ MATRIX = {
     "mxfp4": N // 2 + 8 * 512,  # a byte for 32
     "mxfp8": N + 8 * 512,
     "nvfp4": N // 2 + 16 * 512 + 4,  # a byte for 16, and an fp32
+    "nvfp4_plain": N // 2 + 16 * 512,  # without it
 }
 
 

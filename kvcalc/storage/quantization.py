@@ -101,6 +101,7 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         WeightFormat("mxfp4", 4, 32, 1, 1),
         WeightFormat("mxfp8", 8, 32, 1, 1, computes="fp8"),
         WeightFormat("nvfp4", 4, 16, 1, 1, tensor_bytes=4),
+        WeightFormat("nvfp4_plain", 4, 16, 1, 1),
         WeightFormat("bitnet", 2, tensor_bytes=2, padded=(1, 4)),
         WeightFormat("quanto4", 4, 128, 1, 4, shorter=(96, 64, 32)),
         WeightFormat("quanto2", 2, 128, 1, 4, shorter=(96, 64, 32)),

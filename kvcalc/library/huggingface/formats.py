@@ -9,12 +9,13 @@ from kvcalc.library.huggingface.config import Config, show
 from kvcalc.library.huggingface.tools import TOOLS
 
 _ALGORITHMS = {
-    "fp8": "fp8", "nvfp4": "nvfp4", "w4a16_nvfp4": "nvfp4", "nvfp4_awq": "nvfp4", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
-    "fp8_pb_wo": "fp8_block128", "fp8_per_channel_per_token": "fp8_per_channel", "int8_sq": "int8",
+    "fp8": "fp8", "nvfp4": "nvfp4", "w4a16_nvfp4": "nvfp4", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
+    "w4a8_mxfp4_fp8": "mxfp4", "fp8_pb_wo": "fp8_block128", "fp8_per_channel_per_token": "fp8_per_channel",
 }  # fmt: skip
 _METHODS = {"mxfp4": "mxfp4", "mxfp8": "mxfp8", "fbgemm_fp8": "fp8_per_channel", "eetq": "int8_weight_only"}
 INTEGERS = ("gptq", "awq", "auto-round", "auto_round", "gptqmodel", "intel/auto-round")
 _CACHES = {"8float": "fp8", "8int": "int8", "4float": "nvfp4", "fp8": "fp8", "int8": "int8", "nvfp4": "nvfp4"}
+_UNPACKED = ("dense", "marlin-24")  # weights as they were beside their scales; two of four in an order of its own
 _4BIT = ("load_in_4bit", "_load_in_4bit")
 
 
@@ -46,8 +47,12 @@ def _packed(q: Config, method: str) -> str:
 
 
 def by_algorithm(q: Config, name: str) -> str:
-    """The format of ModelOpt's `quant_algo`."""
-    return integers(q, "") if name in ("w4a16_awq", "int4_awq", "w4a8_awq") else _ALGORITHMS.get(name, name)
+    """The format of ModelOpt's `quant_algo`.
+
+    Which of the scales that AWQ and SmoothQuant put before a matrix stay beside it hangs on the version and the model
+    (modelopt/torch/export/quant_utils.py, fuse_prequant_to_linear): those are not known by their bytes.
+    """
+    return _ALGORITHMS.get(name, f"modelopt ({name})")
 
 
 def fp8(q: Config) -> str:
@@ -64,24 +69,40 @@ def integers(q: Config, zeros: str) -> str:
     return f"int{bits}_g{max(group, 0)}{zeros}"
 
 
-def by_group(group: Config) -> str:
-    """The format of a compressed-tensors group, from its weights' bits, type and strategy."""
+def by_group(group: Config, packing: str) -> str:
+    """The format of a compressed-tensors group, from its weights' bits, type and strategy, and how the file packs them.
+
+    `int-quantized` and `naive-quantized` give each value a byte, whatever its bits (compressors/naive_quantized/base.py);
+    an activation order by `group` is an int32 for each input (quantization/lifecycle/initialize.py).
+    """
     w = group.nested("weights")
     if not w.file:
         raise group.fail("weights", "is missing")
+    packing = group.word("format") or packing
+    if packing in _UNPACKED or packing.startswith("sparse"):
+        return f"compressed-tensors ({packing[:40]})"
     bits, kind, strategy = w.size("num_bits"), w.word("type", "int"), w.word("strategy")
     size = max(w.size("group_size", 0, least=-1), 0)
     if kind == "float" and bits == 4:
         return "nvfp4" if size == 16 else "mxfp4"
     if kind == "float" and bits == 8:
-        if strategy == "block":
-            return _block(w, "block_structure")
-        return "mxfp8" if size == 32 else "fp8_per_channel" if strategy == "channel" else "fp8"
+        return _float8(w, strategy, size)
     if kind != "int" or not 2 <= bits <= 8:
         raise w.fail("num_bits", f"{bits} of type {show(kind)} is no known format")
     if bits == 8 and not size and group.table("input_activations"):
         return "int8"
-    return f"int{bits}_g{size}" + ("" if w.flag("symmetric", True) else "_zp")
+    bits = 8 if packing in ("int-quantized", "naive-quantized") else bits
+    index = "_index" if size and w.get("actorder") in (True, "group", "dynamic") else ""
+    return f"int{bits}_g{size}" + ("" if w.flag("symmetric", True) else "_zp") + index
+
+
+def _float8(w: Config, strategy: str, size: int) -> str:
+    """fp8 of a compressed-tensors group; groups of other sizes than 32 have no name here."""
+    if strategy == "block":
+        return _block(w, "block_structure")
+    if strategy == "channel":
+        return "fp8_per_channel"
+    return "mxfp8" if size == 32 else f"compressed-tensors (fp8 in groups of {size})" if size else "fp8"
 
 
 def cache_dtype(q: Config) -> tuple[str | None, tuple[str, ...]]:

@@ -183,6 +183,8 @@ class Storage:
     def _by_group(self) -> None:
         """compressed-tensors' groups: one for all matrices, or several that each name their targets."""
         groups = self.q.nested("config_groups")
+        sparse = self.q.nested("sparsity_config").word("format", "dense")
+        packing = self.q.word("format") if sparse == "dense" else sparse
         if len(groups.file) > MOST_GROUPS:
             raise self.q.fail("config_groups", f"has {len(groups.file):,} entries; more than {MOST_GROUPS} are not read")
         for key in groups.file:
@@ -190,7 +192,7 @@ class Storage:
             targets = group.items("targets")
             if targets is None and len(groups.file) > 1:
                 raise group.fail("targets", "is missing")
-            self.groups.append((by_group(group), self._rules(["*"] if targets is None else targets)))
+            self.groups.append((by_group(group, packing), self._rules(["*"] if targets is None else targets)))
         if len(self.groups) == 1 and self.groups[0][1].everything:
             self.formats, self.groups = [(self.groups[0][0], _EVERYTHING)], []
 

@@ -50,6 +50,8 @@ def torchao(q: Config) -> str:
     """torchao's int4 (a scale and a zero point per group, in tiles or plain) and float8; its int8 keeps other zero points
     from version to version (torchao/quantization/quantize_/workflows)."""
     given = q.get("quant_type")
+    if q.flag("include_input_output_embeddings"):
+        return "torchao (embeddings too)"
     if isinstance(given, str):
         name, version, settings = given[:60], 1, q.table("quant_type_kwargs")
     else:
@@ -88,10 +90,13 @@ def quark(q: Config) -> str:
 
 
 def mlx(q: Config) -> str:
-    """MLX: packed values, a scale and a bias per group, or a format of small floats (mlx-lm's utils.py)."""
+    """MLX: packed values, a scale and a bias per group, or a format of small floats (mlx-lm's utils.py).
+
+    Its nvfp4 has a scale for 16 values, and none for the matrix (mlx/nn/layers/quantized.py).
+    """
     mode = q.word("mode", "affine")[:20]
     if mode != "affine":
-        return mode if mode in ("mxfp4", "mxfp8") else f"mlx ({mode})"
+        return {"mxfp4": "mxfp4", "mxfp8": "mxfp8", "nvfp4": "nvfp4_plain"}.get(mode, f"mlx ({mode})")
     return f"affine{q.size('bits', 4)}_g{q.size('group_size', 64)}"
 
 
