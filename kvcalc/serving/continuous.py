@@ -55,7 +55,7 @@ class Continuous:
             self.now = max(self.now, door.next_s)
         if door.next_s <= self.now and not (busy and self.unseen):
             self.waiting.fresh += door.admit(self.now)
-            busy = self.busy
+            busy = busy or self.busy
         if busy:
             self._pass()
         return door.open
@@ -130,7 +130,7 @@ class Continuous:
             head = self.waiting.head()
             if self.prefixes and not head.order:
                 head.cached = self.prefixes.found(head.index, head.target, self.pool.budget - taken)
-            need, promised = self.table[head.target], self._promise(head)
+            need, promised = self.table[head.target], self._promise(head) if self.how.reserve else 0
             if taken + need > self.pool.budget or self.promised + promised > self.pool.budget:
                 break
             new = head.target - head.cached
@@ -166,8 +166,6 @@ class Continuous:
 
     def _promise(self, head: Live) -> int:
         """Bytes that are set aside for a request when it is admitted."""
-        if not self.how.reserve:
-            return 0
         left = self.door.outputs[head.index] - head.generated - 1
         return int(self.table[head.target + int(self.how.reserve * left)])
 

@@ -4,7 +4,7 @@ Without a draft all gain a token a pass, so that passes in a row are one event, 
 gains what chance accepts of it, and one.
 """
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, TypeAlias
 
 from kvcalc.serving.ledger import Grown, Ledger
@@ -22,13 +22,13 @@ class InStep:
 
     def __init__(self, pool: Pool, longest: int) -> None:
         self.ledger = Ledger(pool, longest)
-        self.running: list[tuple[int, int, Live]] = []  # (step at which it is done, order, which); some have been taken out
+        self.running: list[tuple[int, int, Live]] = []  # (step at which it is done, order, which); some but the first are gone
         self.recent: list[Live] = []  # by admission; some are done
         self.count = self.context = 0
 
     @property
     def needed(self) -> int:
-        return self.ledger.allocated + self.ledger.next_rise() if self.count else 0
+        return self.ledger.next if self.count else 0
 
     def exceeds(self, room: int) -> bool:
         """Whether one more pass needs more than `room` bytes."""
@@ -37,11 +37,13 @@ class InStep:
     def join(self, live: Live, left: int) -> None:
         """A sequence that decodes from the next pass on, for `left` tokens."""
         step = self.ledger.step
-        live.target, live.began, live.decodes = live.cached, step, True
-        heappush(self.running, (step + left, live.order, live))
+        live.target, live.began, live.ends, live.decodes = live.cached, step, step + left, True
+        heappush(self.running, (live.ends, live.order, live))
         self.recent.append(live)
         if len(self.recent) > 64 + 2 * self.count:
             self.recent = [one for one in self.recent if one.decodes]
+            self.running = [entry for entry in self.running if entry[2].decodes and entry[1] == entry[2].order]
+            heapify(self.running)
         self.ledger.join(live.cached, left)
         self.count += 1
         self.context += live.cached
@@ -57,13 +59,11 @@ class InStep:
         self.newest()
         live = self.recent.pop()
         live.decodes = False
-        at = next(at for at, entry in enumerate(self.running) if entry[2] is live)
-        end = self.running.pop(at)[0]
-        self.running.sort()
+        self._clear()
         gained = self.ledger.step - live.began
         live.cached = live.target + gained
         live.generated += gained
-        self.ledger.join(live.cached, end - self.ledger.step, sign=-1)
+        self.ledger.join(live.cached, live.ends - self.ledger.step, sign=-1)
         self.count -= 1
         self.context -= live.cached
         return live
@@ -72,9 +72,14 @@ class InStep:
         """Of at most so many passes those until one is done, or until `room` bytes hold no more; at least one."""
         many = min(self.running[0][0] - self.ledger.step, most)
         if many > 1 and self.ledger.ends > room:
-            taken = self.ledger.coming(many).cumsum() + self.ledger.allocated
-            many = max(1, int(taken.searchsorted(room, "right")))
+            many = max(1, self.ledger.within(many, room))
         return many
+
+    def _clear(self) -> None:
+        """Those that have been taken out leave the front; one that came back has another order."""
+        running = self.running
+        while running and not (running[0][2].decodes and running[0][1] == running[0][2].order):
+            heappop(running)
 
     def grow(self, passes: int, first: float, rise: float, held: int, kept: int) -> tuple[Grown, list[Live]]:
         """So many passes, as `Ledger.grow` has them, and who is done then."""
@@ -90,6 +95,7 @@ class InStep:
             self.context -= cached
             live.decodes = False
             done.append(live)
+            self._clear()
         return grown, done
 
     def still(self, seconds: float, held: int, kept: int) -> Grown:

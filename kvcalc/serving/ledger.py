@@ -1,7 +1,7 @@
 """The bytes of sequences that grow by a token a step: their sums, kept step by step without going through the sequences.
 
-A sequence joins with c tokens at some step and holds c + k of them k steps later, so that all that its growth will add stands
-in a calendar of steps from the start: what a new block adds to the allocated bytes, and where the stored bytes of a token
+A sequence joins with c tokens at some step and holds c + k of them k steps later, so that all that its growth will add is known
+from the start, by the step that adds it: what a new block adds to the allocated bytes, and where the stored bytes of a token
 change (at a window's end). One step then costs as much for a thousand sequences as for one.
 """
 
@@ -23,25 +23,88 @@ class Grown(NamedTuple):
     stored_byte_s: float
 
 
-class Changes:
-    """Of a table over tokens: where it rises, and by how much."""
+class Even:
+    """A table that rises by the same at every so many tokens: what each step adds is known by its number modulo that distance."""
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, first: int = 0, every: int = 1, rise: int = 0) -> None:
+        self.first, self.every, self.rise = first, every, rise
+        self.due = [0] * every
+
+    def join(self, step: int, cached: int, end: int, sign: int = 1) -> None:
+        """A sequence that holds `cached` tokens at `step` grows; sign −1: it does so no more."""
+        self.due[(step - cached + self.first) % self.every] += sign * self.rise
+
+    def leave(self, step: int, cached: int) -> None:
+        """A sequence has reached its end at `step`, with `cached` tokens."""
+        self.due[(step - cached + self.first) % self.every] -= self.rise
+
+    def next(self, step: int) -> int:
+        """What the step after `step` adds."""
+        return self.due[(step + 1) % self.every]
+
+    def coming(self, step: int, steps: int) -> list[int]:
+        """What each of so many steps after `step` adds."""
+        at = (step + 1) % self.every
+        if at + steps <= self.every:
+            return self.due[at : at + steps]
+        return (self.due * ((at + steps) // self.every + 1))[at : at + steps]
+
+
+class Calendar:
+    """A table with rises of any kind: what they add stands in a calendar of steps, to the end of each sequence.
+
+    longest: tokens that a sequence gains at most.
+    """
+
+    def __init__(self, table: Any, longest: int) -> None:
         import numpy as np
 
         rises = np.diff(table)
-        places = np.flatnonzero(rises) + 1
-        self.places: list[int] = places.tolist()
-        self.at, self.by = places, rises[places - 1]
-        apart = np.diff(places)
-        even = places.size > 1 and bool((apart == apart[0]).all() and (self.by == self.by[0]).all())
-        self.every = int(apart[0]) if even else 0  # tokens from one rise to the next, all alike; 0 where they are not
-        self.rise = int(self.by[0]) if even else 0
+        self.at = np.flatnonzero(rises) + 1
+        self.by = rises[self.at - 1]
+        self.places: list[int] = self.at.tolist()
+        self.size = SPARE * (longest + 2)
+        self.adds = np.zeros(self.size, dtype=np.int64)
+        self.base = 0  # the step that the calendar begins with
 
-    def between(self, first: int, last: int) -> tuple[Any, Any]:
-        """(tokens, rise) at more than `first` and at most `last` tokens."""
-        low, high = bisect_right(self.places, first), bisect_right(self.places, last)
-        return self.at[low:high], self.by[low:high]
+    def join(self, step: int, cached: int, end: int, sign: int = 1) -> None:
+        """A sequence that holds `cached` tokens at `step` grows to `end` of them; sign −1: it does so no more."""
+        self._shift(step)
+        low, high = bisect_right(self.places, cached), bisect_right(self.places, end)
+        self.adds[self.at[low:high] + (step - self.base - cached)] += sign * self.by[low:high]
+
+    def leave(self, step: int, cached: int) -> None:
+        """A sequence has reached its end."""
+
+    def next(self, step: int) -> int:
+        """What the step after `step` adds."""
+        return int(self.adds[step - self.base + 1])
+
+    def coming(self, step: int, steps: int) -> list[int]:
+        """What each of so many steps after `step` adds."""
+        first = step - self.base + 1
+        return self.adds[first : first + steps].tolist()  # type: ignore[no-any-return]
+
+    def _shift(self, step: int) -> None:
+        gone = step - self.base
+        if 2 * gone > self.size:
+            left = self.adds[gone:].copy()
+            self.adds[: left.size], self.adds[left.size :] = left, 0
+            self.base = step
+
+
+def rises_of(table: Any, longest: int) -> Even | Calendar:
+    """What growth adds to a table over tokens."""
+    import numpy as np
+
+    rises = np.diff(table)
+    places = np.flatnonzero(rises) + 1
+    if not places.size:
+        return Even()
+    by, apart = rises[places - 1], np.diff(places)
+    if places.size > 1 and (apart == apart[0]).all() and (by == by[0]).all() and places[0] <= apart[0]:
+        return Even(int(places[0]), int(apart[0]), int(by[0]))
+    return Calendar(table, longest)
 
 
 class Ledger:
@@ -50,83 +113,71 @@ class Ledger:
     def __init__(self, pool: Pool, longest: int) -> None:
         import numpy as np
 
-        self.pool, self.allocated, self.stored, self.ends = pool, 0, 0, 0
-        self.step = 0
+        self.allocated = self.stored = self.ends = self.step = 0
         self.table, self.kept = pool.allocated.tolist(), pool.stored.tolist()
-        self.blocks = Changes(pool.allocated)
-        self.rises = np.diff(pool.stored, append=pool.stored[-1:])
-        self.bends = Changes(self.rises)
+        rises = np.diff(pool.stored)
+        rises = np.append(rises, rises[-1:])  # the longest grows no more
+        self.rises: list[int] = rises.tolist()
+        self.blocks = rises_of(pool.allocated, longest)
+        self.bends = rises_of(rises, longest)
+        self.straight = isinstance(self.bends, Even) and not self.bends.rise  # the stored bytes of every token are alike
         self.rise = 0  # what the next step adds to the stored bytes
-        self._size = SPARE * (longest + 2)
-        self._adds, self._turns = (np.zeros(self._size, dtype=np.int64) for _ in range(2))
-        self._base = 0  # the step that the calendar begins with
 
     def join(self, cached: int, steps: int, sign: int = 1) -> None:
         """A sequence with `cached` tokens that will grow for so many steps; sign −1: it leaves before it has."""
-        self._shift()
-        end, here = cached + steps, self.step - self._base - cached
+        end = cached + steps
         self.allocated += sign * self.table[cached]
         self.stored += sign * self.kept[cached]
         self.ends += sign * self.table[end]
-        self.rise += sign * int(self.rises[cached])
-        if self.blocks.every:
-            places, every = self.blocks.places, self.blocks.every
-            first = places[0] + -(-(cached + 1 - places[0]) // every) * every if cached >= places[0] else places[0]
-            if first <= end:
-                self._adds[first + here : end + here + 1 : every] += sign * self.blocks.rise
-        else:
-            at, by = self.blocks.between(cached, end)
-            self._adds[at + here] += sign * by
-        if self.bends.places:
-            at, by = self.bends.between(cached, end)
-            self._turns[at + here] += sign * by
+        self.rise += sign * self.rises[cached]
+        self.blocks.join(self.step, cached, end, sign)
+        if not self.straight:
+            self.bends.join(self.step, cached, end, sign)
 
     def leave(self, cached: int) -> None:
         """A sequence has reached its end with `cached` tokens."""
         self.allocated -= self.table[cached]
         self.stored -= self.kept[cached]
         self.ends -= self.table[cached]
-        self.rise -= int(self.rises[cached])
+        self.rise -= self.rises[cached]
+        self.blocks.leave(self.step, cached)
+        if not self.straight:
+            self.bends.leave(self.step, cached)
 
-    def coming(self, steps: int) -> Any:
-        """Bytes that each of so many steps adds to the allocated ones."""
-        first = self.step - self._base + 1
-        return self._adds[first : first + steps]
+    def within(self, steps: int, room: int) -> int:
+        """Of so many steps those after which the allocated bytes are no more than `room`."""
+        taken = self.allocated
+        for many, add in enumerate(self.blocks.coming(self.step, steps)):
+            taken += add
+            if taken > room:
+                return many
+        return steps
 
-    def next_rise(self) -> int:
-        """Bytes that the next step adds to the allocated ones."""
-        return int(self._adds[self.step - self._base + 1])
+    @property
+    def next(self) -> int:
+        """Bytes allocated after one more step."""
+        return self.allocated + self.blocks.next(self.step)
 
     def grow(self, steps: int, first: float, rise: float, held: int, kept: int) -> Grown:
         """So many steps pass, of `first` seconds and `rise` more each; `held` and `kept` bytes of others stand beside."""
-        place = self.step - self._base + 1
-        adds, slope = self._adds[place : place + steps].tolist(), self.rise
+        adds, slope = self.blocks.coming(self.step, steps), self.rise
         allocated, stored = self.allocated + held, self.stored + kept
         spent = lived = 0.0
-        if self.bends.places:
-            turns = self._turns[place : place + steps].tolist()
-            for add, turn in zip(adds, turns, strict=True):
-                allocated += add
-                stored += slope
-                slope += turn
-                spent += allocated * first
-                lived += stored * first
-                first += rise
-        else:
+        if self.straight:
             for add in adds:
                 allocated += add
                 stored += slope
                 spent += allocated * first
                 lived += stored * first
                 first += rise
+        else:
+            for add, turn in zip(adds, self.bends.coming(self.step, steps), strict=True):
+                allocated += add
+                stored += slope
+                slope += turn
+                spent += allocated * first
+                lived += stored * first
+                first += rise
         self.allocated, self.stored, self.rise = allocated - held, stored - kept, slope
         self.step += steps
         return Grown(allocated, stored, allocated, spent, lived)
-
-    def _shift(self) -> None:
-        gone = self.step - self._base
-        if 2 * gone > self._size:
-            for calendar in (self._adds, self._turns):
-                left = calendar[gone:].copy()
-                calendar[: left.size], calendar[left.size :] = left, 0
-            self._base = self.step

@@ -42,15 +42,15 @@ MIXED = Scheduling()
 class Live:
     """A request in the system: `target` tokens to cache before it decodes, of which `cached` are.
 
-    began: the step at which it began to decode, with `target` tokens cached. promised: bytes reserved for it. handed,
+    began, ends: the steps at which it began to decode, with `target` tokens cached, and will be done. promised: bytes reserved for it. handed,
     swapped: its cache was computed elsewhere, or lies in the host's memory.
     """
 
-    __slots__ = ("began", "cached", "decodes", "generated", "handed", "index", "order", "promised", "swapped", "target")
+    __slots__ = ("began", "cached", "decodes", "ends", "generated", "handed", "index", "order", "promised", "swapped", "target")
 
     def __init__(self, index: int, target: int, cached: int = 0) -> None:
         self.index, self.target, self.cached = index, target, cached
-        self.generated = self.order = self.began = self.promised = 0
+        self.generated = self.order = self.began = self.ends = self.promised = 0
         self.swapped = self.decodes = self.handed = False
 
 

@@ -13,6 +13,10 @@ class Waiting:
         self.door = door
         self.fresh: deque[int] = deque()  # as they come
         self.preempted: list[Live] = []  # the next one last
+        self.first: Live | None = None  # of the fresh, once it has been looked at
+
+    def __bool__(self) -> bool:
+        return bool(self.fresh or self.preempted)
 
     def __len__(self) -> int:
         return len(self.fresh) + len(self.preempted)
@@ -21,11 +25,12 @@ class Waiting:
         """The next one. One that comes has all of its prompt to be processed, or all of it cached and a token made."""
         if self.preempted:
             return self.preempted[-1]
-        live = Live(self.fresh[0], self.door.inputs[self.fresh[0]])
-        if self.door.handed:
-            live.handed, live.generated, live.cached = True, 1, live.target
-            live.target += 1
-        return live
+        if self.first is None:
+            self.first = live = Live(self.fresh[0], self.door.inputs[self.fresh[0]])
+            if self.door.handed:
+                live.handed, live.generated, live.cached = True, 1, live.target
+                live.target += 1
+        return self.first
 
     def pop(self) -> None:
         """The next one is admitted."""
@@ -33,6 +38,7 @@ class Waiting:
             self.preempted.pop()
         else:
             self.fresh.popleft()
+            self.first = None
 
     def tokens(self, enough: float) -> int:
         """Tokens of prompts that wait; counted until there are enough."""
