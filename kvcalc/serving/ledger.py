@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from kvcalc.serving.pool import Pool
 
+LONG = 64  # steps in a row beyond which sums are not taken step by step
 SPARE = 4  # times the longest growth that the calendar holds before it is shifted
 
 
@@ -48,6 +49,22 @@ class Even:
         if at + steps <= self.every:
             return self.due[at : at + steps]
         return (self.due * ((at + steps) // self.every + 1))[at : at + steps]
+
+    def moments(self, step: int, steps: int) -> tuple[int, int, int]:
+        """Of what so many steps after `step` add together: after the last of them; the sum of it after each step; and that
+        with each step weighed by its number, from 0.
+        """
+        last = weighed = total = 0
+        every, numbers = self.every, steps * (steps - 1) // 2
+        for i, by in enumerate(self.coming(step, min(steps, every)), 1):  # it comes in the steps i, i + every, …
+            times = (steps - i) // every + 1
+            pairs = times * (times - 1) // 2
+            steps_in, squares = times * i + every * pairs, times * i * i + 2 * i * every * pairs
+            squares += every * every * pairs * (2 * times - 1) // 3
+            last += by * times
+            total += by * (times * (steps + 1) - steps_in)
+            weighed += by * (times * numbers - (squares - 3 * steps_in + 2 * times) // 2)
+        return last, total, weighed
 
 
 class Calendar:
@@ -146,8 +163,12 @@ class Ledger:
 
     def within(self, steps: int, room: int) -> int:
         """Of so many steps those after which the allocated bytes are no more than `room`."""
-        taken = self.allocated
-        for many, add in enumerate(self.blocks.coming(self.step, steps)):
+        done, taken = 0, self.allocated
+        if isinstance(self.blocks, Even) and steps > LONG and taken <= room:
+            every, rise = self.blocks.every, sum(self.blocks.due)
+            rounds = min(steps // every, (room - taken) // rise if rise else steps)
+            done, taken = rounds * every, taken + rounds * rise
+        for many, add in enumerate(self.blocks.coming(self.step + done, min(steps - done, LONG) if done else steps), done):
             taken += add
             if taken > room:
                 return many
@@ -160,6 +181,8 @@ class Ledger:
 
     def grow(self, steps: int, first: float, rise: float, held: int, kept: int) -> Grown:
         """So many steps pass, of `first` seconds and `rise` more each; `held` and `kept` bytes of others stand beside."""
+        if steps > LONG and self.straight and isinstance(self.blocks, Even):
+            return self._grow_far(self.blocks, steps, first, rise, held, kept)
         adds, slope = self.blocks.coming(self.step, steps), self.rise
         allocated, stored = self.allocated + held, self.stored + kept
         spent = lived = 0.0
@@ -181,3 +204,16 @@ class Ledger:
         self.allocated, self.stored, self.rise = allocated - held, stored - kept, slope
         self.step += steps
         return Grown(allocated, stored, allocated, spent, lived)
+
+    def _grow_far(self, blocks: Even, steps: int, first: float, rise: float, held: int, kept: int) -> Grown:
+        """As `grow`, without going through the steps: exact sums of bytes, and of bytes times a step's number."""
+        allocated, stored, slope = self.allocated + held, self.stored + kept, self.rise
+        last, total, weighed = blocks.moments(self.step, steps)
+        numbers = steps * (steps - 1) // 2
+        spent = first * (steps * allocated + total) + rise * (allocated * numbers + weighed)
+        lived = first * (steps * stored + slope * (numbers + steps))
+        lived += rise * (stored * numbers + slope * (numbers * 2 * (steps + 1) // 3))
+        self.allocated += last
+        self.stored += slope * steps
+        self.step += steps
+        return Grown(allocated + last, stored + slope * steps, allocated + last, spent, lived)
