@@ -145,7 +145,7 @@ def _runs(points: "list[tuple[Deployment, str, str, Load]]", settings: "ServerSe
                     found, asked = find_rate(deployment, one, settings, policy, cache, told)
                     runs.append(found._replace(record=found.record | {"rate": asked.rate or None, "found_rate": asked.rate}))
                 else:
-                    runs.append(serve(deployment, drawn[one], one, settings, policy, cache, told))
+                    runs.append(serve(deployment, drawn[one], one, settings, policy, cache, told, runs[-1] if runs else None))
                 if not runs[-1].served.whole:
                     return runs, False
         except KeyboardInterrupt:

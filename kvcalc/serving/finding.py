@@ -34,9 +34,9 @@ def find_rate(
     if load.requests or load.max_concurrency:
         raise UserError("a rate is found for requests drawn in an open loop, without --requests and --max-concurrency")
 
-    def at(rate: float) -> tuple[Run, Load]:
+    def at(rate: float, before: Run | None = None) -> tuple[Run, Load]:
         asked = msgspec.structs.replace(load, rate=rate)
-        return serve(deployment, asked.drawn(), asked, settings, policy, cache, progress), asked
+        return serve(deployment, asked.drawn(), asked, settings, policy, cache, progress, before), asked
 
     alone = at(LEAST_RATE)
     if not alone[0].served.whole:
@@ -46,7 +46,7 @@ def find_rate(
     best, low = alone, LEAST_RATE
     high = max(2 * LEAST_RATE, alone[0].record["capacity_requests_per_s"] or 1.0)
     for _ in range(MOST_TRIES):
-        tried = at(high)
+        tried = at(high, alone[0])
         if not tried[0].served.whole:
             return _stopped(best)
         if not _kept(*tried):
@@ -54,7 +54,7 @@ def find_rate(
         best, low, high = tried, high, 1.5 * high
     while high > CLOSE * low:
         middle = (low * high) ** 0.5 if low > high / 4 else high / 2
-        tried = at(middle)
+        tried = at(middle, alone[0])
         if not tried[0].served.whole:
             return _stopped(best)
         if _kept(*tried):

@@ -30,12 +30,13 @@ from kvcalc.timing.engine import Engine, engine_of
 
 
 class Run(NamedTuple):
-    """A simulated run: its record, logs, memory and limits."""
+    """A simulated run: its record, logs, memory, limits, and the passes that it was timed by."""
 
     record: dict[str, Any]
     served: Served
     pool: Pool
     limits: Limits
+    steps: Passes | None = None
 
 
 def serve(
@@ -46,8 +47,12 @@ def serve(
     policy: str = "continuous",
     cache: str = "paged",
     progress: Callable[[int], None] | None = None,
+    before: Run | None = None,
 ) -> Run:
-    """Simulate `requests` on one replica. Raises UserError where the model does not fit, or an option cannot be met."""
+    """Simulate `requests` on one replica. Raises UserError where the model does not fit, or an option cannot be met.
+
+    before: a run whose tables of passes are taken where they are those of this one too; what comes of it is the same.
+    """
     limits, drafting = _limits(deployment, settings), _drafting(deployment, settings, requests, load.seed)
     asked = FitOptions(
         max_num_seqs=settings.max_num_seqs,
@@ -58,9 +63,7 @@ def serve(
         draft=drafting.draft.model if drafting and settings.draft != "mtp" else None,
     )
     room, most = memory(deployment, asked), int(requests.input_len.max() + requests.output_len.max())
-    steps: Passes = Steps(deployment, drafting)
-    if policy == "continuous" and not drafting:
-        steps = Tables(deployment, most, limits.max_num_batched_tokens, limits.max_num_seqs)
+    steps = _passes(deployment, drafting, policy, (most, limits.max_num_batched_tokens, limits.max_num_seqs), before)
     longest = settings.max_model_len or (most if cache == "paged" else deployment.model.max_context or most)
     own = make_pool(room.rows, room.budget, cache, settings.block_size, longest, most, steps.queries - 1)
     engine = engine_of(deployment.calibration.stack) if deployment.calibration else None
@@ -73,7 +76,19 @@ def serve(
     how = _scheduling(engine, settings)
     served = simulate(requests, own, steps, limits, policy, clients, progress, how, prefixes, apart)
     so = Asked(deployment, load, clients, settings, policy, cache, prefixes is not None, apart)
-    return Run(served_record(so, served, steps, own, limits), served, own, limits)
+    return Run(served_record(so, served, steps, own, limits), served, own, limits, steps)
+
+
+def _passes(
+    deployment: Deployment, drafting: Drafting | None, policy: str, sizes: tuple[int, int, int], before: Run | None
+) -> Passes:
+    """What passes take; sizes: the longest request, tokens of a pass, and sequences at once, that tables are made for."""
+    if policy != "continuous" or drafting:
+        return Steps(deployment, drafting)
+    known = before.steps if before else None
+    if isinstance(known, Tables) and known.deployment is deployment and known.sizes == sizes:
+        return known.again()
+    return Tables(deployment, *sizes)
 
 
 def _scheduling(engine: Engine | None, settings: ServerSettings) -> Scheduling:

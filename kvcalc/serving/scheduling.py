@@ -42,8 +42,8 @@ MIXED = Scheduling()
 class Live:
     """A request in the system: `target` tokens to cache before it decodes, of which `cached` are.
 
-    began, ends: the steps at which it began to decode, with `target` tokens cached, and will be done. promised: bytes reserved for it. handed,
-    swapped: its cache was computed elsewhere, or lies in the host's memory.
+    began, ends: the steps at which it began to decode, with `target` tokens cached, and will be done. promised: bytes reserved
+    for it. handed, swapped: its cache was computed elsewhere, or lies in the host's memory.
     """
 
     __slots__ = ("began", "cached", "decodes", "ends", "generated", "handed", "index", "order", "promised", "swapped", "target")

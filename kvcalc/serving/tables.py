@@ -10,6 +10,7 @@ lie straight lines. A sequence alone and the first EXACT kinds of prompts are ti
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, TypeAlias
 
 from kvcalc.gpu.roof import roofline
@@ -74,7 +75,7 @@ class Tables:
     queries = 1
 
     def __init__(self, deployment: Deployment, most: int, tokens: int, sequences: int, exact: bool = True) -> None:
-        self.deployment, self.ranks = deployment, deployment.parallelism.dp
+        self.deployment, self.ranks, self.sizes = deployment, deployment.parallelism.dp, (most, tokens, sequences)
         self.most, self.tokens = max(most, 2), max(tokens, sequences, 2)
         self.alone = Steps(deployment) if exact else None
         self.host = NO_HOST
@@ -90,6 +91,12 @@ class Tables:
     def covers(self, most: int, tokens: int, sequences: int) -> bool:
         """Whether the tables reach so far."""
         return self.most >= most and self.tokens >= tokens and self.counts[-1] >= sequences
+
+    def again(self) -> "Tables":
+        """The same tables, before any pass: which prompts are timed as whole passes is a run's own."""
+        found = copy(self)
+        found._prompts = {}
+        return found
 
     def prefill(self, chunks: Chunks, times: int = 1) -> float:
         """Seconds of a pass of prompts alone, each chunk `times` times."""

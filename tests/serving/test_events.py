@@ -1,5 +1,7 @@
 """The event-by-event scheduler: against a plain one pass by pass, engines' orders by hand, and tables against whole passes."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,10 +15,11 @@ from kvcalc.layers.attention import HiddenStates
 from kvcalc.serving.continuous import Continuous
 from kvcalc.serving.decoding import InStep
 from kvcalc.serving.door import Clients, Door
+from kvcalc.serving.ledger import Ledger
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.scheduling import Limits, Scheduling
+from kvcalc.serving.scheduling import Limits, Live, Scheduling
 from kvcalc.serving.simulation import simulate
 from kvcalc.serving.steps import Steps
 from kvcalc.serving.tables import Tables, ladder
@@ -184,3 +187,54 @@ def test_small_runs_are_timed_as_they_are() -> None:
 def test_a_ladder_climbs_by_its_ratio() -> None:
     assert ladder(1, 10, 1.5, 4) == [1, 2, 3, 4, 6, 9, 14]
     assert ladder(3, 5, 1.01) == [3, 4, 5]
+
+
+def test_many_passes_in_a_row_are_the_same_passes_one_by_one() -> None:
+    """Bytes, and bytes times seconds, of a hundred and of a thousand passes at once, in exact arithmetic, blocks of 16."""
+    tokens = np.arange(3001)
+    pool = Pool(1 << 40, -(-tokens // 16) * 16 * 7, tokens * 7, 3000)
+    far, near = Ledger(pool, 3000), Ledger(pool, 3000)
+    for ledger in (far, near):
+        for cached in (1, 15, 16, 17, 100, 333):
+            ledger.join(cached, 2500)
+    for steps in (100, 1000, 65):
+        room = far.allocated + 7 * 16 * 40  # 40 blocks more; six come each 16 steps
+        assert far.within(steps, room) == blocks_within(near, steps, room)
+        first, rise = Fraction(3, 8), Fraction(1, 1024)
+        spent = lived = Fraction(0)
+        for i in range(steps):
+            one = near.grow(1, 1.0, 0.0, 5, 3)
+            spent += one.allocated * (first + i * rise)
+            lived += one.stored * (first + i * rise)
+        grown = far.grow(steps, float(first), float(rise), 5, 3)
+        assert grown == (one.allocated, one.stored, one.peak, float(spent), float(lived))
+
+
+def blocks_within(ledger: Ledger, steps: int, room: int) -> int:
+    """Steps before the first that takes more than `room`, one by one."""
+    taken = ledger.allocated
+    for many, add in enumerate(ledger.blocks.coming(ledger.step, steps)):
+        taken += add
+        if taken > room:
+            return many
+    return steps
+
+
+def test_those_that_made_room_are_gone_from_the_line_of_the_running() -> None:
+    """A sequence taken out and back again has another order: neither its old end nor its place counts."""
+    pool = byte_pool(1000, 1, most=100)
+    decoding = InStep(pool, 50)
+    lives = [Live(index, 10, cached=10) for index in range(2)]
+    for order, live in enumerate(lives, 1):
+        live.order = order
+        decoding.join(live, 5 * order)
+    decoding.grow(2, 1.0, 0.0, 0, 0)
+    out = decoding.take_out()
+    assert out is lives[1] and (out.cached, out.generated, decoding.context) == (12, 2, 12)
+    out.order = 3
+    decoding.join(out, 30)  # done at step 32, not at 10
+    assert decoding.in_a_row(99, 1000) == 3
+    _, done = decoding.grow(3, 1.0, 0.0, 0, 0)
+    assert done == [lives[0]] and decoding.in_a_row(99, 1000) == 27
+    decoding.take_out()
+    assert decoding.count == 0 and decoding.ledger.allocated == decoding.ledger.ends == 0 and decoding.newest() == -1

@@ -209,3 +209,10 @@ def test_prompts_of_5_3_and_4_padded_to_5_waste_3_of_15(kvcalc: Run, tmp_path: P
     for policy in ("static", "continuous"):
         (record,) = kvcalc(f"{line} --policy {policy} --format json").records
         assert record["diverges"] is None
+
+
+def test_a_list_of_rates_says_what_each_says_alone(kvcalc: Run) -> None:
+    """Tables of passes are made once for all rows of a deployment; prompts timed as whole passes are each run's own."""
+    line = "serve llama-3.1-8b --num-prompts 150 --input-len lognormal:300,2000 --output-len uniform:5,20 --format json --rate"
+    together = kvcalc(f"{line} 5,40,5").records
+    assert together == [kvcalc(f"{line} {rate}").records[0] for rate in (5, 40)] + together[:1]
