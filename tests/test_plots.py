@@ -18,6 +18,7 @@ from kvcalc.report import figures
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.figures_cost import cost_vs_context
 from kvcalc.report.plots import STYLES, figure, render, save
+from kvcalc.report.plots_timing import rows_chart
 from kvcalc.report.roof import decode_sweep, roofline_chart
 from kvcalc.report.terminal import ASCII, FINE, Look, sketch
 from kvcalc.timing.deployment import Deployment
@@ -272,9 +273,22 @@ def test_measured_rows_stand_beside_their_prediction(kvcalc: Run, tmp_path: Path
     rows.write_text("gpu,framework,version,dtype,m,n,k,time_us\nh100_sxm,vllm,0.24.0,bfloat16,64,4096,4096,20.0\n")
     target = tmp_path / "measured.svg"
     assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0
-    text = target.read_text()
-    assert "Predicted against measured" in text and "in 1 of 1 rows" in text
-    rows.write_text("gpu,framework,version,dtype,m,n,k,time_us\nnosuch,vllm,1,bfloat16,64,4096,4096,20.0\n")
+    shown = texts(target.read_bytes())
+    assert "Predicted against measured" in shown and "gemm.csv: 1 row, predicted by a calibration" in shown
+
+
+def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> None:
+    """Without a preset: against the bound that the file gives; without that over 2·m·n·k FLOP; with neither it is refused."""
+    rows, target = tmp_path / "gemm.csv", tmp_path / "measured.svg"
+    rows.write_text("gpu,framework,version,dtype,m,n,k,time_us,bound_us\n" "my CPU,torch,2,float32,64,4096,4096,20,10\n"
+                    "my CPU,torch,2,float32,64,4096,2048,20,\n")  # fmt: skip
+    first, second = rows_chart(rows).chain()
+    assert [(s.xs, s.ys) for s in first.series if s.label == "gemm"] == [((20.0,), (10.0,))]
+    assert first.subtitle == "gemm.csv: 1 row, predicted by the bound"
+    assert [(s.xs, s.ys) for s in second.series] == [((2.0 * 64 * 4096 * 2048,), (20.0,))]
+    assert second.subtitle == "gemm.csv: 1 row without a bound or a calibration, of my CPU"
+    assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0
+    rows.write_text("op,gpu,framework,num_gpus,bytes,dtype,time_us\nallreduce,nosuch,nccl,2,1024,bfloat16,20.0\n")
     code, _, err = kvcalc(f"plot measured --input {rows} --plot {tmp_path / 'none.svg'}")
     assert code == 2 and "nosuch" in err and not (tmp_path / "none.svg").exists()
 

@@ -1,7 +1,8 @@
 """Measured rows: the one CSV format of timings, in which an `op` column says what each row is.
 
-Times are microseconds of one call on this device: attention with the write to the cache, or a whole DSA module. What the
-format has no operation for (recurrent layers, layers that share a cache) is left out.
+Times are microseconds of one call on this device: attention with the write to the cache, or a whole DSA module; `bound_us` is
+the least that this takes at the ceilings measured here. What the format has no operation for (recurrent layers, layers that
+share a cache) is left out.
 """
 
 from collections.abc import Iterable
@@ -50,6 +51,7 @@ def _row(case: Case, record: dict[str, Any]) -> dict[str, Any] | None:
         "q_heads": spec.num_attention_heads,
         length: case.context,
         "time_us": record["measured_s" if whole else "attention_measured_s"] * 1e6,
+        "bound_us": record["predicted_s" if whole else "attention_predicted_s"] * 1e6,
     }
     if isinstance(spec, Grouped):
         return row | _grouped(spec, dtype, decode)

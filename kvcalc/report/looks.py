@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A000")
+GREY = PALETTE.index("#7F7F7F")
 MARKERS, HATCHES = ("o", "s", "^", "D", "v", "P", "X", "*"), ("", "//", "..", "xx", "\\\\", "++")
 DASHES: tuple[Any, ...] = (
     "-", "--", "-.", ":", (0, (9, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5)), (0, (6, 1.5, 3, 1.5)), (0, (1, 2.5)),

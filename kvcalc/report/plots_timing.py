@@ -4,35 +4,37 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvcalc.errors import UserError
-from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.errors import UserError, printable
+from kvcalc.report.chart import Axis, Chart, Series, joined, si_tick
+from kvcalc.report.looks import GREY
+from kvcalc.report.tables import seconds
+from kvcalc.timing.rows import MeasuredRow
 
 MOST_POINTS = 2000  # a series: beyond, every n-th row is drawn
 
 
 def predicted_against_measured(series: Sequence[tuple[str, Any, Any]], what: str) -> Chart:
-    """Points (measured, predicted) in µs of each (name, measured, predicted), on logarithmic axes; the diagonal is exact.
+    """Points (measured, predicted) of each (name, measured, predicted) in µs, on logarithmic axes; the diagonal is exact.
 
     Rows without a prediction (NaN) are left out of the picture.
     """
     drawn, values = [], []
     for name, measured, predicted in series:
-        points = [(float(m), float(p)) for m, p in zip(measured, predicted, strict=True) if m > 0 and p > 0]
-        points = points[:: max(1, -(-len(points) // MOST_POINTS))]
-        if points:
-            xs, ys = zip(*points, strict=True)
+        if points := [(m, p) for m, p in zip(measured, predicted, strict=True) if m > 0 and p > 0]:
+            xs, ys = _thinned(points)
             drawn.append(Series(name, xs, ys, "points"))
             values += [*xs, *ys]
     ends = (min(values, default=1.0), max(values, default=10.0))
-    drawn.append(Series("exact", ends, ends, "line"))
-    axes = Axis("measured, µs", tick=_tick), Axis("predicted, µs", tick=_tick)
-    return Chart("Predicted against measured", f"each point one row, {what}", *axes, tuple(drawn))
+    drawn.append(Series("exact", ends, ends, "dashed", colour=GREY))
+    axes = Axis("measured", tick=_time), Axis("predicted", tick=_time)
+    return Chart("Predicted against measured", what, *axes, tuple(drawn))
 
 
 def rows_chart(path: Path) -> Chart:
-    """Measured rows against the calibrated time, or the datasheet bound where no calibration applies, by operation.
+    """Measured rows by operation against the calibrated time, else the datasheet bound, else the file's own (`bound_us`).
 
-    Raises UserError where no row has a prediction.
+    Rows without any, of a machine that is no preset, stand beside them over the work they do. Raises UserError where no row has
+    a prediction or products to count.
     """
     import numpy as np
 
@@ -42,18 +44,65 @@ def rows_chart(path: Path) -> Chart:
 
     tally = Tally()
     (found,) = tally.adding(validate([path], served=served_times))
-    predicted = np.where(np.isnan(found.calibrated), found.bound, found.calibrated)
-    if not (predicted > 0).any():
+    rows, laws = found.table.rows, found.calibrated > 0
+    own = np.where(found.bound > 0, found.bound, [row.bound_us for row in rows])
+    predicted, measured = np.where(laws, found.calibrated, own), np.array([row.time_us for row in rows])
+    told, work = predicted > 0, np.array([_flops(row) for row in rows])
+    charts = []
+    if told.any():
+        sure = (
+            "a calibration"
+            if laws[told].all()
+            else "the bound"
+            if not laws.any()
+            else f"a calibration in {laws.sum():,}, else the bound"
+        )
+        what = f"{path.name}: {_count(told)}, predicted by {sure}"
+        charts.append(predicted_against_measured(_by_operation(rows, told, measured, predicted), what))
+    if (left := ~told & (work > 0)).any():
+        machines = ", ".join(dict.fromkeys(printable(row.gpu, 60) for row, out in zip(rows, left, strict=True) if out))
+        what = f"{path.name}: {_count(left)} without a bound or a calibration, of {machines}"
+        charts.append(_over_work(_by_operation(rows, left, work, measured), what))
+    if not charts:
         raise UserError("no row has a prediction to stand beside it", str(path), "; ".join(tally.remarks))
-    series: dict[str, tuple[list[float], list[float]]] = {}
-    for row, value in zip(found.table.rows, predicted, strict=True):
-        measured, expected = series.setdefault(row.op, ([], []))
-        measured.append(row.time_us)
-        expected.append(float(value))
-    calibrated = int((found.calibrated > 0).sum())
-    what = f"{path.name}; predicted by a calibration in {calibrated:,} of {len(predicted):,} rows, else the bound"
-    return predicted_against_measured([(op, *both) for op, both in series.items()], what)
+    return joined(charts)
 
 
-def _tick(value: float) -> str:
-    return f"{value:g}"
+def _by_operation(rows: Sequence[MeasuredRow], chosen: Any, *columns: Any) -> list[tuple[str, Any, Any]]:
+    """Two columns of the rows chosen, by operation."""
+    ops = [row.op for row in rows]
+    members = {op: [i for i, name in enumerate(ops) if name == op and chosen[i]] for op in dict.fromkeys(ops)}
+    return [(op, columns[0][at], columns[1][at]) for op, at in members.items() if at]
+
+
+def _count(chosen: Any) -> str:
+    return f"{chosen.sum():,} row{'s' * int(chosen.sum() > 1)}"
+
+
+def _flops(row: MeasuredRow) -> float:
+    """FLOPs of a row's products; 0 where it has none or its operation is not known."""
+    import numpy as np
+
+    from kvcalc.timing.costs import cost_of
+    from kvcalc.timing.validation import kind_of
+
+    found = cost_of(row.op, kind_of(row), tuple(np.array([n]) for n in row.shape))
+    return float(np.max(found[0].flops)) if found else 0.0
+
+
+def _over_work(series: Sequence[tuple[str, Any, Any]], what: str) -> Chart:
+    """Measured µs of each operation over its FLOPs."""
+    axes = Axis("work", tick=si_tick("FLOP")), Axis("measured", tick=_time)
+    drawn = [Series(name, *_thinned(list(zip(xs, ys, strict=True))), "points") for name, xs, ys in series]
+    return Chart("Measured times over work", what, *axes, tuple(drawn))
+
+
+def _thinned(points: list[tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """At most MOST_POINTS of them, evenly chosen, as xs and ys."""
+    xs, ys = zip(*points[:: max(1, -(-len(points) // MOST_POINTS))], strict=True)
+    return tuple(map(float, xs)), tuple(map(float, ys))
+
+
+def _time(value: float) -> str:
+    """µs as a time."""
+    return seconds(value / 1e6)

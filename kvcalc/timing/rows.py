@@ -65,7 +65,8 @@ class MeasuredRow(NamedTuple):
     index heads where the kernel skips the indexer). time_us: measured. at: its place in its table. kernel: the family that one
     law can meet, else the kernel as recorded; of a layer its kind. cache: the dtype of a served model's cache, where it is said.
     odd: an artefact of how it was measured, or a run that hits a prefix cache: not for fitting. Of a served run: who drove it
-    (client), its mean time to the first token, and whether it hits a prefix cache.
+    (client), its mean time to the first token, and whether it hits a prefix cache. bound_us: the least time on the ceilings of
+    the machine that measured it, NaN where the file gives none.
     """
 
     at: int
@@ -83,6 +84,7 @@ class MeasuredRow(NamedTuple):
     client: str = ""
     ttft_us: float = float("nan")
     prefix_cached: bool = False
+    bound_us: float = float("nan")
 
     @property
     def tokens_per_s(self) -> float:
@@ -225,6 +227,7 @@ def _row(at: int, cells: list[str], columns: dict[str, int], known: str) -> Meas
         duration(cell(timed), timed) * scale, model, cell("version"), kernel, cell("kv_cache_dtype").lower(),
         cell("odd") == "1" or cell("prefix_cached") in ("1", "1.0"), cell("client").lower(),
         _first_us(cell("silicon_ttft_ms")) if serving else math.nan, cell("prefix_cached") in ("1", "1.0"),
+        duration(cell("bound_us"), "bound_us") if cell("bound_us") else math.nan,
     )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ def _validated(table: Table, stack: str, source: Gpu | None, served: Served | No
     bound, calibrated = np.full(count, np.nan), np.full(count, np.nan)
     cells: dict[Cell, list[int]] = {}
     for i, row in enumerate(table.rows):
-        cells.setdefault((row.gpu, stack or row.framework, row.op, _kind(row)), []).append(i)
+        cells.setdefault((row.gpu, stack or row.framework, row.op, kind_of(row)), []).append(i)
     names: dict[str, Gpu | None] = {gpu: _gpu(gpu) for gpu in {row.gpu for row in table.rows}}
     unknown: dict[Cell, list[int]] = {}
     for cell, members in cells.items():
@@ -138,7 +138,8 @@ def distinct(law: Any, figures: Figures, shape: tuple[Array, ...]) -> Array:
     return found
 
 
-def _kind(row: MeasuredRow) -> str:
+def kind_of(row: MeasuredRow) -> str:
+    """The kind of data by which the laws and costs of a row's operation differ."""
     family = FAMILIES.get(row.op)
     return family.kind(row.dtype, row.kernel) if family else row.dtype
 

@@ -251,6 +251,8 @@ def test_rows_for_the_calibration() -> None:
         "kernel": "sdpa",
         "measured_s": 2e-3,
         "attention_measured_s": 1e-3,
+        "predicted_s": 5e-4,
+        "attention_predicted_s": 2.5e-4,
     }
     rows = list(csv.DictReader(io.StringIO(to_csv(measured_rows((c, record) for c in cases)))))
     ops = [row["op"] for row in rows]
@@ -261,7 +263,8 @@ def test_rows_for_the_calibration() -> None:
     expected = {"gpu": "h100_sxm", "kv_dtype": "bfloat16", "batch": "3", "q_heads": "2", "kv_heads": "2", "head_dim": "128"}
     assert expected.items() <= window.items()
     assert (window["window"], window["kv_len"], window["seq_len"], window["time_us"]) == ("1024", "40", "", "1000.0")
-    assert rows[ops.index("dsa_decode_module")]["time_us"] == "2000.0"  # the whole module
+    module = rows[ops.index("dsa_decode_module")]
+    assert (module["time_us"], module["bound_us"], window["bound_us"]) == ("2000.0", "500.0", "250.0")  # the whole module
     assert gpu_name("a CPU") == "a CPU"
 
 
