@@ -78,14 +78,15 @@ class AttentionShape(NamedTuple):
     """An attention as a time law sees it. groups: (count, new, past, pairs) of the batch; pairs: (query, key) pairs of all
     `count` sequences, windows and top-k taken off.
 
-    kv_heads: 0 for latents that all heads share. element: bytes of one cached element, 0 where nothing is cached.
+    kv_heads: 0 for latents that all heads share. cached: the formats of the entries that it reads, keys first; none where
+    nothing is cached.
     """
 
     heads: int
     kv_heads: int
     key: int
     value: int
-    element: float
+    cached: tuple[str, ...]
     groups: tuple[tuple[Num, Num, Num, Num], ...]
 
 
@@ -118,8 +119,8 @@ class ExpertsShape(NamedTuple):
 class SparseShape(NamedTuple):
     """A whole sparse-attention module on this rank, as a time law sees it: what stands around its attention.
 
-    Ranks and widths as in the module's spec; index_heads: 0 without an indexer. element: bytes of a cached latent's element.
-    format: how the projections are stored. groups: (count, new, past) of the batch.
+    Ranks and widths as in the module's spec; index_heads: 0 without an indexer. cached: the formats of a latent and its
+    RoPE key. format: how the projections are stored. groups: (count, new, past) of the batch.
     """
 
     heads: int
@@ -132,7 +133,7 @@ class SparseShape(NamedTuple):
     index_heads: int
     index_width: int
     top: int
-    element: float
+    cached: tuple[str, ...]
     format: str
     groups: tuple[tuple[Num, Num, Num], ...]
 

@@ -106,11 +106,11 @@ class Pass:
         first = rows[0] if rows else None
         shared = first is not None and first.role in ("latent", "rope_key")
         kv_heads = 0 if shared else self.heads(first.heads) if first is not None and first.role == "k" else heads
-        element = self.formats.entry_bytes(first, 1) / first.width if first else 0.0
+        cached = tuple(dict.fromkeys(self.formats.cache_format(row).name for row in rows))
         return Operator(
             "attention", self.kind, self.count, "attention", cost, self.formats.dtype,
             parts=(("qk", qk), ("softmax", softmax), ("av", av)),
-            shape=AttentionShape(heads, kv_heads, key, value, element, groups),
+            shape=AttentionShape(heads, kv_heads, key, value, cached, groups),
             role=Role.CORE, form=form,
         )  # fmt: skip
 

@@ -47,11 +47,12 @@ def time_note(records: Sequence[Record], basis: str = "") -> str:
     widest = max((r.get("time_p90_error") or 0.0 for r in records), default=0.0)
     words += [f"nine of ten such steps of measured servers lie within {widest:.0%}"] if widest else []
     share = max((r.get("uncalibrated_share") or 0.0 for r in records if r["time_basis"] != "bound"), default=0.0)
-    words += [f"up to {share:.0%} of a step rests on operators without a law, at their bounds"] if share >= LEAST_SHARE else []
+    words += [_WITHOUT_LAW.format(f"{share:.0%}")] if share >= LEAST_SHARE else []
     return f"times: {'; '.join(words)}"
 
 
 LEAST_SHARE = 0.005
+_WITHOUT_LAW = "up to {} of a step rests on operators without a law of their own: ≥ their bound, ~ the nearest format's"
 _BASES = {
     "bound": "≥ datasheet bounds, full overlap and no launches",
     "calibrated": "predicted by the {}",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, ExpertsShape, GemmShape, Operator, SparseShape
+from kvcalc.storage.dtypes import FORMATS
 from kvcalc.timing.calibration import Calibration, Entry
 from kvcalc.timing.cutlass import CutlassGemm
 from kvcalc.timing.experts import cells_of
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 MOST_DECODE_TOKENS = 16  # new tokens of a sequence that decode kernels take at once, their query rows packed
 # How rows name what products compute in, by how checkpoints store the weights of fp8 products; others' are per tensor.
 _BLOCKS = "fp8_block128"
+# How rows name a cache by how its entries are stored; latents in fp8 lie in blocks, beside a RoPE key of 16 bits.
+_CACHES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8", "fp8_block128": "fp8"}
 _PROJECTIONS = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8_block", "fp8_per_channel": "fp8_block", _BLOCKS: "fp8_block"}
 
 
@@ -34,10 +37,14 @@ _Group = tuple[Any, Any, Any]  # sequences, new tokens of each, pairs of all of 
 
 
 class Applied(NamedTuple):
-    """µs of one run (a float or an array), and the cell of the calibration that says so."""
+    """µs of one run (a float or an array), and the cell of the calibration that says so.
+
+    measured: whether the cell's rows are of this format; else the law is borrowed from the nearest one that is.
+    """
 
     us: Any
     entry: Entry
+    measured: bool = True
 
 
 def decodes(new: Any) -> bool:
@@ -133,7 +140,8 @@ def module(shape: SparseShape, figures: Figures, calibration: Calibration) -> Ap
     import numpy as np
 
     stored = _PROJECTIONS.get(shape.format, "")
-    entry = calibration.laws.get("dsa_decode_module", {}).get(f"{_cached(shape.element)}/{stored}")
+    cached, measured = cache_rows(shape.cached)
+    entry = calibration.laws.get("dsa_decode_module", {}).get(f"{cached}/{stored}")
     longest: Any = 0
     for _, new, _ in shape.groups:
         longest = maximum(longest, new)
@@ -145,11 +153,14 @@ def module(shape: SparseShape, figures: Figures, calibration: Calibration) -> Ap
     sizes = [np.asarray(float(x)) for x in shape[1:10]]
     arrays = np.broadcast_arrays(used, np.asarray(float(shape.heads)), np.maximum(seen / used, 1.0), *sizes)
     us = np.where(np.asarray(longest) <= MOST_DECODE_TOKENS, entry.law.us(figures, *arrays), np.nan)
-    return Applied(plain(us), entry)
+    return Applied(plain(us), entry, measured)
 
 
-def _cached(element: float) -> str:
-    return "fp8" if 0 < element < 1.5 else "bfloat16"
+def cache_rows(formats: tuple[str, ...]) -> tuple[str, bool]:
+    """How rows name the cache whose law these formats take, the nearest where none is of theirs, and whether one is."""
+    named = _CACHES.get(formats[0]) if formats else "bfloat16"
+    nearest = named or ("fp8" if FORMATS[formats[0]].bits <= 8 else "bfloat16")
+    return nearest, all(name in _CACHES for name in formats)
 
 
 def _attention(shape: AttentionShape, figures: Figures, calibration: Calibration, form: str) -> Applied | None:
@@ -161,7 +172,7 @@ def _attention(shape: AttentionShape, figures: Figures, calibration: Calibration
     if len(each) < len(found) or not each:
         return None
     worst = max((one.entry for one in each), key=lambda entry: entry.p90_abs_error)
-    return Applied(plain(sum((one.us for one in each[1:]), each[0].us)), worst)
+    return Applied(plain(sum((one.us for one in each[1:]), each[0].us)), worst, cache_rows(shape.cached)[1])
 
 
 def _by_kernel(shape: AttentionShape) -> tuple[list[_Group], list[_Group]]:
@@ -181,7 +192,7 @@ def _by_kernel(shape: AttentionShape) -> tuple[list[_Group], list[_Group]]:
 def _decode(shape: AttentionShape, groups: list[_Group], figures: Figures, calibration: Calibration) -> Applied | None:
     import numpy as np
 
-    entry = calibration.entry("decode_attention" if shape.kv_heads else "mla_decode", _cached(shape.element))
+    entry = calibration.entry("decode_attention" if shape.kv_heads else "mla_decode", cache_rows(shape.cached)[0])
     if entry is None:
         return None
     batch = sum((np.asarray(c, float) for c, _, _ in groups[1:]), np.asarray(groups[0][0], float))
@@ -204,7 +215,7 @@ def _prefill(
 ) -> Applied | None:
     import numpy as np
 
-    cached = _cached(shape.element)
+    cached, _ = cache_rows(shape.cached)
     batch, length = np.broadcast_arrays(np.asarray(count, float), np.asarray(new, float))
     used, keys = np.maximum(batch, 1), pairs / np.maximum(batch * length, 1)
     arrays: tuple[Array, ...]

@@ -163,7 +163,7 @@ class Deployment(msgspec.Struct, frozen=True):
         return share * total(operators).weight_bytes / self.gpu.host_link_bytes_per_s
 
     def uncalibrated_share(self, batch: Batch) -> Any:
-        """Of the seconds of a pass, the share that rests on operators without a law; 1 for datasheet bounds."""
+        """Of the seconds of a pass, the share that rests on operators without a law of their own; 1 for datasheet bounds."""
         if not self.calibration:
             return 1.0
         from kvcalc.timing.steps import pass_time

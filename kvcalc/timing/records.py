@@ -7,7 +7,7 @@ from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import AttentionShape, Cost, GemmShape, Operator
 from kvcalc.model.operators import total
-from kvcalc.timing.calibration import BOUND, Calibration
+from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.routing import BALANCED, Routing
 
@@ -38,10 +38,11 @@ def pass_records(
     m, k, n: of a product [m, k] · [k, n]; of an attention its queries, the width of a key, and the keys that a query sees on
     average; beside them `heads`. bound: what the roof says. computed_in: the dtype of the matrix unit that does the products,
     or null. With a calibration, `time_s` is what its laws predict, the total with what the engine adds, and `overhead` that
-    time over the bound. time_basis: calibrated, scaled (from another GPU) or bound, of each operator and of the whole.
-    uncalibrated_share: of its time, what rests on operators without a law. time_p90_error: of the whole, that of such a step
-    against measured servers; null where none is known, and of an operator. time_note: what is to be said of the rows behind a
-    time, or null. fallback: what products are computed in where the GPU has no unit for their dtype, in words, or null.
+    time over the bound. time_basis: calibrated, scaled (from another GPU, or from rows of the nearest format) or bound, of each
+    operator and of the whole. uncalibrated_share: of its time, what rests on operators without a law of their own.
+    time_p90_error: of the whole, that of such a step against measured servers; null where none is known, and of an operator.
+    time_note: what is to be said of the rows behind a time, or null. fallback: what products are computed in where the GPU has
+    no unit for their dtype, in words, or null.
     """
     whole = total(p.operator for p in placed)
     last = {"operator": "total", "layer": "", "role": "", "count": 1, **_figures(whole)}
@@ -72,8 +73,8 @@ def _timed(
     timed, basis = operator_seconds(operators, gpu, calibration, routing), calibration.basis_on(gpu)
     for record, one in zip(records, timed, strict=False):
         record["time_s"] = float(one.seconds)
-        record["time_basis"] = basis if one.basis != BOUND else BOUND
-        record["uncalibrated_share"] = 1.0 if one.basis == BOUND else 0.0
+        record["time_basis"] = basis if one.basis == CALIBRATED else one.basis
+        record["uncalibrated_share"] = 0.0 if one.basis == CALIBRATED else 1.0
         record["time_note"] = one.entry.note or None if one.entry else None
     whole = summed_time(operators, timed, calibration)
     notes = dict.fromkeys(t.entry.note for t in timed if t.entry and t.entry.note)

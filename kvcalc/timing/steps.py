@@ -6,8 +6,9 @@ Matrix products, attention, experts and all-reduces follow their laws. A sparse-
 whole: its operators share the time of its law, in proportion to what each would take alone. Elementwise chains move their
 bytes at the rate that streaming kernels reach; their launches are in the engine's glue per layer. Operators without a law
 (recurrences, all-to-all, experts spread beyond a node) take their datasheet bound and a launch, and say so; so does what
-collectives send between nodes, after their part within one. No law goes below the bound, and no overlap between operators is
-assumed.
+collectives send between nodes, after their part within one. Products in a dtype, and attention over a cache in a format, of
+which there are no rows (int8, int4, nvfp4 …) are scaled: they take the law of the nearest of which there are. No law goes below
+the bound, and no overlap between operators is assumed.
 """
 
 from collections.abc import Sequence
@@ -16,15 +17,15 @@ from typing import Any, NamedTuple
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, Cost, GemmShape, Operator, Role
-from kvcalc.timing.applied import MOST_DECODE_TOKENS, by_law, decodes, module, plain, products
-from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration, Entry
+from kvcalc.timing.applied import MOST_DECODE_TOKENS, by_law, cache_rows, decodes, module, plain, products
+from kvcalc.timing.calibration import BOUND, CALIBRATED, SCALED, Calibration, Entry
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.nodes import latency_us
 from kvcalc.timing.routing import BALANCED, Routing
 from kvcalc.units import at_least, maximum
 
-MEASURED = ("bf16", "fp16", "fp8")  # what products compute in that rows are of; others borrow the memory side of bf16's law
+MEASURED = ("bf16", "fp16", "fp8")  # what products compute in that rows are of; others borrow bf16's law
 _VECTOR = Elementwise()
 
 
@@ -37,7 +38,7 @@ class _Run(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """Seconds of all the times an operator runs (a float or an array), and what they rest on: calibrated or bound.
+    """Seconds of all the times an operator runs (a float or an array), and what they rest on: calibrated, bound, or scaled.
 
     entry: the cell of the calibration behind it, where there is one.
     """
@@ -67,14 +68,19 @@ def operator_seconds(
         if found and late and gpu.outer_link:
             runs.append(_Run(found.us + late + operator.cost.inter_node_bytes / gpu.outer_link * 1e6, BOUND))
             continue
-        runs.append(_Run(found.us, CALIBRATED, found.entry) if found else _Run(least[at] * 1e6 + _VECTOR.t0 + late, BOUND))
+        basis = CALIBRATED if found and found.measured and _computes_as_measured(operator) else SCALED
+        runs.append(_Run(found.us, basis, found.entry) if found else _Run(least[at] * 1e6 + _VECTOR.t0 + late, BOUND))
     _share_modules(operators, runs, figures, calibration)
     timed = []
     for operator, floor, run in zip(operators, least, runs, strict=True):
-        measured = operator.dtype in MEASURED or not operator.dtype
         seconds = _larger(run.us * operator.count / 1e6, floor * operator.count)
-        timed.append(Timed(_where_busy(operator.cost, seconds), run.basis if measured else BOUND, run.entry))
+        timed.append(Timed(_where_busy(operator.cost, seconds), run.basis, run.entry))
     return timed
+
+
+def _computes_as_measured(operator: Operator) -> bool:
+    """Whether rows are of products in this dtype, or it has none."""
+    return operator.dtype in MEASURED or not operator.dtype
 
 
 def _share_modules(operators: Sequence[Operator], runs: list[_Run], figures: Figures, calibration: Calibration) -> None:
@@ -92,7 +98,7 @@ def _share_modules(operators: Sequence[Operator], runs: list[_Run], figures: Fig
         alone = [_where_busy(operators[at].cost, runs[at].us) for at in places]
         each = whole.us / sum(alone[1:], alone[0])
         for at, us in zip(places, alone, strict=True):
-            basis = CALIBRATED if decodes_all else runs[at].basis
+            basis = (CALIBRATED if whole.measured else SCALED) if decodes_all else runs[at].basis
             runs[at] = _Run(_known(us * each, runs[at].us), basis, whole.entry)
 
 
@@ -111,7 +117,7 @@ def _known(us: Any, other: Any) -> Any:
 
 
 class PassTime(NamedTuple):
-    """A pass in seconds, and the share of them that rests on operators without a law."""
+    """A pass in seconds, and the share of them that rests on operators without a law of their own."""
 
     seconds: Any
     uncalibrated_share: Any
@@ -126,7 +132,7 @@ def summed_time(operators: Sequence[Operator], timed: Sequence[Timed], calibrati
     """Operators, timed, and what the engine adds."""
     kernels = sum((t.seconds for t in timed), 0.0)
     whole = kernels + engine_seconds(operators, calibration, kernels)
-    return PassTime(whole, sum((t.seconds for t in timed if t.basis == BOUND), 0.0) / whole)
+    return PassTime(whole, sum((t.seconds for t in timed if t.basis != CALIBRATED), 0.0) / whole)
 
 
 def pass_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED) -> Any:
@@ -194,7 +200,7 @@ def step_error(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
     """The 90th percentile of the error of such a pass against measured servers: a decode step of a dense model or a mixture.
 
     None where none is known: for prompts, for a calibration scaled from another GPU, for stacks without measured servers, for
-    ranks on several nodes.
+    ranks on several nodes, for products or caches in a format of which there are no rows.
     """
     shapes = [o.shape for o in operators if isinstance(o.shape, AttentionShape)]
     if (
@@ -202,6 +208,8 @@ def step_error(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
         or not shapes
         or any(map(latency_us, operators))
         or not all(decodes(new) for s in shapes for _, new, _, _ in s.groups)
+        or not all(cache_rows(s.cached)[1] for s in shapes)
+        or not all(map(_computes_as_measured, operators))
     ):
         return None
     known = calibration.validation.get("mixture" if mixes(operators) else "dense")

@@ -137,7 +137,7 @@ decodes = st.builds(
 
 def law_seconds(shape: tuple[int, int, int, int], *groups: tuple[int, int, int, int]) -> float:
     """What the laws alone give an attention, which costs nothing under the roof."""
-    operator = Operator("attention", "k", 3, "attention", Cost(), "bf16", shape=AttentionShape(*shape, 2.0, groups))
+    operator = Operator("attention", "k", 3, "attention", Cost(), "bf16", shape=AttentionShape(*shape, ("bf16",), groups))
     (timed,) = operator_seconds([operator], H100, MINE)
     assert timed.basis == "calibrated"
     return float(timed.seconds)

@@ -56,7 +56,7 @@ def test_operators_carry_the_shapes_that_laws_need() -> None:
     operators = {o.name: o for o in forward(LLAMA, Batch.decode(1024, 16), parallelism=Parallelism(tp=2))}
     assert operators["qkv"].shape == GemmShape(16, (16 + 2 * 4) * 128, 4096, 2.0, "bf16")
     assert operators["gate_up"].shape == GemmShape(16, 14336, 4096, 2.0, "bf16")
-    assert operators["attention"].shape == AttentionShape(16, 4, 128, 128, 2.0, ((16, 1, 1023, 16 * 1024),))
+    assert operators["attention"].shape == AttentionShape(16, 4, 128, 128, ("bf16",), ((16, 1, 1023, 16 * 1024),))
     assert operators["all_reduce"].shape == CollectiveShape(2, 16 * 4096 * 2, 2)
 
 

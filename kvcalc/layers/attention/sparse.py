@@ -75,7 +75,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         module = SparseShape(
             p.heads(self.num_attention_heads), p.width, self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim,
             self.qk_nope_head_dim, self.v_head_dim, self.index_n_heads if self.indexer else 0, self.index_head_dim,
-            self.index_topk, p.formats.entry_bytes(rows[0], 1) / rows[0].width, p.format_of(up),
+            self.index_topk, tuple(p.formats.cache_format(row).name for row in rows), p.format_of(up),
             tuple((g.count, g.new, g.past) for g in p.groups),
         )  # fmt: skip
         return [o if o.kind == "network" else msgspec.structs.replace(o, module=module) for o in found]

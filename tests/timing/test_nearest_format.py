@@ -1,0 +1,70 @@
+"""Caches in formats of which there are no measured rows: the nearest law's time, marked as no time of their own."""
+
+import pytest
+
+from kvcalc.layers.batch import Batch
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.library.load import load_gpu, load_model
+from kvcalc.model.operators import forward
+from kvcalc.model.precision import Precision
+from kvcalc.timing.calibration import Calibration, Entry, Validated
+from kvcalc.timing.decode_attention import DecodeAttention
+from kvcalc.timing.families import AnyLaw
+from kvcalc.timing.gemm import Gemm
+from kvcalc.timing.sparse_decode import SparseDecode
+from kvcalc.timing.steps import operator_seconds, pass_seconds, pass_time, step_error
+
+H100 = load_gpu("h100")
+LLAMA = load_model("llama-3.1-8b")
+
+
+def entry(law: AnyLaw) -> Entry:
+    return Entry(law=law, rows=100, median_abs_error=0.05, p90_abs_error=0.1)
+
+
+LAWS = Calibration(
+    gpu="h100-sxm",
+    stack="mine",
+    laws={
+        "gemm": {"bfloat16": entry(Gemm())},
+        "decode_attention": {"bfloat16": entry(DecodeAttention()), "fp8": entry(DecodeAttention(bytes=1, t0=9))},
+        "dsa_decode_module": {"fp8/fp8_block": entry(SparseDecode(bytes=1))},
+    },
+    validation={"dense": Validated(rows=40, median_abs_error=0.03, p90_abs_error=0.12)},
+)
+
+
+@pytest.mark.parametrize("cache", ["int4", "nvfp4", "int8", "turboquant_k8v4"])
+def test_a_cache_without_rows_takes_the_nearest_law_and_says_so(cache: str) -> None:
+    """The time of attention over an fp8 cache, not called calibrated; no error of a step is known then."""
+    near, own = (forward(LLAMA, Batch.decode(8192, 8), Precision(kv_cache_dtype=name)) for name in ("fp8", cache))
+    both = [dict(zip((o.name for o in each), operator_seconds(each, H100, LAWS), strict=True)) for each in (near, own)]
+    assert [timed["attention"].basis for timed in both] == ["calibrated", "scaled"]
+    assert both[0]["attention"].seconds == both[1]["attention"].seconds
+    assert pass_time(near, H100, LAWS).uncalibrated_share == 0
+    share = both[1]["attention"].seconds / pass_seconds(own, H100, LAWS)
+    assert pass_time(own, H100, LAWS).uncalibrated_share == pytest.approx(share)
+    assert (step_error(near, H100, LAWS), step_error(own, H100, LAWS)) == (0.12, None)
+
+
+def test_products_in_a_dtype_without_rows_are_scaled() -> None:
+    """W8A8 in int8 takes the law of bf16 over half the weights' bytes; bf16 keeps its own."""
+    operators = forward(LLAMA, Batch.decode(1024, 8), Precision(quantization="int8"))
+    bases = {o.name: t.basis for o, t in zip(operators, operator_seconds(operators, H100, LAWS), strict=True)}
+    assert (bases["qkv"], bases["lm_head"], bases["attention"]) == ("scaled", "calibrated", "calibrated")
+    assert step_error(operators, H100, LAWS) is None
+
+
+def test_a_module_over_a_cache_without_rows_is_scaled() -> None:
+    """DeepSeek-V3.2's latents in nvfp4, its index keys in fp8: the module takes the time of one over an fp8 cache."""
+
+    def inside(cache: str) -> tuple[set[str], float]:
+        precision = Precision(kv_cache_dtype=cache)
+        operators = forward(load_model("deepseek-v3.2"), Batch.decode(4096, 8), precision, Parallelism(tp=8))
+        timed = operator_seconds(operators, H100, LAWS)
+        module = [t for o, t in zip(operators, timed, strict=True) if o.module]
+        return {t.basis for t in module}, sum(t.seconds for t in module)
+
+    near, own = inside("fp8_ds_mla"), inside("nvfp4_ds_mla")
+    assert (near[0], own[0]) == ({"calibrated"}, {"scaled"})
+    assert own[1] == pytest.approx(near[1])
