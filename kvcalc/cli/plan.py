@@ -86,6 +86,7 @@ def run(
     space: SpaceOptions,
     file: Annotated[str, typer.Option("--file", help="YAML with these options as keys; those given here come first.")] = "",
     points: Annotated[str, typer.Option("--points", help="Write every point to a .csv or .jsonl file.", metavar="FILE")] = "",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Processes that look through it; the answer is the same.")] = 1,
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     output: Output,
 ) -> None:
@@ -96,8 +97,8 @@ def run(
     chosen = chosen_models(models, set_)
     found = _question(chosen, need, space, file)
     remarks(chosen, max(need.lengths.context for need in found.needs))
-    with _sink(points, found) as seen:
-        plan = searched(found.needs, found.space, found.prices, seen)
+    with _sink(points, found) as (seen, rows):
+        plan = searched(found.needs, found.space, found.prices, seen, rows, jobs)
     for text in plan.remarks:
         note(text)
     records = [answer_records(answer, plan.space) for answer in plan.answers]
@@ -129,19 +130,19 @@ def _question(models: "list[Any]", need: NeedOptions, space: SpaceOptions, file:
 
 @contextmanager
 def _sink(path: str, found: "Question") -> Iterator[Any]:
-    """Where blocks go as they are made: a file, and a bar on stderr where that is a terminal."""
+    """Where blocks go as they are made, and what makes rows of them: a file, and a bar on stderr where that is a terminal."""
     from kvcalc.planning.points import Points
 
     if not path and not sys.stderr.isatty():
-        yield None
+        yield None, None
         return
     with Points(path, found.prices) as points, _progress() as told:
 
-        def seen(block: Any) -> None:
-            points.take(block)
+        def seen(block: Any, rows: str) -> None:
+            points.take(block, rows)
             told(points.count)
 
-        yield seen
+        yield seen, points.rows
     if path and path != "-":
         note(f"{points.count:,} points in {path}")
 

@@ -15,7 +15,6 @@ from kvcalc.capacity.room import Room, Rooms
 from kvcalc.errors import UserError, few
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
-from kvcalc.model.spec import Model
 from kvcalc.planning.need import Need
 from kvcalc.planning.space import Space, Speculated
 from kvcalc.planning.timed import Timed, Times
@@ -64,6 +63,20 @@ class Block(NamedTuple):
         return self.rate / (self.deployment.parallelism.gpus * ((self.replicas + self.prefill) / self.replicas))
 
 
+class Part(NamedTuple):
+    """A share of a grid: one model in one precision, over splits that differ in their stages alone, on a run of the GPUs.
+
+    model: its place in the space. start, stop: of the GPUs.
+    """
+
+    model: int
+    precision: Precision
+    splits: list[Parallelism]
+    speculated: Speculated | None
+    start: int
+    stop: int
+
+
 class Grid:
     """All blocks of a space under some needs. remarks: what was left out and why, once it has been walked through."""
 
@@ -92,28 +105,39 @@ class Grid:
 
     def blocks(self) -> Iterator[Block]:
         """Every block: by model, ranks of a stage, precision, GPU, stages and need (fastest)."""
-        for model in self.space.models:
-            alike: dict[Parallelism, list[Parallelism]] = {}
+        for part in self.parts():
+            yield from self.blocks_of(part)
+        self.note_links()
+
+    def parts(self, least: int = 1) -> Iterator[Part]:
+        """The grid in its order, each part with all GPUs unless there are then fewer parts than `least`."""
+        alike: dict[tuple[int, Parallelism], list[Parallelism]] = {}
+        for number, model in enumerate(self.space.models):
             for ranks in self.space.splits(model):
-                alike.setdefault(msgspec.structs.replace(ranks, pp=1), []).append(ranks)
-            for splits in alike.values():
-                for precision, speculated in product(self.space.precisions, self.space.drafts):
-                    yield from self._splits(model, precision, splits, speculated)
+                alike.setdefault((number, msgspec.structs.replace(ranks, pp=1)), []).append(ranks)
+        formats = [*product(self.space.precisions, self.space.drafts)]
+        count = len(self.space.gpus)
+        step = max(1, count * len(alike) * len(formats) // least)
+        for (number, _), splits in alike.items():
+            for precision, speculated in formats:
+                for start in range(0, count, step):
+                    yield Part(number, precision, splits, speculated, start, start + step)
+
+    def note_links(self) -> None:
+        """Remark on GPUs whose replicas one link has to join."""
         most = self.space.max_gpus
         alone = [g.name for g in self.space.gpus if g.link_domain and g.link_domain < most and not g.outer_link]
         if alone:
             limit = "replicas no larger than one link joins, as no rate between nodes is known"
             self.remarks[f"{few(alone)}: {limit}; --inter-node-bandwidth gives one"] = None
 
-    def _splits(
-        self, model: Model, precision: Precision, splits: Sequence[Parallelism], speculated: Speculated | None
-    ) -> Iterator[Block]:
-        """Splits that differ in their stages alone, whose passes have the same layers."""
+    def blocks_of(self, part: Part) -> Iterator[Block]:
+        """The blocks of a part, whose passes have the same layers."""
         import numpy as np
 
-        where = []
-        for ranks in splits:
-            base = Deployment(model, self.space.gpus[0], precision, ranks, nodes=self.space.nodes)
+        model, speculated, where = self.space.models[part.model], part.speculated, []
+        for ranks in part.splits:
+            base = Deployment(model, self.space.gpus[0], part.precision, ranks, nodes=self.space.nodes)
             options = self.space.options_of(self.needs[0])
             try:
                 options = speculated.options(model, options) if speculated else options
@@ -123,7 +147,7 @@ class Grid:
         if not where:
             return
         timed = Timed(np.unique(np.concatenate([counts for *_, counts in where])))
-        for gpu in self.space.gpus:
+        for gpu in self.space.gpus[part.start : part.stop]:
             for base, rooms, counts in where:
                 if gpu.name in self.laws and self.space.takes(gpu, base.parallelism):
                     chosen = msgspec.structs.replace(base, gpu=gpu, calibration=self.laws[gpu.name])

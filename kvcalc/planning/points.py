@@ -5,7 +5,8 @@ holds all blocks that were done, whole.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,22 +34,30 @@ class Points:
         if self._file:
             self._file.close(keep=kind is None or kind is KeyboardInterrupt)
 
-    def take(self, block: Block) -> None:
-        """Write the points of a block."""
+    @property
+    def rows(self) -> Callable[[Block], str] | None:
+        """What makes the rows of a block, here or in another process; None where none are written."""
+        return partial(_csv if self._commas else _json, prices=self.prices) if self._file else None
+
+    @property
+    def _commas(self) -> bool:
+        return self.path.lower().endswith(".csv")
+
+    def take(self, block: Block, rows: str) -> None:
+        """Count the points of a block, and write what `rows` made of it."""
         if self._file:
-            rows = list(block_records(block, self.prices))
-            lines = _csv(rows, not self.count) if self.path.lower().endswith(".csv") else map(_json, rows)
-            self._file.write("".join(lines))
+            head = next(block_records(block, self.prices)) if self._commas and not self.count else ()
+            self._file.write((",".join(head) + "\n" if head else "") + rows)
         self.count += len(block.counts)
 
 
-def _json(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+def _json(block: Block, prices: Mapping[str, float]) -> str:
+    rows = block_records(block, prices)
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
-def _csv(rows: list[dict[str, Any]], first: bool) -> list[str]:
-    lines = [",".join(rows[0]) + "\n"] if first and rows else []
-    return [*lines, *(",".join(map(_cell, row.values())) + "\n" for row in rows)]
+def _csv(block: Block, prices: Mapping[str, float]) -> str:
+    return "".join(",".join(map(_cell, row.values())) + "\n" for row in block_records(block, prices))
 
 
 def _cell(value: Any) -> str:

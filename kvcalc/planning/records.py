@@ -1,6 +1,6 @@
 """The records of `plan`: a point as a flat record, every figure under its own key; and all points of a block, for a file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvcalc.capacity.commands import Written, command_of
@@ -126,7 +126,7 @@ def _quality(deployment: Deployment) -> str | None:
     return "; ".join(paid(low, f", published in {low.former}") for low in lower) or None
 
 
-def block_records(block: Block, prices: dict[str, float]) -> Iterator[dict[str, Any]]:
+def block_records(block: Block, prices: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """Every point of a block."""
     price = prices.get(block.deployment.gpu.name, 0.0)
     return (point_record(Point(block, at), price) for at in range(len(block.counts)))

@@ -1,6 +1,7 @@
 """A plan from its question to its answers: every block of the grid goes by once, and what is asked for is kept of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import msgspec
@@ -10,6 +11,8 @@ from kvcalc.planning.best import Answer, Tally
 from kvcalc.planning.grid import Block, Grid
 from kvcalc.planning.need import Need
 from kvcalc.planning.space import Space
+
+MOST_JOBS = 256
 
 
 class Plan(NamedTuple):
@@ -21,12 +24,19 @@ class Plan(NamedTuple):
 
 
 def searched(
-    needs: Sequence[Need], space: Space, prices: Mapping[str, float] | None = None, seen: Callable[[Block], None] | None = None
+    needs: Sequence[Need],
+    space: Space,
+    prices: Mapping[str, float] | None = None,
+    seen: Callable[[Block, str], None] | None = None,
+    rows: Callable[[Block], str] | None = None,
+    jobs: int = 1,
 ) -> Plan:
-    """Look through a space. prices: of an hour of a GPU, by its name. seen: told of every block.
+    """Look through a space. prices: of an hour of a GPU, by its name. seen: told of every block and what `rows` makes of it.
 
-    Raises UserError where there is nothing to look through.
+    jobs: processes that do the work; the answers are those of one. Raises UserError where there is nothing to look through.
     """
+    if not 1 <= jobs <= MOST_JOBS:
+        raise UserError(f"jobs {jobs} is outside 1 to {MOST_JOBS}")
     known, remarks = prices or {}, []
     if known:
         priced = tuple(gpu for gpu in space.gpus if gpu.name in known)
@@ -37,12 +47,23 @@ def searched(
         space = msgspec.structs.replace(space, gpus=priced)
     grid = Grid(needs, space)
     tallies = {(model.name, need): Tally(need, space.max_gpus, known) for model in space.models for need in needs}
-    for block in grid.blocks():
-        tallies[block.deployment.model.name, block.need].take(block)
-        if seen:
-            seen(block)
+    with closing(_made(grid, rows, jobs)) as made:
+        for block, text in made:
+            tallies[block.deployment.model.name, block.need].take(block)
+            if seen:
+                seen(block, text)
     answers = [tally.answer() for tally in tallies.values()]
     if not any(answer.looked for answer in answers):
         refused = next(iter(grid.remarks), "")
         raise UserError(refused or f"nothing to look at with {space.max_gpus} GPUs", hint="" if refused else "Raise --max-gpus")
     return Plan(space, answers, [*remarks, *grid.remarks])
+
+
+def _made(grid: Grid, rows: Callable[[Block], str] | None, jobs: int) -> Generator[tuple[Block, str]]:
+    """Every block with what `rows` makes of it."""
+    if jobs > 1:
+        from kvcalc.planning.workers import made_by  # what starts processes takes as long to import as a small plan
+
+        yield from made_by(grid, jobs, rows)
+    else:
+        yield from ((block, rows(block) if rows else "") for block in grid.blocks())

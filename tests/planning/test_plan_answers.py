@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import multiprocessing
 import shlex
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,19 @@ def test_points_hold_every_point_with_its_reason(kvcalc: Run, tmp_path: Path, su
     assert not list(tmp_path.glob(".*"))
 
 
+def test_several_processes_give_the_answer_of_one(kvcalc: Run, tmp_path: Path) -> None:
+    words = "plan qwen3-30b-a3b --gpu h100,mi300x,l4 --max-gpus 4 --users 8 --context 16k --draft none,mtp"
+    words += f" --num-speculative-tokens 2 --points {tmp_path}"
+    alone = kvcalc(f"{words}/1.csv")
+    both = kvcalc(f"{words}/2.csv --jobs 2")
+    assert both.out == alone.out
+    assert both.err == alone.err.replace("1.csv", "2.csv")
+    assert (tmp_path / "2.csv").read_bytes() == (tmp_path / "1.csv").read_bytes()
+    assert "qwen3-30b-a3b has no multi-token-prediction layers" in alone.err, "a remark of a part is among what is compared"
+    assert not multiprocessing.active_children()
+    assert kvcalc("plan gpt2 --users 1 --context 1k --jobs 0").err == "kvcalc: jobs 0 is outside 1 to 256\n"
+
+
 def test_names_with_commas_and_quotes_stay_whole_in_a_csv_of_points(kvcalc: Run, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(
         "name: 'tiny, \"b\"'\nhidden_size: 64\nvocab_size: 100\nlayers: 1\n"
@@ -154,7 +168,8 @@ def test_ctrl_c_keeps_the_blocks_that_were_done(tmp_path: Path) -> None:
     def interrupted() -> None:
         with Points(str(path), {}) as points:
             for block in Grid(asked.needs, asked.space).blocks():
-                points.take(block)
+                assert points.rows
+                points.take(block, points.rows(block))
                 done.append(len(block.counts))
                 if len(done) == 3:
                     raise KeyboardInterrupt

@@ -1,0 +1,88 @@
+"""The blocks of a grid, made by several processes: those of one, in the same order, so that every answer is the same.
+
+Each process takes a part of the grid at a time; parts come back in order, a few ahead of what is being ranked and written.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UserError
+from kvcalc.planning.grid import Block, Grid, Part
+from kvcalc.planning.need import Need
+from kvcalc.planning.space import Space
+
+AHEAD = 3  # parts for each process that are under way or wait to be taken
+LEAST = 8  # parts for each process: GPUs are in one part, as they share layouts and operators, unless that makes fewer
+
+Rows = Callable[[Block], str]
+Made = tuple[list[tuple[Block, str]], dict[str, None]]  # blocks with their rows, and remarks
+
+
+def made_by(grid: Grid, jobs: int, rows: Rows | None = None) -> Iterator[tuple[Block, str]]:
+    """Every block with what `rows` makes of it; the grid then has its remarks. Raises UserError as the grid does."""
+    for found, remarks in _parts_made(grid, jobs, rows):
+        grid.remarks |= remarks
+        yield from found
+    grid.note_links()
+
+
+def _parts_made(grid: Grid, jobs: int, rows: Rows | None) -> Iterator[Made]:
+    """What each part comes to, in order. No process outlives this, whatever ends it."""
+    fresh = multiprocessing.get_context("spawn")
+    ended = fresh.Event()
+    pool = ProcessPoolExecutor(jobs, fresh, _begin, (grid.needs, grid.space, rows, ended))
+    waiting: deque[Future[Made]] = deque()
+    try:
+        for part in grid.parts(LEAST * jobs):
+            waiting.append(pool.submit(_make, part))
+            if len(waiting) > AHEAD * jobs:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise UserError(f"one of {jobs} processes was killed", hint="Fewer --jobs take less memory") from None
+    finally:
+        ended.set()
+        pool.shutdown(cancel_futures=True)
+
+
+class _Mine(NamedTuple):
+    """What a worker has: the grid anew, what makes rows, and whether all is over."""
+
+    grid: Grid
+    rows: Rows | None
+    ended: Any
+
+
+_mine: list[_Mine] = []
+
+
+def _begin(needs: Sequence[Need], space: Space, rows: Rows | None, ended: Any) -> None:
+    """A worker's start: Ctrl-C is its parent's, without which it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _mine[:] = [_Mine(Grid(needs, space), rows, ended)]
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+    os._exit(1)
+
+
+def _make(part: Part) -> Made:
+    """A part's blocks and remarks; what there is of them once all is over."""
+    ((grid, rows, ended),) = _mine
+    found = []
+    for block in grid.blocks_of(part):
+        found.append((block, rows(block) if rows else ""))
+        if ended.is_set():
+            break
+    return found, dict(grid.remarks)
