@@ -11,7 +11,8 @@ from kvcalc.capacity.dialects import DIALECTS, Dialect, Flag
 from kvcalc.errors import UserError
 
 MOST_WORDS, MOST_LETTERS = 1000, 100_000
-NESTED, MOST_KEYS = ("limit_mm_per_prompt", "speculation"), 8  # mappings whose keys can be flags: --speculative-config.method mtp
+# Mappings whose keys can be flags: --speculative-config.method mtp
+NESTED, MOST_KEYS = ("limit_mm_per_prompt", "speculation", "engram_config"), 8
 _ASSIGNED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 
 
@@ -86,13 +87,14 @@ def parsed(dialect: Dialect, words: list[str]) -> tuple[dict[str, Any], list[str
 
 
 def _put(told: dict[str, Any], path: Sequence[str], text: str) -> None:
-    """A value, a number where it is one, at the end of a path of mappings."""
+    """A value, a number or a truth value where it is one, at the end of a path of mappings."""
     if len(path) > MOST_KEYS:
         raise UserError(f"--{path[0].replace('_', '-')} with more than {MOST_KEYS} keys inside each other is not read")
     for key in path[:-1]:
         inner = told.get(key)
         told[key] = told = inner if isinstance(inner, dict) else {}
-    told[path[-1]] = int(text) if text.isdecimal() and len(text) < 19 else text
+    truth = {"true": True, "false": False}
+    told[path[-1]] = int(text) if text.isdecimal() and len(text) < 19 else truth.get(text.lower(), text)
 
 
 def _spelled(dialect: Dialect, name: str) -> str:

@@ -127,6 +127,7 @@ _VLLM = Dialect(
         _flag("max_loras", "--max-loras"),
         _flag("max_lora_rank", "--max-lora-rank"),
         _flag("limit_mm_per_prompt", "--limit-mm-per-prompt", read=str, write=_limits),
+        _flag("engram_config", "--engram-config", read=str, write=str),
         _flag("text_only", "--language-model-only", alone=True),
         _words("mamba_cache_mode", "--mamba-cache-mode"),
         _words("mamba_ssm_cache_dtype", "--mamba-ssm-cache-dtype", **_LONG),

@@ -35,8 +35,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     stage: its pipeline stage. of: what memory the share is of. tokens: of one pass. sequences: that the engine is set up for,
     asked: that have to fit, both of one dp rank; ints, or arrays for engines that take them. release: the engine's version, in
     its own terms. loras: slots, of rank lora_rank. gpu_layers, cpu_experts: of llama.cpp, layers on the GPU (−1: all) and first
-    layers whose experts are not. images: that a prompt may have, 0 leaves the tower out. beside: bytes of a draft or of
-    prediction layers, by name, on this stage.
+    layers whose experts are not. images: that a prompt may have, 0 leaves the tower out. tables_on_host: of hashed n-grams.
+    beside: bytes of a draft or of prediction layers, by name, on this stage.
     """
 
     model: Model
@@ -55,6 +55,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int = -1
     cpu_experts: int = 0
     images: int | None = None
+    tables_on_host: bool = True
     beside: dict[str, int] = {}
 
     @property

@@ -53,7 +53,7 @@ class FitOptions(EngineSettings, frozen=True):
     utilization_of: share of the GPU's total memory, of what is free once context and collectives stand, or of what then
     remains beside the terms. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override an engine's number of blocks;
     weight_bytes, activation_bytes and overhead_bytes the three terms. shared_prefix: first tokens that all sequences have in
-    common. mtp: with the multi-token-prediction layers. draft: a model beside this one. kv_offloading_bytes: host memory for
+    common. engram_config: `{"cpu_offload": false}` keeps tables of n-grams on the GPU. mtp: with the multi-token-prediction layers. draft: a model beside this one. kv_offloading_bytes: host memory for
     the cache, per GPU. cpu_offload_gb: GiB of each GPU's weights that stay in the host's memory. disk_bandwidth: bytes per second
     that weights are read at, 0 where it is not known.
     """
@@ -68,6 +68,7 @@ class FitOptions(EngineSettings, frozen=True):
     max_loras: int = 0
     max_lora_rank: int = 16
     limit_mm_per_prompt: str = ""
+    engram_config: str = ""
     budget: str = ""
     gpu_memory_utilization: Annotated[float, share] = 0.0
     utilization_of: str = ""
@@ -118,7 +119,7 @@ class FitOptions(EngineSettings, frozen=True):
             raise UserError(
                 "weight-bytes are those on the GPU, and cpu-offload-gb takes nothing off them", hint="Give one of them"
             )
-        _ = self.images
+        _ = self.images, self.tables_on_host
         self._check_own()
         self.rules.release(self.engine_version)
         if self.kv_cache_memory_bytes is not None:
@@ -137,7 +138,7 @@ class FitOptions(EngineSettings, frozen=True):
             for name in engine.takes:
                 if engine is not rules and getattr(self, name) != getattr(default, name):
                     raise UserError(f"engine {self.engine} takes no {spelled(name)}", hint=f"Engines that do: {engine.name}")
-        for name in ("max_loras", "limit_mm_per_prompt"):
+        for name in ("max_loras", "limit_mm_per_prompt", "engram_config"):
             if getattr(self, name) and name not in rules.counts:
                 known = ", ".join(e.name for e in ENGINES.values() if name in e.counts)
                 raise UserError(f"engine {self.engine} counts no {spelled(name)}", hint=f"Engines that do: {known}")
@@ -181,6 +182,11 @@ class FitOptions(EngineSettings, frozen=True):
         return limit_of_images(self.limit_mm_per_prompt)
 
     @property
+    def tables_on_host(self) -> bool:
+        """Whether tables of n-grams stay in the host's memory, as vLLM has it unless engram_config says otherwise."""
+        return offloads_tables(self.engram_config)
+
+    @property
     def state_dtype(self) -> str:
         """mamba_ssm_cache_dtype in kvcalc's spelling; '' where the choice is left."""
         asked = canonical(self.mamba_ssm_cache_dtype)
@@ -207,6 +213,20 @@ def limit_of_images(text: str) -> int | None:
     if unknown := next((name for name in limits if name not in MODALITIES), ""):
         raise UserError(f"limit-mm-per-prompt: unknown modality {unknown!r}", hint=nearest(unknown, MODALITIES))
     return max((limits[name] for name in ("image", "video") if name in limits), default=None)
+
+
+class Engram(msgspec.Struct, frozen=True):
+    """vLLM's settings of tables of n-grams that move bytes; its others are passed over."""
+
+    cpu_offload: bool = True
+
+
+def offloads_tables(text: str) -> bool:
+    """What `{"cpu_offload": false}` says; true where nothing is said. Raises UserError on another text."""
+    try:
+        return msgspec.json.decode(text, type=Engram).cpu_offload if text.strip() else True
+    except msgspec.MsgspecError:
+        raise UserError(f"engram-config {text!r} is not a mapping in JSON", hint='Give one like {"cpu_offload": false}') from None
 
 
 def _whole(name: str, value: Any, least: int = 0, most: int = MOST_TOKENS) -> None:

@@ -60,6 +60,7 @@ class Request(NamedTuple):
             gpu_layers=asked.n_gpu_layers,
             cpu_experts=run.model.layers if asked.cpu_moe else asked.n_cpu_moe,
             images=asked.images,
+            tables_on_host=asked.tables_on_host,
             beside=self.beside if stage == run.parallelism.pp - 1 else {},
         )
 

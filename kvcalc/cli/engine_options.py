@@ -55,6 +55,9 @@ class EngineOptions(Group, frozen=True):
     limit_mm_per_prompt: Annotated[
         str, _engine("--limit-mm-per-prompt", help="image=0 leaves a vision tower out.", show_default=False)
     ] = ""
+    engram_config: Annotated[
+        str, _engine("--engram-config", help='{"cpu_offload": false}: tables of n-grams on the GPU.', show_default=False)
+    ] = ""
     gpu_memory_utilization: Annotated[
         float | None, typer.Option("--gpu-memory-utilization", help="Share of the memory; the engine's own by default.")
     ] = None

@@ -28,6 +28,7 @@ from kvcalc.storage.dtypes import FORMATS, KEYS_AND_VALUES_ONLY, RowFormat, cano
 from kvcalc.units import MOST_TOKENS
 
 BLOCK, MLA_BLOCK, MLA_HYBRID_BLOCK = 16, 64, 128  # tokens; FlashMLA and the indexer run 64; hybrids of MLA align to 128
+NF4 = ("nf4", "bitsandbytes")
 NULL_BLOCKS = 1  # the first block of the pool is a placeholder that no sequence ever gets
 
 
@@ -182,8 +183,14 @@ def _specs(kept: Pages, settings: EngineSettings) -> list[Spec]:
 
 
 def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
-    """fp8 latents of sparse attention packed, and a float32 checkpoint cast to bf16."""
+    """fp8 latents of sparse attention packed, nf4 with its scales quantised too, and a float32 checkpoint cast to bf16.
+
+    model_loader/bitsandbytes_loader.py: compress_statistics, 0.7 to 0.16.
+    """
     precision, remarks = packed_latents("vllm", model, precision)
+    if precision.quantization.lower() in NF4:
+        nested = "vLLM's bitsandbytes quantises the scales of nf4 too"
+        precision, remarks = msgspec.structs.replace(precision, quantization="nf4_double"), (*remarks, nested)
     if canonical(precision.kv_cache_dtype) == "auto" and compresses_tokens(model):
         packed = "vllm packs compressed latents in fp8 (fp8_ds_mla) unless bf16 is asked for"
         precision, remarks = msgspec.structs.replace(precision, kv_cache_dtype="fp8_ds_mla"), (*remarks, packed)
@@ -211,7 +218,7 @@ VLLM = Engine(
     warns=warning,
     memory=terms,
     ranged=True,
-    counts=("max_loras", "limit_mm_per_prompt"),
+    counts=("max_loras", "limit_mm_per_prompt", "engram_config"),
     dtypes=(
         "bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4", "nvfp4_ds_mla", "fp8_per_token_head", "int8_per_token_head",
         "int4_per_token_head",

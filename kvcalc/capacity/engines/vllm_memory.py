@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, compressed_parts, has_indexer
 from kvcalc.capacity.engines.vllm_profile import peak
 from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
-from kvcalc.capacity.engines.vllm_weights import extra_weights
+from kvcalc.capacity.engines.vllm_weights import extra_weights, host_tables
 from kvcalc.capacity.memory_terms import GIB, MIB, Start, Terms, stage_weights
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
@@ -65,7 +65,8 @@ def terms(start: Start, end: str) -> Terms:
     unseen = UNSEEN * (end == "low" and bool(compressed_parts(start)))
     margin = int((constants.margin + unseen) * start.gpu.memory_bytes)
     needed: dict[str, Any] = {name: size for name, size in overhead.items() if not isinstance(size, int) or size}
-    return Terms(language, extra_weights(start), activation, needed, 0, margin, step)
+    host = host_tables(start)
+    return Terms(language - host, extra_weights(start), activation, needed, 0, margin, step, host)
 
 
 def _bytes(gib: float) -> int:

@@ -23,6 +23,7 @@ FUSED = ({"q", "k", "v"}, {"gate", "up"}, {"shared.gate", "shared.up"}, {"expert
 REPACKED = 0.008  # of matrices in int4: what repacking leaves in the allocator; fitted, -0.7 to 2.2 % in starts
 PLAIN_SCALES = (0, 10, 0)  # the version from which bitsandbytes' scales are no longer quantised once loaded
 INT4 = ("awq", "gptq", "int4")
+NGRAM_TABLES, TABLES_ON_HOST = ("ngram_table", "engram_table"), (0, 30, 0)
 
 Padding = Callable[[Weight, Weight], int]
 
@@ -137,6 +138,19 @@ def repacked(start: Start) -> int:
         if kind in counts and not weight.expert and formats.weight_format(name, weight).name.startswith(INT4):
             total += min(counts[kind], count) * formats.weight_bytes(name, weight.local(start.ranks))
     return int(REPACKED * total)
+
+
+def host_tables(start: Start) -> int:
+    """Tables of hashed n-grams, which stay in pinned host memory by default from 0.30 on (config/engram.py: cpu_offload)."""
+    if not start.tables_on_host or start.release.since < TABLES_ON_HOST:
+        return 0
+    held = stages(start.model, start.ranks.pp)[start.stage].counts
+    return sum(
+        count * start.formats.weight_bytes(f"{kind}.{weight.name}", weight.local(start.ranks))
+        for kind, count in held.items()
+        for weight in start.model.layer_weights(kind)
+        if weight.name in NGRAM_TABLES
+    )
 
 
 def rope_tables(model: Model) -> int:

@@ -44,7 +44,7 @@ def _tell(boot: Boot, name: str, text: str) -> None:
     value, flag = unquoted(text), _OURS.get(name)
     if name in ("model", "model_tag") and value:
         boot.named = boot.named or value
-    if flag and flag.name in ("limit_mm_per_prompt", "speculation") and isinstance(value, str):
+    if flag and flag.name in ("limit_mm_per_prompt", "speculation", "engram_config") and isinstance(value, str):
         boot.tell(flag.name, _mapping(value))
     else:
         tell(boot, flag, value)
