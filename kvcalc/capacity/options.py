@@ -54,9 +54,9 @@ class FitOptions(EngineSettings, frozen=True):
     remains beside the terms. kv_cache_memory_bytes replaces the budget, num_gpu_blocks_override an engine's number of blocks;
     weight_bytes, activation_bytes and overhead_bytes the three terms. shared_prefix: first tokens that all sequences have in
     common. engram_config: `{"cpu_offload": false}` keeps tables of n-grams on the GPU. mtp: with the
-    prediction layers. draft: a model beside this one. kv_offloading_bytes: host memory for the cache, per GPU. cpu_offload_gb: GiB
-    of each GPU's weights that stay in the host's memory. disk_bandwidth: bytes per second that weights are read at, 0 where it is
-    not known.
+    prediction layers. draft: a model beside this one. kv_offloading_bytes: host memory for the cache, per GPU. cpu_offload_gb:
+    GiB of each GPU's weights that stay in the host's memory. disk_bandwidth: bytes per second that weights are read at,
+    0 where it is not known.
     """
 
     engine: Annotated[str, _engine] = "none"

@@ -110,7 +110,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     name: as people type it; title: as its makers write it. plan: layers, ranks, settings and a pipeline stage → the layout of
     that stage's cache memory; raises UserError for layers that it has no pages for.
     dtypes: cache dtypes that it takes (None: all), unmodelled: those that it takes and whose layout is not modelled here.
-    takes: settings that this engine alone has. counts: those of max_loras, limit_mm_per_prompt and engram_config whose bytes it knows.
+    takes: settings that this engine alone has. counts: those of max_loras, limit_mm_per_prompt and engram_config whose bytes
+    it knows.
     precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
     entries. content: the entries of a layer that it holds, where they are not the mixers' own. release: a version as typed →
     its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that release, the tokens of a pass (0: not
