@@ -128,7 +128,7 @@ def test_a_fallback_is_never_silent(kvcalc: Run, command: str) -> None:
 
 def test_a_draft_falls_back_too(kvcalc: Run) -> None:
     """The draft, DeepSeek-V3, is published in fp8; the model beside it is bf16."""
-    line = "latency llama-3.1-8b --gpu a100-80gb --tp 8 --format json"
+    line = "latency llama-3.1-8b --set vocab_size=129280 --gpu a100-80gb --tp 8 --format json"
     assert kvcalc(line).records[0]["fallback"] is None
     assert kvcalc(f"{line} --draft deepseek-v3 --num-speculative-tokens 1").records[0]["fallback"] == FALLBACK
 

@@ -6,6 +6,7 @@ with 40 GiB for the cache, 8192 batched tokens and as many passes in flight as i
 
 import json
 
+import msgspec
 import pytest
 from conftest import Run
 from specs import stack
@@ -51,7 +52,7 @@ def test_integers_of_the_planner(kvcalc: Run, line: str, block: int, per_block: 
 def test_an_eagle_head_of_full_attention_widens_the_groups() -> None:
     """gpt-oss-20b's 12 windows and 12 full layers with one full layer more: groups of 13, the windows' one padded."""
     target = load_model("gpt-oss-20b")
-    head = stack(target.kinds["full"].parts[0], layers=1)
+    head = msgspec.structs.replace(stack(target.kinds["full"].parts[0], layers=1), lent=("embedding", "lm_head"))
     options = FitOptions(engine="vllm", kv_cache_memory_bytes=GIB40, max_num_batched_tokens=8192, draft=head)
     found = fit(Deployment(target, load_gpu("h200"), Precision(), Parallelism()), options)
     plan = found.plan
@@ -149,7 +150,9 @@ def test_pooled_index_keys_beside_other_layers(kvcalc: Run) -> None:
     (record,) = kvcalc(f"{line} --pp 5").records
     assert record["blocks_per_request"] == 2 + 1 + 4
     assert "a pipeline stage has no latents" in kvcalc(f"{line} --pp 15").err
-    assert "beside other attention" in kvcalc(f"{line} --draft llama-3.2-1b").err
+    draft = msgspec.structs.replace(load_model("llama-3.2-1b"), vocab_size=154_880)
+    with pytest.raises(UserError, match="beside other attention"):
+        fit(Deployment(load_model("glm-5.3-flash"), load_gpu("h200")), FitOptions(engine="vllm", draft=draft))
 
 
 def test_groups_hold_as_many_repeats_as_pad_the_least() -> None:

@@ -150,6 +150,9 @@ def _speculation(given: dict[str, Any], remarks: list[str]) -> None:
             given["mtp"], named = True, ""
         elif method in ("ngram", "suffix") or named == "[ngram]":
             named = ""
+        elif config.get("use_heterogeneous_vocab"):
+            remarks.append(f"the draft {named} is left out: what use_heterogeneous_vocab takes is not known")
+            named = ""
     if named:
         try:
             given["draft"] = checkpoint(named).load()

@@ -10,6 +10,7 @@ from kvcalc.capacity.memory_terms import Budget, Start, Terms, budget, draft_wei
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.placement import offloaded
 from kvcalc.errors import UserError
+from kvcalc.model.drafts import check_vocabulary
 from kvcalc.model.pipeline import check, stages
 from kvcalc.model.precision import Precision, stored_as
 from kvcalc.timing.deployment import Deployment
@@ -134,6 +135,7 @@ def request_of(run: Deployment, asked: FitOptions, cache_dtype: str, release: An
     if asked.mtp:
         beside["mtp"] = mtp_weights(run.model, run.formats, ranks)
     if asked.draft:
+        check_vocabulary(run.model, asked.draft, engine.unlike_drafts, engine.title)
         precision, _ = engine.stored(asked.draft, Precision(kv_cache_dtype=cache_dtype))
         draft = msgspec.structs.replace(run, model=asked.draft, precision=precision)
         held += [h._replace(stage=last) for h in _layers(draft, engine, settings)]

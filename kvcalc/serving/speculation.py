@@ -14,6 +14,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.ffn import Projections
 from kvcalc.library.load import load_model
+from kvcalc.model.drafts import check_vocabulary
 from kvcalc.model.spec import Model
 from kvcalc.serving.latency import verification
 from kvcalc.timing.deployment import Deployment
@@ -140,7 +141,7 @@ def speculative_tokens(text: str) -> list[int]:
 def draft_model(target: Model, name: str) -> Model:
     """The draft called `name`: a model, `layers=N` (the target's first N), or `mtp` (its multi-token-prediction layers).
 
-    Raises UserError where the target has no such layers, or as `load_model` does.
+    Raises UserError where the target has no such layers, on another vocabulary, or as `load_model` does.
     """
     if name.startswith("layers="):
         from kvcalc.library.edit import edited
@@ -155,4 +156,6 @@ def draft_model(target: Model, name: str) -> Model:
         joint = Projections(matrices={"mtp_projection": (2 * target.hidden_size, target.hidden_size)})
         changes = {"layers": target.mtp.layers, "pattern": (target.mtp.kind,), "extra": (*target.extra, joint), "mtp": None}
         return msgspec.structs.replace(target, name=f"{target.name}[mtp]", **changes)
-    return load_model(name)
+    draft = load_model(name)
+    check_vocabulary(target, draft)
+    return draft

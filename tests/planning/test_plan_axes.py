@@ -79,6 +79,7 @@ def test_axes_stand_in_the_table_and_have_their_refusals(kvcalc: Run) -> None:
         ),
         ("--context 4k --disaggregate", "prompts apart from decodes are of requests with an end"),
         ("--context 4k --draft mtp --num-speculative-tokens 2", "llama-3.3-70b has no multi-token-prediction layers"),
+        ("--context 4k --draft qwen3-0.6b --num-speculative-tokens 2", "a draft proposes the model's own tokens, and qwen3-0.6b"),
         ("--context 4k --draft layers=99 --num-speculative-tokens 2", "draft layers=99: llama-3.3-70b has 80 layers to take"),
     ):
         answered = kvcalc(f"{words} {refused}")

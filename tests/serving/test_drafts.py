@@ -119,6 +119,10 @@ def test_the_table_says_what_is_drafted(kvcalc: Run) -> None:
         ("--draft llama-3.2-1b --num-speculative-tokens 4 --policy static", "under continuous batching alone"),
         ("--draft llama-3.2-1b --num-speculative-tokens 99", "fewer than 256 sequences of 100 queries"),
         ("--draft mtp --num-speculative-tokens 1", "declares no multi-token-prediction layers"),
+        (
+            "--draft qwen3-0.6b --num-speculative-tokens 2",
+            "a draft proposes the model's own tokens, and qwen3-0.6b's has 151,936 entries, llama-3.1-8b's 128,256",
+        ),
     ],
 )
 def test_what_no_server_can_do_is_refused(kvcalc: Run, options: str, said: str) -> None:
@@ -144,3 +148,16 @@ def test_prediction_layers_serve_with_their_own_weights_and_cache(kvcalc: Run) -
     assert (plain["kv_peak_bytes"], drafted["kv_peak_bytes"]) == (16 * 61 * 1152, 16 * 62 * 1152)
     (fitted,) = kvcalc("fit deepseek-v3 --gpu h200 --tp 8 --mtp --format json").records
     assert plain["kv_budget_bytes"] - drafted["kv_budget_bytes"] == fitted["mtp_weight_bytes"]
+
+
+def test_vllm_takes_no_padding_for_a_draft_s_vocabulary_and_llama_cpp_128_entries_of_it(kvcalc: Run) -> None:
+    """Qwen2.5's 0.5B has 151,936 entries, its 72B 152,064: both files' `vocab_size`."""
+    both = "qwen2.5-72b --gpu h200 --tp 2 --max-model-len 4k --draft qwen2.5-0.5b"
+    refused = kvcalc(f"fit {both} --engine vllm")
+    assert (refused.code, refused.out) == (2, "")
+    assert "vLLM drafts with the model's own vocabulary alone, and qwen2.5-0.5b's has 151,936 entries" in refused.err
+    assert kvcalc(f"fit {both} --engine sglang").code == 0
+    assert kvcalc("latency qwen2.5-72b --gpu h200 --tp 2 --draft qwen2.5-0.5b --num-speculative-tokens 2").code == 0
+    config = '{"model": "Qwen/Qwen2.5-0.5B-Instruct", "num_speculative_tokens": 3, "use_heterogeneous_vocab": true}'
+    line = "fit --gpu h200 -- vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2 --max-model-len 4096 --speculative-config"
+    assert "the draft Qwen/Qwen2.5-0.5B-Instruct is left out: what use_heterogeneous_vocab" in kvcalc(line, config).err

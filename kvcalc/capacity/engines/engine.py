@@ -13,6 +13,7 @@ from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.drafts import PADDING
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import FORMATS, RowFormat, canonical
@@ -121,6 +122,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     outside: activations and overhead lie outside the share.
     spreads_context: it has decode-context parallelism. takes_num_blocks: its number of blocks can be given.
     takes_arrays: its terms can be asked for an array of sequences.
+    unlike_drafts: entries of padding by which a draft's vocabulary may differ from the model's.
     refuses_below_one_sequence: it does not start where not even one sequence of the longest length fits.
     """
 
@@ -144,6 +146,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     spreads_context: bool = False
     takes_num_blocks: bool = False
     takes_arrays: bool = False
+    unlike_drafts: int = PADDING
     refuses_below_one_sequence: bool = False
 
     def stored(self, model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:

@@ -230,5 +230,6 @@ VLLM = Engine(
     spreads_context=True,
     takes_num_blocks=True,
     takes_arrays=True,
+    unlike_drafts=0,  # config/speculative.py: verify_equal_vocab_size_if_draft_model
     refuses_below_one_sequence=True,
 )  # fmt: skip
