@@ -28,6 +28,7 @@ SIZES = ("tp", "pp", "dp", "ep")
 FORMATS = ("dtype", "quantization", "kv_cache_dtype")
 ENGINE = ("engine", "engine_version", "gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
 OTHERS = ("gpu", "max_gpus", "nodes", "inter_node_bandwidth", "stack", "mixed", "price_per_hour")
+ALONE = {"engine": "fit", "stack": "latency"}  # of which a plan takes one, and a command that takes lists
 DRAFTS = ("draft", "num_speculative_tokens", "acceptance_rate")
 KEYS = (*DRAFTS, "disaggregate", *NEEDS, *LIMITS, *SIZES, *FORMATS, *ENGINE, *OTHERS)
 
@@ -49,6 +50,9 @@ def question_of(models: Sequence[Model], given: Mapping[str, Any]) -> Question:
     for name in words:
         if name not in KEYS:
             raise UserError(f"unknown option {name!r}", hint=nearest(name, KEYS))
+    for name, command in ALONE.items():
+        if "," in words.get(name, ""):
+            raise UserError(f"a plan takes one {spelled(name)}, not {words[name]}", hint=f"`kvcalc {command}` takes a list")
     between = words.get("inter_node_bandwidth", "")
     gpus = [with_rate_between(gpu, between) for gpu in chosen_gpus(words.get("gpu", "") or "all")]
     options = {name: words[name] for name in ENGINE if words.get(name)}

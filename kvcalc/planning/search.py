@@ -1,6 +1,7 @@
 """A plan from its question to its answers: every block of the grid goes by once, and what is asked for is kept of it."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
 
@@ -56,7 +57,15 @@ def searched(
     if not any(answer.looked for answer in answers):
         refused = next(iter(grid.remarks), "")
         raise UserError(refused or f"nothing to look at with {space.max_gpus} GPUs", hint="" if refused else "Raise --max-gpus")
-    return Plan(space, answers, [*remarks, *grid.remarks])
+    return Plan(space, answers, [*remarks, *_folded(grid.remarks)])
+
+
+def _folded(remarks: Iterable[str]) -> list[str]:
+    """Remarks that differ in their numbers alone as the first of them, and how many more there are."""
+    alike: dict[str, list[str]] = {}
+    for text in remarks:
+        alike.setdefault(re.sub(r"\d[\d,.]*", "0", text), []).append(text)
+    return [first + (f" (and {len(more)} more like this)" if more else "") for first, *more in alike.values()]
 
 
 def _made(grid: Grid, rows: Callable[[Block], str] | None, jobs: int) -> Generator[tuple[Block, str]]:

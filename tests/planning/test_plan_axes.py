@@ -80,8 +80,16 @@ def test_axes_stand_in_the_table_and_have_their_refusals(kvcalc: Run) -> None:
         ("--context 4k --disaggregate", "prompts apart from decodes are of requests with an end"),
         ("--context 4k --draft mtp --num-speculative-tokens 2", "llama-3.3-70b has no multi-token-prediction layers"),
         ("--context 4k --draft qwen3-0.6b --num-speculative-tokens 2", "a draft proposes the model's own tokens, and qwen3-0.6b"),
+        ("--context 4k --engine vllm,sglang", "a plan takes one engine, not vllm,sglang. `kvcalc fit` takes a list"),
+        ("--context 4k --stack vllm,sglang", "a plan takes one stack, not vllm,sglang. `kvcalc latency` takes a list"),
         ("--context 4k --draft layers=99 --num-speculative-tokens 2", "draft layers=99: llama-3.3-70b has 80 layers to take"),
     ):
         answered = kvcalc(f"{words} {refused}")
         assert (answered.code, answered.out) == (2, "")
         assert answered.err.startswith(f"kvcalc: {message}")
+
+
+def test_splits_left_out_for_the_same_reason_are_one_note(kvcalc: Run) -> None:
+    """Of 1 to 6 stages over two nodes those of 3 and 5 do not divide."""
+    found = kvcalc("plan llama-3.1-8b --gpu h100 --users 1 --context 4k --tp 1 --max-gpus 6 --nodes 2")
+    assert "note: 1 GPUs do not divide over 2 nodes (and 2 more like this)" in found.err.splitlines()
