@@ -59,6 +59,10 @@ def test_options_behind_a_model_that_is_named_once(kvcalc: Run) -> None:
         (["--deployments", "gpt2 --tp 1,2", "gpt2 --tp 4"], "is 2 deployments"),
         (["--deployments", "gpt2 --no-such", "gpt2 --tp 4"], "fit has no --no-such. `kvcalc fit --help` lists its options"),
         (["--deployments", "gpt2 '", "gpt2 --tp 4"], "quotation mark"),
+        (["--deployments", "gpt2 --matrix", "gpt2"], "--matrix is nothing of a deployment. `kvcalc fit` takes it"),
+        (["--deployments", "gpt2", "gpt2 --lengths lognormal:9,99 --seed 2"], "--lengths and --seed is nothing of a deployment"),
+        (["--deployments", "gpt2", "gpt2 --plot x.png"], "--plot is nothing of a deployment. How answers are shown"),
+        (["--deployments", "gpt2 --format json", "gpt2"], "--format is nothing of a deployment"),
         ([], "compare takes a model"),
     ],
 )

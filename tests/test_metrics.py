@@ -1,8 +1,8 @@
 """`diagnose --metrics`: Prometheus text of vLLM and of SGLang beside what `serve` predicts, from a file or one request."""
 
-import io
-import itertools
+import contextlib
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -153,12 +153,24 @@ def test_one_request_that_is_never_followed_elsewhere(server: tuple[str, list[st
         read_metrics(f"{address}/endless")
 
 
-def test_a_server_that_never_ends_is_left(server: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A piece of its answer takes longer than the patience for all of it."""
-    monkeypatch.setattr(metrics_text, "PATIENCE", 0.0)
-    monkeypatch.setattr(metrics_text, "monotonic", itertools.count().__next__)
-    with pytest.raises(UserError, match="takes more than 0 s to answer"):
-        metrics_text._read(io.BytesIO(b"x" * 10), server[0])
+@pytest.mark.parametrize("begins", ["", "HTTP/1.1 200 OK\r\nX: ", "HTTP/1.1 200 OK\r\n\r\n"], ids=["status", "headers", "body"])
+def test_a_server_that_never_ends_is_left(begins: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes well within the patience for one, all of them never."""
+    monkeypatch.setattr(metrics_text, "PATIENCE", 0.3)
+    left = threading.Event()
+
+    def trickle() -> None:
+        client, _ = listening.accept()
+        with client, contextlib.suppress(OSError):
+            client.sendall(begins.encode())
+            while not left.wait(0.02):
+                client.sendall(b"H")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=trickle, daemon=True).start()
+        with pytest.raises(UserError, match=r"takes more than 0\.3 s to answer"):
+            read_metrics(f"http://127.0.0.1:{listening.getsockname()[1]}/metrics")
+        left.set()
 
 
 def test_values_that_no_server_counts_are_passed_over(kvcalc: Run, text: Path) -> None:

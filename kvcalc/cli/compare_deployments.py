@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvcalc.cli.common import note
 from kvcalc.cli.groups import Output, arguments_of
@@ -67,6 +67,7 @@ def _side(text: str, model: str, gpu: str) -> "Side":
         words = [*own, *([] if "--gpu" in words else ["--gpu", gpu]), *words]
         words = words if {"--engine", "--from-log"} & {*words} else [*words, "--engine", "vllm"]
     given = arguments_of("fit", words)
+    _check_side(text, given)
     asked, set_, memory = given["asked"], given["set_"], given["memory"]
     models, formats, ranks = given["models"], given["formats"], given["ranks"]
     points, typed, _ = points_of(models, given["gpu"], memory, asked, formats, set_, ranks)
@@ -75,3 +76,19 @@ def _side(text: str, model: str, gpu: str) -> "Side":
     deployment, options = points[0]
     named = Typed(typed[deployment.model.name], typed[deployment.gpu.name], beside_words(set_, asked.from_log, memory))
     return Side(text, deployment, options, named)
+
+
+def _check_side(text: str, given: dict[str, Any]) -> None:
+    """Raise UserError where a side asks for more than a deployment: another answer of `fit`, or how it is shown."""
+    from msgspec.structs import asdict
+
+    from kvcalc.errors import UserError
+    from kvcalc.library.words import spelled
+
+    usual = asdict(type(given["output"])())
+    shown = [name for name, value in asdict(given["output"]).items() if value != usual[name]]
+    more = [name for name in ("lengths", "allocations", "matrix", "seed") if given[name]] + shown
+    if more:
+        options = " and ".join(f"--{spelled('format' if name == 'form' else name)}" for name in more)
+        beside = "How answers are shown stands behind the sides" if shown else "`kvcalc fit` takes it"
+        raise UserError(f"{text!r}: {options} is nothing of a deployment", hint=beside)

@@ -7,15 +7,15 @@ name are added up over its labels, shares are averaged.
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from time import monotonic
-from typing import Any, NamedTuple
+from threading import Thread
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 
 MOST_BYTES, MOST_LINE, PATIENCE = 8 << 20, 4096, 10.0  # seconds
-MOST_VALUE, PIECE = 1e18, 1 << 16
+MOST_VALUE = 1e18
 _LINE = re.compile(r"(vllm|sglang)[:_]([a-zA-Z_]{1,100})(?:\{(.{0,3000})\})? (-?[\d.]{1,40}(?:e[+-]?\d{1,3})?)(?: \d{1,20})?$")
 _LABEL = re.compile(r'([a-z_]{1,60})="([^"]{0,300})"')
 # Our name → theirs, older spellings behind newer ones; the first that is there counts.
@@ -128,20 +128,11 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def _read(answer: Any, address: str) -> bytes:
-    """At most a byte more than MOST_BYTES of an answer, within PATIENCE in all. Raises UserError on one that takes longer."""
-    data, until = b"", monotonic() + PATIENCE
-    while len(data) <= MOST_BYTES and (piece := answer.read1(min(PIECE, MOST_BYTES + 1 - len(data)))):
-        data += piece
-        if monotonic() > until:
-            raise UserError(f"takes more than {PATIENCE:g} s to answer", address)
-    return data
-
-
 def _fetched(address: str) -> str:
-    """The text behind an address: one request, MOST_BYTES, no redirects, no proxies. Raises UserError for anything else."""
-    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+    """The text behind an address: one request within PATIENCE in all, MOST_BYTES, no redirects, no proxies.
 
+    Raises UserError for anything else.
+    """
     try:
         parts = urlsplit(address)
         host, port = parts.hostname or "", parts.port
@@ -150,21 +141,35 @@ def _fetched(address: str) -> str:
     if not host or parts.username:
         raise UserError("is not an address", address, "Write http://host:8000/metrics")
     path = (parts.path if parts.path not in ("", "/") else "/metrics") + (f"?{parts.query}" if parts.query else "")
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    found: list[bytes | UserError] = []
+    asked = (parts.scheme == "https", host, port, path, address)
+    waiting = Thread(target=lambda: found.append(_answered(*asked)), daemon=True)  # what trickles forever ends with the process
+    waiting.start()
+    waiting.join(PATIENCE)
+    if not found:
+        raise UserError(f"takes more than {PATIENCE:g} s to answer", address)
+    if isinstance(found[0], UserError):
+        raise found[0]
+    if len(found[0]) > MOST_BYTES:
+        raise UserError(f"sends more than {MOST_BYTES:,} bytes", address)
+    return found[0].decode("utf-8", errors="replace")
+
+
+def _answered(secure: bool, host: str, port: int | None, path: str, address: str) -> bytes | UserError:
+    """At most a byte more than MOST_BYTES of what a server answers, or why there is none."""
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection
+
     try:
-        connection = kind(host, port, timeout=PATIENCE)
+        connection = (HTTPSConnection if secure else HTTPConnection)(host, port, timeout=PATIENCE)
         try:
             connection.request("GET", path, headers={"Accept": "text/plain"})
             answer = connection.getresponse()
             if answer.status != 200:
                 said = "points elsewhere, where it is not followed" if 300 <= answer.status < 400 else "answers"
-                raise UserError(f"{said}: status {answer.status}", address)
-            data = _read(answer, address)
+                return UserError(f"{said}: status {answer.status}", address)
+            return answer.read(MOST_BYTES + 1)
         finally:
             connection.close()
     except (OSError, HTTPException, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-        raise UserError(f"cannot be reached: {str(reason).lower()}", address) from None
-    if len(data) > MOST_BYTES:
-        raise UserError(f"sends more than {MOST_BYTES:,} bytes", address)
-    return data.decode("utf-8", errors="replace")
+        return UserError(f"cannot be reached: {str(reason).lower()}", address)
