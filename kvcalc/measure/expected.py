@@ -1,9 +1,11 @@
 """How long this machine should take for a pass: the operators of `forward` one after the other, at its measured rates.
 
 A product takes what one of so many rows takes with weights from memory. Attention is products whose weights are keys and
-values, and a softmax. Anything else takes its vector FLOPs at the rate of the activation, or its bytes. Bytes that a way of
-generating moves beside these take the time of a copy. The host takes its time for each of torch's operations: a CPU does one
-after the other, a GPU computes meanwhile.
+values, and a softmax. A mixer that torch has no fused kernel for is what it runs, operation by operation: products of
+activations, activation functions, and the bytes that every other operation reads and writes, in the time of a copy. Anything
+else takes its vector FLOPs at the rate of the activation, or its bytes. Bytes that a way of generating moves beside these take
+the time of a copy. The host takes its time for each of torch's operations: a CPU does one after the other, a GPU computes
+meanwhile.
 """
 
 from collections.abc import Sequence
@@ -11,25 +13,33 @@ from typing import NamedTuple
 
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cost import SOFTMAX_FLOPS, AttentionShape, GemmShape, Operator
+from kvcalc.layers.passes import ACTIVATION_FLOPS
 from kvcalc.measure.ceilings import Ceilings
 from kvcalc.measure.rates import Rates
+from kvcalc.measure.traffic import Plain
 
 KEY_BLOCK = 512  # of torch's fused attention on a CPU, and its blocks of queries from so many queries on:
 QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))  # pytorch aten/src/ATen/native/cpu/FlashAttentionKernel.cpp
 
 
 class Step(NamedTuple):
-    """What a pass runs beside its operators: `calls` of torch's operations, `extra_bytes`, and whether attention is fused."""
+    """What a pass runs beside its operators: `calls` of torch's operations, `extra_bytes`, and whether attention is fused.
+
+    plain: what stands for the scans, (layers, what each of them runs).
+    """
 
     calls: int
     extra_bytes: int = 0
     fused: bool = True
+    plain: tuple[tuple[int, Plain], ...] = ()
 
 
 def expected_seconds(operators: Sequence[Operator], step: Step, rates: Rates, ceilings: Ceilings, gpu: Gpu, cuda: bool) -> float:
     """Seconds of a pass; gpu: the machine's ceilings as a preset. cuda: whether the host runs ahead."""
-    work = sum(operator.count * _seconds(operator, step.fused, rates, gpu) for operator in operators)
-    work += step.extra_bytes / ceilings.copy_bytes_per_s
+    counted = [operator for operator in operators if operator.kind != "scan"] if step.plain else operators
+    work = sum(operator.count * _seconds(operator, step.fused, rates, gpu) for operator in counted)
+    moved = step.extra_bytes + sum(layers * plain.moved_bytes for layers, plain in step.plain)
+    work += moved / ceilings.copy_bytes_per_s + sum(layers * _plain(plain, rates) for layers, plain in step.plain)
     host = step.calls * rates.host_s
     return max(work, host) if cuda else work + host
 
@@ -42,6 +52,12 @@ def _seconds(operator: Operator, fused: bool, rates: Rates, gpu: Gpu) -> float:
         return _attention(shape, operator.form == "absorbed", fused, rates)
     products = cost.flops / gpu.peak(operator.dtype)[0] if cost.flops else 0.0
     return float(max(products + cost.vector_flops * rates.vector_s, cost.bytes / gpu.bandwidth_bytes_per_s))
+
+
+def _plain(plain: Plain, rates: Rates) -> float:
+    """Seconds of a layer's products of activations, and of its activation functions."""
+    products = sum(rates.products.taken(rows, elements) for rows, elements in plain.products)
+    return products + plain.activations * ACTIVATION_FLOPS * rates.vector_s
 
 
 def _attention(shape: AttentionShape, absorbed: bool, fused: bool, rates: Rates) -> float:

@@ -22,6 +22,7 @@ from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.modes import Mode
 from kvcalc.measure.rates import Rates, Sampling
 from kvcalc.measure.request import Request, check
+from kvcalc.measure.scans import Scans
 from kvcalc.measure.stack import storage_bytes
 from kvcalc.measure.timing import once, summary
 from kvcalc.measure.traffic import calls
@@ -39,6 +40,7 @@ class Run:
         self.tokens[:, : request.prompt_len] = prompt
         self.calls = [self._calls(0), self._calls(1)] if mode.caches else [self._calls(0)]
         self.cache = request.caches(decoder, mode)
+        self.scans = Scans(request.model, request.dtype)
         self.seconds: list[float] = []
 
     def _calls(self, step: int) -> int:
@@ -77,7 +79,8 @@ class Run:
 
     def predicted(self, step: int, rates: Rates, ceilings: Ceilings, gpu: Gpu) -> float:
         """Seconds that this machine should take for a step."""
-        done = Step(self.calls[min(step, len(self.calls) - 1)], self.extra_bytes(step), self.mode.name != "unfused")
+        scans = self.scans.of(self.request.batch(self.mode, step), self.mode.caches)
+        done = Step(self.calls[min(step, len(self.calls) - 1)], self.extra_bytes(step), self.mode.name != "unfused", scans)
         return expected_seconds(self.request.operators(self.mode, step), done, rates, ceilings, gpu, self.machine.cuda)
 
 

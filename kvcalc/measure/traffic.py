@@ -17,6 +17,8 @@ from kvcalc.measure.ceilings import Ceilings
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 _GATHERS = ("index", "index_select", "gather", "embedding")
+_MADE = ("zeros_like", "ones_like", "new_zeros", "new_ones")
+_ACTIVATIONS = ("exp", "silu", "sigmoid", "softplus")
 _SCATTERS = ("index_put_", "_index_put_impl_", "index_copy_", "scatter_")
 
 
@@ -31,6 +33,18 @@ class Traffic(NamedTuple):
     flops: int
     seconds: float
     reached_s: float
+
+
+class Plain(NamedTuple):
+    """What a step runs beside products with weights, operation by operation: bytes through elementwise operations, elements
+    through activations, and products of activations as (rows, elements of the other factor).
+
+    A triangular system counts as the product that its inverse would be.
+    """
+
+    moved_bytes: int
+    activations: int
+    products: tuple[tuple[int, int], ...]
 
 
 class _Calls(TorchDispatchMode):
@@ -76,6 +90,35 @@ class _Counter(TorchDispatchMode):
         return out
 
 
+class _Plain(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = self.activations = 0
+        self.products: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        wrote = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+        name = func._overloadpacket.__name__
+        if not wrote or name in ("mm", "addmm") or (_aliases(read, wrote) and not name.endswith("_")):
+            return out
+        if name in (*_PRODUCTS, "linalg_solve_triangular"):
+            self.products.append(_product(read))
+        elif name in _ACTIVATIONS:
+            self.activations += sum(t.numel() for t in wrote)
+        else:
+            self.moved += _moved(name, read, wrote)
+        return out
+
+
+def plain_of(step: Any) -> Plain:
+    """Runs `step` once and counts it. Tensors of shapes alone, on torch's device `meta`, count as others do."""
+    with torch.no_grad(), _Plain() as counter:
+        step()
+    return Plain(counter.moved, counter.activations, tuple(counter.products))
+
+
 def traffic_of(step: Any, ceilings: Ceilings, dtype: str) -> Traffic:
     """Runs `step` once and counts it."""
     with torch.no_grad(), _Counter(ceilings, ceilings.flops_per_s[dtype]) as counter:
@@ -85,8 +128,8 @@ def traffic_of(step: Any, ceilings: Ceilings, dtype: str) -> Traffic:
 
 def _aliases(read: list[Tensor], wrote: list[Tensor]) -> bool:
     """Whether the outputs are views of the inputs."""
-    held = {t.untyped_storage().data_ptr() for t in read}
-    return all(t.untyped_storage().data_ptr() in held for t in wrote)
+    held = {t.untyped_storage()._cdata for t in read}
+    return all(t.untyped_storage()._cdata in held for t in wrote)
 
 
 def _product(read: list[Tensor]) -> tuple[int, int]:
@@ -102,6 +145,8 @@ def _moved(name: str, read: list[Tensor], wrote: list[Tensor]) -> int:
         return 2 * results
     if name in _SCATTERS:  # reads what it writes, which comes last
         return 2 * _size(read[-1])
+    if name in _MADE:
+        return results
     if name in ("copy_", "fill_", "zero_"):
         return results + sum(_size(t) for t in read[1:])
     return results + sum(_size(t) for t in read)

@@ -33,6 +33,11 @@ def build_mixer(spec: Part, hidden_size: int, rotates: bool = True, shares_cache
     return chosen(spec, hidden_size, rotates)
 
 
+def is_fused(spec: Part) -> bool:
+    """Whether torch has a kernel for the core of a mixer's layer."""
+    return MIXERS.get(type(spec), Mixer).fused
+
+
 def build_feed_forward(spec: Part, hidden_size: int) -> FeedForwardLayer:
     """The torch layer of a feed-forward spec. Raises UserError where there is none."""
     if not isinstance(spec, Dense) or spec.input_size:

@@ -54,8 +54,11 @@ class Mixer(nn.Module):
     prepare: projections and positions of the new tokens. core: writes them to the cache and attends, or scans. finish: the
     projection back. The cache holds `past` tokens before the call; without a cache `past` is 0.
 
-    kernel: of attention. repeats: keys and values of a group are copied to each of its query heads first.
+    kernel: of attention. repeats: keys and values of a group are copied to each of its query heads first. fused: whether torch
+    has a kernel for the core, which is written in plain operations otherwise.
     """
+
+    fused = True
 
     def __init__(self, spec: Part, hidden_size: int, rotates: bool = True) -> None:
         super().__init__()

@@ -5,6 +5,8 @@ Sᵀq (Yang et al. 2024, arXiv 2412.06464 §3.1). Within a chunk, γ the running
 triangular system u_i + Σ_{j<i} β_i·e^(γi − γj)·(k_i·k_j)·u_j = β_i·(v_i − e^γi·Sᵀk_i), so that whole products replace the loop.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,14 +16,26 @@ from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers.base import Mixer, join_heads, rms_norm, split_heads
 
 CHUNK = 64
+A_RANGE, DT_RANGE = (
+    (1.0, 16.0),
+    (1e-3, 1e-1),
+)  # that a model starts from; faster decays leave denormal numbers, which CPUs are slow at
 
 
 class GatedDeltaNetLayer(Mixer):
-    """hk key heads of width dk, hv value heads of width dv; hv / hk value heads share a key head's q and k."""
+    """hk key heads of width dk, hv value heads of width dv; hv / hk value heads share a key head's q and k.
+
+    Decays are those of a model before training: faster ones leave denormal numbers, at which a CPU is many times as slow.
+    """
+
+    fused = False
 
     def __init__(self, spec: GatedDeltaNet, hidden_size: int, rotates: bool = True) -> None:
         super().__init__(spec, hidden_size, rotates=False)
         self.spec = spec
+        heads = spec.linear_num_value_heads
+        self.weights["a_dt"][:heads] = torch.empty(heads).uniform_(*A_RANGE).log()
+        self.weights["a_dt"][heads:] = torch.empty(heads).uniform_(*map(math.log, DT_RANGE)).exp().expm1().log()
 
     def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
         """Columns before the convolution: q and k together [B, hk, n, 2·dk], v [B, hv, n, dv]; β and g [B, hv, n]; gate."""
