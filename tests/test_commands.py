@@ -221,6 +221,14 @@ def test_each_line_given_back_is_the_same_answer(kvcalc: Run) -> None:
     assert written > 20
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("weights", ["--dtype fp8", "--quantization fp8", "--quantization awq", "--dtype fp32", ""])
+def test_a_float32_checkpoint_s_line_given_back_is_the_same_answer(kvcalc: Run, engine: str, weights: str) -> None:
+    (record,) = kvcalc(f"fit olmo-2-7b --gpu h200 --engine {engine} {weights} --format json").records
+    beside, line = record["kvcalc_command"].removeprefix("kvcalc ").split(" -- ", 1)
+    assert kvcalc(beside, "--format", "json", "--", *shlex.split(line)).records == [record]
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
 def test_each_option_alone_is_said_and_read_again(engine: str) -> None:
     """Of a model with windows: the line differs from that of none, and read again gives the same record."""

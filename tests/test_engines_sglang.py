@@ -93,3 +93,11 @@ def test_slots_of_adapters_stand_before_the_cache() -> None:
     run = Deployment(load_model("llama-3.1-8b"), load_gpu("h100"))
     terms = fit(run, FitOptions(engine="sglang", max_loras=2, max_lora_rank=8)).terms
     assert terms.extra["LoRA slots"] == 2 * 2 * 8 * widths
+
+
+@pytest.mark.parametrize(("model", "dtype"), [("olmo-2-7b", "fp16"), ("gemma-2-9b", "bf16"), ("llama-3.1-8b", "bf16")])
+def test_float32_checkpoints_are_cast(model: str, dtype: str) -> None:
+    """OLMo-2-7B and Gemma-2-9B are published in fp32; two bytes a parameter are loaded, as of Llama-3.1-8B."""
+    found = fit(Deployment(load_model(model), load_gpu("h200")), FitOptions(engine="sglang"))
+    assert (found.formats.weights_label, found.formats.kv_cache_dtype) == (dtype, dtype)
+    assert found.terms.language == 2 * load_model(model).parameters

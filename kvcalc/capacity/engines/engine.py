@@ -187,6 +187,16 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> tuple[Pre
     return msgspec.structs.replace(precision, kv_cache_dtype="fp8_ds_mla"), (remark,)
 
 
+def downcast(title: str, model: Model, precision: Precision, to: str) -> tuple[Precision, tuple[str, ...]]:
+    """What an engine makes of a float32 checkpoint, unless a dtype is asked for; fp8 is of its products alone."""
+    asked = canonical(precision.dtype)
+    if model.dtype != "fp32" or asked not in ("auto", "fp8"):
+        return precision, ()
+    remark = f"{title} loads a float32 checkpoint as {to} unless another dtype is asked for"
+    quantized = precision.quantization or ("fp8" if asked == "fp8" else "")
+    return msgspec.structs.replace(precision, dtype=to, quantization=quantized), (remark,)
+
+
 def index_of_latents(entry: CacheEntry, beside: Sequence[CacheEntry]) -> bool:
     """Whether an entry holds the index keys of latents, which vLLM and SGLang store alike whatever the cache's dtype."""
     return entry.role == "index_key" and any(e.role == "latent" for e in beside)

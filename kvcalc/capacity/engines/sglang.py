@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, index_of_latents, packed_latents
+from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, downcast, index_of_latents, packed_latents
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.sglang_memory import defaults, release, terms
 from kvcalc.capacity.engines.stored import Held, counted, pages
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import FORMATS, RowFormat
 
@@ -193,6 +194,13 @@ def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Format
     return INDEX_ROW if index_of_latents(entry, beside) else formats.cache_format(entry)
 
 
+def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
+    """Packed latents; a float32 checkpoint as fp16, Gemma's as bf16 (configs/model_config.py: _get_and_verify_dtype)."""
+    precision, remarks = packed_latents("sglang", model, precision)
+    precision, cast = downcast(SGLANG.title, model, precision, "bf16" if model.family.startswith("gemma") else "fp16")
+    return precision, (*remarks, *cast)
+
+
 SGLANG = Engine(
     name="sglang",
     title="SGLang",
@@ -203,7 +211,7 @@ SGLANG = Engine(
     ranged=True,
     counts=("max_loras",),
     dtypes=("bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4"),
-    precision=lambda model, precision: packed_latents("sglang", model, precision),
+    precision=_precision,
     row_format=_row_format,
     of="free",
     outside=True,

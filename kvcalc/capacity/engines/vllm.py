@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, index_of_latents, packed_latents
+from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, downcast, index_of_latents, packed_latents
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, Pages, pages
 from kvcalc.capacity.engines.vllm_compressed import BLOCK as COMPRESSED_BLOCK
@@ -194,10 +194,8 @@ def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str
     if canonical(precision.kv_cache_dtype) == "auto" and compresses_tokens(model):
         packed = "vllm packs compressed latents in fp8 (fp8_ds_mla) unless bf16 is asked for"
         precision, remarks = msgspec.structs.replace(precision, kv_cache_dtype="fp8_ds_mla"), (*remarks, packed)
-    if canonical(precision.dtype) == "auto" and model.dtype == "fp32":
-        cast = "vLLM loads a float32 checkpoint as bf16 unless another dtype is asked for"
-        return msgspec.structs.replace(precision, dtype="bf16"), (*remarks, cast)
-    return precision, remarks
+    precision, cast = downcast(VLLM.title, model, precision, "bf16")
+    return precision, (*remarks, *cast)
 
 
 def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
