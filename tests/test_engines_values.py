@@ -189,7 +189,7 @@ def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, st
 
 
 TOY = Engine(
-    name="toy", title="Toy", plan=_plan, defaults=lambda gpu, ranks, release, tokens, model: Defaults(100, 1, 0.9),
+    name="toy", title="Toy", plan=_plan, defaults=lambda *asked: Defaults(100, 1, 0.9),
     dtypes=("bf16", "fp8"), of="remaining",
 )  # fmt: skip
 

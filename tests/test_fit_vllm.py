@@ -131,10 +131,34 @@ def test_defaults_of_a_release() -> None:
         for f in [asked("llama-3.1-8b", gpu, version)]
     }
     assert found == {
-        ("0.6", "a100-80gb"): (8192, 0.9), ("0.6", "b200"): (8192, 0.9), ("0.11", "a100-80gb"): (2048, 0.9),
+        ("0.6", "a100-80gb"): (512, 0.9), ("0.6", "b200"): (512, 0.9), ("0.11", "a100-80gb"): (2048, 0.9),
         ("0.11", "b200"): (8192, 0.9), ("0.20", "a100-80gb"): (2048, 0.92), ("0.20", "b200"): (8192, 0.92),
         ("0.28", "a100-80gb"): (2048, 0.92), ("0.28", "b200"): (16384, 0.92),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "model", "length", "tokens", "sequences"),
+    [
+        # V0: the longest sequence in one pass, at least 2048; from beyond 32,768 in chunks, which latents and images never are
+        ("0.6.3", "a100-80gb", "llama-3.1-8b", 16_384, 16_384, 256), ("0.6.3", "a100-80gb", "llama-3.1-8b", 1024, 2048, 256),
+        ("0.6.3", "a100-80gb", "llama-3.1-8b", 32_769, 512, 256), ("0.7.3", "h100", "llama-3.1-8b", 131_072, 2048, 256),
+        ("0.7.3", "h200", "deepseek-v3", 65_536, 65_536, 256), ("0.7.3", "l4", "gemma-3-4b", 4096, 5120, 256),
+        ("0.7.3", "h100", "mistral-7b-v0.1", 65_536, 65_536, 256),
+        # V1 from 0.8: by name, then by memory from 0.8.5 on, A100s among the small from 0.9 on
+        ("0.8.1", "l4", "llama-3.1-8b", 4096, 2048, 1024), ("0.8.1", "h100", "llama-3.1-8b", 4096, 8192, 1024),
+        ("0.8.4", "a100-80gb", "llama-3.1-8b", 4096, 2048, 256), ("0.8.5", "a100-80gb", "llama-3.1-8b", 4096, 8192, 1024),
+        ("0.9.1", "a100-80gb", "llama-3.1-8b", 4096, 2048, 256),
+        # V0 until 0.10.2 on Turing and Volta, and with states
+        ("0.10.1", "t4", "llama-3.2-3b", 8192, 8192, 256), ("0.10.2", "t4", "llama-3.2-3b", 8192, 2048, 256),
+        ("0.10.1", "h100", "falcon-h1-7b", 8192, 8192, 256), ("0.11", "h100", "falcon-h1-7b", 8192, 8192, 1024),
+        ("0.32", "dgx-spark", "qwen3-8b", 4096, 8192, 1024), ("0.33", "dgx-spark", "qwen3-8b", 4096, 2048, 256),
+    ],
+)  # fmt: skip
+def test_passes_and_sequences_of_a_release(version: str, gpu: str, model: str, length: int, tokens: int, sequences: int) -> None:
+    """engine/arg_utils.py and config.py of 0.6.3 to 0.10.2 and 0.33."""
+    chosen = defaults(load_gpu(gpu), Parallelism(), release(version)[0], 0, load_model(model), length)
+    assert (chosen.tokens, chosen.sequences) == (tokens, sequences)
 
 
 def test_the_nearest_older_version_is_taken_and_named() -> None:
@@ -225,6 +249,14 @@ def test_scales_of_bitsandbytes_are_plain_from_0_10_on() -> None:
     assert all(loaded[v, "nf4"] == loaded[v, "bnb-nf4"] for v in ("0.9.2", "0.10"))  # made as it loads: nested too
 
 
+def test_quantised_latents_are_kept_in_16_bits_too() -> None:
+    """DeepSeek-V3 at tp 8: 61 layers of 16 heads · 256 by 512, in bf16 beside fp8; a model whose kv_up is plain shares it."""
+    eight = Parallelism(tp=8)
+    assert asked("deepseek-v3", "h200", ranks=eight).terms.extra["absorbed projections"] == 2 * 61 * 16 * 256 * 512
+    assert "absorbed projections" not in asked("deepseek-v3", "h200", ranks=eight, weights="bf16").terms.extra
+    assert "absorbed projections" not in asked("kimi-k2.5", "h200", ranks=eight).terms.extra
+
+
 def test_tables_of_ngrams_stay_with_the_host() -> None:
     """From 0.30 on: 320,001,536 rows of 160 in bf16, an eighth of them a GPU's at tp 8; not where engram_config says so."""
     eight, table = Parallelism(tp=8, ep=8), 320_001_536 // 8 * 160 * 2
@@ -248,7 +280,7 @@ def test_tables_of_ngrams_stay_with_the_host() -> None:
 def test_passes_in_flight_on_two_stages(version: str, model: str, flights: int) -> None:
     """One for windows before 0.26; then the stages, and with the second runner (dense models to 0.28) one more."""
     rules, _ = release(version)
-    assert defaults(load_gpu("h100"), Parallelism(pp=2), rules, 0, load_model(model)).flights == flights
+    assert defaults(load_gpu("h100"), Parallelism(pp=2), rules, 0, load_model(model), 4096).flights == flights
 
 
 def test_graphs_that_are_not_predicted_are_said() -> None:

@@ -172,6 +172,10 @@ class FitOptions(EngineSettings, frozen=True):
         """Sequences that have to fit, of the whole replica."""
         return max(self.users or self.max_num_seqs or 1, self.require)
 
+    def longest(self, model: Model) -> int:
+        """Tokens of the longest sequence: as asked, or the model's own."""
+        return self.max_model_len or model.max_context or 4096
+
     @property
     def given(self) -> bool:
         """Whether the cache's size is given, which leaves the weights unchecked."""

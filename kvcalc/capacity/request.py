@@ -121,7 +121,8 @@ def started(deployment: Deployment, asked: FitOptions) -> tuple[Deployment, Any,
 def request_of(run: Deployment, asked: FitOptions, cache_dtype: str, release: Any) -> Request:
     """The choices that were left to the engine or the model, and the layers; `cache_dtype` as asked, for a draft's cache."""
     engine, ranks = asked.rules, run.parallelism
-    chosen = engine.defaults(run.gpu, ranks, release, asked.max_num_batched_tokens, run.model)
+    length = asked.longest(run.model)
+    chosen = engine.defaults(run.gpu, ranks, release, asked.max_num_batched_tokens, run.model, length)
     settings = msgspec.structs.replace(
         asked,
         max_num_batched_tokens=chosen.tokens,
@@ -142,7 +143,6 @@ def request_of(run: Deployment, asked: FitOptions, cache_dtype: str, release: An
         beside["draft"] = draft_weights(asked.draft, precision, ranks)
     if not any(h.parts for h in held):
         raise UserError(f"{run.model.name} keeps no cache: its weights and activations alone take memory")
-    length = asked.max_model_len or run.model.max_context or 4096
     own = asked.max_num_seqs or max(asked.require, chosen.sequences * ranks.dp)
     sequences = ranks.sequences(max(own, asked.require))
     return Request(run, asked, settings, sequences, release, used, asked.utilization_of or engine.of, length, held, beside)

@@ -106,7 +106,8 @@ class Rooms:
         """The room on a replica of these GPUs; the cache's layout hangs on a GPU only by the tokens of a pass."""
         run, asked = msgspec.structs.replace(self.run, gpu=gpu), self.options
         ranks, engine = run.parallelism, asked.rules
-        chosen = engine.defaults(gpu, ranks, self.release, asked.max_num_batched_tokens, run.model)
+        length = asked.longest(run.model)
+        chosen = engine.defaults(gpu, ranks, self.release, asked.max_num_batched_tokens, run.model, length)
         if chosen.tokens not in self._known:
             request = request_of(run, asked, self.dtype, self.release)
             plans = {stage: engine.plan(request.held, ranks, request.settings, stage) for stage in _unlike(run)}

@@ -8,7 +8,7 @@ from kvcalc.model.gguf import mixed
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import COMPUTE, KEYS_AND_VALUES_ONLY, LATENT_ONLY, cache_layout, canonical
 from kvcalc.storage.gguf import mix_of
-from kvcalc.storage.quantization import Quantization, load_weight_format
+from kvcalc.storage.quantization import Quantization, WeightFormat, load_weight_format, stored_format
 
 
 class Precision(msgspec.Struct, frozen=True):
@@ -16,8 +16,9 @@ class Precision(msgspec.Struct, frozen=True):
 
     dtype: of weights and products; anything but `auto` overrides a published quantisation. kv_cache_dtype: a format or a
     layout for the growing roles of the cache; `auto` is the dtype, or what the checkpoint declares for its cache.
-    quantization: a storage format for the weight matrices on top of the dtype, or a file type of GGUF, which stores the
-    whole model (`q4_k_m`; with `+imatrix` as made with an importance matrix).
+    quantization: a storage format for the weight matrices on top of the dtype, of those matrices that the model's publisher
+    stores so where it is the published one; or a file type of GGUF, which stores the whole model (`q4_k_m`; with `+imatrix` as
+    made with an importance matrix).
     """
 
     dtype: str = "auto"
@@ -63,12 +64,20 @@ def _formats_of(model: Model, precision: Precision) -> Formats:
         schemes, kept = stored_as(model, precision).quantization, frozenset()
     elif precision.quantization or asked == "fp8":
         chosen = load_weight_format(precision.quantization or "fp8")
-        schemes = () if chosen.name in ("bf16", "fp16", "fp32", "fp64") else (Quantization(chosen.name),)
-        kept = frozenset()
+        if not _published(schemes, chosen):
+            schemes = () if chosen.name in ("bf16", "fp16", "fp32", "fp64") else (Quantization(chosen.name),)
+            kept = frozenset()
     cache, reason = _cache_dtype(model, precision, dtype)
     cache_layout(cache)
     _check_roles(model, cache)
     return Formats(dtype, cache, reason, schemes, kept)
+
+
+def _published(schemes: tuple[Quantization, ...], chosen: WeightFormat) -> bool:
+    """Whether a model is published in that format alone, by whatever name."""
+    if len(schemes) != 1:
+        return False
+    return msgspec.structs.replace(stored_format(schemes[0].format), name=chosen.name) == chosen
 
 
 def _cache_dtype(model: Model, precision: Precision, dtype: str) -> tuple[str, str]:

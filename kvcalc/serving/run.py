@@ -116,7 +116,7 @@ def _prefixes(load: Load, requests: Requests, pool: Pool, block_size: int) -> Pr
 
 
 def _tokens_of_a_pass(deployment: Deployment) -> int:
-    return ENGINES["none"].defaults(deployment.gpu, deployment.parallelism, None, 0, deployment.model).tokens
+    return ENGINES["none"].defaults(deployment.gpu, deployment.parallelism, None, 0, deployment.model, 0).tokens
 
 
 def _drafting(deployment: Deployment, settings: ServerSettings, requests: Requests, seed: int) -> Drafting | None:

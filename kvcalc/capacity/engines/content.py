@@ -89,6 +89,6 @@ NONE = Engine(
     name="none",
     title="engine none",
     plan=_plan,
-    defaults=lambda gpu, ranks, release, tokens, model: defaults(gpu, ranks, LATEST, tokens, model)._replace(sequences=1),
+    defaults=lambda gpu, ranks, release, *asked: defaults(gpu, ranks, LATEST, *asked)._replace(sequences=1),
     spreads_context=True,
 )

@@ -76,7 +76,7 @@ class Defaults(NamedTuple):
 Planner = Callable[[Sequence[Held], Parallelism, EngineSettings, int], Plan]
 RowRule = Callable[[CacheEntry, Sequence[CacheEntry], Formats, EngineSettings], RowFormat]
 PrecisionRule = Callable[[Model, Precision], tuple[Precision, tuple[str, ...]]]
-DefaultsRule = Callable[[Gpu, Parallelism, Any, int, Model], Defaults]
+DefaultsRule = Callable[[Gpu, Parallelism, Any, int, Model, int], Defaults]
 ReleaseRule = Callable[[str], tuple[Any, str]]
 WarningRule = Callable[[Any, Model, Formats, Parallelism], str]
 MemoryRule = Callable[[Start, str], Terms]
@@ -116,7 +116,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
     entries. content: the entries of a layer that it holds, where they are not the mixers' own. release: a version as typed →
     its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that release, the tokens of a pass (0: not
-    given) and the model → what it chooses. warns: of what its CUDA graphs may take that is not predicted, ''. memory: a start
+    given), the model and the longest sequence → what it chooses. warns: of what its CUDA graphs may take that is not predicted, ''. memory: a start
     and an end of the range → the terms beside the cache; ranged: that the ends differ.
     of: its share is of the total memory, of what is free before the weights, or of what is remaining beside them.
     outside: activations and overhead lie outside the share.

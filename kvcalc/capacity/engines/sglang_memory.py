@@ -53,7 +53,7 @@ def release(text: str) -> tuple[SglangRelease, str]:
     return nearest_older("SGLang", RELEASES, text)
 
 
-def defaults(gpu: Gpu, ranks: Parallelism, rules: SglangRelease, tokens: int, model: Model) -> Defaults:
+def defaults(gpu: Gpu, ranks: Parallelism, rules: SglangRelease, tokens: int, model: Model, length: int) -> Defaults:
     chunk = tokens or rules.capacity(gpu.memory_bytes)[0]
     graphs = rules.capacity(gpu.memory_bytes)[2 if ranks.tp >= 4 else 1]
     return Defaults(chunk, graphs, static_fraction(gpu.memory_bytes, chunk, ranks, rules, model), drafted=DRAFTED)

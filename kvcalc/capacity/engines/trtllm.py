@@ -70,7 +70,7 @@ def _terms(start: Start, end: str) -> Terms:
     return found._replace(extra={n: s for n, s in extra.items() if s}, margin=int(margin * start.gpu.memory_bytes))
 
 
-def _defaults(gpu: Gpu, ranks: Parallelism, release: None, tokens: int, model: Model) -> Defaults:
+def _defaults(gpu: Gpu, ranks: Parallelism, release: None, tokens: int, model: Model, length: int) -> Defaults:
     return Defaults(tokens or TOKENS, SEQUENCES, FRACTION)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, compressed_parts, has_indexer
 from kvcalc.capacity.engines.vllm_profile import peak
-from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
+from kvcalc.capacity.engines.vllm_versions import Release, has_states, takes_runner_v2
 from kvcalc.capacity.engines.vllm_weights import extra_weights, host_tables
 from kvcalc.capacity.memory_terms import GIB, MIB, Start, Terms, stage_weights
 from kvcalc.layers.formats import Formats
@@ -57,7 +57,7 @@ def terms(start: Start, end: str) -> Terms:
     activation: Any
     activation, step = peak(start, kernels=best, first_start=not best)
     overhead = {
-        "libraries": _bytes(constants.libraries + (constants.states if has_states(start) else 0)),
+        "libraries": _bytes(constants.libraries + (constants.states if has_states(start.model) else 0)),
         "collectives": collectives(start, constants),
         "sampler's buffers": kept(start),
         "CUDA graphs": graphs(start, constants),
@@ -71,14 +71,6 @@ def terms(start: Start, end: str) -> Terms:
 
 def _bytes(gib: float) -> int:
     return int(gib * GIB)
-
-
-def has_states(start: Start) -> bool:
-    """Whether the model has recurrent states."""
-    known = start.model.known
-    if "states" not in known:
-        known["states"] = any(e.span.name == "STATE" for layer in start.model.kinds.values() for e in layer.entries)
-    return bool(known["states"])
 
 
 def collectives(start: Start, constants: Constants = MIDDLE) -> int:

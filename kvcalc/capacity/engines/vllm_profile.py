@@ -4,7 +4,7 @@ T tokens of a pass, n requests (never more than T), V vocabulary, D hidden size,
 """
 
 from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, attention_peak, has_indexer
-from kvcalc.capacity.engines.vllm_versions import Release, takes_runner_v2
+from kvcalc.capacity.engines.vllm_versions import Release, runs_v0, takes_runner_v2
 from kvcalc.capacity.engines.vllm_weights import data_centre_blackwell
 from kvcalc.capacity.memory_terms import MIB, Start
 from kvcalc.layers.attention import Latent
@@ -53,7 +53,7 @@ def sample(start: Start, kernels: bool = False) -> Num:
     states = start.tokens * model.hidden_size * element
     if takes_runner_v2(rules, model, start.formats):
         return states + count * model.vocab_size * rules.sampler_v2
-    sorts = rules.sampler == "sort" or (rules.sampler == "flashinfer" and not kernels)
+    sorts = rules.sampler == "sort" or (rules.sampler == "flashinfer" and not kernels) or runs_v0(rules, start.gpu, model)
     few = at_least(count, 2) - at_least(count, 128)
     each = SORT + few * (SORT_FEW - SORT) if sorts else KERNEL
     return states + 2 * count * model.hidden_size * element + count * model.vocab_size * each

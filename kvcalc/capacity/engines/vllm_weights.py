@@ -120,6 +120,7 @@ def extra_weights(start: Start) -> dict[str, int]:
     found = {
         "padding and rounding": start.once(loaded, packed, start.release.since < PLAIN_SCALES) - own,
         "repacked matrices": start.once(repacked),
+        "absorbed projections": start.once(absorbed),
         "rotary tables": tables(start) or rope_tables(start.model),
         "buffers of a pass": buffers(start),
         "vision tower": tower(start),
@@ -138,6 +139,19 @@ def repacked(start: Start) -> int:
         if kind in counts and not weight.expert and formats.weight_format(name, weight).name.startswith(INT4):
             total += min(counts[kind], count) * formats.weight_bytes(name, weight.local(start.ranks))
     return int(REPACKED * total)
+
+
+def absorbed(start: Start) -> int:
+    """Of latents, a quantised kv_up once more in 16 bits, for the products in latent space (W_UV and W_UK_T); a plain one is shared.
+
+    v1/attention/backends/mla/common.py, 0.8 to 0.14, layers/attention/mla_attention.py since: process_weights_after_loading.
+    """
+    total, held = 0, stages(start.model, start.ranks.pp)[start.stage].counts
+    for kind, count in held.items():
+        for weight in start.model.layer_weights(kind):
+            if weight.name == "kv_up" and start.formats.weight_format(f"{kind}.kv_up", weight).bits < 16:
+                total += count * 2 * weight.local(start.ranks).elements
+    return total
 
 
 def host_tables(start: Start) -> int:
