@@ -116,8 +116,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
     entries. content: the entries of a layer that it holds, where they are not the mixers' own. release: a version as typed →
     its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that release, the tokens of a pass (0: not
-    given), the model and the longest sequence → what it chooses. warns: of what its CUDA graphs may take that is not predicted, ''. memory: a start
-    and an end of the range → the terms beside the cache; ranged: that the ends differ.
+    given), the model and the longest sequence → what it chooses. warns: of what its CUDA graphs may take that is
+    not predicted, ''. memory: a start and an end of the range → the terms beside the cache; ranged: that the ends differ.
     of: its share is of the total memory, of what is free before the weights, or of what is remaining beside them.
     outside: activations and overhead lie outside the share.
     spreads_context: it has decode-context parallelism. takes_num_blocks: its number of blocks can be given.

@@ -31,9 +31,9 @@ class Release(NamedTuple):
     counts_consumed: whatever left free memory is counted, not torch's peak alone (utils/mem_utils.py). runner_v2: models
     that the second runner takes by default (config/vllm.py: use_v2_model_runner). sampler_v2: bytes per request and entry of
     the vocabulary in its dummy sample (v1/worker/gpu/model_runner.py). small_a100, small_gb10, large_batch, by_name: defaults by
-    GPU (engine/arg_utils.py: get_batch_defaults, before it _set_default_args_v1); few_sequences: of a small one; chunk: of a long
-    prompt under V0 (config.py: SchedulerConfig). page_tuples: of compressed pages, settings in `engine`. in_flight: windows reserve
-    for every pass in flight, before it for one (config/vllm.py: max_in_flight_tokens).
+    GPU (engine/arg_utils.py: get_batch_defaults, before it _set_default_args_v1); few_sequences: of a small one; chunk: of a
+    long prompt under V0 (config.py: SchedulerConfig). page_tuples: of compressed pages, settings in `engine`. in_flight: windows
+    reserve for every pass in flight, before it for one (config/vllm.py: max_in_flight_tokens).
     """
 
     since: Version
@@ -123,7 +123,7 @@ def runs_v0(rules: Release, gpu: Gpu, model: Model) -> bool:
 
 
 def _pass_of_v0(rules: Release, model: Model, length: int) -> int:
-    """Tokens of V0's pass: prompts are cut only where the longest is beyond 32K, and neither latents, images nor a window is there.
+    """Tokens of V0's pass: prompts are cut where the longest is beyond 32K and no latents, images or window are there.
 
     engine/arg_utils.py: _set_default_args_v0, 0.8.5.
     """

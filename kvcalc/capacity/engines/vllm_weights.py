@@ -142,9 +142,9 @@ def repacked(start: Start) -> int:
 
 
 def absorbed(start: Start) -> int:
-    """Of latents, a quantised kv_up once more in 16 bits, for the products in latent space (W_UV and W_UK_T); a plain one is shared.
+    """Of latents, a quantised kv_up once more in 16 bits, for the products in latent space; a plain one is shared.
 
-    v1/attention/backends/mla/common.py, 0.8 to 0.14, layers/attention/mla_attention.py since: process_weights_after_loading.
+    process_weights_after_loading: W_UV, W_UK_T (v1/attention/backends/mla/common.py to 0.14, then attention/mla_attention.py).
     """
     total, held = 0, stages(start.model, start.ranks.pp)[start.stage].counts
     for kind, count in held.items():
