@@ -82,6 +82,7 @@ def _prepare_settings() -> None:
     for name in ("TERMINAL_WIDTH", "COLUMNS"):  # typer and rich take what stands there for a width
         if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(name, "80")):
             del os.environ[name]
+    os.environ.pop("SOURCE_DATE_EPOCH", None)  # matplotlib fails on what is no number; our pictures bear no date
 
 
 class _Forgiving(io.FileIO):

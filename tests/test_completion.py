@@ -109,6 +109,8 @@ def test_what_is_slow_to_load_is_not_loaded() -> None:
 def test_odd_questions_get_an_answer_and_no_traceback() -> None:
     done = run([sys.executable, "-m", "kvcalc"], _KVCALC_COMPLETE="complete_bash", COMP_WORDS='kvcalc size "lla', COMP_CWORD="2")
     assert (done.returncode, done.stderr) == (0, "")
+    start = run([sys.executable, "-m", "kvcalc"], _KVCALC_COMPLETE="complete_bash", COMP_WORDS="kvcalc", COMP_CWORD="abc")
+    assert (start.returncode, start.stderr) == (0, "")
     for instruction in ("complete_tcsh", "complete", "source_", "source_tcsh"):
         done = run([sys.executable, "-m", "kvcalc"], _KVCALC_COMPLETE=instruction, SHELL="/bin/tcsh")
         assert done.returncode == 2 and done.stderr.startswith("kvcalc: no completion for the shell 'tcsh'")

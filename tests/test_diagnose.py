@@ -14,6 +14,7 @@ import startup_logs as logs
 from conftest import Run
 
 from kvcalc.capacity.learned import read_learned
+from kvcalc.planning.startup import read_boots
 
 GIB, MIB = 2**30, 2**20
 
@@ -73,7 +74,7 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
         ),
         (
             logs.NO_BLOCKS, "llama-3.3-70b", "h100-sxm", 1, "0.11.0", "--max-model-len 16000 --gpu-memory-utilization 0.9",
-            {"weights": 67.72, "cache": -1.44}, "no_blocks",
+            {"weights": 67.72, "cache": 0, "short of any cache": 1.44}, "no_blocks",
         ),
         (
             logs.SGLANG, "qwen3-8b", "h100-sxm", 1, None,
@@ -283,11 +284,33 @@ def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path
         assert f"{cells} cells in the cache, " in kvcalc("diagnose", str(tmp_path / "server.log")).joined
 
 
+def test_a_failure_keeps_its_figures(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text(logs.V1_0_14, encoding="utf-8")
+    (boot,), _ = read_boots(str(tmp_path / "server.log"))
+    assert boot.failure and boot.failure.figures == {
+        "length": 40960, "needed": round(6.25 * GIB), "available": round(2.1 * GIB), "longest": 13760,
+    }  # fmt: skip
+
+
 def test_standard_input(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(logs.NO_BLOCKS.encode())))
     found = kvcalc("diagnose -")
     assert "nothing is left for the cache" in found.joined
     assert "--tensor-parallel-size 2" in found.joined
+
+
+def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnosed: Any, tmp_path: Path) -> None:
+    """14.99 + 50 GiB in 0.92 of a card: one of 80 GB leaves room beside them, one of 40 GB does not, which is said."""
+    text = (
+        "INFO [api_server.py:1] vLLM API server version 0.11.0\n"
+        "INFO [utils.py:1] non-default args: {'model': 'meta-llama/Llama-3.1-8B'}\n"
+        "INFO [gpu_model_runner.py:1] Model loading took 14.99 GiB\nINFO [gpu_worker.py:1] Available KV cache memory: 50.00 GiB\n"
+    )
+    rest = "beside weights and cache, not told apart"
+    assert gib(diagnosed(text, "--gpu", "a100-80gb"), rest) == pytest.approx(0.9 * 79.25 - 64.99, abs=0.5)
+    assert rest not in {record["term"] for record in diagnosed(text, "--gpu", "a100-40gb-pcie")}
+    said = kvcalc("diagnose", str(tmp_path / "server.log"), "--gpu", "a100-40gb-pcie").err
+    assert "the log's weights and cache, 64.99 GiB, are more than the 35.54 GiB of a100-40gb-pcie: --gpu names another" in said
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """From registers to disk: what presets say of each memory, how weights get in, and what lies where."""
 
+from pathlib import Path
+
 import pytest
 from conftest import Run
 
@@ -208,3 +210,10 @@ def test_what_is_sent_is_said(kvcalc: Run) -> None:
     assert "prefill and decode on separate GPUs: 4.00 GiB of 32,768 tokens cross once, 9.54 ms at least\n" in out
     out = " ".join(kvcalc("fit llama-3.1-8b --max-model-len 32k --kv-offloading-bytes 40GiB").out.split("\n  "))
     assert "cache in the host's memory: 40.00 GiB hold 10 users more; a step over them moves 40.00 GiB, 671 ms at least" in out
+
+
+def test_what_a_file_calls_its_memory_is_printed_safely(kvcalc: Run, tmp_path: Path) -> None:
+    preset = (shipped_folder() / "gpus" / "l4.yaml").read_text(encoding="utf-8")
+    (tmp_path / "g.yaml").write_text(preset.replace("memory_type: ", "memory_type: \u202e"), encoding="utf-8")
+    shown = kvcalc("gpus", str(tmp_path / "g.yaml")).out
+    assert "\N{REPLACEMENT CHARACTER}GDDR6" in shown and all(line.isprintable() for line in shown.splitlines())

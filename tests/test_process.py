@@ -42,6 +42,11 @@ def test_a_closed_standard_output_is_said(tmp_path: Path) -> None:
     assert (tmp_path / "out.svg").read_text().startswith("<?xml")
 
 
+def test_a_closed_standard_input_is_said() -> None:
+    closed = run("diagnose", "-", shell="<&-")
+    assert (closed.returncode, closed.stderr) == (2, "kvcalc: standard input: is closed\n")
+
+
 def test_a_lost_standard_error_changes_nothing() -> None:
     shown = run(*SIZE)
     assert (shown.returncode, shown.stderr) == (0, NOTE)
@@ -127,6 +132,7 @@ def test_pictures_are_ours_whatever_the_user_has_set(tmp_path: Path) -> None:
         done = run("plot", "dsa-vs-mla", "--plot", "out.svg", cwd=folder, **environment)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "wrote out.svg\n")
     assert (ours / "out.svg").read_bytes() == (theirs / "out.svg").read_bytes()
+    assert run("plot", "dsa-vs-mla", "--plot", "out.pdf", cwd=ours, SOURCE_DATE_EPOCH="abc").stderr == "wrote out.pdf\n"
 
 
 def interrupted(moment: str, *words: str, at: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":

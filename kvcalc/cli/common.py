@@ -51,7 +51,7 @@ def say_yaml(text: str) -> None:
         from kvcalc.report.folding import folded
 
         text = folded(text, shutil.get_terminal_size().columns)
-    sys.stdout.write(text)
+    sys.stdout.write(visible(text))
 
 
 def note(text: str) -> None:

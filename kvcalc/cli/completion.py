@@ -200,7 +200,8 @@ def _values(command: str, parameter: Any, typed: str) -> list[Word]:
 def _typed(shell: str) -> tuple[list[str], str]:
     """The words before the one that is being typed, and that one."""
     if shell == "bash":
-        words, at = _split(os.environ.get("COMP_WORDS", "")), int(os.environ.get("COMP_CWORD") or 0)
+        words, place = _split(os.environ.get("COMP_WORDS", "")), os.environ.get("COMP_CWORD", "")
+        at = int(place) if place.isdecimal() else 0
         args, typed = words[1:at], words[at] if at < len(words) else ""
         return [word for word in args if word != "="], typed.removeprefix("=")  # bash gives --gpu=h as three words
     text = os.environ.get("_TYPER_COMPLETE_ARGS", "")

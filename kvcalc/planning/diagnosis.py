@@ -17,8 +17,10 @@ from kvcalc.library.load import load_gpu
 from kvcalc.planning.startup import Boot
 from kvcalc.planning.startup.cards import USUAL, card_of, check_alone
 from kvcalc.timing.deployment import Deployment
+from kvcalc.units import format_bytes
 
 LIKELY = 0.03
+SHORT = "short of any cache"
 BESIDE = ("activations", "libraries", "graphs")
 
 
@@ -82,7 +84,7 @@ def diagnose(boot: Boot, given: Given = Given()) -> Diagnosis:  # noqa: B008 (a 
     run = Deployment(command.model, card, command.precision, command.parallelism)
     predicted = fit(run, options)
     terms = _terms(boot, predicted)
-    remarks = (*command.remarks, *filter(None, [remark]))
+    remarks = (*command.remarks, *filter(None, [remark, _contradicted(boot, predicted, terms)]))
     plain = msgspec.structs.replace(run, gpu=load_gpu(given.gpu or gpu.name))
     return Diagnosis(boot, command, run, plain, options, predicted, terms, _learned(boot, predicted, terms, gpu), remarks)
 
@@ -157,6 +159,9 @@ def _terms(boot: Boot, predicted: Fit) -> tuple[Term, ...]:
     if boot.engine == "vllm" and {"share", "weights", "cache"} <= figures.keys() and not {*BESIDE[:2]} <= figures.keys():
         told = sum(figures.get(name, 0) for name in BESIDE[:2])
         figures["rest"] = figures["share"] - figures["weights"] - figures["cache"] - told
+    if figures.get("cache", 0) < 0:  # as vLLM says before it gives up
+        figures |= {"short": -figures["cache"], "cache": 0}
+    figures = {name: value for name, value in figures.items() if value >= 0}  # a difference below 0 is of another GPU
     rows = (
         ("memory of the GPU", boot.memory or None, budget.memory),
         ("taken before the start", figures.get("before"), None),
@@ -167,12 +172,23 @@ def _terms(boot: Boot, predicted: Fit) -> tuple[Term, ...]:
         ("CUDA graphs", figures.get("graphs"), graphs),
         ("beside weights and cache, not told apart", figures.get("rest"), None),
         ("cache", figures.get("cache"), _cache(boot, predicted)),
+        (SHORT, figures.get("short"), None),
         ("left free", figures.get("left"), None),
         ("in the host's memory: weights", figures.get("host_weights"), predicted.terms.host or None),
         ("in the host's memory: cache", figures.get("host_cache"), None),
     )
     shown = known if boot.engine == "vllm" else ()
     return tuple(Term(*row) for row in rows if row[1] is not None or (row[2] is not None and (shown or row[2])))
+
+
+def _contradicted(boot: Boot, predicted: Fit, terms: tuple[Term, ...]) -> str:
+    """Where the log's weights and cache cannot lie in the share of this GPU; '' where they can."""
+    logged = {t.name: t.logged or 0 for t in terms}
+    share, held = logged.get("share that the engine takes", 0), logged.get("weights", 0) + logged.get("cache", 0)
+    if boot.engine != "vllm" or held <= share:
+        return ""
+    there = f"the {format_bytes(share)} of {predicted.gpu.name}"
+    return f"the log's weights and cache, {format_bytes(held)}, are more than {there}: --gpu names another"
 
 
 def _cache(boot: Boot, predicted: Fit) -> int:
@@ -189,10 +205,10 @@ def _learned(boot: Boot, predicted: Fit, terms: tuple[Term, ...], gpu: Gpu) -> L
     logged = [by_name[n] for n in ("activations", "libraries and collectives", "CUDA graphs") if n in by_name]
     rest = by_name.get("beside weights and cache, not told apart")
     by_rules = predicted.terms.activation + sum(predicted.terms.overhead.values())
-    share, cache = by_name.get("share that the engine takes"), by_name.get("cache")
+    share, cache = by_name.get("share that the engine takes"), boot.figures.get("cache")
     beyond = 0
-    if boot.engine == "vllm" and weights.logged and cache and cache.logged is not None and share and share.logged:
-        beyond = share.logged - weights.logged - cache.logged - by_rules
+    if boot.engine == "vllm" and weights.logged and cache is not None and share and share.logged:
+        beyond = share.logged - weights.logged - cache - by_rules
     elif rest is None and logged and all(t.logged is not None for t in logged) and boot.engine == "vllm":
         beyond = sum(t.logged or 0 for t in logged) - by_rules
     before = by_name.get("taken before the start")

@@ -5,7 +5,7 @@ from typing import Any
 from kvcalc.capacity import Fit
 from kvcalc.errors import printable
 from kvcalc.planning.advice import Change, Need, changes, shorter
-from kvcalc.planning.diagnosis import Diagnosis, as_logged
+from kvcalc.planning.diagnosis import SHORT, Diagnosis, as_logged
 from kvcalc.storage.quality import UNKNOWN
 from kvcalc.units import format_bytes
 
@@ -18,7 +18,7 @@ _ENDED = {
 }
 
 
-_NO_PARTS = ("memory of the GPU", "taken before the start", "share that the engine takes", "cache", "left free")
+_NO_PARTS = ("memory of the GPU", "taken before the start", "share that the engine takes", "cache", SHORT, "left free")
 
 
 class Verdict:
@@ -55,6 +55,8 @@ class Verdict:
         left = "" if cache is None else f"; {format_bytes(cache)} are left for the cache" if boot.engine != "llama.cpp" else (
             f"; the cache takes {format_bytes(cache)}"
         )  # fmt: skip
+        if short := found.logged(SHORT):
+            left = f"; that is {format_bytes(short)} short of any cache"
         ended = f"; it ended as {_ENDED[failure.kind]}" if failure else ""
         return f"{head}{took}{left}{ended}"
 

@@ -74,6 +74,8 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
 def _bytes(name: str) -> tuple[bytes, bool]:
     """At most MOST_BYTES of a regular file, or of standard input, and whether there are more."""
     if name == "-":
+        if sys.stdin is None:
+            raise UserError("is closed", "standard input")
         data = sys.stdin.buffer.read(MOST_BYTES + 1)
     else:
         check_readable(Path(name), MOST_FILE)
