@@ -47,6 +47,13 @@ def test_a_class_is_its_types_own_by_its_name() -> None:
         assert not any("class " in note and "class defaults" not in note for note in model.notes)
 
 
+def test_a_classifier_of_a_type_with_code_of_its_own() -> None:
+    """Its class says so where transformers has none; a class that names no head is the whole model there."""
+    heads = {"InternLMForCausalLM": True, "InternLMModel": True, "InternLMForSequenceClassification": False}
+    for written, exact in heads.items():
+        assert read(model_type="internlm", bias=True, architectures=[written]).parameters_exact is exact
+
+
 def test_another_types_class_decides() -> None:
     """xAI wrote `git` as Grok 2's model_type. A file without any is read by its class."""
     grok = read(model_type="git", architectures=["Grok1ForCausalLM"], num_local_experts=2, num_experts_per_tok=1)

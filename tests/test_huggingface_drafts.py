@@ -35,6 +35,13 @@ def test_eagle3_of_llama_3_1_8b() -> None:
     assert any("what its target lends" in note for note in model.notes)
 
 
+def test_eagle3_under_the_class_of_a_decoder() -> None:
+    """As its authors released it: the vocabulary of its own is what tells."""
+    model = draft(architectures=["LlamaForCausalLM"], draft_vocab_size=32000)
+    assert (model.parameters, model.lent, model.parameters_exact) == (424_689_664, ("embedding",), True)
+    assert draft(architectures=["LlamaForCausalLM"]).lent == ()
+
+
 def test_eagle3_joins_as_many_layers_as_the_file_names() -> None:
     two = draft(architectures=["Eagle3LlamaForCausalLM"], eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 9]})
     three = draft(architectures=["Eagle3LlamaForCausalLM"], fc_norm=True)

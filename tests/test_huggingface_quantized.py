@@ -9,6 +9,7 @@ from conftest import Run
 
 from kvcalc import Model, Precision, UserError, weight_bytes
 from kvcalc.library.huggingface import model_from
+from kvcalc.library.huggingface.reader import read_config
 from kvcalc.model.precision import formats_of
 
 LLAMA = {
@@ -220,6 +221,23 @@ def test_mxfp4_on_a_dense_model_stores_nothing_so(kvcalc: Run, tmp_path: Path) -
     assert "nothing in this model is stored as mxfp4" in shown.err
 
 
+def test_chatglm_states_its_own_bits() -> None:
+    """ChatGLM2-6B-int4: half a byte and an fp16 scale for each output of q, k, v, o, gate, up and down; the rest in fp16."""
+    chatglm = {
+        "model_type": "chatglm", "torch_dtype": "float16", "hidden_size": 4096, "num_attention_heads": 32, "num_layers": 28,
+        "ffn_hidden_size": 13696, "kv_channels": 128, "add_qkv_bias": True, "add_bias_linear": False, "rmsnorm": True,
+        "multi_query_attention": True, "multi_query_group_num": 2, "padded_vocab_size": 65024, "tie_word_embeddings": False,
+    }  # fmt: skip
+    matrices = 28 * (2 * 4096 * 4096 + 4096 * 512 + 3 * 4096 * 13696)
+    scales = 28 * 2 * (4096 + 512 + 4096 + 2 * 13696 + 4096)
+    rest = 6_243_584_000 - matrices
+    assert weight_bytes(model_from(chatglm | {"quantization_bit": 4}, "f", "x")) == matrices // 2 + scales + 2 * rest
+    assert weight_bytes(model_from(chatglm | {"quantization_bit": 8}, "f", "x")) == matrices + scales + 2 * rest
+    assert weight_bytes(model_from(chatglm | {"quantization_bit": 0}, "f", "x")) == 2 * 6_243_584_000
+    with pytest.raises(UserError, match="embeddings too"):
+        weight_bytes(model_from(chatglm | {"quantization_bit": 4, "quantization_embeddings": True}, "f", "x"))
+
+
 # --- MLX ---
 
 # 4 bits, a 16-bit scale and a 16-bit bias for 64 inputs; embedding and head too
@@ -267,6 +285,19 @@ def test_mlx_quantises_a_router_that_is_a_plain_layer(routers: dict[str, int], b
     outer = elements(HEAD) // 2 + 4 * groups(HEAD, 64)
     model = model_from(MIXTRAL | {"quantization": MLX | own}, "f", "x")
     assert weight_bytes(model) == LAYERS * (experts + attention + bytes_) + outer + NORMS
+
+
+def test_mlx_leaves_mistral_4s_router_whole() -> None:
+    """Mistral Small 4 with 4 bits, as released for MLX: 66,949,842,944 bytes in its index, no scales beside a router."""
+    text = {
+        "model_type": "mistral4", "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "vocab_size": 131072,
+        "intermediate_size": 12288, "moe_intermediate_size": 2048, "n_routed_experts": 128, "n_shared_experts": 1,
+        "num_experts_per_tok": 4, "first_k_dense_replace": 0, "q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+    }  # fmt: skip
+    whole = {"model_type": "mistral3", "text_config": text, "dtype": "bfloat16", "quantization": MLX}
+    model = model_from(whole, "f", "x")
+    assert (model.parameters, weight_bytes(model)) == (118_972_826_624, 66_949_842_944)
 
 
 def test_mlx_leaves_a_router_of_another_kind_whole() -> None:
@@ -445,6 +476,21 @@ def test_the_command_says_what_auto_chose_and_why(kvcalc: Run, tmp_path: Path) -
     record = kvcalc("size --context 17 --format json", path).records[0]
     assert (record["kv_cache_dtype"], record["kv_cache_bytes"]) == ("fp8", 17 * 4 * 2 * 2 * 32)
     assert kvcalc("size --context 17 --dtype bf16 --format json", path).records[0]["kv_cache_bytes"] == 2 * 17 * 4 * 2 * 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("name", "beside", "group"),
+    [
+        ("quantize_config.json", {"bits": 4, "group_size": 128, "desc_act": False, "sym": True}, 128),
+        ("quant_config.json", {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}, 64),
+        ("quantize_config.json", {"per_channel": True, "reduce_range": True}, 0),  # another tool's file of that name
+    ],
+)
+def test_a_tools_own_file_beside_the_config_is_read(tmp_path: Path, name: str, beside: dict[str, Any], group: int) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / name).write_text(json.dumps(beside))
+    layer = PACKED + groups(EVERY, group) * 5 // 2 if group else 2 * elements(EVERY)
+    assert weight_bytes(read_config(tmp_path)) == LAYERS * layer + AROUND
 
 
 def test_hf_quant_config_beside_the_config_is_read(tmp_path: Path, kvcalc: Run) -> None:

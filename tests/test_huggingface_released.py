@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from huggingface_cases import BF16, Case, check
 
-from kvcalc import UserError, cache_size
+from kvcalc import Model, UserError, cache_size, weight_bytes
 from kvcalc.library.huggingface import model_from
 
 D, F, V, L = 64, 96, 1000, 4
@@ -23,6 +23,12 @@ ENDS = 2 * V * D + D  # embedding, head and the last norm
 ROW = 2 * 2 * 2 * 16  # bytes of a token in a layer: keys and values of two heads of 16
 FULL = {(1, 17): L * 17 * ROW, (2, 300): 2 * L * 300 * ROW}
 ALL = {(1, 17): 2 * L * 17 * ROW}  # as many heads of keys as of queries
+
+
+def read(keys: dict[str, Any]) -> Model:
+    model = model_from(keys, "config.json", "x")
+    assert model.parameters_exact, model.notes
+    return model
 
 
 def config(model_type: str, **keys: Any) -> dict[str, Any]:
@@ -68,6 +74,13 @@ CASES = {
     ),
     "mimo": Case(config("mimo", attention_bias=True), L * (GQA + D + 2 * 32 + FFN + 2 * D) + ENDS, FULL),
     "minicpm": Case(config("minicpm", scale_emb=12, dim_model_base=256), L * (GQA + FFN + 2 * D) + ENDS, FULL),
+    # the released 7B says nothing of its head, which is the embedding
+    "telechat-tied": Case(
+        {"model_type": "telechat", "hidden_size": D, "n_layer": L, "n_head": 4, "ffn_hidden_size": F, "vocab_size": V}
+        | {"embed_layernorm": True, "skip_bias_add": True, "skip_bias_add_qkv": False},
+        L * (MHA + D + FFN + D + 2 * D) + V * D + 2 * D,
+        ALL,
+    ),
     "telechat": Case(
         {k: v for k, v in config("telechat").items() if "num_hidden" not in k and "heads" not in k and k != "intermediate_size"}
         | {"n_layer": L, "n_head": 4, "ffn_hidden_size": F, "layer_norm_epsilon": 1e-5},
@@ -149,6 +162,50 @@ def test_counts_of_released_checkpoints() -> None:
     counts = {6_243_584_000: chatglm, 7_721_324_544: qwen, 7_505_973_248: baichuan, 6_888_095_744: olmo}
     for count, keys in counts.items():
         assert model_from(wide | {"tie_word_embeddings": False} | keys, "config.json", "x").parameters == count
+
+
+def test_bytes_of_released_indexes() -> None:
+    """Sizes as the indexes of released checkpoints state them: TeleChat-7B, MiniMax-M1 (whose routers are fp32, four bytes),
+    Phi-2 in fp32 under its first type; Falcon-40B as `RefinedWeb` lacks the head that is its embedding."""
+    telechat = {"model_type": "telechat", "hidden_size": 4096, "n_head": 32, "n_layer": 30, "ffn_hidden_size": 12288}
+    assert weight_bytes(read(telechat | {"vocab_size": 160256, "embed_layernorm": False})) == 14_400_036_864
+    minimax = {
+        "model_type": "minimax_m1",
+        "hidden_size": 6144,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "head_dim": 128,
+    }
+    minimax |= {"num_key_value_heads": 8, "num_local_experts": 32, "num_experts_per_tok": 2, "intermediate_size": 9216}
+    minimax |= {"attn_type_list": [int(i % 8 == 7) for i in range(80)], "vocab_size": 200064, "postnorm": True}
+    minimax |= {"layernorm_mlp_alpha": 3.5, "shared_moe_mode": "sigmoid", "shared_intermediate_size": 0}
+    assert weight_bytes(read(minimax | {"tie_word_embeddings": False})) == 912_210_767_872 - 2 * 80 * 32 * 6144
+    phi = {
+        "model_type": "mixformer-sequential",
+        "n_embd": 2560,
+        "n_head": 32,
+        "n_layer": 32,
+        "n_inner": None,
+        "n_positions": 2048,
+    }
+    phi |= {"architectures": ["MixFormerSequentialForCausalLM"], "architecture": {"mlp": {"mlp_cls": "fused_mlp"}}}
+    assert weight_bytes(read(phi | {"vocab_size": 51200, "torch_dtype": "float32"})) == 11_118_735_360
+    falcon = {"model_type": "RefinedWeb", "hidden_size": 8192, "n_head": 128, "n_head_kv": 8, "n_layer": 60, "vocab_size": 65024}
+    model = read(falcon | {"bias": False, "parallel_attn": True, "alibi": False})
+    assert weight_bytes(model) == 83_671_941_120 - 2 * 65024 * 8192
+    assert cache_size(model, 1, precision=BF16).stored == 60 * 8 * 64 * 2 * 2
+
+
+def test_mpt_shares_heads_as_its_own_code_does() -> None:
+    """replit-code-v1.5: 8 heads of keys and values, 3.32 B; 32 layers of q and o, k and v, an FFN of 4 D, two norms."""
+    attention = {"attn_type": "grouped_query_attention", "kv_n_heads": 8, "alibi": True}
+    keys = {"model_type": "mpt", "d_model": 3072, "n_heads": 24, "n_layers": 32, "vocab_size": 32768, "no_bias": True}
+    model = read(keys | {"attn_config": attention, "ffn_config": {"ffn_type": "mptmlp"}})
+    layer = 2 * 3072**2 + 2 * 3072 * 8 * 128 + 8 * 3072**2 + 2 * 3072
+    assert (model.parameters, model.parameters_exact) == (32 * layer + 32768 * 3072 + 3072, True)
+    assert cache_size(model, 5, precision=BF16).stored == 32 * 5 * 2 * 8 * 128 * 2
+    one = read(keys | {"attn_config": {"attn_type": "multiquery_attention"}})
+    assert cache_size(one, 5, precision=BF16).stored == 32 * 5 * 2 * 128 * 2
 
 
 def test_minicpm_v_is_read_by_its_version() -> None:

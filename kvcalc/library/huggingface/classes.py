@@ -21,6 +21,7 @@ _HEAD = re.compile(
 )
 _PART = re.compile(r"(?:text|text_model|_model|_decoder|_thinker|_mm_model|_chat|_generation)$")
 _SPEAKS = re.compile(r"(?:LM|LMHeadModel|LMHead|ForConditionalGeneration|ForPreTraining|MTModel|Decoder)$")
+_OTHER_HEAD = re.compile(r"For(?:Sequence|Token)Classification|QuestionAnswering|MultipleChoice|MaskedLM|Reward")
 _DRAFT = re.compile(
     r"Eagle(?!\d?_?\d?_?(?:VL|Chat))|Draft|DFlash|DSpark|Domino|Medusa|Hydra|NextN|MTP|Specul|Assistant|XPress|LiLiCorr|LookAhead",
     re.IGNORECASE,
@@ -49,6 +50,7 @@ SAME_AS = {
     "kimi_k3": "kimi_linear",
     "RefinedWebModel": "falcon",
     "RefinedWeb": "falcon",
+    "mixformer-sequential": "phi-msft",
 }  # fmt: skip
 # Names that do not follow from the type's, by the class without its head and in small letters; and what is a type's own too.
 _CLASSES = {
@@ -77,6 +79,8 @@ _ALSO = {
     ("gpt2", "gpt-sw3"), ("phi", "phi-msft"), ("llama", "internlm3"), ("llama", "iquestcoder"), ("olmo", "hf_olmo"),
     ("decilm", "deci"),
 }  # fmt: skip
+# EAGLE-3 as its authors released it, under the class of an ordinary decoder.
+_WITH_HEADS = {"llama": "eagle3", "qwen3": "eagle3_qwen3"}
 _REFUSED = {"blt": "three stacks of different widths, of which one runs once a patch, and how long a patch is hangs on the text"}
 
 
@@ -101,6 +105,8 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> N
         if _DRAFT.search(_class(part, where)):
             return _draft(_class(part, where), inner is outer, where)
     written = _class(inner, where)
+    if inner is outer and inner.get("draft_vocab_size") and found in _WITH_HEADS:
+        return Named(_WITH_HEADS[found], True, (f"a draft, for it has a draft_vocab_size: {_lent()}",))
     name = _type(found or "")
     if not written or _own(written, found or "") or _own(written, name):
         return _bare(_known(name, where), written if inner is outer else "")
@@ -170,7 +176,8 @@ def _known(name: str, where: str) -> Named:
 
 def _bare(named: Named, written: str) -> Named:
     """A class without an LM head, or with another head: the figures are those of the causal language model."""
-    if not written or not named.known or _SPEAKS.search(written) or named.name not in facts():
+    silent = not _SPEAKS.search(written) if named.name in facts() else _OTHER_HEAD.search(written)
+    if not written or not named.known or not silent:
         return named
     said = f"class {printable(written, 60)} has no language-model head: counted with one, as the causal model of its type"
     return named._replace(notes=(said,), exact=False)
@@ -186,7 +193,7 @@ def _doubtful(named: Named, written: str) -> Named:
 
 def _draft(written: str, flat: bool, where: str) -> Named:
     """A draft's type. Raises UserError on one whose weights are not known here."""
-    from kvcalc.library.huggingface.types.drafts import DRAFTS, LENT
+    from kvcalc.library.huggingface.types.drafts import DRAFTS
 
     name = DRAFTS.get(written, "")
     if not name or not flat:
@@ -195,4 +202,10 @@ def _draft(written: str, flat: bool, where: str) -> Named:
             where,
             "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash, DSpark and Domino; `--draft layers=N` stands in for another",
         )
-    return Named(name, True, (f"a draft ({printable(written, 60)}): {LENT}",))
+    return Named(name, True, (f"a draft ({printable(written, 60)}): {_lent()}",))
+
+
+def _lent() -> str:
+    from kvcalc.library.huggingface.types.drafts import LENT
+
+    return LENT

@@ -142,7 +142,11 @@ def _general(c: Config, model_type: str, unread: list[str]) -> list[str]:
     shown = printable(model_type or "none", 60)
     if c.file.get("is_encoder_decoder") is True:
         raise UserError(f"model_type {shown!r} is not known, and is no decoder alone (is_encoder_decoder)", c.where)
-    suspicious = [k for k in unread if not _OTHER_PARTS.search(k) and _CACHE_WORDS.search(k) and not _HARMLESS.search(k)]
+    suspicious = [
+        k
+        for k in unread
+        if not _OTHER_PARTS.search(k) and not k.startswith("mm_") and _CACHE_WORDS.search(k) and not _HARMLESS.search(k)
+    ]
     if suspicious:
         raise UserError(
             f"model_type {shown!r} is not known, and keys that may change its cache are not understood: "

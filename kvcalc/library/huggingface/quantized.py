@@ -11,7 +11,7 @@ from kvcalc.layers.part import Part
 from kvcalc.library.huggingface.config import Config, show
 from kvcalc.library.huggingface.formats import INTEGERS, by_algorithm, by_group, by_method, cache_dtype, cache_scales, fp8
 from kvcalc.library.huggingface.modules import Rules, matrices
-from kvcalc.library.huggingface.tools import mlx, spqr_modules, vptq_modules
+from kvcalc.library.huggingface.tools import mlx, own_bits, spqr_modules, vptq_modules
 from kvcalc.model.spec import Model
 from kvcalc.storage.quantization import Quantization, stored_format
 
@@ -20,7 +20,7 @@ EXCLUDED_KEYS = (
     "linear_weights_not_to_quantize",
 )  # fmt: skip
 MOST_MODULES, MOST_GROUPS = 1_000_000, 32
-_KEYS = ("quantization_config", "compression_config", "quantization")
+SECTIONS = ("quantization_config", "compression_config", "quantization")
 _LEFT_OUT: tuple[str, ...] = ("embedding", "lm_head", "*.router")
 _EVERYTHING, _EXPERTS = ("*",), ("*.experts.*",)
 # Of DeepSeek-V4, whatever the file says: compressors stay in bf16, what mixes the streams in fp32 (vLLM 0.33,
@@ -33,7 +33,7 @@ _TABLES = {
     "lm_head": ("lm_head",),
 }
 # Types whose router is a layer of its own kind in mlx-lm, which quantises it like any other unless it is named.
-_MLX_ROUTERS = {"mixtral", "olmoe", "phimoe", "qwen2_moe", "llama4", "llama4_text", "ernie4_5_moe", "mistral4"}
+_MLX_ROUTERS = {"mixtral", "olmoe", "phimoe", "phixtral", "qwen2_moe", "llama4", "llama4_text", "ernie4_5_moe", "dbrx", "hunyuan"}
 _MODULE = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,6})\.(.+)")
 
 Stored = tuple[tuple[str, str], ...]  # (matrix, format) of one layer, where one format does not fit all
@@ -230,7 +230,7 @@ def in_force(model: Model, scales: int) -> Model:
 
 def _section(outer: Mapping[str, Any], c: Config) -> dict[str, Any]:
     """The quantization_config of the file or of its text part; empty where there is none."""
-    found: Any = next((part[key] for key in _KEYS for part in (c.file, outer) if part.get(key)), {})
+    found: Any = next((part[key] for key in SECTIONS for part in (c.file, outer) if part.get(key)), None) or own_bits(c)
     if not isinstance(found, dict):
         raise c.fail("quantization_config", f"should be a mapping, not {show(found)}")
     inner = found.get("quantization")  # as in hf_quant_config.json

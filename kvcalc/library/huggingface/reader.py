@@ -14,7 +14,7 @@ from kvcalc.library.huggingface.config import MOST, Config, show
 from kvcalc.library.huggingface.fields import filled, value_of
 from kvcalc.library.huggingface.naming import kind_names, runs
 from kvcalc.library.huggingface.notes import assess
-from kvcalc.library.huggingface.quantized import Storage, in_force
+from kvcalc.library.huggingface.quantized import SECTIONS, Storage, in_force
 from kvcalc.library.huggingface.rope import rope_factors
 from kvcalc.library.huggingface.source import defaults_of, facts, read_json, text_part
 from kvcalc.library.huggingface.types import TYPES, Type
@@ -23,6 +23,12 @@ from kvcalc.model.spec import Layer, Model, Mtp
 from kvcalc.storage.dtypes import canonical
 
 MOST_LAYERS, MOST_KEYS = 2_000, 10_000
+# Files beside a config.json that say how it is stored, a key that each has, and the tool that it does not name.
+_BESIDE = (
+    ("hf_quant_config.json", "quantization", ""),
+    ("quantize_config.json", "bits", "gptq"),
+    ("quant_config.json", "w_bit", "awq"),
+)
 # Spellings of the standard keys in older and remote-code configs.
 _SPELLINGS = {
     "hidden_size": ("n_embd", "d_model", "dim", "model_dim", "embed_dim", "n_embed"),
@@ -39,15 +45,24 @@ _SPELLINGS = {
 def read_config(path: Path) -> Model:
     """The model of a config.json, or of the folder that holds one. Raises UserError naming the file and the key.
 
-    A checkpoint whose config says nothing of its storage may have a `hf_quant_config.json` beside it, which is read too.
+    A checkpoint whose config says nothing of its storage may have a file beside it that does (`_beside`).
     """
     file = path / "config.json" if os.path.isdir(path) else path  # noqa: PTH112 (Path.is_dir raises where it may not look)
     data = read_json(file)
-    beside = file.with_name("hf_quant_config.json")
-    if file.name == "config.json" and not data.get("quantization_config") and beside.is_file():
-        data["quantization_config"] = read_json(beside)
+    if file.name == "config.json" and not any(data.get(key) for key in SECTIONS):
+        data |= _beside(file)
     name = path.name if path.is_dir() else path.stem if path.stem != "config" else path.resolve().parent.name
     return model_from(data, str(file), name or "config")
+
+
+def _beside(file: Path) -> dict[str, Any]:
+    """What ModelOpt, AutoGPTQ and AutoAWQ write beside a config.json that they leave as it was, as its quantization_config."""
+    for name, key, method in _BESIDE:
+        other = file.with_name(name)
+        found = read_json(other) if other.is_file() else {}
+        if key in found:
+            return {"quantization_config": {"quant_method": method, **found} if method else found}
+    return {}
 
 
 def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:

@@ -140,6 +140,19 @@ def spqr_modules(q: Config) -> dict[str, int]:
     return found
 
 
+def own_bits(c: Config) -> dict[str, Any]:
+    """ChatGLM's own quantisation, which its config states in keys of the model; empty where there is none."""
+    bits = c.size("quantization_bit", 0, least=0) if c.file.get("model_type") == "chatglm" else 0
+    return {"quant_method": "chatglm", "bits": bits, "embeddings": c.flag("quantization_embeddings")} if bits else {}
+
+
+def chatglm(q: Config) -> str:
+    """ChatGLM: packed values and a 16-bit scale per output (the quantization.py released with it)."""
+    plain = q.size("bits") in (4, 8) and not q.flag("embeddings")
+    return f"int{q.size('bits')}_g0" if plain else "chatglm (embeddings too)"
+
+
 TOOLS: dict[str, Callable[[Config], str]] = {
     "hqq": hqq, "quanto": quanto, "aqlm": aqlm, "bitnet": bitnet, "metal": metal, "torchao": torchao, "quark": quark,
+    "chatglm": chatglm,
 }  # fmt: skip

@@ -44,15 +44,20 @@ def _exaone_order(c: Config) -> list[str]:
     return (by_letter if letters else by_number)(c) if c.has("sliding_window") else [FULL] * c.layers
 
 
+def _newer_falcon(c: Config) -> bool:
+    """What the 40B brought; under its first name, before there was a key for it."""
+    return c.file.get("model_type") == "RefinedWeb" or c.flag("new_decoder_architecture")
+
+
 def _falcon_norms(c: Config) -> int:
     """One norm before both parts at once, or two: for parts in sequence, or one of its own for each."""
-    default = 2 if c.flag("new_decoder_architecture") else 1
+    default = 2 if _newer_falcon(c) else 1
     return 1 if c.flag("parallel_attn", True) and c.size("num_ln_in_parallel_attn", default) != 2 else 2
 
 
 def _falcon_kv_heads(c: Config) -> int:
     """Grouped in the newer architecture; before it, one head or as many as there are queries."""
-    if c.flag("new_decoder_architecture"):
+    if _newer_falcon(c):
         return c.size("num_kv_heads" if c.has("num_kv_heads") else "num_key_value_heads", c.size("num_attention_heads"))
     return 1 if c.flag("multi_query", True) else c.size("num_attention_heads")
 

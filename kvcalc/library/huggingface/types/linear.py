@@ -193,7 +193,11 @@ MINIMAX = Type(
     ),
     moe(K("num_local_experts"), size=K("intermediate_size")),
     typed(flagged(recurs, LINEAR, every(2, others=LINEAR, offset=0))),
-)
+    inert=(
+        "postnorm", "shared_moe_mode", "layernorm_full_attention_alpha", "layernorm_full_attention_beta",
+        "layernorm_linear_attention_alpha", "layernorm_linear_attention_beta", "layernorm_mlp_alpha", "layernorm_mlp_beta",
+    ),
+)  # fmt: skip
 CONV: Reader = mixer(ShortConv, width=K("hidden_size"), conv_kernel=K("conv_L_cache"), bias=K("conv_bias"))
 TIED = {"tie_word_embeddings": lambda c: c.flag("tie_embedding", c.flag("tie_word_embeddings", True))}
 

@@ -40,6 +40,20 @@ def _japanese_bias(c: Config) -> Sizes:
     return {"dense_bias": c.size("hidden_size")} if c.layer == c.layers - 1 else {}
 
 
+def _mpt_groups(c: Config) -> int:
+    """Heads of keys and values, as the code released with MPT reads `attn_config`."""
+    attention = c.nested("attn_config")
+    kind = attention.word("attn_type", "multihead_attention")
+    heads = c.size("num_attention_heads")
+    return (
+        attention.size("kv_n_heads", heads)
+        if kind == "grouped_query_attention"
+        else 1
+        if kind.startswith("multiquery")
+        else heads
+    )
+
+
 def _cpmant_tables(c: Config) -> Tables:
     width, segments = c.size("hidden_size"), c.size("segment_types")
     return {
@@ -208,7 +222,12 @@ TYPES = {
         norm="layer",
     ),
     "bloom": Type(mha(True), dense(_four_times, gated=False, bias=True), norm="layer", model={"embedding_norm": True}),
-    "mpt": Type(mha(), dense(_four_times, gated=False), norm="layer_no_bias"),
+    "mpt": Type(
+        mha(kv_heads=_mpt_groups),
+        dense(_four_times, gated=lambda c: c.nested("ffn_config").word("ffn_type") == "mptglu"),
+        norm="layer_no_bias",
+        inert=("fc_type", "ffn_type", "alibi_bias_max", "attn_uses_sequence_id", "prefix_lm"),
+    ),
     "gptj": GPTJ,
     "codegen": GPTJ,
     "gpt_neox": NEOX,

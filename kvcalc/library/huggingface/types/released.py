@@ -134,13 +134,16 @@ MINICPMV = LLAMA.variant(
     inert=("dim_model_base", "scale_emb", "scale_depth", "version", "use_image_id", "sliding_window", "max_window_layers"),
 )
 
-# --- TeleChat 1 and 2: biases on what projects back alone (vLLM's telechat2.py) ---
+# --- TeleChat 1 and 2: biases on what projects back alone (vLLM's telechat2.py; the head is tied unless the file says
+# otherwise, as in the 14,400,036,864 bytes of the released 7B) ---
 
 TELECHAT = Type(
     grouped(o_bias=True),
     dense(down_bias=True),
+    model={"embedding_norm": K("embed_layernorm")},
+    defaults=TIED,
     spellings={"rms_norm_eps": ("layer_norm_epsilon",)},
-    inert=("logn", "training_seqlen", "base_seqlen"),
+    inert=("logn", "training_seqlen", "base_seqlen", "skip_bias_add", "skip_bias_add_qkv", "offset_alibi", "semi_causal"),
 )
 
 TYPES = {

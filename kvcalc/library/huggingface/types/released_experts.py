@@ -161,7 +161,7 @@ PHI_MSFT: dict[str, Any] = {
     "norm": "layer",
     "model": {"lm_head_bias": True},
     "spellings": {"vocab_size": ("num_vocab",)},
-    "inert": ("rotary_dim", "attn_pdrop", "fused_dense", "flash_attn", "flash_rotary"),
+    "inert": ("architecture", "rotary_dim", "attn_pdrop", "fused_dense", "flash_attn", "flash_rotary"),
 }
 PHIXTRAL = Type(mha(True), moe(LOCAL, size=four_times, gated=False, bias=True), **PHI_MSFT)
 PHI_OR_PHIXTRAL = Type(
