@@ -137,8 +137,10 @@ def format_si(value: float, unit: str = "", digits: int = 3) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """A duration with its own unit, to three digits: 4.59 ms, 12.3 µs."""
+    """A duration with its own unit, to three digits: 4.59 ms, 12.3 µs, 1,840 s."""
     shown = float(f"{value:.3g}")  # 0.9996 ms is 1 ms
+    if shown >= 1000:
+        return f"{shown:,.0f} s"
     step, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if shown >= s), (1e-9, "ns"))
     return f"{value / step:.3g} {unit}"
 

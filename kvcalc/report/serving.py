@@ -1,6 +1,6 @@
 """What a request and a server look like as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvcalc.report.export import Record
@@ -132,12 +132,14 @@ def _fastest(records: Sequence[Record]) -> list[str]:
     best, worst = (choose(alike, key=lambda r: r["e2e_s"]) for choose in (min, max))
     if best["e2e_s"] == worst["e2e_s"]:
         return []
-    apart = [c for c in DEPLOYED if len({r[c.key] for r in alike}) > 1 and not (c.apart and alike_by_gpu(alike, c.key))]
-
-    def name(r: Record) -> str:
-        return ", ".join(f"{c.title} {c.show(r[c.key])}" if c.right else c.show(r[c.key]) for c in apart)
-
+    name = _names(alike)
     return [f"{name(best)} is {ratio(worst['e2e_s'] / best['e2e_s'])} as fast as {name(worst)}"]
+
+
+def _names(records: Sequence[Record], columns: Sequence[Column] = DEPLOYED) -> Callable[[Record], str]:
+    """What sets the deployment of each of these records apart from the others'."""
+    apart = [c for c in columns if len({r[c.key] for r in records}) > 1 and not (c.apart and alike_by_gpu(records, c.key))]
+    return lambda r: ", ".join(f"{c.title} {c.show(r[c.key])}" if c.right else c.show(r[c.key]) for c in apart)
 
 
 def _speculated(records: Sequence[Record]) -> str:
@@ -158,10 +160,8 @@ def serve_table(records: Sequence[Record]) -> Table:
     """What servers made of their load, a line each."""
     quiet = {c.key for c in SERVE if c.key in ("rejected", "preemptions", "padding_waste") and not any(r[c.key] for r in records)}
     first = records[0]
-    limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
-    room = f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, {first['gpus']} GPU{'s' * (first['gpus'] > 1)}"
     plain: list[Record] = [{**r, "time_p90_error": None} for r in records]
-    notes = ["", time_note(plain), *_server_errors(records), f"{limits}; {room}; seed {first['seed']}", *node_notes(records)]
+    notes = ["", time_note(plain), *_server_errors(records), *_limits(records), *node_notes(records)]
     notes += [*fallback_notes(records), *_front_ends(records), *_apart(records), *_saturated(records)]
     padded = [r for r in records if r["padding_waste"]]
     if len(padded) == 1:
@@ -173,7 +173,21 @@ def serve_table(records: Sequence[Record]) -> Table:
         came = f": {first['tokens_per_step']:.2f}" if len(records) == 1 and first["tokens_per_step"] else ""
         rate = f"{first['acceptance_rate']:.0%} of them accepted"
         notes.append(f"speculation: {drafted}, {rate}; tokens/step, what came of it{came}")
-    return Table(records, [c for c in SERVE if c.key not in quiet], _served(first), notes)
+    return Table(records, [c for c in SERVE if c.key not in quiet], "; ".join([_served(first), *_best(records)]), notes)
+
+
+def _limits(records: Sequence[Record]) -> list[str]:
+    """What servers were held to, and the memory of their cache, a line each of those that differ."""
+    found: dict[str, list[Record]] = {}
+    for r in records:
+        limits = f"{r['max_num_seqs']:,} sequences and {r['max_num_batched_tokens']:,} tokens a pass at most"
+        room = f"cache {format_bytes(r['kv_budget_bytes'])} a GPU, {r['gpus']} GPU{'s' * (r['gpus'] > 1)}"
+        found.setdefault(f"{limits}; {room}; seed {r['seed']}", []).append(r)
+    if len(found) == 1:
+        return list(found)
+    by_gpu = sum(len({r["gpu"] for r in some}) for some in found.values()) == len({r["gpu"] for r in records})
+    name = _names(records, [c for c in DEPLOYED if c.key == "gpu"] if by_gpu else DEPLOYED)
+    return [f"{', '.join(dict.fromkeys(map(name, some)))}: {said}" for said, some in found.items()]
 
 
 def _server_errors(records: Sequence[Record]) -> list[str]:
@@ -195,9 +209,10 @@ def _server_errors(records: Sequence[Record]) -> list[str]:
 
 def _front_ends(records: Sequence[Record]) -> list[str]:
     """What the way to the engine adds to each first token, and what a prefix cache holds of the prompts."""
-    paths = dict.fromkeys(r["front_end_s"] for r in records if r.get("front_end_s"))
+    paths = sorted(r["front_end_s"] for r in records if r.get("front_end_s"))
     hits = dict.fromkeys(r["prefix_hit_share"] for r in records if r.get("prefix_hit_share"))
-    said = [f"client {records[0]['client']}: network, HTTP and tokenising add {seconds(path)} to a first token" for path in paths]
+    path = " to ".join(dict.fromkeys(seconds(each) for each in (paths[0], paths[-1]))) if paths else ""
+    said = [f"client {records[0]['client']}: network, HTTP and tokenising add {path} to a first token"] if path else []
     return said + [f"a prefix cache holds {share:.0%} of the prompts' tokens" for share in hits]
 
 
@@ -231,6 +246,30 @@ def _found(record: Record) -> str:
         return f"{where} keeps no promise of {', '.join(goals)}, not even to one request at a time"
     most = "at most " if record["time_basis"] == "bound" else ""
     return f"{where} takes {most}{record['found_rate']:.3g} requests a second with {', '.join(goals)}, for 99 of 100 requests"
+
+
+def _best(records: Sequence[Record]) -> list[str]:
+    """Of several servers under the load of the first, the one that does best: by the rate found, else by tokens a second where
+    clients wait for answers, else by how long half of the requests take at most.
+    """
+    first = records[0]
+    if len(records) < 2:
+        return []
+    key, word, choose = next(
+        found
+        for told, found in (
+            (first.get("found_rate") is not None, ("found_rate", "takes the most, {:.3g} a second", max)),
+            (not first["rate"], ("throughput_tokens_per_s", "serves the most, {:,.0f} tokens a second", max)),
+            (True, ("e2e_p50_s", "answers soonest, within {} at the median", min)),
+        )
+        if told
+    )
+    alike = [r for r in records if r[key] and (key == "found_rate" or all(r[k] == first[k] for k in ("rate", "max_concurrency")))]
+    name = _names(alike, (*DEPLOYED, *(c for c in SERVE if c.key in ("policy", "cache"))))
+    if len({*map(name, alike)}) < 2 or len({r[key] for r in alike}) < 2:
+        return []
+    best = choose(alike, key=lambda r: r[key])
+    return [f"{name(best)} {word.format(seconds(best[key]) if key == 'e2e_p50_s' else best[key])}"]
 
 
 def _served(record: Record) -> str:

@@ -15,7 +15,7 @@ from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.prefixes import Prefixes
 from kvcalc.serving.scheduling import MIXED, Limits, Live, Scheduling, lasting, passes_until
-from kvcalc.serving.steps import Chunks
+from kvcalc.serving.steps import Chunks, Line
 from kvcalc.serving.tables import Passes
 from kvcalc.serving.waiting import Waiting
 
@@ -198,7 +198,7 @@ class Continuous:
         if self.joining:
             held += sum(self.table[j.cached] for j in self.joining)
             kept += sum(self.kept[j.cached] for j in self.joining)
-        grown, done = decoding.grow(1, seconds, 0.0, held, kept) if count else (decoding.still(seconds, held, kept), [])
+        grown, done = decoding.grow(1, Line(seconds), held, kept) if count else (decoding.still(seconds, held, kept), [])
         tokens = count * self.steps.queries + prompt
         self.log.ran(start, seconds, 1, count + len(pieces), tokens, prompt, len(self.waiting), grown)
         self._pass_time(seconds, done)
@@ -220,7 +220,7 @@ class Continuous:
         self.waited += many - 1 if self.waited else 0
         seconds = lasting(line, many)
         kept = sum([self.kept[p.cached] for p in self.prefilling]) if self.prefilling else 0
-        grown, done = decoding.grow(many, line.first, line.rise, self.held, kept)
+        grown, done = decoding.grow(many, line, self.held, kept)
         self.log.ran(start, seconds, many, count, count * self.steps.queries, 0, len(self.waiting), grown)
         self._pass_time(seconds, done)
 

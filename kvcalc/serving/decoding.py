@@ -12,6 +12,7 @@ from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.scheduling import Live
 from kvcalc.serving.speculation import Drafting
+from kvcalc.serving.steps import Line
 
 
 class InStep:
@@ -81,9 +82,9 @@ class InStep:
         while running and not (running[0][2].decodes and running[0][1] == running[0][2].order):
             heappop(running)
 
-    def grow(self, passes: int, first: float, rise: float, held: int, kept: int) -> tuple[Grown, list[Live]]:
+    def grow(self, passes: int, line: Line, held: int, kept: int) -> tuple[Grown, list[Live]]:
         """So many passes, as `Ledger.grow` has them, and who is done then."""
-        grown = self.ledger.grow(passes, first, rise, held, kept)
+        grown = self.ledger.grow(passes, line, held, kept)
         self.context += self.count * passes
         done: list[Live] = []
         step = self.ledger.step
@@ -152,13 +153,13 @@ class OwnPace:
     def in_a_row(self, most: int, room: int) -> int:
         return 1
 
-    def grow(self, passes: int, first: float, rise: float, held: int, kept: int) -> tuple[Grown, list[Live]]:
+    def grow(self, passes: int, line: Line, held: int, kept: int) -> tuple[Grown, list[Live]]:
         gained = self.drafting.yields(self.chance, self.count).clip(max=self.left)
         self.log.verified += self.count
         self.log.yielded += int(gained.sum())
         self.cached += gained
         self.left -= gained
-        grown, going = self.still(first, held, kept), self.left > 0
+        grown, going = self.still(line.first, held, kept), self.left > 0
         done = [live for live, on in zip(self.lives, going, strict=True) if not on]
         if done:
             self._keep(going)

@@ -6,9 +6,11 @@ change (at a window's end). One step then costs as much for a thousand sequences
 """
 
 from bisect import bisect_right
+from itertools import accumulate, repeat
 from typing import Any, NamedTuple
 
 from kvcalc.serving.pool import Pool
+from kvcalc.serving.steps import Line
 
 LONG = 64  # steps in a row beyond which sums are not taken step by step
 SPARE = 4  # times the longest growth that the calendar holds before it is shifted
@@ -179,37 +181,36 @@ class Ledger:
         """Bytes allocated after one more step."""
         return self.allocated + self.blocks.next(self.step)
 
-    def grow(self, steps: int, first: float, rise: float, held: int, kept: int) -> Grown:
-        """So many steps pass, of `first` seconds and `rise` more each; `held` and `kept` bytes of others stand beside."""
-        if steps > LONG and self.straight and isinstance(self.blocks, Even):
-            return self._grow_far(self.blocks, steps, first, rise, held, kept)
+    def grow(self, steps: int, line: Line, held: int, kept: int) -> Grown:
+        """So many steps pass, of so many seconds each; `held` and `kept` bytes of others stand beside."""
+        if steps > LONG and self.straight and isinstance(self.blocks, Even) and not line.each:
+            return self._grow_far(self.blocks, steps, line, held, kept)
         adds, slope = self.blocks.coming(self.step, steps), self.rise
         allocated, stored = self.allocated + held, self.stored + kept
         spent = lived = 0.0
+        times = line.each[:steps] or accumulate(repeat(line.rise, steps - 1), initial=line.first)
         if self.straight:
-            for add in adds:
+            for add, seconds in zip(adds, times, strict=True):
                 allocated += add
                 stored += slope
-                spent += allocated * first
-                lived += stored * first
-                first += rise
+                spent += allocated * seconds
+                lived += stored * seconds
         else:
-            for add, turn in zip(adds, self.bends.coming(self.step, steps), strict=True):
+            for add, turn, seconds in zip(adds, self.bends.coming(self.step, steps), times, strict=True):
                 allocated += add
                 stored += slope
                 slope += turn
-                spent += allocated * first
-                lived += stored * first
-                first += rise
+                spent += allocated * seconds
+                lived += stored * seconds
         self.allocated, self.stored, self.rise = allocated - held, stored - kept, slope
         self.step += steps
         return Grown(allocated, stored, allocated, spent, lived)
 
-    def _grow_far(self, blocks: Even, steps: int, first: float, rise: float, held: int, kept: int) -> Grown:
+    def _grow_far(self, blocks: Even, steps: int, line: Line, held: int, kept: int) -> Grown:
         """As `grow`, without going through the steps: exact sums of bytes, and of bytes times a step's number."""
         allocated, stored, slope = self.allocated + held, self.stored + kept, self.rise
         last, total, weighed = blocks.moments(self.step, steps)
-        numbers = steps * (steps - 1) // 2
+        numbers, first, rise = steps * (steps - 1) // 2, line.first, line.rise
         spent = first * (steps * allocated + total) + rise * (allocated * numbers + weighed)
         lived = first * (steps * stored + slope * (numbers + steps))
         lived += rise * (stored * numbers + slope * (numbers * 2 * (steps + 1) // 3))

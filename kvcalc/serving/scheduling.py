@@ -1,5 +1,6 @@
 """How engines fill their passes, within which limits, a request on its way, and how long passes in a row take."""
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from kvcalc.serving.steps import Line
@@ -56,11 +57,16 @@ class Live:
 
 def lasting(line: Line, passes: int) -> float:
     """Seconds of so many passes."""
+    if line.each:
+        return sum(line.each[:passes])
     return passes * line.first + line.rise * passes * (passes - 1) / 2
 
 
 def passes_until(line: Line, most: int, seconds: float) -> int:
     """Of at most so many passes those that have begun after `seconds`: the least whose end is not before."""
+    if line.each:
+        ends = accumulate(line.each[:most])
+        return next((many for many, end in enumerate(ends, 1) if end >= seconds), most)
     guess = int(seconds / line.first) + 1
     found = min(max(guess, 1), most)
     while found > 1 and lasting(line, found - 1) >= seconds:

@@ -5,6 +5,7 @@ linear in context between the points where a bound changes; under a window it is
 decodes are verifications, and what the draft takes is added: its own pass over the chunks, and a decode pass a drafted token.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvcalc.layers.batch import Batch, Sequences
@@ -20,11 +21,15 @@ Chunks = tuple[tuple[int, int], ...]  # (new, past) of each piece of a prompt in
 
 
 class Line(NamedTuple):
-    """Decode passes in a row over the same sequences: seconds of the first, what each adds, and for how many this holds."""
+    """Decode passes in a row over the same sequences: seconds of the first, what each adds, and for how many this holds.
+
+    each: the seconds of each of them, where they lie on no line.
+    """
 
     first: float
-    rise: float
-    passes: int
+    rise: float = 0.0
+    passes: int = 1
+    each: Sequence[float] = ()
 
 
 class Steps:
@@ -67,6 +72,9 @@ class Steps:
     def line(self, count: int, context: float) -> Line:
         """Decode passes in turn, the mean context of the first being `context`, one more in each."""
         contexts, seconds = self._table((), count, context)
+        if count == 1 and context == int(context):
+            each = seconds[int(context - contexts[0]) :].tolist()
+            return Line(each[0], 0.0, len(each), each)
         place = min(max(int(contexts.searchsorted(context, "right")) - 1, 0), len(contexts) - 2)
         low, high = contexts[place : place + 2].tolist()
         first, last = seconds[place : place + 2].tolist()

@@ -1,6 +1,7 @@
 """What a table shows is the number that the record holds: each command's cells, read back, against its JSON."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -351,6 +352,36 @@ def test_serve(kvcalc: Run) -> None:
     assert f"serves {rate}; half of the requests see their first token within {seconds(first['ttft_p50_s'])}" in text
 
 
+@pytest.mark.parametrize(
+    ("load", "key", "best", "words"),
+    [
+        ("--max-concurrency 8", "throughput_tokens_per_s", max, "serves the most, {:,.0f} tokens a second"),
+        ("--rate 5", "e2e_p50_s", min, "answers soonest, within {} at the median"),
+        ("--find-rate --slo-tpot 20ms", "found_rate", max, "takes the most, {:.3g} a second"),
+    ],
+)
+def test_servers_side_by_side_name_the_best_and_the_memory_of_each(
+    kvcalc: Run, load: str, key: str, best: Callable[..., Any], words: str
+) -> None:
+    line = f"serve llama-3.1-8b {load} --gpu h100,h200 --stack vllm,sglang --num-prompts 30 --isl 200 --osl 20"
+    records, out = kvcalc(f"{line} --format json").records, " ".join(kvcalc(line).out.split())
+    found = best(records, key=lambda r: r[key])
+    value = seconds(found[key]) if key == "e2e_p50_s" else found[key]
+    assert f"; {found['gpu']}, {found['basis'].removesuffix(' calibration')} {words.format(value)}" in out
+    for r in records:
+        limits = f"{r['gpu']}: 256 sequences and 8,192 tokens a pass at most; cache {format_bytes(r['kv_budget_bytes'])} a GPU"
+        assert out.count(limits) == 1
+    one = " ".join(kvcalc(f"{line} --gpu h100 --stack vllm").out.split())
+    assert "the most" not in one and "soonest" not in one
+
+
+def test_front_ends_of_several_loads_are_one_line(kvcalc: Run) -> None:
+    line = "serve llama-3.1-8b --client inferencex --max-concurrency 1,4 --isl 1000 --osl 4"
+    low, high = sorted(r["front_end_s"] for r in kvcalc(f"{line} --format json").records)
+    said = f"network, HTTP and tokenising add {seconds(low)} to {seconds(high)} to a first token"
+    assert " ".join(kvcalc(line).out.split()).count("network, HTTP") == 1 and said in kvcalc(line).out
+
+
 def test_serve_shows_what_went_wrong(kvcalc: Run) -> None:
     line = "serve llama-3.1-8b --num-prompts 60 --max-concurrency 40 --kv-cache-memory-bytes 300MiB --tp 2 --isl uniform:10,5k"
     records = kvcalc(f"{line} --format json").records
@@ -548,3 +579,7 @@ def test_figures_by_hand() -> None:
     assert [ratio(r) for r in (0.25, 4.0, 56.89, 99.94, 100.0, 1234.5)] == ["0.25×", "4×", "56.9×", "99.9×", "100×", "1,234×"]
     assert [per_token(b) for b in (6880, 10_239, 10_240, 2.5, 131_072)] == ["6,880 B", "10,239 B", "10.0 KiB", "2 B", "128.0 KiB"]
     assert [format_si(v, "B") for v in (999, 999.6, 1000, 999.6e9)] == ["999 B", "1 kB", "1 kB", "1 TB"]
+
+
+def test_long_times_are_written_out() -> None:
+    assert [seconds(v) for v in (999.4, 999.6, 1841, 454_700)] == ["999 s", "1,000 s", "1,840 s", "455,000 s"]

@@ -21,7 +21,7 @@ from kvcalc.serving.pool import Pool
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.scheduling import Limits, Live, Scheduling
 from kvcalc.serving.simulation import simulate
-from kvcalc.serving.steps import Steps
+from kvcalc.serving.steps import Line, Steps
 from kvcalc.serving.tables import Tables, ladder
 from kvcalc.timing.deployment import Deployment
 
@@ -203,10 +203,10 @@ def test_many_passes_in_a_row_are_the_same_passes_one_by_one() -> None:
         first, rise = Fraction(3, 8), Fraction(1, 1024)
         spent = lived = Fraction(0)
         for i in range(steps):
-            one = near.grow(1, 1.0, 0.0, 5, 3)
+            one = near.grow(1, Line(1.0), 5, 3)
             spent += one.allocated * (first + i * rise)
             lived += one.stored * (first + i * rise)
-        grown = far.grow(steps, float(first), float(rise), 5, 3)
+        grown = far.grow(steps, Line(float(first), float(rise)), 5, 3)
         assert grown == (one.allocated, one.stored, one.peak, float(spent), float(lived))
 
 
@@ -228,13 +228,13 @@ def test_those_that_made_room_are_gone_from_the_line_of_the_running() -> None:
     for order, live in enumerate(lives, 1):
         live.order = order
         decoding.join(live, 5 * order)
-    decoding.grow(2, 1.0, 0.0, 0, 0)
+    decoding.grow(2, Line(1.0), 0, 0)
     out = decoding.take_out()
     assert out is lives[1] and (out.cached, out.generated, decoding.context) == (12, 2, 12)
     out.order = 3
     decoding.join(out, 30)  # done at step 32, not at 10
     assert decoding.in_a_row(99, 1000) == 3
-    _, done = decoding.grow(3, 1.0, 0.0, 0, 0)
+    _, done = decoding.grow(3, Line(1.0), 0, 0)
     assert done == [lives[0]] and decoding.in_a_row(99, 1000) == 27
     decoding.take_out()
     assert decoding.count == 0 and decoding.ledger.allocated == decoding.ledger.ends == 0 and decoding.newest() == -1
