@@ -448,7 +448,8 @@ def test_sequences_are_those_of_the_replica(kvcalc: Run) -> None:
         ("llama-7b", ["mha", "gqa:8", "mqa", "mla", "dsa"]),  # MHA itself
         ("gpt2", ["mha", "gqa:4", "mqa", "mla", "dsa"]),  # 12 heads
         ("llama-3.1-8b", ["mha", "none", "mqa", "mla", "dsa"]),
-        ("deepseek-v3.2", ["mha", "none", "mqa", "mla", "dsa"]),
+        ("deepseek-v3.2", ["mha", "none", "mqa", "mla"]),  # DSA and MQA themselves
+        ("falcon-7b", ["mha", "none", "mla", "dsa"]),
     ],
 )
 def test_what_is_compared_unless_something_is_asked_for(name: str, expected: list[str]) -> None:
@@ -461,3 +462,15 @@ def test_a_table_of_no_users_says_why(kvcalc: Run) -> None:
     why = "users 0: the weights alone, 128.48 GiB on each GPU, leave nothing of the 79.18 GiB of h100-sxm; --tp shares them"
     assert why in kvcalc(line).joined
     assert "users 0" not in kvcalc(f"{line} --tp 4").joined
+
+
+def test_one_variant_is_held_against_the_models_own_attention(kvcalc: Run) -> None:
+    """GPT-3 175B: 96 heads, so that MQA keeps a 96th of 4.5 GiB. Llama-2-70B: 64 query heads on 8 KV heads."""
+    mqa = kvcalc("compare gpt-3-175b --variants mqa --context 1024").joined
+    assert "with mqa keeps 48.00 MiB for 1,024 tokens, 96× less than with its own attention, 4.50 GiB" in mqa
+    mha = kvcalc("compare llama-2-70b --variants mha --context 4k,32k --batch-size 8").joined
+    assert "with mha keeps 80.00 GiB for 8 × 4,096 tokens, 8× more than with its own attention, 10.00 GiB" in mha
+    assert "as much as with its own attention, 2.00 GiB" in kvcalc("compare llama-7b --variants mha").joined
+    alone = kvcalc("compare llama-7b --variants none").joined
+    assert "with its own attention keeps 2.00 GiB for 4,096 tokens; no other" in alone
+    assert "none (as it is) — held equal" in alone

@@ -13,6 +13,8 @@ from conftest import Run
         ("--layers 61 --kv-heads 1 --head-dim 128 --context 100000 --heads 128", 3_123_200_000),
         ("--layers 61 --kv-lora-rank 512 --qk-rope-head-dim 64 --context 100000", 7_027_200_000),
         ("--layers 40 --kv-heads 40 --head-dim 128 --context 4k --dtype fp16", 3_355_443_200),
+        ("--layers 40 --hidden-size 5120 --context 4k", 3_355_443_200),  # the same, 40 · 128 = 5120
+        ("--layers 40 --hidden-size 5120 --heads 40 --context 4k --tp 8", 3_355_443_200 // 8),
         ("--layers 32 --kv-heads 8 --head-dim 128 --sliding-window 4k --context 1M", 536_870_912),
         ("--layers 32 --kv-heads 8 --head-dim 128 --context 32k --kv-cache-dtype fp8 --tp 4", 32 * 2 * 2 * 128 * 32_768),
     ],
@@ -49,6 +51,15 @@ def test_query_heads_tell_what_the_same_would_be_as_mha(kvcalc: Run) -> None:
     assert latent["mha_ratio"] == 2 * 128 * 128 / 576
 
 
+def test_a_hidden_size_is_mha(kvcalc: Run) -> None:
+    (record,) = kvcalc("size --layers 40 --hidden-size 5120 --heads 40 --format json").records
+    assert (record["model"], record["attention"], record["mha_ratio"]) == ("40 layers of 5120", "MHA", 1)
+    (alone,) = kvcalc("size --layers 40 --hidden-size 5120 --format json").records
+    assert (alone["attention"], alone["mha_ratio"]) == ("MHA", None)
+    line = "compare --layers 40 --hidden-size 5120 --heads 40 --variants mha,gqa:8 --format json"
+    assert [r["stored_reduction"] for r in kvcalc(line).records] == [1, 5]
+
+
 def test_lists_and_the_picture_work_as_with_models(kvcalc: Run) -> None:
     line = "size --layers 4 --kv-heads 2 --head-dim 64 --context 1k,2k --batch-size 1,3"
     assert [r["kv_cache_bytes"] for r in kvcalc(f"{line} --format json").records] == [
@@ -69,6 +80,9 @@ def test_lists_and_the_picture_work_as_with_models(kvcalc: Run) -> None:
         ("size --layers 3 --kv-heads 2 --head-dim 8 --qk-rope-head-dim 64", "there is no --kv-lora-rank"),
         ("size --layers 3 --kv-heads 3 --head-dim 8 --heads 4", "is not a multiple of num_key_value_heads 3"),
         ("size --layers -1 --kv-heads 2 --head-dim 8", "--layers -1 is outside"),
+        ("size --layers 3 --hidden-size 64 --kv-heads 2", "in place of --kv-heads"),
+        ("size --layers 3 --hidden-size 64 --heads 3", "--hidden-size 64 is not a multiple of --heads 3"),
+        ("size --hidden-size 64", "a cache by its dimensions needs --layers. Write"),
         ("size --layers 3 --kv-heads 2 --head-dim 8 --sliding-window x", "--sliding-window 'x' is not a whole number"),
         ("size --layers 999999 --kv-heads 2 --head-dim 8", "--layers 999999 is outside 1 to 100,000"),
     ],

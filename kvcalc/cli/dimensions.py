@@ -21,6 +21,7 @@ class DimensionOptions(Group, frozen=True):
     layers: Annotated[int, _typed("--layers", help="Layers, each with a cache of its own.")] = 0
     kv_heads: Annotated[int, _typed("--kv-heads", help="KV heads of a layer.")] = 0
     head_dim: Annotated[int, _typed("--head-dim", help="Width of a key and of a value.")] = 0
+    hidden_size: Annotated[int, _typed("--hidden-size", help="Instead: MHA that is as wide as the model.")] = 0
     heads: Annotated[int, _typed("--heads", help="Query heads: what the same would be as MHA.")] = 0
     sliding_window: Annotated[str, _typed("--sliding-window", help="Tokens kept at most.")] = ""
     kv_lora_rank: Annotated[int, _typed("--kv-lora-rank", help="Latent of a token, instead of KV heads.")] = 0

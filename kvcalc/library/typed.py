@@ -18,12 +18,14 @@ UNKNOWN = (
 class Dimensions(msgspec.Struct, frozen=True):
     """Layers of one kind: KV heads of head_dim, or latents of kv_lora_rank and a RoPE key of qk_rope_head_dim; 0 is not given.
 
-    heads: query heads, for what the same would be as MHA. sliding_window: tokens that a layer keeps at most.
+    hidden_size: in place of KV heads, of MHA whose keys and values are together as wide as the model. heads: query heads, for
+    what the same would be as MHA. sliding_window: tokens that a layer keeps at most.
     """
 
     layers: int = 0
     kv_heads: int = 0
     head_dim: int = 0
+    hidden_size: int = 0
     heads: int = 0
     sliding_window: int = 0
     kv_lora_rank: int = 0
@@ -33,28 +35,47 @@ class Dimensions(msgspec.Struct, frozen=True):
         """Whether anything is."""
         return any(msgspec.structs.astuple(self))
 
+    def split(self) -> "Dimensions":
+        """Itself with the KV heads that a hidden size is made of: as many as query heads, or one where those are not known.
+
+        Raises UserError where they do not divide it, or where KV heads are given too.
+        """
+        if not self.hidden_size:
+            return self
+        if self.kv_heads or self.head_dim or self.kv_lora_rank:
+            raise UserError("--hidden-size is of MHA as wide as the model, in place of --kv-heads, --head-dim and --kv-lora-rank")
+        heads = max(1, self.heads)
+        if self.hidden_size % heads:
+            raise UserError(f"--hidden-size {self.hidden_size} is not a multiple of --heads {heads}")
+        width = self.hidden_size // heads
+        return msgspec.structs.replace(self, hidden_size=0, kv_heads=heads, head_dim=width)
+
     def model(self) -> Model:
         """A model of these layers, called by what they keep. Raises UserError as `checked`."""
-        return self._of(self.checked()._name())
+        return self.checked()._of(self._name())
 
     def compared(self) -> Model:
         """A model of these layers, called by their number, whose attention is to be changed: it takes the query heads.
 
         Raises UserError as `checked`, and without them.
         """
-        missing = [_option(name) for name in ("heads", "head_dim") if not getattr(self.checked(), name)]
+        found = self.checked()
+        missing = [_option(name) for name in ("heads", "head_dim") if not getattr(found, name)]
         if missing:
             hint = "Write --layers 32 --heads 32 --kv-heads 8 --head-dim 128"
             raise UserError(f"other attention of these layers needs {' and '.join(missing)}", hint=hint)
-        return self._of(f"{self.layers} layers")
+        return found._of(f"{self.layers} layers")
 
     def checked(self) -> "Dimensions":
-        """Itself. Raises UserError on what is missing, contradicts itself or lies outside its range."""
+        """Itself, split. Raises UserError on what is missing, contradicts itself or lies outside its range."""
         for name, value in msgspec.structs.asdict(self).items():
             most = 100_000 if name == "layers" else 10**8
             if not 0 <= value <= most:
                 raise UserError(f"{_option(name)} {value} is outside 1 to {most:,}")
-        needed = ("layers", "kv_lora_rank") if self.kv_lora_rank else ("layers", "kv_heads", "head_dim")
+        if self.hidden_size and self.layers:
+            return self.split()
+        needed: tuple[str, ...] = ("layers", "kv_lora_rank") if self.kv_lora_rank else ("layers", "kv_heads", "head_dim")
+        needed = ("layers",) if self.hidden_size else needed
         missing = [_option(name) for name in needed if not getattr(self, name)]
         if missing:
             hint = "Write --layers 48 --kv-heads 56 --head-dim 128, or --layers 61 --kv-lora-rank 512 --qk-rope-head-dim 64"
@@ -89,6 +110,8 @@ class Dimensions(msgspec.Struct, frozen=True):
     def _name(self) -> str:
         if self.kv_lora_rank:
             return f"{self.layers} layers of {self.kv_lora_rank} + {self.qk_rope_head_dim}"
+        if self.hidden_size:
+            return f"{self.layers} layers of {self.hidden_size}"
         return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
 
     def record(self, model: Model, *how: Any) -> dict[str, Any]:
@@ -97,7 +120,7 @@ class Dimensions(msgspec.Struct, frozen=True):
         if not self.heads or (self.kv_lora_rank and not self.head_dim):
             record["mha_ratio"] = None
         if not (self.heads or self.kv_lora_rank):
-            record["attention"] = f"{self.kv_heads} KV heads"
+            record["attention"] = f"{self.kv_heads} KV heads" if self.kv_heads else "MHA"
         return record
 
 

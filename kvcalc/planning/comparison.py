@@ -20,7 +20,8 @@ def usual_variants(model: Model) -> str:
     """What a model is compared with unless something is asked for: MHA, its own attention (GQA where that is MHA), and others."""
     plain = variant(model, "mha").model.attention
     own = "none" if model.attention != plain else next((f"gqa:{n}" for n in (8, 4, 2) if _divides(model, n)), "none")
-    return f"mha,{own},mqa,mla,dsa"
+    others = [name for name in ("mqa", "mla", "dsa") if variant(model, name).model.attention != model.attention]
+    return ",".join(["mha", own, *others])
 
 
 def _divides(model: Model, groups: int) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from kvcalc.model.memory import cache_size
 from kvcalc.model.size import assumptions
 from kvcalc.planning.heads import over_heads
 from kvcalc.planning.variants import Variant
@@ -94,7 +95,14 @@ def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str
     ]
     rows = [r | {"step_s": r["roofline_s"] if r["time_s"] is None else r["time_s"]} for r in records] if timed else records
     columns = COMPARE_COLUMNS if len(gpus) == 1 else (COMPARE_COLUMNS[0], GPU_COLUMNS[0], *COMPARE_COLUMNS[1:])
-    return [Table(rows, columns, _sentence(model.name, records[: len(records) // len(deployments)]), ["", *lines])]
+    return [
+        Table(
+            rows,
+            columns,
+            _sentence(model.name, records[: len(records) // len(deployments)], _own_bytes(deployments[0], records[0])),
+            ["", *lines],
+        )
+    ]
 
 
 def _too_heavy(deployments: Sequence[Deployment], records: Sequence[dict[str, Any]]) -> list[str]:
@@ -120,8 +128,17 @@ def _sight(once: dict[str, dict[str, Any]]) -> list[str]:
     return found
 
 
-def _sentence(model: str, records: Sequence[dict[str, Any]]) -> str:
-    """The variant that keeps least against the reference, at the first context and batch asked for."""
+def _own_bytes(deployment: Deployment, first: dict[str, Any]) -> int:
+    """What the model's own attention keeps where a first record's variant is; 0 where that is its own."""
+    if first["variant"].lower() == "none" or not first["kv_cache_bytes"]:
+        return 0
+    model, precision, ranks = deployment.model, deployment.precision, deployment.parallelism
+    return int(cache_size(model, first["context"], first["batch_size"], precision, parallelism=ranks).stored)
+
+
+def _sentence(model: str, records: Sequence[dict[str, Any]], own: int) -> str:
+    """The variant that keeps least against the reference, at the first context and batch asked for; of one variant alone
+    against `own`, the bytes of the model's own attention, unless they are 0."""
     first = records[0]
     alike = [r for r in records if all(r[key] == first[key] for key in ("context", "batch_size"))]
     best = min(alike, key=lambda r: r["kv_cache_bytes"])
@@ -129,6 +146,10 @@ def _sentence(model: str, records: Sequence[dict[str, Any]]) -> str:
     users = f"{first['batch_size']:,} × " if first["batch_size"] > 1 else ""
     kept = f"{format_bytes(best['kv_cache_bytes'])} for {users}{first['context']:,} tokens"
     read = max(alike, key=lambda r: r["read_reduction"] or 0)
+    if len(alike) == 1 and own:
+        times = best["kv_cache_bytes"] / own
+        less = "as much as" if times == 1 else f"{ratio(max(times, 1 / times))} {'more' if times > 1 else 'less'} than"
+        return f"{model} with {_named(first)} {keep} {kept}, {less} with its own attention, {format_bytes(own)}"
     if best is first:
         also = f", {read['variant']} reads {ratio(read['read_reduction'])} less" if read is not first else ""
         return f"{model} with {_named(first)} {keep} {kept}; no other variant asked for keeps less{also}"
@@ -147,7 +168,11 @@ def _known_of(records: Iterable[dict[str, Any]]) -> list[str]:
     names: dict[str, list[str]] = {}
     for record in records:
         names.setdefault(_known(record), []).append(record["variant"])
-    return [f"{', '.join(those)} — {text}" for text, those in names.items()]
+    return [f"{', '.join(map(_told, those))} — {text}" for text, those in names.items()]
+
+
+def _told(variant: str) -> str:
+    return f"{variant} (as it is)" if variant.lower() == "none" else variant
 
 
 def _known(record: dict[str, Any]) -> str:

@@ -106,7 +106,8 @@ def _sentence(records: Sequence[Record]) -> str:
         return f"{where}: {step}; when the first comes rests on matrix peaks, which {first['gpu']} does not give"
     about = "at the earliest " if first["time_basis"] == "bound" else ""
     later = f", then one every {seconds(first['tpot_s'])}" if first["tpot_s"] else ""
-    whole = f"{seconds(first['e2e_s'])} for {first['input_len']:,} tokens in and {first['output_len']:,} out"
+    tokens = f"{first['input_len']:,} token{'s' * (first['input_len'] != 1)} in and {first['output_len']:,} out"
+    whole = f"{seconds(first['e2e_s'])} for {tokens}"
     users = f", {first['batch_size']:,} at once" if first["batch_size"] > 1 else ""
     told = f"{where}: the first token comes {about}after {seconds(first['ttft_s'])}{later}; {whole}{users}{_speculated(records)}"
     return "; ".join([told, *_beside(first), *_fastest(records)])
@@ -168,6 +169,9 @@ def serve_table(records: Sequence[Record]) -> Table:
         (r,) = padded
         slots = f"{r['padded_slots']:,} of {r['token_slots']:,} token slots hold padding, {r['padding_waste']:.1%}"
         notes.append(f"{r['policy']} batches: {slots}")
+    if any(r["cache"] == "contiguous" for r in records):
+        wasted = dict.fromkeys(f"{r['cache']} {r['kv_waste']:.1%}" for r in records if r["kv_waste"] is not None)
+        notes.append(f"of what is allocated, over time, holds no token: {', '.join(wasted)}")
     if first["draft"]:
         drafted = f"{first['num_speculative_tokens']} tokens of {first['draft']} a step"
         came = f": {first['tokens_per_step']:.2f}" if len(records) == 1 and first["tokens_per_step"] else ""

@@ -234,7 +234,8 @@ def test_compare(kvcalc: Run, line: str) -> None:
     for r in records:
         notes = [f"held equal: {r['held_equal']}"]
         notes += [f"heads {r['head_diversity']}, trades {r['trades']}"] if r["head_diversity"] else []
-        least = f"{r['variant']} — {'; '.join(notes)}"
+        called = "none (as it is)" if r["variant"] == "none" else r["variant"]
+        least = f"{called} — {'; '.join(notes)}"
         assert least in text
         about = text.partition(least)[2]
         if r["attention"].startswith(("MLA", "DSA")):

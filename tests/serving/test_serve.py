@@ -204,6 +204,7 @@ def test_prompts_of_5_3_and_4_padded_to_5_waste_3_of_15(kvcalc: Run, tmp_path: P
     (record,) = kvcalc(f"{line} --policy static --format json").records
     assert (record["padded_slots"], record["token_slots"], record["padding_waste"]) == (3, 15, 0.2)
     assert "static batches: 3 of 15 token slots hold padding, 20.0%" in kvcalc(f"{line} --policy static").out
+
     assert "token slots" not in kvcalc(line).out
     rows.write_text("arrival_s,input_len,output_len\n" + "".join(f"0.00{n},500,500\n" for n in range(4)))
     for policy in ("static", "continuous"):
@@ -216,3 +217,15 @@ def test_a_list_of_rates_says_what_each_says_alone(kvcalc: Run) -> None:
     line = "serve llama-3.1-8b --num-prompts 150 --input-len lognormal:300,2000 --output-len uniform:5,20 --format json --rate"
     together = kvcalc(f"{line} 5,40,5").records
     assert together == [kvcalc(f"{line} {rate}").records[0] for rate in (5, 40)] + together[:1]
+
+
+def test_what_slots_hold_nothing_of_is_said(kvcalc: Run) -> None:
+    """Each request holds 2 to 50 of the 1,024 tokens of its slot: a waste between 974 and 1,022 of 1,024."""
+    line = "serve gpt2 --rate 4 --num-prompts 20 --input-len 2 --output-len 49 --max-model-len 1024 --cache"
+    contiguous, paged = kvcalc(f"{line} contiguous,paged --format json").records
+    assert 974 / 1024 < contiguous["kv_waste"] < 1022 / 1024
+    said = (
+        f"of what is allocated, over time, holds no token: contiguous {contiguous['kv_waste']:.1%}, paged {paged['kv_waste']:.1%}"
+    )
+    assert said in kvcalc(f"{line} contiguous,paged").joined
+    assert "holds no token" not in kvcalc(f"{line} paged").joined
