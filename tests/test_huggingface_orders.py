@@ -39,6 +39,10 @@ ORDERS: dict[str, tuple[dict[str, Any], str]] = {
     "modernbert-decoder": ({"local_attention": 64}, "FwwFwwFw"),  # every third from the first
     "lfm3": ({"sliding_window": 32}, "––F–w–F–w"),  # the third of four, and the first of four but the very first
     "flint": ({"sliding_window": 32} | MOE, "FFwwwFwwwFwF"),  # two, then the second of four, and the last
+    "qwen2_moe": (
+        {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 3} | MOE,
+        "wFwFFF",
+    ),  # every other one of the first three
     "plamo3": ({"window_size": 32}, "wwwwwwwFw"),  # every eighth
     "mllama_text_model": ({}, ("FFF–F" + "FFF–F" * 7)),  # the fourth of five sees the picture
 }
@@ -54,6 +58,8 @@ def test_which_layers_see_what(model_type: str) -> None:
 def test_flint_s_first_two_layers_are_dense() -> None:
     model = read("flint", num_hidden_layers=5, sliding_window=32, **MOE)
     assert ["moe" in kind for kind in model.order] == [False, False, True, True, True]
+    every_second = read("flint", num_hidden_layers=6, sliding_window=32, decoder_sparse_step=2, **MOE)
+    assert ["moe" in kind for kind in every_second.order] == [False, False, False, True, False, True]
     none_dense = read("flint", num_hidden_layers=5, sliding_window=32, mlp_only_layers=[3], **MOE)
     assert ["moe" in kind for kind in none_dense.order] == [True, True, True, False, True]
 
@@ -140,3 +146,32 @@ def test_reformer_has_as_many_layers_as_its_list() -> None:
 
 def test_plamo3_s_windows_say_otherwise() -> None:
     assert per_token(read("plamo3", num_hidden_layers=17, window_size=32, sliding_window_pattern=3)) == 5 * ROW
+
+
+def test_experts_of_the_layers_that_a_text_lists() -> None:
+    for listed in ("1, 4", [1, 4]):
+        model = read("step3p5", num_hidden_layers=6, moe_layers_enum=listed, **MOE)
+        assert ["moe" in kind for kind in model.order] == [False, True, False, False, True, False]
+
+
+def test_xlstm_counts_its_layers_under_either_name() -> None:
+    assert [read("xlstm", **{key: 3}).layers for key in ("num_blocks", "num_hidden_layers")] == [3, 3]
+
+
+def test_longcat_s_tables_of_ngrams() -> None:
+    """Four hashes of n-grams of 2, 3 and 4 tokens: 12 tables of D/12, of 78·V + 1, 78·V + 3 … rows, each projected to D."""
+    longcat = {
+        "model_type": "longcat_flash_ngram", "hidden_size": 48, "vocab_size": 10, "num_layers": 1, "num_attention_heads": 4,
+        "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "moe_topk": 2,
+        "ffn_hidden_size": 96, "expert_ffn_hidden_size": 32, "n_routed_experts": 4, "zero_expert_num": 2,
+    }  # fmt: skip
+    model = model_from(longcat, "config.json", "x")
+    tables = {f"ngram_{i}": (780 + 2 * i + 1, 4) for i in range(12)} | {f"ngram_up_{i}": (4, 48) for i in range(12)}
+    assert {w.name: (w.inputs, w.outputs) for w in model.outer_weights if w.name.startswith("ngram_")} == tables
+
+
+def test_half_of_a_window_that_looks_both_ways_lies_ahead() -> None:
+    """Gemma 3 with bidirectional attention: 64 // 2 + 1 tokens are kept, in five of six layers."""
+    for both, window in ((False, 64), (True, 33)):
+        model = read("gemma3_text", num_hidden_layers=6, sliding_window=64, use_bidirectional_attention=both)
+        assert kept(model, 1000) == (5 * window + 1000) * ROW

@@ -329,6 +329,10 @@ def test_vptq_states_every_module() -> None:
     held = indices + 2 * (4096 + 256) * 8 + 2 * 512 + 2 * 2 * 512  # centroids, the permutation, a scale and a bias
     others = elements(EVERY) - 512 * 256
     assert weight_bytes(model) == LAYERS * (held + 2 * others) + AROUND
+    for length, more in ((1, 0), (4, 4 * 256 + 256 // 4 * 2)):  # centroids of outliers, and the index of each: vectors alone
+        apart = down | {"vector_lens": [length, 8], "num_centroids": [256, 4096], "outlier_size": 2}
+        model = read({"quant_method": "vptq", "config_for_layers": dict.fromkeys(listed, apart)})
+        assert weight_bytes(model) == LAYERS * (held + 2 * more + 2 * others) + AROUND
 
 
 def test_spqr_states_the_tensors_of_every_module() -> None:
