@@ -11,6 +11,7 @@ from conftest import Run
 
 from kvcalc import Deployment, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
+from kvcalc.capacity.command_words import split
 from kvcalc.capacity.commands import Command, command_of, deployment_of, is_command, read_command
 from kvcalc.capacity.record import fit_record
 from kvcalc.library.checkpoints import checkpoint, published
@@ -116,6 +117,12 @@ def test_what_lines_say(line: str, said: dict[str, Any]) -> None:
 def test_lines_that_say_nothing(line: str, message: str) -> None:
     with pytest.raises(UserError, match=r"(?s)" + message.replace("[", r"\[")):
         read(line)
+
+
+def test_words_of_a_line_have_a_limit() -> None:
+    with pytest.raises(UserError, match="a command line of more than 100,000 letters is not read"):
+        split(["vllm", "serve", "gpt2", *["a"] * 1000])
+    assert len(split(["vllm", "serve", "gpt2", *["a"] * 997])) == 1000
 
 
 def test_a_model_is_no_command_line() -> None:

@@ -80,6 +80,16 @@ def test_rows_that_were_measured_name_their_error(kvcalc: Run, tmp_path: Path) -
     assert "exp(|ln(predicted/measured)|) − 1, of 1 rows" in kvcalc(f"validate {rows} --explain").out
 
 
+def test_a_picture_s_curves_are_told_by_their_ends(kvcalc: Run) -> None:
+    """2 · 12 · 768 · 2 B = 36 KiB a token: at 128 tokens 4.5 MiB, at 128 Ki 4.5 GiB."""
+    assert "\ngpt2: 4.5 MiB at 128, 4.5 GiB at 128k\n" in kvcalc("plot cache-vs-context gpt2 --explain").out
+
+
+def test_one_sequence_is_explained_by_its_content(kvcalc: Run) -> None:
+    out = kvcalc("fit gpt2 --explain").out
+    assert "content at 1,024 tokens: 37,748,736 B (36.00 MiB); the engine holds 37,748,736 B (36.00 MiB) for it" in out
+
+
 def test_a_page_is_explained_as_its_commands_are(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each section names its command, and says what that prints; no page is written."""
     monkeypatch.chdir(tmp_path)

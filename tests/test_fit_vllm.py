@@ -137,6 +137,14 @@ def test_defaults_of_a_release() -> None:
     }  # fmt: skip
 
 
+def test_the_larger_defaults_are_those_of_70_gib() -> None:
+    """vllm/engine/arg_utils.py: device_memory >= 70 * GiB_bytes."""
+    for size, tokens in ((70 * GIB, 8192), (70 * GIB - 1, 2048)):
+        card = msgspec.structs.replace(load_gpu(H100), memory_bytes=size)
+        found = fit(Deployment(load_model("llama-3.1-8b"), card), FitOptions(engine="vllm", engine_version="0.11"))
+        assert found.settings.max_num_batched_tokens == tokens
+
+
 @pytest.mark.parametrize(
     ("version", "gpu", "model", "length", "tokens", "sequences"),
     [

@@ -22,7 +22,7 @@ from kvcalc.serving.requests import Requests
 from kvcalc.serving.scheduling import Limits, Live, Scheduling
 from kvcalc.serving.simulation import simulate
 from kvcalc.serving.steps import Line, Steps
-from kvcalc.serving.tables import Tables, ladder
+from kvcalc.serving.tables import Tables, ladder, part_of
 from kvcalc.timing.deployment import Deployment
 
 TIMES = ("arrived", "scheduled", "first", "finished")
@@ -175,6 +175,14 @@ def test_tables_lose_nothing_of_a_pass(model: Model) -> None:
     for count, context in ((tables.counts[5], tables.contexts[20]), (tables.counts[-2], tables.contexts[-2])):
         whole = float(timed.seconds(Batch((Sequences(count, 1, context - 1),))))
         assert tables.line(count, context).first == pytest.approx(whole, rel=1e-9)
+
+
+def test_what_operators_depend_on() -> None:
+    """The head sees sequences, attention their contexts, all others the tokens of a pass."""
+    operators = Deployment(load_model("gpt2"), load_gpu("h100")).operators(Batch.decode(100, 4))
+    found = {o.name: part_of(o) for o in operators}
+    assert [name for name, part in found.items() if part == "head"] == ["lm_head"]
+    assert [name for name, part in found.items() if part == "group"] == ["attention"]
 
 
 def test_small_runs_are_timed_as_they_are() -> None:

@@ -20,13 +20,14 @@ from kvcalc.timing.calibration import (
     stacks_of,
     to_yaml,
 )
-from kvcalc.timing.calibrator import LEAST_BESIDE, LEAST_ROWS, calibrate, summed
+from kvcalc.timing.calibrator import LEAST_BESIDE, calibrate, summed
+from kvcalc.timing.choosing import chosen_rows
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.families import FAMILIES
 from kvcalc.timing.figures import figures_of
 from kvcalc.timing.fitting import fit, rounded
 from kvcalc.timing.gemm import Gemm
-from kvcalc.timing.rows import MeasuredRow
+from kvcalc.timing.rows import MeasuredRow, Table
 
 H100 = load_gpu("h100")
 TRUE = Gemm(t0=3.4, ec=0.7, em=0.9, p=3.0, tr=4.0, r=1.2e5)
@@ -133,9 +134,20 @@ def test_a_calibration_is_written_and_read_back(tmp_path: Path) -> None:
 
 
 def test_too_few_rows_make_no_law() -> None:
-    (found,) = calibrate(measured_rows(LEAST_ROWS - 1), H100, "mine")
+    (found,) = calibrate(measured_rows(11), H100, "mine")
     assert found.entry is None
     assert "fewer" in found.why
+    (found,) = calibrate(measured_rows(12), H100, "mine")
+    assert found.entry and found.entry.rows == 12
+
+
+def test_rows_of_other_frameworks_are_left_out_and_counted() -> None:
+    for others, said in (([], []), (measured_rows(3, framework="sglang"), ["3 rows of other frameworks are left out"])):
+        notes: list[str] = []
+        assert chosen_rows(
+            [Table("rows.csv", (), [], [], [*measured_rows(4), *others], [])], H100, "mine", notes.append
+        ) == measured_rows(4)
+        assert notes == said
 
 
 def test_an_unknown_family_is_said_to_have_no_law() -> None:
