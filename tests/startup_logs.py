@@ -201,3 +201,68 @@ llama_context: kv_unified    = false
 ggml_backend_cuda_buffer_type_alloc_buffer: allocating 32768.00 MiB on device 0: cudaMalloc failed: out of memory
 llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache
 """
+# vLLM until 0.8.4 writes GB where it means GiB, and says only in its error what was left (vllm#16141).
+V1_0_8_3 = f"""\
+INFO 04-11 13:05:15 [api_server.py:1034] vLLM API server version 0.8.3
+INFO 04-11 13:05:30 [core.py:61] Initializing a V1 LLM engine (v0.8.3) with config: \
+{config("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 32768, tp=4)}
+(VllmWorker rank=0 pid=91) INFO 04-11 13:06:10 [gpu_model_runner.py:1273] Model loading took 15.4172 GiB and 22.101 seconds
+(VllmWorker rank=1 pid=92) INFO 04-11 13:06:10 [gpu_model_runner.py:1273] Model loading took 15.4172 GiB and 22.3 seconds
+ERROR 04-11 13:06:40 [core.py:390] ValueError: To serve at least one request with the models's max seq len (32768), (2.00 GB KV \
+cache is needed, which is larger than the available KV cache memory (0.78 GB). Try increasing `gpu_memory_utilization` or \
+decreasing `max_model_len` when initializing the engine.
+GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-x)
+"""
+# Prediction layers that no preset knows; ranks that differ.
+V1_0_12 = """\
+(APIServer pid=1) INFO 12-12 06:00:00 [api_server.py:1772] vLLM API server version 0.12.0
+(APIServer pid=1) INFO 12-12 06:00:00 [utils.py:253] non-default args: {'model_tag': 'Qwen/Qwen3-Next-80B-A3B-Instruct', \
+'model': 'Qwen/Qwen3-Next-80B-A3B-Instruct', 'max_model_len': 65536, 'tensor_parallel_size': 4, 'speculative_config': \
+{'method': 'qwen3_next_mtp', 'num_speculative_tokens': 2}}
+(Worker_TP0 pid=301) INFO 12-12 06:02:10 [gpu_model_runner.py:3553] Model loading took 38.3117 GiB memory and 77.2 seconds
+(Worker_TP0 pid=301) INFO 12-12 06:03:00 [gpu_worker.py:359] Available KV cache memory: 26.93 GiB
+(Worker_TP3 pid=304) INFO 12-12 06:03:00 [gpu_worker.py:359] Available KV cache memory: 26.91 GiB
+(EngineCore_DP0 pid=203) INFO 12-12 06:03:01 [kv_cache_utils.py:1286] GPU KV cache size: 1,104,864 tokens
+(Worker_TP0 pid=301) INFO 12-12 06:03:30 [gpu_model_runner.py:4466] Graph capturing finished in 29 secs, took 1.37 GiB
+(APIServer pid=1) INFO:     Application startup complete.
+NVIDIA H100 80GB HBM3
+"""
+SGLANG_WINDOWS = """\
+[2025-10-10 09:00:00] server_args=ServerArgs(model_path='openai/gpt-oss-20b', context_length=65536, kv_cache_dtype='auto', \
+mem_fraction_static=0.85, max_running_requests=64, chunked_prefill_size=8192, tp_size=1, page_size=1)
+[2025-10-10 09:00:12 TP0] Load weight begin. avail mem=78.68 GB
+[2025-10-10 09:00:30 TP0] Load weight end. type=GptOssForCausalLM, dtype=torch.bfloat16, avail mem=65.32 GB, mem usage=13.36 GB.
+[2025-10-10 09:00:31 TP0] KV Cache is allocated. #tokens: 1360000, K size: 15.56 GB, V size: 15.56 GB
+[2025-10-10 09:00:31 TP0] KV Cache is allocated. #tokens: 1700000, K size: 9.73 GB, V size: 9.73 GB
+[2025-10-10 09:00:31 TP0] SWAKVPool mem usage: 50.58 GB, swa size: 1360000, full size: 1700000
+[2025-10-10 09:00:41 TP0] max_total_num_tokens=1700000, chunked_prefill_size=8192, max_prefill_tokens=16384, \
+max_running_requests=64, context_len=65536, available_gpu_mem=13.15 GB
+NVIDIA H100 80GB HBM3
+"""
+LLAMA_CPP_METAL = """\
+build: 5200 (0fed5) with Apple clang version 16.0.0 for arm64-apple-darwin24.1.0
+llama_model_load_from_file_impl: using device Metal (Apple M2 Max) - 49151 MiB free
+llama_model_loader: loaded meta data with 33 key-value pairs and 292 tensors from /u/Meta-Llama-3.1-8B-Instruct-Q8_0.gguf \
+(version GGUF V3 (latest))
+load_tensors: offloaded 33/33 layers to GPU
+load_tensors: Metal_Mapped model buffer size =  8137.64 MiB
+llama_context: n_seq_max     = 1
+llama_context: n_ctx         = 16384
+llama_context: n_ubatch      = 512
+llama_kv_cache_unified:      Metal KV buffer size =  2048.00 MiB
+llama_context:      Metal compute buffer size =  1088.00 MiB
+"""
+LLAMA_CPP_TOO_LONG = """\
+build: 7300 (abcd) with cc for x86_64-linux-gnu
+  Device 0: NVIDIA GeForce RTX 4060 Ti, compute capability 8.9, VMM: yes
+llama_model_load_from_file_impl: using device CUDA0 (NVIDIA GeForce RTX 4060 Ti) (0000:01:00.0) - 15100 MiB free
+llama_model_loader: loaded meta data with 40 key-value pairs and 443 tensors from models/Qwen3-14B-Q8_0.gguf (version GGUF V3 (latest))
+load_tensors: offloaded 41/41 layers to GPU
+load_tensors:        CUDA0 model buffer size = 14176.00 MiB
+llama_context: n_seq_max     = 2
+llama_context: n_ctx         = 40960
+llama_context: n_ubatch      = 512
+llama_context: kv_unified    = false
+ggml_backend_cuda_buffer_type_alloc_buffer: allocating 6400.00 MiB on device 0: cudaMalloc failed: out of memory
+llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache
+"""

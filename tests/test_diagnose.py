@@ -94,11 +94,33 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
             logs.LLAMA_CPP_FAILED, "llama-3.1-8b", "rtx-3090", 1, "b6500", "--ctx-size 262144 --parallel 1 --ubatch-size 512",
             {"weights": 4403.49 / 1024}, "out_of_memory",
         ),
+        (
+            logs.V1_0_8_3, "qwen2.5-32b", "rtx-4090", 4, "0.8.3", "--tensor-parallel-size 4 --max-model-len 32768",
+            {"weights": 15.4172, "cache": 0.78}, "too_long",
+        ),
+        (
+            logs.V1_0_12, "qwen3-next-80b-a3b", "h100-sxm", 4, "0.12.0", "--tensor-parallel-size 4 --max-model-len 65536",
+            {"weights": 38.3117, "cache": 26.91, "CUDA graphs": 1.37}, None,
+        ),
+        (
+            logs.SGLANG_WINDOWS, "gpt-oss-20b", "h100-sxm", 1, None,
+            "--max-running-requests 64 --chunked-prefill-size 8192 --mem-fraction-static 0.85 --page-size 1",
+            {"weights": 13.36, "cache": 50.58, "left free": 13.15}, None,
+        ),
+        (
+            logs.LLAMA_CPP_METAL, "llama-3.1-8b", "apple-m2-max", 1, "b5200", "--ctx-size 16384 --parallel 1 --ubatch-size 512",
+            {"memory of the GPU": 64, "weights": 8137.64 / 1024, "cache": 2.0, "activations": 1088 / 1024}, None,
+        ),
+        (
+            logs.LLAMA_CPP_TOO_LONG, "qwen3-14b", "rtx-4060-ti-16gb", 1, "b7300",
+            "--ctx-size 40960 --parallel 2 --ubatch-size 512",
+            {"weights": 14176 / 1024}, "out_of_memory",
+        ),
     ],
     ids=[
         "0.6.3", "0.6.4", "0.7.3", "0.8.5", "0.10.1", "0.14.1", "0.20", "0.28", "no-blocks", "sglang", "sglang-failed",
         "llama.cpp",
-        "llama.cpp-failed",
+        "llama.cpp-failed", "0.8.3", "0.12", "sglang-windows", "llama.cpp-metal", "llama.cpp-too-long",
     ],
 )  # fmt: skip
 def test_what_a_log_says(
@@ -124,8 +146,18 @@ def test_what_a_log_says(
 
 @pytest.mark.parametrize(
     "text",
-    [logs.V0_6_3, logs.V1_0_8, logs.V1_0_14, logs.V1_0_20, logs.NO_BLOCKS, logs.SGLANG_FAILED, logs.LLAMA_CPP_FAILED],
-    ids=["0.6.3", "0.8.5", "0.14.1", "occupied", "no-blocks", "sglang", "llama.cpp"],
+    [
+        logs.V0_6_3,
+        logs.V1_0_8,
+        logs.V1_0_14,
+        logs.V1_0_20,
+        logs.NO_BLOCKS,
+        logs.SGLANG_FAILED,
+        logs.LLAMA_CPP_FAILED,
+        logs.V1_0_8_3,
+        logs.LLAMA_CPP_TOO_LONG,
+    ],
+    ids=["0.6.3", "0.8.5", "0.14.1", "occupied", "no-blocks", "sglang", "llama.cpp", "0.8.3", "llama.cpp-too-long"],
 )
 def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcalc: Run, text: str) -> None:
     """Each is run through `fit`, as a person would who copies it."""
@@ -141,6 +173,29 @@ def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcal
 def _options(line: str) -> list[str]:
     beside, command = line.split(" -- ", 1)
     return [*shlex.split(beside)[2:], "--format", "json", "--", *shlex.split(command)]
+
+
+def test_layers_on_the_host_and_a_shorter_context_in_llama_cpp_s_words(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:
+    """A layer is 345 MiB of Q8_0 weights and 160 MiB of a cache of 2 · 20,480 cells; two slots share --ctx-size."""
+    last = diagnosed(logs.LLAMA_CPP_TOO_LONG)[-1]
+    (change,) = last["advice"]
+    layers = int(change["flags"].removeprefix("--n-gpu-layers "))
+    assert change["command"].endswith(f"--n-gpu-layers {layers}")
+    line = "fit --gpu rtx-4060-ti-16gb --format json -- llama-server -m models/Qwen3-14B-Q8_0.gguf -c 40960 -np 2 -ub 512 -ngl"
+    assert [kvcalc(f"{line} {n}").records[0]["fits"] for n in (layers, layers + 1)] == [True, False]
+    assert " or with --ctx-size " in last["change"]
+    assert int(last["change"].partition("--ctx-size ")[2].split(":")[0]) % 2 == 0
+
+
+def test_pools_of_windows_are_one_cache(diagnosed: Any) -> None:
+    """31.12 GiB of windows and 19.46 without are the 50.58 that SGLang adds up; its tokens are those without."""
+    assert diagnosed(logs.SGLANG_WINDOWS)[-1]["tokens"] == 1_700_000
+
+
+def test_what_no_preset_knows_is_left_out_and_said(kvcalc: Run, tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text(logs.V1_0_12, encoding="utf-8")
+    found = kvcalc("diagnose", str(tmp_path / "server.log"))
+    assert (found.code, found.err) == (0, "note: prediction layers are left out: none are known of qwen3-next-80b-a3b\n")
 
 
 def test_smallest_changes_first(diagnosed: Any) -> None:

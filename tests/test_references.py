@@ -85,7 +85,9 @@ def test_no_stale_descriptions(kvcalc: Run, tmp_path: Path) -> None:
     for kind, line in lines.items():
         described = {name for part in kinds()[kind] for name in parts()[part]}
         found = {name for record in kvcalc(f"{line} --format json").records for name in record}
-        assert described - found <= {"host_weight_bytes", "window_cache_bytes", "state_bytes"} | _of_offloading(), kind
+        assert (
+            described - found <= {"host_weight_bytes", "host_cache_bytes", "window_cache_bytes", "state_bytes"} | _of_offloading()
+        ), kind
     with timeline.open(encoding="utf-8") as file:
         assert next(csv.reader(file)) == list(parts()["timeline"])
 

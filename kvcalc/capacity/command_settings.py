@@ -28,7 +28,9 @@ def settled(
     remarks: list[str] = []
     model = _storage(found, model, given, remarks)
     _SETTLE[dialect.engine](given, remarks)
-    _speculation(given, remarks)
+    if given.pop("mtp", False):
+        _predict(model, given, remarks)
+    _speculation(model, given, remarks)
     if given.pop("lora", False):
         given.setdefault("max_loras", 1)
     elif "max_loras" in given or "max_lora_rank" in given:
@@ -135,7 +137,16 @@ _SETTLE: dict[str, Callable[[dict[str, Any], list[str]], None]] = {
 }  # fmt: skip
 
 
-def _speculation(given: dict[str, Any], remarks: list[str]) -> None:
+def _predict(model: Model, given: dict[str, Any], remarks: list[str]) -> None:
+    """Prediction layers as asked; left out where none are known of the model."""
+    if model.mtp:
+        given["mtp"] = True
+    else:
+        given.pop("num_speculative_tokens", None)
+        remarks.append(f"prediction layers are left out: none are known of {model.name}")
+
+
+def _speculation(model: Model, given: dict[str, Any], remarks: list[str]) -> None:
     """A draft model, or the model's own prediction layers."""
     text, named = given.pop("speculation", ""), given.pop("draft_name", "")
     if text:
@@ -147,7 +158,8 @@ def _speculation(given: dict[str, Any], remarks: list[str]) -> None:
         except (ValueError, AttributeError, TypeError):
             raise UserError("--speculative-config is not a mapping in JSON") from None
         if method.endswith("mtp"):
-            given["mtp"], named = True, ""
+            _predict(model, given, remarks)
+            named = ""
         elif method in ("ngram", "suffix") or named == "[ngram]":
             named = ""
         elif config.get("use_heterogeneous_vocab"):

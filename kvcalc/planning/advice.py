@@ -16,9 +16,7 @@ from kvcalc.timing.deployment import Deployment
 MOST_SHARE = 0.97
 LEAST_TOKENS, LEAST_SEQUENCES, MOST_TP = 512, 8, 64
 ENOUGH = 5
-LENGTHS = {
-    "vllm": "--max-model-len", "sglang": "--context-length", "trtllm": "--max_seq_len", "llama.cpp": "--ctx-size a slot",
-}  # fmt: skip
+LENGTHS = {"vllm": "--max-model-len", "sglang": "--context-length", "trtllm": "--max_seq_len"}
 
 
 class Need(NamedTuple):
@@ -69,12 +67,12 @@ def changes(found: Diagnosis, need: Need) -> list[Change]:
 def gives(found: Diagnosis, need: Need, point: Point) -> Fit | None:
     """What fits at a point by the rules, where both they and what was logged hold the need; None where one does not."""
     deployment, options = point
-    asked = msgspec.structs.replace(options, users=need.users, max_model_len=need.tokens)
+    asked = msgspec.structs.replace(options, users=seats(options, need.users), max_model_len=need.tokens)
     logged = msgspec.structs.replace(deployment, gpu=found.deployment.gpu)
     try:
         by_rules = fit(deployment, asked)
         as_logged = fit(logged, msgspec.structs.replace(asked, from_log=found.learned))
-        started = fit(logged, msgspec.structs.replace(options, from_log=found.learned, users=1))
+        started = fit(logged, msgspec.structs.replace(options, from_log=found.learned, users=seats(options, 1)))
     except UserError:
         return None
     others = found.learned.others_bytes
@@ -88,13 +86,26 @@ def _checked(found: Diagnosis, need: Need, flags: str, cost: str, point: Point) 
         return None
     deployment, options = point
     longest = options.max_model_len or found.length
-    asked = msgspec.structs.replace(options, users=need.users, max_model_len=max(longest, need.tokens))
+    users = seats(options, need.users)
+    asked = msgspec.structs.replace(options, users=users, max_model_len=max(longest, need.tokens))
     shown = fit(deployment, asked)
     if not shown.fits:
-        flags = f"{flags} {LENGTHS[options.engine]} {need.tokens}"
+        flags = f"{flags} {limited(options, need.tokens)}"
         shown = fit(deployment, msgspec.structs.replace(asked, max_model_len=need.tokens))
     record = fit_record(shown, typed=Typed(model=found.command.named))
     return Change(flags, cost, record["command"], record["kvcalc_command"], held.sequences)
+
+
+def seats(options: FitOptions, users: int) -> int:
+    """Conversations that have to fit where `users` come: llama.cpp allocates all of its slots at the start."""
+    return max(users, options.max_num_seqs or 1) if options.engine == "llama.cpp" else users
+
+
+def limited(options: FitOptions, tokens: int) -> str:
+    """The flag that limits a sequence to so many tokens; llama.cpp's says the cells of all slots."""
+    if options.engine == "llama.cpp":
+        return f"--ctx-size {tokens * max(1, options.max_num_seqs or 1)}"
+    return f"{LENGTHS[options.engine]} {tokens}"
 
 
 def _with(point: Point, **fields: Any) -> Point:
@@ -117,7 +128,7 @@ def _share(found: Diagnosis, need: Need, point: Point) -> Iterator[tuple[str, st
         yield f"{name} {share:g}", "", _with(point, gpu_memory_utilization=share)
 
 
-def _first(values: list[float], holds: Callable[[float], bool]) -> int:
+def _first(values: list[Any], holds: Callable[[Any], bool]) -> int:
     """The first place from which on it holds, by bisection; beyond the end where it never does."""
     low, high = 0, len(values)
     while low < high:
@@ -174,6 +185,18 @@ def _cache(found: Diagnosis, need: Need, point: Point) -> Iterator[tuple[str, st
     yield name, loss_of("cache", ours), (msgspec.structs.replace(deployment, precision=precision), options)
 
 
+def _layers(found: Diagnosis, need: Need, point: Point) -> Iterator[tuple[str, str, Point]]:
+    """As many of llama.cpp's layers on the GPU as hold it; the others, and their cache, stay with the host."""
+    on = point[1].n_gpu_layers
+    if point[1].engine != "llama.cpp" or point[0].gpu.per == "SoC":
+        return
+    fewer = range((on if on >= 0 else point[0].model.layers + 1) - 1, 1, -1)
+    tried = [_with(point, n_gpu_layers=count) for count in fewer]
+    at = _first(tried, lambda one: bool(gives(found, need, one)))
+    for count, one in [*zip(fewer, tried, strict=True)][at : at + 1]:
+        yield f"--n-gpu-layers {count}", "the other layers run on the host, slower", one
+
+
 def _gpus(found: Diagnosis, need: Need, point: Point) -> Iterator[tuple[str, str, Point]]:
     deployment, options = point
     ranks, tp = deployment.parallelism, deployment.parallelism.tp
@@ -195,13 +218,13 @@ def _weights(found: Diagnosis, need: Need, point: Point) -> Iterator[tuple[str, 
 
 
 MENDERS: tuple[Callable[[Diagnosis, Need, Point], Iterator[tuple[str, str, Point]]], ...] = (
-    _share, _tokens, _sequences, _eager, _images, _cache, _gpus, _weights,
+    _share, _tokens, _sequences, _eager, _images, _cache, _layers, _gpus, _weights,
 )  # fmt: skip
 
 
 def shorter(found: Diagnosis) -> int:
     """The longest max_model_len with which one sequence fits, as logged and by the rules; 0 where none does."""
-    asked = msgspec.structs.replace(found.options, users=1)
+    asked = msgspec.structs.replace(found.options, users=seats(found.options, 1))
     both = fit(found.plain, asked), fit(found.deployment, msgspec.structs.replace(asked, from_log=found.learned))
     longest = [f.needed.length for f in both if f.needed.length is not None]
     tokens = min(longest, default=0) // 256 * 256

@@ -15,7 +15,7 @@ from kvcalc.layers.ranks import Parallelism
 from kvcalc.library.checkpoints import checkpoint
 from kvcalc.library.load import load_gpu
 from kvcalc.planning.startup import Boot
-from kvcalc.planning.startup.cards import USUAL, card_of, check_alone
+from kvcalc.planning.startup.cards import USUAL, card_of, check_alone, machine_of
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
@@ -80,6 +80,9 @@ def diagnose(boot: Boot, given: Given = Given()) -> Diagnosis:  # noqa: B008 (a 
     if gpu is None:
         what = f"calls its GPU {boot.gpu!r}, of which no preset is known" if boot.gpu else "names no GPU"
         raise UserError(f"the log {what}", hint="Give it with --gpu")
+    if gpu.usable_share and not boot.memory and "free" in boot.figures:
+        boot.memory = machine_of(gpu, boot.figures["free"])
+        remark = f"a machine of {boot.memory >> 30} GiB, as {boot.figures['free'] / 2**30:.2f} GiB are free for its GPU"
     card = msgspec.structs.replace(gpu, memory_bytes=boot.memory) if boot.memory else gpu
     run = Deployment(command.model, card, command.precision, command.parallelism)
     predicted = fit(run, options)
@@ -151,7 +154,7 @@ def _terms(boot: Boot, predicted: Fit) -> tuple[Term, ...]:
     """Every term that one of both knows, in the order in which memory is taken."""
     figures, budget, overhead = dict(boot.figures), predicted.budget, dict(predicted.terms.overhead)
     if "free" in figures and boot.memory:
-        figures["before"] = boot.memory - figures["free"]
+        figures["before"] = predicted.gpu.usable_bytes - figures["free"]
     if "share" not in figures and boot.engine == "vllm":
         figures["share"] = budget.share
     graphs = overhead.pop("CUDA graphs", 0)

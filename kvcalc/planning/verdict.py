@@ -4,7 +4,7 @@ from typing import Any
 
 from kvcalc.capacity import Fit
 from kvcalc.errors import printable
-from kvcalc.planning.advice import Change, Need, changes, shorter
+from kvcalc.planning.advice import Change, Need, changes, limited, shorter
 from kvcalc.planning.diagnosis import SHORT, Diagnosis, as_logged
 from kvcalc.storage.quality import UNKNOWN
 from kvcalc.units import format_bytes
@@ -84,7 +84,7 @@ class Verdict:
         else:
             text = f"no change of one or two flags holds {need} on this GPU"
         if self.shorter:
-            text += f"; or with --max-model-len {self.shorter}: longer prompts are then refused, {UNKNOWN}"
+            text += f"; or with {limited(self.found.options, self.shorter)}: longer prompts are then refused, {UNKNOWN}"
         failure = self.found.boot.failure
         if failure and failure.kind == "occupied":
             text = f"stop what holds the memory, or {text}"

@@ -13,6 +13,7 @@ from kvcalc.library.load import load_gpu
 _LEFT_OUT = re.compile(r"\b(nvidia|amd|geforce|tesla|instinct|graphics|edition|generation|gpu)\b")
 SAME = 0.012  # of the memory, by which the totals of one card differ between drivers
 ALIKE = 0.12  # by which a card of that name may
+MACHINES = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # GiB of unified memory that machines are sold with
 # Where memory alone is known, in the order in which servers have them.
 USUAL = (
     "h100-sxm", "a100-80gb", "h200", "b200", "l40s", "a100-40gb-sxm", "rtx-4090", "rtx-3090", "l4", "t4", "a10", "rtx-5090",
@@ -38,6 +39,13 @@ def card_of(name: str, memory: int) -> tuple[Gpu | None, str]:
     check_alone(near, f"{memory / 2**30:.2f} GiB")
     (best,) = near
     return _with(best, memory), f"the log names no GPU: {memory / 2**30:.2f} GiB are taken for {best.name}'s; --gpu says which"
+
+
+def machine_of(gpu: Gpu, free: int) -> int:
+    """Bytes of the smallest machine of that kind whose system lets the GPU hold what was free at the start."""
+    sizes = (round(gib * 2**30) for gib in MACHINES)
+    fitting = (size for size in sizes if _with(gpu, size).usable_bytes >= free)
+    return min(next(fitting, gpu.memory_bytes), gpu.memory_bytes)
 
 
 def check_alone(near: Sequence[Gpu], told: str) -> None:

@@ -40,6 +40,12 @@ def _pool(boot: Boot, match: re.Match[str]) -> None:
     boot.keep("cache", sum(number(t) for t in match.groups()[1:] if t) * GIB)
 
 
+def _windows(boot: Boot, match: re.Match[str]) -> None:
+    """The pools with and without windows together; tokens are those of the pool without."""
+    boot.keep("pools", number(match[1]) * GIB)
+    boot.count("without windows", int(number(match[2])), least=True)
+
+
 def _states(boot: Boot, match: re.Match[str]) -> None:
     boot.keep("states", (number(match[1]) + number(match[2])) * GIB)
 
@@ -69,6 +75,7 @@ RULES = rules(
         rf"KV Cache is allocated\.(?: dtype: \S+,)? #tokens: {N}, (?:K size: {N} GB, V size: {N} GB|KV size: {N} GB)",
         _pool,
     ),
+    ("SWAKVPool mem usage", rf"SWAKVPool mem usage: {N} GB, swa size: \d{{1,12}}, full size: {N}", _windows),
     (
         "Mamba Cache is allocated",
         rf"Mamba Cache is allocated\..{{0,120}}conv_state size: {N} ?GB, ssm_state size: {N} ?GB",
@@ -82,6 +89,8 @@ RULES = rules(
 
 
 def finished(boot: Boot) -> None:
-    """States lie beside keys and values in the same budget."""
+    """Pools of windows and of all tokens are one cache; states lie beside keys and values in the same budget."""
+    if "pools" in boot.figures:
+        boot.figures["cache"], boot.counts["tokens"] = boot.figures.pop("pools"), boot.counts.pop("without windows")
     if "states" in boot.figures and "cache" in boot.figures:
         boot.figures["cache"] += boot.figures["states"]

@@ -135,6 +135,8 @@ def _failed(kind: str, *names: str) -> Take:
             boot.failure = Failure(kind, match[0], found)
         if "length" in found:
             boot.tell("max_model_len", found["length"])
+        if "available" in found:
+            boot.keep("cache", found["available"], least=True)
         boot.memory = boot.memory or found.get("total", 0)
 
     return fail
@@ -214,7 +216,8 @@ RULES = rules(
         ("No available memory for the cache", r"No available memory for the cache blocks", _failed("no_blocks")),
         (
             "KV cache is needed",
-            rf"max seq len \({N}\), \(?{N} GiB KV cache is needed, which is larger than the available KV cache memory \({N} GiB\)"
+            rf"max seq len \({N}\), \(?{N} Gi?B KV cache is needed, which is larger than the available KV cache memory "
+            rf"\({N} Gi?B\)"
             rf"(?:.{{0,80}}estimated maximum model length is {N})?",
             _failed("too_long", "length", "needed", "available", "longest"),
         ),
