@@ -3,7 +3,9 @@
 import pytest
 from huggingface_cases import Case, check
 
+from kvcalc import UserError, load_model
 from kvcalc.library.huggingface import model_from
+from kvcalc.library.huggingface.vision import tower
 
 CASES = {
     # the whole file says whether the head is tied
@@ -131,3 +133,58 @@ def test_the_whole_file_says_whether_the_head_is_tied(model_type: str, whole: bo
     part = {"thinker_config": {"text_config": text}} if "omni" in model_type else {"text_config": text}
     said = {} if whole is None else {"tie_word_embeddings": whole}
     assert model_from({"model_type": model_type} | part | said, "config.json", "x").tie_word_embeddings is bool(whole)
+
+
+TEXT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 1000,
+}
+QWEN3 = {"out_hidden_size": 64, "hidden_size": 1024, "intermediate_size": 4096, "depth": 24, "deepstack_visual_indexes": [5, 11]}
+PIXTRAL = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "image_size": 1540, "patch_size": 14}
+SIGLIP = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "image_size": 896, "patch_size": 14}
+LLAMA4 = {
+    "hidden_size": 1408, "intermediate_size": 5632, "num_hidden_layers": 34, "image_size": 336, "patch_size": 14,
+    "projector_input_dim": 4096, "projector_output_dim": 4096, "vision_output_dim": 4096, "pixel_shuffle_ratio": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("around", "vision", "parameters", "patches", "tokens"),
+    [
+        # parameters of tower and projector in transformers 5's own models, beside a language model of width 64
+        ("gemma3", SIGLIP, 416_940_912, 4096, 256),
+        ("qwen2_vl", {"embed_dim": 1280, "hidden_size": 64, "depth": 32}, 657_733_184, 65_536, 16_384),
+        ("qwen2_5_vl", {"hidden_size": 1280, "out_hidden_size": 64}, 658_524_224, 65_536, 16_384),
+        ("qwen3_vl", {"out_hidden_size": 64}, 502_054_384, 65_536, 16_384),
+        ("qwen3_vl_moe", QWEN3, 357_391_552, 65_536, 16_384),
+        ("qwen3_5", {"out_hidden_size": 64}, 437_426_992, 65_536, 16_384),
+        ("mistral3", PIXTRAL, 407_570_432, 110 * 110, 55 * 55),
+        ("llama4", LLAMA4, 851_223_040, 17 * 24 * 24, 17 * 12 * 12),
+    ],
+)  # fmt: skip
+def test_towers_are_as_large_as_transformers_builds_them(
+    around: str, vision: dict[str, object], parameters: int, patches: int, tokens: int
+) -> None:
+    found, notes = tower({"model_type": around, "vision_config": vision}, "config.json", 64)
+    assert found
+    assert (found.parameters, found.patches, found.tokens, notes) == (parameters, patches, tokens, ())
+
+
+def test_a_tower_is_read_beside_its_model_or_said_to_be_left_out() -> None:
+    """The published sizes of Mistral-Small-3.2's give its preset; another type's shapes are not guessed."""
+    config = {
+        "model_type": "mistral3",
+        "vision_config": PIXTRAL,
+        "text_config": {"model_type": "mistral", **TEXT, "hidden_size": 5120},
+    }
+    assert model_from(config, "c", "m").vision == load_model("mistral-small-3.2-24b").vision
+    other = {"model_type": "llava", "vision_config": {"hidden_size": 8}, "text_config": {"model_type": "llama", **TEXT}}
+    found = model_from(other, "c", "m")
+    assert found.vision is None
+    assert any("vision tower is of a type whose shapes are not known" in note for note in found.notes)
+    with pytest.raises(UserError, match=r"vision_config: depth: should be a whole number"):
+        tower({"model_type": "qwen3_vl", "vision_config": {"depth": "27"}}, "c", 64)

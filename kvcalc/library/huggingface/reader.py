@@ -19,6 +19,7 @@ from kvcalc.library.huggingface.rope import rope_factors
 from kvcalc.library.huggingface.source import defaults_of, facts, read_json, text_part
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.general import GENERAL
+from kvcalc.library.huggingface.vision import tower
 from kvcalc.model.spec import Layer, Model, Mtp
 from kvcalc.storage.dtypes import canonical
 
@@ -82,8 +83,9 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     model = _model(c, entry, fields | {"quantization": quantization, "kv_cache_dtype": storage.cache})
     model = in_force(model, storage.scales) if quantization else model
     said = assess(c, named, entry)
-    notes = (*model.notes, *storage.notes, *said.notes)
-    return msgspec.structs.replace(model, notes=notes, parameters_exact=said.exact)
+    vision, unseen = tower(data, where, model.hidden_size) if data is not inner else (None, ())
+    notes = (*model.notes, *storage.notes, *said.notes, *unseen)
+    return msgspec.structs.replace(model, notes=notes, parameters_exact=said.exact, vision=vision)
 
 
 def _aliases(model_type: str, entry: Type) -> dict[str, tuple[str, ...]]:
