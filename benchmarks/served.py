@@ -3,8 +3,8 @@
     python benchmarks/served.py e2e_dense.csv e2e_moe.csv
 
 In turn: what engines add to their kernels (engine_terms.py), the errors that calibrations carry (serving_errors.py), what
-docs/accuracy.md says of servers (accuracy.py), and what commands print in the documents (tests/remake_docs.py). Minutes; the same
-rows give the same bytes.
+docs/accuracy.md says of servers (accuracy.py, held_out.py), and what commands print in the documents (tests/remake_docs.py).
+Minutes; the same rows give the same bytes.
 """
 
 import subprocess
@@ -19,7 +19,12 @@ HERE = Path(__file__).parent
 def main(paths: list[str]) -> None:
     if sorted(Path(path).stem for path in paths) != sorted(SERVING):
         sys.exit(f"needs {' and '.join(f'{name}.csv' for name in SERVING)}")
-    steps = (("engine_terms.py", *paths, "--write"), ("serving_errors.py", *paths), ("accuracy.py", *paths, "--write"))
+    steps = (
+        ("engine_terms.py", *paths, "--write"),
+        ("serving_errors.py", *paths),
+        ("accuracy.py", *paths, "--write"),
+        ("held_out.py", *paths, "--write"),
+    )
     for name, *words in steps:
         print(f"== {name}", flush=True)
         subprocess.run([sys.executable, str(HERE / name), *words], check=True)
