@@ -301,3 +301,20 @@ def test_graphs_that_are_not_predicted_are_said() -> None:
     assert not any(said("gpt-oss-20b", version, dp) for version, dp in (("0.24", 1), ("0.19", 2), ("0.29", 2)))
     assert not any(said("gpt-oss-20b", "0.24", 2, **o) for o in ({"enforce_eager": True}, {"kv_cache_memory_bytes": 10 * GIB}))
     assert not said("llama-3.1-8b", "0.20", 2)
+
+
+def test_images_of_the_profile() -> None:
+    """gemma-3: 256 tokens of an image of 4096 patches, so 32 in a pass of 8192; of 3 requests with one image each, 3.
+
+    A patch takes 588 values, 4 · 1152 and 2 · 4304 in two bytes; with one request and no limit the pass is full again. What
+    stays of an image beside a forward pass: 256 outputs of 2560, and its pixels.
+    """
+
+    def peak(limit: str, requests: int) -> tuple[str, int]:
+        terms = asked("gemma-3-4b", version="0.28", max_num_seqs=requests, limit_mm_per_prompt=limit, enforce_eager=True).terms
+        return terms.peak, terms.activation
+
+    full = "vision encoder", 32 * 2 * 4096 * (588 + 4 * 1152 + 2 * 4304) + 32 * MIB
+    assert peak("image=1", 64) == peak("", 1) == full
+    (step, three), (_, four) = peak("image=1", 3), peak("image=1", 4)
+    assert (step, four - three) == ("forward pass", 2 * 256 * 2560 + 2 * 4096 * 588)

@@ -10,12 +10,13 @@ from kvcalc.capacity.memory_terms import MIB, Start
 from kvcalc.layers.attention import Latent
 from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.pipeline import stages
-from kvcalc.units import Num, at_least, maximum
+from kvcalc.units import Num, at_least, maximum, minimum
 
 WAITING = 3.8  # residual streams that stand beside a layer's widest part: fitted on one log of two
 SORT, SORT_FEW, KERNEL = 38, 50, 14  # bytes of the sampler per request and entry of the vocabulary
 MLA_WORKSPACE = 65536  # tokens (attention/backends/mla/common.py, 0.11)
 L2_BYTES = 50 * MIB
+MOST_IMAGES = 999  # of a prompt, where no limit is given (config/multimodal.py)
 
 
 def peak(start: Start, kernels: bool = False, first_start: bool = True) -> tuple[Num, str]:
@@ -119,27 +120,31 @@ def _experts_in_blocks(start: Start) -> bool:
     return any(w.expert and start.formats.weight_format(name, w).name == "fp8_block128" for name, w, _ in start.model.walk())
 
 
-def _images(start: Start) -> int:
-    """Of the largest size, in one batch of the encoder: as many as its budget of tokens holds (encoder_budget.py, 0.28)."""
+def _images(start: Start) -> Num:
+    """Of the largest size, in one batch of the encoder: as many as its budget of tokens holds, and n requests may have.
+
+    v1/worker/gpu_model_runner.py: profile_run, 0.8.5; multimodal/encoder_budget.py, 0.28.
+    """
     vision = start.model.vision
     if not vision or start.stage or start.images == 0:
         return 0
-    return max(1, max(start.tokens, vision.tokens) // vision.tokens)
+    asked = start.sequences * (start.images or MOST_IMAGES)
+    return maximum(1, minimum(max(start.tokens, vision.tokens) // vision.tokens, asked))
 
 
-def held_images(start: Start) -> int:
+def held_images(start: Start) -> Num:
     """What stays of the encoder's run: its outputs and the pixels."""
     vision, count = start.model.vision, _images(start)
-    if not vision or not count:
+    if not vision:
         return 0
     outputs = vision.tokens * start.model.hidden_size * start.formats.element_bytes
     return count * (outputs + 2 * vision.patches * vision.values)
 
 
-def encoder(start: Start) -> int:
+def encoder(start: Start) -> Num:
     """Pixels, and per patch four streams of the tower's width and two of its MLP's share, in 2 bytes."""
     vision, count = start.model.vision, _images(start)
-    if not vision or not count:
+    if not vision:
         return 0
     ranks = start.ranks.tp if vision.sharded else 1
     return 2 * count * vision.patches * (vision.values + 4 * vision.width + 2 * vision.mlp // ranks)
