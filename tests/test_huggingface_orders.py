@@ -60,6 +60,8 @@ def test_flint_s_first_two_layers_are_dense() -> None:
     assert ["moe" in kind for kind in model.order] == [False, False, True, True, True]
     every_second = read("flint", num_hidden_layers=6, sliding_window=32, decoder_sparse_step=2, **MOE)
     assert ["moe" in kind for kind in every_second.order] == [False, False, False, True, False, True]
+    with pytest.raises(UserError, match="mlp_only_layers: holds 'a', which is no whole number"):
+        read("flint", num_hidden_layers=6, sliding_window=32, mlp_only_layers=["a"], **MOE)
     none_dense = read("flint", num_hidden_layers=5, sliding_window=32, mlp_only_layers=[3], **MOE)
     assert ["moe" in kind for kind in none_dense.order] == [True, True, True, False, True]
 
