@@ -2,7 +2,8 @@
 
 A table answers first: its title is a sentence. At most nine columns and 100 characters stand beside each other; what is the
 same in every row becomes a line below. Where a width holds fewer, long words are cut, then columns lost from the right; a few
-rows that would keep too few columns stand on their side, one column a row. Only under 40 characters is it a list.
+rows that would keep too few columns stand on their side, one column a row. Only under 40 characters is it a list. All columns,
+where they are asked for, stand in bands on a terminal, in one on a pipe.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,11 +11,12 @@ from typing import Any
 
 import msgspec
 
+from kvcalc.report.cells import CUT, Cells, banded, short, turned, upright
 from kvcalc.report.export import Record
 from kvcalc.report.shell import CommandLine, shell_lines
 
 WIDTH, MOST_COLUMNS, LEAST_WIDTH = 100, 9, 40
-CUT, LEAST_NAME = 16, 12  # characters that are left of long words where there is little room, and of the row's name
+LEAST_NAME = 12  # characters that are left of the row's name where there is little room
 FEW_ROWS, FEW_COLUMNS = 6, 6  # rows that may stand on their side, and columns that are too few to stay upright
 
 
@@ -62,11 +64,11 @@ class Laid(msgspec.Struct, frozen=True):
         return [*self.title, *self.head, *self.rows, *self.below]
 
 
-def laid_out(table: Table, width: int) -> Laid:
-    """The lines of a table, none of them longer than `width` unless all columns are asked for."""
+def laid_out(table: Table, width: int, bands: bool = False) -> Laid:
+    """The lines of a table, none of them longer than `width`; all columns, where they are asked for, in `bands` or in one."""
     columns, remarks, wide = _chosen(table)
     cells = [[c.title for c in columns], *([written(c, r) for c in columns] for r in table.records)]
-    head, rows, kept = _stood(columns, cells, width, table.wide)
+    head, rows, kept = _stood(columns, cells, width, table.wide, bands)
     below = _below(table, remarks, columns[:kept], [*columns[kept:], *wide])
     title = [line for text in table.title.split("\n") for line in wrapped(text, width)] if table.title else []
     return Laid(title, head, rows, [line for note in below for line in _noted(note, width)])
@@ -130,19 +132,22 @@ def _below(table: Table, remarks: Sequence[str], shown: Sequence[Column], lost: 
     return [*table.notes[:1], *remarks, *more, *(["; ".join(meanings)] if meanings else []), *table.notes[1:]]
 
 
-Cells = list[list[str]]
-
-
-def _stood(columns: Sequence[Column], cells: Cells, width: int, wide: bool) -> tuple[list[str], list[str], int]:
+def _stood(columns: Sequence[Column], cells: Cells, width: int, wide: bool, bands: bool) -> tuple[list[str], list[str], int]:
     """The heading, the rows, and how many columns they hold: upright, or on their side where that shows more."""
+    right = [c.right for c in columns]
     if width < LEAST_WIDTH:
         return [], [line for row in cells[1:] for line in _listed(cells[0], row, width)], len(columns)
-    kept, cut = (len(columns), cells) if wide else _fitting(columns, cells, width)
-    turned: list[str] = []
-    if kept < min(FEW_COLUMNS, len(columns)) and len(cells) - 1 <= FEW_ROWS:
-        turned = _turned(columns, cells, width)
-    lines, kept = (turned, len(columns)) if turned else (_upright(columns, cut, kept), kept)
-    return lines[:1], lines[1:], kept
+    few = len(cells) - 1 <= FEW_ROWS
+    if wide:
+        lines = upright(right, cells)
+        if bands and max(map(len, lines)) > width:
+            names = next((at for at, c in enumerate(columns) if not c.given), 1)
+            lines = (turned(right, cells, width) if few else []) or banded(right, cells, width, max(1, names))
+        return lines[:1], lines[1:], len(columns)
+    kept, cut = _fitting(columns, cells, width)
+    side = turned(right, cells, width) if few and kept < min(FEW_COLUMNS, len(columns)) else []
+    lines = side or upright(right[:kept], [row[:kept] for row in cut])
+    return lines[:1], lines[1:], len(columns) if side else kept
 
 
 def _fitting(columns: Sequence[Column], cells: Cells, width: int) -> tuple[int, Cells]:
@@ -158,12 +163,12 @@ def _fitting(columns: Sequence[Column], cells: Cells, width: int) -> tuple[int, 
         taken = 2 * (kept - 1) + sum(sizes[at] for at in range(kept) if at not in words)
         limit = _limit([sizes[at] for at in words], width - taken)
         if limit:
-            return kept, [[_short(c, limit) if at in words else c for at, c in enumerate(row)] for row in cells]
+            return kept, [[short(c, limit) if at in words else c for at, c in enumerate(row)] for row in cells]
     words = [at for at, c in enumerate(columns) if not c.right]
     cut = [min(size, CUT) if at in words else size for at, size in enumerate(sizes)]
     kept = next((n for n in most if width - sum(cut[1:n]) - 2 * (n - 1) >= LEAST_NAME), 1)
     name = width - sum(cut[1:kept]) - 2 * (kept - 1)
-    return kept, [[_short(c, CUT if at else name) if at in words else c for at, c in enumerate(row)] for row in cells]
+    return kept, [[short(c, CUT if at else name) if at in words else c for at, c in enumerate(row)] for row in cells]
 
 
 def _limit(sizes: list[int], room: int) -> int:
@@ -172,33 +177,8 @@ def _limit(sizes: list[int], room: int) -> int:
     return next((limit for limit in limits if sum(min(size, limit) for size in sizes) <= room), 0)
 
 
-def _upright(columns: Sequence[Column], cells: Cells, kept: int) -> list[str]:
-    sides = [str.rjust if c.right else str.ljust for c in columns[:kept]]
-    sizes = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(side(cell, w) for side, cell, w in zip(sides, row, sizes, strict=False)).rstrip() for row in cells]
-
-
-def _turned(columns: Sequence[Column], cells: Cells, width: int) -> list[str]:
-    """One line a column and one column a row; nothing where the figures alone are too wide for that."""
-    label, figures = max(map(len, cells[0])), [at for at, c in enumerate(columns) if c.right]
-    room = (width - label) // max(1, len(cells) - 1) - 2
-    rows = [[_short(c, max(room, CUT)) if at not in figures else c for at, c in enumerate(row)] for row in cells[1:]]
-    sizes = [max(map(len, row)) for row in rows]
-    if label + sum(2 + size for size in sizes) > width:
-        return []
-    lines = []
-    for at, name in enumerate(cells[0]):
-        shown = "".join("  " + row[at].rjust(size) for row, size in zip(rows, sizes, strict=True))
-        lines.append((name.ljust(label) + shown).rstrip())
-    return lines
-
-
-def _listed(names: list[str], row: list[str], width: int) -> list[str]:
+def _listed(names: Sequence[str], row: Sequence[str], width: int) -> list[str]:
     return [line for name, cell in zip(names, row, strict=True) for line in wrapped(f"{name}: {cell}", width)]
-
-
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:

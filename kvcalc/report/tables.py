@@ -16,7 +16,7 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
         if as_markdown:
             sys.stdout.write(visible(markdown(table)))
         elif sys.stdout.isatty():
-            _show_on_terminal(laid_out(table, shutil.get_terminal_size().columns))
+            _show_on_terminal(laid_out(table, shutil.get_terminal_size().columns, bands=True))
         else:
             sys.stdout.write(visible(str(table)))
 

@@ -5,13 +5,15 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from conftest import Run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.report import tables
-from kvcalc.report.layout import CUT, LEAST_WIDTH, MOST_COLUMNS, WIDTH, Column, Table, condensed, laid_out, wrapped, written
+from kvcalc.report.cells import CUT
+from kvcalc.report.layout import LEAST_WIDTH, MOST_COLUMNS, WIDTH, Column, Table, condensed, laid_out, told, wrapped, written
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
 LINES = {
@@ -79,6 +81,35 @@ def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch
             lost = [c.title for c in told if c in columns[len(kept) :] or c.wide]
             named = f"{len(lost)} more with --wide: {', '.join(lost)}"
             assert (named in " ".join(" ".join(below).split())) == bool(lost)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_all_columns_in_bands_on_a_terminal(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Every figure stands in the bands whole; what fits in one stays as it is on a pipe."""
+    for table in shown(kvcalc, monkeypatch, f"{line} --wide"):
+        one = laid_out(table, WIDTH)
+        for width in WIDTHS:
+            laid = laid_out(table, width, bands=True)
+            lines = [*laid.head, *laid.rows]
+            assert max(map(len, lines)) <= width
+            assert max(map(len, [*one.head, *one.rows])) > width or lines == [*one.head, *one.rows]
+            words = set(" ".join(lines).split())
+            assert {
+                w for c in told(table) if c.right and not c.apart for r in table.records for w in written(c, r).split()
+            } <= words
+
+
+def test_bands_repeat_what_names_a_row() -> None:
+    columns = [WORDS, Column("b", "batch", given=True), *(Column(f"f{n}", f"figure {n}") for n in range(5))]
+    columns[0] = msgspec.structs.replace(WORDS, given=True)
+    records = [{"name": "a", "b": n} | {f"f{k}": 10 * n + k for k in range(5)} for n in range(7)]
+    laid = laid_out(Table(records, columns, wide=True), 40, bands=True)
+    lines = [*laid.head, *laid.rows]
+    assert [line.split() for line in (lines[0], lines[9])] == [
+        ["name", "batch", "figure", "0", "figure", "1"], ["name", "batch", "figure", "2", "figure", "3"],
+    ]  # fmt: skip
+    assert lines[8] == ""
+    assert [lines[at].split() for at in (2, 11, 20)] == [["a", "1", "10", "11"], ["a", "1", "12", "13"], ["a", "1", "14"]]
 
 
 def test_a_pipe_is_a_hundred_characters_wide(kvcalc: Run) -> None:
