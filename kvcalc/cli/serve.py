@@ -123,7 +123,7 @@ def run(
 
         output.picture(occupancy(runs[0]) if len(runs) == 1 else load_chart(records))
     if timeline != "-" and not output.printed(records):
-        from kvcalc.report.serving import serve_table
+        from kvcalc.report.served import serve_table
 
         output.show(serve_table(records))
     if not whole:

@@ -116,7 +116,7 @@ class Deployment(deployment.Deployment, frozen=True):
         max_model_len, preemption, gpu_memory_utilization, kv_cache_memory_bytes, slo_ttft and slo_tpot, price_per_hour, draft.
         """
         from kvcalc.report.figures_serving import occupancy
-        from kvcalc.report.serving import serve_table
+        from kvcalc.report.served import serve_table
         from kvcalc.serving.load import Load
         from kvcalc.serving.run import serve
         from kvcalc.serving.settings import ServerSettings

@@ -9,7 +9,7 @@ from conftest import Run
 from printed import Table, holds, piped, read, table
 
 from kvcalc import load_model
-from kvcalc.report import fit, layout, serving, tables
+from kvcalc.report import fit, layout, served, serving, tables
 from kvcalc.report.layout import Column, condensed, laid_out
 from kvcalc.report.tables import integer, per_token, ratio, seconds, show
 from kvcalc.units import format_bytes, format_count, format_si
@@ -376,6 +376,15 @@ def test_servers_side_by_side_name_the_best_and_the_memory_of_each(
     assert "the most" not in one and "soonest" not in one
 
 
+def test_bounds_and_predictions_are_not_set_against_each_other(kvcalc: Run) -> None:
+    line = "serve llama-3.1-8b --rate 5 --num-prompts 20 --isl 100 --osl 10"
+    assert "soonest" not in kvcalc(f"{line} --stack datasheet,vllm").out
+    assert "; h200 answers soonest, within" in " ".join(kvcalc(f"{line} --stack datasheet --gpu h100,h200").out.split())
+    apart = " ".join(kvcalc(f"{line} --disaggregate --gpu h100,b200").out.split())
+    for gpu in ("h100-sxm", "b200"):
+        assert f"{gpu}: prompts on 1 replica of their own, 2 GPUs in all; their caches take" in apart
+
+
 def test_front_ends_of_several_loads_are_one_line(kvcalc: Run) -> None:
     line = "serve llama-3.1-8b --client inferencex --max-concurrency 1,4 --isl 1000 --osl 4"
     low, high = sorted(r["front_end_s"] for r in kvcalc(f"{line} --format json").records)
@@ -484,7 +493,7 @@ COLUMNS = (Column("a_bytes", "a", format_bytes), Column("kv_cache_bytes", "KV", 
     [
         (tables.SIZE_COLUMNS, SIZE), (tables.COMPARE_COLUMNS, COMPARE), (tables.MODEL_COLUMNS, MODELS),
         (tables.GPU_COLUMNS, GPUS), (tables.ROOFLINE_COLUMNS, ROOFLINE), (serving.LATENCY, LATENCY),
-        (serving.SPECULATION, SPECULATION), (serving.SERVE, SERVE), (fit.COLUMNS, FIT),
+        (serving.SPECULATION, SPECULATION), (served.SERVE, SERVE), (fit.COLUMNS, FIT),
     ],
 )  # fmt: skip
 def test_figures_stand_to_the_right_and_words_to_the_left(columns: tuple[Column, ...], contract: Contract) -> None:

@@ -15,7 +15,7 @@ from printed import holds
 from kvcalc.report.export import to_csv, to_json
 from kvcalc.report.figures_fit import memory_chart
 from kvcalc.report.measured import measure_notes
-from kvcalc.report.serving import serve_table
+from kvcalc.report.served import serve_table
 from kvcalc.report.tables import time_note
 from kvcalc.units import format_bytes
 
