@@ -2,6 +2,7 @@
 
     python benchmarks/accuracy.py ROWS.csv...             prints the tables; fits each calibration's folds again, minutes
     python benchmarks/accuracy.py ROWS.csv... --write     puts them into docs/accuracy.md, and the pictures beside
+    python benchmarks/accuracy.py ROWS.csv... --pictures  draws the pictures alone, without fitting folds
 
 Without rows, only what needs none is given: the errors that the calibrations carry, and the steps taken apart; with those of
 servers alone, beside that what is said of servers; the rest stays as it is. Rows are judged
@@ -32,12 +33,16 @@ HOPPER, BLACKWELL = ("h100-sxm", "h200"), ("b200", "b300", "gb200", "gb300")
 OTHERS = ("rtx-pro-6000-blackwell", "l40s", "a100-80gb")
 GPUS = HOPPER + BLACKWELL + OTHERS
 DOCUMENT = Path(__file__).parent.parent / "docs" / "accuracy.md"
+# stem: title, families
 PICTURES = {
-    "gemm": ("gemm bf16", "gemm fp8"),
-    "attention": ("decode attention bf16", "decode attention fp8", "prefill attention", "allreduce"),
-    "latent": ("mla decode bf16", "mla decode fp8", "mla prefill", "dsa decode module"),
-    "experts": ("moe triton", "moe flashinfer", "moe cutlass", "moe marlin", "moe oai"),
-    "steps": ("step of a dense model", "step of a mixture"),
+    "gemm": ("Matrix products", ("gemm bf16", "gemm fp8")),
+    "attention": (
+        "Attention and all-reduce",
+        ("decode attention bf16", "decode attention fp8", "prefill attention", "allreduce"),
+    ),
+    "latent": ("Latent and sparse attention", ("mla decode bf16", "mla decode fp8", "mla prefill", "dsa decode module")),
+    "experts": ("Experts", ("moe triton", "moe flashinfer", "moe cutlass", "moe marlin", "moe oai")),
+    "steps": ("Steps of served models", ("step of a dense model", "step of a mixture")),
 }
 # model, GPU, stack, ranks, batch, context
 STEPS = (
@@ -217,17 +222,38 @@ def put(text: str, name: str, lines: Iterator[str]) -> str:
     return re.sub(f"<!-- {name} -->.*?<!-- end {name} -->", lambda _: block, text, flags=re.DOTALL)
 
 
-def draw(stem: str, series: list[tuple[str, list[float], list[float]]], what: str) -> None:
+def draw(stem: str, title: str, series: list[tuple[str, list[float], list[float]]]) -> None:
     if series:
-        save(predicted_against_measured(series, what), str(DOCUMENT.parent / "images" / f"accuracy-{stem}.png"))
+        rows = sum(len(measured) for _, measured, _ in series)
+        chart = predicted_against_measured(series, f"{rows:,} rows of all stacks, predicted by the shipped calibrations")
+        chart = chart._replace(title=f"{title}: predicted against measured")
+        save(chart, str(DOCUMENT.parent / "images" / f"accuracy-{stem}.png"))
+
+
+def pictures(validations: Sequence[Validation]) -> None:
+    """Every picture whose families have rows."""
+    here, there = judged(validations, HOPPER), judged(validations, BLACKWELL)
+    shown = sorted(f for f in there if f.startswith(("gemm", "decode", "prefill")))
+    for stem, title, families, found in [*((s, *p, here) for s, p in PICTURES.items()), ("blackwell", "Blackwell", shown, there)]:
+        draw(stem, title, [(f, [m for m, *_ in found[f]], [t for *_, t in found[f]]) for f in families if f in found])
+    first: dict[str, tuple[list[float], list[float]]] = {}
+    for v in validations:
+        for at, times in v.served.items():
+            row = v.table.rows[at]
+            measured, predicted = first.setdefault(scope(row).replace("step", "first token"), ([], []))
+            measured.append(row.ttft_us)
+            predicted.append(times.ttft_us)
+    draw("first-token", "Time to the first token", [(name, *both) for name, both in first.items()])
 
 
 def main(words: list[str]) -> int:
     paths = [Path(w) for w in words if not w.startswith("-")]
+    if "--pictures" in words:
+        pictures(validate(paths, served=served_times))
+        return 0
     blocks = {"steps": list(step_table()), "terms": list(all_terms()), "cells": list(cell_table())}
     if paths:
         validations, tables = validate(paths, served=served_times), [read_rows(p) for p in paths if p.stem not in SERVING]
-        here = judged(validations, HOPPER)
         if any(p.stem in SERVING for p in paths):
             blocks["servers"] = list(server_table(validations))
         for name, gpus, columns in TABLES if tables else ():
@@ -239,12 +265,8 @@ def main(words: list[str]) -> int:
         for name, lines in blocks.items():
             text = put(text, name, iter(lines))
         DOCUMENT.write_text(text, encoding="utf-8")
-        for stem, families in PICTURES.items() if paths else ():
-            draw(stem, [(f, [m for m, *_ in here[f]], [t for *_, t in here[f]]) for f in families if f in here], "all stacks")
         if paths:
-            found = judged(validations, BLACKWELL)
-            shown = [f for f in found if f.startswith(("gemm", "decode", "prefill"))]
-            draw("blackwell", [(f, [m for m, *_ in found[f]], [t for *_, t in found[f]]) for f in sorted(shown)], "all stacks")
+            pictures(validations)
     return 0
 
 

@@ -62,7 +62,7 @@ def run(
     if output.plot:
         from kvcalc.report.comparison import compare_chart
 
-        output.picture(compare_chart(deployments[0], chosen, records, max(contexts[-1], 131072)))
+        output.picture(compare_chart(deployments, chosen, records, max(contexts[-1], 131072)))
     if not output.printed(records):
         from kvcalc.report.comparison import compare_tables
 

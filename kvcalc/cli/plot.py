@@ -33,7 +33,7 @@ FIGURES = {
     FigureKind.cache_vs_context: "the cache over context, beside the weights",
     FigureKind.cache_vs_parameters: "the cache over parameters",
     FigureKind.no_cache: "generating with a cache and without",
-    FigureKind.roofline: "a decode step under a GPU's roof",
+    FigureKind.roofline: "decode and prefill under a GPU's roof",
     FigureKind.memory: "weights and cache in a GPU's memory",
     FigureKind.dsa_vs_mla: "sparse attention against dense",
     FigureKind.cost_vs_context: "what a token costs over context",
@@ -129,11 +129,12 @@ def _chart(
     from kvcalc.report import figures
     from kvcalc.report.roof import decode_sweep, roofline_chart
     from kvcalc.timing.deployment import Deployment
+    from kvcalc.timing.records import roofline_records
 
     named = [(m.name, m, precision) for m in chosen]
-    first_gpu, last = gpus[0] if gpus else None, contexts[-1]
+    last = contexts[-1]
     if kind is FigureKind.cache_vs_context:
-        return figures.cache_vs_context(named, first_gpu, batches[0], max(contexts))
+        return figures.cache_vs_context(named, gpus, batches[0], max(contexts))
     if kind is FigureKind.cache_vs_parameters:
         return figures.cache_vs_parameters(chosen, contexts, precision)
     if kind is FigureKind.no_cache:
@@ -147,8 +148,11 @@ def _chart(
     if not gpus:
         raise UserError("the figure 'roofline' needs a GPU", hint="Give --gpu")
     swept = batches if batches != [1] else [1, 8, 64, 256]
-    deployments = [Deployment(m, gpus[0], precision).under() for m in chosen]
-    return roofline_chart([one for d in deployments for one in decode_sweep(d, last, swept)], gpus)
+    deployments = [Deployment(m, g, precision).under() for m in chosen for g in gpus]
+    passes = [one for d in deployments for one in decode_sweep(d, last, swept)]
+    if len(deployments) == 1:
+        passes.append((f"{chosen[0].name} prefill", roofline_records(deployments[0], "prefill", 1, last)))
+    return roofline_chart(passes, gpus)
 
 
 def _measured(rows: str) -> "Chart":

@@ -48,7 +48,7 @@ def run(
 
         several = len({p for _, p, _ in stored}) > 1
         named = [(f"{m.name} {p.kv_cache_dtype}" if several else m.name, m, p) for m, p, _ in stored]
-        output.picture(cache_vs_context(named, None, batches[0], max(*contexts, 1024), contexts))
+        output.picture(cache_vs_context(named, (), batches[0], max(*contexts, 1024), contexts))
     if output.explain:
         from kvcalc.report.explain import explain_size
 

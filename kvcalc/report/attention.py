@@ -5,7 +5,7 @@ from typing import Any
 
 from kvcalc.gpu.spec import Gpu
 from kvcalc.planning.attention import SHAPE, attention_records
-from kvcalc.report.chart import Axis, Chart, Series, si_tick
+from kvcalc.report.chart import Axis, Chart, Series, plain_tick, si_tick
 from kvcalc.report.figures import powers
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.roof import roofs
@@ -72,20 +72,21 @@ def attention_chart(gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart
     dtypes = list(dict.fromkeys(r["computed_in"] for r in at))
     over = attention_records(gpus[0], TRAIL, [batch_size])
     last = 2 * max(r["intensity"] for r in [*at, *over])
-    series = [s for n, gpu in enumerate(gpus) for s in roofs(gpu, [gpu.peak(d)[1] for d in dtypes], n + 6, 0.5, last)]
+    several = len(gpus) > 1
+    series = [s for n, gpu in enumerate(gpus) for s in roofs(gpu, [gpu.peak(d)[1] for d in dtypes], n + 6, (0.5, last), several)]
     for record in at:
         colour = next(n for n, family in enumerate(FAMILIES) if record["attention"].startswith(family))
         way = [_point(r) for r in over if r["attention"] == record["attention"]]
-        series.append(Series("", tuple(x for x, _ in way), tuple(y for _, y in way), "trail", colour=colour))
+        series.append(Series("", tuple(x for x, _ in way), tuple(y for _, y in way), "span", colour=colour))
         x, y = _point(record)
-        series.append(Series("", (x,), (y,), "points", (0.12,), (_label(record, len(gpus) == 1),), colour))
-    title = f"Attention under the roof of {gpus[0].name}" + (f", beside {', '.join(g.name for g in gpus[1:])}" * (len(gpus) > 1))
-    more = ", and how many times more reach the knee" if len(gpus) == 1 else f" under {gpus[0].name}"
+        series.append(Series("", (x,), (y,), "points", (0.12,), (_label(record, not several),), colour))
+    title = f"Attention under the roof of {gpus[0].name}" + (f", beside {', '.join(g.name for g in gpus[1:])}" * several)
+    more = f" under {gpus[0].name}" if several else ", and how many times more reach the knee"
     about = (
         f"{SHAPE}, batch {batch_size:,}, context {context:,}; at the points FLOP per byte{more}; "
-        f"trails: contexts {TRAIL[0]:,} to {TRAIL[-1]:,}"
+        f"bands: contexts {TRAIL[0]:,} to {TRAIL[-1]:,}"
     )
-    x_axis = Axis("intensity, FLOP per byte", tick=lambda v: f"{v:g}")
+    x_axis = Axis("intensity, FLOP per byte", tick=plain_tick)
     return Chart(title, about, x_axis, Axis("FLOP/s", tick=si_tick("FLOP/s")), tuple(series))
 
 

@@ -35,7 +35,7 @@ def widest(charts: Sequence[Chart]) -> float:
 def _names(chart: Chart) -> list[str]:
     """The names of the bars: those of many have a line each."""
     width = NAME if len(chart.categories) <= MANY else 2 * NAME
-    return [wrapped(name, width, 3) for name in chart.categories]
+    return [wrapped(name, width, 3, even=True) for name in chart.categories]
 
 
 def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height: float) -> list[Any]:
@@ -43,23 +43,27 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
 
     ticks: as many as there is room for; height: of the panel, in inches.
     """
+    from matplotlib.patheffects import withStroke
+
     base = [0.0] * len(chart.categories)
     parts = [s for s in chart.series if s.kind == "bar"]
     for number, series in enumerate(parts):
-        axes.barh(range(len(base)), series.ys, left=base, height=min(0.8, 0.22 * len(base)), color=colour(number),
-                  label=series.label, hatch=HATCHES[number % len(HATCHES)], edgecolor=look["paper"])  # fmt: skip
+        hatch = HATCHES[number % len(HATCHES)] if series.label else ""
+        axes.barh(range(len(base)), series.ys, left=base, height=min(0.8, 0.3 + 0.1 * len(base)), label=series.label,
+                  color=colour(number if series.colour < 0 else series.colour), hatch=hatch, edgecolor=look["paper"])  # fmt: skip
         base = [b + y for b, y in zip(base, series.ys, strict=True)]
     limits = sorted((s for s in chart.series if s.kind == "limit"), key=lambda s: -s.ys[0])
     size = look["font"] * 0.85
     row = 0.0215 * max(len(base), 4) * look["font"] / height  # height of a limit's name, in bars
     for number, series in enumerate(limits):
         level, top = series.ys[0], -0.6 - row * (1.2 * number + 0.6)
-        axes.plot((level, level), (top, len(base) - 0.5), color=look["ink"], linestyle=DOTTED, linewidth=1.6)
+        line = axes.plot((level, level), (top, len(base) - 0.5), color=look["ink"], linestyle=DOTTED, linewidth=1.6)
+        line[0].set_path_effects([withStroke(linewidth=4, foreground=look["paper"])])  # that it shows on bars
         axes.annotate(series.label, (level, top), textcoords="offset points", xytext=(4, 0), fontsize=size, va="center")
     axes.set_yticks(range(len(base)), _names(chart))
     axes.set_ylim(len(base) - 0.5, -0.6 - row * (1.2 * len(limits) + 0.2) if limits else -0.5)
     axes.set_xlabel(chart.y.title)
-    _scale(axes, chart, max([*base, *(s.ys[0] for s in limits)]), ticks)
+    _scale(axes, chart, max([*base, *chart.y.shown, *(s.ys[0] for s in limits)]), ticks)
     texts = parts[-1].labels or [chart.y.tick(total) for total in base]
     return [
         axes.annotate(text, (total, i), textcoords="offset points", xytext=(4, 0), fontsize=size, va="center")
@@ -70,9 +74,10 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
 
 def _scale(axes: Any, chart: Chart, most: float, ticks: int) -> None:
     axes.xaxis.set_major_formatter(lambda v, _: chart.y.tick(v))
+    axes.set_xlim(0, 1.04 * most or 1)
     if chart.y.tick is bytes_tick:
         step = step_of(most, min(ticks - 1, 8))
-        axes.set_xticks([n * step for n in range(int(most / step) + 2)])
+        axes.set_xticks([n * step for n in range(int(1.04 * most / step) + 1)])
     else:
         axes.locator_params(axis="x", nbins=min(ticks, 5))
     axes.grid(False, axis="y")

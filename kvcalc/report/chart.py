@@ -11,7 +11,8 @@ class Series(NamedTuple):
     """Numbers that belong together.
 
     kind: line, solid (without dashes, whatever its colour), dashed, edge (a thin line), band (filled between `lows` and ys),
-    points, hollow (points without a filling), trail (a faint line that joins points), quiet and quiet points (grey, what stands
+    points, hollow (points without a filling), trail (a faint line that joins points), span (a broad faint one below another
+    line: the way that a point goes), quiet and quiet points (grey, what stands
     behind), limit (a level across), upright (one from bottom to top at its only x, its y is 1), bar (one stacked layer), cells
     (a row of a heat map, one for each category, −1 for what does not fit). sizes: areas of points, 0 to 1. labels: texts at the
     points, or of the bars that end with this layer. colour: an index into the palette, −1 for the next one.
@@ -28,17 +29,18 @@ class Series(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """title, logarithmic or not, and how a tick is written."""
+    """title, logarithmic or not, how a tick is written, and values that it shows though nothing lies there."""
 
     title: str
     log: bool = True
     tick: Callable[[float], str] = str
+    shown: tuple[float, ...] = ()
 
 
 class Chart(NamedTuple):
     """title, a line of assumptions below it, axes, and series. categories: names of bars, which replace the x axis.
 
-    beside: the next chart of the same picture.
+    beside: the next chart of the same picture. areas: what the sizes of its points are shares of, for the key.
     """
 
     title: str
@@ -48,6 +50,7 @@ class Chart(NamedTuple):
     series: tuple[Series, ...]
     categories: tuple[str, ...] = ()
     beside: "Chart | None" = None
+    areas: str = ""
 
     def chain(self) -> "list[Chart]":
         """This chart and all that stand beside it."""
@@ -102,6 +105,21 @@ def bytes_tick(value: float) -> str:
     """Binary bytes without needless digits: 1 GiB, 0.5 GiB."""
     text = format_bytes(value, 1)
     return text.replace(".0 ", " ")
+
+
+def whole_tick(value: float) -> str:
+    """A count: 1,280."""
+    return f"{value:,.0f}"
+
+
+def plain_tick(value: float) -> str:
+    """A number of four digits, or whole: 0.05, 12.34, 12,345."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def share_tick(value: float) -> str:
+    """0.145 → 14.5%."""
+    return f"{100 * value:.3g}%"
 
 
 def si_tick(unit: str = "") -> Callable[[float], str]:

@@ -11,6 +11,7 @@ from kvcalc.planning.heads import over_heads
 from kvcalc.planning.variants import Variant
 from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, joined, tokens_tick
 from kvcalc.report.figures import cache_vs_context
+from kvcalc.report.figures_latency import told_apart
 from kvcalc.report.layout import Table
 from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, node_notes, ratio, seconds, time_note
 from kvcalc.timing.deployment import Deployment
@@ -26,34 +27,55 @@ SIDES = (
 
 
 def compare_chart(
-    deployment: Deployment, chosen: Sequence[tuple[str, Variant]], records: Sequence[dict[str, Any]], last: int
+    deployments: Sequence[Deployment], chosen: Sequence[tuple[str, Variant]], records: Sequence[dict[str, Any]], last: int
 ) -> Chart:
     """What the first records of each variant say, side by side: cache, bytes read, FLOP/B of attention, decode step.
 
-    Then the stored cache over context up to `last` tokens and, where heads are shared, `heads_chart`.
+    Then the stored cache over context up to `last` tokens and, where heads are shared, `heads_chart`. Of several deployments,
+    whose records follow each other, a figure that is the same of all stands once.
     """
-    precision, first = deployment.precision, records[0]
-    batch_size, context = first["batch_size"], first["context"]
-    named = []
+    first, each = records[0], len(records) // len(deployments)
+    timed = first["weight_bytes"] is not None  # else the dimensions alone are known
+    about = f"{deployments[0].model.name}, {first['batch_size']:,} × {first['context']:,} tokens"
+    names = told_apart(deployments) if len(deployments) > 1 else [deployments[0].gpu.name]
+    rows = [_firsts(records[n * each : (n + 1) * each], chosen) for n in range(len(deployments))]
+    charts: list[Chart] = []
+    for title, key, tick in SIDES if timed else SIDES[:-1]:
+        found = [_side(title, about, mine, key, tick) for mine in rows]
+        same = key != "time_s" and all(chart.series == found[0].series for chart in found)
+        longest = (max(y for chart in found for y in chart.series[0].ys),)
+        each_own = [
+            c._replace(title=f"{title}: {name}", y=c.y._replace(shown=longest)) for c, name in zip(found, names, strict=True)
+        ]
+        charts += found[:1] if same else each_own
+    curves = [_curve(d, chosen, first["batch_size"], last, deployments if timed else ()) for d in deployments]
+    charts += {str(curve.series): curve for curve in curves}.values()
+    if timed and any(name.lower().startswith(SHARING) for name, _ in chosen):
+        heads = [heads_chart(d, first["context"], first["batch_size"]) for d in deployments]
+        charts += [chart for chart in heads if chart]
+    return joined(charts)
+
+
+def _firsts(records: Sequence[dict[str, Any]], chosen: Sequence[tuple[str, Variant]]) -> list[dict[str, Any]]:
+    """Of one deployment's records those of each variant at the first batch and context."""
+    first = records[0]
+    alike = {r["variant"]: r for r in reversed(records) if all(r[key] == first[key] for key in ("batch_size", "context"))}
+    return [alike[name] for name, _ in chosen]
+
+
+def _curve(
+    deployment: Deployment, chosen: Sequence[tuple[str, Variant]], batch_size: int, last: int, beside: Sequence[Deployment]
+) -> Chart:
+    """The stored cache of every variant over context, beside the memories of these deployments' GPUs."""
+    precision, named = deployment.precision, []
     for name, variant in chosen:
         dtype = variant.kv_cache_dtype or precision.kv_cache_dtype
-        named.append(
-            (_called(name, variant.model.attention), variant.model, msgspec.structs.replace(precision, kv_cache_dtype=dtype))
-        )
-    alike = {r["variant"]: r for r in reversed(records) if (r["batch_size"], r["context"]) == (batch_size, context)}
-    rows = [alike[name] for name, _ in chosen]
-    about = f"{deployment.model.name} on {deployment.gpu.name}, {batch_size:,} × {context:,} tokens"
-    timed = first["weight_bytes"] is not None
-    if not timed:  # the dimensions alone are known
-        about = f"{deployment.model.name}, {batch_size:,} × {context:,} tokens"
-    shares = timed and any(name.lower().startswith(SHARING) for name, _ in chosen)
-    heads = heads_chart(deployment, context, batch_size) if shares else None
-    curve = cache_vs_context(named, deployment.gpu if timed else None, batch_size, last)
-    sides = [figure for figure in SIDES if timed or figure[1] != "time_s"]
-    return joined([*(_side(about, rows, *figure) for figure in sides), curve, *([heads] if heads else [])])
+        stored = msgspec.structs.replace(precision, kv_cache_dtype=dtype)
+        named.append((_called(name, variant.model.attention), variant.model, stored))
+    return cache_vs_context(named, list({d.gpu.name: d.gpu for d in beside}.values()), batch_size, last)
 
 
-def _side(about: str, rows: Sequence[dict[str, Any]], title: str, key: str, tick: Any) -> Chart:
+def _side(title: str, about: str, rows: Sequence[dict[str, Any]], key: str, tick: Any) -> Chart:
     """One figure of every variant as bars; a step is as predicted, else its bound."""
     values = tuple(float((r["roofline_s"] if r[key] is None and key == "time_s" else r[key]) or 0) for r in rows)
     names = [_called(r["variant"], r["attention"]) for r in rows]

@@ -1,14 +1,22 @@
 """A chart on matplotlib's axes: lines labelled at their ends, points beside them, bars with their sums, keys outside."""
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvcalc.report.bars import draw_bars, fit_names, past_limits
 from kvcalc.report.chart import Chart, Series
 from kvcalc.report.heads import Head, fit_heads, write_heads
-from kvcalc.report.heat import draw_heat, is_heat
+from kvcalc.report.heat import draw_heat, fit_cells, is_heat
 from kvcalc.report.labels import Places, beside, leader_boxes, spread, taken_places, text_box
 from kvcalc.report.looks import DOTTED, NAME, colour, dashes, marker, wrapped
 from kvcalc.report.scales import room, set_scales, thin_ticks
+
+LINES = ("line", "solid", "dashed", "edge", "trail")
+LINES_OF_NAME = 4
+CROWD = 60  # points of a series, beyond which they are small
+EARLY = 0.9  # of the width of the axes
+AREAS = (0.1, 0.5)  # shares whose points stand in the key
 
 
 class Panel(NamedTuple):
@@ -36,13 +44,15 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float, height: f
     if chart.categories:
         return Panel(axes, head, [], [], draw_bars(axes, chart, look, room(width, look, 7), height))
     set_scales(axes, chart, int(1.5 * room(width, look, 4)))
+    axes.yaxis.label.set_text(wrapped(chart.y.title, max(12, int(height * 60 / look["font"])), 2, even=True))
     ends: list[Any] = []
     points: list[Any] = []
     for number, series in enumerate(chart.series):
         at = number if series.colour < 0 else series.colour
         _draw(axes, series, at, look)
         points += _point_labels(axes, series, look)
-        ends += _end_label(axes, series, at, look)
+        named = points if series.kind in LINES and _ends_early(axes, series) else ends
+        named += _end_label(axes, series, at, look, named is points)
     return Panel(axes, head, ends, points, [])
 
 
@@ -57,9 +67,12 @@ def _draw(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
         case "points" | "hollow" | "quiet points":
             _scatter(axes, series, at, look)
         case "band":
-            axes.fill_between(series.xs, series.lows, series.ys, color=paint, alpha=0.22, linewidth=0, zorder=1)
+            axes.fill_between(series.xs, series.lows, series.ys, color=paint, alpha=0.18, linewidth=0, zorder=1)
         case "trail":
             axes.plot(series.xs, series.ys, color=paint, linewidth=look["font"] / 4, alpha=0.3, zorder=2)
+        case "span":
+            broad = {"linewidth": look["font"], "solid_capstyle": "butt"}
+            axes.plot(series.xs, series.ys, color=paint, alpha=0.3, zorder=1.6, **broad)
         case "quiet":
             axes.plot(series.xs, series.ys, color=look["ink"], linewidth=wide / 2, alpha=0.25, zorder=1.5)
         case kind:
@@ -72,26 +85,35 @@ def _dashes(series: Series, at: int) -> Any:
 
 
 def _scatter(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
-    scale, paint = (look["font"] / 10) ** 2, colour(at)
-    areas = [scale * (30 + 900 * s) for s in series.sizes] if series.sizes else scale * 50
-    filled: dict[str, Any] = {"color": paint, "edgecolors": look["paper"], "alpha": 0.85, "zorder": 3}
+    paint, crowd = colour(at), len(series.xs) > CROWD
+    areas = [_area(share, look) for share in series.sizes or (-0.02 if crowd else 0.02,)]
+    above = 3.5 - max(series.sizes, default=0.0) / 2  # the small on the large
+    filled: dict[str, Any] = {"color": paint, "edgecolors": look["paper"], "alpha": 0.85, "zorder": above}
+    filled |= {"linewidths": 0.3} if crowd else {}
     if series.kind == "hollow":
-        filled = {"facecolors": "none", "edgecolors": paint, "linewidths": 1.5, "alpha": 0.85, "zorder": 3}
+        filled = {"facecolors": "none", "edgecolors": paint, "linewidths": 1.5, "alpha": 0.85, "zorder": above}
     elif series.kind == "quiet points":
         filled = {"color": look["ink"], "edgecolors": "none", "alpha": 0.15, "zorder": 1.5}
-    axes.scatter(series.xs, series.ys, s=areas, marker=marker(at), label=series.label or None, **filled)
+    axes.scatter(series.xs, series.ys, s=areas, marker=marker(at), label=series.label or None, clip_on=False, **filled)
 
 
 def _point_labels(axes: Any, series: Series, look: dict[str, Any]) -> list[Any]:
     """Texts to stand beside their points; an upright's begins at its top."""
-    leader = {"arrowstyle": "-", "color": look["ink"], "linewidth": look["font"] / 16, "alpha": 0.7, "shrinkA": 1, "shrinkB": 2}
+    leader = {"arrowstyle": "-", "color": look["ink"], "linewidth": look["font"] / 16, "alpha": 0.7, "shrinkA": 1}
+    radii = [math.sqrt(_area(share, look)) / 2 for share in series.sizes] or [2.0] * len(series.labels)
     common = {"textcoords": "offset points", "xytext": (0, 0), "fontsize": look["font"] * 0.85, "zorder": 4, "va": "center"}
-    texts = [(x, y, text, "data") for x, y, text in zip(series.xs, series.ys, series.labels, strict=False)]
+    texts = [(x, y, text, "data", r) for x, y, text, r in zip(series.xs, series.ys, series.labels, radii, strict=False)]
     if series.kind == "upright":
-        texts = [(series.xs[0], 0.96, series.label, axes.get_xaxis_transform())]
+        texts = [(series.xs[0], 0.96, series.label, axes.get_xaxis_transform(), 0.0)]
     found = [
-        axes.annotate(wrapped(text, NAME, 3, even=True), (x, y), xycoords=where, arrowprops=leader, **common)
-        for x, y, text, where in texts
+        axes.annotate(
+            wrapped(text, NAME, LINES_OF_NAME, even=True),
+            (x, y),
+            xycoords=where,
+            arrowprops=leader | {"shrinkB": radius},
+            **common,
+        )
+        for x, y, text, where, radius in texts
         if text
     ]
     for text in found:
@@ -99,10 +121,19 @@ def _point_labels(axes: Any, series: Series, look: dict[str, Any]) -> list[Any]:
     return found
 
 
-def _end_label(axes: Any, series: Series, at: int, look: dict[str, Any]) -> list[Any]:
-    """The name of a line or level, right of the axes, joined to where the line ends."""
-    if not series.label or series.kind not in ("line", "solid", "dashed", "edge", "trail", "limit"):
+def _ends_early(axes: Any, series: Series) -> bool:
+    """Whether a line ends so far from the right edge that its name stands within the axes."""
+    (low, high), scale = axes.get_xlim(), axes.xaxis.get_transform().transform
+    low, high, end = scale([low, high, series.xs[-1]])[[0, 1, 2]]
+    return bool(end < low + EARLY * (high - low))
+
+
+def _end_label(axes: Any, series: Series, at: int, look: dict[str, Any], inside: bool) -> list[Any]:
+    """The name of a line or level, joined to where the line ends: right of the axes, or beside the end."""
+    if not series.label or series.kind not in (*LINES, "limit"):
         return []
+    if inside:
+        return _point_labels(axes, series._replace(xs=series.xs[-1:], ys=series.ys[-1:], labels=(series.label,)), look)
     if series.kind == "limit":
         return [_outside(axes, series.label, (1.0, series.ys[0]), look["ink"], DOTTED, look)]
     return [_outside(axes, series.label, (series.xs[-1], series.ys[-1]), colour(at), _dashes(series, at), look)]
@@ -115,20 +146,22 @@ def _outside(axes: Any, text: str, place: tuple[float, float], paint: str, dashe
     stub = {"arrowstyle": "-", "color": paint, "linewidth": look["font"] / 8, "linestyle": dashed}
     right = axes.transAxes + ScaledTranslation(1.8 * look["font"] / 72, 0, axes.figure.dpi_scale_trans)
     return axes.annotate(
-        wrapped(text, NAME, 3, even=True), place, xycoords=axes.get_yaxis_transform() if dashed is DOTTED else "data",
+        wrapped(text, NAME, LINES_OF_NAME, even=True), place, xycoords=axes.get_yaxis_transform() if dashed is DOTTED else "data",
         textcoords=right, xytext=(1, 0.5), fontsize=look["font"] * 0.85, va="center", ha="left",
         annotation_clip=False, arrowprops=stub | {"relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0},
     )  # fmt: skip
 
 
-def legend(figure: Any, look: dict[str, Any]) -> None:
-    """A key of points and of parts of bars, below the axes; lines need none."""
+def legend(figure: Any, charts: Sequence[Chart], look: dict[str, Any]) -> None:
+    """A key of points, of what their areas mean and of parts of bars, below the axes; lines need none."""
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(wrapped(label, 48, 2), handle)
     if not found:
         return
+    for share, what in zip(AREAS, next(([f" {c.areas}", ""] for c in charts if c.areas), []), strict=False):
+        found[f"{share:.0%}{what}"] = _sized(share, look)
     longest = max(len(line) for label in found for line in label.split("\n"))
     columns = max(1, int(figure.get_size_inches()[0] * 130 / look["font"] / (longest + 6)))
     key = figure.legend(
@@ -140,30 +173,46 @@ def legend(figure: Any, look: dict[str, Any]) -> None:
             handle.set_sizes([look["font"] * 4])
 
 
+def _sized(share: float, look: dict[str, Any]) -> Any:
+    """A point as large as those of a share are."""
+    from matplotlib.lines import Line2D
+
+    size = math.sqrt(_area(share, look))
+    return Line2D([], [], linestyle="", marker="o", markersize=size, color=look["ink"], alpha=0.4, markeredgewidth=0)
+
+
+def _area(share: float, look: dict[str, Any]) -> float:
+    """Square points of the marker of a share."""
+    return float((look["font"] / 10) ** 2 * (30 + 600 * share))
+
+
 def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
     """Move every label to its place, once sizes are known; a point's label that finds none goes right of the axes."""
     heads = [one.head for one in panels]
     write_heads(heads)
     figure.draw_without_rendering()
-    if fit_heads(heads, figure.canvas.get_renderer()):
+    while fit_heads(heads, figure.canvas.get_renderer()):  # each turn makes one narrower
         figure.draw_without_rendering()
     while sum(_beside_points(figure, one, look) for one in panels):  # each turn moves a label out, so that there is a last one
         figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     for one in panels:
-        if not is_heat(one.head.chart):  # whose ticks are names, as those of bars are upwards
+        if is_heat(one.head.chart):  # whose ticks are names, as those of bars are upwards
+            fit_cells(one.axes, renderer)
+        else:
             thin_ticks(one.axes.xaxis, renderer, 0.5)
         if not one.head.chart.categories:
             thin_ticks(one.axes.yaxis, renderer, 0.0)
         fit_names(one.axes, one.sums, renderer)
         past_limits(one.axes, one.sums, renderer)
+        one.head.align(renderer)
     figure.set_layout_engine("none")
 
 
 def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> int:
     """Put the points' labels beside them, apart from those right of the axes; how many found no place and were moved out."""
     renderer = figure.canvas.get_renderer()
-    _ranged(one, renderer)
+    _ranged(one, look["font"] * 0.85, renderer)
     taken, texts = taken_places(figure, one.axes), Places.none()
     for text in one.ends:
         taken.take(leader_boxes(text))
@@ -174,21 +223,25 @@ def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> int:
         text.remove()
         if text.xycoords != "data":  # an upright line's, which has no end to be named at
             continue
-        one.ends.append(_outside(one.axes, text.get_text().replace("\n", " "), text.xy, look["ink"], (0, (1, 3)), look))
+        label = _outside(one.axes, text.get_text().replace("\n", " "), text.xy, look["ink"], "-", look)
+        label.arrow_patch.set(linewidth=look["font"] / 16, alpha=0.7)
+        one.ends.append(label)
     return len(lost)
 
 
-def _ranged(one: Panel, renderer: Any) -> None:
-    """Labels right of the axes, each as near to the height of its line's end as the others leave room."""
+def _ranged(one: Panel, size: float, renderer: Any) -> None:
+    """Labels right of the axes, each as near to the height of its line's end as the others leave room, all as large: `size`."""
     axes, labels = one.axes, one.ends
     if not labels:
         return
+    for text in labels:
+        text.set_fontsize(size)
     frame = axes.get_window_extent(renderer)
     wanted = [axes.transData.transform((0.0 if axes.get_xscale() == "linear" else 1.0, t.xy[1]))[1] for t in labels]
     heights = [text_box(t, renderer).height * 1.12 for t in labels]
     shrink = min(1.0, frame.height / sum(heights))
     for text in labels:
-        text.set_fontsize(text.get_fontsize() * shrink)
+        text.set_fontsize(size * shrink)
     centres = spread(wanted, [h * shrink for h in heights], frame.y0, frame.y1)
     for text, centre in zip(labels, centres, strict=True):
         text.set_position((1, (centre - frame.y0) / frame.height))

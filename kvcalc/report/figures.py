@@ -12,9 +12,10 @@ from kvcalc.model.operators import forward, total
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
+from kvcalc.report.looks import GREY
 
 CONTEXT_AXIS = Axis("context, tokens", tick=tokens_tick)
-MOST_MARKS = 6  # contexts asked for that are written into a picture
+MOST_MARKS = 3  # contexts asked for that are written into a picture
 
 
 def powers(first: int, last: int, per_octave: int = 4) -> list[int]:
@@ -28,12 +29,12 @@ def powers(first: int, last: int, per_octave: int = 4) -> list[int]:
 
 def cache_vs_context(
     models: Sequence[tuple[str, Model, Precision]],
-    gpu: Gpu | None = None,
+    gpus: Sequence[Gpu] = (),
     batch_size: int = 1,
     last: int = 131072,
     asked: Sequence[int] = (),
 ) -> Chart:
-    """Stored cache over context for models or variants; with a GPU, its memory beside the first one's weights as a line.
+    """Stored cache over context for models or variants; the memory of each GPU beside the first one's weights as a level.
 
     asked: contexts whose bytes are written beside the curves, as far as there is room for them.
     """
@@ -41,21 +42,21 @@ def cache_vs_context(
     series = []
     for number, (label, model, precision) in enumerate(models):
         ys = tuple(_stored(model, s, batch_size, precision) for s in contexts)
-        ended = f"{label}: {bytes_tick(ys[-1])}" if last in asked else label
-        series.append(Series(ended, tuple(contexts), ys, colour=number))
+        series.append(Series(f"{label}: {bytes_tick(ys[-1])}", tuple(contexts), ys, colour=number))
         others = [s for s in asked if s != last]
         if others and len(models) * len(others) <= MOST_MARKS:
             ys = tuple(_stored(model, s, batch_size, precision) for s in others)
             texts = tuple(f"{tokens_tick(s)}: {bytes_tick(y)}" for s, y in zip(others, ys, strict=True))
             series.append(Series("", tuple(map(float, others)), ys, "points", labels=texts, colour=number))
-    if gpu:
-        name, model, precision = models[0]
+    name, model, precision = models[0]
+    for gpu in gpus:
         free = gpu.usable_bytes - weight_bytes(model, precision)
         if free > 0:
-            level = Series(f"{gpu.name}'s memory beside {name}'s weights: {bytes_tick(free)}", (), (free,), "limit")
-            series.append(level)
+            series.append(Series(f"{bytes_tick(free)} left by {name}'s weights on {gpu.name}", (), (free,), "limit"))
     subtitle = f"stored bytes, batch {batch_size:,}; cache dtype: {_dtypes(models)}"
-    title = f"KV cache of {models[0][0]} against context" if len(models) == 1 else "KV cache against context"
+    ends = [_stored(m, last, batch_size, p) for _, m, p in models]
+    apart = f": {_times(max(ends) / min(ends))} apart at {tokens_tick(last)}" if max(ends) > 1.05 * min(ends) else ""
+    title = f"KV cache of {name} against context" if len(models) == 1 else f"KV cache against context{apart}"
     return Chart(title, subtitle, CONTEXT_AXIS, Axis("KV cache", tick=bytes_tick), tuple(series))
 
 
@@ -70,7 +71,8 @@ def _dtypes(models: Sequence[tuple[str, Model, Precision]]) -> str:
 
 
 def cache_vs_parameters(models: Sequence[Model], contexts: Sequence[int], precision: Precision) -> Chart:
-    """Stored cache of one sequence over parameters, a point a model and a line a context, beside growth in proportion.
+    """Stored cache of one sequence over parameters, a point a model and context; the sizes of a family are joined, beside growth
+    in proportion.
 
     Raises UserError on fewer than two models.
     """
@@ -85,13 +87,16 @@ def cache_vs_parameters(models: Sequence[Model], contexts: Sequence[int], precis
     for number, context in enumerate(contexts):
         ys = tuple(_stored(m, context, 1, precision) for m in ranked)
         labels = tuple(m.name.removeprefix(family) for m in ranked) if number == len(contexts) - 1 else ()
-        series.append(Series(f"{tokens_tick(context)} tokens", xs, ys, colour=number))
-        series.append(Series("", xs, ys, "points", labels=labels, colour=number))
-    steps = tuple(powers(round(xs[0]), round(xs[-1])))
-    series.append(Series("as the parameters grow", steps, tuple(ys[0] * x / xs[0] for x in steps), "dashed", colour=6))
-    grown = f"{ranked[-1].name}: {_times(xs[-1] / xs[0])} the parameters of {ranked[0].name}, {_times(ys[-1] / ys[0])} its cache"
-    subtitle = f"stored bytes of one sequence, cache dtype: {_dtypes([(m.name, m, precision) for m in ranked])}; {grown}"
-    title = "KV cache against parameters" + (f": the sizes of {family.rstrip('-')}" if family else "")
+        series += [Series(f"{tokens_tick(context)} tokens", xs, ys, colour=number)] * bool(family)
+        name = "" if family else f"{tokens_tick(context)} tokens"
+        series.append(Series(name, xs, ys, "points", labels=labels, colour=number))
+    title = "KV cache against parameters"
+    if family:
+        steps = tuple(powers(round(xs[0]), round(xs[-1])))
+        series.append(Series("as the parameters grow", steps, tuple(ys[0] * x / xs[0] for x in steps), "dashed", colour=GREY))
+        grown = f"{_times(xs[-1] / xs[0])} the parameters, {_times(ys[-1] / ys[0])} the KV cache"
+        title = f"From {ranked[0].name} to {ranked[-1].name}: {grown}"
+    subtitle = f"stored bytes of one sequence, cache dtype: {_dtypes([(m.name, m, precision) for m in ranked])}"
     return Chart(title, subtitle, Axis("parameters", tick=_parameters), Axis("KV cache", tick=bytes_tick), tuple(series))
 
 
@@ -113,20 +118,20 @@ def _parameters(value: float) -> str:
 
 def no_cache(model: Model, last: int, precision: Precision) -> Chart:
     """FLOPs of each new token against length: recomputing all tokens without a cache, one token with it."""
-    lengths = powers(16, last)
+    lengths, work = powers(16, last), si_tick("FLOP")
     without = tuple(float(total(forward(model, Batch.prefill(s), precision)).flops) for s in lengths)
     cached = tuple(float(total(forward(model, Batch.decode(s), precision)).flops) for s in lengths)
     series = (
-        Series("no cache: all tokens again", tuple(lengths), without),
-        Series("cache: one token", tuple(lengths), cached),
+        Series(f"no cache, all tokens again: {work(without[-1])}", tuple(lengths), without),
+        Series(f"cache, one token: {work(cached[-1])}", tuple(lengths), cached),
     )
-    tokens, last_costs = last * (last + 1) // 2, _times(without[-1] / cached[-1])
+    tokens = last * (last + 1) // 2
     subtitle = (
         f"{model.name}; to generate {last:,} tokens without a cache: "
-        f"{tokens:,} token projections, {tokens - last:,} of them redundant, {last_costs} the work at the last"
+        f"{tokens:,} token projections, {tokens - last:,} of them redundant"
     )
-    title = "Work per new token, without and with a KV cache"
-    return Chart(title, subtitle, Axis("length, tokens", tick=tokens_tick), Axis("FLOP per token", tick=si_tick("FLOP")), series)
+    title = f"Without a KV cache the last of {last:,} tokens takes {_times(without[-1] / cached[-1])} the work"
+    return Chart(title, subtitle, Axis("length, tokens", tick=tokens_tick), Axis("FLOP per token", tick=work), series)
 
 
 def memory(models: Sequence[tuple[str, Model, Precision]], gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart:
@@ -144,7 +149,13 @@ def memory(models: Sequence[tuple[str, Model, Precision]], gpus: Sequence[Gpu], 
         series.append(Series(f"{named}: {bytes_tick(size)}", (), (size,), "limit"))
     subtitle = f"batch {batch_size:,}, context {context:,}; activations and what an engine takes for itself are apart"
     axis = Axis("", log=False, tick=bytes_tick)
-    return Chart("Where the memory goes", subtitle, axis, axis, tuple(series), tuple(label for label, *_ in models))
+    title = "Weights and KV cache"
+    if len(gpus) == 1:
+        least = sum(total <= gpus[0].usable_bytes for total in sums)
+        title += (
+            f": {least} of {len(sums)} fit one {gpus[0].name}" if len(sums) > 1 else f" beside the memory of one {gpus[0].name}"
+        )
+    return Chart(title, subtitle, axis, axis, tuple(series), tuple(label for label, *_ in models))
 
 
 def dsa_vs_mla(models: Sequence[Model], last: int, precision: Precision) -> Chart:
@@ -158,15 +169,19 @@ def dsa_vs_mla(models: Sequence[Model], last: int, precision: Precision) -> Char
     def read(model: Model, context: int) -> float:
         return cache_size(model, context, precision=precision).read / model.layers
 
-    series = [Series(m.name, tuple(contexts), tuple(read(m, s) for s in contexts)) for m in (mla, dsa)]
+    named = ((mla, "MLA"), (dsa, "DSA"))
+    series = [
+        Series(f"{m.name}, {what}: {bytes_tick(read(m, last))}", tuple(contexts), tuple(read(m, s) for s in contexts))
+        for m, what in named
+    ]
     crossing, saved = _crossing(lambda s: read(dsa, s) < read(mla, s), last), read(mla, last) / read(dsa, last)
     if crossing:
-        fewer = f"{saved:.1f}× fewer at {tokens_tick(last)}"
-        series.append(Series("", (float(last),), (read(dsa, last),), "points", labels=(fewer,), colour=1))
         label = f"reads less from {crossing:,} tokens on"
         series.append(Series("", (float(crossing),), (read(dsa, crossing),), "points", labels=(label,), colour=2))
-    subtitle = f"per layer and decode step, cache {_dtypes([('', dsa, precision)])}; at {last:,} tokens {saved:.1f}× fewer bytes"
+    subtitle = f"bytes read per layer and decode step; cache {_dtypes([('', dsa, precision)])}"
     title = "Sparse attention against MLA: bytes read"
+    if crossing:
+        title = f"Sparse attention reads {saved:.1f}× fewer bytes than MLA at {tokens_tick(last)} tokens"
     return Chart(title, subtitle, CONTEXT_AXIS, Axis("bytes read per layer", tick=bytes_tick), tuple(series))
 
 

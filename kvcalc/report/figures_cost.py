@@ -6,7 +6,7 @@ from typing import Any
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
-from kvcalc.report.chart import Axis, Chart, Series, si_tick
+from kvcalc.report.chart import Axis, Chart, Series, plain_tick, si_tick
 from kvcalc.report.figures import CONTEXT_AXIS, powers
 from kvcalc.serving.latency import cost_per_million
 from kvcalc.timing.deployment import Deployment
@@ -38,13 +38,13 @@ def cost_vs_context(deployments: Sequence[Deployment], last: int, price_per_hour
         raise UserError(f"no GPU asked for holds {names} and one user", hint="Give a larger one with --gpu")
     first = deployments[0]
     fixed = [f(first) for name, f in _NAMES.items() if not several[name]]
-    price = f"{price_per_hour:g} per GPU hour" if price_per_hour else "a price: --price-per-hour"
-    subtitle = "; ".join([", ".join([*fixed, "decode alone", price]), f"times: {first.basis}", *without])
+    price = [f"{price_per_hour:g} per GPU hour"] * bool(price_per_hour)
+    subtitle = "; ".join([", ".join([*fixed, "decode alone", *price]), f"times: {first.basis}", *without])
     what = "cost" if price_per_hour else "GPU hours"
-    cost = Axis(f"{what} per million tokens", tick=si_tick() if price_per_hour else si_tick("h"))
+    cost = Axis(f"{what} per million tokens", tick=plain_tick if price_per_hour else si_tick("h"))
     one = Chart(
-        "One user",
-        f"of the same GPU, whose steps nobody shares; times: {first.basis}",
+        "Cost against context: one user alone",
+        "of the same GPU, whose steps nobody shares",
         CONTEXT_AXIS,
         cost._replace(log=False),
         tuple(alone),

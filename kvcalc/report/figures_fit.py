@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick
+from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, share_tick
 from kvcalc.report.fit import assumptions_line, varied
 from kvcalc.units import format_bytes
 
@@ -42,7 +42,7 @@ def _wasted(record: dict[str, Any]) -> Chart | None:
     """What allocators make of drawn lengths; None where none were drawn."""
     found = {name: record[key] for name, key in WASTES.items() if record.get(key) is not None}
     about = "of the tokens that are allocated; pieces: free and out of reach when one does not fit"
-    return bar_chart("Cache that holds nothing", about, [*found], [*found.values()], lambda v: f"{v:.1%}") if found else None
+    return bar_chart("Cache that holds nothing", about, [*found], [*found.values()], share_tick) if found else None
 
 
 def _names(records: Sequence[dict[str, Any]]) -> list[str]:

@@ -33,12 +33,13 @@ def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> C
         ("Time per token over the batch", "TPOT", "tpot_s", seconds),
         ("Tokens per second", "tokens/s", "output_tokens_per_s", _rate),
     )
-    models = ", ".join(dict.fromkeys(d.model.name for d in deployments))
+    models = [*dict.fromkeys(d.model.name for d in deployments)]
+    whose = models[0] if len(models) == 1 else f"{len(models)} models"
     notes = time_note([r for records in found for r in records])
-    subtitle = f"{models}, {asked.input_len:,} tokens in and {asked.output_len:,} out; {notes}"
+    subtitle = f"{whose}, {asked.input_len:,} tokens in and {asked.output_len:,} out; {notes}"
     charts = []
     for title, unit, key, tick in titles:
-        curves = zip(_names(deployments), found, strict=True)
+        curves = zip(told_apart(deployments), found, strict=True)
         series = tuple(Series(name, tuple(map(float, batches)), tuple(r[key] for r in records)) for name, records in curves)
         charts.append(Chart(title, subtitle, Axis("sequences at once", tick=tokens_tick), Axis(unit, tick=tick), series))
     left, right = charts
@@ -49,7 +50,7 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _names(deployments: Sequence[Deployment]) -> list[str]:
+def told_apart(deployments: Sequence[Deployment]) -> list[str]:
     """What tells each deployment from the others."""
     parts = [
         (

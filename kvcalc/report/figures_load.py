@@ -5,15 +5,16 @@ from itertools import pairwise
 from typing import Any
 
 from kvcalc.errors import UserError
-from kvcalc.report.chart import Axis, Chart, Series, bar_chart, joined, tokens_tick
+from kvcalc.report.chart import Axis, Chart, Series, bar_chart, joined, plain_tick, share_tick, tokens_tick, whole_tick
 from kvcalc.report.export import Record
+from kvcalc.report.looks import GREY
 from kvcalc.report.tables import seconds
 
 NAMED = ("model", "gpus", "gpu", "dtype", "kv_cache_dtype", "basis", "policy", "cache", "max_concurrency", "rate")
 FIGURES = {"ttft": "Time to the first token", "tpot": "Time from token to token"}
 MORE: tuple[tuple[str, str, Any], ...] = (
-    ("Output tokens per second", "throughput_tokens_per_s", lambda v: f"{v:,.0f}"),
-    ("Cost of a million output tokens", "cost_per_million_tokens", lambda v: f"{v:,.2f}"),
+    ("Output tokens per second", "throughput_tokens_per_s", whole_tick),
+    ("Cost of a million output tokens", "cost_per_million_tokens", plain_tick),
 )
 EMPTY: tuple[tuple[str, str], ...] = (
     ("Cache allocated that holds no token", "kv_waste"),
@@ -35,8 +36,10 @@ def load_chart(records: Sequence[Record]) -> Chart:
     swept = next((key for key in ("rate", "max_concurrency") if len({r.get(key) for r in served}) > 1), "rate")
     groups = _groups(served, swept)
     first = served[0]
-    where = f"{first['model']} on {first['gpus']}× {first['gpu']}" if len({(r["model"], r["gpu"]) for r in served}) == 1 else ""
-    about = f"{where or 'servers'}, {first['requests']:,} requests at each load; times: {first['basis']}"
+    models, cards = ({(r["model"]) for r in served}, {(r["gpus"], r["gpu"]) for r in served})
+    where = f"{first['model'] if len(models) == 1 else f'{len(models)} models'}"
+    where += f" on {first['gpus']}× {first['gpu']}" if len(cards) == 1 else ""
+    about = f"{where}, {first['requests']:,} requests at each load; times: {first['basis']}"
     if max(len({_load(r, swept) for r in mine}) for mine in groups.values()) < 2:
         return joined([*(_bars(groups, figure, about) for figure in FIGURES), *_sides(groups, about)])
     marks = {name: _saturation(mine, swept) for name, mine in groups.items()}
@@ -96,23 +99,34 @@ def _rates(groups: dict[str, list[Record]], swept: str, title: str, key: str, ti
     for number, (name, mine) in enumerate(groups.items()):
         xs, ys = zip(*sorted((_load(r, swept), r[key]) for r in mine), strict=True)
         series.append(Series(name, xs, ys, colour=number))
-    return Chart(title, "of each server", _axis(groups, swept), Axis("", log=False, tick=tick), tuple(series))
+    return Chart(
+        title,
+        "of each server" if len(groups) > 1 else "of all requests together",
+        _axis(groups, swept),
+        Axis("", log=False, tick=tick),
+        tuple(series),
+    )
 
 
 def _sides(groups: dict[str, list[Record]], about: str) -> list[Chart]:
     """Other figures of servers at one load: tokens per second, cost, and what was allocated or computed for nothing."""
     firsts = [mine[0] for mine in groups.values()]
-    shown = [*MORE, *((title, key, lambda v: f"{v:.1%}") for title, key in EMPTY)]
+    shown = [*MORE, *((title, key, share_tick) for title, key in EMPTY)]
     return [
-        bar_chart(title, about, [*groups], [r[key] for r in firsts], tick)
+        _in_own_colour(bar_chart(title, about, [*groups], [r[key] for r in firsts], tick))
         for title, key, tick in shown
         if any(r.get(key) for r in firsts) and all(r.get(key) is not None for r in firsts)
     ]
 
 
+def _in_own_colour(chart: Chart) -> Chart:
+    """Bars unlike those of the percentiles, which have a key."""
+    return chart._replace(series=tuple(s._replace(colour=GREY) for s in chart.series))
+
+
 def _axis(groups: dict[str, list[Record]], swept: str) -> Axis:
     loads = [_load(r, swept) for mine in groups.values() for r in mine]
-    title, tick = ("clients", tokens_tick) if swept == "max_concurrency" else ("requests per second", lambda v: f"{v:g}")
+    title, tick = ("clients", tokens_tick) if swept == "max_concurrency" else ("requests per second", plain_tick)
     return Axis(title, log=max(loads) > WIDE * min(loads), tick=tick)
 
 

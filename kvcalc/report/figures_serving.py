@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from kvcalc.errors import UserError
-from kvcalc.report.chart import Axis, Chart, Series, joined
+from kvcalc.report.chart import Axis, Chart, Series, joined, share_tick, whole_tick
 from kvcalc.serving.run import Run
 
 MOST_POINTS = 400
@@ -33,10 +33,10 @@ def occupancy(run: Run) -> Chart:
         Series("cache used", *used, colour=1),
     )
     empty = tuple(100 * (1 - u / a) if a else 0.0 for a, u in zip(allocated[1], used[1], strict=True))
-    x, share = Axis("time", log=False, tick=_whole_seconds), Axis("", log=False, tick=lambda v: f"{100 * v:.3g}%")
+    x, share = Axis("time", log=False, tick=_whole_seconds), Axis("", log=False, tick=share_tick)
     held = f"{r['kv_waste']:.1%} of all that was allocated, over time" if r.get("kv_waste") is not None else ""
     waste = Axis("", log=False, tick=lambda v: f"{v:.3g}%")
-    seats = Axis("", log=False, tick=lambda v: f"{v:g}")
+    seats = Axis("", log=False, tick=whole_tick)
     most = f"of {run.limits.max_num_seqs:,} that it takes at once"
     return joined(
         [

@@ -15,7 +15,7 @@ class Head:
 
     def __init__(self, axes: Any, chart: Chart, look: dict[str, Any], width: float) -> None:
         self.axes, self.chart, self.look = axes, chart, look
-        self.widths = int(width * 90 / look["font"]), int(width * 115 / look["font"])
+        self.widths = int(width * 90 / look["font"]), int(width * 160 / look["font"])
         above = {"xy": (0, 1), "xycoords": "axes fraction", "textcoords": "offset points", "xytext": (0, look["font"] * 0.5)}
         self.subtitle = axes.annotate("", **above, fontsize=look["font"] * 0.8, va="bottom")
         self.subtitle.set_in_layout(False)
@@ -23,6 +23,15 @@ class Head:
     @property
     def lines(self) -> list[str]:
         return wrapped(self.chart.subtitle, self.widths[1], LINES).split("\n")
+
+    def align(self, renderer: Any) -> tuple[float, float]:
+        """Begin where the names and ticks left of the axes do; pixels of that place and of where the axes end."""
+        frame, names = self.axes.get_window_extent(renderer), self.axes.yaxis.get_tightbbox(renderer)
+        left = min(frame.x0, names.x0) if names else frame.x0
+        share = (left - frame.x0) / frame.width
+        self.title.set_x(share)
+        self.subtitle.xy = (share, 1)
+        return left, frame.x1
 
     def write(self, most: int) -> None:
         """Title and subtitle, above room for so many lines of subtitles."""
@@ -52,13 +61,12 @@ def write_heads(heads: Sequence[Head]) -> None:
 
 
 def fit_heads(heads: Sequence[Head], renderer: Any) -> bool:
-    """Narrow those that reach into the next chart or off the page; whether there were any."""
-    boxes = [head.axes.get_window_extent(renderer) for head in heads]
+    """Align them, and narrow those that reach into the next chart or off the page; whether there were any."""
+    sides = [head.align(renderer) for head in heads]
     page = heads[0].axes.figure.bbox.x1
     narrowed = False
-    for head, box in zip(heads, boxes, strict=True):
-        after = [other.x0 for other in boxes if other.x0 > box.x1 and other.y0 < box.y1 and other.y1 > box.y0]
-        room = min([page, *after]) - box.x0 - head.look["font"] / 2
+    for head, (left, right) in zip(heads, sides, strict=True):
+        room = min([page, *(after for after, _ in sides if after > right)]) - left - head.look["font"]
         narrowed |= head.narrowed(room, renderer)
     if narrowed:
         write_heads(heads)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from kvcalc.report.chart import Chart
+from kvcalc.report.labels import text_box
 
 FITS, FAILS = "#0072B2", "#D55E00"
 LEAST, MOST, FAILED = 0.3, 0.95, 0.15  # how deep a cell's colour is
@@ -28,6 +29,15 @@ def draw_heat(axes: Any, chart: Chart, look: dict[str, Any]) -> None:
     axes.set_yticks(range(len(chart.series)), [s.label for s in chart.series])
     axes.set_xlabel(chart.x.title)
     axes.set_ylabel(chart.y.title)
+
+
+def fit_cells(axes: Any, renderer: Any) -> None:
+    """The texts of all cells as small as the widest of them needs."""
+    room = abs(axes.transData.transform((1, 0))[0] - axes.transData.transform((0, 0))[0])
+    texts = [t for t in axes.texts if not hasattr(t, "xycoords")]  # without the line below the title
+    widest = max(text_box(t, renderer).width for t in texts)
+    for text in texts:
+        text.set_fontsize(text.get_fontsize() * min(1.0, 0.9 * room / widest))
 
 
 def heat_lines(chart: Chart, wide: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 REACH = (0.8, 1.6, 2.6, 3.8, 5.4, 7.5, 10.0, 13.0)  # distances from a point that are tried, in heights of the text
-NEAR = 1.6  # so far away a text is its point's without a line that joins them
+NEAR = 1.6  # so far from its mark a text is its point's without a line that joins them
 SIDES = [
     (math.cos(math.pi * n / 8), 1.2 * math.sin(math.pi * n / 8)) for n in (0, 8, 14, 2, 6, 10, 4, 12, 1, 15, 7, 9, 3, 13, 5, 11)
 ]
@@ -85,7 +85,7 @@ def beside(text: Any, taken: Places, texts: Places, inside: Any, renderer: Any) 
             continue
         if not taken.free(place):
             continue
-        far = reach > NEAR
+        far = gap * (reach - NEAR) > text.arrowprops["shrinkB"]
         leader = boxes_along([(x, y), (left + box.width / 2, low + box.height / 2)], 1)
         if far and not all(texts.free(b) for b in leader.tolist()):
             continue
@@ -119,7 +119,7 @@ def taken_places(figure: Any, axes: Any) -> Places:
     found = [_point_boxes(figure, c) if isinstance(c, PathCollection) else _band_boxes(c) for c in axes.collections]
     for line in axes.get_lines():
         points = line.get_transform().transform(np.column_stack(line.get_data()).astype(float))
-        found.append(boxes_along(points, 2))
+        found.append(boxes_along(points, max(2.0, line.get_linewidth() / 2 * figure.dpi / 72)))
     return Places(np.concatenate([np.empty((0, 4)), *found]))
 
 

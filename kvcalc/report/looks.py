@@ -30,7 +30,7 @@ def marker(at: int) -> str:
 def wrapped(text: str, width: int, most: int, even: bool = False) -> str:
     """A text in lines of so many characters, at most so many of them; `even`: about as long as each other.
 
-    Lines end at spaces, and after one of /_- within words longer than half a line.
+    Lines end at spaces, but not behind a number, and after one of /_- within words longer than half a line.
     """
     lines = _lines(text, width)
     while even and len(lines) > 1 and len(_lines(text, width - 1)) == len(lines):
@@ -41,8 +41,8 @@ def wrapped(text: str, width: int, most: int, even: bool = False) -> str:
 
 def _lines(text: str, width: int) -> list[str]:
     lines = [""]
-    for word in re.findall(r"\S+\s*|\s+", text):
-        for piece in re.findall(r"[^/_-]*[/_-]+|[^/_-]+", word) if len(word) > width / 2 else [word]:
+    for word in re.findall(r"(?:\(?\d[\d.,]*\s(?:×\s)?)?\S+\s*|\s+", text):
+        for piece in re.findall(r"[^/_-]*[/_-]+|[^/_-]+", word) if len(word) > width / 2 and " " not in word.strip() else [word]:
             if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1].strip():
                 lines.append("")
             for part in range(0, len(piece), width):

@@ -64,6 +64,5 @@ def matrix_chart(records: Sequence[dict[str, Any]]) -> Chart:
         for users, row in _rows(records).items()
     )
     first = records[0]
-    title = f"{_where(first)}: what is left of the cache's memory"
-    line = f"engine {first['engine']}; of one GPU, − where it is missing"
-    return Chart(title, line, Axis("context, tokens"), Axis("users"), series, contexts)
+    line = f"what is left of the cache's memory on one GPU, or missing (−); engine {first['engine']}"
+    return Chart(_where(first), line, Axis("context, tokens"), Axis("users"), series, contexts)

@@ -10,12 +10,28 @@ FEW = 6  # on each of several
 NAMED = ("line", "solid", "dashed", "edge", "points", "trail")
 
 
-def split(chart: Chart) -> list[Chart]:
-    """The chart, or several of the same axes with a few of its series each, those that end highest first."""
-    told = _told(chart)
-    if len(told) <= MOST:
-        return [chart]
-    order = sorted(told, key=lambda at: -max(s.ys[-1] for s in told[at]))
+def multiples(charts: Sequence[Chart]) -> list[Chart]:
+    """Each chart, or several of the same axes with a few of its series each, those that end highest first.
+
+    Charts of as many series as the first of them have these in its order, so that each looks the same in all.
+    """
+    found: list[Chart] = []
+    orders: dict[int, list[int]] = {}
+    for chart in charts:
+        told = _told(chart)
+        if len(told) <= MOST:
+            found.append(chart)
+            continue
+        places = orders.setdefault(len(told), sorted(range(len(told)), key=lambda n: -_end(list(told.values())[n])))
+        found += _split(chart, told, [list(told)[n] for n in places])
+    return found
+
+
+def _end(series: Sequence[Series]) -> float:
+    return max(s.ys[-1] for s in series)
+
+
+def _split(chart: Chart, told: dict[int, list[Series]], order: Sequence[int]) -> list[Chart]:
     parts = -(-len(order) // FEW)
     cuts = [len(order) * n // parts for n in range(parts + 1)]
     return [_part(chart, told, order, low, high) for low, high in pairwise(cuts)]
@@ -36,9 +52,8 @@ def _part(chart: Chart, told: dict[int, list[Series]], order: Sequence[int], low
     others = [_quiet(s) for at in order if at not in order[low:high] for s in told[at] if s.kind != "band"]
     kept = {id(s) for each in told.values() for s in each}
     rest = [s for s in chart.series if id(s) not in kept]
-    title, subtitle = chart.title, f"{chart.subtitle}; the first {high} of {len(order)} by where they end, the others in grey"
-    if low:
-        title, subtitle = f"{low + 1} to {high} of {len(order)}", "by where they end; the others in grey"
+    title, about = f"{chart.title}: {low + 1} to {high} of {len(order)}", "those not named are grey"
+    subtitle = about if low else f"{chart.subtitle}; {about}".removeprefix("; ")
     return chart._replace(title=title, subtitle=subtitle, series=(*others, *mine, *rest), beside=None)
 
 

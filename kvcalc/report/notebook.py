@@ -52,7 +52,7 @@ class Deployment(deployment.Deployment, frozen=True):
         return Answer(
             records,
             lambda: [size_table(records, [stored], block)],
-            lambda: cache_vs_context([(self.model.name, *stored[:2])], self.gpu, batches[0], max(*contexts, 1024)),
+            lambda: cache_vs_context([(self.model.name, *stored[:2])], [self.gpu], batches[0], max(*contexts, 1024)),
             _short=CACHE_SIZE,
         )
 
@@ -153,7 +153,7 @@ class Deployment(deployment.Deployment, frozen=True):
         contexts, batches = parse_list(context, "context"), parse_list(batch_size, "batch size")
         block = as_tokens(block_size, "block size")
         records = compare_records(chosen, self, contexts, batches, block)
-        chart = partial(compare_chart, self, chosen, records, max(*contexts, 1024))
+        chart = partial(compare_chart, [self], chosen, records, max(*contexts, 1024))
         return Answer(records, lambda: compare_tables([self], records, block), chart)
 
     def __repr__(self) -> str:

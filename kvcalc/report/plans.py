@@ -9,7 +9,7 @@ from kvcalc.planning.need import Need
 from kvcalc.planning.precisions import below_published, paid
 from kvcalc.planning.reasons import Point, loosened, reason
 from kvcalc.planning.search import Plan
-from kvcalc.report.chart import Axis, Chart, Series, si_tick
+from kvcalc.report.chart import Axis, Chart, Series, plain_tick
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.shell import CommandLine
@@ -150,8 +150,8 @@ def front_chart(answer: Answer) -> Chart:
     xs, ys = tuple(front.xs.tolist()), tuple(front.ys.tolist())
     series = [Series("", xs, ys, "trail", colour=0)]
     for label, kind, meets in (("meets the need", "points", True), ("does not", "hollow", False)):
-        found = [at for at, point in enumerate(front.what) if point.meets == meets]
-        labels = tuple(where(front.what[at]) if at in bends and front.what[at] != first else "" for at in found)
+        found = [at for at, point in enumerate(front.what) if point.meets == meets and point != first]
+        labels = tuple(where(front.what[at]) if at in bends else "" for at in found)
         series += [Series(label, tuple(xs[at] for at in found), tuple(ys[at] for at in found), kind, labels=labels, colour=0)]
     if first and first.tpot:
         price = answer.prices.get(first.gpu, 1.0)
@@ -164,7 +164,7 @@ def front_chart(answer: Answer) -> Chart:
     )
     subtitle = f"{_found(answer)}; a point is a deployment that none beats in both; {basis}"
     return Chart(
-        _headed(answer), subtitle, Axis("TPOT", tick=seconds), Axis(per, tick=si_tick()), tuple(s for s in series if s.xs)
+        _headed(answer), subtitle, Axis("TPOT", tick=seconds), Axis(per, tick=plain_tick), tuple(s for s in series if s.xs)
     )
 
 

@@ -28,6 +28,7 @@ STYLES: dict[str, dict[str, Any]] = {
 
 WIDE, SMALL = 13.33, 0.8  # inches of several charts beside each other, and the size of their texts where they stand in rows
 PLAIN, FINEST = 1.2, 8.0  # inches of a chart that no names take, and the smallest font that makes room for them, in points
+EMS = 38  # that a chart is wide, at least
 LEAST = 0.3  # inches of a chart's width for each point of its font
 
 
@@ -153,13 +154,13 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
 
     from kvcalc.report.bars import height_for, widest
     from kvcalc.report.drawing import legend, panel, settled
-    from kvcalc.report.multiples import split
+    from kvcalc.report.multiples import multiples
 
-    charts = [part for one in drawable(chart).chain() for part in split(one)]
+    charts = multiples(drawable(chart).chain())
     columns, rows = _grid(len(charts), look)
     width, height = look["size"]
     width, height = min(width * columns, WIDE), max(height, 3.75 * rows if rows > 1 else 0)
-    size = look["font"] * (SMALL if rows > 1 else 1.0)
+    size = min(look["font"] * (SMALL if rows > 1 else 1.0), width / columns * 72 / EMS)
     look = look | {"font": min(size, max(FINEST, (width / columns - PLAIN) * 72 / (0.6 * widest(charts))))}
     height = rows * max(height_for(one, look, height / rows) for one in charts)
     engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide
@@ -169,7 +170,7 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
     panels = [panel(at, one, look, width / columns, height / rows) for at, one in zip(places, charts, strict=False)]
     for spare in places[len(charts) :]:
         spare.remove()
-    legend(drawn, look)
+    legend(drawn, charts, look)
     settled(drawn, panels, look)
     return drawn
 

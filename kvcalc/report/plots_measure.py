@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.report.chart import Axis, Chart, Series, si_tick
+from kvcalc.report.chart import Axis, Chart, Series, plain_tick, si_tick
 
 Rows = Sequence[dict[str, Any]]
 
@@ -23,15 +23,23 @@ def measured_chart(rows: Rows) -> Chart:
         if mine:
             xs = tuple(x for _, x, _ in mine)
             ys = tuple(r["attention_flops"] / r["attention_measured_s"] for *_, r in mine)
-            series.append(Series(phase, xs, ys, "points", labels=tuple(name for name, *_ in mine), colour=number + 1))
+            series.append(Series(phase, xs, ys, "points", labels=tuple(_named(*one, rows) for one in mine), colour=number + 1))
     subtitle = (
         f"{first['device']}, {first['dtype']}: {si_tick('B/s')(bandwidth)} and {si_tick('FLOP/s')(peak)} measured; "
         "points: attention or scan alone"
     )
-    x = Axis("intensity, FLOP per byte", tick=lambda v: f"{v:g}")
+    x = Axis("intensity, FLOP per byte", tick=plain_tick)
     return Chart(
         "Measured layers under the measured roofline", subtitle, x, Axis("FLOP/s", tick=si_tick("FLOP/s")), tuple(series)
     )
+
+
+def _named(variant: str, _: float, row: dict[str, Any], rows: Rows) -> str:
+    """A variant, with its batch and context where the rows of a phase differ in them."""
+    alike = [r for r in rows if r["phase"] == row["phase"]]
+    words = [f"batch {row['batch_size']:,}"] * (len({r["batch_size"] for r in alike}) > 1)
+    words += [f"{row['context']:,}"] * (len({r["context"] for r in alike}) > 1)
+    return ", ".join([variant, *words])
 
 
 def generation_chart(rows: Rows) -> Chart:

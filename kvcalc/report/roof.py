@@ -1,160 +1,203 @@
-"""The roofline chart: roofs of one or more GPUs, knees, and the operators of passes as points."""
+"""The roofline chart: the roofs of a GPU, their knees, and the operators of passes as points."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cost import Role
-from kvcalc.report.chart import Axis, Chart, Series, si_tick
+from kvcalc.report.chart import Axis, Chart, Series, joined, plain_tick, si_tick
+from kvcalc.report.looks import GREY
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import roofline_records
 
+KINDS = ("attention", "products with weights")
 ROLES = {Role.CORE: "attention", Role.PROJECTION: "projections", Role.FFN: "FFN", Role.HEAD: "LM head"}
-MOST_NAMES = 4  # operators of a label
-LEAST_SHARE = 0.01  # of a pass, below which an operator gets no label
-WHO = ("model", "gpu", "dtype", "tensor_parallel_size")
+MOST_NAMES = 4  # operators of a label, and steps of a sweep that it lists
+TOGETHER = 1.4  # times the intensity of the one before, up to which operators lie together
+LEAST_SHARE = 0.01  # of a pass, below which a point gets no label
+WHO = ("model", "gpu", "dtype", "tensor_parallel_size", "phase")
 SWEPT = {"batch_size": "batch", "context": "context"}
 Row = dict[str, Any]
 Pass = tuple[str, Sequence[Row]]
 
 
-def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
-    """Roofs over intensity; each operator at (FLOP per byte, FLOP/s at its bound), sized by its share of the pass.
+class Mark(msgspec.Struct, frozen=True, eq=False):
+    """Operators of one pass that lie together: a point. asked: a record of the pass; at: the roof under which it lies."""
 
-    A sweep of one deployment tells kinds of operators apart, and leaves a trail for each; several deployments are told apart.
+    kind: int
+    what: str
+    x: float
+    y: float
+    share: float
+    predicted: float | None
+    asked: Row
+    at: str
+
+
+def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
+    """Roofs over intensity; operators at (FLOP per byte, FLOP/s at their bound), their area the share of the pass.
+
+    Those of a pass that lie together are one point; a sweep of batches or contexts leaves spans. Each deployment and phase has
+    axes of its own, of the same length, with the roofs of the others in grey. Raises UserError on GPUs without a matrix peak.
     """
     rows = [row for _, found in passes for row in found[:-1] if _drawn(row)]
-    lowest = min([0.5, *(row["intensity"] / 1.5 for row in rows)])
-    highest = max([4000.0, *(row["intensity"] * 2 for row in rows)])
+    ends = min([0.5, *(row["intensity"] / 3 for row in rows)]), max([4000.0, *(row["intensity"] * 2 for row in rows)])
     used = list(dict.fromkeys(row["computed_in"] for row in rows if row["computed_in"]))
-    series = [s for n, gpu in enumerate(gpus) for s in roofs(gpu, _dtypes(gpu, used, len(gpus) == 1), n + 4, lowest, highest)]
-    who, swept = _telling(rows), [key for key in SWEPT if len({row[key] for row in rows}) > 1]
-    texts = {place: _text(place[0], found, swept) for place, found in _places(passes, who).items()}
-    groups: dict[tuple[str, int], list[tuple[Row, Row]]] = {}
+    cards = {gpu.name: gpu for gpu in gpus}
+    groups: dict[tuple[Any, ...], list[Sequence[Row]]] = {}
     for _, found in passes:
-        for row in filter(_drawn, found[:-1]):
-            number = list(ROLES).index(Role(row["role"]))
-            groups.setdefault((_named(row, who), -1) if who else (ROLES[Role(row["role"])], number), []).append((row, found[-1]))
-    for at, ((name, number), mine) in enumerate(sorted(groups.items(), key=lambda item: item[0][1])):
-        colour = at if who else number
-        series += _trails([row for row, _ in mine], colour) if swept else []
-        series.append(_points(name, mine, texts, who, colour))
-    series += _predicted(rows)
-    knees = "; ".join(f"{g.name}: {g.bandwidth_bytes_per_s / 1e12:g} TB/s" for g in gpus)
-    subtitle = knees + ("; filled: at the datasheet bound, area: share of the pass" if passes else "; dense datasheet peaks")
-    x = Axis("intensity, FLOP per byte", tick=lambda v: f"{v:g}")
-    return Chart(_title(passes, gpus), subtitle, x, Axis("FLOP/s", tick=si_tick("FLOP/s")), tuple(series))
+        groups.setdefault(tuple(found[0].get(key) for key in WHO), []).append(found)
+    varied = [key for at, key in enumerate(WHO) if len({who[at] for who in groups}) > 1]
+    charts = [_under_its_roof(mine, cards, used, ends, varied) for mine in groups.values()]
+    heights = tuple(y for chart in charts for s in chart.series for y in s.ys)
+    shown = Axis("FLOP/s", tick=si_tick("FLOP/s"), shown=(min(heights), max(heights)))
+    first, *others = (chart._replace(y=shown) for chart in charts)
+    key = "filled: at the datasheet bound" + "; hollow: as calibrated" * any(row["time_s"] for row in rows)
+    return joined([first._replace(title=f"Roofline: {first.title}", subtitle=f"{first.subtitle}; {key}"), *others])
 
 
-def _title(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> str:
-    """Models and phase, GPUs where there are several or nothing else is."""
-    names = list(dict.fromkeys(name for name, _ in passes))
-    phases = list(dict.fromkeys(name.rpartition(" ")[2] for name in names))
-    what = ", ".join(dict.fromkeys(name.rpartition(" ")[0] for name in names))
-    cards = ", ".join(g.name for g in gpus)
-    if not names:
-        return f"Roofline: {cards}"
-    return f"Roofline: {what} {', '.join(phases)}" + (f" on {cards}" if len(gpus) > 1 else "")
+def _under_its_roof(
+    passes: Sequence[Sequence[Row]], cards: dict[str, Gpu], used: Sequence[str], ends: tuple[float, float], varied: Sequence[str]
+) -> Chart:
+    """The passes of one deployment in one phase."""
+    first = passes[0][0]
+    gpu = cards[first["gpu"]]
+    swept = [key for key in SWEPT if len({found[0][key] for found in passes}) > 1]
+    marks = [mark for found in passes for mark in _marks(found)]
+    series = [s._replace(label="", kind="quiet") for other in cards.values() if other is not gpu for s in _own(other, used, ends)]
+    series = [s for s in series if not s.labels] + _own(gpu, used, ends)
+    texts = _texts(marks, swept)
+    for kind, name in enumerate(KINDS):
+        mine = [mark for mark in marks if mark.kind == kind]
+        series += _span([found for found in passes if swept], mine, gpu)
+        series += _points(name, kind, mine, texts)
+    words = [f"{word} {_listed(found[0][key] for found in passes)}" for key, word in SWEPT.items()]
+    about = f"{', '.join(words)}; {gpu.bandwidth_bytes_per_s / 1e12:g} TB/s"
+    x = Axis("intensity, FLOP per byte", tick=plain_tick)
+    return Chart(_title(first, varied), about, x, Axis("FLOP/s"), tuple(series), areas="of the pass")
+
+
+def _title(row: Row, varied: Sequence[str]) -> str:
+    """Model, phase and GPU, and what else tells a deployment from the others."""
+    more = [f"tp {row[key]}" if key == "tensor_parallel_size" else str(row[key]) for key in WHO[2:4] if key in varied]
+    return ", ".join([f"{row['model']} {row['phase']} on {row['gpu']}", *more])
 
 
 def _drawn(row: Row) -> bool:
     return bool(row["flops"] and row["intensity"] and row["role"] in set(ROLES))
 
 
-def _telling(rows: Sequence[Row]) -> list[str]:
-    """The fewest keys, first to last, that tell the deployments apart."""
-    found: list[str] = []
-    for key in WHO:
-        if len({_named(row, [*found, key]) for row in rows}) > len({_named(row, found) for row in rows}):
-            found.append(key)
-    return found
-
-
-def _named(row: Row, keys: Sequence[str]) -> str:
-    """What tells a row's deployment from the others."""
-    return ", ".join(f"tp {row[key]}" if key == "tensor_parallel_size" else str(row[key]) for key in keys)
-
-
-def _point(row: Row) -> tuple[float, float]:
-    return float(row["intensity"]), row["flops"] / row["roofline_s"]
-
-
-Place = tuple[str, int, int]  # whose, and where on a grid of eighths of a decade
-
-
-def _place(row: Row, who: Sequence[str]) -> Place:
-    x, y = _point(row)
-    return _named(row, who), round(8 * math.log10(x)), round(8 * math.log10(y))
-
-
-def _places(passes: Sequence[Pass], who: Sequence[str]) -> dict[Place, dict[str, list[Row]]]:
-    """The operators that lie together and take at least `LEAST_SHARE` of their pass, under a name for each point of a sweep.
-
-    Where all but attention lie together in a pass, that is their name.
-    """
-    found: dict[Place, dict[str, list[Row]]] = {}
-    for _, rows in passes:
-        shown = [row for row in rows[:-1] if _drawn(row) and row["roofline_s"] >= LEAST_SHARE * rows[-1]["roofline_s"]]
-        weights = [row for row in shown if row["role"] != Role.CORE]
-        together = len(weights) > 1 and len(weights) < len(shown) and len({_place(row, who) for row in weights}) == 1
-        for row in shown:
-            name = "all but attention" if together and row in weights else row["operator"]
-            found.setdefault(_place(row, who), {}).setdefault(name, []).append(row)
-    return found
-
-
-def _text(whose: str, names: dict[str, list[Row]], swept: Sequence[str]) -> str:
-    """Whose they are where there are several, the names, or of many their kinds, and where in the sweep: batch 8, 64."""
-    rows = [row for found in names.values() for row in found]
-    where = [f"{SWEPT[key]} {', '.join(f'{n:,}' for n in sorted({row[key] for row in rows}))}" for key in swept]
-    kinds = dict.fromkeys(ROLES[Role(row["role"])] for row in rows)
-    what = ", ".join([*(names if len(names) <= MOST_NAMES else kinds), *where])
-    return f"{whose}: {what}" if whose else what
-
-
-def _points(name: str, mine: Sequence[tuple[Row, Row]], texts: dict[Place, str], who: Sequence[str], colour: int) -> Series:
-    xs, ys = zip(*(_point(row) for row, _ in mine), strict=True)
-    sizes = tuple(row["roofline_s"] / whole["roofline_s"] for row, whole in mine)
-    return Series(name, xs, ys, "points", sizes, tuple(texts.pop(_place(row, who), "") for row, _ in mine), colour)
-
-
-def _trails(rows: Sequence[Row], colour: int) -> list[Series]:
-    found: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
-    for row in rows:
-        found.setdefault((*(row.get(key) for key in WHO), row["operator"], row["layer"]), []).append(_point(row))
-    trails = [points for points in found.values() if len(points) > 1]
-    return [Series("", tuple(x for x, _ in t), tuple(y for _, y in t), "trail", colour=colour) for t in trails]
-
-
-def roofs(gpu: Gpu, dtypes: Sequence[str], colour: int, lowest: float, highest: float) -> list[Series]:
-    """A GPU's slope and flat roof for each of `dtypes` that its matrix units have, from `colour` on, with the knees marked."""
+def _marks(rows: Sequence[Row]) -> list[Mark]:
+    """The points of one pass, the largest first."""
+    groups: list[tuple[int, list[Row]]] = []
+    for row in sorted(filter(_drawn, rows[:-1]), key=lambda row: (row["role"] != Role.CORE, row["intensity"])):
+        kind = int(row["role"] != Role.CORE)
+        if not groups or groups[-1][0] != kind or row["intensity"] > TOGETHER * groups[-1][1][-1]["intensity"]:
+            groups.append((kind, []))
+        groups[-1][1].append(row)
+    large = [kind for kind, mine in groups if _share(mine, rows) >= LEAST_SHARE]
+    alone = large.count(1) == 1 and groups[0][0] == 0
     found = []
-    for position, dtype in enumerate(dtypes):
-        peak, bandwidth = gpu.flops_per_s[dtype], gpu.bandwidth_bytes_per_s
-        knee = peak / bandwidth
-        xs, ys = (lowest, knee, highest), (lowest * bandwidth, peak, peak)
-        found.append(Series(f"{gpu.name} {dtype} {peak / 1e12:g} TFLOP/s", xs, ys, "solid", colour=colour + position))
-        found.append(Series("", (knee,), (peak,), "points", (0.0,), (f"knee {knee:.1f}",), colour + position))
+    for kind, mine in groups:
+        flops, moved, bound = (sum(row[key] for row in mine) for key in ("flops", "bytes", "roofline_s"))
+        timed = all(row["time_s"] for row in mine)
+        predicted = flops / sum(row["time_s"] for row in mine) if timed else None
+        biggest = max(mine, key=lambda row: float(row["roofline_s"]))
+        share = _share(mine, rows)
+        what = "all but attention" if alone and kind and share >= LEAST_SHARE else _called(mine)
+        found.append(Mark(kind, what, flops / moved, flops / bound, share, predicted, rows[0], str(biggest["computed_in"] or "")))
+    return sorted(found, key=lambda mark: -mark.share)
+
+
+def _share(mine: Sequence[Row], rows: Sequence[Row]) -> float:
+    return sum(float(row["roofline_s"]) for row in mine) / float(rows[-1]["roofline_s"])
+
+
+def _called(rows: Sequence[Row]) -> str:
+    """Operators by name, or of many their kinds."""
+    names = dict.fromkeys(row["operator"] for row in rows)
+    return ", ".join(names if len(names) <= MOST_NAMES else dict.fromkeys(ROLES[Role(row["role"])] for row in rows))
+
+
+def _texts(marks: Sequence[Mark], swept: Sequence[str]) -> dict[Mark, str]:
+    """The labels, each at the first of the points that have it: what lies there, and at which steps of the sweep."""
+    together: list[list[Mark]] = []
+    for mark in sorted((m for m in marks if m.share >= LEAST_SHARE), key=lambda m: (m.kind, m.what, m.x)):
+        last = together[-1][-1] if together else None
+        if not last or (last.kind, last.what) != (mark.kind, mark.what) or mark.x > TOGETHER * last.x:
+            together.append([])
+        together[-1].append(mark)
+    found = {}
+    for mine in together:
+        where = []
+        for key in swept:
+            here, every = ({mark.asked[key] for mark in some} for some in (mine, marks))
+            where.append(f"every {SWEPT[key]}" if here == every else f"{SWEPT[key]} {_listed(here)}")
+        found[max(mine, key=lambda mark: mark.share)] = ", ".join([mine[0].what, *where])
     return found
 
 
-def _dtypes(gpu: Gpu, used: Sequence[str], alone: bool) -> list[str]:
-    """The dtypes of a GPU's roofs: those that the products use, else 16-bit ones, and the narrower where it stands alone."""
-    if used:
-        return list(dict.fromkeys(gpu.peak(dtype)[1] for dtype in used))
-    first = next((d for d in ("bf16", "fp16", *gpu.flops_per_s) if d in gpu.flops_per_s), "")
-    found = [d for d in (first, *(("fp8", "fp4") if alone else ())) if d in gpu.flops_per_s]
-    if not found:
+def _listed(values: Iterable[int]) -> str:
+    """1, 8, 64; of many the first and the last."""
+    found = sorted({*values})
+    return ", ".join(f"{n:,}" for n in found) if len(found) <= MOST_NAMES else f"{found[0]:,} to {found[-1]:,}"
+
+
+def _points(name: str, kind: int, marks: Sequence[Mark], texts: dict[Mark, str]) -> list[Series]:
+    """The points at the bound, filled, and where laws say more, hollow below."""
+    if not marks:
+        return []
+    xs, sizes = tuple(mark.x for mark in marks), tuple(mark.share for mark in marks)
+    found = [Series(name, xs, tuple(m.y for m in marks), "points", sizes, tuple(texts.get(m, "") for m in marks), kind)]
+    timed = [mark for mark in marks if mark.predicted]
+    if timed:
+        ys = tuple(mark.predicted or 0.0 for mark in timed)
+        found.append(Series("", tuple(m.x for m in timed), ys, "hollow", tuple(m.share for m in timed), colour=kind))
+    return found
+
+
+def _span(passes: Sequence[Sequence[Row]], marks: Sequence[Mark], gpu: Gpu) -> list[Series]:
+    """The way of the largest point of a kind through a sweep, under the roof."""
+    steps = [max(mine, key=lambda m: m.share) for found in passes if (mine := [m for m in marks if m.asked is found[0]])]
+    steps.sort(key=lambda mark: mark.x)
+    if not steps or steps[-1].x < TOGETHER * steps[0].x:
+        return []
+    way = [(steps[0].x, steps[0].y)]
+    for before, after in pairwise(steps):
+        peak = gpu.peak(after.at)[0] if after.at else after.y
+        knee = peak / gpu.bandwidth_bytes_per_s
+        way += [(knee, peak)] * (before.x < knee < after.x) + [(after.x, after.y)]
+    xs, ys = zip(*way, strict=True)
+    return [Series("", xs, ys, "span", colour=steps[0].kind)]
+
+
+def _own(gpu: Gpu, used: Sequence[str], ends: tuple[float, float]) -> list[Series]:
+    """The roofs of the dtypes that products use, or what stands in for them."""
+    return roofs(gpu, list(dict.fromkeys(gpu.peak(dtype)[1] for dtype in used)), GREY, ends)
+
+
+def roofs(gpu: Gpu, dtypes: Sequence[str], colour: int, ends: tuple[float, float], named: bool = False) -> list[Series]:
+    """A GPU's slope and flat roof for each peak of `dtypes`, from `colour` on, with the knees marked.
+
+    named: several GPUs stand together, so that a roof's label says whose it is and where its knee.
+
+    Raises UserError where none is given.
+    """
+    if not dtypes:
         raise UserError(f"{gpu.name} has no matrix peak, and so no roof")
+    found, bandwidth = [], gpu.bandwidth_bytes_per_s
+    for position, peak in enumerate(dict.fromkeys(gpu.flops_per_s[dtype] for dtype in dtypes)):
+        knee, alike = peak / bandwidth, ", ".join(dtype for dtype in dtypes if gpu.flops_per_s[dtype] == peak)
+        text = f"{alike} {peak / 1e12:g} TFLOP/s"
+        label, mark = (f"{gpu.name} {text}, knee {knee:.1f}", "") if named else (text, f"knee {knee:.1f}")
+        xs, ys = (ends[0], knee, ends[1]), (ends[0] * bandwidth, peak, peak)
+        found.append(Series(label, xs, ys, "solid", colour=colour + position))
+        found.append(Series("", (knee,), (peak,), "points", (0.0,), (mark,), colour + position))
     return found
-
-
-def _predicted(rows: Sequence[Row]) -> list[Series]:
-    """What the calibrated laws say, under each bound."""
-    timed = [(float(r["intensity"]), r["flops"] / r["time_s"]) for r in rows if r["time_s"]]
-    return [Series("calibrated", tuple(x for x, _ in timed), tuple(y for _, y in timed), "hollow", colour=6)] if timed else []
 
 
 def decode_sweep(deployment: Deployment, context: int, batches: Sequence[int]) -> list[Pass]:

@@ -4,8 +4,11 @@ import itertools
 import math
 from typing import Any
 
-from kvcalc.report.chart import Axis, Chart, Series
+from kvcalc.report.chart import Axis, Chart, Series, whole_tick
 from kvcalc.units import shown_in
+
+NARROW = 2.0  # span of values below which a logarithmic axis has even steps
+DECADES = 3.3  # more of them have powers of ten alone
 
 
 def room(width: float, look: dict[str, Any], characters: int) -> int:
@@ -15,17 +18,18 @@ def room(width: float, look: dict[str, Any], characters: int) -> int:
 
 def set_scales(axes: Any, chart: Chart, most: int) -> None:
     """Titles, scales and ticks of both axes, at most so many of these from left to right."""
-    from matplotlib.ticker import NullLocator
+    from matplotlib.ticker import MaxNLocator, NullLocator
 
     ended = any(
         s.kind in ("line", "solid", "dashed", "edge", "trail") and s.label for s in chart.series
     )  # names stand right of the axes
     for axis, spec, name in ((axes.xaxis, chart.x, "x"), (axes.yaxis, chart.y, "y")):
         getattr(axes, f"set_{name}label")(spec.title)
-        values = [v for s in chart.series for v in _along(s, name) if v > 0 or not spec.log]
+        values = [v for s in chart.series for v in _along(s, name) if v > 0 or not spec.log] + [*spec.shown]
         if spec.log:
             ticks = min(most, 14) if name == "x" else 14
             base, locator = _log_ticks(spec, max(values) / min(values), ticks)
+            locator = locator or MaxNLocator(min(ticks, 6))
             getattr(axes, f"set_{name}scale")("log", base=base)
             axis.set_major_locator(locator)
             axis.set_minor_locator(NullLocator())
@@ -37,6 +41,7 @@ def set_scales(axes: Any, chart: Chart, most: int) -> None:
                 axes.locator_params(axis="x", nbins=min(most, 9), integer=all(v == int(v) for v in values))
             elif min(values) >= 0:  # a quantity, whose height is read from nothing up
                 axes.set_ylim(0, 1.08 * max(values) or 1)
+                axes.locator_params(axis="y", integer=spec.tick is whole_tick)
 
 
 def _along(series: Series, name: str) -> tuple[float, ...]:
@@ -54,10 +59,12 @@ def _limits(values: list[float], ended: bool) -> tuple[float, float]:
 
 
 def _log_ticks(spec: Axis, span: float, most: int) -> tuple[int, Any]:
-    """The base of an axis, and the locator of at most so many ticks over values of that span."""
+    """The base of an axis, and the locator of at most so many ticks over values of that span; None for even steps."""
     from matplotlib.ticker import LogLocator
 
     binary = spec.tick.__name__ == "tokens_tick" or (spec.tick.__name__ == "bytes_tick" and shown_in() == "gib")
+    if not binary and span < NARROW:
+        return 10, None
     base = (2 if span < 2**12 else 8 if span < 2**24 else 32) if binary else 10
     subs = (1.0,) if binary else _between(math.log10(span) + 0.15, most)
     return base, LogLocator(base=base, subs=subs, numticks=most)
@@ -67,7 +74,7 @@ def _between(decades: float, most: int) -> tuple[float, ...]:
     """The ticks of a decade: as many as stand apart by a part of the axis that leaves room for `most`."""
     for found in (tuple(range(1, 10)), (1, 1.5, 2, 3, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3)):
         least = min(math.log10(b / a) for a, b in itertools.pairwise((*found, 10)))
-        if least / decades >= 1 / most and decades < 2.2:
+        if least / decades >= 1 / most and decades < (DECADES if found == (1, 3) else 2.2):
             return tuple(map(float, found))
     return (1.0,)
 

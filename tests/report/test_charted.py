@@ -7,7 +7,7 @@ import pytest
 from conftest import Run
 from serving.servers import HandClock, asked, byte_pool, served
 
-from kvcalc import Precision, UserError, cache_size, load_gpu, load_model
+from kvcalc import Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity.allocations import Step, play
 from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import weight_bytes
@@ -21,7 +21,7 @@ from kvcalc.report.looks import PALETTE
 from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.plots_measure import generation_chart, measured_chart
 from kvcalc.report.plots_timing import MOST_POINTS, predicted_against_measured
-from kvcalc.report.roof import decode_sweep, roofline_chart
+from kvcalc.report.roof import decode_sweep, roofline_chart, roofs
 from kvcalc.report.terminal import sketch
 from kvcalc.serving.run import Run as ServedRun
 from kvcalc.serving.scheduling import Limits
@@ -40,63 +40,73 @@ def points(series: Series) -> list[tuple[float, float]]:
 
 
 def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> None:
+    """Products with weights read each weight once for 8 tokens: they lie together, and are one point."""
     (name, rows), *_ = sweep = decode_sweep(Deployment(load_model("llama-3.1-8b"), H100), 4096, [8])
     chart = roofline_chart(sweep, [H100])
-    whole = rows[-1]["roofline_s"]
-    roles = {"attention": "core", "projections": "projection", "FFN": "ffn", "LM head": "head"}
-    for label, role in roles.items():
-        mine = [r for r in rows[:-1] if r["role"] == role and r["flops"] and r["intensity"]]
+    for label, attends in (("attention", True), ("products with weights", False)):
+        mine = [r for r in rows[:-1] if r["flops"] and r["intensity"] and (r["role"] == "core") == attends]
+        flops, moved, least = (sum(r[key] for r in mine) for key in ("flops", "bytes", "roofline_s"))
         series = named(chart)[label]
-        assert points(series) == [(r["intensity"], r["flops"] / r["roofline_s"]) for r in mine]
-        assert series.sizes == tuple(r["roofline_s"] / whole for r in mine)
-        for (x, y), text in zip(points(series), series.labels, strict=True):
-            assert y <= min(989e12, x * 3.35e12) * (1 + 1e-12)  # nothing lies above its roof
-            here = {r["operator"] for r in mine if (r["intensity"], r["flops"] / r["roofline_s"]) == (x, y)}
-            assert text in ("", "all but attention") or here <= set(text.split(", "))
-    every = [text for s in chart.series if s.kind == "points" for text in s.labels if text and "knee" not in text]
-    assert sorted(every) == ["all but attention", "attention"]  # all products with weights read each weight once for 8 tokens
-    assert (name, chart.title) == ("llama-3.1-8b decode", "Roofline: llama-3.1-8b decode")
-    assert not [s for s in chart.series if s.kind == "trail"]
+        assert points(series) == [(flops / moved, flops / least)]
+        assert series.sizes == pytest.approx([least / rows[-1]["roofline_s"]])
+        assert series.ys[0] <= min(989e12, series.xs[0] * 3.35e12) * (1 + 1e-12)  # nothing lies above its roof
+        assert series.labels == ("attention" if attends else "all but attention",)
+    assert (name, chart.title) == ("llama-3.1-8b decode", "Roofline: llama-3.1-8b decode on h100-sxm")
+    assert chart.subtitle == "batch 8, context 4,096; 3.35 TB/s; filled: at the datasheet bound"
+    assert not [s for s in chart.series if s.kind in ("span", "hollow")]
+
+
+def test_operators_that_lie_apart_are_points_of_their_own() -> None:
+    """V3 at batch 64: each expert sees few tokens, dense products all 64; hollow below each what the laws say."""
+    deployment = Deployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism(tp=8)).under("sglang")
+    ((_, rows),) = sweep = decode_sweep(deployment, 4096, [64])
+    chart = roofline_chart(sweep, [deployment.gpu])
+    filled = named(chart)["products with weights"]
+    experts = next(r for r in rows if r["operator"] == "experts")
+    assert points(filled)[0] == (experts["intensity"], experts["flops"] / experts["roofline_s"])
+    assert filled.labels[0] == "experts" and list(filled.sizes) == sorted(filled.sizes, reverse=True) and len(filled.xs) > 1
+    hollow = next(s for s in chart.series if s.kind == "hollow" and s.colour == filled.colour)
+    assert points(hollow)[0] == (experts["intensity"], experts["flops"] / experts["time_s"])
 
 
 def test_roofs_bend_at_their_knees() -> None:
-    chart = roofline_chart([], [H100])
-    for label, peak in (("bf16 989", 989e12), ("fp8 1978.9", 1978.9e12)):
-        roof = named(chart)[f"h100-sxm {label} TFLOP/s"]
+    found = roofs(H100, ["bf16", "fp16", "fp8"], 6, (0.5, 4000.0))
+    for label, peak in (("bf16, fp16 989", 989e12), ("fp8 1978.9", 1978.9e12)):
+        roof = next(s for s in found if s.label == f"{label} TFLOP/s")
         knee = peak / 3.35e12
         assert points(roof) == [(0.5, 0.5 * 3.35e12), (knee, peak), (4000.0, peak)]
-        assert any(s.kind == "points" and points(s) == [(knee, peak)] and s.labels == (f"knee {knee:.1f}",) for s in chart.series)
-    both = named(roofline_chart([], [H100, load_gpu("v100")]))
-    assert {*both} == {"h100-sxm bf16 989 TFLOP/s", "v100 fp16 125 TFLOP/s"}
-    assert [s.colour for s in roofline_chart([], [H100, load_gpu("v100")]).series] == [4, 4, 5, 5]  # a roof and its knee
-    assert [s.colour for s in chart.series] == [4, 4, 5, 5]
+        assert any(s.kind == "points" and points(s) == [(knee, peak)] and s.labels == (f"knee {knee:.1f}",) for s in found)
+    assert [s.colour for s in found] == [6, 6, 7, 7]  # a roof and its knee
+    several = roofs(load_gpu("v100"), ["fp16"], 0, (0.5, 4000.0), named=True)
+    assert [s.label for s in several] == ["v100 fp16 125 TFLOP/s, knee 138.9", ""] and several[1].labels == ("",)
     with pytest.raises(UserError, match="apple-m3-max has no matrix peak"):
-        roofline_chart([], [load_gpu("apple-m3-max")])
+        roofs(load_gpu("apple-m3-max"), [], 0, (0.5, 4000.0))
 
 
-def test_a_sweep_joins_each_operator_s_points_in_order() -> None:
+def test_a_sweep_spans_the_way_of_its_largest_products() -> None:
+    """From batch 1 up the slope, over the knee of 295.2, along the roof; attention stays where it is."""
     sweep = decode_sweep(Deployment(load_model("llama-3.1-8b"), H100), 1024, [1, 64, 512])
     chart = roofline_chart(sweep, [H100])
-    trails = [points(s) for s in chart.series if s.kind == "trail"]
-    for operator in ("qkv", "gate_up", "attention", "lm_head"):
-        rows = [next(r for r in found if r["operator"] == operator) for _, found in sweep]
-        assert [(r["intensity"], r["flops"] / r["roofline_s"]) for r in rows] in trails
-    assert all(len(t) == 3 for t in trails)
-    assert any(label.endswith("batch 512") for s in chart.series for label in s.labels)
+    (span,) = (s for s in chart.series if s.kind == "span")
+    weights = named(chart)["products with weights"]
+    assert span.colour == weights.colour and points(span)[2] == (989e12 / 3.35e12, 989e12)
+    assert [points(span)[n] for n in (0, 1, 3)] == sorted(points(weights))
+    told = {text for s in chart.series for text in s.labels if text}
+    assert told == {"knee 295.2", "attention, batch 64, 512", *(f"all but attention, batch {n}" for n in (1, 64, 512))}
 
 
 def test_cache_over_context_is_size() -> None:
     models = [(n, load_model(n), Precision(kv_cache_dtype=d)) for n, d in (("llama-3.1-8b", "fp8"), ("gemma-3-27b", "auto"))]
-    chart = figures.cache_vs_context(models, H100, batch_size=3, last=50_000)
-    for label, model, precision in models:
-        xs = named(chart)[label].xs
-        assert (xs[0], xs[-1]) == (128, 50_000) and list(xs) == sorted(set(xs))
-        assert points(named(chart)[label]) == [(s, cache_size(model, int(s), 3, precision).stored) for s in xs]
+    chart = figures.cache_vs_context(models, [H100], batch_size=3, last=50_000)
+    for (label, model, precision), line in zip(models, chart.series, strict=False):
+        xs = line.xs
+        assert line.label.startswith(f"{label}: ") and (xs[0], xs[-1]) == (128, 50_000) and list(xs) == sorted(set(xs))
+        assert points(line) == [(s, cache_size(model, int(s), 3, precision).stored) for s in xs]
     (limit,) = [s for s in chart.series if s.kind == "limit"]
     assert limit.ys == (H100.memory_bytes - weight_bytes(models[0][1], models[0][2]),)
     assert "stored bytes, batch 3; cache dtype: fp8, bf16" in chart.subtitle
     large = [("m", load_model("llama-3.1-405b"), PLAIN)]
-    assert not [s for s in figures.cache_vs_context(large, H100).series if s.kind == "limit"]  # no memory beside its weights
+    assert not [s for s in figures.cache_vs_context(large, [H100]).series if s.kind == "limit"]  # no memory beside its weights
 
 
 def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
@@ -108,8 +118,13 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
     first, second = (s for s in chart.series if s.kind == "points")
     assert second.labels == tuple(m.name for m in ranked) and first.labels == ()
     assert (second.xs, second.ys) == (named(chart)["8k tokens"].xs, named(chart)["8k tokens"].ys)
-    grown = named(chart)["as the parameters grow"]
-    assert grown.ys[-1] == pytest.approx(second.ys[0] * ranked[-1].parameters / ranked[0].parameters)
+    assert not [s for s in chart.series if s.kind != "points"]  # no family, whose sizes a line would join
+    sizes = [load_model(n) for n in ("gpt-3-small", "gpt-3-medium")]
+    joined = figures.cache_vs_parameters(sizes, [1024], PLAIN)
+    line, dots, grown = joined.series
+    assert points(line) == points(dots) == [(m.parameters, cache_size(m, 1024).stored) for m in sizes]
+    assert grown.ys[-1] == pytest.approx(dots.ys[0] * sizes[1].parameters / sizes[0].parameters)
+    assert joined.title == "From gpt-3-small to gpt-3-medium: 2.84× the parameters, 2.67× the KV cache"  # 24·1024 for 12·768
     with pytest.raises(UserError, match="two models or more"):
         figures.cache_vs_parameters(models[:1], [1024], PLAIN)
     bars = named(figures.memory([(m.name, m, PLAIN) for m in models], [H100], 4096, 2))
@@ -121,7 +136,7 @@ def test_work_without_a_cache_begins_at_16_tokens_and_ends_at_the_last() -> None
     """A token costs 2 FLOPs a matrix element, and 4 a pair, head and element of attention."""
     model = load_model("gpt2")
     chart = figures.no_cache(model, 100, PLAIN)
-    again, once = named(chart)["no cache: all tokens again"], named(chart)["cache: one token"]
+    again, once = chart.series
     assert again.xs == once.xs == (16, 19, 23, 27, 32, 38, 45, 54, 64, 76, 91, 100)
     inner, head = 2 * 12 * 12 * 768**2, 2 * 768 * 50_257
     assert once.ys == tuple(inner + head + 4 * 12 * s * 768 for s in once.xs)
@@ -137,7 +152,8 @@ def test_reads_cross_where_sparse_attention_begins_to_save() -> None:
     assert f"reads less from {crossing:,} tokens on" in str(chart.series[-1].labels)
     assert points(chart.series[-1]) == [(crossing, 1152 * 2048 + 256 * crossing)]
     assert chart.series[-1].colour == 2  # after the two lines
-    assert points(named(chart)["deepseek-v3"]) == [(s, 1152 * s) for s in named(chart)["deepseek-v3"].xs]
+    assert points(chart.series[0]) == [(s, 1152 * s) for s in chart.series[0].xs]
+    assert [s.label for s in chart.series[:2]] == ["deepseek-v3, MLA: 72 MiB", "deepseek-v3.2, DSA: 18.2 MiB"]
     assert len(figures.dsa_vs_mla([plain, sparse], 2000, PLAIN).series) == 2  # never less by then
 
 
@@ -281,6 +297,7 @@ def test_idle_time_of_a_server_is_drawn_empty() -> None:
 
 def layer(variant: str, phase: str, flops: float, moved: float, seconds: float) -> dict[str, Any]:
     about = {"device": "cpu", "dtype": "fp32", "bandwidth_bytes_per_s": 10e9, "flops_per_s": 200e9, "variant": variant}
+    about |= {"batch_size": 1, "context": 512}
     return about | {"phase": phase, "attention_flops": flops, "attention_bytes": moved, "attention_measured_s": seconds}
 
 
@@ -339,7 +356,7 @@ def test_every_series_is_drawn_where_it_lies() -> None:
     drawn = [[tuple(map(float, p)) for p in line.get_xydata()] for line in axes.get_lines()]
     assert drawn == [[(1, 2), (10, 20)], [(0, 7), (1, 7)], [(1, 5), (2, 6)], [(1, 8), (2, 9)]]
     (dots,) = axes.collections
-    assert dots.get_offsets().tolist() == [[3, 4]] and dots.get_sizes().tolist() == [30 + 900 * 0.25]
+    assert dots.get_offsets().tolist() == [[3, 4]] and dots.get_sizes().tolist() == [30 + 600 * 0.25]
     assert {t.get_text(): t.xy for t in axes.texts if t.get_text() != "s"} == {
         "here": (3, 4), "line": (10, 20), "level": (1, 7), "dash": (2, 9),
     }  # fmt: skip

@@ -135,7 +135,7 @@ def _variants(deployment: Deployment, asked: Asked) -> Section:
     records = compare_records(chosen, deployment, [asked.context], [asked.users])
     names = ",".join(name for name, _ in chosen)
     command = asked.command("compare", "--variants", names, "--context", asked.context, "--batch-size", asked.users)
-    chart = compare_chart(deployment, chosen, records, max(asked.context, 1024))
+    chart = compare_chart([deployment], chosen, records, max(asked.context, 1024))
     return Section("What other attention would do", command, compare_tables([deployment], records, 16), chart)
 
 
