@@ -240,9 +240,10 @@ def pictures(validations: Sequence[Validation]) -> None:
     for v in validations:
         for at, times in v.served.items():
             row = v.table.rows[at]
-            measured, predicted = first.setdefault(scope(row).replace("step", "first token"), ([], []))
-            measured.append(row.ttft_us)
-            predicted.append(times.ttft_us)
+            if family := scope(row):
+                measured, predicted = first.setdefault(family.replace("step", "first token"), ([], []))
+                measured.append(row.ttft_us)
+                predicted.append(times.ttft_us)
     draw("first-token", "Time to the first token", [(name, *both) for name, both in first.items()])
 
 

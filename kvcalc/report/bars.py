@@ -43,8 +43,6 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
 
     ticks: as many as there is room for; height: of the panel, in inches.
     """
-    from matplotlib.patheffects import withStroke
-
     base = [0.0] * len(chart.categories)
     parts = [s for s in chart.series if s.kind == "bar"]
     for number, series in enumerate(parts):
@@ -57,8 +55,7 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
     row = 0.0215 * max(len(base), 4) * look["font"] / height  # height of a limit's name, in bars
     for number, series in enumerate(limits):
         level, top = series.ys[0], -0.6 - row * (1.2 * number + 0.6)
-        line = axes.plot((level, level), (top, len(base) - 0.5), color=look["ink"], linestyle=DOTTED, linewidth=1.6)
-        line[0].set_path_effects([withStroke(linewidth=4, foreground=look["paper"])])  # that it shows on bars
+        axes.plot((level, level), (top, len(base) - 0.5), color=look["ink"], linestyle=DOTTED, linewidth=1.6)
         axes.annotate(series.label, (level, top), textcoords="offset points", xytext=(4, 0), fontsize=size, va="center")
     axes.set_yticks(range(len(base)), _names(chart))
     axes.set_ylim(len(base) - 0.5, -0.6 - row * (1.2 * len(limits) + 0.2) if limits else -0.5)

@@ -31,6 +31,8 @@ class Panel(NamedTuple):
 
 def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float, height: float) -> Panel:
     """Draw one chart on axes about so many inches wide and high."""
+    from matplotlib.patheffects import withStroke
+
     head = Head(axes, chart, look, width)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(True, which="major", color=look["ink"], alpha=0.15, linewidth=0.6)
@@ -42,7 +44,10 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float, height: f
         draw_heat(axes, chart, look)
         return Panel(axes, head, [], [], [])
     if chart.categories:
-        return Panel(axes, head, [], [], draw_bars(axes, chart, look, room(width, look, 7), height))
+        sums = draw_bars(axes, chart, look, room(width, look, 7), height)
+        for line in axes.get_lines():  # the levels, that they show on bars
+            line.set_path_effects([withStroke(linewidth=4, foreground=look["paper"])])
+        return Panel(axes, head, [], [], sums)
     set_scales(axes, chart, int(1.5 * room(width, look, 4)))
     axes.yaxis.label.set_text(wrapped(chart.y.title, max(12, int(height * 60 / look["font"])), 2, even=True))
     ends: list[Any] = []

@@ -10,7 +10,7 @@ FEW = 6  # on each of several
 NAMED = ("line", "solid", "dashed", "edge", "points", "trail")
 
 
-def multiples(charts: Sequence[Chart]) -> list[Chart]:
+def in_multiples(charts: Sequence[Chart]) -> list[Chart]:
     """Each chart, or several of the same axes with a few of its series each, those that end highest first.
 
     Charts of as many series as the first of them have these in its order, so that each looks the same in all.

@@ -154,9 +154,9 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
 
     from kvcalc.report.bars import height_for, widest
     from kvcalc.report.drawing import legend, panel, settled
-    from kvcalc.report.multiples import multiples
+    from kvcalc.report.multiples import in_multiples
 
-    charts = multiples(drawable(chart).chain())
+    charts = in_multiples(drawable(chart).chain())
     columns, rows = _grid(len(charts), look)
     width, height = look["size"]
     width, height = min(width * columns, WIDE), max(height, 3.75 * rows if rows > 1 else 0)
