@@ -136,6 +136,8 @@ BLOCKS: dict[str, tuple[dict[str, Any], Tensors, int]] = {
         ),
         ONE + 256 * 8 + 8 * 3 * 256 * 256 + 256,
     ),
+    "gates of their own": ({}, changed(attn_gate=((256, 256), Q4_K)), ONE + 256 * 256),
+    "a gate for each head": ({}, changed(attn_gate=((256, 4), Q4_K)), ONE + 256 * 4),
     "queries with their gates": ({}, changed(attn_q=((256, 512), Q4_K)), ONE + 256 * 256),
     # 2 heads of 32 keys, 4 of 32 values: q, k and v, a gate, step and decay; a convolution over 256 of 4; A, dt, a norm
     "a gated delta net": (
@@ -229,7 +231,21 @@ def test_windows_of_every_other_layer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("family", "period"),
-    [("gemma2", 2), ("gpt-oss", 2), ("gemma3", 6), ("cohere2", 4), ("olmo2", 4), ("llama4", 4), ("phi3", 0), ("phimoe", 0)],
+    [
+        ("gemma2", 2),
+        ("gpt-oss", 2),
+        ("gemma3", 6),
+        ("cohere2", 4),
+        ("olmo2", 4),
+        ("llama4", 4),
+        ("phi3", 0),
+        ("phimoe", 0),
+        ("afmoe", 4),
+        ("exaone-moe", 4),
+        ("gemma3n", 5),
+        ("mellum", 4),
+        ("plamo3", 8),
+    ],  # fmt: skip
 )
 def test_which_layers_have_a_window(family: str, period: int) -> None:
     """The last of every so many has none, five to one in Gemma 3; of Phi-3 none has one, though its files give a window."""

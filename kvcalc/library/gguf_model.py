@@ -82,7 +82,7 @@ class _File:
         found: list[Any] = []
         if b.has("attn_kv_a_mqa"):
             found.append(latent(b))
-        elif b.has("attn_gate"):
+        elif b.has("attn_gate") and b.has("attn_qkv"):
             found.append(delta(b))
         elif b.has("attn_q") or b.has("attn_qkv"):
             found.append(grouped(b))

@@ -28,6 +28,11 @@ def grouped(b: Block) -> Grouped:
         for name, outputs in (("k", groups * key), ("v", groups * value)):
             b.matrix(name, f"attn_{name}", width, outputs)
             given[f"{name}_bias"] = b.bias(f"attn_{name}")
+    if b.has("attn_gate"):
+        gate = b.matrix("gate", "attn_gate", width, 0)
+        if gate.shape[1] not in (heads, heads * value):
+            raise b.fields.fail(f"tensor {gate.name} gates {gate.shape[1]:,} channels of {heads:,} heads of {value:,}")
+        given["output_gate"] = "full" if gate.shape[1] == heads * value else "head"
     b.matrix("o", "attn_output", heads * value, width)
     given |= {"o_bias": b.bias("attn_output"), "sinks": bool(b.vector("attn_sinks"))}
     given |= _head_norms(b, heads, groups, key)
