@@ -245,7 +245,7 @@ def test_windows_of_every_other_layer(tmp_path: Path) -> None:
         ("gemma3n", 5),
         ("mellum", 4),
         ("plamo3", 8),
-    ],  # fmt: skip
+    ],
 )
 def test_which_layers_have_a_window(family: str, period: int) -> None:
     """The last of every so many has none, five to one in Gemma 3; of Phi-3 none has one, though its files give a window."""
