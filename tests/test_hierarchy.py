@@ -84,6 +84,13 @@ def test_one_gpu_is_a_table_of_remarks_before_its_preset(kvcalc: Run, tmp_path: 
     assert "no figure with a source, or the machine's own, as of host and disk" in kvcalc("gpus h100-pcie").out
 
 
+def test_the_memories_are_explained(kvcalc: Run) -> None:
+    out = kvcalc("gpus h100 --explain").out
+    assert "  in all = 132 · 262,144 B = 33.00 MiB\n" in out
+    assert "  to read it all = 85,017,755,648 B / 3.35 TB/s = 25.4 ms\n" in out
+    assert "knee = 9.89e+14 / 3.35e+12 = 295.2" in out
+
+
 # ---- weights on their way in
 
 

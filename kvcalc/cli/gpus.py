@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvcalc.gpu.spec import Gpu
+    from kvcalc.report.export import Record
+    from kvcalc.report.layout import Table
 
 
 @grouped
@@ -30,11 +32,9 @@ def run(
     several = chosen_gpus(name) if "," in name else []
     names = beginning(name, "gpus") if name and not several else []
     if name and not names and not several:
-        several = [load_gpu(name)]
-        if not output.explain:
-            _one(name, several[0], output)
-            return
-    _listed(several or all_gpus(vendor, names), output)
+        _one(name, load_gpu(name), output)
+    else:
+        _listed(several or all_gpus(vendor, names), output)
 
 
 def _one(name: str, gpu: "Gpu", output: Output) -> None:
@@ -45,8 +45,13 @@ def _one(name: str, gpu: "Gpu", output: Output) -> None:
         from kvcalc.report.figures_gpus import hierarchy_chart
 
         output.picture(hierarchy_chart(gpu))
-    if not output.printed([gpu_record(gpu)]):
-        from kvcalc.report.hierarchy import hierarchy_table
+    if output.printed([gpu_record(gpu)]):
+        return
+    from kvcalc.report.hierarchy import hierarchy_table
+
+    if output.explain:
+        output.show(_table([gpu_record(gpu)]), hierarchy_table(gpu))
+    else:
         from kvcalc.report.tables import fitted
 
         lines = fitted(hierarchy_table(gpu), beside=2)
@@ -61,7 +66,11 @@ def _listed(gpus: "Sequence[Gpu]", output: Output) -> None:
 
         output.picture(peaks_chart(gpus))
     if not output.printed(records := [gpu_record(gpu) for gpu in gpus]):
-        from kvcalc.report.layout import Table
-        from kvcalc.report.tables import GPU_COLUMNS
+        output.show(_table(records))
 
-        output.show(Table(records, GPU_COLUMNS, notes=["", "`kvcalc gpus NAME` shows all of one, with its sources"]))
+
+def _table(records: "Sequence[Record]") -> "Table":
+    from kvcalc.report.layout import Table
+    from kvcalc.report.tables import GPU_COLUMNS
+
+    return Table(records, GPU_COLUMNS, notes=["", "`kvcalc gpus NAME` shows all of one, with its sources"])

@@ -127,6 +127,8 @@ FORMULAS: dict[str, Formula] = {
     "overhead": _over(("time_s", "roofline_s"), show=seconds),
     "median_abs_error": lambda r: f"median of {_error(r)}",
     "p90_abs_error": lambda r: f"90th percentile of {_error(r)}",
+    "bytes": lambda r: f"{r['units']:,} · {_bytes(r['each'])}" if r.get("each") else "",
+    "seconds": lambda r: f"{_bytes(r['bytes'])} / {format_si(r['bytes_per_s'], 'B/s')}",
     "cache_share_of_weights": _over(("kv_cache_bytes", "weight_bytes"), show=format_bytes),
 }
 
