@@ -31,8 +31,10 @@ def main() -> None:
         from kvcalc.cli.app import main as run
 
         run()
-    except SystemExit:
+    except SystemExit as ended:
         _ignore_interrupts()
+        if ended.code == INTERRUPTED[1]:
+            os._exit(INTERRUPTED[1])  # Python ends by the signal, not by this status, where it came below `exec` of a text
         raise
     except MemoryError:
         _leave("there is not enough memory for this", 2)

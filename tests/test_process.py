@@ -135,19 +135,23 @@ def test_pictures_are_ours_whatever_the_user_has_set(tmp_path: Path) -> None:
     assert run("plot", "dsa-vs-mla", "--plot", "out.pdf", cwd=ours, SOURCE_DATE_EPOCH="abc").stderr == "wrote out.pdf\n"
 
 
-def interrupted(moment: str, *words: str, at: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    """The program, in which `moment` happens when the module `at` is first imported."""
-    code = (
-        "import os, runpy, signal, sys, pathlib\n"
+def finder(moment: str, at: str) -> str:
+    """A program in which `moment` happens when the module `at` is first imported."""
+    return (
+        "import os, signal, sys, pathlib\n"
         "class Finder:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         f"        if name == {at!r}:\n"
         "            sys.meta_path.remove(self)\n"
         f"            {moment}\n"
-        f"sys.argv[1:] = {list(words)!r}\n"
         "sys.meta_path.insert(0, Finder())\n"
-        "runpy.run_module('kvcalc', run_name='__main__', alter_sys=True)\n"
     )
+
+
+def interrupted(moment: str, *words: str, at: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """The program, in which `moment` happens when the module `at` is first imported."""
+    code = f"{finder(moment, at)}import runpy\nsys.argv[1:] = {list(words)!r}\n"
+    code += "runpy.run_module('kvcalc', run_name='__main__', alter_sys=True)\n"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=cwd)
 
 
@@ -165,6 +169,15 @@ def test_an_interrupt_is_one_line_while_modules_are_imported(at: str) -> None:
 @pytest.mark.parametrize("moment", [CONVERTED, UNRAISABLE], ids=["made an ImportError", "in a destructor"])
 def test_an_interrupt_that_a_library_hides_is_one_all_the_same(moment: str) -> None:
     done = interrupted(moment, *SIZE, at="kvcalc.model.size")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")
+
+
+def test_an_interrupt_in_code_made_from_text_is_an_exit_too(tmp_path: Path) -> None:
+    """Python itself would end by the signal where one was raised below `exec` of a text, whatever came of it."""
+    (tmp_path / "sitecustomize.py").write_text(finder(f"exec({TYPED!r})", "kvcalc.model.size"), encoding="utf-8")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH"), str(Path(__file__).parents[1])]))
+    line, environment = [sys.executable, "-m", "kvcalc", *SIZE], os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=environment)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")
 
 
