@@ -296,3 +296,13 @@ def test_models_without_a_cache_are_refused(kvcalc: Run) -> None:
     part = Grouped(num_attention_heads=4, num_key_value_heads=4, head_dim=16, cached=False)
     with pytest.raises(UserError, match="keeps no cache"):
         fit(Deployment(of_kinds({"k": Layer(parts=(part,))}, layers=2), load_gpu("h100")))
+
+
+def test_nodes_are_checked_and_change_nothing_of_what_fits(kvcalc: Run) -> None:
+    line = "fit llama-3.1-70b --gpu h100 --tp 8 --pp 2 --format json"
+    assert kvcalc(f"{line} --nodes 2 --inter-node-bandwidth 25GB/s").records == kvcalc(line).records
+    refused = kvcalc(f"{line} --nodes 3")
+    assert (refused.code, refused.err) == (2, "kvcalc: 16 GPUs do not divide over 3 nodes\n")
+    sides = ("llama-3.1-70b --gpu h100 --tp 8 --pp 2", "llama-3.1-70b --gpu h100 --tp 8 --pp 2 --nodes 4")
+    near, far = kvcalc("compare --deployments", *sides, "--format", "json").records
+    assert far["tpot_s"] > near["tpot_s"], "tensor parallelism over two nodes a stage"

@@ -50,6 +50,7 @@ def _side(text: str, model: str, gpu: str) -> "Side":
     """One text: options of `fit`, behind the model's name or without it, or an engine's command line."""
     from kvcalc.capacity.commands import is_command
     from kvcalc.capacity.record import Typed
+    from kvcalc.cli.chosen import chosen_gpus, gpu_names
     from kvcalc.cli.fit import beside_words, points_of
     from kvcalc.errors import UserError
     from kvcalc.planning.before_after import Side
@@ -70,7 +71,9 @@ def _side(text: str, model: str, gpu: str) -> "Side":
     _check_side(text, given)
     asked, set_, memory = given["asked"], given["set_"], given["memory"]
     models, formats, ranks = given["models"], given["formats"], given["ranks"]
-    points, typed, _ = points_of(models, given["gpu"], memory, asked, formats, set_, ranks)
+    where = chosen_gpus(given["gpu"], memory), gpu_names(given["gpu"])
+    placed = given["nodes"], given["inter_node_bandwidth"]
+    points, typed, _ = points_of(models, where, asked, formats, set_, ranks, *placed)
     if len(points) != 1:
         raise UserError(f"{text!r} is {len(points)} deployments", hint="Each side is one: no lists in it")
     deployment, options = points[0]

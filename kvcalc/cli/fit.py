@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvcalc.capacity import Fit, FitOptions
+    from kvcalc.gpu.spec import Gpu
     from kvcalc.timing.deployment import Deployment
 
 MOST_CONFIGURATIONS = 1000
@@ -44,6 +45,8 @@ def run(
     formats: Precisions,
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     ranks: Ranks,
+    nodes: o.Nodes = 0,
+    inter_node_bandwidth: o.InterNode = "",
     seed: Annotated[int, typer.Option("--seed", help="Of drawn lengths and of the simulated allocator.")] = 0,
     matrix: Annotated[bool, typer.Option("--matrix", help="Users × contexts: of each the verdict and what is left.")] = False,
     output: Output,
@@ -55,7 +58,8 @@ def run(
     from kvcalc.report.figures_fit import memory_chart
     from kvcalc.report.fit import fit_table
 
-    points, words, told = points_of(models, gpu=gpu, memory=memory, asked=asked, formats=formats, set_=set_, ranks=ranks)
+    where = chosen_gpus(gpu, memory), gpu_names(gpu)
+    points, words, told = points_of(models, where, asked, formats, set_, ranks, nodes, inter_node_bandwidth)
     drawn = read_lengths(lengths, seed) if lengths else []
     if matrix:
         return _matrix([(d, one) for d, one in points if one == points[0][1]], asked, told, output)
@@ -76,19 +80,30 @@ def run(
 
 
 def points_of(
-    models: list[str], gpu: str, memory: str, asked: EngineOptions, formats: Precisions, set_: list[str], ranks: Ranks
+    models: list[str],
+    where: "tuple[list[Gpu], list[str]]",
+    asked: EngineOptions,
+    formats: Precisions,
+    set_: list[str],
+    ranks: Ranks,
+    nodes: int = 0,
+    between: str = "",
 ) -> "tuple[list[tuple[Deployment, FitOptions]], dict[str, str], dict[str, Any]]":
-    """(every deployment with its options, the words by which models and GPUs were typed, what a command line told)."""
+    """(every deployment with its options, the words by which models and GPUs were typed, what a command line told).
+
+    where: GPUs, and how they were typed. between: nodes, the rate of a GPU.
+    """
+    from kvcalc.library.load import with_rate_between
     from kvcalc.timing.deployment import Deployment
 
     (named, chosen), told = told_by(models, set_)
-    options, gpus = asked.options(told), chosen_gpus(gpu, memory)
+    options, gpus = asked.options(told), [with_rate_between(card, between) for card in where[0]]
     splits = msgspec.structs.replace(filled(ranks, told), further=filled(ranks.further, told)).parallelisms(chosen)
     lists = chosen, gpus, splits, filled(formats, told).precisions(), options
     check_number("configurations", MOST_CONFIGURATIONS, *lists)
     words = {m.name: name for m, name in zip(chosen, named, strict=True)}
-    words |= {card.name: word for card, word in zip(gpus, gpu_names(gpu), strict=True)}
-    return [(Deployment(m, card, p, r), one) for m, card, r, p, one in product(*lists)], words, told
+    words |= {card.name: word for card, word in zip(gpus, where[1], strict=True)}
+    return [(Deployment(m, card, p, r, nodes=nodes), one) for m, card, r, p, one in product(*lists)], words, told
 
 
 def beside_words(set_: list[str], from_log: str, memory: str) -> tuple[str, ...]:
@@ -144,6 +159,7 @@ def _answers(points: "list[tuple[Deployment, FitOptions]]") -> "list[Fit]":
     found, refused = [], []
     for deployment, options in points:
         try:
+            _ = deployment.ranks if deployment.nodes else None  # refused where they do not stand on so many
             found.append(fit(deployment, options))
         except UserError as error:
             refused.append(error)
