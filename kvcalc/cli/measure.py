@@ -167,7 +167,8 @@ def _bar(steps: int) -> Iterator[Callable[[str, int], None]]:
         MofNCompleteColumn(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("ceilings", total=steps)
 
         def begin(text: str, done: int) -> None:

@@ -43,7 +43,7 @@ def calibrated(
         shapes = planned(machine, gpu)
         with bar(len(shapes)) as begin:
             for row in measured(shapes, machine, settings.seconds, settings.graphs, note, begin):
-                found.append(row)
+                found.append(row | {"gpu": (known or gpu).name})
     except KeyboardInterrupt:
         note(f"interrupted: {len(found)} rows were measured and are kept")
         status = INTERRUPTED

@@ -81,3 +81,17 @@ def test_what_calibration_does_not_take(kvcalc: Run, more: str, what: str) -> No
     found = kvcalc(f"measure {more} --calibration --device cpu --threads 1")
     assert found.code == 2
     assert what in found.err
+
+
+def test_its_rows_name_the_gpu_whose_laws_they_make(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and preset of one run fit together, and are predicted. Laws of such small products may be refused."""
+    shapes = [Shape("gemm", "bfloat16", (m, 64 * n, 64)) for m in (1, 2, 4, 8) for n in (1, 2, 4)]
+    monkeypatch.setattr("kvcalc.measure.calibration.planned", lambda machine, gpu: shapes)
+    monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path))
+    rows = tmp_path / "rows.csv"
+    made = kvcalc(f"measure --calibration --device cpu --threads 1 --seconds 0.001 --save-gpu here --output {rows} --format json")
+    assert [record["rows"] for record in made.records] == [12]
+    assert made.code == 0
+    assert all(line.startswith(("note: ", "wrote ")) for line in made.err.splitlines())
+    (found,) = kvcalc(f"validate {rows} --stack torch --format json").records
+    assert (found["gpu"], found["rows"], found["predicted_rows"]) == ("here", 12, 12)
