@@ -3,7 +3,7 @@
 T tokens of a pass, n requests (never more than T), V vocabulary, D hidden size, e bytes of an activation.
 """
 
-from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, attention_peak, has_indexer
+from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, attention_peak, compressed_parts, has_indexer
 from kvcalc.capacity.engines.vllm_versions import Release, runs_v0, takes_runner_v2
 from kvcalc.capacity.engines.vllm_weights import data_centre_blackwell
 from kvcalc.capacity.memory_terms import MIB, Start
@@ -16,6 +16,8 @@ WAITING = 3.8  # residual streams that stand beside a layer's widest part: fitte
 SORT, SORT_FEW, KERNEL = 38, 50, 14  # bytes of the sampler per request and entry of the vocabulary
 MLA_WORKSPACE = 65536  # tokens (attention/backends/mla/common.py, 0.11)
 L2_BYTES = 50 * MIB
+DEEP_GEMM = (0, 11, 0), (0, 17, 0)  # the releases from and before which it runs experts
+KEPT_WORKSPACE = (0, 14, 0)  # the release from which the experts' stays
 MOST_IMAGES = 999  # of a prompt, where no limit is given (config/multimodal.py)
 
 
@@ -26,7 +28,7 @@ def peak(start: Start, kernels: bool = False, first_start: bool = True) -> tuple
     """
     steps = {
         "forward pass": forward(start) + held_images(start),
-        "sampler": sample(start, kernels) + held_images(start) if start.last else 0,
+        "sampler": sample(start, kernels) + held_images(start) + experts_workspace(start) if start.last else 0,
         "vision encoder": encoder(start),
         "compilation": compilation(start) if first_start else 0,
     }
@@ -64,38 +66,71 @@ def forward(start: Start) -> int:
     """T·e·(widest part + 3.8·D), and what latent attention would project: 65,536 · heads/tp · (nope + v) · 2.
 
     An indexer's logits where those are more (layers/sparse_attn_indexer.py, 0.22). Where tokens are compressed, what stands
-    around an attention, and the experts' workspace, which stays from the first layer on (v1/worker/workspace.py; not the rows
-    that a prefill of very long sequences gathers there).
+    around an attention. Beside it the experts' workspace, where it stays from the first layer on.
     """
-    wide, element = start.once(widest, start.tokens, _deep_gemm(start)), start.formats.element_bytes
+    kept, element = experts_workspace(start), start.formats.element_bytes
     if around := attention_peak(start):
-        return around + int(start.tokens * wide * element)
+        return around + kept
+    wide = start.once(widest, start.tokens, _deep_gemm(start), bool(kept))
     parts = [p for layer in start.model.kinds.values() for p in layer.parts if isinstance(p, Latent)]
     spread = (start.ranks.share(p.num_attention_heads) * (p.qk_nope_head_dim + p.v_head_dim) for p in parts)
     latent = 2 * MLA_WORKSPACE * max(spread, default=0)
     if has_indexer(start) and start.release.since >= (0, 22, 0):
         latent = max(latent, LOGITS_BYTES)
-    return int(start.tokens * (wide + WAITING * start.model.hidden_size) * element) + latent
+    return int(start.tokens * (wide + WAITING * start.model.hidden_size) * element) + latent + kept
+
+
+def experts_workspace(start: Start) -> int:
+    """T·e·rows·(max(2·I, D) + max(I, D)) where it stays from the first layer on, beside the sample too; else 0.
+
+    v1/worker/workspace.py, of experts in 8 or 16 bits from 0.14 on, and of DeepSeek-V4's (not the rows that a prefill of very
+    long sequences gathers there). Kernels of 4 bits mostly allocate their own (fused_moe/modular_kernel.py).
+    """
+    if not start.once(_keeps_workspace, start.release.since < KEPT_WORKSPACE):
+        return 0
+    return int(start.tokens * start.once(routed, start.tokens, _deep_gemm(start)) * start.formats.element_bytes)
+
+
+def routed(start: Start) -> float:
+    """Elements per token of the experts' two workspaces, in the stage's widest layer."""
+    found = [0.0]
+    for kind, count in stages(start.model, start.ranks.pp)[start.stage].counts.items():
+        layer = start.model.kinds[kind]
+        for part in (*layer.parts, *layer.shared) if count else ():
+            weights = {w.name: w.local(start.ranks) for w in part.weights(start.model.hidden_size)}
+            if up := weights.get("experts.up"):
+                found.append(_workspaces(start, weights, up))
+    return max(found)
+
+
+def _workspaces(start: Start, weights: dict[str, Weight], up: Weight) -> float:
+    wide = up.outputs * (2 if "experts.gate" in weights else 1)
+    return _rows(start, up) * (max(wide, up.inputs) + max(up.outputs, up.inputs))
+
+
+def _keeps_workspace(start: Start) -> bool:
+    """Whether tokens are compressed, or no experts are stored in less than 8 bits under a release that keeps theirs."""
+    if compressed_parts(start) or start.release.since < KEPT_WORKSPACE:
+        return bool(compressed_parts(start))
+    return not any(w.expert and start.formats.weight_format(name, w).bits < 8 for name, w, _ in start.model.walk())
 
 
 def widest(start: Start) -> float:
     """Elements per token of the widest part of a layer, inputs and outputs that stand at once, on one rank."""
-    model, found = start.model, [0.0]
+    model, found, kept = start.model, [0.0], experts_workspace(start) > 0
     for kind, count in stages(model, start.ranks.pp)[start.stage].counts.items():
         layer = model.kinds[kind]
         for part in (*layer.parts, *layer.shared) if count else ():
             weights = {w.name: w.local(start.ranks) for w in part.weights(model.hidden_size)}
-            found.append(_width(start, weights))
+            found.append(_width(start, weights, kept))
     return max(found)
 
 
-def _width(start: Start, weights: dict[str, Weight]) -> float:
-    """A gated FFN: 3·I, others 2·I; experts: rows · (max(2·I, D) + max(I, D)); attention: the sum of its projections."""
+def _width(start: Start, weights: dict[str, Weight], kept: bool) -> float:
+    """A gated FFN: 3·I, others 2·I; experts: their workspaces unless those are kept; attention: the sum of its projections."""
     if up := weights.get("experts.up"):
-        wide = up.outputs * (2 if "experts.gate" in weights else 1)
-        routed = _rows(start, up) * (max(wide, up.inputs) + max(up.outputs, up.inputs))
         shared = weights.get("shared.up")
-        return max(routed, 3 * shared.outputs if shared else 0)
+        return max(0 if kept else _workspaces(start, weights, up), 3 * shared.outputs if shared else 0)
     if up := weights.get("up"):
         return up.outputs * (3 if "gate" in weights else 2)
     return sum(w.outputs for w in weights.values() if w.kind is WeightKind.MATRIX and not w.rows_in)
@@ -104,15 +139,16 @@ def _width(start: Start, weights: dict[str, Weight]) -> float:
 def _rows(start: Start, up: Weight) -> float:
     """Rows of a token that the experts' products hold: top-k, and DeepGEMM's padding to 128 rows an expert.
 
-    DeepGEMM runs block-wise fp8 experts on Hopper and data-centre Blackwell from 0.11 on (fused_moe/deep_gemm_moe.py).
+    DeepGEMM runs block-wise fp8 experts on Hopper and data-centre Blackwell from 0.11 to 0.16 (fused_moe/deep_gemm_moe.py);
+    then Triton and FlashInfer come before it (fused_moe/oracle/fp8.py, 0.17.1).
     """
     return up.active + up.copies * 127 / start.tokens if _deep_gemm(start) else up.active
 
 
 def _deep_gemm(start: Start) -> bool:
     """Whether DeepGEMM runs the experts."""
-    runs = start.release.since >= (0, 11, 0) and (start.gpu.architecture == "Hopper" or data_centre_blackwell(start))
-    return runs and start.once(_experts_in_blocks)
+    runs = start.gpu.architecture == "Hopper" or data_centre_blackwell(start)
+    return runs and DEEP_GEMM[0] <= start.release.since < DEEP_GEMM[1] and start.once(_experts_in_blocks)
 
 
 def _experts_in_blocks(start: Start) -> bool:
