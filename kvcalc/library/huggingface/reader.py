@@ -16,7 +16,7 @@ from kvcalc.library.huggingface.naming import kind_names, runs
 from kvcalc.library.huggingface.notes import assess
 from kvcalc.library.huggingface.quantized import SECTIONS, Storage, in_force
 from kvcalc.library.huggingface.rope import rope_factors
-from kvcalc.library.huggingface.source import defaults_of, facts, read_json, text_part
+from kvcalc.library.huggingface.source import defaults_of, facts, of_state_spaces, read_json, text_part
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.general import GENERAL
 from kvcalc.library.huggingface.vision import tower
@@ -68,6 +68,7 @@ def _beside(file: Path) -> dict[str, Any]:
 
 def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     """The model that a config's mapping describes. Raises UserError naming `where` and the key that does not fit."""
+    data = of_state_spaces(data, where)
     inner = text_part(data, where)
     if max(len(data), len(inner)) > MOST_KEYS:
         raise UserError(f"has more than {MOST_KEYS:,} keys", where)

@@ -55,6 +55,34 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def of_state_spaces(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """A config of mamba_ssm's own (`models/config_mamba.py`), which names no type, in transformers' keys; any other as it is.
+
+    The defaults are those of its `Mamba` and `Mamba2` modules; rows of the table are padded up. Raises UserError on one with
+    attention or FFNs between its blocks, and on settings of the module that are not known here.
+    """
+    if "ssm_cfg" not in data or data.get("model_type") or data.get("architectures"):
+        return data
+    given = data["ssm_cfg"] if isinstance(data["ssm_cfg"], dict) else {"ssm_cfg": data["ssm_cfg"]}
+    kind = given.get("layer", "Mamba1")
+    sizes: list[Any] = [data.get("d_model"), data.get("vocab_size", 50277), data.get("pad_vocab_size_multiple", 8)]
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes)
+    mixed = data.get("attn_layer_idx") or data.get("d_intermediate")
+    if kind not in ("Mamba1", "Mamba2") or set(given) - {"layer"} or mixed or not whole:
+        raise UserError("ssm_cfg: only Mamba's or Mamba-2's blocks alone, with their defaults, are read", where)
+    width, vocab, step = sizes
+    found: dict[str, Any] = {
+        "hidden_size": width,
+        "num_hidden_layers": data.get("n_layer"),
+        "vocab_size": -(-vocab // step) * step,
+    }
+    found |= {"expand": 2, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True}
+    found |= {"tie_word_embeddings": data.get("tie_embeddings", True), "torch_dtype": data.get("torch_dtype")}
+    if kind == "Mamba1":
+        return found | {"model_type": "mamba", "state_size": 16, "time_step_rank": -(-width // 16)}
+    return found | {"model_type": "mamba2", "state_size": 128, "head_dim": 64, "num_heads": 2 * width // 64, "n_groups": 1}
+
+
 def text_part(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """The part of a file that describes the language model, with what the parts around it say of tied embeddings."""
     inner: Mapping[str, Any] = data
