@@ -66,12 +66,18 @@ def _prepare_streams() -> None:
             os.open(os.devnull, os.O_RDONLY if number == 1 else os.O_RDWR)  # it takes the lowest number that is free
     codecs.register_error("marks", _marks)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="marks")
+        sys.stdout.reconfigure(encoding="ascii" if _asked_for_ascii() else None, errors="marks")
     else:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (fails at the first write, as it should)
     raw = io.BufferedWriter(_Forgiving(2, "w", closefd=False))
     encoding = sys.stderr.encoding if sys.stderr else "utf-8"
     sys.stderr = io.TextIOWrapper(raw, encoding, "marks", line_buffering=True)
+
+
+def _asked_for_ascii() -> bool:
+    """Whether LC_ALL=C was said, under which Python writes UTF-8 unless it is told otherwise."""
+    told = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
+    return os.environ.get("LC_ALL") in ("C", "POSIX") and not told
 
 
 def _prepare_settings() -> None:

@@ -80,6 +80,13 @@ def test_odd_environments_change_nothing(case: str) -> None:
     assert done.stdout.splitlines()[2].split()[:2] == ["gpt2", "72.00"]
 
 
+def test_sketches_are_ascii_under_lc_all_c() -> None:
+    """Python itself writes UTF-8 there; a title's × is an x then."""
+    plain = run("plot", "dsa-vs-mla", LC_ALL="C", PYTHONUTF8=None, PYTHONIOENCODING=None)
+    assert plain.stdout.isascii() and "reads 4.2x fewer bytes" in plain.stdout and "  o deepseek-v3, MLA" in plain.stdout
+    assert not run("plot", "dsa-vs-mla", LC_ALL="C.UTF-8").stdout.isascii()
+
+
 @pytest.mark.parametrize("width", ["abc", "0", "9" * 30])
 def test_a_width_that_is_none_is_ignored(width: str) -> None:
     done = run("size", "--help", TERMINAL_WIDTH=width, COLUMNS=width)

@@ -7,6 +7,8 @@ from kvcalc.errors import printable
 from kvcalc.report.chart import Chart
 from kvcalc.report.layout import Table, parts
 
+SIZE = 6.0, 4.4  # inches of a chart on a page: its texts are legible on a phone, and two stand beside each other on a desk
+
 
 def text_html(text: str) -> str:
     """A text as HTML: no markup, no control characters."""
@@ -34,7 +36,7 @@ def svgs_html(chart: Chart, number: int) -> dict[str, str]:
     """
     from kvcalc.report.plots import in_style, render
 
-    text = render(chart, "svg").decode()
+    text = render(chart, "svg", size=SIZE).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1), count=1)

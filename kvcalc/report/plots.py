@@ -65,13 +65,13 @@ _CANVASES = {
 }
 
 
-def render(chart: Chart, suffix: str, style: str = "light") -> bytes:
-    """The picture as bytes: `suffix` is png, svg or pdf."""
+def render(chart: Chart, suffix: str, style: str = "light", size: tuple[float, float] | None = None) -> bytes:
+    """The picture as bytes: `suffix` is png, svg or pdf. size: inches of one chart, instead of the style's."""
     backend, kind, dated = _CANVASES[suffix]
-    out = io.BytesIO()
-    with _settings(STYLES[style]):
+    out, look = io.BytesIO(), STYLES[style] | ({"size": size} if size else {})
+    with _settings(look):
         # Not by `savefig`, which would draw it once more before, to lay it out.
-        canvas = getattr(import_module(f"matplotlib.backends.backend_{backend}"), kind)(figure(chart, STYLES[style]))
+        canvas = getattr(import_module(f"matplotlib.backends.backend_{backend}"), kind)(figure(chart, look))
         getattr(canvas, f"print_{suffix}")(out, metadata={dated: None})
     return out.getvalue()
 

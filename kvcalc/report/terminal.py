@@ -133,6 +133,7 @@ def _cell(share: float, cells: int) -> int:
 
 def _grid(chart: Chart, wide: int, look: Look) -> list[str]:
     drawn = [s for s in chart.series if s.kind not in ("limit", "upright", "trail", "span", "band")]
+    drawn = [s for s in drawn if s.kind not in ("hollow", "quiet") or s.label]  # a mark without a name tells nothing
     levels = [s for s in chart.series if s.kind in ("limit", "upright")]
     points = [point for s in drawn for point in _seen(s, chart)]
     heights = [*(y for _, y in points), *(s.ys[0] for s in levels if s.kind == "limit")]

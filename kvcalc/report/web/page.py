@@ -36,6 +36,7 @@ from kvcalc.serving.request_record import LatencyOptions, latency_record
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import roofline_records
 
+MOST = 100  # pictures of a section
 VARIANTS = ("none", "mha", "gqa:8", "mqa", "mla", "window:4096")
 
 
@@ -154,10 +155,10 @@ def _latency(deployment: Deployment, asked: Asked) -> Section:
 def _section(section: Section, number: int) -> str:
     tables = "".join(table_html(table) for table in section.tables)
     command = f'<p class="command"><code>{text_html(section.command)}</code><button>copy</button></p>'
-    picture = ""
-    if section.chart:
-        both = svgs_html(section.chart, number)
-        picture = "".join(f'<div class="picture {style}">{svg}</div>' for style, svg in both.items())
+    charts = section.chart.chain() if section.chart else []
+    both = [svgs_html(chart._replace(beside=None), MOST * number + n) for n, chart in enumerate(charts)]
+    drawn = "".join(f'<div class="picture {style}">{svg}</div>' for one in both for style, svg in one.items())
+    picture = f'<div class="pictures">{drawn}</div>' if drawn else ""
     return f"<section><h2>{text_html(section.title)}</h2>{tables}{picture}{command}</section>"
 
 
