@@ -57,6 +57,17 @@ def test_where_no_change_helps_it_says_so(kvcalc: Run) -> None:
     assert f"would fit with no smaller cache or weights, nor --tp to {LARGEST_TP}" in said
 
 
+def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kvcalc: Run) -> None:
+    """With --ep 32 as well, 32 T4 hold 16 sequences; with --tp 32 alone 6, and --tp 64 no more."""
+    line = "fit mimo-v2.6-flash --gpu t4 --engine vllm --max-model-len 32k --max-num-seqs 16 --format json"
+    assert kvcalc(line).records[0]["advice"].endswith(f"would fit with no smaller cache or weights, nor --tp to {LARGEST_TP}")
+    assert [kvcalc(f"{line} {more}").records[0]["fits"] for more in ("--tp 32 --ep 32", "--tp 32", "--tp 64")] == [
+        True,
+        False,
+        False,
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [  # 131,072 bytes a token in bf16: 56.68 GiB hold 14 × 4 GiB, in fp8 28 × 2 GiB

@@ -105,7 +105,7 @@ def _more_gpus(found: Fit) -> Change | None:
     ranks, tp = found.ranks, found.ranks.tp
     while tp < LARGEST_TP:
         tp *= 2
-        experts = tp * ranks.dp if ranks.ep == ranks.tp * ranks.dp else ranks.ep
+        experts = tp * ranks.dp if 1 < ranks.ep == ranks.tp * ranks.dp else ranks.ep
         try:
             wider = msgspec.structs.replace(ranks, tp=tp, ep=experts)
         except UserError:
