@@ -22,7 +22,7 @@ from kvcalc.timing.mla_prefill import MlaPrefill
 from kvcalc.timing.moe import Moe
 from kvcalc.timing.prefill_attention import PrefillAttention
 from kvcalc.timing.resident import ResidentGemm, ResidentQuantizedGemm, keeps_weights
-from kvcalc.timing.sparse_decode import SparseDecode
+from kvcalc.timing.sparse_decode import HOST, SparseDecode
 
 AnyLaw = (
     Gemm | QuantizedGemm | CutlassGemm | DecodeAttention | PrefillAttention | MlaDecode | MlaPrefill | AllReduce | Elementwise
@@ -110,8 +110,9 @@ def _mla_prefill(kind: str, stack: str, gpu: Gpu) -> Candidates:
 def _sparse(kind: str, stack: str, gpu: Gpu) -> Candidates:
     _, _, stored = kind.partition("/")
     bytes_ = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": NVFP4}.get(stored)
-    graphs = {"graphs": GRAPHS[stack](gpu)} if stack in GRAPHS else {}
-    return ((SparseDecode, {"bytes": bytes_, **graphs}),) if bytes_ else ()
+    given: dict[str, Any] = {"graphs": GRAPHS[stack](gpu)} if stack in GRAPHS else {}
+    given |= {} if given.get("graphs", 1) else {"host": HOST}
+    return ((SparseDecode, {"bytes": bytes_, **given}),) if bytes_ else ()
 
 
 def _same(kind: str, kernel: str) -> str:

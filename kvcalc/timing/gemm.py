@@ -1,7 +1,8 @@
 """Matrix products: out[m, n] = x[m, k] · W[n, k]ᵀ, the result in bf16.
 
-A library picks a tile tm × tn and a split s of k. The compute side of such a plan is its waves of tiles over the SMs times
-the time of one tile; the memory side is the compulsory traffic of both operands and the result, the same for all plans.
+A library picks a tile tm × tn among those of its kernels, and a split s of k. The compute side of such a plan is its waves of
+tiles over the SMs times the time of one tile; the memory side is the compulsory traffic of both operands and the result, the
+same for all plans.
 
     waves   = max(1, ⌈m/tm⌉·⌈n/tn⌉·s / SMs)
     tile    = max(2·tm·tn·k/s / (ec·P/SMs), (tm + tn)·(k/s)·bytes / r)
@@ -18,7 +19,10 @@ from kvcalc.timing.law import Array, Law, pnorm, within
 if TYPE_CHECKING:
     from kvcalc.timing.figures import Figures
 
-TILES = ((64, 64), (64, 128), (128, 64), (64, 256), (256, 64), (128, 128), (128, 256), (256, 128))
+TILES = (
+    (32, 64), (64, 32), (32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (96, 128), (128, 96), (64, 256), (256, 64),
+    (128, 128), (128, 256), (256, 128),
+)  # fmt: skip
 SPLITS = (1, 2, 4, 8, 16)
 LEAST_DEPTH = 64  # k of one pipeline stage
 PARTIALS_RATE = 6e6  # bytes per µs at which partial sums of a split, in the L2, are written and read again

@@ -6,14 +6,15 @@ b sequences, h heads of the rank, L cached tokens, H the residual stream; W: wei
     W  = H·(q_rank + latent + rope) + q_rank·h·(nope + rope) + h·v·H + [i]·(q_rank·d·heads_i + H·(d + heads_i)),
     Wb = latent·h·(nope + v)
     t  = t0 + t1·log2(b + 1) + hypot((W·s + 2·Wb)/(em·BW), b·(2·W/P_s + 2·Wb/P_bf16)/0.6) + a1·b·(1 + h/heads)
-       + [i]·(ti + (d + 4)·b·L/(ei·BW) + [L > top]·max(1, b/SMs)·(kt + 10⁻⁴·L)) + max(1, b·⌈h/64⌉/SMs)·(ta + ts·min(L, top))
-    t is at least he, and 1.7·he with an indexer, where b exceeds what the engine's CUDA graphs hold: the host launches then
+       + [i]·(ti + (d + 4)·b·L/(ei·BW) + [L > top]·max(1, b/SMs)·(kt + 10⁻⁴·L)) + max(1, x)·ta + walks·ts·min(L, top)
+    x  = b·⌈h/64⌉/SMs, walks = max(1, x) where a tile is walked by one SM, x where all SMs share the walks
+    t is at least he, and host·he with an indexer, where b exceeds what the engine's CUDA graphs hold: the host launches then
 
 The indexer reads one key of d + 4 bytes a token, whatever the heads: engines keep them in fp8 with a scale, whatever the
 format of the cache. Attention's tiles take 64 heads and walk at most `top` tokens.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kvcalc.timing.law import Array, Law, within
 
@@ -24,7 +25,7 @@ ROWS = 64  # heads of a tile
 SCALE = 4  # bytes of an index key's scale
 REACHED = 0.6  # of the peak, by projections of many sequences
 CHOOSING = 1e-4  # µs a token that the top-k looks at, of one sequence
-HOST = 1.7  # launches of a module with an indexer for each of one without
+HOST = 1.7  # launches of a module with an indexer for each of one without, where nothing else is known
 
 
 class SparseDecode(Law, frozen=True, tag="dsa_decode_module"):
@@ -36,11 +37,15 @@ class SparseDecode(Law, frozen=True, tag="dsa_decode_module"):
     attention beside its walk. ts [µs]: for each token that it walks. he [µs]: the host's launches, without an indexer.
 
     bytes: of a weight of the projections. graphs: the most sequences that CUDA graphs hold; 0 where all are in graphs.
-    heads: as many of a sequence cost what the sequence itself does.
+    heads: as many of a sequence cost what the sequence itself does. walk: `whole` by one SM, or `shared` among all, as kernels do
+    that split the walk. host: launches of a module with an indexer for each of one without.
     """
 
     CHOICES: ClassVar[tuple[dict[str, Any], ...]] = tuple(
-        {"graphs": graphs, "heads": heads} for graphs in (0, 256, 512) for heads in (60, 500)
+        {"graphs": graphs, "heads": heads, "walk": walk, "host": host}
+        for graphs, host in ((0, HOST), (256, HOST), (512, HOST), (256, 3.0), (512, 3.0))
+        for heads in (60, 500)
+        for walk in ("whole", "shared")
     )
     SOFTNESS: ClassVar[float] = 0.06
     PULL: ClassVar[float] = 0.8
@@ -48,6 +53,8 @@ class SparseDecode(Law, frozen=True, tag="dsa_decode_module"):
     bytes: float = 2.0
     graphs: int = 0
     heads: int = 500
+    walk: Literal["whole", "shared"] = "whole"
+    host: float = HOST
     t0: Annotated[float, within(1, 400)] = 40
     ti: Annotated[float, within(0.1, 150)] = 25
     t1: Annotated[float, within(0.05, 60)] = 3.5
@@ -74,9 +81,10 @@ class SparseDecode(Law, frozen=True, tag="dsa_decode_module"):
         us = self.t0 + self.t1 * np.log2(batch + 1) + np.hypot(read, products) + self.a1 * batch * (1 + heads / self.heads)
         choosing = np.where(length > top, np.maximum(1.0, batch / machine.sms) * (self.kt + CHOOSING * length), 0.0)
         us = us + np.where(indexed, self.ti + (key + SCALE) * batch * length / (self.ei * machine.memory) + choosing, 0.0)
-        waves = np.maximum(1.0, batch * np.ceil(heads / ROWS) / machine.sms)
-        us = us + waves * (self.ta + self.ts * np.minimum(length, top))
-        host = self.he * np.where(indexed, HOST, 1.0) * (batch > self.graphs) if self.graphs else 0.0
+        tiles = batch * np.ceil(heads / ROWS) / machine.sms
+        waves = np.maximum(1.0, tiles)
+        us = us + waves * self.ta + (tiles if self.walk == "shared" else waves) * self.ts * np.minimum(length, top)
+        host = self.he * np.where(indexed, self.host, 1.0) * (batch > self.graphs) if self.graphs else 0.0
         return np.maximum(us, host)
 
 

@@ -51,7 +51,8 @@ def ceil(a: float, b: float = 1) -> int:
     return math.ceil(a / b)
 
 
-TILES = [(64, 64), (64, 128), (128, 64), (64, 256), (256, 64), (128, 128), (128, 256), (256, 128)]
+SIDES = ((32, 64), (32, 128), (64, 128), (96, 128), (64, 256), (128, 256))
+TILES = [(64, 64), (128, 128), *SIDES, *((n, m) for m, n in SIDES)]
 
 
 def plan(m: float, n: float, k: float, split: int, rate: float, operands: float, pro: float, stair: float) -> float:
@@ -319,8 +320,9 @@ def test_sparse_modules(law: SparseDecode, b: int, h: int, length: int, indexer:
     if indexer:
         expected += law.ti + 132 * b * length / (law.ei * M.memory)
         expected += max(1, b / M.sms) * (law.kt + 1e-4 * length) if length > 2048 else 0
-    expected += max(1, b * ceil(h, 64) / M.sms) * (law.ta + law.ts * min(length, 2048))
-    host = law.he * (1.7 if indexer else 1) if law.graphs and b > law.graphs else 0
+    tiles = b * ceil(h, 64) / M.sms
+    expected += max(1, tiles) * law.ta + (max(1, tiles) if law.walk == "whole" else tiles) * law.ts * min(length, 2048)
+    host = law.he * (law.host if indexer else 1) if law.graphs and b > law.graphs else 0
     shape = (b, h, length, 7168, 1536, 512, 64, 128, 128, 64 * indexer, 128, 2048)
     assert us(law, *shape) == pytest.approx(max(expected, host), rel=1e-9)
 

@@ -65,10 +65,10 @@ def test_a_thin_product_streams_its_weights() -> None:
 
 
 def test_small_tiles_wait_for_their_operands() -> None:
-    # One 64 × 64 tile, k = 64 · 16: (64 + 64) · 1024 · 2 bytes at 1e5 B/µs = 2.6 µs, above its 8.4e6 FLOP at 1e6 FLOP/µs.
+    # Two tiles of 32 × 64 at once, k = 64 · 16: (32 + 64) · 1024 · 2 bytes at 3e4 B/µs = 6.6 µs, above 4.2e6 FLOP at 1e6 FLOP/µs.
     slow, fast = Gemm(t0=1, ec=1, em=1, p=8, tr=30, r=3e4), Gemm(t0=1, ec=1, em=1, p=8, tr=30, r=1e6)
-    assert one(slow, 64, 64, 1024) == pytest.approx(1 + 128 * 1024 * 2 / 3e4, rel=0.01)
-    assert one(fast, 64, 64, 1024) == pytest.approx(1 + 2 * 64 * 64 * 1024 / 1e6, rel=0.01)
+    assert one(slow, 64, 64, 1024) == pytest.approx(1 + (32 + 64) * 1024 * 2 / 3e4, rel=0.01)
+    assert one(fast, 64, 64, 1024) == pytest.approx(1 + 2 * 32 * 64 * 1024 / 1e6, rel=0.01)
 
 
 def test_weights_of_four_bits_stream_in_a_quarter_of_the_time() -> None:
