@@ -19,10 +19,8 @@ from kvcalc.timing.law import Array, Law, pnorm, within
 if TYPE_CHECKING:
     from kvcalc.timing.figures import Figures
 
-TILES = (
-    (32, 64), (64, 32), (32, 128), (128, 32), (64, 64), (64, 128), (128, 64), (96, 128), (128, 96), (64, 256), (256, 64),
-    (128, 128), (128, 256), (256, 128),
-)  # fmt: skip
+TILES = ((64, 64), (64, 128), (128, 64), (64, 256), (256, 64), (128, 128), (128, 256), (256, 128))
+BF16_TILES = (*TILES, (32, 64), (64, 32), (32, 128), (128, 32), (96, 128), (128, 96))
 SPLITS = (1, 2, 4, 8, 16)
 LEAST_DEPTH = 64  # k of one pipeline stage
 PARTIALS_RATE = 6e6  # bytes per µs at which partial sums of a split, in the L2, are written and read again
@@ -54,7 +52,7 @@ class Gemm(Law, frozen=True, tag="gemm"):
         weights = n * k * (stored[0] if stored else 2)
         memory = self.reading(machine, weights, 2 * m * (k + n))
         rate = self.ec * machine.bf16 / machine.sms
-        return self.t0 + _best_plan(m, n, k, memory, rate, self.r / 2, machine.sms, self.p, self.tr)
+        return self.t0 + _best_plan(m, n, k, memory, rate, self.r / 2, machine.sms, self.p, self.tr, BF16_TILES)
 
 
 class QuantizedGemm(Law, frozen=True, tag="gemm_fp8"):
@@ -82,7 +80,8 @@ class QuantizedGemm(Law, frozen=True, tag="gemm_fp8"):
         memory = self.reading(machine, weights, m * (k * self.bytes + 2 * n))
         rate = self.ec * machine.peak(self.bytes) / machine.sms
         start = self.t0 + (2 + self.bytes) * m * k / (self.bq * machine.memory)
-        return start + _best_plan(m, n, k, memory, rate, self.r / self.bytes, machine.sms, self.p, self.tr, self.pro, self.sg)
+        operands, sms = self.r / self.bytes, machine.sms
+        return start + _best_plan(m, n, k, memory, rate, operands, sms, self.p, self.tr, TILES, self.pro, self.sg)
 
     def reading(self, machine: "Figures", weights: Array, others: Array) -> Array:
         """µs to move so many bytes of weights, and so many of inputs and outputs."""
@@ -102,7 +101,7 @@ def stairs(tiles: Array, stair: Array | float) -> Array:
 
 def _best_plan(
     m: Array, n: Array, k: Array, memory: Array, rate: float, elements: float, sms: int, p: float, tr: float,
-    pro: float = 0.0, stair: float = 0.0,
+    tiles: tuple[tuple[int, int], ...], pro: float = 0.0, stair: float = 0.0,
 ) -> Array:  # fmt: skip
     """The least time over tiles and splits of k. The minimum over tiles comes before the p-norm, which keeps its order."""
     import numpy as np
@@ -111,7 +110,7 @@ def _best_plan(
     for split in SPLITS:
         depth = np.maximum(k / split, LEAST_DEPTH)
         compute: Array | None = None
-        for rows, columns in TILES:
+        for rows, columns in tiles:
             waves = stairs(np.ceil(m / rows) * np.ceil(n / columns) * (split / sms), stair)
             step = np.maximum(2 * rows * columns / rate, (rows + columns) / elements)
             plan = waves * (depth * step + pro)

@@ -51,14 +51,14 @@ def ceil(a: float, b: float = 1) -> int:
     return math.ceil(a / b)
 
 
-SIDES = ((32, 64), (32, 128), (64, 128), (96, 128), (64, 256), (128, 256))
-TILES = [(64, 64), (128, 128), *SIDES, *((n, m) for m, n in SIDES)]
+TILES = [(64, 64), (64, 128), (128, 64), (64, 256), (256, 64), (128, 128), (128, 256), (256, 128)]
+SMALLER = [(32, 64), (64, 32), (32, 128), (128, 32), (96, 128), (128, 96)]  # of bf16 products alone
 
 
-def plan(m: float, n: float, k: float, split: int, rate: float, operands: float, pro: float, stair: float) -> float:
+def plan(law: Law, m: float, n: float, k: float, split: int, rate: float, operands: float, pro: float, stair: float) -> float:
     """The least time of tiles over `split` parts of k: waves of tiles, each bound by its products or its operands."""
     depth, found = max(k / split, 64), []
-    for rows, columns in TILES:
+    for rows, columns in TILES + SMALLER * isinstance(law, Gemm):
         tiles = ceil(m, rows) * ceil(n, columns) * split / M.sms
         waves = max(1, tiles + stair * (math.ceil(tiles) - tiles))
         found.append(waves * (depth * max(2 * rows * columns / rate, (rows + columns) / operands) + pro))
@@ -71,7 +71,7 @@ def split_product(
     times = []
     for split in (1, 2, 4, 8, 16):
         more = law.tr + 8 * split * m * n / 6e6 if split > 1 else 0
-        times.append(both(law.p, plan(m, n, k, split, rate, operands, pro, sg), memory) + more)
+        times.append(both(law.p, plan(law, m, n, k, split, rate, operands, pro, sg), memory) + more)
     return min(times)
 
 
