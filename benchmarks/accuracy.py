@@ -106,7 +106,7 @@ def held_out(tables: Sequence[Table], gpus: Sequence[str]) -> Pairs:
         gpu = load_gpu(name)
         for stack in stacks_of(gpu):
             fits = calibrate(chosen_rows(tables, gpu, stack, lambda text: None), gpu, stack)
-            for fit in (f for f in fits if f.members):  # kinds of too few rows were not fitted
+            for fit in (f for f in fits if f.entry):  # kinds whose law is kept
                 for row, time, predicted in zip(fit.members, fit.measured.tolist(), fit.predicted.tolist(), strict=True):
                     if family := scope(row):
                         found.setdefault(family, []).append((time, math.nan, predicted))

@@ -40,7 +40,7 @@ def kernels(tables: list[Table], name: str, stack: str) -> dict[tuple[str, str],
     gpu = load_gpu(name)
     fits = calibrate(chosen_rows(tables, gpu, stack, lambda text: None), gpu, stack)
     found: dict[tuple[str, str], list[Kernel]] = {}
-    for fit in (f for f in fits if f.members):
+    for fit in (f for f in fits if f.entry):
         for row, time, predicted in zip(fit.members, fit.measured.tolist(), fit.predicted.tolist(), strict=True):
             if scope(row):
                 found.setdefault((fit.family, fit.kind), []).append(Kernel(row.shape[0], time, predicted))

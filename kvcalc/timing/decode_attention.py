@@ -6,7 +6,7 @@ walk over s SMs and combine. Its tiles run in whole waves; the memory side is on
     n      = batch·kv_heads·⌈(q_heads/kv_heads)/64⌉,  blocks = ⌈L/128⌉,  L = min(kv_len, window)
     tile   = tau + ⌈blocks/s⌉·128·2·head_dim·bytes / r
     miss   = 1 / (1 + (cap·L2/B)^6),  B = bytes of the cache that is read
-    memory = max(B·miss / (reach·BW), B / l2) + tramp·miss
+    memory = B·miss / (reach·BW) + B·(1 − miss) / l2 + tramp·miss
     t      = t0 + min over s ≤ blocks of [pnorm_2(⌈n·s/SMs⌉·tile, memory) + (s > 1)·(2 + 0.05·s)] + 4·batch·q_heads·head_dim/BW
 """
 
@@ -32,10 +32,8 @@ def misses(read: Array, cap: float, l2: float, cold: bool) -> Array:
 
 
 def memory_time(read: Array, miss: Array, reached: float, l2: float, tramp: float) -> Array:
-    """µs to read a cache of which a share misses the L2: from HBM at the rate reached, after its ramp, or at the L2's rate."""
-    import numpy as np
-
-    return np.maximum(read * miss / reached, read / l2) + tramp * miss
+    """µs to read a cache of which a share misses the L2: that from memory at the rate reached, after its ramp, the rest from L2."""
+    return read * miss / reached + read * (1 - miss) / l2 + tramp * miss
 
 
 class DecodeAttention(Law, frozen=True, tag="decode_attention"):

@@ -111,7 +111,8 @@ def _sparse(kind: str, stack: str, gpu: Gpu) -> Candidates:
     _, _, stored = kind.partition("/")
     bytes_ = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": NVFP4}.get(stored)
     given: dict[str, Any] = {"graphs": GRAPHS[stack](gpu)} if stack in GRAPHS else {}
-    given |= {} if given.get("graphs", 1) else {"host": HOST}
+    if given.get("graphs") == 0:
+        given["host"] = HOST
     return ((SparseDecode, {"bytes": bytes_, **given}),) if bytes_ else ()
 
 

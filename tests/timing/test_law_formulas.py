@@ -149,7 +149,7 @@ def walked(tiles: float, blocks: int, tau: float, block: float, memory: float, c
 def from_memory(law: Any, read: float) -> float:
     """A cache read from HBM, or the L2 where it stays there between calls."""
     miss = 1.0 if law.cold else 1 / (1 + (law.cap * M.l2 / read) ** 6)
-    return max(read * miss / (law.reach * M.memory), read / law.l2) + law.tramp * miss
+    return read * miss / (law.reach * M.memory) + read * (1 - miss) / law.l2 + law.tramp * miss
 
 
 @given(
