@@ -32,7 +32,7 @@ def misses(read: Array, cap: float, l2: float, cold: bool) -> Array:
 
 
 def memory_time(read: Array, miss: Array, reached: float, l2: float, tramp: float) -> Array:
-    """µs to read a cache of which a share misses the L2: that from memory at the rate reached, after its ramp, the rest from L2."""
+    """µs to read a cache of which a share misses the L2: that from memory at the rate reached, after its ramp, the rest at l2."""
     return read * miss / reached + read * (1 - miss) / l2 + tramp * miss
 
 
