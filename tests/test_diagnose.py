@@ -339,6 +339,11 @@ def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path
         assert f"{cells} cells in the cache, " in kvcalc("diagnose", str(tmp_path / "server.log")).joined
 
 
+def test_a_count_below_zero_is_none(diagnosed: Any) -> None:
+    (*_, last) = diagnosed(logs.V1_0_28.replace("GPU KV cache size: 75,824", "GPU KV cache size: -75,824"))
+    assert (last["tokens"], diagnosed(logs.V1_0_28)[-1]["tokens"]) == (None, 75_824)
+
+
 def test_a_failure_keeps_its_figures(tmp_path: Path) -> None:
     (tmp_path / "server.log").write_text(logs.V1_0_14, encoding="utf-8")
     (boot,), _ = read_boots(str(tmp_path / "server.log"))

@@ -47,7 +47,9 @@ class Boot(msgspec.Struct):
         self.figures[name] = value if old is None else min(old, value) if least else max(old, value)
 
     def count(self, name: str, value: int, least: bool = False) -> None:
-        """A number, likewise."""
+        """A number, likewise; none is below 0."""
+        if value < 0:
+            return
         old = self.counts.get(name)
         self.counts[name] = value if old is None else min(old, value) if least else max(old, value)
 
