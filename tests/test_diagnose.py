@@ -342,6 +342,8 @@ def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path
 def test_a_count_below_zero_is_none(diagnosed: Any) -> None:
     (*_, last) = diagnosed(logs.V1_0_28.replace("GPU KV cache size: 75,824", "GPU KV cache size: -75,824"))
     assert (last["tokens"], diagnosed(logs.V1_0_28)[-1]["tokens"]) == (None, 75_824)
+    first, *_ = diagnosed(logs.V0_7_3.replace("(14.74GiB)", "(-14.74GiB)"), "--gpu", "t4")
+    assert (first["term"], first["logged_bytes"]) == ("memory of the GPU", None)
 
 
 def test_a_failure_keeps_its_figures(tmp_path: Path) -> None:

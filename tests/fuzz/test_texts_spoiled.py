@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 from program import MANY, hold, run, sound
-from startup_logs import LLAMA_CPP, LLAMA_CPP_FAILED, SGLANG, SGLANG_FAILED, V1_0_28
+from startup_logs import LLAMA_CPP, LLAMA_CPP_FAILED, NO_BLOCKS, SGLANG, SGLANG_FAILED, V0_7_3, V1_0_28
 from test_files_spoiled import JUNK, PRESETS, spoiled
 from test_metrics import SGLANG as SGLANG_METRICS
 from test_metrics import VLLM as VLLM_METRICS
@@ -46,7 +46,7 @@ TEXTS: dict[str, tuple[str, list[bytes], list[str]]] = {
     "learned": ("learned.yaml", [LEARNED], ["fit gpt2 --gpu h100 --from-log {} --format json", "fit gpt2 --from-log {}"]),
     "logs": (
         "server.log",
-        [text.encode() for text in (SGLANG, SGLANG_FAILED, LLAMA_CPP, LLAMA_CPP_FAILED, V1_0_28)],
+        [text.encode() for text in (SGLANG, SGLANG_FAILED, LLAMA_CPP, LLAMA_CPP_FAILED, NO_BLOCKS, V0_7_3, V1_0_28)],
         ["diagnose {} --format json", "diagnose {} --gpu h100 --users 3 --context 4k", "diagnose {} --model gpt2 --gpu l4"],
     ),
     "trace": (

@@ -121,6 +121,7 @@ def _boots(text: str) -> list[Boot]:
         boot.lines = (boot.lines[0], at)
     for one in boots:
         _READERS[one.engine].finished(one)
+        one.memory = max(0, one.memory)  # a GPU's is never below 0, whatever a line says
     return [b for b in boots if b.says_anything]
 
 
