@@ -1,7 +1,10 @@
 """Configs of windows, chunks and shared caches: every spelling of which layers slide."""
 
 import pytest
-from huggingface_cases import Case, check
+from huggingface_cases import BF16, Case, check
+
+from kvcalc import cache_size
+from kvcalc.library.huggingface import model_from
 
 CASES = {
     # every other layer slides [window_minus_1]
@@ -248,3 +251,12 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_parameters_and_cache_are_those_of_transformers(name: str) -> None:
     check(CASES[name])
+
+
+def test_modernberts_window_is_half_of_its_local_attention_unless_given() -> None:
+    """Two layers of 4 heads of 16, the first without a window: 100 tokens and 16, or the 64 that the file gives."""
+    sizes = {"model_type": "modernbert-decoder", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 96, "vocab_size": 1000, "local_attention": 32}
+    row = 2 * 2 * 64
+    for keys, window in (({}, 16), ({"sliding_window": 64}, 64)):
+        assert cache_size(model_from(sizes | keys, "c", "x"), 100, precision=BF16).stored == (100 + window) * row

@@ -68,8 +68,14 @@ def _modernbert_norm(c: Config) -> str:
     return "layer" if c.flag("norm_bias") else "layer_no_bias"
 
 
+def _modernbert_window(c: Config) -> int | None:
+    """Half of `local_attention`, unless the file gives the window itself."""
+    given = c.size("sliding_window") if c.in_file("sliding_window") else c.size("local_attention", 0, least=0) // 2
+    return given or None
+
+
 MODERNBERT = Type(
-    mha(K("attention_bias"), window=lambda c: c.size("local_attention", 0, least=0) // 2 or None),
+    mha(K("attention_bias"), window=_modernbert_window),
     dense(bias=K("mlp_bias")),
     typed(every(K("global_attn_every_n_layers", default=3), offset=0)),
     norms=lambda c: 2 if c.layer else 1,
