@@ -13,7 +13,7 @@ from kvcalc.report.looks import DOTTED, NAME, colour, dashes, marker, wrapped
 from kvcalc.report.scales import room, set_scales, thin_ticks
 
 LINES = ("line", "solid", "dashed", "edge", "trail")
-LINES_OF_NAME = 4
+LINES_OF_NAME = 5
 CROWD = 60  # points of a series, beyond which they are small
 EARLY = 0.9  # of the width of the axes
 AREAS = (0.1, 0.5)  # shares whose points stand in the key

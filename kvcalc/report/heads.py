@@ -38,7 +38,7 @@ class Head:
         lines, font = self.lines, self.look["font"]
         self.subtitle.set_text("\n".join(lines + [""] * (most - len(lines))))
         pad = font * (0.9 + 1.1 * (most if self.chart.subtitle or most > 1 else 0))
-        title = wrapped(self.chart.title, self.widths[0], TITLE)
+        title = wrapped(self.chart.title, self.widths[0], TITLE, even=True)
         self.title = self.axes.set_title(title, loc="left", fontweight="bold", fontsize=font * 1.2, pad=pad)
 
     def narrowed(self, room: float, renderer: Any) -> bool:
