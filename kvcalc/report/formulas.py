@@ -163,7 +163,8 @@ def charted(chart: Chart) -> str:
         ends = [(x, y) for x, y in zip(one.xs, one.ys, strict=False)]
         told = [f"{chart.y.tick(y)} at {chart.x.tick(x)}" for x, y in dict.fromkeys((*ends[:1], *ends[-1:]))]
         told = told or [", ".join(map(chart.y.tick, one.ys))]
-        lines.append(f"{one.label or 'further'}: {', '.join(told)}")
+        name = one.label.removesuffix(f": {chart.y.tick(one.ys[-1])}")  # which says where it ends
+        lines.append(f"{name or 'further'}: {', '.join(told)}")
     return "\n".join(lines) + "\n" + (f"\n{charted(chart.beside)}" if chart.beside else "")
 
 
