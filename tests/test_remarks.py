@@ -26,4 +26,4 @@ def test_a_window_keeps_the_same_at_every_context(kvcalc: Run) -> None:
 
 
 def test_a_sketch_says_where_curves_cross(kvcalc: Run) -> None:
-    assert kvcalc("plot dsa-vs-mla --context 8k").out.rstrip().endswith("◆ reads less from 2,634 tokens on")
+    assert kvcalc("plot dsa-vs-mla --context 8k").out.rstrip().endswith("▲ reads less from 2,634 tokens on")
