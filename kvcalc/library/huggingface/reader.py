@@ -12,6 +12,7 @@ from kvcalc.errors import UserError, printable
 from kvcalc.library.huggingface.classes import resolve
 from kvcalc.library.huggingface.config import MOST, Config, show
 from kvcalc.library.huggingface.fields import filled, value_of
+from kvcalc.library.huggingface.foreign import check, check_unknown
 from kvcalc.library.huggingface.naming import kind_names, runs
 from kvcalc.library.huggingface.notes import assess
 from kvcalc.library.huggingface.quantized import SECTIONS, Storage, in_force
@@ -68,11 +69,14 @@ def _beside(file: Path) -> dict[str, Any]:
 
 def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     """The model that a config's mapping describes. Raises UserError naming `where` and the key that does not fit."""
+    check(data, where)
     data = of_state_spaces(data, where)
     inner = text_part(data, where)
     if max(len(data), len(inner)) > MOST_KEYS:
         raise UserError(f"has more than {MOST_KEYS:,} keys", where)
     named = resolve(data, inner, where)
+    if not named.known:
+        check_unknown(named.name, inner, where)
     entry = TYPES[named.name] if named.known else GENERAL
     defaults = {**entry.defaults, **defaults_of(named.name, data, inner)} if named.known else {}
     c = Config(inner, defaults, where, _aliases(named.name, entry))
