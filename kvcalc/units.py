@@ -5,7 +5,7 @@ decimal. A token count may be typed as `4k` or `1M`, which are binary: 4k = 4096
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -29,6 +29,7 @@ UNITS = {
 _SHOWN = ContextVar("units of bytes", default="gib")
 MOST_TOKENS = 10**12  # longer contexts and larger batches than this are typing errors
 _TOKENS = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", re.IGNORECASE)
+_BROKEN = re.compile(r"0\d\d")  # behind a comma: of 8,000, not of a list
 _BINARY = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SECONDS = re.compile(r"(\d+(?:\.\d*)?(?:e-?\d+)?|\.\d+)\s*(us|µs|ms|s|min|)")
 _SECOND = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "": 1.0}
@@ -54,12 +55,21 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def check_whole(words: Sequence[str], what: str) -> None:
+    """Raises UserError where the words of a list are pieces of one number, as of 8,000."""
+    if any(_BROKEN.fullmatch(word) for word in words[1:]):
+        raise UserError(
+            f"{what} {','.join(words)!r} is a list, as commas make one", hint=f"Write {''.join(words)} for one number"
+        )
+
+
 def parse_list(given: Any, what: str) -> list[int]:
     """Token counts of one number or word, of a list of them, or of words between commas. Raises UserError as `parse_tokens`."""
     given = given.split(",") if isinstance(given, str) else plain(given)
     parts = list(given) if hasattr(given, "__iter__") else [given]
     if not parts:
         raise UserError(f"{what}: the list is empty", hint="Write 4096, 4k or a list of such")
+    check_whole([str(part) for part in parts], what)
     return [parse_tokens(str(plain(part)), what) for part in parts]
 
 

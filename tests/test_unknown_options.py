@@ -18,6 +18,9 @@ SAID = [
     ("size gpt2 --window 4k", "--set sliding_window=4096 gives a model a window"),
     ("fit gpt2 --max-len 8k", "fit has no --max-len. Did you mean --max-model-len?"),
     ("size gpt2 --kv-cache-dtyp fp8", "size has no --kv-cache-dtyp. Did you mean --kv-cache-dtype?"),
+    ("fit gpt2 --kv fp8", "fit has no --kv. Did you mean --kv-cache-dtype?"),
+    ("size gpt2 --gpu h100", "size has no --gpu. `kvcalc fit`, `kvcalc compare` and `kvcalc roofline` have --gpu"),
+    ("version", "its version is in `kvcalc --version`"),
     ("size gpt2 --zzz", "size has no --zzz. `kvcalc size --help` lists its options"),
     ("size gpt2 --tp", "Option '--tp' requires an argument. (see `kvcalc size --help`)"),
     (

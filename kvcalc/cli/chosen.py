@@ -18,6 +18,10 @@ def listed(text: str, what: str = "list") -> list[str]:
     words = [word.strip() for word in text.split(",")]
     if len(words) > 1 and not all(words):
         raise UserError(f"{what} {text!r} has an empty place")
+    if len(words) > 1 and words[0].isdigit():
+        from kvcalc.units import check_whole
+
+        check_whole(words, what)
     return words
 
 
@@ -28,9 +32,28 @@ def model_words(names: Sequence[str]) -> list[str]:
 
 def chosen_models(names: Sequence[str], changes: list[str]) -> "list[Model]":
     """The models of words and of lists among them."""
+    from kvcalc.errors import UserError
+
     words = model_words(names)
     check_number("models", MOST_NAMES, words)
-    return [chosen_model(word, changes) for word in words]
+    try:
+        return [chosen_model(word, changes) for word in words]
+    except UserError:
+        if len(names) > 1 and (one := _in_one_word(names)):
+            raise UserError(f"{' '.join(names)!r} are {len(names)} models", hint=f"Write {one} for one") from None
+        raise
+
+
+def _in_one_word(names: Sequence[str]) -> str:
+    """The preset that blanks tore into several words, as `llama 3 8b`; '' of others."""
+    from kvcalc.errors import UserError
+    from kvcalc.library.load import locate
+
+    try:
+        found = locate("-".join(names), "models")
+    except UserError:
+        return ""
+    return found.path.stem if found.preset else ""
 
 
 def chosen_model(name: str, changes: list[str]) -> "Model":

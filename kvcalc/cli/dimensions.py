@@ -40,7 +40,8 @@ def alone(models: Sequence[str], dimensions: "Dimensions", changes: Sequence[str
     from kvcalc.errors import UserError
 
     if dimensions.given() and (models or changes):
-        raise UserError("dimensions are of a cache without a model, and --set of one", hint="Change a model with --set")
+        hint = f"Change a model with --set{f' layers={dimensions.layers}' if dimensions.layers else ''}"
+        raise UserError("dimensions are of a cache without a model, and --set of one", hint=hint)
     if not (models or dimensions.given()):
         raise UserError("name a model, or give --layers, --kv-heads and --head-dim", hint="`kvcalc models` lists presets")
     return dimensions if dimensions.given() else None

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from kvcalc.cli.chosen import chosen_model, model_words
+from kvcalc.cli.chosen import chosen_models, model_words
 from kvcalc.cli.common import note
 from kvcalc.cli.groups import Group
 
@@ -28,8 +28,7 @@ def told_by(words: Sequence[str], changes: list[str]) -> "tuple[tuple[list[str],
             if command.ignored:
                 note(f"{command.engine}: not counted here: {', '.join(command.ignored)}")
             return ([command.named], [edited(command.model, changes)]), {"engine": command.engine} | command.given
-    names = model_words(words)
-    return (names, [chosen_model(name, changes) for name in names]), {}
+    return (model_words(words), chosen_models(words, changes)), {}
 
 
 def filled(group: Options, told: Mapping[str, Any]) -> Options:

@@ -19,7 +19,7 @@ CALLED = {
     "card device hardware accelerator": "gpu",
     "vram gpu-memory ram": "memory",
     "bits quant weights weight-dtype weight-quant precision q": "quantization dtype",
-    "cache-dtype kv-dtype kv-cache kv-quant kv-bits cache-type": "kv-cache-dtype",
+    "kv cache-dtype kv-dtype kv-cache kv-quant kv-bits cache-type": "kv-cache-dtype",
     "theme dark color colour": "style",
     "save picture figure image chart svg png": "plot output",
     "json csv markdown md": "format",
@@ -46,12 +46,19 @@ SAID = {
 NEAR = 0.7  # of the letters alike: less is another word
 
 
+FIT_FIRST = sorted(COMMANDS, key=lambda command: command != "fit")  # of many commands that have an option, what most people mean
 ONE_MODEL = ("compare", "report")
+VERSION = ("version", "-v", "-V")
+NUMBERS = {"is not a valid int.": "is not a whole number.", "is not a valid float.": "is not a number."}
 
 
 def said_of(error: Any, command: str) -> str:
     """A refusal of `command`'s parser in one line, with what to type instead; `error` is typer's own."""
     text = printable(error.format_message(), 600)
+    for theirs, ours in NUMBERS.items():
+        text = text.replace(theirs, ours)
+    if command in VERSION:
+        return "its version is in `kvcalc --version` (see `kvcalc --help`)"
     if command not in COMMANDS:
         known = not command or command.startswith("-") or "Did you mean" in text
         hint = "" if known else f" A model comes behind a command: `kvcalc size {printable(command, 100)}`"
@@ -77,7 +84,7 @@ def _instead(command: str, word: str) -> str:
         return f"Did you mean {' or '.join(here)}? {help_}"
     wanted = [word, *called]
     for name in wanted:
-        if homes := [f"`kvcalc {other}`" for other in COMMANDS if other != command and name in _options(other)]:
+        if homes := [f"`kvcalc {other}`" for other in FIT_FIRST if other != command and name in _options(other)]:
             return f"{_listed(homes[:3])} ha{'s' if len(homes) == 1 else 've'} --{name}; {help_}"
     from difflib import get_close_matches
 

@@ -16,7 +16,8 @@ from kvcalc.library.yaml_text import Lines
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
-_COUNTED = re.compile(r"(\d{1,4})\s*[x×*]\s*(.+)")  # 8xh100: how many of which
+_COUNTED = re.compile(r"(\d{1,4})\s*[x×*\s]\s*(.+)")  # 8xh100: how many of which
+_COUNTED_LAST = re.compile(r"(.+?)\s*[x×*:\s]\s*(\d{1,4})")
 _NO_SEPARATORS, _NO_DOTS = str.maketrans("", "", " \t_-"), str.maketrans("", "", " \t_-.")
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
@@ -91,13 +92,22 @@ def find(name: str, kind: str) -> Path:
 
 
 def _unknown(name: str, kind: str, files: dict[str, Path], aliases: dict[str, Path]) -> UserError:
-    counted = _COUNTED.fullmatch(name) if kind == "gpus" else None
-    one = counted and (_matching(counted[2], files, kind) or _matching(counted[2], aliases, kind))
-    if counted and one:
-        hint = f"Their number stands apart: --gpu {one.stem} --tp {counted[1]}"
+    number, gpu = _counted(name) if kind == "gpus" else ("", "")
+    if one := gpu and (_matching(gpu, files, kind) or _matching(gpu, aliases, kind)):
+        hint = f"Their number stands apart: --gpu {one.stem} --tp {number}"
+    elif kind == "models" and name.lower().startswith("eagle"):
+        hint = "A draft head is named by its config.json, its folder, or org/name on the Hub"
     else:
         hint = nearest(name, [*files, *aliases], proper={alias: path.stem for alias, path in aliases.items()})
     return UserError(f"unknown {kind[:-1]} {name!r}", hint=hint or f"`kvcalc {kind}` lists them")
+
+
+def _counted(name: str) -> tuple[str, str]:
+    """Of `8xh100`, `8 h100`, `h100x8` or `h100 8` the number and the GPU; '' and '' of another name."""
+    if match := _COUNTED.fullmatch(name):
+        return match[1], match[2]
+    match = _COUNTED_LAST.fullmatch(name)
+    return (match[2], match[1]) if match else ("", "")
 
 
 def _matching(name: str, known: dict[str, Path], kind: str) -> Path | None:

@@ -17,6 +17,7 @@ from kvcalc.units import parse_bytes, parse_rate
 
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+).*")
 _SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
+LEAST_MEMORY = 1 << 20  # less is a number of GiB without its unit
 Checked = TypeVar("Checked", Model, Gpu)
 
 
@@ -59,6 +60,9 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
     if not memory:
         return gpu
     size = parse_bytes(memory, "memory")
+    if size < LEAST_MEMORY:
+        number = memory.strip()
+        raise UserError(f"memory {memory!r} is {size:,} bytes", hint=f"Write {number if number.isdigit() else 24}GiB")
     if size > gpu.memory_bytes:
         most = f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB"
         raise UserError(f"memory {memory!r}: {most}", hint="A GPU with more needs a YAML file of its own")

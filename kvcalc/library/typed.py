@@ -79,6 +79,8 @@ class Dimensions(msgspec.Struct, frozen=True):
         missing = [_option(name) for name in needed if not getattr(self, name)]
         if missing:
             hint = "Write --layers 48 --kv-heads 56 --head-dim 128, or --layers 61 --kv-lora-rank 512 --qk-rope-head-dim 64"
+            if missing == ["--kv-heads"] and self.heads:
+                hint = f"With --kv-heads {self.heads} it is multi-head attention"
             raise UserError(f"a cache by its dimensions needs {' and '.join(missing)}", hint=hint)
         if self.kv_lora_rank and self.kv_heads:
             raise UserError("a layer keeps --kv-heads or --kv-lora-rank, not both")

@@ -8,7 +8,7 @@ from kvcalc.model.gguf import mixed
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import COMPUTE, KEYS_AND_VALUES_ONLY, LATENT_ONLY, cache_layout, canonical
 from kvcalc.storage.gguf import mix_of
-from kvcalc.storage.quantization import Quantization, WeightFormat, load_weight_format, stored_format
+from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, WeightFormat, load_weight_format, stored_format
 
 
 class Precision(msgspec.Struct, frozen=True):
@@ -30,7 +30,10 @@ class Precision(msgspec.Struct, frozen=True):
             if not isinstance(value, str):
                 raise UserError(f"{name} {value!r:.80} is no name of a format", hint="Write 'bf16', 'fp8' or 'auto'")
         if canonical(self.dtype) not in (*COMPUTE, "auto"):
-            hint = nearest(canonical(self.dtype), [*COMPUTE, "auto"])
+            low = canonical(self.dtype)
+            hint = nearest(low, [*COMPUTE, "auto"])
+            if low in WEIGHT_FORMATS or mix_of(low):
+                hint = f"Weights stored so are --quantization {self.dtype}"
             raise UserError(f"unknown dtype {self.dtype!r}", hint=hint)
 
 

@@ -169,8 +169,10 @@ def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
     if text.lower().endswith((".yaml", ".yml")):
         pairs = [(name, str(price)) for name, price in parse_yaml(read_text(Path(text), MOST_YAML), text)[0].items()]
     elif "=" not in text:
+        hint = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
+        if ":" in text:
+            raise UserError(f"price-per-hour {text!r} is no price", hint=hint)
         if len(gpus) != 1:
-            hint = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
             raise UserError(f"price-per-hour {text!r} is one price for {len(gpus)} kinds of GPU", hint=hint)
         pairs = [(gpus[0].name, text)]
     else:

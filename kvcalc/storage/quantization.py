@@ -157,6 +157,12 @@ _NAMED: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
 ]
 
 
+OF_BITS = {  # how people ask for a width, and formats that have it
+    "4bit": "Of 4 bits are int4, awq, gptq, nvfp4, mxfp4 and GGUF's q4_k_m",
+    "8bit": "Of 8 bits are fp8, int8 and GGUF's q8_0",
+}  # fmt: skip
+
+
 def _known(name: str) -> WeightFormat | None:
     plain = _SPELLINGS.get(name, name)
     if found := WEIGHT_FORMATS.get(plain) or _BLOCK_FORMATS.get(plain):
@@ -171,7 +177,8 @@ def load_weight_format(name: str, what: str = "quantization") -> WeightFormat:
     low = canonical(name)
     found = _known(low)
     if found is None:
-        raise UserError(f"unknown {what} {name!r}", hint=nearest(low, [*WEIGHT_FORMATS, *MIXES, "bitsandbytes", "modelopt"]))
+        near = nearest(low, [*WEIGHT_FORMATS, *MIXES, "bitsandbytes", "modelopt"])
+        raise UserError(f"unknown {what} {name!r}", hint=OF_BITS.get(low.replace("-", "").replace("_", ""), near))
     return found
 
 
