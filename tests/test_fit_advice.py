@@ -48,7 +48,7 @@ def test_what_fits_as_it_is_fits(kvcalc: Run) -> None:
     assert not kvcalc(f"{line} --max-num-seqs 21 --format json").records[0]["fits"]
     line = "fit llama-3.1-70b --tp 2 --engine vllm"
     longest = kvcalc(f"{line} --format json").records[0]["max_model_len"]
-    assert f"1 × {longest:,} fits, longer prompts refused: {UNKNOWN};" in kvcalc(line).joined
+    assert f"1 × {longest:,} fits, longer prompts refused ({UNKNOWN});" in kvcalc(line).joined
     assert kvcalc(f"{line} --max-model-len {longest} --format json").records[0]["fits"]
 
 

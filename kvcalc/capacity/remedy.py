@@ -75,7 +75,7 @@ def _fitting(found: Fit) -> str:
         return f"{found.sequences:,} × {found.length:,} fit{'s' * (found.sequences == 1)}"
     wanted = found.options.wanted
     held = f"{wanted:,} × {found.longest:,} fit{'s' * (wanted == 1)}"
-    return f"{held}, longer prompts refused: {UNKNOWN}" if found.longest else ""
+    return f"{held}, longer prompts refused ({UNKNOWN})" if found.longest else ""
 
 
 def changes(found: Fit) -> list[Change]:

@@ -9,7 +9,7 @@ COMMANDS = {
     "size": "How big is the cache, beside the weights.",
     "compare": "The same model with other attention.",
     "roofline": "Where every operation lies: FLOPs, bytes, intensity, bound.",
-    "latency": "One request: time to first token, time per token, end to end.",
+    "latency": "One request: time to first token, per token, end to end; energy with --wide.",
     "serve": "A server under load, simulated.",
     "plan": "What do I need, and what is the best of it.",
     "fit": "What fits on these GPUs, and what an engine really allocates.",

@@ -50,7 +50,7 @@ class RequestOptions(Group, frozen=True):
 
 @grouped
 def run(models: o.SomeModels, *, gpu: o.Gpus = "h100", asked: RequestOptions, deploying: Deploying, output: Output) -> None:
-    """One request: time to first token, time per token, end to end."""
+    """One request: time to first token, per token, end to end; energy with --wide."""
     from kvcalc.library.words import from_words
     from kvcalc.serving.latency import check_steps
     from kvcalc.serving.request_record import LatencyOptions, latency_record, shortage

@@ -69,15 +69,22 @@ def _sentence(records: Sequence[Record]) -> str:
     first = records[0]
     where = f"{first['model']} on {first['gpus']}× {first['gpu']}"
     if first["ttft_s"] is None:
-        step = f"a token every {seconds(first['tpot_s'])} at the least" if first["tpot_s"] else "no time"
+        step = f"{_every(first)} at the most" if first["tpot_s"] else "no time"
         return f"{where}: {step}; when the first comes rests on matrix peaks, which {first['gpu']} does not give"
     about = "at the earliest " if first["time_basis"] == "bound" else ""
     later = f", then one every {seconds(first['tpot_s'])}" if first["tpot_s"] else ""
     tokens = f"{first['input_len']:,} token{'s' * (first['input_len'] != 1)} in and {first['output_len']:,} out"
     whole = f"{seconds(first['e2e_s'])} for {tokens}"
     users = f", {first['batch_size']:,} at once" if first["batch_size"] > 1 else ""
-    told = f"{where}: the first token comes {about}after {seconds(first['ttft_s'])}{later}; {whole}{users}{_speculated(records)}"
+    most = "at most " if first["time_basis"] == "bound" else ""
+    rate = f", {most}{first['output_tokens_per_s']:,.1f} tokens a second" if first["tpot_s"] else ""
+    after = f"{about}after {seconds(first['ttft_s'])}{later}"
+    told = f"{where}: the first token comes {after}; {whole}{users}{rate}{_speculated(records)}"
     return "; ".join([told, *_beside(first), *_fastest(records)])
+
+
+def _every(first: Record) -> str:
+    return f"a token every {seconds(first['tpot_s'])} at the least, {first['batch_size'] / first['tpot_s']:,.1f} a second"
 
 
 def _beside(first: Record) -> list[str]:

@@ -35,7 +35,9 @@ class Loss(NamedTuple):
 
     def __str__(self) -> str:
         """A measurement with its source: the first score, else the finding."""
-        return f"{self.scores[0]}, by {self.scores[0].source}" if self.scores else f"{self.note}, by {self.source}"
+        return (
+            f"published score {self.scores[0]}, by {self.scores[0].source}" if self.scores else f"{self.note}, by {self.source}"
+        )
 
 
 _CHAT_7B = "MMLU, Llama-2-7B-chat", _LMDEPLOY
@@ -52,7 +54,7 @@ LOSSES = {
     ("cache", "int8"): Loss("'almost lossless'", "", (Score(35.58, 35.64, *_CHAT_7B),)),
     ("cache", "int4"): Loss("'slight loss'", "", (Score(34.79, 35.64, *_CHAT_7B),)),
 }
-UNKNOWN = "no published measurement of its cost is noted here"
+UNKNOWN = "no published measurement of what that costs is noted here"
 _ALIKE = {"awq": "int4", "gptq": "int4", "int4_group32": "int4", "fp8_block128": "fp8", "fp8_per_channel": "fp8"}
 _CACHES = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4": "fp4"}
 

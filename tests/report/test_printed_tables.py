@@ -328,9 +328,11 @@ def test_latency(kvcalc: Run, line: str) -> None:
     first, title = records[0], " ".join(out.split())
     earliest = "at the earliest " if first["time_basis"] == "bound" else ""
     later = f", then one every {seconds(first['tpot_s'])}" if first["tpot_s"] else ""
+    most = "at most " if earliest else ""
+    rate = f", {most}{first['output_tokens_per_s']:,.1f} tokens a second" if first["tpot_s"] else ""
     said = f"the first token comes {earliest}after {seconds(first['ttft_s'])}{later}; {seconds(first['e2e_s'])} for "
     assert title.startswith(
-        f"llama-3.1-8b on 1× h100-sxm: {said}{first['input_len']:,} tokens in and {first['output_len']:,} out"
+        f"llama-3.1-8b on 1× h100-sxm: {said}{first['input_len']:,} tokens in and {first['output_len']:,} out{rate}"
     )
 
 
