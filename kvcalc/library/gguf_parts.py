@@ -71,7 +71,8 @@ def latent(b: Block) -> Latent:
     if rope < 0 or queries.shape[1] % heads or out.shape[0] % heads:
         raise b.fields.fail(f"block {b.number} has latents and heads that do not fit")
     nope, value = queries.shape[1] // heads - rope, out.shape[0] // heads
-    if b.has("attn_kv_b"):
+    whole = b.has("attn_kv_b")
+    if whole:
         b.matrix("kv_up", "attn_kv_b", rank, heads * (nope + value))
     else:
         keys, values = b.take("attn_k_b", nope, rank, heads), b.take("attn_v_b", rank, value, heads)
@@ -79,7 +80,7 @@ def latent(b: Block) -> Latent:
     return Latent(
         num_attention_heads=heads, kv_lora_rank=rank, qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value,
         q_lora_rank=q_rank or None, q_norm=bool(b.vector("attn_q_a_norm")), kv_norm=bool(b.vector("attn_kv_a_norm")),
-        sliding_window=b.fields.window(b.number) or None,
+        sliding_window=b.fields.window(b.number) or None, heads_cached=whole,
     )  # fmt: skip
 
 

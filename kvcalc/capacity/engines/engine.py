@@ -12,6 +12,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.formats import Formats
+from kvcalc.layers.part import Part
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.drafts import PADDING
 from kvcalc.model.precision import Precision
@@ -81,11 +82,17 @@ ReleaseRule = Callable[[str], tuple[Any, str]]
 WarningRule = Callable[[Any, Model, Formats, Parallelism], str]
 MemoryRule = Callable[[Start, str], Terms]
 ContentRule = Callable[[Held], Iterable[StoredEntry]]
+EntriesRule = Callable[[Model, Part], Sequence[CacheEntry]]
 
 
 def as_modelled(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
     """The format that the model's own rules give an entry."""
     return formats.cache_format(entry)
+
+
+def of_part(model: Model, part: Part) -> Sequence[CacheEntry]:
+    """What the part itself says that it keeps."""
+    return (*part.cache(), *part.eviction_scores())
 
 
 def as_asked(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
@@ -113,10 +120,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: cache dtypes that it takes (None: all), unmodelled: those that it takes and whose layout is not modelled here.
     takes: settings that this engine alone has. counts: those of max_loras, limit_mm_per_prompt and engram_config whose bytes
     it knows.
-    precision: what it makes of a precision asked for, with remarks. row_format: how it stores one entry, given the part's
-    entries. content: the entries of a layer that it holds, where they are not the mixers' own. release: a version as typed →
-    its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that release, the tokens of a pass (0: not
-    given), the model and the longest sequence → what it chooses. warns: of what its CUDA graphs may take that is
+    precision: what it makes of a precision asked for, with remarks. entries: what it keeps of one part of a model, where that
+    is not what the part says; raises UserError for what it does not run as the model says. row_format: how it stores one entry,
+    given the part's entries. content: the entries of a layer that it holds, where they are not the mixers' own. release: a
+    version as typed → its rules, in the engine's own terms, and a remark. defaults: GPU, ranks, that release, the tokens of a
+    pass (0: not given), the model and the longest sequence → what it chooses. warns: of what its CUDA graphs may take that is
     not predicted, ''. memory: a start and an end of the range → the terms beside the cache; ranged: that the ends differ.
     of: its share is of the total memory, of what is free before the weights, or of what is remaining beside them.
     outside: activations and overhead lie outside the share.
@@ -139,6 +147,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     takes: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     precision: PrecisionRule = as_asked
+    entries: EntriesRule = of_part
     row_format: RowRule = as_modelled
     content: ContentRule = as_kept
     of: str = "total"
@@ -169,7 +178,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple[StoredPart, ...]:
         """What each part of a layer of `kind` keeps or reads, in this engine's formats, on one rank."""
         layer, found = model.kinds[kind], []
-        for entries in filter(None, ((*part.cache(), *part.eviction_scores()) for part in (*layer.parts, *layer.shared))):
+        for entries in filter(None, (self.entries(model, part) for part in (*layer.parts, *layer.shared))):
             rows = ((e, ranks.share(e.heads), self.row_format(e, entries, formats, settings)) for e in entries)
             found.append(tuple(StoredEntry(*row) for row in rows))
         return tuple(found)

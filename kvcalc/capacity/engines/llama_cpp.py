@@ -12,6 +12,7 @@ import msgspec
 
 from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings
 from kvcalc.capacity.engines.layout import Plan, Term
+from kvcalc.capacity.engines.llama_cpp_layers import PATTERNED, entries, remarks, unwindowed
 from kvcalc.capacity.engines.llama_cpp_memory import host_layers, terms
 from kvcalc.capacity.engines.stored import Held, counted, pages
 from kvcalc.errors import UserError
@@ -122,17 +123,18 @@ def _caches(held: Sequence[Held], interleaved: set[int], settings: EngineSetting
 
 
 def _interleaved(held: Sequence[Held]) -> set[int]:
-    """The models, by id, with rows of layers without a window: llama.cpp reads no window of the types that have one in every
-    layer (`src/models/llama.cpp`, of mistral; `starcoder2.cpp`, `phi3.cpp`)."""
-    layers = {id(h.parts): h for h in held}.values()
-    return {id(h.model) for h in layers for kept in pages(LLAMA_CPP.title, h) if kept.rows and not kept.limit}
+    """The models, by id, whose windows llama.cpp reads: not those with one in every layer (`src/models/llama.cpp`, of mistral;
+    `starcoder2.cpp`, `phi3.cpp`), unless their type has a pattern of windows, nor those that `unwindowed` knows."""
+    layers = {id(h.parts): h for h in held if not unwindowed(h.model)}.values()
+    found = {id(h.model) for h in layers for kept in pages(LLAMA_CPP.title, h) if kept.rows and not kept.limit}
+    return found | {id(h.model) for h in layers if h.model.family in PATTERNED}
 
 
 def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
-    """fp16 where nothing is asked for: llama.cpp's own default, whatever the model's dtype."""
+    """fp16 where nothing is asked for: llama.cpp's own default, whatever the model's dtype. What it keeps otherwise is said."""
     if precision.kv_cache_dtype == "auto":
         precision = msgspec.structs.replace(precision, kv_cache_dtype="fp16")
-    return precision, ()
+    return precision, remarks(model)
 
 
 def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
@@ -164,6 +166,7 @@ LLAMA_CPP = Engine(
     dtypes=TYPES,
     takes=("cache_type_k", "cache_type_v", "kv_unified", "swa_full", "n_gpu_layers", "n_cpu_moe", "cpu_moe"),
     precision=_precision,
+    entries=entries,
     row_format=_row_format,
     of="free",
 )

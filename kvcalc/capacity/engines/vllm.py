@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, downcast, index_of_latents, packed_latents
+from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, downcast, index_of_latents, of_part, packed_latents
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, Pages, pages
 from kvcalc.capacity.engines.vllm_compressed import BLOCK as COMPRESSED_BLOCK
@@ -19,8 +19,10 @@ from kvcalc.capacity.engines.vllm_memory import terms, warning
 from kvcalc.capacity.engines.vllm_pooled import pool_of, pooled_content, pooled_groups
 from kvcalc.capacity.engines.vllm_versions import defaults, release
 from kvcalc.errors import UserError
+from kvcalc.layers.attention import Latent
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.formats import Formats
+from kvcalc.layers.part import Part
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
@@ -182,6 +184,13 @@ def _specs(kept: Pages, settings: EngineSettings) -> list[Spec]:
     return found
 
 
+def _entries(model: Model, part: Part) -> Sequence[CacheEntry]:
+    """Of MiniCPM3 keys of every head, and values padded to their width (model_executor/models/minicpm3.py)."""
+    if isinstance(part, Latent) and model.family == "minicpm3":
+        return part.expanded(part.qk_nope_head_dim + part.qk_rope_head_dim)
+    return of_part(model, part)
+
+
 def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
     """fp8 latents of sparse attention packed, nf4 with its scales quantised too, and a float32 checkpoint cast to bf16.
 
@@ -194,6 +203,8 @@ def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str
     if canonical(precision.kv_cache_dtype) == "auto" and compresses_tokens(model):
         packed = "vllm packs compressed latents in fp8 (fp8_ds_mla) unless bf16 is asked for"
         precision, remarks = msgspec.structs.replace(precision, kv_cache_dtype="fp8_ds_mla"), (*remarks, packed)
+    if model.family == "minicpm3":
+        remarks = (*remarks, "vllm keeps keys and values of every head of minicpm3, not its latents")
     precision, cast = downcast(VLLM.title, model, precision, "bf16")
     return precision, (*remarks, *cast)
 
@@ -223,6 +234,7 @@ VLLM = Engine(
     ),
     unmodelled=KEYS_AND_VALUES_ONLY,
     precision=_precision,
+    entries=_entries,
     row_format=_row_format,
     content=pooled_content,
     spreads_context=True,

@@ -25,6 +25,7 @@ class Latent(Part, frozen=True, tag="latent"):
     output_gate: a gate per channel ('full') or per head ('head') on the attention's output, projected from the input.
     q_up_size: the width from which queries and that gate are projected, where it is not q_lora_rank (A.X-K2: two of them).
     kv_projection: false in a layer that reads another's latents: it has no kv_down.
+    heads_cached: a GGUF file with kv_up in one tensor, of which llama.cpp keeps keys and values of every head.
     """
 
     num_attention_heads: Size
@@ -42,6 +43,7 @@ class Latent(Part, frozen=True, tag="latent"):
     q_up_size: Size | None = None
     sinks: bool = False
     kv_projection: bool = True
+    heads_cached: bool = False
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """q: [D, H·dqk] or its two factors; kv_down [D, r + dr]; kv_up [r, H·(dn + dv)]; o [H·dv, D]."""
@@ -78,6 +80,12 @@ class Latent(Part, frozen=True, tag="latent"):
             "H": self.num_attention_heads, "r": self.kv_lora_rank, "dn": self.qk_nope_head_dim, "dr": self.qk_rope_head_dim,
             "dv": self.v_head_dim, "rq": self.q_lora_rank or 0, "ru": self.q_up_size or 0,
         }  # fmt: skip
+
+    def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
+        """Keys and values of every head, for programs that keep those; `value_width` elements of each value, padding included."""
+        heads, limit = self.num_attention_heads, self.sliding_window or 0
+        key = CacheEntry("k", heads, self.qk_nope_head_dim + self.qk_rope_head_dim, limit=limit)
+        return key, CacheEntry("v", heads, value_width, limit=limit)
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """One latent of kv_lora_rank and one RoPE key of qk_rope_head_dim per token, for all heads together."""
