@@ -99,7 +99,9 @@ class FitOptions(EngineSettings, frozen=True):
         if self.state_dtype not in ("", *STATE_DTYPES):
             raise UserError(f"unknown state dtype {self.mamba_ssm_cache_dtype!r}", hint=f"Known: {', '.join(STATE_DTYPES)}")
         if not (self.gpu_memory_utilization == 0 or 0 < self.gpu_memory_utilization <= 1):
-            raise UserError(f"GPU memory utilisation {self.gpu_memory_utilization!r} is not above 0 and at most 1")
+            raise UserError(
+                f"GPU memory utilisation {self.gpu_memory_utilization!r} is not above 0 and at most 1", hint="Write 0.9 for 90 %"
+            )
         for name in ("max_model_len", "max_num_batched_tokens", "num_gpu_blocks_override", "shared_prefix"):
             _whole(name, getattr(self, name))
         _whole("mamba_checkpoint_blocks", self.mamba_checkpoint_blocks, most=1 << 20)

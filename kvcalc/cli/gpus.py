@@ -31,6 +31,8 @@ def run(
 
     several = chosen_gpus(name) if "," in name else []
     names = beginning(name, "gpus") if name and not several else []
+    if name and not names and not several and name.lower() in {gpu.vendor.lower() for gpu in all_gpus()}:
+        several = all_gpus(name)
     if name and not names and not several:
         _one(name, load_gpu(name), output)
     else:

@@ -92,9 +92,10 @@ def find(name: str, kind: str) -> Path:
 
 
 def _unknown(name: str, kind: str, files: dict[str, Path], aliases: dict[str, Path]) -> UserError:
-    number, gpu = _counted(name) if kind == "gpus" else ("", "")
-    if one := gpu and (_matching(gpu, files, kind) or _matching(gpu, aliases, kind)):
-        hint = f"Their number stands apart: --gpu {one.stem} --tp {number}"
+    counted = _counted(name) if kind == "gpus" else []
+    several = ((number, _matching(gpu, files, kind) or _matching(gpu, aliases, kind)) for number, gpu in counted)
+    if found := next(((number, one) for number, one in several if one), None):
+        hint = f"Their number stands apart: --gpu {found[1].stem} --tp {found[0]}"
     elif kind == "models" and name.lower().startswith("eagle"):
         hint = "A draft head is named by its config.json, its folder, or org/name on the Hub"
     else:
@@ -102,12 +103,10 @@ def _unknown(name: str, kind: str, files: dict[str, Path], aliases: dict[str, Pa
     return UserError(f"unknown {kind[:-1]} {name!r}", hint=hint or f"`kvcalc {kind}` lists them")
 
 
-def _counted(name: str) -> tuple[str, str]:
-    """Of `8xh100`, `8 h100`, `h100x8` or `h100 8` the number and the GPU; '' and '' of another name."""
-    if match := _COUNTED.fullmatch(name):
-        return match[1], match[2]
-    match = _COUNTED_LAST.fullmatch(name)
-    return (match[2], match[1]) if match else ("", "")
+def _counted(name: str) -> list[tuple[str, str]]:
+    """Of `8xh100`, `8 h100`, `h100x8` or `h100 8` the number and the GPU: what it may be read as."""
+    first, last = _COUNTED.fullmatch(name), _COUNTED_LAST.fullmatch(name)
+    return ([(first[1], first[2])] if first else []) + ([(last[2], last[1])] if last else [])
 
 
 def _matching(name: str, known: dict[str, Path], kind: str) -> Path | None:

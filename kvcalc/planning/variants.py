@@ -107,6 +107,8 @@ def _mqa(model: Model, value: str) -> tuple[Model, str]:
 
 
 def _gqa(model: Model, value: str) -> tuple[Model, str]:
+    if not value:
+        raise UserError("gqa's KV heads '' is not a number", hint="Write gqa:8")
     return _grouped(model, parse_tokens(value, "gqa's KV heads"))
 
 

@@ -130,12 +130,18 @@ def _apart(records: Sequence[Record]) -> list[str]:
 def _found(record: Record) -> str:
     """The highest rate that keeps the goals, as a person would say it."""
     where = f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
-    goals = [f"the first token within {seconds(record['slo_ttft'])}"] if record["slo_ttft"] else []
-    goals += [f"each further one within {seconds(record['slo_tpot'])}"] if record["slo_tpot"] else []
+    goals = _goals(record)
     if not record["found_rate"]:
-        return f"{where} keeps no promise of {', '.join(goals)}, not even to one request at a time"
+        return f"{where} keeps no promise of {goals}, not even to one request at a time"
     most = "at most " if record["time_basis"] == "bound" else ""
-    return f"{where} takes {most}{record['found_rate']:.3g} requests a second with {', '.join(goals)}, for 99 of 100 requests"
+    return f"{where} takes {most}{record['found_rate']:.3g} requests a second with {goals}, for 99 of 100 requests"
+
+
+def _goals(record: Record) -> str:
+    """The limits on times that were asked for, '' where none was."""
+    goals = [f"the first token within {seconds(record['slo_ttft'])}"] if record.get("slo_ttft") else []
+    goals += [f"each further one within {seconds(record['slo_tpot'])}"] if record.get("slo_tpot") else []
+    return ", ".join(goals)
 
 
 def _best(records: Sequence[Record]) -> list[str]:
@@ -178,4 +184,6 @@ def _served(record: Record) -> str:
     paid = f"; a million tokens cost {cost:,.2f}" if cost else ""
     chosen = record.get("num_speculative_tokens_from")
     drafted = f"; {record['num_speculative_tokens']} drafted tokens a step, {chosen}" if chosen else ""
-    return f"{where} serves {most}{rate}; {half}{paid}{drafted}"
+    goals = _goals(record)
+    kept = f"; {record['slo_attainment']:.1%} have {goals}" if goals else ""
+    return f"{where} serves {most}{rate}; {half}{kept}{paid}{drafted}"

@@ -57,7 +57,9 @@ class ServerSettings(msgspec.Struct, frozen=True):
         for name in ("batch_timeout", "price_per_hour", "slo_ttft", "slo_tpot"):
             within(name, getattr(self, name), 0, 10**9)
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise UserError(f"gpu-memory-utilization {self.gpu_memory_utilization} is not above 0 and at most 1")
+            raise UserError(
+                f"gpu-memory-utilization {self.gpu_memory_utilization} is not above 0 and at most 1", hint="Write 0.9 for 90 %"
+            )
         if self.preemption not in PREEMPTIONS:
             raise UserError(f"unknown preemption {self.preemption!r}", hint=nearest(self.preemption, PREEMPTIONS))
 

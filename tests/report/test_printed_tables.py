@@ -352,7 +352,8 @@ def test_serve(kvcalc: Run) -> None:
     limits = f"{first['max_num_seqs']:,} sequences and {first['max_num_batched_tokens']:,} tokens a pass at most"
     assert limits in text and f"cache {format_bytes(first['kv_budget_bytes'])} a GPU, 1 GPU; seed 0" in text
     rate = f"{first['requests_per_s']:.3g} requests and {first['throughput_tokens_per_s']:,.0f} tokens a second"
-    assert f"serves {rate}; half of the requests see their first token within {seconds(first['ttft_p50_s'])}" in text
+    assert f"serves {rate}; half of the requests see their first token within {seconds(first['ttft_p50_s'])}; " in text
+    assert f"; {first['slo_attainment']:.1%} have the first token within 200 ms; a million tokens cost " in text
 
 
 @pytest.mark.parametrize(
