@@ -138,8 +138,8 @@ def _sink(path: str, found: "Question") -> Iterator[Any]:
         return
     with Points(path, found.prices) as points, _progress() as told:
 
-        def seen(block: Any, rows: str) -> None:
-            points.take(block, rows)
+        def seen(blocks: Any, rows: str) -> None:
+            points.take(blocks, rows)
             told(points.count)
 
         yield seen, points.rows

@@ -7,10 +7,10 @@ against each other: of each kind the one with the fewest GPUs, then the lower TP
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from kvcalc.planning.block import MEETS, MEMORY, Block
 from kvcalc.planning.front import Front
-from kvcalc.planning.grid import MEETS, MEMORY, Block
 from kvcalc.planning.need import Need
-from kvcalc.planning.reasons import Point
+from kvcalc.planning.reasons import Point, points_of
 
 FIVE = 5
 Key = tuple[float, ...]  # what ranks a point: cost, TPOT, then its split, so that equals stand in one order
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
     @property
     def basis(self) -> str:
         """What the times rest on: one of calibrated, scaled, bound, or several where they were allowed to mix."""
-        shown = [p.block.deployment.time_basis for p in (*self.best, *([self.nearest] if self.nearest else []))]
+        shown = [p.deployment.time_basis for p in (*self.best, *([self.nearest] if self.nearest else []))]
         return " and ".join(dict.fromkeys(shown))
 
 
@@ -48,48 +48,67 @@ class Tally:
         self.need, self.most, self.prices = need, max_gpus, prices
         self.front = Front()
         self.looked = self.met = 0
-        self._best: dict[str, list[tuple[Key, Point]]] = {}
-        self._missed: dict[str, Any] = {}  # of each kind the least excess, by GPUs in all
+        self._best: dict[str, list[tuple[Key, Point]]] = {}  # of each kind the first five
+        self._rows: dict[str, int] = {}  # of each kind, in what follows
+        self._missed: Any = None  # the least excess, by kind and GPUs in all
+        self._fifth: Any = None  # the cost of the fifth best
         self._near: dict[tuple[str, int], Point] = {}
 
     def take(self, block: Block) -> None:
         """Look at the points of a block, and keep what may be part of the answer."""
-        self.looked += len(block.counts)
-        price = self.prices[block.deployment.gpu.name] if self.prices else 1.0
-        meets = block.failing == MEETS
-        if meets.any():
-            self.met += int(meets.sum())
-            self._rank(block, meets, price)
-        if not meets.all():
-            self._note(block, ~meets)
-        self.front.take(block.tpot, block.rate_per_gpu / price, lambda at: Point(block, at))
-
-    def _rank(self, block: Block, meets: Any, price: float) -> None:
-        """The best of a block, where it is among the five best of its kind: a deployment stands once."""
         import numpy as np
 
-        kept = self._best.setdefault(block.deployment.gpu.name, [])
-        at = np.flatnonzero(meets)
-        costs, times = block.gpus[at] * price, np.nan_to_num(block.tpot[at])
-        first = np.lexsort((times, costs))[0]
-        kept.append(((float(costs[first]), float(times[first]), *_split(block)), Point(block, int(at[first]))))
-        kept.sort(key=lambda found: found[0])
-        del kept[FIVE:]
+        self.looked += len(block.counts)
+        kinds = [deployment.gpu.name for deployment in block.deployments]
+        rows = np.array([self._row(name) for name in kinds])[block.which]
+        prices = np.array([self.prices[name] if self.prices else 1.0 for name in kinds])[block.which]
+        meets = block.failing == MEETS
+        self.met += int(meets.sum())
+        self._rank(block, meets, rows, block.gpus * prices)
+        self._note(block, ~meets, rows)
+        self.front.take(block.tpot, block.rate_per_gpu / prices, lambda places: points_of(block.only(places)))
 
-    def _note(self, block: Block, fails: Any) -> None:
+    def _row(self, name: str) -> int:
+        """The row of a kind of GPU, new where it was not seen before."""
+        import numpy as np
+
+        if name not in self._rows:
+            none = np.full((1, self.most + 2), np.inf)
+            self._missed = none if self._missed is None else np.concatenate([self._missed, none])
+            self._fifth = np.full(1, np.inf) if self._fifth is None else np.append(self._fifth, np.inf)
+            self._rows[name] = len(self._rows)
+        return self._rows[name]
+
+    def _rank(self, block: Block, meets: Any, rows: Any, costs: Any) -> None:
+        """The best of each deployment of a block, where it is among the five best of its kind: a deployment stands once."""
+        import numpy as np
+
+        at = np.flatnonzero(meets & (costs <= self._fifth[rows]))
+        order = at[np.lexsort((np.nan_to_num(block.tpot[at]), costs[at], block.which[at]))]
+        firsts = order[np.diff(block.which[order], prepend=-1) > 0]
+        for first, point in zip(firsts, points_of(block.only(firsts)), strict=True):
+            kept = self._best.setdefault(point.gpu, [])
+            kept.append(((float(costs[first]), float(np.nan_to_num(block.tpot[first])), *_split(block)), point))
+            kept.sort(key=lambda found: found[0])
+            del kept[FIVE:]
+            if len(kept) == FIVE:
+                self._fifth[rows[first]] = kept[-1][0][0]
+
+    def _note(self, block: Block, fails: Any, rows: Any) -> None:
         """Those of a block that miss the need by less than any other of their kind on as many GPUs."""
         import numpy as np
 
-        gpu = block.deployment.gpu.name
         if not block.need.users:  # more sequences than fit are but a setting, unless none do
-            fails = fails & ((block.failing != MEMORY) | (block.capacity < block.counts.min()))
-        least = self._missed.setdefault(gpu, np.full(self.most + 2, np.inf))
+            fewest = block.counts.min()
+            fails = fails & ((block.failing != MEMORY) | (block.capacity < fewest))
         totals = np.minimum(block.gpus, self.most + 1)
-        for at in np.flatnonzero(fails & (block.excess <= least[totals])):
-            total = int(totals[at])
-            if block.excess[at] < least[total] or _split(block) < _split(self._near[gpu, total].block):
-                least[total] = block.excess[at]
-                self._near[gpu, total] = Point(block, int(at))
+        near = np.flatnonzero(fails & (block.excess <= self._missed[rows, totals]))
+        np.minimum.at(self._missed, (rows[near], totals[near]), block.excess[near])
+        near = near[block.excess[near] == self._missed[rows[near], totals[near]]]
+        for total, point in zip(totals[near].tolist(), points_of(block.only(near)), strict=True):
+            old = self._near.get((point.gpu, total))
+            if not old or point.excess < old.excess or _split(block) < _split(old.block):
+                self._near[point.gpu, total] = point
 
     def answer(self) -> Answer:
         """What all blocks come to."""
@@ -116,7 +135,7 @@ class Tally:
         if not best:
             return None
         below = [
-            (-float(point.block.excess[point.at]), self._cost(gpu, total), point)
+            (-point.excess, self._cost(gpu, total), point)
             for (gpu, total), point in self._near.items()
             if (self.prices or gpu == best[0].gpu) and self._cost(gpu, total) < self._cost(best[0].gpu, best[0].gpus)
         ]
@@ -127,7 +146,7 @@ class Tally:
 
     def _nearest(self) -> Point | None:
         """What misses the need by the smallest factor; of equals the fewest GPUs."""
-        found = [(point.block.excess[point.at], point.gpus, point) for point in self._near.values()]
+        found = [(point.excess, point.gpus, point) for point in self._near.values()]
         return min(found, key=lambda f: f[:2])[2] if found else None
 
 

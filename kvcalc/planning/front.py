@@ -16,7 +16,7 @@ class Front:
         self.what: list[Any] = []
 
     def take(self, xs: Any, ys: Any, what: Any) -> None:
-        """Points as arrays, NaN for none; `what[i]` is asked for those that stay alone."""
+        """Points as arrays, NaN for none; `what` of their places is asked for those that stay alone."""
         import numpy as np
 
         known = np.isfinite(xs) & np.isfinite(ys)
@@ -27,11 +27,13 @@ class Front:
         if not fresh.size:
             return
         all_x, all_y = np.concatenate([self.xs, xs[fresh]]), np.concatenate([self.ys, ys[fresh]])
-        every = [*self.what, *(what(int(i)) for i in fresh)]
         order = np.lexsort((-all_y, all_x))
         before = np.concatenate([[-np.inf], np.maximum.accumulate(all_y[order])[:-1]])
         kept = order[all_y[order] > before]
-        self.xs, self.ys, self.what = all_x[kept], all_y[kept], [every[i] for i in kept]
+        old = len(self.what)
+        added = iter(what(fresh[kept[kept >= old] - old]))
+        self.what = [self.what[i] if i < old else next(added) for i in kept]
+        self.xs, self.ys = all_x[kept], all_y[kept]
 
     def holds(self, x: float, y: float) -> bool:
         """Whether that point is on the front."""

@@ -5,14 +5,14 @@ holds all blocks that were done, whole.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from kvcalc.errors import UserError
 from kvcalc.library.growing import Growing
-from kvcalc.planning.grid import Block
+from kvcalc.planning.block import Block
 from kvcalc.planning.records import block_records
 
 SUFFIXES = (".csv", ".jsonl")
@@ -43,12 +43,12 @@ class Points:
     def _commas(self) -> bool:
         return self.path.lower().endswith(".csv")
 
-    def take(self, block: Block, rows: str) -> None:
-        """Count the points of a block, and write what `rows` made of it."""
+    def take(self, blocks: Sequence[Block], rows: str) -> None:
+        """Count the points of some blocks, and write what `rows` made of them."""
         if self._file:
-            head = next(block_records(block, self.prices)) if self._commas and not self.count else ()
+            head = next(block_records(blocks[0], self.prices)) if self._commas and blocks and not self.count else ()
             self._file.write((",".join(head) + "\n" if head else "") + rows)
-        self.count += len(block.counts)
+        self.count += sum(len(block.counts) for block in blocks)
 
 
 def _json(block: Block, prices: Mapping[str, float]) -> str:

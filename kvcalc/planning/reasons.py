@@ -2,8 +2,9 @@
 
 from typing import Any, NamedTuple
 
-from kvcalc.planning.grid import GPUS, MEETS, MEMORY, THROUGHPUT, TPOT, TTFT, UNKNOWN, Block
+from kvcalc.planning.block import GPUS, MEETS, MEMORY, THROUGHPUT, TPOT, TTFT, UNKNOWN, Block
 from kvcalc.planning.precisions import narrower, stored
+from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes, format_seconds
 
 
@@ -14,8 +15,18 @@ class Point(NamedTuple):
     at: int
 
     @property
+    def deployment(self) -> Deployment:
+        return self.block.deployments[int(self.block.which[self.at])]
+
+    @property
     def gpu(self) -> str:
-        return self.block.deployment.gpu.name
+        return self.deployment.gpu.name
+
+    @property
+    def setting(self) -> tuple[Any, ...]:
+        """What tells it from every other point under its need."""
+        block, at = self.block, self.at
+        return self.deployment, block.speculated, int(block.counts[at]), int(block.replicas[at]), int(block.prefill[at])
 
     @property
     def gpus(self) -> int:
@@ -27,12 +38,21 @@ class Point(NamedTuple):
         return bool(self.block.failing[self.at] == MEETS)
 
     @property
+    def excess(self) -> float:
+        return float(self.block.excess[self.at])
+
+    @property
     def tpot(self) -> float | None:
         return known(self.block.tpot[self.at])
 
     @property
     def e2e(self) -> float | None:
         return None if self.block.e2e is None else known(self.block.e2e[self.at])
+
+
+def points_of(block: Block) -> list[Point]:
+    """Every point of a block."""
+    return [Point(block, at) for at in range(len(block.counts))]
 
 
 def known(value: Any) -> float | None:
@@ -43,14 +63,14 @@ def known(value: Any) -> float | None:
 def reason(point: Point) -> str | None:
     """What does not hold first, with both figures; None where all does."""
     block, at, need = point.block, point.at, point.block.need
-    about = {"bound": "at least ", "scaled": "about "}.get(block.deployment.time_basis, "")
+    about = {"bound": "at least ", "scaled": "about "}.get(point.deployment.time_basis, "")
     limit = int(block.failing[at])
     if limit == MEMORY:
         return _memory(point)
     if limit == UNKNOWN:
-        return f"{block.deployment.gpu.name} gives no matrix peak, so that the time of a prompt is not known"
+        return f"{point.gpu} gives no matrix peak, so that the time of a prompt is not known"
     if limit == TTFT:
-        return f"{about}{format_seconds(block.ttft)} to the first token, more than {format_seconds(need.max_ttft)}"
+        return f"{about}{format_seconds(float(block.ttft[at]))} to the first token, more than {format_seconds(need.max_ttft)}"
     if limit == TPOT:
         return f"{about}{format_seconds(float(block.tpot[at]))} a token, more than {format_seconds(need.max_tpot)}"
     if limit == THROUGHPUT:
@@ -73,8 +93,8 @@ def loosened(point: Point) -> str:
         held = int(block.capacity[at] * block.replicas[at])
         ways = [f"--users {held}"] if need.users and held else _smaller(point)
         found.append(f"--max-gpus, or {' or '.join(ways)}" if ways else "--max-gpus")
-    if need.max_ttft and block.ttft > need.max_ttft:
-        found.append(f"--max-ttft {_rounded_up(block.ttft)}")
+    if need.max_ttft and block.ttft[at] > need.max_ttft:
+        found.append(f"--max-ttft {_rounded_up(float(block.ttft[at]))}")
     if need.max_tpot and block.tpot[at] > need.max_tpot:
         found.append(f"--max-tpot {_rounded_up(float(block.tpot[at]))}")
     if need.min_throughput and need.users and block.total[at] < need.min_throughput:
@@ -86,7 +106,7 @@ def loosened(point: Point) -> str:
 
 def _smaller(point: Point) -> list[str]:
     """Fewer bits than those of a point where not one sequence fits."""
-    deployment, over = point.block.deployment, bool(point.block.left[point.at] < 0)
+    deployment, over = point.deployment, bool(point.block.left[point.at] < 0)
     return narrower(stored(deployment.model, deployment.precision), deployment.gpu, over)
 
 

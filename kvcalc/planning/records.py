@@ -6,9 +6,9 @@ from typing import Any
 from kvcalc.capacity.commands import Written, command_of
 from kvcalc.layers.batch import Batch
 from kvcalc.planning.best import Answer
-from kvcalc.planning.grid import Block
+from kvcalc.planning.block import Block
 from kvcalc.planning.precisions import below_published, paid
-from kvcalc.planning.reasons import Point, known, reason
+from kvcalc.planning.reasons import Point, known, points_of, reason
 from kvcalc.planning.space import Space
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.nodes import nodes_of
@@ -21,7 +21,7 @@ def point_record(point: Point, price: float = 0.0) -> dict[str, Any]:
     load, which cost and energy are of. energy_per_token_j: all GPUs at their full power for that time, no more where the time
     is predicted. reason: what does not hold first; null where all does.
     """
-    block, at, deployment = point.block, point.at, point.block.deployment
+    block, at, deployment = point.block, point.at, point.deployment
     total, rate = known(block.total[at]), known(block.rate[at])
     power = deployment.gpu.power_w
     return {
@@ -33,7 +33,7 @@ def point_record(point: Point, price: float = 0.0) -> dict[str, Any]:
         "total_gpus": point.gpus,
         "max_num_seqs": int(block.counts[at]),
         "capacity_sequences": int(block.capacity[at]),
-        "ttft_s": known(block.ttft),
+        "ttft_s": known(block.ttft[at]),
         "tpot_s": point.tpot,
         "e2e_s": point.e2e,
         "tokens_per_s": rate,
@@ -94,7 +94,7 @@ def answer_records(answer: Answer, space: Space) -> list[dict[str, Any]]:
 
 
 def _beside(point: Point, answer: Answer, space: Space) -> dict[str, Any]:
-    block, at, deployment = point.block, point.at, point.block.deployment
+    block, at, deployment = point.block, point.at, point.deployment
     step = Batch.decode(block.need.lengths.context, int(block.counts[at]))
     price = answer.prices.get(point.gpu, 1.0)
     speed = block.rate_per_gpu[at] / price
@@ -115,7 +115,7 @@ def command(point: Point, space: Space) -> Written | None:
 
     Seats are of a rank under data parallelism: where its ranks do not share the sequences evenly, all have the fullest one's.
     """
-    block, deployment = point.block, point.block.deployment
+    block, deployment = point.block, point.deployment
     ranks = deployment.parallelism
     options = space.options_of(block.need, ranks.sequences(int(block.counts[point.at])) * ranks.dp)
     return command_of(deployment, block.speculated.options(deployment.model, options) if block.speculated else options)
@@ -128,5 +128,4 @@ def _quality(deployment: Deployment) -> str | None:
 
 def block_records(block: Block, prices: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """Every point of a block."""
-    price = prices.get(block.deployment.gpu.name, 0.0)
-    return (point_record(Point(block, at), price) for at in range(len(block.counts)))
+    return (point_record(point, prices.get(point.gpu, 0.0)) for point in points_of(block))

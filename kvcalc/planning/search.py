@@ -9,7 +9,8 @@ import msgspec
 
 from kvcalc.errors import UserError, few
 from kvcalc.planning.best import Answer, Tally
-from kvcalc.planning.grid import Block, Grid
+from kvcalc.planning.block import Block
+from kvcalc.planning.grid import Grid, Rows
 from kvcalc.planning.need import Need
 from kvcalc.planning.space import Space
 
@@ -28,11 +29,11 @@ def searched(
     needs: Sequence[Need],
     space: Space,
     prices: Mapping[str, float] | None = None,
-    seen: Callable[[Block, str], None] | None = None,
-    rows: Callable[[Block], str] | None = None,
+    seen: Callable[[list[Block], str], None] | None = None,
+    rows: Rows | None = None,
     jobs: int = 1,
 ) -> Plan:
-    """Look through a space. prices: of an hour of a GPU, by its name. seen: told of every block and what `rows` makes of it.
+    """Look through a space. prices: of an hour of a GPU, by its name. seen: told of every stretch of blocks and its rows.
 
     jobs: processes that do the work; the answers are those of one. Raises UserError where there is nothing to look through.
     """
@@ -49,10 +50,11 @@ def searched(
     grid = Grid(needs, space)
     tallies = {(model.name, need): Tally(need, space.max_gpus, known) for model in space.models for need in needs}
     with closing(_made(grid, rows, jobs)) as made:
-        for block, text in made:
-            tallies[block.deployment.model.name, block.need].take(block)
+        for stretch, text in made:
+            for block in stretch:
+                tallies[block.deployment.model.name, block.need].take(block)
             if seen:
-                seen(block, text)
+                seen(stretch, text)
     answers = [tally.answer() for tally in tallies.values()]
     if not any(answer.looked for answer in answers):
         refused = next(iter(grid.remarks), "")
@@ -68,11 +70,11 @@ def _folded(remarks: Iterable[str]) -> list[str]:
     return [first + (f" (and {len(more)} more like this)" if more else "") for first, *more in alike.values()]
 
 
-def _made(grid: Grid, rows: Callable[[Block], str] | None, jobs: int) -> Generator[tuple[Block, str]]:
-    """Every block with what `rows` makes of it."""
+def _made(grid: Grid, rows: Rows | None, jobs: int) -> Generator[tuple[list[Block], str]]:
+    """Every stretch of blocks with what `rows` makes of it."""
     if jobs > 1:
         from kvcalc.planning.workers import made_by  # what starts processes takes as long to import as a small plan
 
         yield from made_by(grid, jobs, rows)
     else:
-        yield from ((block, rows(block) if rows else "") for block in grid.blocks())
+        yield from ((stretch, grid.rows_of(stretch, rows)) for stretch in grid.stretches())

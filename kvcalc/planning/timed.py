@@ -135,7 +135,9 @@ class Timed:
                 kept.clear()
         if known not in self._operators:
             self._operators[known] = through_layers(model, batch, precision, ranks, deployment.mla_form, all_positions)
-        layers, sends = self._operators[known], between_stages(model, batch, precision, ranks)
+        if (ranks, *key) not in self._operators:
+            self._operators[ranks, *key] = between_stages(model, batch, precision, ranks)
+        layers, sends = self._operators[known], self._operators[ranks, *key]
         if deployment.calibration:
             laws = gpu, deployment.calibration, deployment.routing
             return np.atleast_1d(self._predicted(known, layers, sends, *laws))

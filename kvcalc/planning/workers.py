@@ -8,25 +8,25 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError
-from kvcalc.planning.grid import Block, Grid, Part
+from kvcalc.planning.block import Block
+from kvcalc.planning.grid import Grid, Part, Rows
 from kvcalc.planning.need import Need
 from kvcalc.planning.space import Space
 
 AHEAD = 3  # parts for each process that are under way or wait to be taken
 LEAST = 8  # parts for each process: GPUs are in one part, as they share layouts and operators, unless that makes fewer
 
-Rows = Callable[[Block], str]
-Made = tuple[list[tuple[Block, str]], dict[str, None]]  # blocks with their rows, and remarks
+Made = tuple[list[tuple[list[Block], str]], dict[str, None]]  # stretches with their rows, and remarks
 
 
-def made_by(grid: Grid, jobs: int, rows: Rows | None = None) -> Iterator[tuple[Block, str]]:
-    """Every block with what `rows` makes of it; the grid then has its remarks. Raises UserError as the grid does."""
+def made_by(grid: Grid, jobs: int, rows: Rows | None = None) -> Iterator[tuple[list[Block], str]]:
+    """Every stretch of blocks with what `rows` makes of it; the grid then has its remarks. Raises UserError as the grid does."""
     for found, remarks in _parts_made(grid, jobs, rows):
         grid.remarks |= remarks
         yield from found
@@ -81,8 +81,8 @@ def _make(part: Part) -> Made:
     """A part's blocks and remarks; what there is of them once all is over."""
     ((grid, rows, ended),) = _mine
     found = []
-    for block in grid.blocks_of(part):
-        found.append((block, rows(block) if rows else ""))
+    for stretch in grid.stretches_of(part):
+        found.append((stretch, grid.rows_of(stretch, rows)))
         if ended.is_set():
             break
     return found, dict(grid.remarks)

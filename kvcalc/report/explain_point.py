@@ -46,7 +46,7 @@ def _several(replicas: int) -> str:
 
 def _timed(point: Point, value: float) -> str:
     """A time with its mark: a bound, or scaled from another GPU."""
-    mark = {"bound": "≥ ", "scaled": "~ "}.get(point.block.deployment.time_basis, "")
+    mark = {"bound": "≥ ", "scaled": "~ "}.get(point.deployment.time_basis, "")
     return mark + seconds(value)
 
 
@@ -60,7 +60,7 @@ def _fits(point: Point, r: Record, space: Space) -> list[str]:
 
 
 def _times(point: Point, r: Record) -> list[str]:
-    need, deployment, count = point.block.need, point.block.deployment, r["max_num_seqs"]
+    need, deployment, count = point.block.need, point.deployment, r["max_num_seqs"]
     if r["ttft_s"] is None and r["tpot_s"] is None:
         return []
     prompt, cached = need.lengths.prompt, need.lengths.cached
@@ -120,6 +120,6 @@ def _rates(point: Point, r: Record, price: float) -> list[str]:
         worked = f"{r['cost_per_hour']:,.2f} / 3600 s / {total:,.6g} tokens/s · 10^6"
         found.append(f"per 1M tokens = {worked} = {r['cost_per_million_tokens']:,.4g}")
     if r["energy_per_token_j"] is not None:
-        power = point.block.deployment.gpu.power_w
+        power = point.deployment.gpu.power_w
         found.append(f"J/token = {power:g} W · {r['total_gpus']} GPUs / {total:,.6g} tokens/s = {r['energy_per_token_j']:.4g}")
     return found

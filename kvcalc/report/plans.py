@@ -83,7 +83,7 @@ def asked(need: Need) -> str:
 
 def where(point: Point) -> str:
     """A deployment in a few words: how many GPUs of what kind, and how they are split."""
-    ranks, replicas = point.block.deployment.parallelism, int(point.block.replicas[point.at])
+    ranks, replicas = point.deployment.parallelism, int(point.block.replicas[point.at])
     sizes = {"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp, "ep": ranks.ep}
     split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     prompts, draft = int(point.block.prefill[point.at]), point.block.speculated
@@ -109,7 +109,7 @@ def sentence(answer: Answer) -> str:
         found = f"{what}: {where(first)} will do, and so will {kinds}, the fewest of each below"
     else:
         found = f"{what}: {where(first)} will do, the fewest"
-    deployment = first.block.deployment
+    deployment = first.deployment
     lower, below = below_published(deployment.model, deployment.precision), answer.cheaper
     found += f" ({'; '.join(map(paid, lower))})" if lower else ""
     cheaper = "cheaper" if answer.prices else "fewer"
@@ -147,10 +147,11 @@ def front_chart(answer: Answer) -> Chart:
     front, per = answer.front, "tokens/s per price of an hour" if answer.prices else "tokens/s per GPU"
     bends = set(knees(front.xs, front.ys))
     first = answer.best[0] if answer.best else None
+    shown = first.setting if first else None
     xs, ys = tuple(front.xs.tolist()), tuple(front.ys.tolist())
     series = [Series("", xs, ys, "trail", colour=0)]
     for label, kind, meets in (("meets the need", "points", True), ("does not", "hollow", False)):
-        found = [at for at, point in enumerate(front.what) if point.meets == meets and point != first]
+        found = [at for at, point in enumerate(front.what) if point.meets == meets and point.setting != shown]
         labels = tuple(where(front.what[at]) if at in bends else "" for at in found)
         series += [Series(label, tuple(xs[at] for at in found), tuple(ys[at] for at in found), kind, labels=labels, colour=0)]
     if first and first.tpot:
@@ -171,7 +172,7 @@ def front_chart(answer: Answer) -> Chart:
 def _headed(answer: Answer) -> str:
     """The model and its need."""
     chosen = answer.best or ([answer.nearest] if answer.nearest else [])
-    return (f"{chosen[0].block.deployment.model.name} for " if chosen else "") + asked(answer.need)
+    return (f"{chosen[0].deployment.model.name} for " if chosen else "") + asked(answer.need)
 
 
 def _found(answer: Answer) -> str:

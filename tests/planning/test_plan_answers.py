@@ -14,8 +14,9 @@ from conftest import Run
 import kvcalc as library
 from kvcalc import UserError, load_gpu, load_model
 from kvcalc.planning.best import Tally
+from kvcalc.planning.block import MEETS
 from kvcalc.planning.front import knees
-from kvcalc.planning.grid import MEETS, Grid
+from kvcalc.planning.grid import Grid
 from kvcalc.planning.need import Need
 from kvcalc.planning.points import Points
 from kvcalc.planning.question import question_of
@@ -169,7 +170,7 @@ def test_ctrl_c_keeps_the_blocks_that_were_done(tmp_path: Path) -> None:
         with Points(str(path), {}) as points:
             for block in Grid(asked.needs, asked.space).blocks():
                 assert points.rows
-                points.take(block, points.rows(block))
+                points.take([block], points.rows(block))
                 done.append(len(block.counts))
                 if len(done) == 3:
                     raise KeyboardInterrupt

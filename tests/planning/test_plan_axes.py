@@ -7,7 +7,8 @@ import pytest
 from conftest import Run
 
 from kvcalc import fit, load_gpu, load_model
-from kvcalc.planning.grid import MEMORY, Block, Grid
+from kvcalc.planning.block import MEMORY, Block
+from kvcalc.planning.grid import Grid
 from kvcalc.planning.need import Need
 from kvcalc.planning.space import Space, Speculated
 from kvcalc.serving.latency import request

@@ -9,8 +9,9 @@ import pytest
 from kvcalc import FitOptions, UserError, fit, load_gpu, load_model
 from kvcalc.layers.batch import Batch
 from kvcalc.model.precision import Precision
+from kvcalc.planning.block import MEMORY, Block
 from kvcalc.planning.front import Front
-from kvcalc.planning.grid import MEMORY, Block, Grid
+from kvcalc.planning.grid import Grid
 from kvcalc.planning.need import Need
 from kvcalc.planning.space import Space
 from kvcalc.serving.latency import request
@@ -34,7 +35,7 @@ def check(block: Block, at: int) -> None:
         assert np.isnan(block.tpot[at])
         return
     first = request(deployment, lengths.prompt, 1, 1, lengths.cached)
-    assert block.ttft == first.ttft_s
+    assert block.ttft[at] == first.ttft_s
     if not lengths.output:
         assert block.tpot[at] == deployment.seconds(Batch.decode(lengths.context, count))
         if deployment.parallelism.pp == 1:

@@ -12,7 +12,8 @@ import pytest
 from kvcalc import FitOptions, load_gpu, load_model
 from kvcalc.model.precision import Precision
 from kvcalc.planning.best import Tally
-from kvcalc.planning.grid import MEMORY, Grid
+from kvcalc.planning.block import MEMORY
+from kvcalc.planning.grid import Grid
 from kvcalc.planning.need import Need
 from kvcalc.planning.space import Space
 
