@@ -1,4 +1,4 @@
-"""Every point of a plan in a file, as it is made: CSV, or JSON lines. Nothing but the block at hand is held.
+"""Every point of a plan in a file, as it is made: CSV, or JSON lines. Nothing but the blocks at hand is held.
 
 Rows gather in a neighbour of the file, which takes its place at the end, and when Ctrl-C ends the search too: the file then
 holds all blocks that were done, whole.
