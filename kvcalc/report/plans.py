@@ -99,7 +99,8 @@ def sentence(answer: Answer) -> str:
         near = answer.nearest
         if not near:
             return f"Nothing that was looked at serves {what}"
-        return f"Nothing serves {what}; nearest is {where(near)}: {reason(near)}. To loosen: {loosened(near)}"
+        untimed = "; its time a token was not looked at" if answer.need.max_tpot and near.tpot is None else ""
+        return f"Nothing serves {what}; nearest is {where(near)}: {reason(near)}. To loosen: {loosened(near)}{untimed}"
     first, others = answer.best[0], len(answer.kinds) - 1
     if answer.prices:
         cost = answer.prices[first.gpu] * first.gpus

@@ -109,6 +109,15 @@ def test_as_many_users_as_are_said_to_fit_do(kvcalc: Run) -> None:
     assert kvcalc(f"{words} {held} --format json").records[0]["meets"]
 
 
+def test_a_limit_that_was_not_looked_at_is_not_promised(kvcalc: Run) -> None:
+    """Where memory falls short no step is timed, so fewer users need not be within the limit either."""
+    words = "plan llama-3.1-70b --gpu h100 --tp 1 --pp 3 --max-gpus 15 --users 64 --context 16k"
+    timed = "its time a token was not looked at"
+    assert timed in kvcalc(f"{words} --max-tpot 1ms").joined
+    assert timed not in kvcalc(words).joined
+    assert timed not in kvcalc(f"{words.replace('64', '8')} --max-tpot 1ms").joined  # memory holds them, and 1 ms is missed
+
+
 def test_a_context_beyond_the_model_s_own_is_said(kvcalc: Run) -> None:
     found = kvcalc("plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --users 1 --context 200k")
     assert "context 204,800 is beyond the model's own maximum of 131,072" in found.err
