@@ -6,16 +6,24 @@ are the input's) and `common/arg.cpp`, autumn 2026.
 
 from kvcalc.capacity.memory_terms import Start, Terms, stated
 from kvcalc.errors import UserError
+from kvcalc.layers.ffn import Dense
 from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.spec import Model
 
 
 def compute_buffer(start: Start) -> int:
-    """The graph reserved for a micro-batch, all of whose tokens give logits, in fp32: 4 · ubatch · (V + D) where they decide.
+    """The graph reserved for T = ubatch tokens, all of which give logits: the larger of its end and of a layer's FFN, in fp32.
 
-    llama-context.cpp: graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's log says 258.50 MiB for 512 tokens.
+    Logits and what they are made from, 4 · T · (V + D); or gate, up, their product and four rows of the residual's width,
+    4 · T · (3F + 4D). Not counted: the mask beside a layer, 2 · T bytes a cell; experts; what recurrent layers and attention
+    without flash attention take. llama-context.cpp: graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's log says
+    258.50 MiB for 512 tokens.
     """
-    return 4 * start.tokens * (start.model.vocab_size + start.model.hidden_size) if start.last else 0
+    model = start.model
+    logits = 4 * start.tokens * (model.vocab_size + model.hidden_size) if start.last else 0
+    networks = [part for layer in model.kinds.values() for part in layer.parts if isinstance(part, Dense)]
+    inner = max((part.intermediate_size * (2 + part.gated) for part in networks), default=0)
+    return max(logits, 4 * start.tokens * (inner + 4 * model.hidden_size))
 
 
 def host_layers(model: Model, gpu_layers: int) -> int:
