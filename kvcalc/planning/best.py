@@ -106,9 +106,10 @@ class Tally:
         np.minimum.at(self._missed, (rows[near], totals[near]), block.excess[near])
         near = near[block.excess[near] == self._missed[rows[near], totals[near]]]
         for total, point in zip(totals[near].tolist(), points_of(block.only(near)), strict=True):
-            old = self._near.get((point.gpu, total))
+            key = point.gpu, total
+            old = self._near.get(key)
             if not old or point.excess < old.excess or _split(block) < _split(old.block):
-                self._near[point.gpu, total] = point
+                self._near[key] = point
 
     def answer(self) -> Answer:
         """What all blocks come to."""
@@ -146,8 +147,8 @@ class Tally:
 
     def _nearest(self) -> Point | None:
         """What misses the need by the smallest factor; of equals the fewest GPUs."""
-        found = [(point.excess, point.gpus, point) for point in self._near.values()]
-        return min(found, key=lambda f: f[:2])[2] if found else None
+        least = min((point.excess for point in self._near.values()), default=0.0)
+        return min((p for p in self._near.values() if p.excess == least), key=lambda p: p.gpus, default=None)
 
 
 def _split(block: Block) -> Key:
