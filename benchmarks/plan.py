@@ -60,6 +60,13 @@ def lines() -> Iterator[Line]:
     yield looked_through("under datasheet bounds", [Need(users=4096, context=16_384, max_tpot=0.05)], bound)
     needs = [Need(users=8192, context=context, max_tpot=0.05) for context in (2048, 4096, 8192, 16_384)]
     yield looked_through("under laws", needs, space(calibrated, "vllm", (1, 2, 4), ("auto", "fp8")))
+    needs = [
+        Need(users=users, context=context, max_tpot=0.05)
+        for users in (16, 64, 256, 1024)
+        for context in (4096, 8192, 16_384, 32_768)
+    ]
+    sparse = Space(models=(load_model("llama-3.1-70b"),), gpus=every[::4], max_gpus=64)
+    yield looked_through("of few replicas each, 16 needs", needs, sparse)
     for name in ("llama-3.1-70b", "deepseek-v3"):
         question = Space(models=(load_model(name),), gpus=every)
         yield looked_through(f"of {name} over {len(every)} GPUs", [Need(users=64, context=16_384, max_tpot=0.05)], question)
