@@ -123,7 +123,11 @@ def block_of(
 
 
 def judged(block: Block, max_gpus: int) -> tuple[Array, Array]:
-    """What each point fails at first, and by what factor it misses the worst of its limits; FAR and more where none fits."""
+    """What each point fails at first, and by what factor it misses the worst of its limits; FAR and more where none fits.
+
+    Where memory falls short and a step was not timed, a limit on its time may be missed by any factor: such a point comes after
+    all that were timed, by half of FAR.
+    """
     import numpy as np
 
     need, failing, excess = block.need, np.zeros(block.counts.shape, dtype=np.int8), np.ones(block.counts.shape)
@@ -138,4 +142,5 @@ def judged(block: Block, max_gpus: int) -> tuple[Array, Array]:
     for limit, ratio in missed:
         failing = np.where((failing == MEETS) & (ratio > 1), limit, failing)
         excess = np.maximum(excess, ratio)
-    return failing, excess
+    untimed = (failing == MEMORY) & np.isnan(block.tpot) & (block.capacity > 0) & bool(need.max_tpot)
+    return failing, excess + np.where(untimed, FAR / 2, 0.0)

@@ -118,6 +118,14 @@ def test_a_limit_that_was_not_looked_at_is_not_promised(kvcalc: Run) -> None:
     assert timed not in kvcalc(f"{words.replace('64', '8')} --max-tpot 1ms").joined  # memory holds them, and 1 ms is missed
 
 
+def test_what_was_timed_comes_nearer_than_what_was_not(kvcalc: Run) -> None:
+    """No H100 reads 70 billion weights in 1 ms: with the more GPUs the nearer, not the most that memory all but holds."""
+    words = "plan llama-3.1-70b --gpu h100 --max-gpus 16 --users 64 --context 16k --max-tpot 1ms"
+    assert "To loosen: --max-tpot" in kvcalc(words).joined
+    (record,) = kvcalc(f"{words} --format json").records
+    assert record["tpot_s"] > 0.001 and record["capacity_sequences"] >= record["max_num_seqs"]
+
+
 def test_a_context_beyond_the_model_s_own_is_said(kvcalc: Run) -> None:
     found = kvcalc("plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --users 1 --context 200k")
     assert "context 204,800 is beyond the model's own maximum of 131,072" in found.err
