@@ -84,7 +84,7 @@ def _side(title: str, about: str, rows: Sequence[dict[str, Any]], key: str, tick
 
 def _called(variant: str, attention: str) -> str:
     """A variant as it was typed; the model's own by what that is."""
-    return f"as it is: {attention}" if variant == "none" else variant
+    return f"{attention} as it is" if variant == "none" else variant
 
 
 def heads_chart(deployment: Deployment, context: int, batch_size: int) -> Chart | None:
