@@ -225,7 +225,8 @@ def put(text: str, name: str, lines: Iterator[str]) -> str:
 def draw(stem: str, title: str, series: list[tuple[str, list[float], list[float]]]) -> None:
     if series:
         rows = sum(len(measured) for _, measured, _ in series)
-        chart = predicted_against_measured(series, f"{rows:,} rows of all stacks, predicted by the shipped calibrations")
+        told = f"{rows:,} rows of all stacks, predicted by the calibrations, which were fitted to them"
+        chart = predicted_against_measured(series, told)
         chart = chart._replace(title=f"{title}: predicted against measured")
         save(chart, str(DOCUMENT.parent / "images" / f"accuracy-{stem}.png"))
 
