@@ -182,7 +182,8 @@ def test_the_picture_without_a_number_draws_the_usual_ones(kvcalc: Run) -> None:
 def test_the_sentence_says_what_speculation_makes_of_it(kvcalc: Run) -> None:
     line = "latency llama-3.1-70b --gpu h200 --tp 4 --draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate"
     (record,) = kvcalc(f"{line} 0.8 --format json").records
-    said = f"with 4 tokens of llama-3.2-1b a step and 80% of them accepted {record['speculative_speedup']:.2f}× as fast"
-    assert f"500 out; {said}" in kvcalc(f"{line} 0.8").joined
-    assert f"500 out; {said.replace('accepted ', 'accepted at best ')}" in kvcalc(f"{line} 0.3,0.8").joined
+    made = f"with 4 tokens of llama-3.2-1b a step and 80% of them accepted {record['speculative_speedup']:.2f}× as fast"
+    said = f"{500 / record['e2e_s']:.1f} tokens a second; {made}"
+    assert f"500 out, {said}" in kvcalc(f"{line} 0.8").joined
+    assert f"500 out, {said.replace('accepted ', 'accepted at best ')}" in kvcalc(f"{line} 0.3,0.8").joined
     assert "as fast" not in kvcalc("latency gpt2 --input-len 10 --output-len 5").out
