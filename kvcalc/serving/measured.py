@@ -16,7 +16,7 @@ from kvcalc.serving.continuous import Continuous
 from kvcalc.serving.door import Clients, Door
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool, make_pool
-from kvcalc.serving.prefixes import Shared
+from kvcalc.serving.prefixes import Kept
 from kvcalc.serving.published import Driven, driven, precision_of, ranks_of
 from kvcalc.serving.replica import Memory, memory
 from kvcalc.serving.requests import Requests
@@ -86,6 +86,8 @@ def _simulated(replica: Replica, how: Driven, clients: Clients) -> ServedTimes:
     inputs, outputs = (
         chance.integers(max(1, int(n * how.shortest)), n, size=count, endpoint=True) for n in (how.input_len, how.output_len)
     )
+    if how.pool:
+        inputs = np.resize(inputs[: how.pool], count)
     most = how.input_len + how.output_len + 1
     if replica.room:
         pool = make_pool(replica.room.rows, replica.room.budget, "paged", BLOCK, most, most)
@@ -95,7 +97,8 @@ def _simulated(replica: Replica, how: Driven, clients: Clients) -> ServedTimes:
     log = Log(count)
     door = Door(Requests(np.zeros(count), inputs, outputs), pool, log, clients)
     limits = Limits(how.seats, how.tokens)
-    server = Continuous(door, pool, replica.tables, limits, log, how.scheduling, Shared(1.0, BLOCK) if how.cached else None)
+    prefixes = Kept((np.arange(count) % how.pool).tolist(), inputs.tolist(), pool, BLOCK) if how.pool else None
+    server = Continuous(door, pool, replica.tables, limits, log, how.scheduling, prefixes)
     while server.run():
         pass
     done = log.finished == log.finished

@@ -2,7 +2,10 @@
 
 `inferencex` runs are those of SemiAnalysis' public benchmark (github.com/SemiAnalysisAI/InferenceX, scripts of 2025-09 to
 2026-04): 10 prompts a client, all at once and then as answers come, lengths uniform from 0.8 of the nominal up to it.
-`nvidia` runs come with AIConfigurator: lengths as given, a token budget of one prompt and 1500 beside the clients.
+`nvidia` runs come with AIConfigurator: lengths as given, a token budget of one prompt and 1500 beside the clients. Where they hit
+a prefix cache, their prompts are the hundred that genai-perf and aiperf draw unless told otherwise (--num-dataset-entries), sent
+in turn, and 50 a client as AIConfigurator's own script asks for (generator/…/benchmark/bench_run.sh.j2, 2025-12): each is
+computed once, most of them in the burst at the start. Read 2026-11-22.
 """
 
 from typing import NamedTuple
@@ -16,6 +19,7 @@ from kvcalc.timing.engine import Engine
 from kvcalc.timing.rows import MeasuredRow
 
 INFERENCEX, NVIDIA = "inferencex", "nvidia"
+POOL, POOLED_ROUNDS = 100, 50  # distinct prompts, and prompts of each client, of runs that hit a prefix cache
 WAITS = Scheduling(whole=True, reserve=1.0, wait_passes=20, wait_share=0.9)  # batch_wait_timeout_iters 20 of 70B at 1k/1k
 
 
@@ -31,7 +35,7 @@ BUDGETS = {
 class Driven(NamedTuple):
     """A measured run: its lengths, clients, prompts of each, and the least share of the nominal lengths; its server's passes.
 
-    seats: sequences at once. cached: whether prompts are found in a prefix cache but for their last block.
+    seats: sequences at once. pool: distinct prompts, sent in turn and kept in a prefix cache; 0 where none is hit.
     """
 
     input_len: int
@@ -42,7 +46,7 @@ class Driven(NamedTuple):
     tokens: int
     seats: int
     scheduling: Scheduling
-    cached: bool
+    pool: int
 
 
 def driven(row: MeasuredRow, engine: Engine | None) -> Driven:
@@ -65,7 +69,8 @@ def driven(row: MeasuredRow, engine: Engine | None) -> Driven:
         seats -= name.startswith("llama318b") and clients > 1  # one of each wave waits for a whole answer
     else:
         shortest = 0.8 if name.startswith("llama318b") else 1.0  # its waves come apart
-    return Driven(isl, osl, clients, rounds, shortest, max(tokens, clients), seats, how, row.prefix_cached)
+    pool, rounds = (POOL, POOLED_ROUNDS) if row.prefix_cached else (0, rounds)
+    return Driven(isl, osl, clients, rounds, shortest, max(tokens, clients), seats, how, pool)
 
 
 def scheduling_of(engine: Engine | None) -> Scheduling:
