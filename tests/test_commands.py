@@ -135,8 +135,8 @@ def test_a_model_is_no_command_line() -> None:
     ("name", "preset", "storage"),
     [
         ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", ""),
-        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8_per_channel"),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b", "fp8_block128"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8_per_channel_scale16"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b", "fp8_block128_scale16"),
         ("unsloth/Meta-Llama-3.1-8B-Instruct-unsloth-bnb-4bit", "llama-3.1-8b", "nf4"),
         ("nvidia/Qwen3.6-35B-A3B-NVFP4", "qwen3.6-35b-a3b", "nvfp4"),
         ("bartowski/Meta-Llama-3-8B-Instruct.Q5_K_M.gguf", "llama-3-8b", "q5_k_m"),

@@ -148,16 +148,32 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
     "compressed int4, a byte each": (compressed(INT4) | {"format": "int-quantized"}, elements(EVERY) + 2 * groups(EVERY, 32)),
     "compressed w8a8": (
         compressed({"num_bits": 8, "type": "int", "strategy": "channel"}, input_activations={"num_bits": 8}),
-        elements(EVERY) + 4 * outputs(EVERY),
+        elements(EVERY) + 2 * outputs(EVERY),
     ),
-    "compressed fp8": (compressed(FLOAT8), elements(EVERY) + 7 * 4),
-    "compressed fp8 per channel": (
-        compressed({"num_bits": 8, "type": "float", "strategy": "channel"}),
-        elements(EVERY) + 4 * outputs(EVERY),
+    # a byte of a zero point for each output
+    "compressed w8a8 with zeros": (
+        compressed({"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}, input_activations={"num_bits": 8}),
+        elements(EVERY) + 3 * outputs(EVERY),
     ),
+    "compressed w8a16": (compressed({"num_bits": 8, "strategy": "channel"}), elements(EVERY) + 2 * outputs(EVERY)),
+    # of 3 bits 32 values fill 3 words since release 0.17
+    "compressed int3": (
+        compressed({"num_bits": 3, "group_size": 128}) | {"version": "0.17.1"},
+        elements(EVERY) * 3 // 8 + 2 * groups(EVERY, 128),
+    ),
+    "compressed fp8": (compressed(FLOAT8), elements(EVERY) + 7 * 2),
+    "compressed fp8 per channel": (compressed(FLOAT8 | {"strategy": "channel"}), elements(EVERY) + 2 * outputs(EVERY)),
     "compressed fp8 blocks": (
-        compressed({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}),
-        elements(EVERY) + 4 * blocks(EVERY, 128, 128),
+        compressed(FLOAT8 | {"strategy": "block", "block_structure": [128, 128]}),
+        elements(EVERY) + 2 * blocks(EVERY, 128, 128),
+    ),
+    "compressed fp8 in groups": (
+        compressed(FLOAT8 | {"strategy": "group", "group_size": 128}),
+        elements(EVERY) + 2 * groups(EVERY, 128),
+    ),
+    "compressed mxfp8": (
+        compressed(FLOAT8 | {"strategy": "group", "group_size": 32}) | {"format": "mxfp8-quantized"},
+        elements(EVERY) + groups(EVERY, 32),
     ),
     # a 16-bit scale and a 16-bit zero point for a group
     "hqq": (HQQ, PACKED + 4 * groups(EVERY, 64)),
@@ -204,6 +220,33 @@ def test_bytes_of_every_kind_of_checkpoint(name: str) -> None:
     model = read(quantization)
     assert weight_bytes(model) == LAYERS * layer + AROUND
     assert weight_bytes(model, Precision(dtype="bf16")) == 2 * LAYERS * elements(EVERY) + AROUND
+
+
+WIDE = [
+    (FLOAT8 | {"strategy": "channel"}, {"num_bits": 8}, 4 * outputs(EVERY)),
+    ({"num_bits": 8, "type": "int", "strategy": "channel"}, {"num_bits": 8}, 4 * outputs(EVERY)),
+]
+
+
+@pytest.mark.parametrize(("weights", "activations", "scales"), WIDE)
+def test_scales_have_the_dtype_that_the_weights_had(weights: dict[str, Any], activations: dict[str, Any], scales: int) -> None:
+    model = read(compressed(weights, input_activations=activations), LLAMA | {"torch_dtype": "float32"})
+    assert weight_bytes(model) == LAYERS * (elements(EVERY) + scales) + 2 * AROUND
+
+
+def test_blocks_of_qwen3_have_scales_of_16_bits() -> None:
+    qwen = LLAMA | {"model_type": "qwen3", "head_dim": 32}
+    model = read(FP8 | {"weight_block_size": [128, 128]}, qwen)
+    norms = 2 * LAYERS * 2 * 32  # of queries and keys
+    assert weight_bytes(model) == LAYERS * (elements(EVERY) + 2 * blocks(EVERY, 128, 128)) + AROUND + norms
+
+
+def test_asking_for_the_format_of_a_file_keeps_what_it_leaves_out() -> None:
+    """By the name of the format, whatever the width of its scales."""
+    model = read(compressed(FLOAT8 | {"strategy": "channel"}) | {"ignore": ["lm_head", "re:.*down_proj"]})
+    held = weight_bytes(model)
+    assert held == LAYERS * (elements(EVERY) + 512 * 256 + 2 * outputs(EVERY) - 2 * 256) + AROUND
+    assert weight_bytes(model, Precision(quantization="fp8_per_channel")) == held
 
 
 def test_mxfp4_covers_the_experts_alone() -> None:
@@ -422,7 +465,7 @@ def test_groups_with_targets_of_their_own() -> None:
     eight = {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}}
     four = {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}
     model = read({"quant_method": "compressed-tensors", "config_groups": {"a": eight, "b": four}, "ignore": ["lm_head"]})
-    layer = elements(ATTENTION) + 4 * 4 + elements(NETWORK) // 2 + groups(NETWORK, 16) + 3 * 4
+    layer = elements(ATTENTION) + 4 * 2 + elements(NETWORK) // 2 + groups(NETWORK, 16) + 3 * 4
     assert weight_bytes(model) == LAYERS * layer + AROUND
 
 
@@ -518,6 +561,10 @@ def test_hf_quant_config_beside_the_config_is_read(tmp_path: Path, kvcalc: Run) 
 def test_scales_of_the_cache_are_in_the_file(scheme: Any, scales: int) -> None:
     model = read(FP8 | {"kv_cache_scheme": scheme})
     assert weight_bytes(model) == LAYERS * (elements(EVERY) + 7 * 4 + 4 * scales) + AROUND
+    assert (
+        weight_bytes(read(compressed(FLOAT8) | {"kv_cache_scheme": scheme}))
+        == LAYERS * (elements(EVERY) + 7 * 2 + 2 * scales) + AROUND
+    )
     assert weight_bytes(model, Precision(dtype="bf16")) == 2 * LAYERS * elements(EVERY) + AROUND
 
 
@@ -554,7 +601,9 @@ UNKNOWN = [
     {"quant_method": "torchao", "quant_type": "int4_weight_only", "include_input_output_embeddings": True},
     compressed(INT4) | {"format": "marlin-24"},
     compressed(INT4) | {"format": "dense"},
-    compressed({"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128}),
+    compressed({"num_bits": 4, "type": "float", "strategy": "group", "group_size": 64}),
+    compressed({"num_bits": 4, "type": "int"}),  # a scale for the whole matrix
+    compressed({"num_bits": 3, "group_size": 128}) | {"version": "0.16.0"},
     compressed(FLOAT8) | {"format": "float-quantized", "sparsity_config": {"format": "sparse-24-bitmask"}},
 ]
 

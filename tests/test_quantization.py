@@ -6,7 +6,7 @@ from specs import grouped, of_kinds, stack
 
 from kvcalc import Layer, Precision, UserError, load_model, weight_bytes
 from kvcalc.layers.ffn import Moe
-from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, load_weight_format
+from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, family, load_weight_format
 
 N = 256 * 512
 # bytes of a matrix of 256 inputs × 512 outputs
@@ -100,6 +100,21 @@ def test_other_tools_names(name: str, same: str) -> None:
 def test_unknown_format_names_its_neighbours() -> None:
     with pytest.raises(UserError, match=r"'nvfp5'.*nvfp4"):
         load_weight_format("nvfp5")
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_per_channel", "fp8_block128", "fp8_64x32", "int8"])
+def test_scales_of_16_bits_are_half_of_those_of_32(name: str) -> None:
+    """1024 × 512, in which every block is whole; products, laws and scores go by the plain format."""
+    plain, narrow = load_weight_format(name), load_weight_format(f"{name}_scale16")
+    scales = plain.matrix_bytes(1024, 512) - 1024 * 512
+    assert narrow.matrix_bytes(1024, 512) == 1024 * 512 + scales // 2
+    assert (family(narrow.name), narrow.computes) == (name, plain.computes)
+
+
+@pytest.mark.parametrize("name", ["awq_scale16", "fp8_scale16_scale16", "fp8_0x1_scale16"])
+def test_only_formats_with_scales_of_fp32_have_a_narrower_form(name: str) -> None:
+    with pytest.raises(UserError, match="unknown quantization"):
+        load_weight_format(name)
 
 
 def test_only_the_schemes_that_compute_in_eight_bits_say_so() -> None:

@@ -19,14 +19,20 @@ _ID = re.compile(r"^huggingface_id:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
 _ENDINGS: dict[str, str] = {
     "unsloth-bnb-4bit": "nf4", "bnb-4bit": "nf4", "awq-4bit": "awq", "awq-int4": "awq", "gptq-int4": "gptq", "gptq-4bit": "gptq",
     "int4-autoround": "int4", "autoround": "int4", "awq": "awq", "gptq": "gptq", "quantized.w4a16": "int4", "w4a16": "int4",
-    "quantized.w8a8": "int8", "w8a8": "int8", "fp8-dynamic": "fp8_per_channel", "fp8-block": "fp8_block128",
+    "quantized.w8a8": "int8_scale16", "w8a8": "int8_scale16", "fp8-dynamic": "fp8_per_channel_scale16",
+    "fp8-block": "fp8_block128_scale16",
     "fp8-static-pertensor": "fp8", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4",
     "int8": "int8", "gguf": "", "instruct": "", "it": "", "chat": "", "hf": "", "base": "", "preview": "", "latest": "",
     "thinking-2507": "", "gguf:latest": "",
 }  # fmt: skip
 _DATE = re.compile(r"[-_.](\d{4}|\d{6}|\d{8})$")
 # Publishers whose "FP8" has other scales than one a matrix: their own model cards and configs (quantization_config).
-_FP8_OF = {"qwen": "fp8_block128", "deepseek-ai": "fp8_block128", "unsloth": "fp8_block128", "meta-llama": "fp8_per_channel"}
+_FP8_OF = {
+    "qwen": "fp8_block128_scale16",
+    "deepseek-ai": "fp8_block128",
+    "unsloth": "fp8_block128",
+    "meta-llama": "fp8_per_channel",
+}
 # Checkpoints that have a preset's layers under another name, by how the name begins.
 _SAME_SHAPE = {
     "deepseek-r1-distill-qwen-1.5b": "qwen2.5-1.5b", "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",

@@ -8,7 +8,14 @@ from kvcalc.model.gguf import mixed
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import COMPUTE, KEYS_AND_VALUES_ONLY, LATENT_ONLY, cache_layout, canonical
 from kvcalc.storage.gguf import mix_of
-from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, WeightFormat, load_weight_format, stored_format
+from kvcalc.storage.quantization import (
+    WEIGHT_FORMATS,
+    Quantization,
+    WeightFormat,
+    family,
+    load_weight_format,
+    stored_format,
+)
 
 
 class Precision(msgspec.Struct, frozen=True):
@@ -80,7 +87,7 @@ def _published(schemes: tuple[Quantization, ...], chosen: WeightFormat) -> bool:
     """Whether a model is published in that format alone, by whatever name."""
     if len(schemes) != 1:
         return False
-    return msgspec.structs.replace(stored_format(schemes[0].format), name=chosen.name) == chosen
+    return msgspec.structs.replace(stored_format(family(schemes[0].format)), name=chosen.name) == chosen
 
 
 def _cache_dtype(model: Model, precision: Precision, dtype: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from kvcalc.storage.dtypes import canonical
+from kvcalc.storage.quantization import family
 
 _LMDEPLOY = "LMDeploy's kv_quant.md"
 _SGLANG = "SGLang's quantized_kv_cache.md"
@@ -65,8 +66,9 @@ def cache_family(format_: str) -> str:
 
 
 def _loss(stored: str, format_: str) -> Loss | None:
-    family = cache_family(format_) if stored == "cache" else _ALIKE.get(format_, format_)
-    return LOSSES.get((stored, family))
+    plain = family(format_)
+    like = cache_family(format_) if stored == "cache" else _ALIKE.get(plain, plain)
+    return LOSSES.get((stored, like))
 
 
 def loss_of(stored: str, format_: str) -> str:

@@ -138,6 +138,20 @@ def _additive(name: str, books: str, bits: str, rows: str, columns: str) -> Weig
     return WeightFormat(name, 0, int(rows), int(columns), int(books) * code, tensor_bytes=codebooks, output_bytes=2)
 
 
+def _scale16(name: str, base: str, zero_bits: int) -> WeightFormat | None:
+    wide = _known(base)
+    if wide is None:
+        return None
+    scale, tensor = min(wide.scale_bytes, 2), min(wide.tensor_bytes, 2)
+    return msgspec.structs.replace(wide, name=name, scale_bytes=scale, tensor_bytes=tensor, zero_bits=zero_bits)
+
+
+def family(name: str) -> str:
+    """The format that this one is but for the width of its scales: what kernels and published scores go by."""
+    match = _SCALE16.fullmatch(name)
+    return match[1] if match else name
+
+
 def _measured(name: str, held: str, elements: str) -> WeightFormat:
     return WeightFormat(name, 0, measured=(int(held), int(elements)))
 
@@ -146,7 +160,10 @@ def _measured(name: str, held: str, elements: str) -> WeightFormat:
 # zero point per scale, `_index` the int32 per input of GPTQ's activation order. `affine4_g64`: a 16-bit scale and a 16-bit
 # bias per 64 inputs (MLX, HQQ, quanto). `tiles4_g128`: the same in torchao's tensor-core tiles of 1024 inputs × 8 outputs.
 # `fp8_64x128`: an fp32 scale for 64 inputs × 128 outputs. `aqlm_1x16_g8x1`: one codebook of 2^16 vectors of 8 inputs × 1
-# output, a 16-bit scale per output. `vptq@5/8`: 5 bytes for 8 elements, as a file states of one matrix.
+# output, a 16-bit scale per output. `vptq@5/8`: 5 bytes for 8 elements, as a file states of one matrix. `fp8_scale16`,
+# `int8_scale16_zp`: fp8 and int8 with scales of 16 bits in place of fp32, and a byte of a zero point beside each
+# (compressed-tensors, whose scales have the dtype that the weights had).
+_SCALE16 = re.compile(r"(int8|fp8(?:_per_channel|_block128|_[1-9]\d{0,5}x[1-9]\d{0,5})?)_scale16(_zp)?")
 _NAMED: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
     (re.compile(r"int([2-8])_g(\d{1,6}|-1)(_zp)?(_index)?"), _integers),
     (re.compile(r"affine([1-8])_g([1-9]\d{0,5})"), _affine),
@@ -167,6 +184,8 @@ def _known(name: str) -> WeightFormat | None:
     plain = _SPELLINGS.get(name, name)
     if found := WEIGHT_FORMATS.get(plain) or _BLOCK_FORMATS.get(plain):
         return found
+    if match := _SCALE16.fullmatch(name):
+        return _scale16(name, match[1], 8 if match[2] else 0)
     return next((build(name, *match.groups()) for pattern, build in _NAMED if (match := pattern.fullmatch(name))), None)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, ExpertsShape, GemmShape, Operator, SparseShape
 from kvcalc.storage.dtypes import FORMATS
+from kvcalc.storage.quantization import family
 from kvcalc.timing.calibration import Calibration, Entry
 from kvcalc.timing.cutlass import CutlassGemm
 from kvcalc.timing.experts import cells_of
@@ -80,7 +81,7 @@ def _products_of(dtype: str, stored: str, calibration: Calibration) -> str:
     """Of which rows products are: fp4's for nvfp4 weights where the GPU has rows of it."""
     if stored == "nvfp4" and stored in calibration.laws.get("gemm", {}):
         return stored
-    return ("fp8_block" if stored == _BLOCKS else "fp8") if dtype == "fp8" else "bfloat16"
+    return ("fp8_block" if family(stored) == _BLOCKS else "fp8") if dtype == "fp8" else "bfloat16"
 
 
 def _product_law(law: Law, calibration: Calibration) -> Law:
@@ -139,7 +140,7 @@ def module(shape: SparseShape, figures: Figures, calibration: Calibration) -> Ap
     """A whole sparse-attention module, NaN where it does not decode; None where it never does, or no law is of its kind."""
     import numpy as np
 
-    stored = _PROJECTIONS.get(shape.format, "")
+    stored = _PROJECTIONS.get(family(shape.format), "")
     cached, measured = cache_rows(shape.cached)
     entry = calibration.laws.get("dsa_decode_module", {}).get(f"{cached}/{stored}")
     longest: Any = 0

@@ -7,6 +7,7 @@ are not the same.
 from typing import Any
 
 from kvcalc.layers.cost import ExpertsShape
+from kvcalc.storage.quantization import family
 from kvcalc.timing.law import Law
 from kvcalc.timing.moe import Moe
 from kvcalc.timing.tuned import tuned_sizes
@@ -71,4 +72,4 @@ def cells_of(shape: ExpertsShape) -> tuple[str, ...]:
     kernels = (*(f"/{kernel}" for kernel in order), "")
     tail = "" if shape.gated else "/ungated"
     name = "int4" if shape.format.startswith("int4_g") else shape.format  # in groups of any size
-    return tuple(f"{stored}{kernel}{tail}" for stored in STORED.get(name, ()) for kernel in kernels)
+    return tuple(f"{stored}{kernel}{tail}" for stored in STORED.get(family(name), ()) for kernel in kernels)

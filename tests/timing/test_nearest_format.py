@@ -1,5 +1,6 @@
 """Caches in formats of which there are no measured rows: the nearest law's time, marked as no time of their own."""
 
+import msgspec
 import pytest
 
 from kvcalc.layers.batch import Batch
@@ -68,3 +69,14 @@ def test_a_module_over_a_cache_without_rows_is_scaled() -> None:
     near, own = inside("fp8_ds_mla"), inside("nvfp4_ds_mla")
     assert (near[0], own[0]) == ({"calibrated"}, {"scaled"})
     assert own[1] == pytest.approx(near[1])
+
+
+@pytest.mark.parametrize("name", ["fp8_per_channel", "fp8_block128"])
+def test_the_width_of_scales_changes_no_law(name: str) -> None:
+    """One layer's products are timed alike, by the rows of that format, but for the bytes of scales, fewer than 1 in 1000."""
+    laws = msgspec.structs.replace(LAWS, laws=LAWS.laws | {"gemm": {n: entry(Gemm()) for n in ("bfloat16", "fp8", "fp8_block")}})
+    passes = [forward(LLAMA, Batch.decode(1024, 8), Precision(quantization=f"{name}{end}")) for end in ("", "_scale16")]
+    plain, narrow = (operator_seconds(each, H100, laws) for each in passes)
+    assert {timed.basis for timed in plain} >= {"calibrated"}
+    assert [timed.basis for timed in narrow] == [timed.basis for timed in plain]
+    assert all(0.999 * a.seconds <= b.seconds <= a.seconds for a, b in zip(plain, narrow, strict=True))

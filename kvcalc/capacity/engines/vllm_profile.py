@@ -10,6 +10,7 @@ from kvcalc.capacity.memory_terms import MIB, Start
 from kvcalc.layers.attention import Latent
 from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.pipeline import stages
+from kvcalc.storage.quantization import family
 from kvcalc.units import Num, at_least, maximum, minimum
 
 WAITING = 3.8  # residual streams that stand beside a layer's widest part: fitted on one log of two
@@ -153,7 +154,9 @@ def _deep_gemm(start: Start) -> bool:
 
 def _experts_in_blocks(start: Start) -> bool:
     """Whether experts are stored in fp8 by blocks of 128."""
-    return any(w.expert and start.formats.weight_format(name, w).name == "fp8_block128" for name, w, _ in start.model.walk())
+    return any(
+        w.expert and family(start.formats.weight_format(name, w).name) == "fp8_block128" for name, w, _ in start.model.walk()
+    )
 
 
 def _images(start: Start) -> Num:

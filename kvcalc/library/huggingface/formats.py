@@ -19,7 +19,7 @@ _UNPACKED = ("dense", "marlin-24")  # weights as they were beside their scales; 
 _4BIT = ("load_in_4bit", "_load_in_4bit")
 
 
-def by_method(q: Config, method: str) -> str:
+def by_method(q: Config, method: str, model_type: str) -> str:
     """The format of a checkpoint by its `quant_method`; for bitsandbytes, by what its flags say."""
     if method in INTEGERS:
         return _packed(q, method)
@@ -29,7 +29,7 @@ def by_method(q: Config, method: str) -> str:
         kind = "nf4" if q.word("bnb_4bit_quant_type", "fp4") == "nf4" else "fp4"
         return kind + ("_double" if q.flag("bnb_4bit_use_double_quant") else "")
     if method == "fp8":
-        return fp8(q)
+        return fp8(q, model_type)
     if method in TOOLS:
         return TOOLS[method](q)
     return _METHODS.get(method, method or "unnamed")
@@ -55,9 +55,14 @@ def by_algorithm(q: Config, name: str) -> str:
     return _ALGORITHMS.get(name, f"modelopt ({name})")
 
 
-def fp8(q: Config) -> str:
-    """fp8 with a scale per tensor, or for every block of `weight_block_size`."""
-    return _block(q, "weight_block_size") if q.has("weight_block_size") else "fp8"
+def fp8(q: Config, model_type: str) -> str:
+    """fp8 with a scale per tensor, or for every block of `weight_block_size`: fp32, in the files of Qwen3 and later bf16.
+
+    As headers of Qwen3-1.7B-FP8 (github.com/modular/modular/issues/7142) and Qwen3.8-27B-FP8 (lablup/mlxcel/issues/1361) say.
+    """
+    if not q.has("weight_block_size"):
+        return "fp8"
+    return _block(q, "weight_block_size") + ("_scale16" if model_type.startswith("qwen3") else "")
 
 
 def integers(q: Config, zeros: str) -> str:
@@ -69,40 +74,62 @@ def integers(q: Config, zeros: str) -> str:
     return f"int{bits}_g{max(group, 0)}{zeros}"
 
 
-def by_group(group: Config, packing: str) -> str:
+def by_group(group: Config, q: Config, wide: bool) -> str:
     """The format of a compressed-tensors group, from its weights' bits, type and strategy, and how the file packs them.
 
-    `int-quantized` and `naive-quantized` give each value a byte, whatever its bits (compressors/naive_quantized/base.py);
-    an activation order by `group` is an int32 for each input (quantization/lifecycle/initialize.py).
+    Scales have the dtype that the weights had, 16 bits unless they were `wide` (quantization/lifecycle/initialize.py);
+    `int-quantized` and `naive-quantized` give each value a byte, whatever its bits, and each zero point one
+    (compressors/naive_quantized/base.py); an activation order by `group` is an int32 for each input.
     """
     w = group.nested("weights")
     if not w.file:
         raise group.fail("weights", "is missing")
-    packing = group.word("format") or packing
+    sparse = q.nested("sparsity_config").word("format", "dense")
+    packing = group.word("format") or (q.word("format") if sparse == "dense" else sparse)
     if packing in _UNPACKED or packing.startswith("sparse"):
         return f"compressed-tensors ({packing[:40]})"
-    bits, kind, strategy = w.size("num_bits"), w.word("type", "int"), w.word("strategy")
+    bits, kind = w.size("num_bits"), w.word("type", "int")
     size = max(w.size("group_size", 0, least=-1), 0)
+    strategy = w.word("strategy") or ("group" if size else "channel" if w.get("group_size") == -1 else "tensor")
     if kind == "float" and bits == 4:
-        return "nvfp4" if size == 16 else "mxfp4"
+        return {16: "nvfp4", 32: "mxfp4"}.get(size, f"compressed-tensors (fp4 in groups of {size})")
     if kind == "float" and bits == 8:
-        return _float8(w, strategy, size)
+        return _float8(w, strategy, size, packing, "" if wide else "_scale16")
     if kind != "int" or not 2 <= bits <= 8:
         raise w.fail("num_bits", f"{bits} of type {show(kind)} is no known format")
-    if bits == 8 and not size and group.table("input_activations"):
-        return "int8"
-    bits = 8 if packing in ("int-quantized", "naive-quantized") else bits
+    return _whole(group, q, packing, strategy, size, wide)
+
+
+def _whole(group: Config, q: Config, packing: str, strategy: str, size: int, wide: bool) -> str:
+    """Integers of a compressed-tensors group. Widths that do not divide 32 were padded up to release 0.17 (pack_quantized)."""
+    w = group.nested("weights")
+    bits, zeros = w.size("num_bits"), "" if w.flag("symmetric", True) else "_zp"
+    apart = packing in ("int-quantized", "naive-quantized")
+    if bits == 8 and strategy == "channel" and group.table("input_activations") and not (wide and zeros):
+        return "int8" if wide else f"int8_scale16{zeros}"
+    if strategy not in ("channel", "group") or wide:
+        return f"compressed-tensors (int{bits} by {strategy[:20]}{', scales of fp32' if wide else ''})"
+    if not apart and 32 % bits and _release(q) < (0, 17):
+        return f"compressed-tensors (int{bits} packed before 0.17)"
     index = "_index" if size and w.get("actorder") in (True, "group", "dynamic") else ""
-    return f"int{bits}_g{size}" + ("" if w.flag("symmetric", True) else "_zp") + index
+    return f"int{8 if apart else bits}_g{size}{zeros}{index}"
 
 
-def _float8(w: Config, strategy: str, size: int) -> str:
-    """fp8 of a compressed-tensors group; groups of other sizes than 32 have no name here."""
+def _release(q: Config) -> tuple[int, ...]:
+    """The release of compressed-tensors that wrote the file; zeros where it does not say."""
+    numbers = q.word("version").split(".")[:2]
+    return tuple(int(n) for n in numbers) if len(numbers) == 2 and all(n.isascii() and n.isdigit() for n in numbers) else (0, 0)
+
+
+def _float8(w: Config, strategy: str, size: int, packing: str, scales: str) -> str:
+    """fp8 of a compressed-tensors group; scales in groups of 32 are a byte where the file says `mxfp8`."""
     if strategy == "block":
-        return _block(w, "block_structure")
+        return _block(w, "block_structure") + scales
     if strategy == "channel":
-        return "fp8_per_channel"
-    return "mxfp8" if size == 32 else f"compressed-tensors (fp8 in groups of {size})" if size else "fp8"
+        return "fp8_per_channel" + scales
+    if size == 32 and (packing.startswith("mxfp8") or str(w.get("scale_dtype")) == "torch.uint8"):
+        return "mxfp8"
+    return (f"fp8_{size}x1" if size else "fp8") + scales
 
 
 def cache_dtype(q: Config) -> tuple[str | None, tuple[str, ...]]:
@@ -117,15 +144,17 @@ def cache_dtype(q: Config) -> tuple[str | None, tuple[str, ...]]:
     return known, (f"the checkpoint brings scales for a cache in {known}, which `--kv-cache-dtype auto` therefore takes",)
 
 
-def cache_scales(q: Config) -> int:
+def cache_scales(q: Config, wide: bool) -> tuple[int, int]:
     """Scales that the checkpoint holds for the keys of a layer, and as many for its values: 1, or 0 where it has none.
 
-    A scheme that scales as it goes has none, one per head as many as there are heads (−1).
+    A scheme that scales as it goes has none, one per head as many as there are heads (−1). And bytes of one: compressed-
+    tensors gives it the dtype that the weights had.
     """
+    held = 2 if q.word("quant_method") == "compressed-tensors" and not wide else 4
     scheme = q.get("kv_cache_scheme") or q.get("kv_cache_quant_algo")
     if not isinstance(scheme, dict):
-        return int(bool(scheme))
-    return 0 if scheme.get("dynamic") else -1 if scheme.get("strategy") == "attn_head" else 1
+        return int(bool(scheme)), held
+    return 0 if scheme.get("dynamic") else -1 if scheme.get("strategy") == "attn_head" else 1, held
 
 
 def _block(q: Config, key: str) -> str:

@@ -45,10 +45,12 @@ class Storage:
     formats: (format, matrices that it covers), the first that covers a matrix counts. groups: (format, modules) instead,
     where a file says it module by module, and exact: (layer, module) → format where each has its own. mlx: the format of
     tables and of the LM head too, and that of everything which is not named. cache: the dtype that the checkpoint declares
-    for the cache, or None. scales: of the keys of each layer that caches them, and as many of its values.
+    for the cache, or None. scales: of the keys of each layer that caches them, and as many of its values; bytes of one.
+    wide: whether what is not quantised is in fp32.
     """
 
-    def __init__(self, outer: Mapping[str, Any], c: Config) -> None:
+    def __init__(self, outer: Mapping[str, Any], c: Config, wide: bool) -> None:
+        self.wide = wide
         self.q = Config(_section(outer, c), {}, f"{c.where}: quantization_config", {})
         self.layers, self.family = c.layers, str(c.file.get("model_type"))
         self.formats: list[tuple[str, tuple[str, ...]]] = []
@@ -57,7 +59,7 @@ class Storage:
         self.ignored: Rules | None = None
         self.mlx = ""
         self.cache, self.notes = cache_dtype(self.q)
-        self.scales = cache_scales(self.q)
+        self.scales = cache_scales(self.q, wide)
         if self.q.file:
             self._read(c.get("expert_dtype") == "fp4")
             self.notes += tuple(map(_unknown, filter(_unknown, [name for name, _ in (*self.formats, *self.groups)])))
@@ -125,7 +127,7 @@ class Storage:
         if method == "fp8" and fp4_experts:
             experts = "mxfp4"  # DeepSeek-V4: blocks of 32 with one ue8m0 scale
         if experts:  # the list of modules left out belongs to the experts' format alone
-            rest = [(fp8(q), _EVERYTHING)] if method == "fp8" else []
+            rest = [(fp8(q, self.family), _EVERYTHING)] if method == "fp8" else []
             self.formats = [(by_algorithm(q, experts), _EXPERTS), *rest]
             return
         if not method and q.in_file("bits") and q.in_file("group_size"):
@@ -139,7 +141,7 @@ class Storage:
         elif q.table("config_groups"):
             self._by_group()
         else:
-            self.formats = [(by_method(q, method), _EXPERTS if method == "mxfp4" else _EVERYTHING)]
+            self.formats = [(by_method(q, method, self.family), _EXPERTS if method == "mxfp4" else _EVERYTHING)]
             self._overrides(method)
         if not self.mlx:
             left_out = next((found for key in EXCLUDED_KEYS if (found := q.items(key, MOST_MODULES)) is not None), [])
@@ -154,7 +156,7 @@ class Storage:
             if not isinstance(how, dict):
                 raise self.q.fail(show(name), "should be a mapping")
             own = Config({**self.q.file, **how}, {}, self.q.where, {})
-            stored = "bf16" if method in INTEGERS and own.size("bits", 4) >= 16 else by_method(own, method)
+            stored = "bf16" if method in INTEGERS and own.size("bits", 4) >= 16 else by_method(own, method, self.family)
             alike.setdefault(stored, []).append(name)
         if alike:
             self.groups = [*((f, self._rules(names)) for f, names in alike.items()), (self.formats[0][0], self._rules(["*"]))]
@@ -183,8 +185,6 @@ class Storage:
     def _by_group(self) -> None:
         """compressed-tensors' groups: one for all matrices, or several that each name their targets."""
         groups = self.q.nested("config_groups")
-        sparse = self.q.nested("sparsity_config").word("format", "dense")
-        packing = self.q.word("format") if sparse == "dense" else sparse
         if len(groups.file) > MOST_GROUPS:
             raise self.q.fail("config_groups", f"has {len(groups.file):,} entries; more than {MOST_GROUPS} are not read")
         for key in groups.file:
@@ -192,7 +192,7 @@ class Storage:
             targets = group.items("targets")
             if targets is None and len(groups.file) > 1:
                 raise group.fail("targets", "is missing")
-            self.groups.append((by_group(group, packing), self._rules(["*"] if targets is None else targets)))
+            self.groups.append((by_group(group, self.q, self.wide), self._rules(["*"] if targets is None else targets)))
         if len(self.groups) == 1 and self.groups[0][1].everything:
             self.formats, self.groups = [(self.groups[0][0], _EVERYTHING)], []
 
@@ -217,15 +217,16 @@ class Storage:
         return Rules(names, self.layers, lambda text: UserError(text, self.q.where))
 
 
-def in_force(model: Model, scales: int) -> Model:
+def in_force(model: Model, scales: tuple[int, int]) -> Model:
     """The model with the schemes that cover any weight of it, and a note of one that covers none; scales of the cache."""
+    of_keys, size = scales
     names = [(name, weight.kind) for name, weight, _ in model.walk() if name not in model.unquantized]
     idle = [s for s in model.quantization if "matrix" in s.kinds and not any(s.covering(name, kind) for name, kind in names)]
     held = tuple(s for s in model.quantization if s not in idle)
     notes = tuple(f"quantization_config: nothing in this model is stored as {s.format}" for s in idle if not held)
     keys = [(count, e) for k, count in model.counts.items() if not model.kinds[k].shares_cache for e in model.kinds[k].entries]
-    each = sum(count * (e.heads if scales < 0 else scales) for count, e in keys if e.role == "k")
-    return msgspec.structs.replace(model, quantization=held, notes=(*model.notes, *notes), buffers=4 * 2 * each if held else 0)
+    each = sum(count * (e.heads if of_keys < 0 else of_keys) for count, e in keys if e.role == "k")
+    return msgspec.structs.replace(model, quantization=held, notes=(*model.notes, *notes), buffers=size * 2 * each if held else 0)
 
 
 def _section(outer: Mapping[str, Any], c: Config) -> dict[str, Any]:

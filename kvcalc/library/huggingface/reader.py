@@ -82,7 +82,7 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     c = Config(inner, defaults, where, _aliases(named.name, entry))
     c.outer = data
     c.layers = _depth(c, entry)
-    storage = Storage(data, c)
+    storage = Storage(data, c, _dtype(c)[0] == "fp32")
     kinds, pattern, quantization = _layers(c, entry, storage)
     fields = {"name": printable(name, 80), "family": named.name, "kinds": kinds, "pattern": pattern}
     model = _model(c, entry, fields | {"quantization": quantization, "kv_cache_dtype": storage.cache})
