@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from conftest import Run
 from specs import grouped, latent, of_kinds
@@ -171,3 +172,18 @@ def test_tensorrt_llms_pools() -> None:
     states = of_kinds({"k": Layer(parts=(Mamba2(num_heads=4, head_dim=8, state_size=16),))}, layers=2, max_context=100)
     with pytest.raises(UserError, match="pools of recurrent states are not modelled"):
         asked(states, "trtllm")
+
+
+def test_terms_are_kept_by_all_that_decides_them() -> None:
+    """Of one model and a GPU of the same name, a smaller memory and an eager start have terms of their own."""
+    model, gpu = load_model("llama-3.1-8b"), load_gpu("h100-sxm")
+    half = msgspec.structs.replace(gpu, memory_bytes=gpu.memory_bytes // 2)
+    options = FitOptions(engine="vllm", max_model_len=4096)
+    whole, less = (fit(Deployment(model, g), options) for g in (gpu, half))
+    eager = fit(Deployment(model, gpu), FitOptions(engine="vllm", max_model_len=4096, enforce_eager=True))
+    assert whole.budget.memory == 2 * less.budget.memory
+    ends = [found.left["middle"] - found.left["low"] for found in (whole, less)]
+    assert ends[0] - ends[1] == int(0.02 * gpu.memory_bytes) - int(0.02 * half.memory_bytes)  # the low end's margin
+    assert "CUDA graphs" in whole.terms.overhead
+    assert "CUDA graphs" not in eager.terms.overhead
+    assert fit(Deployment(load_model("llama-3.1-8b"), gpu), options).left == whole.left

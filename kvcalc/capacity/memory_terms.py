@@ -1,6 +1,7 @@
 """From a GPU's memory to bytes for the cache: share − weights − activations − overhead. Knows no engine's pages."""
 
 from collections.abc import Callable
+from functools import cached_property
 from math import ceil, floor
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +30,7 @@ GRAPH_BYTES = 36 * GIB // 100  # CUDA graphs (vLLM's log: "Estimated CUDA graph 
 COLLECTIVE_BYTES = 2 * GIB  # buffers of the collectives of several GPUs (SGLang's log at tp 8: 2.01 GB)
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class Start(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One GPU of a server as it starts: what decides the bytes that stand beside the cache.
 
     stage: its pipeline stage. of: what memory the share is of. tokens: of one pass. sequences: that the engine is set up for,
@@ -58,9 +59,14 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     tables_on_host: bool = True
     beside: dict[str, int] = {}
 
-    @property
+    @cached_property
     def formats(self) -> Formats:
         return formats_of(self.model, self.precision)
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """What tells starts of one model apart."""
+        return (*msgspec.structs.astuple(self)[1:-1], *self.beside.items())
 
     @property
     def last(self) -> bool:

@@ -16,6 +16,8 @@ from kvcalc.model.precision import Precision, stored_as
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import minimum
 
+KEPT = 1 << 12  # terms that a model keeps
+
 
 class Request(NamedTuple):
     """What is asked, with every choice made; `held`: every layer that keeps a cache, drafts included."""
@@ -67,7 +69,7 @@ class Request(NamedTuple):
 
     def terms(self, start: Start, end: str) -> Terms:
         """The engine's terms, and in their place those that are given; nothing is uncertain where all three are."""
-        asked, found = self.options, self.options.rules.memory(start, end)
+        asked, found = self.options, self._memory(start, end)
         if asked.from_log:
             found = asked.from_log.applied(found, start.model.name, start.formats.weights_label, start.ranks)
         found = found._replace(language=found.language - offloaded(found.language, asked.cpu_offload_gb))
@@ -79,6 +81,20 @@ class Request(NamedTuple):
             found = found._replace(overhead={"given": asked.overhead_bytes})
         given = None not in (asked.weight_bytes, asked.activation_bytes, asked.overhead_bytes)
         return found._replace(margin=0) if given else found
+
+    def _memory(self, start: Start, end: str) -> Terms:
+        """The engine's terms; those of whole numbers are kept by the model: rows of a list, and searches, ask for the same."""
+        rule = self.options.rules.memory
+        if not isinstance(start.sequences, int):
+            return rule(start, end)
+        kept = start.model.known.setdefault("terms", {})
+        key = rule, end, start.alike
+        if key not in kept:
+            if len(kept) == KEPT:
+                kept.clear()
+            kept[key] = rule(start, end)
+        found: Terms = kept[key]
+        return found
 
     def budget(self, terms: Terms, utilization: float = 0.0) -> Budget:
         """The budget of those terms under the utilization in force, or another one."""

@@ -53,14 +53,14 @@ def run(models: o.SomeModels, *, gpu: o.Gpus = "h100", asked: RequestOptions, de
     """One request: time to first token, per token, end to end; energy with --wide."""
     from kvcalc.library.words import from_words
     from kvcalc.serving.latency import check_steps
-    from kvcalc.serving.request_record import LatencyOptions, latency_record, shortage
+    from kvcalc.serving.request_record import LatencyOptions, latency_records, shortage
 
     options, points = from_words(LatencyOptions, msgspec.structs.asdict(asked) | dict.fromkeys(LISTS)), asked.points()
     deployments = deploying.deployments(models, gpu)
     check_number("rows", MOST_PASSES, deployments, points)
     check_steps("steps in all", len(deployments) * sum(point["output_len"] for point in points), MOST_STEPS)
     asked_for = [(deployment, msgspec.structs.replace(options, **point)) for deployment in deployments for point in points]
-    records = [latency_record(*one) for one in asked_for]
+    records = latency_records(asked_for)
     for text in dict.fromkeys(shortage(*one) for one in asked_for):
         if text:
             note(text)

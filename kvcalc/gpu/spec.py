@@ -82,6 +82,9 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     _repr_pretty_ = shown_briefly
 
+    def __hash__(self) -> int:  # equal figures have equal names; dicts have no hash
+        return hash(self.name)
+
     def peak(self, dtype: str) -> tuple[float, str]:
         """(dense matrix FLOP/s, the dtype whose unit does it): the dtype's own, else the next wider one that there is.
 

@@ -22,6 +22,13 @@ def check(model: Model, parallelism: Parallelism) -> None:
 
     KV heads may also be fewer than ranks and divide them: then they are replicated, and dcp spreads at most the copies.
     """
+    divides = "divides", parallelism
+    if divides not in model.known:
+        _check(model, parallelism)
+        model.known[divides] = True
+
+
+def _check(model: Model, parallelism: Parallelism) -> None:
     if parallelism.pp > model.layers:
         raise UserError(f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}")
     _check_lent(model, parallelism.pp)

@@ -8,7 +8,7 @@ from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
 from kvcalc.report.figures import no_cache
 from kvcalc.report.speculation import speculation_chart
 from kvcalc.report.tables import seconds, time_note
-from kvcalc.serving.request_record import LatencyOptions, latency_record
+from kvcalc.serving.request_record import LatencyOptions, latency_records
 from kvcalc.timing.deployment import Deployment
 
 BATCHES = tuple(1 << n for n in range(9))
@@ -28,7 +28,7 @@ def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> C
     """Left TPOT, right output tokens per second of all sequences together, for batches of 1 to 256 and the one asked for."""
     batches = sorted({*BATCHES, asked.batch_size})
     asks = [msgspec.structs.replace(asked, batch_size=b) for b in batches]
-    found = [[latency_record(d, one) for one in asks] for d in deployments]
+    found = [latency_records([(d, one) for one in asks]) for d in deployments]
     titles = (
         ("Time per token over the batch", "TPOT", "tpot_s", seconds),
         ("Tokens per second", "tokens/s", "output_tokens_per_s", _rate),

@@ -48,9 +48,17 @@ def prefill_passes(input_len: int, batch_size: int, cached: int = 0, chunk: int 
 
 
 def request(
-    deployment: Deployment, input_len: int, output_len: int, batch_size: int = 1, cached: int = 0, chunk: int = 0
+    deployment: Deployment,
+    input_len: int,
+    output_len: int,
+    batch_size: int = 1,
+    cached: int = 0,
+    chunk: int = 0,
+    steps: "DecodeSteps | None" = None,
 ) -> Latency:
     """A batch of equal requests with a cache. `cached` leading tokens are in the cache already (prefix hit).
+
+    steps: of this deployment and batch size, at the contexts of this request among others; timed here where there are none.
 
     Raises UserError where the prefix is not shorter than the prompt, or the request takes more than MOST_STEPS passes.
     """
@@ -59,6 +67,8 @@ def request(
     check_steps("chunks of the prompt", (input_len - cached) // (chunk or input_len))
     passes = list(prefill_passes(input_len, batch_size, cached, chunk))
     prompt = _spent(deployment, passes, timed=all(deployment.timed(p) for p in passes))
+    if steps and output_len > 1:
+        return _latency(prompt, steps.over(input_len + 1, input_len + output_len))
     return _generation(deployment, prompt, Batch.decode, input_len, output_len, batch_size)
 
 
@@ -115,12 +125,16 @@ def _generation(
     all_positions: bool = False,
 ) -> Latency:
     """The prompt and the steps after it, each at its context."""
-    ttft = None if isnan(prompt.seconds) else prompt.seconds
     check_steps("tokens of an answer", output_len)
-    if output_len == 1:
-        return Latency(ttft, None, None, None, ttft, prompt.flops, prompt.bytes)
     blocks = (step(contexts, batch_size) for contexts in blocks_of(input_len + 1, input_len + output_len))
-    steps = _spent(deployment, blocks, all_positions)
+    return _latency(prompt, _spent(deployment, blocks, all_positions) if output_len > 1 else None)
+
+
+def _latency(prompt: _Spent, steps: _Spent | None) -> Latency:
+    """The prompt, and the steps after it where the answer has more than one token."""
+    ttft = None if isnan(prompt.seconds) else prompt.seconds
+    if steps is None:
+        return Latency(ttft, None, None, None, ttft, prompt.flops, prompt.bytes)
     flops, moved = prompt.flops + steps.flops, prompt.bytes + steps.bytes
     whole = None if ttft is None else ttft + steps.seconds
     return Latency(ttft, steps.seconds / steps.passes, steps.first, steps.last, whole, flops, moved)
@@ -142,13 +156,46 @@ def _spent(deployment: Deployment, batches: Iterable[Batch], all_positions: bool
         count = max(getattr(group.past, "size", 1), getattr(group.new, "size", 1))
         each: Any = nan
         cost, each = deployment.spent(batch, all_positions) if timed else (deployment.cost(batch), each)
-        many = bool(getattr(each, "ndim", 0))  # one figure may be a scalar of NumPy's
-        first, last = (float(each[0]), float(each[-1])) if many else (float(each), float(each))
-        seconds = float(each.sum()) if many else count * first
-        here = _Spent(seconds, first, last, count, _exact_sum(cost.flops, count), _exact_sum(cost.bytes, count))
+        here = _summed(each, cost.flops, cost.bytes, count)
         found = found.then(here) if found else here
     assert found
     return found
+
+
+def _summed(each: Any, flops: Num, moved: Num, count: int) -> _Spent:
+    """So many passes: the seconds, FLOPs and bytes of each, or of all alike."""
+    many = bool(getattr(each, "ndim", 0))  # one figure may be a scalar of NumPy's
+    first, last = (float(each[0]), float(each[-1])) if many else (float(each), float(each))
+    seconds = float(each.sum()) if many else count * first
+    return _Spent(seconds, first, last, count, _exact_sum(flops, count), _exact_sum(moved, count))
+
+
+class DecodeSteps:
+    """Decode steps of a deployment at one batch size and all contexts of some ranges, timed at once for requests to share.
+
+    Each figure is what the steps of a request by itself give, to the last bit. ranges: (first, end) of contexts, the end not
+    among them; at most BLOCK contexts in all.
+    """
+
+    def __init__(self, deployment: Deployment, batch_size: int, ranges: Iterable[tuple[int, int]]) -> None:
+        import numpy as np
+
+        self._contexts = np.unique(np.concatenate([np.arange(*ends, dtype=float) for ends in ranges]))
+        batch = Batch.decode(self._contexts, batch_size)
+        cost, self._seconds = deployment.spent(batch)
+        self._flops, self._bytes, self._share = cost.flops, cost.bytes, deployment.uncalibrated_share(batch)
+
+    def over(self, first: int, end: int) -> _Spent:
+        """The steps at these contexts, one after the other."""
+        at = int(self._contexts.searchsorted(first))
+        figures: list[Any] = [self._seconds, self._flops, self._bytes]
+        each, flops, moved = (v[at : at + end - first] if getattr(v, "ndim", 0) else v for v in figures)
+        return _summed(each, flops, moved, end - first)
+
+    def uncalibrated_share(self, context: int) -> float:
+        """As of the deployment, of the step at this context."""
+        share = self._share
+        return float(share[self._contexts.searchsorted(context)] if getattr(share, "ndim", 0) else share)
 
 
 def _exact_sum(values: Num, count: int) -> int:

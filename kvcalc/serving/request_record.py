@@ -1,5 +1,6 @@
 """The records of `latency`: one request, or a batch of equal ones, with what speculation and the lack of a cache make of it."""
 
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -8,7 +9,7 @@ from kvcalc.capacity.placement import offloaded
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.words import spelled, tokens_called
-from kvcalc.serving.latency import check_steps, cost_per_million, request
+from kvcalc.serving.latency import BLOCK, DecodeSteps, check_steps, cost_per_million, request
 from kvcalc.serving.redundancy import no_cache_fields
 from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, best_drafted, draft_model, speculate, stops_paying
 from kvcalc.timing.deployment import Deployment
@@ -67,6 +68,33 @@ class LatencyOptions(msgspec.Struct, frozen=True):
         return self.input_len + max(1, self.output_len // 2)
 
 
+def latency_records(asked_for: Sequence[tuple[Deployment, LatencyOptions]]) -> list[dict[str, Any]]:
+    """Each as its `latency_record`; steps that requests of one deployment have in common are timed once."""
+    alike: dict[tuple[int, int, float], list[int]] = {}
+    for number, (deployment, asked) in enumerate(asked_for):
+        alike.setdefault((id(deployment), asked.batch_size, asked.cpu_offload_gb), []).append(number)
+    records: dict[int, dict[str, Any]] = {}
+    for (_, batch_size, _), numbers in alike.items():
+        deployment = with_host_weights(*asked_for[numbers[0]])
+        requests = [asked_for[number][1] for number in numbers]
+        ranges = _joined((asked.input_len + 1, asked.context + 1) for asked in requests)
+        few = sum(end - first for first, end in ranges) <= BLOCK
+        steps = DecodeSteps(deployment, batch_size, ranges) if few else None
+        records |= zip(numbers, [_record(deployment, asked, steps) for asked in requests], strict=True)
+    return [records[number] for number in range(len(asked_for))]
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same numbers in as few ranges (first, end) as hold each once."""
+    found: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((first, end))
+    return found
+
+
 def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
     """One configuration as a flat record.
 
@@ -74,18 +102,22 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
     whole request, by generated tokens; None where the GPU's power is not known. fallback: what products are computed in, in
     words, where the GPU has no unit.
     """
+    return latency_records([(deployment, asked)])[0]
+
+
+def _record(deployment: Deployment, asked: LatencyOptions, steps: DecodeSteps | None) -> dict[str, Any]:
+    """Of a deployment with its weights where they are asked to be."""
     passes = Batch.prefill(asked.input_len, asked.batch_size), Batch.decode(asked.context, asked.batch_size)
-    deployment = with_host_weights(deployment, asked)
-    found = request(
-        deployment, asked.input_len, asked.output_len, asked.batch_size, asked.prefix_len, asked.max_num_batched_tokens
-    )
+    prompt = asked.batch_size, asked.prefix_len, asked.max_num_batched_tokens
+    found = request(deployment, asked.input_len, asked.output_len, *prompt, steps)
+    at_end = steps or DecodeSteps(deployment, asked.batch_size, [(asked.context, asked.context + 1)])
     tokens = asked.batch_size * asked.output_len
     record: dict[str, Any] = deployment.named | {"batch_size": asked.batch_size}
     record |= {"input_len": asked.input_len, "output_len": asked.output_len}
     record |= {"prefix_len": asked.prefix_len, **found._asdict(), "uncached_ttft_s": _uncached(deployment, asked)}
     record |= {"speedup": None, "tokens_per_step": 1.0}
     record |= {"time_basis": deployment.time_basis, "time_p90_error": deployment.p90_error(passes[1])}
-    record["uncalibrated_share"] = float(deployment.uncalibrated_share(passes[1]))
+    record["uncalibrated_share"] = at_end.uncalibrated_share(asked.context)
     whole = found.e2e_s
     record["output_tokens_per_s"] = tokens / whole if whole else None
     if asked.price_per_hour:

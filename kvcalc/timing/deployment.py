@@ -180,8 +180,10 @@ class Deployment(msgspec.Struct, frozen=True):
 
     def fallback(self, *batches: Batch) -> str | None:
         """What products of these passes are computed in where the GPU has no unit for their dtype; None where it has all."""
-        operators = [operator for batch in batches for operator in self.operators(batch)]
-        return fallbacks(roofline(operators, self.gpu, True), self.gpu) or None
+        first: dict[str, Operator] = {}
+        for operator in (operator for batch in batches for operator in self.operators(batch)):
+            first.setdefault(operator.dtype, operator)
+        return fallbacks(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
         """The cache on the GPU that holds the most of it."""

@@ -5,7 +5,8 @@ from conftest import Run
 
 from kvcalc import Batch, Parallelism, UserError, load_gpu, load_model
 from kvcalc.serving import latency
-from kvcalc.serving.latency import cost_per_million, prefill_passes, request, token_projections, without_cache
+from kvcalc.serving.latency import DecodeSteps, cost_per_million, prefill_passes, request, token_projections, without_cache
+from kvcalc.serving.request_record import LatencyOptions, latency_record, latency_records
 from kvcalc.timing.deployment import Deployment
 
 NAMES = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v3", "gemma-3-27b")
@@ -203,3 +204,24 @@ def test_energy_is_full_power_over_the_tokens_of_the_request(kvcalc: Run) -> Non
 )
 def test_what_is_asked_for_beside_the_request_is_said(kvcalc: Run, options: str, said: str) -> None:
     assert said in f"{kvcalc(f'latency llama-3.1-8b {options}').joined} "
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "deepseek-v4-pro"])
+def test_requests_of_a_list_share_their_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit what each gives alone; the steps are timed once for each batch size and share of weights on the host."""
+    timed, made = deployment(name).under(), []
+    lengths = (100, 9), (90, 30), (7, 1)
+    lists = [(batch, *each, host) for host in (0, 3) for batch in (1, 8) for each in lengths]
+    asked = [LatencyOptions(input_len=i, output_len=o, batch_size=b, cpu_offload_gb=g) for b, i, o, g in lists]
+    alone = [latency_record(timed, one) for one in asked]
+
+    class Counted(DecodeSteps):
+        def __init__(self, *words: object) -> None:
+            made.append(words)
+            super().__init__(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("kvcalc.serving.request_record.DecodeSteps", Counted)
+    assert latency_records([(timed, one) for one in asked]) == alone
+    assert len(made) == 4
+    monkeypatch.setattr("kvcalc.serving.request_record.BLOCK", 10)  # more contexts than are timed at once
+    assert latency_records([(timed, one) for one in asked]) == alone

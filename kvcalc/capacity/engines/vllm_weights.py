@@ -157,8 +157,11 @@ def absorbed(start: Start) -> int:
 
 def host_tables(start: Start) -> int:
     """Tables of hashed n-grams, which stay in pinned host memory by default from 0.30 on (config/engram.py: cpu_offload)."""
-    if not start.tables_on_host or start.release.since < TABLES_ON_HOST:
-        return 0
+    return start.once(ngram_tables) if start.tables_on_host and start.release.since >= TABLES_ON_HOST else 0
+
+
+def ngram_tables(start: Start) -> int:
+    """Bytes of the tables of hashed n-grams on this stage."""
     held = stages(start.model, start.ranks.pp)[start.stage].counts
     return sum(
         count * start.formats.weight_bytes(f"{kind}.{weight.name}", weight.local(start.ranks))
