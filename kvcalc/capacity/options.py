@@ -9,7 +9,7 @@ from kvcalc.capacity.learned import Learned, read_learned
 from kvcalc.capacity.memory_terms import ENDS, SHARES
 from kvcalc.errors import UserError, nearest
 from kvcalc.library.load import load_model
-from kvcalc.library.words import BytesInstead, BytesOrNone, Tokens, TokensOrNone, share, spelled
+from kvcalc.library.words import BytesInstead, HostBytes, Tokens, TokensOrNone, share, spelled
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import canonical
 from kvcalc.units import MOST_TOKENS, parse_rate
@@ -84,7 +84,7 @@ class FitOptions(EngineSettings, frozen=True):
     shared_prefix: TokensOrNone = 0
     mtp: bool = False
     draft: Annotated[Model | None, _draft] = None
-    kv_offloading_bytes: BytesOrNone = 0
+    kv_offloading_bytes: HostBytes = 0
     cpu_offload_gb: float = 0.0
     disk_bandwidth: Annotated[int, parse_rate] = 0
     from_log: Annotated[Learned | None, read_learned] = None

@@ -255,6 +255,12 @@ class Output(Printing, frozen=True):
     plot: o.Plot = ""
     style: o.Style = "light"
 
+    def __post_init__(self) -> None:
+        if self.style != "light" and not self.plot:
+            from kvcalc.errors import UserError
+
+            raise UserError(f"style {self.style!r} is of a picture, and none is asked for", hint="Add --plot FILE")
+
     def picture(self, *charts: "Chart") -> None:
         """Save a picture of charts beside each other, or draw it in the terminal."""
         from kvcalc.report.chart import joined

@@ -18,6 +18,7 @@ Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
 _COUNTED = re.compile(r"(\d{1,4})\s*[x×*\s]\s*(.+)")  # 8xh100: how many of which
 _COUNTED_LAST = re.compile(r"(.+?)\s*[x×*:\s]\s*(\d{1,4})")
+_SECRET = re.compile(r"(gpt-?([45]|3\.5)|chatgpt|claude|gemini)", re.IGNORECASE)  # models that are served, never described
 _NO_SEPARATORS, _NO_DOTS = str.maketrans("", "", " \t_-"), str.maketrans("", "", " \t_-.")
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
@@ -98,6 +99,8 @@ def _unknown(name: str, kind: str, files: dict[str, Path], aliases: dict[str, Pa
         hint = f"Their number stands apart: --gpu {found[1].stem} --tp {found[0]}"
     elif kind == "models" and name.lower().startswith("eagle"):
         hint = "A draft head is named by its config.json, its folder, or org/name on the Hub"
+    elif kind == "models" and _SECRET.match(name):
+        hint = "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim N` takes what you suppose"
     else:
         hint = nearest(name, [*files, *aliases], proper={alias: path.stem for alias, path in aliases.items()})
     return UserError(f"unknown {kind[:-1]} {name!r}", hint=hint or f"`kvcalc {kind}` lists them")

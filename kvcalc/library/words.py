@@ -8,6 +8,8 @@ import msgspec
 from kvcalc.errors import UserError, nearest
 from kvcalc.units import parse_bytes, parse_tokens, plain
 
+LEAST = 1 << 20  # bytes of a host's memory; fewer are a number of GiB without its unit
+
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 
 
@@ -17,6 +19,13 @@ def _tokens_or_none(text: str, what: str) -> int:
 
 def _bytes_or_none(text: str, what: str) -> int:
     return 0 if text.strip() == "0" else parse_bytes(text, what)
+
+
+def _host_bytes(text: str, what: str) -> int:
+    size = _bytes_or_none(text, what)
+    if 0 < size < LEAST and text.strip().isdigit():
+        raise UserError(f"{what} {text!r} is {size:,} bytes", hint=f"Write {text.strip()}GiB")
+    return size
 
 
 def share(text: str, what: str) -> float:
@@ -37,7 +46,7 @@ def tokens_called(what: str) -> Any:
 
 Tokens = Annotated[int, parse_tokens]  # from 1 up: a 0 that is given is refused
 TokensOrNone = Annotated[int, _tokens_or_none]  # 0 is a value
-BytesOrNone = Annotated[int, _bytes_or_none]
+HostBytes = Annotated[int, _host_bytes]  # a small number without a unit is refused
 BytesInstead = Annotated[int | None, _bytes_or_none]  # in place of what is computed
 
 
