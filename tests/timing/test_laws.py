@@ -161,6 +161,18 @@ def test_an_all_reduce_takes_the_shorter_way() -> None:
     assert one(law, 1, 1e9) == 0
 
 
+def test_an_all_reduce_reaches_another_rate_with_other_ranks() -> None:
+    # Two ranks are one doubling below four, eight one above; sixteen are taken as the eight that were measured.
+    ring = AllReduce(h=0.1, a1=60, e1=0.02, a2=120, e2=0.02, a3=50, e3=0.8, es=0.1, g3=1.25)
+    assert one(ring, 2, 1e9) == pytest.approx(50 + 0.1 + 1e9 / (0.64 * 1e5))
+    assert one(ring, 4, 1e9) == pytest.approx(50 + 0.3 + 1.5 * 1e9 / (0.8 * 1e5))
+    assert one(ring, 8, 1e9) == pytest.approx(50 + 0.7 + 1.75 * 1e9 / (1.0 * 1e5))
+    assert one(ring, 16, 1e9) == pytest.approx(50 + 1.5 + 1.875 * 1e9 / (1.0 * 1e5))
+    two = AllReduce(h=0.1, a1=60, e1=0.02, a2=10, e2=0.4, a3=300, e3=0.1, es=0.1, g2=0.8)
+    assert one(two, 2, 1e6) == pytest.approx(10 + 0.1 + 1e6 / (0.5 * 1e5))
+    assert one(two, 8, 1e6) == pytest.approx(10 + 0.7 + 1.75e6 / (0.32 * 1e5))
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_every_parameter_has_a_range_around_its_default_and_a_word_in_the_docstring(law: type[Law]) -> None:
     text = inspect.getdoc(law) or ""
