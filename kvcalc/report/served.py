@@ -62,7 +62,8 @@ def serve_table(records: Sequence[Record]) -> Table:
         came = f": {first['tokens_per_step']:.2f}" if len(records) == 1 and first["tokens_per_step"] else ""
         rate = f"{first['acceptance_rate']:.0%} of them accepted"
         notes.append(f"speculation: {drafted}, {rate}; tokens/step, what came of it{came}")
-    return Table(records, [c for c in SERVE if c.key not in quiet], "; ".join([_served(first), *_best(records)]), notes)
+    said = "; ".join([_served(first, *_sweep(records)), *_best(records)])
+    return Table(records, [c for c in SERVE if c.key not in quiet], said, notes)
 
 
 def _limits(records: Sequence[Record]) -> list[str]:
@@ -170,8 +171,27 @@ def _best(records: Sequence[Record]) -> list[str]:
     return [f"{name(best)} {word.format(seconds(best[key]) if key == 'e2e_p50_s' else best[key])}{bound}"]
 
 
-def _served(record: Record) -> str:
-    """What the server did with its load, as a person would say it."""
+def _sweep(records: Sequence[Record]) -> tuple[str, str, str]:
+    """Words where clients or rates alone differ: the first load; tokens, and a first token, under the last on the same server."""
+    first = records[0]
+    swept = [key for key in ("max_concurrency", "rate") if len({r.get(key) for r in records}) > 1]
+    alike = [r for r in records if all(r.get(c.key) == first.get(c.key) for c in SERVE[: len(DEPLOYED) + 2])]
+    last = next((r for r in reversed(alike) if r["completed"]), first)
+    if len(swept) != 1 or last is first or first.get("found_rate") is not None or not all(r[swept[0]] for r in alike):
+        return "", "", ""
+    mine, theirs = (_load(r, swept[0]) for r in (first, last))
+    tokens, half = f"{last['throughput_tokens_per_s']:,.0f} tokens", seconds(last["ttft_p50_s"])
+    return f" {mine}", f", {tokens} {theirs}", f", {theirs} within {half}"
+
+
+def _load(record: Record, key: str) -> str:
+    """With so many clients, or at such a rate."""
+    many = record[key]
+    return f"at a rate of {many:.4g}" if key == "rate" else f"with {many:,} client{'s' * (many > 1)}"
+
+
+def _served(record: Record, load: str, tokens: str, first_token: str) -> str:
+    """What the server did with its load, as a person would say it, with the words of `_sweep`."""
     if record.get("found_rate") is not None:
         return _found(record)
     where = f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
@@ -186,4 +206,4 @@ def _served(record: Record) -> str:
     drafted = f"; {record['num_speculative_tokens']} drafted tokens a step, {chosen}" if chosen else ""
     goals = _goals(record)
     kept = f"; {record['slo_attainment']:.1%} have {goals}" if goals else ""
-    return f"{where} serves {most}{rate}; {half}{kept}{paid}{drafted}"
+    return f"{where} serves {most}{rate}{load}{tokens}; {half}{first_token}{kept}{paid}{drafted}"

@@ -106,7 +106,7 @@ class Load(msgspec.Struct, frozen=True):
         if self.requests:
             if self.rate != math.inf:
                 raise UserError("requests and rate exclude each other: a trace has its own times")
-            return read_requests(Path(self.requests), self.num_prompts or MOST_REQUESTS)
+            return read_requests(Path(self.requests), self.num_prompts or MOST_REQUESTS, timed=not self.max_concurrency)
         inputs, outputs = parse_lengths(self.input_len, "input length"), parse_lengths(self.output_len, "output length")
         count = self.num_prompts or DEFAULT_PROMPTS
         if self.client in (INFERENCEX, AIPERF):

@@ -2,7 +2,8 @@
 
 A trace is a CSV with the columns `arrival_s, input_len, output_len`, or those of the public Azure LLM inference traces,
 `TIMESTAMP, ContextTokens, GeneratedTokens` (github.com/Azure/AzurePublicDataset), whose times count from the first row. With
-`prefix_id, prefix_len` prompts begin with so many tokens of a prefix that they share.
+`prefix_id, prefix_len` prompts begin with so many tokens of a prefix that they share. Clients of a closed loop take requests in
+their order, so that theirs need no arrival_s.
 """
 
 import csv
@@ -56,12 +57,15 @@ class Prefixed(Requests):
         return self
 
 
-def read_requests(path: Path, most: int = MOST_REQUESTS) -> Requests:
-    """The first `most` requests of a trace. Raises UserError naming the file and the line of what is wrong."""
+def read_requests(path: Path, most: int = MOST_REQUESTS, timed: bool = True) -> Requests:
+    """The first `most` requests of a trace. Raises UserError naming the file and the line of what is wrong.
+
+    timed: whether arrivals have to be given; else those of a file without them are 0.
+    """
     import numpy as np
 
     rows: list[tuple[float, int, int, str, int]] = []
-    for row in _rows(read_text(path, MOST_BYTES), str(path)):
+    for row in _rows(read_text(path, MOST_BYTES), str(path), timed):
         if len(rows) == most:
             break
         rows.append(row)
@@ -76,13 +80,13 @@ def read_requests(path: Path, most: int = MOST_REQUESTS) -> Requests:
     return Prefixed(np.array(columns[0]), inputs, outputs).beginning(names, np.array(columns[4], dtype=np.int64))
 
 
-def _rows(text: str, where: str) -> Iterator[tuple[float, int, int, str, int]]:
+def _rows(text: str, where: str, timed: bool) -> Iterator[tuple[float, int, int, str, int]]:
     if not text.strip():
         raise UserError("is empty", where)
     reader = csv.reader(io.StringIO(text))
     try:
         header = [name.strip().lower() for name in next(reader)]
-        places, timestamps = _columns(header, where)
+        places, timestamps = _columns(header, where, timed)
         start, last = None, 0.0
         for cells in reader:
             if not any(cell.strip() for cell in cells):
@@ -90,7 +94,7 @@ def _rows(text: str, where: str) -> Iterator[tuple[float, int, int, str, int]]:
             line = f"{where}, line {reader.line_num}"
             if len(cells) <= max(places):
                 raise UserError(f"has {len(cells)} cells, and the header names {len(header)}", line)
-            first, prompt, answer = (cells[i].strip() for i in places)
+            first, prompt, answer = (cells[i].strip() if i >= 0 else "0" for i in places)
             if timestamps:
                 stamp = _timestamp(first, line)
                 start = start or stamp
@@ -100,9 +104,7 @@ def _rows(text: str, where: str) -> Iterator[tuple[float, int, int, str, int]]:
             if at < last:
                 raise UserError(f"arrival {first} comes before that of the request above: the trace is not sorted", line)
             last = at
-            name, length = (
-                cells[header.index(c)].strip() if c in header and header.index(c) < len(cells) else "" for c in PREFIX
-            )
+            name, length = (_cell(cells, header, column) for column in PREFIX)
             shared = _tokens("prefix_len", length, line) if name else 0
             yield at, _tokens("input_len", prompt, line), _tokens("output_len", answer, line), name, shared
     except csv.Error as error:
@@ -115,17 +117,20 @@ def _cell(cells: list[str], header: list[str], column: str) -> str:
     return cells[at].strip() if at < len(cells) else ""
 
 
-def _columns(header: list[str], where: str) -> tuple[list[int], bool]:
-    """Where the three columns stand, and whether the first holds timestamps."""
+def _columns(header: list[str], where: str, timed: bool) -> tuple[list[int], bool]:
+    """Where the three columns stand (−1: arrivals that need not be there), and whether the first holds timestamps."""
     names = AZURE if AZURE[0] in header and PLAIN[0] not in header else PLAIN
     missing = [name for name in names if name not in header]
+    if missing == [PLAIN[0]] and not timed:
+        missing = []
     if missing:
         hint = "A trace has arrival_s, input_len, output_len, or TIMESTAMP, ContextTokens, GeneratedTokens"
+        hint += "; without arrival_s, say with --max-concurrency how many ask at once" if missing == [PLAIN[0]] else ""
         raise UserError(f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}", f"{where}, line 1", hint)
     twice = [name for name in names if header.count(name) > 1]
     if twice:
         raise UserError(f"names the column {twice[0]} twice", f"{where}, line 1")
-    return [header.index(name) for name in names], names is AZURE
+    return [header.index(name) if name in header else -1 for name in names], names is AZURE
 
 
 def _seconds(text: str, line: str) -> float:

@@ -227,3 +227,15 @@ def test_think_time_keeps_littles_law() -> None:
     assert record["requests_per_s"] * (2.0 + record["e2e_mean_s"]) == pytest.approx(6, rel=0.02)
     assert record["mean_in_system"] == pytest.approx(record["requests_per_s"] * record["e2e_mean_s"], rel=1e-9)
     assert np.isfinite(record["ttft_mean_s"])
+
+
+def test_the_first_sentence_of_a_sweep_names_the_ends_of_it(kvcalc: Run) -> None:
+    line = "serve llama-3.1-8b --input-len 300 --output-len 30 --num-prompts 8"
+    one, two = kvcalc(f"{line} --max-concurrency 1,2 --format json").records
+    said = " ".join(kvcalc(f"{line} --max-concurrency 1,2").out.split())
+    tokens = [f"{r['throughput_tokens_per_s']:,.0f} tokens" for r in (one, two)]
+    assert f"{tokens[0]} a second with 1 client, {tokens[1]} with 2 clients; half of" in said
+    assert f", with 2 clients within {1e3 * two['ttft_p50_s']:.3g} ms" in said
+    assert "with 1 client" not in kvcalc(f"{line} --max-concurrency 1").out
+    said = " ".join(kvcalc(f"{line} --rate 2,40").out.split())
+    assert "tokens a second at a rate of 2, " in said

@@ -8,6 +8,7 @@ import pytest
 
 from kvcalc import UserError
 from kvcalc.serving.draw import drawn_requests, parse_lengths
+from kvcalc.serving.load import Load
 from kvcalc.serving.requests import Requests, read_requests
 
 HEAD = "arrival_s,input_len,output_len\n"
@@ -22,6 +23,19 @@ def test_a_trace_in_any_column_order(tmp_path: Path) -> None:
     found = read(tmp_path / "t.csv", "id,output_len,arrival_s,input_len\na,3,0,100\n\nb,4.0,0.5,2e2\n")
     assert [c.tolist() for c in found] == [[0, 0.5], [100, 200], [3, 4]]
     assert len(read_requests(tmp_path / "t.csv", most=1)) == 1
+
+
+def test_clients_of_a_closed_loop_need_no_arrivals(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("output_len,input_len\n3,100\n4,200\n")
+    assert [c.tolist() for c in Load(requests=str(path), max_concurrency=1).drawn()] == [[0, 0], [100, 200], [3, 4]]
+    with pytest.raises(UserError, match=r"lacks the column arrival_s.* say with --max-concurrency how many ask at once"):
+        Load(requests=str(path)).drawn()
+    path.write_text("output_len\n3\n")
+    with pytest.raises(UserError, match="lacks the columns arrival_s, input_len"):
+        Load(requests=str(path), max_concurrency=1).drawn()
+    path.write_text(HEAD + "0,100,3\n7,200,4\n")
+    assert Load(requests=str(path), max_concurrency=1).drawn().arrival_s.tolist() == [0, 7]
 
 
 def test_an_azure_trace_counts_from_its_first_row(tmp_path: Path) -> None:
