@@ -16,7 +16,7 @@ ROOMS = ORDER.split()
 # Distributions that cost start-up time or are optional: the only modules that may import them, and how.
 GUESTS = {
     "torch": ("measure",),
-    "matplotlib": ("report.plots", "report.drawing", "report.labels", "report.scales", "report.answer"),
+    "matplotlib": ("report.plots", "report.drawing", "report.grid", "report.labels", "report.scales", "report.answer"),
     "rich": ("report", "cli"),
     "typer": ("cli",),
     "huggingface_hub": ("library.huggingface.hub",),

@@ -1,6 +1,6 @@
 """Attention of every variant under a GPU's roof: the table, and the picture for slides."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvcalc.gpu.spec import Gpu
@@ -8,6 +8,7 @@ from kvcalc.planning.attention import SHAPE, attention_records
 from kvcalc.report.chart import Axis, Chart, Series, plain_tick, si_tick
 from kvcalc.report.figures import powers
 from kvcalc.report.layout import Column, Table
+from kvcalc.report.looks import GREY
 from kvcalc.report.roof import roofs
 from kvcalc.report.tables import CACHE_IN, integer, seconds
 from kvcalc.units import format_bytes, format_si
@@ -28,6 +29,8 @@ COLUMNS = (
     Column("knee", "knee", lambda v: f"{v:.1f}", wide=True),
     Column("mla_form", "MLA form", right=False, wide=True),
 )
+FEW = 3  # GPUs that a title names
+CORNER = 1.5  # times its knee is what is drawn of the slope of another GPU's roof
 FAMILIES = ("MHA", "GQA-8", "GQA-4", "MQA", "MLA", "DSA")
 
 
@@ -73,26 +76,44 @@ def attention_chart(gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart
     over = attention_records(gpus[0], TRAIL, [batch_size])
     last = 2 * max(r["intensity"] for r in [*at, *over])
     several = len(gpus) > 1
-    series = [s for n, gpu in enumerate(gpus) for s in roofs(gpu, [gpu.peak(d)[1] for d in dtypes], n + 6, (0.5, last), several)]
+    series = [s for gpu in gpus[1:] for s in _corners(gpu, [gpu.peak(d)[1] for d in dtypes], last)]
+    series += roofs(gpus[0], [gpus[0].peak(d)[1] for d in dtypes], GREY, (0.5, last), several)
+    passes = [r for r in at if r["phase"] == "prefill" and r["to_knee"] <= 1]
     for record in at:
         colour = next(n for n, family in enumerate(FAMILIES) if record["attention"].startswith(family))
         way = [_point(r) for r in over if r["attention"] == record["attention"]]
         series.append(Series("", tuple(x for x, _ in way), tuple(y for _, y in way), "span", colour=colour))
         x, y = _point(record)
-        series.append(Series("", (x,), (y,), "points", (0.12,), (_label(record, not several),), colour))
-    title = f"Attention under the roof of {gpus[0].name}" + (f", beside {', '.join(g.name for g in gpus[1:])}" * several)
+        label = _label(record, not several) if record not in passes else _together(passes) if record is passes[0] else ""
+        series.append(Series("", (x,), (y,), "points", (0.12,), (label,), colour))
+    others = f"{len(gpus) - 1} others" if len(gpus) > FEW else " and ".join(gpu.name for gpu in gpus[1:])
+    title = f"Attention under the roof of {gpus[0].name}" + f", beside {others}" * several
     more = f" under {gpus[0].name}" if several else ", and how many times more reach the knee"
     about = (
         f"{SHAPE}, batch {batch_size:,}, context {context:,}; at the points FLOP per byte{more}; "
-        f"bands: contexts {TRAIL[0]:,} to {TRAIL[-1]:,}"
+        f"bands: contexts {TRAIL[0]:,} to {TRAIL[-1]:,}" + "; thin: from just below its knee on each other roof" * several
     )
     x_axis = Axis("intensity, FLOP per byte", tick=plain_tick)
     return Chart(title, about, x_axis, Axis("FLOP/s", tick=si_tick("FLOP/s")), tuple(series))
 
 
+def _corners(gpu: Gpu, dtypes: Sequence[str], last: float) -> Iterator[Series]:
+    """A GPU's roofs in grey from just below their knees to `last`, so that slopes do not cover each other."""
+    for peak in dict.fromkeys(gpu.flops_per_s[dtype] for dtype in dtypes):
+        knee = peak / gpu.bandwidth_bytes_per_s
+        alike = ", ".join(dtype for dtype in dtypes if gpu.flops_per_s[dtype] == peak)
+        label = f"{gpu.name} {alike} {peak / 1e12:g} TFLOP/s, knee {knee:.1f}"
+        yield Series(label, (knee / CORNER, knee, last), (peak / CORNER, peak, peak), "quiet")
+
+
 def _label(record: dict[str, Any], needing: bool) -> str:
     needed = f" ({record['to_knee']:,.3g}× to go)" if needing and record["to_knee"] > 1 else ""
     return f"{record['attention']}: {record['intensity']:,.0f}{needed}"
+
+
+def _together(passes: Sequence[dict[str, Any]]) -> str:
+    """Prefill past the knee, whose points lie close to each other: named at the first of them."""
+    return "prefill " + ", ".join(f"{r['attention'].removesuffix(' prefill')} {r['intensity']:,.0f}" for r in passes)
 
 
 def _point(record: dict[str, Any]) -> tuple[float, float]:

@@ -14,12 +14,13 @@ LEAST = 0.65  # of its size, the smallest that a bar's name is written in
 
 
 def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
-    """Inches of a panel with the names of a chart's bars and points legible; at least `height`."""
+    """Inches of a panel with the names of a chart's bars, points and lines legible; at least `height`."""
     points = [text for s in chart.series if s.kind not in ("bar", "cells") for text in s.labels if text]
     names = [*_names(chart), *(wrapped(text, NAME, 3) for text in points)]
-    lines = sum(name.count("\n") + 1 for name in names)
-    needed: float = lines * LEAST * look["font"] * 1.3 / 72
-    return max(height, 0.28 * height + needed)
+    ends = [wrapped(s.label, NAME, 5, even=True) for s in chart.series if s.kind not in ("bar", "cells", "points", "hollow")]
+    needed: float = max(sum(name.count("\n") + 1 for name in texts if name) for texts in (names, ends)) * LEAST
+    inches: float = needed * look["font"] * 1.3 / 72
+    return max(height, 0.28 * height + inches)
 
 
 def widest(charts: Sequence[Chart]) -> float:
@@ -62,11 +63,19 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
     axes.set_xlabel(chart.y.title)
     _scale(axes, chart, max([*base, *chart.y.shown, *(s.ys[0] for s in limits)]), ticks)
     texts = parts[-1].labels or [chart.y.tick(total) for total in base]
-    return [
-        axes.annotate(text, (total, i), textcoords="offset points", xytext=(4, 0), fontsize=size, va="center")
-        for i, (total, text) in enumerate(zip(base, texts, strict=True))
-        if text
-    ]
+    joint = {
+        "arrowstyle": "-",
+        "color": look["ink"],
+        "linewidth": look["font"] / 16,
+        "relpos": (0, 0.5),
+        "shrinkA": 1,
+        "shrinkB": 2,
+    }
+    place = {"textcoords": "offset points", "xytext": (4, 0), "va": "center", "fontsize": size, "arrowprops": joint}
+    found = [axes.annotate(text, (total, i), **place) for i, (total, text) in enumerate(zip(base, texts, strict=True)) if text]
+    for text in found:
+        text.arrow_patch.set_visible(False)
+    return found
 
 
 def _scale(axes: Any, chart: Chart, most: float, ticks: int) -> None:
@@ -95,11 +104,22 @@ def fit_names(axes: Any, ends: list[Any], renderer: Any) -> None:
 
 
 def past_limits(axes: Any, ends: list[Any], renderer: Any) -> None:
-    """Texts at the ends of bars stand behind a limit's line that would run through them."""
+    """Texts at the ends of bars through which a limit's line would run: in two lines before it, else behind it and joined."""
     lines = sorted(axes.transData.transform((line.get_xdata()[0], 0))[0] for line in axes.get_lines())
+    thick = min((abs(bar.get_window_extent().height) for stack in axes.containers for bar in stack), default=0.0)
     for text in ends:
-        for x in lines:
-            box = text_box(text, renderer)
-            if box.x0 - 6 <= x <= box.x1 + 6:
-                shift = (x + 8 - box.x0) * 72 / axes.figure.dpi
-                text.set_position((text.get_position()[0] + shift, 0))
+        whole = text.get_text()
+        if _crossed(text, lines, renderer):
+            text.set_text(wrapped(whole, len(whole) - 1, 2, even=True))
+        if _crossed(text, lines, renderer) or text_box(text, renderer).height > thick:
+            text.set_text(whole)
+        while x := _crossed(text, lines, renderer):
+            shift = (x + 8 - text_box(text, renderer).x0) * 72 / axes.figure.dpi
+            text.set_position((text.get_position()[0] + shift, 0))
+            text.arrow_patch.set_visible(True)
+
+
+def _crossed(text: Any, lines: list[float], renderer: Any) -> float | None:
+    """The first of upright lines that runs through a text or touches it."""
+    box = text_box(text, renderer)
+    return next((x for x in lines if box.x0 - 6 <= x <= box.x1 + 6), None)

@@ -12,10 +12,10 @@ class Series(NamedTuple):
 
     kind: line, solid (without dashes, whatever its colour), dashed, edge (a thin line), band (filled between `lows` and ys),
     points, hollow (points without a filling), trail (a faint line that joins points), span (a broad faint one below another
-    line: the way that a point goes), quiet and quiet points (grey, what stands
-    behind), limit (a level across), upright (one from bottom to top at its only x, its y is 1), bar (one stacked layer), cells
-    (a row of a heat map, one for each category, −1 for what does not fit). sizes: areas of points, 0 to 1. labels: texts at the
-    points, or of the bars that end with this layer. colour: an index into the palette, −1 for the next one.
+    line: the way that a point goes), quiet and quiet points (grey: what stands behind, or beside what the picture is about),
+    limit (a level across), upright (one from bottom to top at its only x, its y is 1), bar (one stacked layer), cells (a row of
+    a heat map, one for each category, −1 for what does not fit). sizes: areas of points, 0 to 1. labels: texts at the points,
+    or of the bars that end with this layer. colour: an index into the palette, −1 for the next one.
     """
 
     label: str
@@ -41,6 +41,7 @@ class Chart(NamedTuple):
     """title, a line of assumptions below it, axes, and series. categories: names of bars, which replace the x axis.
 
     beside: the next chart of the same picture. areas: what the sizes of its points are shares of, for the key.
+    over: title and assumptions of all of them, where each says but what tells it from the others; of the first alone.
     """
 
     title: str
@@ -51,6 +52,7 @@ class Chart(NamedTuple):
     categories: tuple[str, ...] = ()
     beside: "Chart | None" = None
     areas: str = ""
+    over: tuple[str, str] = ("", "")
 
     def chain(self) -> "list[Chart]":
         """This chart and all that stand beside it."""

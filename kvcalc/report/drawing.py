@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 from kvcalc.report.bars import draw_bars, fit_names, past_limits
 from kvcalc.report.chart import Chart, Series
+from kvcalc.report.grid import follow
 from kvcalc.report.heads import Head, fit_heads, write_heads
 from kvcalc.report.heat import draw_heat, fit_cells, is_heat
-from kvcalc.report.labels import Places, beside, leader_boxes, spread, taken_places, text_box
+from kvcalc.report.labels import Places, beside, leader_boxes, ranged, taken_places
 from kvcalc.report.looks import DOTTED, NAME, colour, dashes, marker, wrapped
 from kvcalc.report.scales import room, set_scales, thin_ticks
 
@@ -79,7 +80,9 @@ def _draw(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
             broad = {"linewidth": look["font"], "solid_capstyle": "butt"}
             axes.plot(series.xs, series.ys, color=paint, alpha=0.3, zorder=1.6, **broad)
         case "quiet":
-            axes.plot(series.xs, series.ys, color=look["ink"], linewidth=wide / 2, alpha=0.25, zorder=1.5)
+            axes.plot(
+                series.xs, series.ys, color=look["ink"], linewidth=wide / 2, alpha=0.6 if series.label else 0.25, zorder=1.5
+            )
         case kind:
             thin = 0.5 if kind in ("dashed", "edge") else 1.0
             axes.plot(series.xs, series.ys, linestyle=_dashes(series, at), color=paint, linewidth=thin * wide)
@@ -99,7 +102,9 @@ def _scatter(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
         filled = {"facecolors": "none", "edgecolors": paint, "linewidths": 1.5, "alpha": 0.85, "zorder": above}
     elif series.kind == "quiet points":
         filled = {"color": look["ink"], "edgecolors": "none", "alpha": 0.15, "zorder": 1.5}
-    axes.scatter(series.xs, series.ys, s=areas, marker=marker(at), label=series.label or None, clip_on=False, **filled)
+    told = any(text.startswith(series.label) for text in series.labels)  # at the points, so that no key needs to
+    key = series.label if series.label and not told else None
+    axes.scatter(series.xs, series.ys, s=areas, marker=marker(at), label=key, clip_on=False, **filled)
 
 
 def _point_labels(axes: Any, series: Series, look: dict[str, Any]) -> list[Any]:
@@ -135,13 +140,22 @@ def _ends_early(axes: Any, series: Series) -> bool:
 
 def _end_label(axes: Any, series: Series, at: int, look: dict[str, Any], inside: bool) -> list[Any]:
     """The name of a line or level, joined to where the line ends: right of the axes, or beside the end."""
-    if not series.label or series.kind not in (*LINES, "limit"):
+    if not series.label or series.kind not in (*LINES, "limit", "quiet"):
         return []
     if inside:
         return _point_labels(axes, series._replace(xs=series.xs[-1:], ys=series.ys[-1:], labels=(series.label,)), look)
     if series.kind == "limit":
         return [_outside(axes, series.label, (1.0, series.ys[0]), look["ink"], DOTTED, look)]
-    return [_outside(axes, series.label, (series.xs[-1], series.ys[-1]), colour(at), _dashes(series, at), look)]
+    end = series.xs[-1], series.ys[-1]
+    if series.kind == "quiet":
+        return [_thin(_outside(axes, series.label, end, look["ink"], "-", look), look)]
+    return [_outside(axes, series.label, end, colour(at), _dashes(series, at), look)]
+
+
+def _thin(text: Any, look: dict[str, Any]) -> Any:
+    """A text whose line is of no series."""
+    text.arrow_patch.set(linewidth=look["font"] / 16, alpha=0.7)
+    return text
 
 
 def _outside(axes: Any, text: str, place: tuple[float, float], paint: str, dashed: Any, look: dict[str, Any]) -> Any:
@@ -163,10 +177,10 @@ def legend(figure: Any, charts: Sequence[Chart], look: dict[str, Any]) -> None:
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(wrapped(label, 48, 2), handle)
-    if not found:
-        return
     for share, what in zip(AREAS, next(([f" {c.areas}", ""] for c in charts if c.areas), []), strict=False):
         found[f"{share:.0%}{what}"] = _sized(share, look)
+    if not found:
+        return
     longest = max(len(line) for label in found for line in label.split("\n"))
     columns = max(1, int(figure.get_size_inches()[0] * 130 / look["font"] / (longest + 6)))
     key = figure.legend(
@@ -211,13 +225,14 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
         fit_names(one.axes, one.sums, renderer)
         past_limits(one.axes, one.sums, renderer)
         one.head.align(renderer)
+    follow([one.axes for one in panels])
     figure.set_layout_engine("none")
 
 
 def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> int:
     """Put the points' labels beside them, apart from those right of the axes; how many found no place and were moved out."""
     renderer = figure.canvas.get_renderer()
-    _ranged(one, look["font"] * 0.85, renderer)
+    ranged(one.axes, one.ends, look["font"] * 0.85, renderer)
     taken, texts = taken_places(figure, one.axes), Places.none()
     for text in one.ends:
         taken.take(leader_boxes(text))
@@ -228,25 +243,5 @@ def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> int:
         text.remove()
         if text.xycoords != "data":  # an upright line's, which has no end to be named at
             continue
-        label = _outside(one.axes, text.get_text().replace("\n", " "), text.xy, look["ink"], "-", look)
-        label.arrow_patch.set(linewidth=look["font"] / 16, alpha=0.7)
-        one.ends.append(label)
+        one.ends.append(_thin(_outside(one.axes, text.get_text().replace("\n", " "), text.xy, look["ink"], "-", look), look))
     return len(lost)
-
-
-def _ranged(one: Panel, size: float, renderer: Any) -> None:
-    """Labels right of the axes, each as near to the height of its line's end as the others leave room, all as large: `size`."""
-    axes, labels = one.axes, one.ends
-    if not labels:
-        return
-    for text in labels:
-        text.set_fontsize(size)
-    frame = axes.get_window_extent(renderer)
-    wanted = [axes.transData.transform((0.0 if axes.get_xscale() == "linear" else 1.0, t.xy[1]))[1] for t in labels]
-    heights = [text_box(t, renderer).height * 1.12 for t in labels]
-    shrink = min(1.0, frame.height / sum(heights))
-    for text in labels:
-        text.set_fontsize(size * shrink)
-    centres = spread(wanted, [h * shrink for h in heights], frame.y0, frame.y1)
-    for text, centre in zip(labels, centres, strict=True):
-        text.set_position((1, (centre - frame.y0) / frame.height))

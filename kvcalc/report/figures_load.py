@@ -43,9 +43,15 @@ def load_chart(records: Sequence[Record]) -> Chart:
     if max(len({_load(r, swept) for r in mine}) for mine in groups.values()) < 2:
         return joined([*(_bars(groups, figure, about) for figure in FIGURES), *_sides(groups, about)])
     marks = {name: _saturation(mine, swept) for name, mine in groups.items()}
-    left, right = (_curves(groups, figure, swept, about, marks) for figure in FIGURES)
+    left, right = (_curves(groups, figure, swept, about) for figure in FIGURES)
     rates = [_rates(groups, swept, *each) for each in MORE if all(r.get(each[1]) for r in served)]
-    return joined([left, right._replace(subtitle=_told(marks)), *rates])
+    spots = _spots(marks) if len(groups) <= MOST_BANDS else []
+    about = about if spots else f"{about}; {_told(marks)}"
+    under = [left._replace(subtitle=about), right._replace(subtitle=""), *rates]
+    return joined([
+        chart._replace(series=(*chart.series, *(spot._replace(label=spot.label * (not n)) for spot in spots)))
+        for n, chart in enumerate(under)
+    ])  # fmt: skip
 
 
 def _groups(records: Sequence[Record], swept: str) -> dict[str, list[Record]]:
@@ -72,7 +78,7 @@ def _load(record: Record, swept: str) -> float:
     return float(record.get(swept) or record["requests_per_s"])
 
 
-def _curves(groups: dict[str, list[Record]], figure: str, swept: str, about: str, marks: dict[str, Any]) -> Chart:
+def _curves(groups: dict[str, list[Record]], figure: str, swept: str, about: str) -> Chart:
     series: list[Series] = []
     for number, (name, mine) in enumerate(groups.items()):
         wanted = (50, 90, 99) if len(groups) <= MOST_BANDS else (99,)
@@ -86,11 +92,17 @@ def _curves(groups: dict[str, list[Record]], figure: str, swept: str, about: str
         for p, ys in zip(wanted, levels, strict=True):
             kind = "line" if p == wanted[0] else "edge"
             series.append(Series(f"{name} p{p}".strip(), xs, ys, kind, colour=number))
-    spots = {at: [n for n, mark in marks.items() if mark == at] for at in marks.values() if at and len(groups) <= MOST_BANDS}
-    for at, names in spots.items():
-        which = f"{names[0]}: " if len(groups) > 1 and len(names) < len(groups) else ""
-        series.append(Series(f"{which}saturated from {at:.3g} on", (at,), (1.0,), "upright"))
     return Chart(FIGURES[figure], about, _axis(groups, swept), Axis("", tick=seconds), tuple(series))
+
+
+def _spots(marks: dict[str, float | None]) -> list[Series]:
+    """A line at each load from which on servers are saturated, with their names where not all are."""
+    found = []
+    for at in dict.fromkeys(filter(None, marks.values())):
+        names = [name for name, mark in marks.items() if mark == at]
+        which = f"{names[0]}: " if len(names) < len(marks) else ""
+        found.append(Series(f"{which}saturated from {at:.3g} on", (at,), (1.0,), "upright"))
+    return found
 
 
 def _rates(groups: dict[str, list[Record]], swept: str, title: str, key: str, tick: Any) -> Chart:

@@ -2,11 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 REACH = (0.8, 1.6, 2.6, 3.8, 5.4, 7.5, 10.0, 13.0)  # distances from a point that are tried, in heights of the text
-NEAR = 1.6  # so far from its mark a text is its point's without a line that joins them
+NEAR = 1.6  # so far from its mark a text is its point's without a line that joins them, and a line may touch what it lies on
 SIDES = [
     (math.cos(math.pi * n / 8), 1.2 * math.sin(math.pi * n / 8)) for n in (0, 8, 14, 2, 6, 10, 4, 12, 1, 15, 7, 9, 3, 13, 5, 11)
 ]
@@ -42,6 +42,23 @@ def text_box(text: Any, renderer: Any) -> Any:
     return Text.get_window_extent(text, renderer)
 
 
+def ranged(axes: Any, labels: Sequence[Any], size: float, renderer: Any) -> None:
+    """Labels right of the axes, each as near to the height of its line's end as the others leave room, all as large: `size`."""
+    if not labels:
+        return
+    for text in labels:
+        text.set_fontsize(size)
+    frame = axes.get_window_extent(renderer)
+    wanted = [axes.transData.transform((0.0 if axes.get_xscale() == "linear" else 1.0, t.xy[1]))[1] for t in labels]
+    heights = [text_box(t, renderer).height * 1.12 for t in labels]
+    shrink = min(1.0, frame.height / sum(heights))
+    for text in labels:
+        text.set_fontsize(size * shrink)
+    centres = spread(wanted, [h * shrink for h in heights], frame.y0, frame.y1)
+    for text, centre in zip(labels, centres, strict=True):
+        text.set_position((1, (centre - frame.y0) / frame.height))
+
+
 class Places:
     """Boxes that are taken, as rows of x0, y0, x1, y1 in pixels."""
 
@@ -56,8 +73,14 @@ class Places:
 
     def free(self, box: Sequence[float]) -> bool:
         """Whether a box touches none of them."""
-        b, (x0, y0, x1, y1) = self.boxes, box
-        return not bool(((b[:, 0] < x1) & (x0 < b[:, 2]) & (b[:, 1] < y1) & (y0 < b[:, 3])).any())
+        import numpy as np
+
+        return not self.touched(np.array([box]))
+
+    def touched(self, boxes: Any) -> int:
+        """How many of some boxes touch one of them."""
+        a, b = boxes[:, :, None], self.boxes.T
+        return int(((b[0] < a[:, 2]) & (a[:, 0] < b[2]) & (b[1] < a[:, 3]) & (a[:, 1] < b[3])).any(axis=1).sum())
 
     def take(self, boxes: Any) -> None:
         import numpy as np
@@ -65,13 +88,47 @@ class Places:
         self.boxes = np.concatenate([self.boxes, boxes])
 
 
+class Spot(NamedTuple):
+    """A place for a point's label: of the text, and of the line that joins it, as boxes; offset: in points; side: 0 to 1, which
+    side of the text faces the point; height: of the point itself, where that may move."""
+
+    place: tuple[float, float, float, float]
+    leader: Any
+    offset: tuple[float, float]
+    side: float
+    height: float
+
+
 def beside(text: Any, taken: Places, texts: Places, inside: Any, renderer: Any) -> bool:
     """Put a point's label at the nearest free place within a box, and take the place; False where there is none.
 
-    texts: the labels put before. One that stands further away is joined to its point by a line, which crosses none of them.
+    texts: the labels put before. One that stands further away is joined to its point by a line, which crosses nothing that is
+    drawn where there is such a place, the least of it elsewhere, and none of the texts anywhere.
     """
     import numpy as np
 
+    found = least = None
+    for spot in _spots(text, taken, inside, renderer):
+        if texts.touched(spot.leader):
+            continue
+        crossed = taken.touched(spot.leader)
+        if least is None or crossed < least:
+            found, least = spot, crossed
+        if not crossed:
+            break
+    if not found:
+        return False
+    text.xy = text.xy[0], found.height
+    text.set_position(found.offset)
+    text.set_ha({0.0: "left", 1.0: "right", 0.5: "center"}[found.side])
+    text.arrow_patch.set_visible(len(found.leader) > 0)
+    texts.take(np.array([found.place]))
+    taken.take(np.array([found.place, *found.leader.tolist()]))
+    return True
+
+
+def _spots(text: Any, taken: Places, inside: Any, renderer: Any) -> Iterator[Spot]:
+    """The free places within a box, the nearest first; a line begins where it has left its mark and what that lies on."""
     gap, pixels, box = text.get_fontsize(), text.figure.dpi / 72, text_box(text, renderer)
     heights = (text.xy[1],) if text.xycoords == "data" else HEIGHTS
     for height, reach, (dx, dy) in itertools.product(heights, REACH if len(heights) == 1 else REACH[:1], SIDES):
@@ -85,17 +142,10 @@ def beside(text: Any, taken: Places, texts: Places, inside: Any, renderer: Any) 
             continue
         if not taken.free(place):
             continue
-        far = gap * (reach - NEAR) > text.arrowprops["shrinkB"]
-        leader = boxes_along([(x, y), (left + box.width / 2, low + box.height / 2)], 1)
-        if far and not all(texts.free(b) for b in leader.tolist()):
-            continue
-        text.set_position((dx * gap * reach, dy * gap * reach))
-        text.set_ha({0.0: "left", 1.0: "right", 0.5: "center"}[side])
-        text.arrow_patch.set_visible(far)
-        texts.take(np.array([place]))
-        taken.take(np.array([place, *leader.tolist()] if far else [place]))
-        return True
-    return False
+        mark = text.arrowprops["shrinkB"]
+        way = boxes_along([(x, y), (left + box.width / 2, low + box.height / 2)], 1, 1)
+        leader = way[int((NEAR * gap + mark) * pixels) :] if gap * (reach - NEAR) > mark else way[:0]
+        yield Spot(place, leader, (dx * gap * reach, dy * gap * reach), side, height)
 
 
 def anchor(text: Any) -> tuple[float, float]:
@@ -108,7 +158,7 @@ def anchor(text: Any) -> tuple[float, float]:
 def leader_boxes(text: Any) -> Any:
     """Boxes along the line that joins a text right of the axes to its point."""
     x, y = text.anncoords.transform(text.get_position())
-    return boxes_along([anchor(text), (float(x), float(y))], 1)
+    return boxes_along([anchor(text), (float(x), float(y))], 1, STEP)
 
 
 def taken_places(figure: Any, axes: Any) -> Places:
@@ -119,7 +169,7 @@ def taken_places(figure: Any, axes: Any) -> Places:
     found = [_point_boxes(figure, c) if isinstance(c, PathCollection) else _band_boxes(c) for c in axes.collections]
     for line in axes.get_lines():
         points = line.get_transform().transform(np.column_stack(line.get_data()).astype(float))
-        found.append(boxes_along(points, max(2.0, line.get_linewidth() / 2 * figure.dpi / 72)))
+        found.append(boxes_along(points, max(2.0, line.get_linewidth() / 2 * figure.dpi / 72), STEP))
     return Places(np.concatenate([np.empty((0, 4)), *found]))
 
 
@@ -143,14 +193,14 @@ def _band_boxes(band: Any) -> Any:
     return np.concatenate([inside - STEP / 2, inside + STEP / 2], axis=1)
 
 
-def boxes_along(points: Any, half: float) -> Any:
-    """Small boxes along a line through points."""
+def boxes_along(points: Any, half: float, step: int) -> Any:
+    """Small boxes along a line through points, so many pixels apart."""
     import numpy as np
 
     points = np.asarray(points, dtype=float)
     if len(points) < 2:
         return np.empty((0, 4))
-    steps = np.maximum(1, np.abs(np.diff(points, axis=0)).max(axis=1) // STEP).astype(int)
+    steps = np.maximum(1, np.abs(np.diff(points, axis=0)).max(axis=1) // step).astype(int)
     along = np.concatenate([np.arange(n) / n for n in steps.tolist()])[:, None]
     from_, way = np.repeat(points[:-1], steps, axis=0), np.repeat(np.diff(points, axis=0), steps, axis=0)
     places = np.concatenate([from_ + along * way, points[-1:]])

@@ -26,12 +26,6 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-WIDE, SMALL = 13.33, 0.8  # inches of several charts beside each other, and the size of their texts where they stand in rows
-PLAIN, FINEST = 1.2, 8.0  # inches of a chart that no names take, and the smallest font that makes room for them, in points
-EMS = 38  # that a chart is wide, at least
-LEAST = 0.3  # inches of a chart's width for each point of its font
-
-
 def save(chart: Chart, target: str, style: str = "light") -> None:
     """Write `chart` to a .png, .svg or .pdf file, whole or not at all, or sketch it in the terminal (`-`).
 
@@ -150,37 +144,24 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
     """The matplotlib figure of a chart and of what stands beside it, laid out: every label at its place."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    from kvcalc.report.bars import height_for, widest
     from kvcalc.report.drawing import legend, panel, settled
+    from kvcalc.report.grid import arranged, engine, shared, write_above
     from kvcalc.report.multiples import in_multiples
 
     charts = in_multiples(drawable(chart).chain())
-    columns, rows = _grid(len(charts), look)
-    width, height = look["size"]
-    width, height = min(width * columns, WIDE), max(height, 3.75 * rows if rows > 1 else 0)
-    size = min(look["font"] * (SMALL if rows > 1 else 1.0), width / columns * 72 / EMS)
-    look = look | {"font": min(size, max(FINEST, (width / columns - PLAIN) * 72 / (0.6 * widest(charts))))}
-    height = rows * max(height_for(one, look, height / rows) for one in charts)
-    engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide
-    drawn = Figure(figsize=(width, height), dpi=look["dpi"], layout=engine)
+    grid = arranged(charts, look)
+    look = look | {"font": grid.font}
+    drawn = Figure(figsize=(grid.width, grid.height), dpi=look["dpi"], layout=engine(grid))
     FigureCanvasAgg(drawn)
-    places = drawn.subplots(rows, columns, squeeze=False).ravel().tolist()
-    panels = [panel(at, one, look, width / columns, height / rows) for at, one in zip(places, charts, strict=False)]
+    places = drawn.subplots(grid.rows, grid.columns, squeeze=False).ravel().tolist()
+    each = grid.width / grid.columns, grid.height / grid.rows
+    panels = [panel(at, one, look, *each) for at, one in zip(places, charts, strict=False)]
     for spare in places[len(charts) :]:
         spare.remove()
+    if grid.alike:
+        shared([one.axes for one in panels], grid)
+    write_above(drawn, charts[0], look, grid.width)
     legend(drawn, charts, look)
     settled(drawn, panels, look)
     return drawn
-
-
-def _grid(count: int, look: dict[str, Any]) -> tuple[int, int]:
-    """Columns and rows of so many charts: at most three beside each other, and no more than their texts have room for."""
-    if count < 3:
-        return count, 1
-    for columns in (2,) if count == 4 else (3, 2):
-        rows = -(-count // columns)
-        if WIDE / columns >= LEAST * look["font"] * (SMALL if rows > 1 else 1.0):
-            break
-    return columns, rows

@@ -16,9 +16,11 @@ from kvcalc.timing.records import roofline_records
 
 KINDS = ("attention", "products with weights")
 ROLES = {Role.CORE: "attention", Role.PROJECTION: "projections", Role.FFN: "FFN", Role.HEAD: "LM head"}
+MANY = 3  # axes, from which on only the first say in full what stands on them
 MOST_NAMES = 4  # operators of a label, and steps of a sweep that it lists
+ABOVE = 2.0  # times the highest roof is shown, for the words that stand above it
 TOGETHER = 1.4  # times the intensity of the one before, up to which operators lie together
-LEAST_SHARE = 0.01  # of a pass, below which a point gets no label
+LEAST_SHARE = 0.02  # of a pass, below which products lie apart without a word of their own for the others
 WHO = ("model", "gpu", "dtype", "tensor_parallel_size", "phase")
 SWEPT = {"batch_size": "batch", "context": "context"}
 Row = dict[str, Any]
@@ -54,10 +56,13 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
     varied = [key for at, key in enumerate(WHO) if len({who[at] for who in groups}) > 1]
     charts = [_under_its_roof(mine, cards, used, ends, varied) for mine in groups.values()]
     heights = tuple(y for chart in charts for s in chart.series for y in s.ys)
-    shown = Axis("FLOP/s", tick=si_tick("FLOP/s"), shown=(min(heights), max(heights)))
-    first, *others = (chart._replace(y=shown) for chart in charts)
+    shown = Axis("FLOP/s", tick=si_tick("FLOP/s"), shown=(min(heights), ABOVE * max(heights)))
+    charts = [chart._replace(y=shown) for chart in charts]
     key = "filled: at the datasheet bound" + "; hollow: as calibrated" * any(row["time_s"] for row in rows)
-    return joined([first._replace(title=f"Roofline: {first.title}", subtitle=f"{first.subtitle}; {key}"), *others])
+    if len(charts) < MANY:
+        first, *others = charts
+        return joined([first._replace(title=f"Roofline: {first.title}", subtitle=f"{first.subtitle}; {key}"), *others])
+    return joined(_briefly(charts, [mine[0][0] for mine in groups.values()], varied, key))
 
 
 def _under_its_roof(
@@ -71,10 +76,10 @@ def _under_its_roof(
     series = [s._replace(label="", kind="quiet") for other in cards.values() if other is not gpu for s in _own(other, used, ends)]
     series = [s for s in series if not s.labels] + _own(gpu, used, ends)
     texts = _texts(marks, swept)
-    for kind, name in enumerate(KINDS):
-        mine = [mark for mark in marks if mark.kind == kind]
+    kinds = [[mark for mark in marks if mark.kind == kind] for kind in range(len(KINDS))]
+    for mine in sorted(filter(None, kinds), key=lambda mine: -mine[0].share):  # the large are named first, where there is room
         series += _span([found for found in passes if swept], mine, gpu)
-        series += _points(name, kind, mine, texts)
+        series += _points(mine, texts)
     words = [f"{word} {_listed(found[0][key] for found in passes)}" for key, word in SWEPT.items()]
     about = f"{', '.join(words)}; {gpu.bandwidth_bytes_per_s / 1e12:g} TB/s"
     x = Axis("intensity, FLOP per byte", tick=plain_tick)
@@ -85,6 +90,34 @@ def _title(row: Row, varied: Sequence[str]) -> str:
     """Model, phase and GPU, and what else tells a deployment from the others."""
     more = [f"tp {row[key]}" if key == "tensor_parallel_size" else str(row[key]) for key in WHO[2:4] if key in varied]
     return ", ".join([f"{row['model']} {row['phase']} on {row['gpu']}", *more])
+
+
+def _briefly(charts: Sequence[Chart], rows: Sequence[Row], varied: Sequence[str], key: str) -> list[Chart]:
+    """Each under what tells it from the others, its roofs in words, below what all have in common; kinds in the key."""
+    told = [[*chart.subtitle.split("; "), *_roofs_in_words(chart.series)] for chart in charts]
+    said = [part for part in told[0] if all(part in parts for parts in told)]
+    alike = {at: str(rows[0][at]) for at in ("model", "phase", "gpu") if at not in varied}
+    title = " ".join(f"on {word}" if at == "gpu" else word for at, word in alike.items())
+    found = []
+    for chart, row, parts in zip(charts, rows, told, strict=True):
+        words = [f"tp {row[at]}" if at == "tensor_parallel_size" else str(row[at]) for at in WHO if at in varied]
+        about = "; ".join(part for part in parts if part not in said)
+        found.append(chart._replace(title=", ".join(words), subtitle=about, series=tuple(map(_unnamed, chart.series))))
+    return [found[0]._replace(over=(f"Roofline: {title}".rstrip(": "), "; ".join([*said, key]))), *found[1:]]
+
+
+def _roofs_in_words(series: Sequence[Series]) -> list[str]:
+    """bf16 989 TFLOP/s, knee 295.2."""
+    roofs = [s.label for s in series if s.kind == "solid"]
+    knees = [text for s in series if s.colour >= GREY for text in s.labels]
+    return [f"{roof}, {knee}" for roof, knee in zip(roofs, knees, strict=True)]
+
+
+def _unnamed(one: Series) -> Series:
+    """Without what a head or the key says: a roof, its knee, the name of a kind at its points."""
+    if one.colour >= GREY:
+        return one._replace(label="", labels=())
+    return one._replace(labels=tuple("" if text == one.label else text for text in one.labels))
 
 
 def _drawn(row: Row) -> bool:
@@ -108,7 +141,7 @@ def _marks(rows: Sequence[Row]) -> list[Mark]:
         predicted = flops / sum(row["time_s"] for row in mine) if timed else None
         biggest = max(mine, key=lambda row: float(row["roofline_s"]))
         share = _share(mine, rows)
-        what = "all but attention" if alone and kind and share >= LEAST_SHARE else _called(mine)
+        what = KINDS[1] if alone and kind and share >= LEAST_SHARE else _called(mine)
         found.append(Mark(kind, what, flops / moved, flops / bound, share, predicted, rows[0], str(biggest["computed_in"] or "")))
     return sorted(found, key=lambda mark: -mark.share)
 
@@ -126,18 +159,22 @@ def _called(rows: Sequence[Row]) -> str:
 def _texts(marks: Sequence[Mark], swept: Sequence[str]) -> dict[Mark, str]:
     """The labels, each at the first of the points that have it: what lies there, and at which steps of the sweep."""
     together: list[list[Mark]] = []
-    for mark in sorted((m for m in marks if m.share >= LEAST_SHARE), key=lambda m: (m.kind, m.what, m.x)):
+    for mark in sorted(marks, key=lambda m: (m.kind, m.what, m.x)):
         last = together[-1][-1] if together else None
         if not last or (last.kind, last.what) != (mark.kind, mark.what) or mark.x > TOGETHER * last.x:
             together.append([])
         together[-1].append(mark)
-    found = {}
+    found: dict[Mark, str] = {}
+    said: set[tuple[int, str]] = set()
     for mine in together:
         where = []
         for key in swept:
             here, every = ({mark.asked[key] for mark in some} for some in (mine, marks))
             where.append(f"every {SWEPT[key]}" if here == every else f"{SWEPT[key]} {_listed(here)}")
-        found[max(mine, key=lambda mark: mark.share)] = ", ".join([mine[0].what, *where])
+        what = (mine[0].kind, mine[0].what)
+        words = where if what in said and where else [mine[0].what, *where]  # of a sweep the first says what it is
+        said.add(what)
+        found[max(mine, key=lambda mark: mark.share)] = ", ".join(words)
     return found
 
 
@@ -147,12 +184,11 @@ def _listed(values: Iterable[int]) -> str:
     return ", ".join(f"{n:,}" for n in found) if len(found) <= MOST_NAMES else f"{found[0]:,} to {found[-1]:,}"
 
 
-def _points(name: str, kind: int, marks: Sequence[Mark], texts: dict[Mark, str]) -> list[Series]:
-    """The points at the bound, filled, and where laws say more, hollow below."""
-    if not marks:
-        return []
-    xs, sizes = tuple(mark.x for mark in marks), tuple(mark.share for mark in marks)
-    found = [Series(name, xs, tuple(m.y for m in marks), "points", sizes, tuple(texts.get(m, "") for m in marks), kind)]
+def _points(marks: Sequence[Mark], texts: dict[Mark, str]) -> list[Series]:
+    """The points of a kind at the bound, filled, and where laws say more, hollow below."""
+    kind, xs, sizes = marks[0].kind, tuple(mark.x for mark in marks), tuple(mark.share for mark in marks)
+    labels = tuple(texts.get(m, "") for m in marks)
+    found = [Series(KINDS[kind], xs, tuple(m.y for m in marks), "points", sizes, labels, kind)]
     timed = [mark for mark in marks if mark.predicted]
     if timed:
         ys = tuple(mark.predicted or 0.0 for mark in timed)

@@ -21,11 +21,11 @@ def set_scales(axes: Any, chart: Chart, most: int) -> None:
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     ended = any(
-        s.kind in ("line", "solid", "dashed", "edge", "trail") and s.label for s in chart.series
+        s.kind in ("line", "solid", "dashed", "edge", "trail", "quiet") and s.label for s in chart.series
     )  # names stand right of the axes
     for axis, spec, name in ((axes.xaxis, chart.x, "x"), (axes.yaxis, chart.y, "y")):
         getattr(axes, f"set_{name}label")(spec.title)
-        values = [v for s in chart.series for v in _along(s, name) if v > 0 or not spec.log] + [*spec.shown]
+        values = [v for s in chart.series for v in along(s, name) if v > 0 or not spec.log] + [*spec.shown]
         if spec.log:
             ticks = min(most, 14) if name == "x" else 14
             base, locator = _log_ticks(spec, max(values) / min(values), ticks)
@@ -44,7 +44,7 @@ def set_scales(axes: Any, chart: Chart, most: int) -> None:
                 axes.locator_params(axis="y", integer=spec.tick is whole_tick)
 
 
-def _along(series: Series, name: str) -> tuple[float, ...]:
+def along(series: Series, name: str) -> tuple[float, ...]:
     """The values of a series on one axis."""
     if name == "x":
         return series.xs
@@ -80,7 +80,9 @@ def _between(decades: float, most: int) -> tuple[float, ...]:
 
 
 def thin_ticks(axis: Any, renderer: Any, gap: float) -> None:
-    """Leave out every other tick of an axis while two of their texts come nearer than so many heights."""
+    """Leave out every other tick of an axis while two of their texts, where they have any, come nearer than so many heights."""
+    if not axis.get_ticklabels():
+        return
     low, high = sorted(axis.get_view_interval())
     across = int(axis.axis_name == "y")
     while True:

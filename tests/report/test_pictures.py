@@ -11,12 +11,13 @@ from kvcalc.cli.plot import DEFAULT_MODELS
 from kvcalc.report import figures
 from kvcalc.report.attention import attention_chart
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, joined, si_tick, tokens_tick
-from kvcalc.report.labels import Places, anchor, boxes_along, spread, taken_places, text_box
+from kvcalc.report.labels import NEAR, STEP, Places, anchor, boxes_along, spread, taken_places, text_box
 from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.roof import decode_sweep, roofline_chart
 from kvcalc.timing.deployment import Deployment
 
 LONG = "meta-llama/Llama-3.1-Nemotron-Ultra-253B"  # a name of 40 characters
+GPUS = ("h100", "h200", "b200", "a100-80gb", "l40s", "l4", "mi300x", "gb200", "h100-pcie", "gb300", "l40", "b300")
 COUNTS = (1, 2, 6, 12)
 TOKENS, BYTES = Axis("context, tokens", tick=tokens_tick), Axis("KV cache", tick=bytes_tick)
 
@@ -111,12 +112,29 @@ def test_attention_and_a_pass_under_the_roof() -> None:
     check_apart(roofline_chart(decode_sweep(deployment, 4096, [1, 8, 64, 256]), [load_gpu("h100")]), "light")
 
 
+@pytest.mark.parametrize("count", [1, 2, 6, 12])
+def test_lines_to_points_cross_no_roof(count: int) -> None:
+    """Once they have left the mark and what that lies on; whatever GPUs stand beside the first."""
+    cards = [load_gpu(name) for name in GPUS[:count]]
+    drawn = figure(attention_chart(cards, 32_768, 1), STYLES["light"])
+    drawn.draw_without_rendering()
+    (axes,), renderer = drawn.axes, drawn.canvas.get_renderer()
+    taken, joined = taken_places(drawn, axes), 0
+    for text in axes.texts:
+        if getattr(text, "arrow_patch", None) and text.arrow_patch.get_visible() and text.anncoords == "offset points":
+            way = joining_boxes(text, renderer)
+            ends = int((NEAR * text.get_fontsize() + text.arrowprops["shrinkB"]) * drawn.dpi / 72 / STEP) + 1
+            assert not taken.touched(way[:-ends]), text
+            joined += 1
+    assert joined or count > 1  # of one GPU some are joined, so that there is something to hold
+
+
 def check_apart(chart: Chart, style: str) -> None:
     """No text over another, over a line, a point or an edge, or off the page; and none left out."""
     drawn = figure(chart, STYLES[style])
     drawn.draw_without_rendering()
     renderer, page, told = drawn.canvas.get_renderer(), drawn.bbox, []
-    every = {id(t): t for axes in drawn.axes for t in shown(drawn, axes)}
+    every = {id(t): t for t in (*drawn.texts, *(t for axes in drawn.axes for t in shown(drawn, axes)))}
     places = [(t.get_text(), text_box(t, renderer).padded(-1)) for t in every.values()]
     for (one, first), (two, second) in itertools.combinations(places, 2):
         assert not first.overlaps(second), (one, two)
@@ -143,7 +161,7 @@ def joining_boxes(text: Any, renderer: Any) -> Any:
     box, (x, y) = text_box(text, renderer), anchor(text)
     right = text.anncoords != "offset points"
     start = (box.x0, (box.y0 + box.y1) / 2) if right else ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
-    return boxes_along([start, (x, y)], 1)
+    return boxes_along([start, (x, y)], 1, STEP)
 
 
 def shown(drawn: Any, axes: Any) -> list[Any]:
@@ -151,7 +169,8 @@ def shown(drawn: Any, axes: Any) -> list[Any]:
     ticks = []
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_view_interval())
-        ticks += [t for at, t in zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=True) if low <= at <= high]
+        names = axis.get_ticklabels() or [axis.label] * len(axis.get_majorticklocs())  # of the axes at the edges alone
+        ticks += [t for at, t in zip(axis.get_majorticklocs(), names, strict=True) if low <= at <= high]
     found = [*axes.texts, axes._left_title, axes.xaxis.label, axes.yaxis.label, *ticks, *keys]
     return [t for t in found if t.get_visible() and t.get_text()]
 

@@ -1,0 +1,129 @@
+"""Charts beside each other: how many columns, how large their texts are, and where each has its axes."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kvcalc.report.bars import height_for, widest
+from kvcalc.report.chart import Chart
+from kvcalc.report.heads import LINES, TITLE
+from kvcalc.report.looks import wrapped
+from kvcalc.report.scales import along
+
+WIDE, SMALL = 13.33, 0.8  # inches of several charts beside each other, and the size of their texts where they stand in rows
+PLAIN, FINEST = 1.2, 8.0  # inches of a chart that no names take, and the smallest font that makes room for them, in points
+EMS, ALIKE_EMS = 38, 22  # that a chart is wide, at least; where all have the same axes, whose names stand at the edges alone
+LEAST = 0.3  # inches of a chart's width for each point of its font
+ROW, ALIKE_ROW = 3.75, 3.1  # inches of a row, likewise
+MANY = 9  # charts of the same axes, beyond which four stand beside each other
+GAP = 0.12  # inches around each chart
+
+
+class Grid(NamedTuple):
+    """Charts in columns and rows; inches of all of them; the font in points; whether they have the same axes."""
+
+    columns: int
+    rows: int
+    width: float
+    height: float
+    font: float
+    alike: bool
+
+
+def arranged(charts: Sequence[Chart], look: dict[str, Any]) -> Grid:
+    """As much room for each as its names and bars need."""
+    alike = len(charts) > 2 and _alike(charts)
+    columns, rows = _grid(len(charts), look, alike)
+    width, height = look["size"]
+    width = min(width * columns, WIDE)
+    height = max(height, (ALIKE_ROW if alike else ROW) * rows if rows > 1 else 0)
+    each = width / columns
+    size = min(look["font"] * (SMALL if rows > 1 else 1.0), each * 72 / (ALIKE_EMS if alike else EMS))
+    font = min(size, max(FINEST, (each - PLAIN) * 72 / (0.6 * widest(charts))))
+    row = max(height_for(one, look | {"font": font}, height / rows) for one in charts)
+    return Grid(columns, rows, width, rows * row, font, alike)
+
+
+def _alike(charts: Sequence[Chart]) -> bool:
+    """Whether all have the same axes over the same values."""
+    return len({(c.x.title, c.y.title, *(end for name in "xy" for end in _ends(c, name))) for c in charts}) == 1
+
+
+def _ends(chart: Chart, name: str) -> tuple[float, float]:
+    axis = chart.x if name == "x" else chart.y
+    values = [v for s in chart.series for v in along(s, name) if v > 0 or not axis.log] + [*axis.shown]
+    return (0.0, float(id(chart))) if chart.categories or not values else (min(values), max(values))
+
+
+def _grid(count: int, look: dict[str, Any], alike: bool) -> tuple[int, int]:
+    """Columns and rows of so many charts: at most three beside each other, and no more than their texts have room for."""
+    if count < 3:
+        return count, 1
+    if alike and count > MANY:
+        return 4, -(-count // 4)
+    for columns in (2,) if count == 4 else (3, 2):
+        rows = -(-count // columns)
+        if WIDE / columns >= LEAST * look["font"] * (SMALL if rows > 1 else 1.0):
+            break
+    return columns, rows
+
+
+def engine(grid: Grid) -> Any:
+    """matplotlib's constrained layout, then each chart as wide as its cell: all gaps are alike, whatever stands in a column."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    class Cells(ConstrainedLayoutEngine):
+        def execute(self, fig: Any) -> Any:
+            kept = super().execute(fig)
+            if not grid.alike and grid.columns > 1:
+                for number, axes in enumerate(fig.axes):
+                    _fill(axes, number % grid.columns, grid.columns)
+            return kept
+
+    return Cells(w_pad=GAP, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide
+
+
+def _fill(axes: Any, column: int, columns: int) -> None:
+    """Make axes so wide that they and what stands left and right of them fill their column."""
+    figure = axes.figure
+    renderer, page = figure.canvas.get_renderer(), figure.bbox
+    frame, around = axes.get_window_extent(renderer), axes.get_tightbbox(renderer, for_layout_only=True)
+    gap = GAP * figure.dpi
+    left = page.width * column / columns + gap + frame.x0 - around.x0
+    right = page.width * (column + 1) / columns - gap - (around.x1 - frame.x1)
+    place = axes.get_position()
+    axes.set_position([left / page.width, place.y0, (right - left) / page.width, place.height])
+
+
+def shared(places: Sequence[Any], grid: Grid) -> None:
+    """Ticks and names of the same axes at the left and below alone."""
+    for number, axes in enumerate(places):
+        if number % grid.columns:
+            axes.set_ylabel("")
+            axes.tick_params(labelleft=False)
+        if number + grid.columns < len(places):
+            axes.set_xlabel("")
+            axes.tick_params(labelbottom=False)
+
+
+def follow(places: Sequence[Any]) -> None:
+    """Ticks without texts where those of the same axes at the edges have theirs."""
+    for axes in places:
+        for axis, edge in ((axes.xaxis, places[-1].xaxis), (axes.yaxis, places[0].yaxis)):
+            low, high = sorted(axis.get_view_interval())
+            if not axis.get_ticklabels():
+                axis.set_ticks([at for at in edge.get_majorticklocs() if low <= at <= high])
+
+
+def write_above(figure: Any, chart: Chart, look: dict[str, Any], width: float) -> None:
+    """What all charts of a picture so many inches wide have in common, above them."""
+    from matplotlib.text import Annotation
+
+    if not chart.over[0]:
+        return
+    font, (title, about) = look["font"], chart.over
+    words = wrapped(title, int(width * 90 / font), TITLE, even=True)
+    below = wrapped(about, int(width * 160 / font), LINES)
+    place = {"x": 0.12 / width, "ha": "left", "fontweight": "bold", "fontsize": font * 1.3}
+    above = figure.suptitle(words + "\n" * (below.count("\n") + 1), **place)
+    text = figure.add_artist(Annotation(below, (0, 0), xycoords=above, fontsize=font * 0.9, va="bottom"))
+    text.set_in_layout(False)  # it stands in the last lines of the title
