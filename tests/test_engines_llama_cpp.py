@@ -12,6 +12,7 @@ from kvcalc.capacity.engines.llama_cpp import LlamaCpp
 from kvcalc.capacity.record import fit_record
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.recurrent import GatedDeltaNet
+from kvcalc.library.huggingface import model_from
 
 MIB = 2**20
 H100 = load_gpu("h100")
@@ -144,8 +145,22 @@ def test_the_buffer_that_llama_cpp_reserves() -> None:
 
 def test_the_buffer_of_a_wide_network() -> None:
     """A build on a CPU, at a quarter of Mistral-7B's widths and cells, prints a quarter of 120.04 MiB at 4096 cells and of 124.04
-    at 8192, so 116 without the mask: 4 · 512 · (3 · 14,336 + 4 · 4096); 62.5 + 8 of logits are less."""
-    assert asked(load_model("mistral-7b-v0.1"), "llama.cpp", max_model_len=4096).budget.activation == 116 * MIB
+    at 8192: 4 · 512 · (3 · 14,336 + 4 · 4096) and 2 · 512 bytes of the mask a cell; 62.5 + 8 of logits are less."""
+    model = load_model("mistral-7b-v0.1")
+    assert asked(model, "llama.cpp", max_model_len=4000).budget.activation == 120 * MIB
+    assert asked(model, "llama.cpp", max_model_len=8192).budget.activation == 124 * MIB
+    assert asked(model, "llama.cpp", max_model_len=2000, max_num_seqs=4, kv_unified=True).budget.activation == 124 * MIB
+
+
+@pytest.mark.parametrize(("inner", "used", "printed"), [(2048, 2, 30), (1024, 8, 54)])
+def test_the_buffer_of_experts(inner: int, used: int, printed: int) -> None:
+    """A build at 4096 cells: 30.01 and 54.01 MiB, of which 4 are the mask: 4 · 512 · (3 · used · inner + 4 · 256)."""
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": inner,
+        "num_experts": 16, "num_experts_per_tok": used, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000,
+        "num_key_value_heads": 2, "head_dim": 64, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    assert asked(model_from(config, "f", "x"), "llama.cpp", max_model_len=4096).budget.activation == printed * MIB
 
 
 def test_the_token_table_stays_with_the_host() -> None:

@@ -49,6 +49,18 @@ def test_minicpm3_keeps_keys_and_values_of_every_head() -> None:
     assert "keys and values of every head" in " ".join(fit(Deployment(model, H100), FitOptions(engine="llama.cpp")).notes)
 
 
+def test_minicpm3_with_other_values_is_not_loaded() -> None:
+    """Its files say no width of the values; a build: "attn_kv_b.weight has wrong shape", since it takes hidden_size / heads."""
+    with pytest.raises(UserError, match=r"loads no minicpm3 with values of 32.*hidden_size / heads, 64"):
+        record(read(MINICPM3 | {"v_head_dim": 32}), max_model_len=4096)
+
+
+def test_plm_keeps_keys_and_values_of_every_head() -> None:
+    """The build, before its graph stops: "12.00 MiB (4096 cells, 4 layers)", 48.00 of four: 4 heads · (64 + 32) elements."""
+    model = read(MINICPM3 | {"model_type": "plm", "q_lora_rank": None, "v_head_dim": 32})
+    assert (allocated(model, 4000), allocated(model, 4000, 4)) == (12, 48)
+
+
 def test_minicpm3_under_vllm() -> None:
     """MiniCPM3Attention: num_kv_heads = num_local_heads, values padded to 64 + 32. Blocks of 16 · 4 layers · 2 · 4 · 96 · 2 B."""
     model = read(MINICPM3 | {"qk_nope_head_dim": 64})

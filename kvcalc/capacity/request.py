@@ -65,6 +65,7 @@ class Request(NamedTuple):
             images=asked.images,
             tables_on_host=asked.tables_on_host,
             beside=self.beside if stage == run.parallelism.pp - 1 else {},
+            context=self.length * (self.wanted if self.settings.kv_unified else 1),
         )
 
     def terms(self, start: Start, end: str) -> Terms:

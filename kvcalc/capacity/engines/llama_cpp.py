@@ -13,7 +13,7 @@ import msgspec
 from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.llama_cpp_layers import PATTERNED, entries, remarks, unwindowed
-from kvcalc.capacity.engines.llama_cpp_memory import host_layers, terms
+from kvcalc.capacity.engines.llama_cpp_memory import PAD, host_layers, terms
 from kvcalc.capacity.engines.stored import Held, counted, pages
 from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry, Span
@@ -23,7 +23,6 @@ from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import FORMATS, RowFormat, cache_layout, canonical
 
-PAD = 256  # cells
 UBATCH = 512  # --ubatch-size
 TYPES = ("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")  # common/arg.cpp, kv_cache_types
 

@@ -1,6 +1,6 @@
 """What llama.cpp keeps of a layer where that is not what the model's own code does.
 
-Rules as of autumn 2026: `src/llama-kv-cache.cpp` (is_mla), `src/models/minicpm3.cpp`, `llama4.cpp`, `exaone4.cpp`, and
+Rules as of autumn 2026: `src/llama-kv-cache.cpp` (is_mla), `src/models/minicpm3.cpp`, `plm.cpp`, `llama4.cpp`, `exaone4.cpp`, and
 `load_swa_pattern` of the types whose conversion (`conversion/*.py`) writes no pattern of windows into the file.
 """
 
@@ -29,6 +29,12 @@ def entries(model: Model, part: Part) -> Sequence[CacheEntry]:
     """
     _check_order(model)
     if isinstance(part, Latent) and _by_head(model, part):
+        if model.family == "minicpm3" and part.v_head_dim != (usual := model.hidden_size // part.num_attention_heads):
+            raise UserError(
+                f"llama.cpp loads no minicpm3 with values of {part.v_head_dim}: its files say no width, which is then "
+                f"hidden_size / heads, {usual}",
+                hint="Engine none counts its content",
+            )
         return part.expanded(part.v_head_dim)
     found = of_part(model, part)
     return [msgspec.structs.replace(e, limit=CHUNK) if e.span is Span.CHUNK else e for e in found]
@@ -45,7 +51,7 @@ def remarks(model: Model) -> tuple[str, ...]:
 
 
 def _by_head(model: Model, part: Part) -> bool:
-    return isinstance(part, Latent) and (part.heads_cached or model.family == "minicpm3")
+    return isinstance(part, Latent) and (part.heads_cached or model.family in ("minicpm3", "plm"))
 
 
 def unwindowed(model: Model) -> bool:

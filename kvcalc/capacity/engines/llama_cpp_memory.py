@@ -6,24 +6,38 @@ are the input's) and `common/arg.cpp`, autumn 2026.
 
 from kvcalc.capacity.memory_terms import Start, Terms, stated
 from kvcalc.errors import UserError
-from kvcalc.layers.ffn import Dense
+from kvcalc.layers.ffn import Dense, Moe
+from kvcalc.layers.part import Part
 from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.spec import Model
 
+PAD = 256  # cells: every cache is a multiple
+
 
 def compute_buffer(start: Start) -> int:
-    """The graph reserved for T = ubatch tokens, all of which give logits: the larger of its end and of a layer's FFN, in fp32.
+    """The graph reserved for T = ubatch tokens, all of which give logits: the larger of its end and of a layer, in fp32.
 
-    Logits and what they are made from, 4 · T · (V + D); or gate, up, their product and four rows of the residual's width,
-    4 · T · (3F + 4D). Not counted: the mask beside a layer, 2 · T bytes a cell; experts; what recurrent layers and attention
-    without flash attention take. llama-context.cpp: graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's log says
-    258.50 MiB for 512 tokens.
+    Logits and what they are made from, 4 · T · (V + D); or what stands at a layer's FFN, and the mask, 2 · T bytes a cell. Not
+    counted: a second mask of layers with windows; what recurrent layers and attention without flash attention take.
+    llama-context.cpp: graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's log says 258.50 MiB for 512 tokens.
     """
     model = start.model
     logits = 4 * start.tokens * (model.vocab_size + model.hidden_size) if start.last else 0
-    networks = [part for layer in model.kinds.values() for part in layer.parts if isinstance(part, Dense)]
-    inner = max((part.intermediate_size * (2 + part.gated) for part in networks), default=0)
-    return max(logits, 4 * start.tokens * (inner + 4 * model.hidden_size))
+    mask = 2 * start.tokens * -(-start.context // PAD) * PAD
+    inner = max((_inner(part, model.hidden_size) for layer in model.kinds.values() for part in layer.parts), default=0)
+    return max(logits, 4 * start.tokens * (inner + 4 * model.hidden_size) + mask)
+
+
+def _inner(part: Part, width: int) -> int:
+    """Elements of a token in an FFN, beside four rows of the residual's width: gate, up and their product, of every expert
+    that it uses; and the experts' outputs, where the place of gate and up does not hold them."""
+    if isinstance(part, Dense):
+        return part.intermediate_size * (2 + part.gated)
+    if not isinstance(part, Moe):
+        return 0
+    outputs, used = part.moe_latent_size or width, part.num_experts_per_tok
+    inner = part.moe_intermediate_size
+    return used * (inner * (2 + part.gated) + (outputs if outputs > inner * (1 + part.gated) else 0))
 
 
 def host_layers(model: Model, gpu_layers: int) -> int:
