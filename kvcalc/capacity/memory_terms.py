@@ -37,8 +37,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     asked: that have to fit, both of one dp rank; ints, or arrays for engines that take them. release: the engine's version, in
     its own terms. loras: slots, of rank lora_rank. gpu_layers, cpu_experts: of llama.cpp, layers on the GPU (−1: all) and first
     layers whose experts are not. images: that a prompt may have, 0 leaves the tower out. tables_on_host: of hashed n-grams.
-    beside: bytes of a draft or of prediction layers, by name, on this stage. context: tokens of one cache, of a sequence or of
-    all of them together, that a pass attends to.
+    beside: bytes of a draft or of prediction layers, by name, on this stage. context: tokens of one cache of llama.cpp, of a
+    sequence or of all of them together; 0 for engines whose buffers do not grow with it.
     """
 
     model: Model
@@ -58,8 +58,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cpu_experts: int = 0
     images: int | None = None
     tables_on_host: bool = True
-    beside: dict[str, int] = {}
     context: int = 0
+    beside: dict[str, int] = {}
 
     @cached_property
     def formats(self) -> Formats:

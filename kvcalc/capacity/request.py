@@ -65,8 +65,15 @@ class Request(NamedTuple):
             images=asked.images,
             tables_on_host=asked.tables_on_host,
             beside=self.beside if stage == run.parallelism.pp - 1 else {},
-            context=self.length * (self.wanted if self.settings.kv_unified else 1),
+            context=self._context,
         )
+
+    @property
+    def _context(self) -> int:
+        """Tokens of one cache, where the engine says whether sequences share one."""
+        if "kv_unified" not in self.options.rules.takes:
+            return 0
+        return self.length * (self.wanted if self.settings.kv_unified else 1)
 
     def terms(self, start: Start, end: str) -> Terms:
         """The engine's terms, and in their place those that are given; nothing is uncertain where all three are."""
