@@ -189,3 +189,15 @@ def test_table_and_record_say_about(kvcalc: Run, tmp_path: Any) -> None:
     preset.write_text(kvcalc("models --import", about).out)
     assert kvcalc("size --format json", str(preset)).records[0]["parameters_exact"] is False
     assert kvcalc("compare --gpu h100 --variants mqa --format json", about).records[0]["parameters_exact"] is False
+
+
+def test_a_decoder_of_two_stacks_says_that_it_is_one() -> None:
+    """Whisper-tiny: 4 layers of 384; the figures are WhisperForCausalLM's, its encoder is no part of them."""
+    keys = {"model_type": "whisper", "d_model": 384, "decoder_layers": 4, "decoder_attention_heads": 6, "decoder_ffn_dim": 1536,
+            "vocab_size": 51865, "is_encoder_decoder": True}  # fmt: skip
+    whole = model_from(keys | {"architectures": ["WhisperForConditionalGeneration"]}, "c", "m")
+    half = model_from(keys | {"architectures": ["WhisperForCausalLM"]}, "c", "m")
+    said = "its decoder alone is counted, without the encoder and the cache of cross-attention"
+    assert (said in whole.notes, whole.parameters_exact) == (True, False)
+    assert (said in half.notes, half.parameters_exact) == (False, True)
+    assert whole.parameters == half.parameters

@@ -122,6 +122,15 @@ def test_a_published_draft_has_the_bytes_of_its_file() -> None:
     assert cache_size(model, 5000, precision=BF16).stored == 5 * 1024 * 2 * 8 * 128 * 2
 
 
+def test_a_block_draft_with_layers_of_another_kind_is_refused() -> None:
+    for config in ({"attention_modes": ["kda", "gqa"]}, {"attention_mode": "mla"}):
+        with pytest.raises(UserError, match=r"attention_modes: '(kda|mla)' is not known here"):
+            model_from(BLOCK | {"architectures": ["DSparkDraftModel"], "dflash_config": config}, "config.json", "x")
+    alike = [model_from(BLOCK | {"architectures": ["DSparkDraftModel"], "dflash_config": c}, "c", "x").parameters
+             for c in ({}, {"attention_mode": "gqa"}, {"attention_modes": ["gqa"] * 5})]  # fmt: skip
+    assert len({*alike}) == 1
+
+
 def test_other_drafts_are_refused_by_name() -> None:
     for name in ("MedusaModel", "Eagle3DeepseekV2ForCausalLM", "DFlash2DraftModel", "Qwen3MoeForCausalLMMTP"):
         with pytest.raises(UserError, match=f"class {name} is a draft that is not read"):

@@ -53,3 +53,20 @@ def test_its_plain_transformer() -> None:
     assert "where the file gives intermediate_size" in refusal(**plain)
     model = model_from(plain | {"intermediate_size": 5632}, "it.json", "it")
     assert (model.parameters_exact, model.kinds[model.order[0]].label) == (False, "MHA")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"peft_type": "LORA", "base_model_name_or_path": "org/base"}, "adapter's config, which has no sizes of a model"),
+        ({"weight_map": {}, "metadata": {"total_size": 1}}, "is the index of a checkpoint's weights, not a model's config.json"),
+        ({"tokenizer_class": "LlamaTokenizer"}, "is a tokenizer's config"),
+        ({"image_processor_type": "CLIPImageProcessor", "patch_size": 14}, "is a preprocessor's config"),
+        ({"_from_model_config": True, "eos_token_id": 2}, "is a generation_config.json"),
+        ({"bits": 4, "group_size": 128}, "is what a quantiser writes of itself"),
+    ],
+)  # fmt: skip
+def test_files_that_stand_beside_a_config(keys: dict[str, Any], said: str) -> None:
+    assert said in refusal(**keys)
+    sizes = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1}
+    assert model_from(sizes | keys | {"intermediate_size": 64, "vocab_size": 8}, "it.json", "it").layers == 1

@@ -3,6 +3,7 @@
 import pytest
 from huggingface_cases import Case, check
 
+from kvcalc import UserError
 from kvcalc.library.huggingface import model_from
 
 BLOCKS = {"M": "mamba", "E": "moe", "*": "attention"}
@@ -243,3 +244,9 @@ def test_zamba2_heads_come_from_their_width_where_a_file_gives_no_number() -> No
     counts = [model_from(file, "config.json", "model").parameters for file in (old, {**old, "n_mamba_heads": 80})]
     per_head = 2560 + 3  # a row of dt's projection; A, D and dt's bias
     assert counts == [CASES["zamba2"].parameters + 54 * (80 - 8) * per_head] * 2
+    per_width = [
+        model_from({**CASES["zamba2"].config, **k}, "c", "m").parameters for k in ({}, {"mamba_headdim": 64, "n_mamba_heads": 8})
+    ]
+    assert per_width[0] == per_width[1]  # transformers derives the width from the number, which the file gives
+    with pytest.raises(UserError, match="mamba_headdim: leaves 0 heads in 5120 channels"):
+        model_from({**CASES["zamba2"].config, "mamba_headdim": 8192}, "c", "m")

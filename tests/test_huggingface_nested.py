@@ -171,7 +171,9 @@ def test_towers_are_as_large_as_transformers_builds_them(
 ) -> None:
     found, notes = tower({"model_type": around, "vision_config": vision}, "config.json", 64)
     assert found
-    assert (found.parameters, found.patches, found.tokens, notes) == (parameters, patches, tokens, ())
+    assert (found.parameters, found.patches, found.tokens) == (parameters, patches, tokens)
+    (said,) = notes
+    assert f"vision tower ({parameters:,} parameters) is not among its parameters" in said
 
 
 def test_a_tower_is_read_beside_its_model_or_said_to_be_left_out() -> None:
@@ -185,6 +187,57 @@ def test_a_tower_is_read_beside_its_model_or_said_to_be_left_out() -> None:
     other = {"model_type": "llava", "vision_config": {"hidden_size": 8}, "text_config": {"model_type": "llama", **TEXT}}
     found = model_from(other, "c", "m")
     assert found.vision is None
-    assert any("vision tower is of a type whose shapes are not known" in note for note in found.notes)
+    assert "the language model alone is counted, without the file's vision tower" in found.notes
     with pytest.raises(UserError, match=r"vision_config: depth: should be a whole number"):
         tower({"model_type": "qwen3_vl", "vision_config": {"depth": "27"}}, "c", 64)
+
+
+def test_what_a_file_has_beside_its_language_model_is_said() -> None:
+    """Under whatever key, in a part or beside the sizes; a key that is off or empty is nothing."""
+    flat = {"model_type": "llama", **TEXT}
+    for keys, said in (
+        ({"mm_vision_tower": "clip"}, "vision tower"),
+        ({"audio_config": {"d_model": 8}, "vision_config": {"depth": 8}}, "vision tower and audio tower"),
+        ({"talker_config": {"hidden_size": 8}, "code2wav_config": {"dim": 8}}, "talker and vocoder"),
+    ):
+        assert f"the language model alone is counted, without the file's {said}" in model_from(flat | keys, "c", "m").notes
+    assert model_from(flat | {"vision_config": None, "audio_config": {}}, "c", "m").notes == model_from(flat, "c", "m").notes
+    omni = {
+        "model_type": "qwen2_5_omni",
+        "thinker_config": {"text_config": {"model_type": "qwen2", **TEXT}, "audio_config": {"n": 1}},
+    }
+    assert any("without the file's audio tower" in note for note in model_from(omni, "c", "m").notes)
+
+
+@pytest.mark.parametrize(("model_type", "whole"), [("videollama3_qwen2", 8_044_744_944), ("mineru2_qwen", None)])
+def test_language_models_of_wrappers_under_types_of_their_own(model_type: str, whole: int | None) -> None:
+    """VideoLLaMA3-7B is Qwen2.5-7B: its checkpoint's index spans 2 · 8,044,744,944 bytes, SigLIP-so400m and a projector of
+    1152 → 3584 → 3584 among them. Biases of q, k and v are counted."""
+    keys = {
+        "model_type": model_type, "hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "vocab_size": 152_064,
+        "num_key_value_heads": 4, "intermediate_size": 18_944, "tie_word_embeddings": False, "use_token_compression": True,
+    }  # fmt: skip
+    model = model_from(keys, "c", "m")
+    assert (model.parameters, model.family, model.parameters_exact) == (7_615_616_512, "qwen2", True)
+    projector = 1152 * 3584 + 3584 + 3584 * 3584 + 3584
+    assert whole is None or 400_000_000 < whole - model.parameters - projector < 430_000_000
+
+
+def test_a_wrapper_fills_its_text_part_by_itself() -> None:
+    """Voxtral takes Ministral-3B's sizes for what the part leaves out, where a Llama alone would take Llama-7B's.
+
+    30 layers: q and o of 3072 · 32 · 128, k and v of 3072 · 8 · 128, an FFN of 8192, two norms; table and head of 131,072 rows.
+    """
+    model = model_from({"model_type": "voxtral", "text_config": {"model_type": "llama"}}, "c", "m")
+    layer = 2 * 3072 * 4096 + 2 * 3072 * 1024 + 3 * 3072 * 8192 + 2 * 3072
+    assert model.parameters == 30 * layer + 2 * 131_072 * 3072 + 3072
+    few = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 32}
+    assert model_from(few, "c", "m").kinds["full"].parts[1].intermediate_size == 11_008
+
+
+def test_a_language_model_with_its_own_head_says_whether_that_is_tied() -> None:
+    """BLIP-2 holds OPT as a causal model, whose class ties; LLaVA's own class has the head, and does not."""
+    part = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 128}
+    for around, inner, tied in (("blip-2", "opt", True), ("instructblip", "opt", True), ("llava", "llama", False)):
+        model = model_from({"model_type": around, "text_config": part | {"model_type": inner}}, "c", "m")
+        assert model.tie_word_embeddings is tied

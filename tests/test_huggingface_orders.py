@@ -160,6 +160,14 @@ def test_xlstm_counts_its_layers_under_either_name() -> None:
     assert [read("xlstm", **{key: 3}).layers for key in ("num_blocks", "num_hidden_layers")] == [3, 3]
 
 
+def test_xlstm_has_one_width() -> None:
+    """Its table has `embedding_dim`, its blocks have `hidden_size`: transformers builds both, and nothing between them."""
+    one, same = read("xlstm", num_blocks=3), read("xlstm", num_blocks=3, embedding_dim=read("xlstm", num_blocks=3).hidden_size)
+    assert one.parameters == same.parameters
+    with pytest.raises(UserError, match="embedding_dim: 8 is not hidden_size"):
+        read("xlstm", num_blocks=3, embedding_dim=8)
+
+
 def test_longcat_s_tables_of_ngrams() -> None:
     """Four hashes of n-grams of 2, 3 and 4 tokens: 12 tables of D/12, of 78·V + 1, 78·V + 3 … rows, each projected to D."""
     longcat = {

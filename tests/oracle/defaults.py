@@ -3,7 +3,8 @@
 For each model type with a causal language model, or whose config is the text part of another: the class defaults of the
 keys that may say something about sizes, the older spellings of keys, and what further keys it has (`more`). A default that
 transformers derives from other keys (a head size, a list of layer types) is left out, for a file's own keys decide it. For
-types with a text part: its type, and whether the whole ties its embeddings unless told. `*` lists all other types, which are
+types with a text part: its type, whether the whole ties its embeddings unless told, and what it takes for keys of that
+part otherwise than the part's own type (`part`). `*` lists all other types, which are
 refused rather than guessed.
 
     python tests/oracle/defaults.py [FILE]      (needs the extra `oracle`)
@@ -40,6 +41,8 @@ SIZES = re.compile(
     r"|position_embedding|embedding_chunk|attention_bias|moe_router_enable|kv_|head_dim|mamba_conv|rope_layers"
 )
 DERIVED = ("layer_types", "mlp_layer_types")
+# Wrappers around a causal language model that has its own head, so that its own config says whether that is tied.
+OWN_HEAD = ("blip-2", "instructblip", "instructblipvideo")
 NESTED = ("linear_attn_config",)
 TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "generator", "text_model")
 
@@ -88,6 +91,17 @@ def defaults(cls: Any, config: Any, everywhere: set[str]) -> dict[str, Any]:
     return found
 
 
+def own_defaults(cls: Any, part: Any) -> dict[str, Any]:
+    """What a class itself takes for keys that its text part leaves out, where it takes anything."""
+    stated = getattr(getattr(cls, "sub_configs_defaults", {}).get("text_config"), "init_kwargs", None) or {}
+    try:
+        taken = cls(text_config={"model_type": part.model_type, "bos_token_id": 1}).text_config.to_dict()
+    except Exception:
+        return {}
+    found = {key: value for key, value in stated.items() if plain(value) is not None and keeps(key, value)}
+    return {"part": found} if found and all(taken.get(key) == value for key, value in found.items()) else {}
+
+
 def declared(cls: Any, config: Any) -> set[str]:
     """Every key that the class has, of those that may stand for parameters."""
     names = {*signature(cls), *cls.attribute_map.values(), *(config.to_dict() if config else ())}
@@ -132,7 +146,9 @@ def table() -> dict[str, dict[str, Any]]:
             continue
         for path, part in text_parts(config).items():
             if path == "text_config":
-                outer[name] = {"text": part.model_type, "tied": bool(getattr(config, "tie_word_embeddings", False))}
+                outer[name] = {"text": part.model_type} | own_defaults(cls, part)
+                if name not in OWN_HEAD:
+                    outer[name]["tied"] = bool(getattr(config, "tie_word_embeddings", False))
             if path.endswith("text_config") or not part.sub_configs:
                 classes.setdefault(part.model_type, CONFIG_MAPPING.get(part.model_type, type(part)) or type(part))
     found: dict[str, dict[str, Any]] = {}

@@ -86,7 +86,7 @@ def load(config: dict[str, Any]) -> tuple[Any, Any]:
     if hasattr(text, "is_decoder"):
         text.is_decoder = True
     if text is not whole and "tie_word_embeddings" not in inner:
-        text.tie_word_embeddings = getattr(whole, "tie_word_embeddings", text.tie_word_embeddings)
+        text.tie_word_embeddings = getattr(whole, "tie_word_embeddings", getattr(text, "tie_word_embeddings", False))
     return text, whole
 
 

@@ -47,6 +47,9 @@ SAME_AS = {
     "llava_llama": "llama",
     "llava_mistral": "mistral",
     "llava_qwen": "qwen2",
+    "llava_qwen2": "qwen2",
+    "videollama3_qwen2": "qwen2",
+    "mineru2_qwen": "qwen2",
     "kimi_k3": "kimi_linear",
     "RefinedWebModel": "falcon",
     "RefinedWeb": "falcon",
@@ -109,7 +112,7 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> N
         return Named(_WITH_HEADS[found], True, (f"a draft, for it has a draft_vocab_size: {_lent()}",))
     name = _type(found or "")
     if not written or _own(written, found or "") or _own(written, name):
-        return _bare(_known(name, where), written if inner is outer else "")
+        return _without_encoder(_bare(_known(name, where), written if inner is outer else ""), inner, written)
     if other := by_class(written):
         said = f"model_type {printable(found, 60)!r} is not its own" if found else "the file gives no model_type"
         return Named(other, True, (f"read as {other}, after its class {printable(written, 60)}: {said}",))
@@ -181,6 +184,14 @@ def _bare(named: Named, written: str) -> Named:
         return named
     said = f"class {printable(written, 60)} has no language-model head: counted with one, as the causal model of its type"
     return named._replace(notes=(said,), exact=False)
+
+
+def _without_encoder(named: Named, inner: Mapping[str, Any], written: str) -> Named:
+    """A model of an encoder and a decoder: the figures are its decoder's, as the causal model of its type has them."""
+    if not named.known or inner.get("is_encoder_decoder") is not True or written.endswith(("CausalLM", "Decoder")):
+        return named
+    said = "its decoder alone is counted, without the encoder and the cache of cross-attention"
+    return named._replace(notes=(*named.notes, said), exact=named.exact and not written)
 
 
 def _doubtful(named: Named, written: str) -> Named:

@@ -17,6 +17,14 @@ _OWN = (
     (("multiple_of", "ffn_dim_multiplier"), "the params.json of a Llama checkpoint as Meta released it", "llama"),
     (("hidden_dim",), "the params.json of a checkpoint in Mistral's own form", "mistral"),
 )
+# Files that stand beside a config.json, by keys that they alone have.
+_NEIGHBOURS = (
+    (("weight_map",), "the index of a checkpoint's weights"),
+    (("tokenizer_class", "added_tokens_decoder", "add_bos_token"), "a tokenizer's config"),
+    (("image_processor_type", "feature_extractor_type", "processor_class", "image_mean"), "a preprocessor's config"),
+    (("_from_model_config", "do_sample", "temperature", "max_new_tokens"), "a generation_config.json"),
+    (("quant_method", "quant_cfg", "bits", "w_bit"), "what a quantiser writes of itself"),
+)
 _NAMES = (
     "abc comba delta_net deltaformer forgetting_transformer gated_deltanet gated_deltaproduct gla gsa hgrn hgrn2 kda lightnet "
     "linear_attn log_linear_mamba2 mesa_net moba mom nsa path_attn retnet rodimus rwkv6 samba"
@@ -35,6 +43,16 @@ def check(data: Mapping[str, Any], where: str) -> None:
         if any(key in data for key in keys):
             hint = f"Read is the config.json of the same weights as transformers has them, or a preset (`kvcalc models {word}`)"
             raise UserError(f"is {what}, not a config.json", where, hint)
+
+
+def neighbour(data: Mapping[str, Any], where: str) -> UserError | None:
+    """The error about a file without sizes that stands beside a config.json; None where it is none that is known."""
+    if "peft_type" in data:
+        base = printable(str(data.get("base_model_name_or_path") or "another"), 80)
+        hint = f"Give its model, {base}; `fit --max-loras` counts adapters"
+        return UserError("is an adapter's config, which has no sizes of a model", where, hint)
+    what = next((what for keys, what in _NEIGHBOURS if any(key in data for key in keys)), "")
+    return UserError(f"is {what}, not a model's config.json", where, "Give the config.json beside it") if what else None
 
 
 def check_unknown(name: str, inner: Mapping[str, Any], where: str) -> None:

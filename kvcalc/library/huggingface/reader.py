@@ -12,7 +12,7 @@ from kvcalc.errors import UserError, printable
 from kvcalc.library.huggingface.classes import resolve
 from kvcalc.library.huggingface.config import MOST, Config, show
 from kvcalc.library.huggingface.fields import filled, value_of
-from kvcalc.library.huggingface.foreign import check, check_unknown
+from kvcalc.library.huggingface.foreign import check, check_unknown, neighbour
 from kvcalc.library.huggingface.naming import kind_names, runs
 from kvcalc.library.huggingface.notes import assess
 from kvcalc.library.huggingface.quantized import SECTIONS, Storage, in_force
@@ -88,7 +88,7 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     model = _model(c, entry, fields | {"quantization": quantization, "kv_cache_dtype": storage.cache})
     model = in_force(model, storage.scales) if quantization else model
     said = assess(c, named, entry)
-    vision, unseen = tower(data, where, model.hidden_size) if data is not inner else (None, ())
+    vision, unseen = tower(data, where, model.hidden_size)
     notes = (*model.notes, *storage.notes, *said.notes, *unseen)
     return msgspec.structs.replace(model, notes=notes, parameters_exact=said.exact, vision=vision)
 
@@ -109,6 +109,8 @@ def _depth(c: Config, entry: Type) -> int:
     key, given = entry.layers_key, c.in_file if c.outer is c.file else c.has
     layers = c.size(key) if key and given(key) else value_of(entry.depth, c)
     for missing in ([] if given("hidden_size") else ["hidden_size"]) + ([] if layers else [key or "num_hidden_layers"]):
+        if found := neighbour(c.outer, c.where):
+            raise found
         spellings = ", ".join((missing, *_SPELLINGS.get(missing, ())))
         raise UserError(f"is no language model's config: it gives no {missing}", c.where, f"Looked for {spellings}")
     if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:

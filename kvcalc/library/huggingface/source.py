@@ -104,5 +104,6 @@ def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, A
     """The class defaults of a type; where it is a part of another, that one's default says whether the head is tied."""
     own: dict[str, Any] = facts().get(model_type, {}).get("defaults", {})
     around = outer.get("model_type") if outer is not inner else None
-    tied = facts().get(around, {}).get("tied") if isinstance(around, str) else None
-    return own if tied is None else own | {"tie_word_embeddings": tied}
+    whole = facts().get(around, {}) if isinstance(around, str) else {}
+    part = whole.get("part", {}) if whole.get("text") == model_type else {}
+    return own | part | ({"tie_word_embeddings": whole["tied"]} if "tied" in whole else {})

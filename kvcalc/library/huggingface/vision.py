@@ -16,21 +16,47 @@ LLAMA_TILES = 17  # sixteen of an image, and the whole of it
 Shape = Callable[[Config, int], Vision]
 
 
+# Keys under which files describe what stands beside their language model, and what it is.
+_BESIDE = {
+    "vision tower": (
+        "vision_config", "vision_cfg", "visual", "vision_tower", "mm_vision_tower", "vision_tower_cfg", "vision_tower_config",
+        "vision_model_config", "vision_backbone_config", "vision_encoder_config", "vit_config", "image_config", "img_processor",
+        "vision_backbone",
+    ),
+    "audio tower": (
+        "audio_config", "audio_cfg", "audio_encoder_config", "audio_model_config", "audio_processor", "mm_audio_tower",
+        "audio_tower", "speech_config", "sound_config", "acoustic_tokenizer_config", "whisper_config",
+    ),
+    "talker": ("talker_config",),
+    "vocoder": ("code2wav_config", "token2wav_config", "tts_config", "vocoder_config"),
+}  # fmt: skip
+
+
 def tower(data: Mapping[str, Any], where: str, width: int) -> tuple[Vision | None, tuple[str, ...]]:
-    """The tower that a file describes beside a language model of that width, or a note that it is not counted.
+    """The tower that a file describes beside a language model of that width, and a note on what of the file is not counted.
 
     Raises UserError naming a key that does not fit.
     """
-    given = data.get("vision_config")
-    if not isinstance(given, dict) or not given:
-        return None, ()
-    kind = str(data.get("model_type"))[:60]
-    if kind not in SHAPES:
-        return None, ("its vision tower is of a type whose shapes are not known, and not counted",)
+    whole = data["thinker_config"] | data if isinstance(data.get("thinker_config"), dict) else data
+    names = [name for name, keys in _BESIDE.items() if any(whole.get(key) not in (None, False, "", {}, []) for key in keys)]
+    given, kind = data.get("vision_config"), str(data.get("model_type"))[:60]
+    if not isinstance(given, dict) or not given or kind not in SHAPES:
+        return None, (_left_out(names),) if names else ()
     shape, defaults = SHAPES[kind]
     c = Config(given, defaults, f"{where}: vision_config", {})
     c.outer = data
-    return shape(c, width), ()
+    found = shape(c, width)
+    others = [name for name in names if name != "vision tower"]
+    said = (
+        f"its vision tower ({found.parameters:,} parameters) is not among its parameters: `fit` adds what an engine loads of it"
+    )
+    return found, (said, *([_left_out(others)] if others else []))
+
+
+def _left_out(names: list[str]) -> str:
+    *most, last = names
+    parts = f"{', '.join(most)} and {last}" if most else last
+    return f"the language model alone is counted, without the file's {parts}"
 
 
 def _vision(c: Config, parameters: int, width: int, mlp: int, layers: int, patches: int, merged: int, frames: int = 1) -> Vision:

@@ -7,7 +7,7 @@ from kvcalc.library.huggingface.fields import K, when
 from kvcalc.library.huggingface.patterns import FULL, SLIDING, Order, by_type, cycle, every, pick, typed, windowed
 from kvcalc.library.huggingface.shapes import both, dense, even_head_dim, grouped, head_dim, moe, nothing, projections
 from kvcalc.library.huggingface.types.decoders import LLAMA, MISTRAL, QWEN2
-from kvcalc.library.huggingface.types.entry import Type
+from kvcalc.library.huggingface.types.entry import Type, outer_tie
 
 BIAS = K("attention_bias")
 UNTIED = {"tie_word_embeddings": False}  # whatever the text part says, the model around it ties nothing
@@ -172,7 +172,7 @@ TYPES = {
     "glm_ocr_text": GLM4.variant(mixer=grouped()),
     "granite": LLAMA,
     "granite4_vision_text": LLAMA,
-    "granite_docling_text": LLAMA,
+    "granite_docling_text": LLAMA.variant(model=outer_tie(True)),
     "granite_swa": LLAMA.variant(mixer=grouped(BIAS, sinks=True), order=typed(every(4, offset=0))),
     "helium": Type(grouped(qkv_bias=BIAS), dense(bias=K("mlp_bias"))),
     "hunyuan_v1_dense": HUNYUAN,

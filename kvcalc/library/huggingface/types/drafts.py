@@ -10,7 +10,7 @@ llama_eagle3.py, qwen3_eagle3.py and qwen3_dspark.py, and SGLang's llama_eagle3.
 
 from typing import Any
 
-from kvcalc.library.huggingface.config import Config
+from kvcalc.library.huggingface.config import Config, show
 from kvcalc.library.huggingface.fields import Field, K
 from kvcalc.library.huggingface.patterns import slides
 from kvcalc.library.huggingface.shapes import both, dense, grouped, nothing, projections
@@ -116,6 +116,17 @@ def context(c: Config) -> dict[str, tuple[int, int]]:
     return {"fc": (chosen * target_width(c), c.size("hidden_size"))}
 
 
+def attends(c: Config) -> Field:
+    """Whether a layer has norms on the heads of queries and keys, as all of them do that attend.
+
+    Raises UserError where the file gives layers another mixer (DSpark's kda and mla).
+    """
+    modes = c.nested("dflash_config").items("attention_modes") or [said(c, "attention_mode", "gqa")]
+    if other := next((mode for mode in modes if mode not in ("gqa", "mha")), None):
+        raise c.fail("attention_modes", f"{show(other)} is not known here", "Known: gqa, mha")
+    return "head"
+
+
 def markov(c: Config) -> dict[str, tuple[int, ...]]:
     """DSpark's logits from the token before, through a low rank, and its guess of what will be accepted."""
     width, rank = c.size("hidden_size"), size(c, "markov_rank", 0, 0)
@@ -153,7 +164,7 @@ def sinks(c: Config) -> bool:
 def block(head: Field = lambda c: {}, tables: Field = lambda c: {}) -> Type:
     """A block draft: Qwen3's layers over its own tokens and the projected states."""
     return QWEN3.variant(
-        mixer=grouped(BIAS, qk_norm="head", v_head_dim=K("v_head_dim"), sinks=sinks),
+        mixer=grouped(BIAS, qk_norm=attends, v_head_dim=K("v_head_dim"), sinks=sinks),
         model={
             "lent": ("embedding", "lm_head"),
             "extra": both(projections(context, lambda c: {"hidden_norm": c.size("hidden_size")}), _extra(head)),

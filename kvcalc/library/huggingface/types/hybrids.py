@@ -222,8 +222,12 @@ ZAMBA = Type(
 
 
 def zamba2_heads(c: Config) -> int:
-    """Heads of a Mamba-2 layer; older files give only the width of one."""
-    return EXPANDED(c) // c.size("mamba_headdim") if c.has("mamba_headdim") else c.size("n_mamba_heads")
+    """Heads of a Mamba-2 layer, of which transformers derives the width; older files give only that."""
+    given, inner = not c.in_file("n_mamba_heads") and c.has("mamba_headdim"), EXPANDED(c)
+    heads = inner // c.size("mamba_headdim") if given else c.size("n_mamba_heads")
+    if not 1 <= heads <= inner:
+        raise c.fail("mamba_headdim" if given else "n_mamba_heads", f"leaves {heads} heads in {inner} channels")
+    return heads
 
 
 ZAMBA2 = ZAMBA.variant(

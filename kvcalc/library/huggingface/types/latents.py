@@ -15,7 +15,7 @@ from kvcalc.library.huggingface.shapes import (
     projections,
     shared_experts,
 )
-from kvcalc.library.huggingface.types.entry import Type
+from kvcalc.library.huggingface.types.entry import Type, outer_tie
 from kvcalc.library.huggingface.types.linear import KDA
 
 BIAS = K("attention_bias")
@@ -186,6 +186,7 @@ GLM5_NEXT = GLM_DSA.variant(
     ),
     ffn=first_dense(3),
     order=glm5_order,
+    model=outer_tie(),
     inert=("mla_use_nope",),  # positions rotate nothing: qk_rope_head_dim is 0
 )
 

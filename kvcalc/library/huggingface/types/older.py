@@ -104,6 +104,14 @@ def _head_of(factor: str) -> Field:
     return lambda c: _scaled(factor, lambda _: 64)(c) // c.size("num_heads")
 
 
+def _xlstm_width(c: Config) -> int:
+    """The width of table, norms and blocks alike. Raises UserError where the file gives its table another."""
+    width = c.size("hidden_size")
+    if c.size("embedding_dim", width) != width:
+        raise c.fail("embedding_dim", f"{c.size('embedding_dim')} is not hidden_size {width}, and nothing joins the two")
+    return width
+
+
 XLSTM = Type(
     mixer(
         MatrixLstm,
@@ -118,7 +126,7 @@ XLSTM = Type(
     norm=when(lambda c: c.flag("use_bias"), "layer", "rms"),
     model={
         "final_norm": False,  # the last norm has no bias, whatever the others have
-        "extra": projections(vectors=lambda c: {"out_norm": c.size("hidden_size")}),
+        "extra": projections(vectors=lambda c: {"out_norm": _xlstm_width(c)}),
         "tie_word_embeddings": False,
     },
     layers_key="num_blocks",
