@@ -3,22 +3,27 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from kvcalc.errors import UserError
 from kvcalc.report.chart import Chart, Series
 
 MOST = 8  # series told apart on one chart
 FEW = 6  # on each of several
+MANY, NAMES = 60, 120  # series on all of them, and points with a name on one
 NAMED = ("line", "solid", "dashed", "edge", "points", "trail")
 
 
 def in_multiples(charts: Sequence[Chart]) -> list[Chart]:
     """Each chart, or several of the same axes with a few of its series each, those that end highest first.
 
-    Charts of as many series as the first of them have these in its order, so that each looks the same in all.
+    Charts of as many series as the first of them have these in its order, so that each looks the same in all. Raises UserError
+    on more than MANY curves or NAMES.
     """
     found: list[Chart] = []
     orders: dict[int, list[int]] = {}
     for chart in charts:
         told = _told(chart)
+        if not chart.categories:
+            _check(sum(len(series.labels) for series in chart.series), "points with names", NAMES)
         if len(told) <= MOST:
             found.append(chart)
             continue
@@ -27,11 +32,18 @@ def in_multiples(charts: Sequence[Chart]) -> list[Chart]:
     return found
 
 
+def _check(count: int, what: str, most: int) -> None:
+    if count > most:
+        hint = "Ask for fewer, or take the figures with --format csv"
+        raise UserError(f"{count:,} {what} are more than the {most} that a picture shows", hint=hint)
+
+
 def _end(series: Sequence[Series]) -> float:
     return max(s.ys[-1] for s in series)
 
 
 def _split(chart: Chart, told: dict[int, list[Series]], order: Sequence[int]) -> list[Chart]:
+    _check(len(order), "curves", MANY)
     parts = -(-len(order) // FEW)
     cuts = [len(order) * n // parts for n in range(parts + 1)]
     return [_part(chart, told, order, low, high) for low, high in pairwise(cuts)]

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from program import run, sound
 
+from kvcalc.library.catalog import shipped_folder
 from kvcalc.report.export import csv_pieces, json_pieces
 
+PRESETS = sorted(path.stem for path in (shipped_folder() / "models").glob("*.yaml"))[:121]
 THOUSAND = ",".join(map(str, range(1, 1001)))
 REFUSED = {
     ("size", "gpt2", "--context", THOUSAND, "--bs", THOUSAND, "--format", "json"): "1,000,000 rows are asked for, and at most",
@@ -78,3 +80,12 @@ def test_kinds_of_layers_have_a_limit(tmp_path: Path) -> None:
         (tmp_path / "m.yaml").write_text(text, encoding="utf-8")
         done = sound(run("size", str(tmp_path / "m.yaml")))
         assert (done.code, "kinds: Expected 'object' of length <= 256" in done.err) == (code, code == 2), done.err
+
+
+@pytest.mark.parametrize(("words", "count"), [("size", 61), ("plot cache-vs-context", 61), ("plot cache-vs-parameters", 121)])
+def test_pictures_of_more_than_can_be_told_apart(words: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laid out in a time that grows with the square of the names."""
+    monkeypatch.chdir(tmp_path)
+    done = sound(run(*words.split(), *PRESETS[:count], "--plot", "out.svg"))
+    said = f"{count} {'points with names' if count > 100 else 'curves'} are more than the {count - 1} that a picture shows. "
+    assert (done.code, said in done.err, [*tmp_path.iterdir()]) == (2, True, []), done
