@@ -33,6 +33,8 @@ _BLOCKS = "fp8_block128"
 _CACHES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8", "fp8_block128": "fp8"}
 _PROJECTIONS = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8_block", "fp8_per_channel": "fp8_block", _BLOCKS: "fp8_block"}
 
+# Widths of keys and values of the latent attention that was measured: DeepSeek-V3's, absorbed and expanded.
+_LATENTS = ((576, 512), (192, 128))
 
 _Group = tuple[Any, Any, Any]  # sequences, new tokens of each, pairs of all of them
 
@@ -40,7 +42,7 @@ _Group = tuple[Any, Any, Any]  # sequences, new tokens of each, pairs of all of 
 class Applied(NamedTuple):
     """µs of one run (a float or an array), and the cell of the calibration that says so.
 
-    measured: whether the cell's rows are of this format; else the law is borrowed from the nearest one that is.
+    measured: whether the cell's rows are of this format and these widths; else the law is borrowed from the nearest that are.
     """
 
     us: Any
@@ -173,7 +175,8 @@ def _attention(shape: AttentionShape, figures: Figures, calibration: Calibration
     if len(each) < len(found) or not each:
         return None
     worst = max((one.entry for one in each), key=lambda entry: entry.p90_abs_error)
-    return Applied(plain(sum((one.us for one in each[1:]), each[0].us)), worst, cache_rows(shape.cached)[1])
+    measured = cache_rows(shape.cached)[1] and (bool(shape.kv_heads) or (shape.key, shape.value) in _LATENTS)
+    return Applied(plain(sum((one.us for one in each[1:]), each[0].us)), worst, measured)
 
 
 def _by_kernel(shape: AttentionShape) -> tuple[list[_Group], list[_Group]]:

@@ -12,6 +12,8 @@ from kvcalc.timing.calibration import Calibration, Entry, Validated
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.families import AnyLaw
 from kvcalc.timing.gemm import Gemm
+from kvcalc.timing.mla_decode import MlaDecode
+from kvcalc.timing.mla_prefill import MlaPrefill
 from kvcalc.timing.sparse_decode import SparseDecode
 from kvcalc.timing.steps import operator_seconds, pass_seconds, pass_time, step_error
 
@@ -80,3 +82,23 @@ def test_the_width_of_scales_changes_no_law(name: str) -> None:
     assert {timed.basis for timed in plain} >= {"calibrated"}
     assert [timed.basis for timed in narrow] == [timed.basis for timed in plain]
     assert all(0.999 * a.seconds <= b.seconds <= a.seconds for a, b in zip(plain, narrow, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "basis"),
+    [
+        ("deepseek-v3", "decode", "calibrated"),
+        ("deepseek-v3", "prefill", "calibrated"),
+        ("deepseek-v4-flash", "decode", "scaled"),
+        ("deepseek-v4-flash", "prefill", "scaled"),
+        ("glm-5", "prefill", "scaled"),
+    ],
+)
+def test_latent_attention_of_other_widths_than_the_measured_is_scaled(name: str, form: str, basis: str) -> None:
+    """Rows are of 576 and 512 wide (absorbed) or 192 and 128 (expanded); DeepSeek-V4's are 512 and 512, GLM-5's prompts 256."""
+    latent = {"mla_decode": {"bfloat16": entry(MlaDecode())}, "mla_prefill": {"bfloat16": entry(MlaPrefill())}}
+    laws = msgspec.structs.replace(LAWS, laws=LAWS.laws | latent)
+    batch = Batch.decode(16384, 8) if form == "decode" else Batch.prefill(16384)
+    operators = forward(load_model(name), batch, parallelism=Parallelism(tp=8))
+    timed = zip(operators, operator_seconds(operators, H100, laws), strict=True)
+    assert {each.basis for operator, each in timed if operator.name == "attention"} == {basis}
