@@ -117,6 +117,11 @@ def test_vllm_packs_no_keys_and_values_beside_compressed_latents() -> None:
     assert asked(of_kinds({"near": kinds["near"]}, layers=2, max_context=4096), "vllm").sequences > 0
 
 
+def test_vllm_has_other_pages_for_latents_that_layers_share() -> None:
+    with pytest.raises(UserError, match=r"keeps deepseek-v4.1-flash in other pages than DeepSeek-V4, which are not modelled"):
+        asked(load_model("deepseek-v4.1-flash"), "vllm")
+
+
 @pytest.mark.parametrize("engine", ["sglang", "llama.cpp"])
 def test_context_parallelism_without_rules_is_refused(engine: str) -> None:
     with pytest.raises(UserError, match=f"decode-context parallelism under {ENGINES[engine].title}"):

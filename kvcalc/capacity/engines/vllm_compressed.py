@@ -23,8 +23,19 @@ ALIGNED = {"fp8_ds_mla": 576, "bf16": 512}  # bytes that every page is a multipl
 
 
 def compresses(held: Sequence[Held]) -> bool:
-    """Whether a model's layers compress their latents, and keep nothing but those: what the packed pages are for."""
-    return _compresses([s.entry for s in part] for h in held for part in h.parts)
+    """Whether a model's layers compress their latents, and keep nothing but those: what the packed pages are for.
+
+    Raises UserError where layers read the compressed latents of others (models/deepseek_v41: records of 528 bytes on some GPUs,
+    windows in blocks of 32 or 64, rings of compressor states).
+    """
+    parts = [[s.entry for s in part] for h in held for part in h.parts]
+    entries = [e for part in parts for e in part]
+    if any(e.lent for e in entries) and any(e.role == "compressor" for e in entries):
+        raise UserError(
+            f"vLLM keeps {held[0].model.name} in other pages than DeepSeek-V4, which are not modelled",
+            hint="Engine none counts its content",
+        )
+    return _compresses(parts)
 
 
 def compresses_tokens(model: Model) -> bool:
