@@ -4,6 +4,7 @@ Everything inside kvcalc is in bytes, FLOP and seconds. GiB is 2^30 bytes and GB
 decimal. A token count may be typed as `4k` or `1M`, which are binary: 4k = 4096.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -190,6 +191,20 @@ def floor_div(a: Num, b: int) -> Num:
 def ceil_div(a: Num, b: int) -> Num:
     """⌈a/b⌉ for an int or an array of whole numbers."""
     return -floor_div(-a, b)
+
+
+def rounded_up(a: Any) -> Any:
+    """⌈a⌉ as an int, or as int64 of each of an array."""
+    return math.ceil(a) if isinstance(a, int | float) else -rounded_down(-a)
+
+
+def rounded_down(a: Any) -> Any:
+    """⌊a⌋ as an int, or as int64 of each of an array."""
+    if isinstance(a, int | float):
+        return math.floor(a)
+    import numpy as np
+
+    return np.floor(a).astype(np.int64)
 
 
 def doublings(n: int) -> int:

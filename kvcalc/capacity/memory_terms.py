@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cached_property
-from math import ceil, floor
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -18,6 +17,7 @@ from kvcalc.model.operators import forward
 from kvcalc.model.pipeline import stages
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.model.spec import NORM_VECTORS, Model
+from kvcalc.units import maximum, minimum, rounded_down, rounded_up
 
 Figure = TypeVar("Figure")
 ENDS = ("low", "middle", "high")  # of the range in which a budget lies
@@ -88,8 +88,9 @@ class Terms(NamedTuple):
     """Bytes of one GPU beside its cache.
 
     language: the model's own weights as stored. extra: what else is loaded, by name. activation: the peak of a pass, of the
-    step named in `peak`. overhead: by name. taken: of the overheads, what stands before a share of free memory. margin: bytes
-    by which the end of a range goes beyond its terms, negative at the high end. host: bytes of weights in the host's memory.
+    step named in `peak`. overhead: by name. taken: of the overheads, what stands before a share of free memory. margin: share of
+    the memory by which the end of a range goes beyond its terms, negative at the high end. host: bytes of weights in the host's
+    memory.
     """
 
     language: int
@@ -97,7 +98,7 @@ class Terms(NamedTuple):
     activation: int
     overhead: dict[str, int]
     taken: int = 0
-    margin: int = 0
+    margin: float = 0.0
     peak: str = ""
     host: int = 0
 
@@ -144,16 +145,17 @@ def budget(
 
     Of total: share = ⌈memory · utilization⌉ (vLLM). Of free: share = ⌊(memory − taken) · utilization⌋, with `taken` what
     stands before the weights: context and collectives. Of remaining: the terms, and ⌊left · utilization⌋ of the bytes that
-    they leave of memory − taken.
+    they leave of memory − taken. Ints, or arrays of them that broadcast.
     """
     terms = weights + (0 if outside else activation + overhead)
+    share: Any
     if of == "total":
-        share = ceil(memory * utilization)
+        share = rounded_up(memory * utilization)
     elif of == "free":
-        share = floor(max(0, memory - taken) * utilization)
+        share = rounded_down(maximum(0, memory - taken) * utilization)
     else:
         left = memory - taken - terms
-        share = terms + floor(left * utilization) if left > 0 else memory - taken
+        share = terms + minimum(rounded_down(left * utilization), left)  # what is missing is missing whole
     return Budget(memory, share, weights, activation, overhead, outside)
 
 

@@ -88,7 +88,7 @@ class Request(NamedTuple):
         if asked.overhead_bytes is not None:
             found = found._replace(overhead={"given": asked.overhead_bytes})
         given = None not in (asked.weight_bytes, asked.activation_bytes, asked.overhead_bytes)
-        return found._replace(margin=0) if given else found
+        return found._replace(margin=0.0) if given else found
 
     def _memory(self, start: Start, end: str) -> Terms:
         """The engine's terms; those of whole numbers are kept by the model: rows of a list, and searches, ask for the same."""
@@ -112,7 +112,7 @@ class Request(NamedTuple):
 
     def left(self, terms: Terms, utilization: float = 0.0) -> int:
         """Bytes that the terms and their margin leave for the cache; negative where there are too few."""
-        return self.budget(terms, utilization).cache - terms.margin
+        return self.budget(terms, utilization).cache - int(terms.margin * self.run.gpu.memory_bytes)
 
     def cache(self, plan: Plan, left: int) -> int:
         """Bytes that a plan works with: as given, or of what is left."""

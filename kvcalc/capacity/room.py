@@ -1,17 +1,19 @@
-"""Room for sequences: `fit`'s answer for many settings of an engine at once, and for one GPU after another.
+"""Room for sequences: `fit`'s answer for many settings of an engine and many kinds of GPU at once.
 
 Nothing is decided anew: terms, budgets and plans are those of `fit`, evaluated over arrays of `max_num_seqs` where the engine's
 rules take arrays. All figures are exact integers, as there.
 """
 
-from math import ceil
+from collections.abc import Sequence
+from math import nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from kvcalc.capacity.engines import Plan
 from kvcalc.capacity.engines.content import content_of
-from kvcalc.capacity.memory_terms import stage_weights
+from kvcalc.capacity.engines.engine import Defaults
+from kvcalc.capacity.memory_terms import budget
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.request import Request, request_of, started
 from kvcalc.errors import UserError
@@ -35,48 +37,66 @@ def _unlike(run: Deployment) -> list[int]:
 
 
 class Room(NamedTuple):
-    """A request on one GPU's replica, with the plan of each pipeline stage; one of all that hold the same layers."""
+    """A request on replicas of several kinds of GPU, with the plan of each pipeline stage; one of all that hold the same layers.
+
+    places: of these GPUs among those that were asked about. shares: of each one's memory, that the engine may take.
+    """
 
     request: Request
-    plans: dict[int, Plan]
+    plans: "Plans"
+    gpus: list[Gpu]
+    places: list[int]
+    shares: list[float]
 
     def left(self, counts: Whole) -> Whole:
-        """Bytes [stages with a plan, counts] that the terms leave, set up for so many sequences of the replica.
+        """Bytes [stages with a plan, GPUs, counts] that the terms leave, set up for so many sequences of the replica.
 
         At the end of the range that answers, negative where there are too few.
         """
         import numpy as np
 
-        request, engine = self.request, self.request.options.rules
-        each = -(-counts // request.run.parallelism.dp)
-        found = np.empty((len(self.plans), len(counts)), dtype=np.int64)
-        for row, stage in zip(found, self.plans, strict=True):
-            if engine.takes_arrays:
-                row[:] = request.left(request.terms(request.start(stage, each), request.end))
-            else:
-                starts = (request.start(stage, int(n)) for n in each)
-                row[:] = [request.left(request.terms(start, request.end)) for start in starts]
+        each = -(-counts // self.request.run.parallelism.dp)
+        found = np.empty((len(self.plans), len(self.gpus), len(counts)), dtype=np.int64)
+        for rows, stage in zip(found, self.plans, strict=True):
+            for alike in self._alike(stage):
+                if self.request.options.rules.takes_arrays:
+                    rows[alike] = self._left(stage, alike, each)
+                else:
+                    rows[alike] = np.hstack([self._left(stage, alike, int(n)) for n in each])
         return found
 
-    @property
-    def over(self) -> int:
-        """Bytes by which the language model's weights alone exceed a GPU's share, at most what all terms do; 0 where they fit."""
-        request = self.request
-        run, asked = request.run, request.options
-        if not asked.rules.takes_arrays or asked.cpu_offload_gb or asked.weight_bytes is not None:
-            return 0  # weights that are elsewhere, or not counted by the same rule
-        held = (stage_weights(run.model, run.formats, run.parallelism, stage) for stage in self.plans)
-        return max(0, max(held) - ceil(run.gpu.usable_bytes * request.utilization))
+    def _alike(self, stage: int) -> list[list[int]]:
+        """The GPUs, those together of which the engine's terms are the same."""
+        start, told = self.request.start(stage), self.request.options.rules.told
+        found: dict[object, list[int]] = {}
+        for at, gpu in enumerate(self.gpus):
+            found.setdefault(told(msgspec.structs.replace(start, gpu=gpu)), []).append(at)
+        return [*found.values()]
 
-    def transfer_seconds(self, length: int) -> float:
-        """Seconds of one sequence's cache on a GPU's link to another replica, where it is most. Raises UserError without one."""
-        gpu, ranks = self.request.run.gpu, self.request.run.parallelism
-        kept = self.request.options.rules.content
-        most = max(content_of(self.request.held, ranks, n, kept).needed(1, length) for n in self.plans)
-        return most / transfer_rate(gpu)
+    def _left(self, stage: int, alike: list[int], sequences: Any) -> Whole:
+        """Bytes [GPUs, settings] left on some of the GPUs, of which the terms are those of the first."""
+        import numpy as np
+
+        gpus = [self.gpus[at] for at in alike]
+        request = self.request._replace(run=msgspec.structs.replace(self.request.run, gpu=gpus[0]))
+        terms = request.terms(request.start(stage, sequences), request.end)
+        usable: Any
+        usable, whole = np.array([(gpu.usable_bytes, gpu.memory_bytes) for gpu in gpus]).T[:, :, None]
+        shares: Any = np.array([self.shares[at] for at in alike])[:, None]
+        sums = terms.weights, terms.activation, sum(terms.overhead.values())
+        found = budget(usable, shares, *sums, request.of, terms.taken, request.options.rules.outside)
+        left: Whole = found.cache - (terms.margin * whole).astype(np.int64)
+        return left
+
+    def transfer_seconds(self, length: int) -> list[float]:
+        """Seconds of one sequence's cache on each GPU's link to another replica, where it is most; NaN without a link."""
+        request, kept = self.request, self.request.options.rules.content
+        held = (content_of(request.held, request.run.parallelism, stage, kept) for stage in self.plans)
+        most = max(content.needed(1, length) for content in held)
+        return [most / rate if (rate := transfer_link(gpu)) else nan for gpu in self.gpus]
 
     def sequences(self, left: Whole, length: int) -> Whole:
-        """`fit`'s capacity_sequences: sequences of `length` tokens that the replica holds with so many bytes left."""
+        """`fit`'s capacity_sequences [GPUs, counts]: sequences of `length` tokens that a replica holds."""
         import numpy as np
 
         caches = np.maximum(left, 0)
@@ -86,31 +106,62 @@ class Room(NamedTuple):
         return fewest * self.request.run.parallelism.dp
 
 
+def transfer_link(gpu: Gpu) -> float | None:
+    """Bytes a second at which a GPU's part of a cache goes to another replica; None where nothing gives it."""
+    return gpu.link_bytes_per_s or gpu.outer_link
+
+
 def transfer_rate(gpu: Gpu) -> float:
-    """Bytes a second at which a GPU's part of a cache goes to another replica. Raises UserError where none is given."""
-    rate = gpu.link_bytes_per_s or gpu.outer_link
-    if not rate:
+    """That rate. Raises UserError where none is given."""
+    if not (rate := transfer_link(gpu)):
         raise UserError(f"{gpu.name} gives no rate of a link over which a prompt's cache could go to another replica")
     return rate
 
 
-class Rooms:
-    """The rooms of a model under one precision and ranks, on any GPU. Raises UserError as `fit` does."""
+Plans = dict[int, Plan]  # by pipeline stage
+Layouts = dict[tuple[int, int, int, Defaults], Plans]  # by tp, dcp and pp, and what an engine chooses on a GPU
 
-    def __init__(self, deployment: Deployment, options: FitOptions) -> None:
+
+class Rooms:
+    """The rooms of a model under one precision and ranks, on any GPUs. Raises UserError as `fit` does.
+
+    layouts: those of the same model, precision and options under other ranks, to be used again: data and expert parallelism
+    change none.
+    """
+
+    def __init__(self, deployment: Deployment, options: FitOptions, layouts: Layouts | None = None) -> None:
         self.options, self.dtype = options, deployment.precision.kv_cache_dtype
         self.run, self.release, _ = started(deployment, options)
-        self._known: dict[int, Room] = {}
+        self._layouts: Layouts = {} if layouts is None else layouts
+        self._requests: dict[Defaults, Request] = {}
 
-    def on(self, gpu: Gpu) -> Room:
-        """The room on a replica of these GPUs; the cache's layout hangs on a GPU only by the tokens of a pass."""
-        run, asked = msgspec.structs.replace(self.run, gpu=gpu), self.options
-        ranks, engine = run.parallelism, asked.rules
-        length = asked.longest(run.model)
-        chosen = engine.defaults(gpu, ranks, self.release, asked.max_num_batched_tokens, run.model, length)
-        if chosen.tokens not in self._known:
-            request = request_of(run, asked, self.dtype, self.release)
-            plans = {stage: engine.plan(request.held, ranks, request.settings, stage) for stage in _unlike(run)}
-            self._known[chosen.tokens] = Room(request, plans)
-        request, plans = self._known[chosen.tokens]
-        return Room(request._replace(run=run, utilization=asked.gpu_memory_utilization or chosen.utilization), plans)
+    def on(self, gpus: Sequence[Gpu]) -> list[Room]:
+        """The rooms on replicas of these GPUs; the cache's layout hangs on a GPU only by what the engine chooses on it."""
+        run, asked = self.run, self.options
+        engine, length = asked.rules, asked.longest(run.model)
+        found: dict[Defaults, Room] = {}
+        for place, gpu in enumerate(gpus):
+            chosen = engine.defaults(gpu, run.parallelism, self.release, asked.max_num_batched_tokens, run.model, length)
+            alike = chosen._replace(utilization=0.0, sequences=0)
+            if alike not in found:
+                found[alike] = Room(self._request(alike, gpu), self._plans(alike), [], [], [])
+            room = found[alike]
+            room.gpus.append(gpu)
+            room.places.append(place)
+            room.shares.append(asked.gpu_memory_utilization or chosen.utilization)
+        return [*found.values()]
+
+    def _request(self, chosen: Defaults, gpu: Gpu) -> Request:
+        if chosen not in self._requests:
+            run = msgspec.structs.replace(self.run, gpu=gpu)
+            self._requests[chosen] = request_of(run, self.options, self.dtype, self.release)
+        return self._requests[chosen]
+
+    def _plans(self, chosen: Defaults) -> Plans:
+        """The plan of each pipeline stage where the engine chooses that, of which the request was made."""
+        run, request = self.run, self._requests[chosen]
+        ranks, plan = run.parallelism, self.options.rules.plan
+        key = ranks.tp, ranks.dcp, ranks.pp, chosen
+        if key not in self._layouts:
+            self._layouts[key] = {stage: plan(request.held, ranks, request.settings, stage) for stage in _unlike(run)}
+        return self._layouts[key]

@@ -24,7 +24,7 @@ class Roof(NamedTuple):
     computed_in: str
 
 
-def least_time(cost: Cost, dtype: str, gpu: Gpu, memory_alone: bool = False) -> Roof:
+def least_time(cost: Cost, dtype: str, gpu: "Gpu | Roofs", memory_alone: bool = False) -> Roof:
     """A cost under the roof of `gpu`, its products in `dtype` ('' for none).
 
     Raises UserError where the GPU gives no peak that could serve, unless memory_alone: products are then free, and what the
@@ -33,13 +33,16 @@ def least_time(cost: Cost, dtype: str, gpu: Gpu, memory_alone: bool = False) -> 
     computed_in = ""
     slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s
     bound = "memory"
-    limits = [("compute", cost.vector_flops, gpu.vector_peak), ("network", cost.network_bytes, gpu.link)]
+    limits: list[tuple[str, Any, Any]] = [
+        ("compute", cost.vector_flops, gpu.vector_peak),
+        ("network", cost.network_bytes, gpu.link),
+    ]
     limits.append(("network", cost.inter_node_bytes, gpu.outer_link))
     if dtype and (not memory_alone or gpu.computes(dtype)):
         peak, computed_in = gpu.peak(dtype)
         limits.append(("compute", cost.flops, peak))
     for name, amount, rate in limits:
-        if rate and not (isinstance(amount, int | float) and amount == 0):
+        if rate is not None and not (isinstance(amount, int | float) and amount == 0):
             seconds = amount / rate
             if isinstance(seconds, float) and isinstance(slowest, float):
                 slowest, bound = (seconds, name) if seconds > slowest else (slowest, bound)
@@ -81,12 +84,38 @@ def total_seconds(placed: Sequence[Placed]) -> Any:
     return sum((p.seconds for p in placed), 0.0)
 
 
+class Roofs:
+    """The rates of several kinds of GPU side by side, as arrays [GPUs]: infinite where one gives none."""
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self.gpus = gpus
+        self.bandwidth_bytes_per_s = _rates([gpu.bandwidth_bytes_per_s for gpu in gpus])
+        self.vector_peak = _rates([gpu.vector_peak for gpu in gpus])
+        self.link, self.outer_link = _rates([gpu.link for gpu in gpus]), _rates([gpu.outer_link for gpu in gpus])
+
+    def computes(self, dtype: str) -> Any:
+        """Which of them have a matrix peak that serves products in a dtype."""
+        import numpy as np
+
+        return np.array([gpu.computes(dtype) for gpu in self.gpus])
+
+    def peak(self, dtype: str) -> tuple[Any, str]:
+        """The matrix peak of each, infinite where there is none; what its unit is, is not said."""
+        return _rates([gpu.peak(dtype)[0] if gpu.computes(dtype) else None for gpu in self.gpus]), ""
+
+
+def _rates(each: Sequence[float | None]) -> Any:
+    import numpy as np
+
+    return np.array([rate or np.inf for rate in each])
+
+
 class Stack:
-    """Operators under the roofs of one GPU after another, their costs side by side: `roofline` of many points at once.
+    """Operators under the roofs of several GPUs, their costs side by side: `roofline` of many points at once.
 
     points: the shape to which the operators' costs broadcast. Those of one dtype and shape stand as arrays [operators,
-    *shape], so that what does not change along an axis is worked out once. Every figure is what the operators alone give, to
-    the last bit.
+    *shape, 1], so that what does not change along an axis is worked out once; the last axis is that of the GPUs. Every figure
+    is what the operators alone give, to the last bit.
     """
 
     def __init__(self, operators: Sequence[Operator]) -> None:
@@ -99,16 +128,19 @@ class Stack:
         self._length = len(operators)
         self._groups = [(d, at, _stood([operators[i] for i in at], shape)) for (d, shape), at in together.items()]
 
-    def computes(self, gpu: Gpu) -> bool:
-        """Whether the GPU has a matrix peak for every dtype that is needed."""
-        return all(gpu.computes(dtype) for dtype, *_ in self._groups if dtype)
+    def seconds(self, roofs: Roofs, decodes: bool, before: Any = 0.0) -> Any:
+        """The least seconds of the pass [*points, GPUs], added to what those `before` it take: Σ over its operators in order.
 
-    def seconds(self, gpu: Gpu, memory_alone: bool = False) -> Any:
-        """The least seconds of the pass at each point: Σ over its operators in order. Raises as `least_time`."""
+        NaN on a GPU without a matrix peak that is needed, unless the pass decodes: then the memory is a bound still.
+        """
+        import numpy as np
+
         each: dict[int, Any] = {}
         for dtype, at, (cost, counts) in self._groups:
-            each.update(zip(at, least_time(cost, dtype, gpu, memory_alone).seconds * counts, strict=True))
-        return sum((each[at] for at in range(self._length)), 0.0)
+            least = least_time(cost, dtype, roofs).seconds
+            known = least if decodes or not dtype else np.where(roofs.computes(dtype), least, np.nan)
+            each.update(zip(at, known * counts, strict=True))
+        return sum((each[at] for at in range(self._length)), before)
 
 
 def _shape(operator: Operator, axes: int) -> tuple[int, ...]:
@@ -124,7 +156,7 @@ def _stood(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost,
     import numpy as np
 
     def stood(values: list[Any]) -> Any:
-        return np.stack([np.broadcast_to(np.asarray(value, dtype=float), shape) for value in values])
+        return np.stack([np.broadcast_to(np.asarray(value, dtype=float), shape) for value in values])[..., None]
 
     costs = [operator.cost for operator in operators]
     whole = Cost(
@@ -134,7 +166,7 @@ def _stood(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost,
         network_bytes=stood([c.network_bytes for c in costs]),
         inter_node_bytes=stood([c.inter_node_bytes for c in costs]),
     )
-    return whole, np.reshape([float(operator.count) for operator in operators], (-1, *(1 for _ in shape)))
+    return whole, np.reshape([float(operator.count) for operator in operators], (-1, *(1 for _ in shape), 1))
 
 
 def total_bound(placed: Sequence[Placed]) -> str:

@@ -1,6 +1,6 @@
 """A block of a plan: points of one split over several kinds of GPU under one need, worked out side by side."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from kvcalc.capacity.memory_terms import GIB
@@ -16,13 +16,13 @@ MEETS, MEMORY, UNKNOWN, TTFT, TPOT, THROUGHPUT, GPUS = range(7)  # why a point f
 
 
 class Held(NamedTuple):
-    """What is known of a deployment at each number of sequences. sent: as `block_of` has it; 0 where prompts are not apart."""
+    """What is known of deployments at each number of sequences. sent: as `block_of` has it, 0 where prompts are not apart."""
 
-    deployment: Deployment
+    deployments: list[Deployment]
     left: Array
     capacity: Array
     times: Times
-    sent: float
+    sent: Array
 
 
 class Block(NamedTuple):
@@ -78,7 +78,7 @@ class Block(NamedTuple):
 
 
 def block_of(
-    need: Need, held: Sequence[Held], max_gpus: int, counts: Array, speculated: Speculated | None = None, apart: bool = False
+    need: Need, held: Held, max_gpus: int, counts: Array, speculated: Speculated | None = None, apart: bool = False
 ) -> Block:
     """The points of deployments under a need, from what is known of them at each number of sequences.
 
@@ -88,21 +88,17 @@ def block_of(
     """
     import numpy as np
 
-    most = max_gpus // held[0].deployment.parallelism.gpus
+    most = max_gpus // held.deployments[0].parallelism.gpus
     replicas = np.arange(1, min(most, need.users) + 1)
     at = np.searchsorted(counts, -(-need.users // replicas) if need.users else need.batches(most))
-    which = np.repeat(np.arange(len(held)), len(at))
-
-    def points(rows: list[Array]) -> Array:
-        return np.concatenate([row[at] for row in rows])
-
-    replicas, chosen = np.tile(replicas, len(held)), np.tile(counts[at], len(held))
-    holds, times = points([h.capacity for h in held]), [h.times for h in held]
-    step = points([t.tpot for t in times])
+    kinds, times = len(held.deployments), held.times
+    which = np.repeat(np.arange(kinds), len(at))
+    replicas, chosen = np.tile(replicas, kinds), np.tile(counts[at], kinds)
+    holds, left, step = (figures[:, at].ravel() for figures in (held.capacity, held.left, times.tpot))
     tpot = np.where(holds >= chosen, step, np.nan)
-    e2e = None if times[0].e2e is None else points([t.e2e for t in times])
-    first, output = np.array([t.ttft for t in times])[which], need.lengths.output
-    ttft = first + np.array([h.sent for h in held])[which]
+    e2e = None if times.e2e is None else times.e2e[:, at].ravel()
+    first, output = times.ttft[which], need.lengths.output
+    ttft = first + held.sent[which]
     if apart:
         e2e = ttft + (output - 1) * tpot
     each = 1 / tpot if e2e is None else output / e2e  # output tokens per second of one sequence
@@ -116,8 +112,8 @@ def block_of(
     prefill = replicas * 0
     if apart:
         prefill = np.maximum(1, np.ceil(np.nan_to_num(total / output * first))).astype(np.int64)
-    figures = chosen, holds, points([h.left for h in held]), ttft, tpot, e2e, rate, total
-    block = Block(need, [h.deployment for h in held], which, replicas, *figures, replicas * 0, total * 0, speculated, prefill)
+    figures = chosen, holds, left, ttft, tpot, e2e, rate, total
+    block = Block(need, held.deployments, which, replicas, *figures, replicas * 0, total * 0, speculated, prefill)
     failing, excess = judged(block._replace(tpot=step), max_gpus)
     return block._replace(failing=failing, excess=excess)
 

@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.room import Room, Rooms
+from kvcalc.capacity.room import Layouts, Rooms
 from kvcalc.errors import UserError, few
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
 from kvcalc.planning.block import Block, Held, block_of
-from kvcalc.planning.need import Need
+from kvcalc.planning.need import Lengths, Need
 from kvcalc.planning.space import Space, Speculated
-from kvcalc.planning.timed import Timed
+from kvcalc.planning.timed import Timed, Times
 from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.deployment import Deployment, on_one_basis
 
 POINTS = 1 << 14  # of a block, about: their arrays stay in the CPU's cache
+STEPS = 1 << 22  # of whole answers, whose seconds are kept at a time
 Array = Any  # of NumPy, whose kinds of number mypy tells apart more than is told here
 
 
@@ -49,6 +50,7 @@ class Grid:
         self.needs, self.space = needs, space
         self.remarks: dict[str, None] = {}
         self.laws = self._calibrations()
+        self._layouts: dict[object, Layouts] = {}
 
     def _calibrations(self) -> dict[str, Calibration | None]:
         """What times rest on, by GPU: one basis for all, unless a mixture is meant or a stack is asked for.
@@ -114,36 +116,36 @@ class Grid:
         import numpy as np
 
         model, speculated, where = self.space.models[part.model], part.speculated, []
+        layouts = self._layouts.setdefault((part.model, part.precision, speculated), {})
         for ranks in part.splits:
             base = Deployment(model, self.space.gpus[0], part.precision, ranks, nodes=self.space.nodes)
             options = self.space.options_of(self.needs[0])
             try:
                 options = speculated.options(model, options) if speculated else options
-                where.append((base, Rooms(base, options), self._counts(ranks)))
+                where.append((base, Rooms(base, options, layouts), self._counts(ranks)))
             except UserError as error:
                 self.remarks[str(error)] = None
         if not where:
             return
         timed = Timed(np.unique(np.concatenate([counts for *_, counts in where])))
         gpus = [gpu for gpu in self.space.gpus[part.start : part.stop] if gpu.name in self.laws]
-        several = max(1, POINTS // self.space.max_gpus)
+        several = self._several(timed.counts)
         for at in range(0, len(gpus), several):
-            held: list[dict[object, list[Held]]] = [{} for _ in where]
-            for gpu in gpus[at : at + several]:
-                for (base, rooms, counts), known in zip(where, held, strict=True):
-                    if self.space.takes(gpu, base.parallelism):
-                        chosen = msgspec.structs.replace(base, gpu=gpu, calibration=self.laws[gpu.name])
-                        try:
-                            self._hold(known, chosen, rooms.on(gpu), timed, counts, speculated)
-                        except UserError as error:
-                            self.remarks[str(error)] = None
-            yield [
-                block_of(need, known[need.lengths, apart], self.space.max_gpus, counts, speculated, apart)
-                for (*_, counts), known in zip(where, held, strict=True)
-                for need in self.needs
-                for apart in self.space.disaggregate
-                if (need.lengths, apart) in known
-            ]
+            timed.forget()
+            found = []
+            for base, rooms, counts in where:
+                fleet = [
+                    msgspec.structs.replace(base, gpu=gpu, calibration=self.laws[gpu.name])
+                    for gpu in gpus[at : at + several]
+                    if self.space.takes(gpu, base.parallelism)
+                ]
+                found += self._blocks(fleet, rooms, timed, counts, speculated)
+            yield found
+
+    def _several(self, counts: Array) -> int:
+        """GPUs at a time: as many as leave a block, and the steps of whole answers that are kept, of moderate size."""
+        steps = sum(lengths.output for lengths in {need.lengths for need in self.needs})
+        return max(1, min(POINTS // self.space.max_gpus, STEPS // max(1, steps * len(counts))))
 
     def _counts(self, ranks: Parallelism) -> Array:
         """Sequences of a replica that make a point under any of the needs."""
@@ -152,24 +154,57 @@ class Grid:
         most = self.space.max_gpus // ranks.gpus
         return np.array(sorted({n for need in self.needs for n in need.batches(most)}), dtype=np.int64)
 
-    def _hold(
-        self,
-        known: dict[object, list[Held]],
-        deployment: Deployment,
-        room: Room,
-        timed: Timed,
-        counts: Array,
-        speculated: Speculated | None,
-    ) -> None:
-        """Add one deployment to what is known, by the lengths of requests and whether prompts are processed apart."""
+    def _blocks(
+        self, fleet: list[Deployment], rooms: Rooms, timed: Timed, counts: Array, speculated: Speculated | None
+    ) -> list[Block]:
+        """The blocks of deployments that differ by their GPUs, by need (fastest); those that are refused are left out."""
+        if not fleet:
+            return []
+        try:
+            held = self._held(fleet, rooms, timed, counts, speculated)
+        except UserError as error:
+            if len(fleet) == 1:
+                self.remarks[str(error)] = None
+                return []
+            half = len(fleet) // 2
+            return [b for some in (fleet[:half], fleet[half:]) for b in self._blocks(some, rooms, timed, counts, speculated)]
+        return [
+            block_of(need, held[need.lengths, apart], self.space.max_gpus, counts, speculated, apart)
+            for need in self.needs
+            for apart in self.space.disaggregate
+            if held[need.lengths, apart].deployments
+        ]
+
+    def _held(
+        self, fleet: list[Deployment], rooms: Rooms, timed: Timed, counts: Array, speculated: Speculated | None
+    ) -> dict[tuple[Lengths, bool], Held]:
+        """What is known of deployments, by the lengths of requests and whether prompts are processed apart."""
         import numpy as np
 
-        over = room.over
-        left = np.full((1, len(counts)), -over) if over else room.left(counts)
+        known, kinds = rooms.on([deployment.gpu for deployment in fleet]), len(fleet)
+        lefts = [room.left(counts) for room in known]
+        least = np.empty((kinds, len(counts)), dtype=np.int64)
+        for room, left in zip(known, lefts, strict=True):
+            least[room.places] = left.min(axis=0)
+        found = {}
         for lengths in dict.fromkeys(need.lengths for need in self.needs):
-            capacity = room.sequences(left, lengths.context) if not over else counts * 0
-            times = timed.on(deployment, lengths, counts, capacity >= counts, speculated)
-            for apart in self.space.disaggregate:
-                sent = room.transfer_seconds(lengths.prompt) if apart else 0.0
-                held = Held(deployment, left.min(axis=0), capacity, times, sent)
-                known.setdefault((lengths, apart), []).append(held)
+            capacity, sent = np.empty_like(least), np.zeros(kinds)
+            for room, left in zip(known, lefts, strict=True):
+                capacity[room.places] = room.sequences(left, lengths.context)
+                sent[room.places] = room.transfer_seconds(lengths.prompt) if True in self.space.disaggregate else 0.0
+            times = timed.on(fleet, lengths, counts, capacity >= counts, speculated)
+            found[lengths, False] = Held(fleet, least, capacity, times, np.zeros(kinds))
+            found[lengths, True] = self._linked(Held(fleet, least, capacity, times, sent))
+        return found
+
+    def _linked(self, held: Held) -> Held:
+        """Those of deployments that have a link over which a prompt's cache could go to another replica."""
+        import numpy as np
+
+        at = np.flatnonzero(~np.isnan(held.sent))
+        if len(at) < len(held.deployments):
+            without = [one.gpu.name for one, sent in zip(held.deployments, held.sent, strict=True) if np.isnan(sent)]
+            self.remarks[f"{few(without)}: prompts not apart, as no rate of a link to another replica is known"] = None
+            times = Times(held.times.ttft[at], held.times.tpot[at], None if held.times.e2e is None else held.times.e2e[at])
+            held = Held([held.deployments[n] for n in at], held.left[at], held.capacity[at], times, held.sent[at])
+        return held

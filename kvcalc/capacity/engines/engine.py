@@ -80,6 +80,7 @@ PrecisionRule = Callable[[Model, Precision], tuple[Precision, tuple[str, ...]]]
 DefaultsRule = Callable[[Gpu, Parallelism, Any, int, Model, int], Defaults]
 ReleaseRule = Callable[[str], tuple[Any, str]]
 WarningRule = Callable[[Any, Model, Formats, Parallelism], str]
+ToldRule = Callable[[Start], object]
 MemoryRule = Callable[[Start, str], Terms]
 ContentRule = Callable[[Held], Iterable[StoredEntry]]
 EntriesRule = Callable[[Model, Part], Sequence[CacheEntry]]
@@ -103,6 +104,16 @@ def as_asked(model: Model, precision: Precision) -> tuple[Precision, tuple[str, 
 def as_kept(held: Held) -> Iterable[StoredEntry]:
     """Every entry of a layer, as its mixers keep it."""
     return (entry for part in held.parts for entry in part)
+
+
+def by_name(start: Start) -> object:
+    """Every kind of GPU by itself."""
+    return start.gpu.name
+
+
+def nothing(start: Start) -> object:
+    """All GPUs are alike."""
+    return ()
 
 
 def unversioned(text: str) -> tuple[Any, str]:
@@ -129,7 +140,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     of: its share is of the total memory, of what is free before the weights, or of what is remaining beside them.
     outside: activations and overhead lie outside the share.
     spreads_context: it has decode-context parallelism. takes_num_blocks: its number of blocks can be given.
-    takes_arrays: its terms can be asked for an array of sequences.
+    takes_arrays: its terms can be asked for an array of sequences. told: what its terms go by of a GPU: those of GPUs that are
+    alike in it are the same.
     unlike_drafts: entries of padding by which a draft's vocabulary may differ from the model's.
     refuses_below_one_sequence: it does not start where not even one sequence of the longest length fits.
     """
@@ -155,6 +167,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     spreads_context: bool = False
     takes_num_blocks: bool = False
     takes_arrays: bool = False
+    told: ToldRule = by_name
     unlike_drafts: int = PADDING
     refuses_below_one_sequence: bool = False
 

@@ -84,10 +84,12 @@ class Plan:
         return largest(lambda n: self.needed(n, length, shared) <= pool)
 
     def many_sequences(self, budgets: Any, length: int, shared: int = 0) -> Any:
-        """`most_sequences` of each of an array of budgets, as int64."""
+        """`most_sequences` of each of an array of budgets, as int64; of equal ones once."""
         import numpy as np
 
-        return np.array([self.most_sequences(int(budget), length, shared) for budget in budgets], dtype=np.int64)
+        each, at = np.unique(budgets, return_inverse=True)
+        most = np.array([self.most_sequences(int(budget), length, shared) for budget in each], dtype=np.int64)
+        return most[at].reshape(budgets.shape)
 
     def most_beside(self, memory: int, length: int) -> int:
         """Sequences of `length` tokens that `memory` bytes hold beside a pool that stands; 0 where they need none."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, downcast, index_of_latents, packed_latents
+from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, downcast, index_of_latents, nothing, packed_latents
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.sglang_memory import defaults, release, terms
 from kvcalc.capacity.engines.stored import Held, counted, pages
@@ -209,6 +209,7 @@ SGLANG = Engine(
     release=release,
     memory=terms,
     ranged=True,
+    told=nothing,
     counts=("max_loras",),
     dtypes=("bf16", "fp16", "fp32", "fp8", "fp8_ds_mla", "nvfp4"),
     precision=_precision,

@@ -110,5 +110,5 @@ def terms(start: Start, end: str) -> Terms:
     return middle._replace(
         extra={name: size for name, size in extra.items() if size},
         taken=taken if start.of == "free" else middle.taken,
-        margin=int(margin * start.gpu.memory_bytes),
+        margin=margin,
     )

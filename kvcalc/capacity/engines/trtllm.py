@@ -6,7 +6,7 @@ bytes for the cache = (total − the run's peak + the cache that it had) · free
 
 from collections.abc import Sequence
 
-from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings
+from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings, nothing
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, counted, pages
 from kvcalc.capacity.engines.vllm_weights import rope_tables, tower
@@ -67,7 +67,7 @@ def _terms(start: Start, end: str) -> Terms:
     extra = {"rotary tables": rope_tables(start.model), "vision tower": tower(start), **start.beside}
     margin = {"low": 0.02, "middle": 0.0, "high": -0.015}[end]
     found = stated(start, end)
-    return found._replace(extra={n: s for n, s in extra.items() if s}, margin=int(margin * start.gpu.memory_bytes))
+    return found._replace(extra={n: s for n, s in extra.items() if s}, margin=margin)
 
 
 def _defaults(gpu: Gpu, ranks: Parallelism, release: None, tokens: int, model: Model, length: int) -> Defaults:
@@ -81,6 +81,7 @@ TRTLLM = Engine(
     defaults=_defaults,
     memory=_terms,
     ranged=True,
+    told=nothing,
     dtypes=("bf16", "fp16", "fp8", "nvfp4"),
     of="remaining",
 )

@@ -15,7 +15,7 @@ from kvcalc.capacity.engines.stored import Held, Pages, pages
 from kvcalc.capacity.engines.vllm_compressed import BLOCK as COMPRESSED_BLOCK
 from kvcalc.capacity.engines.vllm_compressed import compressed_specs, compresses, compresses_tokens, packed_groups, tuple_bytes
 from kvcalc.capacity.engines.vllm_groups import Group, Spec, SpecKind, groups_of, promoted
-from kvcalc.capacity.engines.vllm_memory import terms, warning
+from kvcalc.capacity.engines.vllm_memory import terms, told, warning
 from kvcalc.capacity.engines.vllm_pooled import pool_of, pooled_content, pooled_groups
 from kvcalc.capacity.engines.vllm_versions import defaults, release
 from kvcalc.errors import UserError
@@ -240,6 +240,7 @@ VLLM = Engine(
     spreads_context=True,
     takes_num_blocks=True,
     takes_arrays=True,
+    told=told,
     unlike_drafts=0,  # config/speculative.py: verify_equal_vocab_size_if_draft_model
     refuses_below_one_sequence=True,
 )  # fmt: skip

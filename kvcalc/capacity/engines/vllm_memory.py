@@ -9,9 +9,9 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, compressed_parts, has_indexer
-from kvcalc.capacity.engines.vllm_profile import peak
-from kvcalc.capacity.engines.vllm_versions import Release, has_states, takes_runner_v2
-from kvcalc.capacity.engines.vllm_weights import extra_weights, host_tables
+from kvcalc.capacity.engines.vllm_profile import compiles, peak
+from kvcalc.capacity.engines.vllm_versions import Release, has_states, runs_v0, takes_runner_v2
+from kvcalc.capacity.engines.vllm_weights import TABLES_ON_HOST, data_centre_blackwell, extra_weights, host_tables
 from kvcalc.capacity.memory_terms import GIB, MIB, Start, Terms, stage_weights
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
@@ -63,10 +63,18 @@ def terms(start: Start, end: str) -> Terms:
         "CUDA graphs": graphs(start, constants),
     }
     unseen = UNSEEN * (end == "low" and bool(compressed_parts(start)))
-    margin = int((constants.margin + unseen) * start.gpu.memory_bytes)
     needed: dict[str, Any] = {name: size for name, size in overhead.items() if not isinstance(size, int) or size}
-    host = host_tables(start)
-    return Terms(language - host, extra_weights(start), activation, needed, 0, margin, step, host)
+    host = start.once(host_tables, start.tables_on_host, start.release.since >= TABLES_ON_HOST)
+    return Terms(language - host, extra_weights(start), activation, needed, 0, constants.margin + unseen, step, host)
+
+
+def told(start: Start) -> object:
+    """What terms go by of a GPU. Multiprocessors and L2 of those alone whose sampler and compilation take memory by them."""
+    gpu, rules = start.gpu, start.release
+    old = runs_v0(rules, gpu, start.model)
+    sms = rules.sampler == "kernels" and start.last and not takes_runner_v2(rules, start.model, start.formats)
+    kind = gpu.architecture == "Hopper", data_centre_blackwell(start), bool(gpu.link_bytes_per_s)
+    return *kind, old, sms and gpu.sms, compiles(start) and gpu.l2_bytes
 
 
 def _bytes(gib: float) -> int:

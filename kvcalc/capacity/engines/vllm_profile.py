@@ -189,12 +189,17 @@ def encoder(start: Start) -> Num:
     return 2 * count * vision.patches * (vision.values + 4 * vision.width + 2 * vision.mlp // ranks)
 
 
+def compiles(start: Start) -> bool:
+    """Whether what a first start compiles takes memory on this stage."""
+    return bool(start.release.combo_kernels and not (start.eager or start.stage or start.model.vision))
+
+
 def compilation(start: Start) -> int:
     """A first start's copy of the token table, a cache's worth of scratch and the pass's input, as torch 2.9 times kernels.
 
     Inferred from pairs of starts, not read: without a compilation cache, and not where a tower stands beside the model.
     """
-    if not start.release.combo_kernels or start.eager or start.stage or start.model.vision:
+    if not compiles(start):
         return 0
     model, element = start.model, start.formats.element_bytes
     table = (model.embedding_size or model.hidden_size) * start.ranks.share(model.vocab_size) * element
