@@ -29,7 +29,7 @@ COLUMNS = (
     Column("knee", "knee", lambda v: f"{v:.1f}", wide=True),
     Column("mla_form", "MLA form", right=False, wide=True),
 )
-FEW = 3  # GPUs that a title names
+FEW = 3  # GPUs that a title names, and beyond which their roofs leave room for the names of prefill in the key alone
 CORNER = 1.5  # times its knee is what is drawn of the slope of another GPU's roof
 FAMILIES = ("MHA", "GQA-8", "GQA-4", "MQA", "MLA", "DSA")
 
@@ -79,13 +79,15 @@ def attention_chart(gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart
     series = [s for gpu in gpus[1:] for s in _corners(gpu, [gpu.peak(d)[1] for d in dtypes], last)]
     series += roofs(gpus[0], [gpus[0].peak(d)[1] for d in dtypes], GREY, (0.5, last), several)
     passes = [r for r in at if r["phase"] == "prefill" and r["to_knee"] <= 1]
-    for record in at:
+    for record in [*passes, *(r for r in at if r not in passes)]:  # these first, whose label is the widest
         colour = next(n for n, family in enumerate(FAMILIES) if record["attention"].startswith(family))
         way = [_point(r) for r in over if r["attention"] == record["attention"]]
         series.append(Series("", tuple(x for x, _ in way), tuple(y for _, y in way), "span", colour=colour))
         x, y = _point(record)
         label = _label(record, not several) if record not in passes else _together(passes) if record is passes[0] else ""
-        series.append(Series("", (x,), (y,), "points", (0.12,), (label,), colour))
+        keyed = record in passes and len(gpus) > FEW
+        texts = () if keyed else (label,)
+        series.append(Series(_label(record, False) if keyed else "", (x,), (y,), "points", (0.12,), texts, colour))
     others = f"{len(gpus) - 1} others" if len(gpus) > FEW else " and ".join(gpu.name for gpu in gpus[1:])
     title = f"Attention under the roof of {gpus[0].name}" + f", beside {others}" * several
     more = f" under {gpus[0].name}" if several else ", and how many times more reach the knee"

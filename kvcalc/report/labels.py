@@ -10,6 +10,8 @@ NEAR = 1.6  # so far from its mark a text is its point's without a line that joi
 SIDES = [
     (math.cos(math.pi * n / 8), 1.2 * math.sin(math.pi * n / 8)) for n in (0, 8, 14, 2, 6, 10, 4, 12, 1, 15, 7, 9, 3, 13, 5, 11)
 ]
+SLID = (0.8, 0.2)  # where a text above or below its point has it, from its left edge to its right, but in the middle
+WAYS = [*((0.5, way) for way in SIDES), *((slide, way) for slide in SLID for way in SIDES if abs(way[0]) < 0.3)]
 HEIGHTS = [n / 100 for n in range(96, 3, -3)]  # on the axes, where an upright line may be named
 STEP = 6  # pixels between the boxes that stand for a line
 
@@ -120,7 +122,7 @@ def beside(text: Any, taken: Places, texts: Places, inside: Any, renderer: Any) 
         return False
     text.xy = text.xy[0], found.height
     text.set_position(found.offset)
-    text.set_ha({0.0: "left", 1.0: "right", 0.5: "center"}[found.side])
+    text.set_ha({0.0: "left", 1.0: "right"}.get(found.side, "center"))
     text.arrow_patch.set_visible(len(found.leader) > 0)
     texts.take(np.array([found.place]))
     taken.take(np.array([found.place, *found.leader.tolist()]))
@@ -131,11 +133,11 @@ def _spots(text: Any, taken: Places, inside: Any, renderer: Any) -> Iterator[Spo
     """The free places within a box, the nearest first; a line begins where it has left its mark and what that lies on."""
     gap, pixels, box = text.get_fontsize(), text.figure.dpi / 72, text_box(text, renderer)
     heights = (text.xy[1],) if text.xycoords == "data" else HEIGHTS
-    for height, reach, (dx, dy) in itertools.product(heights, REACH if len(heights) == 1 else REACH[:1], SIDES):
+    for height, reach, (slide, (dx, dy)) in itertools.product(heights, REACH if len(heights) == 1 else REACH[:1], WAYS):
         text.xy = text.xy[0], height
         x, y = anchor(text)
         at_x, at_y = x + dx * gap * reach * pixels, y + dy * gap * reach * pixels
-        side = 0.0 if dx > 0.3 else 1.0 if dx < -0.3 else 0.5
+        side = 0.0 if dx > 0.3 else 1.0 if dx < -0.3 else slide
         left, low = at_x - side * box.width, at_y - box.height / 2
         place = (left - 2, low - 2, left + box.width + 2, low + box.height + 2)
         if not (inside.x0 <= place[0] and place[2] <= inside.x1 and inside.y0 <= place[1] and place[3] <= inside.y1):
@@ -145,7 +147,8 @@ def _spots(text: Any, taken: Places, inside: Any, renderer: Any) -> Iterator[Spo
         mark = text.arrowprops["shrinkB"]
         way = boxes_along([(x, y), (left + box.width / 2, low + box.height / 2)], 1, 1)
         leader = way[int((NEAR * gap + mark) * pixels) :] if gap * (reach - NEAR) > mark else way[:0]
-        yield Spot(place, leader, (dx * gap * reach, dy * gap * reach), side, height)
+        aside = (0.5 - side) * box.width / pixels if side == slide else 0.0
+        yield Spot(place, leader, (dx * gap * reach + aside, dy * gap * reach), side, height)
 
 
 def anchor(text: Any) -> tuple[float, float]:

@@ -112,11 +112,11 @@ def test_attention_and_a_pass_under_the_roof() -> None:
     check_apart(roofline_chart(decode_sweep(deployment, 4096, [1, 8, 64, 256]), [load_gpu("h100")]), "light")
 
 
-@pytest.mark.parametrize("count", [1, 2, 6, 12])
-def test_lines_to_points_cross_no_roof(count: int) -> None:
+@pytest.mark.parametrize(("count", "style"), [(1, "light"), (6, "slides"), (12, "light"), (12, "slides")])
+def test_lines_to_points_cross_no_roof(count: int, style: str) -> None:
     """Once they have left the mark and what that lies on; whatever GPUs stand beside the first."""
     cards = [load_gpu(name) for name in GPUS[:count]]
-    drawn = figure(attention_chart(cards, 32_768, 1), STYLES["light"])
+    drawn = figure(attention_chart(cards, 32_768, 1), STYLES[style])
     drawn.draw_without_rendering()
     (axes,), renderer = drawn.axes, drawn.canvas.get_renderer()
     taken, joined = taken_places(drawn, axes), 0
