@@ -241,3 +241,13 @@ def test_a_language_model_with_its_own_head_says_whether_that_is_tied() -> None:
     for around, inner, tied in (("blip-2", "opt", True), ("instructblip", "opt", True), ("llava", "llama", False)):
         model = model_from({"model_type": around, "text_config": part | {"model_type": inner}}, "c", "m")
         assert model.tie_word_embeddings is tied
+
+
+@pytest.mark.parametrize(("around", "usual"), [("granite_docling", True), ("muse_glimmer", False)])
+def test_a_head_of_the_wrapper_is_tied_as_the_wrapper_says(around: str, usual: bool) -> None:
+    """transformers ties such a head by the whole file's config, else its class's, whatever the text part says."""
+    part = {"model_type": f"{around}_text", **TEXT}
+    for said in ({}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}):
+        for inside in (True, False):
+            config = {"model_type": around, "text_config": part | {"tie_word_embeddings": inside}} | said
+            assert model_from(config, "c", "m").tie_word_embeddings is said.get("tie_word_embeddings", usual)

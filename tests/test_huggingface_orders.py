@@ -117,6 +117,12 @@ def test_hrm_runs_two_stacks_of_two_in_two_rounds_of_three_and_one(keys: dict[st
     assert per_token(model) == 16 * 2 * 4 * 16 * 2
 
 
+def test_zaya_as_its_makers_write_it_is_refused() -> None:
+    """ZAYA1-8B's own file has 80 layers, attention and experts in turn: transformers' has 40 of both."""
+    with pytest.raises(UserError, match="zaya_mlp_expansion: this file counts attention and experts as layers of their own"):
+        read("zaya", num_hidden_layers=80, zaya_mlp_expansion=256)
+
+
 def test_zaya_keeps_two_columns_of_queries_and_keys_and_one_of_half_the_values() -> None:
     """Kernels of 2 and 2 over 4 + 2 heads of 16: two columns of 96 channels; 16 of the 32 values come one token late."""
     model = read("zaya", num_hidden_layers=4, num_experts=4, router_hidden_size=8, moe_intermediate_size=32)

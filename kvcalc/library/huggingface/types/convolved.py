@@ -6,7 +6,7 @@ from kvcalc.library.huggingface.fields import Field, K, when
 from kvcalc.library.huggingface.patterns import after_first, every, typed
 from kvcalc.library.huggingface.shapes import both, dense, grouped, mixer, moe, projections
 from kvcalc.library.huggingface.types.entry import Type
-from kvcalc.library.huggingface.types.experts import BIAS, LOCAL
+from kvcalc.library.huggingface.types.experts import LOCAL
 
 
 def slides(c: Config) -> bool:
@@ -120,9 +120,17 @@ def channels(c: Config) -> int:
     return (c.size("num_attention_heads") + c.size("num_key_value_heads")) * c.size("head_dim")
 
 
+def _in_whole_layers(c: Config) -> bool:
+    """Whether layers have biases. Raises UserError on a file as ZAYA's makers write it, where attention and experts alternate."""
+    if key := next((key for key in ("zaya_mlp_expansion", "swa_layers") if c.has(key)), ""):
+        said = f"this file counts attention and experts as layers of their own, which makes {c.layers} twice as many as are read"
+        raise c.fail(key, said, "Read is the config.json of the same weights as transformers has them")
+    return c.flag("attention_bias")
+
+
 ZAYA = Type(
     both(
-        grouped(BIAS, sliding_window=WINDOW),
+        grouped(_in_whole_layers, sliding_window=WINDOW),
         mixer(
             Convolutions,
             channels=lambda c: {"qk_conv": channels(c)},

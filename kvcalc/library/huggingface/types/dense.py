@@ -200,7 +200,7 @@ TYPES = {
         model=UNTIED | {"tables": _additional},
     ),
     "muse_glimmer_text": Type(
-        grouped(BIAS, output_gate="full"), dense(), typed(every(4, offset=lambda c: 1 - c.layers)), norms=4
+        grouped(BIAS, output_gate="full"), dense(), typed(every(4, offset=lambda c: 1 - c.layers)), norms=4, model=outer_tie()
     ),
     "nanochat": Type(grouped(BIAS), dense(gated=False), norm="none"),
     "nemotron": PLAIN.variant(norm="layer"),

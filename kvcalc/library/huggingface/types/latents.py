@@ -132,6 +132,7 @@ MISTRAL_LARGE4 = DEEPSEEK_V32.variant(
         projections(vectors=logit_scales),
     ),
     ffn=first_dense(1),
+    model=outer_tie(),
 )
 
 # --- Several residual streams ---
