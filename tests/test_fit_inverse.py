@@ -66,6 +66,29 @@ def test_the_greatest_settings_hold_and_the_next_do_not(version: str, length: in
         assert asked("llama-3.1-8b", "vllm", max_num_seqs=8, max_model_len=tokens, engine_version=version).fits == holds
 
 
+@pytest.mark.parametrize("length", [512, 40_000])
+@pytest.mark.parametrize("asked_for", [1, 20])
+@pytest.mark.parametrize(
+    ("model", "engine", "also"),
+    [
+        ("llama-3.1-8b", "llama.cpp", {}),
+        ("llama-3.1-8b", "llama.cpp", {"kv_unified": True}),
+        ("llama-3.1-8b", "vllm", {"engine_version": "0.7"}),
+        ("deepseek-v2-lite", "vllm", {"engine_version": "0.7"}),
+    ],
+)
+def test_the_longest_has_the_terms_of_its_own_length(
+    model: str, engine: str, also: dict[str, Any], asked_for: int, length: int
+) -> None:
+    """llama.cpp's mask is as long as the context; V0 passes the longest prompt whole, of plain heads to 32,768 tokens."""
+    gpu = {"gpu": "a100-80gb", "max_num_seqs": asked_for}
+    found = asked(model, engine, max_model_len=length, **gpu, **also)
+    assert found.longest == found.needed.length == asked(model, engine, max_model_len=1000, **gpu, **also).longest
+    assert found.longest
+    for tokens, holds in ((found.longest, True), (found.longest + 1, False)):
+        assert asked(model, engine, max_model_len=tokens, **gpu, **also).fits == holds
+
+
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "bloom-7b1", "gemma-4-e2b", "granite-4-h-micro"])
 def test_numbers_that_are_given_back_hold(model: str) -> None:
     """What fits, at every end of the range, the greatest settings and the least share: each asked for in its turn fits."""

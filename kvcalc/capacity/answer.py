@@ -11,7 +11,7 @@ import msgspec
 
 from kvcalc.capacity.engines import Engine, EngineSettings, Plan
 from kvcalc.capacity.engines.content import Content, content_of
-from kvcalc.capacity.inverse import Needed, held, needed
+from kvcalc.capacity.inverse import Needed, held, longest, needed
 from kvcalc.capacity.memory_terms import ENDS, Budget, Terms
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.request import Request, request_of, started
@@ -188,7 +188,7 @@ def most_sequences(deployment: Deployment, options: FitOptions) -> int:
         left = request.left(request.terms(request.start(number), request.end))
         if left < 0 and not options.given:
             return 0
-        stages.append((options.rules.plan(request.held, deployment.parallelism, request.settings, number), left))
+        stages.append((request.plan(number), left))
     return _held(request, stages, request.end) * deployment.parallelism.dp
 
 
@@ -207,13 +207,11 @@ def _requested(deployment: Deployment, asked: FitOptions) -> tuple[Request, tupl
 
 def _stage(request: Request, number: int) -> _Stage:
     """The terms of one stage at every end of the range, the engine's plan, and what fits at the end that answers."""
-    run, asked, settings = request.run, request.options, request.settings
-    engine, count, start = asked.rules, request.wanted, request.start(number)
-    found = {end: request.terms(start, end) for end in (ENDS if engine.ranged else ("middle",))}
+    asked, start = request.options, request.start(number)
+    found = {end: request.terms(start, end) for end in (ENDS if asked.rules.ranged else ("middle",))}
     left = {end: request.left(terms) for end, terms in found.items()}
-    plan = engine.plan(request.held, run.parallelism, settings, number)
+    plan = request.plan(number)
     cache = request.cache(plan, left[request.end])
     sequences = plan.most_sequences(cache, request.length, asked.shared_prefix)
-    longest = plan.longest(cache, count, asked.shared_prefix)
     concurrency = plan.concurrency(cache, request.length)
-    return _Stage(number, found["middle"], left, plan, cache, sequences, concurrency, longest)
+    return _Stage(number, found["middle"], left, plan, cache, sequences, concurrency, longest(request, number, plan))

@@ -6,9 +6,11 @@ from typing import NamedTuple
 from kvcalc.capacity.engines import Plan
 from kvcalc.capacity.engines.layout import largest
 from kvcalc.capacity.request import Request
+from kvcalc.units import MOST_TOKENS
 
 STEPS = 10_000  # of a utilization
 SORTED_APART = 128  # requests from which vLLM's sampler takes fewer bytes for each: on either side more requests take more
+CUT_APART = 32_768  # tokens beyond which vLLM's V0 cuts prompts: on either side longer ones take more
 
 
 class Needed(NamedTuple):
@@ -78,8 +80,28 @@ def _sequences(request: Request, plans: Sequence[Plan]) -> int:
 
 
 def _length(request: Request, plans: Sequence[Plan]) -> int | None:
-    count, asked = request.wanted, request.options
-    set_up = count if asked.max_num_seqs or asked.users or asked.require else 0  # 0: the engine's own number
-    lefts = (_left(request, stage, plan, set_up, request.end) for stage, plan in enumerate(plans))
-    found = (plan.longest(left, count, asked.shared_prefix) for plan, left in zip(plans, lefts, strict=True))
+    asked = request.options
+    set_up = request.wanted if asked.max_num_seqs or asked.users or asked.require else 0  # 0: the engine's own number
+    found = (longest(request, stage, plan, set_up) for stage, plan in enumerate(plans))
     return min((length for length in found if length is not None), default=None)
+
+
+def longest(request: Request, stage: int, plan: Plan, set_up: int = 0) -> int | None:
+    """Tokens of the longest sequences of which those asked for fit on a stage; None where no length is too long.
+
+    With the terms, the pass and the layout that the engine has of that length, set up for so many sequences; 0: as it is asked.
+    """
+    count, shared, end = request.wanted, request.options.shared_prefix, request.end
+    if not request.options.rules.grows and request.at(CUT_APART).settings == request.at(CUT_APART + 1).settings:
+        return plan.longest(_left(request, stage, plan, set_up, end), count, shared)
+
+    def holds(length: int) -> bool:
+        then = request.at(length)
+        laid = plan if then.settings == request.settings else then.plan(stage)
+        return laid.needed(count, length, shared) <= laid.pool(_left(then, stage, laid, set_up, end))
+
+    def beyond(tokens: int) -> bool:
+        return holds(CUT_APART + tokens)
+
+    most = CUT_APART + largest(beyond, MOST_TOKENS - CUT_APART) if beyond(1) else largest(holds, CUT_APART)
+    return None if most == MOST_TOKENS else most

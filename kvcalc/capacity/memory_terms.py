@@ -67,8 +67,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """What tells starts of one model apart."""
-        return (*msgspec.structs.astuple(self)[1:-1], *self.beside.items())
+        """What tells starts of one model apart, but for the context."""
+        return (*msgspec.structs.astuple(self)[1:-2], *self.beside.items())
 
     @property
     def last(self) -> bool:

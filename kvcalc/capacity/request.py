@@ -42,6 +42,10 @@ class Request(NamedTuple):
     def end(self) -> str:
         return self.options.end
 
+    def plan(self, stage: int) -> Plan:
+        """The layout of a stage's cache."""
+        return self.options.rules.plan(self.held, self.run.parallelism, self.settings, stage)
+
     def start(self, stage: int, sequences: Any = 0) -> Start:
         """One stage as it starts, set up for `sequences` and asked for as many where they are given; an int or an array."""
         run, asked = self.run, self.options
@@ -65,19 +69,26 @@ class Request(NamedTuple):
             images=asked.images,
             tables_on_host=asked.tables_on_host,
             beside=self.beside if stage == run.parallelism.pp - 1 else {},
-            context=self._context,
+            context=self._context(self.wanted if given is None else given),
         )
 
-    @property
-    def _context(self) -> int:
-        """Tokens of one cache, where the engine says whether sequences share one."""
-        if "kv_unified" not in self.options.rules.takes:
+    def _context(self, sequences: Any) -> Any:
+        """Tokens of one cache, where the engine's buffers grow with it."""
+        if not self.options.rules.grows:
             return 0
-        return self.length * (self.wanted if self.settings.kv_unified else 1)
+        return self.length * (sequences if self.settings.kv_unified else 1)
+
+    def at(self, length: int) -> "Request":
+        """The same with another longest sequence, and with the pass that the engine then chooses."""
+        run, asked = self.run, self.options
+        chosen = asked.rules.defaults(run.gpu, run.parallelism, self.release, asked.max_num_batched_tokens, run.model, length)
+        settings = msgspec.structs.replace(self.settings, max_num_batched_tokens=chosen.tokens)
+        return self._replace(length=length, settings=settings)
 
     def terms(self, start: Start, end: str) -> Terms:
         """The engine's terms, and in their place those that are given; nothing is uncertain where all three are."""
         asked, found = self.options, self._memory(start, end)
+        found = asked.rules.grows(start, found) if asked.rules.grows else found
         if asked.from_log:
             found = asked.from_log.applied(found, start.model.name, start.formats.weights_label, start.ranks)
         found = found._replace(language=found.language - offloaded(found.language, asked.cpu_offload_gb))

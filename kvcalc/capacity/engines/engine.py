@@ -82,6 +82,7 @@ ReleaseRule = Callable[[str], tuple[Any, str]]
 WarningRule = Callable[[Any, Model, Formats, Parallelism], str]
 ToldRule = Callable[[Start], object]
 MemoryRule = Callable[[Start, str], Terms]
+GrowthRule = Callable[[Start, Terms], Terms]
 ContentRule = Callable[[Held], Iterable[StoredEntry]]
 EntriesRule = Callable[[Model, Part], Sequence[CacheEntry]]
 
@@ -138,7 +139,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     pass (0: not given), the model and the longest sequence → what it chooses. warns: of what its CUDA graphs may take that is
     not predicted, ''. memory: a start and an end of the range → the terms beside the cache; ranged: that the ends differ.
     of: its share is of the total memory, of what is free before the weights, or of what is remaining beside them.
-    outside: activations and overhead lie outside the share.
+    outside: activations and overhead lie outside the share. grows: terms that hold whatever the context → those of the
+    context of a start, where its buffers grow with it.
     spreads_context: it has decode-context parallelism. takes_num_blocks: its number of blocks can be given.
     takes_arrays: its terms can be asked for an array of sequences. told: what its terms go by of a GPU: those of GPUs that are
     alike in it are the same.
@@ -164,6 +166,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     content: ContentRule = as_kept
     of: str = "total"
     outside: bool = False
+    grows: GrowthRule | None = None
     spreads_context: bool = False
     takes_num_blocks: bool = False
     takes_arrays: bool = False

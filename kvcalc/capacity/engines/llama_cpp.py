@@ -13,7 +13,7 @@ import msgspec
 from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.llama_cpp_layers import PATTERNED, entries, remarks, unwindowed
-from kvcalc.capacity.engines.llama_cpp_memory import PAD, host_layers, terms
+from kvcalc.capacity.engines.llama_cpp_memory import PAD, grown, host_layers, terms
 from kvcalc.capacity.engines.stored import Held, counted, pages
 from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry, Span
@@ -162,6 +162,7 @@ LLAMA_CPP = Engine(
     plan=_plan,
     defaults=lambda gpu, ranks, release, tokens, *asked: Defaults(tokens or UBATCH, 1, 1.0),
     memory=terms,
+    grows=grown,
     dtypes=TYPES,
     takes=("cache_type_k", "cache_type_v", "kv_unified", "swa_full", "n_gpu_layers", "n_cpu_moe", "cpu_moe"),
     precision=_precision,

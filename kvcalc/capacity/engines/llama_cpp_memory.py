@@ -96,8 +96,12 @@ def check_placement(start: Start) -> None:
 
 
 def terms(start: Start, end: str) -> Terms:
-    """The stated terms, without what the host keeps, and at least the compute buffer. Raises UserError as `check_placement`."""
+    """The stated terms, without what the host keeps. Raises UserError as `check_placement`."""
     check_placement(start)
     found, host = stated(start, end, graphs=False), host_weights(start)
-    activation = max(found.activation, compute_buffer(start))
-    return found._replace(language=found.language - host, host=host, activation=activation)
+    return found._replace(language=found.language - host, host=host)
+
+
+def grown(start: Start, found: Terms) -> Terms:
+    """Terms with at least the compute buffer of a context."""
+    return found._replace(activation=max(found.activation, compute_buffer(start)))
