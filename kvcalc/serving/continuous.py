@@ -11,6 +11,7 @@ import math
 
 from kvcalc.serving.decoding import Decoding, InStep, OwnPace
 from kvcalc.serving.door import Door
+from kvcalc.serving.ledger import Grown
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.prefixes import Prefixes
@@ -88,13 +89,17 @@ class Continuous:
 
     def _preempt(self) -> None:
         self.log.preemptions += 1
+        if self.prefixes:
+            self.prefixes.settle(0)
         if self.prefilling and self.prefilling[-1].order > self.decoding.newest():
             live = self.prefilling.pop()
             self.held -= self.table[live.target]
+            self._release(live.index, self.table[live.target])
             self.log.recomputed_tokens += live.cached
             live.cached = 0
         else:
             live = self.decoding.take_out()
+            self._release(live.index, self.table[live.cached])
             live.target = live.cached + 1
             if self.limits.host_bytes_per_s:
                 live.swapped = True
@@ -104,6 +109,11 @@ class Continuous:
                 live.cached = 0
         self.promised -= live.promised
         self.waiting.preempted.append(live)
+
+    def _release(self, index: int, held: int) -> None:
+        """A request gives back so many bytes, but for those that others hold on."""
+        if self.prefixes:
+            self.held += self.prefixes.release(index, held)
 
     def _swap(self, moved: int) -> None:
         self.swap_bytes += moved
@@ -128,9 +138,10 @@ class Continuous:
         seats = self.limits.max_num_seqs - self.decoding.count - len(self.prefilling)
         while self.waiting and budget > 0 and seats > 0:
             head = self.waiting.head()
-            if self.prefixes and not head.order:
-                head.cached = self.prefixes.found(head.index, head.target, self.pool.budget - taken)
             need, promised = self.table[head.target], self._promise(head) if self.how.reserve else 0
+            if self.prefixes and not head.swapped:
+                head.cached = self.prefixes.found(head.index, self.door.inputs[head.index], self.pool.budget - taken)
+                need -= self.prefixes.common(head.index, head.cached)
             if taken + need > self.pool.budget or self.promised + promised > self.pool.budget:
                 break
             new = head.target - head.cached
@@ -155,9 +166,12 @@ class Continuous:
 
     def _enter(self, head: Live, need: int, promised: int) -> None:
         self.waiting.pop()
+        if self.prefixes and not head.swapped:
+            self.prefixes.take(head.index, head.cached)
+            self.log.found_tokens += 0 if head.order else head.cached
+            self.log.recomputed_tokens -= head.cached if head.order else 0
         if not head.order:
             self.log.scheduled[head.index] = self.now
-            self.log.found_tokens += 0 if head.handed else head.cached
         self.admitted += 1
         head.order, head.promised = self.admitted, promised
         self.promised += promised
@@ -194,14 +208,14 @@ class Continuous:
             seconds += swapped / self.limits.host_bytes_per_s
         for live, new in pieces:
             live.cached += new
-        held, kept = self.held, sum([self.kept[p.cached] for p in self.prefilling])
+        held, kept = self.held, self._stored()
         if self.joining:
             held += sum(self.table[j.cached] for j in self.joining)
             kept += sum(self.kept[j.cached] for j in self.joining)
         grown, done = decoding.grow(1, Line(seconds), held, kept) if count else (decoding.still(seconds, held, kept), [])
         tokens = count * self.steps.queries + prompt
         self.log.ran(start, seconds, 1, count + len(pieces), tokens, prompt, len(self.waiting), grown)
-        self._pass_time(seconds, done)
+        self._pass_time(seconds, done, grown)
         self._prompted(pieces)
 
     def _decode(self) -> None:
@@ -219,18 +233,30 @@ class Continuous:
         self.unseen = (self.unseen + many) % self.how.receive_interval
         self.waited += many - 1 if self.waited else 0
         seconds = lasting(line, many)
-        kept = sum([self.kept[p.cached] for p in self.prefilling]) if self.prefilling else 0
-        grown, done = decoding.grow(many, line, self.held, kept)
+        grown, done = decoding.grow(many, line, self.held, self._stored())
         self.log.ran(start, seconds, many, count, count * self.steps.queries, 0, len(self.waiting), grown)
-        self._pass_time(seconds, done)
+        self._pass_time(seconds, done, grown)
 
-    def _pass_time(self, seconds: float, done: list[Live]) -> None:
+    def _stored(self) -> int:
+        """Stored bytes of those who do not decode, less what running requests share."""
+        stored = sum([self.kept[p.cached] for p in self.prefilling]) if self.prefilling else 0
+        return stored - self.prefixes.shared_stored if self.prefixes else stored
+
+    def _pass_time(self, seconds: float, done: list[Live], grown: Grown) -> None:
         """Time goes by, and those who are done leave."""
         self.now += seconds
         self.door.pass_time(seconds)
+        if self.prefixes:
+            self.prefixes.settle(self.pool.budget - grown.allocated)
         for live in done:
-            self.promised -= live.promised
-            self.door.leave(live.index, self.now)
+            self._leave(live)
+
+    def _leave(self, live: Live) -> None:
+        """A request is done."""
+        self.promised -= live.promised
+        if self.prefixes:
+            self._release(live.index, self.table[self.door.inputs[live.index] + self.door.outputs[live.index] - 1])
+        self.door.leave(live.index, self.now)
 
     def _prompted(self, pieces: list[tuple[Live, int]]) -> None:
         """Prompts that are complete give a token and go on to decode."""
@@ -242,10 +268,9 @@ class Continuous:
             live.generated += 1
             if live.generated == 1:
                 self.log.first[live.index] = self.now
-                if self.prefixes:
-                    self.prefixes.keep(live.index, live.target)
+            if self.prefixes:
+                self.held -= self.prefixes.keep(live.index, self.door.inputs[live.index])
             if live.generated == self.door.outputs[live.index]:
-                self.promised -= live.promised
-                self.door.leave(live.index, self.now)
+                self._leave(live)
             else:
                 self.joining.append(live)

@@ -1,95 +1,189 @@
-"""What a prefix cache finds: leading tokens of prompts that need not be computed again.
+"""What a prefix cache finds: leading tokens of prompts that need not be computed again, and the memory that they share.
 
-By rate: of each prompt the same share, in whole blocks, and never its last token. By trace: prompts that share a prefix name it;
-its blocks stay after a request until room is needed, the one unused for longest first, and a prompt takes the leading blocks
-that are still there. What is kept lies in what running requests leave of the cache's memory.
+By rate: of each prompt the same share, in whole blocks, and never its last token; who shares with whom is not said, so that
+every request counts all that it holds. By trace: prompts that share a prefix name it, and requests that run hold its blocks
+together. Blocks that nobody holds stand in a queue, those of one request behind those of requests that ended before it, its last
+block first; whatever needs memory takes blocks from the head of the queue, and a prompt takes out the leading blocks of its
+prefix that are still there (vLLM's block pool: vllm/v1/core/block_pool.py and single_type_kv_cache_manager.py, 0.11).
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 
 from kvcalc.serving.pool import Pool
 
+PRIVATE = -1  # the name of blocks that no other prompt begins with
 
-class Shared:
+
+class Prefixes:
+    """What a server asks of a prefix cache, and what one says that finds nothing.
+
+    shared_stored: stored bytes that would be more if running requests shared none.
+    """
+
+    shared_stored = 0
+
+    def found(self, index: int, prompt: int, free: int) -> int:
+        """Tokens of a prompt of so many that are in the cache already, while `free` bytes are held by nobody."""
+        return 0
+
+    def common(self, index: int, found: int) -> int:
+        """Bytes of what was found that other running requests hold."""
+        return 0
+
+    def take(self, index: int, found: int) -> None:
+        """A request is admitted, and holds what was found."""
+
+    def keep(self, index: int, prompt: int) -> int:
+        """A prompt has been computed: its prefix can be found. Bytes that others hold with it now, and did not."""
+        return 0
+
+    def release(self, index: int, held: int) -> int:
+        """A request gives back its `held` bytes. Those of them that others hold on."""
+        return 0
+
+    def settle(self, free: int) -> None:
+        """So many bytes are held by nobody."""
+
+
+class Shared(Prefixes):
     """The same share of every prompt is found."""
 
     def __init__(self, rate: float, block_size: int) -> None:
         self.rate, self.block_size = rate, block_size
 
     def found(self, index: int, prompt: int, free: int) -> int:
-        """Tokens of a prompt of so many that are in the cache already, while `free` bytes are."""
         return min(int(self.rate * prompt) // self.block_size * self.block_size, prompt - 1)
-
-    def keep(self, index: int, prompt: int) -> None:
-        """A prompt has been computed."""
 
 
 class Stretch:
-    """Blocks of a prefix from `first` to before `end` that were last used together, of which the first one goes last."""
+    """Blocks of a prefix from `first` to before `end` that nobody holds since one moment, of which the first one goes last."""
 
     __slots__ = ("end", "first", "name")
 
-    def __init__(self, name: int, end: int) -> None:
-        self.name, self.first, self.end = name, 0, end
+    def __init__(self, name: int, first: int, end: int) -> None:
+        self.name, self.first, self.end = name, first, end
 
 
-class Kept:
-    """Prefixes by name: which of their blocks are in the cache, in the order of last use.
+class Kept(Prefixes):
+    """Prefixes by name: which of their blocks are in the cache, who holds them, and in which order the others go.
 
-    names, lengths: of each request, the prefix that it begins with (−1: none) and its tokens. A use takes leading blocks, so
-    that what is there of a prefix are leading blocks too, in stretches of which those used last come first.
+    names, lengths: of each request, the prefix that it begins with (−1: none) and its tokens. A request holds leading blocks, so
+    that what is there of a prefix are leading blocks too: those that the longest of its holders has, then stretches of the queue,
+    the youngest first. queued: blocks of the queue, those of no prefix too; memory that was never used goes before them. The
+    bytes of a block are those of the longest request, spread over its blocks. Requests that compute one prefix at the same time
+    each do it; then they share it.
     """
 
     def __init__(self, names: Sequence[int], lengths: Sequence[int], pool: Pool, block_size: int) -> None:
         self.names, self.lengths, self.block_size = names, lengths, block_size
-        self.block_bytes = max(1, int(pool.allocated[min(block_size, len(pool.allocated) - 1)]))
-        self.blocks = 0
-        self.order: OrderedDict[Stretch, None] = OrderedDict()  # unused for longest first
+        blocks = max(1, (len(pool.allocated) - 1) // block_size)
+        last = min(blocks * block_size, len(pool.allocated) - 1)
+        self.block_bytes, self.block_stored = (max(1, int(of[last]) // blocks) for of in (pool.allocated, pool.stored))
+        self.queued = self.shared = 0  # shared: blocks that running requests would hold more, if they shared none
+        self.order: OrderedDict[Stretch, None] = OrderedDict()  # the queue; its head comes first
         self.of: dict[int, deque[Stretch]] = {}  # of each prefix, in the same order
+        self.there: dict[int, int] = {}  # blocks of each prefix that are in the cache
+        self.holds: dict[int, int] = {}  # blocks of its prefix that a running request holds
+        self.holders: dict[int, Counter[int]] = {}  # of each prefix, how many hold so many blocks
+
+    @property
+    def shared_stored(self) -> int:  # type: ignore[override]
+        return self.shared * self.block_stored
 
     def found(self, index: int, prompt: int, free: int) -> int:
-        """Tokens of this request's prompt that are in the cache already, while `free` bytes are."""
-        self._drop(self.blocks - max(0, free) // self.block_bytes)
-        hit = min(self._blocks(index, prompt), self._there(self.names[index]))
-        self._use(self.names[index], hit)
-        return min(hit * self.block_size, prompt - 1)
+        self.settle(free)
+        return min(min(self._blocks(index, prompt), self.there.get(self.names[index], 0)) * self.block_size, prompt - 1)
 
-    def keep(self, index: int, prompt: int) -> None:
-        """A prompt has been computed: its prefix stays, the first block as the one last used."""
-        name, whole = self.names[index], self._blocks(index, prompt)
-        self.blocks += max(0, whole - self._there(name))
-        self._use(name, whole)
+    def common(self, index: int, found: int) -> int:
+        return min(-(-found // self.block_size), self._held(self.names[index])) * self.block_bytes if found else 0
+
+    def take(self, index: int, found: int) -> None:
+        self._hold(index, -(-found // self.block_size))
+
+    def keep(self, index: int, prompt: int) -> int:
+        before, whole, name = self.shared, self._blocks(index, prompt), self.names[index]
+        if whole:
+            self.there[name] = max(whole, self.there.get(name, 0))
+            self._hold(index, whole)
+        return (self.shared - before) * self.block_bytes
+
+    def release(self, index: int, held: int) -> int:
+        before = self.shared
+        private = held // self.block_bytes - self.holds.get(index, 0)
+        if private > 0:
+            self._queue(Stretch(PRIVATE, 0, private))
+        self._hold(index, 0)
+        return (before - self.shared) * self.block_bytes
+
+    def settle(self, free: int) -> None:
+        over = self.queued - max(0, free) // self.block_bytes
+        while over > 0:
+            oldest = next(iter(self.order))
+            gone = min(over, oldest.end - oldest.first)
+            oldest.end -= gone
+            over, self.queued = over - gone, self.queued - gone
+            if oldest.name != PRIVATE:
+                self.there[oldest.name] = oldest.end
+            if oldest.end == oldest.first:
+                self._forget(oldest)
 
     def _blocks(self, index: int, prompt: int) -> int:
         return min(self.lengths[index], prompt) // self.block_size if self.names[index] >= 0 else 0
 
-    def _there(self, name: int) -> int:
-        """Blocks of a prefix that are in the cache."""
-        return self.of[name][0].end if self.of.get(name) else 0
+    def _held(self, name: int) -> int:
+        """Leading blocks of a prefix that somebody holds."""
+        return max(self.holders[name]) if name in self.holders else 0
 
-    def _use(self, name: int, blocks: int) -> None:
-        """So many leading blocks of a prefix are the ones last used."""
-        if not blocks:
+    def _hold(self, index: int, blocks: int) -> None:
+        """A request holds so many leading blocks of its prefix from now on."""
+        name, old = self.names[index], self.holds.pop(index, 0)
+        if old == blocks == 0:
             return
-        stretches = self.of.setdefault(name, deque())
-        while stretches and stretches[-1].end <= blocks:
+        before, holders = self._held(name), self.holders.setdefault(name, Counter())
+        if blocks:
+            self.holds[index] = blocks
+            holders[blocks] += 1
+        if old:
+            holders[old] -= 1
+            if not holders[old]:
+                del holders[old]
+        if not holders:
+            del self.holders[name]
+        now = self._held(name)
+        self.shared += blocks - old - (now - before)
+        if now < before:
+            self._queue(Stretch(name, now, before))
+        elif now > before:
+            self._unqueue(name, now)
+
+    def _queue(self, stretch: Stretch) -> None:
+        self.order[stretch] = None
+        self.queued += stretch.end - stretch.first
+        if stretch.name != PRIVATE:
+            self.of.setdefault(stretch.name, deque()).append(stretch)
+
+    def _unqueue(self, name: int, blocks: int) -> None:
+        """So many leading blocks of a prefix are held, and leave the queue."""
+        stretches = self.of.get(name, ())
+        while stretches and stretches[-1].first < blocks:
+            youngest = stretches[-1]
+            gone = min(blocks, youngest.end) - youngest.first
+            youngest.first += gone
+            self.queued -= gone
+            if youngest.first < youngest.end:
+                break
             del self.order[stretches.pop()]
-        if stretches:
-            stretches[-1].first = blocks
-        stretches.append(Stretch(name, blocks))
-        self.order[stretches[-1]] = None
+        if not stretches:
+            self.of.pop(name, None)
 
-    def _drop(self, blocks: int) -> None:
-        """So many blocks go, or none where the number is not above 0."""
-        while blocks > 0:
-            oldest = next(iter(self.order))
-            gone = min(blocks, oldest.end - oldest.first)
-            oldest.end -= gone
-            blocks, self.blocks = blocks - gone, self.blocks - gone
-            if oldest.end == oldest.first:
-                del self.order[oldest]
-                self.of[oldest.name].popleft()
-
-
-Prefixes = Shared | Kept
+    def _forget(self, oldest: Stretch) -> None:
+        """The head of the queue has no blocks left."""
+        del self.order[oldest]
+        if oldest.name == PRIVATE:
+            return
+        self.of[oldest.name].popleft()
+        if not self.of[oldest.name]:
+            del self.of[oldest.name]
+        if not oldest.end:
+            del self.there[oldest.name]

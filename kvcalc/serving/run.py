@@ -70,6 +70,8 @@ def serve(
     clients, prefixes = load.clients(engine), _prefixes(load, requests, own, settings.block_size)
     if prefixes and policy != "continuous":
         raise UserError("a prefix cache is simulated under continuous batching", hint="Leave --policy out")
+    if isinstance(prefixes, Kept) and cache != "paged":
+        raise UserError("prefixes that requests share need pages", hint="Leave --cache out")
     if isinstance(prefixes, Kept) and steps.ranks * (settings.prefill_replicas if settings.disaggregate else 1) > 1:
         raise UserError("prefixes of a trace are simulated on one data-parallel rank, and one replica for prompts")
     apart = _handover(deployment, settings, room)

@@ -1,7 +1,6 @@
 """Who asks a server and how: clients by hand, prefix caches by hand, the highest rate that keeps a promise, an interruption."""
 
 import json
-import random
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -66,40 +65,6 @@ def test_a_share_of_each_prompt_is_found_in_whole_blocks() -> None:
     )  # fmt: skip
     assert run.logs[0].finished.tolist() == [80, 80]  # 40 tokens of each are computed
     assert run.logs[0].found_tokens == 120
-
-
-def test_prefixes_stay_until_room_is_needed() -> None:
-    """Blocks of 4 bytes and tokens. Prefix 0 has 8 tokens, prefix 1 12; the one unused for longest goes first, from its end."""
-    kept = Kept([0, 1, 0, 1, -1], [8, 12, 8, 12, 0], byte_pool(block=4), 4)
-    assert kept.found(0, 20, 100) == 0
-    kept.keep(0, 20)
-    kept.keep(1, 20)
-    assert [kept.found(i, 20, 100) for i in (2, 3, 4)] == [8, 12, 0]
-    assert kept.found(2, 20, 16) == 4  # four blocks of the five stay: prefix 0, used longer ago, loses its second
-    assert kept.found(3, 20, 16) == 12
-    assert kept.found(2, 20, 0) == 0
-
-
-def test_what_is_kept_is_what_a_list_of_blocks_in_the_order_of_use_keeps() -> None:
-    """Blocks of 4 bytes one by one: a use moves a prefix's leading blocks to the end, the first one last; the head goes first."""
-    chance, hits = random.Random(5), 0
-    for _ in range(40):
-        names, lengths = [chance.randrange(-1, 4) for _ in range(200)], [chance.choice((0, 4, 9, 30, 80)) for _ in range(200)]
-        kept, blocks = Kept(names, lengths, byte_pool(block=4), 4), list[tuple[int, int]]()
-        for i, name in enumerate(names):
-            prompt, free = chance.choice((3, 9, 40, 100)), chance.randrange(-20, 200)
-            whole = min(lengths[i], prompt) // 4 if name >= 0 else 0
-            blocks = blocks[max(0, len(blocks) - max(0, free) // 4) :]
-            there = next((n for n in range(whole) if (name, n) not in blocks), whole)
-            assert kept.found(i, prompt, free) == min(4 * there, prompt - 1)
-            hits += there > 0
-            used = there
-            if chance.random() < 0.8:
-                kept.keep(i, prompt)
-                used = whole
-            front = [(name, n) for n in reversed(range(used))]
-            blocks = [b for b in blocks if b not in front] + front
-    assert hits > 1000
 
 
 def test_a_trace_names_its_prefixes(tmp_path: Path) -> None:
