@@ -122,6 +122,13 @@ Plans = dict[int, Plan]  # by pipeline stage
 Layouts = dict[tuple[int, int, int, Defaults], Plans]  # by tp, dcp and pp, and what an engine chooses on a GPU
 
 
+class Told(NamedTuple):
+    """What decides the rooms of some GPUs: the engine's choices on each, and the longest sequence where buffers grow with it."""
+
+    chosen: tuple[Defaults, ...]
+    length: int
+
+
 class Rooms:
     """The rooms of a model under one precision and ranks, on any GPUs. Raises UserError as `fit` does.
 
@@ -133,35 +140,42 @@ class Rooms:
         self.options, self.dtype = options, deployment.precision.kv_cache_dtype
         self.run, self.release, _ = started(deployment, options)
         self._layouts: Layouts = {} if layouts is None else layouts
-        self._requests: dict[Defaults, Request] = {}
+        self._requests: dict[tuple[Defaults, int], Request] = {}
 
-    def on(self, gpus: Sequence[Gpu]) -> list[Room]:
-        """The rooms on replicas of these GPUs; the cache's layout hangs on a GPU only by what the engine chooses on it."""
+    def told(self, gpus: Sequence[Gpu], length: int) -> Told:
+        """What the engine goes by on these GPUs where the longest sequence has so many tokens."""
         run, asked = self.run, self.options
-        engine, length = asked.rules, asked.longest(run.model)
+        given = run.parallelism, self.release, asked.max_num_batched_tokens, run.model, length
+        return Told(tuple(asked.rules.defaults(gpu, *given) for gpu in gpus), length if asked.rules.grows else 0)
+
+    def on(self, gpus: Sequence[Gpu], told: Told, length: int) -> list[Room]:
+        """The rooms on replicas of these GPUs, for sequences of at most `length` tokens, of which that is told.
+
+        The cache's layout hangs on a GPU only by what the engine chooses on it.
+        """
         found: dict[Defaults, Room] = {}
-        for place, gpu in enumerate(gpus):
-            chosen = engine.defaults(gpu, run.parallelism, self.release, asked.max_num_batched_tokens, run.model, length)
+        for place, (gpu, chosen) in enumerate(zip(gpus, told.chosen, strict=True)):
             alike = chosen._replace(utilization=0.0, sequences=0)
             if alike not in found:
-                found[alike] = Room(self._request(alike, gpu), self._plans(alike), [], [], [])
+                key = alike, told.length
+                if key not in self._requests:
+                    self._requests[key] = self._request(gpu, length)
+                request = self._requests[key]
+                found[alike] = Room(request, self._plans(alike, request), [], [], [])
             room = found[alike]
             room.gpus.append(gpu)
             room.places.append(place)
-            room.shares.append(asked.gpu_memory_utilization or chosen.utilization)
+            room.shares.append(self.options.gpu_memory_utilization or chosen.utilization)
         return [*found.values()]
 
-    def _request(self, chosen: Defaults, gpu: Gpu) -> Request:
-        if chosen not in self._requests:
-            run = msgspec.structs.replace(self.run, gpu=gpu)
-            self._requests[chosen] = request_of(run, self.options, self.dtype, self.release)
-        return self._requests[chosen]
+    def _request(self, gpu: Gpu, length: int) -> Request:
+        run, asked = msgspec.structs.replace(self.run, gpu=gpu), msgspec.structs.replace(self.options, max_model_len=length)
+        return request_of(run, asked, self.dtype, self.release)
 
-    def _plans(self, chosen: Defaults) -> Plans:
+    def _plans(self, chosen: Defaults, request: Request) -> Plans:
         """The plan of each pipeline stage where the engine chooses that, of which the request was made."""
-        run, request = self.run, self._requests[chosen]
-        ranks, plan = run.parallelism, self.options.rules.plan
+        run, ranks = self.run, self.run.parallelism
         key = ranks.tp, ranks.dcp, ranks.pp, chosen
         if key not in self._layouts:
-            self._layouts[key] = {stage: plan(request.held, ranks, request.settings, stage) for stage in _unlike(run)}
+            self._layouts[key] = {stage: request.plan(stage) for stage in _unlike(run)}
         return self._layouts[key]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.room import Layouts, Rooms
+from kvcalc.capacity.room import Layouts, Room, Rooms, Told
 from kvcalc.errors import UserError, few
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
@@ -181,19 +181,21 @@ class Grid:
         """What is known of deployments, by the lengths of requests and whether prompts are processed apart."""
         import numpy as np
 
-        known, kinds = rooms.on([deployment.gpu for deployment in fleet]), len(fleet)
-        lefts = [room.left(counts) for room in known]
-        least = np.empty((kinds, len(counts)), dtype=np.int64)
-        for room, left in zip(known, lefts, strict=True):
-            least[room.places] = left.min(axis=0)
-        found = {}
+        gpus, found = [deployment.gpu for deployment in fleet], {}
+        beside: dict[Told, tuple[list[Room], list[Array]]] = {}
         for lengths in dict.fromkeys(need.lengths for need in self.needs):
-            capacity, sent = np.empty_like(least), np.zeros(kinds)
-            for room, left in zip(known, lefts, strict=True):
+            told = rooms.told(gpus, lengths.context)
+            if told not in beside:
+                known = rooms.on(gpus, told, lengths.context)
+                beside[told] = known, [room.left(counts) for room in known]
+            least, sent = np.empty((len(gpus), len(counts)), dtype=np.int64), np.zeros(len(gpus))
+            capacity = np.empty_like(least)
+            for room, left in zip(*beside[told], strict=True):
+                least[room.places] = left.min(axis=0)
                 capacity[room.places] = room.sequences(left, lengths.context)
                 sent[room.places] = room.transfer_seconds(lengths.prompt) if True in self.space.disaggregate else 0.0
             times = timed.on(fleet, lengths, counts, capacity >= counts, speculated)
-            found[lengths, False] = Held(fleet, least, capacity, times, np.zeros(kinds))
+            found[lengths, False] = Held(fleet, least, capacity, times, np.zeros(len(gpus)))
             found[lengths, True] = self._linked(Held(fleet, least, capacity, times, sent))
         return found
 

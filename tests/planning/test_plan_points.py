@@ -2,7 +2,9 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -68,6 +70,26 @@ def test_random_points_are_what_fit_latency_and_roofline_say(model: str) -> None
         held = [(block, at) for block, at in points if block.failing[at] != MEMORY]
         for block, at in [*chance.sample(points, 2), *chance.sample(held, min(6, len(held)))]:
             check(block, at)
+
+
+@pytest.mark.parametrize(
+    ("engine", "also"), [("llama.cpp", {}), ("llama.cpp", {"kv_unified": True}), ("vllm", {"engine_version": "0.7"})]
+)
+def test_every_need_has_the_terms_of_its_own_context(engine: str, also: dict[str, Any]) -> None:
+    """llama.cpp's buffer and V0's pass grow with the context: a need is held beside others as `fit` says."""
+    needs = [Need(users=4, context=context) for context in (16, 30_000, 200_000)]
+    options = FitOptions(engine=engine, **also)
+    found = blocks(needs, "deepseek-v2-lite", "a100-80gb", tp=(1,), pp=(1, 2), dp=(1,), max_gpus=2, options=options)
+    assert len({int(left) for block in found for left in block.left if block.deployment.parallelism.pp == 1}) > 1
+    for block in found:
+        for at, count in enumerate(block.counts.tolist()):
+            context = block.need.context
+            alone = fit(
+                block.deployment, msgspec.structs.replace(options, max_model_len=context, max_num_seqs=count, budget="low")
+            )
+            assert alone.capacity == block.capacity[at]
+            if block.deployment.parallelism.pp == 1:
+                assert alone.left[alone.end] == block.left[at]
 
 
 def test_users_are_spread_over_replicas_and_all_have_a_seat() -> None:
