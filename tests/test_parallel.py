@@ -120,6 +120,19 @@ def test_pipeline_stages_keep_the_order() -> None:
     assert stored(model, pp=3) == 2 * 100 * 2 * ROW
 
 
+def test_the_fullest_stage_holds_the_most_weights_and_cache_together() -> None:
+    """A wide FFN over a window of 10, then a narrow one over all tokens, whose stage has the final norm too: the first stage has
+    2·(3·64·(8192 − 128) − 64) = 3,096,448 bytes more of weights, which (24,201 − 10) rows of 128 bytes are.
+    """
+    near, full = (grouped(sliding_window=10), Dense(intermediate_size=8192)), (grouped(), Dense(intermediate_size=128))
+    model = of_kinds({"near": Layer(parts=near), "full": Layer(parts=full)}, layers=2, pattern=("near", "full"))
+    halves = Parallelism(pp=2)
+    for context, rows in ((24_201, 10), (24_202, 24_202)):
+        assert cache_size(model, context, parallelism=halves).stored == rows * 2 * ROW
+    lighter = weight_bytes(model, parallelism=halves, context=24_202)
+    assert held(model, pp=2) - lighter == 3_096_448
+
+
 def test_pipeline_puts_the_embedding_first_and_the_head_last() -> None:
     """4 equal layers on two stages; the head's final norm makes the last stage the fullest in weights."""
     model = stack(grouped(), layers=4, vocab_size=5000)

@@ -63,7 +63,7 @@ def cache_size(
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
 ) -> CacheSize:
-    """The cache after `context` tokens of each of `batch_size` sequences, on the GPU that holds the most.
+    """The cache after `context` tokens of each of `batch_size` sequences, on the GPU that holds the most weights and cache.
 
     Stored = batch · Σ layers · rows(context) · Σ heads · row_bytes(width). Raises UserError on a length, batch or block
     that is no whole number from 1 to 10^12, or on ranks that do not divide the model.

@@ -46,7 +46,8 @@ def cache_size(
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
 ) -> CacheSize:
-    """Bytes of the cache on the GPU that holds the most of it: stored, read by a decode step, allocated, fixed, and the slope.
+    """Bytes of the cache on the GPU that holds the most weights and cache: stored, read by a decode step, allocated, fixed, and
+    the slope. Another pipeline stage may hold more of the cache, and less in all.
 
     context: tokens of each of batch_size sequences, a number or a word (`128k`). precision: its formats; block_size: tokens of
     a block, of which whole ones are allocated; parallelism: how GPUs share it. Raises UserError naming near matches.

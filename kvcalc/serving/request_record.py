@@ -1,6 +1,6 @@
 """The records of `latency`: one request, or a batch of equal ones, with what speculation and the lack of a cache make of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -76,12 +76,28 @@ def latency_records(asked_for: Sequence[tuple[Deployment, LatencyOptions]]) -> l
     records: dict[int, dict[str, Any]] = {}
     for (_, batch_size, _), numbers in alike.items():
         deployment = with_host_weights(*asked_for[numbers[0]])
-        requests = [asked_for[number][1] for number in numbers]
-        ranges = _joined((asked.input_len + 1, asked.context + 1) for asked in requests)
-        few = sum(end - first for first, end in ranges) <= BLOCK
-        steps = DecodeSteps(deployment, batch_size, ranges) if few else None
-        records |= zip(numbers, [_record(deployment, asked, steps) for asked in requests], strict=True)
+        for some, ranges in _together({number: asked_for[number][1] for number in numbers}):
+            steps = DecodeSteps(deployment, batch_size, ranges) if ranges else None
+            records |= {number: _record(deployment, asked_for[number][1], steps) for number in some}
     return [records[number] for number in range(len(asked_for))]
+
+
+def _together(requests: Mapping[int, LatencyOptions]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+    """Requests whose steps are at no more than BLOCK contexts, with these; none for a request whose own are more."""
+    some: list[int] = []
+    held: list[tuple[int, int]] = []
+    for number in sorted(requests, key=lambda n: (requests[n].input_len, requests[n].output_len)):
+        more = requests[number].input_len + 1, requests[number].context + 1
+        joined = _joined([*held, more])
+        if some and sum(end - first for first, end in joined) > BLOCK:
+            yield some, held
+            some, joined = [], [more]
+        some, held = [*some, number], joined
+        if more[1] - more[0] > BLOCK:
+            yield some, []
+            some, held = [], []
+    if some:
+        yield some, held
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

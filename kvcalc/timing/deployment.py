@@ -186,7 +186,7 @@ class Deployment(msgspec.Struct, frozen=True):
         return fallbacks(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
-        """The cache on the GPU that holds the most of it."""
+        """The cache on the GPU that holds the most weights and cache."""
         return cache_size(self.model, context, batch_size, self.precision, block_size, self.parallelism)
 
     @property

@@ -163,3 +163,11 @@ def test_a_spoiled_file_is_read_or_refused_in_one_line(form: str, count: int, fo
         )
 
     hold(check, count, spoiled(bases), st.sampled_from(commands))
+
+
+def test_a_model_that_keeps_nothing_is_compared(folder: Path) -> None:
+    """Its bytes are no part of anything: no reduction exists, under either name."""
+    (folder / "m.yaml").write_text("name: m\nfamily: m\nhidden_size: 64\nvocab_size: 10\nlayers: 1\nkinds: {full: {}}\n", "utf-8")
+    records = sound(run("compare", "m.yaml", "--variants", "mha,mqa", "--format", "json")).records
+    for record in records:
+        assert (record["kv_cache_bytes"], record["reduction"], record["stored_reduction"]) == (0, None, None)

@@ -221,7 +221,9 @@ def test_requests_of_a_list_share_their_steps(name: str, monkeypatch: pytest.Mon
             super().__init__(*words)  # type: ignore[arg-type]
 
     monkeypatch.setattr("kvcalc.serving.request_record.DecodeSteps", Counted)
-    assert latency_records([(timed, one) for one in asked]) == alone
-    assert len(made) == 4
-    monkeypatch.setattr("kvcalc.serving.request_record.BLOCK", 10)  # more contexts than are timed at once
-    assert latency_records([(timed, one) for one in asked]) == alone
+    # Contexts 8, 91 … 120, 101 … 109: all 31 together; one more than 30; and of at most 10 the second stands by itself.
+    for most, times in ((31, 4), (30, 8), (10, 12)):
+        made.clear()
+        monkeypatch.setattr("kvcalc.serving.request_record.BLOCK", most)
+        assert latency_records([(timed, one) for one in asked]) == alone
+        assert len(made) == times

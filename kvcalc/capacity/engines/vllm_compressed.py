@@ -28,7 +28,8 @@ def compresses(held: Sequence[Held]) -> bool:
     Raises UserError where layers read the compressed latents of others (models/deepseek_v41: records of 528 bytes on some GPUs,
     windows in blocks of 32 or 64, rings of compressor states).
     """
-    parts = [[s.entry for s in part] for h in held for part in h.parts]
+    kinds = {id(h.parts): h.parts for h in held}.values()
+    parts = [[s.entry for s in part] for kept in kinds for part in kept]
     entries = [e for part in parts for e in part]
     if any(e.lent for e in entries) and any(e.role == "compressor" for e in entries):
         raise UserError(
