@@ -74,6 +74,13 @@ def test_the_sampler_sets_the_peak() -> None:
     assert many == 50 * 127 * 128_256 + 2 * 4096 * (2048 + 2 * 127) + 8 * MIB
 
 
+def test_a_network_without_a_gate_holds_what_it_is_and_what_is_made_of_it() -> None:
+    """600 elements of a token before the activation and 600 behind it, beside 3.8 · 64; q, k, v and o make but 256."""
+    plain = of_kinds({"k": Layer(parts=(grouped(), Dense(intermediate_size=600, gated=False)))}, layers=1, max_context=4096)
+    terms = asked(plain, max_num_seqs=64).terms
+    assert (terms.peak, terms.activation) == ("forward pass", int(8192 * (2 * 600 + 3.8 * 64) * 2) + 32 * MIB)
+
+
 def test_requests_never_exceed_the_tokens_of_a_pass() -> None:
     assert (
         asked("llama-3.1-8b", max_num_batched_tokens=512).terms

@@ -43,6 +43,7 @@ ORDERS: dict[str, tuple[dict[str, Any], str]] = {
         {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 3} | MOE,
         "wFwFFF",
     ),  # every other one of the first three
+    "smollm3": ({"sliding_window": 32, "use_sliding_window": True}, "FFFwFFFw"),  # every fourth, which rotates nothing
     "plamo3": ({"window_size": 32}, "wwwwwwwFw"),  # every eighth
     "mllama_text_model": ({}, ("FFF–F" + "FFF–F" * 7)),  # the fourth of five sees the picture
 }
@@ -85,6 +86,16 @@ def test_phixtral_s_experts_are_four_times_as_wide_unless_it_says_otherwise() ->
     for given, inner in (({}, 256), ({"n_inner": 100}, 100)):
         each = 4 * (D * D + D) + D * 4 + 4 * (2 * D * inner + inner + D) + 2 * D
         assert read("phixtral", **keys, **given).parameters == 2 * each + 2 * V * D + V + 2 * D
+
+
+@pytest.mark.parametrize(
+    ("model_type", "attention_norm", "segments"), [("kosmos_2_text_model", 2 * D, 0), ("kosmos_2_5_text_model", 0, 2 * D)]
+)
+def test_kosmos_has_biases_and_a_norm_inside_its_network(model_type: str, attention_norm: int, segments: int) -> None:
+    """q, k, v and o, up to F, a norm of F, and down again; two norms around; Kosmos-2.5 tells text from picture."""
+    model = read(model_type, num_hidden_layers=2, num_key_value_heads=4, ffn_dim=F)
+    layer = 4 * (D * D + D) + (D * F + F) + 2 * F + (F * D + D) + 2 * 2 * D + attention_norm
+    assert model.parameters == 2 * layer + 2 * V * D + 2 * D + segments
 
 
 def test_rocbert_maps_what_it_joins_to_the_words() -> None:

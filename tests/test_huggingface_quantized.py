@@ -376,6 +376,10 @@ def test_vptq_states_every_module() -> None:
         apart = down | {"vector_lens": [length, 8], "num_centroids": [256, 4096], "outlier_size": 2}
         model = read({"quant_method": "vptq", "config_for_layers": dict.fromkeys(listed, apart)})
         assert weight_bytes(model) == LAYERS * (held + 2 * more + 2 * others) + AROUND
+    one = down | {"num_centroids": [-1, 1]}  # the 8 bits of the second book alone say which vector it is
+    model = read({"quant_method": "vptq", "config_for_layers": dict.fromkeys(listed, one)})
+    held = 256 // 8 * (512 * 8 // 32) * 4 + 2 * (1 + 256) * 8 + 2 * 512 + 2 * 2 * 512
+    assert weight_bytes(model) == LAYERS * (held + 2 * others) + AROUND
 
 
 def test_spqr_states_the_tensors_of_every_module() -> None:

@@ -35,6 +35,8 @@ def test_one_layer_that_sees_all_takes_the_limit_away() -> None:
 def test_a_hybrid_of_parallel_mixers_sees_as_far_as_the_farther() -> None:
     both = Layer(parts=(grouped(sliding_window=50), grouped(sliding_window=80)))
     assert receptive_field(of_kinds({"both": both}, layers=3)) == 3 * 80
+    state = Mamba2(num_heads=4, head_dim=8, state_size=16, conv_kernel=4, n_groups=1)  # holds all that was
+    assert receptive_field(of_kinds({"both": Layer(parts=(grouped(sliding_window=50), state))}, layers=3)) is None
 
 
 def test_reach_is_printed_and_in_the_records(kvcalc: Run) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.errors import UserError
-from kvcalc.timing.rows import OPERATIONS, count, read_rows
+from kvcalc.timing.rows import OPERATIONS, count, mean, read_rows
 
 GEMM = "gpu,framework,version,dtype,m,n,k,time_us\n"
 
@@ -142,6 +142,13 @@ def test_a_count_is_a_whole_number_or_a_value_error(text: str) -> None:
     except ValueError:
         return
     assert 1 <= value == int(value)
+
+
+def test_a_mean_is_a_number_from_0_to_as_many_as_are_counted() -> None:
+    assert [mean(text, "rank_rows") for text in ("0", "95.8", "1e15")] == [0, 95.8, 10**15]
+    for text in ("-0.1", "1.001e15", "nan"):
+        with pytest.raises(ValueError, match=f"rank_rows '{text}' is not a number from 0 to 10"):
+            mean(text, "rank_rows")
 
 
 def test_every_operation_lists_its_counts() -> None:

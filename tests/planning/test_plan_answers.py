@@ -101,6 +101,13 @@ def test_where_nothing_meets_the_need_the_limit_to_loosen_is_named(kvcalc: Run) 
     assert loosened.records[0]["meets"]
 
 
+def test_a_rate_that_no_time_meets_has_a_nearest_too(kvcalc: Run) -> None:
+    """One sequence reads 16.06 GB of weights less 1.05 of the token table, and 0.14 of cache, at 3.35 TB/s: 4.52 ms."""
+    words = "plan llama-3.1-8b --rate 1 --input-len 1000 --output-len 100 --gpu h100 --max-gpus 1 --stack datasheet"
+    said = "nearest is 1× h100-sxm: at least 4.52 ms a token, more than 1 ms. To loosen: --max-tpot 4.6ms"
+    assert said in kvcalc(f"{words} --max-tpot 1ms").joined
+
+
 def test_as_many_users_as_are_said_to_fit_do(kvcalc: Run) -> None:
     words = "plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --max-gpus 2 --context 1k --users"
     found = kvcalc(f"{words} 9000").joined

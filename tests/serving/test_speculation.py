@@ -12,6 +12,7 @@ from kvcalc.serving.latency import verification
 from kvcalc.serving.request_record import LatencyOptions
 from kvcalc.serving.speculation import (
     MOST_DRAFTED,
+    acceptance_rates,
     best_drafted,
     draft_model,
     expected_tokens,
@@ -41,6 +42,8 @@ def test_expected_tokens_by_hand() -> None:
 def test_acceptance_is_a_probability(acceptance: float) -> None:
     with pytest.raises(UserError, match="is not between 0 and 1"):
         expected_tokens(acceptance, 4)
+    with pytest.raises(UserError, match=f"acceptance rate {acceptance} is not between 0 and 1"):
+        acceptance_rates(f"0.5,{acceptance}")  # each of a list, before any is computed with
 
 
 @pytest.mark.parametrize(("overlap", "drafted"), [(0.8, 4), (0.5, 8), (0.95, 2), (0.3, 1)])
