@@ -3,9 +3,9 @@
 For each model type with a causal language model, or whose config is the text part of another: the class defaults of the
 keys that may say something about sizes, the older spellings of keys, and what further keys it has (`more`). A default that
 transformers derives from other keys (a head size, a list of layer types) is left out, for a file's own keys decide it. For
-types with a text part: its type, whether the whole ties its embeddings unless told, and what it takes for keys of that
-part otherwise than the part's own type (`part`). `*` lists all other types, which are
-refused rather than guessed.
+types with a text part: its type, whether the whole ties its embeddings unless told (`tied`), whether it does where the part
+alone says so (`either`), and what it takes for keys of that part otherwise than the part's own type (`part`). `*` lists all
+other types, which are refused rather than guessed.
 
     python tests/oracle/defaults.py [FILE]      (needs the extra `oracle`)
 """
@@ -102,6 +102,15 @@ def own_defaults(cls: Any, part: Any) -> dict[str, Any]:
     return {"part": found} if found and all(taken.get(key) == value for key, value in found.items()) else {}
 
 
+def either(cls: Any, text: str) -> bool:
+    """Whether a class ties the head that its text part ties, although the whole is told not to."""
+    try:
+        config = cls(text_config={"model_type": text, "tie_word_embeddings": True}, tie_word_embeddings=False)
+    except Exception:
+        return False
+    return bool(config.tie_word_embeddings)
+
+
 def declared(cls: Any, config: Any) -> set[str]:
     """Every key that the class has, of those that may stand for parameters."""
     names = {*signature(cls), *cls.attribute_map.values(), *(config.to_dict() if config else ())}
@@ -149,6 +158,7 @@ def table() -> dict[str, dict[str, Any]]:
                 outer[name] = {"text": part.model_type} | own_defaults(cls, part)
                 if name not in OWN_HEAD:
                     outer[name]["tied"] = bool(getattr(config, "tie_word_embeddings", False))
+                    outer[name] |= {"either": True} if either(cls, part.model_type) else {}
             if path.endswith("text_config") or not part.sub_configs:
                 classes.setdefault(part.model_type, CONFIG_MAPPING.get(part.model_type, type(part)) or type(part))
     found: dict[str, dict[str, Any]] = {}

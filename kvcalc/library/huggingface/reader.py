@@ -18,6 +18,7 @@ from kvcalc.library.huggingface.notes import assess
 from kvcalc.library.huggingface.quantized import SECTIONS, Storage, in_force
 from kvcalc.library.huggingface.rope import rope_factors
 from kvcalc.library.huggingface.source import defaults_of, facts, of_state_spaces, read_json, text_part
+from kvcalc.library.huggingface.tying import KEY, settle
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.general import GENERAL
 from kvcalc.library.huggingface.vision import tower
@@ -79,6 +80,10 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
         check_unknown(named.name, inner, where)
     entry = TYPES[named.name] if named.known else GENERAL
     defaults = {**entry.defaults, **defaults_of(named.name, data, inner)} if named.known else {}
+    tie = settle(data, inner, named.name, entry)
+    if tie.tied is not None:
+        defaults[KEY] = tie.tied
+        inner = {**inner, KEY: tie.tied} if KEY in inner else inner
     c = Config(inner, defaults, where, _aliases(named.name, entry))
     c.outer = data
     c.layers = _depth(c, entry)
@@ -89,8 +94,8 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     model = in_force(model, storage.scales) if quantization else model
     said = assess(c, named, entry)
     vision, unseen = tower(data, where, model.hidden_size)
-    notes = (*model.notes, *storage.notes, *said.notes, *unseen)
-    return msgspec.structs.replace(model, notes=notes, parameters_exact=said.exact, vision=vision)
+    notes = (*model.notes, *storage.notes, *said.notes, *([tie.doubt] if tie.doubt else ()), *unseen)
+    return msgspec.structs.replace(model, notes=notes, parameters_exact=said.exact and not tie.doubt, vision=vision)
 
 
 def _aliases(model_type: str, entry: Type) -> dict[str, tuple[str, ...]]:

@@ -7,6 +7,7 @@ from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, Reader, value_of
 from kvcalc.library.huggingface.patterns import Order, typed
 from kvcalc.library.huggingface.shapes import nothing
+from kvcalc.library.huggingface.source import facts
 
 
 class Type(NamedTuple):
@@ -44,5 +45,10 @@ class Type(NamedTuple):
 
 
 def outer_tie(default: bool = False) -> dict[str, Field]:
-    """Text parts without an LM head of their own: the whole file says whether the head is tied."""
-    return {"tie_word_embeddings": lambda c: c.outer_flag("tie_word_embeddings", default)}
+    """Text parts without an LM head of their own: the file says whether the head is tied; or either, as some classes ask."""
+
+    def tied(c: Config) -> bool:
+        whole = c.outer_flag("tie_word_embeddings", default)
+        return whole or (facts().get(str(c.outer.get("model_type")), {}).get("either", False) and c.flag("tie_word_embeddings"))
+
+    return {"tie_word_embeddings": tied}

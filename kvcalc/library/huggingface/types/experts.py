@@ -192,7 +192,7 @@ TYPES = {
     "glm4_moe": GLM4_MOE,
     "glm4v_moe_text": GLM4_MOE.variant(
         mixer=grouped(qkv_bias=BIAS, head=HEAD),
-        model={"tie_word_embeddings": lambda c: c.outer_flag("tie_word_embeddings", False) or c.flag("tie_word_embeddings")},
+        model=outer_tie(),
     ),
     "granitemoe": GRANITE,
     "granitemoe_swa": Type(grouped(BIAS, sinks=True), GRANITE_SHARED, typed(every(4, offset=0))),
