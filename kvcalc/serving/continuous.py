@@ -11,7 +11,6 @@ import math
 
 from kvcalc.serving.decoding import Decoding, InStep, OwnPace
 from kvcalc.serving.door import Door
-from kvcalc.serving.ledger import Grown
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.prefixes import Prefixes
@@ -89,8 +88,6 @@ class Continuous:
 
     def _preempt(self) -> None:
         self.log.preemptions += 1
-        if self.prefixes:
-            self.prefixes.settle(0)
         if self.prefilling and self.prefilling[-1].order > self.decoding.newest():
             live = self.prefilling.pop()
             self.held -= self.table[live.target]
@@ -215,7 +212,9 @@ class Continuous:
         grown, done = decoding.grow(1, Line(seconds), held, kept) if count else (decoding.still(seconds, held, kept), [])
         tokens = count * self.steps.queries + prompt
         self.log.ran(start, seconds, 1, count + len(pieces), tokens, prompt, len(self.waiting), grown)
-        self._pass_time(seconds, done, grown)
+        if self.prefixes:
+            self.prefixes.settle(self.pool.budget - grown.allocated)
+        self._pass_time(seconds, done)
         self._prompted(pieces)
 
     def _decode(self) -> None:
@@ -235,19 +234,17 @@ class Continuous:
         seconds = lasting(line, many)
         grown, done = decoding.grow(many, line, self.held, self._stored())
         self.log.ran(start, seconds, many, count, count * self.steps.queries, 0, len(self.waiting), grown)
-        self._pass_time(seconds, done, grown)
+        self._pass_time(seconds, done)
 
     def _stored(self) -> int:
         """Stored bytes of those who do not decode, less what running requests share."""
         stored = sum([self.kept[p.cached] for p in self.prefilling]) if self.prefilling else 0
         return stored - self.prefixes.shared_stored if self.prefixes else stored
 
-    def _pass_time(self, seconds: float, done: list[Live], grown: Grown) -> None:
+    def _pass_time(self, seconds: float, done: list[Live]) -> None:
         """Time goes by, and those who are done leave."""
         self.now += seconds
         self.door.pass_time(seconds)
-        if self.prefixes:
-            self.prefixes.settle(self.pool.budget - grown.allocated)
         for live in done:
             self._leave(live)
 

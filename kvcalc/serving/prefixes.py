@@ -7,7 +7,7 @@ block first; whatever needs memory takes blocks from the head of the queue, and 
 prefix that are still there (vLLM's block pool: vllm/v1/core/block_pool.py and single_type_kv_cache_manager.py, 0.11).
 """
 
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 from kvcalc.serving.pool import Pool
@@ -43,7 +43,7 @@ class Prefixes:
         return 0
 
     def settle(self, free: int) -> None:
-        """So many bytes are held by nobody."""
+        """So many bytes are held by nobody: what the queue has beyond them has been taken by those that run."""
 
 
 class Shared(Prefixes):
@@ -85,7 +85,7 @@ class Kept(Prefixes):
         self.of: dict[int, deque[Stretch]] = {}  # of each prefix, in the same order
         self.there: dict[int, int] = {}  # blocks of each prefix that are in the cache
         self.holds: dict[int, int] = {}  # blocks of its prefix that a running request holds
-        self.holders: dict[int, Counter[int]] = {}  # of each prefix, how many hold so many blocks
+        self.holders: dict[int, dict[int, int]] = {}  # of each prefix, how many hold so many blocks
 
     @property
     def shared_stored(self) -> int:  # type: ignore[override]
@@ -117,6 +117,8 @@ class Kept(Prefixes):
         return (before - self.shared) * self.block_bytes
 
     def settle(self, free: int) -> None:
+        if self.queued * self.block_bytes <= free:
+            return
         over = self.queued - max(0, free) // self.block_bytes
         while over > 0:
             oldest = next(iter(self.order))
@@ -137,20 +139,24 @@ class Kept(Prefixes):
 
     def _hold(self, index: int, blocks: int) -> None:
         """A request holds so many leading blocks of its prefix from now on."""
-        name, old = self.names[index], self.holds.pop(index, 0)
-        if old == blocks == 0:
+        old = self.holds.get(index, 0)
+        if old == blocks:
             return
-        before, holders = self._held(name), self.holders.setdefault(name, Counter())
+        name = self.names[index]
+        holders = self.holders.setdefault(name, {})
+        before = max(holders) if holders else 0
         if blocks:
             self.holds[index] = blocks
-            holders[blocks] += 1
+            holders[blocks] = holders.get(blocks, 0) + 1
+        else:
+            del self.holds[index]
         if old:
             holders[old] -= 1
             if not holders[old]:
                 del holders[old]
-        if not holders:
+        now = max(holders) if holders else 0
+        if not now:
             del self.holders[name]
-        now = self._held(name)
         self.shared += blocks - old - (now - before)
         if now < before:
             self._queue(Stretch(name, now, before))
@@ -165,7 +171,9 @@ class Kept(Prefixes):
 
     def _unqueue(self, name: int, blocks: int) -> None:
         """So many leading blocks of a prefix are held, and leave the queue."""
-        stretches = self.of.get(name, ())
+        stretches = self.of.get(name)
+        if not stretches:
+            return
         while stretches and stretches[-1].first < blocks:
             youngest = stretches[-1]
             gone = min(blocks, youngest.end) - youngest.first
@@ -175,7 +183,7 @@ class Kept(Prefixes):
                 break
             del self.order[stretches.pop()]
         if not stretches:
-            self.of.pop(name, None)
+            del self.of[name]
 
     def _forget(self, oldest: Stretch) -> None:
         """The head of the queue has no blocks left."""
