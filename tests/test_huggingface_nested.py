@@ -286,3 +286,27 @@ def test_a_file_and_its_text_part_that_differ_on_the_head_are_marked(
     model = model_from(file | ({} if whole is None else {"tie_word_embeddings": whole}), "c", "m")
     assert (model.tie_word_embeddings, model.parameters_exact) == (tied, exact)
     assert any("≈: tie_word_embeddings is" in note for note in model.notes) is not exact
+
+
+def test_the_adapters_of_phi_4_multimodal_are_named_and_not_counted() -> None:
+    """Its language model is Phi-4-mini; adapters for images and speech stand beside it, and text runs without them."""
+    keys = {
+        "model_type": "phi4mm", "architectures": ["Phi4MMForCausalLM"], "hidden_size": 3072, "num_attention_heads": 24,
+        "num_hidden_layers": 32, "intermediate_size": 8192, "vocab_size": 200_064, "num_key_value_heads": 8,
+        "tie_word_embeddings": True, "speech_lora": {"r": 320, "layer": "x"}, "embd_layer": {"image_embd_layer": {}},
+    }  # fmt: skip
+    model = model_from(keys, "c", "m")
+    assert (model.parameters, model.parameters_exact) == (load_model("phi-4-mini").parameters, False)
+    assert any("≈" in note and "speech_lora" in note for note in model.notes)
+    assert any("without the file's vision tower" in note for note in model.notes)
+
+
+def test_a_tower_without_a_key_for_it_is_said() -> None:
+    keys = {"model_type": "molmo", "qkv_bias": False, "weight_tying": False, "embedding_size": 128, **TEXT}
+    assert "the language model alone is counted, without the file's vision tower" in model_from(keys, "c", "m").notes
+
+
+def test_an_encoder_and_a_decoder_of_a_type_that_is_not_known_are_refused_by_name() -> None:
+    decoder = {"model_type": "nemotron_parse_text", "d_model": 64, "decoder_layers": 2, "vocab_size": 128}
+    with pytest.raises(UserError, match=r"model_type 'nemotron_parse' is not known, and is no decoder alone"):
+        model_from({"model_type": "nemotron_parse", "is_encoder_decoder": True, "decoder": decoder}, "c", "m")

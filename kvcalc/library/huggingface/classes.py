@@ -40,6 +40,7 @@ SAME_AS = {
     "qwen3_asr_text": "qwen3",
     "dots_ocr": "qwen2",
     "phi3_v": "phi3",
+    "phi4mm": "phi3",
     "Keye": "qwen3",
     "KeyeVL1_5": "qwen3",
     "deepseek_vl_v2": "deepseek_v2",

@@ -55,11 +55,13 @@ def neighbour(data: Mapping[str, Any], where: str) -> UserError | None:
     return UserError(f"is {what}, not a model's config.json", where, "Give the config.json beside it") if what else None
 
 
-def check_unknown(name: str, inner: Mapping[str, Any], where: str) -> None:
-    """Raises UserError on a type without an entry whose layers are flash-linear-attention's, which no general rule counts.
-
-    Its plain `transformer` is read by them where it gives the FFN's size.
+def check_unknown(name: str, data: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> None:
+    """Raises UserError on a type without an entry that no general rule counts: an encoder and a decoder, and
+    flash-linear-attention's layers, but for its plain `transformer` where it gives the FFN's size.
     """
+    if any(part.get("is_encoder_decoder") is True for part in (data, inner)):
+        shown = printable(str(data.get("model_type") or name or "none"), 60)
+        raise UserError(f"model_type {shown!r} is not known, and is no decoder alone (is_encoder_decoder)", where)
     sized = name == "transformer" and inner.get("intermediate_size")
     if sized or not (name in _FLA or any(key in inner for key in _FLA_KEYS)):
         return

@@ -140,8 +140,6 @@ def _respelled(c: Config) -> Iterator[str]:
 def _general(c: Config, model_type: str, unread: list[str]) -> list[str]:
     """What to say of a type that is not known. Raises UserError where general rules would be a guess."""
     shown = printable(model_type or "none", 60)
-    if c.file.get("is_encoder_decoder") is True:
-        raise UserError(f"model_type {shown!r} is not known, and is no decoder alone (is_encoder_decoder)", c.where)
     suspicious = [
         k
         for k in unread

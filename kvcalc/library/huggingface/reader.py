@@ -77,7 +77,7 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
         raise UserError(f"has more than {MOST_KEYS:,} keys", where)
     named = resolve(data, inner, where)
     if not named.known:
-        check_unknown(named.name, inner, where)
+        check_unknown(named.name, data, inner, where)
     entry = TYPES[named.name] if named.known else GENERAL
     defaults = {**entry.defaults, **defaults_of(named.name, data, inner)} if named.known else {}
     tie = settle(data, inner, named.name, entry)

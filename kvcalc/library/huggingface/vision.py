@@ -21,7 +21,7 @@ _BESIDE = {
     "vision tower": (
         "vision_config", "vision_cfg", "visual", "vision_tower", "mm_vision_tower", "vision_tower_cfg", "vision_tower_config",
         "vision_model_config", "vision_backbone_config", "vision_encoder_config", "vit_config", "image_config", "img_processor",
-        "vision_backbone",
+        "vision_backbone", "embd_layer",
     ),
     "audio tower": (
         "audio_config", "audio_cfg", "audio_encoder_config", "audio_model_config", "audio_processor", "mm_audio_tower",
@@ -30,6 +30,7 @@ _BESIDE = {
     "talker": ("talker_config",),
     "vocoder": ("code2wav_config", "token2wav_config", "tts_config", "vocoder_config"),
 }  # fmt: skip
+_UNSAID = {"molmo": "vision tower"}  # types that have one without a key for it
 
 
 def tower(data: Mapping[str, Any], where: str, width: int) -> tuple[Vision | None, tuple[str, ...]]:
@@ -40,6 +41,7 @@ def tower(data: Mapping[str, Any], where: str, width: int) -> tuple[Vision | Non
     whole = data["thinker_config"] | data if isinstance(data.get("thinker_config"), dict) else data
     names = [name for name, keys in _BESIDE.items() if any(whole.get(key) not in (None, False, "", {}, []) for key in keys)]
     given, kind = data.get("vision_config"), str(data.get("model_type"))[:60]
+    names = names or [_UNSAID[kind]] if kind in _UNSAID else names
     if not isinstance(given, dict) or not given or kind not in SHAPES:
         return None, (_left_out(names),) if names else ()
     shape, defaults = SHAPES[kind]
