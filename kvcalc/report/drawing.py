@@ -237,7 +237,8 @@ def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> int:
     for text in one.ends:
         taken.take(leader_boxes(text))
     inside = one.axes.get_window_extent(renderer)
-    lost = [text for text in one.points if not beside(text, taken, texts, inside, renderer)]
+    every = list(one.points)
+    lost = [text for text in one.points if not beside(text, every, taken, texts, inside, renderer)]
     for text in lost:
         one.points.remove(text)
         text.remove()

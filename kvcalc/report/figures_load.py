@@ -39,9 +39,11 @@ def load_chart(records: Sequence[Record]) -> Chart:
     models, cards = ({(r["model"]) for r in served}, {(r["gpus"], r["gpu"]) for r in served})
     where = f"{first['model'] if len(models) == 1 else f'{len(models)} models'}"
     where += f" on {first['gpus']}× {first['gpu']}" if len(cards) == 1 else ""
-    about = f"{where}, {first['requests']:,} requests at each load; times: {first['basis']}"
-    if max(len({_load(r, swept) for r in mine}) for mine in groups.values()) < 2:
-        return joined([*(_bars(groups, figure, about) for figure in FIGURES), *_sides(groups, about)])
+    alone = max(len({_load(r, swept) for r in mine}) for mine in groups.values()) < 2
+    about = f"{where}, {first['requests']:,} requests{' at each load' * (not alone)}; times: {first['basis']}"
+    if alone:
+        bars = [*(_bars(groups, figure) for figure in FIGURES), *_sides(groups)]
+        return joined([bars[0]._replace(subtitle=about), *bars[1:]])
     marks = {name: _saturation(mine, swept) for name, mine in groups.items()}
     left, right = (_curves(groups, figure, swept, about) for figure in FIGURES)
     rates = [_rates(groups, swept, *each) for each in MORE if all(r.get(each[1]) for r in served)]
@@ -120,12 +122,12 @@ def _rates(groups: dict[str, list[Record]], swept: str, title: str, key: str, ti
     )
 
 
-def _sides(groups: dict[str, list[Record]], about: str) -> list[Chart]:
+def _sides(groups: dict[str, list[Record]]) -> list[Chart]:
     """Other figures of servers at one load: tokens per second, cost, and what was allocated or computed for nothing."""
     firsts = [mine[0] for mine in groups.values()]
     shown = [*MORE, *((title, key, share_tick) for title, key in EMPTY)]
     return [
-        _in_own_colour(bar_chart(title, about, [*groups], [r[key] for r in firsts], tick))
+        _in_own_colour(bar_chart(title, "", [*groups], [r[key] for r in firsts], tick))
         for title, key, tick in shown
         if any(r.get(key) for r in firsts) and all(r.get(key) is not None for r in firsts)
     ]
@@ -166,7 +168,7 @@ def _told(marks: dict[str, float | None]) -> str:
     return f"saturated from {', '.join(said)}" if said else "no load asked for saturates it"
 
 
-def _bars(groups: dict[str, list[Record]], figure: str, about: str) -> Chart:
+def _bars(groups: dict[str, list[Record]], figure: str) -> Chart:
     """Half, nine in ten and 99 of 100 requests of each server at one load, one on the other."""
     firsts = [mine[0] for mine in groups.values()]
     half, most, tail = ([float(r[f"{figure}_p{p}_s"] or 0) for r in firsts] for p in (50, 90, 99))
@@ -177,4 +179,4 @@ def _bars(groups: dict[str, list[Record]], figure: str, about: str) -> Chart:
         Series("99 of 100", (), tuple(b - a for a, b in zip(most, tail, strict=True)), "bar", labels=texts),
     )
     axis = Axis("", log=False, tick=lambda v: seconds(v) if v else "0")
-    return Chart(FIGURES[figure], about, axis, axis, parts, tuple(groups))
+    return Chart(FIGURES[figure], "", axis, axis, parts, tuple(groups))

@@ -37,7 +37,7 @@ class Head:
         """Title and subtitle, above room for so many lines of subtitles."""
         lines, font = self.lines, self.look["font"]
         self.subtitle.set_text("\n".join(lines + [""] * (most - len(lines))))
-        pad = font * (0.9 + 1.1 * (most if self.chart.subtitle or most > 1 else 0))
+        pad = font * (0.9 + 1.1 * most)
         title = wrapped(self.chart.title, self.widths[0], TITLE, even=True)
         self.title = self.axes.set_title(title, loc="left", fontweight="bold", fontsize=font * 1.2, pad=pad)
 
@@ -55,7 +55,7 @@ class Head:
 
 def write_heads(heads: Sequence[Head]) -> None:
     """All of them, with room for as many lines of subtitles above each."""
-    most = max(len(head.lines) for head in heads)
+    most = max(len(head.lines) if head.chart.subtitle else 0 for head in heads)
     for head in heads:
         head.write(most)
 

@@ -22,9 +22,10 @@ def draw_heat(axes: Any, chart: Chart, look: dict[str, Any]) -> None:
     for row, series in enumerate(chart.series):
         for column, text in enumerate(series.labels):
             dark = sum(shades[row][column]) < 1.5
-            axes.text(
+            cell = axes.text(
                 column, row, text, ha="center", va="center", fontsize=look["font"] * 0.75, color="white" if dark else "#1a1a1a"
             )
+            cell.set_in_layout(False)  # it stands within the axes
     axes.set_xticks(range(len(chart.categories)), chart.categories)
     axes.set_yticks(range(len(chart.series)), [s.label for s in chart.series])
     axes.set_xlabel(chart.x.title)

@@ -91,32 +91,38 @@ class Places:
 
 
 class Spot(NamedTuple):
-    """A place for a point's label: of the text, and of the line that joins it, as boxes; offset: in points; side: 0 to 1, which
-    side of the text faces the point; height: of the point itself, where that may move."""
+    """A place for a point's label: of the text, of the way to it from its point, and of the line that joins them, as boxes;
+    offset: in points; side: 0 to 1, which side of the text faces the point; height: of the point itself, where that may move."""
 
     place: tuple[float, float, float, float]
+    way: Any
     leader: Any
     offset: tuple[float, float]
     side: float
     height: float
 
 
-def beside(text: Any, taken: Places, texts: Places, inside: Any, renderer: Any) -> bool:
+def beside(text: Any, others: Sequence[Any], taken: Places, texts: Places, inside: Any, renderer: Any) -> bool:
     """Put a point's label at the nearest free place within a box, and take the place; False where there is none.
 
-    texts: the labels put before. One that stands further away is joined to its point by a line, which crosses nothing that is
-    drawn where there is such a place, the least of it elsewhere, and none of the texts anywhere.
+    others: the labels of all points, of whose none this one is to look where there is another place; texts: those put before.
+    One that stands further away is joined to its point by a line, which crosses nothing that is drawn where there is such a
+    place, the least of it elsewhere, and none of the texts anywhere.
     """
     import numpy as np
 
     found = least = None
+    marks = np.array([anchor(t) for t in others if t.xycoords == "data" and t.xy != text.xy]).reshape(-1, 2)
     for spot in _spots(text, taken, inside, renderer):
         if texts.touched(spot.leader):
             continue
-        crossed = taken.touched(spot.leader)
-        if least is None or crossed < least:
-            found, least = spot, crossed
-        if not crossed:
+        faults = (
+            _misread(spot, anchor(text), marks, NEAR * text.get_fontsize() * text.figure.dpi / 72),
+            taken.touched(spot.leader),
+        )
+        if least is None or faults < least:
+            found, least = spot, faults
+        if not any(faults):
             break
     if not found:
         return False
@@ -127,6 +133,26 @@ def beside(text: Any, taken: Places, texts: Places, inside: Any, renderer: Any) 
     texts.take(np.array([found.place]))
     taken.take(np.array([found.place, *found.leader.tolist()]))
     return True
+
+
+def _misread(spot: Spot, own: tuple[float, float], marks: Any, near: float) -> bool:
+    """Whether a text stands as near to another's point as to its own; joined to it by a line, it within `near` pixels of one,
+    or its line within a quarter of them."""
+    import numpy as np
+
+    if not len(marks):
+        return False
+    if not len(spot.leader):
+        return bool(_distances([spot.place], marks).min() <= _distances([spot.place], np.array([own])).min())
+    return bool(_distances([spot.place], marks).min() < near or _distances(spot.way, marks).min() < near / 4)
+
+
+def _distances(boxes: Any, points: Any) -> Any:
+    """Pixels from each of some boxes to each point."""
+    import numpy as np
+
+    low, high = np.asarray(boxes)[:, None, :2], np.asarray(boxes)[:, None, 2:]
+    return np.linalg.norm(np.maximum(np.maximum(low - points, points - high), 0), axis=2)
 
 
 def _spots(text: Any, taken: Places, inside: Any, renderer: Any) -> Iterator[Spot]:
@@ -148,7 +174,7 @@ def _spots(text: Any, taken: Places, inside: Any, renderer: Any) -> Iterator[Spo
         way = boxes_along([(x, y), (left + box.width / 2, low + box.height / 2)], 1, 1)
         leader = way[int((NEAR * gap + mark) * pixels) :] if gap * (reach - NEAR) > mark else way[:0]
         aside = (0.5 - side) * box.width / pixels if side == slide else 0.0
-        yield Spot(place, leader, (dx * gap * reach + aside, dy * gap * reach), side, height)
+        yield Spot(place, way, leader, (dx * gap * reach + aside, dy * gap * reach), side, height)
 
 
 def anchor(text: Any) -> tuple[float, float]:

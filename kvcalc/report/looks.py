@@ -30,22 +30,33 @@ def marker(at: int) -> str:
 def wrapped(text: str, width: int, most: int, even: bool = False) -> str:
     """A text in lines of so many characters, at most so many of them; `even`: about as long as each other.
 
-    Lines end at spaces, but not behind a number, and after one of /_- within words longer than half a line.
+    Lines end at spaces, but not behind a number, and after one of /_- within words longer than half a line; within a piece
+    between such places only where it is longer than a line.
     """
     lines = _lines(text, width)
-    while even and len(lines) > 1 and len(_lines(text, width - 1)) == len(lines):
+    while even and len(lines) > 1 and len(_lines(text, width - 1)) == len(lines) and _longest(text, width - 1) < width:
         width -= 1
         lines = _lines(text, width)
     return "\n".join(lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1] + " …"])
 
 
+def _pieces(text: str, width: int) -> list[str]:
+    """The parts of a text between the places where lines of so many characters may end."""
+    words = re.findall(r"(?:\(?\d[\d.,]*\s(?:×\s)?)?\S+\s*|\s+", text)
+    parts = r"[^/_-]*[/_-]+|[^/_-]+"
+    return [p for w in words for p in (re.findall(parts, w) if len(w) > width / 2 and " " not in w.strip() else [w])]
+
+
+def _longest(text: str, width: int) -> int:
+    return max(len(piece.rstrip()) for piece in _pieces(text, width))
+
+
 def _lines(text: str, width: int) -> list[str]:
     lines = [""]
-    for word in re.findall(r"(?:\(?\d[\d.,]*\s(?:×\s)?)?\S+\s*|\s+", text):
-        for piece in re.findall(r"[^/_-]*[/_-]+|[^/_-]+", word) if len(word) > width / 2 and " " not in word.strip() else [word]:
-            if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1].strip():
-                lines.append("")
-            for part in range(0, len(piece), width):
-                lines += [""] * (part > 0)
-                lines[-1] += piece[part : part + width]
+    for piece in _pieces(text, width):
+        if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1].strip():
+            lines.append("")
+        for part in range(0, len(piece), width):
+            lines += [""] * (part > 0)
+            lines[-1] += piece[part : part + width]
     return [line.strip() for line in lines]

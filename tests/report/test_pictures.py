@@ -1,9 +1,11 @@
 """Texts of a picture keep apart from each other and from lines, points and edges, whatever is drawn, in every style."""
 
 import itertools
+import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvcalc import Precision, load_gpu, load_model
@@ -12,6 +14,7 @@ from kvcalc.report import figures
 from kvcalc.report.attention import attention_chart
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, joined, si_tick, tokens_tick
 from kvcalc.report.labels import NEAR, STEP, Places, anchor, boxes_along, spread, taken_places, text_box
+from kvcalc.report.looks import wrapped
 from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.roof import decode_sweep, roofline_chart
 from kvcalc.timing.deployment import Deployment
@@ -183,6 +186,46 @@ def drawn_on(drawn: Any, axes: Any) -> Places:
     bars = [p.get_window_extent().extents for container in axes.containers for p in container]
     taken.take(bars or Places.none().boxes)
     return taken
+
+
+def test_a_label_is_not_read_as_that_of_another_point() -> None:
+    """Of points close together: one without a line is nearest to its own, and no line runs through another's."""
+    places = {f"{n}-{LONG}": at for n, at in enumerate([(7.25, 256.0), (8.03, 256.0), (8.19, 288.0), (4.0, 288.0)])}
+    named = Series("", *zip(*places.values(), strict=True), "points", labels=tuple(places))  # type: ignore[misc]
+    drawn = figure(Chart("KV cache against parameters", "", Axis("x"), Axis("y"), (named,)), STYLES["light"])
+    drawn.draw_without_rendering()
+    (axes,), renderer, joined = drawn.axes, drawn.canvas.get_renderer(), 0
+    labels = [t for t in axes.texts if getattr(t, "arrow_patch", None)]
+    for text in labels:
+        others = [anchor(t) for t in labels if t is not text]
+        if text.arrow_patch.get_visible():
+            marks = Places(np.array([(x - 2, y - 2, x + 2, y + 2) for x, y in others]))
+            assert not marks.touched(joining_boxes(text, renderer)), text
+            joined += 1
+        else:
+            box = text_box(text, renderer)
+            assert min(outside(box, at) for at in others) > outside(box, anchor(text)), text
+    assert len(labels) == 4 and joined
+
+
+def outside(box: Any, at: tuple[float, float]) -> float:
+    """Pixels from a box to a place."""
+    return math.hypot(max(box.x0 - at[0], at[0] - box.x1, 0), max(box.y0 - at[1], at[1] - box.y1, 0))
+
+
+def test_titles_of_charts_beside_each_other_stand_at_one_height() -> None:
+    """Whether or not there is something below each of them."""
+    first = lines(2)
+    drawn = figure(joined([first, first._replace(subtitle="")]), STYLES["light"])
+    drawn.draw_without_rendering()
+    renderer = drawn.canvas.get_renderer()
+    one, other = (text_box(axes._left_title, renderer) for axes in drawn.axes)
+    assert (one.y0, one.y1) == (other.y0, other.y1)
+
+
+def test_lines_of_one_length_begin_with_a_word() -> None:
+    assert wrapped("66.8 GiB, 1 GPU", 14, 2, even=True) == "66.8 GiB,\n1 GPU"
+    assert wrapped("a limit of memory", 11, 2, even=True) == "a limit\nof memory"
 
 
 def test_labels_are_spread_as_little_as_they_need_to_be() -> None:
