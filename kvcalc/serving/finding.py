@@ -36,31 +36,31 @@ def find_rate(
 
     def at(rate: float, before: Run | None = None) -> tuple[Run, Load]:
         asked = msgspec.structs.replace(load, rate=rate)
-        return serve(deployment, asked.drawn(), asked, settings, policy, cache, progress, before), asked
+        run = serve(deployment, asked.drawn(), asked, settings, policy, cache, progress, before)
+        if not run.served.whole:
+            raise KeyboardInterrupt
+        return run, asked
 
     alone = at(LEAST_RATE)
-    if not alone[0].served.whole:
-        raise KeyboardInterrupt
     if not _kept(*alone):
         return alone[0], msgspec.structs.replace(alone[1], rate=0.0)
     best, low = alone, LEAST_RATE
     high = max(2 * LEAST_RATE, alone[0].record["capacity_requests_per_s"] or 1.0)
-    for _ in range(MOST_TRIES):
-        tried = at(high, alone[0])
-        if not tried[0].served.whole:
-            return _stopped(best)
-        if not _kept(*tried):
-            break
-        best, low, high = tried, high, 1.5 * high
-    while high > CLOSE * low:
-        middle = (low * high) ** 0.5 if low > high / 4 else high / 2
-        tried = at(middle, alone[0])
-        if not tried[0].served.whole:
-            return _stopped(best)
-        if _kept(*tried):
-            best, low = tried, middle
-        else:
-            high = middle
+    try:
+        for _ in range(MOST_TRIES):
+            tried = at(high, alone[0])
+            if not _kept(*tried):
+                break
+            best, low, high = tried, high, 1.5 * high
+        while high > CLOSE * low:
+            middle = (low * high) ** 0.5 if low > high / 4 else high / 2
+            tried = at(middle, alone[0])
+            if _kept(*tried):
+                best, low = tried, middle
+            else:
+                high = middle
+    except KeyboardInterrupt:
+        return _stopped(best)
     return best
 
 

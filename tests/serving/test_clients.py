@@ -204,3 +204,24 @@ def test_the_first_sentence_of_a_sweep_names_the_ends_of_it(kvcalc: Run) -> None
     assert "with 1 client" not in kvcalc(f"{line} --max-concurrency 1").out
     said = " ".join(kvcalc(f"{line} --rate 2,40").out.split())
     assert "tokens a second at a rate of 2, " in said
+
+
+def test_an_interrupted_search_keeps_the_highest_rate_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the run after the first that keeps its goals, before any request of it is done."""
+    from kvcalc.serving import finding
+
+    whole, rates = finding.serve, list[float]()
+
+    def stopped(deployment: Deployment, requests: object, load: Load, *more: object) -> object:
+        if len(rates) == 2:
+            raise KeyboardInterrupt
+        rates.append(load.rate)
+        return whole(deployment, requests, load, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(finding, "serve", stopped)
+    load, settings = Load(num_prompts=20, input_len="100", output_len="5"), ServerSettings(slo_ttft=10.0)
+    run, found = find_rate(LLAMA, load, settings)
+    assert (found.rate, run.served.whole, len(rates)) == (rates[1], False, 2)
+    monkeypatch.setattr(finding, "serve", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        find_rate(LLAMA, load, settings)
