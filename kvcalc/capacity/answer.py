@@ -192,6 +192,12 @@ def most_sequences(deployment: Deployment, options: FitOptions) -> int:
     return _held(request, stages, request.end) * deployment.parallelism.dp
 
 
+def longest_of(found: Fit, users: int) -> int | None:
+    """Tokens of so many sequences at once in the replica, on the stage that decides, as `Fit.longest`."""
+    request, _ = _requested(found.asked, msgspec.structs.replace(found.options, users=users))
+    return longest(request, found.stage, found.plan)
+
+
 def _held(request: Request, stages: Sequence[tuple[Plan, int]], end: str) -> int:
     """Sequences on a rank that hold, of stages with so many bytes left at an end of the range."""
     length, shared = request.length, request.options.shared_prefix

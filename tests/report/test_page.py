@@ -60,6 +60,7 @@ ASKED = [
     ("deepseek-v4-flash", "h200", {"tp": 8}, "none"),
     ("qwen3-next-80b-a3b", "h200", {"tp": 2, "dp": 2}, "vllm"),
     ("llama-3.1-405b", "h100", {}, "vllm"),
+    ("llama-3.1-8b", "h100", {}, "llama.cpp"),
 ]
 
 

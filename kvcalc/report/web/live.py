@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvcalc.capacity.answer import Fit
+from kvcalc.capacity.answer import Fit, longest_of
 from kvcalc.model.memory import stage_rows
 from kvcalc.model.pipeline import stages
 from kvcalc.model.precision import stored_as
@@ -25,7 +25,7 @@ def slider_data(deployment: Deployment, found: Fit) -> dict[str, Any]:
     ]
     longest: list[int | None] = []
     for users in range(1, MOST_USERS + 1):
-        tokens = found.plan.longest(found.kv_budget, users) if found.budget.weights_fit else 0
+        tokens = longest_of(found, users * ranks.dp) if found.budget.weights_fit else 0
         if tokens == 0:
             break
         longest.append(tokens)
