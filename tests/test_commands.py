@@ -84,7 +84,12 @@ def test_keys_of_mappings_that_are_not_read() -> None:
         ("sglang serve --model-path openai/gpt-oss-20b --disable-hybrid-swa-memory", {"hybrid": False}),
         (
             "sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 4 --enable-dp-attention --max-running-requests 64",
-            {"tp": 2, "dp": 4, "ep": 8, "max_num_seqs": 64},
+            {"tp": 2, "dp": 4, "max_num_seqs": 64},  # the experts' products are cut over all eight
+        ),
+        (
+            "sglang serve --model-path deepseek-ai/DeepSeek-V3 --tp 8 --speculative-algorithm EAGLE --speculative-num-steps 3 "
+            "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+            {"tp": 8, "mtp": True, "num_speculative_tokens": 3},
         ),
         (
             "./llama-server -m x/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf -c 32768 -np 4 -ctk q8_0 -ctv q8_0 -ngl all -fa on",
@@ -256,6 +261,15 @@ def test_splits_that_an_engine_has_not() -> None:
     assert command_of(partly, FitOptions(engine="vllm")) is None
     assert command_of(partly, FitOptions()) is None
     assert command_of(partly, FitOptions(engine="sglang")) is not None
+    apart = Deployment(model, gpu, parallelism=Parallelism(dp=8))
+    drafting = FitOptions(engine="sglang", max_model_len=4096, max_num_seqs=8, mtp=True, num_speculative_tokens=2)
+    written = command_of(apart, drafting)
+    assert written is not None
+    drafts = "--speculative-algorithm EAGLE --speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3"
+    ranks = "--tensor-parallel-size 8 --data-parallel-size 8 --enable-dp-attention"
+    assert written.line.endswith(f" {ranks} --context-length 4096 --max-running-requests 8 {drafts}")
+    command = read_command(shlex.split(written.line))
+    assert fit_record(fit(deployment_of(command, gpu), command.options)) == fit_record(fit(apart, drafting))
 
 
 def test_fit_reads_a_line_and_names_what_it_does_not(kvcalc: Run) -> None:

@@ -22,7 +22,7 @@ class Asked(NamedTuple):
 
 def asked_by(dialect: Dialect, deployment: Deployment, options: FitOptions) -> Asked | None:
     """What a deployment comes to in an engine's flags; None where the engine has no such split."""
-    values = _split(dialect, deployment.parallelism)
+    values = _split(dialect, deployment)
     if values is None:
         return None
     defaults = FitOptions(engine=options.engine)
@@ -41,8 +41,9 @@ def asked_by(dialect: Dialect, deployment: Deployment, options: FitOptions) -> A
     return Asked(values, tuple(beside))
 
 
-def _split(dialect: Dialect, ranks: Parallelism) -> dict[str, Any] | None:
+def _split(dialect: Dialect, deployment: Deployment) -> dict[str, Any] | None:
     """The flags of a split; None where the engine has none for it."""
+    ranks = deployment.parallelism
     tp, pp, dp, ep, dcp = ranks.tp, ranks.pp, ranks.dp, ranks.ep, ranks.dcp
     found = {name: size for name, size in (("tp", tp), ("pp", pp), ("dp", dp), ("dcp", dcp)) if size > 1}
     if dialect.engine == "vllm":
@@ -50,9 +51,9 @@ def _split(dialect: Dialect, ranks: Parallelism) -> dict[str, Any] | None:
     if dcp > 1:
         return None
     if dialect.engine == "sglang":
-        if ep > 1 and dp > 1:
-            return found | {"tp": tp * dp, "ep": ep, "shared_attention": True}
-        return found | ({"ep": ep} if ep > 1 else {})
+        found |= {"ep": ep} if ep > 1 else {}
+        experts = dp > 1 and any(weight.expert for _, weight, _ in deployment.model.walk())
+        return found | ({"tp": tp * dp, "shared_attention": True} if experts else {})
     if dp > 1:
         return None
     if dialect.engine == "trtllm":
@@ -99,6 +100,9 @@ def _ask_sglang(own: dict[str, Any], deployment: Deployment, values: dict[str, A
         values |= {"prediction": "STANDALONE", "draft_name": draft.huggingface_id or draft.name}
     elif own.pop("mtp", False):
         values["prediction"] = "EAGLE"
+    tokens = own.pop("num_speculative_tokens", 0)
+    if tokens and "prediction" in values:
+        values |= {"drafting_steps": tokens, "drafted_branches": 1, "verified_tokens": tokens + 1}
 
 
 def _ask_llama_cpp(own: dict[str, Any], deployment: Deployment, values: dict[str, Any]) -> None:

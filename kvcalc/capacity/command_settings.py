@@ -89,9 +89,6 @@ def _sglang(given: dict[str, Any], remarks: list[str]) -> None:
         if tp % dp:
             raise UserError(f"SGLang's --dp-size {dp} with --enable-dp-attention does not divide --tp-size {tp}")
         given["tp"] = tp // dp
-        if given.get("ep", 1) == 1 and dp > 1:
-            given["ep"] = tp
-            remarks.append("experts under --enable-dp-attention are counted as spread over all GPUs")
     elif "max_num_seqs" in given:
         given["max_num_seqs"] *= dp
     if given.get("max_num_batched_tokens", 0) < 0:
@@ -100,6 +97,9 @@ def _sglang(given: dict[str, Any], remarks: list[str]) -> None:
     algorithm = given.pop("prediction", "")
     if algorithm and "draft_name" not in given and algorithm in ("nextn", "eagle", "mtp"):
         given["mtp"] = True
+    branches, steps, verified = (given.pop(n, 0) for n in ("drafted_branches", "drafting_steps", "verified_tokens"))
+    if algorithm and (steps or verified):
+        given["num_speculative_tokens"] = verified - 1 if verified and branches > 1 else steps or verified - 1
     if given.pop("windows_kept", False):
         given["hybrid"] = False
 

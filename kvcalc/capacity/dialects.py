@@ -174,6 +174,9 @@ _SGLANG = Dialect(
         _flag("cpu_offload_gb", "--cpu-offload-gb", read=_real),
         _flag("prediction", "--speculative-algorithm", "--speculative-algo", read=str.lower),
         _flag("draft_name", "--speculative-draft-model-path", "--speculative-draft-model", read=str),
+        _flag("drafting_steps", "--speculative-num-steps"),
+        _flag("drafted_branches", "--speculative-eagle-topk"),
+        _flag("verified_tokens", "--speculative-num-draft-tokens"),
         _flag("windows_kept", "--disable-hybrid-swa-memory", alone=True),
     ),
     switches=_switches(

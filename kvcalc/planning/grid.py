@@ -71,16 +71,16 @@ class Grid:
         return {deployment.gpu.name: deployment.calibration for deployment in found}
 
     def blocks(self) -> Iterator[Block]:
-        """Every block of one deployment: by model, ranks of a stage, precision, GPU, stages and need (fastest)."""
+        """Every block of one deployment: by model, ranks of a stage, precision, stages, GPU and need (fastest)."""
         return (block for stretch in self.stretches() for block in self.one_by_one(stretch))
 
     def one_by_one(self, stretch: Iterable[Block]) -> list[Block]:
-        """The blocks of one deployment in those of a stretch, by GPU, stages and need (fastest)."""
+        """The blocks of one deployment in those of a stretch, by GPU and need (fastest)."""
         places = {gpu.name: place for place, gpu in enumerate(self.space.gpus)}
         return sorted((one for block in stretch for one in block.alone()), key=lambda one: places[one.deployment.gpu.name])
 
     def stretches(self) -> Iterator[list[Block]]:
-        """Every block: those of some GPUs at a time, by stages and need (fastest)."""
+        """Every block: those of some GPUs at a time, by need (fastest)."""
         for part in self.parts():
             yield from self.stretches_of(part)
         self.note_links()
@@ -132,15 +132,13 @@ class Grid:
         several = self._several(timed.counts)
         for at in range(0, len(gpus), several):
             timed.forget()
-            found = []
             for base, rooms, counts in where:
                 fleet = [
                     msgspec.structs.replace(base, gpu=gpu, calibration=self.laws[gpu.name])
                     for gpu in gpus[at : at + several]
                     if self.space.takes(gpu, base.parallelism)
                 ]
-                found += self._blocks(fleet, rooms, timed, counts, speculated)
-            yield found
+                yield self._blocks(fleet, rooms, timed, counts, speculated)
 
     def _several(self, counts: Array) -> int:
         """GPUs at a time: as many as leave a block, and the steps of whole answers that are kept, of moderate size."""

@@ -71,7 +71,7 @@ def question_of(models: Sequence[Model], given: Mapping[str, Any]) -> Question:
     )
     needs = _needs(words)
     if True in space.disaggregate and not all(need.output_len > 1 for need in needs):
-        raise UserError("prompts apart from decodes are of requests with an end", hint="Give --input-len and --output-len")
+        raise UserError("prompts apart from decodes take answers of 2 tokens or more", hint="Give --input-len and --output-len")
     return Question(needs, space, prices_of(words.get("price_per_hour", ""), gpus))
 
 

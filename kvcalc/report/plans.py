@@ -72,13 +72,14 @@ def asked(need: Need) -> str:
         if need.users
         else f"{need.rate:g} requests a second"
         if need.rate
-        else "any load"
+        else "requests"
     )
     limits = [f"{seconds(need.max_tpot)} a token"] if need.max_tpot else []
     limits += [f"{seconds(need.max_ttft)} to the first"] if need.max_ttft else []
-    limits += [f"{need.min_throughput:,.0f} tokens a second"] if need.min_throughput else []
+    cached = f", {lengths.cached:,} of each prompt cached already" if lengths.cached else ""
     within = f", within {' and '.join(limits)}" if limits else ""
-    return f"{load} of {tokens}{within}"
+    made = f", {need.min_throughput:,.0f} tokens a second or more" if need.min_throughput else ""
+    return f"{load} of {tokens}{cached}{within}{made}"
 
 
 def where(point: Point) -> str:
@@ -88,7 +89,9 @@ def where(point: Point) -> str:
     split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     prompts, draft = int(point.block.prefill[point.at]), point.block.speculated
     words = [f"{replicas} replicas"] * (replicas > 1 or prompts > 0) + [f"{prompts} for prompts"] * (prompts > 0)
-    words += [split] * bool(split) + ([f"draft {draft.draft}, {draft.drafted} tokens"] if draft else [])
+    words += [split] * bool(split)
+    if draft:
+        words.append(f"draft {draft.draft}, {draft.drafted} token{'s' * (draft.drafted > 1)}, {draft.acceptance:g} accepted")
     return f"{point.gpus}× {point.gpu}" + (f" ({', '.join(words)})" if words else "")
 
 

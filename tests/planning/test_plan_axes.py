@@ -78,7 +78,7 @@ def test_axes_stand_in_the_table_and_have_their_refusals(kvcalc: Run) -> None:
             "--context 4k --num-speculative-tokens 2",
             "num-speculative-tokens and acceptance-rate are of a draft, and there is none",
         ),
-        ("--context 4k --disaggregate", "prompts apart from decodes are of requests with an end"),
+        ("--context 4k --disaggregate", "prompts apart from decodes take answers of 2 tokens or more"),
         ("--context 4k --draft mtp --num-speculative-tokens 2", "llama-3.3-70b has no multi-token-prediction layers"),
         ("--context 4k --draft qwen3-0.6b --num-speculative-tokens 2", "a draft proposes the model's own tokens, and qwen3-0.6b"),
         ("--context 4k --engine vllm,sglang", "a plan takes one engine, not vllm,sglang. `kvcalc fit` takes a list"),
