@@ -18,7 +18,7 @@ def compute_buffer(start: Start) -> int:
     """The graph reserved for T = ubatch tokens, all of which give logits: the larger of its end and of a layer, in fp32.
 
     Logits and what they are made from, 4 · T · (V + D); or what stands at a layer's FFN, and the mask, 2 · T bytes a cell. Not
-    counted: a second mask of layers with windows; what recurrent layers and attention without flash attention take.
+    counted: a second mask of layers with windows, or one beside the logits; recurrent layers; attention without flash attention.
     llama-context.cpp: graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's log says 258.50 MiB for 512 tokens.
     """
     model = start.model
