@@ -81,6 +81,16 @@ def window(tokens: int = 1024, **fields: Any) -> Grouped:
     return Grouped(**({"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "sliding_window": tokens} | fields))
 
 
+@pytest.mark.parametrize(
+    ("blocks", "shared", "most"), [(3, 32, 10**12), (2, 32, 0), (5, 16, 3), (2, 16, 0), (7, 0, 3), (0, 0, 0)]
+)
+def test_sequences_in_a_pool(blocks: int, shared: int, most: int) -> None:
+    """Of 32 tokens, two blocks: beside the null block those of the prefix once, and each sequence's own."""
+    plan = planned(stack(Grouped(num_attention_heads=2, num_key_value_heads=2, head_dim=16))).plan
+    assert plan.bytes_per_block == 16 * 2 * 2 * 16 * 2
+    assert plan.most_sequences(blocks * 2048, 32, shared) == most
+
+
 def test_chunked_attention() -> None:
     """Llama 4: 12 full and 36 chunked layers, 4 groups of 12; ⌈min(8192 + 16384, L)/16⌉ = 1536 blocks, and no +1."""
     chunked = Grouped(num_attention_heads=16, num_key_value_heads=8, head_dim=128, attention_chunk_size=8192)

@@ -25,8 +25,14 @@ class Replicas(NamedTuple):
 
 def replicas(model: Model, formats: Formats, ranks: Parallelism) -> Replicas:
     """Of one pipeline stage's group of tp GPUs; decode-context parallelism spreads a row's copies over tokens again."""
-    if ranks.tp == 1:
-        return Replicas({}, [])
+    key = "replicas", formats, ranks
+    if key not in model.known:
+        model.known[key] = _replicas(model, formats, ranks) if ranks.tp > 1 else Replicas({}, [])
+    found: Replicas = model.known[key]
+    return found
+
+
+def _replicas(model: Model, formats: Formats, ranks: Parallelism) -> Replicas:
     held: dict[str, int] = {}
     for name, weight, count in model.walk():
         here = weight.local(ranks)

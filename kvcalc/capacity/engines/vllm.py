@@ -62,9 +62,20 @@ class Vllm(Plan):
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
         """The null block, a common prefix's full blocks once per group without a window, and the rest per sequence."""
-        own = self.request_blocks(length)
+        common, own = self._blocks(length, shared)
+        return self._unit * (NULL_BLOCKS + common + sequences * own)
+
+    def most_sequences(self, budget: int, length: int, shared: int = 0) -> int:
+        common, own = self._blocks(length, shared)
+        free = self.num_blocks(budget) - NULL_BLOCKS - common
+        if not own or not self._unit:
+            return MOST_TOKENS if free >= 0 or not self._unit else 0
+        return min(MOST_TOKENS, max(0, free) // own)
+
+    def _blocks(self, length: int, shared: int) -> tuple[int, int]:
+        """Blocks that all sequences share, and those of each by itself."""
         common = sum(min(shared, length) // t.block for t in self._counts if t.cap < 0)
-        return self._unit * (NULL_BLOCKS + common + sequences * (own - common))
+        return common, self.request_blocks(length) - common
 
     def pool(self, budget: int) -> int:
         return self.num_blocks(budget) * self._unit
