@@ -126,6 +126,12 @@ def test_parameters_and_state(part: Part, parameters: int, columns: int, state: 
     assert cache_size(model, 10**9, batch_size=2) == size
 
 
+def test_a_kernel_of_one_keeps_nothing() -> None:
+    """The column at hand alone is weighted: no state that an engine would have to hold beside the rows of tokens."""
+    assert Convolutions(channels={"k": 32}, conv_kernel=1).cache() == ()
+    assert [e.limit for e in Convolutions(channels={"k": 32}, conv_kernel=2).cache()] == [1]
+
+
 def test_ngram_tables_take_the_next_primes() -> None:
     """From 10 on: 11, 13 | 17, 19 | 23, 29; padded to multiples of 8."""
     assert [ngram_rows(10, 2, index, 1) for index in range(3)] == [11 + 13, 17 + 19, 23 + 29]

@@ -12,7 +12,7 @@ from kvcalc import Precision, load_gpu, load_model
 from kvcalc.cli.plot import DEFAULT_MODELS
 from kvcalc.report import figures
 from kvcalc.report.attention import attention_chart
-from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, joined, si_tick, tokens_tick
+from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, joined, si_tick, tokens_tick
 from kvcalc.report.labels import NEAR, STEP, Places, anchor, boxes_along, spread, taken_places, text_box
 from kvcalc.report.looks import wrapped
 from kvcalc.report.plots import STYLES, figure
@@ -92,6 +92,12 @@ def test_heads_of_charts_beside_each_other_keep_apart(style: str) -> None:
 def test_bars_and_lines_of_long_names_in_one_grid_keep_apart() -> None:
     """Texts are as small as their names are long, down to those of a light picture."""
     check_apart(joined([bars(6), bars(2), lines(6), bars(6), lines(2)]), "slides")
+
+
+@pytest.mark.parametrize(("count", "height"), [(1, 0.4), (2, 0.5), (5, 0.8), (12, 0.8)])
+def test_few_bars_are_thin_and_many_leave_a_fifth_between_them(count: int, height: float) -> None:
+    drawn = figure(bar_chart("bytes", "of each", names(count), [2.0] * count, bytes_tick), STYLES["light"])
+    assert [bar.get_height() for bar in drawn.axes[0].patches] == pytest.approx([height] * count)
 
 
 def test_dark_is_light_in_other_colours() -> None:

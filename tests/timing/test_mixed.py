@@ -124,6 +124,15 @@ def test_an_array_from_one_token_to_many_changes_its_kernel_on_the_way(name: str
     assert many.tolist() == pytest.approx(alone, rel=1e-12)
 
 
+@pytest.mark.parametrize(("new", "laws"), [((1, 2, 16), "decode_attention"), ((17, 18, 500), "prefill_attention")])
+def test_an_array_on_one_side_asks_for_no_law_of_the_other(new: tuple[int, ...], laws: str) -> None:
+    one = Calibration(gpu="h100-sxm", stack="mine", laws={laws: MINE.laws[laws]})
+    many = forward(load_model("llama-3.1-8b"), Batch((Sequences(2, np.array(new), 4000),)))
+    (found,) = (t for o, t in zip(many, operator_seconds(many, H100, one), strict=True) if o.name == "attention")
+    alone = [attentions("llama-3.1-8b", Batch((Sequences(2, n, 4000),)))["full", ""] for n in new]
+    assert (np.asarray(found.seconds) * 1e6).tolist() == pytest.approx([us * o.count for o, us in alone], rel=1e-12)
+
+
 shapes = st.sampled_from([(32, 8, 128, 128), (64, 1, 64, 64), (16, 16, 192, 128), (128, 0, 576, 512)])
 prompts = st.builds(
     lambda count, new, past, share: (count, new, past, max(count * new, int(share * count * new * (past + (new + 1) / 2)))),
