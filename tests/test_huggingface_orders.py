@@ -11,6 +11,7 @@ from huggingface_cases import BF16
 
 from kvcalc import Model, UserError, cache_size
 from kvcalc.library.huggingface import model_from
+from kvcalc.library.huggingface.naming import runs
 
 D, F, V = 64, 96, 1000
 ROW = 2 * 2 * 2 * 16  # bytes of a token in a layer: keys and values of two heads of 16
@@ -54,6 +55,17 @@ def test_which_layers_see_what(model_type: str) -> None:
     keys, order = ORDERS[model_type]
     model = read(model_type, num_hidden_layers=len(order), **keys)
     assert "".join({"full": "F", "local": "w"}.get(kind.partition("_")[0], "–") for kind in model.order) == order
+
+
+@pytest.mark.parametrize(
+    ("order", "written"),
+    [
+        ("aaaa", ("a",)), ("abcabca", ("a", "b", "c")), ("aabaaab", ("2 a", "b", "a")), ("aabaaa", ("2 a", "b", "a")),
+        ("aabbaaa", ("2 a", "2 b", "a")), ("aaab", ("3 a", "b")), ("abab", ("a", "b")),
+    ],
+)  # fmt: skip
+def test_an_order_is_written_as_its_shortest_round(order: str, written: tuple[str, ...]) -> None:
+    assert runs([*order]) == written
 
 
 def test_flint_s_first_two_layers_are_dense() -> None:

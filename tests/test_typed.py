@@ -3,6 +3,9 @@
 import pytest
 from conftest import Run
 
+from kvcalc import cache_size
+from kvcalc.library.typed import Dimensions
+
 
 @pytest.mark.parametrize(
     ("line", "expected"),
@@ -22,6 +25,11 @@ from conftest import Run
 def test_bytes_by_hand(kvcalc: Run, line: str, expected: int) -> None:
     (record,) = kvcalc(f"size {line} --format json").records
     assert record["kv_cache_bytes"] == record["kv_cache_read_bytes"] == expected
+
+
+def test_what_is_left_out_is_not_given() -> None:
+    assert not Dimensions().given()
+    assert cache_size(Dimensions(layers=3, kv_lora_rank=512).model(), 10).stored == 3 * 10 * 512 * 2
 
 
 def test_nothing_is_said_of_weights(kvcalc: Run) -> None:

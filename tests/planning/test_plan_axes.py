@@ -21,6 +21,14 @@ def blocks(need: Need, model: str, gpu: str, **axes: object) -> list[Block]:
     return [*Grid([need], space).blocks()]
 
 
+@pytest.mark.parametrize(("gpu", "most"), [("l40s", 8), ("h100-pcie", 8), ("a100-80gb", 8), ("gb200", 64)])
+def test_matrices_are_cut_over_one_server(gpu: str, most: int) -> None:
+    """Of 8 GPUs where nothing is said of its links, or they join two; of a rack of 72 those that divide 64 heads."""
+    space = Space(models=(load_model("llama-3.1-70b"),), gpus=(load_gpu(gpu),), max_gpus=128, pp=(1,))
+    splits = [r.tp for r in space.splits(space.models[0]) if space.takes(space.gpus[0], r)]
+    assert max(splits) == most
+
+
 @pytest.mark.parametrize(
     ("model", "draft"), [("llama-3.3-70b", "llama-3.2-1b"), ("deepseek-v3", "mtp"), ("llama-3.3-70b", "layers=4")]
 )

@@ -141,6 +141,24 @@ def test_too_few_rows_make_no_law() -> None:
     assert found.entry and found.entry.rows == 12
 
 
+@pytest.mark.parametrize(("beside", "why"), [(4, "fewer than 5 rows"), (5, "")])
+def test_five_rows_of_a_kernel_beside_make_a_law_like_the_usual_one(
+    beside: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twelve of the usual kernel; the others all take a third longer. Fitted from one start, which is quicker."""
+    for name in ("STARTS", "FOLD_STARTS"):
+        monkeypatch.setattr(f"kvcalc.timing.calibrator.{name}", 1)
+    rows = []
+    for i in range(12 + beside):
+        shape, slow = (2.0 ** (i % 6), 32.0, 8.0, 128.0, 1000.0 * (1 + i % 5), 0.0), i >= 12
+        us = float(DecodeAttention().us(figures_of(H100), *(np.array([x]) for x in shape))[0]) * (4 / 3 if slow else 1)
+        (row,) = measured_rows(1, op="decode_attention")
+        rows.append(row._replace(shape=shape, time_us=us, kernel="triton" if slow else ""))
+    usual, other = calibrate(rows, H100, "mine")
+    assert (usual.kind, usual.rows, other.kind, other.rows) == ("bfloat16", 12, "bfloat16/triton", beside)
+    assert usual.entry and (other.entry is None) == bool(why) and other.why == why
+
+
 def test_rows_of_other_frameworks_are_left_out_and_counted() -> None:
     for others, said in (([], []), (measured_rows(3, framework="sglang"), ["3 rows of other frameworks are left out"])):
         notes: list[str] = []
