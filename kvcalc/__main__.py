@@ -39,9 +39,12 @@ def main() -> None:
     except MemoryError:
         _leave("there is not enough memory for this", 2)
     except BaseException as error:
-        if not interrupts and not isinstance(error, KeyboardInterrupt):
-            raise
-        _leave(*INTERRUPTED)  # whatever a library made of it
+        if interrupts or isinstance(error, KeyboardInterrupt):
+            _leave(*INTERRUPTED)  # whatever a library made of it
+        if isinstance(error, ImportError):  # of which NumPy makes a page, with the cause in its last line
+            cause = f": {error}".rstrip().splitlines()[-1].removeprefix("Original error was").lstrip(": ")
+            _leave(f"a library cannot be loaded: {cause}", 2)
+        raise
 
 
 def _catch_interrupts(seen: list[int]) -> None:

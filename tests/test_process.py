@@ -196,6 +196,14 @@ def test_an_interrupt_while_a_file_is_written_leaves_none(tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
 
 
+def test_a_library_that_cannot_be_loaded_is_one_line() -> None:
+    """As NumPy says it where the address space is too small for its libraries."""
+    page = "raise ImportError('PLEASE READ THIS\\n\\nOriginal error was: lib.so: failed to map segment from shared object\\n')"
+    done = interrupted(page, *SIZE, at="kvcalc.cli.size")
+    said = "kvcalc: a library cannot be loaded: lib.so: failed to map segment from shared object\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
 def test_too_little_memory_is_one_line() -> None:
     for at in ("kvcalc.cli.app", "kvcalc.cli.size"):
         done = interrupted("raise MemoryError", *SIZE, at=at)
