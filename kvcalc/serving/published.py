@@ -5,7 +5,7 @@
 `nvidia` runs come with AIConfigurator: lengths as given, a token budget of one prompt and 1500 beside the clients. Where they hit
 a prefix cache, their prompts are the hundred that genai-perf and aiperf draw unless told otherwise (--num-dataset-entries), sent
 in turn, and 50 a client as AIConfigurator's own script asks for (generator/…/benchmark/bench_run.sh.j2, 2025-12): each is
-computed once, most of them in the burst at the start. Read 2026-11-22.
+computed once where the cache holds them all, most of them in the burst at the start. Read 2026-11-22.
 """
 
 from typing import NamedTuple
