@@ -263,7 +263,7 @@ TIES = [
     ("internvl", "qwen2", "4.52.1", None, False, False, True),
     ("internvl", "qwen2", "", None, False, False, False),
     ("llava", "llama", "4.57.1", True, False, False, False),
-    ("llava", "llama", "5.1.0", True, False, True, False),
+    ("llava", "llama", "5.1.0", True, False, False, False),
     ("llava", "llama", "", False, True, True, True),  # 4 by the part, 5 by either
     ("glm4v", "glm4v_text", "", False, True, True, True),
     ("smolvlm", "llama", "4.57.1", False, True, True, False),

@@ -50,7 +50,7 @@ def settle(data: Mapping[str, Any], inner: Mapping[str, Any], name: str, entry: 
         return Tie(older)
     if part is None and outer is not None and major == 5:
         return Tie(newer)
-    tied = newer if part is None or (outer is not None and major == 5) else older
+    tied = newer if part is None else older
     return Tie(None if ruled else tied, _doubt(outer, part))
 
 
