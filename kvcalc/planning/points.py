@@ -1,7 +1,7 @@
 """Every point of a plan in a file, as it is made: CSV, or JSON lines. Nothing but the blocks at hand is held.
 
 Rows gather in a neighbour of the file, which takes its place at the end, and when Ctrl-C ends the search too: the file then
-holds all blocks that were done, whole.
+holds all blocks that were done, whole; before the first of them the file stays as it was.
 """
 
 import json
@@ -32,7 +32,7 @@ class Points:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._file:
-            self._file.close(keep=kind is None or kind is KeyboardInterrupt)
+            self._file.close(keep=kind is None or (kind is KeyboardInterrupt and self.count > 0))
 
     @property
     def rows(self) -> Callable[[Block], str] | None:

@@ -2,11 +2,11 @@
 
 import json
 import re
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gguf_files import header, llama, llama_tensors
 from hypothesis import strategies as st
 from program import MANY, hold, run, sound
 
@@ -25,18 +25,9 @@ def _model(name: str) -> bytes:
     return (PRESETS / "models" / f"{name}.yaml").read_bytes()
 
 
-def _gguf() -> bytes:
-    """A model's header, as ggml's docs/gguf.md lays it out: entries of text, u32 and f32, and a tensor."""
-
-    def text(value: str) -> bytes:
-        return struct.pack("<Q", len(value)) + value.encode()
-
-    numbers = {"block_count": 2, "embedding_length": 64, "feed_forward_length": 128, "attention.head_count": 4}
-    numbers |= {"attention.head_count_kv": 2, "context_length": 512, "vocab_size": 100}
-    entries = [text("general.architecture") + struct.pack("<I", 8) + text("llama")]
-    entries += [text(f"llama.{key}") + struct.pack("<II", 4, value) for key, value in numbers.items()]
-    tensor = text("token_embd.weight") + struct.pack("<IQQIQ", 2, 64, 100, 1, 0)
-    return b"GGUF" + struct.pack("<IQQ", 3, 1, len(entries)) + b"".join(entries) + tensor
+def _gguf(layers: int) -> bytes:
+    """A whole model's header: entries of text, lists, u32 and f32, and the tensors of each block."""
+    return header(llama(layers, **{"tokenizer.ggml.token_type": [1, 1, 3]}), llama_tensors(layers))
 
 
 LLAMA = {
@@ -83,7 +74,11 @@ FORMATS: dict[str, tuple[str, list[bytes], list[str]]] = {
         [json.dumps(base, indent=1).encode() for base in (LLAMA, MIXTURE, HYBRID)],
         ["size {} --format json", "models {}", "models --import {}", "fit {} --engine vllm --mtp", "latency {} --draft mtp"],
     ),
-    "gguf": ("m.gguf", [_gguf()], ["size {} --format json", "models {}", "fit {} --engine llama.cpp", "models --import {}"]),
+    "gguf": (
+        "m.gguf",
+        [_gguf(1), _gguf(2)],
+        ["size {} --format json", "models {}", "fit {} --engine llama.cpp", "models --import {}"],
+    ),
     "rows": (
         "rows.csv",
         [ROWS],

@@ -202,6 +202,10 @@ def test_ctrl_c_keeps_the_blocks_that_were_done(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert len(path.read_text().splitlines()) == sum(done)
+    path.write_text("of before")
+    with pytest.raises(KeyboardInterrupt), Points(str(path), {}):
+        raise KeyboardInterrupt
+    assert path.read_text() == "of before"
     path.unlink()
     with pytest.raises(ZeroDivisionError), Points(str(path), {}):
         raise ZeroDivisionError

@@ -17,13 +17,15 @@ PAD = 256  # cells: every cache is a multiple
 def compute_buffer(start: Start) -> int:
     """The graph reserved for T = ubatch tokens, all of which give logits: the larger of its end and of a layer, in fp32.
 
-    Logits and what they are made from, 4 · T · (V + D); or what stands at a layer's FFN, and the mask, 2 · T bytes a cell. Not
-    counted: a second mask of layers with windows, or one beside the logits; recurrent layers; attention without flash attention.
+    Logits and what they are made from, 4 · T · (V + D); or what stands at a layer's FFN, and attention's mask, 2 · T bytes a
+    cell. Not counted: a second mask of layers with windows, or one beside the logits; recurrent layers; attention without
+    flash attention.
     llama-context.cpp: graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's log says 258.50 MiB for 512 tokens.
     """
     model = start.model
     logits = 4 * start.tokens * (model.vocab_size + model.hidden_size) if start.last else 0
-    mask = 2 * start.tokens * -(-start.context // PAD) * PAD
+    attends = any(entry.grows for layer in model.kinds.values() for entry in layer.entries)
+    mask = 2 * start.tokens * -(-start.context // PAD) * PAD if attends else 0
     inner = max((_inner(part, model.hidden_size) for layer in model.kinds.values() for part in layer.parts), default=0)
     return max(logits, 4 * start.tokens * (inner + 4 * model.hidden_size) + mask)
 
