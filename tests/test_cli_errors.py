@@ -33,7 +33,7 @@ ERRORS = [
     ("latency llama-3.1-8b --draft eagle3", "unknown model 'eagle3'. A draft head is named by its config.json"),
     ("size gpt4", "unknown model 'gpt4'. Its dimensions are not public; `kvcalc size --layers N "),
     ("size gpt-4o", "`kvcalc size --layers N "),
-    ("fit ChatGPT", "Its dimensions are not public"),
+    ("fit GPT-5", "Its dimensions are not public"),
     ("size gpt-neox", "unknown model 'gpt-neox'. Did you mean "),
     ("size gpt2 --style dark", "style 'dark' is of a picture, and none is asked for. Add --plot FILE"),
     ("fit gpt2 --kv-offloading-bytes 64", "kv-offloading-bytes '64' is 64 bytes. Write 64GiB"),

@@ -18,7 +18,7 @@ Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
 _COUNTED = re.compile(r"(\d{1,4})\s*[x×*\s]\s*(.+)")  # 8xh100: how many of which
 _COUNTED_LAST = re.compile(r"(.+?)\s*[x×*:\s]\s*(\d{1,4})")
-_SECRET = re.compile(r"(gpt-?([45]|3\.5)|chatgpt|gemini)", re.IGNORECASE)  # models that are served, never described
+_SECRET = re.compile(r"gpt-?([45]|3\.5)", re.IGNORECASE)  # models that are served, never described
 _NO_SEPARATORS, _NO_DOTS = str.maketrans("", "", " \t_-"), str.maketrans("", "", " \t_-.")
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 

@@ -3,9 +3,10 @@
 `inferencex` runs are those of SemiAnalysis' public benchmark (github.com/SemiAnalysisAI/InferenceX, scripts of 2025-09 to
 2026-04): 10 prompts a client, all at once and then as answers come, lengths uniform from 0.8 of the nominal up to it.
 `nvidia` runs come with AIConfigurator: lengths as given, a token budget of one prompt and 1500 beside the clients. Where they hit
-a prefix cache, their prompts are the hundred that genai-perf and aiperf draw unless told otherwise (--num-dataset-entries), sent
-in turn, and 50 a client as AIConfigurator's own script asks for (generator/…/benchmark/bench_run.sh.j2, 2025-12): each is
-computed once where the cache holds them all, most of them in the burst at the start. Read 2026-11-22.
+a prefix cache, their prompts are taken to be the hundred that genai-perf draws unless told otherwise (--num-dataset-entries; the
+default of aiperf, its successor, was not found), sent in turn, and 50 a client as AIConfigurator's own script asks for
+(generator/…/benchmark/bench_run.sh.j2, 2025-12): each is computed once where the cache holds them all, most of them in the burst
+at the start. Read 2026-11-22.
 """
 
 from typing import NamedTuple
