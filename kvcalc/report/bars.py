@@ -10,6 +10,7 @@ from kvcalc.report.looks import DOTTED, HATCHES, NAME, colour, wrapped
 from kvcalc.report.scales import step_of
 
 MANY = 10  # bars
+APART = 1.15  # heights of a name from bar to bar, at least
 LEAST = 0.65  # of its size, the smallest that a bar's name is written in
 
 
@@ -49,19 +50,24 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
     for number, series in enumerate(parts):
         hatch = HATCHES[number % len(HATCHES)] if series.label else ""
         axes.barh(range(len(base)), series.ys, left=base, height=min(0.8, 0.3 + 0.1 * len(base)), label=series.label,
-                  color=colour(number if series.colour < 0 else series.colour), hatch=hatch, edgecolor=look["paper"])  # fmt: skip
+                  color=colour(number if series.colour < 0 else series.colour), hatch=hatch, edgecolor=look["paper"],
+                  linewidth=0.5)  # fmt: skip
         base = [b + y for b, y in zip(base, series.ys, strict=True)]
-    limits = sorted((s for s in chart.series if s.kind == "limit"), key=lambda s: -s.ys[0])
+    limits = [s for s in chart.series if s.kind == "limit"]
+    most = max([*base, *chart.y.shown, *(s.ys[0] for s in limits)])
+    back = all(s.ys[0] > most / 2 for s in limits)  # their names stand left of them
+    limits.sort(key=lambda s: s.ys[0] if back else -s.ys[0])
     size = look["font"] * 0.85
     row = 0.0215 * max(len(base), 4) * look["font"] / height  # height of a limit's name, in bars
     for number, series in enumerate(limits):
         level, top = series.ys[0], -0.6 - row * (1.2 * number + 0.6)
         axes.plot((level, level), (top, len(base) - 0.5), color=look["ink"], linestyle=DOTTED, linewidth=1.6)
-        axes.annotate(series.label, (level, top), textcoords="offset points", xytext=(4, 0), fontsize=size, va="center")
+        side: dict[str, Any] = {"xytext": (-5, 0), "ha": "right"} if back else {"xytext": (4, 0)}
+        axes.annotate(series.label, (level, top), textcoords="offset points", fontsize=size, va="center", **side)
     axes.set_yticks(range(len(base)), _names(chart))
     axes.set_ylim(len(base) - 0.5, -0.6 - row * (1.2 * len(limits) + 0.2) if limits else -0.5)
     axes.set_xlabel(chart.y.title)
-    _scale(axes, chart, max([*base, *chart.y.shown, *(s.ys[0] for s in limits)]), ticks)
+    _scale(axes, chart, most, ticks)
     texts = parts[-1].labels or [chart.y.tick(total) for total in base]
     joint = {
         "arrowstyle": "-",
@@ -82,7 +88,7 @@ def _scale(axes: Any, chart: Chart, most: float, ticks: int) -> None:
     axes.xaxis.set_major_formatter(lambda v, _: chart.y.tick(v))
     axes.set_xlim(0, 1.04 * most or 1)
     if chart.y.tick is bytes_tick:
-        step = step_of(most, min(ticks - 1, 8))
+        step = step_of(most, min(ticks, 8))
         axes.set_xticks([n * step for n in range(int(1.04 * most / step) + 1)])
     else:
         axes.locator_params(axis="x", nbins=min(ticks, 5))
@@ -90,14 +96,14 @@ def _scale(axes: Any, chart: Chart, most: float, ticks: int) -> None:
 
 
 def fit_names(axes: Any, ends: list[Any], renderer: Any) -> None:
-    """The names of many bars, and the texts at their ends, are as small as the bars stand close."""
+    """The names of many bars, and the texts at their ends, are as small as the bars stand close, and keep a little apart."""
     if not ends and not axes.containers:
         return
     names = [t for t in axes.get_yticklabels() if t.get_text()]
     places = sorted(text_box(t, renderer).y0 + text_box(t, renderer).height / 2 for t in names)
     gap = min((b - a for a, b in itertools.pairwise(places)), default=0.0)
     for texts in (names, ends):
-        tallest = max((text_box(t, renderer).height for t in texts), default=0.0)
+        tallest = APART * max((text_box(t, renderer).height for t in texts), default=0.0)
         if gap and tallest > gap:
             for text in texts:
                 text.set_fontsize(text.get_fontsize() * gap / tallest)

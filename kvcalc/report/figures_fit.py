@@ -5,6 +5,7 @@ from typing import Any
 
 from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, share_tick
 from kvcalc.report.fit import assumptions_line, varied
+from kvcalc.report.looks import telling
 from kvcalc.units import format_bytes
 
 PARTS = (
@@ -23,15 +24,16 @@ def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
     sizes = dict.fromkeys(r["memory_bytes"] for r in records)
     series = [Series(label, (), tuple(float(r[key]) for r in records), "bar") for label, key in PARTS]
     left = tuple(float(max(0, r["memory_bytes"] - sum(r[key] for _, key in PARTS))) for r in records)
-    series.append(Series("left", (), left, "bar", labels=tuple(map(_users, records))))
+    series.append(Series("left", (), left, "bar", labels=tuple(_users(r, len(sizes) > 1) for r in records)))
     limits = [
         Series(f"memory of one GPU: {format_bytes(size)}", (), (float(size),), "limit") for size in sizes if len(sizes) == 1
     ]
     first = records[0]
-    engines, models = (", ".join(dict.fromkeys(r[key] for r in records)) for key in ("engine", "model"))
     same = [f"weights {first['dtype']}"] * (not varied(records, "dtype"))
     same += [f"cache {first['kv_cache_dtype']}"] * (not varied(records, "kv_cache_dtype"))
-    title = f"{models}: memory of one GPU, engine {engines}"
+    if (host := first.get("host_weight_bytes")) and len({r.get("host_weight_bytes") for r in records}) == 1:
+        same.append(f"{format_bytes(host)} more of each GPU's weights in the host's memory")
+    title = f"{_whose(records)}: memory of one GPU, {_counted(records, 'engine', 'engine ')}"
     subtitle = ", ".join([assumptions_line(records), *same])
     axis = Axis("", log=False, tick=bytes_tick)
     chart = Chart(title, subtitle, axis, axis, (*series, *limits), tuple(_names(records)))
@@ -45,27 +47,45 @@ def _wasted(record: dict[str, Any]) -> Chart | None:
     return bar_chart("Cache that holds nothing", about, [*found], [*found.values()], share_tick) if found else None
 
 
+def _whose(records: Sequence[dict[str, Any]]) -> str:
+    """The model, or how many there are; with the GPUs where something else tells the bars apart."""
+    cards = {_cards(r) for r in records}
+    return _counted(records, "model") + f" on {min(cards)}" * (len(cards) == 1 < len(records))
+
+
+def _counted(records: Sequence[dict[str, Any]], key: str, before: str = "") -> str:
+    """The only value of a key, or how many there are."""
+    found = dict.fromkeys(r[key] for r in records)
+    return f"{before}{next(iter(found))}" if len(found) == 1 else f"{len(found)} {key}s"
+
+
+def _cards(record: dict[str, Any]) -> str:
+    return f"{record['gpus']}× {record['gpu']}"
+
+
 def _names(records: Sequence[dict[str, Any]]) -> list[str]:
-    """The GPUs of each configuration, and what else tells it from the others."""
-    models, engines, memories = (varied(records, key) for key in ("model", "engine", "memory_bytes"))
-    weights, caches = varied(records, "dtype"), varied(records, "kv_cache_dtype")
-    lengths, several = varied(records, "requested_model_len"), varied(records, "requested_num_seqs")
-    return [
-        f"{r['model']} on " * models
-        + f"{r['gpus']}× {r['gpu']}"
-        + f" of {format_bytes(r['memory_bytes'], 1)}" * memories
-        + f", {r['engine']}" * engines
-        + f", {r['dtype']}" * weights
-        + f", cache {r['kv_cache_dtype']}" * caches
-        + f", {r['requested_model_len']:,} tokens" * lengths
-        + f", {r['requested_num_seqs']:,} at once" * several
+    """What tells each configuration from the others, and no more; the GPUs of one alone."""
+    parts = [
+        (
+            r["model"],
+            _cards(r),
+            f"engine {r['engine']}",
+            r["dtype"],
+            f"cache {r['kv_cache_dtype']}",
+            f"{r['requested_model_len']:,} tokens",
+            f"{r['requested_num_seqs']:,} at once",
+        )
         for r in records
     ]
+    return [", ".join(words) or _cards(r) for words, r in zip(telling(parts), records, strict=True)]
 
 
-def _users(record: dict[str, Any]) -> str:
-    """How many whole sequences of the length asked for that is."""
-    users = record.get("max_num_seqs")
+def _users(record: dict[str, Any], memory: bool) -> str:
+    """How many whole sequences of the length asked for that is, and of how much memory where that differs."""
+    users, more = record.get("max_num_seqs"), record.get("offload_num_seqs")
+    size = format_bytes(record["memory_bytes"], 1)
     if not record.get("weights_fit", True):
-        return "the weights do not fit"
-    return "" if users is None else f"{users:,} user{'s' * (users != 1)}"
+        return "the weights do not fit" + f" in {size}" * memory
+    if users is None:
+        return size * memory
+    return f"{users:,} user{'s' * (users != 1)}" + f" in {size}" * memory + (f", {more:,} more on the host" if more else "")

@@ -6,6 +6,7 @@ import msgspec
 
 from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
 from kvcalc.report.figures import no_cache
+from kvcalc.report.looks import telling
 from kvcalc.report.speculation import speculation_chart
 from kvcalc.report.tables import seconds, time_note
 from kvcalc.serving.request_record import LatencyOptions, latency_records
@@ -33,10 +34,8 @@ def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> C
         ("Time per token over the batch", "TPOT", "tpot_s", seconds),
         ("Tokens per second", "tokens/s", "output_tokens_per_s", _rate),
     )
-    models = [*dict.fromkeys(d.model.name for d in deployments)]
-    whose = models[0] if len(models) == 1 else f"{len(models)} models"
     notes = time_note([r for records in found for r in records])
-    subtitle = f"{whose}, {asked.input_len:,} tokens in and {asked.output_len:,} out; {notes}"
+    subtitle = f"{_whose(deployments)}, {asked.input_len:,} tokens in and {asked.output_len:,} out; {notes}"
     charts = []
     for title, unit, key, tick in titles:
         curves = zip(told_apart(deployments), found, strict=True)
@@ -50,17 +49,27 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def _whose(deployments: Sequence[Deployment]) -> str:
+    """The model, or how many there are, and the GPUs where they are the same."""
+    models, cards = ([*dict.fromkeys(names)] for names in zip(*((d.model.name, _cards(d)) for d in deployments), strict=True))
+    whose = models[0] if len(models) == 1 else f"{len(models)} models"
+    return whose + f" on {cards[0]}" * (len(cards) == 1)
+
+
+def _cards(deployment: Deployment) -> str:
+    return f"{deployment.parallelism.gpus}× {deployment.gpu.name}"
+
+
 def told_apart(deployments: Sequence[Deployment]) -> list[str]:
-    """What tells each deployment from the others."""
+    """What tells each deployment from the others, and no more: a dtype that follows from the model is left out."""
     parts = [
         (
             d.model.name,
-            f"{d.parallelism.gpus}× {d.gpu.name}",
+            _cards(d),
             d.formats.weights_label,
             f"cache {d.formats.kv_cache_dtype}",
             d.basis,
         )
         for d in deployments
     ]
-    told = [i for i in range(len(parts[0])) if len({p[i] for p in parts}) > 1]
-    return [" ".join(p[i] for i in told) or p[0] for p in parts]
+    return [" ".join(words) or part[0] for words, part in zip(telling(parts), parts, strict=True)]

@@ -24,7 +24,7 @@ def occupancy(run: Run) -> Chart:
     batch = _averaged(edges, lengths, [float(r.sequences) for r in rows])
     r = run.record
     subtitle = (
-        f"{r['model']} on {r['gpus']} × {r['gpu']}, {r['policy']}, {r['cache']} cache, {r['completed']:,} requests; "
+        f"{r['model']} on {r['gpus']}× {r['gpu']}, {r['policy']}, {r['cache']} cache, {r['completed']:,} requests; "
         f"shares of the cache's memory; times: {r['basis']}"
     )
     cache = (

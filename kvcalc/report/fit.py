@@ -73,8 +73,15 @@ def assumptions_line(records: Sequence[dict[str, Any]]) -> str:
     counts = [] if varied(records, "requested_num_seqs") else [sequences_of(first["requested_num_seqs"])]
     tokens = [] if varied(records, "requested_model_len") else [f"{first['requested_model_len']:,} tokens"]
     words = [" of ".join(counts + tokens)] if counts or tokens else []
-    words.append(f"{first['gpu_memory_utilization']:g} of {first['utilization_of']} memory")
-    return ", ".join([*words, f"passes of {first['max_num_batched_tokens']:,} tokens"])
+    if not varied(records, "utilization_of"):
+        words.append(f"{_range(records, 'gpu_memory_utilization', 'g')} of {first['utilization_of']} memory")
+    return ", ".join([*words, f"passes of {_range(records, 'max_num_batched_tokens', ',')} tokens"])
+
+
+def _range(records: Sequence[dict[str, Any]], key: str, form: str) -> str:
+    """A figure of all records, or the least and the most of them."""
+    values = [r[key] for r in records]
+    return " to ".join(f"{value:{form}}" for value in dict.fromkeys((min(values), max(values))))
 
 
 def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:

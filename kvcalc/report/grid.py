@@ -121,8 +121,8 @@ def write_above(figure: Any, chart: Chart, look: dict[str, Any], width: float) -
     if not chart.over[0]:
         return
     font, (title, about) = look["font"], chart.over
-    words = wrapped(title, int(width * 90 / font), TITLE, even=True)
-    below = wrapped(about, int(width * 160 / font), LINES)
+    words = wrapped(title, int(width * 90 / font), TITLE, even=True, whole=True)
+    below = wrapped(about, int(width * 160 / font), LINES, even=True, whole=True)
     place = {"x": 0.12 / width, "ha": "left", "fontweight": "bold", "fontsize": font * 1.3}
     above = figure.suptitle(words + "\n" * (below.count("\n") + 1), **place)
     text = figure.add_artist(Annotation(below, (0, 0), xycoords=above, fontsize=font * 0.9, va="bottom"))

@@ -21,8 +21,13 @@ class Head:
         self.subtitle.set_in_layout(False)
 
     @property
+    def row(self) -> int:
+        """Of the charts beside each other, from the top."""
+        return int(self.axes.get_subplotspec().rowspan.start)
+
+    @property
     def lines(self) -> list[str]:
-        return wrapped(self.chart.subtitle, self.widths[1], LINES).split("\n")
+        return wrapped(self.chart.subtitle, self.widths[1], LINES, even=True, whole=True).split("\n")
 
     def align(self, renderer: Any) -> tuple[float, float]:
         """Begin where the names and ticks left of the axes do; pixels of that place and of where the axes end."""
@@ -38,7 +43,7 @@ class Head:
         lines, font = self.lines, self.look["font"]
         self.subtitle.set_text("\n".join(lines + [""] * (most - len(lines))))
         pad = font * (0.9 + 1.1 * most)
-        title = wrapped(self.chart.title, self.widths[0], TITLE, even=True)
+        title = wrapped(self.chart.title, self.widths[0], TITLE, even=True, whole=True)
         self.title = self.axes.set_title(title, loc="left", fontweight="bold", fontsize=font * 1.2, pad=pad)
 
     def narrowed(self, room: float, renderer: Any) -> bool:
@@ -54,10 +59,12 @@ class Head:
 
 
 def write_heads(heads: Sequence[Head]) -> None:
-    """All of them, with room for as many lines of subtitles above each."""
-    most = max(len(head.lines) if head.chart.subtitle else 0 for head in heads)
+    """All of them, with room for as many lines of subtitles above each of a row."""
+    lines: dict[int, int] = {}
     for head in heads:
-        head.write(most)
+        lines[head.row] = max(lines.get(head.row, 0), len(head.lines) if head.chart.subtitle else 0)
+    for head in heads:
+        head.write(lines[head.row])
 
 
 def fit_heads(heads: Sequence[Head], renderer: Any) -> bool:

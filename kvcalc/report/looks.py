@@ -1,6 +1,7 @@
 """What tells series apart on a picture: colours, dashes, markers, hatching; no two of them look the same, in grey neither."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A000")
@@ -27,33 +28,39 @@ def marker(at: int) -> str:
     return MARKERS[(at + at // len(PALETTE)) % len(MARKERS)]
 
 
-def wrapped(text: str, width: int, most: int, even: bool = False) -> str:
+def telling(parts: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Of each thing's words, in order of their weight, those that tell it from the others where the ones before do not."""
+    told: list[int] = []
+    for at in range(len(parts[0])):
+        if len({tuple(p[n] for n in (*told, at)) for p in parts}) > len({tuple(p[n] for n in told) for p in parts}):
+            told.append(at)
+    return [tuple(p[n] for n in told) for p in parts]
+
+
+def wrapped(text: str, width: int, most: int, even: bool = False, whole: bool = False) -> str:
     """A text in lines of so many characters, at most so many of them; `even`: about as long as each other.
 
-    Lines end at spaces, but not behind a number, and after one of /_- within words longer than half a line; within a piece
-    between such places only where it is longer than a line.
+    Lines end at spaces, but not behind a number, a count (2×) or a sign (≥), and after one of /_- within words longer than half
+    a line (`whole`: than a line); within a piece between such places only where it is longer than a line.
     """
-    lines = _lines(text, width)
-    while even and len(lines) > 1 and len(_lines(text, width - 1)) == len(lines) and _longest(text, width - 1) < width:
+    pieces = _pieces(text, width if whole else width / 2)
+    lines, longest = _lines(pieces, width), max((len(piece.rstrip()) for piece in pieces), default=0)
+    while even and len(lines) > 1 and longest < width and len(_lines(pieces, width - 1)) == len(lines):
         width -= 1
-        lines = _lines(text, width)
+        lines = _lines(pieces, width)
     return "\n".join(lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1] + " …"])
 
 
-def _pieces(text: str, width: int) -> list[str]:
-    """The parts of a text between the places where lines of so many characters may end."""
-    words = re.findall(r"(?:\(?\d[\d.,]*\s(?:×\s)?)?\S+\s*|\s+", text)
+def _pieces(text: str, most: float) -> list[str]:
+    """The parts of a text between the places where lines may end, within words of more characters than `most` too."""
+    words = re.findall(r"(?:[≥≤~−]\s)?(?:\(?\d[\d.,]*(?:×\s|\s(?:×\s)?))?\S+\s*|\s+", text)
     parts = r"[^/_-]*[/_-]+|[^/_-]+"
-    return [p for w in words for p in (re.findall(parts, w) if len(w) > width / 2 and " " not in w.strip() else [w])]
+    return [p for w in words for p in (re.findall(parts, w) if len((w.split() or [w])[-1]) > most else [w])]
 
 
-def _longest(text: str, width: int) -> int:
-    return max(len(piece.rstrip()) for piece in _pieces(text, width))
-
-
-def _lines(text: str, width: int) -> list[str]:
+def _lines(pieces: Sequence[str], width: int) -> list[str]:
     lines = [""]
-    for piece in _pieces(text, width):
+    for piece in pieces:
         if len(lines[-1]) + len(piece.rstrip()) > width and lines[-1].strip():
             lines.append("")
         for part in range(0, len(piece), width):

@@ -153,7 +153,7 @@ def front_chart(answer: Answer) -> Chart:
     first = answer.best[0] if answer.best else None
     shown = first.setting if first else None
     xs, ys = tuple(front.xs.tolist()), tuple(front.ys.tolist())
-    series = [Series("", xs, ys, "trail", colour=0)]
+    series = [Series("", xs, ys, "edge", colour=0)]
     for label, kind, meets in (("meets the need", "points", True), ("does not", "hollow", False)):
         found = [at for at, point in enumerate(front.what) if point.meets == meets and point.setting != shown]
         labels = tuple(where(front.what[at]) if at in bends else "" for at in found)
