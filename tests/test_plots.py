@@ -57,7 +57,8 @@ def texts(svg: bytes) -> str:
 
 SAID = {
     "cache-vs-context": ["KV cache against context", "context, tokens", "llama-7b", "deepseek-v3", "gpt-oss-120b", "128k", "GiB",
-                         "128× apart at 128k", "llama-7b: 64 GiB", "66.6 GiB left by llama-7b's weights on h100-sxm"],
+                         "128× apart at 128k", "llama-7b: 64 GiB", "left on h100-sxm: 66.6 GiB",
+                         "dotted: what the weights of llama-7b leave"],
     "cache-vs-parameters": [*(name.removeprefix("gpt-3-") for name in GPT3), "1k tokens", "2k tokens", "parameters",
                             "From gpt-3-small to gpt-3-175b: 1,394× the parameters, 128× the KV cache"],
     "no-cache": ["no cache, all tokens again: 57.5 TFLOP", "cache, one token: 15.4 GFLOP", "takes 3,740× the work",
@@ -390,10 +391,10 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
         ("roofline llama-2-7b --batch 500+4x1@4k", ["Roofline: llama-2-7b mixed"]),
         (
             "compare llama-7b --variants mha,gqa:8 --gpu h100,h200",
-            ["Decode step: 1× h100-sxm", "Decode step: 1× h200", "weights on h100-sxm", "weights on h200"],
+            ["Decode step", "1× h100-sxm", "1× h200", "left on h100-sxm", "left on h200"],
         ),
         ("compare gpt2 --variants mha,mqa", ["Decode step: h100-sxm"]),
-        ("plot cache-vs-context gpt2 --gpu h100,l4", ["left by gpt2's weights on h100-sxm", "left by gpt2's weights on l4"]),
+        ("plot cache-vs-context gpt2 --gpu h100,l4", ["the weights of gpt2 leave", "left on h100-sxm", "left on l4"]),
     ],
 )
 def test_pictures_of_what_was_asked(kvcalc: Run, tmp_path: Path, line: str, said: list[str]) -> None:

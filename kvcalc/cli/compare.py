@@ -60,7 +60,7 @@ def run(
     records = of_dimensions(records) if dimensions else records
     remarks([changed], max(contexts))
     if output.plot:
-        from kvcalc.report.comparison import compare_chart
+        from kvcalc.report.figures_compare import compare_chart
 
         output.picture(compare_chart(deployments, chosen, records, max(contexts[-1], 131072)))
     if not output.printed(records):

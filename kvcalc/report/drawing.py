@@ -42,7 +42,7 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float, height: f
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set_fontsize(look["font"])
     if is_heat(chart):
-        draw_heat(axes, chart, look)
+        draw_heat(axes, chart, look, width)
         return Panel(axes, head, [], [], [])
     if chart.categories:
         sums = draw_bars(axes, chart, look, room(width, look, 7), height)

@@ -52,8 +52,9 @@ def cache_vs_context(
     for gpu in gpus:
         free = gpu.usable_bytes - weight_bytes(model, precision)
         if free > 0:
-            series.append(Series(f"{bytes_tick(free)} left by {name}'s weights on {gpu.name}", (), (free,), "limit"))
+            series.append(Series(f"left on {gpu.name}: {bytes_tick(free)}", (), (free,), "limit"))
     subtitle = f"stored bytes, batch {batch_size:,}; cache dtype: {_dtypes(models)}"
+    subtitle += f"; dotted: what the weights of {name} leave" * (series[-1].kind == "limit")
     ends = [_stored(m, last, batch_size, p) for _, m, p in models]
     apart = f": {_times(max(ends) / min(ends))} apart at {tokens_tick(last)}" if max(ends) > 1.05 * min(ends) else ""
     title = f"KV cache of {name} against context" if len(models) == 1 else f"KV cache against context{apart}"

@@ -1,12 +1,14 @@
-"""Charts beside each other: how many columns, how large their texts are, and where each has its axes."""
+"""Charts beside each other: how many in each row, how large their texts are, and where each has its axes."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kvcalc.report.bars import height_for, widest
 from kvcalc.report.chart import Chart
 from kvcalc.report.heads import LINES, TITLE
-from kvcalc.report.looks import wrapped
+from kvcalc.report.heat import is_heat
+from kvcalc.report.looks import NAME, wrapped
 from kvcalc.report.scales import along
 
 WIDE, SMALL = 13.33, 0.8  # inches of several charts beside each other, and the size of their texts where they stand in rows
@@ -16,31 +18,50 @@ LEAST = 0.3  # inches of a chart's width for each point of its font
 ROW, ALIKE_ROW = 3.75, 3.1  # inches of a row, likewise
 MANY = 9  # charts of the same axes, beyond which four stand beside each other
 GAP = 0.12  # inches around each chart
+HEAD = 8.0  # heights of the text that a heat map has above and below its rows
 
 
 class Grid(NamedTuple):
-    """Charts in columns and rows; inches of all of them; the font in points; whether they have the same axes."""
+    """Charts in rows, so many in each, as wide as their row has room; inches of the page and of each row; the font in points;
+    whether all have the same axes, and so the same width."""
 
-    columns: int
-    rows: int
+    rows: tuple[int, ...]
     width: float
-    height: float
+    heights: tuple[float, ...]
     font: float
     alike: bool
+
+    @property
+    def columns(self) -> int:
+        return max(self.rows)
+
+    def cells(self) -> Iterator[tuple[int, int, int]]:
+        """Row, column and charts of the row of each chart."""
+        for row, count in enumerate(self.rows):
+            yield from ((row, column, self.columns if self.alike else count) for column in range(count))
 
 
 def arranged(charts: Sequence[Chart], look: dict[str, Any]) -> Grid:
     """As much room for each as its names and bars need."""
     alike = len(charts) > 2 and _alike(charts)
-    columns, rows = _grid(len(charts), look, alike)
+    rows = _rows(charts, look, alike)
     width, height = look["size"]
-    width = min(width * columns, WIDE)
-    height = max(height, (ALIKE_ROW if alike else ROW) * rows if rows > 1 else 0)
-    each = width / columns
-    size = min(look["font"] * (SMALL if rows > 1 else 1.0), each * 72 / (ALIKE_EMS if alike else EMS))
+    width = min(width * max(rows), WIDE)
+    each = width / max(rows)
+    size = min(look["font"] * (SMALL if len(rows) > 1 else 1.0), each * 72 / (ALIKE_EMS if alike else EMS))
     font = min(size, max(FINEST, (each - PLAIN) * 72 / (0.6 * widest(charts))))
-    row = max(height_for(one, look | {"font": font}, height / rows) for one in charts)
-    return Grid(columns, rows, width, rows * row, font, alike)
+    firsts = [sum(rows[:n]) for n in range(len(rows))]
+    low = [_low(charts[at], font) if len(rows) > 1 and rows[n] == 1 else 0.0 for n, at in enumerate(firsts)]
+    plain = sum(not inches for inches in low) or 1
+    least = (ALIKE_ROW if alike else ROW) if len(rows) > 1 else 0.0
+    row = max(height_for(one, look | {"font": font}, max(least, (height - sum(low)) / plain)) for one in charts)
+    return Grid(rows, width, tuple(inches or row for inches in low), font, alike)
+
+
+def _low(chart: Chart, font: float) -> float:
+    """Inches of a heat map that has a row for itself; 0 of another chart."""
+    lines = sum(wrapped(s.label, NAME, 3, even=True).count("\n") + 1.5 for s in chart.series)
+    return (HEAD + lines * 1.3) * font / 72 if is_heat(chart) else 0.0
 
 
 def _alike(charts: Sequence[Chart]) -> bool:
@@ -54,17 +75,45 @@ def _ends(chart: Chart, name: str) -> tuple[float, float]:
     return (0.0, float(id(chart))) if chart.categories or not values else (min(values), max(values))
 
 
-def _grid(count: int, look: dict[str, Any], alike: bool) -> tuple[int, int]:
-    """Columns and rows of so many charts: at most three beside each other, and no more than their texts have room for."""
+def _rows(charts: Sequence[Chart], look: dict[str, Any], alike: bool) -> tuple[int, ...]:
+    """How many charts each row has: what differs in one heat map among others has a row for itself, as its columns need."""
+    heats = [is_heat(chart) for chart in charts]
+    if not any(heats) or all(heats):
+        return _spread(len(charts), look, alike)
+    runs = [(heat, len([*those])) for heat, those in itertools.groupby(heats)]
+    return tuple(n for heat, count in runs for n in ((1,) * count if heat else _spread(count, look, alike)))
+
+
+def _spread(count: int, look: dict[str, Any], alike: bool) -> tuple[int, ...]:
+    """So many charts in rows, no more beside each other than their texts have room for; the last rows have one less."""
+    columns = _columns(count, look, alike)
+    rows = -(-count // columns)
+    if alike:
+        return (columns,) * (rows - 1) + (count - columns * (rows - 1),)
+    return tuple(count // rows + (row < count % rows) for row in range(rows))
+
+
+def _columns(count: int, look: dict[str, Any], alike: bool) -> int:
+    """At most three, of many that are alike four."""
     if count < 3:
-        return count, 1
+        return count
     if alike and count > MANY:
-        return 4, -(-count // 4)
+        return 4
     for columns in (2,) if count == 4 else (3, 2):
         rows = -(-count // columns)
         if WIDE / columns >= LEAST * look["font"] * (SMALL if rows > 1 else 1.0):
             break
-    return columns, rows
+    return columns
+
+
+def panels(figure: Any, grid: Grid) -> list[Any]:
+    """Axes of each chart; rows of unlike counts are divided each by itself."""
+    if len(set(grid.rows)) == 1 or grid.alike:
+        cells = figure.add_gridspec(len(grid.rows), grid.columns)
+        return [figure.add_subplot(cells[row, column]) for row, column, _ in grid.cells()]
+    below = figure.add_gridspec(len(grid.rows), 1, height_ratios=grid.heights)
+    rows = [below[row].subgridspec(1, count) for row, count in enumerate(grid.rows)]
+    return [figure.add_subplot(rows[row][column]) for row, column, _ in grid.cells()]
 
 
 def engine(grid: Grid) -> Any:
@@ -75,8 +124,8 @@ def engine(grid: Grid) -> Any:
         def execute(self, fig: Any) -> Any:
             kept = super().execute(fig)
             if not grid.alike and grid.columns > 1:
-                for number, axes in enumerate(fig.axes):
-                    _fill(axes, number % grid.columns, grid.columns)
+                for axes, (_, column, count) in zip(fig.axes, grid.cells(), strict=True):
+                    _fill(axes, column, count)
             return kept
 
     return Cells(w_pad=GAP, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide

@@ -23,7 +23,7 @@ class Head:
     @property
     def row(self) -> int:
         """Of the charts beside each other, from the top."""
-        return int(self.axes.get_subplotspec().rowspan.start)
+        return int(self.axes.get_subplotspec().get_topmost_subplotspec().rowspan.start)
 
     @property
     def lines(self) -> list[str]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from kvcalc.report.chart import Chart
 from kvcalc.report.labels import text_box
+from kvcalc.report.looks import NAME, wrapped
 
 FITS, FAILS = "#0072B2", "#D55E00"
 LEAST, MOST, FAILED = 0.3, 0.95, 0.15  # how deep a cell's colour is
@@ -13,8 +14,11 @@ def is_heat(chart: Chart) -> bool:
     return any(s.kind == "cells" for s in chart.series)
 
 
-def draw_heat(axes: Any, chart: Chart, look: dict[str, Any]) -> None:
-    """Cells from 0 to 1 in one colour, negative ones in the other; their texts on them."""
+def draw_heat(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> None:
+    """Cells from 0 to 1 in one colour, negative ones in the other; their texts on them.
+
+    width: of the panel, in inches, for the lines of the columns' names.
+    """
     paper = _rgb("#ffffff" if look["paper"] == "white" else look["paper"])
     shades = [[_shade(value, paper) for value in s.ys] for s in chart.series]
     axes.grid(False)
@@ -23,11 +27,12 @@ def draw_heat(axes: Any, chart: Chart, look: dict[str, Any]) -> None:
         for column, text in enumerate(series.labels):
             dark = sum(shades[row][column]) < 1.5
             cell = axes.text(
-                column, row, text, ha="center", va="center", fontsize=look["font"] * 0.75, color="white" if dark else "#1a1a1a"
+                column, row, text, ha="center", va="center", fontsize=look["font"] * 0.85, color="white" if dark else "#1a1a1a"
             )
             cell.set_in_layout(False)  # it stands within the axes
-    axes.set_xticks(range(len(chart.categories)), chart.categories)
-    axes.set_yticks(range(len(chart.series)), [s.label for s in chart.series])
+    letters = max(6, int(0.7 * width * 72 / (len(chart.categories) * 0.65 * look["font"])))
+    axes.set_xticks(range(len(chart.categories)), [wrapped(name, letters, 4, even=True) for name in chart.categories])
+    axes.set_yticks(range(len(chart.series)), [wrapped(s.label, NAME, 3, even=True) for s in chart.series])
     axes.set_xlabel(chart.x.title)
     axes.set_ylabel(chart.y.title)
 

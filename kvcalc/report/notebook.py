@@ -141,7 +141,8 @@ class Deployment(deployment.Deployment, frozen=True):
         """
         from kvcalc.planning.comparison import compare_records, usual_variants
         from kvcalc.planning.variants import variant
-        from kvcalc.report.comparison import compare_chart, compare_tables
+        from kvcalc.report.comparison import compare_tables
+        from kvcalc.report.figures_compare import compare_chart
 
         given = variants or usual_variants(self.model)
         names = (

@@ -146,22 +146,19 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
     from matplotlib.figure import Figure
 
     from kvcalc.report.drawing import legend, panel, settled
-    from kvcalc.report.grid import arranged, engine, shared, write_above
+    from kvcalc.report.grid import arranged, engine, panels, shared, write_above
     from kvcalc.report.multiples import in_multiples
 
     charts = in_multiples(drawable(chart).chain())
     grid = arranged(charts, look)
     look = look | {"font": grid.font}
-    drawn = Figure(figsize=(grid.width, grid.height), dpi=look["dpi"], layout=engine(grid))
+    drawn = Figure(figsize=(grid.width, sum(grid.heights)), dpi=look["dpi"], layout=engine(grid))
     FigureCanvasAgg(drawn)
-    places = drawn.subplots(grid.rows, grid.columns, squeeze=False).ravel().tolist()
-    each = grid.width / grid.columns, grid.height / grid.rows
-    panels = [panel(at, one, look, *each) for at, one in zip(places, charts, strict=False)]
-    for spare in places[len(charts) :]:
-        spare.remove()
+    each = [(grid.width / count, grid.heights[row]) for row, _, count in grid.cells()]
+    charted = [panel(at, one, look, *size) for at, one, size in zip(panels(drawn, grid), charts, each, strict=True)]
     if grid.alike:
-        shared([one.axes for one in panels], grid)
+        shared([one.axes for one in charted], grid)
     write_above(drawn, charts[0], look, grid.width)
     legend(drawn, charts, look)
-    settled(drawn, panels, look)
+    settled(drawn, charted, look)
     return drawn

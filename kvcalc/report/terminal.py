@@ -53,7 +53,7 @@ class Look(NamedTuple):
 def sketch(chart: Chart, width: int = 0, look: Look | None = None) -> str:
     """The chart in `width` columns (the terminal's by default), a mark for each series, a legend below; then what is beside."""
     wide, look = max(40, min(width or shutil.get_terminal_size((80, 24)).columns, 160)), look or _look()
-    head = [part for line in (chart.title, chart.subtitle) for part in _fitted(line, wide)]
+    head = [part for line in (*chart.over, chart.title, chart.subtitle) if line for part in _fitted(line, wide)]
     drawn = "\n".join([*head, *_body(chart, wide, look)])
     return f"{drawn}\n\n{sketch(chart.beside, width, look)}" if chart.beside else drawn
 

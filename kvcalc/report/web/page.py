@@ -17,10 +17,11 @@ from kvcalc.model.size import size_record
 from kvcalc.planning.comparison import compare_records
 from kvcalc.planning.variants import variant
 from kvcalc.report.chart import Chart
-from kvcalc.report.comparison import compare_chart, compare_tables
+from kvcalc.report.comparison import compare_tables
 from kvcalc.report.explain import explain_size
 from kvcalc.report.explain_budget import explain_fit
 from kvcalc.report.explain_pass import explain_roofline
+from kvcalc.report.figures_compare import compare_chart
 from kvcalc.report.figures_fit import memory_chart
 from kvcalc.report.figures_latency import latency_curve
 from kvcalc.report.fit import fit_table
@@ -156,7 +157,7 @@ def _section(section: Section, number: int) -> str:
     tables = "".join(table_html(table) for table in section.tables)
     command = f'<p class="command"><code>{text_html(section.command)}</code><button>copy</button></p>'
     charts = section.chart.chain() if section.chart else []
-    both = [svgs_html(chart._replace(beside=None), MOST * number + n) for n, chart in enumerate(charts)]
+    both = [svgs_html(chart._replace(beside=None, over=("", "")), MOST * number + n) for n, chart in enumerate(charts)]
     drawn = "".join(f'<div class="picture {style}">{svg}</div>' for one in both for style, svg in one.items())
     picture = f'<div class="pictures">{drawn}</div>' if drawn else ""
     return f"<section><h2>{text_html(section.title)}</h2>{tables}{picture}{command}</section>"

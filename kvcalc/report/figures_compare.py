@@ -1,0 +1,129 @@
+"""Variants of attention side by side: what each keeps, reads and takes, over contexts and over the number of KV heads."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kvcalc.planning.heads import over_heads
+from kvcalc.planning.variants import Variant
+from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, joined, tokens_tick
+from kvcalc.report.comparison import compared
+from kvcalc.report.figures import cache_vs_context
+from kvcalc.report.figures_latency import told_apart
+from kvcalc.report.tables import seconds, time_note
+from kvcalc.timing.deployment import Deployment
+
+SHARING = ("mha", "gqa", "mqa")
+SIDES = (
+    ("KV cache stored", "kv_cache_bytes", bytes_tick),
+    ("Read by a decode step", "kv_cache_read_bytes", bytes_tick),
+    ("Attention's FLOP per byte read", "attention_intensity", lambda v: f"{v:,.3g}"),
+    ("Decode step", "time_s", lambda v: seconds(v) if v else "0"),
+)
+MOST_LEVELS, MOST_CURVES = 3, 3  # memories beside the curves, and shares over KV heads, before the outer two stand for all
+PUBLISHED = 0.1  # area of a published score, as a share
+
+
+def compare_chart(
+    deployments: Sequence[Deployment], chosen: Sequence[tuple[str, Variant]], records: Sequence[dict[str, Any]], last: int
+) -> Chart:
+    """What the first records of each variant say, side by side: cache, bytes read, FLOP/B of attention, decode step.
+
+    Then the stored cache over context up to `last` tokens and, where heads are shared, `heads_chart`. Of several deployments,
+    whose records follow each other, a figure that is the same of all are bars, another a row of cells each.
+    """
+    first, each = records[0], len(records) // len(deployments)
+    timed = first["weight_bytes"] is not None  # else the dimensions alone are known
+    asked = f"{first['batch_size']:,} × {first['context']:,} tokens"
+    names = told_apart(deployments) if len(deployments) > 1 else [deployments[0].gpu.name]
+    rows = [_firsts(records[n * each : (n + 1) * each], chosen) for n in range(len(deployments))]
+    charts = [_side(title, key, tick, names, rows) for title, key, tick in (SIDES if timed else SIDES[:-1])]
+    curves = [_curve(d, chosen, first["batch_size"], last, deployments if timed else ()) for d in deployments]
+    charts += {str(curve.series): curve for curve in curves}.values()
+    if timed and any(name.lower().startswith(SHARING) for name, _ in chosen):
+        charts += heads_chart(deployments, names, first["context"], first["batch_size"])
+    about = f"{asked}; {time_note(records)}" if timed else asked
+    return joined([charts[0]._replace(over=(compared(deployments, records), about)), *charts[1:]])
+
+
+def _firsts(records: Sequence[dict[str, Any]], chosen: Sequence[tuple[str, Variant]]) -> list[dict[str, Any]]:
+    """Of one deployment's records those of each variant at the first batch and context."""
+    first = records[0]
+    alike = {r["variant"]: r for r in reversed(records) if all(r[key] == first[key] for key in ("batch_size", "context"))}
+    return [alike[name] for name, _ in chosen]
+
+
+def _side(title: str, key: str, tick: Any, names: Sequence[str], rows: Sequence[Sequence[dict[str, Any]]]) -> Chart:
+    """One figure of every variant: as bars where it is the same on all deployments, else cells, the deeper the more it is."""
+    variants = [_called(r["variant"], r["attention"]) for r in rows[0]]
+    values = [[_figure(r, key) for r in mine] for mine in rows]
+    if len(names) == 1 or (key != "time_s" and all(mine == values[0] for mine in values)):
+        named = f"{title}: {names[0]}" if key == "time_s" else title
+        return bar_chart(named, "", variants, values[0], tick)
+    every = [math.log(v) for mine in values for v in mine if v]
+    low, span = min(every, default=0.0), max(every, default=0.0) - min(every, default=0.0) or 1.0
+    series = tuple(
+        Series(name, (), tuple((math.log(v) - low) / span if v else 0.0 for v in mine), "cells", labels=tuple(map(tick, mine)))
+        for name, mine in reversed([*zip(names, values, strict=True)])
+    )
+    return Chart(title, "", Axis(""), Axis(""), series, tuple(variants))
+
+
+def _figure(record: dict[str, Any], key: str) -> float:
+    """A step as predicted, else its bound."""
+    return float((record["roofline_s"] if record[key] is None and key == "time_s" else record[key]) or 0)
+
+
+def _curve(
+    deployment: Deployment, chosen: Sequence[tuple[str, Variant]], batch_size: int, last: int, beside: Sequence[Deployment]
+) -> Chart:
+    """The stored cache of every variant over context, beside the memories of these deployments' GPUs, of many the outer two."""
+    precision, named = deployment.precision, []
+    for name, variant in chosen:
+        dtype = variant.kv_cache_dtype or precision.kv_cache_dtype
+        stored = msgspec.structs.replace(precision, kv_cache_dtype=dtype)
+        named.append((_called(name, variant.model.attention), variant.model, stored))
+    gpus = sorted({d.gpu.name: d.gpu for d in beside}.values(), key=lambda gpu: gpu.usable_bytes)
+    return cache_vs_context(named, gpus if len(gpus) <= MOST_LEVELS else [gpus[0], gpus[-1]], batch_size, last)
+
+
+def _called(variant: str, attention: str) -> str:
+    """A variant as it was typed; the model's own by what that is."""
+    return f"{attention} as it is" if variant == "none" else variant
+
+
+def heads_chart(deployments: Sequence[Deployment], names: Sequence[str], context: int, batch_size: int) -> list[Chart]:
+    """Cache, step and published scores over the number of KV heads, each as a share of MHA's; none where there is no curve.
+
+    Deployments whose shares are the same to a percent are one curve.
+    """
+    every = [found for d in deployments if (found := over_heads(d, context, batch_size))]
+    if not every:
+        return []
+    heads = tuple(map(float, every[0].heads))
+    curves = [*_shares("KV cache", names, [f.cache for f in every]), *_shares("decode step", names, [f.step for f in every])]
+    series = [Series(what, heads, ys) for what, ys in curves]
+    for what, counts, scores in every[0].published:
+        areas = (PUBLISHED,) * len(counts)
+        series.append(Series(what, tuple(map(float, counts)), tuple(scores), "points", areas))
+    share = Axis("share of what MHA has", log=False, tick=lambda v: f"{v:.0%}")
+    return [Chart("Fewer KV heads", "", Axis("KV heads", tick=tokens_tick), share, tuple(series))]
+
+
+def _shares(what: str, names: Sequence[str], curves: Sequence[Sequence[float]]) -> list[tuple[str, tuple[float, ...]]]:
+    """Curves under the names of those that have them; of many the lowest and the highest."""
+    alike: dict[tuple[float, ...], list[int]] = {}
+    for number, ys in enumerate(curves):
+        alike.setdefault(tuple(round(y, 2) for y in ys), []).append(number)
+    groups = sorted(alike.values(), key=lambda those: sum(curves[those[0]]))
+    if len(groups) > MOST_CURVES:
+        groups = [groups[0], groups[-1]]
+    if len(groups) == 1:
+        return [(what, tuple(curves[0]))]
+    found = []
+    for those in groups:
+        more = f" and {len(those) - 1} more" if len(those) > 1 else ""
+        found.append((f"{what}, {names[those[0]]}{more}", tuple(curves[those[0]])))
+    return found
