@@ -11,7 +11,7 @@ from conftest import Run
 from specs import grouped, stack
 
 from kvcalc import Batch, Cost, Gpu, Model, Operator, Parallelism, Precision, UserError, forward, load_gpu, load_model, roofline
-from kvcalc.gpu.roof import mla_form, total_bound, total_seconds, turning_batch
+from kvcalc.gpu.roof import Placed, mla_form, total_bound, total_seconds, turning_batch
 from kvcalc.layers.cost import Role
 from kvcalc.library.edit import edited
 from kvcalc.planning.variants import variant
@@ -424,12 +424,28 @@ def test_what_turns_compute_bound_is_worked_out_once_a_context(kvcalc: Run, monk
     asked: list[int] = []
     worked_out = passes._turning
 
-    def counted(deployment: Deployment, context: int) -> list[str]:
+    def counted(deployment: Deployment, context: int, near: dict[str, int | None]) -> list[str]:
         asked.append(context)
-        return worked_out(deployment, context)
+        return worked_out(deployment, context, near)
 
     monkeypatch.setattr(passes, "_turning", counted)
     shown = kvcalc("roofline gpt2 --context 64,900 --batch-size 1,8").joined
     assert asked == [64, 900]
     alone = kvcalc("roofline gpt2 --context 900 --batch-size 8").joined
     assert shown.endswith(alone)
+
+
+def test_a_batch_that_is_near_is_tried_first() -> None:
+    """Right, it takes three passes: 2^20, itself and one less. Wrong on either side, the answer is the same."""
+    asked: list[int] = []
+    placed = place("llama-2-7b")
+
+    def counted(batch: int) -> list[Placed]:
+        asked.append(batch)
+        return placed(batch)
+
+    turning = turning_batch(placed, ffn)
+    assert turning
+    assert turning_batch(counted, ffn, turning) == turning
+    assert asked == [1 << 20, turning, turning - 1]
+    assert [turning_batch(placed, ffn, near) for near in (1, turning - 1, turning + 1, 1 << 20)] == [turning] * 4

@@ -195,8 +195,13 @@ def mla_form(placed: Sequence[Placed]) -> str | None:
 MOST_BATCH = 1 << 20
 
 
-def turning_batch(place: Callable[[int], Sequence[Placed]], chosen: Callable[[Operator], bool]) -> int | None:
-    """The smallest batch at which the chosen operators, taken together, are compute-bound; None if never to 2^20."""
+def turning_batch(
+    place: Callable[[int], Sequence[Placed]], chosen: Callable[[Operator], bool], near: int | None = None
+) -> int | None:
+    """The smallest batch at which the chosen operators, taken together, are compute-bound; None if never to 2^20.
+
+    near: a batch that is tried first, such as that of a context beside this one.
+    """
 
     def turned(batch_size: int) -> bool:
         found = [p for p in place(batch_size) if chosen(p.operator)]
@@ -205,7 +210,9 @@ def turning_batch(place: Callable[[int], Sequence[Placed]], chosen: Callable[[Op
     if not turned(MOST_BATCH):
         return None
     low, high = 0, MOST_BATCH
+    first = [near, near - 1] if near else []
     while high - low > 1:
-        middle = (low + high) // 2
+        tried = first.pop(0) if first else 0
+        middle = tried if low < tried < high else (low + high) // 2
         low, high = (low, middle) if turned(middle) else (middle, high)
     return high

@@ -18,10 +18,11 @@ NOT_OF_PARTS = ("count", "weight_bytes", "cache_bytes", "activation_bytes")
 def pass_tables(passes: Sequence[tuple[Deployment, Sequence[dict[str, Any]]]]) -> Iterator[Table]:
     """A table of each pass, deployments with their records; what turns compute-bound where is worked out once by context."""
     known: dict[tuple[int, int], list[str]] = {}
+    near: dict[int, dict[str, int | None]] = {}
     for deployment, records in passes:
         asked = id(deployment), records[-1]["context"]
         if records[-1]["phase"] == "decode" and asked not in known:
-            known[asked] = _turning(deployment, records[-1]["context"])
+            known[asked] = _turning(deployment, records[-1]["context"], near.setdefault(id(deployment), {}))
         yield pass_table(deployment, records, known.get(asked, []))
 
 
@@ -38,7 +39,7 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], turnin
         shown += [_part(part) for part in record.get("parts", [])]
     split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)
     if turning is None:
-        turning = _turning(deployment, context) if phase == "decode" else []
+        turning = _turning(deployment, context, {}) if phase == "decode" else []
     notes = ["", f"bytes moved: {split}"]
     notes += [_assumptions(deployment), *node_notes(records[-1:]), *fallback_notes(records[-1:])]
     notes += [time_note(records[-1:], deployment.basis), ""]
@@ -75,8 +76,11 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
     return blank | {"operator": f"  {part['operator']}", "layer": "in it", **work, "bound": ""}
 
 
-def _turning(deployment: Deployment, context: int) -> list[str]:
-    """From which batch on the FFN and attention are bound by compute; nothing where the GPU gives no peak to say so."""
+def _turning(deployment: Deployment, context: int, near: dict[str, int | None]) -> list[str]:
+    """From which batch on the FFN and attention are bound by compute; nothing where the GPU gives no peak to say so.
+
+    near: what it was at the context asked for before, which is tried first and replaced.
+    """
     if not all(deployment.gpu.computes(dtype) for dtype in deployment.formats.product_dtypes):
         return []
     found, placed = [], cache(lambda n: deployment.placed(Batch.decode(context, n)))
@@ -85,7 +89,7 @@ def _turning(deployment: Deployment, context: int) -> list[str]:
         def chosen(operator: Operator, role: Role = role) -> bool:
             return operator.role is role
 
-        batch = turning_batch(placed, chosen)
+        batch = near[name] = turning_batch(placed, chosen, near.get(name))
         turns = f"turns compute-bound at batch {batch:,}" if batch else "never turns compute-bound, whatever the batch"
         found.append(f"{name} {turns}")
     return ["; ".join(found)]
