@@ -174,7 +174,7 @@ class DecodeSteps:
     """Decode steps of a deployment at one batch size and all contexts of some ranges, timed at once for requests to share.
 
     Each figure is what the steps of a request by itself give, to the last bit. ranges: (first, end) of contexts, the end not
-    among them; at most BLOCK contexts in all.
+    among them; at most BLOCK contexts in all. longest: the last of the steps, for what is the same of all.
     """
 
     def __init__(self, deployment: Deployment, batch_size: int, ranges: Iterable[tuple[int, int]]) -> None:
@@ -182,6 +182,7 @@ class DecodeSteps:
 
         self._contexts = np.unique(np.concatenate([np.arange(*ends, dtype=float) for ends in ranges]))
         batch = Batch.decode(self._contexts, batch_size)
+        self.longest = Batch.decode(int(self._contexts[-1]), batch_size)
         cost, self._seconds = deployment.spent(batch)
         self._flops, self._bytes, self._share = cost.flops, cost.bytes, deployment.uncalibrated_share(batch)
 

@@ -123,10 +123,10 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
 
 def _record(deployment: Deployment, asked: LatencyOptions, steps: DecodeSteps | None) -> dict[str, Any]:
     """Of a deployment with its weights where they are asked to be."""
-    passes = Batch.prefill(asked.input_len, asked.batch_size), Batch.decode(asked.context, asked.batch_size)
     prompt = asked.batch_size, asked.prefix_len, asked.max_num_batched_tokens
     found = request(deployment, asked.input_len, asked.output_len, *prompt, steps)
     at_end = steps or DecodeSteps(deployment, asked.batch_size, [(asked.context, asked.context + 1)])
+    passes = Batch.prefill(asked.input_len, asked.batch_size), at_end.longest
     tokens = asked.batch_size * asked.output_len
     record: dict[str, Any] = deployment.named | {"batch_size": asked.batch_size}
     record |= {"input_len": asked.input_len, "output_len": asked.output_len}
