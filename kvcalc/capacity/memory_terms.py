@@ -23,6 +23,7 @@ Figure = TypeVar("Figure")
 ENDS = ("low", "middle", "high")  # of the range in which a budget lies
 SHARES = ("total", "free", "remaining")  # what memory a share is taken of
 MIB, GIB = 1 << 20, 1 << 30
+MOST_PEAKS = 1 << 12  # of passes that a model keeps
 # Measured by others, not derived; sources in docs/engines.md. A given overhead replaces the three that a budget subtracts.
 CONTEXT_BYTES = 7 * GIB // 10  # CUDA context: an H100 of 79.18 GiB has 78.48 free before weights (SGLang's start-up log)
 LIBRARY_BYTES = 13 * GIB // 100  # what libraries take outside torch (vLLM's log: "0.13 GiB for non-torch memory")
@@ -188,10 +189,21 @@ def activation_peak(
     """The most activation bytes that stand at once in a prefill of `tokens` tokens on one rank, from `sequences` prompts.
 
     The largest operator's inputs and outputs (of experts, the largest product's), and the residual stream that waits beside
-    it: what the pass needs. An engine's
-    allocator and its kernels' workspaces take more, so a measured figure should replace it where there is one.
+    it: what the pass needs. An engine's allocator and its kernels' workspaces take more, so a measured figure should replace
+    it where there is one. Kept for whoever asks again: searches do, and stages alike.
     """
-    count = max(1, min(sequences, tokens))
+    count, part = max(1, min(sequences, tokens)), stages(model, ranks.pp)[stage]
+    alike = tuple(kind for kind, layers in part.counts.items() if layers), part.first, part.last
+    kept: dict[object, int] = model.known.setdefault("peaks", {})
+    key = precision, ranks, tokens, count, alike
+    if key not in kept:
+        if len(kept) == MOST_PEAKS:
+            kept.clear()
+        kept[key] = _activation_peak(model, precision, ranks, tokens, count, stage)
+    return kept[key]
+
+
+def _activation_peak(model: Model, precision: Precision, ranks: Parallelism, tokens: int, count: int, stage: int) -> int:
     each, longer = divmod(tokens, count)
     groups = [Sequences((count - longer) * ranks.dp, each, 0)]
     groups += [Sequences(longer * ranks.dp, each + 1, 0)] if longer else []
