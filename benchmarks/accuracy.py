@@ -226,8 +226,7 @@ def draw(stem: str, title: str, series: list[tuple[str, list[float], list[float]
     if series:
         rows = sum(len(measured) for _, measured, _ in series)
         told = f"{rows:,} rows of all stacks, predicted by the calibrations, which were fitted to them"
-        chart = predicted_against_measured(series, told)
-        chart = chart._replace(title=f"{title}: predicted against measured")
+        chart = predicted_against_measured(series, told, f"{title}: predicted against measured")
         save(chart, str(DOCUMENT.parent / "images" / f"accuracy-{stem}.png"))
 
 

@@ -68,7 +68,7 @@ SAID = {
                  "intensity, FLOP per byte", "3.35 TB/s"],
     "memory": ["Weights and KV cache: 5 of 5 fit one h100-sxm", "weights", "KV cache", "h100-sxm: 79.2 GiB", "gemma-3-27b"],
     "dsa-vs-mla": ["reads less from 2,634 tokens on", "deepseek-v3.2, DSA: 34.2 MiB", "4.2× fewer bytes", "bytes read per layer"],
-    "cost-vs-context": ["Cost against context", "GPU hours per million tokens", "as many users as fit, at most 256",
+    "cost-vs-context": ["GPU hours against context", "GPU hours per million tokens", "as many users as fit", "at most 256 users",
                         "mistral-7b-v0.1", "one user alone", "vllm"],
 }  # fmt: skip
 
@@ -277,7 +277,7 @@ def test_measured_rows_stand_beside_their_prediction(kvcalc: Run, tmp_path: Path
     target = tmp_path / "measured.svg"
     assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0
     shown = texts(target.read_bytes())
-    assert "Predicted against measured" in shown and "gemm.csv: 1 row, predicted by a calibration" in shown
+    assert "Predicted against measured" in shown and "gemm.csv: 1 row of h100_sxm, predicted by a calibration" in shown
 
 
 def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> 
                     "my CPU,torch,2,float32,64,4096,2048,20,\n")  # fmt: skip
     first, second = rows_chart(rows).chain()
     assert [(s.xs, s.ys) for s in first.series if s.label == "gemm"] == [((20.0,), (10.0,))]
-    assert first.subtitle == "gemm.csv: 1 row, predicted by the bound"
+    assert first.subtitle == "gemm.csv: 1 row of my CPU, predicted by the bound"
     assert [(s.xs, s.ys) for s in second.series] == [((2.0 * 64 * 4096 * 2048,), (20.0,))]
     assert second.subtitle == "gemm.csv: 1 row without a bound or a calibration, of my CPU"
     assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0

@@ -12,6 +12,7 @@ from kvcalc.report.scales import step_of
 MANY = 10  # bars
 APART = 1.15  # heights of a name from bar to bar, at least
 LEAST = 0.65  # of its size, the smallest that a bar's name is written in
+NEAR = 5  # points from a limit's line, within which a text seems to touch it
 
 
 def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
@@ -69,19 +70,8 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
     axes.set_xlabel(chart.y.title)
     _scale(axes, chart, most, ticks)
     texts = parts[-1].labels or [chart.y.tick(total) for total in base]
-    joint = {
-        "arrowstyle": "-",
-        "color": look["ink"],
-        "linewidth": look["font"] / 16,
-        "relpos": (0, 0.5),
-        "shrinkA": 1,
-        "shrinkB": 2,
-    }
-    place = {"textcoords": "offset points", "xytext": (4, 0), "va": "center", "fontsize": size, "arrowprops": joint}
-    found = [axes.annotate(text, (total, i), **place) for i, (total, text) in enumerate(zip(base, texts, strict=True)) if text]
-    for text in found:
-        text.arrow_patch.set_visible(False)
-    return found
+    place = {"textcoords": "offset points", "xytext": (4, 0), "va": "center", "fontsize": size}
+    return [axes.annotate(text, (total, i), **place) for i, (total, text) in enumerate(zip(base, texts, strict=True)) if text]
 
 
 def _scale(axes: Any, chart: Chart, most: float, ticks: int) -> None:
@@ -109,23 +99,14 @@ def fit_names(axes: Any, ends: list[Any], renderer: Any) -> None:
                 text.set_fontsize(text.get_fontsize() * gap / tallest)
 
 
-def past_limits(axes: Any, ends: list[Any], renderer: Any) -> None:
-    """Texts at the ends of bars through which a limit's line would run: in two lines before it, else behind it and joined."""
-    lines = sorted(axes.transData.transform((line.get_xdata()[0], 0))[0] for line in axes.get_lines())
-    thick = min((abs(bar.get_window_extent().height) for stack in axes.containers for bar in stack), default=0.0)
+def past_limits(axes: Any, ends: list[Any], renderer: Any) -> bool:
+    """Texts at the ends of bars, through one of which a limit's line would run, stand right of the axes, all in a column;
+    whether they were moved there now."""
+    lines = [axes.transData.transform((line.get_xdata()[0], 0))[0] for line in axes.get_lines()]
+    boxes = [text_box(text, renderer) for text in ends if text.xycoords == "data"]
+    near = NEAR * axes.figure.dpi / 72
+    if not any(box.x0 - near <= x <= box.x1 + near for box in boxes for x in lines):
+        return False
     for text in ends:
-        whole = text.get_text()
-        if _crossed(text, lines, renderer):
-            text.set_text(wrapped(whole, len(whole) - 1, 2, even=True))
-        if _crossed(text, lines, renderer) or text_box(text, renderer).height > thick:
-            text.set_text(whole)
-        while x := _crossed(text, lines, renderer):
-            shift = (x + 8 - text_box(text, renderer).x0) * 72 / axes.figure.dpi
-            text.set_position((text.get_position()[0] + shift, 0))
-            text.arrow_patch.set_visible(True)
-
-
-def _crossed(text: Any, lines: list[float], renderer: Any) -> float | None:
-    """The first of upright lines that runs through a text or touches it."""
-    box = text_box(text, renderer)
-    return next((x for x in lines if box.x0 - 6 <= x <= box.x1 + 6), None)
+        text.xy, text.xycoords = (1.0, text.xy[1]), axes.get_yaxis_transform()
+    return True

@@ -9,7 +9,7 @@ from kvcalc.report.chart import Chart, Series
 from kvcalc.report.grid import follow
 from kvcalc.report.heads import Head, fit_heads, write_heads
 from kvcalc.report.heat import draw_heat, fit_cells, is_heat
-from kvcalc.report.labels import Places, beside, leader_boxes, ranged, taken_places
+from kvcalc.report.labels import Places, beside, fitting, leader_boxes, ranged, taken_places
 from kvcalc.report.looks import DOTTED, NAME, colour, dashes, marker, wrapped
 from kvcalc.report.scales import room, set_scales, thin_ticks
 
@@ -53,12 +53,13 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float, height: f
     axes.yaxis.label.set_text(wrapped(chart.y.title, max(12, int(height * 60 / look["font"])), 2, even=True))
     ends: list[Any] = []
     points: list[Any] = []
+    last = max((_end(axes, s) for s in chart.series if s.kind in LINES), default=1.0)
     for number, series in enumerate(chart.series):
         at = number if series.colour < 0 else series.colour
         _draw(axes, series, at, look)
         points += _point_labels(axes, series, look)
-        named = points if series.kind in LINES and _ends_early(axes, series) else ends
-        named += _end_label(axes, series, at, look, named is points)
+        named = points if series.kind in LINES and _end(axes, series) < EARLY else ends
+        named += _end_label(axes, series, at, look, named is points, last)
     return Panel(axes, head, ends, points, [])
 
 
@@ -115,31 +116,27 @@ def _point_labels(axes: Any, series: Series, look: dict[str, Any]) -> list[Any]:
     texts = [(x, y, text, "data", r) for x, y, text, r in zip(series.xs, series.ys, series.labels, radii, strict=False)]
     if series.kind == "upright":
         texts = [(series.xs[0], 0.96, series.label, axes.get_xaxis_transform(), 0.0)]
-    found = [
-        axes.annotate(
-            wrapped(text, NAME, LINES_OF_NAME, even=True),
-            (x, y),
-            xycoords=where,
-            arrowprops=leader | {"shrinkB": radius},
-            **common,
-        )
-        for x, y, text, where, radius in texts
-        if text
-    ]
+    found = []
+    for x, y, text, where, radius in texts:
+        if text:
+            lines, line = wrapped(text, NAME, LINES_OF_NAME, even=True), leader | {"shrinkB": radius}
+            found.append(axes.annotate(lines, (x, y), xycoords=where, arrowprops=line, **common))
     for text in found:
         text.set_in_layout(False)  # they stand within the axes
     return found
 
 
-def _ends_early(axes: Any, series: Series) -> bool:
-    """Whether a line ends so far from the right edge that its name stands within the axes."""
-    (low, high), scale = axes.get_xlim(), axes.xaxis.get_transform().transform
-    low, high, end = scale([low, high, series.xs[-1]])[[0, 1, 2]]
-    return bool(end < low + EARLY * (high - low))
+def _end(axes: Any, series: Series) -> float:
+    """Where a line ends, from the left edge of the axes, 0, to the right, 1."""
+    low, high, end = axes.xaxis.get_transform().transform([*axes.get_xlim(), series.xs[-1]])
+    return float((end - low) / (high - low))
 
 
-def _end_label(axes: Any, series: Series, at: int, look: dict[str, Any], inside: bool) -> list[Any]:
-    """The name of a line or level, joined to where the line ends: right of the axes, or beside the end."""
+def _end_label(axes: Any, series: Series, at: int, look: dict[str, Any], inside: bool, last: float) -> list[Any]:
+    """The name of a line or level, joined to where the line ends: right of the axes, or beside the end.
+
+    last: where lines end on these axes; joined to one that ends before, a line as its own would seem to be more of it.
+    """
     if not series.label or series.kind not in (*LINES, "limit", "quiet"):
         return []
     if inside:
@@ -147,7 +144,7 @@ def _end_label(axes: Any, series: Series, at: int, look: dict[str, Any], inside:
     if series.kind == "limit":
         return [_outside(axes, series.label, (1.0, series.ys[0]), look["ink"], DOTTED, look)]
     end = series.xs[-1], series.ys[-1]
-    if series.kind == "quiet":
+    if series.kind == "quiet" or _end(axes, series) < last - 0.01:
         return [_thin(_outside(axes, series.label, end, look["ink"], "-", look), look)]
     return [_outside(axes, series.label, end, colour(at), _dashes(series, at), look)]
 
@@ -183,8 +180,9 @@ def legend(figure: Any, charts: Sequence[Chart], look: dict[str, Any]) -> None:
         return
     longest = max(len(line) for label in found for line in label.split("\n"))
     columns = max(1, int(figure.get_size_inches()[0] * 130 / look["font"] / (longest + 6)))
+    rows = -(-len(found) // columns)
     key = figure.legend(
-        list(found.values()), list(found), loc="outside lower center", ncols=min(columns, len(found)), frameon=False,
+        list(found.values()), list(found), loc="outside lower center", ncols=-(-len(found) // rows), frameon=False,
         fontsize=look["font"] * 0.85,
     )  # fmt: skip
     for handle in key.legend_handles:
@@ -210,9 +208,11 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
     heads = [one.head for one in panels]
     write_heads(heads)
     figure.draw_without_rendering()
+    if sum(past_limits(one.axes, one.sums, figure.canvas.get_renderer()) for one in panels):
+        figure.draw_without_rendering()
     while fit_heads(heads, figure.canvas.get_renderer()):  # each turn makes one narrower
         figure.draw_without_rendering()
-    while sum(_beside_points(figure, one, look) for one in panels):  # each turn moves a label out, so that there is a last one
+    while _beside_lines(figure, panels, look):  # each turn moves a label out, so that there is a last one
         figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     for one in panels:
@@ -223,16 +223,23 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
         if not one.head.chart.categories:
             thin_ticks(one.axes.yaxis, renderer, 0.0)
         fit_names(one.axes, one.sums, renderer)
-        past_limits(one.axes, one.sums, renderer)
         one.head.align(renderer)
     follow([one.axes for one in panels])
     figure.set_layout_engine("none")
 
 
-def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> int:
-    """Put the points' labels beside them, apart from those right of the axes; how many found no place and were moved out."""
+def _beside_lines(figure: Any, panels: list[Panel], look: dict[str, Any]) -> int:
+    """Put the labels of lines at their ends, in all panels as large, and those of points beside them; how many of these found
+    no place and were moved out."""
     renderer = figure.canvas.get_renderer()
-    ranged(one.axes, one.ends, look["font"] * 0.85, renderer)
+    size = min(fitting(one.axes, one.ends, look["font"] * 0.85, renderer) for one in panels)
+    return sum(_beside_points(figure, one, look, size) for one in panels)
+
+
+def _beside_points(figure: Any, one: Panel, look: dict[str, Any], size: float) -> int:
+    """The labels of one panel, those right of the axes of a size."""
+    renderer = figure.canvas.get_renderer()
+    ranged(one.axes, one.ends, size, renderer)
     taken, texts = taken_places(figure, one.axes), Places.none()
     for text in one.ends:
         taken.take(leader_boxes(text))

@@ -12,10 +12,10 @@ from kvcalc.model.operators import forward, total
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
-from kvcalc.report.looks import GREY
 
 CONTEXT_AXIS = Axis("context, tokens", tick=tokens_tick)
 MOST_MARKS = 3  # contexts asked for that are written into a picture
+MOST_LINES, BENEATH = 2, 0.06  # more lines leave too little room below them for names of points: so much of an axis more
 
 
 def powers(first: int, last: int, per_octave: int = 4) -> list[int]:
@@ -87,18 +87,21 @@ def cache_vs_parameters(models: Sequence[Model], contexts: Sequence[int], precis
     series = []
     for number, context in enumerate(contexts):
         ys = tuple(_stored(m, context, 1, precision) for m in ranked)
-        labels = tuple(m.name.removeprefix(family) for m in ranked) if number == len(contexts) - 1 else ()
+        labels = tuple(m.name.removeprefix(family) for m in ranked) if context == min(contexts) else ()
         series += [Series(f"{tokens_tick(context)} tokens", xs, ys, colour=number)] * bool(family)
-        name = "" if family else f"{tokens_tick(context)} tokens"
+        name = "" if family or len(contexts) == 1 else f"{tokens_tick(context)} tokens"
         series.append(Series(name, xs, ys, "points", labels=labels, colour=number))
-    title = "KV cache against parameters"
+    title = f"KV cache {f'of {tokens_tick(contexts[0])} tokens ' * (len(contexts) == 1)}against parameters"
     if family:
         steps = tuple(powers(round(xs[0]), round(xs[-1])))
-        series.append(Series("as the parameters grow", steps, tuple(ys[0] * x / xs[0] for x in steps), "dashed", colour=GREY))
+        series.append(Series("as the parameters grow", steps, tuple(ys[0] * x / xs[0] for x in steps), "quiet"))
         grown = f"{_times(xs[-1] / xs[0])} the parameters, {_times(ys[-1] / ys[0])} the KV cache"
         title = f"From {ranked[0].name} to {ranked[-1].name}: {grown}"
     subtitle = f"stored bytes of one sequence, cache dtype: {_dtypes([(m.name, m, precision) for m in ranked])}"
-    return Chart(title, subtitle, Axis("parameters", tick=_parameters), Axis("KV cache", tick=bytes_tick), tuple(series))
+    heights = [y for s in series for y in s.ys if y > 0]
+    beneath = min(heights, default=1.0) * (min(heights, default=1.0) / max(heights, default=1.0)) ** BENEATH
+    y = Axis("KV cache", tick=bytes_tick, shown=(beneath,) if family and len(contexts) > MOST_LINES else ())
+    return Chart(title, subtitle, Axis("parameters", tick=_parameters), y, tuple(series))
 
 
 def _family(names: Sequence[str]) -> str:
@@ -150,13 +153,21 @@ def memory(models: Sequence[tuple[str, Model, Precision]], gpus: Sequence[Gpu], 
         series.append(Series(f"{named}: {bytes_tick(size)}", (), (size,), "limit"))
     subtitle = f"batch {batch_size:,}, context {context:,}; activations and what an engine takes for itself are apart"
     axis = Axis("", log=False, tick=bytes_tick)
-    title = "Weights and KV cache"
+    title = f"Weights and KV cache{_of_memory([label for label, *_ in models], sums, gpus)}"
+    return Chart(title, subtitle, axis, axis, tuple(series), tuple(label for label, *_ in models))
+
+
+def _of_memory(names: Sequence[str], sums: Sequence[float], gpus: Sequence[Gpu]) -> str:
+    """How many models fit one GPU, or which GPUs hold one model."""
     if len(gpus) == 1:
-        least = sum(total <= gpus[0].usable_bytes for total in sums)
-        title += (
+        least = sum(size <= gpus[0].usable_bytes for size in sums)
+        return (
             f": {least} of {len(sums)} fit one {gpus[0].name}" if len(sums) > 1 else f" beside the memory of one {gpus[0].name}"
         )
-    return Chart(title, subtitle, axis, axis, tuple(series), tuple(label for label, *_ in models))
+    if len(names) > 1 or not gpus:
+        return f" beside the memories of {len(gpus)} GPUs" * bool(gpus)
+    least = sum(sums[0] <= gpu.usable_bytes for gpu in gpus)
+    return f" of {names[0]}: {least} of {len(gpus)} GPUs hold{'s' * (least == 1)} them"
 
 
 def dsa_vs_mla(models: Sequence[Model], last: int, precision: Precision) -> Chart:

@@ -23,12 +23,12 @@ def cost_vs_context(deployments: Sequence[Deployment], last: int, price_per_hour
     if len({d.time_basis for d in deployments}) > 1:  # bounds beside predictions would compare nothing
         deployments = [d.under("datasheet") for d in deployments]
     several = {name: len({f(d) for d in deployments}) > 1 for name, f in _NAMES.items()}
-    full, alone, without = [], [], []
+    full, alone, without = [], [], dict[str, list[str]]()
     for deployment in deployments:
         held = [(s, n) for s in powers(min(FIRST, last), last) if (n := _users(deployment, s))]
         label = " on ".join(f(deployment) for name, f in _NAMES.items() if several[name]) or deployment.model.name
         if not held:
-            without.append(f"{deployment.model.name} does not fit on {deployment.gpu.name}")
+            without.setdefault(deployment.model.name, []).append(deployment.gpu.name)
         else:
             contexts = tuple(s for s, _ in held)
             full.append(Series(label, contexts, _costs(deployment, contexts, [n for _, n in held], price_per_hour)))
@@ -39,21 +39,28 @@ def cost_vs_context(deployments: Sequence[Deployment], last: int, price_per_hour
     first = deployments[0]
     fixed = [f(first) for name, f in _NAMES.items() if not several[name]]
     price = [f"{price_per_hour:g} per GPU hour"] * bool(price_per_hour)
-    subtitle = "; ".join([", ".join([*fixed, "decode alone", *price]), f"times: {first.basis}", *without])
+    lacking = [f"{name} does not fit on {', '.join(gpus)}" for name, gpus in without.items()]
+    subtitle = "; ".join(
+        [", ".join([*fixed, "decode alone", f"at most {MOST_USERS} users", *price]), f"times: {first.basis}", *lacking]
+    )
     what = "cost" if price_per_hour else "GPU hours"
     cost = Axis(f"{what} per million tokens", tick=plain_tick if price_per_hour else si_tick("h"))
     one = Chart(
-        "Cost against context: one user alone",
-        "of the same GPU, whose steps nobody shares",
+        f"{_capital(what)} against context: one user alone",
+        "every step yields one token",
         CONTEXT_AXIS,
         cost._replace(log=False),
         tuple(alone),
     )
-    title = f"Cost against context: as many users as fit, at most {MOST_USERS}"
+    title = f"{_capital(what)} against context: as many users as fit"
     return Chart(title, subtitle, CONTEXT_AXIS, cost, tuple(full), beside=one)
 
 
 _NAMES: dict[str, Any] = {"model": lambda d: d.model.name, "gpu": lambda d: d.gpu.name}
+
+
+def _capital(words: str) -> str:
+    return words[0].upper() + words[1:]
 
 
 def _users(deployment: Deployment, context: int) -> int:

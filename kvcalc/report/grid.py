@@ -97,7 +97,7 @@ def _columns(count: int, look: dict[str, Any], alike: bool) -> int:
     """At most three, of many that are alike four."""
     if count < 3:
         return count
-    if alike and count > MANY:
+    if alike and (count > MANY or (count > 4 and count % 4 == 0)):
         return 4
     for columns in (2,) if count == 4 else (3, 2):
         rows = -(-count // columns)

@@ -10,10 +10,11 @@ NEAR = 1.6  # so far from its mark a text is its point's without a line that joi
 SIDES = [
     (math.cos(math.pi * n / 8), 1.2 * math.sin(math.pi * n / 8)) for n in (0, 8, 14, 2, 6, 10, 4, 12, 1, 15, 7, 9, 3, 13, 5, 11)
 ]
-SLID = (0.8, 0.2)  # where a text above or below its point has it, from its left edge to its right, but in the middle
+SLID = (0.8, 0.2, 0.97, 0.03)  # where a text above or below its point has it, from its left edge to its right, but in the middle
 WAYS = [*((0.5, way) for way in SIDES), *((slide, way) for slide in SLID for way in SIDES if abs(way[0]) < 0.3)]
 HEIGHTS = [n / 100 for n in range(96, 3, -3)]  # on the axes, where an upright line may be named
 STEP = 6  # pixels between the boxes that stand for a line
+APART = 0.3  # of their size, between labels right of the axes
 
 
 def spread(wanted: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
@@ -44,21 +45,26 @@ def text_box(text: Any, renderer: Any) -> Any:
     return Text.get_window_extent(text, renderer)
 
 
+def fitting(axes: Any, labels: Sequence[Any], size: float, renderer: Any) -> float:
+    """The size, at most `size`, in which labels right of the axes stand above each other."""
+    needed = sum(_heights(labels, size, renderer))
+    return size * min(1.0, axes.get_window_extent(renderer).height / needed) if needed else size
+
+
 def ranged(axes: Any, labels: Sequence[Any], size: float, renderer: Any) -> None:
-    """Labels right of the axes, each as near to the height of its line's end as the others leave room, all as large: `size`."""
-    if not labels:
-        return
-    for text in labels:
-        text.set_fontsize(size)
+    """Labels of a size right of the axes, each as near to the height of its line's end as the others leave room."""
     frame = axes.get_window_extent(renderer)
     wanted = [axes.transData.transform((0.0 if axes.get_xscale() == "linear" else 1.0, t.xy[1]))[1] for t in labels]
-    heights = [text_box(t, renderer).height * 1.12 for t in labels]
-    shrink = min(1.0, frame.height / sum(heights))
-    for text in labels:
-        text.set_fontsize(size * shrink)
-    centres = spread(wanted, [h * shrink for h in heights], frame.y0, frame.y1)
+    centres = spread(wanted, _heights(labels, size, renderer), frame.y0, frame.y1)
     for text, centre in zip(labels, centres, strict=True):
         text.set_position((1, (centre - frame.y0) / frame.height))
+
+
+def _heights(labels: Sequence[Any], size: float, renderer: Any) -> list[float]:
+    """Pixels that labels of a size take above each other."""
+    for text in labels:
+        text.set_fontsize(size)
+    return [text_box(t, renderer).height + APART * size * t.figure.dpi / 72 for t in labels]
 
 
 class Places:

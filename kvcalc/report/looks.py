@@ -12,6 +12,7 @@ DASHES: tuple[Any, ...] = (
 )  # fmt: skip
 DOTTED = (0, (1, 1))  # of levels across
 NAME = 28  # characters of a line of a label or of a bar's name
+SHORT = 5  # characters that part of a word has at least, which stands on a line of its own
 
 
 def colour(at: int) -> str:
@@ -54,8 +55,17 @@ def wrapped(text: str, width: int, most: int, even: bool = False, whole: bool = 
 def _pieces(text: str, most: float) -> list[str]:
     """The parts of a text between the places where lines may end, within words of more characters than `most` too."""
     words = re.findall(r"(?:[≥≤~−]\s)?(?:\(?\d[\d.,]*(?:×\s|\s(?:×\s)?))?\S+\s*|\s+", text)
-    parts = r"[^/_-]*[/_-]+|[^/_-]+"
-    return [p for w in words for p in (re.findall(parts, w) if len((w.split() or [w])[-1]) > most else [w])]
+    return [p for w in words for p in (_parts(w) if len((w.split() or [w])[-1]) > most else [w])]
+
+
+def _parts(word: str) -> list[str]:
+    """The parts of a word, none at its ends too short for a line of its own."""
+    parts = re.findall(r"[^/_-]*[/_-]+|[^/_-]+", word)
+    while len(parts) > 1 and len(parts[0]) < SHORT:
+        parts[:2] = ["".join(parts[:2])]
+    while len(parts) > 1 and len(parts[-1].strip()) < SHORT:
+        parts[-2:] = ["".join(parts[-2:])]
+    return parts
 
 
 def _lines(pieces: Sequence[str], width: int) -> list[str]:

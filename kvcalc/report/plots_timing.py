@@ -1,33 +1,47 @@
 """Predicted against measured times, as a chart."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kvcalc.errors import UserError, printable
 from kvcalc.report.chart import Axis, Chart, Series, joined, si_tick
-from kvcalc.report.looks import GREY
 from kvcalc.report.tables import seconds
 from kvcalc.timing.rows import MeasuredRow
 
+TOGETHER = 4  # series on one chart
+MOST_NAMES = 4  # machines that are named
 MOST_POINTS = 2000  # a series: beyond, every n-th row is drawn
 
 
-def predicted_against_measured(series: Sequence[tuple[str, Any, Any]], what: str) -> Chart:
+def predicted_against_measured(
+    series: Sequence[tuple[str, Any, Any]], what: str, title: str = "Predicted against measured"
+) -> Chart:
     """Points (measured, predicted) of each (name, measured, predicted) in µs, on logarithmic axes; the diagonal is exact.
 
-    Rows without a prediction (NaN) are left out of the picture.
+    More than TOGETHER, which would lie on top of each other, have charts of their own. Rows without a prediction (NaN) are left
+    out of the picture.
     """
-    drawn, values = [], []
-    for name, measured, predicted in series:
-        if points := [(m, p) for m, p in zip(measured, predicted, strict=True) if m > 0 and p > 0]:
-            xs, ys = _thinned(points)
-            drawn.append(Series(name, xs, ys, "points"))
-            values += [*xs, *ys]
+    pairs = {name: [(m, p) for m, p in zip(*both, strict=True) if m > 0 and p > 0] for name, *both in series}
+    found = {name: points for name, points in pairs.items() if points}
+    drawn = [Series(name, *_thinned(points), "points", colour=n) for n, (name, points) in enumerate(found.items())]
+    values = [value for one in drawn for value in (*one.xs, *one.ys)]
     ends = (min(values, default=1.0), max(values, default=10.0))
-    drawn.append(Series("exact", ends, ends, "dashed", colour=GREY))
+    exact = Series("exact", ends, ends, "quiet")
     axes = Axis("measured", tick=_time), Axis("predicted", tick=_time)
-    return Chart("Predicted against measured", what, *axes, tuple(drawn))
+    if len(drawn) <= TOGETHER:
+        return Chart(title, what, *axes, (*drawn, exact))
+    charts = [
+        Chart(one.label, _off(found[one.label]), *axes, (one._replace(label=""), exact._replace(label=""))) for one in drawn
+    ]
+    return joined([charts[0]._replace(over=(title, f"{what}; the line: exact")), *charts[1:]])
+
+
+def _off(points: Sequence[tuple[float, float]]) -> str:
+    """How many points, and how far predictions are off in the median, to whichever side."""
+    errors = sorted(math.exp(abs(math.log(predicted / measured))) - 1 for measured, predicted in points)
+    return f"{len(points):,} rows, {100 * errors[len(errors) // 2]:.1f}% off in the median"
 
 
 def rows_chart(path: Path) -> Chart:
@@ -57,11 +71,10 @@ def rows_chart(path: Path) -> Chart:
             if not laws.any()
             else f"a calibration in {laws.sum():,}, else the bound"
         )
-        what = f"{path.name}: {_count(told)}, predicted by {sure}"
+        what = f"{path.name}: {_count(told)} of {_machines(rows, told)}, predicted by {sure}"
         charts.append(predicted_against_measured(_by_operation(rows, told, measured, predicted), what))
     if (left := ~told & (work > 0)).any():
-        machines = ", ".join(dict.fromkeys(printable(row.gpu, 60) for row, out in zip(rows, left, strict=True) if out))
-        what = f"{path.name}: {_count(left)} without a bound or a calibration, of {machines}"
+        what = f"{path.name}: {_count(left)} without a bound or a calibration, of {_machines(rows, left)}"
         charts.append(_over_work(_by_operation(rows, left, work, measured), what))
     if not charts:
         raise UserError("no row has a prediction to stand beside it", str(path), "; ".join(tally.remarks))
@@ -73,6 +86,12 @@ def _by_operation(rows: Sequence[MeasuredRow], chosen: Any, *columns: Any) -> li
     ops = [row.op for row in rows]
     members = {op: [i for i, name in enumerate(ops) if name == op and chosen[i]] for op in dict.fromkeys(ops)}
     return [(op, columns[0][at], columns[1][at]) for op, at in members.items() if at]
+
+
+def _machines(rows: Sequence[MeasuredRow], chosen: Any) -> str:
+    """Of the rows chosen; of many how many they are."""
+    found = dict.fromkeys(printable(row.gpu, 60) for row, mine in zip(rows, chosen, strict=True) if mine)
+    return ", ".join(found) if len(found) <= MOST_NAMES else f"{len(found)} GPUs"
 
 
 def _count(chosen: Any) -> str:

@@ -116,7 +116,7 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
     for label, context in (("1k tokens", 1024), ("8k tokens", 8192)):
         assert points(named(chart)[label]) == [(m.parameters, cache_size(m, context).stored) for m in ranked]
     first, second = (s for s in chart.series if s.kind == "points")
-    assert second.labels == tuple(m.name for m in ranked) and first.labels == ()
+    assert first.labels == tuple(m.name for m in ranked) and second.labels == ()  # at the lowest, below which there is room
     assert (second.xs, second.ys) == (named(chart)["8k tokens"].xs, named(chart)["8k tokens"].ys)
     assert not [s for s in chart.series if s.kind != "points"]  # no family, whose sizes a line would join
     sizes = [load_model(n) for n in ("gpt-3-small", "gpt-3-medium")]
@@ -124,6 +124,7 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
     line, dots, grown = joined.series
     assert points(line) == points(dots) == [(m.parameters, cache_size(m, 1024).stored) for m in sizes]
     assert grown.ys[-1] == pytest.approx(dots.ys[0] * sizes[1].parameters / sizes[0].parameters)
+    assert (line.label, dots.label, grown.kind) == ("1k tokens", "", "quiet")
     assert joined.title == "From gpt-3-small to gpt-3-medium: 2.84× the parameters, 2.67× the KV cache"  # 24·1024 for 12·768
     with pytest.raises(UserError, match="two models or more"):
         figures.cache_vs_parameters(models[:1], [1024], PLAIN)
@@ -341,6 +342,9 @@ def test_predicted_stands_over_measured() -> None:
     assert points(named(chart)["gemm"]) == [(1, 10), (3, 30)]
     assert points(named(chart)["exact"]) == [(1, 1), (30, 30)]
     assert {*named(chart)} == {"gemm", "exact"}
+    five = predicted_against_measured([(name, [1.0, 4.0, 9.0], [2.0, 4.0, 3.0]) for name in "abcde"], "held out", "All")
+    assert [(c.title, c.subtitle) for c in five.chain()] == [(name, "3 rows, 100.0% off in the median") for name in "abcde"]
+    assert five.over == ("All", "held out; the line: exact") and {c.series[1].xs for c in five.chain()} == {(1.0, 9.0)}
     many = predicted_against_measured([("a", range(1, 2 * MOST_POINTS + 2), range(1, 2 * MOST_POINTS + 2))], "")
     assert points(named(many)["a"])[:2] == [(1, 1), (4, 4)]  # every third of 4,001
     assert points(named(predicted_against_measured([], ""))["exact"]) == [(1, 1), (10, 10)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from kvcalc import Precision, load_gpu, load_model
 from kvcalc.cli.plot import DEFAULT_MODELS
@@ -22,6 +23,7 @@ from kvcalc.timing.deployment import Deployment
 LONG = "meta-llama/Llama-3.1-Nemotron-Ultra-253B"  # a name of 40 characters
 GPUS = ("h100", "h200", "b200", "a100-80gb", "l40s", "l4", "mi300x", "gb200", "h100-pcie", "gb300", "l40", "b300")
 COUNTS = (1, 2, 6, 12)
+AT_DATA = ("", "offset points")
 TOKENS, BYTES = Axis("context, tokens", tick=tokens_tick), Axis("KV cache", tick=bytes_tick)
 
 
@@ -98,6 +100,40 @@ def test_bars_and_lines_of_long_names_in_one_grid_keep_apart() -> None:
 def test_few_bars_are_thin_and_many_leave_a_fifth_between_them(count: int, height: float) -> None:
     drawn = figure(bar_chart("bytes", "of each", names(count), [2.0] * count, bytes_tick), STYLES["light"])
     assert [bar.get_height() for bar in drawn.axes[0].patches] == pytest.approx([height] * count)
+
+
+@pytest.mark.parametrize(("limit", "column"), [(5.0, False), (2.2, True)])
+def test_figures_of_bars_through_which_a_limit_runs_stand_in_a_column(limit: float, column: bool) -> None:
+    """Bars of 1 to 4 GiB: each at its end, or all right of the axes."""
+    sizes = tuple(float(n) * 2**30 for n in (1, 2, 3, 4))
+    axis = Axis("bytes", log=False, tick=bytes_tick)
+    parts = Series("KV cache", (), sizes, "bar", labels=("alike",) * 4), Series("memory", (), (limit * 2**30,), "limit")
+    drawn = figure(Chart("Where the memory goes", "", axis, axis, parts, tuple(names(4))), STYLES["light"])
+    drawn.draw_without_rendering()
+    (axes,), renderer = drawn.axes, drawn.canvas.get_renderer()
+    lefts = [text_box(t, renderer).x0 for t in axes.texts if t.get_text() == "alike"]
+    ends = [axes.get_window_extent(renderer).x1] * 4 if column else axes.transData.transform([(s, 0) for s in sizes])[:, 0]
+    gap = 4 * drawn.dpi / 72
+    assert lefts == pytest.approx([end + gap for end in ends], abs=1)
+
+
+def test_lines_that_end_before_others_are_joined_to_their_names_in_grey() -> None:
+    """In their own look the line to the name would seem to go on; at the edge of the axes it does no harm."""
+    xs = (1024.0, 65536.0, 131072.0)
+    series = Series("whole", xs, (1.0, 2.0, 3.0)), Series("short", (*xs[:2], 112000.0), (2.0, 4.0, 6.0))
+    (axes,) = figure(Chart("t", "", TOKENS, Axis("y", log=False), series), STYLES["light"]).axes
+    joints = {t.get_text(): t.arrow_patch.get_edgecolor()[:3] for t in axes.texts if getattr(t, "arrow_patch", None)}
+    paints = [line.get_color() for line in axes.get_lines()]
+    assert joints["whole"] == pytest.approx(to_rgb(paints[0]), abs=1e-3)
+    assert joints["short"] == pytest.approx(to_rgb(STYLES["light"]["ink"]), abs=1e-3)
+
+
+@pytest.mark.parametrize("style", ["light", "slides"])
+def test_names_right_of_charts_beside_each_other_are_as_large(style: str) -> None:
+    """As small as the fullest of them needs."""
+    drawn = figure(joined([lines(2), lines(6)]), STYLES[style])
+    sizes = [t.get_fontsize() for axes in drawn.axes for t in axes.texts if getattr(t, "anncoords", "") not in AT_DATA]
+    assert len(sizes) > 6 and len({*sizes}) == 1
 
 
 def test_dark_is_light_in_other_colours() -> None:
