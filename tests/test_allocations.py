@@ -83,6 +83,7 @@ def test_sequences_grow_where_they_stand() -> None:
         assert allocator.give("B", 30)
     assert slots.give("A", 100) and not slots.give("A", 101)
     assert not pieces.give("A", 41) and pieces.pieces["A"] == (0, 40)
+    assert pieces.give("A", 40) and pieces.free == 130  # what it has already takes nothing more
     assert pages.give("A", 49) and pages.tables["A"] == [0, 1, 2, 5]
 
 
@@ -109,6 +110,8 @@ def test_nothing_is_given_twice_and_pages_refuse_least(asked: list[tuple[str, in
     spans = sorted([*played.first_fit.pieces.values(), *played.first_fit.holes()])
     assert [start for start, _ in spans] == [sum(size for _, size in spans[:n]) for n in range(len(spans))]
     assert sum(size for _, size in spans) == memory
+    holes = [size for _, size in played.first_fit.holes()]
+    assert (played.first_fit.free, played.first_fit.largest) == (sum(holes), max(holes, default=0))
     for tokens in (1, 40, 80):
         if block == 1 and sum(size for _, size in played.first_fit.holes()) <= played.pages.free:
             assert played.pages.could(tokens) or not played.first_fit.could(tokens)

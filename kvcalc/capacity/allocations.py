@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from kvcalc.capacity.holes import Holes
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 from kvcalc.units import parse_tokens
@@ -86,7 +87,7 @@ class FirstFit:
     """Pieces of exactly the tokens asked for, each in the first hole that holds it; one grows into the hole behind it alone."""
 
     def __init__(self, memory: int) -> None:
-        self.memory = memory
+        self.memory, self._left = memory, Holes(memory)
         self.pieces: dict[str, tuple[int, int]] = {}  # name: (start, size)
 
     def holes(self) -> list[tuple[int, int]]:
@@ -98,30 +99,31 @@ class FirstFit:
         return found
 
     def could(self, tokens: int) -> bool:
-        return any(size >= tokens for _, size in self.holes())
+        return tokens <= self._left.largest
 
     def give(self, name: str, tokens: int) -> bool:
         if name in self.pieces:
             start, size = self.pieces[name]
-            fits = any(at == start + size and room >= tokens - size for at, room in self.holes())
+            fits = tokens == size or self._left.take_at(start + size, tokens - size)
         else:
-            start = next((at for at, room in self.holes() if room >= tokens), -1)
+            start = self._left.take(tokens)
             fits = start >= 0
         if fits:
             self.pieces[name] = (start, tokens)
         return fits
 
     def take(self, name: str) -> None:
-        self.pieces.pop(name, None)
+        if name in self.pieces:
+            self._left.give(*self.pieces.pop(name))
 
     @property
     def free(self) -> int:
-        return sum(size for _, size in self.holes())
+        return self._left.free
 
     @property
     def largest(self) -> int:
         """Tokens of the largest hole."""
-        return max((size for _, size in self.holes()), default=0)
+        return self._left.largest
 
 
 class Pages:

@@ -3,7 +3,7 @@
 They stand in short runs, each with its largest, so that neither a search nor a change looks at all of them.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 
 MOST_IN_RUN = 128  # holes; a longer run is cut in two
 
@@ -26,21 +26,25 @@ class Holes:
         run = next((i for i, largest in enumerate(self._largest) if largest >= need), -1)
         if run < 0:
             return -1
-        starts, sizes = self._starts[run], self._sizes[run]
-        at = next(i for i, size in enumerate(sizes) if size >= need)
-        start = starts[at]
-        if sizes[at] > need:
-            starts[at], sizes[at] = start + need, sizes[at] - need
-        else:
-            del starts[at], sizes[at]
-        self.free -= need
-        self._mend(run)
+        at = next(i for i, size in enumerate(self._sizes[run]) if size >= need)
+        start = self._starts[run][at]
+        self._cut(run, at, need)
         return start
+
+    def take_at(self, start: int, need: int) -> bool:
+        """Cut `need` slots off the hole that begins at `start`; False where there is none of so many."""
+        run = self._run_of(start)
+        starts, sizes = self._starts[run], self._sizes[run]
+        at = bisect_left(starts, start)
+        found = at < len(starts) and starts[at] == start and sizes[at] >= need
+        if found:
+            self._cut(run, at, need)
+        return found
 
     def give(self, start: int, size: int) -> None:
         """Free `size` slots again."""
         self.free += size
-        run = max(0, bisect_right(self._starts, start, key=lambda starts: starts[0]) - 1) if self._starts[0] else 0
+        run = self._run_of(start)
         starts, sizes = self._starts[run], self._sizes[run]
         at = bisect_right(starts, start)
         if at and starts[at - 1] + sizes[at - 1] == start:
@@ -50,6 +54,20 @@ class Holes:
             starts.insert(at, start)
             sizes.insert(at, size)
         self._join_next(run, at)
+        self._mend(run)
+
+    def _run_of(self, start: int) -> int:
+        """The run in which a hole that begins there stands, or would."""
+        return max(0, bisect_right(self._starts, start, key=lambda starts: starts[0]) - 1) if self._starts[0] else 0
+
+    def _cut(self, run: int, at: int, need: int) -> None:
+        """Take the first `need` slots of a hole."""
+        starts, sizes = self._starts[run], self._sizes[run]
+        if sizes[at] > need:
+            starts[at], sizes[at] = starts[at] + need, sizes[at] - need
+        else:
+            del starts[at], sizes[at]
+        self.free -= need
         self._mend(run)
 
     def _join_next(self, run: int, at: int) -> None:

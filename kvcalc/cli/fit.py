@@ -101,6 +101,8 @@ def points_of(
     splits = msgspec.structs.replace(filled(ranks, told), further=filled(ranks.further, told)).parallelisms(chosen)
     lists = chosen, gpus, splits, filled(formats, told).precisions(), options
     check_number("configurations", MOST_CONFIGURATIONS, *lists)
+    stages = range(sum(split.pp for split in splits))  # each has terms and a plan of its own
+    check_number("pipeline stages", MOST_CONFIGURATIONS, chosen, gpus, stages, *lists[3:])
     words = {m.name: name for m, name in zip(chosen, named, strict=True)}
     words |= {card.name: word for card, word in zip(gpus, where[1], strict=True)}
     return [(Deployment(m, card, p, r, nodes=nodes), one) for m, card, r, p, one in product(*lists)], words, told

@@ -123,6 +123,14 @@ def size_of(rows: Iterable[LayerRows], context: int, sequences: int, block_size:
     return CacheSize(stored * sequences, read * sequences, allocated * sequences, fixed, whole)
 
 
+def stored_bytes(rows: Iterable[LayerRows], context: int) -> int:
+    """Of those figures the stored bytes of one sequence alone, for searches."""
+    total = 0
+    for entry, row_bytes, storing, _, spread in rows:
+        total += storing * row_bytes * -(-int(entry.stored_rows(context)) // spread)
+    return total
+
+
 def fullest_stage(model: Model, formats: Formats, parallelism: Parallelism, context: int, batch_size: int) -> Stage:
     """The pipeline stage whose weights and stored cache are largest, the first of equals."""
     check(model, parallelism)
@@ -131,8 +139,7 @@ def fullest_stage(model: Model, formats: Formats, parallelism: Parallelism, cont
         return every[0]
 
     def held(stage: Stage) -> int:
-        rows = stage_rows(model, stage, formats, parallelism)
-        stored = size_of(rows, context, parallelism.sequences(batch_size), 16).stored
+        stored = stored_bytes(stage_rows(model, stage, formats, parallelism), context) * parallelism.sequences(batch_size)
         return stored + stage_weight_bytes(model, stage, formats, parallelism)
 
     return max(every, key=held)

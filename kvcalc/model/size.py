@@ -9,8 +9,8 @@ from kvcalc.model.memory import (
     eviction_score_bytes,
     fullest_stage,
     mha_ratio,
-    size_of,
     stage_rows,
+    stored_bytes,
     weight_bytes,
 )
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
@@ -80,13 +80,13 @@ def equal_context(
 def _reaching(rows: list[LayerRows], held: int, sequences: int) -> int | None:
     """The least context at which these rows take `held` bytes."""
     low, high = 0, 1
-    while size_of(rows, high, sequences, 1).stored < held:
+    while stored_bytes(rows, high) * sequences < held:
         low, high = high, 2 * high
         if high > MOST_TOKENS:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if size_of(rows, middle, sequences, 1).stored < held else (low, middle)
+        low, high = (middle, high) if stored_bytes(rows, middle) * sequences < held else (low, middle)
     return high
 
 

@@ -18,6 +18,7 @@ REFUSED = {
     ("size", "gpt2", "--context", THOUSAND, "--bs", "1,2,3", "--explain"): "3,000 explanations are asked for",
     ("size", *["gpt2"] * 3000): "3,000 models are asked for",
     ("fit", "gpt2", "--gpu", ",".join(["h100"] * 3000)): "3,000 GPUs are asked for",
+    ("fit", "llama-3.1-405b", "--pp", "126", "--max-num-seqs", "1,2,3,4,5,6,7,8"): "1,008 pipeline stages are asked for",
     ("roofline", "gpt2", "--context", THOUSAND): "1,000 tables are asked for, and at most 100 made at once",
     ("roofline", "gpt2", "--context", THOUSAND, "--format", "json"): "1,000 passes are asked for, and at most 500 made at once",
     ("latency", "gpt2", "--isl", THOUSAND, "--osl", THOUSAND): "1,000,000 rows are asked for",

@@ -9,7 +9,7 @@ from kvcalc.capacity.engines.stored import Held, counted
 from kvcalc.capacity.engines.vllm_versions import LATEST, defaults
 from kvcalc.layers.cache import Span
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.model.memory import LayerRows, size_of
+from kvcalc.model.memory import LayerRows, size_of, stored_bytes
 from kvcalc.units import ceil_div
 
 
@@ -42,7 +42,7 @@ class Content(Plan):
             for entry, row_bytes, layers, _, spread in self.rows:
                 if entry.grows and not entry.limit:
                     saved += layers * row_bytes * int(ceil_div(entry.stored_rows(min(shared, length)), spread))
-        return size_of(self.rows, length, sequences, 1).stored - (sequences - 1) * saved
+        return sequences * stored_bytes(self.rows, length) - (sequences - 1) * saved
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
         return self.needed(sequences, length)
