@@ -138,6 +138,13 @@ def format_bytes(count: float, digits: int = 2) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
+def scale_of(count: float) -> tuple[int, str]:
+    """The bytes of the unit in which `format_bytes` writes so many, and its name."""
+    base, steps = UNITS[_SHOWN.get()]
+    name = format_bytes(count).rpartition(" ")[2]
+    return (base ** (steps.index(name) + 1), name) if name in steps else (1, "B")
+
+
 def format_si(value: float, unit: str = "", digits: int = 3) -> str:
     """`value` with a decimal prefix and `digits` significant digits: 3.35e12, 'B/s' → '3.35 TB/s'."""
     shown = float(f"{abs(value):.{digits}g}")  # 999.6 is 1 k to three digits

@@ -1,7 +1,9 @@
 """`fit --matrix`: each cell is what `fit` says of it, and what is left is counted by hand."""
 
+import re
 from pathlib import Path
 
+import pytest
 from conftest import Run
 
 GIB = 2**30
@@ -41,5 +43,34 @@ def test_table_and_pictures(kvcalc: Run, tmp_path: Path) -> None:
     assert drawn[2].split() == ["users", "4k", "32k"]
     assert kvcalc(line, "--plot", str(tmp_path / "m.svg")).code == 0
     text = (tmp_path / "m.svg").read_text(encoding="utf-8")
-    assert "−217.5 GiB" in text
+    assert "−217<" in text and "GiB left of the cache's memory on one GPU, or missing (−)" in text
     assert "context, tokens" in text
+
+
+def test_pictures_of_several_say_above_them_what_they_share(kvcalc: Run) -> None:
+    """128 KiB a token: 8,192 are 1 GiB, 131,072 are 15 GiB more, 5,000 are 0.39 GiB fewer, and no whole number of 1,024."""
+    line = "fit llama-3.1-8b --gpu h100,h200 --matrix --max-num-seqs 1,100000 --max-model-len 8k,5000,131072 --plot -"
+    drawn = kvcalc(line).out.splitlines()
+    assert drawn[0] == "What fits of llama-3.1-8b"
+    heads = [n for n, text in enumerate(drawn) if text in ("1× h100-sxm", "1× h200")]
+    assert [drawn[n + 1].split() for n in heads] == [["users", "8k", "5,000", "128k"]] * 2
+    assert drawn[heads[0] + 3].split() == ["1", "55.7", "56.1", "40.7"]
+    assert drawn[heads[0] + 2].split()[1].startswith("−")
+    split = kvcalc("fit llama-3.1-70b --gpu h200 --tp 2,4 --matrix --max-num-seqs 1 --max-model-len 8k --plot -").out.splitlines()
+    assert split[0] == "What fits of llama-3.1-70b" and {"2× h200", "4× h200"} <= {*split}
+    models = kvcalc("fit llama-3.1-8b qwen3-8b --matrix --max-num-seqs 1 --max-model-len 8k --plot -").out.splitlines()
+    assert models[0] == "What fits on 1× h100-sxm" and {"llama-3.1-8b", "qwen3-8b"} <= {*models}
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--engine vllm --tp 2", "--engine sglang --gpu h200", "--engine llama.cpp", "--engine trtllm --pp 2 --tp 2", "--dp 2 --tp 2",
+     "--engine vllm --kv-cache-memory-bytes 4GiB --shared-prefix 1k", "--gpu l4"],
+)  # fmt: skip
+def test_table_and_picture_are_the_records(kvcalc: Run, options: str) -> None:
+    """Which are made cell by cell from `fit`, those alone by a way of their own."""
+    line = f"fit qwen3-32b {options} --matrix --max-num-seqs 1,6,64,1000 --max-model-len 1k,32k,40960"
+    wanted = [(r["fits"], r["headroom_bytes"]) for r in kvcalc(line, "--format", "json").records]
+    shown = [c for text in kvcalc(line, "--units", "bytes").out.splitlines() for c in re.findall(r"(yes|no), (−?[\d,]+) B", text)]
+    assert [(word == "yes", int(left.replace("−", "-").replace(",", ""))) for word, left in shown] == wanted
+    assert len(wanted) == 12

@@ -116,6 +116,12 @@ class Fit(msgspec.Struct, frozen=True):
         return (self.given or self.shortage == 0) and self.sequences >= self.options.wanted
 
     @property
+    def headroom(self) -> int:
+        """See `Verdict`."""
+        shortage = 0 if self.given else self.shortage
+        return _headroom(self.plan, self.kv_budget, shortage, self.per_rank, self.length, self.options.shared_prefix)
+
+    @property
     def starts(self) -> bool:
         """Whether the engine would start: some refuse where not even one sequence of `length` tokens fits."""
         return bool(self.sequences) or not self.engine.refuses_below_one_sequence
@@ -134,8 +140,18 @@ class Fit(msgspec.Struct, frozen=True):
         return self.held.get(end, self.held[self.end])
 
 
+class Verdict(NamedTuple):
+    """Whether the sequences asked for fit, and bytes of the cache's memory on a GPU that they do not take.
+
+    headroom: negative where they, or weights and the rest before them, take more than there is.
+    """
+
+    fits: bool
+    headroom: int
+
+
 class _Stage(NamedTuple):
-    """One pipeline stage's terms and plan, and what fits there: longest is of the sequences asked for."""
+    """One pipeline stage's terms and plan, and what fits there."""
 
     number: int
     terms: Terms
@@ -144,7 +160,6 @@ class _Stage(NamedTuple):
     kv_budget: int
     sequences: int
     concurrency: float
-    longest: int | None
 
 
 def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
@@ -154,8 +169,8 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
             raise UserError(f"{given!r:.80} is no {kind.__name__}", hint="`kvcalc.deploy(model, gpu).fit()` takes names")
     request, notes = _requested(deployment, options or FitOptions())
     ranks = deployment.parallelism
-    found = [_stage(request, number) for number in range(ranks.pp)]
-    decides = min(found, key=lambda s: (s.sequences, s.concurrency, s.kv_budget))
+    found, decides = _stages(request)
+    longests = (longest(request, s.number, s.plan) for s in found)
     return Fit(
         asked=deployment,
         deployment=request.run,
@@ -173,11 +188,28 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
         length=request.length,
         capacity=decides.sequences * ranks.dp,
         held={end: _held(request, [(s.plan, s.left[end]) for s in found], end) * ranks.dp for end in decides.left},
-        longest=min((s.longest for s in found if s.longest is not None), default=None),
+        longest=min((tokens for tokens in longests if tokens is not None), default=None),
         beside=request.beside,
         needed=needed(request, [s.plan for s in found]),
         notes=(*notes, *decides.plan.notes),
     )
+
+
+def verdict(deployment: Deployment, options: FitOptions) -> Verdict:
+    """`Fit.fits` and `Fit.headroom` alone, for many lengths and numbers of sequences. Raises UserError as `fit`."""
+    request, _ = _requested(deployment, options)
+    asked, end, dp = request.options, request.end, deployment.parallelism.dp
+    found, decides = _stages(request)
+    shortage = 0 if asked.given else max(0, -decides.left[end])
+    held = _held(request, [(s.plan, s.left[end]) for s in found], end) * dp
+    count = deployment.parallelism.sequences(asked.wanted)
+    headroom = _headroom(decides.plan, decides.kv_budget, shortage, count, request.length, asked.shared_prefix)
+    return Verdict(not shortage and held >= asked.wanted, headroom)
+
+
+def _headroom(plan: Plan, cache: int, shortage: int, count: int, length: int, shared: int) -> int:
+    """Of a cache of so many bytes, for so many sequences on a rank."""
+    return plan.pool(cache) - shortage - plan.needed(count, length, shared)
 
 
 def most_sequences(deployment: Deployment, options: FitOptions) -> int:
@@ -211,6 +243,12 @@ def _requested(deployment: Deployment, asked: FitOptions) -> tuple[Request, tupl
     return request_of(run, asked, deployment.precision.kv_cache_dtype, release), notes
 
 
+def _stages(request: Request) -> tuple[list[_Stage], _Stage]:
+    """All of them, and the one that holds least."""
+    found = [_stage(request, number) for number in range(request.run.parallelism.pp)]
+    return found, min(found, key=lambda s: (s.sequences, s.concurrency, s.kv_budget))
+
+
 def _stage(request: Request, number: int) -> _Stage:
     """The terms of one stage at every end of the range, the engine's plan, and what fits at the end that answers."""
     asked, start = request.options, request.start(number)
@@ -220,4 +258,4 @@ def _stage(request: Request, number: int) -> _Stage:
     cache = request.cache(plan, left[request.end])
     sequences = plan.most_sequences(cache, request.length, asked.shared_prefix)
     concurrency = plan.concurrency(cache, request.length)
-    return _Stage(number, found["middle"], left, plan, cache, sequences, concurrency, longest(request, number, plan))
+    return _Stage(number, found["middle"], left, plan, cache, sequences, concurrency)

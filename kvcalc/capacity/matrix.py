@@ -1,11 +1,11 @@
 """Users × contexts: of each cell the verdict, and what is left on a GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from kvcalc.capacity.answer import Fit, fit
+from kvcalc.capacity.answer import fit, verdict
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.record import AS_CALLED, Typed, fit_record
 from kvcalc.timing.deployment import Deployment
@@ -21,19 +21,31 @@ def contexts_of(longest: int | None) -> list[int]:
     return [*doubled, most][-MOST_COLUMNS:]
 
 
-def headroom(found: Fit) -> int:
-    """Bytes of the cache's memory on a GPU that the users asked for do not take; negative where they take more than there is."""
-    needed = found.plan.needed(found.per_rank, found.length, found.options.shared_prefix)
-    return found.plan.pool(found.kv_budget) - found.shortage * (not found.given) - needed
-
-
 def matrix_records(
     deployment: Deployment, options: FitOptions, users: Sequence[int], contexts: Sequence[int], typed: Typed = AS_CALLED
 ) -> list[dict[str, Any]]:
     """A record of `fit` for each number of users and each context (fastest), with what is left; the engine stays set up alike."""
     found = []
+    for cell, asked in _cells(options, users, contexts):
+        full = fit(deployment, asked)
+        found.append(cell | {"headroom_bytes": full.headroom} | fit_record(full, typed=typed))
+    return found
+
+
+def matrix_verdicts(
+    deployment: Deployment, options: FitOptions, users: Sequence[int], contexts: Sequence[int]
+) -> list[dict[str, Any]]:
+    """`users`, `context`, `fits` and `headroom_bytes` of those records alone, and the rest of the first one's in its own."""
+    found: list[dict[str, Any]] = []
+    for cell, asked in _cells(options, users, contexts):
+        first = {} if found else fit_record(fit(deployment, asked))
+        seen = verdict(deployment, asked)
+        found.append(first | cell | {"fits": seen.fits, "headroom_bytes": seen.headroom})
+    return found
+
+
+def _cells(options: FitOptions, users: Sequence[int], contexts: Sequence[int]) -> Iterator[tuple[dict[str, int], FitOptions]]:
     for count in users:
         for length in contexts:
-            cell = fit(deployment, msgspec.structs.replace(options, users=count, max_model_len=length))
-            found.append({"users": count, "context": length, "headroom_bytes": headroom(cell)} | fit_record(cell, typed=typed))
-    return found
+            asked = msgspec.structs.replace(options, users=count, max_model_len=length)
+            yield {"users": count, "context": length}, asked

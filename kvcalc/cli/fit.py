@@ -118,8 +118,8 @@ def _matrix(
     points: "list[tuple[Deployment, FitOptions]]", asked: EngineOptions, told: "Mapping[str, Any]", output: Output
 ) -> int:
     """Users × contexts of each point, those of the lists where they are given."""
-    from kvcalc.capacity.matrix import USERS, contexts_of, matrix_records
-    from kvcalc.report.matrix import matrix_chart, matrix_table
+    from kvcalc.capacity.matrix import USERS, contexts_of, matrix_records, matrix_verdicts
+    from kvcalc.report.matrix import matrix_charts, matrix_table
 
     (options, *_) = msgspec.structs.replace(asked, max_num_seqs="", max_model_len="").options(told)
     users = numbers(asked.max_num_seqs, "max-num-seqs") if asked.max_num_seqs else [*USERS]
@@ -127,9 +127,10 @@ def _matrix(
     for d, _ in points:
         contexts = numbers(asked.max_model_len, "max-model-len") if asked.max_model_len else contexts_of(d.model.max_context)
         check_number("cells", MOST_CONFIGURATIONS, points, users, contexts)
-        found.append(matrix_records(d, options, users, contexts))
+        made = matrix_verdicts if output.form in (o.OutputFormat.table, o.OutputFormat.markdown) else matrix_records
+        found.append(made(d, options, users, contexts))
     if output.plot:
-        output.picture(*map(matrix_chart, found))
+        output.picture(*matrix_charts(found))
     if not output.printed([record for records in found for record in records]):
         output.show(*map(matrix_table, found))
     return 0

@@ -18,7 +18,8 @@ NEAR = 5  # points from a limit's line, within which a text seems to touch it
 def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
     """Inches of a panel with the names of a chart's bars, points and lines legible; at least `height`."""
     points = [text for s in chart.series if s.kind not in ("bar", "cells") for text in s.labels if text]
-    names = [*_names(chart), *(wrapped(text, NAME, 3) for text in points)]
+    rows = [s.label for s in chart.series if s.kind == "cells"]
+    names = [*(rows or _names(chart)), *(wrapped(text, NAME, 3) for text in points)]
     ends = [wrapped(s.label, NAME, 5, even=True) for s in chart.series if s.kind not in ("bar", "cells", "points", "hollow")]
     needed: float = max(sum(name.count("\n") + 1 for name in texts if name) for texts in (names, ends)) * LEAST
     inches: float = needed * look["font"] * 1.3 / 72

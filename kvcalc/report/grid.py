@@ -69,10 +69,13 @@ def _alike(charts: Sequence[Chart]) -> bool:
     return len({(c.x.title, c.y.title, *(end for name in "xy" for end in _ends(c, name))) for c in charts}) == 1
 
 
-def _ends(chart: Chart, name: str) -> tuple[float, float]:
+def _ends(chart: Chart, name: str) -> tuple[object, ...]:
+    """What an axis spans: its least and greatest value, or its names on a heat map; itself of bars, which are like no other."""
+    if is_heat(chart):
+        return chart.categories if name == "x" else tuple(s.label for s in chart.series)
     axis = chart.x if name == "x" else chart.y
     values = [v for s in chart.series for v in along(s, name) if v > 0 or not axis.log] + [*axis.shown]
-    return (0.0, float(id(chart))) if chart.categories or not values else (min(values), max(values))
+    return (id(chart),) if chart.categories or not values else (min(values), max(values))
 
 
 def _rows(charts: Sequence[Chart], look: dict[str, Any], alike: bool) -> tuple[int, ...]:

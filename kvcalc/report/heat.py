@@ -7,7 +7,7 @@ from kvcalc.report.labels import text_box
 from kvcalc.report.looks import NAME, wrapped
 
 FITS, FAILS = "#0072B2", "#D55E00"
-LEAST, MOST, FAILED = 0.3, 0.95, 0.15  # how deep a cell's colour is
+LEAST, MOST, FAILED = 0.3, 0.95, (0.15, 0.3)  # how deep a cell's colour is; of what fails on light and on dark paper
 
 
 def is_heat(chart: Chart) -> bool:
@@ -22,14 +22,14 @@ def draw_heat(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> No
     paper = _rgb("#ffffff" if look["paper"] == "white" else look["paper"])
     shades = [[_shade(value, paper) for value in s.ys] for s in chart.series]
     axes.grid(False)
-    axes.imshow(shades, aspect="auto", origin="lower")
+    axes.imshow(shades, aspect="auto", origin="lower", interpolation="nearest")
     for row, series in enumerate(chart.series):
         for column, text in enumerate(series.labels):
             dark = sum(shades[row][column]) < 1.5
             cell = axes.text(
                 column, row, text, ha="center", va="center", fontsize=look["font"] * 0.85, color="white" if dark else "#1a1a1a"
             )
-            cell.set_in_layout(False)  # it stands within the axes
+            cell.set(in_layout=False, visible=False)  # it stands within the axes, and is written at its last size alone
     letters = max(6, int(0.7 * width * 72 / (len(chart.categories) * 0.65 * look["font"])))
     axes.set_xticks(range(len(chart.categories)), [wrapped(name, letters, 4, even=True) for name in chart.categories])
     axes.set_yticks(range(len(chart.series)), [wrapped(s.label, NAME, 3, even=True) for s in chart.series])
@@ -38,12 +38,15 @@ def draw_heat(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> No
 
 
 def fit_cells(axes: Any, renderer: Any) -> None:
-    """The texts of all cells as small as the widest of them needs."""
-    room = abs(axes.transData.transform((1, 0))[0] - axes.transData.transform((0, 0))[0])
+    """The texts of all cells as small as the widest of them needs, and the rows."""
+    room = abs(axes.transData.transform((1, 1)) - axes.transData.transform((0, 0)))
     texts = [t for t in axes.texts if not hasattr(t, "xycoords")]  # without the line below the title
-    widest = max(text_box(t, renderer).width for t in texts)
+    longest = max(texts, key=lambda t: len(t.get_text()))
+    longest.set_visible(True)
+    box = text_box(longest, renderer)
+    size = longest.get_fontsize() * min(1.0, 0.9 * room[0] / box.width, 0.9 * room[1] / box.height)
     for text in texts:
-        text.set_fontsize(text.get_fontsize() * min(1.0, 0.9 * room / widest))
+        text.set(fontsize=size, visible=True)
 
 
 def heat_lines(chart: Chart, wide: int) -> list[str]:
@@ -61,5 +64,5 @@ def _rgb(colour: str) -> tuple[float, ...]:
 
 
 def _shade(value: float, paper: tuple[float, ...]) -> tuple[float, ...]:
-    depth = FAILED if value < 0 else LEAST + (MOST - LEAST) * value
+    depth = FAILED[sum(paper) < 1.5] if value < 0 else LEAST + (MOST - LEAST) * value
     return tuple(p + (c - p) * depth for p, c in zip(paper, _rgb(FAILS if value < 0 else FITS), strict=True))
