@@ -1,6 +1,6 @@
 """Attention of every variant under a GPU's roof: the table, and the picture for slides."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.gpu.spec import Gpu
@@ -8,7 +8,6 @@ from kvcalc.planning.attention import SHAPE, attention_records
 from kvcalc.report.chart import Axis, Chart, Series, plain_tick, si_tick
 from kvcalc.report.figures import powers
 from kvcalc.report.layout import Column, Table
-from kvcalc.report.looks import GREY
 from kvcalc.report.roof import roofs
 from kvcalc.report.tables import CACHE_IN, integer, seconds
 from kvcalc.units import format_bytes, format_si
@@ -76,8 +75,8 @@ def attention_chart(gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart
     over = attention_records(gpus[0], TRAIL, [batch_size])
     last = 2 * max(r["intensity"] for r in [*at, *over])
     several = len(gpus) > 1
-    series = [s for gpu in gpus[1:] for s in _corners(gpu, [gpu.peak(d)[1] for d in dtypes], last)]
-    series += roofs(gpus[0], [gpus[0].peak(d)[1] for d in dtypes], GREY, (0.5, last), several)
+    series = _corners(gpus[1:], dtypes, last, len(gpus) > FEW)
+    series += roofs(gpus[0], [gpus[0].peak(d)[1] for d in dtypes], (0.5, last), several)
     passes = [r for r in at if r["phase"] == "prefill" and r["to_knee"] <= 1]
     for record in [*passes, *(r for r in at if r not in passes)]:  # these first, whose label is the widest
         colour = next(n for n, family in enumerate(FAMILIES) if record["attention"].startswith(family))
@@ -99,13 +98,21 @@ def attention_chart(gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart
     return Chart(title, about, x_axis, Axis("FLOP/s", tick=si_tick("FLOP/s")), tuple(series))
 
 
-def _corners(gpu: Gpu, dtypes: Sequence[str], last: float) -> Iterator[Series]:
-    """A GPU's roofs in grey from just below their knees to `last`, so that slopes do not cover each other."""
-    for peak in dict.fromkeys(gpu.flops_per_s[dtype] for dtype in dtypes):
-        knee = peak / gpu.bandwidth_bytes_per_s
-        alike = ", ".join(dtype for dtype in dtypes if gpu.flops_per_s[dtype] == peak)
-        label = f"{gpu.name} {alike} {peak / 1e12:g} TFLOP/s, knee {knee:.1f}"
-        yield Series(label, (knee / CORNER, knee, last), (peak / CORNER, peak, peak), "quiet")
+def _corners(gpus: Sequence[Gpu], dtypes: Sequence[str], last: float, brief: bool) -> list[Series]:
+    """Roofs of GPUs in grey from just below their knees to `last`, so that slopes do not cover each other; the same of several
+    once. brief: named by GPU and knee alone."""
+    owners: dict[tuple[str, float, float], list[str]] = {}
+    for gpu in gpus:
+        stored = [gpu.peak(dtype)[1] for dtype in dtypes]
+        for peak in dict.fromkeys(gpu.flops_per_s[dtype] for dtype in stored):
+            alike = ", ".join(dtype for dtype in dict.fromkeys(stored) if gpu.flops_per_s[dtype] == peak)
+            owners.setdefault((alike, peak, gpu.bandwidth_bytes_per_s), []).append(gpu.name)
+    found = []
+    for (alike, peak, bandwidth), names in owners.items():
+        knee, told = peak / bandwidth, "" if brief else f" {alike} {peak / 1e12:g} TFLOP/s"
+        label = f"{', '.join(dict.fromkeys(names))}{told}, knee {knee:.{0 if brief else 1}f}"
+        found.append(Series(label, (knee / CORNER, knee, last), (peak / CORNER, peak, peak), "quiet"))
+    return found
 
 
 def _label(record: dict[str, Any], needing: bool) -> str:

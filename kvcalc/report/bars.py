@@ -12,6 +12,7 @@ from kvcalc.report.scales import step_of
 MANY = 10  # bars
 APART = 1.15  # heights of a name from bar to bar, at least
 LEAST = 0.65  # of its size, the smallest that a bar's name is written in
+SMALLEST = 7.0  # points, likewise
 NEAR = 5  # points from a limit's line, within which a text seems to touch it
 
 
@@ -21,7 +22,8 @@ def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
     rows = [s.label for s in chart.series if s.kind == "cells"]
     names = [*(rows or _names(chart)), *(wrapped(text, NAME, 3) for text in points)]
     ends = [wrapped(s.label, NAME, 5, even=True) for s in chart.series if s.kind not in ("bar", "cells", "points", "hollow")]
-    needed: float = max(sum(name.count("\n") + 1 for name in texts if name) for texts in (names, ends)) * LEAST
+    least = min(1.0, max(LEAST, SMALLEST / (0.85 * look["font"])))
+    needed: float = max(sum(name.count("\n") + 1 for name in texts if name) for texts in (names, ends)) * least
     inches: float = needed * look["font"] * 1.3 / 72
     return max(height, 0.28 * height + inches)
 

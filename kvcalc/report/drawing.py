@@ -9,7 +9,7 @@ from kvcalc.report.chart import Chart, Series
 from kvcalc.report.grid import follow
 from kvcalc.report.heads import Head, fit_heads, write_heads
 from kvcalc.report.heat import draw_heat, fit_cells, is_heat
-from kvcalc.report.labels import Places, beside, fitting, leader_boxes, ranged, taken_places
+from kvcalc.report.labels import Places, Room, beside, fitting, leader_boxes, ranged, taken_places
 from kvcalc.report.looks import DOTTED, NAME, colour, dashes, marker, wrapped
 from kvcalc.report.scales import room, set_scales, thin_ticks
 
@@ -173,7 +173,7 @@ def legend(figure: Any, charts: Sequence[Chart], look: dict[str, Any]) -> None:
     found: dict[str, Any] = {}
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(wrapped(label, 48, 2), handle)
+            found.setdefault(wrapped(label, 42, 3), handle)
     for share, what in zip(AREAS, next(([f" {c.areas}", ""] for c in charts if c.areas), []), strict=False):
         found[f"{share:.0%}{what}"] = _sized(share, look)
     if not found:
@@ -240,12 +240,13 @@ def _beside_points(figure: Any, one: Panel, look: dict[str, Any], size: float) -
     """The labels of one panel, those right of the axes of a size."""
     renderer = figure.canvas.get_renderer()
     ranged(one.axes, one.ends, size, renderer)
-    taken, texts = taken_places(figure, one.axes), Places.none()
+    room = Room(taken_places(figure, one.axes), Places.none(), Places.none())
     for text in one.ends:
-        taken.take(leader_boxes(text))
+        room.taken.take(leader_boxes(text))
+        room.joints.take(leader_boxes(text))
     inside = one.axes.get_window_extent(renderer)
     every = list(one.points)
-    lost = [text for text in one.points if not beside(text, every, taken, texts, inside, renderer)]
+    lost = [text for text in one.points if not beside(text, every, room, inside, renderer)]
     for text in lost:
         one.points.remove(text)
         text.remove()

@@ -51,7 +51,8 @@ def arranged(charts: Sequence[Chart], look: dict[str, Any]) -> Grid:
     size = min(look["font"] * (SMALL if len(rows) > 1 else 1.0), each * 72 / (ALIKE_EMS if alike else EMS))
     font = min(size, max(FINEST, (each - PLAIN) * 72 / (0.6 * widest(charts))))
     firsts = [sum(rows[:n]) for n in range(len(rows))]
-    low = [_low(charts[at], font) if len(rows) > 1 and rows[n] == 1 else 0.0 for n, at in enumerate(firsts)]
+    mixed = not all(map(is_heat, charts))
+    low = [_low(charts[at], font) if mixed and rows[n] == 1 else 0.0 for n, at in enumerate(firsts)]
     plain = sum(not inches for inches in low) or 1
     least = (ALIKE_ROW if alike else ROW) if len(rows) > 1 else 0.0
     row = max(height_for(one, look | {"font": font}, max(least, (height - sum(low)) / plain)) for one in charts)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-REACH = (0.8, 1.6, 2.6, 3.8, 5.4, 7.5, 10.0, 13.0)  # distances from a point that are tried, in heights of the text
+REACH = (0.8, 1.2, 1.6, 2.6, 3.8, 5.4, 7.5, 10.0, 13.0)  # distances from a point that are tried, in heights of the text
 NEAR = 1.6  # so far from its mark a text is its point's without a line that joins them, and a line may touch what it lies on
 SIDES = [
     (math.cos(math.pi * n / 8), 1.2 * math.sin(math.pi * n / 8)) for n in (0, 8, 14, 2, 6, 10, 4, 12, 1, 15, 7, 9, 3, 13, 5, 11)
@@ -13,6 +13,7 @@ SIDES = [
 SLID = (0.8, 0.2, 0.97, 0.03)  # where a text above or below its point has it, from its left edge to its right, but in the middle
 WAYS = [*((0.5, way) for way in SIDES), *((slide, way) for slide in SLID for way in SIDES if abs(way[0]) < 0.3)]
 HEIGHTS = [n / 100 for n in range(96, 3, -3)]  # on the axes, where an upright line may be named
+BESIDE = 0.15  # heights of the text left free at its sides
 STEP = 6  # pixels between the boxes that stand for a line
 APART = 0.3  # of their size, between labels right of the axes
 
@@ -108,23 +109,32 @@ class Spot(NamedTuple):
     height: float
 
 
-def beside(text: Any, others: Sequence[Any], taken: Places, texts: Places, inside: Any, renderer: Any) -> bool:
+class Room(NamedTuple):
+    """What is drawn within axes: all of it, of that the texts put before, and the lines that join texts to what they name."""
+
+    taken: Places
+    texts: Places
+    joints: Places
+
+
+def beside(text: Any, others: Sequence[Any], room: Room, inside: Any, renderer: Any) -> bool:
     """Put a point's label at the nearest free place within a box, and take the place; False where there is none.
 
-    others: the labels of all points, of whose none this one is to look where there is another place; texts: those put before.
-    One that stands further away is joined to its point by a line, which crosses nothing that is drawn where there is such a
-    place, the least of it elsewhere, and none of the texts anywhere.
+    others: the labels of all points, of whose none this one is to look where there is another place. One that stands further
+    away is joined to its point by a line, which crosses nothing that is drawn where there is such a place, elsewhere no other
+    such line if that can be and the least of the rest, and none of the texts anywhere.
     """
     import numpy as np
 
     found = least = None
     marks = np.array([anchor(t) for t in others if t.xycoords == "data" and t.xy != text.xy]).reshape(-1, 2)
-    for spot in _spots(text, taken, inside, renderer):
-        if texts.touched(spot.leader):
+    for spot in _spots(text, room.taken, inside, renderer):
+        if room.texts.touched(spot.leader):
             continue
         faults = (
             _misread(spot, anchor(text), marks, NEAR * text.get_fontsize() * text.figure.dpi / 72),
-            taken.touched(spot.leader),
+            room.joints.touched(spot.leader) > 0,
+            room.taken.touched(spot.leader),
         )
         if least is None or faults < least:
             found, least = spot, faults
@@ -136,8 +146,9 @@ def beside(text: Any, others: Sequence[Any], taken: Places, texts: Places, insid
     text.set_position(found.offset)
     text.set_ha({0.0: "left", 1.0: "right"}.get(found.side, "center"))
     text.arrow_patch.set_visible(len(found.leader) > 0)
-    texts.take(np.array([found.place]))
-    taken.take(np.array([found.place, *found.leader.tolist()]))
+    room.texts.take(np.array([found.place]))
+    room.joints.take(found.leader)
+    room.taken.take(np.array([found.place, *found.leader.tolist()]))
     return True
 
 
@@ -171,7 +182,8 @@ def _spots(text: Any, taken: Places, inside: Any, renderer: Any) -> Iterator[Spo
         at_x, at_y = x + dx * gap * reach * pixels, y + dy * gap * reach * pixels
         side = 0.0 if dx > 0.3 else 1.0 if dx < -0.3 else slide
         left, low = at_x - side * box.width, at_y - box.height / 2
-        place = (left - 2, low - 2, left + box.width + 2, low + box.height + 2)
+        aside = max(2.0, BESIDE * gap * pixels)
+        place = (left - aside, low - 2, left + box.width + aside, low + box.height + 2)
         if not (inside.x0 <= place[0] and place[2] <= inside.x1 and inside.y0 <= place[1] and place[3] <= inside.y1):
             continue
         if not taken.free(place):
@@ -179,8 +191,8 @@ def _spots(text: Any, taken: Places, inside: Any, renderer: Any) -> Iterator[Spo
         mark = text.arrowprops["shrinkB"]
         way = boxes_along([(x, y), (left + box.width / 2, low + box.height / 2)], 1, 1)
         leader = way[int((NEAR * gap + mark) * pixels) :] if gap * (reach - NEAR) > mark else way[:0]
-        aside = (0.5 - side) * box.width / pixels if side == slide else 0.0
-        yield Spot(place, way, leader, (dx * gap * reach + aside, dy * gap * reach), side, height)
+        slid = (0.5 - side) * box.width / pixels if side == slide else 0.0
+        yield Spot(place, way, leader, (dx * gap * reach + slid, dy * gap * reach), side, height)
 
 
 def anchor(text: Any) -> tuple[float, float]:

@@ -4,40 +4,19 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import msgspec
-
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.cost import Role
 from kvcalc.report.chart import Axis, Chart, Series, joined, plain_tick, si_tick
 from kvcalc.report.looks import GREY
+from kvcalc.report.marks import KINDS, SWEPT, TOGETHER, Mark, Row, drawn, listed, marks_of, words_at
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import roofline_records
 
-KINDS = ("attention", "products with weights")
-ROLES = {Role.CORE: "attention", Role.PROJECTION: "projections", Role.FFN: "FFN", Role.HEAD: "LM head"}
 MANY = 3  # axes, from which on only the first say in full what stands on them
-MOST_NAMES = 4  # operators of a label, and steps of a sweep that it lists
 ABOVE = 2.0  # times the highest roof is shown, for the words that stand above it
-TOGETHER = 1.4  # times the intensity of the one before, up to which operators lie together
-LEAST_SHARE = 0.02  # of a pass, below which products lie apart without a word of their own for the others
 WHO = ("model", "gpu", "dtype", "tensor_parallel_size", "phase")
-SWEPT = {"batch_size": "batch", "context": "context"}
-Row = dict[str, Any]
+RATE = si_tick("B/s")
 Pass = tuple[str, Sequence[Row]]
-
-
-class Mark(msgspec.Struct, frozen=True, eq=False):
-    """Operators of one pass that lie together: a point. asked: a record of the pass; at: the roof under which it lies."""
-
-    kind: int
-    what: str
-    x: float
-    y: float
-    share: float
-    predicted: float | None
-    asked: Row
-    at: str
 
 
 def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
@@ -46,19 +25,19 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
     Those of a pass that lie together are one point; a sweep of batches or contexts leaves spans. Each deployment and phase has
     axes of its own, of the same length, with the roofs of the others in grey. Raises UserError on GPUs without a matrix peak.
     """
-    rows = [row for _, found in passes for row in found[:-1] if _drawn(row)]
+    rows = [row for _, found in passes for row in found[:-1] if drawn(row)]
     ends = min([0.5, *(row["intensity"] / 3 for row in rows)]), max([4000.0, *(row["intensity"] * 2 for row in rows)])
-    used = list(dict.fromkeys(row["computed_in"] for row in rows if row["computed_in"]))
     cards = {gpu.name: gpu for gpu in gpus}
     groups: dict[tuple[Any, ...], list[Sequence[Row]]] = {}
     for _, found in passes:
         groups.setdefault(tuple(found[0].get(key) for key in WHO), []).append(found)
     varied = [key for at, key in enumerate(WHO) if len({who[at] for who in groups}) > 1]
-    charts = [_under_its_roof(mine, cards, used, ends, varied) for mine in groups.values()]
+    charts = [_under_its_roof(mine, cards, _used(rows), ends, varied) for mine in groups.values()]
     heights = tuple(y for chart in charts for s in chart.series for y in s.ys)
     shown = Axis("FLOP/s", tick=si_tick("FLOP/s"), shown=(min(heights), ABOVE * max(heights)))
     charts = [chart._replace(y=shown) for chart in charts]
-    key = "filled: at the datasheet bound" + "; hollow: as calibrated" * any(row["time_s"] for row in rows)
+    timed = any(row["time_s"] for row in rows)
+    key = "filled: at the datasheet bound; hollow: as calibrated" if timed else "points: at the datasheet bound"
     if len(charts) < MANY:
         first, *others = charts
         return joined([first._replace(title=f"Roofline: {first.title}", subtitle=f"{first.subtitle}; {key}"), *others])
@@ -72,23 +51,25 @@ def _under_its_roof(
     first = passes[0][0]
     gpu = cards[first["gpu"]]
     swept = [key for key in SWEPT if len({found[0][key] for found in passes}) > 1]
-    marks = [mark for found in passes for mark in _marks(found)]
+    marks = marks_of(passes)
     series = [s._replace(label="", kind="quiet") for other in cards.values() if other is not gpu for s in _own(other, used, ends)]
-    series = [s for s in series if not s.labels] + _own(gpu, used, ends)
-    texts = _texts(marks, swept)
+    peaks = {gpu.peak(dtype)[0] for dtype in _used(row for found in passes for row in found[:-1])}
+    series = [s for s in series if not s.labels] + _own(gpu, [dtype for dtype in used if gpu.peak(dtype)[0] in peaks], ends)
+    texts = words_at(marks, swept)
     kinds = [[mark for mark in marks if mark.kind == kind] for kind in range(len(KINDS))]
     for mine in sorted(filter(None, kinds), key=lambda mine: -mine[0].share):  # the large are named first, where there is room
         series += _span([found for found in passes if swept], mine, gpu)
         series += _points(mine, texts)
-    words = [f"{word} {_listed(found[0][key] for found in passes)}" for key, word in SWEPT.items()]
-    about = f"{', '.join(words)}; {gpu.bandwidth_bytes_per_s / 1e12:g} TB/s"
+    words = [f"{word} {listed(found[0][key] for found in passes)}" for key, word in SWEPT.items()]
+    about = f"{', '.join(words)}; {RATE(gpu.bandwidth_bytes_per_s)}"
     x = Axis("intensity, FLOP per byte", tick=plain_tick)
     return Chart(_title(first, varied), about, x, Axis("FLOP/s"), tuple(series), areas="of the pass")
 
 
 def _title(row: Row, varied: Sequence[str]) -> str:
     """Model, phase and GPU, and what else tells a deployment from the others."""
-    more = [f"tp {row[key]}" if key == "tensor_parallel_size" else str(row[key]) for key in WHO[2:4] if key in varied]
+    more = [str(row["dtype"])] * ("dtype" in varied)
+    more += [f"tp {row['tensor_parallel_size']}"] * (row["tensor_parallel_size"] > 1 or "tensor_parallel_size" in varied)
     return ", ".join([f"{row['model']} {row['phase']} on {row['gpu']}", *more])
 
 
@@ -98,6 +79,8 @@ def _briefly(charts: Sequence[Chart], rows: Sequence[Row], varied: Sequence[str]
     said = [part for part in told[0] if all(part in parts for parts in told)]
     alike = {at: str(rows[0][at]) for at in ("model", "phase", "gpu") if at not in varied}
     title = " ".join(f"on {word}" if at == "gpu" else word for at, word in alike.items())
+    tp = rows[0]["tensor_parallel_size"]
+    title += f", tp {tp}" * (tp > 1 and "tensor_parallel_size" not in varied)
     found = []
     for chart, row, parts in zip(charts, rows, told, strict=True):
         words = [f"tp {row[at]}" if at == "tensor_parallel_size" else str(row[at]) for at in WHO if at in varied]
@@ -109,79 +92,20 @@ def _briefly(charts: Sequence[Chart], rows: Sequence[Row], varied: Sequence[str]
 def _roofs_in_words(series: Sequence[Series]) -> list[str]:
     """bf16 989 TFLOP/s, knee 295.2."""
     roofs = [s.label for s in series if s.kind == "solid"]
-    knees = [text for s in series if s.colour >= GREY for text in s.labels]
+    knees = [text for s in series if s.colour == GREY for text in s.labels]
     return [f"{roof}, {knee}" for roof, knee in zip(roofs, knees, strict=True)]
 
 
 def _unnamed(one: Series) -> Series:
     """Without what a head or the key says: a roof, its knee, the name of a kind at its points."""
-    if one.colour >= GREY:
+    if one.colour == GREY:
         return one._replace(label="", labels=())
     return one._replace(labels=tuple("" if text == one.label else text for text in one.labels))
 
 
-def _drawn(row: Row) -> bool:
-    return bool(row["flops"] and row["intensity"] and row["role"] in set(ROLES))
-
-
-def _marks(rows: Sequence[Row]) -> list[Mark]:
-    """The points of one pass, the largest first."""
-    groups: list[tuple[int, list[Row]]] = []
-    for row in sorted(filter(_drawn, rows[:-1]), key=lambda row: (row["role"] != Role.CORE, row["intensity"])):
-        kind = int(row["role"] != Role.CORE)
-        if not groups or groups[-1][0] != kind or row["intensity"] > TOGETHER * groups[-1][1][-1]["intensity"]:
-            groups.append((kind, []))
-        groups[-1][1].append(row)
-    large = [kind for kind, mine in groups if _share(mine, rows) >= LEAST_SHARE]
-    alone = large.count(1) == 1 and groups[0][0] == 0
-    found = []
-    for kind, mine in groups:
-        flops, moved, bound = (sum(row[key] for row in mine) for key in ("flops", "bytes", "roofline_s"))
-        timed = all(row["time_s"] for row in mine)
-        predicted = flops / sum(row["time_s"] for row in mine) if timed else None
-        biggest = max(mine, key=lambda row: float(row["roofline_s"]))
-        share = _share(mine, rows)
-        what = KINDS[1] if alone and kind and share >= LEAST_SHARE else _called(mine)
-        found.append(Mark(kind, what, flops / moved, flops / bound, share, predicted, rows[0], str(biggest["computed_in"] or "")))
-    return sorted(found, key=lambda mark: -mark.share)
-
-
-def _share(mine: Sequence[Row], rows: Sequence[Row]) -> float:
-    return sum(float(row["roofline_s"]) for row in mine) / float(rows[-1]["roofline_s"])
-
-
-def _called(rows: Sequence[Row]) -> str:
-    """Operators by name, or of many their kinds."""
-    names = dict.fromkeys(row["operator"] for row in rows)
-    return ", ".join(names if len(names) <= MOST_NAMES else dict.fromkeys(ROLES[Role(row["role"])] for row in rows))
-
-
-def _texts(marks: Sequence[Mark], swept: Sequence[str]) -> dict[Mark, str]:
-    """The labels, each at the first of the points that have it: what lies there, and at which steps of the sweep."""
-    together: list[list[Mark]] = []
-    for mark in sorted(marks, key=lambda m: (m.kind, m.what, m.x)):
-        last = together[-1][-1] if together else None
-        if not last or (last.kind, last.what) != (mark.kind, mark.what) or mark.x > TOGETHER * last.x:
-            together.append([])
-        together[-1].append(mark)
-    found: dict[Mark, str] = {}
-    said: set[tuple[int, str]] = set()
-    for mine in together:
-        where = []
-        for key in swept:
-            here, every = ({mark.asked[key] for mark in some} for some in (mine, marks))
-            where.append(f"every {SWEPT[key]}" if here == every else f"{SWEPT[key]} {_listed(here)}")
-        what = (mine[0].kind, mine[0].what)
-        words = where if what in said and where else [mine[0].what, *where]  # of a sweep the first says what it is
-        said.add(what)
-        found[max(mine, key=lambda mark: mark.share)] = ", ".join(words)
-    return found
-
-
-def _listed(values: Iterable[int]) -> str:
-    """1, 8, 64; of many the first and the last."""
-    found = sorted({*values})
-    return ", ".join(f"{n:,}" for n in found) if len(found) <= MOST_NAMES else f"{found[0]:,} to {found[-1]:,}"
+def _used(rows: Iterable[Row]) -> list[str]:
+    """The dtypes that drawn operators compute in."""
+    return list(dict.fromkeys(row["computed_in"] for row in rows if drawn(row) and row["computed_in"]))
 
 
 def _points(marks: Sequence[Mark], texts: dict[Mark, str]) -> list[Series]:
@@ -213,11 +137,11 @@ def _span(passes: Sequence[Sequence[Row]], marks: Sequence[Mark], gpu: Gpu) -> l
 
 def _own(gpu: Gpu, used: Sequence[str], ends: tuple[float, float]) -> list[Series]:
     """The roofs of the dtypes that products use, or what stands in for them."""
-    return roofs(gpu, list(dict.fromkeys(gpu.peak(dtype)[1] for dtype in used)), GREY, ends)
+    return roofs(gpu, list(dict.fromkeys(gpu.peak(dtype)[1] for dtype in used)), ends)
 
 
-def roofs(gpu: Gpu, dtypes: Sequence[str], colour: int, ends: tuple[float, float], named: bool = False) -> list[Series]:
-    """A GPU's slope and flat roof for each peak of `dtypes`, from `colour` on, with the knees marked.
+def roofs(gpu: Gpu, dtypes: Sequence[str], ends: tuple[float, float], named: bool = False) -> list[Series]:
+    """A GPU's slope and flat roof for each peak of `dtypes`, in grey, with the knees marked.
 
     named: several GPUs stand together, so that a roof's label says whose it is and where its knee.
 
@@ -226,13 +150,13 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], colour: int, ends: tuple[float, float
     if not dtypes:
         raise UserError(f"{gpu.name} has no matrix peak, and so no roof")
     found, bandwidth = [], gpu.bandwidth_bytes_per_s
-    for position, peak in enumerate(dict.fromkeys(gpu.flops_per_s[dtype] for dtype in dtypes)):
+    for peak in dict.fromkeys(gpu.flops_per_s[dtype] for dtype in dtypes):
         knee, alike = peak / bandwidth, ", ".join(dtype for dtype in dtypes if gpu.flops_per_s[dtype] == peak)
         text = f"{alike} {peak / 1e12:g} TFLOP/s"
         label, mark = (f"{gpu.name} {text}, knee {knee:.1f}", "") if named else (text, f"knee {knee:.1f}")
         xs, ys = (ends[0], knee, ends[1]), (ends[0] * bandwidth, peak, peak)
-        found.append(Series(label, xs, ys, "solid", colour=colour + position))
-        found.append(Series("", (knee,), (peak,), "points", (0.0,), (mark,), colour + position))
+        found.append(Series(label, xs, ys, "solid", colour=GREY))
+        found.append(Series("", (knee,), (peak,), "points", (0.0,), (mark,), GREY))
     return found
 
 

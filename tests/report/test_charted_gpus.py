@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from conftest import Run
 
 from kvcalc import UserError, load_gpu
 from kvcalc.library.listing import all_gpus
 from kvcalc.report.figures_gpus import hierarchy_chart, peaks_chart
+from kvcalc.report.looks import NAME
 
 
 def test_memories_of_the_h100_from_the_smallest_rate_to_the_largest() -> None:
@@ -45,6 +47,22 @@ def test_gpus_lie_at_bandwidth_and_peak() -> None:
     assert line.ys == tuple(200 * x for x in line.xs)
     with pytest.raises(UserError, match="no matrix peak"):
         peaks_chart([load_gpu("apple-m3-max")])
+
+
+def test_gpus_at_one_place_have_one_name_and_many_long_ones_a_look_each() -> None:
+    """B200 and B300 have one peak and bandwidth; knees of 206 to 295 lie between the diagonals of 200 and 400, several between
+    every other. Of ten with a name of 29 letters each has a look of its own, so that a few are told at once."""
+    both = [s for s in peaks_chart([load_gpu("b200"), load_gpu("b300"), load_gpu("b200")]).series if s.kind == "points"]
+    assert [s.labels for s in both] == [("b200, b300: knee 292",)]
+    few = peaks_chart([load_gpu("h100"), load_gpu("h200")])
+    assert few.title == "Peak over bandwidth: knees from 206 (h200) to 295 (h100-sxm) FLOP/B"
+    assert [s.label for s in few.series if s.kind == "quiet"] == ["knee 200 FLOP/B", "knee 400 FLOP/B"]
+    every = [gpu for gpu in all_gpus() if gpu.knee]
+    some = [min(every, key=lambda gpu: gpu.knee or 0), *every[:9]]
+    assert [s.label for s in peaks_chart(some).series if s.kind == "quiet"][:1] == ["knee 25 FLOP/B"]  # H20's is 37
+    long = [msgspec.structs.replace(gpu, name=f"{n}".ljust(NAME + 1, "x")) for n, gpu in enumerate(some)]
+    for cards, looks in ((some, {gpu.vendor for gpu in some}), (long, {(g.bandwidth_bytes_per_s, g.knee) for g in some})):
+        assert len([s for s in peaks_chart(cards).series if s.kind == "points"]) == len(looks)
 
 
 def test_many_gpus_are_told_apart_by_vendor() -> None:
