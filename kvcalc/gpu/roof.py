@@ -128,19 +128,19 @@ class Stack:
         self._length = len(operators)
         self._groups = [(d, at, _stood([operators[i] for i in at], shape)) for (d, shape), at in together.items()]
 
-    def seconds(self, roofs: Roofs, decodes: bool, before: Any = 0.0) -> Any:
-        """The least seconds of the pass [*points, GPUs], added to what those `before` it take: Σ over its operators in order.
+    def each(self, roofs: Roofs, decodes: bool) -> list[Any]:
+        """The least seconds [*points, GPUs] of each operator, in order.
 
         NaN on a GPU without a matrix peak that is needed, unless the pass decodes: then the memory is a bound still.
         """
         import numpy as np
 
-        each: dict[int, Any] = {}
+        found: dict[int, Any] = {}
         for dtype, at, (cost, counts) in self._groups:
             least = least_time(cost, dtype, roofs).seconds
             known = least if decodes or not dtype else np.where(roofs.computes(dtype), least, np.nan)
-            each.update(zip(at, known * counts, strict=True))
-        return sum((each[at] for at in range(self._length)), before)
+            found.update(zip(at, known * counts, strict=True))
+        return [found[at] for at in range(self._length)]
 
 
 def _shape(operator: Operator, axes: int) -> tuple[int, ...]:

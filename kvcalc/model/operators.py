@@ -51,7 +51,7 @@ def forward(
     found = [*(_embedding(model, p) if here.first else []), *_layers(model, p, here.counts)]
     if here.last:
         return (*found, *_head(model, p, all_positions))
-    return (*found, *_sends(p, [here.number]))
+    return (*found, *_sends(p, handings(parallelism, [here.number])))
 
 
 def through_layers(
@@ -70,12 +70,15 @@ def through_layers(
     return [*_embedding(model, p), *_layers(model, p, model.counts), *_head(model, p, all_positions)]
 
 
-def between_stages(model: Model, batch: Batch, precision: Precision, parallelism: Parallelism) -> list[Operator]:
-    """What the pipeline stages of a pass hand on, each to the next: the residual stream of all tokens."""
-    if parallelism.pp == 1:
-        return []
-    _, p = _begun(model, batch, precision, parallelism, "auto")
-    return _sends(p, range(parallelism.pp - 1))
+def between_stages(
+    model: Model, batch: Batch, precision: Precision, parallelism: Parallelism, times: tuple[int, int] | None = None
+) -> list[Operator]:
+    """What the pipeline stages of a pass hand on, each to the next: the residual stream of all tokens.
+
+    times: on a node and to another, where it is not that of these ranks.
+    """
+    times = handings(parallelism, range(parallelism.pp - 1)) if times is None else times
+    return _sends(_begun(model, batch, precision, parallelism, "auto")[1], times) if any(times) else []
 
 
 def _begun(model: Model, batch: Batch, precision: Precision, parallelism: Parallelism, mla_form: str) -> tuple[Model, Pass]:
@@ -92,12 +95,17 @@ def _layers(model: Model, p: Pass, counts: Mapping[str, int]) -> list[Operator]:
     return [operator for kind, count in counts.items() if count for operator in _layer(model, p, kind, count)]
 
 
-def _sends(p: Pass, stages: Iterable[int]) -> list[Operator]:
-    """What those stages hand to the next, over this rank's link or to another node."""
+def _sends(p: Pass, times: tuple[int, int]) -> list[Operator]:
+    """What stages hand to the next, so many times over this rank's link and to another node."""
     p.enter("", 1)
-    sent, away = p.tokens * p.width * p.element, [leaves_node(p.ranks, stage) for stage in stages]
-    kinds = {True: sent, False: 0}
-    return [p.network("send", sent, kinds[far], times=away.count(far)) for far in (False, True) if far in away]
+    sent = p.tokens * p.width * p.element
+    return [p.network("send", sent, away, count) for away, count in zip((0, sent), times, strict=True) if count]
+
+
+def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
+    """How many of those stages hand on within their node, and to another."""
+    away = [leaves_node(ranks, stage) for stage in stages]
+    return away.count(False), away.count(True)
 
 
 def leaves_node(ranks: Parallelism, stage: int) -> bool:

@@ -88,7 +88,7 @@ class Tally:
         firsts = order[np.diff(block.which[order], prepend=-1) > 0]
         for first, point in zip(firsts, points_of(block.only(firsts)), strict=True):
             kept = self._best.setdefault(point.gpu, [])
-            kept.append(((float(costs[first]), float(np.nan_to_num(block.tpot[first])), *_split(block)), point))
+            kept.append(((float(costs[first]), float(np.nan_to_num(block.tpot[first])), *_split(point)), point))
             kept.sort(key=lambda found: found[0])
             del kept[FIVE:]
             if len(kept) == FIVE:
@@ -108,7 +108,7 @@ class Tally:
         for total, point in zip(totals[near].tolist(), points_of(block.only(near)), strict=True):
             key = point.gpu, total
             old = self._near.get(key)
-            if not old or point.excess < old.excess or _split(block) < _split(old.block):
+            if not old or point.excess < old.excess or _split(point) < _split(old):
                 self._near[key] = point
 
     def answer(self) -> Answer:
@@ -151,7 +151,7 @@ class Tally:
         return min((p for p in self._near.values() if p.excess == least), key=lambda p: p.gpus, default=None)
 
 
-def _split(block: Block) -> Key:
+def _split(point: Point) -> Key:
     """What tells equals apart: the fewest GPUs of a replica, then the most tensor parallelism."""
-    ranks = block.deployment.parallelism
+    ranks = point.deployment.parallelism
     return ranks.gpus, -ranks.tp, ranks.dp, ranks.ep

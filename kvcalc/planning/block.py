@@ -1,10 +1,11 @@
-"""A block of a plan: points of one split over several kinds of GPU under one need, worked out side by side."""
+"""A block of a plan: points of one model under one need, over several kinds of GPU and numbers of stages, side by side."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from kvcalc.capacity.memory_terms import GIB
-from kvcalc.planning.need import Need
+from kvcalc.planning.need import BATCHES, Need
 from kvcalc.planning.space import Speculated
 from kvcalc.planning.timed import Times
 from kvcalc.timing.deployment import Deployment
@@ -26,17 +27,18 @@ class Held(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Points of deployments that differ by their GPUs alone, under one need, by deployment and replicas (fastest).
+    """Points of deployments that differ by GPU and pipeline stages, under one need, by deployment and replicas (fastest).
 
-    which: the deployment of each point. counts: sequences that a replica is set up for. capacity: that fit. total: output tokens
-    per second of all replicas at the asked load, rate: of one replica. failing: the first of the limits that does not hold.
-    excess: by what factor the worst of them is missed, 1 where all hold. left: bytes of a GPU that the terms leave for the
-    cache. prefill: replicas for prompts alone, beside those that decode; 0 where each does both.
+    which: the deployment of each point. each: GPUs of one replica. counts: sequences that a replica is set up for. capacity:
+    that fit. total: output tokens per second of all replicas at the asked load, rate: of one replica. failing: the first of
+    the limits that does not hold. excess: by what factor the worst of them is missed, 1 where all hold. left: bytes of a GPU
+    that the terms leave for the cache. prefill: replicas for prompts alone, beside those that decode; 0 where each does both.
     """
 
     need: Need
     deployments: list[Deployment]
     which: Array
+    each: Array
     replicas: Array
     counts: Array
     capacity: Array
@@ -63,18 +65,20 @@ class Block(NamedTuple):
 
     def alone(self) -> Iterator["Block"]:
         """The points of one deployment after the other."""
-        each = len(self.which) // len(self.deployments)
-        return (self.only(slice(at, at + each)) for at in range(0, len(self.which), each))
+        import numpy as np
+
+        edges = np.searchsorted(self.which, np.arange(len(self.deployments) + 1)).tolist()
+        return (self.only(slice(*ends)) for ends in pairwise(edges))
 
     @property
     def gpus(self) -> Array:
         """GPUs of all replicas, those for prompts alone among them."""
-        return (self.replicas + self.prefill) * self.deployment.parallelism.gpus
+        return (self.replicas + self.prefill) * self.each
 
     @property
     def rate_per_gpu(self) -> Array:
         """Output tokens per second of a GPU, those for prompts alone among them."""
-        return self.rate / (self.deployment.parallelism.gpus * ((self.replicas + self.prefill) / self.replicas))
+        return self.rate / (self.each * ((self.replicas + self.prefill) / self.replicas))
 
 
 def block_of(
@@ -88,15 +92,15 @@ def block_of(
     """
     import numpy as np
 
-    most = max_gpus // held.deployments[0].parallelism.gpus
-    replicas = np.arange(1, min(most, need.users) + 1)
-    at = np.searchsorted(counts, -(-need.users // replicas) if need.users else need.batches(most))
-    kinds, times = len(held.deployments), held.times
-    which = np.repeat(np.arange(kinds), len(at))
-    replicas, chosen = np.tile(replicas, kinds), np.tile(counts[at], kinds)
-    holds, left, step = (figures[:, at].ravel() for figures in (held.capacity, held.left, times.tpot))
+    sizes, times = np.array([one.parallelism.gpus for one in held.deployments]), held.times
+    points = np.minimum(max_gpus // sizes, need.users) if need.users else sizes * 0 + len(BATCHES)
+    which = np.repeat(np.arange(len(sizes)), points)
+    replicas = np.arange(1, len(which) + 1) - np.repeat(np.cumsum(points) - points, points)
+    chosen = -(-need.users // replicas) if need.users else np.tile(BATCHES, len(sizes))
+    places = which, np.searchsorted(counts, chosen)
+    holds, left, step = (figures[places] for figures in (held.capacity, held.left, times.tpot))
     tpot = np.where(holds >= chosen, step, np.nan)
-    e2e = None if times.e2e is None else times.e2e[:, at].ravel()
+    e2e = None if times.e2e is None else times.e2e[places]
     first, output = times.ttft[which], need.lengths.output
     ttft = first + held.sent[which]
     if apart:
@@ -113,7 +117,7 @@ def block_of(
     if apart:
         prefill = np.maximum(1, np.ceil(np.nan_to_num(total / output * first))).astype(np.int64)
     figures = chosen, holds, left, ttft, tpot, e2e, rate, total
-    block = Block(need, held.deployments, which, replicas, *figures, replicas * 0, total * 0, speculated, prefill)
+    block = Block(need, held.deployments, which, sizes[which], replicas, *figures, replicas * 0, total * 0, speculated, prefill)
     failing, excess = judged(block._replace(tpot=step), max_gpus)
     return block._replace(failing=failing, excess=excess)
 

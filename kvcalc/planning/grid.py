@@ -1,21 +1,22 @@
-"""The grid of a plan, a block at a time: one split over several kinds of GPU under one need, in every number of replicas.
+"""The grid of a plan, a block at a time: splits over several kinds of GPU under one need, in every number of replicas.
 
 A point's capacity is `fit`'s at the low end of its range, its times `latency`'s; what fails first is its reason. Blocks are
 made a stretch after the other, so that a grid of any size takes the memory of one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kvcalc.capacity.room import Layouts, Room, Rooms, Told
 from kvcalc.errors import UserError, few
+from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.model.precision import Precision
 from kvcalc.planning.block import Block, Held, block_of
-from kvcalc.planning.need import Lengths, Need
+from kvcalc.planning.need import BATCHES, Lengths, Need
 from kvcalc.planning.space import Space, Speculated
 from kvcalc.planning.timed import Timed, Times
 from kvcalc.timing.calibration import Calibration
@@ -41,6 +42,17 @@ class Part(NamedTuple):
     speculated: Speculated | None
     start: int
     stop: int
+
+
+class Cut(NamedTuple):
+    """A model cut over ranks in one precision, on any GPU. counts: sequences of a replica that make a point."""
+
+    base: Deployment
+    rooms: Rooms
+    counts: Array
+
+
+Fleet = list[tuple[Cut, Deployment]]  # deployments side by side, those of one cut together
 
 
 class Grid:
@@ -75,9 +87,12 @@ class Grid:
         return (block for stretch in self.stretches() for block in self.one_by_one(stretch))
 
     def one_by_one(self, stretch: Iterable[Block]) -> list[Block]:
-        """The blocks of one deployment in those of a stretch, by GPU and need (fastest)."""
+        """The blocks of one deployment in those of a stretch, by stages, GPU and need (fastest)."""
         places = {gpu.name: place for place, gpu in enumerate(self.space.gpus)}
-        return sorted((one for block in stretch for one in block.alone()), key=lambda one: places[one.deployment.gpu.name])
+        return sorted(
+            (one for block in stretch for one in block.alone()),
+            key=lambda one: (one.deployment.parallelism.pp, places[one.deployment.gpu.name]),
+        )
 
     def stretches(self) -> Iterator[list[Block]]:
         """Every block: those of some GPUs at a time, by need (fastest)."""
@@ -115,35 +130,30 @@ class Grid:
         """The blocks of a part, whose passes have the same layers."""
         import numpy as np
 
-        model, speculated, where = self.space.models[part.model], part.speculated, []
+        cuts = [*self._cuts(part)]
+        if not cuts:
+            return
+        timed = Timed(np.unique(np.concatenate([cut.counts for cut in cuts])))
+        gpus = [gpu for gpu in self.space.gpus[part.start : part.stop] if gpu.name in self.laws]
+        steps = sum(lengths.output for lengths in {need.lengths for need in self.needs})
+        several = max(1, STEPS // max(1, steps * len(timed.counts)))
+        for at in range(0, len(gpus), several):
+            timed.forget()
+            for fleet in self._fleets(cuts, gpus[at : at + several]):
+                yield self._blocks(fleet, timed, part.speculated)
+
+    def _cuts(self, part: Part) -> Iterator[Cut]:
+        """The splits of a part that an engine takes."""
+        model, speculated = self.space.models[part.model], part.speculated
         layouts = self._layouts.setdefault((part.model, part.precision, speculated), {})
         for ranks in part.splits:
             base = Deployment(model, self.space.gpus[0], part.precision, ranks, nodes=self.space.nodes)
             options = self.space.options_of(self.needs[0])
             try:
                 options = speculated.options(model, options) if speculated else options
-                where.append((base, Rooms(base, options, layouts), self._counts(ranks)))
+                yield Cut(base, Rooms(base, options, layouts), self._counts(ranks))
             except UserError as error:
                 self.remarks[str(error)] = None
-        if not where:
-            return
-        timed = Timed(np.unique(np.concatenate([counts for *_, counts in where])))
-        gpus = [gpu for gpu in self.space.gpus[part.start : part.stop] if gpu.name in self.laws]
-        several = self._several(timed.counts)
-        for at in range(0, len(gpus), several):
-            timed.forget()
-            for base, rooms, counts in where:
-                fleet = [
-                    msgspec.structs.replace(base, gpu=gpu, calibration=self.laws[gpu.name])
-                    for gpu in gpus[at : at + several]
-                    if self.space.takes(gpu, base.parallelism)
-                ]
-                yield self._blocks(fleet, rooms, timed, counts, speculated)
-
-    def _several(self, counts: Array) -> int:
-        """GPUs at a time: as many as leave a block, and the steps of whole answers that are kept, of moderate size."""
-        steps = sum(lengths.output for lengths in {need.lengths for need in self.needs})
-        return max(1, min(POINTS // self.space.max_gpus, STEPS // max(1, steps * len(counts))))
 
     def _counts(self, ranks: Parallelism) -> Array:
         """Sequences of a replica that make a point under any of the needs."""
@@ -152,49 +162,67 @@ class Grid:
         most = self.space.max_gpus // ranks.gpus
         return np.array(sorted({n for need in self.needs for n in need.batches(most)}), dtype=np.int64)
 
-    def _blocks(
-        self, fleet: list[Deployment], rooms: Rooms, timed: Timed, counts: Array, speculated: Speculated | None
-    ) -> list[Block]:
-        """The blocks of deployments that differ by their GPUs, by need (fastest); those that are refused are left out."""
-        if not fleet:
-            return []
+    def _fleets(self, cuts: Iterable[Cut], gpus: Sequence[Gpu]) -> Iterator[Fleet]:
+        """All deployments on some GPUs, by split and GPU (fastest), as many at a time as make a block of moderate size."""
+        fleet: Fleet = []
+        points = 0
+        for cut in cuts:
+            most = self.space.max_gpus // cut.base.parallelism.gpus
+            each = max(min(most, need.users) if need.users else len(BATCHES) for need in self.needs)
+            for gpu in gpus:
+                if not self.space.takes(gpu, cut.base.parallelism):
+                    continue
+                if fleet and points + each > POINTS:
+                    yield fleet
+                    fleet, points = [], 0
+                fleet.append((cut, msgspec.structs.replace(cut.base, gpu=gpu, calibration=self.laws[gpu.name])))
+                points += each
+        if fleet:
+            yield fleet
+
+    def _blocks(self, fleet: Fleet, timed: Timed, speculated: Speculated | None) -> list[Block]:
+        """The blocks of deployments, by need (fastest); those that are refused are left out."""
         try:
-            held = self._held(fleet, rooms, timed, counts, speculated)
+            held = self._held(fleet, timed, speculated)
         except UserError as error:
             if len(fleet) == 1:
                 self.remarks[str(error)] = None
                 return []
             half = len(fleet) // 2
-            return [b for some in (fleet[:half], fleet[half:]) for b in self._blocks(some, rooms, timed, counts, speculated)]
+            return [block for some in (fleet[:half], fleet[half:]) for block in self._blocks(some, timed, speculated)]
         return [
-            block_of(need, held[need.lengths, apart], self.space.max_gpus, counts, speculated, apart)
+            block_of(need, held[need.lengths, apart], self.space.max_gpus, timed.counts, speculated, apart)
             for need in self.needs
             for apart in self.space.disaggregate
             if held[need.lengths, apart].deployments
         ]
 
-    def _held(
-        self, fleet: list[Deployment], rooms: Rooms, timed: Timed, counts: Array, speculated: Speculated | None
-    ) -> dict[tuple[Lengths, bool], Held]:
+    def _held(self, fleet: Fleet, timed: Timed, speculated: Speculated | None) -> dict[tuple[Lengths, bool], Held]:
         """What is known of deployments, by the lengths of requests and whether prompts are processed apart."""
         import numpy as np
 
-        gpus, found = [deployment.gpu for deployment in fleet], {}
-        beside: dict[Told, tuple[list[Room], list[Array]]] = {}
+        deployments, counts, found = [one for _, one in fleet], timed.counts, {}
+        beside: dict[tuple[int, Told], tuple[list[Room], list[Array]]] = {}
         for lengths in dict.fromkeys(need.lengths for need in self.needs):
-            told = rooms.told(gpus, lengths.context)
-            if told not in beside:
-                known = rooms.on(gpus, told, lengths.context)
-                beside[told] = known, [room.left(counts) for room in known]
-            least, sent = np.empty((len(gpus), len(counts)), dtype=np.int64), np.zeros(len(gpus))
-            capacity = np.empty_like(least)
-            for room, left in zip(*beside[told], strict=True):
-                least[room.places] = left.min(axis=0)
-                capacity[room.places] = room.sequences(left, lengths.context)
-                sent[room.places] = room.transfer_seconds(lengths.prompt) if True in self.space.disaggregate else 0.0
-            times = timed.on(fleet, lengths, counts, capacity >= counts, speculated)
-            found[lengths, False] = Held(fleet, least, capacity, times, np.zeros(len(gpus)))
-            found[lengths, True] = self._linked(Held(fleet, least, capacity, times, sent))
+            least = np.zeros((len(fleet), len(counts)), dtype=np.int64)
+            capacity, sent, first = least.copy(), np.zeros(len(fleet)), 0
+            for _, together in groupby(fleet, key=lambda member: member[0].base.parallelism):
+                members = [*together]
+                cut, gpus = members[0][0], [one.gpu for _, one in members]
+                told = cut.rooms.told(gpus, lengths.context)
+                if (id(cut), told) not in beside:
+                    known = cut.rooms.on(gpus, told, lengths.context)
+                    beside[id(cut), told] = known, [room.left(cut.counts) for room in known]
+                for room, left in zip(*beside[id(cut), told], strict=True):
+                    places = np.array(room.places) + first
+                    here = np.ix_(places, np.searchsorted(counts, cut.counts))
+                    least[here] = left.min(axis=0)
+                    capacity[here] = room.sequences(left, lengths.context)
+                    sent[places] = room.transfer_seconds(lengths.prompt) if True in self.space.disaggregate else 0.0
+                first += len(gpus)
+            times = timed.on(deployments, lengths, capacity >= counts, speculated)
+            found[lengths, False] = Held(deployments, least, capacity, times, np.zeros(len(fleet)))
+            found[lengths, True] = self._linked(Held(deployments, least, capacity, times, sent))
         return found
 
     def _linked(self, held: Held) -> Held:
@@ -203,8 +231,8 @@ class Grid:
 
         at = np.flatnonzero(~np.isnan(held.sent))
         if len(at) < len(held.deployments):
-            without = [one.gpu.name for one, sent in zip(held.deployments, held.sent, strict=True) if np.isnan(sent)]
-            self.remarks[f"{few(without)}: prompts not apart, as no rate of a link to another replica is known"] = None
+            without = dict.fromkeys(one.gpu.name for one, sent in zip(held.deployments, held.sent, strict=True) if np.isnan(sent))
+            self.remarks[f"{few([*without])}: prompts not apart, as no rate of a link to another replica is known"] = None
             times = Times(held.times.ttft[at], held.times.tpot[at], None if held.times.e2e is None else held.times.e2e[at])
             held = Held([held.deployments[n] for n in at], held.left[at], held.capacity[at], times, held.sent[at])
         return held

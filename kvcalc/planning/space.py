@@ -62,29 +62,26 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     def splits(self, model: Model) -> Iterator[Parallelism]:
         """The ways to cut a model over at most max_gpus GPUs, fewest first. Raises UserError where none of those given does."""
-        found, refused = [], None
-        for tp, dp, pp in self._sizes(model):
-            for ep in self.ep or sorted({1, tp * dp} if dp == 1 or self.dp else {tp * dp}) if _experts(model) else (1,):
-                try:
-                    ranks = Parallelism(tp, pp, dp, ep)
-                    check(model, ranks)
-                except UserError as error:
-                    refused = error
-                    continue
-                found.append(ranks)
-        if not found and refused:
-            raise refused
+        tried: list[Parallelism | UserError] = []
+        for tp, dp, ep in self._widths(model):
+            stages = [pp for pp in self.pp or range(1, model.layers + 1) if tp * dp * pp <= self.max_gpus]
+            one = _cut(model, tp, 1, dp, ep)  # what is refused for its width is refused in any number of stages
+            tried += [_cut(model, tp, pp, dp, ep) for pp in stages] if isinstance(one, Parallelism) else [one] * bool(stages)
+        found = [ranks for ranks in tried if isinstance(ranks, Parallelism)]
+        refused = [error for error in tried if isinstance(error, UserError)]
+        if refused and not found:
+            raise refused[-1]
         return iter(sorted(found, key=lambda r: (r.gpus, -r.tp, r.dp, r.ep)))
 
-    def _sizes(self, model: Model) -> Iterator[tuple[int, int, int]]:
-        """(tp, dp, pp) whose product is at most max_gpus."""
-        most = self.max_gpus
+    def _widths(self, model: Model) -> Iterator[tuple[int, int, int]]:
+        """(tp, dp, ep) of a stage, on at most max_gpus GPUs."""
+        most, experts = self.max_gpus, _experts(model)
         within = max(self.within(gpu) for gpu in self.gpus)
         for tp in self.tp or range(1, min(most, within) + 1):
-            for dp in self.dp or (range(1, most // tp + 1) if _experts(model) else (1,)):
-                for pp in self.pp or range(1, min(most // (tp * dp), model.layers) + 1):
-                    if tp * dp * pp <= most:
-                        yield tp, dp, pp
+            for dp in self.dp or (range(1, most // tp + 1) if experts else (1,)):
+                whole = {1, tp * dp} if dp == 1 or self.dp else {tp * dp}
+                for ep in (self.ep or sorted(whole)) if experts else (1,):
+                    yield tp, dp, ep
 
     def within(self, gpu: Gpu) -> int:
         """GPUs over which tensor parallelism spreads: those of a server, unless sizes are given."""
@@ -99,6 +96,16 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         """Whether this split is looked at on these GPUs; beyond one link only where there is a rate between nodes."""
         joined = not gpu.link_domain or ranks.gpus <= gpu.link_domain or bool(gpu.outer_link)
         return ranks.tp <= self.within(gpu) and joined
+
+
+def _cut(model: Model, tp: int, pp: int, dp: int, ep: int) -> Parallelism | UserError:
+    """The ranks, or why the model is not cut over them."""
+    try:
+        ranks = Parallelism(tp, pp, dp, ep)
+        check(model, ranks)
+    except UserError as error:
+        return error
+    return ranks
 
 
 def _experts(model: Model) -> bool:
