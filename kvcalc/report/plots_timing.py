@@ -10,7 +10,7 @@ from kvcalc.report.chart import Axis, Chart, Series, joined, si_tick
 from kvcalc.report.tables import seconds
 from kvcalc.timing.rows import MeasuredRow
 
-TOGETHER = 4  # series on one chart
+TOGETHER, CROWD = 4, 300  # series on one chart, and points
 MOST_NAMES = 4  # machines that are named
 MOST_POINTS = 2000  # a series: beyond, every n-th row is drawn
 
@@ -20,7 +20,7 @@ def predicted_against_measured(
 ) -> Chart:
     """Points (measured, predicted) of each (name, measured, predicted) in µs, on logarithmic axes; the diagonal is exact.
 
-    More than TOGETHER, which would lie on top of each other, have charts of their own. Rows without a prediction (NaN) are left
+    Many of them, which would lie on top of each other, have charts of their own. Rows without a prediction (NaN) are left
     out of the picture.
     """
     pairs = {name: [(m, p) for m, p in zip(*both, strict=True) if m > 0 and p > 0] for name, *both in series}
@@ -30,7 +30,7 @@ def predicted_against_measured(
     ends = (min(values, default=1.0), max(values, default=10.0))
     exact = Series("exact", ends, ends, "quiet")
     axes = Axis("measured", tick=_time), Axis("predicted", tick=_time)
-    if len(drawn) <= TOGETHER:
+    if len(drawn) == 1 or (len(drawn) <= TOGETHER and len(values) <= 2 * CROWD):
         return Chart(title, what, *axes, (*drawn, exact))
     charts = [
         Chart(one.label, _off(found[one.label]), *axes, (one._replace(label=""), exact._replace(label=""))) for one in drawn
