@@ -59,13 +59,14 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
         base = [b + y for b, y in zip(base, series.ys, strict=True)]
     limits = [s for s in chart.series if s.kind == "limit"]
     most = max([*base, *chart.y.shown, *(s.ys[0] for s in limits)])
-    back = all(s.ys[0] > most / 2 for s in limits)  # their names stand left of them
-    limits.sort(key=lambda s: s.ys[0] if back else -s.ys[0])
     size = look["font"] * 0.85
+    across = 0.8 * axes.get_window_extent().width * 72 / axes.figure.dpi / (0.6 * size)  # characters, before there is a layout
+    back = all(s.ys[0] > max(0.5, len(s.label) / across) * most for s in limits)  # their names stand left of them
+    limits.sort(key=lambda s: s.ys[0] if back else -s.ys[0])
     row = 0.0215 * max(len(base), 4) * look["font"] / height  # height of a limit's name, in bars
     for number, series in enumerate(limits):
         level, top = series.ys[0], -0.6 - row * (1.2 * number + 0.6)
-        axes.plot((level, level), (top, len(base) - 0.5), color=look["ink"], linestyle=DOTTED, linewidth=1.6)
+        axes.plot((level, level), (top, len(base) - 0.5), color=look["ink"], linestyle=DOTTED, linewidth=0.16 * look["font"])
         side: dict[str, Any] = {"xytext": (-5, 0), "ha": "right"} if back else {"xytext": (4, 0)}
         axes.annotate(series.label, (level, top), textcoords="offset points", fontsize=size, va="center", **side)
     axes.set_yticks(range(len(base)), _names(chart))

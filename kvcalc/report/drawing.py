@@ -47,7 +47,7 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float, height: f
     if chart.categories:
         sums = draw_bars(axes, chart, look, room(width, look, 7), height)
         for line in axes.get_lines():  # the levels, that they show on bars
-            line.set_path_effects([withStroke(linewidth=4, foreground=look["paper"])])
+            line.set_path_effects([withStroke(linewidth=0.4 * look["font"], foreground=look["paper"])])
         return Panel(axes, head, [], [], sums)
     set_scales(axes, chart, int(1.5 * room(width, look, 4)))
     axes.yaxis.label.set_text(wrapped(chart.y.title, max(12, int(height * 60 / look["font"])), 2, even=True))
@@ -68,9 +68,9 @@ def _draw(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
     paint, wide = colour(at), look["font"] / 5
     match series.kind:
         case "limit":
-            axes.axhline(series.ys[0], color=look["ink"], linestyle=DOTTED, linewidth=1.4)
+            axes.axhline(series.ys[0], color=look["ink"], linestyle=DOTTED, linewidth=0.14 * look["font"])
         case "upright":
-            axes.axvline(series.xs[0], color=look["ink"], linestyle=DOTTED, linewidth=1.4)
+            axes.axvline(series.xs[0], color=look["ink"], linestyle=DOTTED, linewidth=0.14 * look["font"])
         case "points" | "hollow" | "quiet points":
             _scatter(axes, series, at, look)
         case "band":

@@ -167,7 +167,7 @@ def _of_memory(names: Sequence[str], sums: Sequence[float], gpus: Sequence[Gpu])
     if len(names) > 1 or not gpus:
         return f" beside the memories of {len(gpus)} GPUs" * bool(gpus)
     least = sum(sums[0] <= gpu.usable_bytes for gpu in gpus)
-    return f" of {names[0]}: {least} of {len(gpus)} GPUs hold{'s' * (least == 1)} them"
+    return f" of {names[0]}: {least or 'none'} of {len(gpus)} GPUs hold{'s' * (least < 2)} them"
 
 
 def dsa_vs_mla(models: Sequence[Model], last: int, precision: Precision) -> Chart:
