@@ -13,6 +13,7 @@ MANY = 10  # bars
 APART = 1.15  # heights of a name from bar to bar, at least
 LEAST = 0.65  # of its size, the smallest that a bar's name is written in
 SMALLEST = 7.0  # points, likewise
+OUTSIDE = 0.36  # of a panel's height, what stands above and below its axes
 NEAR = 5  # points from a limit's line, within which a text seems to touch it
 
 
@@ -25,15 +26,17 @@ def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
     least = min(1.0, max(LEAST, SMALLEST / (0.85 * look["font"])))
     needed: float = max(sum(name.count("\n") + 1 for name in texts if name) for texts in (names, ends)) * least
     inches: float = needed * look["font"] * 1.3 / 72
-    return max(height, 0.28 * height + inches)
+    return max(height, OUTSIDE * height + inches)
 
 
 def widest(charts: Sequence[Chart]) -> float:
-    """Characters that stand left and right of the axes of any of the charts, at least those of ticks."""
-    left = [line for chart in charts for name in _names(chart) for line in name.split("\n")]
-    ends = [
-        wrapped(s.label, NAME, 3, even=True) for chart in charts for s in chart.series if s.kind not in ("bar", "points", "cells")
-    ]
+    """Characters that stand left and right of the axes of a chart, at least those of ticks; the most of any."""
+    return max(map(_beside, charts))
+
+
+def _beside(chart: Chart) -> float:
+    left = [line for name in _names(chart) for line in name.split("\n")]
+    ends = [wrapped(s.label, NAME, 3, even=True) for s in chart.series if s.kind not in ("bar", "points", "cells")]
     right = [line for text in ends for line in text.split("\n")]
     return max(map(len, left), default=10) + 0.85 * max(map(len, right), default=6)
 

@@ -10,7 +10,7 @@ from kvcalc.report.grid import follow
 from kvcalc.report.heads import Head, fit_heads, write_heads
 from kvcalc.report.heat import draw_heat, fit_cells, is_heat
 from kvcalc.report.labels import Places, Room, beside, fitting, leader_boxes, ranged, taken_places
-from kvcalc.report.looks import DOTTED, NAME, colour, dashes, marker, wrapped
+from kvcalc.report.looks import DOTTED, colour, dashes, marker, wrapped
 from kvcalc.report.scales import room, set_scales, thin_ticks
 
 LINES = ("line", "solid", "dashed", "edge", "trail")
@@ -119,7 +119,7 @@ def _point_labels(axes: Any, series: Series, look: dict[str, Any]) -> list[Any]:
     found = []
     for x, y, text, where, radius in texts:
         if text:
-            lines, line = wrapped(text, NAME, LINES_OF_NAME, even=True), leader | {"shrinkB": radius}
+            lines, line = wrapped(text, look["letters"], LINES_OF_NAME, even=True), leader | {"shrinkB": radius}
             found.append(axes.annotate(lines, (x, y), xycoords=where, arrowprops=line, **common))
     for text in found:
         text.set_in_layout(False)  # they stand within the axes
@@ -162,8 +162,8 @@ def _outside(axes: Any, text: str, place: tuple[float, float], paint: str, dashe
     stub = {"arrowstyle": "-", "color": paint, "linewidth": look["font"] / 8, "linestyle": dashed}
     right = axes.transAxes + ScaledTranslation(1.8 * look["font"] / 72, 0, axes.figure.dpi_scale_trans)
     return axes.annotate(
-        wrapped(text, NAME, LINES_OF_NAME, even=True), place, xycoords=axes.get_yaxis_transform() if dashed is DOTTED else "data",
-        textcoords=right, xytext=(1, 0.5), fontsize=look["font"] * 0.85, va="center", ha="left",
+        wrapped(text, look["letters"], LINES_OF_NAME, even=True), place, xytext=(1, 0.5), textcoords=right,
+        xycoords=axes.get_yaxis_transform() if dashed is DOTTED else "data", fontsize=look["font"] * 0.85, va="center", ha="left",
         annotation_clip=False, arrowprops=stub | {"relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0},
     )  # fmt: skip
 

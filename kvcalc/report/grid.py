@@ -13,7 +13,8 @@ from kvcalc.report.scales import along
 
 WIDE, SMALL = 13.33, 0.8  # inches of several charts beside each other, and the size of their texts where they stand in rows
 PLAIN, FINEST = 1.2, 8.0  # inches of a chart that no names take, and the smallest font that makes room for them, in points
-EMS, ALIKE_EMS = 38, 22  # that a chart is wide, at least; where all have the same axes, whose names stand at the edges alone
+EMS, ALIKE_EMS = 38, 22  # that a chart is wide; where all have the same axes without names at points
+LEGIBLE = 0.59  # of its size, the smallest that such a width makes texts
 LEAST = 0.3  # inches of a chart's width for each point of its font
 ROW, ALIKE_ROW = 3.75, 3.1  # inches of a row, likewise
 MANY = 9  # charts of the same axes, beyond which four stand beside each other
@@ -48,7 +49,9 @@ def arranged(charts: Sequence[Chart], look: dict[str, Any]) -> Grid:
     width, height = look["size"]
     width = min(width * max(rows), WIDE)
     each = width / max(rows)
-    size = min(look["font"] * (SMALL if len(rows) > 1 else 1.0), each * 72 / (ALIKE_EMS if alike else EMS))
+    named = any(text for chart in charts for s in chart.series if s.kind == "points" for text in s.labels)
+    ems = ALIKE_EMS if alike and not named else EMS
+    size = min(look["font"] * (SMALL if len(rows) > 1 else 1.0), max(each * 72 / ems, LEGIBLE * look["font"]))
     font = min(size, max(FINEST, (each - PLAIN) * 72 / (0.6 * widest(charts))))
     firsts = [sum(rows[:n]) for n in range(len(rows))]
     mixed = not all(map(is_heat, charts))
@@ -85,19 +88,22 @@ def _rows(charts: Sequence[Chart], look: dict[str, Any], alike: bool) -> tuple[i
     if not any(heats) or all(heats):
         return _spread(len(charts), look, alike)
     runs = [(heat, len([*those])) for heat, those in itertools.groupby(heats)]
-    return tuple(n for heat, count in runs for n in ((1,) * count if heat else _spread(count, look, alike)))
+    return tuple(n for heat, count in runs for n in ((1,) * count if heat else _spread(count, look, alike, True)))
 
 
-def _spread(count: int, look: dict[str, Any], alike: bool) -> tuple[int, ...]:
-    """So many charts in rows, no more beside each other than their texts have room for; the last rows have one less."""
-    columns = _columns(count, look, alike)
+def _spread(count: int, look: dict[str, Any], alike: bool, among: bool = False) -> tuple[int, ...]:
+    """So many charts in rows, no more beside each other than their texts have room for; the last rows have one less.
+
+    among: there are rows of other charts.
+    """
+    columns = _columns(count, look, alike, among)
     rows = -(-count // columns)
     if alike:
         return (columns,) * (rows - 1) + (count - columns * (rows - 1),)
     return tuple(count // rows + (row < count % rows) for row in range(rows))
 
 
-def _columns(count: int, look: dict[str, Any], alike: bool) -> int:
+def _columns(count: int, look: dict[str, Any], alike: bool, among: bool) -> int:
     """At most three, of many that are alike four."""
     if count < 3:
         return count
@@ -105,7 +111,7 @@ def _columns(count: int, look: dict[str, Any], alike: bool) -> int:
         return 4
     for columns in (2,) if count == 4 else (3, 2):
         rows = -(-count // columns)
-        if WIDE / columns >= LEAST * look["font"] * (SMALL if rows > 1 else 1.0):
+        if alike or WIDE / columns >= LEAST * look["font"] * (SMALL if rows > 1 or among else 1.0):
             break
     return columns
 

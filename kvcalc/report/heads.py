@@ -73,7 +73,8 @@ def fit_heads(heads: Sequence[Head], renderer: Any) -> bool:
     page = heads[0].axes.figure.bbox.x1
     narrowed = False
     for head, (left, right) in zip(heads, sides, strict=True):
-        room = min([page, *(after for after, _ in sides if after > right)]) - left - head.look["font"]
+        beside = [after for other, (after, _) in zip(heads, sides, strict=True) if other.row == head.row and after > right]
+        room = min([page, *beside]) - left - head.look["font"]
         narrowed |= head.narrowed(room, renderer)
     if narrowed:
         write_heads(heads)

@@ -8,6 +8,7 @@ from kvcalc.report.looks import NAME, wrapped
 
 FITS, FAILS = "#0072B2", "#D55E00"
 LEAST, MOST, FAILED = 0.3, 0.95, (0.15, 0.3)  # how deep a cell's colour is; of what fails on light and on dark paper
+LEAST_NAME = 0.7  # of its size, the smallest that the name of a column is written in before it takes more lines
 
 
 def is_heat(chart: Chart) -> bool:
@@ -30,8 +31,10 @@ def draw_heat(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> No
                 column, row, text, ha="center", va="center", fontsize=look["font"] * 0.85, color="white" if dark else "#1a1a1a"
             )
             cell.set(in_layout=False, visible=False)  # it stands within the axes, and is written at its last size alone
-    letters = max(6, int(0.7 * width * 72 / (len(chart.categories) * 0.65 * look["font"])))
-    axes.set_xticks(range(len(chart.categories)), [wrapped(name, letters, 4, even=True) for name in chart.categories])
+    room = max(6.0, 0.75 * width * 72 / (len(chart.categories) * 0.6 * look["font"]))
+    size = max(LEAST_NAME, min(1.0, room / max(map(len, chart.categories))))
+    names = [wrapped(name, int(room / size), 4, even=True) for name in chart.categories]
+    axes.set_xticks(range(len(names)), names, fontsize=size * look["font"])
     axes.set_yticks(range(len(chart.series)), [wrapped(s.label, NAME, 3, even=True) for s in chart.series])
     axes.set_xlabel(chart.x.title)
     axes.set_ylabel(chart.y.title)

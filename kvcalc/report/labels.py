@@ -14,6 +14,7 @@ SLID = (0.8, 0.2, 0.97, 0.03)  # where a text above or below its point has it, f
 WAYS = [*((0.5, way) for way in SIDES), *((slide, way) for slide in SLID for way in SIDES if abs(way[0]) < 0.3)]
 HEIGHTS = [n / 100 for n in range(96, 3, -3)]  # on the axes, where an upright line may be named
 BESIDE = 0.15  # heights of the text left free at its sides
+SCALED = 0.97  # of a size in proportion, as texts are no more than about as tall as that
 STEP = 6  # pixels between the boxes that stand for a line
 APART = 0.3  # of their size, between labels right of the axes
 
@@ -49,7 +50,7 @@ def text_box(text: Any, renderer: Any) -> Any:
 def fitting(axes: Any, labels: Sequence[Any], size: float, renderer: Any) -> float:
     """The size, at most `size`, in which labels right of the axes stand above each other."""
     needed = sum(_heights(labels, size, renderer))
-    return size * min(1.0, axes.get_window_extent(renderer).height / needed) if needed else size
+    return size * min(1.0, SCALED * axes.get_window_extent(renderer).height / needed) if needed else size
 
 
 def ranged(axes: Any, labels: Sequence[Any], size: float, renderer: Any) -> None:

@@ -12,6 +12,7 @@ DASHES: tuple[Any, ...] = (
 )  # fmt: skip
 DOTTED = (0, (1, 1))  # of levels across
 NAME = 28  # characters of a line of a label or of a bar's name
+THIRD = 0.35  # of the width of axes and what stands beside them, for the names of lines
 SHORT = 5  # characters that part of a word has at least, which stands on a line of its own
 
 
@@ -36,6 +37,11 @@ def telling(parts: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
         if len({tuple(p[n] for n in (*told, at)) for p in parts}) > len({tuple(p[n] for n in told) for p in parts}):
             told.append(at)
     return [tuple(p[n] for n in told) for p in parts]
+
+
+def letters(width: float, font: float) -> int:
+    """Characters of a line of a label beside axes in so many inches: of a third of them at most."""
+    return min(NAME, int(THIRD * width * 72 / (0.5 * font)))
 
 
 def wrapped(text: str, width: int, most: int, even: bool = False, whole: bool = False) -> str:

@@ -10,6 +10,7 @@ from kvcalc.layers.cost import Role
 
 KINDS = ("attention", "products with weights")
 ROLES = {Role.CORE: "attention", Role.PROJECTION: "projections", Role.FFN: "FFN", Role.HEAD: "LM head"}
+MOST_STEPS = 6  # of a sweep, with a label
 MOST_NAMES = 4  # operators of a label, and steps of a sweep that it lists
 TOGETHER = 1.4  # times the intensity of the one before, up to which operators lie together
 NEAR = 4.0  # times the intensity of a group, within which next to nothing joins it
@@ -94,7 +95,7 @@ def _called(rows: Sequence[Row]) -> str:
 def words_at(marks: Sequence[Mark], swept: Sequence[str]) -> dict[Mark, str]:
     """The labels, each at the largest of the points that have it: what lies there, and at which steps of the sweep.
 
-    Where attention and products both move, the ends of their ways alone.
+    Where attention and products both move, the ends of their ways alone; of many steps some, and the ends among them.
     """
     together: list[list[Mark]] = []
     for mark in sorted(marks, key=lambda m: (m.kind, m.what, m.x)):
@@ -107,15 +108,22 @@ def words_at(marks: Sequence[Mark], swept: Sequence[str]) -> dict[Mark, str]:
         ways.setdefault((mine[0].kind, mine[0].what), []).append(mine)
     both = len({kind for (kind, _), places in ways.items() if len(places) > 1}) > 1
     found: dict[Mark, str] = {}
-    for (_, what), places in ways.items():
-        for mine in [places[0], places[-1]][: len(places)] if both else places:
+    for (kind, what), places in ways.items():
+        several = both or [other for other, _ in ways].count(kind) > 1
+        for mine in _some(places, 2 if both else MOST_STEPS):
             where = []
             for key in swept:
                 here, every = ({mark.asked[key] for mark in some} for some in (mine, marks))
                 where.append(f"every {SWEPT[key]}" if here == every else f"{SWEPT[key]} {listed(here)}")
-            named = both or mine is places[0] or not where  # of one kind that moves the first says what it is
+            named = several or mine is places[0] or not where  # of one thing that moves the first says what it is
             found[max(mine, key=lambda mark: mark.share)] = ", ".join([what] * named + where)
     return found
+
+
+def _some(places: Sequence[list[Mark]], most: int) -> list[list[Mark]]:
+    """As many, evenly from the first to the last."""
+    steps = min(most, len(places)) - 1
+    return [places[round(n * (len(places) - 1) / max(steps, 1))] for n in range(steps + 1)]
 
 
 def listed(values: Iterable[int]) -> str:

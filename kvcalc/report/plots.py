@@ -147,14 +147,15 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
 
     from kvcalc.report.drawing import legend, panel, settled
     from kvcalc.report.grid import arranged, engine, panels, shared, write_above
+    from kvcalc.report.looks import letters
     from kvcalc.report.multiples import in_multiples
 
     charts = in_multiples(drawable(chart).chain())
     grid = arranged(charts, look)
-    look = look | {"font": grid.font}
     drawn = Figure(figsize=(grid.width, sum(grid.heights)), dpi=look["dpi"], layout=engine(grid))
     FigureCanvasAgg(drawn)
     each = [(grid.width / count, grid.heights[row]) for row, _, count in grid.cells()]
+    look = look | {"font": grid.font, "letters": letters(min(width for width, _ in each), grid.font)}
     charted = [panel(at, one, look, *size) for at, one, size in zip(panels(drawn, grid), charts, each, strict=True)]
     if grid.alike:
         shared([one.axes for one in charted], grid)

@@ -44,6 +44,7 @@ def test_rows_leave_no_cell_empty(charts: list[Chart], style: str, rows: tuple[i
 def test_charts_of_the_same_axes_keep_their_width() -> None:
     """So that they can be read against each other; the last row has a cell less."""
     lines = [Chart(f"{n}", "", Axis("x", tick=tokens_tick), Axis("y"), (Series("", (1.0, 2.0), (1.0, 3.0)),)) for n in range(5)]
+    assert arranged(lines[:3], STYLES["slides"]).rows == (3,)
     grid = arranged(lines, STYLES["light"])
     assert grid.alike and grid.rows == (3, 2) and [*grid.cells()][-1] == (1, 1, 3)
     widths = {round(axes.get_position().width, 6) for axes in figure(joined(lines), STYLES["light"]).axes}
