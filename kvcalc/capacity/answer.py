@@ -4,7 +4,7 @@ Every figure is that of one GPU: of the pipeline stage that holds the fewest seq
 answered, counts the whole replica's, as `--batch-size` does: dp divides it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -224,10 +224,12 @@ def most_sequences(deployment: Deployment, options: FitOptions) -> int:
     return _held(request, stages, request.end) * deployment.parallelism.dp
 
 
-def longest_of(found: Fit, users: int) -> int | None:
-    """Tokens of so many sequences at once in the replica, on the stage that decides, as `Fit.longest`."""
-    request, _ = _requested(found.asked, msgspec.structs.replace(found.options, users=users))
-    return longest(request, found.stage, found.plan)
+def longest_of(found: Fit, users: Iterable[int]) -> Iterator[int | None]:
+    """Tokens of each number of sequences at once in the replica, on the stage that decides, as `Fit.longest`."""
+    request, _ = _requested(found.asked, found.options)
+    for count in users:
+        asked = msgspec.structs.replace(request.options, users=count)
+        yield longest(request._replace(options=asked), found.stage, found.plan)
 
 
 def _held(request: Request, stages: Sequence[tuple[Plan, int]], end: str) -> int:

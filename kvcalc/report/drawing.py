@@ -36,6 +36,7 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float, height: f
 
     head = Head(axes, chart, look, width)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[:].set_in_layout(False)  # ticks and their names reach further
     axes.grid(True, which="major", color=look["ink"], alpha=0.15, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=look["font"])
@@ -207,13 +208,13 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
     """Move every label to its place, once sizes are known; a point's label that finds none goes right of the axes."""
     heads = [one.head for one in panels]
     write_heads(heads)
-    figure.draw_without_rendering()
+    figure.get_layout_engine().execute(figure)
     if sum(past_limits(one.axes, one.sums, figure.canvas.get_renderer()) for one in panels):
-        figure.draw_without_rendering()
+        figure.get_layout_engine().execute(figure)
     while fit_heads(heads, figure.canvas.get_renderer()):  # each turn makes one narrower
-        figure.draw_without_rendering()
+        figure.get_layout_engine().execute(figure)
     while _beside_lines(figure, panels, look):  # each turn moves a label out, so that there is a last one
-        figure.draw_without_rendering()
+        figure.get_layout_engine().execute(figure)
     renderer = figure.canvas.get_renderer()
     for one in panels:
         if is_heat(one.head.chart):  # whose ticks are names, as those of bars are upwards

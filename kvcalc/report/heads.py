@@ -44,7 +44,7 @@ class Head:
         self.subtitle.set_text("\n".join(lines + [""] * (most - len(lines))))
         pad = font * (0.9 + 1.1 * most)
         title = wrapped(self.chart.title, self.widths[0], TITLE, even=True, whole=True)
-        self.title = self.axes.set_title(title, loc="left", fontweight="bold", fontsize=font * 1.2, pad=pad)
+        self.title = self.axes.set_title(title, loc="left", fontweight="bold", fontsize=font * 1.2, pad=pad, y=1.0)
 
     def narrowed(self, room: float, renderer: Any) -> bool:
         """Fewer characters a line where one of the texts is wider than so many pixels; whether it was."""

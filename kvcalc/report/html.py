@@ -1,6 +1,7 @@
 """Tables and pictures as HTML, for notebooks and for a page to send. Everything that comes from files is escaped."""
 
 import re
+from collections.abc import Sequence
 from html import escape
 
 from kvcalc.errors import printable
@@ -30,13 +31,16 @@ def table_html(table: Table) -> str:
     return f'{title}<div class="wide">{body}</div>' + (f'<ul class="notes">{notes}</ul>' if notes else "")
 
 
-def svgs_html(chart: Chart, number: int) -> dict[str, str]:
-    """A chart as an inline SVG, its text as text, by style: light and dark. number: of the picture on its page, which keeps its
-    names apart from those of the others.
-    """
-    from kvcalc.report.plots import in_style, render
+def svgs_html(charts: Sequence[Chart]) -> list[dict[str, str]]:
+    """Each of the charts of a page as an inline SVG, its text as text, by style: light and dark; names in it are its own."""
+    from kvcalc.report.plots import rendered
 
-    text = render(chart, "svg", size=SIZE).decode()
+    return [_inline(svg.decode(), number) for number, svg in enumerate(rendered(charts, "svg", size=SIZE))]
+
+
+def _inline(text: str, number: int) -> dict[str, str]:
+    from kvcalc.report.plots import in_style
+
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1), count=1)

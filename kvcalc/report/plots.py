@@ -7,7 +7,7 @@ line styles and markers tell them apart in grey.
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -61,12 +61,22 @@ _CANVASES = {
 
 def render(chart: Chart, suffix: str, style: str = "light", size: tuple[float, float] | None = None) -> bytes:
     """The picture as bytes: `suffix` is png, svg or pdf. size: inches of one chart, instead of the style's."""
-    backend, kind, dated = _CANVASES[suffix]
-    out, look = io.BytesIO(), STYLES[style] | ({"size": size} if size else {})
+    return rendered([chart], suffix, style, size)[0]
+
+
+def rendered(charts: Sequence[Chart], suffix: str, style: str = "light", size: tuple[float, float] | None = None) -> list[bytes]:
+    """A picture of each, as `render` makes it; the settings are made once."""
+    look = STYLES[style] | ({"size": size} if size else {})
     with _settings(look):
-        # Not by `savefig`, which would draw it once more before, to lay it out.
-        canvas = getattr(import_module(f"matplotlib.backends.backend_{backend}"), kind)(figure(chart, look))
-        getattr(canvas, f"print_{suffix}")(out, metadata={dated: None})
+        return [_drawn(chart, suffix, look) for chart in charts]
+
+
+def _drawn(chart: Chart, suffix: str, look: dict[str, Any]) -> bytes:
+    backend, kind, dated = _CANVASES[suffix]
+    out = io.BytesIO()
+    # Not by `savefig`, which would draw it once more before, to lay it out.
+    canvas = getattr(import_module(f"matplotlib.backends.backend_{backend}"), kind)(figure(chart, look))
+    getattr(canvas, f"print_{suffix}")(out, metadata={dated: None})
     return out.getvalue()
 
 

@@ -1,5 +1,6 @@
 """What the page's sliders compute with: the cache's rows as data, and how long each number of users may be."""
 
+from itertools import takewhile
 from typing import Any
 
 from kvcalc.capacity.answer import Fit, longest_of
@@ -23,12 +24,8 @@ def slider_data(deployment: Deployment, found: Fit) -> dict[str, Any]:
         for r in stage_rows(model, stage, deployment.formats, ranks)
         if r.stored_layers
     ]
-    longest: list[int | None] = []
-    for users in range(1, MOST_USERS + 1):
-        tokens = longest_of(found, users * ranks.dp) if found.budget.weights_fit else 0
-        if tokens == 0:
-            break
-        longest.append(tokens)
+    users = range(ranks.dp, (MOST_USERS + 1) * ranks.dp, ranks.dp)
+    longest = [*takewhile(lambda tokens: tokens != 0, longest_of(found, users))] if found.budget.weights_fit else []
     return {
         "entries": entries,
         "dp": ranks.dp,

@@ -2,9 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.resources import files
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -37,7 +38,6 @@ from kvcalc.serving.request_record import LatencyOptions, latency_record
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import roofline_records
 
-MOST = 100  # pictures of a section
 VARIANTS = ("none", "mha", "gqa:8", "mqa", "mla", "window:4096")
 
 
@@ -79,7 +79,9 @@ def html_page(deployment: Deployment, asked: Asked) -> str:
     found = fit(deployment, FitOptions(max_model_len=asked.context, engine=asked.engine))
     record = fit_record(found, [], 0)
     sections = _sections(deployment, asked, found, record)
-    body = "".join(_section(section, number) for number, section in enumerate(sections))
+    charts = [[c._replace(beside=None, over=("", "")) for c in s.chart.chain()] if s.chart else [] for s in sections]
+    pictures = iter(svgs_html([chart for those in charts for chart in those]))
+    body = "".join(_section(s, [*islice(pictures, len(those))]) for s, those in zip(sections, charts, strict=True))
     data = json.dumps(slider_data(deployment, found) | {"asked": [asked.context, asked.users]}).replace("<", "\\u003c")
     frame = files("kvcalc.report.web").joinpath("page.html").read_text(encoding="utf-8")
     title = f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
@@ -153,12 +155,10 @@ def _latency(deployment: Deployment, asked: Asked) -> Section:
     )
 
 
-def _section(section: Section, number: int) -> str:
+def _section(section: Section, pictures: Sequence[dict[str, str]]) -> str:
     tables = "".join(table_html(table) for table in section.tables)
     command = f'<p class="command"><code>{text_html(section.command)}</code><button>copy</button></p>'
-    charts = section.chart.chain() if section.chart else []
-    both = [svgs_html(chart._replace(beside=None, over=("", "")), MOST * number + n) for n, chart in enumerate(charts)]
-    drawn = "".join(f'<div class="picture {style}">{svg}</div>' for one in both for style, svg in one.items())
+    drawn = "".join(f'<div class="picture {style}">{svg}</div>' for one in pictures for style, svg in one.items())
     picture = f'<div class="pictures">{drawn}</div>' if drawn else ""
     return f"<section><h2>{text_html(section.title)}</h2>{tables}{picture}{command}</section>"
 
