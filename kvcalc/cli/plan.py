@@ -103,9 +103,12 @@ def run(
         note(text)
     records = [answer_records(answer, plan.space) for answer in plan.answers]
     if output.plot:
-        from kvcalc.report.plans import front_chart
+        from kvcalc.report.plans import fronts
 
-        output.picture(*map(front_chart, plan.answers))
+        charts, empty = fronts(plan)
+        for text in empty:
+            note(text)
+        output.picture(*charts)
     if output.explain:
         from kvcalc.report.explain_point import explain_plan
 

@@ -165,7 +165,13 @@ def shared(places: Sequence[Any], grid: Grid) -> None:
 
 
 def follow(places: Sequence[Any]) -> None:
-    """Ticks without texts where those of the same axes at the edges have theirs."""
+    """Ticks without texts where those of the same axes at the edges have theirs, and as few on each that spans the same."""
+    spans = [(axes.get_xlabel(), *axes.get_xlim()) for axes in places]
+    ticks = [[at for at in axes.get_xticks() if low <= at <= high] for axes, (_, low, high) in zip(places, spans, strict=True)]
+    for axes, mine, span in zip(places, ticks, spans, strict=True):
+        fewest = min((some for some, other in zip(ticks, spans, strict=True) if other == span), key=len)
+        if axes.get_xlabel() and len(fewest) < len(mine):
+            axes.set_xticks(fewest)
     for axes in places:
         for axis, edge in ((axes.xaxis, places[-1].xaxis), (axes.yaxis, places[0].yaxis)):
             low, high = sorted(axis.get_view_interval())

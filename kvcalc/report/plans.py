@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvcalc.errors import UserError
 from kvcalc.planning.best import Answer
 from kvcalc.planning.front import knees
 from kvcalc.planning.need import Need
@@ -144,6 +145,17 @@ def _several(plan: Plan, firsts: Sequence[Record]) -> Table:
     remark = "of each need the cheapest" if plan.answers[0].prices else "of each need the fewest GPUs of any kind"
     notes = ["", f"{looked:,} points looked at; {remark}", time_note(rows)] if rows else [""]
     return Table(rows, PLAN, f"{met} of {len(plan.answers)} needs are met with up to {plan.space.max_gpus} GPUs", notes)
+
+
+def fronts(plan: Plan) -> tuple[list[Chart], list[str]]:
+    """The front of each answer that has one, and what is said of the others. Raises UserError where none has."""
+    found = [(answer, bool(len(answer.front.xs))) for answer in plan.answers]
+    if not any(drawn for _, drawn in found):
+        raise UserError(f"there is nothing to draw: {'; '.join(sentence(answer) for answer, _ in found)}")
+    return (
+        [front_chart(answer) for answer, drawn in found if drawn],
+        [f"not in the picture: {sentence(answer)}" for answer, drawn in found if not drawn],
+    )
 
 
 def front_chart(answer: Answer) -> Chart:

@@ -360,6 +360,15 @@ def test_the_picture_is_the_front_with_its_knees(kvcalc: Run) -> None:
     assert places[-1] == len(answer.front.xs) - 1
 
 
+def test_a_need_without_a_front_does_not_keep_others_from_the_picture(kvcalc: Run) -> None:
+    line = "plan llama-3.1-8b --gpu h100 --max-gpus 1 --context 16k --plot - --users"
+    found = kvcalc(f"{line} 1,1000")
+    assert found.code == 0 and found.out.startswith("llama-3.1-8b for 1 user of 16,384 tokens") and "1,000 users" not in found.out
+    assert "not in the picture: Nothing serves 1,000 users of 16,384 tokens; nearest is 1× h100-sxm" in found.err
+    alone = kvcalc(f"{line} 1000")
+    assert alone.code == 2 and "there is nothing to draw: Nothing serves 1,000 users of 16,384 tokens" in alone.err
+
+
 def test_a_need_is_met_where_every_limit_holds() -> None:
     need = Need(users=8, context=4096, max_ttft=0.2, max_tpot=0.01, min_throughput=900)
     asked = question_of([load_model("llama-3.1-8b")], SMALL | {"users": 1, "context": 1})
