@@ -7,8 +7,10 @@ from typing import Any
 from kvcalc.report.chart import Axis, Chart, Series, whole_tick
 from kvcalc.units import shown_in
 
-NARROW = 2.0  # span of values below which a logarithmic axis has even steps
-DECADES = 3.3  # more of them have powers of ten alone
+NARROW = 2.6  # span of an axis below which a logarithmic axis has even steps
+MOST_DECADES = 3.3  # more of them have powers of ten alone
+EMPTY = 0.4  # of an axis, the most that has no tick where there are finer ones
+WITHIN = (tuple(range(1, 10)), (1, 1.5, 2, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3))  # a decade's ticks
 
 
 def room(width: float, look: dict[str, Any], characters: int) -> int:
@@ -28,8 +30,8 @@ def set_scales(axes: Any, chart: Chart, most: int) -> None:
         values = [v for s in chart.series for v in along(s, name) if v > 0 or not spec.log] + [*spec.shown]
         if spec.log:
             ticks = min(most, 14) if name == "x" else 14
-            base, locator = _log_ticks(spec, max(values) / min(values), ticks)
-            locator = locator or MaxNLocator(min(ticks, 6))
+            base, locator = _log_ticks(spec, *_limits(values, ended and name == "x"), ticks)
+            locator = locator or MaxNLocator(min(ticks, 6), steps=[1, 2, 5, 10])
             getattr(axes, f"set_{name}scale")("log", base=base)
             axis.set_major_locator(locator)
             axis.set_minor_locator(NullLocator())
@@ -58,23 +60,29 @@ def _limits(values: list[float], ended: bool) -> tuple[float, float]:
     return low / min(beyond, 1.4), high * (1.05 if ended else beyond)
 
 
-def _log_ticks(spec: Axis, span: float, most: int) -> tuple[int, Any]:
-    """The base of an axis, and the locator of at most so many ticks over values of that span; None for even steps."""
+def _log_ticks(spec: Axis, low: float, high: float, most: int) -> tuple[int, Any]:
+    """The base of an axis from `low` to `high`, and the locator of at most so many ticks; None for even steps."""
     from matplotlib.ticker import LogLocator
 
     binary = spec.tick.__name__ == "tokens_tick" or (spec.tick.__name__ == "bytes_tick" and shown_in() == "gib")
+    span = high / low
     if not binary and span < NARROW:
         return 10, None
     base = (2 if span < 2**12 else 8 if span < 2**24 else 32) if binary else 10
-    subs = (1.0,) if binary else _between(math.log10(span) + 0.15, most)
+    subs = (1.0,) if binary else _between(low, high, most)
     return base, LogLocator(base=base, subs=subs, numticks=most)
 
 
-def _between(decades: float, most: int) -> tuple[float, ...]:
-    """The ticks of a decade: as many as stand apart by a part of the axis that leaves room for `most`."""
-    for found in (tuple(range(1, 10)), (1, 1.5, 2, 3, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3)):
-        least = min(math.log10(b / a) for a, b in itertools.pairwise((*found, 10)))
-        if least / decades >= 1 / most and decades < (DECADES if found == (1, 3) else 2.2):
+def _between(low: float, high: float, most: int) -> tuple[float, ...]:
+    """The ticks of a decade: the most that stand apart by a part of the axis that leaves room for `most`, and leave no large part
+    of it without one."""
+    decades = math.log10(high / low)
+    for found in WITHIN:
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        at = [math.log10(step * 10.0**power / low) / decades for power in powers for step in found]
+        ticks = [place for place in at if 0 <= place <= 1]
+        gaps = [b - a for a, b in itertools.pairwise((0.0, *ticks, 1.0))]
+        if len(ticks) > 1 and min(gaps[1:-1]) >= 1 / most and max(gaps) <= EMPTY and decades < MOST_DECADES:
             return tuple(map(float, found))
     return (1.0,)
 
