@@ -98,10 +98,12 @@ def _scatter(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
     paint, crowd = colour(at), len(series.xs) > CROWD
     areas = [_area(share, look) for share in series.sizes or (-0.02 if crowd else 0.02,)]
     above = 3.5 - max(series.sizes, default=0.0) / 2  # the small on the large
-    filled: dict[str, Any] = {"color": paint, "edgecolors": look["paper"], "alpha": 0.85, "zorder": above}
+    faint = 0.85 if crowd or len(series.sizes) > 1 else 1.0  # where points may lie on each other
+    filled: dict[str, Any] = {"color": paint, "edgecolors": look["paper"], "alpha": faint, "zorder": above}
     filled |= {"linewidths": 0.3} if crowd else {}
     if series.kind == "hollow":
-        filled = {"facecolors": "none", "edgecolors": paint, "linewidths": 1.5, "alpha": 0.85, "zorder": above}
+        inside = "none" if series.sizes else look["paper"]  # of those on a line the line does not show through
+        filled = {"facecolors": inside, "edgecolors": paint, "linewidths": 1.5, "alpha": faint, "zorder": above}
     elif series.kind == "quiet points":
         filled = {"color": look["ink"], "edgecolors": "none", "alpha": 0.15, "zorder": 1.5}
     told = any(text.startswith(series.label) for text in series.labels)  # at the points, so that no key needs to

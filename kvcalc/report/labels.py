@@ -12,7 +12,7 @@ SIDES = [
 ]
 SLID = (0.8, 0.2, 0.97, 0.03)  # where a text above or below its point has it, from its left edge to its right, but in the middle
 WAYS = [*((0.5, way) for way in SIDES), *((slide, way) for slide in SLID for way in SIDES if abs(way[0]) < 0.3)]
-HEIGHTS = [n / 100 for n in range(96, 3, -3)]  # on the axes, where an upright line may be named
+HEIGHTS = [n / 100 for up in range(96, 50, -3) for n in (up, 100 - up)]  # on the axes, where an upright line may be named
 BESIDE = 0.15  # heights of the text left free at its sides
 SCALED = 0.97  # of a size in proportion, as texts are no more than about as tall as that
 STEP = 6  # pixels between the boxes that stand for a line

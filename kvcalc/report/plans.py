@@ -89,7 +89,9 @@ def where(point: Point) -> str:
     sizes = {"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp, "ep": ranks.ep}
     split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     prompts, draft = int(point.block.prefill[point.at]), point.block.speculated
-    words = [f"{replicas} replicas"] * (replicas > 1 or prompts > 0) + [f"{prompts} for prompts"] * (prompts > 0)
+    words = [f"{replicas} replica{'s' * (replicas > 1)}"] * (replicas > 1 or prompts > 0) + [f"{prompts} for prompts"] * (
+        prompts > 0
+    )
     words += [split] * bool(split)
     if draft:
         words.append(f"draft {draft.draft}, {draft.drafted} token{'s' * (draft.drafted > 1)}, {draft.acceptance:g} accepted")

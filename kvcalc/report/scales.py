@@ -10,7 +10,14 @@ from kvcalc.units import shown_in
 NARROW = 2.6  # span of an axis below which a logarithmic axis has even steps
 MOST_DECADES = 3.3  # more of them have powers of ten alone
 EMPTY = 0.4  # of an axis, the most that has no tick where there are finer ones
-WITHIN = (tuple(range(1, 10)), (1, 1.5, 2, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3))  # a decade's ticks
+WITHIN = (
+    tuple(range(1, 10)),
+    (1, 1.5, 2, 3, 4, 5, 6, 8),
+    (1, 1.5, 2, 3, 5, 7),
+    (1, 2, 3, 5),
+    (1, 2, 5),
+    (1, 3),
+)  # a decade's ticks
 
 
 def room(width: float, look: dict[str, Any], characters: int) -> int:

@@ -286,21 +286,26 @@ def test_labels_are_spread_as_little_as_they_need_to_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "beyond", "ticks"),
+    ("least", "most", "beyond", "ticks"),
     [
-        (8, 1.15, [2, 3, 5, 7]),
-        (30, 15 ** (1 / 12), [2, 3, 5, 7, 10, 15, 20, 30]),
-        (900, 450 ** (1 / 12), [3, 10, 30, 100, 300, 1000]),
+        (2, 8, 1.15, [2, 3, 4, 5, 6, 8]),
+        (2, 30, 15 ** (1 / 12), [2, 3, 5, 7, 10, 15, 20, 30]),
+        (2, 900, 450 ** (1 / 12), [2, 5, 10, 20, 50, 100, 200, 500, 1000]),
+        (5, 16, 1.15, [5, 6, 8, 10, 15]),
+        (20, 39, 1.15, [20, 25, 30, 35, 40]),
     ],
     ids=str,
 )
-def test_a_logarithmic_axis_has_fewer_ticks_the_longer_it_is(most: float, beyond: float, ticks: list[float]) -> None:
-    """From 2 to `most`, and beyond by a twelfth of that, at least 1.15 times and at most 1.4 down and 1.7 up.
+def test_a_logarithmic_axis_has_fewer_ticks_the_longer_it_is(
+    least: float, most: float, beyond: float, ticks: list[float]
+) -> None:
+    """From `least` to `most`, and beyond by a twelfth of that, at least 1.15 times and at most 1.4 down and 1.7 up.
 
-    1, 1.5, 2, 3, 5, 7 stand a fourteenth of the axis apart, as 14 ticks do, where 8, 9 and 10 do not; over 2.2 decades 1 and 3.
+    5 and 6 stand a fourteenth of the axis apart, as 14 ticks do, where 8 and 9 do not; over longer ones 1.5 and 2, or 1 and 2. To
+    18.4 as many ticks as from 5 to 10 would leave more than two fifths without one. Under 2.6 times the steps are even.
     """
     axis = Axis("tokens/s", tick=si_tick(""))
-    axes = figure(Chart("t", "", axis, axis, (Series("", (1.0, 2.0), (2.0, most)),)), STYLES["light"]).axes[0]
+    axes = figure(Chart("t", "", axis, axis, (Series("", (1.0, 2.0), (least, most)),)), STYLES["light"]).axes[0]
     low, high = axes.get_ylim()
-    assert [low, high] == pytest.approx([2 / min(beyond, 1.4), beyond * most])
+    assert [low, high] == pytest.approx([least / min(beyond, 1.4), beyond * most])
     assert [at for at in axes.yaxis.get_majorticklocs() if low <= at <= high] == pytest.approx(ticks)
