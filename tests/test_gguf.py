@@ -59,6 +59,13 @@ def test_the_command_line_takes_a_file(kvcalc: Run, tmp_path: Path) -> None:
     assert "read from the header of a GGUF file (q4_k_m)" in shown.err
 
 
+def test_a_file_type_that_is_none_leaves_the_files_own_name(tmp_path: Path) -> None:
+    """A list where a number belongs: the tensors say how they are stored all the same."""
+    model = load(tmp_path, llama() | {"general.file_type": [1] * 9}, llama_tensors())
+    assert model.quantization[0].label == "gguf"
+    assert weight_bytes(model) == weight_bytes(load(tmp_path, llama(), llama_tensors()))
+
+
 def test_a_tied_head_is_stored_once(tmp_path: Path) -> None:
     tensors = {k: v for k, v in llama_tensors().items() if k != "output.weight"}
     model = load(tmp_path, llama(), tensors)

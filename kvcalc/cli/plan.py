@@ -121,6 +121,7 @@ def run(
 
 def _question(models: "list[Any]", need: NeedOptions, space: SpaceOptions, file: str) -> "Question":
     """The question of the command line; what it leaves at its default is a file's."""
+    from kvcalc.errors import UserError
     from kvcalc.planning.question import file_options, question_of
 
     typed = msgspec.structs.asdict(need) | msgspec.structs.asdict(space)
@@ -128,7 +129,25 @@ def _question(models: "list[Any]", need: NeedOptions, space: SpaceOptions, file:
         return question_of(models, typed)
     usual = msgspec.structs.asdict(NeedOptions()) | msgspec.structs.asdict(SpaceOptions())
     given = {name: value for name, value in typed.items() if value != usual[name]}
-    return question_of(models, typed | file_options(file) | given)
+    options = file_options(file)
+    try:
+        return question_of(models, typed | options | given)
+    except UserError as error:
+        if error.where or _refused(models, given) == str(error):
+            raise
+        raise UserError(error.what, file, error.hint) from None
+
+
+def _refused(models: "list[Any]", given: dict[str, Any]) -> str:
+    """What is said of the command line's own options; '' where nothing is."""
+    from kvcalc.errors import UserError
+    from kvcalc.planning.question import question_of
+
+    try:
+        question_of(models, given)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 @contextmanager

@@ -73,7 +73,8 @@ class _File:
         key, problem = found.problem()
         if problem:
             raise f.fail(f"{key}: {problem}")
-        label = FILE_TYPES.get(f.metadata.get("general.file_type", -1), "gguf")
+        told = f.metadata.get("general.file_type")
+        label = FILE_TYPES.get(told, "gguf") if isinstance(told, int) else "gguf"
         formats = {n: tuple(block.stored) for n, block in enumerate(blocks)} | {-1: stored}
         return self._checked(split(found, formats, label, vectors, self.buffers), label)
 

@@ -155,7 +155,8 @@ def _precisions(words: Mapping[str, str]) -> Iterable[Precision]:
 
 def chosen_gpus(names: str) -> list[Gpu]:
     """The GPUs of a list, each once; `all` is every preset."""
-    found = [gpu for name in _list(names) for gpu in (all_gpus() if name.lower() == "all" else [load_gpu(name)])]
+    each = dict.fromkeys(_list(names))
+    found = [gpu for name in each for gpu in (all_gpus() if name.lower() == "all" else [load_gpu(name)])]
     return list({gpu.name: gpu for gpu in found}.values())
 
 
@@ -166,8 +167,11 @@ def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
     """
     if not text:
         return {}
-    if text.lower().endswith((".yaml", ".yml")):
-        pairs = [(name, str(price)) for name, price in parse_yaml(read_text(Path(text), MOST_YAML), text)[0].items()]
+    lines: dict[tuple[str | int, ...], int] = {}
+    where = text if text.lower().endswith((".yaml", ".yml")) else ""
+    if where:
+        data, lines = parse_yaml(read_text(Path(text), MOST_YAML), text)
+        pairs = [(name, str(price)) for name, price in data.items()]
     elif "=" not in text:
         hint = "Write h100=2.5,h200=3.1, or a YAML file of such lines"
         if ":" in text:
@@ -179,10 +183,15 @@ def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
         pairs = [(name, price) for name, _, price in (word.partition("=") for word in _list(text))]
     found = {}
     for name, price in pairs:
-        gpu = next((gpu for gpu in gpus if gpu.name == name.strip()), None) or load_gpu(name)
-        found[gpu.name] = number(price, f"price of {gpu.name}")
-        if not found[gpu.name]:
-            raise UserError(f"price of {gpu.name} {price!r} is not above 0")
+        try:
+            gpu = next((gpu for gpu in gpus if gpu.name == name.strip()), None) or load_gpu(name)
+            found[gpu.name] = number(price, f"price of {gpu.name}")
+            if not found[gpu.name]:
+                raise UserError(f"price of {gpu.name} {price!r} is not above 0")
+        except UserError as error:
+            if not where or error.where:
+                raise
+            raise UserError(error.what, f"{where}, line {lines[name,]}", error.hint) from None
     return found
 
 

@@ -29,7 +29,7 @@ class Continuous:
     ) -> None:  # fmt: skip
         self.door, self.pool, self.steps, self.limits, self.log, self.how = door, pool, steps, limits, log, scheduling
         self.prefixes = prefixes
-        self.table, self.kept = pool.allocated.tolist(), pool.stored.tolist()
+        self.table, self.kept = memoryview(pool.allocated), memoryview(pool.stored)
         self.decoding: Decoding = (
             OwnPace(pool, steps.drafting, log) if steps.drafting else InStep(pool, max(door.outputs, default=1))
         )

@@ -133,10 +133,10 @@ class Ledger:
         import numpy as np
 
         self.allocated = self.stored = self.ends = self.step = 0
-        self.table, self.kept = pool.allocated.tolist(), pool.stored.tolist()
-        rises = np.diff(pool.stored)
+        self.table, self.kept = memoryview(pool.allocated), memoryview(pool.stored)
+        rises: Any = np.diff(pool.stored)
         rises = np.append(rises, rises[-1:])  # the longest grows no more
-        self.rises: list[int] = rises.tolist()
+        self.rises = memoryview(rises)
         self.blocks = rises_of(pool.allocated, longest)
         self.bends = rises_of(rises, longest)
         self.straight = isinstance(self.bends, Even) and not self.bends.rise  # the stored bytes of every token are alike

@@ -18,7 +18,7 @@ from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
 
 MOST_BYTES, MOST_REQUESTS, MOST_SECONDS = 256 << 20, 2_000_000, 1e12
-MOST_LEN = 1 << 22  # tokens of a prompt or of an answer: the simulator keeps tables over tokens
+MOST_LEN = 1 << 20  # tokens of a prompt or of an answer: the simulator keeps tables over tokens
 PLAIN = ("arrival_s", "input_len", "output_len")
 PREFIX = ("prefix_id", "prefix_len")  # beside them, where prompts share prefixes
 AZURE = ("timestamp", "contexttokens", "generatedtokens")

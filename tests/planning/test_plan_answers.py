@@ -13,6 +13,7 @@ from conftest import Run
 
 import kvcalc as library
 from kvcalc import UserError, load_gpu, load_model
+from kvcalc.planning import question
 from kvcalc.planning.best import Tally
 from kvcalc.planning.block import MEETS
 from kvcalc.planning.front import knees
@@ -221,6 +222,29 @@ def test_a_file_says_what_options_say(kvcalc: Run, tmp_path: Path) -> None:
     refused = kvcalc(f"plan llama-3.1-8b --file {path}")
     assert refused.code == 2
     assert refused.err.strip() == f"kvcalc: {path}, line 2: unknown option 'max_tpto'. Did you mean max_tpot, max_ttft, max_gpus?"
+
+
+def test_values_of_a_file_are_refused_with_its_name(kvcalc: Run, tmp_path: Path) -> None:
+    """What the command line says in their place, or wrong by itself, is not laid on the file."""
+    path = tmp_path / "plan.yaml"
+    path.write_text("users: many\ncontext: 4k\ngpu: l4\n")
+    said = "number of users 'many' is not a whole number. Write 4096, 4k, 128K or 1M\n"
+    assert kvcalc(f"plan gpt2 --file {path}").err == f"kvcalc: {path}: {said}"
+    assert kvcalc(f"plan gpt2 --file {path} --users 1").code == 0
+    wrong = kvcalc(f"plan gpt2 --file {path} --users 1 --tp x")
+    assert wrong.err == "kvcalc: tp 'x' is not a number of GPUs. Give a whole number from 1 up\n"
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("h100: 2.5\nl4: free\n")
+    asked = f"plan gpt2 --users 1 --context 9 --gpu l4 --price-per-hour {prices}"
+    assert kvcalc(asked).err == f"kvcalc: {prices}, line 2: price of l4 'free' is not a number from 0 up\n"
+
+
+def test_a_gpu_named_often_is_read_once(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    read = question.load_gpu
+    monkeypatch.setattr(question, "load_gpu", lambda name: (asked.append(name), read(name))[1])
+    assert kvcalc(f"plan gpt2 --users 1 --context 9 --gpu {','.join(['l4'] * 3000)}").code == 0
+    assert asked == ["l4"]
 
 
 def test_prices_come_from_a_file_too(kvcalc: Run, tmp_path: Path) -> None:

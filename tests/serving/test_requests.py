@@ -135,7 +135,7 @@ def test_the_seed_decides_and_the_rate_leaves_lengths_alone() -> None:
         ("lognormal:10,200", "no log-normal distribution"),
         ("-5", "not a whole number"),
         ("nan", "not a whole number"),
-        ("1G", "more than the 4,194,304 tokens"),
+        ("1G", "more than the 1,048,576 tokens"),
     ],
 )
 def test_lengths_that_make_no_sense(text: str, message: str) -> None:
