@@ -131,7 +131,7 @@ def _tag(law: Law) -> str:
 
 
 def _family(law: Law) -> str:
-    return "gemm" if _tag(law).startswith("gemm") else _tag(law)
+    return next((family for family in ("gemm", "decode_attention") if _tag(law).startswith(family)), _tag(law))
 
 
 def stacks_of(gpu: Gpu) -> list[str]:

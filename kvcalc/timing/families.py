@@ -15,6 +15,7 @@ from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.experts import moe_kind, moe_laws
 from kvcalc.timing.figures import figures_of
+from kvcalc.timing.flash_decode import FlashDecode
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Array, Law
 from kvcalc.timing.mla_decode import MlaDecode
@@ -26,7 +27,7 @@ from kvcalc.timing.sparse_decode import HOST, SparseDecode
 
 AnyLaw = (
     Gemm | QuantizedGemm | CutlassGemm | DecodeAttention | PrefillAttention | MlaDecode | MlaPrefill | AllReduce | Elementwise
-    | Moe | SparseDecode | ResidentGemm | ResidentQuantizedGemm
+    | Moe | SparseDecode | ResidentGemm | ResidentQuantizedGemm | FlashDecode
 )  # fmt: skip
 
 # fp8 attention is given away by its time alone: TensorRT-LLM runs bf16 prefill over an fp8 cache in fp8.
@@ -43,6 +44,11 @@ NEAREST = {
 # Parts into which their Triton kernels split a walk at most: SGLang's server_args (triton_attention_num_kv_splits), vLLM's
 # triton_attn (NUM_PAR_SOFTMAX_SEGMENTS).
 PARTS = {"sglang": 8, "vllm": 16}
+# By what rule their usual kernels on Hopper split a walk: FlashAttention-3 left to itself, with vLLM's bound
+# (flash_attn_max_num_splits_for_cuda_graph of vllm/config/attention.py), and TensorRT-LLM's XQA.
+HOPPER_SPLITS: dict[str, dict[str, Any]] = {
+    "sglang": {"rule": "flash3"}, "vllm": {"rule": "flash3_bounded", "parts": 32}, "trtllm": {"rule": "xqa"},
+}  # fmt: skip
 # The most sequences in CUDA graphs where modules were measured: beyond them SGLang's times jump to the host's, others' do not.
 GRAPHS: dict[str, Callable[[Gpu], int]] = {
     "sglang": lambda gpu: 512 if gpu.architecture.startswith("Blackwell") else 256,
@@ -84,13 +90,18 @@ def _bytes(kind: str) -> int:
     return 1 if kind.endswith("fp8") else 2
 
 
-def _cached(law: type[Law]) -> Callable[[str, str, Gpu], Candidates]:
-    def laws(kind: str, stack: str, gpu: Gpu) -> Candidates:
-        data, _, kernel = kind.partition("/")
-        split = {"parts": PARTS[stack]} if kernel == "triton" and stack in PARTS and law is DecodeAttention else {}
-        return ((law, {"bytes": _bytes(data), **split}),) if data in ("bfloat16", "fp8") else ()
+def _decode(kind: str, stack: str, gpu: Gpu) -> Candidates:
+    data, _, kernel = kind.partition("/")
+    if data not in ("bfloat16", "fp8"):
+        return ()
+    if not kernel and stack in HOPPER_SPLITS and gpu.architecture.startswith("Hopper"):
+        return ((FlashDecode, {"bytes": _bytes(data), **HOPPER_SPLITS[stack]}),)
+    split = {"parts": PARTS[stack]} if kernel == "triton" and stack in PARTS else {}
+    return ((DecodeAttention, {"bytes": _bytes(data), **split}),)
 
-    return laws
+
+def _mla_decode(kind: str, stack: str, gpu: Gpu) -> Candidates:
+    return ((MlaDecode, {"bytes": _bytes(kind)}),) if kind in ("bfloat16", "fp8") else ()
 
 
 def _prefill(kind: str, stack: str, gpu: Gpu) -> Candidates:
@@ -150,9 +161,9 @@ def _usual_matrices(*shape: Array) -> Array:
 
 FAMILIES = {
     "gemm": Family(_gemm, _same, _usual_matrices),
-    "decode_attention": Family(_cached(DecodeAttention), _attention_kind, _usual_groups),
+    "decode_attention": Family(_decode, _attention_kind, _usual_groups),
     "prefill_attention": Family(_prefill, _attention_kind, _usual_groups),
-    "mla_decode": Family(_cached(MlaDecode), _same),
+    "mla_decode": Family(_mla_decode, _same),
     "mla_prefill": Family(_mla_prefill, _same),
     "allreduce": Family(lambda kind, stack, gpu: ((AllReduce, {}),), lambda kind, kernel: "bytes"),
     "moe": Family(lambda kind, stack, gpu: moe_laws(kind, stack, gpu.name), moe_kind),

@@ -14,6 +14,7 @@ from kvcalc.timing.cutlass import CutlassGemm
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.figures import Figures
+from kvcalc.timing.flash_decode import FlashDecode
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law
 from kvcalc.timing.mla_decode import MlaDecode
@@ -173,6 +174,51 @@ def test_decode_attention(law: DecodeAttention, batch: int, pair: tuple[int, int
     memory = from_memory(law, 2 * batch * kv * seen * width * law.bytes)
     rest = walked(tiles / M.sms, ceil(seen, 128), tau, block, memory, 2.0, law.parts)
     expected = law.t0 + rest + 4 * batch * q * width / M.memory
+    assert us(law, batch, q, kv, width, length, window) == pytest.approx(expected, rel=1e-9)
+
+
+def parts_of(law: FlashDecode, walks: int, blocks: int, length: int) -> int:
+    """Into how many parts the kernel splits each walk, in whole numbers."""
+    if law.rule == "xqa":
+        most = max(length // 128, 1)
+        most = min(most, round(math.sqrt(8 * most)))
+        waves = walks * most / M.sms
+        most = max(math.floor(most / (waves / 8)), 1) if waves > 8 else most
+    else:
+        each = -(-11 * walks * blocks // (10 * M.sms))
+        most = 1 if blocks <= 4 and law.rule == "flash3" else ceil(blocks, each)
+    return min(most, law.parts)
+
+
+RULES = ({"rule": "flash3"}, {"rule": "flash3_bounded", "parts": 32}, {"rule": "xqa"})
+TILE = {1: (160, 160, 160, 128), 2: (128, 128, 96, 80)}  # tokens of a block by bytes of an element, then by width
+
+
+@given(
+    st.one_of(drawn(FlashDecode, bytes=b, cold=c, **rule) for b in (1, 2) for c in (False, True) for rule in RULES),
+    batch,
+    heads,
+    width,
+    size,
+    window,
+)
+def test_flash_decode(law: FlashDecode, batch: int, pair: tuple[int, int], width: int, length: int, window: int) -> None:
+    q, kv = pair
+    seen = min(length, window) if window else length
+    wide = q / kv > (32 if law.wide == "per_head" else 16)
+    walks = batch * q if wide and law.wide == "per_head" else batch * kv * ceil(q / kv, 64)
+    apart = wide or q == kv
+    factor = law.r64 if width <= 64 else 1 if width <= 128 else math.sqrt(law.r256) if width <= 192 else law.r256
+    rate = law.r * factor * (law.rx if apart else 1)
+    tokens = 128 if law.rule == "xqa" else TILE[law.bytes][sum(width > w for w in (64, 128, 192))]
+    blocks = ceil(seen, tokens)
+    split = parts_of(law, walks, blocks, seen)
+    tile = law.tau * (law.tx if apart else 1) + ceil(blocks, split) * tokens * 2 * width * law.bytes / rate
+    read = 2 * batch * kv * seen * width * law.bytes
+    miss = 1.0 if law.cold else 1 / (1 + (law.cap * M.l2 / read) ** 6)
+    memory = miss * (read / (law.reach * M.memory) + 6)
+    rest = both(2, ceil(walks * split / M.sms) * tile, memory) + (0.8 * math.sqrt(split) if split > 1 else 0)
+    expected = law.t0 + law.tb * batch + rest + 4 * batch * q * width / M.memory
     assert us(law, batch, q, kv, width, length, window) == pytest.approx(expected, rel=1e-9)
 
 

@@ -14,6 +14,7 @@ from kvcalc.timing.cutlass import CutlassGemm
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.figures import Figures, figures_of
+from kvcalc.timing.flash_decode import FlashDecode, Rule, split_parts
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law, pnorm
 from kvcalc.timing.mla_decode import MlaDecode
@@ -27,7 +28,7 @@ from kvcalc.timing.sparse_decode import SparseDecode
 ROUND = Figures(memory=1e6, bf16=100e6, fp8=200e6, sms=100, l2=50e6, link=1e5, fp4=400e6)
 LAWS = (
     Gemm, QuantizedGemm, CutlassGemm, DecodeAttention, PrefillAttention, MlaDecode, MlaPrefill, AllReduce, Elementwise, Moe,
-    SparseDecode, ResidentGemm, ResidentQuantizedGemm,
+    SparseDecode, ResidentGemm, ResidentQuantizedGemm, FlashDecode,
 )  # fmt: skip
 SHAPES: dict[type[Law], tuple[float, ...]] = {
     Gemm: (64, 4096, 4096),
@@ -38,6 +39,7 @@ SHAPES: dict[type[Law], tuple[float, ...]] = {
     Moe: (64, 4096, 1536, 8, 128, 1, 1),
     SparseDecode: (8, 128, 4096, 7168, 1536, 512, 64, 128, 128, 64, 128, 2048),
     DecodeAttention: (8, 32, 8, 128, 4096, 0),
+    FlashDecode: (8, 32, 8, 128, 4096, 0),
     PrefillAttention: (2, 32, 8, 128, 1024, 0),
     MlaDecode: (8, 16, 4096),
     MlaPrefill: (2, 16, 1024),
@@ -110,6 +112,38 @@ def test_a_kernel_that_does_not_split_walks_a_long_cache_alone() -> None:
     whole, split = (DecodeAttention(t0=1, tau=1, r=1e5, tramp=0.1, parts=p) for p in (1, 128))
     assert one(whole, 1, 8, 1, 128, 65536, 0) == pytest.approx(1 + 1 + 512 * 128 * 512 / 1e5, rel=0.02)
     assert one(split, 1, 8, 1, 128, 65536, 0) < 60
+
+
+@pytest.mark.parametrize(
+    ("rule", "walks", "tokens", "parts"),
+    [
+        ("flash3", 64, 512, 1),  # four blocks are never split
+        ("flash3_bounded", 64, 512, 2),  # 64 · 4 · 1.1 / 132 SMs: 3 blocks to a part
+        ("flash3", 64, 1024, 2),  # 64 · 8 · 1.1 / 132: 5 of 8 blocks
+        ("flash3", 1, 16384, 64),  # 128 · 1.1 / 132: 2 of 128 blocks
+        ("flash3", 120, 1024, 1),  # 120 · 8 · 1.1 / 132: exactly 8 of 8 blocks
+        ("flash3_bounded", 1, 16384, 32),  # no more than the caller's bound
+        ("xqa", 128, 512, 4),  # 512 / 128, in 3.9 waves
+        ("xqa", 2, 32768, 45),  # √(8 · 256)
+        ("xqa", 128, 8192, 8),  # √(8 · 64) = 23 would be 22 waves: 23 · 8 / 22.3
+        ("xqa", 2048, 256, 1),  # 2 parts would be 31 waves
+        ("xqa", 8, 100, 1),
+    ],
+)
+def test_into_how_many_parts_kernels_split_a_walk(rule: Rule, walks: int, tokens: int, parts: int) -> None:
+    """By hand from flash-attention's and TensorRT-LLM's rules on 132 SMs, in blocks of 128 tokens."""
+    most = 32 if rule == "flash3_bounded" else 128
+    n, blocks, length = (np.array([float(x)]) for x in (walks, math.ceil(tokens / 128), tokens))
+    assert split_parts(rule, most, n, blocks, length, 132).tolist() == [parts]
+
+
+def test_a_kernel_splits_by_its_rule_even_where_whole_walks_are_faster() -> None:
+    # 100 walks of 512 tokens on 100 SMs, tau 5 µs: XQA makes four waves of 5 µs of them, a free choice one.
+    # Blocks of 128 · 2 · 128 · 2 bytes take 0.066 µs, queries and outputs 0.2, 100 sequences 1; the cache lies in the L2.
+    free = DecodeAttention(t0=1, tau=5, r=1e6, tramp=0.1, cap=1.5, l2=6e7)
+    ruled = FlashDecode(t0=1, tb=0.01, tau=5, r=1e6, cap=1.5, rule="xqa")
+    assert one(free, 100, 4, 1, 128, 512, 0) == pytest.approx(1 + 5 + 4 * 0.066 + 0.2, rel=0.02)
+    assert one(ruled, 100, 4, 1, 128, 512, 0) == pytest.approx(1 + 1 + 4 * (5 + 0.066) + 0.8 * 2 + 0.2, rel=0.01)
 
 
 def test_windows_may_be_taken_head_by_head() -> None:
