@@ -54,10 +54,11 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float, height: f
     axes.yaxis.label.set_text(wrapped(chart.y.title, max(12, int(height * 60 / look["font"])), 2, even=True))
     ends: list[Any] = []
     points: list[Any] = []
-    last = max((_end(axes, s) for s in chart.series if s.kind in LINES), default=1.0)
-    for number, series in enumerate(chart.series):
-        at = number if series.colour < 0 else series.colour
+    looks = [(number if series.colour < 0 else series.colour, series) for number, series in enumerate(chart.series)]
+    for at, series in looks:
         _draw(axes, series, at, look)
+    last = max((_end(axes, s) for s in chart.series if s.kind in LINES), default=1.0)
+    for at, series in looks:
         points += _point_labels(axes, series, look)
         named = points if series.kind in LINES and _end(axes, series) < EARLY else ends
         named += _end_label(axes, series, at, look, named is points, last)

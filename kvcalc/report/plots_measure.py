@@ -6,6 +6,9 @@ from typing import Any
 from kvcalc.report.chart import Axis, Chart, Series, plain_tick, si_tick
 
 Rows = Sequence[dict[str, Any]]
+TOGETHER = 1.6  # intensities of a variant within this factor of the next are named together
+FEW = 3  # ways of generating whose predictions have names of their own
+SPREAD = 5  # the largest of the times over the least, beyond which their axis is logarithmic
 
 
 def measured_chart(rows: Rows) -> Chart:
@@ -23,7 +26,7 @@ def measured_chart(rows: Rows) -> Chart:
         if mine:
             xs = tuple(x for _, x, _ in mine)
             ys = tuple(r["attention_flops"] / r["attention_measured_s"] for *_, r in mine)
-            series.append(Series(phase, xs, ys, "points", labels=tuple(_named(*one, rows) for one in mine), colour=number + 1))
+            series.append(Series(phase, xs, ys, "points", labels=_labels(mine, ys), colour=number + 1))
     subtitle = (
         f"{first['device']}, {first['dtype']}: {si_tick('B/s')(bandwidth)} and {si_tick('FLOP/s')(peak)} measured; "
         "points: attention or scan alone"
@@ -34,12 +37,24 @@ def measured_chart(rows: Rows) -> Chart:
     )
 
 
-def _named(variant: str, _: float, row: dict[str, Any], rows: Rows) -> str:
-    """A variant, with its batch and context where the rows of a phase differ in them."""
-    alike = [r for r in rows if r["phase"] == row["phase"]]
-    words = [f"batch {row['batch_size']:,}"] * (len({r["batch_size"] for r in alike}) > 1)
-    words += [f"{row['context']:,}"] * (len({r["context"] for r in alike}) > 1)
-    return ", ".join([variant, *words])
+def _labels(points: Sequence[tuple[str, float, dict[str, Any]]], heights: Sequence[float]) -> tuple[str, ...]:
+    """Variants, with batches and contexts where a phase has several: at the highest of the points of one that lie together."""
+    together: list[list[int]] = []
+    for at in sorted(range(len(points)), key=lambda n: points[n][:2]):
+        name, x, _ = points[at]
+        last = points[together[-1][-1]] if together else ("", 0.0, {})
+        if last[0] != name or x > TOGETHER * last[1]:
+            together.append([])
+        together[-1].append(at)
+    found = [""] * len(points)
+    several = {key: len({r[key] for *_, r in points}) > 1 for key in ("batch_size", "context")}
+    for mine in together:
+        words = [points[mine[0]][0]]
+        for key, what in (("batch_size", "batch "), ("context", "")):
+            sizes = sorted({points[at][2][key] for at in mine})
+            words += [what + "–".join(f"{n:,}" for n in dict.fromkeys((sizes[0], sizes[-1])))] * several[key]
+        found[max(mine, key=lambda at: heights[at])] = ", ".join(words)
+    return tuple(found)
 
 
 def generation_chart(rows: Rows) -> Chart:
@@ -51,9 +66,13 @@ def generation_chart(rows: Rows) -> Chart:
         steps = tuple(float(row["prompt_len"] + i + 1) for i in range(row["new_tokens"]))
         series.append(Series(name, steps, tuple(1000 * s for s in row["token_s"]), "line", colour=number))
         predicted = tuple(1000 * s for s in row["predicted_token_s"])
-        series.append(Series(f"{name}: predicted", steps, predicted, "dashed", colour=number))
+        told = f"{name}: predicted" if len(rows) <= FEW else ""
+        series.append(Series(told, steps, predicted, "dashed", colour=number))
     without = next((r for r in rows if r["mode"] == "uncached"), None)
     saves = f"; the cache saves {without['speedup']:.2f}× (predicted {without['predicted_speedup']:.2f}×)" if without else ""
     subtitle = f"{first['device']}, {first['dtype']}: prompt of {first['prompt_len']:,}{saves}"
+    subtitle += "; thin: predicted" * (len(rows) > FEW)
     x = Axis("tokens so far", log=False, tick=lambda v: f"{v:g}")
-    return Chart(f"{first['model']}: time per token", subtitle, x, Axis("ms", log=False, tick=lambda v: f"{v:g}"), tuple(series))
+    times = [ms for one in series for ms in one.ys]
+    y = Axis("ms", log=max(times) > SPREAD * min(times) > 0, tick=lambda v: f"{v:g}")
+    return Chart(f"{first['model']}: time per token", subtitle, x, y, tuple(series))

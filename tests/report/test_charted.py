@@ -317,6 +317,13 @@ def test_measured_layers_lie_at_the_rate_that_they_reached() -> None:
     assert points(found["measured ceilings"]) == [(1.0, 10e9), (20.0, 200e9), (180.0, 200e9)]  # 2/2; knee; 90·2 above 20·8
 
 
+def test_a_variant_measured_at_many_lengths_is_named_once_at_its_highest_point() -> None:
+    rows = [layer("mha", "decode", 1e6 * n, 1e6 * n, 1e-3 / n) | {"context": 512 * n} for n in (1, 2, 4)]
+    rows += [layer("mla", "decode", 9e6, 1e6, 1e-3) | {"context": 512, "batch_size": 8}]
+    labels = named(measured_chart(rows))["decode"].labels
+    assert labels == ("", "", "mha, batch 1, 512–2,048", "mla, batch 8, 512")
+
+
 def test_a_generation_is_drawn_token_by_token_in_milliseconds() -> None:
     plain = {"model": "m", "device": "cpu", "dtype": "fp32", "prompt_len": 5, "new_tokens": 2, "head": "last", "variant": ""}
     rows = [
@@ -334,6 +341,16 @@ def test_a_generation_is_drawn_token_by_token_in_milliseconds() -> None:
         "mqa cat: predicted": [(6, 7000), (7, 8000)],
     }
     assert chart.subtitle == "cpu, fp32: prompt of 5; the cache saves 4.00× (predicted 23.30×)"
+
+
+def test_many_ways_of_generating_name_what_was_measured_alone() -> None:
+    """Times more than five times the least on a logarithmic axis, whose foot is not nothing."""
+    about = {"model": "m", "device": "cpu", "dtype": "fp32", "prompt_len": 5, "new_tokens": 1, "head": "last", "variant": ""}
+    modes = ("cached", "cat", "repeat", "unfused")
+    rows = [about | {"mode": mode, "token_s": [1.0 + n], "predicted_token_s": [1.0]} for n, mode in enumerate(modes)]
+    chart = generation_chart(rows)
+    assert {*named(chart)} == {*modes} and chart.subtitle.endswith("; thin: predicted") and not chart.y.log
+    assert generation_chart([*rows, about | {"mode": "last", "token_s": [5.1], "predicted_token_s": [2.0]}]).y.log
 
 
 def test_predicted_stands_over_measured() -> None:
