@@ -394,6 +394,11 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
             ["Decode step", "1× h100-sxm", "1× h200", "left on h100-sxm", "left on h200"],
         ),
         ("compare gpt2 --variants mha,mqa", ["Decode step: h100-sxm"]),
+        (
+            "latency gpt2 --gpu h100 --cpu-offload-gb 0.25",
+            ["gpt2 on 1× h100-sxm, ", "0.25 GiB of each GPU's weights in the host's"],
+        ),
+        ("latency gpt2 gpt2-xl --gpu h100,h200", ["2 models, 2,000 tokens", "gpt2 1× h200 gpt2-xl 1× h100-sxm"]),
         ("plot cache-vs-context gpt2 --gpu h100,l4", ["the weights of gpt2 leave", "left on h100-sxm", "left on l4"]),
     ],
 )

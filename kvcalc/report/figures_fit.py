@@ -31,8 +31,8 @@ def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
     first = records[0]
     same = [f"weights {first['dtype']}"] * (not varied(records, "dtype"))
     same += [f"cache {first['kv_cache_dtype']}"] * (not varied(records, "kv_cache_dtype"))
-    if (host := first.get("host_weight_bytes")) and len({r.get("host_weight_bytes") for r in records}) == 1:
-        same.append(f"{format_bytes(host)} more of each GPU's weights in the host's memory")
+    away = {r.get("host_weight_bytes") or r.get("cpu_offload_bytes") or 0 for r in records}
+    same += [f"{format_bytes(size)} more of each GPU's weights in the host's memory" for size in away if size and len(away) == 1]
     title = f"{_whose(records)}: memory of one GPU, {_counted(records, 'engine', 'engine ')}"
     subtitle = ", ".join([assumptions_line(records), *same])
     axis = Axis("", log=False, tick=bytes_tick)

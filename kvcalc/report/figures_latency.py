@@ -35,7 +35,8 @@ def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> C
         ("Tokens per second", "tokens/s", "output_tokens_per_s", _rate),
     )
     notes = time_note([r for records in found for r in records])
-    subtitle = f"{_whose(deployments)}, {asked.input_len:,} tokens in and {asked.output_len:,} out; {notes}"
+    away = f"; {asked.cpu_offload_gb:g} GiB of each GPU's weights in the host's memory" if asked.cpu_offload_gb else ""
+    subtitle = f"{_whose(deployments)}, {asked.input_len:,} tokens in and {asked.output_len:,} out{away}; {notes}"
     charts = []
     for title, unit, key, tick in titles:
         curves = zip(told_apart(deployments), found, strict=True)
