@@ -237,7 +237,7 @@ def _beside_lines(figure: Any, panels: list[Panel], look: dict[str, Any]) -> int
     no place and were moved out."""
     renderer = figure.canvas.get_renderer()
     size = min(fitting(one.axes, one.ends, look["font"] * 0.85, renderer) for one in panels)
-    return sum(_beside_points(figure, one, look, size) for one in panels)
+    return sum(_beside_points(figure, one, one.head.look, size) for one in panels)
 
 
 def _beside_points(figure: Any, one: Panel, look: dict[str, Any], size: float) -> int:

@@ -119,7 +119,8 @@ class Room(NamedTuple):
 
 
 def beside(text: Any, others: Sequence[Any], room: Room, inside: Any, renderer: Any) -> bool:
-    """Put a point's label at the nearest free place within a box, and take the place; False where there is none.
+    """Put a point's label at the nearest free place within a box, and take the place; False where there is none, or where the
+    way out to the right is free and shorter than one that crosses what is drawn.
 
     others: the labels of all points, of whose none this one is to look where there is another place. One that stands further
     away is joined to its point by a line, which crosses nothing that is drawn where there is such a place, elsewhere no other
@@ -134,23 +135,34 @@ def beside(text: Any, others: Sequence[Any], room: Room, inside: Any, renderer: 
             continue
         faults = (
             _misread(spot, anchor(text), marks, NEAR * text.get_fontsize() * text.figure.dpi / 72),
-            room.joints.touched(spot.leader) > 0,
+            len(spot.leader) > 0 and room.joints.touched(spot.way) > 0,
             room.taken.touched(spot.leader),
         )
         if least is None or faults < least:
             found, least = spot, faults
         if not any(faults):
             break
-    if not found:
+    if not found or (least and least[-1] and len(found.leader) > _way_out(text, room, inside)):
         return False
     text.xy = text.xy[0], found.height
     text.set_position(found.offset)
     text.set_ha({0.0: "left", 1.0: "right"}.get(found.side, "center"))
     text.arrow_patch.set_visible(len(found.leader) > 0)
     room.texts.take(np.array([found.place]))
-    room.joints.take(found.leader)
+    room.joints.take(found.way if len(found.leader) else found.leader)
     room.taken.take(np.array([found.place, *found.leader.tolist()]))
     return True
+
+
+def _way_out(text: Any, room: Room, inside: Any) -> float:
+    """Pixels from a point to the right edge of a box where nothing is drawn between them, else infinite."""
+    x, y = anchor(text)
+    begun = x + (text.get_fontsize() + text.arrowprops["shrinkB"]) * text.figure.dpi / 72
+    return (
+        inside.x1 - x
+        if begun >= inside.x1 or not room.taken.touched(boxes_along([(begun, y), (inside.x1, y)], 1, 1))
+        else math.inf
+    )
 
 
 def _misread(spot: Spot, own: tuple[float, float], marks: Any, near: float) -> bool:

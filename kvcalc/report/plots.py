@@ -165,8 +165,9 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
     drawn = Figure(figsize=(grid.width, sum(grid.heights)), dpi=look["dpi"], layout=engine(grid))
     FigureCanvasAgg(drawn)
     each = [(grid.width / count, grid.heights[row]) for row, _, count in grid.cells()]
-    look = look | {"font": grid.font, "letters": letters(min(width for width, _ in each), grid.font)}
-    charted = [panel(at, one, look, *size) for at, one, size in zip(panels(drawn, grid), charts, each, strict=True)]
+    look = look | {"font": grid.font}
+    looks = [look | {"letters": letters(width, grid.font)} for width, _ in each]
+    charted = [panel(at, *one) for at, *one in zip(panels(drawn, grid), charts, looks, *zip(*each, strict=True), strict=True)]
     if grid.alike:
         shared([one.axes for one in charted], grid)
     write_above(drawn, charts[0], look, grid.width)
