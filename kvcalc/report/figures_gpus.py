@@ -7,7 +7,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick
 from kvcalc.report.hierarchy import levels
-from kvcalc.report.looks import NAME
+from kvcalc.report.looks import GREY, NAME
 from kvcalc.report.tables import seconds
 
 FEW, MOST_NAMES = 8, 24  # GPUs that have a mark of their own, and that are named in the picture
@@ -24,7 +24,7 @@ def hierarchy_chart(gpu: Gpu) -> Chart:
     """
     found = list(levels(gpu))
     whole = [(float(one["bytes"]), float(one["bytes_per_s"]), one) for one in found if one["bytes"] and one["bytes_per_s"]]
-    series = [Series("", tuple(x for x, *_ in whole), tuple(y for _, y, _ in whole), "trail", colour=0)]
+    series = [Series("", tuple(x for x, *_ in whole), tuple(y for _, y, _ in whole), "solid", colour=GREY)]
     for number, (size, rate, one) in enumerate(whole):
         text = f"{one['level']}: {bytes_tick(size)} at {RATE(rate)}"
         series.append(Series("", (size,), (rate,), "points", labels=(text,), colour=number))

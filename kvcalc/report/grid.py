@@ -51,7 +51,7 @@ def arranged(charts: Sequence[Chart], look: dict[str, Any]) -> Grid:
     each = width / max(rows)
     named = any(text for chart in charts for s in chart.series if s.kind == "points" for text in s.labels)
     ems = ALIKE_EMS if alike and not named else EMS
-    size = min(look["font"] * (SMALL if len(rows) > 1 else 1.0), max(each * 72 / ems, LEGIBLE * look["font"]))
+    size = min(look["font"] * (SMALL if len(rows) > 1 else 1.0), max(each * 72 / ems, LEGIBLE * look["font"], FINEST))
     font = min(size, max(FINEST, (each - PLAIN) * 72 / (0.6 * widest(charts))))
     firsts = [sum(rows[:n]) for n in range(len(rows))]
     mixed = not all(map(is_heat, charts))
