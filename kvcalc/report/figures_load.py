@@ -11,6 +11,7 @@ from kvcalc.report.looks import GREY
 from kvcalc.report.tables import seconds
 
 NAMED = ("model", "gpus", "gpu", "dtype", "kv_cache_dtype", "basis", "policy", "cache", "max_concurrency", "rate")
+OF_MODEL = ("dtype", "kv_cache_dtype")  # not named where they follow from the model
 FIGURES = {"ttft": "Time to the first token", "tpot": "Time from token to token"}
 MORE: tuple[tuple[str, str, Any], ...] = (
     ("Output tokens per second", "throughput_tokens_per_s", whole_tick),
@@ -60,6 +61,8 @@ def _groups(records: Sequence[Record], swept: str) -> dict[str, list[Record]]:
     """The records of each server, by what tells it from the others."""
     keys = [k for k in NAMED if k != swept and len({r.get(k) for r in records}) > 1]
     keys = [k for k in keys if k != "basis" or "gpu" not in keys]
+    models = {r["model"] for r in records}
+    keys = [k for k in keys if k not in OF_MODEL or len({(r["model"], r.get(k)) for r in records}) > len(models)]
     found: dict[str, list[Record]] = {}
     for record in records:
         words = (str(record[k]) if k not in UNITS else UNITS[k](record[k]) for k in keys)

@@ -254,6 +254,10 @@ def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> 
 def test_latency_over_load_names_what_differs_and_draws_the_tail_alone_where_there_is_much() -> None:
     both = [record(r, gpu=gpu, policy=policy) for r in (1.0, 2.0) for gpu, policy in (("a", "continuous"), ("b", "static"))]
     assert {*named(load_chart(both))} == {f"{who} p{p}" for who in ("a, continuous", "b, static") for p in (50, 90, 99)}
+    models = [record(r, model=m, dtype=t, kv_cache_dtype=t) for r in (1.0, 2.0) for m, t in (("m", "bf16"), ("n", "fp8"))]
+    assert {*named(load_chart(models))} == {f"{m} p{p}" for m in "mn" for p in (50, 90, 99)}  # from which its dtypes follow
+    formats = [record(r, dtype=t) for r in (1.0, 2.0) for t in ("bf16", "fp8")]
+    assert {*named(load_chart(formats))} == {f"{t} p{p}" for t in ("bf16", "fp8") for p in (50, 90, 99)}
     three = load_chart([record(r, gpu=g) for r in (1.0, 2.0) for g in "abc"])
     assert {*named(three)} == {f"{g} p99" for g in "abc"} and not [s for s in three.series if s.kind == "band"]
     gap = load_chart([record(1.0), record(2.0, tpot_p99_s=None)])
