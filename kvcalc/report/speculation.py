@@ -40,7 +40,8 @@ def speculation_chart(deployment: Deployment, asked: Sequence[LatencyOptions]) -
         Axis("acceptance rate", log=False, tick=_percent, shown=(0.0, 1.0)),
         tuple(s for s in right if s.xs),
     )
-    about = f"{where}; batch {first.batch_size:,}, {first.mid_length:,} tokens; times: {deployment.basis}"
+    load = f"{first.batch_size:,} sequence{'s' * (first.batch_size > 1)} of {first.mid_length:,} tokens"
+    about = f"{where}; {load}; times: {deployment.basis}"
     gain = Axis("speed-up", log=False, tick=lambda v: f"{v:.3g}×")
     return Chart("Speed-up by speculative decoding", about, rate, gain, (*left, level), beside=pays if pays.series else None)
 
