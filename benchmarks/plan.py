@@ -54,21 +54,31 @@ def looked_through(what: str, needs: list[Need], where: Space) -> Line:
     return Line(f"`plan`, {looked:,} points {what}", seconds / looked, YARDSTICK, one_by_one(kept), 0.1)
 
 
+def fleet(what: str, name: str, contexts: tuple[int, ...], gpus: tuple[Gpu, ...], max_gpus: int, stack: str, users: int) -> Line:
+    """Every split of a model over GPUs, as the command has it where no sizes are given."""
+    needs = [Need(users=users, context=context, max_tpot=0.05) for context in contexts]
+    where = Space(models=(load_model(name),), gpus=gpus, max_gpus=max_gpus, stack=stack)
+    return looked_through(f"of {name} {what}", needs, where)
+
+
 def lines() -> Iterator[Line]:
     every, calibrated = tuple(all_gpus()), (load_gpu("h100"), load_gpu("h200"))
     bound = space(every, "datasheet", (1, 2, 4), ("auto",))
     yield looked_through("under datasheet bounds", [Need(users=4096, context=16_384, max_tpot=0.05)], bound)
     needs = [Need(users=8192, context=context, max_tpot=0.05) for context in (2048, 4096, 8192, 16_384)]
     yield looked_through("under laws", needs, space(calibrated, "vllm", (1, 2, 4), ("auto", "fp8")))
-    needs = [
-        Need(users=users, context=context, max_tpot=0.05)
-        for users in (16, 64, 256, 1024)
-        for context in (4096, 8192, 16_384, 32_768)
-    ]
-    sparse = Space(models=(load_model("llama-3.1-70b"),), gpus=every[::4], max_gpus=64)
-    yield looked_through("of few replicas each, 16 needs", needs, sparse)
+    contexts = 4096, 8192, 16_384, 32_768
+    yield fleet("in every split, to 4,096 GPUs", "llama-3.1-70b", (16_384,), every, 4096, "datasheet", 4096)
+    needs = [Need(users=users, context=context, max_tpot=0.05) for users in (16, 64, 256, 1024) for context in contexts]
     for name in ("llama-3.1-70b", "deepseek-v3"):
+        for stack, basis in (("datasheet", "under bounds"), ("vllm", "under laws")):
+            sparse = Space(models=(load_model(name),), gpus=every, max_gpus=64, stack=stack)
+            yield looked_through(f"of {name}, 16 needs to 64 GPUs, {basis}", needs, sparse)
+    yield fleet("in every split, four contexts to 64 GPUs", "deepseek-v3", contexts, every, 64, "datasheet", 64)
+    for name in ("llama-3.1-70b", "deepseek-v3"):
+        yield fleet("in every split, one context to 64 GPUs, under laws", name, (16_384,), every, 64, "vllm", 64)
+    for name in ("llama-3.1-70b", "deepseek-v3"):
+        yield fleet(f"over {len(every)} GPUs", name, (16_384,), every, 16, "", 64)
         question = Space(models=(load_model(name),), gpus=every)
-        yield looked_through(f"of {name} over {len(every)} GPUs", [Need(users=64, context=16_384, max_tpot=0.05)], question)
         answers = [Need(rate=4, input_len=2048, output_len=500, max_tpot=0.05)]
         yield looked_through(f"of {name} over {len(every)} GPUs, every step of 500 tokens", answers, question)

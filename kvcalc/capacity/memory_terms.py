@@ -66,6 +66,17 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def formats(self) -> Formats:
         return formats_of(self.model, self.precision)
 
+    @cached_property
+    def language(self) -> int:
+        """Bytes of the model's own weights as stored."""
+        return stage_weights(self.model, self.formats, self.ranks, self.stage)
+
+    @cached_property
+    def _known(self) -> dict[object, Any]:
+        """What the model knows of this stage."""
+        found: dict[object, Any] = self.model.known.setdefault(("stage", self.stage, self.ranks, self.formats), {})
+        return found
+
     @property
     def alike(self) -> tuple[object, ...]:
         """What tells starts of one model apart, but for the context."""
@@ -78,11 +89,19 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def once(self, rule: Callable[["Start"], Figure], *also: object) -> Figure:
         """What a rule says of this stage, computed once for all starts alike in weights, ranks and `also`."""
-        key = rule.__name__, self.stage, self.ranks, self.formats, also
-        if key not in self.model.known:
-            self.model.known[key] = rule(self)
-        found: Figure = self.model.known[key]
+        key = rule.__name__, also
+        if key not in self._known:
+            self._known[key] = rule(self)
+        found: Figure = self._known[key]
         return found
+
+
+class Weights(NamedTuple):
+    """Bytes of what a GPU loads: the first, second and last of `Terms`."""
+
+    language: int
+    extra: dict[str, int]
+    host: int = 0
 
 
 class Terms(NamedTuple):
@@ -163,9 +182,14 @@ def budget(
 def stated(start: Start, end: str, graphs: bool = True) -> Terms:
     """The model's own weights, what a pass needs, and the stated constants: no engine's own rules, and no range."""
     inside, taken = overhead_bytes(graphs and not start.eager, start.ranks, start.of)
-    language = stage_weights(start.model, start.formats, start.ranks, start.stage)
+    language, beside, _ = stated_weights(start)
     peak = activation_peak(start.model, start.precision, start.ranks, start.tokens, start.asked, start.stage)
-    return Terms(language, start.beside, peak, {"libraries, graphs, collectives": inside}, taken)
+    return Terms(language, beside, peak, {"libraries, graphs, collectives": inside}, taken)
+
+
+def stated_weights(start: Start) -> Weights:
+    """The model's own weights, and those of a draft or of prediction layers."""
+    return Weights(start.language, start.beside)
 
 
 def collective_bytes(ranks: Parallelism) -> int:

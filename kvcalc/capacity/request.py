@@ -1,5 +1,6 @@
 """A request to `fit` with every choice made, and the terms and budgets that follow from it for each pipeline stage."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -44,7 +45,17 @@ class Request(NamedTuple):
 
     def plan(self, stage: int) -> Plan:
         """The layout of a stage's cache."""
-        return self.options.rules.plan(self.held, self.run.parallelism, self.settings, stage)
+        return self.planner()(stage)
+
+    def planner(self) -> Callable[[int], Plan]:
+        """The layout of each stage's cache."""
+        return self.options.rules.plan(self.held, self.run.parallelism, self.settings)
+
+    @property
+    def windowed(self) -> bool:
+        """Whether anything is kept in part, of which a pass in flight holds more."""
+        parts = {id(h.parts): h.parts for h in self.held}
+        return any(stored.entry.limit for held in parts.values() for part in held for stored in part)
 
     def start(self, stage: int, sequences: Any = 0) -> Start:
         """One stage as it starts, set up for `sequences` and asked for as many where they are given; an int or an array."""
@@ -87,7 +98,16 @@ class Request(NamedTuple):
 
     def terms(self, start: Start, end: str) -> Terms:
         """The engine's terms, and in their place those that are given; nothing is uncertain where all three are."""
-        asked, found = self.options, self._memory(start, end)
+        return self._given(start, self._memory(start, end))
+
+    def terms_of(self, starts: Sequence[Start], end: str) -> list[Terms]:
+        """The terms of stages that differ in their weights alone, as the engine's `aside` tells them apart."""
+        first = self._memory(starts[0], end)
+        rest = (first._replace(**self.options.rules.weights(start)._asdict()) for start in starts[1:])
+        return [self._given(start, found) for start, found in zip(starts, (first, *rest), strict=True)]
+
+    def _given(self, start: Start, found: Terms) -> Terms:
+        asked = self.options
         found = asked.rules.grows(start, found) if asked.rules.grows else found
         if asked.from_log:
             found = asked.from_log.applied(found, start.model.name, start.formats.weights_label, start.ranks)

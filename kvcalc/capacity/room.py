@@ -13,7 +13,7 @@ import msgspec
 from kvcalc.capacity.engines import Plan
 from kvcalc.capacity.engines.content import content_of
 from kvcalc.capacity.engines.engine import Defaults
-from kvcalc.capacity.memory_terms import budget
+from kvcalc.capacity.memory_terms import Start, budget
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.request import Request, request_of, started
 from kvcalc.errors import UserError
@@ -48,45 +48,13 @@ class Room(NamedTuple):
     places: list[int]
     shares: list[float]
 
-    def left(self, counts: Whole) -> Whole:
-        """Bytes [stages with a plan, GPUs, counts] that the terms leave, set up for so many sequences of the replica.
-
-        At the end of the range that answers, negative where there are too few.
-        """
-        import numpy as np
-
-        each = -(-counts // self.request.run.parallelism.dp)
-        found = np.empty((len(self.plans), len(self.gpus), len(counts)), dtype=np.int64)
-        for rows, stage in zip(found, self.plans, strict=True):
-            for alike in self._alike(stage):
-                if self.request.options.rules.takes_arrays:
-                    rows[alike] = self._left(stage, alike, each)
-                else:
-                    rows[alike] = np.hstack([self._left(stage, alike, int(n)) for n in each])
-        return found
-
-    def _alike(self, stage: int) -> list[list[int]]:
-        """The GPUs, those together of which the engine's terms are the same."""
-        start, told = self.request.start(stage), self.request.options.rules.told
+    def told_apart(self, start: Start) -> dict[object, list[int]]:
+        """The GPUs by what the engine's terms go by of one, at that start."""
         found: dict[object, list[int]] = {}
         for at, gpu in enumerate(self.gpus):
-            found.setdefault(told(msgspec.structs.replace(start, gpu=gpu)), []).append(at)
-        return [*found.values()]
-
-    def _left(self, stage: int, alike: list[int], sequences: Any) -> Whole:
-        """Bytes [GPUs, settings] left on some of the GPUs, of which the terms are those of the first."""
-        import numpy as np
-
-        gpus = [self.gpus[at] for at in alike]
-        request = self.request._replace(run=msgspec.structs.replace(self.request.run, gpu=gpus[0]))
-        terms = request.terms(request.start(stage, sequences), request.end)
-        usable: Any
-        usable, whole = np.array([(gpu.usable_bytes, gpu.memory_bytes) for gpu in gpus]).T[:, :, None]
-        shares: Any = np.array([self.shares[at] for at in alike])[:, None]
-        sums = terms.weights, terms.activation, sum(terms.overhead.values())
-        found = budget(usable, shares, *sums, request.of, terms.taken, request.options.rules.outside)
-        left: Whole = found.cache - (terms.margin * whole).astype(np.int64)
-        return left
+            told = self.request.options.rules.told(msgspec.structs.replace(start, gpu=gpu))
+            found.setdefault(told, []).append(at)
+        return found
 
     def transfer_seconds(self, length: int) -> list[float]:
         """Seconds of one sequence's cache on each GPU's link to another replica, where it is most; NaN without a link."""
@@ -104,6 +72,64 @@ class Room(NamedTuple):
         held = [plan.many_sequences(cache, length, shared) for plan, cache in zip(self.plans.values(), caches, strict=True)]
         fewest: Whole = np.min(held, axis=0)
         return fewest * self.request.run.parallelism.dp
+
+
+class _Stage(NamedTuple):
+    """A stage of a room as it starts, on those of its GPUs `at` some places. rows [GPUs, counts]: what is left on all of them,
+    to be taken from `columns` of what is asked for.
+    """
+
+    room: Room
+    start: Start
+    at: list[int]
+    rows: Whole
+    columns: Any
+
+
+def left_in(rooms: Sequence[tuple[Room, Whole]]) -> list[Whole]:
+    """What the terms leave in rooms of one model and engine, each set up for so many sequences of the replica.
+
+    For each the bytes [stages with a plan, GPUs, counts], at the end of the range that answers, negative where there are too
+    few. Where an engine's rules take arrays, all stages are asked about at once that differ in their weights alone.
+    """
+    import numpy as np
+
+    found = [np.empty((len(room.plans), len(room.gpus), len(counts)), dtype=np.int64) for room, counts in rooms]
+    every = np.unique(np.concatenate([counts for _, counts in rooms]))
+    together: dict[object, list[_Stage]] = {}
+    for (room, counts), rows in zip(rooms, found, strict=True):
+        rules, dp = room.request.options.rules, room.request.run.parallelism.dp
+        asked: list[Any] = [every] if rules.aside else counts.tolist()
+        for number, row in zip(room.plans, rows, strict=True):
+            for place, count in enumerate(asked):
+                start = room.request.start(number, -(-count // dp))
+                mine, columns = (row, np.searchsorted(every, counts)) if rules.aside else (row[:, place : place + 1], [0])
+                for told, at in room.told_apart(start).items():
+                    key: Any = len(together)
+                    if rules.aside:
+                        key = told, rules.aside(start), start.tokens, *(room.gpus[n].name for n in at)
+                    together.setdefault(key, []).append(_Stage(room, start, at, mine, columns))
+    for stages_alike in together.values():
+        for stage, left in zip(stages_alike, _left(stages_alike), strict=True):
+            stage.rows[stage.at] = left[:, stage.columns] if left.shape[1] > 1 else left  # some hang on no sequences
+    return found
+
+
+def _left(alike: Sequence[_Stage]) -> Whole:
+    """Bytes [stages, GPUs, counts] left in stages whose terms differ in their weights alone."""
+    import numpy as np
+
+    request, gpus = alike[0].room.request, [alike[0].room.gpus[at] for at in alike[0].at]
+    starts = [msgspec.structs.replace(stage.start, gpu=gpus[0]) for stage in alike]
+    each = request.terms_of(starts, request.end)
+    usable: Any
+    usable, whole = np.array([(gpu.usable_bytes, gpu.memory_bytes) for gpu in gpus]).T[:, :, None]
+    shares: Any = np.array([[stage.room.shares[at] for at in stage.at] for stage in alike])[:, :, None]
+    weights: Any = np.array([terms.weights for terms in each])[:, None, None]
+    sums = weights, each[0].activation, sum(each[0].overhead.values())
+    found = budget(usable, shares, *sums, request.of, each[0].taken, request.options.rules.outside)
+    left: Whole = found.cache - (each[0].margin * whole).astype(np.int64)
+    return left
 
 
 def transfer_link(gpu: Gpu) -> float | None:
@@ -175,7 +201,9 @@ class Rooms:
     def _plans(self, chosen: Defaults, request: Request) -> Plans:
         """The plan of each pipeline stage where the engine chooses that, of which the request was made."""
         run, ranks = self.run, self.run.parallelism
+        chosen = chosen if request.windowed else chosen._replace(tokens=0, flights=0)
         key = ranks.tp, ranks.dcp, ranks.pp, chosen
         if key not in self._layouts:
-            self._layouts[key] = {stage: request.plan(stage) for stage in _unlike(run)}
+            planner = request.planner()
+            self._layouts[key] = {stage: planner(stage) for stage in _unlike(run)}
         return self._layouts[key]

@@ -121,10 +121,12 @@ class Stack:
     def __init__(self, operators: Sequence[Operator]) -> None:
         import numpy as np
 
-        self.points = np.broadcast_shapes(*(getattr(figure, "shape", ()) for o in operators for figure in o.cost))
+        shapes = [_shape(operator) for operator in operators]
+        self.points = np.broadcast_shapes(*set(shapes))
         together: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-        for number, operator in enumerate(operators):
-            together.setdefault((operator.dtype, _shape(operator, len(self.points))), []).append(number)
+        for number, (operator, shape) in enumerate(zip(operators, shapes, strict=True)):
+            axes = len(self.points) - len(shape)
+            together.setdefault((operator.dtype, (1,) * axes + shape), []).append(number)
         self._length = len(operators)
         self._groups = [(d, at, _stood([operators[i] for i in at], shape)) for (d, shape), at in together.items()]
 
@@ -143,12 +145,12 @@ class Stack:
         return [found[at] for at in range(self._length)]
 
 
-def _shape(operator: Operator, axes: int) -> tuple[int, ...]:
-    """Of an operator's costs, with that many axes."""
+def _shape(operator: Operator) -> tuple[int, ...]:
+    """Of an operator's costs."""
     import numpy as np
 
-    shape = np.broadcast_shapes(*(getattr(figure, "shape", ()) for figure in operator.cost))
-    return (1,) * (axes - len(shape)) + shape
+    shapes = {figure.shape for figure in operator.cost if not isinstance(figure, int | float)}
+    return np.broadcast_shapes(*shapes) if len(shapes) > 1 else next(iter(shapes), ())
 
 
 def _stood(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost, Any]:
@@ -156,7 +158,10 @@ def _stood(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost,
     import numpy as np
 
     def stood(values: list[Any]) -> Any:
-        return np.stack([np.broadcast_to(np.asarray(value, dtype=float), shape) for value in values])[..., None]
+        found = np.empty((len(values), *shape, 1))
+        for at, value in enumerate(values):
+            found[at, ..., 0] = value
+        return found
 
     costs = [operator.cost for operator in operators]
     whole = Cost(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from kvcalc.planning.block import MEETS, MEMORY, Block
 from kvcalc.planning.front import Front
+from kvcalc.planning.nearest import Nearest, split
 from kvcalc.planning.need import Need
 from kvcalc.planning.reasons import Point, points_of
 
@@ -50,9 +51,8 @@ class Tally:
         self.looked = self.met = 0
         self._best: dict[str, list[tuple[Key, Point]]] = {}  # of each kind the first five
         self._rows: dict[str, int] = {}  # of each kind, in what follows
-        self._missed: Any = None  # the least excess, by kind and GPUs in all
         self._fifth: Any = None  # the cost of the fifth best
-        self._near: dict[tuple[str, int], Point] = {}
+        self._near = Nearest(max_gpus)
 
     def take(self, block: Block) -> None:
         """Look at the points of a block, and keep what may be part of the answer."""
@@ -65,7 +65,7 @@ class Tally:
         meets = block.failing == MEETS
         self.met += int(meets.sum())
         self._rank(block, meets, rows, block.gpus * prices)
-        self._note(block, ~meets, rows)
+        self._near.take(block, self._fails(block, ~meets), rows)
         self.front.take(block.tpot, block.rate_per_gpu / prices, lambda places: points_of(block.only(places)))
 
     def _row(self, name: str) -> int:
@@ -73,8 +73,7 @@ class Tally:
         import numpy as np
 
         if name not in self._rows:
-            none = np.full((1, self.most + 2), np.inf)
-            self._missed = none if self._missed is None else np.concatenate([self._missed, none])
+            self._near.add_row()
             self._fifth = np.full(1, np.inf) if self._fifth is None else np.append(self._fifth, np.inf)
             self._rows[name] = len(self._rows)
         return self._rows[name]
@@ -88,28 +87,18 @@ class Tally:
         firsts = order[np.diff(block.which[order], prepend=-1) > 0]
         for first, point in zip(firsts, points_of(block.only(firsts)), strict=True):
             kept = self._best.setdefault(point.gpu, [])
-            kept.append(((float(costs[first]), float(np.nan_to_num(block.tpot[first])), *_split(point)), point))
+            kept.append(((float(costs[first]), float(np.nan_to_num(block.tpot[first])), split(point.deployment)), point))
             kept.sort(key=lambda found: found[0])
             del kept[FIVE:]
             if len(kept) == FIVE:
                 self._fifth[rows[first]] = kept[-1][0][0]
 
-    def _note(self, block: Block, fails: Any, rows: Any) -> None:
-        """Those of a block that miss the need by less than any other of their kind on as many GPUs."""
-        import numpy as np
-
-        if not block.need.users:  # more sequences than fit are but a setting, unless none do
-            fewest = block.counts.min()
-            fails = fails & ((block.failing != MEMORY) | (block.capacity < fewest))
-        totals = np.minimum(block.gpus, self.most + 1)
-        near = np.flatnonzero(fails & (block.excess <= self._missed[rows, totals]))
-        np.minimum.at(self._missed, (rows[near], totals[near]), block.excess[near])
-        near = near[block.excess[near] == self._missed[rows[near], totals[near]]]
-        for total, point in zip(totals[near].tolist(), points_of(block.only(near)), strict=True):
-            key = point.gpu, total
-            old = self._near.get(key)
-            if not old or point.excess < old.excess or _split(point) < _split(old):
-                self._near[key] = point
+    @staticmethod
+    def _fails(block: Block, fails: Any) -> Any:
+        """Which points are told as failing: more sequences than fit are but a setting without users, unless none do."""
+        if block.need.users:
+            return fails
+        return fails & ((block.failing != MEMORY) | (block.capacity < block.counts.min()))
 
     def answer(self) -> Answer:
         """What all blocks come to."""
@@ -124,7 +113,7 @@ class Tally:
             best=best,
             kinds=[point for _, point in firsts],
             cheaper=self._cheaper(best),
-            nearest=self._nearest(),
+            nearest=self._near.least(),
             front=self.front,
             looked=self.looked,
             met=self.met,
@@ -133,25 +122,10 @@ class Tally:
 
     def _cheaper(self, best: list[Point]) -> Point | None:
         """Of what costs less than the first and fails, what comes nearest; its kind alone where kinds are not ranked."""
+        import numpy as np
+
         if not best:
             return None
-        below = [
-            (-point.excess, self._cost(gpu, total), point)
-            for (gpu, total), point in self._near.items()
-            if (self.prices or gpu == best[0].gpu) and self._cost(gpu, total) < self._cost(best[0].gpu, best[0].gpus)
-        ]
-        return max(below, key=lambda found: found[:2])[2] if below else None
-
-    def _cost(self, gpu: str, total: int) -> float:
-        return total * (self.prices[gpu] if self.prices else 1.0)
-
-    def _nearest(self) -> Point | None:
-        """What misses the need by the smallest factor; of equals the fewest GPUs."""
-        least = min((point.excess for point in self._near.values()), default=0.0)
-        return min((p for p in self._near.values() if p.excess == least), key=lambda p: p.gpus, default=None)
-
-
-def _split(point: Point) -> Key:
-    """What tells equals apart: the fewest GPUs of a replica, then the most tensor parallelism."""
-    ranks = point.deployment.parallelism
-    return ranks.gpus, -ranks.tp, ranks.dp, ranks.ep
+        each: Any = [self.prices[kind] if self.prices else 1.0 if kind == best[0].gpu else np.inf for kind in self._rows]
+        limit = best[0].gpus * (self.prices[best[0].gpu] if self.prices else 1.0)
+        return self._near.below(np.outer(each, np.maximum(np.arange(self.most + 2), 1)), limit)

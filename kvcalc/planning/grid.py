@@ -5,20 +5,22 @@ made a stretch after the other, so that a grid of any size takes the memory of o
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, product
+from itertools import product
 from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.room import Layouts, Room, Rooms, Told
+from kvcalc.capacity.room import Layouts, Room, Rooms, Told, left_in
 from kvcalc.errors import UserError, few
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.pipeline import check
 from kvcalc.model.precision import Precision
 from kvcalc.planning.block import Block, Held, block_of
 from kvcalc.planning.need import BATCHES, Lengths, Need
 from kvcalc.planning.space import Space, Speculated
 from kvcalc.planning.timed import Timed, Times
+from kvcalc.serving.speculation import draft_model
 from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.deployment import Deployment, on_one_basis
 
@@ -150,7 +152,10 @@ class Grid:
             base = Deployment(model, self.space.gpus[0], part.precision, ranks, nodes=self.space.nodes)
             options = self.space.options_of(self.needs[0])
             try:
-                options = speculated.options(model, options) if speculated else options
+                if speculated:
+                    options = speculated.options(model, options)
+                    if model.mtp or speculated.draft != "mtp":
+                        check(draft_model(model, speculated.draft), ranks)
                 yield Cut(base, Rooms(base, options, layouts), self._counts(ranks))
             except UserError as error:
                 self.remarks[str(error)] = None
@@ -202,28 +207,36 @@ class Grid:
         import numpy as np
 
         deployments, counts, found = [one for _, one in fleet], timed.counts, {}
-        beside: dict[tuple[int, Told], tuple[list[Room], list[Array]]] = {}
+        cuts = {id(cut): cut for cut, _ in fleet}
+        gpus = {key: [one.gpu for cut, one in fleet if cut is mine] for key, mine in cuts.items()}
+        beside: dict[tuple[Told, ...], list[tuple[Cut, int, Room, Array]]] = {}
         for lengths in dict.fromkeys(need.lengths for need in self.needs):
+            told = tuple(cut.rooms.told(gpus[key], lengths.context) for key, cut in cuts.items())
+            if told not in beside:
+                beside[told] = self._rooms(cuts.values(), gpus.values(), told, lengths.context)
             least = np.zeros((len(fleet), len(counts)), dtype=np.int64)
-            capacity, sent, first = least.copy(), np.zeros(len(fleet)), 0
-            for _, together in groupby(fleet, key=lambda member: member[0].base.parallelism):
-                members = [*together]
-                cut, gpus = members[0][0], [one.gpu for _, one in members]
-                told = cut.rooms.told(gpus, lengths.context)
-                if (id(cut), told) not in beside:
-                    known = cut.rooms.on(gpus, told, lengths.context)
-                    beside[id(cut), told] = known, [room.left(cut.counts) for room in known]
-                for room, left in zip(*beside[id(cut), told], strict=True):
-                    places = np.array(room.places) + first
-                    here = np.ix_(places, np.searchsorted(counts, cut.counts))
-                    least[here] = left.min(axis=0)
-                    capacity[here] = room.sequences(left, lengths.context)
-                    sent[places] = room.transfer_seconds(lengths.prompt) if True in self.space.disaggregate else 0.0
-                first += len(gpus)
+            capacity, sent = least.copy(), np.zeros(len(fleet))
+            for cut, first, room, left in beside[told]:
+                places = np.array(room.places) + first
+                here = np.ix_(places, np.searchsorted(counts, cut.counts))
+                least[here] = left.min(axis=0)
+                capacity[here] = room.sequences(left, lengths.context)
+                sent[places] = room.transfer_seconds(lengths.prompt) if True in self.space.disaggregate else 0.0
             times = timed.on(deployments, lengths, capacity >= counts, speculated)
             found[lengths, False] = Held(deployments, least, capacity, times, np.zeros(len(fleet)))
             found[lengths, True] = self._linked(Held(deployments, least, capacity, times, sent))
         return found
+
+    @staticmethod
+    def _rooms(
+        cuts: Iterable[Cut], gpus: Iterable[Sequence[Gpu]], told: Iterable[Told], length: int
+    ) -> list[tuple[Cut, int, Room, Array]]:
+        """The rooms of cuts on GPUs, with the place of the first of them in the fleet, and what is left there."""
+        found, first = [], 0
+        for cut, mine, chosen in zip(cuts, gpus, told, strict=True):
+            found += [(cut, first, room) for room in cut.rooms.on(mine, chosen, length)]
+            first += len(mine)
+        return [(*one, left) for one, left in zip(found, left_in([(room, cut.counts) for cut, _, room in found]), strict=True)]
 
     def _linked(self, held: Held) -> Held:
         """Those of deployments that have a link over which a prompt's cache could go to another replica."""

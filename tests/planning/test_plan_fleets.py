@@ -5,6 +5,7 @@ import pytest
 
 from kvcalc import Deployment, FitOptions, load_gpu, load_model
 from kvcalc.capacity.engines import ENGINES
+from kvcalc.capacity.memory_terms import Terms
 from kvcalc.capacity.request import request_of, started
 from kvcalc.layers.ranks import Parallelism
 from kvcalc.library.listing import all_gpus
@@ -12,8 +13,10 @@ from kvcalc.planning.grid import Grid
 from kvcalc.planning.need import Need
 from kvcalc.planning.space import Space
 
+ENGINES_TOLD = [("vllm", ""), ("vllm", "0.9"), ("vllm", "0.17"), ("sglang", ""), ("trtllm", ""), ("llama.cpp", "")]
 
-@pytest.mark.parametrize(("engine", "version"), [("vllm", ""), ("vllm", "0.9"), ("vllm", "0.17"), ("sglang", ""), ("trtllm", "")])
+
+@pytest.mark.parametrize(("engine", "version"), ENGINES_TOLD)
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v3", "gpt-oss-120b", "gemma-3-27b"])
 def test_gpus_that_an_engine_does_not_tell_apart_have_the_same_terms(engine: str, version: str, model: str) -> None:
     """Over all presets, on the first and the last stage of two; the tokens of a pass as given."""
@@ -28,6 +31,25 @@ def test_gpus_that_an_engine_does_not_tell_apart_have_the_same_terms(engine: str
             start = msgspec.structs.replace(request.start(stage, 64), gpu=gpu)
             terms = rules.memory(start, "low")
             assert found.setdefault(rules.told(start), terms) == terms, gpu.name
+
+
+@pytest.mark.parametrize("version", ["", "0.9", "0.17"])
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "deepseek-v3", "deepseek-v4-pro", "gemma-3-27b", "nemotron-h-47b"])
+def test_stages_that_vllm_does_not_tell_apart_differ_in_their_weights_alone(version: str, model: str) -> None:
+    """Over all stages of 1 to 9: with `weights` of its own the terms of another stage are a stage's own."""
+    base, options = Deployment(load_model(model), load_gpu("h200")), FitOptions(engine="vllm", engine_version=version)
+    rules = ENGINES["vllm"]
+    assert rules.aside
+    found: dict[object, Terms] = {}
+    for pp in range(1, 10):
+        run, release, _ = started(msgspec.structs.replace(base, parallelism=Parallelism(tp=4, pp=pp)), options)
+        request = request_of(run, options, "auto", release)
+        for stage in range(pp):
+            start = request.start(stage, 64)
+            terms = rules.memory(start, "low")
+            alike = found.setdefault(rules.aside(start), terms)
+            assert alike._replace(**rules.weights(start)._asdict()) == terms
+    assert len(found) < 45
 
 
 def test_a_gpu_without_a_link_is_left_out_of_prompts_apart_alone() -> None:

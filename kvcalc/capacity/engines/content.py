@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvcalc.capacity.engines.engine import ContentRule, Engine, EngineSettings, as_kept, nothing
+from kvcalc.capacity.engines.engine import ContentRule, Engine, EngineSettings, as_kept, nothing, stage_by_stage
 from kvcalc.capacity.engines.layout import Plan
 from kvcalc.capacity.engines.stored import Held, counted
 from kvcalc.capacity.engines.vllm_versions import LATEST, defaults
@@ -88,7 +88,7 @@ def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, st
 NONE = Engine(
     name="none",
     title="engine none",
-    plan=_plan,
+    plan=stage_by_stage(_plan),
     defaults=lambda gpu, ranks, release, *asked: defaults(gpu, ranks, LATEST, *asked)._replace(sequences=1),
     spreads_context=True,
     told=nothing,

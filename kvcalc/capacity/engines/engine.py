@@ -1,13 +1,14 @@
 """What an engine is: a value, defined once, at the end of its own file. Everything that tells engines apart is a field here."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kvcalc.capacity.engines.layout import Plan
 from kvcalc.capacity.engines.stored import Held, StoredEntry, StoredPart
-from kvcalc.capacity.memory_terms import Start, Terms, stated
+from kvcalc.capacity.memory_terms import Start, Terms, Weights, stated, stated_weights
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cache import CacheEntry
@@ -74,17 +75,23 @@ class Defaults(NamedTuple):
     page_tuples: bool = False
 
 
-Planner = Callable[[Sequence[Held], Parallelism, EngineSettings, int], Plan]
+Planner = Callable[[Sequence[Held], Parallelism, EngineSettings], Callable[[int], Plan]]
 RowRule = Callable[[CacheEntry, Sequence[CacheEntry], Formats, EngineSettings], RowFormat]
 PrecisionRule = Callable[[Model, Precision], tuple[Precision, tuple[str, ...]]]
 DefaultsRule = Callable[[Gpu, Parallelism, Any, int, Model, int], Defaults]
 ReleaseRule = Callable[[str], tuple[Any, str]]
 WarningRule = Callable[[Any, Model, Formats, Parallelism], str]
 ToldRule = Callable[[Start], object]
+WeightsRule = Callable[[Start], Weights]
 MemoryRule = Callable[[Start, str], Terms]
 GrowthRule = Callable[[Start, Terms], Terms]
 ContentRule = Callable[[Held], Iterable[StoredEntry]]
 EntriesRule = Callable[[Model, Part], Sequence[CacheEntry]]
+
+
+def stage_by_stage(rule: Callable[[Sequence[Held], Parallelism, EngineSettings, int], Plan]) -> Planner:
+    """The plan of an engine that lays out each stage by itself."""
+    return lambda *asked: partial(rule, *asked)
 
 
 def as_modelled(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
@@ -127,7 +134,7 @@ def unversioned(text: str) -> tuple[Any, str]:
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of one engine.
 
-    name: as people type it; title: as its makers write it. plan: layers, ranks, settings and a pipeline stage → the layout of
+    name: as people type it; title: as its makers write it. plan: layers, ranks, settings → a pipeline stage → the layout of
     that stage's cache memory; raises UserError for layers that it has no pages for.
     dtypes: cache dtypes that it takes (None: all), unmodelled: those that it takes and whose layout is not modelled here.
     takes: settings that this engine alone has. counts: those of max_loras, limit_mm_per_prompt and engram_config whose bytes
@@ -142,8 +149,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     outside: activations and overhead lie outside the share. grows: terms that hold whatever the context → those of the
     context of a start, where its buffers grow with it.
     spreads_context: it has decode-context parallelism. takes_num_blocks: its number of blocks can be given.
-    takes_arrays: its terms can be asked for an array of sequences. told: what its terms go by of a GPU: those of GPUs that are
-    alike in it are the same.
+    told: what its terms go by of a GPU: those of GPUs that are alike in it are the same. aside: where its terms can be asked for
+    an array of sequences, what they go by of a stage, but for the weights; weights: those of a stage.
     unlike_drafts: entries of padding by which a draft's vocabulary may differ from the model's.
     refuses_below_one_sequence: it does not start where not even one sequence of the longest length fits.
     """
@@ -169,8 +176,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     grows: GrowthRule | None = None
     spreads_context: bool = False
     takes_num_blocks: bool = False
-    takes_arrays: bool = False
     told: ToldRule = by_name
+    aside: ToldRule | None = None
+    weights: WeightsRule = stated_weights
     unlike_drafts: int = PADDING
     refuses_below_one_sequence: bool = False
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings
+from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings, stage_by_stage
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.llama_cpp_layers import PATTERNED, entries, remarks, unwindowed
 from kvcalc.capacity.engines.llama_cpp_memory import PAD, grown, host_layers, terms
@@ -159,10 +159,11 @@ def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Format
 LLAMA_CPP = Engine(
     name="llama.cpp",
     title="llama.cpp",
-    plan=_plan,
+    plan=stage_by_stage(_plan),
     defaults=lambda gpu, ranks, release, tokens, *asked: Defaults(tokens or UBATCH, 1, 1.0),
     memory=terms,
     grows=grown,
+    told=lambda start: start.gpu.per,
     dtypes=TYPES,
     takes=("cache_type_k", "cache_type_v", "kv_unified", "swa_full", "n_gpu_layers", "n_cpu_moe", "cpu_moe"),
     precision=_precision,

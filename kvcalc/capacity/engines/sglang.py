@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from kvcalc.capacity.engines.engine import INDEX_ROW, Engine, EngineSettings, downcast, index_of_latents, nothing, packed_latents
+from kvcalc.capacity.engines.engine import (
+    INDEX_ROW,
+    Engine,
+    EngineSettings,
+    downcast,
+    index_of_latents,
+    nothing,
+    packed_latents,
+    stage_by_stage,
+)
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.sglang_memory import defaults, release, terms
 from kvcalc.capacity.engines.stored import Held, counted, pages
@@ -204,7 +213,7 @@ def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str
 SGLANG = Engine(
     name="sglang",
     title="SGLang",
-    plan=_plan,
+    plan=stage_by_stage(_plan),
     defaults=defaults,
     release=release,
     memory=terms,

@@ -6,7 +6,7 @@ bytes for the cache = (total − the run's peak + the cache that it had) · free
 
 from collections.abc import Sequence
 
-from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings, nothing
+from kvcalc.capacity.engines.engine import Defaults, Engine, EngineSettings, nothing, stage_by_stage
 from kvcalc.capacity.engines.layout import Plan, Term
 from kvcalc.capacity.engines.stored import Held, counted, pages
 from kvcalc.capacity.engines.vllm_weights import rope_tables, tower
@@ -77,7 +77,7 @@ def _defaults(gpu: Gpu, ranks: Parallelism, release: None, tokens: int, model: M
 TRTLLM = Engine(
     name="trtllm",
     title="TensorRT-LLM",
-    plan=_plan,
+    plan=stage_by_stage(_plan),
     defaults=_defaults,
     memory=_terms,
     ranged=True,

@@ -4,7 +4,7 @@ Rules as of vLLM 0.33 (v1/kv_cache_interface.py, v1/core/kv_cache_planning.py, p
 layers is in `vllm_groups`. All figures are per rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from kvcalc.capacity.engines.stored import Held, Pages, pages
 from kvcalc.capacity.engines.vllm_compressed import BLOCK as COMPRESSED_BLOCK
 from kvcalc.capacity.engines.vllm_compressed import compressed_specs, compresses, compresses_tokens, packed_groups, tuple_bytes
 from kvcalc.capacity.engines.vllm_groups import Group, Spec, SpecKind, groups_of, promoted
-from kvcalc.capacity.engines.vllm_memory import terms, told, warning
+from kvcalc.capacity.engines.vllm_memory import aside, terms, told, warning, weights
 from kvcalc.capacity.engines.vllm_pooled import pool_of, pooled_content, pooled_groups
 from kvcalc.capacity.engines.vllm_versions import defaults, release
 from kvcalc.errors import UserError
@@ -110,28 +110,30 @@ class Vllm(Plan):
         return lines
 
 
-def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
-    """The pool on one stage. Groups are made over the whole model, so that every stage has the same block tables.
+def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings) -> Callable[[int], Plan]:
+    """The pool on each stage. Groups are made over the whole model, so that every stage has the same block tables.
 
     Raises UserError for layers that vLLM's planner has no page for.
     """
     if compresses(held):
-        return _packed_plan(held, ranks, settings, stage)
+        return _packed_plan(held, ranks, settings)
     if pool_of(held):
         groups, block = pooled_groups(VLLM.title, held, settings.block_size)
-        return Vllm(groups, stage, block, ranks, settings)
+        return lambda stage: Vllm(groups, stage, block, ranks, settings)
     kinds = {id(h.parts): h for h in held}
     specs = {key: [s for kept in pages(VLLM.title, h) for s in _specs(kept, settings)] for key, h in kinds.items()}
     block = block_size([s for found in specs.values() for s in found], settings)
-    layers = [(h.stage, s.in_blocks(block)) for h in held for s in specs[id(h.parts)]]
+    specs = {key: [s.in_blocks(block) for s in found] for key, found in specs.items()}
+    layers = [(h.stage, s) for h in held for s in specs[id(h.parts)]]
     if not settings.hybrid:
         layers = promoted(layers)
     if ranks.dcp > 1 and any(s.kind is SpecKind.WINDOW for _, s in layers):
         raise UserError("vLLM spreads no sliding windows over decode-context-parallel ranks")
-    return Vllm(groups_of(layers), stage, block, ranks, settings)
+    groups = groups_of(layers)
+    return lambda stage: Vllm(groups, stage, block, ranks, settings)
 
 
-def _packed_plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, stage: int) -> Plan:
+def _packed_plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings) -> Callable[[int], Plan]:
     """The pool of a model that compresses its tokens. Raises UserError without the hybrid cache manager, and with DCP."""
     if not settings.hybrid or ranks.dcp > 1:
         what = "spreads no sliding windows over decode-context-parallel ranks"
@@ -139,7 +141,8 @@ def _packed_plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSetti
     block = -(-(settings.block_size or 1) // COMPRESSED_BLOCK) * COMPRESSED_BLOCK
     kinds = {id(h.parts): h for h in held}
     specs = {key: [s for part in h.parts for s in compressed_specs(part, block)] for key, h in kinds.items()}
-    return Vllm(packed_groups([(h.stage, s) for h in held for s in specs[id(h.parts)]]), stage, block, ranks, settings)
+    groups = packed_groups([(h.stage, s) for h in held for s in specs[id(h.parts)]])
+    return lambda stage: Vllm(groups, stage, block, ranks, settings)
 
 
 def block_size(specs: Sequence[Spec], settings: EngineSettings) -> int:
@@ -250,8 +253,9 @@ VLLM = Engine(
     content=pooled_content,
     spreads_context=True,
     takes_num_blocks=True,
-    takes_arrays=True,
     told=told,
+    aside=aside,
+    weights=weights,
     unlike_drafts=0,  # config/speculative.py: verify_equal_vocab_size_if_draft_model
     refuses_below_one_sequence=True,
 )  # fmt: skip

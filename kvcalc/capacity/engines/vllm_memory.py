@@ -12,9 +12,10 @@ from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, compres
 from kvcalc.capacity.engines.vllm_profile import compiles, peak
 from kvcalc.capacity.engines.vllm_versions import Release, has_states, runs_v0, takes_runner_v2
 from kvcalc.capacity.engines.vllm_weights import TABLES_ON_HOST, data_centre_blackwell, extra_weights, host_tables
-from kvcalc.capacity.memory_terms import GIB, MIB, Start, Terms, stage_weights
+from kvcalc.capacity.memory_terms import GIB, MIB, Start, Terms, Weights
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.pipeline import stages
 from kvcalc.model.spec import Model
 from kvcalc.units import by_number, floor_div
 
@@ -53,7 +54,7 @@ CONSTANTS = {
 def terms(start: Start, end: str) -> Terms:
     """The terms of one stage. low: more of every constant; high: less, a compilation cache, and FlashInfer's sampler."""
     constants, best = CONSTANTS[end], end == "high"
-    language = stage_weights(start.model, start.formats, start.ranks, start.stage)
+    language, extra, host = weights(start)
     activation: Any
     activation, step = peak(start, kernels=best, first_start=not best)
     overhead = {
@@ -64,8 +65,21 @@ def terms(start: Start, end: str) -> Terms:
     }
     unseen = UNSEEN * (end == "low" and bool(compressed_parts(start)))
     needed: dict[str, Any] = {name: size for name, size in overhead.items() if not isinstance(size, int) or size}
+    return Terms(language, extra, activation, needed, 0, constants.margin + unseen, step, host)
+
+
+def weights(start: Start) -> Weights:
+    """The model's as stored, without what stays with the host, and what is loaded beside them."""
     host = start.once(host_tables, start.tables_on_host, start.release.since >= TABLES_ON_HOST)
-    return Terms(language - host, extra_weights(start), activation, needed, 0, constants.margin + unseen, step, host)
+    return Weights(start.language - host, extra_weights(start), host)
+
+
+def aside(start: Start) -> object:
+    """What terms go by of a stage, but for its weights: its kinds of layers, its ends, and how many GPUs and stages there are."""
+    ranks, here = start.ranks, stages(start.model, start.ranks.pp)[start.stage]
+    shares = 0 if takes_runner_v2(start.release, start.model, start.formats) else ranks.pp
+    held = tuple(kind for kind, count in here.counts.items() if count)
+    return here.first, here.last, held, _doubled(ranks), shares
 
 
 def told(start: Start) -> object:
@@ -83,9 +97,11 @@ def _bytes(gib: float) -> int:
 
 def collectives(start: Start, constants: Constants = MIDDLE) -> int:
     """Buffers of NCCL and of vLLM's own all-reduce, by GPUs that exchange activations: tp · pp."""
-    gpus = start.ranks.tp * start.ranks.pp
-    doubled = min(3, (gpus - 1).bit_length())
-    return _bytes(constants.collectives[doubled] * (1 if start.gpu.link_bytes_per_s else constants.pcie))
+    return _bytes(constants.collectives[_doubled(start.ranks)] * (1 if start.gpu.link_bytes_per_s else constants.pcie))
+
+
+def _doubled(ranks: Parallelism) -> int:
+    return min(3, (ranks.tp * ranks.pp - 1).bit_length())
 
 
 def kept(start: Start) -> Any:

@@ -10,7 +10,7 @@ from kvcalc.capacity.engines.versions import nearest_older
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.model.precision import Precision, formats_of
+from kvcalc.model.precision import PUBLISHED, formats_of
 from kvcalc.model.spec import Model
 
 GIB = 1 << 30
@@ -99,7 +99,7 @@ def defaults(gpu: Gpu, ranks: Parallelism, rules: Release, tokens: int, model: M
     large = _large(gpu, rules)
     most = 16384 if rules.large_batch and gpu.memory_bytes >= 160 * GIB else 8192
     tokens = tokens or (most if large else 2048)
-    second = ranks.pp > 1 and takes_runner_v2(rules, model, formats_of(model, Precision()))
+    second = ranks.pp > 1 and takes_runner_v2(rules, model, formats_of(model, PUBLISHED))
     flights = max(2, ranks.pp + second) if rules.in_flight else 1
     sequences = min(tokens, 1024 if large else rules.few_sequences)
     return Defaults(tokens, sequences, rules.utilization, flights, page_tuples=rules.page_tuples)

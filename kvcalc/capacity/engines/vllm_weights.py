@@ -9,7 +9,7 @@ import msgspec
 
 from kvcalc.capacity.engines.vllm_compressed_memory import buffers, tables
 from kvcalc.capacity.engines.vllm_versions import Release, listed_family
-from kvcalc.capacity.memory_terms import GIB, MIB, Start, stage_weights
+from kvcalc.capacity.memory_terms import GIB, MIB, Start
 from kvcalc.layers.attention import Compressed, Grouped, Latent
 from kvcalc.layers.part import Part
 from kvcalc.layers.weights import Weight, WeightKind
@@ -114,11 +114,10 @@ def _hopper(weight: Weight, local: Weight) -> int:
 
 def extra_weights(start: Start) -> dict[str, int]:
     """Bytes loaded beside the language model as stored, by name; what is 0 is left out."""
-    own = stage_weights(start.model, start.formats, start.ranks, start.stage)
     kind = start.gpu.architecture == "Hopper", data_centre_blackwell(start), start.release.since
     packed = kind if _mxfp4_padding(start) else ()
     found = {
-        "padding and rounding": start.once(loaded, packed, start.release.since < PLAIN_SCALES) - own,
+        "padding and rounding": start.once(loaded, packed, start.release.since < PLAIN_SCALES) - start.language,
         "repacked matrices": start.once(repacked),
         "absorbed projections": start.once(absorbed),
         "rotary tables": tables(start) or rope_tables(start.model),
