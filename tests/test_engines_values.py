@@ -10,7 +10,7 @@ from specs import csa, grouped, of_kinds
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings, Plan
-from kvcalc.capacity.engines.engine import Defaults
+from kvcalc.capacity.engines.engine import Defaults, stage_by_stage
 from kvcalc.capacity.engines.stored import Held, counted, pages, unknown
 from kvcalc.capacity.record import fit_record
 from kvcalc.layers.attention import Grouped, HiddenStates
@@ -194,7 +194,7 @@ def _plan(held: Sequence[Held], ranks: Parallelism, settings: EngineSettings, st
 
 
 TOY = Engine(
-    name="toy", title="Toy", plan=_plan, defaults=lambda *asked: Defaults(100, 1, 0.9),
+    name="toy", title="Toy", plan=stage_by_stage(_plan), defaults=lambda *asked: Defaults(100, 1, 0.9),
     dtypes=("bf16", "fp8"), of="remaining",
 )  # fmt: skip
 
