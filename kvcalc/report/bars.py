@@ -110,7 +110,11 @@ def past_limits(axes: Any, ends: list[Any], renderer: Any) -> bool:
     """Texts at the ends of bars, through one of which a limit's line would run, stand right of the axes, all in a column;
     whether they were moved there now."""
     lines = [axes.transData.transform((line.get_xdata()[0], 0))[0] for line in axes.get_lines()]
-    boxes = [text_box(text, renderer) for text in ends if text.xycoords == "data"]
+    boxes = []
+    for text in ends:
+        if text.xycoords == "data":
+            text.update_positions(renderer)  # as the axes are laid out now
+            boxes.append(text_box(text, renderer))
     near = NEAR * axes.figure.dpi / 72
     if not any(box.x0 - near <= x <= box.x1 + near for box in boxes for x in lines):
         return False

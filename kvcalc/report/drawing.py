@@ -212,13 +212,11 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
     heads = [one.head for one in panels]
     write_heads(heads)
     figure.get_layout_engine().execute(figure)
-    if sum(past_limits(one.axes, one.sums, figure.canvas.get_renderer()) for one in panels):
-        figure.get_layout_engine().execute(figure)
-    while fit_heads(heads, figure.canvas.get_renderer()):  # each turn makes one narrower
-        figure.get_layout_engine().execute(figure)
+    renderer = figure.canvas.get_renderer()
+    while sum(past_limits(one.axes, one.sums, renderer) for one in panels) or fit_heads(heads, renderer):
+        figure.get_layout_engine().execute(figure)  # each turn moves texts out or makes one narrower
     while _beside_lines(figure, panels, look):  # each turn moves a label out, so that there is a last one
         figure.get_layout_engine().execute(figure)
-    renderer = figure.canvas.get_renderer()
     for one in panels:
         if is_heat(one.head.chart):  # whose ticks are names, as those of bars are upwards
             fit_cells(one.axes, renderer)
