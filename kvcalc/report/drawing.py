@@ -242,13 +242,10 @@ def _beside_points(figure: Any, one: Panel, look: dict[str, Any], size: float) -
     """The labels of one panel, those right of the axes of a size."""
     renderer = figure.canvas.get_renderer()
     ranged(one.axes, one.ends, size, renderer)
-    room = Room(taken_places(figure, one.axes), Places.none(), Places.none())
-    for text in one.ends:
-        room.taken.take(leader_boxes(text))
-        room.joints.take(leader_boxes(text))
-    inside = one.axes.get_window_extent(renderer)
-    every = list(one.points)
-    lost = [text for text in one.points if not beside(text, every, room, inside, renderer)]
+    lost = _placed(figure, one, one.points, renderer)
+    if lost:  # those that found no place may choose first
+        again = _placed(figure, one, [*lost, *(text for text in one.points if text not in lost)], renderer)
+        lost = again if len(again) < len(lost) else _placed(figure, one, one.points, renderer)
     for text in lost:
         one.points.remove(text)
         text.remove()
@@ -256,3 +253,13 @@ def _beside_points(figure: Any, one: Panel, look: dict[str, Any], size: float) -
             continue
         one.ends.append(_thin(_outside(one.axes, text.get_text().replace("\n", " "), text.xy, look["ink"], "-", look), look))
     return len(lost)
+
+
+def _placed(figure: Any, one: Panel, order: Sequence[Any], renderer: Any) -> list[Any]:
+    """Put the points' labels beside them, one after the other; those that find no place."""
+    room = Room(taken_places(figure, one.axes), Places.none(), Places.none())
+    for text in one.ends:
+        room.taken.take(leader_boxes(text))
+        room.joints.take(leader_boxes(text))
+    inside, every = one.axes.get_window_extent(renderer), list(one.points)
+    return [text for text in order if not beside(text, every, room, inside, renderer)]
