@@ -212,6 +212,6 @@ def cost_per_million(price_per_hour: float, gpus: int, seconds: float, tokens: i
     return price_per_hour * gpus * seconds / 3600 / tokens * 1e6
 
 
-def verification(count: Num, drafted: int, context: int) -> Batch:
+def verification(count: Num, drafted: Num, context: int) -> Batch:
     """The pass that verifies `drafted` tokens of each sequence: drafted + 1 queries, at `context` after the first."""
     return Batch((Sequences(count, drafted + 1, context - 1),))
