@@ -13,7 +13,7 @@ from kvcalc.report.scales import along
 
 WIDE, SMALL = 13.33, 0.8  # inches of several charts beside each other, and the size of their texts where they stand in rows
 PLAIN, FINEST = 1.2, 8.0  # inches of a chart that no names take, and the smallest font that makes room for them, in points
-EMS, ALIKE_EMS = 38, 22  # that a chart is wide; where all have the same axes without names at points
+EMS, ALIKE_EMS = 38, 22  # that a chart is wide; where all have the same axes without names at points, or cells
 LEGIBLE = 0.59  # of its size, the smallest that such a width makes texts
 LEAST = 0.3  # inches of a chart's width for each point of its font
 ROW, ALIKE_ROW = 3.75, 3.1  # inches of a row, likewise
@@ -50,7 +50,7 @@ def arranged(charts: Sequence[Chart], look: dict[str, Any]) -> Grid:
     width = min(width * max(rows), WIDE)
     each = width / max(rows)
     named = any(text for chart in charts for s in chart.series if s.kind == "points" for text in s.labels)
-    ems = ALIKE_EMS if alike and not named else EMS
+    ems = ALIKE_EMS if (alike or all(map(is_heat, charts))) and not named else EMS
     size = min(look["font"] * (SMALL if len(rows) > 1 else 1.0), max(each * 72 / ems, LEGIBLE * look["font"], FINEST))
     font = min(size, max(FINEST, (each - PLAIN) * 72 / (0.6 * widest(charts))))
     firsts = [sum(rows[:n]) for n in range(len(rows))]
