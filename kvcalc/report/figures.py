@@ -117,7 +117,7 @@ def _times(ratio: float) -> str:
 
 def _parameters(value: float) -> str:
     """125M, 7B: as models are called."""
-    return f"{value / 1e9:g}B" if value >= 1e9 else f"{value / 1e6:g}M"
+    return f"{value / 1e9:.3g}B" if value >= 1e9 else f"{value / 1e6:.3g}M"
 
 
 def no_cache(model: Model, last: int, precision: Precision) -> Chart:

@@ -7,6 +7,7 @@ output takes no such characters, ASCII stands for them; colours come on a termin
 import itertools
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -188,12 +189,19 @@ def _bars(chart: Chart, wide: int, look: Look) -> list[str]:
     totals = [sum(s.ys[i] for s in layers) for i in range(len(chart.categories))]
     margin = min(max(len(c) for c in chart.categories), wide // 2) + 2
     most = max([*totals, *(s.ys[0] for s in levels)]) or 1.0
+    texts = layers[-1].labels or tuple(map(chart.y.tick, totals))
+    beside = wide - margin - max(12, *(len(text) + 2 for text in texts))
     lines = []
     for i, name in enumerate(chart.categories):
-        lengths = [(wide - margin - 12) * s.ys[i] / most for s in layers]
+        lengths = [beside * s.ys[i] / most for s in layers]
         *above, last = textwrap.wrap(name, margin - 2) or [""]
-        lines += [*above, f"{last:<{margin}}{_bar(lengths, look)} {chart.y.tick(totals[i])}"]
-    return [*lines, *_legend([(n, s.label) for n, s in enumerate(layers)], levels, wide, look)]
+        row = f"{last:<{margin}}{_bar(lengths, look)} {texts[i]}".rstrip()
+        for at in sorted(margin + round(beside * s.ys[0] / most) for s in levels):
+            free = at - len(re.sub(r"\x1b\[\d+m", "", row))
+            row += (" " * free + look.signs.side) * (free > 0)
+        lines += [*above, row]
+    upright = look._replace(signs=look.signs._replace(level=look.signs.side))
+    return [*lines, *_legend([(n, s.label) for n, s in enumerate(layers)], levels, wide, upright)]
 
 
 def _bar(lengths: list[float], look: Look) -> str:

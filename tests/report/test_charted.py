@@ -22,7 +22,7 @@ from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.plots_measure import generation_chart, measured_chart
 from kvcalc.report.plots_timing import MOST_POINTS, predicted_against_measured
 from kvcalc.report.roof import decode_sweep, roofline_chart, roofs
-from kvcalc.report.terminal import sketch
+from kvcalc.report.terminal import ASCII, Look, sketch
 from kvcalc.serving.run import Run as ServedRun
 from kvcalc.serving.scheduling import Limits
 from kvcalc.timing.deployment import Deployment
@@ -398,6 +398,14 @@ def test_bars_stack_in_order() -> None:
     assert spans == [[(0, 1), (0, 2)], [(1, 3), (2, 4)]]
     assert [t.get_text() for t in axes.get_yticklabels()] == ["one", "two"]
     assert [line.get_xdata()[0] for line in axes.get_lines()] == [9]
+
+
+def test_bars_of_a_sketch_say_what_the_picture_says_and_show_their_limit() -> None:
+    """44 of 60 columns for 4: a limit of 2 stands 22 behind the names, but not over what is written."""
+    axis = Axis("", log=False, tick=lambda v: f"{v:g}")
+    series = (Series("a", (), (1.0, 4.0), "bar", labels=("1 GPU", "2 GPUs")), Series("memory", (), (2.0,), "limit"))
+    drawn = sketch(Chart("t", "s", axis, axis, series, ("x", "yy")), 60, Look(ASCII, False)).splitlines()[2:]
+    assert drawn == ["x   " + "o" * 11 + " 1 GPU" + " " * 5 + "|", "yy  " + "o" * 44 + " 2 GPUs", "  o a", "  | memory"]
 
 
 def test_a_sketch_marks_each_point_in_its_cell() -> None:
