@@ -131,11 +131,12 @@ def beside(text: Any, others: Sequence[Any], room: Room, inside: Any, renderer: 
     found = least = None
     marks = np.array([anchor(t) for t in others if t.xycoords == "data" and t.xy != text.xy]).reshape(-1, 2)
     for spot in _spots(text, room.taken, inside, renderer):
-        if room.texts.touched(spot.leader):
+        joint = spot.way if len(spot.leader) else spot.leader  # in its whole length
+        if room.texts.touched(joint):
             continue
         faults = (
             _misread(spot, anchor(text), marks, NEAR * text.get_fontsize() * text.figure.dpi / 72),
-            len(spot.leader) > 0 and room.joints.touched(spot.way) > 0,
+            room.joints.touched(joint) > 0,
             room.taken.touched(spot.leader),
         )
         if least is None or faults < least:
@@ -149,8 +150,9 @@ def beside(text: Any, others: Sequence[Any], room: Room, inside: Any, renderer: 
     text.set_ha({0.0: "left", 1.0: "right"}.get(found.side, "center"))
     text.arrow_patch.set_visible(len(found.leader) > 0)
     room.texts.take(np.array([found.place]))
-    room.joints.take(found.way if len(found.leader) else found.leader)
-    room.taken.take(np.array([found.place, *found.leader.tolist()]))
+    joint = found.way if len(found.leader) else found.leader
+    room.joints.take(joint)
+    room.taken.take(np.array([found.place, *joint.tolist()]))
     return True
 
 
