@@ -23,7 +23,6 @@ def no_cache_fields(
     no_cache_redundant_flops_share: 1 − FLOPs with the cache over those without; 0 where chunks of a prompt, each with its LM
     head, take more. Projections: tokens that pass through the layers, of all sequences. tpot_last_bound_s: what the last step
     with the cache takes by the datasheet alone, which is mostly reading the weights; the rest of its time are launches.
-    no_cache_doubles_from: as `doubling_context`.
     """
     plain = without_cache(deployment, input_len, output_len, batch_size, head == "all")
     needed, processed = token_projections(input_len, output_len)
@@ -35,7 +34,6 @@ def no_cache_fields(
         "no_cache_token_projections": batch_size * processed,
         "no_cache_redundant_projections": batch_size * (processed - needed),
         "tpot_last_bound_s": float(total_seconds(roofline(last, deployment.gpu))),
-        "no_cache_doubles_from": doubling_context(deployment, batch_size, head == "all"),
     }
 
 

@@ -10,7 +10,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.words import spelled, tokens_called
 from kvcalc.serving.latency import BLOCK, DecodeSteps, check_steps, cost_per_million, request
-from kvcalc.serving.redundancy import no_cache_fields
+from kvcalc.serving.redundancy import doubling_context, no_cache_fields
 from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, best_drafted, draft_model, speculate, stops_paying
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
@@ -75,10 +75,10 @@ def latency_records(asked_for: Sequence[tuple[Deployment, LatencyOptions]]) -> l
         alike.setdefault((id(deployment), asked.batch_size, asked.cpu_offload_gb), []).append(number)
     records: dict[int, dict[str, Any]] = {}
     for (_, batch_size, _), numbers in alike.items():
-        deployment = with_host_weights(*asked_for[numbers[0]])
+        deployment, doubles = with_host_weights(*asked_for[numbers[0]]), dict[str, int | None]()
         for some, ranges in _together({number: asked_for[number][1] for number in numbers}):
             steps = DecodeSteps(deployment, batch_size, ranges) if ranges else None
-            records |= {number: _record(deployment, asked_for[number][1], steps) for number in some}
+            records |= {number: _record(deployment, asked_for[number][1], steps, doubles) for number in some}
     return [records[number] for number in range(len(asked_for))]
 
 
@@ -121,8 +121,10 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
     return latency_records([(deployment, asked)])[0]
 
 
-def _record(deployment: Deployment, asked: LatencyOptions, steps: DecodeSteps | None) -> dict[str, Any]:
-    """Of a deployment with its weights where they are asked to be."""
+def _record(
+    deployment: Deployment, asked: LatencyOptions, steps: DecodeSteps | None, doubles: dict[str, int | None]
+) -> dict[str, Any]:
+    """Of a deployment with its weights where they are asked to be. doubles: where it is known, by positions of the head."""
     prompt = asked.batch_size, asked.prefix_len, asked.max_num_batched_tokens
     found = request(deployment, asked.input_len, asked.output_len, *prompt, steps)
     at_end = steps or DecodeSteps(deployment, asked.batch_size, [(asked.context, asked.context + 1)])
@@ -144,6 +146,9 @@ def _record(deployment: Deployment, asked: LatencyOptions, steps: DecodeSteps | 
     record |= _offload(deployment, passes[1])
     if asked.no_cache:
         record |= no_cache_fields(deployment, asked.input_len, asked.output_len, asked.batch_size, asked.head, found)
+        if asked.head not in doubles:  # it hangs on neither length
+            doubles[asked.head] = doubling_context(deployment, asked.batch_size, asked.head == "all")
+        record["no_cache_doubles_from"] = doubles[asked.head]
     draft = drafting(deployment, asked)
     if draft:
         record |= _speculative(deployment, draft, asked)

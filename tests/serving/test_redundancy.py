@@ -6,6 +6,7 @@ from conftest import Run
 from kvcalc import Batch, load_gpu, load_model
 from kvcalc.model.operators import total
 from kvcalc.report.redundancy import why_little
+from kvcalc.serving import request_record
 from kvcalc.serving.latency import without_cache
 from kvcalc.serving.redundancy import doubling_context
 from kvcalc.timing.deployment import Deployment
@@ -41,6 +42,21 @@ def test_where_a_step_takes_twice_as_long(model: str, stack: str, every: bool) -
     for length, doubled in ((context - 1, False), (context, True)):
         again = timed.seconds(Batch.prefill(length, 2), every)
         assert (again >= 2 * timed.seconds(Batch.decode(length, 2))) == doubled
+
+
+def test_it_is_looked_for_once_whatever_the_lengths(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three prompts and two answers at two batch sizes: once each of these."""
+    asked: list[int] = []
+
+    def counted(timed: Deployment, batch_size: int, every: bool) -> int | None:
+        asked.append(batch_size)
+        return doubling_context(timed, batch_size, every)
+
+    monkeypatch.setattr(request_record, "doubling_context", counted)
+    records = kvcalc("latency llama-3.1-8b --no-cache --isl 5,6,7 --osl 2,3 --bs 1,8 --format json").records
+    assert sorted(asked) == [1, 8]
+    for record in records:
+        assert record["no_cache_doubles_from"] == doubling_context(deployment("llama-3.1-8b"), record["batch_size"])
 
 
 def test_where_it_never_does() -> None:
