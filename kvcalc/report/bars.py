@@ -22,7 +22,8 @@ def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
     points = [text for s in chart.series if s.kind not in ("bar", "cells") for text in s.labels if text]
     rows = [s.label for s in chart.series if s.kind == "cells"]
     names = [*(rows or _names(chart)), *(wrapped(text, NAME, 3) for text in points)]
-    ends = [wrapped(s.label, NAME, 5, even=True) for s in chart.series if s.kind not in ("bar", "cells", "points", "hollow")]
+    lines = [s for s in chart.series if s.kind not in ("bar", "cells", "points", "hollow")]
+    ends = [wrapped(s.label, look["letters"], 5, even=True) for s in lines]
     least = min(1.0, max(LEAST, SMALLEST / (0.85 * look["font"])))
     needed: float = max(sum(name.count("\n") + 1 for name in texts if name) for texts in (names, ends)) * least
     inches: float = needed * look["font"] * 1.3 / 72

@@ -8,7 +8,7 @@ from kvcalc.report.bars import height_for, widest
 from kvcalc.report.chart import Chart
 from kvcalc.report.heads import LINES, TITLE
 from kvcalc.report.heat import is_heat
-from kvcalc.report.looks import NAME, wrapped
+from kvcalc.report.looks import NAME, letters, wrapped
 from kvcalc.report.scales import along
 
 WIDE, SMALL = 13.33, 0.8  # inches of several charts beside each other, and the size of their texts where they stand in rows
@@ -58,7 +58,8 @@ def arranged(charts: Sequence[Chart], look: dict[str, Any]) -> Grid:
     low = [_low(charts[at], font) if mixed and rows[n] == 1 else 0.0 for n, at in enumerate(firsts)]
     plain = sum(not inches for inches in low) or 1
     least = (ALIKE_ROW if alike else ROW) if len(rows) > 1 else 0.0
-    row = max(height_for(one, look | {"font": font}, max(least, (height - sum(low)) / plain)) for one in charts)
+    sized = look | {"font": font, "letters": letters(each, font)}
+    row = max(height_for(one, sized, max(least, (height - sum(low)) / plain)) for one in charts)
     return Grid(rows, width, tuple(inches or row for inches in low), font, alike)
 
 

@@ -7,7 +7,7 @@ from kvcalc.report.chart import Chart
 from kvcalc.report.labels import text_box
 from kvcalc.report.looks import wrapped
 
-TITLE, LINES = 3, 4  # lines at most of a title, and of what stands below it
+TITLE, LINES = 3, 5  # lines at most of a title, and of what stands below it
 
 
 class Head:
