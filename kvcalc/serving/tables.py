@@ -17,8 +17,8 @@ from kvcalc.gpu.roof import roofline
 from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.cost import AttentionShape, Operator, Role
 from kvcalc.serving.steps import Chunks, Line, Steps
-from kvcalc.timing.applied import MOST_DECODE_TOKENS
 from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.families import MOST_DECODE_TOKENS
 from kvcalc.timing.steps import Host, host_of, operator_seconds
 
 EXACT = 64  # kinds of passes of prompts alone that are timed as they are

@@ -15,6 +15,7 @@ from kvcalc.storage.quantization import family
 from kvcalc.timing.calibration import Calibration, Entry
 from kvcalc.timing.cutlass import CutlassGemm
 from kvcalc.timing.experts import cells_of
+from kvcalc.timing.families import MOST_DECODE_TOKENS
 from kvcalc.timing.figures import Figures
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law
@@ -26,7 +27,6 @@ from kvcalc.units import at_least, maximum
 if TYPE_CHECKING:
     from kvcalc.timing.law import Array
 
-MOST_DECODE_TOKENS = 16  # new tokens of a sequence that decode kernels take at once, their query rows packed
 # How rows name what products compute in, by how checkpoints store the weights of fp8 products; others' are per tensor.
 _BLOCKS = "fp8_block128"
 # How rows name a cache by how its entries are stored; latents in fp8 lie in blocks, beside a RoPE key of 16 bits.

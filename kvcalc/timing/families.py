@@ -55,6 +55,7 @@ GRAPHS: dict[str, Callable[[Gpu], int]] = {
     "vllm": lambda gpu: 0,
     "trtllm": lambda gpu: 0,
 }
+MOST_DECODE_TOKENS = 16  # new tokens of a sequence that decode kernels take at once, their query rows packed
 BESIDE = ("triton", "flashinfer")  # kernels of attention that stacks take for some models or widths, beside their usual one
 Candidates = tuple[tuple[type[Law], dict[str, Any]], ...]
 
@@ -150,6 +151,13 @@ def _usual_groups(*shape: Array) -> Array:
     return np.where(head_dim == 192, 0.03, np.where(usual, np.where(head_dim == 128, 1.0, 0.5), 0.1))
 
 
+def _prompts(*shape: Array) -> Array:
+    """The same for prefill; prompts that a pass times by the law of decode count three tenths of that."""
+    import numpy as np
+
+    return _usual_groups(*shape) * np.where(shape[4] <= MOST_DECODE_TOKENS, 0.3, 1.0)
+
+
 def _usual_matrices(*shape: Array) -> Array:
     """Weights for products: matrices of the sizes that models have whole, others three tenths."""
     import numpy as np
@@ -162,7 +170,7 @@ def _usual_matrices(*shape: Array) -> Array:
 FAMILIES = {
     "gemm": Family(_gemm, _same, _usual_matrices),
     "decode_attention": Family(_decode, _attention_kind, _usual_groups),
-    "prefill_attention": Family(_prefill, _attention_kind, _usual_groups),
+    "prefill_attention": Family(_prefill, _attention_kind, _prompts),
     "mla_decode": Family(_mla_decode, _same),
     "mla_prefill": Family(_mla_prefill, _same),
     "allreduce": Family(lambda kind, stack, gpu: ((AllReduce, {}),), lambda kind, kernel: "bytes"),

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, Cost, GemmShape, Operator, Role
-from kvcalc.timing.applied import MOST_DECODE_TOKENS, by_law, cache_rows, decodes, module, plain, products
+from kvcalc.timing.applied import by_law, cache_rows, decodes, module, plain, products
 from kvcalc.timing.calibration import BOUND, CALIBRATED, SCALED, Calibration, Entry
 from kvcalc.timing.elementwise import Elementwise
+from kvcalc.timing.families import MOST_DECODE_TOKENS
 from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.nodes import latency_us
 from kvcalc.timing.routing import BALANCED, Routing

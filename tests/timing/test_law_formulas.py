@@ -256,12 +256,16 @@ def test_prefill_attention(
     tiles = ceil(length, 128) * q
     if law.rows == "packed":
         tiles = min(tiles, ceil(length * q / kv, 128) * kv)
-    factor = law.a64 if width <= 64 else 1 if width <= 128 else law.a192 if width <= 192 else law.a256
+    factor = law.a64 if width <= 64 else 1 if width <= 128 else law.wide
     peak = (M.fp8 if law.compute == 1 else M.bf16) * law.ec * factor * (law.aw if limit < length else 1)
     each = 4 * 128 * width / (peak / M.sms)
     keys, last = (causal, limit) if past is None else (past, past + length / 2)
-    moved = 4 * batch * length * width * (q + 2 * kv) / (law.em * M.memory)
-    expected = law.t0 + tiled(tiles * batch / M.sms, each, keys + 64, law.tau, last) + moved
+    longest = each * last + law.tau
+    attend = max(tiles * batch / M.sms * (each * (keys + 64) + law.tau) + law.tail * longest, longest)
+    tokens = batch * length
+    moved = 4 * tokens * q * width / law.em + 8 * tokens * kv * width / law.ew
+    blocks = tokens * min(kv * width, 512) / (2048 * M.sms)
+    expected = law.t0 + attend + moved / M.memory + blocks * law.block
     more = () if past is None else (past,)
     assert us(law, batch, q, kv, width, length, window, *more) == pytest.approx(expected, rel=1e-9)
 
