@@ -42,7 +42,8 @@ def load_chart(records: Sequence[Record]) -> Chart:
     where += f" on {first['gpus']}× {first['gpu']}" if len(cards) == 1 else ""
     alone = max(len({_load(r, swept) for r in mine}) for mine in groups.values()) < 2
     load = f"{first['requests']:,} request{'s' * (first['requests'] > 1)}" + " at each load" * (not alone)
-    about = f"{where}, {load}; times: {first['basis']}"
+    bases = {r["basis"] for r in served}
+    about = f"{where}, {load}" + f"; times: {first['basis']}" * (len(bases) == 1)
     if alone:
         bars = [*(_bars(groups, figure) for figure in FIGURES), *_sides(groups)]
         return joined([bars[0]._replace(subtitle=about), *bars[1:]])

@@ -82,16 +82,17 @@ def _log_ticks(spec: Axis, low: float, high: float, most: int) -> tuple[int, Any
 
 def _between(low: float, high: float, most: int) -> tuple[float, ...]:
     """The ticks of a decade: the most that stand apart by a part of the axis that leaves room for `most`, and leave no large part
-    of it without one."""
-    decades = math.log10(high / low)
-    for found in WITHIN:
+    of it without one; where all do, those that leave the least."""
+    decades, apart = math.log10(high / low), []
+    for found in WITHIN if decades < MOST_DECADES else ():
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         at = [math.log10(step * 10.0**power / low) / decades for power in powers for step in found]
         ticks = [place for place in at if 0 <= place <= 1]
         gaps = [b - a for a, b in itertools.pairwise((0.0, *ticks, 1.0))]
-        if len(ticks) > 1 and min(gaps[1:-1]) >= 1 / most and max(gaps) <= EMPTY and decades < MOST_DECADES:
-            return tuple(map(float, found))
-    return (1.0,)
+        if len(ticks) > 1 and min(gaps[1:-1]) >= 1 / most:
+            apart.append((max(gaps), tuple(map(float, found))))
+    fine = [found for empty, found in apart if empty <= EMPTY]
+    return fine[0] if fine else min(apart)[1] if apart else (1.0,)
 
 
 def thin_ticks(axis: Any, renderer: Any, gap: float) -> None:

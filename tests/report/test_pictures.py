@@ -292,6 +292,7 @@ def test_labels_are_spread_as_little_as_they_need_to_be() -> None:
         (2, 30, 15 ** (1 / 12), [2, 3, 5, 7, 10, 15, 20, 30]),
         (2, 900, 450 ** (1 / 12), [2, 5, 10, 20, 50, 100, 200, 500, 1000]),
         (5, 16, 1.15, [5, 6, 8, 10, 15]),
+        (7, 14, 1.15, [8, 10, 15]),
         (20, 39, 1.15, [20, 25, 30, 35, 40]),
     ],
     ids=str,
@@ -302,7 +303,7 @@ def test_a_logarithmic_axis_has_fewer_ticks_the_longer_it_is(
     """From `least` to `most`, and beyond by a twelfth of that, at least 1.15 times and at most 1.4 down and 1.7 up.
 
     5 and 6 stand a fourteenth of the axis apart, as 14 ticks do, where 8 and 9 do not; over longer ones 1.5 and 2, or 1 and 2. To
-    18.4 as many ticks as from 5 to 10 would leave more than two fifths without one. Under 2.6 times the steps are even.
+    18.4 as many ticks as from 5 to 10 would leave more than two fifths bare, to 16.1 all do. Under 2.6 times the steps are even.
     """
     axis = Axis("tokens/s", tick=si_tick(""))
     axes = figure(Chart("t", "", axis, axis, (Series("", (1.0, 2.0), (least, most)),)), STYLES["light"]).axes[0]
