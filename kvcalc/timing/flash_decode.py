@@ -1,13 +1,15 @@
 """Decode attention by kernels whose source says into how many parts they split the walk along the cache (flash decoding).
 
 A tile is 64 query heads of one KV head of one sequence; it walks the cache in blocks of 128 tokens, as in decode_attention.
-Into how many parts s a walk is split follows from counts alone, never from a time, and is often not the fastest choice:
+Into how many parts s a walk is split follows from counts alone, never from a time, and is often not the fastest choice.
+That the last wave is not full, and that XQA rounds its parts, is left out: the rows, whose batches are powers of two, are met
+as well without it, and so another sequence never makes a step shorter.
 
     n      = batch·kv_heads·⌈(q_heads/kv_heads)/64⌉,  blocks = ⌈L/128⌉,  L = min(kv_len, window)
-    tile   = tau + ⌈blocks/s⌉·128·2·head_dim·bytes / r
+    tile   = tau + ⌈blocks/s⌉·128·2·head_dim·bytes / r      (XQA: blocks/s)
     miss   = 1 / (1 + (cap·L2/B)^6),  B = bytes of the cache that is read
     memory = miss·(B / (reach·BW) + 6)
-    t      = t0 + tb·batch + pnorm_2(⌈n·s/SMs⌉·tile, memory) + (s > 1)·0.8·√s + 4·batch·q_heads·head_dim/BW
+    t      = t0 + tb·batch + pnorm_2(max(1, n·s/SMs)·tile, memory) + (s > 1)·0.8·√s + 4·batch·q_heads·head_dim/BW
 
 What hits the L2 comes at the rate of the SMs. The 6 µs (ramp and tail of the memory) and the 0.8·√s µs (the parts of each row
 combined) are what H100 and H200 agree on under three stacks; fitted to each they were 0.1 to 13 and 0.7 to 1.5.
@@ -78,10 +80,11 @@ class FlashDecode(Law, frozen=True, tag="decode_attention_flash"):
         block = np.select(widths, usual, widest)
         blocks = np.ceil(length / block)
         split = split_parts(self.rule, self.parts, n, blocks, length, machine.sms)
-        tile = tau + np.ceil(blocks / split) * block * 2 * head_dim * self.bytes / rate
+        part = blocks / split if self.rule == "xqa" else np.ceil(blocks / split)
+        tile = tau + part * block * 2 * head_dim * self.bytes / rate
         read = 2 * batch * kv_heads * length * head_dim * self.bytes
         memory = misses(read, self.cap, machine.l2, self.cold) * (read / (self.reach * machine.memory) + RAMP)
-        walked = pnorm(2.0, np.ceil(n * split / machine.sms) * tile, memory)
+        walked = pnorm(2.0, np.maximum(n * split / machine.sms, 1) * tile, memory)
         combined = np.where(split > 1, COMBINE * np.sqrt(split), 0.0)
         return self.t0 + self.tb * batch + walked + combined + 4 * batch * q_heads * head_dim / machine.memory
 
@@ -92,15 +95,15 @@ def split_parts(rule: Rule, parts: int, n: Array, blocks: Array, length: Array, 
     flash3_bounded: as many blocks to a part as give each SM one part, with a tenth to spare (flash-attention,
     hopper/flash_prepare_scheduler.cu). flash3: four blocks or fewer not at all (hopper/heuristics.h), where the caller gives
     no bound. xqa: 128 tokens to a part, but no more than √(8·their number) parts, in at most eight waves (TensorRT-LLM,
-    computeMultiBlockCount of decoderXQAImplCommon.h).
+    computeMultiBlockCount of decoderXQAImplCommon.h), unrounded.
     """
     import numpy as np
 
     if rule == "xqa":
-        most = np.maximum(np.floor(length / PART), 1)
-        most = np.minimum(most, np.round(np.sqrt(8 * most)))
+        most = np.maximum(length / PART, 1)
+        most = np.minimum(most, np.sqrt(8 * most))
         waves = n * most / (8 * sms)
-        most = np.maximum(np.floor(most / np.maximum(waves, 1)), 1)
+        most = np.maximum(most / np.maximum(waves, 1), 1)
     else:
         each = np.maximum(np.ceil(11 * n * blocks / (10 * sms)), 1)
         most = np.ceil(blocks / each)

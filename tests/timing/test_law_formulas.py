@@ -177,13 +177,14 @@ def test_decode_attention(law: DecodeAttention, batch: int, pair: tuple[int, int
     assert us(law, batch, q, kv, width, length, window) == pytest.approx(expected, rel=1e-9)
 
 
-def parts_of(law: FlashDecode, walks: int, blocks: int, length: int) -> int:
-    """Into how many parts the kernel splits each walk, in whole numbers."""
+def parts_of(law: FlashDecode, walks: int, blocks: int, length: int) -> float:
+    """Into how many parts the kernel splits each walk: whole ones, of XQA those before it rounds them."""
+    most: float
     if law.rule == "xqa":
-        most = max(length // 128, 1)
-        most = min(most, round(math.sqrt(8 * most)))
+        most = max(length / 128, 1)
+        most = min(most, math.sqrt(8 * most))
         waves = walks * most / M.sms
-        most = max(math.floor(most / (waves / 8)), 1) if waves > 8 else most
+        most = max(most / (waves / 8), 1) if waves > 8 else most
     else:
         each = -(-11 * walks * blocks // (10 * M.sms))
         most = 1 if blocks <= 4 and law.rule == "flash3" else ceil(blocks, each)
@@ -213,11 +214,12 @@ def test_flash_decode(law: FlashDecode, batch: int, pair: tuple[int, int], width
     tokens = 128 if law.rule == "xqa" else TILE[law.bytes][sum(width > w for w in (64, 128, 192))]
     blocks = ceil(seen, tokens)
     split = parts_of(law, walks, blocks, seen)
-    tile = law.tau * (law.tx if apart else 1) + ceil(blocks, split) * tokens * 2 * width * law.bytes / rate
+    part = blocks / split if law.rule == "xqa" else math.ceil(blocks / split)
+    tile = law.tau * (law.tx if apart else 1) + part * tokens * 2 * width * law.bytes / rate
     read = 2 * batch * kv * seen * width * law.bytes
     miss = 1.0 if law.cold else 1 / (1 + (law.cap * M.l2 / read) ** 6)
     memory = miss * (read / (law.reach * M.memory) + 6)
-    rest = both(2, ceil(walks * split / M.sms) * tile, memory) + (0.8 * math.sqrt(split) if split > 1 else 0)
+    rest = both(2, max(1, walks * split / M.sms) * tile, memory) + (0.8 * math.sqrt(split) if split > 1 else 0)
     expected = law.t0 + law.tb * batch + rest + 4 * batch * q * width / M.memory
     assert us(law, batch, q, kv, width, length, window) == pytest.approx(expected, rel=1e-9)
 

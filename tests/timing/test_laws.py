@@ -124,8 +124,8 @@ def test_a_kernel_that_does_not_split_walks_a_long_cache_alone() -> None:
         ("flash3", 120, 1024, 1),  # 120 · 8 · 1.1 / 132: exactly 8 of 8 blocks
         ("flash3_bounded", 1, 16384, 32),  # no more than the caller's bound
         ("xqa", 128, 512, 4),  # 512 / 128, in 3.9 waves
-        ("xqa", 2, 32768, 45),  # √(8 · 256)
-        ("xqa", 128, 8192, 8),  # √(8 · 64) = 23 would be 22 waves: 23 · 8 / 22.3
+        ("xqa", 2, 65536, 64),  # √(8 · 512)
+        ("xqa", 264, 32768, 4),  # √(8 · 256) would be 2 · 45 waves: no more than 8 of 132 parts
         ("xqa", 2048, 256, 1),  # 2 parts would be 31 waves
         ("xqa", 8, 100, 1),
     ],
