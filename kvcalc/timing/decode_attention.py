@@ -1,12 +1,13 @@
 """Decode attention: one new token of each sequence against its cached keys and values (MHA, GQA, MQA).
 
 A tile is 64 query heads of one KV head of one sequence; it walks the cache in blocks of 128 tokens. A launch may split the
-walk over s SMs and combine. Its tiles run in whole waves; the memory side is one read of the cache, from HBM or the L2.
+walk over s SMs and combine. Its tiles run in whole waves; the memory side is one read of what the L2 does not hold, as the
+rest comes at the rate of the SMs.
 
     n      = batch·kv_heads·⌈(q_heads/kv_heads)/64⌉,  blocks = ⌈L/128⌉,  L = min(kv_len, window)
     tile   = tau + ⌈blocks/s⌉·128·2·head_dim·bytes / r
     miss   = 1 / (1 + (cap·L2/B)^6),  B = bytes of the cache that is read
-    memory = B·miss / (reach·BW) + B·(1 − miss) / l2 + tramp·miss
+    memory = miss·(B / (reach·BW) + tramp)
     t      = t0 + min over s ≤ blocks of [pnorm_2(⌈n·s/SMs⌉·tile, memory) + (s > 1)·(2 + 0.05·s)] + 4·batch·q_heads·head_dim/BW
 """
 
@@ -31,34 +32,26 @@ def misses(read: Array, cap: float, l2: float, cold: bool) -> Array:
     return np.ones_like(read) if cold else 1 / (1 + (cap * l2 / read) ** 6)
 
 
-def memory_time(read: Array, miss: Array, reached: float, l2: float, tramp: float) -> Array:
-    """µs to read a cache of which a share misses the L2: that from memory at the rate reached, after its ramp, the rest at l2."""
-    return read * miss / reached + read * (1 - miss) / l2 + tramp * miss
-
-
 class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     """One decode step of attention, the write of the new token and the combination of splits included.
 
     t0 [µs]: launch, prologue, cache write. tau [µs]: a tile's load, softmax and store, paid in every wave. r [bytes/µs]:
     at what rate one SM streams the cache at head_dim 128; r64, r256: factors on it at other widths, √r256 at 192. cap: the
-    share of the L2 in which a cache stays between calls. tramp [µs]: ramp of HBM, and the tail. rm, rw: factors on r for MHA and
-    for wide groups, where stacks take other kernels; tx: on tau for the one that `apart` names; the other has tau/rm, or tau.
-    reach: of the datasheet's bandwidth, by a long read of the cache. l2 [bytes/µs]: out of the second-level cache.
+    share of the L2 in which a cache stays between calls. tramp [µs]: ramp of HBM, and the tail. rx, tx: factors on r and tau for
+    MHA and wide groups, where stacks take other kernels. reach: of the datasheet's bandwidth, by a long read of the cache.
 
     bytes: of one cached element. wide: `grouped` kernels for more than 16 query heads per KV head, or `per_head` beyond 32,
-    which read once for each; `windowed`: kernels that go head by head under a window, for which rw and tx then stand. cold:
+    which read once for each; `windowed`: kernels that go head by head under a window, for which rx and tx stand too. cold:
     true where the cache is never in the L2, as in serving. parts: the most into which a kernel splits a walk.
     """
 
     CHOICES: ClassVar[tuple[dict[str, Any], ...]] = (
-        *({"wide": wide, "apart": apart} for wide in ("grouped", "per_head") for apart in ("mha", "wide")),
-        {"wide": "windowed", "apart": "wide"},
-        *({"wide": wide, "apart": "mha", "parts": 1} for wide in ("grouped", "per_head")),
+        *({"wide": wide} for wide in ("grouped", "per_head", "windowed")),
+        *({"wide": wide, "parts": 1} for wide in ("grouped", "per_head")),
     )
 
     bytes: int = 2
     wide: Literal["grouped", "per_head", "windowed"] = "grouped"
-    apart: Literal["mha", "wide"] = "mha"
     cold: bool = False
     parts: int = 128
     t0: Annotated[float, within(0.3, 60)] = 7
@@ -68,11 +61,9 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
     tramp: Annotated[float, within(0.1, 40)] = 5
     r64: Annotated[float, within(0.1, 4)] = 0.8
     r256: Annotated[float, within(0.1, 4)] = 0.8
-    rm: Annotated[float, within(0.1, 8)] = 1
+    rx: Annotated[float, within(0.02, 8)] = 1
     tx: Annotated[float, within(0.1, 20)] = 1
-    rw: Annotated[float, within(0.02, 8)] = 1
     reach: Annotated[float, within(0.5, 1.1)] = 0.95
-    l2: Annotated[float, within(5e5, 6e7)] = 6e6
 
     def us(self, machine: "Figures", *shape: Array) -> Array:
         import numpy as np
@@ -87,12 +78,12 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
         if self.wide != "grouped":
             n = np.where(special, batch * q_heads, n)
         rate = self.r * np.select([head_dim <= 64, head_dim <= 128, head_dim <= 192], [self.r64, 1.0, self.r256**0.5], self.r256)
-        rate = rate * np.where(special, self.rw, 1) * np.where(group == 1, self.rm, 1)
-        on_mha, on_wide = (self.tx, 1.0) if self.apart == "mha" else (1 / self.rm, self.tx)
-        tau = self.tau * np.where(special, on_wide, 1) * np.where(group == 1, on_mha, 1)
+        special = special | (group == 1)
+        rate = rate * np.where(special, self.rx, 1)
+        tau = self.tau * np.where(special, self.tx, 1)
         read = 2 * batch * kv_heads * length * head_dim * self.bytes
         miss = misses(read, self.cap, machine.l2, self.cold)
-        memory = memory_time(read, miss, self.reach * machine.memory, self.l2, self.tramp)
+        memory = miss * (read / (self.reach * machine.memory) + self.tramp)
         block = BLOCK * 2 * head_dim * self.bytes / rate
         best = best_split(n / machine.sms, np.ceil(length / BLOCK), tau, block, memory, COMBINE, self.parts)
         return self.t0 + best + 4 * batch * q_heads * head_dim / machine.memory

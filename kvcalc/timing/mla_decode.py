@@ -9,7 +9,7 @@ As decode attention, with tiles of 64 heads and blocks of 64 tokens, and product
 
 from typing import TYPE_CHECKING, Annotated
 
-from kvcalc.timing.decode_attention import best_split, memory_time, misses
+from kvcalc.timing.decode_attention import best_split, misses
 from kvcalc.timing.law import Array, Law, within
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
     streams latents. ec: of the datasheet's bf16 peak. cap: the share of the L2 in which a cache stays between calls.
     tramp [µs]: ramp of HBM, and the tail. cast: passes over the whole cache before the attention, in its own bytes
     (converting an fp8 cache to bf16 reads one and writes two; a bf16 cache needs next to none).
-    reach, l2 [bytes/µs]: of the datasheet's bandwidth by a long read, and the rate out of the L2. h32, h64: at what pace, of
-    the usual one, kernels walk for 17 to 32 and for 33 to 64 heads, where they take several tiles over one cache.
+    reach: of the datasheet's bandwidth, by a long read. h32, h64: at what pace, of the usual one, kernels walk for 17 to 32
+    and for 33 to 64 heads, where they take several tiles over one cache.
     bytes: of one cached element.
     """
 
@@ -41,7 +41,6 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
     tramp: Annotated[float, within(0.1, 60)] = 7
     cast: Annotated[float, within(1e-3, 40)] = 0.05
     reach: Annotated[float, within(0.5, 1.1)] = 0.95
-    l2: Annotated[float, within(5e5, 6e7)] = 6e6
     h32: Annotated[float, within(0.3, 1.5)] = 1
     h64: Annotated[float, within(0.3, 1.5)] = 1
 
@@ -51,7 +50,7 @@ class MlaDecode(Law, frozen=True, tag="mla_decode"):
         batch, heads, length = shape
         read = batch * length * (LATENT + ROPE) * self.bytes
         miss = misses(read, self.cap, machine.l2, self.cold)
-        memory = memory_time(read, miss, self.reach * machine.memory, self.l2, self.tramp)
+        memory = miss * (read / (self.reach * machine.memory) + self.tramp)
         rate = self.ec * machine.bf16 / machine.sms
         pace = np.select([heads <= 16, heads <= 32, heads <= 64], [1.0, self.h32, self.h64], 1.0)
         memory = memory / pace

@@ -50,12 +50,13 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
 
 
 class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resident"):
-    """fp8 and fp4 products whose weights the L2 may hold. t0, ec, em, p, tr, r, bq, pro, sg: as of QuantizedGemm.
+    """fp8 and fp4 products whose weights the L2 may hold. t0, ec, em, p, tr, r, bq, sg: as of QuantizedGemm, pro is none.
 
     cap, l2, cold: as of ResidentGemm.
     """
 
     cold: bool = False
+    pro: float = 0.0
     cap: Annotated[float, within(0.02, 1.5)] = 0.17
     l2: Annotated[float, within(3e5, 6e7)] = 3e6
 

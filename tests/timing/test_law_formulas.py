@@ -117,7 +117,7 @@ def test_quantised_products_whose_weights_the_l2_may_hold(law: ResidentQuantized
     miss = 1 / (1 + (law.cap * M.l2 / weights) ** 6)
     memory = max((weights * miss + others) / (law.em * M.memory), (weights + others) / law.l2)
     start = law.t0 + 3 * m * k / (law.bq * M.memory)
-    rest = split_product(law, m, n, k, memory, law.ec * M.fp8 / M.sms, law.r, law.pro, law.sg)
+    rest = split_product(law, m, n, k, memory, law.ec * M.fp8 / M.sms, law.r, 0, law.sg)
     assert us(law, m, n, k) == pytest.approx(start + rest, rel=1e-9)
 
 
@@ -148,9 +148,9 @@ def walked(tiles: float, blocks: int, tau: float, block: float, memory: float, c
 
 
 def from_memory(law: Any, read: float) -> float:
-    """A cache read from HBM, or the L2 where it stays there between calls."""
+    """A cache read from HBM; what stays in the L2 between calls comes at the rate of the SMs."""
     miss = 1.0 if law.cold else 1 / (1 + (law.cap * M.l2 / read) ** 6)
-    return read * miss / (law.reach * M.memory) + read * (1 - miss) / law.l2 + law.tramp * miss
+    return miss * (read / (law.reach * M.memory) + law.tramp)
 
 
 @given(
@@ -167,9 +167,8 @@ def test_decode_attention(law: DecodeAttention, batch: int, pair: tuple[int, int
     special = bool(window) and q > kv if law.wide == "windowed" else q / kv > (32 if law.wide == "per_head" else 16)
     tiles = batch * q if special and law.wide != "grouped" else batch * kv * ceil(q / kv, 64)
     factor = law.r64 if width <= 64 else 1 if width <= 128 else math.sqrt(law.r256) if width <= 192 else law.r256
-    rate = law.r * factor * (law.rw if special else 1) * (law.rm if q == kv else 1)
-    mha, wide = (law.tx, 1) if law.apart == "mha" else (1 / law.rm, law.tx)
-    tau = law.tau * (wide if special else 1) * (mha if q == kv else 1)
+    apart = special or q == kv
+    rate, tau = law.r * factor * (law.rx if apart else 1), law.tau * (law.tx if apart else 1)
     block = 128 * 2 * width * law.bytes / rate
     memory = from_memory(law, 2 * batch * kv * seen * width * law.bytes)
     rest = walked(tiles / M.sms, ceil(seen, 128), tau, block, memory, 2.0, law.parts)
