@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from kvcalc.layers.cost import Cost
-from kvcalc.timing.law import Array
+from kvcalc.timing.law import Array, attended
 from kvcalc.timing.sparse_decode import SCALE, weights_of
 
 
@@ -25,13 +25,6 @@ def _products(kind: str) -> str:
     return "fp8" if "fp8" in kind else "bf16"
 
 
-def _limit(length: Array, window: Array) -> Array:
-    """Tokens that a query sees at most: the window where there is one."""
-    import numpy as np
-
-    return np.where(window > 0, np.minimum(length, np.maximum(window, 1)), length)
-
-
 def _gemm_cost(kind: str, m: Array, n: Array, k: Array) -> tuple[Cost, str]:
     return _cost(2 * m * n * k, (m + n) * k * _element(kind) + 2 * m * n), _products(kind)
 
@@ -39,7 +32,7 @@ def _gemm_cost(kind: str, m: Array, n: Array, k: Array) -> tuple[Cost, str]:
 def _decode_cost(
     kind: str, batch: Array, q_heads: Array, kv_heads: Array, head_dim: Array, length: Array, window: Array
 ) -> tuple[Cost, str]:
-    seen = _limit(length, window)
+    seen = attended(length, window)
     moved = 2 * batch * kv_heads * seen * head_dim * _element(kind) + 4 * batch * q_heads * head_dim
     return _cost(4 * batch * q_heads * seen * head_dim, moved), "bf16"
 
@@ -47,7 +40,7 @@ def _decode_cost(
 def _prefill_cost(
     kind: str, batch: Array, q_heads: Array, kv_heads: Array, head_dim: Array, length: Array, window: Array
 ) -> tuple[Cost, str]:
-    limit = _limit(length, window)
+    limit = attended(length, window)
     pairs = batch * (limit * (limit + 1) / 2 + (length - limit) * limit)
     moved = batch * length * head_dim * (4 * q_heads + 2 * kv_heads * (2 + _element(kind.partition("/")[2])))
     return _cost(4 * pairs * q_heads * head_dim, moved), _products(kind.partition("/")[0])

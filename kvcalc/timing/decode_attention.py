@@ -13,7 +13,7 @@ rest comes at the rate of the SMs.
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from kvcalc.timing.law import Array, Law, pnorm, within
+from kvcalc.timing.law import Array, Law, attended, by_width, pnorm, within
 
 if TYPE_CHECKING:
     from kvcalc.timing.figures import Figures
@@ -69,7 +69,7 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
         import numpy as np
 
         batch, q_heads, kv_heads, head_dim, kv_len, window = shape
-        length = np.where(window > 0, np.minimum(kv_len, np.maximum(window, 1)), kv_len)
+        length = attended(kv_len, window)
         group = q_heads / kv_heads
         n = batch * kv_heads * np.ceil(group / ROWS)
         special = group > (WIDEST_GROUP if self.wide == "per_head" else 16)
@@ -77,9 +77,8 @@ class DecodeAttention(Law, frozen=True, tag="decode_attention"):
             special = (window > 0) & (group > 1)
         if self.wide != "grouped":
             n = np.where(special, batch * q_heads, n)
-        rate = self.r * np.select([head_dim <= 64, head_dim <= 128, head_dim <= 192], [self.r64, 1.0, self.r256**0.5], self.r256)
         special = special | (group == 1)
-        rate = rate * np.where(special, self.rx, 1)
+        rate = self.r * by_width(head_dim, self.r64, self.r256) * np.where(special, self.rx, 1)
         tau = self.tau * np.where(special, self.tx, 1)
         read = 2 * batch * kv_heads * length * head_dim * self.bytes
         miss = misses(read, self.cap, machine.l2, self.cold)

@@ -1,12 +1,13 @@
 """Decode attention by kernels whose source says into how many parts they split the walk along the cache (flash decoding).
 
-A tile is 64 query heads of one KV head of one sequence; it walks the cache in blocks of 128 tokens, as in decode_attention.
+A tile is 64 query heads of one KV head of one sequence; it walks the cache in blocks, as in decode_attention.
 Into how many parts s a walk is split follows from counts alone, never from a time, and is often not the fastest choice.
 That the last wave is not full, and that XQA rounds its parts, is left out: the rows, whose batches are powers of two, are met
 as well without it, and so another sequence never makes a step shorter.
 
-    n      = batch·kv_heads·⌈(q_heads/kv_heads)/64⌉,  blocks = ⌈L/128⌉,  L = min(kv_len, window)
-    tile   = tau + ⌈blocks/s⌉·128·2·head_dim·bytes / r      (XQA: blocks/s)
+    n      = batch·kv_heads·⌈(q_heads/kv_heads)/64⌉,  blocks = ⌈L/block⌉,  L = min(kv_len, window)
+    tile   = tau + ⌈blocks/s⌉·block·2·head_dim·bytes / r      (XQA: blocks/s)
+    block  = the kernel's own at that head_dim, 80 to 160 tokens (XQA: 128)
     miss   = 1 / (1 + (cap·L2/B)^6),  B = bytes of the cache that is read
     memory = miss·(B / (reach·BW) + 6)
     t      = t0 + tb·batch + pnorm_2(max(1, n·s/SMs)·tile, memory) + (s > 1)·0.8·√s + 4·batch·q_heads·head_dim/BW
@@ -18,7 +19,7 @@ combined) are what H100 and H200 agree on under three stacks; fitted to each the
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kvcalc.timing.decode_attention import ROWS, WIDEST_GROUP, misses
-from kvcalc.timing.law import Array, Law, pnorm, within
+from kvcalc.timing.law import Array, Law, attended, by_width, pnorm, within
 
 if TYPE_CHECKING:
     from kvcalc.timing.figures import Figures
@@ -66,18 +67,17 @@ class FlashDecode(Law, frozen=True, tag="decode_attention_flash"):
         import numpy as np
 
         batch, q_heads, kv_heads, head_dim, kv_len, window = shape
-        length = np.where(window > 0, np.minimum(kv_len, np.maximum(window, 1)), kv_len)
+        length = attended(kv_len, window)
         group = q_heads / kv_heads
         wide = group > (WIDEST_GROUP if self.wide == "per_head" else 16)
         n = batch * kv_heads * np.ceil(group / ROWS)
         if self.wide == "per_head":
             n = np.where(wide, batch * q_heads, n)
         apart = wide | (group == 1)
-        widths = [head_dim <= 64, head_dim <= 128, head_dim <= 192]
-        rate = self.r * np.select(widths, [self.r64, 1.0, self.r256**0.5], self.r256)
-        tau, rate = self.tau * np.where(apart, self.tx, 1), rate * np.where(apart, self.rx, 1)
+        rate = self.r * by_width(head_dim, self.r64, self.r256) * np.where(apart, self.rx, 1)
+        tau = self.tau * np.where(apart, self.tx, 1)
         *usual, widest = (PART,) * 4 if self.rule == "xqa" else BLOCKS[self.bytes]
-        block = np.select(widths, usual, widest)
+        block = np.select([head_dim <= 64, head_dim <= 128, head_dim <= 192], usual, widest)
         blocks = np.ceil(length / block)
         split = split_parts(self.rule, self.parts, n, blocks, length, machine.sms)
         part = blocks / split if self.rule == "xqa" else np.ceil(blocks / split)

@@ -66,6 +66,20 @@ def within(least: float, most: float) -> msgspec.Meta:
     return msgspec.Meta(ge=least, le=most)
 
 
+def attended(length: "Array", window: "Array") -> "Array":
+    """Cached tokens that a query sees at most: `length`, or the window where there is one (above 0)."""
+    import numpy as np
+
+    return np.where(window > 0, np.minimum(length, np.maximum(window, 1)), length)
+
+
+def by_width(head_dim: "Array", at_64: float, at_256: float) -> "Array":
+    """The factor on a rate fitted at head_dim 128, by the widths that kernels are built for; √at_256 at 192."""
+    import numpy as np
+
+    return np.select([head_dim <= 64, head_dim <= 128, head_dim <= 192], [at_64, 1.0, at_256**0.5], at_256)
+
+
 def pnorm(p: float, a: "Array", b: "Array") -> "Array":
     """(a^p + b^p)^(1/p), without overflow: the larger one times a factor from 1 to 2^(1/p).
 

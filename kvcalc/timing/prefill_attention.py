@@ -15,7 +15,7 @@ csrc/cache_kernels.cu: min(kv_heads·head_dim, 512) of them), how long such bloc
 
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from kvcalc.timing.law import Array, Law, within
+from kvcalc.timing.law import Array, Law, attended, within
 
 if TYPE_CHECKING:
     from kvcalc.timing.figures import Figures
@@ -66,7 +66,7 @@ class PrefillAttention(Law, frozen=True, tag="prefill_attention"):
         if self.rows == "packed":
             tiles = np.minimum(tiles, np.ceil(length * q_heads / kv_heads / ROWS) * kv_heads)
         tiles = tiles * batch / machine.sms
-        limit = np.where(window > 0, np.minimum(np.maximum(window, 1), length), length)
+        limit = attended(length, window)
         keys = (seen[0] if seen else causal_keys(length, limit)) + ROWS / 2
         last = seen[0] + length / 2 if seen else limit
         width = np.select([head_dim <= 64, head_dim <= 128], [self.a64, 1.0], self.wide)
