@@ -16,7 +16,7 @@ ROOMS = ORDER.split()
 # Distributions that cost start-up time or are optional: the only modules that may import them, and how.
 GUESTS = {
     "torch": ("measure",),
-    "matplotlib": ("report.plots", "report.drawing", "report.grid", "report.labels", "report.scales", "report.answer"),
+    "matplotlib": tuple(f"report.{n}" for n in ("plots", "drawing", "grid", "boxes", "legends", "scales", "answer")),
     "rich": ("report", "cli"),
     "typer": ("cli",),
     "huggingface_hub": ("library.huggingface.hub",),

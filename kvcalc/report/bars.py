@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from kvcalc.report.boxes import text_box
 from kvcalc.report.chart import Chart, bytes_tick
-from kvcalc.report.labels import text_box
 from kvcalc.report.looks import DOTTED, HATCHES, NAME, colour, wrapped
 from kvcalc.report.scales import step_of
 

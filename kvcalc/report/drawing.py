@@ -1,15 +1,17 @@
-"""A chart on matplotlib's axes: lines labelled at their ends, points beside them, bars with their sums, keys outside."""
+"""A chart on matplotlib's axes: lines labelled at their ends, points beside them, bars with their sums."""
 
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvcalc.report.bars import draw_bars, fit_names, past_limits
+from kvcalc.report.boxes import Places, leader_boxes, taken_places
 from kvcalc.report.chart import Chart, Series
 from kvcalc.report.grid import follow
 from kvcalc.report.heads import Head, fit_heads, write_heads
 from kvcalc.report.heat import draw_heat, fit_cells, is_heat
-from kvcalc.report.labels import Places, Room, beside, fitting, leader_boxes, ranged, taken_places
+from kvcalc.report.labels import Room, beside, fitting, ranged
+from kvcalc.report.legends import area
 from kvcalc.report.looks import DOTTED, colour, dashes, marker, wrapped
 from kvcalc.report.scales import room, set_scales, thin_ticks
 
@@ -17,7 +19,6 @@ LINES = ("line", "solid", "dashed", "edge", "trail")
 LINES_OF_NAME = 5
 CROWD = 60  # points of a series, beyond which they are small
 EARLY = 0.9  # of the width of the axes
-AREAS = (0.1, 0.5)  # shares whose points stand in the key
 
 
 class Panel(NamedTuple):
@@ -97,7 +98,7 @@ def _dashes(series: Series, at: int) -> Any:
 
 def _scatter(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
     paint, crowd = colour(at), len(series.xs) > CROWD
-    areas = [_area(share, look) for share in series.sizes or (-0.02 if crowd else 0.02,)]
+    areas = [area(share, look) for share in series.sizes or (-0.02 if crowd else 0.02,)]
     above = 3.5 - max(series.sizes, default=0.0) / 2  # the small on the large
     faint = 0.85 if crowd or len(series.sizes) > 1 else 1.0  # where points may lie on each other
     filled: dict[str, Any] = {"color": paint, "edgecolors": look["paper"], "alpha": faint, "zorder": above}
@@ -115,7 +116,7 @@ def _scatter(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
 def _point_labels(axes: Any, series: Series, look: dict[str, Any]) -> list[Any]:
     """Texts to stand beside their points; an upright's begins at its top."""
     leader = {"arrowstyle": "-", "color": look["ink"], "linewidth": look["font"] / 16, "alpha": 0.7, "shrinkA": 1}
-    radii = [math.sqrt(_area(share, look)) / 2 for share in series.sizes] or [2.0] * len(series.labels)
+    radii = [math.sqrt(area(share, look)) / 2 for share in series.sizes] or [2.0] * len(series.labels)
     common = {"textcoords": "offset points", "xytext": (0, 0), "fontsize": look["font"] * 0.85, "zorder": 4, "va": "center"}
     texts = [(x, y, text, "data", r) for x, y, text, r in zip(series.xs, series.ys, series.labels, radii, strict=False)]
     if series.kind == "upright":
@@ -170,41 +171,6 @@ def _outside(axes: Any, text: str, place: tuple[float, float], paint: str, dashe
         xycoords=axes.get_yaxis_transform() if dashed is DOTTED else "data", fontsize=look["font"] * 0.85, va="center", ha="left",
         annotation_clip=False, arrowprops=stub | {"relpos": (0, 0.5), "shrinkA": 2, "shrinkB": 0},
     )  # fmt: skip
-
-
-def legend(figure: Any, charts: Sequence[Chart], look: dict[str, Any]) -> None:
-    """A key of points, of what their areas mean and of parts of bars, below the axes; lines need none."""
-    found: dict[str, Any] = {}
-    for axes in figure.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            found.setdefault(wrapped(label, 42, 3), handle)
-    for share, what in zip(AREAS, next(([f" {c.areas}", ""] for c in charts if c.areas), []), strict=False):
-        found[f"{share:.0%}{what}"] = _sized(share, look)
-    if not found:
-        return
-    longest = max(len(line) for label in found for line in label.split("\n"))
-    columns = max(1, int(figure.get_size_inches()[0] * 130 / look["font"] / (longest + 6)))
-    rows = -(-len(found) // columns)
-    key = figure.legend(
-        list(found.values()), list(found), loc="outside lower center", ncols=-(-len(found) // rows), frameon=False,
-        fontsize=look["font"] * 0.85,
-    )  # fmt: skip
-    for handle in key.legend_handles:
-        if hasattr(handle, "set_sizes"):
-            handle.set_sizes([look["font"] * 4])
-
-
-def _sized(share: float, look: dict[str, Any]) -> Any:
-    """A point as large as those of a share are."""
-    from matplotlib.lines import Line2D
-
-    size = math.sqrt(_area(share, look))
-    return Line2D([], [], linestyle="", marker="o", markersize=size, color=look["ink"], alpha=0.4, markeredgewidth=0)
-
-
-def _area(share: float, look: dict[str, Any]) -> float:
-    """Square points of the marker of a share."""
-    return float((look["font"] / 10) ** 2 * (30 + 600 * share))
 
 
 def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:

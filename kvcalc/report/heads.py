@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvcalc.report.boxes import text_box
 from kvcalc.report.chart import Chart
-from kvcalc.report.labels import text_box
 from kvcalc.report.looks import wrapped
 
 TITLE, LINES = 3, 5  # lines at most of a title, and of what stands below it

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from kvcalc.report.boxes import text_box
 from kvcalc.report.chart import Chart
-from kvcalc.report.labels import text_box
 from kvcalc.report.looks import NAME, wrapped
 
 FITS, FAILS = "#0072B2", "#D55E00"

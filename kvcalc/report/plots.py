@@ -155,8 +155,9 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from kvcalc.report.drawing import legend, panel, settled
+    from kvcalc.report.drawing import panel, settled
     from kvcalc.report.grid import arranged, engine, panels, shared, write_above
+    from kvcalc.report.legends import legend
     from kvcalc.report.looks import letters
     from kvcalc.report.multiples import in_multiples
 

@@ -13,8 +13,9 @@ from kvcalc import Precision, load_gpu, load_model
 from kvcalc.cli.plot import DEFAULT_MODELS
 from kvcalc.report import figures
 from kvcalc.report.attention import attention_chart
+from kvcalc.report.boxes import STEP, Places, anchor, boxes_along, taken_places, text_box
 from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, joined, si_tick, tokens_tick
-from kvcalc.report.labels import NEAR, STEP, Places, anchor, boxes_along, spread, taken_places, text_box
+from kvcalc.report.labels import NEAR, spread
 from kvcalc.report.looks import wrapped
 from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.roof import decode_sweep, roofline_chart
