@@ -10,7 +10,7 @@ same for all plans.
     t       = t0 + min over s of pnorm_p(min over tiles of waves·tile, memory) + (s > 1)·(tr + 8·s·m·n / 6 TB/s)
 """
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -23,6 +23,8 @@ TILES = ((64, 64), (64, 128), (128, 64), (64, 256), (256, 64), (128, 128), (128,
 BF16_TILES = (*TILES, (32, 64), (64, 32), (32, 128), (128, 32), (96, 128), (128, 96))
 SPLITS = (1, 2, 4, 8, 16)
 LEAST_DEPTH = 64  # k of one pipeline stage
+BLOCK = 1 << 11  # products whose plans are tried at once: their arrays stay in the CPU's cache
+ROUNDED = 1e-9  # of a time, more than what rounding makes of it
 PARTIALS_RATE = 6e6  # bytes per µs at which partial sums of a split, in the L2, are written and read again
 
 
@@ -103,22 +105,38 @@ def _best_plan(
     m: Array, n: Array, k: Array, memory: Array, rate: float, elements: float, sms: int, p: float, tr: float,
     tiles: tuple[tuple[int, int], ...], pro: float = 0.0, stair: float = 0.0,
 ) -> Array:  # fmt: skip
-    """The least time over tiles and splits of k. The minimum over tiles comes before the p-norm, which keeps its order."""
+    """The least time over tiles and splits of k. The minimum over tiles comes before the p-norm, which keeps its order.
+
+    Splits end where none can be the best: one takes at least the products by themselves, without prologues or waves that are
+    not full, and the p-norm grows by no more than they do.
+    """
     import numpy as np
 
-    best: Array | None = None
+    if memory.size > BLOCK:
+        return _in_blocks(m, n, k, memory, rate, elements, sms, p, tr, tiles, pro, stair)
+    rows, columns = np.array(tiles, float).T.reshape(2, -1, *[1] * memory.ndim)
+    count = np.ceil(m / rows) * np.ceil(n / columns)  # [tiles, products], in a fit [tiles, points, products]
+    step = np.maximum(2 * rows * columns / rate, (rows + columns) / elements)
+    best, gain = np.array(np.inf), np.array(np.inf)
     for split in SPLITS:
-        depth = np.maximum(k / split, LEAST_DEPTH)
-        compute: Array | None = None
-        for rows, columns in tiles:
-            waves = stairs(np.ceil(m / rows) * np.ceil(n / columns) * (split / sms), stair)
-            step = np.maximum(2 * rows * columns / rate, (rows + columns) / elements)
-            plan = waves * (depth * step + pro)
-            compute = plan if compute is None else np.minimum(compute, plan)
-        assert compute is not None
+        if not (gain > tr + 8 * split * m * n / PARTIALS_RATE).any():
+            break
+        waves = stairs(count * (split / sms), stair)
+        compute = (waves * (np.maximum(k / split, LEAST_DEPTH) * step + pro)).min(axis=0)
         found = pnorm(p, compute, memory)
-        if split > 1:
+        if split == 1:
+            gain = compute - (count * (k * step)).min(axis=0) / sms + ROUNDED * found
+        else:
             found = found + tr + 8 * split * m * n / PARTIALS_RATE
-        best = found if best is None else np.minimum(best, found)
-    assert best is not None
+        best = np.minimum(best, found)
     return best
+
+
+def _in_blocks(m: Array, n: Array, k: Array, memory: Array, *others: Any) -> Array:
+    """The same of many products, some at a time."""
+    import numpy as np
+
+    m, n, k, _ = np.broadcast_arrays(m, n, k, memory[(0,) * (memory.ndim - 1)])
+    ends = range(0, len(m), max(1, BLOCK * len(m) // memory.size))
+    cuts = [slice(at, at + ends.step) for at in ends]
+    return np.concatenate([_best_plan(m[c], n[c], k[c], memory[..., c], *others) for c in cuts], axis=-1)
