@@ -22,6 +22,7 @@ SIDES = (
     ("Attention's FLOP per byte read", "attention_intensity", lambda v: f"{v:,.3g}"),
     ("Decode step", "time_s", lambda v: seconds(v) if v else "0"),
 )
+MOST_ROWS = 12  # of cells
 MOST_LEVELS, MOST_CURVES = 3, 3  # memories beside the curves, and shares over KV heads, before the outer two stand for all
 PUBLISHED = 0.1  # area of a published score, as a share
 
@@ -29,30 +30,43 @@ PUBLISHED = 0.1  # area of a published score, as a share
 def compare_chart(
     deployments: Sequence[Deployment], chosen: Sequence[tuple[str, Variant]], records: Sequence[dict[str, Any]], last: int
 ) -> Chart:
-    """What the first records of each variant say, side by side: cache, bytes read, FLOP/B of attention, decode step.
+    """What the records say of each variant, side by side: cache, bytes read, FLOP/B of attention, decode step.
 
-    Then the stored cache over context up to `last` tokens and, where heads are shared, `heads_chart`. Of several deployments,
-    whose records follow each other, a figure that is the same of all are bars, another a row of cells each.
+    Then the stored cache over context up to `last` tokens and, where heads are shared, `heads_chart`, at the first load. Of
+    several deployments, whose records follow each other, and several loads, as batches of contexts, a figure that is the same
+    of all are bars, another a row of cells each, of at most MOST_ROWS.
     """
     first, each = records[0], len(records) // len(deployments)
     timed = first["weight_bytes"] is not None  # else the dimensions alone are known
-    asked = f"{first['batch_size']:,} × {first['context']:,} tokens"
+    every = [*dict.fromkeys((r["batch_size"], r["context"]) for r in records)]
+    loads = every[: max(1, MOST_ROWS // len(deployments))]
     names = told_apart(deployments) if len(deployments) > 1 else [deployments[0].gpu.name]
-    rows = [_firsts(records[n * each : (n + 1) * each], chosen) for n in range(len(deployments))]
-    charts = [_side(title, key, tick, names, rows) for title, key, tick in (SIDES if timed else SIDES[:-1])]
+    rows = [_at(records[n * each : (n + 1) * each], chosen, load) for n in range(len(deployments)) for load in loads]
+    called = [_row_name(name * (len(deployments) > 1), load) for name in names for load in loads] if len(loads) > 1 else names
+    where = " a GPU" * any(r["gpus"] > 1 for r in records)
+    charts = [_side(f"{title}{where * (tick is bytes_tick)}", key, tick, called, rows) for title, key, tick in SIDES[: 3 + timed]]
     curves = [_curve(d, chosen, first["batch_size"], last, deployments if timed else ()) for d in deployments]
     charts += {str(curve.series): curve for curve in curves}.values()
     if timed and any(name.lower().startswith(SHARING) for name, _ in chosen):
-        charts += heads_chart(deployments, names, first["context"], first["batch_size"])
-    about = f"{asked}; {time_note(records)}" if timed else asked
+        title = "Fewer KV heads" + f", {_load(loads[0])}" * (len(loads) > 1)
+        charts += heads_chart(title, deployments, names, first["context"], first["batch_size"])
+    rest = f"the first {len(loads)} of {len(every)} loads asked for" * (len(loads) < len(every))
+    about = "; ".join(filter(None, (rest if rest or len(loads) > 1 else _load(loads[0]), time_note(records) * timed)))
     return joined([charts[0]._replace(over=(compared(deployments, records), about)), *charts[1:]])
 
 
-def _firsts(records: Sequence[dict[str, Any]], chosen: Sequence[tuple[str, Variant]]) -> list[dict[str, Any]]:
-    """Of one deployment's records those of each variant at the first batch and context."""
-    first = records[0]
-    alike = {r["variant"]: r for r in reversed(records) if all(r[key] == first[key] for key in ("batch_size", "context"))}
+def _at(records: Sequence[dict[str, Any]], chosen: Sequence[tuple[str, Variant]], load: tuple[int, int]) -> list[dict[str, Any]]:
+    """Of one deployment's records those of each variant at a batch and context."""
+    alike = {r["variant"]: r for r in records if (r["batch_size"], r["context"]) == load}
     return [alike[name] for name, _ in chosen]
+
+
+def _load(load: tuple[int, int]) -> str:
+    return f"{load[0]:,} × {load[1]:,} tokens"
+
+
+def _row_name(deployment: str, load: tuple[int, int]) -> str:
+    return f"{deployment}, {_load(load)}".removeprefix(", ")
 
 
 def _side(title: str, key: str, tick: Any, names: Sequence[str], rows: Sequence[Sequence[dict[str, Any]]]) -> Chart:
@@ -86,7 +100,9 @@ def _curve(
         stored = msgspec.structs.replace(precision, kv_cache_dtype=dtype)
         named.append((_called(name, variant.model.attention), variant.model, stored))
     gpus = sorted({d.gpu.name: d.gpu for d in beside}.values(), key=lambda gpu: gpu.usable_bytes)
-    return cache_vs_context(named, gpus if len(gpus) <= MOST_LEVELS else [gpus[0], gpus[-1]], batch_size, last)
+    found = cache_vs_context(named, gpus if len(gpus) <= MOST_LEVELS else [gpus[0], gpus[-1]], batch_size, last)
+    told = found.subtitle.replace("stored bytes", "stored bytes, of all GPUs together", deployment.parallelism.gpus > 1)
+    return found._replace(subtitle=told)
 
 
 def _called(variant: str, attention: str) -> str:
@@ -94,7 +110,9 @@ def _called(variant: str, attention: str) -> str:
     return f"{attention} as it is" if variant == "none" else variant
 
 
-def heads_chart(deployments: Sequence[Deployment], names: Sequence[str], context: int, batch_size: int) -> list[Chart]:
+def heads_chart(
+    title: str, deployments: Sequence[Deployment], names: Sequence[str], context: int, batch_size: int
+) -> list[Chart]:
     """Cache, step and published scores over the number of KV heads, each as a share of MHA's; none where there is no curve.
 
     Deployments whose shares are the same to a percent are one curve.
@@ -109,7 +127,7 @@ def heads_chart(deployments: Sequence[Deployment], names: Sequence[str], context
         areas = (PUBLISHED,) * len(counts)
         series.append(Series(what, tuple(map(float, counts)), tuple(scores), "points", areas))
     share = Axis("share of what MHA has", log=False, tick=lambda v: f"{v:.0%}")
-    return [Chart("Fewer KV heads", "", Axis("KV heads", tick=tokens_tick), share, tuple(series))]
+    return [Chart(title, "", Axis("KV heads", tick=tokens_tick), share, tuple(series))]
 
 
 def _shares(what: str, names: Sequence[str], curves: Sequence[Sequence[float]]) -> list[tuple[str, tuple[float, ...]]]:

@@ -15,6 +15,7 @@ MOST_NAMES = 4  # operators of a label, and steps of a sweep that it lists
 TOGETHER = 1.4  # times the intensity of the one before, up to which operators lie together
 NEAR = 4.0  # times the intensity of a group, within which next to nothing joins it
 LEAST_SHARE = 0.02  # of a pass, below which products lie apart without a word of their own for the others
+CALIBRATED = "as calibrated"
 SWEPT = {"batch_size": "batch", "context": "context"}
 Row = dict[str, Any]
 
@@ -97,6 +98,39 @@ def words_at(marks: Sequence[Mark], swept: Sequence[str]) -> dict[Mark, str]:
 
     Where attention and products both move, the ends of their ways alone; of many steps some, and the ends among them.
     """
+    ways = _ways(marks)
+    both = len({kind for (kind, _), places in ways.items() if len(places) > 1}) > 1
+    found: dict[Mark, str] = {}
+    for (kind, what), places in ways.items():
+        several = both or [other for other, _ in ways].count(kind) > 1
+        others = [place[0].x for who, there in ways.items() if who != (kind, what) for place in there]
+        for mine in _some(_uncovered(places, others), 2 if both else MOST_STEPS):
+            where = []
+            for key in swept:
+                here, every = ({mark.asked[key] for mark in some} for some in (mine, marks))
+                where.append(f"every {SWEPT[key]}" if here == every else f"{SWEPT[key]} {listed(here)}")
+            named = several or mine is places[0] or not where  # of one thing that moves the first says what it is
+            found[max(mine, key=lambda mark: mark.share)] = ", ".join([what] * named + where)
+    return found
+
+
+def words_below(marks: Sequence[Mark], swept: Sequence[str]) -> dict[Mark, str]:
+    """The labels of what laws say: where steps that lie at one place are told apart by them alone, the slowest of them, and the
+    fastest where it is not near the bound either."""
+    found: dict[Mark, str] = {}
+    for places in _ways(marks).values():
+        timed = sorted((mark for mark in places[0] if mark.predicted), key=lambda mark: mark.predicted or 0.0)
+        if not (swept and timed and len(places) == 1):
+            continue
+        slow, fast = ((mark, mark.predicted or 0.0) for mark in (timed[0], timed[-1]))
+        ends = [slow[0]] * (fast[1] > TOGETHER * slow[1]) + [fast[0]] * (fast[0].y > TOGETHER * fast[1] > TOGETHER**2 * slow[1])
+        for mark in ends:
+            found[mark] = ", ".join([CALIBRATED, *(f"{SWEPT[key]} {mark.asked[key]:,}" for key in swept)])
+    return found
+
+
+def _ways(marks: Sequence[Mark]) -> dict[tuple[int, str], list[list[Mark]]]:
+    """The places of each kind and name, by intensity: those of their points that lie together."""
     together: list[list[Mark]] = []
     for mark in sorted(marks, key=lambda m: (m.kind, m.what, m.x)):
         last = together[-1][-1] if together else None
@@ -106,18 +140,13 @@ def words_at(marks: Sequence[Mark], swept: Sequence[str]) -> dict[Mark, str]:
     ways: dict[tuple[int, str], list[list[Mark]]] = {}
     for mine in together:
         ways.setdefault((mine[0].kind, mine[0].what), []).append(mine)
-    both = len({kind for (kind, _), places in ways.items() if len(places) > 1}) > 1
-    found: dict[Mark, str] = {}
-    for (kind, what), places in ways.items():
-        several = both or [other for other, _ in ways].count(kind) > 1
-        for mine in _some(places, 2 if both else MOST_STEPS):
-            where = []
-            for key in swept:
-                here, every = ({mark.asked[key] for mark in some} for some in (mine, marks))
-                where.append(f"every {SWEPT[key]}" if here == every else f"{SWEPT[key]} {listed(here)}")
-            named = several or mine is places[0] or not where  # of one thing that moves the first says what it is
-            found[max(mine, key=lambda mark: mark.share)] = ", ".join([what] * named + where)
-    return found
+    return ways
+
+
+def _uncovered(places: list[list[Mark]], others: Sequence[float]) -> list[list[Mark]]:
+    """The ends of a way, and what lies between them and not with points of another name, at these intensities."""
+    inner = [mine for mine in places[1:-1] if all(mine[0].x > TOGETHER * x or mine[0].x * TOGETHER < x for x in others)]
+    return [*places[:1], *inner, *places[1:][-1:]]
 
 
 def _some(places: Sequence[list[Mark]], most: int) -> list[list[Mark]]:

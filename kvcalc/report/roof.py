@@ -8,7 +8,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.report.chart import Axis, Chart, Series, joined, plain_tick, si_tick
 from kvcalc.report.looks import GREY
-from kvcalc.report.marks import KINDS, SWEPT, TOGETHER, Mark, Row, drawn, listed, marks_of, words_at
+from kvcalc.report.marks import CALIBRATED, KINDS, SWEPT, TOGETHER, Mark, Row, drawn, listed, marks_of, words_at, words_below
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import roofline_records
 
@@ -37,7 +37,7 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> Chart:
     shown = Axis("FLOP/s", tick=si_tick("FLOP/s"), shown=(min(heights), ABOVE * max(heights)))
     charts = [chart._replace(y=shown) for chart in charts]
     timed = any(row["time_s"] for row in rows)
-    key = "filled: at the datasheet bound; hollow: as calibrated" if timed else "points: at the datasheet bound"
+    key = f"filled: at the datasheet bound; hollow: {CALIBRATED}" if timed else "points: at the datasheet bound"
     if len(charts) < MANY:
         first, *others = charts
         return joined([first._replace(title=f"Roofline: {first.title}", subtitle=f"{first.subtitle}; {key}"), *others])
@@ -55,11 +55,11 @@ def _under_its_roof(
     series = [s._replace(label="", kind="quiet") for other in cards.values() if other is not gpu for s in _own(other, used, ends)]
     peaks = {gpu.peak(dtype)[0] for dtype in _used(row for found in passes for row in found[:-1])}
     series = [s for s in series if not s.labels] + _own(gpu, [dtype for dtype in used if gpu.peak(dtype)[0] in peaks], ends)
-    texts = words_at(marks, swept)
+    texts, below = words_at(marks, swept), words_below(marks, swept)
     kinds = [[mark for mark in marks if mark.kind == kind] for kind in range(len(KINDS))]
     for mine in sorted(filter(None, kinds), key=lambda mine: -mine[0].share):  # the large are named first, where there is room
         series += _span([found for found in passes if swept], mine, gpu)
-        series += _points(mine, texts)
+        series += _points(mine, texts, below)
     words = [f"{word} {listed(found[0][key] for found in passes)}" for key, word in SWEPT.items()]
     about = f"{', '.join(words)}; {RATE(gpu.bandwidth_bytes_per_s)}"
     x = Axis("intensity, FLOP per byte", tick=plain_tick)
@@ -100,7 +100,8 @@ def _unnamed(one: Series) -> Series:
     """Without what a head or the key says: a roof, its knee, the name of a kind at its points, and that they are of all steps."""
     if one.colour == GREY:
         return one._replace(label="", labels=())
-    texts = [text.removeprefix(one.label).removeprefix(", ") if one.label else text for text in one.labels]
+    known = one.label or CALIBRATED
+    texts = [text.removeprefix(known).removeprefix(", ") for text in one.labels]
     return one._replace(labels=tuple("" if text.startswith("every ") else text for text in texts))
 
 
@@ -109,15 +110,16 @@ def _used(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row["computed_in"] for row in rows if drawn(row) and row["computed_in"]))
 
 
-def _points(marks: Sequence[Mark], texts: dict[Mark, str]) -> list[Series]:
+def _points(marks: Sequence[Mark], texts: dict[Mark, str], below: dict[Mark, str]) -> list[Series]:
     """The points of a kind at the bound, filled, and where laws say more, hollow below."""
     kind, xs, sizes = marks[0].kind, tuple(mark.x for mark in marks), tuple(mark.share for mark in marks)
     labels = tuple(texts.get(m, "") for m in marks)
     found = [Series(KINDS[kind], xs, tuple(m.y for m in marks), "points", sizes, labels, kind)]
     timed = [mark for mark in marks if mark.predicted]
     if timed:
-        ys = tuple(mark.predicted or 0.0 for mark in timed)
-        found.append(Series("", tuple(m.x for m in timed), ys, "hollow", tuple(m.share for m in timed), colour=kind))
+        ys, words = tuple(mark.predicted or 0.0 for mark in timed), tuple(below.get(m, "") for m in timed)
+        words = words if any(words) else ()
+        found.append(Series("", tuple(m.x for m in timed), ys, "hollow", tuple(m.share for m in timed), words, kind))
     return found
 
 

@@ -34,3 +34,18 @@ def test_each_axes_have_the_roofs_that_their_own_products_use() -> None:
     four, eight = roofline_chart([one for d in stored for one in decode_sweep(d, 4096, [1])], [H100]).chain()
     peaks = [{s.ys[-1] for s in chart.series if s.kind == "solid"} for chart in (four, eight)]
     assert peaks == [{989e12}, {989e12, 1978.9e12}]
+
+
+def test_what_only_laws_tell_apart_is_named_below_the_bound() -> None:
+    """Four heads share what a query of one sequence reads, whatever the batch: 4 FLOP/B, where products of 4 tokens lie too.
+
+    A token's attention alone leaves most SMs idle; a thousand sequences take nearly the whole bandwidth, as at the bound.
+    """
+    deployment = Deployment(load_model("llama-3.1-8b"), H100).under("vllm")
+    chart = roofline_chart(decode_sweep(deployment, 4096, [1, 2, 4, 8, 1024]), [H100])
+    attention = next(s for s in chart.series if s.kind == "hollow" and set(s.labels))
+    slowest = attention.ys.index(min(attention.ys))
+    assert [*enumerate(attention.labels)] == [(n, "as calibrated, batch 1" if n == slowest else "") for n in range(5)]
+    told = {text for s in chart.series for text in s.labels if text}
+    assert told == {"knee 295.2", "attention, every batch", "as calibrated, batch 1", "products with weights, batch 1",
+                    "batch 2", "batch 8", "batch 1,024"}  # fmt: skip
