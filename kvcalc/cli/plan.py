@@ -103,7 +103,7 @@ def run(
         note(text)
     records = [answer_records(answer, plan.space) for answer in plan.answers]
     if output.plot:
-        from kvcalc.report.plans import fronts
+        from kvcalc.report.figures_plan import fronts
 
         charts, empty = fronts(plan)
         for text in empty:

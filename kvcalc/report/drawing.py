@@ -183,16 +183,15 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
         figure.get_layout_engine().execute(figure)  # each turn moves texts out or makes one narrower
     while _beside_lines(figure, panels, look):  # each turn moves a label out, so that there is a last one
         figure.get_layout_engine().execute(figure)
+    fit_cells([one.axes for one in panels if is_heat(one.head.chart)], renderer)
     for one in panels:
-        if is_heat(one.head.chart):  # whose ticks are names, as those of bars are upwards
-            fit_cells(one.axes, renderer)
-        else:
+        if not is_heat(one.head.chart):  # whose ticks are names, as those of bars are upwards
             thin_ticks(one.axes.xaxis, renderer, 0.5)
         if not one.head.chart.categories:
             thin_ticks(one.axes.yaxis, renderer, 0.0)
         fit_names(one.axes, one.sums, renderer)
         one.head.align(renderer)
-    follow([one.axes for one in panels])
+    follow([one.axes for one in panels if not is_heat(one.head.chart)])
     figure.set_layout_engine("none")
 
 

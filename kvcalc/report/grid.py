@@ -17,8 +17,10 @@ EMS, ALIKE_EMS = 38, 22  # that a chart is wide; where all have the same axes wi
 LEGIBLE = 0.59  # of its size, the smallest that such a width makes texts
 LEAST = 0.3  # inches of a chart's width for each point of its font
 ROW, ALIKE_ROW = 3.75, 3.1  # inches of a row, likewise
+MOST = 3  # charts beside each other where they are not alike
 MANY = 9  # charts of the same axes, beyond which four stand beside each other
 GAP = 0.12  # inches around each chart
+TIGHTEST = 0.6  # of the height that charts want, the least that a page of a size gives them
 HEAD = 8.0  # heights of the text that a heat map has above and below its rows
 
 
@@ -43,9 +45,19 @@ class Grid(NamedTuple):
 
 
 def arranged(charts: Sequence[Chart], look: dict[str, Any]) -> Grid:
-    """As much room for each as its names and bars need."""
+    """As much room for each as its names and bars need; where the page is of a size, more charts in a row, and no more."""
+    grid, page = _sized(charts, look, MOST), look["size"][1]
+    if not look["whole"] or sum(grid.heights) <= page:
+        return grid
+    grid = min(grid, _sized(charts, look, MOST + 1), key=lambda one: sum(one.heights))
+    share = min(1.0, page / sum(grid.heights))
+    return grid._replace(heights=tuple(share * inches for inches in grid.heights)) if share > TIGHTEST else grid
+
+
+def _sized(charts: Sequence[Chart], look: dict[str, Any], most: int) -> Grid:
+    """So many charts in a row at most, but of those that are alike."""
     alike = len(charts) > 2 and _alike(charts)
-    rows = _rows(charts, look, alike)
+    rows = _rows(charts, look, alike, most)
     width, height = look["size"]
     width = min(width * max(rows), WIDE)
     each = width / max(rows)
@@ -75,29 +87,29 @@ def _alike(charts: Sequence[Chart]) -> bool:
 
 
 def _ends(chart: Chart, name: str) -> tuple[object, ...]:
-    """What an axis spans: its least and greatest value, or its names on a heat map; itself of bars, which are like no other."""
+    """What an axis spans: its least and greatest value, on a heat map its names or columns; itself of bars, like no other."""
     if is_heat(chart):
-        return chart.categories if name == "x" else tuple(s.label for s in chart.series)
+        return (chart.x.shown or chart.categories) if name == "x" else tuple(s.label for s in chart.series)
     axis = chart.x if name == "x" else chart.y
     values = [v for s in chart.series for v in along(s, name) if v > 0 or not axis.log] + [*axis.shown]
     return (id(chart),) if chart.categories or not values else (min(values), max(values))
 
 
-def _rows(charts: Sequence[Chart], look: dict[str, Any], alike: bool) -> tuple[int, ...]:
+def _rows(charts: Sequence[Chart], look: dict[str, Any], alike: bool, most: int) -> tuple[int, ...]:
     """How many charts each row has: what differs in one heat map among others has a row for itself, as its columns need."""
     heats = [is_heat(chart) for chart in charts]
     if not any(heats) or all(heats):
-        return _spread(len(charts), look, alike)
+        return _spread(len(charts), look, alike, most)
     runs = [(heat, len([*those])) for heat, those in itertools.groupby(heats)]
-    return tuple(n for heat, count in runs for n in ((1,) * count if heat else _spread(count, look, alike, True)))
+    return tuple(n for heat, count in runs for n in ((1,) * count if heat else _spread(count, look, alike, most, True)))
 
 
-def _spread(count: int, look: dict[str, Any], alike: bool, among: bool = False) -> tuple[int, ...]:
+def _spread(count: int, look: dict[str, Any], alike: bool, most: int, among: bool = False) -> tuple[int, ...]:
     """So many charts in rows, no more beside each other than their texts have room for; the last rows have one less.
 
     among: there are rows of other charts.
     """
-    columns = _columns(count, look, alike, among)
+    columns = _columns(count, look, alike, among) if most == MOST else min(count, most)
     rows = -(-count // columns)
     if alike:
         return (columns,) * (rows - 1) + (count - columns * (rows - 1),)
@@ -105,7 +117,7 @@ def _spread(count: int, look: dict[str, Any], alike: bool, among: bool = False) 
 
 
 def _columns(count: int, look: dict[str, Any], alike: bool, among: bool) -> int:
-    """At most three, of many that are alike four."""
+    """At most MOST, of many that are alike four."""
     if count < 3:
         return count
     if alike and (count > MANY or (count > 4 and count % 4 == 0)):
@@ -156,13 +168,19 @@ def _fill(axes: Any, column: int, columns: int) -> None:
 
 def shared(places: Sequence[Any], grid: Grid) -> None:
     """Ticks and names of the same axes at the left and below alone."""
+    columns = {*map(_columns_of, places)}
     for number, axes in enumerate(places):
         if number % grid.columns:
             axes.set_ylabel("")
             axes.tick_params(labelleft=False)
         if number + grid.columns < len(places):
             axes.set_xlabel("")
-            axes.tick_params(labelbottom=False)
+            axes.tick_params(labelbottom=len(columns) > 1)
+
+
+def _columns_of(axes: Any) -> tuple[str, ...]:
+    """The names of a heat map's columns; nothing else has any before it is drawn."""
+    return tuple(text.get_text() for text in axes.get_xticklabels())
 
 
 def follow(places: Sequence[Any]) -> None:

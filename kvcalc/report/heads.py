@@ -17,7 +17,7 @@ class Head:
         self.axes, self.chart, self.look = axes, chart, look
         self.widths = int(width * 90 / look["font"]), int(width * 160 / look["font"])
         above = {"xy": (0, 1), "xycoords": "axes fraction", "textcoords": "offset points", "xytext": (0, look["font"] * 0.5)}
-        self.subtitle = axes.annotate("", **above, fontsize=look["font"] * 0.8, va="bottom")
+        self.subtitle = axes.annotate("", **above, fontsize=look["font"] * 0.85, va="bottom")
         self.subtitle.set_in_layout(False)
 
     @property

@@ -1,5 +1,6 @@
 """A heat map on matplotlib's axes and in characters: a row a series, a column a category, a text in every cell."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.report.boxes import text_box
@@ -18,7 +19,8 @@ def is_heat(chart: Chart) -> bool:
 def draw_heat(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> None:
     """Cells from 0 to 1 in one colour, negative ones in the other; their texts on them.
 
-    width: of the panel, in inches, for the lines of the columns' names.
+    width: of the panel, in inches, for the lines of the columns' names. Where the chart's x axis shows a number, that many
+    columns have room, so that the cells of maps beside each other are alike; the axis ends with its own.
     """
     paper = _rgb("#ffffff" if look["paper"] == "white" else look["paper"])
     shades = [[_shade(value, paper) for value in s.ys] for s in chart.series]
@@ -31,25 +33,36 @@ def draw_heat(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> No
                 column, row, text, ha="center", va="center", fontsize=look["font"] * 0.85, color="white" if dark else "#1a1a1a"
             )
             cell.set(in_layout=False, visible=False)  # it stands within the axes, and is written at its last size alone
-    room = max(6.0, 0.75 * width * 72 / (len(chart.categories) * 0.6 * look["font"]))
+    columns = max(len(chart.categories), *map(int, chart.x.shown), 1)
+    axes.set_xlim(-0.5, columns - 0.5)
+    axes.spines["bottom"].set_bounds(-0.5, len(chart.categories) - 0.5)
+    room = max(6.0, 0.75 * width * 72 / (columns * 0.6 * look["font"]))
     size = max(LEAST_NAME, min(1.0, room / max(map(len, chart.categories))))
     names = [wrapped(name, int(room / size), 4, even=True) for name in chart.categories]
     axes.set_xticks(range(len(names)), names, fontsize=size * look["font"])
     axes.set_yticks(range(len(chart.series)), [wrapped(s.label, NAME, 3, even=True) for s in chart.series])
-    axes.set_xlabel(chart.x.title)
+    axes.set_xlabel(chart.x.title, **({"x": 0.0, "ha": "left"} if columns > len(names) else {}))
     axes.set_ylabel(chart.y.title)
 
 
-def fit_cells(axes: Any, renderer: Any) -> None:
-    """The texts of all cells as small as the widest of them needs, and the rows."""
+def fit_cells(places: Sequence[Any], renderer: Any) -> None:
+    """The texts of all cells as small as the widest of them needs, and the rows; of all maps of a picture alike."""
+    cells = [[t for t in axes.texts if not hasattr(t, "xycoords")] for axes in places]  # without the line below the title
+    size = min((_fitting(*one, renderer) for one in zip(places, cells, strict=True)), default=0.0)
+    for text in (t for texts in cells for t in texts):
+        text.set(fontsize=size, visible=True)
+
+
+def _fitting(axes: Any, texts: Sequence[Any], renderer: Any) -> float:
+    """The size of texts at which the longest fits into a cell."""
     room = abs(axes.transData.transform((1, 1)) - axes.transData.transform((0, 0)))
-    texts = [t for t in axes.texts if not hasattr(t, "xycoords")]  # without the line below the title
+    for name in axes.get_yticklabels():
+        height = text_box(name, renderer).height
+        name.set_fontsize(name.get_fontsize() * min(1.0, room[1] / height if height else 1.0))
     longest = max(texts, key=lambda t: len(t.get_text()))
     longest.set_visible(True)
     box = text_box(longest, renderer)
-    size = longest.get_fontsize() * min(1.0, 0.9 * room[0] / box.width, 0.9 * room[1] / box.height)
-    for text in texts:
-        text.set(fontsize=size, visible=True)
+    return float(longest.get_fontsize() * min(1.0, 0.9 * room[0] / box.width, 0.9 * room[1] / box.height))
 
 
 def heat_lines(chart: Chart, wide: int) -> list[str]:

@@ -56,7 +56,8 @@ def matrix_charts(found: Sequence[Sequence[dict[str, Any]]]) -> list[Chart]:
     firsts = [records[0] for records in found]
     size, unit = scale_of(max((r["headroom_bytes"] for records in found for r in records), default=0))
     about = f"{unit} left of the cache's memory on one GPU, or missing (−); engine {firsts[0]['engine']}"
-    charts = [_heat(records, size) for records in found]
+    columns = float(max(len(_contexts(records)) for records in found))
+    charts = [_heat(records, size, columns) for records in found]
     if len(found) == 1:
         return [charts[0]._replace(title=f"{_where(firsts[0])}: what fits", subtitle=about)]
     parts = [(r["model"], f"{r['gpus']}× {r['gpu']}", f"tp {r['tensor_parallel_size']}") for r in firsts]
@@ -67,8 +68,11 @@ def matrix_charts(found: Sequence[Sequence[dict[str, Any]]]) -> list[Chart]:
     return [charts[0]._replace(over=(title, about)), *charts[1:]]
 
 
-def _heat(records: Sequence[dict[str, Any]], size: int) -> Chart:
-    """Users upwards, contexts to the right; in each cell what is left or missing, in units of so many bytes."""
+def _heat(records: Sequence[dict[str, Any]], size: int, columns: float) -> Chart:
+    """Users upwards, contexts to the right; in each cell what is left or missing, in units of so many bytes.
+
+    columns: those of the picture's widest map, for which all have room.
+    """
     most = max((r["headroom_bytes"] for r in records), default=1) or 1
     series = tuple(
         Series(
@@ -80,7 +84,7 @@ def _heat(records: Sequence[dict[str, Any]], size: int) -> Chart:
         )
         for users, row in _rows(records).items()
     )
-    return Chart("", "", Axis("context, tokens"), Axis("users"), series, tuple(_contexts(records)))
+    return Chart("", "", Axis("context, tokens", shown=(columns,)), Axis("users"), series, tuple(_contexts(records)))
 
 
 def _contexts(records: Sequence[dict[str, Any]]) -> list[str]:
@@ -89,5 +93,5 @@ def _contexts(records: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _figure(value: float) -> str:
-    """Three digits: 0.604, 40.7, 967, 1,980; beyond 99,999 with a prefix."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}" if value < 1e5 else format_si(value)
+    """Three digits: 0.604, 40.7, 967, 1980; from 9,999.5 on separated, beyond 99,999 with a prefix."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:{',' * (value >= 9999.5)}.0f}" if value < 1e5 else format_si(value)

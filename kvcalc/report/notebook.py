@@ -211,7 +211,8 @@ def plan(models: str | Path | Model | Sequence[str | Path | Model], **options: A
     from kvcalc.planning.question import question_of
     from kvcalc.planning.records import answer_records
     from kvcalc.planning.search import searched
-    from kvcalc.report.plans import front_chart, plan_tables
+    from kvcalc.report.figures_plan import front_chart
+    from kvcalc.report.plans import plan_tables
 
     given = [models] if isinstance(models, str | Path | Model) else of_kind(models, "list of models", list, tuple)
     if not given:

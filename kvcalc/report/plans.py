@@ -1,16 +1,13 @@
-"""What `plan` shows: the answer in a sentence, the five best in a table, the command line of the first; the front drawn."""
+"""What `plan` shows: the answer in a sentence, the five best in a table, the command line of the first."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.errors import UserError
 from kvcalc.planning.best import Answer
-from kvcalc.planning.front import knees
 from kvcalc.planning.need import Need
 from kvcalc.planning.precisions import below_published, paid
 from kvcalc.planning.reasons import Point, loosened, reason
 from kvcalc.planning.search import Plan
-from kvcalc.report.chart import Axis, Chart, Series, plain_tick
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.shell import CommandLine
@@ -147,58 +144,3 @@ def _several(plan: Plan, firsts: Sequence[Record]) -> Table:
     remark = "of each need the cheapest" if plan.answers[0].prices else "of each need the fewest GPUs of any kind"
     notes = ["", f"{looked:,} points looked at; {remark}", time_note(rows)] if rows else [""]
     return Table(rows, PLAN, f"{met} of {len(plan.answers)} needs are met with up to {plan.space.max_gpus} GPUs", notes)
-
-
-def fronts(plan: Plan) -> tuple[list[Chart], list[str]]:
-    """The front of each answer that has one, and what is said of the others. Raises UserError where none has."""
-    found = [(answer, bool(len(answer.front.xs))) for answer in plan.answers]
-    if not any(drawn for _, drawn in found):
-        raise UserError(f"there is nothing to draw: {'; '.join(sentence(answer) for answer, _ in found)}")
-    return (
-        [front_chart(answer) for answer, drawn in found if drawn],
-        [f"not in the picture: {sentence(answer)}" for answer, drawn in found if not drawn],
-    )
-
-
-def front_chart(answer: Answer) -> Chart:
-    """The front of TPOT against throughput of a GPU (or per price), labelled where it bends, with the answer and the limit."""
-    front, per = answer.front, "tokens/s per price of an hour" if answer.prices else "tokens/s per GPU"
-    bends = set(knees(front.xs, front.ys))
-    first = answer.best[0] if answer.best else None
-    shown = first.setting if first else None
-    xs, ys = tuple(front.xs.tolist()), tuple(front.ys.tolist())
-    series = [Series("", xs, ys, "edge", colour=0)]
-    for label, kind, meets in (("meets the need", "points", True), ("does not", "hollow", False)):
-        found = [at for at, point in enumerate(front.what) if point.meets == meets and point.setting != shown]
-        labels = tuple(where(front.what[at]) if at in bends else "" for at in found)
-        series += [Series(label, tuple(xs[at] for at in found), tuple(ys[at] for at in found), kind, labels=labels, colour=0)]
-    if first and first.tpot:
-        price = answer.prices.get(first.gpu, 1.0)
-        speed = float(first.block.rate_per_gpu[first.at]) / price
-        series.append(Series("the answer", (first.tpot,), (speed,), "points", (0.1,), (where(first),), colour=1))
-    if answer.need.max_tpot and xs and max(xs) > answer.need.max_tpot / 2:
-        series.append(Series(f"at most {seconds(answer.need.max_tpot)}", (answer.need.max_tpot,), (1.0,), "upright"))
-    basis = {"bound": "datasheet bounds", "calibrated": "predicted", "scaled": "scaled from another GPU"}.get(
-        answer.basis, answer.basis
-    )
-    subtitle = f"{_found(answer)}; a point is a deployment that none beats in both; {basis}"
-    return Chart(
-        _headed(answer), subtitle, Axis("TPOT", tick=seconds), Axis(per, tick=plain_tick), tuple(s for s in series if s.xs)
-    )
-
-
-def _headed(answer: Answer) -> str:
-    """The model and its need."""
-    chosen = answer.best or ([answer.nearest] if answer.nearest else [])
-    return (f"{chosen[0].deployment.model.name} for " if chosen else "") + asked(answer.need)
-
-
-def _found(answer: Answer) -> str:
-    """The answer in a few words."""
-    if answer.best:
-        return f"{where(answer.best[0])} is the cheapest" if answer.prices else f"{where(answer.best[0])}: the fewest GPUs"
-    return (
-        f"nothing meets it; nearest is {where(answer.nearest)}: {reason(answer.nearest)}"
-        if answer.nearest
-        else "nothing meets it"
-    )

@@ -19,10 +19,11 @@ from kvcalc.library.writing import destination, write_text
 from kvcalc.report.chart import Chart, drawable
 
 SUFFIXES = (".png", ".svg", ".pdf")
+# size: inches of one chart; whole: a page of that size, no higher whatever stands on it.
 STYLES: dict[str, dict[str, Any]] = {
-    "light": {"size": (8.0, 4.8), "font": 10, "ink": "#1a1a1a", "paper": "white", "dpi": 160},
-    "dark": {"size": (8.0, 4.8), "font": 10, "ink": "#e8e8e8", "paper": "#15181d", "dpi": 160},
-    "slides": {"size": (13.33, 7.5), "font": 18, "ink": "#1a1a1a", "paper": "white", "dpi": 120},
+    "light": {"size": (8.0, 4.8), "font": 10, "ink": "#1a1a1a", "paper": "white", "dpi": 160, "whole": False},
+    "dark": {"size": (8.0, 4.8), "font": 10, "ink": "#e8e8e8", "paper": "#15181d", "dpi": 160, "whole": False},
+    "slides": {"size": (13.33, 7.5), "font": 18, "ink": "#1a1a1a", "paper": "white", "dpi": 120, "whole": True},
 }
 
 
