@@ -9,11 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from conftest import Run
 
 from kvcalc import Precision, UserError, load_gpu, load_model
 from kvcalc.cli.plot import DEFAULT_MODELS, GPT3
+from kvcalc.gpu.spec import Gpu
 from kvcalc.report import figures
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.figures_cost import cost_vs_context
@@ -356,6 +358,19 @@ def test_memory_stands_beside_every_gpu_and_counts_those_of_one(kvcalc: Run) -> 
     assert several[1].labels == ("124.2 GiB", "4.7 GiB") and [s.label.split(":")[0] for s in several[2:]] == [
         "h100-sxm", "h200, h200",
     ]  # fmt: skip
+
+
+def test_memories_that_would_lie_on_each_other_are_one_line() -> None:
+    """79.2, 79.3 and 44.3, 45.0 GiB; of names that together are too long each has its own."""
+    cards = [load_gpu(name) for name in ("h100", "l40", "a100-80gb", "l40s")]
+    named = [("gpt2", load_model("gpt2"), PLAIN)]
+
+    def lines(gpus: list[Gpu]) -> dict[str, float]:
+        return {s.label: s.ys[0] for s in figures.memory(named, gpus, 8192, 16).series if s.kind == "limit"}
+
+    both = {"l40s, l40: 44.3 to 45 GiB": cards[3].usable_bytes, "h100-sxm, a100-80gb: 79.2 to 79.3 GiB": cards[0].usable_bytes}
+    assert lines(cards) == both
+    assert len(lines([msgspec.structs.replace(card, name=card.name + 30 * "-") for card in cards])) == 4
 
 
 def test_size_writes_the_contexts_asked_for_at_its_curve() -> None:

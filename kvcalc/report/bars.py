@@ -23,7 +23,7 @@ def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
     rows = [s.label for s in chart.series if s.kind == "cells"]
     names = [*(rows or _names(chart)), *(wrapped(text, NAME, 3) for text in points)]
     lines = [s for s in chart.series if s.kind not in ("bar", "cells", "points", "hollow")]
-    ends = [wrapped(s.label, look["letters"], 5, even=True) for s in lines]
+    ends = [s.label if chart.categories else wrapped(s.label, look["letters"], 5, even=True) for s in lines]
     least = min(1.0, max(LEAST, SMALLEST / (0.85 * look["font"])))
     needed: float = max(sum(name.count("\n") + 1 for name in texts if name) for texts in (names, ends)) * least
     inches: float = needed * look["font"] * 1.3 / 72
@@ -58,7 +58,7 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
     for number, series in enumerate(parts):
         hatch = HATCHES[number % len(HATCHES)] if series.label else ""
         axes.barh(range(len(base)), series.ys, left=base, height=min(0.8, 0.3 + 0.1 * len(base)), label=series.label,
-                  color=colour(number if series.colour < 0 else series.colour), hatch=hatch, edgecolor=look["paper"],
+                  color=colour(number if series.colour < 0 else series.colour, look), hatch=hatch, edgecolor=look["paper"],
                   linewidth=0.5)  # fmt: skip
         base = [b + y for b, y in zip(base, series.ys, strict=True)]
     limits = [s for s in chart.series if s.kind == "limit"]
@@ -108,17 +108,15 @@ def fit_names(axes: Any, ends: list[Any], renderer: Any) -> None:
 
 
 def past_limits(axes: Any, ends: list[Any], renderer: Any) -> bool:
-    """Texts at the ends of bars, through one of which a limit's line would run, stand right of the axes, all in a column;
-    whether they were moved there now."""
-    lines = [axes.transData.transform((line.get_xdata()[0], 0))[0] for line in axes.get_lines()]
-    boxes = []
+    """Texts at the ends of bars, through which a limit's line would run, stand right of that line; whether any was moved now."""
+    levels = sorted(float(line.get_xdata()[0]) for line in axes.get_lines())
+    near, moved = NEAR * axes.figure.dpi / 72, False
     for text in ends:
-        if text.xycoords == "data":
-            text.update_positions(renderer)  # as the axes are laid out now
-            boxes.append(text_box(text, renderer))
-    near = NEAR * axes.figure.dpi / 72
-    if not any(box.x0 - near <= x <= box.x1 + near for box in boxes for x in lines):
-        return False
-    for text in ends:
-        text.xy, text.xycoords = (1.0, text.xy[1]), axes.get_yaxis_transform()
-    return True
+        text.update_positions(renderer)  # as the axes are laid out now
+        box = text_box(text, renderer)
+        for level in levels:
+            if level > text.xy[0] and axes.transData.transform((level, 0))[0] <= box.x1 + near:
+                text.xy, moved = (level, text.xy[1]), True
+                text.set_position((NEAR + 2, 0))
+                break
+    return moved

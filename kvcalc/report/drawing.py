@@ -68,7 +68,7 @@ def panel(axes: Any, chart: Chart, look: dict[str, Any], width: float, height: f
 
 def _draw(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
     """One series in the look of that number."""
-    paint, wide = colour(at), look["font"] / 5
+    paint, wide = colour(at, look), look["font"] / 5
     match series.kind:
         case "limit":
             axes.axhline(series.ys[0], color=look["ink"], linestyle=DOTTED, linewidth=0.14 * look["font"])
@@ -97,7 +97,7 @@ def _dashes(series: Series, at: int) -> Any:
 
 
 def _scatter(axes: Any, series: Series, at: int, look: dict[str, Any]) -> None:
-    paint, crowd = colour(at), len(series.xs) > CROWD
+    paint, crowd = colour(at, look), len(series.xs) > CROWD
     areas = [area(share, look) for share in series.sizes or (-0.02 if crowd else 0.02,)]
     above = 3.5 - max(series.sizes, default=0.0) / 2  # the small on the large
     faint = 0.85 if crowd or len(series.sizes) > 1 else 1.0  # where points may lie on each other
@@ -151,7 +151,7 @@ def _end_label(axes: Any, series: Series, at: int, look: dict[str, Any], inside:
     end = series.xs[-1], series.ys[-1]
     if series.kind == "quiet" or _end(axes, series) < last - 0.01:
         return [_thin(_outside(axes, series.label, end, look["ink"], "-", look), look)]
-    return [_outside(axes, series.label, end, colour(at), _dashes(series, at), look)]
+    return [_outside(axes, series.label, end, colour(at, look), _dashes(series, at), look)]
 
 
 def _thin(text: Any, look: dict[str, Any]) -> Any:

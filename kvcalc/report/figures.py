@@ -15,6 +15,8 @@ from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens
 
 CONTEXT_AXIS = Axis("context, tokens", tick=tokens_tick)
 MOST_MARKS = 3  # contexts asked for that are written into a picture
+ALIKE, NAMES = 1.02, 48  # times another's bytes, up to which one line stands for both; letters of what has one line
+MOST_LEVELS = 3  # each of which says what is left where; of more the subtitle alone
 MOST_LINES, BENEATH = 2, 0.06  # more lines leave too little room below them for names of points: so much of an axis more
 
 
@@ -49,10 +51,10 @@ def cache_vs_context(
             texts = tuple(f"{tokens_tick(s)}: {bytes_tick(y)}" for s, y in zip(others, ys, strict=True))
             series.append(Series("", tuple(map(float, others)), ys, "points", labels=texts, colour=number))
     name, model, precision = models[0]
-    for gpu in gpus:
-        free = gpu.usable_bytes - weight_bytes(model, precision)
-        if free > 0:
-            series.append(Series(f"left on {gpu.name}: {bytes_tick(free)}", (), (free,), "limit"))
+    taken = weight_bytes(model, precision)
+    free = [(gpu.name, gpu.usable_bytes - taken) for gpu in gpus if gpu.usable_bytes > taken]
+    levels = _levels(free)
+    series += [s._replace(label=f"{'left on ' * (len(levels) <= MOST_LEVELS)}{s.label}") for s in levels]
     subtitle = f"stored bytes, batch {batch_size:,}; cache dtype: {_dtypes(models)}"
     subtitle += f"; dotted: what the weights of {name} leave" * (series[-1].kind == "limit")
     ends = [_stored(m, last, batch_size, p) for _, m, p in models]
@@ -73,7 +75,7 @@ def _dtypes(models: Sequence[tuple[str, Model, Precision]]) -> str:
 
 def cache_vs_parameters(models: Sequence[Model], contexts: Sequence[int], precision: Precision) -> Chart:
     """Stored cache of one sequence over parameters, a point a model and context; the sizes of a family are joined, beside growth
-    in proportion.
+    in proportion; elsewhere the points of each model.
 
     Raises UserError on fewer than two models.
     """
@@ -91,6 +93,9 @@ def cache_vs_parameters(models: Sequence[Model], contexts: Sequence[int], precis
         series += [Series(f"{tokens_tick(context)} tokens", xs, ys, colour=number)] * bool(family)
         name = "" if family or len(contexts) == 1 else f"{tokens_tick(context)} tokens"
         series.append(Series(name, xs, ys, "points", labels=labels, colour=number))
+    if not family and len(contexts) > 1:
+        ends = [(min(ys), max(ys)) for ys in zip(*(s.ys for s in series), strict=True)]
+        series[:0] = [Series("", (x, x), both, "quiet") for x, both in zip(xs, ends, strict=True)]
     title = f"KV cache {f'of {tokens_tick(contexts[0])} tokens ' * (len(contexts) == 1)}against parameters"
     if family:
         steps = tuple(powers(round(xs[0]), round(xs[-1])))
@@ -148,13 +153,30 @@ def memory(models: Sequence[tuple[str, Model, Precision]], gpus: Sequence[Gpu], 
         counts = [-(-int(total) // gpus[0].usable_bytes) for total in sums]
         texts = tuple(f"{text}, {n} GPU{'s' * (n > 1)}" for text, n in zip(texts, counts, strict=True))
     series = [Series("weights", (), weights, "bar"), Series("KV cache", (), caches, "bar", labels=texts)]
-    for size in dict.fromkeys(gpu.usable_bytes for gpu in gpus):
-        named = ", ".join(gpu.name for gpu in gpus if gpu.usable_bytes == size)
-        series.append(Series(f"{named}: {bytes_tick(size)}", (), (size,), "limit"))
+    series += _levels([(gpu.name, gpu.usable_bytes) for gpu in gpus])
     subtitle = f"batch {batch_size:,}, context {context:,}; activations and what an engine takes for itself are apart"
     axis = Axis("", log=False, tick=bytes_tick)
     title = f"Weights and KV cache{_of_memory([label for label, *_ in models], sums, gpus)}"
     return Chart(title, subtitle, axis, axis, tuple(series), tuple(label for label, *_ in models))
+
+
+def _levels(sizes: Sequence[tuple[str, int]]) -> list[Series]:
+    """A line across for each of some names' bytes; one, at the least, for those that would lie on each other, if short enough."""
+    groups: list[list[tuple[str, int]]] = []
+    for name, size in sorted(sizes, key=lambda one: one[1]):
+        last = groups[-1] if groups else []
+        near = last and size <= ALIKE * last[0][1] and sum(len(n) for n, _ in (*last, (name, 0))) <= NAMES
+        if near or (last and size == last[-1][1]):
+            last.append((name, size))
+        else:
+            groups.append([(name, size)])
+    found = []
+    for group in groups:
+        least, most = (bytes_tick(group[at][1]) for at in (0, -1))
+        span = most if least == most else f"{least.removesuffix(most[most.index(' ') :])} to {most}"
+        label = f"{', '.join(name for name, _ in group)}: {span}"
+        found.append(Series(label, (), (float(group[0][1]),), "limit"))
+    return found
 
 
 def _of_memory(names: Sequence[str], sums: Sequence[float], gpus: Sequence[Gpu]) -> str:

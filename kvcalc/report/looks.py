@@ -1,7 +1,7 @@
 """What tells series apart on a picture: colours, dashes, markers, hatching; no two of them look the same, in grey neither."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#B8A000")
@@ -16,8 +16,10 @@ THIRD = 0.37  # of the width of axes and what stands beside them, for the names 
 SHORT = 5  # characters that part of a word has at least, which stands on a line of its own
 
 
-def colour(at: int) -> str:
-    return PALETTE[at % len(PALETTE)]
+def colour(at: int, look: Mapping[str, Any]) -> str:
+    """The colour of that number, in a style whose blue may be another."""
+    place = at % len(PALETTE)
+    return PALETTE[place] if place else str(look["blue"])
 
 
 def dashes(at: int) -> Any:

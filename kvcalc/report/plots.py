@@ -17,13 +17,22 @@ from typing import Any
 from kvcalc.errors import UserError, printable, visible
 from kvcalc.library.writing import destination, write_text
 from kvcalc.report.chart import Chart, drawable
+from kvcalc.report.looks import PALETTE
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # size: inches of one chart; whole: a page of that size, no higher whatever stands on it.
 STYLES: dict[str, dict[str, Any]] = {
-    "light": {"size": (8.0, 4.8), "font": 10, "ink": "#1a1a1a", "paper": "white", "dpi": 160, "whole": False},
-    "dark": {"size": (8.0, 4.8), "font": 10, "ink": "#e8e8e8", "paper": "#15181d", "dpi": 160, "whole": False},
-    "slides": {"size": (13.33, 7.5), "font": 18, "ink": "#1a1a1a", "paper": "white", "dpi": 120, "whole": True},
+    "light": {"size": (8.0, 4.8), "font": 10, "ink": "#1a1a1a", "paper": "white", "blue": PALETTE[0], "dpi": 160, "whole": False},
+    "dark": {"size": (8.0, 4.8), "font": 10, "ink": "#e8e8e8", "paper": "#15181d", "blue": "#2b8cd6", "dpi": 160, "whole": False},
+    "slides": {
+        "size": (13.33, 7.5),
+        "font": 18,
+        "ink": "#1a1a1a",
+        "paper": "white",
+        "blue": PALETTE[0],
+        "dpi": 120,
+        "whole": True,
+    },
 }
 
 
@@ -82,8 +91,8 @@ def _drawn(chart: Chart, suffix: str, look: dict[str, Any]) -> bytes:
 
 
 def in_style(svg: str, style: str) -> str:
-    """A picture of the style `light`, as SVG, in the colours of another that is as large: they differ in ink and paper alone."""
-    colours = {"ink": STYLES["light"]["ink"], "paper": "#ffffff"}
+    """A picture of the style `light`, as SVG, in the colours of another as large; all else is alike."""
+    colours = {"ink": STYLES["light"]["ink"], "paper": "#ffffff", "blue": PALETTE[0].lower()}
     for name, colour in colours.items():
         svg = svg.replace(colour, STYLES[style][name])
     return svg

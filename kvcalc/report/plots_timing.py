@@ -85,7 +85,7 @@ def _by_operation(rows: Sequence[MeasuredRow], chosen: Any, *columns: Any) -> li
     """Two columns of the rows chosen, by operation."""
     ops = [row.op for row in rows]
     members = {op: [i for i, name in enumerate(ops) if name == op and chosen[i]] for op in dict.fromkeys(ops)}
-    return [(op, columns[0][at], columns[1][at]) for op, at in members.items() if at]
+    return [(op.replace("_", " "), columns[0][at], columns[1][at]) for op, at in members.items() if at]
 
 
 def _machines(rows: Sequence[MeasuredRow], chosen: Any) -> str:

@@ -118,7 +118,8 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
     first, second = (s for s in chart.series if s.kind == "points")
     assert first.labels == tuple(m.name for m in ranked) and second.labels == ()  # at the lowest, below which there is room
     assert (second.xs, second.ys) == (named(chart)["8k tokens"].xs, named(chart)["8k tokens"].ys)
-    assert not [s for s in chart.series if s.kind != "points"]  # no family, whose sizes a line would join
+    joints = [s for s in chart.series if s.kind != "points"]  # of a model; no family, whose sizes a line would join
+    assert [points(s) for s in joints] == [[*pair] for pair in zip(points(first), points(second), strict=True)]
     sizes = [load_model(n) for n in ("gpt-3-small", "gpt-3-medium")]
     joined = figures.cache_vs_parameters(sizes, [1024], PLAIN)
     line, dots, grown = joined.series

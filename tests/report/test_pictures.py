@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from kvcalc import Precision, load_gpu, load_model
+from kvcalc import Precision, UserError, load_gpu, load_model
 from kvcalc.cli.plot import DEFAULT_MODELS
 from kvcalc.report import figures
 from kvcalc.report.attention import attention_chart
 from kvcalc.report.boxes import STEP, Places, anchor, boxes_along, taken_places, text_box
 from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, joined, si_tick, tokens_tick
 from kvcalc.report.labels import NEAR, spread
-from kvcalc.report.looks import wrapped
+from kvcalc.report.looks import GREY, PALETTE, colour, dashes, wrapped
+from kvcalc.report.multiples import in_multiples
 from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.roof import decode_sweep, roofline_chart
 from kvcalc.timing.deployment import Deployment
@@ -86,6 +87,15 @@ def test_texts_keep_apart_and_inside(name: str, style: str) -> None:
     check_apart(build(given), style)
 
 
+def test_what_small_multiples_name_is_never_grey_and_never_alike() -> None:
+    """Grey is what each leaves to the others."""
+    named = [s.colour for chart in in_multiples([lines(56)]) for s in chart.series if s.label and s.kind == "line"]
+    assert len({(colour(at, STYLES["light"]), str(dashes(at))) for at in named}) == len(named) == 56
+    assert PALETTE[GREY] not in {colour(at, STYLES["light"]) for at in named}
+    with pytest.raises(UserError, match="57 curves are more than the 56"):
+        in_multiples([lines(57)])
+
+
 @pytest.mark.parametrize("style", ["light", "slides"])
 def test_heads_of_charts_beside_each_other_keep_apart(style: str) -> None:
     long = lines(1)._replace(title="Time from token to token over the load of a server", subtitle="what it rests on " * 7)
@@ -103,9 +113,9 @@ def test_few_bars_are_thin_and_many_leave_a_fifth_between_them(count: int, heigh
     assert [bar.get_height() for bar in drawn.axes[0].patches] == pytest.approx([height] * count)
 
 
-@pytest.mark.parametrize(("limit", "column"), [(5.0, False), (2.2, True)])
-def test_figures_of_bars_through_which_a_limit_runs_stand_in_a_column(limit: float, column: bool) -> None:
-    """Bars of 1 to 4 GiB: each at its end, or all right of the axes."""
+@pytest.mark.parametrize(("limit", "second"), [(5.0, (2.0, 4)), (2.2, (2.2, 7))])
+def test_figures_of_bars_through_which_a_limit_would_run_stand_beyond_it(limit: float, second: tuple[float, int]) -> None:
+    """Bars of 1 to 4 GiB, each with its figure 4 points right of its end, or 7 of a limit close to that."""
     sizes = tuple(float(n) * 2**30 for n in (1, 2, 3, 4))
     axis = Axis("bytes", log=False, tick=bytes_tick)
     parts = Series("KV cache", (), sizes, "bar", labels=("alike",) * 4), Series("memory", (), (limit * 2**30,), "limit")
@@ -113,9 +123,8 @@ def test_figures_of_bars_through_which_a_limit_runs_stand_in_a_column(limit: flo
     drawn.draw_without_rendering()
     (axes,), renderer = drawn.axes, drawn.canvas.get_renderer()
     lefts = [text_box(t, renderer).x0 for t in axes.texts if t.get_text() == "alike"]
-    ends = [axes.get_window_extent(renderer).x1] * 4 if column else axes.transData.transform([(s, 0) for s in sizes])[:, 0]
-    gap = 4 * drawn.dpi / 72
-    assert lefts == pytest.approx([end + gap for end in ends], abs=1)
+    places = [(axes.transData.transform((at * 2**30, 0))[0], gap) for at, gap in ((1, 4), second, (3, 4), (4, 4))]
+    assert lefts == pytest.approx([end + gap * drawn.dpi / 72 for end, gap in places], abs=1)
 
 
 def test_lines_that_end_before_others_are_joined_to_their_names_in_grey() -> None:
@@ -139,7 +148,7 @@ def test_names_right_of_charts_beside_each_other_are_as_large(style: str) -> Non
 
 def test_dark_is_light_in_other_colours() -> None:
     """What is not a colour is the same, and so is every place: what holds for light holds for dark."""
-    plain, dark = ({k: v for k, v in STYLES[name].items() if k not in ("ink", "paper")} for name in ("light", "dark"))
+    plain, dark = ({k: v for k, v in STYLES[name].items() if k not in ("ink", "paper", "blue")} for name in ("light", "dark"))
     assert plain == dark
     for chart in (points(6), bars(2)):
         light, other = (figure(chart, STYLES[name]) for name in ("light", "dark"))
