@@ -157,9 +157,10 @@ def _latency(deployment: Deployment, asked: Asked) -> Section:
 
 def _section(section: Section, pictures: Sequence[dict[str, str]]) -> str:
     tables = "".join(table_html(table) for table in section.tables)
-    command = f'<p class="command"><code>{text_html(section.command)}</code><button>copy</button></p>'
+    words = " ".join(f"<span>{text_html(word)}</span>" for word in section.command.split(" "))  # no line ends within one
+    command = f'<p class="command"><code>{words}</code><button>copy</button></p>'
     drawn = "".join(f'<div class="picture {style}">{svg}</div>' for one in pictures for style, svg in one.items())
-    picture = f'<div class="pictures">{drawn}</div>' if drawn else ""
+    picture = f'<div class="pictures{" one" * (len(pictures) == 1)}">{drawn}</div>' if drawn else ""
     return f"<section><h2>{text_html(section.title)}</h2>{tables}{picture}{command}</section>"
 
 
