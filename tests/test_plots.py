@@ -1,5 +1,6 @@
 """Pictures: what stands on them, the same bytes each time, labels that keep apart, and the sketch in the terminal."""
 
+import io
 import itertools
 import re
 import subprocess
@@ -238,6 +239,19 @@ def test_sketch_in_ascii_and_in_colour() -> None:
     bars = Chart("t", "s", Axis(""), Axis("y", tick=tick), (Series("a", (), (8.0, 4.5), "bar"),), ("one", "two"))
     whole, half = sketch(bars, 60, Look(FINE, True)).splitlines()[2:4]
     assert (whole.count("█"), half.count("█")) == (43, 24) and "▎" in half  # of 43 cells: 24 and an eighth or two
+
+
+def test_a_sketch_on_a_terminal_is_coloured_but_its_names_colour_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    axis, name = Axis("y", log=False, tick=si_tick()), "\x1b[2J"
+    bars = Chart(name, name, axis, axis, (Series(name, (), (8.0,), "bar", labels=(name,)),), (name,), over=(name, name))
+    save(bars._replace(beside=bars), "-")
+    out.seek(0)
+    said = out.read()
+    assert "\x1b[34m" in said and "\x1b[2J" not in said and said.count("\ufffd[2J") == 14
 
 
 def test_sketch_from_the_command(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:

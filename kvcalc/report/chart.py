@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, visible
 from kvcalc.units import format_bytes, format_si
 
 
@@ -69,6 +69,19 @@ def drawable(chart: Chart) -> Chart:
         raise UserError("there is nothing to draw: no point has figures above 0")
     beside = drawable(chart.beside) if chart.beside else None
     return chart._replace(series=tuple(s for s in series if s.ys), beside=beside)
+
+
+def legible(chart: Chart) -> Chart:
+    """The chart and that beside it without characters in names and titles that a terminal would obey rather than show."""
+
+    def shown(texts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(visible, texts))
+
+    series = tuple(s._replace(label=visible(s.label), labels=shown(s.labels)) for s in chart.series)
+    title, subtitle, *over = shown((chart.title, chart.subtitle, *chart.over))
+    beside = legible(chart.beside) if chart.beside else None
+    kept = chart._replace(title=title, subtitle=subtitle, over=(over[0], over[1]), series=series)
+    return kept._replace(categories=shown(chart.categories), beside=beside)
 
 
 def _on_axes(series: Series, chart: Chart) -> Series:

@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from kvcalc.errors import UserError, printable, visible
+from kvcalc.errors import UserError, printable
 from kvcalc.library.writing import destination, write_text
-from kvcalc.report.chart import Chart, drawable
+from kvcalc.report.chart import Chart, drawable, legible
 from kvcalc.report.looks import PALETTE
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -45,7 +45,7 @@ def save(chart: Chart, target: str, style: str = "light") -> None:
     if target == "-":
         from kvcalc.report.terminal import sketch
 
-        print(visible(sketch(drawable(chart))))
+        print(sketch(legible(drawable(chart))))
         return
     suffix = Path(target).suffix.lower()
     if suffix not in SUFFIXES:
