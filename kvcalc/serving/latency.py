@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.layers.cost import Cost
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import Num
 
 BLOCK = 1 << 14  # passes that are timed at once: their arrays stay in the CPU's cache
-MOST_STEPS, MOST_AGAIN = 1 << 20, 1 << 18  # passes of one request, and of one that takes all its tokens again each time
+MOST_STEPS, MOST_AGAIN = 1 << 20, 1 << 18  # passes of one request, and of all that take all their tokens again each time
 
 
 class Latency(NamedTuple):
@@ -73,14 +74,21 @@ def request(
 
 
 def without_cache(
-    deployment: Deployment, input_len: int, output_len: int, batch_size: int = 1, all_positions: bool = False
+    deployment: Deployment,
+    input_len: int,
+    output_len: int,
+    batch_size: int = 1,
+    all_positions: bool = False,
+    steps: "StepsAgain | None" = None,
 ) -> Latency:
     """The same generation recomputing all tokens at every step; the LM head on the last position, or on all of them.
 
-    Raises UserError beyond MOST_AGAIN tokens.
+    steps: as of `request`, with the same head. Raises UserError beyond MOST_AGAIN tokens.
     """
     check_steps("tokens of an answer without a cache", output_len, MOST_AGAIN)
     prompt = _spent(deployment, [Batch.prefill(input_len, batch_size)], all_positions)
+    if steps and output_len > 1:
+        return _latency(prompt, steps.over(input_len + 1, input_len + output_len))
     return _generation(deployment, prompt, Batch.prefill, input_len, output_len, batch_size, all_positions)
 
 
@@ -170,33 +178,57 @@ def _summed(each: Any, flops: Num, moved: Num, count: int) -> _Spent:
     return _Spent(seconds, first, last, count, _exact_sum(flops, count), _exact_sum(moved, count))
 
 
-class DecodeSteps:
-    """Decode steps of a deployment at one batch size and all contexts of some ranges, timed at once for requests to share.
+class _Shared:
+    """Passes at some contexts, timed at once for requests to share.
 
-    Each figure is what the steps of a request by itself give, to the last bit. ranges: (first, end) of contexts, the end not
-    among them; at most BLOCK contexts in all. longest: the last of the steps, for what is the same of all.
+    Each figure is what the passes of a request by itself give, to the last bit. cost, seconds: of each pass, or of all alike.
+    """
+
+    def __init__(self, contexts: Any, cost: Cost, seconds: Any) -> None:
+        self._contexts, self._figures = contexts, (seconds, cost.flops, cost.bytes)
+
+    def over(self, first: int, end: int) -> _Spent:
+        """The passes at these contexts, one after the other."""
+        each, flops, moved = (self._of(figures, first, end) for figures in self._figures)
+        return _summed(each, flops, moved, end - first)
+
+    def _of(self, figures: Any, first: int, end: int) -> Any:
+        at = int(self._contexts.searchsorted(first))
+        return figures[at : at + end - first] if getattr(figures, "ndim", 0) else figures
+
+
+class DecodeSteps(_Shared):
+    """Decode steps of a deployment at one batch size and all contexts of some ranges, for requests to share.
+
+    ranges: (first, end) of contexts, the end not among them; at most BLOCK contexts in all. longest: the last of the steps,
+    for what is the same of all.
     """
 
     def __init__(self, deployment: Deployment, batch_size: int, ranges: Iterable[tuple[int, int]]) -> None:
-        import numpy as np
-
-        self._contexts = np.unique(np.concatenate([np.arange(*ends, dtype=float) for ends in ranges]))
-        batch = Batch.decode(self._contexts, batch_size)
-        self.longest = Batch.decode(int(self._contexts[-1]), batch_size)
-        cost, self._seconds = deployment.spent(batch)
-        self._flops, self._bytes, self._share = cost.flops, cost.bytes, deployment.uncalibrated_share(batch)
-
-    def over(self, first: int, end: int) -> _Spent:
-        """The steps at these contexts, one after the other."""
-        at = int(self._contexts.searchsorted(first))
-        figures: list[Any] = [self._seconds, self._flops, self._bytes]
-        each, flops, moved = (v[at : at + end - first] if getattr(v, "ndim", 0) else v for v in figures)
-        return _summed(each, flops, moved, end - first)
+        contexts = _all_of(ranges)
+        self.longest = Batch.decode(int(contexts[-1]), batch_size)
+        cost, seconds, self._share = deployment.spent_with_share(Batch.decode(contexts, batch_size))
+        super().__init__(contexts, cost, seconds)
 
     def uncalibrated_share(self, context: int) -> float:
         """As of the deployment, of the step at this context."""
-        share = self._share
-        return float(share[self._contexts.searchsorted(context)] if getattr(share, "ndim", 0) else share)
+        share = self._of(self._share, context, context + 1)
+        return float(share[0] if getattr(share, "ndim", 0) else share)
+
+
+class StepsAgain(_Shared):
+    """The same of steps without a cache, which take all tokens again, with the LM head on the last position or on all."""
+
+    def __init__(self, deployment: Deployment, batch_size: int, ranges: Iterable[tuple[int, int]], all_positions: bool) -> None:
+        contexts = _all_of(ranges)
+        super().__init__(contexts, *deployment.spent(Batch.prefill(contexts, batch_size), all_positions))
+
+
+def _all_of(ranges: Iterable[tuple[int, int]]) -> Any:
+    """The whole numbers of (first, end), each once, in order."""
+    import numpy as np
+
+    return np.unique(np.concatenate([np.arange(*ends, dtype=float) for ends in ranges]))
 
 
 def _exact_sum(values: Num, count: int) -> int:

@@ -9,22 +9,29 @@ from typing import Any
 
 from kvcalc.gpu.roof import roofline, total_seconds
 from kvcalc.layers.batch import Batch
-from kvcalc.serving.latency import Latency, token_projections, without_cache
+from kvcalc.serving.latency import Latency, StepsAgain, token_projections, without_cache
 from kvcalc.timing.deployment import Deployment
 
 MOST_CONTEXT = 1 << 20
 
 
 def no_cache_fields(
-    deployment: Deployment, input_len: int, output_len: int, batch_size: int, head: str, cached: Latency
+    deployment: Deployment,
+    input_len: int,
+    output_len: int,
+    batch_size: int,
+    head: str,
+    cached: Latency,
+    steps: StepsAgain | None = None,
 ) -> dict[str, Any]:
     """The same request without a cache, its LM head on the `last` position or on `all`, beside the `cached` one.
 
+    steps: as of `without_cache`.
     no_cache_redundant_flops_share: 1 − FLOPs with the cache over those without; 0 where chunks of a prompt, each with its LM
     head, take more. Projections: tokens that pass through the layers, of all sequences. tpot_last_bound_s: what the last step
     with the cache takes by the datasheet alone, which is mostly reading the weights; the rest of its time are launches.
     """
-    plain = without_cache(deployment, input_len, output_len, batch_size, head == "all")
+    plain = without_cache(deployment, input_len, output_len, batch_size, head == "all", steps)
     needed, processed = token_projections(input_len, output_len)
     last = deployment.operators(Batch.decode(needed, batch_size))
     return {f"no_cache_{key}": value for key, value in plain._asdict().items()} | {

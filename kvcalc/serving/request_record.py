@@ -1,7 +1,7 @@
 """The records of `latency`: one request, or a batch of equal ones, with what speculation and the lack of a cache make of it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -9,7 +9,8 @@ from kvcalc.capacity.placement import offloaded
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.words import spelled, tokens_called
-from kvcalc.serving.latency import BLOCK, DecodeSteps, check_steps, cost_per_million, request
+from kvcalc.serving.alike import check_work, groups_of
+from kvcalc.serving.latency import DecodeSteps, StepsAgain, check_steps, cost_per_million, request
 from kvcalc.serving.redundancy import doubling_context, no_cache_fields
 from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, best_drafted, draft_model, speculate, stops_paying
 from kvcalc.timing.deployment import Deployment
@@ -68,47 +69,36 @@ class LatencyOptions(msgspec.Struct, frozen=True):
         return self.input_len + max(1, self.output_len // 2)
 
 
+class _Known(NamedTuple):
+    """What requests of one deployment and batch size share: their steps, those without a cache by head, where such a step
+    takes twice as long, by head.
+    """
+
+    steps: DecodeSteps | None
+    again: dict[str, StepsAgain]
+    doubles: dict[str, int | None]
+
+
 def latency_records(asked_for: Sequence[tuple[Deployment, LatencyOptions]]) -> list[dict[str, Any]]:
-    """Each as its `latency_record`; steps that requests of one deployment have in common are timed once."""
-    alike: dict[tuple[int, int, float], list[int]] = {}
+    """Each as its `latency_record`; steps that requests of one deployment have in common are timed once.
+
+    Raises UserError where all requests take more than MOST_IN_ALL passes, or MOST_AGAIN without a cache.
+    """
+    alike: dict[tuple[int, int, float], dict[int, LatencyOptions]] = {}
     for number, (deployment, asked) in enumerate(asked_for):
-        alike.setdefault((id(deployment), asked.batch_size, asked.cpu_offload_gb), []).append(number)
+        alike.setdefault((id(deployment), asked.batch_size, asked.cpu_offload_gb), {})[number] = asked
+    together = {some: [*groups_of(requests)] for some, requests in alike.items()}
+    check_work([asked for _, asked in asked_for], [group for groups in together.values() for group in groups])
     records: dict[int, dict[str, Any]] = {}
-    for (_, batch_size, _), numbers in alike.items():
-        deployment, doubles = with_host_weights(*asked_for[numbers[0]]), dict[str, int | None]()
-        for some, ranges in _together({number: asked_for[number][1] for number in numbers}):
-            steps = DecodeSteps(deployment, batch_size, ranges) if ranges else None
-            records |= {number: _record(deployment, asked_for[number][1], steps, doubles) for number in some}
+    for (_, batch_size, _), groups in together.items():
+        deployment, doubles = with_host_weights(*asked_for[groups[0].numbers[0]]), dict[str, int | None]()
+        for group in groups:
+            known = _Known(None, {}, doubles)
+            if group.ranges:
+                again = {head: StepsAgain(deployment, batch_size, group.ranges, head == "all") for head in group.heads}
+                known = _Known(DecodeSteps(deployment, batch_size, group.ranges), again, doubles)
+            records |= {number: _record(deployment, asked_for[number][1], known) for number in group.numbers}
     return [records[number] for number in range(len(asked_for))]
-
-
-def _together(requests: Mapping[int, LatencyOptions]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
-    """Requests whose steps are at no more than BLOCK contexts, with these; none for a request whose own are more."""
-    some: list[int] = []
-    held: list[tuple[int, int]] = []
-    for number in sorted(requests, key=lambda n: (requests[n].input_len, requests[n].output_len)):
-        more = requests[number].input_len + 1, requests[number].context + 1
-        joined = _joined([*held, more])
-        if some and sum(end - first for first, end in joined) > BLOCK:
-            yield some, held
-            some, joined = [], [more]
-        some, held = [*some, number], joined
-        if more[1] - more[0] > BLOCK:
-            yield some, []
-            some, held = [], []
-    if some:
-        yield some, held
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same numbers in as few ranges (first, end) as hold each once."""
-    found: list[tuple[int, int]] = []
-    for first, end in sorted(ranges):
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((first, end))
-    return found
 
 
 def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
@@ -121,13 +111,11 @@ def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, A
     return latency_records([(deployment, asked)])[0]
 
 
-def _record(
-    deployment: Deployment, asked: LatencyOptions, steps: DecodeSteps | None, doubles: dict[str, int | None]
-) -> dict[str, Any]:
-    """Of a deployment with its weights where they are asked to be. doubles: where it is known, by positions of the head."""
+def _record(deployment: Deployment, asked: LatencyOptions, known: _Known) -> dict[str, Any]:
+    """Of a deployment with its weights where they are asked to be. Keeps in `known` where steps take twice as long."""
     prompt = asked.batch_size, asked.prefix_len, asked.max_num_batched_tokens
-    found = request(deployment, asked.input_len, asked.output_len, *prompt, steps)
-    at_end = steps or DecodeSteps(deployment, asked.batch_size, [(asked.context, asked.context + 1)])
+    found = request(deployment, asked.input_len, asked.output_len, *prompt, known.steps)
+    at_end = known.steps or DecodeSteps(deployment, asked.batch_size, [(asked.context, asked.context + 1)])
     passes = Batch.prefill(asked.input_len, asked.batch_size), at_end.longest
     tokens = asked.batch_size * asked.output_len
     record: dict[str, Any] = deployment.named | {"batch_size": asked.batch_size}
@@ -145,10 +133,11 @@ def _record(
     record["energy_per_token_j"] = power * record["gpus"] * whole / tokens if power and whole else None
     record |= _offload(deployment, passes[1])
     if asked.no_cache:
-        record |= no_cache_fields(deployment, asked.input_len, asked.output_len, asked.batch_size, asked.head, found)
-        if asked.head not in doubles:  # it hangs on neither length
-            doubles[asked.head] = doubling_context(deployment, asked.batch_size, asked.head == "all")
-        record["no_cache_doubles_from"] = doubles[asked.head]
+        lengths = asked.input_len, asked.output_len, asked.batch_size
+        record |= no_cache_fields(deployment, *lengths, asked.head, found, known.again.get(asked.head))
+        if asked.head not in known.doubles:  # it hangs on neither length
+            known.doubles[asked.head] = doubling_context(deployment, asked.batch_size, asked.head == "all")
+        record["no_cache_doubles_from"] = known.doubles[asked.head]
     draft = drafting(deployment, asked)
     if draft:
         record |= _speculative(deployment, draft, asked)

@@ -142,6 +142,16 @@ class Deployment(msgspec.Struct, frozen=True):
         operators = self.operators(batch, all_positions)
         return total(operators), self._seconds(operators, batch.decodes)
 
+    def spent_with_share(self, batch: Batch) -> tuple[Cost, Any, Any]:
+        """What `spent` and `uncalibrated_share` say of a pass, its operators timed once."""
+        operators = self.operators(batch)
+        if not self.calibration:
+            return total(operators), self._seconds(operators, batch.decodes), 1.0
+        from kvcalc.timing.steps import pass_time
+
+        seconds, share = pass_time(operators, self.gpu, self.calibration, self.routing)
+        return total(operators), seconds + self.host_seconds(operators), share
+
     def _seconds(self, operators: Sequence[Operator], decodes: bool) -> Any:
         if self.calibration:
             from kvcalc.timing.steps import pass_seconds

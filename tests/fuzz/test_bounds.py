@@ -22,7 +22,12 @@ REFUSED = {
     ("roofline", "gpt2", "--context", THOUSAND): "1,000 tables are asked for, and at most 100 made at once",
     ("roofline", "gpt2", "--context", THOUSAND, "--format", "json"): "1,000 passes are asked for, and at most 500 made at once",
     ("latency", "gpt2", "--isl", THOUSAND, "--osl", THOUSAND): "1,000,000 rows are asked for",
-    ("latency", "gpt2", "--osl", "1000000000000"): "1,000,000,000,000 steps in all are more than the 4,194,304 that are timed",
+    (
+        "latency",
+        "gpt2",
+        "--osl",
+        "1000000000000",
+    ): "1,000,000,000,000 tokens of an answer are more than the 1,048,576 that are timed",
     ("latency", "gpt2", "--osl", "2M"): "2,097,152 tokens of an answer are more than the 1,048,576 that are timed",
     ("latency", "gpt2", "--osl", "1M", "--no-cache"): "without a cache are more than the 262,144 that are timed",
     ("latency", "gpt2", "--isl", "2M", "--max-num-batched-tokens", "1"): "2,097,152 chunks of the prompt are more than",
