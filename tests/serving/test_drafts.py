@@ -80,6 +80,17 @@ def test_drafted_tokens_count_towards_a_pass() -> None:
     assert [(r.tokens, r.prefill_tokens) for r in log.rows][:4] == [(1, 1), (8, 4), (8, 4), (6, 2)]
 
 
+def test_the_newest_makes_room_where_a_draft_proposes() -> None:
+    """Room for 8 tokens: both hold 4 after a step that yields one each; the second makes room, computes 5 again, and ends last.
+
+    Passes: both prompts (1.25 s), both decode (2.25), the first alone twice, the second's 5 tokens (1.25), its last step.
+    """
+    log = run(asked((0.0, 3, 4), (0.0, 3, 4)), 0.0, pool=byte_pool(8)).logs[0]
+    assert (log.preemptions, log.recomputed_tokens) == (1, 5)
+    assert [r.tokens for r in log.rows for _ in range(r.passes)] == [6, 2 * 4, 4, 4, 5, 4]
+    assert log.finished.tolist() == [1.25 + 3 * 2.25, 2 * 1.25 + 4 * 2.25]
+
+
 def test_a_draft_takes_weights_and_cache(kvcalc: Run) -> None:
     """Llama-3.2-1B: 1,235,814,400 parameters of 2 bytes; 16 layers · 2 · 8 heads · 64 · 2 = 32,768 bytes a token beside 131,072.
 

@@ -94,6 +94,14 @@ def test_rows_of_a_kernel_beside_the_usual_one_have_a_cell_of_their_own() -> Non
     assert kind("fp8", "torch_flow_flashinfer") == "fp8/flashinfer"
 
 
+def test_sparse_attention_reads_its_cache_in_the_bytes_of_its_format() -> None:
+    """NVFP4: four bits, and of a scale of one byte for 16 elements a sixteenth: 0.5 + 0.0625."""
+    laws = FAMILIES["dsa_decode_module"].laws
+    read = {stored: dict(laws(f"fp8/{stored}", "vllm", H100)[0][1])["bytes"] for stored in ("bfloat16", "fp8", "fp8_block", "nvfp4")}
+    assert read == {"bfloat16": 2, "fp8": 1, "fp8_block": 1, "nvfp4": 0.5625}
+    assert laws("fp8/int3", "vllm", H100) == ()
+
+
 def test_a_kernel_without_a_law_takes_the_usual_one_and_a_refused_one_none(tmp_path: Path) -> None:
     usual, other = (Entry(law=DecodeAttention(t0=t), rows=r, median_abs_error=0, p90_abs_error=0) for t, r in ((5, 90), (6, 30)))
     refused = Refused(rows=20, median_abs_error=0.5, p90_abs_error=1.5, why="made up")
