@@ -46,6 +46,8 @@ ORDERS: dict[str, tuple[dict[str, Any], str]] = {
     ),  # every other one of the first three
     "smollm3": ({"sliding_window": 32, "use_sliding_window": True}, "FFFwFFFw"),  # every fourth, which rotates nothing
     "plamo3": ({"window_size": 32}, "wwwwwwwFw"),  # every eighth
+    "muse_glimmer_text": ({"sliding_window": 32}, "wwFwwwF"),  # every fourth, counted from the last
+    "granite_swa": ({"sliding_window": 32}, "FwwwFw"),  # every fourth from the first
     "mllama_text_model": ({}, ("FFF–F" + "FFF–F" * 7)),  # the fourth of five sees the picture
 }
 
