@@ -40,7 +40,7 @@ TESTS = {
     """,
     "model/": """
         test_labels.py test_parameters.py test_cache.py test_reach.py test_forward*.py test_parallel.py test_quantization.py
-        test_hierarchy.py timing/test_nodes.py property/test_[ps]*.py test_files.py test_golden.py test_gguf.py test_explain.py
+        test_hierarchy.py timing/test_nodes.py property/test_[ps]*.py test_files.py test_golden.py test_gguf*.py test_explain.py
     """,
     "storage/": "test_dtypes.py test_quantization.py test_gguf*.py test_cache.py test_golden.py",
     "gpu/": "test_roofline.py test_cards.py timing/test_roof.py test_attention_roof.py",

@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kvcalc.__main__ import _prepare_settings
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="a system with /dev/full and signals")
 SIZE = ("size", "gpt2", "--context", "2k")
@@ -40,6 +43,18 @@ def test_a_closed_standard_output_is_said(tmp_path: Path) -> None:
     alone = run("plot", "dsa-vs-mla", "--plot", "out.svg", shell=">&-", cwd=tmp_path)  # nothing was to be printed
     assert (alone.returncode, alone.stderr) == (0, "wrote out.svg\n")
     assert (tmp_path / "out.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(("asked", "heard"), [([], 0), (["default"], 1)])
+def test_warnings_of_libraries_are_for_those_who_ask_python_for_them(
+    monkeypatch: pytest.MonkeyPatch, asked: list[str], heard: int
+) -> None:
+    monkeypatch.setattr(sys, "warnoptions", asked)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        _prepare_settings()
+        warnings.warn("of a library", RuntimeWarning, stacklevel=1)
+    assert len(seen) == heard
 
 
 def test_a_closed_standard_input_is_said() -> None:

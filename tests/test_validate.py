@@ -193,6 +193,14 @@ def test_calibrate_all_writes_a_file_for_each_gpu_and_stack_the_same_every_time(
     assert alone.read_bytes() == (folders[0] / "h200" / "house.yaml").read_bytes()
 
 
+@pytest.mark.parametrize(("gpu", "count"), [("nobody", 24), ("h100_sxm", 3)])
+def test_calibrate_all_of_nothing_that_can_be_fitted_is_refused(kvcalc: Run, tmp_path: Path, gpu: str, count: int) -> None:
+    lines = [f"{gpu},house,1.0,bfloat16,{2**i},1024,4096,{20 + i},{i}\n" for i in range(count)]
+    result = kvcalc("calibrate", str(written(tmp_path, HEADER + "".join(lines))), "--all", "-o", str(tmp_path / "made"))
+    assert (result.code, result.out) == (2, "") and not (tmp_path / "made").exists()
+    assert "no family has enough rows of a known GPU and a framework to be fitted" in result.err
+
+
 def test_calibrate_writes_a_preset_that_validate_finds(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path / "presets"))
     lines = []

@@ -94,7 +94,7 @@ def _every(tables: "list[Rows]", out: str, about: dict[str, str], output: Output
         save_text(str(path), text)
         records += [{"gpu": machine.name, "stack": stack, **fit} for fit in fits]
     if not records:
-        raise UserError("no row names a GPU and a framework that are known")
+        raise UserError("no family has enough rows of a known GPU and a framework to be fitted")
     if not output.printed(records):
         lead = (Column("gpu", "GPU", right=False), Column("stack", "stack", right=False))
         output.show(Table(records, (*lead, *_columns()[:-1]), "Calibrations", []))

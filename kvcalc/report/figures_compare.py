@@ -77,7 +77,7 @@ def _side(title: str, key: str, tick: Any, names: Sequence[str], rows: Sequence[
         named = f"{title}: {names[0]}" if key == "time_s" else title
         return bar_chart(named, "", variants, values[0], tick)
     every = [math.log(v) for mine in values for v in mine if v]
-    low, span = min(every, default=0.0), max(every, default=0.0) - min(every, default=0.0) or 1.0
+    low, span = min(every), max(every) - min(every) or 1.0
     series = tuple(
         Series(name, (), tuple((math.log(v) - low) / span if v else 0.0 for v in mine), "cells", labels=tuple(map(tick, mine)))
         for name, mine in reversed([*zip(names, values, strict=True)])

@@ -28,10 +28,8 @@ class Made(NamedTuple):
 def calibrated_stacks(tables: Sequence[Table], about: dict[str, str], validated: Validator | None = None) -> Iterator[Made]:
     """Every GPU and stack among the rows for which a family could be fitted, in order of their names; as `summed`."""
     each = [(gpu, stack, chosen_rows(tables, gpu, stack, lambda text: None)) for gpu, stack in stacks_among(tables)]
-    if not each:
-        return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores == 1 or len(each) == 1:
+    if cores == 1 or len(each) <= 1:
         yield from (made for job in each if (made := _made(job, about, validated)).text)
         return
     with ProcessPoolExecutor(min(cores, len(each))) as pool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 STARTS, STEPS = 5, 40
 LIKE = 0.5  # e-fold that a parameter may stray from that of a law which it should resemble, as PULL
-_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)  # one for each of a law's parameters, of which it has ten at most
 
 
 class Fitted(NamedTuple):
@@ -86,9 +86,9 @@ def _fit_form(
         return np.log(np.maximum(found, 1e-9)) - target
 
     goal = Goal(residual, weight, law.SOFTNESS, typical, LIKE if like else law.PULL)
-    ends = [_descend(goal, start, low, high) for start in _starts(typical, low, high, starts)]
+    ends = [_descend(goal, start, low, high) for start in start_points(typical, low, high, starts)]
     x, loss = min(ends, key=lambda end: end[1])
-    return Fitted(rounded(build(np.clip(x, low, high))), loss)
+    return Fitted(rounded(build(np.clip(_settled(goal, x), low, high))), loss)
 
 
 def _form(law: Law) -> dict[str, Any]:
@@ -122,13 +122,13 @@ def rounded(law: Law, digits: int = 4) -> Law:
     return msgspec.structs.replace(law, **kept)
 
 
-def _starts(typical: Array, low: Array, high: Array, count: int) -> list[Array]:
+def start_points(typical: Array, low: Array, high: Array, count: int) -> list[Array]:
     """The typical point, and points around it in a third of the range: a Halton sequence, the same every time."""
     import numpy as np
 
     found = [typical]
     for index in range(1, count):
-        step = np.array([_halton(index, _PRIMES[i % len(_PRIMES)]) for i in range(len(typical))]) - 0.5
+        step = np.array([_halton(index, prime) for prime in _PRIMES[: len(typical)]]) - 0.5
         found.append(np.clip(typical + step * np.minimum(high - low, 2.5), low, high))
     return found
 
@@ -171,6 +171,19 @@ def _descend(goal: Goal, start: Array, low: Array, high: Array) -> tuple[Array, 
         if gain < 1e-6 * (1 + loss):
             break
     return x, loss
+
+
+def _settled(goal: Goal, x: Array) -> Array:
+    """A point with every parameter that no row tells of at its typical value, not where the search began."""
+    import numpy as np
+
+    residual = goal.residual(x[None])
+    for at, typical in enumerate(goal.typical):
+        usual = x.copy()
+        usual[at] = typical
+        if np.array_equal(goal.residual(usual[None]), residual):
+            x = usual
+    return x
 
 
 _STEP = 1e-3  # of a parameter's logarithm: wide enough to see past the steps of whole waves

@@ -25,7 +25,8 @@ from kvcalc.timing.choosing import chosen_rows
 from kvcalc.timing.decode_attention import DecodeAttention
 from kvcalc.timing.families import FAMILIES
 from kvcalc.timing.figures import figures_of
-from kvcalc.timing.fitting import fit, rounded
+from kvcalc.timing.fitting import fit, rounded, start_points
+from kvcalc.timing.flash_decode import FlashDecode
 from kvcalc.timing.gemm import Gemm
 from kvcalc.timing.rows import MeasuredRow, Table
 
@@ -87,6 +88,25 @@ def test_a_law_like_another_strays_only_as_far_as_rows_pull_it() -> None:
         assert 1 / 3 < getattr(found, name) / getattr(TRUE, name) < 3, name
 
 
+def test_a_search_begins_from_points_of_a_halton_sequence() -> None:
+    """Less a half, in base 2 and 3: of 1/2 and 1/3, then of 1/4 and 2/3; times 2.5 e-folds, or the range where it is less."""
+    typical, low, high = np.zeros(2), np.array([-5.0, -0.5]), np.array([5.0, 1.0])
+    first, second, third = start_points(typical, low, high, 3)
+    assert first.tolist() == [0, 0]
+    assert second.tolist() == pytest.approx([0, -1.5 / 6])
+    assert third.tolist() == pytest.approx([-2.5 / 4, 1.5 / 6])
+
+
+def test_a_parameter_that_no_row_tells_of_keeps_its_typical_value() -> None:
+    """Of rows of 128 wide heads alone: how fast heads of 64 and 256 are, and MHA, is where the law begins, not the search."""
+    lengths = np.repeat([256.0, 4096.0, 65536.0], 5)
+    table = tuple(np.full(15, value) for value in (32.0, 8.0, 128.0))
+    batch, window = np.tile([1.0, 4.0, 16.0, 64.0, 256.0], 3), np.zeros(15)
+    times = FlashDecode(t0=5, r=9e4).us(figures_of(H100), batch, *table, lengths, window)
+    found = fit(FlashDecode, figures_of(H100), (batch, *table, lengths, window), times).law
+    assert [getattr(found, name) for name in ("r64", "r256", "rx", "tx")] == [0.8, 0.8, 1, 1]
+
+
 def test_rows_of_a_kernel_beside_the_usual_one_have_a_cell_of_their_own() -> None:
     kind = FAMILIES["decode_attention"].kind
     assert kind("fp8", "trtllm_mha") == kind("fp8", "vllm_flashinfer_trtllmdecode") == kind("fp8", "") == "fp8"
@@ -96,9 +116,8 @@ def test_rows_of_a_kernel_beside_the_usual_one_have_a_cell_of_their_own() -> Non
 
 def test_sparse_attention_reads_its_cache_in_the_bytes_of_its_format() -> None:
     """NVFP4: four bits, and of a scale of one byte for 16 elements a sixteenth: 0.5 + 0.0625."""
-    laws = FAMILIES["dsa_decode_module"].laws
-    read = {stored: dict(laws(f"fp8/{stored}", "vllm", H100)[0][1])["bytes"] for stored in ("bfloat16", "fp8", "fp8_block", "nvfp4")}
-    assert read == {"bfloat16": 2, "fp8": 1, "fp8_block": 1, "nvfp4": 0.5625}
+    laws, formats = FAMILIES["dsa_decode_module"].laws, ("bfloat16", "fp8", "fp8_block", "nvfp4")
+    assert [laws(f"fp8/{stored}", "vllm", H100)[0][1]["bytes"] for stored in formats] == [2, 1, 1, 0.5625]
     assert laws("fp8/int3", "vllm", H100) == ()
 
 
