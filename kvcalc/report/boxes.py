@@ -67,13 +67,30 @@ def taken_places(figure: Any, axes: Any) -> Places:
     return Places(np.concatenate([np.empty((0, 4)), *found]))
 
 
+def marks_on(figure: Any, axes: Any, texts: Sequence[Any]) -> Any:
+    """Every marker on the axes, as rows of x, y and half its width in pixels, and whether one of the annotations is its own."""
+    import numpy as np
+    from matplotlib.collections import PathCollection
+
+    found = np.concatenate([np.empty((0, 3)), *(_marks(figure, c) for c in axes.collections if isinstance(c, PathCollection))])
+    named = np.array([anchor(text) for text in texts if text.xycoords == "data"]).reshape(-1, 2)
+    return np.column_stack([found, (np.abs(found[:, None, :2] - named).max(axis=2, initial=0.0) < 1).any(axis=1)])
+
+
+def _marks(figure: Any, points: Any) -> Any:
+    import numpy as np
+
+    places, sizes = points.get_offset_transform().transform(np.asarray(points.get_offsets())), points.get_sizes()
+    half = np.broadcast_to(np.sqrt(sizes) / 2 * figure.dpi / 72, len(places))
+    return np.column_stack([np.asarray(places), half])
+
+
 def _point_boxes(figure: Any, points: Any) -> Any:
     """A box around every point, as large as its marker."""
     import numpy as np
 
-    places, sizes = points.get_offset_transform().transform(points.get_offsets()), points.get_sizes()
-    half = np.broadcast_to(np.sqrt(sizes) / 2 * figure.dpi / 72, len(places))[:, None]
-    return np.concatenate([places - half, places + half], axis=1)
+    found = _marks(figure, points)
+    return np.concatenate([found[:, :2] - found[:, 2:], found[:, :2] + found[:, 2:]], axis=1)
 
 
 def _band_boxes(band: Any) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvcalc.report.bars import draw_bars, fit_names, past_limits
-from kvcalc.report.boxes import Places, leader_boxes, taken_places
+from kvcalc.report.boxes import Places, leader_boxes, marks_on, taken_places
 from kvcalc.report.chart import Chart, Series
 from kvcalc.report.grid import follow
 from kvcalc.report.heads import Head, fit_heads, write_heads
@@ -226,5 +226,5 @@ def _placed(figure: Any, one: Panel, order: Sequence[Any], renderer: Any) -> lis
     for text in one.ends:
         room.taken.take(leader_boxes(text))
         room.joints.take(leader_boxes(text))
-    inside, every = one.axes.get_window_extent(renderer), list(one.points)
-    return [text for text in order if not beside(text, every, room, inside, renderer)]
+    inside, marks = one.axes.get_window_extent(renderer), marks_on(figure, one.axes, one.points)
+    return [text for text in order if not beside(text, marks, room, inside, renderer)]

@@ -50,8 +50,10 @@ def compare_chart(
     if timed and any(name.lower().startswith(SHARING) for name, _ in chosen):
         title = "Fewer KV heads" + f", {_load(loads[0])}" * (len(loads) > 1)
         charts += heads_chart(title, deployments, names, first["context"], first["batch_size"])
-    rest = f"the first {len(loads)} of {len(every)} loads asked for" * (len(loads) < len(every))
-    about = "; ".join(filter(None, (rest if rest or len(loads) > 1 else _load(loads[0]), time_note(records) * timed)))
+    asked = f"the first {len(loads)} of {len(every)} loads asked for" * (len(loads) < len(every)) or _load(loads[0]) * (
+        len(loads) == 1
+    )
+    about = "; ".join(filter(None, [asked, *([time_note(records)] if timed else [])]))
     return joined([charts[0]._replace(over=(compared(deployments, records), about)), *charts[1:]])
 
 

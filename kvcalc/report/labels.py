@@ -83,24 +83,28 @@ class Room(NamedTuple):
     joints: Places
 
 
-def beside(text: Any, others: Sequence[Any], room: Room, inside: Any, renderer: Any) -> bool:
-    """Put a point's label at the nearest free place within a box, and take the place; False where there is none, or where the
-    way out to the right is free and shorter than one that crosses what is drawn.
+def beside(text: Any, marks: Any, room: Room, inside: Any, renderer: Any) -> bool:
+    """Put a point's label at the nearest free place within a box, and take the place; False where there is none, where the way
+    out to the right is free and shorter than one that crosses what is drawn, or passes other marks and none of the places does.
 
-    others: the labels of all points, of whose none this one is to look where there is another place. One that stands further
-    away is joined to its point by a line, which crosses nothing that is drawn where there is such a place, elsewhere no other
-    such line if that can be and the least of the rest, and none of the texts anywhere.
+    marks: all that are drawn, as `marks_on` has them, of whose none it is to look where there is another place, but of its own
+    and of those without a text above and below that. One that stands further away is joined to its point by a line, which crosses
+    nothing that is drawn where there is such a place, elsewhere no other such line if that can be and the least of the rest, and
+    none of the texts anywhere.
     """
     import numpy as np
 
     found = least = None
-    marks = np.array([anchor(t) for t in others if t.xycoords == "data" and t.xy != text.xy]).reshape(-1, 2)
+    pixels = text.figure.dpi / 72
+    own = np.array([*anchor(text), text.arrowprops["shrinkB"] * pixels])
+    away = np.abs(marks[:, :2] - own[:2])
+    others = marks[(np.hypot(*away.T) > max(2.0, own[2])) & ((away[:, 0] > 1) | (marks[:, 3] > 0))]
     for spot in _spots(text, room.taken, inside, renderer):
         joint = spot.way if len(spot.leader) else spot.leader  # in its whole length
         if room.texts.touched(joint):
             continue
         faults = (
-            _misread(spot, anchor(text), marks, NEAR * text.get_fontsize() * text.figure.dpi / 72),
+            _misread(spot, own, others, NEAR * text.get_fontsize() * pixels),
             room.joints.touched(joint) > 0,
             room.taken.touched(spot.leader),
         )
@@ -108,7 +112,9 @@ def beside(text: Any, others: Sequence[Any], room: Room, inside: Any, renderer: 
             found, least = spot, faults
         if not any(faults):
             break
-    if not found or (least and least[-1] and len(found.leader) > _way_out(text, room, inside)):
+    if not (found and least) or (least[-1] and len(found.leader) > _way_out(text, room, inside)):
+        return False
+    if least[0] and not ((others[:, 0] > own[0]) & (np.abs(others[:, 1] - own[1]) < others[:, 2] + own[2])).any():
         return False
     text.xy = text.xy[0], found.height
     text.set_position(found.offset)
@@ -132,24 +138,22 @@ def _way_out(text: Any, room: Room, inside: Any) -> float:
     )
 
 
-def _misread(spot: Spot, own: tuple[float, float], marks: Any, near: float) -> bool:
-    """Whether a text stands as near to another's point as to its own; joined to it by a line, it within `near` pixels of one,
-    or its line within a quarter of them."""
-    import numpy as np
-
-    if not len(marks):
+def _misread(spot: Spot, own: Any, others: Any, near: float) -> bool:
+    """Whether a text stands as near to another mark as to its own; joined to it by a line, it within half of `near` pixels of
+    one, or its line within a quarter of them."""
+    if not len(others):
         return False
     if not len(spot.leader):
-        return bool(_distances([spot.place], marks).min() <= _distances([spot.place], np.array([own])).min())
-    return bool(_distances([spot.place], marks).min() < near or _distances(spot.way, marks).min() < near / 4)
+        return bool(_distances([spot.place], others).min() <= _distances([spot.place], own[None]).min())
+    return bool(_distances([spot.place], others).min() < near / 2 or _distances(spot.way, others).min() < near / 4)
 
 
-def _distances(boxes: Any, points: Any) -> Any:
-    """Pixels from each of some boxes to each point."""
+def _distances(boxes: Any, marks: Any) -> Any:
+    """Pixels from each of some boxes to the edge of each mark."""
     import numpy as np
 
-    low, high = np.asarray(boxes)[:, None, :2], np.asarray(boxes)[:, None, 2:]
-    return np.linalg.norm(np.maximum(np.maximum(low - points, points - high), 0), axis=2)
+    low, high, places = np.asarray(boxes)[:, None, :2], np.asarray(boxes)[:, None, 2:], marks[:, :2]
+    return np.linalg.norm(np.maximum(np.maximum(low - places, places - high), 0), axis=2) - marks[:, 2]
 
 
 def _spots(text: Any, taken: Places, inside: Any, renderer: Any) -> Iterator[Spot]:

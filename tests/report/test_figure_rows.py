@@ -87,3 +87,5 @@ def test_every_batch_and_context_is_a_row_of_cells(kvcalc: Run, monkeypatch: pyt
     kvcalc(line.replace("llama-7b", "llama-7b --tp 2"))
     assert drawn[2].chain()[4].subtitle.startswith("stored bytes, of all GPUs together, batch 1; ")
     assert [c.title for c in drawn[2].chain()[:2]] == ["KV cache stored a GPU", "Read by a decode step a GPU"]
+    found = kvcalc("compare --layers 2 --heads 8 --kv-heads 8 --head-dim 64 --variants mha,mqa --plot picture.png")
+    assert found.code == 0 and drawn[3].over[1] == "1 × 4,096 tokens", found.err  # of dimensions alone nothing is timed

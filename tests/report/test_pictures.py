@@ -171,7 +171,7 @@ def test_attention_and_a_pass_under_the_roof() -> None:
 def test_lines_to_points_cross_no_roof(count: int, style: str) -> None:
     """Once they have left the mark and what that lies on; whatever GPUs stand beside the first."""
     cards = [load_gpu(name) for name in GPUS[:count]]
-    drawn = figure(attention_chart(cards, 32_768, 1), STYLES[style])
+    drawn = figure(attention_chart(cards, 4096 if count == 1 else 32_768, 1), STYLES[style])
     drawn.draw_without_rendering()
     (axes,), renderer = drawn.axes, drawn.canvas.get_renderer()
     taken, joined = taken_places(drawn, axes), 0
@@ -258,6 +258,17 @@ def test_a_label_is_not_read_as_that_of_another_point() -> None:
             box = text_box(text, renderer)
             assert min(outside(box, at) for at in others) > outside(box, anchor(text)), text
     assert len(labels) == 4 and joined
+
+
+def test_a_label_is_not_read_as_that_of_a_point_without_one() -> None:
+    """Between two named points stands one without a name, where the label of the first would stand but for that."""
+    named = Series("", (1.0, 40.0), (1.0, 4.0), "points", labels=("first", "the other"))
+    drawn = figure(Chart("A", "", Axis("x"), Axis("y"), (named, Series("", (1.27,), (1.0,), "quiet points"))), STYLES["light"])
+    drawn.draw_without_rendering()
+    first = next(t for t in drawn.axes[0].texts if t.get_text() == "first")
+    box = text_box(first, drawn.canvas.get_renderer())
+    grey = drawn.axes[0].transData.transform((1.27, 1.0))
+    assert outside(box, anchor(first)) < outside(box, tuple(grey)) and not first.arrow_patch.get_visible()
 
 
 def outside(box: Any, at: tuple[float, float]) -> float:
