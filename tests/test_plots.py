@@ -254,6 +254,17 @@ def test_a_sketch_on_a_terminal_is_coloured_but_its_names_colour_nothing(monkeyp
     assert "\x1b[34m" in said and "\x1b[2J" not in said and said.count("\ufffd[2J") == 14
 
 
+def test_a_sketch_marks_a_line_and_its_points_alike_and_parts_of_bars_fill_as_many_cells_as_the_whole() -> None:
+    xs, ys = (1.0, 100.0), (1.0, 10.0)
+    named = Series("", xs, ys, "points", labels=("small", "large"))
+    tick = si_tick()
+    chart = Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), (Series("1k", xs, ys), named, Series("2k", xs, ys)))
+    assert sketch(chart, 60, Look(FINE, False)).splitlines()[-3:] == ["  ● 1k", "  ● small, large", "  ■ 2k"]
+    bars = tuple(Series(name, (), (length,), "bar") for name, length in (("a", 1.3), ("b", 1.3), ("c", 1.4)))
+    row = sketch(Chart("t", "s", Axis(""), Axis("y", tick=tick), bars, ("one",)), 60, Look(FINE, True)).splitlines()[2]
+    assert re.sub(r"\x1b\[\d+m", "", row) == f"one  {'█' * 43} 4"  # 13.98, 13.98 and 15.05 cells: 14, 14 and 15
+
+
 def test_sketch_from_the_command(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "70")
     for kind in KINDS:

@@ -147,7 +147,8 @@ def _grid(chart: Chart, wide: int, look: Look) -> list[str]:
             canvas.level(_share(level.ys[0], spans[1], chart.y))
         else:
             canvas.upright(_share(level.xs[0], spans[0], chart.x))
-    for number, series in enumerate(drawn):
+    owners = _owners(drawn)
+    for number, series in zip(owners, drawn, strict=True):
         _trace(canvas, series, number, chart, spans)
     labels = {0: ends[1], HEIGHT - 1: ends[0]}
     lines = [f"{labels.get(r, ''):>{margin - 2}} {look.signs.side}{cells}" for r, cells in enumerate(canvas.lines())]
@@ -155,8 +156,20 @@ def _grid(chart: Chart, wide: int, look: Look) -> list[str]:
     lines.append(" " * (margin - 1) + look.signs.corner + look.signs.foot * canvas.columns)
     room = max(1, canvas.columns - len(left) - len(right))
     lines.append(" " * margin + left + f"{chart.x.title if len(chart.x.title) < room else '':^{room}}" + right)
-    named = [(n, s.label or ", ".join(filter(None, s.labels))) for n, s in enumerate(drawn)]
-    return [*lines, *_legend(named, levels, wide, look)]
+    named = [(n, s.label or ", ".join(filter(None, s.labels))) for n, s in zip(owners, drawn, strict=True)]
+    unit = [chart.y.title] * any(end and not re.search("[^0-9.,]", end) for end in ends)  # that numbers alone do not say
+    return [*unit, *lines, *_legend(named, levels, wide, look)]
+
+
+def _owners(drawn: list[Series]) -> list[int]:
+    """A number for each series; points on a line's own places have that of the line."""
+    found, lines = list[int](), dict[tuple[tuple[float, ...], ...], int]()
+    for series in drawn:
+        points = series.kind in ("points", "hollow")
+        number = lines.get((series.xs, series.ys)) if points else None
+        found.append(max(found, default=-1) + 1 if number is None else number)
+        lines |= {} if points else {(series.xs, series.ys): found[-1]}
+    return found
 
 
 Span = tuple[float, float]
@@ -205,12 +218,12 @@ def _bars(chart: Chart, wide: int, look: Look) -> list[str]:
 
 
 def _bar(lengths: list[float], look: Look) -> str:
-    """Parts one after the other, each in its own mark, in colour as solid blocks to an eighth of a cell."""
+    """Parts one after the other, each in its own mark, in colour as solid blocks, the last of them to an eighth of a cell."""
     if not look.colour or not look.signs.dots:
         return "".join(look.painted(look.mark(n) * round(length), n) for n, length in enumerate(lengths))
-    found = []
-    for number, length in enumerate(lengths):
-        whole, rest = divmod(round(length * 8), 8)
+    found, ends = [], [0, *(round(end) for end in itertools.accumulate(lengths[:-1]))]
+    for number, (begun, end) in enumerate(itertools.pairwise([*ends, sum(lengths)])):
+        whole, rest = divmod(max(0, round((end - begun) * 8)), 8)
         found.append(look.painted(look.signs.parts[7] * whole + (look.signs.parts[rest - 1] if rest else ""), number))
     return "".join(found)
 

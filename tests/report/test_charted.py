@@ -418,7 +418,7 @@ def test_a_sketch_marks_each_point_in_its_cell() -> None:
     width = 45 - 4
     assert grid[0].rstrip() == " " * 20 + "■" + " " * (width - 22) + "●"
     assert grid[-1].rstrip() == "●"
-    assert lines[2].startswith("10 │") and lines[21].startswith(" 0 │")
+    assert lines[2] == "x" and lines[3].startswith("10 │") and lines[22].startswith(" 0 │")  # numbers alone need a title
 
 
 @pytest.mark.parametrize(
