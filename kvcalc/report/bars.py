@@ -30,14 +30,17 @@ def height_for(chart: Chart, look: dict[str, Any], height: float) -> float:
     return max(height, OUTSIDE * height + inches)
 
 
-def widest(charts: Sequence[Chart]) -> float:
-    """Characters that stand left and right of the axes of a chart, at least those of ticks; the most of any."""
-    return max(map(_beside, charts))
+def widest(charts: Sequence[Chart], letters: int) -> float:
+    """Characters that stand left and right of the axes of a chart, at least those of ticks; the most of any.
+
+    letters: of a line of what stands right of them, at most.
+    """
+    return max(_beside(chart, letters) for chart in charts)
 
 
-def _beside(chart: Chart) -> float:
+def _beside(chart: Chart, letters: int) -> float:
     left = [line for name in _names(chart) for line in name.split("\n")]
-    ends = [wrapped(s.label, NAME, 3, even=True) for s in chart.series if s.kind not in ("bar", "points", "cells")]
+    ends = [wrapped(s.label, letters, 3, even=True) for s in chart.series if s.kind not in ("bar", "points", "cells")]
     right = [line for text in ends for line in text.split("\n")]
     return max(map(len, left), default=10) + 0.85 * max(map(len, right), default=6)
 

@@ -24,6 +24,7 @@ SIDES = (
 )
 MOST_ROWS = 12  # of cells
 MOST_LEVELS, MOST_CURVES = 3, 3  # memories beside the curves, and shares over KV heads, before the outer two stand for all
+FEW = 4  # deployments that are rows of cells, whatever the number of variants
 PUBLISHED = 0.1  # area of a published score, as a share
 
 
@@ -72,12 +73,17 @@ def _row_name(deployment: str, load: tuple[int, int]) -> str:
 
 
 def _side(title: str, key: str, tick: Any, names: Sequence[str], rows: Sequence[Sequence[dict[str, Any]]]) -> Chart:
-    """One figure of every variant: as bars where it is the same on all deployments, else cells, the deeper the more it is."""
+    """One figure of every variant: as bars where it is the same on all deployments, else cells, the deeper the more it is.
+
+    Of many deployments, and fewer variants, these are the rows.
+    """
     variants = [_called(r["variant"], r["attention"]) for r in rows[0]]
     values = [[_figure(r, key) for r in mine] for mine in rows]
     if len(names) == 1 or (key != "time_s" and all(mine == values[0] for mine in values)):
         named = f"{title}: {names[0]}" if key == "time_s" else title
         return bar_chart(named, "", variants, values[0], tick)
+    if len(names) > max(FEW, len(variants)):
+        variants, names, values = [*names], variants, [[*one] for one in zip(*values, strict=True)]
     every = [math.log(v) for mine in values for v in mine if v]
     low, span = min(every), max(every) - min(every) or 1.0
     series = tuple(

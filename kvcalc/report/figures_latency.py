@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
+from kvcalc.report.chart import Axis, Chart, Series, joined, tokens_tick
 from kvcalc.report.figures import no_cache
 from kvcalc.report.looks import telling
 from kvcalc.report.speculation import speculation_chart
@@ -16,13 +16,24 @@ BATCHES = tuple(1 << n for n in range(9))
 
 
 def latency_chart(deployments: Sequence[Deployment], asked: Sequence[LatencyOptions]) -> Chart:
-    """Of requests with a draft what it gains, of those without a cache their work, else `latency_curve` of the first."""
+    """Of requests with a draft what it gains, of those without a cache their work, else `latency_curve` of the first request."""
     if asked[0].draft:
-        return speculation_chart(deployments[0], asked)
+        return speculation_chart(deployments, told_apart(deployments), _whose(deployments), asked)
     if asked[0].no_cache:
-        first = deployments[0]
-        return no_cache(first.model, max(asked[-1].context, 64), first.precision)
+        return _without_cache(deployments, max(asked[-1].context, 64))
     return latency_curve(deployments, asked[0])
+
+
+def _without_cache(deployments: Sequence[Deployment], last: int) -> Chart:
+    """The work of each token with and without a cache, a chart for each model."""
+    models = [*{d.model.name: d for d in reversed(deployments)}.values()][::-1]
+    charts = [no_cache(d.model, last, d.precision) for d in models]
+    if len(charts) == 1:
+        return charts[0]
+    over = "The work of each token, without a KV cache and with it", charts[0].subtitle.partition("; ")[2]
+    named = zip(models, charts, strict=True)
+    charts = [c._replace(title=d.model.name, subtitle=c.title.replace("Without a KV cache", "without it")) for d, c in named]
+    return joined([charts[0]._replace(over=over), *charts[1:]])
 
 
 def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> Chart:

@@ -22,6 +22,7 @@ EMPTY: tuple[tuple[str, str], ...] = (
     ("Token slots that hold padding", "padding_waste"),
 )
 MOST_BANDS = 2  # servers whose bands a picture keeps apart; of more the 99th percentile
+TAIL = "99th percentile"
 WIDE = 8  # a sweep over more than so many times its least is logarithmic
 ENOUGH = 0.95  # of the most requests per second, from which on more clients bring nothing
 
@@ -52,7 +53,8 @@ def load_chart(records: Sequence[Record]) -> Chart:
     rates = [_rates(groups, swept, *each) for each in MORE if all(r.get(each[1]) for r in served)]
     spots = _spots(marks) if len(groups) <= MOST_BANDS else []
     about = about if spots else f"{about}; {_told(marks)}"
-    under = [left._replace(subtitle=about), right._replace(subtitle=""), *rates]
+    tail = TAIL * (len(groups) > MOST_BANDS)
+    under = [left._replace(subtitle=f"{tail}; {about}" if tail else about), right._replace(subtitle=tail), *rates]
     return joined([
         chart._replace(series=(*chart.series, *(spot._replace(label=spot.label * (not n)) for spot in spots)))
         for n, chart in enumerate(under)
@@ -98,7 +100,8 @@ def _curves(groups: dict[str, list[Record]], figure: str, swept: str, about: str
             series += [Series("", xs, high, "band", colour=number, lows=low) for low, high in pairwise(levels)]
         for p, ys in zip(wanted, levels, strict=True):
             kind = "line" if p == wanted[0] else "edge"
-            series.append(Series(f"{name} p{p}".strip(), xs, ys, kind, colour=number))
+            label = f"{name} p{p}".strip() if len(wanted) > 1 else name
+            series.append(Series(label, xs, ys, kind, colour=number))
     return Chart(FIGURES[figure], about, _axis(groups, swept), Axis("", tick=seconds), tuple(series))
 
 

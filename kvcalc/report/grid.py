@@ -7,15 +7,18 @@ from typing import Any, NamedTuple
 from kvcalc.report.bars import height_for, widest
 from kvcalc.report.chart import Chart
 from kvcalc.report.heads import LINES, TITLE
-from kvcalc.report.heat import is_heat
-from kvcalc.report.looks import NAME, letters, wrapped
+from kvcalc.report.heat import SMALL as MAP
+from kvcalc.report.heat import column_names, is_heat, row_names
+from kvcalc.report.looks import letters, wrapped
 from kvcalc.report.scales import along
 
 WIDE, SMALL = 13.33, 0.8  # inches of several charts beside each other, and the size of their texts where they stand in rows
 PLAIN, FINEST = 1.2, 8.0  # inches of a chart that no names take, and the smallest font that makes room for them, in points
+LEAST_AXES = 0.9  # inches of axes and gaps that a name may leave where a page is of a size, for texts that are legible on it
 EMS, ALIKE_EMS = 38, 22  # that a chart is wide; where all have the same axes without names at points, or cells
 LEGIBLE = 0.59  # of its size, the smallest that such a width makes texts
 LEAST = 0.3  # inches of a chart's width for each point of its font
+LEAST_ROW = 2.2  # inches of a row of other charts than heat maps, at least, on a page of a size
 ROW, ALIKE_ROW = 3.75, 3.1  # inches of a row, likewise
 MOST = 3  # charts beside each other where they are not alike
 MANY = 9  # charts of the same axes, beyond which four stand beside each other
@@ -49,13 +52,13 @@ def arranged(charts: Sequence[Chart], look: dict[str, Any]) -> Grid:
     grid, page = _sized(charts, look, MOST), look["size"][1]
     if not look["whole"] or sum(grid.heights) <= page:
         return grid
-    grid = min(grid, _sized(charts, look, MOST + 1), key=lambda one: sum(one.heights))
+    grid = min(grid, _sized(charts, look, MOST, True), _sized(charts, look, MOST + 1, True), key=lambda one: sum(one.heights))
     share = min(1.0, page / sum(grid.heights))
     return grid._replace(heights=tuple(share * inches for inches in grid.heights)) if share > TIGHTEST else grid
 
 
-def _sized(charts: Sequence[Chart], look: dict[str, Any], most: int) -> Grid:
-    """So many charts in a row at most, but of those that are alike."""
+def _sized(charts: Sequence[Chart], look: dict[str, Any], most: int, close: bool = False) -> Grid:
+    """So many charts in a row at most, but of those that are alike; close: rows of heat maps are as low as they can be."""
     alike = len(charts) > 2 and _alike(charts)
     rows = _rows(charts, look, alike, most)
     width, height = look["size"]
@@ -64,21 +67,28 @@ def _sized(charts: Sequence[Chart], look: dict[str, Any], most: int) -> Grid:
     named = any(text for chart in charts for s in chart.series if s.kind == "points" for text in s.labels)
     ems = ALIKE_EMS if (alike or all(map(is_heat, charts))) and not named else EMS
     size = min(look["font"] * (SMALL if len(rows) > 1 else 1.0), max(each * 72 / ems, LEGIBLE * look["font"], FINEST))
-    font = min(size, max(FINEST, (each - PLAIN) * 72 / (0.6 * widest(charts))))
+    finest, beside = LEGIBLE * look["font"], 0.6 * widest(charts, letters(each, LEGIBLE * look["font"])) / 72
+    narrow = look["whole"] and (each - LEAST_AXES) / beside >= finest
+    font = min(size, max(finest if narrow else FINEST, (each - PLAIN) / beside))
     firsts = [sum(rows[:n]) for n in range(len(rows))]
     mixed = not all(map(is_heat, charts))
-    low = [_low(charts[at], font) if mixed and rows[n] == 1 else 0.0 for n, at in enumerate(firsts)]
+    sized = look | {"font": font, "letters": letters(each, font)}
+    low = [_low(charts[at], sized, width, close) if mixed and rows[n] == 1 else 0.0 for n, at in enumerate(firsts)]
     plain = sum(not inches for inches in low) or 1
     least = (ALIKE_ROW if alike else ROW) if len(rows) > 1 else 0.0
-    sized = look | {"font": font, "letters": letters(each, font)}
     row = max(height_for(one, sized, max(least, (height - sum(low)) / plain)) for one in charts)
+    if close and any(low):
+        row = min(row, max(LEAST_ROW, (height - sum(low)) / plain))
     return Grid(rows, width, tuple(inches or row for inches in low), font, alike)
 
 
-def _low(chart: Chart, font: float) -> float:
-    """Inches of a heat map that has a row for itself; 0 of another chart."""
-    lines = sum(wrapped(s.label, NAME, 3, even=True).count("\n") + 1.5 for s in chart.series)
-    return (HEAD + lines * 1.3) * font / 72 if is_heat(chart) else 0.0
+def _low(chart: Chart, look: dict[str, Any], width: float, close: bool) -> float:
+    """Inches of a heat map that has a row for itself, its cells some apart or as close as they can be; 0 of another chart."""
+    if not is_heat(chart):
+        return 0.0
+    lines = sum((name.count("\n") + 1) * 1.3 if close else (name.count("\n") + 1.5) * 1.3 for name in row_names(chart))
+    below = 1.2 * max((name.count("\n") for name in column_names(chart, look, width)[0]), default=0)
+    return float((HEAD + lines + below) * look["font"] / 72)
 
 
 def _alike(charts: Sequence[Chart]) -> bool:
@@ -96,9 +106,10 @@ def _ends(chart: Chart, name: str) -> tuple[object, ...]:
 
 
 def _rows(charts: Sequence[Chart], look: dict[str, Any], alike: bool, most: int) -> tuple[int, ...]:
-    """How many charts each row has: what differs in one heat map among others has a row for itself, as its columns need."""
+    """How many charts each row has; a heat map among others has a row for itself, as its columns need, but small ones of many."""
     heats = [is_heat(chart) for chart in charts]
-    if not any(heats) or all(heats):
+    small = all(len(chart.categories) <= MAP >= len(chart.series) for chart in charts if is_heat(chart))
+    if not any(heats) or all(heats) or (small and most > MOST and sum(heats) > 1):
         return _spread(len(charts), look, alike, most)
     runs = [(heat, len([*those])) for heat, those in itertools.groupby(heats)]
     return tuple(n for heat, count in runs for n in ((1,) * count if heat else _spread(count, look, alike, most, True)))

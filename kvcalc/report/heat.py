@@ -9,11 +9,30 @@ from kvcalc.report.looks import NAME, wrapped
 
 FITS, FAILS = "#0072B2", "#D55E00"
 LEAST, MOST, FAILED = 0.3, 0.95, (0.15, 0.3)  # how deep a cell's colour is; of what fails on light and on dark paper
+WHOLE_NAME, LINES = 0.85, 6  # likewise on a page of a size; lines of a name at most
+SMALL = 4  # rows, and columns, up to which a map is small
 LEAST_NAME = 0.7  # of its size, the smallest that the name of a column is written in before it takes more lines
 
 
 def is_heat(chart: Chart) -> bool:
     return any(s.kind == "cells" for s in chart.series)
+
+
+def row_names(chart: Chart) -> list[str]:
+    """The names of the rows, of many in a line each where that can be."""
+    width = NAME if len(chart.series) <= SMALL else 2 * NAME
+    return [wrapped(s.label, width, 3, even=True) for s in chart.series]
+
+
+def column_names(chart: Chart, look: dict[str, Any], width: float) -> tuple[list[str], float]:
+    """The names of the columns of a map so many inches wide, and their size in points."""
+    room = max(6.0, 0.75 * width * 72 / (_columns(chart) * 0.6 * look["font"]))
+    size = max(WHOLE_NAME if look["whole"] else LEAST_NAME, min(1.0, room / max(map(len, chart.categories))))
+    return [wrapped(name, int(room / size), LINES, even=True) for name in chart.categories], size * look["font"]
+
+
+def _columns(chart: Chart) -> int:
+    return max(len(chart.categories), *map(int, chart.x.shown), 1)
 
 
 def draw_heat(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> None:
@@ -33,15 +52,12 @@ def draw_heat(axes: Any, chart: Chart, look: dict[str, Any], width: float) -> No
                 column, row, text, ha="center", va="center", fontsize=look["font"] * 0.85, color="white" if dark else "#1a1a1a"
             )
             cell.set(in_layout=False, visible=False)  # it stands within the axes, and is written at its last size alone
-    columns = max(len(chart.categories), *map(int, chart.x.shown), 1)
-    axes.set_xlim(-0.5, columns - 0.5)
+    axes.set_xlim(-0.5, _columns(chart) - 0.5)
     axes.spines["bottom"].set_bounds(-0.5, len(chart.categories) - 0.5)
-    room = max(6.0, 0.75 * width * 72 / (columns * 0.6 * look["font"]))
-    size = max(LEAST_NAME, min(1.0, room / max(map(len, chart.categories))))
-    names = [wrapped(name, int(room / size), 4, even=True) for name in chart.categories]
-    axes.set_xticks(range(len(names)), names, fontsize=size * look["font"])
-    axes.set_yticks(range(len(chart.series)), [wrapped(s.label, NAME, 3, even=True) for s in chart.series])
-    axes.set_xlabel(chart.x.title, **({"x": 0.0, "ha": "left"} if columns > len(names) else {}))
+    names, size = column_names(chart, look, width)
+    axes.set_xticks(range(len(names)), names, fontsize=size)
+    axes.set_yticks(range(len(chart.series)), row_names(chart))
+    axes.set_xlabel(chart.x.title, **({"x": 0.0, "ha": "left"} if _columns(chart) > len(names) else {}))
     axes.set_ylabel(chart.y.title)
 
 

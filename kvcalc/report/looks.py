@@ -12,7 +12,7 @@ DASHES: tuple[Any, ...] = (
 )  # fmt: skip
 DOTTED = (0, (1, 1))  # of levels across
 NAME = 28  # characters of a line of a label or of a bar's name
-THIRD = 0.37  # of the width of axes and what stands beside them, for the names of lines
+THIRD = 0.4  # of the width of axes and what stands beside them, for the names of lines
 SHORT = 5  # characters that part of a word has at least, which stands on a line of its own
 
 

@@ -161,7 +161,7 @@ def test_the_picture_is_the_formula_at_every_rate() -> None:
     """Left: plain ÷ per token, which is the expected tokens over a constant. Right: the rate at which that is 1."""
     target, draft = clocks()
     asked = [LatencyOptions(input_len=500, output_len=100, draft="llama-3.2-1b", num_speculative_tokens=k) for k in (1, 4)]
-    chart = speculation_chart(target, asked)
+    chart = speculation_chart([target], ["llama-3.1-70b"], "llama-3.1-70b", asked)
     for series, drafted in zip(chart.series[:2], (1, 4), strict=True):
         times = step_times(target, draft, 550, 1, drafted)
         gain = times.plain_s / (times.draft_s + times.verify_s)
@@ -176,6 +176,14 @@ def test_the_picture_is_the_formula_at_every_rate() -> None:
             assert under < 1 < over
     times = step_times(target, draft, 550, 1, 1)  # one drafted token yields 1 + a of them, which cost so many plain steps
     assert chart.beside.series[0].ys[0] == pytest.approx((times.draft_s + times.verify_s) / times.plain_s - 1)
+
+
+def test_the_picture_of_several_deployments_has_a_curve_for_each(kvcalc: Run) -> None:
+    line = "latency llama-3.1-70b --gpu h200,b200 --stack datasheet --draft llama-3.2-1b --plot -"
+    out = kvcalc(line).out
+    assert "4 tokens drafted" in out and "1× h200" in out and "1× b200" in out and "8 tokens" not in out
+    both = kvcalc(f"{line} --num-speculative-tokens 1,2").out
+    assert [f"1× {gpu}, {n} token" in both for gpu in ("h200", "b200") for n in (1, 2)] == [True] * 4
 
 
 def test_the_picture_without_a_number_draws_the_usual_ones(kvcalc: Run) -> None:
