@@ -6,6 +6,7 @@ from typing import Any
 
 from kvcalc.report.boxes import text_box
 from kvcalc.report.chart import Chart, bytes_tick
+from kvcalc.report.heat import is_heat, row_names
 from kvcalc.report.looks import DOTTED, HATCHES, NAME, colour, wrapped
 from kvcalc.report.scales import step_of
 
@@ -39,7 +40,7 @@ def widest(charts: Sequence[Chart], letters: int) -> float:
 
 
 def _beside(chart: Chart, letters: int) -> float:
-    left = [line for name in _names(chart) for line in name.split("\n")]
+    left = [line for name in (row_names(chart) if is_heat(chart) else _names(chart)) for line in name.split("\n")]
     ends = [wrapped(s.label, letters, 3, even=True) for s in chart.series if s.kind not in ("bar", "points", "cells")]
     right = [line for text in ends for line in text.split("\n")]
     return max(map(len, left), default=10) + 0.85 * max(map(len, right), default=6)

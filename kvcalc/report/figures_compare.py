@@ -45,7 +45,9 @@ def compare_chart(
     rows = [_at(records[n * each : (n + 1) * each], chosen, load) for n in range(len(deployments)) for load in loads]
     called = [_row_name(name * (len(deployments) > 1), load) for name in names for load in loads] if len(loads) > 1 else names
     where = " a GPU" * any(r["gpus"] > 1 for r in records)
-    charts = [_side(f"{title}{where * (tick is bytes_tick)}", key, tick, called, rows) for title, key, tick in SIDES[: 3 + timed]]
+    across = len(loads) == 1 and len(names) > max(FEW, len(chosen))
+    sides = ((f"{title}{where * (tick is bytes_tick)}", key, tick) for title, key, tick in SIDES[: 3 + timed])
+    charts = [_side(*side, called, rows, across) for side in sides]
     curves = [_curve(d, chosen, first["batch_size"], last, deployments if timed else ()) for d in deployments]
     charts += {str(curve.series): curve for curve in curves}.values()
     if timed and any(name.lower().startswith(SHARING) for name, _ in chosen):
@@ -72,17 +74,17 @@ def _row_name(deployment: str, load: tuple[int, int]) -> str:
     return f"{deployment}, {_load(load)}".removeprefix(", ")
 
 
-def _side(title: str, key: str, tick: Any, names: Sequence[str], rows: Sequence[Sequence[dict[str, Any]]]) -> Chart:
+def _side(title: str, key: str, tick: Any, names: Sequence[str], rows: Sequence[Sequence[dict[str, Any]]], across: bool) -> Chart:
     """One figure of every variant: as bars where it is the same on all deployments, else cells, the deeper the more it is.
 
-    Of many deployments, and fewer variants, these are the rows.
+    across: deployments are columns rather than rows, as where there are many, and fewer variants.
     """
     variants = [_called(r["variant"], r["attention"]) for r in rows[0]]
     values = [[_figure(r, key) for r in mine] for mine in rows]
     if len(names) == 1 or (key != "time_s" and all(mine == values[0] for mine in values)):
         named = f"{title}: {names[0]}" if key == "time_s" else title
         return bar_chart(named, "", variants, values[0], tick)
-    if len(names) > max(FEW, len(variants)):
+    if across:
         variants, names, values = [*names], variants, [[*one] for one in zip(*values, strict=True)]
     every = [math.log(v) for mine in values for v in mine if v]
     low, span = min(every), max(every) - min(every) or 1.0

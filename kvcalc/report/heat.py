@@ -28,7 +28,7 @@ def column_names(chart: Chart, look: dict[str, Any], width: float) -> tuple[list
     """The names of the columns of a map so many inches wide, and their size in points."""
     room = max(6.0, 0.75 * width * 72 / (_columns(chart) * 0.6 * look["font"]))
     size = max(WHOLE_NAME if look["whole"] else LEAST_NAME, min(1.0, room / max(map(len, chart.categories))))
-    return [wrapped(name, int(room / size), LINES, even=True) for name in chart.categories], size * look["font"]
+    return [wrapped(name, int(1.1 * room / size), LINES, even=True) for name in chart.categories], size * look["font"]
 
 
 def _columns(chart: Chart) -> int:

@@ -260,7 +260,8 @@ def test_latency_over_load_names_what_differs_and_draws_the_tail_alone_where_the
     formats = [record(r, dtype=t) for r in (1.0, 2.0) for t in ("bf16", "fp8")]
     assert {*named(load_chart(formats))} == {f"{t} p{p}" for t in ("bf16", "fp8") for p in (50, 90, 99)}
     three = load_chart([record(r, gpu=g) for r in (1.0, 2.0) for g in "abc"])
-    assert {*named(three)} == {f"{g} p99" for g in "abc"} and not [s for s in three.series if s.kind == "band"]
+    assert {*named(three)} == {*"abc"} and not [s for s in three.series if s.kind == "band"]
+    assert three.subtitle.startswith("99th percentile; m, 7") and three.beside and three.beside.subtitle == "99th percentile"
     gap = load_chart([record(1.0), record(2.0, tpot_p99_s=None)])
     assert gap.beside and points(named(gap.beside)["p99"]) == [(1.0, 198.0)]
     with pytest.raises(UserError, match="no request was served"):
