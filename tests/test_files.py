@@ -82,6 +82,8 @@ BAD = {
     "dot in a kind": ("  full:", "  full.v2:", 5, "'full.v2' has a dot, which stands between a kind"),
     "unknown kind": ("layers: 2", "layers: 2\npattern: [2 ful]", 5, "names an unknown kind 'ful' (kinds: full)"),
     "pattern count": ("layers: 2", "layers: 2\npattern: [-2 full]", 5, "item '-2 full' should read like '5 full'"),
+    "unknown key of a layer": ("    parts:", "    part:", 7, "unknown key 'part'. Did you mean parts?"),
+    "key of another part": ("{type: dense, ", "{type: dense, sliding_window: 8, ", 9, "Known: bias, down_bias, gated, input"),
     "no kinds": ("kinds:", "kinds: {}\nother:", 6, "unknown key 'other'"),
     "cache dtype": ("layers: 2", "layers: 2\nkv_cache_dtype: fp7", 5, "unknown KV-cache dtype 'fp7'. Did you mean fp8"),
     "enumeration": ("layers: 2", "layers: 2\ndtype: fp13", 5, "dtype: Invalid enum value 'fp13'"),

@@ -107,6 +107,25 @@ def test_mha_ratio(kvcalc: Run, name: str, worked: float) -> None:
     assert kvcalc(f"size {name} --format json").records[0]["mha_ratio"] == worked
 
 
+def test_as_mha_a_hybrid_keeps_its_states(kvcalc: Run) -> None:
+    """12 of qwen3-next's 48 layers attend: 16 heads of 256 in place of 2; 36 keep a state, and 3 columns of 8,192 channels."""
+    state = 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    own, plain = (12 * 2 * heads * 256 * 2 * 4096 + state for heads in (2, 16))
+    assert mha_ratio(load_model("qwen3-next-80b-a3b"), 4096) == plain / own
+    none, mha = kvcalc("compare qwen3-next-80b-a3b --variants none,mha --format json").records
+    assert (none["kv_cache_bytes"], mha["kv_cache_bytes"]) == (own, plain)
+    assert (none["mha_ratio"], mha["mha_ratio"]) == (plain / own, 1)
+    assert mha_ratio(load_model("zamba2-1.2b"), 4096) == 1  # whose attention is MHA
+
+
+def test_as_mha_keys_are_as_wide_as_values(kvcalc: Run) -> None:
+    """MiMo-V2-Flash: 48 layers of 64 heads, keys of 192 and values of 128."""
+    none, mha, grouped = kvcalc("compare mimo-v2-flash --variants none,mha,gqa:4 --format json").records
+    assert mha["kv_cache_bytes"] == 48 * 64 * (128 + 128) * 2 * 4096 == round(none["kv_cache_bytes"] * none["mha_ratio"])
+    assert grouped["kv_cache_bytes"] == 48 * 4 * (192 + 128) * 2 * 4096
+    assert mha["held_equal"] == "layers, width, query heads, FFN; value width, which keys get too"
+
+
 def test_mla_against_mha_without_the_rope_key(kvcalc: Run) -> None:
     (record,) = kvcalc("size deepseek-v3 --set qk_rope_head_dim=0 --format json").records
     assert record["mha_ratio"] == 2 * 16_384 / 512 == 64

@@ -198,3 +198,10 @@ def test_gpt_oss_has_experts_in_mxfp4(kvcalc: Run) -> None:
     worked = matrices // 2 + matrices // 32 + 2 * (biases + rest)
     assert weight_bytes(load_model("gpt-oss-120b")) == worked
     assert kvcalc("size gpt-oss-120b --format json").records[0]["weight_bytes"] == worked
+
+
+@pytest.mark.parametrize(("form", "names"), [("expanded", ("kv_up",)), ("absorbed", ("absorb_q", "absorb_v"))])
+def test_both_forms_of_mla_read_the_matrix_that_is_stored(kvcalc: Run, form: str, names: tuple[str, ...]) -> None:
+    """kv_up of DeepSeek-V3 is [512, 128 · 256], with an fp32 for each output: no head of its two halves has scales of its own."""
+    found = kvcalc(f"roofline deepseek-v3 -q int8 --mla-form {form} --stack datasheet --format json").records
+    assert sum(r["weight_bytes"] for r in found if r["operator"] in names) == 61 * (512 + 4) * 128 * 256

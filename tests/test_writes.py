@@ -15,6 +15,7 @@ from conftest import Run
 
 import kvcalc as package
 from kvcalc import UserError
+from kvcalc.library.growing import Growing
 from kvcalc.library.writing import destination, write_text
 
 PACKAGE = Path(package.__file__).parent
@@ -63,6 +64,26 @@ def test_links_are_followed_and_stay(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(UserError, match=r"a: cannot be written: too many levels of symbolic links"):
         write_text(tmp_path / "a", "x")
+
+
+@posix
+def test_what_grows_keeps_modes_links_and_pipes(tmp_path: Path) -> None:
+    (tmp_path / "old.csv").write_text("old")
+    (tmp_path / "old.csv").chmod(0o604)
+    (tmp_path / "link.csv").symlink_to("old.csv")
+    (tmp_path / "null.csv").symlink_to("/dev/null")
+    os.mkfifo(tmp_path / "pipe.csv")
+    before, read = names(tmp_path), []
+    reader = Thread(target=lambda: read.append((tmp_path / "pipe.csv").read_text()))
+    reader.start()
+    for name in ("link.csv", "null.csv", "pipe.csv"):
+        growing = Growing(str(tmp_path / name))
+        growing.write("new")
+        growing.close(keep=True)
+    reader.join()
+    assert (names(tmp_path), (tmp_path / "old.csv").read_text(), read) == (before, "new", ["new"])
+    assert stat.S_IMODE((tmp_path / "old.csv").stat().st_mode) == 0o604
+    assert (tmp_path / "link.csv").is_symlink() and (tmp_path / "null.csv").is_symlink() and (tmp_path / "pipe.csv").is_fifo()
 
 
 @pytest.mark.parametrize("letter", ["n", "é", "字"])
@@ -236,3 +257,26 @@ def test_commands_refuse_before_they_work(kvcalc: Run, tmp_path: Path, monkeypat
         assert (code, out) == (2, "")
         assert err.startswith(f"kvcalc: {target}: cannot be written: ") and err.count("\n") == 1, err
     assert names(tmp_path) == ["folder.csv", "rows.csv"]
+
+
+@pytest.mark.parametrize(
+    ("line", "read"),
+    [
+        ("validate rows.csv --predictions ./rows.csv", "rows.csv"),
+        ("validate other.csv rows.csv --predictions=again.csv", "rows.csv"),
+        ("calibrate rows.csv --gpu h100 --stack vllm -o rows.csv", "rows.csv"),
+        ("plan gpt2 --users 1 --context 9 --gpu h100 --price-per-hour rows.csv --points rows.csv", "rows.csv"),
+        ("report gpt2 --gpu h100,rows.csv -o rows.csv", "rows.csv"),
+    ],
+)
+def test_what_is_read_is_not_written(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, read: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.csv", "other.csv"):
+        (tmp_path / name).write_text(ROWS)
+    (tmp_path / "again.csv").hardlink_to(read)
+    code, out, err = kvcalc(line)
+    target = line.replace("=", " ").split()[-1]
+    said = f"kvcalc: {target}: is read by this command, and cannot be what it writes. Name another file\n"
+    assert (code, out, err, (tmp_path / read).read_text()) == (2, "", said, ROWS)
+    (tmp_path / "vllm").write_text("old")
+    assert "fewer than 12 rows" in kvcalc("calibrate rows.csv --gpu h100 --stack vllm -o vllm").err, "a stack's name is no file"

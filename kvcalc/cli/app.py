@@ -31,6 +31,10 @@ def _guarded(words: list[str]) -> int:
             from kvcalc.cli.compare_deployments import spread
 
             words = spread(words)
+        if len(words) > 2:
+            from kvcalc.cli.overwriting import check_outputs
+
+            check_outputs(words)
         result = build(words[0] if words else "")(words, standalone_mode=False)
     except UserError as error:
         return _fail(str(error))

@@ -3,10 +3,10 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -141,8 +141,10 @@ def build(data: dict[str, Any], spec: type[Spec], where: str, lines: Lines | Non
         path = (*path, unknown[1])
         text = f"unknown key {unknown[1]!r}"
     hint = _hint(unknown[1], data, path, spec) if unknown else ""
-    if text.startswith("Invalid value") and path[-1:] == ("type",):
-        hint = nearest(str(_lookup(data, path)), _tags(spec))
+    if text.startswith("Invalid value"):
+        standing = (s.__struct_config__ for s in _standing(spec, _replaced(data, path, None), path[:-1]))
+        tags = [str(one.tag) for one in standing if one.tag_field == path[-1]]
+        hint = nearest(str(_lookup(data, path)), tags) if tags else ""
     raise UserError(*_place(text, path, where, lines or {}), hint=hint)
 
 
@@ -200,26 +202,32 @@ def _replaced(data: Any, path: tuple[str | int, ...], value: Any) -> Any:
 
 
 def _hint(unknown: str, data: Any, path: tuple[str | int, ...], spec: type[Any]) -> str:
-    around = _lookup(data, path[:-1])
-    tag = around.get("type") if isinstance(around, dict) else None
-    depth = len(path)
-    fitting = (s for s in _structs(spec) if (s.__struct_config__.tag == tag if tag else depth > 1 or s is spec))
+    fitting = _standing(spec, data, path[:-1])
     return nearest(unknown, (field for s in fitting for field in s.__struct_encode_fields__))
 
 
-def _tags(spec: type[Any]) -> Iterator[str]:
-    return (str(s.__struct_config__.tag) for s in _structs(spec) if s.__struct_config__.tag)
+def _standing(spec: type[Any], data: Any, path: tuple[str | int, ...]) -> list[Any]:
+    """The structs that the value at `path` may be, by the tag that it bears where it bears one."""
+    types = _alternatives(spec, data)
+    for at, step in enumerate(path):
+        value = _lookup(data, path[: at + 1])
+        types = [one for outer in types for inner in _within(outer, step) for one in _alternatives(inner, value)]
+    return [one for one in types if hasattr(one, "__struct_fields__")]
 
 
-def _structs(spec: type[Any]) -> Iterator[type[msgspec.Struct]]:
-    """The spec and every one that stands in it."""
-    types: list[Any] = [spec]
-    seen: set[Any] = set()
-    while types:
-        found = types.pop()
-        if isinstance(found, type) and issubclass(found, msgspec.Struct) and found not in seen:
-            seen.add(found)
-            yield found
-            types += [f.type for f in msgspec.structs.fields(found)]
-        else:
-            types += list(getattr(found, "__args__", ()))
+def _alternatives(kind: Any, value: Any) -> list[Any]:
+    """What a union, or a type with limits, may be: of structs told apart by a tag the one that `value` names."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType, Annotated):
+        several = arguments[:1] if origin is Annotated else arguments
+        return [one for other in several for one in _alternatives(other, value)]
+    config = getattr(kind, "__struct_config__", None)
+    named = value.get(config.tag_field) if config and config.tag and isinstance(value, dict) else None
+    return [] if named is not None and named != config.tag else [kind]
+
+
+def _within(kind: Any, step: str | int) -> list[Any]:
+    """The type of what stands in a value of this type at `step`."""
+    if hasattr(kind, "__struct_fields__"):
+        return [field.type for field in msgspec.structs.fields(kind) if field.encode_name == step]
+    return [one for one in get_args(kind)[-1 if isinstance(step, str) else 0 :][:1] if one is not ...]

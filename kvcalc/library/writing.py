@@ -94,16 +94,26 @@ def _print(stream: TextIO, pieces: Iterable[bytes]) -> None:
     stream.flush()
 
 
+def neighbour(path: Path) -> Path:
+    """A new file beside this one, which is to take its place."""
+    return path.with_name(f".{os.urandom(4).hex()}.part")
+
+
+def take_place(temporary: Path, path: Path, there: os.stat_result | None) -> None:
+    """Put a complete neighbour in the place of a file, with the mode and the owner of what was there."""
+    if there:
+        with suppress(OSError, AttributeError):  # only the superuser gives files away
+            os.chown(temporary, there.st_uid, there.st_gid)
+        temporary.chmod(stat.S_IMODE(there.st_mode))
+    temporary.replace(path)
+
+
 def _replace(path: Path, pieces: Iterable[bytes], there: os.stat_result | None) -> None:
-    temporary = path.with_name(f".{os.urandom(4).hex()}.part")
+    temporary = neighbour(path)
     try:
         with temporary.open("xb") as file:
             file.writelines(pieces)
-        if there:
-            with suppress(OSError, AttributeError):  # only the superuser gives files away
-                os.chown(temporary, there.st_uid, there.st_gid)
-            temporary.chmod(stat.S_IMODE(there.st_mode))
-        temporary.replace(path)
+        take_place(temporary, path, there)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -188,22 +188,24 @@ def _weight_bytes_of(model: Model, stage: Stage, formats: Formats, parallelism: 
 def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> float | None:
     """How many times as many bytes the model would store were every layer that attends plain MHA of its value width.
 
-    No window, same dtype, one sequence of `context` tokens, over this model's stored bytes. None where nothing attends.
+    No window, same dtype, one sequence of `context` tokens, over this model's stored bytes; what keeps a state keeps it on both
+    sides. None where nothing attends.
     """
-    per_token = _as_mha_bytes(model, formats_of(model, precision))
+    rows = _as_mha_rows(model, formats_of(model, precision))
     stored = cache_size(model, context, precision=precision).stored
-    return per_token * context / stored if per_token and stored else None
+    return stored_bytes(rows, context) / stored if rows and stored else None
 
 
-def _as_mha_bytes(model: Model, formats: Formats) -> int:
-    """Bytes of one token, were every layer that attends plain MHA."""
-    if (known := model.known.get(("mha", formats))) is not None:
-        return int(known)
-    per_token = 0
-    for kind, count in model.counts.items():
-        for part in model.kinds[kind].mixers:
+def _as_mha_rows(model: Model, formats: Formats) -> list[LayerRows]:
+    """What all layers would keep, were every one that attends plain MHA; nothing where none does."""
+    key = "mha", formats
+    if key not in model.known:
+        parts = [(part, model.counts[kind]) for kind, layer in model.kinds.items() for part in (*layer.parts, *layer.shared)]
+        found = []
+        for part, count in parts if any(part.attends for part, _ in parts) else ():
             heads, _, width = part.as_mha()
-            if heads:
-                per_token += count * sum(formats.entry_bytes(CacheEntry(role, heads, width), heads) for role in ("k", "v"))
-    model.known["mha", formats] = per_token
-    return per_token
+            entries = tuple(CacheEntry(role, heads, width) for role in ("k", "v")) if heads else part.cache()
+            found += [LayerRows(e, formats.entry_bytes(e, e.heads), count, count, 1) for e in entries]
+        model.known[key] = found
+    rows: list[LayerRows] = model.known[key]
+    return rows

@@ -84,16 +84,23 @@ def _replaced(model: Model, change: Callable[[Part], Part]) -> Model:
 
 
 def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
+    """Every layer that attends with so many KV heads, or as MHA with None, whose keys are as wide as its values."""
+    narrowed = []
+
     def change(part: Part) -> Part:
         heads, key, value = part.as_mha()
         count = heads if groups is None else groups
+        if groups is None and key != value:
+            narrowed.append(part)
+            key = value
         if heads % count:
             raise UserError(f"gqa:{count}: {count} KV heads do not divide the {heads} query heads of {model.name}")
         kept = _fields(Grouped, part) if isinstance(part, Grouped) else {"num_attention_heads": heads, "head_dim": key}
         named = {"num_key_value_heads": count, "v_head_dim": value, "kv_projection": True, "sink_tokens": 0}
-        return Grouped(**kept | _UNLIMITED | named)
+        return Grouped(**kept | _UNLIMITED | named | {"head_dim": key})
 
-    return _replaced(model, change), "head widths"
+    changed = _replaced(model, change)
+    return changed, "value width, which keys get too" if narrowed else "head widths"
 
 
 def _mha(model: Model, value: str) -> tuple[Model, str]:

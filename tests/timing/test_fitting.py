@@ -207,6 +207,7 @@ def test_an_unknown_family_is_said_to_have_no_law() -> None:
         ("t0: 3.4", "t0: .*Expected"),
         ("form: gemm,", "form"),
         ("ec: 0.7", "unknown key"),
+        ("t0: 3.4,", "law.cap: unknown key 'cap'. Did you mean p"),  # a key of other laws
     ],
 )
 def test_a_broken_calibration_is_named_by_key(tmp_path: Path, change: str, what: str) -> None:
@@ -214,7 +215,7 @@ def test_a_broken_calibration_is_named_by_key(tmp_path: Path, change: str, what:
         "gpu: h100-sxm\nstack: mine\nlaws:\n  gemm:\n    bfloat16:\n"
         "      law: {form: gemm, t0: 3.4, ec: 0.7}\n      rows: 1\n      median_abs_error: 0.1\n      p90_abs_error: 0.2\n"
     )
-    worse = {"t0: 3.4": "t0: -1", "form: gemm,": "form: nonsense,", "ec: 0.7": "efficiency: 0.7"}[change]
+    worse = {"t0: 3.4": "t0: -1", "form: gemm,": "form: nonsense,", "ec: 0.7": "efficiency: 0.7", "t0: 3.4,": "cap: 1,"}[change]
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace(change, worse), encoding="utf-8")
     with pytest.raises(UserError, match=what):

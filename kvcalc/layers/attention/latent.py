@@ -113,7 +113,7 @@ class Latent(Part, frozen=True, tag="latent"):
         found += self._extra(p, w)
         absorbed = p.choose(lambda new, past: self._absorbs(p, new, past))
         expanded = p.choose(lambda new, past: 1 - self._absorbs(p, new, past))
-        found += self._absorbed(absorbed) if absorbed.groups else []
+        found += self._absorbed(absorbed, w["kv_up"]) if absorbed.groups else []
         found += self._expanded(expanded, w, 1 - absorbed.present) if expanded.groups else []
         if "gate" in w:
             gated = p.tokens * p.heads(self.num_attention_heads) * self.v_head_dim
@@ -145,13 +145,19 @@ class Latent(Part, frozen=True, tag="latent"):
     def _attended(self) -> list[CacheEntry]:
         return [e for e in self.cache() if e.role in ("latent", "rope_key")]
 
-    def _absorbed(self, p: Pass) -> list[Operator]:
-        """Queries into the latent space, attention over latents shared by all heads, outputs back: W_UK and W_UV."""
+    def _absorbed(self, p: Pass, up: Weight) -> list[Operator]:
+        """Queries into the latent space, attention over latents shared by all heads, outputs back: W_UK and W_UV.
+
+        The two are halves of what is stored as one matrix, scales and all, and are read as it is stored.
+        """
         heads, rank, rope = p.heads(self.num_attention_heads), self.kv_lora_rank, self.qk_rope_head_dim
-        into = Weight("kv_up", self.qk_nope_head_dim, rank, copies=heads)
-        back = Weight("kv_up", rank, self.v_head_dim, copies=heads)
+        key, value = self.qk_nope_head_dim, self.v_head_dim
+        into = p.gemm("absorb_q", Weight("kv_up", key, rank, copies=heads))
+        back = p.gemm("absorb_v", Weight("kv_up", rank, value, copies=heads))
         core = p.attention(self._attended(), self._visible, heads, rank + rope, rank, form="absorbed")
-        return [p.gemm("absorb_q", into), core, p.gemm("absorb_v", back)]
+        held = p.gemm("kv_up", up).cost.weight_bytes
+        keys = held * key // (key + value)
+        return [_reading(into, keys), core, _reading(back, held - keys)]
 
     def _expanded(self, p: Pass, w: dict[str, Weight], read: Num) -> list[Operator]:
         """Keys and values of every cached token from its latent, then attention per head."""
@@ -184,3 +190,8 @@ class Latent(Part, frozen=True, tag="latent"):
 
     def as_mha(self) -> tuple[int, int, int]:
         return self.num_attention_heads, self.v_head_dim, self.v_head_dim
+
+
+def _reading(operator: Operator, weight_bytes: Num) -> Operator:
+    """The operator with so many bytes of weights."""
+    return msgspec.structs.replace(operator, cost=operator.cost._replace(weight_bytes=weight_bytes))
