@@ -5,6 +5,7 @@ encoding lacks is written out. Ctrl-C is one line and exit status 130, also whil
 """
 
 import codecs
+import contextlib
 import io
 import os
 import sys
@@ -133,8 +134,11 @@ def _ignore_interrupts() -> None:
 
 
 def _leave(text: str, status: int) -> None:
-    """One line, and out; what was printed and is held back yet is dropped."""
+    """One line, and out; what was printed and is held back yet is dropped, and files that were begun are removed."""
     _ignore_interrupts()
+    for path in getattr(sys.modules.get("kvcalc.library.writing"), "unfinished", ()):
+        with contextlib.suppress(OSError):
+            path.unlink()
     print(f"kvcalc: {text}", file=sys.stderr, flush=True)
     os._exit(status)
 

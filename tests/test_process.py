@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvcalc.__main__ import _prepare_settings
+from kvcalc.planning.workers import undisturbed
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="a system with /dev/full and signals")
 SIZE = ("size", "gpt2", "--context", "2k")
@@ -209,6 +211,24 @@ def test_an_interrupt_while_a_file_is_written_leaves_none(tmp_path: Path) -> Non
     done = interrupted(moment, "validate", "rows.csv", "--predictions", "out.csv", at="kvcalc.cli.validate", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvcalc: interrupted\n")
     assert [p.name for p in tmp_path.iterdir()] == ["rows.csv"]
+
+
+def test_an_interrupt_in_a_destructor_while_a_file_grows_leaves_none(tmp_path: Path) -> None:
+    asked = ("plan", "gpt2", "--users", "1", "--context", "9", "--gpu", "h100", "--jobs", "2", "--points", "out.csv")
+    done = interrupted(f"print(os.listdir()); {UNRAISABLE}", *asked, at="kvcalc.planning.workers", cwd=tmp_path)
+    assert (done.returncode, done.stderr, ".part']" in done.stdout) == (130, "kvcalc: interrupted\n", True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_waits_for_processes_to_start_and_is_none_of_theirs() -> None:
+    asks = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print(signal.SIGINT in signal.pthread_sigmask(0, []))"
+    said = []
+    with pytest.raises(KeyboardInterrupt), undisturbed():
+        os.kill(os.getpid(), signal.SIGINT)
+        said.append(subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, timeout=60).stdout)
+    assert said == ["True\n"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def test_a_library_that_cannot_be_loaded_is_one_line() -> None:

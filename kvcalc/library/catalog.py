@@ -221,7 +221,7 @@ def _alternatives(kind: Any, value: Any) -> list[Any]:
     if origin in (Union, UnionType, Annotated):
         several = arguments[:1] if origin is Annotated else arguments
         return [one for other in several for one in _alternatives(other, value)]
-    config = getattr(kind, "__struct_config__", None)
+    config: Any = getattr(kind, "__struct_config__", None)
     named = value.get(config.tag_field) if config and config.tag and isinstance(value, dict) else None
     return [] if named is not None and named != config.tag else [kind]
 

@@ -11,6 +11,7 @@ from typing import TextIO
 from kvcalc.errors import UserError
 
 _HELD = 1 << 20  # bytes of what is to be printed that are held in memory
+unfinished: set[Path] = set()  # to be removed by who ends the process without leaving its blocks
 _OPEN_FILES = ("/dev/fd/", "/proc/")  # where a name stands for a file that a process holds open
 
 
@@ -95,8 +96,10 @@ def _print(stream: TextIO, pieces: Iterable[bytes]) -> None:
 
 
 def neighbour(path: Path) -> Path:
-    """A new file beside this one, which is to take its place."""
-    return path.with_name(f".{os.urandom(4).hex()}.part")
+    """A new file beside this one, which is to take its place; one of `unfinished` until it does."""
+    found = path.with_name(f".{os.urandom(4).hex()}.part")
+    unfinished.add(found)
+    return found
 
 
 def take_place(temporary: Path, path: Path, there: os.stat_result | None) -> None:
@@ -106,6 +109,7 @@ def take_place(temporary: Path, path: Path, there: os.stat_result | None) -> Non
             os.chown(temporary, there.st_uid, there.st_gid)
         temporary.chmod(stat.S_IMODE(there.st_mode))
     temporary.replace(path)
+    unfinished.discard(temporary)
 
 
 def _replace(path: Path, pieces: Iterable[bytes], there: os.stat_result | None) -> None:

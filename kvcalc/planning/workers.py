@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import NamedTuple
 
 from kvcalc.errors import UserError
 from kvcalc.planning.block import Block
@@ -36,39 +37,60 @@ def made_by(grid: Grid, jobs: int, rows: Rows | None = None) -> Iterator[tuple[l
 def _parts_made(grid: Grid, jobs: int, rows: Rows | None) -> Iterator[Made]:
     """What each part comes to, in order. No process outlives this, whatever ends it."""
     fresh = multiprocessing.get_context("spawn")
-    ended = fresh.Event()
-    pool = ProcessPoolExecutor(jobs, fresh, _begin, (grid.needs, grid.space, rows, ended))
+    pool = ProcessPoolExecutor(jobs, fresh, _begin, (grid.needs, grid.space, rows))
     waiting: deque[Future[Made]] = deque()
     try:
         for part in grid.parts(LEAST * jobs):
-            waiting.append(pool.submit(_make, part))
+            with undisturbed():
+                waiting.append(pool.submit(_make, part))
             if len(waiting) > AHEAD * jobs:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise UserError(f"one of {jobs} processes was killed", hint="Fewer --jobs take less memory") from None
+    except BaseException:  # Ctrl-C, or nobody asks for more
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        raise
     finally:
-        ended.set()
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C waits while processes start, which never see it: it is this one's, whichever of its threads gets it."""
+    ours = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(ours) or not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    typed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: typed.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, ours)
+        if typed:
+            ours(signal.SIGINT, None)
+
+
 class _Mine(NamedTuple):
-    """What a worker has: the grid anew, what makes rows, and whether all is over."""
+    """What a worker has: the grid anew, and what makes rows."""
 
     grid: Grid
     rows: Rows | None
-    ended: Any
 
 
 _mine: list[_Mine] = []
 
 
-def _begin(needs: Sequence[Need], space: Space, rows: Rows | None, ended: Any) -> None:
+def _begin(needs: Sequence[Need], space: Space, rows: Rows | None) -> None:
     """A worker's start: Ctrl-C is its parent's, without which it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it cannot wait
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _mine[:] = [_Mine(Grid(needs, space), rows, ended)]
+    _mine[:] = [_Mine(Grid(needs, space), rows)]
 
 
 def _end_with_parent() -> None:
@@ -78,11 +100,6 @@ def _end_with_parent() -> None:
 
 
 def _make(part: Part) -> Made:
-    """A part's blocks and remarks; what there is of them once all is over."""
-    ((grid, rows, ended),) = _mine
-    found = []
-    for stretch in grid.stretches_of(part):
-        found.append((stretch, grid.rows_of(stretch, rows)))
-        if ended.is_set():
-            break
-    return found, dict(grid.remarks)
+    """A part's blocks and remarks."""
+    ((grid, rows),) = _mine
+    return [(stretch, grid.rows_of(stretch, rows)) for stretch in grid.stretches_of(part)], dict(grid.remarks)
