@@ -456,6 +456,11 @@ def test_what_is_compared_unless_something_is_asked_for(name: str, expected: lis
     assert usual_variants(load_model(name)).split(",") == expected
 
 
+def test_as_many_groups_as_heads_are_no_other_attention() -> None:
+    """Of 8 heads gqa:8 would be MHA again: four groups of two heads."""
+    assert usual_variants(stack(Grouped(num_attention_heads=8, num_key_value_heads=8, head_dim=8))) == "mha,gqa:4,mqa,mla,dsa"
+
+
 def test_a_table_of_no_users_says_why(kvcalc: Run) -> None:
     """Llama-2-70B's 68,976,648,192 parameters of 2 bytes are 128.5 GiB; four GPUs of 79.2 GiB hold them."""
     line = "compare llama-2-70b --variants mha,gqa:8 --context 4k"

@@ -120,6 +120,12 @@ def test_pooled_index_keys_of_published_starts(kvcalc: Run, options: str, gib: s
     assert (record["kv_tokens"], round(record["max_concurrency"], 2)) == (tokens, concurrency)
 
 
+def test_larger_blocks_of_pooled_index_keys_hold_a_state_in_whole_ones(kvcalc: Run) -> None:
+    """200 tokens asked for are 256, in whole 128; two such blocks of 1,024 B a token hold 524,288 B, the state takes 542,720."""
+    line = "fit glm-5.3-flash --engine vllm --tp 8 --gpu h200 --max-model-len 1000 --block-size 200 --format json"
+    assert kvcalc(line).records[0]["block_size"] == 3 * 256
+
+
 def test_pooled_index_keys_beside_keys_and_values(kvcalc: Run) -> None:
     """Qwen3.8-Flash-Next on 8 GPUs printed 37.37 GiB and 3,046,184 tokens: 7,681 blocks of 661 a sequence.
 

@@ -183,6 +183,10 @@ CHECKPOINTS: dict[str, tuple[dict[str, Any], int]] = {
     "metal": ({"quant_method": "metal", "bits": 8, "group_size": 32}, elements(EVERY) + 4 * groups(EVERY, 32)),
     "eetq": ({"quant_method": "eetq", "weights": "int8"}, elements(EVERY) + 2 * outputs(EVERY)),
     "bitnet": ({"quant_method": "bitnet", "linear_class": "bitlinear"}, elements(EVERY) // 4 + 7 * 2),
+    "bitnet of another class, online": (
+        {"quant_method": "bitnet", "linear_class": "bitlinear", "quantization_mode": "online"},
+        elements(EVERY) // 4 + 7 * 2,
+    ),
     "bitnet in training": (
         {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
         2 * elements(EVERY),
