@@ -170,6 +170,20 @@ def test_qwen4_norms_every_stream_before_mixer_and_ffn_and_once_at_the_end() -> 
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("model_type", "keys", "said"),
+    [
+        ("opt", {"word_embed_proj_dim": 10**12}, "embedding_size: Expected 'int' <= 100000000"),
+        ("opt", {"word_embed_proj_dim": False}, "embedding_size: Expected 'int | null', got 'bool'"),
+        ("phimoe", {"lm_head_bias": 2} | MOE, "lm_head_bias: Expected 'bool', got 'int'"),
+    ],
+)
+def test_values_that_no_model_has_are_refused_by_name(model_type: str, keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as refused:
+        read(model_type, num_hidden_layers=2, **keys)
+    assert str(refused.value) == f"config.json: {said}"
+
+
 def test_reformer_has_as_many_layers_as_its_list() -> None:
     keys = {"attention_head_size": 16, "feed_forward_size": F, "axial_pos_embds": False, "attn_layers": ["local", "lsh", "local"]}
     assert sum(read("reformer", **keys).counts.values()) == 3
