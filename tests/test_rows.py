@@ -110,6 +110,7 @@ def test_serving_rows_of_mixtures_say_their_expert_ranks_and_cache(tmp_path: Pat
         ("h100,vllm,1,bfloat16,1,1,1", "time_us is empty"),
         ("h100,vllm,1,,1,1,1,5", "dtype is empty"),
         ("h100,vllm,1,bfloat16,1,1,1,5,6", "has 9 fields, the header 8"),
+        (f"h100,vllm,1,bfloat16,{'x' * 300},1,1,5", f"m '{'x' * 196}…"),  # 200 characters
     ],
 )
 def test_a_broken_row_is_named_by_line_and_kept_apart(tmp_path: Path, cells: str, why: str) -> None:

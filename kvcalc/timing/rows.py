@@ -196,7 +196,7 @@ def _take(table: Table, cells: list[str], line: int, columns: dict[str, int], kn
             raise ValueError(f"has {len(cells)} fields, the header {len(table.header)}")
         table.rows.append(_row(at, cells, columns, known))
     except ValueError as error:
-        table.broken.append(Broken(line, printable(error, 160)))
+        table.broken.append(Broken(line, printable(error)))
 
 
 def _row(at: int, cells: list[str], columns: dict[str, int], known: str) -> MeasuredRow:
