@@ -44,7 +44,7 @@ def compare_chart(
     names = told_apart(deployments) if len(deployments) > 1 else [deployments[0].gpu.name]
     rows = [_at(records[n * each : (n + 1) * each], chosen, load) for n in range(len(deployments)) for load in loads]
     called = [_row_name(name * (len(deployments) > 1), load) for name in names for load in loads] if len(loads) > 1 else names
-    where = " a GPU" * any(r["gpus"] > 1 for r in records)
+    where = " per GPU" * any(r["gpus"] > 1 for r in records)
     across = len(loads) == 1 and len(names) > max(FEW, len(chosen))
     sides = ((f"{title}{where * (tick is bytes_tick)}", key, tick) for title, key, tick in SIDES[: 3 + timed])
     charts = [_side(*side, called, rows, across) for side in sides]

@@ -109,7 +109,7 @@ def _rows(charts: Sequence[Chart], look: dict[str, Any], alike: bool, most: int)
     """How many charts each row has; a heat map among others has a row for itself, as its columns need, but small ones of many."""
     heats = [is_heat(chart) for chart in charts]
     small = all(len(chart.categories) <= MAP >= len(chart.series) for chart in charts if is_heat(chart))
-    if not any(heats) or all(heats) or (small and most > MOST and sum(heats) > 1):
+    if not any(heats) or all(heats) or (small and sum(heats) > 1):
         return _spread(len(charts), look, alike, most)
     runs = [(heat, len([*those])) for heat, those in itertools.groupby(heats)]
     return tuple(n for heat, count in runs for n in ((1,) * count if heat else _spread(count, look, alike, most, True)))
@@ -160,6 +160,8 @@ def engine(grid: Grid) -> Any:
             if not grid.alike and grid.columns > 1:
                 for axes, (_, column, count) in zip(fig.axes, grid.cells(), strict=True):
                     _fill(axes, column, count)
+            elif grid.alike:
+                _centre(fig.axes, grid)
             return kept
 
     return Cells(w_pad=GAP, h_pad=0.08)  # inches: hinted and unhinted text are not equally wide
@@ -177,14 +179,23 @@ def _fill(axes: Any, column: int, columns: int) -> None:
     axes.set_position([left / page.width, place.y0, (right - left) / page.width, place.height])
 
 
+def _centre(places: Sequence[Any], grid: Grid) -> None:
+    """Move the charts of a last row with fewer than the others to its middle."""
+    first, second, mine = places[0].get_position(), places[1].get_position(), places[len(places) - grid.rows[-1] :]
+    aside = (grid.columns - len(mine)) * (second.x0 - first.x0) / 2
+    for axes in mine if aside else ():
+        axes.set_position(axes.get_position().translated(aside, 0))
+        axes.set_in_layout(True)
+
+
 def shared(places: Sequence[Any], grid: Grid) -> None:
-    """Ticks and names of the same axes at the left and below alone."""
+    """Ticks and names of the same axes at the left and below alone, where each stands above another."""
     columns = {*map(_columns_of, places)}
     for number, axes in enumerate(places):
         if number % grid.columns:
             axes.set_ylabel("")
             axes.tick_params(labelleft=False)
-        if number + grid.columns < len(places):
+        if {*grid.rows[number // grid.columns + 1 :][:1]} == {grid.columns}:
             axes.set_xlabel("")
             axes.tick_params(labelbottom=len(columns) > 1)
 

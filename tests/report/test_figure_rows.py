@@ -42,13 +42,14 @@ def test_rows_leave_no_cell_empty(charts: list[Chart], style: str, rows: tuple[i
 
 
 def test_charts_of_the_same_axes_keep_their_width() -> None:
-    """So that they can be read against each other; the last row has a cell less."""
+    """So that they can be read against each other; a last row of fewer stands in the middle."""
     lines = [Chart(f"{n}", "", Axis("x", tick=tokens_tick), Axis("y"), (Series("", (1.0, 2.0), (1.0, 3.0)),)) for n in range(5)]
     assert arranged(lines[:3], STYLES["slides"]).rows == (3,)
     grid = arranged(lines, STYLES["light"])
     assert grid.alike and grid.rows == (3, 2) and [*grid.cells()][-1] == (1, 1, 3)
-    widths = {round(axes.get_position().width, 6) for axes in figure(joined(lines), STYLES["light"]).axes}
-    assert len(widths) == 1
+    drawn = [axes.get_position() for axes in figure(joined(lines), STYLES["light"]).axes]
+    assert len({round(place.width, 6) for place in drawn}) == 1
+    assert [drawn[n].x0 - drawn[n - 3].x0 for n in (3, 4)] == pytest.approx([(drawn[1].x0 - drawn[0].x0) / 2] * 2)
 
 
 def test_deployments_are_rows_of_cells_and_share_a_curve(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +87,6 @@ def test_every_batch_and_context_is_a_row_of_cells(kvcalc: Run, monkeypatch: pyt
     assert len(drawn[1].series) == 12 and drawn[1].over[1].startswith("the first 12 of 16 loads asked for; ")
     kvcalc(line.replace("llama-7b", "llama-7b --tp 2"))
     assert drawn[2].chain()[4].subtitle.startswith("stored bytes, of all GPUs together, batch 1; ")
-    assert [c.title for c in drawn[2].chain()[:2]] == ["KV cache stored a GPU", "Read by a decode step a GPU"]
+    assert [c.title for c in drawn[2].chain()[:2]] == ["KV cache stored per GPU", "Read by a decode step per GPU"]
     found = kvcalc("compare --layers 2 --heads 8 --kv-heads 8 --head-dim 64 --variants mha,mqa --plot picture.png")
     assert found.code == 0 and drawn[3].over[1] == "1 × 4,096 tokens", found.err  # of dimensions alone nothing is timed
