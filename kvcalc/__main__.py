@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 INTERRUPTED = ("interrupted", 130)
+TOO_LITTLE = ("there is not enough memory for this", 2)
+# Address space with less of which OpenBLAS ends the process by itself, or crashes it, as soon as it has to work.
+LEAST_BYTES = {"numpy": 160 << 20, "matplotlib": 208 << 20}
 MARKS = {
     "×": "x", "·": "*", "÷": "/", "−": "-", "–": "-", "—": "-", "…": "...", "→": "->", "≤": "<=", "≥": ">=", "≈": "~", "∞": "inf",
     "µ": "u", "μ": "u", "Σ": "sum ", "√": "sqrt ", "²": "^2", "⌈": "ceil(", "⌉": ")", "⌊": "floor(", "⌋": ")", "§": "section ",
@@ -38,7 +41,7 @@ def main() -> None:
             os._exit(INTERRUPTED[1])  # Python ends by the signal, not by this status, where it came below `exec` of a text
         raise
     except MemoryError:
-        _leave("there is not enough memory for this", 2)
+        _leave(*TOO_LITTLE)
     except BaseException as error:
         if interrupts or isinstance(error, KeyboardInterrupt):
             _leave(*INTERRUPTED)  # whatever a library made of it
@@ -95,6 +98,24 @@ def _prepare_settings() -> None:
         if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(name, "80")):
             del os.environ[name]
     os.environ.pop("SOURCE_DATE_EPOCH", None)  # matplotlib fails on what is no number; our pictures bear no date
+    if sys.argv[1:2] != ["measure"]:  # no other multiplies large matrices
+        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # where it may not start a thread, OpenBLAS sends its own process Ctrl-C
+    with contextlib.suppress(ImportError):
+        import resource
+
+        if (room := resource.getrlimit(resource.RLIMIT_AS)[0]) >= 0:
+            sys.meta_path.insert(0, _Room(room))
+
+
+class _Room:
+    """What lets no library be imported that there is no room for."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if self.room < LEAST_BYTES.get(name, 0):
+            raise MemoryError
 
 
 class _Forgiving(io.FileIO):
@@ -121,9 +142,9 @@ def _escaped(character: str) -> str:
 
 
 def _unraisable(unraisable: "Any") -> None:
-    """Ctrl-C in a place that no exception can leave, such as a lock's callback during an import."""
-    if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        _leave(*INTERRUPTED)
+    """Ctrl-C or too little memory in a place that no exception can leave, such as a lock's callback during an import."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt | MemoryError):
+        _leave(*(INTERRUPTED if isinstance(unraisable.exc_value, KeyboardInterrupt) else TOO_LITTLE))
     sys.__unraisablehook__(unraisable)
 
 

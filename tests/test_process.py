@@ -239,6 +239,16 @@ def test_a_library_that_cannot_be_loaded_is_one_line() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
+@pytest.mark.parametrize(
+    ("room", "words"), [(90_000, ("roofline", "gpt2")), (185_000, ("plot", "memory", "--plot", "o.svg"))], ids=str
+)
+def test_a_library_that_would_end_the_process_is_not_loaded(room: int, words: tuple[str, ...], tmp_path: Path) -> None:
+    """OpenBLAS prints a line of its own and exits where its buffers have no room."""
+    line = ["bash", "-c", f'ulimit -v {room}; exec "$@"', "bash", sys.executable, "-m", "kvcalc", *words]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "kvcalc: there is not enough memory for this\n")
+
+
 def test_too_little_memory_is_one_line() -> None:
     for at in ("kvcalc.cli.app", "kvcalc.cli.size"):
         done = interrupted("raise MemoryError", *SIZE, at=at)
