@@ -39,6 +39,13 @@ def test_a_complete_file_needs_no_notes() -> None:
     assert not [note for note in model.notes if "not read" in note]
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_more_keys_than_any_config_has_are_refused(inside: bool) -> None:
+    many = {f"k{n}": 0 for n in range(10_001)}
+    said = refusal(tuple(LLAMA), text_config=LLAMA | many) if inside else refusal(**many)
+    assert said == "f.json: has more than 10,000 keys"
+
+
 def test_class_defaults_are_named() -> None:
     notes = read(without=("vocab_size", "attention_bias")).notes
     said = next(note for note in notes if note.startswith("not in the file, so class defaults: "))
