@@ -86,9 +86,9 @@ def _fit_form(
         return np.log(np.maximum(found, 1e-9)) - target
 
     goal = Goal(residual, weight, law.SOFTNESS, typical, LIKE if like else law.PULL)
-    ends = [_descend(goal, start, low, high) for start in start_points(typical, low, high, starts)]
-    x, loss = min(ends, key=lambda end: end[1])
-    return Fitted(rounded(build(np.clip(_settled(goal, x), low, high))), loss)
+    ends = [(*_descend(goal, start, low, high), start) for start in start_points(typical, low, high, starts)]
+    x, loss, start = min(ends, key=lambda end: end[1])
+    return Fitted(rounded(build(np.clip(_settled(goal, x, start), low, high))), loss)
 
 
 def _form(law: Law) -> dict[str, Any]:
@@ -173,14 +173,14 @@ def _descend(goal: Goal, start: Array, low: Array, high: Array) -> tuple[Array, 
     return x, loss
 
 
-def _settled(goal: Goal, x: Array) -> Array:
+def _settled(goal: Goal, x: Array, start: Array) -> Array:
     """A point with every parameter that no row tells of at its typical value, not where the search began."""
     import numpy as np
 
     residual = goal.residual(x[None])
-    for at, typical in enumerate(goal.typical):
+    for at in np.flatnonzero(x == start):
         usual = x.copy()
-        usual[at] = typical
+        usual[at] = goal.typical[at]
         if np.array_equal(goal.residual(usual[None]), residual):
             x = usual
     return x
