@@ -1,12 +1,21 @@
 """What is named under a roof, and which roofs there are: points of sweeps, of products that lie together, of storage."""
 
 from kvcalc import Parallelism, Precision, load_gpu, load_model
+from kvcalc.report.attention import attention_chart
 from kvcalc.report.chart import Chart, Series
 from kvcalc.report.roof import decode_sweep, roofline_chart
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import roofline_records
 
 H100 = load_gpu("h100")
+
+
+def test_a_title_names_two_gpus_beside_the_first_and_counts_more() -> None:
+    titles = [
+        attention_chart([load_gpu(n) for n in ("h100", "h200", "b200", "l4")[:count]], 4096, 1).title for count in (1, 2, 3, 4)
+    ]
+    beside = ("", ", beside h200", ", beside h200 and b200", ", beside 3 others")
+    assert titles == [f"Attention under the roof of h100-sxm{more}" for more in beside]
 
 
 def named(chart: Chart) -> dict[str, Series]:
