@@ -11,14 +11,16 @@ from kvcalc.capacity.record import AS_CALLED, Typed, fit_record
 from kvcalc.timing.deployment import Deployment
 
 USERS = tuple(1 << n for n in range(8))
-LEAST, MOST_COLUMNS = 4096, 8
+LEAST, LEAST_COLUMNS, MOST_COLUMNS = 4096, 6, 8
 
 
 def contexts_of(longest: int | None) -> list[int]:
-    """Doubled lengths up to the model's own longest, at most MOST_COLUMNS of them, the longest kept."""
+    """Doubled lengths up to the model's own longest, which is the last; from LEAST, or lower where those were fewer columns than
+    LEAST_COLUMNS, and at most MOST_COLUMNS."""
     most = longest or 131072
-    doubled = [n for n in (LEAST << k for k in range(20)) if n < most]
-    return [*doubled, most][-MOST_COLUMNS:]
+    doubled = [1 << k for k in range((most - 1).bit_length())]
+    columns = max(LEAST_COLUMNS, sum(n >= LEAST for n in doubled) + 1)
+    return [*doubled, most][-min(columns, MOST_COLUMNS) :]
 
 
 def matrix_records(

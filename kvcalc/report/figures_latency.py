@@ -7,6 +7,7 @@ import msgspec
 from kvcalc.report.chart import Axis, Chart, Series, joined, tokens_tick
 from kvcalc.report.figures import no_cache
 from kvcalc.report.looks import telling
+from kvcalc.report.multiples import MOST
 from kvcalc.report.speculation import speculation_chart
 from kvcalc.report.tables import seconds, time_note
 from kvcalc.serving.request_record import LatencyOptions, latency_records
@@ -47,14 +48,23 @@ def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> C
     )
     notes = time_note([r for records in found for r in records])
     away = f"; {asked.cpu_offload_gb:g} GiB of each GPU's weights in the host's memory" if asked.cpu_offload_gb else ""
-    subtitle = f"{_whose(deployments)}, {asked.input_len:,} tokens in and {asked.output_len:,} out{away}; {notes}"
+    whose = f"{_whose(deployments)}, {asked.input_len:,} tokens in and {asked.output_len:,} out{away}"
+    over = (whose, notes) if len(deployments) > MOST else ("", "")
     charts = []
     for title, unit, key, tick in titles:
         curves = zip(told_apart(deployments), found, strict=True)
         series = tuple(Series(name, tuple(map(float, batches)), tuple(r[key] for r in records)) for name, records in curves)
-        charts.append(Chart(title, subtitle, Axis("sequences at once", tick=tokens_tick), Axis(unit, tick=tick), series))
+        charts.append(
+            Chart(
+                title,
+                "" if over[0] else f"{whose}; {notes}",
+                Axis("sequences at once", tick=tokens_tick),
+                Axis(unit, tick=tick),
+                series,
+            )
+        )
     left, right = charts
-    return left._replace(beside=right._replace(subtitle="output tokens of all sequences together"))
+    return left._replace(over=over, beside=right._replace(subtitle="output tokens of all sequences together"))
 
 
 def _rate(value: float) -> str:

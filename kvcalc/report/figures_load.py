@@ -8,6 +8,7 @@ from kvcalc.errors import UserError
 from kvcalc.report.chart import Axis, Chart, Series, bar_chart, joined, plain_tick, share_tick, tokens_tick, whole_tick
 from kvcalc.report.export import Record
 from kvcalc.report.looks import GREY
+from kvcalc.report.multiples import MOST
 from kvcalc.report.tables import seconds
 
 NAMED = ("model", "gpus", "gpu", "dtype", "kv_cache_dtype", "basis", "policy", "cache", "max_concurrency", "rate")
@@ -54,7 +55,11 @@ def load_chart(records: Sequence[Record]) -> Chart:
     spots = _spots(marks) if len(groups) <= MOST_BANDS else []
     about = about if spots else f"{about}; {_told(marks)}"
     tail = TAIL * (len(groups) > MOST_BANDS)
-    under = [left._replace(subtitle=f"{tail}; {about}" if tail else about), right._replace(subtitle=tail), *rates]
+    if len(groups) > MOST:
+        left = left._replace(subtitle=tail, over=(f"{where}, {load}", about.partition(f"{load}; ")[2]))
+    else:
+        left = left._replace(subtitle=f"{tail}; {about}" if tail else about)
+    under = [left, right._replace(subtitle=tail), *rates]
     return joined([
         chart._replace(series=(*chart.series, *(spot._replace(label=spot.label * (not n)) for spot in spots)))
         for n, chart in enumerate(under)
