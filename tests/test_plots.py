@@ -396,6 +396,8 @@ def test_memories_that_would_lie_on_each_other_are_one_line() -> None:
     both = {"l40s, l40: 44.3 to 45 GiB": cards[3].usable_bytes, "h100-sxm, a100-80gb: 79.2 to 79.3 GiB": cards[0].usable_bytes}
     assert lines(cards) == both
     assert len(lines([msgspec.structs.replace(card, name=card.name + 30 * "-") for card in cards])) == 4
+    four = figures.memory(named, [load_gpu(name) for name in ("l4", "l40", "h100", "h200")], 8192, 16)
+    assert four.categories == ("gpt2: 4.7 GiB",) and four.series[1].labels == ("",)  # apart from the bar it would be another's
 
 
 def test_size_writes_the_contexts_asked_for_at_its_curve() -> None:

@@ -16,7 +16,7 @@ from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens
 CONTEXT_AXIS = Axis("context, tokens", tick=tokens_tick)
 MOST_MARKS = 3  # contexts asked for that are written into a picture
 ALIKE, NAMES = 1.02, 48  # times another's bytes, up to which one line stands for both; letters of what has one line
-MOST_LEVELS = 3  # each of which says what is left where; of more the subtitle alone
+MOST_LEVELS = 3  # that say what is left where, of more the subtitle alone; and among which the figures of bars are seen
 MOST_LINES, BENEATH = 2, 0.06  # more lines leave too little room below them for names of points: so much of an axis more
 
 
@@ -152,12 +152,14 @@ def memory(models: Sequence[tuple[str, Model, Precision]], gpus: Sequence[Gpu], 
     if len(gpus) == 1:
         counts = [-(-int(total) // gpus[0].usable_bytes) for total in sums]
         texts = tuple(f"{text}, {n} GPU{'s' * (n > 1)}" for text, n in zip(texts, counts, strict=True))
-    series = [Series("weights", (), weights, "bar"), Series("KV cache", (), caches, "bar", labels=texts)]
-    series += _levels([(gpu.name, gpu.usable_bytes) for gpu in gpus])
+    levels, names = _levels([(gpu.name, gpu.usable_bytes) for gpu in gpus]), tuple(label for label, *_ in models)
+    if len(levels) > MOST_LEVELS:  # among which no figure would be seen to be its bar's
+        names, texts = tuple(f"{name}: {text}" for name, text in zip(names, texts, strict=True)), ("",) * len(names)
+    series = [Series("weights", (), weights, "bar"), Series("KV cache", (), caches, "bar", labels=texts), *levels]
     subtitle = f"batch {batch_size:,}, context {context:,}; activations and what an engine takes for itself are apart"
     axis = Axis("", log=False, tick=bytes_tick)
     title = f"Weights and KV cache{_of_memory([label for label, *_ in models], sums, gpus)}"
-    return Chart(title, subtitle, axis, axis, tuple(series), tuple(label for label, *_ in models))
+    return Chart(title, subtitle, axis, axis, tuple(series), names)
 
 
 def _levels(sizes: Sequence[tuple[str, int]]) -> list[Series]:

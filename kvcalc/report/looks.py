@@ -22,6 +22,12 @@ def colour(at: int, look: Mapping[str, Any]) -> str:
     return PALETTE[place] if place else str(look["blue"])
 
 
+def loud(at: int) -> int:
+    """The look of that number among those that are not grey, as what is not named and what stands behind is."""
+    rounds, place = divmod(at, len(PALETTE) - 1)
+    return rounds * len(PALETTE) + place + (place >= GREY)
+
+
 def dashes(at: int) -> Any:
     """Of the eight colours each has its own; where they come round again, the dashes are others: 64 lines differ."""
     return DASHES[(at + at // len(PALETTE)) % len(DASHES)]

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from kvcalc.errors import UserError
 from kvcalc.report.chart import Chart, Series
-from kvcalc.report.looks import GREY, PALETTE
+from kvcalc.report.looks import loud
 
 MOST = 8  # series told apart on one chart
 FEW = 6  # on each of several
@@ -61,19 +61,13 @@ def _told(chart: Chart) -> dict[int, list[Series]]:
 
 def _part(chart: Chart, told: dict[int, list[Series]], order: Sequence[int], low: int, high: int) -> Chart:
     """One of the multiples; a look follows from the place in the order, so that no two of all are the same."""
-    mine = [s._replace(colour=_loud(n)) for n in range(low, high) for s in told[order[n]]]
+    mine = [s._replace(colour=loud(n)) for n in range(low, high) for s in told[order[n]]]
     others = [_quiet(s) for at in order if at not in order[low:high] for s in told[at] if s.kind != "band"]
     kept = {id(s) for each in told.values() for s in each}
     rest = [s for s in chart.series if id(s) not in kept]
     title, about = f"{chart.title}: {low + 1} to {high} of {len(order)}", "those not named are grey"
     subtitle = about if low else f"{chart.subtitle}; {about}".removeprefix("; ")
     return chart._replace(title=title, subtitle=subtitle, series=(*others, *mine, *rest), beside=None)
-
-
-def _loud(at: int) -> int:
-    """The look of that number among those that are not grey, as what is not named is."""
-    rounds, place = divmod(at, len(PALETTE) - 1)
-    return rounds * len(PALETTE) + place + (place >= GREY)
 
 
 def _quiet(series: Series) -> Series:

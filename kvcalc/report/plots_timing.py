@@ -7,6 +7,7 @@ from typing import Any
 
 from kvcalc.errors import UserError, printable
 from kvcalc.report.chart import Axis, Chart, Series, joined, si_tick
+from kvcalc.report.looks import loud
 from kvcalc.report.tables import seconds
 from kvcalc.timing.rows import MeasuredRow
 
@@ -25,7 +26,7 @@ def predicted_against_measured(
     """
     pairs = {name: [(m, p) for m, p in zip(*both, strict=True) if m > 0 and p > 0] for name, *both in series}
     found = {name: points for name, points in pairs.items() if points}
-    drawn = [Series(name, *_thinned(points), "points", colour=n) for n, (name, points) in enumerate(found.items())]
+    drawn = [Series(name, *_thinned(points), "points", colour=loud(n)) for n, (name, points) in enumerate(found.items())]
     values = [value for one in drawn for value in (*one.xs, *one.ys)]
     ends = (min(values, default=1.0), max(values, default=10.0))
     exact = Series("exact", ends, ends, "quiet")
