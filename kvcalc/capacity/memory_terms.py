@@ -73,8 +73,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _known(self) -> dict[object, Any]:
-        """What the model knows of this stage."""
-        found: dict[object, Any] = self.model.known.setdefault(("stage", self.stage, self.ranks, self.formats), {})
+        """What the model knows of stages that hold the same layers and the same share of each weight."""
+        held = stages(self.model, self.ranks.pp)[self.stage].held
+        found: dict[object, Any] = self.model.known.setdefault(("stage", held, self.ranks.of_a_stage, self.formats), {})
         return found
 
     @property
@@ -88,7 +89,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return self.stage == self.ranks.pp - 1
 
     def once(self, rule: Callable[["Start"], Figure], *also: object) -> Figure:
-        """What a rule says of this stage, computed once for all starts alike in weights, ranks and `also`."""
+        """What a rule says of the weights of this stage, computed once for all starts alike in these and in `also`."""
         key = rule.__name__, also
         if key not in self._known:
             self._known[key] = rule(self)

@@ -30,19 +30,19 @@ def least_time(cost: Cost, dtype: str, gpu: "Gpu | Roofs", memory_alone: bool = 
     Raises UserError where the GPU gives no peak that could serve, unless memory_alone: products are then free, and what the
     memory moves is a bound still. Vector work and network are free where it gives no rate.
     """
-    computed_in = ""
+    computed_in, peak = "", None
     slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s
     bound = "memory"
-    limits: list[tuple[str, Any, Any]] = [
-        ("compute", cost.vector_flops, gpu.vector_peak),
-        ("network", cost.network_bytes, gpu.link),
-    ]
-    limits.append(("network", cost.inter_node_bytes, gpu.outer_link))
     if dtype and (not memory_alone or gpu.computes(dtype)):
         peak, computed_in = gpu.peak(dtype)
-        limits.append(("compute", cost.flops, peak))
+    limits: tuple[tuple[str, Any, Any], ...] = (
+        ("compute", cost.vector_flops, gpu.vector_peak),
+        ("network", cost.network_bytes, gpu.link),
+        ("network", cost.inter_node_bytes, gpu.outer_link),
+        ("compute", cost.flops, peak),
+    )
     for name, amount, rate in limits:
-        if rate is not None and not (isinstance(amount, int | float) and amount == 0):
+        if rate is not None and (not isinstance(amount, int | float) or amount):
             seconds = amount / rate
             if isinstance(seconds, float) and isinstance(slowest, float):
                 slowest, bound = (seconds, name) if seconds > slowest else (slowest, bound)

@@ -99,7 +99,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     def computes(self, dtype: str) -> bool:
         """Whether there is a matrix peak that serves products in a dtype, its own or a wider one."""
-        return any(candidate in self.flops_per_s for candidate in (dtype, *_WIDER.get(dtype, ())))
+        return dtype in self.flops_per_s or any(wider in self.flops_per_s for wider in _WIDER.get(dtype, ()))
 
     @property
     def usable_bytes(self) -> int:

@@ -10,7 +10,7 @@ from kvcalc.storage.dtypes import FORMATS, RowFormat, cache_layout
 from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, WeightFormat, stored_format
 
 
-class Formats(msgspec.Struct, frozen=True, dict=True):
+class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     """Formats by name.
 
     dtype: of weights that no scheme covers, and of products. kv_cache_dtype: the name of the cache's layout. reason: why
@@ -36,11 +36,17 @@ class Formats(msgspec.Struct, frozen=True, dict=True):
 
     def weight_format(self, name: str, weight: Weight) -> WeightFormat:
         """The storage format of a weight: the first scheme that covers it, else the dtype."""
-        if name not in self.kept:
-            for scheme in self.schemes:
-                if found := scheme.weight_format(name, weight.kind):
-                    return found
-        return WEIGHT_FORMATS[self.dtype]
+        key = name, weight.kind
+        if key not in self._known:
+            schemes = self.schemes if name not in self.kept else ()
+            covering = filter(None, (scheme.weight_format(name, weight.kind) for scheme in schemes))
+            self._known[key] = next(covering, WEIGHT_FORMATS[self.dtype])
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str], WeightFormat]:
+        """The formats of weights by full name and kind."""
+        return {}
 
     def weight_bytes(self, name: str, weight: Weight) -> int:
         """Bytes of one weight, all copies and biases included. The rows of a table are stored like the columns of a matrix."""

@@ -35,6 +35,11 @@ class Parallelism(msgspec.Struct, frozen=True):
             raise UserError(f"decode-context parallel size {self.dcp} does not divide tp {self.tp}")
 
     @property
+    def of_a_stage(self) -> tuple[int, int, int]:
+        """What decides the share of a weight that one rank of a pipeline stage holds."""
+        return self.tp, self.dp, self.ep
+
+    @property
     def gpus(self) -> int:
         """GPUs of one replica: tp · pp · dp."""
         return self.tp * self.pp * self.dp

@@ -161,7 +161,7 @@ def weight_bytes(
 
 def stage_weight_bytes(model: Model, stage: Stage, formats: Formats, parallelism: Parallelism) -> int:
     """Bytes of the weights of a stage's layers, with embedding and buffers on the first stage and the head on the last."""
-    key = "weights", stage.number, formats, parallelism
+    key = "weights", stage.held, parallelism.of_a_stage, formats
     if key not in model.known:
         model.known[key] = _weight_bytes_of(model, stage, formats, parallelism)
     held: int = model.known[key]

@@ -88,6 +88,11 @@ class Stage(NamedTuple):
     first: bool
     last: bool
 
+    @property
+    def held(self) -> tuple[object, ...]:
+        """What tells the weights of stages apart."""
+        return self.first, self.last, *self.counts.values()
+
 
 def stages(model: Model, pp: int) -> list[Stage]:
     """The pipeline stages of a model: equal shares of its layers, the remainder to stages before the last.

@@ -162,10 +162,13 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     def layer_weights(self, kind: str) -> tuple[Weight, ...]:
         """The weights that each layer of `kind` owns, norms included, without its shared block."""
-        layer = self.kinds[kind]
-        norm = layer.norm_count * NORM_VECTORS[self.norm] * self.hidden_size
-        found = [w for part in layer.parts for w in part.weights(self.hidden_size)]
-        return (vector("norms", norm), *found) if norm else tuple(found)
+        known: dict[str, tuple[Weight, ...]] = self.known.setdefault("layer weights", {})
+        if kind not in known:
+            layer = self.kinds[kind]
+            norm = layer.norm_count * NORM_VECTORS[self.norm] * self.hidden_size
+            found = [w for part in layer.parts for w in part.weights(self.hidden_size)]
+            known[kind] = (vector("norms", norm), *found) if norm else tuple(found)
+        return known[kind]
 
     def shared_weights(self, kind: str) -> tuple[Weight, ...]:
         """The weights of one set of the block that layers of `kind` share."""
@@ -194,8 +197,14 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
             found.append(vector("lm_head_bias", vocab, shards=vocab))
         return tuple(found)
 
-    def walk(self) -> Iterator[tuple[str, Weight, int]]:
+    def walk(self) -> tuple[tuple[str, Weight, int], ...]:
         """(name, weight, how many times the model holds it) for every weight of its own, shared blocks once per set."""
+        if "walk" not in self.known:
+            self.known["walk"] = tuple(self._walk())
+        found: tuple[tuple[str, Weight, int], ...] = self.known["walk"]
+        return found
+
+    def _walk(self) -> Iterator[tuple[str, Weight, int]]:
         for weight in self.outer_weights:
             if weight.name not in self.lent:
                 yield weight.name, weight, 1

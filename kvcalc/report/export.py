@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 Record = Mapping[str, Any]
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def to_json(records: Sequence[Record]) -> str:
@@ -20,7 +21,10 @@ def json_pieces(records: Iterable[Record]) -> Iterator[str]:
     """`to_json`, a record at a time."""
     before = "[\n"
     for record in records:
-        text = json.dumps({k: _finite(v) for k, v in record.items()}, ensure_ascii=False, allow_nan=False)
+        try:
+            text = _ENCODER.encode(dict(record))
+        except ValueError:
+            text = _ENCODER.encode({k: _finite(v) for k, v in record.items()})
         yield before + (text if text.isprintable() else _escaped(text))
         before = ",\n"
     yield "\n]\n" if before == ",\n" else "[]\n"

@@ -19,14 +19,17 @@ class Content(Plan):
     def __init__(self, rows: Iterable[LayerRows]) -> None:
         self.rows = list(rows)
         self._drops = sorted({r.entry.ratio for r in self.rows if r.entry.span is Span.PARTIAL})
+        self._last: tuple[tuple[int, int], list[tuple[int, int]]] = ((-1, 0), [])
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
         """The most that `sequences` sequences store on their way to `length` tokens; a common prefix is stored once.
 
         Shared are the rows of entries without a limit. Only where blocks are compressed does the content ever shrink.
         """
-        points = {length, *(length - (length + 1) % r for r in self._drops)}
-        return max(self._stored(sequences, s, shared) for s in points if s >= 0)
+        if self._last[0] != (length, shared):
+            points = {length, *(length - (length + 1) % r for r in self._drops)}
+            self._last = (length, shared), [self._stored(s, shared) for s in points if s >= 0]
+        return max(sequences * (stored - saved) + saved for stored, saved in self._last[1])
 
     def step_read(self, length: int) -> int:
         """Bytes of one sequence of `length` tokens that a decode step reads: each cache once, however many layers share it.
@@ -36,13 +39,14 @@ class Content(Plan):
         held = (r for r in self.rows if r.entry.span not in (Span.PARTIAL, Span.OVERLAP))
         return size_of((r._replace(read_layers=r.stored_layers) for r in held), length, 1, 1).read
 
-    def _stored(self, sequences: int, length: int, shared: int) -> int:
+    def _stored(self, length: int, shared: int) -> tuple[int, int]:
+        """Bytes of one sequence, and those of them that all have in common."""
         saved = 0
         if shared:
             for entry, row_bytes, layers, _, spread in self.rows:
                 if entry.grows and not entry.limit:
                     saved += layers * row_bytes * int(ceil_div(entry.stored_rows(min(shared, length)), spread))
-        return sequences * stored_bytes(self.rows, length) - (sequences - 1) * saved
+        return stored_bytes(self.rows, length), saved
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
         return self.needed(sequences, length)
