@@ -10,13 +10,12 @@ from kvcalc.report.chart import Chart, Series
 from kvcalc.report.grid import follow
 from kvcalc.report.heads import Head, fit_heads, write_heads
 from kvcalc.report.heat import draw_heat, fit_cells, is_heat
-from kvcalc.report.labels import Room, beside, fitting, ranged
+from kvcalc.report.labels import ILL, LINES_OF_NAME, LOST, Room, beside, fitting, ranged
 from kvcalc.report.legends import area
-from kvcalc.report.looks import DOTTED, colour, dashes, marker, wrapped
+from kvcalc.report.looks import DOTTED, colour, dashes, marker, unwrapped, wrapped
 from kvcalc.report.scales import room, set_scales, thin_ticks
 
 LINES = ("line", "solid", "dashed", "edge", "trail")
-LINES_OF_NAME = 5
 CROWD = 60  # points of a series, beyond which they are small
 EARLY = 0.9  # of the width of the axes
 
@@ -196,35 +195,42 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
 
 
 def _beside_lines(figure: Any, panels: list[Panel], look: dict[str, Any]) -> int:
-    """Put the labels of lines at their ends, in all panels as large, and those of points beside them; how many of these found
-    no place and were moved out."""
+    """Put the labels of lines at their ends, in all panels as large, and then those of points beside them; 0 where all have
+    found their places, and none has other lines than it was laid out with."""
     renderer = figure.canvas.get_renderer()
-    size = min(fitting(one.axes, one.ends, look["font"] * 0.85, renderer) for one in panels)
-    return sum(_beside_points(figure, one, one.head.look, size) for one in panels)
+    before, full = [text.get_text() for one in panels for text in one.ends], look["font"] * 0.85
+    size = min(fitting(one.axes, one.ends, full, one.head.look["letters"], renderer) for one in panels)
+    for one in panels:
+        ranged(one.axes, one.ends, size, int(one.head.look["letters"] * full / size), renderer)
+    if before != [text.get_text() for one in panels for text in one.ends]:
+        return 1
+    return sum(_beside_points(figure, one, one.head.look) for one in panels)
 
 
-def _beside_points(figure: Any, one: Panel, look: dict[str, Any], size: float) -> int:
-    """The labels of one panel, those right of the axes of a size."""
+def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> int:
+    """The labels of the points of one panel."""
     renderer = figure.canvas.get_renderer()
-    ranged(one.axes, one.ends, size, renderer)
-    lost = _placed(figure, one, one.points, renderer)
-    if lost:  # those that found no place may choose first
-        again = _placed(figure, one, [*lost, *(text for text in one.points if text not in lost)], renderer)
-        lost = again if len(again) < len(lost) else _placed(figure, one, one.points, renderer)
+    lost, ill = _placed(figure, one, one.points, renderer)
+    if lost or ill:  # which may choose first
+        first = [*lost, *ill]
+        again = _placed(figure, one, [*first, *(text for text in one.points if text not in first)], renderer)
+        better = (len(again[0]), len(again[1])) < (len(lost), len(ill))
+        lost, _ = again if better else _placed(figure, one, one.points, renderer)
     for text in lost:
         one.points.remove(text)
         text.remove()
         if text.xycoords != "data":  # an upright line's, which has no end to be named at
             continue
-        one.ends.append(_thin(_outside(one.axes, text.get_text().replace("\n", " "), text.xy, look["ink"], "-", look), look))
+        one.ends.append(_thin(_outside(one.axes, unwrapped(text.get_text()), text.xy, look["ink"], "-", look), look))
     return len(lost)
 
 
-def _placed(figure: Any, one: Panel, order: Sequence[Any], renderer: Any) -> list[Any]:
-    """Put the points' labels beside them, one after the other; those that find no place."""
+def _placed(figure: Any, one: Panel, order: Sequence[Any], renderer: Any) -> tuple[list[Any], list[Any]]:
+    """Put the points' labels beside them, one after the other; those that find no place, and no good one."""
     room = Room(taken_places(figure, one.axes), Places.none(), Places.none())
     for text in one.ends:
         room.taken.take(leader_boxes(text))
         room.joints.take(leader_boxes(text))
     inside, marks = one.axes.get_window_extent(renderer), marks_on(figure, one.axes, one.points)
-    return [text for text in order if not beside(text, marks, room, inside, renderer)]
+    found = [(beside(text, marks, room, inside, renderer), text) for text in order]
+    return [text for how, text in found if how == LOST], [text for how, text in found if how == ILL]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kvcalc.report.boxes import Places, anchor, boxes_along, text_box
+from kvcalc.report.looks import unwrapped, wrapped
 
 REACH = (0.8, 1.2, 1.6, 2.6, 3.8, 5.4, 7.5, 10.0, 13.0)  # distances from a point that are tried, in heights of the text
 NEAR = 1.6  # so far from its mark a text is its point's without a line that joins them, and a line may touch what it lies on
@@ -17,6 +18,9 @@ WAYS = [*((0.5, way) for way in SIDES), *((slide, way) for slide in SLID for way
 HEIGHTS = [n / 100 for up in range(96, 50, -3) for n in (up, 100 - up)]  # on the axes, where an upright line may be named
 BESIDE = 0.15  # heights of the text left free at its sides
 SCALED = 0.97  # of a size in proportion, as texts are no more than about as tall as that
+ILL, LOST = 1, 2  # of a label's place
+SHARES = tuple(n / 20 for n in range(20, 9, -1))  # of the size of labels right of the axes, until they fit
+LINES_OF_NAME = 5
 APART = 0.3  # of their size, between labels right of the axes
 
 
@@ -41,25 +45,49 @@ def spread(wanted: Sequence[float], sizes: Sequence[float], low: float, high: fl
     return found
 
 
-def fitting(axes: Any, labels: Sequence[Any], size: float, renderer: Any) -> float:
-    """The size, at most `size`, in which labels right of the axes stand above each other."""
-    needed = sum(_heights(labels, size, renderer))
-    return size * min(1.0, SCALED * axes.get_window_extent(renderer).height / needed) if needed else size
+def fitting(axes: Any, labels: Sequence[Any], size: float, letters: int, renderer: Any) -> float:
+    """The size, at most `size`, in which labels right of the axes stand above each other.
+
+    letters: of a line of that size; smaller ones have as many more as they are narrower.
+    """
+    height = axes.get_window_extent(renderer).height
+    for share in SHARES:
+        needed = sum(_heights(labels, share * size, int(letters / share), renderer))
+        if needed <= height:
+            return size * share
+    return float(size * share * SCALED * height / needed)
 
 
-def ranged(axes: Any, labels: Sequence[Any], size: float, renderer: Any) -> None:
-    """Labels of a size right of the axes, each as near to the height of its line's end as the others leave room."""
+def ranged(axes: Any, labels: Sequence[Any], size: float, letters: int, renderer: Any) -> None:
+    """Labels of a size right of the axes, each as near to the height of its line's end as the others leave room, and in an order
+    in which the lines to them do not cross."""
     frame = axes.get_window_extent(renderer)
-    wanted = [axes.transData.transform((0.0 if axes.get_xscale() == "linear" else 1.0, t.xy[1]))[1] for t in labels]
-    centres = spread(wanted, _heights(labels, size, renderer), frame.y0, frame.y1)
-    for text, centre in zip(labels, centres, strict=True):
-        text.set_position((1, (centre - frame.y0) / frame.height))
+    places, heights = [anchor(text) for text in labels], _heights(labels, size, letters, renderer)
+    wanted = [y for _, y in places]
+    for _ in labels:
+        centres = spread(wanted, heights, frame.y0, frame.y1)
+        ways = [(*place, centre) for place, centre in zip(places, centres, strict=True)]
+        upwards = itertools.pairwise(sorted(range(len(ways)), key=centres.__getitem__))
+        crossed = next(((a, b) for a, b in upwards if _crossing(ways[a], ways[b], frame.x1)), None)
+        for text, centre in zip(labels, centres, strict=True):
+            text.set_position((1, (centre - frame.y0) / frame.height))
+        if not crossed:
+            break
+        a, b = crossed
+        wanted[a], wanted[b] = max(wanted[a], wanted[b]) + 0.01, min(wanted[a], wanted[b])  # though they be at one height
 
 
-def _heights(labels: Sequence[Any], size: float, renderer: Any) -> list[float]:
-    """Pixels that labels of a size take above each other."""
+def _crossing(low: tuple[float, ...], high: tuple[float, ...], right: float) -> bool:
+    """Whether of two lines, each from x and y to a height at the right, that which ends lower begins above the other."""
+    start = max(low[0], high[0])
+    below, above = (y + (end - y) * (start - x) / max(right - x, 1.0) for x, y, end in (low, high))
+    return below > above + 1
+
+
+def _heights(labels: Sequence[Any], size: float, letters: int, renderer: Any) -> list[float]:
+    """Pixels that labels of a size take above each other, in lines of so many letters."""
     for text in labels:
-        text.set_fontsize(size)
+        text.set(fontsize=size, text=wrapped(unwrapped(text.get_text()), letters, LINES_OF_NAME, even=True))
     return [text_box(t, renderer).height + APART * size * t.figure.dpi / 72 for t in labels]
 
 
@@ -83,9 +111,10 @@ class Room(NamedTuple):
     joints: Places
 
 
-def beside(text: Any, marks: Any, room: Room, inside: Any, renderer: Any) -> bool:
-    """Put a point's label at the nearest free place within a box, and take the place; False where there is none, where the way
-    out to the right is free and shorter than one that crosses what is drawn, or passes other marks and none of the places does.
+def beside(text: Any, marks: Any, room: Room, inside: Any, renderer: Any) -> int:
+    """Put a point's label at the nearest free place within a box, and take the place: 0, or ILL where it may be read as that of
+    another; LOST where there is none, where the way out to the right is free and shorter than one that crosses what is drawn, or
+    passes no other mark where each place is ill.
 
     marks: all that are drawn, as `marks_on` has them, of whose none it is to look where there is another place, but of its own
     and of those without a text above and below that. One that stands further away is joined to its point by a line, which crosses
@@ -113,9 +142,9 @@ def beside(text: Any, marks: Any, room: Room, inside: Any, renderer: Any) -> boo
         if not any(faults):
             break
     if not (found and least) or (least[-1] and len(found.leader) > _way_out(text, room, inside)):
-        return False
+        return LOST
     if least[0] and not ((others[:, 0] > own[0]) & (np.abs(others[:, 1] - own[1]) < others[:, 2] + own[2])).any():
-        return False
+        return LOST
     text.xy = text.xy[0], found.height
     text.set_position(found.offset)
     text.set_ha({0.0: "left", 1.0: "right"}.get(found.side, "center"))
@@ -124,7 +153,7 @@ def beside(text: Any, marks: Any, room: Room, inside: Any, renderer: Any) -> boo
     joint = found.way if len(found.leader) else found.leader
     room.joints.take(joint)
     room.taken.take(np.array([found.place, *joint.tolist()]))
-    return True
+    return ILL if least[0] else 0
 
 
 def _way_out(text: Any, room: Room, inside: Any) -> float:

@@ -66,6 +66,11 @@ def wrapped(text: str, width: int, most: int, even: bool = False, whole: bool = 
     return "\n".join(lines if len(lines) <= most else [*lines[: most - 1], lines[most - 1] + " …"])
 
 
+def unwrapped(text: str) -> str:
+    """A text in lines of `wrapped` as it was, in one."""
+    return re.sub(r"(?<=[/_-])\n", "", text).replace("\n", " ")
+
+
 def _pieces(text: str, most: float) -> list[str]:
     """The parts of a text between the places where lines may end, within words of more characters than `most` too."""
     words = re.findall(r"(?:[≥≤~−]\s)?(?:\(?\d[\d.,]*(?:×\s|\s(?:×\s)?))?\S+\s*|\s+", text)

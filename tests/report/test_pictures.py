@@ -16,7 +16,7 @@ from kvcalc.report.attention import attention_chart
 from kvcalc.report.boxes import STEP, Places, anchor, boxes_along, taken_places, text_box
 from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, joined, si_tick, tokens_tick
 from kvcalc.report.labels import NEAR, spread
-from kvcalc.report.looks import GREY, PALETTE, colour, dashes, wrapped
+from kvcalc.report.looks import GREY, PALETTE, colour, dashes, unwrapped, wrapped
 from kvcalc.report.multiples import in_multiples
 from kvcalc.report.plots import STYLES, figure
 from kvcalc.report.roof import decode_sweep, roofline_chart
@@ -269,6 +269,20 @@ def test_a_label_is_not_read_as_that_of_a_point_without_one() -> None:
     box = text_box(first, drawn.canvas.get_renderer())
     grey = drawn.axes[0].transData.transform((1.27, 1.0))
     assert outside(box, anchor(first)) < outside(box, tuple(grey)) and not first.arrow_patch.get_visible()
+
+
+def test_lines_to_names_right_of_the_axes_do_not_cross() -> None:
+    """Of two that begin at one height, under a third whose name takes their place: the name of the nearer stands above."""
+    ends = (("near", 11.0, 5.0), ("far", 10.5, 5.0), (f"{LONG} {LONG} {LONG}", 11.1, 5.5))
+    series = [Series(name, (1.0, x), (y, y)) for name, x, y in ends]
+    drawn = figure(Chart("A", "", Axis("x", log=False), Axis("y", log=False), tuple(series)), STYLES["light"])
+    places = {t.get_text(): t.get_position()[1] for t in drawn.axes[0].texts if getattr(t, "arrow_patch", None)}
+    assert places["near"] > places["far"]
+
+
+def test_a_name_in_lines_is_known_whole() -> None:
+    for width in range(16, 40):
+        assert unwrapped(wrapped(f"{LONG}, knee 295 of 3-nvidia_h100", width, 9)) == f"{LONG}, knee 295 of 3-nvidia_h100"
 
 
 def outside(box: Any, at: tuple[float, float]) -> float:
