@@ -22,6 +22,10 @@ SAID = [
     ("size gpt2 --gpu h100", "size has no --gpu. `kvcalc fit`, `kvcalc compare` and `kvcalc roofline` have --gpu"),
     ("version", "its version is in `kvcalc --version`"),
     ("size gpt2 --zzz", "size has no --zzz. `kvcalc size --help` lists its options"),
+    ("size gpt2 -dp 1 -dtype bf16", "size has no -dtype. Did you mean --dtype?"),
+    ("serve gpt2 -ilsl=9", "serve has no -ilsl=9. Did you mean --isl?"),
+    ("size gpt2 -zzz", "size has no -zzz. `kvcalc size --help` lists its options"),
+    ("fit -- vllm gpt2 -tp 2", "'vllm gpt2 -tp 2' starts no engine that is known. Write vllm serve MODEL …"),
     ("size gpt2 --tp", "Option '--tp' requires an argument. (see `kvcalc size --help`)"),
     (
         "compare gpt2 gpt2-xl",

@@ -62,8 +62,9 @@ class Written(NamedTuple):
 
 
 def is_command(words: Sequence[str]) -> bool:
-    """Whether words are an engine's command line, rather than a model's name."""
-    return started(split(words)) is not None
+    """Whether words are an engine's command line, or begin as one, rather than models' names."""
+    whole = split(words)
+    return started(whole) is not None or whole[:1] == ["vllm"]
 
 
 def read_command(words: Sequence[str]) -> Command:

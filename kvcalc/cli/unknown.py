@@ -1,5 +1,6 @@
 """What is said where a command does not know an option: what it calls the same, which command has it, or what is near."""
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,8 +65,9 @@ def said_of(error: Any, command: str) -> str:
         hint = "" if known else f" A model comes behind a command: `kvcalc size {printable(command, 100)}`"
         return f"{text}{hint} (see `kvcalc --help`)"
     name = printable(getattr(error, "option_name", "") or "", 100)
-    if type(error).__name__ == "NoSuchOption" and name.startswith("--"):
-        return f"{command} has no {name}. {_instead(command, name[2:])}"
+    if type(error).__name__ == "NoSuchOption":
+        whole = name if name.startswith("--") else _typed(command, name)
+        return f"{command} has no {whole}. {_instead(command, whole.lstrip('-').partition('=')[0])}"
     if type(error).__name__ == "MissingParameter" and (word := text.removeprefix("Missing argument '").rstrip("'.")) != text:
         return f"{command} takes {word}, as `{EXAMPLES[command][0]}` does (see `kvcalc {command} --help`)"
     further = text.removeprefix("Got unexpected extra argument(s) (").removesuffix(")")
@@ -75,8 +77,16 @@ def said_of(error: Any, command: str) -> str:
     return f"{text} (see `kvcalc {command} --help`)"
 
 
+def _typed(command: str, letter: str) -> str:
+    """The word of the command line of which the parser knows no first letter: `-dtype` of `-d`."""
+    known = {name for p in parameters_of(command) for name in p.opts}
+    return next((printable(w, 100) for w in sys.argv if w.startswith(letter) and w.partition("=")[0] not in known), letter)
+
+
 def _instead(command: str, word: str) -> str:
     own, help_ = _options(command), f"`kvcalc {command} --help` lists its options"
+    if word in own:
+        return f"Did you mean --{word}? {help_}"
     if told := next((told for words, told in SAID.items() if word in words.split()), ""):
         return f"{told}; {help_}"
     called = next((called.split() for words, called in CALLED.items() if word in words.split()), [])
