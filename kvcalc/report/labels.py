@@ -117,9 +117,9 @@ def beside(text: Any, marks: Any, room: Room, inside: Any, renderer: Any) -> int
     passes no other mark where each place is ill.
 
     marks: all that are drawn, as `marks_on` has them, of whose none it is to look where there is another place, but of its own
-    and of those without a text above and below that. One that stands further away is joined to its point by a line, which crosses
-    nothing that is drawn where there is such a place, elsewhere no other such line if that can be and the least of the rest, and
-    none of the texts anywhere.
+    and of those without a text above and below that; nor is it to stand beyond an upright line. One that stands further away is
+    joined to its point by a line, which crosses nothing that is drawn where there is such a place, elsewhere no other such line
+    if that can be and the least of the rest, and none of the texts anywhere.
     """
     import numpy as np
 
@@ -128,12 +128,14 @@ def beside(text: Any, marks: Any, room: Room, inside: Any, renderer: Any) -> int
     own = np.array([*anchor(text), text.arrowprops["shrinkB"] * pixels])
     away = np.abs(marks[:, :2] - own[:2])
     others = marks[(np.hypot(*away.T) > max(2.0, own[2])) & ((away[:, 0] > 1) | (marks[:, 3] > 0))]
+    levels = _uprights(text.axes)
     for spot in _spots(text, room.taken, inside, renderer):
         joint = spot.way if len(spot.leader) else spot.leader  # in its whole length
         if room.texts.touched(joint):
             continue
         faults = (
             _misread(spot, own, others, NEAR * text.get_fontsize() * pixels),
+            any((at - own[0]) * (at - (spot.place[0] + spot.place[2]) / 2) < 0 for at in levels),
             room.joints.touched(joint) > 0,
             room.taken.touched(spot.leader),
         )
@@ -154,6 +156,12 @@ def beside(text: Any, marks: Any, room: Room, inside: Any, renderer: Any) -> int
     room.joints.take(joint)
     room.taken.take(np.array([found.place, *joint.tolist()]))
     return ILL if least[0] else 0
+
+
+def _uprights(axes: Any) -> list[float]:
+    """Where lines from the bottom of the axes to their top stand, in pixels."""
+    places = [line.get_xdata()[0] for line in axes.get_lines() if line.get_transform() == axes.get_xaxis_transform("grid")]
+    return [float(axes.transData.transform((x, 1))[0]) for x in places]
 
 
 def _way_out(text: Any, room: Room, inside: Any) -> float:

@@ -5,6 +5,7 @@ from itertools import product
 
 from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
 from kvcalc.report.figures import powers
+from kvcalc.report.multiples import MOST
 from kvcalc.serving.request_record import LatencyOptions, drafting
 from kvcalc.serving.speculation import MOST_BATCH, StepTimes, expected_tokens, float_array, step_times
 from kvcalc.timing.deployment import Deployment
@@ -36,11 +37,14 @@ def speculation_chart(
         left.append(Series(label, RATES, tuple(float(times.speedup(rate)) for rate in RATES), colour=number))
         loads = step_times(deployment, draft, first.mid_length, float_array(batches), drafted)
         right.append(Series(label, *_least(batches, loads), colour=number))
+    if not alone and len(right) <= MOST and any(len(s.xs) < len(batches) for s in right):
+        right = [s._replace(label=s.label * (len(s.xs) == len(batches))) for s in right]  # those named on the left alone
     drafts = dict.fromkeys(draft.model.name for d in deployments if (draft := drafting(d, first)))
     where = f"{whose}, draft {' and '.join(drafts)}" + f", {_drafted(counts[0])}" * (not alone and len(counts) == 1)
     rate = Axis("acceptance rate of a drafted token", log=False, tick=_percent)
     level = Series("plain decode", (), (1.0,), "limit")
     ends = "; a curve ends where none is enough" if any(len(s.xs) < len(batches) for s in right) else ""
+    ends += "; lines as on the left" * any(not s.label for s in right)
     pays = Chart(
         "Where speculation pays",
         f"the acceptance rate from which on a step saves more than it costs{ends}",
