@@ -82,7 +82,7 @@ def draw_bars(axes: Any, chart: Chart, look: dict[str, Any], ticks: int, height:
     axes.set_xlabel(chart.y.title)
     _scale(axes, chart, most, ticks)
     texts = parts[-1].labels or [chart.y.tick(total) for total in base]
-    place = {"textcoords": "offset points", "xytext": (max(4, 0.45 * look["font"]), 0), "va": "center", "fontsize": size}
+    place = {"textcoords": "offset points", "xytext": (max(4, 0.4 * look["font"]), 0), "va": "center", "fontsize": size}
     return [axes.annotate(text, (total, i), **place) for i, (total, text) in enumerate(zip(base, texts, strict=True)) if text]
 
 
