@@ -68,7 +68,8 @@ def ranged(axes: Any, labels: Sequence[Any], size: float, letters: int, renderer
         centres = spread(wanted, heights, frame.y0, frame.y1)
         ways = [(*place, centre) for place, centre in zip(places, centres, strict=True)]
         upwards = itertools.pairwise(sorted(range(len(ways)), key=centres.__getitem__))
-        crossed = next(((a, b) for a, b in upwards if _crossing(ways[a], ways[b], frame.x1)), None)
+        right = float(labels[0].anncoords.transform((1, 0))[0])
+        crossed = next(((a, b) for a, b in upwards if _crossing(ways[a], ways[b], right)), None)
         for text, centre in zip(labels, centres, strict=True):
             text.set_position((1, (centre - frame.y0) / frame.height))
         if not crossed:
