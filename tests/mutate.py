@@ -69,8 +69,8 @@ TESTS = {
     "cli/measure.py": "measure/test_command.py",
     "cli/": """
         test_cli*.py test_help.py test_completion.py test_remarks.py test_unknown_options.py test_lists.py test_all_gpus.py
-        test_fit*.py test_roofline.py test_compare.py test_validate.py serving test_plots.py test_diagnose.py report
-        test_references.py test_docs.py
+        test_fit*.py test_engines_ll*.py test_roofline.py test_compare.py test_validate.py serving test_plots.py test_diagnose.py
+        report test_references.py test_docs.py
     """,
     "measure/": "measure",
     "": """
