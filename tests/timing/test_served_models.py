@@ -1,9 +1,10 @@
-"""Which preset a served model's path stands for: its own name, or the longest that the path begins with."""
+"""Which preset a served model's path stands for, its own name or the longest that the path begins with; which release served it."""
 
 from pathlib import Path
 
 import pytest
 
+from kvcalc.timing.engine import Engine, Former, Terms
 from kvcalc.timing.served import served_model
 
 PRESET = (
@@ -40,3 +41,12 @@ def test_the_longer_id_prefix_wins_whichever_is_read_first(first: str, tmp_path:
 def test_names_within_names_and_names_that_differ_by_a_dot(path: str, name: str) -> None:
     model = served_model(path)
     assert model and model.name == name
+
+
+def test_terms_are_those_of_the_release() -> None:
+    now, then = Terms(glue_us=1), Terms(glue_us=2)
+    plain = Engine(stack="plain", dense=now, mixture=now)
+    engine = Engine(stack="changed", dense=now, mixture=now, former=Former(versions=("0.11.0", "0.12"), dense=then, mixture=then))
+    for version, expected in (("0.11.0", then), ("0.12.3", then), ("0.11.2", now), ("0.24.0", now), ("", now)):
+        assert engine.of_version(version).dense == engine.of_version(version).mixture == expected, version
+        assert plain.of_version(version) == plain
