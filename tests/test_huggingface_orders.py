@@ -195,6 +195,13 @@ def test_plamo3_s_windows_say_otherwise() -> None:
     assert per_token(read("plamo3", num_hidden_layers=17, window_size=32, sliding_window_pattern=3)) == 5 * ROW
 
 
+@pytest.mark.parametrize(("step", "where"), [(0, []), (1, [1, 2, 3, 4]), (2, [2, 4])])
+def test_experts_of_every_so_many_layers_after_the_first(step: int, where: list[int]) -> None:
+    keys = MOE | {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "moe_layer_freq": step}
+    model = read("deepseek_v3", num_hidden_layers=5, **keys)
+    assert [n for n, kind in enumerate(model.order) if kind == "moe"] == where
+
+
 def test_experts_of_the_layers_that_a_text_lists() -> None:
     for listed in ("1, 4", [1, 4]):
         model = read("step3p5", num_hidden_layers=6, moe_layers_enum=listed, **MOE)

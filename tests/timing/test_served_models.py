@@ -1,4 +1,4 @@
-"""Which preset a served model's path stands for, its own name or the longest that the path begins with; which release served it."""
+"""Which preset the path of a served model stands for, its own name or the longest that it begins with; which release served."""
 
 from pathlib import Path
 

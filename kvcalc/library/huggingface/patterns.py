@@ -162,7 +162,7 @@ def after_first(count: Field, then: Reader, otherwise: Reader, freq: str = "moe_
         if isinstance(step, bool) or not isinstance(step, int):
             raise c.fail(freq, f"should be a whole number, not {show(step)}")
         first = c.size(count, 0, least=0) if isinstance(count, str) else value_of(count, c)
-        chosen = c.layer >= first and (c.layer % step == 0 if step > 1 else step == 1)
+        chosen = c.layer >= first and step > 0 and c.layer % step == 0
         return (then if chosen else otherwise)(c)
 
     return read
