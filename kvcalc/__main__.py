@@ -61,7 +61,19 @@ def _catch_interrupts(seen: list[int]) -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a parent wants it ignored
         signal.signal(signal.SIGINT, interrupt)
+    for name in ("SIGTERM", "SIGHUP"):  # not all systems have both
+        if (ending := getattr(signal, name, None)) and signal.getsignal(ending) is signal.SIG_DFL:
+            signal.signal(ending, _end)
     sys.unraisablehook = _unraisable
+
+
+def _end(number: int, frame: object) -> None:
+    """End by the signal, as would be without us, and leave no file that was begun."""
+    import signal
+
+    _remove_unfinished()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _prepare_streams() -> None:
@@ -154,12 +166,16 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _leave(text: str, status: int) -> None:
-    """One line, and out; what was printed and is held back yet is dropped, and files that were begun are removed."""
-    _ignore_interrupts()
+def _remove_unfinished() -> None:
     for path in getattr(sys.modules.get("kvcalc.library.writing"), "unfinished", ()):
         with contextlib.suppress(OSError):
             path.unlink()
+
+
+def _leave(text: str, status: int) -> None:
+    """One line, and out; what was printed and is held back yet is dropped, and files that were begun are removed."""
+    _ignore_interrupts()
+    _remove_unfinished()
     print(f"kvcalc: {text}", file=sys.stderr, flush=True)
     os._exit(status)
 

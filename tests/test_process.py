@@ -220,6 +220,15 @@ def test_an_interrupt_in_a_destructor_while_a_file_grows_leaves_none(tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_that_ends_the_program_leaves_no_file_that_was_begun(name: str, tmp_path: Path) -> None:
+    asked = ("plan", "gpt2", "--users", "1", "--context", "9", "--gpu", "h100", "--jobs", "2", "--points", "out.csv")
+    moment = f"print(os.listdir(), flush=True); os.kill(os.getpid(), signal.{name})"
+    done = interrupted(moment, *asked, at="kvcalc.planning.workers", cwd=tmp_path)
+    assert (done.returncode, done.stderr, ".part']" in done.stdout) == (-getattr(signal, name), "", True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_ctrl_c_waits_for_processes_to_start_and_is_none_of_theirs() -> None:
     asks = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print(signal.SIGINT in signal.pthread_sigmask(0, []))"
     said = []
