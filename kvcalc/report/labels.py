@@ -66,7 +66,10 @@ def ranged(axes: Any, labels: Sequence[Any], size: float, letters: int, renderer
     wanted = [y for _, y in places]
     for _ in labels:
         centres = spread(wanted, heights, frame.y0, frame.y1)
-        ways = [(*place, centre) for place, centre in zip(places, centres, strict=True)]
+        ways = [  # a level comes from far left, as high as it is
+            (x, y, centre) if text.xycoords == "data" else (frame.x0, y, y)
+            for text, (x, y), centre in zip(labels, places, centres, strict=True)
+        ]
         upwards = itertools.pairwise(sorted(range(len(ways)), key=centres.__getitem__))
         right = float(labels[0].anncoords.transform((1, 0))[0])
         crossed = next(((a, b) for a, b in upwards if _crossing(ways[a], ways[b], right)), None)

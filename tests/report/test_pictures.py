@@ -278,12 +278,12 @@ def test_lines_to_names_right_of_the_axes_do_not_cross() -> None:
     drawn = figure(Chart("A", "", Axis("x", log=False), Axis("y", log=False), tuple(series)), STYLES["light"])
     places = {t.get_text(): t.get_position()[1] for t in drawn.axes[0].texts if getattr(t, "arrow_patch", None)}
     assert places["near"] > places["far"]
-    steep = Series("steep", (1.0, 11.0), (1.0, 8.0))
-    low = Series(f"a level {LONG} {LONG}", (), (7.0,), "limit")
-    high = Series(f"another level {LONG} {LONG}", (), (8.2,), "limit")
-    drawn = figure(Chart("A", "", Axis("x", log=False), Axis("y", log=False), (steep, low, high)), STYLES["light"])
-    places = {t.get_text()[:5]: t.get_position()[1] for t in drawn.axes[0].texts if getattr(t, "arrow_patch", None)}
-    assert places["a lev"] < places["steep"] < places["anoth"]
+    levels = [Series(f"{name} {LONG} {LONG}", (), (y,), "limit") for name, y in (("first", 10.0), ("above", 9.9), ("below", 9.0))]
+    curves = [Series("curve", (1.0, 11.0), (1.0, 9.8)), Series("small", (1.0, 11.0), (1.0, 1.2))]
+    chart = Chart("A", "", Axis("x", log=False), Axis("y", log=False), (*curves, *levels))
+    found = [t for t in figure(chart, STYLES["slides"]).axes[0].texts if getattr(t, "arrow_patch", None)]
+    ranked = sorted(found, key=lambda t: -t.get_position()[1])
+    assert [t.get_text()[:5] for t in ranked] == ["first", "above", "curve", "below", "small"]
 
 
 def test_a_name_in_lines_is_known_whole() -> None:
