@@ -1,10 +1,10 @@
 """The pictures of one request; time per token and tokens per second over the batch, of one deployment or several."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from kvcalc.report.chart import Axis, Chart, Series, joined, tokens_tick
+from kvcalc.report.chart import Axis, Chart, Series, joined, tokens_tick, whole_tick
 from kvcalc.report.figures import no_cache
 from kvcalc.report.looks import telling
 from kvcalc.report.multiples import MOST
@@ -16,13 +16,19 @@ from kvcalc.timing.deployment import Deployment
 BATCHES = tuple(1 << n for n in range(9))
 
 
+TITLES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
+    ("Time per token over the batch", "TPOT", "tpot_s", seconds),
+    ("Tokens per second", "tokens/s", "output_tokens_per_s", whole_tick),
+)
+
+
 def latency_chart(deployments: Sequence[Deployment], asked: Sequence[LatencyOptions]) -> Chart:
-    """Of requests with a draft what it gains, of those without a cache their work, else `latency_curve` of the first request."""
+    """Of requests with a draft what it gains, of those without a cache their work, else `latency_curve`."""
     if asked[0].draft:
         return speculation_chart(deployments, told_apart(deployments), _whose(deployments), asked)
     if asked[0].no_cache:
         return _without_cache(deployments, max(asked[-1].context, 64))
-    return latency_curve(deployments, asked[0])
+    return latency_curve(deployments, asked)
 
 
 def _without_cache(deployments: Sequence[Deployment], last: int) -> Chart:
@@ -37,38 +43,36 @@ def _without_cache(deployments: Sequence[Deployment], last: int) -> Chart:
     return joined([charts[0]._replace(over=over), *charts[1:]])
 
 
-def latency_curve(deployments: Sequence[Deployment], asked: LatencyOptions) -> Chart:
-    """Left TPOT, right output tokens per second of all sequences together, for batches of 1 to 256 and the one asked for."""
-    batches = sorted({*BATCHES, asked.batch_size})
-    asks = [msgspec.structs.replace(asked, batch_size=b) for b in batches]
-    found = [latency_records([(d, one) for one in asks]) for d in deployments]
-    titles = (
-        ("Time per token over the batch", "TPOT", "tpot_s", seconds),
-        ("Tokens per second", "tokens/s", "output_tokens_per_s", _rate),
-    )
+def latency_curve(deployments: Sequence[Deployment], asked: Sequence[LatencyOptions]) -> Chart:
+    """Left TPOT, right output tokens per second of all sequences together, for batches of 1 to 256 and those asked for.
+
+    Of one deployment a curve for each pair of lengths asked for, up to as many as are told apart; of several for the first pair.
+    """
+    first, every = asked[0], [*{(one.input_len, one.output_len): one for one in reversed(asked)}.values()][::-1]
+    drawn = every[: MOST if len(deployments) == 1 else 1]
+    batches = sorted({*BATCHES, *(one.batch_size for one in asked)})
+    names = told_apart(deployments) if len(drawn) == 1 else [_lengths(one) for one in drawn]
+    asks = [[msgspec.structs.replace(one, batch_size=b) for b in batches] for one in drawn]
+    found = [latency_records([(d, one) for one in each]) for d in deployments for each in asks]
     notes = time_note([r for records in found for r in records])
-    away = f"; {asked.cpu_offload_gb:g} GiB of each GPU's weights in the host's memory" if asked.cpu_offload_gb else ""
-    whose = f"{_whose(deployments)}, {asked.input_len:,} tokens in and {asked.output_len:,} out{away}"
+    away = f"; {first.cpu_offload_gb:g} GiB of each GPU's weights in the host's memory" if first.cpu_offload_gb else ""
+    which = [_lengths(first)] * (len(drawn) == 1) + [f"{len(drawn)} of {len(every)} lengths asked for"] * (
+        len(drawn) < len(every)
+    )
+    whose = ", ".join([_whose(deployments), *which]) + away
     over = (whose, notes) if len(deployments) > MOST else ("", "")
     charts = []
-    for title, unit, key, tick in titles:
-        curves = zip(told_apart(deployments), found, strict=True)
+    for title, unit, key, tick in TITLES:
+        curves = zip(names, found, strict=True)
         series = tuple(Series(name, tuple(map(float, batches)), tuple(r[key] for r in records)) for name, records in curves)
-        charts.append(
-            Chart(
-                title,
-                "" if over[0] else f"{whose}; {notes}",
-                Axis("sequences at once", tick=tokens_tick),
-                Axis(unit, tick=tick),
-                series,
-            )
-        )
+        axes = Axis("sequences at once", tick=tokens_tick), Axis(unit, tick=tick)
+        charts.append(Chart(title, "" if over[0] else f"{whose}; {notes}", *axes, series))
     left, right = charts
     return left._replace(over=over, beside=right._replace(subtitle="output tokens of all sequences together"))
 
 
-def _rate(value: float) -> str:
-    return f"{value:,.0f}"
+def _lengths(asked: LatencyOptions) -> str:
+    return f"{asked.input_len:,} tokens in and {asked.output_len:,} out"
 
 
 def _whose(deployments: Sequence[Deployment]) -> str:

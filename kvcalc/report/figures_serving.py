@@ -23,7 +23,7 @@ def occupancy(run: Run) -> Chart:
     used = _averaged(edges, lengths, [r.kv_stored_bytes / run.pool.budget for r in rows])
     batch = _averaged(edges, lengths, [float(r.sequences) for r in rows])
     r = run.record
-    done = f"{r['completed']:,} request{'s' * (r['completed'] > 1)}"
+    done = f"{r['completed']:,} request{'s' * (r['completed'] > 1)}" + (f" at {r['rate']:.3g} a second" if r.get("rate") else "")
     subtitle = (
         f"{r['model']} on {r['gpus']}× {r['gpu']}, {r['policy']}, {r['cache']} cache, {done}; "
         f"shares of the cache's memory; times: {r['basis']}"

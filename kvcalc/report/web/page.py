@@ -151,7 +151,7 @@ def _latency(deployment: Deployment, asked: Asked) -> Section:
         "How long a request takes",
         asked.command("latency", *words),
         latency_tables([record]),
-        latency_curve([deployment], options),
+        latency_curve([deployment], [options]),
     )
 
 
