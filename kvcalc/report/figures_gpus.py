@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
@@ -26,17 +27,24 @@ def hierarchy_chart(gpu: Gpu) -> Chart:
     whole = [(float(one["bytes"]), float(one["bytes_per_s"]), one) for one in found if one["bytes"] and one["bytes_per_s"]]
     series = [Series("", tuple(x for x, *_ in whole), tuple(y for _, y, _ in whole), "solid", colour=GREY)]
     for number, (size, rate, one) in enumerate(whole):
-        text = f"{one['level']}: {bytes_tick(size)} at {RATE(rate)}"
+        text = f"{_called(one)}: {bytes_tick(size)} at {RATE(rate)}"
         series.append(Series("", (size,), (rate,), "points", labels=(text,), colour=number))
     links = [one for one in found if one["bytes_per_s"] and not one["bytes"]]
-    series += [Series(f"{one['level']}: {RATE(one['bytes_per_s'])}", (), (one["bytes_per_s"],), "limit") for one in links]
+    series += [Series(f"{_called(one)}: {RATE(one['bytes_per_s'])}", (), (one["bytes_per_s"],), "limit") for one in links]
     about = [f"rates in one direction; one reading of its memory takes {seconds(gpu.memory_bytes / gpu.bandwidth_bytes_per_s)}"]
     if slow := [f"{one['level']} ({bytes_tick(one['bytes'])})" for one in found if one["bytes"] and not one["bytes_per_s"]]:
         about.append(f"without a rate: {', '.join(slow)}")
     if gpu.host:
         about.append(f"host and disk: of one {gpu.host.name}, which {gpu.host.gpus} GPUs share")
     axes = Axis("size", tick=bytes_tick), Axis("bytes per second", tick=RATE)
-    return Chart(f"{gpu.name}, from registers to disk", "; ".join(about), *axes, tuple(series))
+    known = [_called(one) for one in found if one["bytes"] or one["bytes_per_s"]]
+    span = f"from {known[0]} to {known[-1]}" if len(known) > 1 else "its memory"
+    return Chart(f"{gpu.name}, {span}", "; ".join(about), *axes, tuple(series))
+
+
+def _called(level: dict[str, Any]) -> str:
+    """A memory by name: the host's, another GPU's, or what it is."""
+    return str(level["level"]) + " memory" * str(level["level"]).endswith("'s")
 
 
 def peaks_chart(gpus: Sequence[Gpu]) -> Chart:

@@ -21,17 +21,20 @@ def test_memories_of_the_h100_from_the_smallest_rate_to_the_largest() -> None:
         "shared memory, L1": (132 * 233_472, 33.45e12),
         "L2": (50 << 20, 4.86e12),
         "HBM3": (85_017_755_648, 3.35e12),
-        "the host's": (1900 << 30, 64e9),
+        "the host's memory": (1900 << 30, 64e9),
         "disk": (28_000 << 30, 55.4e9),
     }
-    assert [(s.label, s.ys) for s in chart.series if s.kind == "limit"] == [("another GPU's: 450 GB/s", (450e9,))]
+    assert [(s.label, s.ys) for s in chart.series if s.kind == "limit"] == [("another GPU's memory: 450 GB/s", (450e9,))]
+    assert chart.title == "h100-sxm, from registers to disk"
+    assert hierarchy_chart(load_gpu("t4")).title == "t4, from registers to the host's memory"  # of no known server
+    assert hierarchy_chart(load_gpu("apple-m3-max")).title == "apple-m3-max, its memory"
     assert chart.subtitle.endswith("25.4 ms; host and disk: of one Azure ND H100 v5, which 8 GPUs share")
 
 
 def test_what_has_no_rate_is_named_below_the_title() -> None:
     chart = hierarchy_chart(load_gpu("mi300x"))
     assert "; without a rate: shared memory, L1 (19 MiB), L2 (32 MiB), disk (27.3 TiB); " in chart.subtitle
-    assert [s.labels[0].split(":")[0] for s in chart.series if s.kind == "points"] == ["registers", "HBM3", "the host's"]
+    assert [s.labels[0].split(":")[0] for s in chart.series if s.kind == "points"] == ["registers", "HBM3", "the host's memory"]
 
 
 def test_gpus_lie_at_bandwidth_and_peak() -> None:
