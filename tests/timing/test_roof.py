@@ -200,6 +200,15 @@ OPERATIONS: list[tuple[str, str, tuple[float, ...], float, float, str]] = [
         10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 6 * 8 + 10 * 6 + 2 * 8 * 4 * 8 + 2 * 2 * 50 * 10 + 2 * 100 * 8,
         "fp8",
     ),
+    # the same where another layer chooses: neither the indexer nor its keys
+    (
+        "dsa_decode_module",
+        "bfloat16/fp8_block",
+        (2, 4, 100, 10, 6, 8, 2, 3, 5, 0, 4, 50),
+        2 * 2 * (10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 8 * 4 * 8) + 2 * 2 * 4 * 50 * 18,
+        10 * 16 + 6 * 4 * 5 + 4 * 5 * 10 + 2 * 8 * 4 * 8 + 2 * 2 * 50 * 10,
+        "fp8",
+    ),
     # one token reaches its two, whatever their number
     ("moe", "bfloat16", (1, 1000, 500, 2, 64, 1, 1), 2 * 3 * 2 * 1000 * 500, 2 * 3 * 2 * 1000 * 500 + 2 * 2 * 1000, "bf16"),
     # as many as there are: all, once
