@@ -192,6 +192,12 @@ def test_pools_of_windows_are_one_cache(diagnosed: Any) -> None:
     assert diagnosed(logs.SGLANG_WINDOWS)[-1]["tokens"] == 1_700_000
 
 
+def test_states_of_both_kinds_lie_beside_keys_and_values(diagnosed: Any) -> None:
+    """26.63 GiB of keys, as many of values, 0.25 of convolutions and 1.5 of scans: 55.01."""
+    states = "Mamba Cache is allocated. max_mamba_cache_size: 64, conv_state size: 0.25GB, ssm_state size: 1.50GB\n"
+    assert gib(diagnosed(logs.SGLANG.replace("KV Cache", f"{states}KV Cache")), "cache") == pytest.approx(55.01, abs=1e-6)
+
+
 def test_what_no_preset_knows_is_left_out_and_said(kvcalc: Run, tmp_path: Path) -> None:
     (tmp_path / "server.log").write_text(logs.V1_0_12, encoding="utf-8")
     found = kvcalc("diagnose", str(tmp_path / "server.log"))

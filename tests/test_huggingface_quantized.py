@@ -323,6 +323,12 @@ def test_mlx_says_it_module_by_module_where_they_differ() -> None:
     assert weight_bytes(model) == LAYERS * four + down // 2 + 2 * q - q // 2 - 4 * q // 64 + table + 2 * 1000 * 256 + NORMS
 
 
+def test_mlx_leaves_one_layer_whole_and_quantises_the_tables() -> None:
+    model = model_from(LLAMA | {"quantization": MLX | {"model.layers.0": False}}, "f", "x")
+    four, outer = PACKED + 4 * groups(EVERY, 64), elements(HEAD) // 2 + 4 * groups(HEAD, 64)
+    assert weight_bytes(model) == 2 * elements(EVERY) + (LAYERS - 1) * four + outer + NORMS
+
+
 @pytest.mark.parametrize(("routers", "bytes_"), [({}, 256 * 4 // 2 + 4 * 4 * 4), ({"bits": 8}, 256 * 4 + 4 * 4 * 4)])
 def test_mlx_quantises_a_router_that_is_a_plain_layer(routers: dict[str, int], bytes_: int) -> None:
     """mixtral's router [256, 4] is one; its own entry overrides the rest."""
