@@ -447,6 +447,7 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
         ),
         ("latency gpt2 --gpu h100,h200 --isl 90,500", ["90 tokens in and 500 out, 1 of 2 lengths asked for; times"]),
         ("serve gpt2 --rate 2 --num-prompts 3", ["3 requests at 2 a second"]),
+        ("serve gpt2 --rate 2 --num-prompts 3 --policy static,continuous", ["gpt2 on 1× h100-sxm, 3 requests at 2 a second"]),
         ("plot cache-vs-context gpt2 --gpu h100,l4", ["the weights of gpt2 leave", "left on h100-sxm", "left on l4"]),
     ],
 )

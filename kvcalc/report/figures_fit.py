@@ -37,13 +37,14 @@ def memory_chart(records: Sequence[dict[str, Any]]) -> Chart:
     subtitle = ", ".join([assumptions_line(records), *same])
     axis = Axis("", log=False, tick=bytes_tick)
     chart = Chart(title, subtitle, axis, axis, (*series, *limits), tuple(_names(records)))
-    return chart._replace(beside=_wasted(first))
+    return chart._replace(beside=_wasted(first, chart.categories[0] if len(records) > 1 else ""))
 
 
-def _wasted(record: dict[str, Any]) -> Chart | None:
-    """What allocators make of drawn lengths; None where none were drawn."""
+def _wasted(record: dict[str, Any], name: str) -> Chart | None:
+    """What allocators make of drawn lengths, on the first of several configurations; None where none were drawn."""
     found = {name: record[key] for name, key in WASTES.items() if record.get(key) is not None}
-    about = "of the tokens that are allocated; pieces: free and out of reach when one does not fit"
+    about = f"{name}: of" if name else "of"
+    about += " the tokens that are allocated; pieces: free and out of reach when one does not fit"
     return bar_chart("Cache that holds nothing", about, [*found], [*found.values()], share_tick) if found else None
 
 

@@ -45,6 +45,8 @@ def load_chart(records: Sequence[Record]) -> Chart:
     alone = max(len({_load(r, swept) for r in mine}) for mine in groups.values()) < 2
     load = f"{first['requests']:,} request{'s' * (first['requests'] > 1)}" + " at each load" * (not alone)
     bases = {r["basis"] for r in served}
+    same = alone and len({r.get("rate") for r in served}) == 1
+    load += f" at {first['rate']:.3g} a second" if same and first.get("rate") else ""
     about = f"{where}, {load}" + f"; times: {first['basis']}" * (len(bases) == 1)
     if alone:
         bars = [*(_bars(groups, figure) for figure in FIGURES), *_sides(groups)]
