@@ -8,7 +8,7 @@ from specs import hybrid, of_kinds, v4_flash
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.engines.layout import Term, largest, segments
+from kvcalc.capacity.engines.layout import Term, largest, reached, segments
 from kvcalc.capacity.engines.sglang import SGLang
 from kvcalc.capacity.engines.sglang_memory import prefill_graphs, release, static_fraction
 from kvcalc.layers.recurrent import Mamba2
@@ -131,6 +131,22 @@ def test_pieces_of_cost() -> None:
         piece = segments(terms)[tokens >= 24]
         assert piece["fixed_bytes"] + piece["bytes_per_token"] * tokens == sum(t.unit * t.count(tokens) for t in terms)
     assert segments((Term(5, 3),))[0]["bytes_per_token"] == float(Fraction(5, 3))
+
+
+def test_what_a_pool_reaches_by_hand() -> None:
+    """3 bytes for each begun 4 to 40 of them, then 1 for each begun 100, beside 7: in few steps, and 0 where 7 are too many."""
+    tried: list[int] = []
+
+    def cost(n: int) -> int:
+        tried.append(n)
+        return 7 + 3 * -(-min(n, 40) // 4) + -(-n // 100)
+
+    for pool, most, reach in (
+        (6, 10**12, 0), (7, 10**12, 0), (10, 10**12, 0), (11, 10**12, 4), (20, 10**12, 16), (37, 10**12, 36),
+        (38, 10**12, 100), (1_000_037, 10**12, 10**8), (10**15, 10**12, 10**12), (1_000_037, 5000, 5000),
+    ):  # fmt: skip
+        tried.clear()
+        assert (reached(cost, pool, most), len(tried) < 70) == (reach, True)
 
 
 def test_largest() -> None:

@@ -97,6 +97,14 @@ def test_odd_environments_change_nothing(case: str) -> None:
     assert done.stdout.splitlines()[2].split()[:2] == ["gpt2", "72.00"]
 
 
+def test_sums_do_not_hang_on_the_threads_of_a_library() -> None:
+    line = (
+        "serve llama-3.1-8b --gpu h200 --tp 8 --policy static --max-num-seqs 1 --num-prompts 1 --isl 1 --osl 20000 --format json"
+    )
+    one, two = (run(*line.split(), OPENBLAS_NUM_THREADS=threads).stdout for threads in "12")
+    assert one == two != ""
+
+
 def test_sketches_are_ascii_under_lc_all_c() -> None:
     """Python itself writes UTF-8 there; a title's × is an x then."""
     plain = run("plot", "dsa-vs-mla", LC_ALL="C", PYTHONUTF8=None, PYTHONIOENCODING=None)

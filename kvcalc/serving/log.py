@@ -56,7 +56,8 @@ class Log:
         padded: slots of padding in all of these passes together, in those of prompts where there are any.
         """
         ends = int(allocated[-1]), int(stored[-1]), int(allocated.max())
-        grown = Grown(*ends, float(seconds @ allocated), float(seconds @ stored))
+        spent, lived = seconds * allocated, seconds * stored  # summed by NumPy: BLAS rounds by its number of threads
+        grown = Grown(*ends, float(spent.sum()), float(lived.sum()))
         self.ran(start, float(seconds.sum()), len(seconds), sequences, tokens, prompt, waiting, grown, padded)
 
     def ran(

@@ -15,7 +15,7 @@ from kvcalc.timing.deployment import Deployment
 # Tokens between the contexts that are computed, and how many intervals a table has: for decodes alone, and beside chunks of
 # prompts, which seldom come again.
 DECODES, MIXED = (16, 256), (128, 4)
-MOST_TABLES = 50_000
+MOST_TABLES, MOST_AHEAD = 50_000, 32
 
 Chunks = tuple[tuple[int, int], ...]  # (new, past) of each piece of a prompt in the pass
 
@@ -82,6 +82,7 @@ class Steps:
         return Line(first + rise * (context - low), rise, max(1, int(high - context) + 1))
 
     def _table(self, chunks: Chunks, count: int, context: float) -> tuple[Any, Any]:
+        """Contexts and seconds around this one. As many tables ahead are filled at once as were asked for in a row before."""
         import numpy as np
 
         spacing, intervals = MIXED if chunks else DECODES
@@ -92,9 +93,15 @@ class Steps:
         if key not in self._tables:
             if len(self._tables) > MOST_TABLES:
                 self._tables.clear()
-            contexts = np.arange(start, start + width + spacing, spacing, dtype=float)
-            contexts = contexts[contexts >= 1] if spacing == 1 else np.maximum(contexts, 1)
-            self._tables[key] = contexts, np.broadcast_to(self._seconds(chunks, count * self.ranks, contexts), contexts.shape)
+            many = 1
+            while many < MOST_AHEAD and (chunks, count, start - many * width) in self._tables:
+                many += 1
+            contexts = np.arange(start, start + many * width + spacing, spacing, dtype=float)
+            contexts = np.maximum(contexts, 1)
+            seconds = np.broadcast_to(self._seconds(chunks, count * self.ranks, contexts), contexts.shape)
+            for place in range(many):
+                cut = slice(place * intervals + (spacing == 1 and not start and not place), (place + 1) * intervals + 1)
+                self._tables[chunks, count, start + place * width] = contexts[cut], seconds[cut]
         return self._tables[key]
 
     @property

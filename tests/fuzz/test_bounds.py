@@ -29,6 +29,8 @@ REFUSED = {
         "1000000000000",
     ): "1,000,000,000,000 tokens of an answer are more than the 1,048,576 that are timed",
     ("latency", "gpt2", "--osl", "2M"): "2,097,152 tokens of an answer are more than the 1,048,576 that are timed",
+    ("latency", "gpt2", "--osl", "1M,1048575,1048574"): "3,145,728 passes of all requests are more than the 2,097,152 that",
+    ("latency", "gpt2", "--isl", "1,300k", "--osl", "200k", "--no-cache"): "409,600 tokens of answers without a cache are more",
     ("latency", "gpt2", "--osl", "1M", "--no-cache"): "without a cache are more than the 262,144 that are timed",
     ("latency", "gpt2", "--isl", "2M", "--max-num-batched-tokens", "1"): "2,097,152 chunks of the prompt are more than",
 }
