@@ -178,9 +178,11 @@ def settled(figure: Any, panels: list[Panel], look: dict[str, Any]) -> None:
     write_heads(heads)
     figure.get_layout_engine().execute(figure)
     renderer = figure.canvas.get_renderer()
-    while sum(past_limits(one.axes, one.sums, renderer) for one in panels) or fit_heads(heads, renderer):
-        figure.get_layout_engine().execute(figure)  # each turn moves texts out or makes one narrower
-    while _beside_lines(figure, panels, look):  # each turn moves a label out, so that there is a last one
+    while (
+        sum(past_limits(one.axes, one.sums, renderer) for one in panels)
+        or fit_heads(heads, renderer)
+        or _beside_lines(figure, panels, look)
+    ):  # each turn moves texts out or makes one narrower, so that there is a last one
         figure.get_layout_engine().execute(figure)
     fit_cells([one.axes for one in panels if is_heat(one.head.chart)], renderer)
     for one in panels:
@@ -227,7 +229,7 @@ def _beside_points(figure: Any, one: Panel, look: dict[str, Any]) -> int:
 
 def _placed(figure: Any, one: Panel, order: Sequence[Any], renderer: Any) -> tuple[list[Any], list[Any]]:
     """Put the points' labels beside them, one after the other; those that find no place, and no good one."""
-    room = Room(taken_places(figure, one.axes), Places.none(), Places.none())
+    room = Room(taken_places(figure, one.axes), Places.none(), Places.none(), not one.head.look.get("alike"))
     for text in one.ends:
         room.taken.take(leader_boxes(text))
         room.joints.take(leader_boxes(text))

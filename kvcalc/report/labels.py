@@ -108,11 +108,13 @@ class Spot(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What is drawn within axes: all of it, of that the texts put before, and the lines that join texts to what they name."""
+    """What is drawn within axes: all of it, of that the texts put before, and the lines that join texts to what they name;
+    beyond: whether there is room for names right of the axes, as small multiples have none."""
 
     taken: Places
     texts: Places
     joints: Places
+    beyond: bool = True
 
 
 def beside(text: Any, marks: Any, room: Room, inside: Any, renderer: Any) -> int:
@@ -147,9 +149,11 @@ def beside(text: Any, marks: Any, room: Room, inside: Any, renderer: Any) -> int
             found, least = spot, faults
         if not any(faults):
             break
-    if not (found and least) or (least[-1] and len(found.leader) > _way_out(text, room, inside)):
+    if not (found and least):
         return LOST
-    if least[0] and not ((others[:, 0] > own[0]) & (np.abs(others[:, 1] - own[1]) < others[:, 2] + own[2])).any():
+    passed = (others[:, 0] > own[0]) & (np.abs(others[:, 1] - own[1]) < others[:, 2] + own[2])
+    crossed = least[-1] and len(found.leader) > _way_out(text, room, inside)
+    if room.beyond and (crossed or (least[0] and not passed.any())):
         return LOST
     text.xy = text.xy[0], found.height
     text.set_position(found.offset)

@@ -176,7 +176,7 @@ def figure(chart: Chart, look: dict[str, Any]) -> Any:
     drawn = Figure(figsize=(grid.width, sum(grid.heights)), dpi=look["dpi"], layout=engine(grid))
     FigureCanvasAgg(drawn)
     each = [(grid.width / count, grid.heights[row]) for row, _, count in grid.cells()]
-    look = look | {"font": grid.font}
+    look = look | {"font": grid.font, "alike": grid.alike}
     looks = [look | {"letters": letters(width, grid.font)} for width, _ in each]
     charted = [panel(at, *one) for at, *one in zip(panels(drawn, grid), charts, looks, *zip(*each, strict=True), strict=True)]
     if grid.alike:

@@ -97,11 +97,11 @@ def _roofs_in_words(series: Sequence[Series]) -> list[str]:
 
 
 def _unnamed(one: Series) -> Series:
-    """Without what a head or the key says: a roof, its knee, the name of a kind at its points, and that they are of all steps."""
-    if one.colour == GREY:
+    """Without what a head or the key says, or has no room in one of many: a roof, its knee, the name of a kind at its points, and
+    which steps those are that lie at one place."""
+    if one.colour == GREY or one.kind == "hollow":
         return one._replace(label="", labels=())
-    known = one.label or CALIBRATED
-    texts = [text.removeprefix(known).removeprefix(", ") for text in one.labels]
+    texts = [text.removeprefix(one.label).removeprefix(", ") if one.label else text for text in one.labels]
     return one._replace(labels=tuple("" if text.startswith("every ") else text for text in texts))
 
 

@@ -58,3 +58,13 @@ def test_what_only_laws_tell_apart_is_named_below_the_bound() -> None:
     told = {text for s in chart.series for text in s.labels if text}
     assert told == {"knee 295.2", "attention, every batch", "as calibrated, batch 1", "products with weights, batch 1",
                     "batch 2", "batch 8", "batch 1,024"}  # fmt: skip
+
+
+def test_many_axes_leave_steps_at_one_place_to_the_key() -> None:
+    """Three models: the batches of products are named, neither attention nor which of its calibrated marks is which batch."""
+    models = [load_model(name) for name in ("llama-3.1-8b", "qwen3-8b", "mistral-7b-v0.1")]
+    charts = roofline_chart(
+        [one for m in models for one in decode_sweep(Deployment(m, H100).under("vllm"), 4096, [1, 64])], [H100]
+    )
+    for chart in charts.chain():
+        assert {text for s in chart.series for text in s.labels if text} == {"batch 1", "batch 64"}

@@ -286,6 +286,15 @@ def test_lines_to_names_right_of_the_axes_do_not_cross() -> None:
     assert [t.get_text()[:5] for t in ranked] == ["first", "above", "curve", "below", "small"]
 
 
+def test_small_multiples_keep_their_width_whatever_is_named_in_one() -> None:
+    """Names without a free place beside them stand where they may be, rather than right of one of the axes."""
+    crowd = Series("", (1.0, 1.1, 1.2, 1.3), (1.0, 1.0, 1.0, 1.0), "points", (0.5,) * 4, tuple("abcd"))
+    few = Series("", (1.0, 1.3), (1.0, 1.0), "points")
+    chart = Chart("A", "", Axis("x", shown=(0.5, 9.0)), Axis("y", shown=(0.5, 9.0)), (crowd,))
+    drawn = figure(joined([chart, *(chart._replace(series=(few,)) for _ in range(3))]), STYLES["slides"])
+    assert len({round(axes.get_position().width, 6) for axes in drawn.axes}) == 1
+
+
 def test_a_name_in_lines_is_known_whole() -> None:
     for width in range(16, 40):
         assert unwrapped(wrapped(f"{LONG}, knee 295 of 3-nvidia_h100", width, 9)) == f"{LONG}, knee 295 of 3-nvidia_h100"
