@@ -84,6 +84,7 @@ BAD = {
     "pattern count": ("layers: 2", "layers: 2\npattern: [-2 full]", 5, "item '-2 full' should read like '5 full'"),
     "unknown key of a layer": ("    parts:", "    part:", 7, "unknown key 'part'. Did you mean parts?"),
     "key of another part": ("{type: dense, ", "{type: dense, sliding_window: 8, ", 9, "Known: bias, down_bias, gated, input"),
+    "three dots for a key": ("kinds:", "tables: {...: x}\nkinds:", 5, "line 5: tables....: Expected 'array', got 'str'"),
     "no kinds": ("kinds:", "kinds: {}\nother:", 6, "unknown key 'other'"),
     "cache dtype": ("layers: 2", "layers: 2\nkv_cache_dtype: fp7", 5, "unknown KV-cache dtype 'fp7'. Did you mean fp8"),
     "enumeration": ("layers: 2", "layers: 2\ndtype: fp13", 5, "dtype: Invalid enum value 'fp13'"),

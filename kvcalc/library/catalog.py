@@ -166,8 +166,7 @@ def _split(text: str) -> tuple[str | int, ...]:
 
 def _concrete(data: Any, spec: type[Any], message: str, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """`path` with each `...` (some key of a mapping) replaced by the first key whose value gives the same error."""
-    while "..." in path:
-        at = path.index("...")
+    for at in (place for place, step in enumerate(path) if step == "..."):
         candidates = _lookup(data, path[:at])
         if not isinstance(candidates, dict):
             return path[:at]
