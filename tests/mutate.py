@@ -62,6 +62,7 @@ TESTS = {
         planning test_compare.py test_reach.py test_diagnose.py test_metrics.py test_before_after.py test_fit*.py test_all_gpus.py
         test_attention_roof.py property/test_sizes.py
     """,
+    "report/explain_point.py": "planning/test_plan_answers.py test_explain.py",
     "report/": """
         report test_hierarchy.py test_explain.py test_units_of_tables.py test_cli.py test_notebook*.py test_plots.py
         serving/test_serve.py test_compare.py test_matrix.py test_diagnose.py test_fit*.py test_references.py test_docs.py
