@@ -5,11 +5,11 @@ from typing import Any
 
 from kvcalc.report.boxes import text_box
 from kvcalc.report.chart import Chart
-from kvcalc.report.looks import NAME, wrapped
+from kvcalc.report.looks import NAME, unwrapped, wrapped
 
 FITS, FAILS = "#0072B2", "#D55E00"
 LEAST, MOST, FAILED = 0.3, 0.95, (0.15, 0.3)  # how deep a cell's colour is; of what fails on light and on dark paper
-FEW_LINES, LINES = 3, 6  # of a name at its size, and at most
+FEW_LINES, LINES = 3, 6  # of a name at its size, no word of it broken, and at most
 SMALL = 4  # rows, and columns, up to which a map is small
 LEAST_NAME = 0.85  # of its size, the smallest that the name of a column is written in before it takes more lines
 
@@ -27,10 +27,10 @@ def row_names(chart: Chart) -> list[str]:
 def column_names(chart: Chart, look: dict[str, Any], width: float) -> tuple[list[str], float]:
     """The names of the columns of a map so many inches wide, and their size in points."""
     room = max(6.0, 0.75 * width * 72 / (_columns(chart) * 0.6 * look["font"]))
-    if all(wrapped(name, int(1.1 * room), LINES).count("\n") < FEW_LINES for name in chart.categories):
-        size = 1.0
-    else:
-        size = max(LEAST_NAME, min(1.0, room / max(map(len, chart.categories))))
+    size = min(1.0, room / max(map(len, chart.categories)))
+    if size < LEAST_NAME:
+        whole = [wrapped(name, int(1.1 * room), FEW_LINES) for name in chart.categories]
+        size = 1.0 if [*map(unwrapped, whole)] == [*chart.categories] else LEAST_NAME
     return [wrapped(name, int(1.1 * room / size), LINES, even=True) for name in chart.categories], size * look["font"]
 
 

@@ -8,6 +8,7 @@ from conftest import Run
 from kvcalc.report import plots
 from kvcalc.report.chart import Axis, Chart, Series, bar_chart, joined, tokens_tick
 from kvcalc.report.grid import arranged
+from kvcalc.report.heat import column_names
 from kvcalc.report.plots import STYLES, figure
 
 BARS = bar_chart("bars", "", ("a", "b"), (1.0, 2.0), str)
@@ -90,3 +91,15 @@ def test_every_batch_and_context_is_a_row_of_cells(kvcalc: Run, monkeypatch: pyt
     assert [c.title for c in drawn[2].chain()[:2]] == ["KV cache stored per GPU", "Read by a decode step per GPU"]
     found = kvcalc("compare --layers 2 --heads 8 --kv-heads 8 --head-dim 64 --variants mha,mqa --plot picture.png")
     assert found.code == 0 and drawn[3].over[1] == "1 × 4,096 tokens", found.err  # of dimensions alone nothing is timed
+
+
+def test_names_of_columns_are_smaller_before_a_word_of_them_is_broken() -> None:
+    """Twelve in 13 inches leave 9 characters at 10 points: 11 take less of a size, and 43 three lines where there are but six."""
+    look = STYLES["slides"] | {"font": 10.6}
+    row = Series("", (), (0.5,) * 12, "cells")
+    short = Chart("", "", Axis(""), Axis(""), (row,), ("1× h100-sxm",) * 12)
+    names, size = column_names(short, look, 13.33)
+    assert names == ["1× h100-sxm"] * 12 and 0.85 * 10.6 <= size < 10.6
+    long = short._replace(categories=("1× 0-nvidia-h100-superpod-liquid-cooled-80g",) * 6, series=(row._replace(ys=(0.5,) * 6),))
+    names, size = column_names(long, look, 13.33)
+    assert size == 10.6 and {name.count("\n") for name in names} == {2}
