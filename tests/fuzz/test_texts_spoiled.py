@@ -1,6 +1,5 @@
 """What servers, plans and purses say, spoiled anywhere: metrics, questions and prices in YAML, what a log taught, other logs."""
 
-import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +18,6 @@ LEARNED = (
     b"engine: 'vllm'\ngpu: 'h100-sxm'\nmemory_bytes: 85017755648\nmodel: 'gpt2'\nweights_in: 'bf16'\ntensor_parallel_size: 1\n"
     b"pipeline_parallel_size: 1\nversion: '0.11.0'\nweights_beyond_bytes: 1000000\nbeside_beyond_bytes: -5\nothers_bytes: 9\n"
 )
-CHAT = [
-    {"timestamp": 0, "input_length": 90, "output_length": 5, "hash_ids": [1, 2]},
-    {"timestamp": 500, "input_length": 20, "output_length": 7, "hash_ids": [1]},
-]
 TEXTS: dict[str, tuple[str, list[bytes], list[str]]] = {
     "metrics": (
         "metrics.txt",
@@ -48,11 +43,6 @@ TEXTS: dict[str, tuple[str, list[bytes], list[str]]] = {
         "server.log",
         [text.encode() for text in (SGLANG, SGLANG_FAILED, LLAMA_CPP, LLAMA_CPP_FAILED, NO_BLOCKS, V0_7_3, V1_0_28)],
         ["diagnose {} --format json", "diagnose {} --gpu h100 --users 3 --context 4k", "diagnose {} --model gpt2 --gpu l4"],
-    ),
-    "trace": (
-        "trace.jsonl",
-        ["".join(json.dumps(line) + "\n" for line in CHAT).encode()],
-        ["serve gpt2 --requests {} --format json"],
     ),
     "engine": (
         "engines/vllm.yaml",
