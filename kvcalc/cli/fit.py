@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvcalc.timing.deployment import Deployment
 
 MOST_CONFIGURATIONS = 1000
+MOST_LAYERS = 1 << 17  # times the stages whose plans they are part of
 
 
 @grouped
@@ -103,6 +104,8 @@ def points_of(
     check_number("configurations", MOST_CONFIGURATIONS, *lists)
     stages = range(sum(split.pp for split in splits))  # each has terms and a plan of its own
     check_number("pipeline stages", MOST_CONFIGURATIONS, chosen, gpus, stages, *lists[3:])
+    layers = range(max(model.layers for model in chosen))  # of which each stage looks for its own
+    check_number("layers of pipeline stages", MOST_LAYERS, chosen, gpus, stages, layers, *lists[3:])
     words = {m.name: name for m, name in zip(chosen, named, strict=True)}
     words |= {card.name: word for card, word in zip(gpus, where[1], strict=True)}
     return [(Deployment(m, card, p, r, nodes=nodes), one) for m, card, r, p, one in product(*lists)], words, told

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from kvcalc.serving.latency import BLOCK, MOST_AGAIN, check_steps
+from kvcalc.model.spec import Model
+from kvcalc.serving.latency import MOST_AGAIN, block_of, check_steps, passes_in_one
 
 MOST_IN_ALL = 1 << 21  # passes of all requests, those that they share counted once
 
@@ -33,30 +34,32 @@ class Asked(Protocol):
 class Group(NamedTuple):
     """Requests by their numbers, the contexts of their steps in ranges, and the heads of those without a cache.
 
-    ranges: none for a request that is timed by itself.
+    ranges: none for a request that is timed by itself. several: passes as which one of these counts.
     """
 
     numbers: list[int]
     ranges: list[tuple[int, int]]
     heads: set[str]
+    several: int
 
 
-def groups_of(requests: Mapping[int, Asked]) -> Iterator[Group]:
-    """Requests whose steps are at no more than BLOCK contexts; by itself one whose own are more."""
+def groups_of(requests: Mapping[int, Asked], model: Model) -> Iterator[Group]:
+    """Requests of a model whose steps are at no more contexts than a block has; by itself one whose own are more."""
+    most, several = block_of(model), passes_in_one(model)
     some: list[int] = []
     held: list[tuple[int, int]] = []
 
     def group(ranges: list[tuple[int, int]]) -> Group:
-        return Group(some, ranges, {requests[number].head for number in some if requests[number].no_cache})
+        return Group(some, ranges, {requests[number].head for number in some if requests[number].no_cache}, several)
 
     for number in sorted(requests, key=lambda n: (requests[n].input_len, requests[n].output_len)):
         more = requests[number].input_len + 1, requests[number].context + 1
         joined = _joined([*held, more])
-        if some and sum(end - first for first, end in joined) > BLOCK:
+        if some and sum(end - first for first, end in joined) > most:
             yield group(held)
             some, joined = [], [more]
         some, held = [*some, number], joined
-        if more[1] - more[0] > BLOCK:
+        if more[1] - more[0] > most:
             yield group([])
             some, held = [], []
     if some:
@@ -75,11 +78,12 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def check_work(requests: Sequence[Asked], groups: Sequence[Group]) -> None:
-    """Raises UserError where requests in these groups take more passes than are timed."""
-    passes = sum(r.input_len // (r.max_num_batched_tokens or r.input_len) for r in requests)
-    again = 0
+    """Raises UserError where requests in these groups take more passes than are timed, of a model of few kinds of layers."""
+    passes = again = 0
     for group in groups:
-        steps = sum(end - first for first, end in group.ranges) or requests[group.numbers[0]].output_len
+        steps = group.several * (sum(end - first for first, end in group.ranges) or requests[group.numbers[0]].output_len)
+        for asked in (requests[number] for number in group.numbers):
+            passes += group.several * (asked.input_len // (asked.max_num_batched_tokens or asked.input_len))
         passes, again = passes + steps, again + len(group.heads) * steps
     check_steps("passes of all requests", passes, MOST_IN_ALL)
     check_steps("tokens of answers without a cache", again, MOST_AGAIN)

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.cost import Cost
+from kvcalc.model.spec import Model
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import Num
 
 BLOCK = 1 << 14  # passes that are timed at once: their arrays stay in the CPU's cache
+FEW_KINDS, MANY = 4, 8  # of layers, of which a pass takes as long as any; times as many, from which blocks are shorter
 MOST_STEPS, MOST_AGAIN = 1 << 20, 1 << 18  # passes of one request, and of all that take all their tokens again each time
 
 
@@ -33,16 +35,16 @@ class Latency(NamedTuple):
     bytes: int
 
 
-def prefill_passes(input_len: int, batch_size: int, cached: int = 0, chunk: int = 0) -> Iterator[Batch]:
+def prefill_passes(input_len: int, batch_size: int, cached: int = 0, chunk: int = 0, most: int = BLOCK) -> Iterator[Batch]:
     """The passes that process a prompt behind `cached` tokens of a shared prefix: one, or chunks of so many tokens.
 
-    Several chunks of one size come as arrays, at most BLOCK at a time.
+    Several chunks of one size come as arrays, at most so many at a time.
     """
     whole, rest = divmod(input_len - cached, chunk or input_len)
     if whole == 1:
         yield Batch.prefill(chunk or input_len, batch_size, cached)
     elif whole:
-        for places in blocks_of(0, whole):
+        for places in blocks_of(0, whole, most):
             yield Batch.prefill(chunk, batch_size, cached + chunk * places)
     if rest:
         yield Batch.prefill(rest, batch_size, input_len - rest)
@@ -66,8 +68,9 @@ def request(
     if not 0 <= cached < input_len:
         raise UserError(f"a cached prefix of {cached:,} tokens leaves no token of a prompt of {input_len:,}")
     check_steps("chunks of the prompt", (input_len - cached) // (chunk or input_len))
-    passes = list(prefill_passes(input_len, batch_size, cached, chunk))
-    prompt = _spent(deployment, passes, timed=all(deployment.timed(p) for p in passes))
+    most = block_of(deployment.model)
+    timed = all(deployment.timed(p) for p in prefill_passes(input_len, batch_size, cached, chunk, most))
+    prompt = _spent(deployment, prefill_passes(input_len, batch_size, cached, chunk, most), timed=timed)
     if steps and output_len > 1:
         return _latency(prompt, steps.over(input_len + 1, input_len + output_len))
     return _generation(deployment, prompt, Batch.decode, input_len, output_len, batch_size)
@@ -134,7 +137,8 @@ def _generation(
 ) -> Latency:
     """The prompt and the steps after it, each at its context."""
     check_steps("tokens of an answer", output_len)
-    blocks = (step(contexts, batch_size) for contexts in blocks_of(input_len + 1, input_len + output_len))
+    each = blocks_of(input_len + 1, input_len + output_len, block_of(deployment.model))
+    blocks = (step(contexts, batch_size) for contexts in each)
     return _latency(prompt, _spent(deployment, blocks, all_positions) if output_len > 1 else None)
 
 
@@ -148,12 +152,22 @@ def _latency(prompt: _Spent, steps: _Spent | None) -> Latency:
     return Latency(ttft, steps.seconds / steps.passes, steps.first, steps.last, whole, flops, moved)
 
 
-def blocks_of(first: int, end: int) -> Iterator[Any]:
-    """Whole numbers from `first` to before `end`, as arrays of at most BLOCK."""
+def passes_in_one(model: Model) -> int:
+    """How many passes through a few kinds of layers take as long as one through this model's."""
+    return max(1, len(model.kinds) // FEW_KINDS)
+
+
+def block_of(model: Model) -> int:
+    """Passes that are timed at once: fewer of a model of so many kinds of layers that their arrays would take much memory."""
+    return BLOCK // max(1, passes_in_one(model) // MANY)
+
+
+def blocks_of(first: int, end: int, most: int = BLOCK) -> Iterator[Any]:
+    """Whole numbers from `first` to before `end`, as arrays of at most so many."""
     import numpy as np
 
-    for at in range(first, end, BLOCK):
-        yield np.arange(at, min(at + BLOCK, end), dtype=float)
+    for at in range(first, end, most):
+        yield np.arange(at, min(at + most, end), dtype=float)
 
 
 def _spent(deployment: Deployment, batches: Iterable[Batch], all_positions: bool = False, timed: bool = True) -> _Spent:

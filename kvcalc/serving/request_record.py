@@ -87,7 +87,8 @@ def latency_records(asked_for: Sequence[tuple[Deployment, LatencyOptions]]) -> l
     alike: dict[tuple[int, int, float], dict[int, LatencyOptions]] = {}
     for number, (deployment, asked) in enumerate(asked_for):
         alike.setdefault((id(deployment), asked.batch_size, asked.cpu_offload_gb), {})[number] = asked
-    together = {some: [*groups_of(requests)] for some, requests in alike.items()}
+    models = {id(deployment): deployment.model for deployment, _ in asked_for}
+    together = {some: [*groups_of(requests, models[some[0]])] for some, requests in alike.items()}
     check_work([asked for _, asked in asked_for], [group for groups in together.values() for group in groups])
     records: dict[int, dict[str, Any]] = {}
     for (_, batch_size, _), groups in together.items():

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.serving.latency import BLOCK, block_of
 from kvcalc.serving.speculation import Drafting
 from kvcalc.timing.deployment import Deployment
 
@@ -94,7 +95,8 @@ class Steps:
             if len(self._tables) > MOST_TABLES:
                 self._tables.clear()
             many = 1
-            while many < MOST_AHEAD and (chunks, count, start - many * width) in self._tables:
+            most = MOST_AHEAD * block_of(self.deployment.model) // BLOCK
+            while many < most and (chunks, count, start - many * width) in self._tables:
                 many += 1
             contexts = np.arange(start, start + many * width + spacing, spacing, dtype=float)
             contexts = np.maximum(contexts, 1)

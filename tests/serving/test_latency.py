@@ -224,6 +224,6 @@ def test_requests_of_a_list_share_their_steps(name: str, monkeypatch: pytest.Mon
     # Contexts 8, 91 … 120, 101 … 109: all 31 together; one more than 30; and of at most 10 the second stands by itself.
     for most, times in ((31, 4), (30, 8), (10, 12)):
         made.clear()
-        monkeypatch.setattr("kvcalc.serving.alike.BLOCK", most)
+        monkeypatch.setattr("kvcalc.serving.alike.block_of", lambda model, most=most: most)
         assert latency_records([(timed, one) for one in asked]) == alone
         assert len(made) == times
