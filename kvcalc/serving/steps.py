@@ -95,8 +95,7 @@ class Steps:
             if len(self._tables) > MOST_TABLES:
                 self._tables.clear()
             many = 1
-            most = MOST_AHEAD * block_of(self.deployment.model) // BLOCK
-            while many < most and (chunks, count, start - many * width) in self._tables:
+            while (chunks, count, start - many * width) in self._tables and many < self._most_ahead:
                 many += 1
             contexts = np.arange(start, start + many * width + spacing, spacing, dtype=float)
             contexts = np.maximum(contexts, 1)
@@ -105,6 +104,10 @@ class Steps:
                 cut = slice(place * intervals + (spacing == 1 and not start and not place), (place + 1) * intervals + 1)
                 self._tables[chunks, count, start + place * width] = contexts[cut], seconds[cut]
         return self._tables[key]
+
+    @property
+    def _most_ahead(self) -> int:
+        return MOST_AHEAD * block_of(self.deployment.model) // BLOCK
 
     @property
     def _models(self) -> tuple[Deployment, ...]:
