@@ -1,5 +1,6 @@
 """A server that speculates: its steps by hand, chance against the formula, and the memory that a draft takes."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from kvcalc.serving.steps import Steps
 
 class Clock:
     """A pass takes `base` seconds, and `head` more where the head works on every position."""
+
+    model = SimpleNamespace(kinds={})
 
     def __init__(self, base: float, head: float = 0.0, dp: int = 1) -> None:
         self.base, self.head, self.parallelism, self.seen = base, head, Parallelism(dp=dp), list[tuple[Any, ...]]()
