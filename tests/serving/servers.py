@@ -1,5 +1,6 @@
 """Servers small enough to follow by hand: a deployment of whole seconds, and a cache of one byte a token."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from kvcalc.serving.steps import Steps
 
 class HandClock:
     """A pass takes `base` seconds and `each` seconds per token."""
+
+    model = SimpleNamespace(kinds={})
 
     def __init__(self, base: float = 1.0, each: float = 0.0, dp: int = 1) -> None:
         self.base, self.each, self.parallelism = base, each, Parallelism(dp=dp)
