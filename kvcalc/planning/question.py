@@ -21,7 +21,7 @@ from kvcalc.planning.space import Space, Speculated
 from kvcalc.serving.speculation import ACCEPTANCE, expected_tokens
 from kvcalc.units import parse_tokens
 
-MOST_NEEDS = 100_000
+MOST_NEEDS = 1000
 NEEDS = ("users", "context", "input_len", "output_len", "rate")  # lists, whose items each make a need
 LIMITS = ("max_ttft", "max_tpot", "min_throughput", "prefix_hit_rate")
 SIZES = ("tp", "pp", "dp", "ep")
