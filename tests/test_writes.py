@@ -211,8 +211,8 @@ SERVE = ("serve", "gpt2", "--num-prompts", "3", "--isl", "10", "--osl", "3")
 
 @posix
 def test_a_timeline_into_the_file_that_also_gets_the_table(tmp_path: Path) -> None:
-    """By its name, by /dev/stdout, by `-`: what is printed is not lost with a file that is replaced."""
-    for target in ("both", "/dev/stdout", "-"):
+    """The table follows the timeline in /dev/stdout; with `-`, the timeline takes its place."""
+    for target in ("/dev/stdout", "-"):
         with (tmp_path / "both").open("w") as out:
             done = python(tmp_path, *SERVE, "--timeline", target, stdout=out)
         assert done.returncode == 0, done.stderr

@@ -46,8 +46,6 @@ def _guarded(words: list[str]) -> int:
         return _lost(error)
     except KeyboardInterrupt:
         return _interrupted()
-    except MemoryError:
-        return _fail("there is not enough memory for this")
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise

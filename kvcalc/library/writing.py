@@ -11,24 +11,21 @@ from typing import TextIO
 from kvcalc.errors import UserError
 
 _HELD = 1 << 20  # bytes of what is to be printed that are held in memory
-unfinished: set[Path] = set()  # to be removed by who ends the process without leaving its blocks
-_OPEN_FILES = ("/dev/fd/", "/proc/")  # where a name stands for a file that a process holds open
+_OPEN_FILES = ("/dev/", "/proc/")  # names of files that a process has open
 
 
 def write_text(target: str | Path, content: str | bytes | Iterable[str]) -> None:
     """Write a whole file or none: a temporary neighbour takes its place when it is complete. Raises UserError.
 
-    Links are followed, and a file that was there keeps its mode. What is no regular file (a device, a named pipe), and what
-    this process prints to (`-`, /dev/stdout), is written through; OSError where what it prints to cannot be written. Content
-    that comes in pieces is never held whole, and is printed when the last has come.
+    Links are followed, and an existing file keeps its mode. Devices, named pipes and standard
+    output (`-` or /dev/stdout) are written directly, after the last piece of the content has
+    arrived. Content in pieces is never in memory as a whole. If standard output cannot be
+    written, the OSError is raised unchanged.
     """
     pieces = _encoded([content] if isinstance(content, str | bytes) else content)
-    if str(target) == "-":
+    if str(target) in ("-", "/dev/stdout"):
         return _print(sys.stdout, pieces)
     path, there = destination(target)
-    stream = _own_stream(there) if there else None
-    if stream:
-        return _print(stream, pieces)
     try:
         if there and (not stat.S_ISREG(there.st_mode) or str(target).startswith(_OPEN_FILES)):
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as file:
@@ -78,15 +75,6 @@ def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
     return path, there
 
 
-def _own_stream(there: os.stat_result) -> TextIO | None:
-    """Standard output or standard error, where the file is the one that it goes to."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):  # a stream may be closed, or none of the system's
-            if os.path.samestat(os.fstat(stream.fileno()), there):
-                return stream
-    return None
-
-
 def _print(stream: TextIO, pieces: Iterable[bytes]) -> None:
     """Behind what is printed already, as it is."""
     for piece in _complete(pieces):
@@ -96,10 +84,8 @@ def _print(stream: TextIO, pieces: Iterable[bytes]) -> None:
 
 
 def neighbour(path: Path) -> Path:
-    """A new file beside this one, which is to take its place; one of `unfinished` until it does."""
-    found = path.with_name(f".{os.urandom(4).hex()}.part")
-    unfinished.add(found)
-    return found
+    """Return the path of a new temporary file in the same folder."""
+    return path.with_name(f".{os.urandom(4).hex()}.part")
 
 
 def take_place(temporary: Path, path: Path, there: os.stat_result | None) -> None:
@@ -109,7 +95,6 @@ def take_place(temporary: Path, path: Path, there: os.stat_result | None) -> Non
             os.chown(temporary, there.st_uid, there.st_gid)
         temporary.chmod(stat.S_IMODE(there.st_mode))
     temporary.replace(path)
-    unfinished.discard(temporary)
 
 
 def _replace(path: Path, pieces: Iterable[bytes], there: os.stat_result | None) -> None:
