@@ -23,6 +23,12 @@ OPTIONS = """\
 Every option of every command, with its default; `kvcalc COMMAND --help` shows the same. Lists are comma-separated; lengths may
 be written `4k`, `128K` or `1M`, bytes `40GiB` or `40GB`, times `50ms` or `0.05s`.
 
+| exit status | meaning |
+| --- | --- |
+| 0 | The command is done. |
+| 1 | The answer is no: nothing fits (`fit`), or a check failed (`fit --require`, `validate --fail-above`). |
+| 2 | The request is wrong. One message names the problem. |
+
 This page is made from the code, by `python tests/remake_docs.py`.
 """
 

@@ -22,9 +22,12 @@ PROGRAM += "sys.argv[0] = 'kvcalc'; from kvcalc.__main__ import main; main()"
 
 
 def printed(command: str, width: int) -> str:
-    """The standard output of a command of the documents."""
+    """The standard output of a command of the documents, whose exit status is 0, or 1 if its answer is no."""
     words = [sys.executable, "-c", PROGRAM, str(width), *shlex.split(command.removeprefix("kvcalc "))]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.rstrip("\n") + "\n"
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode > 1:
+        raise SystemExit(f"{command}: {done.stderr}")
+    return done.stdout.rstrip("\n") + "\n"
 
 
 def abridged(printed: str, shown: str) -> str:

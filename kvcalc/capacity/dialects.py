@@ -83,6 +83,8 @@ class Dialect(NamedTuple):
     starts: words that begin a command line; the first is written. model: flags that name the model, written where it does not
     stand by itself; also: flags that name it and are only read. switches: flags without a value that change nothing here.
     formats: weights that the engine quantises as it loads them, by our name; any other format is a checkpoint's own.
+    max_num_seqs_is_cap: whether the engine starts even if fewer full-length sequences fit than its limit allows. llama.cpp
+    allocates the cells of all slots at start, so its number of slots is no cap.
     """
 
     engine: str
@@ -92,6 +94,7 @@ class Dialect(NamedTuple):
     also: tuple[str, ...] = ()
     switches: frozenset[str] = frozenset()
     formats: dict[str, str] = {}
+    max_num_seqs_is_cap: bool = True
 
     def flag(self, name: str) -> Flag | None:
         """The flag that carries the option of that name; None where the engine has none."""
@@ -190,6 +193,7 @@ _SGLANG = Dialect(
 _TYPES = {"fp16": "f16", "fp32": "f32"}
 _LLAMA_CPP = Dialect(
     engine="llama.cpp",
+    max_num_seqs_is_cap=False,
     starts=(("llama-server",), ("llama-cli",), ("llama-bench",), ("llama-run",), ("llama-batched-bench",)),
     model=("-m", "--model", "-hf", "-hfr", "--hf-repo"),
     flags=(

@@ -40,6 +40,11 @@ class Request(NamedTuple):
         return self.run.parallelism.sequences(self.options.wanted)
 
     @property
+    def prompts(self) -> int:
+        """Return the sequences of one dp rank that a pass may serve: the required ones, or `max_num_seqs` if that is more."""
+        return self.run.parallelism.sequences(max(self.options.wanted, self.options.max_num_seqs or 0))
+
+    @property
     def end(self) -> str:
         return self.options.end
 
@@ -70,7 +75,7 @@ class Request(NamedTuple):
             of=self.of,
             tokens=self.settings.max_num_batched_tokens,
             sequences=minimum(self.sequences if given is None else given, self.settings.max_num_batched_tokens),
-            asked=self.wanted if given is None else given,
+            asked=self.prompts if given is None else given,
             release=self.release,
             eager=asked.enforce_eager,
             loras=asked.max_loras,

@@ -11,7 +11,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line and exit: 0 done, 1 a check failed, 2 the request is wrong, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 the answer is no, 2 the request is wrong, 130 interrupted."""
     gc.set_threshold(100_000)  # start-up makes many classes and no garbage; looking for it costs 5 % of a short run
     code = _guarded(sys.argv[1:])
     try:

@@ -36,7 +36,7 @@ class EngineOptions(Group, frozen=True):
         typer.Option("--max-num-seqs", help="Sequences at once, of the whole replica, a list.", metavar="N", show_default=False),
     ] = ""
     require: Annotated[
-        int, typer.Option("--require", help="Exit 1 unless so many sequences of --max-model-len fit.", show_default=False)
+        int, typer.Option("--require", help="Sequences that have to fit, at the low end of the range.", show_default=False)
     ] = 0
     users: Annotated[
         int, typer.Option("--users", help="Conversations that have to fit, whatever --max-num-seqs is.", show_default=False)
@@ -135,6 +135,8 @@ class EngineOptions(Group, frozen=True):
         own = {name: value for name, value in msgspec.structs.asdict(self).items() if value != getattr(default, name)}
         if self.from_log and "engine" not in own:
             told = {"engine": read_learned(self.from_log).engine} | dict(told)
+        if "max_num_seqs" in own:
+            told = {name: value for name, value in told.items() if name != "users"}
         given = dict(told) | own | ({"hybrid": False} if self.disable_hybrid else {})
         points = product(*(listed(str(given.get(name, getattr(default, name))), spelled(name)) for name in LISTS))
         return [from_words(FitOptions, given | dict(zip(LISTS, point, strict=True))) for point in points]

@@ -52,7 +52,7 @@ def run(
     matrix: Annotated[bool, typer.Option("--matrix", help="Users × contexts: of each the verdict and what is left.")] = False,
     output: Output,
 ) -> int:
-    """What fits on these GPUs, and what an engine really allocates."""
+    """What fits on these GPUs, and what an engine really allocates. Exits with 1 if nothing fits."""
     from kvcalc.capacity.fragmentation import read_lengths
     from kvcalc.capacity.record import Typed, fit_record, smallest_first
     from kvcalc.report.explain_budget import explain_fit
@@ -77,7 +77,7 @@ def run(
         say("\n".join(explain_fit(f, r) for f, r in zip(answers, records, strict=True)))
     elif not output.printed(records):
         output.show(fit_table(records, answers))
-    return int(bool(asked.require) and not any(f.fits for f in answers))
+    return int(not any(f.fits for f in answers))
 
 
 def points_of(
@@ -136,7 +136,7 @@ def _matrix(
         output.picture(*matrix_charts(found))
     if not output.printed([record for records in found for record in records]):
         output.show(*map(matrix_table, found))
-    return 0
+    return int(not any(record["fits"] for records in found for record in records))
 
 
 def _played(found: "Fit", path: str, output: Output) -> int:

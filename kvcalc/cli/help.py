@@ -9,6 +9,7 @@ from kvcalc.cli.engines import with_names
 from kvcalc.report.layout import wrapped
 
 ABOUT = "How big is the KV cache, what does it cost to read, and what will this GPU do with it?"
+EXIT_STATUS = "Exit status: 0 done; 1 the answer is no, or a check failed; 2 the request is wrong."
 FIRST_STEPS = {
     "kvcalc size llama-3.1-8b --context 128k": "how big is the cache",
     "kvcalc fit llama-3.1-70b --gpu h100 --tp 4": "how many users fit",
@@ -132,7 +133,8 @@ def first_steps() -> str:
 def help_of(command: str = "") -> str:
     """The help of a command, or of all."""
     width = max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
-    return "\n".join(_command(command, width) if command else _all(width)) + "\n"
+    lines = _command(command, width) if command else _all(width)
+    return "\n".join([*lines, "", *wrapped(EXIT_STATUS, width)]) + "\n"
 
 
 def _all(width: int) -> list[str]:

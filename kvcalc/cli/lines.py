@@ -19,6 +19,7 @@ def told_by(words: Sequence[str], changes: list[str]) -> "tuple[tuple[list[str],
     """((names as they were typed, their models), what a command line says of the rest); flags that are not read are named."""
     if len(words) > 1 or " " in words[0].strip():
         from kvcalc.capacity.commands import is_command, read_command
+        from kvcalc.capacity.dialects import DIALECTS
         from kvcalc.library.edit import edited
 
         if is_command(words):
@@ -27,7 +28,10 @@ def told_by(words: Sequence[str], changes: list[str]) -> "tuple[tuple[list[str],
                 note(text)
             if command.ignored:
                 note(f"{command.engine}: not counted here: {', '.join(command.ignored)}")
-            return ([command.named], [edited(command.model, changes)]), {"engine": command.engine} | command.given
+            told = {"engine": command.engine} | command.given
+            if DIALECTS[command.engine].max_num_seqs_is_cap and "max_num_seqs" in told:
+                told["users"] = 1  # the engine starts if one sequence fits
+            return ([command.named], [edited(command.model, changes)]), told
     return (model_words(words), chosen_models(words, changes)), {}
 
 
