@@ -13,9 +13,8 @@ from kvcalc.cli.common import lengths, note, save_text
 from kvcalc.cli.groups import Group, Output, grouped
 
 if TYPE_CHECKING:
-    from kvcalc.measure.device import Machine
-    from kvcalc.measure.job import Job, Result
-    from kvcalc.measure.run import MeasureSettings
+    from kvcalc.measure.machine import Machine
+    from kvcalc.measure.run import Job, MeasureSettings, Result
 
 VARIANTS = "mha, gqa, mqa, mla, dsa, window, cla, recurrent, or a form that compare knows (gqa:4, window:512); repeatable."
 INTERRUPTED = 130
@@ -49,9 +48,9 @@ class Measuring(Group, frozen=True):
     graphs: Annotated[bool, typer.Option("--graphs/--no-graphs", help="Replay CUDA graphs.")] = True
 
     def settings(self, machine: "Machine") -> "MeasureSettings":
-        from kvcalc.measure import plan
+        from kvcalc.measure import run
 
-        return plan.settings(machine, self.dtype, self.kernel, self.cache, self.block_size, self.seconds, self.graphs)
+        return run.settings(machine, self.dtype, self.kernel, self.cache, self.block_size, self.seconds, self.graphs)
 
 
 class Generation(Group, frozen=True):
@@ -98,10 +97,10 @@ def run(
     if generation.generate and any(lists[:2]):
         raise UserError("--context is of layers, and --generate measures none", hint="Use --prompt-len")
     require_torch()
-    from kvcalc.measure import plan
-    from kvcalc.measure.device import find_machine, load_note, seeded
-    from kvcalc.measure.job import generation_job, layers_job
-    from kvcalc.measure.preset import preset_path
+    from kvcalc.measure import run
+    from kvcalc.measure.ceilings import preset_path
+    from kvcalc.measure.machine import find_machine, load_note, seeded
+    from kvcalc.measure.run import generation_job, layers_job
 
     path = preset_path(save_gpu) if save_gpu else None
     machine = find_machine(measuring.device, measuring.threads)
@@ -115,11 +114,11 @@ def run(
         return calibrated(machine, settings, save_gpu, path, rows, output, _bar)
     chosen = chosen_model(model, set_) if model else None
     if generation.generate:
-        decoders = plan.decoders(chosen, variant)
+        decoders = run.decoders(chosen, variant)
         many = prompts, generation.generate, lists[2] or [1]
         job = generation_job(decoders, *many, settings, generation.modes, generation.head, machine)
     else:
-        job = layers_job(plan.planned(plan.stacks(chosen, variant, machine), phase, machine, *lists), settings, machine, note)
+        job = layers_job(run.planned(run.stacks(chosen, variant, machine), phase, machine, *lists), settings, machine, note)
     if text := load_note(machine):
         note(text)
     results, whole = _results(job, machine, settings, save_gpu, path)
@@ -134,9 +133,8 @@ def _results(
     job: "Job", machine: "Machine", settings: "MeasureSettings", name: str, preset: Path | None
 ) -> "tuple[list[Result], bool]":
     """What was measured, and whether that is all: Ctrl-C keeps the records that there are."""
-    from kvcalc.measure.ceilings import as_gpu, measured_ceilings
-    from kvcalc.measure.plan import ceiling_dtypes
-    from kvcalc.measure.preset import save
+    from kvcalc.measure.ceilings import as_gpu, measured_ceilings, save
+    from kvcalc.measure.run import ceiling_dtypes
 
     found: list[Result] = []
     try:
@@ -179,14 +177,14 @@ def _bar(steps: int) -> Iterator[Callable[[str, int], None]]:
 
 def _report(found: "list[Result]", rows: str, output: Output) -> None:
     """Files first, then the records on standard output."""
-    from kvcalc.measure.device import torch_version
+    from kvcalc.measure.machine import torch_version
     from kvcalc.report.export import to_csv
     from kvcalc.report.measured import generated_table, measured_table
 
     generated = found[0][0] is None
     records = [record for _, record in found]
     if rows:
-        from kvcalc.measure.rows import measured_rows
+        from kvcalc.measure.calibration_rows import measured_rows
 
         save_text(rows, to_csv(measured_rows(found)))
     if output.plot:

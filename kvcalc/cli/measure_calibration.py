@@ -11,7 +11,7 @@ from kvcalc.cli.groups import Output
 
 if TYPE_CHECKING:
     from kvcalc.gpu.spec import Gpu
-    from kvcalc.measure.device import Machine
+    from kvcalc.measure.machine import Machine
     from kvcalc.measure.run import MeasureSettings
 
 STACK, INTERRUPTED = "torch", 130
@@ -23,9 +23,8 @@ def calibrated(
 ) -> int:
     """Measures, fits and writes; the exit status. Raises UserError where the machine is no preset and is given no name."""
     from kvcalc.errors import UserError
-    from kvcalc.measure.calibration import fitted_gpu, measured, planned
-    from kvcalc.measure.ceilings import as_gpu, measured_ceilings
-    from kvcalc.measure.preset import save
+    from kvcalc.measure.calibration_rows import fitted_gpu, measured, planned
+    from kvcalc.measure.ceilings import as_gpu, measured_ceilings, save
     from kvcalc.report.export import to_csv
 
     known = _known(machine)
@@ -59,7 +58,7 @@ def calibrated(
 def _known(machine: "Machine") -> "Gpu | None":
     """The preset that is this machine, if there is one."""
     from kvcalc.errors import UserError
-    from kvcalc.measure.rows import gpu_name
+    from kvcalc.measure.calibration_rows import gpu_name
     from kvcalc.timing.calibration import gpu_named
 
     try:

@@ -1,25 +1,178 @@
-"""The machine's own two ceilings: bytes per second from memory, and products per second by dtype.
+"""Measure the ceilings of this machine: memory bandwidth, matrix rates, small products, launches.
 
-Bandwidth: the better of a large copy (read and written bytes both counted) and of reading alone (a sum, a matrix-vector
-product), over a tensor many times the last-level cache. Matrix rate: the best of square products that double until one
-takes a tenth of a second. Each is the median of its repeats, as the layers' times are. Beside them: the time of an operation
-on one element, and what products of few rows reach.
+A time is the median of repeats after a warm-up. On a GPU, events time a CUDA graph if the step can
+be captured. On a CPU with several threads the clock is the wall clock; with one thread it is the CPU
+time of that thread, which stops while other programs use the core.
+
+A step runs `copies` equal calls on different inputs, so that no call finds its data in the last-level
+cache. The time of a call is the time of the step divided by `copies`.
+
+- Bandwidth: the better of a large copy (bytes read plus bytes written) and of reading only (a sum, a
+  matrix-vector product), over a tensor much larger than the last-level cache.
+- Matrix rate: the best of square products, which double in size until one takes 0.1 s.
+- Products with few rows: seconds per weight element, measured at some numbers of rows and
+  interpolated linearly. They must read their weights, and libraries reorder the weights first.
+
+`--save-gpu` saves the ceilings as a GPU preset.
 """
 
+import re
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from kvcalc import __version__
+from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
-from kvcalc.measure.cache import DTYPES
-from kvcalc.measure.device import Machine
-from kvcalc.measure.products import Products, measured_products
-from kvcalc.measure.timing import timed
+from kvcalc.library import catalog
+from kvcalc.library.writing import make_folder, write_text
+from kvcalc.measure.machine import Machine
+from kvcalc.measure.torch_cache import DTYPES
 from kvcalc.model.spec import Source
+
+LEAST, FEWEST, MOST = 5, 3, 100  # repeats: usually at least, where they are slow, at most
+
+
+class Timing(NamedTuple):
+    """Seconds of one call: median, and the 10th and 90th percentile of so many repeats. graph: replayed from a CUDA graph."""
+
+    median: float
+    low: float
+    high: float
+    repeats: int
+    graph: bool = False
+
+    @property
+    def spread(self) -> float:
+        """(90th − 10th percentile) / median."""
+        return (self.high - self.low) / self.median
+
+
+def timed(step: Callable[[], object], machine: Machine, copies: int = 1, seconds: float = 1.0, graphs: bool = True) -> Timing:
+    """Times `step` for about `seconds`: five repeats at least, three where they take longer than three times that."""
+    if machine.cuda:
+        return _on_gpu(step, machine, copies, seconds, graphs)
+    step()
+    found: list[float] = []
+    begun = time.perf_counter()
+    while not _enough(len(found), time.perf_counter() - begun, seconds):
+        start = machine.now()
+        step()
+        found.append((machine.now() - start) / copies)
+    return summary(found)
+
+
+def once(step: Callable[[], object], machine: Machine) -> float:
+    """Seconds of one call as it comes, the wait for a GPU included."""
+    machine.synchronize()
+    begun = machine.now()
+    step()
+    machine.synchronize()
+    return machine.now() - begun
+
+
+def _enough(repeats: int, taken: float, seconds: float) -> bool:
+    least = LEAST if taken < 3 * seconds else FEWEST
+    return repeats >= MOST or (repeats >= least and taken >= seconds)
+
+
+def summary(times: list[float], graph: bool = False) -> Timing:
+    """The median and the 10th and 90th percentile of some times."""
+    ordered = sorted(times)
+    last = len(ordered) - 1
+    middle = (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
+    return Timing(middle, ordered[round(last * 0.1)], ordered[round(last * 0.9)], len(ordered), graph)
+
+
+def _on_gpu(step: Callable[[], object], machine: Machine, copies: int, seconds: float, graphs: bool) -> Timing:
+    """Events around each repeat; a CUDA graph of the step where it can be captured, so that the host is out of the way."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    machine.synchronize()
+    replay, captured = step, False
+    if graphs:
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            replay, captured = graph.replay, True
+        except RuntimeError:
+            machine.synchronize()
+    replay()
+    machine.synchronize()
+    found: list[float] = []
+    begun = time.perf_counter()
+    while not _enough(len(found), time.perf_counter() - begun, seconds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        replay()
+        end.record()
+        end.synchronize()
+        found.append(start.elapsed_time(end) / 1000 / copies)
+    return summary(found, captured)
+
+
+WIDTH, TOGETHER = 1024, 4  # of square weights, and how many make a layer of them
+SMALLEST = 16  # side of a matrix that counts as one: convolutions and vectors are none
+PAST_CACHE = 4  # square weights rotate over so many times the last-level cache
+REPEATS = 9
+
+
+class Products(NamedTuple):
+    """x [rows, k] · W [k, n]: seconds for each of the k·n elements of W, at so many rows, in ascending order."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def taken(self, rows: float, elements: float) -> float:
+        """Seconds of a product: in a straight line between measured rows, by row beyond the most, as the fewest below."""
+        if rows >= self.rows[-1]:
+            return self.seconds[-1] * elements * rows / self.rows[-1]
+        if rows <= self.rows[0]:
+            return self.seconds[0] * elements
+        at = next(i for i, measured in enumerate(self.rows) if rows < measured)
+        share = (rows - self.rows[at - 1]) / (self.rows[at] - self.rows[at - 1])
+        return elements * (self.seconds[at - 1] + share * (self.seconds[at] - self.seconds[at - 1]))
+
+
+class Weights:
+    """Layers of weights [outputs, inputs], taken in turn, so that each has left the caches when its turn comes again."""
+
+    def __init__(self, machine: Machine, layers: Sequence[Sequence[Tensor]]) -> None:
+        self.machine, self.turn = machine, 0
+        matrices = [[w for w in layer if w.dim() == 2] for layer in layers]
+        self.layers = [[w for w in layer if min(w.shape) >= SMALLEST] or layer for layer in matrices]
+
+    def seconds(self, rows: int) -> float:
+        """Seconds for each element of the next layer's weights, of products of so many rows with each of them."""
+        layer = self.layers[self.turn]
+        self.turn = (self.turn + 1) % len(self.layers)
+        inputs = {width: layer[0].new_ones(rows, width) for width in {w.shape[1] for w in layer}}
+        taken = once(lambda: [F.linear(inputs[w.shape[1]], w) for w in layer], self.machine)
+        return taken / sum(w.numel() for w in layer)
+
+
+def measured_products(machine: Machine, dtype: str, rows: Sequence[int], size: int) -> Products:
+    """Medians at each of `rows`, over `size` bytes of square weights at most."""
+    one = torch.randn(WIDTH, WIDTH, device=machine.device).mul_(WIDTH**-0.5).to(DTYPES[dtype])
+    room = min(size, PAST_CACHE * machine.cache_bytes, machine.free_bytes() // 4)
+    count = max(1, room // (TOGETHER * one.untyped_storage().nbytes()))
+    weights = Weights(machine, [[one.clone() for _ in range(TOGETHER)] for _ in range(count)])
+    found = [[weights.seconds(number) for number in rows] for _ in range(REPEATS)]
+    return Products(tuple(rows), tuple(statistics.median(column) for column in zip(*found, strict=True)))
+
 
 ENOUGH = 0.1  # seconds of one product
 LARGEST = {"cpu": 2048, "cuda": 8192}
@@ -122,3 +275,27 @@ def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
         per="card" if machine.cuda else "machine",
         source=(source,),
     )
+
+
+def preset_path(name: str) -> Path:
+    """Where the preset `name` will be written: the first of the user's own folders. Raises UserError on a name in use."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,60}", name):
+        raise UserError(f"{name!r} is no preset name", hint="Use lower-case letters, digits, . _ and -")
+    try:
+        taken = catalog.find(name, "gpus")
+    except UserError:
+        folders = catalog.user_folders()
+        if not folders:
+            raise UserError("there is no folder for presets of your own", hint="Name one in $KVCALC_PRESETS") from None
+        return folders[0] / "gpus" / f"{name}.yaml"
+    raise UserError(f"{name!r} is the name of a preset already", str(taken), "Take another name, or remove that file")
+
+
+def save(gpu: Gpu, path: Path) -> None:
+    """Write the preset, with its folder. Raises UserError where that cannot be done."""
+    import yaml
+
+    defaults = {f.name: f.default for f in msgspec.structs.fields(Gpu)}
+    data = {key: value for key, value in msgspec.to_builtins(gpu).items() if value not in (defaults[key], {}, [], None)}
+    make_folder(path.parent)
+    write_text(path, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))

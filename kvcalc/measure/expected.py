@@ -1,22 +1,289 @@
-"""How long this machine should take for a pass: the operators of `forward` one after the other, at its measured rates.
+"""Predict the time of a pass on this machine from its measured rates, and explain differences.
 
-A product takes what one of so many rows takes with weights from memory. Attention is products whose weights are keys and
-values, and a softmax. A mixer that torch has no fused kernel for is what it runs, operation by operation: products of
-activations, activation functions, and the bytes that every other operation reads and writes, in the time of a copy. Anything
-else takes its vector FLOPs at the rate of the activation, or its bytes. Bytes that a way of generating moves beside these take
-the time of a copy. The host takes its time for each of torch's operations: a CPU does one after the other, a GPU computes
-meanwhile.
+Each operator of `forward` is timed at its measured rate, one after the other:
+
+- A matrix product takes the time measured for that number of rows, with weights read from memory.
+- Attention is two products (with keys and with values) and a softmax.
+- A mixer without a fused torch kernel runs as separate operations. Its products and activations are
+  counted on torch's `meta` device; all other bytes take the time of a copy.
+- The host needs a fixed time for each torch operation. A CPU runs host and kernels in turn. A GPU
+  runs its kernels while the host launches the next ones.
+
+`host_s` is the time of one operation in a decode step of a very narrow layer, measured between the
+steps of the run with the same threads, dtype and clock. A product with large weights runs before it,
+because weights of a real decoder also evict the code and data of the operations from the caches.
+
+`difference` names the first reason that explains why a time differs from its bound:
+
+- launch-bound: launching operations takes at least half of the time.
+- cache-resident: the data fits the last-level cache, or the step was faster than memory allows.
+- unfused: plain torch writes and reads intermediate results that the bound counts as fused, and the
+  bounds of its operations add up to at least 1.5 times the bound.
+- few-rows: the same sum reaches 1.5 times the bound at the rates measured for few rows.
+- compute-bound, memory-bound: the time is within 1.5 times that bound.
+- kernel: no other reason applies; the kernels do not reach the ceilings.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from torch.utils.flop_counter import flop_registry
 
 from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.attention import Grouped
+from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import SOFTMAX_FLOPS, AttentionShape, GemmShape, Operator
+from kvcalc.layers.ffn import Dense
 from kvcalc.layers.passes import ACTIVATION_FLOPS
-from kvcalc.measure.ceilings import Ceilings
-from kvcalc.measure.rates import Rates
-from kvcalc.measure.traffic import Plain
+from kvcalc.measure.ceilings import Ceilings, Products, Weights, once
+from kvcalc.measure.layers import build_mixer, is_fused
+from kvcalc.measure.layers.base_layer import Mixer
+from kvcalc.measure.layers.decoder import Decoder
+from kvcalc.measure.machine import Machine
+from kvcalc.measure.torch_cache import DTYPES, LayerCache
+from kvcalc.model.spec import Layer, Model
+from kvcalc.units import format_bytes
+
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+_GATHERS = ("index", "index_select", "gather", "embedding")
+_MADE = ("zeros_like", "ones_like", "new_zeros", "new_ones")
+_ACTIVATIONS = ("exp", "silu", "sigmoid", "softplus")
+_SCATTERS = ("index_put_", "_index_put_impl_", "index_copy_", "scatter_")
+
+
+class Traffic(NamedTuple):
+    """Of one step: operations, bytes read and written by them one by one, FLOPs, and Σ max(bytes/bandwidth, FLOPs/peak).
+
+    reached_s: the same where products of few rows take what was measured for them.
+    """
+
+    launches: int
+    bytes: int
+    flops: int
+    seconds: float
+    reached_s: float
+
+
+class Plain(NamedTuple):
+    """What a step runs beside products with weights, operation by operation: bytes through elementwise operations, elements
+    through activations, and products of activations as (rows, elements of the other factor).
+
+    A triangular system counts as the product that its inverse would be.
+    """
+
+    moved_bytes: int
+    activations: int
+    products: tuple[tuple[int, int], ...]
+
+
+class _Calls(TorchDispatchMode):
+    """Counts every operation, views among them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls(step: Any) -> int:
+    """Runs `step` once: how many of torch's operations it calls, views among them."""
+    with torch.no_grad(), _Calls() as counter:
+        step()
+    return counter.count
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self, ceilings: Ceilings, peak: float) -> None:
+        super().__init__()
+        self.bandwidth, self.products, self.peak = ceilings.bandwidth_bytes_per_s, ceilings.products, peak
+        self.launches = self.bytes = self.flops = 0
+        self.seconds = self.reached_s = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        wrote = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+        name = func._overloadpacket.__name__
+        if not wrote or (_aliases(read, wrote) and not name.endswith("_")):
+            return out
+        counter = flop_registry.get(func._overloadpacket)
+        flops = int(counter(*args, **(kwargs or {}), out_val=out)) if counter else 0
+        moved = _moved(name, read, wrote)
+        self.launches += 1
+        self.bytes += moved
+        self.flops += flops
+        least = max(moved / self.bandwidth, flops / self.peak)
+        self.seconds += least
+        self.reached_s += max(least, self.products.taken(*_product(read))) if name in _PRODUCTS else least
+        return out
+
+
+class _Plain(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved = self.activations = 0
+        self.products: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        wrote = [t for t in tree_flatten(out)[0] if isinstance(t, Tensor)]
+        name = func._overloadpacket.__name__
+        if not wrote or name in ("mm", "addmm") or (_aliases(read, wrote) and not name.endswith("_")):
+            return out
+        if name in (*_PRODUCTS, "linalg_solve_triangular"):
+            self.products.append(_product(read))
+        elif name in _ACTIVATIONS:
+            self.activations += sum(t.numel() for t in wrote)
+        else:
+            self.moved += _moved(name, read, wrote)
+        return out
+
+
+def plain_of(step: Any) -> Plain:
+    """Runs `step` once and counts it. Tensors of shapes alone, on torch's device `meta`, count as others do."""
+    with torch.no_grad(), _Plain() as counter:
+        step()
+    return Plain(counter.moved, counter.activations, tuple(counter.products))
+
+
+def traffic_of(step: Any, ceilings: Ceilings, dtype: str) -> Traffic:
+    """Runs `step` once and counts it."""
+    with torch.no_grad(), _Counter(ceilings, ceilings.flops_per_s[dtype]) as counter:
+        step()
+    return Traffic(counter.launches, counter.bytes, counter.flops, counter.seconds, counter.reached_s)
+
+
+def _aliases(read: list[Tensor], wrote: list[Tensor]) -> bool:
+    """Whether the outputs are views of the inputs."""
+    held = {t.untyped_storage()._cdata for t in read}
+    return all(t.untyped_storage()._cdata in held for t in wrote)
+
+
+def _product(read: list[Tensor]) -> tuple[int, int]:
+    """(rows, elements of the larger factor) of a product: the last two of its inputs, [… m, k] and [… k, n]."""
+    a, b = read[-2:]
+    rows, columns = a.shape[-2], b.shape[-1]
+    return min(rows, columns), a.numel() if columns < rows else b.numel()
+
+
+def _moved(name: str, read: list[Tensor], wrote: list[Tensor]) -> int:
+    results = sum(_size(t) for t in wrote)
+    if name in _GATHERS:  # reads what it writes, and not the whole source
+        return 2 * results
+    if name in _SCATTERS:  # reads what it writes, which comes last
+        return 2 * _size(read[-1])
+    if name in _MADE:
+        return results
+    if name in ("copy_", "fill_", "zero_"):
+        return results + sum(_size(t) for t in read[1:])
+    return results + sum(_size(t) for t in read)
+
+
+def _size(tensor: Tensor) -> int:
+    """Bytes of a tensor; of one that is expanded, those that it holds."""
+    held = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return min(held * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+ELEMENTS = 1 << 18  # of an activation
+
+
+class Rates(NamedTuple):
+    """Products of few rows; seconds of a vector FLOP of an activation; seconds of the host for each of torch's operations."""
+
+    products: Products
+    vector_s: float
+    host_s: float
+
+
+class Sampling:
+    """Samples of the rates, taken between the steps of a run, so that both meet the machine in one state.
+
+    Products are those of one of the decoder's layers after the other, each with all of its matrices.
+    """
+
+    def __init__(self, decoder: Decoder, machine: Machine, dtype: str, rows: Sequence[int]) -> None:
+        """rows: of the products that will be asked for."""
+        model = decoder.model
+        self.machine, self.rows = machine, tuple(sorted(set(rows)))
+        self.weights = Weights(machine, [list(block.parameters()) for block in decoder.blocks])
+        self.activation, self.x = _activation(model), torch.randn(ELEMENTS, device=machine.device).to(DTYPES[dtype])
+        self.host, self.calls = _narrow(machine, dtype)
+        self.found: list[list[float]] = []
+
+    def sample(self) -> None:
+        """One more of each."""
+        with torch.no_grad():
+            vector = once(lambda: self.activation(self.x), self.machine) / (ELEMENTS * ACTIVATION_FLOPS)
+            products, hosts = [], []
+            for rows in self.rows:
+                products.append(self.weights.seconds(rows))
+                hosts.append(once(self.host, self.machine) / self.calls)
+            self.found.append([vector, statistics.median(hosts), *products])
+
+    def rates(self) -> Rates:
+        """The medians of the samples."""
+        vector, host, *products = (statistics.median(column) for column in zip(*self.found, strict=True))
+        return Rates(Products(self.rows, tuple(products)), vector, host)
+
+
+def _activation(model: Model) -> Callable[[Tensor], Tensor]:
+    """The activation of the model's feed-forward parts, as `FeedForwardLayer` has it."""
+    dense = [part for layer in model.kinds.values() for part in layer.parts if isinstance(part, Dense)]
+    if any(part.gated for part in dense):
+        return lambda x: F.silu(x) * x
+    return lambda x: F.gelu(x, approximate="tanh")
+
+
+def _narrow(machine: Machine, dtype: str) -> tuple[Callable[[], Tensor], int]:
+    """A decode step of one layer eight wide, and how many of torch's operations it takes."""
+    mixer = Grouped(num_attention_heads=2, num_key_value_heads=2, head_dim=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
+    kinds = {"full": Layer(parts=(mixer, Dense(intermediate_size=8, bias=True, gated=False)))}
+    model = Model(name="narrow", hidden_size=8, vocab_size=8, layers=1, kinds=kinds, norm="layer", position_embeddings=8)
+    decoder = Decoder(model).to(machine.device, DTYPES[dtype])
+    caches, token = decoder.caches(1, 8), torch.zeros(1, 1, dtype=torch.long, device=machine.device)
+
+    def step() -> Tensor:
+        return decoder(token, caches, 4)
+
+    return step, calls(step)
+
+
+class Scans:
+    """The plain mixers of a model, without weights. Their states are of one size, so a pass is told by its new tokens."""
+
+    def __init__(self, model: Model, dtype: str) -> None:
+        self.width, self.dtype = model.hidden_size, DTYPES[dtype]
+        self.mixers: list[tuple[int, Mixer]] = []
+        self.found: dict[tuple[int, int], tuple[tuple[int, Plain], ...]] = {}
+        for kind, layers in Counter(model.order).items():
+            for part in model.kinds[kind].mixers:
+                if not is_fused(part):
+                    with torch.device("meta"):
+                        self.mixers.append((layers, build_mixer(part, model.hidden_size).to(self.dtype)))
+
+    def of(self, batch: Batch, cached: bool) -> tuple[tuple[int, Plain], ...]:
+        """(layers, what each of them runs in a pass of one group) of every kind, with the states of a cache or without."""
+        sequences, new = int(batch.groups[0].count), int(batch.groups[0].new)
+        if (new, cached) not in self.found:
+            self.found[new, cached] = tuple((layers, self._run(mixer, sequences, new, cached)) for layers, mixer in self.mixers)
+        return self.found[new, cached]
+
+    def _run(self, mixer: Mixer, sequences: int, new: int, cached: bool) -> Plain:
+        x = torch.empty(sequences, new, self.width, dtype=self.dtype, device="meta")
+        cache = LayerCache(mixer.entries, sequences, new, self.dtype, "meta") if cached else None
+        return plain_of(lambda: mixer(x, cache, 0))
+
 
 KEY_BLOCK = 512  # of torch's fused attention on a CPU, and its blocks of queries from so many queries on:
 QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))  # pytorch aten/src/ATen/native/cpu/FlashAttentionKernel.cpp
@@ -83,3 +350,42 @@ def query_blocks(new: int, past: int) -> list[tuple[int, int]]:
         end = min(start + size, new)
         found.append((end - start, min(-(-(past + end) // KEY_BLOCK) * KEY_BLOCK, past + new)))
     return found
+
+
+CLOSE = 1.5
+
+
+class Facts(NamedTuple):
+    """Of one measurement: seconds predicted and measured, the bound, its bytes, and what torch really did."""
+
+    predicted_s: float
+    measured_s: float
+    bound: str
+    bytes: int
+    resident: bool
+    launch_s: float
+    done: Traffic
+
+
+def difference(facts: Facts) -> tuple[str, str]:
+    """(the reason, a sentence with the numbers)."""
+    ratio = facts.measured_s / facts.predicted_s
+    launching = facts.done.launches * facts.launch_s
+    if launching >= facts.measured_s / 2:
+        share = min(1.0, launching / facts.measured_s)
+        return "launch-bound", f"{facts.done.launches} operations to launch take about {share:.0%} of the time"
+    if facts.resident:
+        return "cache-resident", f"what is read, {format_bytes(facts.bytes)}, stays in the last-level cache"
+    if ratio < 1 / CLOSE:
+        return "cache-resident", f"faster than the bound ({ratio:.2f}×): part of the data was in the last-level cache"
+    if ratio <= CLOSE:
+        return f"{facts.bound}-bound", f"within {CLOSE}× of its {facts.bound} bound"
+    alone, reached = facts.done.seconds / facts.predicted_s, facts.done.reached_s / facts.predicted_s
+    few = f"{reached:.1f}× with products of few rows at the rates measured for them"
+    if alone >= CLOSE:
+        factor = facts.done.bytes / facts.bytes
+        moves = f"plain torch moves {factor:.1f}× the bytes of one fused pass"
+        return "unfused", f"{moves}; operation by operation its bound is {alone:.1f}×, {few}"
+    if reached >= CLOSE:
+        return "few-rows", f"operation by operation its bound is {alone:.1f}×, {few}"
+    return "kernel", f"torch's kernels reach {1 / ratio:.0%} of the {facts.bound} ceiling here"

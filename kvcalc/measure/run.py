@@ -1,22 +1,33 @@
-"""What to measure, whether it fits, and the records: predicted beside measured, bytes beside bytes."""
+"""Measure layers or generations on this machine, and compare each time with its prediction.
+
+`layers_job` and `generation_job` describe one run: the number of steps of its progress bar, and an
+iterator of records. The functions at the end choose shapes, lengths and dtypes by device.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
+from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.roof import roofline, total_bound, total_seconds
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.attention import Sparse
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
-from kvcalc.measure.ceilings import Ceilings
-from kvcalc.measure.device import Machine
-from kvcalc.measure.explain import Facts, difference
-from kvcalc.measure.layers.sparse import GATHERED
-from kvcalc.measure.stack import Case, Stack, allocated, storage_bytes
-from kvcalc.measure.timing import Timing, timed
-from kvcalc.measure.traffic import Traffic, traffic_of
+from kvcalc.measure.cases import NAMES, Case, Stack, allocated, base_of, named, stacks_of, standard_model, storage_bytes, whole
+from kvcalc.measure.ceilings import Ceilings, Timing, timed
+from kvcalc.measure.expected import Facts, Traffic, difference, traffic_of
+from kvcalc.measure.generation import Request, check, generated, modes_of
+from kvcalc.measure.layers import build_mixer
+from kvcalc.measure.layers.decoder import Decoder
+from kvcalc.measure.layers.grouped_layer import KERNELS
+from kvcalc.measure.layers.latent_layer import GATHERED
+from kvcalc.measure.machine import Machine
+from kvcalc.measure.torch_cache import DTYPES
 from kvcalc.model.memory import cache_size
 from kvcalc.model.operators import forward, total
 from kvcalc.model.precision import Precision
@@ -241,3 +252,154 @@ def _ceiling_columns(ceilings: Ceilings, dtype: str) -> dict[str, Any]:
         "flops_per_s": ceilings.flops_per_s[dtype],
         "launch_s": ceilings.launch_s,
     }
+
+
+Progress = Callable[[str, int], None]  # what comes next, and how many steps are done
+Result = tuple[Case | None, dict[str, Any]]
+
+
+class Job(NamedTuple):
+    """steps: of the progress bar. results: measures, given the ceilings, and yields records as they come."""
+
+    steps: int
+    results: Callable[[Ceilings, Gpu, Progress], Iterator[Result]]
+
+
+def layers_job(cases: list[Case], settings: MeasureSettings, machine: Machine, refused: Callable[[str], None]) -> Job:
+    """Each case in turn; `refused` is told of those that do not fit."""
+
+    def results(ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[Result]:
+        return measured(cases, settings, machine, ceilings, gpu, refused, progress)
+
+    return Job(len(cases), results)
+
+
+def generation_job(
+    decoders: dict[str, Model],
+    lengths: Sequence[int],
+    new_tokens: int,
+    batch_sizes: Sequence[int],
+    settings: MeasureSettings,
+    modes: str,
+    head: str,
+    machine: Machine,
+) -> Job:
+    """The generation experiment with each decoder, prompt length and batch size.
+
+    Raises UserError where one does not fit or cannot take so many positions, and for an unknown mode or head.
+    """
+    requests = [
+        Request(model, prompt, new_tokens, batch, settings.dtype, modes_of(model, modes, head), name, settings.block_size)
+        for (name, model), prompt, batch in product(decoders.items(), lengths, batch_sizes)
+    ]
+    for request in requests:
+        check(request, machine)
+
+    def results(ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[Result]:
+        for number, request in enumerate(requests):
+            told = partial(_told, progress, sum(before.steps for before in requests[:number]))
+            for record in generated(request, machine, ceilings, gpu, told):
+                yield None, record
+
+    return Job(sum(request.steps for request in requests), results)
+
+
+def _told(progress: Progress, before: int, text: str, done: int) -> None:
+    progress(text, before + done)
+
+
+PHASES = ("decode", "prefill")
+MOST_CASES, MOST_SECONDS = 2000, 600
+# Heads of the standard layer, batch sizes, contexts and seconds by device: on a CPU all variants in a minute or two.
+HEADS = {"cpu": 16, "cuda": 32}
+BATCHES = {"cpu": {"decode": [4], "prefill": [1]}, "cuda": {"decode": [1, 16, 64, 256], "prefill": [1]}}
+CONTEXTS = {
+    "cpu": {"decode": [8192], "prefill": [256]},
+    "cuda": {"decode": [1 << 10, 8 << 10, 32 << 10, 128 << 10], "prefill": [1 << 10, 4 << 10, 16 << 10]},
+}
+SECONDS = {"cpu": 0.4, "cuda": 0.2}
+
+
+def settings(
+    machine: Machine, dtype: str, kernel: str, cache: str, block_size: int, seconds: float, graphs: bool
+) -> MeasureSettings:
+    """How to measure. Raises UserError on a dtype, kernel or cache that there is not, or not on this device."""
+    from kvcalc.storage.dtypes import canonical
+
+    chosen = canonical(dtype)
+    if chosen == "auto":
+        chosen = "bf16" if machine.cuda else "fp32"
+    if chosen not in DTYPES:
+        raise UserError(f"`measure` does not compute in {dtype!r}", hint=f"It does in {', '.join(DTYPES)}")
+    if kernel not in KERNELS:
+        raise UserError(f"unknown kernel {kernel!r}", hint=nearest(kernel, KERNELS))
+    if kernel == "flex" and not machine.cuda:
+        raise UserError("kernel flex compiles for CUDA, and this is a CPU", hint="Use sdpa or plain")
+    if cache not in ("contiguous", "paged"):
+        raise UserError(f"unknown cache {cache!r}", hint="Known: contiguous, paged")
+    if not 0 <= seconds <= MOST_SECONDS:
+        raise UserError(f"seconds {seconds} is outside 0 to {MOST_SECONDS}")
+    if cache == "paged" and not 1 <= block_size <= 1 << 20:
+        raise UserError(f"block-size {block_size} is outside 1 to 2^20")
+    block = block_size if cache == "paged" else 0
+    return MeasureSettings(chosen, kernel, block, seconds or SECONDS[machine.device.type], graphs)
+
+
+def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> dict[str, Model]:
+    """Variant → the stack of layers to measure: of a model's own kinds, or of it (or a standard layer) with others put in."""
+    names = _names(variants)
+    if model is not None and not names:
+        return stacks_of(model)
+    base = base_of(model) if model is not None else standard_model(HEADS[machine.device.type])
+    return {name: named(base, name) for name in names or NAMES}
+
+
+def planned(
+    chosen: dict[str, Model], phase: str, machine: Machine, contexts: list[int], prefill_contexts: list[int], batches: list[int]
+) -> list[Case]:
+    """The cases; empty lists take the device's defaults. Raises UserError on an unknown phase or far too many cases."""
+    if phase not in (*PHASES, "both"):
+        raise UserError(f"unknown phase {phase!r}", hint="Known: decode, prefill, both")
+    kind = machine.device.type
+    lengths = {p: contexts or CONTEXTS[kind][p] for p in PHASES}
+    lengths["prefill"] = prefill_contexts or lengths["prefill"]
+    sizes = {p: batches or BATCHES[kind][p] for p in PHASES}
+    found = all_cases(chosen, PHASES if phase == "both" else (phase,), sizes, lengths)
+    if len(found) > MOST_CASES:
+        raise UserError(f"{len(found):,} cases are more than the {MOST_CASES:,} that are measured at once")
+    _check_layers(chosen)
+    return found
+
+
+def _check_layers(chosen: dict[str, Model]) -> None:
+    """Raises UserError where a layer has no torch twin, before anything is measured; weights are made one wide for it."""
+    with torch.device("meta"):
+        for model in chosen.values():
+            for layer in model.kinds.values():
+                if len(layer.mixers) != 1:
+                    raise UserError(f"`measure` has no layer with {len(layer.mixers)} mixers, as {model.name} has")
+                build_mixer(layer.mixers[0], model.hidden_size, not model.position_embeddings, layer.shares_cache)
+
+
+def ceiling_dtypes(dtype: str, every: bool) -> list[str]:
+    """The dtypes whose products are measured: the one in use first, fp32 for vector work, and all for a preset."""
+    return list(dict.fromkeys((dtype, "fp32", *(DTYPES if every else ()))))
+
+
+def decoders(model: Model | None, variants: Sequence[str]) -> dict[str, Model]:
+    """Variant → the decoder to generate with: the model named, else GPT-2 small, as it is or with other attention.
+
+    Raises UserError for an unknown form, and for layers that have no torch twin.
+    """
+    from kvcalc.library.load import load_model
+
+    base = msgspec.structs.replace(model or load_model("gpt2"), quantization=(), kv_cache_dtype=None)
+    chosen = {name: whole(base, name) for name in _names(variants)} or {"": base}
+    with torch.device("meta"):
+        for decoder in chosen.values():
+            Decoder(decoder)
+    return chosen
+
+
+def _names(variants: Sequence[str]) -> list[str]:
+    return [name.strip() for text in variants for name in text.split(",")]

@@ -8,8 +8,8 @@ from conftest import Run
 
 from kvcalc.gpu.spec import Gpu
 from kvcalc.library.load import load_gpu
-from kvcalc.measure.calibration import LONGEST, Shape, fitted_gpu, measured, planned
-from kvcalc.measure.device import Machine, find_machine
+from kvcalc.measure.calibration_rows import LONGEST, Shape, fitted_gpu, measured, planned
+from kvcalc.measure.machine import Machine, find_machine
 from kvcalc.report.export import to_csv
 from kvcalc.timing.rows import read_rows
 
@@ -86,7 +86,7 @@ def test_what_calibration_does_not_take(kvcalc: Run, more: str, what: str) -> No
 def test_its_rows_name_the_gpu_whose_laws_they_make(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and preset of one run fit together, and are predicted. Laws of such small products may be refused."""
     shapes = [Shape("gemm", "bfloat16", (m, 64 * n, 64)) for m in (1, 2, 4, 8) for n in (1, 2, 4)]
-    monkeypatch.setattr("kvcalc.measure.calibration.planned", lambda machine, gpu: shapes)
+    monkeypatch.setattr("kvcalc.measure.calibration_rows.planned", lambda machine, gpu: shapes)
     monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path))
     rows = tmp_path / "rows.csv"
     made = kvcalc(f"measure --calibration --device cpu --threads 1 --seconds 0.001 --save-gpu here --output {rows} --format json")

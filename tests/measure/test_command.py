@@ -12,8 +12,8 @@ import pytest
 from conftest import Run
 from twins import torch
 
-from kvcalc.measure import ceilings, device, plan, run
-from kvcalc.measure.products import Products
+from kvcalc.measure import ceilings, machine, run
+from kvcalc.measure.ceilings import Products
 
 QUICK = "measure --device cpu --threads 1 --seconds 0.001 --context 40 --batch-size 2"
 KEYS = {
@@ -27,8 +27,8 @@ def _small_and_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     flops = dict.fromkeys(("fp64", "fp32", "bf16", "fp16"), 100000000000.0)
     found = ceilings.Ceilings(10e9, 20e9, flops, 1e-6, Products((1,), (1e-9,)))
     monkeypatch.setattr(ceilings, "measured_ceilings", lambda *_: found)
-    monkeypatch.setitem(plan.HEADS, "cpu", 2)  # narrow layers
-    monkeypatch.setattr(device, "_cache_bytes", lambda: 1 << 20)  # few copies to rotate over
+    monkeypatch.setitem(run.HEADS, "cpu", 2)  # narrow layers
+    monkeypatch.setattr(machine, "_cache_bytes", lambda: 1 << 20)  # few copies to rotate over
 
 
 @pytest.fixture(autouse=True)

@@ -11,19 +11,14 @@ from twins import EXACT, WIDTH, difference, grouped_specs, in_pieces, inputs, ne
 
 from kvcalc import Batch, Gpu, Model, UserError, cache_size, load_model
 from kvcalc.layers.part import Part
-from kvcalc.measure import generate as generation
-from kvcalc.measure.cache import LayerCache
-from kvcalc.measure.ceilings import Ceilings, as_gpu
-from kvcalc.measure.device import Machine
-from kvcalc.measure.expected import Step, expected_seconds, query_blocks
-from kvcalc.measure.generate import generated
+from kvcalc.measure import generation
+from kvcalc.measure.cases import whole
+from kvcalc.measure.ceilings import Ceilings, Products, Weights, as_gpu
+from kvcalc.measure.expected import Rates, Sampling, Step, expected_seconds, query_blocks, traffic_of
+from kvcalc.measure.generation import MODES, Mode, Request, check, generated, modes_of
 from kvcalc.measure.layers.decoder import Decoder
-from kvcalc.measure.modes import MODES, Mode, modes_of
-from kvcalc.measure.products import Products, Weights
-from kvcalc.measure.rates import Rates, Sampling
-from kvcalc.measure.request import Request, check
-from kvcalc.measure.traffic import traffic_of
-from kvcalc.measure.variants import whole
+from kvcalc.measure.machine import Machine
+from kvcalc.measure.torch_cache import LayerCache
 from kvcalc.model.precision import Precision
 from kvcalc.planning.variants import variant
 

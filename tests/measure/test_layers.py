@@ -27,10 +27,10 @@ from kvcalc import UserError
 from kvcalc.layers.part import Part
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2
 from kvcalc.measure.layers import build_mixer
-from kvcalc.measure.layers.base import Rotary
-from kvcalc.measure.layers.kernels import attend
-from kvcalc.measure.layers.recurrent import chunkwise, stepwise
-from kvcalc.measure.layers.sparse import index_scores, top_tokens
+from kvcalc.measure.layers.base_layer import Rotary
+from kvcalc.measure.layers.delta_layer import chunkwise, stepwise
+from kvcalc.measure.layers.grouped_layer import attend
+from kvcalc.measure.layers.latent_layer import index_scores, top_tokens
 
 BF16 = 0.05  # bf16 keeps 8 bits: 0.4 % a rounding, some dozen of which stand in a row
 pieces = st.lists(st.integers(1, 9), min_size=1, max_size=6)

@@ -14,19 +14,14 @@ from kvcalc import Gpu, UserError, cache_size, load_model
 from kvcalc.layers.cost import causal_pairs
 from kvcalc.layers.weights import matrix
 from kvcalc.library.load import read
-from kvcalc.measure import device, plan
-from kvcalc.measure.ceilings import Ceilings, as_gpu, measured_ceilings
-from kvcalc.measure.device import Machine, find_machine, load_note
-from kvcalc.measure.explain import Facts, difference
-from kvcalc.measure.layers.base import Parameters
-from kvcalc.measure.preset import preset_path, save
-from kvcalc.measure.products import Products
-from kvcalc.measure.rows import gpu_name, measured_rows
+from kvcalc.measure import machine, run
+from kvcalc.measure.calibration_rows import gpu_name, measured_rows
+from kvcalc.measure.cases import NAMES, Case, named, stacks_of, standard_model
+from kvcalc.measure.ceilings import Ceilings, Products, as_gpu, measured_ceilings, preset_path, save, summary, timed
+from kvcalc.measure.expected import Facts, Traffic, difference, traffic_of
+from kvcalc.measure.layers.base_layer import Parameters
+from kvcalc.measure.machine import Machine, find_machine, load_note
 from kvcalc.measure.run import MeasureSettings, all_cases, bound_of, measure, measured, needed_bytes, operators_of, unfit
-from kvcalc.measure.stack import Case
-from kvcalc.measure.timing import summary, timed
-from kvcalc.measure.traffic import Traffic, traffic_of
-from kvcalc.measure.variants import NAMES, named, stacks_of, standard_model
 from kvcalc.model.precision import Precision
 from kvcalc.report.export import to_csv
 
@@ -133,7 +128,7 @@ def test_a_model_s_own_kinds_of_layer() -> None:
 
 def test_layers_that_there_are_not_are_refused_at_once() -> None:
     with pytest.raises(UserError, match="no Mamba-2 layer"):
-        plan.planned(stacks_of(load_model("nemotron-h-8b")), "both", MACHINE, [], [], [])
+        run.planned(stacks_of(load_model("nemotron-h-8b")), "both", MACHINE, [], [], [])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +145,7 @@ def test_layers_that_there_are_not_are_refused_at_once() -> None:
 def test_settings_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     given_ = {"dtype": "auto", "kernel": "auto", "cache": "contiguous", "block_size": 16, "seconds": 0.1, "graphs": True}
     with pytest.raises(UserError, match=message):
-        plan.settings(MACHINE, **(given_ | changes))
+        run.settings(MACHINE, **(given_ | changes))
 
 
 def test_devices_that_are_not_there() -> None:
@@ -171,15 +166,15 @@ def test_threads_are_chosen_once_and_its_own_work_is_nobody_else_s(
 ) -> None:
     """0.3 s of products on two cores: the CPU time that this process got is its own, what it waited for is others'."""
     wall, own, before = iter([0.0, 0.1, 0.3, 0.3]), iter([1.0, 1.0 + worked]), torch.get_num_threads()
-    device.core_share.cache_clear()
+    machine.core_share.cache_clear()
     with monkeypatch.context() as patch:
-        patch.setattr(device.time, "perf_counter", lambda: next(wall))
-        patch.setattr(device.time, "process_time", lambda: next(own))
-        patch.setattr(device.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+        patch.setattr(machine.time, "perf_counter", lambda: next(wall))
+        patch.setattr(machine.time, "process_time", lambda: next(own))
+        patch.setattr(machine.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
         machines = [find_machine("cpu") for _ in range(2)]  # the second time no clock is asked
     assert [(m.threads, m.share) for m in machines] == [(threads, pytest.approx(share))] * 2
     assert load_note(machines[0]).partition(";")[0] == note
-    device.core_share.cache_clear()
+    machine.core_share.cache_clear()
     torch.set_num_threads(before)
 
 

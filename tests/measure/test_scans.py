@@ -7,16 +7,12 @@ from specs import grouped, latent, stack
 from twins import delta_net, torch
 
 from kvcalc import Batch, Precision
-from kvcalc.measure.cache import LayerCache
-from kvcalc.measure.ceilings import Ceilings, as_gpu
-from kvcalc.measure.device import Machine
-from kvcalc.measure.expected import Step, expected_seconds
+from kvcalc.measure.ceilings import Ceilings, Products, as_gpu
+from kvcalc.measure.expected import Plain, Rates, Scans, Step, expected_seconds, plain_of
 from kvcalc.measure.layers import build_mixer, is_fused
-from kvcalc.measure.layers.recurrent import A_RANGE, DT_RANGE
-from kvcalc.measure.products import Products
-from kvcalc.measure.rates import Rates
-from kvcalc.measure.scans import Scans
-from kvcalc.measure.traffic import Plain, plain_of
+from kvcalc.measure.layers.delta_layer import A_RANGE, DT_RANGE
+from kvcalc.measure.machine import Machine
+from kvcalc.measure.torch_cache import LayerCache
 from kvcalc.model.operators import forward
 from kvcalc.model.spec import Model
 

@@ -9,9 +9,9 @@ from specs import grouped, latent, sparse
 
 from kvcalc.layers.part import Part
 from kvcalc.layers.recurrent import GatedDeltaNet
-from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers import build_mixer
-from kvcalc.measure.layers.base import Mixer
+from kvcalc.measure.layers.base_layer import Mixer
+from kvcalc.measure.torch_cache import LayerCache
 
 torch.set_num_threads(1)  # threads of small products wait for each other longer than they save
 

@@ -5,13 +5,10 @@ from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.ffn import Dense
 from kvcalc.layers.part import Part
 from kvcalc.layers.recurrent import GatedDeltaNet
-from kvcalc.measure.layers.base import Mixer
-from kvcalc.measure.layers.ffn import FeedForwardLayer
-from kvcalc.measure.layers.grouped import GroupedLayer
-from kvcalc.measure.layers.latent import LatentLayer
-from kvcalc.measure.layers.recurrent import GatedDeltaNetLayer
-from kvcalc.measure.layers.shared import SharedLayer
-from kvcalc.measure.layers.sparse import SparseLayer
+from kvcalc.measure.layers.base_layer import FeedForwardLayer, Mixer
+from kvcalc.measure.layers.delta_layer import GatedDeltaNetLayer
+from kvcalc.measure.layers.grouped_layer import GroupedLayer, SharedLayer
+from kvcalc.measure.layers.latent_layer import LatentLayer, SparseLayer
 
 MIXERS: dict[type[Part], type[Mixer]] = {
     Grouped: GroupedLayer,

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from kvcalc.errors import UserError
 from kvcalc.layers.weights import Weight
-from kvcalc.measure.cache import LayerCache
 from kvcalc.measure.layers import build_feed_forward, build_mixer
-from kvcalc.measure.layers.base import NORM_EPSILON, Mixer, Parameters, rms_norm
-from kvcalc.measure.layers.shared import SharedLayer
+from kvcalc.measure.layers.base_layer import NORM_EPSILON, Mixer, Parameters, rms_norm
+from kvcalc.measure.layers.grouped_layer import SharedLayer
+from kvcalc.measure.torch_cache import LayerCache
 from kvcalc.model.spec import NORM_VECTORS, Layer, Model
 
 KNOWN = {"embedding", "position_embedding", "final_norm", "lm_head"}

@@ -1,6 +1,7 @@
-"""What all layers share: parameters as the spec lists them, rotary positions, norms.
+"""Parts that all torch layers share: parameters, rotary positions, norms, and the dense FFN.
 
-Shapes: B sequences, n new tokens, D the residual's width, H query heads, G KV heads, d a head's width, S tokens in all.
+Shapes: B sequences, n new tokens, D hidden size, H query heads, G KV heads, d head dim, S all tokens.
+The FFN is `kvcalc.layers.ffn.Dense` in torch: gated (SiLU) or plain (GELU, tanh form).
 """
 
 from collections.abc import Sequence
@@ -8,12 +9,14 @@ from collections.abc import Sequence
 import msgspec
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.ffn import Dense
 from kvcalc.layers.part import Part
 from kvcalc.layers.weights import Weight, WeightKind
-from kvcalc.measure.cache import LayerCache
+from kvcalc.measure.torch_cache import LayerCache
 
 ROPE_BASE = 10_000.0
 NORM_EPSILON = 1e-6
@@ -129,3 +132,17 @@ def refuse(spec: Part, *fields: str) -> None:
             raise UserError(
                 f"`measure` has no {spec.label} layer with {name} {getattr(spec, name)!r}", hint=f"Switch it off: {name}=null"
             )
+
+
+class FeedForwardLayer(nn.Module):
+    """x [B, n, D] → [B, n, D]: down(silu(gate) · up), or down(gelu(up))."""
+
+    def __init__(self, spec: Dense, hidden_size: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.weights = Parameters(spec.weights(hidden_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.weights.linear("up", x)
+        inner = F.silu(self.weights.linear("gate", x)) * up if self.spec.gated else F.gelu(up, approximate="tanh")
+        return self.weights.linear("down", inner)

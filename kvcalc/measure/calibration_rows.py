@@ -1,12 +1,12 @@
-"""`measure --calibration`: the rows that a GPU without a calibration needs, measured with torch's own kernels.
+"""Measure the rows that a GPU without a calibration needs, with torch's own kernels.
 
-Some 25 to 50 shapes of a family make its law. They are taken from all that models have by their time under the measured
-roof: evenly in its logarithm from the smallest to the largest that a moment measures, so that launches, memory and products
-each show. What torch has no kernel for (experts, latent attention, several GPUs) keeps the bound.
+One family of kernels needs 25 to 50 shapes. They are chosen among the shapes of real models by their
+time under the measured roofline, evenly in its logarithm, so that launches, memory and products each
+show. Kernels that torch does not have (experts, latent attention, several GPUs) keep their bound.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -17,11 +17,64 @@ from torch.nn import functional as F
 
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
-from kvcalc.measure.device import Machine
-from kvcalc.measure.layers.kernels import attend
-from kvcalc.measure.rows import gpu_name
-from kvcalc.measure.timing import timed
+from kvcalc.layers.attention import Grouped, Latent, Sparse
+from kvcalc.measure.cases import Case
+from kvcalc.measure.ceilings import timed
+from kvcalc.measure.layers.grouped_layer import attend
+from kvcalc.measure.machine import Machine
 from kvcalc.timing.costs import cost_of
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+_GPUS = (("H100 80GB HBM3", "h100_sxm"), ("H100 PCIe", "h100_pcie"), ("H200", "h200_sxm"), ("A100-SXM4-80GB", "a100-80gb"),
+         ("GB300", "gb300"), ("B300", "b300"), ("GB200", "gb200"), ("B200", "b200"), ("L40S", "l40s"),
+         ("RTX PRO 6000 Blackwell Server", "rtx-pro-6000-blackwell"))  # fmt: skip
+MLA = (512, 64, 128)  # kv_lora_rank, qk_rope_head_dim and v_head_dim that the format means by MLA
+
+
+def measured_rows(found: Iterable[tuple[Case | None, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The rows for cases and their records."""
+    return [row for case, record in found if case and (row := _row(case, record))]
+
+
+def gpu_name(device: str) -> str:
+    """The name that presets and rows know a device by, else the vendor's own."""
+    return next((name for mark, name in _GPUS if mark in device), device)
+
+
+def _row(case: Case, record: dict[str, Any]) -> dict[str, Any] | None:
+    spec, decode = next(iter(case.model.kinds.values())).mixers[0], case.phase == "decode"
+    if case.model.layers > 1 or not isinstance(spec, Grouped | Latent):
+        return None
+    dtype, length = DTYPES[record["dtype"]], "kv_len" if decode else "seq_len"
+    whole = isinstance(spec, Sparse)
+    if whole and not decode:
+        return None
+    op = "dsa_decode_module" if whole else f"mla_{case.phase}" if isinstance(spec, Latent) else f"{case.phase}_attention"
+    row = {
+        "op": op,
+        "gpu": gpu_name(record["device"]),
+        "framework": "torch",
+        "version": torch.__version__,
+        "table": "kvcalc_measure",
+        "kernel": record["kernel"],
+        "kv_dtype": dtype,
+        "batch": case.batch_size,
+        "q_heads": spec.num_attention_heads,
+        length: case.context,
+        "time_us": record["measured_s" if whole else "attention_measured_s"] * 1e6,
+        "bound_us": record["predicted_s" if whole else "attention_predicted_s"] * 1e6,
+    }
+    if isinstance(spec, Grouped):
+        return row | _grouped(spec, dtype, decode)
+    if (spec.kv_lora_rank, spec.qk_rope_head_dim, spec.v_head_dim) != MLA:
+        return None
+    return row | ({"gemm_dtype": dtype, "model": case.model.name} if whole else {"attn_dtype": dtype})
+
+
+def _grouped(spec: Grouped, dtype: str, decode: bool) -> dict[str, Any]:
+    shape = {"kv_heads": spec.num_key_value_heads, "head_dim": spec.head_dim, "window": spec.sliding_window or 0}
+    return shape if decode else shape | {"attn_dtype": dtype}
+
 
 ROWS = {"gemm": 48, "decode_attention": 50, "prefill_attention": 40}  # of a family and data type
 LONGEST = {"cpu": 0.02, "cuda": 0.02}  # seconds under the roof
@@ -107,10 +160,10 @@ def measured(
         except (RuntimeError, NotImplementedError) as error:
             refused(f"{shape.op} {shape.dtype} {shape.counts}: {str(error).splitlines()[0][:120]}; left out")
             continue
-        yield _row(shape, machine, time.median * 1e6)
+        yield _calibration_row(shape, machine, time.median * 1e6)
 
 
-def _row(shape: Shape, machine: Machine, us: float) -> dict[str, Any]:
+def _calibration_row(shape: Shape, machine: Machine, us: float) -> dict[str, Any]:
     named = {"op": shape.op, "gpu": gpu_name(machine.name), "framework": "torch", "version": torch.__version__}
     kinds = {"dtype": shape.dtype} if shape.op == "gemm" else {"kv_dtype": shape.dtype, "attn_dtype": shape.dtype}
     return named | kinds | dict(zip(COLUMNS[shape.op], shape.counts, strict=True)) | {"time_us": us}

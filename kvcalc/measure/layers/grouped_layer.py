@@ -1,8 +1,16 @@
-"""Attention itself: torch's fused kernel, and the plain one that every form can be checked with.
+"""MHA, GQA, MQA, sliding windows and cross-layer attention: `Grouped` in torch.
 
-Shapes: q [B, H, n, d], k [B, G, S, d], v [B, G, S, e] → [B, H, n, e]. Query i is position S − n + i and sees the positions
-up to its own, within a window if there is one. Keys and values are never copied out to H heads: the heads of a group are
-rows of one product.
+Shapes: q [B, H, n, d], k [B, G, S, d], v [B, G, S, e] give [B, H, n, e]. Query i has position S − n + i.
+It attends to the positions up to its own, within a window if there is one. Keys and values are never
+copied to H heads: the query heads of a group are rows of one matrix product.
+
+The cache of a window is a ring of W rows. One new token overwrites the oldest row and reads the whole
+ring; the order of rows does not matter because keys include their positions. Several new tokens read
+the last W − 1 rows of the ring and their own rows, and are written afterwards, because their first
+queries still attend to rows that the last new tokens replace.
+
+`SharedLayer` is cross-layer attention (CLA): it projects only queries and reads the cache of an
+earlier layer. Source: Brandon et al. 2024, arXiv 2405.12981, section 3.
 """
 
 import time
@@ -11,6 +19,10 @@ from functools import cache
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from kvcalc.layers.attention import Grouped
+from kvcalc.measure.layers.base_layer import Mixer, join_heads, refuse, rms_norm, split_heads
+from kvcalc.measure.torch_cache import LayerCache
 
 KERNELS = ("auto", "sdpa", "plain", "flex")
 BLOCK = 1024  # queries at once under a window, at least
@@ -109,3 +121,84 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float | None) -> 
     compiled = torch.compile(flex_attention) if q.device.type == "cuda" else flex_attention
     found: Tensor = compiled(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return found
+
+
+UNSUPPORTED = (
+    "attention_chunk_size", "cache_budget", "sink_tokens", "qk_norm_bias", "v_norm", "sinks", "output_gate", "k_is_v",
+    "qo_projection", "input_size", "output_size", "prefix_tokens", "cached",
+)  # fmt: skip
+
+
+class GroupedLayer(Mixer):
+    """Queries [B, H, n, d] over keys and values of G heads. A spec without `kv_projection` is `SharedLayer`'s."""
+
+    def __init__(self, spec: Grouped, hidden_size: int, rotates: bool = True) -> None:
+        refuse(spec, *UNSUPPORTED)
+        super().__init__(spec, hidden_size, rotates)
+        self.spec, self.window = spec, spec.sliding_window or 0
+
+    def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
+        """q [B, H, n, d], k [B, G, n, d] with positions, v [B, G, n, e]."""
+        q = self._normed("q", split_heads(self.weights.linear("q", x), self.spec.num_attention_heads))
+        k = self._normed("k", split_heads(self.weights.linear("k", x), self.spec.num_key_value_heads))
+        v = split_heads(self.weights.linear("v", x), self.spec.num_key_value_heads)
+        return (self.rotary(q, past), self.rotary(k, past), v) if self.rotary else (q, k, v)
+
+    def _normed(self, name: str, x: Tensor) -> Tensor:
+        if f"{name}_norm" not in self.weights:
+            return x
+        weight = self.weights[f"{name}_norm"]
+        if self.spec.qk_norm == "head":
+            return rms_norm(x, weight)
+        return split_heads(rms_norm(join_heads(x), weight), x.shape[1])
+
+    def core(self, prepared: tuple[Tensor, ...], cache: LayerCache | None, past: int) -> Tensor:
+        """The new rows into the cache, and attention over what it keeps: [B, H, n, e]."""
+        q, k, v = prepared
+        n = q.shape[2]
+        if cache is None:
+            return self._attend(q, k, v, self.window)
+        keys, values = cache.rows
+        if self.window and n > 1:
+            kept = min(past, self.window - 1)
+            all_k = torch.cat((keys.last(past, kept), k), 2) if kept else k
+            all_v = torch.cat((values.last(past, kept), v), 2) if kept else v
+            mixed = self._attend(q, all_k, all_v, self.window)
+        keys.write(k, past)
+        values.write(v, past)
+        if self.window and n > 1:
+            return mixed
+        return self._attend(q, keys.read(past + n), values.read(past + n), 0)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        shared = q.shape[1] // k.shape[1]
+        if self.repeats and shared > 1:
+            k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+        return attend(q, k, v, window, self.kernel)
+
+    def finish(self, mixed: Tensor, prepared: tuple[Tensor, ...]) -> Tensor:
+        return self.weights.linear("o", join_heads(mixed))
+
+
+class SharedLayer(GroupedLayer):
+    """Attention over keys and values that an earlier layer has written, for the new tokens too; writes nothing.
+
+    Without a cache, what its core takes are its queries and the keys and values that the earlier layer has just projected.
+    """
+
+    def __init__(self, spec: Grouped, hidden_size: int, rotates: bool = True) -> None:
+        refuse(spec, "sliding_window")
+        super().__init__(spec, hidden_size, rotates)
+
+    def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
+        """q [B, H, n, d] alone."""
+        q = self._normed("q", split_heads(self.weights.linear("q", x), self.spec.num_attention_heads))
+        return (self.rotary(q, past) if self.rotary else q,)
+
+    def core(self, prepared: tuple[Tensor, ...], cache: LayerCache | None, past: int) -> Tensor:
+        q = prepared[0]
+        if cache is None:
+            keys, values = prepared[1:]
+        else:
+            keys, values = (rows.read(past + q.shape[2]) for rows in cache.rows)
+        return self._attend(q, keys, values, 0)

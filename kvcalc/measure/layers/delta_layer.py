@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvcalc.layers.recurrent import GatedDeltaNet
-from kvcalc.measure.cache import LayerCache
-from kvcalc.measure.layers.base import Mixer, join_heads, rms_norm, split_heads
+from kvcalc.measure.layers.base_layer import Mixer, join_heads, rms_norm, split_heads
+from kvcalc.measure.torch_cache import LayerCache
 
 CHUNK = 64
 A_RANGE, DT_RANGE = (

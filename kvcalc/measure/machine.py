@@ -1,4 +1,4 @@
-"""The machine at hand: its device, its name, its memory and last-level cache, and how many threads serve it best."""
+"""Find the device to measure on: its name, memory, last-level cache, threads and clock."""
 
 import os
 import platform
