@@ -12,6 +12,7 @@ from kvcalc.library.load import load_model
 from kvcalc.library.words import BytesInstead, HostBytes, Tokens, TokensOrNone, share, spelled
 from kvcalc.model.spec import Model
 from kvcalc.storage.dtypes import canonical
+from kvcalc.timing.deployment import Deployment
 from kvcalc.units import MOST_TOKENS, parse_rate
 
 MOST_BYTES = 1 << 60
@@ -59,7 +60,7 @@ class FitOptions(EngineSettings, frozen=True):
     0 where it is not known.
     """
 
-    engine: Annotated[str, _engine] = "none"
+    engine: Annotated[str, _engine] = "vllm"
     max_model_len: Tokens = 0
     max_num_seqs: Annotated[int | None, _number] = None
     require: int = 0
@@ -198,6 +199,11 @@ class FitOptions(EngineSettings, frozen=True):
         """mamba_ssm_cache_dtype in kvcalc's spelling; '' where the choice is left."""
         asked = canonical(self.mamba_ssm_cache_dtype)
         return "" if asked == "auto" else asked
+
+
+def options_for(deployment: Deployment, **given: Any) -> FitOptions:
+    """Return options of `fit` with the deployment's engine and version. Raises UserError as FitOptions."""
+    return FitOptions(engine=deployment.engine, engine_version=deployment.engine_version, **given)
 
 
 def limit_of_images(text: str) -> int | None:

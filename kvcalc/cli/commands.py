@@ -46,12 +46,12 @@ def build(only: str = "") -> typer.Typer:
 
 
 def parameters_of(command: str) -> list[Any]:
-    """The parameters of a command as its parser has them."""
+    """Return the parameters of a command as its parser has them, without hidden options."""
     from typer.main import get_command
 
     group: Any = get_command(build(command))
     parameters: list[Any] = group.commands[command].params
-    return parameters
+    return [parameter for parameter in parameters if not getattr(parameter, "hidden", False)]
 
 
 def _print_version(asked: bool) -> None:

@@ -66,7 +66,6 @@ def _side(text: str, model: str, gpu: str) -> "Side":
         if own == [""]:
             raise UserError(f"{text!r} names no model", hint="Begin with it, or give it before --deployments")
         words = [*own, *([] if "--gpu" in words else ["--gpu", gpu]), *words]
-        words = words if {"--engine", "--from-log"} & {*words} else [*words, "--engine", "vllm"]
     given = arguments_of("fit", words)
     _check_side(text, given)
     asked, set_, memory = given["asked"], given["set_"], given["memory"]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvcalc.cli.engines import engine_names, with_names
 from kvcalc.errors import UserError, nearest
 
 VARIABLE = "_KVCALC_COMPLETE"
@@ -77,6 +76,12 @@ def _stacks() -> Iterable[str]:
     return [*dict.fromkeys(found), "datasheet"]
 
 
+def _engines() -> Iterable[str]:
+    from kvcalc.library.engine_choice import ENGINE_NAMES
+
+    return ENGINE_NAMES
+
+
 def _dtypes() -> Iterable[str]:
     from kvcalc.storage.dtypes import COMPUTE
 
@@ -120,7 +125,8 @@ VALUES: dict[str, Callable[[], Iterable[str]]] = {
     "kv_cache_dtype": _cache_dtypes,
     "quantization": _quantizations,
     "style": _styles,
-    "engine": engine_names,
+    "engine": _engines,
+    "calibration": _stacks,
     "variants": _words("none", "mha", "mqa", "gqa:8", "mla", "dsa", "window:4096", "evict:4096", "hybrid:5/window:4096", "cla:2"),
     "phase": _words("decode", "prefill"),
     "measure phase": _words("decode", "prefill", "both"),
@@ -171,7 +177,7 @@ def _is_flag(parameter: Any) -> bool:
 def _options(parameters: list[Any], args: list[str], typed: str) -> list[Word]:
     """Options that were not given yet, or may be given again."""
     fresh = [p for p in parameters if p.param_type_name == "option" and (p.multiple or not {*p.opts} & {*args})]
-    named = [Word(name, with_names(p.help or "")) for p in fresh for name in [*p.opts, *p.secondary_opts]]
+    named = [Word(name, p.help or "") for p in fresh for name in [*p.opts, *p.secondary_opts]]
     whole = "-" if typed in ("-", "--") else typed
     return [w for w in [*named, Word("--help", FLAGS["--help"])] if w.text.startswith(whole) and w.text.startswith("--")]
 

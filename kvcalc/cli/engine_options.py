@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from kvcalc.cli.chosen import listed
-from kvcalc.cli.groups import Group
+from kvcalc.cli.groups import EngineOption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ def _bytes(name: str, help: str) -> Any:
 _engine = partial(typer.Option, rich_help_panel="Engine")
 
 
-class EngineOptions(Group, frozen=True):
+class EngineOptions(EngineOption, frozen=True):
     """What `fit` is asked, by the names of `FitOptions`, those of LISTS as lists; and how many sequences are required."""
 
     max_model_len: Annotated[
@@ -47,8 +47,6 @@ class EngineOptions(Group, frozen=True):
     budget: Annotated[
         str, typer.Option("--budget", help="End of the range that answers: low, middle or high; low with --require.")
     ] = ""
-    engine: Annotated[str, _engine("--engine", help="none (content), {engines}; a list.")] = "none"
-    engine_version: Annotated[str, _engine("--engine-version", help="0.11, 0.11.2 or latest.")] = ""
     enforce_eager: Annotated[bool, _engine("--enforce-eager", help="No CUDA graphs, nothing compiled.")] = False
     max_loras: Annotated[int, _engine("--max-loras", help="Slots for adapters.")] = 0
     max_lora_rank: Annotated[int, _engine("--max-lora-rank", help="Rank that each slot holds.")] = 16

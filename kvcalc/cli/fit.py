@@ -108,7 +108,11 @@ def points_of(
     check_number("layers of pipeline stages", MOST_LAYERS, chosen, gpus, stages, layers, *lists[3:])
     words = {m.name: name for m, name in zip(chosen, named, strict=True)}
     words |= {card.name: word for card, word in zip(gpus, where[1], strict=True)}
-    return [(Deployment(m, card, p, r, nodes=nodes), one) for m, card, r, p, one in product(*lists)], words, told
+    points = []
+    for m, card, r, p, one in product(*lists):
+        run = Deployment(m, card, p, r, nodes=nodes, engine=one.engine, engine_version=one.engine_version)
+        points.append((run, one))
+    return points, words, told
 
 
 def beside_words(set_: list[str], from_log: str, memory: str) -> tuple[str, ...]:

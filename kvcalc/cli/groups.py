@@ -16,6 +16,7 @@ from kvcalc.units import bytes_shown_in
 
 if TYPE_CHECKING:
     from kvcalc.layers.ranks import Parallelism
+    from kvcalc.library.engine_choice import EngineChoice
     from kvcalc.model.precision import Precision
     from kvcalc.model.spec import Model
     from kvcalc.report.chart import Chart
@@ -178,15 +179,35 @@ def _gpus(word: str) -> int:
         raise UserError(f"tp {word!r} is not a number of GPUs", hint="Give a whole number from 1 up, or auto") from None
 
 
-class Deploying(Group, frozen=True, kw_only=True):
+class EngineOption(Group, frozen=True, kw_only=True):
+    """The engine, which decides memory and times."""
+
+    engine: o.Engine = "vllm"
+    engine_version: o.EngineVersion = ""
+
+
+class TimedEngine(EngineOption, frozen=True, kw_only=True):
+    """The engine, and the source of times if it is not the engine's own calibration."""
+
+    bounds: o.Bounds = False
+    calibration: o.Calibration = ""
+    calibration_from: o.CalibrationFrom = ""
+    mixed: o.Mixed = False
+    stack: o.Stack = ""
+
+    def choices(self) -> "list[EngineChoice]":
+        """Return each engine and calibration of the lists."""
+        from kvcalc.library.engine_choice import engine_choices
+
+        return engine_choices(self.engine, self.calibration, self.bounds, self.stack)
+
+
+class Deploying(TimedEngine, frozen=True, kw_only=True):
     """How a model is run, and what its times rest on."""
 
     precisions: Precisions
     mla_form: o.MlaForm = "auto"
     memory: o.Memory = ""
-    stack: o.Stack = ""
-    calibration_from: o.CalibrationFrom = ""
-    mixed: o.Mixed = False
     nodes: o.Nodes = 0
     inter_node_bandwidth: o.InterNode = ""
     set_: o.Sets = []
@@ -201,7 +222,8 @@ class Deploying(Group, frozen=True, kw_only=True):
         return [Deployment(model, load_gpu("h100"), precision, ranks, self.mla_form) for precision, ranks in how]
 
     def deployments(self, models: Sequence[str], gpu: str) -> "list[Deployment]":
-        """Each model on each GPU, in every format, cut and stack of the lists; on one basis, unless a mixture is meant."""
+        """Each model on each GPU, in every format, cut and engine of the lists; on one basis, unless a mixture is meant."""
+        from kvcalc.library.engine_choice import DATASHEET
         from kvcalc.library.load import with_rate_between
         from kvcalc.timing.deployment import Deployment, on_one_basis
 
@@ -209,14 +231,21 @@ class Deploying(Group, frozen=True, kw_only=True):
         how = self.precisions.precisions(), self.ranks.parallelisms(chosen)
         cards = timed_gpus(gpu, self.memory)
         gpus = [with_rate_between(card, self.inter_node_bandwidth) for card in cards]
-        points = product(chosen, gpus, *how, listed(self.stack))
-        run = partial(Deployment, mla_form=self.mla_form, nodes=self.nodes)
-        found = [run(m, card, p, r).under(stack, self.calibration_from) for m, card, p, r, stack in points]
-        if self.mixed or self.stack:
-            return found
-        found, remark = on_one_basis(found)
-        if remark:
-            note(f"{remark}; --mixed keeps each GPU's own")
+        choices = self.choices()
+        run = partial(Deployment, mla_form=self.mla_form, nodes=self.nodes, engine_version=self.engine_version)
+        found: list[Deployment] = []
+        unmeasured: dict[str, None] = {}
+        for m, card, p, r, (engine, word) in product(chosen, gpus, *how, choices):
+            one = run(m, card, p, r, engine=engine).under(word, self.calibration_from)
+            found.append(one)
+            if not (one.calibration or word or engine == "none"):
+                unmeasured[f"no measured times of {engine} on {card.name}: its times are datasheet bounds"] = None
+        if not self.mixed and len(choices) == 1 and choices[0].calibration in ("", DATASHEET):
+            found, remark = on_one_basis(found)
+            if remark:
+                unmeasured = {f"{remark}; --mixed keeps each GPU's own": None}
+        for text in unmeasured:
+            note(text)
         return found
 
 

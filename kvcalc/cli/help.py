@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvcalc.cli.commands import COMMANDS, parameters_of
-from kvcalc.cli.engines import with_names
 from kvcalc.report.layout import wrapped
 
 ABOUT = "How big is the KV cache, what does it cost to read, and what will this GPU do with it?"
@@ -44,7 +43,7 @@ EXAMPLES = {
         "kvcalc serve llama-3.1-8b --rate 20 --price-per-hour 2.5 --plot -",
     ),
     "fit": (
-        "kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k --engine vllm",
+        "kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k",
         "kvcalc fit llama-3.1-70b --gpu h100,h200,mi300x --tp 2,4,8 --require 16",
         "kvcalc fit --gpu h200 -- vllm serve Qwen/Qwen3-32B -tp 2",
     ),
@@ -95,19 +94,19 @@ FIRST = {
     "latency": "gpu input_len output_len batch_size tp dtype kv_cache_dtype quantization draft form",
     "serve": "gpu rate num_prompts input_len output_len max_num_seqs tp policy price_per_hour form",
     "fit": "gpu tp max_model_len max_num_seqs engine require dtype kv_cache_dtype quantization explain",
-    "report": "gpu context users engine tp dtype kv_cache_dtype quantization stack memory",
+    "report": "gpu context users engine tp dtype kv_cache_dtype quantization bounds memory",
     "plan": "users context max_tpot max_ttft gpu max_gpus price_per_hour quantization plot form",
     "measure": "variant phase batch_size context dtype device rows generate plot form",
 }
 PANELS = {
     "How it is stored": "dtype kv_cache_dtype quantization block_size set_ mla_form",
-    "What times rest on": "stack calibration_from mixed",
     "Speculation": "draft num_speculative_tokens acceptance_rate",
     "Output": "output plot style form wide explain",
 }
 # What an option takes, by the names of parameters: N, X, WORD and a choice are told by their types.
 TAKEN = {
     "MODEL…": "models", "MODEL": "model draft", "GPUS": "gpu", "GPU": "calibration_from", "NAME": "name save_gpu engine stack",
+    "NAME|FILE": "calibration",
     "FIGURE": "kind", "LOG…": "logs", "LIST": "variants", "SIDE": "sides", "KEY=VALUE": "set_", "DTYPE": "dtype kv_cache_dtype",
     "FORMAT": "quantization", "MONEY": "price_per_hour", "R": "rate", "TIME": "max_ttft max_tpot slo_ttft slo_tpot think_time",
     "TOKENS": "context input_len output_len max_model_len prefix_len shared_prefix sliding_window prompt_len prefill_context "
@@ -208,5 +207,5 @@ def word_of(parameter: Any) -> str:
 def meaning_of(option: Any) -> str:
     default = getattr(option.default, "value", option.default)
     shown = option.show_default and not option.is_flag and default not in (None, "", 0, []) and default == default
-    meaning = with_names(option.help or "")
+    meaning = option.help or ""
     return f"{meaning} [{default}]" if shown and default != float("inf") else meaning

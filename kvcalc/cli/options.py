@@ -1,9 +1,12 @@
 """Options that commands share, in vLLM's and Hugging Face's words."""
 
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
+
+from kvcalc.library.engine_choice import ENGINE_NAMES
 
 MODELS_HELP = "Preset names, YAML or GGUF files, config.json files or their folders, or org/name on the Hugging Face Hub."
 MODEL_HELP = "A preset's name, a YAML or GGUF file, a config.json or its folder, or org/name on the Hugging Face Hub."
@@ -61,19 +64,19 @@ Memory = Annotated[
     str,
     typer.Option("--memory", help="Of each GPU or of the machine, where it has less than the preset: 36GiB.", show_default=False),
 ]
-Stack = Annotated[
-    str,
-    typer.Option(
-        "--stack", help="Calibration of times, a list: vllm, sglang, trtllm; datasheet: none. vllm where the GPU has it."
-    ),
-]
+_engine = partial(typer.Option, rich_help_panel="Engine")
+Engine = Annotated[str, _engine("--engine", help=f"{', '.join(ENGINE_NAMES[:-1])}, or none: content only, and bounds.")]
+EngineVersion = Annotated[str, _engine("--engine-version", help="0.11, 0.11.2 or latest.", show_default=False)]
+Bounds = Annotated[bool, _engine("--bounds", help="Datasheet bounds instead of predictions.")]
+Calibration = Annotated[str, _engine("--calibration", help="Your own calibration, by its name or file.", show_default=False)]
 CalibrationFrom = Annotated[
-    str, typer.Option("--calibration-from", help="Scale another GPU's calibration by datasheet figures.", show_default=False)
+    str, _engine("--calibration-from", help="Scale another GPU's calibration by datasheet figures.", show_default=False)
 ]
 Mixed = Annotated[
     bool,
-    typer.Option("--mixed", help="Predictions beside bounds, where some GPUs have no calibration: bounds for all otherwise."),
+    _engine("--mixed", help="Predictions beside bounds, where some GPUs have no calibration: bounds for all otherwise."),
 ]
+Stack = Annotated[str, typer.Option("--stack", hidden=True)]
 MlaForm = Annotated[str, typer.Option("--mla-form", help="auto, absorbed or expanded.")]
 Plot = Annotated[str, typer.Option("--plot", help="Write a picture: .png, .svg or .pdf; - draws in the terminal.")]
 Style = Annotated[str, typer.Option("--style", help="Of the picture: light, dark or slides.")]

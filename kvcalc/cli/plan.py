@@ -12,7 +12,7 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.chosen import chosen_models
 from kvcalc.cli.common import note, remarks, say
-from kvcalc.cli.groups import Group, Output, grouped
+from kvcalc.cli.groups import Group, Output, TimedEngine, grouped
 
 if TYPE_CHECKING:
     from kvcalc.planning.question import Question
@@ -35,7 +35,7 @@ class NeedOptions(Group, frozen=True):
     prefix_hit_rate: Annotated[str, _need("--prefix-hit-rate", help="Share of a prompt that is cached already, 0 to 1.")] = ""
 
 
-class SpaceOptions(Group, frozen=True):
+class SpaceOptions(TimedEngine, frozen=True):
     """What is looked through; lists, of which every combination is."""
 
     gpu: Annotated[str, typer.Option("--gpu", help="all, or presets and YAML files, comma-separated.")] = "all"
@@ -51,8 +51,6 @@ class SpaceOptions(Group, frozen=True):
     dtype: o.Dtype = "auto"
     kv_cache_dtype: o.CacheDtype = "auto"
     quantization: o.Quant = ""
-    engine: Annotated[str, _space("--engine", help="none, {engines}.")] = "vllm"
-    engine_version: Annotated[str, _space("--engine-version", help="0.11, 0.11.2 or latest.", show_default=False)] = ""
     gpu_memory_utilization: Annotated[
         str, _space("--gpu-memory-utilization", help="Share of the memory; the engine's own by default.", show_default=False)
     ] = ""
@@ -60,8 +58,6 @@ class SpaceOptions(Group, frozen=True):
         str, _space("--max-num-batched-tokens", help="Tokens of one pass; the engine's default by GPU.", show_default=False)
     ] = ""
     enforce_eager: Annotated[bool, _space("--enforce-eager", help="No CUDA graphs, nothing compiled.")] = False
-    stack: o.Stack = ""
-    mixed: o.Mixed = False
     draft: Annotated[
         str, _space("--draft", help="Speculation, a list: none, a model, layers=N of this one, or mtp.", show_default=False)
     ] = ""

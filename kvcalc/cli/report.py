@@ -7,6 +7,7 @@ import typer
 from kvcalc.cli import options as o
 from kvcalc.cli.common import lengths, save_text, say
 from kvcalc.cli.groups import Deploying, grouped
+from kvcalc.library.engine_choice import DATASHEET
 
 
 @grouped
@@ -17,7 +18,6 @@ def run(
     output: Annotated[str, typer.Option("--output", "-o", help="The page; - prints it.")] = "report.html",
     context: Annotated[str, typer.Option("--context", help="Tokens of each user: 32k.")] = "8192",
     users: Annotated[int, typer.Option("--users", help="Sequences at once.")] = 8,
-    engine: Annotated[str, typer.Option("--engine", help="none (content), {engines}.")] = "vllm",
     deploying: Deploying,
     explain: o.Explain = False,
 ) -> None:
@@ -32,7 +32,7 @@ def run(
     if len(deployments) != 1 or len(contexts) != 1:
         raise UserError("a page is about one deployment and one context", hint="Make a page of each; `kvcalc fit` takes lists")
     stored, run_on = _words(deploying)
-    asked = Asked((model, *stored), ("--gpu", gpu, *run_on), contexts[0], users, engine)
+    asked = Asked((model, *stored), ("--gpu", gpu, *run_on), contexts[0], users)
     if explain:
         say(page_explained(deployments[0], asked))
         return
@@ -52,10 +52,15 @@ def _words(deploying: Deploying) -> tuple[list[str], list[str]]:
     stored = [word for name, (value, usual) in (sizes | formats).items() if value != usual for word in (name, str(value))]
     stored += ["--enable-expert-parallel"] if further.enable_expert_parallel else []
     stored += [word for change in deploying.set_ for word in ("--set", change)]
+    choice = deploying.choices()[0]
+    bounds = ["--bounds"] if choice.calibration == DATASHEET else []
     running = {
         "--mla-form": (deploying.mla_form, "auto"),
         "--memory": (deploying.memory, ""),
-        "--stack": (deploying.stack, ""),
+        "--engine": (choice.engine, "vllm"),
+        "--engine-version": (deploying.engine_version, ""),
+        "--calibration": (choice.calibration if not bounds else "", ""),
         "--calibration-from": (deploying.calibration_from, ""),
     }
-    return stored, [word for name, (value, usual) in running.items() if value != usual for word in (name, str(value))]
+    words = [word for name, (value, usual) in running.items() if value != usual for word in (name, str(value))]
+    return stored, words + bounds

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.record import AS_CALLED, Typed, fit_record
 from kvcalc.layers.batch import Batch
@@ -33,7 +35,7 @@ def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[dict[str, Any]
     """(a record for each side, the sentence about what the last changes, a remark). Times are of one batch on all of them:
     `users`, 0 for what the scarcest holds. Raises UserError where a side cannot be had, or holds another length.
     """
-    deployments, remark = on_one_basis([s.deployment.under() for s in sides])
+    deployments, remark = on_one_basis([_as_run(s).under() for s in sides])
     found = [fit(s.deployment, s.options) for s in sides]
     count = users or max(1, min(f.sequences for f in found))
     length = min(f.length for f in found)
@@ -45,6 +47,12 @@ def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[dict[str, Any]
     first = answers[0]
     records = [_record(a, first, count, length, d) for a, d in zip(answers, deployments, strict=True)]
     return records, _sentence(first, answers[-1], count, length, deployments[0].time_basis), remark
+
+
+def _as_run(side: Side) -> Deployment:
+    """Return the side's deployment under its engine."""
+    options = side.options
+    return structs.replace(side.deployment, engine=options.engine, engine_version=options.engine_version)
 
 
 def _record(answer: Answer, first: Answer, count: int, length: int, timed: Deployment) -> dict[str, Any]:

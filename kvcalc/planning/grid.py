@@ -67,16 +67,17 @@ class Grid:
         self._layouts: dict[object, Layouts] = {}
 
     def _calibrations(self) -> dict[str, Calibration | None]:
-        """What times rest on, by GPU: one basis for all, unless a mixture is meant or a stack is asked for.
+        """What times rest on, by GPU: one basis for all, unless a mixture is meant or a calibration is asked for.
 
-        Of GPUs without the stack that is asked for none is looked at.
+        Of GPUs without the calibration that is asked for none is looked at.
         """
         found = []
         for gpu in self.space.gpus:
             try:
-                found.append(Deployment(self.space.models[0], gpu).under(self.space.stack))
+                run = Deployment(self.space.models[0], gpu, engine=self.space.options.engine)
+                found.append(run.under(self.space.calibration, self.space.calibration_from))
             except UserError as error:
-                if not self.space.stack or len(self.space.gpus) == 1:
+                if not self.space.calibration or len(self.space.gpus) == 1:
                     raise
                 self.remarks[str(error)] = None
         if not self.space.mixed:
@@ -149,7 +150,15 @@ class Grid:
         model, speculated = self.space.models[part.model], part.speculated
         layouts = self._layouts.setdefault((part.model, part.precision, speculated), {})
         for ranks in part.splits:
-            base = Deployment(model, self.space.gpus[0], part.precision, ranks, nodes=self.space.nodes)
+            base = Deployment(
+                model,
+                self.space.gpus[0],
+                part.precision,
+                ranks,
+                nodes=self.space.nodes,
+                engine=self.space.options.engine,
+                engine_version=self.space.options.engine_version,
+            )
             options = self.space.options_of(self.needs[0])
             try:
                 if speculated:

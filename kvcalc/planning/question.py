@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvcalc.capacity import FitOptions
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.spec import Gpu
+from kvcalc.library.engine_choice import engine_choices
 from kvcalc.library.files import MOST_YAML, read_text
 from kvcalc.library.listing import all_gpus
 from kvcalc.library.load import load_gpu, with_rate_between
@@ -27,10 +28,11 @@ LIMITS = ("max_ttft", "max_tpot", "min_throughput", "prefix_hit_rate")
 SIZES = ("tp", "pp", "dp", "ep")
 FORMATS = ("dtype", "quantization", "kv_cache_dtype")
 ENGINE = ("engine", "engine_version", "gpu_memory_utilization", "max_num_batched_tokens", "enforce_eager")
-OTHERS = ("gpu", "max_gpus", "nodes", "inter_node_bandwidth", "stack", "mixed", "price_per_hour")
-ALONE = {"engine": "fit", "stack": "latency"}  # of which a plan takes one, and a command that takes lists
+TIMES = ("bounds", "calibration", "calibration_from", "stack", "mixed")
+OTHERS = ("gpu", "max_gpus", "nodes", "inter_node_bandwidth", "price_per_hour")
+ALONE = {"engine": "fit", "calibration": "latency", "stack": "latency"}  # of which a plan takes one; commands that take lists
 DRAFTS = ("draft", "num_speculative_tokens", "acceptance_rate")
-KEYS = (*DRAFTS, "disaggregate", *NEEDS, *LIMITS, *SIZES, *FORMATS, *ENGINE, *OTHERS)
+KEYS = (*DRAFTS, "disaggregate", *NEEDS, *LIMITS, *SIZES, *FORMATS, *ENGINE, *TIMES, *OTHERS)
 
 
 class Question(NamedTuple):
@@ -56,14 +58,22 @@ def question_of(models: Sequence[Model], given: Mapping[str, Any]) -> Question:
     between = words.get("inter_node_bandwidth", "")
     gpus = [with_rate_between(gpu, between) for gpu in chosen_gpus(words.get("gpu", "") or "all")]
     options = {name: words[name] for name in ENGINE if words.get(name)}
+    (choice,) = engine_choices(
+        words.get("engine", "") or "vllm",
+        words.get("calibration", ""),
+        bool(_switch(words, "bounds")),
+        words.get("stack", ""),
+    )
+    options["engine"] = choice.engine
     space = Space(
         models=tuple(models),
         gpus=tuple(gpus),
         max_gpus=_whole(words.get("max_gpus", "") or "16", "max-gpus", 0),
         nodes=_whole(words.get("nodes", "") or "0", "nodes", 0),
         precisions=tuple(_precisions(words)),
-        options=from_words(FitOptions, {"engine": "vllm"} | options | _switch(words, "enforce_eager")),
-        stack=words.get("stack", ""),
+        options=from_words(FitOptions, options | _switch(words, "enforce_eager")),
+        calibration=choice.calibration,
+        calibration_from=words.get("calibration_from", ""),
         mixed=bool(_switch(words, "mixed")),
         drafts=tuple(_drafts(words)),
         disaggregate=(False, True) if _switch(words, "disaggregate") else (False,),

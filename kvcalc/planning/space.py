@@ -36,8 +36,9 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
 
     tp, pp, dp, ep: sizes; () for every one that the model divides into, with tensor parallelism inside one server, and data
     parallelism inside a replica for mixtures of experts alone: without experts it is another replica. options: of
-    the engine; its lengths, sequences and end of the range are the plan's. stack: as `Deployment.under` takes it. mixed:
-    whether predicted and bound times may stand in one ranking. nodes: of a replica, 0 for the fewest.
+    the engine; its lengths, sequences and end of the range are the plan's. calibration, calibration_from: as
+    `Deployment.under` takes them. mixed: whether predicted and bound times may stand in one ranking. nodes: of a replica,
+    0 for the fewest.
     drafts: None for none. disaggregate: whether prompts are processed on replicas of their own.
     """
 
@@ -49,8 +50,9 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     dp: tuple[int, ...] = ()
     ep: tuple[int, ...] = ()
     precisions: tuple[Precision, ...] = (PUBLISHED,)
-    options: FitOptions = FitOptions(engine="vllm")
-    stack: str = ""
+    options: FitOptions = FitOptions()
+    calibration: str = ""
+    calibration_from: str = ""
     mixed: bool = False
     nodes: int = 0
     drafts: tuple[Speculated | None, ...] = (None,)

@@ -95,7 +95,11 @@ def _pass(deployment: Deployment, phase: str, count: int, context: int) -> str:
     words = ["--gpu", deployment.gpu.name, "--phase", phase, "--batch-size", str(count), "--context", str(context)]
     words += [word for name, size in sizes.items() if size > (name != "--nodes") for word in (name, str(size))]
     words += [word for name, value in formats.items() if value not in ("", "auto") for word in (name, value)]
-    words += ["--stack", deployment.calibration.stack if deployment.calibration else "datasheet"]
+    words += ["--engine", deployment.engine] if deployment.engine != "vllm" else []
+    if not deployment.calibration:
+        words += ["--bounds"] if deployment.engine != "none" else []
+    elif deployment.calibration.stack != deployment.engine:
+        words += ["--calibration", deployment.calibration.stack]
     stages = f"  (the slowest of {ranks.pp} stages)" if ranks.pp > 1 else ""
     return f"  kvcalc roofline {deployment.model.name} {shlex.join(words)} --explain{stages}"
 

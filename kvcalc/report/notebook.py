@@ -11,6 +11,7 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.ranks import Parallelism
+from kvcalc.library.engine_choice import engine_choices
 from kvcalc.library.load import with_memory, with_rate_between
 from kvcalc.library.words import check_known, from_words
 from kvcalc.model.operators import MLA_FORMS
@@ -59,7 +60,8 @@ class Deployment(deployment.Deployment, frozen=True):
     def fit(self, lengths: str = "", seed: int = 0, **options: Any) -> Answer:
         """What fits, and what an engine allocates: `fits`, `max_num_seqs` users, `max_model_len`, `kv_budget_bytes` ….
 
-        options: those of `FitOptions`, engine, max_model_len, users and gpu_memory_utilization among them; tokens (`32k`) and
+        options: those of `FitOptions`, max_model_len, users, engine (the deployment's by default)
+        and gpu_memory_utilization among them; tokens (`32k`) and
         bytes (`40GiB`) in words or numbers. lengths: a file of lengths, or `lognormal:MEAN,P99`, for what allocation wastes,
         drawn by seed.
         """
@@ -71,6 +73,8 @@ class Deployment(deployment.Deployment, frozen=True):
 
         check_known(options, FitOptions, also=("lengths", "seed"))
         of_kind(lengths, "file or distribution of lengths", str)
+        if options.get("engine", self.engine) == self.engine:
+            options = {"engine": self.engine, "engine_version": self.engine_version} | options
         found = fit(self, from_words(FitOptions, options))
         record = fit_record(found, read_lengths(lengths, seed) if lengths else [], seed)
         return Answer([record], lambda: [fit_table([record], [found])], lambda: memory_chart([record]))
@@ -180,26 +184,50 @@ def deploy(
     memory: str = "",
     nodes: int = 0,
     inter_node_bandwidth: str = "",
+    engine: str = "vllm",
+    engine_version: str = "",
+    bounds: bool = False,
+    calibration: str = "",
 ) -> Deployment:
     """A model on GPUs, by names or objects, with the options of the command line.
 
     tp, pp, dp, ep, dcp: GPUs by what they share, as of `Parallelism`. dtype, kv_cache_dtype, quantization: as of `Precision`.
     mla_form: of latent attention, auto, absorbed or expanded. calibration_from: a GPU whose calibration is scaled.
-    stack: the calibration that times rest on, '' for vllm where the GPU has it, `datasheet` for none. memory: of each
-    GPU or of the machine, where it is less than the preset's. nodes: 0 for the fewest; inter_node_bandwidth: of each GPU, as
-    `50GB/s`. Raises UserError.
+    memory: of each GPU or of the machine, where it is less than the preset's. nodes: 0 for the fewest; inter_node_bandwidth:
+    of each GPU, as `50GB/s`. engine: vllm, sglang, trtllm, llama.cpp or none; it decides memory and times. bounds: datasheet
+    bounds instead of predictions. calibration: your own, by name or file. stack: the former name of these three. Raises
+    UserError.
     """
     chosen, card = as_model(model), with_memory(as_gpu(gpu), of_kind(memory, "size of memory", str))
     precision = from_words(Precision, {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization})
     ranks = Parallelism(*map(plain, (tp, pp, dp, ep, dcp)))
-    for given, what in ((stack, "stack"), (calibration_from, "GPU to calibrate from"), (inter_node_bandwidth, "rate")):
+    for given, what in (
+        (stack, "stack"),
+        (calibration_from, "GPU to calibrate from"),
+        (inter_node_bandwidth, "rate"),
+        (engine, "engine"),
+        (engine_version, "engine version"),
+        (calibration, "calibration"),
+    ):
         of_kind(given, what, str)
+    choices = engine_choices(engine, calibration, bounds, stack)
+    if len(choices) > 1:
+        raise UserError("a deployment has one engine and one calibration", hint="Deploy once for each")
     if mla_form not in MLA_FORMS:
         raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
     card = with_rate_between(card, inter_node_bandwidth)
-    found = Deployment(chosen, card, precision, ranks, mla_form, nodes=of_kind(plain(nodes), "number of nodes", int))
+    found = Deployment(
+        chosen,
+        card,
+        precision,
+        ranks,
+        mla_form,
+        nodes=of_kind(plain(nodes), "number of nodes", int),
+        engine=choices[0].engine,
+        engine_version=engine_version,
+    )
     _ = found.ranks  # refused here where they cannot be placed
-    return found.under(stack, calibration_from)
+    return found.under(choices[0].calibration, calibration_from)
 
 
 def plan(models: str | Path | Model | Sequence[str | Path | Model], **options: Any) -> Answer:

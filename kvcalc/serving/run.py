@@ -96,7 +96,7 @@ def _passes(
 def _scheduling(engine: Engine | None, settings: ServerSettings) -> Scheduling:
     """How the engine fills its passes, with the settings that are its own."""
     if settings.scheduler_recv_interval > 1 and (engine is None or engine.stack != "sglang"):
-        raise UserError("scheduler-recv-interval is SGLang's", hint="Add --stack sglang")
+        raise UserError("scheduler-recv-interval is SGLang's", hint="Add --engine sglang")
     return scheduling_of(engine)._replace(receive_interval=settings.scheduler_recv_interval)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.spec import Gpu
 from kvcalc.library import catalog
+from kvcalc.library.engine_choice import DATASHEET
 from kvcalc.library.files import read_text
 from kvcalc.library.load import load_gpu
 from kvcalc.library.yaml_text import parse_yaml
@@ -21,7 +22,6 @@ from kvcalc.timing.engine import Engine, Terms, engine_of
 from kvcalc.timing.families import NEAREST, AnyLaw
 from kvcalc.timing.law import Law
 
-DATASHEET = "datasheet"
 CALIBRATED, SCALED, BOUND = "calibrated", "scaled", "bound"  # what a time is
 MOST_BYTES = 1 << 20
 Error = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
@@ -145,19 +145,27 @@ def find_calibration(gpu: Gpu, stack: str) -> Calibration | None:
     return _read(path, path.stat().st_mtime_ns) if path else None
 
 
-def load_calibration(gpu: Gpu, stack: str = "", source: Gpu | None = None) -> Calibration | None:
-    """The calibration that times on `gpu` rest on; None for the datasheet alone.
+def load_calibration(gpu: Gpu, stack: str = "", source: Gpu | None = None, engine: str = "vllm") -> Calibration | None:
+    """Return the calibration of times on `gpu`, or None for datasheet bounds.
 
-    stack: a name, `datasheet` for none, or '' for vllm where there is a calibration of it. source: another GPU whose
-    calibration is scaled by datasheet figures. Raises UserError where the stack named has no calibration.
+    Args:
+        gpu: The GPU.
+        stack: A calibration's name or YAML file, `datasheet` for none, '' for the engine's own.
+        source: Another GPU. Its calibration is scaled by datasheet figures.
+        engine: The engine. Without a calibration of its own on this GPU, times are bounds.
+
+    Raises:
+        UserError: There is no such calibration, or its file is broken.
     """
     if stack == DATASHEET:
         return None
-    found = find_calibration(source or gpu, stack or "vllm")
+    if stack.lower().endswith((".yaml", ".yml")):
+        return read_calibration(Path(stack))
+    found = find_calibration(source or gpu, stack or engine)
     if found is None and stack:
         known = [*stacks_of(source or gpu), DATASHEET]
         hint = nearest(stack, known) or f"Known: {', '.join(known)}"
-        raise UserError(f"no calibration of {(source or gpu).name} for stack {stack!r}", hint=hint)
+        raise UserError(f"no calibration of {(source or gpu).name} called {stack!r}", hint=hint)
     return found
 
 

@@ -37,6 +37,7 @@ class Deployment(msgspec.Struct, frozen=True):
     calibrated_on: the GPU whose calibration is scaled to this one by datasheet figures; '' where it is this GPU's own.
     host_weights: bytes of each GPU's weights that stay in the host's memory; their share of what a pass reads crosses the
     host link in it, under a bound beside all else, in a prediction after it.
+    engine: The engine whose memory rules and times hold. engine_version: Its version, '' for the latest.
     """
 
     model: Model
@@ -49,15 +50,20 @@ class Deployment(msgspec.Struct, frozen=True):
     routing: Routing = BALANCED
     host_weights: int = 0
     nodes: int = 0
+    engine: str = "vllm"
+    engine_version: str = ""
 
-    def under(self, stack: str = "", calibrated_on: str = "") -> Self:
-        """The same with the calibration of its GPU under `stack`, '' for vllm where there is one and `datasheet` for none.
+    def under(self, calibration: str = "", calibrated_on: str = "") -> Self:
+        """Return the deployment with a calibration: a name or a file, '' the engine's own, `datasheet` none.
 
         calibrated_on: another GPU, whose calibration is scaled by datasheet figures. Raises UserError as `load_calibration`.
         """
         from kvcalc.timing.calibration import load_calibration
 
-        found = load_calibration(self.gpu, stack, load_gpu(calibrated_on) if calibrated_on else None)
+        source = load_gpu(calibrated_on) if calibrated_on else None
+        found = load_calibration(self.gpu, calibration, source, self.engine)
+        if found and not calibrated_on and found.gpu != self.gpu.name:
+            calibrated_on = found.gpu
         return msgspec.structs.replace(self, calibration=found, calibrated_on=calibrated_on)
 
     @property
@@ -96,6 +102,7 @@ class Deployment(msgspec.Struct, frozen=True):
             "tensor_parallel_size": ranks.tp,
             "dtype": formats.weights_label,
             "kv_cache_dtype": formats.kv_cache_dtype,
+            "engine": self.engine,
             "basis": self.basis,
             "calibration_from": self.calibration.gpu if self.calibration and self.calibrated_on else None,
         }

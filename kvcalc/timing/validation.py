@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
-from kvcalc.timing.calibration import DATASHEET, Calibration, all_stacks, find_calibration, gpu_named, stacks_of
+from kvcalc.library.engine_choice import DATASHEET
+from kvcalc.timing.calibration import Calibration, all_stacks, find_calibration, gpu_named, stacks_of
 from kvcalc.timing.costs import cost_of
 from kvcalc.timing.families import FAMILIES
 from kvcalc.timing.figures import Figures, figures_of

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity import Fit, fit
+from kvcalc.capacity.options import options_for
 from kvcalc.capacity.record import fit_record
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
@@ -48,7 +49,6 @@ class Asked(msgspec.Struct, frozen=True):
     run: tuple[str, ...]
     context: int
     users: int
-    engine: str
     input_len: int = 2000
     output_len: int = 500
 
@@ -76,7 +76,7 @@ def html_page(deployment: Deployment, asked: Asked) -> str:
     """The whole page. Raises UserError where the model cannot be run so, or is cut into pipeline stages."""
     if deployment.parallelism.pp > 1:
         raise UserError("the page's sliders know one pipeline stage", hint="Leave --pp out; `kvcalc fit` takes it")
-    found = fit(deployment, FitOptions(max_model_len=asked.context, engine=asked.engine))
+    found = fit(deployment, options_for(deployment, max_model_len=asked.context))
     record = fit_record(found, [], 0)
     sections = _sections(deployment, asked, found, record)
     charts = [[c._replace(beside=None, over=("", "")) for c in s.chart.chain()] if s.chart else [] for s in sections]
@@ -92,7 +92,7 @@ def html_page(deployment: Deployment, asked: Asked) -> str:
 
 def page_explained(deployment: Deployment, asked: Asked) -> str:
     """Instead of the page the formulas of its figures, section by section. Raises UserError as `fit`."""
-    found = fit(deployment, FitOptions(max_model_len=asked.context, engine=asked.engine))
+    found = fit(deployment, options_for(deployment, max_model_len=asked.context))
     sections = _sections(deployment, asked, found, fit_record(found, [], 0))
     return "\n".join(section.explained() for section in sections)
 
@@ -103,7 +103,7 @@ def _sections(deployment: Deployment, asked: Asked, found: Fit, record: dict[str
 
 
 def _fit(asked: Asked, found: Fit, record: dict[str, Any]) -> Section:
-    command = asked.command("fit", "--engine", asked.engine, "--max-model-len", asked.context)
+    command = asked.command("fit", "--max-model-len", asked.context)
     tables = [fit_table([record], [found])]
     return Section("Does it fit", command, tables, memory_chart([record]), partial(explain_fit, found, record))
 
