@@ -196,8 +196,8 @@ class Printer:
         (kvcalc.load_gpu("h100"), "h100-sxm: 79.18 GiB at 3.35 TB/s, bf16 989 TFLOP/s, fp8 1.98 PFLOP/s"),
         (kvcalc.load_gpu("apple-m3"), "apple-m3: 24.00 GiB at 100 GB/s"),
         (
-            kvcalc.fit(D, kvcalc.FitOptions(kv_cache_memory_bytes=1024 * 36_864)),  # one sequence of 1,024 tokens
-            "gpt2 on 1× h100-sxm (none): 1 sequence of 1,024 tokens, 36.00 MiB for the cache of a GPU",
+            kvcalc.fit(D, kvcalc.FitOptions(kv_cache_memory_bytes=1025 * 36_864)),  # fewer than its blocks and the null block
+            "gpt2 on 1× h100-sxm (vllm): 0 sequences of 1,024 tokens, 36.04 MiB for the cache of a GPU",
         ),
     ],
     ids=["model", "gpu", "gpu without peaks", "fit"],

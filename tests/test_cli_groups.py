@@ -101,8 +101,9 @@ def test_ranks_from_options() -> None:
 def test_commands_that_deploy_share_its_options(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     options = [p.annotation.__metadata__[0] for p in inspect.signature(grouped(_deploys)).parameters.values()]
-    names = [name for option in options for name in (option.default, *(option.param_decls or ())) if name]
-    assert {"--dtype", "--kv-cache-dtype", "--mla-form", "--stack", "--set", "--tp", "--dcp"} <= set(names)
+    names = [name for option in options if not option.hidden for name in (option.default, *(option.param_decls or ())) if name]
+    assert {"--dtype", "--kv-cache-dtype", "--mla-form", "--set", "--tp", "--dcp"} <= set(names)
+    assert {"--engine", "--engine-version", "--bounds", "--calibration"} <= set(names)
     for command in ("compare", "roofline", "latency", "serve"):
         shown = kvcalc(f"{command} --help").out
         assert [name for name in names if name not in shown] == [], command

@@ -86,7 +86,7 @@ def test_a_picture_s_curves_are_told_by_their_ends(kvcalc: Run) -> None:
 
 
 def test_one_sequence_is_explained_by_its_content(kvcalc: Run) -> None:
-    out = kvcalc("fit gpt2 --explain").out
+    out = kvcalc("fit gpt2 --engine none --explain").out
     assert "content at 1,024 tokens: 37,748,736 B (36.00 MiB); the engine holds 37,748,736 B (36.00 MiB) for it" in out
 
 

@@ -42,7 +42,7 @@ def test_what_would_fit_fits(kvcalc: Run, line: str) -> None:
 
 
 def test_what_fits_as_it_is_fits(kvcalc: Run) -> None:
-    line = "fit llama-3.1-8b --gpu a100-40gb --max-model-len 8k --max-num-seqs 64"
+    line = "fit llama-3.1-8b --engine none --gpu a100-40gb --max-model-len 8k --max-num-seqs 64"
     assert "20 × 8,192 fit;" in kvcalc(line).joined
     assert kvcalc(f"{line} --max-num-seqs 20 --format json").records[0]["fits"]
     assert not kvcalc(f"{line} --max-num-seqs 21 --format json").records[0]["fits"]
@@ -71,10 +71,14 @@ def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kv
 @pytest.mark.parametrize(
     ("line", "said"),
     [  # 131,072 bytes a token in bf16: 56.68 GiB hold 14 × 4 GiB, in fp8 28 × 2 GiB
-        ("llama-3.1-8b --max-model-len 32k", "14 users of 32,768 tokens fit on 1× h100-sxm (tp 1), 28 with an fp8 cache ("),
-        ("llama-3.1-8b --max-model-len 32k --gpu a100-80gb", "14 users of 32,768 tokens fit on 1× a100-80gb (tp 1);"),
-        ("llama-3.1-8b --max-model-len 32k --kv-cache-dtype fp8", "28 users of 32,768 tokens fit on 1× h100-sxm (tp 1);"),
-        ("llama-3.1-8b --max-model-len 128k", "3 users of 131,072 tokens fit on 1× h100-sxm (tp 1), 7 with an fp8 cache"),
+        ("llama-3.1-8b --engine none --max-model-len 32k",
+         "14 users of 32,768 tokens fit on 1× h100-sxm (tp 1), 28 with an fp8 cache ("),
+        ("llama-3.1-8b --engine none --max-model-len 32k --gpu a100-80gb",
+         "14 users of 32,768 tokens fit on 1× a100-80gb (tp 1);"),
+        ("llama-3.1-8b --engine none --max-model-len 32k --kv-cache-dtype fp8",
+         "28 users of 32,768 tokens fit on 1× h100-sxm (tp 1);"),
+        ("llama-3.1-8b --engine none --max-model-len 128k",
+         "3 users of 131,072 tokens fit on 1× h100-sxm (tp 1), 7 with an fp8 cache"),
         ("llama-3.1-8b --gpu rtx-4090 --engine llama.cpp --max-model-len 32k", f"q8_0 cache ({UNKNOWN}); one alone to 69,120"),
     ],
 )  # fmt: skip
@@ -93,13 +97,14 @@ def test_the_first_sentence_answers(kvcalc: Run, line: str, said: str) -> None:
 
 def test_the_longest_context_is_of_what_was_asked(kvcalc: Run) -> None:
     """Of one sequence where no number was given; never beyond what the model is made for, whatever the memory holds."""
-    (alone,) = kvcalc("fit llama-3.1-8b --max-model-len 4k --format json").records
-    (eight,) = kvcalc("fit llama-3.1-8b --max-model-len 4k --max-num-seqs 8 --format json").records
+    (alone,) = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --format json").records
+    (eight,) = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --max-num-seqs 8 --format json").records
     assert alone["max_model_len"] > 131_072 and alone["max_model_len"] // 8 == eight["max_model_len"]
-    assert kvcalc("fit llama-3.1-8b --max-model-len 4k").joined.split("; ")[1].startswith("one alone to 131,072 tokens")
+    said = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k").joined
+    assert said.split("; ")[1].startswith("one alone to 131,072 tokens")
     assert (
         f"; 8 at once to {eight['max_model_len']:,} tokens"
-        in kvcalc("fit llama-3.1-8b --max-model-len 4k --max-num-seqs 8").joined
+        in kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --max-num-seqs 8").joined
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 from conftest import Run
 
-LINE = "fit llama-3.1-8b --gpu h100"
+LINE = "fit llama-3.1-8b --engine none --gpu h100"
 
 
 def test_double_the_context_is_half_the_users(kvcalc: Run) -> None:

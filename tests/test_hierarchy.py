@@ -110,7 +110,7 @@ def test_loading_is_as_slow_as_the_disk_or_the_link(kvcalc: Run) -> None:
 
 
 def test_gpus_load_side_by_side_from_one_disk(kvcalc: Run) -> None:
-    one, four = kvcalc("fit llama-3.1-70b --tp 2,4 --disk-bandwidth 1GiB --format json").records[::-1]
+    one, four = kvcalc("fit llama-3.1-70b --engine none --tp 2,4 --disk-bandwidth 1GiB --format json").records[::-1]
     assert one["load_disk_s"] == four["load_disk_s"] == one["checkpoint_bytes"] / 2**30
     assert one["load_link_s"] / four["load_link_s"] == pytest.approx(one["weight_bytes"] / four["weight_bytes"])
 
@@ -120,11 +120,12 @@ def test_gpus_load_side_by_side_from_one_disk(kvcalc: Run) -> None:
 
 def test_offloaded_weights_leave_room_and_cross_in_every_pass(kvcalc: Run) -> None:
     """vLLM's --cpu-offload-gb counts GiB: 4 of them off the weights, 4·2^30 ÷ 64e9 = 67.1 ms over PCIe."""
-    plain, offloaded = (kvcalc(f"fit llama-3.1-8b {more} --format json").records[0] for more in ("", "--cpu-offload-gb 4"))
+    line = "fit llama-3.1-8b --engine none"
+    plain, offloaded = (kvcalc(f"{line} {more} --format json").records[0] for more in ("", "--cpu-offload-gb 4"))
     assert plain["weight_bytes"] - offloaded["weight_bytes"] == offloaded["cpu_offload_bytes"] == 4 << 30
     assert offloaded["kv_budget_bytes"] - plain["kv_budget_bytes"] == 4 << 30
     assert offloaded["cpu_offload_s"] == (4 << 30) / 64e9
-    (all_of_it,) = kvcalc("fit llama-3.1-8b --cpu-offload-gb 100 --format json").records
+    (all_of_it,) = kvcalc("fit llama-3.1-8b --engine none --cpu-offload-gb 100 --format json").records
     assert (all_of_it["weight_bytes"], all_of_it["cpu_offload_bytes"]) == (0, plain["weight_bytes"])
     assert (
         "weights in the host's memory: 4.00 GiB, over its link in every pass, 67.1 ms each"

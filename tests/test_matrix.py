@@ -49,7 +49,8 @@ def test_table_and_pictures(kvcalc: Run, tmp_path: Path) -> None:
 
 def test_pictures_of_several_say_above_them_what_they_share(kvcalc: Run) -> None:
     """128 KiB a token: 8,192 are 1 GiB, 131,072 are 15 GiB more, 5,000 are 0.39 GiB fewer, and no whole number of 1,024."""
-    line = "fit llama-3.1-8b --gpu h100,h200 --matrix --max-num-seqs 1,100000 --max-model-len 8k,5000,131072 --plot -"
+    line = "fit llama-3.1-8b --engine none --gpu h100,h200 --matrix"
+    line += " --max-num-seqs 1,100000 --max-model-len 8k,5000,131072 --plot -"
     drawn = kvcalc(line).out.splitlines()
     assert drawn[0] == "What fits of llama-3.1-8b"
     heads = [n for n, text in enumerate(drawn) if text in ("1× h100-sxm", "1× h200")]

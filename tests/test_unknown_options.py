@@ -31,7 +31,7 @@ SAID = [
         "compare gpt2 gpt2-xl",
         "compare takes no further word: gpt2-xl. `kvcalc size A B` and `kvcalc latency A B` take several models",
     ),
-    ("fit", "fit takes MODEL…, as `kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k --engine vllm` does"),
+    ("fit", "fit takes MODEL…, as `kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k` does"),
     ("llama-3.1-8b", "No such command 'llama-3.1-8b'. A model comes behind a command: `kvcalc size llama-3.1-8b`"),
     ("siz gpt2", "No such command 'siz'. Did you mean 'size'? (see `kvcalc --help`)"),
     ("models gpt2 gpt2-xl", "models takes no further word: gpt2-xl. A list is a,b"),

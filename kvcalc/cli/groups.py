@@ -233,19 +233,15 @@ class Deploying(TimedEngine, frozen=True, kw_only=True):
         gpus = [with_rate_between(card, self.inter_node_bandwidth) for card in cards]
         choices = self.choices()
         run = partial(Deployment, mla_form=self.mla_form, nodes=self.nodes, engine_version=self.engine_version)
-        found: list[Deployment] = []
-        unmeasured: dict[str, None] = {}
-        for m, card, p, r, (engine, word) in product(chosen, gpus, *how, choices):
-            one = run(m, card, p, r, engine=engine).under(word, self.calibration_from)
-            found.append(one)
-            if not (one.calibration or word or engine == "none"):
-                unmeasured[f"no measured times of {engine} on {card.name}: its times are datasheet bounds"] = None
-        if not self.mixed and len(choices) == 1 and choices[0].calibration in ("", DATASHEET):
-            found, remark = on_one_basis(found)
-            if remark:
-                unmeasured = {f"{remark}; --mixed keeps each GPU's own": None}
-        for text in unmeasured:
-            note(text)
+        found = [
+            run(m, card, p, r, engine=engine).under(calibration, self.calibration_from)
+            for m, card, p, r, (engine, calibration) in product(chosen, gpus, *how, choices)
+        ]
+        if self.mixed or len(choices) > 1 or choices[0].calibration not in ("", DATASHEET):
+            return found
+        found, remark = on_one_basis(found)
+        if remark:
+            note(f"{remark}; --mixed keeps each GPU's own")
         return found
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.capacity import FitOptions, fit
+from kvcalc.capacity import fit
+from kvcalc.capacity.options import options_for
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.report.chart import Axis, Chart, Series, plain_tick, si_tick
@@ -64,7 +65,7 @@ def _capital(words: str) -> str:
 
 
 def _users(deployment: Deployment, context: int) -> int:
-    return min(MOST_USERS, fit(deployment, FitOptions(max_model_len=context)).sequences)
+    return min(MOST_USERS, fit(deployment, options_for(deployment, max_model_len=context)).sequences)
 
 
 def _costs(deployment: Deployment, contexts: Sequence[int], users: Sequence[int], price: float) -> tuple[float, ...]:

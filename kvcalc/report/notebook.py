@@ -11,7 +11,7 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.library.engine_choice import engine_choices
+from kvcalc.library.engine_choice import EngineChoice, engine_choices
 from kvcalc.library.load import with_memory, with_rate_between
 from kvcalc.library.words import check_known, from_words
 from kvcalc.model.operators import MLA_FORMS
@@ -201,18 +201,9 @@ def deploy(
     chosen, card = as_model(model), with_memory(as_gpu(gpu), of_kind(memory, "size of memory", str))
     precision = from_words(Precision, {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization})
     ranks = Parallelism(*map(plain, (tp, pp, dp, ep, dcp)))
-    for given, what in (
-        (stack, "stack"),
-        (calibration_from, "GPU to calibrate from"),
-        (inter_node_bandwidth, "rate"),
-        (engine, "engine"),
-        (engine_version, "engine version"),
-        (calibration, "calibration"),
-    ):
+    for given, what in ((calibration_from, "GPU to calibrate from"), (inter_node_bandwidth, "rate")):
         of_kind(given, what, str)
-    choices = engine_choices(engine, calibration, bounds, stack)
-    if len(choices) > 1:
-        raise UserError("a deployment has one engine and one calibration", hint="Deploy once for each")
+    choice = _engine_choice(engine, calibration, bounds, stack)
     if mla_form not in MLA_FORMS:
         raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
     card = with_rate_between(card, inter_node_bandwidth)
@@ -223,11 +214,21 @@ def deploy(
         ranks,
         mla_form,
         nodes=of_kind(plain(nodes), "number of nodes", int),
-        engine=choices[0].engine,
-        engine_version=engine_version,
+        engine=choice.engine,
+        engine_version=of_kind(engine_version, "engine version", str),
     )
     _ = found.ranks  # refused here where they cannot be placed
-    return found.under(choices[0].calibration, calibration_from)
+    return found.under(choice.calibration, calibration_from)
+
+
+def _engine_choice(engine: str, calibration: str, bounds: bool, stack: str) -> EngineChoice:
+    """Return the one engine and calibration that the arguments choose. Raises UserError on several."""
+    for given, what in ((engine, "engine"), (calibration, "calibration"), (stack, "stack")):
+        of_kind(given, what, str)
+    choices = engine_choices(engine, calibration, bounds, stack)
+    if len(choices) > 1:
+        raise UserError("a deployment has one engine and one calibration", hint="Deploy once for each")
+    return choices[0]
 
 
 def plan(models: str | Path | Model | Sequence[str | Path | Model], **options: Any) -> Answer:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from kvcalc.errors import visible
+from kvcalc.library.catalog import preset_files
 from kvcalc.report.export import Record
 from kvcalc.report.layout import WIDTH, Column, Laid, Table, laid_out, markdown
 from kvcalc.units import format_bytes, format_count, format_seconds, format_si
@@ -44,11 +45,20 @@ def time_note(records: Sequence[Record], basis: str = "") -> str:
     for kind in dict.fromkeys(r["time_basis"] for r in records):
         names = dict.fromkeys(basis or r["basis"] for r in records if r["time_basis"] == kind)
         words.append(_BASES[kind].format(", ".join(names)))
+    bounds = [r for r in records if r["time_basis"] == "bound"]
+    words += dict.fromkeys(text for r in bounds if (text := _unmeasured(r["engine"], r["gpu"])))
     widest = max((r.get("time_p90_error") or 0.0 for r in records), default=0.0)
     words += [f"nine of ten such steps of measured servers lie within {widest:.0%}"] if widest else []
     share = max((r.get("uncalibrated_share") or 0.0 for r in records if r["time_basis"] != "bound"), default=0.0)
     words += [_WITHOUT_LAW.format(f"{share:.0%}")] if share >= LEAST_SHARE else []
     return f"times: {'; '.join(words)}"
+
+
+def _unmeasured(engine: str, gpu: str) -> str:
+    """Return why times of an engine on a GPU are bounds; '' if there is a calibration."""
+    if engine == "none" or engine in preset_files(f"calibrations/{gpu}"):
+        return ""
+    return f"no measured times of {engine} on {gpu}"
 
 
 LEAST_SHARE = 0.005

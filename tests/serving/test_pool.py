@@ -13,7 +13,7 @@ MODELS = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v2-lite", "qwen3-next-80b-a3b
 
 def rows(name: str, **ranks: int) -> tuple:
     deployment = Deployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(**ranks))
-    return memory(deployment, FitOptions(kv_cache_memory_bytes=1 << 34)).rows
+    return memory(deployment, FitOptions(engine="none", kv_cache_memory_bytes=1 << 34)).rows
 
 
 @pytest.mark.parametrize("name", MODELS)

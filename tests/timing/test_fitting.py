@@ -263,7 +263,7 @@ def test_without_a_calibration_there_is_none_and_an_unknown_stack_is_named() -> 
     borrowed = load_calibration(load_gpu("a100-40gb-sxm"), "vllm", H100)
     assert borrowed is not None
     assert borrowed.gpu == "h100-sxm"
-    with pytest.raises(UserError, match="no calibration of h100-sxm for stack 'vlm'"):
+    with pytest.raises(UserError, match="no calibration of h100-sxm called 'vlm'"):
         load_calibration(H100, "vlm")
 
 

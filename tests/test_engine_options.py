@@ -1,0 +1,87 @@
+"""The options of an engine are the same in every command: memory and times follow `--engine`."""
+
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+import kvcalc as package
+from kvcalc.capacity.engines import ENGINES
+from kvcalc.library.engine_choice import ENGINE_NAMES, engine_choices
+
+SHORT = {
+    "fit": "fit llama-3.1-8b --context 4k",
+    "latency": "latency llama-3.1-8b --isl 100 --osl 4",
+    "roofline": "roofline llama-3.1-8b",
+    "compare": "compare llama-3.1-8b --variants none",
+    "serve": "serve llama-3.1-8b --num-prompts 4 --isl 100 --osl 4 --rate 1",
+    "plan": "plan llama-3.1-8b --gpu h100 --max-gpus 1 --users 2 --context 4k",
+}
+TIMED = {"vllm": "calibrated", "sglang": "calibrated", "trtllm": "calibrated", "llama.cpp": "bound", "none": "bound"}
+
+
+def test_engine_names_are_the_engines() -> None:
+    assert {*ENGINE_NAMES} == {*ENGINES} == {*TIMED}
+
+
+@pytest.mark.parametrize("command", SHORT)
+@pytest.mark.parametrize("engine", ENGINE_NAMES)
+def test_an_engine_decides_memory_and_times(kvcalc: Run, command: str, engine: str) -> None:
+    record = kvcalc(f"{SHORT[command]} --engine {engine} --format json").records[0]
+    assert record["engine"] == engine
+    assert command == "fit" or record.get("time_basis") == TIMED[engine]
+    if engine == "vllm":
+        assert kvcalc(f"{SHORT[command]} --format json").records[0] == record
+
+
+@pytest.mark.parametrize("command", [name for name in SHORT if name != "fit"])
+def test_the_former_stack_is_another_name_of_them(kvcalc: Run, command: str) -> None:
+    line = f"{SHORT[command]} --format json"
+    assert kvcalc(f"{line} --stack sglang").records == kvcalc(f"{line} --engine sglang").records
+    assert kvcalc(f"{line} --stack datasheet").records == kvcalc(f"{line} --bounds").records
+    assert kvcalc(f"{line} --stack nonsense").err == kvcalc(f"{line} --calibration nonsense").err
+    assert "--stack" not in kvcalc(f"{command} --help").out
+
+
+def test_an_engine_without_measured_times_says_so(kvcalc: Run) -> None:
+    said = "no measured times of"
+    assert f"{said} llama.cpp on h100-sxm" in kvcalc(f"{SHORT['latency']} --engine llama.cpp").joined
+    assert f"{said} vllm on l4" in kvcalc(f"{SHORT['latency']} --gpu l4").joined
+    for options in ("--engine none", "--bounds", ""):
+        assert said not in kvcalc(f"{SHORT['latency']} {options}").joined
+
+
+def test_a_calibration_is_a_name_or_a_file(kvcalc: Run, tmp_path: Path) -> None:
+    preset = Path(package.__file__).parents[1] / "presets/calibrations/h100-sxm/sglang.yaml"
+    own = tmp_path / "own.yaml"
+    own.write_text(preset.read_text("utf-8"), "utf-8")
+    line = f"{SHORT['latency']} --format json"
+    by_name, by_file = (kvcalc(f"{line} --calibration {one}").records for one in ("sglang", own))
+    assert by_name == by_file
+    assert by_name[0]["engine"] == "vllm" and by_name[0]["basis"].startswith("sglang")
+    (borrowed,) = kvcalc(f"{line} --gpu a100-40gb --calibration {own}").records
+    assert borrowed["time_basis"] == "scaled" and borrowed["calibration_from"] == "h100-sxm"
+
+
+def test_options_that_exclude_each_other_and_unknown_engines(kvcalc: Run) -> None:
+    for command in SHORT:
+        found = kvcalc(f"{SHORT[command]} --engine vlm")
+        assert found.code == 2 and "unknown engine 'vlm'. Did you mean vllm?" in found.err
+    assert kvcalc(f"{SHORT['latency']} --bounds --calibration sglang").code == 2
+    assert engine_choices("vllm,SGLang", stack="datasheet,trtllm") == [
+        ("vllm", "datasheet"),
+        ("trtllm", ""),
+        ("sglang", "datasheet"),
+    ]
+
+
+def test_the_python_arguments_are_the_options() -> None:
+    found = package.deploy("llama-3.1-8b", "h100", engine="sglang")
+    assert found == package.deploy("llama-3.1-8b", "h100", stack="sglang")
+    assert found.latency(output_len=4).basis.startswith("sglang")
+    assert found.fit(max_model_len="4k").kv_budget_bytes == found.fit(max_model_len="4k", engine="sglang").kv_budget_bytes
+    bounds = package.deploy("llama-3.1-8b", "h100", bounds=True)
+    assert bounds == package.deploy("llama-3.1-8b", "h100", stack="datasheet")
+    assert bounds.latency(output_len=4).time_basis == "bound"
+    with pytest.raises(package.UserError, match="one engine"):
+        package.deploy("llama-3.1-8b", "h100", engine="vllm,sglang")
