@@ -444,10 +444,17 @@ def test_norms_sinks_and_convolutions_inside_a_part_are_read_with_it() -> None:
 
 @pytest.mark.parametrize(
     ("quantization", "bits", "dtype"),
-    [("fp8", 8, "fp8"), ("awq", 4, "fp16"), ("int4", 4, "fp16"), ("mxfp4", 4, "fp16"), ("int8_weight_only", 8, "fp16")],
+    [
+        ("fp8", 8, "fp8"),
+        ("awq", 4, "fp16"),
+        ("int4", 4, "fp16"),
+        ("mxfp4", 4, "fp4"),
+        ("mxfp4_weight_only", 4, "fp16"),
+        ("int8_weight_only", 8, "fp16"),
+    ],
 )
 def test_stored_small_computed_as_before(quantization: str, bits: int, dtype: str) -> None:
-    """Fewer weight bytes, the same FLOPs; only W8A8 computes in fp8."""
+    """Fewer weight bytes, the same FLOPs; W8A8 computes in fp8, 4-bit weights and activations in fp4."""
     model, batch = load_model("llama-2-7b"), Batch.decode(4096, 4)
     plain, small = (named(model, batch, precision=Precision(quantization=q)) for q in ("", quantization))
     for name, o in small.items():

@@ -16,7 +16,7 @@ from kvcalc.storage.gguf_mix import Facts, Tensor, Use, fitting, mixed_types, mo
 # Bits of 256 elements by the parts of a block in ggml-common.h: scales of 16 bits, packed scales, quants.
 PARTS = {
     "q4_0": 8 * (16 + 32 * 4), "q4_1": 8 * (2 * 16 + 32 * 4), "q5_0": 8 * (16 + 32 * 5), "q5_1": 8 * (2 * 16 + 32 * 5),
-    "q8_0": 8 * (16 + 32 * 8), "iq4_nl": 8 * (16 + 32 * 4), "mxfp4": 8 * (8 + 32 * 4), "nvfp4_ggml": 4 * (4 * 8 + 64 * 4),
+    "q8_0": 8 * (16 + 32 * 8), "iq4_nl": 8 * (16 + 32 * 4), "mxfp4_ggml": 8 * (8 + 32 * 4), "nvfp4_ggml": 4 * (4 * 8 + 64 * 4),
     "q1_0": 2 * (16 + 128),
     "q2_k": 2 * 16 + 16 * 8 + 256 * 2, "q3_k": 16 + 12 * 8 + 256 * 2 + 256, "q4_k": 2 * 16 + 12 * 8 + 256 * 4,
     "q5_k": 2 * 16 + 12 * 8 + 256 * 5, "q6_k": 16 + 16 * 8 + 256 * 6, "iq1_s": 16 + 32 * 8 + 8 * 16,
@@ -36,7 +36,7 @@ def test_blocks_are_their_parts() -> None:
 
 # In the order of `enum ggml_type` (ggml.h) and `enum llama_ftype` (llama.h); –: taken back, or not stored.
 NUMBERED_TYPES = """f32 f16 q4_0 q4_1 – – q5_0 q5_1 q8_0 – q2_k q3_k q4_k q5_k q6_k – iq2_xxs iq2_xs iq3_xxs iq1_s iq4_nl iq3_s
-    iq2_s iq4_xs i8 i16 i32 i64 f64 iq1_m bf16 – – – tq1_0 tq2_0 – – – mxfp4 nvfp4_ggml q1_0"""
+    iq2_s iq4_xs i8 i16 i32 i64 f64 iq1_m bf16 – – – tq1_0 tq2_0 – – – mxfp4_ggml nvfp4_ggml q1_0"""
 NUMBERED_FILES = """f32 f16 q4_0 q4_1 – – – q8_0 q5_0 q5_1 q2_k q3_k_s q3_k_m q3_k_l q4_k_s q4_k_m q5_k_s q5_k_m q6_k iq2_xxs
     iq2_xs q2_k_s iq3_xs iq3_xxs iq1_s iq4_nl iq3_s iq3_m iq2_s iq2_m iq4_xs iq1_m bf16 – – – tq1_0 tq2_0 mxfp4_moe"""
 

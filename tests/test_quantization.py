@@ -37,6 +37,8 @@ MATRIX = {
     "mxfp4": N // 2 + 8 * 512,  # a byte for 32
     "mxfp8": N + 8 * 512,
     "nvfp4": N // 2 + 16 * 512 + 4,  # a byte for 16, and an fp32
+    "mxfp4_weight_only": N // 2 + 8 * 512,
+    "nvfp4_weight_only": N // 2 + 16 * 512 + 4,
     "nvfp4_plain": N // 2 + 16 * 512,  # without it
 }
 
@@ -117,10 +119,10 @@ def test_only_formats_with_scales_of_fp32_have_a_narrower_form(name: str) -> Non
         load_weight_format(name)
 
 
-def test_only_the_schemes_that_compute_in_eight_bits_say_so() -> None:
+def test_only_schemes_with_quantised_activations_name_their_products() -> None:
     computes = {name: f.computes for name, f in WEIGHT_FORMATS.items() if f.computes}
     fp8 = ("fp8", "fp8_per_channel", "fp8_block128", "fp8_block32", "mxfp8")
-    assert computes == {**dict.fromkeys(fp8, "fp8"), "int8": "int8"}
+    assert computes == {**dict.fromkeys(fp8, "fp8"), "int8": "int8", "nvfp4": "fp4", "mxfp4": "fp4"}
 
 
 # grouped(): q [64, 128], k, v [64, 32], o [128, 64]; FFN gate, up [64, 128], down [128, 64]; embedding and head of 1000

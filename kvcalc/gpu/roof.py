@@ -74,7 +74,7 @@ def roofline(operators: Sequence[Operator], gpu: Gpu, memory_alone: bool = False
     found = []
     for operator in operators:
         seconds, bound, computed_in = least_time(operator.cost, operator.dtype, gpu, memory_alone)
-        fallback = computed_in if computed_in != operator.dtype else ""
+        fallback = "" if computed_in in operator.dtype.split("/") else computed_in
         found.append(Placed(operator, seconds * operator.count, bound, fallback))
     return found
 

@@ -11,9 +11,10 @@ from kvcalc.units import format_bytes, format_si
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e21)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
-# What runs a dtype that a GPU has no matrix unit for: products of fp8 weights, say, in bf16 after a conversion.
+# What can run products of a dtype after a conversion: fp8 weights in bf16, for example. 4-bit weights become bf16 on GPUs
+# without an fp4 unit (vLLM, kernels/linear/nvfp4/marlin.py), never fp8.
 _WIDER = {
-    "fp4": ("fp8", "bf16", "fp16", "fp32"),
+    "fp4": ("bf16", "fp16", "fp32"),
     "fp8": ("bf16", "fp16", "fp32"),
     "int8": ("bf16", "fp16", "fp32"),
     "bf16": ("fp16", "tf32", "fp32"),
@@ -42,7 +43,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     memory_bytes: what the driver reports, of unified memory the machine's. usable_share: (GiB, share) pairs: of memory from
     so many GiB on, what the system lets the GPU hold; none where that is all. bandwidth_bytes_per_s: of that memory, decimal.
-    flops_per_s: dense matrix peaks by dtype, absent where there is no unit. vector_flops_per_s: of the other units.
+    flops_per_s: dense matrix peaks by dtype with fp32 accumulators, absent where there is no unit. fp16_accumulate_flops_per_s:
+    the same with fp16 accumulators, where that is faster. vector_flops_per_s: of the other units.
     link_bytes_per_s: to other GPUs, in one direction; link_domain: how many it joins. inter_node_bytes_per_s: of one GPU to
     those on other nodes, in one direction. host_link_bytes_per_s: to the host's memory, likewise.
     register_bytes_per_sm, shared_memory_bytes_per_sm: of one multiprocessor (compute unit, core); their rates, and the L2's,
@@ -60,6 +62,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     aliases: tuple[str, ...] = ()
     usable_share: tuple[tuple[int, Annotated[float, msgspec.Meta(gt=0, le=1)]], ...] = ()
     memory_type: str = ""
+    fp16_accumulate_flops_per_s: dict[str, Rate] = {}
     vector_flops_per_s: dict[str, Rate] = {}
     sms: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
     register_bytes_per_sm: Bytes | None = None
@@ -86,20 +89,33 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return hash(self.name)
 
     def peak(self, dtype: str) -> tuple[float, str]:
-        """(dense matrix FLOP/s, the dtype whose unit does it): the dtype's own, else the next wider one that there is.
+        """Return the dense matrix FLOP/s that products of a dtype can reach at most, and the dtype whose unit they need.
 
-        Raises UserError where the preset gives no peak that could serve.
+        The unit is the dtype's own, else the next wider one. The rate is the fastest documented one, so that a time at this
+        rate is a bound: of the unit with either accumulator, or of a wider unit, as engines convert where that is faster.
+
+        Examples: bf16 on rtx-4080 gives 194.9e12 (fp16 accumulators; 97.5e12 with fp32 ones). int8 on b300, whose int8 unit
+        is slow, gives the 2,250e12 of bf16. `fp4/int8` on rtx-4090 gives int8, as the GPU has no fp4 unit.
+
+        Raises:
+            UserError: The preset gives no peak of this dtype or a wider one.
         """
-        for candidate in (dtype, *_WIDER.get(dtype, ())):
-            if candidate in self.flops_per_s:
-                return self.flops_per_s[candidate], candidate
+        units = self._units(dtype)
+        if units:
+            faster = self.fp16_accumulate_flops_per_s
+            return max(faster.get(unit, self.flops_per_s[unit]) for unit in units), units[0]
         given = ", ".join(self.flops_per_s) or "none"
         hint = f"Its preset gives: {given}. Decode steps alone have a bound without one, by the memory"
         raise UserError(f"{self.name} has no matrix peak for {dtype}", hint=hint)
 
     def computes(self, dtype: str) -> bool:
         """Whether there is a matrix peak that serves products in a dtype, its own or a wider one."""
-        return dtype in self.flops_per_s or any(wider in self.flops_per_s for wider in _WIDER.get(dtype, ()))
+        return bool(self._units(dtype))
+
+    def _units(self, dtype: str) -> list[str]:
+        """Return the dtypes whose matrix units can run products of a dtype: the narrowest first."""
+        names = dtype.split("/")
+        return [unit for unit in (*names, *_WIDER.get(names[-1], ())) if unit in self.flops_per_s]
 
     @property
     def usable_bytes(self) -> int:
@@ -146,8 +162,11 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
                 return key, "has characters that a terminal does not print"
         if not self.name or self.name.startswith(".") or set(self.name) & set("/\\"):
             return "name", f"{self.name!r} is empty or a path; calibrations are looked up in a folder of that name"
-        for key in ("flops_per_s", "vector_flops_per_s"):
+        for key in ("flops_per_s", "fp16_accumulate_flops_per_s", "vector_flops_per_s"):
             for dtype in getattr(self, key):
                 if dtype not in PEAKS:
                     return f"{key}.{dtype}", f"unknown dtype {dtype!r} (known: {', '.join(PEAKS)})"
+        for dtype in self.fp16_accumulate_flops_per_s:
+            if dtype not in self.flops_per_s:
+                return f"fp16_accumulate_flops_per_s.{dtype}", f"flops_per_s gives no {dtype}"
         return "", ""

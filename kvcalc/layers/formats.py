@@ -1,5 +1,6 @@
 """The formats of one model under one precision, as a value: what every weight and every cache row takes."""
 
+from collections.abc import Iterable
 from functools import cached_property
 
 import msgspec
@@ -29,6 +30,14 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         if entry.dtype:
             return FORMATS[entry.dtype]
         return cache_layout(self.kv_cache_dtype).get(entry.role) or FORMATS[self.dtype]
+
+    def attention_dtype(self, entries: Iterable[CacheEntry]) -> str:
+        """Return the dtype that attention over these entries can compute in: fp8 if all are fp8 or nvfp4, else the model's.
+
+        FlashAttention-3, XQA and TensorRT-LLM's kernels multiply such caches in fp8 without a conversion.
+        """
+        names = [self.cache_format(entry).name for entry in entries]
+        return "fp8" if names and all(name.startswith(("fp8", "nvfp4")) for name in names) else self.dtype
 
     def entry_bytes(self, entry: CacheEntry, heads: int) -> int:
         """Bytes of one row of `heads` units of an entry."""
@@ -88,6 +97,11 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @property
     def computed(self) -> str:
-        """What products with quantised matrices compute in, as a remark behind `weights_label`; '' without any."""
+        """What products with quantised matrices compute in, as a remark behind `weights_label`.
+
+        '' without any, and for 4-bit activations: whether a GPU computes in fp4 depends on the GPU.
+        """
         dtypes = dict.fromkeys(stored_format(s.format).computes or self.dtype for s in self.schemes)
+        if any("fp4" in dtype for dtype in dtypes):
+            return ""
         return f" (quantised matrices computed in {' + '.join(dtypes)})" if dtypes else ""

@@ -108,7 +108,7 @@ class Pass:
         kv_heads = 0 if shared else self.heads(first.heads) if first is not None and first.role == "k" else heads
         cached = tuple(dict.fromkeys(self.formats.cache_format(row).name for row in rows))
         return Operator(
-            "attention", self.kind, self.count, "attention", cost, self.formats.dtype,
+            "attention", self.kind, self.count, "attention", cost, self.formats.attention_dtype(rows),
             parts=(("qk", qk), ("softmax", softmax), ("av", av)),
             shape=AttentionShape(heads, kv_heads, key, value, cached, groups),
             role=Role.CORE, form=form,
@@ -116,13 +116,13 @@ class Pass:
 
     def indexer(self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int) -> list[Operator]:
         """Scores of `heads` index heads over `pairs`, weighted and summed, and the `top` best for each token."""
-        queries = self.tokens * heads * width
-        cost = self.cache(entries)._replace(
+        queries, rows = self.tokens * heads * width, tuple(entries)
+        cost = self.cache(rows)._replace(
             flops=pair_flops(pairs, heads, width),
             vector_flops=3 * pairs * heads,  # ReLU, weight, sum
             activation_bytes=(queries + pairs) * self.element,
         )
-        scores = Operator("indexer", self.kind, self.count, "attention", cost, self.formats.dtype, role=Role.CORE)
+        scores = Operator("indexer", self.kind, self.count, "attention", cost, self.formats.attention_dtype(rows), role=Role.CORE)
         best = self.vector("top_k", pairs, self.tokens * top, TOP_K_FLOPS * pairs)
         return [scores, msgspec.structs.replace(best, role=Role.CORE)]
 

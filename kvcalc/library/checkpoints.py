@@ -21,7 +21,8 @@ _ENDINGS: dict[str, str] = {
     "int4-autoround": "int4", "autoround": "int4", "awq": "awq", "gptq": "gptq", "quantized.w4a16": "int4", "w4a16": "int4",
     "quantized.w8a8": "int8_scale16", "w8a8": "int8_scale16", "fp8-dynamic": "fp8_per_channel_scale16",
     "fp8-block": "fp8_block128_scale16",
-    "fp8-static-pertensor": "fp8", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "int4",
+    "fp8-static-pertensor": "fp8", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "nvfp4a16": "nvfp4_weight_only",
+    "mxfp4": "mxfp4", "mxfp4a16": "mxfp4_weight_only", "int4": "int4",
     "int8": "int8", "gguf": "", "instruct": "", "it": "", "chat": "", "hf": "", "base": "", "preview": "", "latest": "",
     "thinking-2507": "", "gguf:latest": "",
 }  # fmt: skip

@@ -11,15 +11,14 @@ at the start. Read 2026-11-22.
 
 from typing import NamedTuple
 
-from kvcalc.layers.ranks import Parallelism
 from kvcalc.library.catalog import key
-from kvcalc.model.precision import Precision
-from kvcalc.model.spec import Model
 from kvcalc.serving.scheduling import Scheduling
 from kvcalc.timing.engine import Engine
 from kvcalc.timing.rows import MeasuredRow
+from kvcalc.timing.serving import INFERENCEX
+from kvcalc.timing.serving import precision_of as precision_of
+from kvcalc.timing.serving import ranks_of as ranks_of
 
-INFERENCEX, NVIDIA = "inferencex", "nvidia"
 POOL, POOLED_ROUNDS = 100, 50  # distinct prompts, and prompts of each client, of runs that hit a prefix cache
 WAITS = Scheduling(whole=True, reserve=1.0, wait_passes=20, wait_share=0.9)  # batch_wait_timeout_iters 20 of 70B at 1k/1k
 
@@ -77,33 +76,3 @@ def driven(row: MeasuredRow, engine: Engine | None) -> Driven:
 def scheduling_of(engine: Engine | None) -> Scheduling:
     """How an engine fills its passes."""
     return Scheduling(engine.decodes_wait, engine.whole, engine.reserve) if engine else Scheduling()
-
-
-def precision_of(row: MeasuredRow, model: Model) -> Precision:
-    """As the run was quantised: a checkpoint that is published quantised runs as published, others in fp8 if the row says so.
-
-    fp8 mixtures, and Qwen's own fp8 checkpoints, are published in blocks of 128 × 128, whatever a run's label calls them.
-    """
-    cache = _cache(row)
-    if model.quantization or not row.dtype.startswith("fp8"):
-        return Precision(kv_cache_dtype=cache)
-    own = row.framework == "trtllm" and key(row.model.rsplit("/", 1)[-1]).startswith("qwen3")
-    blocks = row.op == "e2e_moe" or row.dtype == "fp8_block" or own
-    return Precision(quantization="fp8_block128" if blocks else "fp8", kv_cache_dtype=cache)
-
-
-def _cache(row: MeasuredRow) -> str:
-    """The cache's dtype. Of Llama-70B under vLLM on H100 the queues tell that it was 16 bits wide, whatever is said."""
-    name = key(row.model.rsplit("/", 1)[-1])
-    if row.client == INFERENCEX:
-        if row.framework == "vllm" and name.startswith("llama3170b") and "h100" in row.gpu.lower():
-            return "auto"
-        if not row.cache and (name.startswith("qwen35") or (row.framework == "trtllm" and name.startswith("deepseek"))):
-            return "fp8"
-    return "fp8" if row.cache.startswith("fp8") else "auto"
-
-
-def ranks_of(row: MeasuredRow) -> Parallelism:
-    """The ranks of a run."""
-    tp, *ep = (int(x) for x in row.shape[3:])
-    return Parallelism(tp=tp, ep=max(1, *ep) if ep else 1)

@@ -10,14 +10,14 @@ BLOCKS: dict[str, tuple[int, int]] = {
     "q2_k": (256, 84), "q3_k": (256, 110), "q4_k": (256, 144), "q5_k": (256, 176), "q6_k": (256, 210),
     "iq1_s": (256, 50), "iq1_m": (256, 56), "iq2_xxs": (256, 66), "iq2_xs": (256, 74), "iq2_s": (256, 82),
     "iq3_xxs": (256, 98), "iq3_s": (256, 110), "iq4_xs": (256, 136), "tq1_0": (256, 54), "tq2_0": (256, 66),
-    "mxfp4": (32, 17), "nvfp4_ggml": (64, 36), "q1_0": (128, 18),
+    "mxfp4_ggml": (32, 17), "nvfp4_ggml": (64, 36), "q1_0": (128, 18),
 }  # fmt: skip
 # What a file's header calls them (enum ggml_type in ggml.h).
 TYPES: dict[int, str] = {
     0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 10: "q2_k", 11: "q3_k", 12: "q4_k",
     13: "q5_k", 14: "q6_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 20: "iq4_nl", 21: "iq3_s", 22: "iq2_s",
     23: "iq4_xs", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64", 29: "iq1_m", 30: "bf16", 34: "tq1_0", 35: "tq2_0",
-    39: "mxfp4", 40: "nvfp4_ggml", 41: "q1_0",
+    39: "mxfp4_ggml", 40: "nvfp4_ggml", 41: "q1_0",
 }  # fmt: skip
 # File type → the type that it starts from.
 MIXES: dict[str, str] = {
@@ -26,7 +26,7 @@ MIXES: dict[str, str] = {
     "q4_k_m": "q4_k", "q5_k_s": "q5_k", "q5_k_m": "q5_k", "q6_k": "q6_k", "tq1_0": "tq1_0", "tq2_0": "tq2_0",
     "iq1_s": "iq1_s", "iq1_m": "iq1_m", "iq2_xxs": "iq2_xxs", "iq2_xs": "iq2_xs", "iq2_s": "iq2_xs", "iq2_m": "iq2_s",
     "iq3_xxs": "iq3_xxs", "iq3_xs": "iq3_s", "iq3_s": "iq3_s", "iq3_m": "iq3_s", "iq4_nl": "iq4_nl", "iq4_xs": "iq4_xs",
-    "mxfp4_moe": "mxfp4",
+    "mxfp4_moe": "mxfp4_ggml",
 }  # fmt: skip
 # What a file's metadata call them (enum llama_ftype in llama.h).
 FILE_TYPES: dict[int, str] = {

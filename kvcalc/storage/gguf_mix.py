@@ -98,7 +98,7 @@ class _Mixture:
         if t.use is Use.HEAD or (t.use is Use.EMBEDDING and self.facts.tied):
             return self._head(t, start)
         if self.mix == "mxfp4_moe":
-            return "mxfp4" if t.stacked else "q8_0"
+            return "mxfp4_ggml" if t.stacked else "q8_0"
         if t.use is Use.EMBEDDING:
             return self._embedding() or start
         use = "value" if t.use in VALUES else t.use

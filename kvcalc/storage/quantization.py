@@ -1,8 +1,8 @@
 """How weights are stored: bits, scales and zero points of a matrix, and which matrices of a model a scheme covers.
 
-Storage only. A weight-only scheme (int4, mxfp4…) is computed in bf16; `fp8` as W8A8 computes in fp8. What a scheme keeps
-for a matrix counts: packed values, scales, zero points, indices, codebooks. What it says of every matrix alike (the 16
-levels of NF4, shapes, settings) does not.
+A weight-only scheme (int4, awq, `nvfp4_weight_only` …) computes in the model's dtype. `fp8` (W8A8) computes in fp8, `nvfp4`
+and `mxfp4` (4-bit activations) in fp4, and GGUF's blocks in int8. What a scheme keeps for a matrix counts: packed values,
+scales, zero points, indices, codebooks. What it says of every matrix alike (the 16 levels of NF4, shapes, settings) does not.
 """
 
 import re
@@ -27,7 +27,7 @@ class WeightFormat(msgspec.Struct, frozen=True):
     no multiple of `rows`, which is then not quantised; 0 where the last block is cut short instead. shorter: blocks that
     are taken where `rows` does not divide the inputs, the first that does; a scale per output where none does.
     measured: (bytes, elements) of the matrix where its file states them; nothing else counts then.
-    computes: the dtype of the products; '' means the model's own.
+    computes: the dtype of the products; '' means the model's own. `fp4/int8` is fp4 on GPUs with such a unit, else int8.
     """
 
     name: str
@@ -98,16 +98,32 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         WeightFormat("fp4", 4, 64, scale_bytes=4, flat=True),
         WeightFormat("nf4_double", 4, 64, scale_bytes=1, flat=True, nested=256),
         WeightFormat("fp4_double", 4, 64, scale_bytes=1, flat=True, nested=256),
-        WeightFormat("mxfp4", 4, 32, 1, 1),
+        WeightFormat("mxfp4", 4, 32, 1, 1, computes="fp4"),
+        WeightFormat("mxfp4_weight_only", 4, 32, 1, 1),
         WeightFormat("mxfp8", 8, 32, 1, 1, computes="fp8"),
-        WeightFormat("nvfp4", 4, 16, 1, 1, tensor_bytes=4),
+        WeightFormat("nvfp4", 4, 16, 1, 1, tensor_bytes=4, computes="fp4"),
+        WeightFormat("nvfp4_weight_only", 4, 16, 1, 1, tensor_bytes=4),
         WeightFormat("nvfp4_plain", 4, 16, 1, 1),
         WeightFormat("bitnet", 2, tensor_bytes=2, padded=(1, 4)),
         WeightFormat("quanto4", 4, 128, 1, 4, shorter=(96, 64, 32)),
         WeightFormat("quanto2", 2, 128, 1, 4, shorter=(96, 64, 32)),
     )
 }
-_BLOCK_FORMATS = {n: WeightFormat(n, 0, rows, 1, held) for n, (rows, held) in BLOCKS.items() if n not in WEIGHT_FORMATS}
+_FLOATS = ("f32", "f16", "f64")  # the others' products compute in int8 (ggml-cuda/mmq.cu), 4-bit floats in fp4 on Blackwell
+
+
+def _block_computes(name: str) -> str:
+    """Return the dtype of the products of a GGUF type; '' is the model's own."""
+    if name in _FLOATS:
+        return ""
+    return "fp4/int8" if name.endswith("fp4_ggml") else "int8"
+
+
+_BLOCK_FORMATS = {
+    name: WeightFormat(name, 0, rows, 1, held, computes=_block_computes(name))
+    for name, (rows, held) in BLOCKS.items()
+    if name not in WEIGHT_FORMATS
+}
 _SPELLINGS = {
     "bitsandbytes": "nf4", "modelopt_fp4": "nvfp4", "modelopt": "fp8", "fp8_block": "fp8_block128", "bnb-nf4": "nf4_double",
     "bnb-fp4": "fp4_double", "w8a8": "int8", "w4a16": "int4", "none": "bf16", "gptq_marlin": "gptq", "awq_marlin": "awq",
@@ -153,7 +169,8 @@ def family(name: str) -> str:
 
 
 def _measured(name: str, held: str, elements: str) -> WeightFormat:
-    return WeightFormat(name, 0, measured=(int(held), int(elements)))
+    computes = next((f.computes for block, f in _BLOCK_FORMATS.items() if name.startswith(block)), "")
+    return WeightFormat(name, 0, measured=(int(held), int(elements)), computes=computes)
 
 
 # Names that carry their numbers. `int4_g32`: 4 bits, an fp16 scale per 32 inputs (0 or -1: per output), `_zp` a packed

@@ -33,6 +33,9 @@ _BLOCKS = "fp8_block128"
 _CACHES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8", "fp8_block128": "fp8"}
 _PROJECTIONS = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8_block", "fp8_per_channel": "fp8_block", _BLOCKS: "fp8_block"}
 
+# What products compute in, by the name of the rows that measured them.
+_COMPUTED_IN = {"bfloat16": ("bf16", "fp16"), "fp8": ("fp8",), "fp8_block": ("fp8",), "nvfp4": ("fp4",)}
+
 # Widths of keys and values of the latent attention that was measured: DeepSeek-V3's, absorbed and expanded.
 _LATENTS = ((576, 512), (192, 128))
 
@@ -77,6 +80,13 @@ def products(operators: Sequence[Operator], figures: Figures, calibration: Calib
         for i, column, part in zip(indices, columns, np.split(us, ends[:-1]), strict=True):
             found[i] = Applied(plain(part.reshape(column[0].shape)), entry)
     return found
+
+
+def computes_as_measured(operator: Operator, calibration: Calibration) -> bool:
+    """Return whether the law of an operator was fitted on products in the operator's dtype."""
+    if isinstance(operator.shape, GemmShape):
+        return operator.dtype in _COMPUTED_IN[_products_of(operator.dtype, operator.shape.format, calibration)]
+    return operator.dtype in ("", "bf16", "fp16", "fp8", "fp4")
 
 
 def _products_of(dtype: str, stored: str, calibration: Calibration) -> str:

@@ -17,12 +17,23 @@ def _cost(flops: Array, moved: Array) -> Cost:
     return Cost(flops=flops, activation_bytes=moved)
 
 
-def _element(kind: str) -> int:
+def _element(kind: str) -> float:
+    """Return the bytes of a value at the least: of 4-bit ones without their scales."""
+    if kind.startswith(("int4", "w4", "nvfp4", "mxfp4")):
+        return 0.5
     return 1 if "fp8" in kind else 2
 
 
 def _products(kind: str) -> str:
+    """Return the dtype of the products. MXFP4 weights and MXFP8 activations multiply at the rate of fp8."""
+    if kind.startswith(("nvfp4", "mxfp4")):
+        return "fp4"
     return "fp8" if "fp8" in kind else "bf16"
+
+
+def _attends(kind: str) -> str:
+    """Return the dtype of attention over a cache of this kind: a kernel may multiply an fp8 cache in fp8."""
+    return "fp8" if kind.endswith("fp8") else "bf16"
 
 
 def _gemm_cost(kind: str, m: Array, n: Array, k: Array) -> tuple[Cost, str]:
@@ -34,7 +45,7 @@ def _decode_cost(
 ) -> tuple[Cost, str]:
     seen = attended(length, window)
     moved = 2 * batch * kv_heads * seen * head_dim * _element(kind) + 4 * batch * q_heads * head_dim
-    return _cost(4 * batch * q_heads * seen * head_dim, moved), "bf16"
+    return _cost(4 * batch * q_heads * seen * head_dim, moved), _attends(kind)
 
 
 def _prefill_cost(
@@ -48,12 +59,12 @@ def _prefill_cost(
 
 def _mla_decode_cost(kind: str, batch: Array, heads: Array, length: Array) -> tuple[Cost, str]:
     moved = batch * length * 576 * _element(kind) + 2 * batch * heads * 1088
-    return _cost(2 * batch * heads * length * 1088, moved), "bf16"
+    return _cost(2 * batch * heads * length * 1088, moved), _attends(kind)
 
 
 def _mla_prefill_cost(kind: str, batch: Array, heads: Array, length: Array) -> tuple[Cost, str]:
     pairs = batch * length * (length + 1) / 2
-    return _cost(2 * pairs * heads * 320, 2 * batch * length * heads * 640), "bf16"
+    return _cost(2 * pairs * heads * 320, 2 * batch * length * heads * 640), _attends(kind)
 
 
 def _allreduce_cost(kind: str, ranks: Array, size: Array) -> tuple[Cost, str]:
@@ -69,13 +80,8 @@ def _moe_cost(kind: str, *shape: Array) -> tuple[Cost, str]:
     if given:
         rows, touched = (np.where(g > 0, g, u) for g, u in zip(given[:2], (rows, touched), strict=True))
     elements = (2 if kind.endswith("ungated") else 3) * hidden * inter / tp
-    moved = touched * elements * _weight_bytes(kind) + 4 * np.minimum(rows, tokens) * hidden
+    moved = touched * elements * _element(kind) + 4 * np.minimum(rows, tokens) * hidden
     return _cost(2 * rows * elements, moved), _products(kind)
-
-
-def _weight_bytes(kind: str) -> float:
-    """Bytes of a stored weight: 4-bit ones with their scales."""
-    return 0.5 if kind.startswith(("int4", "w4")) else _element(kind)
 
 
 def _dsa_cost(kind: str, *shape: Array) -> tuple[Cost, str]:

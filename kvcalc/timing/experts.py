@@ -27,7 +27,7 @@ NOTES = {("vllm", "fp8/flashinfer"): _UNTUNED, ("sglang", "bfloat16/flashinfer/u
 STORED = {
     "bf16": ("bfloat16",), "fp16": ("bfloat16",), "fp8": ("fp8", "fp8_block"), "fp8_per_channel": ("fp8", "fp8_block"),
     "fp8_block128": ("fp8_block", "fp8"), "int4": ("int4_wo",), "awq": ("int4_wo",), "gptq": ("int4_wo",),
-    "mxfp4": ("w4a16_mxfp4",), "nvfp4": ("nvfp4",),
+    "mxfp4": ("w4a16_mxfp4",), "mxfp4_weight_only": ("w4a16_mxfp4",), "nvfp4": ("nvfp4",),
 }  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def cells_of(shape: ExpertsShape) -> tuple[str, ...]:
     """
     permuting, others = ("flashinfer", "cutlass"), ("triton", "oai", "marlin")
     order: tuple[str, ...] = (*permuting, *others) if shape.ranks > 1 else ("triton", "oai", "marlin", "cutlass", "flashinfer")
-    if shape.format == "mxfp4":
+    if shape.format.startswith("mxfp4"):
         order = ("oai", "triton") if shape.bias else ("marlin",)
     kernels = (*(f"/{kernel}" for kernel in order), "")
     tail = "" if shape.gated else "/ungated"

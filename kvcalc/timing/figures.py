@@ -33,10 +33,15 @@ def figures_of(gpu: Gpu) -> Figures:
         raise UserError(f"{gpu.name} gives no {missing}, which the time laws need", hint="Only the datasheet bound applies")
     return Figures(
         memory=gpu.bandwidth_bytes_per_s / 1e6,
-        bf16=gpu.peak("bf16")[0] / 1e6,
-        fp8=gpu.peak("fp8")[0] / 1e6,
+        bf16=_peak(gpu, "bf16"),
+        fp8=_peak(gpu, "fp8"),
         sms=gpu.sms,
         l2=float(gpu.l2_bytes),
         link=(gpu.link or gpu.bandwidth_bytes_per_s) / 1e6,
-        fp4=gpu.peak("fp4")[0] / 1e6,
+        fp4=_peak(gpu, "fp4"),
     )
+
+
+def _peak(gpu: Gpu, dtype: str) -> float:
+    """Return the matrix FLOP per µs of the unit that a dtype needs, with fp32 accumulators: measured kernels use those."""
+    return gpu.flops_per_s[gpu.peak(dtype)[1]] / 1e6

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, Cost, GemmShape, Operator, Role
-from kvcalc.timing.applied import by_law, cache_rows, decodes, module, plain, products
+from kvcalc.timing.applied import by_law, cache_rows, computes_as_measured, decodes, module, plain, products
 from kvcalc.timing.calibration import BOUND, CALIBRATED, SCALED, Calibration, Entry
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.families import MOST_DECODE_TOKENS
@@ -26,7 +26,6 @@ from kvcalc.timing.nodes import latency_us
 from kvcalc.timing.routing import BALANCED, Routing
 from kvcalc.units import at_least, maximum
 
-MEASURED = ("bf16", "fp16", "fp8")  # what products compute in that rows are of; others borrow bf16's law
 _VECTOR = Elementwise()
 
 
@@ -69,7 +68,7 @@ def operator_seconds(
         if found and late and gpu.outer_link:
             runs.append(_Run(found.us + late + operator.cost.inter_node_bytes / gpu.outer_link * 1e6, BOUND))
             continue
-        basis = CALIBRATED if found and found.measured and _computes_as_measured(operator) else SCALED
+        basis = CALIBRATED if found and found.measured and computes_as_measured(operator, calibration) else SCALED
         runs.append(_Run(found.us, basis, found.entry) if found else _Run(least[at] * 1e6 + _VECTOR.t0 + late, BOUND))
     _share_modules(operators, runs, figures, calibration)
     timed = []
@@ -77,11 +76,6 @@ def operator_seconds(
         seconds = _larger(run.us * operator.count / 1e6, floor * operator.count)
         timed.append(Timed(_where_busy(operator.cost, seconds), run.basis, run.entry))
     return timed
-
-
-def _computes_as_measured(operator: Operator) -> bool:
-    """Whether rows are of products in this dtype, or it has none."""
-    return operator.dtype in MEASURED or not operator.dtype
 
 
 def _share_modules(operators: Sequence[Operator], runs: list[_Run], figures: Figures, calibration: Calibration) -> None:
@@ -210,7 +204,7 @@ def step_error(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
         or any(map(latency_us, operators))
         or not all(decodes(new) for s in shapes for _, new, _, _ in s.groups)
         or not all(cache_rows(s.cached)[1] for s in shapes)
-        or not all(map(_computes_as_measured, operators))
+        or not all(computes_as_measured(operator, calibration) for operator in operators)
     ):
         return None
     known = calibration.validation.get("mixture" if mixes(operators) else "dense")

@@ -86,7 +86,10 @@ def test_a_peak_is_the_dtype_s_own_or_the_next_wider_one_s() -> None:
     assert toy(bf16=3.0, fp32=1.0).peak("fp16") == (3.0, "bf16")
     assert toy(tf32=2.0, fp32=1.0).peak("fp16") == (2.0, "tf32")
     assert toy(bf16=3.0, fp32=1.0).peak("int8") == (3.0, "bf16")
-    assert toy(fp8=4.0, bf16=3.0).peak("fp4") == (4.0, "fp8")
+    assert toy(fp8=4.0, bf16=3.0).peak("fp4") == (3.0, "bf16")
+    assert toy(bf16=3.0, int8=1.0).peak("int8") == (3.0, "int8")  # converted where that is faster
+    assert toy(int8=4.0, bf16=3.0).peak("fp4/int8") == (4.0, "int8")
+    assert toy(fp4=9.0, int8=4.0).peak("fp4/int8") == (9.0, "fp4")
     with pytest.raises(UserError, match="toy has no matrix peak for fp32"):
         toy(bf16=3.0).peak("fp32")
 
@@ -106,7 +109,7 @@ OPERATIONS: list[tuple[str, str, tuple[float, ...], float, float, str]] = [
         2 * (2 * 2 * 4 * 100 * 64 + 2 * 2 * 8 * 64),
         "bf16",
     ),
-    ("decode_attention", "fp8", (2, 8, 4, 64, 100, 0), 4 * 2 * 8 * 100 * 64, 2 * 2 * 4 * 100 * 64 + 2 * 2 * 2 * 8 * 64, "bf16"),
+    ("decode_attention", "fp8", (2, 8, 4, 64, 100, 0), 4 * 2 * 8 * 100 * 64, 2 * 2 * 4 * 100 * 64 + 2 * 2 * 2 * 8 * 64, "fp8"),
     (
         "decode_attention",
         "bfloat16",
@@ -159,7 +162,7 @@ OPERATIONS: list[tuple[str, str, tuple[float, ...], float, float, str]] = [
     ),
     # 576 wide scores and 512 wide values over 50 latents; those, queries and outputs
     ("mla_decode", "bfloat16", (3, 16, 50), 2 * 3 * 16 * 50 * (576 + 512), 2 * (3 * 50 * 576 + 3 * 16 * (576 + 512)), "bf16"),
-    ("mla_decode", "fp8", (3, 16, 50), 2 * 3 * 16 * 50 * (576 + 512), 3 * 50 * 576 + 2 * 3 * 16 * (576 + 512), "bf16"),
+    ("mla_decode", "fp8", (3, 16, 50), 2 * 3 * 16 * 50 * (576 + 512), 3 * 50 * 576 + 2 * 3 * 16 * (576 + 512), "fp8"),
     # expanded: keys of 192, values of 128; queries, keys, values, outputs
     ("mla_prefill", "bfloat16", (3, 16, 10), 2 * 3 * 55 * 16 * (192 + 128), 2 * 3 * 10 * 16 * (192 + 192 + 128 + 128), "bf16"),
     # 4 tokens to 2 of 8 experts each: 8·(1 − (3/4)^4) = 5.46875 of them reached, three matrices 1000 × 500, a half on each of

@@ -49,7 +49,7 @@ def loaded(start: Start) -> int:
         else:
             held = int(stage.last if name.startswith(("lm_head", "final_norm")) else stage.first)
         local = weight.local(start.ranks)
-        packed = pad and ".experts." in name and formats.weight_format(name, weight).name == "mxfp4"
+        packed = pad and ".experts." in name and formats.weight_format(name, weight).name.startswith("mxfp4")
         size = pad(weight, local) if pad and packed else _unpacked(start, name, local)
         if weight.kind is WeightKind.VECTOR:
             vectors += held * size
@@ -76,7 +76,7 @@ def _mxfp4_padding(start: Start) -> Padding | None:
 
     quantization/mxfp4.py to 0.19, fused_moe/oracle/mxfp4.py since: hidden and intermediate widths are rounded up.
     """
-    if not any(s.format == "mxfp4" for s in start.formats.schemes):
+    if not any(s.format.startswith("mxfp4") for s in start.formats.schemes):
         return None
     gpu, rules = start.gpu, start.release
     if gpu.architecture == "Hopper":

@@ -9,7 +9,7 @@ from kvcalc.library.huggingface.config import Config, show
 from kvcalc.library.huggingface.tools import TOOLS
 
 _ALGORITHMS = {
-    "fp8": "fp8", "nvfp4": "nvfp4", "w4a16_nvfp4": "nvfp4", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
+    "fp8": "fp8", "nvfp4": "nvfp4", "w4a16_nvfp4": "nvfp4_weight_only", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
     "w4a8_mxfp4_fp8": "mxfp4", "fp8_pb_wo": "fp8_block128", "fp8_per_channel_per_token": "fp8_per_channel",
 }  # fmt: skip
 _METHODS = {"mxfp4": "mxfp4", "mxfp8": "mxfp8", "fbgemm_fp8": "fp8_per_channel", "eetq": "int8_weight_only"}
@@ -92,7 +92,9 @@ def by_group(group: Config, q: Config, wide: bool) -> str:
     size = max(w.size("group_size", 0, least=-1), 0)
     strategy = w.word("strategy") or ("group" if size else "channel" if w.get("group_size") == -1 else "tensor")
     if kind == "float" and bits == 4:
-        return {16: "nvfp4", 32: "mxfp4"}.get(size, f"compressed-tensors (fp4 in groups of {size})")
+        computes = "" if group.table("input_activations") else "_weight_only"
+        name = {16: "nvfp4", 32: "mxfp4"}.get(size)
+        return name + computes if name else f"compressed-tensors (fp4 in groups of {size})"
     if kind == "float" and bits == 8:
         return _float8(w, strategy, size, packing, "" if wide else "_scale16")
     if kind != "int" or not 2 <= bits <= 8:

@@ -85,7 +85,7 @@ def quark(q: Config) -> str:
     if dtype == "fp8_e4m3" and scheme in ("per_tensor", "per_channel"):
         return "fp8" if scheme == "per_tensor" else "fp8_per_channel"
     if dtype == "fp4" and scheme == "per_group" and weight.get("group_size") == 32 and scale == "e8m0":
-        return "mxfp4"
+        return "mxfp4" if q.nested("global_quant_config").table("input_tensors") else "mxfp4_weight_only"
     return f"quark ({dtype} {scheme})"
 
 
@@ -96,7 +96,7 @@ def mlx(q: Config) -> str:
     """
     mode = q.word("mode", "affine")[:20]
     if mode != "affine":
-        return {"mxfp4": "mxfp4", "mxfp8": "mxfp8", "nvfp4": "nvfp4_plain"}.get(mode, f"mlx ({mode})")
+        return {"mxfp4": "mxfp4_weight_only", "mxfp8": "mxfp8", "nvfp4": "nvfp4_plain"}.get(mode, f"mlx ({mode})")
     return f"affine{q.size('bits', 4)}_g{q.size('group_size', 64)}"
 
 
