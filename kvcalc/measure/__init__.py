@@ -1,4 +1,7 @@
-"""The real layers on the machine at hand, against the prediction. The only room with torch, which is an extra."""
+"""Run the real torch layers on this machine and compare them with the prediction.
+
+Only this package imports torch, which is an optional dependency.
+"""
 
 from importlib.util import find_spec
 
@@ -6,6 +9,6 @@ from kvcalc.errors import UserError
 
 
 def require_torch() -> None:
-    """Raises UserError naming the extra where torch is not installed."""
+    """Raise UserError with the command to type if torch is not installed."""
     if find_spec("torch") is None:
         raise UserError("`kvcalc measure` runs torch, which is not installed", hint="Run pip install 'kvcalc[measure]'")

@@ -32,12 +32,12 @@ MLA = (512, 64, 128)  # kv_lora_rank, qk_rope_head_dim and v_head_dim that the f
 
 
 def measured_rows(found: Iterable[tuple[Case | None, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The rows for cases and their records."""
+    """Return the CSV rows of measured cases."""
     return [row for case, record in found if case and (row := _row(case, record))]
 
 
 def gpu_name(device: str) -> str:
-    """The name that presets and rows know a device by, else the vendor's own."""
+    """Return the preset name of a device, or the vendor's name if there is no preset."""
     return next((name for mark, name in _GPUS if mark in device), device)
 
 
@@ -76,7 +76,7 @@ def _grouped(spec: Grouped, dtype: str, decode: bool) -> dict[str, Any]:
     return shape if decode else shape | {"attn_dtype": dtype}
 
 
-ROWS = {"gemm": 48, "decode_attention": 50, "prefill_attention": 40}  # of a family and data type
+ROWS = {"gemm": 48, "decode_attention": 50, "prefill_attention": 40}  # rows per family and dtype
 LONGEST = {"cpu": 0.02, "cuda": 0.02}  # seconds under the roof
 COLUMNS = {
     "gemm": ("m", "n", "k"),
@@ -86,18 +86,18 @@ COLUMNS = {
 HEADS = ((32, 8, 128), (8, 1, 128), (64, 8, 128), (16, 2, 128), (32, 8, 64), (8, 4, 256))
 MATRICES = ((4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (1024, 8192), (10240, 8192), (57344, 8192), (1024, 2048))
 PAST_CACHE, MOST_COPIES = 4, 64
-_FP8_MAX = 448.0  # of torch.float8_e4m3fn
+_FP8_MAX = 448.0  # maximum of torch.float8_e4m3fn
 
 
 class Shape(NamedTuple):
-    """One call to time. counts: as COLUMNS names them."""
+    """One kernel call to time. `counts` are the columns in COLUMNS."""
 
     op: str
     dtype: str
     counts: tuple[int, ...]
 
     def seconds(self, gpu: Gpu) -> float:
-        """The least time under the roof of `gpu`."""
+        """Return the roofline bound of the call on `gpu`, in seconds."""
         kind = f"{self.dtype}/{self.dtype}" if self.op == "prefill_attention" else self.dtype
         found = cost_of(self.op, kind, tuple(torch.tensor([float(c)]).numpy() for c in self.counts))
         assert found is not None
@@ -105,7 +105,7 @@ class Shape(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What its tensors take, one copy of each, with room for what is made on the way."""
+        """Bytes of all tensors of the call, including intermediate results."""
         if self.op == "gemm":
             m, n, k = self.counts
             return 2 * (2 * m * k + n * k + m * n)
@@ -115,7 +115,12 @@ class Shape(NamedTuple):
 
 
 def planned(machine: Machine, gpu: Gpu) -> list[Shape]:
-    """The shapes to measure on this machine, whose roof is `gpu`: of each family and data type as many as ROWS says."""
+    """Return the shapes to measure: ROWS states their number per family and dtype.
+
+    Args:
+        machine: The machine to measure on.
+        gpu: The machine's measured ceilings as a preset.
+    """
     fp8 = machine.cuda and torch.cuda.get_device_capability(machine.device) >= (8, 9)
     lengths = [2**e for e in range(4, 18)]
     candidates = [Shape("gemm", "bfloat16", (2**e, n, k)) for e in range(14) for n, k in MATRICES]
@@ -133,7 +138,7 @@ def planned(machine: Machine, gpu: Gpu) -> list[Shape]:
 
 
 def _spread(timed_shapes: list[tuple[float, Shape]], count: int) -> list[Shape]:
-    """`count` of the shapes, evenly in the logarithm of their times."""
+    """Return `count` shapes, spaced evenly in the logarithm of their times."""
     ordered = sorted(timed_shapes)
     if len(ordered) <= count:
         return [shape for _, shape in ordered]
@@ -150,7 +155,16 @@ def measured(
     shapes: list[Shape], machine: Machine, seconds: float, graphs: bool, refused: Callable[[str], None],
     progress: Callable[[str, int], None],
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Rows of the one CSV format, as they come; `refused` is told of shapes that this machine cannot run."""
+    """Yield measured rows in the CSV format.
+
+    Args:
+        shapes: Kernel calls to time.
+        machine: The machine to measure on.
+        seconds: Time to spend on each call.
+        graphs: Whether to replay CUDA graphs.
+        refused: Receives a message for each shape that this machine cannot run.
+        progress: Receives the next step and the number of finished steps.
+    """
     for done, shape in enumerate(shapes):
         progress(f"{shape.op} {shape.dtype}", done)
         try:
@@ -170,7 +184,7 @@ def _calibration_row(shape: Shape, machine: Machine, us: float) -> dict[str, Any
 
 
 def _gemm(shape: Shape, machine: Machine) -> list[Callable[[], object]]:
-    """Products with weights that rotate until they have left the last-level cache."""
+    """Return matrix products whose weights rotate, so that each read misses the last-level cache."""
     m, n, k = shape.counts
     size = n * k * (1 if shape.dtype == "fp8" else 2)
     copies = max(1, min(MOST_COPIES, math.ceil(PAST_CACHE * machine.cache_bytes / size), machine.free_bytes() // (2 * size)))
@@ -183,14 +197,14 @@ def _gemm(shape: Shape, machine: Machine) -> list[Callable[[], object]]:
 
 
 def _fp8_linear(x: torch.Tensor, weight: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
-    """A product in fp8 with a dynamic scale of the whole input."""
+    """Return an fp8 product with one dynamic scale for the whole input."""
     scale = x.abs().amax().float() / _FP8_MAX
     packed = (x / scale).to(torch.float8_e4m3fn)
     return torch._scaled_mm(packed, weight.t(), scale_a=scale, scale_b=one, out_dtype=torch.bfloat16)
 
 
 def _attention(shape: Shape, machine: Machine) -> list[Callable[[], object]]:
-    """Attention of one token or of fresh prompts, the write to the cache included."""
+    """Return attention of one new token or of whole prompts, including the write to the cache."""
     batch, q_heads, kv_heads, width, length, _ = shape.counts
     new = length if shape.op == "prefill_attention" else 1
     make = partial(torch.randn, device=machine.device, dtype=torch.bfloat16)
@@ -211,5 +225,5 @@ _STEPS: dict[str, Callable[[Shape, Machine], list[Callable[[], object]]]] = {
 
 
 def fitted_gpu(machine: Machine, gpu: Gpu) -> Gpu:
-    """The roof that laws are fitted under: where a machine has no multiprocessors, its threads stand for them."""
+    """Return the roofline for the fit. CPU threads take the place of multiprocessors."""
     return gpu if gpu.sms else msgspec.structs.replace(gpu, sms=max(1, machine.threads))

@@ -23,21 +23,21 @@ _MEANS = {"window": "mha/window:1024", "cla": "cla:2"}
 
 
 def standard_model(heads: int) -> Model:
-    """One MHA layer of so many heads of width 128 on a residual as wide as they are together."""
+    """Return one MHA layer with `heads` heads of width 128; the hidden size is heads · 128."""
     mixer = Grouped(num_attention_heads=heads, num_key_value_heads=heads, head_dim=128)
     return _bare(Model(name="standard", hidden_size=heads * 128, vocab_size=1, layers=1, kinds={"full": Layer(parts=(mixer,))}))
 
 
 def named(base: Model, text: str) -> Model:
-    """The stack for a variant: one of `NAMES` at its usual size, or a form that `compare` knows (gqa:4, window:512 …).
+    """Return the layers of a variant: one of `NAMES`, or a form of `compare` such as gqa:4.
 
-    Two layers where they share a cache, else one. Raises UserError for an unknown form.
+    There are two layers if they share a cache, otherwise one. Raises UserError for an unknown form.
     """
     return whole(msgspec.structs.replace(base, layers=2 if "cla" in _steps(base, text) else 1), text)
 
 
 def whole(model: Model, text: str) -> Model:
-    """`model` with the variant in every layer that attends. Raises UserError for an unknown form."""
+    """Return `model` with the variant in every attention layer. Raises UserError for an unknown form."""
     steps = _steps(model, text)
     if steps == "recurrent":
         return _recurrent(model)
@@ -48,7 +48,7 @@ def whole(model: Model, text: str) -> Model:
 
 
 def _steps(model: Model, text: str) -> str:
-    """What `compare` calls a variant. Raises UserError for one that `measure` has no layers of."""
+    """Return the variant in the notation of `compare`. Raises UserError if there is no torch layer."""
     name = text.strip().lower()
     steps = f"gqa:{max(1, _heads(model) // 4)}" if name == "gqa" else _MEANS.get(name, name)
     known = [*NAMES, "none", "hybrid"]
@@ -58,7 +58,7 @@ def _steps(model: Model, text: str) -> str:
 
 
 def base_of(model: Model) -> Model:
-    """One layer of the model's first kind that attends, for other variants to be put in place of."""
+    """Return a model of one layer, the first attention layer, which variants replace."""
     for kind in model.order:
         layer = model.kinds[kind]
         if any(part.attends for part in layer.mixers):
@@ -67,7 +67,10 @@ def base_of(model: Model) -> Model:
 
 
 def stacks_of(model: Model) -> dict[str, Model]:
-    """Kind → the stack of a model's own layer of that kind, behind the layer whose cache it reads where it has none."""
+    """Return one stack for each kind of layer in the model.
+
+    A layer that reads another layer's cache is preceded by that layer.
+    """
     found = {}
     for index, kind in enumerate(model.order):
         layer = model.kinds[kind]
@@ -81,7 +84,7 @@ def stacks_of(model: Model) -> dict[str, Model]:
 
 
 def _bare(model: Model) -> Model:
-    """The same layers without feed-forward parts and norms."""
+    """Return the model without FFNs and norms."""
     kinds = {
         name: Layer(parts=tuple(p for p in layer.parts if p.label), norms=0, shares_cache=layer.shares_cache)
         for name, layer in model.kinds.items()
@@ -94,7 +97,7 @@ def _heads(base: Model) -> int:
 
 
 def _recurrent(model: Model) -> Model:
-    """Gated delta nets with as many heads as the attention, of the same widths, in its place."""
+    """Return the model with gated delta nets in place of attention, with equal heads and widths."""
     heads, _, width = max(part.as_mha() for layer in model.kinds.values() for part in layer.mixers)
     mixer = GatedDeltaNet(
         linear_num_key_heads=heads, linear_num_value_heads=heads, linear_key_head_dim=width, linear_value_head_dim=width
@@ -110,8 +113,11 @@ ALIGNED = 64  # bytes that torch aligns a CPU tensor to
 
 
 class Case(NamedTuple):
-    """One measurement. variant: what it is called. Decode writes token `context` behind context − 1 cached ones; prefill
-    passes `context` tokens into an empty cache."""
+    """One measurement.
+
+    Decode writes token `context` after context − 1 cached tokens. Prefill passes `context` tokens into
+    an empty cache. `variant` is the printed name.
+    """
 
     variant: str
     model: Model
@@ -129,7 +135,7 @@ class Case(NamedTuple):
 
 
 class Stack:
-    """The mixers of a case, one after the other. Weights and inputs are random."""
+    """The mixers of a case in order, with random weights and inputs."""
 
     def __init__(self, case: Case, machine: Machine, dtype: str, kernel: str) -> None:
         self.case, self.machine, self.dtype = case, machine, DTYPES[dtype]
@@ -143,7 +149,7 @@ class Stack:
         self.x = torch.randn(case.batch_size, case.new, model.hidden_size, device=machine.device).to(self.dtype)
 
     def caches(self, block_size: int = 0) -> list[LayerCache]:
-        """A cache for every layer that stores one, and again for the layer that reads it."""
+        """Return one cache per layer. A layer that shares a cache gets the cache of its owner."""
         found: list[LayerCache] = []
         for layer, mixer in zip(self.layers, self.mixers, strict=True):
             if layer.shares_cache:
@@ -154,14 +160,14 @@ class Stack:
         return found
 
     def step(self, caches: list[LayerCache]) -> Tensor:
-        """The whole layers: projections, cache, attention or scan, and the projection back."""
+        """Run whole layers: projections, cache write, attention or scan, output projection."""
         x = self.x
         for mixer, cache in zip(self.mixers, caches, strict=True):
             x = mixer(x, cache, self.case.past)
         return x
 
     def core(self) -> Callable[[list[LayerCache]], Tensor]:
-        """The middle step of each layer alone, on what the projections gave once."""
+        """Return a function that runs only attention (or the scan) of each layer, on fixed projections."""
         prepared = [mixer.prepare(self.x, self.case.past) for mixer in self.mixers]
 
         def step(caches: list[LayerCache]) -> Tensor:
@@ -173,12 +179,15 @@ class Stack:
 
 
 def storage_bytes(caches: list[LayerCache]) -> int:
-    """Bytes of the tensors' storage, each cache once."""
+    """Return the bytes of all tensors; a shared cache counts once."""
     return sum(cache.storage_bytes for cache in {id(c): c for c in caches}.values())
 
 
 def allocated(make: Callable[[], list[LayerCache]], machine: Machine) -> tuple[list[LayerCache], int]:
-    """(caches, bytes that the allocator holds for them): its own count on a GPU, the C library's on Linux."""
+    """Return caches and the bytes that the allocator reserved for them.
+
+    On a GPU, torch's allocator counts them. On Linux, the C library does.
+    """
     if machine.cuda:
         before = torch.cuda.memory_allocated(machine.device)
         caches = make()
@@ -197,7 +206,10 @@ def _rounded(size: int, unit: int) -> int:
 
 
 def _usable_size() -> Callable[[Tensor], int]:
-    """What the C library set aside for a tensor; where it cannot be asked, the storage in whole alignment units."""
+    """Return a function that gives the bytes that the C library reserved for a tensor.
+
+    Without such a C library, it rounds the storage up to the alignment.
+    """
     import ctypes
     import platform
 

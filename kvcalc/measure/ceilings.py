@@ -38,11 +38,16 @@ from kvcalc.measure.machine import Machine
 from kvcalc.measure.torch_cache import DTYPES
 from kvcalc.model.spec import Source
 
-LEAST, FEWEST, MOST = 5, 3, 100  # repeats: usually at least, where they are slow, at most
+MIN_REPEATS, MIN_SLOW_REPEATS, MAX_REPEATS = 5, 3, 100
 
 
 class Timing(NamedTuple):
-    """Seconds of one call: median, and the 10th and 90th percentile of so many repeats. graph: replayed from a CUDA graph."""
+    """Seconds of one call: the median, the 10th and the 90th percentile.
+
+    Attributes:
+        repeats: Number of repeats.
+        graph: Whether a CUDA graph was replayed.
+    """
 
     median: float
     low: float
@@ -57,7 +62,10 @@ class Timing(NamedTuple):
 
 
 def timed(step: Callable[[], object], machine: Machine, copies: int = 1, seconds: float = 1.0, graphs: bool = True) -> Timing:
-    """Times `step` for about `seconds`: five repeats at least, three where they take longer than three times that."""
+    """Return the time of one call in `step`, measured for about `seconds`.
+
+    There are at least five repeats, or three if they take longer than three times `seconds`.
+    """
     if machine.cuda:
         return _on_gpu(step, machine, copies, seconds, graphs)
     step()
@@ -71,7 +79,7 @@ def timed(step: Callable[[], object], machine: Machine, copies: int = 1, seconds
 
 
 def once(step: Callable[[], object], machine: Machine) -> float:
-    """Seconds of one call as it comes, the wait for a GPU included."""
+    """Return the seconds of one call without a warm-up, including the wait for the GPU."""
     machine.synchronize()
     begun = machine.now()
     step()
@@ -80,12 +88,12 @@ def once(step: Callable[[], object], machine: Machine) -> float:
 
 
 def _enough(repeats: int, taken: float, seconds: float) -> bool:
-    least = LEAST if taken < 3 * seconds else FEWEST
-    return repeats >= MOST or (repeats >= least and taken >= seconds)
+    min_repeats = MIN_REPEATS if taken < 3 * seconds else MIN_SLOW_REPEATS
+    return repeats >= MAX_REPEATS or (repeats >= min_repeats and taken >= seconds)
 
 
 def summary(times: list[float], graph: bool = False) -> Timing:
-    """The median and the 10th and 90th percentile of some times."""
+    """Return the median and the 10th and 90th percentiles of times in seconds."""
     ordered = sorted(times)
     last = len(ordered) - 1
     middle = (ordered[last // 2] + ordered[(last + 1) // 2]) / 2
@@ -93,7 +101,7 @@ def summary(times: list[float], graph: bool = False) -> Timing:
 
 
 def _on_gpu(step: Callable[[], object], machine: Machine, copies: int, seconds: float, graphs: bool) -> Timing:
-    """Events around each repeat; a CUDA graph of the step where it can be captured, so that the host is out of the way."""
+    """Return the time between CUDA events, with a CUDA graph of the step if it can be captured."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -124,20 +132,25 @@ def _on_gpu(step: Callable[[], object], machine: Machine, copies: int, seconds: 
     return summary(found, captured)
 
 
-WIDTH, TOGETHER = 1024, 4  # of square weights, and how many make a layer of them
+WIDTH = 1024  # of square weights
+WEIGHTS_PER_LAYER = 4
 SMALLEST = 16  # side of a matrix that counts as one: convolutions and vectors are none
-PAST_CACHE = 4  # square weights rotate over so many times the last-level cache
+PAST_CACHE = 4  # size of all rotating weights ÷ last-level cache
 REPEATS = 9
 
 
 class Products(NamedTuple):
-    """x [rows, k] · W [k, n]: seconds for each of the k·n elements of W, at so many rows, in ascending order."""
+    """Seconds per weight element of x [rows, k] · W [k, n], at ascending numbers of rows."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def taken(self, rows: float, elements: float) -> float:
-        """Seconds of a product: in a straight line between measured rows, by row beyond the most, as the fewest below."""
+        """Return the seconds of a product whose weights have `elements` elements.
+
+        Between measured numbers of rows the time is linear. Above the largest it grows with the rows. Below
+        the smallest it is constant.
+        """
         if rows >= self.rows[-1]:
             return self.seconds[-1] * elements * rows / self.rows[-1]
         if rows <= self.rows[0]:
@@ -148,7 +161,7 @@ class Products(NamedTuple):
 
 
 class Weights:
-    """Layers of weights [outputs, inputs], taken in turn, so that each has left the caches when its turn comes again."""
+    """Layers of weights [outputs, inputs], used in turn, so that each use reads them from memory."""
 
     def __init__(self, machine: Machine, layers: Sequence[Sequence[Tensor]]) -> None:
         self.machine, self.turn = machine, 0
@@ -156,7 +169,7 @@ class Weights:
         self.layers = [[w for w in layer if min(w.shape) >= SMALLEST] or layer for layer in matrices]
 
     def seconds(self, rows: int) -> float:
-        """Seconds for each element of the next layer's weights, of products of so many rows with each of them."""
+        """Return the seconds per weight element of products of `rows` rows with the next layer."""
         layer = self.layers[self.turn]
         self.turn = (self.turn + 1) % len(self.layers)
         inputs = {width: layer[0].new_ones(rows, width) for width in {w.shape[1] for w in layer}}
@@ -165,11 +178,11 @@ class Weights:
 
 
 def measured_products(machine: Machine, dtype: str, rows: Sequence[int], size: int) -> Products:
-    """Medians at each of `rows`, over `size` bytes of square weights at most."""
+    """Return the median times at each number of rows, with at most `size` bytes of square weights."""
     one = torch.randn(WIDTH, WIDTH, device=machine.device).mul_(WIDTH**-0.5).to(DTYPES[dtype])
     room = min(size, PAST_CACHE * machine.cache_bytes, machine.free_bytes() // 4)
-    count = max(1, room // (TOGETHER * one.untyped_storage().nbytes()))
-    weights = Weights(machine, [[one.clone() for _ in range(TOGETHER)] for _ in range(count)])
+    count = max(1, room // (WEIGHTS_PER_LAYER * one.untyped_storage().nbytes()))
+    weights = Weights(machine, [[one.clone() for _ in range(WEIGHTS_PER_LAYER)] for _ in range(count)])
     found = [[weights.seconds(number) for number in rows] for _ in range(REPEATS)]
     return Products(tuple(rows), tuple(statistics.median(column) for column in zip(*found, strict=True)))
 
@@ -180,8 +193,15 @@ FEW_ROWS, FEW_BYTES = (1, 4, 16, 64, 256), 512 << 20
 
 
 class Ceilings(NamedTuple):
-    """Bytes per second by kind of access, FLOP/s by dtype, seconds of the smallest operation, and products of few rows in the
-    first of the dtypes."""
+    """Measured ceilings of a machine.
+
+    Attributes:
+        copy_bytes_per_s: Bytes read plus bytes written by a copy, per second.
+        read_bytes_per_s: Bytes per second if data is only read.
+        flops_per_s: FLOP/s of the best square product, by dtype.
+        launch_s: Seconds of the smallest operation.
+        products: Times of products with few rows, in the first dtype.
+    """
 
     copy_bytes_per_s: float
     read_bytes_per_s: float
@@ -198,7 +218,7 @@ class Ceilings(NamedTuple):
 def measured_ceilings(
     machine: Machine, dtypes: Sequence[str], progress: Callable[[str], None] = lambda _: None, seconds: float = 0.4
 ) -> Ceilings:
-    """Measures them. `progress` is told what comes next."""
+    """Measure the ceilings; `progress` receives the name of each next step."""
     progress("bandwidth")
     copy, read = bandwidth(machine, seconds)
     rates = {}
@@ -217,7 +237,7 @@ def measured_ceilings(
 
 
 def bandwidth(machine: Machine, seconds: float = 0.4) -> tuple[float, float]:
-    """(bytes per second of a copy, of reading alone)."""
+    """Return bytes per second of a copy and of a pure read."""
     size = min(max(256 << 20, 8 * machine.cache_bytes), machine.free_bytes() // 4, 4 << 30)
     source = torch.ones(size // 4096 // 4, 4096, device=machine.device)
     target, vector = torch.empty_like(source), torch.ones(4096, device=machine.device)
@@ -228,7 +248,7 @@ def bandwidth(machine: Machine, seconds: float = 0.4) -> tuple[float, float]:
 
 
 def matrix_rate(machine: Machine, dtype: str, seconds: float = 0.4) -> float:
-    """FLOP/s of a square product."""
+    """Return the FLOP/s of the best square product."""
     best = 0.0
     for size in _sizes(LARGEST[machine.device.type]):
         a = torch.randn(size, size, device=machine.device).to(DTYPES[dtype])
@@ -252,9 +272,9 @@ def _sizes(largest: int) -> Iterator[int]:
 
 
 def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
-    """This machine as a GPU preset whose figures are the measured ceilings.
+    """Return this machine as a GPU preset with the measured ceilings.
 
-    On a CPU the same units run vectors and products, so that elementwise work is held against the fp32 rate.
+    On a CPU, vector work has the fp32 rate, because the same units run vectors and products.
     """
     source = Source(
         document=f"kvcalc {__version__} measure, torch {torch.__version__}, {machine.name}",
@@ -278,7 +298,10 @@ def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
 
 
 def preset_path(name: str) -> Path:
-    """Where the preset `name` will be written: the first of the user's own folders. Raises UserError on a name in use."""
+    """Return the path for a new preset in the user's first preset folder.
+
+    Raises UserError if the name is invalid or in use.
+    """
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,60}", name):
         raise UserError(f"{name!r} is no preset name", hint="Use lower-case letters, digits, . _ and -")
     try:
@@ -292,7 +315,7 @@ def preset_path(name: str) -> Path:
 
 
 def save(gpu: Gpu, path: Path) -> None:
-    """Write the preset, with its folder. Raises UserError where that cannot be done."""
+    """Write the preset and create its folder. Raises UserError if writing fails."""
     import yaml
 
     defaults = {f.name: f.default for f in msgspec.structs.fields(Gpu)}

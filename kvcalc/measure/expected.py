@@ -60,9 +60,14 @@ _SCATTERS = ("index_put_", "_index_put_impl_", "index_copy_", "scatter_")
 
 
 class Traffic(NamedTuple):
-    """Of one step: operations, bytes read and written by them one by one, FLOPs, and Σ max(bytes/bandwidth, FLOPs/peak).
+    """Work of one step, counted operation by operation.
 
-    reached_s: the same where products of few rows take what was measured for them.
+    Attributes:
+        launches: Number of operations.
+        bytes: Bytes that the operations read and write.
+        flops: FLOPs of matrix products.
+        seconds: Sum over operations of max(bytes ÷ bandwidth, FLOPs ÷ peak).
+        reached_s: The same sum with the measured times of products with few rows.
     """
 
     launches: int
@@ -73,10 +78,13 @@ class Traffic(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """What a step runs beside products with weights, operation by operation: bytes through elementwise operations, elements
-    through activations, and products of activations as (rows, elements of the other factor).
+    """Work of a mixer without a fused kernel, except products with weights.
 
-    A triangular system counts as the product that its inverse would be.
+    Attributes:
+        moved_bytes: Bytes that elementwise operations read and write.
+        activations: Elements that activation functions compute.
+        products: Products of activations, as (rows, elements of the other factor). A triangular system
+            counts as one product.
     """
 
     moved_bytes: int
@@ -85,7 +93,7 @@ class Plain(NamedTuple):
 
 
 class _Calls(TorchDispatchMode):
-    """Counts every operation, views among them."""
+    """Count every operation, including views."""
 
     count = 0
 
@@ -95,7 +103,7 @@ class _Calls(TorchDispatchMode):
 
 
 def calls(step: Any) -> int:
-    """Runs `step` once: how many of torch's operations it calls, views among them."""
+    """Run `step` once and return its number of torch operations, including views."""
     with torch.no_grad(), _Calls() as counter:
         step()
     return counter.count
@@ -150,27 +158,27 @@ class _Plain(TorchDispatchMode):
 
 
 def plain_of(step: Any) -> Plain:
-    """Runs `step` once and counts it. Tensors of shapes alone, on torch's device `meta`, count as others do."""
+    """Run `step` once and return its work. Tensors on the `meta` device count like real tensors."""
     with torch.no_grad(), _Plain() as counter:
         step()
     return Plain(counter.moved, counter.activations, tuple(counter.products))
 
 
 def traffic_of(step: Any, ceilings: Ceilings, dtype: str) -> Traffic:
-    """Runs `step` once and counts it."""
+    """Run `step` once and return its traffic."""
     with torch.no_grad(), _Counter(ceilings, ceilings.flops_per_s[dtype]) as counter:
         step()
     return Traffic(counter.launches, counter.bytes, counter.flops, counter.seconds, counter.reached_s)
 
 
 def _aliases(read: list[Tensor], wrote: list[Tensor]) -> bool:
-    """Whether the outputs are views of the inputs."""
+    """Return whether all outputs are views of inputs."""
     held = {t.untyped_storage()._cdata for t in read}
     return all(t.untyped_storage()._cdata in held for t in wrote)
 
 
 def _product(read: list[Tensor]) -> tuple[int, int]:
-    """(rows, elements of the larger factor) of a product: the last two of its inputs, [… m, k] and [… k, n]."""
+    """Return (rows, elements of the larger factor) of the product of the last two inputs."""
     a, b = read[-2:]
     rows, columns = a.shape[-2], b.shape[-1]
     return min(rows, columns), a.numel() if columns < rows else b.numel()
@@ -178,9 +186,9 @@ def _product(read: list[Tensor]) -> tuple[int, int]:
 
 def _moved(name: str, read: list[Tensor], wrote: list[Tensor]) -> int:
     results = sum(_size(t) for t in wrote)
-    if name in _GATHERS:  # reads what it writes, and not the whole source
+    if name in _GATHERS:  # reads only the gathered rows
         return 2 * results
-    if name in _SCATTERS:  # reads what it writes, which comes last
+    if name in _SCATTERS:  # the last input is the written rows
         return 2 * _size(read[-1])
     if name in _MADE:
         return results
@@ -190,16 +198,22 @@ def _moved(name: str, read: list[Tensor], wrote: list[Tensor]) -> int:
 
 
 def _size(tensor: Tensor) -> int:
-    """Bytes of a tensor; of one that is expanded, those that it holds."""
+    """Return the stored bytes of a tensor; an expanded dimension counts once."""
     held = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
     return min(held * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
-ELEMENTS = 1 << 18  # of an activation
+ACTIVATION_ELEMENTS = 1 << 18
 
 
 class Rates(NamedTuple):
-    """Products of few rows; seconds of a vector FLOP of an activation; seconds of the host for each of torch's operations."""
+    """Rates of this machine during a generation.
+
+    Attributes:
+        products: Times of products with few rows.
+        vector_s: Seconds per vector FLOP of an activation function.
+        host_s: Seconds of the host per torch operation.
+    """
 
     products: Products
     vector_s: float
@@ -207,24 +221,24 @@ class Rates(NamedTuple):
 
 
 class Sampling:
-    """Samples of the rates, taken between the steps of a run, so that both meet the machine in one state.
+    """Samples of the rates, taken between the steps of a generation, so that load affects both equally.
 
-    Products are those of one of the decoder's layers after the other, each with all of its matrices.
+    Products use the matrices of one decoder layer after the other.
     """
 
     def __init__(self, decoder: Decoder, machine: Machine, dtype: str, rows: Sequence[int]) -> None:
-        """rows: of the products that will be asked for."""
+        """Prepare the samples; `rows` are the numbers of rows of the products."""
         model = decoder.model
         self.machine, self.rows = machine, tuple(sorted(set(rows)))
         self.weights = Weights(machine, [list(block.parameters()) for block in decoder.blocks])
-        self.activation, self.x = _activation(model), torch.randn(ELEMENTS, device=machine.device).to(DTYPES[dtype])
+        self.activation, self.x = _activation(model), torch.randn(ACTIVATION_ELEMENTS, device=machine.device).to(DTYPES[dtype])
         self.host, self.calls = _narrow(machine, dtype)
         self.found: list[list[float]] = []
 
     def sample(self) -> None:
-        """One more of each."""
+        """Take one sample of each rate."""
         with torch.no_grad():
-            vector = once(lambda: self.activation(self.x), self.machine) / (ELEMENTS * ACTIVATION_FLOPS)
+            vector = once(lambda: self.activation(self.x), self.machine) / (ACTIVATION_ELEMENTS * ACTIVATION_FLOPS)
             products, hosts = [], []
             for rows in self.rows:
                 products.append(self.weights.seconds(rows))
@@ -232,13 +246,13 @@ class Sampling:
             self.found.append([vector, statistics.median(hosts), *products])
 
     def rates(self) -> Rates:
-        """The medians of the samples."""
+        """Return the medians of all samples."""
         vector, host, *products = (statistics.median(column) for column in zip(*self.found, strict=True))
         return Rates(Products(self.rows, tuple(products)), vector, host)
 
 
 def _activation(model: Model) -> Callable[[Tensor], Tensor]:
-    """The activation of the model's feed-forward parts, as `FeedForwardLayer` has it."""
+    """Return the activation function of the model's FFNs."""
     dense = [part for layer in model.kinds.values() for part in layer.parts if isinstance(part, Dense)]
     if any(part.gated for part in dense):
         return lambda x: F.silu(x) * x
@@ -246,7 +260,7 @@ def _activation(model: Model) -> Callable[[Tensor], Tensor]:
 
 
 def _narrow(machine: Machine, dtype: str) -> tuple[Callable[[], Tensor], int]:
-    """A decode step of one layer eight wide, and how many of torch's operations it takes."""
+    """Return a decode step of one layer of width 8, and its number of torch operations."""
     mixer = Grouped(num_attention_heads=2, num_key_value_heads=2, head_dim=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
     kinds = {"full": Layer(parts=(mixer, Dense(intermediate_size=8, bias=True, gated=False)))}
     model = Model(name="narrow", hidden_size=8, vocab_size=8, layers=1, kinds=kinds, norm="layer", position_embeddings=8)
@@ -260,7 +274,10 @@ def _narrow(machine: Machine, dtype: str) -> tuple[Callable[[], Tensor], int]:
 
 
 class Scans:
-    """The plain mixers of a model, without weights. Their states are of one size, so a pass is told by its new tokens."""
+    """Mixers of a model that have no fused kernel, on the `meta` device.
+
+    Their states have a fixed size, so the work of a pass depends only on its new tokens.
+    """
 
     def __init__(self, model: Model, dtype: str) -> None:
         self.width, self.dtype = model.hidden_size, DTYPES[dtype]
@@ -273,7 +290,7 @@ class Scans:
                         self.mixers.append((layers, build_mixer(part, model.hidden_size).to(self.dtype)))
 
     def of(self, batch: Batch, cached: bool) -> tuple[tuple[int, Plain], ...]:
-        """(layers, what each of them runs in a pass of one group) of every kind, with the states of a cache or without."""
+        """Return (number of layers, work of one layer) for each mixer in a pass of one group."""
         sequences, new = int(batch.groups[0].count), int(batch.groups[0].new)
         if (new, cached) not in self.found:
             self.found[new, cached] = tuple((layers, self._run(mixer, sequences, new, cached)) for layers, mixer in self.mixers)
@@ -285,14 +302,19 @@ class Scans:
         return plain_of(lambda: mixer(x, cache, 0))
 
 
-KEY_BLOCK = 512  # of torch's fused attention on a CPU, and its blocks of queries from so many queries on:
+# Blocks of torch's fused attention on a CPU: keys, and (minimum queries, queries per block).
+KEY_BLOCK = 512
 QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))  # pytorch aten/src/ATen/native/cpu/FlashAttentionKernel.cpp
 
 
 class Step(NamedTuple):
-    """What a pass runs beside its operators: `calls` of torch's operations, `extra_bytes`, and whether attention is fused.
+    """Facts of a pass that its operators do not include.
 
-    plain: what stands for the scans, (layers, what each of them runs).
+    Attributes:
+        calls: Number of torch operations.
+        extra_bytes: Bytes that the mode moves in addition to the operators.
+        fused: Whether attention is a fused kernel.
+        plain: (number of layers, work of one layer) of mixers without a fused kernel.
     """
 
     calls: int
@@ -302,7 +324,16 @@ class Step(NamedTuple):
 
 
 def expected_seconds(operators: Sequence[Operator], step: Step, rates: Rates, ceilings: Ceilings, gpu: Gpu, cuda: bool) -> float:
-    """Seconds of a pass; gpu: the machine's ceilings as a preset. cuda: whether the host runs ahead."""
+    """Return the predicted seconds of a pass.
+
+    Args:
+        operators: Operators of the pass.
+        step: Facts that the operators do not include.
+        rates: Measured rates.
+        ceilings: Measured ceilings.
+        gpu: The ceilings as a preset.
+        cuda: Whether the host launches kernels ahead of the device.
+    """
     counted = [operator for operator in operators if operator.kind != "scan"] if step.plain else operators
     work = sum(operator.count * _seconds(operator, step.fused, rates, gpu) for operator in counted)
     moved = step.extra_bytes + sum(layers * plain.moved_bytes for layers, plain in step.plain)
@@ -322,14 +353,16 @@ def _seconds(operator: Operator, fused: bool, rates: Rates, gpu: Gpu) -> float:
 
 
 def _plain(plain: Plain, rates: Rates) -> float:
-    """Seconds of a layer's products of activations, and of its activation functions."""
+    """Return the seconds of products and activation functions of one layer without a fused kernel."""
     products = sum(rates.products.taken(rows, elements) for rows, elements in plain.products)
     return products + plain.activations * ACTIVATION_FLOPS * rates.vector_s
 
 
 def _attention(shape: AttentionShape, absorbed: bool, fused: bool, rates: Rates) -> float:
-    """Scores, softmax and values of all heads. Heads that share keys are rows of one product where a single token asks, and
-    where nothing is fused."""
+    """Return the seconds of scores, softmax and values of all heads.
+
+    Heads that share keys are rows of one product if there is one new token, or if nothing is fused.
+    """
     shared = shape.heads // shape.kv_heads if shape.kv_heads else shape.heads if absorbed else 1
     seconds = 0.0
     for count, new, past in ((int(count), int(new), int(past)) for count, new, past, _ in shape.groups):
@@ -343,7 +376,10 @@ def _attention(shape: AttentionShape, absorbed: bool, fused: bool, rates: Rates)
 
 
 def query_blocks(new: int, past: int) -> list[tuple[int, int]]:
-    """(queries, keys) of each block of torch's fused causal attention: keys in whole blocks, as far as the last query sees."""
+    """Return (queries, keys) of each block of torch's fused causal attention.
+
+    Keys are read in whole blocks, up to the last position that a query of the block attends to.
+    """
     size = next(block for least, block in QUERY_BLOCKS if new >= least)
     found = []
     for start in range(0, new, size):
@@ -356,7 +392,17 @@ CLOSE = 1.5
 
 
 class Facts(NamedTuple):
-    """Of one measurement: seconds predicted and measured, the bound, its bytes, and what torch really did."""
+    """Facts of one measurement for `difference`.
+
+    Attributes:
+        predicted_s: Bound in seconds.
+        measured_s: Measured seconds.
+        bound: Resource that limits the bound: memory or compute.
+        bytes: Bytes of the bound.
+        resident: Whether the data fits the last-level cache.
+        launch_s: Seconds to launch one operation.
+        done: Traffic of the step as torch ran it.
+    """
 
     predicted_s: float
     measured_s: float
@@ -368,14 +414,14 @@ class Facts(NamedTuple):
 
 
 def difference(facts: Facts) -> tuple[str, str]:
-    """(the reason, a sentence with the numbers)."""
+    """Return the reason for the difference, and a sentence with its numbers."""
     ratio = facts.measured_s / facts.predicted_s
     launching = facts.done.launches * facts.launch_s
     if launching >= facts.measured_s / 2:
         share = min(1.0, launching / facts.measured_s)
         return "launch-bound", f"{facts.done.launches} operations to launch take about {share:.0%} of the time"
     if facts.resident:
-        return "cache-resident", f"what is read, {format_bytes(facts.bytes)}, stays in the last-level cache"
+        return "cache-resident", f"its {format_bytes(facts.bytes)} stay in the last-level cache"
     if ratio < 1 / CLOSE:
         return "cache-resident", f"faster than the bound ({ratio:.2f}×): part of the data was in the last-level cache"
     if ratio <= CLOSE:

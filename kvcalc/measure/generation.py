@@ -40,14 +40,14 @@ SCORE_PASSES = 6  # over the scores of plain attention: written, masked in place
 
 
 class Mode(NamedTuple):
-    """name: one of `MODES`. head: last or all, the positions that the LM head sees."""
+    """One way to generate. `name` is one of `MODES`; `head` is last or all, the positions of the LM head."""
 
     name: str
     head: str = "last"
 
     @property
     def caches(self) -> bool:
-        """Whether a step passes one token alone."""
+        """Whether a step passes only one new token."""
         return self.name in ("cached", "cat", "repeat")
 
     @property
@@ -55,10 +55,12 @@ class Mode(NamedTuple):
         return "plain" if self.name == "unfused" else "sdpa"
 
     def extra_bytes(self, model: Model, dtype: str, batch: Batch, block_size: int = 0) -> int:
-        """What a pass moves beside its operators, in bytes.
+        """Return the bytes that a pass moves in addition to its operators.
 
-        cat: every cached row read and written. repeat: K and V of all query heads written and read. unfused: the scores of
-        every head, 6 times through memory; masks apart. A cache in blocks of `block_size`: all blocks that are read, copied.
+        - cat: reads and writes every cached row.
+        - repeat: writes and reads K and V of all query heads.
+        - unfused: moves the scores of every head six times, without masks.
+        - a paged cache (`block_size` above 0): copies all blocks that it reads.
         """
         count, new, past = (int(value) for value in msgspec.structs.astuple(batch.groups[0]))
         layers = [model.kinds[kind] for kind in model.order]
@@ -76,9 +78,9 @@ class Mode(NamedTuple):
 
 
 def modes_of(model: Model, names: str, head: str) -> tuple[Mode, ...]:
-    """The modes that `names` lists ('' for all), the cached one first; `repeat` only where query heads share K and V.
+    """Return the modes in `names` ('' for all), with the cached mode first.
 
-    Raises UserError on an unknown name or head.
+    `repeat` is left out if query heads do not share K and V. Raises UserError for an unknown name.
     """
     if head not in HEADS:
         raise UserError(f"unknown head {head!r}", hint=f"Known: {', '.join(HEADS)}")
@@ -94,7 +96,7 @@ def modes_of(model: Model, names: str, head: str) -> tuple[Mode, ...]:
 
 
 def _grown(entry: CacheEntry, new: int, past: int) -> int:
-    """Elements of one sequence's rows that a grown entry keeps of those before."""
+    """Return the elements per sequence that a grown entry copies from its old rows."""
     if not entry.grows:
         return 0
     kept = int(entry.stored_rows(past))
@@ -102,7 +104,7 @@ def _grown(entry: CacheEntry, new: int, past: int) -> int:
 
 
 def _owned(layers: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
-    """Each layer with the one whose cache it reads: its own, or that of the last before it."""
+    """Return each layer with the layer whose cache it reads."""
     found: list[tuple[Layer, Layer]] = []
     for layer in layers:
         found.append((layer, found[-1][1] if layer.shares_cache and found else layer))
@@ -110,13 +112,16 @@ def _owned(layers: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
 
 
 def _gathered(layer: Layer, owner: Layer, new: int, past: int, block_size: int) -> int:
-    """Elements of one sequence in the blocks that a pass of a layer reads; several tokens under a window read none back."""
+    """Return the elements per sequence in the blocks that a layer reads.
+
+    Windows read no blocks in a pass of several tokens.
+    """
     entries = [entry for entry in owner.entries if entry.grows and not (entry.limit and new > 1)]
     return sum(int(entry.allocated_rows(new + past, block_size)) * entry.heads * entry.width for entry in entries)
 
 
 def _repeated(layer: Layer, new: int, past: int) -> int:
-    """Elements of K and V of all query heads over what a pass reads, in layers whose query heads share them."""
+    """Return the elements of K and V of all query heads, in layers whose query heads share K and V."""
     found = 0
     for part in layer.mixers:
         if isinstance(part, Grouped) and part.num_key_value_heads < part.num_attention_heads:
@@ -127,14 +132,22 @@ def _repeated(layer: Layer, new: int, past: int) -> int:
     return found
 
 
-FEW_ROWS = (1, 8, 32)  # that products are sampled at whatever is asked; 32 are a block of torch's fused attention
-GRID = 5  # and so many numbers of rows from the prompt's to those of the last step
+FEW_ROWS = (1, 8, 32)  # always sampled; torch's fused attention has blocks of 32 queries
+GRID = 5  # further row counts, evenly spaced from the prompt to the last step
 
 
 class Request(NamedTuple):
-    """What to generate: `new_tokens` behind a random prompt of `prompt_len`, `batch_size` at once, in each of `modes`.
+    """One generation: `new_tokens` after a random prompt, for `batch_size` sequences, in each mode.
 
-    variant: what the model is called. block_size: of a paged cache; 0 for a contiguous one.
+    Attributes:
+        model: Model to build.
+        prompt_len: Prompt tokens.
+        new_tokens: Generated tokens.
+        batch_size: Sequences.
+        dtype: Type of weights and cache.
+        modes: Modes to run.
+        variant: Printed name of the model.
+        block_size: Tokens per block of a paged cache; 0 for a contiguous cache.
     """
 
     model: Model
@@ -152,22 +165,25 @@ class Request(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Passes of all modes together."""
+        """Number of passes of all modes."""
         return self.new_tokens * len(self.modes)
 
     def batch(self, mode: Mode, step: int) -> Batch:
-        """The pass of a step: the prompt, then one token each, or all of them."""
+        """Return the batch of a step: the prompt, then one token, or all tokens without a cache."""
         length = self.prompt_len + step
         return Batch.decode(length, self.batch_size) if mode.caches and step else Batch.prefill(length, self.batch_size)
 
     def operators(self, mode: Mode, step: int) -> tuple[Operator, ...]:
-        """Those of a step; MLA absorbed for a single token and expanded for several, as the layers are."""
+        """Return the operators of a step. MLA is absorbed for one new token and expanded otherwise."""
         batch = self.batch(mode, step)
         form = "absorbed" if batch.groups[0].new == 1 else "expanded"
         return forward(self.model, batch, Precision(self.dtype), mla_form=form, all_positions=mode.head == "all")
 
     def predicted_bytes(self, mode: Mode) -> int:
-        """Of the cache at the end: allocated for all tokens, or grown to those but the last, which is never passed."""
+        """Return the cache bytes at the end.
+
+        A grown cache does not store the last token, because no pass reads it.
+        """
         if not mode.caches:
             return 0
         grown = mode.name == "cat"
@@ -178,21 +194,21 @@ class Request(NamedTuple):
         if not mode.caches:
             return None
         grown = mode.name == "cat"
-        return decoder.caches(self.batch_size, self.tokens, 0 if grown else self.block_size, grown=grown)
+        return decoder.caches(self.batch_size, self.tokens, 0 if grown else self.block_size, is_grown=grown)
 
     @property
     def rows(self) -> list[int]:
-        """Of the products whose rates predict the steps."""
+        """Numbers of rows at which products are sampled."""
         first, last = self.prompt_len, self.tokens - 1
         between = [first + (last - first) * i // (GRID - 1) for i in range(GRID)]
         return sorted({*FEW_ROWS, self.batch_size, *(self.batch_size * tokens for tokens in between)})
 
 
 def check(request: Request, machine: Machine) -> None:
-    """Raises UserError where the decoder cannot take so many positions, or does not fit the machine's memory."""
+    """Raise UserError if the decoder has too few positions or does not fit in memory."""
     model, element = request.model, DTYPES[request.dtype].itemsize
     if model.position_embeddings and request.tokens - 1 > model.position_embeddings:
-        raise UserError(f"{model.name} has {model.position_embeddings:,} positions, and {request.tokens - 1:,} are asked for")
+        raise UserError(f"{model.name} has {model.position_embeddings:,} positions, but the request needs {request.tokens - 1:,}")
     logits = request.batch_size * model.vocab_size * (request.tokens if any(m.head == "all" for m in request.modes) else 1)
     work = 2 * logits + 8 * request.batch_size * request.tokens * model.hidden_size
     caches = sum(2 * request.predicted_bytes(mode) for mode in request.modes)
@@ -201,12 +217,12 @@ def check(request: Request, machine: Machine) -> None:
         raise UserError(f"{model.name} needs {format_bytes(needed)}, and {format_bytes(machine.free_bytes())} can be used")
 
 
-SAMPLES = 25  # of the machine's rates in a run, where it has so many steps
-Progress = Callable[[str, int], None]  # what comes next, and how many steps are done
+SAMPLES = 25  # maximum number of samples of the machine's rates in one run
+Progress = Callable[[str, int], None]  # (next step, number of finished steps)
 
 
 class Run:
-    """One mode on its way: its cache, its tokens [B, prompt + new], seconds of every step."""
+    """One mode in progress: its cache, tokens [B, prompt + new], and the seconds of every step."""
 
     def __init__(self, request: Request, mode: Mode, decoder: Decoder, prompt: Tensor, machine: Machine) -> None:
         self.request, self.mode, self.decoder, self.machine = request, mode, decoder, machine
@@ -218,7 +234,7 @@ class Run:
         self.seconds: list[float] = []
 
     def _calls(self, step: int) -> int:
-        """Of torch's operations, in the prompt's pass or in a later one; on a cache of its own, which also warms up."""
+        """Return the number of torch operations in the first pass (step 0) or a later pass (step 1)."""
         cache, length = self.request.caches(self.decoder, self.mode), self.request.prompt_len
         self._prepare()
         if step:
@@ -235,7 +251,7 @@ class Run:
         return logits[:, -1].argmax(-1)
 
     def step(self) -> None:
-        """One more token."""
+        """Generate one more token."""
         self._prepare()
         number = len(self.seconds)
         length = self.request.prompt_len + number
@@ -247,19 +263,23 @@ class Run:
         self.seconds.append(once(token, self.machine))
 
     def extra_bytes(self, step: int) -> int:
-        """What a step moves beside its operators."""
+        """Return the bytes that a step moves in addition to its operators."""
         request = self.request
         return self.mode.extra_bytes(request.model, request.dtype, request.batch(self.mode, step), request.block_size)
 
     def predicted(self, step: int, rates: Rates, ceilings: Ceilings, gpu: Gpu) -> float:
-        """Seconds that this machine should take for a step."""
+        """Return the predicted seconds of a step on this machine."""
         scans = self.scans.of(self.request.batch(self.mode, step), self.mode.caches)
         done = Step(self.calls[min(step, len(self.calls) - 1)], self.extra_bytes(step), self.mode.name != "unfused", scans)
         return expected_seconds(self.request.operators(self.mode, step), done, rates, ceilings, gpu, self.machine.cuda)
 
 
 def generated(request: Request, machine: Machine, ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[dict[str, Any]]:
-    """One record for each mode. After Ctrl-C those of the tokens that all modes have, and KeyboardInterrupt then."""
+    """Yield one record per mode.
+
+    After Ctrl-C, the records cover the tokens that all modes have generated; then KeyboardInterrupt is
+    raised.
+    """
     check(request, machine)
     runs, rates, whole = _measured(request, machine, progress)
     steps = min(len(run.seconds) for run in runs)
@@ -272,7 +292,7 @@ def generated(request: Request, machine: Machine, ceilings: Ceilings, gpu: Gpu, 
 
 
 def _measured(request: Request, machine: Machine, progress: Progress) -> tuple[list[Run], Sampling, bool]:
-    """The runs of all modes, the rates of the machine meanwhile, and whether that is all."""
+    """Return the runs of all modes, the sampled rates, and whether all steps finished."""
     with torch.no_grad():
         decoder = Decoder(request.model).to(machine.device, DTYPES[request.dtype]).eval()
         prompt = torch.randint(request.model.vocab_size, (request.batch_size, request.prompt_len), device=machine.device)
@@ -329,7 +349,7 @@ def _record(run: Run, steps: int, sampling: Sampling, ceilings: Ceilings, gpu: G
 
 
 def _compared(record: dict[str, Any], cached: dict[str, Any], run: Run, reference: Run) -> dict[str, Any]:
-    """How many times as long as the cached run this one takes, measured and predicted, and whether it says the same."""
+    """Return measured and predicted time relative to the cached run, and whether the tokens are equal."""
     end = run.request.prompt_len + record["new_tokens"]
     return {
         "same_tokens": bool((run.tokens[:, :end] == reference.tokens[:, :end]).all()),

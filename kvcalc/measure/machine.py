@@ -20,8 +20,15 @@ OURS = 0.75  # the share from which they are: one other process on two cores lea
 
 
 class Machine(NamedTuple):
-    """device: torch's. name: the vendor's. cache_bytes: of the last-level cache (a GPU's L2). threads: 0 on a GPU. share: of
-    the cores, what other work leaves."""
+    """The device to measure on.
+
+    Attributes:
+        device: Torch device.
+        name: The vendor's name.
+        cache_bytes: Size of the last-level cache (the L2 of a GPU).
+        threads: CPU threads; 0 on a GPU.
+        share: Share of the cores that other programs leave to this process.
+    """
 
     device: torch.device
     name: str
@@ -41,27 +48,27 @@ class Machine(NamedTuple):
 
     @property
     def clock(self) -> str:
-        """What times are taken with: events on a GPU, one thread's CPU time, or the wall's clock."""
+        """Clock of the times: events (GPU), cpu (one thread) or wall."""
         return "events" if self.cuda else "cpu" if self.threads == 1 else "wall"
 
     def now(self) -> float:
-        """Seconds of that clock, of the wall's where it is events."""
+        """Return seconds of the clock; of the wall clock if times come from events."""
         return time.thread_time() if self.clock == "cpu" else time.perf_counter()
 
     def free_bytes(self) -> int:
-        """Memory that may be taken now: nine tenths of what the device, or the system, has free."""
+        """Return the memory to use: 90 % of the free memory of the device or system."""
         if self.cuda:
             return int(torch.cuda.mem_get_info(self.device)[0] * 0.9)
         return int(_system_memory("MemAvailable", self.memory_bytes) * 0.9)
 
     def synchronize(self) -> None:
-        """Wait for what was launched."""
+        """Wait until all launched kernels have finished."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
 
 def find_machine(device: str = "auto", threads: int = 0) -> Machine:
-    """The machine for `--device`. Raises UserError for a GPU that is not there, or a device that is unknown."""
+    """Return the machine for `--device`. Raises UserError for a missing GPU or an unknown device."""
     if device not in ("auto", "cuda", "cpu"):
         raise UserError(f"unknown device {device!r}", hint="Known: auto, cuda, cpu")
     if device == "cuda" and not torch.cuda.is_available():
@@ -81,10 +88,10 @@ def find_machine(device: str = "auto", threads: int = 0) -> Machine:
 
 @cache
 def core_share(cores: int) -> float:
-    """The share of all cores that products on all of them are given, 1 where nothing else wants any; found once a process.
+    """Return the share of all cores that this process gets; 1 if no other program runs.
 
-    CPU seconds of this process over the wall's, per core: its own work never counts as that of others. Threads that others
-    keep from running are waited for by the rest, so a share well below 1 makes several threads slower than one.
+    It is CPU seconds ÷ (wall seconds · cores) of matrix products on all cores, measured once. If the share
+    is well below 1, several threads are slower than one, because each product waits for its slowest thread.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(cores)
@@ -99,20 +106,20 @@ def core_share(cores: int) -> float:
 
 
 def seeded(seed: int) -> None:
-    """Begin all random weights and inputs from `seed`."""
+    """Set the seed of all random weights and inputs."""
     torch.manual_seed(seed)
 
 
 def torch_version() -> str:
-    """Torch's version, build included: 2.13.0+cpu."""
+    """Return the version of torch with its build, such as 2.13.0+cpu."""
     return str(torch.__version__)
 
 
 def load_note(machine: Machine) -> str:
-    """A warning where other work is likely to disturb the times, or ''."""
+    """Return a warning if other programs are likely to disturb the times, otherwise ''."""
     if machine.cuda or machine.share >= OURS:
         return ""
-    how = "the wall's clock counts what they wait for" if machine.clock == "wall" else "one thread is timed by its own CPU time"
+    how = "the wall clock includes waits" if machine.clock == "wall" else "one thread is timed by its own CPU time"
     return f"other work takes {1 - machine.share:.0%} of this machine's cores: {how}; times swing, ratios less so"
 
 

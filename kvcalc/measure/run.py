@@ -36,12 +36,19 @@ from kvcalc.storage.dtypes import FORMATS
 from kvcalc.units import format_bytes
 
 MOST_COPIES = 64
-PAST_CACHE = 4  # inputs rotate over so many times the last-level cache
+PAST_CACHE = 4  # size of all rotating inputs ÷ last-level cache
 
 
 class MeasureSettings(NamedTuple):
-    """dtype: of weights, products and cache. kernel: auto, sdpa, plain or flex. block_size: of a paged cache, 0 for a
-    contiguous one. seconds: spent on each of the two times of a case. graphs: replay CUDA graphs."""
+    """Settings of a measurement.
+
+    Attributes:
+        dtype: Type of weights, products and cache.
+        kernel: Attention kernel: auto, sdpa, plain or flex.
+        block_size: Tokens per block of a paged cache; 0 for a contiguous cache.
+        seconds: Time to spend on each of the two times of a case.
+        graphs: Whether to replay CUDA graphs.
+    """
 
     dtype: str
     kernel: str = "auto"
@@ -51,7 +58,7 @@ class MeasureSettings(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """Some operators on the measured ceilings: least seconds, what bounds most of them, bytes and FLOPs."""
+    """Bound of some operators on the measured ceilings: seconds, limiting resource, bytes, FLOPs."""
 
     seconds: float
     bound: str
@@ -62,7 +69,7 @@ class Bound(NamedTuple):
 def all_cases(
     stacks: dict[str, Model], phases: Sequence[str], batches: dict[str, list[int]], contexts: dict[str, list[int]]
 ) -> list[Case]:
-    """Every combination, in the order variant, phase, batch size, context."""
+    """Return every combination in the order variant, phase, batch size, context."""
     return [
         Case(name, model, phase, batch, context)
         for name, model in stacks.items()
@@ -73,20 +80,20 @@ def all_cases(
 
 
 def operators_of(case: Case, dtype: str) -> list[Operator]:
-    """The operators of the stack's layers in one pass; MLA absorbed in decode and expanded in prefill, as the layers are."""
+    """Return the operators of one pass. MLA is absorbed in decode and expanded in prefill."""
     batch = Batch.decode(case.context, case.batch_size) if case.new == 1 else Batch.prefill(case.context, case.batch_size)
     form = "absorbed" if case.new == 1 else "expanded"
     return [op for op in forward(case.model, batch, Precision(dtype), mla_form=form) if op.layer]
 
 
 def bound_of(operators: Sequence[Operator], gpu: Gpu) -> Bound:
-    """Σ of the operators' bounds."""
+    """Return the sum of the operators' bounds."""
     placed, cost = roofline(operators, gpu), total(operators)
     return Bound(total_seconds(placed), total_bound(placed), int(cost.bytes), int(cost.flops))
 
 
 def needed_bytes(case: Case, settings: MeasureSettings) -> int:
-    """Weights, cache and the largest intermediate tensors of one copy of a case, in bytes; intermediates are an estimate."""
+    """Return the bytes of weights, cache and an estimate of the largest intermediate tensors."""
     element = FORMATS[settings.dtype].bits // 8
     model, tokens = case.model, case.batch_size * case.new
     weights = sum(w.elements for kind in model.order for w in model.layer_weights(kind))
@@ -103,7 +110,7 @@ def needed_bytes(case: Case, settings: MeasureSettings) -> int:
 
 
 def unfit(case: Case, settings: MeasureSettings, machine: Machine) -> str:
-    """Why a case does not fit this machine, or ''. To be asked before it is tried."""
+    """Return the reason why a case does not fit in memory, or ''."""
     needed, free = needed_bytes(case, settings), machine.free_bytes()
     if needed <= free:
         return ""
@@ -112,7 +119,7 @@ def unfit(case: Case, settings: MeasureSettings, machine: Machine) -> str:
 
 
 def measure(case: Case, settings: MeasureSettings, machine: Machine, ceilings: Ceilings, gpu: Gpu) -> dict[str, Any]:
-    """The record of one case: whole layers, and their attention (or scan) alone."""
+    """Return the record of one case: times of whole layers, and of attention (or the scan) only."""
     operators = operators_of(case, settings.dtype)
     layer, core = bound_of(operators, gpu), bound_of([op for op in operators if op.role is Role.CORE], gpu)
     kernel = chosen_kernel(settings.kernel, case, machine)
@@ -162,7 +169,10 @@ def measured(
     refused: Callable[[str], None],
     progress: Callable[[str, int], None],
 ) -> Iterator[tuple[Case, dict[str, Any]]]:
-    """Each case that fits, with its record; `refused` is told of those that do not, `progress` of what comes next."""
+    """Yield each case that fits, with its record.
+
+    `refused` receives a message for each case that does not fit; `progress` receives the next step.
+    """
     for number, case in enumerate(chosen):
         progress(f"{case.variant} {case.phase}, batch {case.batch_size:,}, context {case.context:,}", number)
         if text := unfit(case, settings, machine):
@@ -177,7 +187,10 @@ def measured(
 
 
 def chosen_kernel(kernel: str, case: Case, machine: Machine) -> str:
-    """`auto`: torch's fused kernel, except for one query on a CPU, where two plain products read the cache faster."""
+    """Return the kernel for `auto`: torch's fused kernel, or plain products for one query on a CPU.
+
+    On a CPU, two plain products read the cache faster.
+    """
     if kernel != "auto":
         return kernel
     return "plain" if case.new == 1 and not machine.cuda else "sdpa"
@@ -189,8 +202,10 @@ def _all(stacks: Sequence[Stack], caches: Sequence[Any]) -> None:
 
 
 def _copies(bound: Bound, case: Case, settings: MeasureSettings, machine: Machine) -> int:
-    """Copies to rotate over, so that what a call touches has left the last-level cache before its turn comes again; one
-    where products bound the time."""
+    """Return the number of copies to rotate over, so that each call reads its data from memory.
+
+    One copy is enough if the bound is compute.
+    """
     if bound.bound == "compute":
         return 1
     wanted = -(-PAST_CACHE * machine.cache_bytes // max(1, bound.bytes))
@@ -227,7 +242,7 @@ def _identity(case: Case, settings: MeasureSettings, kernel: str, machine: Machi
 
 
 def _compared(prefix: str, bound: Bound, time: Timing, ceilings: Ceilings, dtype: str) -> dict[str, Any]:
-    """Predicted, measured, their ratio, the spread, and what was reached as a share of the ceilings."""
+    """Return bound, measured time, ratio, spread, and the reached share of each ceiling."""
     seconds = time.median
     return {
         f"{prefix}predicted_s": bound.seconds,
@@ -254,19 +269,24 @@ def _ceiling_columns(ceilings: Ceilings, dtype: str) -> dict[str, Any]:
     }
 
 
-Progress = Callable[[str, int], None]  # what comes next, and how many steps are done
+Progress = Callable[[str, int], None]  # (next step, number of finished steps)
 Result = tuple[Case | None, dict[str, Any]]
 
 
 class Job(NamedTuple):
-    """steps: of the progress bar. results: measures, given the ceilings, and yields records as they come."""
+    """One run of `measure`.
+
+    Attributes:
+        steps: Number of steps of the progress bar.
+        results: Measures with the given ceilings and yields records.
+    """
 
     steps: int
     results: Callable[[Ceilings, Gpu, Progress], Iterator[Result]]
 
 
 def layers_job(cases: list[Case], settings: MeasureSettings, machine: Machine, refused: Callable[[str], None]) -> Job:
-    """Each case in turn; `refused` is told of those that do not fit."""
+    """Return a job that measures each case in turn; `refused` receives a message for cases that do not fit."""
 
     def results(ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[Result]:
         return measured(cases, settings, machine, ceilings, gpu, refused, progress)
@@ -284,9 +304,9 @@ def generation_job(
     head: str,
     machine: Machine,
 ) -> Job:
-    """The generation experiment with each decoder, prompt length and batch size.
+    """Return a job that generates with each decoder, prompt length and batch size.
 
-    Raises UserError where one does not fit or cannot take so many positions, and for an unknown mode or head.
+    Raises UserError if a generation does not fit, or for an unknown mode or head.
     """
     requests = [
         Request(model, prompt, new_tokens, batch, settings.dtype, modes_of(model, modes, head), name, settings.block_size)
@@ -323,7 +343,7 @@ SECONDS = {"cpu": 0.4, "cuda": 0.2}
 def settings(
     machine: Machine, dtype: str, kernel: str, cache: str, block_size: int, seconds: float, graphs: bool
 ) -> MeasureSettings:
-    """How to measure. Raises UserError on a dtype, kernel or cache that there is not, or not on this device."""
+    """Return checked settings. Raises UserError for an unknown or unsupported dtype, kernel or cache."""
     from kvcalc.storage.dtypes import canonical
 
     chosen = canonical(dtype)
@@ -346,7 +366,7 @@ def settings(
 
 
 def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> dict[str, Model]:
-    """Variant → the stack of layers to measure: of a model's own kinds, or of it (or a standard layer) with others put in."""
+    """Return the layers to measure, by variant: the model's own kinds, or variants of one of its layers."""
     names = _names(variants)
     if model is not None and not names:
         return stacks_of(model)
@@ -357,7 +377,10 @@ def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> di
 def planned(
     chosen: dict[str, Model], phase: str, machine: Machine, contexts: list[int], prefill_contexts: list[int], batches: list[int]
 ) -> list[Case]:
-    """The cases; empty lists take the device's defaults. Raises UserError on an unknown phase or far too many cases."""
+    """Return the cases. Empty lists mean the defaults of the device.
+
+    Raises UserError for an unknown phase or too many cases.
+    """
     if phase not in (*PHASES, "both"):
         raise UserError(f"unknown phase {phase!r}", hint="Known: decode, prefill, both")
     kind = machine.device.type
@@ -366,13 +389,13 @@ def planned(
     sizes = {p: batches or BATCHES[kind][p] for p in PHASES}
     found = all_cases(chosen, PHASES if phase == "both" else (phase,), sizes, lengths)
     if len(found) > MOST_CASES:
-        raise UserError(f"{len(found):,} cases are more than the {MOST_CASES:,} that are measured at once")
+        raise UserError(f"{len(found):,} cases are too many: one run measures at most {MOST_CASES:,}")
     _check_layers(chosen)
     return found
 
 
 def _check_layers(chosen: dict[str, Model]) -> None:
-    """Raises UserError where a layer has no torch twin, before anything is measured; weights are made one wide for it."""
+    """Raise UserError if a layer has no torch twin. The layers are built on the `meta` device."""
     with torch.device("meta"):
         for model in chosen.values():
             for layer in model.kinds.values():
@@ -382,14 +405,14 @@ def _check_layers(chosen: dict[str, Model]) -> None:
 
 
 def ceiling_dtypes(dtype: str, every: bool) -> list[str]:
-    """The dtypes whose products are measured: the one in use first, fp32 for vector work, and all for a preset."""
+    """Return the dtypes whose products are measured: `dtype`, fp32 for vector work, all for a preset."""
     return list(dict.fromkeys((dtype, "fp32", *(DTYPES if every else ()))))
 
 
 def decoders(model: Model | None, variants: Sequence[str]) -> dict[str, Model]:
-    """Variant → the decoder to generate with: the model named, else GPT-2 small, as it is or with other attention.
+    """Return the decoders to generate with, by variant: the model (GPT-2 small by default) or its variants.
 
-    Raises UserError for an unknown form, and for layers that have no torch twin.
+    Raises UserError for an unknown form or a layer without a torch twin.
     """
     from kvcalc.library.load import load_model
 

@@ -1,8 +1,11 @@
-"""Caches of one layer, allocated whole before the first token: contiguous, or paged behind a block table; or grown by cat.
+"""KV caches of one layer as torch tensors: contiguous, paged with a block table, or grown by `cat`.
 
-A cache holds one tensor for each `CacheEntry` of a spec, so its bytes are the prediction's own: `stored_rows` for a
-contiguous cache, `allocated_rows` for a paged one. Rows of an entry with a limit form a ring: the row of position p lies in
-slot p mod limit. States are never paged. Shapes: B sequences, h heads, w the entry's width.
+A cache has one tensor for each `CacheEntry` of a spec, so its bytes equal the prediction:
+`stored_rows` of a contiguous cache, `allocated_rows` of a paged one. All tensors except those of a
+grown cache are allocated before the first token.
+
+Entries with a limit are rings: the row of position p is in slot p mod limit. States are never paged.
+Shapes: B sequences, h heads, w the width of the entry.
 """
 
 from collections.abc import Sequence
@@ -13,46 +16,64 @@ from torch import Tensor
 
 from kvcalc.layers.cache import CacheEntry
 
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
-class Rows(Protocol):
+class CacheRows(Protocol):
     """The rows of one cache entry."""
 
     tensor: Tensor
     limit: int
 
     def write(self, rows: Tensor, past: int) -> None:
-        """Put rows [B, h, new, w] at positions past … past + new − 1."""
+        """Write rows [B, h, new, w] at positions past … past + new − 1."""
 
     def read(self, tokens: int) -> Tensor:
-        """The rows kept after `tokens` tokens, [B, h, rows, w]: by position, or by slot once a ring has wrapped."""
+        """Return the rows stored after `tokens` tokens, [B, h, rows, w].
+
+        Rows are in order of position, or in order of slot after a ring has wrapped.
+        """
 
     def last(self, tokens: int, count: int) -> Tensor:
-        """The `count` latest of `tokens` tokens by position, [B, h, count, w]."""
+        """Return the latest `count` of `tokens` tokens in order of position, [B, h, count, w]."""
 
 
 def _slots(limit: int, first: int, count: int, device: torch.device) -> Tensor:
+    """Return the slots of `count` positions from `first` on."""
     positions = torch.arange(first, first + count, device=device)
     return positions % limit if limit else positions
 
 
 class Contiguous:
-    """One tensor [B, h, rows, w]; reading is a view."""
+    """One tensor [B, h, rows, w]. Reading returns a view."""
 
-    def __init__(self, entry: CacheEntry, batch: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        entry: CacheEntry,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.limit = entry.limit if entry.grows else 0
         self.capacity = capacity
         rows = int(entry.stored_rows(capacity))
         self.tensor = torch.zeros(batch, entry.heads, rows, entry.width, dtype=dtype, device=device)
 
     def write(self, rows: Tensor, past: int) -> None:
-        first, kept = _kept(rows, past, self.limit, self.capacity)
-        start, count = (first % self.limit if self.limit else first), kept.shape[2]
+        first, new_rows = _rows_to_store(rows, past, self.limit, self.capacity)
+        start = first % self.limit if self.limit else first
+        count = new_rows.shape[2]
         if start + count <= self.tensor.shape[2]:
-            self.tensor[:, :, start : start + count] = kept
+            self.tensor[:, :, start : start + count] = new_rows
         else:
-            self.tensor.index_copy_(2, _slots(self.limit, first, count, rows.device), kept)
+            slots = _slots(self.limit, first, count, rows.device)
+            self.tensor.index_copy_(2, slots, new_rows)
 
     def read(self, tokens: int) -> Tensor:
         return self.tensor[:, :, : min(tokens, self.limit or tokens)]
@@ -60,22 +81,32 @@ class Contiguous:
     def last(self, tokens: int, count: int) -> Tensor:
         if not self.limit or tokens <= self.limit:
             return self.tensor[:, :, tokens - count : tokens]
-        return self.tensor.index_select(2, _slots(self.limit, tokens - count, count, self.tensor.device))
+        slots = _slots(self.limit, tokens - count, count, self.tensor.device)
+        return self.tensor.index_select(2, slots)
 
 
 class Grown:
-    """A tensor [B, h, rows, w] made anew by `torch.cat` for every pass that writes: what is kept is read and written again."""
+    """A tensor [B, h, rows, w] that `torch.cat` copies in every pass that writes."""
 
-    def __init__(self, entry: CacheEntry, batch: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.limit, self.capacity = entry.limit, capacity
+    def __init__(
+        self,
+        entry: CacheEntry,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.limit = entry.limit
+        self.capacity = capacity
         self.tensor = torch.zeros(batch, entry.heads, 0, entry.width, dtype=dtype, device=device)
 
     def write(self, rows: Tensor, past: int) -> None:
-        _, kept = _kept(rows, past, self.limit, self.capacity)
-        before = self.tensor
+        _, new_rows = _rows_to_store(rows, past, self.limit, self.capacity)
+        old_rows = self.tensor
         if self.limit:
-            before = before[:, :, max(0, before.shape[2] + kept.shape[2] - self.limit) :]
-        self.tensor = torch.cat((before, kept), 2)
+            surplus = old_rows.shape[2] + new_rows.shape[2] - self.limit
+            old_rows = old_rows[:, :, max(0, surplus) :]
+        self.tensor = torch.cat((old_rows, new_rows), 2)
 
     def read(self, tokens: int) -> Tensor:
         return self.tensor
@@ -85,51 +116,73 @@ class Grown:
 
 
 class Paged:
-    """Blocks [blocks, block_size, h, w] of a pool, and a table [B, blocks of a sequence] of which are whose.
+    """A pool of blocks [blocks, block_size, h, w] and a block table [B, blocks per sequence].
 
-    The table is shuffled, as a pool in use is. Reading gathers the blocks: plain torch has no paged kernel, so it copies.
+    The table is shuffled, like the table of a pool in use. Reading copies the blocks, because torch
+    has no paged kernel.
     """
 
     def __init__(
-        self, entry: CacheEntry, batch: int, capacity: int, dtype: torch.dtype, device: torch.device, block_size: int
+        self,
+        entry: CacheEntry,
+        batch: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int,
     ) -> None:
-        self.limit, self.capacity = entry.limit, capacity
-        blocks = int(entry.allocated_rows(capacity, block_size)) // block_size
+        self.limit = entry.limit
+        self.capacity = capacity
         self.block_size = block_size
-        self.tensor = torch.zeros(batch * blocks, block_size, entry.heads, entry.width, dtype=dtype, device=device)
-        order = torch.randperm(batch * blocks, generator=torch.Generator().manual_seed(batch * blocks))
+        blocks = int(entry.allocated_rows(capacity, block_size)) // block_size
+        shape = (batch * blocks, block_size, entry.heads, entry.width)
+        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        generator = torch.Generator().manual_seed(batch * blocks)
+        order = torch.randperm(batch * blocks, generator=generator)
         self.table = order.view(batch, blocks).to(device)
 
     def write(self, rows: Tensor, past: int) -> None:
-        first, kept = _kept(rows, past, self.limit, self.capacity)
-        slots = _slots(self.limit, first, kept.shape[2], rows.device)
-        self.tensor[self.table[:, slots // self.block_size], slots % self.block_size] = kept.transpose(1, 2)
+        first, new_rows = _rows_to_store(rows, past, self.limit, self.capacity)
+        slots = _slots(self.limit, first, new_rows.shape[2], rows.device)
+        blocks = self.table[:, slots // self.block_size]
+        self.tensor[blocks, slots % self.block_size] = new_rows.transpose(1, 2)
 
     def read(self, tokens: int) -> Tensor:
         rows = min(tokens, self.limit or tokens)
-        blocks = self.tensor[self.table[:, : -(-rows // self.block_size)]]  # [B, blocks, block_size, h, w]
-        return blocks.flatten(1, 2)[:, :rows].transpose(1, 2)
+        blocks = self.table[:, : -(-rows // self.block_size)]
+        copied = self.tensor[blocks]  # [B, blocks, block_size, h, w]
+        return copied.flatten(1, 2)[:, :rows].transpose(1, 2)
 
     def last(self, tokens: int, count: int) -> Tensor:
         slots = _slots(self.limit, tokens - count, count, self.tensor.device)
-        return self.tensor[self.table[:, slots // self.block_size], slots % self.block_size].transpose(1, 2)
+        blocks = self.table[:, slots // self.block_size]
+        return self.tensor[blocks, slots % self.block_size].transpose(1, 2)
 
 
-def _kept(rows: Tensor, past: int, limit: int, capacity: int) -> tuple[int, Tensor]:
-    """(position of the first row that is kept, the rows kept): a ring keeps the last `limit` of them."""
+def _rows_to_store(rows: Tensor, past: int, limit: int, capacity: int) -> tuple[int, Tensor]:
+    """Return the position of the first row to store, and the rows: a ring stores the last `limit`."""
     new = rows.shape[2]
     if past + new > capacity:
-        raise ValueError(f"the cache holds {capacity} tokens, and token {past + new} was written")
-    kept = rows[:, :, -limit:] if limit and new > limit else rows
-    return past + new - kept.shape[2], kept
+        raise ValueError(f"token {past + new} does not fit: the cache stores {capacity} tokens")
+    stored_rows = rows[:, :, -limit:] if limit and new > limit else rows
+    return past + new - stored_rows.shape[2], stored_rows
 
 
 class LayerCache:
-    """The cache of one layer for `batch` sequences of up to `capacity` tokens: rows and states in the order of `entries`.
+    """The cache of one layer for `batch` sequences of up to `capacity` tokens.
 
-    dtype: of entries that name none of their own. state: a dtype for recurrent states in place of the one that the spec
-    fixes. block_size: tokens in a block of a paged cache; 0 for a contiguous one. grown: begins empty and grows with each
-    pass instead, as many implementations do.
+    Attributes:
+        rows: Rows and states in the order of `entries`.
+
+    Args:
+        entries: Cache entries of the layer.
+        batch: Number of sequences.
+        capacity: Maximum number of tokens of a sequence.
+        dtype: Type of entries that do not set their own.
+        device: Torch device.
+        block_size: Tokens per block of a paged cache; 0 for a contiguous cache.
+        state_dtype: Type of recurrent states, instead of the type that the spec sets.
+        is_grown: Whether the cache starts empty and grows by `torch.cat` in each pass.
     """
 
     def __init__(
@@ -140,19 +193,20 @@ class LayerCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         block_size: int = 0,
-        state: torch.dtype | None = None,
-        grown: bool = False,
+        state_dtype: torch.dtype | None = None,
+        is_grown: bool = False,
     ) -> None:
         self.rows: list[Contiguous | Paged | Grown] = []
-        where = torch.device(device)
+        torch_device = torch.device(device)
         for entry in entries:
-            kept = (state or DTYPES[entry.dtype]) if entry.dtype else dtype
-            if grown and entry.grows:
-                self.rows.append(Grown(entry, batch, capacity, kept, where))
+            entry_dtype = (state_dtype or DTYPES[entry.dtype]) if entry.dtype else dtype
+            shape = (entry, batch, capacity, entry_dtype, torch_device)
+            if is_grown and entry.grows:
+                self.rows.append(Grown(*shape))
             elif block_size and entry.grows:
-                self.rows.append(Paged(entry, batch, capacity, kept, where, block_size))
+                self.rows.append(Paged(*shape, block_size))
             else:
-                self.rows.append(Contiguous(entry, batch, capacity, kept, where))
+                self.rows.append(Contiguous(*shape))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -160,11 +214,11 @@ class LayerCache:
 
     @property
     def storage_bytes(self) -> int:
-        """Bytes of the tensors' storage; block tables apart."""
+        """Bytes of the storage of all tensors, without block tables."""
         return sum(tensor.untyped_storage().nbytes() for tensor in self.tensors)
 
     def fill(self, scale: float = 1.0) -> None:
-        """Random rows, the same 2^20 elements over and over: as good as tokens for timing, and quick to write."""
+        """Write random rows: the same 2^20 elements repeated, which is fast and enough for timing."""
         for tensor in self.tensors:
             flat = tensor.view(-1)
             size = min(flat.numel(), 1 << 20)

@@ -79,7 +79,7 @@ def counted(model: Model, mode: Mode, past: int, new: int, block: int = 0) -> in
     prompt = torch.randint(60, (2, past or 1))
     run = generation.Run(request, mode, decoder, prompt, MACHINE)
     run._prepare()
-    cache = decoder.caches(2, 64, block, grown=mode.name == "cat") if mode.caches else None
+    cache = decoder.caches(2, 64, block, is_grown=mode.name == "cat") if mode.caches else None
     tokens = torch.randint(60, (2, past + new))
     with torch.no_grad():
         if past:
@@ -144,7 +144,7 @@ def test_a_grown_cache_and_repeated_heads_change_nothing(spec: Part, sizes: list
     layer = twin(spec)
     x = inputs(2, sum(sizes))
     plain = in_pieces(layer, x, sizes, new_cache(layer, 2, sum(sizes)))
-    grown = LayerCache(layer.entries, 2, sum(sizes), torch.float64, grown=True)
+    grown = LayerCache(layer.entries, 2, sum(sizes), torch.float64, is_grown=True)
     assert difference(in_pieces(layer, x, sizes, grown), plain) < EXACT
     for rows, entry in zip(grown.rows, layer.entries, strict=True):
         assert rows.tensor.shape[2] == entry.stored_rows(sum(sizes))

@@ -83,7 +83,7 @@ def inputs(batch: int, tokens: int, dtype: Any = torch.float64) -> Any:
 
 def new_cache(layer: Mixer, batch: int, capacity: int, dtype: Any = torch.float64, block_size: int = 0) -> LayerCache:
     state = torch.float64 if dtype == torch.float64 else None
-    return LayerCache(layer.entries, batch, capacity, dtype, block_size=block_size, state=state)
+    return LayerCache(layer.entries, batch, capacity, dtype, block_size=block_size, state_dtype=state)
 
 
 def in_pieces(layer: Mixer, x: Any, pieces: Sequence[int], cache: LayerCache) -> Any:

@@ -1,4 +1,4 @@
-"""Torch twins of the specs, one file a variant: the same fields, weights and cache entries."""
+"""Torch layers of the specs, with the same fields, weights and cache entries."""
 
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Grouped, Latent, Sparse
@@ -19,7 +19,7 @@ MIXERS: dict[type[Part], type[Mixer]] = {
 
 
 def build_mixer(spec: Part, hidden_size: int, rotates: bool = True, shares_cache: bool = False) -> Mixer:
-    """The torch layer of a mixer's spec. Raises UserError where there is none, or not with these fields."""
+    """Return the torch layer of a mixer. Raises UserError if there is none for its fields."""
     found = MIXERS.get(type(spec))
     projects = spec.storing(own=True) == spec
     if found is None or (shares_cache and not isinstance(spec, Grouped)) or shares_cache == projects:
@@ -31,12 +31,12 @@ def build_mixer(spec: Part, hidden_size: int, rotates: bool = True, shares_cache
 
 
 def is_fused(spec: Part) -> bool:
-    """Whether torch has a kernel for the core of a mixer's layer."""
+    """Return whether torch has a fused kernel for the core of this mixer."""
     return MIXERS.get(type(spec), Mixer).fused
 
 
 def build_feed_forward(spec: Part, hidden_size: int) -> FeedForwardLayer:
-    """The torch layer of a feed-forward spec. Raises UserError where there is none."""
+    """Return the torch layer of an FFN. Raises UserError if there is none."""
     if not isinstance(spec, Dense) or spec.input_size:
         raise UserError(f"`measure` has no {type(spec).__name__} layer", hint="It has dense feed-forward networks")
     return FeedForwardLayer(spec, hidden_size)

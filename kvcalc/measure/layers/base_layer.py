@@ -23,7 +23,7 @@ NORM_EPSILON = 1e-6
 
 
 class Parameters(nn.Module):
-    """Random parameters, one for each weight of a spec: `name` [outputs, inputs] or [outputs], and `name_bias`."""
+    """Random parameters of a spec: `name` [outputs, inputs] or [outputs], and `name_bias`."""
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Parameters(nn.Module):
         return self.get_parameter(name)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """x [..., inputs] → [..., outputs], with the bias if the spec has one."""
+        """Return x [..., inputs] · Wᵀ as [..., outputs], with the bias if the spec has one."""
         bias = self[f"{name}_bias"] if name in self.biased else None
         return nn.functional.linear(x, self[name], bias)
 
@@ -52,13 +52,18 @@ class Parameters(nn.Module):
 
 
 class Mixer(nn.Module):
-    """A part of a layer that looks back. `forward` is three steps, so that the middle one can be timed by itself.
+    """A mixer in three steps, so that its core can be timed separately.
 
-    prepare: projections and positions of the new tokens. core: writes them to the cache and attends, or scans. finish: the
-    projection back. The cache holds `past` tokens before the call; without a cache `past` is 0.
+    - prepare: projections and positions of the new tokens.
+    - core: writes the new rows to the cache, then attends or scans.
+    - finish: the output projection.
 
-    kernel: of attention. repeats: keys and values of a group are copied to each of its query heads first. fused: whether torch
-    has a kernel for the core, which is written in plain operations otherwise.
+    The cache stores `past` tokens before the call. Without a cache, `past` is 0.
+
+    Attributes:
+        kernel: Attention kernel: sdpa, plain or flex.
+        repeats: Whether K and V are first copied to each query head.
+        fused: Whether torch has a fused kernel for the core.
     """
 
     fused = True
@@ -71,15 +76,15 @@ class Mixer(nn.Module):
         self.kernel, self.repeats = "sdpa", False
 
     def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
-        """x [B, n, D] → what the core takes."""
+        """Return the inputs of the core for x [B, n, D]."""
         raise NotImplementedError
 
     def core(self, prepared: tuple[Tensor, ...], cache: LayerCache | None, past: int) -> Tensor:
-        """The new tokens' rows go to the cache; the queries read it."""
+        """Write the rows of the new tokens to the cache, and mix."""
         raise NotImplementedError
 
     def finish(self, mixed: Tensor, prepared: tuple[Tensor, ...]) -> Tensor:
-        """Back to [B, n, D]."""
+        """Return the output [B, n, D]."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, cache: LayerCache | None = None, past: int = 0) -> Tensor:
@@ -88,13 +93,13 @@ class Mixer(nn.Module):
 
 
 class Rotary:
-    """Rotary positions over the last axis, halves paired (GPT-NeoX order). Angles in float64, kept in the dtype in use."""
+    """Rotary positions over the last axis, with halves paired (GPT-NeoX order). Angles use float64."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Tensor, past: int) -> Tensor:
-        """x [..., n, d] at positions past … past + n − 1."""
+        """Rotate x [..., n, d] for positions past … past + n − 1."""
         cos, sin = (t[past : past + x.shape[-2]] for t in self._table(x, past + x.shape[-2]))
         low, high = x.chunk(2, -1)
         return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
@@ -110,22 +115,22 @@ class Rotary:
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """x / √(mean x² + ε) · weight over the last axis."""
+    """Return x / √(mean x² + ε) · weight over the last axis."""
     return nn.functional.rms_norm(x, (x.shape[-1],), weight, NORM_EPSILON)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[B, n, h·d] → [B, h, n, d]."""
+    """Reshape [B, n, h·d] to [B, h, n, d]."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """[B, h, n, d] → [B, n, h·d]."""
+    """Reshape [B, h, n, d] to [B, n, h·d]."""
     return x.transpose(1, 2).flatten(2)
 
 
 def refuse(spec: Part, *fields: str) -> None:
-    """Raises UserError where one of these fields of a spec is switched on: its layer does not have it."""
+    """Raise UserError if the spec uses one of these fields, which its torch layer does not support."""
     for name in fields:
         default = next(f.default for f in msgspec.structs.fields(spec) if f.name == name)
         if getattr(spec, name) != default:
@@ -135,7 +140,7 @@ def refuse(spec: Part, *fields: str) -> None:
 
 
 class FeedForwardLayer(nn.Module):
-    """x [B, n, D] → [B, n, D]: down(silu(gate) · up), or down(gelu(up))."""
+    """FFN from [B, n, D] to [B, n, D]: down(silu(gate) · up), or down(gelu(up))."""
 
     def __init__(self, spec: Dense, hidden_size: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A whole decoder from a `Model`: embedding, layers behind norms, positions that advance with the cache, LM head.
+"""A whole decoder from a `Model`: embedding, layers with norms, positions, LM head.
 
-Its parameters are the model's own, to the last one. Each part of a layer is x + part(norm(x)).
+It has exactly the model's parameters. Each part of a layer computes x + part(norm(x)).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ KNOWN = {"embedding", "position_embedding", "final_norm", "lm_head"}
 
 
 class Block(nn.Module):
-    """One layer: its parts in order, a norm before each."""
+    """One layer: its parts in order, each after a norm."""
 
     def __init__(self, model: Model, layer: Layer) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, cache: LayerCache | None, past: int, lent: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """x after the layer, and the keys and values that later layers may borrow in a pass without a cache."""
+        """Return x after the layer, and the K and V that later layers share in a pass without a cache."""
         for index, part in enumerate(self.parts):
             inner = self.norm(x, index)
             if isinstance(part, Mixer):
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class Norm(nn.Module):
-    """`count` norms over the residual's width: RMS or LayerNorm, as the model says."""
+    """`count` norms of the hidden size: RMSNorm or LayerNorm, as the model requires."""
 
     def __init__(self, model: Model, count: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Norm(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids [B, n] behind `past` cached ones → logits [B, 1, V] of the last position, or [B, n, V] of all."""
+    """Map token ids [B, n] after `past` cached tokens to logits [B, 1, V], or [B, n, V] for all positions."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -89,9 +89,9 @@ class Decoder(nn.Module):
         self.head = Parameters([outer["lm_head"]]) if "lm_head" in outer else None
 
     def caches(
-        self, batch: int, capacity: int, block_size: int = 0, state: torch.dtype | None = None, grown: bool = False
+        self, batch: int, capacity: int, block_size: int = 0, state: torch.dtype | None = None, is_grown: bool = False
     ) -> list[LayerCache]:
-        """A cache for every layer; a layer that shares one is given that of the layer before it."""
+        """Return one cache per layer. A layer that shares a cache gets the cache of the layer before it."""
         table = self.embedding.weight
         found: list[LayerCache] = []
         for kind in self.model.order:
@@ -99,7 +99,7 @@ class Decoder(nn.Module):
             if layer.shares_cache and found:
                 found.append(found[-1])
             else:
-                size = (batch, capacity, table.dtype, table.device, block_size, state, grown)
+                size = (batch, capacity, table.dtype, table.device, block_size, state, is_grown)
                 found.append(LayerCache(layer.entries, *size))
         return found
 
@@ -109,7 +109,7 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         if self.positions:
             if past + tokens.shape[1] > self.model.position_embeddings:
-                raise UserError(f"{self.model.name} has {self.model.position_embeddings:,} positions, and more were asked for")
+                raise UserError(f"{self.model.name} has {self.model.position_embeddings:,} positions, and the request needs more")
             x = x + self.positions.weight[past : past + tokens.shape[1]]
         lent: tuple[Tensor, ...] = ()
         for index, block in enumerate(self.blocks):

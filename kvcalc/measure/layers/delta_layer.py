@@ -1,8 +1,11 @@
-"""Gated delta net: `kvcalc.layers.attention.GatedDeltaNet` in torch, token by token and in chunks.
+"""Gated delta net: `GatedDeltaNet` in torch, token by token and in chunks.
 
-With decay e^g and step β per head, the state S [dk, dv] becomes e^g·S + k·uᵀ with u = β·(v − e^g·Sᵀk), and the output is
-Sᵀq (Yang et al. 2024, arXiv 2412.06464 §3.1). Within a chunk, γ the running sum of g, the u solve the unit lower
-triangular system u_i + Σ_{j<i} β_i·e^(γi − γj)·(k_i·k_j)·u_j = β_i·(v_i − e^γi·Sᵀk_i), so that whole products replace the loop.
+With decay e^g and step β per head, the state S [dk, dv] becomes e^g·S + k·uᵀ with
+u = β·(v − e^g·Sᵀk), and the output is Sᵀq (Yang et al. 2024, arXiv 2412.06464, section 3.1).
+
+In a chunk, γ is the running sum of g. The u solve the unit lower triangular system
+u_i + Σ_{j<i} β_i·e^(γi − γj)·(k_i·k_j)·u_j = β_i·(v_i − e^γi·Sᵀk_i), so matrix products replace the
+loop over tokens.
 """
 
 import math
@@ -23,9 +26,10 @@ A_RANGE, DT_RANGE = (
 
 
 class GatedDeltaNetLayer(Mixer):
-    """hk key heads of width dk, hv value heads of width dv; hv / hk value heads share a key head's q and k.
+    """hk key heads of width dk and hv value heads of width dv; hv / hk value heads share q and k.
 
-    Decays are those of a model before training: faster ones leave denormal numbers, at which a CPU is many times as slow.
+    Decays have the values of an untrained model. Faster decays produce denormal numbers, which make a CPU
+    many times slower.
     """
 
     fused = False
@@ -38,7 +42,10 @@ class GatedDeltaNetLayer(Mixer):
         self.weights["a_dt"][heads:] = torch.empty(heads).uniform_(*map(math.log, DT_RANGE)).exp().expm1().log()
 
     def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
-        """Columns before the convolution: q and k together [B, hk, n, 2·dk], v [B, hv, n, dv]; β and g [B, hv, n]; gate."""
+        """Return the inputs of the convolution, and the gates.
+
+        q and k together are [B, hk, n, 2·dk], v is [B, hv, n, dv], β and g are [B, hv, n].
+        """
         spec, w = self.spec, self.weights
         qk = split_heads(w.linear("qk", x), spec.linear_num_key_heads)
         v, gate = (split_heads(part, spec.linear_num_value_heads) for part in w.linear("v_gate", x).chunk(2, -1))
@@ -47,7 +54,7 @@ class GatedDeltaNetLayer(Mixer):
         return qk, v, step.sigmoid(), -a_log.exp() * F.softplus(decay + dt_bias), gate
 
     def core(self, prepared: tuple[Tensor, ...], cache: LayerCache | None, past: int) -> Tensor:
-        """Convolution, then the scan: [B, hv, n, dv]. Without a cache, all states begin at zero."""
+        """Return convolution and scan as [B, hv, n, dv]. Without a cache, all states start at zero."""
         spec = self.spec
         qk, v, step, decay, _ = prepared
         states = cache.tensors if cache is not None else [None, None, None]
@@ -65,7 +72,10 @@ class GatedDeltaNetLayer(Mixer):
         return mixed.to(v.dtype)
 
     def _convolved(self, name: str, x: Tensor, state: Tensor | None) -> Tensor:
-        """A causal convolution of each channel of x [B, h, n, w]; the state [B, h, kernel − 1, w] moves on by n columns."""
+        """Return the causal convolution of each channel of x [B, h, n, w].
+
+        The state [B, h, kernel − 1, w] advances by n columns.
+        """
         heads, n, width = x.shape[1:]
         kernel = self.spec.linear_conv_kernel_dim
         before = x.new_zeros(x.shape[0], heads, kernel - 1, width) if state is None else state
@@ -81,7 +91,7 @@ class GatedDeltaNetLayer(Mixer):
 
 
 def stepwise(q: Tensor, k: Tensor, v: Tensor, step: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The recurrence as it is written, one token after the other: outputs [B, h, n, dv] and the last state."""
+    """Return outputs [B, h, n, dv] and the last state, one token after the other."""
     found = []
     for i in range(q.shape[2]):
         state = state * decay[:, :, i, None, None].exp()
@@ -93,7 +103,7 @@ def stepwise(q: Tensor, k: Tensor, v: Tensor, step: Tensor, decay: Tensor, state
 
 
 def chunkwise(q: Tensor, k: Tensor, v: Tensor, step: Tensor, decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in chunks of 64 tokens."""
+    """Return outputs [B, h, n, dv] and the last state, in chunks of 64 tokens."""
     found = []
     for start in range(0, q.shape[2], CHUNK):
         part = slice(start, start + CHUNK)

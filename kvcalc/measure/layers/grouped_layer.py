@@ -25,11 +25,11 @@ from kvcalc.measure.layers.base_layer import Mixer, join_heads, refuse, rms_norm
 from kvcalc.measure.torch_cache import LayerCache
 
 KERNELS = ("auto", "sdpa", "plain", "flex")
-BLOCK = 1024  # queries at once under a window, at least
+BLOCK = 1024  # minimum queries per block under a window
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window: int = 0, kernel: str = "sdpa", scale: float | None = None) -> Tensor:
-    """Causal attention of the last n positions; kernel: sdpa, plain or flex."""
+    """Return causal attention of the last n positions with the kernel sdpa, plain or flex."""
     n, tokens = q.shape[2], k.shape[2]
     if n == 1:
         start = max(0, tokens - window) if window else 0
@@ -44,7 +44,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: int = 0, kernel: str = "sdpa
 
 
 def visible(n: int, tokens: int, window: int, device: torch.device) -> Tensor:
-    """[n, tokens]: whether query i sees position j: j ≤ tokens − n + i, and j > tokens − n + i − window."""
+    """Return a mask [n, tokens]: query i attends to j if tokens − n + i − window < j ≤ tokens − n + i."""
     own = torch.arange(tokens - n, tokens, device=device)[:, None]
     seen = torch.arange(tokens, device=device)[None, :]
     mask = seen <= own
@@ -52,7 +52,7 @@ def visible(n: int, tokens: int, window: int, device: torch.device) -> Tensor:
 
 
 def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: str, scale: float | None = None) -> Tensor:
-    """Attention to what `mask` ([n, S] or [B, 1, n, S]) shows."""
+    """Return attention under `mask`, [n, S] or [B, 1, n, S]."""
     if kernel == "sdpa":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     groups, n = k.shape[1], q.shape[2]
@@ -64,7 +64,7 @@ def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: str, sc
 
 
 def _single(q: Tensor, k: Tensor, v: Tensor, kernel: str, scale: float | None) -> Tensor:
-    """One query per sequence: all it has is visible, and the heads of a group are the rows of one product."""
+    """Return attention of one query per sequence; the heads of a group are rows of one product."""
     rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])  # [B, G, H/G, d]
     if kernel == "plain":
         first = k.device.type == "cpu" and keys_first(rows.shape[2], k.dtype)
@@ -77,7 +77,10 @@ def _single(q: Tensor, k: Tensor, v: Tensor, kernel: str, scale: float | None) -
 
 @cache
 def keys_first(rows: int, dtype: torch.dtype) -> bool:
-    """Whether scores of so few queries are faster as keys times queries on this CPU; tried once a process, best of three."""
+    """Return whether keys times queries is faster than queries times keys on this CPU.
+
+    Measured once per process, best of three.
+    """
     q, k = torch.ones(4, rows, 64, dtype=dtype), torch.ones(4, 4096, 64, dtype=dtype)
     best = []
     for step in (lambda: k @ q.transpose(1, 2), lambda: q @ k.transpose(1, 2)):
@@ -92,7 +95,7 @@ def keys_first(rows: int, dtype: torch.dtype) -> bool:
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, kernel: str, scale: float | None) -> Tensor:
-    """Blocks of queries, each with the keys that its window reaches: S · window scores rather than S²."""
+    """Return windowed attention in blocks of queries: S · window scores instead of S²."""
     n, offset = q.shape[2], k.shape[2] - q.shape[2]
     size, found = max(window, BLOCK), []
     for start in range(0, n, size):
@@ -108,7 +111,7 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, kernel: str, scale: 
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float | None) -> Tensor:
-    """FlexAttention, compiled: on CUDA and on request only, since it compiles for minutes."""
+    """Return compiled FlexAttention. It runs only on CUDA and on request, because it compiles for minutes."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     n, tokens = q.shape[2], k.shape[2]
@@ -130,7 +133,7 @@ UNSUPPORTED = (
 
 
 class GroupedLayer(Mixer):
-    """Queries [B, H, n, d] over keys and values of G heads. A spec without `kv_projection` is `SharedLayer`'s."""
+    """Attention of queries [B, H, n, d] over K and V of G heads."""
 
     def __init__(self, spec: Grouped, hidden_size: int, rotates: bool = True) -> None:
         refuse(spec, *UNSUPPORTED)
@@ -138,7 +141,7 @@ class GroupedLayer(Mixer):
         self.spec, self.window = spec, spec.sliding_window or 0
 
     def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
-        """q [B, H, n, d], k [B, G, n, d] with positions, v [B, G, n, e]."""
+        """Return q [B, H, n, d], k [B, G, n, d] with positions, and v [B, G, n, e]."""
         q = self._normed("q", split_heads(self.weights.linear("q", x), self.spec.num_attention_heads))
         k = self._normed("k", split_heads(self.weights.linear("k", x), self.spec.num_key_value_heads))
         v = split_heads(self.weights.linear("v", x), self.spec.num_key_value_heads)
@@ -153,7 +156,7 @@ class GroupedLayer(Mixer):
         return split_heads(rms_norm(join_heads(x), weight), x.shape[1])
 
     def core(self, prepared: tuple[Tensor, ...], cache: LayerCache | None, past: int) -> Tensor:
-        """The new rows into the cache, and attention over what it keeps: [B, H, n, e]."""
+        """Write the new rows to the cache and return attention over all stored rows, [B, H, n, e]."""
         q, k, v = prepared
         n = q.shape[2]
         if cache is None:
@@ -181,9 +184,9 @@ class GroupedLayer(Mixer):
 
 
 class SharedLayer(GroupedLayer):
-    """Attention over keys and values that an earlier layer has written, for the new tokens too; writes nothing.
+    """Attention that reads the cache of an earlier layer and writes nothing.
 
-    Without a cache, what its core takes are its queries and the keys and values that the earlier layer has just projected.
+    Without a cache, the inputs of the core are its queries, and the K and V of the earlier layer.
     """
 
     def __init__(self, spec: Grouped, hidden_size: int, rotates: bool = True) -> None:
@@ -191,7 +194,7 @@ class SharedLayer(GroupedLayer):
         super().__init__(spec, hidden_size, rotates)
 
     def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
-        """q [B, H, n, d] alone."""
+        """Return only q [B, H, n, d]."""
         q = self._normed("q", split_heads(self.weights.linear("q", x), self.spec.num_attention_heads))
         return (self.rotary(q, past) if self.rotary else q,)
 

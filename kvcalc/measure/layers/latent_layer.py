@@ -23,7 +23,7 @@ UNSUPPORTED = ("sliding_window", "output_gate", "q_up_size", "sinks")
 
 
 class LatentLayer(Mixer):
-    """r: kv_lora_rank, dn and dr: a key's width without and with positions, dv: a value's."""
+    """MLA. r is kv_lora_rank; dn and dr are the key widths without and with positions; dv is v_head_dim."""
 
     def __init__(self, spec: Latent, hidden_size: int, rotates: bool = True) -> None:
         refuse(spec, *UNSUPPORTED)
@@ -32,18 +32,18 @@ class LatentLayer(Mixer):
         self.scale = (spec.qk_nope_head_dim + spec.qk_rope_head_dim) ** -0.5
 
     def absorbs(self, new: int) -> bool:
-        """Whether a pass of so many tokens takes the absorbed form."""
+        """Return whether a pass of `new` tokens uses the absorbed form."""
         return new == 1 if self.form == "auto" else self.form == "absorbed"
 
     def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
-        """Queries in two parts [B, H, n, dn or r] and [B, H, n, dr]; latent [B, 1, n, r] and RoPE key [B, 1, n, dr]."""
+        """Return two parts of the queries, [B, H, n, dn or r] and [B, H, n, dr], latent and RoPE key."""
         nope, rope = self._queries(self._query_latent(x), past)
         if self.absorbs(x.shape[1]):
             nope = self._heads_product(nope, self._up()[:, : self.spec.qk_nope_head_dim])
         return (nope, rope, *self._rows(x, past))
 
     def _query_latent(self, x: Tensor) -> Tensor:
-        """What queries are projected from: [B, n, q_lora_rank], or x itself."""
+        """Return the input of the query projection: [B, n, q_lora_rank], or x."""
         if not self.spec.q_lora_rank:
             return x
         down = self.weights.linear("q_down", x)
@@ -57,7 +57,7 @@ class LatentLayer(Mixer):
         return nope, self._turned(rope, past)
 
     def _rows(self, x: Tensor, past: int) -> tuple[Tensor, Tensor]:
-        """What is cached of the new tokens: the normalised latent, and the key that carries the position."""
+        """Return the cached rows of the new tokens: the normalised latent and the RoPE key."""
         latent, rope = self.weights.linear("kv_down", x)[:, None].split((self.spec.kv_lora_rank, self.spec.qk_rope_head_dim), -1)
         if self.spec.kv_norm:
             latent = rms_norm(latent, self.weights["kv_norm"])
@@ -67,17 +67,17 @@ class LatentLayer(Mixer):
         return self.rotary(rope, past) if self.rotary and rope.shape[-1] else rope
 
     def _up(self) -> Tensor:
-        """[H, dn + dv, r]: W_UK above W_UV, per head."""
+        """Return W_UK and W_UV per head, [H, dn + dv, r]."""
         return self.weights["kv_up"].unflatten(0, (self.spec.num_attention_heads, -1))
 
     @staticmethod
     def _heads_product(x: Tensor, w: Tensor) -> Tensor:
-        """x [B, H, n, a] · w [H, a, b] → [B, H, n, b], one product per head."""
+        """Multiply x [B, H, n, a] by w [H, a, b], one product per head."""
         rows = x.transpose(0, 1).flatten(1, 2)  # [H, B·n, a]
         return (rows @ w).unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
 
     def _written(self, prepared: tuple[Tensor, ...], cache: LayerCache | None, past: int) -> tuple[Tensor, Tensor]:
-        """All latents [B, 1, S, r] and RoPE keys [B, 1, S, dr], the new ones included."""
+        """Write the new rows and return all latents [B, 1, S, r] and RoPE keys [B, 1, S, dr]."""
         latent, rope = prepared[2:4]
         if cache is None:
             return latent, rope
@@ -98,7 +98,7 @@ class LatentLayer(Mixer):
         return attend(q, k, v, 0, self.kernel, self.scale)
 
     def _absorbed(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor, mask: Tensor | None) -> Tensor:
-        """Queries [B, H, n, r] and [B, H, n, dr] over shared rows → [B, H, n, r]: all heads are rows of one product."""
+        """Attend to the shared rows with all heads in one product; return [B, H, n, r]."""
         heads, n = q.shape[1:3]
         scores = q.flatten(1, 2) @ latents[:, 0].transpose(1, 2)  # [B, H·n, S]
         if ropes.shape[-1]:
@@ -109,7 +109,7 @@ class LatentLayer(Mixer):
         return (scores.softmax(-1) @ latents[:, 0]).unflatten(1, (heads, n))
 
     def _expanded(self, q: Tensor, q_rope: Tensor, latents: Tensor, ropes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys [B, H, S, dn + dr] and values [B, H, S, dv] of every token."""
+        """Return queries, keys [B, H, S, dn + dr] and values [B, H, S, dv] of every token."""
         up = split_heads(self.weights.linear("kv_up", latents[:, 0]), self.spec.num_attention_heads)
         k, v = up.split((self.spec.qk_nope_head_dim, self.spec.v_head_dim), -1)
         if not self.spec.qk_rope_head_dim:
@@ -117,22 +117,22 @@ class LatentLayer(Mixer):
         return torch.cat((q, q_rope), -1), torch.cat((k, ropes.expand(-1, k.shape[1], -1, -1)), -1), v
 
     def finish(self, mixed: Tensor, prepared: tuple[Tensor, ...]) -> Tensor:
-        """mixed is [B, H, n, r] in the absorbed form, and still to be taken through W_UV."""
+        """Return [B, n, D]. In the absorbed form, `mixed` [B, H, n, r] is first multiplied by W_UV."""
         if self.absorbs(mixed.shape[2]):
             mixed = self._heads_product(mixed, self._up()[:, self.spec.qk_nope_head_dim :].transpose(1, 2))
         return self.weights.linear("o", join_heads(mixed))
 
     def _masked(self, prepared: tuple[Tensor, ...], latents: Tensor, ropes: Tensor, mask: Tensor) -> Tensor:
-        """The expanded form where `mask` [B, 1, n, S] says what each query sees."""
+        """Return the expanded form under `mask` [B, 1, n, S]."""
         q, k, v = self._expanded(prepared[0], prepared[1], latents, ropes)
         return masked(q, k, v, mask, self.kernel, self.scale)
 
 
-GATHERED = 1 << 26  # elements gathered, or scored, at once
+GATHERED = 1 << 26  # maximum elements gathered or scored in one operation
 
 
 class SparseLayer(LatentLayer):
-    """Hi: index_n_heads, di: index_head_dim."""
+    """DSA. Hi is index_n_heads; di is index_head_dim."""
 
     spec: Sparse
 
@@ -141,7 +141,10 @@ class SparseLayer(LatentLayer):
         super().__init__(spec, hidden_size, rotates)
 
     def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
-        """MLA's four, then index queries [B, Hi, n, di], index key [B, 1, n, di] and head weights [B, n, Hi]."""
+        """Return the inputs of MLA and of the indexer.
+
+        The indexer has queries [B, Hi, n, di], a key [B, 1, n, di] and head weights [B, n, Hi].
+        """
         spec, source = self.spec, self._query_latent(x)
         nope, rope = self._queries(source, past)
         if self.absorbs(x.shape[1]):
@@ -154,7 +157,7 @@ class SparseLayer(LatentLayer):
         return (nope, rope, *self._rows(x, past), queries, self._partly_turned(key[:, None], past), weights)
 
     def _partly_turned(self, x: Tensor, past: int) -> Tensor:
-        """Positions on the first dr channels, where that many there are."""
+        """Apply rotary positions to the first dr channels, if x has at least dr channels."""
         dr = self.spec.qk_rope_head_dim
         if not self.rotary or not 0 < dr <= x.shape[-1]:
             return x
@@ -182,7 +185,7 @@ class SparseLayer(LatentLayer):
         return found[0] if len(found) == 1 else torch.cat(found, 2)
 
     def _chosen(self, n: int, q: list[Tensor], latents: Tensor, ropes: Tensor, chosen: Tensor, seen: Tensor | None) -> Tensor:
-        """Attention of some of a pass's n queries to the tokens `chosen` [B, queries, k] for each."""
+        """Return attention of some queries to their selected tokens `chosen` [B, queries, k]."""
         if self.absorbs(n):
             return self._gathered(q, latents[:, 0], ropes[:, 0], chosen, seen)
         mask = torch.zeros(*chosen.shape[:2], latents.shape[2], dtype=torch.bool, device=chosen.device)
@@ -190,7 +193,7 @@ class SparseLayer(LatentLayer):
         return self._masked((q[0], q[1]), latents, ropes, (mask if seen is None else mask & seen)[:, None])
 
     def _gathered(self, q: list[Tensor], latents: Tensor, ropes: Tensor, chosen: Tensor, seen: Tensor | None) -> Tensor:
-        """The absorbed form over rows gathered for each query: [B, H, n, r]."""
+        """Return the absorbed form over the gathered rows of each query, [B, H, n, r]."""
         rows, keys = gathered_rows(latents, chosen), gathered_rows(ropes, chosen)  # [B, n, k, r], [B, n, k, dr]
         scores = q[0].transpose(1, 2) @ rows.transpose(2, 3)  # [B, n, H, k]
         if keys.shape[-1]:
@@ -203,8 +206,11 @@ class SparseLayer(LatentLayer):
 
 
 def gathered_rows(x: Tensor, chosen: Tensor) -> Tensor:
-    """Of x [B, S, w] the rows `chosen` [B, n, k] of each sequence: [B, n, k, w]. Whole rows are copied where they lie apart
-    by one stride, which is much faster on a CPU than indexing by sequence and row."""
+    """Return the rows `chosen` [B, n, k] of x [B, S, w] as [B, n, k, w].
+
+    If rows have one common stride, whole rows are copied. On a CPU this is much faster than indexing by
+    sequence and row.
+    """
     batch, step = torch.arange(x.shape[0], device=x.device)[:, None, None], x.stride(1)
     if not x.numel() or not step or x.stride(0) % step or x.stride(2) != 1:
         return x[batch, chosen]
@@ -214,7 +220,7 @@ def gathered_rows(x: Tensor, chosen: Tensor) -> Tensor:
 
 
 def index_scores(queries: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
-    """Σ_h weights[b, t, h] · ReLU(queries[b, h, t] · keys[b, s]) → [B, n, S]."""
+    """Return Σ_h weights[b, t, h] · ReLU(queries[b, h, t] · keys[b, s]) as [B, n, S]."""
     heads, n = queries.shape[1:3]
     dots = torch.relu_(queries.flatten(1, 2) @ keys.transpose(1, 2)).unflatten(1, (heads, n))  # [B, Hi, n, S]
     if n == 1:
@@ -223,9 +229,9 @@ def index_scores(queries: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
 
 
 def top_tokens(scores: Tensor, top: int, seen: Tensor | None = None) -> Tensor:
-    """The positions of the `top` best scores that a query may see, [B, n, top], in no particular order.
+    """Return the positions of the `top` best visible scores, [B, n, top], in any order.
 
-    A query that sees fewer gets hidden positions too, for the caller to mask.
+    A query with fewer visible positions also gets hidden positions; the caller masks them.
     """
     if seen is not None:
         scores = scores.masked_fill(~seen, float("-inf"))
