@@ -285,7 +285,7 @@ def test_a_query_sees_the_past_and_not_the_future() -> None:
 
 def test_a_cache_refuses_more_tokens_than_it_holds() -> None:
     layer = twin(grouped())
-    with pytest.raises(ValueError, match="holds 4 tokens"):
+    with pytest.raises(ValueError, match="cache stores 4 tokens"):
         layer(inputs(1, 5), new_cache(layer, 1, 4))
 
 
