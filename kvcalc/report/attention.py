@@ -9,7 +9,7 @@ from kvcalc.report.chart import Axis, Chart, Series, plain_tick, si_tick
 from kvcalc.report.figures import powers
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.roof import roofs
-from kvcalc.report.tables import CACHE_IN, integer, seconds
+from kvcalc.report.tables import CACHE_IN, integer, kernel_seconds
 from kvcalc.units import format_bytes, format_si
 
 TRAIL = powers(1024, 131072)  # contexts over which a point's trail runs
@@ -22,7 +22,7 @@ COLUMNS = (
     Column("intensity", "FLOP/B", lambda v: f"{v:,.1f}"),
     Column("to_knee", "to the knee", lambda v: f"{v:,.2f}×"),
     Column("bound", "bound", right=False),
-    Column("roofline_s", "at least", seconds),
+    Column("roofline_s", "at least", kernel_seconds),
     Column("bytes", "bytes", format_bytes),
     Column("flops", "FLOP", format_si),
     Column("knee", "knee", lambda v: f"{v:.1f}", wide=True),

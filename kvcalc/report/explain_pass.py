@@ -7,8 +7,12 @@ from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import AttentionShape, ExpertsShape, GemmShape, Operator
 from kvcalc.layers.part import Part
 from kvcalc.model.spec import Model
-from kvcalc.report.tables import seconds
+from kvcalc.report.layout import Column, written
+from kvcalc.report.tables import kernel_seconds, seconds
+from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.records import ENGINE_OVERHEAD, pass_records
+from kvcalc.timing.steps import engine_parts, layers_and_ranks, mixes
 
 MEANINGS = "B sequences, S tokens of each, T = Σ new tokens; D hidden_size = {:,}, V vocab_size = {:,}"
 
@@ -25,9 +29,44 @@ def explain_roofline(deployment: Deployment, batch: Batch, placed: list[Placed])
         lines.append("n, k and heads are this GPU's share of the letters")
     lines.append("")
     tokens = _tokens(batch, deployment.parallelism.dp)
-    for one in placed:
-        lines += _operation(model, one, element, tokens)
-    return "\n".join(lines) + "\n"
+    records = pass_records(placed, deployment.gpu, deployment.calibration, deployment.routing)
+    for one, record in zip(placed, records, strict=False):
+        lines += [*_operation(model, one, element, tokens), _of_the_pass(record), ""]
+    if deployment.calibration:
+        lines += _engine([p.operator for p in placed], deployment.calibration, records)
+    bound, time = records[-1]["roofline_s"], records[-1]["time_s"]
+    predicted = "" if time is None else f"predicted {kernel_seconds(time)}, "
+    return "\n".join([*lines, f"total of all rows: {predicted}datasheet bound {kernel_seconds(bound)}"]) + "\n"
+
+
+def _of_the_pass(record: dict[str, Any]) -> str:
+    """Return the times of all the runs of an operator, and its share of the pass."""
+    times = f"datasheet bound {kernel_seconds(record['roofline_s'])}"
+    if record["time_s"] is not None:
+        predicted = Column("time_s", "", kernel_seconds, rests="time")
+        times = f"predicted {written(predicted, record)}, {times}"
+    runs = "1 run" if record["count"] == 1 else f"all {record['count']:,} runs"
+    return f"    {runs}: {times}; {record['share']:.1%} of the pass"
+
+
+def _engine(operators: list[Operator], calibration: Calibration, records: list[dict[str, Any]]) -> list[str]:
+    """Return the lines of what the engine adds: to each layer, pass and sequence, and to kernels that run with prompts."""
+    *before, record, _ = records
+    kernels = sum(one["time_s"] for one in before)
+    fixed, of_sequences, of_prompts = engine_parts(operators, calibration, kernels)
+    layers, ranks = layers_and_ranks(operators)
+    terms = calibration.terms(mixes(operators))
+    each = f"{terms.glue_us:g} µs" if ranks == 1 else f"({terms.glue_us:g} + {terms.skew_us:g}·log2({ranks} ranks)) µs"
+    lines = [f"{layers} layers · {each} + {terms.step_us:g} µs a pass = {seconds(fixed)}"]
+    if of_sequences:
+        count = of_sequences * 1e6 / terms.sequence_us
+        lines.append(f"{count:,.0f} sequences · {terms.sequence_us:g} µs = {seconds(of_sequences)}")
+    if of_prompts:
+        slowed = f"{terms.prompts:g} · {seconds(kernels)}"
+        slowed = f"max({slowed}, {layers} layers · {terms.launch_us:g} µs)" if terms.launch_us else slowed
+        lines.append(f"kernels with prompts: {slowed} − {seconds(kernels)} = {seconds(of_prompts)}")
+    whole = f"{seconds(record['time_s'])} predicted; {record['share']:.1%} of the pass"
+    return [ENGINE_OVERHEAD, *(f"    {line}" for line in [*lines, whole]), ""]
 
 
 def _batch(batch: Batch) -> str:
@@ -65,7 +104,7 @@ def _operation(model: Model, one: Placed, element: int, tokens: _Tokens) -> list
     moved = cost.bytes
     rate = f"{cost.flops / moved:.4g} FLOP/B" if moved else f"{cost.network_bytes:,.0f} B over the link"
     each = one.seconds / operator.count
-    return [head, *(f"    {line}" for line in body), f"    {rate}: {one.bound}-bound, at least {seconds(each)}", ""]
+    return [head, *(f"    {line}" for line in body), f"    {rate}: {one.bound}-bound, datasheet bound {kernel_seconds(each)} a run"]
 
 
 def _product(model: Model, operator: Operator, shape: GemmShape, element: int, tokens: _Tokens) -> list[str]:

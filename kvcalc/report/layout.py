@@ -238,9 +238,10 @@ _ABOUT = {("time", "bound"): "≥ ", ("rate", "bound"): "≤ ", ("time", "scaled
 def written(column: Column, record: Record) -> str:
     """The figure, behind ≈ where it hangs on parameters of which the record says that they are not exact.
 
-    Of a time behind ≥ where it is a bound, of a rate ≤, and ~ where it is scaled from another GPU.
+    Of a time behind ≥ where it is a bound, of a rate ≤, and ~ where it is scaled from another GPU; `< 1 µs` has no mark.
     """
     value = record.get(column.key)
     about = "≈ " if column.key in _COUNTED and record.get("parameters_exact") is False else ""
     about += _ABOUT.get((column.rests, record.get("time_basis", "")), "") if column.rests else ""
-    return "–" if value is None else about + column.show(value)
+    text = "–" if value is None else column.show(value)
+    return text if text.startswith(("–", "<")) else about + text

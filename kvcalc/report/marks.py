@@ -40,7 +40,7 @@ def drawn(row: Row) -> bool:
 def marks_of(passes: Sequence[Sequence[Row]]) -> list[Mark]:
     """The points of passes, the largest of each first; what lies in one group in each of them has one name."""
     grouped = [_groups(rows) for rows in passes]
-    alone = all(map(_alone, grouped, passes))
+    alone = all(map(_alone, grouped))
     return [mark for rows, groups in zip(passes, grouped, strict=True) for mark in _marks(rows, groups, alone)]
 
 
@@ -52,7 +52,7 @@ def _groups(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
         if not groups or groups[-1][0] != kind or row["intensity"] > TOGETHER * groups[-1][1][-1]["intensity"]:
             groups.append((kind, []))
         groups[-1][1].append(row)
-    large = [group for group in groups if _share(group[1], rows) >= LEAST_SHARE]
+    large = [group for group in groups if _share(group[1]) >= LEAST_SHARE]
     found = [*large]
     for kind, mine in [group for group in groups if group not in large]:
         apart = {abs(math.log(mine[0]["intensity"] / other[0]["intensity"])): other for k, other in large if k == kind}
@@ -63,9 +63,9 @@ def _groups(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
     return found
 
 
-def _alone(groups: Sequence[tuple[int, list[Row]]], rows: Sequence[Row]) -> bool:
+def _alone(groups: Sequence[tuple[int, list[Row]]]) -> bool:
     """Whether all products of a pass but next to nothing are one group beside attention."""
-    large = [kind for kind, mine in groups if _share(mine, rows) >= LEAST_SHARE]
+    large = [kind for kind, mine in groups if _share(mine) >= LEAST_SHARE]
     return large.count(1) == 1 and any(kind == 0 for kind, _ in groups)
 
 
@@ -77,14 +77,14 @@ def _marks(rows: Sequence[Row], groups: Sequence[tuple[int, list[Row]]], alone: 
         timed = all(row["time_s"] for row in mine)
         predicted = flops / sum(row["time_s"] for row in mine) if timed else None
         biggest = max(mine, key=lambda row: float(row["roofline_s"]))
-        share = _share(mine, rows)
+        share = _share(mine)
         what = KINDS[1] if alone and kind and share >= LEAST_SHARE else _called(mine)
         found.append(Mark(kind, what, flops / moved, flops / bound, share, predicted, rows[0], str(biggest["computed_in"] or "")))
     return sorted(found, key=lambda mark: -mark.share)
 
 
-def _share(mine: Sequence[Row], rows: Sequence[Row]) -> float:
-    return sum(float(row["roofline_s"]) for row in mine) / float(rows[-1]["roofline_s"])
+def _share(mine: Sequence[Row]) -> float:
+    return sum(float(row["share"]) for row in mine)
 
 
 def _called(rows: Sequence[Row]) -> str:

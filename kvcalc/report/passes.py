@@ -8,8 +8,9 @@ from kvcalc.gpu.roof import turning_batch
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.report.layout import Column, Table
-from kvcalc.report.tables import ROOFLINE_COLUMNS, fallback_notes, node_notes, seconds, time_note
+from kvcalc.report.tables import ROOFLINE_COLUMNS, fallback_notes, kernel_seconds, node_notes, time_note
 from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.records import ENGINE_OVERHEAD
 
 KINDS_OF_BYTES = (("weights", "weight_bytes"), ("cache", "cache_bytes"), ("activations", "activation_bytes"))
 NOT_OF_PARTS = ("count", "weight_bytes", "cache_bytes", "activation_bytes")
@@ -35,7 +36,8 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], turnin
     phase, batch, context = whole["phase"], whole["batch_size"], whole["context"]
     shown = []
     for record in records:
-        shown.append(record | {"share": record["roofline_s"] / whole["roofline_s"], "shape": shape(record)})
+        name = record["operator"].replace(ENGINE_OVERHEAD, "engine overhead")
+        shown.append(record | {"operator": name, "shape": shape(record)})
         shown += [_part(part) for part in record.get("parts", [])]
     split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)
     if turning is None:
@@ -44,18 +46,25 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], turnin
     notes += [_assumptions(deployment), *node_notes(records[-1:]), *fallback_notes(records[-1:])]
     notes += [time_note(records[-1:], deployment.basis), ""]
     what = {"decode": "a decode step", "prefill": "a prefill"}.get(phase, "a mixed pass")
+    if deployment.parallelism.pp > 1:
+        what = f"the slowest of {deployment.parallelism.pp} pipeline stages in {what}"
     asked = f"{what} of {deployment.model.name} on {deployment.gpu.name}, batch {batch:,}, context {context:,}"
-    least, predicted = seconds(whole["roofline_s"]), whole["time_s"]
-    took = f"{seconds(predicted)} for {asked} (at least {least})" if predicted else f"At least {least} for {asked}"
+    least, predicted = kernel_seconds(whole["roofline_s"]), whole["time_s"]
+    took = f"{kernel_seconds(predicted)} for {asked} (at least {least})" if predicted else f"At least {least} for {asked}"
     title = f"{took}, bound by {whole['bound']} at {whole['intensity']:.3g} FLOP/B" if whole["intensity"] else took
     title += "".join(f"; {text}" for text in turning)
     return Table(shown, _columns(records), title, notes)
 
 
 def _columns(records: Sequence[dict[str, Any]]) -> list[Column]:
-    """Without the kind of layer where there is but one."""
+    """Return the columns, the share behind the time that it is of; without the kind of layer if there is but one."""
     kinds = {r["layer"] for r in records} - {""}
-    return [c for c in ROOFLINE_COLUMNS if c.key != "layer" or len(kinds) > 1]
+    columns = [c for c in ROOFLINE_COLUMNS if c.key != "layer" or len(kinds) > 1]
+    share = next(c for c in columns if c.key == "share")
+    columns.remove(share)
+    timed = "roofline_s" if records[-1]["time_s"] is None else "time_s"
+    columns.insert(1 + [c.key for c in columns].index(timed), share)
+    return columns
 
 
 def shape(record: dict[str, Any]) -> str | None:

@@ -62,7 +62,7 @@ def _unmeasured(engine: str, gpu: str) -> str:
 
 
 LEAST_SHARE = 0.005
-_WITHOUT_LAW = "up to {} of a step rests on operators without a law of their own: ≥ their bound, ~ the nearest format's"
+_WITHOUT_LAW = "up to {} of a step rests on operators without measured rows: ≥ their bound, ~ the nearest format or rate"
 _BASES = {
     "bound": "≥ datasheet bounds, full overlap and no launches",
     "calibrated": "predicted by the {}",
@@ -162,12 +162,22 @@ GPU_COLUMNS = (
 
 
 seconds = format_seconds
+# The shortest kernel behind the calibrations takes 1.80 µs: a matrix product of AIConfigurator's rows
+# (github.com/ai-dynamo/aiconfigurator 095f58a51c4c). So a time below 1 µs is no kernel's: it is fused into another.
+SHORTEST_KERNEL_S = 1e-6
+
+
+def kernel_seconds(value: float) -> str:
+    """Return a time of kernels to three digits, or `< 1 µs` if no kernel is as short."""
+    return "< 1 µs" if 0 < value < SHORTEST_KERNEL_S else seconds(value)
+
+
 ROOFLINE_COLUMNS = (
     Column("operator", "operator", right=False),
     Column("layer", "layer", right=False),
-    Column("time_s", "predicted", seconds, rests="time"),
-    Column("roofline_s", "at least", seconds, about="the datasheet bound: full overlap, no launches"),
-    Column("share", "share", lambda v: f"{v:.1%}"),
+    Column("time_s", "predicted", kernel_seconds, rests="time"),
+    Column("share", "share", lambda v: f"{v:.1%}", about="of the time of the pass"),
+    Column("roofline_s", "at least", kernel_seconds, about="the datasheet bound: full overlap, no launches"),
     Column("bound", "bound", right=False),
     Column("intensity", "FLOP/B", lambda v: f"{v:.3g}"),
     Column("flops", "FLOP", lambda v: format_si(v)),

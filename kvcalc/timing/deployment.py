@@ -156,8 +156,8 @@ class Deployment(msgspec.Struct, frozen=True):
             return total(operators), self._seconds(operators, batch.decodes), 1.0
         from kvcalc.timing.steps import pass_time
 
-        seconds, share = pass_time(operators, self.gpu, self.calibration, self.routing)
-        return total(operators), seconds + self.host_seconds(operators), share
+        timed = pass_time(operators, self.gpu, self.calibration, self.routing)
+        return total(operators), timed.seconds + self.host_seconds(operators), timed.uncalibrated_share
 
     def _seconds(self, operators: Sequence[Operator], decodes: bool) -> Any:
         if self.calibration:

@@ -11,6 +11,8 @@ from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.routing import BALANCED, Routing
 
+ENGINE_OVERHEAD = "engine_overhead"
+
 
 def roofline_records(deployment: Deployment, phase: str, batch_size: int, context: int) -> list[dict[str, Any]]:
     """One decode step or prefill as `pass_records`, each record with what was asked. Raises UserError on an unknown phase."""
@@ -34,6 +36,9 @@ def pass_records(
     placed: list[Placed], gpu: Gpu, calibration: Calibration | None = None, routing: Routing = BALANCED
 ) -> list[dict[str, Any]]:
     """Flat records: an operator each, all the times it runs taken together, and last their total.
+
+    Every figure of the total is the sum of the records before it: with a calibration the last of them is `engine_overhead`,
+    the time that the engine adds to the kernels. share: of the time of the pass, predicted or else the bound.
 
     m, k, n: of a product [m, k] · [k, n]; of an attention its queries, the width of a key, and the keys that a query sees on
     average; beside them `heads`. bound: what the roof says. computed_in: the dtype of the matrix unit that does the products,
@@ -59,10 +64,20 @@ def pass_records(
         "overhead": None,
         "fallback": fallbacks(placed, gpu) or None,
     }
-    records = [*(_record(p, gpu) for p in placed), last]
+    records = [*(_record(p, fallbacks([p], gpu) or None) for p in placed), last]
     if calibration:
         _timed(records, [p.operator for p in placed], gpu, calibration, routing)
+    shown = "time_s" if calibration else "roofline_s"
+    for record in records:
+        record["share"] = record[shown] / records[-1][shown]
     return records
+
+
+def added_time(name: str, seconds: float, basis: str, layer: str = "") -> dict[str, Any]:
+    """Return the record of time that a pass takes beyond its operators: it computes nothing and moves nothing."""
+    nothing = Operator(name, layer, 1, "added", Cost())
+    record = _record(Placed(nothing, seconds=0.0, bound="", fallback=""), fallback=None)
+    return record | {"bound": None, "time_s": seconds, "time_basis": basis, "uncalibrated_share": float(basis == BOUND)}
 
 
 def _timed(
@@ -77,6 +92,7 @@ def _timed(
         record["uncalibrated_share"] = 0.0 if one.basis == CALIBRATED else 1.0
         record["time_note"] = one.entry.note or None if one.entry else None
     whole = summed_time(operators, timed, calibration)
+    records.insert(-1, added_time(ENGINE_OVERHEAD, float(whole.engine), basis))
     notes = dict.fromkeys(t.entry.note for t in timed if t.entry and t.entry.note)
     records[-1] |= {
         "time_s": float(whole.seconds),
@@ -89,7 +105,7 @@ def _timed(
         record["overhead"] = record["time_s"] / record["roofline_s"] if record["roofline_s"] else None
 
 
-def _record(p: Placed, gpu: Gpu) -> dict[str, Any]:
+def _record(p: Placed, fallback: str | None) -> dict[str, Any]:
     parts = [{"operator": name, **_work(c * p.operator.count)} for name, c in p.operator.parts]
     return {
         "operator": p.operator.name,
@@ -107,7 +123,7 @@ def _record(p: Placed, gpu: Gpu) -> dict[str, Any]:
         "uncalibrated_share": 1.0,
         "time_p90_error": None,
         "overhead": None,
-        "fallback": fallbacks([p], gpu) or None,
+        "fallback": fallback,
         **({"parts": parts} if parts else {}),
         **({"expected_experts": p.operator.experts} if p.operator.experts else {}),
     }

@@ -4,8 +4,8 @@
 
 Matrix products, attention, experts and all-reduces follow their laws. A sparse-attention module that decodes is measured
 whole: its operators share the time of its law, in proportion to what each would take alone. Elementwise chains move their
-bytes at the rate that streaming kernels reach; their launches are in the engine's glue per layer. Operators without a law
-(recurrences, all-to-all, experts spread beyond a node) take their datasheet bound and a launch, and say so; so does what
+bytes at the rate that streaming kernels commonly reach, and are scaled: no rows are of them, and their launches are in the
+engine's glue per layer, or fused into others. Operators without a law (recurrences, all-to-all, experts spread beyond a node) take their datasheet bound and a launch, and say so; so does what
 collectives send between nodes, after their part within one. Products in a dtype, and attention over a cache in a format, of
 which there are no rows (int8, int4, nvfp4 …) are scaled: they take the law of the nearest of which there are. No law goes below
 the bound, and no overlap between operators is assumed.
@@ -61,7 +61,7 @@ def operator_seconds(
     runs = []
     for at, operator in enumerate(operators):
         if operator.kind == "vector":
-            runs.append(_Run(operator.cost.bytes / (_VECTOR.em * figures.memory), CALIBRATED))
+            runs.append(_Run(operator.cost.bytes / (_VECTOR.em * figures.memory), SCALED))
             continue
         found = gemms.get(at) or by_law(operator, figures, calibration, routing, gpu.link_domain)
         late = latency_us(operator)
@@ -112,10 +112,11 @@ def _known(us: Any, other: Any) -> Any:
 
 
 class PassTime(NamedTuple):
-    """A pass in seconds, and the share of them that rests on operators without a law of their own."""
+    """A pass in seconds, the share of them that rests on operators without a law of their own, and those of the engine."""
 
     seconds: Any
     uncalibrated_share: Any
+    engine: Any
 
 
 def pass_time(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED) -> PassTime:
@@ -126,8 +127,9 @@ def pass_time(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration,
 def summed_time(operators: Sequence[Operator], timed: Sequence[Timed], calibration: Calibration) -> PassTime:
     """Operators, timed, and what the engine adds."""
     kernels = sum((t.seconds for t in timed), 0.0)
-    whole = kernels + engine_seconds(operators, calibration, kernels)
-    return PassTime(whole, sum((t.seconds for t in timed if t.basis != CALIBRATED), 0.0) / whole)
+    engine = engine_seconds(operators, calibration, kernels)
+    whole = kernels + engine
+    return PassTime(whole, sum((t.seconds for t in timed if t.basis != CALIBRATED), 0.0) / whole, engine)
 
 
 def pass_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED) -> Any:
@@ -160,6 +162,13 @@ class Host(NamedTuple):
 
 def host_of(operators: Sequence[Operator], calibration: Calibration) -> Host:
     """The engine's terms for passes like this one: its layers, the ranks that it reduces over, whether it mixes experts."""
+    layers, ranks = layers_and_ranks(operators)
+    terms = calibration.terms(mixes(operators))
+    return Host(terms.fixed_s(layers, ranks), terms.sequence_us / 1e6, terms.prompts, layers * terms.launch_us / 1e6)
+
+
+def layers_and_ranks(operators: Sequence[Operator]) -> tuple[int, int]:
+    """Return the number of layers of a pass, and the number of ranks that an all-reduce of it spans."""
     counts: dict[str, int] = {}
     ranks = 1
     for operator in operators:
@@ -167,9 +176,7 @@ def host_of(operators: Sequence[Operator], calibration: Calibration) -> Host:
             counts[operator.layer] = min(operator.count, counts.get(operator.layer, operator.count))
         if isinstance(operator.shape, CollectiveShape):
             ranks = max(ranks, operator.shape.ranks)
-    terms = calibration.terms(mixes(operators))
-    layers = sum(counts.values())
-    return Host(terms.fixed_s(layers, ranks), terms.sequence_us / 1e6, terms.prompts, layers * terms.launch_us / 1e6)
+    return sum(counts.values()), ranks
 
 
 def mixes(operators: Sequence[Operator]) -> bool:
@@ -179,6 +186,12 @@ def mixes(operators: Sequence[Operator]) -> bool:
 
 def engine_seconds(operators: Sequence[Operator], calibration: Calibration, kernels: Any) -> Any:
     """What the engine adds to a pass whose operators take `kernels` seconds."""
+    fixed, of_sequences, of_prompts = engine_parts(operators, calibration, kernels)
+    return fixed + of_sequences + of_prompts
+
+
+def engine_parts(operators: Sequence[Operator], calibration: Calibration, kernels: Any) -> tuple[Any, Any, Any]:
+    """Return the seconds of `engine_seconds`: of layers and the pass, of its sequences, and beyond kernels with prompts."""
     host = host_of(operators, calibration)
     positions: Any = 0
     prompts: Any = 0
@@ -188,7 +201,7 @@ def engine_seconds(operators: Sequence[Operator], calibration: Calibration, kern
         if isinstance(operator.shape, AttentionShape) and (host.prompts != 1 or host.launches):
             for count, new, *_ in operator.shape.groups:
                 prompts = maximum(prompts, at_least(new, MOST_DECODE_TOKENS + 1) * at_least(count, 1))
-    return host.fixed + host.sequence * positions + prompts * (host.with_prompts(kernels) - kernels)
+    return host.fixed, host.sequence * positions, prompts * (host.with_prompts(kernels) - kernels)
 
 
 def step_error(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> float | None:

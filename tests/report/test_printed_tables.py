@@ -176,6 +176,7 @@ def unmarked(cell: str, heading: str, key: str, record: dict[str, Any]) -> str:
     timed = key.endswith("_s") and not key.endswith("_per_s") and key != "roofline_s"
     rests = (timed or heading in RATES or key == "cost_per_million_tokens") and record.get(key) is not None
     mark = MARKS[record["time_basis"]][heading in RATES] if rests else ""
+    mark = "" if cell.startswith("<") else mark  # a time shorter than a kernel
     assert cell.startswith(mark) and (mark or cell[:1] not in ("≥", "≤", "~")), (heading, cell)
     return cell.removeprefix(mark)
 
@@ -254,8 +255,8 @@ def test_compare(kvcalc: Run, line: str) -> None:
 
 
 ROOFLINE = {
-    "operator": ("operator", "text"), "predicted": ("time_s", "seconds"), "at least": ("roofline_s", "seconds"),
-    "share": ("share", "percent"), "bound": ("bound", "text"), "FLOP/B": ("intensity", "digits"),
+    "operator": ("operator", "text"), "predicted": ("time_s", "seconds"), "share": ("share", "percent"),
+    "at least": ("roofline_s", "seconds"), "bound": ("bound", "text"), "FLOP/B": ("intensity", "digits"),
     "FLOP": ("flops", "si"), "bytes": ("bytes", "si:B"), "runs": ("count", "whole"), "overhead": ("overhead", "times"),
     "vector FLOP": ("vector_flops", "si"), "weights": ("weight_bytes", "si:B"), "cache": ("cache_bytes", "si:B"),
     "activations": ("activation_bytes", "si:B"),
@@ -271,19 +272,23 @@ ROOFLINE = {
     ],
 )
 def test_roofline(kvcalc: Run, line: str) -> None:
-    """Rows are operators, with the parts of an attention below it by FLOPs alone; shares are of the total's bound."""
+    """Rows are operators, with the parts of an attention below it by FLOPs alone; shares are of the time shown."""
     records = kvcalc(f"{line} --format json").records
     out = kvcalc(f"{line} --wide").out
     shown, whole = table(out, "operator"), records[-1]
     rows: list[dict[str, Any]] = []
     for r in records:
-        rows.append(r | {"share": r["roofline_s"] / whole["roofline_s"]})
+        shown_time = "roofline_s" if whole["time_s"] is None else "time_s"
+        rows.append(r | {"share": r[shown_time] / whole[shown_time], "operator": r["operator"].replace("engine_", "engine ")})
         for part in r.get("parts", []):
             rows.append({"operator": part["operator"], "flops": part["flops"] or None, "bound": ""})
             rows[-1] |= {"vector_flops": part.get("vector_flops"), "layer": "in it"}
     assert any(r["operator"] == "qk" for r in rows)
+    columns = [*ROOFLINE]
+    if whole["time_s"] is None:  # the share stands behind the bound, which is then the time shown
+        columns[2:4] = columns[3:1:-1]
     assert [h for h in shown.headings if h not in ("layer", "shape")] == [
-        h for h in ROOFLINE if whole["time_s"] is not None or h not in ("predicted", "overhead")
+        h for h in columns if whole["time_s"] is not None or h not in ("predicted", "overhead")
     ]
     for heading, (key, kind) in ROOFLINE.items():
         if heading in shown.headings:
