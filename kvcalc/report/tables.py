@@ -61,7 +61,7 @@ def _unmeasured(engine: str, gpu: str) -> str:
     return f"no measured times of {engine} on {gpu}"
 
 
-LEAST_SHARE = 0.005
+LEAST_SHARE = 0.05
 _WITHOUT_LAW = "up to {} of a step rests on operators without measured rows: ≥ their bound, ~ the nearest format or rate"
 _BASES = {
     "bound": "≥ datasheet bounds, full overlap and no launches",
