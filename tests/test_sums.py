@@ -36,10 +36,8 @@ def test_rows_of_a_pass_add_up_to_its_total(
         deployment = Deployment(load_model(name), load_gpu(card), parallelism=Parallelism(tp=tp, pp=pp)).under(stack)
         mixed = f"{context}+{batch}x1@{context}"
         new = Batch.parse(mixed) if phase == "mixed" else Batch.of_phase(phase, context, batch)
-        if phase == "mixed":
-            records = mixed_records(deployment, mixed)
-        else:
-            records = roofline_records(deployment, phase, batch, context)
+        asked = (mixed,) if phase == "mixed" else (phase, batch, context)
+        records = (mixed_records if phase == "mixed" else roofline_records)(deployment, *asked)
     except UserError:  # heads that these ranks do not divide, a GPU without this stack
         assume(False)
     *rows, whole = records

@@ -104,7 +104,11 @@ def _operation(model: Model, one: Placed, element: int, tokens: _Tokens) -> list
     moved = cost.bytes
     rate = f"{cost.flops / moved:.4g} FLOP/B" if moved else f"{cost.network_bytes:,.0f} B over the link"
     each = one.seconds / operator.count
-    return [head, *(f"    {line}" for line in body), f"    {rate}: {one.bound}-bound, datasheet bound {kernel_seconds(each)} a run"]
+    return [
+        head,
+        *(f"    {line}" for line in body),
+        f"    {rate}: {one.bound}-bound, datasheet bound {kernel_seconds(each)} a run",
+    ]
 
 
 def _product(model: Model, operator: Operator, shape: GemmShape, element: int, tokens: _Tokens) -> list[str]:
