@@ -1,4 +1,4 @@
-"""The one error that a user can cause. Any other exception out of kvcalc is a bug in kvcalc."""
+"""`UserError`, the only error that a user can cause. Any other exception is a bug in kvcalc."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -8,25 +8,31 @@ if TYPE_CHECKING:
 
 
 def printable(text: object, limit: int = 200) -> str:
-    """`text` on one line, without control characters or terminal escapes, and cut after `limit` characters."""
+    """Return `text` on one line, without control characters, cut after `limit` characters."""
     clean = "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
 def visible(text: str) -> str:
-    """`text` with its lines and tabs, and without any other character that a terminal would obey rather than show."""
+    """Return `text` with its line breaks and tabs, but without other control characters."""
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def shown_briefly(value: object, printer: "Any", cycle: bool) -> None:
-    """`_repr_pretty_` of what a notebook shows as its `str`, where all its fields would fill the page."""
+    """Show an object in a notebook as its `str`, because all its fields would fill the page."""
     printer.text(str(value))
 
 
 class UserError(Exception):
-    """A request that cannot be met: `what` is wrong, `where` it stands, and a `hint` at the nearest right thing."""
+    """A request that cannot be answered.
+
+    Attributes:
+        what: The problem.
+        where: Its place, such as a file and a key.
+        hint: The nearest valid input.
+    """
 
     def __init__(self, what: str, where: str = "", hint: str = "") -> None:
         self.what, self.where, self.hint = printable(what, 600), printable(where, 400), printable(hint, 600)
@@ -38,15 +44,19 @@ class UserError(Exception):
 
 
 def few(names: Sequence[str], most: int = 4) -> str:
-    """The first names of many, and how many more there are."""
+    """Return the first names of a list, and the number of further names."""
     shown = names if len(names) <= most + 1 else names[:most]
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(shown) < len(names) else "")
 
 
 def nearest(name: str, known: Iterable[str], most: int = 5, proper: Mapping[str, str] | None = None) -> str:
-    """A hint naming the known names closest to `name`, or all of them when they are few.
+    """Return a hint with the known names that are closest to `name`, or all of them if they are few.
 
-    proper: what is shown in the place of a name that is but another's alias.
+    Args:
+        name: The unknown name.
+        known: All valid names.
+        most: Maximum number of names in the hint.
+        proper: Maps an alias to the name to print.
     """
     from difflib import get_close_matches
 

@@ -1,7 +1,7 @@
-"""Quantities: parse what people type, format what they read, and arithmetic that serves ints and arrays alike.
+"""Parse and format quantities, and do arithmetic on both ints and arrays.
 
-Everything inside kvcalc is in bytes, FLOP and seconds. GiB is 2^30 bytes and GB is 10^9 bytes; bandwidth and FLOP/s are
-decimal. A token count may be typed as `4k` or `1M`, which are binary: 4k = 4096.
+Internal units are bytes, FLOPs and seconds. GiB is 2^30 bytes and GB is 10^9 bytes. Bandwidth and FLOP/s
+are decimal. Token counts accept binary suffixes: 4k = 4096.
 """
 
 import math
@@ -38,7 +38,10 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
-    """The token count in `text`: digits, or binary k/M/G (`4k` = 4096). Raises UserError outside least…10^12."""
+    """Return the token count in `text`: digits, or a binary suffix (`4k` = 4096).
+
+    Raises UserError below the minimum or above 10^12.
+    """
     match = _TOKENS.fullmatch(text.strip().replace("_", ""))
     if not match or len(text) > 40:
         raise UserError(f"{what} {text!r} is not a whole number", hint="Write 4096, 4k, 128K or 1M")
@@ -51,13 +54,13 @@ def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A NumPy number as Python's own, a float that is whole as an int; anything else as it is."""
+    """Return a NumPy number as a Python number; a whole float becomes an int. Other values are unchanged."""
     value = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def check_whole(words: Sequence[str], what: str) -> None:
-    """Raises UserError where the words of a list are pieces of one number, as of 8,000."""
+    """Raise UserError if list items are the parts of one number with a separator, such as 8,000."""
     if any(_BROKEN.fullmatch(word) for word in words[1:]):
         raise UserError(
             f"{what} {','.join(words)!r} is a list, as commas make one", hint=f"Write {''.join(words)} for one number"
@@ -65,7 +68,7 @@ def check_whole(words: Sequence[str], what: str) -> None:
 
 
 def parse_list(given: Any, what: str) -> list[int]:
-    """Token counts of one number or word, of a list of them, or of words between commas. Raises UserError as `parse_tokens`."""
+    """Return token counts from one number, a list, or comma-separated text. Raises as `parse_tokens`."""
     given = given.split(",") if isinstance(given, str) else plain(given)
     parts = list(given) if hasattr(given, "__iter__") else [given]
     if not parts:
@@ -75,14 +78,14 @@ def parse_list(given: Any, what: str) -> list[int]:
 
 
 def _times(number: str, unit: int) -> tuple[int, int]:
-    """A decimal number times a unit, exactly: the whole part, and whether there is more (not 0)."""
+    """Return the exact product of a decimal number and a unit: its whole part, and whether it is above 0."""
     whole, _, decimals = number.partition(".")
     shift: int = 10 ** len(decimals)
     return divmod(int(whole + decimals) * unit, shift)
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
-    """A byte count, parts of a byte left off: plain digits, decimal `40GB` or binary `40GiB`. Raises UserError on others."""
+    """Return a byte count from digits, decimal `40GB` or binary `40GiB`. Raises UserError for other text."""
     match = _BYTES.fullmatch(text.strip())
     if not match or len(text) > 40:
         raise UserError(f"{what} {text!r} is not a number of bytes", hint="Write 42949672960, 40GiB or 40GB")
@@ -94,12 +97,12 @@ def parse_bytes(text: str, what: str = "size") -> int:
 
 
 def parse_rate(text: str, what: str = "rate") -> int:
-    """Bytes per second, as `parse_bytes` reads them, with or without `/s`: 7GB/s."""
+    """Return bytes per second. The suffix `/s` is optional: 7GB/s."""
     return parse_bytes(text.strip().removesuffix("/s"), what)
 
 
 def parse_seconds(text: str, what: str = "time") -> float:
-    """Seconds: `50ms`, `0.05s`, `300us`, `2min` or a bare number. Raises UserError on anything that is not above 0."""
+    """Return seconds from `50ms`, `0.05s`, `300us`, `2min` or a bare number. Raises UserError if not above 0."""
     match = _SECONDS.fullmatch(text.strip().lower())
     value = float(match[1]) * _SECOND[match[2]] if match and len(text) <= 40 else 0.0
     if not 0 < value < float("inf"):
@@ -109,7 +112,7 @@ def parse_seconds(text: str, what: str = "time") -> float:
 
 @contextmanager
 def bytes_shown_in(units: str) -> Iterator[None]:
-    """While it lasts `format_bytes` writes binary units (`gib`), decimal ones (`si`), or whole bytes (`bytes`)."""
+    """Make `format_bytes` write binary units (`gib`), decimal units (`si`) or whole bytes (`bytes`) in a block."""
     token = _SHOWN.set(units)
     try:
         yield
@@ -118,14 +121,14 @@ def bytes_shown_in(units: str) -> Iterator[None]:
 
 
 def shown_in() -> str:
-    """The units that bytes are written in now: gib, si or bytes."""
+    """Return the unit system in use: gib, si or bytes."""
     return _SHOWN.get()
 
 
 def format_bytes(count: float, digits: int = 2) -> str:
-    """`count` bytes in binary units: 1536 → '1.50 KiB', 2^30 → '1.00 GiB'. Whole bytes below 1 KiB.
+    """Return bytes in binary units: 1536 gives '1.50 KiB', 2^30 gives '1.00 GiB'.
 
-    Under `bytes_shown_in` decimal, 2^30 → '1.07 GB', or exact, '1,073,741,824 B'.
+    In a `bytes_shown_in` block, 2^30 gives '1.07 GB' (si) or '1,073,741,824 B' (bytes).
     """
     base, steps = UNITS[_SHOWN.get()]
     if not steps or abs(count) < base:
@@ -139,14 +142,14 @@ def format_bytes(count: float, digits: int = 2) -> str:
 
 
 def scale_of(count: float) -> tuple[int, str]:
-    """The bytes of the unit in which `format_bytes` writes so many, and its name."""
+    """Return the bytes of the unit that `format_bytes` uses for `count` bytes, and the name of the unit."""
     base, steps = UNITS[_SHOWN.get()]
     name = format_bytes(count).rpartition(" ")[2]
     return (base ** (steps.index(name) + 1), name) if name in steps else (1, "B")
 
 
 def format_si(value: float, unit: str = "", digits: int = 3) -> str:
-    """`value` with a decimal prefix and `digits` significant digits: 3.35e12, 'B/s' → '3.35 TB/s'."""
+    """Return a value with a decimal prefix and `digits` significant digits: 3.35e12, 'B/s' gives '3.35 TB/s'."""
     shown = float(f"{abs(value):.{digits}g}")  # 999.6 is 1 k to three digits
     for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if shown >= 10**power:
@@ -155,7 +158,7 @@ def format_si(value: float, unit: str = "", digits: int = 3) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """A duration with its own unit, to three digits: 4.59 ms, 12.3 µs, 1,840 s."""
+    """Return a duration with three digits and its own unit: 4.59 ms, 12.3 µs, 1,840 s."""
     shown = float(f"{value:.3g}")  # 0.9996 ms is 1 ms
     if shown >= 1000:
         return f"{shown:,.0f} s"
@@ -164,7 +167,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_count(value: int) -> str:
-    """A parameter count as people say it: 8030261248 → '8.03B', 124439808 → '124.4M'."""
+    """Return a parameter count as 8030261248 → '8.03B', 124439808 → '124.4M'."""
     for power, suffix, digits in ((12, "T", 3), (9, "B", 2), (6, "M", 1), (3, "K", 1)):
         if value >= 10**power:
             return f"{value / 10**power:.{digits}f}{suffix}"
@@ -187,7 +190,7 @@ maximum = _elementwise(max, "maximum")
 
 
 def floor_div(a: Num, b: int) -> Num:
-    """⌊a/b⌋ for an int or an array of whole numbers."""
+    """Return ⌊a/b⌋ of an int or an array of whole numbers."""
     if b == 1 or isinstance(a, int):
         return a // b if b > 1 else a
     import numpy as np
@@ -196,17 +199,17 @@ def floor_div(a: Num, b: int) -> Num:
 
 
 def ceil_div(a: Num, b: int) -> Num:
-    """⌈a/b⌉ for an int or an array of whole numbers."""
+    """Return ⌈a/b⌉ of an int or an array of whole numbers."""
     return -floor_div(-a, b)
 
 
 def rounded_up(a: Any) -> Any:
-    """⌈a⌉ as an int, or as int64 of each of an array."""
+    """Return ⌈a⌉ as an int, or an array as int64."""
     return math.ceil(a) if isinstance(a, int | float) else -rounded_down(-a)
 
 
 def rounded_down(a: Any) -> Any:
-    """⌊a⌋ as an int, or as int64 of each of an array."""
+    """Return ⌊a⌋ as an int, or an array as int64."""
     if isinstance(a, int | float):
         return math.floor(a)
     import numpy as np
@@ -215,12 +218,12 @@ def rounded_down(a: Any) -> Any:
 
 
 def doublings(n: int) -> int:
-    """⌈log2 n⌉."""
+    """Return ⌈log2 n⌉."""
     return (n - 1).bit_length()
 
 
 def by_number(a: Num, rule: Callable[[int], int]) -> Num:
-    """What `rule` says of an int, or of each whole number of an array: each asked once."""
+    """Apply `rule` to an int, or to each distinct number of an array once."""
     if isinstance(a, int):
         return rule(a)
     import numpy as np
@@ -230,10 +233,10 @@ def by_number(a: Num, rule: Callable[[int], int]) -> Num:
 
 
 def at_least(a: Num, bound: int) -> Num:
-    """1 where a ≥ bound, else 0."""
+    """Return 1 if a ≥ bound, otherwise 0."""
     return int(a >= bound) if isinstance(a, int) else cast("Num", (a >= bound).astype(float))
 
 
 def array_of(value: Num) -> Num:
-    """An int as it is; an array as float64, in which whole numbers to 2^53 are exact."""
+    """Return an int unchanged, and an array as float64, which is exact for whole numbers up to 2^53."""
     return value if isinstance(value, int) else value.astype("float64", copy=False)

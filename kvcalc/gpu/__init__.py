@@ -1,1 +1,1 @@
-"""What a GPU makes of operators: its datasheet, and the least time that it allows."""
+"""GPUs: their datasheets, and roofline bounds of operators."""

@@ -1,8 +1,9 @@
-"""The roof: the least time that a GPU's datasheet allows an operator, and what bounds it. The one place that says so.
+"""Roofline bounds: the minimum time of an operator on a GPU, and the resource that limits it.
 
-An operator takes at least max(matrix FLOPs/peak, vector FLOPs/vector peak, bytes/bandwidth, network bytes/link, bytes between
-nodes/link between them): all at once, perfectly overlapped. A pass takes the sum over its operators, one after the other.
-These are bounds, not predictions: no launch, no ramp, no efficiency.
+The bound of an operator is max(matrix FLOPs ÷ matrix peak, vector FLOPs ÷ vector peak, bytes ÷ bandwidth,
+network bytes ÷ link rate, bytes between nodes ÷ rate between nodes). It assumes that everything overlaps
+perfectly. The bound of a pass is the sum over its operators. A bound is not a prediction: it has no
+launch times, no ramps and no efficiency factors.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +15,12 @@ from kvcalc.units import maximum
 
 
 class Roof(NamedTuple):
-    """The least seconds of a cost (a float or an array), what bounds it, and what its products are computed in.
+    """The bound of one cost.
 
-    bound: compute, memory or network ('' for arrays, which may mix them). computed_in: '' where there are no products.
+    Attributes:
+        seconds: Minimum seconds, a float or an array.
+        bound: Limiting resource: compute, memory or network; '' for arrays, which may mix them.
+        computed_in: dtype of the matrix products; '' without products.
     """
 
     seconds: Any
@@ -25,10 +29,11 @@ class Roof(NamedTuple):
 
 
 def least_time(cost: Cost, dtype: str, gpu: "Gpu | Roofs", memory_alone: bool = False) -> Roof:
-    """A cost under the roof of `gpu`, its products in `dtype` ('' for none).
+    """Return the bound of a cost on `gpu` with products in `dtype` ('' for none).
 
-    Raises UserError where the GPU gives no peak that could serve, unless memory_alone: products are then free, and what the
-    memory moves is a bound still. Vector work and network are free where it gives no rate.
+    Raises UserError if the GPU has no peak for the dtype or a wider one, unless `memory_alone` is set. Then
+    products take no time, and the memory time is still a bound. Vector and network work take no time if the
+    GPU gives no rate.
     """
     computed_in, peak = "", None
     slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s
@@ -52,9 +57,9 @@ def least_time(cost: Cost, dtype: str, gpu: "Gpu | Roofs", memory_alone: bool = 
 
 
 class Placed(NamedTuple):
-    """An operator under a GPU's roof: seconds of all the times it runs, the rest as of `Roof`.
+    """An operator with its bound. `seconds` covers all its runs; the other fields are those of `Roof`.
 
-    fallback: the dtype whose unit stands in for one that the GPU has not, or ''.
+    `fallback` is the dtype of the unit that replaces a missing unit, or ''.
     """
 
     operator: Operator
@@ -64,13 +69,13 @@ class Placed(NamedTuple):
 
     @property
     def intensity(self) -> Any:
-        """Matrix FLOPs per byte of memory traffic; None where nothing moves."""
+        """Matrix FLOPs per byte of memory traffic; None without traffic."""
         moved = self.operator.cost.bytes
         return None if isinstance(moved, int | float) and not moved else self.operator.cost.flops / moved
 
 
 def roofline(operators: Sequence[Operator], gpu: Gpu, memory_alone: bool = False) -> list[Placed]:
-    """Each operator under the roof of `gpu`. Raises UserError as `least_time`, on a dtype that is needed."""
+    """Return each operator with its bound on `gpu`. Raises UserError as `least_time`."""
     found = []
     for operator in operators:
         seconds, bound, computed_in = least_time(operator.cost, operator.dtype, gpu, memory_alone)
@@ -80,12 +85,12 @@ def roofline(operators: Sequence[Operator], gpu: Gpu, memory_alone: bool = False
 
 
 def total_seconds(placed: Sequence[Placed]) -> Any:
-    """The bound of the whole pass: Σ seconds, a float or an array."""
+    """Return the bound of a pass, the sum of its operators, as a float or an array."""
     return sum((p.seconds for p in placed), 0.0)
 
 
 class Roofs:
-    """The rates of several kinds of GPU side by side, as arrays [GPUs]: infinite where one gives none."""
+    """Rates of several GPU models as arrays [gpus]. A rate that a GPU does not give is infinite."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.gpus = gpus
@@ -94,13 +99,13 @@ class Roofs:
         self.link, self.outer_link = _rates([gpu.link for gpu in gpus]), _rates([gpu.outer_link for gpu in gpus])
 
     def computes(self, dtype: str) -> Any:
-        """Which of them have a matrix peak that serves products in a dtype."""
+        """Return which GPUs have a matrix peak for products in a dtype."""
         import numpy as np
 
         return np.array([gpu.computes(dtype) for gpu in self.gpus])
 
     def peak(self, dtype: str) -> tuple[Any, str]:
-        """The matrix peak of each, infinite where there is none; what its unit is, is not said."""
+        """Return the matrix peak of each GPU; infinite if there is none."""
         return _rates([gpu.peak(dtype)[0] if gpu.computes(dtype) else None for gpu in self.gpus]), ""
 
 
@@ -111,11 +116,13 @@ def _rates(each: Sequence[float | None]) -> Any:
 
 
 class Stack:
-    """Operators under the roofs of several GPUs, their costs side by side: `roofline` of many points at once.
+    """Operators on several GPUs: `roofline` of many points in one call.
 
-    points: the shape to which the operators' costs broadcast. Those of one dtype and shape stand as arrays [operators,
-    *shape, 1], so that what does not change along an axis is worked out once; the last axis is that of the GPUs. Every figure
-    is what the operators alone give, to the last bit.
+    Operators of one dtype and shape are arrays [operators, *shape, 1], so that a value that does not change
+    along an axis is computed once. The last axis is the GPU. Results equal those of single operators exactly.
+
+    Args:
+        points: Shape to which the costs of all operators broadcast.
     """
 
     def __init__(self, operators: Sequence[Operator]) -> None:
@@ -131,9 +138,9 @@ class Stack:
         self._groups = [(d, at, _stood([operators[i] for i in at], shape)) for (d, shape), at in together.items()]
 
     def each(self, roofs: Roofs, decodes: bool) -> list[Any]:
-        """The least seconds [*points, GPUs] of each operator, in order.
+        """Return the bounds [*points, gpus] of each operator in order, in seconds.
 
-        NaN on a GPU without a matrix peak that is needed, unless the pass decodes: then the memory is a bound still.
+        A GPU without a required matrix peak gets NaN, except in decode, where the memory time is a bound.
         """
         import numpy as np
 
@@ -146,7 +153,7 @@ class Stack:
 
 
 def _shape(operator: Operator) -> tuple[int, ...]:
-    """Of an operator's costs."""
+    """Return the shape of an operator's costs."""
     import numpy as np
 
     shapes = {figure.shape for figure in operator.cost if not isinstance(figure, int | float)}
@@ -154,7 +161,7 @@ def _shape(operator: Operator) -> tuple[int, ...]:
 
 
 def _stood(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost, Any]:
-    """The costs of operators side by side, and how often each runs."""
+    """Return the costs of operators as arrays, and their numbers of runs."""
     import numpy as np
 
     def stood(values: list[Any]) -> Any:
@@ -175,7 +182,7 @@ def _stood(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost,
 
 
 def total_bound(placed: Sequence[Placed]) -> str:
-    """What most of the pass's time is bound by."""
+    """Return the resource that limits most of the time of a pass."""
     by_bound: dict[str, float] = {}
     for p in placed:
         by_bound[p.bound] = by_bound.get(p.bound, 0.0) + p.seconds
@@ -183,7 +190,7 @@ def total_bound(placed: Sequence[Placed]) -> str:
 
 
 def fallbacks(placed: Sequence[Placed], gpu: Gpu) -> str:
-    """What products are computed in where the GPU lacks the unit, in words; '' where it has all that are needed."""
+    """Return a sentence on dtypes that the GPU has no unit for; '' if it has all required units."""
     swaps = dict.fromkeys((p.operator.dtype, p.fallback) for p in placed if p.fallback)
     words = [f"computed in {used}: {gpu.name} has no {asked} unit" for asked, used in swaps]
     without = dict.fromkeys(p.operator.dtype for p in placed if p.operator.dtype and not gpu.computes(p.operator.dtype))
@@ -192,7 +199,7 @@ def fallbacks(placed: Sequence[Placed], gpu: Gpu) -> str:
 
 
 def mla_form(placed: Sequence[Placed]) -> str | None:
-    """The form in which latent attention ran: absorbed, expanded, or mixed between groups; None where there is none."""
+    """Return the form of MLA: absorbed, expanded, mixed (differs between groups), or None without MLA."""
     forms = dict.fromkeys(p.operator.form for p in placed if p.operator.form)
     return "mixed" if len(forms) > 1 else next(iter(forms), None)
 
@@ -203,9 +210,10 @@ MOST_BATCH = 1 << 20
 def turning_batch(
     place: Callable[[int], Sequence[Placed]], chosen: Callable[[Operator], bool], near: int | None = None
 ) -> int | None:
-    """The smallest batch at which the chosen operators, taken together, are compute-bound; None if never to 2^20.
+    """Return the smallest batch size at which the operators are compute-bound together, or None up to 2^20.
 
-    near: a batch that is tried first, such as that of a context beside this one.
+    Args:
+        near: A batch size to try first, such as the result for another context.
     """
 
     def turned(batch_size: int) -> bool:

@@ -1,4 +1,4 @@
-"""A GPU as its vendor describes it. Datasheet figures, never multiplied by an efficiency."""
+"""GPU presets: datasheet figures, never multiplied by an efficiency."""
 
 from math import ceil
 from typing import Annotated
@@ -26,9 +26,12 @@ PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A machine that holds `gpus` of a GPU, documented or measured; other machines have other memories and disks.
+    """A machine with `gpus` GPUs, documented or measured. Other machines have other memories and disks.
 
-    memory_bytes, disk_bytes: of the whole machine; disk_bytes_per_s: of all its disks together, reading.
+    Attributes:
+        memory_bytes: Memory of the whole machine.
+        disk_bytes: Size of all its disks.
+        disk_bytes_per_s: Read rate of all its disks together.
     """
 
     name: str
@@ -41,15 +44,22 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One GPU or accelerator. The fields are the keys of a preset.
 
-    memory_bytes: what the driver reports, of unified memory the machine's. usable_share: (GiB, share) pairs: of memory from
-    so many GiB on, what the system lets the GPU hold; none where that is all. bandwidth_bytes_per_s: of that memory, decimal.
-    flops_per_s: dense matrix peaks by dtype with fp32 accumulators, absent where there is no unit. fp16_accumulate_flops_per_s:
-    the same with fp16 accumulators, where that is faster. vector_flops_per_s: of the other units.
-    link_bytes_per_s: to other GPUs, in one direction; link_domain: how many it joins. inter_node_bytes_per_s: of one GPU to
-    those on other nodes, in one direction. host_link_bytes_per_s: to the host's memory, likewise.
-    register_bytes_per_sm, shared_memory_bytes_per_sm: of one multiprocessor (compute unit, core); their rates, and the L2's,
-    are of all together, absent where nobody gives them. host: a machine that such GPUs stand in. per: what one of these is
-    (card, die, chip, SoC).
+    Attributes:
+        memory_bytes: Memory that the driver reports; for unified memory, the memory of the machine.
+        usable_share: (GiB, share) pairs: from this many GiB on, the system lets the GPU use this share.
+            Empty if the GPU may use all memory.
+        bandwidth_bytes_per_s: Memory bandwidth, decimal.
+        flops_per_s: Dense matrix peaks by dtype with fp32 accumulators; a dtype without a unit is absent.
+        fp16_accumulate_flops_per_s: Dense matrix peaks with fp16 accumulators, if they are faster.
+        vector_flops_per_s: Peaks of the vector units.
+        link_bytes_per_s: Rate to other GPUs in one direction.
+        link_domain: Number of GPUs that the link connects.
+        inter_node_bytes_per_s: Rate of one GPU to GPUs on other nodes in one direction.
+        host_link_bytes_per_s: Rate to CPU memory in one direction.
+        register_bytes_per_sm, shared_memory_bytes_per_sm: Bytes of one multiprocessor (compute unit, core).
+            Their rates and the rate of the L2 are totals; they are absent if no source gives them.
+        host: A machine with such GPUs.
+        per: Unit that one preset describes: card, die, chip or SoC.
     """
 
     name: str
@@ -109,7 +119,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         raise UserError(f"{self.name} has no matrix peak for {dtype}", hint=hint)
 
     def computes(self, dtype: str) -> bool:
-        """Whether there is a matrix peak that serves products in a dtype, its own or a wider one."""
+        """Return whether the GPU has a matrix peak for products in a dtype or a wider one."""
         return bool(self._units(dtype))
 
     def _units(self, dtype: str) -> list[str]:
@@ -119,7 +129,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def usable_bytes(self) -> int:
-        """Bytes of the memory that the GPU may hold: all, or the share that its system grants at this size, in whole pages."""
+        """Return the memory that the GPU may use: all of it, or the share that its system grants, in whole pages."""
         if not self.usable_share:
             return self.memory_bytes
         reached = [step for step in self.usable_share if step[0] << 30 <= self.memory_bytes]
@@ -127,36 +137,36 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def link(self) -> float | None:
-        """Bytes per second to another GPU in one direction; None where the preset gives none."""
+        """Bytes per second to another GPU in one direction; None if the preset does not give it."""
         return self.link_bytes_per_s or self.host_link_bytes_per_s
 
     @property
     def bridged(self) -> bool:
-        """Whether a bridge joins a pair of cards of one machine, others of which are reached over the host's link."""
+        """Whether a bridge joins pairs of cards, and further cards are reached over the host link."""
         return self.link_domain == 2 and bool(self.host_link_bytes_per_s)
 
     @property
     def outer_link(self) -> float | None:
-        """Bytes per second in one direction to a GPU beyond those that its link joins; None where nothing gives it."""
+        """Bytes per second in one direction to a GPU outside the link domain; None if unknown."""
         return self.inter_node_bytes_per_s or (self.host_link_bytes_per_s if self.bridged else None)
 
     @property
     def vector_peak(self) -> float | None:
-        """fp32 FLOP/s of the units beside the matrix units; None where the vendor gives none."""
+        """fp32 FLOP/s of the vector units; None if the vendor does not publish it."""
         return self.vector_flops_per_s.get("fp32")
 
     @property
     def knee(self) -> float | None:
-        """FLOP per byte at which bf16 (else fp16) products turn from memory-bound to compute-bound."""
+        """Ridge point in bf16 (or fp16): the FLOP per byte above which products are compute-bound."""
         peak = self.flops_per_s.get("bf16") or self.flops_per_s.get("fp16")
         return peak / self.bandwidth_bytes_per_s if peak else None
 
     def knee_of(self, dtype: str) -> float:
-        """The knee of products in a dtype, on the unit that computes them. Raises UserError where there is none."""
+        """Return the ridge point of products in a dtype. Raises UserError if there is no peak."""
         return self.peak(dtype)[0] / self.bandwidth_bytes_per_s
 
     def problem(self) -> tuple[str, str]:
-        """(key, what is wrong), or ('', '')."""
+        """Return (key, problem) of the first invalid field, or ('', '')."""
         for key in ("name", "vendor", "architecture"):
             if not getattr(self, key).isprintable():
                 return key, "has characters that a terminal does not print"

@@ -1,1 +1,1 @@
-"""A model: layers in their order, one pass through them, and what they take of memory."""
+"""Models: layers in order, one forward pass, and memory."""

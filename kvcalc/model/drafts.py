@@ -1,4 +1,4 @@
-"""Drafts beside a model: what one needs to propose tokens that the model can check."""
+"""Requirements of draft models."""
 
 from kvcalc.errors import UserError
 from kvcalc.model.spec import Model
@@ -7,9 +7,10 @@ PADDING = 128  # entries by which vocabularies may differ (llama.cpp, common/spe
 
 
 def check_vocabulary(target: Model, draft: Model, most: int = PADDING, engine: str = "") -> None:
-    """Raise UserError where a draft's vocabulary is not the model's own, to `most` entries of padding.
+    """Raise UserError if a draft's vocabulary differs from the target's by more than `most` padding entries.
 
-    Sizes alone are compared. A draft that borrows its target's table maps what it has of its own. engine: whose limit it is.
+    Only sizes are compared. A draft that uses its target's embedding maps its own vocabulary. `engine` is
+    the engine whose limit applies.
     """
     if draft.lent or abs(target.vocab_size - draft.vocab_size) <= most:
         return

@@ -1,9 +1,9 @@
-"""A model as llama.cpp stores it: its tensors, the type of each under a file type, and the kinds that then differ.
+"""A model as llama.cpp stores it: tensors, their ggml types, and the resulting kinds of layer.
 
-A mixture such as Q4_K_M gives the layers of one kind different types, so the kinds are split by how they are stored. The
-tensors are those that llama.cpp's converter writes: experts stacked, queries, keys and values as one tensor where the model
-has them so, MLA's kv_up as two; norms, biases, routers and learned positions in float32. Sources: conversion/*.py in
-llama.cpp (names, float32 tensors), src/llama-quant.cpp (the types).
+A mixture such as Q4_K_M gives layers of one kind different types, so a kind is split by its storage. The
+tensors are those that llama.cpp's converter writes: experts are stacked, Q, K and V are one tensor if the
+model has one, and kv_up of MLA is two tensors. Norms, biases, routers and learned positions are float32.
+Sources: conversion/*.py in llama.cpp (names, float32 tensors), src/llama-quant.cpp (types).
 """
 
 from collections import Counter
@@ -44,7 +44,7 @@ Stored = tuple[str, tuple[tuple[str, str], ...]]  # a kind of layer, and the for
 
 
 class Held(NamedTuple):
-    """A tensor of a layer, or outside: its name in llama.cpp, the weights that it holds, its rows, and what it is for."""
+    """A tensor: its name in llama.cpp, the weights in it, its rows, and its role."""
 
     name: str
     weights: tuple[str, ...]
@@ -53,10 +53,10 @@ class Held(NamedTuple):
 
 
 def mixed(model: Model, mix: str, imatrix: bool) -> Model:
-    """`model` with every weight stored as llama.cpp's quantiser would, in kinds that are stored alike.
+    """Return `model` with every weight stored as llama.cpp's quantiser stores it.
 
-    mix: a file type, `q4_k_m`. Worked out once a model. Raises UserError where it is not known which tensors llama.cpp
-    makes of the model.
+    `mix` is a file type such as `q4_k_m`. The result is computed once per model. Raises UserError if
+    llama.cpp's tensors of the model are unknown.
     """
     label = mix + ("+imatrix" if imatrix else "")
     if any(s.label == label for s in model.quantization):
@@ -84,7 +84,7 @@ def _mixed(model: Model, mix: str, imatrix: bool, label: str) -> Model:
 
 
 def _format(model: Model, weight: str, parts: list[tuple[str, Held]]) -> str:
-    """The format of a weight: a type, or bytes per elements where its tensors have several or fewer rows."""
+    """Return the format of a weight: a ggml type, or bytes per elements if its tensors differ in type."""
     (first, h), *others = parts
     if weight == "embedding" and h.rows != model.vocab_size:
         return f"{first}@{tensor_bytes(first, h.tensor.row, h.rows)}/{h.tensor.row * model.vocab_size}"
@@ -96,7 +96,7 @@ def _format(model: Model, weight: str, parts: list[tuple[str, Held]]) -> str:
 
 
 def _layer(model: Model, kind: str, layer: int, fused: bool) -> Iterator[Held]:
-    """The tensors of a layer that may be quantised."""
+    """Return the tensors of a layer that may be quantised."""
     spec = model.kinds[kind]
     for part in spec.parts:
         if isinstance(part, Latent):
@@ -118,7 +118,7 @@ def _layer(model: Model, kind: str, layer: int, fused: bool) -> Iterator[Held]:
 
 
 def _latent(part: Latent, hidden_size: int, layer: int) -> Iterator[Held]:
-    """MLA's tensors; kv_up is one of [dn, r] and one of [r, dv] for each head, the first of which is transposed."""
+    """Return the tensors of MLA. kv_up is [dn, r] (transposed) and [r, dv] for each head."""
     names = {"q": "attn_q", "q_down": "attn_q_a", "q_up": "attn_q_b", "kv_down": "attn_kv_a_mqa", "o": "attn_output"}
     heads = part.num_attention_heads
     for w in part.weights(hidden_size):
@@ -151,7 +151,7 @@ def _facts(model: Model) -> Facts:
 
 
 def _fused(model: Model) -> bool:
-    """Whether queries, keys and values are one tensor. Raises UserError where llama.cpp's tensors are not known."""
+    """Return whether Q, K and V are one tensor. Raises UserError if llama.cpp's tensors are unknown."""
     family = model.family
     experts = any(isinstance(part, Moe) for layer in model.kinds.values() for part in layer.parts)
     fused = family in _FUSED or (family == "phi" and not experts) or (family == "starcoder" and bool(model.position_embeddings))
@@ -163,7 +163,7 @@ def _fused(model: Model) -> bool:
 
 
 def _problem(model: Model) -> str:
-    """What stands in the model of which llama.cpp's tensors are not known here; '' for nothing."""
+    """Return the part of the model whose tensors in llama.cpp are unknown, or ''."""
     if model.extra or model.tables or model.type_embeddings or (model.embedding_size or model.hidden_size) != model.hidden_size:
         return "it has tables or projections beside its layers"
     for name, layer in model.kinds.items():
@@ -187,10 +187,13 @@ def _known(part: Part) -> bool:
 
 
 def split(model: Model, stored: dict[int, tuple[tuple[str, str], ...]], label: str, vectors: str, buffers: int) -> Model:
-    """The model with kinds that are stored alike, and one scheme for every format.
+    """Return the model with one kind per storage, and one scheme for every format.
 
-    stored: (weight, format) by layer, −1 for what stands outside. vectors: the format of norms and biases, and of routers
-    and tables that `stored` leaves out. buffers: bytes beside the parameters. label: what the whole is called.
+    Args:
+        stored: (weight, format) by layer; −1 for weights outside the layers.
+        vectors: Format of norms, biases, and of routers and tables that `stored` does not list.
+        buffers: Bytes in addition to the parameters.
+        label: Printed name of the scheme.
     """
     names = _names([(kind, stored[n]) for n, kind in enumerate(model.order)])
     order = tuple(names[kind, stored[n]] for n, kind in enumerate(model.order))
@@ -212,14 +215,14 @@ def split(model: Model, stored: dict[int, tuple[tuple[str, str], ...]], label: s
 
 
 def _routing_biases(model: Model) -> int:
-    """How many routing biases that are no parameters the file holds."""
+    """Return the number of routing biases in the file that are not parameters."""
     experts = {k: sum(p.num_experts for p in layer.parts if isinstance(p, Moe)) for k, layer in model.kinds.items()}
     biased = model.family in _BIASED_ROUTERS or (model.family == "deepseek" and max(experts.values()) == 256)
     return sum(count * experts[kind] for kind, count in model.counts.items()) if biased else 0
 
 
 def _names(keys: list[Stored]) -> dict[Stored, str]:
-    """A name for every kind as it is stored: its own where it is stored in one way, else with a letter behind it."""
+    """Return a name for each kind: its own if it has one storage, otherwise with a letter appended."""
     distinct = list(dict.fromkeys(keys))
     count = Counter(kind for kind, _ in distinct)
     letters = {kind: iter(ascii_lowercase) for kind in count}

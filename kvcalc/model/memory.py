@@ -1,8 +1,9 @@
-"""Bytes: what a cache holds, what a step reads of it, what whole blocks take, and what the weights take.
+"""Bytes of caches and weights.
 
-Four cache figures, never one. Stored: rows held after S tokens. Read: what one decode step moves (new = 1, past = S − 1),
-the row it writes included. Allocated: the rows in whole blocks per sequence and layer kind. Slope and fixed part: what one
-more token adds on average, and what no longer grows, for one sequence.
+There are four cache figures. Stored: rows after S tokens. Read: bytes that one decode step reads
+(new = 1, past = S − 1), including the row that it writes. Allocated: rows in whole blocks per sequence
+and layer kind. Slope and fixed part: bytes that one more token adds on average, and bytes that no longer
+grow, both for one sequence.
 """
 
 from collections.abc import Iterable
@@ -21,9 +22,9 @@ from kvcalc.units import MOST_TOKENS
 
 
 class CacheSize(msgspec.Struct, frozen=True):
-    """Bytes on one GPU, for all its sequences: stored, read, allocated. For one sequence: fixed, and slope per token.
+    """Bytes on one GPU: stored, read and allocated for all its sequences; fixed and slope for one sequence.
 
-    slope is a whole number of bytes wherever the cache adds whole rows per token, else a fraction.
+    slope is an int if the cache adds whole rows per token, otherwise a fraction.
     """
 
     stored: int
@@ -34,7 +35,7 @@ class CacheSize(msgspec.Struct, frozen=True):
 
 
 class LayerRows(NamedTuple):
-    """One cache entry of all layers of a kind: bytes of a row on one GPU times the layers that store or read it."""
+    """One cache entry of all layers of a kind: bytes of a row on one GPU · the layers that store or read it."""
 
     entry: CacheEntry
     row_bytes: int
@@ -44,7 +45,7 @@ class LayerRows(NamedTuple):
 
 
 def cache_rows(model: Model, counts: dict[str, int], formats: Formats, parallelism: Parallelism) -> list[LayerRows]:
-    """Every cache entry of the layers in `counts`, with its bytes per row on one GPU."""
+    """Return every cache entry of the layers in `counts`, with its bytes per row on one GPU."""
     found = []
     for kind, count in counts.items():
         layer = model.kinds[kind]
@@ -63,10 +64,13 @@ def cache_size(
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
 ) -> CacheSize:
-    """The cache after `context` tokens of each of `batch_size` sequences, on the GPU that holds the most weights and cache.
+    """Return the cache after `context` tokens per sequence, on the GPU with the most weights and cache.
 
-    Stored = batch · Σ layers · rows(context) · Σ heads · row_bytes(width). Raises UserError on a length, batch or block
-    that is no whole number from 1 to 10^12, or on ranks that do not divide the model.
+    Stored = batch · Σ layers · rows(context) · Σ heads · row_bytes(width).
+
+    Raises:
+        UserError: A length, batch or block is not a whole number from 1 to 10^12, or the parallelism does
+            not divide the model.
     """
     for what, value in (("context", context), ("batch size", batch_size), ("block size", block_size)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TOKENS:
@@ -79,7 +83,7 @@ def cache_size(
 
 
 def stage_rows(model: Model, stage: Stage, formats: Formats, parallelism: Parallelism) -> list[LayerRows]:
-    """The rows of a stage's layers."""
+    """Return the rows of a pipeline stage's layers."""
     key = "rows", stage.number, parallelism.pp, formats, parallelism
     if key not in model.known:
         model.known[key] = cache_rows(model, stage.counts, formats, parallelism)
@@ -90,7 +94,7 @@ def stage_rows(model: Model, stage: Stage, formats: Formats, parallelism: Parall
 def eviction_score_bytes(
     model: Model, context: int, batch_size: int = 1, precision: Precision = PUBLISHED, parallelism: Parallelism = ONE_GPU
 ) -> int:
-    """What eviction keeps beside the cache to choose by, on the fullest GPU: a score per token kept and KV head; 0 without it."""
+    """Return the bytes of eviction scores on the fullest GPU: one per stored token and KV head; 0 without eviction."""
     if not any(part.eviction_scores() for layer in model.kinds.values() for part in layer.mixers):
         return 0
     formats = formats_of(model, precision)
@@ -103,7 +107,7 @@ def eviction_score_bytes(
 
 
 def size_of(rows: Iterable[LayerRows], context: int, sequences: int, block_size: int) -> CacheSize:
-    """The five figures of a list of rows; see `CacheSize`."""
+    """Return the five figures of `CacheSize` for a list of rows."""
     stored = read = allocated = fixed = 0
     slope: int | float = 0
     for entry, row_bytes, storing, reading, spread in rows:
@@ -124,7 +128,7 @@ def size_of(rows: Iterable[LayerRows], context: int, sequences: int, block_size:
 
 
 def stored_bytes(rows: Iterable[LayerRows], context: int) -> int:
-    """Of those figures the stored bytes of one sequence alone, for searches."""
+    """Return only the stored bytes of one sequence, for searches."""
     total = 0
     for entry, row_bytes, storing, _, spread in rows:
         total += storing * row_bytes * -(-int(entry.stored_rows(context)) // spread)
@@ -132,7 +136,7 @@ def stored_bytes(rows: Iterable[LayerRows], context: int) -> int:
 
 
 def fullest_stage(model: Model, formats: Formats, parallelism: Parallelism, context: int, batch_size: int) -> Stage:
-    """The pipeline stage whose weights and stored cache are largest, the first of equals."""
+    """Return the pipeline stage with the most weights and stored cache; the first of equal stages."""
     check(model, parallelism)
     every = stages(model, parallelism.pp)
     if len(every) == 1:
@@ -152,7 +156,7 @@ def weight_bytes(
     context: int = 1,
     batch_size: int = 1,
 ) -> int:
-    """Bytes of the weights on the GPU that holds the most weights and cache, scales of quantised matrices included."""
+    """Return weight bytes on the fullest GPU, including scales of quantised matrices."""
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
@@ -160,7 +164,7 @@ def weight_bytes(
 
 
 def stage_weight_bytes(model: Model, stage: Stage, formats: Formats, parallelism: Parallelism) -> int:
-    """Bytes of the weights of a stage's layers, with embedding and buffers on the first stage and the head on the last."""
+    """Return weight bytes of a stage. Embedding and buffers are on the first stage, the LM head on the last."""
     key = "weights", stage.held, parallelism.of_a_stage, formats
     if key not in model.known:
         model.known[key] = _weight_bytes_of(model, stage, formats, parallelism)
@@ -186,10 +190,10 @@ def _weight_bytes_of(model: Model, stage: Stage, formats: Formats, parallelism: 
 
 
 def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> float | None:
-    """How many times as many bytes the model would store were every layer that attends plain MHA of its value width.
+    """Return stored bytes of this model as plain MHA ÷ its stored bytes, or None without attention.
 
-    No window, same dtype, one sequence of `context` tokens, over this model's stored bytes; what keeps a state keeps it on both
-    sides. None where nothing attends.
+    The MHA model has the value width of each layer, no window and the same dtype, with one sequence of
+    `context` tokens. Recurrent states are unchanged on both sides.
     """
     rows = _as_mha_rows(model, formats_of(model, precision))
     stored = cache_size(model, context, precision=precision).stored
@@ -197,7 +201,7 @@ def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> f
 
 
 def _as_mha_rows(model: Model, formats: Formats) -> list[LayerRows]:
-    """What all layers would keep, were every one that attends plain MHA; nothing where none does."""
+    """Return the rows of the model with plain MHA in every attention layer; none without attention."""
     key = "mha", formats
     if key not in model.known:
         parts = [(part, model.counts[kind]) for kind, layer in model.kinds.items() for part in (*layer.parts, *layer.shared)]

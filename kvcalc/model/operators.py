@@ -1,9 +1,10 @@
-"""One forward pass over a batch, as operators: what the whole product rests on.
+"""One forward pass over a batch, as operators.
 
-Weights are read once per pass, whatever the batch (a shared block once for each layer that runs it). Cache bytes,
-activation bytes and FLOPs add over the groups of the batch. Each operator reads its input and writes its output once;
-elementwise chains between two matrix products count as fused. The embedding reads one row per token; the LM head reads
-its whole matrix, even when tied, for the last position of each sequence unless all positions are asked for.
+Weights are read once per pass for any batch size; a shared block is read once for each layer that runs
+it. Cache bytes, activation bytes and FLOPs add up over the groups of the batch. Each operator reads its
+input and writes its output once; elementwise chains between two matrix products count as fused. The
+embedding reads one row per token. The LM head reads its whole matrix, even if it is tied, and runs for
+the last position of each sequence, or for all positions on request.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,10 +38,13 @@ def forward(
     all_positions: bool = False,
     stage: int | None = None,
 ) -> tuple[Operator, ...]:
-    """The operators of one pass on one GPU: the distinct layers once each, with how often they run.
+    """Return the operators of one pass on one GPU: each distinct layer once, with its number of runs.
 
-    stage: a pipeline stage; by default the fullest. Under data parallelism each rank takes its share of every group.
-    Raises UserError on ranks that do not divide the model.
+    Under data parallelism each rank takes its share of every group. Raises UserError if the parallelism does
+    not divide the model.
+
+    Args:
+        stage: Index of the pipeline stage; the fullest by default.
     """
     model, p = _begun(model, batch, precision, parallelism, mla_form)
     every = stages(model, parallelism.pp)
@@ -62,7 +66,7 @@ def through_layers(
     mla_form: str = "auto",
     all_positions: bool = False,
 ) -> list[Operator]:
-    """The operators of one pass through all layers, whatever the stages that they are cut into; without what stages hand on.
+    """Return the operators of one pass through all layers of all stages, without transfers between stages.
 
     Raises UserError as `forward`.
     """
@@ -73,16 +77,17 @@ def through_layers(
 def between_stages(
     model: Model, batch: Batch, precision: Precision, parallelism: Parallelism, times: tuple[int, int] | None = None
 ) -> list[Operator]:
-    """What the pipeline stages of a pass hand on, each to the next: the residual stream of all tokens.
+    """Return the transfers between pipeline stages: the hidden states of all tokens.
 
-    times: on a node and to another, where it is not that of these ranks.
+    Args:
+        times: Number of transfers within a node and to another node; by default those of the parallelism.
     """
     times = handings(parallelism, range(parallelism.pp - 1)) if times is None else times
     return _sends(_begun(model, batch, precision, parallelism, "auto")[1], times) if any(times) else []
 
 
 def _begun(model: Model, batch: Batch, precision: Precision, parallelism: Parallelism, mla_form: str) -> tuple[Model, Pass]:
-    """The model as it is stored, and a pass over it."""
+    """Return the model as it is stored, and a pass over it."""
     check(model, parallelism)
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
@@ -96,26 +101,26 @@ def _layers(model: Model, p: Pass, counts: Mapping[str, int]) -> list[Operator]:
 
 
 def _sends(p: Pass, times: tuple[int, int]) -> list[Operator]:
-    """What stages hand to the next, so many times over this rank's link and to another node."""
+    """Return the transfers to the next stage, within a node and to another node."""
     p.enter("", 1)
     sent = p.tokens * p.width * p.element
     return [p.network("send", sent, away, count) for away, count in zip((0, sent), times, strict=True) if count]
 
 
 def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
-    """How many of those stages hand on within their node, and to another."""
+    """Return the numbers of stages that send within their node, and to another node."""
     away = [leaves_node(ranks, stage) for stage in stages]
     return away.count(False), away.count(True)
 
 
 def leaves_node(ranks: Parallelism, stage: int) -> bool:
-    """Whether the stage after this one stands, in whole or in part, on another node."""
+    """Return whether any GPU of the next stage is on another node."""
     wide = ranks.tp * ranks.dp
     return bool(ranks.per_node) and (stage + 2) * wide - 1 >= ((stage * wide) // ranks.per_node + 1) * ranks.per_node
 
 
 def total(operators: Iterable[Operator]) -> Cost:
-    """The cost of a pass: of all its operators, as often as each runs."""
+    """Return the cost of a pass: each operator times its number of runs."""
     result = Cost()
     for operator in operators:
         result = result + operator.total
@@ -135,7 +140,7 @@ def _layer(model: Model, p: Pass, kind: str, count: int) -> list[Operator]:
 
 
 def _with_vectors(p: Pass, part: Part, operators: list[Operator]) -> list[Operator]:
-    """The operators of a part, the first of which that is no matrix product reads the part's norms, sinks, convolutions."""
+    """Return the operators of a part; the first elementwise operator also reads norms, sinks and convolutions."""
     held = sum(p.vector_bytes(w) for w in part.weights(p.width))
     if not held:
         return operators
@@ -152,7 +157,7 @@ def _norm(model: Model, p: Pass, name: str, tokens: Num | None = None) -> Operat
 
 
 def _embedding(model: Model, p: Pass) -> list[Operator]:
-    """One row of every table per new token, and what else stands outside the layers before the head."""
+    """Return the operator that reads one row of every table per new token."""
     outer = [w.local(p.ranks) for w in model.outer_weights]
     rows = sum(p.formats.row_bytes(w) for w in outer if w.kind is WeightKind.TABLE)
     apart = ("embedding_norm", "final_norm", "lm_head_bias")
@@ -165,7 +170,7 @@ def _embedding(model: Model, p: Pass) -> list[Operator]:
 
 
 def _head(model: Model, p: Pass, all_positions: bool) -> Sequence[Operator]:
-    """Final norm, projection to the vocabulary and sampling, at the last position of each sequence or at all."""
+    """Return final norm, LM head and sampling, for the last position of each sequence or for all positions."""
     p.enter("", 1)
     rows = p.tokens if all_positions else p.sequences
     outer = {w.name: w.local(p.ranks) for w in model.outer_weights}
@@ -186,5 +191,5 @@ def _head(model: Model, p: Pass, all_positions: bool) -> Sequence[Operator]:
 
 
 def _as_matrix(table: Weight, bias: bool) -> Weight:
-    """A tied embedding table [V, D] as the matrix [D, V] that the head multiplies by."""
+    """Return a tied embedding table [V, D] as the matrix [D, V] of the LM head."""
     return matrix("lm_head", table.outputs, table.inputs, bias, shards=table.shards)

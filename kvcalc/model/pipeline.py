@@ -1,4 +1,4 @@
-"""What one GPU of several holds: which layers, which share of each weight, how many heads of each cache entry."""
+"""Sharding over GPUs: layers of a stage, shares of weights, heads of cache entries."""
 
 from typing import NamedTuple
 
@@ -12,15 +12,16 @@ REPLICATED = ("k", "v", "k_norm", "in_bc", "conv_bc")
 
 
 def divisors(n: int, most: int = 12) -> str:
-    """The first divisors of n, for a message."""
+    """Return the first divisors of n, for a message."""
     found = [d for d in range(1, min(n, 4096) + 1) if n % d == 0]
     return ", ".join(map(str, found[:most])) + (" …" if len(found) > most else "")
 
 
 def check(model: Model, parallelism: Parallelism) -> None:
-    """Raise UserError where tp does not divide a model's heads, ep its experts, or pp exceeds its layers.
+    """Raise UserError if tp does not divide the heads, ep does not divide the experts, or pp exceeds the layers.
 
-    KV heads may also be fewer than ranks and divide them: then they are replicated, and dcp spreads at most the copies.
+    KV heads may be fewer than the ranks and divide them. Then they are replicated, and dcp spreads at most
+    the copies.
     """
     divides = "divides", parallelism
     if divides not in model.known:
@@ -56,7 +57,7 @@ def _check(model: Model, parallelism: Parallelism) -> None:
 
 
 def _check_lent(model: Model, pp: int) -> None:
-    """Rows that layers lend each other stay within a stage: what a copy on another would cost is not known."""
+    """Raise UserError if layers on different stages share rows, because the cost of a copy is unknown."""
     for stage in stages(model, pp) if pp > 1 and any(e.lent for kind in model.kinds.values() for e in kind.entries) else ():
         stored: set[tuple[str, int, int, int]] = set()
         for entry in (e for kind in stage.order for e in model.kinds[kind].entries):
@@ -80,7 +81,7 @@ def _check_context(model: Model, parallelism: Parallelism) -> None:
 
 
 class Stage(NamedTuple):
-    """A pipeline stage: its layers in order, how many of each kind, and whether the embedding and the head are here."""
+    """A pipeline stage: its layers in order, their counts by kind, and whether it has embedding and LM head."""
 
     number: int
     order: tuple[str, ...]
@@ -90,14 +91,14 @@ class Stage(NamedTuple):
 
     @property
     def held(self) -> tuple[object, ...]:
-        """What tells the weights of stages apart."""
+        """A key that is equal for stages with equal weights."""
         return self.first, self.last, *self.counts.values()
 
 
 def stages(model: Model, pp: int) -> list[Stage]:
-    """The pipeline stages of a model: equal shares of its layers, the remainder to stages before the last.
+    """Return the pipeline stages: equal shares of the layers, the remainder on stages before the last.
 
-    The rule is vLLM's (distributed/utils.py, get_pp_indices).
+    Source: vLLM, distributed/utils.py, get_pp_indices.
     """
     if pp == 1:
         return [Stage(0, model.order, model.counts, True, True)]

@@ -1,4 +1,4 @@
-"""How a model is asked to be stored and computed, and the formats that it then has."""
+"""Requested precision, and the formats that result for a model."""
 
 import msgspec
 
@@ -19,13 +19,15 @@ from kvcalc.storage.quantization import (
 
 
 class Precision(msgspec.Struct, frozen=True):
-    """Formats by role. `auto` is what the model was published in.
+    """Formats by role. `auto` means as published.
 
-    dtype: of weights and products; anything but `auto` overrides a published quantisation. kv_cache_dtype: a format or a
-    layout for the growing roles of the cache; `auto` is the dtype, or what the checkpoint declares for its cache.
-    quantization: a storage format for the weight matrices on top of the dtype, of those matrices that the model's publisher
-    stores so where it is the published one; or a file type of GGUF, which stores the whole model (`q4_k_m`; with `+imatrix` as
-    made with an importance matrix).
+    Attributes:
+        dtype: dtype of weights and products. Any value except `auto` overrides a published quantisation.
+        kv_cache_dtype: Format or layout of the cache. `auto` is the dtype, or the format that the checkpoint
+            declares for its cache.
+        quantization: Weight format in addition to the dtype. If it is the published format, it covers the
+            matrices that the publisher quantised. A GGUF file type such as `q4_k_m` covers the whole model;
+            `+imatrix` means with an importance matrix.
     """
 
     dtype: str = "auto"
@@ -48,16 +50,16 @@ PUBLISHED = Precision()
 
 
 def stored_as(model: Model, precision: Precision) -> Model:
-    """The model whose kinds of layer are each stored in one way: the model itself but under a mixture of GGUF types.
+    """Return the model with one storage per kind of layer; it differs only for mixtures of GGUF types.
 
-    Whoever adds up weights goes by this one. Raises UserError where it is not known what llama.cpp makes of the model.
+    All sums of weights use this model. Raises UserError if llama.cpp's tensors are unknown.
     """
     mix = mix_of(precision.quantization)
     return mixed(model, *mix) if mix else model
 
 
 def formats_of(model: Model, precision: Precision) -> Formats:
-    """The formats of `model` under `precision`. Raises UserError on a format that there is not, or not for this cache."""
+    """Return the formats of `model` under `precision`. Raises UserError for an unknown or unsuitable format."""
     key = "formats", precision
     if key not in model.known:
         model.known[key] = _formats_of(model, precision)
@@ -84,7 +86,7 @@ def _formats_of(model: Model, precision: Precision) -> Formats:
 
 
 def _published(schemes: tuple[Quantization, ...], chosen: WeightFormat) -> bool:
-    """Whether a model is published in that format alone, by whatever name."""
+    """Return whether a model is published in only this format, under any of its names."""
     if len(schemes) != 1:
         return False
     return msgspec.structs.replace(stored_format(family(schemes[0].format)), name=chosen.name) == chosen
@@ -101,7 +103,7 @@ def _cache_dtype(model: Model, precision: Precision, dtype: str) -> tuple[str, s
 
 
 def _check_roles(model: Model, cache_dtype: str) -> None:
-    """Refuse a layout for latents where keys and values are cached, and the other way round."""
+    """Raise UserError for a layout of latents on a model that caches K and V, or the reverse."""
     if cache_dtype not in (*LATENT_ONLY, *KEYS_AND_VALUES_ONLY):
         return
     roles = {e.role for layer in model.kinds.values() for e in layer.entries}

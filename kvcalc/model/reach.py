@@ -1,13 +1,14 @@
-"""How far back a token sees: through L layers of window w at most L·w tokens, since each layer hands on what it saw.
+"""Receptive field of windows: L layers of window w reach at most L·w tokens.
 
-Source: Jiang et al. 2023, arXiv 2310.06825 §2 (Mistral 7B: 32 layers of window 4096 reach 131,072 tokens).
+Source: Jiang et al. 2023, arXiv 2310.06825, section 2 (Mistral 7B: 32 layers of window 4096 reach 131,072
+tokens).
 """
 
 from kvcalc.model.spec import Model
 
 
 def windows(model: Model) -> dict[int, int]:
-    """How many layers see back so many tokens, the token itself included; 0 for those that nothing limits."""
+    """Return the number of layers by window size; 0 means no window."""
     found: dict[int, int] = {}
     for kind, count in model.counts.items():
         sights = [part.window_tokens for part in model.kinds[kind].mixers]
@@ -18,13 +19,13 @@ def windows(model: Model) -> dict[int, int]:
 
 
 def receptive_field(model: Model) -> int | None:
-    """L·w, summed over the layers: tokens that can bear on an output; None where a layer sees, or its state holds, all."""
+    """Return the sum of windows over all layers in tokens, or None if a layer sees all tokens."""
     found = windows(model)
     return None if not found or 0 in found else sum(count * window for window, count in found.items())
 
 
 def reach_line(model: Model) -> str:
-    """The receptive field as a sum, in a sentence; '' for a model without windows."""
+    """Return a sentence with the receptive field as a sum, or '' for a model without windows."""
     found = windows(model)
     limited = {window: count for window, count in sorted(found.items()) if window}
     if not limited:

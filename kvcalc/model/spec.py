@@ -1,7 +1,8 @@
-"""A model: named kinds of layer, the order in which they stand, and what surrounds them.
+"""A model: named kinds of layer, their order, and the weights outside the layers.
 
-`parameters` counts the language model alone: tied weights once, shared blocks once, no buffers, no multi-token-prediction
-layers, no vision or audio tower. `active_parameters` leaves out the routed experts beyond top-k and nothing else.
+`parameters` counts only the language model: tied weights once, shared blocks once, no buffers, no
+multi-token-prediction layers, no vision or audio tower. `active_parameters` also excludes routed experts
+beyond top-k.
 """
 
 from collections.abc import Iterator
@@ -29,13 +30,16 @@ NORM_VECTORS = {"rms": 1, "layer": 2, "layer_no_bias": 1, "none": 0}
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """One kind of layer: its parts in order, and how it shares cache or weights with others.
+    """One kind of layer: its parts in order, and its sharing with other layers.
 
-    norms: weight vectors of the residual's width; one for each mixer and FFN unless given.
-    shares_cache: reads the cache of an earlier layer and stores none of its own (whether it still projects keys and
-    values is a field of its attention). shared: parts whose weights are one of `weight_sets` sets for all such layers; 0
-    sets where they are another kind's, which a later turn runs again.
-    unquantized: matrices that a quantised checkpoint leaves in its dtype here.
+    Attributes:
+        parts: Mixers and FFNs.
+        norms: Number of norm vectors; one for each mixer and FFN by default.
+        shares_cache: Whether the layer reads an earlier layer's cache and stores none. A field of its
+            attention states whether it still projects K and V.
+        shared: Parts whose weights are one of `weight_sets` sets for all layers of this kind.
+        weight_sets: Number of sets; 0 if another kind owns the weights and a later turn runs them again.
+        unquantized: Matrices that a quantised checkpoint keeps in the dtype of the model.
     """
 
     parts: tuple[AnyPart, ...] = ()
@@ -47,12 +51,12 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def norm_count(self) -> int:
-        """Norms of the layer itself, not those inside its parts or its shared block."""
+        """Number of norms of the layer, without those inside its parts or its shared block."""
         return self.norms if self.norms is not None else sum(not isinstance(p, Projections) for p in self.parts)
 
     @cached_property
     def entries(self) -> tuple[CacheEntry, ...]:
-        """Every cache entry that this layer reads; it stores them too unless `shares_cache`."""
+        """Cache entries that this layer reads. It also stores them unless `shares_cache` is set."""
         return tuple(entry for part in (*self.parts, *self.shared) for entry in part.cache())
 
     @property
@@ -65,14 +69,14 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
 
 class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Multi-token-prediction layers: `layers` of kind `kind`, each behind a projection [2·D, D] and three norms."""
+    """Multi-token-prediction layers: `layers` of kind `kind`, each with a projection [2·D, D] and three norms."""
 
     kind: str
     layers: Layers = 1
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where figures were read: a document, its address, the day, and which figures."""
+    """Source of figures: a document, its address, the day it was read, and the figures."""
 
     document: str
     url: str
@@ -81,18 +85,25 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, kw_only=True):
-    """A language model as a calculator needs it. The fields are the keys of a preset.
+    """A language model. The fields are the keys of a preset.
 
-    layers: how many. pattern: kinds in order, `5 local` for five in a row, repeated until there are `layers`.
-    dtype: of the published weights. position_embeddings: rows of a learned table. embedding_size: where the token table
-    is narrower than the residual stream (two projections then join them). head_size: where the LM head reads another
-    width than the token table's. lent: `embedding`, `lm_head` where they are another model's (a draft's target lends them):
-    a pass reads them, but they are no parameters of this model. parameters_exact: false where a file was read by general
-    rules, or has keys that may carry weights and are not understood. published: as stated, for the record. rope_factors:
-    numbers by which llama3's and longrope's scaling stretch the rotary frequencies, no parameters, which a GGUF file holds as
-    a tensor. buffers: bytes of what a quantised file holds beside its parameters (those factors, routing biases, scales of
-    the cache). rope_tables: positions and rotary width of each distinct table of rotary embeddings that an engine keeps, where
-    that is not max_context and the widest head.
+    Attributes:
+        layers: Number of layers.
+        pattern: Kinds in order, `5 local` for five in a row, repeated up to `layers`.
+        dtype: dtype of the published weights.
+        position_embeddings: Rows of a learned position table.
+        embedding_size: Width of the token table if it is narrower than the hidden size. Two projections
+            then connect them.
+        head_size: Input width of the LM head if it differs from the token table.
+        lent: `embedding` or `lm_head` if they belong to another model (a draft uses its target's). A pass
+            reads them, but they are not parameters of this model.
+        parameters_exact: False if general rules read the file, or if it has unknown keys that may add weights.
+        published: Published parameter count, for the record.
+        rope_factors: Number of factors that scale rotary frequencies (llama3, longrope). They are not
+            parameters. A GGUF file stores them as a tensor.
+        buffers: Bytes of a quantised file in addition to its parameters: factors, routing biases, cache scales.
+        rope_tables: Positions and rotary width of each distinct rotary table of an engine, if they differ
+            from max_context and the widest head.
     """
 
     name: str
@@ -133,7 +144,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The kind of every layer, in order."""
+        """Kind of every layer, in order."""
         found: list[str] = []
         for count, kind in cycle(self.runs):
             found += [kind] * min(count, self.layers - len(found))
@@ -143,7 +154,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def runs(self) -> list[tuple[int, str]]:
-        """The pattern as (count, kind); one run of the only kind where no pattern is given."""
+        """The pattern as (count, kind); one run if there is only one kind."""
         found = []
         for item in self.pattern or tuple(self.kinds):
             count, _, kind = item.rpartition(" ")
@@ -152,16 +163,16 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def known(self) -> dict[object, Any]:
-        """What was computed of this model before, by what it was computed from: a plan asks for the same bytes many times."""
+        """Cached results of this model by their inputs, because a plan needs the same bytes many times."""
         return {}
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many layers of each kind there are."""
+        """Number of layers of each kind."""
         return {kind: self.order.count(kind) for kind in self.kinds}
 
     def layer_weights(self, kind: str) -> tuple[Weight, ...]:
-        """The weights that each layer of `kind` owns, norms included, without its shared block."""
+        """Return the weights of one layer of `kind`, with norms, without its shared block."""
         known: dict[str, tuple[Weight, ...]] = self.known.setdefault("layer weights", {})
         if kind not in known:
             layer = self.kinds[kind]
@@ -171,12 +182,12 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return known[kind]
 
     def shared_weights(self, kind: str) -> tuple[Weight, ...]:
-        """The weights of one set of the block that layers of `kind` share."""
+        """Return the weights of one set of the block that layers of `kind` share."""
         return tuple(w for part in self.kinds[kind].shared for w in part.weights(self.hidden_size))
 
     @cached_property
     def outer_weights(self) -> tuple[Weight, ...]:
-        """Embedding tables, final norm, LM head (absent when tied), and what else stands outside the layers."""
+        """Weights outside the layers: embeddings, final norm, LM head (absent if tied)."""
         width, vocab = self.embedding_size or self.hidden_size, self.vocab_size
         found = [table("embedding", vocab, width, shards=vocab)]
         if self.position_embeddings:
@@ -198,7 +209,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return tuple(found)
 
     def walk(self) -> tuple[tuple[str, Weight, int], ...]:
-        """(name, weight, how many times the model holds it) for every weight of its own, shared blocks once per set."""
+        """Yield (name, weight, count) for every weight; a shared block counts once per set."""
         if "walk" not in self.known:
             self.known["walk"] = tuple(self._walk())
         found: tuple[tuple[str, Weight, int], ...] = self.known["walk"]
@@ -216,7 +227,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def unquantized(self) -> frozenset[str]:
-        """The matrices, by full name, that a quantised checkpoint leaves in the model's dtype."""
+        """Full names of matrices that a quantised checkpoint keeps in the dtype of the model."""
         return frozenset(f"{kind}.{name}" for kind, layer in self.kinds.items() for name in layer.unquantized)
 
     def __str__(self) -> str:
@@ -236,7 +247,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def mtp_parameters(self) -> int:
-        """Parameters of the multi-token-prediction layers, which `parameters` leaves out."""
+        """Parameters of the multi-token-prediction layers, which `parameters` excludes."""
         if not self.mtp:
             return 0
         layer = sum(w.elements for w in self.layer_weights(self.mtp.kind))
@@ -244,7 +255,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def attention(self) -> str:
-        """The mixers of the model as people call them, with how many layers each has where there are several."""
+        """Names of the model's mixers; with layer counts if there are several."""
         labels: dict[str, int] = {}
         for kind, count in self.counts.items():
             label = self.kinds[kind].label
@@ -253,7 +264,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return next(iter(labels)) if len(labels) == 1 else ", ".join(f"{n}× {label}" for label, n in labels.items())
 
     def problem(self) -> tuple[str, str]:
-        """(key, what is wrong) for the first inconsistency among the fields, or ('', '')."""
+        """Return (key, problem) of the first inconsistency among the fields, or ('', '')."""
         if not self.name.isprintable() or not self.name:
             return "name", "is empty, or has characters that a terminal does not print"
         if not self.kinds:

@@ -1,4 +1,4 @@
-"""A vision tower: what an engine loads and profiles beside a language model."""
+"""Vision towers that an engine loads with a language model."""
 
 from typing import Annotated
 
@@ -8,11 +8,17 @@ from kvcalc.layers.part import Size
 
 
 class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A vision tower beside the language model, which `parameters` leaves out.
+    """A vision tower, which `parameters` excludes.
 
-    parameters: its own, projector included. width, mlp, layers: as in its config. patches, tokens: of the largest image, and
-    what the language model gets of it. values: of one patch (channels · height · width · frames). sharded: engines split it
-    over tp.
+    Attributes:
+        parameters: Parameters of the tower and its projector.
+        width: Hidden size.
+        mlp: Intermediate size.
+        layers: Number of layers.
+        patches: Patches of the largest image.
+        tokens: Tokens of the largest image in the language model.
+        values: Values of one patch: channels · height · width · frames.
+        sharded: Whether engines split it over tp.
     """
 
     parameters: Annotated[int, msgspec.Meta(ge=1, le=10**12)]

@@ -1,1 +1,1 @@
-"""How numbers are stored: the bytes of a row of a cache and of a matrix of weights, scales included."""
+"""Storage formats of caches and weights: their bytes, including scales."""

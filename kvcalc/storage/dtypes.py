@@ -1,7 +1,8 @@
-"""Storage formats: how many bytes a row of numbers takes, scales included.
+"""Storage formats of cache rows: bytes per row, including scales.
 
-A format is bits per element plus a scale for every `group` elements. Per-tensor scales are not in the cache and cost
-nothing here. Block formats (GGUF) store whole blocks only. What a format computes in is another matter: see `batch`.
+A format has bits per element and one scale for every `group` elements. Per-tensor scales are not in
+the cache and count 0 bytes. Block formats (GGUF) store only whole blocks. The dtype of the computation
+is a separate property.
 """
 
 from functools import lru_cache
@@ -14,10 +15,13 @@ ROW = -1  # a `group` that spans the row: one scale per token and head
 
 
 class RowFormat(msgspec.Struct, frozen=True):
-    """How one row of `width` elements is stored.
+    """Storage of one row of `width` elements.
 
-    bits: per element. group: elements that share a scale (0: none, ROW: the whole row). scale_bytes: per group.
-    whole_groups: a part-filled last group is stored in full, as in GGUF's blocks.
+    Attributes:
+        bits: Bits per element.
+        group: Elements that share a scale; 0 for no scale, ROW for one scale per row.
+        scale_bytes: Bytes of each scale.
+        whole_groups: Whether a partial last group takes the space of a full group, as in GGUF blocks.
     """
 
     name: str
@@ -27,7 +31,7 @@ class RowFormat(msgspec.Struct, frozen=True):
     whole_groups: bool = False
 
     def row_bytes(self, width: int) -> int:
-        """Bytes of one row of `width` elements: ⌈width·bits/8⌉ + ⌈width/group⌉·scale_bytes."""
+        """Return the bytes of one row: ⌈width·bits/8⌉ + ⌈width/group⌉·scale_bytes."""
         groups = 0 if not self.group else 1 if self.group == ROW else -(-width // self.group)
         stored = groups * self.group if self.whole_groups else width
         return -(-stored * self.bits // 8) + groups * self.scale_bytes
@@ -103,21 +107,22 @@ COMPUTE = ("bf16", "fp16", "fp32", "fp64", "fp8")
 
 
 def canonical(name: str) -> str:
-    """kvcalc's spelling of a dtype: float16 and half are fp16. Unknown names pass through for the caller to refuse."""
+    """Return kvcalc's name of a dtype: float16 and half become fp16. Unknown names are unchanged."""
     low = name.strip().lower()
     return _SPELLINGS.get(low, low)
 
 
 def cache_dtypes() -> tuple[str, ...]:
-    """Every name that `--kv-cache-dtype` takes beside `auto`."""
+    """Return all values of `--kv-cache-dtype` except `auto`."""
     return (*(n for n in FORMATS if n not in _ROLE_FORMATS), *LATENT_ONLY, *KEYS_AND_VALUES_ONLY)
 
 
 @lru_cache(64)
 def cache_layout(name: str) -> dict[str, RowFormat]:
-    """The format of each growing cache role under `--kv-cache-dtype name`. Raises UserError naming near matches.
+    """Return the format of each cache role for `--kv-cache-dtype name`.
 
-    Roles: k, v, latent, rope_key, index_key. State and compressor rows keep the dtype that their model fixes.
+    Roles are k, v, latent, rope_key and index_key. States and compressors use the dtype of the model.
+    Raises UserError with near matches for an unknown name.
     """
     plain = canonical(name)
     if plain not in cache_dtypes():

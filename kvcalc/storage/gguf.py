@@ -1,4 +1,4 @@
-"""GGUF: the bytes of ggml's types, and the names of file types.
+"""GGUF: bytes of ggml types, and names of file types.
 
 Sources in llama.cpp: ggml-common.h (block sizes), src/llama-quant.cpp (`llama_ftype_get_default_type`).
 """
@@ -42,7 +42,10 @@ _NEED_IMATRIX = {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "iq3_x
 
 
 def mix_of(name: str) -> tuple[str, bool] | None:
-    """(file type, whether an importance matrix was used) of `q4_k_m`, `Q4_K`, `iq4_xs+imatrix`; None for other names."""
+    """Return (file type, whether an importance matrix was used), or None for other names.
+
+    Accepts `q4_k_m`, `Q4_K` and `iq4_xs+imatrix`.
+    """
     low = name.strip().lower()
     plain = low.removesuffix(IMATRIX)
     plain = _ALIASES.get(plain, plain)
@@ -50,6 +53,6 @@ def mix_of(name: str) -> tuple[str, bool] | None:
 
 
 def tensor_bytes(type_: str, row: int, rows: int) -> int:
-    """Bytes of `rows` rows of `row` elements, in whole blocks."""
+    """Return the bytes of `rows` rows of `row` elements, in whole blocks."""
     elements, held = BLOCKS[type_]
     return rows * -(-row // elements) * held

@@ -1,7 +1,7 @@
-"""The types that llama.cpp's quantiser gives to the tensors of a model under a file type.
+"""ggml types that llama.cpp's quantiser selects for each tensor of a file type.
 
-A file type such as Q4_K_M is a mixture: the quantiser starts from one type and raises or lowers it tensor by tensor, by
-what a tensor does, by the layer that it stands in and by the model. Source: src/llama-quant.cpp in llama.cpp
+A file type such as Q4_K_M is a mixture. The quantiser starts from one type and raises or lowers it for
+each tensor, according to its role, its layer and the model. Source: src/llama-quant.cpp in llama.cpp
 (`llama_tensor_get_type_impl`, `tensor_type_fallback`).
 """
 
@@ -21,7 +21,7 @@ _FALLBACKS = {
 
 
 class Use(StrEnum):
-    """What a tensor does, as far as a mixture tells tensors apart."""
+    """Role of a tensor, as far as a mixture distinguishes roles."""
 
     EMBEDDING = "token_embd"
     HEAD = "output"
@@ -41,9 +41,12 @@ VALUES = (Use.V, Use.QKV, Use.KV_UP)
 
 
 class Tensor(NamedTuple):
-    """A tensor that a mixture may quantise, in the order of llama.cpp's map of weights: by layer, then by name.
+    """A tensor that a mixture may quantise. The order is by layer, then by name, as in llama.cpp.
 
-    row: elements of a row (the first dimension in ggml). layer: −1 outside the layers. stacked: one matrix per expert.
+    Attributes:
+        row: Elements of a row, the first dimension in ggml.
+        layer: Index of the layer; −1 for tensors outside the layers.
+        stacked: Whether the tensor has one matrix per expert.
     """
 
     use: Use
@@ -53,7 +56,13 @@ class Tensor(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a mixture asks of a model. queries_per_kv: of the first layer. seventy: llama.cpp's 70B. tied: no LM head."""
+    """Properties of a model that affect a mixture.
+
+    Attributes:
+        queries_per_kv: Query heads per KV head in the first layer.
+        seventy: Whether llama.cpp treats the model as a 70B model.
+        tied: Whether the model has no LM head.
+    """
 
     layers: int
     experts: int = 0
@@ -64,7 +73,7 @@ class Facts(NamedTuple):
 
 
 def mixed_types(tensors: Sequence[Tensor], mix: str, imatrix: bool, facts: Facts) -> list[str]:
-    """The ggml type of every tensor of a model under a file type."""
+    """Return the ggml type of every tensor of a model for a file type."""
     start = MIXES[mix]
     if start in ("f32", "f16"):
         return [start] * len(tensors)
@@ -73,7 +82,7 @@ def mixed_types(tensors: Sequence[Tensor], mix: str, imatrix: bool, facts: Facts
 
 
 def fitting(type_: str, row: int) -> str:
-    """The type itself, or the one that takes its place in rows that are no whole number of its blocks."""
+    """Return the type, or its replacement if a row is not a whole number of its blocks."""
     if row % BLOCKS[type_][0] == 0:
         return type_
     other = _FALLBACKS.get(type_, type_)
@@ -81,20 +90,20 @@ def fitting(type_: str, row: int) -> str:
 
 
 def more_bits(layer: int, layers: int) -> bool:
-    """Whether this is one of the layers that get more bits: the first and the last eighth, and every third between."""
+    """Return whether a layer gets more bits: the first and last eighth, and every third layer between."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 class _Mixture:
-    """One walk over the tensors of a model; some rules go by how many tensors of a kind came before."""
+    """One pass over the tensors of a model. Some rules count the earlier tensors of the same role."""
 
     def __init__(self, mix: str, imatrix: bool, facts: Facts, values: int) -> None:
         self.mix, self.imatrix, self.facts, self.values = mix, imatrix, facts, values
         self.seen: dict[str, int] = {}
 
     def type_of(self, t: Tensor, start: str) -> str:
-        """The type of the next tensor, whatever its rows."""
+        """Return the type of the next tensor, before its row length is checked."""
         if t.use is Use.HEAD or (t.use is Use.EMBEDDING and self.facts.tied):
             return self._head(t, start)
         if self.mix == "mxfp4_moe":
@@ -237,5 +246,5 @@ _RULES = {"value": _value, Use.K: _key, Use.Q: _query, Use.DOWN: _down, Use.O: _
 
 
 def ordered(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """(name, tensor) as llama.cpp walks them: what stands outside the layers first, then by layer, each by name."""
+    """Return (name, tensor) in llama.cpp's order: tensors outside the layers, then by layer, then by name."""
     return sorted(tensors, key=lambda named: (named[1].layer, named[0]))

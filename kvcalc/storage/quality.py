@@ -1,4 +1,4 @@
-"""What fewer bits cost in quality: the published measurements of each format, or that none is noted here. All stand here."""
+"""Published quality losses of storage formats, with their sources."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ _TRADE_OFFS = "the abstract of arXiv 2411.02355"
 
 
 class Score(NamedTuple):
-    """A published score, that of the same model with full heads or 16 bits, on what, and its source."""
+    """A published score, the score of the same model with full heads or 16 bits, the task, and the source."""
 
     value: float
     full: float
@@ -23,7 +23,12 @@ class Score(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a format costs. note: a finding; source: of it, '' where it is that of the scores."""
+    """The published loss of a format.
+
+    Attributes:
+        note: A finding.
+        source: Source of the finding; '' if it is the source of the scores.
+    """
 
     note: str
     source: str = ""
@@ -31,11 +36,11 @@ class Loss(NamedTuple):
 
     @property
     def found(self) -> str:
-        """The finding, with its source."""
+        """The finding with its source."""
         return f"{self.note} ({self.source})" if self.source else self.note
 
     def __str__(self) -> str:
-        """A measurement with its source: the first score, else the finding."""
+        """Return one measurement with its source: the first score, or the finding."""
         return (
             f"published score {self.scores[0]}, by {self.scores[0].source}" if self.scores else f"{self.note}, by {self.source}"
         )
@@ -61,7 +66,7 @@ _CACHES = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4"
 
 
 def cache_family(format_: str) -> str:
-    """Of a cache's format the family that scores are of; '' where it is of none."""
+    """Return the family of a cache format that has published scores, or ''."""
     return next((family for prefix, family in _CACHES.items() if canonical(format_).startswith(prefix)), "")
 
 
@@ -72,12 +77,12 @@ def _loss(stored: str, format_: str) -> Loss | None:
 
 
 def loss_of(stored: str, format_: str) -> str:
-    """What is known of storing the `weights` or the `cache` in a format: one measurement, with its source."""
+    """Return one published measurement of storing `weights` or `cache` in a format, with its source."""
     return str(_loss(stored, format_) or UNKNOWN)
 
 
 def losses_of(stored: str, format_: str) -> str:
-    """All that is known of it: the finding and every score, each with its source."""
+    """Return the finding and every score of a format, each with its source."""
     known = _loss(stored, format_)
     if not known:
         return UNKNOWN

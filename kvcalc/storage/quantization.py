@@ -48,7 +48,7 @@ class WeightFormat(msgspec.Struct, frozen=True):
     measured: tuple[int, int] | None = None
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
-        """Bytes of one matrix of inputs × outputs elements, scales and zero points included."""
+        """Return the bytes of one matrix of inputs × outputs elements, including scales and zero points."""
         elements = inputs * outputs
         if not elements:
             return 0
@@ -163,7 +163,7 @@ def _scale16(name: str, base: str, zero_bits: int) -> WeightFormat | None:
 
 
 def family(name: str) -> str:
-    """The format that this one is but for the width of its scales: what kernels and published scores go by."""
+    """Return the format without its scale width. Kernels and published scores distinguish only families."""
     match = _SCALE16.fullmatch(name)
     return match[1] if match else name
 
@@ -207,7 +207,7 @@ def _known(name: str) -> WeightFormat | None:
 
 
 def load_weight_format(name: str, what: str = "quantization") -> WeightFormat:
-    """The weight format called `name`. Raises UserError naming near matches."""
+    """Return the weight format `name`. Raises UserError with near matches."""
     from kvcalc.storage.dtypes import canonical
 
     low = canonical(name)
@@ -220,7 +220,7 @@ def load_weight_format(name: str, what: str = "quantization") -> WeightFormat:
 
 @lru_cache(1024)
 def stored_format(name: str) -> WeightFormat:
-    """The format that a checkpoint names. Raises UserError, with the way round, where its bytes cannot be known."""
+    """Return the format of a checkpoint. Raises UserError with a workaround if its bytes are unknown."""
     found = _known(name)
     if found is None:
         text = f"the checkpoint stores its weights as {name!r}, whose bytes do not follow from its config"
@@ -229,12 +229,16 @@ def stored_format(name: str) -> WeightFormat:
 
 
 class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint stores in another format than its dtype: `format` for every weight that `covers` matches.
+    """Weights that a checkpoint stores in another format than its dtype.
 
-    Names are those of `weights.Weight` behind the layer kind's name: `moe.experts.up`, `dense.q`, `embedding`, `lm_head`.
-    Patterns are shell wildcards. Embeddings, vectors and whatever `except_for` matches stay in the model's dtype.
-    kinds: what it may cover: `matrix`, `table` (rows are then the inputs), `vector` (biases too).
-    label: the name of a scheme of which this is a part, for people.
+    Weight names are `kind.weight`, such as `moe.experts.up`, `dense.q`, `embedding` or `lm_head`. Patterns
+    are shell wildcards. Embeddings, vectors and names in `except_for` stay in the dtype of the model.
+
+    Attributes:
+        format: Name of the weight format.
+        covers: Patterns of weights in this format.
+        kinds: Kinds that may be covered: matrix, table (its rows are the inputs), vector (with biases).
+        label: Printed name of the scheme that this entry is a part of.
     """
 
     format: str
@@ -244,11 +248,11 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label: str = ""
 
     def covering(self, name: str, kind: str = "matrix") -> bool:
-        """Whether it covers weight `name` of this kind."""
+        """Return whether the scheme covers weight `name` of this kind."""
         return kind in self.kinds and _covers(self, name)
 
     def weight_format(self, name: str, kind: str = "matrix") -> WeightFormat | None:
-        """The format that this scheme stores weight `name` in, or None where it keeps the model's dtype."""
+        """Return the format of weight `name`, or None if it stays in the dtype of the model."""
         return stored_format(self.format) if self.covering(name, kind) else None
 
 
