@@ -31,7 +31,7 @@ _server = partial(typer.Option, rich_help_panel="Server")
 
 
 class LoadOptions(Group, frozen=True):
-    """What comes in, by the names of `Load`; lists are of rates and of clients."""
+    """What comes in, by the names of `Load`; lists are of rates, of clients and of shares of cached tokens."""
 
     requests: Annotated[str, _load("--requests", help="A CSV of arrival_s, input_len, output_len, or an Azure trace.")] = ""
     rate: Annotated[
@@ -45,17 +45,22 @@ class LoadOptions(Group, frozen=True):
     seed: Annotated[int, _load("--seed", help="Of arrivals and lengths.")] = 0
     client: Annotated[str, _load("--client", help="open, closed, inferencex or aiperf: who asks, and how.")] = ""
     think_time: Annotated[str, _load("--think-time", help="From an answer to a client's next request: 2s.")] = ""
-    prefix_hit_rate: Annotated[float, _load("--prefix-hit-rate", help="Share of each prompt that is cached.")] = 0.0
+    prefix_hit_rate: Annotated[
+        str, _load("--prefix-hit-rate", help="Cached share of each prompt, one prefix for all; a list adds rows.")
+    ] = "0"
 
     def loads(self) -> "list[Load]":
-        """A load for each rate and number of clients."""
+        """A load for each share of cached tokens, rate and number of clients."""
         from kvcalc.library.words import from_words
-        from kvcalc.serving.load import Load, parse_rate
+        from kvcalc.serving.load import Load, parse_hit_rate, parse_rate
 
         rates = [parse_rate(word, "rate") for word in self.rate.split(",")]
         clients = [0] if self.max_concurrency == "0" else lengths(self.max_concurrency, "max-concurrency")
+        hit_rates = [parse_hit_rate(word, "prefix-hit-rate") for word in self.prefix_hit_rate.split(",")]
         words = msgspec.structs.asdict(self)
-        return [from_words(Load, words | {"rate": r, "max_concurrency": c}) for r, c in product(rates, clients)]
+        names = ("prefix_hit_rate", "rate", "max_concurrency")
+        points = product(hit_rates, rates, clients)
+        return [from_words(Load, words | dict(zip(names, point, strict=True))) for point in points]
 
 
 class ServerOptions(Group, frozen=True):

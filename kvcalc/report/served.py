@@ -21,6 +21,7 @@ SERVE = (
     Column("cache", "cache", right=False, given=True),
     Column("rate", "req/s in", lambda v: f"{v:.4g}", given=True),
     Column("max_concurrency", "clients", integer, given=True),
+    Column("prefix_hit_rate", "prefix hits", lambda v: f"{v:.3g}", given=True),
     Column("requests_per_s", "req/s", _rate, rests="rate"),
     Column("throughput_tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", rests="rate", about="output tokens"),
     Column("ttft_p50_s", "TTFT p50", seconds, rests="time", about="until the first token, for half of the requests"),
@@ -100,10 +101,11 @@ def _server_errors(records: Sequence[Record]) -> list[str]:
 def _front_ends(records: Sequence[Record]) -> list[str]:
     """What the way to the engine adds to each first token, and what a prefix cache holds of the prompts."""
     paths = sorted(r["front_end_s"] for r in records if r.get("front_end_s"))
-    hits = dict.fromkeys(r["prefix_hit_share"] for r in records if r.get("prefix_hit_share"))
+    hits = dict.fromkeys((r["prefix_hit_share"], bool(r["prefix_hit_rate"])) for r in records if r.get("prefix_hit_share"))
     path = " to ".join(dict.fromkeys(seconds(each) for each in (paths[0], paths[-1]))) if paths else ""
     said = [f"client {records[0]['client']}: network, HTTP and tokenising add {path} to a first token"] if path else []
-    return said + [f"a prefix cache holds {share:.0%} of the prompts' tokens" for share in hits]
+    stored = {True: ", one prefix of all requests, stored once", False: ""}
+    return said + [f"a prefix cache holds {share:.0%} of the prompts' tokens{stored[one]}" for share, one in hits]
 
 
 def _saturated(records: Sequence[Record]) -> list[str]:

@@ -110,7 +110,17 @@ class Continuous:
     def _release(self, index: int, held: int) -> None:
         """A request gives back so many bytes, but for those that others hold on."""
         if self.prefixes:
-            self.held += self.prefixes.release(index, held)
+            self._share(-self.prefixes.release(index, held))
+
+    def _keep(self, index: int) -> None:
+        """A request's prompt is computed: others find its prefix, and it holds with them what they have."""
+        if self.prefixes:
+            self._share(self.prefixes.keep(index, self.door.inputs[index]))
+
+    def _share(self, saved: int) -> None:
+        """Subtract bytes that running requests hold together from those that are held and promised."""
+        self.held -= saved
+        self.promised -= saved
 
     def _swap(self, moved: int) -> None:
         self.swap_bytes += moved
@@ -136,19 +146,22 @@ class Continuous:
         while self.waiting and budget > 0 and seats > 0:
             head = self.waiting.head()
             need, promised = self.table[head.target], self._promise(head) if self.how.reserve else 0
-            if self.prefixes and not head.swapped:
-                head.cached = self.prefixes.found(head.index, self.door.inputs[head.index], self.pool.budget - taken)
-                need -= self.prefixes.common(head.index, head.cached)
-            if taken + need > self.pool.budget or self.promised + promised > self.pool.budget:
+            found_tokens = saved = 0
+            if self.prefixes:
+                found_tokens = self.prefixes.found(head.index, self.door.inputs[head.index], self.pool.budget - taken)
+                saved = self.prefixes.common(head.index, found_tokens)
+            if max(taken + need, self.promised + promised) - saved > self.pool.budget:
                 break
-            new = head.target - head.cached
+            new = head.target - (head.cached if head.swapped or head.handed else found_tokens)
             if self.how.whole and new > budget and (others or found) and not head.swapped:
                 break
             seats -= 1
-            taken += need
-            self._enter(head, need, promised)
+            taken += need - saved
+            self._enter(head, found_tokens, promised)
+            self._share(saved)
             if head.handed:
                 head.handed = False
+                self._keep(head.index)
                 self.decoding.join(head, self.door.outputs[head.index] - head.generated)
                 budget -= self.steps.queries
                 continue
@@ -161,19 +174,22 @@ class Continuous:
             budget -= found[-1][1]
         return found
 
-    def _enter(self, head: Live, need: int, promised: int) -> None:
+    def _enter(self, head: Live, found_tokens: int, promised: int) -> None:
         self.waiting.pop()
-        if self.prefixes and not head.swapped:
-            self.prefixes.take(head.index, head.cached)
-            self.log.found_tokens += 0 if head.order else head.cached
-            self.log.recomputed_tokens -= head.cached if head.order else 0
+        is_cached = head.swapped or head.handed
+        if self.prefixes:
+            self.prefixes.take(head.index, found_tokens)
+        if self.prefixes and not is_cached:
+            head.cached = found_tokens
+            self.log.found_tokens += 0 if head.order else found_tokens
+            self.log.recomputed_tokens -= found_tokens if head.order else 0
         if not head.order:
             self.log.scheduled[head.index] = self.now
         self.admitted += 1
         head.order, head.promised = self.admitted, promised
         self.promised += promised
-        if not (head.swapped or head.handed):
-            self.held += need
+        if not is_cached:
+            self.held += self.table[head.target]
 
     def _promise(self, head: Live) -> int:
         """Bytes that are set aside for a request when it is admitted."""
@@ -265,8 +281,7 @@ class Continuous:
             live.generated += 1
             if live.generated == 1:
                 self.log.first[live.index] = self.now
-            if self.prefixes:
-                self.held -= self.prefixes.keep(live.index, self.door.inputs[live.index])
+            self._keep(live.index)
             if live.generated == self.door.outputs[live.index]:
                 self._leave(live)
             else:

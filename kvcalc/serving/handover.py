@@ -103,7 +103,7 @@ class Apart(NamedTuple):
 
 def set_apart(
     requests: Requests, pool: Pool, steps: Passes, limits: Limits, clients: Clients, scheduling: Scheduling,
-    prefixes: Prefixes | None, handover: Handover,
+    make_prefixes: Callable[[], Prefixes] | None, handover: Handover,
 ) -> Apart:  # fmt: skip
     """Servers whose logs share the times of the requests. A replica has as many ranks as `steps` has."""
     count, many, whole = steps.ranks, steps.ranks * handover.replicas, Log(len(requests))
@@ -112,12 +112,14 @@ def set_apart(
         log = _shared(whole, rank, count)
         log.scheduled = log.scheduled.copy()  # when it may go on there; when work began is the prompts' to say
         door = AnswersDoor(requests.share(rank, count), pool, log, rank, count)
-        decodes.append(Continuous(door, pool, steps, limits, log, scheduling))
+        prefixes = make_prefixes() if make_prefixes else None
+        decodes.append(Continuous(door, pool, steps, limits, log, scheduling, prefixes))
     doors = [server.door for server in decodes if isinstance(server.door, AnswersDoor)]
     for rank in range(min(many, len(requests))):
         log, asking = _shared(whole, rank, many), clients.share(rank, many)
         each = handover._replace(replicas=many)
         door_in = PromptsDoor(requests.share(rank, many), pool, log, asking, rank, doors, each)
+        prefixes = make_prefixes() if make_prefixes else None
         prompts.append(Continuous(door_in, pool, steps, limits, log, scheduling, prefixes))
     for answers in doors:
         answers.senders = [server.door for server in prompts if isinstance(server.door, PromptsDoor)]

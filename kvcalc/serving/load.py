@@ -30,6 +30,17 @@ def parse_rate(text: str, what: str) -> float:
     return value
 
 
+def parse_hit_rate(text: str | float, what: str) -> float:
+    """Return a share of a prompt. Raises UserError unless it is a number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise UserError(f"{what} {str(text).strip()} is not between 0 and 1", hint="Write 0.9 for 90 %, or 0,0.5,0.9")
+    return value
+
+
 def seconds_or_none(text: str | float, what: str) -> float:
     """Seconds as `parse_seconds` takes them; 0 and '' for none. Raises UserError."""
     word = str(text).strip()
@@ -48,7 +59,8 @@ class Load(msgspec.Struct, frozen=True):
     """What comes in: a trace (a file of requests), or requests drawn at a rate (infinite: all at once).
 
     max_concurrency: clients in a closed loop, 0 for none; think_time: seconds from an answer to a client's next request.
-    num_prompts: 0 for 1000, or all of a trace. prefix_hit_rate: the share of each prompt that a prefix cache holds already.
+    num_prompts: 0 for 1000, or all of a trace. prefix_hit_rate: the share of each prompt that a prefix cache holds
+    already; all prompts begin with one prefix, which is stored once.
 
     client: '' for what the others say, `open`, `closed`, or a benchmark's: `inferencex` (10 prompts a client, all at once and
     then as answers come, lengths uniform from 0.8 of the nominal, no prefix cache) or `aiperf` (the same with lengths as
@@ -65,13 +77,12 @@ class Load(msgspec.Struct, frozen=True):
     seed: int = 0
     client: str = ""
     think_time: Annotated[float, seconds_or_none] = 0.0
-    prefix_hit_rate: float = 0.0
+    prefix_hit_rate: Annotated[float, parse_hit_rate] = 0.0
 
     def __post_init__(self) -> None:
         if self.client and self.client not in KINDS:
             raise UserError(f"unknown client {self.client!r}", hint=nearest(self.client, KINDS) or f"Known: {', '.join(KINDS)}")
-        if not 0 <= self.prefix_hit_rate <= 1:
-            raise UserError(f"prefix-hit-rate {self.prefix_hit_rate} is not between 0 and 1")
+        parse_hit_rate(self.prefix_hit_rate, "prefix-hit-rate")
         within("think_time", self.think_time, 0, 10**9)
         if self.client == OPEN and self.max_concurrency:
             raise UserError("client open has no max-concurrency", hint="A closed loop has: --client closed")

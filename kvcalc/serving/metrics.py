@@ -16,9 +16,6 @@ from kvcalc.serving.log import Log
 from kvcalc.serving.simulation import Served
 
 PERCENTILES = (50, 90, 99)
-SPARE = 10  # requests that may wait at the end of the arrivals whatever the load
-# (seconds of queueing gained per second, share of all requests left waiting): slow growth over many batches, and fast growth
-SLOW, FAST = (0.02, 0.02), (0.25, 0.1)
 
 
 class Goals(msgspec.Struct, frozen=True):
@@ -28,10 +25,8 @@ class Goals(msgspec.Struct, frozen=True):
     tpot: float = 0.0
 
 
-def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[str, Any]:
-    """The record of a run. `open_loop`: requests come whatever the server does, so that its queue may diverge, which a few
-    cannot tell.
-    """
+def summary(served: Served, budget: int, goals: Goals) -> dict[str, Any]:
+    """The record of a run."""
     logs, requests, all_logs = served.logs, served.requests, (*served.logs, *served.prefill)
     arrived, scheduled, first, finished = (gathered(served, name) for name in ("arrived", "scheduled", "first", "finished"))
     done = finished == finished
@@ -71,7 +66,6 @@ def summary(served: Served, budget: int, goals: Goals, open_loop: bool) -> dict[
         "mean_batch_size": sum(log.sequences_s for log in logs) / busy if busy else None,
         "utilization": min(1.0, busy / (span * len(logs))) if span else None,
         "mean_in_system": sum(log.in_system_s for log in logs) / span if span else None,
-        "diverges": diverges(served) if open_loop and len(requests) > SPARE else None,
     }
     return record
 
@@ -123,32 +117,3 @@ def _goodput(goals: Goals, ttft: Any, tpot: Any, span: float) -> dict[str, float
     good = (ttft <= goals.ttft) if goals.ttft else ttft == ttft
     good &= (tpot <= goals.tpot) if goals.tpot else tpot == tpot
     return {"goodput_requests_per_s": int(good.sum()) / span, "slo_attainment": float(good.mean())}
-
-
-def diverges(served: Served) -> bool:
-    """Whether the queue grew without end while requests came: in every rank's log, or in any.
-
-    In overload each second of arrivals adds (load − 1) seconds of queueing. Said is yes when over the second half of the
-    arrivals queueing grew by more than 2 % of the time that went by, and when the last one came more than 2 % of all requests,
-    ten, and as many as the server ever started at once were still waiting; or when it grew by 25 %, and 10 % and ten wait.
-    """
-    if served.prefill:
-        waits = [(log.arrived, log.scheduled) for log in served.prefill] + [(log.first, log.scheduled) for log in served.logs]
-        return any(_grows(*each) for each in waits)
-    return any(_grows(log.arrived, log.scheduled, log.finished) for log in served.logs)
-
-
-def _grows(arrived: Any, scheduled: Any, finished: Any = None) -> bool:
-    """finished: NaN of those that do not count."""
-    import numpy as np
-
-    done = scheduled == scheduled if finished is None else finished == finished
-    arrived, scheduled = arrived[done], scheduled[done]
-    half = arrived.size // 2
-    if half < 2 or arrived[-1] <= arrived[half]:
-        return False
-    slope = float(np.polyfit(arrived[half:] - arrived[half], (scheduled - arrived)[half:], 1)[0])
-    started = np.unique(scheduled, return_counts=True)[1].max()
-    waiting = int((scheduled > arrived[-1]).sum())
-    slow = slope > SLOW[0] and waiting > SLOW[1] * arrived.size + SPARE + started
-    return bool(slow or (slope > FAST[0] and waiting > FAST[1] * arrived.size + SPARE))

@@ -12,18 +12,22 @@ from kvcalc.model.memory import LayerRows
 from kvcalc.units import ceil_div, format_bytes
 
 CACHES = ("paged", "contiguous")
+MEAN_BLOCKS = 1024  # blocks over which the bytes of a shared block are averaged
 
 
 class Pool(NamedTuple):
     """budget: bytes for the cache. allocated, stored: bytes of a request after so many tokens, by index (int64).
 
     longest: tokens that a request may hold at most, whatever is free. Allocated bytes never shrink while a request grows.
+    shared_block_bytes, shared_block_stored: bytes of a block, allocated and stored, that requests with a common prefix hold once.
     """
 
     budget: int
     allocated: Any
     stored: Any
     longest: int
+    shared_block_bytes: int = 0
+    shared_block_stored: int = 0
 
     def fits(self, tokens: Any) -> Any:
         """Whether a request that ends with so many tokens cached (one, or each of an array) could ever run, alone."""
@@ -54,13 +58,27 @@ def make_pool(
     stored = row_bytes(rows, tokens, 0)
     if cache == "paged":
         allocated = np.maximum.accumulate(row_bytes(rows, tokens + ahead, block_size))
-        return Pool(budget, allocated, stored, max_model_len)
+        return Pool(budget, allocated, stored, max_model_len, *shared_block(rows, block_size))
     last = np.arange(max(1, max_model_len - 255), max_model_len + 1, dtype=np.int64) + ahead
     reserved = int(row_bytes(rows, last, 0).max())
     if reserved > budget:
         what = f"one contiguous reservation of {max_model_len:,} tokens takes {format_bytes(reserved)} of {format_bytes(budget)}"
         raise UserError(what, hint="Lower max-model-len, or take a paged cache")
     return Pool(budget, np.full(most_tokens + 1, reserved), stored, max_model_len)
+
+
+def shared_block(rows: Sequence[LayerRows], block_size: int) -> tuple[int, int]:
+    """Return the bytes, allocated and stored, of one block in the layers that keep all tokens.
+
+    Only these layers share a common prefix, as under `fit --shared-prefix`. The block is the mean of many, because a
+    compressed layer stores less than a row per token.
+    """
+    import numpy as np
+
+    growing = [row for row in rows if row.entry.grows and not row.entry.limit]
+    tokens = np.array([MEAN_BLOCKS * block_size], dtype=np.int64)
+    allocated, stored = (int(row_bytes(growing, tokens, size)[0]) for size in (block_size, 0))
+    return allocated // MEAN_BLOCKS, stored // MEAN_BLOCKS
 
 
 def row_bytes(rows: Sequence[LayerRows], tokens: Any, block_size: int) -> Any:

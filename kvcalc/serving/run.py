@@ -1,7 +1,9 @@
 """`serve` as a call: a load, a server's settings, and the record of what came of it."""
 
+import math
 from collections.abc import Callable
 from functools import cache as cache_calls
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,6 +13,7 @@ from kvcalc.capacity.engines import ENGINES
 from kvcalc.capacity.engines.content import Content
 from kvcalc.capacity.room import transfer_rate
 from kvcalc.errors import UserError
+from kvcalc.serving.door import Clients
 from kvcalc.serving.handover import Handover
 from kvcalc.serving.load import Load
 from kvcalc.serving.pool import Pool, make_pool
@@ -18,6 +21,7 @@ from kvcalc.serving.prefixes import Kept, Prefixes, Shared
 from kvcalc.serving.published import scheduling_of
 from kvcalc.serving.replica import Memory, memory
 from kvcalc.serving.requests import Prefixed, Requests
+from kvcalc.serving.saturation import make_backlog, saturated_rate
 from kvcalc.serving.scheduling import Limits, Scheduling
 from kvcalc.serving.server_record import Asked, served_record
 from kvcalc.serving.settings import ServerSettings
@@ -29,14 +33,60 @@ from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.engine import Engine, engine_of
 
 
+class Server(NamedTuple):
+    """A server that is set up: what all runs of it have in common, whatever the rate.
+
+    load: without its rate and number of requests. room: memory of the cache. handover: of prompts on replicas of their own.
+    """
+
+    deployment: Deployment
+    load: Load
+    settings: ServerSettings
+    policy: str
+    cache: str
+    limits: Limits
+    drafting: Drafting | None
+    room: Memory
+    handover: Handover | None
+    scheduling: Scheduling
+
+    def is_of(self, deployment: Deployment, load: Load, settings: ServerSettings, policy: str, cache: str) -> bool:
+        """Return whether the server is set up for these."""
+        alike = (self.load, self.settings, self.policy, self.cache) == (load, settings, policy, cache)
+        return alike and self.deployment is deployment
+
+    def run(
+        self, requests: Requests, clients: Clients, progress: Callable[[int], None] | None = None, before: Passes | None = None
+    ) -> tuple[Served, Pool, Passes]:
+        """Simulate requests. before: passes of another run, whose tables are used if they reach as far."""
+        settings, limits, cache = self.settings, self.limits, self.cache
+        most = int(requests.input_len.max() + requests.output_len.max())
+        sizes = most, limits.max_num_batched_tokens, limits.max_num_seqs
+        steps = _passes(self.deployment, self.drafting, self.policy, sizes, before)
+        longest = settings.max_model_len or (most if cache == "paged" else self.deployment.model.max_context or most)
+        pool = make_pool(self.room.rows, self.room.budget, cache, settings.block_size, longest, most, steps.queries - 1)
+        prefixes = _prefixes(self.load, requests, pool, settings.block_size)
+        served = simulate(requests, pool, steps, limits, self.policy, clients, progress, self.scheduling, prefixes, self.handover)
+        return served, pool, steps
+
+    def capacity(self, requests: Requests, before: Passes) -> float | None:
+        """Return the requests per second at which the server saturates, of lengths as those of a load."""
+        max_num_seqs = self.settings.max_num_seqs
+        backlog = make_backlog(self.load, requests, max_num_seqs)
+        served, _, _ = self.run(backlog, Clients(), before=before)
+        return saturated_rate(served, max_num_seqs)
+
+
 class Run(NamedTuple):
-    """A simulated run: its record, logs, memory, limits, and the passes that it was timed by."""
+    """A simulated run: its record, logs, memory, limits, and the passes that it was timed by; the server and its capacity."""
 
     record: dict[str, Any]
     served: Served
     pool: Pool
     limits: Limits
     steps: Passes | None = None
+    server: Server | None = None
+    capacity: float | None = None
 
 
 def serve(
@@ -51,8 +101,27 @@ def serve(
 ) -> Run:
     """Simulate `requests` on one replica. Raises UserError where the model does not fit, or an option cannot be met.
 
-    before: a run whose tables of passes are taken where they are those of this one too; what comes of it is the same.
+    before: a run whose server, capacity and tables of passes are used if they are those of this one too; the result is the same.
     """
+    common = msgspec.structs.replace(load, rate=math.inf, num_prompts=0)
+    server = before.server if before else None
+    if not (server and server.is_of(deployment, common, settings, policy, cache)):
+        server = _server(deployment, requests, common, settings, policy, cache)
+    engine = engine_of(deployment.calibration.stack) if deployment.calibration else None
+    clients = load.clients(engine)
+    served, pool, steps = server.run(requests, clients, progress, before.steps if before else None)
+    if before and before.server is server:
+        capacity = before.capacity
+    else:
+        capacity = server.capacity(requests, steps) if served.whole else None
+    cached = bool(load.prefix_hit_rate) or isinstance(requests, Prefixed)
+    asked = Asked(deployment, load, clients, settings, policy, cache, cached, server.handover)
+    record = served_record(asked, served, steps, pool, server.limits, capacity)
+    return Run(record, served, pool, server.limits, steps, server, capacity)
+
+
+def _server(deployment: Deployment, requests: Requests, load: Load, settings: ServerSettings, policy: str, cache: str) -> Server:
+    """Set up a server. Raises UserError if options exclude each other."""
     limits, drafting = _limits(deployment, settings), _drafting(deployment, settings, requests, load.seed)
     asked = FitOptions(
         max_num_seqs=settings.max_num_seqs,
@@ -62,33 +131,26 @@ def serve(
         mtp=settings.draft == "mtp",
         draft=drafting.draft.model if drafting and settings.draft != "mtp" else None,
     )
-    room, most = memory(deployment, asked), int(requests.input_len.max() + requests.output_len.max())
-    steps = _passes(deployment, drafting, policy, (most, limits.max_num_batched_tokens, limits.max_num_seqs), before)
-    longest = settings.max_model_len or (most if cache == "paged" else deployment.model.max_context or most)
-    own = make_pool(room.rows, room.budget, cache, settings.block_size, longest, most, steps.queries - 1)
-    engine = engine_of(deployment.calibration.stack) if deployment.calibration else None
-    clients, prefixes = load.clients(engine), _prefixes(load, requests, own, settings.block_size)
-    if prefixes and policy != "continuous":
+    room = memory(deployment, asked)
+    if (load.prefix_hit_rate or isinstance(requests, Prefixed)) and policy != "continuous":
         raise UserError("a prefix cache is simulated under continuous batching", hint="Leave --policy out")
-    if isinstance(prefixes, Kept) and cache != "paged":
+    named = isinstance(requests, Prefixed) and not load.prefix_hit_rate
+    if named and cache != "paged":
         raise UserError("prefixes that requests share need pages", hint="Leave --cache out")
-    if isinstance(prefixes, Kept) and steps.ranks * (settings.prefill_replicas if settings.disaggregate else 1) > 1:
+    if named and deployment.parallelism.dp * (settings.prefill_replicas if settings.disaggregate else 1) > 1:
         raise UserError("prefixes of a trace are simulated on one data-parallel rank, and one replica for prompts")
-    apart = _handover(deployment, settings, room)
-    how = _scheduling(engine, settings)
-    served = simulate(requests, own, steps, limits, policy, clients, progress, how, prefixes, apart)
-    so = Asked(deployment, load, clients, settings, policy, cache, prefixes is not None, apart)
-    return Run(served_record(so, served, steps, own, limits), served, own, limits, steps)
+    engine = engine_of(deployment.calibration.stack) if deployment.calibration else None
+    handover, scheduling = _handover(deployment, settings, room), _scheduling(engine, settings)
+    return Server(deployment, load, settings, policy, cache, limits, drafting, room, handover, scheduling)
 
 
 def _passes(
-    deployment: Deployment, drafting: Drafting | None, policy: str, sizes: tuple[int, int, int], before: Run | None
+    deployment: Deployment, drafting: Drafting | None, policy: str, sizes: tuple[int, int, int], known: Passes | None
 ) -> Passes:
     """What passes take; sizes: the longest request, tokens of a pass, and sequences at once, that tables are made for."""
     if policy != "continuous" or drafting:
         return Steps(deployment, drafting)
-    known = before.steps if before else None
-    if isinstance(known, Tables) and known.deployment is deployment and known.sizes == sizes:
+    if isinstance(known, Tables) and known.deployment is deployment and known.covers(*sizes):
         return known.again()
     return Tables(deployment, *sizes)
 
@@ -108,13 +170,13 @@ def _handover(deployment: Deployment, settings: ServerSettings, room: Memory) ->
     return Handover(settings.prefill_replicas, cache_calls(lambda tokens: content.needed(1, tokens) / rate))
 
 
-def _prefixes(load: Load, requests: Requests, pool: Pool, block_size: int) -> Prefixes | None:
-    """What a prefix cache finds: by the rate asked for, else by the prefixes that a trace names."""
+def _prefixes(load: Load, requests: Requests, pool: Pool, block_size: int) -> Callable[[], Prefixes] | None:
+    """Return what makes a prefix cache: of the given rate, or else of the prefixes that a trace names."""
     if load.prefix_hit_rate:
-        return Shared(load.prefix_hit_rate, block_size)
+        return partial(Shared, load.prefix_hit_rate, pool, block_size)
     if not isinstance(requests, Prefixed):
         return None
-    return Kept(requests.prefix_id.tolist(), requests.prefix_len.tolist(), pool, block_size)
+    return partial(Kept, requests.prefix_id.tolist(), requests.prefix_len.tolist(), pool, block_size)
 
 
 def _tokens_of_a_pass(deployment: Deployment) -> int:

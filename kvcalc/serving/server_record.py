@@ -10,7 +10,6 @@ from kvcalc.serving.latency import cost_per_million
 from kvcalc.serving.load import Load
 from kvcalc.serving.metrics import summary
 from kvcalc.serving.pool import Pool
-from kvcalc.serving.replica import capacity
 from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.settings import ServerSettings
 from kvcalc.serving.simulation import Served
@@ -20,7 +19,7 @@ from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.steps import mixes
 
 FIGURES = {"tpot": "", "ttft": "_ttft", "throughput": "_throughput"}  # of a server, by how calibrations name their errors
-OVERLOAD = 1.15  # times the capacity: what sharing passes could win is less
+FEW_REQUESTS = 10  # of a trace, which do not tell a rate
 
 
 class Asked(NamedTuple):
@@ -36,8 +35,13 @@ class Asked(NamedTuple):
     handover: Handover | None
 
 
-def served_record(asked: Asked, served: Served, steps: Passes, pool: Pool, limits: Limits) -> dict[str, Any]:
-    """The summary of a run, flat. total_gpus: of the replica and of those for prompts alone, whose price is paid too."""
+def served_record(
+    asked: Asked, served: Served, steps: Passes, pool: Pool, limits: Limits, capacity: float | None
+) -> dict[str, Any]:
+    """The summary of a run, flat. capacity: requests per second at which the server saturates.
+
+    total_gpus: of the replica and of those for prompts alone, whose price is paid too.
+    """
     deployment, load, settings, requests = asked.deployment, asked.load, asked.settings, served.requests
     record: dict[str, Any] = deployment.named | {"time_basis": deployment.time_basis}
     record |= _load(asked, served)
@@ -48,13 +52,9 @@ def served_record(asked: Asked, served: Served, steps: Passes, pool: Pool, limit
     record |= _drafted(steps.drafting, served)
     record["num_speculative_tokens_from"] = _chosen(settings)
     record |= _handed(asked, served, record["gpus"])
-    record |= summary(served, pool.budget, settings.goals, load.is_open)
+    record |= summary(served, pool.budget, settings.goals)
+    record |= {"diverges": _diverges(load, served, capacity), "capacity_requests_per_s": capacity}
     typical = max(1, round(float(requests.input_len.mean()))), max(1, round(float(requests.output_len.mean())))
-    held = min(typical[0] - 1, round((record["prefix_hit_share"] or 0.0) * typical[0]))
-    most_served = capacity(steps, pool, limits, *typical, record["prefill_replicas"], held)
-    record["capacity_requests_per_s"] = most_served if asked.policy == "continuous" else None
-    if record["diverges"] is not None and requests.rate > OVERLOAD * most_served:
-        record["diverges"] = True  # too short a run for a queue to form, with a rate that no run could keep up with
     record["cost_per_million_tokens"] = None
     if settings.price_per_hour and record["output_tokens"]:
         seconds, tokens = record["duration_s"], record["output_tokens"]
@@ -66,6 +66,19 @@ def served_record(asked: Asked, served: Served, steps: Passes, pool: Pool, limit
     return record
 
 
+def _diverges(load: Load, served: Served, capacity: float | None) -> bool | None:
+    """Return whether the queue grows without end: whether more requests come than the server serves at saturation.
+
+    None if requests wait for answers, or if a trace has too few of them. Requests that are too long to be served do not count.
+    """
+    given_rate = load.rate != math.inf
+    if not load.is_open or not capacity or not (given_rate or len(served.requests) > FEW_REQUESTS):
+        return None
+    rejected = sum(int(log.rejected.sum()) for log in served.logs)
+    arriving = load.rate if given_rate else served.requests.rate
+    return arriving * (1 - rejected / len(served.requests)) > capacity
+
+
 def _load(asked: Asked, served: Served) -> dict[str, Any]:
     """Who asks. prefix_hit_share: of the prompts' tokens, those that a prefix cache held."""
     clients, lens = asked.clients, served.requests.input_len
@@ -74,6 +87,7 @@ def _load(asked: Asked, served: Served) -> dict[str, Any]:
         "client": asked.load.kind,
         "think_time_s": asked.load.think_time or None,
         "front_end_s": clients.path_s + clients.path_s_per_token * float(lens.mean()) or None,
+        "prefix_hit_rate": asked.load.prefix_hit_rate or None,
         "prefix_hit_share": held / int(lens.sum()) if asked.cached else None,
     }
 

@@ -46,13 +46,13 @@ def simulate(
     clients: Clients | int = 0,
     progress: Callable[[int], None] | None = None,
     scheduling: Scheduling = MIXED,
-    prefixes: Prefixes | None = None,
+    make_prefixes: Callable[[], Prefixes] | None = None,
     handover: Handover | None = None,
 ) -> Served:
     """Serve all requests. `progress` is told how many more are done, now and then; Ctrl-C keeps those that are.
 
-    clients: who asks; a number of them in a closed loop, 0 for none. Raises UserError on an unknown
-    policy, and where a pass could not hold a token of every sequence.
+    clients: who asks; a number of them in a closed loop, 0 for none. make_prefixes: makes a rank's prefix cache. Raises
+    UserError on an unknown policy, and where a pass could not hold a token of every sequence.
     """
     if policy not in POLICIES:
         raise UserError(f"unknown policy {policy!r}", hint=nearest(policy, POLICIES))
@@ -66,13 +66,14 @@ def simulate(
     if handover:
         if policy != "continuous":
             raise UserError("prompts apart from decodes are simulated under continuous batching", hint="Leave --policy out")
-        servers = set_apart(requests, pool, steps, limits, asking, scheduling, prefixes, handover)
+        servers = set_apart(requests, pool, steps, limits, asking, scheduling, make_prefixes, handover)
         return _apart(servers, requests, bool(asking.concurrency), progress)
     ranks = min(steps.ranks, len(requests))
     logs = tuple(Log(len(range(rank, len(requests), steps.ranks)), rank) for rank in range(ranks))
     try:
         for log in logs:
             door = Door(requests.share(log.rank, steps.ranks), pool, log, asking.share(log.rank, steps.ranks))
+            prefixes = make_prefixes() if make_prefixes else None
             _run(_server(door, pool, steps, limits, log, policy, scheduling, prefixes), progress)
     except KeyboardInterrupt:
         if not any((log.finished == log.finished).any() for log in logs):

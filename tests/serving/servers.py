@@ -35,7 +35,9 @@ def asked(*rows: tuple[float, int, int]) -> Requests:
 def byte_pool(budget: int = 10**9, block: int = 1, most: int = 10_000, longest: int = 10**9, reserve: int = 0) -> Pool:
     """One byte a token, in blocks of so many tokens, or a reservation."""
     tokens = np.arange(most + 1)
-    return Pool(budget, np.full(most + 1, reserve) if reserve else -(-tokens // block) * block, tokens, longest)
+    if reserve:
+        return Pool(budget, np.full(most + 1, reserve), tokens, longest)
+    return Pool(budget, -(-tokens // block) * block, tokens, longest, block, block)
 
 
 def served(

@@ -56,12 +56,12 @@ def test_loads_that_make_no_sense(fields: dict[str, object], what: str) -> None:
 
 def test_a_share_of_each_prompt_is_found_in_whole_blocks() -> None:
     """0.6 of 100 tokens are 60: 48 in blocks of 16. Of 5 tokens none; of all but the last token at the most."""
-    shared = Shared(0.6, 16)
+    shared = Shared(0.6, byte_pool(), 16)
     assert [shared.found(0, n, 0) for n in (100, 5, 32)] == [48, 0, 16]
-    assert Shared(1.0, 16).found(0, 32, 0) == 31
+    assert Shared(1.0, byte_pool(), 16).found(0, 32, 0) == 31
     run = simulate(
         asked((0.0, 100, 1), (0.0, 100, 1)), byte_pool(), Steps(HandClock(0, 1)), Limits(),  # type: ignore[arg-type]
-        prefixes=Shared(0.6, 10),
+        make_prefixes=lambda: Shared(0.6, byte_pool(), 10),
     )  # fmt: skip
     assert run.logs[0].finished.tolist() == [80, 80]  # 40 tokens of each are computed
     assert run.logs[0].found_tokens == 120
@@ -74,7 +74,7 @@ def test_a_trace_names_its_prefixes(tmp_path: Path) -> None:
     assert isinstance(found, Prefixed)
     assert (found.prefix_id.tolist(), found.prefix_len.tolist()) == ([0, 0, -1], [32, 32, 0])
     kept = Kept(found.prefix_id.tolist(), found.prefix_len.tolist(), byte_pool(block=16), 16)
-    log = simulate(found, byte_pool(), Steps(HandClock(0, 0.01)), Limits(), prefixes=kept).logs[0]  # type: ignore[arg-type]
+    log = simulate(found, byte_pool(), Steps(HandClock(0, 0.01)), Limits(), make_prefixes=lambda: kept).logs[0]  # type: ignore[arg-type]
     assert (log.first - log.arrived).tolist() == pytest.approx([0.64, 0.32, 0.64])
 
 
@@ -171,7 +171,7 @@ def test_an_interruption_within_a_run_keeps_the_requests_that_are_done(kvcalc: R
 
     load, steps = asked(*((float(i), 5, 1) for i in range(1000))), Steps(HandClock(1.0))  # type: ignore[arg-type]
     run = simulate(load, byte_pool(), steps, Limits(), progress=told)
-    record = summary(run, 10**9, Goals(), True)
+    record = summary(run, 10**9, Goals())
     assert not run.whole
     assert (record["requests"], record["completed"], record["rejected"], record["duration_s"]) == (1000, 100, 0, 100)
     assert record["throughput_tokens_per_s"] == 1

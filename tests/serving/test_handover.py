@@ -15,7 +15,6 @@ from kvcalc.serving.handover import Handover
 from kvcalc.serving.metrics import Goals, gathered, summary
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.prefixes import Shared
-from kvcalc.serving.replica import capacity
 from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.steps import Steps
@@ -41,7 +40,7 @@ def test_a_request_by_hand() -> None:
     assert gathered(run, "scheduled").tolist() == [0, 1, 1]
     assert gathered(run, "first").tolist() == [1.25, 2.25, 2.25]
     assert gathered(run, "finished").tolist() == [4.25, 3.25, 2.25]
-    record = summary(run, 10**9, Goals(), True)
+    record = summary(run, 10**9, Goals())
     assert (record["queueing_mean_s"], record["decode_queueing_mean_s"]) == (pytest.approx(1 / 3), 0)
     assert (record["passes"], record["token_slots"]) == (2 + 3, 15 + 4)
     assert record["prefill_utilization"] == pytest.approx(2 / 4.25)
@@ -72,7 +71,7 @@ def test_decodes_wait_for_memory_where_they_decode() -> None:
     run = apart((0.0, 4, 4), (0.0, 4, 4), pool=byte_pool(8))
     assert gathered(run, "first").tolist() == [1.25, 1.25]
     assert gathered(run, "finished").tolist() == [4.25, 7.25]
-    assert summary(run, 8, Goals(), True)["decode_queueing_mean_s"] == 1.5
+    assert summary(run, 8, Goals())["decode_queueing_mean_s"] == 1.5
 
 
 def test_a_closed_loop_asks_again_when_the_answer_is_there() -> None:
@@ -85,17 +84,10 @@ def test_a_closed_loop_asks_again_when_the_answer_is_there() -> None:
 def test_a_prefix_cache_saves_where_prompts_are_computed() -> None:
     """0.5 of 100 tokens are found: the pass of the prompt takes 0.5 s of 1."""
     steps, handover = Steps(HandClock(0.0, 0.01)), Handover(1, lambda tokens: 0.25)  # type: ignore[arg-type]
-    run = simulate(asked((0.0, 100, 2)), byte_pool(), steps, Limits(), prefixes=Shared(0.5, 1), handover=handover)
+    prefix = Shared(0.5, byte_pool(), 1)
+    run = simulate(asked((0.0, 100, 2)), byte_pool(), steps, Limits(), make_prefixes=lambda: prefix, handover=handover)
     assert run.logs[0].first.tolist() == [0.75]
     assert run.prefill[0].found_tokens == 50
-
-
-@pytest.mark.parametrize(("replicas", "each"), [(1, 1.0), (2, 0.5), (9, 2 / 3)])
-@pytest.mark.parametrize("dp", [1, 3])
-def test_capacity_is_that_of_the_pool_with_less(replicas: int, each: float, dp: int) -> None:
-    """Prompts of 10, one a pass; answers of 3, two decodes shared by 3 sequences of 11 tokens that 33 bytes hold."""
-    steps, limits = Steps(HandClock(1.0, dp=dp)), Limits(max_num_seqs=9, max_num_batched_tokens=10)  # type: ignore[arg-type]
-    assert capacity(steps, byte_pool(33), limits, 10, 3, replicas) == pytest.approx(dp / max(each, 2 / 3))
 
 
 loads = st.lists(
@@ -113,7 +105,7 @@ def test_nothing_is_lost(
         *rows, clients=clients, replicas=replicas, dp=dp, pool=byte_pool(budget, 4, most=200), clock=HandClock(0.5, 0.01, dp),
         max_num_seqs=seats, max_num_batched_tokens=16,
     )  # fmt: skip
-    load, record = run.requests, summary(run, budget, Goals(), True)
+    load, record = run.requests, summary(run, budget, Goals())
     times = [gathered(run, name) for name in ("arrived", "scheduled", "first", "finished")]
     assert all((before <= after + 1e-9).all() for before, after in itertools.pairwise(times))
     assert (times[2] >= times[1] + 0.25).all()

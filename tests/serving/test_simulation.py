@@ -16,7 +16,7 @@ from kvcalc.serving.simulation import Served
 
 
 def record(run: Served, budget: int = 10**9, **goals: float) -> dict[str, float]:
-    return summary(run, budget, Goals(**goals), True)
+    return summary(run, budget, Goals(**goals))
 
 
 @pytest.mark.parametrize("lengths", ["prompts", "answers"])
