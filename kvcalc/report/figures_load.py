@@ -11,7 +11,7 @@ from kvcalc.report.looks import GREY
 from kvcalc.report.multiples import MOST
 from kvcalc.report.tables import seconds
 
-NAMED = ("model", "gpus", "gpu", "dtype", "kv_cache_dtype", "basis", "policy", "cache", "max_concurrency", "rate")
+NAMED = ("model", "gpus", "gpu", "dtype", "kv_cache_dtype", "basis", "policy", "cache", "prefix_hit_rate", "max_concurrency", "rate")
 OF_MODEL = ("dtype", "kv_cache_dtype")  # not named where they follow from the model
 FIGURES = {"ttft": "Time to the first token", "tpot": "Time from token to token"}
 MORE: tuple[tuple[str, str, Any], ...] = (
@@ -86,6 +86,7 @@ UNITS: dict[str, Any] = {
     "max_concurrency": lambda v: f"{v:,} clients" if v else "",
     "rate": lambda v: f"{v:g}/s" if v else "all at once",
     "kv_cache_dtype": lambda v: f"cache {v}",
+    "prefix_hit_rate": lambda v: f"prefix hits {v or 0:g}",
 }
 
 
@@ -162,19 +163,13 @@ def _axis(groups: dict[str, list[Record]], swept: str) -> Axis:
 def _saturation(records: Sequence[Record], swept: str) -> float | None:
     """The load from which on a server cannot keep up; None where it keeps up with all that was asked.
 
-    Of rates: what its passes allow (`capacity_requests_per_s`) where that lies between the last rate whose queue is stable and
-    the first that diverges, else this. Of clients: the fewest that bring `ENOUGH` of the most requests per second of the sweep.
+    Of rates: `capacity_requests_per_s`, as the table says it. Of clients: the fewest that bring `ENOUGH` of the most requests per second of the sweep.
     """
     if swept == "max_concurrency":
         enough = ENOUGH * max(r["requests_per_s"] for r in records)
         least = min(_load(r, swept) for r in records if r["requests_per_s"] >= enough)
         return least if least < max(_load(r, swept) for r in records) else None
-    over = min((_load(r, swept) for r in records if r.get("diverges")), default=None)
-    if over is None:
-        return None
-    kept = max((x for r in records if (x := _load(r, swept)) < over), default=0.0)
-    capacity = records[0].get("capacity_requests_per_s") or over
-    return float(capacity) if kept <= capacity <= over else over
+    return records[0].get("capacity_requests_per_s") if any(r.get("diverges") for r in records) else None
 
 
 def _told(marks: dict[str, float | None]) -> str:

@@ -43,6 +43,9 @@ SERVE = (
 )
 
 
+SERVER = (*DEPLOYED, *(c for c in SERVE if c.key in ("policy", "cache", "prefix_hit_rate")))  # what sets servers apart
+
+
 def serve_table(records: Sequence[Record]) -> Table:
     """What servers made of their load, a line each."""
     quiet = {c.key for c in SERVE if c.key in ("rejected", "preemptions", "padding_waste") and not any(r[c.key] for r in records)}
@@ -109,12 +112,13 @@ def _front_ends(records: Sequence[Record]) -> list[str]:
 
 
 def _saturated(records: Sequence[Record]) -> list[str]:
-    """Of a sweep of rates, the one that no longer run could keep up with, a line each of servers that differ."""
-    found: dict[str, set[float]] = {}
-    for r in records:
-        if r.get("rate") and r.get("capacity_requests_per_s"):
-            found.setdefault(_rate(r["capacity_requests_per_s"]), set()).add(r["rate"])
-    return [f"saturated at about {most} requests a second" for most, rates in found.items() if len(rates) > 1]
+    """Return the rate at which each server of a sweep of rates saturates."""
+    swept = [r for r in records if r.get("rate") and r.get("capacity_requests_per_s")]
+    if len({r["rate"] for r in swept}) < 2:
+        return []
+    name = names_of(swept, SERVER)
+    found = dict.fromkeys((name(r), _rate(r["capacity_requests_per_s"])) for r in swept)
+    return [f"{server}{': ' * bool(server)}saturated at about {most} requests a second" for server, most in found]
 
 
 def _apart(records: Sequence[Record]) -> list[str]:
@@ -165,7 +169,7 @@ def _best(records: Sequence[Record]) -> list[str]:
     )
     same = ("time_basis",) if key == "found_rate" else ("time_basis", "rate", "max_concurrency")
     alike = [r for r in records if r[key] and all(r[k] == first[k] for k in same)]
-    name = names_of(alike, (*DEPLOYED, *(c for c in SERVE if c.key in ("policy", "cache"))))
+    name = names_of(alike, SERVER)
     if len({*map(name, alike)}) < 2 or len({r[key] for r in alike}) < 2:
         return []
     best = choose(alike, key=lambda r: r[key])

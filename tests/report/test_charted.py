@@ -198,7 +198,7 @@ def test_latency_over_load_is_the_records_in_order_of_rate() -> None:
     assert chart.x.title == "requests per second" and not chart.beside.subtitle
 
 
-def test_saturation_is_marked_where_the_queue_first_grows_or_at_the_capacity_between() -> None:
+def test_saturation_is_marked_at_the_capacity_if_a_load_is_beyond_it() -> None:
     def marked(chart: Chart) -> list[tuple[str, float]]:
         return [(s.label, s.xs[0]) for s in chart.series if s.kind == "upright"]
 
@@ -206,11 +206,9 @@ def test_saturation_is_marked_where_the_queue_first_grows_or_at_the_capacity_bet
     first, second = load_chart(rates).chain()
     assert (marked(first), marked(second)) == ([("saturated from 3 on", 3.0)], [("", 3.0)])  # said once
     assert "saturated" not in first.subtitle + second.subtitle
-    rates = [{**r, "capacity_requests_per_s": c} for r, c in zip(rates, (1.0, 1.0, 1.0), strict=True)]
-    assert marked(load_chart(rates)) == [("saturated from 4 on", 4.0)]
-    assert marked(load_chart([{**r, "capacity_requests_per_s": None} for r in rates])) == [("saturated from 4 on", 4.0)]
+    assert marked(load_chart([{**r, "diverges": False} for r in rates])) == []
     two = [*rates, record(2.0, cache="b"), record(4.0, cache="b")]
-    assert marked(load_chart(two)) == [("paged: saturated from 4 on", 4.0)]
+    assert marked(load_chart(two)) == [("paged: saturated from 3 on", 3.0)]
     clients = [record(None, max_concurrency=c, requests_per_s=r) for c, r in ((1, 10.0), (4, 30.0), (16, 39.0), (64, 40.0))]
     chart = load_chart(clients)
     assert marked(chart) == [("saturated from 16 on", 16.0)] and chart.x.title == "clients" and chart.x.log  # 38 of 40
