@@ -217,7 +217,7 @@ def test_running_requests_take_the_memory_that_fit_counts(name: str, rate: float
     deployment = Deployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(tp=2)).under()
     load = Load(num_prompts=8, input_len="6400", output_len="160", prefix_hit_rate=rate)
     record = serve(deployment, load.drawn(), load, ServerSettings()).record
-    content = fit(deployment, FitOptions(engine="none")).content
+    content = fit(deployment, FitOptions(engine="vllm")).content
     least, most = (content.needed(8, length, int(rate * 6400)) for length in (6400, 6400 + 160))
     assert least <= record["kv_peak_bytes"] <= most
     assert record["prefix_hit_share"] == rate
