@@ -11,7 +11,19 @@ from kvcalc.report.looks import GREY
 from kvcalc.report.multiples import MOST
 from kvcalc.report.tables import seconds
 
-NAMED = ("model", "gpus", "gpu", "dtype", "kv_cache_dtype", "basis", "policy", "cache", "prefix_hit_rate", "max_concurrency", "rate")
+NAMED = (
+    "model",
+    "gpus",
+    "gpu",
+    "dtype",
+    "kv_cache_dtype",
+    "basis",
+    "policy",
+    "cache",
+    "prefix_hit_rate",
+    "max_concurrency",
+    "rate",
+)
 OF_MODEL = ("dtype", "kv_cache_dtype")  # not named where they follow from the model
 FIGURES = {"ttft": "Time to the first token", "tpot": "Time from token to token"}
 MORE: tuple[tuple[str, str, Any], ...] = (
