@@ -175,7 +175,8 @@ def _axis(groups: dict[str, list[Record]], swept: str) -> Axis:
 def _saturation(records: Sequence[Record], swept: str) -> float | None:
     """The load from which on a server cannot keep up; None where it keeps up with all that was asked.
 
-    Of rates: `capacity_requests_per_s`, as the table says it. Of clients: the fewest that bring `ENOUGH` of the most requests per second of the sweep.
+    Of rates: `capacity_requests_per_s`, as the table says it. Of clients: the fewest that bring `ENOUGH` of the most requests
+    per second of the sweep.
     """
     if swept == "max_concurrency":
         enough = ENOUGH * max(r["requests_per_s"] for r in records)
