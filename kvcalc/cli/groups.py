@@ -11,7 +11,7 @@ import msgspec
 
 from kvcalc.cli import options as o
 from kvcalc.cli.chosen import chosen_models, listed, timed_gpus
-from kvcalc.cli.common import emit, lengths, note, say
+from kvcalc.cli.common import emit, lengths, say
 from kvcalc.units import bytes_shown_in
 
 if TYPE_CHECKING:
@@ -222,27 +222,19 @@ class Deploying(TimedEngine, frozen=True, kw_only=True):
         return [Deployment(model, load_gpu("h100"), precision, ranks, self.mla_form) for precision, ranks in how]
 
     def deployments(self, models: Sequence[str], gpu: str) -> "list[Deployment]":
-        """Each model on each GPU, in every format, cut and engine of the lists; on one basis, unless a mixture is meant."""
-        from kvcalc.library.engine_choice import DATASHEET
+        """Each model on each GPU, in every format, cut and engine of the lists."""
         from kvcalc.library.load import with_rate_between
-        from kvcalc.timing.deployment import Deployment, on_one_basis
+        from kvcalc.timing.deployment import Deployment
 
         chosen = chosen_models(models, self.set_)
         how = self.precisions.precisions(), self.ranks.parallelisms(chosen)
         cards = timed_gpus(gpu, self.memory)
         gpus = [with_rate_between(card, self.inter_node_bandwidth) for card in cards]
-        choices = self.choices()
         run = partial(Deployment, mla_form=self.mla_form, nodes=self.nodes, engine_version=self.engine_version)
-        found = [
+        return [
             run(m, card, p, r, engine=engine).under(calibration, self.calibration_from)
-            for m, card, p, r, (engine, calibration) in product(chosen, gpus, *how, choices)
+            for m, card, p, r, (engine, calibration) in product(chosen, gpus, *how, self.choices())
         ]
-        if self.mixed or len(choices) > 1 or choices[0].calibration not in ("", DATASHEET):
-            return found
-        found, remark = on_one_basis(found)
-        if remark:
-            note(f"{remark}; --mixed keeps each GPU's own")
-        return found
 
 
 class Printing(Group, frozen=True):

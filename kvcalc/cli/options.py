@@ -74,7 +74,7 @@ CalibrationFrom = Annotated[
 ]
 Mixed = Annotated[
     bool,
-    _engine("--mixed", help="Predictions beside bounds, where some GPUs have no calibration: bounds for all otherwise."),
+    _engine("--mixed", help="No effect any more: each GPU keeps its own basis; --bounds has bounds for all.", hidden=True),
 ]
 Stack = Annotated[str, typer.Option("--stack", hidden=True)]
 MlaForm = Annotated[str, typer.Option("--mla-form", help="auto, absorbed or expanded.")]

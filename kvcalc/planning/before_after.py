@@ -10,7 +10,7 @@ from kvcalc.capacity.record import AS_CALLED, Typed, fit_record
 from kvcalc.layers.batch import Batch
 from kvcalc.planning.precisions import Stored, lowered
 from kvcalc.storage.quality import UNKNOWN, losses_of
-from kvcalc.timing.deployment import Deployment, on_one_basis
+from kvcalc.timing.deployment import Deployment
 
 ARTICLE = {"weights": "", "cache": "a "}
 
@@ -35,7 +35,7 @@ def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[dict[str, Any]
     """(a record for each side, the sentence about what the last changes, a remark). Times are of one batch on all of them:
     `users`, 0 for what the scarcest holds. Raises UserError where a side cannot be had, or holds another length.
     """
-    deployments, remark = on_one_basis([_as_run(s).under() for s in sides])
+    deployments = [_as_run(s).under() for s in sides]
     found = [fit(s.deployment, s.options) for s in sides]
     count = users or max(1, min(f.sequences for f in found))
     length = min(f.length for f in found)

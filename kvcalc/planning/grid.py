@@ -22,7 +22,7 @@ from kvcalc.planning.space import Space, Speculated
 from kvcalc.planning.timed import Timed, Times
 from kvcalc.serving.speculation import draft_model
 from kvcalc.timing.calibration import Calibration
-from kvcalc.timing.deployment import Deployment, on_one_basis
+from kvcalc.timing.deployment import Deployment
 
 POINTS = 1 << 14  # of a block, about: their arrays stay in the CPU's cache
 STEPS = 1 << 22  # of whole answers, whose seconds are kept at a time
@@ -67,7 +67,7 @@ class Grid:
         self._layouts: dict[object, Layouts] = {}
 
     def _calibrations(self) -> dict[str, Calibration | None]:
-        """What times rest on, by GPU: one basis for all, unless a mixture is meant or a calibration is asked for.
+        """What times rest on, by GPU: its own calibration, whatever the other GPUs have.
 
         Of GPUs without the calibration that is asked for none is looked at.
         """
@@ -80,9 +80,6 @@ class Grid:
                 if not self.space.calibration or len(self.space.gpus) == 1:
                     raise
                 self.remarks[str(error)] = None
-        if not self.space.mixed:
-            found, remark = on_one_basis(found)
-            self.remarks |= {remark: None} if remark else {}
         return {deployment.gpu.name: deployment.calibration for deployment in found}
 
     def blocks(self) -> Iterator[Block]:

@@ -1,5 +1,6 @@
 """What comes nearest to a need and fails: of each kind of GPU, on each number of GPUs in all, one point."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from kvcalc.planning.block import Block
@@ -65,13 +66,15 @@ class Nearest:
         """The point of a kind on so many GPUs."""
         return Point(self._kept[int(self._blocks[row, total])], int(self._places[row, total]))
 
-    def least(self) -> Point | None:
-        """What misses the need by the smallest factor; of equals the fewest GPUs."""
+    def least(self, kinds: Sequence[int]) -> Point | None:
+        """What misses the need by the smallest factor; of equals the fewest GPUs. kinds: the rows that are looked at."""
         import numpy as np
 
-        if not np.isfinite(self.excess).any():
+        excess = np.full_like(self.excess, np.inf)
+        excess[[*kinds]] = self.excess[[*kinds]]
+        if not np.isfinite(excess).any():
             return None
-        rows, totals = np.nonzero(self.excess == self.excess.min())
+        rows, totals = np.nonzero(excess == excess.min())
         return min((self.point(*cell) for cell in zip(rows.tolist(), totals.tolist(), strict=True)), key=lambda p: p.gpus)
 
     def below(self, costs: Any, limit: float) -> Point | None:

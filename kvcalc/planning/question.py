@@ -74,7 +74,6 @@ def question_of(models: Sequence[Model], given: Mapping[str, Any]) -> Question:
         options=from_words(FitOptions, options | _switch(words, "enforce_eager")),
         calibration=choice.calibration,
         calibration_from=words.get("calibration_from", ""),
-        mixed=bool(_switch(words, "mixed")),
         drafts=tuple(_drafts(words)),
         disaggregate=(False, True) if _switch(words, "disaggregate") else (False,),
         **{name: tuple(_whole(word, name) for word in _list(words.get(name, ""))) for name in SIZES},

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvcalc.capacity.commands import Written, command_of
 from kvcalc.layers.batch import Batch
-from kvcalc.planning.best import Answer
+from kvcalc.planning.best import Answer, is_bound
 from kvcalc.planning.block import Block
 from kvcalc.planning.precisions import below_published, paid
 from kvcalc.planning.reasons import Point, known, points_of, reason
@@ -84,13 +84,14 @@ def _deployed(deployment: Deployment) -> dict[str, Any]:
 
 
 def answer_records(answer: Answer, space: Space) -> list[dict[str, Any]]:
-    """The five best, or what comes nearest where nothing meets the need; what only these are told beside it.
+    """The five best, or what comes nearest where nothing meets the need, then up to five kinds of GPU that are not ranked with
+    them, as their times are bounds; what only these are told beside it.
 
-    pareto: on the front of TPOT against tokens per second of a GPU, or of its price, among all points that fit. time_p90_error,
+    pareto: on the front of TPOT against tokens per second of a GPU, or of its price, among all points that fit and have times
+    of the same kind, predictions or bounds. time_p90_error,
     uncalibrated_share: of its decode step. quality: what is below the published precision, or null.
     """
-    chosen = answer.best or ([answer.nearest] if answer.nearest else [])
-    return [point_record(p, answer.prices.get(p.gpu, 0.0)) | _beside(p, answer, space) for p in chosen]
+    return [point_record(p, answer.prices.get(p.gpu, 0.0)) | _beside(p, answer, space) for p in answer.listed]
 
 
 def _beside(point: Point, answer: Answer, space: Space) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _beside(point: Point, answer: Answer, space: Space) -> dict[str, Any]:
     speed = block.rate_per_gpu[at] / price
     written = command(point, space)
     return {
-        "pareto": answer.front.holds(float(block.tpot[at]), float(speed)),
+        "pareto": answer.fronts[is_bound(point)].holds(float(block.tpot[at]), float(speed)),
         "basis": deployment.basis,
         "uncalibrated_share": float(deployment.uncalibrated_share(step)),
         "time_p90_error": deployment.p90_error(step),

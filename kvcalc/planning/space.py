@@ -37,8 +37,7 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     tp, pp, dp, ep: sizes; () for every one that the model divides into, with tensor parallelism inside one server, and data
     parallelism inside a replica for mixtures of experts alone: without experts it is another replica. options: of
     the engine; its lengths, sequences and end of the range are the plan's. calibration, calibration_from: as
-    `Deployment.under` takes them. mixed: whether predicted and bound times may stand in one ranking. nodes: of a replica,
-    0 for the fewest.
+    `Deployment.under` takes them. nodes: of a replica, 0 for the fewest.
     drafts: None for none. disaggregate: whether prompts are processed on replicas of their own.
     """
 
@@ -53,7 +52,6 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
     options: FitOptions = FitOptions()
     calibration: str = ""
     calibration_from: str = ""
-    mixed: bool = False
     nodes: int = 0
     drafts: tuple[Speculated | None, ...] = (None,)
     disaggregate: tuple[bool, ...] = (False,)

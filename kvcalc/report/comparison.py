@@ -6,7 +6,7 @@ from typing import Any
 from kvcalc.model.memory import cache_size
 from kvcalc.model.size import assumptions
 from kvcalc.report.layout import Table
-from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, node_notes, ratio, time_note
+from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, node_notes, predictions_first, ratio, time_note
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes, format_count, format_si
 
@@ -26,6 +26,7 @@ def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str
         *_known_of(once.values()),
     ]
     rows = [r | {"step_s": r["roofline_s"] if r["time_s"] is None else r["time_s"]} for r in records] if timed else records
+    rows = predictions_first(rows) if timed else rows
     columns = COMPARE_COLUMNS if len(gpus) == 1 else (COMPARE_COLUMNS[0], GPU_COLUMNS[0], *COMPARE_COLUMNS[1:])
     return [Table(rows, columns, compared(deployments, records), ["", *lines])]
 

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from kvcalc.planning.best import Answer
+import msgspec
+
+from kvcalc.errors import few
+from kvcalc.planning.best import FIVE, Answer
 from kvcalc.planning.need import Need
 from kvcalc.planning.precisions import below_published, paid
 from kvcalc.planning.reasons import Point, loosened, reason
@@ -11,9 +14,10 @@ from kvcalc.planning.search import Plan
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.shell import CommandLine
-from kvcalc.report.tables import fallback_notes, integer, seconds, time_note
+from kvcalc.report.tables import BOUND, fallback_notes, integer, seconds, time_note
 
 _money = "{:,.2f}".format
+MAX_NAMED_KINDS = 10  # kinds of GPU in a line below a table
 PLAN = (
     Column("model", "model", right=False, given=True),
     Column("users", "users", integer, given=True),
@@ -48,7 +52,20 @@ def plan_tables(plan: Plan, records: Sequence[Sequence[Record]]) -> list[Table]:
     if len(plan.answers) > 1:
         return [_several(plan, [found[0] for found in records if found])]
     answer, rows = plan.answers[0], [_row(record) for record in records[0]]
-    return [Table(rows, PLAN, sentence(answer), ["", *_notes(plan, answer, rows)])]
+    count = len(rows) - len(answer.unranked[:FIVE])
+    tables = [Table(rows[:count], PLAN, sentence(answer), ["", *_notes(plan, answer, rows[:count])])]
+    return [*tables, _unranked_table(answer, rows[count:])] if answer.unranked else tables
+
+
+def _unranked_table(answer: Answer, rows: Sequence[Record]) -> Table:
+    """Return the table of the GPUs whose bounds meet the need, which are not ranked against predictions."""
+    title = "\nNo measured kernel model exists for these GPUs. By their bounds, not ranked, at least:"
+    keys = ("gpu", "total_gpus", "split", "replicas", "cost_per_hour", "tpot_s", "ttft_s")
+    columns = [msgspec.structs.replace(c, about="", given=False) for c in PLAN if c.key in keys]
+    more = [f"{p.gpus}×{p.gpu}" for p in answer.unranked[len(rows) :]]
+    also = [f"also: {', '.join(more[:MAX_NAMED_KINDS])}"] if more else []
+    also = [f"{also[0]} and {len(more) - MAX_NAMED_KINDS} more kinds"] if len(more) > MAX_NAMED_KINDS else also
+    return Table(rows, columns, title, ["", *also])
 
 
 def _row(record: Record) -> dict[str, Any]:
@@ -98,6 +115,9 @@ def where(point: Point) -> str:
 def sentence(answer: Answer) -> str:
     """What meets the need, and why nothing cheaper does; or what comes nearest, and what to loosen."""
     what = asked(answer.need)
+    if answer.bounds_only:
+        what = f"no GPU with a measured kernel model serves {what}; of the others"
+    bound = " by its bounds" * (answer.basis == BOUND)
     if not answer.best:
         near = answer.nearest
         if not near:
@@ -107,12 +127,12 @@ def sentence(answer: Answer) -> str:
     first, others = answer.best[0], len(answer.kinds) - 1
     if answer.prices:
         cost = answer.prices[first.gpu] * first.gpus
-        found = f"{what}: {where(first)} at {cost:,.2f} an hour is the cheapest"
+        found = f"{what}: {where(first)} at {cost:,.2f} an hour is the cheapest{bound}"
     elif others:
         kinds = f"{others} other kind{'s' * (others > 1)} of GPU"
-        found = f"{what}: {where(first)} will do, and so will {kinds}, the fewest of each below"
+        found = f"{what}: {where(first)} will do{bound}, and so will {kinds}, the fewest of each below"
     else:
-        found = f"{what}: {where(first)} will do, the fewest"
+        found = f"{what}: {where(first)} will do{bound}, the fewest"
     deployment = first.deployment
     lower, below = below_published(deployment.model, deployment.precision), answer.cheaper
     found += f" ({'; '.join(map(paid, lower))})" if lower else ""
@@ -130,10 +150,15 @@ def _notes(plan: Plan, answer: Answer, rows: Sequence[Record]) -> list[str]:
     if len(answer.kinds) > 1 and not answer.prices:
         notes.append("kinds of GPU stand by how many it takes, and are not ranked against each other without --price-per-hour")
     lower = dict.fromkeys(row["quality"] for row in rows[1:] if row["quality"] not in (None, rows[0]["quality"]))
-    notes += [time_note(rows), *fallback_notes(rows), *lower]
+    notes += [time_note(rows), *fallback_notes(rows), *lower, *_hopeless(answer)]
     if rows[0]["command"] and rows[0]["meets"]:
         notes += ["", CommandLine(rows[0]["command"])]
     return notes
+
+
+def _hopeless(answer: Answer) -> list[str]:
+    names = answer.hopeless
+    return [f"{few(names)}: no measured kernel model exists, and even the bounds miss the targets"] if names else []
 
 
 def _several(plan: Plan, firsts: Sequence[Record]) -> Table:
@@ -141,6 +166,8 @@ def _several(plan: Plan, firsts: Sequence[Record]) -> Table:
     rows = [_row(record) for record in firsts]
     met = sum(row["meets"] for row in rows)
     looked = sum(answer.looked for answer in plan.answers)
-    remark = "of each need the cheapest" if plan.answers[0].prices else "of each need the fewest GPUs of any kind"
+    remark = "of each need the cheapest" if plan.answers[0].prices else "of each need the fewest GPUs"
+    if any(answer.unranked for answer in plan.answers):
+        remark += " with a measured kernel model"
     notes = ["", f"{looked:,} points looked at; {remark}", time_note(rows)] if rows else [""]
     return Table(rows, PLAN, f"{met} of {len(plan.answers)} needs are met with up to {plan.space.max_gpus} GPUs", notes)

@@ -6,7 +6,7 @@ from typing import Any
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.serving import MONEY, names_of
-from kvcalc.report.tables import DEPLOYED, fallback_notes, integer, node_notes, seconds, time_note
+from kvcalc.report.tables import DEPLOYED, comparable, fallback_notes, integer, node_notes, predictions_first, seconds, time_note
 from kvcalc.units import format_bytes
 
 
@@ -48,6 +48,7 @@ SERVER = (*DEPLOYED, *(c for c in SERVE if c.key in ("policy", "cache", "prefix_
 
 def serve_table(records: Sequence[Record]) -> Table:
     """What servers made of their load, a line each."""
+    records = predictions_first(records)
     quiet = {c.key for c in SERVE if c.key in ("rejected", "preemptions", "padding_waste") and not any(r[c.key] for r in records)}
     first = records[0]
     plain: list[Record] = [{**r, "time_p90_error": None} for r in records]
@@ -152,7 +153,7 @@ def _goals(record: Record) -> str:
 
 
 def _best(records: Sequence[Record]) -> list[str]:
-    """Of several servers under the load of the first, timed on the same basis, the one that does best: by the rate found, else by
+    """Of several servers under the load of the first, whose times can be compared, the one that does best: by the rate found, else by
     tokens a second where clients wait for answers, else by how long half of the requests take at most.
     """
     first = records[0]
@@ -167,8 +168,8 @@ def _best(records: Sequence[Record]) -> list[str]:
         )
         if told
     )
-    same = ("time_basis",) if key == "found_rate" else ("time_basis", "rate", "max_concurrency")
-    alike = [r for r in records if r[key] and all(r[k] == first[k] for k in same)]
+    same = () if key == "found_rate" else ("rate", "max_concurrency")
+    alike = [r for r in comparable(records) if r[key] and all(r[k] == first[k] for k in same)]
     name = names_of(alike, SERVER)
     if len({*map(name, alike)}) < 2 or len({r[key] for r in alike}) < 2:
         return []

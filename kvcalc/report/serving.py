@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table, alike_by_gpu
 from kvcalc.report.redundancy import no_cache_table
-from kvcalc.report.tables import DEPLOYED, fallback_notes, integer, node_notes, ratio, seconds, time_note
+from kvcalc.report.tables import DEPLOYED, comparable, fallback_notes, integer, node_notes, predictions_first, ratio, seconds, time_note
 from kvcalc.units import format_bytes, format_si
 
 MONEY = "what a million output tokens cost, in the money of --price-per-hour"
@@ -43,6 +43,7 @@ SPECULATION = (
 
 def latency_tables(records: Sequence[Record]) -> list[Table]:
     """The requests, and below them what they take without a cache and what speculation does."""
+    records = predictions_first(records)
     notes = ["", time_note(records), *node_notes(records), *fallback_notes(records), *_offloaded(records)]
     plain = {tuple(r.get(c.key) for c in LATENCY): r for r in records}
     tables = [Table(list(plain.values()), LATENCY, _sentence(records), notes)]
@@ -103,7 +104,9 @@ def _fastest(records: Sequence[Record]) -> list[str]:
     """Of several that take the same request, the one that is through first, against the slowest."""
     first = records[0]
     asked = ("batch_size", "input_len", "output_len")
-    alike = [r for r in records if r["e2e_s"] and all(r[key] == first[key] for key in asked)]
+    alike = [r for r in comparable(records) if r["e2e_s"] and all(r[key] == first[key] for key in asked)]
+    if not alike:
+        return []
     best, worst = (choose(alike, key=lambda r: r["e2e_s"]) for choose in (min, max))
     if best["e2e_s"] == worst["e2e_s"]:
         return []
@@ -119,7 +122,7 @@ def names_of(records: Sequence[Record], columns: Sequence[Column] = DEPLOYED) ->
 
 def _speculated(records: Sequence[Record]) -> str:
     """What speculation makes of it, at its best where several drafts or rates are asked for; '' without one."""
-    drafted = [r for r in records if r.get("draft")]
+    drafted = [r for r in comparable(records) if r.get("draft")]
     if not drafted:
         return ""
     best = max(drafted, key=lambda r: r["speculative_speedup"])

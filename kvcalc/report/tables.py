@@ -4,7 +4,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from kvcalc.errors import visible
+from kvcalc.errors import few, visible
 from kvcalc.library.catalog import preset_files
 from kvcalc.report.export import Record
 from kvcalc.report.layout import WIDTH, Column, Laid, Table, laid_out, markdown
@@ -45,22 +45,43 @@ def time_note(records: Sequence[Record], basis: str = "") -> str:
     for kind in dict.fromkeys(r["time_basis"] for r in records):
         names = dict.fromkeys(basis or r["basis"] for r in records if r["time_basis"] == kind)
         words.append(_BASES[kind].format(", ".join(names)))
-    bounds = [r for r in records if r["time_basis"] == "bound"]
-    words += dict.fromkeys(text for r in bounds if (text := _unmeasured(r["engine"], r["gpu"])))
+    predictions, bounds = split_by_basis(records)
+    words += _unmeasured(bounds)
+    words += ["bounds are not ranked against predictions"] if predictions and bounds else []
     widest = max((r.get("time_p90_error") or 0.0 for r in records), default=0.0)
     words += [f"nine of ten such steps of measured servers lie within {widest:.0%}"] if widest else []
-    share = max((r.get("uncalibrated_share") or 0.0 for r in records if r["time_basis"] != "bound"), default=0.0)
+    share = max((r.get("uncalibrated_share") or 0.0 for r in predictions), default=0.0)
     words += [_WITHOUT_LAW.format(f"{share:.0%}")] if share >= LEAST_SHARE else []
     return f"times: {'; '.join(words)}"
 
 
-def _unmeasured(engine: str, gpu: str) -> str:
-    """Return why times of an engine on a GPU are bounds; '' if there is a calibration."""
-    if engine == "none" or engine in preset_files(f"calibrations/{gpu}"):
-        return ""
-    return f"no measured times of {engine} on {gpu}"
+def _unmeasured(bounds: Sequence[Record]) -> list[str]:
+    """Return why times of engines on GPUs are bounds; nothing for those that have a calibration."""
+    gpus: dict[str, dict[str, None]] = {}
+    for engine, gpu in dict.fromkeys((r["engine"], r["gpu"]) for r in bounds):
+        if engine != "none" and engine not in preset_files(f"calibrations/{gpu}"):
+            gpus.setdefault(engine, {})[gpu] = None
+    return [f"no measured kernel model of {engine} on {few([*names])} exists" for engine, names in gpus.items()]
 
 
+def split_by_basis(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """Return the records with predicted times, and those whose times are datasheet bounds."""
+    predictions = [r for r in records if r["time_basis"] != BOUND]
+    return predictions, [r for r in records if r["time_basis"] == BOUND]
+
+
+def predictions_first(records: Sequence[Record]) -> list[Record]:
+    """Return the records for a table: first the predictions, then the bounds, each in the order given."""
+    predictions, bounds = split_by_basis(records)
+    return [*predictions, *bounds]
+
+
+def comparable(records: Sequence[Record]) -> list[Record]:
+    """Return the records whose times can be compared with those of the first: predictions, or bounds."""
+    return [r for r in records if (r["time_basis"] == BOUND) == (records[0]["time_basis"] == BOUND)]
+
+
+BOUND = "bound"  # `time_basis` of a datasheet bound
 LEAST_SHARE = 0.05
 _WITHOUT_LAW = "up to {} of a step rests on operators without measured rows: ≥ their bound, ~ the nearest format or rate"
 _BASES = {

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from kvcalc.errors import UserError, few
+from kvcalc.errors import UserError
 from kvcalc.gpu.roof import Placed, fallbacks, roofline, total_seconds
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.batch import Batch
@@ -214,15 +214,3 @@ class Deployment(msgspec.Struct, frozen=True):
     def cost(self, batch: Batch) -> Cost:
         """FLOPs and bytes of a pass on one GPU of each stage."""
         return total(self.operators(batch))
-
-
-def on_one_basis(deployments: Sequence[Deployment]) -> tuple[list[Deployment], str]:
-    """The deployments with times that may stand beside each other: where one has no calibration, none has. What is to be said.
-
-    A predicted time of one GPU and a datasheet bound of another differ by what the bound leaves out, not by the GPUs.
-    """
-    bare = dict.fromkeys(d.gpu.name for d in deployments if not d.calibration)
-    if not bare or all(not d.calibration for d in deployments):
-        return [*deployments], ""
-    replaced = [msgspec.structs.replace(d, calibration=None, calibrated_on="") for d in deployments]
-    return replaced, f"no calibration of {few([*bare])}, so all times are datasheet bounds"
