@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from msgspec import structs
+import msgspec
 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.record import AS_CALLED, Typed, fit_record
+from kvcalc.errors import few
 from kvcalc.layers.batch import Batch
 from kvcalc.planning.precisions import Stored, lowered
 from kvcalc.storage.quality import UNKNOWN, losses_of
+from kvcalc.timing.calibration import BOUND
 from kvcalc.timing.deployment import Deployment
 
 ARTICLE = {"weights": "", "cache": "a "}
@@ -27,56 +29,68 @@ class Side(NamedTuple):
 class Answer(NamedTuple):
     side: Side
     found: Fit
-    tpot: float
+    tpot: float | None  # None if this batch does not fit
     ttft: float | None  # None where the GPU gives no matrix peak
+    time_basis: str
+
+    def tpot_beyond(self, first: "Answer") -> float | None:
+        """Return the seconds by which TPOT exceeds the first side's; None if one is a bound and the other a prediction."""
+        if self.tpot is None or first.tpot is None or (self.time_basis == BOUND) != (first.time_basis == BOUND):
+            return None
+        return self.tpot - first.tpot
 
 
 def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[dict[str, Any]], str, str]:
     """(a record for each side, the sentence about what the last changes, a remark). Times are of one batch on all of them:
-    `users`, 0 for what the scarcest holds. Raises UserError where a side cannot be had, or holds another length.
+    `users`, 0 for what the first holds, of its context. Raises UserError where a side cannot be had.
     """
-    deployments = [_as_run(s).under() for s in sides]
     found = [fit(s.deployment, s.options) for s in sides]
-    count = users or max(1, min(f.sequences for f in found))
-    length = min(f.length for f in found)
+    count, length = users or max(1, found[0].sequences), found[0].length
     answers = []
-    for side, answer, timed in zip(sides, found, deployments, strict=True):
-        decode, prompt = timed.seconds(Batch.decode(length, count)), Batch.prefill(length)
+    for side, answer in zip(sides, found, strict=True):
+        timed, prompt = _as_run(side).under(), Batch.prefill(length)
         first_token = float(timed.seconds(prompt)) if timed.timed(prompt) else None
-        answers.append(Answer(side, answer, float(decode), first_token))
-    first = answers[0]
-    records = [_record(a, first, count, length, d) for a, d in zip(answers, deployments, strict=True)]
-    return records, _sentence(first, answers[-1], count, length, deployments[0].time_basis), remark
+        step = float(timed.seconds(Batch.decode(length, count))) if _holds(side, count, length) else None
+        answers.append(Answer(side, answer, step, first_token, timed.time_basis))
+    records = [_record(answer, answers[0], count, length) for answer in answers]
+    short = [answer.side.text for answer in answers if answer.tpot is None]
+    remark = f"no time per token, as {count:,} × {length:,} tokens do not fit: {few(short)}" if short else ""
+    return records, _sentence(answers[0], answers[-1], count), remark
 
 
 def _as_run(side: Side) -> Deployment:
     """Return the side's deployment under its engine."""
     options = side.options
-    return structs.replace(side.deployment, engine=options.engine, engine_version=options.engine_version)
+    return msgspec.structs.replace(side.deployment, engine=options.engine, engine_version=options.engine_version)
 
 
-def _record(answer: Answer, first: Answer, count: int, length: int, timed: Deployment) -> dict[str, Any]:
+def _holds(side: Side, count: int, length: int) -> bool:
+    return fit(side.deployment, msgspec.structs.replace(side.options, max_model_len=length)).sequences >= count
+
+
+def _record(answer: Answer, first: Answer, count: int, length: int) -> dict[str, Any]:
     own = {"deployment": answer.side.text, "batch_size": count, "context": length}
-    times = {"tpot_s": answer.tpot, "ttft_s": answer.ttft, "time_basis": timed.time_basis}
+    times = {"tpot_s": answer.tpot, "ttft_s": answer.ttft, "time_basis": answer.time_basis}
     change = {
         "users_difference": answer.found.sequences - first.found.sequences,
-        "tpot_difference_s": answer.tpot - first.tpot,
+        "tpot_difference_s": answer.tpot_beyond(first),
         "quality": "; ".join(costs(first.found, answer.found)) or None,
     }
     return own | times | change | fit_record(answer.found, typed=answer.side.typed)
 
 
-def _sentence(before: Answer, after: Answer, count: int, length: int, basis: str) -> str:
+def _sentence(before: Answer, after: Answer, count: int) -> str:
     """`fp8 cache: +7 users of 32,768 tokens (7 → 14), −0.3 ms a token; published: …`."""
     users = after.found.sequences - before.found.sequences
     old, new = before.found, after.found
     held = f"{users:+,} users of {new.length:,} tokens ({old.sequences:,} → {new.sequences:,})".replace("-", "−")
     if old.length != new.length:
         held = f"{old.sequences:,} users of {old.length:,} tokens → {new.sequences:,} of {new.length:,}"
-    tpot = (after.tpot - before.tpot) * 1000
-    mark = "≥ " if basis == "bound" else ""
-    times = f"{mark}{before.tpot * 1000:.2f} → {mark}{after.tpot * 1000:.2f} ms, {count:,} at once"
-    parts = [held, f"{tpot:+.2f} ms a token ({times})".replace("-", "−")]
+    parts, longer = [held], after.tpot_beyond(before)
+    if before.tpot is not None and after.tpot is not None and longer is not None:
+        mark = "≥ " if before.time_basis == BOUND else ""
+        times = f"{mark}{before.tpot * 1000:.2f} → {mark}{after.tpot * 1000:.2f} ms, {count:,} at once"
+        parts.append(f"{longer * 1000:+.2f} ms a token ({times})".replace("-", "−"))
     paid = "; ".join(costs(before.found, after.found))
     return f"{changed(before.found, after.found)}: {', '.join(parts)}" + (f"; {paid}" if paid else "")
 

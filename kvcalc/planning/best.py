@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     @property
     def listed(self) -> list[Point]:
         """The points that records are made of: the ranked ones, else the nearest, then at most five of the unranked."""
-        return [*(self.best or [self.nearest] * (self.nearest is not None)), *self.unranked[:FIVE]]
+        return [*(self.best or ([self.nearest] if self.nearest else [])), *self.unranked[:FIVE]]
 
     @property
     def front(self) -> Front:

@@ -99,9 +99,10 @@ def block_of(
     chosen = -(-need.users // replicas) if need.users else np.tile(BATCHES, len(sizes))
     places = which, np.searchsorted(counts, chosen)
     holds, left, step = (figures[places] for figures in (held.capacity, held.left, times.tpot))
+    step = np.where(holds > 0, step, np.nan)
     tpot = np.where(holds >= chosen, step, np.nan)
     e2e = None if times.e2e is None else times.e2e[places]
-    first, output = times.ttft[which], need.lengths.output
+    first, output = np.where(holds > 0, times.ttft[which], np.nan), need.lengths.output
     ttft = first + held.sent[which]
     if apart:
         e2e = ttft + (output - 1) * tpot

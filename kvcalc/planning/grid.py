@@ -228,7 +228,7 @@ class Grid:
                 least[here] = left.min(axis=0)
                 capacity[here] = room.sequences(left, lengths.context)
                 sent[places] = room.transfer_seconds(lengths.prompt) if True in self.space.disaggregate else 0.0
-            times = timed.on(deployments, lengths, capacity >= counts, speculated)
+            times = timed.on(deployments, lengths, capacity, speculated)
             found[lengths, False] = Held(deployments, least, capacity, times, np.zeros(len(fleet)))
             found[lengths, True] = self._linked(Held(deployments, least, capacity, times, sent))
         return found

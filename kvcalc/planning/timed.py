@@ -56,15 +56,15 @@ class Timed:
         """Other GPUs come next."""
         self._kernels.clear()
 
-    def on(self, fleet: Sequence[Deployment], lengths: Lengths, holds: Array, speculated: Speculated | None = None) -> Times:
+    def on(self, fleet: Sequence[Deployment], lengths: Lengths, capacity: Array, speculated: Speculated | None = None) -> Times:
         """The times of deployments, TPOT that of a speculative step where there is a draft.
 
-        holds [deployments, counts]: which of them fit; a deployment of which none does is not timed, and whole answers are
-        timed for these alone, as they take a step for each of their tokens.
+        capacity [deployments, counts]: sequences that fit at each setting. A deployment that holds no sequence is not timed.
+        Whole answers are timed for counts that fit alone, as they take a step for each of their tokens.
         """
         import numpy as np
 
-        timed = np.flatnonzero(holds.any(axis=1))
+        holds, timed = capacity >= self.counts, np.flatnonzero((capacity > 0).any(axis=1))
         ttft, tpot = np.full(len(fleet), np.nan), np.full(holds.shape, np.nan)
         e2e = tpot.copy() if lengths.output else None
         if timed.size:

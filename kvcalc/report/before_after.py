@@ -6,7 +6,7 @@ from typing import Any
 from kvcalc.report.chart import Chart, bar_chart, joined
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.shell import CommandLine
-from kvcalc.report.tables import integer, seconds
+from kvcalc.report.tables import comparable, integer, seconds
 from kvcalc.units import format_bytes
 
 COLUMNS = (
@@ -28,6 +28,8 @@ def before_after_table(records: Sequence[dict[str, Any]], sentence: str) -> Tabl
     rows = [{"side": name, **record} for name, record in zip(names, records, strict=True)]
     first = records[0]
     notes = ["", f"times of {first['batch_size']:,} sequences of {first['context']:,} tokens, the first token of one alone"]
+    if len(comparable(records)) < len(records):
+        notes.append("≥ datasheet bounds, which are not compared with predictions")
     for name, record in zip(names, records, strict=True):
         notes += [f"{name}: {record['deployment']}"] + ([CommandLine(record["command"])] if record["command"] else [])
     return Table(rows, COLUMNS, sentence, notes)
@@ -37,14 +39,15 @@ def before_after_chart(records: Sequence[dict[str, Any]]) -> Chart:
     """Users, time per token and time to the first of each deployment, as bars."""
     first = records[0]
     about = f"{first['batch_size']:,} at once of {first['context']:,} tokens"
-    names = [r["deployment"] for r in records]
+    timed = comparable(records)
+    times = about + "; bounds are not drawn beside predictions" * (len(timed) < len(records))
     return joined(
         [
-            bar_chart(title, about, names, [r[key] or 0.0 for r in records], tick)
-            for title, key, tick in (
-                ("Users", "max_num_seqs", lambda v: f"{v:,.0f}"),
-                ("Time per token", "tpot_s", lambda v: seconds(v) if v else "0"),
-                ("Time to the first token", "ttft_s", lambda v: seconds(v) if v else "0"),
+            bar_chart(title, under, [r["deployment"] for r in shown], [r[key] or 0.0 for r in shown], tick)
+            for title, key, shown, under, tick in (
+                ("Users", "max_num_seqs", records, about, lambda v: f"{v:,.0f}"),
+                ("Time per token", "tpot_s", timed, times, lambda v: seconds(v) if v else "0"),
+                ("Time to the first token", "ttft_s", timed, times, lambda v: seconds(v) if v else "0"),
             )
         ]
     )

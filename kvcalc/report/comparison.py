@@ -26,9 +26,8 @@ def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str
         *_known_of(once.values()),
     ]
     rows = [r | {"step_s": r["roofline_s"] if r["time_s"] is None else r["time_s"]} for r in records] if timed else records
-    rows = predictions_first(rows) if timed else rows
     columns = COMPARE_COLUMNS if len(gpus) == 1 else (COMPARE_COLUMNS[0], GPU_COLUMNS[0], *COMPARE_COLUMNS[1:])
-    return [Table(rows, columns, compared(deployments, records), ["", *lines])]
+    return [Table(predictions_first(rows) if timed else rows, columns, compared(deployments, records), ["", *lines])]
 
 
 def compared(deployments: Sequence[Deployment], records: Sequence[dict[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from kvcalc.planning.variants import Variant
 from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, joined, tokens_tick
 from kvcalc.report.comparison import compared
 from kvcalc.report.figures import cache_vs_context
-from kvcalc.report.figures_latency import told_apart
+from kvcalc.report.figures_latency import timed_alike, told_apart
 from kvcalc.report.tables import seconds, time_note
 from kvcalc.timing.deployment import Deployment
 
@@ -47,16 +48,22 @@ def compare_chart(
     where = " per GPU" * any(r["gpus"] > 1 for r in records)
     across = len(loads) == 1 and len(names) > max(FEW, len(chosen))
     sides = ((f"{title}{where * (tick is bytes_tick)}", key, tick) for title, key, tick in SIDES[: 3 + timed])
-    charts = [_side(*side, called, rows, across) for side in sides]
+    drawn, undrawn = timed_alike(deployments)
+    alike = [d in drawn for d in deployments for _ in loads]
+    charts = []
+    for title, key, tick in sides:
+        shown = alike if key == "time_s" else [True] * len(rows)
+        charts.append(_side(title, key, tick, [*compress(called, shown)], [*compress(rows, shown)], across))
     curves = [_curve(d, chosen, first["batch_size"], last, deployments if timed else ()) for d in deployments]
     charts += {str(curve.series): curve for curve in curves}.values()
     if timed and any(name.lower().startswith(SHARING) for name, _ in chosen):
         title = "Fewer KV heads" + f", {_load(loads[0])}" * (len(loads) > 1)
-        charts += heads_chart(title, deployments, names, first["context"], first["batch_size"])
+        drawn_names = [name for name, d in zip(names, deployments, strict=True) if d in drawn]
+        charts += heads_chart(title, drawn, drawn_names, first["context"], first["batch_size"])
     asked = f"the first {len(loads)} of {len(every)} loads asked for" * (len(loads) < len(every)) or _load(loads[0]) * (
         len(loads) == 1
     )
-    about = "; ".join(filter(None, [asked, *([time_note(records)] if timed else [])]))
+    about = "; ".join(filter(None, [asked, *([time_note(records) + undrawn] if timed else [])]))
     return joined([charts[0]._replace(over=(compared(deployments, records), about)), *charts[1:]])
 
 

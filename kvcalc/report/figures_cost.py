@@ -9,6 +9,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.report.chart import Axis, Chart, Series, plain_tick, si_tick
 from kvcalc.report.figures import CONTEXT_AXIS, powers
+from kvcalc.report.figures_latency import timed_alike
 from kvcalc.serving.latency import cost_per_million
 from kvcalc.timing.deployment import Deployment
 
@@ -21,8 +22,7 @@ def cost_vs_context(deployments: Sequence[Deployment], last: int, price_per_hour
 
     Left, of as many users as fit beside the weights, at most MOST_USERS; right, of one. Raises UserError where none fits.
     """
-    if len({d.time_basis for d in deployments}) > 1:  # bounds beside predictions would compare nothing
-        deployments = [d.under("datasheet") for d in deployments]
+    deployments, undrawn = timed_alike(deployments)
     several = {name: len({f(d) for d in deployments}) > 1 for name, f in _NAMES.items()}
     full, alone, without = [], [], dict[str, list[str]]()
     for deployment in deployments:
@@ -54,7 +54,7 @@ def cost_vs_context(deployments: Sequence[Deployment], last: int, price_per_hour
         tuple(alone),
     )
     title = f"{_capital(what)} against context: as many users as fit"
-    return Chart(title, subtitle, CONTEXT_AXIS, cost, tuple(full), beside=one)
+    return Chart(title, f"{subtitle}{undrawn}", CONTEXT_AXIS, cost, tuple(full), beside=one)
 
 
 _NAMES: dict[str, Any] = {"model": lambda d: d.model.name, "gpu": lambda d: d.gpu.name}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from kvcalc.errors import few
 from kvcalc.report.chart import Axis, Chart, Series, joined, tokens_tick, whole_tick
 from kvcalc.report.figures import no_cache
 from kvcalc.report.looks import telling
@@ -24,11 +25,16 @@ TITLES: tuple[tuple[str, str, str, Callable[[float], str]], ...] = (
 
 def latency_chart(deployments: Sequence[Deployment], asked: Sequence[LatencyOptions]) -> Chart:
     """Of requests with a draft what it gains, of those without a cache their work, else `latency_curve`."""
-    if asked[0].draft:
-        return speculation_chart(deployments, told_apart(deployments), _whose(deployments), asked)
-    if asked[0].no_cache:
+    if asked[0].no_cache and not asked[0].draft:
         return _without_cache(deployments, max(asked[-1].context, 64))
-    return latency_curve(deployments, asked)
+    drawn, undrawn = timed_alike(deployments)
+    draw = _speculation if asked[0].draft else latency_curve
+    chart = draw(drawn, asked)
+    return chart._replace(subtitle=f"{chart.subtitle}{undrawn}")
+
+
+def _speculation(deployments: Sequence[Deployment], asked: Sequence[LatencyOptions]) -> Chart:
+    return speculation_chart(deployments, told_apart(deployments), _whose(deployments), asked)
 
 
 def _without_cache(deployments: Sequence[Deployment], last: int) -> Chart:
@@ -84,6 +90,18 @@ def _whose(deployments: Sequence[Deployment]) -> str:
 
 def _cards(deployment: Deployment) -> str:
     return f"{deployment.parallelism.gpus}× {deployment.gpu.name}"
+
+
+def timed_alike(deployments: Sequence[Deployment]) -> tuple[list[Deployment], str]:
+    """Return the deployments whose times one picture compares, and what its subtitle says of the others.
+
+    Predictions are not drawn beside bounds. The second item is '' if all deployments are drawn.
+    """
+    predicted = [d for d in deployments if d.calibration]
+    if not predicted or len(predicted) == len(deployments):
+        return [*deployments], ""
+    bounds = dict.fromkeys(d.gpu.name for d in deployments if not d.calibration)
+    return predicted, f"; not drawn, as only bounds are known: {few([*bounds])}"
 
 
 def told_apart(deployments: Sequence[Deployment]) -> list[str]:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, few
 from kvcalc.report.chart import Axis, Chart, Series, bar_chart, joined, plain_tick, share_tick, tokens_tick, whole_tick
 from kvcalc.report.export import Record
 from kvcalc.report.looks import GREY
 from kvcalc.report.multiples import MOST
-from kvcalc.report.tables import seconds
+from kvcalc.report.tables import comparable, predictions_first, seconds
 
 NAMED = (
     "model",
@@ -45,9 +45,12 @@ def load_chart(records: Sequence[Record]) -> Chart:
 
     Raises UserError where nothing was served.
     """
-    served = [r for r in records if r["completed"]]
-    if not served:
+    done = [r for r in predictions_first(records) if r["completed"]]
+    if not done:
         raise UserError("no request was served: there is nothing to draw")
+    served = comparable(done)
+    bounds = dict.fromkeys(r["gpu"] for r in done if r not in served)
+    undrawn = f"; not drawn, as only bounds are known: {few([*bounds])}" if bounds else ""
     swept = next((key for key in ("rate", "max_concurrency") if len({r.get(key) for r in served}) > 1), "rate")
     groups = _groups(served, swept)
     first = served[0]
@@ -59,7 +62,7 @@ def load_chart(records: Sequence[Record]) -> Chart:
     bases = {r["basis"] for r in served}
     same = alone and len({r.get("rate") for r in served}) == 1
     load += f" at {first['rate']:.3g} a second" if same and first.get("rate") else ""
-    about = f"{where}, {load}" + f"; times: {first['basis']}" * (len(bases) == 1)
+    about = f"{where}, {load}" + f"; times: {first['basis']}" * (len(bases) == 1) + undrawn
     if alone:
         bars = [*(_bars(groups, figure) for figure in FIGURES), *_sides(groups)]
         return joined([bars[0]._replace(subtitle=about), *bars[1:]])

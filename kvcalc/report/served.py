@@ -153,8 +153,8 @@ def _goals(record: Record) -> str:
 
 
 def _best(records: Sequence[Record]) -> list[str]:
-    """Of several servers under the load of the first, whose times can be compared, the one that does best: by the rate found, else by
-    tokens a second where clients wait for answers, else by how long half of the requests take at most.
+    """Of several servers under the load of the first, whose times can be compared, the one that does best: by the rate found,
+    else by tokens a second where clients wait for answers, else by how long half of the requests take at most.
     """
     first = records[0]
     if len(records) < 2:

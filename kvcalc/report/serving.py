@@ -5,7 +5,17 @@ from collections.abc import Callable, Sequence
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table, alike_by_gpu
 from kvcalc.report.redundancy import no_cache_table
-from kvcalc.report.tables import DEPLOYED, comparable, fallback_notes, integer, node_notes, predictions_first, ratio, seconds, time_note
+from kvcalc.report.tables import (
+    DEPLOYED,
+    comparable,
+    fallback_notes,
+    integer,
+    node_notes,
+    predictions_first,
+    ratio,
+    seconds,
+    time_note,
+)  # fmt: skip
 from kvcalc.units import format_bytes, format_si
 
 MONEY = "what a million output tokens cost, in the money of --price-per-hour"

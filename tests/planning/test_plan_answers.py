@@ -139,13 +139,6 @@ def test_a_context_beyond_the_model_s_own_is_said(kvcalc: Run) -> None:
     assert "context 204,800 is beyond the model's own maximum of 131,072" in found.err
 
 
-def test_one_basis_in_one_ranking_unless_mixed(kvcalc: Run) -> None:
-    words = "plan llama-3.1-8b --gpu h100,l4 --tp 1 --pp 1 --max-gpus 4 --users 4 --context 4k --format json"
-    assert {r["time_basis"] for r in kvcalc(words).records} == {"bound"}
-    assert "so all times are datasheet bounds" in kvcalc(words).err
-    assert {r["time_basis"] for r in kvcalc(f"{words} --mixed").records} == {"bound", "calibrated"}
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_points_hold_every_point_with_its_reason(kvcalc: Run, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"points{suffix}"

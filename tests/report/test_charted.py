@@ -170,9 +170,15 @@ def test_cost_of_a_token_is_a_step_shared_by_those_who_fit() -> None:
     assert points(named(chart)["llama-3.1-8b"])[0][0] == 1024
 
 
-def test_cost_on_a_gpu_without_a_calibration_is_compared_as_bounds() -> None:
-    chart = cost_vs_context([Deployment(load_model("llama-3.1-8b"), load_gpu(name)).under() for name in ("h100", "l4")], 2048)
-    assert "times: datasheet" in chart.subtitle and set(named(chart)) == {"h100-sxm", "l4"}
+def test_costs_that_rest_on_bounds_are_not_drawn_beside_predictions() -> None:
+    def drawn(*gpus: str) -> tuple[set[str], str]:
+        chart = cost_vs_context([Deployment(load_model("llama-3.1-8b"), load_gpu(name)).under() for name in gpus], 2048)
+        return set(named(chart)), chart.subtitle
+
+    predicted, about = drawn("l4", "h100", "h200")
+    assert predicted == {"h100-sxm", "h200"} and "l4" in about
+    bounds, about = drawn("l4", "mi300x")
+    assert bounds == {"l4", "mi300x"} and "times: datasheet" in about
     with pytest.raises(UserError, match="holds gpt-3-175b"):
         cost_vs_context([Deployment(load_model("gpt-3-175b"), H100)], 2048)
 
@@ -180,7 +186,16 @@ def test_cost_on_a_gpu_without_a_calibration_is_compared_as_bounds() -> None:
 def record(rate: float | None, **more: Any) -> dict[str, Any]:
     """Each percentile p of a server at `rate`: rate · p seconds to the first token, and twice as many from token to token."""
     times = {f"{f}_p{p}_s": (rate or 9) * p * (2 if f == "tpot" else 1) for f in ("ttft", "tpot") for p in (50, 90, 99)}
-    plain = {"gpu": "a", "gpus": 1, "policy": "continuous", "cache": "paged", "model": "m", "requests": 7, "basis": "datasheet"}
+    plain = {
+        "gpu": "a",
+        "gpus": 1,
+        "policy": "continuous",
+        "cache": "paged",
+        "model": "m",
+        "requests": 7,
+        "basis": "datasheet",
+        "time_basis": "bound",
+    }
     load = {"rate": rate, "requests_per_s": 0.5, "completed": 1, "diverges": False, "capacity_requests_per_s": 3.0}
     return plain | load | times | more
 

@@ -1,0 +1,165 @@
+"""What a comparison of several GPUs, models and loads keeps apart: a row is the same alone, and bounds rank with bounds."""
+
+import json
+import random
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+# Kernel models exist of the first four, of the others none.
+GPUS = ("h100", "h200", "l40s", "b200", "mi300x", "l4", "a100-40gb-sxm", "rtx-4090")
+MODELS = ("llama-3.1-8b", "gpt2", "qwen3-8b", "gemma-2-2b")
+COMMANDS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "latency": ("--output-len 40", {"batch-size": ("1", "7", "64"), "input-len": ("300", "2k")}),
+    "roofline": ("", {"batch-size": ("1", "30"), "context": ("1k", "5000")}),
+    "serve": ("--num-prompts 30", {"rate": ("0.5", "3", "40"), "policy": ("continuous", "static")}),
+    "fit": ("--engine vllm", {"max-model-len": ("2k", "8k")}),
+    "size": ("", {"context": ("1k", "9000"), "batch-size": ("1", "3")}),
+}
+SEEDS = range(3)
+
+
+def as_text(records: list[dict[str, Any]]) -> list[str]:
+    return sorted(json.dumps(record, sort_keys=True) for record in records)
+
+
+def options(values: dict[str, str]) -> str:
+    return " ".join(f"--{name} {value}" for name, value in values.items())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_row_is_the_same_alone_as_in_a_list(kvcalc: Run, command: str, seed: int) -> None:
+    """The records of a list of models, GPUs and loads are those of its items, each asked for alone."""
+    draw = random.Random(seed)
+    words, lists = COMMANDS[command]
+    models = draw.sample(MODELS, 2)
+    chosen = {name: draw.sample(values, 2) for name, values in lists.items()}
+    if command != "size":
+        chosen["gpu"] = draw.sample(GPUS, 2)
+
+    def records(models: list[str], values: dict[str, str]) -> list[dict[str, Any]]:
+        found = kvcalc(f"{command} {' '.join(models)} {words} {options(values)} --format json")
+        assert found.code in (0, 1), found.err
+        rows: list[dict[str, Any]] = json.loads(found.out)
+        return rows
+
+    together = records(models, {name: ",".join(values) for name, values in chosen.items()})
+    items = product(models, *chosen.values())
+    alone = [record for model, *values in items for record in records([model], dict(zip(chosen, values, strict=True)))]
+    assert as_text(together) == as_text(alone)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_variant_is_the_same_whatever_stands_behind_the_reference(kvcalc: Run, seed: int) -> None:
+    """The first variant is the reference of the columns that say so; the others change nothing of each other."""
+    draw = random.Random(seed)
+    gpus, others = draw.sample(GPUS, 3), draw.sample(("gqa:8", "mqa", "mla", "window:1024", "dsa"), 3)
+    line = "compare llama-7b --format json --batch-size 1,9"
+    together = kvcalc(f"{line} --gpu {','.join(gpus)} --variants mha,{','.join(others)}").records
+    alone = [
+        record
+        for gpu, name in product(gpus, others)
+        for record in kvcalc(f"{line} --gpu {gpu} --variants mha,{name}").records
+        if record["variant"] != "mha" or name == others[0]
+    ]
+    assert as_text(together) == as_text(alone)
+
+
+@pytest.mark.parametrize(
+    ("more", "load"),
+    [
+        ("", "rate"),
+        ("--jobs 2", "users"),
+        ("--disaggregate", "rate"),
+        ("--prefix-hit-rate 0.5", "users"),
+        ("--kv-cache-dtype auto,fp8", "rate"),
+    ],
+)
+def test_a_point_of_a_plan_is_the_same_alone(kvcalc: Run, tmp_path: Path, more: str, load: str) -> None:
+    """Every configuration of a plan over lists of models, GPUs and needs is that of a plan over one of each."""
+    draw = random.Random(load + more)
+    loads = {"rate": ("1", "7.5", "40"), "users": ("3", "16", "50")}[load]
+    chosen = {load: draw.sample(loads, 2), "isl": ["500", "3k"], "gpu": draw.sample(GPUS, 2)}
+    models = ["gemma-3-27b", draw.choice(("llama-3.1-8b", "qwen3-30b-a3b"))]
+    asked = "--osl 60 --max-tpot 30ms --max-ttft 2s --max-gpus 4"
+
+    def points(models: list[str], values: dict[str, str], more: str) -> list[str]:
+        path = tmp_path / "points.jsonl"
+        found = kvcalc(f"plan {' '.join(models)} {asked} {options(values)} {more} --points {path}")
+        assert found.code in (0, 1), found.err
+        return path.read_text().splitlines()
+
+    together = points(models, {name: ",".join(values) for name, values in chosen.items()}, more)
+    items = product(models, *chosen.values())
+    one = more.replace("--jobs 2", "")
+    alone = [line for model, *values in items for line in points([model], dict(zip(chosen, values, strict=True)), one)]
+    assert sorted(together) == sorted(alone)
+
+
+RATE = "plan llama-3.1-8b --rate 20 --isl 2k --osl 500 --max-ttft 2s --max-tpot 50ms"
+
+
+def test_a_plan_for_one_gpu_stays_when_others_are_looked_at(kvcalc: Run) -> None:
+    alone = kvcalc(f"{RATE} --price-per-hour h100=2.5 --gpu h100 --format json").records
+    prices = "h100=2.5,l4=0.8,a10g=1,rtx-4090=0.4"
+    among = kvcalc(f"{RATE} --price-per-hour {prices} --gpu l4,h100,a10g,rtx-4090 --format json").records
+    assert among[: len(alone)] == alone
+    assert {r["gpu"] for r in among[len(alone) :]} == {"rtx-4090"}
+    shown = kvcalc(f"{RATE} --price-per-hour {prices} --gpu l4,h100,a10g,rtx-4090").joined
+    assert "rtx-4090" not in shown.split("No measured kernel model exists")[0]
+
+
+@pytest.mark.parametrize("more", ["", "--price-per-hour h100=3,h200=4,mi300x=0.1,l4=0.1,b200=5", "--disaggregate"])
+@pytest.mark.parametrize("limit", ["1ms", "30ms"])
+def test_predictions_are_ranked_first_and_bounds_among_bounds(kvcalc: Run, more: str, limit: str) -> None:
+    found = kvcalc(
+        f"plan llama-3.1-8b --rate 20 --isl 2k --osl 500 --max-tpot {limit} --gpu mi300x,h100,l4,h200,b200 {more} --format json"
+    )
+    records = json.loads(found.out)
+    bounds = [r["time_basis"] == "bound" for r in records]
+    assert bounds == sorted(bounds)  # no prediction behind a bound
+    assert {r["meets"] for r in records if r["time_basis"] != "bound"} in ({True}, {False}, set())
+    listed = [r["gpu"] for r in records if r["time_basis"] == "bound"]
+    if False in bounds:
+        assert len(listed) == len({*listed})  # of each kind one, unranked
+
+
+def test_what_only_bounds_meet_is_said_to_be_so(kvcalc: Run) -> None:
+    """A step of a 70B model in 4 ms: no prediction on H100s does it, the bound of MI300X does."""
+    words = "plan llama-3.1-70b --users 1 --context 2k --max-tpot 4ms --gpu h100,mi300x --max-gpus 8"
+    records = kvcalc(f"{words} --format json").records
+    assert {(r["gpu"], r["time_basis"], r["meets"]) for r in records} == {("mi300x", "bound", True)}
+    assert "by its bounds" in kvcalc(words).joined
+
+
+@pytest.mark.parametrize("command", ["latency", "serve --rate 3 --num-prompts 50", "compare --gpu h100 --variants mha,mqa"])
+def test_no_sentence_sets_a_bound_against_a_prediction(kvcalc: Run, command: str) -> None:
+    name, _, more = command.partition(" ")
+    shown = kvcalc(f"{name} llama-3.1-8b {more} --gpu mi300x,h100").out
+    sentence = " ".join(re.split(r"\n(?=GPU|variant)", shown)[0].split())
+    assert "mi300x" not in sentence
+    assert "no measured kernel model of vllm on mi300x exists" in " ".join(shown.split())
+    both = kvcalc(f"{name} llama-3.1-8b {more} --gpu mi300x,a100-40gb-sxm").joined  # bounds alone are ranked among themselves
+    assert "no measured kernel model" not in both
+
+
+def test_deployments_of_another_basis_have_no_difference(kvcalc: Run) -> None:
+    sides = ("--tp 2", "--tp 2 --kv-cache-dtype fp8", "--tp 2 --gpu mi300x")
+    before, after, bound = kvcalc("compare qwen3-32b --deployments", *sides, "--format", "json").records
+    assert after["tpot_difference_s"] == after["tpot_s"] - before["tpot_s"]
+    assert (bound["time_basis"], bound["tpot_difference_s"]) == ("bound", None)
+    assert "ms a token" not in kvcalc("compare qwen3-32b --deployments", sides[0], sides[2]).out
+
+
+def test_a_further_deployment_changes_no_other(kvcalc: Run) -> None:
+    """The time per token is of as many sequences as the first holds; of a side that holds fewer there is none."""
+    sides = ("--tp 4 --max-model-len 8k", "--tp 2 --max-model-len 8k", "--tp 8 --max-model-len 8k")
+    whole = kvcalc("compare qwen3-32b --deployments", *sides, "--format", "json").records
+    assert whole[:2] == kvcalc("compare qwen3-32b --deployments", *sides[:2], "--format", "json").records
+    assert [r["batch_size"] for r in whole] == [whole[0]["max_num_seqs"]] * 3
+    assert [r["tpot_s"] is None for r in whole] == [False, True, False]
