@@ -158,7 +158,7 @@ def _notes(plan: Plan, answer: Answer, rows: Sequence[Record]) -> list[str]:
 
 def _hopeless(answer: Answer) -> list[str]:
     names = answer.hopeless
-    return [f"{few(names)}: no measured kernel model exists, and even the bounds miss the targets"] if names else []
+    return [f"{few(names)}: no measured kernel model exists, and even by the bounds the targets are missed"] if names else []
 
 
 def _several(plan: Plan, firsts: Sequence[Record]) -> Table:
