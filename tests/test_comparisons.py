@@ -144,8 +144,8 @@ def test_no_sentence_sets_a_bound_against_a_prediction(kvcalc: Run, command: str
     sentence = " ".join(re.split(r"\n(?=GPU|variant)", shown)[0].split())
     assert "mi300x" not in sentence
     assert "no measured kernel model of vllm on mi300x exists" in " ".join(shown.split())
-    both = kvcalc(f"{name} llama-3.1-8b {more} --gpu mi300x,a100-40gb-sxm").joined  # bounds alone are ranked among themselves
-    assert "no measured kernel model" not in both
+    both = kvcalc(f"{name} llama-3.1-8b {more} --gpu mi300x,a100-40gb-sxm").joined
+    assert "not ranked" not in both  # bounds are ranked among themselves
 
 
 def test_deployments_of_another_basis_have_no_difference(kvcalc: Run) -> None:
