@@ -242,6 +242,7 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
 @pytest.mark.parametrize(("gpus", "words"), list(product([1, 2], [0, 3])))
 def test_a_served_table_names_what_went_wrong_and_counts_its_gpus(gpus: int, words: int) -> None:
     record = {"model": "m", "gpu": "g", "basis": "datasheet", "gpus": gpus, "max_num_seqs": 1000, "max_num_batched_tokens": 8192}
+    record["engine"] = "none"
     record |= {"kv_budget_bytes": 3 << 29, "rejected": words, "preemptions": words, "padding_waste": words / 10, "seed": 7}
     record |= {
         "padded_slots": words,
