@@ -144,7 +144,7 @@ def test_weights_that_do_not_fit(kvcalc: Run) -> None:
     (record,) = result.records
     assert (record["weights_fit"], record["fits"], record["max_num_seqs"], record["kv_tokens"]) == (False, False, 0, 0)
     over = record["weight_bytes"] - record["share_bytes"]
-    assert f"weights alone are {over / GIB:.2f} GiB over; would fit with --tp 16" in result.err
+    assert f"weights alone are {over / GIB:.2f} GiB over; it fits with `--tp 16` (16 GPUs)" in result.err
     assert record["advice"] in result.err
     assert kvcalc(line + " --require 1").code == 1
     assert kvcalc("fit llama-3.1-8b --engine vllm --require 3").code == 0
@@ -162,7 +162,8 @@ def test_vllm_does_not_start_below_one_sequence(kvcalc: Run) -> None:
     result = kvcalc("fit llama-3.1-8b --gpu l4 --engine vllm --format json")
     (record,) = result.records
     assert record["max_num_seqs"] == 0
-    assert f"it would with --max-model-len {record['max_model_len']}" in result.err
+    assert "vLLM does not start" in result.err
+    assert f"`--max-model-len {record['max_model_len']}`" in record["advice"]
 
 
 def test_data_parallel_replicas_share_the_sequences() -> None:

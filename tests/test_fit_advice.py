@@ -1,10 +1,15 @@
 """What `fit` says first: the figure asked for, what a cache of 8 bits makes of it, and, where nothing fits, what mends it."""
 
+import random
 import re
+from typing import Any
 
 import pytest
 from conftest import Run
 
+from kvcalc import Deployment, Parallelism, load_gpu, load_model
+from kvcalc.capacity import FitOptions, fit
+from kvcalc.capacity.memory_terms import CONTEXT_BYTES, LIBRARY_BYTES
 from kvcalc.capacity.remedy import LARGEST_TP
 from kvcalc.storage.quality import UNKNOWN
 
@@ -22,6 +27,11 @@ SHORT = [
 ]
 
 
+def named(advice: str) -> list[str]:
+    """Return the option lists of an advice."""
+    return re.findall(r"`(--[^`]+ [^`]+)`", advice)
+
+
 @pytest.mark.parametrize("line", SHORT)
 def test_what_would_fit_fits(kvcalc: Run, line: str) -> None:
     """Each option that is named is run; of GPUs, half as many do not hold it; fp8 is named on no GPU without it."""
@@ -29,38 +39,141 @@ def test_what_would_fit_fits(kvcalc: Run, line: str) -> None:
     assert not record["fits"]
     said = kvcalc(f"fit {line}").joined
     assert record["advice"] in said and record["advice"] in kvcalc(f"fit {line} --format json").err
-    options = re.search(r"would fit with (.*)$", record["advice"])
+    options = named(record["advice"])
     assert options
-    named = options[1].split(" or ")
-    for option in named:
+    for option in options:
         (mended,) = kvcalc(f"fit {line} {option} --format json").records
         assert mended["fits"] and mended["advice"] is None, option
-    assert "fp8" not in " ".join(named) or "fp8" in kvcalc(f"gpus {record['gpu']}").out
-    (wider,) = [option for option in named if option.startswith("--tp ")]
-    if (half := int(wider.split()[1]) // 2) > record["tensor_parallel_size"]:
-        assert not kvcalc(f"fit {line} --tp {half} --format json").records[0]["fits"]
+    assert "fp8" not in " ".join(options) or "fp8" in kvcalc(f"gpus {record['gpu']}").out
+    (wider,) = [option for option in options if option.startswith(("--tp ", "--pp "))]
+    kind, size = wider.split()[:2]
+    assert f"`{wider}` ({size} GPUs)" in record["advice"]
+    half = int(size) // 2
+    if half > record["gpus"]:
+        assert not kvcalc(f"fit {line} {kind} {half} --format json").records[0]["fits"]
+
+
+MODELS = (
+    "llama-3.1-8b",
+    "llama-3.3-70b",
+    "gpt-oss-120b",
+    "qwen3-next-80b-a3b",
+    "gemma-3-27b",
+    "deepseek-v3",
+    "mixtral-8x7b",
+    "gpt2",
+)
+GPUS = ("t4", "l4", "rtx-3090", "rtx-4090", "a100-40gb", "l40s", "h100", "mi300x", "b200")
+ENGINES = {
+    "vllm": ("", "--engine-version 0.10", "--kv-cache-dtype fp8", "-q fp8", "--gpu-memory-utilization 0.5"),
+    "sglang": ("", "--kv-cache-dtype fp8", "-q awq"),
+    "trtllm": ("", "--kv-cache-dtype fp8"),
+    "llama.cpp": ("-q q4_k_m", "-q q8_0", "", "-ctk q8_0", "--kv-unified"),
+    "none": ("", "-q int4"),
+}
+FURTHER = ("", "--pp 2", "--dp 2", "--tp 2", "--tp 2 --enable-expert-parallel", "--budget low", "--nodes 1", "--max-num-seqs 64")
+FURTHER += ("--require 8", "--users 32", "--shared-prefix 1k", "--context 8k", "--context 1M", "--max-num-seqs 8 --context 32k")
+
+
+def random_request(draw: random.Random) -> str:
+    engine = draw.choice(sorted(ENGINES))
+    words = [draw.choice(MODELS), "--gpu", draw.choice(GPUS), "--engine", engine, draw.choice(ENGINES[engine])]
+    return " ".join([*words, *draw.sample(FURTHER, 2)])
+
+
+def test_every_suggestion_fits_as_it_is_printed(kvcalc: Run) -> None:
+    """Over requests drawn at random: each suggestion, typed behind the request, fits on the number of GPUs that is named."""
+    tried = 0
+    for seed in range(40):
+        line = random_request(random.Random(seed))
+        found = kvcalc(f"fit {line} --format json")
+        if found.code != 1:
+            continue
+        (record,) = found.records
+        for option in named(record["advice"]):
+            again = kvcalc(f"fit {line} {option} --format json")
+            assert again.code == 0, (line, option, again.err)
+            gpus = re.search(re.escape(f"`{option}`") + r" \(([\d,]+) GPUs\)", record["advice"])
+            named_gpus = int(gpus[1].replace(",", "")) if gpus else record["gpus"]
+            assert again.records[0]["gpus"] == named_gpus, (line, option)
+            tried += 1
+    assert tried > 15
+
+
+LINES = [
+    ("l4", "vllm serve meta-llama/Llama-3.1-8B-Instruct"),
+    ("h100", "vllm serve deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8 --enable-expert-parallel"),
+    ("l4", "sglang serve --model-path meta-llama/Llama-3.1-8B --context-length 32768"),
+    ("rtx-3090", "llama-server -m ./llama-3.3-70b-q4_k_m.gguf -c 131072 -np 1 -sm layer -ts 1,1"),
+    ("l4", "trtllm-serve meta-llama/Llama-3.1-8B"),
+]
+
+
+@pytest.mark.parametrize(("gpu", "line"), LINES)
+def test_a_command_line_is_mended_by_its_engine_s_own_flags(kvcalc: Run, gpu: str, line: str) -> None:
+    shown = kvcalc(f"fit --gpu {gpu} -- {line}")
+    assert shown.code == 1
+    options = named(shown.joined)
+    assert options
+    for option in options:
+        assert kvcalc(f"fit --gpu {gpu} -- {line} {option}").code == 0, option
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_formats_of_files_are_those_that_the_engine_loads(kvcalc: Run, engine: str) -> None:
+    """GGUF types are llama.cpp's alone, which loads no other."""
+    short = "fit llama-3.1-70b --gpu a100-80gb --max-model-len 4k"
+    assert "--quantization awq" in kvcalc(f"{short} --engine {engine}").joined
+    (quantized,) = [o for o in named(kvcalc(f"{short} --engine llama.cpp").joined) if o.startswith("--quantization")]
+    assert quantized.split()[1] in ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp", "none"])
+@pytest.mark.parametrize("more", ["", "--require 1", "--tp 2", "--pp 2", "--gpu t4", "--draft llama-3.2-1b", "--budget high"])
+def test_the_parts_of_the_memory_add_up(engine: str, more: str) -> None:
+    """Every byte of a GPU has a name, at each end of the range, whether something fits or not."""
+    words = more.split()
+    options: dict[str, Any] = {"engine": engine, "max_model_len": 8192}
+    options |= {"require": 1} if "--require" in words else {"budget": "high"} if "--budget" in words else {}
+    options |= {"draft": load_model("llama-3.2-1b")} if "--draft" in words else {}
+    ranks = Parallelism(2 if "--tp" in words else 1, 2 if "--pp" in words else 1)
+    gpu = load_gpu("t4" if "--gpu" in words else "h100")
+    found = fit(Deployment(load_model("llama-3.1-8b"), gpu, parallelism=ranks), FitOptions(**options))
+    parts = found.memory_parts()
+    assert sum(parts.values()) == gpu.memory_bytes
+    assert ("CUDA context" in parts) == (engine in ("sglang", "trtllm", "llama.cpp"))
+    assert parts["KV cache"] == (found.kv_budget or -found.shortage)
+
+
+def test_layers_shared_by_llama_cpp_need_no_collectives(kvcalc: Run) -> None:
+    """24 GB less 0.7 GiB of context, half of 39.6 GiB of weights, 360 MiB of a pass and 133 MiB of libraries."""
+    (record,) = kvcalc("fit llama-3.3-70b -q q4_k_m --gpu rtx-3090 --pp 2 --engine llama.cpp --format json").records
+    assert record["startup_bytes"] == CONTEXT_BYTES
+    rest = record["memory_bytes"] - CONTEXT_BYTES - record["weight_bytes"] - record["activation_bytes"] - record["overhead_bytes"]
+    assert record["kv_budget_bytes"] == rest
+    assert record["activation_bytes"] == 360 << 20 and record["overhead_bytes"] == LIBRARY_BYTES
 
 
 def test_what_fits_as_it_is_fits(kvcalc: Run) -> None:
     line = "fit llama-3.1-8b --engine none --gpu a100-40gb --max-model-len 8k --max-num-seqs 64"
-    assert "20 × 8,192 fit;" in kvcalc(line).joined
+    assert "; 20 fit; it fits with" in kvcalc(line).joined
     assert kvcalc(f"{line} --max-num-seqs 20 --format json").records[0]["fits"]
     assert not kvcalc(f"{line} --max-num-seqs 21 --format json").records[0]["fits"]
     line = "fit llama-3.1-70b --tp 2 --engine vllm"
     longest = kvcalc(f"{line} --format json").records[0]["max_model_len"]
-    assert f"1 × {longest:,} fits, longer prompts refused ({UNKNOWN});" in kvcalc(line).joined
+    assert f"`--max-model-len {longest}`" in kvcalc(line).joined
     assert kvcalc(f"{line} --max-model-len {longest} --format json").records[0]["fits"]
 
 
 def test_where_no_change_helps_it_says_so(kvcalc: Run) -> None:
     said = kvcalc("fit gpt2 --require 1000000").joined
-    assert f"would fit with no smaller cache or weights, nor --tp to {LARGEST_TP}" in said
+    assert f"no smaller format helps, nor `--tp` up to {LARGEST_TP}" in said
 
 
 def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kvcalc: Run) -> None:
     """With --ep 32 as well, 32 T4 hold 16 sequences; with --tp 32 alone 6, and --tp 64 no more."""
     line = "fit mimo-v2.6-flash --gpu t4 --engine vllm --max-model-len 32k --max-num-seqs 16 --format json"
-    assert kvcalc(line).records[0]["advice"].endswith(f"would fit with no smaller cache or weights, nor --tp to {LARGEST_TP}")
+    assert not any(option.startswith("--tp") for option in named(kvcalc(line).records[0]["advice"]))
     assert [kvcalc(f"{line} {more}").records[0]["fits"] for more in ("--tp 32 --ep 32", "--tp 32", "--tp 64")] == [
         True,
         False,
@@ -132,4 +245,55 @@ def test_a_shared_prefix_and_memory_of_the_host_show_what_they_change(kvcalc: Ru
 def test_advice_of_fewer_bits_names_what_was_published_of_it(kvcalc: Run) -> None:
     (record,) = kvcalc("fit llama-3.1-8b --gpu l4 --engine vllm --max-model-len 8k --max-num-seqs 10 --format json").records
     assert "--kv-cache-dtype fp8" in record["advice"] or "--quantization" in record["advice"]
-    assert "vllm.ai/blog/fp8-kvcache" in record["advice"] or "arXiv 2411.02355" in record["advice"]
+    assert "vllm.ai/blog/fp8-kvcache" in record["advice_quality"] or "arXiv 2411.02355" in record["advice_quality"]
+
+
+BEYOND = [
+    "qwen3-30b-a3b -q fp8 --gpu l40s --engine vllm --kv-cache-dtype fp8 --context 100k --engine-version 0.10",
+    "llama-7b --gpu h100 --engine sglang --context 8k",
+    "mistral-7b-v0.1 --gpu h100 --engine llama.cpp --context 100k --max-num-seqs 2",
+    "gpt-oss-20b --gpu h100 --engine vllm --context 200k --require 2",
+    "qwen3-next-80b-a3b --gpu h200 --engine vllm --tp 2 --context 400k --max-num-seqs 4",
+    "llama-3.1-8b --gpu l4 --context 200k --kv-cache-memory-bytes 30GiB --draft llama-3.2-1b",
+    "llama-3.1-8b --gpu h100 --engine vllm --context 32k",
+    "llama-3.1-8b --gpu l4 --engine vllm --context 32k",
+    "llama-7b --gpu h100 --engine none --max-num-seqs 8",
+]
+
+
+@pytest.mark.parametrize("line", BEYOND)
+def test_one_answer_in_one_output(kvcalc: Run, line: str) -> None:
+    """What fits is no longer than the longest that fits, in the record, the sentence, the table and --explain alike."""
+    found = kvcalc(f"fit {line} --format json")
+    (record,) = found.records
+    longest, length, own = record["longest_context"], record["requested_model_len"], load_model(record["model"]).max_context
+    assert record["fits"] == (record["max_num_seqs"] >= record["requested_num_seqs"]) == (found.code == 0)
+    assert record["fits"] == (longest is None or longest >= length)
+    assert own is not None
+    if length <= own:
+        assert longest == min(own, record["max_model_len"] or own)
+    else:
+        assert longest == record["max_model_len"]
+    shown = kvcalc(f"fit {line}")
+    said = re.search(r"(?:one alone|at once) to ([\d,]+) tokens", shown.joined)
+    if said:
+        assert int(said[1].replace(",", "")) == longest
+        assert longest > length
+    told = re.search(r"longest context of .* at once: ([\d,]+) tokens", kvcalc(f"fit {line} --explain").out)
+    assert told is None or int(told[1].replace(",", "")) == record["max_model_len"]
+    if record["fits"]:
+        users = re.search(r": ([\d,]+) users? of", shown.joined)
+        assert users and int(users[1].replace(",", "")) == record["max_num_seqs"]
+
+
+def test_beyond_the_model_s_maximum_the_command_says_what_the_engine_requires(kvcalc: Run) -> None:
+    """vLLM and SGLang refuse it without a variable; the line that is printed has it, and is read again."""
+    for engine, variable in (("vllm", "VLLM_ALLOW_LONG_MAX_MODEL_LEN"), ("sglang", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")):
+        line = f"fit llama-7b --gpu h100 --engine {engine} --format json --context"
+        found = kvcalc(f"{line} 8k")
+        (record,) = found.records
+        assert record["command"].startswith(f"{variable}=1 ") and variable in found.err
+        again = kvcalc("fit --gpu h100 --format json --", record["command"])
+        assert again.records == found.records
+        assert variable not in kvcalc(f"{line} 2k").records[0]["command"]
+    assert "beyond the model's own maximum" in kvcalc("fit llama-7b --gpu h100 --matrix --max-model-len 1k,8k").err

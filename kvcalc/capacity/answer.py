@@ -28,7 +28,8 @@ class Fit(msgspec.Struct, frozen=True):
     """What fits of a deployment, as `fit` answers: `sequences` of `length` tokens, and how it came to that.
 
     asked: the deployment as it was given; deployment: as the engine runs it, in the formats that it stores. stage: the
-    pipeline stage that decides. length: max_model_len as asked, or the model's own. terms, budget: of the middle of the range.
+    pipeline stage that decides. length: max_model_len as asked, or the model's own. terms, budget: of the middle of the range;
+    end_terms, end_budget: of the end that answers.
     left: by end of the range, bytes that the terms leave for the cache, negative where there are too few. kv_budget: bytes that
     the plan works with, at the end that answers. content: what that stage's cache holds of what the engine stores, without
     blocks, padding or reserve. capacity: sequences of `length` that the cache of the replica holds, set up as asked; held: by
@@ -43,6 +44,8 @@ class Fit(msgspec.Struct, frozen=True):
     settings: EngineSettings
     terms: Terms
     budget: Budget
+    end_terms: Terms
+    end_budget: Budget
     left: dict[str, int]
     utilization: float
     of: str
@@ -122,6 +125,41 @@ class Fit(msgspec.Struct, frozen=True):
         return _headroom(self.plan, self.kv_budget, shortage, self.per_rank, self.length, self.options.shared_prefix)
 
     @property
+    def longest_context(self) -> int | None:
+        """Return the tokens of the longest sequences that can be served; None without a limit.
+
+        The limit is the memory, and the model's own maximum unless the request is longer. Example: 203,776 tokens fit. A model
+        made for 40,960 serves 40,960, but 203,776 if 102,400 were requested.
+        """
+        own = self.model.max_context
+        if own is None or self.length > own:
+            return self.longest
+        return own if self.longest is None else min(self.longest, own)
+
+    @property
+    def margin(self) -> int:
+        """Return the bytes that the end of the range which answers leaves free beyond its terms; negative at the high end."""
+        return self.end_budget.cache - self.left[self.end]
+
+    def memory_parts(self) -> dict[str, int]:
+        """Return the bytes of one GPU's memory by name, which add up to `budget.memory`, at the end that answers.
+
+        `KV cache` is negative if the other parts exceed the share. The last part is what the engine leaves: unused, or, if a
+        share leaves out activations and CUDA graphs (SGLang), the memory of both.
+        """
+        terms, budget = self.end_terms, self.end_budget
+        parts = {**terms.startup, "weights": terms.language, **terms.extra}
+        if not budget.outside:
+            parts |= {"activations": terms.activation, **terms.overhead}
+        if self.margin:
+            parts["margin"] = self.margin
+        parts["KV cache"] = self.kv_budget if self.given else self.left[self.end]
+        rest = budget.memory - sum(parts.values())
+        if rest:
+            parts["activations and CUDA graphs" if budget.outside else "left free" if rest > 0 else "missing"] = rest
+        return parts
+
+    @property
     def starts(self) -> bool:
         """Whether the engine would start: some refuse where not even one sequence of `length` tokens fits."""
         return bool(self.sequences) or not self.engine.refuses_below_one_sequence
@@ -155,6 +193,7 @@ class _Stage(NamedTuple):
 
     number: int
     terms: Terms
+    end_terms: Terms
     left: dict[str, int]
     plan: Plan
     kv_budget: int
@@ -178,6 +217,8 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
         settings=request.settings,
         terms=decides.terms,
         budget=request.budget(decides.terms),
+        end_terms=decides.end_terms,
+        end_budget=request.budget(decides.end_terms),
         left=decides.left,
         utilization=request.utilization,
         of=request.of,
@@ -260,4 +301,4 @@ def _stage(request: Request, number: int) -> _Stage:
     cache = request.cache(plan, left[request.end])
     sequences = plan.most_sequences(cache, request.length, asked.shared_prefix)
     concurrency = plan.concurrency(cache, request.length)
-    return _Stage(number, found["middle"], left, plan, cache, sequences, concurrency)
+    return _Stage(number, found["middle"], found[request.end], left, plan, cache, sequences, concurrency)

@@ -96,23 +96,50 @@ def settled_command(dialect: Dialect, named: str, told: Mapping[str, Any]) -> Co
     return Command(dialect.engine, named, model, given, (), (*filter(None, [found.remark]), *remarks))
 
 
+class Flags(NamedTuple):
+    """A command line in parts.
+
+    Attributes:
+        model: Word that names the model.
+        words: Words of each flag, by the flag's name.
+        beside: Options of `fit` that no flag tells.
+    """
+
+    model: str
+    words: dict[str, list[str]]
+    beside: tuple[str, ...]
+
+
+def flags_of(deployment: Deployment, options: FitOptions, named: str = "") -> Flags | None:
+    """Return a deployment as flags of its engine; None if it has no engine, or the engine cannot be started so."""
+    dialect = DIALECTS.get(options.engine)
+    asked = asked_by(dialect, deployment, options) if dialect else None
+    if dialect is None or asked is None:
+        return None
+    model, flags, more = _weights(dialect, deployment, named)
+    values = asked.values | flags
+    words: dict[str, list[str]] = {}
+    for flag in dialect.flags:
+        value = values.get(flag.name)
+        if value is not None and value is not False:
+            words[flag.name] = [flag.spellings[0]] if flag.alone else [flag.spellings[0], flag.write(value)]
+    return Flags(model, words, (*asked.beside, *more))
+
+
 def command_of(deployment: Deployment, options: FitOptions, named: str = "") -> Written | None:
     """The engine's command line of a deployment; None where it has no engine, or the engine cannot be started so.
 
     named: the model as it was given, which stays where it tells the same: a checkpoint's name, a path, a name on the Hub.
     """
-    dialect = DIALECTS.get(options.engine)
-    asked = asked_by(dialect, deployment, options) if dialect else None
-    if dialect is None or asked is None:
+    found = flags_of(deployment, options, named)
+    if found is None:
         return None
-    word, flags, more = _weights(dialect, deployment, named)
-    values = asked.values | flags
-    words = [*dialect.starts[0], *dialect.model[:1], word]
-    for flag in dialect.flags:
-        value = values.get(flag.name)
-        if value is not None and value is not False:
-            words += [flag.spellings[0]] if flag.alone else [flag.spellings[0], flag.write(value)]
-    return Written(shlex.join(words), (*asked.beside, *more))
+    dialect = DIALECTS[options.engine]
+    longer = options.max_model_len > (deployment.model.max_context or options.max_model_len)
+    variable = options.rules.long_context_variable if longer else ""
+    words = [f"{variable}=1"] if variable else []
+    words += [*dialect.starts[0], *dialect.model[:1], found.model, *(word for flag in found.words.values() for word in flag)]
+    return Written(shlex.join(words), found.beside)
 
 
 def _weights(dialect: Dialect, deployment: Deployment, named: str) -> tuple[str, dict[str, str], list[str]]:

@@ -109,7 +109,7 @@ class Terms(NamedTuple):
     """Bytes of one GPU beside its cache.
 
     language: the model's own weights as stored. extra: what else is loaded, by name. activation: the peak of a pass, of the
-    step named in `peak`. overhead: by name. taken: of the overheads, what stands before a share of free memory. margin: share of
+    step named in `peak`. overhead: by name. startup: by name, what stands before a share of free memory. margin: share of
     the memory by which the end of a range goes beyond its terms, negative at the high end. host: bytes of weights in the host's
     memory.
     """
@@ -118,7 +118,7 @@ class Terms(NamedTuple):
     extra: dict[str, int]
     activation: int
     overhead: dict[str, int]
-    taken: int = 0
+    startup: dict[str, int] = {}
     margin: float = 0.0
     peak: str = ""
     host: int = 0
@@ -126,6 +126,11 @@ class Terms(NamedTuple):
     @property
     def weights(self) -> int:
         return self.language + sum(self.extra.values())
+
+    @property
+    def taken(self) -> int:
+        """Return the bytes that stand before a share of free memory."""
+        return sum(self.startup.values())
 
 
 class Budget(NamedTuple):
@@ -182,10 +187,10 @@ def budget(
 
 def stated(start: Start, end: str, graphs: bool = True) -> Terms:
     """The model's own weights, what a pass needs, and the stated constants: no engine's own rules, and no range."""
-    inside, taken = overhead_bytes(graphs and not start.eager, start.ranks, start.of)
+    overhead, startup = stated_overhead(graphs and not start.eager, start.ranks, start.of)
     language, beside, _ = stated_weights(start)
     peak = activation_peak(start.model, start.precision, start.ranks, start.tokens, start.asked, start.stage)
-    return Terms(language, beside, peak, {"libraries, graphs, collectives": inside}, taken)
+    return Terms(language, beside, peak, overhead, startup)
 
 
 def stated_weights(start: Start) -> Weights:
@@ -198,14 +203,22 @@ def collective_bytes(ranks: Parallelism) -> int:
     return COLLECTIVE_BYTES if ranks.gpus > 1 else 0
 
 
-def overhead_bytes(graphs: bool, ranks: Parallelism, of: str) -> tuple[int, int]:
-    """(what a budget subtracts, what is taken before a share of free memory): libraries, graphs, collectives, context.
+def stated_overhead(graphs: bool, ranks: Parallelism, of: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Return two dicts of bytes by name: what a budget subtracts, and what stands before a share of free memory.
 
-    A share of the total has the context beside it, and the collectives within.
+    A share of the total memory leaves the CUDA context outside it, and has the collectives inside.
     """
-    collectives = collective_bytes(ranks)
-    inside = LIBRARY_BYTES + (GRAPH_BYTES if graphs else 0)
-    return (inside + collectives, 0) if of == "total" else (inside, CONTEXT_BYTES + collectives)
+    inside = {"libraries": LIBRARY_BYTES, "CUDA graphs": GRAPH_BYTES * graphs}
+    collectives = {"collectives": collective_bytes(ranks)}
+    startup = {} if of == "total" else {"CUDA context": CONTEXT_BYTES} | collectives
+    inside |= collectives if of == "total" else {}
+    return {name: size for name, size in inside.items() if size}, {name: size for name, size in startup.items() if size}
+
+
+def overhead_bytes(graphs: bool, ranks: Parallelism, of: str) -> tuple[int, int]:
+    """Return the bytes that a budget subtracts, and those before a share of free memory, as in `stated_overhead`."""
+    inside, startup = stated_overhead(graphs, ranks, of)
+    return sum(inside.values()), sum(startup.values())
 
 
 def activation_peak(

@@ -17,11 +17,15 @@ from kvcalc.layers.batch import Batch
 
 
 class Typed(NamedTuple):
-    """The words in which a request named its model and its GPU, '' what they are called, and its options beside an engine's."""
+    """The words in which a request named its model and its GPU, '' what they are called, and its options beside an engine's.
+
+    all_experts: whether it has `--enable-expert-parallel`.
+    """
 
     model: str = ""
     gpu: str = ""
     beside: tuple[str, ...] = ()
+    all_experts: bool = False
 
 
 AS_CALLED = Typed()
@@ -59,12 +63,13 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "draft_weight_bytes": found.beside.get("draft"),
         "activation_bytes": budget.activation,
         "overhead_bytes": budget.overhead,
+        "startup_bytes": found.terms.taken,
         "kv_budget_bytes": found.budget_at("middle"),
         "kv_budget_low_bytes": range_.get("low"),
         "kv_budget_high_bytes": range_.get("high"),
         "budget": found.end,
         "shortage_bytes": found.shortage,
-        "advice": advice(found) or None,
+        **_advised(found, typed),
         "block_size": plan.block_size,
         "page_bytes": plan.page_bytes,
         "bytes_per_block": plan.bytes_per_block,
@@ -74,6 +79,7 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "max_concurrency": plan.concurrency(cache, found.length),
         "max_num_seqs": found.sequences,
         "max_model_len": found.longest,
+        "longest_context": found.longest_context,
         "requested_model_len": found.length,
         "requested_num_seqs": asked.wanted,
         "low_num_seqs": found.sequences_at("low") if range_ else None,
@@ -87,6 +93,13 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         **_commands(found, typed),
         "breakpoints": plan.breakpoints(),
     }
+
+
+def _advised(found: Fit, typed: Typed) -> dict[str, str | None]:
+    advised = advice(found, all_experts=typed.all_experts)
+    if advised is None:
+        return {"advice": None, "advice_quality": None}
+    return {"advice": advised.said, "advice_quality": advised.quality or None}
 
 
 def _inverse(found: Fit) -> dict[str, Any]:

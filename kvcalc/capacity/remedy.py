@@ -1,28 +1,58 @@
-"""What is missing where something does not fit, and the smallest change that mends it: each is run before it is named."""
+"""What is missing where something does not fit, and the smallest changes that mend it: each is run before it is named."""
 
+import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
 from kvcalc.capacity.answer import Fit, most_sequences
+from kvcalc.capacity.commands import flags_of
+from kvcalc.capacity.dialects import DIALECTS
 from kvcalc.capacity.options import FitOptions
 from kvcalc.errors import UserError
-from kvcalc.storage.quality import UNKNOWN, loss_of
+from kvcalc.layers.ranks import Parallelism
+from kvcalc.model.memory import weight_bytes
+from kvcalc.storage.dtypes import canonical
+from kvcalc.storage.gguf import mix_of
+from kvcalc.storage.quality import loss_of
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes
 
 LARGEST_TP = 64
 LARGEST_SHARE = 0.97  # of the memory: what is above leaves nothing to other processes and to what terms leave out
+SMALLER_WEIGHTS = 0.9  # of the bytes before: a format that saves less is not worth another checkpoint
 EIGHT_BITS = ("fp8", "q8_0")  # a cache of half the bytes, by the names that engines have for it
-FEWER_BITS = ("fp8", "int4")  # weights, the larger first
 
 
 class Change(NamedTuple):
-    """An option as it is typed, and the sequences that fit with it."""
+    """A change of a request, and what it holds.
 
-    option: str
+    Attributes:
+        words: Options as they are typed behind the request.
+        deployment: The changed deployment.
+        options: The changed options.
+        sequences: Sequences that fit.
+        quality: What is known of a smaller format's quality, or "".
+    """
+
+    words: tuple[str, ...]
+    deployment: Deployment
+    options: FitOptions
     sequences: int
+    quality: str = ""
+
+
+class Advice(NamedTuple):
+    """What to do where something does not fit, in words.
+
+    Attributes:
+        said: What is missing, and the changes that mend it.
+        quality: What is known of the quality of the formats that are named, or "".
+    """
+
+    said: str
+    quality: str
 
 
 def small_cache(found: Fit) -> Change | None:
@@ -33,10 +63,16 @@ def small_cache(found: Fit) -> Change | None:
     dtype = next(name for name in EIGHT_BITS if found.engine.dtypes is None or name in found.engine.dtypes)
     if dtype == "fp8" and "fp8" not in found.gpu.flops_per_s:
         return None
-    precision = msgspec.structs.replace(found.asked.precision, kv_cache_dtype=dtype)
-    options = msgspec.structs.replace(found.options, cache_type_k="", cache_type_v="")
-    held = _held(found, msgspec.structs.replace(found.asked, precision=precision), options)
-    return Change(f"--kv-cache-dtype {dtype}", held) if held > found.sequences else None
+    quality = f"cache in {dtype}: {loss_of('cache', dtype)}"
+    if found.options.cache_type_k or found.options.cache_type_v:
+        options = msgspec.structs.replace(found.options, cache_type_k=dtype, cache_type_v=dtype)
+        types = ("--cache-type-k", dtype, "--cache-type-v", dtype)
+        change = _tried(found, types, found.asked, options, quality)
+    else:
+        precision = msgspec.structs.replace(found.asked.precision, kv_cache_dtype=dtype)
+        deployment = msgspec.structs.replace(found.asked, precision=precision)
+        change = _tried(found, ("--kv-cache-dtype", dtype), deployment, found.options, quality)
+    return change if change.sequences > found.sequences else None
 
 
 def without_sharing(found: Fit) -> int:
@@ -44,46 +80,55 @@ def without_sharing(found: Fit) -> int:
     return _held(found, found.asked, msgspec.structs.replace(found.options, shared_prefix=0))
 
 
-def advice(found: Fit) -> str:
-    """What is missing, what fits as it is, what fewer bits would cost, and what would hold all; '' where that fits."""
+def advice(found: Fit, named: str = "", as_command: bool = False, all_experts: bool = False) -> Advice | None:
+    """Return what is missing and what would mend it; None if the request fits.
+
+    Args:
+        found: The answer to a request.
+        named: The model as it was typed.
+        as_command: Whether the request is an engine's command line. The changes are then the engine's own flags.
+        all_experts: Whether the request has `--enable-expert-parallel`, which excludes `--ep`.
+    """
     if found.fits:
+        return None
+    held = f"{found.sequences:,} fit{'s' * (found.sequences == 1)}" if found.sequences else ""
+    mends, quality = [], []
+    for change in changes(found, all_experts):
+        words = _as_flags(found, change, named) if as_command else shlex.join(change.words)
+        if words:
+            gpus = change.deployment.parallelism.gpus
+            mends.append(f"`{words}`" + (f" ({gpus:,} GPUs)" if gpus != found.ranks.gpus else ""))
+            quality += [change.quality] if change.quality else []
+    fits = f"it fits with {' or '.join(mends)}" if mends else f"no smaller format helps, nor `--tp` up to {LARGEST_TP}"
+    return Advice("; ".join(filter(None, [_missing(found), held, fits])), "; ".join(quality))
+
+
+def _as_flags(found: Fit, change: Change, named: str) -> str:
+    """Return the engine's flags that are new with a change; "" if flags alone cannot tell it."""
+    before = flags_of(found.asked, found.options, named)
+    after = flags_of(change.deployment, change.options, named)
+    if before is None or after is None or before.model != after.model or before.beside != after.beside:
         return ""
-    fits, mends = _fitting(found), [change.option for change in changes(found)]
-    would = f"would fit with {' or '.join(mends) or f'no smaller cache or weights, nor --tp to {LARGEST_TP}'}"
-    return "; ".join(filter(None, [_missing(found), fits, *filter(None, map(_cost, mends)), would]))
-
-
-def _cost(option: str) -> str:
-    """What is known of the quality under an option that stores something in fewer bits; '' of another."""
-    name, _, value = option.partition(" ")
-    stored = {"--kv-cache-dtype": "cache", "--quantization": "weights"}.get(name)
-    return f"{stored} in {value}: {loss_of(stored, value)}" if stored else ""
+    return shlex.join(word for name, words in after.words.items() if words != before.words.get(name) for word in words)
 
 
 def _missing(found: Fit) -> str:
     if found.shortage and not found.given:
-        if found.budget.weights_fit:
+        budget = found.end_budget
+        if budget.weights_fit:
             return f"weights, activations and overhead are {format_bytes(found.shortage)} over"
-        return f"weights alone are {format_bytes(found.budget.weights - found.budget.share)} over"
-    need, there = found.needed.cache, found.plan.pool(found.kv_budget)
-    return f"{format_bytes(need)} of cache are needed, {format_bytes(need - there)} more than there is"
+        return f"weights alone are {format_bytes(budget.weights - budget.share)} over"
+    need, there = format_bytes(found.needed.cache), format_bytes(found.plan.pool(found.kv_budget))
+    return f"needs {need} of KV cache, has {there}"
 
 
-def _fitting(found: Fit) -> str:
-    """Fewer of the same length that do fit, else as many that are shorter; '' where none do."""
-    if found.sequences:
-        return f"{found.sequences:,} × {found.length:,} fit{'s' * (found.sequences == 1)}"
-    wanted = found.options.wanted
-    held = f"{wanted:,} × {found.longest:,} fit{'s' * (wanted == 1)}"
-    return f"{held}, longer prompts refused ({UNKNOWN})" if found.longest else ""
-
-
-def changes(found: Fit) -> list[Change]:
-    """What holds all that is asked for: the smallest change of settings or formats that does, and the fewest GPUs."""
+def changes(found: Fit, all_experts: bool = False) -> Iterator[Change]:
+    """Yield what holds all that is requested: the smallest change on these GPUs, the fewest GPUs, the longest context."""
     wanted = found.options.wanted
     small = next((change for change in _same_gpus(found) if change.sequences >= wanted), None)
-    more = _more_gpus(found)
-    return [change for change in (small, more) if change]
+    for change in (small, _more_gpus(found, all_experts), _shorter(found)):
+        if change and change.sequences >= wanted:
+            yield change
 
 
 def _same_gpus(found: Fit) -> Iterator[Change]:
@@ -91,34 +136,80 @@ def _same_gpus(found: Fit) -> Iterator[Change]:
     share = found.needed.utilization
     if share and found.utilization < share <= LARGEST_SHARE and not found.given:
         options = msgspec.structs.replace(found.options, gpu_memory_utilization=share)
-        yield Change(f"--gpu-memory-utilization {share:g}", _held(found, found.asked, options))
+        yield _tried(found, ("--gpu-memory-utilization", f"{share:g}"), found.asked, options)
     if cache := small_cache(found):
         yield cache
-    for name in FEWER_BITS:
-        if name != "fp8" or "fp8" in found.gpu.flops_per_s:
-            precision = msgspec.structs.replace(found.asked.precision, dtype="auto", quantization=name)
-            yield Change(f"--quantization {name}", _held(found, msgspec.structs.replace(found.asked, precision=precision)))
+    precision = found.asked.precision
+    is_gguf = any(q.label == "gguf" or mix_of(q.label) for q in found.model.quantization)
+    if canonical(precision.dtype) == "fp8" or (is_gguf and found.options.engine != "llama.cpp"):
+        return
+    before = weight_bytes(found.model, precision)
+    for name in found.engine.smaller_weights:
+        if name == "fp8" and ("fp8" not in found.gpu.flops_per_s or found.model.quantization):
+            continue
+        smaller = msgspec.structs.replace(precision, quantization=name)
+        if _weight_bytes(found, smaller) <= SMALLER_WEIGHTS * before:
+            deployment = msgspec.structs.replace(found.asked, precision=smaller)
+            quality = f"weights in {name}: {loss_of('weights', name)}"
+            yield _tried(found, ("--quantization", name), deployment, found.options, quality)
 
 
-def _more_gpus(found: Fit) -> Change | None:
-    """The fewest GPUs, those there are times a power of two, that hold what was asked; None where LARGEST_TP do not."""
-    ranks, tp = found.ranks, found.ranks.tp
-    while tp < LARGEST_TP:
-        tp *= 2
-        experts = tp * ranks.dp if 1 < ranks.ep == ranks.tp * ranks.dp else ranks.ep
-        try:
-            wider = msgspec.structs.replace(ranks, tp=tp, ep=experts)
-        except UserError:
-            return None
-        held = _held(found, msgspec.structs.replace(found.asked, parallelism=wider))
-        if held >= found.options.wanted:
-            return Change(f"--tp {tp}", held)
+def _weight_bytes(found: Fit, precision: object) -> float:
+    """Return the bytes of the model's weights; infinite if it cannot be stored so."""
+    try:
+        return weight_bytes(found.model, precision)  # type: ignore[arg-type]
+    except UserError:
+        return float("inf")
+
+
+def _more_gpus(found: Fit, all_experts: bool) -> Change | None:
+    """Return the fewest GPUs that hold the request, doubling one kind of ranks; None if LARGEST_TP of a kind do not."""
+    for wider, words in _wider(found, all_experts):
+        change = _tried(found, words, msgspec.structs.replace(found.asked, parallelism=wider), found.options)
+        if change.sequences >= found.options.wanted:
+            return change
     return None
 
 
-def _held(found: Fit, deployment: Deployment, options: FitOptions | None = None) -> int:
-    """Sequences that fit so; 0 where it is no possible request."""
+def _wider(found: Fit, all_experts: bool) -> Iterator[tuple[Parallelism, tuple[str, ...]]]:
+    """Yield more tensor-parallel ranks and then more pipeline stages. llama.cpp shares layers unless asked for tensors."""
+    ranks = found.ranks
+    kinds: tuple[str, ...] = ("tp", "pp")
+    if found.options.engine == "llama.cpp":
+        kinds = ("tp",) if ranks.tp > 1 else ("pp",)
+    for kind in kinds:
+        size = getattr(ranks, kind)
+        while size < LARGEST_TP:
+            size *= 2
+            words: tuple[str, ...] = (f"--{kind}", str(size))
+            experts = ranks.ep
+            if kind == "tp" and 1 < ranks.ep == ranks.tp * ranks.dp:
+                experts = size * ranks.dp
+                words += () if all_experts else ("--ep", str(experts))
+            try:
+                yield msgspec.structs.replace(ranks, ep=experts, **{kind: size}), words
+            except UserError:
+                break
+
+
+def _shorter(found: Fit) -> Change | None:
+    """Return the longest context that fits; None if not a single token does, or fewer sequences of the length fit."""
+    if not found.longest or found.sequences:
+        return None
+    options = msgspec.structs.replace(found.options, max_model_len=found.longest)
+    return _tried(found, ("--max-model-len", str(found.longest)), found.asked, options)
+
+
+def _tried(found: Fit, words: tuple[str, ...], deployment: Deployment, options: FitOptions, quality: str = "") -> Change:
+    return Change(words, deployment, options, _held(found, deployment, options), quality)
+
+
+def _held(found: Fit, deployment: Deployment, options: FitOptions) -> int:
+    """Return the sequences that fit so; 0 if it is no possible request, or the engine cannot be started so."""
     try:
-        return most_sequences(deployment, options or found.options)
+        _ = deployment.ranks if deployment.nodes else None
+        if options.engine in DIALECTS and flags_of(found.asked, found.options) and not flags_of(deployment, options):
+            return 0
+        return most_sequences(deployment, options)
     except UserError:
         return 0

@@ -15,7 +15,7 @@ from kvcalc.cli.groups import Output, Precisions, Ranks, grouped
 from kvcalc.cli.lines import filled, told_by
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from kvcalc.capacity import Fit, FitOptions
     from kvcalc.gpu.spec import Gpu
@@ -68,15 +68,15 @@ def run(
     if allocations:
         return _played(answers[0], allocations, output)
     said = beside_words(set_, asked.from_log, memory)
-    typed = [Typed(words[f.model.name], words[f.gpu.name], said) for f in answers]
+    typed = [Typed(words[f.model.name], words[f.gpu.name], said, ranks.further.enable_expert_parallel) for f in answers]
     records = [fit_record(f, drawn, seed, one) for f, one in zip(answers, typed, strict=True)]
-    _remarks(answers, drawn, said=output.tells)
+    _remarks(answers, records, drawn, said=output.tells)
     if output.plot:
         output.picture(memory_chart(records))
     if output.explain:
         say("\n".join(explain_fit(f, r) for f, r in zip(answers, records, strict=True)))
     elif not output.printed(records):
-        output.show(fit_table(records, answers))
+        output.show(fit_table(records, answers, words if told else None))
     return int(not any(f.fits for f in answers))
 
 
@@ -134,6 +134,7 @@ def _matrix(
     for d, _ in points:
         contexts = numbers(asked.max_model_len, "max-model-len") if asked.max_model_len else contexts_of(d.model.max_context)
         check_number("cells", MOST_CONFIGURATIONS, points, users, contexts)
+        _beyond_maximum([(d, msgspec.structs.replace(options, max_model_len=max(contexts)))])
         made = matrix_verdicts if output.form in (o.OutputFormat.table, o.OutputFormat.markdown) else matrix_records
         found.append(made(d, options, users, contexts))
     if output.plot:
@@ -180,17 +181,12 @@ def _answers(points: "list[tuple[Deployment, FitOptions]]") -> "list[Fit]":
     return found
 
 
-def _remarks(answers: "list[Fit]", drawn: list[int], said: bool) -> None:
+def _remarks(answers: "list[Fit]", records: "list[dict[str, Any]]", drawn: list[int], said: bool) -> None:
     """What is to be said on stderr. said: that a sentence on stdout tells what is missing where nothing fits."""
-    from kvcalc.capacity.remedy import advice
     from kvcalc.units import format_bytes
 
-    models = {f.model.name: f.model for f in answers}.values()
-    remarks(models, 0)
-    for model in models:
-        length = max(f.length for f in answers if f.model.name == model.name)
-        if model.max_context and length > model.max_context:
-            note(f"{model.name}: {length:,} tokens are beyond the model's own maximum of {model.max_context:,}")
+    remarks({f.model.name: f.model for f in answers}.values(), 0)
+    _beyond_maximum((f.asked, f.options) for f in answers)
     length = max(f.length for f in answers)
     if drawn and max(drawn) > length:
         note(f"lengths above --max-model-len are cut to {length:,} tokens")
@@ -198,13 +194,26 @@ def _remarks(answers: "list[Fit]", drawn: list[int], said: bool) -> None:
     for f in answers:
         if not f.shortage and not f.starts:
             need = format_bytes(f.plan.needed(1, f.length))
-            helps = f"; it would with --max-model-len {f.longest}" if f.longest and f.options.wanted == 1 else ""
-            lines.append(
-                f"{f.gpu.name}: {f.engine.title} does not start: one sequence of {f.length:,} tokens needs {need}{helps}"
-            )
+            lines.append(f"{f.gpu.name}: {f.engine.title} does not start: one sequence of {f.length:,} tokens needs {need}")
         if f.over:
             lines.append(f"{f.gpu.name}: a cache of that size is {format_bytes(f.over)} more than the rest leaves")
     if not said and not any(f.fits for f in answers):
-        lines += [f"{f.model.name} on {f.ranks.gpus}× {f.gpu.name}: {advice(f)}" for f in answers]
+        advised = zip(answers, records, strict=True)
+        lines += [f"{f.model.name} on {f.ranks.gpus}× {f.gpu.name}: {r['advice']}" for f, r in advised]
     for text in dict.fromkeys(lines):
         note(text)
+
+
+def _beyond_maximum(points: "Iterable[tuple[Deployment, FitOptions]]") -> None:
+    """Note each model whose longest requested context is beyond its own maximum, and what its engine requires then."""
+    longest: dict[tuple[str, str], tuple[int, str]] = {}
+    for deployment, options in points:
+        model, length = deployment.model, options.longest(deployment.model)
+        if model.max_context and length > model.max_context:
+            variable = options.rules.long_context_variable
+            needs = f"; {options.rules.title} starts only with {variable}=1" if variable else ""
+            text = f"{length:,} tokens are beyond the model's own maximum of {model.max_context:,}{needs}"
+            key = model.name, options.engine
+            longest[key] = max(longest.get(key, (0, "")), (length, text))
+    for (name, _), (_, text) in longest.items():
+        note(f"{name}: {text}")

@@ -3,14 +3,14 @@
 from typing import Any
 
 from kvcalc.capacity import Fit
-from kvcalc.report.fit import cost_lines, sequences_of
+from kvcalc.report.fit import cost_lines, memory_line, sequences_of
 from kvcalc.report.tables import seconds
 from kvcalc.units import format_bytes
 
 
 def explain_fit(found: Fit, record: dict[str, Any]) -> str:
     """The whole budget as a worked exercise, from the GPU's memory to sequences."""
-    b, plan, length = found.budget, found.plan, found.length
+    b, plan, length = found.end_budget, found.plan, found.length
     lines = [f"{record['model']} on {record['gpus']}× {record['gpu']}, engine {record['engine']}"]
     if found.ranks.pp > 1:
         lines.append(f"pipeline stage {found.stage} of {found.ranks.pp} decides")
@@ -18,16 +18,19 @@ def explain_fit(found: Fit, record: dict[str, Any]) -> str:
     lines += _share(found)
     lines += _terms(found, record)
     lines += ["", "3. The budget for the cache"]
+    margin = f" − {found.margin:,}" if found.margin > 0 else f" + {-found.margin:,}" if found.margin else ""
+    if margin:
+        lines.append(f"   margin of the {found.end} end, for what differs between starts: {_b(found.margin)}")
+    inside = "" if b.outside else f" − {b.activation:,} − {b.overhead:,}"
     if b.outside:
-        lines.append("   activations and overhead lie in the rest of the memory, outside this share")
-        lines.append(f"   {b.share:,} − {b.weights:,} = {_b(b.cache)}")
-    else:
-        lines.append(f"   {b.share:,} − {b.weights:,} − {b.activation:,} − {b.overhead:,} = {_b(b.cache)}")
+        lines.append("   activations and CUDA graphs lie in the rest of the memory, outside this share")
+    lines.append(f"   {b.share:,} − {b.weights:,}{inside}{margin} = {_b(found.left[found.end])}")
     if found.engine.ranged and not found.given:
         ends = " to ".join(format_bytes(found.budget_at(end)) for end in ("low", "high"))
         lines.append(f"   the range of its terms: {ends}; the {found.end} answers")
-    if found.kv_budget != b.cache:
-        lines.append(f"   given or bounded instead: {_b(found.kv_budget)}")
+    if found.kv_budget != found.left[found.end]:
+        lines.append(f"   {'given' if found.given else 'bounded'} instead: {_b(found.kv_budget)}")
+    lines.append(f"   {memory_line(found)}")
     lines += ["", f"4. What the engine makes of it (cache in {record['kv_cache_dtype']})"]
     lines += [f"   {line}" for line in plan.describe(length)]
     lines += _capacity(found, record)
@@ -36,22 +39,24 @@ def explain_fit(found: Fit, record: dict[str, Any]) -> str:
 
 def _share(found: Fit) -> list[str]:
     """What the process may use: a share of the memory, of what is free before the weights, or of what all terms leave."""
-    b, part = found.budget, f"{found.utilization:g}"
+    b, part = found.end_budget, f"{found.utilization:g}"
     if found.of == "total":
         return [f"   {part} of the total memory of {b.memory:,} B ({format_bytes(b.memory)}) = {_b(b.share)}"]
-    taken, free = found.terms.taken, b.memory - found.terms.taken
-    lines = [f"   of {b.memory:,} B ({format_bytes(b.memory)}) free before the weights: {b.memory:,} − {taken:,} = {_b(free)}"]
+    startup, free = found.end_terms.startup, b.memory - found.end_terms.taken
+    terms = "".join(f" − {size:,} ({name})" for name, size in startup.items())
+    lines = [f"   of {b.memory:,} B ({format_bytes(b.memory)}) free before the weights: {b.memory:,}{terms} = {_b(free)}"]
     if found.of == "free":
         return [*lines, f"   {part} of the free memory = {_b(b.share)}"]
-    terms = b.weights + (0 if b.outside else b.activation + b.overhead)
-    if terms >= free:
-        return [*lines, f"   nothing of it remains beside the terms below, {_b(terms)}"]
-    return [*lines, f"   the terms below, {terms:,}, and {part} of the remaining {free - terms:,} = {_b(b.share)}"]
+    below = b.weights + (0 if b.outside else b.activation + b.overhead)
+    if below >= free:
+        return [*lines, f"   nothing of it remains beside the terms below, {_b(below)}"]
+    return [*lines, f"   the terms below, {below:,}, and {part} of the remaining {free - below:,} = {_b(b.share)}"]
 
 
 def _terms(found: Fit, record: dict[str, Any]) -> list[str]:
     """What stands beside the cache, name by name."""
-    terms, peak = found.terms, f", of the {found.terms.peak}" if found.terms.peak else ""
+    terms = found.end_terms
+    peak = f", of the {terms.peak}" if terms.peak else ""
     lines = ["", "2. What stands beside the cache", f"   weights of the language model ({record['dtype']}): {_b(terms.language)}"]
     lines += [f"   in the host's memory instead: {_b(terms.host)}"] if terms.host else []
     lines += [f"   {name}: {_b(size)}" for name, size in terms.extra.items()]
@@ -85,6 +90,8 @@ def _capacity(found: Fit, record: dict[str, Any]) -> list[str]:
     longest = found.longest
     asked = sequences_of(found.options.wanted)
     lines.append(f"   longest context of {asked} at once: " + ("no limit" if longest is None else f"{longest:,} tokens"))
+    if found.longest_context is not None and found.longest_context != longest:
+        lines.append(f"   the model is made for {found.longest_context:,} tokens")
     least = record["needed_utilization"]
     share = "no share of the memory" if least is None else f"a share of {least:g}"
     lines.append(f"   {asked} of {length:,} tokens: {_b(record['needed_kv_cache_memory_bytes'])} for the cache, {share}")

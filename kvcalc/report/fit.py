@@ -1,11 +1,11 @@
 """What `fit` shows: its columns, what varies in the rows, and the notes below."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.memory_terms import GIB
-from kvcalc.report.fit_sentence import said_first
+from kvcalc.report.fit_sentence import closest, said_first
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.placement import placement_lines
 from kvcalc.report.shell import CommandLine
@@ -46,10 +46,8 @@ FRAGMENTS = (
 )
 
 
-def row(record: dict[str, Any], made_for: int | None = None) -> dict[str, Any]:
-    """A record with the words that the table shows beside its figures. made_for: the model's own longest context, which no
-    answer for a person exceeds; `max_model_len` of the record is what the memory holds.
-    """
+def row(record: dict[str, Any]) -> dict[str, Any]:
+    """A record with the words that the table shows beside its figures."""
     verdict = (
         "yes"
         if record["fits"]
@@ -57,9 +55,8 @@ def row(record: dict[str, Any], made_for: int | None = None) -> dict[str, Any]:
         if record["shortage_bytes"] == 0
         else f"no, {format_bytes(record['shortage_bytes'])} short"
     )
-    longest, low, high = (record[key] for key in ("max_model_len", "kv_budget_low_bytes", "kv_budget_high_bytes"))
-    held = min((n for n in (longest, made_for) if n is not None), default=None)
-    words = {"verdict": verdict, "longest": "no limit" if held is None else f"{held:,}"}
+    longest, low, high = (record[key] for key in ("longest_context", "kv_budget_low_bytes", "kv_budget_high_bytes"))
+    words = {"verdict": verdict, "longest": "no limit" if longest is None else f"{longest:,}"}
     return record | words | {"range": None if low is None else f"{low / GIB:,.2f} – {high / GIB:,.2f} GiB"}
 
 
@@ -98,10 +95,18 @@ def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
     lines += placement_lines(found[0], first)
     lines += dict.fromkeys(text for f in found for text in f.notes)
     lines += dict.fromkeys(granted for f in found if (granted := _granted(f)))
+    lines += [quality for quality in (records[closest(found)]["advice_quality"],) if quality]
     if first["budget"] != "middle":
         lines.append(f"users, tokens and contexts at the {first['budget']} end of the range")
-    lines.append("weights as one GPU loads them, activations and overhead by the engine's rules; all can be given")
+    lines.append(memory_line(found[closest(found)]))
     return [*lines, "every figure is one GPU's, users the replica's; `--explain` walks the budget"]
+
+
+def memory_line(found: Fit) -> str:
+    """Return where the memory of one GPU goes, by name; the parts add up to it."""
+    end = f" at the {found.end} end" if found.end != "middle" else ""
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in found.memory_parts().items())
+    return f"{found.gpu.name}: {format_bytes(found.budget.memory)} of memory{end}: {parts}"
 
 
 def _granted(found: Fit) -> str:
@@ -125,15 +130,16 @@ def cost_lines(record: dict[str, Any]) -> list[str]:
     return lines
 
 
-def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> Table:
-    """Configurations a line each, under a sentence about the smallest that holds what was asked: the first, where any does."""
+def fit_table(records: Sequence[dict[str, Any]], found: Sequence[Fit], typed: Mapping[str, str] | None = None) -> Table:
+    """Configurations a line each, under a sentence about the smallest that holds what was asked: the first, where any does.
+
+    typed: if the request is an engine's command line, its word for each model. Changes are then the engine's own flags.
+    """
     shown = {"length": "requested_model_len", "asked": "requested_num_seqs"}
     given = {name: key for name, key in shown.items() if varied(records, key)}
-    rows = [
-        row(r, f.model.max_context) | {name: r[key] for name, key in given.items()} for r, f in zip(records, found, strict=True)
-    ]
+    rows = [row(r) | {name: r[key] for name, key in given.items()} for r in records]
     columns = [c for c in COLUMNS if c.key not in ASKED or varied(records, c.key)]
-    return Table(rows, columns, said_first(rows, found), notes(records, found))
+    return Table(rows, columns, said_first(rows, found, typed), notes(records, found))
 
 
 def sequences_of(count: int) -> str:

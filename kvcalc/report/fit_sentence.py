@@ -11,26 +11,28 @@ CACHES = {"fp8": "an fp8 cache", "q8_0": "a q8_0 cache"}
 Row = Mapping[str, Any]
 
 
-def said_first(rows: Sequence[Row], found: Sequence[Fit]) -> str:
+def said_first(rows: Sequence[Row], found: Sequence[Fit], typed: Mapping[str, str] | None = None) -> str:
     """Of the smallest that holds what was asked, at each length or number asked of it; of none, the one that lacks the least."""
     first, answer = rows[0], found[0]
     if not answer.fits:
-        return _lacking(found)
+        return _lacking(rows, found, typed)
     there = [(r, f) for r, f in zip(rows, found, strict=True) if f.asked == answer.asked and f.engine is answer.engine]
     if "asked" in first and "length" not in first:
         held = ", ".join(f"{_users(f.options.wanted)} to {r['longest']} tokens" for r, f in there)
         return f"{first['model']}: on {where(answer)} fit {held}"
-    users = answer.sequences_at("middle")
+    users = answer.sequences
     said = f"{first['model']}: {_users(users)} of {answer.length:,} tokens fit{'s' * (users == 1)} on {where(answer)}"
     if "length" in first and "asked" not in first:
-        return said + "".join(f", {f.sequences_at('middle'):,} of {f.length:,}" for _, f in there[1:])
+        return said + "".join(f", {f.sequences:,} of {f.length:,}" for _, f in there[1:])
     smallest = f"; the smallest that holds {_need(answer)}" if len({where(f) for f in found}) > 1 else ""
     return f"{said}{_beside(first, answer)}{_longest(first, answer)}{smallest}"
 
 
 def where(found: Fit) -> str:
     """The GPUs, and how they share the model."""
-    return f"{found.ranks.gpus}× {found.gpu.name} (tp {found.ranks.tp})"
+    ranks = found.ranks
+    more = "".join(f", {name} {size}" for name, size in (("pp", ranks.pp), ("dp", ranks.dp)) if size > 1)
+    return f"{ranks.gpus}× {found.gpu.name} (tp {ranks.tp}{more})"
 
 
 def _users(count: int) -> str:
@@ -44,11 +46,10 @@ def _need(found: Fit) -> str:
 def _beside(first: Row, found: Fit) -> str:
     """The low side of the range, and a cache of 8 bits at the end that answers."""
     low, smaller = first["low_num_seqs"], small_cache(found)
-    words = [] if low is None or low == found.sequences_at("middle") else [f"{low:,} on the low side"]
+    words = [] if low is None or low == found.sequences else [f"{low:,} on the low side"]
     if smaller:
-        there = "there " if words and found.end == "low" else ""
-        cache = smaller.option.split()[-1]
-        words.append(f"{smaller.sequences:,} {there}with {CACHES[cache]} ({loss_of('cache', cache)})")
+        cache = smaller.words[-1]
+        words.append(f"{smaller.sequences:,} with {CACHES[cache]} ({loss_of('cache', cache)})")
     if first.get("unshared_num_seqs") is not None:
         words.append(f"{first['unshared_num_seqs']:,} without the shared prefix of {found.options.shared_prefix:,}")
     if first.get("offload_num_seqs") is not None:
@@ -64,11 +65,25 @@ def _longest(first: Row, found: Fit) -> str:
     return f"; {users} to {first['longest']} tokens"
 
 
-def _lacking(found: Sequence[Fit]) -> str:
+def closest(found: Sequence[Fit]) -> int:
+    """Return the index of the first answer if something fits, else of the answer that lacks the least."""
+    if any(f.fits for f in found):
+        return 0
+    return max(range(len(found)), key=lambda at: (found[at].sequences, _headroom(found[at])))
+
+
+def _headroom(found: Fit) -> int:
+    return found.plan.pool(found.kv_budget) - found.needed.cache - found.shortage
+
+
+def _lacking(rows: Sequence[Row], found: Sequence[Fit], typed: Mapping[str, str] | None) -> str:
     """What is missing where nothing fits, and what would mend it."""
-    nearest = max(found, key=lambda f: (f.sequences, f.plan.pool(f.kv_budget) - f.needed.cache - f.shortage))
-    which = f"none of these {len(found):,} holds {_need(nearest)}; " if len(found) > 1 else f"{_need(nearest)} do not fit on "
-    if nearest.options.wanted == 1:
-        which = which.replace("do not", "does not")
-    least = f"least is missing on {where(nearest)}" if len(found) > 1 else where(nearest)
-    return f"{nearest.model.name}: {which}{least}: {advice(nearest)}"
+    index = closest(found)
+    nearest, advised = found[index], rows[index]["advice"]
+    if typed and (as_flags := advice(nearest, typed[nearest.model.name], as_command=True)):
+        advised = as_flags.said
+    if len(found) > 1:
+        none = f"none of these {len(found):,} configurations holds {_need(nearest)}"
+        return f"{nearest.model.name}: {none}. The closest is {where(nearest)}: {advised}"
+    verb = "does not" if nearest.options.wanted == 1 else "do not"
+    return f"{nearest.model.name}: {_need(nearest)} {verb} fit on {where(nearest)}: {advised}"

@@ -96,4 +96,5 @@ NONE = Engine(
     defaults=lambda gpu, ranks, release, *asked: defaults(gpu, ranks, LATEST, *asked)._replace(sequences=1),
     spreads_context=True,
     told=nothing,
+    smaller_weights=("fp8", "int4"),
 )

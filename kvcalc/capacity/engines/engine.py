@@ -153,6 +153,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     an array of sequences, what they go by of a stage, but for the weights; weights: those of a stage.
     unlike_drafts: entries of padding by which a draft's vocabulary may differ from the model's.
     refuses_below_one_sequence: it does not start where not even one sequence of the longest length fits.
+    smaller_weights: formats with fewer bits that it can load, the largest first. long_context_variable: the environment
+    variable that it requires for contexts beyond the model's own maximum; '' if it requires none.
     """
 
     name: str
@@ -181,6 +183,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightsRule = stated_weights
     unlike_drafts: int = PADDING
     refuses_below_one_sequence: bool = False
+    smaller_weights: tuple[str, ...] = ("fp8", "awq")
+    long_context_variable: str = ""
 
     def stored(self, model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
         """The precision that this engine would run, and remarks where it is not the one asked for.

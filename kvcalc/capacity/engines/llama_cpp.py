@@ -170,4 +170,5 @@ LLAMA_CPP = Engine(
     entries=entries,
     row_format=_row_format,
     of="free",
+    smaller_weights=("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m"),
 )

@@ -98,9 +98,18 @@ def check_placement(start: Start) -> None:
 
 
 def terms(start: Start, end: str) -> Terms:
-    """The stated terms, without what the host keeps. Raises UserError as `check_placement`."""
+    """The stated terms, without what the host keeps. Raises UserError as `check_placement`.
+
+    GPUs that share the layers have no collectives: each copies its output to the next
+    (ggml-cuda.cu: ggml_backend_cuda_cpy_tensor_async).
+    """
     check_placement(start)
     found, host = stated(start, end, graphs=False), host_weights(start)
+    if start.ranks.tp == 1:
+        overhead, startup = dict(found.overhead), dict(found.startup)
+        overhead.pop("collectives", None)
+        startup.pop("collectives", None)
+        found = found._replace(overhead=overhead, startup=startup)
     return found._replace(language=found.language - host, host=host)
 
 

@@ -225,4 +225,5 @@ SGLANG = Engine(
     row_format=_row_format,
     of="free",
     outside=True,
+    long_context_variable="SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",  # configs/model_config.py
 )

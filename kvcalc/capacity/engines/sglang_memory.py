@@ -106,9 +106,9 @@ def terms(start: Start, end: str) -> Terms:
     slots = lora_slots(start)  # lora/mem_pool.py, before the cache: model_executor/model_runner.py
     extra = {"rotary tables": rope_tables(start.model), "vision tower": tower(start), "LoRA slots": slots, **start.beside}
     context, share, margin = {"low": (1.5, 1.5, 0.02), "middle": (1, 1, 0.0), "high": (0.5, 0.6, -0.015)}[end]
-    taken = int(CONTEXT_BYTES * context + collective_bytes(start.ranks) * share)
+    startup = {"CUDA context": int(CONTEXT_BYTES * context), "collectives": int(collective_bytes(start.ranks) * share)}
     return middle._replace(
         extra={name: size for name, size in extra.items() if size},
-        taken=taken if start.of == "free" else middle.taken,
+        startup={name: size for name, size in startup.items() if size} if start.of == "free" else middle.startup,
         margin=margin,
     )

@@ -258,4 +258,5 @@ VLLM = Engine(
     weights=weights,
     unlike_drafts=0,  # config/speculative.py: verify_equal_vocab_size_if_draft_model
     refuses_below_one_sequence=True,
+    long_context_variable="VLLM_ALLOW_LONG_MAX_MODEL_LEN",  # config/model.py: _get_and_verify_max_len
 )  # fmt: skip

@@ -65,7 +65,7 @@ def terms(start: Start, end: str) -> Terms:
     }
     unseen = UNSEEN * (end == "low" and bool(compressed_parts(start)))
     needed: dict[str, Any] = {name: size for name, size in overhead.items() if not isinstance(size, int) or size}
-    return Terms(language, extra, activation, needed, 0, constants.margin + unseen, step, host)
+    return Terms(language, extra, activation, needed, {}, constants.margin + unseen, step, host)
 
 
 def weights(start: Start) -> Weights:
