@@ -63,7 +63,6 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "draft_weight_bytes": found.beside.get("draft"),
         "activation_bytes": budget.activation,
         "overhead_bytes": budget.overhead,
-        "startup_bytes": found.terms.taken,
         "kv_budget_bytes": found.budget_at("middle"),
         "kv_budget_low_bytes": range_.get("low"),
         "kv_budget_high_bytes": range_.get("high"),
@@ -79,7 +78,6 @@ def fit_record(found: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: Ty
         "max_concurrency": plan.concurrency(cache, found.length),
         "max_num_seqs": found.sequences,
         "max_model_len": found.longest,
-        "longest_context": found.longest_context,
         "requested_model_len": found.length,
         "requested_num_seqs": asked.wanted,
         "low_num_seqs": found.sequences_at("low") if range_ else None,
@@ -107,6 +105,7 @@ def _inverse(found: Fit) -> dict[str, Any]:
     smaller, apart = small_cache(found), found.options.shared_prefix
     return {
         "unshared_num_seqs": without_sharing(found) if apart else None,
+        "longest_context": found.longest_context,
         "capacity_sequences": found.capacity,
         "needed_utilization": found.needed.utilization,
         "needed_kv_cache_memory_bytes": found.needed.cache,
@@ -167,6 +166,7 @@ def _placed(found: Fit) -> dict[str, Any]:
     load = loading(found.model, found.deployment.precision, gpu, held, asked.disk_bandwidth)
     return {
         "machine_memory_bytes": gpu.memory_bytes,
+        "startup_bytes": found.terms.taken,
         "cpu_offload_bytes": away,
         "cpu_offload_s": away / gpu.host_link_bytes_per_s if gpu.host_link_bytes_per_s else None,
         "replicated_weight_bytes": sum(twice.weights.values()),
