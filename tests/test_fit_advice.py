@@ -81,6 +81,27 @@ def random_request(draw: random.Random) -> str:
     return " ".join([*words, *draw.sample(FURTHER, 2)])
 
 
+def test_a_printed_line_read_again_is_the_same_answer(kvcalc: Run) -> None:
+    """Over requests drawn at random, also if the answer is no: every key of the record, and the exit status."""
+    read = 0
+    for seed in range(100, 130):
+        line = random_request(random.Random(seed)).replace("--enable-expert-parallel", "").replace("--nodes 1", "")
+        found = kvcalc(f"fit {line} --format json")
+        if found.code == 2 or found.records[0]["kvcalc_command"] is None:
+            continue
+        beside, command = found.records[0]["kvcalc_command"].removeprefix("kvcalc ").split(" -- ", 1)
+        again = kvcalc(f"{beside} --format json -- {command}")
+        assert (again.code, again.records) == (found.code, found.records), line
+        read += 1
+    assert read > 12
+
+
+def test_options_before_a_line_spread_its_experts_over_all_gpus(kvcalc: Run) -> None:
+    line = "vllm serve deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8 --enable-expert-parallel"
+    (record,) = kvcalc(f"fit --gpu h100 --tp 16 --format json -- {line}").records
+    assert record["command"] == line.replace("8", "16")
+
+
 def test_every_suggestion_fits_as_it_is_printed(kvcalc: Run) -> None:
     """Over requests drawn at random: each suggestion, typed behind the request, fits on the number of GPUs that is named."""
     tried = 0

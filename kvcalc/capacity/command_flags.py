@@ -29,9 +29,10 @@ def asked_by(dialect: Dialect, deployment: Deployment, options: FitOptions) -> A
     names = [f for f in options.__struct_fields__ if f != "from_log"]  # a file, which whoever typed its name knows
     own = {f: getattr(options, f) for f in names if getattr(options, f) != getattr(defaults, f)}
     if dialect.max_num_seqs_is_cap and options.max_num_seqs:
-        own["users"] = options.users or options.max_num_seqs  # a command line only requires one
-        if own["users"] == 1:
-            del own["users"]
+        users = options.users or options.max_num_seqs  # a command line only requires one
+        own = {f: own.get(f, users) for f in names if f in own or (f == "users" and users > 1)}
+        if users == 1:
+            own.pop("users", None)
     _sequences(own, deployment.parallelism, values)
     _ASKED[dialect.engine](own, deployment, values)
     if "max_loras" in own:

@@ -99,7 +99,8 @@ def advice(found: Fit, named: str = "", as_command: bool = False, all_experts: b
             gpus = change.deployment.parallelism.gpus
             mends.append(f"`{words}`" + (f" ({gpus:,} GPUs)" if gpus != found.ranks.gpus else ""))
             quality += [change.quality] if change.quality else []
-    fits = f"it fits with {' or '.join(mends)}" if mends else f"no smaller format helps, nor `--tp` up to {LARGEST_TP}"
+    listed = " or ".join(filter(None, [", ".join(mends[:-1]), *mends[-1:]]))
+    fits = f"it fits with {listed}" if mends else f"no smaller format helps, nor `--tp` up to {LARGEST_TP}"
     return Advice("; ".join(filter(None, [_missing(found), held, fits])), "; ".join(quality))
 
 

@@ -68,7 +68,8 @@ def run(
     if allocations:
         return _played(answers[0], allocations, output)
     said = beside_words(set_, asked.from_log, memory)
-    typed = [Typed(words[f.model.name], words[f.gpu.name], said, ranks.further.enable_expert_parallel) for f in answers]
+    all_experts = ranks.further.enable_expert_parallel or "enable_expert_parallel" in told
+    typed = [Typed(words[f.model.name], words[f.gpu.name], said, all_experts) for f in answers]
     records = [fit_record(f, drawn, seed, one) for f, one in zip(answers, typed, strict=True)]
     _remarks(answers, records, drawn, said=output.tells)
     if output.plot:

@@ -31,6 +31,8 @@ def told_by(words: Sequence[str], changes: list[str]) -> "tuple[tuple[list[str],
             told = {"engine": command.engine} | command.given
             if DIALECTS[command.engine].max_num_seqs_is_cap and "max_num_seqs" in told:
                 told["users"] = 1  # the engine starts if one sequence fits
+            if DIALECTS[command.engine].flag("all_experts") and told.pop("ep", 1) > 1:
+                told["enable_expert_parallel"] = True  # over the GPUs that an option before the line may change
             return ([command.named], [edited(command.model, changes)]), told
     return (model_words(words), chosen_models(words, changes)), {}
 
