@@ -280,12 +280,12 @@ IDLE = Moe(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, zero_
 UNKNOWN: list[tuple[Model, str]] = [
     (load_model("qwen3-next-80b-a3b"), "GatedDeltaNet"),
     (load_model("glm-4.5-air"), "multi-token-prediction layers"),
-    (load_model("opt-125m"), "its family 'opt'"),
+    (load_model("opt-125m"), "its model_type 'opt'"),
     (load_model("zamba2-1.2b"), "layers"),
     (load_model("deepseek-v3.2"), "DSA"),
-    (stack(grouped()), "its family ''"),
-    (of_kinds({"all": Layer(parts=(grouped(), IDLE))}, layers=1, family="llama"), "moe"),
-    (of_kinds({"all": Layer(parts=(grouped(),), shared=(Dense(intermediate_size=8),))}, layers=1, family="llama"), "shared"),
+    (stack(grouped()), "its model_type ''"),
+    (of_kinds({"all": Layer(parts=(grouped(), IDLE))}, layers=1, model_type="llama"), "moe"),
+    (of_kinds({"all": Layer(parts=(grouped(),), shared=(Dense(intermediate_size=8),))}, layers=1, model_type="llama"), "shared"),
 ]
 
 

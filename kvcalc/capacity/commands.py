@@ -154,9 +154,9 @@ def _weights(dialect: Dialect, deployment: Deployment, named: str) -> tuple[str,
     dtype = "" if dtype == "auto" else dtype
     given = _known(named)
     preset = _known(model.huggingface_id or "") or _known(model.name)
-    if not preset or (given and "/" in given.name):  # a file, or a name on the Hub of which nothing is known
+    if model.file or not preset or (given and "/" in given.name):  # a file, or a name on the Hub of which nothing is known
         words = [["--dtype", dtype] if dtype else [], ["--quantization", format_] if format_ else []]
-        return named or model.huggingface_id or model.name, {}, [word for pair in words for word in pair]
+        return named or model.file or model.huggingface_id or model.name, {}, [word for pair in words for word in pair]
     flags: dict[str, str] = {}
     if given and given[:1] + given[2:3] == (preset.name, format_) and given.dtype in ("", dtype) and _tells(dialect, named):
         if dtype and not given.dtype:

@@ -24,6 +24,7 @@ class Learned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu: str
     memory_bytes: int
     model: str
+    parameters: int
     weights_in: str
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -37,10 +38,13 @@ class Learned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if abs(getattr(self, name)) > MOST:
                 raise UserError(f"{name} {getattr(self, name)!r} are no bytes of a GPU")
 
-    def applied(self, terms: Terms, model: str, weights_in: str, ranks: Parallelism) -> Terms:
-        """The terms of an engine with what was logged beyond them; never below 0."""
+    def applied(self, terms: Terms, parameters: int, weights_in: str, ranks: Parallelism) -> Terms:
+        """The terms of an engine with what was logged beyond them; never below 0.
+
+        A model is the logged one if it has as many parameters, whatever its file is called.
+        """
         split = (self.tensor_parallel_size, self.pipeline_parallel_size)
-        same = (self.model, self.weights_in, *split) == (model, weights_in, ranks.tp, ranks.pp)
+        same = (self.parameters, self.weights_in, *split) == (parameters, weights_in, ranks.tp, ranks.pp)
         language = max(0, terms.language + (self.weights_beyond_bytes if same else 0))
         beside = terms.activation + sum(terms.overhead.values())
         beyond = max(-beside, self.beside_beyond_bytes)

@@ -115,7 +115,7 @@ class Request(NamedTuple):
         asked = self.options
         found = asked.rules.grows(start, found) if asked.rules.grows else found
         if asked.from_log:
-            found = asked.from_log.applied(found, start.model.name, start.formats.weights_label, start.ranks)
+            found = asked.from_log.applied(found, start.model.parameters, start.formats.weights_label, start.ranks)
         found = found._replace(language=found.language - offloaded(found.language, asked.cpu_offload_gb))
         if asked.weight_bytes is not None:
             found = found._replace(language=asked.weight_bytes, extra={}, host=0)

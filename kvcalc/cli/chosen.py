@@ -37,11 +37,27 @@ def chosen_models(names: Sequence[str], changes: list[str]) -> "list[Model]":
     words = model_words(names)
     check_number("models", MOST_NAMES, words)
     try:
-        return [chosen_model(word, changes) for word in words]
+        return _with_distinct_names([chosen_model(word, changes) for word in words], words)
     except UserError:
         if len(names) > 1 and (one := _in_one_word(names)):
             raise UserError(f"{' '.join(names)!r} are {len(names)} models", hint=f"Write {one} for one") from None
         raise
+
+
+def _with_distinct_names(models: "list[Model]", words: list[str]) -> "list[Model]":
+    """Return the models; different ones that share a name get the words that were typed.
+
+    Example: `a/m.json` and `b/m.json` are both called `m`, and answers are listed by name.
+    """
+    from msgspec.structs import replace
+
+    from kvcalc.errors import printable
+
+    shared = [any(m.name == other.name and m != other for other in models) for m in models]
+    return [
+        replace(model, name=printable(word, 80)) if is_shared else model
+        for model, word, is_shared in zip(models, words, shared, strict=True)
+    ]
 
 
 def _in_one_word(names: Sequence[str]) -> str:

@@ -66,7 +66,8 @@ class _File:
         distinct = list(dict.fromkeys(keys))
         names = {key: f"layer_{n + 1}" if len(distinct) > 1 else "layer" for n, key in enumerate(distinct)}
         found = Model(
-            name=self.name, family=f.family, hidden_size=f.width, layers=f.layers, pattern=tuple(names[key] for key in keys),
+            name=self.name, family=f.family, model_type=f.family, hidden_size=f.width, layers=f.layers,
+            pattern=tuple(names[key] for key in keys),
             kinds={names[key]: layer for key, layer in zip(keys, layers, strict=True)}, norm=self._norm(biased | self.biased),
             dtype="fp16", max_context=f.size("context_length", 0) or None, buffers=self.buffers, **outside,
         )  # fmt: skip

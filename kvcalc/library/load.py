@@ -45,7 +45,8 @@ def load_model(name: str) -> Model:
         from kvcalc.library.huggingface import read_config
 
         model = read_config(place.path)
-    return msgspec.structs.replace(model, notes=(*model.notes, place.remark)) if place.remark else model
+    notes = (*model.notes, place.remark) if place.remark else model.notes
+    return msgspec.structs.replace(model, notes=notes, file="" if place.preset else name)
 
 
 def load_gpu(name: str) -> Gpu:

@@ -24,19 +24,19 @@ from kvcalc.storage.quantization import Quantization
 
 WAY_ROUND = "A .gguf file itself is read exactly; --dtype bf16 counts the weights unquantised"
 _PLAIN = {
-    "llama", "mistral", "ministral", "mixtral", "yi", "codellama", "smollm", "smollm3", "qwen", "qwen2", "qwen2_moe", "qwen3",
-    "qwen3_moe", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3", "olmoe", "command", "cohere", "cohere2",
-    "starcoder2", "granite", "granitemoe", "exaone4", "gpt-oss", "gpt_oss", "minimax_m2", "phimoe", "stablelm",
-    "deepseek", "deepseek_v2", "deepseek_v3", "kimi", "kimi_k2", "nemotron", "ernie4_5", "hunyuan_v1_dense", "seed_oss",
-    "ministral3", "arcee", "glm4", "glm",
+    "llama", "mistral", "ministral", "mixtral", "smollm3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma", "gemma2",
+    "gemma3_text", "gemma4_text", "llama4_text", "olmo", "olmo2", "olmo3", "olmoe", "cohere", "cohere2", "starcoder2",
+    "granite", "granitemoe", "granitemoehybrid", "exaone4", "gpt_oss", "minimax_m2", "phimoe", "stablelm", "deepseek",
+    "deepseek_v2", "deepseek_v3", "nemotron", "ernie4_5", "hunyuan_v1_dense", "seed_oss", "ministral3", "arcee", "glm4",
+    "glm",
 }  # fmt: skip
-_FUSED = {"gpt-2", "gpt2", "gpt_bigcode", "bloom", "falcon", "mpt", "gpt_neox", "phi3"}
-_SEVENTY = {"llama", "codellama", "yi", "qwen", "qwen2", "olmo"}  # whose 80 layers llama.cpp calls 70B
+_FUSED = {"gpt2", "gpt_bigcode", "bloom", "falcon", "mpt", "gpt_neox", "phi", "phi3"}
+_SEVENTY = {"llama", "qwen2", "olmo"}  # whose 80 layers llama.cpp calls 70B
 # Its embedding has 64 rows without a token, which the converter leaves out (tests/snapshots/gemma-3-4b-it.schema).
-_VOCABULARIES = {("gemma", 262_208): 262_144, ("gemma3_text", 262_208): 262_144}
+_VOCABULARIES = {("gemma3_text", 262_208): 262_144}
 _FLOAT32 = ("router", "shared.weight")  # matrices that the converter and the quantiser leave in float32
 # Whose routers have a bias for each expert that no gradient touches, so that it is no parameter (DeepSeek-V3 §2.1.2).
-_BIASED_ROUTERS = {"deepseek_v3", "kimi", "kimi_k2", "minimax_m2"}
+_BIASED_ROUTERS = {"deepseek_v3", "minimax_m2"}
 _USES = {"q": Use.Q, "k": Use.K, "v": Use.V, "o": Use.O, "gate": Use.GATE, "up": Use.UP, "down": Use.DOWN}
 
 
@@ -133,7 +133,7 @@ def _latent(part: Latent, hidden_size: int, layer: int) -> Iterator[Held]:
 
 def _outer(model: Model) -> list[Held]:
     width = model.hidden_size
-    rows = _VOCABULARIES.get((model.family, model.vocab_size), model.vocab_size)
+    rows = _VOCABULARIES.get((model.model_type, model.vocab_size), model.vocab_size)
     found = [Held("token_embd", ("embedding",), Tensor(Use.EMBEDDING, width), rows)]
     if not model.tie_word_embeddings:
         found.append(Held("output", ("lm_head",), Tensor(Use.HEAD, width), model.vocab_size))
@@ -146,17 +146,17 @@ def _facts(model: Model) -> Facts:
     experts = max((p.num_experts for k in model.kinds.values() for p in k.parts if isinstance(p, Moe)), default=0)
     heads = first.num_attention_heads
     groups = first.num_key_value_heads if isinstance(first, Grouped) else 1  # the latent is one head of all
-    seventy = model.layers == 80 and model.family in _SEVENTY and (heads != groups or model.family.startswith("qwen"))
-    return Facts(model.layers, experts, heads // groups, seventy, model.family == "falcon", model.tie_word_embeddings)
+    seventy = model.layers == 80 and model.model_type in _SEVENTY
+    seventy = seventy and (heads != groups or model.model_type == "qwen2")
+    falcon = model.model_type == "falcon"
+    return Facts(model.layers, experts, heads // groups, seventy, falcon, model.tie_word_embeddings)
 
 
 def _fused(model: Model) -> bool:
     """Return whether Q, K and V are one tensor. Raises UserError if llama.cpp's tensors are unknown."""
-    family = model.family
-    experts = any(isinstance(part, Moe) for layer in model.kinds.values() for part in layer.parts)
-    fused = family in _FUSED or (family == "phi" and not experts) or (family == "starcoder" and bool(model.position_embeddings))
-    plain = family in _PLAIN or family in ("phi", "starcoder")
-    if problem := _problem(model) or ("" if fused or plain else f"its family {family!r}"):
+    fused = model.model_type in _FUSED
+    known = fused or model.model_type in _PLAIN
+    if problem := _problem(model) or ("" if known else f"its model_type {model.model_type!r}"):
         text = f"it is not known which tensors llama.cpp makes of {model.name}: {problem}"
         raise UserError(text, hint=WAY_ROUND)
     return fused
@@ -217,7 +217,7 @@ def split(model: Model, stored: dict[int, tuple[tuple[str, str], ...]], label: s
 def _routing_biases(model: Model) -> int:
     """Return the number of routing biases in the file that are not parameters."""
     experts = {k: sum(p.num_experts for p in layer.parts if isinstance(p, Moe)) for k, layer in model.kinds.items()}
-    biased = model.family in _BIASED_ROUTERS or (model.family == "deepseek" and max(experts.values()) == 256)
+    biased = model.model_type in _BIASED_ROUTERS
     return sum(count * experts[kind] for kind, count in model.counts.items()) if biased else 0
 
 

@@ -88,6 +88,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     """A language model. The fields are the keys of a preset.
 
     Attributes:
+        family: A label.
+        model_type: What transformers or a GGUF file calls the architecture. Rules of engines depend on
+            it, and on no name.
+        file: The path that the model was read from; "" for a preset.
         layers: Number of layers.
         pattern: Kinds in order, `5 local` for five in a row, repeated up to `layers`.
         dtype: dtype of the published weights.
@@ -113,6 +117,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     kinds: Annotated[dict[str, Layer], msgspec.Meta(max_length=MOST_KINDS)]
     pattern: tuple[str, ...] = ()
     family: str = ""
+    model_type: str = ""
     aliases: tuple[str, ...] = ()
     huggingface_id: str | None = None
     source: tuple[Source, ...] = ()
@@ -141,6 +146,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     mtp: Mtp | None = None
     vision: Vision | None = None
     rope_tables: tuple[tuple[Count, Count], ...] = ()
+    file: str = ""
 
     @cached_property
     def order(self) -> tuple[str, ...]:

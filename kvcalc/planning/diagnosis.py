@@ -221,6 +221,7 @@ def _learned(boot: Boot, predicted: Fit, terms: tuple[Term, ...], gpu: Gpu) -> L
         gpu=gpu.name,
         memory_bytes=boot.memory or gpu.memory_bytes,
         model=predicted.model.name,
+        parameters=predicted.model.parameters,
         weights_in=predicted.formats.weights_label,
         tensor_parallel_size=ranks.tp,
         pipeline_parallel_size=ranks.pp,

@@ -126,7 +126,7 @@ def _interleaved(held: Sequence[Held]) -> set[int]:
     `starcoder2.cpp`, `phi3.cpp`), unless their type has a pattern of windows, nor those that `unwindowed` knows."""
     layers = {id(h.parts): h for h in held if not unwindowed(h.model)}.values()
     found = {id(h.model) for h in layers for kept in pages(LLAMA_CPP.title, h) if kept.rows and not kept.limit}
-    return found | {id(h.model) for h in layers if h.model.family in PATTERNED}
+    return found | {id(h.model) for h in layers if h.model.model_type in PATTERNED}
 
 
 def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:

@@ -29,7 +29,7 @@ def entries(model: Model, part: Part) -> Sequence[CacheEntry]:
     """
     _check_order(model)
     if isinstance(part, Latent) and _by_head(model, part):
-        if model.family == "minicpm3" and part.v_head_dim != (usual := model.hidden_size // part.num_attention_heads):
+        if model.model_type == "minicpm3" and part.v_head_dim != (usual := model.hidden_size // part.num_attention_heads):
             raise UserError(
                 f"llama.cpp loads no minicpm3 with values of {part.v_head_dim}: its files say no width, which is then "
                 f"hidden_size / heads, {usual}",
@@ -51,17 +51,17 @@ def remarks(model: Model) -> tuple[str, ...]:
 
 
 def _by_head(model: Model, part: Part) -> bool:
-    return isinstance(part, Latent) and (part.heads_cached or model.family in ("minicpm3", "plm"))
+    return isinstance(part, Latent) and (part.heads_cached or model.model_type in ("minicpm3", "plm"))
 
 
 def unwindowed(model: Model) -> bool:
     """Whether llama.cpp reads no window of this model, although it knows its type's."""
-    return model.layers != _WINDOWED_DEPTH.get(model.family, model.layers)
+    return model.layers != _WINDOWED_DEPTH.get(model.model_type, model.layers)
 
 
 def _check_order(model: Model) -> None:
     """Raises UserError where the model's windows are not in the layers where llama.cpp has its type's."""
-    period = _PERIODS.get(model.family, 0)
+    period = _PERIODS.get(model.model_type, 0)
     limited = {kind: any(e.limit for e in layer.entries if e.grows) for kind, layer in model.kinds.items()}
     if (
         period
@@ -69,6 +69,6 @@ def _check_order(model: Model) -> None:
         and [limited[kind] for kind in model.order] != [n % period < period - 1 for n in range(model.layers)]
     ):
         raise UserError(
-            f"llama.cpp takes every {period}th layer of {model.family} for one without a window, not so {model.name}",
+            f"llama.cpp takes every {period}th layer of {model.model_type} for one without a window, not so {model.name}",
             hint="Engine none counts its content",
         )

@@ -191,9 +191,9 @@ def _state(held: Sequence[Held], stage: int) -> int:
 
 
 def _named(model: Model, names: Sequence[str]) -> bool:
-    """Whether a model is of one of these architectures, by its type or its name."""
-    known = [re.sub(r"[^a-z0-9]", "", text.lower()) for text in (model.family, model.name, model.huggingface_id or "")]
-    return any(name in text for name in names for text in known)
+    """Whether a model is of one of these architectures, by its type."""
+    model_type = re.sub(r"[^a-z0-9]", "", model.model_type.lower())
+    return any(name in model_type for name in names)
 
 
 def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Formats, settings: EngineSettings) -> RowFormat:
@@ -206,7 +206,7 @@ def _row_format(entry: CacheEntry, beside: Sequence[CacheEntry], formats: Format
 def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str, ...]]:
     """Packed latents; a float32 checkpoint as fp16, Gemma's as bf16 (configs/model_config.py: _get_and_verify_dtype)."""
     precision, remarks = packed_latents("sglang", model, precision)
-    precision, cast = downcast(SGLANG.title, model, precision, "bf16" if model.family.startswith("gemma") else "fp16")
+    precision, cast = downcast(SGLANG.title, model, precision, "bf16" if model.model_type.startswith("gemma") else "fp16")
     return precision, (*remarks, *cast)
 
 

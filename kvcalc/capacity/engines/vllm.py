@@ -200,7 +200,7 @@ def _specs(kept: Pages, settings: EngineSettings) -> list[Spec]:
 
 def _entries(model: Model, part: Part) -> Sequence[CacheEntry]:
     """Of MiniCPM3 keys of every head, and values padded to their width (model_executor/models/minicpm3.py)."""
-    if isinstance(part, Latent) and model.family == "minicpm3":
+    if isinstance(part, Latent) and model.model_type == "minicpm3":
         return part.expanded(part.qk_nope_head_dim + part.qk_rope_head_dim)
     return of_part(model, part)
 
@@ -217,7 +217,7 @@ def _precision(model: Model, precision: Precision) -> tuple[Precision, tuple[str
     if canonical(precision.kv_cache_dtype) == "auto" and compresses_tokens(model):
         packed = "vllm packs compressed latents in fp8 (fp8_ds_mla) unless bf16 is asked for"
         precision, remarks = msgspec.structs.replace(precision, kv_cache_dtype="fp8_ds_mla"), (*remarks, packed)
-    if model.family == "minicpm3":
+    if model.model_type == "minicpm3":
         remarks = (*remarks, "vllm keeps keys and values of every head of minicpm3, not its latents")
     precision, cast = downcast(VLLM.title, model, precision, "bf16")
     return precision, (*remarks, *cast)

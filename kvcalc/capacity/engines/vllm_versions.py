@@ -109,7 +109,9 @@ def _large(gpu: Gpu, rules: Release) -> bool:
     """Whether a GPU gets the larger defaults."""
     if rules.by_name:
         return gpu.name.startswith(("h100", "h200"))
-    small = (rules.small_a100 and gpu.name.startswith("a100")) or (rules.small_gb10 and gpu.name == "dgx-spark")
+    is_a100 = gpu.architecture == "Ampere"  # the only one of that memory
+    is_gb10 = gpu.architecture == "Blackwell" and "unified" in gpu.memory_type
+    small = (rules.small_a100 and is_a100) or (rules.small_gb10 and is_gb10)
     return gpu.memory_bytes >= 70 * GIB and not small
 
 
@@ -173,7 +175,7 @@ def _chooses_runner_v2(by: str, model: Model, formats: Formats) -> bool:
 
 
 def listed_family(model: Model) -> str:
-    """The family that vLLM's list of architectures goes by: Qwen3 is one of its own."""
-    if model.name.startswith("qwen3-") or model.family == "qwen3":
+    """Return the family that vLLM's list of architectures names, by the model type; "" if it names none."""
+    if model.model_type == "qwen3":
         return "qwen3"
-    return next((f for f in ("llama", "mistral", "deepseek", "granite") if model.family.startswith(f)), "")
+    return next((f for f in ("llama", "mistral", "deepseek", "granite") if model.model_type.startswith(f)), "")

@@ -147,7 +147,7 @@ def absorbed(start: Start) -> int:
     process_weights_after_loading: W_UV, W_UK_T (v1/attention/backends/mla/common.py to 0.14, then attention/mla_attention.py).
     """
     total, held = 0, stages(start.model, start.ranks.pp)[start.stage].counts
-    for kind, count in held.items() if start.model.family != "minicpm3" else ():
+    for kind, count in held.items() if start.model.model_type != "minicpm3" else ():
         for weight in start.model.layer_weights(kind):
             if weight.name == "kv_up" and start.formats.weight_format(f"{kind}.kv_up", weight).bits < 16:
                 total += count * 2 * weight.local(start.ranks).elements

@@ -10,7 +10,7 @@ from kvcalc.library.yaml_text import scalar
 from kvcalc.model.spec import Model
 
 _ORDER = (
-    "name", "family", "aliases", "huggingface_id", "source", "published", "notes",
+    "name", "family", "model_type", "aliases", "huggingface_id", "source", "published", "notes",
     "hidden_size", "vocab_size", "max_context", "layers", "pattern", "kinds",
 )  # fmt: skip
 
@@ -51,7 +51,7 @@ def imported(model: Model) -> str:
 
 def to_yaml(model: Model) -> str:
     """The preset of `model`: defaults left out, one line a part. Reading it back gives the same figures."""
-    data = {k: v for k, v in _without_defaults(model).items() if k != "notes"}
+    data = {k: v for k, v in _without_defaults(model).items() if k not in ("notes", "file")}
     for key in ("pattern", "aliases"):
         if key in data:
             data[key] = _Line(data[key])

@@ -89,7 +89,8 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     c.layers = _depth(c, entry)
     storage = Storage(data, c, _dtype(c)[0] == "fp32")
     kinds, pattern, quantization = _layers(c, entry, storage)
-    fields = {"name": printable(name, 80), "family": named.name, "kinds": kinds, "pattern": pattern}
+    called = {"name": printable(name, 80), "family": named.name, "model_type": named.name}
+    fields = called | {"kinds": kinds, "pattern": pattern}
     model = _model(c, entry, fields | {"quantization": quantization, "kv_cache_dtype": storage.cache})
     model = in_force(model, storage.scales) if quantization else model
     said = assess(c, named, entry)
