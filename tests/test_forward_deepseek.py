@@ -10,7 +10,7 @@ from conftest import unfused
 from specs import latent, sparse, stack
 
 from kvcalc import Batch, Cost, Operator, Precision, Sequences, UserError, forward, load_model, total
-from kvcalc.layers.attention import Latent
+from kvcalc.layers.attention import Latent, LentCompressed
 
 D, H, RQ, R, DN, DR, DV, V = 7168, 128, 1536, 512, 128, 64, 128, 129_280
 F, EXPERTS, TOP, FE = 18_432, 256, 8, 2048
@@ -308,3 +308,15 @@ def test_top_k_beyond_the_context_is_mla() -> None:
 def test_a_layer_that_reuses_an_index_has_no_indexer() -> None:
     own, reused = ({o.name for o in forward(stack(sparse(indexer=i)), Batch.decode(100))} for i in (True, False))
     assert own - reused == {"index_q", "index_k", "indexer", "top_k"}
+
+
+@pytest.mark.parametrize(("past", "new", "rows"), [(0, 3, 0), (0, 4, 1), (3, 6, 2), (8, 1, 0), (11, 1, 1)])
+def test_index_keys_are_made_of_finished_rows_alone(past: int, new: int, rows: int) -> None:
+    """A row is finished for every 4 tokens: 3 + 6 tokens have 9 // 4 = 2 rows, of which none was finished before."""
+    part = LentCompressed(
+        num_attention_heads=8, head_dim=32, qk_rope_head_dim=8, q_lora_rank=16, o_lora_rank=16, o_groups=2, sliding_window=64,
+        compress_ratio=4, index_topk=16, index_n_heads=4, index_head_dim=24, lends=True,
+    )  # fmt: skip
+    made = [o.cost for o in forward(stack(part), Batch((Sequences(1, new, past),))) if o.name == "row_index_k"]
+    assert [cost.flops for cost in made] == [2 * rows * 32 * 24]
+    assert [cost.activation_bytes for cost in made] == [2 * rows * (32 + 24)]

@@ -14,7 +14,6 @@ from kvcalc.layers.cost import Operator, compressed_pairs
 from kvcalc.layers.part import Count
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, matrix, vector
-from kvcalc.units import maximum
 
 
 class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
@@ -59,7 +58,7 @@ class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
         return tuple(found)
 
     def operators(self, p: Pass) -> list[Operator]:
-        """As `Compressed`, but that index keys come of the compressed rows, of one at least, and are scored where this layer
+        """As `Compressed`, but that index keys come of the compressed rows, and are scored where this layer
         chooses.
         """
         w, ratio = p.local(self.weights(p.width)), self.compress_ratio
@@ -74,7 +73,7 @@ class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
             compress = p.vector("compress", columns, finished * d, 4 * columns)
             buffers = p.cache(e for e in entries if e.role == "compressor")
             found.append(msgspec.structs.replace(compress, cost=compress.cost + buffers))
-            found.append(p.gemm("row_index_k", w["row_index_k"], tokens=maximum(finished, 1)))
+            found.append(p.gemm("row_index_k", w["row_index_k"], tokens=finished))
         if self.chooses:
             keys = [e for e in entries if e.role == "index_key"]
             scored = p.pairs(lambda new, past: compressed_pairs(new, past, ratio, self.index_candidates))
