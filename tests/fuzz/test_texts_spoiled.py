@@ -16,7 +16,8 @@ QUESTION = b"users: 3\ncontext: 2k\ngpu: [h100, l4]\nmax_tpot: 50ms\nmax-gpus: 4
 TRAFFIC = b"rate: 2\ninput_len: 100\noutput_len: 5\ngpu: h100\ntp: 1,2\nkv_cache_dtype: [auto, fp8]\nmax_ttft: 1s\n"
 LEARNED = (
     b"engine: 'vllm'\ngpu: 'h100-sxm'\nmemory_bytes: 85017755648\nmodel: 'gpt2'\nparameters: 124439808\nweights_in: 'bf16'\n"
-    b"tensor_parallel_size: 1\npipeline_parallel_size: 1\nversion: '0.11.0'\nweights_beyond_bytes: 1000000\nbeside_beyond_bytes: -5\nothers_bytes: 9\n"
+    b"tensor_parallel_size: 1\npipeline_parallel_size: 1\nversion: '0.11.0'\n"
+    b"weights_beyond_bytes: 1000000\nbeside_beyond_bytes: -5\nothers_bytes: 9\n"
 )
 TEXTS: dict[str, tuple[str, list[bytes], list[str]]] = {
     "metrics": (
