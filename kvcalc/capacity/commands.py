@@ -67,7 +67,7 @@ def is_command(words: Sequence[str]) -> bool:
     return started(whole) is not None or whole[:1] == ["vllm"]
 
 
-def read_command(words: Sequence[str]) -> Command:
+def read_command(words: Sequence[str], changes: list[str] | None = None) -> Command:
     """What a command line says; one word with blanks is split as a shell would. Nothing is run.
 
     Raises UserError where no engine is started, no model named, or a flag that matters has no usable value.
@@ -83,15 +83,15 @@ def read_command(words: Sequence[str]) -> Command:
         named = next((word.partition(" ")[2] for word in ignored if "/" in word.partition(" ")[2]), "")
     if not named:
         raise UserError(f"that {dialect.engine} command line names no model", hint=_FORMS)
-    found = settled_command(dialect, named, told)
+    found = settled_command(dialect, named, told, changes)
     release = {"engine_version": tag} if tag else {}
     return found._replace(ignored=tuple(ignored), given=found.given | release)
 
 
-def settled_command(dialect: Dialect, named: str, told: Mapping[str, Any]) -> Command:
+def settled_command(dialect: Dialect, named: str, told: Mapping[str, Any], changes: list[str] | None = None) -> Command:
     """The command of a model and flags that are read: what they mean together."""
     found = checkpoint(named)
-    model = found.load()
+    model = found.load(changes)
     given, model, remarks = settled(dialect, found, model, told)
     return Command(dialect.engine, named, model, given, (), (*filter(None, [found.remark]), *remarks))
 

@@ -77,7 +77,9 @@ def chosen_model(name: str, changes: list[str]) -> "Model":
     from kvcalc.library.edit import edited
     from kvcalc.library.named import load_named
 
-    return edited(load_named(name), changes)
+    left = list(changes)
+    model = load_named(name, left)  # which takes out what settles a file of an unknown type
+    return edited(model, left)
 
 
 def chosen_gpu(name: str, memory: str = "") -> "Gpu":

@@ -23,7 +23,8 @@ def told_by(words: Sequence[str], changes: list[str]) -> "tuple[tuple[list[str],
         from kvcalc.library.edit import edited
 
         if is_command(words):
-            command = read_command(words)
+            left = list(changes)
+            command = read_command(words, left)
             for text in command.remarks:
                 note(text)
             if command.ignored:
@@ -33,7 +34,7 @@ def told_by(words: Sequence[str], changes: list[str]) -> "tuple[tuple[list[str],
                 told["users"] = 1  # the engine starts if one sequence fits
             if DIALECTS[command.engine].flag("all_experts") and told.pop("ep", 1) > 1:
                 told["enable_expert_parallel"] = True  # over the GPUs that an option before the line may change
-            return ([command.named], [edited(command.model, changes)]), told
+            return ([command.named], [edited(command.model, left)]), told
     return (model_words(words), chosen_models(words, changes)), {}
 
 

@@ -53,8 +53,8 @@ class Checkpoint(NamedTuple):
     quantization: str = ""
     remark: str = ""
 
-    def load(self) -> Model:
-        return load_model(self.name)
+    def load(self, changes: list[str] | None = None) -> Model:
+        return load_model(self.name, changes)
 
 
 @lru_cache(64)

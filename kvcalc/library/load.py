@@ -21,10 +21,11 @@ LEAST_MEMORY = 1 << 20  # less is a number of GiB without its unit
 Checked = TypeVar("Checked", Model, Gpu)
 
 
-def load_model(name: str) -> Model:
+def load_model(name: str, changes: list[str] | None = None) -> Model:
     """The model that `name` stands for: a preset, a YAML or GGUF file, a config.json or its folder, `hf:org/name`, `org/name`,
     or the address of its page on the Hub.
 
+    changes: of `--set`; those that settle what a file of an unknown type leaves open are taken out.
     Raises UserError naming near matches, or the file, line and key that cannot be read.
     """
     if not name.strip():
@@ -33,7 +34,7 @@ def load_model(name: str) -> Model:
     if name.startswith("hf:") or is_hub_name(name):
         from kvcalc.library.huggingface.hub import load_from_hub
 
-        return load_from_hub(name.removeprefix("hf:"))
+        return load_from_hub(name.removeprefix("hf:"), changes)
     place = locate(name, "models")
     if place.path.suffix.lower() in (".yaml", ".yml"):
         model = read(place.path, Model)
@@ -44,7 +45,7 @@ def load_model(name: str) -> Model:
     else:
         from kvcalc.library.huggingface import read_config
 
-        model = read_config(place.path)
+        model = read_config(place.path, changes)
     notes = (*model.notes, place.remark) if place.remark else model.notes
     return msgspec.structs.replace(model, notes=notes, file="" if place.preset else name)
 

@@ -5,10 +5,10 @@ from kvcalc.library.load import hub_name, load_model
 from kvcalc.model.spec import Model
 
 
-def load_named(name: str) -> Model:
+def load_named(name: str, changes: list[str] | None = None) -> Model:
     """As `load_model`; where the Hub does not give a model that a preset stands for, the error names that too."""
     try:
-        return load_model(name)
+        return load_model(name, changes)
     except UserError as error:
         same = _preset(name) if " Hub" in error.what else ""
         if not same:

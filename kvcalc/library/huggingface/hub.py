@@ -21,7 +21,7 @@ PATIENCE = 3  # times the client's timeout
 _REVISION = re.compile(r"[\w][\w.\-/]{0,99}", re.ASCII)
 
 
-def load_from_hub(name: str) -> Model:
+def load_from_hub(name: str, changes: list[str] | None = None) -> Model:
     """The model whose config.json the Hub has under `org/name`, or `org/name@revision`.
 
     Raises UserError where the extra is missing, or the Hub has no such file, refuses it, or cannot be reached.
@@ -29,7 +29,7 @@ def load_from_hub(name: str) -> Model:
     repo, at, revision = name.partition("@")
     if not _NAME.fullmatch(repo) or (at and not _REVISION.fullmatch(revision)) or ".." in name:
         raise UserError(f"{name!r} is not a name on the Hub", hint="Write hf:org/name or hf:org/name@revision")
-    model = read_config(_download(repo, revision))
+    model = read_config(_download(repo, revision), changes)
     return msgspec.structs.replace(model, name=repo.rpartition("/")[2].lower(), huggingface_id=repo)
 
 

@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from kvcalc.errors import UserError, nearest, printable
+from kvcalc.errors import printable
 from kvcalc.library.huggingface.classes import Named
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.source import facts
-from kvcalc.library.huggingface.types import TYPES, Type
+from kvcalc.library.huggingface.types import Type
+from kvcalc.library.huggingface.unknown import OTHER_PARTS, SIGHT, check_settled
 
 MOST_SHOWN = 40
 # Keys that say nothing about sizes; any other key that no reader asked for is listed in the model's notes.
@@ -23,9 +24,6 @@ _SILENT = re.compile(
     r"|_clip|clip_|template|select_|backbone_lora|llm_lora|^_|use_bfloat16|diversity|exponential_decay|remove_invalid|bias_dropout"
     r"|mtp|nextn|time_step_(?:min|max|floor|limit)|^swiglu_|num_logits|logn|dynamic_ntk|pos_emb$"
 )
-_SIGHT = re.compile(
-    r"vision|visual|image|audio|video|patch|pixel|mm_|speech|slice_|spatial|frame|projector|media|resampler|query_num"
-)
 # Of the keys that nothing asked for, those that may carry weights, and what they are not.
 _LENGTHS = re.compile(r"(chunk|window|block|batch|cache|padding)_size|group_size$|interval|frequency|_freq$|_lower_bound$")
 _WEIGHTS = re.compile(
@@ -33,17 +31,6 @@ _WEIGHTS = re.compile(
     r"|width|channel|layer|memory|engram|latent|ngram|share|sink"
 )
 _ALWAYS = re.compile(r"lora(?!_(?:alpha|dropout))|adapter|_rank$|layer_?scale|scale_norm")  # whatever else the name says
-_CACHE_WORDS = re.compile(
-    r"window|latent|lora|index|state|conv|ssm|share|chunk|compress|kv|linear|recurr|mamba|cross|sparse|cache|evict|pool"
-)
-_HARMLESS = re.compile(
-    r"^use_cache(_|$)|^chunk_size_feed_forward$|^output_hidden_states$|cross_attention|token_index$|^auto_map$|shared_expert|sparse_step"
-    r"|_kv_bias$|^kv_channels$|linear_bias$|bias_linear$|_linear_bias|^layer_norm"
-)
-_OTHER_PARTS = re.compile(
-    r"^(quantization|compression|text|vision|visual|audio|vit|projector|mm_projector|rope\w*|auto_map|speculators|draft)"
-    r"(_config|_cfg|_parameters|_tower|$)|^rope_scaling$|_token_id$"
-)
 # What every type is said in: a type that is known and does not ask for one of these is not made with it.
 _STANDARD = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
 # A switch that is off, and the keys that say nothing then.
@@ -109,7 +96,7 @@ def _leaves(key: str, value: Any, inert: set[str]) -> Iterator[str]:
 
 
 def _tells_nothing(key: str) -> bool:
-    return bool(_SILENT.search(key) or _SIGHT.search(key) or _OTHER_PARTS.search(key))
+    return bool(_SILENT.search(key) or SIGHT.search(key) or OTHER_PARTS.search(key))
 
 
 def _declared(named: Named) -> Iterator[str]:
@@ -140,18 +127,7 @@ def _respelled(c: Config) -> Iterator[str]:
 def _general(c: Config, model_type: str, unread: list[str]) -> list[str]:
     """What to say of a type that is not known. Raises UserError where general rules would be a guess."""
     shown = printable(model_type or "none", 60)
-    suspicious = [
-        k
-        for k in unread
-        if not _OTHER_PARTS.search(k) and not k.startswith("mm_") and _CACHE_WORDS.search(k) and not _HARMLESS.search(k)
-    ]
-    if suspicious:
-        raise UserError(
-            f"model_type {shown!r} is not known, and keys that may change its cache are not understood: "
-            + ", ".join(printable(k, 60) for k in suspicious[:12]),
-            c.where,
-            nearest(model_type, TYPES) if model_type else "",
-        )
+    check_settled(c, shown, unread, _tells_nothing)
     assumed = [f"{key} as {word}" for key, word in _ASSUMED.items() if not c.in_file(key)]
     text = f"parameters are ≈: model_type {shown!r} is not known: read by the general rules for decoders"
     return [text + (f", taking {', '.join(assumed)}" if assumed else "")]

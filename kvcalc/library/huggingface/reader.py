@@ -21,6 +21,7 @@ from kvcalc.library.huggingface.source import defaults_of, facts, of_state_space
 from kvcalc.library.huggingface.tying import KEY, settle
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.general import GENERAL
+from kvcalc.library.huggingface.unknown import settle as settle_by
 from kvcalc.library.huggingface.vision import tower
 from kvcalc.model.spec import Layer, Model, Mtp
 from kvcalc.storage.dtypes import canonical
@@ -45,9 +46,10 @@ _SPELLINGS = {
 }  # fmt: skip
 
 
-def read_config(path: Path) -> Model:
+def read_config(path: Path, changes: list[str] | None = None) -> Model:
     """The model of a config.json, or of the folder that holds one. Raises UserError naming the file and the key.
 
+    changes: of `--set`; those that settle what a file of an unknown type leaves open are taken out.
     A checkpoint whose config says nothing of its storage may have a file beside it that does (`_beside`).
     """
     file = path / "config.json" if os.path.isdir(path) else path  # noqa: PTH112 (Path.is_dir raises where it may not look)
@@ -55,7 +57,7 @@ def read_config(path: Path) -> Model:
     if file.name == "config.json" and not any(data.get(key) for key in SECTIONS):
         data |= _beside(file)
     name = path.name if path.is_dir() else path.stem if path.stem != "config" else path.resolve().parent.name
-    return model_from(data, str(file), name or "config")
+    return model_from(data, str(file), name or "config", changes)
 
 
 def _beside(file: Path) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def _beside(file: Path) -> dict[str, Any]:
     return {}
 
 
-def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
+def model_from(data: Mapping[str, Any], where: str, name: str, changes: list[str] | None = None) -> Model:
     """The model that a config's mapping describes. Raises UserError naming `where` and the key that does not fit."""
     check(data, where)
     data = of_state_spaces(data, where)
@@ -87,6 +89,8 @@ def model_from(data: Mapping[str, Any], where: str, name: str) -> Model:
     c = Config(inner, defaults, where, _aliases(named.name, entry))
     c.outer = data
     c.layers = _depth(c, entry)
+    if changes and not named.known:
+        settle_by(c, changes)
     storage = Storage(data, c, _dtype(c)[0] == "fp32")
     kinds, pattern, quantization = _layers(c, entry, storage)
     called = {"name": printable(name, 80), "family": named.name, "model_type": named.name}

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import K, when
-from kvcalc.library.huggingface.patterns import after_first, by_type, pick, stepped, typed, windowed
+from kvcalc.library.huggingface.patterns import SLIDING, after_first, by_type, pick, stepped, typed, windowed
 from kvcalc.library.huggingface.shapes import dense, grouped, latent, moe, shared_experts
 from kvcalc.library.huggingface.types.entry import Type
 
@@ -66,7 +66,7 @@ def _ffn_bias(c: Config) -> bool:
 def _shared(c: Config) -> int:
     """Shared experts: their width in all, or how many there are of one width."""
     if c.has(*_SHARED):
-        return c.size(next(key for key in _SHARED if c.has(key)))
+        return c.size(next(key for key in _SHARED if c.has(key)), least=0)
     own = "moe_shared_expert_intermediate_size"
     return int(shared_experts(size=own if c.has(own) else "moe_intermediate_size")(c))
 
@@ -86,7 +86,17 @@ def _limited(c: Config) -> tuple[Any, ...]:
     """Attention within a window or a chunk. Raises UserError beside a latent, where nothing says what the window keeps."""
     if _latent(c):
         raise c.fail("sliding_window", "a window over latents is not read by the general rules")
+    if c.layer_type == SLIDING and not c.has("sliding_window"):
+        text = "is missing, and layer_types names layers with a window"
+        raise c.fail("sliding_window", text, "Add --set sliding_window=TOKENS")
     return _GROUPED(c)
+
+
+def _by_window(c: Config) -> list[str]:
+    """Return the types of layers that no list names: a list of windows has its own entry for each layer."""
+    if isinstance(c.raw("sliding_window"), list):
+        return [SLIDING] * c.layers
+    return windowed(K("use_sliding_window", default=True))(c)
 
 
 _MOE = moe(K(*_EXPERTS), shared=_shared)
@@ -107,7 +117,7 @@ GENERAL = Type(
         ),
         _DENSE,
     ),
-    typed(windowed(K("use_sliding_window", default=True))),
+    typed(_by_window),
     norm=lambda c: "layer" if _layer_norms(c) else "rms",
     model={
         "lm_head_bias": lambda c: _on(c, "lm_head_bias"),
@@ -117,6 +127,7 @@ GENERAL = Type(
     },
     spellings={
         "vocab_size": ("padded_vocab_size",),
+        "num_experts": ("num_local_experts", "n_routed_experts"),
         "head_dim": ("kv_channels", "attention_head_dim", "hidden_size_per_head"),
         "tie_word_embeddings": ("weight_tying", "share_input_output_layers", "tie_embedding"),
     },
