@@ -5,7 +5,7 @@ from conftest import Run
 from specs import compressed, csa, grouped, hca, latent, of_kinds, sparse, stack, v4_flash
 
 from kvcalc import Batch, CacheSize, Layer, Precision, cache_size, forward, load_model
-from kvcalc.layers.attention import BlockSparse, HiddenStates
+from kvcalc.layers.attention import BlockSparse
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.ffn import Dense
 from kvcalc.planning.variants import variant
@@ -121,13 +121,6 @@ def test_block_sparse_reads_the_chosen_blocks_and_every_index_key() -> None:
     assert (size.stored, size.read) == (1000 * (ROW + 16), 4 * 32 * ROW + 1000 * 16)
 
 
-def test_hidden_states_and_their_memory() -> None:
-    part = HiddenStates(num_attention_heads=8, head_dim=8, hidden_size=64, memory=50)
-    assert [cache_size(stack(part), s).stored for s in (10, 50, 1000)] == [10 * 128, 50 * 128, 50 * 128]
-    silent = HiddenStates(num_attention_heads=8, head_dim=8, hidden_size=64, cached=False)
-    assert cache_size(stack(silent), 1000) == CacheSize(0, 0, 0, 0, 0)
-
-
 def test_compressed_layer_of_v4_flash_at_17_tokens() -> None:
     """37,888 bytes: a window of 17 rows, 4 entries with index keys, 1 token of the unfinished block, one overlap block."""
     window, entries, keys = 17 * 512 * 2, (17 // 4) * 512 * 2, (17 // 4) * 128 * 2
@@ -169,11 +162,6 @@ def test_cross_layer_sharing_stores_every_nth_layer(share: int, storing: int) ->
     size = cache_size(shared, 100)
     assert (size.stored, size.read) == (storing * 100 * ROW, 12 * 100 * ROW)
     assert plain.parameters - shared.parameters == (12 - storing) * 2 * 64 * 32
-
-
-def test_prefix_tokens_are_a_state_of_the_model() -> None:
-    size = cache_size(stack(grouped(prefix_tokens=8)), 100)
-    assert (size.stored, size.fixed) == ((100 + 8) * ROW, 8 * ROW)
 
 
 def test_uncached_attention_keeps_nothing() -> None:

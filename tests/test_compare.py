@@ -422,7 +422,7 @@ def test_a_grouped_variant_keeps_all_but_its_groups_and_limits() -> None:
     kept = {
         "q_bias": True, "o_bias": True, "qk_norm": "full", "q_norm_only": True, "qk_norm_bias": True, "v_norm": True,
         "sinks": True, "output_gate": "head", "output_gate_bias": True, "k_is_v": True, "input_size": 32, "output_size": 48,
-        "prefix_tokens": 3, "cached": False, "qo_projection": False,
+        "cached": False, "qo_projection": False,
     }  # fmt: skip
     limits = {"sliding_window": 64, "sink_tokens": 4, "kv_projection": False}
     model = of_kinds({"k": Layer(parts=(grouped(**kept, **limits),), shares_cache=True)}, layers=2)

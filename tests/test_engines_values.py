@@ -13,7 +13,7 @@ from kvcalc.capacity.engines import ENGINES, Engine, EngineSettings, Plan
 from kvcalc.capacity.engines.engine import Defaults, stage_by_stage
 from kvcalc.capacity.engines.stored import Held, counted, pages, unknown
 from kvcalc.capacity.record import fit_record
-from kvcalc.layers.attention import Grouped, HiddenStates
+from kvcalc.layers.attention import Grouped
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.layers.part import Part
 
@@ -63,10 +63,8 @@ UNKNOWN: list[tuple[Part, str]] = [
         FixedKeys(num_attention_heads=8, num_key_value_heads=2, head_dim=16),
         "GQA K8 of inline: its k rows are fp8 whatever the cache's dtype",
     ),
-    (HiddenStates(num_attention_heads=4, head_dim=16, hidden_size=64), "hidden-state attention of inline: it keeps hidden rows"),
     (grouped(sliding_window=100, sink_tokens=4), "GQA-2 window 100 of inline: the k rows that it keeps are not the last ones"),
     (grouped(cache_budget=100), "GQA-2 budget 100 of inline: the k rows that it keeps are not the last ones"),
-    (grouped(prefix_tokens=8), "GQA-2 of inline: it keeps k rows whatever the length"),
 ]
 
 

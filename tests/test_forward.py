@@ -6,7 +6,7 @@ from conftest import unfused
 from specs import compressed, csa, grouped, latent, of_kinds, stack
 
 from kvcalc import Batch, Cost, Layer, Model, Operator, Parallelism, Precision, Sequences, UserError, forward, load_model, total
-from kvcalc.layers.attention import BlockSparse, HiddenStates
+from kvcalc.layers.attention import BlockSparse
 from kvcalc.layers.ffn import Dense, Moe, Projections
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2, NgramMemory, ShortConv
 
@@ -381,17 +381,6 @@ def test_compressed_prefill_counts_each_query_s_own_blocks() -> None:
     part = compressed(compress_ratio=4, sliding_window=3)
     cost = attention(stack(part, hidden_size=4096), Batch.prefill(10))
     assert cost.flops == 4 * sum(min(j, 3) + j // 4 for j in range(1, 11)) * 64 * 512
-
-
-def test_hidden_states_are_projected_again_at_every_step() -> None:
-    """100 cached inputs of 64 give K and V of 4 heads of 16 anew; Q only for the new one."""
-    part = HiddenStates(num_attention_heads=4, head_dim=16, hidden_size=64)
-    found = named(stack(part), Batch.decode(100))
-    assert found["q"].cost.flops == 2 * 64 * 64
-    assert found["kv"].cost == Cost(2 * 100 * 64 * 128, 0, 64 * 128 * E, 100 * 64 * E, 64 * E, 100 * 128 * E)
-    assert found["attention"].cost.flops == 4 * 100 * 64
-    assert found["attention"].cost.cache_bytes == 0
-    assert found["attention"].cost.activation_bytes == (2 * 64 + 100 * 128) * E
 
 
 def test_gated_delta_net_scans_a_state_of_constant_size() -> None:

@@ -212,12 +212,6 @@ CASES = {
         {(1, 17): 45_705_984, (1, 4096): 73_900_032, (2, 4096): 147_800_064},
         3_494_852_640,
     ),
-    # [fp32_state]
-    "recurrent": Case(
-        {"hidden_size": 4096, "model_type": "rwkv", "num_hidden_layers": 32, "vocab_size": 50277},
-        7_392_649_216,
-        {(1, 17): 2_097_152, (1, 64): 2_097_152, (2, 64): 4_194_304},
-    ),
     # [conv_state_full_kernel, fp32_state]
     "olmo-hybrid": Case(
         {

@@ -184,13 +184,6 @@ def test_values_that_no_model_has_are_refused_by_name(model_type: str, keys: dic
     assert str(refused.value) == f"config.json: {said}"
 
 
-def test_reformer_has_as_many_layers_as_its_list() -> None:
-    keys = {"attention_head_size": 16, "feed_forward_size": F, "axial_pos_embds": False, "attn_layers": ["local", "lsh", "local"]}
-    assert sum(read("reformer", **keys).counts.values()) == 3
-    with pytest.raises(UserError, match="attn_layers: has 3 entries for 4 layers"):
-        read("reformer", **keys, num_hidden_layers=4)
-
-
 def test_plamo3_s_windows_say_otherwise() -> None:
     assert per_token(read("plamo3", num_hidden_layers=17, window_size=32, sliding_window_pattern=3)) == 5 * ROW
 
@@ -206,18 +199,6 @@ def test_experts_of_the_layers_that_a_text_lists() -> None:
     for listed in ("1, 4", [1, 4]):
         model = read("step3p5", num_hidden_layers=6, moe_layers_enum=listed, **MOE)
         assert ["moe" in kind for kind in model.order] == [False, True, False, False, True, False]
-
-
-def test_xlstm_counts_its_layers_under_either_name() -> None:
-    assert [read("xlstm", **{key: 3}).layers for key in ("num_blocks", "num_hidden_layers")] == [3, 3]
-
-
-def test_xlstm_has_one_width() -> None:
-    """Its table has `embedding_dim`, its blocks have `hidden_size`: transformers builds both, and nothing between them."""
-    one, same = read("xlstm", num_blocks=3), read("xlstm", num_blocks=3, embedding_dim=read("xlstm", num_blocks=3).hidden_size)
-    assert one.parameters == same.parameters
-    with pytest.raises(UserError, match="embedding_dim: 8 is not hidden_size"):
-        read("xlstm", num_blocks=3, embedding_dim=8)
 
 
 def test_longcat_s_tables_of_ngrams() -> None:

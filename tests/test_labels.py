@@ -4,7 +4,7 @@ import pytest
 from specs import compressed, csa, grouped, hca, latent, of_kinds, sparse
 
 from kvcalc import Layer
-from kvcalc.layers.attention import BlockSparse, HiddenStates
+from kvcalc.layers.attention import BlockSparse
 from kvcalc.layers.ffn import Dense
 from kvcalc.layers.part import Part
 from kvcalc.layers.recurrent import Mamba
@@ -34,8 +34,6 @@ BLOCKS = BlockSparse(
         (compressed(), "MQA window 128"),
         (csa(), "CSA 1:4"),
         (hca(), "HCA 1:128"),
-        (HiddenStates(num_attention_heads=1, head_dim=1, hidden_size=1), "hidden-state attention"),
-        (HiddenStates(num_attention_heads=1, head_dim=1, hidden_size=1, memory=9), "hidden-state attention memory 9"),
         (MAMBA, "Mamba"),
         (Dense(intermediate_size=1), ""),
     ],

@@ -5,7 +5,7 @@ from conftest import Run
 from specs import csa, grouped, hca, latent, of_kinds, sparse, stack
 
 from kvcalc import Layer, Model, load_model
-from kvcalc.layers.attention import BlockSparse, HiddenStates
+from kvcalc.layers.attention import BlockSparse
 from kvcalc.layers.ffn import Dense, Moe, Projections
 from kvcalc.model.spec import Mtp
 
@@ -112,9 +112,6 @@ MIXERS = [
         ),
         64 * 128 + 2 * 64 * 32 + 128 * 64 + 64 + 64 * 32 + 64 * 8 + 2 * 8,
     ),
-    # XLNet's: q, k, v, r and o of [64, 64], and 5 vectors of the heads' width
-    (HiddenStates(num_attention_heads=8, head_dim=8, hidden_size=64, relative=True), 5 * 64 * 64 + 5 * 64 + 64),
-    (HiddenStates(num_attention_heads=8, head_dim=8, hidden_size=64, shared_qk=True), 3 * 64 * 64 + 64),
 ]  # fmt: skip
 
 

@@ -15,10 +15,8 @@ from kvcalc.layers.recurrent import (
     Lightning,
     Mamba,
     Mamba2,
-    MatrixLstm,
     NgramMemory,
     RgLru,
-    Rwkv,
     ShortConv,
 )
 from kvcalc.layers.recurrent.ngram import ngram_rows
@@ -98,8 +96,6 @@ RECURRENT = [
         3 * 96,
         96,
     ),
-    # key, value, receptance [64, 96], decay and bonus, three mixes, out
-    (Rwkv(attention_hidden_size=96, shift_size=64), 3 * 64 * 96 + 2 * 96 + 3 * 64 + 96 * 64, 2 * 64, 3 * 96),
     (ShortConv(width=64), 64 * 192 + 64 * 3 + 64 * 64, 2 * 64, 0),
     (ShortConv(width=64, conv_kernel=5, bias=True), 65 * 192 + 64 * 6 + 65 * 64, 4 * 64, 0),
     (Convolutions(channels={"k": 32, "v": 48}, conv_kernel=4, bias=True), (32 + 48) * 5, 3 * (32 + 48), 0),
@@ -148,16 +144,6 @@ def test_state_keeps_its_dtype_and_columns_follow_the_models() -> None:
         linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16, state_dtype="bf16"
     )
     assert cache_size(stack(half), 1).stored == 2 * columns + 2 * state
-
-
-def test_mlstm_memory_follows_the_models_dtype() -> None:
-    """q and k of 32, v and gate of 64 on 4 heads: a memory of 8 × 16, a normaliser of 8 and a stabiliser per head."""
-    part = MatrixLstm(num_heads=4, qk_size=32, v_size=64, qk_head_dim=8, v_head_dim=16)
-    assert sum(w.elements for w in part.weights(64)) == 2 * 64 * 32 + 2 * 64 * 64 + 65 * 8 + 64 + 64 * 64
-    biased = MatrixLstm(num_heads=4, qk_size=32, v_size=64, qk_head_dim=8, v_head_dim=16, bias=True)
-    assert sum(w.elements for w in biased.weights(64)) == 2 * 65 * 32 + 2 * 65 * 64 + 65 * 8 + 2 * 64 + 65 * 64
-    assert cache_size(stack(part), 1).stored == 2 * 4 * (8 * 16 + 8 + 1)
-    assert cache_size(stack(part, dtype="fp32"), 7).stored == 4 * 4 * (8 * 16 + 8 + 1)
 
 
 def test_hybrid_grows_by_its_attention_layers_alone(kvcalc_qwen3_next: dict[str, int]) -> None:

@@ -104,8 +104,7 @@ def build(text: Any, whole: Any) -> tuple[Any, list[Any]]:
     """(model on the meta device, the modules to count)."""
     with no_data():
         if kind := causal_class(text):
-            dtype = torch.float32 if text.model_type == "xlnet" else torch.bfloat16  # XLNet's own code mixes the two
-            model = kind._from_config(text, dtype=dtype, attn_implementation="eager").eval()
+            model = kind._from_config(text, dtype=torch.bfloat16, attn_implementation="eager").eval()
             return model, [model]
         auto = next(a for n in AUTO if (a := getattr(transformers, n, None)) and type(whole) in a._model_mapping)
         model = auto.from_config(whole, dtype=torch.bfloat16, attn_implementation="eager").eval()
@@ -181,10 +180,6 @@ def layers_of(cache: Any, model: Any) -> list[Any]:
     if cache is None:
         return []
     cache = getattr(cache, "self_attention_cache", cache)
-    if hasattr(cache, "rnn_state"):  # xLSTM
-        return list(cache.rnn_state.values())
-    if hasattr(cache, "states_cache"):  # Reformer keeps hidden states
-        return [{"states": s} for s in cache.states_cache]
     layers = getattr(cache, "layers", None)
     if layers is None and isinstance(cache, list | tuple) and not isinstance(cache[0], torch.Tensor):
         layers = cache

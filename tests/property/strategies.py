@@ -123,7 +123,7 @@ def rows_are_tokens(part: Part) -> bool:
 mixers: st.SearchStrategy[Part] = st.one_of(*map(of, MIXERS))
 attention = st.one_of(*(of(c).filter(lambda p: p.attends) for c in MIXERS if c.as_mha is not Part.as_mha))
 feed_forward: st.SearchStrategy[Part] = st.one_of(*map(of, FEED_FORWARD))
-PLAIN: dict[str, Any] = {"cached": True, "prefix_tokens": 0, "k_is_v": False, "kv_projection": True, "qo_projection": True}
+PLAIN: dict[str, Any] = {"cached": True, "k_is_v": False, "kv_projection": True, "qo_projection": True}
 LIMITS = dict.fromkeys(("sliding_window", "attention_chunk_size", "cache_budget", "input_size"))
 grouped = of(Grouped, **{name: st.just(value) for name, value in PLAIN.items()})
 unlimited = of(Grouped, **{name: st.just(value) for name, value in {**PLAIN, **LIMITS}.items()})

@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain import run_plainly
 from servers import HandClock, asked, byte_pool
-from specs import stack
 
-from kvcalc import Batch, Model, Parallelism, Sequences, load_gpu, load_model
-from kvcalc.layers.attention import HiddenStates
+from kvcalc import Batch, Parallelism, Sequences, load_gpu, load_model
 from kvcalc.serving.continuous import Continuous
 from kvcalc.serving.decoding import InStep
 from kvcalc.serving.door import Clients, Door
@@ -163,14 +161,10 @@ def test_tables_are_whole_passes(name: str, gpu: str, tp: int, stack: str) -> No
     assert np.abs(np.array(ratios) - 1).max() < 0.06
 
 
-HIDDEN = HiddenStates(num_attention_heads=16, head_dim=64, hidden_size=1024)
-
-
-@pytest.mark.parametrize("model", [stack(HIDDEN, hidden_size=1024, layers=4), load_model("deepseek-v3")], ids=["XLNet", "MLA"])
-def test_tables_lose_nothing_of_a_pass(model: Model) -> None:
-    """Keys and values of past tokens made again, queries taken into the latent space: products that only decodes behind a
-    context run. At the tables' own points a decode pass takes what the whole pass takes."""
-    timed = Deployment(model, load_gpu("h200"), parallelism=Parallelism()).under("vllm")
+def test_tables_lose_nothing_of_a_pass() -> None:
+    """Queries taken into the latent space: products that only decodes behind a context run. At the tables' own points a
+    decode pass takes what the whole pass takes."""
+    timed = Deployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism()).under("vllm")
     tables = Tables(timed, 9000, 2048, 64, exact=False)
     for count, context in ((tables.counts[5], tables.contexts[20]), (tables.counts[-2], tables.contexts[-2])):
         whole = float(timed.seconds(Batch((Sequences(count, 1, context - 1),))))

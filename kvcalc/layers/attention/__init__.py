@@ -2,7 +2,6 @@
 
 from kvcalc.layers.attention.compressed import Compressed as Compressed
 from kvcalc.layers.attention.grouped import Grouped as Grouped
-from kvcalc.layers.attention.hidden import HiddenStates as HiddenStates
 from kvcalc.layers.attention.latent import Latent as Latent
 from kvcalc.layers.attention.lent import LentCompressed as LentCompressed
 from kvcalc.layers.attention.sparse import BlockSparse as BlockSparse

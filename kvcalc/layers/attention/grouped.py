@@ -31,8 +31,8 @@ class Grouped(Part, frozen=True, tag="grouped"):
     qk_norm: 'head' (one weight vector of head_dim for all heads) or 'full' (one per head). sinks: a logit per head.
     output_gate: a gate per channel ('full') or per head ('head') on the attention's output, projected from the input.
     input_size, output_size: where they differ from the residual stream's. k_is_v: one projection serves keys and values.
-    prefix_tokens: of the model's own, kept before the first of the sequence. cached: false where every token sees those
-    after it too, so that nothing can be kept. qo_projection: false where experts project queries and outputs (JetMoE).
+    cached: false where every token sees those after it too, so that nothing can be kept. qo_projection: false where experts
+    project queries and outputs (JetMoE).
     """
 
     num_attention_heads: Size
@@ -59,7 +59,6 @@ class Grouped(Part, frozen=True, tag="grouped"):
     qo_projection: bool = True
     input_size: Size | None = None
     output_size: Size | None = None
-    prefix_tokens: Count = 0
     cached: bool = True
 
     @property
@@ -118,17 +117,14 @@ class Grouped(Part, frozen=True, tag="grouped"):
         return found
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """One row of keys [G, d] and one of values [G, dv] per token kept, the model's own prefix included."""
+        """One row of keys [G, d] and one of values [G, dv] per token kept."""
         if not self.cached:
             return ()
         span = Span.CHUNK if self.attention_chunk_size else Span.TOKENS
         groups, limit = self.num_key_value_heads, self.most_tokens
         keeps = Keeps.CHOSEN if self.cache_budget else Keeps.SINKS if self.sliding_window and self.sink_tokens else Keeps.LAST
         rows = (("k", self.head_dim), ("v", self.value_width))
-        found = [CacheEntry(role, groups, width, limit=limit, span=span, keeps=keeps) for role, width in rows]
-        if self.prefix_tokens:
-            found += [CacheEntry(role, groups, width, limit=self.prefix_tokens, span=Span.STATE) for role, width in rows]
-        return tuple(found)
+        return tuple(CacheEntry(role, groups, width, limit=limit, span=span, keeps=keeps) for role, width in rows)
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
         """[G] per token kept, in the model's dtype."""

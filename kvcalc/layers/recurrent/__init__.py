@@ -6,10 +6,8 @@ from kvcalc.layers.recurrent.delta import KimiDeltaAttention as KimiDeltaAttenti
 from kvcalc.layers.recurrent.lightning import Lightning as Lightning
 from kvcalc.layers.recurrent.mamba import Mamba as Mamba
 from kvcalc.layers.recurrent.mamba import Mamba2 as Mamba2
-from kvcalc.layers.recurrent.mlstm import MatrixLstm as MatrixLstm
 from kvcalc.layers.recurrent.ngram import Engram as Engram
 from kvcalc.layers.recurrent.ngram import NgramMemory as NgramMemory
 from kvcalc.layers.recurrent.rg_lru import RgLru as RgLru
-from kvcalc.layers.recurrent.rwkv import Rwkv as Rwkv
 from kvcalc.layers.recurrent.rwkv import Rwkv7 as Rwkv7
 from kvcalc.layers.recurrent.short_conv import ShortConv as ShortConv

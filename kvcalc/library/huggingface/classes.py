@@ -85,7 +85,10 @@ _ALSO = {
 }  # fmt: skip
 # EAGLE-3 as its authors released it, under the class of an ordinary decoder.
 _WITH_HEADS = {"llama": "eagle3", "qwen3": "eagle3_qwen3"}
-_REFUSED = {"blt": "three stacks of different widths, of which one runs once a patch, and how long a patch is hangs on the text"}
+_NOT_CACHED = "no inference server caches it"
+_REFUSED = dict.fromkeys(
+    ("biogpt", "cpmant", "ctrl", "prophetnet", "reformer", "rwkv", "transfo-xl", "xlm", "xlnet", "xlstm"), _NOT_CACHED
+) | {"blt": "three stacks of different widths, of which one runs once a patch, and how long a patch is hangs on the text"}
 
 
 class Named(NamedTuple):
@@ -115,6 +118,7 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> N
     if not written or _own(written, found or "") or _own(written, name):
         return _without_encoder(_bare(_known(name, where), written if inner is outer else ""), inner, written)
     if other := by_class(written):
+        _known(other, where)
         said = f"model_type {printable(found, 60)!r} is not its own" if found else "the file gives no model_type"
         return Named(other, True, (f"read as {other}, after its class {printable(written, 60)}: {said}",))
     return _doubtful(_known(name, where), written)
@@ -156,7 +160,7 @@ def _stems(name: str) -> frozenset[str]:
 def _types_by_stem() -> dict[str, str]:
     """Every type that is read here, and every one around it, by what its classes are called."""
     whole = {name: said["text"] for name, said in facts().items() if said.get("text") in TYPES}
-    pairs = [(name, _type(name)) for name in (*TYPES, *SAME_AS)] + list(whole.items())
+    pairs = [(name, _type(name)) for name in (*TYPES, *SAME_AS, *_REFUSED)] + list(whole.items())
     return {stem: name for given, name in reversed(pairs) for stem in sorted(_stems(given))}
 
 
@@ -172,9 +176,10 @@ def _type(found: str) -> str:
 
 
 def _known(name: str, where: str) -> Named:
+    if name in _REFUSED:
+        raise UserError(f"model_type {name!r} is not supported: {_REFUSED[name]}", where)
     if name not in TYPES and (name in facts() or name in facts().get("*", {}).get("others", ())):
-        why = f": {_REFUSED[name]}" if name in _REFUSED else ""
-        raise UserError(f"model_type {name!r} is not supported{why}", where, "" if why else nearest(name, TYPES, 3))
+        raise UserError(f"model_type {name!r} is not supported", where, nearest(name, TYPES, 3))
     return Named(name, name in TYPES)
 
 

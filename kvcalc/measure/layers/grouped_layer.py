@@ -128,7 +128,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float | None) -> 
 
 UNSUPPORTED = (
     "attention_chunk_size", "cache_budget", "sink_tokens", "qk_norm_bias", "v_norm", "sinks", "output_gate", "k_is_v",
-    "qo_projection", "input_size", "output_size", "prefix_tokens", "cached",
+    "qo_projection", "input_size", "output_size", "cached",
 )  # fmt: skip
 
 

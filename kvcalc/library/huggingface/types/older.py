@@ -1,11 +1,9 @@
-"""Decoders of the first generations: GPT and its kin, RWKV, xLSTM, XLNet; after transformers' modelling code."""
+"""Decoders of the first generations: GPT and its kin; after transformers' modelling code."""
 
-from kvcalc.layers.attention import HiddenStates
-from kvcalc.layers.recurrent import MatrixLstm, Rwkv
 from kvcalc.library.huggingface.config import Config
-from kvcalc.library.huggingface.fields import Field, K, when
+from kvcalc.library.huggingface.fields import Field, K
 from kvcalc.library.huggingface.patterns import every, typed
-from kvcalc.library.huggingface.shapes import both, counted, cross_attention, crossed, dense, grouped, mha, mixer, projections
+from kvcalc.library.huggingface.shapes import both, counted, cross_attention, crossed, dense, mha, projections
 from kvcalc.library.huggingface.types.dense import MHA_ALL_BIASES
 from kvcalc.library.huggingface.types.entry import Type
 
@@ -54,15 +52,6 @@ def _mpt_groups(c: Config) -> int:
     )
 
 
-def _cpmant_tables(c: Config) -> Tables:
-    width, segments = c.size("hidden_size"), c.size("segment_types")
-    return {
-        "prompt_embedding": (c.size("prompt_types") * c.size("prompt_length"), width),
-        "segment_embedding": (segments, width),
-        "position_bias": (segments**2 + c.size("position_bias_num_buckets"), c.size("num_attention_heads")),
-    }
-
-
 # ModernBERT's decoder: the first layer has no norm before attention, and the head has a matrix and a norm of its own.
 def _modernbert_norm(c: Config) -> str:
     return "layer" if c.flag("norm_bias") else "layer_no_bias"
@@ -91,123 +80,6 @@ MODERNBERT = Type(
 )
 
 
-# xLSTM: projections are a factor of the hidden size wide, memories that rounded up to a multiple of 64.
-def _scaled(factor: str, multiple: Field = None) -> Field:
-    def width(c: Config) -> int:
-        step = multiple(c) if multiple else 1
-        return int((c.size("hidden_size") * c.number(factor) + step - 1) // step * step)
-
-    return width
-
-
-def _head_of(factor: str) -> Field:
-    return lambda c: _scaled(factor, lambda _: 64)(c) // c.size("num_heads")
-
-
-def _xlstm_width(c: Config) -> int:
-    """The width of table, norms and blocks alike. Raises UserError where the file gives its table another."""
-    width = c.size("hidden_size")
-    if c.size("embedding_dim", width) != width:
-        raise c.fail("embedding_dim", f"{c.size('embedding_dim')} is not hidden_size {width}, and nothing joins the two")
-    return width
-
-
-XLSTM = Type(
-    mixer(
-        MatrixLstm,
-        num_heads=K("num_heads"),
-        qk_size=_scaled("qk_dim_factor"),
-        v_size=_scaled("v_dim_factor"),
-        qk_head_dim=_head_of("qk_dim_factor"),
-        v_head_dim=_head_of("v_dim_factor"),
-        bias=K("use_bias"),
-    ),
-    dense(_scaled("ffn_proj_factor", lambda c: c.size("ffn_round_up_to_multiple_of")), bias=K("use_bias")),
-    norm=when(lambda c: c.flag("use_bias"), "layer", "rms"),
-    model={
-        "final_norm": False,  # the last norm has no bias, whatever the others have
-        "extra": projections(vectors=lambda c: {"out_norm": _xlstm_width(c)}),
-        "tie_word_embeddings": False,
-    },
-    layers_key="num_blocks",
-    depth=lambda c: c.size("num_hidden_layers") if c.in_file("num_hidden_layers") else 0,
-)
-RWKV = Type(
-    mixer(
-        Rwkv,
-        attention_hidden_size=lambda c: c.size("attention_hidden_size", c.size("hidden_size")),
-        shift_size=K("hidden_size"),
-    ),
-    both(
-        dense(_inner("intermediate_size"), gated=False),
-        projections(
-            matrices=lambda c: {"receptance": (c.size("hidden_size"),) * 2},
-            vectors=lambda c: {"time_mix": 2 * c.size("hidden_size")},
-        ),
-    ),
-    norms=lambda c: 2 if c.layer else 3,
-    norm="layer",
-)
-
-
-def _reformer(c: Config) -> Tables:
-    if not c.flag("axial_pos_embds"):
-        return {"position_embedding": (c.size("max_position_embeddings"), c.size("hidden_size"))}
-    axes = zip(c.sizes("axial_pos_shape"), c.sizes("axial_pos_embds_dim"), strict=False)
-    return {f"position_axis_{i}": axis for i, axis in enumerate(axes)}
-
-
-# Two residual streams, which the last norm and the head read side by side.
-REFORMER = Type(
-    mixer(
-        HiddenStates,
-        num_attention_heads=K("num_attention_heads"),
-        head_dim=K("attention_head_size"),
-        hidden_size=K("hidden_size"),
-        shared_qk=lambda c: c.layer_type == "lsh",
-    ),
-    dense(K("feed_forward_size"), gated=False, bias=True),
-    typed(key="attn_layers"),
-    norm="layer",
-    model={
-        "final_norm": False,
-        "lm_head": False,
-        "lm_head_bias": True,
-        "tie_word_embeddings": False,
-        "tables": _reformer,
-        "extra": projections(
-            lambda c: {"lm_head": (2 * c.size("hidden_size"), c.size("vocab_size"))},
-            lambda c: {"final_norm": 4 * c.size("hidden_size")},
-        ),
-    },
-    depth=lambda c: len(c.items("attn_layers") or []) if c.in_file("attn_layers") else 0,
-)
-XLNET = Type(
-    mixer(
-        HiddenStates,
-        num_attention_heads=K("num_attention_heads"),
-        head_dim=lambda c: c.size("hidden_size") // c.size("num_attention_heads"),
-        hidden_size=K("hidden_size"),
-        memory=K("mem_len"),
-        cached=K("use_mems_eval"),
-        relative=True,
-    ),
-    dense(K("d_inner"), gated=False, bias=True),
-    norm="layer",
-    model={
-        "final_norm": False,
-        "lm_head_bias": True,
-        "vocab_size": counted("n_token", "vocab_size"),
-        "extra": projections(vectors=lambda c: {"mask_embedding": c.size("hidden_size")}),
-    },
-)
-
-
-def _languages(c: Config) -> Tables:
-    count = c.size("n_langs")
-    return {"language_embedding": (count, c.size("hidden_size"))} if count > 1 and c.flag("use_lang_emb") else {}
-
-
 TYPES = {
     "gpt-sw3": GPT,
     "gpt_bigcode": GPT.variant(
@@ -221,13 +93,6 @@ TYPES = {
     ),
     "openai-gpt": GPT.variant(
         mixer=mha(True), ffn=dense(_four_times, gated=False, bias=True), norms=2, model={"final_norm": False}
-    ),
-    "ctrl": Type(mha(True), dense(K("dff"), gated=False, bias=True), norm="layer", model=HEAD_BIAS),
-    "biogpt": Type(
-        mha(True),
-        dense(gated=False, bias=True),
-        norm="layer",
-        model={"position_embeddings": counted("max_position_embeddings", offset=2)},
     ),
     "xglm": Type(
         both(mha(True), cross_attention()),
@@ -250,32 +115,5 @@ TYPES = {
         ffn=dense(lambda c: int(c.size("hidden_size") * c.number("intermediate_multiple_size")), gated=False),
     ),
     "fuyu": MHA_ALL_BIASES,
-    "cpmant": Type(
-        grouped(
-            heads=K("num_attention_heads"),
-            kv_heads=K("num_attention_heads"),
-            head=K("dim_head"),
-            prefix_tokens=K("prompt_length"),
-        ),
-        dense(K("dim_ff")),
-        model={"tables": _cpmant_tables, "tie_word_embeddings": False},
-    ),
     "modernbert-decoder": MODERNBERT,
-    "rwkv": RWKV,
-    "xlstm": XLSTM,
-    "reformer": REFORMER,
-    "xlnet": XLNET,
-    "xlm": Type(  # keeps keys and values only where it is a causal model at all
-        mha(True, cached=K("causal")),
-        dense(_four_times, gated=False, bias=True),
-        norm="layer",
-        model={
-            **POSITIONS,
-            "embedding_norm": True,
-            "final_norm": False,
-            "lm_head_bias": True,
-            "vocab_size": counted("n_words", "vocab_size"),
-            "tables": _languages,
-        },
-    ),
 }

@@ -7,7 +7,7 @@ speech and music models.
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.fields import Field, K, when
 from kvcalc.library.huggingface.patterns import SLIDING, uniform
-from kvcalc.library.huggingface.shapes import both, counted, cross_attention, crossed, dense, grouped, mha, projections
+from kvcalc.library.huggingface.shapes import both, counted, cross_attention, dense, grouped, mha, projections
 from kvcalc.library.huggingface.types.entry import Type
 
 NO_EMBEDDING_NORM: dict[str, Field] = {"embedding_norm": False, "final_norm": True}
@@ -26,26 +26,6 @@ BART = Type(
     layers_key="decoder_layers",
 )
 PEGASUS = BART.variant(model={"position_embeddings": POSITIONS, **NO_EMBEDDING_NORM})
-
-
-# ProphetNet: each head scores buckets of distance, each of the n-grams predicted has an embedding.
-def _relative(c: Config) -> dict[str, tuple[int, ...]]:
-    scores = c.size("num_buckets") * c.size("num_decoder_attention_heads")
-    return {"relative": (c.size("hidden_size"), scores, scores)}
-
-
-def _prophetnet_tables(c: Config) -> Tables:
-    width = c.size("hidden_size")
-    second = {} if c.flag("tie_word_embeddings") else {"second_embedding": (c.size("vocab_size"), width)}
-    return {"ngram_embedding": (c.size("ngram"), width), **second}
-
-
-PROPHETNET = BART.variant(
-    mixer=both(mha(True, heads="num_decoder_attention_heads"), cross_attention(), projections(_relative)),
-    norms=lambda c: 2 + crossed(c),
-    model={"position_embeddings": POSITIONS, "tables": _prophetnet_tables},
-    layers_key="num_decoder_layers",
-)
 
 
 # MusicGen: as many tables and heads as codebooks; the model's own are the first.
@@ -100,7 +80,6 @@ TYPES = {
         mixer=both(mha(True, heads="decoder_attention_heads", k_bias=False), cross_attention(k_bias=False, on=True)),
         model={"position_embeddings": counted("max_target_positions")},
     ),
-    "prophetnet": PROPHETNET,
     "musicgen": MUSICGEN,
     "musicgen_decoder": MUSICGEN,
     "musicgen_melody": MUSICGEN_MELODY,
