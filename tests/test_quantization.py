@@ -31,8 +31,6 @@ MATRIX = {
     "fp4": N // 2 + 4 * 512 * 4,
     "nf4_double": N // 2 + 4 * 512 + 4 * 4 * 512 // 256,  # an int8 each, and an fp32 for 256 of them
     "fp4_double": N // 2 + 4 * 512 + 4 * 4 * 512 // 256,
-    "quanto4": N // 2 + 2 * 512 * 4,  # groups of 128: a 16-bit scale and a 16-bit shift
-    "quanto2": N // 4 + 2 * 512 * 4,
     "bitnet": N // 4 + 2,
     "mxfp4": N // 2 + 8 * 512,  # a byte for 32
     "mxfp8": N + 8 * 512,
@@ -74,7 +72,7 @@ def test_ragged_edges_have_scales_of_their_own() -> None:
         # a 16-bit code for 8 inputs, 2^16 vectors of 8 of 2 bytes, a 16-bit scale per output
         ("aqlm_1x16_g8x1", N // 8 * 2 + 2**16 * 8 * 2 + 512 * 2),
         ("aqlm_2x8_g8x1", N // 8 * 2 + 2 * 2**8 * 8 * 2 + 512 * 2),
-        ("vptq@3/16", N * 3 // 16),
+        ("q4_k@3/16", N * 3 // 16),
         ("q4_k", N // 256 * 144),
         ("q8_0", N // 32 * 34),
         ("bnb-nf4", N // 2 + 4 * 512 + 4 * 4 * 512 // 256),
@@ -82,14 +80,6 @@ def test_ragged_edges_have_scales_of_their_own() -> None:
 )
 def test_formats_by_name(name: str, worked: int) -> None:
     assert load_weight_format(name).matrix_bytes(256, 512) == worked
-
-
-@pytest.mark.parametrize(
-    ("inputs", "groups"),
-    [(1024, 8), (160, 5), (192, 2), (96, 1), (130, 1)],  # of 128, 32 and 96 inputs; fewer than 128, or no multiple of 32: all
-)
-def test_quanto_takes_the_largest_group_that_divides_the_inputs(inputs: int, groups: int) -> None:
-    assert load_weight_format("quanto4").matrix_bytes(inputs, 512) == inputs * 512 // 2 + groups * 512 * 4
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,8 @@ def _with_distinct_names(models: "list[Model]", words: list[str]) -> "list[Model
 
     from kvcalc.errors import printable
 
-    shared = [any(m.name == other.name and m != other for other in models) for m in models]
+    plain = [replace(model, file="", notes=()) for model in models]
+    shared = [any(m.name == other.name and m != other for other in plain) for m in plain]
     return [
         replace(model, name=printable(word, 80)) if is_shared else model
         for model, word, is_shared in zip(models, words, shared, strict=True)

@@ -24,8 +24,7 @@ class WeightFormat(msgspec.Struct, frozen=True):
     scale_bytes: per block. nested: blocks whose scales share an fp32 of their own. zero_bits: per block, packed along the
     outputs. input_bytes, output_bytes: per input, and per block of columns. tensor_bytes: once per matrix.
     padded: inputs and outputs are filled up to multiples of these. ragged_bits: per element of a matrix whose inputs are
-    no multiple of `rows`, which is then not quantised; 0 where the last block is cut short instead. shorter: blocks that
-    are taken where `rows` does not divide the inputs, the first that does; a scale per output where none does.
+    no multiple of `rows`, which is then not quantised; 0 where the last block is cut short instead.
     measured: (bytes, elements) of the matrix where its file states them; nothing else counts then.
     computes: the dtype of the products; '' means the model's own. `fp4/int8` is fp4 on GPUs with such a unit, else int8.
     """
@@ -44,7 +43,6 @@ class WeightFormat(msgspec.Struct, frozen=True):
     output_bytes: int = 0
     padded: tuple[int, int] = (1, 1)
     ragged_bits: int = 0
-    shorter: tuple[int, ...] = ()
     measured: tuple[int, int] | None = None
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
@@ -57,24 +55,18 @@ class WeightFormat(msgspec.Struct, frozen=True):
         if self.ragged_bits and inputs % self.rows:
             return -(-elements * self.ragged_bits // 8)
         inputs, outputs = -(-inputs // self.padded[0]) * self.padded[0], -(-outputs // self.padded[1]) * self.padded[1]
-        rows = self._rows(inputs)
         across = -(-outputs // (self.columns or outputs))
-        blocks = -(-elements // rows) if self.flat else -(-inputs // (rows or inputs)) * across
+        blocks = -(-elements // self.rows) if self.flat else -(-inputs // (self.rows or inputs)) * across
         scales = blocks * self.scale_bytes + (4 * -(-blocks // self.nested) if self.nested else 0)
         apart = inputs * self.input_bytes + across * self.output_bytes + self.tensor_bytes
         return -(-inputs * outputs * self.bits // 8) + scales + -(-blocks * self.zero_bits // 8) + apart
-
-    def _rows(self, inputs: int) -> int:
-        if not self.shorter or inputs % self.rows == 0:
-            return self.rows
-        return next((rows for rows in self.shorter if inputs >= self.rows and inputs % rows == 0), 0)
 
 
 # Sources: DeepSeek-V3's release notes on its fp8 weights (128×128 blocks, fp32 scale) and V4.1's tensors (32×32, a byte);
 # AutoAWQ and GPTQModel (groups of 128 along the inputs, fp16 scale, packed 4-bit zero); OCP MX v1.0; NVIDIA ModelOpt (nvfp4:
 # e4m3 scale per 16, one fp32 per matrix); bitsandbytes/functional.py (nf4, fp4: blocks of 64 of the flattened matrix, fp32
 # absmax; with double quantisation an int8 absmax and an fp32 for 256 of them, QLoRA, arXiv 2305.14314 §3); transformers'
-# integrations/bitnet.py (2 bits and one scale); optimum-quanto's nn/qmodule.py (a 16-bit scale and shift per group).
+# integrations/bitnet.py (2 bits and one scale).
 WEIGHT_FORMATS: dict[str, WeightFormat] = {
     f.name: f
     for f in (
@@ -105,8 +97,6 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         WeightFormat("nvfp4_weight_only", 4, 16, 1, 1, tensor_bytes=4),
         WeightFormat("nvfp4_plain", 4, 16, 1, 1),
         WeightFormat("bitnet", 2, tensor_bytes=2, padded=(1, 4)),
-        WeightFormat("quanto4", 4, 128, 1, 4, shorter=(96, 64, 32)),
-        WeightFormat("quanto2", 2, 128, 1, 4, shorter=(96, 64, 32)),
     )
 }
 _FLOATS = ("f32", "f16", "f64")  # the others' products compute in int8 (ggml-cuda/mmq.cu), 4-bit floats in fp4 on Blackwell
@@ -175,9 +165,9 @@ def _measured(name: str, held: str, elements: str) -> WeightFormat:
 
 # Names that carry their numbers. `int4_g32`: 4 bits, an fp16 scale per 32 inputs (0 or -1: per output), `_zp` a packed
 # zero point per scale, `_index` the int32 per input of GPTQ's activation order. `affine4_g64`: a 16-bit scale and a 16-bit
-# bias per 64 inputs (MLX, HQQ, quanto). `tiles4_g128`: the same in torchao's tensor-core tiles of 1024 inputs × 8 outputs.
+# bias per 64 inputs (MLX, HQQ). `tiles4_g128`: the same in torchao's tensor-core tiles of 1024 inputs × 8 outputs.
 # `fp8_64x128`: an fp32 scale for 64 inputs × 128 outputs. `aqlm_1x16_g8x1`: one codebook of 2^16 vectors of 8 inputs × 1
-# output, a 16-bit scale per output. `vptq@5/8`: 5 bytes for 8 elements, as a file states of one matrix. `fp8_scale16`,
+# output, a 16-bit scale per output. `q4_k@5/8`: 5 bytes for 8 elements of one matrix. `fp8_scale16`,
 # `int8_scale16_zp`: fp8 and int8 with scales of 16 bits in place of fp32, and a byte of a zero point beside each
 # (compressed-tensors, whose scales have the dtype that the weights had).
 _SCALE16 = re.compile(r"(int8|fp8(?:_per_channel|_block128|_[1-9]\d{0,5}x[1-9]\d{0,5})?)_scale16(_zp)?")

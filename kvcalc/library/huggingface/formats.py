@@ -13,6 +13,7 @@ _ALGORITHMS = {
     "w4a8_mxfp4_fp8": "mxfp4", "fp8_pb_wo": "fp8_block128", "fp8_per_channel_per_token": "fp8_per_channel",
 }  # fmt: skip
 _METHODS = {"mxfp4": "mxfp4", "mxfp8": "mxfp8", "fbgemm_fp8": "fp8_per_channel", "eetq": "int8_weight_only"}
+_NOT_LOADED = ("higgs", "metal", "quanto", "spqr", "vptq")
 INTEGERS = ("gptq", "awq", "auto-round", "auto_round", "gptqmodel", "intel/auto-round")
 _CACHES = {"8float": "fp8", "8int": "int8", "4float": "nvfp4", "fp8": "fp8", "int8": "int8", "nvfp4": "nvfp4"}
 _UNPACKED = ("dense", "marlin-24")  # weights as they were beside their scales; two of four in an order of its own
@@ -32,6 +33,8 @@ def by_method(q: Config, method: str, model_type: str) -> str:
         return fp8(q, model_type)
     if method in TOOLS:
         return TOOLS[method](q)
+    if method in _NOT_LOADED:
+        return f"{method} (which no inference server loads)"
     return _METHODS.get(method, method or "unnamed")
 
 

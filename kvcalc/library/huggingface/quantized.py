@@ -11,7 +11,7 @@ from kvcalc.layers.part import Part
 from kvcalc.library.huggingface.config import Config, show
 from kvcalc.library.huggingface.formats import INTEGERS, by_algorithm, by_group, by_method, cache_dtype, cache_scales, fp8
 from kvcalc.library.huggingface.modules import Rules, matrices
-from kvcalc.library.huggingface.tools import mlx, own_bits, spqr_modules, vptq_modules
+from kvcalc.library.huggingface.tools import mlx, own_bits
 from kvcalc.model.spec import Model
 from kvcalc.storage.quantization import Quantization, stored_format
 
@@ -55,7 +55,6 @@ class Storage:
         self.layers, self.family = c.layers, str(c.file.get("model_type"))
         self.formats: list[tuple[str, tuple[str, ...]]] = []
         self.groups: list[tuple[str, Rules]] = []
-        self.exact: dict[tuple[int, str], str] = {}
         self.ignored: Rules | None = None
         self.mlx = ""
         self.cache, self.notes = cache_dtype(self.q)
@@ -73,18 +72,12 @@ class Storage:
 
     def stored(self, layer: int, parts: tuple[Part, ...], hidden_size: int) -> Stored:
         """(matrix, format) of this layer, where the file gives formats module by module."""
-        if not self.groups and not self.exact:
+        if not self.groups:
             return ()
-        sizes = {w.name: w.inputs * w.outputs for part in parts for w in part.weights(hidden_size)}
-        chosen = {}
-        for name, modules in matrices(parts, hidden_size):
-            if found := self._format(layer, name, modules):
-                chosen[name] = f"{found}/{sizes[name]}" if "@" in found and "/" not in found else found
-        return tuple(chosen.items())
+        chosen = ((name, self._format(layer, name, modules)) for name, modules in matrices(parts, hidden_size))
+        return tuple((name, found) for name, found in chosen if found)
 
     def _format(self, layer: int, name: str, modules: tuple[str, ...]) -> str | None:
-        if self.exact:
-            return next((self.exact[layer, module] for module in modules if (layer, module) in self.exact), None)
         found = next(((f, rules) for f, rules in self.groups if rules.match(layer, modules)), None)
         if not found or (self.mlx and name == "router" and found[1].everything and self.family not in _MLX_ROUTERS):
             return None
@@ -92,7 +85,7 @@ class Storage:
 
     def schemes(self, kinds: Mapping[str, Stored]) -> tuple[Quantization, ...]:
         """The schemes of the model, given what each of its kinds of layer stores in which format."""
-        if not self.groups and not self.exact:
+        if not self.groups:
             head = self.q.get("lm_head") is True and self.q.word("quant_method") in INTEGERS
             kept = tuple(name for name in _LEFT_OUT if not (head and name == "lm_head"))
             mixed = self.family in ("deepseek_v4", "deepseek_v41_text") and bool(self.formats)
@@ -132,8 +125,6 @@ class Storage:
             return
         if not method and q.in_file("bits") and q.in_file("group_size"):
             self._by_path()
-        elif method in ("vptq", "spqr"):
-            self._every_module(method)
         elif algorithm == "mixed_precision" and q.table("quantized_layers"):
             self._by_module()
         elif algorithm and algorithm != "mixed_precision":
@@ -172,15 +163,6 @@ class Storage:
             raise self.q.fail("bits", f"{len(alike):,} formats; more than {MOST_GROUPS} are not read")
         self.groups = [*((f, self._rules(names)) for f, names in alike.items()), (self.mlx, self._rules(["*"]))]
         self.ignored = self._rules([name for name, how in self.q.file.items() if how is False])
-
-    def _every_module(self, method: str) -> None:
-        """VPTQ and SpQR say of every module what its tensors take."""
-        found = vptq_modules(self.q) if method == "vptq" else {n: f"spqr@{held}" for n, held in spqr_modules(self.q).items()}
-        for name, stored in found.items():
-            if match := _MODULE.search(name):
-                self.exact[int(match[1]), match[2]] = stored
-        if not self.exact:
-            self.formats = [(f"{method} (no sizes of its modules)", _EVERYTHING)]
 
     def _by_group(self) -> None:
         """compressed-tensors' groups: one for all matrices, or several that each name their targets."""
@@ -243,5 +225,5 @@ def _unknown(name: str) -> str:
     try:
         stored_format(name)
     except UserError as error:
-        return f"quantization_config: {error}" if "@" not in name else ""
+        return f"quantization_config: {error}"
     return ""

@@ -4,10 +4,9 @@ A setting whose bytes are not known gives a name that says so, and that no forma
 """
 
 from collections.abc import Callable, Mapping
-from math import ceil, log2
 from typing import Any
 
-from kvcalc.library.huggingface.config import Config, show
+from kvcalc.library.huggingface.config import Config
 
 
 def hqq(q: Config) -> str:
@@ -18,13 +17,6 @@ def hqq(q: Config) -> str:
     if bits not in (8, 4, 2, 1) or not group or outer.get("scale_quant_params") or outer.get("zero_quant_params"):
         return "hqq (not one setting of 8, 4, 2 or 1 bits with plain scales)"
     return f"affine{bits}_g{group}"
-
-
-def quanto(q: Config) -> str:
-    """Quanto: int8 and float8 with a scale per output, fewer bits in groups (optimum-quanto's nn/qmodule.py)."""
-    weights = q.word("weights", "int8")[:40]
-    known = {"int8": "int8_weight_only", "float8": "fp8_weight_only", "int4": "quanto4", "int2": "quanto2"}
-    return known.get(weights, f"quanto ({weights})")
 
 
 def aqlm(q: Config) -> str:
@@ -39,11 +31,6 @@ def bitnet(q: Config) -> str:
         return "bitnet (with norms of its own)"
     online = q.word("linear_class") == "autobitlinear" and q.word("quantization_mode") == "online"
     return "bf16" if online else "bitnet"
-
-
-def metal(q: Config) -> str:
-    """Packed values, a scale and a bias per group (transformers' integrations/metal_quantization.py)."""
-    return f"affine{q.size('bits', 4)}_g{q.size('group_size', 64)}"
 
 
 def torchao(q: Config) -> str:
@@ -100,46 +87,6 @@ def mlx(q: Config) -> str:
     return f"affine{q.size('bits', 4)}_g{q.size('group_size', 64)}"
 
 
-def vptq_modules(q: Config) -> dict[str, str]:
-    """VPTQ's settings of every module (vptq/layers/vqlinear.py), as bytes for the elements of its matrix."""
-    layers = q.nested("config_for_layers")
-    return {name: f"vptq@{_vptq(layers.nested(name))}" for name in layers.file}
-
-
-def _vptq(m: Config) -> str:
-    """Centroids, packed indices, outliers, a permutation and a scale and bias per input, all of 16 bits."""
-    inputs, outputs = m.size("in_features"), m.size("out_features")
-    (short, length), (few, many), (_, second) = (_pair(m, k) for k in ("vector_lens", "num_centroids", "num_res_centroids"))
-    groups, size = m.size("group_num", 1), m.size("group_size")
-    bits = int(log2(many)) + (int(log2(second)) if second > 0 else 0)
-    words = groups * -(-outputs // length) * ceil(size * bits / 32)
-    centroids = groups * length * (many + max(second, 0))
-    outliers = few * short + -(-outputs // short) * m.size("outlier_size", 0, least=0) if short > 1 and few > 0 else 0
-    along = inputs * (m.flag("enable_perm", True) + 2 * m.flag("enable_norm", True))
-    return f"{4 * words + 2 * (centroids + outliers + along)}/{inputs * outputs}"
-
-
-def _pair(m: Config, key: str) -> tuple[int, int]:
-    found = m.sizes(key)
-    if len(found) != 2 or (key != "num_res_centroids" and found[1] < 1):
-        raise m.fail(key, f"should be two whole numbers, not {show(m.raw(key))}")
-    return found[0], found[1]
-
-
-_SPQR_BYTES = {"dense_weights": 8, "row_offsets": 4, "col_vals": 4, "in_perm": 4}
-
-
-def spqr_modules(q: Config) -> dict[str, int]:
-    """SpQR: the bytes of every module, from the sizes of its tensors, which its config lists (spqr_quant/inference.py)."""
-    found: dict[str, int] = {}
-    shapes = q.nested("shapes")
-    for key in shapes.file:
-        module, _, tensor = key.removesuffix(".shape").rpartition(".")
-        if tensor in _SPQR_BYTES:
-            found[module] = found.get(module, 0) + _SPQR_BYTES[tensor] * shapes.size(key, least=0)
-    return found
-
-
 def own_bits(c: Config) -> dict[str, Any]:
     """ChatGLM's own quantisation, which its config states in keys of the model; empty where there is none."""
     bits = c.size("quantization_bit", 0, least=0) if c.file.get("model_type") == "chatglm" else 0
@@ -153,6 +100,6 @@ def chatglm(q: Config) -> str:
 
 
 TOOLS: dict[str, Callable[[Config], str]] = {
-    "hqq": hqq, "quanto": quanto, "aqlm": aqlm, "bitnet": bitnet, "metal": metal, "torchao": torchao, "quark": quark,
+    "hqq": hqq, "aqlm": aqlm, "bitnet": bitnet, "torchao": torchao, "quark": quark,
     "chatglm": chatglm,
 }  # fmt: skip
