@@ -93,6 +93,8 @@ def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
             break
     lines += [f"waste of {name}: {first[key]:.1%}" for name, key in FRAGMENTS if first.get(key) is not None]
     lines += placement_lines(found[0], first)
+    if len(found) > 1 and any(f.length > (f.model.max_context or f.length) for f in found):
+        lines.append("longest context: at most the model's own maximum, unless more is requested")
     lines += dict.fromkeys(text for f in found for text in f.notes)
     lines += dict.fromkeys(granted for f in found if (granted := _granted(f)))
     lines += [quality for quality in (records[closest(found)]["advice_quality"],) if quality]
