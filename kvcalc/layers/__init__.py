@@ -1,1 +1,1 @@
-"""What a layer holds and does: weights, cache entries, and every formula of FLOPs and bytes."""
+"""Layers: weights, cache entries, and all formulas of FLOPs and bytes."""

@@ -1,4 +1,4 @@
-"""What one forward pass works on: groups of sequences."""
+"""Batches: groups of sequences that one forward pass processes."""
 
 import re
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ _TERM = re.compile(r"(?:([\w.]+)\s*[x×]\s*)?([\w.]+)(?:\s*@\s*([\w.]+))?")
 
 
 class Sequences(msgspec.Struct, frozen=True):
-    """`count` sequences that each process `new` tokens behind `past` cached ones. Ints, or arrays that broadcast."""
+    """`count` sequences with `new` tokens to process and `past` tokens cached. Ints or broadcastable arrays."""
 
     count: Num
     new: Num
@@ -22,38 +22,39 @@ class Sequences(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What one forward pass works on: groups of sequences.
+    """The sequences of one forward pass, in groups.
 
-    Prefill is new = S, past = 0; a decode step at context S is new = 1, past = S − 1; verifying k drafted tokens is
-    new = k + 1; a mixed continuous batch is several groups; a padded static batch is one group of the longest length.
+    Prefill is new = S, past = 0. A decode step at context S is new = 1, past = S − 1. Verifying k draft tokens
+    is new = k + 1. A continuous batch has several groups. A padded static batch is one group of the longest
+    length.
     """
 
     groups: tuple[Sequences, ...]
 
     @classmethod
     def prefill(cls, context: Num, batch_size: Num = 1, past: Num = 0) -> "Batch":
-        """`batch_size` prompts of `context` tokens, behind `past` tokens that are cached already."""
+        """Return `batch_size` prompts of `context` tokens after `past` cached tokens."""
         return cls((Sequences(batch_size, context, past),))
 
     @classmethod
     def decode(cls, context: Num, batch_size: Num = 1) -> "Batch":
-        """One new token for each of `batch_size` sequences, whose length is `context` after the step."""
+        """Return one new token for each of `batch_size` sequences, which have `context` tokens after the step."""
         _check("context", context, 1)
         return cls((Sequences(batch_size, 1, context - 1),))
 
     @classmethod
     def of_phase(cls, phase: str, context: Num, batch_size: Num = 1) -> "Batch":
-        """The batch that a phase's name stands for. Raises UserError on an unknown phase."""
+        """Return the batch of a phase name. Raises UserError for an unknown phase."""
         if phase not in PHASES:
             raise UserError(f"unknown phase {phase!r}", hint=f"Known: {', '.join(PHASES)}")
         return cls.decode(context, batch_size) if phase == "decode" else cls.prefill(context, batch_size)
 
     @classmethod
     def parse(cls, text: str) -> "Batch":
-        """A mixed batch as people write it: `500+4x1@4k` is a prompt of 500 tokens and four decodes at 4,096.
+        """Return a mixed batch from text: `500+4x1@4k` is a prompt of 500 tokens and four decodes at 4,096.
 
-        Each term is `[COUNTx]NEW[@CONTEXT]`: NEW tokens of each of COUNT sequences whose length after the pass is CONTEXT;
-        without one nothing is cached before. Raises UserError naming the term that reads otherwise.
+        Each term is `[COUNTx]NEW[@CONTEXT]`: NEW tokens of each of COUNT sequences that have CONTEXT tokens after
+        the pass. Without CONTEXT nothing is cached before. Raises UserError with the invalid term.
         """
         return cls(tuple(_term(word, text) for word in text.split("+")))
 
@@ -77,17 +78,17 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def decodes(self) -> bool:
-        """Whether the pass is a decode step: one new token for each sequence."""
+        """Whether the pass is a decode step: one new token per sequence."""
         return all(isinstance(g.new, int) and g.new == 1 for g in self.groups)
 
     @property
     def exact(self) -> bool:
-        """Whether it is one pass, of whole numbers: not many, as arrays."""
+        """Whether this is one pass of ints, not many passes as arrays."""
         return all(isinstance(n, int) for g in self.groups for n in (g.count, g.new, g.past))
 
     @property
     def sequences(self) -> Num:
-        """Sequences in the pass."""
+        """Number of sequences in the pass."""
         return sum((g.count for g in self.groups), 0)
 
 

@@ -1,4 +1,7 @@
-"""Cache entries: what one layer keeps of one sequence, as data. Stored, read and allocated rows follow from them alone."""
+"""Cache entries: the rows that one layer stores for one sequence, as data.
+
+Stored, read and allocated rows follow from an entry.
+"""
 
 from enum import StrEnum
 
@@ -9,7 +12,7 @@ from kvcalc.units import Num, at_least, ceil_div, floor_div, minimum
 
 
 class Span(StrEnum):
-    """How an entry's rows grow with the tokens cached."""
+    """How the rows of an entry grow with cached tokens."""
 
     TOKENS = "tokens"  # one row for every `ratio` tokens, `limit` rows at most
     CHUNK = "chunk"  # the same, but a query sees only the chunk of `limit` tokens that it stands in
@@ -19,7 +22,7 @@ class Span(StrEnum):
 
 
 class Keeps(StrEnum):
-    """Which rows a limit leaves."""
+    """Rows that a limit keeps."""
 
     LAST = "last"
     SINKS = "sinks"  # the first few tokens, and the last
@@ -27,16 +30,17 @@ class Keeps(StrEnum):
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
-    """Rows of one role that a layer caches for a sequence; a row has `heads` units of `width` elements.
+    """Rows of one role that a layer caches for a sequence. A row has `heads` units of `width` elements.
 
-    role: k, v, latent, rope_key, index_key, conv_state, recurrent_state, hidden or compressor.
-    heads: units that tensor parallelism divides; fewer heads than ranks are replicated.
-    limit: rows at most (window, budget), the chunk, or the rows of a state; 0 means no limit.
-    keeps: the rows that a limit leaves.
-    top: rows that one query reads at most (top-k); 0 means all that it may see.
-    dtype: the format that the model fixes for this state; '' follows the cache's dtype. assumed: the model fixes none, and
-    another program may choose another.
-    lent: another layer stores these rows; this one reads them.
+    Attributes:
+        role: k, v, latent, rope_key, index_key, conv_state, recurrent_state or compressor.
+        heads: Units that tensor parallelism divides. Fewer heads than ranks are replicated.
+        limit: Maximum number of rows (window, budget, chunk, rows of a state); 0 for no limit.
+        keeps: Rows that the limit keeps.
+        top: Maximum number of rows that one query reads (top-k); 0 for all visible rows.
+        dtype: Format that the model fixes for this state; '' follows the dtype of the cache.
+        assumed: Whether the model fixes no dtype, so another engine may use another.
+        lent: Whether another layer stores these rows and this layer only reads them.
     """
 
     role: str
@@ -53,15 +57,15 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
     @property
     def grows(self) -> bool:
-        """Whether rows come with tokens, without end or up to a limit."""
+        """Whether tokens add rows, without end or up to a limit."""
         return self.span in (Span.TOKENS, Span.CHUNK)
 
     def spread(self, ranks: Parallelism) -> int:
-        """Ranks that share this entry's tokens: decode-context parallelism leaves windows and states whole."""
+        """Return the ranks that share this entry's tokens. Decode context parallelism does not split windows and states."""
         return ranks.dcp if self.grows and not self.limit else 1
 
     def stored_rows(self, tokens: Num) -> Num:
-        """Rows held after `tokens` tokens of one sequence: ⌊tokens/ratio⌋, at most `limit`."""
+        """Return rows stored after `tokens` tokens of one sequence: ⌊tokens/ratio⌋, at most `limit`."""
         if self.grows:
             rows = floor_div(tokens, self.ratio)
             return minimum(rows, self.limit) if self.limit else rows
@@ -70,22 +74,22 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return tokens % self.ratio if self.span is Span.PARTIAL else self.ratio * at_least(tokens, self.ratio)
 
     def allocated_rows(self, tokens: Num, block_size: int) -> Num:
-        """`stored_rows` in whole blocks."""
+        """Return `stored_rows` rounded up to whole blocks."""
         return self.in_blocks(self.stored_rows(tokens), block_size)
 
     def in_blocks(self, rows: Num, block_size: int) -> Num:
-        """`rows` in whole blocks of `block_size` tokens, each of at least one row. State is not paged."""
+        """Return `rows` in whole blocks of `block_size` tokens, each of at least one row. States are not paged."""
         if not self.grows:
             return rows
         rows_per_block = max(1, block_size // self.ratio)
         return ceil_div(rows, rows_per_block) * rows_per_block
 
     def read_rows(self, new: Num, past: Num) -> Num:
-        """Rows that a pass of `new` tokens over `past` cached ones reads, its own included, each once.
+        """Return rows that a pass of `new` tokens after `past` cached tokens reads, each row once.
 
-        A window shows min(past, limit − 1) + new rows to a group of queries, a chunk every row since the start of the first
-        chunk that they touch, a top-k at most `new · top`. A state is read once. Block buffers are read when the pass
-        finishes a block.
+        The rows that the pass writes are included. A window shows min(past, limit − 1) + new rows to a group of
+        queries. A chunk shows every row since the start of the first chunk that the queries touch. A top-k shows
+        at most `new · top`. A state is read once. Block buffers are read if the pass finishes a block.
         """
         tokens = new + past
         if self.span is Span.STATE:
@@ -101,9 +105,10 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return minimum(rows, self.top * new) if self.top else rows
 
     def written_rows(self, new: Num, past: Num) -> Num:
-        """Rows that a pass of `new` tokens over `past` cached ones writes: every one that it adds.
+        """Return rows that a pass of `new` tokens after `past` cached tokens writes.
 
-        A row that a later token of the pass pushes out of a window is written all the same: a query between them reads it.
+        A row that a later token of the same pass evicts from a window counts too, because a query between them
+        reads it.
         """
         tokens = new + past
         if self.span is Span.STATE:
@@ -116,7 +121,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return finished
 
     def full_from(self) -> int:
-        """The token count from which this entry no longer grows; 0 for one that never does, −1 for one that always does."""
+        """Token count from which this entry no longer grows; 0 if it never grows, −1 if it always grows."""
         if not self.grows:
             return 0
         return self.limit * self.ratio if self.limit else -1

@@ -1,7 +1,8 @@
-"""What an operator costs, as a value; matrix products and attention cores: the one place that writes the 2 of a multiply-add.
+"""Cost of operators, and the formulas of matrix products and attention.
 
-`flops` counts matrix products alone, two per multiply-add. Norms, RoPE, softmax, activations, top-k and sampling are
-`vector_flops`. Bytes are by what moves: weights, cache read, cache write, activations, and what crosses the network.
+`flops` counts only matrix products, 2 per multiply-add. Norms, RoPE, softmax, activations, top-k and
+sampling count as `vector_flops`. Bytes are separated by data: weights, cache reads, cache writes,
+activations, and network traffic.
 """
 
 from enum import StrEnum
@@ -18,11 +19,17 @@ SOFTMAX_FLOPS = 5  # per score: maximum, subtraction, exponential, sum, division
 
 
 class Cost(NamedTuple):
-    """FLOPs and bytes of one GPU. Adds up, and scales with how often an operator runs.
+    """FLOPs and bytes on one GPU. Costs add up, and scale with the number of runs.
 
-    flops: of matrix products, 2 a multiply-add; vector_flops: of norms, softmax and the like. weight_bytes: read once a pass;
-    cache_read_bytes, cache_write_bytes: of the KV cache and states; activation_bytes: read and written beside them, attention's
-    scores not among them; network_bytes: sent to other GPUs. Ints, or arrays where the batch holds arrays.
+    Values are ints, or arrays if the batch has arrays.
+
+    Attributes:
+        flops: FLOPs of matrix products, 2 per multiply-add.
+        vector_flops: FLOPs of norms, softmax and the like.
+        weight_bytes: Weights, read once per pass.
+        cache_read_bytes, cache_write_bytes: KV cache and states.
+        activation_bytes: Inputs and outputs of operators, without attention scores.
+        network_bytes: Bytes sent to other GPUs.
     """
 
     flops: Num = 0
@@ -42,17 +49,17 @@ class Cost(NamedTuple):
 
     @property
     def cache_bytes(self) -> Num:
-        """What the cache moves: reads and writes."""
+        """Cache reads and writes."""
         return self.cache_read_bytes + self.cache_write_bytes
 
     @property
     def bytes(self) -> Num:
-        """What moves to and from the GPU's memory; the network apart."""
+        """Traffic of the GPU's memory, without the network."""
         return self.weight_bytes + self.cache_read_bytes + self.cache_write_bytes + self.activation_bytes
 
 
 class Role(StrEnum):
-    """What an operator is there for, whatever its name."""
+    """Purpose of an operator, independent of its name."""
 
     PROJECTION = "projection"  # of a mixer: queries, keys, values, outputs
     CORE = "core"  # what hangs on the tokens cached: attention, indexer, scan, keys and values of past tokens recomputed
@@ -62,9 +69,9 @@ class Role(StrEnum):
 
 
 class GemmShape(NamedTuple):
-    """A matrix product x[m, k] · W[k, n] as a time law sees it; stored: bytes of one weight, its scales included, in `format`.
+    """A matrix product x[m, k] · W[k, n] for a kernel model.
 
-    Block-diagonal copies stand side by side: n counts them all.
+    Block-diagonal copies count together in n. `stored` is the bytes of one weight in `format`, with scales.
     """
 
     m: Real
@@ -75,11 +82,13 @@ class GemmShape(NamedTuple):
 
 
 class AttentionShape(NamedTuple):
-    """An attention as a time law sees it. groups: (count, new, past, pairs) of the batch; pairs: (query, key) pairs of all
-    `count` sequences, windows and top-k taken off.
+    """An attention for a kernel model.
 
-    kv_heads: 0 for latents that all heads share. cached: the formats of the entries that it reads, keys first; none where
-    nothing is cached.
+    Attributes:
+        groups: (count, new, past, pairs) of each group; pairs are the (query, key) pairs of all its
+            sequences, limited by windows and top-k.
+        kv_heads: KV heads; 0 for latents that all heads share.
+        cached: Formats of the entries that it reads, keys first; empty if nothing is cached.
     """
 
     heads: int
@@ -91,7 +100,7 @@ class AttentionShape(NamedTuple):
 
 
 class CollectiveShape(NamedTuple):
-    """An all-reduce of so many bytes over so many ranks, `near` of them on one node."""
+    """An all-reduce of bytes over ranks, of which `near` are on one node."""
 
     ranks: int
     bytes: Num
@@ -99,10 +108,18 @@ class CollectiveShape(NamedTuple):
 
 
 class ExpertsShape(NamedTuple):
-    """Routed experts as a time law sees them: `tokens` of width `hidden`, of all ranks, each on `top` of `experts` experts.
+    """Routed experts for a kernel model.
 
-    ranks: over which whole experts spread. width: columns of an expert on this rank. gated: two matrices of that width, or
-    one. bias: whether experts have biases. format: how their weights are stored.
+    Attributes:
+        tokens: Tokens of all ranks.
+        hidden: Width of a token.
+        top: Experts per token.
+        experts: Number of experts.
+        ranks: Ranks over which whole experts are spread.
+        width: Columns of an expert on this rank.
+        gated: Whether an expert has two matrices of that width.
+        bias: Whether experts have biases.
+        format: Weight format of the experts.
     """
 
     tokens: Num
@@ -167,24 +184,24 @@ class Operator(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Cost:
-        """The cost of all the times it runs."""
+        """Cost of all runs."""
         return self.cost * self.count
 
 
 def gemm_flops(tokens: Num, inputs: int, outputs: int) -> Num:
-    """x[tokens, inputs] · W[inputs, outputs]: 2 · tokens · inputs · outputs."""
+    """Return FLOPs of x[tokens, inputs] · W[inputs, outputs]: 2 · tokens · inputs · outputs."""
     return 2 * tokens * inputs * outputs
 
 
 def pair_flops(pairs: Num, heads: int, width: int) -> Num:
-    """Scores or weighted values over (query, key) pairs: 2 · pairs · heads · width."""
+    """Return FLOPs of scores or weighted values: 2 · pairs · heads · width."""
     return 2 * pairs * heads * width
 
 
 def causal_pairs(new: Num, past: Num, limit: int = 0) -> Num:
-    """(query, key) pairs of `new` causal queries behind `past` tokens: new·past + new(new + 1)/2.
+    """Return (query, key) pairs of `new` causal queries after `past` tokens: new·past + new(new + 1)/2.
 
-    With a limit (window, budget, top-k) each query sees at most so many: Σ min(j, limit) for j = past + 1 … past + new.
+    With a limit (window, budget, top-k): Σ min(j, limit) for j = past + 1 … past + new.
     """
     if not limit:
         return new * past + floor_div(new * (new + 1), 2)
@@ -197,7 +214,7 @@ def _capped(tokens: Num, limit: int) -> Num:
 
 
 def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
-    """Pairs where a query sees its own chunk only: Σ ((j − 1) mod chunk) + 1."""
+    """Return pairs if a query sees only its own chunk: Σ ((j − 1) mod chunk) + 1."""
     return _chunked(new + past, chunk) - _chunked(past, chunk)
 
 
@@ -207,7 +224,7 @@ def _chunked(tokens: Num, chunk: int) -> Num:
 
 
 def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
-    """Pairs with entries that stand for `ratio` tokens each: Σ min(⌊j/ratio⌋, top)."""
+    """Return pairs with rows of `ratio` tokens each: Σ min(⌊j/ratio⌋, top)."""
     return _compressed(new + past, ratio, top) - _compressed(past, ratio, top)
 
 
@@ -220,10 +237,10 @@ def _compressed(tokens: Num, ratio: int, top: int) -> Num:
 
 
 def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
-    """The share of experts that at least one of `tokens` tokens reaches, k of E each, uniformly: 1 − (1 − k/E)^T.
+    """Return the share of experts that `tokens` tokens reach under uniform routing: 1 − (1 − k/E)^T.
 
-    One token reaches exactly k: the fraction is then k/E to the last bit. With k = E it is the int 1. Of an array each is
-    what the number alone gives.
+    One token reaches exactly k/E. With k = E the result is the int 1. Each item of an array equals the result
+    for that number.
     """
     if top_k == experts:
         return 1
@@ -245,13 +262,13 @@ def _reached(tokens: int, top_k: int, experts: int) -> float:
 
 @lru_cache(64)
 def _fractions(top_k: int, experts: int) -> tuple[float, ...]:
-    """Of 0, 1, 2 … tokens, to where all experts are reached as far as a float can tell."""
+    """Return the share for 0, 1, 2 … tokens, up to 1 in float precision."""
     last = int(38 / -log1p(-top_k / experts)) + 1
     return tuple(_reached(tokens, top_k, experts) for tokens in range(last + 1))
 
 
 def expected_experts(tokens: Num, top_k: int, experts: int) -> Real:
-    """Distinct experts that `tokens` tokens reach under uniform routing: E·(1 − (1 − k/E)^T), a float; one token exactly k."""
+    """Return the expected number of distinct experts: E·(1 − (1 − k/E)^T), a float; one token gives k."""
     if isinstance(tokens, int) and tokens == 1:
         return float(top_k)
     return float(experts) * reached_fraction(tokens, top_k, experts)

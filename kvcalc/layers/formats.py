@@ -1,4 +1,4 @@
-"""The formats of one model under one precision, as a value: what every weight and every cache row takes."""
+"""Formats of one model under one precision: bytes of every weight and cache row."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -14,9 +14,12 @@ from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, WeightForm
 class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     """Formats by name.
 
-    dtype: of weights that no scheme covers, and of products. kv_cache_dtype: the name of the cache's layout. reason: why
-    `auto` chose it, or ''. schemes: the quantisations in force, the first that covers a matrix counts. kept: matrices, by
-    full name, that stay in the dtype all the same.
+    Attributes:
+        dtype: dtype of products, and of weights that no scheme covers.
+        kv_cache_dtype: Name of the cache layout.
+        reason: Reason why `auto` selected the layout, or ''.
+        schemes: Quantisations in use. The first that covers a matrix applies.
+        kept: Full names of matrices that stay in the dtype.
     """
 
     dtype: str
@@ -26,7 +29,7 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     kept: frozenset[str] = frozenset()
 
     def cache_format(self, entry: CacheEntry) -> RowFormat:
-        """The storage format of a cache entry's rows: the one that the model fixes, else its role's in the layout."""
+        """Return the storage format of an entry: the format that the model fixes, or the format of its role."""
         if entry.dtype:
             return FORMATS[entry.dtype]
         return cache_layout(self.kv_cache_dtype).get(entry.role) or FORMATS[self.dtype]
@@ -40,11 +43,11 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         return "fp8" if names and all(name.startswith(("fp8", "nvfp4")) for name in names) else self.dtype
 
     def entry_bytes(self, entry: CacheEntry, heads: int) -> int:
-        """Bytes of one row of `heads` units of an entry."""
+        """Return the bytes of one row of `heads` units of an entry."""
         return heads * self.cache_format(entry).row_bytes(entry.width)
 
     def weight_format(self, name: str, weight: Weight) -> WeightFormat:
-        """The storage format of a weight: the first scheme that covers it, else the dtype."""
+        """Return the storage format of a weight: the first scheme that covers it, or the dtype."""
         key = name, weight.kind
         if key not in self._known:
             schemes = self.schemes if name not in self.kept else ()
@@ -54,43 +57,43 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @cached_property
     def _known(self) -> dict[tuple[str, str], WeightFormat]:
-        """The formats of weights by full name and kind."""
+        """Cached formats of weights by full name and kind."""
         return {}
 
     def weight_bytes(self, name: str, weight: Weight) -> int:
-        """Bytes of one weight, all copies and biases included. The rows of a table are stored like the columns of a matrix."""
+        """Return the bytes of one weight with all copies and biases. Table rows are stored like matrix columns."""
         sides = (weight.inputs, weight.outputs) if weight.kind is WeightKind.MATRIX else (weight.outputs, weight.inputs)
         matrices = weight.copies * self.weight_format(name, weight).matrix_bytes(*sides)
         return matrices + weight.copies * weight.bias * self.vector_bytes
 
     def row_bytes(self, table: Weight) -> int:
-        """Bytes of one row of a table."""
+        """Return the bytes of one row of a table."""
         return self.weight_format(table.name, table).matrix_bytes(table.outputs, 1)
 
     @cached_property
     def vector_bytes(self) -> int:
-        """Bytes of an element of a vector or a bias: the dtype's, unless a scheme covers vectors."""
+        """Return the bytes of an element of a vector or bias: the dtype, unless a scheme covers vectors."""
         covering = (s for s in self.schemes if "vector" in s.kinds)
         return next((stored_format(s.format).bits // 8 for s in covering), self.element_bytes)
 
     def compute_dtype(self, name: str, weight: Weight) -> str:
-        """What a product with this weight computes in: the format's own dtype (W8A8), else the model's."""
+        """Return the dtype of products with this weight: the dtype of the format (W8A8), or of the model."""
         return self.weight_format(name, weight).computes or self.dtype
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an activation element: the dtype's."""
+        """Bytes of an activation element."""
         return FORMATS[self.dtype].bits // 8
 
     @property
     def product_dtypes(self) -> tuple[str, ...]:
-        """The dtypes that products compute in: those of the quantised matrices, then the model's."""
+        """Return the dtypes of all products: quantised matrices first, then the dtype of the model."""
         quantised = (stored_format(s.format).computes or self.dtype for s in self.schemes)
         return tuple(dict.fromkeys([*quantised, self.dtype]))
 
     @property
     def weights_label(self) -> str:
-        """How the weights are stored, for the assumptions that a table prints."""
+        """Return the weight formats as text for the assumptions of a table."""
         if self.schemes and self.schemes[0].label:
             return self.schemes[0].label
         return " + ".join(dict.fromkeys([*(s.format for s in self.schemes), self.dtype]))

@@ -1,6 +1,6 @@
-"""What every part of a layer is: a frozen spec whose fields are the keys of a preset, and what follows from them.
+"""Parts: frozen specs whose fields are the keys of a preset.
 
-A part is one mixer (attention, recurrent state) or one feed-forward network. A new variant is one new file: fields,
+A part is one mixer (attention or recurrent) or one FFN. A new variant is one new file with fields,
 `weights`, and for a mixer `cache` and `label`.
 """
 
@@ -20,48 +20,48 @@ StateDtype = Literal["fp32", "bf16", "fp16"]
 
 
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """A part of a layer. Subclasses are tagged with the `type` that a preset names."""
+    """A part of a layer. Subclasses have the tag that `type` names in a preset."""
 
     STATE_FLOPS: ClassVar[int] = 4
     ROLE: ClassVar[Role] = Role.PROJECTION  # of its matrix products
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Every parameter of this part, given the width of the residual stream."""
+        """Return every parameter of this part for a hidden size."""
         raise TypeError(f"{type(self).__name__} lists no weights")
 
     def dims(self) -> dict[str, tuple[str, str]]:
-        """The two sides of each matrix in letters, D being the residual stream's width; for those that formulas are shown of."""
+        """Return the two sides of each matrix as letters for formulas; D is the hidden size."""
         return {}
 
     def letters(self) -> dict[str, int]:
-        """What the letters of `dims` stand for, D apart."""
+        """Return the values of the letters in `dims`, except D."""
         return {}
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """What this part caches for one sequence; nothing unless it is a mixer."""
+        """Return the cache entries for one sequence; empty for an FFN."""
         return ()
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
-        """What a policy that evicts keeps beside the cache to choose by; no part of the cache's bytes."""
+        """Return scores that an eviction policy stores in addition to the cache."""
         return ()
 
     @property
     def window_tokens(self) -> int:
-        """Tokens that a query sees back to, itself included; 0 where nothing limits how far it sees."""
+        """Tokens that a query sees, including itself; 0 for no limit."""
         return 0
 
     @property
     def pooled_tokens(self) -> int:
-        """Tokens whose index keys become one, where an engine need keep but that; 0 where each is scored by itself."""
+        """Tokens per pooled index key if an engine needs to store only that key; 0 if each token has its own."""
         return 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """What this part runs in one pass on one rank. Shapes: x is [tokens, hidden_size] before and after.
+        """Return the operators of one pass on one rank; x is [tokens, hidden_size] before and after.
 
-        Unless a variant says otherwise: the projections that read x in one product, the others each, a scan over the state,
-        and the projections that write x. The scan counts STATE_FLOPS per state element and token as matrix products (write
-        and read, two each), and the decay and the convolution as vector work. Every state but a convolution's is scanned;
-        rows of tokens need operators of the variant's own.
+        By default: projections that read x in one product, each other projection, a scan over the state, and the
+        projections that write x. The scan counts STATE_FLOPS per state element and token as matrix products (2 for
+        the write and 2 for the read), and decay and convolution as vector work. All states except those of
+        convolutions are scanned. Rows of tokens need operators of the variant.
         """
         found = [w for w in p.local(self.weights(p.width)).values() if w.kind is WeightKind.MATRIX]
         first = [w for w in found if w.inputs == p.width and w.copies == 1 and not w.rows_in]
@@ -88,29 +88,30 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
         return [p.scan(entries, self.STATE_FLOPS * states * p.tokens, 2 * (states + columns) * p.tokens, moved)]
 
     def problem(self) -> str:
-        """What is wrong with this combination of fields, in one sentence, or ''."""
+        """Return the problem with this combination of fields in one sentence, or ''."""
         return ""
 
     @property
     def label(self) -> str:
-        """How people call this mixer: 'GQA-8', 'MLA', 'Mamba-2'; '' for what is no mixer."""
+        """Name of the mixer: 'GQA-8', 'MLA', 'Mamba-2'; '' for an FFN."""
         return ""
 
     def predicting(self) -> "Part":
-        """This part in a multi-token-prediction layer: the same, for most."""
+        """Return this part in a multi-token-prediction layer; usually unchanged."""
         return self
 
     def storing(self, own: bool) -> "Part | None":
-        """This part in a layer that keeps a cache of its own, or reads another layer's: with or without the projections of
-        what is cached. None where no such form is known.
+        """Return this part in a layer with its own cache, or in a layer that reads another layer's cache.
+
+        The second has no projections of cached rows. None means that no such form is known.
         """
         return self if own else None
 
     def as_mha(self) -> tuple[int, int, int]:
-        """(query heads, key width, value width) that this attention would have as MHA; zeros for what does not attend."""
+        """Return (query heads, key width, value width) of this attention as MHA; zeros for other parts."""
         return 0, 0, 0
 
     @property
     def attends(self) -> bool:
-        """Whether queries look at tokens: then it has a form as MHA, MQA, MLA … too."""
+        """Whether queries attend to tokens, so that the part has forms as MHA, MQA, MLA and others."""
         return self.as_mha()[0] > 0

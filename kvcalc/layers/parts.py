@@ -1,4 +1,4 @@
-"""Every part that a layer can have, as the one type that presets are read into: what the rooms of parts list."""
+"""The union of all parts, the type that presets are read into."""
 
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -7,7 +7,7 @@ from kvcalc.layers.part import Part
 
 
 def listed(*rooms: Any) -> tuple[type[Part], ...]:
-    """The parts that modules list."""
+    """Return the parts that modules export."""
     return tuple(p for room in rooms for p in vars(room).values() if isinstance(p, type) and issubclass(p, Part))
 
 

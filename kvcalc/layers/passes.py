@@ -1,4 +1,4 @@
-"""What parts build their operators from: the batch, the formats and the ranks of one pass, and the costs of common steps."""
+"""Helpers with which parts build operators: the batch, formats and parallelism of one pass."""
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
@@ -27,9 +27,11 @@ NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2  # vector FLO
 
 
 class Pass:
-    """A pass while its operators are listed: the batch, the formats and the ranks, and helpers that parts build from.
+    """One pass while its operators are listed.
 
-    width: of the residual stream. rotates: whether positions are rotary; a table of learned positions rotates nothing.
+    Attributes:
+        width: Hidden size.
+        rotates: Whether positions are rotary.
     """
 
     NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS = NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS
@@ -47,23 +49,23 @@ class Pass:
         self.kind, self.count, self.writes_cache, self.role = "", 1, True, Role.OTHER
 
     def enter(self, kind: str, count: int, writes_cache: bool = True) -> None:
-        """Go on to the `count` layers of a kind; '' for what stands outside the layers."""
+        """Continue with the `count` layers of a kind; '' for operators outside the layers."""
         self.kind, self.count, self.writes_cache, self.role = kind, count, writes_cache, Role.OTHER
 
     def local(self, weights: Iterable[Weight]) -> dict[str, Weight]:
-        """The share of each weight that this rank holds, by name."""
+        """Return the share of each weight on this rank, by name."""
         return {w.name: w.local(self.ranks) for w in weights}
 
     def vector_bytes(self, weight: Weight) -> int:
-        """Bytes of a vector on this rank; 0 for matrices, which their products read, and for tables."""
+        """Return the bytes of a vector on this rank; 0 for matrices (their products read them) and tables."""
         return weight.local(self.ranks).elements * self.formats.vector_bytes if weight.kind is WeightKind.VECTOR else 0
 
     def heads(self, heads: int) -> int:
-        """Of so many heads, those on this rank."""
+        """Return the number of heads on this rank."""
         return self.ranks.share(heads)
 
     def choose(self, wanted: Callable[[Num, Num], Num]) -> "Pass":
-        """This pass with only the groups for which `wanted(new, past)` is 1; arrays are masked point by point."""
+        """Return the pass with only the groups for which `wanted(new, past)` is 1; arrays are masked."""
         masks = [_settled(wanted(g.new, g.past)) for g in self.groups]
         part = copy(self)
         kept = [(g, m) for g, m in zip(self.groups, masks, strict=True) if not isinstance(m, int) or m]
@@ -76,7 +78,7 @@ class Pass:
         return part
 
     def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
-        """(query, key) pairs of the batch: Σ count · visible(new, past)."""
+        """Return the (query, key) pairs of the batch: Σ count · visible(new, past)."""
         return sum((g.count * visible(g.new, g.past) for g in self.groups), 0)
 
     def attention(
@@ -89,10 +91,11 @@ class Pass:
         expanded: Num = 0,
         form: str = "",
     ) -> Operator:
-        """A fused attention: scores and values over pairs, one read of the cache, queries in and outputs out.
+        """Return a fused attention: scores and values over pairs, one cache read, queries in, outputs out.
 
-        visible: pairs of one sequence of a group, from its new and past tokens. expanded: elements of keys and values that
-        are read as activations, where they are recomputed rather than cached.
+        Args:
+            visible: Function from new and past tokens to the pairs of one sequence.
+            expanded: Elements of recomputed keys and values, which are read as activations.
         """
         rows, groups = tuple(entries), tuple((g.count, g.new, g.past, g.count * visible(g.new, g.past)) for g in self.groups)
         pairs = sum((seen for *_, seen in groups), 0)
@@ -115,7 +118,7 @@ class Pass:
         )  # fmt: skip
 
     def indexer(self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int) -> list[Operator]:
-        """Scores of `heads` index heads over `pairs`, weighted and summed, and the `top` best for each token."""
+        """Return scores of `heads` index heads over `pairs`, their weighted sum, and `top` selected per token."""
         queries, rows = self.tokens * heads * width, tuple(entries)
         cost = self.cache(rows)._replace(
             flops=pair_flops(pairs, heads, width),
@@ -127,9 +130,10 @@ class Pass:
         return [scores, msgspec.structs.replace(best, role=Role.CORE)]
 
     def eviction(self, scores: CacheEntry, visible: Callable[[Num, Num], Num], heads: int) -> Operator:
-        """Each query head's attention added to the scores of the tokens that it saw, and a choice among those of each sequence.
+        """Return the update of eviction scores and the selection of tokens to evict.
 
-        Reads the scores of the tokens kept and writes those of the tokens that stay; the probabilities are added on the chip.
+        It reads the scores of stored tokens and writes the scores of remaining tokens. Probabilities are added on
+        chip.
         """
         units = self.heads(scores.heads)
         kept = self.pairs(lambda new, past: scores.stored_rows(past)) * units
@@ -138,17 +142,18 @@ class Pass:
         return msgspec.structs.replace(added, role=Role.CORE)
 
     def scan(self, entries: Iterable[CacheEntry], flops: Num, vector_flops: Num, activation_bytes: Num) -> Operator:
-        """What runs over a recurrent or convolution state, which it reads and writes once."""
+        """Return the scan over a recurrent or convolution state, which is read and written once."""
         cost = self.cache(entries)._replace(flops=flops, vector_flops=vector_flops, activation_bytes=activation_bytes)
         return Operator("scan", self.kind, self.count, "scan", cost, self.formats.dtype, role=Role.CORE)
 
     def gemm(
         self, name: str, *weights: Weight, tokens: Num | None = None, fraction: Real = 1, experts: Real = 0, read: bool = True
     ) -> Operator:
-        """x[tokens, inputs] · W for matrices that share their input; block-diagonal copies each take their own input.
+        """Return x[tokens, inputs] · W for matrices with a common input. Block-diagonal copies have separate inputs.
 
-        fraction: of the copies that are read (experts that a token reached); their bytes round half up once. experts: how
-        many those are.
+        Args:
+            fraction: Share of the copies that is read (experts that a token reached). Bytes round half up once.
+            experts: Number of experts that are read.
         """
         rows = self.tokens if tokens is None else tokens
         flops: Num = 0
@@ -167,21 +172,21 @@ class Pass:
         return Operator(name, self.kind, self.count, "gemm", cost, dtype, (), shape, experts, self.role, weights=names)
 
     def format_of(self, weight: Weight) -> str:
-        """The name of the format that a matrix is stored in."""
+        """Return the name of the storage format of a matrix."""
         return self.formats.weight_format(self._full(weight.name), weight).name
 
     def vector(self, name: str, elements_in: Num, elements_out: Num, flops: Num, weight_bytes: Num = 0) -> Operator:
-        """An elementwise chain: so many elements read, written, and vector FLOPs, in all."""
+        """Return an elementwise chain with its elements read, elements written and vector FLOPs."""
         moved = (elements_in + elements_out) * self.element
         return Operator(name, self.kind, self.count, "vector", Cost(0, flops, weight_bytes, activation_bytes=moved))
 
     def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
-        """The activation of an FFN: `inputs` arrays (up, and gate if gated) of [tokens, width] into one."""
+        """Return the activation of an FFN: `inputs` arrays (up, and gate) of [tokens, width] into one."""
         elements = tokens * width
         return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
 
     def cache(self, entries: Iterable[CacheEntry]) -> Cost:
-        """What a layer's cache entries move: rows that the queries may see, and rows that the new tokens add."""
+        """Return cache traffic: rows that queries may see, and rows that new tokens add."""
         read: Num = 0
         write: Num = 0
         for entry in entries:
@@ -194,11 +199,11 @@ class Pass:
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
     def network(self, name: str, sent: Num, away: Num = 0, times: int = 1) -> Operator:
-        """A collective that moves so many bytes over this rank's link, `away` of them to other nodes."""
+        """Return a collective that sends bytes over this rank's link, `away` of them to other nodes."""
         return Operator(name, self.kind, self.count * times, "network", Cost(network_bytes=sent, inter_node_bytes=away))
 
     def all_reduce(self, width: int) -> list[Operator]:
-        """The sum over tensor-parallel ranks of [tokens, width]: 2(n − 1)/n of it crosses each link (ring), in whole bytes."""
+        """Return the all-reduce of [tokens, width] over tp ranks: a ring sends 2(n − 1)/n of it, in whole bytes."""
         n = self.ranks.tp
         if n == 1:
             return []
@@ -218,16 +223,16 @@ def _local_group(group: Sequences, ranks: Parallelism) -> Sequences:
 
 
 def _settled(mask: Num) -> Num:
-    """A mask that is the same everywhere as an int."""
+    """Return a mask as an int if it is the same everywhere."""
     if isinstance(mask, int):
         return mask
     return 1 if mask.all() else 0 if not mask.any() else mask
 
 
 def _gemm_shape(weights: Sequence[Weight], rows: Num, fraction: Real, held: int) -> GemmShape:
-    """Of matrices that share their input: side by side; copies and reached experts too, these with their own tokens.
+    """Return the shape of matrices with a common input, without the format.
 
-    The format is left to be named.
+    Matrices count together in n. Copies and reached experts also count together, with their own tokens.
     """
     first = weights[0]
     columns = sum(w.outputs * (1 if w.expert else w.copies) for w in weights)
@@ -237,7 +242,7 @@ def _gemm_shape(weights: Sequence[Weight], rows: Num, fraction: Real, held: int)
 
 
 def _half_up(value: Real) -> Num:
-    """To whole bytes, halves up."""
+    """Round to whole bytes, halves up."""
     if isinstance(value, float):
         return int(value + 0.5)
     import numpy as np

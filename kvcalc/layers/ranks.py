@@ -1,4 +1,4 @@
-"""GPUs by what they share: every figure of a pass is that of one rank, the fullest."""
+"""Parallelism over GPUs. Every figure of a pass is for one rank, the fullest."""
 
 import msgspec
 
@@ -8,11 +8,15 @@ MOST_GPUS = 1_000_000
 
 
 class Parallelism(msgspec.Struct, frozen=True):
-    """Ranks by kind. Every figure under it is that of one GPU, the fullest.
+    """Numbers of ranks. Every figure under it is for one GPU, the fullest.
 
-    tp divides heads and columns (and replicates KV heads beyond their number), pp the stack of layers, dp the sequences;
-    ep, a divisor of tp·dp, spreads the experts; dcp, a divisor of tp, spreads the cached tokens in decode. per_node: GPUs that
-    one fast link joins, tp groups whole where they fit; 0 for all.
+    Attributes:
+        tp: Divides heads and columns; replicates KV heads if there are fewer than ranks.
+        pp: Divides the layers.
+        dp: Divides the sequences.
+        ep: Spreads the experts; a divisor of tp·dp.
+        dcp: Spreads cached tokens in decode; a divisor of tp.
+        per_node: GPUs that one fast link connects, with whole tp groups if they fit; 0 for all.
     """
 
     tp: int = 1
@@ -36,7 +40,7 @@ class Parallelism(msgspec.Struct, frozen=True):
 
     @property
     def of_a_stage(self) -> tuple[int, int, int]:
-        """What decides the share of a weight that one rank of a pipeline stage holds."""
+        """A key that determines the share of each weight on one rank of a pipeline stage."""
         return self.tp, self.dp, self.ep
 
     @property
@@ -45,15 +49,15 @@ class Parallelism(msgspec.Struct, frozen=True):
         return self.tp * self.pp * self.dp
 
     def near(self, group: int) -> int:
-        """Of the ranks of a group that stand together, those on one node."""
+        """Return the number of ranks of a contiguous group that are on one node."""
         return min(group, self.per_node) if self.per_node else group
 
     def sequences(self, batch_size: int) -> int:
-        """Sequences on the fullest of the dp ranks."""
+        """Return the sequences on the fullest dp rank."""
         return -(-batch_size // self.dp)
 
     def share(self, shards: int) -> int:
-        """Units of `shards` that one of the tp ranks holds: ⌈shards/tp⌉, and one where there are fewer than ranks."""
+        """Return the units of `shards` on one tp rank: ⌈shards/tp⌉, at least one."""
         return -(-shards // self.tp)
 
 

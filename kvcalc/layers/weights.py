@@ -1,7 +1,7 @@
-"""Weights by name: the one description from which parameters, weight bytes, shards and matrix products all follow.
+"""Weights by name, from which parameters, weight bytes, shards and matrix products follow.
 
-A part of a layer lists its weights once. A matrix [inputs, outputs] multiplies every token that reaches it, so its
-parameters and its FLOPs come from the same line and cannot disagree.
+A part lists its weights once. A matrix [inputs, outputs] multiplies every token that reaches it, so
+parameters and FLOPs come from the same line.
 """
 
 from enum import StrEnum
@@ -18,13 +18,14 @@ class WeightKind(StrEnum):
 
 
 class Weight(msgspec.Struct, frozen=True):
-    """`copies` equal matrices [inputs, outputs], or a vector or table of as many elements.
+    """`copies` equal matrices [inputs, outputs], or a vector or table with that number of elements.
 
-    active: how many of the copies one token uses (top-k of the experts); 0 means all of them.
-    bias: bias elements per copy, beside the matrix.
-    shards: the units (heads, columns) that tensor parallelism divides; a weight is replicated beyond that many ranks.
-    expert: the copies are experts, which expert parallelism spreads.
-    rows_in: the sharded axis is `inputs` (a row-parallel matrix, whose bias every rank keeps whole).
+    Attributes:
+        active: Copies that one token uses (top-k of the experts); 0 for all.
+        bias: Bias elements per copy.
+        shards: Units (heads, columns) that tensor parallelism divides. More ranks than units replicate.
+        expert: Whether the copies are experts, which expert parallelism spreads.
+        rows_in: Whether `inputs` is the sharded axis (a row-parallel matrix, whose bias is on every rank).
     """
 
     name: str
@@ -45,11 +46,11 @@ class Weight(msgspec.Struct, frozen=True):
 
     @property
     def active_elements(self) -> int:
-        """Parameters that one token meets: the same with the active copies alone."""
+        """Parameters that one token uses: the same with only the active copies."""
         return (self.active or self.copies) * (self.inputs * self.outputs + self.bias)
 
     def local(self, ranks: Parallelism) -> "Weight":
-        """The share that one rank holds: whole heads, columns, or experts."""
+        """Return the share on one rank: whole heads, columns or experts."""
         copies, over = self.copies, ranks.tp
         if self.expert:
             copies = -(-copies // ranks.ep)
@@ -77,15 +78,15 @@ def matrix(
     active: int = 0,
     expert: bool = False,
 ) -> Weight:
-    """A weight matrix [inputs, outputs], with a bias of `outputs` elements if it has one."""
+    """Return a weight matrix [inputs, outputs], with a bias of `outputs` elements if requested."""
     return Weight(name, inputs, outputs, copies, active, outputs if bias else 0, shards, expert, rows_in)
 
 
 def vector(name: str, elements: int, shards: int = 1) -> Weight:
-    """An elementwise parameter of so many elements."""
+    """Return an elementwise parameter."""
     return Weight(name, 1, elements, shards=shards, kind=WeightKind.VECTOR)
 
 
 def table(name: str, rows: int, width: int, shards: int = 1) -> Weight:
-    """A lookup table of rows × width elements, of which a token reads one row."""
+    """Return a lookup table of rows × width elements; a token reads one row."""
     return Weight(name, rows, width, shards=shards, rows_in=True, kind=WeightKind.TABLE)

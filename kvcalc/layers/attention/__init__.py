@@ -1,4 +1,4 @@
-"""Every mixer that attends to tokens. A new one is a file and a line here."""
+"""All attention mixers. A new mixer is one file and one line here."""
 
 from kvcalc.layers.attention.compressed import Compressed as Compressed
 from kvcalc.layers.attention.grouped import Grouped as Grouped

@@ -1,9 +1,9 @@
-"""Compressed attention (DeepSeek-V4's CSA and HCA): a short window beside one entry per block of tokens.
+"""Compressed attention (DeepSeek-V4 CSA and HCA): a short window plus one entry per block of tokens.
 
-Cached per sequence and layer: a window of sliding_window shared key-values; one key-value per compress_ratio tokens; the
-unfinished block, as projected key-values and gates; and where blocks overlap, the last finished block. With an indexer
-(CSA) each query reads the top-k of the compressed entries. Keys and values are one and the same row, for one KV head.
-Source: DeepSeek-V4 technical report §2.3 and transformers' modelling code for `deepseek_v4`.
+Cached per sequence and layer: a window of `sliding_window` rows; one row per `compress_ratio` tokens; the
+unfinished block as projected rows and gates; and the last finished block if blocks overlap. With an
+indexer (CSA), each query reads only the top-k compressed rows. A row is both key and value, for one KV
+head. Sources: DeepSeek-V4 technical report, section 2.3; transformers, `deepseek_v4`.
 """
 
 import msgspec
@@ -17,11 +17,13 @@ from kvcalc.units import Num, floor_div
 
 
 class Compressed(Part, frozen=True, tag="compressed"):
-    """Attention of num_attention_heads heads over one shared key-value of head_dim, qk_rope_head_dim of it rotated.
+    """Attention of num_attention_heads heads over one shared row of head_dim, which is key and value.
 
-    compress_ratio: tokens that one compressed entry stands for; 0 leaves the window alone.
-    overlap: each block is compressed together with the one before (CSA), from two series.
-    index_topk: compressed entries that a query reads; 0 reads all (HCA).
+    Attributes:
+        qk_rope_head_dim: Rotated part of head_dim.
+        compress_ratio: Tokens per compressed row; 0 for only a window.
+        overlap: Whether each block is compressed together with the block before it, from two series (CSA).
+        index_topk: Compressed rows that a query reads; 0 for all (HCA).
     """
 
     num_attention_heads: Size
@@ -43,7 +45,7 @@ class Compressed(Part, frozen=True, tag="compressed"):
         return 2 if self.overlap else 1
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Queries through q_lora_rank, one key-value [D, d], a grouped output projection, and the compressors."""
+        """Queries through q_lora_rank, one row projection [D, d], a grouped output projection, compressors."""
         heads, d, rank = self.num_attention_heads, self.head_dim, self.q_lora_rank
         found = [
             matrix("q_down", hidden_size, rank),
@@ -86,7 +88,7 @@ class Compressed(Part, frozen=True, tag="compressed"):
         ]
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """The window, the compressed entries and their index keys, and the buffers of the compressors."""
+        """The window, the compressed rows with their index keys, and the buffers of the compressors."""
         plain, rope, ratio, top = (
             self.head_dim - self.qk_rope_head_dim,
             self.qk_rope_head_dim,
@@ -110,7 +112,7 @@ class Compressed(Part, frozen=True, tag="compressed"):
         return tuple(found)
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Projections of x in one product, queries up, compressors, indexer, one attention over both parts, outputs."""
+        """Projections of x in one product, queries, compressors, indexer, one attention over both parts, output."""
         w = p.local(self.weights(p.width))
         heads, d, ratio, top = p.heads(self.num_attention_heads), self.head_dim, self.compress_ratio, self.index_topk
         names = ("q_down", "kv", "compress_kv", "compress_gate", "index_kv", "index_gate", "index_weights")
@@ -158,7 +160,10 @@ class Compressed(Part, frozen=True, tag="compressed"):
         return f"{'CSA' if self.index_topk else 'HCA'} 1:{self.compress_ratio}"
 
     def predicting(self) -> "Compressed":
-        """A prediction layer keeps its window alone (vLLM's models/deepseek_v4/attention.py)."""
+        """Return this mixer in a prediction layer, which stores only its window.
+
+        Source: vLLM, models/deepseek_v4/attention.py.
+        """
         bare = {"compress_ratio": 0, "overlap": False, "index_topk": 0, "index_n_heads": 0, "index_head_dim": 0}
         return msgspec.structs.replace(self, **bare)
 

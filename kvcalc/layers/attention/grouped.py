@@ -1,13 +1,15 @@
-"""Grouped-query attention, and its ends: MHA (as many KV heads as query heads) and MQA (one KV head).
+"""Grouped-query attention with its special cases MHA (a KV head per query head) and MQA (one KV head).
 
-Cached per token and layer: num_key_value_heads · (head_dim + v_head_dim) elements, for all tokens or for those that a
-window, a chunk or a budget leaves. Sources: Vaswani et al. 2017 §3.2.2 (MHA); Shazeer 2019, arXiv 1911.02150 (MQA);
-Ainslie et al. 2023, arXiv 2305.13245 §2.2 (GQA); Jiang et al. 2023, arXiv 2310.06825 §2 (sliding window); Xiao et al.
-2023, arXiv 2309.17453 (sink tokens); Zhang et al. 2023, arXiv 2306.14048 (H2O's budget).
+Cached per token and layer: num_key_value_heads · (head_dim + v_head_dim) elements, for all tokens or for
+the tokens of a window, a chunk or a budget. Sources: Vaswani et al. 2017, section 3.2.2 (MHA); Shazeer
+2019, arXiv 1911.02150 (MQA); Ainslie et al. 2023, arXiv 2305.13245, section 2.2 (GQA); Jiang et al. 2023,
+arXiv 2310.06825, section 2 (sliding window); Xiao et al. 2023, arXiv 2309.17453 (sink tokens); Zhang et
+al. 2023, arXiv 2306.14048 (H2O budget).
 
-Eviction keeps a score per token kept and KV head: the attention that the token has received so far, summed over queries (H2O's
-code, FMInference/H2O, h2o_hf/utils_real_drop/modify_llama.py: `hh_score` of [heads, tokens kept] in the dtype of the attention,
-its MHA; here one for the query heads that share a KV head, whose rows go together).
+Eviction stores one score per stored token and KV head: the attention that the token has received, summed
+over queries. H2O's code has `hh_score` [heads, tokens] in the dtype of its MHA (FMInference/H2O,
+h2o_hf/utils_real_drop/modify_llama.py). Here, query heads that share a KV head share one score, because
+their rows are evicted together.
 """
 
 from typing import Literal
@@ -23,16 +25,21 @@ from kvcalc.units import Num
 
 
 class Grouped(Part, frozen=True, tag="grouped"):
-    """Attention of num_attention_heads query heads over num_key_value_heads shared keys and values.
+    """Attention of num_attention_heads query heads over num_key_value_heads keys and values.
 
-    head_dim, v_head_dim: widths of a key and a value (v_head_dim: as head_dim unless given).
-    sliding_window: a query sees so many tokens, itself included, and no more are kept, beside `sink_tokens` first ones.
-    attention_chunk_size: a query sees only its own chunk of so many tokens. cache_budget: tokens that eviction keeps.
-    qk_norm: 'head' (one weight vector of head_dim for all heads) or 'full' (one per head). sinks: a logit per head.
-    output_gate: a gate per channel ('full') or per head ('head') on the attention's output, projected from the input.
-    input_size, output_size: where they differ from the residual stream's. k_is_v: one projection serves keys and values.
-    cached: false where every token sees those after it too, so that nothing can be kept. qo_projection: false where experts
-    project queries and outputs (JetMoE).
+    Attributes:
+        head_dim: Width of a key.
+        v_head_dim: Width of a value; head_dim by default.
+        sliding_window: Tokens that a query sees, including itself. No more are stored, except `sink_tokens`.
+        attention_chunk_size: Tokens of a chunk; a query sees only its own chunk.
+        cache_budget: Tokens that eviction keeps.
+        qk_norm: 'head' (one weight vector of head_dim for all heads) or 'full' (one vector per head).
+        sinks: Whether each head has a sink logit.
+        output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output, from the input.
+        input_size, output_size: Widths that differ from the hidden size.
+        k_is_v: Whether one projection gives keys and values.
+        cached: False if tokens also see later tokens, so nothing can be stored.
+        qo_projection: False if experts project queries and outputs (JetMoE).
     """
 
     num_attention_heads: Size
@@ -67,12 +74,12 @@ class Grouped(Part, frozen=True, tag="grouped"):
 
     @property
     def most_tokens(self) -> int:
-        """Tokens kept at most; 0 for no limit."""
+        """Maximum number of stored tokens; 0 for no limit."""
         window = self.sliding_window + self.sink_tokens if self.sliding_window else 0
         return min((n for n in (window, self.attention_chunk_size, self.cache_budget) if n), default=0)
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Projections [D, H·d], [D, G·d], [D, G·dv] and [H·dv, D]; norms, sinks and gates beside them."""
+        """Projections [D, H·d], [D, G·d], [D, G·dv] and [H·dv, D], with norms, sinks and gates."""
         heads, groups, d, dv = self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_width
         width = self.input_size or hidden_size
         found = [matrix("q", width, heads * d, self.q_bias, shards=heads)] if self.qo_projection else []
@@ -117,7 +124,7 @@ class Grouped(Part, frozen=True, tag="grouped"):
         return found
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """One row of keys [G, d] and one of values [G, dv] per token kept."""
+        """One row of keys [G, d] and one of values [G, dv] per stored token."""
         if not self.cached:
             return ()
         span = Span.CHUNK if self.attention_chunk_size else Span.TOKENS
@@ -127,7 +134,7 @@ class Grouped(Part, frozen=True, tag="grouped"):
         return tuple(CacheEntry(role, groups, width, limit=limit, span=span, keeps=keeps) for role, width in rows)
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
-        """[G] per token kept, in the model's dtype."""
+        """Scores [G] per stored token, in the dtype of the model."""
         if not self.cache_budget or not self.cached:
             return ()
         return (CacheEntry("score", self.num_key_value_heads, 1, limit=self.most_tokens, keeps=Keeps.CHOSEN),)
@@ -137,7 +144,7 @@ class Grouped(Part, frozen=True, tag="grouped"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """qkv, gate, RoPE with the q/k norms, attention, the scores of eviction, o."""
+        """qkv, gate, RoPE with q/k norms, attention, eviction scores, o."""
         w = p.local(self.weights(p.width))
         queries, keys, values = p.heads(self.num_attention_heads), self.num_key_value_heads, self.value_width
         qkv = [w[n] for n in ("q", "k", "v") if n in w]
@@ -159,7 +166,7 @@ class Grouped(Part, frozen=True, tag="grouped"):
         return [*found, p.gemm("o", w["o"]), *p.all_reduce(w["o"].outputs)]
 
     def _visible(self, new: Num, past: Num) -> Num:
-        """(query, key) pairs of one sequence."""
+        """Return the (query, key) pairs of one sequence."""
         if not self.cached:
             return new * (new + past)
         if self.attention_chunk_size:
@@ -167,7 +174,7 @@ class Grouped(Part, frozen=True, tag="grouped"):
         return causal_pairs(new, past, self.most_tokens)
 
     def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
-        """What a variant runs between the projections and the attention."""
+        """Return operators that a variant adds between projections and attention."""
         return []
 
     def problem(self) -> str:

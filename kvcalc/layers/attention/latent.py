@@ -1,8 +1,9 @@
-"""Multi-head latent attention (MLA): one compressed latent per token serves all keys and values.
+"""Multi-head latent attention (MLA): one compressed latent per token gives all keys and values.
 
-Cached per token and layer: kv_lora_rank + qk_rope_head_dim elements, shared by all heads: the latent c_kv and the
-decoupled RoPE key. Keys and values are W_UK·c_kv and W_UV·c_kv per head; in decode both matrices absorb into the query
-and output projections, so that attention runs on the latents themselves. Source: DeepSeek-V2, arXiv 2405.04434 §2.1.
+Cached per token and layer: kv_lora_rank + qk_rope_head_dim elements for all heads: the latent c_kv and the
+decoupled RoPE key. Keys and values are W_UK·c_kv and W_UV·c_kv per head. In decode, both matrices are
+absorbed into the query and output projections, so attention runs on the latents. Source: DeepSeek-V2,
+arXiv 2405.04434, section 2.1.
 """
 
 from typing import Literal
@@ -18,14 +19,19 @@ from kvcalc.units import Num, at_least
 
 
 class Latent(Part, frozen=True, tag="latent"):
-    """MLA of num_attention_heads heads, with keys of qk_nope_head_dim + qk_rope_head_dim and values of v_head_dim.
+    """MLA of num_attention_heads heads.
 
-    q_lora_rank: the width that queries are compressed to, null for a plain query projection.
-    qkv_bias: on the two down-projections. norms: RMS weights on the two latents. sinks: a logit per head.
-    output_gate: a gate per channel ('full') or per head ('head') on the attention's output, projected from the input.
-    q_up_size: the width from which queries and that gate are projected, where it is not q_lora_rank (A.X-K2: two of them).
-    kv_projection: false in a layer that reads another's latents: it has no kv_down.
-    heads_cached: a GGUF file with kv_up in one tensor, of which llama.cpp keeps keys and values of every head.
+    Attributes:
+        qk_nope_head_dim, qk_rope_head_dim: Key widths without and with positions.
+        v_head_dim: Width of a value.
+        q_lora_rank: Width to which queries are compressed; null for a plain query projection.
+        qkv_bias: Whether the two down-projections have biases.
+        norms: Whether the two latents have RMSNorms.
+        sinks: Whether each head has a sink logit.
+        output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output, from the input.
+        q_up_size: Input width of queries and gate if it is not q_lora_rank (A.X-K2 has two of them).
+        kv_projection: False in a layer that reads another layer's latents; it has no kv_down.
+        heads_cached: True for a GGUF file with one kv_up tensor; llama.cpp then stores K and V of every head.
     """
 
     num_attention_heads: Size
@@ -46,7 +52,7 @@ class Latent(Part, frozen=True, tag="latent"):
     heads_cached: bool = False
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """q: [D, H·dqk] or its two factors; kv_down [D, r + dr]; kv_up [r, H·(dn + dv)]; o [H·dv, D]."""
+        """q [D, H·dqk] or its two factors; kv_down [D, r + dr]; kv_up [r, H·(dn + dv)]; o [H·dv, D]."""
         heads, rank = self.num_attention_heads, self.kv_lora_rank
         queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         found = []
@@ -82,7 +88,7 @@ class Latent(Part, frozen=True, tag="latent"):
         }  # fmt: skip
 
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
-        """Keys and values of every head, for programs that keep those; `value_width` elements of each value, padding included."""
+        """Return entries for keys and values of every head; a value has `value_width` elements with padding."""
         heads, limit = self.num_attention_heads, self.sliding_window or 0
         key = CacheEntry("k", heads, self.qk_nope_head_dim + self.qk_rope_head_dim, limit=limit)
         return key, CacheEntry("v", heads, value_width, limit=limit)
@@ -102,7 +108,7 @@ class Latent(Part, frozen=True, tag="latent"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Down- and up-projections, RoPE, attention in the form that costs fewer FLOPs for each group of sequences, o."""
+        """Projections, RoPE, attention in the form with fewer FLOPs for each group of sequences, o."""
         w = p.local(self.weights(p.width))
         first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]
         found = [p.gemm("qkv_down" if "q_down" in w else "qkv", *first)]
@@ -125,11 +131,11 @@ class Latent(Part, frozen=True, tag="latent"):
         return causal_pairs(new, past, self.sliding_window or 0)
 
     def _seen(self, new: Num, past: Num) -> Num:
-        """Cached tokens, the new ones included, whose keys and values the expanded form recomputes."""
+        """Return the tokens whose keys and values the expanded form recomputes, including new tokens."""
         return self._latents(top=0)[0].read_rows(new, past)
 
     def _absorbs(self, p: Pass, new: Num, past: Num) -> Num:
-        """1 where the absorbed form takes fewer FLOPs than the expanded one, or as many and no more bytes; else 0."""
+        """Return 1 if the absorbed form needs fewer FLOPs, or equal FLOPs and no more bytes; otherwise 0."""
         if p.mla_form != "auto":
             return int(p.mla_form == "absorbed")
         rank, both = self.kv_lora_rank, self.qk_nope_head_dim + self.v_head_dim
@@ -146,9 +152,9 @@ class Latent(Part, frozen=True, tag="latent"):
         return [e for e in self.cache() if e.role in ("latent", "rope_key")]
 
     def _absorbed(self, p: Pass, up: Weight) -> list[Operator]:
-        """Queries into the latent space, attention over latents shared by all heads, outputs back: W_UK and W_UV.
+        """Return the absorbed form: queries times W_UK, attention over shared latents, outputs times W_UV.
 
-        The two are halves of what is stored as one matrix, scales and all, and are read as it is stored.
+        W_UK and W_UV are halves of one stored matrix and are read as it is stored, including scales.
         """
         heads, rank, rope = p.heads(self.num_attention_heads), self.kv_lora_rank, self.qk_rope_head_dim
         key, value = self.qk_nope_head_dim, self.v_head_dim
@@ -160,7 +166,7 @@ class Latent(Part, frozen=True, tag="latent"):
         return [_reading(into, keys), core, _reading(back, held - keys)]
 
     def _expanded(self, p: Pass, w: dict[str, Weight], read: Num) -> list[Operator]:
-        """Keys and values of every cached token from its latent, then attention per head."""
+        """Return the expanded form: keys and values of every cached token, then attention per head."""
         heads, key, rope, value = p.heads(self.num_attention_heads), self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         entries = self._latents(top=0)
         tokens = p.pairs(self._seen)
@@ -178,7 +184,7 @@ class Latent(Part, frozen=True, tag="latent"):
         return [msgspec.structs.replace(up, cost=cost, role=Role.CORE), core]
 
     def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
-        """What a variant runs between the projections and the attention."""
+        """Return operators that a variant adds between projections and attention."""
         return []
 
     @property
@@ -193,5 +199,5 @@ class Latent(Part, frozen=True, tag="latent"):
 
 
 def _reading(operator: Operator, weight_bytes: Num) -> Operator:
-    """The operator with so many bytes of weights."""
+    """Return the operator with `weight_bytes` bytes of weights."""
     return msgspec.structs.replace(operator, cost=operator.cost._replace(weight_bytes=weight_bytes))

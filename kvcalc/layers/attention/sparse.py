@@ -19,12 +19,13 @@ from kvcalc.units import Num
 
 
 class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
-    """DSA: MLA of which each query reads index_topk latents, chosen by an indexer.
+    """DSA: MLA in which each query reads index_topk latents that an indexer selects.
 
-    indexer: false in a layer that reuses the choice of an earlier one: it has no index weights and caches no index key.
-    index_pool: index keys are pooled in blocks of so many tokens, by gates that are cached beside the keys with a flag
-    for padding (GLM-5.3); 0 scores every token.
-    index_query_from_hidden: index queries are projected from the residual stream rather than from the query latent.
+    Attributes:
+        indexer: False in a layer that reuses an earlier selection; it has no index weights and no index keys.
+        index_pool: Tokens per pooled index key (GLM-5.3). Gates and a padding flag are cached with the keys.
+            0 scores every token.
+        index_query_from_hidden: Whether index queries come from the hidden states, not the query latent.
     """
 
     index_topk: Tokens
@@ -35,7 +36,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     index_pool: Count = 0
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """MLA's, and the indexer's: queries [r_q, Hi·di], key [D, di] with its LayerNorm, head weights [D, Hi]."""
+        """Weights of MLA and of the indexer: queries [r_q, Hi·di], key [D, di] with LayerNorm, head weights [D, Hi]."""
         found = super().weights(hidden_size)
         if not self.indexer:
             return found
@@ -60,7 +61,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         return super().letters() | {"Hi": self.index_n_heads, "di": self.index_head_dim}
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """MLA's two rows, of which a query reads index_topk, and one index key per token, all of which it reads."""
+        """The two rows of MLA, of which a query reads index_topk, and one index key per token, which it always reads."""
         latents = self._latents(top=self.index_topk)
         width = 2 * self.index_head_dim + 1 if self.index_pool else self.index_head_dim
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
@@ -84,7 +85,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         return causal_pairs(new, past, min(self.index_topk, self.sliding_window or self.index_topk))
 
     def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
-        """The indexer's projections, its scores over every index key, and the top-k."""
+        """The indexer's projections, its scores over every index key, and the top-k selection."""
         if not self.indexer:
             return []
         hidden = [w[n] for n in ("index_k", "index_weights", "index_gate") if n in w]
@@ -97,7 +98,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         return self.index_pool
 
     def storing(self, own: bool) -> "Sparse | None":
-        """No source says whether a layer that reads another's latents chooses among them with an indexer of its own."""
+        """Return None for a layer that reads another layer's latents: no source states its indexer."""
         return msgspec.structs.replace(self, kv_projection=True) if own else None
 
     @property
@@ -106,9 +107,11 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 
 
 class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
-    """Grouped attention of which each query reads index_topk_blocks blocks of index_block_size tokens.
+    """Grouped attention in which each query reads index_topk_blocks blocks of index_block_size tokens.
 
-    index_pooled: a finished block is scored by the mean of its keys, so that an engine need keep no others of it.
+    Attributes:
+        index_pooled: Whether a finished block is scored by the mean of its keys, so an engine may store only
+            that mean.
     """
 
     index_block_size: Tokens
@@ -124,7 +127,7 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         return self.index_block_size if self.index_pooled else 0
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Grouped attention's, and the indexer's: queries [D, Hi·di] and one key [D, di], with their norms."""
+        """Weights of grouped attention and of the indexer: queries [D, Hi·di] and one key [D, di], with norms."""
         norms = (vector("index_q_norm", self.index_head_dim), vector("index_k_norm", self.index_head_dim))
         return (
             *super().weights(hidden_size),
@@ -140,7 +143,7 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         return super().letters() | {"Hi": self.index_n_heads, "di": self.index_head_dim}
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Keys and values, of which a query reads the chosen blocks, and an index key per token."""
+        """Keys and values, of which a query reads the selected blocks, and an index key per token."""
         top = self.index_topk_blocks * self.index_block_size
         groups = self.num_key_value_heads
         index = (CacheEntry("index_key", 1, self.index_head_dim),) if self.index_key_cached else ()
@@ -151,7 +154,7 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         )
 
     def storing(self, own: bool) -> "BlockSparse | None":
-        """No source says whether a layer that reads another's keys scores them with an indexer of its own."""
+        """Return None for a layer that reads another layer's keys: no source states its indexer."""
         return msgspec.structs.replace(self, kv_projection=True) if own else None
 
     def _visible(self, new: Num, past: Num) -> Num:

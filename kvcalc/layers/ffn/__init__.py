@@ -1,4 +1,4 @@
-"""Every feed-forward part. A new one is a file and a line here."""
+"""All FFNs. A new FFN is one file and one line here."""
 
 from kvcalc.layers.ffn.dense import Dense as Dense
 from kvcalc.layers.ffn.dense import Projections as Projections

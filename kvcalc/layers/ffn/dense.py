@@ -1,4 +1,4 @@
-"""The dense feed-forward network, plain (two matrices) or gated (three), and loose projections."""
+"""Dense FFNs, plain (two matrices) or gated (three), and separate projections."""
 
 from typing import Annotated, ClassVar
 
@@ -11,7 +11,7 @@ from kvcalc.layers.weights import Weight, WeightKind, matrix, vector
 
 
 class Dense(Part, frozen=True, tag="dense"):
-    """up [D, F] (and gate [D, F] if gated), down [F, D]. Sources: Vaswani et al. 2017 §3.3; Shazeer 2020 (GLU)."""
+    """up [D, F] (and gate [D, F] if gated), down [F, D]. Sources: Vaswani et al. 2017, section 3.3; Shazeer 2020."""
 
     ROLE: ClassVar[Role] = Role.FFN
 
@@ -22,7 +22,7 @@ class Dense(Part, frozen=True, tag="dense"):
     input_size: Size | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Two or three matrices; `down_bias` follows `bias` unless given."""
+        """Two or three matrices. `down_bias` equals `bias` by default."""
         inner, width = self.intermediate_size, self.input_size or hidden_size
         down_bias = self.bias if self.down_bias is None else self.down_bias
         up = matrix("up", width, inner, self.bias, shards=inner)
@@ -46,9 +46,11 @@ class Dense(Part, frozen=True, tag="dense"):
 
 
 class Projections(Part, frozen=True, tag="projections"):
-    """Named matrices and vectors that belong to no mixer or FFN: adapters, stream mixing, per-layer gates.
+    """Named matrices and vectors outside mixers and FFNs: adapters, stream mixing, per-layer gates.
 
-    matrices: name → [inputs, outputs] or [inputs, outputs, bias elements]. vectors: name → elements.
+    Attributes:
+        matrices: Name → [inputs, outputs] or [inputs, outputs, bias elements].
+        vectors: Name → elements.
     """
 
     ROLE: ClassVar[Role] = Role.OTHER
@@ -57,12 +59,12 @@ class Projections(Part, frozen=True, tag="projections"):
     vectors: dict[str, Count] = {}
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Each of them once, replicated on every rank."""
+        """Each matrix and vector once, replicated on every rank."""
         found = [matrix(n, m[0], m[1]) if len(m) == 2 else Weight(n, m[0], m[1], bias=m[2]) for n, m in self.matrices.items()]
         return (*found, *(vector(n, size) for n, size in self.vectors.items()))
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Each matrix as a product of its own, over all tokens."""
+        """One product per matrix, over all tokens."""
         return [p.gemm(w.name, w) for w in p.local(self.weights(p.width)).values() if w.kind is WeightKind.MATRIX]
 
     def problem(self) -> str:

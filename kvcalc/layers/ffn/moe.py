@@ -1,6 +1,7 @@
-"""Mixture of experts: a router sends each token to num_experts_per_tok of num_experts small networks.
+"""Mixture of experts: a router sends each token to num_experts_per_tok of num_experts FFNs.
 
-Shared experts take every token. Sources: Shazeer et al. 2017, arXiv 1701.06538 §2; DeepSeekMoE, arXiv 2401.06066 §3.
+Shared experts process every token. Sources: Shazeer et al. 2017, arXiv 1701.06538, section 2; DeepSeekMoE,
+arXiv 2401.06066, section 3.
 """
 
 from typing import ClassVar
@@ -15,13 +16,16 @@ from kvcalc.units import Num, Real, ceil_div
 class Moe(Part, frozen=True, tag="moe"):
     """num_experts experts of moe_intermediate_size, of which a token uses num_experts_per_tok.
 
-    shared_expert_intermediate_size: total width of the experts that every token uses. shared_expert_gate: a scalar gate on
-    them. moe_latent_size: the experts work at this width, between a projection down and one up (Nemotron-3).
-    router_width: what the router reads where a projection of its own comes before it (Zaya).
-    router_outputs: what the router scores where that is not each expert (Doge's product keys).
-    latent_bias: on those two. zero_experts: identity experts, which the router scores and which cost nothing (LongCat).
-    zero_expert_weights: they hold a gate and an up matrix all the same, unused (as transformers builds LongCat).
-    correction_bias: a routing bias that is a parameter (where it is a buffer it is not counted).
+    Attributes:
+        shared_expert_intermediate_size: Total width of the shared experts.
+        shared_expert_gate: Whether the shared experts have a scalar gate.
+        moe_latent_size: Width of the experts' input, between a projection down and one up (Nemotron-3).
+        router_width: Input width of the router after its own projection (Zaya).
+        router_outputs: Outputs of the router if they are not one per expert (Doge's product keys).
+        latent_bias: Whether the two latent projections have biases.
+        zero_experts: Identity experts, which the router scores and which cost nothing (LongCat).
+        zero_expert_weights: Whether they have unused gate and up matrices, as in transformers' LongCat.
+        correction_bias: Whether the routing bias is a parameter. A buffer does not count.
     """
 
     ROLE: ClassVar[Role] = Role.FFN
@@ -47,7 +51,7 @@ class Moe(Part, frozen=True, tag="moe"):
     expert_scales: bool = False
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """router [D, E], the experts' two or three matrices, the shared ones', and what stands between."""
+        """Router [D, E], two or three matrices of the experts, shared experts, and projections between."""
         routed = self.num_experts + self.zero_experts
         found = [matrix("router", self.router_width or hidden_size, self.router_outputs or routed, self.router_bias)]
         found += [vector("correction_bias", routed)] if self.correction_bias else []
@@ -102,9 +106,9 @@ class Moe(Part, frozen=True, tag="moe"):
         return [*gate, up, matrix("shared.down", inner, hidden_size, bias, shards=inner, rows_in=True), *scalar]
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Router, the experts as one operator over the tokens routed to them, the shared experts' products, the collectives.
+        """Router, routed experts as one operator, products of the shared experts, collectives.
 
-        Weights of the experts that at least one token reaches: E·(1 − (1 − k/E)^T) of E under uniform routing.
+        Only weights of reached experts are read: E·(1 − (1 − k/E)^T) of E under uniform routing.
         """
         w = p.local(self.weights(p.width))
         ranks = p.ranks
@@ -120,10 +124,11 @@ class Moe(Part, frozen=True, tag="moe"):
         return [*found, *self._exchange(p), *p.all_reduce(p.width)]
 
     def _exchange(self, p: Pass) -> list[Operator]:
-        """Tokens to the experts of other data-parallel ranks and back; the ranks of one tp group all have them already.
+        """Return the exchange of tokens with experts on other data-parallel ranks.
 
-        With ep each token goes to the ranks of its top-k, (ep − 1)/ep of them elsewhere; without, to every rank, as each
-        holds some columns of every expert.
+        The ranks of one tp group already have all tokens. With ep, each token goes to the ranks of its top-k;
+        (ep − 1)/ep of them are other ranks. Without ep, it goes to every rank, because each rank has some columns
+        of every expert.
         """
         ranks, rows = p.ranks, p.tokens * p.width * p.element
         if ranks.dp == 1:
@@ -136,9 +141,9 @@ class Moe(Part, frozen=True, tag="moe"):
         return [p.network(name, sent, away) for name in ("all_gather_tokens", "reduce_scatter")]
 
     def _fused(self, p: Pass, w: dict[str, Weight], parts: list[Operator], tokens: Num) -> list[Operator]:
-        """The experts as engines run them: both products and the activation in one operator, with the sum of their costs.
+        """Return the experts as engines run them: products and activation in one operator.
 
-        Products that compute in different dtypes stay apart: they have no roof in common.
+        Products with different compute dtypes stay separate, because they have different peaks.
         """
         products = [o for o in parts if o.kind == "gemm"]
         if len({o.dtype for o in products}) > 1:

@@ -1,4 +1,4 @@
-"""Mixers whose memory is a state of fixed size: nothing grows with the context. A new one is a file and a line here."""
+"""Mixers with a state of fixed size, which does not grow with the context. A new mixer is one file here."""
 
 from kvcalc.layers.recurrent.convolutions import Convolutions as Convolutions
 from kvcalc.layers.recurrent.delta import GatedDeltaNet as GatedDeltaNet

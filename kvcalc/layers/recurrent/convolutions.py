@@ -1,7 +1,8 @@
-"""Short depthwise convolutions and delays beside a mixer: over keys, values or a sublayer's output, without projections.
+"""Short depthwise convolutions and delays on keys, values or a sublayer's output, without projections.
 
-State per sequence and layer: the last columns of every channel, kernel − 1 of them. Sources: transformers' modelling code
-for `inkling` (keys, values and both residual branches) and `zaya` (queries and keys, and values that lag by one token).
+State per sequence and layer: the last kernel − 1 columns of every channel. Sources: transformers,
+`inkling` (keys, values and both residual branches) and `zaya` (queries, keys, and values delayed by one
+token).
 """
 
 from kvcalc.layers.cache import CacheEntry
@@ -11,10 +12,13 @@ from kvcalc.layers.weights import Weight, vector
 
 
 class Convolutions(Part, frozen=True, tag="convolutions"):
-    """Causal depthwise convolutions: name → channels, all of one kernel.
+    """Causal depthwise convolutions of one kernel size: name → channels.
 
-    bias: one element per channel. weighted: false for a plain delay, which has no weights. columns: kept of each channel
-    where further convolutions follow the first without a state of their own; kernel − 1 unless given.
+    Attributes:
+        bias: Whether each channel has a bias.
+        weighted: False for a plain delay without weights.
+        columns: Stored columns per channel; kernel − 1 by default. More are stored if later convolutions
+            follow without a state.
     """
 
     channels: dict[str, Size]
@@ -24,7 +28,7 @@ class Convolutions(Part, frozen=True, tag="convolutions"):
     columns: Size | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """[channels, kernel] each, with a bias if `bias`."""
+        """[channels, kernel] for each convolution, with a bias if `bias`."""
         if not self.weighted:
             return ()
         return tuple(vector(name, width * (self.conv_kernel + self.bias), shards=width) for name, width in self.channels.items())

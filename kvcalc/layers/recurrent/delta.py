@@ -1,7 +1,8 @@
 """Gated delta rule: gated delta net (Qwen3-Next) and Kimi delta attention (KDA).
 
-State per sequence and layer: one matrix key_dim × value_dim per value head, and kernel − 1 columns of queries, keys and
-values. Sources: Yang et al. 2024, arXiv 2412.06464 §3; Kimi Linear technical report, arXiv 2510.26692 §4.
+State per sequence and layer: one matrix key_dim × value_dim per value head, and kernel − 1 columns of
+queries, keys and values. Sources: Yang et al. 2024, arXiv 2412.06464, section 3; Kimi Linear technical
+report, arXiv 2510.26692, section 4.
 """
 
 from typing import ClassVar
@@ -13,10 +14,13 @@ from kvcalc.layers.weights import Weight, matrix, vector
 
 
 class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
-    """linear_num_value_heads states of linear_key_head_dim × linear_value_head_dim, a decay and a step per head.
+    """linear_num_value_heads states of linear_key_head_dim × linear_value_head_dim, with decay and step per head.
 
-    The output is normalised per head and gated by a projection as wide as the values. state_dtype: as the config says; null
-    where it says nothing, which is fp32 here and the engine's choice under an engine.
+    The output is normalised per head and gated by a projection as wide as the values.
+
+    Attributes:
+        state_dtype: dtype in the config. null means that the config has none: fp32 here, and the engine's
+            default in an engine.
     """
 
     STATE_FLOPS: ClassVar[int] = 6  # k·S, the outer product, q·S
@@ -79,8 +83,9 @@ class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
 class KimiDeltaAttention(Part, frozen=True, tag="kda"):
     """num_heads states of head_dim × head_dim with a decay per channel.
 
-    factored: decay and output gate are projected through head_dim, else by one matrix each. full_gate: the gate by one
-    matrix even so (Kimi-K3).
+    Attributes:
+        factored: Whether decay and output gate are projected through head_dim, not by one matrix each.
+        full_gate: Whether the gate is one matrix even if `factored` (Kimi-K3).
     """
 
     STATE_FLOPS: ClassVar[int] = 6
@@ -94,7 +99,7 @@ class KimiDeltaAttention(Part, frozen=True, tag="kda"):
     state_dtype: StateDtype = "fp32"
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """q, k, v [D, H·d]; decay and gate through [D, d] and [d, H·d], or [D, H·d]; step [D, H]; conv; A, bias; norm; out."""
+        """q, k, v [D, H·d]; decay and gate as [D, d] and [d, H·d], or [D, H·d]; step [D, H]; conv; A, bias; norm; out."""
         heads, d = self.num_heads, self.head_dim
         inner = heads * d
         through = [*(["decay"] if self.factored else []), *(["gate"] if self.factored and not self.full_gate else [])]

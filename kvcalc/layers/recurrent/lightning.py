@@ -1,7 +1,7 @@
 """Lightning attention: linear attention with a fixed decay per head (MiniMax-Text-01, MiniMax-M1).
 
-State per sequence and layer: one matrix head_dim × head_dim per head; no convolution. Source: MiniMax-01, arXiv
-2501.08313 §2.2.
+State per sequence and layer: one matrix head_dim × head_dim per head; no convolution. Source: MiniMax-01,
+arXiv 2501.08313, section 2.2.
 """
 
 from kvcalc.layers.cache import CacheEntry
@@ -11,7 +11,7 @@ from kvcalc.layers.weights import Weight, matrix, vector
 
 
 class Lightning(Part, frozen=True, tag="lightning"):
-    """Linear attention of num_attention_heads heads, normalised and gated before the output projection."""
+    """Linear attention of num_attention_heads heads, with norm and gate before the output projection."""
 
     num_attention_heads: Size
     head_dim: Size

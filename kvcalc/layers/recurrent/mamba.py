@@ -1,8 +1,8 @@
-"""Mamba and Mamba-2: selective state spaces behind a short convolution.
+"""Mamba and Mamba-2: selective state spaces after a short convolution.
 
-State per sequence and layer: Mamba keeps intermediate_size × state_size, Mamba-2 num_heads × head_dim × state_size, in
-fp32 unless the model says otherwise, and kernel − 1 columns of what the convolution sees. Sources: Gu & Dao 2023, arXiv
-2312.00752 §3; Dao & Gu 2024, arXiv 2405.21060 §7.
+State per sequence and layer: intermediate_size × state_size (Mamba) or num_heads × head_dim × state_size
+(Mamba-2), in fp32 unless the model sets another dtype, and kernel − 1 columns of the convolution's input.
+Sources: Gu & Dao 2023, arXiv 2312.00752, section 3; Dao & Gu 2024, arXiv 2405.21060, section 7.
 """
 
 from kvcalc.layers.cache import CacheEntry
@@ -12,12 +12,15 @@ from kvcalc.layers.weights import Weight, matrix, vector
 
 
 class Mamba(Part, frozen=True, tag="mamba"):
-    """A Mamba block of intermediate_size channels and state_size states each.
+    """A Mamba block of intermediate_size channels with state_size states each.
 
-    time_step_rank: width of the factored step projection. inner_norms: RMS weights on the step, B and C (Jamba).
-    n_mamba_heads: independent groups of channels with projections of their own (Zamba). num_heads: heads that share one
-    step, decay and skip (PLaMo 2), where not every channel has its own. state_dtype: as the config says; null where it says
-    nothing, which is fp32 here and the engine's choice under an engine.
+    Attributes:
+        time_step_rank: Width of the factored step projection.
+        inner_norms: Whether step, B and C have RMSNorms (Jamba).
+        n_mamba_heads: Independent groups of channels with their own projections (Zamba).
+        num_heads: Heads that share one step, decay and skip (PLaMo 2); by default each channel has its own.
+        state_dtype: dtype in the config. null means that the config has none: fp32 here, and the engine's
+            default in an engine.
     """
 
     intermediate_size: Size
@@ -66,7 +69,7 @@ class Mamba(Part, frozen=True, tag="mamba"):
 
 
 class Mamba2(Part, frozen=True, tag="mamba2"):
-    """A Mamba-2 block of num_heads heads of head_dim, n_groups shared B and C of state_size. state_dtype: as Mamba's."""
+    """A Mamba-2 block of num_heads heads of head_dim, with n_groups shared B and C of state_size."""
 
     num_heads: Size
     head_dim: Size

@@ -1,8 +1,8 @@
-"""Hashed n-gram memories: rows looked up by the last tokens, gated into every residual stream.
+"""Hashed n-gram memories: table rows selected by the last tokens and gated into every residual stream.
 
-Qwen4-Exp's keeps per sequence and layer (kernel − 1) · dilation columns of streams · hidden_size channels; DeepSeek-V4.1's
-Engram keeps nothing, for the last tokens are known anyway. The tables' sizes are successive primes, one per hash. Source:
-transformers' modelling code for `qwen4_exp`; the tensors of DeepSeek-V4.1-Flash.
+Qwen4-Exp stores (kernel − 1) · dilation columns of streams · hidden_size channels per sequence and layer.
+DeepSeek-V4.1's Engram stores nothing, because the last tokens are known. Table sizes are successive
+primes, one per hash. Sources: transformers, `qwen4_exp`; tensors of DeepSeek-V4.1-Flash.
 """
 
 from functools import cache
@@ -16,9 +16,9 @@ from kvcalc.layers.weights import Weight, matrix, table, vector
 
 
 class NgramMemory(Part, frozen=True, tag="ngram_memory"):
-    """A table of table_rows rows, of which a token reads `hashes`, each table_width wide.
+    """A table of table_rows rows of table_width, of which a token reads `hashes` rows.
 
-    Their concatenation gives one value and a key per residual stream; a dilated convolution follows.
+    Their concatenation gives one value and one key per residual stream. A dilated convolution follows.
     """
 
     table_rows: Tokens
@@ -41,7 +41,7 @@ class NgramMemory(Part, frozen=True, tag="ngram_memory"):
         )
 
     def operators(self, p: Pass) -> list[Operator]:
-        """The rows that each token looks up, then as any recurrent mixer."""
+        """The rows that each token reads, then the operators of any recurrent mixer."""
         read = p.tokens * self.hashes * self.table_width
         return [p.vector("ngram_lookup", 0, read, 0, read * p.element), *super().operators(p)]
 
@@ -51,8 +51,9 @@ class NgramMemory(Part, frozen=True, tag="ngram_memory"):
 
 
 class Engram(Part, frozen=True, tag="engram"):
-    """A table of table_rows rows, of which a token reads `hashes`, each table_width wide; they give a key for each of the
-    residual streams, and one value.
+    """A table of table_rows rows of table_width, of which a token reads `hashes` rows.
+
+    They give one key per residual stream, and one value.
     """
 
     table_rows: Tokens
@@ -69,7 +70,7 @@ class Engram(Part, frozen=True, tag="engram"):
         )
 
     def operators(self, p: Pass) -> list[Operator]:
-        """The rows that each token looks up, their product, and what is gated into the streams."""
+        """The rows that each token reads, their product, and the gated addition to the streams."""
         read, mixed = p.tokens * self.hashes * self.table_width, p.tokens * self.streams * p.width
         w = p.local(self.weights(p.width))
         lookup = p.vector("engram_lookup", 0, read, 0, p.tokens * self.hashes * p.formats.row_bytes(w["engram_table"]))
@@ -78,7 +79,7 @@ class Engram(Part, frozen=True, tag="engram"):
 
 
 def ngram_rows(base: int, hashes: int, index: int, divisor: int) -> int:
-    """Rows of the `index`-th memory of a model: its hashes take the next primes from `base` on, padded to the divisor."""
+    """Return the rows of a model's `index`-th memory: the next primes from `base` on, padded to the divisor."""
     rows = sum(_primes(base, hashes * (index + 1))[hashes * index :])
     return -(-rows // divisor) * divisor
 

@@ -1,7 +1,7 @@
 """The real-gated linear recurrent unit of Griffin and RecurrentGemma.
 
-State per sequence and layer: one number per channel in fp32, and kernel − 1 columns of lru_width channels. Source: De et
-al. 2024, arXiv 2402.19427 §2.4.
+State per sequence and layer: one fp32 number per channel, and kernel − 1 columns of lru_width channels.
+Source: De et al. 2024, arXiv 2402.19427, section 2.4.
 """
 
 from typing import ClassVar
@@ -13,7 +13,7 @@ from kvcalc.layers.weights import Weight, matrix, vector
 
 
 class RgLru(Part, frozen=True, tag="rg_lru"):
-    """A recurrent block of lru_width channels, whose two gates are block-diagonal over num_heads blocks."""
+    """A recurrent block of lru_width channels; its two gates are block-diagonal over num_heads blocks."""
 
     STATE_FLOPS: ClassVar[int] = 0  # the recurrence is elementwise
 
@@ -23,7 +23,7 @@ class RgLru(Part, frozen=True, tag="rg_lru"):
     state_dtype: StateDtype = "fp32"
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """x and y [D, W], conv [W, k], two gates of H blocks [W/H, W/H], a decay per channel, out [W, D]; biases all."""
+        """x and y [D, W], conv [W, k], two gates of H blocks [W/H, W/H], a decay per channel, out [W, D]; all biases."""
         width, heads = self.lru_width, self.num_heads
         block = width // heads
         return (

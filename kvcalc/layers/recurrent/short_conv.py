@@ -1,7 +1,7 @@
-"""The gated short convolution of LFM2: the only memory is the convolution's last columns.
+"""The gated short convolution of LFM2, whose state is only the last columns of the convolution.
 
-State per sequence and layer: kernel − 1 columns of D channels. Source: Liquid AI, LFM2 technical report §2, and
-transformers' modelling code for `lfm2`.
+State per sequence and layer: kernel − 1 columns of D channels. Sources: Liquid AI, LFM2 technical report,
+section 2; transformers, `lfm2`.
 """
 
 from kvcalc.layers.cache import CacheEntry
