@@ -5,6 +5,7 @@ input arrives quantised.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from kvcalc.timing.figures import Figures
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law
 from kvcalc.timing.mla_prefill import MlaPrefill
+from kvcalc.timing.moe import Moe
 from kvcalc.timing.resident import ResidentGemm, ResidentQuantizedGemm
 from kvcalc.timing.routing import Routing
 from kvcalc.units import at_least, maximum
@@ -39,7 +41,10 @@ _COMPUTED_IN = {"bfloat16": ("bf16", "fp16"), "fp8": ("fp8",), "fp8_block": ("fp
 # Widths of keys and values of the latent attention that was measured: DeepSeek-V3's, absorbed and expanded.
 _LATENTS = ((576, 512), (192, 128))
 
-_Group = tuple[Any, Any, Any]  # sequences, new tokens of each, pairs of all of them
+# Query heads of a KV group up to which a decode kernel stays the same: beyond them laws may become faster.
+_KERNEL_HEADS = (1, 16, 32, 64)
+
+_Group = tuple[Any, Any, Any, Any]  # sequences, new and past tokens of each, pairs of all of them
 
 
 class Applied(NamedTuple):
@@ -141,11 +146,30 @@ def _experts(shape: ExpertsShape, figures: Figures, calibration: Calibration, ro
     entry = next((kinds[cell] for cell in cells_of(shape) if cell in kinds), None)
     if entry is None:
         return None
-    tokens = np.maximum(np.asarray(shape.tokens, float), 1.0)
-    sizes = [np.asarray(float(x)) for x in (shape.hidden, shape.width, shape.top, shape.experts, 1, shape.ranks)]
-    load = routing.load(tokens, sizes[2], sizes[3], sizes[5])
-    arrays = np.broadcast_arrays(tokens, *sizes, load.rows, load.touched, *load.tiles)
-    return Applied(plain(entry.law.us(figures, *arrays)), entry)
+    law, tokens = entry.law, np.maximum(np.asarray(shape.tokens, float), 1.0)
+    sizes = shape.hidden, shape.width, shape.top, shape.experts, 1, shape.ranks
+    us = _experts_us(law, figures, routing, tokens, sizes)
+    for most in law.tile_changes(shape.top, shape.experts, shape.ranks) if isinstance(law, Moe) else ():
+        if (tokens > most).any():  # with the tile of fewer tokens, so that more tokens never take less time
+            us = np.where(tokens > most, np.maximum(us, _fewer_experts_us(law, figures, routing, most, sizes)), us)
+    return Applied(plain(us), entry)
+
+
+def _experts_us(law: Law, figures: Figures, routing: Routing, tokens: "Array", sizes: tuple[int, ...]) -> "Array":
+    """Return the microseconds of routed experts for an array of tokens. sizes: hidden, width, top, experts, 1, ranks."""
+    import numpy as np
+
+    widths = [np.asarray(float(x)) for x in sizes]
+    load = routing.load(tokens, widths[2], widths[3], widths[5])
+    return law.us(figures, *np.broadcast_arrays(tokens, *widths, load.rows, load.touched, *load.tiles))
+
+
+@lru_cache(1024)
+def _fewer_experts_us(law: Law, figures: Figures, routing: Routing, tokens: float, sizes: tuple[int, ...]) -> float:
+    """Return the same for one number of tokens."""
+    import numpy as np
+
+    return float(_experts_us(law, figures, routing, np.asarray(max(1.0, np.floor(tokens))), sizes))
 
 
 def module(shape: SparseShape, figures: Figures, calibration: Calibration) -> Applied | None:
@@ -179,7 +203,7 @@ def cache_rows(formats: tuple[str, ...]) -> tuple[str, bool]:
 def _attention(shape: AttentionShape, figures: Figures, calibration: Calibration, form: str) -> Applied | None:
     """All groups of the batch: those that decode in one launch, each prompt's in one of its own."""
     decoding, prompts = _by_kernel(shape)
-    found = [_decode(shape, decoding, figures, calibration)] if decoding else []
+    found = [_decode(shape, decoding, figures, calibration, form)] if decoding else []
     found += [_prefill(shape, *prompt, figures, calibration, form) for prompt in prompts]
     each = [one for one in found if one is not None]
     if len(each) < len(found) or not each:
@@ -193,40 +217,56 @@ def _by_kernel(shape: AttentionShape) -> tuple[list[_Group], list[_Group]]:
     """The groups that decode kernels take, and those that prefill kernels take; of an array each point where it belongs."""
     decoding: list[_Group] = []
     prompts: list[_Group] = []
-    for count, new, _, pairs in shape.groups:
+    for count, new, past, pairs in shape.groups:
         longer = at_least(new, MOST_DECODE_TOKENS + 1)
         if isinstance(longer, int) or (longer == longer.flat[0]).all():
-            (decoding if decodes(new) else prompts).append((count, new, pairs))
+            (decoding if decodes(new) else prompts).append((count, new, past, pairs))
             continue
-        decoding.append((count * (1 - longer), new, pairs * (1 - longer)))
-        prompts.append((count * longer, new, pairs * longer))
+        decoding.append((count * (1 - longer), new, past, pairs * (1 - longer)))
+        prompts.append((count * longer, new, past, pairs * longer))
     return decoding, prompts
 
 
-def _decode(shape: AttentionShape, groups: list[_Group], figures: Figures, calibration: Calibration) -> Applied | None:
+def _decode(shape: AttentionShape, groups: list[_Group], figures: Figures, calibration: Calibration, form: str) -> Applied | None:
+    """Return the time of a launch of decode kernels. Several new tokens of a sequence take the faster kind of kernel.
+
+    More tokens never take less time: a launch takes at least as long as one with fewer tokens by another kernel.
+    """
     import numpy as np
 
     entry = calibration.entry("decode_attention" if shape.kv_heads else "mla_decode", cache_rows(shape.cached)[0])
     if entry is None:
         return None
-    batch = sum((np.asarray(c, float) for c, _, _ in groups[1:]), np.asarray(groups[0][0], float))
-    queries = sum((np.asarray(c * n, float) for c, n, _ in groups[1:]), np.asarray(groups[0][0] * groups[0][1], float))
-    pairs = sum((p for *_, p in groups[1:]), groups[0][2])
+    batch = sum((np.asarray(c, float) for c, *_ in groups[1:]), np.asarray(groups[0][0], float))
+    queries = sum((np.asarray(c * n, float) for c, n, *_ in groups[1:]), np.asarray(groups[0][0] * groups[0][1], float))
+    pairs = sum((p for *_, p in groups[1:]), groups[0][3])
     used, rows = np.maximum(batch, 1), queries / np.maximum(batch, 1)
     length = np.maximum(np.round(pairs / np.maximum(queries, 1)), 1)
     cold = msgspec.structs.replace(entry.law, cold=True)
-    arrays: tuple[Array, ...]
-    if shape.kv_heads:
-        head_dim = (shape.key + shape.value) / 2
-        arrays = (used, shape.heads * rows, used * 0 + shape.kv_heads, used * 0 + head_dim, length, used * 0)
-    else:
-        arrays = (used, shape.heads * rows, length)
-    return Applied(np.where(batch > 0, cold.us(figures, *np.broadcast_arrays(*arrays)), 0.0), entry)
+
+    def law_us(tokens: "Array") -> "Array":
+        arrays: tuple[Array, ...] = (used, shape.heads * tokens, length)
+        if shape.kv_heads:
+            head_dim = (shape.key + shape.value) / 2
+            arrays = (used, shape.heads * tokens, used * 0 + shape.kv_heads, used * 0 + head_dim, length, used * 0)
+        return cold.us(figures, *np.broadcast_arrays(*arrays))
+
+    us = law_us(rows)
+    if (rows > 1).any():
+        for heads in _KERNEL_HEADS:
+            tokens = np.maximum(np.floor(heads * max(shape.kv_heads, 1) / shape.heads), 1)
+            us = np.maximum(us, law_us(np.minimum(tokens, np.maximum(rows, 1))))
+        past = sum((np.asarray(c * p, float) for c, _, p, _ in groups[1:]), np.asarray(groups[0][0] * groups[0][2], float))
+        prompt = _prefill(shape, batch, rows, past / used, pairs, figures, calibration, form)
+        if prompt is not None:
+            us = np.where(rows > 1, np.minimum(us, prompt.us), us)
+    return Applied(np.where(batch > 0, us, 0.0), entry)
 
 
 def _prefill(
-    shape: AttentionShape, count: Any, new: Any, pairs: Any, figures: Figures, calibration: Calibration, form: str
+    shape: AttentionShape, count: Any, new: Any, past: Any, pairs: Any, figures: Figures, calibration: Calibration, form: str
 ) -> Applied | None:
+    """Return the time of the prompts of a group: at least that of a decode step of the last token of each."""
     import numpy as np
 
     cached, _ = cache_rows(shape.cached)
@@ -244,7 +284,12 @@ def _prefill(
         arrays = (used, used * 0 + shape.heads, length, keys, used * 0 + (shape.key + shape.value))
     if isinstance(law, MlaPrefill) and form:
         law = msgspec.structs.replace(law, attends=form)
-    return Applied(np.where(batch > 0, law.us(figures, *np.broadcast_arrays(*arrays)), 0.0), entry)
+    us = law.us(figures, *np.broadcast_arrays(*arrays))
+    last = np.minimum(past + length, np.maximum(keys, 2 * keys - past - 1))  # keys that the last token sees, at most
+    step = _decode(shape, [(batch, 1, past, batch * last)], figures, calibration, form)
+    if step is not None:
+        us = np.maximum(us, step.us)
+    return Applied(np.where(batch > 0, us, 0.0), entry)
 
 
 def plain(us: Any) -> Any:

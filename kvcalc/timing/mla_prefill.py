@@ -1,7 +1,7 @@
 """MLA prefill, expanded (192/128 per head) or absorbed (576/512 per head, 3.4 times the FLOPs).
 
-Query tiles have 128 rows of one head, or 64 rows into which heads are packed where a prompt is short: such a tile covers
-max(1, 64/q_heads) tokens.
+Query tiles have 128 rows of one head, or 64 rows into which heads are packed. If a prompt has fewer than 64 tokens, such a
+tile covers max(1, 64/q_heads) of them.
 
     plain:  tiles = batch·q_heads·⌈S/128⌉            packed: tiles = batch·min(q_heads·⌈S/64⌉, ⌈S·q_heads/64⌉)
     t     = t0 + max(waves·tile, longest tile) + (bytes + cast·latents)/(em·BW),  tile = 2·rows·width·keys / (ec·P/SMs) + tau
@@ -61,7 +61,7 @@ class MlaPrefill(Law, frozen=True, tag="mla_prefill"):
         count, covered = heads * np.ceil(length / rows), length * 0 + rows
         if self.tiles == "packed":
             packed = np.ceil(length * heads / rows)
-            covered = np.where(packed < count, np.maximum(1, rows / heads), rows)
+            covered = np.where(length < rows, np.maximum(1, rows / heads), rows)
             count = np.minimum(count, packed)
         keys, last = (length + covered) / 2, length
         if seen:

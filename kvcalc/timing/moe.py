@@ -107,6 +107,15 @@ class Moe(Law, frozen=True, tag="moe"):
             return [(own, rows, columns)]
         return [(np.where(known, count[m], own), np.where(known, m, rows), np.where(known, n, columns)) for m, n in TUNED]
 
+    def tile_changes(self, top: int, experts: int, ranks: int) -> tuple[float, ...]:
+        """Return the numbers of tokens up to which `_tile` gives the same tile: the next tile may take less time."""
+        each = experts / top  # tokens that give each expert a row
+        found = {
+            "vllm": (32, 64, 96, 512), "vllm_block": (64,), "sglang": (experts / ranks,),
+            "marlin": tuple(FILLED * m * each for m in (8, 16, 32, 48)), "openai": (16 * each, 32 * each, 64 * each),
+        }  # fmt: skip
+        return found.get(self.tiles, ())
+
     def _tile(self, tokens: Array, mean: Array, held: Array) -> tuple[Array, Array]:
         """Rows and columns of the one tile that the kernel takes without a tuned file."""
         import numpy as np

@@ -277,9 +277,8 @@ def test_mla_prefill(law: MlaPrefill, batch: int, q: int, length: int, past: int
     width = width if past is None else 256
     rows, covered, tiles = 128, 128.0, q * ceil(length, 128)
     if law.tiles == "packed":  # 64 rows, of several heads where that makes fewer tiles
-        packed = ceil(length * q, 64)
-        rows, tiles = 64, min(q * ceil(length, 64), packed)
-        covered = max(1, 64 / q) if packed < q * ceil(length, 64) else 64
+        rows, tiles = 64, min(q * ceil(length, 64), ceil(length * q, 64))
+        covered = max(1, 64 / q) if length < 64 else 64
     keys, last = (length / 2, length) if past is None else (past, past + length / 2)
     each = 2 * rows * width / (law.ec * (M.fp8 if law.compute == 1 else M.bf16) / M.sms)
     rest = tiled(batch * tiles / M.sms, each, keys + covered / 2, law.tau, last, law.stair)
