@@ -127,31 +127,54 @@ def test_offloaded_weights_leave_room_and_cross_in_every_pass(kvcalc: Run) -> No
     assert offloaded["cpu_offload_s"] == (4 << 30) / 64e9
     (all_of_it,) = kvcalc("fit llama-3.1-8b --engine none --cpu-offload-gb 100 --format json").records
     assert (all_of_it["weight_bytes"], all_of_it["cpu_offload_bytes"]) == (0, plain["weight_bytes"])
-    assert (
-        "weights in the host's memory: 4.00 GiB, over its link in every pass, 67.1 ms each"
-        in kvcalc("fit llama-3.1-8b --cpu-offload-gb 4").out
-    )
+    (predicted,) = kvcalc("fit llama-3.1-8b --cpu-offload-gb 4 --format json").records
+    assert predicted["cpu_offload_s"] == (4 << 30) / 51e9  # measured in an Azure ND H100 v5
 
 
 def test_a_token_waits_for_the_link(kvcalc: Run) -> None:
-    """A decode reads all but the embedding, of which one row: 4 GiB of 16,060,522,496 B are the same share of it."""
+    """4 GiB of layers cross in each pass: at the documented 64 GB/s in a bound, at the measured 51 GB/s in a prediction."""
     line = "latency llama-3.1-8b --input-len 100 --output-len 2 --format json"
-    table = 128_256 * 4096 * 2
-    read = 2 * 8_030_261_248 - table + 4096 * 2
-    expected = (4 << 30) / (2 * 8_030_261_248) * read / 64e9
     (bound,) = kvcalc(f"{line} --stack datasheet --cpu-offload-gb 4").records
-    assert bound["cpu_offload_s"] == pytest.approx(expected, rel=1e-12)
-    assert bound["tpot_s"] == pytest.approx(expected, rel=1e-12)  # the link is slower than all that it overlaps
+    assert bound["cpu_offload_s"] == (4 << 30) / 64e9
+    assert bound["tpot_s"] == bound["cpu_offload_s"]  # the link is slower than all that it overlaps
     plain, away = (kvcalc(f"{line} --cpu-offload-gb {n}").records[0] for n in (0, 4))
-    assert away["tpot_s"] - plain["tpot_s"] == pytest.approx(expected, rel=1e-9)  # predicted: one after the other
+    assert away["cpu_offload_s"] == (4 << 30) / 51e9
+    assert away["tpot_s"] - plain["tpot_s"] == pytest.approx(away["cpu_offload_s"], rel=1e-9)  # one after the other
     assert away["cpu_offload_bytes"] == 4 << 30 and plain["cpu_offload_s"] is None
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"])
+@pytest.mark.parametrize("how", ["--gpu h100", "--gpu h200 --tp 8", "--gpu a100-80gb --pp 2", "--gpu rtx-4090", "--engine none"])
+def test_fit_and_latency_give_the_same_transfer_time(kvcalc: Run, model: str, how: str) -> None:
+    (fitted,) = kvcalc(f"fit {model} {how} --cpu-offload-gb 5 --format json").records
+    (timed,) = kvcalc(f"latency {model} {how} --cpu-offload-gb 5 --format json").records
+    assert fitted["cpu_offload_s"] == timed["cpu_offload_s"] > 0
+
+
+def test_of_experts_those_that_tokens_reach_cross(kvcalc: Run) -> None:
+    """A token reaches 2 of Mixtral's 8 experts: a step reads less than half of its layers."""
+    (timed,) = kvcalc("latency mixtral-8x7b --cpu-offload-gb 40 --engine none --format json").records
+    assert 2 / 8 < timed["cpu_offload_s"] / ((40 << 30) / 64e9) < 0.3
+
+
+def test_times_that_rest_partly_on_bounds_claim_no_error(kvcalc: Run) -> None:
+    """Transfers, steps over several nodes, latents without a law, and weights in formats without rows."""
+    known = kvcalc("latency llama-3.1-70b --gpu h100 --tp 4 --format json").records[0]
+    assert known["time_p90_error"] and known["uncalibrated_share"] < 0.01
+    lines = ("llama-3.1-70b --cpu-offload-gb 80", "llama-3.1-70b --gpu h100 --tp 16", "llama-3.1-70b --tp 2 -q awq")
+    for line in (*lines, "qwen3-next-80b-a3b --tp 4", "llama-3.1-70b --tp 2 -q nvfp4"):
+        found = kvcalc(f"latency {line} --format json").records[0]
+        assert found["time_p90_error"] is None, line
+    for line in ("llama-3.1-70b --gpu h100 --tp 16", "llama-3.1-70b --tp 2 -q awq"):
+        served = kvcalc(f"serve {line} --rate 1 --num-prompts 20 --format json").records[0]
+        assert all(served[f"{name}_p90_error"] is None for name in ("time", "tpot", "ttft", "throughput"))
 
 
 def test_a_model_that_does_not_fit_runs_from_the_host(kvcalc: Run) -> None:
     assert "see `fit`" in kvcalc("latency llama-3.1-70b").err
     result = kvcalc("latency llama-3.1-70b --cpu-offload-gb 80")
     assert "see `fit`" not in result.err
-    assert "80.00 GiB of the weights in the host's memory take 1.32 s of each pass" in " ".join(result.out.split("\n  "))
+    assert "80.00 GiB of the weights in the host's memory take 1.68 s of each pass" in " ".join(result.out.split("\n  "))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from kvcalc.capacity.placement import GIB, loading, offloaded, replicas
 from kvcalc.capacity.remedy import advice, small_cache, without_sharing
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
+from kvcalc.library.catalog import preset_files
+from kvcalc.timing.deployment import Deployment
 
 
 class Typed(NamedTuple):
@@ -163,12 +165,14 @@ def _placed(found: Fit) -> dict[str, Any]:
     whole = stage_weights(found.model, found.formats, found.ranks, found.stage)
     away = round(asked.cpu_offload_gb * GIB) if held else offloaded(whole, asked.cpu_offload_gb)
     twice = replicas(found.model, found.formats, found.ranks)
+    host = msgspec.structs.replace(found.deployment, host_weights=away)
+    predicted = found.options.engine in preset_files(f"calibrations/{gpu.name}")  # as `latency` times this engine
     load = loading(found.model, found.deployment.precision, gpu, held, asked.disk_bandwidth)
     return {
         "machine_memory_bytes": gpu.memory_bytes,
         "startup_bytes": found.terms.taken,
         "cpu_offload_bytes": away,
-        "cpu_offload_s": away / gpu.host_link_bytes_per_s if gpu.host_link_bytes_per_s else None,
+        "cpu_offload_s": _host_seconds(host, predicted) if gpu.host_link_bytes_per_s else None,
         "replicated_weight_bytes": sum(twice.weights.values()),
         "kv_copies": max((copies for *_, copies in twice.cache), default=1),
         "checkpoint_bytes": load.checkpoint_bytes,
@@ -176,6 +180,11 @@ def _placed(found: Fit) -> dict[str, Any]:
         "load_link_s": load.link_s,
         "load_s": load.least,
     }
+
+
+def _host_seconds(deployment: Deployment, predicted: bool) -> float:
+    """Return the seconds that weights in the host's memory take to cross in a decode step of one sequence."""
+    return float(deployment.host_seconds(deployment.operators(Batch.decode(1)), measured=predicted))
 
 
 def _fragmentation(found: Fit, lengths: Sequence[int], seed: int) -> dict[str, Any]:

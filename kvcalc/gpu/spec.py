@@ -32,6 +32,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         memory_bytes: Memory of the whole machine.
         disk_bytes: Size of all its disks.
         disk_bytes_per_s: Read rate of all its disks together.
+        link_bytes_per_s: Measured rate of the link between the host's memory and one GPU.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Bytes | None = None
     disk_bytes: Bytes | None = None
     disk_bytes_per_s: Rate | None = None
+    link_bytes_per_s: Rate | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -139,6 +141,15 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def link(self) -> float | None:
         """Bytes per second to another GPU in one direction; None if the preset does not give it."""
         return self.link_bytes_per_s or self.host_link_bytes_per_s
+
+    def host_rate(self, measured: bool) -> float | None:
+        """Return the bytes per second of the link to the host's memory; None if nothing gives a rate.
+
+        Args:
+            measured: Whether to prefer the measured rate of `host`, for a prediction. A bound takes the documented rate.
+        """
+        reached = self.host.link_bytes_per_s if self.host else None
+        return (reached if measured else None) or self.host_link_bytes_per_s
 
     @property
     def bridged(self) -> bool:

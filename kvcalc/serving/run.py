@@ -199,11 +199,11 @@ def _drafting(deployment: Deployment, settings: ServerSettings, requests: Reques
 def _limits(deployment: Deployment, settings: ServerSettings) -> Limits:
     rate = 0.0
     if settings.preemption == "swap":
-        if not deployment.gpu.host_link_bytes_per_s:
+        rate = deployment.gpu.host_rate(deployment.calibration is not None) or 0.0
+        if not rate:
             raise UserError(
                 f"{deployment.gpu.name} gives no host_link_bytes_per_s to swap over", hint="Preemption by recompute needs none"
             )
-        rate = deployment.gpu.host_link_bytes_per_s
     return Limits(
         max_num_seqs=deployment.parallelism.sequences(settings.max_num_seqs),
         max_num_batched_tokens=settings.max_num_batched_tokens or _tokens_of_a_pass(deployment),

@@ -104,12 +104,12 @@ def _handed(asked: Asked, served: Served, gpus: int) -> dict[str, Any]:
 
 def served_errors(deployment: Deployment, step: Batch, apart: bool) -> dict[str, float | None]:
     """The 90th percentile of the error of each kind of figure against measured servers; None where it is not known,
-    as of prompts and decodes apart.
+    as of prompts and decodes apart, and of steps of which `latency` knows none.
 
     time_p90_error: that of the time per output token, as `latency` has it.
     """
     laws = deployment.calibration
-    if apart or not laws or deployment.time_basis != "calibrated":
+    if apart or not laws or deployment.p90_error(step) is None:
         return dict.fromkeys(("time_p90_error", "tpot_p90_error", "ttft_p90_error", "throughput_p90_error"))
     kind = "mixture" if mixes(deployment.operators(step)) else "dense"
     known = {name: laws.validation.get(key) for name, key in ((n, f"{kind}{tail}") for n, tail in FIGURES.items())}  # type: ignore[call-overload]

@@ -88,9 +88,13 @@ def products(operators: Sequence[Operator], figures: Figures, calibration: Calib
 
 
 def computes_as_measured(operator: Operator, calibration: Calibration) -> bool:
-    """Return whether the law of an operator was fitted on products in the operator's dtype."""
+    """Return whether the law of an operator was fitted on products in the operator's dtype and format.
+
+    Weight-only formats (awq, int4) borrow the law of bf16, and so do products in a dtype without rows.
+    """
     if isinstance(operator.shape, GemmShape):
-        return operator.dtype in _COMPUTED_IN[_products_of(operator.dtype, operator.shape.format, calibration)]
+        rows = _products_of(operator.dtype, operator.shape.format, calibration)
+        return operator.dtype in _COMPUTED_IN[rows] and (rows != "bfloat16" or operator.shape.stored >= 2)
     return operator.dtype in ("", "bf16", "fp16", "fp8", "fp4")
 
 

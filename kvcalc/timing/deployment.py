@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 
 KEPT = 4  # passes whose operators are kept by a model
+ALL_EXPERTS = 10**9  # tokens of a pass that reach every expert
+MAX_UNMEASURED = 0.01  # share of a pass up to which the error on measured servers holds
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -167,17 +169,26 @@ class Deployment(msgspec.Struct, frozen=True):
         bound = total_seconds(roofline(operators, self.gpu, decodes))
         return maximum(bound, self.host_seconds(operators)) if self.host_weights else bound
 
-    def host_seconds(self, operators: Sequence[Operator]) -> Any:
-        """Seconds in which the host link carries what a pass reads of the weights in the host's memory: the same share of all.
+    def host_seconds(self, operators: Sequence[Operator], measured: bool | None = None) -> Any:
+        """Return the seconds in which the host link carries the weights of a pass that are in the host's memory.
 
-        Raises UserError where there are such weights, and the GPU gives no rate.
+        They are weights of layers, as engines leave embedding and head on the GPU. Of experts those that tokens reach cross.
+
+        Args:
+            operators: Operators of the pass, through all stages.
+            measured: Whether to take the measured rate of the link if known; by default for predictions, not for bounds.
+
+        Raises:
+            UserError: Weights are in the host's memory, and the GPU gives no rate.
         """
         if not self.host_weights:
             return 0.0
-        if not self.gpu.host_link_bytes_per_s:
+        rate = self.gpu.host_rate(self.calibration is not None if measured is None else measured)
+        if not rate:
             raise UserError(f"{self.gpu.name} gives no host_link_bytes_per_s over which weights could come from the host")
-        share = min(1.0, self.host_weights / self.weight_bytes)
-        return share * total(operators).weight_bytes / self.gpu.host_link_bytes_per_s
+        held = _layer_weights(self.operators(Batch.prefill(ALL_EXPERTS)))
+        read = _layer_weights(operators)
+        return min(self.host_weights * self.parallelism.pp, held) * read / held / rate
 
     def uncalibrated_share(self, batch: Batch) -> Any:
         """Of the seconds of a pass, the share that rests on operators without a law of their own; 1 for datasheet bounds."""
@@ -188,8 +199,11 @@ class Deployment(msgspec.Struct, frozen=True):
         return pass_time(self.operators(batch), self.gpu, self.calibration, self.routing).uncalibrated_share
 
     def p90_error(self, batch: Batch) -> float | None:
-        """The held-out error of such a pass, as `step_error` knows it; None where none is known."""
-        if not self.calibration:
+        """Return the error of such a pass on measured servers, as `step_error` knows it; None where none is known.
+
+        No error is known of a pass that rests partly on bounds, or waits for weights in the host's memory.
+        """
+        if not self.calibration or self.host_weights or self.uncalibrated_share(batch) > MAX_UNMEASURED:
             return None
         from kvcalc.timing.steps import step_error
 
@@ -214,3 +228,8 @@ class Deployment(msgspec.Struct, frozen=True):
     def cost(self, batch: Batch) -> Cost:
         """FLOPs and bytes of a pass on one GPU of each stage."""
         return total(self.operators(batch))
+
+
+def _layer_weights(operators: Sequence[Operator]) -> Any:
+    """Return the bytes of weights that operators in layers read."""
+    return sum(operator.total.weight_bytes for operator in operators if operator.layer)
