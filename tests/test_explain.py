@@ -70,7 +70,6 @@ def test_speculation_and_attention_are_put_in(kvcalc: Run) -> None:
         f"({r['draft_s'] * 1e3:.3g} ms + {r['verify_s'] * 1e3:.3g} ms) / {r['tokens_per_step']:.4f}"
         in kvcalc(f"{LINES['latency']} --explain").out
     )
-    assert "roofline llama-3.1-8b --phase prefill --context 2000" in kvcalc(f"{LINES['latency']} --explain").out
 
 
 def test_rows_that_were_measured_name_their_error(kvcalc: Run, tmp_path: Path) -> None:

@@ -50,9 +50,11 @@ def _one(name: str, output: Printing) -> None:
     if output.explain:
         from kvcalc.layers.ranks import ONE_GPU
         from kvcalc.model.precision import Precision
+        from kvcalc.model.size import size_record
         from kvcalc.report.explain import explain_size
 
-        say(explain_size(model, 8192, 1, Precision("bf16"), 16, ONE_GPU))
+        asked = model, 8192, 1, Precision("bf16"), 16, ONE_GPU
+        say(explain_size(size_record(*asked), *asked))
         return
     if output.printed([model_record(model)]):
         return

@@ -46,14 +46,15 @@ def run(
     if output.plot:
         from kvcalc.report.figures import cache_vs_context
 
-        several = len({p for _, p, _ in stored}) > 1
-        named = [(f"{m.name} {p.kv_cache_dtype}" if several else m.name, m, p) for m, p, _ in stored]
-        output.picture(cache_vs_context(named, (), batches[0], max(*contexts, 1024), contexts))
+        several, cut = len({p for _, p, _ in stored}) > 1, len({r.tp for *_, r in stored}) > 1
+        named = [(m.name + f" {p.kv_cache_dtype}" * several + f" tp {r.tp}" * cut, m, p) for m, p, r in stored]
+        shares = [r for *_, r in stored]
+        output.picture(cache_vs_context(named, (), batches[0], max(*contexts, 1024), contexts, shares))
     if output.explain:
         from kvcalc.report.explain import explain_size
 
         for asked in _asked(stored, batches, contexts, block_size):
-            say(explain_size(*asked, weights=not dimensions))
+            say(explain_size(recorded(*asked), *asked))
     elif not output.printed(recorded(*one) for one in _asked(stored, batches, contexts, block_size)):
         from kvcalc.report.sizes import size_table
 

@@ -6,7 +6,16 @@ from typing import Any
 from kvcalc.model.memory import cache_size
 from kvcalc.model.size import assumptions
 from kvcalc.report.layout import Table
-from kvcalc.report.tables import COMPARE_COLUMNS, GPU_COLUMNS, fallback_notes, node_notes, predictions_first, ratio, time_note
+from kvcalc.report.tables import (
+    COMPARE_COLUMNS,
+    GPU_COLUMNS,
+    fallback_notes,
+    node_notes,
+    percent,
+    predictions_first,
+    ratio,
+    time_note,
+)
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes, format_count, format_si
 
@@ -76,17 +85,30 @@ def _sentence(model: str, records: Sequence[dict[str, Any]], own: int) -> str:
     keep = "keep" if first["weight_bytes"] is None else "keeps"  # layers whose dimensions alone are known
     users = f"{first['batch_size']:,} × " if first["batch_size"] > 1 else ""
     kept = f"{format_bytes(best['kv_cache_bytes'])} for {users}{first['context']:,} tokens"
-    read = max(alike, key=lambda r: r["read_reduction"] or 0)
+    kept += " a GPU" * (first["gpus"] > 1)
+    read = max(alike, key=_read_less)
+    reads_less = _read_less(read) > max(1.0, _read_less(best))
     if len(alike) == 1 and own:
         times = best["kv_cache_bytes"] / own
         less = "as much as" if times == 1 else f"{ratio(max(times, 1 / times))} {'more' if times > 1 else 'less'} than"
         return f"{model} with {_named(first)} {keep} {kept}, {less} with its own attention, {format_bytes(own)}"
     if best is first:
-        also = f", {read['variant']} reads {ratio(read['read_reduction'])} less" if read is not first else ""
+        also = f", {read['variant']} reads {_less(_read_less(read))}" if reads_less else ""
         return f"{model} with {_named(first)} {keep} {kept}; no other variant asked for keeps less{also}"
-    also = f"; {read['variant']} reads the least, {ratio(read['read_reduction'])} less" if read is not best else ""
-    less = f"{ratio(best['stored_reduction'])} less than with {_named(first)}"
+    also = f"; {read['variant']} reads the least, {_less(_read_less(read))}" if reads_less else ""
+    less = f"{_less(best['stored_reduction'])} than with {_named(first)}"
     return f"{model} with {_named(best)} {keep} {kept}, {less}{also}"
+
+
+def _read_less(record: dict[str, Any]) -> float:
+    """Return how many times fewer bytes a variant reads than the reference; 0 if it reads none."""
+    return float(record["read_reduction"] or 0)
+
+
+def _less(reduction: float) -> str:
+    """Return a reduction in words: `8× less`, or in percent if it rounds to 1×."""
+    text = ratio(reduction)
+    return f"{percent(1 - 1 / reduction)} less" if text == "1×" else f"{text} less"
 
 
 def _named(record: dict[str, Any]) -> str:

@@ -3,11 +3,13 @@
 from kvcalc.layers.cache import Span
 from kvcalc.layers.formats import Formats
 from kvcalc.layers.ranks import Parallelism
-from kvcalc.model.memory import LayerRows, cache_rows, cache_size, eviction_score_bytes, fullest_stage, mha_ratio, weight_bytes
+from kvcalc.model.memory import LayerRows, cache_rows, cache_size, eviction_score_bytes, fullest_stage
 from kvcalc.model.precision import Precision, formats_of
 from kvcalc.model.reach import reach_line
 from kvcalc.model.size import assumptions
 from kvcalc.model.spec import Model
+from kvcalc.report.export import Record
+from kvcalc.report.tables import percent
 from kvcalc.units import format_bytes
 
 _SPANS = {
@@ -20,21 +22,22 @@ _SPANS = {
 
 
 def explain_size(
+    record: Record,
     model: Model,
     context: int,
     batch_size: int,
     precision: Precision,
     block_size: int,
     parallelism: Parallelism,
-    weights: bool = True,
 ) -> str:
-    """The worked sums behind one record of `size`, as plain text; without weights where they are not known."""
+    """The worked sums behind a record of `size`, as plain text; without what the record does not know, such as weights."""
+    weights = record["weight_bytes"] is not None
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     rows = cache_rows(model, stage.counts, formats, parallelism)
     size = cache_size(model, context, batch_size, precision, block_size, parallelism)
     sequences = parallelism.sequences(batch_size)
-    lines = [f"{model.name}: {model.attention}", assumptions(model, precision, block_size, parallelism, weights), ""]
+    lines = [f"{model.name}: {record['attention']}", assumptions(model, precision, block_size, parallelism, weights), ""]
     lines.append(f"Stored after S = {context:,} tokens, {sequences:,} sequence{'s' * (sequences != 1)}:")
     lines += [_stored(row, context, formats, parallelism) for row in rows if row.stored_layers]
     lines.append(_total("kv_cache_bytes", size.stored, sequences))
@@ -47,19 +50,23 @@ def explain_size(
     lines += ["", f"bytes_per_token = {size.slope:,} (rows that still grow at S, divided by the tokens a row stands for)"]
     lines.append(f"fixed_bytes = {size.fixed:,} (state and full windows of one sequence)")
     lines += [line for line in (_scores(model, context, batch_size, precision, parallelism), reach_line(model)) if line]
-    ratio = mha_ratio(model, context, precision)
-    if ratio:
+    if ratio := record["mha_ratio"]:
         lines.append(f"mha_ratio = {ratio:.4g} (every layer that attends as plain MHA, without a window, over these bytes)")
-    lines += _weights(model, context, batch_size, precision, parallelism) if weights else []
+    lines += _weights(record, model, precision) if weights else []
     return "\n".join(lines) + "\n"
 
 
-def _weights(model: Model, context: int, batch_size: int, precision: Precision, parallelism: Parallelism) -> list[str]:
+def _weights(record: Record, model: Model, precision: Precision) -> list[str]:
     about, label = "=" if model.parameters_exact else "≈", formats_of(model, precision).weights_label
     lines = ["", f"parameters {about} {model.parameters:,}; of them active per token {model.active_parameters:,}"]
     lines += [f"  {name}: {count:,} × {each:,} = {count * each:,}" for name, count, each in _groups(model)]
-    held = weight_bytes(model, precision, parallelism, context, batch_size)
-    return [*lines, f"weight_bytes = {held:,} ({format_bytes(held)}; {label})"]
+    held, turns = record["weight_bytes"], record["equal_weights_context"]
+    lines.append(f"weight_bytes = {held:,} ({format_bytes(held)}; {label})")
+    share = percent(record["cache_share_of_weights"])
+    lines.append(f"the cache against the weights: {record['kv_cache_bytes']:,} ÷ {held:,} = {share}")
+    if not turns:
+        return [*lines, "the cache is never as large as the weights"]
+    return [*lines, f"equal_weights_context = {turns:,} (tokens from which on the cache is as large as the weights)"]
 
 
 def _scores(model: Model, context: int, batch_size: int, precision: Precision, parallelism: Parallelism) -> str:

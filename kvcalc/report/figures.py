@@ -7,8 +7,9 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.attention import Latent, Sparse
 from kvcalc.layers.batch import Batch
+from kvcalc.layers.ranks import ONE_GPU, Parallelism
 from kvcalc.model.memory import cache_size, weight_bytes
-from kvcalc.model.operators import forward, total
+from kvcalc.model.operators import through_layers, total
 from kvcalc.model.precision import Precision
 from kvcalc.model.spec import Model
 from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
@@ -35,36 +36,41 @@ def cache_vs_context(
     batch_size: int = 1,
     last: int = 131072,
     asked: Sequence[int] = (),
+    ranks: Sequence[Parallelism] = (),
 ) -> Chart:
     """Stored cache over context for models or variants; the memory of each GPU beside the first one's weights as a level.
 
-    asked: contexts whose bytes are written beside the curves, as far as there is room for them.
+    asked: contexts whose bytes are written beside the curves, as far as there is room for them. ranks: how GPUs share each
+    model; bytes are of one GPU, the fullest.
     """
     contexts = powers(128, last)
-    series = []
-    for number, (label, model, precision) in enumerate(models):
-        ys = tuple(_stored(model, s, batch_size, precision) for s in contexts)
+    ranks = ranks or [ONE_GPU] * len(models)
+    series, ends = [], []
+    for number, ((label, model, precision), cut) in enumerate(zip(models, ranks, strict=True)):
+        ys = tuple(_stored(model, s, batch_size, precision, cut) for s in contexts)
+        ends.append(ys[-1])
         series.append(Series(f"{label}: {bytes_tick(ys[-1])}", tuple(contexts), ys, colour=number))
         others = [s for s in asked if s != last]
         if others and len(models) * len(others) <= MOST_MARKS:
-            ys = tuple(_stored(model, s, batch_size, precision) for s in others)
+            ys = tuple(_stored(model, s, batch_size, precision, cut) for s in others)
             texts = tuple(f"{tokens_tick(s)}: {bytes_tick(y)}" for s, y in zip(others, ys, strict=True))
             series.append(Series("", tuple(map(float, others)), ys, "points", labels=texts, colour=number))
     name, model, precision = models[0]
-    taken = weight_bytes(model, precision)
+    taken = weight_bytes(model, precision, ranks[0])
     free = [(gpu.name, gpu.usable_bytes - taken) for gpu in gpus if gpu.usable_bytes > taken]
     levels = _levels(free)
     series += [s._replace(label=f"{'left on ' * (len(levels) <= MOST_LEVELS)}{s.label}") for s in levels]
-    subtitle = f"stored bytes, batch {batch_size:,}; cache dtype: {_dtypes(models)}"
+    counts = {cut.gpus for cut in ranks}
+    where = "" if counts == {1} else f" of one GPU of {min(counts)}" if len(counts) == 1 else " of one GPU"
+    subtitle = f"stored bytes{where}, batch {batch_size:,}; cache dtype: {_dtypes(models)}"
     subtitle += f"; dotted: what the weights of {name} leave" * (series[-1].kind == "limit")
-    ends = [_stored(m, last, batch_size, p) for _, m, p in models]
     apart = f": {_times(max(ends) / min(ends))} apart at {tokens_tick(last)}" if max(ends) > 1.05 * min(ends) else ""
     title = f"KV cache of {name} against context" if len(models) == 1 else f"KV cache against context{apart}"
     return Chart(title, subtitle, CONTEXT_AXIS, Axis("KV cache", tick=bytes_tick), tuple(series))
 
 
-def _stored(model: Model, context: int, batch_size: int, precision: Precision) -> float:
-    return float(cache_size(model, context, batch_size, precision).stored)
+def _stored(model: Model, context: int, batch_size: int, precision: Precision, ranks: Parallelism = ONE_GPU) -> float:
+    return float(cache_size(model, context, batch_size, precision, parallelism=ranks).stored)
 
 
 def _dtypes(models: Sequence[tuple[str, Model, Precision]]) -> str:
@@ -125,11 +131,11 @@ def _parameters(value: float) -> str:
     return f"{value / 1e9:.3g}B" if value >= 1e9 else f"{value / 1e6:.3g}M"
 
 
-def no_cache(model: Model, last: int, precision: Precision) -> Chart:
-    """FLOPs of each new token against length: recomputing all tokens without a cache, one token with it."""
+def no_cache(model: Model, last: int, precision: Precision, ranks: Parallelism = ONE_GPU) -> Chart:
+    """FLOPs of each new token on one GPU against length: recomputing all tokens without a cache, one token with it."""
     lengths, work = powers(16, last), si_tick("FLOP")
-    without = tuple(float(total(forward(model, Batch.prefill(s), precision)).flops) for s in lengths)
-    cached = tuple(float(total(forward(model, Batch.decode(s), precision)).flops) for s in lengths)
+    without = tuple(float(total(through_layers(model, Batch.prefill(s), precision, ranks)).flops) for s in lengths)
+    cached = tuple(float(total(through_layers(model, Batch.decode(s), precision, ranks)).flops) for s in lengths)
     series = (
         Series(f"no cache, all tokens again: {work(without[-1])}", tuple(lengths), without),
         Series(f"cache, one token: {work(cached[-1])}", tuple(lengths), cached),
@@ -140,7 +146,8 @@ def no_cache(model: Model, last: int, precision: Precision) -> Chart:
         f"{tokens:,} token projections, {tokens - last:,} of them redundant"
     )
     title = f"Without a KV cache the last of {last:,} tokens takes {_times(without[-1] / cached[-1])} the work"
-    return Chart(title, subtitle, Axis("length, tokens", tick=tokens_tick), Axis("FLOP per token", tick=work), series)
+    axis = Axis("FLOP per token" + f", one GPU of {ranks.gpus}" * (ranks.gpus > 1), tick=work)
+    return Chart(title, subtitle, Axis("length, tokens", tick=tokens_tick), axis, series)
 
 
 def memory(models: Sequence[tuple[str, Model, Precision]], gpus: Sequence[Gpu], context: int, batch_size: int) -> Chart:

@@ -117,9 +117,8 @@ def _curve(
         stored = msgspec.structs.replace(precision, kv_cache_dtype=dtype)
         named.append((_called(name, variant.model.attention), variant.model, stored))
     gpus = sorted({d.gpu.name: d.gpu for d in beside}.values(), key=lambda gpu: gpu.usable_bytes)
-    found = cache_vs_context(named, gpus if len(gpus) <= MOST_LEVELS else [gpus[0], gpus[-1]], batch_size, last)
-    told = found.subtitle.replace("stored bytes", "stored bytes, of all GPUs together", deployment.parallelism.gpus > 1)
-    return found._replace(subtitle=told)
+    levels = gpus if len(gpus) <= MOST_LEVELS else [gpus[0], gpus[-1]]
+    return cache_vs_context(named, levels, batch_size, last, ranks=[deployment.parallelism] * len(named))
 
 
 def _called(variant: str, attention: str) -> str:

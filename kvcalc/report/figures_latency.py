@@ -40,7 +40,7 @@ def _speculation(deployments: Sequence[Deployment], asked: Sequence[LatencyOptio
 def _without_cache(deployments: Sequence[Deployment], last: int) -> Chart:
     """The work of each token with and without a cache, a chart for each model."""
     models = [*{d.model.name: d for d in reversed(deployments)}.values()][::-1]
-    charts = [no_cache(d.model, last, d.precision) for d in models]
+    charts = [no_cache(d.model, last, d.precision, d.parallelism) for d in models]
     if len(charts) == 1:
         return charts[0]
     over = "The work of each token, without a KV cache and with it", charts[0].subtitle.partition("; ")[2]

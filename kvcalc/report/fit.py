@@ -5,7 +5,7 @@ from typing import Any
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.memory_terms import GIB
-from kvcalc.report.fit_sentence import closest, said_first
+from kvcalc.report.fit_sentence import closest, said_first, smaller_cache
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.placement import placement_lines
 from kvcalc.report.shell import CommandLine
@@ -91,6 +91,7 @@ def notes(records: Sequence[dict[str, Any]], found: Sequence[Fit]) -> list[str]:
         if len(record["breakpoints"]) > 1 or record is first:
             lines += cost_lines(record)
             break
+    lines += smaller_cache(found[0])
     lines += [f"waste of {name}: {first[key]:.1%}" for name, key in FRAGMENTS if first.get(key) is not None]
     lines += placement_lines(found[0], first)
     if len(found) > 1 and any(f.length > (f.model.max_context or f.length) for f in found):

@@ -1,4 +1,4 @@
-"""What `fit` says first: how many users, what a smaller cache makes of it, how long a context may be; else what is missing."""
+"""What `fit` says first: how many users, and how long a context may be; else what is missing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,17 +44,23 @@ def _need(found: Fit) -> str:
 
 
 def _beside(first: Row, found: Fit) -> str:
-    """The low side of the range, and a cache of 8 bits at the end that answers."""
-    low, smaller = first["low_num_seqs"], small_cache(found)
+    """The low side of the range, and what sharing and the host's memory make of it."""
+    low = first["low_num_seqs"]
     words = [] if low is None or low == found.sequences else [f"{low:,} on the low side"]
-    if smaller:
-        cache = smaller.words[-1]
-        words.append(f"{smaller.sequences:,} with {CACHES[cache]} ({loss_of('cache', cache)})")
     if first.get("unshared_num_seqs") is not None:
         words.append(f"{first['unshared_num_seqs']:,} without the shared prefix of {found.options.shared_prefix:,}")
     if first.get("offload_num_seqs") is not None:
         words.append(f"{first['offload_num_seqs']:,} more in the host's memory")
     return "".join(f", {text}" for text in words)
+
+
+def smaller_cache(found: Fit) -> list[str]:
+    """Return a line on the users that a cache of 8 bits holds, with what was published of its quality; none if it has one."""
+    change = small_cache(found) if found.fits else None
+    if not change:
+        return []
+    cache = change.words[-1]
+    return [f"{_users(change.sequences)} with {CACHES[cache]} ({loss_of('cache', cache)})"]
 
 
 def _longest(first: Row, found: Fit) -> str:

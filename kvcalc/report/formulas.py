@@ -33,8 +33,7 @@ def _first_token(r: Record) -> str:
         return ""
     if r["prefix_len"]:
         return f"Σ operators of the prefill of {r['input_len'] - r['prefix_len']:,} tokens behind {r['prefix_len']:,} cached ones"
-    which = f"roofline {r['model']} --phase prefill --context {r['input_len']} --batch-size {r['batch_size']}"
-    return f"Σ operators of the prefill of {r['input_len']:,} tokens (`kvcalc {which} --explain`)"
+    return f"Σ operators of the prefill of {r['input_len']:,} tokens"
 
 
 def _per_token(r: Record) -> str:
@@ -90,7 +89,7 @@ def _users(r: Record) -> str:
 
 
 def _step(r: Record) -> str:
-    what = "Σ laws of its operators + glue" if r.get("time_s") else "Σ max(FLOPs/peak, bytes/bandwidth) of its operators"
+    what = "Σ operators + engine overhead" if r.get("time_s") else "Σ max(FLOPs/peak, bytes/bandwidth) of its operators"
     return f"{what}: {format_si(r['flops'])}FLOP, {_bytes(r['bytes'])}"
 
 

@@ -50,10 +50,11 @@ class Deployment(deployment.Deployment, frozen=True):
         stored, block = (self.model, self.precision, self.parallelism), as_tokens(block_size, "block size")
         contexts, batches = parse_list(context, "context"), parse_list(batch_size, "batch size")
         records = [size_record(stored[0], c, b, stored[1], block, stored[2]) for b, c in product(batches, contexts)]
+        drawn = [(self.model.name, *stored[:2])], [self.gpu], batches[0], max(*contexts, 1024), (), [self.parallelism]
         return Answer(
             records,
             lambda: [size_table(records, [stored], block)],
-            lambda: cache_vs_context([(self.model.name, *stored[:2])], [self.gpu], batches[0], max(*contexts, 1024)),
+            lambda: cache_vs_context(*drawn),
             _short=CACHE_SIZE,
         )
 

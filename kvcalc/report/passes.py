@@ -30,7 +30,7 @@ def pass_tables(passes: Sequence[tuple[Deployment, Sequence[dict[str, Any]]]]) -
 def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], turning: Sequence[str] | None = None) -> Table:
     """The records of one pass: each operator with its share of the time, its parts below it, and last the total.
 
-    turning: what its title says of where it turns compute-bound, worked out unless it is given.
+    turning: what is said below of where it turns compute-bound, worked out unless it is given.
     """
     whole = records[-1]
     phase, batch, context = whole["phase"], whole["batch_size"], whole["context"]
@@ -42,7 +42,7 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], turnin
     split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)
     if turning is None:
         turning = _turning(deployment, context, {}) if phase == "decode" else []
-    notes = ["", f"bytes moved: {split}"]
+    notes = ["", *turning, f"bytes moved: {split}"]
     notes += [_assumptions(deployment), *node_notes(records[-1:]), *fallback_notes(records[-1:])]
     notes += [time_note(records[-1:], deployment.basis), ""]
     what = {"decode": "a decode step", "prefill": "a prefill"}.get(phase, "a mixed pass")
@@ -52,7 +52,6 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], turnin
     least, predicted = kernel_seconds(whole["roofline_s"]), whole["time_s"]
     took = f"{kernel_seconds(predicted)} for {asked} (at least {least})" if predicted else f"At least {least} for {asked}"
     title = f"{took}, bound by {whole['bound']} at {whole['intensity']:.3g} FLOP/B" if whole["intensity"] else took
-    title += "".join(f"; {text}" for text in turning)
     return Table(shown, _columns(records), title, notes)
 
 

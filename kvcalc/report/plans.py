@@ -113,7 +113,7 @@ def where(point: Point) -> str:
 
 
 def sentence(answer: Answer) -> str:
-    """What meets the need, and why nothing cheaper does; or what comes nearest, and what to loosen."""
+    """What meets the need; or what comes nearest, and what to loosen."""
     what = asked(answer.need)
     if answer.bounds_only:
         what = f"no GPU with a measured kernel model serves {what}; of the others"
@@ -129,21 +129,22 @@ def sentence(answer: Answer) -> str:
         cost = answer.prices[first.gpu] * first.gpus
         found = f"{what}: {where(first)} at {cost:,.2f} an hour is the cheapest{bound}"
     elif others:
-        kinds = f"{others} other kind{'s' * (others > 1)} of GPU"
+        kinds = "other kinds of GPU" if others > 1 else "another kind of GPU"
         found = f"{what}: {where(first)} will do{bound}, and so will {kinds}, the fewest of each below"
     else:
         found = f"{what}: {where(first)} will do{bound}, the fewest"
     deployment = first.deployment
-    lower, below = below_published(deployment.model, deployment.precision), answer.cheaper
-    found += f" ({'; '.join(map(paid, lower))})" if lower else ""
-    cheaper = "cheaper" if answer.prices else "fewer"
-    return f"{found}; of {cheaper}, {where(below)} comes nearest: {reason(below)}" if below else found
+    lower = below_published(deployment.model, deployment.precision)
+    return found + (f" ({'; '.join(map(paid, lower))})" if lower else "")
 
 
 def _notes(plan: Plan, answer: Answer, rows: Sequence[Record]) -> list[str]:
     if not rows:
         return [f"{answer.looked:,} points looked at"]
     notes = [f"{answer.looked:,} points looked at, {answer.met:,} meet the need"]
+    if below := answer.cheaper:
+        cheaper = "cheaper" if answer.prices else "fewer"
+        notes.append(f"of {cheaper}, {where(below)} comes nearest: {reason(below)}")
     more = answer.kinds[len({row["gpu"] for row in rows if row["meets"]}) :]
     if more and not answer.prices:
         notes.append(f"also: {', '.join(f'{p.gpus}×{p.gpu}' for p in more)}")

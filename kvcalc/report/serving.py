@@ -25,6 +25,7 @@ LATENCY = (
     Column("input_len", "in", integer, given=True),
     Column("output_len", "out", integer, given=True),
     Column("ttft_s", "TTFT", seconds, rests="time", about="until the first token"),
+    Column("uncached_ttft_s", "TTFT uncached", seconds, rests="time", about="without the cached prefix"),
     Column("tpot_s", "TPOT", seconds, rests="time", about="from one token to the next"),
     Column("e2e_s", "end to end", seconds, rests="time", about="TTFT + (out − 1) · TPOT"),
     Column("output_tokens_per_s", "tokens/s", lambda v: f"{v:,.1f}", rests="rate"),

@@ -10,7 +10,7 @@ from kvcalc.model.spec import Model
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Table
 from kvcalc.report.tables import SIZE_COLUMNS, percent
-from kvcalc.units import format_bytes, shown_in
+from kvcalc.units import MOST_TOKENS, format_bytes, shown_in
 
 MEANT = {"gib": "1 GiB = 2^30 bytes", "si": "1 GB = 10^9 bytes", "bytes": "exact bytes"}
 MOST_SHARES = 6  # models whose shares of the weights fit two lines
@@ -36,7 +36,7 @@ def size_table(records: Sequence[Record], stored: Sequence[tuple[Model, Precisio
     return Table(
         records,
         SIZE_COLUMNS,
-        _sentence(records) + _overtaking(records, models),
+        _sentence(records) + _overtaking(records),
         ["", *lines, *_against_weights(records, models), f"{MEANT[shown_in()]}; `--explain` shows the formulas"],
     )
 
@@ -86,30 +86,29 @@ def _against_weights(records: Sequence[Record], models: Sequence[Model]) -> list
     ]
     r, at = records[-1], f"at {_users(records[-1])}"
     if len(last) > 1:
-        return [f"the cache against the weights {at}: {', '.join(shares)}"] if len(last) <= MOST_SHARES else []
-    never = ""
-    if not _turning(r, models[0]):
-        never = f", never as large within its {_most(r, models[0]):,}" if r["equal_weights_context"] else ", never as large"
-    return [f"the cache against the weights: {percent(r['cache_share_of_weights'])} {at}{never}"]
+        shown = f"the cache against the weights {at}: {', '.join(shares)}"
+        return [*([shown] if len(last) <= MOST_SHARES else []), *_beyond(records, models)]
+    never = "" if r["equal_weights_context"] else ", never as large"
+    return [f"the cache against the weights: {percent(r['cache_share_of_weights'])} {at}{never}", *_beyond(records, models)]
 
 
-def _overtaking(records: Sequence[Record], models: Sequence[Model]) -> str:
+def _beyond(records: Sequence[Record], models: Sequence[Model]) -> list[str]:
+    """Return a line on models whose cache is as large as the weights only beyond the longest context they are made for."""
+    longest = {m.name: m.max_context for m in models if m.max_context}
+    found = {
+        r["model"]: f"{r['model']}'s {longest[r['model']]:,}"
+        for r in records
+        if (r["equal_weights_context"] or 0) > longest.get(r["model"], MOST_TOKENS)
+    }
+    return [f"equal at: beyond the maximum context, {', '.join(found.values())}"] if found else []
+
+
+def _overtaking(records: Sequence[Record]) -> str:
     """From which context on the cache of one model, in one format and cut, is as large as its weights; '' where it never is."""
     r = records[-1]
-    if _apart(records) or r["weight_bytes"] is None or not (turns := _turning(r, models[0])):
+    if _apart(records) or not r["equal_weights_context"]:
         return ""
-    return f"; as large as the weights from {turns:,} tokens on"
-
-
-def _turning(record: Record, model: Model) -> int:
-    """The context at which the cache is as large as the weights, within what was asked or the model is made for; else 0."""
-    turns, most = record["equal_weights_context"], _most(record, model)
-    return turns if turns and (not most or turns <= most) else 0
-
-
-def _most(record: Record, model: Model) -> int:
-    """The longest context that was asked for or that the model is made for; 0 where that is not known."""
-    return max(record["context"], model.max_context) if model.max_context else 0
+    return f"; as large as the weights from {r['equal_weights_context']:,} tokens on"
 
 
 def _kept(record: Record, apart: Sequence[str] = ()) -> str:

@@ -87,7 +87,7 @@ def test_every_batch_and_context_is_a_row_of_cells(kvcalc: Run, monkeypatch: pyt
     found = kvcalc(line.replace("1k,4k", "1k,2k,3k,4k,5k,6k,7k,8k"))
     assert len(drawn[1].series) == 12 and drawn[1].over[1].startswith("the first 12 of 16 loads asked for; ")
     kvcalc(line.replace("llama-7b", "llama-7b --tp 2"))
-    assert drawn[2].chain()[4].subtitle.startswith("stored bytes, of all GPUs together, batch 1; ")
+    assert drawn[2].chain()[4].subtitle.startswith("stored bytes of one GPU of 2, batch 1; ")
     assert [c.title for c in drawn[2].chain()[:2]] == ["KV cache stored per GPU", "Read by a decode step per GPU"]
     found = kvcalc("compare --layers 2 --heads 8 --kv-heads 8 --head-dim 64 --variants mha,mqa --plot picture.png")
     assert found.code == 0 and drawn[3].over[1] == "1 × 4,096 tokens", found.err  # of dimensions alone nothing is timed

@@ -114,7 +114,7 @@ def _size(deployment: Deployment, asked: Asked) -> Section:
     record = size_record(*stored)
     command = asked.command("size", "--context", asked.context, "--batch-size", asked.users, run=False)
     tables = [size_table([record], [(d.model, d.precision, d.parallelism)], 16)]
-    return Section("How big is the cache", command, tables, worked=partial(explain_size, *stored))
+    return Section("How big is the cache", command, tables, worked=partial(explain_size, record, *stored))
 
 
 def _pass(deployment: Deployment, asked: Asked) -> Section:

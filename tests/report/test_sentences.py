@@ -1,0 +1,144 @@
+"""Every number of an answer's sentence stands in its table, or was typed; pictures show the numbers of the records."""
+
+import re
+
+import pytest
+from conftest import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvcalc import Parallelism, load_model
+from kvcalc.layers.batch import Batch
+from kvcalc.model.memory import cache_size
+from kvcalc.model.operators import through_layers, total
+from kvcalc.model.precision import Precision
+from kvcalc.model.size import size_record
+from kvcalc.report.explain import explain_size
+from kvcalc.report.figures import cache_vs_context, no_cache
+
+HEADING = re.compile(r"\S {2,}\S")
+NUMBER = re.compile(r"(?<![\w.\-≈])\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
+NAMES = re.compile(r"[a-z][\w.]*-[\w.\-]+|(?:tp|pp|dp|ep) \d+|\b\w+:[\d+@/\w]+|[a-z]+\d+\w*")  # of models, GPUs, variants
+SI = {"k": 1024, "M": 1024**2}
+
+
+def numbers(text: str) -> set[str]:
+    """The numbers of a text without their separators, apart from those in names."""
+    return {found.replace(",", "").rstrip(".") for found in NUMBER.findall(NAMES.sub(" ", text))}
+
+
+def typed(line: str) -> set[str]:
+    """The numbers of a command line, as they are and written out."""
+    found = set()
+    for value, suffix in re.findall(r"(\d+(?:\.\d+)?)([kM]?)", line):
+        found |= {value, str(int(float(value) * SI.get(suffix, 1)))}
+    return found
+
+
+LINES = [
+    "size llama-3.1-8b",
+    "size llama-7b --context 1k,4k",
+    "size llama-3.1-8b gpt2 deepseek-v3 --context 8k --batch-size 4",
+    "size llama-3.1-70b --tp 1,8 --batch-size 1,64",
+    "size llama-3.1-70b --pp 2 --dp 2 --batch-size 4",
+    "size --layers 48 --hidden-size 7168",
+    "compare llama-3.1-8b",
+    "compare gpt2 --variants mha,cla:2 --batch-size 4",
+    "compare gemma-3-27b --gpu h100,l40s --variants none,mqa,evict:2048,cla:3",
+    "compare llama-3.1-70b --tp 4 --context 8k,32k",
+    "roofline llama-3.1-8b",
+    "roofline llama-3.1-8b --bounds --batch-size 1,8",
+    "roofline llama-3.1-70b --tp 2 --pp 2 --phase prefill",
+    "roofline deepseek-v3 --gpu h200 --tp 8 --batch-size 1,64",
+    "latency llama-3.1-8b",
+    "latency llama-3.1-70b --tp 2 --pp 2 --input-len 1k,4k --output-len 100 --batch-size 1,16",
+    "latency llama-3.1-8b --no-cache",
+    "latency llama-3.1-70b --tp 4 --draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 0.7",
+    "latency llama-3.1-8b --prefix-len 1000 --input-len 4000 --price-per-hour 2",
+    "latency llama-3.1-8b --gpu mi300x",
+    "fit llama-3.1-8b",
+    "fit llama-3.1-70b --gpu h100,h200 --tp 4",
+    "fit llama-3.1-8b --max-model-len 32k --max-num-seqs 8",
+    "fit llama-3.1-8b --shared-prefix 1k --max-model-len 4k",
+    "serve llama-3.1-8b --rate 4 --num-prompts 60",
+    "serve llama-3.1-8b --rate 4,16 --num-prompts 60",
+    "serve llama-3.1-8b --rate 4 --num-prompts 60 --policy static,continuous",
+    "serve llama-3.1-8b --rate 4 --num-prompts 60 --cache paged,contiguous --price-per-hour 2",
+    "serve llama-3.1-8b --max-concurrency 1,8 --num-prompts 60",
+    "plan llama-3.1-8b --users 64 --context 8k",
+    "plan llama-3.1-70b --users 64 --context 8k --max-tpot 50ms --price-per-hour h100=2.5,h200=4 --gpu h100,h200",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_number_of_a_sentence_is_in_its_table(kvcalc: Run, line: str) -> None:
+    """As a cell, as what is the same in every row, or in the request; a factor may be the quotient of two cells."""
+    out = kvcalc(line).out.splitlines()
+    wide = kvcalc(f"{line} --wide").out.splitlines()
+    first = next(n for n, text in enumerate(out) if HEADING.search(text))
+    sentence = " ".join(out[:first])
+    known = numbers("\n".join(out[first:])) | numbers("\n".join(wide[first:])) | typed(line)
+    missing = numbers(sentence) - known
+    factors = {found for found in missing if f"{found}×" in sentence}
+    cells = [float(cell) for cell in known]
+    quotients = {f"{a / b:.3g}" for a in cells for b in cells if b}
+    assert missing - factors == set(), sentence
+    assert {f"{float(found):.3g}" for found in factors} <= quotients, sentence
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(("llama-3.1-70b", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b")),
+    st.sampled_from(((1, 1, 1), (2, 1, 1), (4, 2, 1), (8, 1, 1), (2, 1, 2))),
+    st.integers(1, 64),
+    st.integers(200, 100_000),
+)
+def test_pictures_and_formulas_show_the_bytes_of_the_record(
+    name: str, ranks: tuple[int, int, int], batch: int, context: int
+) -> None:
+    """One GPU's in each: the end of the curve, the label that says it, and the worked sum."""
+    tp, pp, dp = ranks
+    cut = Parallelism(tp=tp, pp=pp, dp=dp)
+    asked = load_model(name), context, batch, Precision(), 16, cut
+    record = size_record(*asked)
+    chart = cache_vs_context([(name, asked[0], Precision())], (), batch, context, (), [cut])
+    assert chart.series[0].ys[-1] == record["kv_cache_bytes"]
+    assert f"kv_cache_bytes = Σ × {cut.sequences(batch):,} = {record['kv_cache_bytes']:,} " in explain_size(record, *asked)
+    work = no_cache(asked[0], context, Precision(), cut).series
+    passes = Batch.prefill(context), Batch.decode(context)
+    flops = [total(through_layers(asked[0], one, Precision(), cut)).flops for one in passes]
+    assert [series.ys[-1] for series in work] == flops
+
+
+@pytest.mark.parametrize("name", ["llama-7b", "llama-2-13b", "gpt2", "deepseek-v3", "mistral-7b-v0.1", "llama-3.1-70b"])
+@pytest.mark.parametrize("batch", [1, 9])
+def test_the_context_at_which_the_cache_equals_the_weights_is_said(kvcalc: Run, name: str, batch: int) -> None:
+    """Also where it lies beyond what the model is made for, which is then said; nothing of it where the cache stops growing."""
+    (record,) = kvcalc(f"size {name} --batch-size {batch} --format json").records
+    shown, turns, model = kvcalc(f"size {name} --batch-size {batch}").joined, record["equal_weights_context"], load_model(name)
+    if turns is None:
+        assert "never as large" in shown and name == "mistral-7b-v0.1"
+        return
+    least, most = (batch * cache_size(model, context).stored for context in (turns - 1, turns))
+    assert least < record["weight_bytes"] <= most
+    assert shown.count(f" {turns:,} ") >= 2  # in the sentence and in the table
+    assert (f"beyond the maximum context, {name}'s {model.max_context:,}" in shown) == (turns > model.max_context)
+
+
+def test_dimensions_name_no_attention_that_was_not_given(kvcalc: Run) -> None:
+    """A hidden size is of MHA, as its option says, and never of one KV head; KV heads alone are no type of attention."""
+    for line, attention in (("--hidden-size 7168", "MHA"), ("--kv-heads 8 --head-dim 128", "8 KV heads")):
+        explained = kvcalc(f"size --layers 48 {line} --explain").out
+        assert explained.splitlines()[0].endswith(f": {attention}") and "mha_ratio" not in explained
+        assert attention in kvcalc(f"size --layers 48 {line}").out
+
+
+@pytest.mark.parametrize("variants", ["mha,cla:2", "none,cla:3", "mha,mha", "mqa,gqa:4,mha"])
+def test_a_comparison_claims_no_reduction_of_one(kvcalc: Run, variants: str) -> None:
+    """A variant is said to read less only if it reads less than the reference and than the variant that stores least."""
+    line = f"compare llama-3.1-8b --variants {variants}"
+    records, sentence = kvcalc(f"{line} --format json").records, kvcalc(line).joined.partition(" variant ")[0]
+    assert " 1× less" not in sentence
+    best = min(records, key=lambda r: r["kv_cache_bytes"])
+    reads_less = max(r["read_reduction"] for r in records) > max(1, best["read_reduction"])
+    assert ("reads" in sentence) == reads_less
