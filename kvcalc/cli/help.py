@@ -38,7 +38,7 @@ EXAMPLES = {
         "kvcalc latency llama-3.1-70b --tp 4 --draft llama-3.2-1b",
     ),
     "serve": (
-        "kvcalc serve llama-3.1-8b --gpu h100 --rate 10 --num-prompts 500",
+        "kvcalc serve llama-3.1-8b --gpu h100",
         "kvcalc serve llama-3.1-8b --rate 2,8 --policy static,continuous",
         "kvcalc serve llama-3.1-8b --rate 20 --price-per-hour 2.5 --plot -",
     ),

@@ -18,7 +18,6 @@ from kvcalc.cli.groups import Deploying, Group, Output, grouped
 if TYPE_CHECKING:
     from kvcalc.model.spec import Model
     from kvcalc.serving.load import Load
-    from kvcalc.serving.requests import Requests
     from kvcalc.serving.run import Run
     from kvcalc.serving.settings import ServerSettings
     from kvcalc.timing.deployment import Deployment
@@ -35,8 +34,8 @@ class LoadOptions(Group, frozen=True):
 
     requests: Annotated[str, _load("--requests", help="A CSV of arrival_s, input_len, output_len, or an Azure trace.")] = ""
     rate: Annotated[
-        str, _load("--rate", "--request-rate", help="Requests per second; a list makes more rows; inf: all at once.")
-    ] = "inf"
+        str, _load("--rate", "--request-rate", help="Requests per second, or a list; inf: all at once; none: a sweep.")
+    ] = ""
     burstiness: Annotated[float, _load("--burstiness", help="1: Poisson; below 1: bursts; above: more regular.")] = 1.0
     max_concurrency: Annotated[str, _load("--max-concurrency", help="Clients in a closed loop, a list makes more rows.")] = "0"
     num_prompts: Annotated[int, _load("--num-prompts", help="Requests; 0: 1000, or all of a file.")] = 0
@@ -49,12 +48,17 @@ class LoadOptions(Group, frozen=True):
         str, _load("--prefix-hit-rate", help="Cached share of each prompt, one prefix for all; a list adds rows.")
     ] = "0"
 
+    @property
+    def is_sweep(self) -> bool:
+        """Whether no load is given, so that rates up to saturation are tried."""
+        return not (self.rate or self.requests) and self.max_concurrency == "0"
+
     def loads(self) -> "list[Load]":
         """A load for each share of cached tokens, rate and number of clients."""
         from kvcalc.library.words import from_words
         from kvcalc.serving.load import Load, parse_hit_rate, parse_rate
 
-        rates = [parse_rate(word, "rate") for word in self.rate.split(",")]
+        rates = [parse_rate(word, "rate") for word in (self.rate or "inf").split(",")]
         clients = [0] if self.max_concurrency == "0" else lengths(self.max_concurrency, "max-concurrency")
         hit_rates = [parse_hit_rate(word, "prefix-hit-rate") for word in self.prefix_hit_rate.split(",")]
         words = msgspec.structs.asdict(self)
@@ -117,41 +121,52 @@ def run(
     check_number("runs", MOST_RUNS, deployments, policies, caches, loads)
     points = list(product(deployments, policies, caches, loads))
     _check_files(timeline, output.plot, len(points))
-    runs, whole = _runs(points, settings, find_rate)
+    swept = load.is_sweep and not find_rate
+    runs, whole = _runs(points, settings, find_rate, swept)
     records = [r.record for r in runs]
-    _remarks({d.model.name: d.model for d in deployments}.values(), [r.served.requests for r in runs], records)
+    given = [r for r in runs if not swept or r.record["found_rate"] is not None]
+    _remarks({d.model.name: d.model for d in deployments}.values(), given)
     if timeline:
         _write_timeline(timeline, runs[0])
     if output.plot:
         from kvcalc.report.figures_load import load_chart
         from kvcalc.report.figures_serving import occupancy
 
-        output.picture(occupancy(runs[0]) if len(runs) == 1 else load_chart(records))
+        tried = [r for r in records if not swept or r["found_rate"] is None]
+        output.picture(occupancy(runs[0]) if len(runs) == 1 else load_chart(tried))
     if timeline != "-" and not output.printed(records):
         from kvcalc.report.served import serve_table
 
         output.show(serve_table(records))
     if not whole:
-        _stopped(runs, len(points), find_rate)
+        _stopped(given, len(points), find_rate or swept)
         raise typer.Exit(130)
 
 
-def _runs(points: "list[tuple[Deployment, str, str, Load]]", settings: "ServerSettings", find: bool) -> "tuple[list[Run], bool]":
-    """Each point simulated, and whether all are: Ctrl-C keeps what is done of them. Raises it where nothing is."""
-    from kvcalc.serving.finding import find_rate
+def _runs(
+    points: "list[tuple[Deployment, str, str, Load]]", settings: "ServerSettings", find: bool, swept: bool
+) -> "tuple[list[Run], bool]":
+    """Each point simulated, and whether all are: Ctrl-C keeps what is done of them. Raises it where nothing is.
+
+    swept: a point is the run at the sustained rate, followed by those at all rates that were tried.
+    """
+    from kvcalc.serving.finding import sweep_rates
     from kvcalc.serving.run import serve
 
     runs: list[Run] = []
     drawn = {one: one.drawn() for *_, one in points}
-    with _progress(0 if find else sum(len(drawn[one]) for *_, one in points)) as told:
+    with _progress(0 if find or swept else sum(len(drawn[one]) for *_, one in points)) as told:
         try:
             for deployment, policy, cache, one in points:
-                if find:
-                    found, asked = find_rate(deployment, one, settings, policy, cache, told)
-                    runs.append(found._replace(record=found.record | {"rate": asked.rate or None, "found_rate": asked.rate}))
+                if find or swept:
+                    sweep = sweep_rates(deployment, one, settings, policy, cache, told)
+                    runs += [sweep.sustained, *(sweep.tried if swept else ())]
+                    whole = sweep.whole
                 else:
-                    runs.append(serve(deployment, drawn[one], one, settings, policy, cache, told, runs[-1] if runs else None))
-                if not runs[-1].served.whole:
+                    before = runs[-1].ready if runs else None
+                    runs.append(serve(deployment, drawn[one], one, settings, policy, cache, told, before))
+                    whole = runs[-1].served.whole
+                if not whole:
                     return runs, False
         except KeyboardInterrupt:
             if not runs:
@@ -211,14 +226,14 @@ def _progress(total: int) -> Iterator[Any]:
         yield lambda count: bar.advance(task, count)
 
 
-def _remarks(models: "Iterable[Model]", drawn: "list[Requests]", records: list[dict[str, Any]]) -> None:
-    longest = max(int((r.input_len + r.output_len).max()) for r in drawn)
+def _remarks(models: "Iterable[Model]", runs: "list[Run]") -> None:
+    longest = max(int((r.served.requests.input_len + r.served.requests.output_len).max()) for r in runs)
     models = list(models)
     remarks(models, 0)
     for model in models:
         if model.max_context and longest > model.max_context:
             note(f"requests of {longest:,} tokens are beyond the {model.max_context:,} that {model.name} is made for")
-    for r in records:
+    for r in (run.record for run in runs):
         where = f"{r['gpu']}, {r['policy']}, {r['cache']}" + (f", rate {r['rate']:g}" if r["rate"] else "")
         if r["rejected"]:
             note(f"{where}: {r['rejected']:,} requests can never fit and are rejected")

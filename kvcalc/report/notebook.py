@@ -114,14 +114,18 @@ class Deployment(deployment.Deployment, frozen=True):
     def serve(self, policy: str = "continuous", cache: str = "paged", **options: Any) -> Answer:
         """A server under load, simulated: `throughput_tokens_per_s`, `ttft_p50_s` … `ttft_p99_s`, `tpot_p50_s` ….
 
-        policy: continuous or static; cache: paged or contiguous. options of the load: rate, requests a second (all at once
-        unless given), or requests, a CSV of arrival_s, input_len, output_len; num_prompts (1000), input_len (1000) and
+        policy: continuous or static; cache: paged or contiguous. options of the load: rate, requests a second (`inf`: all at
+        once), or requests, a CSV of arrival_s, input_len, output_len; num_prompts (1000), input_len (1000) and
         output_len (200), numbers or `uniform:100,2000` or `lognormal:MEAN,P99`; burstiness, seed, prefix_hit_rate; client,
-        max_concurrency and think_time of a closed loop. Of the server: max_num_seqs (256), max_num_batched_tokens,
-        max_model_len, preemption, gpu_memory_utilization, kv_cache_memory_bytes, slo_ttft and slo_tpot, price_per_hour, draft.
+        max_concurrency and think_time of a closed loop. Without rate, requests and max_concurrency rates up to saturation are
+        tried: the first record is that of the sustained rate, followed by one for each rate. Of the server: max_num_seqs
+        (256), max_num_batched_tokens, max_model_len, preemption, gpu_memory_utilization, kv_cache_memory_bytes, slo_ttft and
+        slo_tpot, price_per_hour, draft.
         """
+        from kvcalc.report.figures_load import load_chart
         from kvcalc.report.figures_serving import occupancy
         from kvcalc.report.served import serve_table
+        from kvcalc.serving.finding import sweep_rates
         from kvcalc.serving.load import Load
         from kvcalc.serving.run import serve
         from kvcalc.serving.settings import ServerSettings
@@ -129,6 +133,11 @@ class Deployment(deployment.Deployment, frozen=True):
         check_known(options, Load, ServerSettings, also=("policy", "cache"))
         of_kind(cache, "cache of `serve`", str)
         load, settings = from_words(Load, options), from_words(ServerSettings, options)
+        if not (options.get("rate") or load.requests or load.max_concurrency):
+            sweep = sweep_rates(self, load, settings, policy, cache)
+            tried = [one.record for one in sweep.tried]
+            records = [sweep.sustained.record, *tried]
+            return Answer(records, lambda: [serve_table(records)], lambda: load_chart(tried))
         run = serve(self, load.drawn(), load, settings, policy, cache)
         return Answer([run.record], lambda: [serve_table([run.record])], lambda: occupancy(run))
 

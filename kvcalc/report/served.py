@@ -21,7 +21,7 @@ SERVE = (
     Column("cache", "cache", right=False, given=True),
     Column("rate", "req/s in", lambda v: f"{v:.4g}", given=True),
     Column("max_concurrency", "clients", integer, given=True),
-    Column("prefix_hit_rate", "prefix hits", lambda v: f"{v:.3g}", given=True),
+    Column("prefix_hit_rate", "prefix hits", lambda v: f"{v or 0:.3g}", given=True),
     Column("requests_per_s", "req/s", _rate, rests="rate"),
     Column("throughput_tokens_per_s", "tokens/s", lambda v: f"{v:,.0f}", rests="rate", about="output tokens"),
     Column("ttft_p50_s", "TTFT p50", seconds, rests="time", about="until the first token, for half of the requests"),
@@ -30,7 +30,7 @@ SERVE = (
     Column("tpot_p99_s", "TPOT p99", seconds, rests="time"),
     Column("slo_attainment", "within SLO", lambda v: f"{v:.1%}", rests="rate"),
     Column("cost_per_million_tokens", "per 1M tokens", lambda v: f"{v:,.2f}", rests="time", about=MONEY),
-    Column("diverges", "queue", lambda v: "diverges" if v else "stable", right=False),
+    Column("diverges", "queue", lambda v: v if isinstance(v, str) else "diverges" if v else "stable", right=False),
     Column("completed", "done", integer),
     Column("rejected", "rejected", integer),
     Column("preemptions", "preempted", integer),
@@ -46,12 +46,16 @@ SERVE = (
 )
 
 
+SUSTAINED = "sustained"
+CLOSE = 1.05  # times another rate that counts as equal to it: served figures are no surer
 SERVER = (*DEPLOYED, *(c for c in SERVE if c.key in ("policy", "cache", "prefix_hit_rate")))  # what sets servers apart
 
 
 def serve_table(records: Sequence[Record]) -> Table:
-    """What servers made of their load, a line each."""
-    records = predictions_first(records)
+    """What servers made of their load, a line each; of a sweep of rates, a line for each rate that was tried."""
+    summaries = predictions_first([r for r in records if r.get("found_rate") is not None])
+    is_sweep = 0 < len(summaries) < len(records)
+    records = predictions_first(_tried(records) if is_sweep else records)
     quiet = {c.key for c in SERVE if c.key in ("rejected", "preemptions", "padding_waste") and not any(r[c.key] for r in records)}
     first = records[0]
     plain: list[Record] = [{**r, "time_p90_error": None} for r in records]
@@ -70,8 +74,54 @@ def serve_table(records: Sequence[Record]) -> Table:
         came = f": {first['tokens_per_step']:.2f}" if len(records) == 1 and first["tokens_per_step"] else ""
         rate = f"{first['acceptance_rate']:.0%} of them accepted"
         notes.append(f"speculation: {drafted}, {rate}; tokens/step, what came of it{came}")
-    said = "; ".join([_served(first, *_sweep(records)), *_best(records)])
+    if is_sweep:
+        quiet.add("requests_per_s")
+        highest = f"the highest rate with {_goals(first)}, at most" if _goals(first) else "the queue does not grow,"
+        notes.append(f"{SUSTAINED}: {highest} 95% of saturation")
+        notes.append(f"tokens/s: of {first['requests']:,} requests at each rate, their start and end included")
+        return Table(records, [c for c in SERVE if c.key not in quiet], _sustained(summaries), notes)
+    said = _sustained(summaries) if summaries else "; ".join([_served(first, *_sweep(records)), *_best(records)])
     return Table(records, [c for c in SERVE if c.key not in quiet], said, notes)
+
+
+def _tried(records: Sequence[Record]) -> list[Record]:
+    """Return a sweep's rows for each rate that was tried. The row of the sustained rate says so in place of its queue."""
+    rows: list[Record] = []
+    sustained = None
+    for r in records:
+        if r["found_rate"] is not None:
+            sustained = r["rate"]
+        else:
+            rows.append({**r, "diverges": SUSTAINED} if r["rate"] == sustained else r)
+    return rows
+
+
+def _sustained(summaries: Sequence[Record]) -> str:
+    """Return how many requests per second a server sustains and how long half of them wait.
+
+    Of several servers it is the one with the highest rate, or of rates that are hardly lower the one with the shortest wait.
+    """
+    alike = comparable(summaries)
+    close = [r for r in alike if r["found_rate"] * CLOSE >= max(r["found_rate"] for r in alike)]
+    best = min(close, key=lambda r: r["ttft_p50_s"] or 0.0)
+    columns = [c for c in SERVER if c.key not in ("model", "gpu")]
+    name = names_of(alike, columns)(best)
+    where = f"{_where(best)}{' with ' * bool(name)}{name}"
+    if not best["completed"]:
+        return f"{where} serves none of these requests"
+    if not best["found_rate"]:
+        return f"{where} keeps no promise of {_goals(best)}, not even to one request at a time"
+    bound = best["time_basis"] == "bound"
+    rate = f"{where} sustains {'at most ' * bound}{_rate(best['found_rate'])} requests/s"
+    if _goals(best):
+        return f"{rate} with {_goals(best)}, for 99 of 100 requests"
+    wait = f"at {'least' if bound else 'most'} {seconds(best['ttft_p50_s'])}"
+    return f"{rate}, and half of the requests wait {wait} for the first token"
+
+
+def _where(record: Record) -> str:
+    """Return the model and the GPUs, those for prompts alone included."""
+    return f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
 
 
 def _limits(records: Sequence[Record]) -> list[str]:
@@ -138,16 +188,6 @@ def _apart(records: Sequence[Record]) -> list[str]:
     return [f"{', '.join(names)}: {about}" for about, names in said.items()] if len(said) > 1 else list(said)
 
 
-def _found(record: Record) -> str:
-    """The highest rate that keeps the goals, as a person would say it."""
-    where = f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
-    goals = _goals(record)
-    if not record["found_rate"]:
-        return f"{where} keeps no promise of {goals}, not even to one request at a time"
-    most = "at most " if record["time_basis"] == "bound" else ""
-    return f"{where} takes {most}{record['found_rate']:.3g} requests a second with {goals}, for 99 of 100 requests"
-
-
 def _goals(record: Record) -> str:
     """The limits on times that were asked for, '' where none was."""
     goals = [f"the first token within {seconds(record['slo_ttft'])}"] if record.get("slo_ttft") else []
@@ -156,22 +196,17 @@ def _goals(record: Record) -> str:
 
 
 def _best(records: Sequence[Record]) -> list[str]:
-    """Of several servers under the load of the first, whose times can be compared, the one that does best: by the rate found,
-    else by tokens a second where clients wait for answers, else by how long half of the requests take at most.
+    """Of several servers under the load of the first, whose times can be compared, the one that does best: by tokens a second
+    where clients wait for answers, else by how long half of the requests take at most.
     """
     first = records[0]
     if len(records) < 2:
         return []
-    key, word, choose = next(
-        found
-        for told, found in (
-            (first.get("found_rate") is not None, ("found_rate", "takes the most, {:.3g} a second", max)),
-            (not first["rate"], ("throughput_tokens_per_s", "serves the most, {:,.0f} tokens a second", max)),
-            (True, ("e2e_p50_s", "answers soonest at the median", min)),
-        )
-        if told
-    )
-    same = () if key == "found_rate" else ("rate", "max_concurrency")
+    if first["rate"]:
+        key, word, choose = "e2e_p50_s", "answers soonest at the median", min
+    else:
+        key, word, choose = "throughput_tokens_per_s", "serves the most, {:,.0f} tokens a second", max
+    same = ("rate", "max_concurrency")
     alike = [r for r in comparable(records) if r[key] and all(r[k] == first[k] for k in same)]
     name = names_of(alike, SERVER)
     if len({*map(name, alike)}) < 2 or len({r[key] for r in alike}) < 2:
@@ -187,7 +222,7 @@ def _sweep(records: Sequence[Record]) -> tuple[str, str, str]:
     swept = [key for key in ("max_concurrency", "rate") if len({r.get(key) for r in records}) > 1]
     alike = [r for r in records if all(r.get(c.key) == first.get(c.key) for c in SERVE[: len(DEPLOYED) + 2])]
     last = next((r for r in reversed(alike) if r["completed"]), first)
-    if len(swept) != 1 or last is first or first.get("found_rate") is not None or not all(r[swept[0]] for r in alike):
+    if len(swept) != 1 or last is first or not all(r[swept[0]] for r in alike):
         return "", "", ""
     mine, theirs = (_load(r, swept[0]) for r in (first, last))
     tokens, half = f"{last['throughput_tokens_per_s']:,.0f} tokens", seconds(last["ttft_p50_s"])
@@ -202,9 +237,7 @@ def _load(record: Record, key: str) -> str:
 
 def _served(record: Record, load: str, tokens: str, first_token: str) -> str:
     """What the server did with its load, as a person would say it, with the words of `_sweep`."""
-    if record.get("found_rate") is not None:
-        return _found(record)
-    where = f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
+    where = _where(record)
     if not record["completed"]:
         return f"{where} serves none of these requests"
     rate = f"{_rate(record['requests_per_s'])} requests and {record['throughput_tokens_per_s']:,.0f} tokens a second"

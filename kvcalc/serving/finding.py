@@ -1,77 +1,139 @@
-"""The highest rate of requests at which a server keeps its promises, found by simulating it again and again."""
+"""The rate of requests that a server sustains, found by simulating it at several rates."""
 
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.serving.load import Load
-from kvcalc.serving.run import Run, serve
+from kvcalc.serving.run import Run, prepare, serve
 from kvcalc.serving.settings import ServerSettings
 from kvcalc.timing.deployment import Deployment
 
+SUSTAINED = 0.95  # of the rate of saturation, the most that a server sustains: after a burst the queue empties again
+SHARES = (0.2, 0.4, 0.6, 0.8, SUSTAINED, 1.1)  # of the rate of saturation, the rates that are tried
 GOOD = 0.99  # of the requests, what has to meet every goal
-CLOSE = 1.02  # times the rate found, a rate that does not
-LEAST_RATE, MOST_TRIES = 1e-3, 40
+CLOSE = 1.02  # times the sustained rate, a rate that misses a goal
+LEAST_RATE = 1e-3
 
 
-def find_rate(
-    deployment: Deployment, load: Load, settings: ServerSettings, policy: str = "continuous", cache: str = "paged",
-    progress: Callable[[int], None] | None = None,
-) -> tuple[Run, Load]:  # fmt: skip
-    """The run at the highest rate (to 2 %) at which 99 of 100 requests meet the goals and the queue does not grow, and its load.
+class Sweep(NamedTuple):
+    """A server at several rates.
 
-    No rate beyond what the server can carry at all is found, however short the run.
-
-    Where no rate is slow enough the run is that of single requests, and its rate 0. Ctrl-C ends the search with the highest rate
-    that was seen to do, its run marked as not whole. Raises UserError without goals, or where the load has times of its own.
+    Attributes:
+        sustained: The run at the highest rate that the server sustains. Its record has the rate as `found_rate`; 0 if not even
+            single requests meet the goals.
+        tried: A run for each rate that was tried, from the lowest rate on.
+        whole: Whether no Ctrl-C ended the search.
     """
-    if not (settings.slo_ttft or settings.slo_tpot):
-        raise UserError("the highest rate needs a goal", hint="Give --slo-ttft, --slo-tpot or both")
+
+    sustained: Run
+    tried: list[Run]
+    whole: bool
+
+
+class _Trials:
+    """A server at rates of three digits, each simulated once.
+
+    Attributes:
+        runs: The runs by rate.
+        max_rate: The highest rate that may be sustained; 0 if the server serves none of these requests.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        load: Load,
+        settings: ServerSettings,
+        policy: str,
+        cache: str,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self.deployment, self.load, self.settings = deployment, load, settings
+        self.policy, self.cache, self.progress = policy, cache, progress
+        self.ready = prepare(deployment, load.drawn(), load, settings, policy, cache)
+        self.max_rate = _rounded(SUSTAINED * (self.ready.capacity or 0.0))
+        self.runs: dict[float, Run] = {}
+
+    def run(self, rate: float) -> None:
+        """Simulate the server at a rate. Raises KeyboardInterrupt if Ctrl-C ended the simulation."""
+        rate = _rounded(rate)
+        if rate in self.runs:
+            return
+        load = msgspec.structs.replace(self.load, rate=rate)
+        found = serve(
+            self.deployment,
+            load.drawn(),
+            load,
+            self.settings,
+            self.policy,
+            self.cache,
+            progress=self.progress,
+            before=self.ready,
+        )
+        if not found.served.whole:
+            raise KeyboardInterrupt
+        self.runs[rate] = found
+
+    def sustained_rate(self) -> float:
+        """Return the highest rate tried at which the queue does not grow and enough requests meet the goals; 0 without one."""
+        good = (rate for rate, run in self.runs.items() if _meets_goals(run.record))
+        return max((rate for rate in good if rate <= self.max_rate), default=0.0)
+
+    def search(self) -> None:
+        """Try all shares of the rate of saturation, then rates next to the highest one that is sustained."""
+        for share in SHARES if self.max_rate else ():
+            self.run(share * (self.ready.capacity or 0.0))
+        if not self.sustained_rate():
+            self.run(LEAST_RATE)
+        low = self.sustained_rate()
+        if not low:
+            return
+        high = min((rate for rate in self.runs if rate > low), default=low)
+        while low < self.max_rate and high > CLOSE * low:
+            middle = _rounded((low * high) ** 0.5 if low > high / 4 else high / 2)
+            self.run(middle)
+            low, high = (middle, high) if _meets_goals(self.runs[middle].record) else (low, middle)
+
+
+def _rounded(rate: float) -> float:
+    """Return a rate with three digits, as it is printed."""
+    return float(f"{rate:.3g}")
+
+
+def _meets_goals(record: dict[str, Any]) -> bool:
+    """Return whether as many requests as have to meet the goals. Without goals all do."""
+    attainment = record["slo_attainment"]
+    return bool(record["completed"]) and (attainment is None or attainment >= GOOD)
+
+
+def sweep_rates(
+    deployment: Deployment,
+    load: Load,
+    settings: ServerSettings,
+    policy: str = "continuous",
+    cache: str = "paged",
+    progress: Callable[[int], None] | None = None,
+) -> Sweep:
+    """Simulate a server at rates up to saturation and beyond, and find the rate that it sustains.
+
+    The sustained rate is the highest rate, to 2%, at which 99 of 100 requests meet the goals of the settings, but at most 95% of
+    the rate of saturation. Ctrl-C keeps the rates that have been tried. Raises UserError if the load has times of its own.
+    """
     if load.rate != math.inf:
         raise UserError("a rate is given, and the highest one is to be found", hint="Leave --rate out, or --find-rate")
     if load.requests or load.max_concurrency:
         raise UserError("a rate is found for requests drawn in an open loop, without --requests and --max-concurrency")
-
-    def at(rate: float, before: Run | None = None) -> tuple[Run, Load]:
-        asked = msgspec.structs.replace(load, rate=rate)
-        run = serve(deployment, asked.drawn(), asked, settings, policy, cache, progress, before)
-        if not run.served.whole:
-            raise KeyboardInterrupt
-        return run, asked
-
-    alone = at(LEAST_RATE)
-    if not _kept(*alone):
-        return alone[0], msgspec.structs.replace(alone[1], rate=0.0)
-    best, low = alone, LEAST_RATE
-    high = max(2 * LEAST_RATE, alone[0].record["capacity_requests_per_s"] or 1.0)
+    trials, whole = _Trials(deployment, load, settings, policy, cache, progress), True
     try:
-        for _ in range(MOST_TRIES):
-            tried = at(high, alone[0])
-            if not _kept(*tried):
-                break
-            best, low, high = tried, high, 1.5 * high
-        while high > CLOSE * low:
-            middle = (low * high) ** 0.5 if low > high / 4 else high / 2
-            tried = at(middle, alone[0])
-            if _kept(*tried):
-                best, low = tried, middle
-            else:
-                high = middle
+        trials.search()
     except KeyboardInterrupt:
-        return _stopped(best)
-    return best
-
-
-def _stopped(best: tuple[Run, Load]) -> tuple[Run, Load]:
-    run, load = best
-    return run._replace(served=run.served._replace(whole=False)), load
-
-
-def _kept(run: Run, load: Load) -> bool:
-    """Whether the goals are met by as many requests as have to, none was refused, and the rate can go on for ever."""
-    record = run.record
-    if record["capacity_requests_per_s"] and load.rate > record["capacity_requests_per_s"]:
-        return False
-    return bool((record["slo_attainment"] or 0.0) >= GOOD and not record["diverges"] and not record["rejected"])
+        if not trials.runs:
+            raise
+        whole = False
+    rate, rates = trials.sustained_rate(), sorted(trials.runs)
+    run = trials.runs[rate or rates[0]]
+    record = run.record | {"rate": rate or None, "found_rate": rate}
+    return Sweep(run._replace(record=record), [trials.runs[each] for each in rates], whole)

@@ -69,24 +69,24 @@ class Server(NamedTuple):
         served = simulate(requests, pool, steps, limits, self.policy, clients, progress, self.scheduling, prefixes, self.handover)
         return served, pool, steps
 
-    def capacity(self, requests: Requests, before: Passes) -> float | None:
-        """Return the requests per second at which the server saturates, of lengths as those of a load."""
-        max_num_seqs = self.settings.max_num_seqs
-        backlog = make_backlog(self.load, requests, max_num_seqs)
-        served, _, _ = self.run(backlog, Clients(), before=before)
-        return saturated_rate(served, max_num_seqs)
+
+class ReadyServer(NamedTuple):
+    """A server, the requests per second at which it saturates (None if it serves none), and the times of its passes."""
+
+    server: Server
+    capacity: float | None
+    steps: Passes
 
 
 class Run(NamedTuple):
-    """A simulated run: its record, logs, memory, limits, and the passes that it was timed by; the server and its capacity."""
+    """A simulated run: its record, logs, memory, limits, the passes that it was timed by, and the server for further runs."""
 
     record: dict[str, Any]
     served: Served
     pool: Pool
     limits: Limits
-    steps: Passes | None = None
-    server: Server | None = None
-    capacity: float | None = None
+    steps: Passes
+    ready: ReadyServer
 
 
 def serve(
@@ -97,27 +97,40 @@ def serve(
     policy: str = "continuous",
     cache: str = "paged",
     progress: Callable[[int], None] | None = None,
-    before: Run | None = None,
+    before: ReadyServer | None = None,
 ) -> Run:
     """Simulate `requests` on one replica. Raises UserError where the model does not fit, or an option cannot be met.
 
-    before: a run whose server, capacity and tables of passes are used if they are those of this one too; the result is the same.
+    before: the server of another run. Used is what is that of this run too; the result is the same.
     """
-    common = msgspec.structs.replace(load, rate=math.inf, num_prompts=0)
-    server = before.server if before else None
-    if not (server and server.is_of(deployment, common, settings, policy, cache)):
-        server = _server(deployment, requests, common, settings, policy, cache)
+    ready = prepare(deployment, requests, load, settings, policy, cache, before)
+    server = ready.server
     engine = engine_of(deployment.calibration.stack) if deployment.calibration else None
     clients = load.clients(engine)
-    served, pool, steps = server.run(requests, clients, progress, before.steps if before else None)
-    if before and before.server is server:
-        capacity = before.capacity
-    else:
-        capacity = server.capacity(requests, steps) if served.whole else None
+    served, pool, steps = server.run(requests, clients, progress, ready.steps)
     cached = bool(load.prefix_hit_rate) or isinstance(requests, Prefixed)
     asked = Asked(deployment, load, clients, settings, policy, cache, cached, server.handover)
-    record = served_record(asked, served, steps, pool, server.limits, capacity)
-    return Run(record, served, pool, server.limits, steps, server, capacity)
+    record = served_record(asked, served, steps, pool, server.limits, ready.capacity)
+    return Run(record, served, pool, server.limits, steps, ready)
+
+
+def prepare(
+    deployment: Deployment,
+    requests: Requests,
+    load: Load,
+    settings: ServerSettings,
+    policy: str = "continuous",
+    cache: str = "paged",
+    before: ReadyServer | None = None,
+) -> ReadyServer:
+    """Return a server with the rate at which it saturates, which is found by simulating a backlog of such requests."""
+    common = msgspec.structs.replace(load, rate=math.inf, num_prompts=0)
+    if before and before.server.is_of(deployment, common, settings, policy, cache):
+        return before
+    server = _server(deployment, requests, common, settings, policy, cache)
+    backlog = make_backlog(common, requests, settings.max_num_seqs)
+    served, _, steps = server.run(backlog, Clients(), before=before.steps if before else None)
+    return ReadyServer(server, saturated_rate(served, settings.max_num_seqs), steps)
 
 
 def _server(deployment: Deployment, requests: Requests, load: Load, settings: ServerSettings, policy: str, cache: str) -> Server:
@@ -149,7 +162,8 @@ def _passes(
 ) -> Passes:
     """What passes take; sizes: the longest request, tokens of a pass, and sequences at once, that tables are made for."""
     if policy != "continuous" or drafting:
-        return Steps(deployment, drafting)
+        is_known = isinstance(known, Steps) and known.deployment is deployment and known.drafting == drafting
+        return known if known and is_known else Steps(deployment, drafting)
     if isinstance(known, Tables) and known.deployment is deployment and known.covers(*sizes):
         return known.again()
     return Tables(deployment, *sizes)

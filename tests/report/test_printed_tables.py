@@ -369,7 +369,6 @@ def test_serve(kvcalc: Run) -> None:
     [
         ("--max-concurrency 8", "throughput_tokens_per_s", max, "serves the most, {:,.0f} tokens a second"),
         ("--rate 5", "e2e_p50_s", min, "answers soonest at the median"),
-        ("--find-rate --slo-tpot 20ms", "found_rate", max, "takes the most, {:.3g} a second"),
     ],
 )
 def test_servers_side_by_side_name_the_best_and_the_memory_of_each(

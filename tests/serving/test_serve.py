@@ -51,7 +51,7 @@ def test_lists_make_a_record_each(kvcalc: Run) -> None:
 
 
 def test_cost_is_the_bill_over_the_tokens(kvcalc: Run) -> None:
-    (record,) = kvcalc(f"{LINE} --price-per-hour 2.5 --tp 2 --format json").records
+    (record,) = kvcalc(f"{LINE} --rate inf --price-per-hour 2.5 --tp 2 --format json").records
     bill = 2.5 * 2 * record["duration_s"] / 3600
     assert record["cost_per_million_tokens"] == pytest.approx(bill / (40 * 20) * 1e6)
 
