@@ -85,8 +85,8 @@ class Run(NamedTuple):
     served: Served
     pool: Pool
     limits: Limits
-    steps: Passes
-    ready: ReadyServer
+    steps: Passes | None = None
+    ready: ReadyServer | None = None
 
 
 def serve(
