@@ -134,7 +134,7 @@ class ExpertsShape(NamedTuple):
 
 
 class SparseShape(NamedTuple):
-    """A whole sparse-attention module on this rank, as a time law sees it: what stands around its attention.
+    """The sparse-attention module of one layer on this rank, as a time law sees it: projections, indexer, attention.
 
     Ranks and widths as in the module's spec; index_heads: 0 without an indexer. cached: the formats of a latent and its
     RoPE key. format: how the projections are stored. groups: (count, new, past) of the batch.
@@ -165,7 +165,7 @@ class Operator(msgspec.Struct, frozen=True):
     products compute in. parts: the costs inside a fused operator, by name, which its cost holds already. shape: what a
     calibrated law needs, where there is one. experts: routed experts whose weights this GPU is expected to read; 0 where it
     multiplies by none. weights: the matrices that it multiplies by, as their part names them. form: of latent attention,
-    absorbed or expanded; '' of any other. module: of a module that is measured whole, what all its operators share.
+    absorbed or expanded; '' of any other. module: of the operators of a sparse-attention module, the module's own shape.
     """
 
     name: str

@@ -11,7 +11,7 @@ from kvcalc.report.layout import Column, written
 from kvcalc.report.tables import kernel_seconds, seconds
 from kvcalc.timing.calibration import Calibration
 from kvcalc.timing.deployment import Deployment
-from kvcalc.timing.records import ENGINE_OVERHEAD, pass_records
+from kvcalc.timing.records import ENGINE_OVERHEAD, MODULE_OVERHEAD, pass_records
 from kvcalc.timing.steps import engine_parts, layers_and_ranks, mixes
 
 MEANINGS = "B sequences, S tokens of each, T = Σ new tokens; D hidden_size = {:,}, V vocab_size = {:,}"
@@ -30,8 +30,12 @@ def explain_roofline(deployment: Deployment, batch: Batch, placed: list[Placed])
     lines.append("")
     tokens = _tokens(batch, deployment.parallelism.dp)
     records = pass_records(placed, deployment.gpu, deployment.calibration, deployment.routing)
-    for one, record in zip(placed, records, strict=False):
-        lines += [*_operation(model, one, element, tokens), _of_the_pass(record), ""]
+    remaining = iter(placed)
+    for record in records:
+        if record["operator"] == MODULE_OVERHEAD:
+            lines += [MODULE_OVERHEAD, "    measured module − its operators", _of_the_pass(record), ""]
+        elif record["operator"] not in (ENGINE_OVERHEAD, "total"):
+            lines += [*_operation(model, next(remaining), element, tokens), _of_the_pass(record), ""]
     if deployment.calibration:
         lines += _engine([p.operator for p in placed], deployment.calibration, records)
     bound, time = records[-1]["roofline_s"], records[-1]["time_s"]

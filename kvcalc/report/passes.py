@@ -10,8 +10,9 @@ from kvcalc.layers.cost import Operator, Role
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.tables import ROOFLINE_COLUMNS, fallback_notes, kernel_seconds, node_notes, time_note
 from kvcalc.timing.deployment import Deployment
-from kvcalc.timing.records import ENGINE_OVERHEAD
+from kvcalc.timing.records import ENGINE_OVERHEAD, MODULE_OVERHEAD
 
+_PRINTED = {ENGINE_OVERHEAD: "engine overhead", MODULE_OVERHEAD: "module overhead"}
 KINDS_OF_BYTES = (("weights", "weight_bytes"), ("cache", "cache_bytes"), ("activations", "activation_bytes"))
 NOT_OF_PARTS = ("count", "weight_bytes", "cache_bytes", "activation_bytes")
 
@@ -36,7 +37,7 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], turnin
     phase, batch, context = whole["phase"], whole["batch_size"], whole["context"]
     shown = []
     for record in records:
-        name = record["operator"].replace(ENGINE_OVERHEAD, "engine overhead")
+        name = _PRINTED.get(record["operator"], record["operator"])
         shown.append(record | {"operator": name, "shape": shape(record)})
         shown += [_part(part) for part in record.get("parts", [])]
     split = ", ".join(f"{name} {whole[key] / whole['bytes']:.1%}" for name, key in KINDS_OF_BYTES)

@@ -43,7 +43,7 @@ def part_of(operator: Operator) -> str:
     if operator.role is Role.HEAD and not operator.layer:
         return HEAD
     apart = isinstance(operator.shape, AttentionShape) or operator.role is Role.CORE or operator.kind == "scan"
-    return GROUP if apart or operator.module or operator.form else TOKENS
+    return GROUP if apart or operator.form else TOKENS
 
 
 class Table:
@@ -217,7 +217,9 @@ class Tables:
         operators = d.operators(batch)
         found: dict[str, Any] = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0)
         if d.calibration:
-            times = [t.seconds for t in operator_seconds(operators, d.gpu, d.calibration, d.routing)]
+            timed = operator_seconds(operators, d.gpu, d.calibration, d.routing)
+            times = [t.seconds for t in timed]
+            found[GROUP] = found[GROUP] + sum(t.overhead.seconds for t in timed if t.overhead)
             self.host = host_of(operators, d.calibration)
         else:
             times = [p.seconds for p in roofline(operators, d.gpu)]

@@ -15,15 +15,19 @@ from kvcalc.storage.dtypes import FORMATS
 from kvcalc.storage.quantization import family
 from kvcalc.timing.calibration import Calibration, Entry
 from kvcalc.timing.cutlass import CutlassGemm
+from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.experts import cells_of
 from kvcalc.timing.families import MOST_DECODE_TOKENS
 from kvcalc.timing.figures import Figures
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Law
+from kvcalc.timing.mla_decode import MlaDecode
+from kvcalc.timing.mla_module import WIDTHS, MlaModule
 from kvcalc.timing.mla_prefill import MlaPrefill
 from kvcalc.timing.moe import Moe
 from kvcalc.timing.resident import ResidentGemm, ResidentQuantizedGemm
 from kvcalc.timing.routing import Routing
+from kvcalc.timing.sparse_decode import SparseDecode
 from kvcalc.units import at_least, maximum
 
 if TYPE_CHECKING:
@@ -43,6 +47,7 @@ _LATENTS = ((576, 512), (192, 128))
 
 # Query heads of a KV group up to which a decode kernel stays the same: beyond them laws may become faster.
 _KERNEL_HEADS = (1, 16, 32, 64)
+_LAUNCH_US = Elementwise().t0
 
 _Group = tuple[Any, Any, Any, Any]  # sequences, new and past tokens of each, pairs of all of them
 
@@ -126,10 +131,10 @@ def by_law(
     if isinstance(shape, CollectiveShape):
         return _collective(shape, figures, calibration)
     if isinstance(shape, AttentionShape):
-        return _attention(shape, figures, calibration, operator.form)
+        return _attention(operator, shape, figures, calibration)
     if isinstance(shape, ExpertsShape) and shape.ranks <= (domain or shape.ranks):
         return _experts(shape, figures, calibration, routing)
-    return None
+    return _selects(operator, figures, calibration) if operator.name in ("indexer", "top_k") else None
 
 
 def _collective(shape: CollectiveShape, figures: Figures, calibration: Calibration) -> Applied | None:
@@ -176,25 +181,93 @@ def _fewer_experts_us(law: Law, figures: Figures, routing: Routing, tokens: floa
     return float(_experts_us(law, figures, routing, np.asarray(max(1.0, np.floor(tokens))), sizes))
 
 
-def module(shape: SparseShape, figures: Figures, calibration: Calibration) -> Applied | None:
-    """A whole sparse-attention module, NaN where it does not decode; None where it never does, or no law is of its kind."""
+def module_overhead(shape: SparseShape, kernels: Any, figures: Figures, calibration: Calibration) -> Applied | None:
+    """Return the time of a sparse-attention module beyond its operators, which take `kernels` µs; None without rows of it.
+
+    What an MLA module takes beyond its kernels for one token is taken off: the engine's glue, fitted to servers, covers the
+    launches that both have. So a sparse layer takes as much longer than an MLA layer as its module was measured to take. A
+    prompt counts as its first MOST_DECODE_TOKENS tokens, so that more tokens never take less time.
+    """
     import numpy as np
 
-    stored = _PROJECTIONS.get(family(shape.format), "")
-    cached, measured = cache_rows(shape.cached)
-    entry = calibration.laws.get("dsa_decode_module", {}).get(f"{cached}/{stored}")
-    longest: Any = 0
-    for _, new, _ in shape.groups:
-        longest = maximum(longest, new)
-    if entry is None or not np.any(np.asarray(longest) <= MOST_DECODE_TOKENS):
+    entry, measured = _module_entry("dsa_decode_module", shape, calibration)
+    if entry is None:
         return None
-    tokens: Any = sum(np.asarray(count * new, float) for count, new, _ in shape.groups)
-    seen: Any = sum(np.asarray(count * new * (past + (new + 1) / 2), float) for count, new, past in shape.groups)
-    used = np.maximum(tokens, 1.0)
+    dense, _ = _module_entry("mla_decode_module", shape, calibration)
+    tokens, length, _ = _decoded(shape)
+    heads = np.asarray(float(shape.heads))
+    one = np.ones_like(heads)
+    shared_us: Any = dense.law.overhead_us(one, heads) if dense and isinstance(dense.law, MlaModule) else 0.0
     sizes = [np.asarray(float(x)) for x in shape[1:10]]
-    arrays = np.broadcast_arrays(used, np.asarray(float(shape.heads)), np.maximum(seen / used, 1.0), *sizes)
-    us = np.where(np.asarray(longest) <= MOST_DECODE_TOKENS, entry.law.us(figures, *arrays), np.nan)
-    return Applied(plain(us), entry, measured)
+    whole_us = entry.law.us(figures, *np.broadcast_arrays(tokens, heads, length, *sizes))
+    return Applied(plain(np.maximum(whole_us - shared_us - kernels, 0.0)), entry, measured)
+
+
+def mla_kernels_us(kind: str, rows: "Sequence[Array]", figures: Figures, calibration: Calibration) -> "Array | None":
+    """Return the microseconds of the kernels in measured MLA modules, as warm as they were measured; None without laws.
+
+    Args:
+        kind: Formats of the cache and of the projections, such as `bfloat16/fp8_block`.
+        rows: Batch, query heads of the rank and cached tokens of each module.
+        figures: Figures of the GPU.
+        calibration: Laws of matrix products and of latent attention.
+    """
+    batch, heads, length = rows
+    cached, _, stored = kind.partition("/")
+    attention = calibration.entry("mla_decode", cached)
+    projections, absorbed = calibration.entry("gemm", stored), calibration.entry("gemm", "bfloat16")
+    if attention is None or projections is None or absorbed is None:
+        return None
+    hidden, rank, latent, rope, nope, value = WIDTHS
+    inner = [(rank + latent + rope, hidden), (heads * (nope + rope), rank), (hidden, heads * value)]
+    us: Any = attention.law.us(figures, batch, heads, length)
+    for law, shapes in (projections.law, inner), (absorbed.law, [(heads * latent, nope), (heads * value, latent)]):
+        for n, k in shapes:
+            us = us + _product_law(law, calibration).us(figures, batch, n + batch * 0, k + batch * 0)
+    return us
+
+
+def _decoded(shape: SparseShape) -> tuple[Any, Any, Any]:
+    """Return a batch's new tokens and their mean context, with at most MOST_DECODE_TOKENS of each sequence; is it all decode?"""
+    import numpy as np
+
+    tokens: Any = 0.0
+    seen: Any = 0.0
+    longest: Any = 0
+    for count, new, past in shape.groups:
+        taken = np.minimum(np.asarray(new, float), MOST_DECODE_TOKENS)
+        tokens = tokens + count * taken
+        seen = seen + count * taken * (past + (taken + 1) / 2)
+        longest = maximum(longest, new)
+    tokens = np.maximum(tokens, 1.0)
+    return tokens, np.maximum(seen / tokens, 1.0), np.asarray(longest) <= MOST_DECODE_TOKENS
+
+
+def _module_entry(op: str, shape: SparseShape, calibration: Calibration) -> tuple[Entry | None, bool]:
+    """Return the law of a kind of module for these formats, or the nearest one, and whether rows are of these formats."""
+    cells = calibration.laws.get(op, {})
+    cached, measured = cache_rows(shape.cached)
+    stored = _PROJECTIONS.get(family(shape.format), "")
+    if f"{cached}/{stored}" in cells:
+        return cells[f"{cached}/{stored}"], measured
+    near = [name for name in cells if name.endswith(f"/{stored}")] or [name for name in cells if name.startswith(f"{cached}/")]
+    return (cells[near[0]], False) if near else (None, False)
+
+
+def _selects(operator: Operator, figures: Figures, calibration: Calibration) -> Applied | None:
+    """Return the time of the indexer's scores, or of its choice, in a decode step; NaN in a prompt; None if it has no law."""
+    import numpy as np
+
+    shape = operator.module
+    entry, measured = _module_entry("dsa_decode_module", shape, calibration) if shape else (None, False)
+    if shape is None or entry is None or not isinstance(entry.law, SparseDecode):
+        return None
+    tokens, length, is_decode = _decoded(shape)
+    if operator.name == "indexer":
+        us = _LAUNCH_US + entry.law.scores_us(figures, tokens, length, np.asarray(float(shape.index_width)))
+    else:
+        us = entry.law.top_k_us(figures, tokens, length, np.asarray(float(shape.top)))
+    return Applied(plain(np.where(is_decode, us, np.nan)), entry, measured)
 
 
 def cache_rows(formats: tuple[str, ...]) -> tuple[str, bool]:
@@ -204,11 +277,11 @@ def cache_rows(formats: tuple[str, ...]) -> tuple[str, bool]:
     return nearest, all(name in _CACHES for name in formats)
 
 
-def _attention(shape: AttentionShape, figures: Figures, calibration: Calibration, form: str) -> Applied | None:
+def _attention(operator: Operator, shape: AttentionShape, figures: Figures, calibration: Calibration) -> Applied | None:
     """All groups of the batch: those that decode in one launch, each prompt's in one of its own."""
     decoding, prompts = _by_kernel(shape)
-    found = [_decode(shape, decoding, figures, calibration, form)] if decoding else []
-    found += [_prefill(shape, *prompt, figures, calibration, form) for prompt in prompts]
+    found = [_decode(operator, shape, decoding, figures, calibration)] if decoding else []
+    found += [_prefill(shape, *prompt, figures, calibration, operator.form) for prompt in prompts]
     each = [one for one in found if one is not None]
     if len(each) < len(found) or not each:
         return None
@@ -231,10 +304,13 @@ def _by_kernel(shape: AttentionShape) -> tuple[list[_Group], list[_Group]]:
     return decoding, prompts
 
 
-def _decode(shape: AttentionShape, groups: list[_Group], figures: Figures, calibration: Calibration, form: str) -> Applied | None:
+def _decode(
+    operator: Operator, shape: AttentionShape, groups: list[_Group], figures: Figures, calibration: Calibration
+) -> Applied | None:
     """Return the time of a launch of decode kernels. Several new tokens of a sequence take the faster kind of kernel.
 
-    More tokens never take less time: a launch takes at least as long as one with fewer tokens by another kernel.
+    More tokens never take less time: a launch takes at least as long as one with fewer tokens by another kernel. A sparse
+    kernel passes once at most over the latents that it gathers before it attends.
     """
     import numpy as np
 
@@ -247,6 +323,8 @@ def _decode(shape: AttentionShape, groups: list[_Group], figures: Figures, calib
     used, rows = np.maximum(batch, 1), queries / np.maximum(batch, 1)
     length = np.maximum(np.round(pairs / np.maximum(queries, 1)), 1)
     cold = msgspec.structs.replace(entry.law, cold=True)
+    if operator.module and isinstance(cold, MlaDecode):
+        cold = msgspec.structs.replace(cold, cast=min(cold.cast, 1.0))
 
     def law_us(tokens: "Array") -> "Array":
         arrays: tuple[Array, ...] = (used, shape.heads * tokens, length)
@@ -261,7 +339,7 @@ def _decode(shape: AttentionShape, groups: list[_Group], figures: Figures, calib
             tokens = np.maximum(np.floor(heads * max(shape.kv_heads, 1) / shape.heads), 1)
             us = np.maximum(us, law_us(np.minimum(tokens, np.maximum(rows, 1))))
         past = sum((np.asarray(c * p, float) for c, _, p, _ in groups[1:]), np.asarray(groups[0][0] * groups[0][2], float))
-        prompt = _prefill(shape, batch, rows, past / used, pairs, figures, calibration, form)
+        prompt = _prefill(shape, batch, rows, past / used, pairs, figures, calibration, operator.form)
         if prompt is not None:
             us = np.where(rows > 1, np.minimum(us, prompt.us), us)
     return Applied(np.where(batch > 0, us, 0.0), entry)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from kvcalc.gpu.spec import Gpu
+from kvcalc.timing.applied import mla_kernels_us
 from kvcalc.timing.calibration import Calibration, Entry, Refused, Validated
 from kvcalc.timing.experts import NOTES
 from kvcalc.timing.families import FAMILIES, AnyLaw, Candidates, Family
@@ -49,6 +50,8 @@ def calibrate(
     rows: Sequence[MeasuredRow], gpu: Gpu, stack: str, progress: Callable[[str], None] = lambda text: None
 ) -> list[FittedLaw]:
     """Fits of every family and kind among `rows`, all of one GPU and stack. Raises UserError where the GPU lacks figures."""
+    import numpy as np
+
     figures = figures_of(gpu)
     cells: dict[tuple[str, str], list[MeasuredRow]] = {}
     for row in rows:
@@ -58,9 +61,39 @@ def calibrate(
     found: dict[tuple[str, str], FittedLaw] = {}
     for (op, kind), members in sorted(cells.items()):
         progress(f"{op} {kind}: {len(members)} rows")
+        if op == "mla_decode_module":  # its kernels' families come before it
+            kernels = _kernels_us(kind, members, figures, gpu, stack, list(found.values()))
+            if kernels is None:
+                times = np.array([row.time_us for row in members])
+                found[op, kind] = FittedLaw(op, kind, len(members), None, times, times * np.nan, "no law of its kernels")
+                continue
+            members = [row._replace(shape=(*row.shape, us)) for row, us in zip(members, kernels, strict=True)]
         usual = found.get((op, kind.rpartition("/")[0]))
         found[op, kind] = _fit(op, kind, members, figures, stack, gpu, usual.entry if usual else None)
     return list(found.values())
+
+
+def _kernels_us(
+    kind: str, rows: list[MeasuredRow], figures: Figures, gpu: Gpu, stack: str, fits: Sequence[FittedLaw]
+) -> list[float] | None:
+    """Return the microseconds of the kernels in measured MLA modules; None if the kernels have no law."""
+    import numpy as np
+
+    laws: dict[str, dict[str, Entry]] = {}
+    refused: dict[str, dict[str, Refused]] = {}
+    _collect(fits, laws, refused)
+    shape = [np.array(column) for column in zip(*(row.shape for row in rows), strict=True)]
+    kernels = mla_kernels_us(kind, shape, figures, Calibration(gpu=gpu.name, stack=stack, laws=laws, refused=refused))
+    return None if kernels is None else kernels.tolist()
+
+
+def _collect(fits: Sequence[FittedLaw], laws: dict[str, dict[str, Entry]], refused: dict[str, dict[str, Refused]]) -> None:
+    """Add entries and refusals by family and kind."""
+    for found in fits:
+        if found.entry:
+            laws.setdefault(found.family, {})[found.kind] = found.entry
+        if found.refused:
+            refused.setdefault(found.family, {})[found.kind] = found.refused
 
 
 def _fit(
@@ -165,11 +198,7 @@ def summed(
     """The calibration that the fits make; `validated` says its errors on measured servers, where any are among `rows`."""
     laws: dict[str, dict[str, Entry]] = {}
     refused: dict[str, dict[str, Refused]] = {}
-    for found in fits:
-        if found.entry:
-            laws.setdefault(found.family, {})[found.kind] = found.entry
-        if found.refused:
-            refused.setdefault(found.family, {})[found.kind] = found.refused
+    _collect(fits, laws, refused)
     used = sum(found.rows for found in fits if found.entry)
     date = about.get("date") or datetime.date.today().isoformat()
     texts = {key: about.get(key, "") for key in ("origin", "commit", "license")}

@@ -7,6 +7,13 @@ from kvcalc.gpu.spec import Gpu
 from kvcalc.timing.calibration import gpu_named
 from kvcalc.timing.rows import MeasuredRow, Table
 
+# Latent-attention kernels that vLLM 0.24 shares with other stacks, as their rows name them: (stack, kernel, cache). On
+# Hopper FlashAttention-3 and FlashMLA, on Blackwell the kernels of TensorRT-LLM that FlashInfer ships.
+SHARED_LATENT_KERNELS = {
+    "Hopper": (("sglang", "flash_attention", "bfloat16"), ("trtllm", "default", "fp8")),
+    "Blackwell": (("sglang", "trtllm_mla", "bfloat16"), ("sglang", "trtllm_mla", "fp8")),
+}
+
 
 def stacks_among(tables: Sequence[Table]) -> list[tuple[Gpu, str]]:
     """Every known GPU with each framework that rows of it name, in order of their names."""
@@ -18,7 +25,8 @@ def stacks_among(tables: Sequence[Table]) -> list[tuple[Gpu, str]]:
 def chosen_rows(tables: Sequence[Table], gpu: Gpu, stack: str, note: Callable[[str], None]) -> list[MeasuredRow]:
     """The rows of `gpu` and `stack` among the tables; what is left out is noted. Rows that name no GPU or framework count.
 
-    All-reduces depend on the links alone, so those of GPUs with the same links count too.
+    All-reduces depend on the links alone, so those of GPUs with the same links count too. So do rows of latent attention
+    of another stack that runs the same kernel, where the stack has none of its own.
 
     Where no row names the stack but all name one framework, that framework's rows are meant. Raises UserError where the
     framework is in doubt, or no row is left.
@@ -45,9 +53,20 @@ def chosen_rows(tables: Sequence[Table], gpu: Gpu, stack: str, note: Callable[[s
     used = [row for row in here if row.framework in ("", wanted)]
     if not used:
         raise UserError(f"no row of {gpu.name} can be used", ", ".join(table.path for table in tables))
-    if len(used) < len(here):
-        note(f"{len(here) - len(used):,} rows of other frameworks are left out")
-    return used
+    lent = [] if any(row.op == "mla_decode" for row in used) else _latent_rows(here, gpu, wanted)
+    if lent:
+        note(f"{len(lent):,} rows of latent attention under {', '.join(sorted({row.framework for row in lent}))} count too: "
+             "the kernels are the same")  # fmt: skip
+    if len(used) + len(lent) < len(here):
+        note(f"{len(here) - len(used) - len(lent):,} rows of other frameworks are left out")
+    return [*used, *(row._replace(version="") for row in lent)]
+
+
+def _latent_rows(rows: Sequence[MeasuredRow], gpu: Gpu, stack: str) -> list[MeasuredRow]:
+    """Return the rows of latent attention in decode that other stacks measured with this stack's kernels."""
+    architecture = next((name for name in SHARED_LATENT_KERNELS if gpu.architecture.startswith(name)), "")
+    shared = SHARED_LATENT_KERNELS.get(architecture, ()) if stack == "vllm" else ()
+    return [row for row in rows if row.op == "mla_decode" and (row.framework, row.kernel, row.dtype) in shared]
 
 
 def _named(name: str) -> Gpu | None:

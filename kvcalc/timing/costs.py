@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from kvcalc.layers.cost import Cost
 from kvcalc.timing.law import Array, attended
+from kvcalc.timing.mla_module import WIDTHS
 from kvcalc.timing.sparse_decode import SCALE, weights_of
 
 
@@ -98,6 +99,12 @@ def _dsa_cost(kind: str, *shape: Array) -> tuple[Cost, str]:
     return _cost(flops, moved + scanned * (width + SCALE)), _products(stored)
 
 
+def _mla_module_cost(kind: str, batch: Array, heads: Array, length: Array) -> tuple[Cost, str]:
+    """Return the cost of DeepSeek-V3's module: a sparse one without an indexer, which reads all tokens."""
+    widths = (batch * 0 + width for width in (*WIDTHS, 0, 0))
+    return _dsa_cost(kind, batch, heads, length, *widths, length)
+
+
 _COSTS: dict[str, Callable[..., tuple[Cost, str]]] = {
     "gemm": _gemm_cost,
     "decode_attention": _decode_cost,
@@ -107,4 +114,5 @@ _COSTS: dict[str, Callable[..., tuple[Cost, str]]] = {
     "allreduce": _allreduce_cost,
     "moe": _moe_cost,
     "dsa_decode_module": _dsa_cost,
+    "mla_decode_module": _mla_module_cost,
 }

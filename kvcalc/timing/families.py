@@ -19,6 +19,7 @@ from kvcalc.timing.flash_decode import FlashDecode
 from kvcalc.timing.gemm import Gemm, QuantizedGemm
 from kvcalc.timing.law import Array, Law
 from kvcalc.timing.mla_decode import MlaDecode
+from kvcalc.timing.mla_module import MlaModule
 from kvcalc.timing.mla_prefill import MlaPrefill
 from kvcalc.timing.moe import Moe
 from kvcalc.timing.prefill_attention import PrefillAttention
@@ -27,7 +28,7 @@ from kvcalc.timing.sparse_decode import HOST, SparseDecode
 
 AnyLaw = (
     Gemm | QuantizedGemm | CutlassGemm | DecodeAttention | PrefillAttention | MlaDecode | MlaPrefill | AllReduce | Elementwise
-    | Moe | SparseDecode | ResidentGemm | ResidentQuantizedGemm | FlashDecode
+    | Moe | SparseDecode | MlaModule | ResidentGemm | ResidentQuantizedGemm | FlashDecode
 )  # fmt: skip
 
 # fp8 attention is given away by its time alone: TensorRT-LLM runs bf16 prefill over an fp8 cache in fp8.
@@ -176,4 +177,5 @@ FAMILIES = {
     "allreduce": Family(lambda kind, stack, gpu: ((AllReduce, {}),), lambda kind, kernel: "bytes"),
     "moe": Family(lambda kind, stack, gpu: moe_laws(kind, stack, gpu.name), moe_kind),
     "dsa_decode_module": Family(_sparse, _same),
+    "mla_decode_module": Family(lambda kind, stack, gpu: ((MlaModule, {}),), _same),
 }

@@ -44,7 +44,7 @@ def layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> tup
         timed = operator_seconds(asked.operators, gpu, calibration) if calibration else None
     except UserError:
         return _UNKNOWN
-    laws = sum(float(t.seconds) for t in timed) if timed is not None else float("nan")
+    laws = sum(float(one.seconds) for t in timed for one in t.both) if timed is not None else float("nan")
     return 1e6 * least / asked.times, 1e6 * laws / asked.times
 
 

@@ -11,7 +11,7 @@ from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.routing import BALANCED, Routing
 
-ENGINE_OVERHEAD = "engine_overhead"
+ENGINE_OVERHEAD, MODULE_OVERHEAD = "engine_overhead", "module_overhead"
 
 
 def roofline_records(deployment: Deployment, phase: str, batch_size: int, context: int) -> list[dict[str, Any]]:
@@ -38,7 +38,8 @@ def pass_records(
     """Flat records: an operator each, all the times it runs taken together, and last their total.
 
     Every figure of the total is the sum of the records before it: with a calibration the last of them is `engine_overhead`,
-    the time that the engine adds to the kernels. share: of the time of the pass, predicted or else the bound.
+    the time that the engine adds to the kernels. `module_overhead` stands behind the operators of a sparse-attention module:
+    the time that the measured module takes beyond them. share: of the time of the pass, predicted or else the bound.
 
     m, k, n: of a product [m, k] · [k, n]; of an attention its queries, the width of a key, and the keys that a query sees on
     average; beside them `heads`. bound: what the roof says. computed_in: the dtype of the matrix unit that does the products,
@@ -93,6 +94,13 @@ def _timed(
         record["time_note"] = one.entry.note or None if one.entry else None
     whole = summed_time(operators, timed, calibration)
     records.insert(-1, added_time(ENGINE_OVERHEAD, float(whole.engine), basis))
+    for place in reversed(range(len(timed))):
+        overhead = timed[place].overhead
+        if overhead and overhead.seconds > 0:
+            rests_on = basis if overhead.basis == CALIBRATED else overhead.basis
+            record = added_time(MODULE_OVERHEAD, float(overhead.seconds), rests_on, operators[place].layer)
+            runs = {"count": operators[place].count, "uncalibrated_share": float(overhead.basis != CALIBRATED)}
+            records.insert(place + 1, record | runs)
     notes = dict.fromkeys(t.entry.note for t in timed if t.entry and t.entry.note)
     records[-1] |= {
         "time_s": float(whole.seconds),

@@ -47,6 +47,7 @@ OPERATIONS = {
         ("batch", "q_heads", "kv_heads", "head_dim", "seq_len"), ("attn_dtype", "kv_dtype"), ("window",)
     ),
     "mla_decode": Operation(("batch", "q_heads", "kv_len"), ("kv_dtype",)),
+    "mla_decode_module": Operation(("batch", "q_heads", "kv_len"), ("kv_dtype", "gemm_dtype")),
     "mla_prefill": Operation(("batch", "q_heads", "seq_len"), ("kv_dtype",)),
     "allreduce": Operation(("num_gpus", "bytes"), ("dtype",)),
     "moe": Operation(("tokens", "hidden", "inter", "topk", "experts", "moe_tp", "moe_ep"), ("dtype",), means=_LOAD),

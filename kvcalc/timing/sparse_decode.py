@@ -72,20 +72,30 @@ class SparseDecode(Law, frozen=True, tag="dsa_decode_module"):
         """
         import numpy as np
 
-        batch, heads, length, *_, key, top = shape
+        batch, heads, length, *_, width, top = shape
         indexed = shape[9] > 0
         weights, absorbed = weights_of(*shape[1:2], *shape[3:11])
         read = (weights * self.bytes + 2 * absorbed) / (self.em * machine.memory)
         peak = machine.peak(self.bytes)
         products = batch * (2 * weights / peak + 2 * absorbed / machine.bf16) / REACHED
         us = self.t0 + self.t1 * np.log2(batch + 1) + np.hypot(read, products) + self.a1 * batch * (1 + heads / self.heads)
-        choosing = np.where(length > top, np.maximum(1.0, batch / machine.sms) * (self.kt + CHOOSING * length), 0.0)
-        us = us + np.where(indexed, self.ti + (key + SCALE) * batch * length / (self.ei * machine.memory) + choosing, 0.0)
+        chosen = self.scores_us(machine, batch, length, width) + self.top_k_us(machine, batch, length, top)
+        us = us + np.where(indexed, self.ti + chosen, 0.0)
         tiles = batch * np.ceil(heads / ROWS) / machine.sms
         waves = np.maximum(1.0, tiles)
         us = us + waves * self.ta + (tiles if self.walk == "shared" else waves) * self.ts * np.minimum(length, top)
         host = self.he * np.where(indexed, self.host, 1.0) * (batch > self.graphs) if self.graphs else 0.0
         return np.maximum(us, host)
+
+    def scores_us(self, machine: "Figures", batch: Array, length: Array, width: Array) -> Array:
+        """Return the microseconds in which the indexer reads the index keys, without its launches."""
+        return (width + SCALE) * batch * length / (self.ei * machine.memory)
+
+    def top_k_us(self, machine: "Figures", batch: Array, length: Array, top: Array) -> Array:
+        """Return the microseconds of the choice among the scores; 0 if all tokens are read anyway."""
+        import numpy as np
+
+        return np.where(length > top, np.maximum(1.0, batch / machine.sms) * (self.kt + CHOOSING * length), 0.0)
 
 
 def weights_of(

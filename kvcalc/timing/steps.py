@@ -2,8 +2,9 @@
 
     pass = Σ operators, one after the other, + what the engine adds (`timing.engine.Terms`)
 
-Matrix products, attention, experts and all-reduces follow their laws. A sparse-attention module that decodes is measured
-whole: its operators share the time of its law, in proportion to what each would take alone. Elementwise chains move their
+Matrix products, attention, experts and all-reduces follow their laws. Sparse-attention modules were also measured whole: what
+they take beyond their operators is an overhead of its own, so that an operator takes as long in them as in an MLA module.
+Elementwise chains move their
 bytes at the rate that streaming kernels commonly reach, and are scaled: no rows are of them, and their launches are in the
 engine's glue per layer. Operators without a law
 (recurrences, all-to-all, experts spread beyond a node) take their datasheet bound and a launch, and say so; so does what
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, Cost, GemmShape, Operator, Role
-from kvcalc.timing.applied import by_law, cache_rows, computes_as_measured, decodes, module, plain, products
+from kvcalc.timing.applied import by_law, cache_rows, computes_as_measured, decodes, module_overhead, plain, products
 from kvcalc.timing.calibration import BOUND, CALIBRATED, SCALED, Calibration, Entry
 from kvcalc.timing.elementwise import Elementwise
 from kvcalc.timing.families import MOST_DECODE_TOKENS
@@ -41,12 +42,19 @@ class _Run(NamedTuple):
 class Timed(NamedTuple):
     """Seconds of all the times an operator runs (a float or an array), and what they rest on: calibrated, bound, or scaled.
 
-    entry: the cell of the calibration behind it, where there is one.
+    entry: the cell of the calibration behind it, where there is one. overhead: of the last operator of a sparse-attention
+    module, what the module takes beyond the kernels of its operators; it is not part of `seconds`.
     """
 
     seconds: Any
     basis: str
     entry: Entry | None = None
+    overhead: "Timed | None" = None
+
+    @property
+    def both(self) -> "tuple[Timed, ...]":
+        """The time of the operator, and the overhead of the module that ends with it."""
+        return (self, self.overhead) if self.overhead else (self,)
 
 
 def operator_seconds(
@@ -61,46 +69,45 @@ def operator_seconds(
     least = [least_time(o.cost, o.dtype, gpu).seconds for o in operators]
     runs = []
     for at, operator in enumerate(operators):
-        if operator.kind == "vector":
-            runs.append(_Run(operator.cost.bytes / (_VECTOR.em * figures.memory), SCALED))
-            continue
         found = gemms.get(at) or by_law(operator, figures, calibration, routing, gpu.link_domain)
         late = latency_us(operator)
-        if found and late and gpu.outer_link:
+        other = _Run(least[at] * 1e6 + _VECTOR.t0 + late, BOUND)
+        if operator.kind == "vector":
+            other = _Run(operator.cost.bytes / (_VECTOR.em * figures.memory), SCALED)
+        if found is None or _unknown(found.us):
+            runs.append(_Run(_known(found.us, other.us), other.basis) if found else other)
+            continue
+        if late and gpu.outer_link:
             runs.append(_Run(found.us + late + operator.cost.inter_node_bytes / gpu.outer_link * 1e6, BOUND))
             continue
-        basis = CALIBRATED if found and found.measured and computes_as_measured(operator, calibration) else SCALED
-        runs.append(_Run(found.us, basis, found.entry) if found else _Run(least[at] * 1e6 + _VECTOR.t0 + late, BOUND))
-    _share_modules(operators, runs, figures, calibration)
+        basis = CALIBRATED if found.measured and computes_as_measured(operator, calibration) else SCALED
+        runs.append(_Run(found.us, basis, found.entry))
     timed = []
     for operator, floor, run in zip(operators, least, runs, strict=True):
         seconds = _larger(run.us * operator.count / 1e6, floor * operator.count)
         timed.append(Timed(_where_busy(operator.cost, seconds), run.basis, run.entry))
-    return timed
+    return _add_modules(operators, timed, figures, calibration)
 
 
-def _share_modules(operators: Sequence[Operator], runs: list[_Run], figures: Figures, calibration: Calibration) -> None:
-    """Operators of a module that has a law share its time, in proportion to what each would take alone."""
+def _add_modules(operators: Sequence[Operator], timed: list[Timed], figures: Figures, calibration: Calibration) -> list[Timed]:
+    """Return the same times, the last operator of each sparse-attention module with the overhead of the module."""
     members: dict[str, list[int]] = {}
-    for at, operator in enumerate(operators):
+    for place, operator in enumerate(operators):
         if operator.module:
-            members.setdefault(operator.layer, []).append(at)
+            members.setdefault(operator.layer, []).append(place)
     for places in members.values():
-        shape = operators[places[0]].module
-        whole = module(shape, figures, calibration) if shape else None
-        if whole is None:
-            continue
-        decodes_all = not _unknown(whole.us)
-        alone = [_where_busy(operators[at].cost, runs[at].us) for at in places]
-        each = whole.us / sum(alone[1:], alone[0])
-        for at, us in zip(places, alone, strict=True):
-            basis = (CALIBRATED if whole.measured else SCALED) if decodes_all else runs[at].basis
-            runs[at] = _Run(_known(us * each, runs[at].us), basis, whole.entry)
+        last = operators[places[-1]]
+        kernels = sum((timed[place].seconds for place in places), 0.0) / last.count * 1e6
+        found = module_overhead(last.module, kernels, figures, calibration) if last.module else None
+        if found is not None:
+            overhead = Timed(found.us * last.count / 1e6, CALIBRATED if found.measured else SCALED, found.entry)
+            timed[places[-1]] = timed[places[-1]]._replace(overhead=overhead)
+    return timed
 
 
 def _unknown(us: Any) -> bool:
     """Whether any point is NaN."""
-    return bool((us != us).any()) if hasattr(us, "any") else us != us
+    return bool((us != us).any()) if hasattr(us, "any") else bool(us != us)
 
 
 def _known(us: Any, other: Any) -> Any:
@@ -127,10 +134,11 @@ def pass_time(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration,
 
 def summed_time(operators: Sequence[Operator], timed: Sequence[Timed], calibration: Calibration) -> PassTime:
     """Operators, timed, and what the engine adds."""
-    kernels = sum((t.seconds for t in timed), 0.0)
+    each = [one for t in timed for one in t.both]
+    kernels = sum((t.seconds for t in each), 0.0)
     engine = engine_seconds(operators, calibration, kernels)
     whole = kernels + engine
-    return PassTime(whole, sum((t.seconds for t in timed if t.basis != CALIBRATED), 0.0) / whole, engine)
+    return PassTime(whole, sum((t.seconds for t in each if t.basis != CALIBRATED), 0.0) / whole, engine)
 
 
 def pass_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED) -> Any:
@@ -143,7 +151,8 @@ def kernel_seconds(
     operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED, before: Any = 0.0
 ) -> Any:
     """Seconds of operators, one after the other, added to what those `before` them take."""
-    return sum((t.seconds for t in operator_seconds(operators, gpu, calibration, routing)), before)
+    timed = operator_seconds(operators, gpu, calibration, routing)
+    return sum((one.seconds for t in timed for one in t.both), before)
 
 
 class Host(NamedTuple):

@@ -14,12 +14,14 @@ from kvcalc.errors import UserError, nearest
 from kvcalc.gpu.roof import least_time
 from kvcalc.gpu.spec import Gpu
 from kvcalc.library.engine_choice import DATASHEET
+from kvcalc.timing.applied import mla_kernels_us
 from kvcalc.timing.calibration import Calibration, all_stacks, find_calibration, gpu_named, stacks_of
 from kvcalc.timing.costs import cost_of
 from kvcalc.timing.families import FAMILIES
 from kvcalc.timing.figures import Figures, figures_of
 from kvcalc.timing.law import Array
 from kvcalc.timing.layers import layer_us
+from kvcalc.timing.mla_module import MlaModule
 from kvcalc.timing.rows import SERVING, MeasuredRow, ServedTimes, Table, read_blocks, read_rows
 from kvcalc.timing.serving import bound_us
 
@@ -123,8 +125,14 @@ def _predict(
     with suppress(UserError):  # a GPU without a peak for these products has no bound
         if least is not None:
             bound[members] = least_time(*least, gpu).seconds * 1e6
-    law = _law(gpu, stack, op, kind, source)
+    calibration = None if stack == DATASHEET else find_calibration(source or gpu, stack)
+    law = calibration.law(op, kind) if calibration else None
     figures = _machine(gpu) if law is not None else None
+    if calibration and figures and isinstance(law, MlaModule):
+        kernels = mla_kernels_us(kind, shape, figures, calibration)
+        if kernels is None:
+            return
+        shape = (*shape, kernels)
     if figures is not None:
         timed[members] = distinct(law, figures, shape)  # warm, as rows are measured: a cache in the L2 beats the bound
 
@@ -143,11 +151,6 @@ def kind_of(row: MeasuredRow) -> str:
     """The kind of data by which the laws and costs of a row's operation differ."""
     family = FAMILIES.get(row.op)
     return family.kind(row.dtype, row.kernel) if family else row.dtype
-
-
-def _law(gpu: Gpu, stack: str, op: str, kind: str, source: Gpu | None) -> Any:
-    calibration: Calibration | None = None if stack == DATASHEET else find_calibration(source or gpu, stack)
-    return calibration.law(op, kind) if calibration else None
 
 
 def _machine(gpu: Gpu) -> Figures | None:

@@ -250,7 +250,7 @@ def test_an_all_reduce_sends_twice_all_but_its_own_share() -> None:
 
 def test_every_family_of_laws_has_a_bound() -> None:
     shapes = {"gemm": 3, "decode_attention": 6, "prefill_attention": 6, "mla_decode": 3, "mla_prefill": 3, "allreduce": 2}
-    shapes |= {"moe": 7, "dsa_decode_module": 12}
+    shapes |= {"moe": 7, "dsa_decode_module": 12, "mla_decode_module": 3}
     assert shapes.keys() == FAMILIES.keys()
     for op, width in shapes.items():
         assert cost_of(op, "bfloat16", tuple(np.array([8.0]) for _ in range(width)))

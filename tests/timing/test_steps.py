@@ -27,7 +27,6 @@ from kvcalc.timing.prefill_attention import PrefillAttention
 from kvcalc.timing.records import pass_records
 from kvcalc.timing.routing import BALANCED, Routing
 from kvcalc.timing.served import served_model
-from kvcalc.timing.sparse_decode import SparseDecode
 from kvcalc.timing.steps import Timed, engine_seconds, operator_seconds, pass_seconds, pass_time, step_error
 
 H100 = load_gpu("h100")
@@ -224,32 +223,6 @@ def test_which_cells_may_time_experts(stored: str, gated: bool, bias: bool, rank
 def test_a_format_of_weights_that_no_row_is_of_has_no_law() -> None:
     found = timed("deepseek-v3", Batch.decode(4096, 64), EXPERTS, precision=Precision(quantization="nvfp4"))
     assert found["experts"].basis == "bound"
-
-
-SPARSE = SparseDecode(bytes=1.0)
-MODULES = with_laws(dsa_decode_module={"bfloat16/fp8_block": entry(SPARSE)})
-
-
-def test_a_sparse_module_that_decodes_takes_the_time_of_its_law() -> None:
-    """All that DeepSeek-V3.2's layer runs but its all-reduce: together the law's time, 3 + 58 layers."""
-    operators = forward(load_model("deepseek-v3.2"), Batch.decode(8192, 4), parallelism=Parallelism(tp=8))
-    found = list(zip(operators, operator_seconds(operators, H100, MODULES), strict=True))
-    shape = (4, 16, 8192, 7168, 1536, 512, 64, 128, 128, 64, 128, 2048)
-    law = float(SPARSE.us(figures_of(H100), *(np.array([float(x)]) for x in shape))[0])
-    members = [(o, t) for o, t in found if o.module]
-    assert {o.name for o, _ in members} >= {"qkv_down", "q_up", "index_q", "indexer", "top_k", "absorb_q", "attention", "o"}
-    assert sum(t.seconds for _, t in members) == pytest.approx(61e-6 * law)
-    assert {t.basis for _, t in members} == {"calibrated"}
-    assert next(o for o in operators if o.name == "all_reduce").module is None
-
-
-def test_a_sparse_module_s_prompt_runs_operator_by_operator() -> None:
-    prompt = timed("deepseek-v3.2", Batch.prefill(4096), MODULES)
-    assert prompt["indexer"].basis == "bound"
-    new, model = np.array([1.0, 16, 17, 500]), load_model("deepseek-v3.2")
-    many = pass_seconds(forward(model, Batch((Sequences(2, new, 4000),))), H100, MODULES)
-    alone = [pass_seconds(forward(model, Batch((Sequences(2, int(n), 4000),))), H100, MODULES) for n in new]
-    assert many.tolist() == pytest.approx(alone)
 
 
 def test_a_step_s_error_is_that_of_measured_steps_and_never_of_an_operator() -> None:

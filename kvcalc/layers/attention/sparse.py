@@ -67,7 +67,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
 
     def operators(self, p: Pass) -> list[Operator]:
-        """MLA's with the indexer's; all but the collectives belong to one module, which engines' tables measure whole."""
+        """MLA's with the indexer's; all but the collectives belong to one module, which was also measured whole."""
         found = super().operators(p)
         if not self.q_lora_rank or self.index_pool or self.index_query_from_hidden or self.output_gate or self.sliding_window:
             return found
