@@ -219,11 +219,16 @@ def mla_kernels_us(kind: str, rows: "Sequence[Array]", figures: Figures, calibra
     if attention is None or projections is None or absorbed is None:
         return None
     hidden, rank, latent, rope, nope, value = WIDTHS
-    inner = [(rank + latent + rope, hidden), (heads * (nope + rope), rank), (hidden, heads * value)]
-    us: Any = attention.law.us(figures, batch, heads, length)
-    for law, shapes in (projections.law, inner), (absorbed.law, [(heads * latent, nope), (heads * value, latent)]):
-        for n, k in shapes:
-            us = us + _product_law(law, calibration).us(figures, batch, n + batch * 0, k + batch * 0)
+    products_of: tuple[tuple[Law, Any, Any], ...] = (
+        (projections.law, rank + latent + rope, hidden),
+        (projections.law, heads * (nope + rope), rank),
+        (projections.law, hidden, heads * value),
+        (absorbed.law, heads * latent, nope),
+        (absorbed.law, heads * value, latent),
+    )
+    us: Array = attention.law.us(figures, batch, heads, length)
+    for law, n, k in products_of:
+        us = us + _product_law(law, calibration).us(figures, batch, n + batch * 0, k + batch * 0)
     return us
 
 

@@ -4,13 +4,12 @@
 
 Matrix products, attention, experts and all-reduces follow their laws. Sparse-attention modules were also measured whole: what
 they take beyond their operators is an overhead of its own, so that an operator takes as long in them as in an MLA module.
-Elementwise chains move their
-bytes at the rate that streaming kernels commonly reach, and are scaled: no rows are of them, and their launches are in the
-engine's glue per layer. Operators without a law
-(recurrences, all-to-all, experts spread beyond a node) take their datasheet bound and a launch, and say so; so does what
-collectives send between nodes, after their part within one. Products in a dtype, and attention over a cache in a format, of
-which there are no rows (int8, int4, nvfp4 …) are scaled: they take the law of the nearest of which there are. No law goes below
-the bound, and no overlap between operators is assumed.
+Elementwise chains move their bytes at the rate that streaming kernels commonly reach, and are scaled: no rows are of them, and
+their launches are in the engine's glue per layer, or fused into others. Operators without a law (recurrences, all-to-all,
+experts spread beyond a node) take their datasheet bound and a launch, and say so; so does what collectives send between nodes,
+after their part within one. Products in a dtype, and attention over a cache in a format, of which there are no rows (int8,
+int4, nvfp4 …) are scaled: they take the law of the nearest of which there are. No law goes below the bound, and no overlap
+between operators is assumed.
 """
 
 from collections.abc import Sequence
