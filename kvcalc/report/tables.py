@@ -48,7 +48,8 @@ def time_note(records: Sequence[Record], basis: str = "") -> str:
     predictions, bounds = split_by_basis(records)
     words += _unmeasured(bounds)
     words += ["bounds are not ranked against predictions"] if predictions and bounds else []
-    widest = max((r.get("time_p90_error") or 0.0 for r in records), default=0.0)
+    errors = [r.get("time_p90_error") or 0.0 for r in predictions]
+    widest = max(errors, default=0.0) if all(errors) else 0.0
     words += [f"nine of ten such steps of measured servers lie within {widest:.0%}"] if widest else []
     share = max((r.get("uncalibrated_share") or 0.0 for r in predictions), default=0.0)
     words += [_WITHOUT_LAW.format(f"{share:.0%}")] if share >= LEAST_SHARE else []

@@ -217,13 +217,14 @@ def step_error(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
     """The 90th percentile of the error of such a pass against measured servers: a decode step of a dense model or a mixture.
 
     None where none is known: for prompts, for a calibration scaled from another GPU, for stacks without measured servers, for
-    ranks on several nodes, for products or caches in a format of which there are no rows.
+    ranks on several nodes, for products or caches in a format of which there are no rows, for sparse attention, of which
+    there are too few measured servers.
     """
     shapes = [o.shape for o in operators if isinstance(o.shape, AttentionShape)]
     if (
         calibration.basis_on(gpu) != CALIBRATED
         or not shapes
-        or any(map(latency_us, operators))
+        or any(operator.module or latency_us(operator) for operator in operators)
         or not all(decodes(new) for s in shapes for _, new, _, _ in s.groups)
         or not all(cache_rows(s.cached)[1] for s in shapes)
         or not all(computes_as_measured(operator, calibration) for operator in operators)

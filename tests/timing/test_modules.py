@@ -228,6 +228,15 @@ def test_roofline_has_a_row_for_what_a_module_takes_beyond_its_operators(kvcalc:
     assert printed.count("module_overhead") == 2
 
 
+def test_no_error_is_claimed_of_sparse_steps_for_want_of_servers(kvcalc: Run) -> None:
+    """The servers behind the error of a mixture's step attend to all tokens. A table with both kinds claims nothing."""
+    line = "compare deepseek-v3 --variants {} --context 8k --gpu h200 --tp 8"
+    mla, dsa = kvcalc(line.format("mla,dsa") + " --format json").records
+    assert mla["time_p90_error"] > 0 and dsa["time_p90_error"] is None
+    alone, both = (" ".join(kvcalc(line.format(text)).out.split()) for text in ("mla", "mla,dsa"))
+    assert "nine of ten" in alone and "nine of ten" not in both
+
+
 def test_a_variant_of_another_model_has_a_module_too() -> None:
     """Kimi-K2's attention made sparse takes DeepSeek-V3.2's modules, with its own 64 heads over 8 ranks."""
     laws = find_calibration(load_gpu("h200"), "vllm")
