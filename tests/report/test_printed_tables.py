@@ -282,7 +282,8 @@ def test_roofline(kvcalc: Run, line: str) -> None:
     rows: list[dict[str, Any]] = []
     for r in records:
         shown_time = "roofline_s" if whole["time_s"] is None else "time_s"
-        rows.append(r | {"share": r[shown_time] / whole[shown_time], "operator": r["operator"].replace("engine_", "engine ")})
+        name = r["operator"].replace("_overhead", " overhead")
+        rows.append(r | {"share": r[shown_time] / whole[shown_time], "operator": name})
         for part in r.get("parts", []):
             rows.append({"operator": part["operator"], "flops": part["flops"] or None, "bound": ""})
             rows[-1] |= {"vector_flops": part.get("vector_flops"), "layer": "in it"}
