@@ -286,7 +286,7 @@ def _attention(operator: Operator, shape: AttentionShape, figures: Figures, cali
     """All groups of the batch: those that decode in one launch, each prompt's in one of its own."""
     decoding, prompts = _by_kernel(shape)
     found = [_decode(operator, shape, decoding, figures, calibration)] if decoding else []
-    found += [_prefill(shape, *prompt, figures, calibration, operator.form) for prompt in prompts]
+    found += [_prefill(operator, shape, *prompt, figures, calibration) for prompt in prompts]
     each = [one for one in found if one is not None]
     if len(each) < len(found) or not each:
         return None
@@ -344,14 +344,21 @@ def _decode(
             tokens = np.maximum(np.floor(heads * max(shape.kv_heads, 1) / shape.heads), 1)
             us = np.maximum(us, law_us(np.minimum(tokens, np.maximum(rows, 1))))
         past = sum((np.asarray(c * p, float) for c, _, p, _ in groups[1:]), np.asarray(groups[0][0] * groups[0][2], float))
-        prompt = _prefill(shape, batch, rows, past / used, pairs, figures, calibration, operator.form)
+        prompt = _prefill(operator, shape, batch, rows, past / used, pairs, figures, calibration)
         if prompt is not None:
             us = np.where(rows > 1, np.minimum(us, prompt.us), us)
     return Applied(np.where(batch > 0, us, 0.0), entry)
 
 
 def _prefill(
-    shape: AttentionShape, count: Any, new: Any, past: Any, pairs: Any, figures: Figures, calibration: Calibration, form: str
+    operator: Operator,
+    shape: AttentionShape,
+    count: Any,
+    new: Any,
+    past: Any,
+    pairs: Any,
+    figures: Figures,
+    calibration: Calibration,
 ) -> Applied | None:
     """Return the time of the prompts of a group: at least that of a decode step of the last token of each."""
     import numpy as np
@@ -369,11 +376,11 @@ def _prefill(
         arrays = (used, used * 0 + shape.heads, used * 0 + shape.kv_heads, used * 0 + head_dim, length, used * 0, keys)
     else:
         arrays = (used, used * 0 + shape.heads, length, keys, used * 0 + (shape.key + shape.value))
-    if isinstance(law, MlaPrefill) and form:
-        law = msgspec.structs.replace(law, attends=form)
+    if isinstance(law, MlaPrefill) and operator.form:
+        law = msgspec.structs.replace(law, attends=operator.form)
     us = law.us(figures, *np.broadcast_arrays(*arrays))
     last = np.minimum(past + length, np.maximum(keys, 2 * keys - past - 1))  # keys that the last token sees, at most
-    step = _decode(shape, [(batch, 1, past, batch * last)], figures, calibration, form)
+    step = _decode(operator, shape, [(batch, 1, past, batch * last)], figures, calibration)
     if step is not None:
         us = np.maximum(us, step.us)
     return Applied(np.where(batch > 0, us, 0.0), entry)
