@@ -99,7 +99,7 @@ def test_a_draft_takes_weights_and_cache(kvcalc: Run) -> None:
 
     A request of 100 tokens in and 10 out holds 109, and 4 slots for drafted ones: 8 blocks of 16.
     """
-    line = "serve llama-3.1-8b --num-prompts 1 --input-len 100 --output-len 10 --format json"
+    line = "serve llama-3.1-8b --rate inf --num-prompts 1 --input-len 100 --output-len 10 --format json"
     (plain,) = kvcalc(line).records
     (drafted,) = kvcalc(f"{line} --draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 0.6").records
     assert plain["kv_budget_bytes"] - drafted["kv_budget_bytes"] == 2 * 1_235_814_400
@@ -116,12 +116,12 @@ def test_speculation_helps_few_users_and_hurts_many(kvcalc: Run) -> None:
     alone = [kvcalc(f"{line} --num-prompts 20 --max-concurrency 1 {more}").records[0]["tpot_mean_s"] for more in ("", draft)]
     (said,) = kvcalc(f"latency {line.removeprefix('serve ')} {draft}").records
     assert alone[0] / alone[1] == pytest.approx(said["speculative_speedup"], rel=0.05)
-    crowd = [kvcalc(f"{line} --num-prompts 512 {more}").records[0]["throughput_tokens_per_s"] for more in ("", draft)]
+    crowd = [kvcalc(f"{line} --rate inf --num-prompts 512 {more}").records[0]["throughput_tokens_per_s"] for more in ("", draft)]
     assert crowd[1] < crowd[0]
 
 
 def test_the_table_says_what_is_drafted(kvcalc: Run) -> None:
-    out = kvcalc("serve llama-3.1-8b --num-prompts 20 --draft layers=4 --num-speculative-tokens 2").out
+    out = kvcalc("serve llama-3.1-8b --rate inf --num-prompts 20 --draft layers=4 --num-speculative-tokens 2").out
     assert "speculation: 2 tokens of llama-3.1-8b[layers=4] a step, 80% of them accepted" in out
 
 
@@ -147,17 +147,17 @@ def test_what_no_server_can_do_is_refused(kvcalc: Run, options: str, said: str) 
 def test_drafted_tokens_are_chosen_where_nobody_says(kvcalc: Run) -> None:
     """As many as suit one request best, as `latency` has it; DeepSeek-V3 has one prediction layer."""
     line = "llama-3.1-70b --gpu h200 --tp 4 --input-len 500 --output-len 200 --draft llama-3.2-1b --acceptance-rate 0.6"
-    (served,), (alone,) = (kvcalc(f"{command} {line} --format json").records for command in ("serve --num-prompts 3", "latency"))
+    (served,), (alone,) = (kvcalc(f"{command} {line} --format json").records for command in ("serve --rate inf --num-prompts 3", "latency"))
     assert served["num_speculative_tokens"] == alone["num_speculative_tokens"] > 0
-    out = " ".join(kvcalc(f"serve --num-prompts 3 {line}").out.split())
+    out = " ".join(kvcalc(f"serve --rate inf --num-prompts 3 {line}").out.split())
     assert f"{alone['num_speculative_tokens']} drafted tokens a step, the best for one request at a time" in out
-    (own,) = kvcalc("serve deepseek-v3 --gpu h200 --tp 8 --num-prompts 1 --draft mtp --format json").records
+    (own,) = kvcalc("serve deepseek-v3 --gpu h200 --tp 8 --rate inf --num-prompts 1 --draft mtp --format json").records
     assert (own["num_speculative_tokens"], own["num_speculative_tokens_from"]) == (1, "one for each prediction layer")
 
 
 def test_prediction_layers_serve_with_their_own_weights_and_cache(kvcalc: Run) -> None:
     """DeepSeek-V3's one MTP layer keeps (512 + 64) · 2 bytes a token beside those of 61 layers; 14 tokens and one ahead: 16."""
-    line = "serve deepseek-v3 --gpu h200 --tp 8 --num-prompts 1 --input-len 10 --output-len 5 --format json"
+    line = "serve deepseek-v3 --gpu h200 --tp 8 --rate inf --num-prompts 1 --input-len 10 --output-len 5 --format json"
     (plain,), (drafted,) = (kvcalc(f"{line} {more}").records for more in ("", "--draft mtp --num-speculative-tokens 1"))
     assert (plain["kv_peak_bytes"], drafted["kv_peak_bytes"]) == (16 * 61 * 1152, 16 * 62 * 1152)
     (fitted,) = kvcalc("fit deepseek-v3 --gpu h200 --tp 8 --mtp --format json").records
