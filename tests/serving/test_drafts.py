@@ -147,7 +147,9 @@ def test_what_no_server_can_do_is_refused(kvcalc: Run, options: str, said: str) 
 def test_drafted_tokens_are_chosen_where_nobody_says(kvcalc: Run) -> None:
     """As many as suit one request best, as `latency` has it; DeepSeek-V3 has one prediction layer."""
     line = "llama-3.1-70b --gpu h200 --tp 4 --input-len 500 --output-len 200 --draft llama-3.2-1b --acceptance-rate 0.6"
-    (served,), (alone,) = (kvcalc(f"{command} {line} --format json").records for command in ("serve --rate inf --num-prompts 3", "latency"))
+    (served,), (alone,) = (
+        kvcalc(f"{command} {line} --format json").records for command in ("serve --rate inf --num-prompts 3", "latency")
+    )
     assert served["num_speculative_tokens"] == alone["num_speculative_tokens"] > 0
     out = " ".join(kvcalc(f"serve --rate inf --num-prompts 3 {line}").out.split())
     assert f"{alone['num_speculative_tokens']} drafted tokens a step, the best for one request at a time" in out
