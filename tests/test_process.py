@@ -69,7 +69,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 def test_odd_environments_change_nothing(case: str) -> None:
     done = run(*SIZE, **ENVIRONMENTS[case])
     assert (done.returncode, done.stderr) == (0, NOTE)
-    assert done.stdout.splitlines()[2].split()[:2] == ["gpt2", "72.00"]
+    assert ["gpt2", "72.00"] in [line.split()[:2] for line in done.stdout.splitlines()]
 
 
 def test_sums_do_not_hang_on_the_threads_of_a_library() -> None:
@@ -119,7 +119,7 @@ def test_what_an_encoding_lacks_is_written_out(tmp_path: Path) -> None:
     assert marked.stdout.isascii() is False
     assert ascii_only.stdout.isascii() and "?" not in ascii_only.stdout
     assert ascii_only.stdout == marked.stdout.translate(
-        str.maketrans({"×": "x", "·": "*", "−": "-", "⌈": "ceil(", "⌉": ")", "Σ": "sum ", "…": "..."})
+        str.maketrans({"×": "x", "·": "*", "÷": "/", "−": "-", "⌈": "ceil(", "⌉": ")", "Σ": "sum ", "…": "..."})
     )
     (tmp_path / "modèle 🐫.yaml").write_text(
         'name: "modèle 🐫"\nhidden_size: 64\nvocab_size: 100\nlayers: 1\n'
