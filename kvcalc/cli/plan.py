@@ -86,7 +86,7 @@ def run(
     set_: o.Sets = [],  # noqa: B006 (typer copies it)
     output: Output,
 ) -> None:
-    """What do I need, and what is the best of it."""
+    """What do I need, and what is the best of it. Exits with 1 if nothing meets the targets."""
     from kvcalc.planning.records import answer_records
     from kvcalc.planning.search import searched
 
@@ -104,7 +104,8 @@ def run(
         charts, empty = fronts(plan)
         for text in empty:
             note(text)
-        output.picture(*charts)
+        if charts:
+            output.picture(*charts)
     if output.explain:
         from kvcalc.report.explain_point import explain_plan
 
@@ -113,6 +114,8 @@ def run(
         from kvcalc.report.plans import plan_tables
 
         output.show(*plan_tables(plan, records))
+    if not any(answer.best for answer in plan.answers):
+        raise typer.Exit(1)
 
 
 def _question(models: "list[Any]", need: NeedOptions, space: SpaceOptions, file: str) -> "Question":

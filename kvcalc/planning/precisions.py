@@ -57,14 +57,13 @@ def paid(low: Lowered, former: str = "") -> str:
     return f"{low.what} in {low.format}{former}: {loss_of(low.what, low.format)}"
 
 
-def narrower(held: Stored, gpu: Gpu, weights_alone: bool = False) -> list[str]:
-    """Options that would store it in fewer bits on a GPU, each with what is published of its cost."""
+def narrower(held: Stored, gpu: Gpu, weights_alone: bool = False) -> list[tuple[str, str, str]]:
+    """Return (option, `weights` or `cache`, format) of what would store fewer bits on a GPU."""
     eight, found = "fp8" in gpu.flops_per_s, []
     if eight and _cache_bits(held.cache) > 8 and not weights_alone:
         found.append(("--kv-cache-dtype", "cache", "fp8"))
     smaller = [name for name in ("fp8", "int4") if (eight or name != "fp8") and _weight_bits(name) < _weight_bits(held.narrowest)]
-    found += [("--quantization", "weights", name) for name in smaller[:1]]
-    return [f"{option} {name} ({loss_of(what, name)})" for option, what, name in found]
+    return found + [("--quantization", "weights", name) for name in smaller[:1]]
 
 
 def _cache_bits(label: str) -> float:

@@ -1,9 +1,8 @@
-"""Why a point does not meet a need, in words; and which limit would have to give."""
+"""Why a point does not meet a need, in words."""
 
 from typing import Any, NamedTuple
 
 from kvcalc.planning.block import GPUS, MEETS, MEMORY, THROUGHPUT, TPOT, TTFT, UNKNOWN, Block
-from kvcalc.planning.precisions import narrower, stored
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import format_bytes, format_seconds
 
@@ -84,33 +83,3 @@ def _memory(point: Point) -> str:
     if left < 0:
         return f"weights and what an engine needs beside them are {format_bytes(-left)} over a GPU's memory"
     return f"{holds:,} of {wanted:,} sequences of {block.need.lengths.context:,} tokens fit"
-
-
-def loosened(point: Point) -> str:
-    """The limits that a point misses, as they would have to be for it."""
-    block, at, need, found = point.block, point.at, point.block.need, []
-    if block.capacity[at] < block.counts[at]:
-        held = int(block.capacity[at] * block.replicas[at])
-        ways = [f"--users {held}"] if need.users and held else _smaller(point)
-        found.append(f"--max-gpus, or {' or '.join(ways)}" if ways else "--max-gpus")
-    if need.max_ttft and block.ttft[at] > need.max_ttft:
-        found.append(f"--max-ttft {_rounded_up(float(block.ttft[at]))}")
-    if need.max_tpot and block.tpot[at] > need.max_tpot:
-        found.append(f"--max-tpot {_rounded_up(float(block.tpot[at]))}")
-    if need.min_throughput and need.users and block.total[at] < need.min_throughput:
-        found.append(f"--min-throughput {int(block.total[at])}")
-    if block.failing[at] == GPUS or (not need.users and not found):
-        found.append(f"--max-gpus {point.gpus}")
-    return " and ".join(found)
-
-
-def _smaller(point: Point) -> list[str]:
-    """Fewer bits than those of a point where not one sequence fits."""
-    deployment, over = point.deployment, bool(point.block.left[point.at] < 0)
-    return narrower(stored(deployment.model, deployment.precision), deployment.gpu, over)
-
-
-def _rounded_up(seconds: float) -> str:
-    """Milliseconds with one digit behind the point, no less than they are."""
-    tenths = -int(-seconds * 10_000 // 1)
-    return f"{tenths / 10:g}ms"

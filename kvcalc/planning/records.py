@@ -7,6 +7,7 @@ from kvcalc.capacity.commands import Written, command_of
 from kvcalc.layers.batch import Batch
 from kvcalc.planning.best import Answer, is_bound
 from kvcalc.planning.block import Block
+from kvcalc.planning.launch import CONSUMER, launch_lines, with_role
 from kvcalc.planning.precisions import below_published, paid
 from kvcalc.planning.reasons import Point, known, points_of, reason
 from kvcalc.planning.space import Space
@@ -99,7 +100,7 @@ def _beside(point: Point, answer: Answer, space: Space) -> dict[str, Any]:
     step = Batch.decode(block.need.lengths.context, int(block.counts[at]))
     price = answer.prices.get(point.gpu, 1.0)
     speed = block.rate_per_gpu[at] / price
-    written = command(point, space)
+    line, lines = launched(point, space)
     return {
         "pareto": answer.fronts[is_bound(point)].holds(float(block.tpot[at]), float(speed)),
         "basis": deployment.basis,
@@ -107,8 +108,22 @@ def _beside(point: Point, answer: Answer, space: Space) -> dict[str, Any]:
         "time_p90_error": deployment.p90_error(step),
         "quality": _quality(deployment),
         "engine": space.options.engine,
-        "command": written.line if written else None,
+        "command": line,
+        "commands": lines,
     }
+
+
+def launched(point: Point, space: Space) -> tuple[str | None, list[str]]:
+    """Return the line of one replica, and the lines that start the whole deployment.
+
+    The lines of replicas for prompts alone are known of vLLM; of another engine there are none.
+    """
+    block, written = point.block, command(point, space)
+    prefill, decode = int(block.prefill[point.at]), int(block.replicas[point.at])
+    if written is None or (prefill and space.options.engine != "vllm"):
+        return None, []
+    lines = launch_lines(written.line, point.deployment.gpu, point.deployment.parallelism, prefill, decode)
+    return with_role(written.line, CONSUMER) if prefill else written.line, lines
 
 
 def command(point: Point, space: Space) -> Written | None:

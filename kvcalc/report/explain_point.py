@@ -15,7 +15,7 @@ from kvcalc.timing.deployment import Deployment
 def explain_plan(answer: Answer, space: Space) -> str:
     """The point that an answer names first, or what comes nearest: its figures from those of `fit` and of passes."""
     point = answer.best[0] if answer.best else answer.nearest
-    lines = [sentence(answer), ""]
+    lines = [sentence(answer, space), ""]
     if point is None:
         return "\n".join(lines)
     price = answer.prices.get(point.gpu, 0.0)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from kvcalc.errors import UserError
 from kvcalc.planning.best import Answer
 from kvcalc.planning.front import knees
 from kvcalc.planning.reasons import reason
@@ -10,7 +9,7 @@ from kvcalc.planning.search import Plan
 from kvcalc.report.chart import Axis, Chart, Series, plain_tick
 from kvcalc.report.looks import telling
 from kvcalc.report.plans import asked, sentence, where
-from kvcalc.report.tables import seconds
+from kvcalc.report.tables import BOUND, seconds
 
 BASES = {"bound": "datasheet bounds", "calibrated": "predicted", "scaled": "scaled from another GPU"}
 ANSWER, POINT = "the answer", "a point is a deployment that none beats in both"
@@ -18,13 +17,11 @@ MOST_NAMED = 6  # fronts beside each other, beyond which but the answer of each 
 
 
 def fronts(plan: Plan) -> tuple[list[Chart], list[str]]:
-    """The front of each answer that has one, and what is said of the others. Raises UserError where none has."""
+    """The front of each answer that has one, and what is said of the others."""
     found = [(answer, bool(len(answer.front.xs))) for answer in plan.answers]
-    if not any(drawn for _, drawn in found):
-        raise UserError(f"there is nothing to draw: {'; '.join(sentence(answer) for answer, _ in found)}")
     drawn = [answer for answer, drawn in found if drawn]
     missing = [f"not in the picture: {sentence(answer)}" for answer, drawn in found if not drawn]
-    return _together([front_chart(answer) for answer in drawn], drawn), missing
+    return _together([front_chart(answer) for answer in drawn], drawn) if drawn else [], missing
 
 
 def _together(charts: list[Chart], answers: Sequence[Answer]) -> list[Chart]:
@@ -65,7 +62,8 @@ def front_chart(answer: Answer) -> Chart:
 
 
 def _basis(answer: Answer) -> str:
-    return BASES.get(answer.basis, answer.basis)
+    text = BASES.get(answer.basis, answer.basis)
+    return text if answer.basis == BOUND or not len(answer.fronts[True].xs) else f"{text}, bounds not drawn"
 
 
 def _model(answer: Answer) -> str:

@@ -7,16 +7,19 @@ import msgspec
 
 from kvcalc.errors import few
 from kvcalc.planning.best import FIVE, Answer
+from kvcalc.planning.loosening import changes_that_help
 from kvcalc.planning.need import Need
 from kvcalc.planning.precisions import below_published, paid
-from kvcalc.planning.reasons import Point, loosened, reason
+from kvcalc.planning.reasons import Point, reason
 from kvcalc.planning.search import Plan
+from kvcalc.planning.space import Space
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.shell import CommandLine
 from kvcalc.report.tables import BOUND, fallback_notes, integer, seconds, time_note
 
 _money = "{:,.2f}".format
+MAX_PRINTED_COMMANDS = 12
 MAX_NAMED_KINDS = 10  # kinds of GPU in a line below a table
 PLAN = (
     Column("model", "model", right=False, given=True),
@@ -53,7 +56,7 @@ def plan_tables(plan: Plan, records: Sequence[Sequence[Record]]) -> list[Table]:
         return [_several(plan, [found[0] for found in records if found])]
     answer, rows = plan.answers[0], [_row(record) for record in records[0]]
     count = len(rows) - len(answer.unranked[:FIVE])
-    tables = [Table(rows[:count], PLAN, sentence(answer), ["", *_notes(plan, answer, rows[:count])])]
+    tables = [Table(rows[:count], PLAN, sentence(answer, plan.space), ["", *_notes(plan, answer, rows[:count])])]
     return [*tables, _unranked_table(answer, rows[count:])] if answer.unranked else tables
 
 
@@ -112,8 +115,8 @@ def where(point: Point) -> str:
     return f"{point.gpus}× {point.gpu}" + (f" ({', '.join(words)})" if words else "")
 
 
-def sentence(answer: Answer) -> str:
-    """What meets the need; or what comes nearest, and what to loosen."""
+def sentence(answer: Answer, space: Space | None = None) -> str:
+    """What meets the need; or what comes nearest. space: adds which changes make it meet."""
     what = asked(answer.need)
     if answer.bounds_only:
         what = f"no GPU with a measured kernel model serves {what}; of the others"
@@ -122,8 +125,9 @@ def sentence(answer: Answer) -> str:
         near = answer.nearest
         if not near:
             return f"Nothing that was looked at serves {what}"
-        untimed = "; its time a token was not looked at" if answer.need.max_tpot and near.tpot is None else ""
-        return f"Nothing serves {what}; nearest is {where(near)}: {reason(near)}. To loosen: {loosened(near)}{untimed}"
+        ways = changes_that_help(answer, space) if space else []
+        loosen = f". To loosen: {', or '.join(ways)}" if ways else ""
+        return f"Nothing serves {what}; nearest is {where(near)}: {reason(near)}{loosen}"
     first, others = answer.best[0], len(answer.kinds) - 1
     if answer.prices:
         cost = answer.prices[first.gpu] * first.gpus
@@ -152,9 +156,24 @@ def _notes(plan: Plan, answer: Answer, rows: Sequence[Record]) -> list[str]:
         notes.append("kinds of GPU stand by how many it takes, and are not ranked against each other without --price-per-hour")
     lower = dict.fromkeys(row["quality"] for row in rows[1:] if row["quality"] not in (None, rows[0]["quality"]))
     notes += [time_note(rows), *fallback_notes(rows), *lower, *_hopeless(answer)]
-    if rows[0]["command"] and rows[0]["meets"]:
-        notes += ["", CommandLine(rows[0]["command"])]
+    apart = next((row for row in rows if row["prefill_replicas"]), rows[0])
+    for row in (rows[0], apart) if apart is not rows[0] else rows[:1]:
+        notes += ["", *_commands(row)] if row["commands"] and row["meets"] else []
     return notes
+
+
+def _commands(row: Record) -> list[str]:
+    """Return the command lines of a deployment; if it has several replicas, after what they start."""
+    lines: list[str] = [CommandLine(line) for line in row["commands"]]
+    if len(lines) == 1:
+        return lines
+    replicas, prefill = row["replicas"], row["prefill_replicas"]
+    what = f"{prefill:,} for prompts, {replicas:,} for decode, and their proxy" if prefill else f"{replicas:,} replicas"
+    if len(lines) > MAX_PRINTED_COMMANDS:
+        what += f", of which --format json has the other {len(lines) - 1:,} lines"
+        lines = lines[:1]
+    hosts = "; HOST1 and further are the hosts' addresses" if "${HOST1}" in lines[-1] else ""
+    return [f"{row['total_gpus']:,}× {row['gpu']}, {what}{hosts}:", *lines]
 
 
 def _hopeless(answer: Answer) -> list[str]:

@@ -87,7 +87,7 @@ def test_a_note_says_why_fewer_will_not_do(kvcalc: Run) -> None:
 
 def test_where_nothing_meets_the_need_the_limit_to_loosen_is_named(kvcalc: Run) -> None:
     found = kvcalc("plan llama-3.1-70b --gpu h100 --tp 8 --pp 1 --max-gpus 8 --users 8 --context 8k --max-tpot 5ms")
-    assert found.code == 0
+    assert found.code == 1
     assert found.joined.startswith("Nothing serves 8 users of 8,192 tokens, within 5 ms a token; nearest is 8× h100-sxm (tp 8)")
     (record,) = kvcalc(
         "plan llama-3.1-70b --gpu h100 --tp 8 --pp 1 --max-gpus 8 --users 8 --context 8k --max-tpot 5ms --format json"
@@ -111,18 +111,9 @@ def test_a_rate_that_no_time_meets_has_a_nearest_too(kvcalc: Run) -> None:
 def test_as_many_users_as_are_said_to_fit_do(kvcalc: Run) -> None:
     words = "plan llama-3.1-8b --gpu h100 --tp 1 --pp 1 --max-gpus 2 --context 1k --users"
     found = kvcalc(f"{words} 9000").joined
-    held = int(found.partition("To loosen: --max-gpus, or --users ")[2].split()[0])
+    held = int(found.partition(", or --users ")[2].split()[0])
     assert held > 100
     assert kvcalc(f"{words} {held} --format json").records[0]["meets"]
-
-
-def test_a_limit_that_was_not_looked_at_is_not_promised(kvcalc: Run) -> None:
-    """Where memory falls short no step is timed, so fewer users need not be within the limit either."""
-    words = "plan llama-3.1-70b --gpu h100 --tp 1 --pp 3 --max-gpus 15 --users 64 --context 16k"
-    timed = "its time a token was not looked at"
-    assert timed in kvcalc(f"{words} --max-tpot 1ms").joined
-    assert timed not in kvcalc(words).joined
-    assert timed not in kvcalc(f"{words.replace('64', '8')} --max-tpot 1ms").joined  # memory holds them, and 1 ms is missed
 
 
 def test_what_was_timed_comes_nearer_than_what_was_not(kvcalc: Run) -> None:
@@ -295,7 +286,7 @@ def test_the_sentence_names_what_fewer_bits_cost(kvcalc: Run) -> None:
     assert "34.79 against 35.64 in MMLU, Llama-2-7B-chat, by LMDeploy's kv_quant.md" in chosen
     assert "published" not in kvcalc(line).joined
     over = kvcalc("plan llama-3.3-70b --gpu l40s --max-gpus 1 --users 1 --context 4k").joined.split(" GPU ")[0]
-    assert over.endswith(f"To loosen: --max-gpus, or --quantization fp8 ({loss_of('weights', 'fp8')})")
+    assert over.endswith("To loosen: --max-gpus 4")  # in fp8 the weights of 70 billion parameters do not fit one L40S
     last = kvcalc("plan deepseek-v3 --gpu h100 --max-gpus 8 --users 1 --context 4k").joined
     assert f"--quantization int4 ({loss_of('weights', 'int4')})" in last
     assert "vllm serve" not in last  # which would not start
@@ -382,7 +373,7 @@ def test_a_need_without_a_front_does_not_keep_others_from_the_picture(kvcalc: Ru
     assert found.code == 0 and found.out.startswith("llama-3.1-8b for 1 user of 16,384 tokens") and "1,000 users" not in found.out
     assert "not in the picture: Nothing serves 1,000 users of 16,384 tokens; nearest is 1× h100-sxm" in found.err
     alone = kvcalc(f"{line} 1000")
-    assert alone.code == 2 and "there is nothing to draw: Nothing serves 1,000 users of 16,384 tokens" in alone.err
+    assert alone.code == 1 and "not in the picture: Nothing serves 1,000 users of 16,384 tokens" in alone.err
 
 
 def test_a_need_is_met_where_every_limit_holds() -> None:
