@@ -1,6 +1,9 @@
 """Sums equal their totals: rows of passes over random models, GPUs, batches and ranks, under predictions and bounds."""
 
+from pathlib import Path
+
 import pytest
+import startup_logs
 from conftest import Run
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -89,3 +92,36 @@ def test_a_printed_column_of_times_adds_up(kvcalc: Run, line: str) -> None:
         assert not any(cell.endswith("ns") and cell != "0 ns" for cell in shown.column(heading))
     *shares, last = (float(cell.rstrip("%")) for cell in shown.column("share") if cell != "–")
     assert last == 100.0 and abs(sum(shares) - last) <= 0.05 * len(shares) + 1e-9
+
+
+OF_SHARE = ("weights", "activations", "libraries and collectives", "CUDA graphs", "cache")
+LOGS = [name for name in dir(startup_logs) if name.startswith(("V0_", "V1_", "NO_BLOCKS", "SGLANG"))]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_terms_of_a_start_add_up_to_the_engine_s_share(kvcalc: Run, tmp_path: Path, name: str) -> None:
+    """By the rules the terms less what they are short of are the share; under SGLang activations lie outside it."""
+    path = tmp_path / "start.log"
+    path.write_text(getattr(startup_logs, name))
+    found = kvcalc(f"diagnose {path} --gpu h100 --format json")
+    records = found.records if found.code == 0 else kvcalc(f"diagnose {path} --format json").records
+    last = records[-1]["boot"]
+    terms = {r["term"]: r["predicted_bytes"] or 0 for r in records if r["boot"] == last}
+    within = OF_SHARE if records[-1]["engine"] == "vllm" else ("weights", "cache")
+    short = terms.get("short of any cache", 0)
+    assert sum(terms.get(term, 0) for term in within) - short == terms["share that the engine takes"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "llama-3.1-8b --gpu h100,l40s,mi300x --input-len 1k,3000 --output-len 2,500 --batch-size 1,16",
+        "llama-3.1-70b --tp 2 --pp 2 --output-len 20",
+        "deepseek-v3 --gpu h200 --tp 8 --output-len 20 --batch-size 8 --no-cache",
+        "llama-3.1-70b --tp 2 --cpu-offload-gb 10 --output-len 20",
+    ],
+)
+def test_a_request_is_its_first_token_and_the_steps_after_it(kvcalc: Run, line: str) -> None:
+    for r in kvcalc(f"latency {line} --format json").records:
+        assert r["e2e_s"] == pytest.approx(r["ttft_s"] + (r["output_len"] - 1) * r["tpot_s"], rel=1e-12)
+        assert r["output_tokens_per_s"] == pytest.approx(r["batch_size"] * r["output_len"] / r["e2e_s"], rel=1e-12)

@@ -175,7 +175,7 @@ def _terms(boot: Boot, predicted: Fit) -> tuple[Term, ...]:
         ("CUDA graphs", figures.get("graphs"), graphs),
         ("beside weights and cache, not told apart", figures.get("rest"), None),
         ("cache", figures.get("cache"), _cache(boot, predicted)),
-        (SHORT, figures.get("short"), None),
+        (SHORT, figures.get("short"), max(0, -budget.cache) or None),
         ("left free", figures.get("left"), None),
         ("in the host's memory: weights", figures.get("host_weights"), predicted.terms.host or None),
         ("in the host's memory: cache", figures.get("host_cache"), None),

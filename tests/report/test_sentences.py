@@ -1,6 +1,7 @@
 """Every number of an answer's sentence stands in its table, or was typed; pictures show the numbers of the records."""
 
 import re
+from typing import Any
 
 import pytest
 from conftest import Run
@@ -13,6 +14,8 @@ from kvcalc.model.memory import cache_size
 from kvcalc.model.operators import through_layers, total
 from kvcalc.model.precision import Precision
 from kvcalc.model.size import size_record
+from kvcalc.report import plots
+from kvcalc.report.chart import Chart
 from kvcalc.report.explain import explain_size
 from kvcalc.report.figures import cache_vs_context, no_cache
 
@@ -142,3 +145,30 @@ def test_a_comparison_claims_no_reduction_of_one(kvcalc: Run, variants: str) -> 
     best = min(records, key=lambda r: r["kv_cache_bytes"])
     reads_less = max(r["read_reduction"] for r in records) > max(1, best["read_reduction"])
     assert ("reads" in sentence) == reads_less
+
+
+def test_pictures_show_the_figures_of_the_records(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the load that was asked for, with the model shared by several GPUs."""
+    drawn: list[Chart] = []
+    monkeypatch.setattr(plots, "save", lambda chart, *_: drawn.append(chart))
+
+    def chart_and_record(line: str) -> tuple[list[Chart], dict[str, Any]]:
+        (record, *_) = kvcalc(f"{line} --format json").records
+        assert kvcalc(f"{line} --plot picture.png").code == 0
+        return drawn[-1].chain(), record
+
+    charts, record = chart_and_record("latency llama-3.1-70b --tp 2 --pp 2 --batch-size 16 --output-len 100")
+    for chart, key in zip(charts, ("tpot_s", "output_tokens_per_s"), strict=True):
+        assert dict(zip(chart.series[0].xs, chart.series[0].ys, strict=True))[16.0] == pytest.approx(record[key])
+    drafting = "--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 0.7"
+    charts, record = chart_and_record(f"latency llama-3.1-70b --tp 4 {drafting}")
+    gains = dict(zip(charts[0].series[0].xs, charts[0].series[0].ys, strict=True))
+    assert gains[0.7] == pytest.approx(record["speculative_speedup"])
+    charts, record = chart_and_record("compare llama-3.1-70b --tp 4 --variants none,mqa --batch-size 4 --context 8k")
+    shown = [record[key] for key in ("kv_cache_bytes", "kv_cache_read_bytes", "attention_intensity", "time_s")]
+    assert [chart.series[0].ys[0] for chart in charts[:4]] == shown
+    curve = charts[4].series[0]
+    assert curve.ys[-1] / curve.xs[-1] * 8192 == pytest.approx(record["kv_cache_bytes"])
+    charts, record = chart_and_record("fit llama-3.1-70b --tp 4 --pp 2")
+    shown = [record[f"{key}_bytes"] for key in ("weight", "activation", "overhead", "kv_budget")]
+    assert [series.ys[0] for series in charts[0].series[:4]] == shown
