@@ -163,3 +163,12 @@ def test_a_further_deployment_changes_no_other(kvcalc: Run) -> None:
     assert whole[:2] == kvcalc("compare qwen3-32b --deployments", *sides[:2], "--format", "json").records
     assert [r["batch_size"] for r in whole] == [whole[0]["max_num_seqs"]] * 3
     assert [r["tpot_s"] is None for r in whole] == [False, True, False]
+
+
+def test_a_server_without_memory_is_left_out_of_a_list(kvcalc: Run) -> None:
+    """60 GB of weights do not fit an L40S; the H100's row stays, and alone the L40S is refused."""
+    line = "serve qwen3-30b-a3b --rate 2 --num-prompts 20 --format json --gpu"
+    among = kvcalc(f"{line} l40s,h100")
+    assert among.records == kvcalc(f"{line} h100").records
+    assert "left out: qwen3-30b-a3b leaves no memory for a cache on l40s" in among.err
+    assert kvcalc(f"{line} l40s").code == 2

@@ -150,28 +150,38 @@ def _runs(
 
     swept: a point is the run at the sustained rate, followed by those at all rates that were tried.
     """
+    from kvcalc.errors import UserError
     from kvcalc.serving.finding import sweep_rates
     from kvcalc.serving.run import serve
 
     runs: list[Run] = []
+    refused: dict[str, UserError] = {}
     drawn = {one: one.drawn() for *_, one in points}
     with _progress(0 if find or swept else sum(len(drawn[one]) for *_, one in points)) as told:
         try:
             for deployment, policy, cache, one in points:
-                if find or swept:
-                    sweep = sweep_rates(deployment, one, settings, policy, cache, told)
-                    runs += [sweep.sustained, *(sweep.tried if swept else ())]
-                    whole = sweep.whole
-                else:
-                    before = runs[-1].ready if runs else None
-                    runs.append(serve(deployment, drawn[one], one, settings, policy, cache, told, before))
-                    whole = runs[-1].served.whole
+                try:
+                    if find or swept:
+                        sweep = sweep_rates(deployment, one, settings, policy, cache, told)
+                        runs += [sweep.sustained, *(sweep.tried if swept else ())]
+                        whole = sweep.whole
+                    else:
+                        before = runs[-1].ready if runs else None
+                        runs.append(serve(deployment, drawn[one], one, settings, policy, cache, told, before))
+                        whole = runs[-1].served.whole
+                except UserError as error:
+                    refused[str(error)] = error
+                    continue
                 if not whole:
                     return runs, False
         except KeyboardInterrupt:
             if not runs:
                 raise
             return runs, False
+    for text, error in refused.items():
+        if not runs:
+            raise error
+        note(f"left out: {text}")
     return runs, True
 
 
