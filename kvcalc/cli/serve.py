@@ -178,9 +178,9 @@ def _runs(
             if not runs:
                 raise
             return runs, False
-    for text, error in refused.items():
+    for text, refusal in refused.items():
         if not runs:
-            raise error
+            raise refusal
         note(f"left out: {text}")
     return runs, True
 
