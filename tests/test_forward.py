@@ -160,7 +160,8 @@ def test_experts_flops_are_of_the_tokens_routed_not_of_the_experts_read() -> Non
     assert found["router"].cost.flops == 2 * 21 * 64 * 160
     assert found["experts_gate_up"].cost.flops == 2 * 21 * 6 * 64 * 20
     assert found["experts_down"].cost.flops == 2 * 21 * 6 * 10 * 64
-    assert found["experts_gate_up"].cost.activation_bytes == 21 * 6 * (64 + 20) * E
+    assert found["experts_gate_up"].cost.activation_bytes == found["experts_down"].cost.activation_bytes == 21 * 64 * E
+    assert found["experts_activation"].cost.activation_bytes == 0  # between the products nothing leaves the chip
 
 
 def test_many_tokens_read_every_expert() -> None:

@@ -10,7 +10,7 @@ from kvcalc.layers.cost import Cost, ExpertsShape, Operator, Role, expected_expe
 from kvcalc.layers.part import Count, Part, Size
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, matrix, vector
-from kvcalc.units import Num, Real, ceil_div
+from kvcalc.units import Num, Real, ceil_div, minimum
 
 
 class Moe(Part, frozen=True, tag="moe"):
@@ -118,7 +118,7 @@ class Moe(Part, frozen=True, tag="moe"):
         found = [p.gemm("router", w["router"])]
         found += [p.gemm("latent_down", w["latent_down"])] if "latent_down" in w else []
         distinct = expected_experts(every, self.num_experts_per_tok, self.num_experts) / ranks.ep
-        found += self._fused(p, w, self._network(p, w, "experts", routed, reached, distinct), every)
+        found += self._fused(p, w, self._network(p, w, "experts", routed, reached, distinct), every, minimum(every, routed))
         found += self._network(p, w, "shared", p.tokens)
         found += [p.gemm("latent_up", w["latent_up"])] if "latent_up" in w else []
         return [*found, *self._exchange(p), *p.all_reduce(p.width)]
@@ -140,9 +140,10 @@ class Moe(Part, frozen=True, tag="moe"):
         sent, away = rows * (ranks.dp - 1), rows * (ranks.dp - max(1, ranks.near(ranks.tp * ranks.dp) // ranks.tp))
         return [p.network(name, sent, away) for name in ("all_gather_tokens", "reduce_scatter")]
 
-    def _fused(self, p: Pass, w: dict[str, Weight], parts: list[Operator], tokens: Num) -> list[Operator]:
+    def _fused(self, p: Pass, w: dict[str, Weight], parts: list[Operator], tokens: Num, rows: Num) -> list[Operator]:
         """Return the experts as engines run them: products and activation in one operator.
 
+        It reads and writes the `rows` tokens of this rank once. What passes between the products stays on the chip.
         Products with different compute dtypes stay separate, because they have different peaks.
         """
         products = [o for o in parts if o.kind == "gemm"]
@@ -153,9 +154,12 @@ class Moe(Part, frozen=True, tag="moe"):
             tokens, up.inputs, up.outputs, self.num_experts_per_tok, self.num_experts, p.ranks.ep, self.gated, self.bias,
             p.format_of(up),
         )  # fmt: skip
+        ends = rows * up.inputs * p.element  # of the first product's input, and of the last one's output
+        costs = [o.cost._replace(activation_bytes=ends if o.kind == "gemm" else 0) for o in parts]
         fused = Operator(
-            "experts", p.kind, p.count, "experts", sum((o.cost for o in parts), Cost()), first.dtype,
-            parts=tuple((o.name.removeprefix("experts_"), o.cost) for o in parts), shape=shape, experts=first.experts,
+            "experts", p.kind, p.count, "experts", sum(costs, Cost()), first.dtype,
+            parts=tuple((o.name.removeprefix("experts_"), cost) for o, cost in zip(parts, costs, strict=True)),
+            shape=shape, experts=first.experts,
             role=p.role, weights=tuple(name for o in products for name in o.weights),
         )  # fmt: skip
         return [fused]
