@@ -1,1 +1,1 @@
-"""From names and files to models and GPUs, checked once when they are read."""
+"""Load models and GPUs by name or file, and check each specification as it is read."""

@@ -1,4 +1,7 @@
-"""Presets by name: found in the user's folders before ours, read, and checked once. Knows no spec of its own."""
+"""Find presets by name, in the user's folders before the shipped folder, and check them.
+
+The module does not depend on any particular specification.
+"""
 
 import os
 import re
@@ -16,20 +19,23 @@ from kvcalc.library.yaml_text import Lines
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
-_COUNTED = re.compile(r"(\d{1,4})\s*[x×*\s]\s*(.+)")  # 8xh100: how many of which
+_COUNTED = re.compile(r"(\d{1,4})\s*[x×*\s]\s*(.+)")  # 8xh100
 _COUNTED_LAST = re.compile(r"(.+?)\s*[x×*:\s]\s*(\d{1,4})")
-_SECRET = re.compile(r"gpt-?([45]|3\.5)", re.IGNORECASE)  # models that are served, never described
+_SECRET = re.compile(r"gpt-?([45]|3\.5)", re.IGNORECASE)  # models without public dimensions
 _NO_SEPARATORS, _NO_DOTS = str.maketrans("", "", " \t_-"), str.maketrans("", "", " \t_-.")
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
 def key(name: str, dots: bool = False) -> str:
-    """`name` as presets are compared: case and `_ - .` and blanks do not matter, with `dots` the `.` does."""
+    """Return the form of `name` in which preset names are compared.
+
+    Case, `_`, `-`, `.` and blanks are ignored. With `dots` the `.` counts.
+    """
     return name.lower().translate(_NO_SEPARATORS if dots else _NO_DOTS)
 
 
 def user_folders() -> list[Path]:
-    """The folders of the user's own presets: those in $KVCALC_PRESETS, then the platform's config folder."""
+    """Return the folders of the user's presets: $KVCALC_PRESETS, then the platform's config folder."""
     named = [p for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
     if sys.platform == "darwin":
         base = "~/Library/Application Support"
@@ -37,20 +43,20 @@ def user_folders() -> list[Path]:
         base = os.environ.get("APPDATA", "~/AppData/Roaming")
     else:
         base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    folders = map(os.path.expanduser, [*named, base + "/kvcalc"])  # unlike Path's, it fails for nobody
+    folders = map(os.path.expanduser, [*named, base + "/kvcalc"])  # unlike Path.expanduser, it never raises
     return [Path(folder) for folder in folders if not folder.startswith("~")]
 
 
 @cache
 def shipped_folder() -> Path:
-    """Our own presets: inside the installed package, or beside it in a checkout."""
+    """Return the folder of the shipped presets, in the installed package or next to it in a checkout."""
     inside = Path(__file__).parent.parent / "presets"
     beside = Path(__file__).parent.parent.parent / "presets"
     return beside if (beside / "models").is_dir() and (beside.parent / "pyproject.toml").is_file() else inside
 
 
 def preset_files(kind: str) -> dict[str, Path]:
-    """Every preset of a kind (`models`, `gpus`) by file stem, the user's before ours."""
+    """Return all preset files of a kind (`models`, `gpus`) by file stem; user presets win."""
     found: dict[str, Path] = {}
     for folder in [*user_folders(), shipped_folder()]:
         try:
@@ -64,7 +70,10 @@ def preset_files(kind: str) -> dict[str, Path]:
 
 
 def preset_file(stem: str, kind: str) -> Path | None:
-    """What `preset_files` has under one file stem, without reading the folders; None where there is none."""
+    """Return the preset file with one file stem, as `preset_files` has it, or None if none exists.
+
+    The function does not list the folders.
+    """
     if not stem or stem.startswith(".") or {*stem} & {"/", os.sep, "\0"}:
         return None
     places = (f"{folder}/{kind}/{stem}.yaml" for folder in [*user_folders(), shipped_folder()])
@@ -72,9 +81,13 @@ def preset_file(stem: str, kind: str) -> Path | None:
 
 
 def find(name: str, kind: str) -> Path:
-    """The preset file of `kind` called `name` or having it as an alias. Raises UserError naming near matches.
+    """Return the preset file of `kind` with this name or alias.
 
-    A file's name counts before an alias, the user's before ours, and a name with its dots before one that differs in them.
+    A file name counts before an alias, and a user's preset before a shipped preset. A name that
+    matches with its dots counts before a name that differs in them.
+
+    Raises:
+        UserError: No preset matches. The message names near matches.
     """
     files = preset_files(kind)
     found = _matching(name, files, kind)
@@ -107,7 +120,7 @@ def _unknown(name: str, kind: str, files: dict[str, Path], aliases: dict[str, Pa
 
 
 def _counted(name: str) -> list[tuple[str, str]]:
-    """Of `8xh100`, `8 h100`, `h100x8` or `h100 8` the number and the GPU: what it may be read as."""
+    """Return the possible (count, GPU) readings of `8xh100`, `8 h100`, `h100x8` or `h100 8`."""
     first, last = _COUNTED.fullmatch(name), _COUNTED_LAST.fullmatch(name)
     return ([(first[1], first[2])] if first else []) + ([(last[2], last[1])] if last else [])
 
@@ -130,7 +143,12 @@ def _aliases(path: Path) -> list[str]:
 
 
 def build(data: dict[str, Any], spec: type[Spec], where: str, lines: Lines | None = None) -> Spec:
-    """`data` as a checked spec. Raises UserError naming `where`, the line if known, the key, and what was expected."""
+    """Return `data` as a checked specification.
+
+    Raises:
+        UserError: The data do not fit. The message names `where`, the line if known, the key and
+            the expected type.
+    """
     try:
         return msgspec.convert(data, spec)
     except msgspec.ValidationError as error:
@@ -149,7 +167,7 @@ def build(data: dict[str, Any], spec: type[Spec], where: str, lines: Lines | Non
 
 
 def located(text: str, dotted: str, where: str, lines: Lines) -> UserError:
-    """An error about the key at `dotted`, with its line where there is one."""
+    """Return an error about the key at `dotted`, with its line if the line is known."""
     return UserError(*_place(text, _split("." + dotted), where, lines))
 
 
@@ -165,7 +183,10 @@ def _split(text: str) -> tuple[str | int, ...]:
 
 
 def _concrete(data: Any, spec: type[Any], message: str, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """`path` with each `...` (some key of a mapping) replaced by the first key whose value gives the same error."""
+    """Return `path` with each `...` (any key of a mapping) replaced by a real key.
+
+    The key is the first key whose value gives the same error.
+    """
     for at in (place for place, step in enumerate(path) if step == "..."):
         candidates = _lookup(data, path[:at])
         if not isinstance(candidates, dict):
@@ -206,7 +227,7 @@ def _hint(unknown: str, data: Any, path: tuple[str | int, ...], spec: type[Any])
 
 
 def _standing(spec: type[Any], data: Any, path: tuple[str | int, ...]) -> list[Any]:
-    """The structs that the value at `path` may be, by the tag that it bears where it bears one."""
+    """Return the possible structs of the value at `path`; a tag in the value selects one struct."""
     types = _alternatives(spec, data)
     for at, step in enumerate(path):
         value = _lookup(data, path[: at + 1])
@@ -215,7 +236,10 @@ def _standing(spec: type[Any], data: Any, path: tuple[str | int, ...]) -> list[A
 
 
 def _alternatives(kind: Any, value: Any) -> list[Any]:
-    """What a union, or a type with limits, may be: of structs told apart by a tag the one that `value` names."""
+    """Return the possible types of a value of a union or of a type with limits.
+
+    If structs are distinguished by a tag, only the struct that `value` names is returned.
+    """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType, Annotated):
         several = arguments[:1] if origin is Annotated else arguments
@@ -226,7 +250,7 @@ def _alternatives(kind: Any, value: Any) -> list[Any]:
 
 
 def _within(kind: Any, step: str | int) -> list[Any]:
-    """The type of what stands in a value of this type at `step`."""
+    """Return the possible types at `step` inside a value of this type."""
     if hasattr(kind, "__struct_fields__"):
         return [field.type for field in msgspec.structs.fields(kind) if field.encode_name == step]
     return [one for one in get_args(kind)[-1 if isinstance(step, str) else 0 :][:1] if one is not ...]

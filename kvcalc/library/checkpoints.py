@@ -1,6 +1,7 @@
-"""Names of checkpoints, as engines are given them, to a model and the storage that the name tells of: no network is asked.
+"""Translate checkpoint names, as engines accept them, into a model and its storage format.
 
-`Qwen/Qwen3-14B-AWQ` is the preset qwen3-14b in awq; `llama-3.1-8b-q4_k_m.gguf` llama-3.1-8b as that file type has it.
+The network is not used. `Qwen/Qwen3-14B-AWQ` is the preset qwen3-14b in awq.
+`llama-3.1-8b-q4_k_m.gguf` is the preset llama-3.1-8b in the format of that file type.
 """
 
 import re
@@ -15,7 +16,7 @@ from kvcalc.storage.gguf import mix_of
 from kvcalc.storage.quantization import load_weight_format
 
 _ID = re.compile(r"^huggingface_id:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
-# Endings of names, longest first: what each says of the weights; '' says nothing of them.
+# Endings of names, longest first, with their weight format. An ending with '' implies no format.
 _ENDINGS: dict[str, str] = {
     "unsloth-bnb-4bit": "nf4", "bnb-4bit": "nf4", "awq-4bit": "awq", "awq-int4": "awq", "gptq-int4": "gptq", "gptq-4bit": "gptq",
     "int4-autoround": "int4", "autoround": "int4", "awq": "awq", "gptq": "gptq", "quantized.w4a16": "int4", "w4a16": "int4",
@@ -27,14 +28,15 @@ _ENDINGS: dict[str, str] = {
     "thinking-2507": "", "gguf:latest": "",
 }  # fmt: skip
 _DATE = re.compile(r"[-_.](\d{4}|\d{6}|\d{8})$")
-# Publishers whose "FP8" has other scales than one a matrix: their own model cards and configs (quantization_config).
+# Publishers whose "FP8" does not have one scale per matrix.
+# Source: their model cards and configs (quantization_config).
 _FP8_OF = {
     "qwen": "fp8_block128_scale16",
     "deepseek-ai": "fp8_block128",
     "unsloth": "fp8_block128",
     "meta-llama": "fp8_per_channel",
 }
-# Checkpoints that have a preset's layers under another name, by how the name begins.
+# Prefixes of checkpoint names that have the same layers as a preset with another name.
 _SAME_SHAPE = {
     "deepseek-r1-distill-qwen-1.5b": "qwen2.5-1.5b", "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
     "deepseek-r1-distill-qwen-14b": "qwen2.5-14b", "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
@@ -46,7 +48,14 @@ _WHOLE = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "float16": "fp16", "bf
 
 
 class Checkpoint(NamedTuple):
-    """A model as `load_model` takes it; the dtype and the weight format that the name tells of, '' as published; a remark."""
+    """A model and the storage formats that its checkpoint name implies.
+
+    Attributes:
+        name: The model, as `load_model` accepts it.
+        dtype: Data type, or '' as published.
+        quantization: Weight format, or '' as published.
+        remark: A note for the user.
+    """
 
     name: str
     dtype: str = ""
@@ -59,10 +68,13 @@ class Checkpoint(NamedTuple):
 
 @lru_cache(64)
 def checkpoint(name: str) -> Checkpoint:
-    """What a checkpoint's name stands for: a file or folder that is there, a preset, its name on the Hub, one with an ending
-    that tells of its storage, or a name on the Hub that nothing is known of.
+    """Return the model and storage formats that a checkpoint's name means.
 
-    Raises UserError naming near matches where it is none of them.
+    The name may be an existing file or folder, a preset, a preset's name on the Hub, one of these
+    with an ending for the storage format, or an unknown name on the Hub.
+
+    Raises:
+        UserError: The name is none of these. The message names near matches.
     """
     plain = name.strip().removeprefix("hf:")
     if _readable(plain) or plain.lower().endswith((".yaml", ".yml", ".json")):
@@ -76,7 +88,7 @@ def checkpoint(name: str) -> Checkpoint:
         return known if same else known._replace(remark=f"{plain} read as {_told(known)}")
     if is_hub_name(plain):
         return Checkpoint(plain)
-    return Checkpoint(locate(base or plain, "models").path.stem)  # which raises, naming near matches
+    return Checkpoint(locate(base or plain, "models").path.stem)  # raises UserError
 
 
 def _told(found: Checkpoint) -> str:
@@ -84,7 +96,7 @@ def _told(found: Checkpoint) -> str:
 
 
 def _readable(name: str) -> bool:
-    """Whether a model can be read there: a file, or a folder with a config.json."""
+    """Return whether the name is a readable model: a file, or a folder with a config.json."""
     try:
         path = locate(name, "models").path
     except UserError:
@@ -94,7 +106,7 @@ def _readable(name: str) -> bool:
 
 @lru_cache(1)
 def published() -> dict[str, str]:
-    """The preset of each name on the Hub, in lower case."""
+    """Return the preset of each name on the Hub; the names are in lower case."""
     found: dict[str, str] = {}
     for stem, path in catalog.preset_files("models").items():
         if match := _ID.search(path.read_text(encoding="utf-8", errors="replace")):
@@ -103,7 +115,7 @@ def published() -> dict[str, str]:
 
 
 def _derived(org: str, base: str) -> Checkpoint | None:
-    """The preset that is left when endings are taken off one after the other, and what they told."""
+    """Return the preset that remains after its endings are removed, with their formats."""
     left = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", base, flags=re.IGNORECASE)
     left = left.partition(":")[0] if ":" in left else left
     dtype = format_ = ""
@@ -120,7 +132,10 @@ def _derived(org: str, base: str) -> Checkpoint | None:
 
 
 def _shortened(name: str) -> tuple[str, str, str]:
-    """A name without its last ending, the weight format and the dtype that this told of; the name itself if it has none."""
+    """Return a name without its last ending, and the weight format and dtype of that ending.
+
+    A name without a known ending is returned unchanged.
+    """
     low = name.lower()
     for ending, told in _ENDINGS.items():
         if low.endswith(ending) and low[-len(ending) - 1 : -len(ending)] in ("-", "_", "."):
@@ -145,7 +160,7 @@ def _format(name: str) -> bool:
 
 
 def _preset(name: str) -> str:
-    """The preset of that name or of the same shape; '' if there is none."""
+    """Return the preset with this name or with the same shape; '' if none exists."""
     low = name.lower()
     shapes = [low]
     shapes += [preset + low[len(begin) :] for begin, preset in _SAME_SHAPE.items() if begin[-1] == "-" and low.startswith(begin)]

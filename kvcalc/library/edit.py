@@ -1,4 +1,4 @@
-"""`--set`: the same model with fields changed."""
+"""Change fields of a model (`--set`)."""
 
 from typing import Any
 
@@ -17,10 +17,13 @@ _OF_A_LAYER = set(Layer.__struct_fields__) - {"parts", "shared"}
 
 
 def edited(model: Model, changes: list[str]) -> Model:
-    """`model` with each `KEY=VALUE` or `KIND.KEY=VALUE` applied, and checked again.
+    """Return `model` with each `KEY=VALUE` or `KIND.KEY=VALUE` applied, and checked again.
 
-    KEY is a field of the model, of a layer kind or of its parts, and changes every kind that has it. `null` switches a
-    field off. Raises UserError naming the nearest keys.
+    KEY is a field of the model, of a layer kind or of its parts. It changes every kind with this
+    field. `null` switches a field off.
+
+    Raises:
+        UserError: A key is unknown. The message names the nearest keys.
     """
     if not changes:
         return model

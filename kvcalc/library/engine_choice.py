@@ -1,4 +1,4 @@
-"""The engines by name, and the engine and calibration that the options of a command choose."""
+"""Look up engines by name, and select the engine and calibration from a command's options."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvcalc.errors import UserError, nearest
 
 ENGINE_NAMES = ("vllm", "sglang", "trtllm", "llama.cpp", "none")
-DATASHEET = "datasheet"  # the calibration that is none: times are datasheet bounds
+DATASHEET = "datasheet"  # no calibration: times are datasheet bounds
 
 
 class EngineChoice(NamedTuple):

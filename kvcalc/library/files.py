@@ -1,4 +1,4 @@
-"""Files that people hand over: what is no small regular text file is refused before it is read."""
+"""Read files from users; anything except a small regular text file is refused before reading."""
 
 import stat
 from collections.abc import Iterator
@@ -11,7 +11,11 @@ MOST_LINE = 1 << 20  # characters of a line, of files that are read by lines
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """The UTF-8 text of a regular file of at most `most_bytes`. Raises UserError for anything else, before reading it."""
+    """Return the UTF-8 text of a regular file of at most `most_bytes` bytes.
+
+    Raises:
+        UserError: The file is of another kind or too large. The check happens before reading.
+    """
     check_readable(path, most_bytes)
     try:
         with path.open("rb") as file:
@@ -23,7 +27,11 @@ def read_text(path: Path, most_bytes: int) -> str:
 
 
 def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
-    """The lines of such a text, one by one, each with the end that it has. Raises UserError also on one beyond MOST_LINE."""
+    """Yield the lines of a text file, each with its line ending.
+
+    Raises:
+        UserError: As in `read_text`, or a line is longer than MOST_LINE characters.
+    """
     check_readable(path, most_bytes)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -38,7 +46,7 @@ def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
 
 
 def check_readable(path: Path, most_bytes: int) -> None:
-    """Raises UserError for what is no regular file of at most `most_bytes`."""
+    """Raise UserError unless the path is a regular file of at most `most_bytes` bytes."""
     where = str(path)
     try:
         found = path.stat()
@@ -58,7 +66,10 @@ def _unreadable(error: OSError | ValueError, path: Path) -> UserError:
 
 
 def _first_bad(path: Path) -> int:
-    """The place of the first byte that is no UTF-8; no character spans two lines."""
+    """Return the position of the first byte that is not valid UTF-8.
+
+    No character spans two lines.
+    """
     at = 0
     with path.open("rb") as file:
         while line := file.readline(MOST_LINE):

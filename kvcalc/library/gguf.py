@@ -1,8 +1,10 @@
-"""The header of a GGUF file: metadata and the list of tensors, read within bounds and without what follows it.
+"""Read the header of a GGUF file: its metadata and tensor list.
 
-Layout (ggml's docs/gguf.md): `GGUF`, version, counts of tensors and of metadata entries; each entry a key, a type and a
-value; each tensor a name, its dimensions (the row first), a type and an offset. All little-endian. A file may be one of
-several splits, `…-00001-of-00003.gguf`, which are read together.
+The reader checks bounds and ignores everything after the header. Layout (ggml's docs/gguf.md):
+`GGUF`, version, number of tensors, number of metadata entries. Each entry is a key, a type and
+a value. Each tensor is a name, its dimensions (row first), a type and an offset. All numbers
+are little-endian. A file may be one of several splits, `…-00001-of-00003.gguf`; all splits are
+read together.
 """
 
 import mmap
@@ -25,7 +27,7 @@ _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 class TensorInfo(NamedTuple):
-    """A tensor: its name, its dimensions with the row first, and its ggml type."""
+    """A tensor: its name, its dimensions (row first) and its ggml type."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,18 +46,25 @@ class TensorInfo(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Metadata by key (of a long list, or one of texts, only how many entries it has), and the tensors by name."""
+    """The metadata by key and the tensors by name.
+
+    For a long list or a list of texts, the metadata contain only its length.
+    """
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
 
 
 class Length(int):
-    """How many entries a list of the metadata has that is not kept."""
+    """Number of entries of a metadata list whose values are not stored."""
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file, or of all splits of which it is one. Raises UserError naming the file and what is wrong."""
+    """Return the header of a file, or the merged header if the file is one of several splits.
+
+    Raises:
+        UserError: The header is invalid. The message names the file and the problem.
+    """
     found = _read(path)
     count = found.metadata.get("split.count", 1)
     if not isinstance(count, int) or count <= 1:
@@ -93,11 +102,11 @@ def _mapped(descriptor: int, size: int) -> mmap.mmap:
 
 
 class _Reader:
-    """Walks a header from its start; every step checks that the file reaches that far."""
+    """A sequential reader of a header; each step checks that the file is long enough."""
 
     def __init__(self, data: mmap.mmap, where: str) -> None:
         self.data, self.where, self.at, self.size = data, where, 0, len(data)
-        self.items = MOST_ITEMS  # entries of lists that may still be walked one by one
+        self.items = MOST_ITEMS  # list entries that the reader may still visit
 
     def fail(self, text: str) -> UserError:
         return UserError(f"is no usable GGUF file: {text}", self.where)
@@ -126,7 +135,7 @@ class _Reader:
         return Header(metadata, found)
 
     def skip(self, count: int) -> int:
-        """Go on by so many bytes, and say where they begin."""
+        """Advance by a number of bytes and return the position of the first skipped byte."""
         start = self.at
         if count > self.size - start:
             more = f"; more than {MOST_HEADER:,} bytes of header are not read" if self.size == MOST_HEADER else ""
@@ -152,7 +161,7 @@ class _Reader:
             raise self.fail(f"a {what} is not UTF-8 text") from None
 
     def value(self, kind: int, key: str, depth: int = 0) -> Any:
-        """A value; of an array of texts, or one of more than MOST_KEPT numbers, its length alone."""
+        """Return a value; for an array of texts or of more than MOST_KEPT numbers, only its length."""
         if kind in _NUMBERS:
             return self.number(_NUMBERS[kind])
         if kind == _STRING:
@@ -177,11 +186,11 @@ class _Reader:
         return Length(length)
 
     def texts(self, count: int) -> None:
-        """Go past so many texts."""
+        """Skip a number of texts."""
         at, last, unpack = self.at, self.size - 8, _LENGTH.unpack_from
         for _ in range(count):
             if at > last:
-                self.skip(self.size)  # which it cannot
+                self.skip(self.size)  # raises: the file is too short
             at += 8 + unpack(self.data, at)[0]
         self.skip(at - self.at)
 
@@ -192,7 +201,7 @@ class _Reader:
             raise self.fail(f"tensor {printable(name, 60)!r} has {dimensions} dimensions")
         shape = tuple(self.number("<Q") for _ in range(dimensions))
         kind = self.number("<I")
-        self.skip(8)  # its offset
+        self.skip(8)  # offset of the tensor
         type_ = TYPES.get(kind)
         if type_ is None:
             raise self.fail(f"tensor {printable(name, 60)!r} has the unknown type {kind}")

@@ -1,4 +1,4 @@
-"""The tensors of one block of a GGUF file while they are taken: each once, of the shape that is expected of it."""
+"""Consume the tensors of one block of a GGUF file: each tensor once, with its expected shape."""
 
 from kvcalc.library.gguf import TensorInfo
 from kvcalc.library.gguf_fields import Fields
@@ -6,9 +6,10 @@ from kvcalc.storage.gguf import tensor_bytes
 
 
 class Block:
-    """What is left of a block's tensors, and the format of each weight that was made of them.
+    """The remaining tensors of a block, and the format of each weight built from the others.
 
-    Raises UserError where a tensor is missing or has another shape than the metadata say.
+    Raises:
+        UserError: A tensor is missing, or its shape differs from the metadata.
     """
 
     def __init__(self, fields: Fields, number: int, tensors: dict[str, TensorInfo]) -> None:
@@ -16,14 +17,14 @@ class Block:
         self.stored: list[tuple[str, str]] = []
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A number of the metadata for this block, from 1 up."""
+        """Return a number from the metadata for this block, at least 1."""
         found = self.fields.size(key, default, self.number)
         if not found:
             raise self.fields.fail(f"block {self.number}: {key} is 0")
         return found
 
     def take(self, name: str, *shape: int) -> TensorInfo:
-        """A tensor that must be there, of this shape (0 for any length)."""
+        """Consume a required tensor of this shape; 0 accepts any length."""
         found = self.left.pop(f"{name}.weight", None)
         if found is None:
             raise self.fields.fail(f"tensor blk.{self.number}.{name}.weight is missing")
@@ -33,34 +34,38 @@ class Block:
         return found
 
     def matrix(self, weight: str, name: str, *shape: int) -> TensorInfo:
-        """A tensor that is one weight."""
+        """Consume a tensor that is one weight."""
         found = self.take(name, *shape)
         self.stored.append((weight, found.type))
         return found
 
     def pieces(self, weight: str, *pieces: tuple[TensorInfo, int]) -> None:
-        """A weight that is so many rows of each of several tensors."""
+        """Consume a weight that consists of a number of rows of each of several tensors."""
         types = list(dict.fromkeys(tensor.type for tensor, _ in pieces))
         held = sum(tensor_bytes(tensor.type, tensor.shape[0], rows) for tensor, rows in pieces)
         elements = sum(tensor.shape[0] * rows for tensor, rows in pieces)
         self.stored.append((weight, types[0] if len(types) == 1 else f"{'_'.join(types)}@{held}/{elements}"))
 
     def has(self, name: str) -> bool:
-        """Whether a tensor is left."""
+        """Return whether a tensor has not been consumed."""
         return f"{name}.weight" in self.left
 
     def bias(self, name: str) -> bool:
-        """Whether a tensor has a bias, which is then taken."""
+        """Return whether a tensor has a bias, and consume the bias."""
         return self.left.pop(f"{name}.bias", None) is not None
 
     def alike(self, *names: str) -> bool:
-        """Whether these tensors have biases, which are then taken. Raises UserError where some have and some have not."""
+        """Return whether these tensors have biases, and consume the biases.
+
+        Raises:
+            UserError: Only some of the tensors have a bias.
+        """
         found = {self.bias(name) for name in names}
         if len(found) > 1:
             raise self.fields.fail(f"block {self.number} has a bias on some of {', '.join(names)} alone")
         return found.pop()
 
     def vector(self, name: str) -> int:
-        """The elements of a vector, which is taken; 0 where there is none."""
+        """Consume a vector and return its number of elements; 0 if it is absent."""
         found = self.left.pop(f"{name}.weight", None) or self.left.pop(name, None)
         return found.elements if found else 0

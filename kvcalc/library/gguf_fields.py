@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file say of its model: typed look-ups under the architecture's name."""
+"""Look up typed metadata of a GGUF file under the name of its architecture."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +17,12 @@ _CHUNK = 8192  # of llama4, which no key gives
 
 
 class Fields:
-    """The metadata of one file. layers: without those that predict further tokens; width: of the residual stream."""
+    """The metadata of one file.
+
+    Attributes:
+        layers: Number of layers, without layers that predict further tokens.
+        width: Width of the residual stream.
+    """
 
     def __init__(self, metadata: dict[str, Any], where: str) -> None:
         self.metadata, self.where = metadata, where
@@ -31,15 +36,19 @@ class Fields:
             raise self.fail("it has no layers, or none of any width")
 
     def fail(self, text: str, hint: str = "") -> UserError:
-        """An error about this file."""
+        """Return an error about this file."""
         return UserError(text, self.where, hint)
 
     def has(self, key: str) -> bool:
-        """Whether the metadata give this key."""
+        """Return whether the metadata contain this key."""
         return f"{self.family}.{key}" in self.metadata
 
     def size(self, key: str, default: int | None = None, layer: int = -1, most: int = MOST) -> int:
-        """A whole number from 0 up; of a list the entry of this layer. Raises UserError where it is missing or another thing."""
+        """Return a whole number from 0 up; from a list, the entry of this layer.
+
+        Raises:
+            UserError: The key is missing or its value is not a whole number.
+        """
         full = f"{self.family}.{key}"
         value = self.metadata.get(full, default)
         if value is None:
@@ -51,7 +60,11 @@ class Fields:
         return value
 
     def window(self, layer: int) -> int:
-        """The window or the chunk of a layer; 0 for none. Raises UserError where it is not known which layers have it."""
+        """Return the window or chunk of a layer in tokens, or 0 for full attention.
+
+        Raises:
+            UserError: The layers that have the window are not known.
+        """
         if self.family == "exaone4" and self.layers != 64:
             return 0
         default = {"gemma2": 4096, "exaone4": 4096}.get(self.family, 0)
@@ -66,7 +79,7 @@ class Fields:
         return tokens if pattern and layer % pattern < pattern - 1 else 0
 
     def refuse(self, left: Iterable[TensorInfo]) -> None:
-        """Raises UserError where tensors are left that nothing understands."""
+        """Raise UserError if any tensors were not understood."""
         names = [printable(tensor.name, 60) for tensor in left]
         if names:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""

@@ -1,7 +1,7 @@
-"""A GGUF file as a model: its layers from its tensors, block by block, and what no tensor says from its metadata.
+"""Read a GGUF file as a model: layers from tensors, block by block, and the rest from metadata.
 
-Every tensor is understood or the file is refused, so parameters and bytes are exactly those of its tensors. Names:
-llama.cpp's gguf-py/gguf/constants.py.
+A file with a tensor that is not understood is refused. Parameters and bytes are therefore
+exactly the sums over its tensors. Names follow llama.cpp's gguf-py/gguf/constants.py.
 """
 
 from pathlib import Path
@@ -20,19 +20,23 @@ from kvcalc.model.memory import weight_bytes
 from kvcalc.model.spec import Layer, Model, Norm
 from kvcalc.storage.gguf import FILE_TYPES
 
-# Tensors that are no parameters: factors of rotary frequencies, routing biases that no gradient touches.
+# Tensors that do not count as parameters: rotary frequency factors and untrained routing biases.
 BUFFERS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight", "exp_probs_b.bias")
 _VECTOR_TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 
 
 def read_gguf(path: Path) -> Model:
-    """The model of a .gguf file or of its splits, stored as it is. Raises UserError naming what is not understood."""
+    """Return the model of a .gguf file or of its splits, with its storage formats.
+
+    Raises:
+        UserError: Part of the file is not understood. The message names it.
+    """
     header = read_header(path)
     return _File(header, str(path), path.name[: -len(".gguf")]).model()
 
 
 class _File:
-    """The tensors of a file, put where they belong."""
+    """The tensors of a file, sorted into blocks and outside tensors."""
 
     def __init__(self, header: Header, where: str, name: str) -> None:
         self.fields, self.name = Fields(header.metadata, where), printable(name, 80) or "gguf"
@@ -45,7 +49,10 @@ class _File:
             self._place(tensor)
 
     def _place(self, tensor: TensorInfo) -> None:
-        """Into its block or outside; blocks beyond the layers predict further tokens, and are no part of the parameters."""
+        """Sort a tensor into its block or among the outside tensors.
+
+        Blocks after the last layer predict further tokens and do not count as parameters.
+        """
         head, _, rest = tensor.name.partition(".")
         number, _, name = rest.partition(".")
         if head != "blk" or not (number.isascii() and number.isdigit() and len(number) < 6):
@@ -56,7 +63,7 @@ class _File:
             (self.blocks[int(number)] if number else self.outer)[name] = tensor
 
     def model(self) -> Model:
-        """The model, if every tensor has its place in it."""
+        """Return the model if every tensor belongs to it."""
         f = self.fields
         vectors = self._vectors()
         blocks = [Block(f, n, tensors) for n, tensors in enumerate(self.blocks)]
@@ -80,7 +87,11 @@ class _File:
         return self._checked(split(found, formats, label, vectors, self.buffers), label)
 
     def _layer(self, b: Block) -> Layer:
-        """The layer that a block's tensors make. Raises UserError where one is left over."""
+        """Return the layer that a block's tensors form.
+
+        Raises:
+            UserError: A tensor of the block is not understood.
+        """
         found: list[Any] = []
         if b.has("attn_kv_a_mqa"):
             found.append(latent(b))
@@ -97,7 +108,7 @@ class _File:
         return Layer(parts=tuple(found), norms=None if norms == len(found) else norms)
 
     def _norms(self, b: Block) -> int:
-        """How many norms of the residual's width are left, which are the layer's."""
+        """Return the number of remaining norms of the residual's width; these belong to the layer."""
         names = [
             name for name, t in b.left.items() if "norm" in name and not name.endswith(".bias") and t.shape == (b.fields.width,)
         ]
@@ -107,7 +118,7 @@ class _File:
         return len(names)
 
     def _outside(self) -> tuple[set[bool], dict[str, Any], tuple[tuple[str, str], ...]]:
-        """Whether norms outside the layers have biases; fields of the model; the formats of what stands outside."""
+        """Return whether outside norms have biases, model fields, and formats of outside tensors."""
         f, outer = self.fields, dict(self.outer)
         table, head, positions = (outer.pop(f"{n}.weight", None) for n in ("token_embd", "output", "position_embd"))
         if table is None or len(table.shape) != 2 or table.shape[0] != f.width:
@@ -137,7 +148,7 @@ class _File:
         return "none" if not biased else "layer" if biased == {True} else "rms" if rms else "layer_no_bias"
 
     def _vectors(self) -> str:
-        """The format of norms and biases, which a file stores alike."""
+        """Return the format of norms and biases; a file stores all of them in the same format."""
         every = [t for place in (self.outer, *self.blocks) for t in place.values()]
         types = {t.type for t in every if len(t.shape) == 1 or t.name.endswith(".bias")} or {"f32"}
         if len(types) > 1 or not types <= _VECTOR_TYPES.keys():
@@ -145,7 +156,7 @@ class _File:
         return _VECTOR_TYPES[types.pop()]
 
     def _checked(self, model: Model, label: str) -> Model:
-        """The model, if its bytes are those of the tensors."""
+        """Return the model if its bytes equal the bytes of the tensors."""
         if (understood := weight_bytes(model)) != self.held:
             raise self.fields.fail(f"its tensors take {self.held:,} bytes, of which {understood:,} are understood")
         return msgspec.structs.replace(model, notes=(f"read from the header of a GGUF file ({label})",))

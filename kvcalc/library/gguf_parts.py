@@ -1,4 +1,4 @@
-"""Parts of a layer from the tensors of a block of a GGUF file: attention, FFN, experts, by their shapes."""
+"""Build attention, FFN and experts of a layer from the tensor shapes of a GGUF block."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from kvcalc.library.gguf_block import Block
 
 
 def grouped(b: Block) -> Grouped:
-    """Attention of heads over keys and values, whose projections may be one tensor; queries with a gate are twice as wide."""
+    """Return attention with heads of keys and values.
+
+    The projections may be one tensor. Queries with a gate are twice as wide.
+    """
     width, heads = b.fields.width, b.size("attention.head_count")
     if not b.fields.has("attention.key_length") and width % heads:
         raise b.fields.fail(f"block {b.number}: {heads} heads do not divide {width}")
@@ -61,7 +64,7 @@ def _head_norms(b: Block, heads: int, groups: int, width: int) -> dict[str, Any]
 
 
 def latent(b: Block) -> Latent:
-    """MLA, whose kv_up is one tensor or two: [dn, r] and [r, dv] for each head."""
+    """Return MLA. Its kv_up is one tensor, or two: [dn, r] and [r, dv] for each head."""
     width, heads, rank = b.fields.width, b.size("attention.head_count"), b.size("attention.kv_lora_rank")
     down = b.matrix("kv_down", "attn_kv_a_mqa", width, 0)
     rope = down.shape[1] - rank
@@ -85,7 +88,10 @@ def latent(b: Block) -> Latent:
 
 
 def dense(b: Block, group: str = "", names: str = "ffn_{}") -> Dense:
-    """up and down, and a gate where there is one: a tensor of its own, or the other half of up."""
+    """Return a dense FFN: up, down and an optional gate.
+
+    The gate is a separate tensor or the other half of up.
+    """
     gate, up, down = (names.format(name) for name in ("gate", "up", "down"))
     inner = b.matrix(f"{group}down", down, 0, b.fields.width).shape[0]
     joined = not b.has(gate) and b.has(up) and b.left[f"{up}.weight"].shape[1] == 2 * inner
@@ -100,7 +106,7 @@ def dense(b: Block, group: str = "", names: str = "ffn_{}") -> Dense:
 
 
 def experts(b: Block) -> Moe:
-    """A router and stacked experts, and shared ones where there are some."""
+    """Return a router and stacked experts, with shared experts if the block has any."""
     width = b.fields.width
     count = b.matrix("router", "ffn_gate_inp", width, 0).shape[1]
     inner = b.matrix("experts.down", "ffn_down_exps", 0, width, count).shape[0]

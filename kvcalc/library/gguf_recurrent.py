@@ -1,11 +1,14 @@
-"""Recurrent parts of a layer from the tensors of a block of a GGUF file; their sizes are in its `ssm` metadata."""
+"""Build recurrent parts of a layer from a GGUF block; their sizes are in its `ssm` metadata."""
 
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba, Mamba2, ShortConv
 from kvcalc.library.gguf_block import Block
 
 
 def delta(b: Block) -> GatedDeltaNet:
-    """The gated delta net of Qwen3-Next and Qwen3.5: queries, keys and values are one tensor, their gate another."""
+    """Return the gated delta net of Qwen3-Next and Qwen3.5.
+
+    Queries, keys and values are one tensor, and their gate is another tensor.
+    """
     width, kh, vh = b.fields.width, b.size("ssm.group_count"), b.size("ssm.time_step_rank")
     dk, values, kernel = b.size("ssm.state_size"), b.size("ssm.inner_size"), b.size("ssm.conv_kernel")
     keys = kh * dk
@@ -27,7 +30,7 @@ def delta(b: Block) -> GatedDeltaNet:
 
 
 def mamba(b: Block) -> Mamba | Mamba2:
-    """Mamba where the step has a projection of its own, else Mamba-2."""
+    """Return Mamba if the time step has a separate projection, and Mamba-2 otherwise."""
     width, inner, states = b.fields.width, b.size("ssm.inner_size"), b.size("ssm.state_size")
     rank, kernel = b.size("ssm.time_step_rank"), b.size("ssm.conv_kernel")
     step = b.has("ssm_x")
@@ -54,7 +57,7 @@ def mamba(b: Block) -> Mamba | Mamba2:
 
 
 def short_conv(b: Block) -> ShortConv:
-    """LFM2's convolution between two gates."""
+    """Return LFM2's convolution between two gates."""
     width, kernel = b.fields.width, b.size("shortconv.l_cache")
     b.matrix("in", "shortconv.in_proj", width, 3 * width)
     b.take("shortconv.conv", kernel, width)

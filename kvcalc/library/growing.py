@@ -1,4 +1,4 @@
-"""A file that grows while something runs, and takes its place when that ends."""
+"""Write a file that grows during a run and replaces its target at the end."""
 
 import os
 import stat
@@ -11,10 +11,12 @@ from kvcalc.library.writing import destination, neighbour, take_place
 
 
 class Growing:
-    """Text written piece by piece into a neighbour of the file, which takes its place when it is closed; `-` is standard output.
+    """A temporary file next to the target, written piece by piece; closing it replaces the target.
 
-    What is no regular file (a device, a named pipe) is written through. Raises UserError where there can be no such file, or no
-    more of it.
+    `-` is standard output. A device or a named pipe is written directly.
+
+    Raises:
+        UserError: The file cannot be created, or writing fails.
     """
 
     def __init__(self, target: str) -> None:
@@ -35,7 +37,7 @@ class Growing:
         return self._temporary.open("x", encoding="utf-8", newline="")
 
     def write(self, text: str) -> None:
-        """Put text behind what is there."""
+        """Append text."""
         try:
             self._file.write(text)
         except OSError as error:
@@ -44,7 +46,7 @@ class Growing:
             raise self._failed(error) from None
 
     def close(self, keep: bool) -> None:
-        """End the file; only where it is kept does it take its place."""
+        """Close the file; it replaces the target only if it is kept."""
         if self.target == "-":
             return
         try:

@@ -1,4 +1,4 @@
-"""The presets there are, and the records of `models` and `gpus`: one model or GPU each, every figure under its own key."""
+"""List the presets and build the records of `models` and `gpus`, one flat record each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,10 @@ LISTED_CONTEXT = 8192  # tokens at which a listed model's bytes per token are ta
 
 
 def beginning(name: str, kind: str) -> list[str]:
-    """The presets of `kind` (models, gpus) that have `name` in theirs, where nothing is called so; else none."""
+    """Return the presets of `kind` (models, gpus) whose names contain `name`.
+
+    The list is empty if a preset has exactly this name.
+    """
     try:
         locate(name, kind)
     except UserError:
@@ -25,9 +28,12 @@ def beginning(name: str, kind: str) -> list[str]:
 
 
 def all_models(family: str = "", attention: str = "", names: Sequence[str] = ()) -> list[Model]:
-    """Every preset by family and parameters; of those, the ones with these words in their family or name, and attention.
+    """Return the models, sorted by family and parameters, that match these words and attention.
 
-    names: only these.
+    Words match the family or the name.
+
+    Args:
+        names: Return only these models.
     """
     paths = (path for name, path in preset_files("models").items() if not names or name in names)
     found = sorted((read(path, Model) for path in paths), key=lambda m: (m.family, m.parameters))
@@ -36,9 +42,12 @@ def all_models(family: str = "", attention: str = "", names: Sequence[str] = ())
 
 
 def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
-    """Every preset by vendor, the fastest memory first; of those, the ones with this word in vendor, architecture or name.
+    """Return the GPUs, sorted by vendor and falling memory bandwidth, that match this word.
 
-    names: only these.
+    The word matches the vendor, the architecture or the name.
+
+    Args:
+        names: Return only these GPUs.
     """
     paths = (path for name, path in preset_files("gpus").items() if not names or name in names)
     found = sorted((read(path, Gpu) for path in paths), key=lambda g: (g.vendor, -g.bandwidth_bytes_per_s))
@@ -46,12 +55,15 @@ def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
 
 
 def preset_text(name: str, kind: str) -> str:
-    """The preset called `name` as it stands in its file, with its sources; kind: models or gpus."""
+    """Return the text of the preset file called `name`, with its sources; kind: models or gpus."""
     return visible(read_text(locate(name, kind).path, MOST_YAML).replace("\r\n", "\n"))
 
 
 def model_record(model: Model) -> dict[str, Any]:
-    """One model as a flat record; bytes_per_token of one sequence at 8,192 tokens, bf16, all layers."""
+    """Return one model as a flat record.
+
+    bytes_per_token covers all layers of one sequence at 8,192 tokens in bf16.
+    """
     return {
         "model": model.name,
         "family": model.family,
@@ -69,7 +81,7 @@ def model_record(model: Model) -> dict[str, Any]:
 
 
 def gpu_record(gpu: Gpu) -> dict[str, Any]:
-    """One GPU as a flat record; null where its vendor gives no figure."""
+    """Return one GPU as a flat record; null if its vendor does not publish a figure."""
     return {
         "gpu": gpu.name,
         "vendor": gpu.vendor,

@@ -1,4 +1,4 @@
-"""Names and files to models and GPUs."""
+"""Load models and GPUs from names and files."""
 
 import os
 import re
@@ -17,16 +17,22 @@ from kvcalc.units import parse_bytes, parse_rate
 
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+).*")
 _SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
-LEAST_MEMORY = 1 << 20  # less is a number of GiB without its unit
+LEAST_MEMORY = 1 << 20  # bytes; a smaller number is probably GiB without the unit
 Checked = TypeVar("Checked", Model, Gpu)
 
 
 def load_model(name: str, changes: list[str] | None = None) -> Model:
-    """The model that `name` stands for: a preset, a YAML or GGUF file, a config.json or its folder, `hf:org/name`, `org/name`,
-    or the address of its page on the Hub.
+    """Return the model that `name` means.
 
-    changes: of `--set`; those that settle what a file of an unknown type leaves open are taken out.
-    Raises UserError naming near matches, or the file, line and key that cannot be read.
+    Args:
+        name: A preset, a YAML or GGUF file, a config.json or its folder, `hf:org/name`, `org/name`,
+            or the address of a page on the Hub.
+        changes: The changes of `--set`. Changes that settle open questions of a file of an unknown
+            type are removed from the list.
+
+    Raises:
+        UserError: Nothing matches (the message names near matches), or a file is invalid (the
+            message names file, line and key).
     """
     if not name.strip():
         raise UserError("the model's name is empty")
@@ -51,14 +57,22 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
 
 
 def load_gpu(name: str) -> Gpu:
-    """The GPU that `name` stands for: a preset, an alias of one, or a YAML file. Raises UserError naming near matches."""
+    """Return the GPU that `name` means: a preset, an alias of a preset, or a YAML file.
+
+    Raises:
+        UserError: The name is unknown. The message names near matches.
+    """
     if not name.strip():
         raise UserError("the GPU's name is empty")
     return read(locate(name, "gpus").path, Gpu)
 
 
 def with_memory(gpu: Gpu, memory: str) -> Gpu:
-    """`gpu` in a machine with so much memory (`36GiB`); '' for what its preset says. Raises UserError on more than that."""
+    """Return `gpu` in a machine with this memory (`36GiB`); '' is the preset's figure.
+
+    Raises:
+        UserError: The memory is larger than the preset's.
+    """
     if not memory:
         return gpu
     size = parse_bytes(memory, "memory")
@@ -72,12 +86,12 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
 
 
 def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
-    """`gpu` with so many bytes per second to other nodes, as `50GB/s`; '' for what its preset says."""
+    """Return `gpu` with this bandwidth to other nodes, as `50GB/s`; '' is the preset's figure."""
     return msgspec.structs.replace(gpu, inter_node_bytes_per_s=float(parse_rate(rate, "inter-node-bandwidth"))) if rate else gpu
 
 
 class Place(NamedTuple):
-    """Where a name is read from, whether that is a preset, and a remark where something else has the same name."""
+    """The source of a name, whether it is a preset, and a remark if the name is ambiguous."""
 
     path: Path
     preset: bool = False
@@ -85,10 +99,13 @@ class Place(NamedTuple):
 
 
 def locate(name: str, kind: str) -> Place:
-    """Where the model or GPU (`kind`: models, gpus) of that name is read from. Raises UserError naming near matches.
+    """Return the source of the model or GPU (`kind`: models, gpus) with this name.
 
-    What looks like a file's name is one. Of other names, a folder with a config.json comes first, then a preset, then any
-    file that is called so.
+    A name that looks like a file name is a file. For other names, a folder with a config.json
+    comes first, then a preset, then any file with this name.
+
+    Raises:
+        UserError: The name is unknown. The message names near matches.
     """
     path = Path(name)
     if re.search(r"[/\\]|^[.~]|\.(ya?ml|json|gguf)$", name, re.IGNORECASE):
@@ -100,13 +117,17 @@ def locate(name: str, kind: str) -> Place:
         if here:
             return Place(path)
         raise
-    if kind == "models" and os.path.isfile(path / "config.json"):  # noqa: PTH113 (likewise)
+    if kind == "models" and os.path.isfile(path / "config.json"):  # noqa: PTH113 (as above)
         return Place(path, remark="read from the folder of that name, which comes before the preset")
     return Place(preset, True, f"the preset; write ./{name} for what lies here" if here else "")
 
 
 def read(path: Path, spec: type[Checked]) -> Checked:
-    """The checked model or GPU in a YAML file. Raises UserError with the file, line and key of what is wrong."""
+    """Return the checked model or GPU of a YAML file.
+
+    Raises:
+        UserError: The file is invalid. The message names file, line, key and problem.
+    """
     data, lines = parse_yaml(read_text(path, MOST_YAML), str(path))
     found = catalog.build(data, spec, str(path), lines)
     key, problem = found.problem()
@@ -116,7 +137,7 @@ def read(path: Path, spec: type[Checked]) -> Checked:
 
 
 def changed(model: Model, **fields: object) -> Model:
-    """`model` with fields replaced, checked again."""
+    """Return `model` with fields replaced, checked again."""
     found = msgspec.structs.replace(model, **fields)
     key, problem = found.problem()
     if problem:
@@ -125,7 +146,7 @@ def changed(model: Model, **fields: object) -> Model:
 
 
 def hub_name(name: str) -> str:
-    """The name on the Hub of the page at an address; any other name as it is."""
+    """Return the Hub name of the page at an address; any other name is returned unchanged."""
     page = _ADDRESS.fullmatch(name.strip())
     return f"hf:{page[1]}" if page else name
 

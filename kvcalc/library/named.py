@@ -1,4 +1,4 @@
-"""Models by name as people give them: where the Hub does not hand one out, the preset that stands for it is named."""
+"""Load models by name; if the Hub refuses a model, the error names the equivalent preset."""
 
 from kvcalc.errors import UserError
 from kvcalc.library.load import hub_name, load_model
@@ -6,7 +6,10 @@ from kvcalc.model.spec import Model
 
 
 def load_named(name: str, changes: list[str] | None = None) -> Model:
-    """As `load_model`; where the Hub does not give a model that a preset stands for, the error names that too."""
+    """Return the model, as `load_model` does.
+
+    If the Hub does not provide the model but an equivalent preset exists, the error names it.
+    """
     try:
         return load_model(name, changes)
     except UserError as error:
@@ -18,7 +21,7 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
 
 
 def _preset(name: str) -> str:
-    """The preset that a name on the Hub stands for, and how it stores its weights; '' where nothing is known of it."""
+    """Return the preset that a Hub name means and its weight format; '' if it is unknown."""
     from kvcalc.library.checkpoints import checkpoint
 
     try:
