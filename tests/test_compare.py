@@ -186,8 +186,9 @@ def test_table_of_four_variants(kvcalc: Run) -> None:
     assert [r["reduction"] for r in found] == [1, 4, 8, 32] == [r["mha_ratio"] for r in found]
     kv = {32: 0, 8: 24, 4: 28, 1: 31}  # KV heads that are missing, of 128 columns in two matrices of 32 layers
     assert [r["parameters"] for r in found] == [6_738_415_616 - 32 * 2 * 4096 * 128 * n for n in kv.values()]
-    free = load_gpu("h100").memory_bytes
-    assert [r["max_num_seqs"] for r in found] == [(free - r["weight_bytes"]) // r["kv_cache_bytes"] for r in found]
+    (fitted,) = kvcalc("fit llama-7b --gpu h100 --context 4k --format json").records
+    assert (found[0]["max_num_seqs"], found[0]["kv_budget_bytes"]) == (fitted["max_num_seqs"], fitted["kv_budget_bytes"])
+    assert all(r["max_num_seqs"] <= r["kv_budget_bytes"] // r["kv_cache_bytes"] for r in found)
     steps = [r["roofline_s"] for r in found]
     assert steps == sorted(steps, reverse=True)
     for r in found:
@@ -434,12 +435,11 @@ def test_a_grouped_variant_keeps_all_but_its_groups_and_limits() -> None:
 
 def test_sequences_are_those_of_the_replica(kvcalc: Run) -> None:
     """Llama-7B in fp16 on 80 GiB cards: 2 GiB or 512 MiB a sequence of 4,096 tokens; each of two ranks holds all weights."""
-    line = "compare llama-7b --variants none,gqa:8 --gpu h100 --batch-size 8 --context 4k --format json --dp "
-    free = load_gpu("h100").memory_bytes - 2 * 6_738_415_616
-    smaller = 32 * 2 * 4096 * 24 * 128 * 2
-    each = [free // (2 << 30), (free + smaller) // (512 << 20)]
-    assert [r["max_num_seqs"] for r in kvcalc(line + "1").records] == each
-    assert [r["max_num_seqs"] for r in kvcalc(line + "2").records] == [2 * n for n in each]
+    line = "compare llama-7b --variants none,gqa:8 --engine none --gpu h100 --batch-size 8 --context 4k --format json --dp "
+    for dp in (1, 2):
+        for record, one in zip(kvcalc(f"{line}{dp}").records, (2 << 30, 512 << 20), strict=True):
+            assert record["max_num_seqs"] == dp * (record["kv_budget_bytes"] // one)
+            assert record["kv_needed_bytes"] == 8 // dp * one
 
 
 @pytest.mark.parametrize(
@@ -464,9 +464,9 @@ def test_as_many_groups_as_heads_are_no_other_attention() -> None:
 def test_a_table_of_no_users_says_why(kvcalc: Run) -> None:
     """Llama-2-70B's 68,976,648,192 parameters of 2 bytes are 128.5 GiB; four GPUs of 79.2 GiB hold them."""
     line = "compare llama-2-70b --variants mha,gqa:8 --context 4k"
-    why = "users 0: the weights alone, 128.48 GiB on each GPU, leave nothing of the 79.18 GiB of h100-sxm; --tp shares them"
+    why = "leaves no memory for the KV cache on one h100-sxm."
     assert why in kvcalc(line).joined
-    assert "users 0" not in kvcalc(f"{line} --tp 4").joined
+    assert why not in kvcalc(f"{line} --tp 4").joined
 
 
 def test_one_variant_is_held_against_the_models_own_attention(kvcalc: Run) -> None:

@@ -440,7 +440,7 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
             "latency gpt2 --gpu h100 --cpu-offload-gb 0.25",
             ["gpt2 on 1× h100-sxm, ", "0.25 GiB of each GPU's weights in the host's"],
         ),
-        ("latency gpt2 gpt2-xl --gpu h100,h200", ["2 models, 2,000 tokens", "gpt2 1× h200 gpt2-xl 1× h100-sxm"]),
+        ("latency gpt2 gpt2-xl --gpu h100,h200", ["2 models, 2,000 tokens", "gpt2 1× h200", "gpt2-xl 1× h100-sxm"]),
         (
             "latency gpt2 --gpu h100 --isl 90,500",
             ["gpt2 on 1× h100-sxm; times", "90 tokens in and 500 out", "500 tokens in and 500 out"],

@@ -120,9 +120,10 @@ class Fit(msgspec.Struct, frozen=True):
 
     @property
     def headroom(self) -> int:
-        """See `Verdict`."""
+        """See `Capacity`."""
         shortage = 0 if self.given else self.shortage
-        return _headroom(self.plan, self.kv_budget, shortage, self.per_rank, self.length, self.options.shared_prefix)
+        needed = self.plan.needed(self.per_rank, self.length, self.options.shared_prefix)
+        return self.plan.pool(self.kv_budget) - shortage - needed
 
     @property
     def longest_context(self) -> int | None:
@@ -178,14 +179,42 @@ class Fit(msgspec.Struct, frozen=True):
         return self.held.get(end, self.held[self.end])
 
 
-class Verdict(NamedTuple):
-    """Whether the sequences asked for fit, and bytes of the cache's memory on a GPU that they do not take.
+class Capacity(NamedTuple):
+    """The KV cache budget of a deployment, and what it stores. `fit` gives the same figures.
 
-    headroom: negative where they, or weights and the rest before them, take more than there is.
+    Attributes:
+        settings: The engine's settings.
+        max_num_seqs: Sequences that the engine is set up for, of one data-parallel rank.
+        plan: Layout of the cache on the pipeline stage that stores the fewest sequences.
+        content: What the cache of that stage stores, without blocks and padding.
+        kv_budget: Bytes for the cache of one GPU of that stage.
+        shortage: Bytes by which weights, activations and overhead exceed the engine's share.
+        sequences: Sequences of `length` tokens that fit in the replica.
+        requested_sequences: Sequences of `length` tokens that have to fit in the replica.
+        length: Tokens of each sequence.
+        needed: Bytes of one GPU's cache that the requested sequences need.
     """
 
-    fits: bool
-    headroom: int
+    settings: EngineSettings
+    max_num_seqs: int
+    plan: Plan
+    content: Content
+    kv_budget: int
+    shortage: int
+    sequences: int
+    requested_sequences: int
+    length: int
+    needed: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the requested sequences fit."""
+        return not self.shortage and self.sequences >= self.requested_sequences
+
+    @property
+    def headroom(self) -> int:
+        """Bytes of a GPU's cache that the requested sequences leave; negative if they do not fit."""
+        return self.plan.pool(self.kv_budget) - self.shortage - self.needed
 
 
 class _Stage(NamedTuple):
@@ -208,7 +237,7 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
             raise UserError(f"{given!r:.80} is no {kind.__name__}", hint="`kvcalc.deploy(model, gpu).fit()` takes names")
     request, notes = _requested(deployment, options or FitOptions())
     ranks = deployment.parallelism
-    found, decides = _stages(request)
+    found, decides = _stages(request, ENDS if request.options.rules.ranged else ("middle",))
     longests = (longest(request, s.number, s.plan) for s in found)
     return Fit(
         asked=deployment,
@@ -236,21 +265,28 @@ def fit(deployment: Deployment, options: FitOptions | None = None) -> Fit:
     )
 
 
-def verdict(deployment: Deployment, options: FitOptions) -> Verdict:
-    """`Fit.fits` and `Fit.headroom` alone, for many lengths and numbers of sequences. Raises UserError as `fit`."""
+def capacity_of(deployment: Deployment, options: FitOptions) -> Capacity:
+    """Return the cache budget of a deployment, and whether the requested sequences fit.
+
+    Raises:
+        UserError: The engine cannot run the deployment, as `fit`.
+    """
     request, _ = _requested(deployment, options)
-    asked, end, dp = request.options, request.end, deployment.parallelism.dp
-    found, decides = _stages(request)
-    shortage = 0 if asked.given else max(0, -decides.left[end])
-    held = _held(request, [(s.plan, s.left[end]) for s in found], end) * dp
-    count = deployment.parallelism.sequences(asked.wanted)
-    headroom = _headroom(decides.plan, decides.kv_budget, shortage, count, request.length, asked.shared_prefix)
-    return Verdict(not shortage and held >= asked.wanted, headroom)
-
-
-def _headroom(plan: Plan, cache: int, shortage: int, count: int, length: int, shared: int) -> int:
-    """Of a cache of so many bytes, for so many sequences on a rank."""
-    return plan.pool(cache) - shortage - plan.needed(count, length, shared)
+    asked, end, ranks = request.options, request.end, deployment.parallelism
+    found, decides = _stages(request, (end,))
+    count = ranks.sequences(asked.wanted)
+    return Capacity(
+        settings=request.settings,
+        max_num_seqs=request.sequences,
+        plan=decides.plan,
+        content=content_of(request.held, ranks, decides.number, asked.rules.content),
+        kv_budget=decides.kv_budget,
+        shortage=0 if asked.given else max(0, -decides.left[end]),
+        sequences=_held(request, [(s.plan, s.left[end]) for s in found], end) * ranks.dp,
+        requested_sequences=asked.wanted,
+        length=request.length,
+        needed=decides.plan.needed(count, request.length, asked.shared_prefix),
+    )
 
 
 def most_sequences(deployment: Deployment, options: FitOptions) -> int:
@@ -286,19 +322,21 @@ def _requested(deployment: Deployment, asked: FitOptions) -> tuple[Request, tupl
     return request_of(run, asked, deployment.precision.kv_cache_dtype, release), notes
 
 
-def _stages(request: Request) -> tuple[list[_Stage], _Stage]:
-    """All of them, and the one that holds least."""
-    found = [_stage(request, number) for number in range(request.run.parallelism.pp)]
+def _stages(request: Request, ends: Sequence[str]) -> tuple[list[_Stage], _Stage]:
+    """All of them at these ends of the range, and the one that holds least."""
+    found = [_stage(request, number, ends) for number in range(request.run.parallelism.pp)]
     return found, min(found, key=lambda s: (s.sequences, s.concurrency, s.kv_budget))
 
 
-def _stage(request: Request, number: int) -> _Stage:
-    """The terms of one stage at every end of the range, the engine's plan, and what fits at the end that answers."""
+def _stage(request: Request, number: int, ends: Sequence[str]) -> _Stage:
+    """The terms of one stage at some ends of the range, the engine's plan, and what fits at the end that answers."""
     asked, start = request.options, request.start(number)
-    found = {end: request.terms(start, end) for end in (ENDS if asked.rules.ranged else ("middle",))}
+    found = {end: request.terms(start, end) for end in ends}
     left = {end: request.left(terms) for end, terms in found.items()}
     plan = request.plan(number)
     cache = request.cache(plan, left[request.end])
     sequences = plan.most_sequences(cache, request.length, asked.shared_prefix)
     concurrency = plan.concurrency(cache, request.length)
-    return _Stage(number, found["middle"], found[request.end], left, plan, cache, sequences, concurrency)
+    terms = found[request.end]
+    middle = found.get("middle", terms)
+    return _Stage(number, middle, terms, left, plan, cache, sequences, concurrency)

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.capacity.answer import fit, verdict
+from kvcalc.capacity.answer import capacity_of, fit
 from kvcalc.capacity.options import FitOptions
 from kvcalc.capacity.record import AS_CALLED, Typed, fit_record
 from kvcalc.timing.deployment import Deployment
@@ -41,7 +41,7 @@ def matrix_verdicts(
     found: list[dict[str, Any]] = []
     for cell, asked in _cells(options, users, contexts):
         first = {} if found else fit_record(fit(deployment, asked))
-        seen = verdict(deployment, asked)
+        seen = capacity_of(deployment, asked)
         found.append(first | cell | {"fits": seen.fits, "headroom_bytes": seen.headroom})
     return found
 

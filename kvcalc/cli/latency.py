@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from kvcalc.cli import options as o
-from kvcalc.cli.common import MOST_PASSES, check_number, lengths, note, remarks
+from kvcalc.cli.common import MOST_PASSES, check_number, lengths, remarks
 from kvcalc.cli.groups import Deploying, Group, Output, grouped
 
 LISTS = ("input_len", "output_len", "batch_size", "num_speculative_tokens", "acceptance_rate")
@@ -51,16 +51,13 @@ class RequestOptions(Group, frozen=True):
 def run(models: o.SomeModels, *, gpu: o.Gpus = "h100", asked: RequestOptions, deploying: Deploying, output: Output) -> None:
     """One request: time to first token, per token, end to end; energy with --wide."""
     from kvcalc.library.words import from_words
-    from kvcalc.serving.request_record import LatencyOptions, latency_records, shortage
+    from kvcalc.serving.request_record import LatencyOptions, latency_records
 
     options, points = from_words(LatencyOptions, msgspec.structs.asdict(asked) | dict.fromkeys(LISTS)), asked.points()
     deployments = deploying.deployments(models, gpu)
     check_number("rows", MOST_PASSES, deployments, points)
     asked_for = [(deployment, msgspec.structs.replace(options, **point)) for deployment in deployments for point in points]
     records = latency_records(asked_for)
-    for text in dict.fromkeys(shortage(*one) for one in asked_for):
-        if text:
-            note(text)
     chosen, longest = {d.model.name: d.model for d in deployments}, max(one.context for _, one in asked_for)
     remarks(chosen.values(), longest)
     if output.plot:

@@ -126,6 +126,8 @@ def _cost(chosen: "list[Model]", gpus: "list[Gpu]", last: int, precision: Precis
 def _chart(
     kind: FigureKind, chosen: "list[Model]", gpus: "list[Gpu]", contexts: list[int], batches: list[int], precision: Precision
 ) -> "Chart":
+    from kvcalc.capacity.memory_record import pass_with_memory
+    from kvcalc.layers.batch import Batch
     from kvcalc.report import figures
     from kvcalc.report.roof import decode_sweep, roofline_chart
     from kvcalc.timing.deployment import Deployment
@@ -151,7 +153,9 @@ def _chart(
     deployments = [Deployment(m, g, precision).under() for m in chosen for g in gpus]
     passes = [one for d in deployments for one in decode_sweep(d, last, swept)]
     if len(deployments) == 1:
-        passes.append((f"{chosen[0].name} prefill", roofline_records(deployments[0], "prefill", 1, last)))
+        records = roofline_records(deployments[0], "prefill", 1, last)
+        records = pass_with_memory(deployments[0], records, Batch.prefill(last))
+        passes.append((f"{chosen[0].name} prefill", records))
     return roofline_chart(passes, gpus)
 
 

@@ -60,11 +60,18 @@ def run(
 
 def _passes(deployments: "list[Deployment]", phase: str, mixed: str, batches: list[int], contexts: list[int]) -> "list[Timed]":
     """Each pass asked for with its records."""
+    from kvcalc.capacity.memory_record import pass_with_memory
+    from kvcalc.layers.batch import Batch
     from kvcalc.timing.records import mixed_records, roofline_records
 
     if mixed:
-        return [(d, mixed_records(d, mixed)) for d in deployments]
-    return [(d, roofline_records(d, phase, b, s)) for d, b, s in product(deployments, batches, contexts)]
+        batch = Batch.parse(mixed)
+        return [(d, pass_with_memory(d, mixed_records(d, mixed), batch)) for d in deployments]
+    passes = []
+    for d, b, s in product(deployments, batches, contexts):
+        records = roofline_records(d, phase, b, s)
+        passes.append((d, pass_with_memory(d, records, Batch.of_phase(phase, s, b))))
+    return passes
 
 
 def _explained(deployments: "list[Deployment]", phase: str, mixed: str, batches: list[int], contexts: list[int]) -> None:

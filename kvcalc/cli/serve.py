@@ -70,13 +70,17 @@ class LoadOptions(Group, frozen=True):
 class ServerOptions(Group, frozen=True):
     """The server, by the names of `ServerSettings`."""
 
-    max_num_seqs: Annotated[int, _server("--max-num-seqs", help="Sequences at once, of the whole replica.")] = 256
-    max_num_batched_tokens: Annotated[int, _server("--max-num-batched-tokens", help="Of one pass; 0: by GPU.")] = 0
+    max_num_seqs: Annotated[
+        int | None, _server("--max-num-seqs", help="Concurrent sequences of the replica; the engine's default.")
+    ] = None
+    max_num_batched_tokens: Annotated[int, _server("--max-num-batched-tokens", help="Of one pass; the engine's default.")] = 0
     max_model_len: Annotated[str, _server("--max-model-len", help="Tokens of a request; what contiguous reserves.")] = ""
     preemption: Annotated[str, _server("--preemption", help="recompute or swap.")] = "recompute"
     batch_timeout: Annotated[float, _server("--batch-timeout", help="Seconds a static batch waits to be full.")] = 0.0
-    block_size: o.BlockSize = 16
-    gpu_memory_utilization: Annotated[float, _server("--gpu-memory-utilization", help="Share of the memory.")] = 0.92
+    block_size: Annotated[int, _server("--block-size", help="Tokens in a cache block; the engine's default.")] = 0
+    gpu_memory_utilization: Annotated[
+        float | None, _server("--gpu-memory-utilization", help="Share of the memory; the engine's default.")
+    ] = None
     kv_cache_memory_bytes: Annotated[str, _server("--kv-cache-memory-bytes", help="The cache's memory itself.")] = ""
     slo_ttft: Annotated[str, typer.Option("--slo-ttft", "--max-ttft", help="Most to the first token: 500ms.")] = ""
     slo_tpot: Annotated[str, typer.Option("--slo-tpot", "--max-tpot", help="Most per further token: 50ms.")] = ""

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from kvcalc.capacity.memory_record import batch_memory
 from kvcalc.layers.cost import Role
 from kvcalc.library.typed import UNKNOWN
 from kvcalc.model.size import size_record
@@ -41,9 +42,8 @@ def compare_records(
     The first variant is the `reference`: stored_reduction (also `reduction`) and read_reduction are its bytes over this one's.
     attention_intensity: FLOPs of attention, its indexer and scans, per byte of cache that they read in a decode step.
     eviction_flops: vector FLOPs of a step that go into the scores of eviction. mha_parameters: of the same model as plain MHA.
-    weight_bytes: held, as in `size`; the other figures of a step are those of `roofline`'s total. max_num_seqs: whole
-    sequences of this context, of the replica, beside the weights in the GPUs' memory, with nothing else in it. Raises
-    UserError as `size_record` and `forward` do.
+    weight_bytes: held, as in `size`; the other figures of a step are those of `roofline`'s total. max_num_seqs: sequences of
+    this context that fit in the replica, as `fit` has them. Raises UserError as `size_record` and `forward` do.
     """
     found = []
     plain = variant(deployment.model, "mha").model.parameters
@@ -63,7 +63,8 @@ def compare_records(
                 | {"attention_intensity": _intensity(operators), "mha_parameters": plain}
                 | {"eviction_flops": sum(o["vector_flops"] for o in operators if o["operator"] == "eviction")}
                 | {k: v for k, v in whole.items() if k != "weight_bytes"}
-                | {"max_num_seqs": _sequences(deployment, record, batch_size), "held_equal": held}
+                | batch_memory(varied, [(batch_size, context)])
+                | {"held_equal": held}
                 | _quality(name, model.attention)
             )
     return found
@@ -94,14 +95,6 @@ def _intensity(operators: Sequence[dict[str, Any]]) -> float | None:
     core = [o for o in operators if o["role"] == Role.CORE]
     read = sum(o["cache_read_bytes"] for o in core)
     return sum(o["flops"] for o in core) / read if read else None
-
-
-def _sequences(deployment: Deployment, record: dict[str, Any], batch_size: int) -> int | None:
-    """Sequences that the replica holds beside its weights; None where nothing is stored."""
-    stored, ranks = record["kv_cache_bytes"] + record["eviction_score_bytes"], deployment.parallelism
-    each = -(-stored // ranks.sequences(batch_size))
-    free = deployment.gpu.usable_bytes - record["weight_bytes"]
-    return max(0, free // each) * ranks.dp if each else None
 
 
 def _quality(name: str, attention: str) -> dict[str, str | None]:

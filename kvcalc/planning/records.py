@@ -34,6 +34,7 @@ def point_record(point: Point, price: float = 0.0) -> dict[str, Any]:
         "total_gpus": point.gpus,
         "max_num_seqs": int(block.counts[at]),
         "capacity_sequences": int(block.capacity[at]),
+        "kv_budget_low_bytes": max(0, int(block.left[at])),
         "ttft_s": known(block.ttft[at]),
         "tpot_s": point.tpot,
         "e2e_s": point.e2e,

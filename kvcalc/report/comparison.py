@@ -6,6 +6,7 @@ from typing import Any
 from kvcalc.model.memory import cache_size
 from kvcalc.model.size import assumptions
 from kvcalc.report.layout import Table
+from kvcalc.report.memory_text import marked_columns, memory_notes, memory_sentences
 from kvcalc.report.tables import (
     COMPARE_COLUMNS,
     GPU_COLUMNS,
@@ -30,28 +31,21 @@ def compare_tables(deployments: Sequence[Deployment], records: Sequence[dict[str
         f"less: against {records[0]['reference']}" + (f"; one decode step on {', '.join(gpus)}" if timed else ""),
         "; ".join([*held, time_note(records)] if timed else held),
         *_sight(once),
-        *(node_notes(records) + fallback_notes(records) + _too_heavy(deployments, records) if timed else ()),
+        *(node_notes(records) + fallback_notes(records) + memory_notes(records) if timed else ()),
         "",
         *_known_of(once.values()),
     ]
     rows = [r | {"step_s": r["roofline_s"] if r["time_s"] is None else r["time_s"]} for r in records] if timed else records
     columns = COMPARE_COLUMNS if len(gpus) == 1 else (COMPARE_COLUMNS[0], GPU_COLUMNS[0], *COMPARE_COLUMNS[1:])
-    return [Table(predictions_first(rows) if timed else rows, columns, compared(deployments, records), ["", *lines])]
+    title = "\n".join([*memory_sentences(records), compared(deployments, records)])
+    ranked = predictions_first(rows) if timed else rows
+    return [Table(ranked, marked_columns(records, columns), title, ["", *lines])]
 
 
 def compared(deployments: Sequence[Deployment], records: Sequence[dict[str, Any]]) -> str:
     """What the records of the first deployment say in a sentence."""
     first = records[: len(records) // len(deployments)]
     return _sentence(deployments[0].model.name, first, _own_bytes(deployments[0], records[0]))
-
-
-def _too_heavy(deployments: Sequence[Deployment], records: Sequence[dict[str, Any]]) -> list[str]:
-    """Why no sequence fits, where the weights alone take all that a GPU has."""
-    least = min(record["weight_bytes"] for record in records)
-    small = {d.gpu.name: d.gpu.usable_bytes for d in deployments if d.gpu.usable_bytes <= least}
-    each = ", ".join(f"{format_bytes(room)} of {name}" for name, room in small.items())
-    held = f"users 0: the weights alone, {format_bytes(least)} on each GPU, leave nothing of the {each}; --tp shares them"
-    return [held] if small else []
 
 
 def _sight(once: dict[str, dict[str, Any]]) -> list[str]:

@@ -37,11 +37,12 @@ def cache_vs_context(
     last: int = 131072,
     asked: Sequence[int] = (),
     ranks: Sequence[Parallelism] = (),
+    levels: Sequence[tuple[str, int]] = (),
 ) -> Chart:
     """Stored cache over context for models or variants; the memory of each GPU beside the first one's weights as a level.
 
     asked: contexts whose bytes are written beside the curves, as far as there is room for them. ranks: how GPUs share each
-    model; bytes are of one GPU, the fullest.
+    model; bytes are of one GPU, the fullest. levels: instead of the memory, the KV cache budget of each GPU.
     """
     contexts = powers(128, last)
     ranks = ranks or [ONE_GPU] * len(models)
@@ -58,12 +59,13 @@ def cache_vs_context(
     name, model, precision = models[0]
     taken = weight_bytes(model, precision, ranks[0])
     free = [(gpu.name, gpu.usable_bytes - taken) for gpu in gpus if gpu.usable_bytes > taken]
-    levels = _levels(free)
-    series += [s._replace(label=f"{'left on ' * (len(levels) <= MOST_LEVELS)}{s.label}") for s in levels]
+    lines = _levels(levels or free)
+    series += [s._replace(label=f"{'left on ' * (len(lines) <= MOST_LEVELS)}{s.label}") for s in lines]
     counts = {cut.gpus for cut in ranks}
     where = "" if counts == {1} else f" of one GPU of {min(counts)}" if len(counts) == 1 else " of one GPU"
     subtitle = f"stored bytes{where}, batch {batch_size:,}; cache dtype: {_dtypes(models)}"
-    subtitle += f"; dotted: what the weights of {name} leave" * (series[-1].kind == "limit")
+    left = f"the KV cache budget with {name}" if levels else f"what the weights of {name} leave"
+    subtitle += f"; dotted: {left}" * (series[-1].kind == "limit")
     apart = f": {_times(max(ends) / min(ends))} apart at {tokens_tick(last)}" if max(ends) > 1.05 * min(ends) else ""
     title = f"KV cache of {name} against context" if len(models) == 1 else f"KV cache against context{apart}"
     return Chart(title, subtitle, CONTEXT_AXIS, Axis("KV cache", tick=bytes_tick), tuple(series))

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from kvcalc.capacity.memory_record import batch_memory
+from kvcalc.model.spec import Model
 from kvcalc.planning.heads import over_heads
 from kvcalc.planning.variants import Variant
 from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, joined, tokens_tick
@@ -86,20 +88,32 @@ def _side(title: str, key: str, tick: Any, names: Sequence[str], rows: Sequence[
 
     across: deployments are columns rather than rows, as where there are many, and fewer variants.
     """
+    fit = [[key != "time_s" or r["fits"] is not False for r in mine] for mine in rows]
     variants = [_called(r["variant"], r["attention"]) for r in rows[0]]
+    if len(names) == 1:
+        variants = [name + ": does not fit" * (not held) for name, held in zip(variants, fit[0], strict=True)]
     values = [[_figure(r, key) for r in mine] for mine in rows]
     if len(names) == 1 or (key != "time_s" and all(mine == values[0] for mine in values)):
         named = f"{title}: {names[0]}" if key == "time_s" else title
         return bar_chart(named, "", variants, values[0], tick)
     if across:
         variants, names, values = [*names], variants, [[*one] for one in zip(*values, strict=True)]
+        fit = [[*one] for one in zip(*fit, strict=True)]
     every = [math.log(v) for mine in values for v in mine if v]
     low, span = min(every), max(every) - min(every) or 1.0
+
+    def depth(value: float, held: bool) -> float:
+        """Return the colour of a cell, -1 for a step that does not fit."""
+        if not held:
+            return -1.0
+        return (math.log(value) - low) / span if value else 0.0
+
     series = tuple(
-        Series(name, (), tuple((math.log(v) - low) / span if v else 0.0 for v in mine), "cells", labels=tuple(map(tick, mine)))
-        for name, mine in reversed([*zip(names, values, strict=True)])
+        Series(name, (), tuple(map(depth, mine, held)), "cells", labels=tuple(map(tick, mine)))
+        for name, mine, held in reversed([*zip(names, values, fit, strict=True)])
     )
-    return Chart(title, "", Axis(""), Axis(""), series, tuple(variants))
+    about = "" if all(map(all, fit)) else "orange: does not fit in the memory"
+    return Chart(title, about, Axis(""), Axis(""), series, tuple(variants))
 
 
 def _figure(record: dict[str, Any], key: str) -> float:
@@ -110,15 +124,25 @@ def _figure(record: dict[str, Any], key: str) -> float:
 def _curve(
     deployment: Deployment, chosen: Sequence[tuple[str, Variant]], batch_size: int, last: int, beside: Sequence[Deployment]
 ) -> Chart:
-    """The stored cache of every variant over context, beside the memories of these deployments' GPUs, of many the outer two."""
+    """The stored cache of every variant over context, beside the budgets of these deployments' GPUs, of many the outer two."""
     precision, named = deployment.precision, []
     for name, variant in chosen:
         dtype = variant.kv_cache_dtype or precision.kv_cache_dtype
         stored = msgspec.structs.replace(precision, kv_cache_dtype=dtype)
         named.append((_called(name, variant.model.attention), variant.model, stored))
-    gpus = sorted({d.gpu.name: d.gpu for d in beside}.values(), key=lambda gpu: gpu.usable_bytes)
-    levels = gpus if len(gpus) <= MOST_LEVELS else [gpus[0], gpus[-1]]
-    return cache_vs_context(named, levels, batch_size, last, ranks=[deployment.parallelism] * len(named))
+    budgets = sorted(_budgets(beside, chosen[0][1].model).items(), key=lambda one: one[1])
+    levels = budgets if len(budgets) <= MOST_LEVELS else [budgets[0], budgets[-1]]
+    ranks = [deployment.parallelism] * len(named)
+    return cache_vs_context(named, batch_size=batch_size, last=last, ranks=ranks, levels=levels)
+
+
+def _budgets(deployments: Sequence[Deployment], model: Model) -> dict[str, int]:
+    """Return the KV cache budget of one GPU by its name, for the GPUs that leave one."""
+    found = {}
+    for deployment in deployments:
+        one = msgspec.structs.replace(deployment, model=model)
+        found[one.gpu.name] = batch_memory(one, [(1, 1)])["kv_budget_bytes"] or 0
+    return {name: size for name, size in found.items() if size}
 
 
 def _called(variant: str, attention: str) -> str:

@@ -1,6 +1,7 @@
 """The pictures of one request; time per token and tokens per second over the batch, of one deployment or several."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import msgspec
 
@@ -8,10 +9,11 @@ from kvcalc.errors import few
 from kvcalc.report.chart import Axis, Chart, Series, joined, tokens_tick, whole_tick
 from kvcalc.report.figures import no_cache
 from kvcalc.report.looks import telling
+from kvcalc.report.memory_text import batches_within, curve_note, within_memory
 from kvcalc.report.multiples import MOST
 from kvcalc.report.speculation import speculation_chart
 from kvcalc.report.tables import seconds, time_note
-from kvcalc.serving.request_record import LatencyOptions, latency_records
+from kvcalc.serving.request_record import LatencyOptions, latency_records, request_memory
 from kvcalc.timing.deployment import Deployment
 
 BATCHES = tuple(1 << n for n in range(9))
@@ -53,13 +55,19 @@ def latency_curve(deployments: Sequence[Deployment], asked: Sequence[LatencyOpti
     """Left TPOT, right output tokens per second of all sequences together, for batches of 1 to 256 and those asked for.
 
     Of one deployment a curve for each pair of lengths asked for, up to as many as are told apart; of several for the first pair.
+    A curve ends at the largest batch that fits.
     """
     first, every = asked[0], [*{(one.input_len, one.output_len): one for one in reversed(asked)}.values()][::-1]
     drawn = every[: MOST if len(deployments) == 1 else 1]
     batches = sorted({*BATCHES, *(one.batch_size for one in asked)})
     names = told_apart(deployments) if len(drawn) == 1 else [_lengths(one) for one in drawn]
-    asks = [[msgspec.structs.replace(one, batch_size=b) for b in batches] for one in drawn]
-    found = [latency_records([(d, one) for one in each]) for d in deployments for each in asks]
+    found, most = [], []
+    for deployment, one in product(deployments, drawn):
+        held = request_memory(deployment, msgspec.structs.replace(one, batch_size=1))["max_num_seqs"]
+        sizes = batches_within(batches, held)
+        asks = [(deployment, msgspec.structs.replace(one, batch_size=b)) for b in sizes]
+        found.append(latency_records(asks))
+        most.append(held)
     notes = time_note([r for records in found for r in records])
     away = f"; {first.cpu_offload_gb:g} GiB of each GPU's weights in the host's memory" if first.cpu_offload_gb else ""
     which = [_lengths(first)] * (len(drawn) == 1) + [f"{len(drawn)} of {len(every)} lengths asked for"] * (
@@ -69,12 +77,15 @@ def latency_curve(deployments: Sequence[Deployment], asked: Sequence[LatencyOpti
     over = (whose, notes) if len(deployments) > MOST else ("", "")
     charts = []
     for title, unit, key, tick in TITLES:
-        curves = zip(names, found, strict=True)
-        series = tuple(Series(name, tuple(map(float, batches)), tuple(r[key] for r in records)) for name, records in curves)
+        series = []
+        for name, records, held in zip(names, found, most, strict=True):
+            xs = tuple(float(r["batch_size"]) for r in records)
+            series.append(within_memory(Series(name, xs, tuple(r[key] for r in records)), held))
         axes = Axis("sequences at once", tick=tokens_tick), Axis(unit, tick=tick)
-        charts.append(Chart(title, "" if over[0] else f"{whose}; {notes}", *axes, series))
+        charts.append(Chart(title, "" if over[0] else f"{whose}; {notes}", *axes, tuple(series)))
     left, right = charts
-    return left._replace(over=over, beside=right._replace(subtitle="output tokens of all sequences together"))
+    ends = curve_note(left.series, batches)
+    return left._replace(over=over, beside=right._replace(subtitle=f"output tokens of all sequences together{ends}"))
 
 
 def _lengths(asked: LatencyOptions) -> str:

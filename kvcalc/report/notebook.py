@@ -102,12 +102,16 @@ class Deployment(deployment.Deployment, frozen=True):
 
         phase: decode or prefill, of batch_size sequences of context tokens. batch: a mixed pass instead, as `500+4x1@4k`.
         """
+        from kvcalc.capacity.memory_record import pass_with_memory
+        from kvcalc.layers.batch import Batch
         from kvcalc.report.passes import pass_table
         from kvcalc.report.roof import roofline_chart
         from kvcalc.timing.records import mixed_records, roofline_records
 
         mixed, asked = of_kind(batch, "mixed batch", str), (phase, _batch(batch_size), _context(context))
         records = mixed_records(self, mixed) if mixed else roofline_records(self, *asked)
+        one = Batch.parse(mixed) if mixed else Batch.of_phase(phase, asked[2], asked[1])
+        records = pass_with_memory(self, records, one)
         name = f"{self.model.name} {'mixed' if batch else phase}"
         return Answer(records, lambda: [pass_table(self, records)], lambda: roofline_chart([(name, records)], [self.gpu]), -1)
 

@@ -8,6 +8,7 @@ from kvcalc.gpu.roof import turning_batch
 from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.report.layout import Column, Table
+from kvcalc.report.memory_text import memory_notes, memory_sentences
 from kvcalc.report.tables import ROOFLINE_COLUMNS, fallback_notes, kernel_seconds, node_notes, time_note
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.records import ENGINE_OVERHEAD, MODULE_OVERHEAD
@@ -53,7 +54,8 @@ def pass_table(deployment: Deployment, records: Sequence[dict[str, Any]], turnin
     least, predicted = kernel_seconds(whole["roofline_s"]), whole["time_s"]
     took = f"{kernel_seconds(predicted)} for {asked} (at least {least})" if predicted else f"At least {least} for {asked}"
     title = f"{took}, bound by {whole['bound']} at {whole['intensity']:.3g} FLOP/B" if whole["intensity"] else took
-    return Table(shown, _columns(records), title, notes)
+    title = "\n".join([*memory_sentences(records[-1:]), title])
+    return Table(shown, _columns(records), title, [*notes, *memory_notes(records[-1:])])
 
 
 def _columns(records: Sequence[dict[str, Any]]) -> list[Column]:

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from kvcalc.capacity.memory_record import pass_with_memory
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
+from kvcalc.layers.batch import Batch
 from kvcalc.report.chart import Axis, Chart, Series, joined, plain_tick, si_tick
 from kvcalc.report.looks import GREY
 from kvcalc.report.marks import CALIBRATED, KINDS, SWEPT, TOGETHER, Mark, Row, drawn, listed, marks_of, words_at, words_below
@@ -61,9 +63,18 @@ def _under_its_roof(
         series += _span([found for found in passes if swept], mine, gpu)
         series += _points(mine, texts, below)
     words = [f"{word} {listed(found[0][key] for found in passes)}" for key, word in SWEPT.items()]
-    about = f"{', '.join(words)}; {RATE(gpu.bandwidth_bytes_per_s)}"
+    about = f"{', '.join(words)}; {RATE(gpu.bandwidth_bytes_per_s)}{_beyond_memory(passes)}"
     x = Axis("intensity, FLOP per byte", tick=plain_tick)
     return Chart(_title(first, varied), about, x, Axis("FLOP/s"), tuple(series), areas="of the pass")
+
+
+def _beyond_memory(passes: Sequence[Sequence[Row]]) -> str:
+    """Return which passes do not fit in the memory."""
+    short = [found[-1] for found in passes if found[-1].get("fits") is False]
+    if len(short) == len(passes):
+        return "; does not fit in the memory"
+    loads = [f"{row['batch_size']:,} × {row['context']:,} tokens" for row in short]
+    return f"; beyond the memory: {', '.join(loads)}" if loads else ""
 
 
 def _title(row: Row, varied: Sequence[str]) -> str:
@@ -166,4 +177,8 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], ends: tuple[float, float], named: boo
 def decode_sweep(deployment: Deployment, context: int, batches: Sequence[int]) -> list[Pass]:
     """A decode step's records for each batch, as `roofline_chart` takes them."""
     name = f"{deployment.model.name} decode"
-    return [(name, roofline_records(deployment, "decode", batch, context)) for batch in batches]
+    passes: list[Pass] = []
+    for size in batches:
+        records = roofline_records(deployment, "decode", size, context)
+        passes.append((name, pass_with_memory(deployment, records, Batch.decode(context, size))))
+    return passes

@@ -6,7 +6,17 @@ from typing import Any
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table
 from kvcalc.report.serving import MONEY, names_of
-from kvcalc.report.tables import DEPLOYED, comparable, fallback_notes, integer, node_notes, predictions_first, seconds, time_note
+from kvcalc.report.tables import (
+    DEPLOYED,
+    comparable,
+    fallback_notes,
+    integer,
+    node_notes,
+    predictions_first,
+    seconds,
+    time_note,
+    without_named_engine,
+)
 from kvcalc.units import format_bytes
 
 
@@ -74,14 +84,15 @@ def serve_table(records: Sequence[Record]) -> Table:
         came = f": {first['tokens_per_step']:.2f}" if len(records) == 1 and first["tokens_per_step"] else ""
         rate = f"{first['acceptance_rate']:.0%} of them accepted"
         notes.append(f"speculation: {drafted}, {rate}; tokens/step, what came of it{came}")
+    columns = without_named_engine(records, SERVE)
     if is_sweep:
         quiet.add("requests_per_s")
         highest = f"the highest rate with {_goals(first)}, at most" if _goals(first) else "the queue does not grow,"
         notes.append(f"{SUSTAINED}: {highest} 95% of saturation")
         notes.append(f"tokens/s: of {first['requests']:,} requests at each rate, their start and end included")
-        return Table(records, [c for c in SERVE if c.key not in quiet], _sustained(summaries), notes)
+        return Table(records, [c for c in columns if c.key not in quiet], _sustained(summaries), notes)
     said = _sustained(summaries) if summaries else "; ".join([_served(first, *_sweep(records)), *_best(records)])
-    return Table(records, [c for c in SERVE if c.key not in quiet], said, notes)
+    return Table(records, [c for c in columns if c.key not in quiet], said, notes)
 
 
 def _tried(records: Sequence[Record]) -> list[Record]:
@@ -128,7 +139,8 @@ def _limits(records: Sequence[Record]) -> list[str]:
     """What servers were held to, and the memory of their cache, a line each of those that differ."""
     found: dict[str, list[Record]] = {}
     for r in records:
-        limits = f"{r['max_num_seqs']:,} sequences and {r['max_num_batched_tokens']:,} tokens a pass at most"
+        seats = f"{r['max_num_seqs']:,} sequence{'s' * (r['max_num_seqs'] > 1)}"
+        limits = f"{seats} and {r['max_num_batched_tokens']:,} tokens a pass at most"
         room = f"cache {format_bytes(r['kv_budget_bytes'])} a GPU, {r['gpus']} GPU{'s' * (r['gpus'] > 1)}"
         found.setdefault(f"{limits}; {room}; seed {r['seed']}", []).append(r)
     if len(found) == 1:

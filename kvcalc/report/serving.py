@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from kvcalc.report.export import Record
 from kvcalc.report.layout import Column, Table, alike_by_gpu
+from kvcalc.report.memory_text import FITS, marked_columns, memory_notes, memory_sentences
 from kvcalc.report.redundancy import no_cache_table
 from kvcalc.report.tables import (
     DEPLOYED,
@@ -15,6 +16,7 @@ from kvcalc.report.tables import (
     ratio,
     seconds,
     time_note,
+    without_named_engine,
 )  # fmt: skip
 from kvcalc.units import format_bytes, format_si
 
@@ -56,8 +58,10 @@ def latency_tables(records: Sequence[Record]) -> list[Table]:
     """The requests, and below them what they take without a cache and what speculation does."""
     records = predictions_first(records)
     notes = ["", time_note(records), *node_notes(records), *fallback_notes(records), *_offloaded(records)]
-    plain = {tuple(r.get(c.key) for c in LATENCY): r for r in records}
-    tables = [Table(list(plain.values()), LATENCY, _sentence(records), notes)]
+    notes += memory_notes(records)
+    plain = {tuple(r.get(c.key) for c in (*LATENCY, FITS)): r for r in records}
+    title = "\n".join([*memory_sentences(records), _sentence(records)])
+    tables = [Table(list(plain.values()), marked_columns(records, LATENCY), title, notes)]
     if any(r.get("no_cache_head") for r in records):
         tables.append(no_cache_table(list(plain.values())))
     if any(r.get("draft") for r in records):
@@ -127,6 +131,7 @@ def _fastest(records: Sequence[Record]) -> list[str]:
 
 def names_of(records: Sequence[Record], columns: Sequence[Column] = DEPLOYED) -> Callable[[Record], str]:
     """What sets the deployment of each of these records apart from the others'."""
+    columns = without_named_engine(records, columns)
     apart = [c for c in columns if len({r[c.key] for r in records}) > 1 and not (c.apart and alike_by_gpu(records, c.key))]
     return lambda r: ", ".join(f"{c.title} {c.show(r[c.key])}" if c.right else c.show(r[c.key]) for c in apart)
 

@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from itertools import product
 
+from msgspec import structs
+
 from kvcalc.report.chart import Axis, Chart, Series, tokens_tick
 from kvcalc.report.figures import powers
+from kvcalc.report.memory_text import within_memory
 from kvcalc.report.multiples import MOST
-from kvcalc.serving.request_record import LatencyOptions, drafting
+from kvcalc.serving.request_record import LatencyOptions, drafting, request_memory
 from kvcalc.serving.speculation import MOST_BATCH, StepTimes, expected_tokens, float_array, step_times
 from kvcalc.timing.deployment import Deployment
 
@@ -33,17 +36,24 @@ def speculation_chart(
         assert draft is not None
         words = _drafted(drafted)
         label = words if alone else f"{name}, {words}" if len(counts) > 1 else name
+        asks = structs.replace(first, num_speculative_tokens=drafted)
+        memory = request_memory(deployment, asks)
         times = step_times(deployment, draft, first.mid_length, first.batch_size, drafted)
-        left.append(Series(label, RATES, tuple(float(times.speedup(rate)) for rate in RATES), colour=number))
+        speedup = Series(label, RATES, tuple(float(times.speedup(rate)) for rate in RATES), colour=number)
+        if memory["fits"] is False:
+            speedup = speedup._replace(kind="dashed", label=f"{label}: does not fit")
+        left.append(speedup)
         loads = step_times(deployment, draft, first.mid_length, float_array(batches), drafted)
-        right.append(Series(label, *_least(batches, loads), colour=number))
+        least = Series(label, *_least(batches, loads), colour=number)
+        held = request_memory(deployment, structs.replace(asks, batch_size=1))["max_num_seqs"]
+        right.append(within_memory(least, held))
     if not alone and len(right) <= MOST and any(len(s.xs) < len(batches) for s in right):
         right = [s._replace(label=s.label * (len(s.xs) == len(batches))) for s in right]  # those named on the left alone
     drafts = dict.fromkeys(draft.model.name for d in deployments if (draft := drafting(d, first)))
     where = f"{whose}, draft {' and '.join(drafts)}" + f", {_drafted(counts[0])}" * (not alone and len(counts) == 1)
     rate = Axis("acceptance rate of a drafted token", log=False, tick=_percent)
     level = Series("plain decode", (), (1.0,), "limit")
-    ends = "; a curve ends where none is enough" if any(len(s.xs) < len(batches) for s in right) else ""
+    ends = "; a curve ends where none is enough or the memory is full" if any(len(s.xs) < len(batches) for s in right) else ""
     ends += "; lines as on the left" * any(not s.label for s in right)
     pays = Chart(
         "Where speculation pays",

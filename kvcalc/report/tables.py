@@ -92,6 +92,13 @@ _BASES = {
 }
 
 
+def without_named_engine(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
+    """Return the columns, without the engine if the basis of times names it in every row."""
+    bases = {r["basis"] for r in records}
+    named = len({(r.get("engine"), r["basis"]) for r in records}) == len(bases)
+    return [column for column in columns if not (named and column is ENGINE)]
+
+
 def node_notes(records: Sequence[Record]) -> list[str]:
     """What stands on several nodes, and the rate between them, a line each."""
     apart = [r for r in records if r.get("nodes", 1) > 1]
@@ -130,6 +137,7 @@ CACHE_DTYPE = Column("kv_cache_dtype", "cache dtype", right=False, given=True)
 CUT = Column("tensor_parallel_size", "tp", integer, apart=True)
 WEIGHTS_IN = Column("dtype", "weights in", right=False, apart=True)
 CACHE_IN = Column("kv_cache_dtype", "cache in", right=False, apart=True)
+ENGINE = Column("engine", "engine", right=False, apart=True)
 TIMES_BY = Column("basis", "times by", lambda v: v.replace(" calibration", ""), right=False, apart=True)
 DEPLOYED = (
     Column("model", "model", right=False, given=True),
@@ -137,6 +145,7 @@ DEPLOYED = (
     CUT,
     WEIGHTS_IN,
     CACHE_IN,
+    ENGINE,
     TIMES_BY,
 )
 SIZE_COLUMNS = (
@@ -217,6 +226,7 @@ COMPARE_COLUMNS = (
     Column("variant", "variant", right=False),
     CUT,
     WEIGHTS_IN,
+    ENGINE,
     TIMES_BY,
     CONTEXT,
     BATCH,
@@ -225,7 +235,7 @@ COMPARE_COLUMNS = (
     Column("stored_reduction", "stored less", ratio),
     Column("read_reduction", "read less", ratio),
     Column("step_s", "step", seconds, rests="time", about="the time of one decode step"),
-    Column("max_num_seqs", "users", integer, about="whole sequences beside the weights alone"),
+    Column("max_num_seqs", "users", integer, about="requests of that length that fit"),
     Column("attention_intensity", "FLOP/B", lambda v: f"{v:.4g}", about="of attention, per byte of cache that it reads"),
     Column("attention", "attention", right=False),
     Column("kv_cache_read_bytes", "read per step", format_bytes),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvcalc.capacity import FitOptions
+from kvcalc.capacity.answer import Capacity
 from kvcalc.errors import UserError
 from kvcalc.gpu.spec import Gpu
 from kvcalc.serving.continuous import Continuous
@@ -18,7 +19,7 @@ from kvcalc.serving.log import Log
 from kvcalc.serving.pool import Pool, make_pool
 from kvcalc.serving.prefixes import Kept
 from kvcalc.serving.published import Driven, driven, precision_of, ranks_of
-from kvcalc.serving.replica import Memory, memory
+from kvcalc.serving.replica import memory
 from kvcalc.serving.requests import Requests
 from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.tables import Tables
@@ -38,7 +39,7 @@ class Replica(NamedTuple):
     """A server of one model: its passes, and the memory of its cache where weights leave any."""
 
     tables: Tables
-    room: Memory | None
+    room: Capacity | None
 
 
 def served_times(rows: Sequence[MeasuredRow], gpu: Gpu, calibration: Calibration | None) -> list[ServedTimes]:
@@ -71,7 +72,7 @@ def _replica(row: MeasuredRow, gpu: Gpu, calibration: Calibration, most: int, to
         tables = Tables(timed, most, tokens, max(seats, 128), exact=False)
     except UserError:
         return None
-    asked = FitOptions(max_num_seqs=256, max_num_batched_tokens=8192, gpu_memory_utilization=UTILIZATION)
+    asked = FitOptions(engine="none", max_num_seqs=256, max_num_batched_tokens=8192, gpu_memory_utilization=UTILIZATION)
     try:
         return Replica(tables, memory(timed, asked))
     except UserError:
@@ -90,7 +91,7 @@ def _simulated(replica: Replica, how: Driven, clients: Clients) -> ServedTimes:
         inputs = np.resize(inputs[: how.pool], count)
     most = how.input_len + how.output_len + 1
     if replica.room:
-        pool = make_pool(replica.room.rows, replica.room.budget, "paged", BLOCK, most, most)
+        pool = make_pool(replica.room.plan, replica.room.content, replica.room.kv_budget, "paged", most, most)
     else:
         tokens = np.arange(most + 1, dtype=np.int64)
         pool = Pool(1 << 60, tokens, tokens, most)

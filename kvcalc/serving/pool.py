@@ -1,17 +1,18 @@
-"""The memory of a server's cache: what a request holds at every length, and how much there is.
+"""The memory of a server's cache: what a request takes at every length, and how much there is.
 
-paged: whole blocks for the tokens that are cached. contiguous: one stretch for the longest request that there may be,
-reserved when a request is admitted. Bytes are those of the fullest GPU of one data-parallel rank.
+paged: the pages that the engine allocates for the cached tokens. contiguous: one stretch for the longest request that there
+may be, reserved when a request is admitted. Bytes are those of the fullest GPU of one data-parallel rank.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from kvcalc.capacity.engines import Plan
+from kvcalc.capacity.engines.content import Content, stored_at
 from kvcalc.errors import UserError, nearest
-from kvcalc.model.memory import LayerRows
-from kvcalc.units import ceil_div, format_bytes
+from kvcalc.units import format_bytes
 
 CACHES = ("paged", "contiguous")
+BLOCK = 16  # tokens, where the engine's cache has no blocks
 MEAN_BLOCKS = 1024  # blocks over which the bytes of a shared block are averaged
 
 
@@ -37,56 +38,50 @@ class Pool(NamedTuple):
 
 
 def make_pool(
-    rows: Sequence[LayerRows],
-    budget: int,
+    plan: Plan,
+    content: Content,
+    kv_budget: int,
     cache: str,
-    block_size: int,
     max_model_len: int,
     most_tokens: int,
     ahead: int = 0,
 ) -> Pool:
-    """A pool for requests that hold at most `most_tokens` tokens.
+    """Return the pool of requests that store at most `most_tokens` tokens.
 
-    max_model_len: the stretch that `contiguous` reserves, and the longest request of either. ahead: slots for drafted tokens
-    behind those of a request. Raises UserError on an unknown kind, and where not even one reservation is within the budget.
+    Args:
+        plan: The engine's layout of the cache.
+        content: What the cache stores, without blocks and padding.
+        kv_budget: Bytes for the cache, as `fit` has them.
+        cache: `paged` or `contiguous`.
+        max_model_len: The longest request, and the stretch that `contiguous` reserves.
+        most_tokens: Tokens of the longest request that comes.
+        ahead: Slots for draft tokens behind the tokens of a request.
+
+    Raises:
+        UserError: The cache is unknown, or not even one reservation fits.
     """
     import numpy as np
 
     if cache not in CACHES:
         raise UserError(f"unknown cache {cache!r}", hint=nearest(cache, CACHES))
     tokens = np.arange(most_tokens + 1, dtype=np.int64)
-    stored = row_bytes(rows, tokens, 0)
+    stored = stored_at(content.rows, tokens)
     if cache == "paged":
-        allocated = np.maximum.accumulate(row_bytes(rows, tokens + ahead, block_size))
-        return Pool(budget, allocated, stored, max_model_len, *shared_block(rows, block_size))
-    last = np.arange(max(1, max_model_len - 255), max_model_len + 1, dtype=np.int64) + ahead
-    reserved = int(row_bytes(rows, last, 0).max())
-    if reserved > budget:
-        what = f"one contiguous reservation of {max_model_len:,} tokens takes {format_bytes(reserved)} of {format_bytes(budget)}"
+        allocated = np.maximum.accumulate(plan.request_bytes(kv_budget, tokens + ahead))
+        shared = shared_block(plan), shared_block(content, plan.block_size)
+        return Pool(plan.request_pool(kv_budget), allocated, stored, max_model_len, *shared)
+    reserved = content.needed(1, max_model_len + ahead)
+    if reserved > kv_budget:
+        taken = f"{format_bytes(reserved)} of {format_bytes(kv_budget)}"
+        what = f"one contiguous reservation of {max_model_len:,} tokens takes {taken}"
         raise UserError(what, hint="Lower max-model-len, or take a paged cache")
-    return Pool(budget, np.full(most_tokens + 1, reserved), stored, max_model_len)
+    return Pool(kv_budget, np.full(most_tokens + 1, reserved), stored, max_model_len)
 
 
-def shared_block(rows: Sequence[LayerRows], block_size: int) -> tuple[int, int]:
-    """Return the bytes, allocated and stored, of one block in the layers that keep all tokens.
+def shared_block(plan: Plan, block_size: int | None = None) -> int:
+    """Return the bytes of one block that two requests with a common prefix take once.
 
-    Only these layers share a common prefix, as under `fit --shared-prefix`. The block is the mean of many, because a
-    compressed layer stores less than a row per token.
+    The block is the mean of many, because a compressed layer stores less than a row per token.
     """
-    import numpy as np
-
-    growing = [row for row in rows if row.entry.grows and not row.entry.limit]
-    tokens = np.array([MEAN_BLOCKS * block_size], dtype=np.int64)
-    allocated, stored = (int(row_bytes(growing, tokens, size)[0]) for size in (block_size, 0))
-    return allocated // MEAN_BLOCKS, stored // MEAN_BLOCKS
-
-
-def row_bytes(rows: Sequence[LayerRows], tokens: Any, block_size: int) -> Any:
-    """Bytes of one sequence after `tokens` tokens (int64 array), stored (block_size 0) or in whole blocks."""
-    import numpy as np
-
-    found = np.zeros(tokens.size, dtype=np.int64)
-    for entry, bytes_each, layers, _, spread in rows:
-        held = entry.allocated_rows(tokens, block_size) if block_size else entry.stored_rows(tokens)
-        found += (layers * bytes_each * np.asarray(ceil_div(held, spread))).astype(np.int64)
-    return found
+    tokens = MEAN_BLOCKS * (block_size or plan.block_size or BLOCK)
+    return (plan.needed(2, tokens) - plan.needed(2, tokens, tokens)) // MEAN_BLOCKS

@@ -5,6 +5,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from kvcalc.capacity.memory_record import batch_memory
 from kvcalc.capacity.placement import offloaded
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
@@ -14,7 +15,6 @@ from kvcalc.serving.latency import DecodeSteps, StepsAgain, check_steps, cost_pe
 from kvcalc.serving.redundancy import doubling_context, no_cache_fields
 from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, best_drafted, draft_model, speculate, stops_paying
 from kvcalc.timing.deployment import Deployment
-from kvcalc.units import format_bytes
 
 NO_CACHE_HEADS = ("last", "all")
 
@@ -133,6 +133,7 @@ def _record(deployment: Deployment, asked: LatencyOptions, known: _Known) -> dic
     power = deployment.gpu.power_w
     record["energy_per_token_j"] = power * record["gpus"] * whole / tokens if power and whole else None
     record |= _offload(deployment, passes[1])
+    record |= request_memory(deployment, asked)
     if asked.no_cache:
         lengths = asked.input_len, asked.output_len, asked.batch_size
         record |= no_cache_fields(deployment, *lengths, asked.head, found, known.again.get(asked.head))
@@ -192,15 +193,17 @@ def _speculative(deployment: Deployment, draft: Deployment, asked: LatencyOption
     }
 
 
-def shortage(deployment: Deployment, asked: LatencyOptions) -> str:
-    """A remark where weights and cache alone exceed the GPU's memory: the times are then of a machine that does not exist."""
-    held = (
-        deployment.weight_bytes
-        - with_host_weights(deployment, asked).host_weights
-        + deployment.cache_size(asked.context, asked.batch_size).stored
-    )
-    gpu = deployment.gpu
-    if held <= gpu.usable_bytes:
-        return ""
-    taken = f"weights and cache take {format_bytes(held)} of the {format_bytes(gpu.usable_bytes)} of {gpu.name}"
-    return f"{deployment.model.name}, batch {asked.batch_size:,}: {taken}; see `fit`"
+def request_memory(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
+    """Return whether the requests fit, as `batch_memory`, with the draft beside the model."""
+    options: dict[str, Any] = {
+        "max_num_batched_tokens": asked.max_num_batched_tokens,
+        "cpu_offload_gb": asked.cpu_offload_gb,
+        "shared_prefix": asked.prefix_len,
+    }
+    if asked.draft == "mtp":
+        options["mtp"] = True
+    elif asked.draft:
+        options["draft"] = draft_model(deployment.model, asked.draft)
+    if asked.draft:
+        options["num_speculative_tokens"] = asked.num_speculative_tokens
+    return batch_memory(deployment, [(asked.batch_size, asked.context)], **options)

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvcalc.capacity import FitOptions
-from kvcalc.capacity.engines import ENGINES
-from kvcalc.capacity.engines.content import Content
+from kvcalc.capacity.answer import Capacity
+from kvcalc.capacity.options import options_for
 from kvcalc.capacity.room import transfer_rate
 from kvcalc.errors import UserError
 from kvcalc.serving.door import Clients
 from kvcalc.serving.handover import Handover
 from kvcalc.serving.load import Load
-from kvcalc.serving.pool import Pool, make_pool
+from kvcalc.serving.pool import BLOCK, Pool, make_pool
 from kvcalc.serving.prefixes import Kept, Prefixes, Shared
 from kvcalc.serving.published import scheduling_of
-from kvcalc.serving.replica import Memory, memory
+from kvcalc.serving.replica import memory
 from kvcalc.serving.requests import Prefixed, Requests
 from kvcalc.serving.saturation import make_backlog, saturated_rate
 from kvcalc.serving.scheduling import Limits, Scheduling
@@ -31,6 +31,8 @@ from kvcalc.serving.steps import Steps
 from kvcalc.serving.tables import Passes, Tables
 from kvcalc.timing.deployment import Deployment
 from kvcalc.timing.engine import Engine, engine_of
+
+MOST_SEATS = 256  # sequences at the same time, without an engine
 
 
 class Server(NamedTuple):
@@ -46,7 +48,7 @@ class Server(NamedTuple):
     cache: str
     limits: Limits
     drafting: Drafting | None
-    room: Memory
+    room: Capacity
     handover: Handover | None
     scheduling: Scheduling
 
@@ -64,10 +66,16 @@ class Server(NamedTuple):
         sizes = most, limits.max_num_batched_tokens, limits.max_num_seqs
         steps = _passes(self.deployment, self.drafting, self.policy, sizes, before)
         longest = settings.max_model_len or (most if cache == "paged" else self.deployment.model.max_context or most)
-        pool = make_pool(self.room.rows, self.room.budget, cache, settings.block_size, longest, most, steps.queries - 1)
-        prefixes = _prefixes(self.load, requests, pool, settings.block_size)
+        plan, ahead = self.room.plan, steps.queries - 1
+        pool = make_pool(plan, self.room.content, self.room.kv_budget, cache, longest, most, ahead)
+        prefixes = _prefixes(self.load, requests, pool, plan.block_size or BLOCK)
         served = simulate(requests, pool, steps, limits, self.policy, clients, progress, self.scheduling, prefixes, self.handover)
         return served, pool, steps
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Sequences that run at the same time in the whole replica."""
+        return self.settings.max_num_seqs or self.limits.max_num_seqs * self.deployment.parallelism.dp
 
 
 class ReadyServer(NamedTuple):
@@ -111,6 +119,7 @@ def serve(
     cached = bool(load.prefix_hit_rate) or isinstance(requests, Prefixed)
     asked = Asked(deployment, load, clients, settings, policy, cache, cached, server.handover)
     record = served_record(asked, served, steps, pool, server.limits, ready.capacity)
+    record["kv_budget_bytes"] = server.room.kv_budget
     return Run(record, served, pool, server.limits, steps, ready)
 
 
@@ -128,23 +137,17 @@ def prepare(
     if before and before.server.is_of(deployment, common, settings, policy, cache):
         return before
     server = _server(deployment, requests, common, settings, policy, cache)
-    backlog = make_backlog(common, requests, settings.max_num_seqs)
+    backlog = make_backlog(common, requests, server.max_num_seqs)
     served, _, steps = server.run(backlog, Clients(), before=before.steps if before else None)
-    return ReadyServer(server, saturated_rate(served, settings.max_num_seqs), steps)
+    return ReadyServer(server, saturated_rate(served, server.max_num_seqs), steps)
 
 
 def _server(deployment: Deployment, requests: Requests, load: Load, settings: ServerSettings, policy: str, cache: str) -> Server:
     """Set up a server. Raises UserError if options exclude each other."""
-    limits, drafting = _limits(deployment, settings), _drafting(deployment, settings, requests, load.seed)
-    asked = FitOptions(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
-        mtp=settings.draft == "mtp",
-        draft=drafting.draft.model if drafting and settings.draft != "mtp" else None,
-    )
-    room = memory(deployment, asked)
+    drafting = _drafting(deployment, settings, requests, load.seed)
+    longest = int(requests.input_len.max() + requests.output_len.max())
+    room = memory(deployment, _fit_options(deployment, settings, drafting, longest))
+    limits = _limits(deployment, settings, room, drafting)
     if (load.prefix_hit_rate or isinstance(requests, Prefixed)) and policy != "continuous":
         raise UserError("a prefix cache is simulated under continuous batching", hint="Leave --policy out")
     named = isinstance(requests, Prefixed) and not load.prefix_hit_rate
@@ -155,6 +158,22 @@ def _server(deployment: Deployment, requests: Requests, load: Load, settings: Se
     engine = engine_of(deployment.calibration.stack) if deployment.calibration else None
     handover, scheduling = _handover(deployment, settings, room), _scheduling(engine, settings)
     return Server(deployment, load, settings, policy, cache, limits, drafting, room, handover, scheduling)
+
+
+def _fit_options(deployment: Deployment, settings: ServerSettings, drafting: Drafting | None, longest: int) -> FitOptions:
+    """Return what `fit` is asked about this server."""
+    return options_for(
+        deployment,
+        max_model_len=settings.max_model_len or longest,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        block_size=settings.block_size,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        mtp=settings.draft == "mtp",
+        draft=drafting.draft.model if drafting and settings.draft != "mtp" else None,
+        num_speculative_tokens=drafting.drafted if drafting else 0,
+    )
 
 
 def _passes(
@@ -176,11 +195,11 @@ def _scheduling(engine: Engine | None, settings: ServerSettings) -> Scheduling:
     return scheduling_of(engine)._replace(receive_interval=settings.scheduler_recv_interval)
 
 
-def _handover(deployment: Deployment, settings: ServerSettings, room: Memory) -> Handover | None:
+def _handover(deployment: Deployment, settings: ServerSettings, room: Capacity) -> Handover | None:
     """Prompts on replicas like this one, their caches going over a GPU's link as in `plan`; None where they are not apart."""
     if not settings.disaggregate:
         return None
-    rate, content = transfer_rate(deployment.gpu), Content(room.rows)
+    rate, content = transfer_rate(deployment.gpu), room.content
     return Handover(settings.prefill_replicas, cache_calls(lambda tokens: content.needed(1, tokens) / rate))
 
 
@@ -191,10 +210,6 @@ def _prefixes(load: Load, requests: Requests, pool: Pool, block_size: int) -> Ca
     if not isinstance(requests, Prefixed):
         return None
     return partial(Kept, requests.prefix_id.tolist(), requests.prefix_len.tolist(), pool, block_size)
-
-
-def _tokens_of_a_pass(deployment: Deployment) -> int:
-    return ENGINES["none"].defaults(deployment.gpu, deployment.parallelism, None, 0, deployment.model, 0).tokens
 
 
 def _drafting(deployment: Deployment, settings: ServerSettings, requests: Requests, seed: int) -> Drafting | None:
@@ -210,7 +225,14 @@ def _drafting(deployment: Deployment, settings: ServerSettings, requests: Reques
     return Drafting(draft, drafted or best_drafted(deployment, draft, context, 1, accepted).drafted, accepted, seed)
 
 
-def _limits(deployment: Deployment, settings: ServerSettings) -> Limits:
+def _limits(deployment: Deployment, settings: ServerSettings, room: Capacity, drafting: Drafting | None) -> Limits:
+    """Return the engine's limits of a rank, where the settings give none."""
+    tokens = room.settings.max_num_batched_tokens
+    seats = room.max_num_seqs if deployment.engine != "none" else MOST_SEATS
+    if settings.max_num_seqs:
+        seats = deployment.parallelism.sequences(settings.max_num_seqs)
+    else:
+        seats = max(1, min(seats, tokens // (drafting.drafted + 1 if drafting else 1)))
     rate = 0.0
     if settings.preemption == "swap":
         rate = deployment.gpu.host_rate(deployment.calibration is not None) or 0.0
@@ -219,8 +241,8 @@ def _limits(deployment: Deployment, settings: ServerSettings) -> Limits:
                 f"{deployment.gpu.name} gives no host_link_bytes_per_s to swap over", hint="Preemption by recompute needs none"
             )
     return Limits(
-        max_num_seqs=deployment.parallelism.sequences(settings.max_num_seqs),
-        max_num_batched_tokens=settings.max_num_batched_tokens or _tokens_of_a_pass(deployment),
+        max_num_seqs=seats,
+        max_num_batched_tokens=tokens,
         host_bytes_per_s=rate,
         batch_timeout=settings.batch_timeout,
     )

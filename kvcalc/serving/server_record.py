@@ -46,7 +46,10 @@ def served_record(
     record: dict[str, Any] = deployment.named | {"time_basis": deployment.time_basis}
     record |= _load(asked, served)
     record |= {"policy": asked.policy, "cache": asked.cache, "rate": load.rate if load.rate != math.inf else None}
-    record |= {"max_concurrency": load.max_concurrency or None, "max_num_seqs": settings.max_num_seqs}
+    record |= {
+        "max_concurrency": load.max_concurrency or None,
+        "max_num_seqs": settings.max_num_seqs or limits.max_num_seqs * deployment.parallelism.dp,
+    }
     record |= {"max_num_batched_tokens": limits.max_num_batched_tokens, "seed": load.seed}
     record |= {"slo_ttft": settings.slo_ttft or None, "slo_tpot": settings.slo_tpot or None, "found_rate": None}
     record |= _drafted(steps.drafting, served)

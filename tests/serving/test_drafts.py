@@ -131,7 +131,7 @@ def test_the_table_says_what_is_drafted(kvcalc: Run) -> None:
         ("--acceptance-rate 0.5", "are of a draft, and there is none"),
         ("--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 1.5", "is not between 0 and 1"),
         ("--draft llama-3.2-1b --num-speculative-tokens 4 --policy static", "under continuous batching alone"),
-        ("--draft llama-3.2-1b --num-speculative-tokens 99", "fewer than 256 sequences of 100 queries"),
+        ("--draft llama-3.2-1b --num-speculative-tokens 99 --max-num-seqs 256", "fewer than 256 sequences of 100 queries"),
         ("--draft mtp --num-speculative-tokens 1", "declares no multi-token-prediction layers"),
         (
             "--draft qwen3-0.6b --num-speculative-tokens 2",
@@ -158,10 +158,10 @@ def test_drafted_tokens_are_chosen_where_nobody_says(kvcalc: Run) -> None:
 
 
 def test_prediction_layers_serve_with_their_own_weights_and_cache(kvcalc: Run) -> None:
-    """DeepSeek-V3's one MTP layer keeps (512 + 64) · 2 bytes a token beside those of 61 layers; 14 tokens and one ahead: 16."""
+    """DeepSeek-V3's one MTP layer keeps (512 + 64) · 2 bytes a token beside 61 layers' own; vLLM allocates 64 tokens a page."""
     line = "serve deepseek-v3 --gpu h200 --tp 8 --rate inf --num-prompts 1 --input-len 10 --output-len 5 --format json"
     (plain,), (drafted,) = (kvcalc(f"{line} {more}").records for more in ("", "--draft mtp --num-speculative-tokens 1"))
-    assert (plain["kv_peak_bytes"], drafted["kv_peak_bytes"]) == (16 * 61 * 1152, 16 * 62 * 1152)
+    assert (plain["kv_peak_bytes"], drafted["kv_peak_bytes"]) == (64 * 61 * 1152, 64 * 62 * 1152)
     (fitted,) = kvcalc("fit deepseek-v3 --gpu h200 --tp 8 --mtp --format json").records
     assert plain["kv_budget_bytes"] - drafted["kv_budget_bytes"] == fitted["mtp_weight_bytes"]
 

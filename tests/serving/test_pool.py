@@ -1,56 +1,81 @@
-"""The pool's tables are the sizes that `size` gives, at every length; reservations are of the longest request."""
+"""The pool's tables are what the engine allocates at every length, as `fit` has it; reservations are of the longest request."""
 
 import numpy as np
 import pytest
 
-from kvcalc import FitOptions, Parallelism, UserError, cache_size, load_gpu, load_model
-from kvcalc.serving.pool import make_pool
+from kvcalc import FitOptions, Parallelism, UserError, cache_size, fit, load_gpu, load_model
+from kvcalc.capacity.answer import Capacity
+from kvcalc.serving.pool import Pool, make_pool
 from kvcalc.serving.replica import memory
 from kvcalc.timing.deployment import Deployment
 
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v2-lite", "qwen3-next-80b-a3b", "granite-4-h-tiny")
+LENGTHS = (1, 15, 16, 17, 127, 128, 129, 700)
+BUDGET = 1 << 34
 
 
-def rows(name: str, **ranks: int) -> tuple:
-    deployment = Deployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(**ranks))
-    return memory(deployment, FitOptions(engine="none", kv_cache_memory_bytes=1 << 34)).rows
+def deployed(name: str, engine: str, tp: int = 1) -> Deployment:
+    return Deployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(tp), engine=engine)
+
+
+def replica(name: str, engine: str = "none", tp: int = 1) -> Capacity:
+    return memory(deployed(name, engine, tp), FitOptions(engine=engine, kv_cache_memory_bytes=BUDGET))
+
+
+def pool(found: Capacity, budget: int, cache: str, longest: int, most: int) -> Pool:
+    return make_pool(found.plan, found.content, budget, cache, longest, most)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tp", [1, 2])
-def test_tables_are_the_sizes_at_every_length(name: str, tp: int) -> None:
-    made = make_pool(rows(name, tp=tp), 1 << 34, "paged", 16, 10**9, 700)
+def test_content_is_the_sizes_at_every_length(name: str, tp: int) -> None:
+    made = pool(replica(name, tp=tp), BUDGET, "paged", 10**9, 700)
     model = load_model(name)
-    for tokens in (1, 15, 16, 17, 127, 128, 129, 700):
-        size = cache_size(model, tokens, block_size=16, parallelism=Parallelism(tp=tp))
-        assert (made.allocated[tokens], made.stored[tokens]) == (size.allocated, size.stored), tokens
+    for tokens in LENGTHS:
+        size = cache_size(model, tokens, parallelism=Parallelism(tp=tp))
+        assert made.allocated[tokens] == made.stored[tokens] == size.stored, tokens
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("engine", "tp"), [("vllm", 1), ("vllm", 2), ("sglang", 1), ("trtllm", 2), ("llama.cpp", 1)])
+def test_a_pool_holds_as_many_requests_as_fit_says(name: str, engine: str, tp: int) -> None:
+    """⌊bytes of the pool / bytes of a request⌋ of any length, as the engine's plan counts whole pages, groups and states."""
+    try:
+        found = replica(name, engine, tp)
+    except UserError as error:
+        pytest.skip(str(error))
+    made = pool(found, BUDGET, "paged", 10**9, 20_000)
     assert (np.diff(made.allocated) >= 0).all()
     assert (made.allocated >= made.stored).all()
+    for length in (100, 1000, 4096, 20_000):
+        options = FitOptions(engine=engine, kv_cache_memory_bytes=BUDGET, max_model_len=length)
+        answer = fit(deployed(name, engine, tp), options)
+        assert made.budget // made.allocated[length] == answer.plan.most_sequences(BUDGET, length), length
 
 
 def test_allocated_never_shrinks_where_the_content_does() -> None:
     """DeepSeek-V4 compresses: what an unfinished block held is given back, its memory not."""
-    made = make_pool(rows("deepseek-v4-flash", tp=2), 1 << 34, "paged", 16, 10**9, 600)
+    made = pool(replica("deepseek-v4-flash", tp=2), BUDGET, "paged", 10**9, 600)
     assert (np.diff(made.stored) < 0).any()
     assert (np.diff(made.allocated) >= 0).all()
 
 
 def test_contiguous_reserves_the_longest_request() -> None:
-    reserved = cache_size(load_model("llama-3.1-8b"), 2048).stored
-    made = make_pool(rows("llama-3.1-8b"), 5 * reserved, "contiguous", 16, 2048, 100)
+    reserved, found = cache_size(load_model("llama-3.1-8b"), 2048).stored, replica("llama-3.1-8b")
+    made = pool(found, 5 * reserved, "contiguous", 2048, 100)
     assert set(made.allocated.tolist()) == {reserved}
     assert made.fits(100)
-    assert not make_pool(rows("llama-3.1-8b"), 5 * reserved, "contiguous", 16, 99, 100).fits(100)
+    assert not pool(found, 5 * reserved, "contiguous", 99, 100).fits(100)
     with pytest.raises(UserError, match=r"one contiguous reservation of 2,048 tokens takes 256\.00 MiB of 128\.00 MiB"):
-        make_pool(rows("llama-3.1-8b"), reserved // 2, "contiguous", 16, 2048, 100)
+        pool(found, reserved // 2, "contiguous", 2048, 100)
 
 
 def test_an_unknown_cache() -> None:
     with pytest.raises(UserError, match=r"unknown cache 'pagd'.*paged"):
-        make_pool(rows("llama-3.1-8b"), 1 << 30, "pagd", 16, 100, 100)
+        pool(replica("llama-3.1-8b"), 1 << 30, "pagd", 100, 100)
 
 
 def test_a_model_that_leaves_no_memory() -> None:
     deployment = Deployment(load_model("llama-3.1-70b"), load_gpu("h100"))
-    with pytest.raises(UserError, match=r"llama-3.1-70b leaves no memory for a cache on h100-sxm.*more GPUs"):
+    with pytest.raises(UserError, match=r"llama-3.1-70b leaves no memory for a cache on 1× h100-sxm.*more GPUs"):
         memory(deployment, FitOptions())

@@ -112,7 +112,7 @@ def test_a_sketch_in_the_terminal(kvcalc: Run) -> None:
 
 def test_the_table_ends_with_its_assumptions(kvcalc: Run) -> None:
     out = kvcalc(f"{LINE} --rate 30 --slo-ttft 0.1 --slo-tpot 0.02 --price-per-hour 2").joined
-    for word in ("TTFT p50", "within SLO", "per 1M tokens", "stable", "times: predicted by the vllm", "256 sequences", "seed 0"):
+    for word in ("TTFT p50", "within SLO", "per 1M tokens", "stable", "predicted by the vllm", "1,024 sequences", "seed 0"):
         assert word in out
     assert "preempted" not in out
 
@@ -149,14 +149,14 @@ REFUSED = {
     "--max-concurrency -1": "max-concurrency",
     "--max-num-seqs 0": "max-num-seqs",
     "--max-num-batched-tokens -1": "max-num-batched-tokens",
-    "--max-num-batched-tokens 100": "fewer than 256 sequences",
+    "--max-num-batched-tokens 100 --max-num-seqs 256": "fewer than 256 sequences",
     "--burstiness 0 --rate 1": "burstiness",
     "--batch-timeout nan": "batch-timeout",
     "--slo-ttft -1": "slo-ttft",
     "--price-per-hour nan": "price-per-hour",
     "--gpu-memory-utilization 0": "utilization",
     "--gpu-memory-utilization nan": "utilization",
-    "--block-size 0": "block-size",
+    "--block-size -1": "block-size",
     "--kv-cache-memory-bytes none": "number of bytes",
     "--kv-cache-memory-bytes 1000 --cache contiguous": "one contiguous reservation",
     "--max-model-len 0": "max-model-len",

@@ -51,6 +51,11 @@ class Content(Plan):
     def allocated(self, budget: int, sequences: int, length: int) -> int:
         return self.needed(sequences, length)
 
+    def request_bytes(self, budget: int, tokens: Any) -> Any:
+        import numpy as np
+
+        return np.maximum.accumulate(stored_at(self.rows, tokens))
+
     def breakpoints(self) -> list[dict[str, Any]]:
         starts = sorted({0, *(r.entry.full_from() for r in self.rows if r.entry.full_from() > 0 and r.stored_layers)})
         found = []
@@ -70,6 +75,17 @@ class Content(Plan):
                 total = layers * rows * row_bytes
                 lines.append(f"{entry.role}: {layers} layers × {rows:,} rows × {row_bytes:,} B = {total:,}")
         return lines
+
+
+def stored_at(rows: Iterable[LayerRows], tokens: Any) -> Any:
+    """Return the bytes that one sequence stores, for an array of its numbers of tokens."""
+    import numpy as np
+
+    found = np.zeros(tokens.size, dtype=np.int64)
+    for entry, row_bytes, layers, _, spread in rows:
+        stored = np.asarray(ceil_div(entry.stored_rows(tokens), spread))
+        found += (layers * row_bytes * stored).astype(np.int64)
+    return found
 
 
 def content_of(held: Sequence[Held], ranks: Parallelism, stage: int, kept: ContentRule = as_kept) -> Content:

@@ -70,6 +70,20 @@ class Plan:
         """One sequence's bytes as a sum of terms."""
         return ()
 
+    def request_pool(self, budget: int) -> int:
+        """Return the bytes of the pool that requests may take."""
+        return self.pool(budget) - self.needed(0, 0)
+
+    def request_bytes(self, budget: int, tokens: Any) -> Any:
+        """Return the pool's bytes that one request takes, for an array of its numbers of tokens."""
+        import numpy as np
+
+        taken = np.zeros(tokens.size, dtype=np.int64)
+        for term in self.terms():
+            counted = np.minimum(tokens, term.cap) if term.cap >= 0 else tokens
+            taken += term.unit * (-(-counted // term.block) + term.extra)
+        return taken
+
     def breakpoints(self) -> list[dict[str, Any]]:
         """One sequence's cost as fixed + slope·tokens, in whole blocks, from each breakpoint on."""
         return segments(self.terms())

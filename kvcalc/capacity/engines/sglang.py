@@ -7,7 +7,7 @@ Rules as of SGLang 0.5.23: `model_executor/pool_configurator.py`, `mem_cache/kv_
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvcalc.capacity.engines.engine import (
     INDEX_ROW,
@@ -127,6 +127,19 @@ class SGLang(Plan):
         if self.state:
             found.append(self.state_slots(budget) // self.held)
         return min(found)
+
+    def request_bytes(self, budget: int, tokens: Any) -> Any:
+        """The scarcest of token slots, window slots and state slots, as its share of the budget."""
+        import numpy as np
+
+        page, slots = self.page, self.slots(budget)
+        share = (-(-tokens // page) * page) / max(1, slots)
+        if self.window:
+            held = -(-np.minimum(tokens, self.limit) // page) * page
+            share = np.maximum(share, held / max(1, int(slots * WINDOW_SHARE)))
+        if self.state:
+            share = np.maximum(share, 1 / max(1, self.state_slots(budget) // self.held))
+        return np.floor(budget * share).astype(np.int64)
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
         slots = self.slots(budget)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from kvcalc.capacity import Fit, fit
+from kvcalc.capacity.memory_record import pass_with_memory
 from kvcalc.capacity.options import options_for
 from kvcalc.capacity.record import fit_record
 from kvcalc.errors import UserError
@@ -118,13 +119,14 @@ def _size(deployment: Deployment, asked: Asked) -> Section:
 
 
 def _pass(deployment: Deployment, asked: Asked) -> Section:
+    step = Batch.decode(asked.context, asked.users)
     records = roofline_records(deployment, "decode", asked.users, asked.context)
+    records = pass_with_memory(deployment, records, step)
     batches = sorted({1, 8, 64, asked.users})
     chart = (
         roofline_chart(decode_sweep(deployment, asked.context, batches), [deployment.gpu]) if deployment.gpu.flops_per_s else None
     )
     command = asked.command("roofline", "--context", asked.context, "--batch-size", asked.users)
-    step = Batch.decode(asked.context, asked.users)
     worked = partial(explain_roofline, deployment, step, deployment.placed(step))
     return Section("Where a decode step's time goes", command, [pass_table(deployment, records)], chart, worked)
 

@@ -1,0 +1,113 @@
+"""What does not fit into the memory is marked in every record, table and picture."""
+
+import re
+from typing import Any
+
+import pytest
+from conftest import Run
+
+from kvcalc.report import plots
+from kvcalc.report.chart import Chart, Series
+
+LINES = {  # sequences and tokens of each
+    "latency": ("--batch-size {} --isl {} --osl 1", 1),
+    "compare": ("--variants none --batch-size {} --context {}", 0),
+    "roofline": ("--batch-size {} --context {}", 0),
+    "roofline --phase prefill": ("--batch-size {} --context {}", 0),
+}
+DEPLOYED = [
+    "llama-3.1-8b --gpu h100",
+    "gemma-3-27b --gpu h100 --engine sglang",
+    "qwen3-next-80b-a3b --gpu h200 --tp 2",
+    "mixtral-8x7b --gpu a100-80gb --tp 2 --dp 2 --engine none",
+]
+
+
+@pytest.mark.parametrize("command", LINES)
+@pytest.mark.parametrize("deployed", DEPLOYED)
+def test_a_batch_is_marked_from_the_first_sequence_that_does_not_fit(kvcalc: Run, command: str, deployed: str) -> None:
+    words, more = LINES[command]
+    context = 6000
+    users = kvcalc(f"fit {deployed} --context {context} --format json").records[0]["max_num_seqs"]
+    for count in (1, users, users + 1, 2 * users + 7):
+        line = f"{command} {deployed} {words.format(count, context - more)}"
+        record = kvcalc(f"{line} --format json").records[-1]
+        fitted = kvcalc(f"fit {deployed} --context {context} --users {count} --format json").records[0]
+        assert record["fits"] == fitted["fits"] == (count <= users), count
+        assert (record["kv_needed_bytes"] > record["kv_budget_bytes"]) == (count > users)
+        out = kvcalc(line).out
+        assert ("for the cache." in " ".join(out.split())) == (count > users)
+        assert bool(re.search(r"^fits no$|\bfits\b", out, re.MULTILINE)) == (count > users and command in ("latency", "compare"))
+
+
+def test_the_sentence_of_the_issue(kvcalc: Run) -> None:
+    said = kvcalc("compare llama-3.1-8b --variants none --batch-size 64 --context 128k").out.splitlines()[0]
+    assert said == "64 requests of 131,072 tokens need 1.00 TiB, but one h100-sxm has 54.81 GiB for the cache."
+    two = kvcalc("latency llama-3.1-70b --gpu h200 --tp 2 --batch-size 64 --isl 100k --osl 1").out
+    assert two.startswith("64 requests of 102,401 tokens need ") and " per GPU, but each of 2× h200 has " in two
+    assert "leaves no memory for the KV cache on one h100-sxm." in kvcalc("roofline llama-3.1-70b").out
+
+
+def test_rows_that_fit_stand_beside_rows_that_do_not(kvcalc: Run) -> None:
+    found = kvcalc("latency llama-3.1-8b --batch-size 1,4,64 --isl 32k --osl 8")
+    head = next(line for line in found.out.splitlines() if "TTFT" in line and "fits" in line).split()
+    rows = [line.split() for line in found.out.splitlines() if re.match(r" *(1|4|64)  ", line)]
+    assert [row[head.index("fits")] for row in rows] == ["yes", "yes", "no"]
+
+
+def drawn(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> Chart:
+    charts: list[Chart] = []
+    monkeypatch.setattr(plots, "save", lambda chart, *_: charts.append(chart))
+    found = kvcalc(f"{line} --plot picture.png")
+    assert found.code == 0, found.err
+    return charts[0]
+
+
+def lines_of(chart: Chart) -> list[Series]:
+    return [series for series in chart.series if series.kind in ("line", "dashed")]
+
+
+@pytest.mark.parametrize("deployed", DEPLOYED)
+def test_a_curve_over_the_batch_ends_with_the_memory(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, deployed: str) -> None:
+    users = kvcalc(f"fit {deployed} --context 6000 --format json").records[0]["max_num_seqs"]
+    for chart in drawn(kvcalc, monkeypatch, f"latency {deployed} --isl 5990 --osl 10 --batch-size 1,256").chain():
+        (curve,) = lines_of(chart)
+        assert curve.kind == "line" and curve.xs[-1] == min(users, 256)
+
+
+def test_a_curve_of_which_nothing_fits_is_dashed(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "latency llama-3.1-70b --gpu h100,h200 --tp 1 --isl 1k --osl 10"
+    curves = lines_of(drawn(kvcalc, monkeypatch, line))
+    assert [(curve.kind, "does not fit" in curve.label) for curve in curves] == [("dashed", True), ("dashed", True)]
+
+
+def test_speculation_ends_with_the_memory_of_model_and_draft(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "llama-3.1-70b --gpu h200 --tp 2 --draft llama-3.2-1b --num-speculative-tokens 1"
+    gain, pays = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10").chain()
+    users = kvcalc(f"fit {line} --context 16394 --format json").records[0]["max_num_seqs"]
+    (curve,) = lines_of(pays)
+    assert users // 2 < curve.xs[-1] <= users
+    assert [s.kind for s in gain.series if s.kind != "limit"] == ["line"]
+    gain, *_ = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10 --batch-size {users + 1}").chain()
+    assert [s.kind for s in gain.series if s.kind != "limit"] == ["dashed"]
+
+
+def test_pictures_of_passes_and_variants_name_what_does_not_fit(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = drawn(kvcalc, monkeypatch, "roofline llama-3.1-8b --batch-size 1,64 --context 32k")
+    assert "beyond the memory: 64 × 32,768 tokens" in swept.subtitle
+    compared = drawn(kvcalc, monkeypatch, "compare llama-3.1-8b --variants mha,mqa --batch-size 64 --context 16k").chain()
+    step = next(chart for chart in compared if chart.title.startswith("Decode step"))
+    assert step.categories == ("mha: does not fit", "mqa")
+    several = drawn(kvcalc, monkeypatch, "compare llama-3.1-8b --variants mha,mqa --gpu h100,h200 --batch-size 64 --context 16k")
+    cells = next(chart for chart in several.chain() if chart.title.startswith("Decode step"))
+    assert all(row.ys[0] == -1 and row.ys[1] >= 0 for row in cells.series) and "does not fit" in cells.subtitle
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp", "none"])
+def test_a_server_stays_within_its_budget(kvcalc: Run, engine: str) -> None:
+    """30 requests of 30,000 tokens at the same time, on a GPU that stores few of them."""
+    line = f"serve llama-3.1-8b --gpu l40s --engine {engine} --num-prompts 12 --rate inf --isl 30000 --osl 40 --max-num-seqs 12"
+    record: dict[str, Any] = kvcalc(f"{line} --format json").records[0]
+    users = kvcalc(f"fit llama-3.1-8b --gpu l40s --engine {engine} --context 30040 --format json").records[0]["max_num_seqs"]
+    assert 0 < record["kv_peak_bytes"] <= record["kv_budget_bytes"]
+    assert record["completed"] == 12 and record["mean_batch_size"] <= users < 12
