@@ -94,8 +94,8 @@ _BASES = {
 
 def without_named_engine(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
     """Return the columns, without the engine if the basis of times names it in every row."""
-    bases = {r["basis"] for r in records}
-    named = len({(r.get("engine"), r["basis"]) for r in records}) == len(bases)
+    bases = {r.get("basis") for r in records}
+    named = len({(r.get("engine"), r.get("basis")) for r in records}) == len(bases)
     return [column for column in columns if not (named and column is ENGINE)]
 
 
