@@ -81,7 +81,7 @@ def test_the_verdict_does_not_depend_on_the_number_of_requests(
 ) -> None:
     """It is the same for 300 requests, whose queue hardly forms, and for 10,000, of which the last ones wait or do not."""
     timed = deployment(model, gpu)
-    capacity = run(Load(num_prompts=10, rate=1.0, **load), policy, timed, **settings).capacity  # type: ignore[arg-type]
+    capacity = run(Load(num_prompts=10, rate=1.0, **load), policy, timed, **settings).ready.capacity  # type: ignore[arg-type, union-attr]
     assert capacity
     before = None
     for share in (0.5, 0.88, 1.12, 1.5):
@@ -99,7 +99,7 @@ def test_the_verdict_does_not_depend_on_the_number_of_requests(
 def test_a_queue_that_is_overrun_is_served_at_the_rate_of_saturation(ranks: int) -> None:
     """Equal answers that start at random do not end together: 5% too many requests are served as fast as a backlog."""
     timed = Deployment(load_model("gpt-oss-20b"), load_gpu("h100"), parallelism=Parallelism(dp=ranks)).under()
-    capacity = run(Load(num_prompts=10, rate=1.0), timed=timed).capacity
+    capacity = run(Load(num_prompts=10, rate=1.0), timed=timed).ready.capacity  # type: ignore[union-attr]
     assert capacity
     over = run(Load(num_prompts=12_000, rate=1.05 * capacity), timed=timed).served
     finished = np.sort(np.concatenate([log.finished for log in over.logs]))
