@@ -40,7 +40,7 @@ class Block:
         return found
 
     def pieces(self, weight: str, *pieces: tuple[TensorInfo, int]) -> None:
-        """Consume a weight that consists of a number of rows of each of several tensors."""
+        """Record a weight that consists of rows of several tensors, as (tensor, number of rows)."""
         types = list(dict.fromkeys(tensor.type for tensor, _ in pieces))
         held = sum(tensor_bytes(tensor.type, tensor.shape[0], rows) for tensor, rows in pieces)
         elements = sum(tensor.shape[0] * rows for tensor, rows in pieces)

@@ -7,13 +7,15 @@ from kvcalc.errors import UserError, printable
 from kvcalc.library.gguf import TensorInfo
 
 MOST, MOST_LAYERS = 10**8, 2_000
-# Which layer of every so many has no window; 0: none has one, whatever the key says. Source: llama.cpp's src/models/*.cpp
-# (`load_swa_pattern`); exaone4 has windows with 64 layers alone (`load_arch_hparams` there).
+# Period of full-attention layers. With 6, layers 0-4 use a sliding window and layer 5 does not.
+# With 0, no layer uses a window, even if the file has the key. Source: llama.cpp's
+# src/models/*.cpp (`load_swa_pattern`). exaone4 uses windows only with 64 layers
+# (`load_arch_hparams` there).
 _PERIODS = {
     "gemma2": 2, "gemma3": 6, "gemma3n": 5, "gpt-oss": 2, "cohere2": 4, "exaone4": 4, "exaone-moe": 4, "olmo2": 4, "llama4": 4,
     "afmoe": 4, "mellum": 4, "plamo3": 8, "phi3": 0, "phimoe": 0,
 }  # fmt: skip
-_CHUNK = 8192  # of llama4, which no key gives
+_CHUNK = 8192  # tokens, for llama4; no key contains it
 
 
 class Fields:

@@ -1,4 +1,4 @@
-"""A model of which the dimensions alone are known: what its cache takes, and nothing about its weights."""
+"""A model with known dimensions only: its cache can be computed, its weights cannot."""
 
 from typing import Any
 
@@ -16,10 +16,15 @@ UNKNOWN = (
 
 
 class Dimensions(msgspec.Struct, frozen=True):
-    """Layers of one kind: KV heads of head_dim, or latents of kv_lora_rank and a RoPE key of qk_rope_head_dim; 0 is not given.
+    """The dimensions of layers of one kind; 0 means that the user did not give the value.
 
-    hidden_size: in place of KV heads, of MHA whose keys and values are together as wide as the model. heads: query heads, for
-    what the same would be as MHA. sliding_window: tokens that a layer keeps at most.
+    Layers have KV heads of head_dim, or latents of kv_lora_rank and a RoPE key of qk_rope_head_dim.
+
+    Attributes:
+        hidden_size: Replaces the number of KV heads, for MHA whose keys and values together are as
+            wide as the model.
+        heads: Number of query heads, for the comparison with MHA.
+        sliding_window: Largest number of tokens that a layer stores.
     """
 
     layers: int = 0
@@ -32,13 +37,16 @@ class Dimensions(msgspec.Struct, frozen=True):
     qk_rope_head_dim: int = 0
 
     def given(self) -> bool:
-        """Whether anything is."""
+        """Return whether any dimension is given."""
         return any(msgspec.structs.astuple(self))
 
     def split(self) -> "Dimensions":
-        """Itself with the KV heads that a hidden size is made of: as many as query heads, or one where those are not known.
+        """Return these dimensions with the number of KV heads derived from the hidden size.
 
-        Raises UserError where they do not divide it, or where KV heads are given too.
+        The number equals the number of query heads, or is 1 if that is unknown.
+
+        Raises:
+            UserError: The heads do not divide the hidden size, or KV heads are given too.
         """
         if not self.hidden_size:
             return self
@@ -51,13 +59,14 @@ class Dimensions(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, hidden_size=0, kv_heads=heads, head_dim=width)
 
     def model(self) -> Model:
-        """A model of these layers, called by what they keep. Raises UserError as `checked`."""
+        """Return a model of these layers, named by its cache contents. Raises UserError as `checked`."""
         return self.checked()._of(self._name())
 
     def compared(self) -> Model:
-        """A model of these layers, called by their number, whose attention is to be changed: it takes the query heads.
+        """Return a model of these layers, named by their number, for a change of its attention.
 
-        Raises UserError as `checked`, and without them.
+        Raises:
+            UserError: As `checked`, or the number of query heads is missing.
         """
         found = self.checked()
         missing = [_option(name) for name in ("heads", "head_dim") if not getattr(found, name)]
@@ -67,7 +76,11 @@ class Dimensions(msgspec.Struct, frozen=True):
         return found._of(f"{self.layers} layers")
 
     def checked(self) -> "Dimensions":
-        """Itself, split. Raises UserError on what is missing, contradicts itself or lies outside its range."""
+        """Return these dimensions after `split`.
+
+        Raises:
+            UserError: A value is missing, contradicts another or is outside its range.
+        """
         for name, value in msgspec.structs.asdict(self).items():
             most = 100_000 if name == "layers" else 10**8
             if not 0 <= value <= most:
@@ -117,7 +130,10 @@ class Dimensions(msgspec.Struct, frozen=True):
         return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
 
     def record(self, model: Model, *how: Any) -> dict[str, Any]:
-        """As `size_record` of such a model, null where weights would have to be known; the ratio to MHA only with heads."""
+        """Return the `size_record` of such a model; figures that need weights are null.
+
+        The ratio to MHA is included only if the number of query heads is given.
+        """
         record = size_record(model, *how) | dict.fromkeys(UNKNOWN)
         if not self.heads or (self.kv_lora_rank and not self.head_dim):
             record["mha_ratio"] = None

@@ -1,4 +1,4 @@
-"""Options as people type them: `32k` for tokens, `40GiB` for bytes. A field says how its words are read."""
+"""Parse options as users type them: `32k` tokens, `40GiB`. Each field's annotation has a parser."""
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, TypeVar
@@ -8,7 +8,7 @@ import msgspec
 from kvcalc.errors import UserError, nearest
 from kvcalc.units import parse_bytes, parse_tokens, plain
 
-LEAST = 1 << 20  # bytes of a host's memory; fewer are a number of GiB without its unit
+LEAST = 1 << 20  # bytes of host memory; a smaller number is probably GiB without the unit
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 
@@ -29,7 +29,7 @@ def _host_bytes(text: str, what: str) -> int:
 
 
 def share(text: str, what: str) -> float:
-    """A share of the memory; a 0 that is given is refused."""
+    """Return a share of the memory; an explicit 0 is refused."""
     try:
         value = float(text)
     except ValueError:
@@ -40,21 +40,24 @@ def share(text: str, what: str) -> float:
 
 
 def tokens_called(what: str) -> Any:
-    """A reader of tokens that messages call by another name than the option's."""
+    """Return a token parser whose messages use another name than the option's."""
     return lambda text, _: parse_tokens(text, what)
 
 
-Tokens = Annotated[int, parse_tokens]  # from 1 up: a 0 that is given is refused
+Tokens = Annotated[int, parse_tokens]  # from 1 up: an explicit 0 is refused
 TokensOrNone = Annotated[int, _tokens_or_none]  # 0 is a value
 HostBytes = Annotated[int, _host_bytes]  # a small number without a unit is refused
-BytesInstead = Annotated[int | None, _bytes_or_none]  # in place of what is computed
+BytesInstead = Annotated[int | None, _bytes_or_none]  # replaces the computed value
 
 
 def from_words(spec: type[Spec], given: Mapping[str, Any]) -> Spec:
-    """`spec` with those of its fields that are given. None and '' leave the default; numbers are read as their words are.
+    """Return `spec` built from the given values. None and '' keep the default.
 
-    A field's reader is the callable in its annotation: (text, the option's name) → value. Raises UserError as that does, and
-    on a value of another type than the field's.
+    The parser of a field is the callable in its annotation: (text, option name) → value. Numbers
+    are parsed in the same way as texts.
+
+    Raises:
+        UserError: The parser refuses the text, or the value has another type than the field.
     """
     wanted = {name: value for name, value in given.items() if value is not None and not (isinstance(value, str) and not value)}
     return spec(**{f.name: _read(f, wanted[f.name]) for f in msgspec.structs.fields(spec) if f.name in wanted})
@@ -74,12 +77,12 @@ def _read(field: Any, value: Any) -> Any:
 
 
 def spelled(name: str) -> str:
-    """An option's name as messages write it."""
+    """Return an option's name as messages write it."""
     return name.replace("_", "-")
 
 
 def check_known(given: Iterable[str], *specs: type[msgspec.Struct], also: Iterable[str] = ()) -> None:
-    """Raises UserError on a name that is no field of `specs` and not in `also`, with the nearest ones."""
+    """Raise UserError, with the nearest names, if a name is not a field of `specs` nor in `also`."""
     known = [*also, *(name for spec in specs for name in spec.__struct_fields__)]
     for name in given:
         if name not in known:

@@ -1,4 +1,4 @@
-"""Files that people ask for: what is written is there in full or not at all."""
+"""Write output files completely or not at all."""
 
 import os
 import stat
@@ -10,8 +10,8 @@ from typing import TextIO
 
 from kvcalc.errors import UserError
 
-_HELD = 1 << 20  # bytes of what is to be printed that are held in memory
-_OPEN_FILES = ("/dev/", "/proc/")  # names of files that a process has open
+_HELD = 1 << 20  # bytes of output that are buffered in memory
+_OPEN_FILES = ("/dev/", "/proc/")  # names of a process's open files
 
 
 def write_text(target: str | Path, content: str | bytes | Iterable[str]) -> None:
@@ -42,7 +42,7 @@ def _encoded(pieces: Iterable[str | bytes]) -> Iterator[bytes]:
 
 
 def _complete(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same pieces, once the last of them is there."""
+    """Return the same pieces after the last piece has arrived."""
     import tempfile
 
     with tempfile.SpooledTemporaryFile(_HELD) as whole:
@@ -53,7 +53,11 @@ def _complete(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
-    """Where the file `target` will lie, links followed, and what is there now. Raises UserError where no file can be."""
+    """Return the path of the file `target` with links resolved, and the status of an existing file.
+
+    Raises:
+        UserError: No file can be written there.
+    """
     name = str(target)
     if not name:
         raise UserError("cannot be written: the file's name is empty")
@@ -66,7 +70,7 @@ def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
         raise _unwritable(error, target) from None
     if name.endswith(("/", os.sep)) or (there and stat.S_ISDIR(there.st_mode)):
         raise UserError("cannot be written: is a folder, not a file", name)
-    if path.is_symlink() and (not there or stat.S_ISREG(there.st_mode)):  # a pipe has no name to follow to
+    if path.is_symlink() and (not there or stat.S_ISREG(there.st_mode)):  # a pipe has no link target
         path = Path(os.path.realpath(path))
     if not there and not os.path.isdir(path.parent):  # noqa: PTH112 (Path.is_dir raises where it may not look)
         raise UserError("cannot be written: no such folder", name)
@@ -76,7 +80,7 @@ def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
 
 
 def _print(stream: TextIO, pieces: Iterable[bytes]) -> None:
-    """Behind what is printed already, as it is."""
+    """Append the text, unchanged, to the output printed so far."""
     for piece in _complete(pieces):
         stream.flush()
         stream.buffer.write(piece)
@@ -89,9 +93,9 @@ def neighbour(path: Path) -> Path:
 
 
 def take_place(temporary: Path, path: Path, there: os.stat_result | None) -> None:
-    """Put a complete neighbour in the place of a file, with the mode and the owner of what was there."""
+    """Replace a file with its complete temporary file, keeping the old file's mode and owner."""
     if there:
-        with suppress(OSError, AttributeError):  # only the superuser gives files away
+        with suppress(OSError, AttributeError):  # only the superuser may change the owner
             os.chown(temporary, there.st_uid, there.st_gid)
         temporary.chmod(stat.S_IMODE(there.st_mode))
     temporary.replace(path)
@@ -114,7 +118,7 @@ def _unwritable(error: OSError | ValueError, target: str | Path) -> UserError:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, where they are missing. Raises UserError."""
+    """Create a folder and its missing parents. Raises UserError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,7 +1,8 @@
-"""YAML that people hand over; what is wrong in it is said with its line.
+"""Parse YAML from users; every error names its line.
 
-Read from PyYAML's event stream by the core schema of YAML 1.2: `989e12` is a number, `no` is a string. Nesting is limited,
-duplicate keys and aliases are refused, and nothing is ever built that the text does not spell out.
+The parser reads PyYAML's event stream by the core schema of YAML 1.2: `989e12` is a number,
+`no` is a string. Nesting is limited, and duplicate keys and aliases are refused. No object is
+built that the text does not spell out.
 """
 
 import re
@@ -18,7 +19,11 @@ Lines = dict[tuple[str | int, ...], int]
 
 
 def parse_yaml(text: str, where: str) -> tuple[dict[str, Any], Lines]:
-    """The mapping in `text`, and the line of each key by its path. Raises UserError naming `where` and the line."""
+    """Return the mapping in `text`, and the line of each key by its path.
+
+    Raises:
+        UserError: The text is invalid. The message names `where` and the line.
+    """
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -36,14 +41,14 @@ def parse_yaml(text: str, where: str) -> tuple[dict[str, Any], Lines]:
 
 
 class _Builder:
-    """Builds plain dicts, lists and scalars out of YAML events."""
+    """A builder of plain dicts, lists and scalars from YAML events."""
 
     def __init__(self, where: str) -> None:
         self.where, self.root = where, None
         self.lines: Lines = {}
-        self.stack: list[Any] = []  # containers that are open
-        self.paths: list[tuple[str | int, ...]] = []  # and where each of them stands
-        self.keys: list[str | None] = []  # and the key that awaits its value
+        self.stack: list[Any] = []  # open containers
+        self.paths: list[tuple[str | int, ...]] = []  # path of each open container
+        self.keys: list[str | None] = []  # key without a value yet, per container
         self.documents = 0
 
     def fail(self, text: str, event: Any) -> UserError:
@@ -84,7 +89,7 @@ class _Builder:
             raise self.fail(f"{event.value[:40]!r} is not a usable number", event) from None
 
     def _add(self, value: Any, event: Any) -> tuple[str | int, ...]:
-        """Put a value where it belongs, note its line, and return its path."""
+        """Add a value to the open container, record its line, and return its path."""
         if not self.stack:
             self.root = value
             return ()
@@ -103,7 +108,7 @@ class _Builder:
 
 
 def scalar(text: str) -> Any:
-    """A plain scalar by YAML 1.2: null, a boolean, a whole or decimal number, else the text itself."""
+    """Return a plain scalar by YAML 1.2: null, a boolean, a number, or otherwise the text."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Hugging Face config.json files of causal language models, read exactly or refused with a reason."""
+"""Read Hugging Face config.json files of causal language models exactly, or refuse them."""
 
 from kvcalc.library.huggingface.reader import model_from, read_config
 

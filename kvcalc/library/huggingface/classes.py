@@ -1,9 +1,11 @@
-"""`architectures`: the class that wrote a checkpoint says how its weights stand, and `model_type` only beside it.
+"""Choose the model type of a file by the class in `architectures`, before its `model_type`.
 
-A class is a type's own if they share a name (`Qwen3MoeForCausalLM`: qwen3_moe), whatever head it wears. One that is
-another type's own is read as that; a draft's head is read as a draft or refused; one that nobody knows leaves the type's
-rules standing, marked. Source of names: transformers' auto mappings (models/auto/modeling_auto.py), vLLM's registry
-(model_executor/models/registry.py), SGLang's (srt/models), and the released configs of the types that bring their own code.
+The class that wrote a checkpoint determines the layout of its weights. A class belongs to a type
+if they share a name, with any head (`Qwen3MoeForCausalLM`: qwen3_moe). A class of another type is
+read as that type. A draft head is read as a draft or refused. An unknown class is read by the
+rules of its type, and the result is marked as uncertain. Sources of names: transformers' auto
+mappings (models/auto/modeling_auto.py), vLLM's registry (model_executor/models/registry.py),
+SGLang's (srt/models), and the released configs of types with remote code.
 """
 
 import re
@@ -26,7 +28,7 @@ _DRAFT = re.compile(
     r"Eagle(?!\d?_?\d?_?(?:VL|Chat))|Draft|DFlash|DSpark|Domino|Medusa|Hydra|NextN|MTP|Specul|Assistant|XPress|LiLiCorr|LookAhead",
     re.IGNORECASE,
 )
-# Types of remote code, and older names, that one of the types here reads exactly.
+# Types with remote code and older names, with the type here that reads them exactly.
 SAME_AS = {
     "kimi_k2": "deepseek_v3",
     "joyai_llm_flash": "deepseek_v3",
@@ -92,7 +94,7 @@ _REFUSED = dict.fromkeys(
 
 
 class Named(NamedTuple):
-    """A type by name, whether it has an entry, what to say of how it was found, and whether that leaves doubts."""
+    """A type by name, whether it has an entry, a note on the choice, and whether it is doubtful."""
 
     name: str
     known: bool
@@ -101,7 +103,11 @@ class Named(NamedTuple):
 
 
 def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> Named:
-    """The type that reads a file's text part. Raises UserError on one that is known to be none of those read here."""
+    """Return the type that reads the text part of a file.
+
+    Raises:
+        UserError: The type is known and is not supported here.
+    """
     found = inner.get("model_type", outer.get("model_type"))
     if found is not None and not isinstance(found, str):
         raise UserError(f"model_type: should be a text, not {show(found)}", where)
@@ -125,13 +131,13 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> N
 
 
 def by_class(written: str) -> str:
-    """The type whose own class this is, '' where there is none."""
+    """Return the type that this class belongs to, or '' if it belongs to none."""
     stem = _stem(written)
     return _CLASSES.get(stem) or _types_by_stem().get(stem, "")
 
 
 def _class(part: Mapping[str, Any], where: str) -> str:
-    """The first of a part's `architectures`; '' where it gives none."""
+    """Return the first of a part's `architectures`, or '' if it has none."""
     given = part.get("architectures") or ""
     first = given[0] if isinstance(given, list) else given
     if not isinstance(first, str):
@@ -140,7 +146,10 @@ def _class(part: Mapping[str, Any], where: str) -> str:
 
 
 def _stem(written: str) -> str:
-    """A class's name without its head, in small letters and digits alone: `Qwen3_5MoeForCausalLM` → `qwen35moe`."""
+    """Return a class name without its head, as lower-case letters and digits only.
+
+    Example: `Qwen3_5MoeForCausalLM` → `qwen35moe`.
+    """
     while (shorter := _HEAD.sub("", written)) not in ("", written):
         written = shorter
     return _plain(written)
@@ -152,13 +161,13 @@ def _plain(name: str) -> str:
 
 @cache
 def _stems(name: str) -> frozenset[str]:
-    """What a type's classes are called: its own name, and that without what marks it as a part."""
+    """Return the class stems of a type: its name, with and without the suffix of a text part."""
     return frozenset({_plain(name), _plain(_PART.sub("", name))})
 
 
 @cache
 def _types_by_stem() -> dict[str, str]:
-    """Every type that is read here, and every one around it, by what its classes are called."""
+    """Return all types read here, and the types around them, by class stem."""
     whole = {name: said["text"] for name, said in facts().items() if said.get("text") in TYPES}
     pairs = [(name, _type(name)) for name in (*TYPES, *SAME_AS, *_REFUSED)] + list(whole.items())
     return {stem: name for given, name in reversed(pairs) for stem in sorted(_stems(given))}
@@ -170,7 +179,7 @@ def _own(written: str, name: str) -> bool:
 
 
 def _type(found: str) -> str:
-    """The type that reads a model_type: itself, one that it is the same as, or its text part's."""
+    """Return the type that reads a model_type: itself, an equivalent type, or its text part's type."""
     name = SAME_AS.get(found, found)
     return name if name in TYPES else str(facts().get(name, {}).get("text", name))
 
@@ -184,7 +193,7 @@ def _known(name: str, where: str) -> Named:
 
 
 def _bare(named: Named, written: str) -> Named:
-    """A class without an LM head, or with another head: the figures are those of the causal language model."""
+    """Return the reading of a class with no LM head or another head, as the causal language model."""
     silent = not _SPEAKS.search(written) if named.name in facts() else _OTHER_HEAD.search(written)
     if not written or not named.known or not silent:
         return named
@@ -193,7 +202,7 @@ def _bare(named: Named, written: str) -> Named:
 
 
 def _without_encoder(named: Named, inner: Mapping[str, Any], written: str) -> Named:
-    """A model of an encoder and a decoder: the figures are its decoder's, as the causal model of its type has them."""
+    """Return the reading of an encoder-decoder model: its decoder, as the causal model of its type."""
     if not named.known or inner.get("is_encoder_decoder") is not True or written.endswith(("CausalLM", "Decoder")):
         return named
     said = "its decoder alone is counted, without the encoder and the cache of cross-attention"
@@ -201,7 +210,7 @@ def _without_encoder(named: Named, inner: Mapping[str, Any], written: str) -> Na
 
 
 def _doubtful(named: Named, written: str) -> Named:
-    """A class that nobody knows, beside a type."""
+    """Return the reading of an unknown class by its type."""
     if not named.known:
         return named
     said = f"class {printable(written, 60)} is not one of {named.name}'s: counted as {named.name}, which may not be what it holds"
@@ -209,7 +218,11 @@ def _doubtful(named: Named, written: str) -> Named:
 
 
 def _draft(written: str, flat: bool, where: str) -> Named:
-    """A draft's type. Raises UserError on one whose weights are not known here."""
+    """Return the type of a draft.
+
+    Raises:
+        UserError: The weights of this draft are not known here.
+    """
     from kvcalc.library.huggingface.types.drafts import DRAFTS
 
     name = DRAFTS.get(written, "")

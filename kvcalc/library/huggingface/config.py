@@ -1,4 +1,4 @@
-"""A config.json while it is read: every look-up is typed, remembers that the key was read, and names it when it is wrong."""
+"""Read a config.json with typed look-ups; each records its key and names it in errors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +11,14 @@ _MISSING = object()
 
 
 class Config:
-    """The merged view of a file and its type's defaults. `layer` and `layer_type` are those of the layer being read.
+    """The merged view of a file and the defaults of its type.
 
-    A key that the file leaves out takes transformers' default for the type; a key that it sets to null counts as null.
-    A list as long as the model is deep gives the entry of the current layer.
+    A missing key has transformers' default for the type; an explicit null counts as null. A list
+    with one entry per layer gives the entry of the current layer.
+
+    Attributes:
+        layer: Index of the layer being read.
+        layer_type: Type of the layer being read.
     """
 
     def __init__(
@@ -22,9 +26,9 @@ class Config:
     ) -> None:
         self.file, self.defaults, self.where, self.aliases = data, defaults, where, aliases
         self.layer, self.layers, self.layer_type = 0, 0, "full_attention"
-        self.outer: Mapping[str, Any] = data  # the whole file, where this is a part of it
+        self.outer: Mapping[str, Any] = data  # the whole file, if this is a part of it
         self.read: set[str] = set()
-        self.inside: dict[str, set[str]] = {}  # keys read of a mapping under a key
+        self.inside: dict[str, set[str]] = {}  # keys read inside the mapping under each key
         self.defaulted: dict[str, Any] = {}
         self._sizes: dict[str, list[int]] = {}  # lists that have been checked
         self._overrides = self._per_layer_config()
@@ -44,13 +48,13 @@ class Config:
         return {int(index): keys for index, keys in given.items()}
 
     def fail(self, key: str, text: str, hint: str = "") -> UserError:
-        """An error about one key of this file."""
+        """Return an error about one key of this file."""
         return UserError(f"{key}: {text}", self.where, hint)
 
     def raw(self, key: str) -> Any:
-        """The value of a key or of another spelling of it, from the file or else the defaults; _MISSING if neither has it.
+        """Return the value of a key in any spelling, from the file or otherwise from the defaults.
 
-        A spelling that is null gives way to one that is not.
+        Returns _MISSING if neither has the key. A spelling with a value wins over a spelling with null.
         """
         names = (key, *self.aliases.get(key, ()))
         for source in (self._layer_overrides(), self.file):
@@ -69,26 +73,30 @@ class Config:
         return _MISSING
 
     def _layer_overrides(self) -> Mapping[str, Any]:
-        """What `per_layer_config` (layer index → keys that differ there) says of the current layer."""
+        """Return the current layer's entry of `per_layer_config` (layer index → changed keys)."""
         return self._overrides.get(self.layer, {}) if self.layers and self._overrides else {}
 
     def in_file(self, key: str) -> bool:
-        """Whether the file itself gives this key, in any spelling, a value other than null."""
+        """Return whether the file itself has this key, in any spelling, with a value other than null."""
         return any(self.file.get(name) is not None for name in (key, *self.aliases.get(key, ())))
 
     def has(self, *keys: str) -> bool:
-        """Whether the file or the defaults give one of these keys a value other than null."""
+        """Return whether the file or the defaults have one of these keys with a value other than null."""
         return any(self.raw(key) not in (_MISSING, None) for key in keys)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key for the current layer, as it stands; `default` where it is missing or null."""
+        """Return the unchecked value of a key for the current layer; `default` if missing or null."""
         value = self.raw(key)
         if isinstance(value, list) and self.layers and len(value) == self.layers and self.layer < self.layers:
             value = value[self.layer]
         return default if value is _MISSING or value is None else value
 
     def size(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number from `least` up. Raises UserError on anything else, or where there is none and no default."""
+        """Return a whole number from `least` up.
+
+        Raises:
+            UserError: The value is anything else, or is missing and has no default.
+        """
         value = self.get(key, default)
         if value is None:
             raise self.fail(key, "is missing")
@@ -101,14 +109,14 @@ class Config:
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self.get(key, default)
         if not isinstance(value, bool):
             raise self.fail(key, f"should be true or false, not {show(value)}")
         return value
 
     def outer_flag(self, key: str, default: bool) -> bool:
-        """A flag that the whole file decides, whatever its text part says; `default` where it does not give it."""
+        """Return a flag of the whole file, ignoring its text part; `default` if the file lacks it."""
         if self.outer is self.file:
             return self.flag(key)
         value = self.outer.get(key)
@@ -117,21 +125,21 @@ class Config:
         return default if value is None else value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
+        """Return a positive number."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
             raise self.fail(key, f"should be a positive number, not {show(value)}")
         return value
 
     def word(self, key: str, default: str = "") -> str:
-        """A short text."""
+        """Return a short text."""
         value = self.get(key, default)
         if not isinstance(value, str):
             raise self.fail(key, f"should be a text, not {show(value)}")
         return value
 
     def items(self, key: str, most: int = MOST_ITEMS) -> list[Any] | None:
-        """A list of at most so many entries, whole; None where it is missing or null."""
+        """Return a whole list of limited length, or None if it is missing or null."""
         value = self.raw(key)
         if value is _MISSING or value is None:
             return None
@@ -142,7 +150,7 @@ class Config:
         return value
 
     def sizes(self, key: str) -> list[int]:
-        """A list of whole numbers from 0 up; empty where it is missing or null."""
+        """Return a list of whole numbers from 0 up; empty if it is missing or null."""
         found = self.items(key) or []
         if self._sizes.get(key) is found:
             return found
@@ -153,7 +161,7 @@ class Config:
         return found
 
     def table(self, key: str) -> dict[str, Any]:
-        """A mapping; empty where it is missing or null."""
+        """Return a mapping; empty if it is missing or null."""
         value = self.raw(key)
         if value is _MISSING or value is None:
             return {}
@@ -162,7 +170,7 @@ class Config:
         return value
 
     def nested(self, key: str) -> "Config":
-        """A mapping under a key, read like a config of its own."""
+        """Return the mapping under a key as a Config."""
         default = self.defaults.get(key)
         inside = Config(self.table(key), default if isinstance(default, dict) else {}, f"{self.where}: {key}", {})
         inside.layer, inside.layers, inside.layer_type = self.layer, self.layers, self.layer_type
@@ -171,7 +179,7 @@ class Config:
 
 
 def show(value: Any) -> str:
-    """A value of the file, briefly, for an error about it."""
+    """Return a short text of a value for an error message."""
     if isinstance(value, list | dict):
         return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value):,}"
     text = repr(value[:60] if isinstance(value, str) else value)

@@ -1,4 +1,4 @@
-"""How a type's entry says where a field of a spec comes from: a key, a condition, a rule, or a plain value."""
+"""Sources of a specification field in a type's entry: a key, a condition, a rule or a literal."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ Reader = Callable[[Config], tuple[Any, ...]]  # the parts that a layer gets from
 
 
 class K:
-    """The value of the first of `keys` that is set, else `default`. `scale` multiplies a number."""
+    """The value of the first of `keys` with a value, else `default`. `scale` multiplies a number."""
 
     def __init__(self, *keys: str, default: Any = None, scale: int = 1) -> None:
         self.keys, self.default, self.scale = keys, default, scale
@@ -24,16 +24,16 @@ class K:
 
 
 def value_of(field: Field, c: Config) -> Any:
-    """What a field amounts to in this config: rules and keys are looked up, anything else stands for itself."""
+    """Return the value of a field in this config; rules and keys are looked up, literals returned."""
     return field(c) if callable(field) else field
 
 
 def when(condition: Field, then: Field, otherwise: Field = None) -> Callable[[Config], Any]:
-    """`then` where the condition holds, else `otherwise`."""
+    """Return a rule that gives `then` if the condition is true, and `otherwise` if it is false."""
     return lambda c: value_of(then if value_of(condition, c) else otherwise, c)
 
 
 def filled(fields: dict[str, Field], c: Config) -> dict[str, Any]:
-    """Every field looked up; those that amount to None are left to the spec's own default."""
+    """Return every field with its value; a field with None keeps the specification's default."""
     found = {name: value_of(field, c) for name, field in fields.items()}
     return {name: value for name, value in found.items() if value is not None}

@@ -1,7 +1,8 @@
-"""Files that hold a model's sizes and are no config that is read here: told by their keys, and refused by what they are.
+"""Recognize files with model sizes in another program's format by their keys, and refuse them.
 
-Sources: Meta's llama (`llama/model.py`, ModelArgs), mistral-inference (`src/mistral_inference/args.py`), DeepSeek-V3
-(`inference/model.py`, ModelArgs), flash-linear-attention (`fla/models/*/configuration_*.py`).
+Sources: Meta's llama (`llama/model.py`, ModelArgs), mistral-inference
+(`src/mistral_inference/args.py`), DeepSeek-V3 (`inference/model.py`, ModelArgs),
+flash-linear-attention (`fla/models/*/configuration_*.py`).
 """
 
 from collections.abc import Mapping
@@ -11,13 +12,13 @@ from kvcalc.errors import UserError, printable
 
 _TYPED = ("model_type", "architectures", "ssm_cfg")
 _SIZED = {"dim", "n_layers"}
-# Keys that one of these files alone has beside _SIZED, what the file is, and a word that finds presets of its kind.
+# Distinguishing keys next to _SIZED, a description of the file, and a word to find its presets.
 _OWN = (
     (("inter_dim", "n_dense_layers"), "a config of DeepSeek's own inference code", "deepseek"),
     (("multiple_of", "ffn_dim_multiplier"), "the params.json of a Llama checkpoint as Meta released it", "llama"),
     (("hidden_dim",), "the params.json of a checkpoint in Mistral's own form", "mistral"),
 )
-# Files that stand beside a config.json, by keys that they alone have.
+# Files that accompany a config.json, by their distinguishing keys.
 _NEIGHBOURS = (
     (("weight_map",), "the index of a checkpoint's weights"),
     (("tokenizer_class", "added_tokens_decoder", "add_bos_token"), "a tokenizer's config"),
@@ -31,12 +32,12 @@ _NAMES = (
 )
 _FLA = frozenset(_NAMES.split())
 _FLA_KEYS = ("expand_k", "expand_v", "hidden_ratio")  # of its layers' keys and values, and of an FFN without a size
-# The type of layer here that a type's layers are, or are most like.
+# The equal or most similar layer type here, for each type.
 _NEAREST = {"gated_deltanet": "gated_delta_net", "delta_net": "gated_delta_net", "kda": "kda", "retnet": "lightning"}
 
 
 def check(data: Mapping[str, Any], where: str) -> None:
-    """Raises UserError on a file of sizes in another program's own form."""
+    """Raise UserError for a file of sizes in another program's format."""
     if any(data.get(key) for key in _TYPED) or not data.keys() >= _SIZED:
         return
     for keys, what, word in _OWN:
@@ -46,7 +47,7 @@ def check(data: Mapping[str, Any], where: str) -> None:
 
 
 def neighbour(data: Mapping[str, Any], where: str) -> UserError | None:
-    """The error about a file without sizes that stands beside a config.json; None where it is none that is known."""
+    """Return the error for a known file without sizes that usually accompanies a config.json, or None."""
     if "peft_type" in data:
         base = printable(str(data.get("base_model_name_or_path") or "another"), 80)
         hint = f"Give its model, {base}; `fit --max-loras` counts adapters"
@@ -56,8 +57,10 @@ def neighbour(data: Mapping[str, Any], where: str) -> UserError | None:
 
 
 def check_unknown(name: str, data: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> None:
-    """Raises UserError on a type without an entry that no general rule counts: an encoder and a decoder, and
-    flash-linear-attention's layers, but for its plain `transformer` where it gives the FFN's size.
+    """Raise UserError for a type without an entry that no general rule can count.
+
+    These are encoder-decoder models and flash-linear-attention's layers. Its plain `transformer` is
+    accepted if it gives the size of the FFN.
     """
     if any(part.get("is_encoder_decoder") is True for part in (data, inner)):
         shown = printable(str(data.get("model_type") or name or "none"), 60)

@@ -1,7 +1,7 @@
-"""Configs from the Hugging Face Hub, through its own client: its cache, `HF_TOKEN`, `HF_ENDPOINT` and offline mode.
+"""Read configs from the Hugging Face Hub with its client: cache, `HF_TOKEN`, `HF_ENDPOINT`, offline.
 
-The client's own timeouts hold (`HF_HUB_ETAG_TIMEOUT`, `HF_HUB_DOWNLOAD_TIMEOUT`, in seconds); its retries end after three
-times as long.
+The client's timeouts apply (`HF_HUB_ETAG_TIMEOUT`, `HF_HUB_DOWNLOAD_TIMEOUT`, in seconds). Its
+retries end after three times the timeout.
 """
 
 import logging
@@ -22,9 +22,11 @@ _REVISION = re.compile(r"[\w][\w.\-/]{0,99}", re.ASCII)
 
 
 def load_from_hub(name: str, changes: list[str] | None = None) -> Model:
-    """The model whose config.json the Hub has under `org/name`, or `org/name@revision`.
+    """Return the model of the config.json under `org/name` or `org/name@revision` on the Hub.
 
-    Raises UserError where the extra is missing, or the Hub has no such file, refuses it, or cannot be reached.
+    Raises:
+        UserError: The extra is not installed, or the Hub has no such file, refuses it, or cannot
+            be reached.
     """
     repo, at, revision = name.partition("@")
     if not _NAME.fullmatch(repo) or (at and not _REVISION.fullmatch(revision)) or ".." in name:
@@ -34,7 +36,7 @@ def load_from_hub(name: str, changes: list[str] | None = None) -> Model:
 
 
 def _download(repo: str, revision: str) -> Path:
-    """The file in the client's cache, fetched where it is missing or old."""
+    """Return the file in the client's cache; download it if it is missing or outdated."""
     try:
         from huggingface_hub import errors as hub
     except ImportError:
@@ -54,14 +56,14 @@ def _download(repo: str, revision: str) -> Path:
         raise UserError(f"{shown} has no config.json on the Hub") from None
     except hub.HfHubHTTPError as error:
         raise UserError(f"the Hub does not hand out {shown}: {_reason(error)}", hint="Check the name and HF_TOKEN") from None
-    except Exception as error:  # the client lets its HTTP library's own errors through
+    except Exception as error:  # the client does not wrap errors of its HTTP library
         raise _unreachable(shown, error) from None
 
 
 def _fetch(repo: str, revision: str | None) -> Path:
-    """Ask once whether the file is there, then let the client fetch it.
+    """Check once that the file exists, then let the client download it.
 
-    The client alone would ask a Hub that is down again and again, for minutes.
+    Without the check, the client retries for minutes if the Hub is down.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -82,7 +84,7 @@ def _fetch(repo: str, revision: str | None) -> Path:
 
 
 def _within(seconds: float, call: Callable[[], str]) -> str:
-    """What `call` returns. Raises its error, or TimeoutError after so many seconds."""
+    """Return the result of `call`. Raises its error, or TimeoutError after the given seconds."""
     done: list[str | BaseException] = []
 
     def run() -> None:
@@ -110,7 +112,7 @@ def _unreachable(shown: str, error: Exception) -> UserError:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause and the first line that it says."""
+    """Return the innermost cause and the first line of its message."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()

@@ -1,4 +1,4 @@
-"""Short names for the kinds of layer that a config describes, and their order in runs."""
+"""Name the layer kinds of a config, and group their order into runs."""
 
 from kvcalc.layers.attention import Grouped, Sparse
 from kvcalc.layers.ffn import Dense, Moe
@@ -6,7 +6,7 @@ from kvcalc.model.spec import Layer
 
 
 def kind_names(kinds: list[Layer]) -> list[str]:
-    """A name for each kind, after what tells it from the others: its mixer, its FFN, or both; else a number behind it."""
+    """Return a name for each kind from its distinguishing parts: mixer, FFN, both, or a number."""
     mixers = [_mixer_word(layer) for layer in kinds]
     networks = ["_".join(str(p.__struct_config__.tag) for p in layer.parts if isinstance(p, Dense | Moe)) for layer in kinds]
     names: list[str] = []
@@ -31,7 +31,10 @@ def _mixer_word(layer: Layer) -> str:
 
 
 def runs(order: list[str]) -> tuple[str, ...]:
-    """`5 local` for five in a row; the shortest period where the order repeats, its last round perhaps cut short."""
+    """Return the order as runs: `5 local` for five in a row, as the shortest period if it repeats.
+
+    The last repetition may be incomplete.
+    """
     found: list[tuple[int, str]] = []
     for kind in order[: _period(order)]:
         if found and found[-1][1] == kind:
@@ -42,7 +45,10 @@ def runs(order: list[str]) -> tuple[str, ...]:
 
 
 def _period(order: list[str]) -> int:
-    """The smallest p with order[i] = order[i − p] throughout: the length less that of the longest border."""
+    """Return the smallest p with order[i] = order[i − p] for all i ≥ p.
+
+    This is the length minus the length of the longest border.
+    """
     border = [0] * len(order)
     for i in range(1, len(order)):
         n = border[i - 1]
