@@ -118,8 +118,8 @@ def serve(
     served, pool, steps = server.run(requests, clients, progress, ready.steps)
     cached = bool(load.prefix_hit_rate) or isinstance(requests, Prefixed)
     asked = Asked(deployment, load, clients, settings, policy, cache, cached, server.handover)
-    record = served_record(asked, served, steps, pool, server.limits, ready.capacity)
-    record["kv_budget_bytes"] = server.room.kv_budget
+    kv_budget = server.room.kv_budget
+    record = served_record(asked, served, steps, kv_budget, server.limits, ready.capacity)
     return Run(record, served, pool, server.limits, steps, ready)
 
 

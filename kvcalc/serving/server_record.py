@@ -9,7 +9,6 @@ from kvcalc.serving.handover import Handover
 from kvcalc.serving.latency import cost_per_million
 from kvcalc.serving.load import Load
 from kvcalc.serving.metrics import summary
-from kvcalc.serving.pool import Pool
 from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.settings import ServerSettings
 from kvcalc.serving.simulation import Served
@@ -36,7 +35,7 @@ class Asked(NamedTuple):
 
 
 def served_record(
-    asked: Asked, served: Served, steps: Passes, pool: Pool, limits: Limits, capacity: float | None
+    asked: Asked, served: Served, steps: Passes, kv_budget: int, limits: Limits, capacity: float | None
 ) -> dict[str, Any]:
     """The summary of a run, flat. capacity: requests per second at which the server saturates.
 
@@ -55,7 +54,7 @@ def served_record(
     record |= _drafted(steps.drafting, served)
     record["num_speculative_tokens_from"] = _chosen(settings)
     record |= _handed(asked, served, record["gpus"])
-    record |= summary(served, pool.budget, settings.goals)
+    record |= summary(served, kv_budget, settings.goals)
     record |= {"diverges": _diverges(load, served, capacity), "capacity_requests_per_s": capacity}
     typical = max(1, round(float(requests.input_len.mean()))), max(1, round(float(requests.output_len.mean())))
     record["cost_per_million_tokens"] = None

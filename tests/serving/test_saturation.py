@@ -87,7 +87,7 @@ def test_the_verdict_does_not_depend_on_the_number_of_requests(
     for share in (0.5, 0.88, 1.12, 1.5):
         for count in (300, 1000, 3000, 10_000)[:: 1 if share == 1.12 else 3]:
             asked = Load(rate=share * capacity, num_prompts=count, **load)  # type: ignore[arg-type]
-            before = serve(timed, asked.drawn(), asked, ServerSettings(**settings), policy, before=before)  # type: ignore[arg-type]
+            before = serve(timed, asked.drawn(), asked, ServerSettings(**settings), policy, before=before and before.ready)  # type: ignore[arg-type]
             assert before.record["diverges"] is (share > 1), (share, count)
             assert before.record["capacity_requests_per_s"] == capacity
         waits = gathered(before.served, "scheduled") - gathered(before.served, "arrived")
