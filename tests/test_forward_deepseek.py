@@ -95,6 +95,10 @@ def experts(t: int, reached: float) -> dict[str, Cost]:
         found[f"{name}_gate_up"] = gate_up._replace(weight_bytes=int(copies * 2 * D * FE * E + 0.5))
         found[f"{name}_activation"] = Cost(0, 8 * rows * FE, activation_bytes=3 * rows * FE * E)
         found[f"{name}_down"] = down._replace(weight_bytes=int(copies * D * FE * E + 0.5))
+    # The routed experts are one operator: it reads and writes each token once, and keeps the rest on the chip.
+    for name in ("experts_gate_up", "experts_down"):
+        found[name] = found[name]._replace(activation_bytes=t * D * E)
+    found["experts_activation"] = found["experts_activation"]._replace(activation_bytes=0)
     return found
 
 
