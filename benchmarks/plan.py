@@ -27,7 +27,9 @@ YARDSTICK = "a point by `fit` and `latency`"
 def space(gpus: tuple[Gpu, ...], stack: str, pp: tuple[int, ...], caches: tuple[str, ...]) -> Space:
     precisions = tuple(Precision(kv_cache_dtype=cache) for cache in caches)
     sizes = {"tp": (1, 2, 4, 8), "dp": (1,), "pp": pp}
-    return Space(models=(load_model("llama-3.1-70b"),), gpus=gpus, max_gpus=4096, precisions=precisions, stack=stack, **sizes)
+    return Space(
+        models=(load_model("llama-3.1-70b"),), gpus=gpus, max_gpus=4096, precisions=precisions, calibration=stack, **sizes
+    )
 
 
 def one_by_one(blocks: list[Block]) -> float:
@@ -57,7 +59,7 @@ def looked_through(what: str, needs: list[Need], where: Space) -> Line:
 def fleet(what: str, name: str, contexts: tuple[int, ...], gpus: tuple[Gpu, ...], max_gpus: int, stack: str, users: int) -> Line:
     """Every split of a model over GPUs, as the command has it where no sizes are given."""
     needs = [Need(users=users, context=context, max_tpot=0.05) for context in contexts]
-    where = Space(models=(load_model(name),), gpus=gpus, max_gpus=max_gpus, stack=stack)
+    where = Space(models=(load_model(name),), gpus=gpus, max_gpus=max_gpus, calibration=stack)
     return looked_through(f"of {name} {what}", needs, where)
 
 
@@ -72,7 +74,7 @@ def lines() -> Iterator[Line]:
     needs = [Need(users=users, context=context, max_tpot=0.05) for users in (16, 64, 256, 1024) for context in contexts]
     for name in ("llama-3.1-70b", "deepseek-v3"):
         for stack, basis in (("datasheet", "under bounds"), ("vllm", "under laws")):
-            sparse = Space(models=(load_model(name),), gpus=every, max_gpus=64, stack=stack)
+            sparse = Space(models=(load_model(name),), gpus=every, max_gpus=64, calibration=stack)
             yield looked_through(f"of {name}, 16 needs to 64 GPUs, {basis}", needs, sparse)
     yield fleet("in every split, four contexts to 64 GPUs", "deepseek-v3", contexts, every, 64, "datasheet", 64)
     for name in ("llama-3.1-70b", "deepseek-v3"):

@@ -170,5 +170,5 @@ def test_a_server_without_memory_is_left_out_of_a_list(kvcalc: Run) -> None:
     line = "serve qwen3-30b-a3b --rate 2 --num-prompts 20 --format json --gpu"
     among = kvcalc(f"{line} l40s,h100")
     assert among.records == kvcalc(f"{line} h100").records
-    assert "left out: qwen3-30b-a3b leaves no memory for a cache on l40s" in among.err
+    assert "left out: qwen3-30b-a3b leaves no memory for a cache on 1× l40s" in among.err
     assert kvcalc(f"{line} l40s").code == 2

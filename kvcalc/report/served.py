@@ -57,7 +57,7 @@ SERVE = (
 
 
 SUSTAINED = "sustained"
-CLOSE = 1.05  # times another rate that counts as equal to it: served figures are no surer
+CLOSE = 1.1  # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
 SERVER = (*DEPLOYED, *(c for c in SERVE if c.key in ("policy", "cache", "prefix_hit_rate")))  # what sets servers apart
 
 

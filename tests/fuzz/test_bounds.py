@@ -66,7 +66,7 @@ MUCH = "1000000000000"
 PICTURED = {
     f"size gpt2 --context {MUCH} --bs {MUCH}": 0,
     f"plot memory gpt2 --context {MUCH} --batch-size {MUCH}": 0,
-    f"plan gpt2 --gpu h100 --users {MUCH} --context {MUCH}": 2,  # nothing that fits to draw
+    f"plan gpt2 --gpu h100 --users {MUCH} --context {MUCH}": 1,  # nothing fits, so there is nothing to draw
     "latency gpt2 --isl 1 --osl 1": 2,  # no time per token to draw
 }
 

@@ -54,7 +54,7 @@ def test_each_server_of_a_list_has_its_own_sweep(kvcalc: Run) -> None:
     static, continuous = (r for r in records if r["found_rate"])
     assert (static["policy"], continuous["policy"]) == ("static", "continuous")
     assert [r["policy"] for r in records] == sorted((r["policy"] for r in records), reverse=True)
-    assert 1 < static["found_rate"] / continuous["found_rate"] < 1.05
+    assert 1 < static["found_rate"] / continuous["found_rate"] < 1.1
     assert static["ttft_p50_s"] > 20 * continuous["ttft_p50_s"]
     assert kvcalc(f"{line.replace('static,', '')} --format json").records == records[records.index(continuous) :]
     text = kvcalc(line).joined
