@@ -1,5 +1,7 @@
 """The same model with other attention: what each variant changes, what it leaves equal, and what is said of it."""
 
+import re
+
 import pytest
 from conftest import Run
 from specs import compressed, grouped, latent, of_kinds, stack
@@ -479,3 +481,20 @@ def test_one_variant_is_held_against_the_models_own_attention(kvcalc: Run) -> No
     alone = kvcalc("compare llama-7b --variants none").joined
     assert "with its own attention keeps 2.00 GiB for 4,096 tokens; no other" in alone
     assert "none (as it is) — held equal" in alone
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "none"])
+def test_explained_users_follow_from_the_bytes_printed(kvcalc: Run, engine: str) -> None:
+    """The room for the cache, divided by the bytes of a sequence, is the number of users on one GPU."""
+    line = f"compare llama-3.1-8b --variants gqa:8,window:1024 --context 32k --gpu h200 --engine {engine} --explain"
+    found = re.findall(r"users = ([\d,]+) B .*?, ([\d,]+) B a sequence = ([\d,]+)", kvcalc(line).joined)
+    assert len(found) == 2
+    for room, each, users in ([int(n.replace(",", "")) for n in numbers] for numbers in found):
+        assert room // each == users
+
+
+def test_a_hybrid_of_equal_windows_is_not_told_to_write_itself() -> None:
+    """Mistral 7B's own layers have the window of 4,096 tokens that the variant gives the others."""
+    with pytest.raises(UserError, match="would see") as error:
+        variant(load_model("mistral-7b"), "hybrid:5/window:4096")
+    assert "hybrid:5/window:4096" not in str(error.value.hint)

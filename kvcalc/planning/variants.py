@@ -61,6 +61,9 @@ def variant(model: Model, text: str) -> Variant:
         done[name] = step
     beside = [(model.kinds[near], model.kinds[whole]) for near, whole in split.items() if {near, whole} <= {*model.kinds}]
     if beside and all(near.label == whole.label for near, whole in beside):
+        if [*done][-1] != "hybrid":
+            why = f"all layers of {model.name} would see {beside[0][0].label}"
+            raise UserError(f"variant {text!r}: {why}", hint="Give the other layers another window, as in hybrid:5/window:1024")
         raise UserError(f"variant {text!r}: a hybrid names what its other layers see", hint="Write hybrid:5/window:4096")
     key, problem = model.problem()
     if problem:

@@ -82,10 +82,11 @@ def _speculative(r: Record) -> str:
 
 
 def _users(r: Record) -> str:
-    if "variant" not in r:
+    """Return the room for the cache and the bytes that the engine keeps for one sequence, both of one GPU."""
+    if "variant" not in r or not r.get("kv_budget_bytes") or not r.get("kv_needed_bytes"):
         return ""
-    each = -(-r["kv_cache_bytes"] // r["batch_size"])
-    return f"⌊(memory − {_bytes(r['weight_bytes'])} of weights) / {_bytes(each)} of a sequence⌋"
+    each = -(-r["kv_needed_bytes"] // r["batch_size"])
+    return f"{_bytes(r['kv_budget_bytes'])} for the cache of each GPU, {_bytes(each)} a sequence"
 
 
 def _step(r: Record) -> str:
