@@ -1,4 +1,7 @@
-"""Requests of a list that are timed together: those whose steps are at contexts of which one call times all."""
+"""Group the requests of a list so that each group is timed in one call.
+
+The contexts of all decode steps in a group fit into one block.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -6,11 +9,11 @@ from typing import NamedTuple, Protocol
 from kvcalc.model.spec import Model
 from kvcalc.serving.latency import MOST_AGAIN, block_of, check_steps, passes_in_one
 
-MOST_IN_ALL = 1 << 21  # passes of all requests, those that they share counted once
+MOST_IN_ALL = 1 << 21  # passes of all requests; shared passes count once
 
 
 class Asked(Protocol):
-    """What tells the passes of a request, by the names of `LatencyOptions`."""
+    """The fields of a request that determine its passes, named as in `LatencyOptions`."""
 
     @property
     def input_len(self) -> int: ...
@@ -32,9 +35,14 @@ class Asked(Protocol):
 
 
 class Group(NamedTuple):
-    """Requests by their numbers, the contexts of their steps in ranges, and the heads of those without a cache.
+    """Requests whose steps are timed together.
 
-    ranges: none for a request that is timed by itself. several: passes as which one of these counts.
+    Attributes:
+        numbers: Indices of the requests.
+        ranges: Ranges (first, end) of the contexts of their steps. Empty for a request that is
+            timed separately.
+        heads: LM head positions of the requests that are also computed without a cache.
+        several: Weight of one pass in the limits on passes. See `passes_in_one`.
     """
 
     numbers: list[int]
@@ -44,7 +52,10 @@ class Group(NamedTuple):
 
 
 def groups_of(requests: Mapping[int, Asked], model: Model) -> Iterator[Group]:
-    """Requests of a model whose steps are at no more contexts than a block has; by itself one whose own are more."""
+    """Yield groups of requests whose steps cover at most `block_of(model)` contexts.
+
+    A request with more contexts than one block is a group by itself, without ranges.
+    """
     most, several = block_of(model), passes_in_one(model)
     some: list[int] = []
     held: list[tuple[int, int]] = []
@@ -67,7 +78,7 @@ def groups_of(requests: Mapping[int, Asked], model: Model) -> Iterator[Group]:
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same numbers in as few ranges (first, end) as hold each once."""
+    """Return the union of ranges (first, end) as the smallest number of disjoint ranges."""
     found: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
         if found and first <= found[-1][1]:
@@ -78,7 +89,14 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def check_work(requests: Sequence[Asked], groups: Sequence[Group]) -> None:
-    """Raises UserError where requests in these groups take more passes than are timed, of a model of few kinds of layers."""
+    """Check that the requests do not take more passes than the limits allow.
+
+    Passes are counted as passes through a model with few kinds of layers.
+
+    Raises:
+        UserError: The requests take more than MOST_IN_ALL passes, or more than MOST_AGAIN passes
+            without a cache.
+    """
     passes = again = 0
     for group in groups:
         steps = group.several * (sum(end - first for first, end in group.ranges) or requests[group.numbers[0]].output_len)

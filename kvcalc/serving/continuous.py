@@ -1,10 +1,11 @@
-"""Continuous batching, event by event: what runs is chosen anew at every pass (Orca, Yu et al., OSDI 2022).
+"""Continuous batching, simulated event by event (Orca, Yu et al., OSDI 2022).
 
-A request is admitted while there is a seat and free memory. When a decode finds no block, the request that was admitted last
-makes room, and waits at the head of the queue: its cache is thrown away and recomputed with what it has generated so far, or
-copied to the host and back. The first output token comes from the last piece of the prompt. Passes in which nothing changes
-but lengths are one event. With a draft a pass verifies the drafted tokens of every sequence that decodes. How engines differ is
-their `Scheduling`.
+The batch is chosen again before every pass. A request is admitted if max_num_seqs and the free
+memory allow it. If a decode finds no block, the request that was admitted last is preempted and
+waits at the head of the queue. Its cache is dropped and recomputed with the tokens generated so
+far, or copied to the host and back. The first output token comes from the last chunk of the
+prompt. Consecutive passes in which only lengths change are one event. With a draft, each pass
+verifies the draft tokens of every decoding sequence. `Scheduling` describes how engines differ.
 """
 
 import math
@@ -21,7 +22,11 @@ from kvcalc.serving.waiting import Waiting
 
 
 class Continuous:
-    """The server while it runs. prefixes: what a prefix cache finds of prompts; None where there is none."""
+    """The state of a server with continuous batching.
+
+    Attributes:
+        prefixes: The prefix cache. None if the server has no prefix cache.
+    """
 
     def __init__(
         self, door: Door, pool: Pool, steps: Passes, limits: Limits, log: Log, scheduling: Scheduling = MIXED,
@@ -34,8 +39,8 @@ class Continuous:
             OwnPace(pool, steps.drafting, log) if steps.drafting else InStep(pool, max(door.outputs, default=1))
         )
         self.now, self.admitted, self.held, self.swap_bytes, self.promised, self.waited = 0.0, 0, 0, 0, 0, 0
-        self.horizon = math.inf  # until when all that comes is known
-        self.unseen = 0  # decode passes since the last look at what has come
+        self.horizon = math.inf  # time up to which all arrivals are known
+        self.unseen = 0  # decode passes since the last check for arrivals
         self.waiting = Waiting(door)
         self.prefilling: list[Live] = []
         self.joining: list[Live] = []
@@ -45,11 +50,15 @@ class Continuous:
         return bool(self.decoding.count or self.prefilling or self.waiting)
 
     def when(self) -> float:
-        """When it goes on, as far as is known."""
+        """Return the time in seconds of the next pass, as far as it is known."""
         return self.now if self.busy else max(self.now, self.door.next_s)
 
     def run(self) -> bool:
-        """One pass, or passes in a row in which nothing changes; False when all is done."""
+        """Simulate one pass, or consecutive passes in which only lengths change.
+
+        Returns:
+            False if all requests are done.
+        """
         door, busy = self.door, self.busy
         if not busy:
             self.now = max(self.now, door.next_s)
@@ -79,7 +88,13 @@ class Continuous:
         self.joining = []
 
     def _make_room(self) -> bool:
-        """Preempt until every decode has room for its token. At least one request always has."""
+        """Preempt requests until every decode has memory for its next token.
+
+        At least one request always has enough memory.
+
+        Returns:
+            Whether a request was preempted.
+        """
         preempted = False
         while self.decoding.exceeds(self.pool.budget - self.held):
             preempted = True
@@ -108,17 +123,17 @@ class Continuous:
         self.waiting.preempted.append(live)
 
     def _release(self, index: int, held: int) -> None:
-        """A request gives back so many bytes, but for those that others hold on."""
+        """Release `held` bytes of a request, except bytes that other requests still use."""
         if self.prefixes:
             self._share(-self.prefixes.release(index, held))
 
     def _keep(self, index: int) -> None:
-        """A request's prompt is computed: others find its prefix, and it holds with them what they have."""
+        """Add a computed prompt's prefix to the prefix cache, and share bytes that are stored already."""
         if self.prefixes:
             self._share(self.prefixes.keep(index, self.door.inputs[index]))
 
     def _share(self, saved: int) -> None:
-        """Subtract bytes that running requests hold together from those that are held and promised."""
+        """Subtract bytes that running requests share from the held and the promised bytes."""
         self.held -= saved
         self.promised -= saved
 
@@ -127,7 +142,7 @@ class Continuous:
         self.log.swapped_bytes += moved
 
     def _chunks(self, budget: int) -> list[tuple[Live, int]]:
-        """The next pieces of the prompts that are being processed."""
+        """Return the next chunk of each prompt that is being processed, at most `budget` tokens in all."""
         found = []
         for live in self.prefilling:
             new = min(live.target - live.cached, budget)
@@ -137,7 +152,10 @@ class Continuous:
         return found
 
     def _admit(self, budget: int, others: bool) -> list[tuple[Live, int]]:
-        """Requests from the queue, while there are seats, tokens and memory, and the first piece of each."""
+        """Admit requests from the queue and return the first chunk of each.
+
+        Admission ends if max_num_seqs, the tokens of the pass or the memory are used up.
+        """
         found: list[tuple[Live, int]] = []
         if not self.waiting or self._waits_for_company(budget):
             return found
@@ -192,12 +210,12 @@ class Continuous:
             self.held += self.table[head.target]
 
     def _promise(self, head: Live) -> int:
-        """Bytes that are set aside for a request when it is admitted."""
+        """Return the bytes that are reserved for a request when it is admitted."""
         left = self.door.outputs[head.index] - head.generated - 1
         return int(self.table[head.target + int(self.how.reserve * left)])
 
     def _waits_for_company(self, budget: int) -> bool:
-        """Whether prompts wait on, for more of them to fill a pass."""
+        """Return whether prompts wait until more prompts fill a pass."""
         if not self.how.wait_passes or not self.decoding.count or self.waited >= self.how.wait_passes:
             self.waited = 0
             return False
@@ -207,7 +225,7 @@ class Continuous:
         return waits
 
     def _mixed(self, pieces: list[tuple[Live, int]], swapped: int) -> None:
-        """One pass with pieces of prompts, or after a swap."""
+        """Simulate one pass with chunks of prompts, or one pass after a swap."""
         decoding = self.decoding
         start, count = self.now, 0 if self.how.decodes_wait and pieces else decoding.count
         chunks: Chunks = tuple([(new, live.cached) for live, new in pieces])
@@ -234,7 +252,10 @@ class Continuous:
         self._prompted(pieces)
 
     def _decode(self) -> None:
-        """Decode passes in a row until a sequence is done, a request comes that could be admitted, or memory ends."""
+        """Simulate consecutive decode passes.
+
+        They end if a sequence is done, a request arrives that could be admitted, or memory runs out.
+        """
         decoding, start = self.decoding, self.now
         count = decoding.count
         line = self.steps.line(count, decoding.context / count + 1)
@@ -253,26 +274,26 @@ class Continuous:
         self._pass_time(seconds, done)
 
     def _stored(self) -> int:
-        """Stored bytes of those who do not decode, less what running requests share."""
+        """Return the stored bytes of requests that do not decode, less the bytes that requests share."""
         stored = sum([self.kept[p.cached] for p in self.prefilling]) if self.prefilling else 0
         return stored - self.prefixes.shared_stored if self.prefixes else stored
 
     def _pass_time(self, seconds: float, done: list[Live]) -> None:
-        """Time goes by, and those who are done leave."""
+        """Advance the time, and remove the requests that are done."""
         self.now += seconds
         self.door.pass_time(seconds)
         for live in done:
             self._leave(live)
 
     def _leave(self, live: Live) -> None:
-        """A request is done."""
+        """Remove a request that is done."""
         self.promised -= live.promised
         if self.prefixes:
             self._release(live.index, self.table[self.door.inputs[live.index] + self.door.outputs[live.index] - 1])
         self.door.leave(live.index, self.now)
 
     def _prompted(self, pieces: list[tuple[Live, int]]) -> None:
-        """Prompts that are complete give a token and go on to decode."""
+        """Give each complete prompt its next token and move its request to decoding."""
         for live, _ in pieces:
             if live.cached < live.target:
                 continue

@@ -1,7 +1,7 @@
-"""The sequences that decode: how many, what memory they hold, which is the newest, and which are done after some passes.
+"""The decoding sequences: their number, memory, newest request, and completed requests.
 
-Without a draft all gain a token a pass, so that passes in a row are one event, whatever their number. With one each sequence
-gains what chance accepts of it, and one.
+Without a draft every sequence gains one token per pass, so consecutive passes are one event.
+With a draft each sequence gains the accepted draft tokens, drawn at random, and one more.
 """
 
 from heapq import heapify, heappop, heappush
@@ -16,15 +16,19 @@ from kvcalc.serving.steps import Line
 
 
 class InStep:
-    """Sequences that gain one token each in every pass. `running` holds them by the step at which each is done.
+    """Sequences that gain one token each in every pass.
 
-    count: sequences. context: tokens that they have cached together. needed: bytes that they hold after one more pass.
+    Attributes:
+        running: Sequences sorted by the step at which each is done.
+        count: Number of sequences.
+        context: Total number of cached tokens.
+        needed: Bytes that the sequences hold after one more pass.
     """
 
     def __init__(self, pool: Pool, longest: int) -> None:
         self.ledger = Ledger(pool, longest)
-        self.running: list[tuple[int, int, Live]] = []  # (step at which it is done, order, which); some but the first are gone
-        self.recent: list[Live] = []  # by admission; some are done
+        self.running: list[tuple[int, int, Live]] = []  # heap of (last step, order, request) with stale entries
+        self.recent: list[Live] = []  # in order of admission; includes completed requests
         self.count = self.context = 0
 
     @property
@@ -32,11 +36,11 @@ class InStep:
         return self.ledger.next if self.count else 0
 
     def exceeds(self, room: int) -> bool:
-        """Whether one more pass needs more than `room` bytes."""
+        """Return whether one more pass needs more than `room` bytes."""
         return self.ledger.ends > room and self.needed > room
 
     def join(self, live: Live, left: int) -> None:
-        """A sequence that decodes from the next pass on, for `left` tokens."""
+        """Add a sequence that decodes `left` tokens, from the next pass on."""
         step = self.ledger.step
         live.target, live.began, live.ends, live.decodes = live.cached, step, step + left, True
         heappush(self.running, (live.ends, live.order, live))
@@ -50,13 +54,13 @@ class InStep:
         self.context += live.cached
 
     def newest(self) -> int:
-        """The order of the one admitted last; −1 where there is none."""
+        """Return the order of the sequence that was admitted last; −1 without sequences."""
         while self.recent and not self.recent[-1].decodes:
             self.recent.pop()
         return self.recent[-1].order if self.recent else -1
 
     def take_out(self) -> Live:
-        """The one admitted last, with the tokens that it has cached and generated."""
+        """Remove the sequence that was admitted last, with its counts of tokens updated."""
         self.newest()
         live = self.recent.pop()
         live.decodes = False
@@ -70,20 +74,26 @@ class InStep:
         return live
 
     def in_a_row(self, most: int, room: int) -> int:
-        """Of at most so many passes those until one is done, or until `room` bytes hold no more; at least one."""
+        """Return the number of passes until a sequence is done or `room` bytes are exceeded.
+
+        The number is at least 1 and at most `most`.
+        """
         many = min(self.running[0][0] - self.ledger.step, most)
         if many > 1 and self.ledger.ends > room:
             many = max(1, self.ledger.within(many, room))
         return many
 
     def _clear(self) -> None:
-        """Those that have been taken out leave the front; one that came back has another order."""
+        """Remove entries of preempted sequences from the front of the heap.
+
+        A sequence that came back has another order.
+        """
         running = self.running
         while running and not (running[0][2].decodes and running[0][1] == running[0][2].order):
             heappop(running)
 
     def grow(self, passes: int, line: Line, held: int, kept: int) -> tuple[Grown, list[Live]]:
-        """So many passes, as `Ledger.grow` has them, and who is done then."""
+        """Simulate `passes` passes and return their bytes, as `Ledger.grow`, and the completed requests."""
         grown = self.ledger.grow(passes, line, held, kept)
         self.context += self.count * passes
         done: list[Live] = []
@@ -100,13 +110,16 @@ class InStep:
         return grown, done
 
     def still(self, seconds: float, held: int, kept: int) -> Grown:
-        """A pass without them."""
+        """Return the bytes of a pass in which these sequences do not decode."""
         taken, kept = self.ledger.allocated + held, self.ledger.stored + kept
         return Grown(taken, kept, taken, taken * seconds, kept * seconds)
 
 
 class OwnPace:
-    """Sequences that gain as many tokens in a pass as are accepted of a draft, and one: as `InStep`, in arrays."""
+    """Sequences that gain the accepted draft tokens and one more in each pass.
+
+    The methods are those of `InStep`, computed with arrays.
+    """
 
     def __init__(self, pool: Pool, drafting: Drafting, log: Log) -> None:
         import numpy as np

@@ -1,4 +1,4 @@
-"""How requests come in: when they are due, and no sooner than a client is free where their number at once is limited."""
+"""Arrivals of requests: when each is due, and when a client is free to send it."""
 
 import math
 from collections.abc import Iterator
@@ -13,9 +13,14 @@ NOBODY = (math.inf, -1, math.inf)
 
 
 class Clients(NamedTuple):
-    """Who asks. concurrency: clients, each with one request at a time, 0 for no limit. think_s: seconds from an answer to the
-    client's next request. path_s, path_s_per_token: seconds that a request of so many tokens is under way (network, HTTP,
-    tokenising, and the first token back) before the engine sees it; a user waits for them too.
+    """The clients who send requests.
+
+    Attributes:
+        concurrency: Number of clients with one request at a time each; 0 for no limit.
+        think_s: Seconds from an answer to the client's next request.
+        path_s: Seconds before the engine sees a request: network, HTTP, tokenising, and the first
+            token's way back. Users wait for them too.
+        path_s_per_token: Seconds added to path_s for each token of the prompt.
     """
 
     concurrency: int = 0
@@ -24,16 +29,23 @@ class Clients(NamedTuple):
     path_s_per_token: float = 0.0
 
     def share(self, rank: int, ranks: int) -> "Clients":
-        """Those that ask one of so many ranks; at least one where their number is limited."""
+        """Return the clients of one rank; at least one if their number is limited.
+
+        Example: 10 clients on 4 ranks give 3, 3, 2, 2.
+        """
         whole = self.concurrency
         return self._replace(concurrency=max(1, whole // ranks + (rank < whole % ranks)) if whole else 0)
 
 
 class Door:
-    """Lets requests in, in the order in which they reach the engine. A request that could never fit is rejected at once.
+    """Admits requests in the order in which they reach the engine.
 
-    next_s: when the next request comes, as far as is known; infinity when none does before another is done. handed: whether
-    they come with their prompts computed.
+    A request that could never fit is rejected immediately.
+
+    Attributes:
+        next_s: Time of the next request in seconds, as far as it is known. Infinite if no request
+            comes before another is done.
+        handed: Whether the prompts of the requests are computed already.
     """
 
     handed = False
@@ -43,10 +55,13 @@ class Door:
         self.outputs: list[int] = requests.output_len.tolist()
         self.fits: list[bool] = pool.fits(requests.input_len + requests.output_len - 1).tolist()
         self.log, self.clients, self.done, self.in_system = log, clients, 0, 0
-        self.due, self.next = requests.arrival_s, min(clients.concurrency, len(requests))  # of a closed loop: those sent
+        self.due, self.next = (
+            requests.arrival_s,
+            min(clients.concurrency, len(requests)),
+        )  # `next`: in a closed loop, requests sent
         there = self.due + clients.path_s + clients.path_s_per_token * requests.input_len
-        self.coming: list[tuple[float, int, float]] = []  # of a closed loop, a heap: (reaches the engine, which, was sent)
-        self.line: Iterator[tuple[float, int, float]] = iter(())  # of an open one, in order
+        self.coming: list[tuple[float, int, float]] = []  # closed loop: heap of (arrival, index, sent)
+        self.line: Iterator[tuple[float, int, float]] = iter(())  # open loop: sorted by arrival
         if clients.concurrency:
             self.coming = list(zip(*(column[: self.next].tolist() for column in (there, _indices(there), self.due)), strict=True))
             heapify(self.coming)
@@ -57,13 +72,13 @@ class Door:
         self.next_s = self.head[0]
 
     def _next(self) -> tuple[float, int, float]:
-        """Takes the one that comes next."""
+        """Remove and return the request that arrives next."""
         if self.coming:
             return heappop(self.coming)
         return next(self.line, NOBODY)
 
     def admit(self, now: float) -> list[int]:
-        """The requests that have come by `now`, without those that can never fit."""
+        """Return the requests that have arrived by `now`, without requests that can never fit."""
         found: list[int] = []
         while self.next_s <= now:
             at, index, sent = self.head
@@ -80,23 +95,23 @@ class Door:
         return found
 
     def pass_time(self, seconds: float) -> None:
-        """Time goes by for those inside."""
+        """Add `seconds` to the time in the system of every admitted request."""
         self.log.in_system_s += self.in_system * seconds
 
     def leave(self, index: int, now: float) -> None:
-        """A request is done."""
+        """Note that a request is done."""
         self.log.finished[index] = now
         self.in_system -= 1
         self._free(now)
 
     def come(self, at: float, index: int, sent: float) -> None:
-        """A request that was sent at some time will reach the engine at another."""
+        """Add a request that was sent at `sent` and reaches the engine at `at`, in seconds."""
         heappush(self.coming, (at, index, sent))
         self.head = heappushpop(self.coming, self.head)
         self.next_s = self.head[0]
 
     def _free(self, at: float) -> None:
-        """A client has its answer; one of a closed loop asks again."""
+        """Note that a client has its answer. A client of a closed loop sends its next request."""
         self.done += 1
         if self.clients.concurrency and self.next < len(self.due):
             index, clients = self.next, self.clients
@@ -106,7 +121,7 @@ class Door:
 
     @property
     def open(self) -> bool:
-        """Whether any request is still to come or to be done."""
+        """Whether any request is not yet done."""
         return self.done < len(self.due)
 
 

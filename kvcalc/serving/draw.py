@@ -1,4 +1,4 @@
-"""Requests drawn at random, the same for the same seed: when they arrive, and how long they are."""
+"""Requests drawn at random: arrival times and lengths, reproducible by seed."""
 
 import math
 from typing import Any, NamedTuple
@@ -12,14 +12,18 @@ SPELLINGS = "Write 1000, uniform:100,2000 or lognormal:MEAN,P99"
 
 
 class Lengths(NamedTuple):
-    """A distribution of lengths: fixed (a tokens), uniform (a to b), lognormal (mean a, 99th percentile b)."""
+    """A distribution of lengths in tokens.
+
+    Attributes:
+        kind: `fixed` (always a), `uniform` (a to b) or `lognormal` (mean a, 99th percentile b).
+    """
 
     kind: str
     a: int
     b: int
 
     def draw(self, rng: Any, count: int) -> Any:
-        """`count` lengths of at least one token, as int64."""
+        """Return `count` lengths of at least one token, as int64."""
         import numpy as np
 
         if self.kind == "fixed":
@@ -32,7 +36,7 @@ class Lengths(NamedTuple):
 
 
 def parse_lengths(text: str, what: str) -> Lengths:
-    """`1000`, `uniform:a,b` or `lognormal:mean,p99`. Raises UserError on anything else."""
+    """Parse `1000`, `uniform:a,b` or `lognormal:mean,p99`. Raises UserError on anything else."""
     kind, _, rest = text.strip().partition(":")
     if not rest:
         length = parse_tokens(text, what)
@@ -57,10 +61,15 @@ def _short(length: int, what: str) -> int:
 def drawn_requests(
     count: int, inputs: Lengths, outputs: Lengths, rate: float = math.inf, burstiness: float = 1.0, seed: int = 0
 ) -> Requests:
-    """`count` requests at `rate` per second: intervals are gamma of shape `burstiness` and mean 1/rate, as in vLLM's benchmark.
+    """Return `count` requests that arrive at `rate` per second.
 
-    A burstiness of 1 is a Poisson process, below 1 comes in bursts, above 1 is more regular. An infinite rate: all arrive at
-    once. Arrivals and lengths are drawn apart: the same seed gives the same lengths at any rate. Raises UserError.
+    Intervals are gamma distributed with shape `burstiness` and mean 1/rate, as in vLLM's benchmark.
+    A burstiness of 1 is a Poisson process. Below 1, requests come in bursts; above 1, they come more
+    regularly. With an infinite rate, all requests arrive at time 0. Arrivals and lengths are drawn
+    independently, so the same seed gives the same lengths at any rate.
+
+    Raises:
+        UserError: An argument is out of range.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""The rate of requests that a server sustains, found by simulating it at several rates."""
+"""Search for the rate of requests that a server sustains, by simulating several rates."""
 
 import math
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from kvcalc.serving.run import Run, prepare, serve
 from kvcalc.serving.settings import ServerSettings
 from kvcalc.timing.deployment import Deployment
 
-SUSTAINED = 0.95  # of the rate of saturation, the most that a server sustains: after a burst the queue empties again
-SHARES = (0.2, 0.4, 0.6, 0.8, SUSTAINED, 1.1)  # of the rate of saturation, the rates that are tried
-GOOD = 0.99  # of the requests, what has to meet every goal
-CLOSE = 1.02  # times the sustained rate, a rate that misses a goal
+SUSTAINED = 0.95  # maximum share of the saturation rate, so that the queue empties after a burst
+SHARES = (0.2, 0.4, 0.6, 0.8, SUSTAINED, 1.1)  # shares of the saturation rate that are tried
+GOOD = 0.99  # share of requests that must meet every goal
+CLOSE = 1.02  # ratio of a rate that misses a goal to the sustained rate
 LEAST_RATE = 1e-3
 
 
@@ -35,11 +35,11 @@ class Sweep(NamedTuple):
 
 
 class _Trials:
-    """A server at rates of three digits, each simulated once.
+    """A server simulated at several rates, each rounded to three digits and simulated once.
 
     Attributes:
         runs: The runs by rate.
-        max_rate: The highest rate that may be sustained; 0 if the server serves none of these requests.
+        max_rate: The highest rate that may be sustained; 0 if the server serves none of the requests.
     """
 
     def __init__(
@@ -78,12 +78,15 @@ class _Trials:
         self.runs[rate] = found
 
     def sustained_rate(self) -> float:
-        """Return the highest rate tried at which the queue does not grow and enough requests meet the goals; 0 without one."""
+        """Return the highest rate tried that meets the goals and is at most `max_rate`.
+
+        The rate is 0 if no rate tried is sustained.
+        """
         good = (rate for rate, run in self.runs.items() if _meets_goals(run.record))
         return max((rate for rate in good if rate <= self.max_rate), default=0.0)
 
     def search(self) -> None:
-        """Try all shares of the rate of saturation, then rates next to the highest one that is sustained."""
+        """Try all shares of the saturation rate, then rates next to the highest sustained rate."""
         for share in SHARES if self.max_rate else ():
             self.run(share * (self.ready.capacity or 0.0))
         if not self.sustained_rate():
@@ -99,12 +102,12 @@ class _Trials:
 
 
 def _rounded(rate: float) -> float:
-    """Return a rate with three digits, as it is printed."""
+    """Return a rate rounded to three digits, as it is printed."""
     return float(f"{rate:.3g}")
 
 
 def _meets_goals(record: dict[str, Any]) -> bool:
-    """Return whether as many requests as have to meet the goals. Without goals all do."""
+    """Return whether the required share of requests meets the goals. Without goals it does."""
     attainment = record["slo_attainment"]
     return bool(record["completed"]) and (attainment is None or attainment >= GOOD)
 
@@ -119,8 +122,11 @@ def sweep_rates(
 ) -> Sweep:
     """Simulate a server at rates up to saturation and beyond, and find the rate that it sustains.
 
-    The sustained rate is the highest rate, to 2%, at which 99 of 100 requests meet the goals of the settings, but at most 95% of
-    the rate of saturation. Ctrl-C keeps the rates that have been tried. Raises UserError if the load has times of its own.
+    The sustained rate is the highest rate, to 2%, at which 99% of the requests meet the goals of the
+    settings. It is at most 95% of the saturation rate. Ctrl-C keeps the rates already tried.
+
+    Raises:
+        UserError: The load has arrival times or a rate already, or is a closed loop.
     """
     if load.rate != math.inf:
         raise UserError("a rate is given, and the highest one is to be found", hint="Leave --rate out, or --find-rate")

@@ -1,9 +1,13 @@
-"""Prompts and decodes on replicas of their own: a prompt's cache crosses the link once, and its answer goes on elsewhere.
+"""Disaggregated prefill: separate replicas process prompts and decodes.
 
-Prompts go to their ranks in turn, decodes to theirs. The first token comes with the last pass of the prompt, and reaches its user
-when the cache has crossed the link (transfers are not queued); then the request waits for a seat and for memory where it decodes.
-A prompt's own memory is free as soon as it is computed. What is preempted is computed again where it decodes. The servers run
-side by side, always the one that is furthest behind, and none past what another may still send it.
+Prompts go to the prefill ranks in turn, decodes to the decode ranks in turn. Each prompt's cache
+crosses the link once; transfers are not queued. The first token comes from the last pass of the
+prompt and reaches the user when the cache has crossed the link. Then the request waits for
+max_num_seqs and memory on its decode rank. The prompt's memory on the prefill rank is free as
+soon as the prompt is computed. Preempted requests are recomputed on the decode rank.
+
+The servers are simulated concurrently. The server that is furthest behind always runs next. It
+never runs past the time at which another server may still send it a request.
 """
 
 import math
@@ -23,14 +27,23 @@ TIMES = ("arrived", "scheduled", "first", "finished", "rejected")
 
 
 class Handover(NamedTuple):
-    """replicas: for prompts, beside the one that decodes. seconds: of the cache of a prompt of so many tokens on the link."""
+    """The prefill replicas and their link.
+
+    Attributes:
+        replicas: Number of prefill replicas, in addition to the one that decodes.
+        seconds: Returns the seconds that the cache of a prompt of `n` tokens takes on the link.
+    """
 
     replicas: int
     seconds: Callable[[int], float]
 
 
 class AnswersDoor(Door):
-    """Lets requests in whose prompts have been computed elsewhere; `senders` are told of those who are done."""
+    """Admits requests whose prompts were computed on prefill ranks.
+
+    Attributes:
+        senders: Arrivals of the prefill ranks. They are notified of completed requests.
+    """
 
     handed = True
 
@@ -46,7 +59,7 @@ class AnswersDoor(Door):
 
 
 class PromptsDoor(Door):
-    """Lets requests in for their first token, and hands them on."""
+    """Admits requests for their first token, then sends them to a decode rank."""
 
     def __init__(
         self, requests: Requests, pool: Pool, log: Log, clients: Clients, rank: int, answers: Sequence[AnswersDoor],
@@ -57,7 +70,10 @@ class PromptsDoor(Door):
         self.answer_lens, self.outputs = self.outputs, [1] * len(self.outputs)
 
     def leave(self, index: int, now: float) -> None:
-        """A prompt has been computed; an answer of one token is complete when that token is there."""
+        """Send a computed prompt to its decode rank.
+
+        An answer of one token is complete when its token arrives.
+        """
         self.in_system -= 1
         there, whole = now + self.handover.seconds(self.inputs[index]), self.rank + index * self.handover.replicas
         self.log.first[index] = there
@@ -71,12 +87,12 @@ class PromptsDoor(Door):
         self.answered(there)
 
     def answered(self, at: float) -> None:
-        """A client has its whole answer."""
+        """Note that a client has its whole answer."""
         self._free(at)
 
 
 class Apart(NamedTuple):
-    """The servers of prompts and of decodes, by rank."""
+    """The servers of prompts and the servers of decodes, by rank."""
 
     prompts: list[Continuous]
     decodes: list[Continuous]
@@ -90,7 +106,11 @@ class Apart(NamedTuple):
         return sum(server.door.done for server in self.prompts)
 
     def run(self, closed: bool) -> None:
-        """The server that is furthest behind runs on. closed: answers bring new requests, so that decodes wait for each other."""
+        """Run the server that is furthest behind.
+
+        Args:
+            closed: Whether answers trigger new requests. If so, decode servers wait for each other.
+        """
         servers = [*self.prompts, *self.decodes]
         whens = [server.when() for server in servers]
         at = whens.index(min(whens))
@@ -105,12 +125,15 @@ def set_apart(
     requests: Requests, pool: Pool, steps: Passes, limits: Limits, clients: Clients, scheduling: Scheduling,
     make_prefixes: Callable[[], Prefixes] | None, handover: Handover,
 ) -> Apart:  # fmt: skip
-    """Servers whose logs share the times of the requests. A replica has as many ranks as `steps` has."""
+    """Return servers whose logs share the times of the requests.
+
+    A replica has as many ranks as `steps`.
+    """
     count, many, whole = steps.ranks, steps.ranks * handover.replicas, Log(len(requests))
     decodes, prompts = [], []
     for rank in range(min(count, len(requests))):
         log = _shared(whole, rank, count)
-        log.scheduled = log.scheduled.copy()  # when it may go on there; when work began is the prompts' to say
+        log.scheduled = log.scheduled.copy()  # here: when decoding may start; prompts log the start of work
         door = AnswersDoor(requests.share(rank, count), pool, log, rank, count)
         prefixes = make_prefixes() if make_prefixes else None
         decodes.append(Continuous(door, pool, steps, limits, log, scheduling, prefixes))
@@ -127,7 +150,7 @@ def set_apart(
 
 
 def _shared(whole: Log, rank: int, ranks: int) -> Log:
-    """The log of a rank whose times are those of every so many-th request of the whole."""
+    """Return the log of a rank. Its times are views of every `ranks`-th time of the whole log."""
     log = Log(0, rank)
     for name in TIMES:
         setattr(log, name, getattr(whole, name)[rank::ranks])

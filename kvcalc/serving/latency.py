@@ -1,7 +1,7 @@
-"""One request, or a batch of equal ones: time to the first token, time per token, and the same without a cache.
+"""Latency of one request, or of a batch of equal requests, with and without a cache.
 
-e2e = ttft + (output_len − 1) · tpot. The first output token comes from the prefill; the step that makes the j-th token
-(j ≥ 2) runs at context input_len + j − 1.
+e2e = ttft + (output_len − 1) · tpot. The first output token comes from the prefill. The step that
+makes the j-th token (j ≥ 2) runs at context input_len + j − 1.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,15 +15,22 @@ from kvcalc.model.spec import Model
 from kvcalc.timing.deployment import Deployment
 from kvcalc.units import Num
 
-BLOCK = 1 << 14  # passes that are timed at once: their arrays stay in the CPU's cache
-FEW_KINDS, MANY = 4, 8  # of layers, of which a pass takes as long as any; times as many, from which blocks are shorter
-MOST_STEPS, MOST_AGAIN = 1 << 20, 1 << 18  # passes of one request, and of all that take all their tokens again each time
+BLOCK = 1 << 14  # passes timed in one call, so that their arrays fit into the CPU's cache
+FEW_KINDS, MANY = 4, 8  # kinds of layers of a pass of weight 1; weight from which blocks are smaller
+MOST_STEPS, MOST_AGAIN = 1 << 20, 1 << 18  # passes of one request; passes of all requests without a cache
 
 
 class Latency(NamedTuple):
-    """Seconds: to the first token, per further token (mean, first, last), end to end; matrix FLOPs and bytes of it all.
+    """Times in seconds, matrix FLOPs and bytes of a batch of equal requests.
 
-    ttft_s and e2e_s are None where the GPU gives no matrix peak, which a prefill needs.
+    Attributes:
+        ttft_s: Time to the first token. None if the GPU has no matrix peak, which a prefill needs.
+        tpot_s: Mean time per further token.
+        tpot_first_s: Time of the first decode step.
+        tpot_last_s: Time of the last decode step.
+        e2e_s: Time to the last token. None if ttft_s is None.
+        flops: Matrix FLOPs of all passes.
+        bytes: Bytes moved by all passes.
     """
 
     ttft_s: float | None
@@ -36,9 +43,10 @@ class Latency(NamedTuple):
 
 
 def prefill_passes(input_len: int, batch_size: int, cached: int = 0, chunk: int = 0, most: int = BLOCK) -> Iterator[Batch]:
-    """The passes that process a prompt behind `cached` tokens of a shared prefix: one, or chunks of so many tokens.
+    """Yield the passes that process a prompt behind `cached` tokens of a shared prefix.
 
-    Several chunks of one size come as arrays, at most so many at a time.
+    There is one pass, or one pass per chunk of `chunk` tokens. Several chunks of equal size come as
+    arrays of at most `most` passes.
     """
     whole, rest = divmod(input_len - cached, chunk or input_len)
     if whole == 1:
@@ -59,11 +67,16 @@ def request(
     chunk: int = 0,
     steps: "DecodeSteps | None" = None,
 ) -> Latency:
-    """A batch of equal requests with a cache. `cached` leading tokens are in the cache already (prefix hit).
+    """Return the latency of a batch of equal requests with a cache.
 
-    steps: of this deployment and batch size, at the contexts of this request among others; timed here where there are none.
+    Args:
+        cached: Leading prompt tokens that are in the cache already (prefix hit).
+        steps: Timed steps of this deployment and batch size that include the contexts of this
+            request. If None, the steps are timed here.
 
-    Raises UserError where the prefix is not shorter than the prompt, or the request takes more than MOST_STEPS passes.
+    Raises:
+        UserError: The prefix is not shorter than the prompt, or the request takes more than
+            MOST_STEPS passes.
     """
     if not 0 <= cached < input_len:
         raise UserError(f"a cached prefix of {cached:,} tokens leaves no token of a prompt of {input_len:,}")
@@ -84,9 +97,14 @@ def without_cache(
     all_positions: bool = False,
     steps: "StepsAgain | None" = None,
 ) -> Latency:
-    """The same generation recomputing all tokens at every step; the LM head on the last position, or on all of them.
+    """Return the latency of a generation that recomputes all tokens at every step.
 
-    steps: as of `request`, with the same head. Raises UserError beyond MOST_AGAIN tokens.
+    Args:
+        all_positions: Whether the LM head runs on all positions instead of the last one.
+        steps: As in `request`, with the same LM head positions.
+
+    Raises:
+        UserError: The answer has more than MOST_AGAIN tokens.
     """
     check_steps("tokens of an answer without a cache", output_len, MOST_AGAIN)
     prompt = _spent(deployment, [Batch.prefill(input_len, batch_size)], all_positions)
@@ -96,22 +114,32 @@ def without_cache(
 
 
 def check_steps(what: str, count: int, most: int = MOST_STEPS) -> None:
-    """Raises UserError where more passes than that were to be timed."""
+    """Check that `count` is at most `most`. Raises UserError otherwise."""
     if count > most:
         raise UserError(f"{count:,} {what} are more than the {most:,} that are timed")
 
 
 def token_projections(input_len: int, output_len: int) -> tuple[int, int]:
-    """Tokens of one sequence that pass through the layers: with a cache, and without, where every step takes all of them.
+    """Return the tokens of one sequence that pass through the layers, with and without a cache.
 
-    n + m − 1 and Σ (n … n + m − 1) for n tokens in and m out: their difference is redundant work.
+    For n input and m output tokens they are n + m − 1 with a cache and Σ (n … n + m − 1) without.
+    Their difference is redundant work.
     """
     last = input_len + output_len - 1
     return last, (input_len + last) * output_len // 2
 
 
 class _Spent(NamedTuple):
-    """Passes one after the other: seconds of them all, of the first and of the last, how many, matrix FLOPs and bytes."""
+    """Consecutive passes.
+
+    Attributes:
+        seconds: Seconds of all passes.
+        first: Seconds of the first pass.
+        last: Seconds of the last pass.
+        passes: Number of passes.
+        flops: Matrix FLOPs of all passes.
+        bytes: Bytes of all passes.
+    """
 
     seconds: float
     first: float
@@ -121,7 +149,7 @@ class _Spent(NamedTuple):
     bytes: int
 
     def then(self, later: "_Spent") -> "_Spent":
-        """These passes, and later ones."""
+        """Return these passes followed by later passes."""
         passes, seconds = self.passes + later.passes, self.seconds + later.seconds
         return _Spent(seconds, self.first, later.last, passes, self.flops + later.flops, self.bytes + later.bytes)
 
@@ -135,7 +163,7 @@ def _generation(
     batch_size: int,
     all_positions: bool = False,
 ) -> Latency:
-    """The prompt and the steps after it, each at its context."""
+    """Return the latency of the prompt and of the steps after it, each at its context."""
     check_steps("tokens of an answer", output_len)
     each = blocks_of(input_len + 1, input_len + output_len, block_of(deployment.model))
     blocks = (step(contexts, batch_size) for contexts in each)
@@ -143,7 +171,7 @@ def _generation(
 
 
 def _latency(prompt: _Spent, steps: _Spent | None) -> Latency:
-    """The prompt, and the steps after it where the answer has more than one token."""
+    """Return the latency of the prompt and of the steps after it. steps is None for one output token."""
     ttft = None if isnan(prompt.seconds) else prompt.seconds
     if steps is None:
         return Latency(ttft, None, None, None, ttft, prompt.flops, prompt.bytes)
@@ -153,17 +181,20 @@ def _latency(prompt: _Spent, steps: _Spent | None) -> Latency:
 
 
 def passes_in_one(model: Model) -> int:
-    """How many passes through a few kinds of layers take as long as one through this model's."""
+    """Return how many passes of a model with few kinds of layers take as long as one pass of this model."""
     return max(1, len(model.kinds) // FEW_KINDS)
 
 
 def block_of(model: Model) -> int:
-    """Passes that are timed at once: fewer of a model of so many kinds of layers that their arrays would take much memory."""
+    """Return the number of passes that are timed in one call.
+
+    Models with many kinds of layers get smaller blocks, because their arrays need much memory.
+    """
     return BLOCK // max(1, passes_in_one(model) // MANY)
 
 
 def blocks_of(first: int, end: int, most: int = BLOCK) -> Iterator[Any]:
-    """Whole numbers from `first` to before `end`, as arrays of at most so many."""
+    """Yield the integers from `first` to before `end` as arrays of at most `most` elements."""
     import numpy as np
 
     for at in range(first, end, most):
@@ -171,7 +202,10 @@ def blocks_of(first: int, end: int, most: int = BLOCK) -> Iterator[Any]:
 
 
 def _spent(deployment: Deployment, batches: Iterable[Batch], all_positions: bool = False, timed: bool = True) -> _Spent:
-    """The passes over `batches`, which may hold arrays of passes; seconds are NaN where they are not `timed`."""
+    """Return the total of the passes over `batches`, which may hold arrays of passes.
+
+    Seconds are NaN if `timed` is False.
+    """
     found = None
     for batch in batches:
         group = batch.groups[0]
@@ -185,24 +219,29 @@ def _spent(deployment: Deployment, batches: Iterable[Batch], all_positions: bool
 
 
 def _summed(each: Any, flops: Num, moved: Num, count: int) -> _Spent:
-    """So many passes: the seconds, FLOPs and bytes of each, or of all alike."""
-    many = bool(getattr(each, "ndim", 0))  # one figure may be a scalar of NumPy's
+    """Return the total of `count` passes from arrays of figures, or from figures equal for all passes."""
+    many = bool(getattr(each, "ndim", 0))  # a single figure may be a NumPy scalar
     first, last = (float(each[0]), float(each[-1])) if many else (float(each), float(each))
     seconds = float(each.sum()) if many else count * first
     return _Spent(seconds, first, last, count, _exact_sum(flops, count), _exact_sum(moved, count))
 
 
 class _Shared:
-    """Passes at some contexts, timed at once for requests to share.
+    """Passes at some contexts, timed in one call and shared by several requests.
 
-    Each figure is what the passes of a request by itself give, to the last bit. cost, seconds: of each pass, or of all alike.
+    Each figure equals, to the last bit, the figure of a request that is timed separately.
+
+    Args:
+        contexts: Contexts of the passes, in order.
+        cost: Cost of each pass, or the cost that is equal for all passes.
+        seconds: Seconds of each pass, or the seconds that are equal for all passes.
     """
 
     def __init__(self, contexts: Any, cost: Cost, seconds: Any) -> None:
         self._contexts, self._figures = contexts, (seconds, cost.flops, cost.bytes)
 
     def over(self, first: int, end: int) -> _Spent:
-        """The passes at these contexts, one after the other."""
+        """Return the total of the passes at contexts from `first` to before `end`."""
         each, flops, moved = (self._of(figures, first, end) for figures in self._figures)
         return _summed(each, flops, moved, end - first)
 
@@ -212,10 +251,13 @@ class _Shared:
 
 
 class DecodeSteps(_Shared):
-    """Decode steps of a deployment at one batch size and all contexts of some ranges, for requests to share.
+    """Decode steps of a deployment at one batch size, shared by several requests.
 
-    ranges: (first, end) of contexts, the end not among them; at most BLOCK contexts in all. longest: the last of the steps,
-    for what is the same of all.
+    Args:
+        ranges: Ranges (first, end) of contexts without the end; at most BLOCK contexts in all.
+
+    Attributes:
+        longest: The step at the largest context, for properties that are equal for all steps.
     """
 
     def __init__(self, deployment: Deployment, batch_size: int, ranges: Iterable[tuple[int, int]]) -> None:
@@ -225,13 +267,17 @@ class DecodeSteps(_Shared):
         super().__init__(contexts, cost, seconds)
 
     def uncalibrated_share(self, context: int) -> float:
-        """As of the deployment, of the step at this context."""
+        """Return the uncalibrated share of the step at this context, as the deployment defines it."""
         share = self._of(self._share, context, context + 1)
         return float(share[0] if getattr(share, "ndim", 0) else share)
 
 
 class StepsAgain(_Shared):
-    """The same of steps without a cache, which take all tokens again, with the LM head on the last position or on all."""
+    """Steps without a cache, which recompute all tokens, shared by several requests.
+
+    Args:
+        all_positions: Whether the LM head runs on all positions instead of the last one.
+    """
 
     def __init__(self, deployment: Deployment, batch_size: int, ranges: Iterable[tuple[int, int]], all_positions: bool) -> None:
         contexts = _all_of(ranges)
@@ -239,14 +285,17 @@ class StepsAgain(_Shared):
 
 
 def _all_of(ranges: Iterable[tuple[int, int]]) -> Any:
-    """The whole numbers of (first, end), each once, in order."""
+    """Return the distinct integers of the ranges (first, end), sorted."""
     import numpy as np
 
     return np.unique(np.concatenate([np.arange(*ends, dtype=float) for ends in ranges]))
 
 
 def _exact_sum(values: Num, count: int) -> int:
-    """Σ of `count` equal ints, or of an array of whole numbers below 2^53, which floats alone would round."""
+    """Return the exact sum of `count` equal ints, or of an array of integers below 2^53.
+
+    A sum of floats would round.
+    """
     if isinstance(values, int):
         return values * count
     high, low = divmod(values, 1 << 26)
@@ -254,10 +303,13 @@ def _exact_sum(values: Num, count: int) -> int:
 
 
 def cost_per_million(price_per_hour: float, gpus: int, seconds: float, tokens: int) -> float:
-    """Money for 10^6 output tokens of a replica that makes `tokens` of them in `seconds`."""
+    """Return the price of 10^6 output tokens of a replica that makes `tokens` tokens in `seconds`."""
     return price_per_hour * gpus * seconds / 3600 / tokens * 1e6
 
 
 def verification(count: Num, drafted: Num, context: int) -> Batch:
-    """The pass that verifies `drafted` tokens of each sequence: drafted + 1 queries, at `context` after the first."""
+    """Return the pass that verifies `drafted` tokens of each sequence.
+
+    The pass has drafted + 1 queries per sequence. The context is `context` after the first query.
+    """
     return Batch((Sequences(count, drafted + 1, context - 1),))

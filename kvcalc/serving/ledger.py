@@ -1,8 +1,9 @@
-"""The bytes of sequences that grow by a token a step: their sums, kept step by step without going through the sequences.
+"""Sums of the bytes of decoding sequences that grow by one token per step.
 
-A sequence joins with c tokens at some step and holds c + k of them k steps later, so that all that its growth will add is known
-from the start, by the step that adds it: what a new block adds to the allocated bytes, and where the stored bytes of a token
-change (at a window's end). One step then costs as much for a thousand sequences as for one.
+A sequence that joins with c tokens has c + k tokens after k steps. All bytes that its growth will
+add are therefore known from the start: bytes of a new block in the allocated bytes, and changes of
+the stored bytes per token (at the end of a window). The sums need no loop over the sequences, so
+one step costs as much for a thousand sequences as for one.
 """
 
 from bisect import bisect_right
@@ -12,12 +13,20 @@ from typing import Any, NamedTuple
 from kvcalc.serving.pool import Pool
 from kvcalc.serving.steps import Line
 
-LONG = 64  # steps in a row beyond which sums are not taken step by step
-SPARE = 4  # times the longest growth that the calendar holds before it is shifted
+LONG = 64  # above this number of steps, sums use closed formulas
+SPARE = 4  # size of the schedule, in multiples of the longest growth
 
 
 class Grown(NamedTuple):
-    """Of some steps in a row: bytes allocated and stored after the last, the most allocated, and both times the seconds."""
+    """Bytes of some consecutive steps.
+
+    Attributes:
+        allocated: Bytes allocated after the last step.
+        stored: Bytes stored after the last step.
+        peak: Maximum of the allocated bytes.
+        allocated_byte_s: Allocated bytes times seconds, summed over the steps.
+        stored_byte_s: Stored bytes times seconds, summed over the steps.
+    """
 
     allocated: int
     stored: int
@@ -27,38 +36,43 @@ class Grown(NamedTuple):
 
 
 class Even:
-    """A table that rises by the same at every so many tokens: what each step adds is known by its number modulo that distance."""
+    """Growth of a table that rises by `rise` bytes every `every` tokens.
+
+    The bytes added by a step depend only on the step's number modulo `every`.
+    """
 
     def __init__(self, first: int = 0, every: int = 1, rise: int = 0) -> None:
         self.first, self.every, self.rise = first, every, rise
         self.due = [0] * every
 
     def join(self, step: int, cached: int, end: int, sign: int = 1) -> None:
-        """A sequence that holds `cached` tokens at `step` grows; sign −1: it does so no more."""
+        """Add the growth of a sequence that has `cached` tokens at `step`; sign −1 removes it."""
         self.due[(step - cached + self.first) % self.every] += sign * self.rise
 
     def leave(self, step: int, cached: int) -> None:
-        """A sequence has reached its end at `step`, with `cached` tokens."""
+        """Remove the growth of a sequence that ends at `step` with `cached` tokens."""
         self.due[(step - cached + self.first) % self.every] -= self.rise
 
     def next(self, step: int) -> int:
-        """What the step after `step` adds."""
+        """Return the bytes that the step after `step` adds."""
         return self.due[(step + 1) % self.every]
 
     def coming(self, step: int, steps: int) -> list[int]:
-        """What each of so many steps after `step` adds."""
+        """Return the bytes that each of the `steps` steps after `step` adds."""
         at = (step + 1) % self.every
         if at + steps <= self.every:
             return self.due[at : at + steps]
         return (self.due * ((at + steps) // self.every + 1))[at : at + steps]
 
     def moments(self, step: int, steps: int) -> tuple[int, int, int]:
-        """Of what so many steps after `step` add together: after the last of them; the sum of it after each step; and that
-        with each step weighed by its number, from 0.
+        """Return (last, total, weighted) for the `steps` steps after `step`.
+
+        If `added[i]` is the bytes added up to step i, they are `added[-1]`, Σ `added[i]` and
+        Σ i·`added[i]`, with i from 0.
         """
         last = weighed = total = 0
         every, numbers = self.every, steps * (steps - 1) // 2
-        for i, by in enumerate(self.coming(step, min(steps, every)), 1):  # it comes in the steps i, i + every, …
+        for i, by in enumerate(self.coming(step, min(steps, every)), 1):  # `by` is added in the steps i, i + every, …
             times = (steps - i) // every + 1
             pairs = times * (times - 1) // 2
             steps_in, squares = times * i + every * pairs, times * i * i + 2 * i * every * pairs
@@ -70,9 +84,10 @@ class Even:
 
 
 class Calendar:
-    """A table with rises of any kind: what they add stands in a calendar of steps, to the end of each sequence.
+    """Growth of a table with irregular rises, scheduled by step to the end of each sequence.
 
-    longest: tokens that a sequence gains at most.
+    Args:
+        longest: Maximum number of tokens that a sequence gains.
     """
 
     def __init__(self, table: Any, longest: int) -> None:
@@ -84,23 +99,23 @@ class Calendar:
         self.places: list[int] = self.at.tolist()
         self.size = SPARE * (longest + 2)
         self.adds = np.zeros(self.size, dtype=np.int64)
-        self.base = 0  # the step that the calendar begins with
+        self.base = 0  # first step of the schedule
 
     def join(self, step: int, cached: int, end: int, sign: int = 1) -> None:
-        """A sequence that holds `cached` tokens at `step` grows to `end` of them; sign −1: it does so no more."""
+        """Add the growth of a sequence from `cached` tokens at `step` to `end` tokens; sign −1 removes it."""
         self._shift(step)
         low, high = bisect_right(self.places, cached), bisect_right(self.places, end)
         self.adds[self.at[low:high] + (step - self.base - cached)] += sign * self.by[low:high]
 
     def leave(self, step: int, cached: int) -> None:
-        """A sequence has reached its end."""
+        """Do nothing: the schedule of a sequence ends with the sequence."""
 
     def next(self, step: int) -> int:
-        """What the step after `step` adds."""
+        """Return the bytes that the step after `step` adds."""
         return int(self.adds[step - self.base + 1])
 
     def coming(self, step: int, steps: int) -> list[int]:
-        """What each of so many steps after `step` adds."""
+        """Return the bytes that each of the `steps` steps after `step` adds."""
         first = step - self.base + 1
         return self.adds[first : first + steps].tolist()  # type: ignore[no-any-return]
 
@@ -113,7 +128,7 @@ class Calendar:
 
 
 def rises_of(table: Any, longest: int) -> Even | Calendar:
-    """What growth adds to a table over tokens."""
+    """Return the growth of a table over tokens: `Even` if its rises are regular, else `Calendar`."""
     import numpy as np
 
     rises = np.diff(table)
@@ -127,7 +142,13 @@ def rises_of(table: Any, longest: int) -> Even | Calendar:
 
 
 class Ledger:
-    """Sums over the sequences that decode: bytes allocated and stored now, and allocated once each has reached its end."""
+    """Sums over the decoding sequences.
+
+    Attributes:
+        allocated: Bytes allocated now.
+        stored: Bytes stored now.
+        ends: Bytes allocated if each sequence had reached its end.
+    """
 
     def __init__(self, pool: Pool, longest: int) -> None:
         import numpy as np
@@ -135,15 +156,18 @@ class Ledger:
         self.allocated = self.stored = self.ends = self.step = 0
         self.table, self.kept = memoryview(pool.allocated), memoryview(pool.stored)
         rises: Any = np.diff(pool.stored)
-        rises = np.append(rises, rises[-1:])  # the longest grows no more
+        rises = np.append(rises, rises[-1:])  # a sequence of maximum length does not grow
         self.rises = memoryview(rises)
         self.blocks = rises_of(pool.allocated, longest)
         self.bends = rises_of(rises, longest)
-        self.straight = isinstance(self.bends, Even) and not self.bends.rise  # the stored bytes of every token are alike
-        self.rise = 0  # what the next step adds to the stored bytes
+        self.straight = isinstance(self.bends, Even) and not self.bends.rise  # every token stores equally many bytes
+        self.rise = 0  # stored bytes that the next step adds
 
     def join(self, cached: int, steps: int, sign: int = 1) -> None:
-        """A sequence with `cached` tokens that will grow for so many steps; sign −1: it leaves before it has."""
+        """Add a sequence with `cached` tokens that grows for `steps` steps.
+
+        sign −1 removes a sequence before its end.
+        """
         end = cached + steps
         self.allocated += sign * self.table[cached]
         self.stored += sign * self.kept[cached]
@@ -154,7 +178,7 @@ class Ledger:
             self.bends.join(self.step, cached, end, sign)
 
     def leave(self, cached: int) -> None:
-        """A sequence has reached its end with `cached` tokens."""
+        """Remove a sequence that has reached its end with `cached` tokens."""
         self.allocated -= self.table[cached]
         self.stored -= self.kept[cached]
         self.ends -= self.table[cached]
@@ -164,7 +188,7 @@ class Ledger:
             self.bends.leave(self.step, cached)
 
     def within(self, steps: int, room: int) -> int:
-        """Of so many steps those after which the allocated bytes are no more than `room`."""
+        """Return how many of the next `steps` steps keep the allocated bytes at or below `room`."""
         done, taken = 0, self.allocated
         if isinstance(self.blocks, Even) and steps > LONG and taken <= room:
             every, rise = self.blocks.every, sum(self.blocks.due)
@@ -182,7 +206,13 @@ class Ledger:
         return self.allocated + self.blocks.next(self.step)
 
     def grow(self, steps: int, line: Line, held: int, kept: int) -> Grown:
-        """So many steps pass, of so many seconds each; `held` and `kept` bytes of others stand beside."""
+        """Advance by `steps` steps and return their bytes.
+
+        Args:
+            line: Seconds of the steps.
+            held: Allocated bytes of other requests.
+            kept: Stored bytes of other requests.
+        """
         if steps > LONG and self.straight and isinstance(self.blocks, Even) and not line.each:
             return self._grow_far(self.blocks, steps, line, held, kept)
         adds, slope = self.blocks.coming(self.step, steps), self.rise
@@ -207,7 +237,10 @@ class Ledger:
         return Grown(allocated, stored, allocated, spent, lived)
 
     def _grow_far(self, blocks: Even, steps: int, line: Line, held: int, kept: int) -> Grown:
-        """As `grow`, without going through the steps: exact sums of bytes, and of bytes times a step's number."""
+        """Return the result of `grow` without a loop over the steps.
+
+        It uses exact sums of bytes, and of bytes times step number.
+        """
         allocated, stored, slope = self.allocated + held, self.stored + kept, self.rise
         last, total, weighed = blocks.moments(self.step, steps)
         numbers, first, rise = steps * (steps - 1) // 2, line.first, line.rise

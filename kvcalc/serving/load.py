@@ -1,4 +1,4 @@
-"""What comes to a server: requests of a trace or drawn, and the clients who send them."""
+"""The load of a server: requests of a trace or drawn requests, and the clients who send them."""
 
 import math
 from pathlib import Path
@@ -15,12 +15,16 @@ from kvcalc.timing.engine import Engine
 from kvcalc.units import parse_seconds
 
 OPEN, CLOSED, INFERENCEX, AIPERF = KINDS = ("open", "closed", "inferencex", "aiperf")
-DEFAULT_PROMPTS, ROUNDS = 1000, 10  # requests where none are named, and of each client of a benchmark
-SHORTEST = 0.8  # of the nominal length, InferenceX's least
+DEFAULT_PROMPTS, ROUNDS = 1000, 10  # default number of requests; requests per client of a benchmark
+SHORTEST = 0.8  # minimum share of the nominal length in InferenceX
 
 
 def parse_rate(text: str, what: str) -> float:
-    """Requests per second; `inf` for all at once. Raises UserError on anything that is not above 0."""
+    """Parse requests per second; `inf` sends all requests at time 0.
+
+    Raises:
+        UserError: The text is not a number above 0.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -31,7 +35,7 @@ def parse_rate(text: str, what: str) -> float:
 
 
 def parse_hit_rate(text: str | float, what: str) -> float:
-    """Return a share of a prompt. Raises UserError unless it is a number from 0 to 1."""
+    """Parse a share of a prompt. Raises UserError unless it is a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -42,7 +46,7 @@ def parse_hit_rate(text: str | float, what: str) -> float:
 
 
 def seconds_or_none(text: str | float, what: str) -> float:
-    """Seconds as `parse_seconds` takes them; 0 and '' for none. Raises UserError."""
+    """Parse seconds as `parse_seconds`; 0 and '' mean no time. Raises UserError."""
     word = str(text).strip()
     if word in ("", "0", "0.0"):
         return 0.0
@@ -50,21 +54,29 @@ def seconds_or_none(text: str | float, what: str) -> float:
 
 
 def within(name: str, value: float, least: int, most: int) -> None:
-    """Raises UserError where an option lies outside its range."""
+    """Check that an option is from `least` to `most`. Raises UserError otherwise."""
     if not least <= value <= most:
         raise UserError(f"{spelled(name)} {value} is outside {least} to {most:,}")
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What comes in: a trace (a file of requests), or requests drawn at a rate (infinite: all at once).
+    """The requests of a server: a trace, or requests drawn at a rate.
 
-    max_concurrency: clients in a closed loop, 0 for none; think_time: seconds from an answer to a client's next request.
-    num_prompts: 0 for 1000, or all of a trace. prefix_hit_rate: the share of each prompt that a prefix cache holds
-    already; all prompts begin with one prefix, which is stored once.
+    Benchmark clients send prompts through the engine's front end, so its time counts for users.
+    Warm-up requests come before.
 
-    client: '' for what the others say, `open`, `closed`, or a benchmark's: `inferencex` (10 prompts a client, all at once and
-    then as answers come, lengths uniform from 0.8 of the nominal, no prefix cache) or `aiperf` (the same with lengths as
-    given). Theirs go through the engine's front end, whose time is then a user's; requests that warm up come before.
+    Attributes:
+        requests: File of a trace; '' draws requests.
+        rate: Requests per second. If infinite, all requests arrive at time 0.
+        max_concurrency: Clients in a closed loop; 0 for an open loop.
+        num_prompts: Number of requests; 0 for 1000, or for all requests of a trace.
+        client: '' to derive the client from the other options, `open`, `closed`, `inferencex` or
+            `aiperf`. `inferencex` sends 10 prompts per client, the next when an answer comes,
+            with lengths uniform from 0.8 of the nominal length, without a prefix cache. `aiperf`
+            does the same with the given lengths.
+        think_time: Seconds from an answer to a client's next request.
+        prefix_hit_rate: Share of each prompt that a prefix cache stores already. All prompts begin
+            with one prefix, which is stored once.
     """
 
     requests: str = ""
@@ -95,23 +107,27 @@ class Load(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """The client by name."""
+        """Name of the client."""
         return self.client or (CLOSED if self.max_concurrency else OPEN)
 
     @property
     def is_open(self) -> bool:
-        """Whether requests come over time, whatever the server does."""
+        """Whether requests arrive over time, independently of the server."""
         return not self.max_concurrency and (bool(self.requests) or self.rate != math.inf)
 
     def clients(self, engine: Engine | None) -> Clients:
-        """Who asks, and how long a request is under way to the engine."""
+        """Return the clients, with the seconds that a request takes to reach the engine."""
         path = (
             (engine.path_us / 1e6, engine.path_token_us / 1e6) if engine and self.client in (INFERENCEX, AIPERF) else (0.0, 0.0)
         )
         return Clients(self.max_concurrency, self.think_time, *path)
 
     def drawn(self) -> Requests:
-        """The requests, read or drawn. Raises UserError on what contradicts itself or lies outside its range."""
+        """Return the requests, read from a trace or drawn.
+
+        Raises:
+            UserError: Options contradict each other or are out of range.
+        """
         for name in ("num_prompts", "max_concurrency"):
             within(name, getattr(self, name), 0, MOST_REQUESTS)
         if self.requests:
@@ -128,5 +144,5 @@ class Load(msgspec.Struct, frozen=True):
 
 
 def _spread(lengths: Lengths) -> Lengths:
-    """A fixed length as InferenceX draws it; others as they are."""
+    """Return a fixed length as the distribution that InferenceX draws; return others unchanged."""
     return Lengths("uniform", max(1, int(SHORTEST * lengths.a)), lengths.a) if lengths.kind == "fixed" else lengths

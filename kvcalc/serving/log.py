@@ -1,4 +1,4 @@
-"""What a simulated server leaves behind: when each request got what, running sums over its passes, and a timeline."""
+"""The log of a simulated server: times of each request, sums over its passes, and a timeline."""
 
 from typing import Any, NamedTuple
 
@@ -8,9 +8,15 @@ MOST_ROWS = 20_000
 
 
 class PassRow(NamedTuple):
-    """One line of the timeline: `passes` passes in a row over the same sequences, and the state at its end.
+    """One row of the timeline: consecutive passes over the same sequences, and the state after them.
 
-    tokens: of each pass. prefill_tokens: those of prompts. waiting: requests not admitted. The bytes are one GPU's.
+    Attributes:
+        passes: Number of passes.
+        tokens: Tokens of each pass.
+        prefill_tokens: Prompt tokens of each pass.
+        waiting: Requests that are not admitted.
+        kv_allocated_bytes: Allocated bytes of one GPU.
+        kv_stored_bytes: Stored bytes of one GPU.
     """
 
     rank: int
@@ -26,13 +32,23 @@ class PassRow(NamedTuple):
 
 
 class Log:
-    """Times of every request (arrays; NaN where it did not come to that), and sums over the passes, of constant size.
+    """Times of every request, as arrays, and sums over the passes, of constant size.
 
-    slots, padded: token slots of the passes run, and those that hold padding. prefill_tokens counts recomputed ones too,
-    decode_tokens those of sequences that decode, drafted ones too; found_tokens: of prompts, in a prefix cache. verified,
-    yielded: verifications of drafts, each of one sequence, and the tokens that they made. The byte·seconds are integrals over
-    time; so is in_system_s, the requests that have arrived and are not done. When the timeline is full every second row goes,
-    again and again: `stride` says how many rows one now stands for.
+    A time is NaN if a request did not reach that state. If the timeline is full, every second row is
+    dropped.
+
+    Attributes:
+        slots: Token slots of the passes run.
+        padded: Token slots that contain padding.
+        prefill_tokens: Prompt tokens, including recomputed tokens.
+        decode_tokens: Tokens of decoding sequences, including draft tokens.
+        found_tokens: Prompt tokens found in a prefix cache.
+        verified: Verifications of drafts, counted per sequence.
+        yielded: Tokens that the verifications produced.
+        allocated_byte_s: Allocated bytes, integrated over time.
+        stored_byte_s: Stored bytes, integrated over time.
+        in_system_s: Number of requests that have arrived and are not done, integrated over time.
+        stride: Number of rows that one row of the timeline represents.
     """
 
     def __init__(self, count: int, rank: int = 0) -> None:
@@ -51,9 +67,13 @@ class Log:
         self, start: float, seconds: Any, sequences: int, tokens: int, prompt: int, waiting: int, allocated: Any, stored: Any,
         padded: int = 0,
     ) -> None:  # fmt: skip
-        """Note passes in a row: `seconds`, and bytes `allocated` and `stored`, are arrays with an element a pass.
+        """Record consecutive passes.
 
-        padded: slots of padding in all of these passes together, in those of prompts where there are any.
+        Args:
+            seconds: Seconds, as an array with one element per pass.
+            allocated: Allocated bytes, as an array with one element per pass.
+            stored: Stored bytes, as an array with one element per pass.
+            padded: Padding slots of all passes together, in prompts if the passes have prompts.
         """
         ends = int(allocated[-1]), int(stored[-1]), int(allocated.max())
         spent, lived = seconds * allocated, seconds * stored  # summed by NumPy: BLAS rounds by its number of threads
@@ -64,7 +84,7 @@ class Log:
         self, start: float, span: float, many: int, sequences: int, tokens: int, prompt: int, waiting: int, grown: Grown,
         padded: int = 0,
     ) -> None:  # fmt: skip
-        """As `passed`, of `many` passes that took `span` seconds together."""
+        """Record `many` consecutive passes that took `span` seconds together. See `passed`."""
         self.passes += many
         self.slots += tokens * many
         self.padded += padded

@@ -1,7 +1,8 @@
-"""Measured servers, simulated as they were driven: time per output token, time to the first token, tokens per second.
+"""Measured servers, simulated with their load: TPOT, TTFT and tokens per second.
 
-Each run is served from its first request to its last: a burst at the start, queues, the memory that the cache has, the
-engine's order of passes. The figures are what its client reports: means over requests, and output tokens over the whole time.
+Each run is simulated from its first request to its last: the burst at the start, queues, the cache
+memory, and the engine's order of passes. The figures are defined as the client reports them: means
+over requests, and output tokens over the whole time.
 """
 
 from collections.abc import Sequence
@@ -29,21 +30,29 @@ from kvcalc.timing.engine import engine_of
 from kvcalc.timing.rows import MeasuredRow, ServedTimes
 from kvcalc.timing.served import served_model
 
-LEAST_RUNS = 8  # measured servers that make an error
-BLOCK = 16  # tokens of a block
-UTILIZATION = 0.9  # of the memory, as the runs' scripts say
-LONGEST, WIDEST = 9300, 16384  # tokens of a request, and of a pass, that tables are made for at least
+LEAST_RUNS = 8  # minimum number of measured servers for an error figure
+BLOCK = 16  # tokens per block
+UTILIZATION = 0.9  # share of the memory, from the scripts of the runs
+LONGEST, WIDEST = 9300, 16384  # minimum tokens of a request and of a pass in the tables
 
 
 class Replica(NamedTuple):
-    """A server of one model: its passes, and the memory of its cache where weights leave any."""
+    """A server of one model.
+
+    Attributes:
+        tables: Times of its passes.
+        room: Memory of its cache. None if the weights leave no memory.
+    """
 
     tables: Tables
     room: Capacity | None
 
 
 def served_times(rows: Sequence[MeasuredRow], gpu: Gpu, calibration: Calibration | None) -> list[ServedTimes]:
-    """The figures of each run under a calibration; NaN where the model is unknown, or there is no calibration."""
+    """Return the figures of each run under a calibration.
+
+    They are NaN if the model is unknown or if there is no calibration.
+    """
     replicas: dict[Any, Replica | None] = {}
     return [_served(row, gpu, calibration, replicas) if calibration else ServedTimes() for row in rows]
 
@@ -113,10 +122,11 @@ def _simulated(replica: Replica, how: Driven, clients: Clients) -> ServedTimes:
 
 
 def steps_validated(calibration: Calibration, gpu: Gpu, rows: Sequence[MeasuredRow]) -> dict[Any, Validated]:
-    """Errors of the three figures for dense models and for mixtures, against measured servers.
+    """Return the errors of the three figures for dense and for mixture-of-experts models.
 
-    Runs that hit a prefix cache are left out, and kinds of fewer than LEAST_RUNS runs. Tokens per second are measured as
-    clients · output / (TTFT + (output − 1) · TPOT).
+    Runs that hit a prefix cache or contain measurement artefacts are left out, and so are kinds of
+    model with fewer than LEAST_RUNS runs. Measured
+    tokens per second are clients · output / (TTFT + (output − 1) · TPOT).
     """
     found: dict[Any, Validated] = {}
     for op, kind in (("e2e_dense", "dense"), ("e2e_moe", "mixture")):
