@@ -121,7 +121,9 @@ def test_speculation_helps_few_users_and_hurts_many(kvcalc: Run) -> None:
 
 
 def test_the_table_says_what_is_drafted(kvcalc: Run) -> None:
-    out = kvcalc("serve llama-3.1-8b --rate inf --num-prompts 20 --draft layers=4 --num-speculative-tokens 2").out
+    out = kvcalc(
+        "serve llama-3.1-8b --rate inf --num-prompts 20 --max-num-seqs 16 --draft layers=4 --num-speculative-tokens 2"
+    ).out
     assert "speculation: 2 tokens of llama-3.1-8b[layers=4] a step, 80% of them accepted" in out
 
 
@@ -146,14 +148,17 @@ def test_what_no_server_can_do_is_refused(kvcalc: Run, options: str, said: str) 
 
 def test_drafted_tokens_are_chosen_where_nobody_says(kvcalc: Run) -> None:
     """As many as suit one request best, as `latency` has it; DeepSeek-V3 has one prediction layer."""
-    line = "llama-3.1-70b --gpu h200 --tp 4 --input-len 500 --output-len 200 --draft llama-3.2-1b --acceptance-rate 0.6"
+    line = "llama-3.1-70b --gpu h200 --tp 4 --input-len 500 --output-len 10 --draft llama-3.2-1b --acceptance-rate 0.6"
     (served,), (alone,) = (
-        kvcalc(f"{command} {line} --format json").records for command in ("serve --rate inf --num-prompts 3", "latency")
+        kvcalc(f"{command} {line} --format json").records
+        for command in ("serve --rate inf --num-prompts 3 --max-num-seqs 16", "latency")
     )
     assert served["num_speculative_tokens"] == alone["num_speculative_tokens"] > 0
-    out = " ".join(kvcalc(f"serve --rate inf --num-prompts 3 {line}").out.split())
+    out = " ".join(kvcalc(f"serve --rate inf --num-prompts 3 --max-num-seqs 16 {line}").out.split())
     assert f"{alone['num_speculative_tokens']} drafted tokens a step, the best for one request at a time" in out
-    (own,) = kvcalc("serve deepseek-v3 --gpu h200 --tp 8 --rate inf --num-prompts 1 --draft mtp --format json").records
+    (own,) = kvcalc(
+        "serve deepseek-v3 --gpu h200 --tp 8 --rate inf --num-prompts 1 --max-num-seqs 16 --osl 5 --draft mtp --format json"
+    ).records
     assert (own["num_speculative_tokens"], own["num_speculative_tokens_from"]) == (1, "one for each prediction layer")
 
 
