@@ -1,10 +1,16 @@
-"""What a served load amounts to: rates, waiting times, waste and cost, as one flat record.
+"""Metrics of a simulated server as one flat record: rates, waiting times, waste and cost.
 
-TTFT: from arrival to the first token. TPOT: (end − first token)/(out − 1) of a request with more than one token. Queueing:
-from arrival to the pass that first works on the request. Rates are over the time from the first arrival to the last token.
-padding_waste: padded slots over all token slots of the passes run. kv_waste: of the byte·seconds allocated, the share that
-holds no token. kv_peak: the most allocated at once, of the budget. Little's law ties the mean number in the system to
-arrivals per second times mean time in it; the first is integrated over the passes, the others come from the requests.
+TTFT: from arrival to the first token. TPOT: (end − first token)/(out − 1), for requests with more
+than one token. Queueing: from arrival to the first pass that works on the request. Rates are over
+the time from the first arrival to the last token.
+
+padding_waste: padded slots divided by all token slots of the passes run. kv_waste: share of the
+allocated byte·seconds that stores no token. kv_peak: maximum of the allocated bytes as a share of
+the budget.
+
+By Little's law, the mean number of requests in the system equals arrivals per second times the
+mean time in the system. The number is integrated over the passes; the other two come from the
+requests.
 """
 
 from collections.abc import Sequence
@@ -19,14 +25,14 @@ PERCENTILES = (50, 90, 99)
 
 
 class Goals(msgspec.Struct, frozen=True):
-    """Seconds that a user accepts; 0 sets no goal."""
+    """Latency targets in seconds; 0 sets no target."""
 
     ttft: float = 0.0
     tpot: float = 0.0
 
 
 def summary(served: Served, budget: int, goals: Goals) -> dict[str, Any]:
-    """The record of a run."""
+    """Return the metrics of a run. `budget` is the bytes of the KV cache budget."""
     logs, requests, all_logs = served.logs, served.requests, (*served.logs, *served.prefill)
     arrived, scheduled, first, finished = (gathered(served, name) for name in ("arrived", "scheduled", "first", "finished"))
     done = finished == finished
@@ -71,7 +77,10 @@ def summary(served: Served, budget: int, goals: Goals) -> dict[str, Any]:
 
 
 def gathered(served: Served, name: str) -> Any:
-    """A column of all ranks' logs, in the order of the requests. Where prompts are apart work begins with them."""
+    """Return a column of all ranks' logs, in the order of the requests.
+
+    With disaggregated prefill, `scheduled` comes from the prefill ranks.
+    """
     return _of_ranks(served.prefill if name == "scheduled" and served.prefill else served.logs, name, len(served.requests))
 
 
@@ -85,7 +94,11 @@ def _of_ranks(logs: Sequence[Log], name: str, count: int) -> Any:
 
 
 def _prompts_apart(served: Served, span: float) -> dict[str, float | None]:
-    """Of replicas for prompts alone the share of the time that they work, and the mean wait from a first token to its decodes."""
+    """Return the metrics of disaggregated prefill.
+
+    They are the share of time in which prefill replicas work, and the mean seconds from a first token
+    to the first decode.
+    """
     if not served.prefill:
         return {"prefill_utilization": None, "decode_queueing_mean_s": None}
     went_on = _of_ranks(served.logs, "scheduled", len(served.requests)) - gathered(served, "first")
@@ -97,12 +110,12 @@ def _prompts_apart(served: Served, span: float) -> dict[str, float | None]:
 
 
 def mean(values: Any) -> float | None:
-    """The mean of an array; None of an empty one."""
+    """Return the mean of an array; None if it is empty."""
     return float(values.mean()) if values.size else None
 
 
 def spread(name: str, values: Any) -> dict[str, float | None]:
-    """Mean and percentiles (linear between ranks) of seconds, under `name`."""
+    """Return mean and percentiles (linear between ranks) of seconds, with keys that begin with `name`."""
     import numpy as np
 
     found = {f"{name}_mean_s": mean(values)}
@@ -111,7 +124,10 @@ def spread(name: str, values: Any) -> dict[str, float | None]:
 
 
 def _goodput(goals: Goals, ttft: Any, tpot: Any, span: float) -> dict[str, float | None]:
-    """Requests that meet every goal, per second and as a share; a single token has no TPOT to miss."""
+    """Return the requests that meet every target, per second and as a share.
+
+    A request with a single token has no TPOT, so it cannot miss a TPOT target.
+    """
     if not (goals.ttft or goals.tpot) or not span:
         return {"goodput_requests_per_s": None, "slo_attainment": None}
     good = (ttft <= goals.ttft) if goals.ttft else ttft == ttft

@@ -1,7 +1,8 @@
-"""The memory of a server's cache: what a request takes at every length, and how much there is.
+"""The cache memory of a server: bytes per request at every length, and the budget.
 
-paged: the pages that the engine allocates for the cached tokens. contiguous: one stretch for the longest request that there
-may be, reserved when a request is admitted. Bytes are those of the fullest GPU of one data-parallel rank.
+paged: pages that the engine allocates for the cached tokens. contiguous: one range for the longest
+possible request, reserved when a request is admitted. Bytes are of the GPU with the most bytes in
+one data-parallel rank.
 """
 
 from typing import Any, NamedTuple
@@ -12,15 +13,22 @@ from kvcalc.errors import UserError, nearest
 from kvcalc.units import format_bytes
 
 CACHES = ("paged", "contiguous")
-BLOCK = 16  # tokens, where the engine's cache has no blocks
+BLOCK = 16  # tokens, if the engine's cache has no blocks
 MEAN_BLOCKS = 1024  # blocks over which the bytes of a shared block are averaged
 
 
 class Pool(NamedTuple):
-    """budget: bytes for the cache. allocated, stored: bytes of a request after so many tokens, by index (int64).
+    """The cache memory of one data-parallel rank.
 
-    longest: tokens that a request may hold at most, whatever is free. Allocated bytes never shrink while a request grows.
-    shared_block_bytes, shared_block_stored: bytes of a block, allocated and stored, that requests with a common prefix hold once.
+    Allocated bytes never shrink while a request grows.
+
+    Attributes:
+        budget: Bytes for the cache.
+        allocated: Allocated bytes of a request, indexed by its tokens (int64).
+        stored: Stored bytes of a request, indexed by its tokens (int64).
+        longest: Maximum tokens of a request, independent of free memory.
+        shared_block_bytes: Allocated bytes of a block that requests with a common prefix share.
+        shared_block_stored: Stored bytes of a block that requests with a common prefix share.
     """
 
     budget: int
@@ -31,7 +39,10 @@ class Pool(NamedTuple):
     shared_block_stored: int = 0
 
     def fits(self, tokens: Any) -> Any:
-        """Whether a request that ends with so many tokens cached (one, or each of an array) could ever run, alone."""
+        """Return whether a request with `tokens` cached tokens at its end fits into the empty cache.
+
+        `tokens` is one number or an array.
+        """
         import numpy as np
 
         return (tokens <= self.longest) & (self.allocated[np.minimum(tokens, len(self.allocated) - 1)] <= self.budget)
@@ -50,11 +61,11 @@ def make_pool(
 
     Args:
         plan: The engine's layout of the cache.
-        content: What the cache stores, without blocks and padding.
-        kv_budget: Bytes for the cache, as `fit` has them.
+        content: Contents of the cache, without blocks and padding.
+        kv_budget: KV cache budget in bytes, as in `fit`.
         cache: `paged` or `contiguous`.
-        max_model_len: The longest request, and the stretch that `contiguous` reserves.
-        most_tokens: Tokens of the longest request that comes.
+        max_model_len: Tokens of the longest request, which `contiguous` reserves.
+        most_tokens: Tokens of the longest request in the load.
         ahead: Slots for draft tokens behind the tokens of a request.
 
     Raises:
@@ -79,9 +90,10 @@ def make_pool(
 
 
 def shared_block(plan: Plan, block_size: int | None = None) -> int:
-    """Return the bytes of one block that two requests with a common prefix take once.
+    """Return the bytes of one block that two requests with a common prefix share.
 
-    The block is the mean of many, because a compressed layer stores less than a row per token.
+    The result is the mean over many blocks, because a compressed layer stores less than one row per
+    token.
     """
     tokens = MEAN_BLOCKS * (block_size or plan.block_size or BLOCK)
     return (plan.needed(2, tokens) - plan.needed(2, tokens, tokens)) // MEAN_BLOCKS

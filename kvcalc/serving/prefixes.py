@@ -1,11 +1,17 @@
-"""What a prefix cache finds: leading tokens of prompts that need not be computed again, and the memory that they share.
+"""Prefix caches: leading prompt tokens that need no recomputation, and the memory they share.
 
-By rate: of each prompt the same share is found, in whole blocks, and never its last token. All prompts begin with one text, as
-under `fit --shared-prefix`, so running requests store the blocks of their hits once. By trace: prompts that share a prefix
-name it. Blocks that nobody holds stand in a queue, those of one request behind those of requests that ended before it, its last
-block first; whatever needs memory takes blocks from the head of the queue, and a prompt takes out the leading blocks of its
-prefix that are still there (vLLM's block pool: vllm/v1/core/block_pool.py and single_type_kv_cache_manager.py, 0.11).
-Shared are the blocks of layers that keep all tokens. Windows and states are every request's own.
+By rate: the same share of each prompt is found, in whole blocks, but never its last token. All
+prompts begin with one text, as in `fit --shared-prefix`, so running requests store the blocks of
+their hits only once.
+
+By trace: prompts name the prefix that they share. Free blocks wait in a queue. Blocks of a request
+are behind blocks of requests that ended earlier, and the last block of a request comes first. New
+memory is taken from the head of the queue. A prompt takes the remaining leading blocks of its
+prefix out of the queue. Source: vLLM's block pool, vllm/v1/core/block_pool.py and
+single_type_kv_cache_manager.py, 0.11.
+
+Only blocks of layers that store all tokens are shared. Each request has its own windows and
+states.
 """
 
 from collections import OrderedDict, deque
@@ -13,47 +19,56 @@ from collections.abc import Sequence
 
 from kvcalc.serving.pool import Pool
 
-PRIVATE = -1  # the name of blocks that no other prompt begins with
+PRIVATE = -1  # name of blocks that no other prompt shares
 
 
 class Prefixes:
-    """What a server asks of a prefix cache, and what one says that finds nothing.
+    """The interface of a prefix cache. This base class finds nothing.
 
-    shared_stored: stored bytes that would be more if running requests shared none.
+    Attributes:
+        shared_stored: Stored bytes that running requests save by sharing.
     """
 
     shared_stored = 0
 
     def found(self, index: int, prompt: int, free: int) -> int:
-        """Tokens of a prompt of so many that are in the cache already, while `free` bytes are held by nobody."""
+        """Return how many tokens of a prompt of `prompt` tokens are cached, with `free` bytes free."""
         return 0
 
     def common(self, index: int, found: int) -> int:
-        """Bytes of what was found that other running requests hold."""
+        """Return the bytes of the `found` tokens that other running requests hold."""
         return 0
 
     def take(self, index: int, found: int) -> None:
-        """A request is admitted, and holds what was found."""
+        """Record that an admitted request holds the `found` tokens."""
 
     def keep(self, index: int, prompt: int) -> int:
-        """A prompt has been computed: its prefix can be found. Bytes that others hold with it now, and did not."""
+        """Add a computed prompt's prefix to the cache.
+
+        Returns:
+            Bytes newly shared with other running requests.
+        """
         return 0
 
     def release(self, index: int, held: int) -> int:
-        """A request gives back its `held` bytes. Those of them that others hold on."""
+        """Release the `held` bytes of a request.
+
+        Returns:
+            Bytes of them that other requests still hold.
+        """
         return 0
 
     def settle(self, free: int) -> None:
-        """So many bytes are held by nobody: what the queue has beyond them has been taken by those that run."""
+        """Shorten the queue to `free` bytes, because running requests have taken the other blocks."""
 
 
 class SharedBlocks(Prefixes):
-    """Prefixes of which running requests hold leading blocks together.
+    """Prefixes with leading blocks that running requests share.
 
     Attributes:
         holds: Blocks of its prefix that each running request holds.
         holders: Number of requests by the blocks that they hold, for each prefix.
-        shared: Blocks that running requests would hold more if they shared none.
+        shared: Number of blocks that running requests save by sharing.
     """
 
     def __init__(self, pool: Pool, block_size: int) -> None:
@@ -93,10 +108,10 @@ class SharedBlocks(Prefixes):
         raise NotImplementedError
 
     def _free(self, name: int, first: int, end: int) -> None:
-        """Note that nobody holds these blocks of a prefix any longer."""
+        """Record that no request holds these blocks of a prefix any longer."""
 
     def _use(self, name: int, blocks: int) -> None:
-        """Note that leading blocks of a prefix are held that nobody held."""
+        """Record that a request now holds leading blocks of a prefix that no request held."""
 
     def _held(self, name: int) -> int:
         """Return the number of leading blocks of a prefix that running requests hold."""
@@ -130,7 +145,10 @@ class SharedBlocks(Prefixes):
 
 
 class Shared(SharedBlocks):
-    """The same share of every prompt is found: leading blocks of one text with which all prompts begin."""
+    """A prefix cache that finds the same share of every prompt.
+
+    All prompts begin with the same text.
+    """
 
     def __init__(self, rate: float, pool: Pool, block_size: int) -> None:
         super().__init__(pool, block_size)
@@ -147,7 +165,7 @@ class Shared(SharedBlocks):
 
 
 def hit_tokens(rate: float, prompt: int, block_size: int) -> int:
-    """Return the tokens of a prompt that a prefix cache finds: the whole blocks of the share `rate`.
+    """Return the tokens of a prompt that a prefix cache finds: the whole blocks in the share `rate`.
 
     Example: 0.9 of 1,000 tokens are 56 blocks of 16, so 896 tokens are found.
     """
@@ -155,7 +173,10 @@ def hit_tokens(rate: float, prompt: int, block_size: int) -> int:
 
 
 class Stretch:
-    """Blocks of a prefix from `first` to before `end` that nobody holds since one moment, of which the first one goes last."""
+    """Blocks of a prefix from `first` to before `end` that became free at the same time.
+
+    The block `first` is evicted last.
+    """
 
     __slots__ = ("end", "first", "name")
 
@@ -164,21 +185,26 @@ class Stretch:
 
 
 class Kept(SharedBlocks):
-    """Prefixes by name: which of their blocks are in the cache, who holds them, and in which order the others go.
+    """A prefix cache with named prefixes and vLLM's order of eviction.
 
-    names, lengths: of each request, the prefix that it begins with (−1: none) and its tokens. A request holds leading blocks, so
-    that what is there of a prefix are leading blocks too: those that the longest of its holders has, then stretches of the queue,
-    the youngest first. queued: blocks of the queue, those of no prefix too; memory that was never used goes before them. Requests
-    that compute one prefix at the same time each do it; then they share it.
+    A request holds leading blocks, so the cached blocks of a prefix are leading blocks too. The first
+    ones are held by running requests; the others are in the queue, most recent range first. Requests
+    that compute one prefix at the same time each compute it, and then share it.
+
+    Attributes:
+        names: Prefix of each request; −1 for none.
+        lengths: Tokens of each request's prefix.
+        queued: Blocks in the queue, including blocks without a prefix. Unused memory is taken before
+            these blocks.
     """
 
     def __init__(self, names: Sequence[int], lengths: Sequence[int], pool: Pool, block_size: int) -> None:
         super().__init__(pool, block_size)
         self.names, self.lengths = names, lengths
         self.queued = 0
-        self.order: OrderedDict[Stretch, None] = OrderedDict()  # the queue; its head comes first
-        self.of: dict[int, deque[Stretch]] = {}  # of each prefix, in the same order
-        self.there: dict[int, int] = {}  # blocks of each prefix that are in the cache
+        self.order: OrderedDict[Stretch, None] = OrderedDict()  # the queue, head first
+        self.of: dict[int, deque[Stretch]] = {}  # ranges of each prefix, in the order of the queue
+        self.there: dict[int, int] = {}  # cached blocks of each prefix
 
     def found(self, index: int, prompt: int, free: int) -> int:
         self.settle(free)
@@ -229,7 +255,7 @@ class Kept(SharedBlocks):
             self.of.setdefault(stretch.name, deque()).append(stretch)
 
     def _unqueue(self, name: int, blocks: int) -> None:
-        """So many leading blocks of a prefix are held, and leave the queue."""
+        """Remove the first `blocks` blocks of a prefix from the queue."""
         stretches = self.of.get(name)
         if not stretches:
             return
@@ -245,7 +271,7 @@ class Kept(SharedBlocks):
             del self.of[name]
 
     def _forget(self, oldest: Stretch) -> None:
-        """The head of the queue has no blocks left."""
+        """Remove the head of the queue, which has no blocks left."""
         del self.order[oldest]
         if oldest.name == PRIVATE:
             return

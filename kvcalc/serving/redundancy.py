@@ -1,8 +1,9 @@
-"""What a KV cache saves of one request, and why that may be next to nothing.
+"""Time that a KV cache saves for one request, and why it may save almost nothing.
 
-Without a cache every step passes all tokens through the layers again. All of that work but the cached run's is redundant,
-and still it may cost no time: a pass over few tokens takes as long as its launches and the reading of the weights, whatever
-the tokens. Only where a pass over all of them takes longer than one over a single token does a cache save time.
+Without a cache, every step passes all tokens through the layers again. All of this work, except
+the work of a run with a cache, is redundant. It may still cost no time: a pass over few tokens
+takes as long as its launches and the reading of the weights, for any number of tokens. A cache
+saves time only if a pass over all tokens takes longer than a pass over a single token.
 """
 
 from typing import Any
@@ -24,12 +25,18 @@ def no_cache_fields(
     cached: Latency,
     steps: StepsAgain | None = None,
 ) -> dict[str, Any]:
-    """The same request without a cache, its LM head on the `last` position or on `all`, beside the `cached` one.
+    """Return the fields of the same request without a cache, compared with the `cached` request.
 
-    steps: as of `without_cache`.
-    no_cache_redundant_flops_share: 1 − FLOPs with the cache over those without; 0 where chunks of a prompt, each with its LM
-    head, take more. Projections: tokens that pass through the layers, of all sequences. tpot_last_bound_s: what the last step
-    with the cache takes by the datasheet alone, which is mostly reading the weights; the rest of its time are launches.
+    Fields:
+        no_cache_redundant_flops_share: 1 − FLOPs with the cache / FLOPs without. 0 if chunks of a
+            prompt, each with its LM head, take more FLOPs.
+        no_cache_token_projections: Tokens of all sequences that pass through the layers.
+        tpot_last_bound_s: Lower bound of the last step with the cache, from the datasheet only. It is
+            mostly the reading of the weights; the remaining time of the step is launches.
+
+    Args:
+        head: Positions of the LM head without a cache, `last` or `all`.
+        steps: As in `without_cache`.
     """
     plain = without_cache(deployment, input_len, output_len, batch_size, head == "all", steps)
     needed, processed = token_projections(input_len, output_len)
@@ -45,9 +52,9 @@ def no_cache_fields(
 
 
 def doubling_context(deployment: Deployment, batch_size: int = 1, all_positions: bool = False) -> int | None:
-    """The least context at which a step without the cache takes twice as long as one with it.
+    """Return the smallest context at which a step without the cache takes twice as long as with it.
 
-    None if none does, to 2^20 tokens or the positions that the model has.
+    None if there is no such context up to 2^20 tokens or the positions of the model.
     """
 
     def doubled(context: int) -> bool:

@@ -1,4 +1,4 @@
-"""One replica set up to serve: the memory that its cache gets, and the load that it can carry at most."""
+"""The cache budget of one replica."""
 
 from kvcalc.capacity import FitOptions
 from kvcalc.capacity.answer import Capacity, capacity_of
@@ -7,7 +7,11 @@ from kvcalc.timing.deployment import Deployment
 
 
 def memory(deployment: Deployment, asked: FitOptions) -> Capacity:
-    """Return the cache budget of a replica, as `fit`. Raises UserError if there is no memory for a cache."""
+    """Return the cache budget of a replica, as in `fit`.
+
+    Raises:
+        UserError: No memory is left for a cache.
+    """
     found = capacity_of(deployment, asked)
     if not found.kv_budget:
         where = f"{deployment.parallelism.gpus}× {deployment.gpu.name}"

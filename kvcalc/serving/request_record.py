@@ -1,4 +1,4 @@
-"""The records of `latency`: one request, or a batch of equal ones, with what speculation and the lack of a cache make of it."""
+"""The records of `latency`: a batch of equal requests, with speculation and without a cache."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -20,12 +20,18 @@ NO_CACHE_HEADS = ("last", "all")
 
 
 class LatencyOptions(msgspec.Struct, frozen=True):
-    """What `latency` is asked.
+    """The options of `latency`.
 
-    prefix_len: leading prompt tokens that are cached already. max_num_batched_tokens: chunk of the prefill, 0 for the whole.
-    draft: '', or as `draft_model` takes it; num_speculative_tokens 0 for the best, acceptance_rate None for 0.8, and both
-    refused without a draft. no_cache: also the same without a cache; head: the positions that its LM head sees, last or all.
-    cpu_offload_gb: GiB of each GPU's weights that stay in the host's memory. price_per_hour: of one GPU; 0 for no cost.
+    Attributes:
+        no_cache: Whether to compute the same request also without a cache.
+        head: Positions of the LM head without a cache, `last` or `all`.
+        prefix_len: Leading prompt tokens that are cached already.
+        max_num_batched_tokens: Tokens per chunk of the prefill; 0 for the whole prompt.
+        draft: '' or a draft for `draft_model`.
+        num_speculative_tokens: Draft tokens per step; 0 for the best number. Needs a draft.
+        acceptance_rate: Acceptance rate of a draft token; None for 0.8. Needs a draft.
+        cpu_offload_gb: GiB of each GPU's weights that stay in host memory.
+        price_per_hour: Price of one GPU; 0 for no cost.
     """
 
     input_len: Annotated[int, tokens_called("input length")] = 2000
@@ -70,8 +76,12 @@ class LatencyOptions(msgspec.Struct, frozen=True):
 
 
 class _Known(NamedTuple):
-    """What requests of one deployment and batch size share: their steps, those without a cache by head, where such a step
-    takes twice as long, by head.
+    """Results that requests of one deployment and batch size share.
+
+    Attributes:
+        steps: Decode steps with a cache.
+        again: Steps without a cache, by LM head positions.
+        doubles: Contexts at which a step without a cache takes twice as long, by LM head positions.
     """
 
     steps: DecodeSteps | None
@@ -80,9 +90,11 @@ class _Known(NamedTuple):
 
 
 def latency_records(asked_for: Sequence[tuple[Deployment, LatencyOptions]]) -> list[dict[str, Any]]:
-    """Each as its `latency_record`; steps that requests of one deployment have in common are timed once.
+    """Return the `latency_record` of each request. Steps common to several requests are timed once.
 
-    Raises UserError where all requests take more than MOST_IN_ALL passes, or MOST_AGAIN without a cache.
+    Raises:
+        UserError: All requests take more than MOST_IN_ALL passes, or more than MOST_AGAIN passes
+            without a cache.
     """
     alike: dict[tuple[int, int, float], dict[int, LatencyOptions]] = {}
     for number, (deployment, asked) in enumerate(asked_for):
@@ -103,17 +115,22 @@ def latency_records(asked_for: Sequence[tuple[Deployment, LatencyOptions]]) -> l
 
 
 def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
-    """One configuration as a flat record.
+    """Return one configuration as a flat record.
 
-    uncached_ttft_s: without the cached prefix, where there is one. energy_per_token_j: all GPUs at their full power for the
-    whole request, by generated tokens; None where the GPU's power is not known. fallback: what products are computed in, in
-    words, where the GPU has no unit.
+    Fields:
+        uncached_ttft_s: TTFT without the cached prefix; None without a prefix.
+        energy_per_token_j: Energy per output token, with all GPUs at full power for the whole request.
+            None if the GPU's power is unknown.
+        fallback: Sentence with the data type of GEMMs if the GPU has no unit for the chosen one.
     """
     return latency_records([(deployment, asked)])[0]
 
 
 def _record(deployment: Deployment, asked: LatencyOptions, known: _Known) -> dict[str, Any]:
-    """Of a deployment with its weights where they are asked to be. Keeps in `known` where steps take twice as long."""
+    """Return the record of a deployment whose host weights are already set.
+
+    Contexts at which steps take twice as long are stored in `known`.
+    """
     prompt = asked.batch_size, asked.prefix_len, asked.max_num_batched_tokens
     found = request(deployment, asked.input_len, asked.output_len, *prompt, known.steps)
     at_end = known.steps or DecodeSteps(deployment, asked.batch_size, [(asked.context, asked.context + 1)])
@@ -137,7 +154,7 @@ def _record(deployment: Deployment, asked: LatencyOptions, known: _Known) -> dic
     if asked.no_cache:
         lengths = asked.input_len, asked.output_len, asked.batch_size
         record |= no_cache_fields(deployment, *lengths, asked.head, found, known.again.get(asked.head))
-        if asked.head not in known.doubles:  # it hangs on neither length
+        if asked.head not in known.doubles:  # the context depends on neither length
             known.doubles[asked.head] = doubling_context(deployment, asked.batch_size, asked.head == "all")
         record["no_cache_doubles_from"] = known.doubles[asked.head]
     draft = drafting(deployment, asked)
@@ -148,32 +165,32 @@ def _record(deployment: Deployment, asked: LatencyOptions, known: _Known) -> dic
 
 
 def _uncached(deployment: Deployment, asked: LatencyOptions) -> float | None:
-    """Seconds to the first token where the prefix is not cached yet; None where there is none."""
+    """Return the TTFT in seconds without the cached prefix; None without a prefix."""
     if not asked.prefix_len:
         return None
     return request(deployment, asked.input_len, 1, asked.batch_size, 0, asked.max_num_batched_tokens).ttft_s
 
 
 def with_host_weights(deployment: Deployment, asked: LatencyOptions) -> Deployment:
-    """The deployment with so many of its weights in the host's memory."""
+    """Return the deployment with the offloaded part of its weights in host memory."""
     return msgspec.structs.replace(deployment, host_weights=offloaded(deployment.weight_bytes, asked.cpu_offload_gb))
 
 
 def _offload(deployment: Deployment, decode: Batch) -> dict[str, Any]:
-    """Bytes of a GPU's weights in the host's memory, and the seconds that they take its link in a decode pass."""
+    """Return the offloaded bytes of a GPU's weights, and their seconds on its link per decode pass."""
     away = deployment.host_weights
     return {"cpu_offload_bytes": away, "cpu_offload_s": deployment.host_seconds(deployment.operators(decode)) if away else None}
 
 
 def drafting(deployment: Deployment, asked: LatencyOptions) -> Deployment | None:
-    """The draft model, run as the model is; None where there is none."""
+    """Return the deployment of the draft model, configured as the target; None without a draft."""
     if not asked.draft:
         return None
     return msgspec.structs.replace(deployment, model=draft_model(deployment.model, asked.draft), host_weights=0)
 
 
 def _speculative(deployment: Deployment, draft: Deployment, asked: LatencyOptions) -> dict[str, Any]:
-    """One step of speculative decoding at mid length."""
+    """Return the fields of one step of speculative decoding at mid length."""
     context, drafted = asked.mid_length, asked.num_speculative_tokens
     step = deployment, draft, context, asked.batch_size
     accepted = ACCEPTANCE if asked.acceptance_rate is None else asked.acceptance_rate
@@ -194,7 +211,7 @@ def _speculative(deployment: Deployment, draft: Deployment, asked: LatencyOption
 
 
 def request_memory(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
-    """Return whether the requests fit, as `batch_memory`, with the draft beside the model."""
+    """Return whether the requests fit, as in `batch_memory`, with the draft loaded too."""
     options: dict[str, Any] = {
         "max_num_batched_tokens": asked.max_num_batched_tokens,
         "cpu_offload_gb": asked.cpu_offload_gb,
