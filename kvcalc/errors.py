@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 def printable(text: object, limit: int = 200) -> str:
     """Return `text` on one line, without control characters, cut after `limit` characters."""
-    clean = "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in str(text))
+    clean = "".join(
+        c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}"
+        for c in str(text)
+    )
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
@@ -17,7 +20,9 @@ def visible(text: str) -> str:
     """Return `text` with its line breaks and tabs, but without other control characters."""
     if all(line.isprintable() for line in text.split("\n")):
         return text
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
 
 
 def shown_briefly(value: object, printer: "Any", cycle: bool) -> None:
@@ -35,7 +40,11 @@ class UserError(Exception):
     """
 
     def __init__(self, what: str, where: str = "", hint: str = "") -> None:
-        self.what, self.where, self.hint = printable(what, 600), printable(where, 400), printable(hint, 600)
+        self.what, self.where, self.hint = (
+            printable(what, 600),
+            printable(where, 400),
+            printable(hint, 600),
+        )
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -43,14 +52,26 @@ class UserError(Exception):
         return f"{head}. {self.hint}" if self.hint else head
 
 
+class UnpredictedRelease(UserError):
+    """A release of an engine whose memory is not predicted."""
+
+
 def few(names: Sequence[str], most: int = 4) -> str:
     """Return the first names of a list, and the number of further names."""
     shown = names if len(names) <= most + 1 else names[:most]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(shown) < len(names) else "")
+    return ", ".join(shown) + (
+        f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    )
 
 
-def nearest(name: str, known: Iterable[str], most: int = 5, proper: Mapping[str, str] | None = None) -> str:
-    """Return a hint with the known names that are closest to `name`, or all of them if they are few.
+def nearest(
+    name: str,
+    known: Iterable[str],
+    most: int = 5,
+    proper: Mapping[str, str] | None = None,
+) -> str:
+    """Return a hint with the known names that are closest to `name`, or all of them if they are
+    few.
 
     Args:
         name: The unknown name.
@@ -61,8 +82,14 @@ def nearest(name: str, known: Iterable[str], most: int = 5, proper: Mapping[str,
     from difflib import get_close_matches
 
     names = sorted(set(known))
-    close = get_close_matches(name[:100].lower(), names, n=most * (4 if proper else 1), cutoff=0.5)
-    found = close or ([n for n in names if name.lower() in n] if name else [])
-    if found:
-        return "Did you mean " + ", ".join([*dict.fromkeys((proper or {}).get(n, n) for n in found)][:most]) + "?"
+    close = get_close_matches(
+        name[:100].lower(), names, n=most * (4 if proper else 1), cutoff=0.5
+    )
+    result = close or ([n for n in names if name.lower() in n] if name else [])
+    if result:
+        return (
+            "Did you mean "
+            + ", ".join([*dict.fromkeys((proper or {}).get(n, n) for n in result)][:most])
+            + "?"
+        )
     return "Known: " + ", ".join(names) if len(names) <= 24 else ""

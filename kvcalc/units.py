@@ -1,26 +1,16 @@
-"""Parse and format quantities, and do arithmetic on both ints and arrays.
+"""Parse and format quantities.
 
-Internal units are bytes, FLOPs and seconds. GiB is 2^30 bytes and GB is 10^9 bytes. Bandwidth and FLOP/s
-are decimal. Token counts accept binary suffixes: 4k = 4096.
+Internal units are bytes, FLOPs and seconds. GiB is 2^30 bytes and GB is 10^9 bytes. Bandwidth and
+FLOP/s are decimal. Token counts accept binary suffixes: 4k = 4096.
 """
 
-import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any
 
 from kvcalc.errors import UserError
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Num: TypeAlias = int | NDArray[np.float64]
-    Real: TypeAlias = Num | float
-else:
-    Num = Real = Any
 
 UNITS = {
     "gib": (1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")),
@@ -44,7 +34,9 @@ def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
     """
     match = _TOKENS.fullmatch(text.strip().replace("_", ""))
     if not match or len(text) > 40:
-        raise UserError(f"{what} {text!r} is not a whole number", hint="Write 4096, 4k, 128K or 1M")
+        raise UserError(
+            f"{what} {text!r} is not a whole number", hint="Write 4096, 4k, 128K or 1M"
+        )
     value, rest = _times(match[1], _BINARY[match[2].lower()])
     if rest:
         raise UserError(f"{what} {text!r} is not a whole number")
@@ -54,8 +46,11 @@ def parse_tokens(text: str, what: str = "length", least: int = 1) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy number as a Python number; a whole float becomes an int. Other values are unchanged."""
-    value = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    """Return a NumPy number as a Python number; a whole float becomes an int. Other values are
+    unchanged."""
+    value = (
+        value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    )
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -63,32 +58,39 @@ def check_whole(words: Sequence[str], what: str) -> None:
     """Raise UserError if list items are the parts of one number with a separator, such as 8,000."""
     if any(_BROKEN.fullmatch(word) for word in words[1:]):
         raise UserError(
-            f"{what} {','.join(words)!r} is a list, as commas make one", hint=f"Write {''.join(words)} for one number"
+            f"{what} {','.join(words)!r} is a list",
+            hint=f"Write {''.join(words)} for one number",
         )
 
 
-def parse_list(given: Any, what: str) -> list[int]:
-    """Return token counts from one number, a list, or comma-separated text. Raises as `parse_tokens`."""
-    given = given.split(",") if isinstance(given, str) else plain(given)
-    parts = list(given) if hasattr(given, "__iter__") else [given]
+def parse_list(value: Any, what: str) -> list[int]:
+    """Return token counts from one number, a list, or comma-separated text. Raises as
+    `parse_tokens`."""
+    value = value.split(",") if isinstance(value, str) else plain(value)
+    parts = list(value) if hasattr(value, "__iter__") else [value]
     if not parts:
-        raise UserError(f"{what}: the list is empty", hint="Write 4096, 4k or a list of such")
+        raise UserError(f"{what}: the list is empty", hint="Write 4096, 4k or 1k,8k")
     check_whole([str(part) for part in parts], what)
     return [parse_tokens(str(plain(part)), what) for part in parts]
 
 
 def _times(number: str, unit: int) -> tuple[int, int]:
-    """Return the exact product of a decimal number and a unit: its whole part, and whether it is above 0."""
+    """Return the exact product of a decimal number and a unit: its whole part, and whether it is
+    above 0."""
     whole, _, decimals = number.partition(".")
     shift: int = 10 ** len(decimals)
     return divmod(int(whole + decimals) * unit, shift)
 
 
 def parse_bytes(text: str, what: str = "size") -> int:
-    """Return a byte count from digits, decimal `40GB` or binary `40GiB`. Raises UserError for other text."""
+    """Return a byte count from digits, decimal `40GB` or binary `40GiB`. Raises UserError for other
+    text."""
     match = _BYTES.fullmatch(text.strip())
     if not match or len(text) > 40:
-        raise UserError(f"{what} {text!r} is not a number of bytes", hint="Write 42949672960, 40GiB or 40GB")
+        raise UserError(
+            f"{what} {text!r} is not a number of bytes",
+            hint="Write 42949672960, 40GiB or 40GB",
+        )
     base = 1024 if match[3] else 1000
     value, _ = _times(match[1], base ** " kmgt".index(match[2].lower() or " "))
     if not 1 <= value < 2**60:
@@ -102,17 +104,21 @@ def parse_rate(text: str, what: str = "rate") -> int:
 
 
 def parse_seconds(text: str, what: str = "time") -> float:
-    """Return seconds from `50ms`, `0.05s`, `300us`, `2min` or a bare number. Raises UserError if not above 0."""
+    """Return seconds from `50ms`, `0.05s`, `300us`, `2min` or a bare number. Raises UserError if
+    not above 0."""
     match = _SECONDS.fullmatch(text.strip().lower())
     value = float(match[1]) * _SECOND[match[2]] if match and len(text) <= 40 else 0.0
     if not 0 < value < float("inf"):
-        raise UserError(f"{what} {text!r} is not a time above 0", hint="Write 50ms, 0.05s or 0.05")
+        raise UserError(
+            f"{what} {text!r} is not a time above 0", hint="Write 50ms, 0.05s or 0.05"
+        )
     return value
 
 
 @contextmanager
 def bytes_shown_in(units: str) -> Iterator[None]:
-    """Make `format_bytes` write binary units (`gib`), decimal units (`si`) or whole bytes (`bytes`) in a block."""
+    """Make `format_bytes` write binary units (`gib`), decimal units (`si`) or whole bytes (`bytes`)
+    in a block."""
     token = _SHOWN.set(units)
     try:
         yield
@@ -142,16 +148,25 @@ def format_bytes(count: float, digits: int = 2) -> str:
 
 
 def scale_of(count: float) -> tuple[int, str]:
-    """Return the bytes of the unit that `format_bytes` uses for `count` bytes, and the name of the unit."""
+    """Return the bytes of the unit that `format_bytes` uses for `count` bytes, and the name of the
+    unit."""
     base, steps = UNITS[_SHOWN.get()]
     name = format_bytes(count).rpartition(" ")[2]
     return (base ** (steps.index(name) + 1), name) if name in steps else (1, "B")
 
 
 def format_si(value: float, unit: str = "", digits: int = 3) -> str:
-    """Return a value with a decimal prefix and `digits` significant digits: 3.35e12, 'B/s' gives '3.35 TB/s'."""
+    """Return a value with a decimal prefix and `digits` significant digits: 3.35e12, 'B/s' gives
+    '3.35 TB/s'."""
     shown = float(f"{abs(value):.{digits}g}")  # 999.6 is 1 k to three digits
-    for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+    for power, prefix in (
+        (18, "E"),
+        (15, "P"),
+        (12, "T"),
+        (9, "G"),
+        (6, "M"),
+        (3, "k"),
+    ):
         if shown >= 10**power:
             return f"{value / 10**power:.{digits}g} {prefix}{unit}".rstrip()
     return f"{value:.{digits}g} {unit}".rstrip()
@@ -162,7 +177,10 @@ def format_seconds(value: float) -> str:
     shown = float(f"{value:.3g}")  # 0.9996 ms is 1 ms
     if shown >= 1000:
         return f"{shown:,.0f} s"
-    step, unit = next(((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if shown >= s), (1e-9, "ns"))
+    step, unit = next(
+        ((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if shown >= s),
+        (1e-9, "ns"),
+    )
     return f"{value / step:.3g} {unit}"
 
 
@@ -172,71 +190,3 @@ def format_count(value: int) -> str:
         if value >= 10**power:
             return f"{value / 10**power:.{digits}f}{suffix}"
     return str(value)
-
-
-def _elementwise(scalar: Callable[[int, int], int], vector: str) -> "Callable[[Num, Num], Num]":
-    def apply(a: Num, b: Num) -> Num:
-        if isinstance(a, int) and isinstance(b, int):
-            return scalar(a, b)
-        import numpy as np
-
-        return cast("NDArray[np.float64]", getattr(np, vector)(a, b))
-
-    return apply
-
-
-minimum = _elementwise(min, "minimum")
-maximum = _elementwise(max, "maximum")
-
-
-def floor_div(a: Num, b: int) -> Num:
-    """Return ⌊a/b⌋ of an int or an array of whole numbers."""
-    if b == 1 or isinstance(a, int):
-        return a // b if b > 1 else a
-    import numpy as np
-
-    return np.floor(a / b)  # exact below 2^53, and several times as fast as // on floats
-
-
-def ceil_div(a: Num, b: int) -> Num:
-    """Return ⌈a/b⌉ of an int or an array of whole numbers."""
-    return -floor_div(-a, b)
-
-
-def rounded_up(a: Any) -> Any:
-    """Return ⌈a⌉ as an int, or an array as int64."""
-    return math.ceil(a) if isinstance(a, int | float) else -rounded_down(-a)
-
-
-def rounded_down(a: Any) -> Any:
-    """Return ⌊a⌋ as an int, or an array as int64."""
-    if isinstance(a, int | float):
-        return math.floor(a)
-    import numpy as np
-
-    return np.floor(a).astype(np.int64)
-
-
-def doublings(n: int) -> int:
-    """Return ⌈log2 n⌉."""
-    return (n - 1).bit_length()
-
-
-def by_number(a: Num, rule: Callable[[int], int]) -> Num:
-    """Apply `rule` to an int, or to each distinct number of an array once."""
-    if isinstance(a, int):
-        return rule(a)
-    import numpy as np
-
-    found = {n: rule(int(n)) for n in set(a.ravel().tolist())}
-    return np.array([found[n] for n in a.ravel().tolist()], dtype=float).reshape(a.shape)
-
-
-def at_least(a: Num, bound: int) -> Num:
-    """Return 1 if a ≥ bound, otherwise 0."""
-    return int(a >= bound) if isinstance(a, int) else cast("Num", (a >= bound).astype(float))
-
-
-def array_of(value: Num) -> Num:
-    """Return an int unchanged, and an array as float64, which is exact for whole numbers up to 2^53."""
-    return value if isinstance(value, int) else value.astype("float64", copy=False)

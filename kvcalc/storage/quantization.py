@@ -1,32 +1,40 @@
-"""How weights are stored: bits, scales and zero points of a matrix, and which matrices of a model a scheme covers.
+"""How weights are stored: bits, scales and zero points of a matrix, and which matrices of a model a
+scheme covers.
 
-A weight-only scheme (int4, awq, `nvfp4_weight_only` …) computes in the model's dtype. `fp8` (W8A8) computes in fp8, `nvfp4`
-and `mxfp4` (4-bit activations) in fp4, and GGUF's blocks in int8. What a scheme keeps for a matrix counts: packed values,
-scales, zero points, indices, codebooks. What it says of every matrix alike (the 16 levels of NF4, shapes, settings) does not.
+A weight-only scheme (int4, awq, `nvfp4_weight_only` …) computes in the model's dtype. `fp8` (W8A8)
+computes in fp8, `nvfp4` and `mxfp4` (4-bit activations) in fp4, and GGUF's blocks in int8. What a
+scheme keeps for a matrix counts: packed values, scales, zero points, indices, codebooks. What it
+says of every matrix alike (the 16 levels of NF4, shapes, settings) does not.
+
+Published quality losses of storage formats, with their sources.
 """
 
 import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from typing import NamedTuple
 
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.storage.gguf import BLOCKS, MIXES
+from kvcalc.storage.formats import canonical
+from kvcalc.storage.ggml import BLOCKS, MIXES
 
 
 class WeightFormat(msgspec.Struct, frozen=True):
-    """Storage of a matrix [inputs, outputs]: `bits` per element, and a scale for every block of rows × columns.
+    """Storage of a matrix [inputs, outputs]: `bits` per element, and a scale for every block of
+    rows × columns.
 
-    rows, columns: elements of a block along inputs and outputs; 0 spans the whole matrix. flat: blocks of `rows` elements
-    run over the flattened matrix instead.
-    scale_bytes: per block. nested: blocks whose scales share an fp32 of their own. zero_bits: per block, packed along the
-    outputs. input_bytes, output_bytes: per input, and per block of columns. tensor_bytes: once per matrix.
-    padded: inputs and outputs are filled up to multiples of these. ragged_bits: per element of a matrix whose inputs are
-    no multiple of `rows`, which is then not quantised; 0 where the last block is cut short instead.
-    measured: (bytes, elements) of the matrix where its file states them; nothing else counts then.
-    computes: the dtype of the products; '' means the model's own. `fp4/int8` is fp4 on GPUs with such a unit, else int8.
+    rows, columns: elements of a block along inputs and outputs; 0 spans the whole matrix. flat:
+    blocks of `rows` elements run over the flattened matrix instead.
+    scale_bytes: per block. nested: blocks whose scales share an fp32 of their own. zero_bits: per
+    block, packed along the outputs. input_bytes, output_bytes: per input, and per block of columns.
+    tensor_bytes: once per matrix. padded: inputs and outputs are filled up to multiples of these.
+    ragged_bits: per element of a matrix whose inputs are no multiple of `rows`, which is then not
+    quantised; 0 where the last block is cut short instead. measured: (bytes, elements) of the
+    matrix where its file states them; nothing else counts then. computes: the dtype of the
+    products; '' means the model's own. `fp4/int8` is fp4 on GPUs with such a unit, else int8.
     """
 
     name: str
@@ -46,7 +54,8 @@ class WeightFormat(msgspec.Struct, frozen=True):
     measured: tuple[int, int] | None = None
 
     def matrix_bytes(self, inputs: int, outputs: int) -> int:
-        """Return the bytes of one matrix of inputs × outputs elements, including scales and zero points."""
+        """Return the bytes of one matrix of inputs × outputs elements, including scales and zero
+        points."""
         elements = inputs * outputs
         if not elements:
             return 0
@@ -54,19 +63,34 @@ class WeightFormat(msgspec.Struct, frozen=True):
             return -(-elements * self.measured[0] // self.measured[1])
         if self.ragged_bits and inputs % self.rows:
             return -(-elements * self.ragged_bits // 8)
-        inputs, outputs = -(-inputs // self.padded[0]) * self.padded[0], -(-outputs // self.padded[1]) * self.padded[1]
+        inputs, outputs = (
+            -(-inputs // self.padded[0]) * self.padded[0],
+            -(-outputs // self.padded[1]) * self.padded[1],
+        )
         across = -(-outputs // (self.columns or outputs))
-        blocks = -(-elements // self.rows) if self.flat else -(-inputs // (self.rows or inputs)) * across
-        scales = blocks * self.scale_bytes + (4 * -(-blocks // self.nested) if self.nested else 0)
+        blocks = (
+            -(-elements // self.rows)
+            if self.flat
+            else -(-inputs // (self.rows or inputs)) * across
+        )
+        scales = blocks * self.scale_bytes + (
+            4 * -(-blocks // self.nested) if self.nested else 0
+        )
         apart = inputs * self.input_bytes + across * self.output_bytes + self.tensor_bytes
-        return -(-inputs * outputs * self.bits // 8) + scales + -(-blocks * self.zero_bits // 8) + apart
+        return (
+            -(-inputs * outputs * self.bits // 8)
+            + scales
+            + -(-blocks * self.zero_bits // 8)
+            + apart
+        )
 
 
-# Sources: DeepSeek-V3's release notes on its fp8 weights (128×128 blocks, fp32 scale) and V4.1's tensors (32×32, a byte);
-# AutoAWQ and GPTQModel (groups of 128 along the inputs, fp16 scale, packed 4-bit zero); OCP MX v1.0; NVIDIA ModelOpt (nvfp4:
-# e4m3 scale per 16, one fp32 per matrix); bitsandbytes/functional.py (nf4, fp4: blocks of 64 of the flattened matrix, fp32
-# absmax; with double quantisation an int8 absmax and an fp32 for 256 of them, QLoRA, arXiv 2305.14314 §3); transformers'
-# integrations/bitnet.py (2 bits and one scale).
+# Sources: DeepSeek-V3's release notes on its fp8 weights (128×128 blocks, fp32 scale) and V4.1's
+# tensors (32×32, a byte); AutoAWQ and GPTQModel (groups of 128 along the inputs, fp16 scale, packed
+# 4-bit zero); OCP MX v1.0; NVIDIA ModelOpt (nvfp4: e4m3 scale per 16, one fp32 per matrix);
+# bitsandbytes/functional.py (nf4, fp4: blocks of 64 of the flattened matrix, fp32 absmax; with
+# double quantisation an int8 absmax and an fp32 for 256 of them, QLoRA, arXiv 2305.14314 §3);
+# transformers' integrations/bitnet.py (2 bits and one scale).
 WEIGHT_FORMATS: dict[str, WeightFormat] = {
     f.name: f
     for f in (
@@ -99,7 +123,8 @@ WEIGHT_FORMATS: dict[str, WeightFormat] = {
         WeightFormat("bitnet", 2, tensor_bytes=2, padded=(1, 4)),
     )
 }
-_FLOATS = ("f32", "f16", "f64")  # the others' products compute in int8 (ggml-cuda/mmq.cu), 4-bit floats in fp4 on Blackwell
+# the others' products compute in int8 (ggml-cuda/mmq.cu), 4-bit floats in fp4 on Blackwell
+_FLOATS = ("f32", "f16", "f64")
 
 
 def _block_computes(name: str) -> str:
@@ -115,15 +140,28 @@ _BLOCK_FORMATS = {
     if name not in WEIGHT_FORMATS
 }
 _SPELLINGS = {
-    "bitsandbytes": "nf4", "modelopt_fp4": "nvfp4", "modelopt": "fp8", "fp8_block": "fp8_block128", "bnb-nf4": "nf4_double",
-    "bnb-fp4": "fp4_double", "w8a8": "int8", "w4a16": "int4", "none": "bf16", "gptq_marlin": "gptq", "awq_marlin": "awq",
+    "bitsandbytes": "nf4",
+    "modelopt_fp4": "nvfp4",
+    "modelopt": "fp8",
+    "fp8_block": "fp8_block128",
+    "bnb-nf4": "nf4_double",
+    "bnb-fp4": "fp4_double",
+    "w8a8": "int8",
+    "w4a16": "int4",
+    "none": "bf16",
+    "gptq_marlin": "gptq",
+    "awq_marlin": "awq",
     "eetq": "int8_weight_only",
-}  # fmt: skip
+}
 
 
-def _integers(name: str, bits: str, group: str, zero: str | None, index: str | None) -> WeightFormat:
+def _integers(
+    name: str, bits: str, group: str, zero: str | None, index: str | None
+) -> WeightFormat:
     rows, zeros = max(int(group), 0), int(bits) if zero else 0
-    return WeightFormat(name, int(bits), rows, 1, 2, zero_bits=zeros, input_bytes=4 if index else 0)
+    return WeightFormat(
+        name, int(bits), rows, 1, 2, zero_bits=zeros, input_bytes=4 if index else 0
+    )
 
 
 def _affine(name: str, bits: str, group: str) -> WeightFormat:
@@ -141,7 +179,15 @@ def _blocks(name: str, rows: str, columns: str) -> WeightFormat:
 def _additive(name: str, books: str, bits: str, rows: str, columns: str) -> WeightFormat:
     code = 1 if int(bits) <= 8 else 2
     codebooks = int(books) * 2 ** int(bits) * int(rows) * int(columns) * 2
-    return WeightFormat(name, 0, int(rows), int(columns), int(books) * code, tensor_bytes=codebooks, output_bytes=2)
+    return WeightFormat(
+        name,
+        0,
+        int(rows),
+        int(columns),
+        int(books) * code,
+        tensor_bytes=codebooks,
+        output_bytes=2,
+    )
 
 
 def _scale16(name: str, base: str, zero_bits: int) -> WeightFormat | None:
@@ -149,85 +195,115 @@ def _scale16(name: str, base: str, zero_bits: int) -> WeightFormat | None:
     if wide is None:
         return None
     scale, tensor = min(wide.scale_bytes, 2), min(wide.tensor_bytes, 2)
-    return msgspec.structs.replace(wide, name=name, scale_bytes=scale, tensor_bytes=tensor, zero_bits=zero_bits)
+    return msgspec.structs.replace(
+        wide, name=name, scale_bytes=scale, tensor_bytes=tensor, zero_bits=zero_bits
+    )
 
 
 def family(name: str) -> str:
-    """Return the format without its scale width. Kernels and published scores distinguish only families."""
+    """Return the format without its scale width. Kernels and published scores distinguish only
+    families."""
     match = _SCALE16.fullmatch(name)
     return match[1] if match else name
 
 
 def _measured(name: str, held: str, elements: str) -> WeightFormat:
-    computes = next((f.computes for block, f in _BLOCK_FORMATS.items() if name.startswith(block)), "")
+    computes = next(
+        (f.computes for block, f in _BLOCK_FORMATS.items() if name.startswith(block)),
+        "",
+    )
     return WeightFormat(name, 0, measured=(int(held), int(elements)), computes=computes)
 
 
-# Names that carry their numbers. `int4_g32`: 4 bits, an fp16 scale per 32 inputs (0 or -1: per output), `_zp` a packed
-# zero point per scale, `_index` the int32 per input of GPTQ's activation order. `affine4_g64`: a 16-bit scale and a 16-bit
-# bias per 64 inputs (MLX, HQQ). `tiles4_g128`: the same in torchao's tensor-core tiles of 1024 inputs × 8 outputs.
-# `fp8_64x128`: an fp32 scale for 64 inputs × 128 outputs. `aqlm_1x16_g8x1`: one codebook of 2^16 vectors of 8 inputs × 1
-# output, a 16-bit scale per output. `q4_k@5/8`: 5 bytes for 8 elements of one matrix. `fp8_scale16`,
-# `int8_scale16_zp`: fp8 and int8 with scales of 16 bits in place of fp32, and a byte of a zero point beside each
-# (compressed-tensors, whose scales have the dtype that the weights had).
-_SCALE16 = re.compile(r"(int8|fp8(?:_per_channel|_block128|_[1-9]\d{0,5}x[1-9]\d{0,5})?)_scale16(_zp)?")
+# Names that carry their numbers. `int4_g32`: 4 bits, an fp16 scale per 32 inputs (0 or -1: per
+# output), `_zp` a packed zero point per scale, `_index` the int32 per input of GPTQ's activation
+# order. `affine4_g64`: a 16-bit scale and a 16-bit bias per 64 inputs (MLX, HQQ). `tiles4_g128`:
+# the same in torchao's tensor-core tiles of 1024 inputs × 8 outputs. `fp8_64x128`: an fp32 scale
+# for 64 inputs × 128 outputs. `aqlm_1x16_g8x1`: one codebook of 2^16 vectors of 8 inputs × 1
+# output, a 16-bit scale per output. `q4_k@5/8`: 5 bytes for 8 elements of one matrix.
+# `fp8_scale16`, `int8_scale16_zp`: fp8 and int8 with scales of 16 bits in place of fp32, and a byte
+# of a zero point beside each (compressed-tensors, whose scales have the dtype that the weights
+# had).
+_SCALE16 = re.compile(
+    r"(int8|fp8(?:_per_channel|_block128|_[1-9]\d{0,5}x[1-9]\d{0,5})?)_scale16(_zp)?"
+)
 _NAMED: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
     (re.compile(r"int([2-8])_g(\d{1,6}|-1)(_zp)?(_index)?"), _integers),
     (re.compile(r"affine([1-8])_g([1-9]\d{0,5})"), _affine),
     (re.compile(r"tiles4_g([1-9]\d{0,5})"), _tiles),
     (re.compile(r"fp8_([1-9]\d{0,5})x([1-9]\d{0,5})"), _blocks),
-    (re.compile(r"aqlm_([1-9]\d?)x([1-9]|1[0-6])_g([1-9]\d{0,2})x([1-9]\d{0,2})"), _additive),
+    (
+        re.compile(r"aqlm_([1-9]\d?)x([1-9]|1[0-6])_g([1-9]\d{0,2})x([1-9]\d{0,2})"),
+        _additive,
+    ),
     (re.compile(r"[a-z0-9_]{1,60}@(\d{1,15})/([1-9]\d{0,14})"), _measured),
 ]
 
 
+COMMON = "Common: fp8, int8, awq, gptq, nvfp4, mxfp4, q4_k_m, q8_0"
 OF_BITS = {  # how people ask for a width, and formats that have it
     "4bit": "Of 4 bits are int4, awq, gptq, nvfp4, mxfp4 and GGUF's q4_k_m",
     "8bit": "Of 8 bits are fp8, int8 and GGUF's q8_0",
-}  # fmt: skip
+}
 
 
 def _known(name: str) -> WeightFormat | None:
     plain = _SPELLINGS.get(name, name)
-    if found := WEIGHT_FORMATS.get(plain) or _BLOCK_FORMATS.get(plain):
-        return found
+    if result := WEIGHT_FORMATS.get(plain) or _BLOCK_FORMATS.get(plain):
+        return result
     if match := _SCALE16.fullmatch(name):
         return _scale16(name, match[1], 8 if match[2] else 0)
-    return next((build(name, *match.groups()) for pattern, build in _NAMED if (match := pattern.fullmatch(name))), None)
+    return next(
+        (
+            build(name, *match.groups())
+            for pattern, build in _NAMED
+            if (match := pattern.fullmatch(name))
+        ),
+        None,
+    )
 
 
 def load_weight_format(name: str, what: str = "quantization") -> WeightFormat:
     """Return the weight format `name`. Raises UserError with near matches."""
-    from kvcalc.storage.dtypes import canonical
+    from kvcalc.storage.formats import canonical
 
     low = canonical(name)
-    found = _known(low)
-    if found is None:
+    result = _known(low)
+    if result is None:
         near = nearest(low, [*WEIGHT_FORMATS, *MIXES, "bitsandbytes", "modelopt"])
-        raise UserError(f"unknown {what} {name!r}", hint=OF_BITS.get(low.replace("-", "").replace("_", ""), near))
-    return found
+        raise UserError(
+            f"unknown {what} {name!r}",
+            hint=OF_BITS.get(low.replace("-", "").replace("_", ""), near or COMMON),
+        )
+    return result
 
 
 @lru_cache(1024)
 def stored_format(name: str) -> WeightFormat:
-    """Return the format of a checkpoint. Raises UserError with a workaround if its bytes are unknown."""
-    found = _known(name)
-    if found is None:
-        text = f"the checkpoint stores its weights as {name!r}, whose bytes do not follow from its config"
+    """Return the format of a checkpoint. Raises UserError with a workaround if its bytes are
+    unknown."""
+    result = _known(name)
+    if result is None:
+        text = (
+            f"the checkpoint stores its weights as {name!r}, whose bytes do not follow from "
+            "its config"
+        )
         raise UserError(text, hint="--dtype bf16 counts them unquantised")
-    return found
+    return result
 
 
 class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Weights that a checkpoint stores in another format than its dtype.
 
-    Weight names are `kind.weight`, such as `moe.experts.up`, `dense.q`, `embedding` or `lm_head`. Patterns
-    are shell wildcards. Embeddings, vectors and names in `except_for` stay in the dtype of the model.
+    Weight names are `kind.weight`, such as `moe.experts.up`, `dense.q`, `embedding` or `lm_head`.
+    Patterns are shell wildcards. Embeddings, vectors and names in `except_for` stay in the dtype of
+    the model.
 
     Attributes:
         format: Name of the weight format.
         covers: Patterns of weights in this format.
-        kinds: Kinds that may be covered: matrix, table (its rows are the inputs), vector (with biases).
+        kinds: Kinds that may be covered: matrix, table (its rows are the inputs), vector (with
+            biases).
         label: Printed name of the scheme that this entry is a part of.
     """
 
@@ -250,3 +326,102 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _covers(scheme: Quantization, name: str) -> bool:
     left_out = any(fnmatchcase(name, p) for p in scheme.except_for)
     return not left_out and any(fnmatchcase(name, p) for p in scheme.covers)
+
+
+_LMDEPLOY = "LMDeploy's kv_quant.md"
+_SGLANG = "SGLang's quantized_kv_cache.md"
+_TRADE_OFFS = "the abstract of arXiv 2411.02355"
+
+
+class Score(NamedTuple):
+    """A published score, the score of the same model with full heads or 16 bits, the task, and the
+    source."""
+
+    value: float
+    full: float
+    what: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.value:g} against {self.full:g} in {self.what}"
+
+
+class Loss(NamedTuple):
+    """The published loss of a format.
+
+    Attributes:
+        note: A finding.
+        source: Source of the finding; '' if it is the source of the scores.
+    """
+
+    note: str
+    source: str = ""
+    scores: tuple[Score, ...] = ()
+
+    @property
+    def found(self) -> str:
+        """The finding with its source."""
+        return f"{self.note} ({self.source})" if self.source else self.note
+
+    def __str__(self) -> str:
+        """Return one measurement with its source: the first score, or the finding."""
+        return (
+            f"published score {self.scores[0]}, by {self.scores[0].source}"
+            if self.scores
+            else f"{self.note}, by {self.source}"
+        )
+
+
+_CHAT_7B = "MMLU, Llama-2-7B-chat", _LMDEPLOY
+_R1 = "AIME25, DeepSeek-R1", _SGLANG
+# By what is stored and its format. Abstracts, pages and their tables as they stood on 2026-11-22.
+LOSSES = {
+    ("weights", "fp8"): Loss("effectively lossless for Llama-3.1 of all sizes", _TRADE_OFFS),
+    ("weights", "int8"): Loss("1–3 % lower accuracy of Llama-3.1 of all sizes", _TRADE_OFFS),
+    ("weights", "int4"): Loss("rivals 8-bit weights for Llama-3.1 of all sizes", _TRADE_OFFS),
+    ("cache", "fp8"): Loss(
+        "near the bf16 cache's accuracy on the models tried",
+        "vllm.ai/blog/fp8-kvcache",
+        (Score(0.4934, 0.5067, *_R1),),
+    ),
+    ("cache", "fp4"): Loss("varies with size and task", "", (Score(0.4, 0.5067, *_R1),)),
+    ("cache", "int8"): Loss("'almost lossless'", "", (Score(35.58, 35.64, *_CHAT_7B),)),
+    ("cache", "int4"): Loss("'slight loss'", "", (Score(34.79, 35.64, *_CHAT_7B),)),
+}
+UNKNOWN_LOSS = "no published measurement of what that costs is noted here"
+_ALIKE = {
+    "awq": "int4",
+    "gptq": "int4",
+    "int4_group32": "int4",
+    "fp8_block128": "fp8",
+    "fp8_per_channel": "fp8",
+}
+_CACHES = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4": "fp4"}
+
+
+def cache_family(format_: str) -> str:
+    """Return the family of a cache format that has published scores, or ''."""
+    return next(
+        (family for prefix, family in _CACHES.items() if canonical(format_).startswith(prefix)),
+        "",
+    )
+
+
+def _loss(stored: str, format_: str) -> Loss | None:
+    plain = family(format_)
+    like = cache_family(format_) if stored == "cache" else _ALIKE.get(plain, plain)
+    return LOSSES.get((stored, like))
+
+
+def loss_of(stored: str, format_: str) -> str:
+    """Return one published measurement of storing `weights` or `cache` in a format, with its
+    source."""
+    return str(_loss(stored, format_) or UNKNOWN_LOSS)
+
+
+def losses_of(stored: str, format_: str) -> str:
+    """Return the finding and every score of a format, each with its source."""
+    known = _loss(stored, format_)
+    if not known:
+        return UNKNOWN_LOSS
+    return ", ".join([known.found, *(f"{score} ({score.source})" for score in known.scores)])

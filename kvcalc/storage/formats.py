@@ -1,8 +1,8 @@
 """Storage formats of cache rows: bytes per row, including scales.
 
 A format has bits per element and one scale for every `group` elements. Per-tensor scales are not in
-the cache and count 0 bytes. Block formats (GGUF) store only whole blocks. The dtype of the computation
-is a separate property.
+the cache and count 0 bytes. Block formats (GGUF) store only whole blocks. The dtype of the
+computation is a separate property.
 """
 
 from functools import lru_cache
@@ -21,7 +21,8 @@ class RowFormat(msgspec.Struct, frozen=True):
         bits: Bits per element.
         group: Elements that share a scale; 0 for no scale, ROW for one scale per row.
         scale_bytes: Bytes of each scale.
-        whole_groups: Whether a partial last group takes the space of a full group, as in GGUF blocks.
+        whole_groups: Whether a partial last group takes the space of a full group, as in GGUF
+            blocks.
     """
 
     name: str
@@ -41,10 +42,10 @@ def _gguf(name: str, bits: int, block_bytes: int) -> RowFormat:
     return RowFormat(name, bits, 32, block_bytes - 32 * bits // 8, whole_groups=True)
 
 
-# Sources: OCP Microscaling Formats v1.0 §5 (mxfp4: 32 elements, one E8M0 scale); NVIDIA's NVFP4 (16 elements, one E4M3
-# scale); ggml-common.h (block_q8_0 34 bytes … block_q4_0 18 bytes, 32 elements each); vLLM's cache dtypes for the
-# per-token-head formats (one fp32 scale per token and head) and TurboQuant (an fp16 norm per key, an fp16 scale and zero
-# point per value; arXiv 2504.19874).
+# Sources: OCP Microscaling Formats v1.0 §5 (mxfp4: 32 elements, one E8M0 scale); NVIDIA's NVFP4 (16
+# elements, one E4M3 scale); ggml-common.h (block_q8_0 34 bytes … block_q4_0 18 bytes, 32 elements
+# each); vLLM's cache dtypes for the per-token-head formats (one fp32 scale per token and head) and
+# TurboQuant (an fp16 norm per key, an fp16 scale and zero point per value; arXiv 2504.19874).
 FORMATS: dict[str, RowFormat] = {
     f.name: f
     for f in (
@@ -76,25 +77,54 @@ FORMATS: dict[str, RowFormat] = {
 }
 
 _SPELLINGS = {
-    "float64": "fp64", "double": "fp64", "f64": "fp64",
-    "float32": "fp32", "float": "fp32", "f32": "fp32",
+    "float64": "fp64",
+    "double": "fp64",
+    "f64": "fp64",
+    "float32": "fp32",
+    "float": "fp32",
+    "f32": "fp32",
     "bfloat16": "bf16",
-    "float16": "fp16", "half": "fp16", "f16": "fp16",
-    "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "fp8_inc": "fp8",
-    "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32",
-}  # fmt: skip
+    "float16": "fp16",
+    "half": "fp16",
+    "f16": "fp16",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "fp8_inc": "fp8",
+    "torch.bfloat16": "bf16",
+    "torch.float16": "fp16",
+    "torch.float32": "fp32",
+}
 
-# Cache layouts that name a format for every role of the cache at once (vLLM's strings). The index key is one fp8 row
-# with one fp32 scale per 128 elements whenever the cache is quantised to 8 bits: 132 bytes at 128 wide.
-_KV, _SCALED_INDEX = ("k", "v", "latent", "rope_key", "index_key"), {"index_key": "fp8_block128"}
+# Cache layouts that name a format for every role of the cache at once (vLLM's strings). The index
+# key is one fp8 row with one fp32 scale per 128 elements whenever the cache is quantised to 8 bits:
+# 132 bytes at 128 wide.
+_KV, _SCALED_INDEX = (
+    ("k", "v", "latent", "rope_key", "index_key"),
+    {"index_key": "fp8_block128"},
+)
 _LAYOUTS: dict[str, dict[str, str]] = {
     "fp8": _SCALED_INDEX,
     "int8": _SCALED_INDEX,
-    "fp8_ds_mla": {"k": "fp8", "v": "fp8", "latent": "fp8_block128", "rope_key": "bf16", "index_key": "fp8_block128"},
-    "nvfp4_ds_mla": {"k": "nvfp4", "v": "nvfp4", "latent": "nvfp4", "rope_key": "fp8", "index_key": "fp8_block128"},
+    "fp8_ds_mla": {
+        "k": "fp8",
+        "v": "fp8",
+        "latent": "fp8_block128",
+        "rope_key": "bf16",
+        "index_key": "fp8_block128",
+    },
+    "nvfp4_ds_mla": {
+        "k": "nvfp4",
+        "v": "nvfp4",
+        "latent": "nvfp4",
+        "rope_key": "fp8",
+        "index_key": "fp8_block128",
+    },
 }
 LATENT_ONLY = ("fp8_ds_mla", "nvfp4_ds_mla")
-# Keys and values alone. Not counted: vLLM's padding of a slot to an even size, and layers that it leaves unquantised.
+# Keys and values alone. Not counted: vLLM's padding of a slot to an even size, and layers that it
+# leaves unquantised.
 _TURBOQUANT = {
     "turboquant_k8v4": {"k": "fp8", "v": "turboquant_value4"},
     "turboquant_4bit_nc": {"k": "turboquant_key4", "v": "turboquant_value4"},
@@ -102,31 +132,46 @@ _TURBOQUANT = {
     "turboquant_3bit_nc": {"k": "turboquant_key3", "v": "turboquant_value3"},
 }
 KEYS_AND_VALUES_ONLY = tuple(_TURBOQUANT)
-_ROLE_FORMATS = ("fp8_block128", "turboquant_key4", "turboquant_key3", "turboquant_value4", "turboquant_value3")
+_ROLE_FORMATS = (
+    "fp8_block128",
+    "turboquant_key4",
+    "turboquant_key3",
+    "turboquant_value4",
+    "turboquant_value3",
+)
 COMPUTE = ("bf16", "fp16", "fp32", "fp64", "fp8")
 
 
 def canonical(name: str) -> str:
-    """Return kvcalc's name of a dtype: float16 and half become fp16. Unknown names are unchanged."""
+    """Return kvcalc's name of a dtype: float16 and half become fp16. Unknown names are
+    unchanged."""
     low = name.strip().lower()
     return _SPELLINGS.get(low, low)
 
 
 def cache_dtypes() -> tuple[str, ...]:
     """Return all values of `--kv-cache-dtype` except `auto`."""
-    return (*(n for n in FORMATS if n not in _ROLE_FORMATS), *LATENT_ONLY, *KEYS_AND_VALUES_ONLY)
+    return (
+        *(n for n in FORMATS if n not in _ROLE_FORMATS),
+        *LATENT_ONLY,
+        *KEYS_AND_VALUES_ONLY,
+    )
 
 
 @lru_cache(64)
 def cache_layout(name: str) -> dict[str, RowFormat]:
     """Return the format of each cache role for `--kv-cache-dtype name`.
 
-    Roles are k, v, latent, rope_key and index_key. States and compressors use the dtype of the model.
-    Raises UserError with near matches for an unknown name.
+    Roles are k, v, latent, rope_key and index_key. States and compressors use the dtype of the
+    model. Raises UserError with near matches for an unknown name.
     """
     plain = canonical(name)
     if plain not in cache_dtypes():
-        raise UserError(f"unknown KV-cache dtype {name!r}", hint=nearest(plain, [*cache_dtypes(), "auto"]))
+        raise UserError(
+            f"unknown KV-cache dtype {name!r}",
+            hint=nearest(plain, [*cache_dtypes(), "auto"])
+            or "Common: auto, bf16, fp8, int8, nvfp4, q8_0",
+        )
     if plain in _TURBOQUANT:
         return {role: FORMATS[format_] for role, format_ in _TURBOQUANT[plain].items()}
     named = _LAYOUTS.get(plain, {})

@@ -1,0 +1,197 @@
+"""Arithmetic that is the same for plain numbers, for a few points and for NumPy arrays.
+
+All formulas use these functions. With plain numbers or `Points` only, NumPy is not imported,
+so a command that asks for one request starts fast.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Num: TypeAlias = int | NDArray[np.float64]
+    Real: TypeAlias = Num | float
+else:
+    Num = Real = Any
+
+Value = Any  # a number, Points, or a NumPy array of numbers
+
+NUMBERS = (int, float)
+
+
+class Points(tuple[Any, ...]):
+    """A few numbers that behave like a NumPy array [points], without importing NumPy.
+
+    Operators apply to each number. Together with a NumPy array, the result is a NumPy array.
+    """
+
+    __slots__ = ()
+    ndim = 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self),)
+
+    def any(self) -> bool:
+        return any(self)
+
+    def all(self) -> bool:
+        return all(self)
+
+    def astype(self, *_: Any, **__: Any) -> "Points":
+        """Return the numbers as floats."""
+        return Points(map(float, self))
+
+
+def _by_point(of_numbers: Callable[..., Any], values: Sequence[Value]) -> Points:
+    """Return the function of numbers for each point; numbers are equal for all points."""
+    columns = (value if isinstance(value, Points) else repeat(value) for value in values)
+    return Points(map(of_numbers, *columns))
+
+
+def _add_operator(name: str, of_numbers: Callable[..., Any]) -> None:
+    """Define an operator of `Points`, and its reflection for a number on the left."""
+
+    def apply(self: Points, *other: Value) -> Any:
+        if all(isinstance(value, (*NUMBERS, Points)) for value in other):
+            return _by_point(of_numbers, (self, *other))
+        return NotImplemented
+
+    setattr(Points, f"__{name}__", apply)
+    setattr(Points, f"__r{name}__", lambda self, other: _by_point(of_numbers, (other, self)))
+
+
+_OPERATORS = "add sub mul truediv floordiv mod neg and_ or_ lt le gt ge eq ne"
+for _name in _OPERATORS.split():
+    _add_operator(_name.strip("_"), getattr(operator, _name))
+
+
+def _function(of_numbers: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function that calls NumPy's function `name` only if an argument is an array."""
+
+    def apply(*values: Value) -> Value:
+        has_points = False
+        for value in values:
+            if isinstance(value, Points):
+                has_points = True
+            elif not isinstance(value, NUMBERS):
+                import numpy as np
+
+                return getattr(np, name)(*values)
+        return _by_point(of_numbers, values) if has_points else of_numbers(*values)
+
+    return apply
+
+
+minimum = _function(min, "minimum")
+maximum = _function(max, "maximum")
+ceil = _function(lambda a: float(math.ceil(a)), "ceil")
+floor = _function(lambda a: float(math.floor(a)), "floor")
+power = _function(math.pow, "power")
+sqrt = _function(math.sqrt, "sqrt")
+hypot = _function(math.hypot, "hypot")
+log = _function(math.log, "log")
+log2 = _function(math.log2, "log2")
+expm1 = _function(math.expm1, "expm1")
+log1p = _function(math.log1p, "log1p")
+nearest_whole = _function(lambda a: float(round(a)), "round")
+where = _function(lambda condition, a, b: a if condition else b, "where")
+
+
+def clip(value: Value, low: float, high: float) -> Value:
+    """Return the value, or the nearest number from `low` to `high`."""
+    return minimum(maximum(value, low), high)
+
+
+def select(conditions: Sequence[Value], values: Sequence[Value], default: Value) -> Value:
+    """Return the value of the first condition that is true, else the default."""
+    result = default
+    for condition, value in zip(reversed(conditions), reversed(values), strict=True):
+        result = where(condition, value, result)
+    return result
+
+
+def is_any(condition: Value) -> bool:
+    """Return whether a condition is true, at any point of an array."""
+    return bool(condition.any() if hasattr(condition, "any") else condition)
+
+
+def as_float(value: Value) -> Value:
+    """Return a number or an array of numbers as floats."""
+    return float(value) if isinstance(value, NUMBERS) else value.astype(float)
+
+
+def least_over(
+    choices: Iterable[tuple[float, ...]], cost: Callable[..., Value], like: Value
+) -> Value:
+    """Return the least `cost(*choice)` over the choices.
+
+    Args:
+        choices: Numbers of each choice, such as the rows and columns of a tile.
+        cost: Called once for each choice, or once with arrays [choices, …].
+        like: A value with the shape of the costs. If it is an array, the call has arrays.
+    """
+    if isinstance(like, NUMBERS):
+        return min(cost(*choice) for choice in choices)
+    import numpy as np
+
+    columns = np.array([*choices], float).T
+    return cost(*columns.reshape(len(columns), -1, *[1] * like.ndim)).min(axis=0)
+
+
+def floor_div(a: Num, b: int) -> Num:
+    """Return ⌊a/b⌋ of an int or an array of whole numbers."""
+    if b == 1 or isinstance(a, int):
+        return a // b if b > 1 else a
+    # exact below 2^53, and faster than // on arrays
+    return cast("Num", floor(a / b))
+
+
+def ceil_div(a: Num, b: int) -> Num:
+    """Return ⌈a/b⌉ of an int or an array of whole numbers."""
+    return -floor_div(-a, b)
+
+
+def rounded_up(a: Any) -> Any:
+    """Return ⌈a⌉ as an int, or an array as int64."""
+    return -rounded_down(-a)
+
+
+def rounded_down(a: Any) -> Any:
+    """Return ⌊a⌋ as an int, or an array as int64."""
+    if isinstance(a, NUMBERS):
+        return math.floor(a)
+    import numpy as np
+
+    return np.floor(a).astype(np.int64)
+
+
+def doublings(n: int) -> int:
+    """Return ⌈log2 n⌉."""
+    return (n - 1).bit_length()
+
+
+def by_number(a: Num, rule: Callable[[int], int]) -> Num:
+    """Apply `rule` to an int, or to each distinct number of an array once."""
+    if isinstance(a, int):
+        return rule(a)
+    import numpy as np
+
+    results = {n: rule(int(n)) for n in set(a.ravel().tolist())}
+    return np.array([results[n] for n in a.ravel().tolist()], dtype=float).reshape(a.shape)
+
+
+def at_least(a: Num, bound: int) -> Num:
+    """Return 1 if a ≥ bound, otherwise 0."""
+    return int(a >= bound) if isinstance(a, int) else cast("Num", (a >= bound).astype(float))
+
+
+def array_of(value: Num) -> Num:
+    """Return an int unchanged, and an array as float64, which is exact for whole numbers up to
+    2^53."""
+    return value if isinstance(value, int) else value.astype("float64", copy=False)
