@@ -1,17 +1,17 @@
 """Roofline bounds: the minimum time of an operator on a GPU, and the resource that limits it.
 
-The bound of an operator is max(matrix FLOPs ÷ matrix peak, vector FLOPs ÷ vector peak, bytes ÷ bandwidth,
-network bytes ÷ link rate, bytes between nodes ÷ rate between nodes). It assumes that everything overlaps
-perfectly. The bound of a pass is the sum over its operators. A bound is not a prediction: it has no
-launch times, no ramps and no efficiency factors.
+The bound of an operator is max(matrix FLOPs ÷ matrix peak, vector FLOPs ÷ vector peak, bytes ÷
+bandwidth, network bytes ÷ link rate, bytes between nodes ÷ rate between nodes). It assumes that
+everything overlaps perfectly. The bound of a pass is the sum over its operators. A bound is not a
+prediction: it has no launch times, no ramps and no efficiency factors.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
-from kvcalc.gpu.spec import Gpu
+from kvcalc.arithmetic import maximum
+from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.cost import Cost, Operator
-from kvcalc.units import maximum
 
 
 class Roof(NamedTuple):
@@ -31,9 +31,9 @@ class Roof(NamedTuple):
 def least_time(cost: Cost, dtype: str, gpu: "Gpu | Roofs", memory_alone: bool = False) -> Roof:
     """Return the bound of a cost on `gpu` with products in `dtype` ('' for none).
 
-    Raises UserError if the GPU has no peak for the dtype or a wider one, unless `memory_alone` is set. Then
-    products take no time, and the memory time is still a bound. Vector and network work take no time if the
-    GPU gives no rate.
+    Raises UserError if the GPU has no peak for the dtype or a wider one, unless `memory_alone` is
+    set. Then products take no time, and the memory time is still a bound. Vector and network work
+    take no time if the GPU gives no rate.
     """
     computed_in, peak = "", None
     slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s
@@ -57,7 +57,8 @@ def least_time(cost: Cost, dtype: str, gpu: "Gpu | Roofs", memory_alone: bool = 
 
 
 class Placed(NamedTuple):
-    """An operator with its bound. `seconds` covers all its runs; the other fields are those of `Roof`.
+    """An operator with its bound. `seconds` covers all its runs; the other fields are those of
+    `Roof`.
 
     `fallback` is the dtype of the unit that replaces a missing unit, or ''.
     """
@@ -71,17 +72,25 @@ class Placed(NamedTuple):
     def intensity(self) -> Any:
         """Matrix FLOPs per byte of memory traffic; None without traffic."""
         moved = self.operator.cost.bytes
-        return None if isinstance(moved, int | float) and not moved else self.operator.cost.flops / moved
+        return (
+            None
+            if isinstance(moved, int | float) and not moved
+            else self.operator.cost.flops / moved
+        )
 
 
-def roofline(operators: Sequence[Operator], gpu: Gpu, memory_alone: bool = False) -> list[Placed]:
+def roofline(
+    operators: Sequence[Operator], gpu: Gpu, memory_alone: bool = False
+) -> list[Placed]:
     """Return each operator with its bound on `gpu`. Raises UserError as `least_time`."""
-    found = []
+    results = []
     for operator in operators:
-        seconds, bound, computed_in = least_time(operator.cost, operator.dtype, gpu, memory_alone)
+        seconds, bound, computed_in = least_time(
+            operator.cost, operator.dtype, gpu, memory_alone
+        )
         fallback = "" if computed_in in operator.dtype.split("/") else computed_in
-        found.append(Placed(operator, seconds * operator.count, bound, fallback))
-    return found
+        results.append(Placed(operator, seconds * operator.count, bound, fallback))
+    return results
 
 
 def total_seconds(placed: Sequence[Placed]) -> Any:
@@ -96,7 +105,10 @@ class Roofs:
         self.gpus = gpus
         self.bandwidth_bytes_per_s = _rates([gpu.bandwidth_bytes_per_s for gpu in gpus])
         self.vector_peak = _rates([gpu.vector_peak for gpu in gpus])
-        self.link, self.outer_link = _rates([gpu.link for gpu in gpus]), _rates([gpu.outer_link for gpu in gpus])
+        self.link, self.outer_link = (
+            _rates([gpu.link for gpu in gpus]),
+            _rates([gpu.outer_link for gpu in gpus]),
+        )
 
     def computes(self, dtype: str) -> Any:
         """Return which GPUs have a matrix peak for products in a dtype."""
@@ -106,7 +118,9 @@ class Roofs:
 
     def peak(self, dtype: str) -> tuple[Any, str]:
         """Return the matrix peak of each GPU; infinite if there is none."""
-        return _rates([gpu.peak(dtype)[0] if gpu.computes(dtype) else None for gpu in self.gpus]), ""
+        return _rates(
+            [gpu.peak(dtype)[0] if gpu.computes(dtype) else None for gpu in self.gpus]
+        ), ""
 
 
 def _rates(each: Sequence[float | None]) -> Any:
@@ -115,11 +129,12 @@ def _rates(each: Sequence[float | None]) -> Any:
     return np.array([rate or np.inf for rate in each])
 
 
-class Stack:
+class OperatorBatch:
     """Operators on several GPUs: `roofline` of many points in one call.
 
-    Operators of one dtype and shape are arrays [operators, *shape, 1], so that a value that does not change
-    along an axis is computed once. The last axis is the GPU. Results equal those of single operators exactly.
+    Operators of one dtype and shape are arrays [operators, *shape, 1], so that a value that does
+    not change along an axis is computed once. The last axis is the GPU. Results equal those of
+    single operators exactly.
 
     Args:
         points: Shape to which the costs of all operators broadcast.
@@ -135,21 +150,29 @@ class Stack:
             axes = len(self.points) - len(shape)
             together.setdefault((operator.dtype, (1,) * axes + shape), []).append(number)
         self._length = len(operators)
-        self._groups = [(d, at, _stood([operators[i] for i in at], shape)) for (d, shape), at in together.items()]
+        self._groups = [
+            (d, at, _stood([operators[i] for i in at], shape))
+            for (d, shape), at in together.items()
+        ]
 
     def each(self, roofs: Roofs, decodes: bool) -> list[Any]:
         """Return the bounds [*points, gpus] of each operator in order, in seconds.
 
-        A GPU without a required matrix peak gets NaN, except in decode, where the memory time is a bound.
+        A GPU without a required matrix peak gets NaN, except in decode, where the memory time is a
+        bound.
         """
         import numpy as np
 
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         for dtype, at, (cost, counts) in self._groups:
             least = least_time(cost, dtype, roofs).seconds
-            known = least if decodes or not dtype else np.where(roofs.computes(dtype), least, np.nan)
-            found.update(zip(at, known * counts, strict=True))
-        return [found[at] for at in range(self._length)]
+            known = (
+                least
+                if decodes or not dtype
+                else np.where(roofs.computes(dtype), least, np.nan)
+            )
+            results.update(zip(at, known * counts, strict=True))
+        return [results[at] for at in range(self._length)]
 
 
 def _shape(operator: Operator) -> tuple[int, ...]:
@@ -165,10 +188,10 @@ def _stood(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost,
     import numpy as np
 
     def stood(values: list[Any]) -> Any:
-        found = np.empty((len(values), *shape, 1))
+        result = np.empty((len(values), *shape, 1))
         for at, value in enumerate(values):
-            found[at, ..., 0] = value
-        return found
+            result[at, ..., 0] = value
+        return result
 
     costs = [operator.cost for operator in operators]
     whole = Cost(
@@ -178,7 +201,9 @@ def _stood(operators: Sequence[Operator], shape: tuple[int, ...]) -> tuple[Cost,
         network_bytes=stood([c.network_bytes for c in costs]),
         inter_node_bytes=stood([c.inter_node_bytes for c in costs]),
     )
-    return whole, np.reshape([float(operator.count) for operator in operators], (-1, *(1 for _ in shape), 1))
+    return whole, np.reshape(
+        [float(operator.count) for operator in operators], (-1, *(1 for _ in shape), 1)
+    )
 
 
 def total_bound(placed: Sequence[Placed]) -> str:
@@ -192,14 +217,25 @@ def total_bound(placed: Sequence[Placed]) -> str:
 def fallbacks(placed: Sequence[Placed], gpu: Gpu) -> str:
     """Return a sentence on dtypes that the GPU has no unit for; '' if it has all required units."""
     swaps = dict.fromkeys((p.operator.dtype, p.fallback) for p in placed if p.fallback)
-    words = [f"computed in {used}: {gpu.name} has no {asked} unit" for asked, used in swaps]
-    without = dict.fromkeys(p.operator.dtype for p in placed if p.operator.dtype and not gpu.computes(p.operator.dtype))
-    words += [f"bound by memory alone: {gpu.name} has no matrix peak for {', '.join(without)}"] if without else []
+    words = [
+        f"computed in {used}: {gpu.name} has no {requested} unit" for requested, used in swaps
+    ]
+    without = dict.fromkeys(
+        p.operator.dtype
+        for p in placed
+        if p.operator.dtype and not gpu.computes(p.operator.dtype)
+    )
+    words += (
+        [f"bound by memory alone: {gpu.name} has no matrix peak for {', '.join(without)}"]
+        if without
+        else []
+    )
     return "; ".join(words)
 
 
 def mla_form(placed: Sequence[Placed]) -> str | None:
-    """Return the form of MLA: absorbed, expanded, mixed (differs between groups), or None without MLA."""
+    """Return the form of MLA: absorbed, expanded, mixed (differs between groups), or None without
+    MLA."""
     forms = dict.fromkeys(p.operator.form for p in placed if p.operator.form)
     return "mixed" if len(forms) > 1 else next(iter(forms), None)
 
@@ -208,17 +244,20 @@ MOST_BATCH = 1 << 20
 
 
 def turning_batch(
-    place: Callable[[int], Sequence[Placed]], chosen: Callable[[Operator], bool], near: int | None = None
+    place: Callable[[int], Sequence[Placed]],
+    chosen: Callable[[Operator], bool],
+    near: int | None = None,
 ) -> int | None:
-    """Return the smallest batch size at which the operators are compute-bound together, or None up to 2^20.
+    """Return the smallest batch size at which the operators are compute-bound together, or None up
+    to 2^20.
 
     Args:
         near: A batch size to try first, such as the result for another context.
     """
 
     def turned(batch_size: int) -> bool:
-        found = [p for p in place(batch_size) if chosen(p.operator)]
-        return bool(found) and total_bound(found) == "compute"
+        results = [p for p in place(batch_size) if chosen(p.operator)]
+        return bool(results) and total_bound(results) == "compute"
 
     if not turned(MOST_BATCH):
         return None

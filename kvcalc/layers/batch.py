@@ -1,4 +1,7 @@
-"""Batches: groups of sequences that one forward pass processes."""
+"""Parallelism over GPUs. Every figure of a pass is for one rank, the fullest.
+
+Batches: groups of sequences that one forward pass processes.
+"""
 
 import re
 from collections.abc import Iterable
@@ -6,15 +9,93 @@ from itertools import zip_longest
 
 import msgspec
 
+from kvcalc.arithmetic import Num, Points, maximum, minimum
 from kvcalc.errors import UserError
-from kvcalc.units import MOST_TOKENS, Num, parse_tokens
+from kvcalc.units import MOST_TOKENS, parse_tokens
+
+MOST_GPUS = 1_000_000
+
+
+class Parallelism(msgspec.Struct, frozen=True):
+    """Numbers of ranks. Every figure under it is for one GPU, the fullest.
+
+    Attributes:
+        tp: Divides heads and columns; replicates KV heads if there are fewer than ranks.
+        pp: Divides the layers.
+        dp: Divides the sequences.
+        ep: Spreads the experts; a divisor of tp·dp.
+        dcp: Spreads cached tokens in decode; a divisor of tp.
+        per_node: GPUs that one fast link connects, with whole tp groups if they fit; 0 for all.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    dcp: int = 1
+    per_node: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "dp", "ep", "dcp"):
+            value = getattr(self, name)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int)
+                or not 1 <= value <= MOST_GPUS
+            ):
+                raise UserError(
+                    f"{name} {value!r} is not a number of GPUs",
+                    hint="Give a whole number from 1 up",
+                )
+        if (
+            isinstance(self.per_node, bool)
+            or not isinstance(self.per_node, int)
+            or not 0 <= self.per_node <= MOST_GPUS
+        ):
+            raise UserError(
+                f"per_node {self.per_node!r} is not a number of GPUs",
+                hint="Give 0 where one link joins all",
+            )
+        if (self.tp * self.dp) % self.ep:
+            raise UserError(f"ep {self.ep} does not divide tp·dp = {self.tp * self.dp}")
+        if self.tp % self.dcp:
+            raise UserError(
+                f"decode-context parallel size {self.dcp} does not divide tp {self.tp}"
+            )
+
+    @property
+    def of_a_stage(self) -> tuple[int, int, int]:
+        """A key that determines the share of each weight on one rank of a pipeline stage."""
+        return self.tp, self.dp, self.ep
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica: tp · pp · dp."""
+        return self.tp * self.pp * self.dp
+
+    def near(self, group: int) -> int:
+        """Return the number of ranks of a contiguous group that are on one node."""
+        return min(group, self.per_node) if self.per_node else group
+
+    def sequences(self, batch_size: int) -> int:
+        """Return the sequences on the fullest dp rank."""
+        return -(-batch_size // self.dp)
+
+    def share(self, shards: int) -> int:
+        """Return the units of `shards` on one tp rank: ⌈shards/tp⌉, at least one."""
+        return -(-shards // self.tp)
+
+
+ONE_GPU = Parallelism()
+
 
 PHASES = ("decode", "prefill")
 _TERM = re.compile(r"(?:([\w.]+)\s*[x×]\s*)?([\w.]+)(?:\s*@\s*([\w.]+))?")
 
 
 class Sequences(msgspec.Struct, frozen=True):
-    """`count` sequences with `new` tokens to process and `past` tokens cached. Ints or broadcastable arrays."""
+    """`count` sequences with `new` tokens to process and `past` tokens cached. Ints or
+    broadcastable arrays."""
 
     count: Num
     new: Num
@@ -24,9 +105,9 @@ class Sequences(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True):
     """The sequences of one forward pass, in groups.
 
-    Prefill is new = S, past = 0. A decode step at context S is new = 1, past = S − 1. Verifying k draft tokens
-    is new = k + 1. A continuous batch has several groups. A padded static batch is one group of the longest
-    length.
+    Prefill is new = S, past = 0. A decode step at context S is new = 1, past = S − 1. Verifying k
+    draft tokens is new = k + 1. A continuous batch has several groups. A padded static batch is one
+    group of the longest length.
     """
 
     groups: tuple[Sequences, ...]
@@ -38,7 +119,8 @@ class Batch(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, context: Num, batch_size: Num = 1) -> "Batch":
-        """Return one new token for each of `batch_size` sequences, which have `context` tokens after the step."""
+        """Return one new token for each of `batch_size` sequences, which have `context` tokens
+        after the step."""
         _check("context", context, 1)
         return cls((Sequences(batch_size, 1, context - 1),))
 
@@ -47,29 +129,51 @@ class Batch(msgspec.Struct, frozen=True):
         """Return the batch of a phase name. Raises UserError for an unknown phase."""
         if phase not in PHASES:
             raise UserError(f"unknown phase {phase!r}", hint=f"Known: {', '.join(PHASES)}")
-        return cls.decode(context, batch_size) if phase == "decode" else cls.prefill(context, batch_size)
+        return (
+            cls.decode(context, batch_size)
+            if phase == "decode"
+            else cls.prefill(context, batch_size)
+        )
 
     @classmethod
     def parse(cls, text: str) -> "Batch":
-        """Return a mixed batch from text: `500+4x1@4k` is a prompt of 500 tokens and four decodes at 4,096.
+        """Return a mixed batch from text: `500+4x1@4k` is a prompt of 500 tokens and four decodes
+        at 4,096.
 
-        Each term is `[COUNTx]NEW[@CONTEXT]`: NEW tokens of each of COUNT sequences that have CONTEXT tokens after
-        the pass. Without CONTEXT nothing is cached before. Raises UserError with the invalid term.
+        Each term is `[COUNTx]NEW[@CONTEXT]`: NEW tokens of each of COUNT sequences that have
+        CONTEXT tokens after the pass. Without CONTEXT nothing is cached before. Raises UserError
+        with the invalid term.
         """
         return cls(tuple(_term(word, text) for word in text.split("+")))
 
     def __post_init__(self) -> None:
-        if not isinstance(self.groups, tuple | list) or not all(isinstance(group, Sequences) for group in self.groups):
-            hint = "Write Batch.decode(4096), Batch.prefill(2000), or Batch((Sequences(count=1, new=2, past=0),))"
+        if not isinstance(self.groups, tuple | list) or not all(
+            isinstance(group, Sequences) for group in self.groups
+        ):
+            hint = (
+                "Write Batch.decode(4096), Batch.prefill(2000), or Batch((Sequences(count=1, "
+                "new=2, past=0),))"
+            )
             raise UserError(f"{self.groups!r:.80} is no tuple of Sequences", hint=hint)
         if not self.groups:
             raise UserError("a batch needs at least one group of sequences")
         for group in self.groups:
-            for name, value, least in (("count", group.count, 1), ("new", group.new, 1), ("past", group.past, 0)):
+            for name, value, least in (
+                ("count", group.count, 1),
+                ("new", group.new, 1),
+                ("past", group.past, 0),
+            ):
                 _check(name, value, least)
-        shapes = {value.shape for g in self.groups for value in (g.count, g.new, g.past) if not isinstance(value, int)}
+        shapes = {
+            value.shape
+            for g in self.groups
+            for value in (g.count, g.new, g.past)
+            if not isinstance(value, int)
+        }
         if len(shapes) > 1 and not _broadcast(shapes):
-            raise UserError(f"the arrays of a batch do not broadcast: {', '.join(map(str, sorted(shapes)))}")
+            raise UserError(
+                f"the arrays of a batch do not broadcast: {', '.join(map(str, sorted(shapes)))}"
+            )
 
     @property
     def tokens(self) -> Num:
@@ -86,24 +190,57 @@ class Batch(msgspec.Struct, frozen=True):
         """Whether this is one pass of ints, not many passes as arrays."""
         return all(isinstance(n, int) for g in self.groups for n in (g.count, g.new, g.past))
 
+    def share_of_stages(self, stages: int) -> "Batch":
+        """Return the share of the batch that is in each of `stages` pipeline stages at a time.
+
+        Sequences are divided first. Prompts fewer than stages are divided into chunks; a chunk has
+        the mean number of tokens before it. However an engine divides the batch, it takes no less
+        time than this share takes to pass all stages.
+
+        Example: 9 decodes in 2 stages give 4. One prompt of 1,000 tokens gives a chunk of 500
+        tokens after 250.
+        """
+        return Batch(tuple(_share_of_stages(group, stages) for group in self.groups))
+
     @property
     def sequences(self) -> Num:
         """Number of sequences in the pass."""
         return sum((g.count for g in self.groups), 0)
 
 
+def _share_of_stages(group: Sequences, stages: int) -> Sequences:
+    ways = minimum(group.count, stages)
+    count = group.count // ways
+    if isinstance(group.new, int) and group.new == 1:
+        return Sequences(count, 1, group.past)
+    new = maximum(group.new // (stages // ways), 1)
+    return Sequences(count, new, group.past + (group.new - new) // 2)
+
+
 def _broadcast(shapes: Iterable[tuple[int, ...]]) -> bool:
-    return all(len({size for size in sizes if size != 1}) <= 1 for sizes in zip_longest(*map(reversed, shapes), fillvalue=1))
+    return all(
+        len({size for size in sizes if size != 1}) <= 1
+        for sizes in zip_longest(*map(reversed, shapes), fillvalue=1)
+    )
 
 
 def _term(word: str, text: str) -> Sequences:
     match = _TERM.fullmatch(word.strip())
     if not match:
-        raise UserError(f"batch {text!r}: {word.strip()!r} should read like 4x1@4k", hint="Sequences x new tokens @ context")
-    count, new = parse_tokens(match[1] or "1", "sequences"), parse_tokens(match[2], "new tokens")
+        raise UserError(
+            f"batch {text!r}: {word.strip()!r} should read like 4x1@4k",
+            hint="Sequences x new tokens @ context",
+        )
+    count, new = (
+        parse_tokens(match[1] or "1", "sequences"),
+        parse_tokens(match[2], "new tokens"),
+    )
     context = parse_tokens(match[3], "context") if match[3] else new
     if context < new:
-        raise UserError(f"batch {text!r}: {word.strip()!r} has {new:,} new tokens, more than its context of {context:,}")
+        raise UserError(
+            f"batch {text!r}: {word.strip()!r} has {new:,} new tokens, more than its context of "
+            f"{context:,}"
+        )
     return Sequences(count, new, context - new)
 
 
@@ -112,8 +249,13 @@ def _check(name: str, value: Num, least: int) -> None:
         if not least <= value <= MOST_TOKENS:
             raise UserError(f"{name} {value!r} is outside {least} to {MOST_TOKENS:,}")
         return
+    if isinstance(value, Points):
+        for number in value:
+            _check(name, number, least)
+        return
     if isinstance(value, int) or not hasattr(value, "dtype"):
         raise UserError(f"{name} {value!r} is neither a whole number nor an array")
-    known = value.dtype.kind in "iuf" and bool(((value >= least) & (value <= 1e15)).all())  # NaN compares false
+    # NaN compares false
+    known = value.dtype.kind in "iuf" and bool(((value >= least) & (value <= 1e15)).all())
     if not known or (value.dtype.kind == "f" and bool((value != value.round()).any())):
         raise UserError(f"{name}: an array must hold whole numbers from {least} to 10^15")

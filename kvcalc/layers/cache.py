@@ -7,15 +7,17 @@ from enum import StrEnum
 
 import msgspec
 
-from kvcalc.layers.ranks import Parallelism
-from kvcalc.units import Num, at_least, ceil_div, floor_div, minimum
+from kvcalc.arithmetic import Num, at_least, ceil_div, floor_div, minimum
+from kvcalc.layers.batch import Parallelism
 
 
 class Span(StrEnum):
     """How the rows of an entry grow with cached tokens."""
 
     TOKENS = "tokens"  # one row for every `ratio` tokens, `limit` rows at most
-    CHUNK = "chunk"  # the same, but a query sees only the chunk of `limit` tokens that it stands in
+    CHUNK = (
+        "chunk"  # the same, but a query sees only the chunk of `limit` tokens that it stands in
+    )
     STATE = "state"  # `limit` rows whatever the length
     PARTIAL = "partial"  # the tokens of the unfinished block of `ratio`
     OVERLAP = "overlap"  # the last finished block of `ratio`, once there is one
@@ -30,7 +32,8 @@ class Keeps(StrEnum):
 
 
 class CacheEntry(msgspec.Struct, frozen=True):
-    """Rows of one role that a layer caches for a sequence. A row has `heads` units of `width` elements.
+    """Rows of one role that a layer caches for a sequence. A row has `heads` units of `width`
+    elements.
 
     Attributes:
         role: k, v, latent, rope_key, index_key, conv_state, recurrent_state or compressor.
@@ -61,24 +64,31 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return self.span in (Span.TOKENS, Span.CHUNK)
 
     def spread(self, ranks: Parallelism) -> int:
-        """Return the ranks that share this entry's tokens. Decode context parallelism does not split windows and states."""
+        """Return the ranks that share this entry's tokens. Decode context parallelism does not
+        split windows and states."""
         return ranks.dcp if self.grows and not self.limit else 1
 
     def stored_rows(self, tokens: Num) -> Num:
-        """Return rows stored after `tokens` tokens of one sequence: ⌊tokens/ratio⌋, at most `limit`."""
+        """Return rows stored after `tokens` tokens of one sequence: ⌊tokens/ratio⌋, at most
+        `limit`."""
         if self.grows:
             rows = floor_div(tokens, self.ratio)
             return minimum(rows, self.limit) if self.limit else rows
         if self.span is Span.STATE:
             return self.limit
-        return tokens % self.ratio if self.span is Span.PARTIAL else self.ratio * at_least(tokens, self.ratio)
+        return (
+            tokens % self.ratio
+            if self.span is Span.PARTIAL
+            else self.ratio * at_least(tokens, self.ratio)
+        )
 
     def allocated_rows(self, tokens: Num, block_size: int) -> Num:
         """Return `stored_rows` rounded up to whole blocks."""
         return self.in_blocks(self.stored_rows(tokens), block_size)
 
     def in_blocks(self, rows: Num, block_size: int) -> Num:
-        """Return `rows` in whole blocks of `block_size` tokens, each of at least one row. States are not paged."""
+        """Return `rows` in whole blocks of `block_size` tokens, each of at least one row. States
+        are not paged."""
         if not self.grows:
             return rows
         rows_per_block = max(1, block_size // self.ratio)
@@ -87,9 +97,10 @@ class CacheEntry(msgspec.Struct, frozen=True):
     def read_rows(self, new: Num, past: Num) -> Num:
         """Return rows that a pass of `new` tokens after `past` cached tokens reads, each row once.
 
-        The rows that the pass writes are included. A window shows min(past, limit − 1) + new rows to a group of
-        queries. A chunk shows every row since the start of the first chunk that the queries touch. A top-k shows
-        at most `new · top`. A state is read once. Block buffers are read if the pass finishes a block.
+        The rows that the pass writes are included. A window shows min(past, limit − 1) + new rows
+        to a group of queries. A chunk shows every row since the start of the first chunk that the
+        queries touch. A top-k shows at most `new · top`. A state is read once. Block buffers are
+        read if the pass finishes a block.
         """
         tokens = new + past
         if self.span is Span.STATE:
@@ -97,31 +108,35 @@ class CacheEntry(msgspec.Struct, frozen=True):
         if not self.grows:
             finishes = at_least(floor_div(tokens, self.ratio) - floor_div(past, self.ratio), 1)
             return finishes * self.stored_rows(past)
-        rows = floor_div(tokens, self.ratio)
+        rows: Num = floor_div(tokens, self.ratio)
         if self.span is Span.CHUNK:
             rows = tokens - floor_div(past, self.limit) * self.limit
         elif self.limit:
             rows = minimum(rows, self.limit - 1 + new)
-        return minimum(rows, self.top * new) if self.top else rows
+        if self.top:
+            rows = minimum(rows, self.top * new)
+        return rows
 
     def written_rows(self, new: Num, past: Num) -> Num:
         """Return rows that a pass of `new` tokens after `past` cached tokens writes.
 
-        A row that a later token of the same pass evicts from a window counts too, because a query between them
-        reads it.
+        A row that a later token of the same pass evicts from a window counts too, because a query
+        between them reads it.
         """
         tokens = new + past
         if self.span is Span.STATE:
             return self.limit
         if self.span is Span.PARTIAL:
-            return minimum(new, tokens % self.ratio)
+            unfinished: Num = minimum(new, tokens % self.ratio)
+            return unfinished
         finished = floor_div(tokens, self.ratio) - floor_div(past, self.ratio)
         if self.span is Span.OVERLAP:
             return self.ratio * at_least(finished, 1)
         return finished
 
     def full_from(self) -> int:
-        """Token count from which this entry no longer grows; 0 if it never grows, −1 if it always grows."""
+        """Token count from which this entry no longer grows; 0 if it never grows, −1 if it always
+        grows."""
         if not self.grows:
             return 0
         return self.limit * self.ratio if self.limit else -1

@@ -1,8 +1,8 @@
 """Cost of operators, and the formulas of matrix products and attention.
 
-`flops` counts only matrix products, 2 per multiply-add. Norms, RoPE, softmax, activations, top-k and
-sampling count as `vector_flops`. Bytes are separated by data: weights, cache reads, cache writes,
-activations, and network traffic.
+`flops` counts only matrix products, 2 per multiply-add. Norms, RoPE, softmax, activations, top-k
+and sampling count as `vector_flops`. Bytes are separated by data: weights, cache reads, cache
+writes, activations, and network traffic.
 """
 
 from enum import StrEnum
@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from kvcalc.units import Num, Real, floor_div, minimum
+from kvcalc.arithmetic import Num, Real, floor_div, minimum
 
 MOST_EXPERTS = 4096  # for each of a token's, up to which their fractions are looked up
 SOFTMAX_FLOPS = 5  # per score: maximum, subtraction, exponential, sum, division
@@ -55,14 +55,21 @@ class Cost(NamedTuple):
     @property
     def bytes(self) -> Num:
         """Traffic of the GPU's memory, without the network."""
-        return self.weight_bytes + self.cache_read_bytes + self.cache_write_bytes + self.activation_bytes
+        return (
+            self.weight_bytes
+            + self.cache_read_bytes
+            + self.cache_write_bytes
+            + self.activation_bytes
+        )
 
 
 class Role(StrEnum):
     """Purpose of an operator, independent of its name."""
 
     PROJECTION = "projection"  # of a mixer: queries, keys, values, outputs
-    CORE = "core"  # what hangs on the tokens cached: attention, indexer, scan, keys and values of past tokens recomputed
+    # what hangs on the tokens cached: attention, indexer, scan, keys and values of past tokens
+    # recomputed
+    CORE = "core"
     FFN = "ffn"  # dense or experts, the router among them
     HEAD = "head"  # the projection to the vocabulary
     OTHER = "other"  # norms, embeddings, elementwise chains, collectives
@@ -71,7 +78,8 @@ class Role(StrEnum):
 class GemmShape(NamedTuple):
     """A matrix product x[m, k] · W[k, n] for a kernel model.
 
-    Block-diagonal copies count together in n. `stored` is the bytes of one weight in `format`, with scales.
+    Block-diagonal copies count together in n. `stored` is the bytes of one weight in `format`, with
+    scales.
     """
 
     m: Real
@@ -134,10 +142,12 @@ class ExpertsShape(NamedTuple):
 
 
 class SparseShape(NamedTuple):
-    """The sparse-attention module of one layer on this rank, as a time law sees it: projections, indexer, attention.
+    """The sparse-attention module of one layer on this rank, as a time law sees it: projections,
+    indexer, attention.
 
-    Ranks and widths as in the module's spec; index_heads: 0 without an indexer. cached: the formats of a latent and its
-    RoPE key. format: how the projections are stored. groups: (count, new, past) of the batch.
+    Ranks and widths as in the module's spec; index_heads: 0 without an indexer. cached: the formats
+    of a latent and its RoPE key. format: how the projections are stored. groups: (count, new, past)
+    of the batch.
     """
 
     heads: int
@@ -159,13 +169,16 @@ Shape: TypeAlias = GemmShape | AttentionShape | CollectiveShape | ExpertsShape
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """One operator of a pass: `count` times `cost`, in each of `count` layers of kind `layer` ('' outside the layers).
+    """One operator of a pass: `count` times `cost`, in each of `count` layers of kind `layer` (''
+    outside the layers).
 
-    kind: gemm, attention, experts, scan, vector or network: what law times it. role: what it is there for. dtype: what its
-    products compute in. parts: the costs inside a fused operator, by name, which its cost holds already. shape: what a
-    calibrated law needs, where there is one. experts: routed experts whose weights this GPU is expected to read; 0 where it
-    multiplies by none. weights: the matrices that it multiplies by, as their part names them. form: of latent attention,
-    absorbed or expanded; '' of any other. module: of the operators of a sparse-attention module, the module's own shape.
+    kind: gemm, attention, experts, scan, vector or network: what law times it. role: what it is
+    there for. dtype: what its products compute in. parts: the costs inside a fused operator, by
+    name, which its cost holds already. shape: what a calibrated law needs, where there is one.
+    experts: routed experts whose weights this GPU is expected to read; 0 where it multiplies by
+    none. weights: the matrices that it multiplies by, as their part names them. form: of latent
+    attention, absorbed or expanded; '' of any other. module: of the operators of a sparse-attention
+    module, the module's own shape.
     """
 
     name: str
@@ -199,48 +212,56 @@ def pair_flops(pairs: Num, heads: int, width: int) -> Num:
 
 
 def causal_pairs(new: Num, past: Num, limit: int = 0) -> Num:
-    """Return (query, key) pairs of `new` causal queries after `past` tokens: new·past + new(new + 1)/2.
+    """Return the (query, key) pairs of `new` causal queries after `past` tokens.
 
-    With a limit (window, budget, top-k): Σ min(j, limit) for j = past + 1 … past + new.
+    Without a limit: new·past + new(new + 1)/2.
+
+    Args:
+        limit: Maximum keys of a query (window, budget, top-k): Σ min(j, limit) for j = past + 1 …
+            past + new.
     """
     if not limit:
-        return new * past + floor_div(new * (new + 1), 2)
-    return _capped(new + past, limit) - _capped(past, limit)
+        return new * past + triangle(new)
+
+    def until(tokens: Num) -> Num:
+        low: Num = minimum(tokens, limit)
+        return triangle(low) + (tokens - low) * limit
+
+    return until(new + past) - until(past)
 
 
-def _capped(tokens: Num, limit: int) -> Num:
-    low = minimum(tokens, limit)
-    return floor_div(low * (low + 1), 2) + (tokens - low) * limit
+def triangle(n: Num) -> Num:
+    """Return 1 + 2 + … + n."""
+    return floor_div(n * (n + 1), 2)
 
 
 def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
     """Return pairs if a query sees only its own chunk: Σ ((j − 1) mod chunk) + 1."""
-    return _chunked(new + past, chunk) - _chunked(past, chunk)
 
+    def until(tokens: Num) -> Num:
+        return floor_div(tokens, chunk) * triangle(chunk) + triangle(tokens % chunk)
 
-def _chunked(tokens: Num, chunk: int) -> Num:
-    rest = tokens % chunk
-    return floor_div(tokens, chunk) * (chunk * (chunk + 1) // 2) + floor_div(rest * (rest + 1), 2)
+    return until(new + past) - until(past)
 
 
 def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
     """Return pairs with rows of `ratio` tokens each: Σ min(⌊j/ratio⌋, top)."""
-    return _compressed(new + past, ratio, top) - _compressed(past, ratio, top)
 
+    def until(tokens: Num) -> Num:
+        low: Num = minimum(tokens, top * ratio - 1) if top else tokens
+        rows = floor_div(low, ratio)
+        pairs = ratio * triangle(rows - 1) + rows * (low - rows * ratio + 1)
+        return pairs + (tokens - low) * top
 
-def _compressed(tokens: Num, ratio: int, top: int) -> Num:
-    if top:
-        low = minimum(tokens, top * ratio - 1)
-        return _compressed(low, ratio, 0) + (tokens - low) * top
-    whole = floor_div(tokens, ratio)
-    return floor_div(ratio * whole * (whole - 1), 2) + whole * (tokens - whole * ratio + 1)
+    return until(new + past) - until(past)
 
 
 def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
-    """Return the share of experts that `tokens` tokens reach under uniform routing: 1 − (1 − k/E)^T.
+    """Return the share of experts that `tokens` tokens reach under uniform routing: 1 − (1 −
+    k/E)^T.
 
-    One token reaches exactly k/E. With k = E the result is the int 1. Each item of an array equals the result
-    for that number.
+    One token reaches exactly k/E. With k = E the result is the int 1. Each item of an array equals
+    the result for that number.
     """
     if top_k == experts:
         return 1
@@ -268,7 +289,8 @@ def _fractions(top_k: int, experts: int) -> tuple[float, ...]:
 
 
 def expected_experts(tokens: Num, top_k: int, experts: int) -> Real:
-    """Return the expected number of distinct experts: E·(1 − (1 − k/E)^T), a float; one token gives k."""
+    """Return the expected number of distinct experts: E·(1 − (1 − k/E)^T), a float; one token gives
+    k."""
     if isinstance(tokens, int) and tokens == 1:
         return float(top_k)
     return float(experts) * reached_fraction(tokens, top_k, experts)

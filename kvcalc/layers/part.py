@@ -19,7 +19,7 @@ Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 StateDtype = Literal["fp32", "bf16", "fp16"]
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
     """A part of a layer. Subclasses have the tag that `type` names in a preset."""
 
     STATE_FLOPS: ClassVar[int] = 4
@@ -52,21 +52,26 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
 
     @property
     def pooled_tokens(self) -> int:
-        """Tokens per pooled index key if an engine needs to store only that key; 0 if each token has its own."""
+        """Tokens per pooled index key if an engine needs to store only that key; 0 if each token
+        has its own."""
         return 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass on one rank; x is [tokens, hidden_size] before and after.
+        """Return the operators of one pass on one rank; x is [tokens, hidden_size] before and
+        after.
 
-        By default: projections that read x in one product, each other projection, a scan over the state, and the
-        projections that write x. The scan counts STATE_FLOPS per state element and token as matrix products (2 for
-        the write and 2 for the read), and decay and convolution as vector work. All states except those of
-        convolutions are scanned. Rows of tokens need operators of the variant.
+        By default: projections that read x in one product, each other projection, a scan over the
+        state, and the projections that write x. The scan counts STATE_FLOPS per state element and
+        token as matrix products (2 for the write and 2 for the read), and decay and convolution as
+        vector work. All states except those of convolutions are scanned. Rows of tokens need
+        operators of the variant.
         """
-        found = [w for w in p.local(self.weights(p.width)).values() if w.kind is WeightKind.MATRIX]
-        first = [w for w in found if w.inputs == p.width and w.copies == 1 and not w.rows_in]
-        last = [w for w in found if w.rows_in and w.outputs == p.width]
-        between = [w for w in found if w not in first and w not in last]
+        results = [
+            w for w in p.local(self.weights(p.width)).values() if w.kind is WeightKind.MATRIX
+        ]
+        first = [w for w in results if w.inputs == p.width and w.copies == 1 and not w.rows_in]
+        last = [w for w in results if w.rows_in and w.outputs == p.width]
+        between = [w for w in results if w not in first and w not in last]
         names = {id(w): w.name if len(last) > 1 else "out_proj" for w in last}
         return [
             *([p.gemm("in_proj", *first)] if first else []),
@@ -81,11 +86,26 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
         if not entries:
             return []
         if any(e.span is not Span.STATE for e in entries):
-            raise TypeError(f"{type(self).__name__} lists no operators over the rows of tokens that it caches")
-        states = sum(p.heads(e.heads) * e.width * e.limit for e in entries if e.role != "conv_state")
-        columns = sum(p.heads(e.heads) * e.width * (e.limit + 1) for e in entries if e.role == "conv_state")
+            raise TypeError(
+                f"{type(self).__name__} lists no operators over the rows of tokens that it caches"
+            )
+        states = sum(
+            p.heads(e.heads) * e.width * e.limit for e in entries if e.role != "conv_state"
+        )
+        columns = sum(
+            p.heads(e.heads) * e.width * (e.limit + 1)
+            for e in entries
+            if e.role == "conv_state"
+        )
         moved = p.tokens * (width_in + width_out) * p.element
-        return [p.scan(entries, self.STATE_FLOPS * states * p.tokens, 2 * (states + columns) * p.tokens, moved)]
+        return [
+            p.scan(
+                entries,
+                self.STATE_FLOPS * states * p.tokens,
+                2 * (states + columns) * p.tokens,
+                moved,
+            )
+        ]
 
     def problem(self) -> str:
         """Return the problem with this combination of fields in one sentence, or ''."""
@@ -96,22 +116,25 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="t
         """Name of the mixer: 'GQA-8', 'MLA', 'Mamba-2'; '' for an FFN."""
         return ""
 
-    def predicting(self) -> "Part":
+    def predicting(self) -> "Sublayer":
         """Return this part in a multi-token-prediction layer; usually unchanged."""
         return self
 
-    def storing(self, own: bool) -> "Part | None":
-        """Return this part in a layer with its own cache, or in a layer that reads another layer's cache.
+    def storing(self, own: bool) -> "Sublayer | None":
+        """Return this part in a layer with its own cache, or in a layer that reads another layer's
+        cache.
 
         The second has no projections of cached rows. None means that no such form is known.
         """
         return self if own else None
 
     def as_mha(self) -> tuple[int, int, int]:
-        """Return (query heads, key width, value width) of this attention as MHA; zeros for other parts."""
+        """Return (query heads, key width, value width) of this attention as MHA; zeros for other
+        parts."""
         return 0, 0, 0
 
     @property
     def attends(self) -> bool:
-        """Whether queries attend to tokens, so that the part has forms as MHA, MQA, MLA and others."""
+        """Whether queries attend to tokens, so that the part has forms as MHA, MQA, MLA and
+        others."""
         return self.as_mha()[0] > 0

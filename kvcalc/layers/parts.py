@@ -2,17 +2,23 @@
 
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
-from kvcalc.layers import attention, ffn, recurrent
-from kvcalc.layers.part import Part
+from kvcalc.layers import attention, recurrent
+from kvcalc.layers.feed_forward import Dense, Moe, Projections
+from kvcalc.layers.part import Sublayer
 
 
-def listed(*rooms: Any) -> tuple[type[Part], ...]:
+def listed(*rooms: Any) -> tuple[type[Sublayer], ...]:
     """Return the parts that modules export."""
-    return tuple(p for room in rooms for p in vars(room).values() if isinstance(p, type) and issubclass(p, Part))
+    return tuple(
+        p
+        for room in rooms
+        for p in vars(room).values()
+        if isinstance(p, type) and issubclass(p, Sublayer)
+    )
 
 
-MIXERS, FFNS = listed(attention, recurrent), listed(ffn)
+MIXERS, FFNS = listed(attention, recurrent), (Dense, Projections, Moe)
 if TYPE_CHECKING:
-    AnyPart: TypeAlias = Part
+    AnyPart: TypeAlias = Sublayer
 else:
     AnyPart = Union[(*MIXERS, *FFNS)]

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
+from typing import Any
 
 import msgspec
 
-from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.arithmetic import Num, Real, array_of, ceil_div, maximum
+from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import (
     SOFTMAX_FLOPS,
@@ -18,12 +20,14 @@ from kvcalc.layers.cost import (
     gemm_flops,
     pair_flops,
 )
-from kvcalc.layers.formats import Formats
-from kvcalc.layers.ranks import Parallelism
-from kvcalc.layers.weights import Weight, WeightKind
-from kvcalc.units import Num, Real, array_of, ceil_div, maximum
+from kvcalc.layers.weights import Formats, Weight, WeightKind
 
-NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2  # vector FLOPs per element
+NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = (
+    4,
+    3,
+    8,
+    2,
+)  # vector FLOPs per element
 
 
 class Pass:
@@ -34,10 +38,14 @@ class Pass:
         rotates: Whether positions are rotary.
     """
 
-    NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS = NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS
-
     def __init__(
-        self, width: int, batch: Batch, formats: Formats, ranks: Parallelism, mla_form: str = "auto", rotates: bool = True
+        self,
+        width: int,
+        batch: Batch,
+        formats: Formats,
+        ranks: Parallelism,
+        mla_form: str = "auto",
+        rotates: bool = True,
     ) -> None:
         self.width, self.formats, self.ranks = width, formats, ranks
         self.groups = tuple(_local_group(g, ranks) for g in batch.groups)
@@ -50,25 +58,40 @@ class Pass:
 
     def enter(self, kind: str, count: int, writes_cache: bool = True) -> None:
         """Continue with the `count` layers of a kind; '' for operators outside the layers."""
-        self.kind, self.count, self.writes_cache, self.role = kind, count, writes_cache, Role.OTHER
+        self.kind, self.count, self.writes_cache, self.role = (
+            kind,
+            count,
+            writes_cache,
+            Role.OTHER,
+        )
 
     def local(self, weights: Iterable[Weight]) -> dict[str, Weight]:
         """Return the share of each weight on this rank, by name."""
         return {w.name: w.local(self.ranks) for w in weights}
 
     def vector_bytes(self, weight: Weight) -> int:
-        """Return the bytes of a vector on this rank; 0 for matrices (their products read them) and tables."""
-        return weight.local(self.ranks).elements * self.formats.vector_bytes if weight.kind is WeightKind.VECTOR else 0
+        """Return the bytes of a vector on this rank; 0 for matrices (their products read them) and
+        tables."""
+        return (
+            weight.local(self.ranks).elements * self.formats.vector_bytes
+            if weight.kind is WeightKind.VECTOR
+            else 0
+        )
 
     def heads(self, heads: int) -> int:
         """Return the number of heads on this rank."""
         return self.ranks.share(heads)
 
     def choose(self, wanted: Callable[[Num, Num], Num]) -> "Pass":
-        """Return the pass with only the groups for which `wanted(new, past)` is 1; arrays are masked."""
+        """Return the pass with only the groups for which `wanted(new, past)` is 1; arrays are
+        masked."""
         masks = [_settled(wanted(g.new, g.past)) for g in self.groups]
         part = copy(self)
-        kept = [(g, m) for g, m in zip(self.groups, masks, strict=True) if not isinstance(m, int) or m]
+        kept = [
+            (g, m)
+            for g, m in zip(self.groups, masks, strict=True)
+            if not isinstance(m, int) or m
+        ]
         part.groups = tuple(Sequences(g.count * m, g.new, g.past) for g, m in kept)
         part.tokens = sum((g.count * g.new for g in part.groups), 0)
         part.sequences = sum((g.count for g in part.groups), 0)
@@ -91,97 +114,178 @@ class Pass:
         expanded: Num = 0,
         form: str = "",
     ) -> Operator:
-        """Return a fused attention: scores and values over pairs, one cache read, queries in, outputs out.
+        """Return a fused attention: scores and values over pairs, one cache read, queries in,
+        outputs out.
 
         Args:
             visible: Function from new and past tokens to the pairs of one sequence.
             expanded: Elements of recomputed keys and values, which are read as activations.
         """
-        rows, groups = tuple(entries), tuple((g.count, g.new, g.past, g.count * visible(g.new, g.past)) for g in self.groups)
-        pairs = sum((seen for *_, seen in groups), 0)
-        qk, av = Cost(pair_flops(pairs, heads, key)), Cost(pair_flops(pairs, heads, value))
+        rows = tuple(entries)
+        groups = tuple(
+            (g.count, g.new, g.past, g.count * visible(g.new, g.past)) for g in self.groups
+        )
+        pairs = sum((group_pairs for *_, group_pairs in groups), 0)
+        qk = Cost(pair_flops(pairs, heads, key))
+        av = Cost(pair_flops(pairs, heads, value))
         softmax = Cost(vector_flops=SOFTMAX_FLOPS * pairs * heads)
-        moved = (self.tokens * heads * (key + value) + expanded) * self.element
-        spread = self.ranks.dcp  # ranks that hold other tokens of the same heads: they swap queries and partial outputs
-        each = self.tokens * heads * (key + value) * self.element
-        cost = (qk + softmax + av + self.cache(rows))._replace(activation_bytes=moved, network_bytes=(spread - 1) * each)
-        cost = cost._replace(inter_node_bytes=(spread - self.ranks.near(spread)) * each)
-        first = rows[0] if rows else None
-        shared = first is not None and first.role in ("latent", "rope_key")
-        kv_heads = 0 if shared else self.heads(first.heads) if first is not None and first.role == "k" else heads
+        # Ranks with other tokens of the same heads exchange queries and partial outputs.
+        spread = self.ranks.dcp
+        ends = self.tokens * heads * (key + value) * self.element
+        cost = (qk + softmax + av + self.cache(rows))._replace(
+            activation_bytes=ends + expanded * self.element,
+            network_bytes=(spread - 1) * ends,
+            inter_node_bytes=(spread - self.ranks.near(spread)) * ends,
+        )
+        kv_heads = heads
+        if rows and rows[0].role in ("latent", "rope_key"):
+            kv_heads = 0
+        elif rows and rows[0].role == "k":
+            kv_heads = self.heads(rows[0].heads)
         cached = tuple(dict.fromkeys(self.formats.cache_format(row).name for row in rows))
-        return Operator(
-            "attention", self.kind, self.count, "attention", cost, self.formats.attention_dtype(rows),
+        return self.operator(
+            "attention",
+            "attention",
+            cost,
+            dtype=self.formats.attention_dtype(rows),
             parts=(("qk", qk), ("softmax", softmax), ("av", av)),
             shape=AttentionShape(heads, kv_heads, key, value, cached, groups),
-            role=Role.CORE, form=form,
-        )  # fmt: skip
+            role=Role.CORE,
+            form=form,
+        )
 
-    def indexer(self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int) -> list[Operator]:
-        """Return scores of `heads` index heads over `pairs`, their weighted sum, and `top` selected per token."""
-        queries, rows = self.tokens * heads * width, tuple(entries)
+    def operator(self, name: str, kind: str, cost: Cost, **fields: Any) -> Operator:
+        """Return an operator of the layers that the pass has entered, with more fields of
+        `Operator`."""
+        return Operator(name, self.kind, self.count, kind, cost, **fields)
+
+    def indexer(
+        self,
+        entries: Iterable[CacheEntry],
+        pairs: Num,
+        heads: int,
+        width: int,
+        top: int,
+    ) -> list[Operator]:
+        """Return scores of `heads` index heads over `pairs`, their weighted sum, and `top` selected
+        per token.
+
+        Args:
+            entries: All entries of the layer; only index keys are read.
+        """
+        rows = [entry for entry in entries if entry.role == "index_key"]
         cost = self.cache(rows)._replace(
             flops=pair_flops(pairs, heads, width),
             vector_flops=3 * pairs * heads,  # ReLU, weight, sum
-            activation_bytes=(queries + pairs) * self.element,
+            activation_bytes=(self.tokens * heads * width + pairs) * self.element,
         )
-        scores = Operator("indexer", self.kind, self.count, "attention", cost, self.formats.attention_dtype(rows), role=Role.CORE)
-        best = self.vector("top_k", pairs, self.tokens * top, TOP_K_FLOPS * pairs)
-        return [scores, msgspec.structs.replace(best, role=Role.CORE)]
+        dtype = self.formats.attention_dtype(rows)
+        return [
+            self.operator("indexer", "attention", cost, dtype=dtype, role=Role.CORE),
+            self.vector("top_k", pairs, self.tokens * top, TOP_K_FLOPS * pairs, role=Role.CORE),
+        ]
 
-    def eviction(self, scores: CacheEntry, visible: Callable[[Num, Num], Num], heads: int) -> Operator:
+    def eviction(
+        self, scores: CacheEntry, visible: Callable[[Num, Num], Num], heads: int
+    ) -> Operator:
         """Return the update of eviction scores and the selection of tokens to evict.
 
-        It reads the scores of stored tokens and writes the scores of remaining tokens. Probabilities are added on
-        chip.
+        It reads the scores of stored tokens and writes the scores of remaining tokens.
+        Probabilities are added on chip.
         """
         units = self.heads(scores.heads)
-        kept = self.pairs(lambda new, past: scores.stored_rows(past)) * units
-        stay = self.pairs(lambda new, past: scores.stored_rows(new + past)) * units
-        added = self.vector("eviction", kept, stay, self.pairs(visible) * heads + TOP_K_FLOPS * stay)
-        return msgspec.structs.replace(added, role=Role.CORE)
+        stored = self.pairs(lambda new, past: scores.stored_rows(past)) * units
+        remaining = self.pairs(lambda new, past: scores.stored_rows(new + past)) * units
+        flops = self.pairs(visible) * heads + TOP_K_FLOPS * remaining
+        return self.vector("eviction", stored, remaining, flops, role=Role.CORE)
 
-    def scan(self, entries: Iterable[CacheEntry], flops: Num, vector_flops: Num, activation_bytes: Num) -> Operator:
+    def scan(
+        self,
+        entries: Iterable[CacheEntry],
+        flops: Num,
+        vector_flops: Num,
+        activation_bytes: Num,
+    ) -> Operator:
         """Return the scan over a recurrent or convolution state, which is read and written once."""
-        cost = self.cache(entries)._replace(flops=flops, vector_flops=vector_flops, activation_bytes=activation_bytes)
-        return Operator("scan", self.kind, self.count, "scan", cost, self.formats.dtype, role=Role.CORE)
+        cost = self.cache(entries)._replace(
+            flops=flops, vector_flops=vector_flops, activation_bytes=activation_bytes
+        )
+        return self.operator("scan", "scan", cost, dtype=self.formats.dtype, role=Role.CORE)
 
     def gemm(
-        self, name: str, *weights: Weight, tokens: Num | None = None, fraction: Real = 1, experts: Real = 0, read: bool = True
+        self,
+        name: str,
+        *weights: Weight,
+        tokens: Num | None = None,
+        fraction: Real = 1,
+        experts: Real = 0,
+        read: bool = True,
     ) -> Operator:
-        """Return x[tokens, inputs] · W for matrices with a common input. Block-diagonal copies have separate inputs.
+        """Return x[tokens, inputs] · W for matrices with a common input. Block-diagonal copies have
+        separate inputs.
 
         Args:
-            fraction: Share of the copies that is read (experts that a token reached). Bytes round half up once.
+            fraction: Share of the copies that is read (experts that a token reached). Bytes round
+                half up once.
             experts: Number of experts that are read.
         """
         rows = self.tokens if tokens is None else tokens
         flops: Num = 0
-        held: int = 0
+        resident: int = 0
         for w in weights:
             copies = 1 if w.expert else w.copies
             flops = flops + gemm_flops(rows, w.inputs, w.outputs) * copies
-            held += self.formats.weight_bytes(self._full(w.name), w)
+            resident += self.formats.weight_bytes(self._full(w.name), w)
         blocks = 1 if weights[0].expert else weights[0].copies
-        moved = rows * (weights[0].inputs * blocks + sum(w.outputs * blocks for w in weights)) * self.element
-        weight_bytes = held if isinstance(fraction, int) else _half_up(held * fraction)
-        cost = Cost(flops=flops, weight_bytes=weight_bytes * self.present if read else 0, activation_bytes=moved)
-        dtype = self.formats.compute_dtype(self._full(weights[0].name), weights[0])
-        shape = _gemm_shape(weights, rows, fraction, held)._replace(format=self.format_of(weights[0]))
-        names = tuple(w.name for w in weights)
-        return Operator(name, self.kind, self.count, "gemm", cost, dtype, (), shape, experts, self.role, weights=names)
+        moved = (
+            rows
+            * (weights[0].inputs * blocks + sum(w.outputs * blocks for w in weights))
+            * self.element
+        )
+        weight_bytes = resident if isinstance(fraction, int) else _half_up(resident * fraction)
+        cost = Cost(
+            flops=flops,
+            weight_bytes=weight_bytes * self.present if read else 0,
+            activation_bytes=moved,
+        )
+        first = weights[0]
+        shape = _gemm_shape(weights, rows, fraction, resident)
+        return self.operator(
+            name,
+            "gemm",
+            cost,
+            dtype=self.formats.compute_dtype(self._full(first.name), first),
+            shape=shape._replace(format=self.format_of(first)),
+            experts=experts,
+            role=self.role,
+            weights=tuple(w.name for w in weights),
+        )
 
     def format_of(self, weight: Weight) -> str:
         """Return the name of the storage format of a matrix."""
         return self.formats.weight_format(self._full(weight.name), weight).name
 
-    def vector(self, name: str, elements_in: Num, elements_out: Num, flops: Num, weight_bytes: Num = 0) -> Operator:
+    def vector(
+        self,
+        name: str,
+        elements_in: Num,
+        elements_out: Num,
+        flops: Num,
+        weight_bytes: Num = 0,
+        role: Role = Role.OTHER,
+    ) -> Operator:
         """Return an elementwise chain with its elements read, elements written and vector FLOPs."""
         moved = (elements_in + elements_out) * self.element
-        return Operator(name, self.kind, self.count, "vector", Cost(0, flops, weight_bytes, activation_bytes=moved))
+        cost = Cost(0, flops, weight_bytes, activation_bytes=moved)
+        return self.operator(name, "vector", cost, role=role)
+
+    def gating(self, elements: Num) -> Operator:
+        """Return the product of outputs with their gates."""
+        return self.vector("gating", 2 * elements, elements, ACTIVATION_FLOPS * elements)
 
     def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
-        """Return the activation of an FFN: `inputs` arrays (up, and gate) of [tokens, width] into one."""
+        """Return the activation of an FFN: `inputs` arrays (up, and gate) of [tokens, width] into
+        one."""
         elements = tokens * width
         return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
 
@@ -195,21 +299,33 @@ class Pass:
             for g in self.groups:
                 read = read + g.count * ceil_div(entry.read_rows(g.new, g.past), spread) * row
                 if not entry.lent:
-                    write = write + g.count * ceil_div(entry.written_rows(g.new, g.past), spread) * row
+                    write = (
+                        write
+                        + g.count * ceil_div(entry.written_rows(g.new, g.past), spread) * row
+                    )
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
     def network(self, name: str, sent: Num, away: Num = 0, times: int = 1) -> Operator:
-        """Return a collective that sends bytes over this rank's link, `away` of them to other nodes."""
-        return Operator(name, self.kind, self.count * times, "network", Cost(network_bytes=sent, inter_node_bytes=away))
+        """Return a collective that sends bytes over this rank's link, `away` of them to other
+        nodes."""
+        return Operator(
+            name,
+            self.kind,
+            self.count * times,
+            "network",
+            Cost(network_bytes=sent, inter_node_bytes=away),
+        )
 
     def all_reduce(self, width: int) -> list[Operator]:
-        """Return the all-reduce of [tokens, width] over tp ranks: a ring sends 2(n − 1)/n of it, in whole bytes."""
+        """Return the all-reduce of [tokens, width] over tp ranks: a ring sends 2(n − 1)/n of it, in
+        whole bytes."""
         n = self.ranks.tp
         if n == 1:
             return []
         summed = self.tokens * width * self.element
         near = self.ranks.near(n)
-        away = ceil_div(2 * (n - 1) * summed, n * near) if near < n else 0  # a ring for each GPU of the node
+        # a ring for each GPU of the node
+        away = ceil_div(2 * (n - 1) * summed, n * near) if near < n else 0
         ring = self.network("all_reduce", ceil_div(2 * (n - 1) * summed, n), away)
         return [msgspec.structs.replace(ring, shape=CollectiveShape(n, summed, near))]
 
@@ -232,13 +348,19 @@ def _settled(mask: Num) -> Num:
 def _gemm_shape(weights: Sequence[Weight], rows: Num, fraction: Real, held: int) -> GemmShape:
     """Return the shape of matrices with a common input, without the format.
 
-    Matrices count together in n. Copies and reached experts also count together, with their own tokens.
+    Matrices count together in n. Copies and reached experts also count together, with their own
+    tokens.
     """
     first = weights[0]
     columns = sum(w.outputs * (1 if w.expert else w.copies) for w in weights)
     elements = sum(w.inputs * w.outputs * w.copies for w in weights)
     reached = first.copies * fraction if first.expert else 1
-    return GemmShape(rows / reached if first.expert else rows, columns * reached, first.inputs, held / max(1, elements))
+    return GemmShape(
+        rows / reached if first.expert else rows,
+        columns * reached,
+        first.inputs,
+        held / max(1, elements),
+    )
 
 
 def _half_up(value: Real) -> Num:

@@ -2,13 +2,25 @@
 
 A part lists its weights once. A matrix [inputs, outputs] multiplies every token that reaches it, so
 parameters and FLOPs come from the same line.
+
+Formats of one model under one precision: bytes of every weight and cache row.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
 
-from kvcalc.layers.ranks import Parallelism
+from kvcalc.layers.batch import Parallelism
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.storage.formats import FORMATS, RowFormat, cache_layout
+from kvcalc.storage.quantization import (
+    WEIGHT_FORMATS,
+    Quantization,
+    WeightFormat,
+    stored_format,
+)
 
 
 class WeightKind(StrEnum):
@@ -23,9 +35,11 @@ class Weight(msgspec.Struct, frozen=True):
     Attributes:
         active: Copies that one token uses (top-k of the experts); 0 for all.
         bias: Bias elements per copy.
-        shards: Units (heads, columns) that tensor parallelism divides. More ranks than units replicate.
+        shards: Units (heads, columns) that tensor parallelism divides. More ranks than units
+            replicate.
         expert: Whether the copies are experts, which expert parallelism spreads.
-        rows_in: Whether `inputs` is the sharded axis (a row-parallel matrix, whose bias is on every rank).
+        rows_in: Whether `inputs` is the sharded axis (a row-parallel matrix, whose bias is on every
+            rank).
     """
 
     name: str
@@ -55,13 +69,23 @@ class Weight(msgspec.Struct, frozen=True):
         if self.expert:
             copies = -(-copies // ranks.ep)
             over = ranks.tp * ranks.dp // ranks.ep
-        if self.kind is WeightKind.MATRIX and self.copies > 1 and not self.expert and self.copies == self.shards:
-            return msgspec.structs.replace(self, copies=-(-copies // over))  # block-diagonal: whole blocks
+        if (
+            self.kind is WeightKind.MATRIX
+            and self.copies > 1
+            and not self.expert
+            and self.copies == self.shards
+        ):
+            # block-diagonal: whole blocks
+            return msgspec.structs.replace(self, copies=-(-copies // over))
         if over == 1 or self.shards == 1:
-            return self if copies == self.copies else msgspec.structs.replace(self, copies=copies)
+            return (
+                self if copies == self.copies else msgspec.structs.replace(self, copies=copies)
+            )
         units = -(-self.shards // over)
         if self.rows_in:
-            return msgspec.structs.replace(self, copies=copies, inputs=self.inputs // self.shards * units)
+            return msgspec.structs.replace(
+                self, copies=copies, inputs=self.inputs // self.shards * units
+            )
         outputs = self.outputs // self.shards * units
         bias = self.bias // self.shards * units
         return msgspec.structs.replace(self, copies=copies, outputs=outputs, bias=bias)
@@ -79,7 +103,17 @@ def matrix(
     expert: bool = False,
 ) -> Weight:
     """Return a weight matrix [inputs, outputs], with a bias of `outputs` elements if requested."""
-    return Weight(name, inputs, outputs, copies, active, outputs if bias else 0, shards, expert, rows_in)
+    return Weight(
+        name,
+        inputs,
+        outputs,
+        copies,
+        active,
+        outputs if bias else 0,
+        shards,
+        expert,
+        rows_in,
+    )
 
 
 def vector(name: str, elements: int, shards: int = 1) -> Weight:
@@ -90,3 +124,121 @@ def vector(name: str, elements: int, shards: int = 1) -> Weight:
 def table(name: str, rows: int, width: int, shards: int = 1) -> Weight:
     """Return a lookup table of rows × width elements; a token reads one row."""
     return Weight(name, rows, width, shards=shards, rows_in=True, kind=WeightKind.TABLE)
+
+
+class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
+    """Formats by name.
+
+    Attributes:
+        dtype: dtype of products, and of weights that no scheme covers.
+        kv_cache_dtype: Name of the cache layout.
+        reason: Reason why `auto` selected the layout, or ''.
+        schemes: Quantisations in use. The first that covers a matrix applies.
+        kept: Full names of matrices that stay in the dtype.
+    """
+
+    dtype: str
+    kv_cache_dtype: str
+    reason: str = ""
+    schemes: tuple[Quantization, ...] = ()
+    kept: frozenset[str] = frozenset()
+
+    def cache_format(self, entry: CacheEntry) -> RowFormat:
+        """Return the storage format of an entry: the format that the model fixes, or the format of
+        its role."""
+        if entry.dtype:
+            return FORMATS[entry.dtype]
+        return cache_layout(self.kv_cache_dtype).get(entry.role) or FORMATS[self.dtype]
+
+    def attention_dtype(self, entries: Iterable[CacheEntry]) -> str:
+        """Return the dtype that attention over these entries can compute in: fp8 if all are fp8 or
+        nvfp4, else the model's.
+
+        FlashAttention-3, XQA and TensorRT-LLM's kernels multiply such caches in fp8 without a
+        conversion.
+        """
+        names = [self.cache_format(entry).name for entry in entries]
+        return (
+            "fp8"
+            if names and all(name.startswith(("fp8", "nvfp4")) for name in names)
+            else self.dtype
+        )
+
+    def entry_bytes(self, entry: CacheEntry, heads: int) -> int:
+        """Return the bytes of one row of `heads` units of an entry."""
+        return heads * self.cache_format(entry).row_bytes(entry.width)
+
+    def weight_format(self, name: str, weight: Weight) -> WeightFormat:
+        """Return the storage format of a weight: the first scheme that covers it, or the dtype."""
+        key = name, weight.kind
+        if key not in self._known:
+            schemes = self.schemes if name not in self.kept else ()
+            covering = filter(
+                None, (scheme.weight_format(name, weight.kind) for scheme in schemes)
+            )
+            self._known[key] = next(covering, WEIGHT_FORMATS[self.dtype])
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str], WeightFormat]:
+        """Cached formats of weights by full name and kind."""
+        return {}
+
+    def weight_bytes(self, name: str, weight: Weight) -> int:
+        """Return the bytes of one weight with all copies and biases. Table rows are stored like
+        matrix columns."""
+        sides = (
+            (weight.inputs, weight.outputs)
+            if weight.kind is WeightKind.MATRIX
+            else (weight.outputs, weight.inputs)
+        )
+        matrices = weight.copies * self.weight_format(name, weight).matrix_bytes(*sides)
+        return matrices + weight.copies * weight.bias * self.vector_bytes
+
+    def row_bytes(self, table: Weight) -> int:
+        """Return the bytes of one row of a table."""
+        return self.weight_format(table.name, table).matrix_bytes(table.outputs, 1)
+
+    @cached_property
+    def vector_bytes(self) -> int:
+        """Return the bytes of an element of a vector or bias: the dtype, unless a scheme covers
+        vectors."""
+        covering = (s for s in self.schemes if "vector" in s.kinds)
+        return next((stored_format(s.format).bits // 8 for s in covering), self.element_bytes)
+
+    def compute_dtype(self, name: str, weight: Weight) -> str:
+        """Return the dtype of products with this weight: the dtype of the format (W8A8), or of the
+        model."""
+        return self.weight_format(name, weight).computes or self.dtype
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation element."""
+        return FORMATS[self.dtype].bits // 8
+
+    @property
+    def product_dtypes(self) -> tuple[str, ...]:
+        """Return the dtypes of all products: quantised matrices first, then the dtype of the
+        model."""
+        quantised = (stored_format(s.format).computes or self.dtype for s in self.schemes)
+        return tuple(dict.fromkeys([*quantised, self.dtype]))
+
+    @property
+    def weights_label(self) -> str:
+        """Return the weight formats as text for the assumptions of a table."""
+        if self.schemes and self.schemes[0].label:
+            return self.schemes[0].label
+        return " + ".join(dict.fromkeys([*(s.format for s in self.schemes), self.dtype]))
+
+    @property
+    def computed(self) -> str:
+        """What products with quantised matrices compute in, as a remark behind `weights_label`.
+
+        '' without any, and for 4-bit activations: whether a GPU computes in fp4 depends on the GPU.
+        """
+        dtypes = dict.fromkeys(
+            stored_format(s.format).computes or self.dtype for s in self.schemes
+        )
+        if any("fp4" in dtype for dtype in dtypes):
+            return ""
+        return f" (quantised matrices computed in {' + '.join(dtypes)})" if dtypes else ""

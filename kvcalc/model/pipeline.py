@@ -3,85 +3,106 @@
 from typing import NamedTuple
 
 from kvcalc.errors import UserError
-from kvcalc.layers.ranks import Parallelism
+from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.weights import WeightKind
-from kvcalc.model.spec import Model
+from kvcalc.model.model import Model, kept
 
-# Weights of KV heads, or of the groups of a state space's B and C: where there are fewer than ranks, each is replicated.
+# Weights of KV heads, or of the groups of a state space's B and C: where there are fewer than
+# ranks, each is replicated.
 REPLICATED = ("k", "v", "k_norm", "in_bc", "conv_bc")
 
 
 def divisors(n: int, most: int = 12) -> str:
     """Return the first divisors of n, for a message."""
-    found = [d for d in range(1, min(n, 4096) + 1) if n % d == 0]
-    return ", ".join(map(str, found[:most])) + (" …" if len(found) > most else "")
+    results = [d for d in range(1, min(n, 4096) + 1) if n % d == 0]
+    return ", ".join(map(str, results[:most])) + (" …" if len(results) > most else "")
 
 
 def check(model: Model, parallelism: Parallelism) -> None:
-    """Raise UserError if tp does not divide the heads, ep does not divide the experts, or pp exceeds the layers.
+    """Raise UserError if tp does not divide the heads, ep does not divide the experts, or pp
+    exceeds the layers.
 
-    KV heads may be fewer than the ranks and divide them. Then they are replicated, and dcp spreads at most
-    the copies.
+    KV heads may be fewer than the ranks and divide them. Then they are replicated, and dcp spreads
+    at most the copies.
     """
-    divides = "divides", parallelism
-    if divides not in model.known:
-        _check(model, parallelism)
-        model.known[divides] = True
+    kept(model, _check, parallelism)
 
 
-def _check(model: Model, parallelism: Parallelism) -> None:
+def _check(model: Model, parallelism: Parallelism) -> bool:
+    """Return True for `kept`, or raise UserError."""
     if parallelism.pp > model.layers:
-        raise UserError(f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}")
+        raise UserError(
+            f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}"
+        )
     _check_lent(model, parallelism.pp)
     if parallelism.tp * parallelism.dp == 1:
-        return
+        return True
     _check_context(model, parallelism)
     for name, weight, _ in model.walk():
         units, ranks = weight.shards, parallelism.tp
         if weight.expert:
             if weight.copies % parallelism.ep:
                 raise UserError(
-                    f"ep {parallelism.ep} does not divide the {weight.copies} experts of {model.name}",
+                    f"ep {parallelism.ep} does not divide the {weight.copies} experts of "
+                    f"{model.name}",
                     hint=f"Use one of {divisors(weight.copies)}",
                 )
             ranks = parallelism.tp * parallelism.dp // parallelism.ep
         if weight.kind is WeightKind.TABLE or name == "lm_head":
             continue  # the vocabulary is padded
-        whole = units % ranks == 0 or (ranks % units == 0 and name.rpartition(".")[2] in REPLICATED)
+        whole = units % ranks == 0 or (
+            ranks % units == 0 and name.rpartition(".")[2] in REPLICATED
+        )
         if units > 1 and not whole:
-            size = "tp·dp/ep =" if weight.expert and ranks != parallelism.tp else "tensor-parallel size"
+            size = (
+                "tp·dp/ep ="
+                if weight.expert and ranks != parallelism.tp
+                else "tensor-parallel size"
+            )
             raise UserError(
                 f"{size} {ranks} does not divide the {units} units of {name} in {model.name}",
                 hint=f"Use one of {divisors(units)}",
             )
+    return True
 
 
 def _check_lent(model: Model, pp: int) -> None:
-    """Raise UserError if layers on different stages share rows, because the cost of a copy is unknown."""
-    for stage in stages(model, pp) if pp > 1 and any(e.lent for kind in model.kinds.values() for e in kind.entries) else ():
+    """Raise UserError if layers on different stages share rows, because the cost of a copy is
+    unknown."""
+    for stage in (
+        stages(model, pp)
+        if pp > 1 and any(e.lent for kind in model.kinds.values() for e in kind.entries)
+        else ()
+    ):
         stored: set[tuple[str, int, int, int]] = set()
         for entry in (e for kind in stage.order for e in model.kinds[kind].entries):
             row = entry.role, entry.width, entry.ratio, entry.limit
             if not entry.lent:
                 stored.add(row)
             elif row not in stored:
-                raise UserError(f"stage {stage.number + 1} of {pp} of {model.name} reads cached rows that an earlier one stores")
+                raise UserError(
+                    f"stage {stage.number + 1} of {pp} of {model.name} reads cached rows that "
+                    "an earlier one stores"
+                )
 
 
 def _check_context(model: Model, parallelism: Parallelism) -> None:
-    copies = parallelism.tp // parallelism.dcp  # ranks beyond these hold other tokens of the same heads
+    # ranks beyond these hold other tokens of the same heads
+    copies = parallelism.tp // parallelism.dcp
     for layer in model.kinds.values():
         for entry in layer.entries:
             if parallelism.dcp > 1 and entry.grows and entry.heads > copies:
                 raise UserError(
-                    f"decode-context parallel size {parallelism.dcp} with tp {parallelism.tp} leaves {copies} ranks for the "
+                    f"decode-context parallel size {parallelism.dcp} with tp {parallelism.tp} "
+                    f"leaves {copies} ranks for the "
                     f"{entry.heads} KV heads of {model.name}",
                     hint=f"It may be at most tp / {entry.heads}",
                 )
 
 
 class Stage(NamedTuple):
-    """A pipeline stage: its layers in order, their counts by kind, and whether it has embedding and LM head."""
+    """A pipeline stage: its layers in order, their counts by kind, and whether it has embedding and
+    LM head."""
 
     number: int
     order: tuple[str, ...]
@@ -96,28 +117,23 @@ class Stage(NamedTuple):
 
 
 def stages(model: Model, pp: int) -> list[Stage]:
-    """Return the pipeline stages: equal shares of the layers, the remainder on stages before the last.
+    """Return the pipeline stages: equal shares of the layers, the remainder on stages before the
+    last.
 
     Source: vLLM, distributed/utils.py, get_pp_indices.
     """
-    if pp == 1:
-        return [Stage(0, model.order, model.counts, True, True)]
-    key = "stages", pp
-    if key not in model.known:
-        model.known[key] = _cut(model, pp)
-    found: list[Stage] = model.known[key]
-    return found
+    return kept(model, _split_layers, pp)
 
 
-def _cut(model: Model, pp: int) -> list[Stage]:
-    share, left = divmod(model.layers, pp)
+def _split_layers(model: Model, pp: int) -> list[Stage]:
+    share, remainder = divmod(model.layers, pp)
     sizes = [share] * pp
-    for i in range(2, left + 2):
+    for i in range(2, remainder + 2):
         sizes[-i] += 1
-    found = []
+    result = []
     for number, size in enumerate(sizes):
         start = sum(sizes[:number])
         order = model.order[start : start + size]
         counts = {kind: order.count(kind) for kind in model.kinds}
-        found.append(Stage(number, order, counts, number == 0, number == pp - 1))
-    return found
+        result.append(Stage(number, order, counts, number == 0, number == pp - 1))
+    return result

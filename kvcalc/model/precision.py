@@ -3,11 +3,17 @@
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.layers.formats import Formats
-from kvcalc.model.gguf import mixed
-from kvcalc.model.spec import Model
-from kvcalc.storage.dtypes import COMPUTE, KEYS_AND_VALUES_ONLY, LATENT_ONLY, cache_layout, canonical
-from kvcalc.storage.gguf import mix_of
+from kvcalc.layers.weights import Formats
+from kvcalc.model.gguf_layout import mixed
+from kvcalc.model.model import Model, kept
+from kvcalc.storage.formats import (
+    COMPUTE,
+    KEYS_AND_VALUES_ONLY,
+    LATENT_ONLY,
+    cache_layout,
+    canonical,
+)
+from kvcalc.storage.ggml import mix_of
 from kvcalc.storage.quantization import (
     WEIGHT_FORMATS,
     Quantization,
@@ -22,12 +28,13 @@ class Precision(msgspec.Struct, frozen=True):
     """Formats by role. `auto` means as published.
 
     Attributes:
-        dtype: dtype of weights and products. Any value except `auto` overrides a published quantisation.
-        kv_cache_dtype: Format or layout of the cache. `auto` is the dtype, or the format that the checkpoint
-            declares for its cache.
-        quantization: Weight format in addition to the dtype. If it is the published format, it covers the
-            matrices that the publisher quantised. A GGUF file type such as `q4_k_m` covers the whole model;
-            `+imatrix` means with an importance matrix.
+        dtype: dtype of weights and products. Any value except `auto` overrides a published
+            quantisation.
+        kv_cache_dtype: Format or layout of the cache. `auto` is the dtype, or the format that the
+            checkpoint declares for its cache.
+        quantization: Weight format in addition to the dtype. If it is the published format, it
+            covers the matrices that the publisher quantised. A GGUF file type such as `q4_k_m`
+            covers the whole model; `+imatrix` means with an importance matrix.
     """
 
     dtype: str = "auto"
@@ -37,7 +44,10 @@ class Precision(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name, value in msgspec.structs.asdict(self).items():
             if not isinstance(value, str):
-                raise UserError(f"{name} {value!r:.80} is no name of a format", hint="Write 'bf16', 'fp8' or 'auto'")
+                raise UserError(
+                    f"{name} {value!r:.80} is no name of a format",
+                    hint="Write 'bf16', 'fp8' or 'auto'",
+                )
         if canonical(self.dtype) not in (*COMPUTE, "auto"):
             low = canonical(self.dtype)
             hint = nearest(low, [*COMPUTE, "auto"])
@@ -50,7 +60,8 @@ PUBLISHED = Precision()
 
 
 def stored_as(model: Model, precision: Precision) -> Model:
-    """Return the model with one storage per kind of layer; it differs only for mixtures of GGUF types.
+    """Return the model with one storage per kind of layer; it differs only for mixtures of GGUF
+    types.
 
     All sums of weights use this model. Raises UserError if llama.cpp's tensors are unknown.
     """
@@ -59,43 +70,44 @@ def stored_as(model: Model, precision: Precision) -> Model:
 
 
 def formats_of(model: Model, precision: Precision) -> Formats:
-    """Return the formats of `model` under `precision`. Raises UserError for an unknown or unsuitable format."""
-    key = "formats", precision
-    if key not in model.known:
-        model.known[key] = _formats_of(model, precision)
-    found: Formats = model.known[key]
-    return found
+    """Return the formats of `model` under `precision`. Raises UserError for an unknown or
+    unsuitable format."""
+    return kept(model, _formats_of, precision)
 
 
 def _formats_of(model: Model, precision: Precision) -> Formats:
-    asked = canonical(precision.dtype)
-    dtype = model.dtype if asked in ("auto", "fp8") else asked
-    schemes: tuple[Quantization, ...] = model.quantization if asked == "auto" else ()
-    kept = model.unquantized if schemes else frozenset()
+    requested = canonical(precision.dtype)
+    dtype = model.dtype if requested in ("auto", "fp8") else requested
+    schemes: tuple[Quantization, ...] = model.quantization if requested == "auto" else ()
+    unquantized = model.unquantized if schemes else frozenset()
     if mix_of(precision.quantization):
-        schemes, kept = stored_as(model, precision).quantization, frozenset()
-    elif precision.quantization or asked == "fp8":
+        schemes, unquantized = stored_as(model, precision).quantization, frozenset()
+    elif precision.quantization or requested == "fp8":
         chosen = load_weight_format(precision.quantization or "fp8")
         if not _published(schemes, chosen):
-            schemes = () if chosen.name in ("bf16", "fp16", "fp32", "fp64") else (Quantization(chosen.name),)
-            kept = frozenset()
+            is_plain = chosen.name in ("bf16", "fp16", "fp32", "fp64")
+            schemes = () if is_plain else (Quantization(chosen.name),)
+            unquantized = frozenset()
     cache, reason = _cache_dtype(model, precision, dtype)
     cache_layout(cache)
     _check_roles(model, cache)
-    return Formats(dtype, cache, reason, schemes, kept)
+    return Formats(dtype, cache, reason, schemes, unquantized)
 
 
 def _published(schemes: tuple[Quantization, ...], chosen: WeightFormat) -> bool:
     """Return whether a model is published in only this format, under any of its names."""
     if len(schemes) != 1:
         return False
-    return msgspec.structs.replace(stored_format(family(schemes[0].format)), name=chosen.name) == chosen
+    return (
+        msgspec.structs.replace(stored_format(family(schemes[0].format)), name=chosen.name)
+        == chosen
+    )
 
 
 def _cache_dtype(model: Model, precision: Precision, dtype: str) -> tuple[str, str]:
-    asked = canonical(precision.kv_cache_dtype)
-    if asked != "auto":
-        return asked, ""
+    requested = canonical(precision.kv_cache_dtype)
+    if requested != "auto":
+        return requested, ""
     declared = canonical(model.kv_cache_dtype or "auto")
     if declared != "auto" and canonical(precision.dtype) == "auto":
         return declared, "the checkpoint declares it for its cache"
@@ -109,8 +121,10 @@ def _check_roles(model: Model, cache_dtype: str) -> None:
     roles = {e.role for layer in model.kinds.values() for e in layer.entries}
     if cache_dtype in LATENT_ONLY and (roles & {"k", "v"} or "latent" not in roles):
         what = f"is for latent attention, and {model.name} caches keys and values"
-    elif cache_dtype in KEYS_AND_VALUES_ONLY and (found := roles & {"latent", "rope_key", "index_key"}):
-        named = " and ".join(sorted(r.replace("_", " ") + "s" for r in found))
+    elif cache_dtype in KEYS_AND_VALUES_ONLY and (
+        result := roles & {"latent", "rope_key", "index_key"}
+    ):
+        named = " and ".join(sorted(r.replace("_", " ") + "s" for r in result))
         what = f"is for keys and values, and {model.name} caches {named}"
     else:
         return

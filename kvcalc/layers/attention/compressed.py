@@ -1,28 +1,54 @@
-"""Compressed attention (DeepSeek-V4 CSA and HCA): a short window plus one entry per block of tokens.
+"""Compressed attention (DeepSeek-V4 CSA and HCA): a short window plus one entry per block of
+tokens.
 
-Cached per sequence and layer: a window of `sliding_window` rows; one row per `compress_ratio` tokens; the
-unfinished block as projected rows and gates; and the last finished block if blocks overlap. With an
-indexer (CSA), each query reads only the top-k compressed rows. A row is both key and value, for one KV
-head. Sources: DeepSeek-V4 technical report, section 2.3; transformers, `deepseek_v4`.
+Cached per sequence and layer: a window of `sliding_window` rows; one row per `compress_ratio`
+tokens; the unfinished block as projected rows and gates; and the last finished block if blocks
+overlap. With an indexer (CSA), each query reads only the top-k compressed rows. A row is both key
+and value, for one KV head. Sources: DeepSeek-V4 technical report, section 2.3; transformers,
+`deepseek_v4`.
+
+In DeepSeek-V4.1 only some layers store compressed rows. Each other layer reads the rows of the last
+such layer before it. Cached per sequence: in every layer a window of `sliding_window` rows; in a
+storing layer, one row and one index key, computed from the row, per `compress_ratio` tokens, and
+the unfinished block. A choosing layer scores the index keys; the other layers reuse its selection.
+After the layer that marks candidates, a query scores at most `index_candidates` rows. Source: the
+release's inference code (model.py), as deepseek-v41-delta.md of JustVugg/colibri describes it,
+tensor by tensor.
 """
 
 import msgspec
 
+from kvcalc.arithmetic import Num, floor_div
 from kvcalc.layers.cache import CacheEntry, Span
 from kvcalc.layers.cost import Operator, causal_pairs, compressed_pairs
-from kvcalc.layers.part import Count, Part, Size, Tokens
-from kvcalc.layers.passes import Pass
+from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.passes import ROPE_FLOPS, Pass
 from kvcalc.layers.weights import Weight, matrix, vector
-from kvcalc.units import Num, floor_div
+
+# Weights that read x to compress blocks of tokens.
+_COMPRESSORS = ("compress_kv", "compress_gate", "index_kv", "index_gate")
+# Fields of a layer that stores only its window.
+_WINDOW_FIELDS = [
+    "num_attention_heads",
+    "head_dim",
+    "qk_rope_head_dim",
+    "q_lora_rank",
+    "o_lora_rank",
+    "o_groups",
+    "sliding_window",
+    "sinks",
+]
 
 
-class Compressed(Part, frozen=True, tag="compressed"):
-    """Attention of num_attention_heads heads over one shared row of head_dim, which is key and value.
+class Compressed(Sublayer, frozen=True, tag="compressed"):
+    """Attention of num_attention_heads heads over one shared row of head_dim, which is key and
+    value.
 
     Attributes:
         qk_rope_head_dim: Rotated part of head_dim.
         compress_ratio: Tokens per compressed row; 0 for only a window.
-        overlap: Whether each block is compressed together with the block before it, from two series (CSA).
+        overlap: Whether each block is compressed together with the block before it, from two series
+            (CSA).
         index_topk: Compressed rows that a query reads; 0 for all (HCA).
     """
 
@@ -45,38 +71,64 @@ class Compressed(Part, frozen=True, tag="compressed"):
         return 2 if self.overlap else 1
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Queries through q_lora_rank, one row projection [D, d], a grouped output projection, compressors."""
+        """Queries through q_lora_rank, one row projection [D, d], a grouped output projection,
+        compressors."""
         heads, d, rank = self.num_attention_heads, self.head_dim, self.q_lora_rank
-        found = [
+        results = [
             matrix("q_down", hidden_size, rank),
             vector("q_norm", rank),
             matrix("q_up", rank, heads * d, shards=heads),
             matrix("kv", hidden_size, d),
             vector("kv_norm", d),
-            matrix("o_down", heads * d // self.o_groups, self.o_lora_rank, shards=self.o_groups, copies=self.o_groups),
-            matrix("o_up", self.o_groups * self.o_lora_rank, hidden_size, shards=self.o_groups, rows_in=True),
+            matrix(
+                "o_down",
+                heads * d // self.o_groups,
+                self.o_lora_rank,
+                shards=self.o_groups,
+                copies=self.o_groups,
+            ),
+            matrix(
+                "o_up",
+                self.o_groups * self.o_lora_rank,
+                hidden_size,
+                shards=self.o_groups,
+                rows_in=True,
+            ),
         ]
-        found += [vector("sinks", heads, shards=heads)] if self.sinks else []
-        found += self._compressor("compress", hidden_size, d) if self.compress_ratio else []
+        results += [vector("sinks", heads, shards=heads)] if self.sinks else []
+        results += self._compressor("compress", hidden_size, d) if self.compress_ratio else []
         if self.index_topk:
-            found += self._compressor("index", hidden_size, self.index_head_dim)
-            found.append(matrix("index_q", rank, self.index_n_heads * self.index_head_dim))
-            found.append(matrix("index_weights", hidden_size, self.index_n_heads))
-        return tuple(found)
+            results += self._compressor("index", hidden_size, self.index_head_dim)
+            results.append(matrix("index_q", rank, self.index_n_heads * self.index_head_dim))
+            results.append(matrix("index_weights", hidden_size, self.index_n_heads))
+        return tuple(results)
 
     def dims(self) -> dict[str, tuple[str, str]]:
         series = f"{self._series}·" if self._series > 1 else ""
         return {
-            "q_down": ("D", "rq"), "q_up": ("rq", "H·d"), "kv": ("D", "d"), "o_down": ("H·d/g", "ro"), "o_up": ("g·ro", "D"),
-            "compress_kv": ("D", f"{series}d"), "compress_gate": ("D", f"{series}d"), "index_kv": ("D", f"{series}di"),
-            "index_gate": ("D", f"{series}di"), "index_q": ("rq", "Hi·di"), "index_weights": ("D", "Hi"),
-        }  # fmt: skip
+            "q_down": ("D", "rq"),
+            "q_up": ("rq", "H·d"),
+            "kv": ("D", "d"),
+            "o_down": ("H·d/g", "ro"),
+            "o_up": ("g·ro", "D"),
+            "compress_kv": ("D", f"{series}d"),
+            "compress_gate": ("D", f"{series}d"),
+            "index_kv": ("D", f"{series}di"),
+            "index_gate": ("D", f"{series}di"),
+            "index_q": ("rq", "Hi·di"),
+            "index_weights": ("D", "Hi"),
+        }
 
     def letters(self) -> dict[str, int]:
         return {
-            "H": self.num_attention_heads, "d": self.head_dim, "rq": self.q_lora_rank, "ro": self.o_lora_rank,
-            "g": self.o_groups, "Hi": self.index_n_heads, "di": self.index_head_dim,
-        }  # fmt: skip
+            "H": self.num_attention_heads,
+            "d": self.head_dim,
+            "rq": self.q_lora_rank,
+            "ro": self.o_lora_rank,
+            "g": self.o_groups,
+            "Hi": self.index_n_heads,
+            "di": self.index_head_dim,
+        }
 
     def _compressor(self, name: str, hidden_size: int, width: int) -> list[Weight]:
         columns = self._series * width
@@ -87,58 +139,99 @@ class Compressed(Part, frozen=True, tag="compressed"):
             vector(f"{name}_norm", width),
         ]
 
-    def cache(self) -> tuple[CacheEntry, ...]:
-        """The window, the compressed rows with their index keys, and the buffers of the compressors."""
-        plain, rope, ratio, top = (
-            self.head_dim - self.qk_rope_head_dim,
-            self.qk_rope_head_dim,
-            self.compress_ratio,
-            self.index_topk,
-        )
-        found = [
-            CacheEntry("latent", 1, plain, limit=self.sliding_window),
-            CacheEntry("rope_key", 1, rope, limit=self.sliding_window),
+    def _rows(
+        self, ratio: int = 1, limit: int = 0, top: int = 0, lent: bool = False
+    ) -> list[CacheEntry]:
+        """Return the two parts of a row: without positions, and rotated."""
+        rope = self.qk_rope_head_dim
+        widths = {"latent": self.head_dim - rope, "rope_key": rope}
+        return [
+            CacheEntry(role, 1, width, ratio, limit=limit, top=top, lent=lent)
+            for role, width in widths.items()
         ]
-        if ratio:
-            found.append(CacheEntry("latent", 1, plain, ratio, top=top))
-            found.append(CacheEntry("rope_key", 1, rope, ratio, top=top))
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """The window, the compressed rows with their index keys, and the buffers of the
+        compressors."""
+        ratio, top = self.compress_ratio, self.index_topk
+        entries = self._rows(limit=self.sliding_window)
+        if not ratio:
+            return tuple(entries)
+        entries += self._rows(ratio, top=top)
         if top:
-            found.append(CacheEntry("index_key", 1, self.index_head_dim, ratio))
-        if ratio:
-            width = self.head_dim + (self.index_head_dim if top else 0)  # key-values and gates are kept alike
-            found.append(CacheEntry("compressor", 1, 2 * self._series * width, ratio, span=Span.PARTIAL))
-            if self.overlap:
-                found.append(CacheEntry("compressor", 1, 2 * width, ratio, span=Span.OVERLAP))
-        return tuple(found)
+            entries.append(CacheEntry("index_key", 1, self.index_head_dim, ratio))
+        # key-values and gates are stored in the same way
+        width = 2 * (self.head_dim + (self.index_head_dim if top else 0))
+        entries.append(
+            CacheEntry("compressor", 1, self._series * width, ratio, span=Span.PARTIAL)
+        )
+        if self.overlap:
+            entries.append(CacheEntry("compressor", 1, width, ratio, span=Span.OVERLAP))
+        return tuple(entries)
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Projections of x in one product, queries, compressors, indexer, one attention over both parts, output."""
+        """Return the projections of x in one product, queries, compressors, indexer, one attention
+        over both parts, and the output projections."""
         w = p.local(self.weights(p.width))
-        heads, d, ratio, top = p.heads(self.num_attention_heads), self.head_dim, self.compress_ratio, self.index_topk
-        names = ("q_down", "kv", "compress_kv", "compress_gate", "index_kv", "index_gate", "index_weights")
-        found = [p.gemm("qkv_down", *(w[n] for n in names if n in w)), p.gemm("q_up", w["q_up"])]
-        rotated = (heads + 1) * self.qk_rope_head_dim * p.tokens
-        found.append(p.vector("rope", rotated, rotated, p.ROPE_FLOPS * rotated))
+        heads, d, ratio = (
+            p.heads(self.num_attention_heads),
+            self.head_dim,
+            self.compress_ratio,
+        )
         entries = self.cache()
-        if ratio:
-            width = sum(w[n].outputs for n in names[2:6] if n in w)  # key-values and gates, in each series
-            columns = width * p.tokens
-            finished = p.pairs(lambda new, past: floor_div(new + past, ratio) - floor_div(past, ratio))
+        compressors = [w[n] for n in _COMPRESSORS if n in w]
+        first = [w["q_down"], w["kv"], *compressors]
+        first += [w["index_weights"]] if "index_weights" in w else []
+        rotated = (heads + 1) * self.qk_rope_head_dim * p.tokens
+        operators = [
+            p.gemm("qkv_down", *first),
+            p.gemm("q_up", w["q_up"]),
+            p.vector("rope", rotated, rotated, ROPE_FLOPS * rotated),
+        ]
+        if compressors:
+            columns = sum(matrix.outputs for matrix in compressors) * p.tokens
+            finished = p.pairs(
+                lambda new, past: floor_div(new + past, ratio) - floor_div(past, ratio)
+            )
+            row = d + (self.index_head_dim if "index_kv" in w else 0)
             buffers = p.cache(e for e in entries if e.role == "compressor")
-            compress = p.vector("compress", columns, finished * (width // (2 * self._series)), 4 * columns)
-            found.append(msgspec.structs.replace(compress, cost=compress.cost + buffers))
-        if top:
-            keys = [e for e in entries if e.role == "index_key"]
-            scored = p.pairs(lambda new, past: compressed_pairs(new, past, ratio))
-            found.append(p.gemm("index_q", w["index_q"]))
-            found += p.indexer(keys, scored, self.index_n_heads, self.index_head_dim, top)
+            compress = p.vector("compress", columns, finished * row, 4 * columns)
+            operators.append(msgspec.structs.replace(compress, cost=compress.cost + buffers))
+            if "row_index_k" in w:
+                operators.append(p.gemm("row_index_k", w["row_index_k"], tokens=finished))
+        if "index_q" in w:
+            scored = p.pairs(
+                lambda new, past: compressed_pairs(new, past, ratio, self.max_scored_rows)
+            )
+            operators.append(p.gemm("index_q", w["index_q"]))
+            operators += p.indexer(
+                entries,
+                scored,
+                self.index_n_heads,
+                self.index_head_dim,
+                self.index_topk,
+            )
         rows = [e for e in entries if e.role in ("latent", "rope_key")]
-        found.append(p.attention(rows, self._visible, heads, d, d))
-        return [*found, p.gemm("o_down", w["o_down"]), p.gemm("o_up", w["o_up"]), *p.all_reduce(p.width)]
+        return [
+            *operators,
+            p.attention(rows, self._visible, heads, d, d),
+            p.gemm("o_down", w["o_down"]),
+            p.gemm("o_up", w["o_up"]),
+            *p.all_reduce(p.width),
+        ]
+
+    @property
+    def max_scored_rows(self) -> int:
+        """Maximum compressed rows that the indexer scores for a query; 0 for all."""
+        return 0
 
     def _visible(self, new: Num, past: Num) -> Num:
         window = causal_pairs(new, past, self.sliding_window)
-        return window + compressed_pairs(new, past, self.compress_ratio, self.index_topk) if self.compress_ratio else window
+        return (
+            window + compressed_pairs(new, past, self.compress_ratio, self.index_topk)
+            if self.compress_ratio
+            else window
+        )
 
     @property
     def window_tokens(self) -> int:
@@ -149,7 +242,9 @@ class Compressed(Part, frozen=True, tag="compressed"):
             return f"qk_rope_head_dim {self.qk_rope_head_dim} is not below head_dim {self.head_dim}"
         if self.num_attention_heads * self.head_dim % self.o_groups:
             return f"o_groups {self.o_groups} does not divide num_attention_heads · head_dim"
-        if self.index_topk and not (self.compress_ratio and self.index_n_heads and self.index_head_dim):
+        if self.index_topk and not (
+            self.compress_ratio and self.index_n_heads and self.index_head_dim
+        ):
             return "index_topk needs compress_ratio, index_n_heads and index_head_dim"
         return ""
 
@@ -164,8 +259,79 @@ class Compressed(Part, frozen=True, tag="compressed"):
 
         Source: vLLM, models/deepseek_v4/attention.py.
         """
-        bare = {"compress_ratio": 0, "overlap": False, "index_topk": 0, "index_n_heads": 0, "index_head_dim": 0}
-        return msgspec.structs.replace(self, **bare)
+        return Compressed(**{name: getattr(self, name) for name in _WINDOW_FIELDS})
 
     def as_mha(self) -> tuple[int, int, int]:
         return self.num_attention_heads, self.head_dim, self.head_dim
+
+
+class LentCompressed(Compressed, frozen=True, tag="lent_compressed"):
+    """`Compressed` in a model in which only some layers store and select compressed rows.
+
+    Attributes:
+        lends: Whether this layer stores the compressed rows that it reads. Otherwise the last such
+            layer before it stores them.
+        chooses: Whether this layer selects the rows that its queries read. Otherwise it reuses the
+            last selection.
+        index_candidates: Maximum rows that the indexer scores for a query; 0 for all.
+    """
+
+    lends: bool = False
+    chooses: bool = False
+    index_candidates: Count = 0
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """Weights of a window. If the layer lends, also the compressor [D, d] and the index key
+        [d, di]. If it chooses, also the index queries. Single tokens are compressed without a gate.
+        """
+        d, width = self.head_dim, self.index_head_dim
+        results = [*self.predicting().weights(hidden_size)]
+        if self.lends:
+            results.append(matrix("compress_kv", hidden_size, d))
+            results += (
+                [matrix("compress_gate", hidden_size, d)] if self.compress_ratio > 1 else []
+            )
+            results += [
+                vector("compress_norm", d),
+                matrix("row_index_k", d, width),
+                vector("index_k_norm", width),
+            ]
+        if self.chooses:
+            results.append(matrix("index_q", self.q_lora_rank, self.index_n_heads * width))
+            results.append(matrix("index_weights", hidden_size, self.index_n_heads))
+        return tuple(results)
+
+    def dims(self) -> dict[str, tuple[str, str]]:
+        return {**super().dims(), "row_index_k": ("d", "di")}
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """The window, the compressed rows, the index keys if they are scored or stored, and an
+        unfinished block."""
+        ratio, shared = self.compress_ratio, not self.lends
+        entries = self._rows(limit=self.sliding_window)
+        if ratio:
+            entries += self._rows(ratio, top=self.index_topk, lent=shared)
+        if self.lends or self.chooses:
+            key = CacheEntry("index_key", 1, self.index_head_dim, ratio)
+            entries.append(msgspec.structs.replace(key, top=self.index_candidates, lent=shared))
+        if self.lends and ratio > 1:
+            width = 2 * self.head_dim
+            entries.append(CacheEntry("compressor", 1, width, ratio, span=Span.PARTIAL))
+        return tuple(entries)
+
+    @property
+    def max_scored_rows(self) -> int:
+        return self.index_candidates
+
+    def problem(self) -> str:
+        if (self.lends or self.chooses) and not self.compress_ratio:
+            return "a layer without compress_ratio neither lends nor chooses"
+        if self.compress_ratio and not (
+            self.index_topk and self.index_n_heads and self.index_head_dim
+        ):
+            return "compress_ratio needs index_topk, index_n_heads and index_head_dim"
+        return super().problem()
+
+    @property
+    def label(self) -> str:
+        return super().label + (" (lent)" if self.compress_ratio and not self.lends else "")

@@ -1,41 +1,45 @@
-"""Grouped-query attention with its special cases MHA (a KV head per query head) and MQA (one KV head).
+"""Grouped-query attention with its special cases MHA (a KV head per query head) and MQA (one KV
+head).
 
-Cached per token and layer: num_key_value_heads · (head_dim + v_head_dim) elements, for all tokens or for
-the tokens of a window, a chunk or a budget. Sources: Vaswani et al. 2017, section 3.2.2 (MHA); Shazeer
-2019, arXiv 1911.02150 (MQA); Ainslie et al. 2023, arXiv 2305.13245, section 2.2 (GQA); Jiang et al. 2023,
-arXiv 2310.06825, section 2 (sliding window); Xiao et al. 2023, arXiv 2309.17453 (sink tokens); Zhang et
-al. 2023, arXiv 2306.14048 (H2O budget).
+Cached per token and layer: num_key_value_heads · (head_dim + v_head_dim) elements, for all tokens
+or for the tokens of a window, a chunk or a budget. Sources: Vaswani et al. 2017, section 3.2.2
+(MHA); Shazeer 2019, arXiv 1911.02150 (MQA); Ainslie et al. 2023, arXiv 2305.13245, section 2.2
+(GQA); Jiang et al. 2023, arXiv 2310.06825, section 2 (sliding window); Xiao et al. 2023, arXiv
+2309.17453 (sink tokens); Zhang et al. 2023, arXiv 2306.14048 (H2O budget).
 
-Eviction stores one score per stored token and KV head: the attention that the token has received, summed
-over queries. H2O's code has `hh_score` [heads, tokens] in the dtype of its MHA (FMInference/H2O,
-h2o_hf/utils_real_drop/modify_llama.py). Here, query heads that share a KV head share one score, because
-their rows are evicted together.
+Eviction stores one score per stored token and KV head: the attention that the token has received,
+summed over queries. H2O's code has `hh_score` [heads, tokens] in the dtype of its MHA
+(FMInference/H2O, h2o_hf/utils_real_drop/modify_llama.py). Here, query heads that share a KV head
+share one score, because their rows are evicted together.
 """
 
 from typing import Literal
 
 import msgspec
 
+from kvcalc.arithmetic import Num
 from kvcalc.layers.cache import CacheEntry, Keeps, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
-from kvcalc.layers.part import Count, Part, Size, Tokens
-from kvcalc.layers.passes import Pass
+from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
 from kvcalc.layers.weights import Weight, matrix, vector
-from kvcalc.units import Num
 
 
-class Grouped(Part, frozen=True, tag="grouped"):
+class Grouped(Sublayer, frozen=True, tag="grouped"):
     """Attention of num_attention_heads query heads over num_key_value_heads keys and values.
 
     Attributes:
         head_dim: Width of a key.
         v_head_dim: Width of a value; head_dim by default.
-        sliding_window: Tokens that a query sees, including itself. No more are stored, except `sink_tokens`.
+        sliding_window: Tokens that a query sees, including itself. No more are stored, except
+            `sink_tokens`.
         attention_chunk_size: Tokens of a chunk; a query sees only its own chunk.
         cache_budget: Tokens that eviction keeps.
-        qk_norm: 'head' (one weight vector of head_dim for all heads) or 'full' (one vector per head).
+        qk_norm: 'head' (one weight vector of head_dim for all heads) or 'full' (one vector per
+            head).
         sinks: Whether each head has a sink logit.
-        output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output, from the input.
+        output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output, from the
+            input.
         input_size, output_size: Widths that differ from the hidden size.
         k_is_v: Whether one projection gives keys and values.
         cached: False if tokens also see later tokens, so nothing can be stored.
@@ -76,52 +80,99 @@ class Grouped(Part, frozen=True, tag="grouped"):
     def most_tokens(self) -> int:
         """Maximum number of stored tokens; 0 for no limit."""
         window = self.sliding_window + self.sink_tokens if self.sliding_window else 0
-        return min((n for n in (window, self.attention_chunk_size, self.cache_budget) if n), default=0)
+        return min(
+            (n for n in (window, self.attention_chunk_size, self.cache_budget) if n),
+            default=0,
+        )
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
         """Projections [D, H·d], [D, G·d], [D, G·dv] and [H·dv, D], with norms, sinks and gates."""
-        heads, groups, d, dv = self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_width
+        heads, groups, d, dv = (
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            self.value_width,
+        )
         width = self.input_size or hidden_size
-        found = [matrix("q", width, heads * d, self.q_bias, shards=heads)] if self.qo_projection else []
+        result = (
+            [matrix("q", width, heads * d, self.q_bias, shards=heads)]
+            if self.qo_projection
+            else []
+        )
         if self.kv_projection:
-            found.append(matrix("k", width, groups * d, self.k_bias, shards=groups))
+            result.append(matrix("k", width, groups * d, self.k_bias, shards=groups))
             if not self.k_is_v:
-                found.append(matrix("v", width, groups * dv, self.v_bias, shards=groups))
+                result.append(matrix("v", width, groups * dv, self.v_bias, shards=groups))
         if self.qo_projection:
-            found.append(matrix("o", heads * dv, self.output_size or hidden_size, self.o_bias, shards=heads, rows_in=True))
+            result.append(
+                matrix(
+                    "o",
+                    heads * dv,
+                    self.output_size or hidden_size,
+                    self.o_bias,
+                    shards=heads,
+                    rows_in=True,
+                )
+            )
         if self.output_gate:
             units = dv if self.output_gate == "full" else 1
-            found.append(matrix("gate", width, heads * units, self.output_gate_bias, shards=heads))
-        return (*found, *self._vectors())
+            result.append(
+                matrix("gate", width, heads * units, self.output_gate_bias, shards=heads)
+            )
+        return (*result, *self._vectors())
 
     def dims(self) -> dict[str, tuple[str, str]]:
-        values, source, target = "d" if self.value_width == self.head_dim else "dv", "D", "D"
+        values, source, target = (
+            "d" if self.value_width == self.head_dim else "dv",
+            "D",
+            "D",
+        )
         source = "Di" if self.input_size else source
         target = "Do" if self.output_size else target
         gate = f"H·{values}" if self.output_gate == "full" else "H"
         return {
-            "q": (source, "H·d"), "k": (source, "G·d"), "v": (source, f"G·{values}"), "o": (f"H·{values}", target),
+            "q": (source, "H·d"),
+            "k": (source, "G·d"),
+            "v": (source, f"G·{values}"),
+            "o": (f"H·{values}", target),
             "gate": (source, gate),
-        }  # fmt: skip
+        }
 
     def letters(self) -> dict[str, int]:
-        heads = {"H": self.num_attention_heads, "G": self.num_key_value_heads, "d": self.head_dim, "dv": self.value_width}
+        heads = {
+            "H": self.num_attention_heads,
+            "G": self.num_key_value_heads,
+            "d": self.head_dim,
+            "dv": self.value_width,
+        }
         return heads | {"Di": self.input_size or 0, "Do": self.output_size or 0}
 
     def _vectors(self) -> list[Weight]:
-        heads, groups, d = self.num_attention_heads, self.num_key_value_heads, self.head_dim
+        heads, groups, d = (
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+        )
         each = d * (2 if self.qk_norm_bias else 1)
         full = self.qk_norm == "full"
-        found = []
+        vectors = []
         if self.qk_norm:
-            found.append(vector("q_norm", each * (heads if full else 1), shards=heads if full else 1))
+            vectors.append(
+                vector("q_norm", each * (heads if full else 1), shards=heads if full else 1)
+            )
             if self.kv_projection and not self.q_norm_only:
-                found.append(vector("k_norm", each * (groups if full else 1), shards=groups if full else 1))
+                vectors.append(
+                    vector(
+                        "k_norm",
+                        each * (groups if full else 1),
+                        shards=groups if full else 1,
+                    )
+                )
         if self.v_norm:
-            found.append(vector("v_norm", self.value_width))
+            vectors.append(vector("v_norm", self.value_width))
         if self.sinks:
-            found.append(vector("sinks", heads, shards=heads))
-        return found
+            vectors.append(vector("sinks", heads, shards=heads))
+        return vectors
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """One row of keys [G, d] and one of values [G, dv] per stored token."""
@@ -129,15 +180,32 @@ class Grouped(Part, frozen=True, tag="grouped"):
             return ()
         span = Span.CHUNK if self.attention_chunk_size else Span.TOKENS
         groups, limit = self.num_key_value_heads, self.most_tokens
-        keeps = Keeps.CHOSEN if self.cache_budget else Keeps.SINKS if self.sliding_window and self.sink_tokens else Keeps.LAST
+        keeps = (
+            Keeps.CHOSEN
+            if self.cache_budget
+            else Keeps.SINKS
+            if self.sliding_window and self.sink_tokens
+            else Keeps.LAST
+        )
         rows = (("k", self.head_dim), ("v", self.value_width))
-        return tuple(CacheEntry(role, groups, width, limit=limit, span=span, keeps=keeps) for role, width in rows)
+        return tuple(
+            CacheEntry(role, groups, width, limit=limit, span=span, keeps=keeps)
+            for role, width in rows
+        )
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
         """Scores [G] per stored token, in the dtype of the model."""
         if not self.cache_budget or not self.cached:
             return ()
-        return (CacheEntry("score", self.num_key_value_heads, 1, limit=self.most_tokens, keeps=Keeps.CHOSEN),)
+        return (
+            CacheEntry(
+                "score",
+                self.num_key_value_heads,
+                1,
+                limit=self.most_tokens,
+                keeps=Keeps.CHOSEN,
+            ),
+        )
 
     @property
     def window_tokens(self) -> int:
@@ -146,24 +214,28 @@ class Grouped(Part, frozen=True, tag="grouped"):
     def operators(self, p: Pass) -> list[Operator]:
         """qkv, gate, RoPE with q/k norms, attention, eviction scores, o."""
         w = p.local(self.weights(p.width))
-        queries, keys, values = p.heads(self.num_attention_heads), self.num_key_value_heads, self.value_width
+        queries, keys, values = (
+            p.heads(self.num_attention_heads),
+            self.num_key_value_heads,
+            self.value_width,
+        )
         qkv = [w[n] for n in ("q", "k", "v") if n in w]
-        found = [p.gemm("qkv", *qkv)] if qkv else []
-        found += [p.gemm("gate", w["gate"])] if "gate" in w else []
+        result = [p.gemm("qkv", *qkv)] if qkv else []
+        result += [p.gemm("gate", w["gate"])] if "gate" in w else []
         rotated = (queries + p.heads(keys) * self.kv_projection) * self.head_dim * p.tokens
         if p.rotates or self.qk_norm:
-            flops = p.ROPE_FLOPS * p.rotates + p.NORM_FLOPS * bool(self.qk_norm)
-            found.append(p.vector("rope", rotated, rotated, flops * rotated))
-        found += self._extra(p, w)
+            flops = ROPE_FLOPS * p.rotates + NORM_FLOPS * bool(self.qk_norm)
+            result.append(p.vector("rope", rotated, rotated, flops * rotated))
+        result += self._extra(p, w)
         rows = [e for e in self.cache() if e.role != "index_key"]
-        found.append(p.attention(rows, self._visible, queries, self.head_dim, values))
-        found += [p.eviction(e, self._visible, queries) for e in self.eviction_scores()]
+        result.append(p.attention(rows, self._visible, queries, self.head_dim, values))
+        result += [p.eviction(e, self._visible, queries) for e in self.eviction_scores()]
         if "gate" in w:
             gated = p.tokens * queries * values
-            found.append(p.vector("gating", 2 * gated, gated, p.ACTIVATION_FLOPS * gated))
+            result.append(p.gating(gated))
         if "o" not in w:
-            return found
-        return [*found, p.gemm("o", w["o"]), *p.all_reduce(w["o"].outputs)]
+            return result
+        return [*result, p.gemm("o", w["o"]), *p.all_reduce(w["o"].outputs)]
 
     def _visible(self, new: Num, past: Num) -> Num:
         """Return the (query, key) pairs of one sequence."""
@@ -180,9 +252,13 @@ class Grouped(Part, frozen=True, tag="grouped"):
     def problem(self) -> str:
         heads, groups = self.num_attention_heads, self.num_key_value_heads
         if heads % groups:
-            return f"num_attention_heads {heads} is not a multiple of num_key_value_heads {groups}"
+            return (
+                f"num_attention_heads {heads} is not a multiple of num_key_value_heads {groups}"
+            )
         if self.k_is_v and self.value_width != self.head_dim:
-            return f"k_is_v needs v_head_dim {self.v_head_dim} equal to head_dim {self.head_dim}"
+            return (
+                f"k_is_v needs v_head_dim {self.v_head_dim} equal to head_dim {self.head_dim}"
+            )
         if self.sliding_window and self.attention_chunk_size:
             return "sliding_window and attention_chunk_size exclude each other"
         if self.attention_chunk_size and self.cache_budget:
@@ -192,8 +268,18 @@ class Grouped(Part, frozen=True, tag="grouped"):
     @property
     def label(self) -> str:
         groups = self.num_key_value_heads
-        name = "MQA" if groups == 1 else "MHA" if groups == self.num_attention_heads else f"GQA-{groups}"
-        limits = (("window", self.sliding_window), ("chunk", self.attention_chunk_size), ("budget", self.cache_budget))
+        name = (
+            "MQA"
+            if groups == 1
+            else "MHA"
+            if groups == self.num_attention_heads
+            else f"GQA-{groups}"
+        )
+        limits = (
+            ("window", self.sliding_window),
+            ("chunk", self.attention_chunk_size),
+            ("budget", self.cache_budget),
+        )
         return name + "".join(f" {word} {n}" for word, n in limits if n)
 
     def storing(self, own: bool) -> "Grouped | None":

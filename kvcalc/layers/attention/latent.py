@@ -1,24 +1,24 @@
 """Multi-head latent attention (MLA): one compressed latent per token gives all keys and values.
 
-Cached per token and layer: kv_lora_rank + qk_rope_head_dim elements for all heads: the latent c_kv and the
-decoupled RoPE key. Keys and values are W_UK·c_kv and W_UV·c_kv per head. In decode, both matrices are
-absorbed into the query and output projections, so attention runs on the latents. Source: DeepSeek-V2,
-arXiv 2405.04434, section 2.1.
+Cached per token and layer: kv_lora_rank + qk_rope_head_dim elements for all heads: the latent c_kv
+and the decoupled RoPE key. Keys and values are W_UK·c_kv and W_UV·c_kv per head. In decode, both
+matrices are absorbed into the query and output projections, so attention runs on the latents.
+Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 """
 
 from typing import Literal
 
 import msgspec
 
+from kvcalc.arithmetic import Num, at_least
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator, Role, causal_pairs
-from kvcalc.layers.part import Count, Part, Size, Tokens
-from kvcalc.layers.passes import Pass
+from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
 from kvcalc.layers.weights import Weight, matrix, vector
-from kvcalc.units import Num, at_least
 
 
-class Latent(Part, frozen=True, tag="latent"):
+class Latent(Sublayer, frozen=True, tag="latent"):
     """MLA of num_attention_heads heads.
 
     Attributes:
@@ -28,10 +28,13 @@ class Latent(Part, frozen=True, tag="latent"):
         qkv_bias: Whether the two down-projections have biases.
         norms: Whether the two latents have RMSNorms.
         sinks: Whether each head has a sink logit.
-        output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output, from the input.
-        q_up_size: Input width of queries and gate if it is not q_lora_rank (A.X-K2 has two of them).
+        output_gate: 'full' (a gate per channel) or 'head' (a gate per head) on the output, from the
+            input.
+        q_up_size: Input width of queries and gate if it is not q_lora_rank (A.X-K2 has two of
+            them).
         kv_projection: False in a layer that reads another layer's latents; it has no kv_down.
-        heads_cached: True for a GGUF file with one kv_up tensor; llama.cpp then stores K and V of every head.
+        heads_cached: True for a GGUF file with one kv_up tensor; llama.cpp then stores K and V of
+            every head.
     """
 
     num_attention_heads: Size
@@ -52,49 +55,89 @@ class Latent(Part, frozen=True, tag="latent"):
     heads_cached: bool = False
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """q [D, H·dqk] or its two factors; kv_down [D, r + dr]; kv_up [r, H·(dn + dv)]; o [H·dv, D]."""
+        """q [D, H·dqk] or its two factors; kv_down [D, r + dr]; kv_up [r, H·(dn + dv)]; o [H·dv,
+        D]."""
         heads, rank = self.num_attention_heads, self.kv_lora_rank
         queries = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        found = []
+        results = []
         if self.q_lora_rank:
-            found.append(matrix("q_down", hidden_size, self.q_lora_rank, self.qkv_bias))
-            found.append(matrix("q_up", self.q_up_size or self.q_lora_rank, queries, shards=heads))
-            found += [vector("q_norm", self.q_lora_rank)] if self.q_norm else []
+            results.append(matrix("q_down", hidden_size, self.q_lora_rank, self.qkv_bias))
+            results.append(
+                matrix("q_up", self.q_up_size or self.q_lora_rank, queries, shards=heads)
+            )
+            results += [vector("q_norm", self.q_lora_rank)] if self.q_norm else []
         else:
-            found.append(matrix("q", hidden_size, queries, shards=heads))
+            results.append(matrix("q", hidden_size, queries, shards=heads))
         if self.kv_projection:
-            found.append(matrix("kv_down", hidden_size, rank + self.qk_rope_head_dim, self.qkv_bias))
-            found += [vector("kv_norm", rank)] if self.kv_norm else []
-        found.append(matrix("kv_up", rank, heads * (self.qk_nope_head_dim + self.v_head_dim), shards=heads))
-        found.append(matrix("o", heads * self.v_head_dim, hidden_size, self.o_bias, shards=heads, rows_in=True))
+            results.append(
+                matrix("kv_down", hidden_size, rank + self.qk_rope_head_dim, self.qkv_bias)
+            )
+            results += [vector("kv_norm", rank)] if self.kv_norm else []
+        results.append(
+            matrix(
+                "kv_up",
+                rank,
+                heads * (self.qk_nope_head_dim + self.v_head_dim),
+                shards=heads,
+            )
+        )
+        results.append(
+            matrix(
+                "o",
+                heads * self.v_head_dim,
+                hidden_size,
+                self.o_bias,
+                shards=heads,
+                rows_in=True,
+            )
+        )
         if self.output_gate:
             units = self.v_head_dim if self.output_gate == "full" else 1
-            found.append(matrix("gate", self.q_up_size or hidden_size, heads * units, shards=heads))
-        found += [vector("sinks", heads, shards=heads)] if self.sinks else []
-        return tuple(found)
+            results.append(
+                matrix("gate", self.q_up_size or hidden_size, heads * units, shards=heads)
+            )
+        results += [vector("sinks", heads, shards=heads)] if self.sinks else []
+        return tuple(results)
 
     def dims(self) -> dict[str, tuple[str, str]]:
         source = "ru" if self.q_up_size else "rq"
-        gate = ("ru" if self.q_up_size else "D", "H·dv" if self.output_gate == "full" else "H")
+        gate = (
+            "ru" if self.q_up_size else "D",
+            "H·dv" if self.output_gate == "full" else "H",
+        )
         return {
-            "q": ("D", "H·(dn + dr)"), "q_down": ("D", "rq"), "q_up": (source, "H·(dn + dr)"), "kv_down": ("D", "r + dr"),
-            "kv_up": ("r", "H·(dn + dv)"), "o": ("H·dv", "D"), "gate": gate, "absorb_q": ("dn", "r"), "absorb_v": ("r", "dv"),
-        }  # fmt: skip
+            "q": ("D", "H·(dn + dr)"),
+            "q_down": ("D", "rq"),
+            "q_up": (source, "H·(dn + dr)"),
+            "kv_down": ("D", "r + dr"),
+            "kv_up": ("r", "H·(dn + dv)"),
+            "o": ("H·dv", "D"),
+            "gate": gate,
+            "absorb_q": ("dn", "r"),
+            "absorb_v": ("r", "dv"),
+        }
 
     def letters(self) -> dict[str, int]:
         return {
-            "H": self.num_attention_heads, "r": self.kv_lora_rank, "dn": self.qk_nope_head_dim, "dr": self.qk_rope_head_dim,
-            "dv": self.v_head_dim, "rq": self.q_lora_rank or 0, "ru": self.q_up_size or 0,
-        }  # fmt: skip
+            "H": self.num_attention_heads,
+            "r": self.kv_lora_rank,
+            "dn": self.qk_nope_head_dim,
+            "dr": self.qk_rope_head_dim,
+            "dv": self.v_head_dim,
+            "rq": self.q_lora_rank or 0,
+            "ru": self.q_up_size or 0,
+        }
 
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
-        """Return entries for keys and values of every head; a value has `value_width` elements with padding."""
+        """Return entries for keys and values of every head; a value has `value_width` elements with
+        padding."""
         heads, limit = self.num_attention_heads, self.sliding_window or 0
         key = CacheEntry("k", heads, self.qk_nope_head_dim + self.qk_rope_head_dim, limit=limit)
         return key, CacheEntry("v", heads, value_width, limit=limit)
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """One latent of kv_lora_rank and one RoPE key of qk_rope_head_dim per token, for all heads together."""
+        """One latent of kv_lora_rank and one RoPE key of qk_rope_head_dim per token, for all heads
+        together."""
         return self._latents(top=0)
 
     def _latents(self, top: int) -> tuple[CacheEntry, ...]:
@@ -108,66 +151,101 @@ class Latent(Part, frozen=True, tag="latent"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Projections, RoPE, attention in the form with fewer FLOPs for each group of sequences, o."""
+        """Projections, RoPE, attention in the form with fewer FLOPs for each group of sequences,
+        o."""
         w = p.local(self.weights(p.width))
         first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]
-        found = [p.gemm("qkv_down" if "q_down" in w else "qkv", *first)]
-        found += [p.gemm("q_up", w["q_up"])] if "q_up" in w else []
-        rope = (p.heads(self.num_attention_heads) + self.kv_projection) * self.qk_rope_head_dim * p.tokens
+        results = [p.gemm("qkv_down" if "q_down" in w else "qkv", *first)]
+        results += [p.gemm("q_up", w["q_up"])] if "q_up" in w else []
+        rope = (
+            (p.heads(self.num_attention_heads) + self.kv_projection)
+            * self.qk_rope_head_dim
+            * p.tokens
+        )
         norms = ((self.q_lora_rank or 0) + self.kv_lora_rank * self.kv_projection) * p.tokens
-        found.append(p.vector("rope", rope + norms, rope + norms, p.ROPE_FLOPS * rope + p.NORM_FLOPS * norms))
-        found += self._extra(p, w)
+        results.append(
+            p.vector(
+                "rope",
+                rope + norms,
+                rope + norms,
+                ROPE_FLOPS * rope + NORM_FLOPS * norms,
+            )
+        )
+        results += self._extra(p, w)
         absorbed = p.choose(lambda new, past: self._absorbs(p, new, past))
         expanded = p.choose(lambda new, past: 1 - self._absorbs(p, new, past))
-        found += self._absorbed(absorbed, w["kv_up"]) if absorbed.groups else []
-        found += self._expanded(expanded, w, 1 - absorbed.present) if expanded.groups else []
+        results += self._absorbed(absorbed, w["kv_up"]) if absorbed.groups else []
+        results += self._expanded(expanded, w, 1 - absorbed.present) if expanded.groups else []
         if "gate" in w:
             gated = p.tokens * p.heads(self.num_attention_heads) * self.v_head_dim
-            found.append(p.gemm("gate", w["gate"]))
-            found.append(p.vector("gating", 2 * gated, gated, p.ACTIVATION_FLOPS * gated))
-        return [*found, p.gemm("o", w["o"]), *p.all_reduce(p.width)]
+            results.append(p.gemm("gate", w["gate"]))
+            results.append(p.gating(gated))
+        return [*results, p.gemm("o", w["o"]), *p.all_reduce(p.width)]
 
     def _visible(self, new: Num, past: Num) -> Num:
         return causal_pairs(new, past, self.sliding_window or 0)
 
     def _seen(self, new: Num, past: Num) -> Num:
-        """Return the tokens whose keys and values the expanded form recomputes, including new tokens."""
+        """Return the tokens whose keys and values the expanded form recomputes, including new
+        tokens."""
         return self._latents(top=0)[0].read_rows(new, past)
 
     def _absorbs(self, p: Pass, new: Num, past: Num) -> Num:
-        """Return 1 if the absorbed form needs fewer FLOPs, or equal FLOPs and no more bytes; otherwise 0."""
+        """Return 1 if the absorbed form needs fewer FLOPs, or equal FLOPs and no more bytes;
+        otherwise 0."""
         if p.mla_form != "auto":
             return int(p.mla_form == "absorbed")
         rank, both = self.kv_lora_rank, self.qk_nope_head_dim + self.v_head_dim
         seen = self._seen(new, past)
-        fewer = (seen - new) * rank * both - self._visible(new, past) * (2 * rank - both)  # multiply-adds of a head
+        # multiply-adds of a head
+        fewer = (seen - new) * rank * both - self._visible(new, past) * (2 * rank - both)
         if not (fewer == 0 if isinstance(fewer, int) else (fewer == 0).any()):
             return at_least(fewer, 1)
-        activations = 2 * (seen * both - 2 * rank * new) * p.heads(self.num_attention_heads) * p.element
+        activations = (
+            2 * (seen * both - 2 * rank * new) * p.heads(self.num_attention_heads) * p.element
+        )
         rows = (e.read_rows(new, past) * p.formats.entry_bytes(e, 1) for e in self._attended())
-        smaller = activations + sum(p.formats.entry_bytes(e, 1) for e in self._latents(top=0)) * seen - sum(rows)
+        smaller = (
+            activations
+            + sum(p.formats.entry_bytes(e, 1) for e in self._latents(top=0)) * seen
+            - sum(rows)
+        )
         return at_least(2 * fewer + at_least(smaller, 0), 1)
 
     def _attended(self) -> list[CacheEntry]:
         return [e for e in self.cache() if e.role in ("latent", "rope_key")]
 
     def _absorbed(self, p: Pass, up: Weight) -> list[Operator]:
-        """Return the absorbed form: queries times W_UK, attention over shared latents, outputs times W_UV.
+        """Return the absorbed form: queries times W_UK, attention over shared latents, outputs
+        times W_UV.
 
-        W_UK and W_UV are halves of one stored matrix and are read as it is stored, including scales.
+        W_UK and W_UV are halves of one stored matrix and are read as it is stored, including
+        scales.
         """
-        heads, rank, rope = p.heads(self.num_attention_heads), self.kv_lora_rank, self.qk_rope_head_dim
+        heads, rank, rope = (
+            p.heads(self.num_attention_heads),
+            self.kv_lora_rank,
+            self.qk_rope_head_dim,
+        )
         key, value = self.qk_nope_head_dim, self.v_head_dim
         into = p.gemm("absorb_q", Weight("kv_up", key, rank, copies=heads))
         back = p.gemm("absorb_v", Weight("kv_up", rank, value, copies=heads))
-        core = p.attention(self._attended(), self._visible, heads, rank + rope, rank, form="absorbed")
-        held = p.gemm("kv_up", up).cost.weight_bytes
-        keys = held * key // (key + value)
-        return [_reading(into, keys), core, _reading(back, held - keys)]
+        core = p.attention(
+            self._attended(), self._visible, heads, rank + rope, rank, form="absorbed"
+        )
+        stored = p.gemm("kv_up", up).cost.weight_bytes
+        keys = stored * key // (key + value)
+        return [_reading(into, keys), core, _reading(back, stored - keys)]
 
     def _expanded(self, p: Pass, w: dict[str, Weight], read: Num) -> list[Operator]:
-        """Return the expanded form: keys and values of every cached token, then attention per head."""
-        heads, key, rope, value = p.heads(self.num_attention_heads), self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
+        """Return the expanded form: keys and values of every cached token, then attention per
+        head."""
+        heads, key, rope, value = (
+            p.heads(self.num_attention_heads),
+            self.qk_nope_head_dim,
+            self.qk_rope_head_dim,
+            self.v_head_dim,
+        )
         entries = self._latents(top=0)
         tokens = p.pairs(self._seen)
         width = heads * (key + value)
@@ -180,7 +258,15 @@ class Latent(Part, frozen=True, tag="latent"):
             cache_write_bytes=moved.cache_write_bytes,
         )
         ropes = [e for e in entries if e.role == "rope_key"]
-        core = p.attention(ropes, self._visible, heads, key + rope, value, expanded=tokens * width, form="expanded")
+        core = p.attention(
+            ropes,
+            self._visible,
+            heads,
+            key + rope,
+            value,
+            expanded=tokens * width,
+            form="expanded",
+        )
         return [msgspec.structs.replace(up, cost=cost, role=Role.CORE), core]
 
     def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
@@ -200,4 +286,6 @@ class Latent(Part, frozen=True, tag="latent"):
 
 def _reading(operator: Operator, weight_bytes: Num) -> Operator:
     """Return the operator with `weight_bytes` bytes of weights."""
-    return msgspec.structs.replace(operator, cost=operator.cost._replace(weight_bytes=weight_bytes))
+    return msgspec.structs.replace(
+        operator, cost=operator.cost._replace(weight_bytes=weight_bytes)
+    )

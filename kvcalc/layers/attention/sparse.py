@@ -1,13 +1,16 @@
-"""Sparse attention that chooses what to read: DeepSeek sparse attention over latents, and block-sparse over keys.
+"""Sparse attention that chooses what to read: DeepSeek sparse attention over latents, and
+block-sparse over keys.
 
-Both store more than the attention they thin out, and read less: an indexer scores small index keys of every token, and
-attention reads the top-k alone. Sources: DeepSeek-V3.2-Exp technical report §2 (indexer of index_n_heads heads, weighted
-ReLU scores, top-k tokens); GLM-5.2's config (indexers in some layers, whose choice the others reuse); MiniMax-M3's
-modelling code in transformers (scores per block of index_block_size tokens, top-k blocks).
+Both store more than the attention they thin out, and read less: an indexer scores small index keys
+of every token, and attention reads the top-k alone. Sources: DeepSeek-V3.2-Exp technical report §2
+(indexer of index_n_heads heads, weighted ReLU scores, top-k tokens); GLM-5.2's config (indexers in
+some layers, whose choice the others reuse); MiniMax-M3's modelling code in transformers (scores per
+block of index_block_size tokens, top-k blocks).
 """
 
 import msgspec
 
+from kvcalc.arithmetic import Num
 from kvcalc.layers.attention.grouped import Grouped
 from kvcalc.layers.attention.latent import Latent
 from kvcalc.layers.cache import CacheEntry
@@ -15,17 +18,18 @@ from kvcalc.layers.cost import Operator, SparseShape, causal_pairs
 from kvcalc.layers.part import Count, Size, Tokens
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.weights import Weight, matrix, vector
-from kvcalc.units import Num
 
 
 class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     """DSA: MLA in which each query reads index_topk latents that an indexer selects.
 
     Attributes:
-        indexer: False in a layer that reuses an earlier selection; it has no index weights and no index keys.
-        index_pool: Tokens per pooled index key (GLM-5.3). Gates and a padding flag are cached with the keys.
-            0 scores every token.
-        index_query_from_hidden: Whether index queries come from the hidden states, not the query latent.
+        indexer: False in a layer that reuses an earlier selection; it has no index weights and no
+            index keys.
+        index_pool: Tokens per pooled index key (GLM-5.3). Gates and a padding flag are cached with
+            the keys. 0 scores every token.
+        index_query_from_hidden: Whether index queries come from the hidden states, not the query
+            latent.
     """
 
     index_topk: Tokens
@@ -36,15 +40,25 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     index_pool: Count = 0
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Weights of MLA and of the indexer: queries [r_q, Hi·di], key [D, di] with LayerNorm, head weights [D, Hi]."""
-        found = super().weights(hidden_size)
+        """Weights of MLA and of the indexer: queries [r_q, Hi·di], key [D, di] with LayerNorm, head
+        weights [D, Hi]."""
+        result = super().weights(hidden_size)
         if not self.indexer:
-            return found
-        source = hidden_size if self.index_query_from_hidden else self.q_lora_rank or hidden_size
+            return result
+        source = (
+            hidden_size if self.index_query_from_hidden else self.q_lora_rank or hidden_size
+        )
         d, pool = self.index_head_dim, self.index_pool
-        pooling = (matrix("index_gate", hidden_size, d), vector("index_position_bias", pool * d)) if pool else ()
+        pooling = (
+            (
+                matrix("index_gate", hidden_size, d),
+                vector("index_position_bias", pool * d),
+            )
+            if pool
+            else ()
+        )
         return (
-            *found,
+            *result,
             *pooling,
             matrix("index_q", source, self.index_n_heads * self.index_head_dim),
             matrix("index_k", hidden_size, self.index_head_dim),
@@ -54,43 +68,75 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 
     def dims(self) -> dict[str, tuple[str, str]]:
         source = "D" if self.index_query_from_hidden or not self.q_lora_rank else "rq"
-        index = {"index_q": (source, "Hi·di"), "index_k": ("D", "di"), "index_weights": ("D", "Hi"), "index_gate": ("D", "di")}
+        index = {
+            "index_q": (source, "Hi·di"),
+            "index_k": ("D", "di"),
+            "index_weights": ("D", "Hi"),
+            "index_gate": ("D", "di"),
+        }
         return super().dims() | index
 
     def letters(self) -> dict[str, int]:
         return super().letters() | {"Hi": self.index_n_heads, "di": self.index_head_dim}
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """The two rows of MLA, of which a query reads index_topk, and one index key per token, which it always reads."""
+        """The two rows of MLA, of which a query reads index_topk, and one index key per token,
+        which it always reads."""
         latents = self._latents(top=self.index_topk)
         width = 2 * self.index_head_dim + 1 if self.index_pool else self.index_head_dim
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
 
     def operators(self, p: Pass) -> list[Operator]:
-        """MLA's with the indexer's; all but the collectives belong to one module, which was also measured whole."""
-        found = super().operators(p)
-        if not self.q_lora_rank or self.index_pool or self.index_query_from_hidden or self.output_gate or self.sliding_window:
-            return found
+        """MLA's with the indexer's; all but the collectives belong to one module, which was also
+        measured whole."""
+        result = super().operators(p)
+        if (
+            not self.q_lora_rank
+            or self.index_pool
+            or self.index_query_from_hidden
+            or self.output_gate
+            or self.sliding_window
+        ):
+            return result
         rows = self._latents(top=0)
         up = next(w for w in self.weights(p.width) if w.name == "q_up")
         module = SparseShape(
-            p.heads(self.num_attention_heads), p.width, self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim,
-            self.qk_nope_head_dim, self.v_head_dim, self.index_n_heads if self.indexer else 0, self.index_head_dim,
-            self.index_topk, tuple(p.formats.cache_format(row).name for row in rows), p.format_of(up),
-            tuple((g.count, g.new, g.past) for g in p.groups),
-        )  # fmt: skip
-        return [o if o.kind == "network" else msgspec.structs.replace(o, module=module) for o in found]
+            heads=p.heads(self.num_attention_heads),
+            hidden=p.width,
+            q_lora_rank=self.q_lora_rank,
+            kv_lora_rank=self.kv_lora_rank,
+            rope=self.qk_rope_head_dim,
+            nope=self.qk_nope_head_dim,
+            value=self.v_head_dim,
+            index_heads=self.index_n_heads if self.indexer else 0,
+            index_width=self.index_head_dim,
+            top=self.index_topk,
+            cached=tuple(p.formats.cache_format(row).name for row in rows),
+            format=p.format_of(up),
+            groups=tuple((g.count, g.new, g.past) for g in p.groups),
+        )
+        return [
+            o if o.kind == "network" else msgspec.structs.replace(o, module=module)
+            for o in result
+        ]
 
     def _visible(self, new: Num, past: Num) -> Num:
-        return causal_pairs(new, past, min(self.index_topk, self.sliding_window or self.index_topk))
+        return causal_pairs(
+            new, past, min(self.index_topk, self.sliding_window or self.index_topk)
+        )
 
     def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
         """The indexer's projections, its scores over every index key, and the top-k selection."""
         if not self.indexer:
             return []
         hidden = [w[n] for n in ("index_k", "index_weights", "index_gate") if n in w]
-        keys = [e for e in self.cache() if e.role == "index_key"]
-        scored = p.indexer(keys, p.pairs(causal_pairs), self.index_n_heads, self.index_head_dim, self.index_topk)
+        scored = p.indexer(
+            self.cache(),
+            p.pairs(causal_pairs),
+            self.index_n_heads,
+            self.index_head_dim,
+            self.index_topk,
+        )
         return [p.gemm("index_q", w["index_q"]), p.gemm("index_k", *hidden), *scored]
 
     @property
@@ -98,7 +144,8 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         return self.index_pool
 
     def storing(self, own: bool) -> "Sparse | None":
-        """Return None for a layer that reads another layer's latents: no source states its indexer."""
+        """Return None for a layer that reads another layer's latents: no source states its
+        indexer."""
         return msgspec.structs.replace(self, kv_projection=True) if own else None
 
     @property
@@ -107,11 +154,12 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 
 
 class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
-    """Grouped attention in which each query reads index_topk_blocks blocks of index_block_size tokens.
+    """Grouped attention in which each query reads index_topk_blocks blocks of index_block_size
+    tokens.
 
     Attributes:
-        index_pooled: Whether a finished block is scored by the mean of its keys, so an engine may store only
-            that mean.
+        index_pooled: Whether a finished block is scored by the mean of its keys, so an engine may
+            store only that mean.
     """
 
     index_block_size: Tokens
@@ -127,8 +175,12 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         return self.index_block_size if self.index_pooled else 0
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Weights of grouped attention and of the indexer: queries [D, Hi·di] and one key [D, di], with norms."""
-        norms = (vector("index_q_norm", self.index_head_dim), vector("index_k_norm", self.index_head_dim))
+        """Weights of grouped attention and of the indexer: queries [D, Hi·di] and one key [D, di],
+        with norms."""
+        norms = (
+            vector("index_q_norm", self.index_head_dim),
+            vector("index_k_norm", self.index_head_dim),
+        )
         return (
             *super().weights(hidden_size),
             matrix("index_q", hidden_size, self.index_n_heads * self.index_head_dim),
@@ -143,10 +195,13 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         return super().letters() | {"Hi": self.index_n_heads, "di": self.index_head_dim}
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Keys and values, of which a query reads the selected blocks, and an index key per token."""
+        """Keys and values, of which a query reads the selected blocks, and an index key per
+        token."""
         top = self.index_topk_blocks * self.index_block_size
         groups = self.num_key_value_heads
-        index = (CacheEntry("index_key", 1, self.index_head_dim),) if self.index_key_cached else ()
+        index = (
+            (CacheEntry("index_key", 1, self.index_head_dim),) if self.index_key_cached else ()
+        )
         return (
             CacheEntry("k", groups, self.head_dim, top=top),
             CacheEntry("v", groups, self.value_width, top=top),
@@ -162,8 +217,13 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
 
     def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
         """The indexer's projections, its scores over every index key, and the top-k blocks."""
-        keys = [e for e in self.cache() if e.role == "index_key"]
-        scored = p.indexer(keys, p.pairs(causal_pairs), self.index_n_heads, self.index_head_dim, self.index_topk_blocks)
+        scored = p.indexer(
+            self.cache(),
+            p.pairs(causal_pairs),
+            self.index_n_heads,
+            self.index_head_dim,
+            self.index_topk_blocks,
+        )
         return [p.gemm("index_qk", w["index_q"], w["index_k"]), *scored]
 
     @property

@@ -1,28 +1,27 @@
 """One forward pass over a batch, as operators.
 
-Weights are read once per pass for any batch size; a shared block is read once for each layer that runs
-it. Cache bytes, activation bytes and FLOPs add up over the groups of the batch. Each operator reads its
-input and writes its output once; elementwise chains between two matrix products count as fused. The
-embedding reads one row per token. The LM head reads its whole matrix, even if it is tied, and runs for
-the last position of each sequence, or for all positions on request.
+Weights are read once per pass for any batch size; a shared block is read once for each layer that
+runs it. Cache bytes, activation bytes and FLOPs add up over the groups of the batch. Each operator
+reads its input and writes its output once; elementwise chains between two matrix products count as
+fused. The embedding reads one row per token. The LM head reads its whole matrix, even if it is
+tied, and runs for the last position of each sequence, or for all positions on request.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from kvcalc.arithmetic import Num
 from kvcalc.errors import UserError
-from kvcalc.layers.batch import Batch
+from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
 from kvcalc.layers.cost import Cost, Operator, Role
-from kvcalc.layers.part import Part
+from kvcalc.layers.part import Sublayer
 from kvcalc.layers.passes import NORM_FLOPS, Pass
-from kvcalc.layers.ranks import ONE_GPU, Parallelism
 from kvcalc.layers.weights import Weight, WeightKind, matrix
 from kvcalc.model.memory import fullest_stage
+from kvcalc.model.model import NORM_VECTORS, Model
 from kvcalc.model.pipeline import check, stages
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of, stored_as
-from kvcalc.model.spec import NORM_VECTORS, Model
-from kvcalc.units import Num
 
 SAMPLING_FLOPS = 5  # vector FLOPs per logit
 
@@ -38,10 +37,11 @@ def forward(
     all_positions: bool = False,
     stage: int | None = None,
 ) -> tuple[Operator, ...]:
-    """Return the operators of one pass on one GPU: each distinct layer once, with its number of runs.
+    """Return the operators of one pass on one GPU: each distinct layer once, with its number of
+    runs.
 
-    Under data parallelism each rank takes its share of every group. Raises UserError if the parallelism does
-    not divide the model.
+    Under data parallelism each rank takes its share of every group. Raises UserError if the
+    parallelism does not divide the model.
 
     Args:
         stage: Index of the pipeline stage; the fullest by default.
@@ -51,11 +51,18 @@ def forward(
     if stage is not None and stage not in range(len(every)):
         hint = f"Give 0 to {len(every) - 1}, or None for the fullest"
         raise UserError(f"stage {stage!r} is not one of {len(every)}", hint=hint)
-    here = every[stage] if stage is not None else fullest_stage(model, p.formats, parallelism, 1, 1)
-    found = [*(_embedding(model, p) if here.first else []), *_layers(model, p, here.counts)]
+    here = (
+        every[stage]
+        if stage is not None
+        else fullest_stage(model, p.formats, parallelism, 1, 1)
+    )
+    results = [
+        *(_embedding(model, p) if here.first else []),
+        *_layers(model, p, here.counts),
+    ]
     if here.last:
-        return (*found, *_head(model, p, all_positions))
-    return (*found, *_sends(p, handings(parallelism, [here.number])))
+        return (*results, *_head(model, p, all_positions))
+    return (*results, *_sends(p, handings(parallelism, [here.number])))
 
 
 def through_layers(
@@ -66,45 +73,81 @@ def through_layers(
     mla_form: str = "auto",
     all_positions: bool = False,
 ) -> list[Operator]:
-    """Return the operators of one pass through all layers of all stages, without transfers between stages.
+    """Return the operators of one pass through all layers of all stages, without transfers between
+    stages.
 
     Raises UserError as `forward`.
     """
     model, p = _begun(model, batch, precision, parallelism, mla_form)
-    return [*_embedding(model, p), *_layers(model, p, model.counts), *_head(model, p, all_positions)]
+    return [
+        *_embedding(model, p),
+        *_layers(model, p, model.counts),
+        *_head(model, p, all_positions),
+    ]
 
 
 def between_stages(
-    model: Model, batch: Batch, precision: Precision, parallelism: Parallelism, times: tuple[int, int] | None = None
+    model: Model,
+    batch: Batch,
+    precision: Precision,
+    parallelism: Parallelism,
+    times: tuple[int, int] | None = None,
 ) -> list[Operator]:
     """Return the transfers between pipeline stages: the hidden states of all tokens.
 
     Args:
-        times: Number of transfers within a node and to another node; by default those of the parallelism.
+        times: Number of transfers within a node and to another node; by default those of the
+            parallelism.
     """
     times = handings(parallelism, range(parallelism.pp - 1)) if times is None else times
-    return _sends(_begun(model, batch, precision, parallelism, "auto")[1], times) if any(times) else []
+    return (
+        _sends(_begun(model, batch, precision, parallelism, "auto")[1], times)
+        if any(times)
+        else []
+    )
 
 
-def _begun(model: Model, batch: Batch, precision: Precision, parallelism: Parallelism, mla_form: str) -> tuple[Model, Pass]:
+def _begun(
+    model: Model,
+    batch: Batch,
+    precision: Precision,
+    parallelism: Parallelism,
+    mla_form: str,
+) -> tuple[Model, Pass]:
     """Return the model as it is stored, and a pass over it."""
     check(model, parallelism)
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
     if mla_form not in MLA_FORMS:
         raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
-    return model, Pass(model.hidden_size, batch, formats, parallelism, mla_form, rotates=not model.position_embeddings)
+    return model, Pass(
+        model.hidden_size,
+        batch,
+        formats,
+        parallelism,
+        mla_form,
+        rotates=not model.position_embeddings,
+    )
 
 
 def _layers(model: Model, p: Pass, counts: Mapping[str, int]) -> list[Operator]:
-    return [operator for kind, count in counts.items() if count for operator in _layer(model, p, kind, count)]
+    return [
+        operator
+        for kind, count in counts.items()
+        if count
+        for operator in _layer(model, p, kind, count)
+    ]
 
 
 def _sends(p: Pass, times: tuple[int, int]) -> list[Operator]:
     """Return the transfers to the next stage, within a node and to another node."""
     p.enter("", 1)
     sent = p.tokens * p.width * p.element
-    return [p.network("send", sent, away, count) for away, count in zip((0, sent), times, strict=True) if count]
+    return [
+        p.network("send", sent, away, count)
+        for away, count in zip((0, sent), times, strict=True)
+        if count
+    ]
 
 
 def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
@@ -116,7 +159,10 @@ def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
 def leaves_node(ranks: Parallelism, stage: int) -> bool:
     """Return whether any GPU of the next stage is on another node."""
     wide = ranks.tp * ranks.dp
-    return bool(ranks.per_node) and (stage + 2) * wide - 1 >= ((stage * wide) // ranks.per_node + 1) * ranks.per_node
+    return (
+        bool(ranks.per_node)
+        and (stage + 2) * wide - 1 >= ((stage * wide) // ranks.per_node + 1) * ranks.per_node
+    )
 
 
 def total(operators: Iterable[Operator]) -> Cost:
@@ -130,24 +176,31 @@ def total(operators: Iterable[Operator]) -> Cost:
 def _layer(model: Model, p: Pass, kind: str, count: int) -> list[Operator]:
     layer = model.kinds[kind]
     p.enter(kind, count, writes_cache=not layer.shares_cache)
-    found = []
+    results = []
     if layer.norm_count and NORM_VECTORS[model.norm]:
-        found.append(msgspec.structs.replace(_norm(model, p, "norm"), count=count * layer.norm_count))
+        results.append(
+            msgspec.structs.replace(_norm(model, p, "norm"), count=count * layer.norm_count)
+        )
     for part in (*layer.parts, *layer.shared):
         p.role = part.ROLE
-        found += _with_vectors(p, part, part.operators(p))
-    return found
+        results += _with_vectors(p, part, part.operators(p))
+    return results
 
 
-def _with_vectors(p: Pass, part: Part, operators: list[Operator]) -> list[Operator]:
-    """Return the operators of a part; the first elementwise operator also reads norms, sinks and convolutions."""
-    held = sum(p.vector_bytes(w) for w in part.weights(p.width))
-    if not held:
+def _with_vectors(p: Pass, part: Sublayer, operators: list[Operator]) -> list[Operator]:
+    """Return the operators of a part; the first elementwise operator also reads norms, sinks and
+    convolutions."""
+    stored = sum(p.vector_bytes(w) for w in part.weights(p.width))
+    if not stored:
         return operators
-    found = operators or [p.vector("scale", 0, 0, 0)]
-    at = next((n for n, o in enumerate(found) if o.kind not in ("gemm", "network")), 0)
-    cost = found[at].cost + Cost(weight_bytes=held)
-    return [*found[:at], msgspec.structs.replace(found[at], cost=cost), *found[at + 1 :]]
+    matches = operators or [p.vector("scale", 0, 0, 0)]
+    at = next((n for n, o in enumerate(matches) if o.kind not in ("gemm", "network")), 0)
+    cost = matches[at].cost + Cost(weight_bytes=stored)
+    return [
+        *matches[:at],
+        msgspec.structs.replace(matches[at], cost=cost),
+        *matches[at + 1 :],
+    ]
 
 
 def _norm(model: Model, p: Pass, name: str, tokens: Num | None = None) -> Operator:
@@ -162,32 +215,42 @@ def _embedding(model: Model, p: Pass) -> list[Operator]:
     rows = sum(p.formats.row_bytes(w) for w in outer if w.kind is WeightKind.TABLE)
     apart = ("embedding_norm", "final_norm", "lm_head_bias")
     vectors = sum(p.vector_bytes(w) for w in model.outer_weights if w.name not in apart)
-    cost = Cost(weight_bytes=p.tokens * rows + vectors, activation_bytes=p.tokens * p.width * p.element)
-    found = [Operator("embedding", "", 1, "vector", cost)]
-    found += [_norm(model, p, "embedding_norm")] if model.embedding_norm else []
-    found += [p.gemm(w.name, w) for w in outer if w.kind is WeightKind.MATRIX and w.name not in ("lm_head", "embedding_down")]
-    return found + p.all_reduce(p.width)
+    cost = Cost(
+        weight_bytes=p.tokens * rows + vectors,
+        activation_bytes=p.tokens * p.width * p.element,
+    )
+    results = [Operator("embedding", "", 1, "vector", cost)]
+    results += [_norm(model, p, "embedding_norm")] if model.embedding_norm else []
+    results += [
+        p.gemm(w.name, w)
+        for w in outer
+        if w.kind is WeightKind.MATRIX and w.name not in ("lm_head", "embedding_down")
+    ]
+    return results + p.all_reduce(p.width)
 
 
 def _head(model: Model, p: Pass, all_positions: bool) -> Sequence[Operator]:
-    """Return final norm, LM head and sampling, for the last position of each sequence or for all positions."""
+    """Return final norm, LM head and sampling, for the last position of each sequence or for all
+    positions."""
     p.enter("", 1)
     rows = p.tokens if all_positions else p.sequences
     outer = {w.name: w.local(p.ranks) for w in model.outer_weights}
     p.role = Role.HEAD
-    found = [_norm(model, p, "final_norm", rows)] if "final_norm" in outer else []
+    matches = [_norm(model, p, "final_norm", rows)] if "final_norm" in outer else []
     if "embedding_down" in outer:
-        found.append(p.gemm("embedding_down", outer["embedding_down"], tokens=rows))
+        matches.append(p.gemm("embedding_down", outer["embedding_down"], tokens=rows))
     if not model.lm_head:
-        return found
+        return matches
     head = outer.get("lm_head") or _as_matrix(outer["embedding"], "lm_head_bias" in outer)
-    found.append(p.gemm("lm_head", head, tokens=rows))
+    matches.append(p.gemm("lm_head", head, tokens=rows))
     logits = rows * head.outputs
     if p.ranks.tp > 1:
         n = p.ranks.tp
         each = logits * p.element
-        found.append(p.network("all_gather_logits", each * (n - 1), each * (n - p.ranks.near(n))))
-    return [*found, p.vector("sampling", logits, rows, SAMPLING_FLOPS * logits)]
+        matches.append(
+            p.network("all_gather_logits", each * (n - 1), each * (n - p.ranks.near(n)))
+        )
+    return [*matches, p.vector("sampling", logits, rows, SAMPLING_FLOPS * logits)]
 
 
 def _as_matrix(table: Weight, bias: bool) -> Weight:

@@ -1,26 +1,50 @@
-"""Gated delta rule: gated delta net (Qwen3-Next) and Kimi delta attention (KDA).
+"""States of recurrent mixers: short-convolution states and recurrent states, both of constant size.
 
-State per sequence and layer: one matrix key_dim × value_dim per value head, and kernel − 1 columns of
-queries, keys and values. Sources: Yang et al. 2024, arXiv 2412.06464, section 3; Kimi Linear technical
-report, arXiv 2510.26692, section 4.
+Gated delta rule: gated delta net (Qwen3-Next) and Kimi delta attention (KDA).
+
+State per sequence and layer: one matrix key_dim × value_dim per value head, and kernel − 1 columns
+of queries, keys and values. Sources: Yang et al. 2024, arXiv 2412.06464, section 3; Kimi Linear
+technical report, arXiv 2510.26692, section 4.
 """
 
 from typing import ClassVar
 
-from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.part import Part, Size, StateDtype
-from kvcalc.layers.recurrent.state import conv_state, recurrent_state
+from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.part import Size, StateDtype, Sublayer
 from kvcalc.layers.weights import Weight, matrix, vector
 
 
-class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
-    """linear_num_value_heads states of linear_key_head_dim × linear_value_head_dim, with decay and step per head.
+def conv_state(heads: int, width: int, kernel: int) -> CacheEntry:
+    """Return the last kernel − 1 columns of `heads · width` channels in the dtype of the model."""
+    return CacheEntry("conv_state", heads, width, limit=kernel - 1, span=Span.STATE)
+
+
+def recurrent_state(heads: int, rows: int, width: int, dtype: str | None) -> CacheEntry:
+    """Return a matrix of rows × width per head in the dtype that the model fixes.
+
+    '' is the dtype of the model. None means that the model fixes none; fp32 is assumed.
+    """
+    fixed = "fp32" if dtype is None else dtype
+    return CacheEntry(
+        "recurrent_state",
+        heads,
+        width,
+        limit=rows,
+        span=Span.STATE,
+        dtype=fixed,
+        assumed=dtype is None,
+    )
+
+
+class GatedDeltaNet(Sublayer, frozen=True, tag="gated_delta_net"):
+    """linear_num_value_heads states of linear_key_head_dim × linear_value_head_dim, with decay and
+    step per head.
 
     The output is normalised per head and gated by a projection as wide as the values.
 
     Attributes:
-        state_dtype: dtype in the config. null means that the config has none: fp32 here, and the engine's
-            default in an engine.
+        state_dtype: dtype in the config. null means that the config has none: fp32 here, and the
+            engine's default in an engine.
     """
 
     STATE_FLOPS: ClassVar[int] = 6  # k·S, the outer product, q·S
@@ -34,7 +58,8 @@ class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
     state_dtype: StateDtype | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """q and k [D, Hk·dk], v and gate [D, Hv·dv], step and decay [D, Hv], conv, A, step bias, norm [dv], out."""
+        """q and k [D, Hk·dk], v and gate [D, Hv·dv], step and decay [D, Hv], conv, A, step bias,
+        norm [dv], out."""
         kh, vh = self.linear_num_key_heads, self.linear_num_value_heads
         keys, values = kh * self.linear_key_head_dim, vh * self.linear_value_head_dim
         columns = self.linear_conv_kernel_dim + self.conv_bias
@@ -50,17 +75,28 @@ class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
         )
 
     def dims(self) -> dict[str, tuple[str, str]]:
-        return {"qk": ("D", "2·Hk·dk"), "v_gate": ("D", "2·Hv·dv"), "step_decay": ("D", "2·Hv"), "out": ("Hv·dv", "D")}
+        return {
+            "qk": ("D", "2·Hk·dk"),
+            "v_gate": ("D", "2·Hv·dv"),
+            "step_decay": ("D", "2·Hv"),
+            "out": ("Hv·dv", "D"),
+        }
 
     def letters(self) -> dict[str, int]:
         return {
-            "Hk": self.linear_num_key_heads, "Hv": self.linear_num_value_heads, "dk": self.linear_key_head_dim,
+            "Hk": self.linear_num_key_heads,
+            "Hv": self.linear_num_value_heads,
+            "dk": self.linear_key_head_dim,
             "dv": self.linear_value_head_dim,
-        }  # fmt: skip
+        }
 
     def cache(self) -> tuple[CacheEntry, ...]:
         """kernel − 1 columns of queries, keys and values, and dk × dv per value head."""
-        kernel, dk, dv = self.linear_conv_kernel_dim, self.linear_key_head_dim, self.linear_value_head_dim
+        kernel, dk, dv = (
+            self.linear_conv_kernel_dim,
+            self.linear_key_head_dim,
+            self.linear_value_head_dim,
+        )
         return (
             conv_state(self.linear_num_key_heads, 2 * dk, kernel),
             conv_state(self.linear_num_value_heads, dv, kernel),
@@ -80,11 +116,12 @@ class GatedDeltaNet(Part, frozen=True, tag="gated_delta_net"):
         return "GatedDeltaNet"
 
 
-class KimiDeltaAttention(Part, frozen=True, tag="kda"):
+class KimiDeltaAttention(Sublayer, frozen=True, tag="kda"):
     """num_heads states of head_dim × head_dim with a decay per channel.
 
     Attributes:
-        factored: Whether decay and output gate are projected through head_dim, not by one matrix each.
+        factored: Whether decay and output gate are projected through head_dim, not by one matrix
+            each.
         full_gate: Whether the gate is one matrix even if `factored` (Kimi-K3).
     """
 
@@ -99,16 +136,31 @@ class KimiDeltaAttention(Part, frozen=True, tag="kda"):
     state_dtype: StateDtype = "fp32"
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """q, k, v [D, H·d]; decay and gate as [D, d] and [d, H·d], or [D, H·d]; step [D, H]; conv; A, bias; norm; out."""
+        """q, k, v [D, H·d]; decay and gate as [D, d] and [d, H·d], or [D, H·d]; step [D, H]; conv;
+        A, bias; norm; out."""
         heads, d = self.num_heads, self.head_dim
         inner = heads * d
-        through = [*(["decay"] if self.factored else []), *(["gate"] if self.factored and not self.full_gate else [])]
+        through = [
+            *(["decay"] if self.factored else []),
+            *(["gate"] if self.factored and not self.full_gate else []),
+        ]
         return (
             *(matrix(n, hidden_size, inner, shards=heads) for n in ("q", "k", "v")),
             vector("conv", 3 * inner * self.conv_kernel, shards=heads),
             *(matrix(f"{name}_down", hidden_size, d) for name in through),
-            matrix("decay_up", d if "decay" in through else hidden_size, inner, shards=heads),
-            matrix("gate_up", d if "gate" in through else hidden_size, inner, self.gate_bias, shards=heads),
+            matrix(
+                "decay_up",
+                d if "decay" in through else hidden_size,
+                inner,
+                shards=heads,
+            ),
+            matrix(
+                "gate_up",
+                d if "gate" in through else hidden_size,
+                inner,
+                self.gate_bias,
+                shards=heads,
+            ),
             matrix("step", hidden_size, heads, shards=heads),
             vector("a_dt", heads + inner, shards=heads),
             vector("norm", d),

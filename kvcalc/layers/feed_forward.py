@@ -1,0 +1,374 @@
+"""Dense FFNs, plain (two matrices) or gated (three), and separate projections.
+
+Mixture of experts: a router sends each token to num_experts_per_tok of num_experts FFNs.
+
+Shared experts process every token. Sources: Shazeer et al. 2017, arXiv 1701.06538, section 2;
+DeepSeekMoE, arXiv 2401.06066, section 3.
+"""
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from kvcalc.arithmetic import Num, Real, ceil_div, minimum
+from kvcalc.layers.cost import (
+    Cost,
+    ExpertsShape,
+    Operator,
+    Role,
+    expected_experts,
+    reached_fraction,
+)
+from kvcalc.layers.part import Count, Size, Sublayer
+from kvcalc.layers.passes import Pass
+from kvcalc.layers.weights import Weight, WeightKind, matrix, vector
+from kvcalc.records import Record
+
+
+class Dense(Sublayer, frozen=True, tag="dense"):
+    """up [D, F] (and gate [D, F] if gated), down [F, D]. Sources: Vaswani et al. 2017, section 3.3;
+    Shazeer 2020."""
+
+    ROLE: ClassVar[Role] = Role.FFN
+
+    intermediate_size: Size
+    gated: bool = True
+    bias: bool = False
+    down_bias: bool | None = None
+    input_size: Size | None = None
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """Two or three matrices. `down_bias` equals `bias` by default."""
+        width = self.input_size or hidden_size
+        down_bias = self.bias if self.down_bias is None else self.down_bias
+        return _matrices(
+            "",
+            width,
+            self.intermediate_size,
+            hidden_size,
+            self.gated,
+            self.bias,
+            down_bias,
+        )
+
+    def dims(self) -> dict[str, tuple[str, str]]:
+        source = "Di" if self.input_size else "D"
+        return {"gate": (source, "F"), "up": (source, "F"), "down": ("F", "D")}
+
+    def letters(self) -> dict[str, int]:
+        return {"F": self.intermediate_size, "Di": self.input_size or 0}
+
+    def operators(self, p: Pass) -> list[Operator]:
+        """up (with gate in one product), activation, down."""
+        w = p.local(self.weights(p.width))
+        return [*_network(p, w), *p.all_reduce(w["down"].outputs)]
+
+
+class Projections(Sublayer, frozen=True, tag="projections"):
+    """Named matrices and vectors outside mixers and FFNs: adapters, stream mixing, per-layer gates.
+
+    Attributes:
+        matrices: Name → [inputs, outputs] or [inputs, outputs, bias elements].
+        vectors: Name → elements.
+    """
+
+    ROLE: ClassVar[Role] = Role.OTHER
+
+    matrices: dict[
+        str, Annotated[tuple[Count, ...], msgspec.Meta(min_length=2, max_length=3)]
+    ] = {}
+    vectors: dict[str, Count] = {}
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """Each matrix and vector once, replicated on every rank."""
+        results = [
+            matrix(n, m[0], m[1]) if len(m) == 2 else Weight(n, m[0], m[1], bias=m[2])
+            for n, m in self.matrices.items()
+        ]
+        return (*results, *(vector(n, size) for n, size in self.vectors.items()))
+
+    def operators(self, p: Pass) -> list[Operator]:
+        """One product per matrix, over all tokens."""
+        return [
+            p.gemm(w.name, w)
+            for w in p.local(self.weights(p.width)).values()
+            if w.kind is WeightKind.MATRIX
+        ]
+
+    def problem(self) -> str:
+        twice = sorted(self.matrices.keys() & self.vectors.keys())
+        return f"{twice[0]!r} is the name of a matrix and of a vector" if twice else ""
+
+
+class Moe(Sublayer, frozen=True, tag="moe"):
+    """num_experts experts of moe_intermediate_size, of which a token uses num_experts_per_tok.
+
+    Attributes:
+        shared_expert_intermediate_size: Total width of the shared experts.
+        shared_expert_gate: Whether the shared experts have a scalar gate.
+        moe_latent_size: Width of the experts' input, between a projection down and one up
+            (Nemotron-3).
+        router_width: Input width of the router after its own projection (Zaya).
+        router_outputs: Outputs of the router if they are not one per expert (Doge's product keys).
+        latent_bias: Whether the two latent projections have biases.
+        zero_experts: Identity experts, which the router scores and which cost nothing (LongCat).
+        zero_expert_weights: Whether they have unused gate and up matrices, as in transformers'
+            LongCat.
+        correction_bias: Whether the routing bias is a parameter. A buffer does not count.
+    """
+
+    ROLE: ClassVar[Role] = Role.FFN
+
+    num_experts: Size
+    num_experts_per_tok: Size
+    moe_intermediate_size: Size
+    gated: bool = True
+    bias: bool = False
+    shared_expert_intermediate_size: Count = 0
+    shared_expert_gate: bool = False
+    shared_gated: bool | None = None
+    shared_bias: bool | None = None
+    router_bias: bool = False
+    router_outputs: Size | None = None
+    router_width: Size | None = None
+    correction_bias: bool = False
+    moe_latent_size: Size | None = None
+    latent_bias: bool = False
+    zero_experts: Count = 0
+    zero_expert_weights: bool = False
+    router_input_norm: bool = False
+    expert_scales: bool = False
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """Router [D, E], two or three matrices of the experts, shared experts, and projections
+        between."""
+        routed = self.num_experts + self.zero_experts
+        results = [
+            matrix(
+                "router",
+                self.router_width or hidden_size,
+                self.router_outputs or routed,
+                self.router_bias,
+            )
+        ]
+        results += [vector("correction_bias", routed)] if self.correction_bias else []
+        results += [vector("router_input_norm", hidden_size)] if self.router_input_norm else []
+        results += [vector("expert_scales", self.num_experts)] if self.expert_scales else []
+        width = hidden_size
+        if self.moe_latent_size:
+            width = self.moe_latent_size
+            bias = self.latent_bias
+            results += [
+                matrix("latent_down", hidden_size, width, bias),
+                matrix("latent_up", width, hidden_size, bias),
+            ]
+        return (*results, *self._experts(width), *self._shared(hidden_size))
+
+    def dims(self) -> dict[str, tuple[str, str]]:
+        width = "Dl" if self.moe_latent_size else "D"
+        experts = {
+            "experts.gate": (width, "Fe"),
+            "experts.up": (width, "Fe"),
+            "experts.down": ("Fe", width),
+        }
+        shared = {
+            "shared.gate": ("D", "Fs"),
+            "shared.up": ("D", "Fs"),
+            "shared.down": ("Fs", "D"),
+            "shared.weight": ("D", "1"),
+        }
+        return (
+            experts
+            | shared
+            | {
+                "router": ("Dr" if self.router_width else "D", "E"),
+                "latent_down": ("D", "Dl"),
+                "latent_up": ("Dl", "D"),
+            }
+        )
+
+    def letters(self) -> dict[str, int]:
+        return {
+            "E": self.router_outputs or self.num_experts + self.zero_experts,
+            "k": self.num_experts_per_tok,
+            "Fe": self.moe_intermediate_size,
+            "Fs": self.shared_expert_intermediate_size,
+            "Dl": self.moe_latent_size or 0,
+            "Dr": self.router_width or 0,
+        }
+
+    def _experts(self, width: int) -> list[Weight]:
+        routed: Record = {
+            "copies": self.num_experts,
+            "active": self.num_experts_per_tok,
+            "expert": True,
+        }
+        *wide, down = _matrices(
+            "experts.",
+            width,
+            self.moe_intermediate_size,
+            width,
+            self.gated,
+            self.bias,
+            **routed,
+        )
+        copies = self.num_experts + (self.zero_experts if self.zero_expert_weights else 0)
+        return [*(msgspec.structs.replace(w, copies=copies) for w in wide), down]
+
+    def _shared(self, hidden_size: int) -> list[Weight]:
+        inner = self.shared_expert_intermediate_size
+        if not inner:
+            return []
+        gated = self.gated if self.shared_gated is None else self.shared_gated
+        bias = self.bias if self.shared_bias is None else self.shared_bias
+        scalar = [matrix("shared.weight", hidden_size, 1)] if self.shared_expert_gate else []
+        return [
+            *_matrices("shared.", hidden_size, inner, hidden_size, gated, bias),
+            *scalar,
+        ]
+
+    def operators(self, p: Pass) -> list[Operator]:
+        """Router, routed experts as one operator, products of the shared experts, collectives.
+
+        Only weights of reached experts are read: E·(1 − (1 − k/E)^T) of E under uniform routing.
+        """
+        w = p.local(self.weights(p.width))
+        ranks = p.ranks
+        every = p.tokens * ranks.dp  # the experts serve the tokens of all data-parallel ranks
+        routed = ceil_div(every * self.num_experts_per_tok, ranks.ep)
+        reached = reached_fraction(every, self.num_experts_per_tok, self.num_experts)
+        distinct = (
+            expected_experts(every, self.num_experts_per_tok, self.num_experts) / ranks.ep
+        )
+        experts = _network(p, w, "experts", routed, reached, distinct)
+
+        operators = [p.gemm("router", w["router"])]
+        operators += [p.gemm("latent_down", w["latent_down"])] if "latent_down" in w else []
+        operators += self._fused(p, w, experts, every, minimum(every, routed))
+        if "shared.up" in w:
+            operators += _network(p, w, "shared", p.tokens)
+        if "shared.weight" in w:
+            operators.append(p.gemm("shared_gate", w["shared.weight"]))
+        operators += [p.gemm("latent_up", w["latent_up"])] if "latent_up" in w else []
+        return [*operators, *self._exchange(p), *p.all_reduce(p.width)]
+
+    def _exchange(self, p: Pass) -> list[Operator]:
+        """Return the exchange of tokens with experts on other data-parallel ranks.
+
+        The ranks of one tp group already have all tokens. With ep, each token goes to the ranks of
+        its top-k; (ep − 1)/ep of them are other ranks. Without ep, it goes to every rank, because
+        each rank has some columns of every expert.
+        """
+        ranks, rows = p.ranks, p.tokens * p.width * p.element
+        if ranks.dp == 1:
+            return []
+        if ranks.ep > 1:
+            routed = rows * self.num_experts_per_tok
+            away = ceil_div(routed * (ranks.ep - ranks.near(ranks.ep)), ranks.ep)
+            return [
+                p.network(
+                    "all_to_all",
+                    ceil_div(routed * (ranks.ep - 1), ranks.ep),
+                    away,
+                    times=2,
+                )
+            ]
+        sent = rows * (ranks.dp - 1)
+        away = rows * (ranks.dp - max(1, ranks.near(ranks.tp * ranks.dp) // ranks.tp))
+        return [p.network(name, sent, away) for name in ("all_gather_tokens", "reduce_scatter")]
+
+    def _fused(
+        self,
+        p: Pass,
+        w: dict[str, Weight],
+        parts: list[Operator],
+        tokens: Num,
+        rows: Num,
+    ) -> list[Operator]:
+        """Return the experts as engines run them: products and activation in one operator.
+
+        It reads and writes the `rows` tokens of this rank once. What passes between the products
+        stays on the chip. Products with different compute dtypes stay separate, because they have
+        different peaks.
+        """
+        products = [o for o in parts if o.kind == "gemm"]
+        if len({o.dtype for o in products}) > 1:
+            return parts
+        up = w["experts.up"]
+        shape = ExpertsShape(
+            tokens=tokens,
+            hidden=up.inputs,
+            width=up.outputs,
+            top=self.num_experts_per_tok,
+            experts=self.num_experts,
+            ranks=p.ranks.ep,
+            gated=self.gated,
+            bias=self.bias,
+            format=p.format_of(up),
+        )
+        # of the first product's input, and of the last one's output
+        ends = rows * up.inputs * p.element
+        costs = [
+            o.cost._replace(activation_bytes=ends if o.kind == "gemm" else 0) for o in parts
+        ]
+        names = [o.name.removeprefix("experts_") for o in parts]
+        fused = p.operator(
+            "experts",
+            "experts",
+            sum(costs, Cost()),
+            dtype=products[0].dtype,
+            parts=tuple(zip(names, costs, strict=True)),
+            shape=shape,
+            experts=products[0].experts,
+            role=p.role,
+            weights=tuple(name for o in products for name in o.weights),
+        )
+        return [fused]
+
+    def problem(self) -> str:
+        if self.num_experts_per_tok > self.num_experts:
+            return (
+                f"num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts "
+                f"{self.num_experts}"
+            )
+        return ""
+
+
+def _matrices(
+    prefix: str,
+    width: int,
+    inner: int,
+    outputs: int,
+    gated: bool,
+    bias: bool,
+    down_bias: bool | None = None,
+    **fields: Any,
+) -> tuple[Weight, ...]:
+    """Return up [width, inner], gate if `gated`, and down [inner, outputs]. `fields` are those of
+    all three."""
+    names = ("gate", "up") if gated else ("up",)
+    wide = (matrix(prefix + n, width, inner, bias, shards=inner, **fields) for n in names)
+    down_bias = bias if down_bias is None else down_bias
+    down = matrix(prefix + "down", inner, outputs, down_bias, inner, rows_in=True, **fields)
+    return (*wide, down)
+
+
+def _network(
+    p: Pass,
+    w: dict[str, Weight],
+    name: str = "",
+    tokens: Num | None = None,
+    fraction: Real = 1,
+    experts: Real = 0,
+) -> list[Operator]:
+    """Return up (with gate in one product), activation and down of the FFN `name`."""
+    weights = [w.get(f"{name}.{n}" if name else n) for n in ("gate", "up", "down")]
+    *wide, down = [weight for weight in weights if weight]
+    rows = p.tokens if tokens is None else tokens
+    prefix = f"{name}_" if name else ""
+    up_name = "gate_up" if len(wide) > 1 else "up"
+    return [
+        p.gemm(prefix + up_name, *wide, tokens=rows, fraction=fraction, experts=experts),
+        p.activation(prefix + "activation", rows, wide[0].outputs, len(wide)),
+        p.gemm(prefix + "down", down, tokens=rows, fraction=fraction, experts=experts),
+    ]

@@ -1,0 +1,83 @@
+"""Short depthwise convolutions and delays on keys, values or a sublayer's output, without
+projections.
+
+State per sequence and layer: the last kernel − 1 columns of every channel. Sources: transformers,
+`inkling` (keys, values and both residual branches) and `zaya` (queries, keys, and values delayed by
+one token).
+
+The gated short convolution of LFM2, whose state is only the last columns of the convolution.
+
+State per sequence and layer: kernel − 1 columns of D channels. Sources: Liquid AI, LFM2 technical
+report, section 2; transformers, `lfm2`.
+"""
+
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.part import Size, Sublayer
+from kvcalc.layers.recurrent.delta_rule import conv_state
+from kvcalc.layers.weights import Weight, matrix, vector
+
+
+class Convolutions(Sublayer, frozen=True, tag="convolutions"):
+    """Causal depthwise convolutions of one kernel size: name → channels.
+
+    Attributes:
+        bias: Whether each channel has a bias.
+        weighted: False for a plain delay without weights.
+        columns: Stored columns per channel; kernel − 1 by default. More are stored if later
+            convolutions follow without a state.
+    """
+
+    channels: dict[str, Size]
+    conv_kernel: Size
+    bias: bool = False
+    weighted: bool = True
+    columns: Size | None = None
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """[channels, kernel] for each convolution, with a bias if `bias`."""
+        if not self.weighted:
+            return ()
+        return tuple(
+            vector(name, width * (self.conv_kernel + self.bias), shards=width)
+            for name, width in self.channels.items()
+        )
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """kernel − 1 columns, or `columns`, of each channel."""
+        kept = self.columns + 1 if self.columns else self.conv_kernel
+        return (
+            tuple(conv_state(width, 1, kept) for width in self.channels.values())
+            if kept > 1
+            else ()
+        )
+
+
+class ShortConv(Sublayer, frozen=True, tag="short_conv"):
+    """A depthwise convolution of `width` channels between two gates."""
+
+    width: Size
+    conv_kernel: Size = 3
+    bias: bool = False
+
+    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+        """in [D, 3·W], conv [W, k], out [W, D], each with a bias if `bias`."""
+        return (
+            matrix("in", hidden_size, 3 * self.width, self.bias, shards=self.width),
+            vector("conv", self.width * (self.conv_kernel + self.bias), shards=self.width),
+            matrix(
+                "out",
+                self.width,
+                hidden_size,
+                self.bias,
+                shards=self.width,
+                rows_in=True,
+            ),
+        )
+
+    def cache(self) -> tuple[CacheEntry, ...]:
+        """kernel − 1 columns of W channels."""
+        return (conv_state(self.width, 1, self.conv_kernel),)
+
+    @property
+    def label(self) -> str:
+        return "ShortConv"

@@ -1,0 +1,319 @@
+"""A model as llama.cpp stores it: tensors, their ggml types, and the resulting kinds of layer.
+
+A mixture such as Q4_K_M gives layers of one kind different types, so a kind is split by its
+storage. The tensors are those that llama.cpp's converter writes: experts are stacked, Q, K and V
+are one tensor if the model has one, and kv_up of MLA is two tensors. Norms, biases, routers and
+learned positions are float32. Sources: conversion/*.py in llama.cpp (names, float32 tensors),
+src/llama-quant.cpp (types).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from string import ascii_lowercase
+from typing import NamedTuple
+
+import msgspec
+
+from kvcalc.errors import UserError
+from kvcalc.layers.attention import Grouped, Latent
+from kvcalc.layers.feed_forward import Dense, Moe
+from kvcalc.layers.part import Sublayer
+from kvcalc.layers.weights import Weight
+from kvcalc.model.model import Model, kept
+from kvcalc.storage.ggml import tensor_bytes
+from kvcalc.storage.llama_quantize import ModelFacts, Tensor, Use, mixed_types
+from kvcalc.storage.quantization import Quantization
+
+WAY_ROUND = "A .gguf file itself is read exactly; --dtype bf16 counts the weights unquantised"
+# Model types whose tensors are known: with Q, K and V apart, and with Q, K and V in one tensor.
+_SEPARATE_QKV = """
+    llama mistral ministral mixtral smollm3 qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2
+    gemma3_text gemma4_text llama4_text olmo olmo2 olmo3 olmoe cohere cohere2 starcoder2 granite
+    granitemoe granitemoehybrid exaone4 gpt_oss minimax_m2 phimoe stablelm deepseek deepseek_v2
+    deepseek_v3 nemotron ernie4_5 hunyuan_v1_dense seed_oss ministral3 arcee glm4 glm
+"""
+_FUSED_QKV = "gpt2 gpt_bigcode bloom falcon mpt gpt_neox phi phi3"
+_SEVENTY = {"llama", "qwen2", "olmo"}  # llama.cpp treats 80 layers as a 70B model
+# 64 rows of this embedding have no token, and the converter leaves them out
+# (tests/snapshots/gemma-3-4b-it.schema).
+_VOCABULARIES = {("gemma3_text", 262_208): 262_144}
+# Matrices that the converter and the quantiser leave in float32
+_FLOAT32 = ("router", "shared.weight")
+# Model types with a routing bias per expert that is not trained by gradients, so it is not a
+# parameter (DeepSeek-V3 §2.1.2).
+_BIASED_ROUTERS = {"deepseek_v3", "minimax_m2"}
+_QKV = ("q", "k", "v")
+_USES = {
+    "q": Use.Q,
+    "k": Use.K,
+    "v": Use.V,
+    "o": Use.O,
+    "gate": Use.GATE,
+    "up": Use.UP,
+    "down": Use.DOWN,
+}
+_LATENT_NAMES = {"q_down": "attn_q_a", "q_up": "attn_q_b", "kv_down": "attn_kv_a_mqa"}
+
+
+# A kind of layer, and the format of each of its matrices.
+Stored = tuple[str, tuple[tuple[str, str], ...]]
+
+
+class TensorMapping(NamedTuple):
+    """A tensor of a GGUF file.
+
+    Attributes:
+        name: Name in llama.cpp, without the number of the layer.
+        weights: Names of the weights that the tensor stores.
+        tensor: Row length and role.
+        rows: Number of rows.
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    tensor: Tensor
+    rows: int
+
+
+def mixed(model: Model, mix: str, imatrix: bool) -> Model:
+    """Return `model` with every weight stored as llama.cpp's quantiser stores it.
+
+    The result is computed once per model. Raises UserError if llama.cpp's tensors of the model are
+    unknown.
+
+    Args:
+        mix: A file type such as `q4_k_m`.
+        imatrix: Whether the file was made with an importance matrix.
+    """
+    label = mix + ("+imatrix" if imatrix else "")
+    if any(scheme.label == label for scheme in model.quantization):
+        return model
+    return kept(model, _mixed, mix, imatrix, label)
+
+
+def _mixed(model: Model, mix: str, imatrix: bool, label: str) -> Model:
+    is_fused = _has_fused_qkv(model)
+    mappings: list[TensorMapping] = []
+    for layer, kind in enumerate(model.order):
+        mappings += _layer(model, kind, layer, is_fused)
+    mappings += _outer(model)
+
+    file_order = sorted(mappings, key=_tensor_key)
+    tensors = [mapping.tensor for mapping in file_order]
+    types = mixed_types(tensors, mix, imatrix, _facts(model))
+    type_of = dict(zip(map(_tensor_key, file_order), types, strict=True))
+    pieces: dict[tuple[int, str], list[tuple[str, TensorMapping]]] = {}
+    for mapping in mappings:
+        for weight in mapping.weights:
+            parts = pieces.setdefault((mapping.tensor.layer, weight), [])
+            parts.append((type_of[_tensor_key(mapping)], mapping))
+
+    stored: dict[int, list[tuple[str, str]]] = {n: [] for n in range(-1, model.layers)}
+    for (layer, weight), parts in pieces.items():
+        stored[layer].append((weight, _format(model, weight, parts)))
+    buffers = 4 * (model.rope_factors + _routing_biases(model))
+    return split(
+        model, {n: tuple(pairs) for n, pairs in stored.items()}, label, "fp32", buffers
+    )
+
+
+def _tensor_key(mapping: TensorMapping) -> tuple[int, str]:
+    """Return the sort key of llama.cpp: outer tensors first, then by layer, then by name."""
+    return mapping.tensor.layer, mapping.name
+
+
+def _format(model: Model, weight: str, parts: list[tuple[str, TensorMapping]]) -> str:
+    """Return the format of a weight: a ggml type, or `types@bytes/elements` if its tensors differ
+    in type or lack rows."""
+    elements = sum(mapping.tensor.row * mapping.rows for _, mapping in parts)
+    if weight == "embedding":
+        elements = model.hidden_size * model.vocab_size
+    types = "_".join(dict.fromkeys(type_ for type_, _ in parts))
+    lacks_rows = weight == "embedding" and parts[0][1].rows != model.vocab_size
+    if len(parts) == 1 and not lacks_rows:
+        return types
+    stored = sum(
+        tensor_bytes(type_, mapping.tensor.row, mapping.rows) for type_, mapping in parts
+    )
+    return f"{types}@{stored}/{elements}"
+
+
+def _layer(model: Model, kind: str, layer: int, is_fused: bool) -> Iterator[TensorMapping]:
+    """Yield the tensors of a layer that may be quantised."""
+    for part in model.kinds[kind].parts:
+        weights = part.weights(model.hidden_size)
+        matrices = [w for w in weights if w.kind == "matrix" and w.name not in _FLOAT32]
+        if is_fused and isinstance(part, Grouped):
+            joined = [w for w in matrices if w.name in _QKV]
+            matrices = [w for w in matrices if w.name not in _QKV]
+            tensor = Tensor(Use.QKV, joined[0].inputs, layer)
+            names = tuple(w.name for w in joined)
+            yield TensorMapping("attn_qkv", names, tensor, sum(w.outputs for w in joined))
+        for w in matrices:
+            yield from _tensors(part, w, layer)
+
+
+def _tensors(part: Sublayer, w: Weight, layer: int) -> Iterator[TensorMapping]:
+    """Yield the tensors of a matrix. kv_up of MLA is [dn, r] (transposed) and [r, dv] per head."""
+    if isinstance(part, Latent) and w.name == "kv_up":
+        heads, rank = part.num_attention_heads, part.kv_lora_rank
+        for name, row, rows in (
+            ("attn_k_b", part.qk_nope_head_dim, rank),
+            ("attn_v_b", rank, part.v_head_dim),
+        ):
+            tensor = Tensor(Use.OTHER, row, layer, stacked=True)
+            yield TensorMapping(name, ("kv_up",), tensor, heads * rows)
+        return
+    use = _USES.get(w.name.rpartition(".")[2], Use.OTHER)
+    name = use + ("_exps" if w.expert else "_shexp" if w.name.startswith("shared.") else "")
+    if isinstance(part, Grouped) and w.name == "gate":
+        use, name = Use.OTHER, "attn_gate"
+    elif w.name in _LATENT_NAMES:
+        name = _LATENT_NAMES[w.name]
+    tensor = Tensor(use, w.inputs, layer, stacked=w.copies > 1)
+    yield TensorMapping(name, (w.name,), tensor, w.outputs * w.copies)
+
+
+def _outer(model: Model) -> list[TensorMapping]:
+    width = model.hidden_size
+    rows = _VOCABULARIES.get((model.model_type, model.vocab_size), model.vocab_size)
+    results = [TensorMapping("token_embd", ("embedding",), Tensor(Use.EMBEDDING, width), rows)]
+    if not model.tie_word_embeddings:
+        results.append(
+            TensorMapping("output", ("lm_head",), Tensor(Use.HEAD, width), model.vocab_size)
+        )
+    return results
+
+
+def _facts(model: Model) -> ModelFacts:
+    parts = [
+        part for kind in (model.order[0], *model.kinds) for part in model.kinds[kind].parts
+    ]
+    first = next(part for part in parts if isinstance(part, Grouped | Latent))
+    heads = first.num_attention_heads
+    # the latent is one head of all
+    groups = first.num_key_value_heads if isinstance(first, Grouped) else 1
+    is_seventy = model.layers == 80 and model.model_type in _SEVENTY
+    return ModelFacts(
+        layers=model.layers,
+        experts=max((part.num_experts for part in parts if isinstance(part, Moe)), default=0),
+        queries_per_kv=heads // groups,
+        seventy=is_seventy and (heads != groups or model.model_type == "qwen2"),
+        falcon=model.model_type == "falcon",
+        tied=model.tie_word_embeddings,
+    )
+
+
+def _has_fused_qkv(model: Model) -> bool:
+    """Return whether Q, K and V are one tensor. Raises UserError if llama.cpp's tensors are
+    unknown."""
+    is_fused = model.model_type in _FUSED_QKV.split()
+    problem = _problem(model)
+    if not problem and not is_fused and model.model_type not in _SEPARATE_QKV.split():
+        problem = f"its model_type {model.model_type!r}"
+    if problem:
+        text = f"it is not known which tensors llama.cpp makes of {model.name}: {problem}"
+        raise UserError(text, hint=WAY_ROUND)
+    return is_fused
+
+
+def _problem(model: Model) -> str:
+    """Return the part of the model whose tensors in llama.cpp are unknown, or ''."""
+    width = model.embedding_size or model.hidden_size
+    if model.extra or model.tables or model.type_embeddings or width != model.hidden_size:
+        return "it has tables or projections beside its layers"
+    for name, layer in model.kinds.items():
+        for part in layer.parts:
+            if not _is_known(part):
+                return f"{part.label or part.__struct_config__.tag} (layers {name})"
+        if layer.shared:
+            return f"weights shared between layers (layers {name})"
+    parts = [part for layer in model.kinds.values() for part in layer.parts]
+    if model.mtp and not all(isinstance(part, Latent | Dense | Moe) for part in parts):
+        return "its multi-token-prediction layers"
+    return ""
+
+
+def _is_known(part: Sublayer) -> bool:
+    if type(part) is Latent:
+        return not (part.output_gate or part.sinks)
+    if isinstance(part, Moe):
+        return not (
+            part.moe_latent_size
+            or part.router_width
+            or part.router_outputs
+            or part.zero_experts
+        )
+    return type(part) in (Grouped, Dense)
+
+
+def split(
+    model: Model,
+    stored: dict[int, tuple[tuple[str, str], ...]],
+    label: str,
+    vectors: str,
+    buffers: int,
+) -> Model:
+    """Return the model with one kind per storage, and one scheme for every format.
+
+    Args:
+        stored: (weight, format) by layer; −1 for weights outside the layers.
+        vectors: Format of norms, biases, and of routers and tables that `stored` does not list.
+        buffers: Bytes in addition to the parameters.
+        label: Printed name of the scheme.
+    """
+    keys = [(kind, stored[layer]) for layer, kind in enumerate(model.order)]
+    names = _names(keys)
+    order = tuple(names[key] for key in keys)
+    covers: dict[str, list[str]] = {}
+    for (_, pairs), kind in names.items():
+        for weight, format_ in pairs:
+            covers.setdefault(format_, []).append(f"{kind}.{weight}")
+    for weight, format_ in stored[-1]:
+        covers.setdefault(format_, []).append(weight)
+        if weight == "embedding" and model.tie_word_embeddings:
+            covers[format_].append("lm_head")
+
+    float32 = tuple(f"*.{name}" for name in _FLOAT32)
+    rows: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
+        *(
+            (format_, tuple(weights), ("matrix", "table"))
+            for format_, weights in covers.items()
+        ),
+        (vectors, float32, ("matrix",)),
+        (vectors, ("*",), ("vector", "table")),
+    ]
+    return msgspec.structs.replace(
+        model,
+        kinds={name: model.kinds[kind] for (kind, _), name in names.items()},
+        buffers=buffers,
+        pattern=order,
+        mtp=msgspec.structs.replace(model.mtp, kind=order[-1]) if model.mtp else None,
+        quantization=tuple(
+            Quantization(format_, weights, (), kinds, label) for format_, weights, kinds in rows
+        ),
+    )
+
+
+def _routing_biases(model: Model) -> int:
+    """Return the number of routing biases in the file that are not parameters."""
+    if model.model_type not in _BIASED_ROUTERS:
+        return 0
+    return sum(
+        count * part.num_experts
+        for kind, count in model.counts.items()
+        for part in model.kinds[kind].parts
+        if isinstance(part, Moe)
+    )
+
+
+def _names(keys: list[Stored]) -> dict[Stored, str]:
+    """Return a name for each kind: its own if it has one storage, otherwise with a letter
+    appended."""
+    distinct = list(dict.fromkeys(keys))
+    count = Counter(kind for kind, _ in distinct)
+    letters = {kind: iter(ascii_lowercase) for kind in count}
+    return {
+        key: f"{key[0]}-{next(letters[key[0]])}" if count[key[0]] > 1 else key[0]
+        for key in distinct
+    }

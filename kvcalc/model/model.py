@@ -1,0 +1,422 @@
+"""Vision towers that an engine loads with a language model.
+
+A model: named kinds of layer, their order, and the weights outside the layers.
+
+`parameters` counts only the language model: tied weights once, shared blocks once, no buffers, no
+multi-token-prediction layers, no vision or audio tower. `active_parameters` also excludes routed
+experts beyond top-k.
+
+Requirements of draft models.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from itertools import cycle
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from kvcalc.errors import UserError, nearest, shown_briefly
+from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.feed_forward import Projections
+from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.parts import AnyPart
+from kvcalc.layers.weights import Weight, matrix, table, vector
+from kvcalc.storage.formats import cache_dtypes, canonical
+from kvcalc.storage.quantization import Quantization
+from kvcalc.units import format_count
+
+Result = TypeVar("Result")
+MAX_KEPT = 1 << 12  # results of one rule
+
+
+class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A vision tower, which `parameters` excludes.
+
+    Attributes:
+        parameters: Parameters of the tower and its projector.
+        width: Hidden size.
+        mlp: Intermediate size.
+        layers: Number of layers.
+        patches: Patches of the largest image.
+        tokens: Tokens of the largest image in the language model.
+        values: Values of one patch: channels · height · width · frames.
+        sharded: Whether engines split it over tp.
+    """
+
+    parameters: Annotated[int, msgspec.Meta(ge=1, le=10**12)]
+    width: Size
+    mlp: Size
+    layers: Size
+    patches: Size
+    tokens: Size
+    values: Size
+    sharded: bool = True
+
+
+Layers = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+MOST_KINDS = 256  # kinds of layer: a searched model has a few dozen
+Norm = Literal["rms", "layer", "layer_no_bias", "none"]
+NORM_VECTORS = {"rms": 1, "layer": 2, "layer_no_bias": 1, "none": 0}
+
+
+class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """One kind of layer: its parts in order, and its sharing with other layers.
+
+    Attributes:
+        parts: Mixers and FFNs.
+        norms: Number of norm vectors; one for each mixer and FFN by default.
+        shares_cache: Whether the layer reads an earlier layer's cache and stores none. A field of
+            its attention states whether it still projects K and V.
+        shared: Parts whose weights are one of `weight_sets` sets for all layers of this kind.
+        weight_sets: Number of sets; 0 if another kind owns the weights and a later turn runs them
+            again.
+        unquantized: Matrices that a quantised checkpoint keeps in the dtype of the model.
+    """
+
+    parts: tuple[AnyPart, ...] = ()
+    norms: Count | None = None
+    shares_cache: bool = False
+    shared: tuple[AnyPart, ...] = ()
+    weight_sets: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 1
+    unquantized: tuple[str, ...] = ()
+
+    @property
+    def norm_count(self) -> int:
+        """Number of norms of the layer, without those inside its parts or its shared block."""
+        return (
+            self.norms
+            if self.norms is not None
+            else sum(not isinstance(p, Projections) for p in self.parts)
+        )
+
+    @cached_property
+    def entries(self) -> tuple[CacheEntry, ...]:
+        """Cache entries that this layer reads. It also stores them unless `shares_cache` is set."""
+        return tuple(entry for part in (*self.parts, *self.shared) for entry in part.cache())
+
+    @property
+    def mixers(self) -> tuple[Sublayer, ...]:
+        return tuple(part for part in (*self.parts, *self.shared) if part.label)
+
+    @property
+    def label(self) -> str:
+        return " + ".join(m.label for m in self.mixers) + (
+            " (shared cache)" if self.shares_cache else ""
+        )
+
+
+class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Multi-token-prediction layers: `layers` of kind `kind`, each with a projection [2·D, D] and
+    three norms."""
+
+    kind: str
+    layers: Layers = 1
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Source of figures: a document, its address, the day it was read, and the figures."""
+
+    document: str
+    url: str
+    read: str
+    figures: str = ""
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, kw_only=True):
+    """A language model. The fields are the keys of a preset.
+
+    Attributes:
+        family: A label.
+        model_type: What transformers or a GGUF file calls the architecture. Rules of engines depend
+            on it, and on no name.
+        file: The path that the model was read from; "" for a preset.
+        layers: Number of layers.
+        pattern: Kinds in order, `5 local` for five in a row, repeated up to `layers`.
+        dtype: dtype of the published weights.
+        position_embeddings: Rows of a learned position table.
+        embedding_size: Width of the token table if it is narrower than the hidden size. Two
+            projections then connect them.
+        head_size: Input width of the LM head if it differs from the token table.
+        lent: `embedding` or `lm_head` if they belong to another model (a draft uses its target's).
+            A pass reads them, but they are not parameters of this model.
+        parameters_exact: False if general rules read the file, or if it has unknown keys that may
+            add weights.
+        published: Published parameter count, for the record.
+        rope_factors: Number of factors that scale rotary frequencies (llama3, longrope). They are
+            not parameters. A GGUF file stores them as a tensor.
+        buffers: Bytes of a quantised file in addition to its parameters: factors, routing biases,
+            cache scales.
+        rope_tables: Positions and rotary width of each distinct rotary table of an engine, if they
+            differ from max_context and the widest head.
+    """
+
+    name: str
+    hidden_size: Size
+    vocab_size: Size
+    layers: Layers
+    kinds: Annotated[dict[str, Layer], msgspec.Meta(max_length=MOST_KINDS)]
+    pattern: tuple[str, ...] = ()
+    family: str = ""
+    model_type: str = ""
+    aliases: tuple[str, ...] = ()
+    huggingface_id: str | None = None
+    source: tuple[Source, ...] = ()
+    published: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    dtype: Literal["bf16", "fp16", "fp32"] = "bf16"
+    kv_cache_dtype: str | None = None
+    quantization: tuple[Quantization, ...] = ()
+    max_context: Tokens | None = None
+    tie_word_embeddings: bool = False
+    norm: Norm = "rms"
+    final_norm: bool = True
+    embedding_norm: bool = False
+    embedding_size: Size | None = None
+    head_size: Size | None = None
+    position_embeddings: Count = 0
+    type_embeddings: Count = 0
+    lm_head: bool = True
+    lm_head_bias: bool = False
+    lent: tuple[Literal["embedding", "lm_head"], ...] = ()
+    parameters_exact: bool = True
+    extra: tuple[Projections, ...] = ()
+    tables: dict[str, tuple[Count, Count]] = {}
+    rope_factors: Count = 0
+    buffers: Count = 0
+    mtp: Mtp | None = None
+    vision: Vision | None = None
+    rope_tables: tuple[tuple[Count, Count], ...] = ()
+    file: str = ""
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """Kind of every layer, in order."""
+        result: list[str] = []
+        for count, kind in cycle(self.runs):
+            result += [kind] * min(count, self.layers - len(result))
+            if len(result) == self.layers:
+                break
+        return tuple(result)
+
+    @property
+    def runs(self) -> list[tuple[int, str]]:
+        """The pattern as (count, kind); one run if there is only one kind."""
+        result = []
+        for item in self.pattern or tuple(self.kinds):
+            count, _, kind = item.rpartition(" ")
+            result.append((int(count) if count else 1, kind))
+        return result
+
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """Cached results of this model by their inputs, because a plan needs the same bytes many
+        times."""
+        return {}
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Number of layers of each kind."""
+        return {kind: self.order.count(kind) for kind in self.kinds}
+
+    def layer_weights(self, kind: str) -> tuple[Weight, ...]:
+        """Return the weights of one layer of `kind`, with norms, without its shared block."""
+        return kept(self, _layer_weights, kind)
+
+    def shared_weights(self, kind: str) -> tuple[Weight, ...]:
+        """Return the weights of one set of the block that layers of `kind` share."""
+        return tuple(
+            w for part in self.kinds[kind].shared for w in part.weights(self.hidden_size)
+        )
+
+    @cached_property
+    def outer_weights(self) -> tuple[Weight, ...]:
+        """Weights outside the layers: embeddings, final norm, LM head (absent if tied)."""
+        width, vocab = self.embedding_size or self.hidden_size, self.vocab_size
+        result = [table("embedding", vocab, width, shards=vocab)]
+        if self.position_embeddings:
+            result.append(
+                table("position_embedding", self.position_embeddings, self.hidden_size)
+            )
+        if self.type_embeddings:
+            result.append(table("type_embedding", self.type_embeddings, self.hidden_size))
+        result += [table(name, rows, columns) for name, (rows, columns) in self.tables.items()]
+        norm = NORM_VECTORS[self.norm] * self.hidden_size
+        result += [vector("embedding_norm", norm)] if self.embedding_norm and norm else []
+        result += [vector("final_norm", norm)] if self.final_norm and norm else []
+        head = self.head_size or width
+        result += (
+            [matrix("embedding_up", width, self.hidden_size)]
+            if width != self.hidden_size
+            else []
+        )
+        result += (
+            [matrix("embedding_down", self.hidden_size, head)]
+            if head != self.hidden_size
+            else []
+        )
+        result += [w for part in self.extra for w in part.weights(self.hidden_size)]
+        if self.lm_head and not self.tie_word_embeddings:
+            result.append(matrix("lm_head", head, vocab, self.lm_head_bias, shards=vocab))
+        elif self.lm_head_bias:
+            result.append(vector("lm_head_bias", vocab, shards=vocab))
+        return tuple(result)
+
+    def walk(self) -> tuple[tuple[str, Weight, int], ...]:
+        """Return (name, weight, count) for every weight; a shared block counts once per set."""
+        return kept(self, _walk)
+
+    @cached_property
+    def unquantized(self) -> frozenset[str]:
+        """Full names of matrices that a quantised checkpoint keeps in the dtype of the model."""
+        return frozenset(
+            f"{kind}.{name}" for kind, layer in self.kinds.items() for name in layer.unquantized
+        )
+
+    def __str__(self) -> str:
+        about = (
+            f"{'' if self.parameters_exact else '≈ '}{format_count(self.parameters)} parameters"
+        )
+        most = f", {self.max_context:,} tokens at most" if self.max_context else ""
+        return f"{self.name}: {about}, {self.layers} layers, {self.attention}{most}"
+
+    _repr_pretty_ = shown_briefly
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(weight.elements * count for _, weight, count in self.walk())
+
+    @cached_property
+    def active_parameters(self) -> int:
+        return sum(weight.active_elements * count for _, weight, count in self.walk())
+
+    @cached_property
+    def mtp_parameters(self) -> int:
+        """Parameters of the multi-token-prediction layers, which `parameters` excludes."""
+        if not self.mtp:
+            return 0
+        layer = sum(w.elements for w in self.layer_weights(self.mtp.kind))
+        return self.mtp.layers * (
+            layer + 2 * self.hidden_size**2 + 3 * NORM_VECTORS[self.norm] * self.hidden_size
+        )
+
+    @cached_property
+    def attention(self) -> str:
+        """Names of the model's mixers; with layer counts if there are several."""
+        labels: dict[str, int] = {}
+        for kind, count in self.counts.items():
+            label = self.kinds[kind].label
+            if label and count:
+                labels[label] = labels.get(label, 0) + count
+        return (
+            next(iter(labels))
+            if len(labels) == 1
+            else ", ".join(f"{n}× {label}" for label, n in labels.items())
+        )
+
+    def problem(self) -> tuple[str, str]:
+        """Return (key, problem) of the first inconsistency among the fields, or ('', '')."""
+        if not self.name.isprintable() or not self.name:
+            return "name", "is empty, or has characters that a terminal does not print"
+        if not self.kinds:
+            return "kinds", "a model needs at least one kind of layer"
+        if len(self.kinds) > 1 and not self.pattern:
+            return (
+                "pattern",
+                "is missing, and there is more than one kind of layer to order",
+            )
+        for item in self.pattern:
+            count, _, kind = item.rpartition(" ")
+            if kind not in self.kinds:
+                return (
+                    "pattern",
+                    f"names an unknown kind {kind!r} (kinds: {', '.join(self.kinds)})",
+                )
+            if count and not (
+                count.isascii() and count.isdigit() and 0 < int(count[:9]) <= 100_000
+            ):
+                return "pattern", f"item {item!r} should read like '5 {kind}'"
+        if self.kv_cache_dtype and canonical(self.kv_cache_dtype) not in (
+            *cache_dtypes(),
+            "auto",
+        ):
+            hint = nearest(canonical(self.kv_cache_dtype), [*cache_dtypes(), "auto"])
+            return (
+                "kv_cache_dtype",
+                f"unknown KV-cache dtype {self.kv_cache_dtype!r}. {hint}".rstrip(),
+            )
+        for kind, layer in self.kinds.items():
+            if not kind.isprintable():
+                return (
+                    "kinds",
+                    f"{kind!r} has characters that a terminal does not print",
+                )
+            if "." in kind:
+                return (
+                    "kinds",
+                    f"{kind!r} has a dot, which stands between a kind and the names of its weights",
+                )
+            for part in (*layer.parts, *layer.shared):
+                if text := part.problem():
+                    return f"kinds.{kind}", text
+        if self.mtp and self.mtp.kind not in self.kinds:
+            return "mtp.kind", f"names an unknown kind {self.mtp.kind!r}"
+        return "", ""
+
+
+# entries by which vocabularies may differ (llama.cpp, common/speculative.cpp:
+# SPEC_VOCAB_MAX_SIZE_DIFFERENCE)
+PADDING = 128
+
+
+def kept(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
+    """Return `rule(model, *key)`, computed once for each model and key.
+
+    Example: `kept(model, loaded_bytes, formats, ranks, stage)`. A rule with too many results starts
+    again from none.
+    """
+    results: dict[tuple[Any, ...], Result] = model.known.setdefault(rule, {})
+    if key not in results:
+        if len(results) == MAX_KEPT:
+            results.clear()
+        results[key] = rule(model, *key)
+    return results[key]
+
+
+def _layer_weights(model: Model, kind: str) -> tuple[Weight, ...]:
+    layer = model.kinds[kind]
+    norm = layer.norm_count * NORM_VECTORS[model.norm] * model.hidden_size
+    weights = [w for part in layer.parts for w in part.weights(model.hidden_size)]
+    return (vector("norms", norm), *weights) if norm else tuple(weights)
+
+
+def _walk(model: Model) -> tuple[tuple[str, Weight, int], ...]:
+    rows = [(w.name, w, 1) for w in model.outer_weights if w.name not in model.lent]
+    for kind, count in model.counts.items():
+        if not count:
+            continue
+        sets = min(model.kinds[kind].weight_sets, count)
+        rows += [(f"{kind}.{w.name}", w, count) for w in model.layer_weights(kind)]
+        rows += [(f"{kind}.shared.{w.name}", w, sets) for w in model.shared_weights(kind)]
+    return tuple(rows)
+
+
+def check_vocabulary(
+    target: Model, draft: Model, most: int = PADDING, engine: str = ""
+) -> None:
+    """Raise UserError if a draft's vocabulary differs from the target's by more than `most` padding
+    entries.
+
+    Only sizes are compared. A draft that uses its target's embedding maps its own vocabulary.
+    `engine` is the engine whose limit applies.
+    """
+    if draft.lent or abs(target.vocab_size - draft.vocab_size) <= most:
+        return
+    why = (
+        f"{engine} drafts with the model's own vocabulary alone"
+        if engine
+        else "a draft proposes the model's own tokens"
+    )
+    sizes = f"{draft.name}'s has {draft.vocab_size:,} entries, "
+    sizes += f"{target.name}'s {target.vocab_size:,}"
+    raise UserError(f"{why}, and {sizes}", hint="Draft with a smaller model of its family")
