@@ -1,1 +1,1 @@
-"""Load models and GPUs by name or file, and check each specification as it is read."""
+"""Load models and GPUs by name or file, and check each specification."""

@@ -1,4 +1,6 @@
-"""Translate checkpoint names, as engines accept them, into a model and its storage format.
+"""Load models by name; if the Hub refuses a model, the error names the equivalent preset.
+
+Translate checkpoint names, as engines accept them, into a model and its storage format.
 
 The network is not used. `Qwen/Qwen3-14B-AWQ` is the preset qwen3-14b in awq.
 `llama-3.1-8b-q4_k_m.gguf` is the preset llama-3.1-8b in the format of that file type.
@@ -9,24 +11,81 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kvcalc.errors import UserError
-from kvcalc.library import catalog
-from kvcalc.library.load import is_hub_name, load_model, locate
-from kvcalc.model.spec import Model
-from kvcalc.storage.gguf import mix_of
+from kvcalc.library import presets
+from kvcalc.library.load import hub_name, is_hub_name, load_model, locate
+from kvcalc.model.model import Model
+from kvcalc.storage.ggml import mix_of
 from kvcalc.storage.quantization import load_weight_format
+
+
+def load_named(name: str, changes: list[str] | None = None) -> Model:
+    """Return the model, as `load_model` does.
+
+    If the Hub does not provide the model but an equivalent preset exists, the error names it.
+    """
+    try:
+        return load_model(name, changes)
+    except UserError as error:
+        same = _preset(name) if " Hub" in error.what else ""
+        if not same:
+            raise
+        hint = (
+            f"{error.hint}{'' if error.hint.endswith('?') else '.'} The preset {same} needs "
+            "no network"
+        )
+        raise UserError(error.what, error.where, hint) from None
+
+
+def _preset(name: str) -> str:
+    """Return the preset that a Hub name means and its weight format; '' if it is unknown."""
+
+    try:
+        result = checkpoint(hub_name(name))
+    except UserError:
+        return ""
+    stored = f" with --quantization {result.quantization}" if result.quantization else ""
+    return "" if "/" in result.name else f"{result.name}{stored}"
+
 
 _ID = re.compile(r"^huggingface_id:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
 # Endings of names, longest first, with their weight format. An ending with '' implies no format.
 _ENDINGS: dict[str, str] = {
-    "unsloth-bnb-4bit": "nf4", "bnb-4bit": "nf4", "awq-4bit": "awq", "awq-int4": "awq", "gptq-int4": "gptq", "gptq-4bit": "gptq",
-    "int4-autoround": "int4", "autoround": "int4", "awq": "awq", "gptq": "gptq", "quantized.w4a16": "int4", "w4a16": "int4",
-    "quantized.w8a8": "int8_scale16", "w8a8": "int8_scale16", "fp8-dynamic": "fp8_per_channel_scale16",
+    "unsloth-bnb-4bit": "nf4",
+    "bnb-4bit": "nf4",
+    "awq-4bit": "awq",
+    "awq-int4": "awq",
+    "gptq-int4": "gptq",
+    "gptq-4bit": "gptq",
+    "int4-autoround": "int4",
+    "autoround": "int4",
+    "awq": "awq",
+    "gptq": "gptq",
+    "quantized.w4a16": "int4",
+    "w4a16": "int4",
+    "quantized.w8a8": "int8_scale16",
+    "w8a8": "int8_scale16",
+    "fp8-dynamic": "fp8_per_channel_scale16",
     "fp8-block": "fp8_block128_scale16",
-    "fp8-static-pertensor": "fp8", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "nvfp4a16": "nvfp4_weight_only",
-    "mxfp4": "mxfp4", "mxfp4a16": "mxfp4_weight_only", "int4": "int4",
-    "int8": "int8", "gguf": "", "instruct": "", "it": "", "chat": "", "hf": "", "base": "", "preview": "", "latest": "",
-    "thinking-2507": "", "gguf:latest": "",
-}  # fmt: skip
+    "fp8-static-pertensor": "fp8",
+    "fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "fp4": "nvfp4",
+    "nvfp4a16": "nvfp4_weight_only",
+    "mxfp4": "mxfp4",
+    "mxfp4a16": "mxfp4_weight_only",
+    "int4": "int4",
+    "int8": "int8",
+    "gguf": "",
+    "instruct": "",
+    "it": "",
+    "chat": "",
+    "hf": "",
+    "base": "",
+    "preview": "",
+    "latest": "",
+    "thinking-2507": "",
+    "gguf:latest": "",
+}
 _DATE = re.compile(r"[-_.](\d{4}|\d{6}|\d{8})$")
 # Publishers whose "FP8" does not have one scale per matrix.
 # Source: their model cards and configs (quantization_config).
@@ -38,13 +97,28 @@ _FP8_OF = {
 }
 # Prefixes of checkpoint names that have the same layers as a preset with another name.
 _SAME_SHAPE = {
-    "deepseek-r1-distill-qwen-1.5b": "qwen2.5-1.5b", "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
-    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b", "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
-    "deepseek-r1-distill-llama-8b": "llama-3.1-8b", "deepseek-r1-distill-llama-70b": "llama-3.3-70b",
-    "qwen2-0.5b": "qwen2.5-0.5b", "qwen2-1.5b": "qwen2.5-1.5b", "qwen2-7b": "qwen2.5-7b", "qwen2-72b": "qwen2.5-72b",
-    "qwen2.5-coder-": "qwen2.5-", "qwen2.5-math-": "qwen2.5-", "meta-llama-": "llama-",
-}  # fmt: skip
-_WHOLE = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+    "deepseek-r1-distill-qwen-1.5b": "qwen2.5-1.5b",
+    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
+    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
+    "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-70b": "llama-3.3-70b",
+    "qwen2-0.5b": "qwen2.5-0.5b",
+    "qwen2-1.5b": "qwen2.5-1.5b",
+    "qwen2-7b": "qwen2.5-7b",
+    "qwen2-72b": "qwen2.5-72b",
+    "qwen2.5-coder-": "qwen2.5-",
+    "qwen2.5-math-": "qwen2.5-",
+    "meta-llama-": "llama-",
+}
+_WHOLE = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+}
 
 
 class Checkpoint(NamedTuple):
@@ -79,12 +153,12 @@ def checkpoint(name: str) -> Checkpoint:
     plain = name.strip().removeprefix("hf:")
     if _readable(plain) or plain.lower().endswith((".yaml", ".yml", ".json")):
         return Checkpoint(plain)
-    if found := published().get(plain.lower()):
-        return Checkpoint(found)
+    if result := published().get(plain.lower()):
+        return Checkpoint(result)
     org, _, base = plain.rstrip("/").rpartition("/")
     known = _derived(org.rpartition("/")[2].lower(), base.partition("@")[0])
     if known:
-        same = catalog.key(known.name) == catalog.key(base)
+        same = presets.key(known.name) == presets.key(base)
         return known if same else known._replace(remark=f"{plain} read as {_told(known)}")
     if is_hub_name(plain):
         return Checkpoint(plain)
@@ -107,11 +181,11 @@ def _readable(name: str) -> bool:
 @lru_cache(1)
 def published() -> dict[str, str]:
     """Return the preset of each name on the Hub; the names are in lower case."""
-    found: dict[str, str] = {}
-    for stem, path in catalog.preset_files("models").items():
+    results: dict[str, str] = {}
+    for stem, path in presets.preset_files("models").items():
         if match := _ID.search(path.read_text(encoding="utf-8", errors="replace")):
-            found.setdefault(match[1].lower(), stem)
-    return found
+            results.setdefault(match[1].lower(), stem)
+    return results
 
 
 def _derived(org: str, base: str) -> Checkpoint | None:
@@ -120,14 +194,14 @@ def _derived(org: str, base: str) -> Checkpoint | None:
     left = left.partition(":")[0] if ":" in left else left
     dtype = format_ = ""
     for _ in range(8):
-        if preset := _preset(left):
+        if preset := _preset_checkpoints(left):
             return Checkpoint(preset, dtype, format_)
-        shorter, told, whole = _shortened(left)
+        shorter, stated, whole = _shortened(left)
         if shorter == left:
             return None
-        if told == "fp8" and not format_:
-            told = _FP8_OF.get(org, "fp8")
-        left, format_, dtype = shorter, format_ or told, dtype or whole
+        if stated == "fp8" and not format_:
+            stated = _FP8_OF.get(org, "fp8")
+        left, format_, dtype = shorter, format_ or stated, dtype or whole
     return None
 
 
@@ -137,9 +211,13 @@ def _shortened(name: str) -> tuple[str, str, str]:
     A name without a known ending is returned unchanged.
     """
     low = name.lower()
-    for ending, told in _ENDINGS.items():
-        if low.endswith(ending) and low[-len(ending) - 1 : -len(ending)] in ("-", "_", "."):
-            return name[: -len(ending) - 1], told, ""
+    for ending, stated in _ENDINGS.items():
+        if low.endswith(ending) and low[-len(ending) - 1 : -len(ending)] in (
+            "-",
+            "_",
+            ".",
+        ):
+            return name[: -len(ending) - 1], stated, ""
     if match := _DATE.search(name):
         return name[: match.start()], "", ""
     for mark in ("-", "."):
@@ -159,15 +237,19 @@ def _format(name: str) -> bool:
     return True
 
 
-def _preset(name: str) -> str:
+def _preset_checkpoints(name: str) -> str:
     """Return the preset with this name or with the same shape; '' if none exists."""
     low = name.lower()
     shapes = [low]
-    shapes += [preset + low[len(begin) :] for begin, preset in _SAME_SHAPE.items() if begin[-1] == "-" and low.startswith(begin)]
+    shapes += [
+        preset + low[len(begin) :]
+        for begin, preset in _SAME_SHAPE.items()
+        if begin[-1] == "-" and low.startswith(begin)
+    ]
     shapes += [preset for begin, preset in _SAME_SHAPE.items() if low == begin]
     for shape in shapes:
         try:
-            return catalog.find(shape, "models").stem
+            return presets.find(shape, "models").stem
         except UserError:
             continue
     return ""

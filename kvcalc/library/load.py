@@ -1,19 +1,105 @@
-"""Load models and GPUs from names and files."""
+"""Load models and GPUs from names and files, change their fields, and list them as records.
+
+A model can also have only dimensions: its cache can be computed, its weights cannot.
+"""
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from kvcalc.errors import UserError
-from kvcalc.gpu.spec import Gpu
-from kvcalc.library import catalog
+from kvcalc.errors import UserError, nearest, visible
+from kvcalc.gpu.gpu import PEAKS, Gpu
+from kvcalc.layers.attention import Grouped, Latent
+from kvcalc.library import presets
 from kvcalc.library.files import MOST_YAML, read_text
-from kvcalc.library.yaml_text import parse_yaml
-from kvcalc.model.spec import Model
-from kvcalc.units import parse_bytes, parse_rate
+from kvcalc.library.presets import key, preset_files
+from kvcalc.library.yaml_text import parse_yaml, scalar
+from kvcalc.model.memory import cache_size, size_record
+from kvcalc.model.model import Layer, Model
+from kvcalc.model.precision import Precision
+from kvcalc.records import JsonObject
+from kvcalc.units import parse_bytes, parse_rate, parse_tokens
+
+_SETTABLE = (
+    "layers",
+    "hidden_size",
+    "vocab_size",
+    "max_context",
+    "tie_word_embeddings",
+    "dtype",
+    "kv_cache_dtype",
+    "position_embeddings",
+)
+_OF_A_LAYER = set(Layer.__struct_fields__) - {"parts", "shared"}
+
+
+def edited(model: Model, changes: list[str]) -> Model:
+    """Return `model` with each `KEY=VALUE` or `KIND.KEY=VALUE` applied, and checked again.
+
+    KEY is a field of the model, of a layer kind or of its parts. It changes every kind with this
+    field. `null` switches a field off.
+
+    Raises:
+        UserError: A key is unknown. The message names the nearest keys.
+    """
+    if not changes:
+        return model
+    data = msgspec.json.decode(msgspec.json.encode(model))  # lists for tuples, as from a file
+    for change in changes:
+        target, sign, value = change.partition("=")
+        if not sign or not target.strip():
+            raise UserError(f"change {change!r} should read KEY=VALUE or KIND.KEY=VALUE")
+        _apply(data, target.strip(), _parsed(value.strip()))
+    where = f"{model.name} with {', '.join(changes)}"
+    result = presets.build(data, Model, where)
+    key, problem = result.problem()
+    if problem:
+        raise UserError(f"{key}: {problem}", where)
+    return result
+
+
+def _parsed(text: str) -> Any:
+    try:
+        value = scalar(text)
+    except (ValueError, OverflowError):
+        raise UserError(f"value {text!r} is not a usable number") from None
+    if isinstance(value, str) and value[:1].isdigit() and value[-1:].lower() in "kmg":
+        return parse_tokens(value, "value")
+    return value
+
+
+def _apply(data: JsonObject, target: str, value: Any) -> None:
+    kind, _, key = target.rpartition(".")
+    if kind and kind not in data["kinds"]:
+        raise UserError(
+            f"{target}: unknown layer kind {kind!r}", hint=nearest(kind, data["kinds"])
+        )
+    if not kind and key in _SETTABLE:
+        data[key] = value
+        return
+    chosen = [data["kinds"][kind]] if kind else list(data["kinds"].values())
+    result = False
+    for layer in chosen:
+        parts = (*layer["parts"], *layer["shared"])
+        holders = (
+            [layer] if key in _OF_A_LAYER else [p for p in parts if key in p and key != "type"]
+        )
+        for holder in holders:
+            holder[key] = value
+            result = True
+    if not result:
+        known = {
+            k for layer in chosen for part in (*layer["parts"], *layer["shared"]) for k in part
+        } - {"type"}
+        raise UserError(
+            f"{target}: no layer of {data['name']} has {key!r}",
+            hint=nearest(key, [*known, *_SETTABLE]),
+        )
+
 
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+).*")
 _SUFFIXES = (".yaml", ".yml", ".json", ".gguf")
@@ -78,16 +164,28 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
     size = parse_bytes(memory, "memory")
     if size < LEAST_MEMORY:
         number = memory.strip()
-        raise UserError(f"memory {memory!r} is {size:,} bytes", hint=f"Write {number if number.isdigit() else 24}GiB")
+        raise UserError(
+            f"memory {memory!r} is {size:,} bytes",
+            hint=f"Write {number if number.isdigit() else 24}GiB",
+        )
     if size > gpu.memory_bytes:
         most = f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB"
-        raise UserError(f"memory {memory!r}: {most}", hint="A GPU with more needs a YAML file of its own")
+        raise UserError(
+            f"memory {memory!r}: {most}",
+            hint="A GPU with more needs a YAML file of its own",
+        )
     return msgspec.structs.replace(gpu, memory_bytes=size)
 
 
 def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
     """Return `gpu` with this bandwidth to other nodes, as `50GB/s`; '' is the preset's figure."""
-    return msgspec.structs.replace(gpu, inter_node_bytes_per_s=float(parse_rate(rate, "inter-node-bandwidth"))) if rate else gpu
+    return (
+        msgspec.structs.replace(
+            gpu, inter_node_bytes_per_s=float(parse_rate(rate, "inter-node-bandwidth"))
+        )
+        if rate
+        else gpu
+    )
 
 
 class Place(NamedTuple):
@@ -112,14 +210,17 @@ def locate(name: str, kind: str) -> Place:
         return Place(path)
     here = os.path.exists(path)  # noqa: PTH110 (Path's own question raises where it may not look)
     try:
-        preset = catalog.find(name, kind)
+        preset = presets.find(name, kind)
     except UserError:
         if here:
             return Place(path)
         raise
     if kind == "models" and os.path.isfile(path / "config.json"):  # noqa: PTH113 (as above)
-        return Place(path, remark="read from the folder of that name, which comes before the preset")
-    return Place(preset, True, f"the preset; write ./{name} for what lies here" if here else "")
+        return Place(
+            path,
+            remark="read from the folder of that name, which comes before the preset",
+        )
+    return Place(preset, True, f"the preset; write ./{name} for the file here" if here else "")
 
 
 def read(path: Path, spec: type[Checked]) -> Checked:
@@ -129,20 +230,20 @@ def read(path: Path, spec: type[Checked]) -> Checked:
         UserError: The file is invalid. The message names file, line, key and problem.
     """
     data, lines = parse_yaml(read_text(path, MOST_YAML), str(path))
-    found = catalog.build(data, spec, str(path), lines)
-    key, problem = found.problem()
+    result = presets.build(data, spec, str(path), lines)
+    key, problem = result.problem()
     if problem:
-        raise catalog.located(problem, key, str(path), lines)
-    return found
+        raise presets.located(problem, key, str(path), lines)
+    return result
 
 
 def changed(model: Model, **fields: object) -> Model:
     """Return `model` with fields replaced, checked again."""
-    found = msgspec.structs.replace(model, **fields)
-    key, problem = found.problem()
+    result = msgspec.structs.replace(model, **fields)
+    key, problem = result.problem()
     if problem:
         raise UserError(f"{key}: {problem}", model.name)
-    return found
+    return result
 
 
 def hub_name(name: str) -> str:
@@ -155,3 +256,291 @@ def is_hub_name(name: str) -> bool:
     parts = name.split("/")
     looks = len(parts) == 2 and all(p and not p.startswith((".", "~")) for p in parts)
     return looks and not name.lower().endswith(_SUFFIXES) and not os.path.lexists(name)
+
+
+LISTED_CONTEXT = 8192  # tokens at which a listed model's bytes per token are taken, in bf16
+
+
+def beginning(name: str, kind: str) -> list[str]:
+    """Return the presets of `kind` (models, gpus) whose names contain `name`.
+
+    The list is empty if a preset has exactly this name.
+    """
+    try:
+        locate(name, kind)
+    except UserError:
+        return [stem for stem in preset_files(kind) if key(name) in key(stem)]
+    return []
+
+
+def all_models(family: str = "", attention: str = "", names: Sequence[str] = ()) -> list[Model]:
+    """Return the models, sorted by family and parameters, that match these words and attention.
+
+    Words match the family or the name.
+
+    Args:
+        names: Return only these models.
+    """
+    paths = (
+        path for name, path in preset_files("models").items() if not names or name in names
+    )
+    result = sorted(
+        (read(path, Model) for path in paths), key=lambda m: (m.family, m.parameters)
+    )
+    family, attention = family.lower(), attention.lower()
+    return [
+        m
+        for m in result
+        if (family in m.family.lower() or family in m.name) and attention in m.attention.lower()
+    ]
+
+
+def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
+    """Return the GPUs, sorted by vendor and falling memory bandwidth, that match this word.
+
+    The word matches the vendor, the architecture or the name.
+
+    Args:
+        names: Return only these GPUs.
+    """
+    paths = (path for name, path in preset_files("gpus").items() if not names or name in names)
+    result = sorted(
+        (read(path, Gpu) for path in paths),
+        key=lambda g: (g.vendor, -g.bandwidth_bytes_per_s),
+    )
+    return [
+        g for g in result if vendor.lower() in f"{g.vendor} {g.architecture} {g.name}".lower()
+    ]
+
+
+def preset_text(name: str, kind: str) -> str:
+    """Return the text of the preset file called `name`, with its sources; kind: models or gpus."""
+    return visible(read_text(locate(name, kind).path, MOST_YAML).replace("\r\n", "\n"))
+
+
+def model_record(model: Model) -> JsonObject:
+    """Return one model as a flat record.
+
+    bytes_per_token covers all layers of one sequence at 8,192 tokens in bf16.
+    """
+    return {
+        "model": model.name,
+        "family": model.family,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "parameters_exact": model.parameters_exact,
+        "layers": model.layers,
+        "hidden_size": model.hidden_size,
+        "attention": model.attention,
+        "bytes_per_token": cache_size(
+            model, LISTED_CONTEXT, precision=Precision("bf16", "bf16")
+        ).slope,
+        "max_context": model.max_context,
+        "huggingface_id": model.huggingface_id,
+        "source": "; ".join(s.url for s in model.source),
+    }
+
+
+def gpu_record(gpu: Gpu) -> JsonObject:
+    """Return one GPU as a flat record; null if its vendor does not publish a figure."""
+    return {
+        "gpu": gpu.name,
+        "vendor": gpu.vendor,
+        "architecture": gpu.architecture,
+        "memory_bytes": gpu.memory_bytes,
+        "usable_bytes": gpu.usable_bytes,
+        "memory_type": gpu.memory_type or None,
+        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
+        **{f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS},
+        "vector_fp32_flops_per_s": gpu.vector_flops_per_s.get("fp32"),
+        "knee": gpu.knee,
+        "sms": gpu.sms,
+        "register_bytes_per_sm": gpu.register_bytes_per_sm,
+        "shared_memory_bytes_per_sm": gpu.shared_memory_bytes_per_sm,
+        "shared_memory_bytes_per_s": gpu.shared_memory_bytes_per_s,
+        "l2_bytes": gpu.l2_bytes,
+        "l2_bytes_per_s": gpu.l2_bytes_per_s,
+        "link_bytes_per_s": gpu.link_bytes_per_s,
+        "host_link_bytes_per_s": gpu.host_link_bytes_per_s,
+        "host": gpu.host.name if gpu.host else None,
+        "host_gpus": gpu.host.gpus if gpu.host else None,
+        "host_memory_bytes": gpu.host.memory_bytes if gpu.host else None,
+        "disk_bytes": gpu.host.disk_bytes if gpu.host else None,
+        "disk_bytes_per_s": gpu.host.disk_bytes_per_s if gpu.host else None,
+        "power_w": gpu.power_w,
+        "per": gpu.per,
+        "source": "; ".join(s.url for s in gpu.source),
+    }
+
+
+UNKNOWN = (
+    "parameters",
+    "active_parameters",
+    "parameters_exact",
+    "mtp_parameters",
+    "weight_bytes",
+    "dtype",
+    "cache_share_of_weights",
+    "equal_weights_context",
+)
+
+
+class Dimensions(msgspec.Struct, frozen=True):
+    """The dimensions of layers of one kind; 0 means that the user did not give the value.
+
+    Layers have KV heads of head_dim, or latents of kv_lora_rank and a RoPE key of qk_rope_head_dim.
+
+    Attributes:
+        hidden_size: Replaces the number of KV heads, for MHA whose keys and values together are as
+            wide as the model.
+        heads: Number of query heads, for the comparison with MHA.
+        sliding_window: Largest number of tokens that a layer stores.
+    """
+
+    layers: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    hidden_size: int = 0
+    heads: int = 0
+    sliding_window: int = 0
+    kv_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+
+    def given(self) -> bool:
+        """Return whether any dimension is given."""
+        return any(msgspec.structs.astuple(self))
+
+    def split(self) -> "Dimensions":
+        """Return these dimensions with the number of KV heads derived from the hidden size.
+
+        The number equals the number of query heads, or is 1 if that is unknown.
+
+        Raises:
+            UserError: The heads do not divide the hidden size, or KV heads are given too.
+        """
+        if not self.hidden_size:
+            return self
+        if self.kv_heads or self.head_dim or self.kv_lora_rank:
+            raise UserError(
+                "--hidden-size is of MHA as wide as the model, in place of --kv-heads, "
+                "--head-dim and --kv-lora-rank"
+            )
+        heads = max(1, self.heads)
+        if self.hidden_size % heads:
+            raise UserError(
+                f"--hidden-size {self.hidden_size} is not a multiple of --heads {heads}"
+            )
+        width = self.hidden_size // heads
+        return msgspec.structs.replace(self, hidden_size=0, kv_heads=heads, head_dim=width)
+
+    def model(self) -> Model:
+        """Return a model of these layers, named by its cache contents. Raises UserError as
+        `checked`."""
+        return self.checked()._of(self._name())
+
+    def compared(self) -> Model:
+        """Return a model of these layers, named by their number, for a change of its attention.
+
+        Raises:
+            UserError: As `checked`, or the number of query heads is missing.
+        """
+        result = self.checked()
+        missing = [_option(name) for name in ("heads", "head_dim") if not getattr(result, name)]
+        if missing:
+            hint = "Write --layers 32 --heads 32 --kv-heads 8 --head-dim 128"
+            raise UserError(
+                f"other attention of these layers needs {' and '.join(missing)}",
+                hint=hint,
+            )
+        return result._of(f"{self.layers} layers")
+
+    def checked(self) -> "Dimensions":
+        """Return these dimensions after `split`.
+
+        Raises:
+            UserError: A value is missing, contradicts another or is outside its range.
+        """
+        for name, value in msgspec.structs.asdict(self).items():
+            most = 100_000 if name == "layers" else 10**8
+            if not 0 <= value <= most:
+                raise UserError(f"{_option(name)} {value} is outside 1 to {most:,}")
+        if self.hidden_size and self.layers:
+            return self.split()
+        needed: tuple[str, ...] = (
+            ("layers", "kv_lora_rank")
+            if self.kv_lora_rank
+            else ("layers", "kv_heads", "head_dim")
+        )
+        needed = ("layers",) if self.hidden_size else needed
+        missing = [_option(name) for name in needed if not getattr(self, name)]
+        if missing:
+            hint = (
+                "Write --layers 48 --kv-heads 56 --head-dim 128, or --layers 61 "
+                "--kv-lora-rank 512 --qk-rope-head-dim 64"
+            )
+            if missing == ["--kv-heads"] and self.heads:
+                hint = f"With --kv-heads {self.heads} it is multi-head attention"
+            raise UserError(
+                f"a cache by its dimensions needs {' and '.join(missing)}", hint=hint
+            )
+        if self.kv_lora_rank and self.kv_heads:
+            raise UserError("a layer keeps --kv-heads or --kv-lora-rank, not both")
+        if self.qk_rope_head_dim and not self.kv_lora_rank:
+            raise UserError("--qk-rope-head-dim is of a latent, and there is no --kv-lora-rank")
+        return self
+
+    def _of(self, name: str) -> Model:
+        layer = Layer(parts=(self._mixer(),))
+        result = Model(
+            name=name,
+            hidden_size=1,
+            vocab_size=1,
+            layers=self.layers,
+            kinds={"layer": layer},
+        )
+        key, problem = result.problem()
+        if problem:
+            raise UserError(problem, key)
+        return result
+
+    def _mixer(self) -> Grouped | Latent:
+        window = self.sliding_window or None
+        if not self.kv_lora_rank:
+            return Grouped(
+                num_attention_heads=self.heads or self.kv_heads,
+                num_key_value_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                sliding_window=window,
+            )
+        width = self.head_dim or 1
+        return Latent(
+            num_attention_heads=self.heads or 1,
+            kv_lora_rank=self.kv_lora_rank,
+            qk_nope_head_dim=width,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+            v_head_dim=width,
+            sliding_window=window,
+        )
+
+    def _name(self) -> str:
+        if self.kv_lora_rank:
+            return f"{self.layers} layers of {self.kv_lora_rank} + {self.qk_rope_head_dim}"
+        if self.hidden_size:
+            return f"{self.layers} layers of {self.hidden_size}"
+        return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
+
+    def record(self, model: Model, *how: Any) -> JsonObject:
+        """Return the `size_record` of such a model; figures that need weights are null.
+
+        The ratio to MHA is included only if the number of query heads is given.
+        """
+        record = size_record(model, *how) | dict.fromkeys(UNKNOWN)
+        if not self.heads or (self.kv_lora_rank and not self.head_dim):
+            record["mha_ratio"] = None
+        if not (self.heads or self.kv_lora_rank):
+            record["attention"] = f"{self.kv_heads} KV heads" if self.kv_heads else "MHA"
+        return record
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -9,16 +9,26 @@ import re
 from typing import Any
 
 from kvcalc.errors import UserError
+from kvcalc.records import JsonObject
 
 MOST_DEPTH = 32
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,30}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
-_WORDS = {"": None, "~": None, "null": None, "Null": None, "true": True, "True": True, "false": False, "False": False}
+_WORDS = {
+    "": None,
+    "~": None,
+    "null": None,
+    "Null": None,
+    "true": True,
+    "True": True,
+    "false": False,
+    "False": False,
+}
 
 Lines = dict[tuple[str | int, ...], int]
 
 
-def parse_yaml(text: str, where: str) -> tuple[dict[str, Any], Lines]:
+def parse_yaml(text: str, where: str) -> tuple[JsonObject, Lines]:
     """Return the mapping in `text`, and the line of each key by its path.
 
     Raises:
@@ -34,7 +44,9 @@ def parse_yaml(text: str, where: str) -> tuple[dict[str, Any], Lines]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"is not YAML: {getattr(error, 'problem', None) or error}", where + line) from None
+        raise UserError(
+            f"is not YAML: {getattr(error, 'problem', None) or error}", where + line
+        ) from None
     if not isinstance(builder.root, dict):
         raise UserError("holds no mapping of keys to values", where)
     return builder.root, builder.lines

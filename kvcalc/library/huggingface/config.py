@@ -1,13 +1,20 @@
-"""Read a config.json with typed look-ups; each records its key and names it in errors."""
+"""Read a config.json with typed look-ups, and evaluate the formulas of model types.
 
-from collections.abc import Mapping
+Each look-up records its key and names it in errors.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from kvcalc.errors import UserError
+from kvcalc.records import JsonObject
 
-MOST_ITEMS = 10_000
-MOST = 10**8  # widths, counts and vocabularies beyond this are broken files
-_MISSING = object()
+MAX_ITEMS = 10_000
+MAX_SIZE = 10**8  # larger widths, counts and vocabularies are errors in the file
+_BOOLEAN, _MAPPING = "true or false", "a mapping"
 
 
 class Config:
@@ -17,82 +24,84 @@ class Config:
     with one entry per layer gives the entry of the current layer.
 
     Attributes:
+        file: The keys of the file, or of its text part.
+        defaults: Values of keys that the file does not have.
+        where: The name of the file, for errors.
+        aliases: Other spellings of a key.
         layer: Index of the layer being read.
+        layers: Number of layers.
         layer_type: Type of the layer being read.
+        outer: The whole file, if `file` is a part of it.
+        read: Keys of the file that a reader used.
+        inside: Keys used inside the mapping under each key.
+        defaulted: Values that came from the defaults.
     """
 
     def __init__(
-        self, data: Mapping[str, Any], defaults: Mapping[str, Any], where: str, aliases: Mapping[str, tuple[str, ...]]
+        self,
+        data: Mapping[str, Any],
+        where: str,
+        defaults: Mapping[str, Any] | None = None,
+        aliases: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        self.file, self.defaults, self.where, self.aliases = data, defaults, where, aliases
+        self.file, self.where = data, where
+        self.defaults, self.aliases = defaults or {}, aliases or {}
         self.layer, self.layers, self.layer_type = 0, 0, "full_attention"
-        self.outer: Mapping[str, Any] = data  # the whole file, if this is a part of it
+        self.outer = data
         self.read: set[str] = set()
-        self.inside: dict[str, set[str]] = {}  # keys read inside the mapping under each key
-        self.defaulted: dict[str, Any] = {}
-        self._sizes: dict[str, list[int]] = {}  # lists that have been checked
-        self._overrides = self._per_layer_config()
-
-    def _per_layer_config(self) -> dict[int, Mapping[str, Any]]:
-        given = self.file.get("per_layer_config")
-        if given is None:
-            return {}
-        self.read.add("per_layer_config")
-        if not isinstance(given, dict):
-            raise self.fail("per_layer_config", f"should be a mapping, not {show(given)}")
-        for index, keys in given.items():
-            if not (index.isascii() and index.isdigit() and len(index) <= 6 and isinstance(keys, dict)):
-                raise self.fail("per_layer_config", f"{show(index)} should be a layer's number, and name a mapping of keys")
-            if keys.get("skip"):
-                raise self.fail("per_layer_config", f"layer {index} skips parts, which is not read")
-        return {int(index): keys for index, keys in given.items()}
+        self.inside: dict[str, set[str]] = {}
+        self.defaulted: JsonObject = {}
+        self._checked_sizes: dict[str, list[int]] = {}
+        self._layer_keys: dict[int, JsonObject] = {}
+        for index, keys in self.table("per_layer_config").items():
+            is_index = index.isascii() and index.isdigit() and len(index) <= 6
+            if not is_index or not isinstance(keys, dict) or keys.get("skip"):
+                text = f"{show(index)} should be a layer's number, with a mapping without skip"
+                raise self.fail("per_layer_config", text)
+            self._layer_keys[int(index)] = keys
 
     def fail(self, key: str, text: str, hint: str = "") -> UserError:
         """Return an error about one key of this file."""
         return UserError(f"{key}: {text}", self.where, hint)
 
     def raw(self, key: str) -> Any:
-        """Return the value of a key in any spelling, from the file or otherwise from the defaults.
+        """Return the value of a key in any spelling, else the default; None if neither exists.
 
-        Returns _MISSING if neither has the key. A spelling with a value wins over a spelling with null.
+        A spelling with a value wins over a spelling with null.
         """
         names = (key, *self.aliases.get(key, ()))
-        for source in (self._layer_overrides(), self.file):
-            found = _MISSING
-            for name in names:
-                if name in source:
-                    self.read.add(name)
-                    found = source[name]
-                    if found is not None:
-                        return found
-            if found is None:
+        layer_keys = self._layer_keys.get(self.layer, {}) if self.layers else {}
+        for source in (layer_keys, self.file):
+            spellings = [name for name in names if name in source]
+            for name in spellings:
+                self.read.add(name)
+                if source[name] is not None:
+                    return source[name]
+            if spellings:
                 return None
         if key in self.defaults:
             self.defaulted[key] = self.defaults[key]
-            return self.defaults[key]
-        return _MISSING
-
-    def _layer_overrides(self) -> Mapping[str, Any]:
-        """Return the current layer's entry of `per_layer_config` (layer index → changed keys)."""
-        return self._overrides.get(self.layer, {}) if self.layers and self._overrides else {}
+        return self.defaults.get(key)
 
     def in_file(self, key: str) -> bool:
-        """Return whether the file itself has this key, in any spelling, with a value other than null."""
-        return any(self.file.get(name) is not None for name in (key, *self.aliases.get(key, ())))
+        """Return whether the file has this key, in any spelling, with a value other than null."""
+        return any(
+            self.file.get(name) is not None for name in (key, *self.aliases.get(key, ()))
+        )
 
     def has(self, *keys: str) -> bool:
-        """Return whether the file or the defaults have one of these keys with a value other than null."""
-        return any(self.raw(key) not in (_MISSING, None) for key in keys)
+        """Return whether one of these keys has a value other than null."""
+        return any(self.raw(key) is not None for key in keys)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the unchecked value of a key for the current layer; `default` if missing or null."""
+        """Return the unchecked value for the current layer; `default` if missing or null."""
         value = self.raw(key)
-        if isinstance(value, list) and self.layers and len(value) == self.layers and self.layer < self.layers:
+        if isinstance(value, list) and self.layer < self.layers == len(value):
             value = value[self.layer]
-        return default if value is _MISSING or value is None else value
+        return default if value is None else value
 
-    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number from `least` up.
+    def size(self, key: str, default: int | None = None, minimum: int = 1) -> int:
+        """Return a whole number from `minimum` up.
 
         Raises:
             UserError: The value is anything else, or is missing and has no default.
@@ -100,82 +109,78 @@ class Config:
         value = self.get(key, default)
         if value is None:
             raise self.fail(key, "is missing")
-        if isinstance(value, float) and value.is_integer() and abs(value) < MOST:
+        if isinstance(value, float) and value.is_integer() and abs(value) < MAX_SIZE:
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if type(value) is not int:
             raise self.fail(key, f"should be a whole number, not {show(value)}")
-        if not least <= value <= MOST:
-            raise self.fail(key, f"{show(value)} is outside {least} to {MOST:,}")
+        if not minimum <= value <= MAX_SIZE:
+            raise self.fail(key, f"{show(value)} is outside {minimum} to {MAX_SIZE:,}")
+        return value
+
+    def _check(self, key: str, value: Any, kind: type[Any], text: str) -> Any:
+        if not isinstance(value, kind):
+            raise self.fail(key, f"should be {text}, not {show(value)}")
         return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return a boolean."""
-        value = self.get(key, default)
-        if not isinstance(value, bool):
-            raise self.fail(key, f"should be true or false, not {show(value)}")
+        value: bool = self._check(key, self.get(key, default), bool, _BOOLEAN)
         return value
 
     def outer_flag(self, key: str, default: bool) -> bool:
-        """Return a flag of the whole file, ignoring its text part; `default` if the file lacks it."""
+        """Return a flag of the whole file without its text part; `default` if it is missing."""
         if self.outer is self.file:
             return self.flag(key)
         value = self.outer.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.fail(key, f"should be true or false, not {show(value)}")
-        return default if value is None else value
+        return default if value is None else bool(self._check(key, value, bool, _BOOLEAN))
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a positive number."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
+        if type(value) not in (int, float) or not 0 < value < 1e12:
             raise self.fail(key, f"should be a positive number, not {show(value)}")
-        return value
+        return float(value)
 
     def word(self, key: str, default: str = "") -> str:
         """Return a short text."""
-        value = self.get(key, default)
-        if not isinstance(value, str):
-            raise self.fail(key, f"should be a text, not {show(value)}")
+        value: str = self._check(key, self.get(key, default), str, "a text")
         return value
 
-    def items(self, key: str, most: int = MOST_ITEMS) -> list[Any] | None:
+    def items(self, key: str, max_items: int = MAX_ITEMS) -> list[Any] | None:
         """Return a whole list of limited length, or None if it is missing or null."""
-        value = self.raw(key)
-        if value is _MISSING or value is None:
-            return None
-        if not isinstance(value, list):
-            raise self.fail(key, f"should be a list, not {show(value)}")
-        if len(value) > most:
-            raise self.fail(key, f"has {len(value):,} entries; more than {most:,} are not read")
+        value: list[Any] | None = self.raw(key)
+        if value is not None and len(self._check(key, value, list, "a list")) > max_items:
+            raise self.fail(key, f"has {len(value):,} entries; the limit is {max_items:,}")
         return value
 
     def sizes(self, key: str) -> list[int]:
-        """Return a list of whole numbers from 0 up; empty if it is missing or null."""
-        found = self.items(key) or []
-        if self._sizes.get(key) is found:
-            return found
-        for value in found:
-            if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= MOST:
-                raise self.fail(key, f"holds {show(value)}, which is no whole number")
-        self._sizes[key] = found
-        return found
+        """Return a list of whole numbers from -1 up; empty if it is missing or null."""
+        sizes = self.items(key) or []
+        if self._checked_sizes.get(key) is not sizes:
+            for size in sizes:
+                if type(size) is not int or not -1 <= size <= MAX_SIZE:
+                    raise self.fail(key, f"contains {show(size)}, which is not a whole number")
+            self._checked_sizes[key] = sizes
+        return sizes
 
-    def table(self, key: str) -> dict[str, Any]:
+    def table(self, key: str) -> JsonObject:
         """Return a mapping; empty if it is missing or null."""
         value = self.raw(key)
-        if value is _MISSING or value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self.fail(key, f"should be a mapping, not {show(value)}")
-        return value
+        table: JsonObject = {} if value is None else self._check(key, value, dict, _MAPPING)
+        return table
 
     def nested(self, key: str) -> "Config":
         """Return the mapping under a key as a Config."""
-        default = self.defaults.get(key)
-        inside = Config(self.table(key), default if isinstance(default, dict) else {}, f"{self.where}: {key}", {})
-        inside.layer, inside.layers, inside.layer_type = self.layer, self.layers, self.layer_type
-        inside.read = self.inside.setdefault(key, inside.read)
-        return inside
+        defaults = self.defaults.get(key)
+        where = f"{self.where}: {key}"
+        inner = Config(self.table(key), where, defaults if isinstance(defaults, dict) else {})
+        inner.layer, inner.layers, inner.layer_type = (
+            self.layer,
+            self.layers,
+            self.layer_type,
+        )
+        inner.read = self.inside.setdefault(key, inner.read)
+        return inner
 
 
 def show(value: Any) -> str:
@@ -184,3 +189,138 @@ def show(value: Any) -> str:
         return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value):,}"
     text = repr(value[:60] if isinstance(value, str) else value)
     return text if len(text) <= 40 else text[:39] + "…"
+
+
+Field = Any  # a formula of keys, a rule of one Config, or a literal
+Reader = Callable[[Config], tuple[Any, ...]]  # reads the parts of a layer
+_LITERALS = frozenset({"head", "full", "none", "rms", "layer", "layer_no_bias"})
+_OF_LAYER = {
+    "layer_index": "layer",
+    "layer_count": "layers",
+    "layer_type": "layer_type",
+}
+_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def value_of(field: Field, c: Config) -> Any:
+    """Return the value of a field in this config: of a rule, of a formula, or the literal itself.
+
+    A formula is a Python expression whose names are keys of the file. `layer_index`, `layer_count`
+    and `layer_type` describe the current layer. `a | b` is b if a is missing. Keys in arithmetic
+    must be whole numbers from 1 up, and from 0 up before a `|`. A product with 0 reads nothing
+    further. A condition must be true, false, 0, 1 or missing.
+
+    Examples: `n_inner | 4 * hidden_size`; `hidden_size, 2 * head_dim` for the two sides of a
+    matrix; `layer_index in full_attn_idxs`.
+    """
+    if callable(field):
+        return field(c)
+    if isinstance(field, dict):
+        return filled(field, c)
+    if not isinstance(field, str) or field in _LITERALS:
+        return field
+    if field.isidentifier():
+        return c.get(field)
+    try:
+        return _evaluate(_parse(field), c)
+    except (TypeError, ZeroDivisionError):
+        raise c.fail(field, "is not a number in this file") from None
+
+
+@cache
+def _parse(formula: str) -> ast.expr:
+    return ast.parse(formula, mode="eval").body
+
+
+def _evaluate(node: ast.expr, c: Config) -> Any:
+    """Return the value of a formula or of a part of it."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=key):
+            value = getattr(c, _OF_LAYER[key]) if key in _OF_LAYER else c.get(key)
+            if isinstance(value, list):
+                raise c.fail(key, f"has {len(value)} entries for {c.layers} layers")
+            return value
+        case ast.Attribute(value=ast.Name(id=key), attr=inner_key):
+            return c.nested(key).get(inner_key)
+        case ast.Tuple(elts=sizes):
+            return tuple(_number(size, c) for size in sizes)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            return _evaluate(body if _is_true(test, c) else orelse, c)
+        case ast.UnaryOp(operand=operand):
+            return not _is_true(operand, c)
+        case ast.BoolOp(op=op, values=values):
+            conditions = (_is_true(value, c) for value in values)
+            return all(conditions) if isinstance(op, ast.And) else any(conditions)
+        case ast.Compare(left=left, ops=[ast.In()], comparators=[ast.Name(id=key)]):
+            return _evaluate(left, c) in c.sizes(key)
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            side = _evaluate if isinstance(op, ast.Eq | ast.NotEq) else _number
+            return _OPERATORS[type(op)](side(left, c), side(right, c))
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            value = _evaluate(left, c)
+            return _evaluate(right, c) if value is None else value
+        case ast.BinOp(left=left, op=op, right=right):
+            size = _number(left, c)
+            if size == 0 and isinstance(op, ast.Mult):
+                return 0
+            return _OPERATORS[type(op)](size, _number(right, c))
+    raise TypeError
+
+
+def _number(node: ast.expr, c: Config) -> int:
+    """Return a part of a formula that must be a whole number."""
+    match node:
+        case ast.Name(id=key) if key not in _OF_LAYER:
+            return c.size(key)
+        case ast.BinOp(left=ast.Name(id=key), op=ast.BitOr(), right=right):
+            return c.size(key, minimum=0) if c.has(key) else _number(right, c)
+    value = _evaluate(node, c)
+    if type(value) is not int:
+        raise c.fail(ast.unparse(node), f"should be a whole number, not {show(value)}")
+    return value
+
+
+def _is_true(node: ast.expr, c: Config) -> bool:
+    return check_condition(_evaluate(node, c), ast.unparse(node), c)
+
+
+def is_true(condition: Field, c: Config) -> bool:
+    """Return the value of a condition.
+
+    Raises:
+        UserError: The value is not true, false, 0, 1 or missing. `use_qk_norm: 7` is refused.
+    """
+    key = condition if isinstance(condition, str) else "condition"
+    return check_condition(value_of(condition, c), key, c)
+
+
+def check_condition(value: Any, key: str, c: Config) -> bool:
+    """Return a condition's value as a boolean. Raises UserError as `is_true`."""
+    if value not in (None, False, True):
+        raise c.fail(key, f"should be true or false, not {show(value)}")
+    return bool(value)
+
+
+def when(condition: Field, then: Field, otherwise: Field = None) -> Callable[[Config], Any]:
+    """Return a rule that gives `then` if the condition is true, and `otherwise` if it is false."""
+    return lambda c: value_of(then if is_true(condition, c) else otherwise, c)
+
+
+def filled(fields: dict[str, Field], c: Config) -> JsonObject:
+    """Return every field with its value; a field with None keeps the specification's default."""
+    values = {name: value_of(field, c) for name, field in fields.items()}
+    return {name: value for name, value in values.items() if value is not None}

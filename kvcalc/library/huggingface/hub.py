@@ -1,4 +1,5 @@
-"""Read configs from the Hugging Face Hub with its client: cache, `HF_TOKEN`, `HF_ENDPOINT`, offline.
+"""Read configs from the Hugging Face Hub with its client: cache, `HF_TOKEN`, `HF_ENDPOINT`,
+offline.
 
 The client's timeouts apply (`HF_HUB_ETAG_TIMEOUT`, `HF_HUB_DOWNLOAD_TIMEOUT`, in seconds). Its
 retries end after three times the timeout.
@@ -14,7 +15,7 @@ import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.library.huggingface.reader import read_config
-from kvcalc.model.spec import Model
+from kvcalc.model.model import Model
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}/[A-Za-z0-9][\w.\-]{0,95}", re.ASCII)
 PATIENCE = 3  # times the client's timeout
@@ -30,9 +31,14 @@ def load_from_hub(name: str, changes: list[str] | None = None) -> Model:
     """
     repo, at, revision = name.partition("@")
     if not _NAME.fullmatch(repo) or (at and not _REVISION.fullmatch(revision)) or ".." in name:
-        raise UserError(f"{name!r} is not a name on the Hub", hint="Write hf:org/name or hf:org/name@revision")
+        raise UserError(
+            f"{name!r} is not a name on the Hub",
+            hint="Write hf:org/name or hf:org/name@revision",
+        )
     model = read_config(_download(repo, revision), changes)
-    return msgspec.structs.replace(model, name=repo.rpartition("/")[2].lower(), huggingface_id=repo)
+    return msgspec.structs.replace(
+        model, name=repo.rpartition("/")[2].lower(), huggingface_id=repo
+    )
 
 
 def _download(repo: str, revision: str) -> Path:
@@ -40,14 +46,22 @@ def _download(repo: str, revision: str) -> Path:
     try:
         from huggingface_hub import errors as hub
     except ImportError:
-        raise UserError(f"reading {repo} from the Hub needs the extra `hub`", hint="pip install 'kvcalc[hub]'") from None
+        raise UserError(
+            f"reading {repo} from the Hub needs the extra `hub`",
+            hint="pip install 'kvcalc[hub]'",
+        ) from None
     shown = f"{repo} at {revision}" if revision else repo
     try:
         return _fetch(repo, revision or None)
     except hub.GatedRepoError:
-        raise UserError(f"{shown} is gated on the Hub", hint="Ask for access there and set HF_TOKEN") from None
+        raise UserError(
+            f"{shown} is gated on the Hub", hint="Ask for access there and set HF_TOKEN"
+        ) from None
     except hub.RepositoryNotFoundError:
-        raise UserError(f"the Hub has no public model {shown}", hint="Check the name; a private one needs HF_TOKEN") from None
+        raise UserError(
+            f"the Hub has no public model {shown}",
+            hint="Check the name; a private one needs HF_TOKEN",
+        ) from None
     except hub.RevisionNotFoundError:
         raise UserError(f"the Hub has no revision {revision!r} of {repo}") from None
     except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as error:
@@ -55,7 +69,10 @@ def _download(repo: str, revision: str) -> Path:
     except hub.EntryNotFoundError:
         raise UserError(f"{shown} has no config.json on the Hub") from None
     except hub.HfHubHTTPError as error:
-        raise UserError(f"the Hub does not hand out {shown}: {_reason(error)}", hint="Check the name and HF_TOKEN") from None
+        raise UserError(
+            f"the Hub does not hand out {shown}: {_reason(error)}",
+            hint="Check the name and HF_TOKEN",
+        ) from None
     except Exception as error:  # the client does not wrap errors of its HTTP library
         raise _unreachable(shown, error) from None
 
@@ -65,22 +82,35 @@ def _fetch(repo: str, revision: str | None) -> Path:
 
     Without the check, the client retries for minutes if the Hub is down.
     """
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub import (
+        constants,
+        get_hf_file_metadata,
+        hf_hub_download,
+        hf_hub_url,
+        try_to_load_from_cache,
+    )
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
     if constants.HF_HUB_OFFLINE:
-        return Path(hf_hub_download(repo, "config.json", revision=revision, local_files_only=True))
+        return Path(
+            hf_hub_download(repo, "config.json", revision=revision, local_files_only=True)
+        )
     try:
-        get_hf_file_metadata(hf_hub_url(repo, "config.json", revision=revision), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        get_hf_file_metadata(
+            hf_hub_url(repo, "config.json", revision=revision),
+            timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        )
     except Exception:
         cached = try_to_load_from_cache(repo, "config.json", revision=revision)
         if isinstance(cached, str):
             return Path(cached)
         raise
     patience = PATIENCE * max(constants.HF_HUB_ETAG_TIMEOUT, constants.HF_HUB_DOWNLOAD_TIMEOUT)
-    return Path(_within(patience, lambda: hf_hub_download(repo, "config.json", revision=revision)))
+    return Path(
+        _within(patience, lambda: hf_hub_download(repo, "config.json", revision=revision))
+    )
 
 
 def _within(seconds: float, call: Callable[[], str]) -> str:
@@ -107,8 +137,14 @@ def _unreachable(shown: str, error: Exception) -> UserError:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return UserError(f"{shown} is not in the Hub client's cache", hint="HF_HUB_OFFLINE is set: unset it to fetch the file")
-    return UserError(f"{shown} cannot be read from the Hub: {_reason(error)}", hint="Is the network up, and HF_ENDPOINT right?")
+        return UserError(
+            f"{shown} is not in the Hub client's cache",
+            hint="HF_HUB_OFFLINE is set: unset it to fetch the file",
+        )
+    return UserError(
+        f"{shown} cannot be read from the Hub: {_reason(error)}",
+        hint="Is the network up, and HF_ENDPOINT right?",
+    )
 
 
 def _reason(error: BaseException) -> str:

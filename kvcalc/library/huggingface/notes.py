@@ -1,136 +1,279 @@
-"""What a reader owes its user: which keys nothing asked for, which came from defaults, and what was assumed."""
+"""Write notes about unread keys and defaults of a config, and write a model as a preset."""
 
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import msgspec
+import yaml
+
 from kvcalc.errors import printable
-from kvcalc.library.huggingface.classes import Named
+from kvcalc.library.huggingface.architectures import ModelType
 from kvcalc.library.huggingface.config import Config
 from kvcalc.library.huggingface.source import facts
 from kvcalc.library.huggingface.types import Type
-from kvcalc.library.huggingface.unknown import OTHER_PARTS, SIGHT, check_settled
+from kvcalc.library.huggingface.unknown_types import OTHER_PARTS, SIGHT, check_settled
+from kvcalc.library.yaml_text import scalar
+from kvcalc.model.model import Model
+from kvcalc.records import JsonObject
 
-MOST_SHOWN = 40
-# Keys that say nothing about sizes; any other key that no reader asked for is listed in the model's notes.
+MAX_KEYS_SHOWN = 40
+# Keys that say nothing about sizes. The model's notes list other unread keys.
 _SILENT = re.compile(
-    r"_ids?$|_tokens?(_|$)|dropout|eps$|epsilon|activation|hidden_act|^act_|init(?!ial)|initializer|rope|rotary|theta|scal[ei]"
-    r"|multiplier|temperature|pdrop|jitter|softcap|^output_|^return_|use_cache|^torch|dtype|version|architectures|auto_map"
-    r"|model_type|_name|gradient|aux|loss|coef|^is_|generation|top_[pk]$|penalty|beam|length$|^max_length|min_length|label|task_"
-    r"|problem|norm_topk|scoring|topk_method|n_group|topk_group|pretraining|ep_size|seq_aux|prefix|transformers|_std|pruned"
-    r"|cross_attention|chunk_size_feed|^do_|early|^finetuning|_impl(ementation)?(_|$)|summary|^use_mem|kernels|alibi|partial"
-    r"|qkv_fused|tokenizer|^bf16|^fp16|^fp32|flash|softmax|^mup_|_path$|residual_connection_post|fp32_residual|_autoset$"
-    r"|router_(dtype|scaling|z_)|routed_scaling|score_func|num_return_sequences|typical_p|no_repeat|_commit|scale_attn|onnx"
-    r"|_clip|clip_|template|select_|backbone_lora|llm_lora|^_|use_bfloat16|diversity|exponential_decay|remove_invalid|bias_dropout"
+    r"_ids?$|_tokens?(_|$)|dropout|eps$|epsilon|activation|hidden_act|^act_|init(?!ial)|"
+    r"initializer|rope|rotary|theta|scal[ei]"
+    r"|multiplier|temperature|pdrop|jitter|softcap|^output_|^return_|use_cache|^torch|dtype|"
+    r"version|architectures|auto_map"
+    r"|model_type|_name|gradient|aux|loss|coef|^is_|generation|top_[pk]$|penalty|beam|length$|"
+    r"^max_length|min_length|label|task_"
+    r"|problem|norm_topk|scoring|topk_method|n_group|topk_group|pretraining|ep_size|seq_aux|"
+    r"prefix|transformers|_std|pruned"
+    r"|cross_attention|chunk_size_feed|^do_|early|^finetuning|_impl(ementation)?(_|$)|summary|"
+    r"^use_mem|kernels|alibi|partial"
+    r"|qkv_fused|tokenizer|^bf16|^fp16|^fp32|flash|softmax|^mup_|_path$|"
+    r"residual_connection_post|fp32_residual|_autoset$"
+    r"|router_(dtype|scaling|z_)|routed_scaling|score_func|num_return_sequences|typical_p|"
+    r"no_repeat|_commit|scale_attn|onnx"
+    r"|_clip|clip_|template|select_|backbone_lora|llm_lora|^_|use_bfloat16|diversity|"
+    r"exponential_decay|remove_invalid|bias_dropout"
     r"|mtp|nextn|time_step_(?:min|max|floor|limit)|^swiglu_|num_logits|logn|dynamic_ntk|pos_emb$"
 )
-# Of the keys that nothing asked for, those that may carry weights, and what they are not.
-_LENGTHS = re.compile(r"(chunk|window|block|batch|cache|padding)_size|group_size$|interval|frequency|_freq$|_lower_bound$")
+# Names of lengths, which are no weights.
+_LENGTHS = re.compile(
+    r"(chunk|window|block|batch|cache|padding)_size|group_size$|interval|frequency|_freq$|"
+    r"_lower_bound$"
+)
 _WEIGHTS = re.compile(
-    r"size|dim|rank|lora|bias|residual|norm|head|expert|proj|gate(?!_level)|gating|conv|mlp|ffn|inner|embed|vocab|adapter|depth"
+    r"size|dim|rank|lora|bias|residual|norm|head|expert|proj|gate(?!_level)|gating|conv|mlp|ffn|"
+    r"inner|embed|vocab|adapter|depth"
     r"|width|channel|layer|memory|engram|latent|ngram|share|sink"
 )
-_ALWAYS = re.compile(r"lora(?!_(?:alpha|dropout))|adapter|_rank$|layer_?scale|scale_norm")  # whatever else the name says
-# What every type is said in: a type that is known and does not ask for one of these is not made with it.
-_STANDARD = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
-# A switch that is off, and the keys that say nothing then.
+# Keys that carry weights although their name has a silent word.
+_ALWAYS = re.compile(r"lora(?!_(?:alpha|dropout))|adapter|_rank$|layer_?scale|scale_norm")
+# Standard keys. A known type that does not read one of them is made without it.
+_STANDARD = [
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+]
+# Switches, and the keys that say nothing if the switch is off.
 _SWITCHES = {
-    "use_sliding_window": ("max_window_layers", "sliding_window", "sliding_window_pattern"),
-    "use_cla": ("cla_share_factor",),
-    "use_mla": ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    "use_sliding_window": "max_window_layers sliding_window sliding_window_pattern",
+    "use_cla": "cla_share_factor",
+    "use_mla": "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim",
 }
 
 
-class Said(NamedTuple):
+class ConfigNote(NamedTuple):
     """The notes of a file, and whether its parameters are exact."""
 
     notes: tuple[str, ...]
     exact: bool
 
 
-def assess(c: Config, named: Named, entry: Type) -> Said:
-    """What was read by general rules, what was taken from defaults, and which keys nothing asked for.
+def assess(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
+    """Return notes about general rules, defaults and keys that no reader used.
 
-    Raises UserError where the type is not known and an unread key looks as if it changed the cache.
+    Raises:
+        UserError: The type is not known, and an unread key may change the cache.
     """
-    unread = list(_unread(c, {*entry.inert, *_declared(named), *_switched_off(c), *_respelled(c)}))
-    found = [*named.notes, *([] if named.known else _general(c, named.name, unread))]
-    shown = {k: v for k, v in c.defaulted.items() if not isinstance(v, list | dict) and k not in c.read}
-    if shown:
-        found.append("not in the file, so class defaults: " + ", ".join(f"{k}={v}" for k, v in sorted(shown.items())))
-    told = [key for key in unread if _ALWAYS.search(key) or not any(_tells_nothing(part) for part in key.split("."))]
-    heavy = [key for key in told if may_carry_weights(key.rpartition(".")[2])]
-    heavy += [key for key in ("add_cross_attention",) if key in unread]  # a decoder with an attention that its type has not
-    if heavy:
-        found.append("parameters are ≈: keys that may carry weights and are not understood: " + _listed(heavy))
-    if rest := [key for key in told if key not in heavy]:
-        found.append("keys not read: " + _listed(rest))
-    return Said(tuple(found), named.known and named.exact and not heavy)
+    inert = {
+        *entry.inert.split(),
+        *_declared(resolved),
+        *_switched_off(c),
+        *_respelled(c),
+    }
+    unread = list(_unread(c, inert))
+    notes = [*resolved.notes]
+    if not resolved.known:
+        notes.append(_general(c, resolved.name, unread))
+    defaults = ", ".join(
+        f"{key}={value}"
+        for key, value in sorted(c.defaulted.items())
+        if not isinstance(value, list | dict) and key not in c.read
+    )
+    if defaults:
+        notes.append(f"class defaults, because the file lacks them: {defaults}")
+    keys = [
+        key
+        for key in unread
+        if _ALWAYS.search(key) or not any(_is_silent(part) for part in key.split("."))
+    ]
+    # a decoder may have an attention that its type does not have
+    weights = [key for key in keys if may_carry_weights(key.rpartition(".")[2])]
+    weights += ["add_cross_attention"] if "add_cross_attention" in unread else []
+    others = [key for key in keys if key not in weights]
+    if weights:
+        notes.append(
+            f"parameters are ≈: keys that may carry weights are unread: {_joined(weights)}"
+        )
+    if others:
+        notes.append(f"keys not read: {_joined(others)}")
+    return ConfigNote(tuple(notes), resolved.known and resolved.exact and not weights)
 
 
 def may_carry_weights(key: str) -> bool:
-    """Whether a key that nobody knows may stand for parameters, by its name."""
-    return bool(_ALWAYS.search(key) or (_WEIGHTS.search(key) and not (_LENGTHS.search(key) or _tells_nothing(key))))
+    """Return whether an unknown key may add parameters, by its name."""
+    is_size = _WEIGHTS.search(key) and not (_LENGTHS.search(key) or _is_silent(key))
+    return bool(_ALWAYS.search(key) or is_size)
 
 
-def _listed(keys: list[str]) -> str:
-    return ", ".join(printable(k, 60) for k in keys[:MOST_SHOWN]) + (" …" if len(keys) > MOST_SHOWN else "")
+def _joined(keys: list[str]) -> str:
+    more = " …" if len(keys) > MAX_KEYS_SHOWN else ""
+    return ", ".join(printable(key, 60) for key in keys[:MAX_KEYS_SHOWN]) + more
 
 
 def _unread(c: Config, inert: set[str]) -> Iterator[str]:
-    """Keys that are set to something, that nothing asked for and that are not inert; those inside a mapping behind its own."""
+    """Yield keys with a value that no reader used and that are not inert; inner keys as `a.b`."""
     for key, value in c.file.items():
         if key not in c.read and key not in inert:
             yield from _leaves(key, value, set())
         elif key in c.inside and isinstance(value, dict):
-            yield from (name for k, v in value.items() if k not in c.inside[key] for name in _leaves(f"{key}.{k}", v, inert))
+            for inner_key, inner in value.items():
+                if inner_key not in c.inside[key]:
+                    yield from _leaves(f"{key}.{inner_key}", inner, inert)
 
 
 def _leaves(key: str, value: Any, inert: set[str]) -> Iterator[str]:
-    """`linear_attn_config.use_full_rank_gate` and its like; a key that is off, empty or zero says nothing."""
+    """Yield the keys of all values inside, except false, empty and zero values."""
     if isinstance(value, dict) and value:
-        for inner, v in value.items():
-            yield from _leaves(f"{key}.{inner}", v, inert)
+        for inner_key, inner in value.items():
+            yield from _leaves(f"{key}.{inner_key}", inner, inert)
     elif value not in (None, False, 0, "", [], {}) and key.rpartition(".")[2] not in inert:
         yield key
 
 
-def _tells_nothing(key: str) -> bool:
+def _is_silent(key: str) -> bool:
     return bool(_SILENT.search(key) or SIGHT.search(key) or OTHER_PARTS.search(key))
 
 
-def _declared(named: Named) -> Iterator[str]:
-    """Keys that transformers' config class of this type has: its entry here was compared with the class's own models."""
-    own = facts().get(named.name, {}) if named.known else {}
-    yield from _STANDARD if named.known else ()
-    for table in ("defaults", "aliases"):
-        yield from own.get(table, {})
-    yield from own.get("aliases", {}).values()
-    yield from own.get("more", ())
+def _declared(resolved: ModelType) -> set[str]:
+    """Return the keys of transformers' config class of this type; its entry covers all of them."""
+    if not resolved.known:
+        return set()
+    table = facts().get(resolved.name, {})
+    aliases = table.get("aliases", {})
+    keys = (table.get("defaults", {}), aliases, aliases.values(), table.get("more", ()))
+    return set(_STANDARD).union(*keys)
 
 
 def _switched_off(c: Config) -> Iterator[str]:
     for switch, keys in _SWITCHES.items():
         if c.file.get(switch, c.defaults.get(switch)) is False:
-            yield from keys
+            yield from keys.split()
     if c.file.get("sliding_window") is None:
         yield "max_window_layers"
 
 
 def _respelled(c: Config) -> Iterator[str]:
-    """Other spellings of a key that was read, where they say the same."""
+    """Yield other spellings of a key that was read, if they have the same value."""
     for key, names in c.aliases.items():
         values = [c.file[name] for name in (key, *names) if name in c.read and name in c.file]
         yield from (name for name in (key, *names) if c.file.get(name) in values)
 
 
-def _general(c: Config, model_type: str, unread: list[str]) -> list[str]:
-    """What to say of a type that is not known. Raises UserError where general rules would be a guess."""
-    shown = printable(model_type or "none", 60)
-    check_settled(c, shown, unread, _tells_nothing)
-    assumed = [f"{key} as {word}" for key, word in _ASSUMED.items() if not c.in_file(key)]
-    text = f"parameters are ≈: model_type {shown!r} is not known: read by the general rules for decoders"
-    return [text + (f", taking {', '.join(assumed)}" if assumed else "")]
+def _general(c: Config, model_type: str, unread: list[str]) -> str:
+    """Return the note about an unknown type. Raises UserError if general rules would be a guess."""
+    name = printable(model_type or "none", 60)
+    check_settled(c, name, unread, _is_silent)
+    values = [f"{key} as {value}" for key, value in _ASSUMED.items() if not c.in_file(key)]
+    assumed = f", taking {', '.join(values)}" if values else ""
+    text = f"parameters are ≈: model_type {name!r} is not known: read by the general rules"
+    return f"{text} for decoders{assumed}"
 
 
-_ASSUMED = {"num_key_value_heads": "one per head", "head_dim": "hidden_size / heads", "tie_word_embeddings": "false"}
+_ASSUMED = {
+    "num_key_value_heads": "one per head",
+    "head_dim": "hidden_size / heads",
+    "tie_word_embeddings": "false",
+}
+
+
+_ORDER = (
+    "name family model_type aliases huggingface_id source published notes hidden_size vocab_size "
+    "max_context layers pattern kinds"
+)
+_ON_ONE_LINE = {"pattern", "aliases", "unquantized", "published", "mtp"}
+_LISTS_OF_LINES = {"parts", "shared", "source", "quantization", "extra"}
+
+
+class _Flow(JsonObject):
+    """A mapping written on one line."""
+
+
+class _FlowList(list[Any]):
+    """A list written on as few lines as it needs."""
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    """Return a text node, with quotes if the text looks like a number or is not printable."""
+    style = None if isinstance(scalar(value), str) else "'"
+    style = style if value.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Dumper.add_representer(
+    _FlowList,
+    lambda d, v: d.represent_sequence("tag:yaml.org,2002:seq", v, flow_style=True),
+)
+_Dumper.add_representer(
+    _Flow, lambda d, v: d.represent_mapping("tag:yaml.org,2002:map", v, flow_style=True)
+)
+_Dumper.add_representer(str, _text)
+
+
+def imported(model: Model) -> str:
+    """Return the preset of a config.json, with its notes and the fields to complete as comments."""
+    hint = "" if model.huggingface_id else "# huggingface_id: org/name\n"
+    hint += (
+        "# source: [{document: config.json, url: 'https://huggingface.co/org/name', "
+        "read: 2026-01-31}]\n"
+    )
+    return (
+        "".join(f"# {printable(note, 1000)}\n" for note in model.notes) + to_yaml(model) + hint
+    )
+
+
+def to_yaml(model: Model) -> str:
+    """Return the preset of `model`, without defaults and with one line per part.
+
+    Reading it back gives the same figures.
+    """
+    data = _without_defaults(model)
+    ordered = {key: data.pop(key) for key in _ORDER.split() if key in data} | data
+    for key in ("notes", "file"):
+        ordered.pop(key, None)
+    text = yaml.dump(ordered, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=118)
+    # `_text` has put these characters in quotes
+    return "".join(c if c.isprintable() or c == "\n" else f"\\U{ord(c):08x}" for c in text)
+
+
+def _without_defaults(value: Any, key: str = "") -> Any:
+    """Return plain values without fields that equal their default, ready to be written."""
+    if isinstance(value, dict):
+        items = {name: _without_defaults(item) for name, item in value.items()}
+        return _Flow(items) if key in _ON_ONE_LINE else items
+    if isinstance(value, tuple | list):
+        entries = [_without_defaults(item) for item in value]
+        if key in _LISTS_OF_LINES:
+            return [_Flow(entry) for entry in entries]
+        return _FlowList(entries) if key in _ON_ONE_LINE else entries
+    if not isinstance(value, msgspec.Struct):
+        return value
+    tag = value.__struct_config__.tag
+    fields: JsonObject = {"type": tag} if tag else {}
+    for field in msgspec.structs.fields(value):
+        item = getattr(value, field.name)
+        default = None if field.default is msgspec.NODEFAULT else field.default
+        if field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        if field.required or item != default:
+            fields[field.encode_name] = _without_defaults(item, field.encode_name)
+    return _Flow(fields) if key in _ON_ONE_LINE else fields

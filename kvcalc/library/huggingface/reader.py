@@ -1,34 +1,43 @@
-"""config.json → Model: find the text model in the file, look up its type, read every layer, and say what was not read."""
+"""Read a config.json as a model: find its text part, look up its type, and read every layer."""
 
 import os
 from collections.abc import Mapping
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from kvcalc.errors import UserError, printable
-from kvcalc.library.huggingface.classes import resolve
-from kvcalc.library.huggingface.config import MOST, Config, show
-from kvcalc.library.huggingface.fields import filled, value_of
-from kvcalc.library.huggingface.foreign import check, check_unknown, neighbour
-from kvcalc.library.huggingface.naming import kind_names, runs
+from kvcalc.layers.attention import Grouped, Sparse
+from kvcalc.layers.feed_forward import Dense, Moe
+from kvcalc.library.huggingface.architectures import KEY, resolve, settle
+from kvcalc.library.huggingface.config import MAX_SIZE, Config, filled, show, value_of
 from kvcalc.library.huggingface.notes import assess
-from kvcalc.library.huggingface.quantized import SECTIONS, Storage, in_force
-from kvcalc.library.huggingface.rope import rope_factors
-from kvcalc.library.huggingface.source import defaults_of, facts, of_state_spaces, read_json, text_part
-from kvcalc.library.huggingface.tying import KEY, settle
+from kvcalc.library.huggingface.quantization_config import SECTIONS, Storage, in_force
+from kvcalc.library.huggingface.shapes import head_dim
+from kvcalc.library.huggingface.source import (
+    check_has_sizes,
+    check_program,
+    check_unknown,
+    defaults_of,
+    facts,
+    read_json,
+    text_part,
+)
 from kvcalc.library.huggingface.types import TYPES, Type
 from kvcalc.library.huggingface.types.general import GENERAL
-from kvcalc.library.huggingface.unknown import settle as settle_by
+from kvcalc.library.huggingface.unknown_types import settle as settle_changes
 from kvcalc.library.huggingface.vision import tower
-from kvcalc.model.spec import Layer, Model, Mtp
-from kvcalc.storage.dtypes import canonical
+from kvcalc.model.model import Layer, Model, Mtp
+from kvcalc.records import JsonObject
+from kvcalc.storage.formats import canonical
 
-MOST_LAYERS, MOST_KEYS = 2_000, 10_000
-# Files beside a config.json that say how it is stored, a key that each has, and the tool that it does not name.
-_BESIDE = (
+MAX_LAYERS, MAX_KEYS = 2_000, 10_000
+# Other files of a checkpoint that describe its storage: name, a key of the file, and the
+# quantization method that the file does not name.
+_STORAGE_FILES = (
     ("hf_quant_config.json", "quantization", ""),
     ("quantize_config.json", "bits", "gptq"),
     ("quant_config.json", "w_bit", "awq"),
@@ -38,148 +47,201 @@ _SPELLINGS = {
     "hidden_size": ("n_embd", "d_model", "dim", "model_dim", "embed_dim", "n_embed"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "num_key_value_heads": ("n_head_kv", "num_kv_heads", "n_kv_heads", "multi_query_group_num"),
+    "num_key_value_heads": (
+        "n_head_kv",
+        "num_kv_heads",
+        "n_kv_heads",
+        "multi_query_group_num",
+    ),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
     "n_routed_experts": ("num_routed_experts",),
     "n_shared_experts": ("num_shared_experts",),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "max_sequence_length", "seq_length", "model_max_length", "n_ctx"),
-}  # fmt: skip
+    "max_position_embeddings": (
+        "n_positions",
+        "max_seq_len",
+        "max_sequence_length",
+        "seq_length",
+        "model_max_length",
+        "n_ctx",
+    ),
+}
 
 
 def read_config(path: Path, changes: list[str] | None = None) -> Model:
-    """The model of a config.json, or of the folder that holds one. Raises UserError naming the file and the key.
+    """Return the model of a config.json, or of the folder that contains one.
 
-    changes: of `--set`; those that settle what a file of an unknown type leaves open are taken out.
-    A checkpoint whose config says nothing of its storage may have a file beside it that does (`_beside`).
+    If the config does not describe its storage, another file of the checkpoint may.
+
+    Args:
+        path: The file or folder.
+        changes: The changes of `--set`. Changes that settle open questions of an unknown type are
+            removed from the list.
+
+    Raises:
+        UserError: The file is not read. The message names the file and the key.
     """
-    file = path / "config.json" if os.path.isdir(path) else path  # noqa: PTH112 (Path.is_dir raises where it may not look)
+    is_folder = os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises where it may not look)
+    file = path / "config.json" if is_folder else path
     data = read_json(file)
     if file.name == "config.json" and not any(data.get(key) for key in SECTIONS):
-        data |= _beside(file)
-    name = path.name if path.is_dir() else path.stem if path.stem != "config" else path.resolve().parent.name
+        data |= _other_storage(file)
+    name = path.name if is_folder else path.stem
+    if not is_folder and name == "config":
+        name = path.resolve().parent.name
     return model_from(data, str(file), name or "config", changes)
 
 
-def _beside(file: Path) -> dict[str, Any]:
-    """What ModelOpt, AutoGPTQ and AutoAWQ write beside a config.json that they leave as it was, as its quantization_config."""
-    for name, key, method in _BESIDE:
+def _other_storage(file: Path) -> JsonObject:
+    """Return the quantization_config that ModelOpt, AutoGPTQ or AutoAWQ wrote in another file."""
+    for name, key, method in _STORAGE_FILES:
         other = file.with_name(name)
-        found = read_json(other) if other.is_file() else {}
-        if key in found:
-            return {"quantization_config": {"quant_method": method, **found} if method else found}
+        section = read_json(other) if other.is_file() else {}
+        if key in section:
+            method_key = {"quant_method": method} if method else {}
+            return {"quantization_config": method_key | section}
     return {}
 
 
-def model_from(data: Mapping[str, Any], where: str, name: str, changes: list[str] | None = None) -> Model:
-    """The model that a config's mapping describes. Raises UserError naming `where` and the key that does not fit."""
-    check(data, where)
-    data = of_state_spaces(data, where)
+def model_from(
+    data: Mapping[str, Any], where: str, name: str, changes: list[str] | None = None
+) -> Model:
+    """Return the model that a config's mapping describes.
+
+    Raises:
+        UserError: A key does not fit. The message names `where` and the key.
+    """
+    check_program(data, where)
     inner = text_part(data, where)
-    if max(len(data), len(inner)) > MOST_KEYS:
-        raise UserError(f"has more than {MOST_KEYS:,} keys", where)
-    named = resolve(data, inner, where)
-    if not named.known:
-        check_unknown(named.name, data, inner, where)
-    entry = TYPES[named.name] if named.known else GENERAL
-    defaults = {**entry.defaults, **defaults_of(named.name, data, inner)} if named.known else {}
-    tie = settle(data, inner, named.name, entry)
+    if max(len(data), len(inner)) > MAX_KEYS:
+        raise UserError(f"has more than {MAX_KEYS:,} keys", where)
+
+    resolved = resolve(data, inner, where)
+    if resolved.known:
+        entry = TYPES[resolved.name]
+        defaults = {**entry.defaults, **defaults_of(resolved.name, data, inner)}
+    else:
+        check_unknown(resolved.name, data, inner, where)
+        entry, defaults = GENERAL, {}
+    tie = settle(data, inner, resolved.name, entry)
     if tie.tied is not None:
         defaults[KEY] = tie.tied
         inner = {**inner, KEY: tie.tied} if KEY in inner else inner
-    c = Config(inner, defaults, where, _aliases(named.name, entry))
+
+    c = Config(inner, where, defaults, _aliases(resolved.name, entry))
     c.outer = data
-    c.layers = _depth(c, entry)
-    if changes and not named.known:
-        settle_by(c, changes)
-    storage = Storage(data, c, _dtype(c)[0] == "fp32")
-    kinds, pattern, quantization = _layers(c, entry, storage)
-    called = {"name": printable(name, 80), "family": named.name, "model_type": named.name}
-    fields = called | {"kinds": kinds, "pattern": pattern}
-    model = _model(c, entry, fields | {"quantization": quantization, "kv_cache_dtype": storage.cache})
-    model = in_force(model, storage.scales) if quantization else model
-    said = assess(c, named, entry)
-    vision, unseen = tower(data, where, model.hidden_size)
-    notes = (*model.notes, *storage.notes, *said.notes, *([tie.doubt] if tie.doubt else ()), *unseen)
-    return msgspec.structs.replace(model, notes=notes, parameters_exact=said.exact and not tie.doubt, vision=vision)
+    c.layers = _layer_count(c, entry)
+    if changes and not resolved.known:
+        settle_changes(c, changes)
+    model, storage = _model(c, entry, printable(name, 80), resolved.name)
+    reading = assess(c, resolved, entry)
+    vision, vision_notes = tower(data, where, model.hidden_size)
+    doubts = (tie.doubt,) if tie.doubt else ()
+    return msgspec.structs.replace(
+        model,
+        notes=(*model.notes, *storage.notes, *reading.notes, *doubts, *vision_notes),
+        parameters_exact=reading.exact and not doubts,
+        vision=vision,
+    )
 
 
 def _aliases(model_type: str, entry: Type) -> dict[str, tuple[str, ...]]:
-    """Other names of a key: transformers' for the type, the entry's, and the common ones."""
-    own = {key: (name,) for key, name in facts().get(model_type, {}).get("aliases", {}).items()}
-    own |= {key: (*names, *(n for name in names for n in _SPELLINGS.get(name, ()))) for key, names in own.items()}
+    """Return other names of each key: transformers' for the type, the entry's, the common ones."""
+    own = {
+        key: (name, *_SPELLINGS.get(name, ()))
+        for key, name in facts().get(model_type, {}).get("aliases", {}).items()
+    }
     tables = (own, entry.spellings, _SPELLINGS)
-    return {key: tuple(name for table in tables for name in table.get(key, ())) for table in tables for key in table}
+    keys = {key for table in tables for key in table}
+    return {key: tuple(name for table in tables for name in table.get(key, ())) for key in keys}
 
 
-def _depth(c: Config, entry: Type) -> int:
-    """How many layers there are. Width and depth have no honest default: a file that gives none describes no model.
+def _layer_count(c: Config, entry: Type) -> int:
+    """Return the number of layers.
 
-    Only a part of a larger file may leave them to its class, as wrappers around a language model write it.
+    A file without width or depth describes no model. Only a part of a larger file may leave them to
+    the defaults of its class.
     """
-    key, given = entry.layers_key, c.in_file if c.outer is c.file else c.has
-    layers = c.size(key) if key and given(key) else value_of(entry.depth, c)
-    for missing in ([] if given("hidden_size") else ["hidden_size"]) + ([] if layers else [key or "num_hidden_layers"]):
-        if found := neighbour(c.outer, c.where):
-            raise found
+    key, is_given = entry.layers_key, c.in_file if c.outer is c.file else c.has
+    layers = c.size(key) if key and is_given(key) else value_of(entry.depth, c)
+    missing = "" if layers else key or "num_hidden_layers"
+    missing = missing if is_given("hidden_size") else "hidden_size"
+    if missing:
+        check_has_sizes(c.outer, c.where)
         spellings = ", ".join((missing, *_SPELLINGS.get(missing, ())))
-        raise UserError(f"is no language model's config: it gives no {missing}", c.where, f"Looked for {spellings}")
-    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:
-        raise c.fail(key or "layers", f"should be a whole number from 1 to {MOST_LAYERS:,}, not {show(layers)}")
+        raise UserError(
+            f"is no language model's config.json: it gives no {missing}",
+            c.where,
+            f"Looked for {spellings}",
+        )
+    if type(layers) is not int or not 1 <= layers <= MAX_LAYERS:
+        text = f"should be a whole number from 1 to {MAX_LAYERS:,}, not {show(layers)}"
+        raise c.fail(key or "layers", text)
     return layers
 
 
-def _layers(c: Config, entry: Type, storage: Storage) -> tuple[dict[str, Layer], tuple[str, ...], Any]:
-    """The distinct kinds of layer, the pattern in runs, and how the kinds are stored."""
-    found: dict[bytes, tuple[Layer, Any]] = {}
+def _model(c: Config, entry: Type, name: str, family: str) -> tuple[Model, Storage]:
+    """Return the model and how it is stored."""
+    dtype, dtype_notes = _dtype(c)
+    storage = Storage(c, dtype == "fp32")
+    kinds, pattern, quantization = _layers(c, entry, storage)
+    mtp, mtp_notes = _mtp(c, kinds, pattern, entry)
+    fields: JsonObject = {
+        "name": name,
+        "family": family,
+        "model_type": family,
+        "kinds": kinds,
+        "pattern": pattern,
+        "quantization": quantization,
+        "kv_cache_dtype": storage.cache,
+        "hidden_size": c.size("hidden_size"),
+        "vocab_size": None if "vocab_size" in entry.model else c.size("vocab_size"),
+        "layers": c.layers,
+        "dtype": dtype,
+        "max_context": c.size("max_position_embeddings", 0, minimum=0) or None,
+        "mtp": mtp,
+        "tie_word_embeddings": c.flag("tie_word_embeddings"),
+        "norm": value_of(entry.norm, c),
+        "rope_factors": rope_factors(c),
+        "notes": (*dtype_notes, *mtp_notes),
+    }
+    model = Model(**_checked(c, Model, fields | filled(entry.model, c)))
+    key, problem = model.problem()
+    if problem:
+        raise c.fail(key, problem)
+    if model.parameters > MAX_SIZE**2:
+        raise UserError("describes a model of absurd size", c.where)
+    return in_force(model, storage.scales) if quantization else model, storage
+
+
+def _layers(
+    c: Config, entry: Type, storage: Storage
+) -> tuple[dict[str, Layer], tuple[str, ...], Any]:
+    """Return the distinct kinds of layer, the pattern in runs, and how the kinds are stored."""
+    distinct: dict[bytes, tuple[Layer, Any]] = {}
     keys = []
     order = entry.order(c)
     for c.layer, c.layer_type in enumerate(order):
         parts = (*entry.mixer(c), *entry.ffn(c))
         width = c.size("hidden_size")
         fields = entry.layer_fields(c) | {"unquantized": storage.kept(c.layer, parts, width)}
-        layer = _whole_layer(c, parts, fields)
+        layer = Layer(parts=parts, **_checked(c, Layer, fields))
+        plain = msgspec.structs.replace(layer, norms=None)
+        layer = plain if layer.norms == plain.norm_count else layer
         stored = storage.stored(c.layer, parts, width)
         keys.append(msgspec.json.encode((layer, stored)))
-        found.setdefault(keys[-1], (layer, stored))
+        distinct.setdefault(keys[-1], (layer, stored))
     c.layer = 0
-    names = dict(zip(found, kind_names([layer for layer, _ in found.values()]), strict=True))
-    pattern = runs([names[key] for key in keys]) if len(found) > 1 else ()
-    schemes = storage.schemes({names[key]: stored for key, (_, stored) in found.items()})
-    return {names[key]: layer for key, (layer, _) in found.items()}, pattern, schemes
+    names = dict(
+        zip(distinct, kind_names([layer for layer, _ in distinct.values()]), strict=True)
+    )
+    pattern = runs([names[key] for key in keys]) if len(distinct) > 1 else ()
+    schemes = storage.schemes({names[key]: stored for key, (_, stored) in distinct.items()})
+    return {names[key]: layer for key, (layer, _) in distinct.items()}, pattern, schemes
 
 
-def _whole_layer(c: Config, parts: tuple[Any, ...], fields: dict[str, Any]) -> Layer:
-    layer = Layer(parts=parts, **_checked(c, Layer, fields))
-    same = layer.norms == msgspec.structs.replace(layer, norms=None).norm_count
-    return msgspec.structs.replace(layer, norms=None) if same else layer
-
-
-def _model(c: Config, entry: Type, given: dict[str, Any]) -> Model:
-    dtype, why = _dtype(c)
-    fields: dict[str, Any] = {
-        "hidden_size": c.size("hidden_size"),
-        "vocab_size": None if "vocab_size" in entry.model else c.size("vocab_size"),
-        "layers": c.layers,
-        "dtype": dtype,
-        "max_context": c.size("max_position_embeddings", 0, least=0) or None,
-        "mtp": _mtp(c, given["kinds"], given["pattern"]) if entry.mtp else None,
-        "tie_word_embeddings": c.flag("tie_word_embeddings"),
-        "norm": value_of(entry.norm, c),
-        "rope_factors": rope_factors(c),
-        "notes": why if entry.mtp else (*why, *_left_out(c)),
-    }
-    model = Model(**given, **_checked(c, Model, fields | filled(entry.model, c)))
-    key, problem = model.problem()
-    if problem:
-        raise c.fail(key, problem)
-    if model.parameters > MOST**2:
-        raise UserError("describes a model of absurd size", c.where)
-    return model
-
-
-def _checked(c: Config, spec: type[Layer | Model], fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields as their spec wants them. Raises UserError naming the one that does not fit."""
-    types = _types(spec.__name__)
+def _checked(c: Config, spec: type[Layer | Model], fields: JsonObject) -> JsonObject:
+    """Return the fields. Raises UserError naming a field that does not fit its spec."""
+    types = _types(spec)
     for name, value in fields.items():
         try:
             msgspec.convert(value, types[name])
@@ -189,42 +251,109 @@ def _checked(c: Config, spec: type[Layer | Model], fields: dict[str, Any]) -> di
 
 
 @cache
-def _types(name: str) -> dict[str, Any]:
-    """The type of every field of a layer or a model."""
-    return {field.name: field.type for field in msgspec.structs.fields(Layer if name == "Layer" else Model)}
+def _types(spec: type[Layer | Model]) -> JsonObject:
+    """Return the type of every field of a layer or a model."""
+    return {field.name: field.type for field in msgspec.structs.fields(spec)}
 
 
-def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | None:
-    """The multi-token-prediction layers that the file declares; each is like the last layer of the stack.
+def kind_names(kinds: list[Layer]) -> list[str]:
+    """Return a name for each kind from its distinguishing parts: mixer, FFN, both, or a number."""
+    mixers = [_mixer_word(layer) for layer in kinds]
+    networks = [
+        "_".join(
+            str(p.__struct_config__.tag) for p in layer.parts if isinstance(p, Dense | Moe)
+        )
+        for layer in kinds
+    ]
+    names: list[str] = []
+    uses: dict[str, int] = {}
+    for layer, mixer, network in zip(kinds, mixers, networks, strict=True):
+        words = [mixer] if len(set(mixers)) > 1 or len(set(networks)) == 1 else []
+        words += [network] if len(set(networks)) > 1 else []
+        base = (
+            "_".join(filter(None, [*words, "shared" if layer.shares_cache else ""])) or "layer"
+        )
+        uses[base] = uses.get(base, 0) + 1
+        names.append(base if uses[base] == 1 else f"{base}_{uses[base]}")
+    return names
 
-    Where its parts are others in prediction, a kind of the stack that has those, else a kind of its own.
+
+def _mixer_word(layer: Layer) -> str:
+    words = []
+    for part in layer.mixers:
+        word = str(part.__struct_config__.tag)
+        if isinstance(part, Grouped):
+            word = "chunked" if part.attention_chunk_size else "full"
+            word = "local" if part.sliding_window else word
+        words.append("sparse_reuse" if isinstance(part, Sparse) and not part.indexer else word)
+    return "_".join(dict.fromkeys(words))
+
+
+def runs(order: list[str]) -> tuple[str, ...]:
+    """Return the order as runs: `5 local` for five in a row, as the shortest period if it repeats.
+
+    The last repetition may be incomplete.
     """
-    key = next((key for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers") if c.in_file(key)), "")
-    layers = c.size(key, 0, least=0) if key else 0
-    if layers > MOST_LAYERS:
-        raise c.fail(key, f"should be at most {MOST_LAYERS:,}")
-    last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
+    counted = [(len(list(group)), kind) for kind, group in groupby(order[: _period(order)])]
+    return tuple(f"{count} {kind}" if count > 1 else kind for count, kind in counted)
+
+
+def _period(order: list[str]) -> int:
+    """Return the smallest p with order[i] = order[i − p] for all i ≥ p."""
+    return next(p for p in range(1, len(order) + 1) if order[p:] == order[: len(order) - p])
+
+
+def rope_factors(c: Config) -> int:
+    """Return the number of rotary scaling factors that an engine stores; they are no parameters.
+
+    llama3's scaling has one for each pair of a head's channels. longrope has two lists.
+    Source: llama.cpp's conversion/llama.py and conversion/phi.py (`generate_extra_tensors`).
+    """
+    sections = (c.file.get(key) for key in ("rope_scaling", "rope_parameters"))
+    scaling = next((section for section in sections if isinstance(section, dict)), {})
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind == "llama3":
+        return head_dim(c) // 2
+    if kind not in ("longrope", "su"):
+        return 0
+    lists = (scaling.get(key) for key in ("long_factor", "short_factor"))
+    return sum(len(factors) for factors in lists if isinstance(factors, list))
+
+
+def _mtp(
+    c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...], entry: Type
+) -> tuple[Mtp | None, tuple[str, ...]]:
+    """Return the layers of multi-token prediction, or a note that they are left out.
+
+    Each is like the last layer of the stack. If its parts differ in prediction, it is a kind of the
+    stack with such parts, or a new kind in `kinds`.
+    """
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+    key = next((key for key in keys if c.in_file(key)), "") if entry.mtp else keys[0]
+    layers = c.size(key, 0, minimum=0) if key else 0
     if not layers:
-        return None
-    layer = kinds[last]
-    predicts = msgspec.structs.replace(layer, parts=tuple(part.predicting() for part in layer.parts))
-    kind = last if predicts == layer else next((name for name, one in kinds.items() if one == predicts), "mtp")
-    kinds.setdefault(kind, predicts)
-    return Mtp(kind=kind, layers=layers)
-
-
-def _left_out(c: Config) -> tuple[str, ...]:
-    """What is said of multi-token-prediction layers of a kind that is not known here."""
-    layers = c.size("num_nextn_predict_layers", 0, least=0)
-    what = f"{layers:,} layers of multi-token prediction are" if layers > 1 else "its layer of multi-token prediction is"
-    return (f"{what} of another kind, and left out",) if layers else ()
+        return None, ()
+    if not entry.mtp:
+        return None, (
+            f"{layers:,} layers of multi-token prediction are of another kind: left out",
+        )
+    if layers > MAX_LAYERS:
+        raise c.fail(key, f"should be at most {MAX_LAYERS:,}")
+    last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
+    parts = tuple(part.predicting() for part in kinds[last].parts)
+    layer = msgspec.structs.replace(kinds[last], parts=parts)
+    same = [name for name in (last, *kinds) if kinds[name] == layer]
+    kind = same[0] if same else "mtp"
+    kinds.setdefault(kind, layer)
+    return Mtp(kind=kind, layers=layers), ()
 
 
 def _dtype(c: Config) -> tuple[str, tuple[str, ...]]:
-    """The dtype that the file declares; bf16, with a note, where it declares none."""
-    declared = [source[key] for source in (c.file, c.outer) for key in ("dtype", "torch_dtype") if source.get(key)]
+    """Return the dtype that the file declares; bf16, with a note, if it declares none."""
+    keys = [(source, key) for source in (c.file, c.outer) for key in ("dtype", "torch_dtype")]
+    declared = [source[key] for source, key in keys if source.get(key)]
     for value in declared:
         if isinstance(value, str) and canonical(value[:40]) in ("bf16", "fp16", "fp32"):
             return canonical(value), ()
-    said = f"declares {show(declared[0])}, which is no format of its weights" if declared else "declares none"
-    return "bf16", (f"dtype: the file {said}; taken as bf16",)
+    problem = f"{show(declared[0])} is no format of weights" if declared else "is missing"
+    return "bf16", (f"dtype: {problem}; bf16 is assumed",)

@@ -1,191 +1,264 @@
-"""The shapes that model types share. Each gives a reader: a function from a config to the parts of the current layer.
+"""The shapes that model types share: readers, which make the parts of the current layer.
 
-A type's entry names a shape and what is its own: `grouped(bias=K("attention_bias"), qk_norm="head")`. Every further
-keyword is a field of the spec, which a key, a condition, a rule or a literal fills.
+A type's entry names a shape and the differences from its defaults: `grouped(qk_norm="head")`. Every
+keyword that is not listed is a field of the part. A formula of keys, a rule or a literal fills it.
 """
 
 from typing import Any
 
 from kvcalc.layers.attention import Compressed, Grouped, Latent, Sparse
-from kvcalc.layers.ffn import Dense, Moe, Projections
-from kvcalc.library.huggingface.config import Config, show
-from kvcalc.library.huggingface.fields import Field, K, Reader, filled, value_of
+from kvcalc.layers.feed_forward import Dense, Moe, Projections
+from kvcalc.library.huggingface.config import (
+    Config,
+    Field,
+    Reader,
+    filled,
+    is_true,
+    show,
+    value_of,
+)
+from kvcalc.library.huggingface.layer_types import LINEAR
+from kvcalc.records import JsonObject
 
-SLIDING = ("sliding_attention", "sliding", "local_attention", "local", "attention_sliding")
-WHOLE = ("full_attention", "hybrid", "hybrid_sliding", "indexed_attention", "reference_sliding_attention", "minimax_m3_sparse")
-CHUNKED = ("chunked_attention",)
+SLIDING = (
+    "sliding_attention",
+    "sliding",
+    "local_attention",
+    "local",
+    "attention_sliding",
+)
+_FULL = (
+    "full_attention",
+    "hybrid",
+    "hybrid_sliding",
+    "indexed_attention",
+    "reference_sliding_attention",
+    "minimax_m3_sparse",
+)
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_LATENT_KEYS = (
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "num_attention_heads",
+)
+_COMPRESSED_KEYS = (
+    "num_attention_heads",
+    "head_dim",
+    "q_lora_rank",
+    "o_lora_rank",
+    "o_groups",
+    "sliding_window",
+)
+_INDEX_KEYS = ("index_topk", "index_n_heads", "index_head_dim")
 
 
-def head_dim(c: Config, key: str = "head_dim", heads: str = "num_attention_heads") -> int:
-    """The head size that the file gives, else hidden size over heads."""
-    return c.size(key) if c.has(key) else even_head_dim(c, heads)
+def head_dim(c: Config) -> int:
+    """Return the head size that the file gives, else hidden size over heads."""
+    return c.size("head_dim") if c.has("head_dim") else even_head_dim(c)
 
 
 def even_head_dim(c: Config, heads: str = "num_attention_heads") -> int:
-    """Hidden size over heads, whatever head size the file names."""
+    """Return hidden size over heads.
+
+    Raises:
+        UserError: The number of heads does not divide the hidden size.
+    """
     hidden, count = c.size("hidden_size"), c.size(heads)
     if hidden % count:
-        raise c.fail(heads, f"{count} does not divide hidden_size {hidden}, and no head_dim is read")
+        raise c.fail(
+            heads,
+            f"{count} does not divide hidden_size {hidden}, and no head_dim is read",
+        )
     return hidden // count
 
 
-def counted(*keys: str, offset: int = 0) -> Field:
-    """The whole number under the first of `keys` that is set: for fields of the model, which nothing checks after."""
-    return lambda c: c.size(next((key for key in keys if c.has(key)), keys[-1]), least=0) + offset
-
-
 def grouped(
-    bias: Field = False,
+    bias: Field = "attention_bias",
     qkv_bias: Field = None,
     o_bias: Field = None,
-    window: Field = None,
+    window: Field = "sliding_window",
     heads: Field = None,
     kv_heads: Field = None,
     head: Field = None,
     spec: type[Grouped] = Grouped,
     **fields: Field,
 ) -> Reader:
-    """MHA, MQA or GQA. bias: on all four projections; qkv_bias and o_bias override it.
+    """Return the reader of MHA, MQA or GQA.
 
-    A layer whose type slides gets `sliding_window` (or `window`), a chunked one `attention_chunk_size`.
+    Args:
+        bias: On all four projections, unless qkv_bias or o_bias say otherwise.
+        window: Of layers that slide. Chunked layers have `attention_chunk_size`.
+        heads: Default: the standard key.
+        kv_heads: Default: the standard key, else one per head.
+        head: Default: `head_dim`.
+        spec: The part to make.
+        **fields: Further fields of the part.
     """
 
     def read(c: Config) -> tuple[Any, ...]:
-        count = _whole(c, value_of(heads, c), "num_attention_heads") or c.size("num_attention_heads")
-        groups = _whole(c, value_of(kv_heads, c), "num_key_value_heads") or c.size("num_key_value_heads", count)
-        both = value_of(bias, c) or False
-        qkv = both if qkv_bias is None else value_of(qkv_bias, c) or False
-        out = both if o_bias is None else value_of(o_bias, c) or False
-        given = filled(fields, c)
+        count = _size(c, heads, "num_attention_heads")
+        groups = _size(c, kv_heads, "num_key_value_heads", count)
+        every_bias = value_of(bias, c) or False
+        qkv = every_bias if qkv_bias is None else value_of(qkv_bias, c) or False
+        out = every_bias if o_bias is None else value_of(o_bias, c) or False
+        values = filled(fields, c)
         if c.layer_type in SLIDING:
-            limit = value_of(window, c) if window else c.get("sliding_window")
-            if limit is not None and limit != -1:
-                given["sliding_window"] = _whole(c, limit, "sliding_window")
-        elif c.layer_type in CHUNKED:
-            given["attention_chunk_size"] = c.size("attention_chunk_size")
-        elif c.layer_type not in WHOLE:
-            raise c.fail("layer_types", f"{show(c.layer_type)} is no kind of attention that this model type has")
-        biases = {"q_bias": qkv, "k_bias": qkv, "v_bias": qkv, "o_bias": out}
-        shape = {"num_attention_heads": count, "num_key_value_heads": groups, "head_dim": value_of(head, c) or head_dim(c)}
-        return (make(c, spec, shape | biases | given),)
+            limit = value_of(window, c)
+            if limit not in (None, -1):
+                values["sliding_window"] = _whole(c, limit, "sliding_window")
+        elif c.layer_type == "chunked_attention":
+            values["attention_chunk_size"] = c.size("attention_chunk_size")
+        elif c.layer_type not in _FULL:
+            raise c.fail(
+                "layer_types",
+                f"{show(c.layer_type)} is no kind of attention that this model type has",
+            )
+        shape = {
+            "num_attention_heads": count,
+            "num_key_value_heads": groups,
+            "head_dim": value_of(head, c) or head_dim(c),
+            "q_bias": qkv,
+            "k_bias": qkv,
+            "v_bias": qkv,
+            "o_bias": out,
+        }
+        return (make(c, spec, shape | values),)
 
     return read
 
 
-def mha(bias: Field = False, heads: str = "num_attention_heads", kv_heads: Field = None, **fields: Field) -> Reader:
-    """Attention as first made: hidden size over heads wide, one key and value per head, whatever other keys say."""
+def mha(
+    bias: Field = False,
+    heads: str = "num_attention_heads",
+    kv_heads: Field = None,
+    **fields: Field,
+) -> Reader:
+    """Return the reader of attention as first made, without other keys.
 
-    def count(c: Config) -> int:
-        return c.size(heads)
-
-    def width(c: Config) -> int:
-        if c.size("hidden_size") % count(c):
-            raise c.fail(heads, f"{count(c)} does not divide hidden_size {c.size('hidden_size')}")
-        return c.size("hidden_size") // count(c)
-
-    return grouped(bias, heads=count, kv_heads=kv_heads or count, head=width, **fields)
-
-
-def crossed(c: Config) -> bool:
-    """Whether every layer of a decoder has attention to an encoder too."""
-    return c.flag("add_cross_attention")
+    Heads are hidden size over heads wide, and each has its own key and value.
+    """
+    return grouped(
+        bias,
+        heads=heads,
+        kv_heads=kv_heads or heads,
+        head=lambda c: even_head_dim(c, heads),
+        **fields,
+    )
 
 
 def cross_attention(
-    bias: Field = True, k_bias: Field = None, o_bias: Field = None, source: Field = None, on: Field = crossed
+    bias: Field = True,
+    k_bias: Field = None,
+    o_bias: Field = None,
+    source: Field = None,
+    on: Field = "add_cross_attention",
 ) -> Reader:
-    """The four projections of attention to an encoder of width `source`, which caches nothing while there is none."""
+    """Return the reader of the four projections of attention to an encoder of width `source`.
+
+    They cache nothing, because there is no encoder.
+    """
 
     def read(c: Config) -> tuple[Any, ...]:
         if not value_of(on, c):
             return ()
-        width, every = c.size("hidden_size"), value_of(bias, c)
+        width = c.size("hidden_size")
         inputs = _whole(c, value_of(source, c), "cross_attention_hidden_size") or width
-        biases = {"q": every, "k": every if k_bias is None else value_of(k_bias, c), "v": every}
-        biases["o"] = every if o_bias is None else value_of(o_bias, c)
-        rows = {"q": width, "k": inputs, "v": inputs, "o": width}
-        sizes = {f"cross_{name}": (rows[name], width, width if flag else 0) for name, flag in biases.items()}
+        flags = {"q": bias, "k": k_bias, "v": bias, "o": o_bias}
+        sizes = {}
+        for name, flag in flags.items():
+            has_bias = value_of(bias if flag is None else flag, c)
+            rows = inputs if name in "kv" else width
+            sizes[f"cross_{name}"] = (rows, width, width if has_bias else 0)
         return projections(sizes)(c)
 
     return read
 
 
 def half_window(both_ways: Any) -> Field:
-    """The window, of which half lies ahead where `use_bidirectional_attention` has the value `both_ways` (Gemma)."""
+    """Return the rule of a window that is half ahead of the token (Gemma).
+
+    It is so if `use_bidirectional_attention` has the value `both_ways`.
+    """
 
     def read(c: Config) -> int | None:
         window = c.size("sliding_window") if c.has("sliding_window") else None
-        return window // 2 + 1 if window and c.get("use_bidirectional_attention") == both_ways else window
+        is_halved = window and c.get("use_bidirectional_attention") == both_ways
+        return window // 2 + 1 if window and is_halved else window
 
     return read
 
 
-def latent(bias: Field = None, spec: type[Latent] = Latent, **fields: Field) -> Reader:
-    """MLA; with spec=Sparse, DSA. bias: on the two down-projections and the output."""
-    keys = {
-        "q_lora_rank": K("q_lora_rank"), "kv_lora_rank": K("kv_lora_rank"), "qk_nope_head_dim": K("qk_nope_head_dim"),
-        "qk_rope_head_dim": K("qk_rope_head_dim"), "v_head_dim": K("v_head_dim"),
-        "num_attention_heads": K("num_attention_heads"), "qkv_bias": bias, "o_bias": bias,
-    }  # fmt: skip
-    if issubclass(spec, Sparse):
-        keys |= {name: K(name) for name in ("index_topk", "index_n_heads", "index_head_dim")}
+def latent(
+    bias: Field = "attention_bias", spec: type[Latent] = Latent, **fields: Field
+) -> Reader:
+    """Return the reader of MLA, or of DSA with spec=Sparse.
 
-    def read(c: Config) -> tuple[Any, ...]:
-        return (make(c, spec, filled(keys | fields, c)),)
-
-    return read
+    The bias is on the two down-projections and the output.
+    """
+    index = _INDEX_KEYS if issubclass(spec, Sparse) else ()
+    keys: dict[str, Field] = {name: name for name in (*_LATENT_KEYS, *index)}
+    return mixer(spec, **(keys | {"qkv_bias": bias, "o_bias": bias} | fields))
 
 
 def compressed(spec: type[Compressed] = Compressed, **fields: Field) -> Reader:
-    """DeepSeek-V4's attention, whose kind follows from the layer's type."""
-    names = ("num_attention_heads", "head_dim", "q_lora_rank", "o_lora_rank", "o_groups", "sliding_window")
-    keys = {name: K(name) for name in (*names, "qk_rope_head_dim")}
-
-    def read(c: Config) -> tuple[Any, ...]:
-        return (make(c, spec, filled(keys | fields, c)),)
-
-    return read
+    """Return the reader of DeepSeek-V4's attention, whose kind follows from the layer's type."""
+    keys: dict[str, Field] = {name: name for name in _COMPRESSED_KEYS}
+    return mixer(spec, **(keys | fields))
 
 
 def mixer(spec: type[Any], **fields: Field) -> Reader:
-    """Any other mixer, all of whose fields the entry names."""
+    """Return the reader of one part with these fields."""
     return lambda c: (make(c, spec, filled(fields, c)),)
 
 
-def dense(size: Field = K("intermediate_size"), gated: Field = True, bias: Field = False, **fields: Field) -> Reader:
-    """A dense FFN of `size`."""
-
-    def read(c: Config) -> tuple[Any, ...]:
-        shape = {"intermediate_size": size, "gated": gated, "bias": bias} | fields
-        return (make(c, Dense, filled(shape, c)),)
-
-    return read
+def dense(
+    size: Field = "intermediate_size",
+    gated: Field = True,
+    bias: Field = False,
+    **fields: Field,
+) -> Reader:
+    """Return the reader of a dense FFN of `size`."""
+    return mixer(Dense, intermediate_size=size, gated=gated, bias=bias, **fields)
 
 
 def moe(
-    experts: Field = K("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts"),
-    top_k: Field = K("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_top_k", "top_k_experts"),
-    size: Field = K("moe_intermediate_size", "intermediate_size"),
+    experts: Field = (
+        "num_experts | num_local_experts | n_routed_experts | num_routed_experts | moe_num_experts"
+    ),
+    top_k: Field = (
+        "num_experts_per_tok | num_experts_per_token | moe_k | moe_top_k | top_k_experts"
+    ),
+    size: Field = "moe_intermediate_size | intermediate_size",
     shared: Field = None,
     **fields: Field,
 ) -> Reader:
-    """A mixture of `experts` experts of `size`, and shared ones of `shared` elements in all."""
+    """Return the reader of a mixture of `experts` experts of `size`.
 
-    def read(c: Config) -> tuple[Any, ...]:
-        shape = {"num_experts": experts, "num_experts_per_tok": top_k, "moe_intermediate_size": size}
-        return (make(c, Moe, filled(shape | {"shared_expert_intermediate_size": shared} | fields, c)),)
+    Args:
+        experts: Number of experts.
+        top_k: Experts of a token.
+        size: Width of an expert.
+        shared: Width of all shared experts together.
+        **fields: Further fields of the part.
+    """
+    return mixer(
+        Moe,
+        num_experts=experts,
+        num_experts_per_tok=top_k,
+        moe_intermediate_size=size,
+        shared_expert_intermediate_size=shared,
+        **fields,
+    )
 
-    return read
 
-
-def shared_experts(count: str = "n_shared_experts", size: str = "moe_intermediate_size") -> Field:
-    """`count` shared experts of `size` each."""
-    return lambda c: (number := c.size(count, 0, least=0)) and number * c.size(size)
+GROUPED, DENSE = grouped(), dense()
 
 
 def state_dtype(*keys: str) -> Field:
-    """The format in which the file wants recurrent states; the spec's own where no key says it, or says `auto`."""
+    """Return the rule of the format of recurrent states; None if no key says it, or says `auto`."""
 
     def rule(c: Config) -> str | None:
         words = [word for key in keys if (word := c.word(key)) not in ("", "auto")]
@@ -195,32 +268,124 @@ def state_dtype(*keys: str) -> Field:
 
 
 def projections(matrices: Field = None, vectors: Field = None) -> Reader:
-    """Loose matrices and vectors, by name."""
+    """Return the reader of named matrices and vectors; there is no part if all are None.
+
+    Example: `projections({"gate": "hidden_size, num_attention_heads"}, {"gains": "head_dim"})`.
+    """
 
     def read(c: Config) -> tuple[Any, ...]:
-        return (make(c, Projections, filled({"matrices": matrices or {}, "vectors": vectors or {}}, c)),)
+        sizes = {
+            "matrices": value_of(matrices, c) or {},
+            "vectors": value_of(vectors, c) or {},
+        }
+        return (make(c, Projections, sizes),) if any(sizes.values()) else ()
 
     return read
 
 
 def both(*readers: Reader) -> Reader:
-    """The parts of several readers, one after the other."""
+    """Return the reader of the parts of several readers, one after the other."""
     return lambda c: tuple(part for reader in readers for part in reader(c))
 
 
 def nothing(c: Config) -> tuple[Any, ...]:
-    """No part."""
+    """Return no part."""
     return ()
 
 
-def make(c: Config, spec: type[Any], fields: dict[str, Any]) -> Any:
-    """A spec from looked-up fields. Raises UserError naming the field whose value does not fit."""
-    from kvcalc.library import catalog
+def pick(condition: Field, then: Reader, otherwise: Reader = nothing) -> Reader:
+    """Return the reader that is `then` in layers where the condition is true, else `otherwise`."""
+    return lambda c: (then if is_true(condition, c) else otherwise)(c)
 
-    found = catalog.build(fields, spec, f"{c.where}: layer {c.layer}")
-    if problem := found.problem():
+
+def by_type(**readers: Reader) -> Reader:
+    """Return the reader of the current layer's type.
+
+    Raises:
+        UserError: There is no reader of this type.
+    """
+
+    def read(c: Config) -> tuple[Any, ...]:
+        reader = readers.get(c.layer_type)
+        if reader is None:
+            raise c.fail(
+                "layer_types",
+                f"unknown layer type {c.layer_type!r}",
+                f"Known here: {', '.join(readers)}",
+            )
+        return reader(c)
+
+    return read
+
+
+def attention_or(linear: Reader, attention: Reader = GROUPED) -> Reader:
+    """Return the reader of a hybrid: attention in some layers, a recurrence in the others."""
+    return by_type(full_attention=attention, **{LINEAR: linear})
+
+
+def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> Reader:
+    """Return the reader that is `then` where the condition is true, else `otherwise`.
+
+    If the file has a list `mlp_layer_types`, the list decides.
+    """
+
+    def read(c: Config) -> tuple[Any, ...]:
+        kinds = c.items("mlp_layer_types")
+        if kinds is None:
+            return (then if is_true(condition, c) else otherwise)(c)
+        if len(kinds) < c.layers or kinds[c.layer] not in ("sparse", "moe", "dense"):
+            raise c.fail(
+                "mlp_layer_types",
+                f"does not say of each of {c.layers} layers whether it is sparse or dense",
+            )
+        return (otherwise if kinds[c.layer] == "dense" else then)(c)
+
+    return read
+
+
+def after_first(
+    count: int | str, then: Reader, otherwise: Reader = DENSE, freq: str = ""
+) -> Reader:
+    """Return the reader that is `otherwise` in the first `count` layers and `then` after them.
+
+    If `freq` is a key, `then` is only in each `freq`-th layer, or where its list has a 1.
+    """
+    condition = f"layer_index >= {count}"
+    if freq:
+        condition = f"({freq} | 1) > 0 and layer_index % ({freq} | 1) == 0 and {condition}"
+    return sparse_where(condition, then, otherwise)
+
+
+def stepped(then: Reader, otherwise: Reader = DENSE) -> Reader:
+    """Return the reader that is `then` in each `decoder_sparse_step`-th layer (Qwen).
+
+    It is `otherwise` in the layers of `mlp_only_layers`, and everywhere without experts.
+    """
+    return sparse_where(
+        "not layer_index in mlp_only_layers"
+        " and (layer_index + 1) % (decoder_sparse_step | 1) == 0 and (num_experts | 0) > 0",
+        then,
+        otherwise,
+    )
+
+
+def make(c: Config, spec: type[Any], fields: JsonObject) -> Any:
+    """Return a part with these fields.
+
+    Raises:
+        UserError: A value does not fit. It names the field.
+    """
+    from kvcalc.library import presets
+
+    part = presets.build(fields, spec, f"{c.where}: layer {c.layer}")
+    if problem := part.problem():
         raise c.fail(f"layer {c.layer}", problem)
-    return found
+    return part
+
+
+def _size(c: Config, field: Field, key: str, default: int | None = None) -> int:
+    """Return the size that a field gives, else the one under the key."""
+    return _whole(c, value_of(field, c), key) or c.size(key, default)
 
 
 def _whole(c: Config, value: Any, key: str) -> int | None:

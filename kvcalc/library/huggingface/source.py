@@ -1,4 +1,10 @@
-"""From a file to the part of it that describes the language model, and what transformers says of each model type."""
+"""Find the part of a file that describes the language model, with the defaults of its type.
+
+Files that are not a transformers config.json are recognized by their keys and refused. Sources of
+their keys: Meta's llama (`llama/model.py`), mistral-inference (`src/mistral_inference/args.py`),
+DeepSeek-V3 (`inference/model.py`), mamba_ssm (`models/config_mamba.py`) and flash-linear-attention
+(`fla/models/*/configuration_*.py`).
+"""
 
 import json
 from collections.abc import Mapping
@@ -8,102 +14,159 @@ from typing import Any
 
 import msgspec
 
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, printable
 from kvcalc.library.files import MOST_JSON, read_text
 from kvcalc.library.huggingface.config import show
+from kvcalc.records import JsonObject
+
+_FLA_NAMES = (
+    "abc comba delta_net deltaformer forgetting_transformer gated_deltanet gated_deltaproduct gla "
+    "gsa hgrn hgrn2 kda lightnet linear_attn log_linear_mamba2 mesa_net moba mom nsa path_attn "
+    "retnet rodimus rwkv6 samba"
+)
+_FLA_TYPES = frozenset(_FLA_NAMES.split())
+_FLA_KEYS = {"expand_k", "expand_v", "hidden_ratio"}
+
+
+def check_program(data: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for a file of sizes in another program's format."""
+    if data.get("model_type") or data.get("architectures"):
+        return
+    is_mamba = "ssm_cfg" in data
+    is_params = data.keys() >= {"dim", "n_layers"} and (
+        data.keys() & {"inter_dim", "n_dense_layers", "multiple_of", "ffn_dim_multiplier"}
+        or "hidden_dim" in data
+    )
+    if is_mamba or is_params:
+        raise UserError(
+            "has another program's format, not the format of a config.json of transformers",
+            where,
+            "Give the config.json of the same weights for transformers, or a preset",
+        )
+
+
+def check_has_sizes(data: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for an adapter's config, which has no sizes of a model."""
+    if "peft_type" in data:
+        base = printable(str(data.get("base_model_name_or_path") or "another"), 80)
+        hint = f"Give its model, {base}; `fit --max-loras` counts adapters"
+        raise UserError("is an adapter's config, which has no sizes of a model", where, hint)
+
+
+def check_unknown(
+    name: str, data: Mapping[str, Any], inner: Mapping[str, Any], where: str
+) -> None:
+    """Raise UserError for a type without an entry that no general rule can count.
+
+    These are encoder-decoder models and flash-linear-attention's layers. Its type `transformer` is
+    accepted if it gives the size of the FFN.
+    """
+    label = f"model_type {printable(str(data.get('model_type') or name or 'none'), 60)!r}"
+    if any(part.get("is_encoder_decoder") is True for part in (data, inner)):
+        raise UserError(f"{label} is not known, and has an encoder (is_encoder_decoder)", where)
+    is_sized = name == "transformer" and inner.get("intermediate_size")
+    if not is_sized and (name in _FLA_TYPES or inner.keys() & _FLA_KEYS):
+        hint = "Write a model file with similar layers (docs/how-to/add-a-model.md)"
+        raise UserError(
+            f"{label} has layers of flash-linear-attention, which are not read",
+            where,
+            hint,
+        )
+
 
 TEXT_KEYS = (
-    "text_config", "llm_config", "language_config", "thinker_config", "language_model", "decoder",
-    "llm_cfg", "text_cfg", "language_model_config", "text_model_config", "lm_config", "llm",
-)  # fmt: skip
-MOST_DEPTH = 32
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+    "language_model",
+    "decoder",
+    "llm_cfg",
+    "text_cfg",
+    "language_model_config",
+    "text_model_config",
+    "lm_config",
+    "llm",
+)
+MAX_DEPTH = 32
 
 
 @cache
-def facts() -> dict[str, dict[str, Any]]:
-    """What transformers says of each model type: its class defaults, older spellings of keys, the type of its text part."""
-    found: dict[str, dict[str, Any]] = msgspec.json.decode((Path(__file__).parent / "defaults.json").read_bytes())
-    return found
+def facts() -> dict[str, JsonObject]:
+    """Return transformers' facts about each model type.
+
+    These are its class defaults, older spellings of keys, and the type of its text part.
+    """
+    path = Path(__file__).parent / "defaults.json"
+    table: dict[str, JsonObject] = msgspec.json.decode(path.read_bytes())
+    return table
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file, NaN and Infinity allowed as transformers writes them. Raises UserError naming the file."""
+def read_json(path: Path) -> JsonObject:
+    """Return the mapping in a JSON file; NaN and Infinity are allowed, as transformers writes them.
+
+    Raises:
+        UserError: The file is not such a mapping, repeats a key or nests too deeply.
+    """
     where = str(path)
-    deep = UserError(f"nests deeper than {MOST_DEPTH} levels", where)
+    too_deep = UserError(f"nests deeper than {MAX_DEPTH} levels", where)
 
-    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in found if keys.count(key) > 1)
-            raise UserError(f"key {twice[:60]!r} stands twice", where)
-        return found
+    def mapping(pairs: list[tuple[str, Any]]) -> JsonObject:
+        keys = [key for key, _ in pairs]
+        if len(set(keys)) < len(keys):
+            repeated = next(key for key in keys if keys.count(key) > 1)
+            raise UserError(f"key {repeated[:60]!r} occurs twice", where)
+        return dict(pairs)
 
     try:
         data = json.loads(read_text(path, MOST_JSON), object_pairs_hook=mapping)
-    except RecursionError:  # how deep the parser goes depends on Python's version
-        raise deep from None
+    except RecursionError:  # the depth of the parser depends on Python's version
+        raise too_deep from None
     except ValueError as error:
         raise UserError(f"is not JSON: {error}", where) from None
-    level: list[Any] = [data] if isinstance(data, dict | list) else []
-    for _ in range(MOST_DEPTH):
-        level = [v for x in level for v in (x.values() if isinstance(x, dict) else x) if isinstance(v, dict | list)]
-    if level:
-        raise deep
     if not isinstance(data, dict):
-        raise UserError("holds no mapping of keys to values", where)
+        raise UserError("contains no mapping of keys to values", where)
+    level: list[Any] = [data]
+    for _ in range(MAX_DEPTH):
+        values = [value for x in level for value in (x.values() if isinstance(x, dict) else x)]
+        level = [value for value in values if isinstance(value, dict | list)]
+    if level:
+        raise too_deep
     return data
 
 
-def of_state_spaces(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """A config of mamba_ssm's own (`models/config_mamba.py`), which names no type, in transformers' keys; any other as it is.
-
-    The defaults are those of its `Mamba` and `Mamba2` modules; rows of the table are padded up. Raises UserError on one with
-    attention or FFNs between its blocks, and on settings of the module that are not known here.
-    """
-    if "ssm_cfg" not in data or data.get("model_type") or data.get("architectures"):
-        return data
-    given = data["ssm_cfg"] if isinstance(data["ssm_cfg"], dict) else {"ssm_cfg": data["ssm_cfg"]}
-    kind = given.get("layer", "Mamba1")
-    sizes: list[Any] = [data.get("d_model"), data.get("vocab_size", 50277), data.get("pad_vocab_size_multiple", 8)]
-    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes)
-    mixed = data.get("attn_layer_idx") or data.get("d_intermediate")
-    if kind not in ("Mamba1", "Mamba2") or set(given) - {"layer"} or mixed or not whole:
-        raise UserError("ssm_cfg: only Mamba's or Mamba-2's blocks alone, with their defaults, are read", where)
-    width, vocab, step = sizes
-    found: dict[str, Any] = {
-        "hidden_size": width,
-        "num_hidden_layers": data.get("n_layer"),
-        "vocab_size": -(-vocab // step) * step,
-    }
-    found |= {"expand": 2, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True}
-    found |= {"tie_word_embeddings": data.get("tie_embeddings", True), "torch_dtype": data.get("torch_dtype")}
-    if kind == "Mamba1":
-        return found | {"model_type": "mamba", "state_size": 16, "time_step_rank": -(-width // 16)}
-    return found | {"model_type": "mamba2", "state_size": 128, "head_dim": 64, "num_heads": 2 * width // 64, "n_groups": 1}
-
-
 def text_part(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The part of a file that describes the language model, with what the parts around it say of tied embeddings."""
-    inner: Mapping[str, Any] = data
+    """Return the part of a file that describes the language model.
+
+    It includes the value of tied embeddings from the parts around it.
+    """
+    key = "tie_word_embeddings"
+    inner = data
     for _ in range(4):
-        if inner.get("text_config") is not None and not isinstance(inner["text_config"], dict):
-            raise UserError(f"text_config: should be a mapping, not {show(inner['text_config'])}", where)
-        found = next((inner[k] for k in TEXT_KEYS if isinstance(inner.get(k), dict)), None)
-        if found is None or "num_hidden_layers" in inner:
+        text = inner.get("text_config")
+        if text is not None and not isinstance(text, dict):
+            raise UserError(f"text_config: should be a mapping, not {show(text)}", where)
+        part = next((inner[k] for k in TEXT_KEYS if isinstance(inner.get(k), dict)), None)
+        if part is None or "num_hidden_layers" in inner:
             return inner
-        kept = {k: inner[k] for k in ("tie_word_embeddings",) if k in inner and k not in found}
         outer_type = inner.get("model_type")
-        inner = {**found, **kept}
+        inner = ({key: inner[key]} if key in inner else {}) | part
         if not isinstance(inner.get("model_type"), str) and isinstance(outer_type, str):
             inner["model_type"] = facts().get(outer_type, {}).get("text", outer_type)
     raise UserError("nests one text_config in another too deeply", where)
 
 
-def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> dict[str, Any]:
-    """The class defaults of a type; where it is a part of another, that one's default says whether the head is tied."""
-    own: dict[str, Any] = facts().get(model_type, {}).get("defaults", {})
-    around = outer.get("model_type") if outer is not inner else None
-    whole = facts().get(around, {}) if isinstance(around, str) else {}
-    part = whole.get("part", {}) if whole.get("text") == model_type else {}
-    return own | part | ({"tie_word_embeddings": whole["tied"]} if "tied" in whole else {})
+def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Any:
+    """Return the class defaults of a type.
+
+    If the type is a part of another, the other's default says whether the head is tied.
+    """
+    defaults = facts().get(model_type, {}).get("defaults", {})
+    outer_type = outer.get("model_type")
+    is_part = outer is not inner and isinstance(outer_type, str)
+    whole = facts().get(str(outer_type), {}) if is_part else {}
+    if whole.get("text") == model_type:
+        defaults = defaults | whole.get("part", {})
+    if "tied" in whole:
+        defaults = defaults | {"tie_word_embeddings": whole["tied"]}
+    return defaults

@@ -1,4 +1,5 @@
-"""Every model type that kvcalc reads exactly: one declarative entry each, in files by family of shape, under `TYPES`."""
+"""Every model type that kvcalc reads exactly: one declarative entry each, in files by family of
+shape, under `TYPES`."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -6,18 +7,29 @@ from importlib import import_module
 
 from kvcalc.library.huggingface.types.entry import Type
 
-# A look-up imports them in this order until one has the type: importing all takes longer than reading a config.
+# A look-up imports them in this order until one has the type: importing all takes longer than
+# reading a config.
 _MODULES = (
-    "decoders", "latents", "compressed", "gemmas", "dense", "experts", "hybrids", "linear", "ordered", "composed", "convolved",
-    "qwen4", "older", "seq2seq", "berts", "drafts", "released", "released_experts", "released_others",
-    "searched", "looped",
-)  # fmt: skip
+    "llama",
+    "deepseek",
+    "gemma",
+    "mixtures",
+    "hybrids",
+    "qwen",
+    "mixed_layers",
+    "gpt",
+    "encoders",
+    "drafts",
+    "remote_code",
+    "searched_layers",
+)
 
 
 @cache
 def _table(module: str) -> dict[str, Type]:
-    found: dict[str, Type] = import_module(f"{__name__}.{module}").TYPES
-    return found
+    """Return the types of a module. A key of its table may name several types."""
+    table = import_module(f"{__name__}.{module}").TYPES
+    return {name: entry for names, entry in table.items() for name in names.split()}
 
 
 class _Types(Mapping[str, Type]):

@@ -1,151 +1,163 @@
-"""Draft heads: small stacks that read a target's hidden states and borrow its embedding, or its head too.
+"""Draft heads: small stacks that read a target's hidden states and borrow its embedding or head.
 
-EAGLE-3 (Li et al. 2025, arXiv 2503.01840): queries, keys and values over the token's embedding and the state side by side,
-a projection of three of the target's layers, a head over a vocabulary of its own. P-EAGLE: more layers, of which the first
-alone is so wide, and a state that stands for what is not known yet. DFlash, DSpark and Domino: blocks of tokens at once over
-the projected states, scored by the target's head, which DSpark corrects by the token before and Domino by all before it in
-the block. After SpecForge's specforge/modeling/draft/ (llama3_eagle.py, peagle.py, dflash.py, dspark.py, domino.py), vLLM's
-llama_eagle3.py, qwen3_eagle3.py and qwen3_dspark.py, and SGLang's llama_eagle3.py and llama_eagle.py.
+EAGLE-3 (Li et al. 2025, arXiv 2503.01840) has queries, keys and values over the token's embedding
+and the state side by side. It projects three of the target's layers and has its
+own vocabulary. P-EAGLE has more layers, only the first so wide, and a state for unknown states.
+
+DFlash, DSpark and Domino draft blocks of tokens over the projected states, which the target's head
+scores. DSpark corrects the scores by the token before, Domino by all tokens before in the block.
+
+Sources: SpecForge's specforge/modeling/draft/ (llama3_eagle.py, peagle.py, dflash.py, dspark.py,
+domino.py), vLLM's llama_eagle3.py, qwen3_eagle3.py and qwen3_dspark.py, and SGLang's
+llama_eagle3.py and llama_eagle.py.
 """
 
 from typing import Any
 
-from kvcalc.library.huggingface.config import Config, show
-from kvcalc.library.huggingface.fields import Field, K
-from kvcalc.library.huggingface.patterns import slides
-from kvcalc.library.huggingface.shapes import both, dense, grouped, nothing, projections
-from kvcalc.library.huggingface.types.decoders import QWEN3
+from kvcalc.library.huggingface.config import Config, Field, show, when
+from kvcalc.library.huggingface.shapes import dense, grouped, projections
 from kvcalc.library.huggingface.types.entry import Type
+from kvcalc.library.huggingface.types.llama import QWEN3
 
-BIAS = K("attention_bias")
-LENT = "its own weights alone are counted; what its target lends (the embedding, or head too) is not"
+LENT = "only its own weights are counted, without the embedding or head that its target shares"
 INERT = (
-    "max_window_layers", "num_target_layers", "block_size", "target_model_type", "norm_output", "norm_before_residual",
-    "pure_draft_prefix_len", "shift_label", "projector_type", "attention_mode", "confidence_head_alpha", "markov_head_type",
-    "decoder_sparse_step", "use_aux_hidden_state", "layer_types", "sliding_window", "rope_is_neox_style", "use_sliding_window",
-    "emb_dim", "gru_hidden_dim", "markov_rank",
-)  # fmt: skip
-
-
-def target_width(c: Config) -> int:
-    """The width of the target's hidden states."""
-    return c.size("target_hidden_size", c.size("hidden_size"))
+    "max_window_layers num_target_layers block_size target_model_type norm_output"
+    " norm_before_residual pure_draft_prefix_len shift_label projector_type attention_mode"
+    " confidence_head_alpha markov_head_type decoder_sparse_step use_aux_hidden_state layer_types"
+    " sliding_window rope_is_neox_style use_sliding_window emb_dim gru_hidden_dim markov_rank"
+)
+ALL_LENT = ("embedding", "lm_head")
 
 
 # --- EAGLE ---
 
 
-def features(c: Config) -> int:
-    """How many of the target's layers are joined."""
-    if c.has("num_aux_hidden_states"):
-        return c.size("num_aux_hidden_states")
-    return len(c.nested("eagle_config").sizes("eagle_aux_hidden_state_layer_ids")) or 3
+def states_width(c: Config) -> int:
+    """Return the width of the joined states of the target's layers."""
+    key = "num_aux_hidden_states"
+    layers = c.nested("eagle_config").sizes("eagle_aux_hidden_state_layer_ids")
+    count = c.size(key) if c.has(key) else len(layers) or 3
+    return count * c.size("target_hidden_size", c.size("hidden_size"))
 
 
-def joined(c: Config) -> dict[str, tuple[int, int]]:
-    """The projection of the target's states."""
-    return {"fc": (features(c) * target_width(c), c.size("hidden_size"))}
+def has_input_norm(c: Config) -> bool:
+    """Return whether one norm is on all states together."""
+    return c.nested("eagle_config").flag("norm_before_fc", c.flag("norm_before_fc"))
 
 
-def joined_norms(c: Config) -> dict[str, int]:
-    """Norms on those states, each by itself or all together."""
-    each = c.get("fc_norm") or c.get("use_aux_norm")
-    together = c.nested("eagle_config").flag("norm_before_fc", c.flag("norm_before_fc"))
-    width = features(c) * target_width(c)
-    return ({"fc_norm": width} if each else {}) | ({"input_norm": width} if together else {})
+def joined_states(**vectors: Field) -> dict[str, Field]:
+    """Return the projection of the target's states, with norms and further vectors."""
+    norms = {
+        "fc_norm": lambda c: (
+            states_width(c) if c.get("fc_norm") or c.get("use_aux_norm") else None
+        ),
+        "input_norm": when(has_input_norm, states_width),
+    }
+    matrices = {"fc": lambda c: (states_width(c), c.size("hidden_size"))}
+    return {"extra": projections(matrices, norms | vectors)}
+
+
+def lent(c: Config) -> tuple[str, ...]:
+    """Return the target's parts. Its head scores if the head is tied, as SGLang reads it."""
+    has_own_vocab = c.get("draft_vocab_size") not in (None, c.get("vocab_size"))
+    return ALL_LENT if c.flag("tie_word_embeddings") and not has_own_vocab else ALL_LENT[:1]
 
 
 def eagle3(**attention: Field) -> Type:
-    """EAGLE-3: attention over two widths in the first layer, whose two inputs have a norm each."""
+    """Return EAGLE-3: its first layer attends over two inputs, which have a norm each."""
     return Type(
-        grouped(BIAS, input_size=lambda c: None if c.layer else 2 * c.size("hidden_size"), **attention),
-        dense(),
-        norms=lambda c: 2 if c.layer else 3,
+        grouped(input_size=when("layer_index == 0", "2 * hidden_size"), **attention),
+        norms=when("layer_index == 0", 3, 2),
         model={
-            "vocab_size": lambda c: c.size("draft_vocab_size", c.size("vocab_size")),
-            "lent": lambda c: ("embedding", "lm_head") if _no_head(c) else ("embedding",),
-            "extra": projections(joined, joined_norms),
+            "vocab_size": "draft_vocab_size | vocab_size",
+            "lent": lent,
             "tie_word_embeddings": False,
-        },
+        }
+        | joined_states(),
         inert=INERT,
     )
 
 
-def _no_head(c: Config) -> bool:
-    """Whether the target's head scores: where it is tied, as SGLang reads it."""
-    return c.flag("tie_word_embeddings") and c.get("draft_vocab_size") in (None, c.get("vocab_size"))
-
-
-EAGLE3 = eagle3()
-PEAGLE = EAGLE3.variant(
-    model={"extra": projections(joined, lambda c: {**joined_norms(c), "mask_hidden": features(c) * target_width(c)})}
-)
-EAGLE = Type(  # the first: no norm before attention, none at the end, and all else is the target's
-    grouped(BIAS),
-    dense(bias=K("mlp_bias")),
-    norms=lambda c: 2 if c.layer else 1,
-    model={
-        "final_norm": False,
-        "lent": ("embedding", "lm_head"),
-        "extra": projections(
-            lambda c: {"fc": (2 * c.size("hidden_size"), c.size("hidden_size"), c.flag("bias", True) * c.size("hidden_size"))}
-        ),
-        "tie_word_embeddings": False,
-    },
-    inert=INERT,
-)
-
-# --- DFlash and what grew from it ---
+# --- DFlash and similar drafts ---
 
 
 def said(c: Config, key: str, default: Any = None) -> Any:
-    """A key of `dflash_config`, or of the file itself."""
+    """Return a key of `dflash_config`, or of the file itself."""
     inside = c.nested("dflash_config")
     return inside.get(key, c.get(key, default))
 
 
-def size(c: Config, key: str, default: int | None = None, least: int = 1) -> int:
-    """The same where it is a whole number."""
+def size(c: Config, key: str, default: int | None = None, minimum: int = 1) -> int:
+    """Return a size of `dflash_config`, or of the file itself."""
     inside = c.nested("dflash_config")
-    return inside.size(key, least=least) if inside.has(key) else c.size(key, default, least)
+    return (
+        inside.size(key, minimum=minimum) if inside.has(key) else c.size(key, default, minimum)
+    )
 
 
-def context(c: Config) -> dict[str, tuple[int, int]]:
-    """The projection of the chosen layers of the target; as many as the draft has unless they are named."""
-    chosen = len(c.nested("dflash_config").sizes("target_layer_ids") or c.sizes("target_layer_ids")) or c.layers
-    return {"fc": (chosen * target_width(c), c.size("hidden_size"))}
+def context(c: Config) -> tuple[int, int]:
+    """Return the projection of chosen layers of the target, by default as many as the draft has."""
+    key = "target_layer_ids"
+    count = len(c.nested("dflash_config").sizes(key) or c.sizes(key)) or c.layers
+    return count * c.size("target_hidden_size", c.size("hidden_size")), c.size("hidden_size")
 
 
-def attends(c: Config) -> Field:
-    """Whether a layer has norms on the heads of queries and keys, as all of them do that attend.
+def qk_norm(c: Config) -> str:
+    """Return the norm of queries and keys, which all layers with attention have.
 
-    Raises UserError where the file gives layers another mixer (DSpark's kda and mla).
+    Raises:
+        UserError: The file gives layers another mixer (DSpark's kda and mla).
     """
-    modes = c.nested("dflash_config").items("attention_modes") or [said(c, "attention_mode", "gqa")]
+    modes = c.nested("dflash_config").items("attention_modes") or [
+        said(c, "attention_mode", "gqa")
+    ]
     if other := next((mode for mode in modes if mode not in ("gqa", "mha")), None):
         raise c.fail("attention_modes", f"{show(other)} is not known here", "Known: gqa, mha")
     return "head"
 
 
+def has_sinks(c: Config) -> bool:
+    """Return whether the softmax has a learned sink, in all layers or in those of this type."""
+    kind = "swa" if c.layer_type == "sliding_attention" else "full"
+    return c.flag(f"add_{kind}_attention_sink_bias") or bool(said(c, "attention_sink_bias"))
+
+
 def markov(c: Config) -> dict[str, tuple[int, ...]]:
-    """DSpark's logits from the token before, through a low rank, and its guess of what will be accepted."""
+    """Return DSpark's low-rank logits from the token before, and its guess of the acceptance."""
     width, rank = c.size("hidden_size"), size(c, "markov_rank", 0, 0)
-    found: dict[str, tuple[int, ...]] = {"markov_out": (rank, c.size("vocab_size"))} if rank else {}
+    matrices: dict[str, tuple[int, ...]] = {}
     kind = said(c, "markov_head_type", "vanilla")
-    if rank and kind == "gated":
-        found["markov_gate"] = (width + rank, rank, rank)
-    elif rank and kind == "rnn":
-        found["markov_step"] = (2 * rank + width, 3 * rank, 3 * rank)
-    elif kind != "vanilla":
-        raise c.fail("markov_head_type", f"{kind!r} is not known here", "Known: vanilla, gated, rnn")
+    if kind not in ("vanilla", "gated", "rnn"):
+        raise c.fail(
+            "markov_head_type",
+            f"{kind!r} is not known here",
+            "Known: vanilla, gated, rnn",
+        )
+    if rank:
+        matrices["markov_out"] = (rank, c.size("vocab_size"))
+        if kind == "gated":
+            matrices["markov_gate"] = (width + rank, rank, rank)
+        elif kind == "rnn":
+            matrices["markov_step"] = (2 * rank + width, 3 * rank, 3 * rank)
     if said(c, "enable_confidence_head", bool(said(c, "confidence_head_alpha"))):
-        found["confidence"] = (width + (rank if said(c, "confidence_head_with_markov") else 0), 1, 1)
-    return found
+        inputs = width + (rank if said(c, "confidence_head_with_markov") else 0)
+        matrices["confidence"] = (inputs, 1, 1)
+    return matrices
+
+
+def markov_tables(c: Config) -> dict[str, tuple[int, int]]:
+    """Return the rows of the tokens before."""
+    rank = size(c, "markov_rank", 0, 0)
+    return {"markov_in": (c.size("vocab_size"), rank)} if rank else {}
 
 
 def recurrent(c: Config) -> dict[str, tuple[int, ...]]:
-    """Domino's GRU over the tokens of the block, and its way to the vocabulary."""
-    width, state, narrow = c.size("hidden_size"), size(c, "gru_hidden_dim"), size(c, "emb_dim")
+    """Return Domino's GRU over the tokens of the block, and its way to the vocabulary."""
+    width, state, narrow = (
+        c.size("hidden_size"),
+        size(c, "gru_hidden_dim"),
+        size(c, "emb_dim"),
+    )
     return {
         "gru_in": (width, 3 * state),
         "gru_state": (state, 3 * state),
@@ -154,20 +166,14 @@ def recurrent(c: Config) -> dict[str, tuple[int, ...]]:
     }
 
 
-def sinks(c: Config) -> bool:
-    """Whether a layer's softmax has a learned sink: said of all layers, or of those that slide and of the others."""
-    return c.flag("add_swa_attention_sink_bias" if slides(c) else "add_full_attention_sink_bias") or bool(
-        said(c, "attention_sink_bias")
-    )
-
-
-def block(head: Field = lambda c: {}, tables: Field = lambda c: {}) -> Type:
-    """A block draft: Qwen3's layers over its own tokens and the projected states."""
+def block(head: Field = None, tables: Field = None) -> Type:
+    """Return a block draft: Qwen3's layers over its own tokens and the projected states."""
+    states = projections({"fc": context}, {"hidden_norm": "hidden_size"})
     return QWEN3.variant(
-        mixer=grouped(BIAS, qk_norm=attends, v_head_dim=K("v_head_dim"), sinks=sinks),
+        mixer=grouped(qk_norm=qk_norm, v_head_dim="v_head_dim", sinks=has_sinks),
         model={
-            "lent": ("embedding", "lm_head"),
-            "extra": both(projections(context, lambda c: {"hidden_norm": c.size("hidden_size")}), _extra(head)),
+            "lent": ALL_LENT,
+            "extra": lambda c: (*states(c), *projections(head)(c)),
             "tables": tables,
             "tie_word_embeddings": False,
         },
@@ -176,26 +182,38 @@ def block(head: Field = lambda c: {}, tables: Field = lambda c: {}) -> Type:
     )
 
 
-def _extra(head: Field) -> Any:
-    return lambda c: projections(head)(c) if head(c) else nothing(c)
-
-
-DFLASH = block()
-DSPARK = block(
-    markov,
-    lambda c: {"markov_in": (c.size("vocab_size"), size(c, "markov_rank"))} if size(c, "markov_rank", 0, 0) else {},
-)
-DOMINO = block(recurrent)
+EAGLE3 = eagle3()
+EAGLE3_QWEN3 = eagle3(qk_norm="head")
+PEAGLE = joined_states(mask_hidden=states_width)
 
 TYPES = {
-    "eagle": EAGLE,
+    # no norm before attention, no norm at the end, and all else is the target's
+    "eagle": Type(
+        ffn=dense(bias="mlp_bias"),
+        norms=when("layer_index == 0", 1, 2),
+        model={
+            "final_norm": False,
+            "lent": ALL_LENT,
+            "extra": projections(
+                {
+                    "fc": when(
+                        "bias | True",
+                        "2 * hidden_size, hidden_size, hidden_size",
+                        "2 * hidden_size, hidden_size, 0",
+                    )
+                }
+            ),
+            "tie_word_embeddings": False,
+        },
+        inert=INERT,
+    ),
     "eagle3": EAGLE3,
-    "eagle3_qwen3": eagle3(qk_norm="head"),
-    "peagle": PEAGLE,
-    "peagle_qwen3": eagle3(qk_norm="head").variant(model={"extra": PEAGLE.model["extra"]}),
-    "dflash": DFLASH,
-    "dspark": DSPARK,
-    "domino": DOMINO,
+    "eagle3_qwen3": EAGLE3_QWEN3,
+    "peagle": EAGLE3.variant(model=PEAGLE),
+    "peagle_qwen3": EAGLE3_QWEN3.variant(model=PEAGLE),
+    "dflash": block(),
+    "dspark": block(markov, markov_tables),
+    "domino": block(recurrent),
 }
 DRAFTS = {
     "LlamaForCausalLMEagle": "eagle",

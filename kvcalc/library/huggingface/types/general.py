@@ -1,25 +1,54 @@
-"""The general rules for a decoder whose model type is not known: standard keys in their standard sense.
+"""The general rules for a decoder whose model type is not known: standard keys in their standard
+sense.
 
-What the file does not say is taken as most decoders of its kind have it: after Llama (RMS norms, a gated FFN, no biases) or,
-where it names LayerNorm's epsilon and an activation that gates nothing, after GPT-2. What comes out is marked as ≈.
+What the file does not say is taken as most decoders of its kind have it: after Llama (RMS norms, a
+gated FFN, no biases) or, where it names LayerNorm's epsilon and an activation that gates nothing,
+after GPT-2. What comes out is marked as ≈.
 """
 
 from typing import Any
 
-from kvcalc.library.huggingface.config import Config
-from kvcalc.library.huggingface.fields import K, when
-from kvcalc.library.huggingface.patterns import SLIDING, after_first, by_type, pick, stepped, typed, windowed
-from kvcalc.library.huggingface.shapes import dense, grouped, latent, moe, shared_experts
+from kvcalc.library.huggingface.config import Config, when
+from kvcalc.library.huggingface.layer_types import (
+    SLIDING,
+    typed,
+    windowed,
+)
+from kvcalc.library.huggingface.shapes import (
+    after_first,
+    by_type,
+    dense,
+    grouped,
+    latent,
+    moe,
+    pick,
+    stepped,
+)
 from kvcalc.library.huggingface.types.entry import Type
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation", "activation_type")
-_UNGATED = ("gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu", "relu2", "relu_squared", "gelu_python")
-_EPSILONS = ("layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon", "ln_eps")
-_QKV_BIAS = ("qkv_bias", "use_qkv_bias", "add_qkv_bias")
-_EVERY_BIAS = ("use_bias", "add_bias_linear", "include_bias")
-_QK_NORMS = ("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm")
-_SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
+_ACTIVATIONS = [
+    "hidden_act",
+    "hidden_activation",
+    "activation_function",
+    "activation",
+    "activation_type",
+]
+_UNGATED = [
+    "gelu",
+    "gelu_new",
+    "gelu_fast",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu_squared",
+    "gelu_python",
+]
+_EPSILONS = ["layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon", "ln_eps"]
+_QKV_BIAS = ["qkv_bias", "use_qkv_bias", "add_qkv_bias"]
+_EVERY_BIAS = ["use_bias", "add_bias_linear", "include_bias"]
+_QK_NORMS = ["use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm"]
+_SHARED = ["shared_expert_intermediate_size", "shared_intermediate_size"]
 
 
 def _word(c: Config, *keys: str) -> str:
@@ -46,9 +75,9 @@ def _gated(c: Config) -> bool:
 
 
 def _like_gpt(c: Config) -> bool:
-    """Whether biases stand where nothing is said of them: in a stack of LayerNorms and plain FFNs."""
-    said = c.has("bias", "attention_bias", "mlp_bias", "no_bias", *_QKV_BIAS, *_EVERY_BIAS)
-    return _layer_norms(c) and not _gated(c) and not said
+    """Return whether a file without keys for biases has biases: with LayerNorms and plain FFNs."""
+    has_key = c.has("bias", "attention_bias", "mlp_bias", "no_bias", *_QKV_BIAS, *_EVERY_BIAS)
+    return _layer_norms(c) and not _gated(c) and not has_key
 
 
 def _every_bias(c: Config) -> bool:
@@ -66,9 +95,10 @@ def _ffn_bias(c: Config) -> bool:
 def _shared(c: Config) -> int:
     """Shared experts: their width in all, or how many there are of one width."""
     if c.has(*_SHARED):
-        return c.size(next(key for key in _SHARED if c.has(key)), least=0)
+        return c.size(next(key for key in _SHARED if c.has(key)), minimum=0)
     own = "moe_shared_expert_intermediate_size"
-    return int(shared_experts(size=own if c.has(own) else "moe_intermediate_size")(c))
+    count = c.size("n_shared_experts", 0, minimum=0)
+    return count and count * c.size(own if c.has(own) else "moe_intermediate_size")
 
 
 _GROUPED = grouped(
@@ -83,7 +113,7 @@ def _latent(c: Config) -> bool:
 
 
 def _limited(c: Config) -> tuple[Any, ...]:
-    """Attention within a window or a chunk. Raises UserError beside a latent, where nothing says what the window keeps."""
+    """Return attention with a window or a chunk. Raises UserError for a window over latents."""
     if _latent(c):
         raise c.fail("sliding_window", "a window over latents is not read by the general rules")
     if c.layer_type == SLIDING and not c.has("sliding_window"):
@@ -93,18 +123,19 @@ def _limited(c: Config) -> tuple[Any, ...]:
 
 
 def _by_window(c: Config) -> list[str]:
-    """Return the types of layers that no list names: a list of windows has its own entry for each layer."""
+    """Return the types of layers that no list names: a list of windows has its own entry for each
+    layer."""
     if isinstance(c.raw("sliding_window"), list):
         return [SLIDING] * c.layers
-    return windowed(K("use_sliding_window", default=True))(c)
+    return windowed("use_sliding_window | True")(c)
 
 
-_MOE = moe(K(*_EXPERTS), shared=_shared)
+_MOE = moe(" | ".join(_EXPERTS), shared=_shared)
 _DENSE = dense(gated=_gated, bias=_ffn_bias)
 
 GENERAL = Type(
     by_type(
-        full_attention=pick(_latent, latent(K("attention_bias")), _GROUPED),
+        full_attention=pick(_latent, latent(), _GROUPED),
         sliding_attention=_limited,
         chunked_attention=_limited,
     ),
@@ -113,7 +144,7 @@ GENERAL = Type(
         pick(
             lambda c: c.has("decoder_sparse_step") or c.has("mlp_only_layers"),
             stepped(_MOE, _DENSE),
-            after_first("first_k_dense_replace", _MOE, _DENSE),
+            after_first("(first_k_dense_replace | 0)", _MOE, _DENSE, "moe_layer_freq"),
         ),
         _DENSE,
     ),
@@ -122,13 +153,19 @@ GENERAL = Type(
     model={
         "lm_head_bias": lambda c: _on(c, "lm_head_bias"),
         "position_embeddings": lambda c: (
-            c.size("max_position_embeddings") if _word(c, "position_embedding_type") in ("learned", "absolute") else 0
+            c.size("max_position_embeddings")
+            if _word(c, "position_embedding_type") in ("learned", "absolute")
+            else 0
         ),
     },
     spellings={
         "vocab_size": ("padded_vocab_size",),
         "num_experts": ("num_local_experts", "n_routed_experts"),
         "head_dim": ("kv_channels", "attention_head_dim", "hidden_size_per_head"),
-        "tie_word_embeddings": ("weight_tying", "share_input_output_layers", "tie_embedding"),
+        "tie_word_embeddings": (
+            "weight_tying",
+            "share_input_output_layers",
+            "tie_embedding",
+        ),
     },
 )

@@ -16,13 +16,17 @@ import msgspec
 from kvcalc.errors import UserError, nearest
 from kvcalc.library.files import MOST_YAML, read_text
 from kvcalc.library.yaml_text import Lines
+from kvcalc.records import JsonObject
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
 _COUNTED = re.compile(r"(\d{1,4})\s*[x×*\s]\s*(.+)")  # 8xh100
 _COUNTED_LAST = re.compile(r"(.+?)\s*[x×*:\s]\s*(\d{1,4})")
 _SECRET = re.compile(r"gpt-?([45]|3\.5)", re.IGNORECASE)  # models without public dimensions
-_NO_SEPARATORS, _NO_DOTS = str.maketrans("", "", " \t_-"), str.maketrans("", "", " \t_-.")
+_NO_SEPARATORS, _NO_DOTS = (
+    str.maketrans("", "", " \t_-"),
+    str.maketrans("", "", " \t_-."),
+)
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
@@ -35,7 +39,8 @@ def key(name: str, dots: bool = False) -> str:
 
 
 def user_folders() -> list[Path]:
-    """Return the folders of the user's presets: $KVCALC_PRESETS, then the platform's config folder."""
+    """Return the folders of the user's presets: $KVCALC_PRESETS, then the platform's config
+    folder."""
     named = [p for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
     if sys.platform == "darwin":
         base = "~/Library/Application Support"
@@ -43,30 +48,36 @@ def user_folders() -> list[Path]:
         base = os.environ.get("APPDATA", "~/AppData/Roaming")
     else:
         base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    folders = map(os.path.expanduser, [*named, base + "/kvcalc"])  # unlike Path.expanduser, it never raises
+    # unlike Path.expanduser, it never raises
+    folders = map(os.path.expanduser, [*named, base + "/kvcalc"])
     return [Path(folder) for folder in folders if not folder.startswith("~")]
 
 
 @cache
 def shipped_folder() -> Path:
-    """Return the folder of the shipped presets, in the installed package or next to it in a checkout."""
+    """Return the folder of the shipped presets, in the installed package or next to it in a
+    checkout."""
     inside = Path(__file__).parent.parent / "presets"
     beside = Path(__file__).parent.parent.parent / "presets"
-    return beside if (beside / "models").is_dir() and (beside.parent / "pyproject.toml").is_file() else inside
+    return (
+        beside
+        if (beside / "models").is_dir() and (beside.parent / "pyproject.toml").is_file()
+        else inside
+    )
 
 
 def preset_files(kind: str) -> dict[str, Path]:
     """Return all preset files of a kind (`models`, `gpus`) by file stem; user presets win."""
-    found: dict[str, Path] = {}
+    results: dict[str, Path] = {}
     for folder in [*user_folders(), shipped_folder()]:
         try:
-            names = sorted(os.listdir(folder / kind))  # noqa: PTH208 (Path.iterdir and glob are several times slower)
+            names = sorted(os.listdir(folder / kind))  # noqa: PTH208 (faster)
         except OSError:
             continue
         for name in names:
             if name.endswith(".yaml") and not name.startswith("."):
-                found.setdefault(name.removesuffix(".yaml"), folder / kind / name)
-    return found
+                results.setdefault(name.removesuffix(".yaml"), folder / kind / name)
+    return results
 
 
 def preset_file(stem: str, kind: str) -> Path | None:
@@ -90,33 +101,47 @@ def find(name: str, kind: str) -> Path:
         UserError: No preset matches. The message names near matches.
     """
     files = preset_files(kind)
-    found = _matching(name, files, kind)
-    if found:
-        return found
+    result = _matching(name, files, kind)
+    if result:
+        return result
     aliases: dict[str, Path] = {}
     for path in files.values():
         for alias in _aliases(path):
             if key(alias, dots=True) == key(name, dots=True):
                 return path
             aliases.setdefault(alias, path)
-    found = _matching(name, aliases, kind)
-    if found:
-        return found
+    result = _matching(name, aliases, kind)
+    if result:
+        return result
     raise _unknown(name, kind, files, aliases)
 
 
-def _unknown(name: str, kind: str, files: dict[str, Path], aliases: dict[str, Path]) -> UserError:
+def _unknown(
+    name: str, kind: str, files: dict[str, Path], aliases: dict[str, Path]
+) -> UserError:
     counted = _counted(name) if kind == "gpus" else []
-    several = ((number, _matching(gpu, files, kind) or _matching(gpu, aliases, kind)) for number, gpu in counted)
-    if found := next(((number, one) for number, one in several if one), None):
-        hint = f"Their number stands apart: --gpu {found[1].stem} --tp {found[0]}"
+    several = (
+        (number, _matching(gpu, files, kind) or _matching(gpu, aliases, kind))
+        for number, gpu in counted
+    )
+    if result := next(((number, one) for number, one in several if one), None):
+        hint = f"Give the count with --tp: --gpu {result[1].stem} --tp {result[0]}"
     elif kind == "models" and name.lower().startswith("eagle"):
         hint = "A draft head is named by its config.json, its folder, or org/name on the Hub"
     elif kind == "models" and _SECRET.match(name):
-        hint = "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim N` takes what you suppose"
+        hint = (
+            "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim "
+            "N` takes what you suppose"
+        )
     else:
-        hint = nearest(name, [*files, *aliases], proper={alias: path.stem for alias, path in aliases.items()})
-    return UserError(f"unknown {kind[:-1]} {name!r}", hint=hint or f"`kvcalc {kind}` lists them")
+        hint = nearest(
+            name,
+            [*files, *aliases],
+            proper={alias: path.stem for alias, path in aliases.items()},
+        )
+    return UserError(
+        f"unknown {kind[:-1]} {name!r}", hint=hint or f"`kvcalc {kind}` lists them"
+    )
 
 
 def _counted(name: str) -> list[tuple[str, str]]:
@@ -129,8 +154,12 @@ def _matching(name: str, known: dict[str, Path], kind: str) -> Path | None:
     wanted, dotted = key(name), key(name, dots=True)
     close = [other for other in known if key(other) == wanted]
     exact = [other for other in close if key(other, dots=True) == dotted]
-    if not exact and len({key(other, dots=True) for other in close}) > 1:  # opt13.b: opt-13b or opt-1.3b?
-        raise UserError(f"{name!r} may be more than one {kind[:-1]}", hint="Write " + " or ".join(sorted(close)))
+    # opt13.b: opt-13b or opt-1.3b?
+    if not exact and len({key(other, dots=True) for other in close}) > 1:
+        raise UserError(
+            f"{name!r} may be more than one {kind[:-1]}",
+            hint="Write " + " or ".join(sorted(close)),
+        )
     return next((known[other] for other in exact or close), None)
 
 
@@ -142,7 +171,7 @@ def _aliases(path: Path) -> list[str]:
     return [a.strip(" \"'") for a in match[1].split(",") if a.strip()] if match else []
 
 
-def build(data: dict[str, Any], spec: type[Spec], where: str, lines: Lines | None = None) -> Spec:
+def build(data: JsonObject, spec: type[Spec], where: str, lines: Lines | None = None) -> Spec:
     """Return `data` as a checked specification.
 
     Raises:
@@ -160,7 +189,9 @@ def build(data: dict[str, Any], spec: type[Spec], where: str, lines: Lines | Non
         text = f"unknown key {unknown[1]!r}"
     hint = _hint(unknown[1], data, path, spec) if unknown else ""
     if text.startswith("Invalid value"):
-        standing = (s.__struct_config__ for s in _standing(spec, _replaced(data, path, None), path[:-1]))
+        standing = (
+            s.__struct_config__ for s in _standing(spec, _replaced(data, path, None), path[:-1])
+        )
         tags = [str(one.tag) for one in standing if one.tag_field == path[-1]]
         hint = nearest(str(_lookup(data, path)), tags) if tags else ""
     raise UserError(*_place(text, path, where, lines or {}), hint=hint)
@@ -175,14 +206,21 @@ def _place(text: str, path: tuple[str | int, ...], where: str, lines: Lines) -> 
     line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 0)
     dotted = ".".join(str(p) for p in path)
     text = text.replace("Object missing required field", "is missing the key").replace("`", "'")
-    return f"{dotted}: {text}" if dotted else text, f"{where}, line {line}" if line else where
+    return (
+        f"{dotted}: {text}" if dotted else text,
+        f"{where}, line {line}" if line else where,
+    )
 
 
 def _split(text: str) -> tuple[str | int, ...]:
-    return tuple(int(m[1]) if m[1] and m[1] != "..." else m[1] or m[2] for m in _PATH.finditer(text))
+    return tuple(
+        int(m[1]) if m[1] and m[1] != "..." else m[1] or m[2] for m in _PATH.finditer(text)
+    )
 
 
-def _concrete(data: Any, spec: type[Any], message: str, path: tuple[str | int, ...]) -> tuple[str | int, ...]:
+def _concrete(
+    data: Any, spec: type[Any], message: str, path: tuple[str | int, ...]
+) -> tuple[str | int, ...]:
     """Return `path` with each `...` (any key of a mapping) replaced by a real key.
 
     The key is the first key whose value gives the same error.
@@ -231,7 +269,12 @@ def _standing(spec: type[Any], data: Any, path: tuple[str | int, ...]) -> list[A
     types = _alternatives(spec, data)
     for at, step in enumerate(path):
         value = _lookup(data, path[: at + 1])
-        types = [one for outer in types for inner in _within(outer, step) for one in _alternatives(inner, value)]
+        types = [
+            one
+            for outer in types
+            for inner in _within(outer, step)
+            for one in _alternatives(inner, value)
+        ]
     return [one for one in types if hasattr(one, "__struct_fields__")]
 
 
@@ -245,12 +288,22 @@ def _alternatives(kind: Any, value: Any) -> list[Any]:
         several = arguments[:1] if origin is Annotated else arguments
         return [one for other in several for one in _alternatives(other, value)]
     config: Any = getattr(kind, "__struct_config__", None)
-    named = value.get(config.tag_field) if config and config.tag and isinstance(value, dict) else None
+    named = (
+        value.get(config.tag_field)
+        if config and config.tag and isinstance(value, dict)
+        else None
+    )
     return [] if named is not None and named != config.tag else [kind]
 
 
 def _within(kind: Any, step: str | int) -> list[Any]:
     """Return the possible types at `step` inside a value of this type."""
     if hasattr(kind, "__struct_fields__"):
-        return [field.type for field in msgspec.structs.fields(kind) if field.encode_name == step]
-    return [one for one in get_args(kind)[-1 if isinstance(step, str) else 0 :][:1] if one is not ...]
+        return [
+            field.type for field in msgspec.structs.fields(kind) if field.encode_name == step
+        ]
+    return [
+        one
+        for one in get_args(kind)[-1 if isinstance(step, str) else 0 :][:1]
+        if one is not ...
+    ]

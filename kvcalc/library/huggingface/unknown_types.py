@@ -1,4 +1,5 @@
-"""A config.json of an unknown type: keys that may change its cache refuse it, and `--set` settles what they say.
+"""A config.json of an unknown type: keys that may change its cache refuse it, and `--set` settles
+what they say.
 
 The rule is by words and by the shape of values, because nobody can list the keys of unknown types.
 """
@@ -9,43 +10,66 @@ from typing import Any
 
 from kvcalc.errors import UserError, printable
 from kvcalc.library.huggingface.config import Config, show
+from kvcalc.records import JsonObject
 
 MAX_KEYS_SHOWN = 12
 SIGHT = re.compile(
-    r"vision|visual|image|audio|video|patch|pixel|mm_|speech|slice_|spatial|frame|projector|media|resampler|query_num"
+    r"vision|visual|image|audio|video|patch|pixel|mm_|speech|slice_|spatial|frame|projector|"
+    r"media|resampler|query_num"
 )
 OTHER_PARTS = re.compile(
-    r"^(quantization|compression|text|vision|visual|audio|vit|projector|mm_projector|rope\w*|auto_map|speculators|draft)"
+    r"^(quantization|compression|text|vision|visual|audio|vit|projector|mm_projector|rope\w*|"
+    r"auto_map|speculators|draft)"
     r"(_config|_cfg|_parameters|_tower|$)|^rope_scaling$|_token_id$"
 )
 # What a layer stores, or how often it runs.
 _CACHE_WORDS = re.compile(
-    r"window|latent|lora|index|state|conv|ssm|share|sharing|chunk|compress|kv|linear|recurr|mamba|cross|sparse|cache|evict|pool"
-    r"|(^|_)cla(_|$)|yoco|left_context|heads(_|$)|head_(dim|size|width)|(dim|size)_head|d_head|key_value|loop|recursi|repeat|^ut_|_ut_"
+    r"window|latent|lora|index|state|conv|ssm|share|sharing|chunk|compress|kv|linear|recurr|"
+    r"mamba|cross|sparse|cache|evict|pool"
+    r"|(^|_)cla(_|$)|yoco|left_context|heads(_|$)|head_(dim|size|width)|(dim|size)_head|d_head|"
+    r"key_value|loop|recursi|repeat|^ut_|_ut_"
 )
 _HARMLESS = re.compile(
-    r"^use_cache(_|$)|^chunk_size_feed_forward$|^output_hidden_states$|token_index$|^auto_map$|shared_expert|sparse_step"
-    r"|_kv_bias$|^kv_channels$|linear_bias$|bias_linear$|_linear_bias|^layer_norm|llm_compressor|repeat_ngram|penalty"
+    r"^use_cache(_|$)|^chunk_size_feed_forward$|^output_hidden_states$|token_index$|^auto_map$|"
+    r"shared_expert|sparse_step"
+    r"|_kv_bias$|^kv_channels$|linear_bias$|bias_linear$|_linear_bias|^layer_norm|"
+    r"llm_compressor|repeat_ngram|penalty"
 )
 # Which layers do what.
 _ORDER_WORDS = re.compile(
-    r"layer|attn|attention|swa|slid|interval|every|period|pattern|freq|stride|alternat|interleav|hybrid|global|local|full_|mixer"
+    r"layer|attn|attention|swa|slid|interval|every|period|pattern|freq|stride|alternat|"
+    r"interleav|hybrid|global|local|full_|mixer"
     r"|order|schedul|span|skip|reuse|radius|band|types$|kinds?$|block_(type|kind)|_per_|first_k"
 )
 _NO_ORDER = re.compile(
-    r"drop|eps(ilon)?$|norm|bias|impl(ementation)?$|scal[ei]|scalar|softcap|multiplier|init|rope|rotary|theta|mask|fp(16|32)"
-    r"|bf16|upcast|dtype|alibi|temperature|logit|clip|position|token|embed|^tie_|activation|loss|aux|gate|gating|sink|parallel"
-    r"|flash|sdpa|fused|quant|penalty|save|log_|logging|eval|train|rank$|batch|files|step$|checkpoint|mtp|nextn|label|^output_"
+    r"drop|eps(ilon)?$|norm|bias|impl(ementation)?$|scal[ei]|scalar|softcap|multiplier|init|"
+    r"rope|rotary|theta|mask|fp(16|32)"
+    r"|bf16|upcast|dtype|alibi|temperature|logit|clip|position|token|embed|^tie_|activation|"
+    r"loss|aux|gate|gating|sink|parallel"
+    r"|flash|sdpa|fused|quant|penalty|save|log_|logging|eval|train|rank$|batch|files|step$|"
+    r"checkpoint|mtp|nextn|label|^output_"
     r"|^return_|torch|version|resid|precision|expert_(bias|scale)|max_attn_val"
 )
 _LAYERS = re.compile(r"layers(_|$)|interval|every|pattern")
 _INTERVAL_WORDS = re.compile(r"interval|every|period|pattern|freq|_n_layers")
 _FFN_WORDS = re.compile(r"moe|expert|dense|mlp|ffn|feed_forward|first_k")
-_PLAIN_ATTENTION = ("causal", "softmax", "full", "full_attention", "mha", "gqa", "mqa", "multi_head", "grouped_query", "default")
+_PLAIN_ATTENTION = (
+    "causal",
+    "softmax",
+    "full",
+    "full_attention",
+    "mha",
+    "gqa",
+    "mqa",
+    "multi_head",
+    "grouped_query",
+    "default",
+)
 
 
 def settle(c: Config, changes: list[str]) -> None:
-    """Apply the changes of `--set` that settle what an unknown file leaves open, and take them out of `changes`.
+    """Apply the changes of `--set` that settle what an unknown file leaves open, and take them out
+    of `changes`.
 
     `layer_types=5 sliding_attention, full_attention` names the layers, and is repeated until the
     stack is full. `sliding_window=512` is their window. `KEY=null` leaves out a key of the file.
@@ -78,8 +102,9 @@ def _layer_types(text: str, c: Config) -> list[str]:
     return [period[layer % len(period)] for layer in range(c.layers)]
 
 
-def _remove(keys: dict[str, Any], path: str) -> bool:
-    """Remove a key of a mapping, or `KEY.INNER` of a mapping in it; return whether there was one."""
+def _remove(keys: JsonObject, path: str) -> bool:
+    """Remove a key of a mapping, or `KEY.INNER` of a mapping in it; return whether there was
+    one."""
     first, _, rest = path.partition(".")
     if path in keys:
         del keys[path]
@@ -90,8 +115,11 @@ def _remove(keys: dict[str, Any], path: str) -> bool:
     return _remove(keys[first], rest)
 
 
-def check_settled(c: Config, model_type: str, unread: list[str], is_silent: Callable[[str], bool]) -> None:
-    """Raise UserError if an unread key may change a count, or if no key says which layers have the window.
+def check_settled(
+    c: Config, model_type: str, unread: list[str], is_silent: Callable[[str], bool]
+) -> None:
+    """Raise UserError if an unread key may change a count, or if no key says which layers have the
+    window.
 
     Args:
         c: The file, after its layers were read.
@@ -99,10 +127,14 @@ def check_settled(c: Config, model_type: str, unread: list[str], is_silent: Call
         unread: Keys that nothing asked for, with those inside mappings as `KEY.INNER`.
         is_silent: Whether a key says nothing of sizes, by its name.
     """
-    others = [key for key in unread if not OTHER_PARTS.search(key) and not key.startswith("mm_")]
+    others = [
+        key for key in unread if not OTHER_PARTS.search(key) and not key.startswith("mm_")
+    ]
     names_layers = c.file.get("layer_types") is not None
     settled = {"sliding_window", "use_sliding_window"} if names_layers else set()
-    settled |= {"num_key_value_heads", "head_dim", "qk_head_dim"} if c.has("kv_lora_rank") else set()
+    settled |= (
+        {"num_key_value_heads", "head_dim", "qk_head_dim"} if c.has("kv_lora_rank") else set()
+    )
     others = [key for key in others if key not in settled]
     storing = [key for key in others if _may_store(c, key, is_silent)]
     ordering = [key for key in others if key not in storing and _may_order(c, key, is_silent)]
@@ -111,11 +143,15 @@ def check_settled(c: Config, model_type: str, unread: list[str], is_silent: Call
         ordering, window = [], None
     if not storing and not ordering and not window:
         return
-    named = [*ordering, *storing] or [k for k in others if not is_silent(k) or _LAYERS.search(k)]
+    named = [*ordering, *storing] or [
+        k for k in others if not is_silent(k) or _LAYERS.search(k)
+    ]
     keys = ", ".join(printable(key, 60) for key in named[:MAX_KEYS_SHOWN])
     why = f"keys that may change its cache or weights are not understood: {keys}"
     if window:
-        why = f"no key that is understood says which layers have its sliding_window of {window:,}"
+        why = (
+            f"no key that is understood says which layers have its sliding_window of {window:,}"
+        )
         why += f". Not understood: {keys}" if keys else ""
     hint = _hint(c, named, storing, window)
     raise UserError(f"model_type {model_type!r} is not known, and {why}", c.where, hint)
@@ -139,7 +175,11 @@ def _may_store(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
     if _FFN_WORDS.search(key) and _ORDER_WORDS.search(key):
         return not _NO_ORDER.search(key)
     value = _value(c.file, key)
-    return isinstance(value, list) and len(value) == c.layers > 1 and not (_ORDER_WORDS.search(key) or is_silent(key))
+    return (
+        isinstance(value, list)
+        and len(value) == c.layers > 1
+        and not (_ORDER_WORDS.search(key) or is_silent(key))
+    )
 
 
 def _may_order(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
@@ -163,8 +203,8 @@ def _may_order(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
 def _value(keys: Any, path: str) -> Any:
     """Return the value at `KEY.INNER`; None if the path names none."""
     first, _, rest = path.partition(".")
-    found = keys.get(first) if isinstance(keys, dict) else None
-    return _value(found, rest) if rest else found
+    result = keys.get(first) if isinstance(keys, dict) else None
+    return _value(result, rest) if rest else result
 
 
 def _hint(c: Config, keys: list[str], storing: list[str], window: int | None) -> str:
@@ -176,11 +216,18 @@ def _hint(c: Config, keys: list[str], storing: list[str], window: int | None) ->
     if not window:
         order, what = "", "it changes nothing"
         if len(keys) > len(storing):
-            order, what = " --set layer_types=full_attention", "every layer attends in full"
+            order, what = (
+                " --set layer_types=full_attention",
+                "every layer attends in full",
+            )
         return f"Add{order}{nulls} if {what}"
     values = [_value(c.file, key) for key in keys if _INTERVAL_WORDS.search(key)]
     period = next((n for n in values if type(n) is int and 2 <= n <= c.layers), 0)
     if not keys:
         return "Add --set layer_types=sliding_attention if every layer has it"
     order = f"--set 'layer_types={(period or 6) - 1} sliding_attention, full_attention'{nulls}"
-    return f"Add {order} if 1 layer of {period} attends in full" if period else f"Add {order} with the types of its layers"
+    return (
+        f"Add {order} if 1 layer of {period} attends in full"
+        if period
+        else f"Add {order} with the types of its layers"
+    )

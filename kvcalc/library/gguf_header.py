@@ -1,0 +1,359 @@
+"""Read the header of a GGUF file: its metadata and tensor list.
+
+The reader checks bounds and ignores everything after the header. Layout (ggml's docs/gguf.md):
+`GGUF`, version, number of tensors, number of metadata entries. Each entry is a key, a type and
+a value. Each tensor is a name, its dimensions (row first), a type and an offset. All numbers
+are little-endian. A file may be one of several splits, `…-00001-of-00003.gguf`; all splits are
+read together.
+"""
+
+import mmap
+import os
+import re
+import struct
+import sys
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UserError, printable
+from kvcalc.library.files import check_readable
+from kvcalc.records import JsonObject
+from kvcalc.storage.ggml import BLOCKS, TYPES, tensor_bytes
+
+MAX_HEADER, MAX_ENTRIES, MAX_TENSORS, MAX_SPLITS = 256 << 20, 100_000, 200_000, 1000
+MAX_KEY, MAX_TEXT, MAX_VALUES, MAX_NESTED, MAX_ITEMS = (
+    1024,
+    16 << 20,
+    4096,
+    4,
+    4_000_000,
+)
+_NUMBERS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
+_STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
+_SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+
+
+class TensorInfo(NamedTuple):
+    """A tensor: its name, its dimensions (row first) and its ggml type."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return tensor_bytes(self.type, self.shape[0], self.elements // self.shape[0])
+
+
+class Header(NamedTuple):
+    """The metadata by key and the tensors by name.
+
+    For a long list or a list of texts, the metadata contain only its length.
+    """
+
+    metadata: JsonObject
+    tensors: dict[str, TensorInfo]
+
+
+class Length(int):
+    """Number of entries of a metadata list whose values are not stored."""
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of a file, or the merged header if the file is one of several splits.
+
+    Raises:
+        UserError: The header is invalid. The message names the file and the problem.
+    """
+    result = _read(path)
+    count = result.metadata.get("split.count", 1)
+    if not isinstance(count, int) or count <= 1:
+        return result
+    match = _SPLIT.fullmatch(path.name)
+    if not match or int(match[3]) != count or count > MAX_SPLITS:
+        raise UserError(
+            f"is one of {count} splits, but is not called so",
+            str(path),
+            "Names end in -00001-of-00003.gguf",
+        )
+    metadata: JsonObject = {}
+    tensors: dict[str, TensorInfo] = {}
+    for n in range(count, 0, -1):
+        part = _read(path.with_name(f"{match[1]}-{n:05}-of-{count:05}.gguf"))
+        if tensors.keys() & part.tensors.keys():
+            raise UserError("contains a tensor of another split", str(path))
+        metadata, tensors = metadata | part.metadata, part.tensors | tensors
+    return Header(metadata, tensors)
+
+
+def _read(path: Path) -> Header:
+    where = str(path)
+    check_readable(path, sys.maxsize)
+    try:
+        with path.open("rb") as file, _mapped(file.fileno()) as data:
+            return _Reader(data, where).header()
+    except (OSError, ValueError) as error:  # an empty file cannot be mapped
+        reason = getattr(error, "strerror", None) or "not a usable file"
+        raise UserError(f"cannot be read: {reason.lower()}", where) from None
+
+
+def _mapped(descriptor: int) -> mmap.mmap:
+    size = min(os.fstat(descriptor).st_size, MAX_HEADER)
+    return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+
+
+class _Reader:
+    """A sequential reader of a header; each step checks that the file is long enough."""
+
+    def __init__(self, data: mmap.mmap, where: str) -> None:
+        self.data, self.where, self.at, self.size = data, where, 0, len(data)
+        self.items = MAX_ITEMS  # list entries that the reader may still visit
+
+    def fail(self, text: str) -> UserError:
+        return UserError(f"is no usable GGUF file: {text}", self.where)
+
+    def header(self) -> Header:
+        if self.data[:4] != b"GGUF":
+            raise UserError("is no GGUF file: it does not begin with GGUF", self.where)
+        self.at = 4
+        version = self.number("<I")
+        if version not in (2, 3):
+            raise self.fail(f"version {version}, but 2 and 3 (little-endian) are read")
+        tensors, entries = (
+            self.count(MAX_TENSORS, "tensors"),
+            self.count(MAX_ENTRIES, "metadata entries"),
+        )
+        metadata: JsonObject = {}
+        for _ in range(entries):
+            key = self.text(MAX_KEY, "key")
+            if key in metadata:
+                raise self.fail(f"key {printable(key, 60)!r} occurs twice")
+            metadata[key] = self.value(self.number("<I"), key)
+        results: dict[str, TensorInfo] = {}
+        for _ in range(tensors):
+            info = self.tensor()
+            if info.name in results:
+                raise self.fail(f"tensor {printable(info.name, 60)!r} occurs twice")
+            results[info.name] = info
+        return Header(metadata, results)
+
+    def skip(self, count: int) -> int:
+        """Advance by a number of bytes and return the position of the first skipped byte."""
+        start = self.at
+        if count > self.size - start:
+            raise self.fail("it ends in the middle of its header, or its header is too long")
+        self.at = start + count
+        return start
+
+    def number(self, format_: str) -> Any:
+        return struct.unpack_from(format_, self.data, self.skip(struct.calcsize(format_)))[0]
+
+    def count(self, most: int, what: str) -> int:
+        result: int = self.number("<Q")
+        if result > most:
+            raise self.fail(f"{result:,} {what}; more than {most:,} are not read")
+        return result
+
+    def text(self, most: int, what: str) -> str:
+        length = self.count(most, f"bytes of a {what}")
+        start = self.skip(length)
+        try:
+            return self.data[start : start + length].decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.fail(f"a {what} is not UTF-8 text") from None
+
+    def value(self, kind: int, key: str, depth: int = 0) -> Any:
+        """Return a value; for an array of texts or of more than MAX_VALUES numbers, only its
+        length."""
+        if kind in _NUMBERS:
+            return self.number(_NUMBERS[kind])
+        if kind == _STRING:
+            return self.text(MAX_TEXT, "value")
+        if kind != _ARRAY or depth >= MAX_NESTED:
+            raise self.fail(f"key {printable(key, 60)!r} has a value of unknown type {kind}")
+        inner, length = self.number("<I"), self.number("<Q")
+        if inner in _NUMBERS:
+            width = struct.calcsize(_NUMBERS[inner])
+            start = self.skip(length * width)
+            if length > MAX_VALUES:
+                return Length(length)
+            return [
+                struct.unpack_from(_NUMBERS[inner], self.data, start + n * width)[0]
+                for n in range(length)
+            ]
+        self.items -= length
+        if self.items < 0:
+            raise self.fail(f"its lists have more than {MAX_ITEMS:,} entries")
+        if inner == _STRING:
+            self.texts(length)
+        else:
+            for _ in range(length):
+                self.value(inner, key, depth + 1)
+        return Length(length)
+
+    def texts(self, count: int) -> None:
+        """Skip a number of texts."""
+        at, last, unpack = self.at, self.size - 8, _LENGTH.unpack_from
+        for _ in range(count):
+            if at > last:
+                self.skip(self.size)  # raises: the file is too short
+            at += 8 + unpack(self.data, at)[0]
+        self.skip(at - self.at)
+
+    def tensor(self) -> TensorInfo:
+        name = self.text(MAX_KEY, "tensor's name")
+        dimensions = self.number("<I")
+        if not 1 <= dimensions <= 4:
+            raise self.fail(f"tensor {printable(name, 60)!r} has {dimensions} dimensions")
+        shape = tuple(self.number("<Q") for _ in range(dimensions))
+        kind = self.number("<I")
+        self.skip(8)  # offset of the tensor
+        type_ = TYPES.get(kind)
+        if type_ is None:
+            raise self.fail(f"tensor {printable(name, 60)!r} has the unknown type {kind}")
+        info = TensorInfo(name, shape, type_)
+        if (
+            not all(1 <= n <= 10**12 for n in shape)
+            or info.elements > 10**15
+            or shape[0] % BLOCKS[type_][0]
+        ):
+            raise self.fail(
+                f"tensor {printable(name, 60)!r} cannot have the shape {list(shape)} in {type_}"
+            )
+        return info
+
+
+MAX_SIZE, MAX_LAYERS = 10**8, 2_000
+# Period of full-attention layers. With 6, layers 0-4 use a sliding window and layer 5 does not.
+# With 0, no layer uses a window, even if the file has the key. Source: llama.cpp's
+# src/models/*.cpp (`load_swa_pattern`). exaone4 uses windows only with 64 layers
+# (`load_arch_hparams` there).
+_PERIODS = {
+    "gemma2": 2,
+    "gemma3": 6,
+    "gemma3n": 5,
+    "gpt-oss": 2,
+    "cohere2": 4,
+    "exaone4": 4,
+    "exaone-moe": 4,
+    "olmo2": 4,
+    "llama4": 4,
+    "afmoe": 4,
+    "mellum": 4,
+    "plamo3": 8,
+    "phi3": 0,
+    "phimoe": 0,
+}
+_CHUNK = 8192  # tokens, for llama4; no key contains it
+
+
+class Fields:
+    """The metadata of one file.
+
+    Attributes:
+        layers: Number of layers, without layers that predict further tokens.
+        width: Width of the residual stream.
+    """
+
+    def __init__(self, metadata: JsonObject, where: str) -> None:
+        self.metadata, self.where = metadata, where
+        family = metadata.get("general.architecture")
+        if not isinstance(family, str) or not family.isprintable() or not 0 < len(family) <= 60:
+            raise self.fail("its metadata have no usable general.architecture")
+        self.family = family
+        self.layers = self.size("block_count", most=MAX_LAYERS) - self.size(
+            "nextn_predict_layers", 0
+        )
+        self.width = self.size("embedding_length")
+        if self.layers < 1 or self.width < 1:
+            raise self.fail("it has no layers, or none of any width")
+
+    def fail(self, text: str, hint: str = "") -> UserError:
+        """Return an error about this file."""
+        return UserError(text, self.where, hint)
+
+    def has(self, key: str) -> bool:
+        """Return whether the metadata contain this key."""
+        return f"{self.family}.{key}" in self.metadata
+
+    def size(
+        self,
+        key: str,
+        default: int | None = None,
+        layer: int = -1,
+        most: int = MAX_SIZE,
+    ) -> int:
+        """Return a whole number from 0 up; from a list, the entry of this layer.
+
+        Raises:
+            UserError: The key is missing or its value is not a whole number.
+        """
+        full = f"{self.family}.{key}"
+        value = self.metadata.get(full, default)
+        if value is None:
+            raise self.fail(f"its metadata have no {full}")
+        if isinstance(value, list) and 0 <= layer < len(value):
+            value = value[layer]
+        if type(value) is not int or not 0 <= value <= most:
+            raise self.fail(
+                f"{full}: {printable(str(value), 40)} is no whole number from 0 to {most:,}"
+            )
+        return value
+
+    def window(self, layer: int) -> int:
+        """Return the window or chunk of a layer in tokens, or 0 for full attention.
+
+        Raises:
+            UserError: The layers that have the window are not known.
+        """
+        if self.family == "exaone4" and self.layers != 64:
+            return 0
+        default = {"gemma2": 4096, "exaone4": 4096}.get(self.family, 0)
+        tokens = (
+            _CHUNK
+            if self.family == "llama4"
+            else self.size("attention.sliding_window", default)
+        )
+        if not tokens:
+            return 0
+        pattern = self.metadata.get(
+            f"{self.family}.attention.sliding_window_pattern", _PERIODS.get(self.family)
+        )
+        if isinstance(pattern, list) and layer < len(pattern):
+            return tokens if pattern[layer] else 0
+        if type(pattern) is not int or pattern < 0:
+            raise self.fail(
+                f"it is not known which layers of {self.family!r} have the window of {tokens:,} "
+                "tokens"
+            )
+        return tokens if pattern and layer % pattern < pattern - 1 else 0
+
+    def refuse(self, left: Iterable[TensorInfo]) -> None:
+        """Raise UserError if any tensors were not understood."""
+        names = [printable(tensor.name, 60) for tensor in left]
+        if names:
+            more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+            hint = "Its config.json, or a preset of the same model, may be read instead"
+            raise self.fail(
+                f"tensors of {self.family!r} are not understood: {', '.join(names[:3])}{more}",
+                hint,
+            )

@@ -1,0 +1,373 @@
+"""Choose the model type of a file by the class in `architectures`, before its `model_type`.
+
+The class that wrote a checkpoint determines the layout of its weights. A class belongs to a type if
+they share a name, with any head (`Qwen3MoeForCausalLM`: qwen3_moe). A class of another type is read
+as that type. A draft head is read as a draft or refused. An unknown class is read by the rules of
+its type, and the result is marked as uncertain. Sources of names: transformers' auto mappings
+(models/auto/modeling_auto.py), vLLM's registry (model_executor/models/registry.py), SGLang's
+(srt/models), and the released configs of types with remote code.
+
+A larger file and its text part may differ on tied embeddings. transformers 4 reads the text part,
+else its class (4.57's `PreTrainedModel.tie_weights`). transformers 5 reads the whole file, else its
+class (5.23's `get_expanded_tied_weights_keys`). In some of its classes, either may tie.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from kvcalc.errors import UserError, nearest, printable
+from kvcalc.library.huggingface.config import show
+from kvcalc.library.huggingface.source import TEXT_KEYS, facts
+from kvcalc.library.huggingface.types import TYPES
+from kvcalc.library.huggingface.types.entry import Type
+
+_HEAD = re.compile(
+    r"(?:For(?!CausalLM\w)[A-Z]\w*|CausalLM|(?:With)?LMHead\w*|Model(?:WithLMHead)?|ModelLM|"
+    r"(?:Text|Chat|MT)Model|Decoder|Encoder)$"
+)
+_PART = re.compile(r"(?:text|text_model|_model|_decoder|_thinker|_mm_model|_chat|_generation)$")
+_SPEAKS = re.compile(
+    r"(?:LM|LMHeadModel|LMHead|ForConditionalGeneration|ForPreTraining|MTModel|Decoder)$"
+)
+_OTHER_HEAD = re.compile(
+    r"For(?:Sequence|Token)Classification|QuestionAnswering|MultipleChoice|MaskedLM|Reward"
+)
+_DRAFT = re.compile(
+    r"Eagle(?!\d?_?\d?_?(?:VL|Chat))|Draft|DFlash|DSpark|Domino|Medusa|Hydra|NextN|MTP|Specul|"
+    r"Assistant|XPress|LiLiCorr|LookAhead",
+    re.IGNORECASE,
+)
+# Types with remote code and older names, with the type here that reads them exactly.
+_READ_AS = {
+    "deepseek_v3": "kimi_k2 joyai_llm_flash",
+    "deepseek_v4": "deepseek_ref",
+    "minimax": "minimax_text_01 minimax_m1",
+    "minimax_m3_vl_text": "minimax_m3",
+    "mixtral": "mixtral_moe",
+    "llama": "Yi llava_llama",
+    "youtu": "youtu_llm",
+    "qwen3": "qwen3_asr_text Keye KeyeVL1_5",
+    "qwen2": "dots_ocr llava_qwen llava_qwen2 videollama3_qwen2 mineru2_qwen",
+    "phi3": "phi3_v phi4mm",
+    "deepseek_v2": "deepseek_vl_v2",
+    "mimo_v2_flash": "mimo_v2",
+    "mistral": "llava_mistral",
+    "kimi_linear": "kimi_k3",
+    "falcon": "RefinedWebModel RefinedWeb",
+    "phi-msft": "mixformer-sequential",
+}
+SAME_AS = {name: known for known, names in _READ_AS.items() for name in names.split()}
+# Types of classes with another name: the class without its head, in lower case.
+_CLASSES = {
+    "hunyuandensev1": "hunyuan_v1_dense",
+    "hunyuanmoev1": "hunyuan_v1_moe",
+    "rw": "falcon",
+    "minimaxm3sparse": "minimax_m3_vl_text",
+    "minimaxm3": "minimax_m3_vl_text",
+    "grok1": "grok",
+    "grok1model": "grok",
+    "stablelmepoch": "stablelm_epoch",
+    "bailingmoev25": "bailing_moe_v2_5",
+    "bailingmoev3": "bailing_hybrid",
+    "kimik3linear": "kimi_linear",
+    "llavallama": "llama",
+    "llavamistral": "mistral",
+    "llavaqwen": "qwen2",
+    "decilm": "nemotron-nas",
+    "phi3v": "phi3",
+    "dotsocr": "qwen2",
+    "deepseekocr": "deepseek_v2",
+    "mimov2": "mimo_v2_flash",
+    "llava": "llama",
+}
+_ALSO = {
+    ("gpt2", "gpt-sw3"),
+    ("phi", "phi-msft"),
+    ("llama", "internlm3"),
+    ("llama", "iquestcoder"),
+    ("olmo", "hf_olmo"),
+    ("decilm", "deci"),
+}
+# EAGLE-3 as its authors released it, under the class of an ordinary decoder.
+_WITH_HEADS = {"llama": "eagle3", "qwen3": "eagle3_qwen3"}
+_REFUSED = dict.fromkeys(
+    [
+        "biogpt",
+        "cpmant",
+        "ctrl",
+        "prophetnet",
+        "reformer",
+        "rwkv",
+        "transfo-xl",
+        "xlm",
+        "xlnet",
+        "xlstm",
+    ],
+    "no inference server caches it",
+) | {
+    "blt": "three stacks of different widths; one runs once per patch, and patches vary with "
+    "the text"
+}
+
+
+class ModelType(NamedTuple):
+    """A type by name, whether it has an entry, a note on the choice, and whether it is doubtful."""
+
+    name: str
+    known: bool
+    notes: tuple[str, ...] = ()
+    exact: bool = True
+
+
+def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> ModelType:
+    """Return the type that reads the text part of a file.
+
+    Raises:
+        UserError: The type is known and is not supported here.
+    """
+    result = inner.get("model_type", outer.get("model_type"))
+    if result is not None and not isinstance(result, str):
+        raise UserError(f"model_type: should be a text, not {show(result)}", where)
+    around = outer.get("model_type")
+    if isinstance(around, str) and around.endswith("_assistant") and around in facts():
+        raise UserError(
+            f"model_type {around!r} is not supported: it drafts on the cache of another model",
+            where,
+        )
+    for part in (outer, inner):
+        if _DRAFT.search(_class(part, where)):
+            return _draft(_class(part, where), inner is outer, where)
+    written = _class(inner, where)
+    if inner is outer and inner.get("draft_vocab_size") and result in _WITH_HEADS:
+        return ModelType(
+            _WITH_HEADS[result],
+            True,
+            (f"a draft, for it has a draft_vocab_size: {_lent()}",),
+        )
+    name = _type(result or "")
+    if not written or _own(written, result or "") or _own(written, name):
+        return _without_encoder(
+            _bare(_known(name, where), written if inner is outer else ""),
+            inner,
+            written,
+        )
+    if other := by_class(written):
+        _known(other, where)
+        said = (
+            f"model_type {printable(result, 60)!r} is not its own"
+            if result
+            else "the file gives no model_type"
+        )
+        return ModelType(
+            other,
+            True,
+            (f"read as {other}, after its class {printable(written, 60)}: {said}",),
+        )
+    return _doubtful(_known(name, where), written)
+
+
+def by_class(written: str) -> str:
+    """Return the type that this class belongs to, or '' if it belongs to none."""
+    stem = _stem(written)
+    return _CLASSES.get(stem) or _types_by_stem().get(stem, "")
+
+
+def _class(part: Mapping[str, Any], where: str) -> str:
+    """Return the first of a part's `architectures`, or '' if it has none."""
+    given = part.get("architectures") or ""
+    first = given[0] if isinstance(given, list) else given
+    if not isinstance(first, str):
+        raise UserError(
+            f"architectures: should be a list of class names, not {show(given)}", where
+        )
+    return first
+
+
+def _stem(written: str) -> str:
+    """Return a class name without its head, as lower-case letters and digits only.
+
+    Example: `Qwen3_5MoeForCausalLM` → `qwen35moe`.
+    """
+    while (shorter := _HEAD.sub("", written)) not in ("", written):
+        written = shorter
+    return _plain(written)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+@cache
+def _stems(name: str) -> frozenset[str]:
+    """Return the class stems of a type: its name, with and without the suffix of a text part."""
+    return frozenset({_plain(name), _plain(_PART.sub("", name))})
+
+
+@cache
+def _types_by_stem() -> dict[str, str]:
+    """Return all types read here, and the types around them, by class stem."""
+    whole = {name: said["text"] for name, said in facts().items() if said.get("text") in TYPES}
+    pairs = [(name, _type(name)) for name in (*TYPES, *SAME_AS, *_REFUSED)] + list(
+        whole.items()
+    )
+    return {stem: name for given, name in reversed(pairs) for stem in sorted(_stems(given))}
+
+
+def _own(written: str, name: str) -> bool:
+    stem = _stem(written)
+    return bool(name) and (
+        stem in _stems(name) or _CLASSES.get(stem) == name or (stem, name) in _ALSO
+    )
+
+
+def _type(found: str) -> str:
+    """Return the type that reads a model_type: itself, an equivalent type, or its text part's
+    type."""
+    name = SAME_AS.get(found, found)
+    return name if name in TYPES else str(facts().get(name, {}).get("text", name))
+
+
+def _known(name: str, where: str) -> ModelType:
+    if name in _REFUSED:
+        raise UserError(f"model_type {name!r} is not supported: {_REFUSED[name]}", where)
+    if name not in TYPES and (
+        name in facts() or name in facts().get("*", {}).get("others", ())
+    ):
+        raise UserError(f"model_type {name!r} is not supported", where, nearest(name, TYPES, 3))
+    return ModelType(name, name in TYPES)
+
+
+def _bare(named: ModelType, written: str) -> ModelType:
+    """Return the reading of a class with no LM head or another head, as the causal language
+    model."""
+    silent = (
+        not _SPEAKS.search(written) if named.name in facts() else _OTHER_HEAD.search(written)
+    )
+    if not written or not named.known or not silent:
+        return named
+    said = (
+        f"class {printable(written, 60)} has no language-model head: counted with one, as "
+        "the causal model of its type"
+    )
+    return named._replace(notes=(said,), exact=False)
+
+
+def _without_encoder(named: ModelType, inner: Mapping[str, Any], written: str) -> ModelType:
+    """Return the reading of an encoder-decoder model: its decoder, as the causal model of its
+    type."""
+    if (
+        not named.known
+        or inner.get("is_encoder_decoder") is not True
+        or written.endswith(("CausalLM", "Decoder"))
+    ):
+        return named
+    said = "only its decoder is counted, without the encoder and the cache of cross-attention"
+    return named._replace(notes=(*named.notes, said), exact=named.exact and not written)
+
+
+def _doubtful(named: ModelType, written: str) -> ModelType:
+    """Return the reading of an unknown class by its type."""
+    if not named.known:
+        return named
+    said = (
+        f"class {printable(written, 60)} is not one of {named.name}'s: counted as "
+        f"{named.name}, which may be wrong"
+    )
+    return named._replace(notes=(said,), exact=False)
+
+
+def _draft(written: str, flat: bool, where: str) -> ModelType:
+    """Return the type of a draft.
+
+    Raises:
+        UserError: The weights of this draft are not known here.
+    """
+    from kvcalc.library.huggingface.types.drafts import DRAFTS
+
+    name = DRAFTS.get(written, "")
+    if not name or not flat:
+        raise UserError(
+            f"class {printable(written, 60)} is a draft that is not read",
+            where,
+            "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash, DSpark and Domino; `--draft layers=N` "
+            "stands in for another",
+        )
+    return ModelType(name, True, (f"a draft ({printable(written, 60)}): {_lent()}",))
+
+
+def _lent() -> str:
+    from kvcalc.library.huggingface.types.drafts import LENT
+
+    return LENT
+
+
+KEY = "tie_word_embeddings"
+# Types of larger files in transformers 4. Idefics and SmolVLM depend on the release.
+_NAMES = (
+    "aria aya_vision cohere2_vision deepseek_vl deepseek_vl_hybrid emu3 fuyu gemma3 gemma3n "
+    "got_ocr2 "
+    "granite_speech internvl janus lfm2_vl llama4 llava llava_next llava_next_video "
+    "llava_onevision mistral3 ovis2 "
+    "paligemma perception_lm qwen2_5_vl qwen2_audio qwen2_vl video_llava vipllava voxtral"
+)
+_FOUR = frozenset(_NAMES.split())
+
+
+class Tie(NamedTuple):
+    """Whether the head is tied, or None for the usual reading, and a note if this is in doubt."""
+
+    tied: bool | None = None
+    doubt: str = ""
+
+
+def settle(data: Mapping[str, Any], inner: Mapping[str, Any], name: str, entry: Type) -> Tie:
+    """Return whether the head of a file's text part is tied.
+
+    Args:
+        data: The whole file.
+        inner: Its text part.
+        name: The type that reads the text part.
+        entry: The entry of this type. A fixed value in the entry is in no doubt.
+    """
+    around = data.get("model_type") if data is not inner else None
+    whole = facts().get(around, {}) if isinstance(around, str) else {}
+    ruled, either = entry.model.get(KEY), whole.get("either", False)
+    if "tied" not in whole or isinstance(ruled, bool):
+        return Tie()
+    outer, part = data.get(KEY), inner.get(KEY) if _inside(data) else None
+    own = None if ruled and not either else facts().get(name, {}).get("defaults", {}).get(KEY)
+    older = own if part is None else part
+    newer = whole["tied"] if outer is None else outer
+    newer = newer or (either and older is True)
+    if not isinstance(older, bool) or not isinstance(newer, bool):
+        return Tie()
+    major = _major(data)
+    if older == newer or (outer is None and not ruled and around in _FOUR and major == 4):
+        return Tie(older)
+    if part is None and outer is not None and major == 5:
+        return Tie(newer)
+    tied = newer if part is None else older
+    return Tie(None if ruled else tied, _doubt(outer, part))
+
+
+def _inside(data: Mapping[str, Any]) -> bool:
+    """Return whether a text part has the key."""
+    parts = [data[key] for key in TEXT_KEYS if isinstance(data.get(key), dict)]
+    return any(KEY in part or _inside(part) for part in parts)
+
+
+def _major(data: Mapping[str, Any]) -> int:
+    """Return the major version of transformers that wrote a file; 0 if unknown."""
+    major = str(data.get("transformers_version")).partition(".")[0]
+    return int(major) if major in ("4", "5") else 0
+
+
+def _doubt(outer: object, part: object) -> str:
+    """Return a note about a file and a text part that differ."""
+    values = [str(v).lower() if isinstance(v, bool) else "missing" for v in (outer, part)]
+    return (
+        f"parameters are ≈: {KEY} is {values[0]} in the file and {values[1]} in its text part: "
+        "transformers 5 reads the file, 4 the text part"
+    )

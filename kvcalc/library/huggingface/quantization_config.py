@@ -1,0 +1,478 @@
+"""Read a `quantization_config`: which weights are stored in which format, and the cache's format.
+
+Formats follow the tools that write them: fp8, GPTQ, AWQ, AutoRound, bitsandbytes, mxfp4,
+compressed-tensors and ModelOpt here, further tools in `quantized_modules`. An unknown name does not
+change; no size in that format can be given.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from kvcalc.errors import UserError
+from kvcalc.layers.part import Sublayer
+from kvcalc.library.huggingface.config import Config, show
+from kvcalc.library.huggingface.quantized_modules import TOOLS, Rules, matrices, mlx
+from kvcalc.model.model import Model
+from kvcalc.records import JsonObject
+from kvcalc.storage.quantization import Quantization, stored_format
+
+_ALGORITHMS = {
+    "fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "w4a16_nvfp4": "nvfp4_weight_only",
+    "mxfp8": "mxfp8",
+    "mxfp4": "mxfp4",
+    "w4a8_mxfp4_fp8": "mxfp4",
+    "fp8_pb_wo": "fp8_block128",
+    "fp8_per_channel_per_token": "fp8_per_channel",
+}
+_METHODS = {
+    "mxfp4": "mxfp4",
+    "mxfp8": "mxfp8",
+    "fbgemm_fp8": "fp8_per_channel",
+    "eetq": "int8_weight_only",
+}
+_NOT_LOADED = ("aqlm", "chatglm", "higgs", "metal", "quanto", "spqr", "vptq")
+_INTEGERS = ("gptq", "awq", "auto-round", "auto_round", "gptqmodel", "intel/auto-round")
+_CACHES = {
+    "8float": "fp8",
+    "8int": "int8",
+    "4float": "nvfp4",
+    "fp8": "fp8",
+    "int8": "int8",
+    "nvfp4": "nvfp4",
+}
+_BYTE_PER_VALUE = ("int-quantized", "naive-quantized")  # packings of compressed-tensors
+_EXCLUDED_KEYS = (
+    "modules_to_not_convert",
+    "ignore",
+    "ignored_layers",
+    "exclude_modules",
+    "exclude",
+    "llm_int8_skip_modules",
+    "skip_modules",
+    "linear_weights_not_to_quantize",
+)
+MAX_MODULES, MAX_GROUPS = 1_000_000, 32
+SECTIONS = ("quantization_config", "compression_config", "quantization")
+_NOT_QUANTIZED: tuple[str, ...] = ("embedding", "lm_head", "*.router")
+# DeepSeek-V4 stores compressors in bf16 and the mixing of streams in fp32, whether the file says so
+# or not (vLLM 0.33, models/deepseek_v4; the published checkpoint then has its 148.66 GiB). V4.1
+# stores its indexer in bf16, and its tables of n-grams in fp8 with a scale for 32 columns.
+_COMPRESSORS = ("*.compress_*", "*.index_kv", "*.index_gate", "*.index_weights")
+_STREAMS = ("*_streams", "stream_head")
+_INDEXERS, _NGRAMS = ("*.index_q", "*.row_index_k"), ("*.engram_table",)
+_TABLES = {
+    "embedding": (
+        "language_model.model.embed_tokens",
+        "transformer.wte",
+        "model.word_embeddings",
+    ),
+    "lm_head": ("lm_head",),
+}
+# Types whose router mlx-lm quantises like any other matrix unless the file names it.
+_MLX_ROUTERS = {
+    "mixtral",
+    "olmoe",
+    "phimoe",
+    "phixtral",
+    "qwen2_moe",
+    "llama4",
+    "llama4_text",
+    "ernie4_5_moe",
+    "dbrx",
+    "hunyuan",
+}
+
+# (matrix, format) of one layer, if its matrices have several formats
+Stored = tuple[tuple[str, str], ...]
+
+
+def _by_method(q: Config, method: str, model_type: str) -> str:
+    """Return the format of a checkpoint by its `quant_method`."""
+    if method in _INTEGERS:
+        return _packed(q, method)
+    if method == "bitsandbytes" or (not method and q.in_file("load_in_4bit")):
+        if not (q.flag("load_in_4bit") or q.flag("_load_in_4bit")):
+            return "int8"
+        kind = "nf4" if q.word("bnb_4bit_quant_type", "fp4") == "nf4" else "fp4"
+        return kind + ("_double" if q.flag("bnb_4bit_use_double_quant") else "")
+    if method == "fp8":
+        return _fp8(q, model_type)
+    if method in TOOLS:
+        return TOOLS[method](q)
+    if method in _NOT_LOADED:
+        return f"{method} (which no inference server loads)"
+    return _METHODS.get(method, method or "unnamed")
+
+
+def _packed(q: Config, method: str) -> str:
+    """Return the format of GPTQ, AWQ or AutoRound: packed integers in groups along the inputs.
+
+    Each group has an fp16 scale and perhaps a packed zero point.
+    """
+    layout = q.word("checkpoint_format") or q.word("version").lower()
+    is_marlin = layout == "marlin" or q.flag("is_marlin_format")
+    if is_marlin or (method == "awq" and layout.startswith("gemv")):
+        return f"{method} ({(layout or 'marlin')[:40]})"
+    kind = q.word("data_type", "int")
+    if kind != "int":
+        return f"{method} ({kind[:40]})"
+    bits = q.size("bits" if q.in_file("bits") else "w_bit", 4)
+    group = q.size("group_size" if q.in_file("group_size") else "q_group_size", 128, minimum=-1)
+    if not 2 <= bits <= 8:
+        raise q.fail("bits", f"{bits} is outside 2 to 8")
+    has_zeros = method != "awq" or q.flag("zero_point", True)
+    endings = ("_zp" if has_zeros else "") + ("_index" if q.flag("desc_act") else "")
+    return f"int{bits}_g{max(group, 0)}{endings}"
+
+
+def _by_algorithm(name: str) -> str:
+    """Return the format of ModelOpt's `quant_algo`.
+
+    AWQ and SmoothQuant have unknown bytes: the version and the model decide which scales stay
+    (modelopt/torch/export/quant_utils.py, fuse_prequant_to_linear).
+    """
+    return _ALGORITHMS.get(name, f"modelopt ({name})")
+
+
+def _fp8(q: Config, model_type: str) -> str:
+    """Return fp8 with an fp32 scale per tensor, or for each block of `weight_block_size`.
+
+    Files of Qwen3 and later have bf16 scales. Sources: headers of Qwen3-1.7B-FP8
+    (github.com/modular/modular/issues/7142) and Qwen3.8-27B-FP8 (lablup/mlxcel/issues/1361).
+    """
+    if not q.has("weight_block_size"):
+        return "fp8"
+    return _block(q, "weight_block_size") + (
+        "_scale16" if model_type.startswith("qwen3") else ""
+    )
+
+
+def _block(q: Config, key: str) -> str:
+    """Return fp8 in blocks. The key gives outputs × inputs, the name inputs × outputs."""
+    block = q.sizes(key)
+    if len(block) != 2 or not all(1 <= n <= 65_536 for n in block):
+        raise q.fail(key, f"should be two whole numbers, not {show(q.raw(key))}")
+    return "fp8_block128" if block == [128, 128] else f"fp8_{block[1]}x{block[0]}"
+
+
+def _by_group(group: Config, q: Config, has_wide_scales: bool) -> str:
+    """Return the format of a compressed-tensors group.
+
+    Scales have the dtype of the original weights, 16 or 32 bits
+    (quantization/lifecycle/initialize.py). `int-quantized` and `naive-quantized` store each value
+    and each zero point in a byte (compressors/naive_quantized/base.py). An activation order by
+    `group` is an int32 for each input.
+    """
+    w = group.nested("weights")
+    if not w.file:
+        raise group.fail("weights", "is missing")
+    sparse = q.nested("sparsity_config").word("format", "dense")
+    packing = group.word("format") or (q.word("format") if sparse == "dense" else sparse)
+    if packing in ("dense", "marlin-24") or packing.startswith("sparse"):
+        return f"compressed-tensors ({packing[:40]})"
+    bits, kind = w.size("num_bits"), w.word("type", "int")
+    size = max(w.size("group_size", 0, minimum=-1), 0)
+    default_strategy = "channel" if w.get("group_size") == -1 else "tensor"
+    strategy = w.word("strategy") or ("group" if size else default_strategy)
+    has_inputs = bool(group.table("input_activations"))
+    if kind == "float" and bits == 4:
+        name = {16: "nvfp4", 32: "mxfp4"}.get(size)
+        ending = "" if has_inputs else "_weight_only"
+        return name + ending if name else f"compressed-tensors (fp4 in groups of {size})"
+    if kind == "float" and bits == 8:
+        return _float8(w, strategy, size, packing, "" if has_wide_scales else "_scale16")
+    if kind != "int" or not 2 <= bits <= 8:
+        raise w.fail("num_bits", f"{bits} of type {show(kind)} is no known format")
+
+    zeros = "" if w.flag("symmetric", True) else "_zp"
+    if bits == 8 and strategy == "channel" and has_inputs and not (has_wide_scales and zeros):
+        return "int8" if has_wide_scales else f"int8_scale16{zeros}"
+    if strategy not in ("channel", "group") or has_wide_scales:
+        return f"compressed-tensors (int{bits} by {strategy[:20]})"
+    is_packed = packing not in _BYTE_PER_VALUE
+    if is_packed and 32 % bits:  # its bytes depend on the release of the tool
+        return f"compressed-tensors (int{bits} packed)"
+    has_index = size and w.get("actorder") in (True, "group", "dynamic")
+    return f"int{bits if is_packed else 8}_g{size}{zeros}{'_index' if has_index else ''}"
+
+
+def _float8(w: Config, strategy: str, size: int, packing: str, ending: str) -> str:
+    """Return fp8 of a compressed-tensors group. mxfp8 has groups of 32 with one byte of scale."""
+    if strategy == "block":
+        return _block(w, "block_structure") + ending
+    if strategy == "channel":
+        return "fp8_per_channel" + ending
+    has_byte_scales = packing.startswith("mxfp8") or str(w.get("scale_dtype")) == "torch.uint8"
+    if size == 32 and has_byte_scales:
+        return "mxfp8"
+    return (f"fp8_{size}x1" if size else "fp8") + ending
+
+
+class Storage:
+    """How a checkpoint stores its weights and its cache.
+
+    Attributes:
+        formats: (format, matrices); the first that covers a matrix counts.
+        groups: (format, modules) instead, if the file lists formats by module.
+        ignored: Modules that are not quantised.
+        mlx: MLX's format of tables, the LM head and unnamed modules; '' for other tools.
+        cache: Dtype that the checkpoint declares for the cache, or None.
+        scales: Number of cache scales for the keys of a layer, and bytes of a scale. Values have
+            the same number. -1 is one scale per head.
+        notes: Notes about the cache and about unknown formats.
+
+    Raises:
+        UserError: A part of `quantization_config` does not fit.
+    """
+
+    def __init__(self, c: Config, has_wide_scales: bool) -> None:
+        self.q = q = Config(_section(c), f"{c.where}: quantization_config")
+        self.has_wide_scales = has_wide_scales
+        self.layers, self.family = c.layers, str(c.file.get("model_type"))
+        self.formats: list[tuple[str, tuple[str, ...]]] = []
+        self.groups: list[tuple[str, Rules]] = []
+        self.ignored: Rules | None = None
+        self.mlx = ""
+        self.cache: str | None = None
+        self.notes: tuple[str, ...] = ()
+        self.scales = (0, 4)
+        self._read_cache(q.get("kv_cache_scheme") or q.get("kv_cache_quant_algo"))
+        if q.file:
+            self._read(has_fp4_experts=c.get("expert_dtype") == "fp4")
+            names = [name for name, _ in (*self.formats, *self.groups)]
+            self.notes += tuple(filter(None, map(_unknown_format, names)))
+
+    def _read_cache(self, scheme: Any) -> None:
+        """Set the dtype and the scales of the cache.
+
+        compressed-tensors stores a scale in the dtype of the original weights.
+        """
+        if not scheme:
+            return
+        is_short = (
+            self.q.word("quant_method") == "compressed-tensors" and not self.has_wide_scales
+        )
+        count, name = 1, show(scheme).strip("'").lower()
+        if isinstance(scheme, dict):
+            name = f"{scheme.get('num_bits')}{scheme.get('type')}"
+            count = -1 if scheme.get("strategy") == "attn_head" else 1
+            count = 0 if scheme.get("dynamic") else count
+        self.scales = count, 2 if is_short else 4
+        self.cache = _CACHES.get(name[:40])
+        if self.cache is None:
+            text = f"KV cache scheme {show(scheme)} is not known: `auto` is the model's dtype"
+        else:
+            text = f"the checkpoint declares {self.cache} for its cache: `auto` selects it"
+        self.notes = (text,)
+
+    def kept(
+        self, layer: int, parts: tuple[Sublayer, ...], hidden_size: int
+    ) -> tuple[str, ...]:
+        """Return the matrices of this layer that stay in the model's dtype."""
+        rules = self.ignored
+        if rules is None:
+            return ()
+        pairs = matrices(parts, hidden_size)
+        return tuple(dict.fromkeys(name for name, names in pairs if rules.match(layer, names)))
+
+    def stored(self, layer: int, parts: tuple[Sublayer, ...], hidden_size: int) -> Stored:
+        """Return (matrix, format) of this layer if the file lists formats by module."""
+        stored: list[tuple[str, str]] = []
+        for name, modules in matrices(parts, hidden_size) if self.groups else ():
+            group = next((g for g in self.groups if g[1].match(layer, modules)), None)
+            keeps_router = self.mlx and name == "router" and self.family not in _MLX_ROUTERS
+            if group and not (keeps_router and group[1].everything):
+                stored.append((name, group[0]))
+        return tuple(stored)
+
+    def schemes(self, kinds: Mapping[str, Stored]) -> tuple[Quantization, ...]:
+        """Return the schemes of the model. `kinds` has the formats of each kind of layer."""
+        if not self.groups:
+            return self._whole_schemes()
+        covers: dict[str, list[str]] = {}
+        for kind, pairs in kinds.items():
+            for name, stored in pairs:
+                covers.setdefault(stored, []).append(f"{kind}.{name}")
+        exceptions = () if self.mlx else _NOT_QUANTIZED
+        schemes = (Quantization(name, tuple(c), exceptions) for name, c in covers.items())
+        return (*schemes, *self._mlx_tables())
+
+    def _whole_schemes(self) -> tuple[Quantization, ...]:
+        has_head = self.q.get("lm_head") is True and self.q.word("quant_method") in _INTEGERS
+        exceptions = tuple(n for n in _NOT_QUANTIZED if not (has_head and n == "lm_head"))
+        is_v41 = self.family == "deepseek_v41_text"
+        if not self.formats or not (is_v41 or self.family == "deepseek_v4"):
+            return tuple(Quantization(name, c, exceptions) for name, c in self.formats)
+        exceptions += (*_COMPRESSORS, *_STREAMS, *(_INDEXERS if is_v41 else ()))
+        tables: tuple[Quantization, ...] = ()
+        if is_v41:  # its scales are powers of two, a byte each
+            tables = (Quantization("mxfp8", covers=_NGRAMS, kinds=("table",)),)
+            self.formats = [(f.replace("fp8_32x32", "fp8_block32"), c) for f, c in self.formats]
+        schemes = (Quantization(name, c, exceptions) for name, c in self.formats)
+        return (*schemes, *tables, Quantization("fp32", covers=_STREAMS))
+
+    def _mlx_tables(self) -> Iterable[Quantization]:
+        """Yield MLX's schemes of tables and the LM head, which it stores like any matrix."""
+        if not self.mlx:
+            return
+        for name, modules in _TABLES.items():
+            if self.ignored is None or not self.ignored.match(-1, modules):
+                formats = (f for f, rules in self.groups if rules.match(-1, modules))
+                yield Quantization(next(formats, self.mlx), (name,), (), ("matrix", "table"))
+        yield Quantization(self.mlx, ("*",), ("embedding", "lm_head"), ("table",))
+
+    def _read(self, has_fp4_experts: bool) -> None:
+        q = self.q
+        keys = ("quant_method", "quant_algo", "moe_quant_algo")
+        method, algorithm, experts = (q.word(key).lower()[:60] for key in keys)
+        if method == "fp8" and has_fp4_experts:
+            experts = "mxfp4"  # DeepSeek-V4: blocks of 32 with one ue8m0 scale
+        if experts:  # the list of excluded modules is only about the experts' format
+            self.formats = [(_by_algorithm(experts), ("*.experts.*",))]
+            if method == "fp8":
+                self.formats.append((_fp8(q, self.family), ("*",)))
+            return
+        if not method and q.in_file("bits") and q.in_file("group_size"):
+            self._read_mlx()
+            return
+        if algorithm == "mixed_precision" and q.table("quantized_layers"):
+            self._read_modules()
+        elif algorithm and algorithm != "mixed_precision":
+            self.formats = [(_by_algorithm(algorithm), ("*",))]
+        elif q.table("config_groups"):
+            self._read_groups()
+        else:
+            covers = "*.experts.*" if method == "mxfp4" else "*"
+            self.formats = [(_by_method(q, method, self.family), (covers,))]
+            self._read_overrides(method)
+        lists = (q.items(key, MAX_MODULES) for key in _EXCLUDED_KEYS)
+        excluded = next((modules for modules in lists if modules is not None), [])
+        patterns = [f"re:{key[2:]}" for key in q.table("dynamic") if key.startswith("-:")]
+        self.ignored = self._rules([*excluded, *patterns])
+
+    def _read_overrides(self, method: str) -> None:
+        """Read GPTQModel's and AutoRound's modules with other bits; 16 bits are not quantised."""
+        overrides = {
+            f"re:{name.removeprefix('+:')}": settings
+            for name, settings in self.q.table("dynamic").items()
+            if not name.startswith("-:")
+        }
+        for name, settings in self.q.table("extra_config").items():
+            overrides[f"re:{name}" if set(name) & set("^*$\\[(") else name] = settings
+        modules: dict[str, list[str]] = {}
+        for name, settings in overrides.items():
+            if not isinstance(settings, dict):
+                raise self.q.fail(show(name), "should be a mapping")
+            q = Config({**self.q.file, **settings}, self.q.where)
+            is_plain = method in _INTEGERS and q.size("bits", 4) >= 16
+            stored = "bf16" if is_plain else _by_method(q, method, self.family)
+            modules.setdefault(stored, []).append(name)
+        if modules:
+            self._set_groups(modules, self.formats[0][0])
+
+    def _read_mlx(self) -> None:
+        """Read MLX's settings: of everything, and of modules by path. `false` is not quantised."""
+        self.mlx = mlx(self.q)
+        modules: dict[str, list[str]] = {}
+        for name, settings in self.q.file.items():
+            if isinstance(settings, dict):
+                modules.setdefault(mlx(self.q.nested(name)), []).append(name)
+        self._set_groups(modules, self.mlx)
+        names = [name for name, settings in self.q.file.items() if settings is False]
+        self.ignored = self._rules(names)
+
+    def _read_groups(self) -> None:
+        """Read compressed-tensors' groups: one for all matrices, or several with targets."""
+        groups = self.q.nested("config_groups")
+        self._check_groups(len(groups.file))
+        for key in groups.file:
+            group = groups.nested(key)
+            targets = group.items("targets")
+            if targets is None and len(groups.file) > 1:
+                raise group.fail("targets", "is missing")
+            rules = self._rules(["*"] if targets is None else targets)
+            self.groups.append((_by_group(group, self.q, self.has_wide_scales), rules))
+        if len(self.groups) == 1 and self.groups[0][1].everything:
+            self.formats, self.groups = [(self.groups[0][0], ("*",))], []
+
+    def _read_modules(self) -> None:
+        """Read ModelOpt's list of modules, each with an algorithm."""
+        layers = self.q.nested("quantized_layers")
+        modules: dict[str, list[str]] = {}
+        for module, settings in layers.file.items():
+            if not isinstance(settings, dict) or not isinstance(
+                settings.get("quant_algo"), str
+            ):
+                raise layers.fail(show(module), "names no quant_algo")
+            stored = _by_algorithm(settings["quant_algo"].lower()[:60])
+            modules.setdefault(stored, []).append(module)
+        self._set_groups(modules)
+
+    def _set_groups(self, modules: dict[str, list[str]], default: str = "") -> None:
+        """Set the groups to the modules of each format, and all others to the default format."""
+        self._check_groups(len(modules))
+        self.groups = [(stored, self._rules(names)) for stored, names in modules.items()]
+        if default:
+            self.groups.append((default, self._rules(["*"])))
+
+    def _check_groups(self, count: int) -> None:
+        if count > MAX_GROUPS:
+            raise UserError(f"has {count:,} formats; the limit is {MAX_GROUPS}", self.q.where)
+
+    def _rules(self, names: list[Any]) -> Rules:
+        for name in names:
+            if not isinstance(name, str) or len(name) > 1000:
+                raise UserError(f"lists {show(name)}, which is no module's name", self.q.where)
+        return Rules(names, self.layers, lambda text: UserError(text, self.q.where))
+
+
+def in_force(model: Model, scales: tuple[int, int]) -> Model:
+    """Return the model with only the schemes that cover a weight, and with the cache's scales.
+
+    A note names the formats if no scheme covers any weight.
+    """
+    weights = [(name, w.kind) for name, w, _ in model.walk() if name not in model.unquantized]
+    schemes = tuple(
+        scheme
+        for scheme in model.quantization
+        if "matrix" not in scheme.kinds or any(scheme.covering(*weight) for weight in weights)
+    )
+    if not schemes:
+        text = "quantization_config: nothing in this model is stored as"
+        notes = tuple(f"{text} {scheme.format}" for scheme in model.quantization)
+        return msgspec.structs.replace(model, quantization=(), notes=(*model.notes, *notes))
+    per_layer, scale_bytes = scales
+    key_scales = 0
+    for kind, count in model.counts.items():
+        layer = model.kinds[kind]
+        for entry in () if layer.shares_cache else layer.entries:
+            if entry.role == "k":
+                key_scales += count * (entry.heads if per_layer < 0 else per_layer)
+    return msgspec.structs.replace(
+        model, quantization=schemes, buffers=scale_bytes * 2 * key_scales
+    )
+
+
+def _section(c: Config) -> JsonObject:
+    """Return the quantization_config of the file or of its text part; empty if it has none."""
+    parts = (part[key] for key in SECTIONS for part in (c.file, c.outer) if part.get(key))
+    # ChatGLM's own quantisation
+    default = {"quant_method": "chatglm"} if c.get("quantization_bit") else {}
+    section: Any = next(parts, default)
+    if not isinstance(section, dict):
+        raise c.fail("quantization_config", f"should be a mapping, not {show(section)}")
+    inner = section.get("quantization")  # as in hf_quant_config.json
+    return {**section, **inner} if isinstance(inner, dict) else section
+
+
+def _unknown_format(name: str) -> str:
+    """Return a note about a format whose bytes are not known; '' if they are known."""
+    try:
+        stored_format(name)
+    except UserError as error:
+        return f"quantization_config: {error}"
+    return ""

@@ -1,0 +1,316 @@
+"""Storage formats of further quantisation tools, and the modules that their lists name.
+
+A setting with unknown bytes gives a name that no format has.
+
+Tools name modules as the modelling code does (`model.layers.3.self_attn.q_proj`), which differs
+between model types. So each weight has every usual name of its module. A name includes all modules
+under it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from time import process_time
+from typing import Any
+
+from kvcalc.errors import UserError
+from kvcalc.layers.part import Sublayer
+from kvcalc.layers.weights import WeightKind
+from kvcalc.library.huggingface.config import Config
+
+
+def hqq(q: Config) -> str:
+    """Return HQQ's format: packed values, a scale and a zero point per group.
+
+    Three bits are packed ten to an int32, and are not read. Source: hqq/core/quantize.py.
+    """
+    outer = q.nested("quant_config")
+    weights = outer.nested("weight_quant_params")
+    bits, group = weights.get("nbits"), weights.size("group_size", 0, minimum=0)
+    has_coded_scales = outer.get("scale_quant_params") or outer.get("zero_quant_params")
+    if bits not in (8, 4, 2, 1) or not group or has_coded_scales:
+        return "hqq (not one setting of 8, 4, 2 or 1 bits with plain scales)"
+    return f"affine{bits}_g{group}"
+
+
+def bitnet(q: Config) -> str:
+    """Return BitNet's format: four ternary weights per byte, and a scale; bf16 if trained online.
+
+    Source: transformers' integrations/bitnet.py.
+    """
+    if q.flag("use_rms_norm"):
+        return "bitnet (with further norms)"
+    modes = q.word("linear_class"), q.word("quantization_mode")
+    return "bf16" if modes == ("autobitlinear", "online") else "bitnet"
+
+
+def torchao(q: Config) -> str:
+    """Return torchao's int4 (a scale and a zero point per group, in tiles or plain) or float8.
+
+    Its int8 stores other zero points in each version. Source:
+    torchao/quantization/quantize_/workflows.
+    """
+    if q.flag("include_input_output_embeddings"):
+        return "torchao (embeddings too)"
+    if isinstance(q.get("quant_type"), str):
+        name, version, settings = q.word("quant_type"), 1, q.table("quant_type_kwargs")
+    else:
+        config = q.nested("quant_type").nested("default")
+        name, version = config.word("_type"), config.size("_version", 1)
+        settings = config.table("_data")
+    if name in ("int4_weight_only", "Int4WeightOnlyConfig"):
+        return _torchao_int4(settings, version) or f"torchao ({name})"
+    if name == "Float8WeightOnlyConfig" and version >= 2:
+        return "fp8_weight_only_fp32"
+    if name == "Float8DynamicActivationFloat8WeightConfig":
+        return (
+            "fp8_per_channel" if "PerRow" in str(settings.get("granularity"))[:1000] else "fp8"
+        )
+    return f"torchao ({name[:60] or 'several settings'})"
+
+
+def _torchao_int4(settings: Mapping[str, Any], version: int) -> str:
+    """Return the format of int4, or '' if its bytes are unknown."""
+    group = settings.get("group_size", 128)
+    if type(group) is not int or not 1 <= group <= 99_999:
+        return ""
+    layout = str(settings.get("layout") or settings.get("int4_packing_format"))[:1000]
+    if version >= 2 and ("plain" in layout or layout == "None") and "int32" not in layout:
+        return f"affine4_g{group}"
+    is_tiled = version == 1 if layout == "None" else "tile" in layout.lower()
+    return f"tiles4_g{group}" if is_tiled else ""
+
+
+def quark(q: Config) -> str:
+    """Return Quark's format: fp8 with an fp32 scale per tensor or channel, or OCP mxfp4.
+
+    Source: quark/torch/export/nn/modules/realquantizer.py.
+    """
+    config = q.nested("global_quant_config")
+    if q.get("layer_quant_config") or q.get("layer_type_quant_config"):
+        return "quark (layers that differ)"
+    weight = config.table("weight")
+    keys = ("dtype", "qscheme", "scale_format", "group_size")
+    dtype, scheme, scale, group = (str(weight.get(key))[:40] for key in keys)
+    if dtype == "fp8_e4m3" and scheme in ("per_tensor", "per_channel"):
+        return "fp8" if scheme == "per_tensor" else "fp8_per_channel"
+    if (dtype, scheme, scale, group) == ("fp4", "per_group", "e8m0", "32"):
+        return "mxfp4" if config.table("input_tensors") else "mxfp4_weight_only"
+    return f"quark ({dtype} {scheme})"
+
+
+_MLX_FLOATS = {"mxfp4": "mxfp4_weight_only", "mxfp8": "mxfp8", "nvfp4": "nvfp4_plain"}
+
+
+def mlx(q: Config) -> str:
+    """Return MLX's format: packed values, a scale and a bias per group, or small floats.
+
+    Its nvfp4 has a scale for 16 values, and none for the matrix. Sources: mlx-lm's utils.py,
+    mlx/nn/layers/quantized.py.
+    """
+    mode = q.word("mode", "affine")[:20]
+    if mode != "affine":
+        return _MLX_FLOATS.get(mode, f"mlx ({mode})")
+    return f"affine{q.size('bits', 4)}_g{q.size('group_size', 64)}"
+
+
+TOOLS: dict[str, Callable[[Config], str]] = {
+    "hqq": hqq,
+    "bitnet": bitnet,
+    "torchao": torchao,
+    "quark": quark,
+}
+
+
+MAX_PATTERNS, MAX_REPEATS, MAX_SECONDS = 500, 5, 0.3
+_MIXERS = (
+    "self_attn",
+    "attn",
+    "attention",
+    "self_attention",
+    "linear_attn",
+    "mixer",
+    "mamba",
+    "temporal_block",
+    "conv",
+)
+_NETWORKS = ("mlp", "ffn", "feed_forward", "block_sparse_moe", "moe", "mixer")
+_QKV = ("qkv_proj", "query_key_value", "c_attn", "Wqkv", "W_pack")
+_LEAVES = {
+    "q": ("q_proj", "wq", *_QKV),
+    "k": ("k_proj", "wk", *_QKV),
+    "v": ("v_proj", "wv", *_QKV),
+    "o": ("o_proj", "wo", "dense", "out_proj", "c_proj"),
+    "gate": ("gate_proj", "gate_up_proj", "w1"),
+    "up": ("up_proj", "gate_up_proj", "w3", "c_fc", "fc1", "dense_h_to_4h"),
+    "down": ("down_proj", "w2", "c_proj", "fc2", "dense_4h_to_h"),
+    "q_down": ("q_a_proj", "wq_a", "fused_qkv_a_proj_with_mqa"),
+    "q_up": ("q_b_proj", "wq_b"),
+    "kv_down": ("kv_a_proj_with_mqa", "wkv_a", "fused_qkv_a_proj_with_mqa"),
+    "kv_up": ("kv_b_proj", "wkv_b"),
+    "index_q": ("indexer.wq_b",),
+    "index_k": ("indexer.wk",),
+    "index_weights": ("indexer.weights_proj",),
+    "router": ("gate", "router"),
+    "shared.weight": ("shared_expert_gate",),
+    "qk": ("in_proj_qkvz", "in_proj_qkv"),
+    "v_gate": ("in_proj_qkvz", "in_proj_qkv", "in_proj_z"),
+    "step_decay": ("in_proj_ba", "in_proj_b", "in_proj_a"),
+    "in": ("in_proj",),
+    "in_bc": ("in_proj",),
+    "out": ("out_proj", "o_proj"),
+    "x": ("x_proj",),
+    "dt": ("dt_proj",),
+}
+_GROUPS = {
+    "experts": ("experts", "experts.0"),
+    "shared": ("shared_experts", "shared_expert"),
+}
+_LAYER = re.compile(r"(?:^|[.*])(?:layers|h|blocks)\.(\d{1,6})(?!\d)(.*)", re.DOTALL)
+_EXPERT = re.compile(r"\.experts\.\d+(?=\.|\n|$)")
+_DIGITS = re.compile(r"[0-9{^]|\\[dDwW]")
+_ALL = ("Linear", "*", "re:.*")  # as the targets of a scheme: every matrix
+
+
+@lru_cache(1024)
+def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
+    """Return the usual names, below the layer, of the module of a weight.
+
+    Examples for `q`: `self_attn.q_proj`, `attn.c_attn`.
+    """
+    group, _, leaf = name.rpartition(".")
+    if name in _LEAVES:
+        group, leaf = "", name
+    prefixes = [f"{g}." if g else "" for g in _GROUPS.get(group, (group,))]
+    tails = [prefix + tail for prefix in prefixes for tail in _LEAVES.get(leaf, (leaf,))]
+    blocks = _MIXERS if is_mixer else _NETWORKS
+    return tuple(f"{block}.{tail}" for block in blocks for tail in tails)
+
+
+def matrices(parts: Iterable[Sublayer], hidden_size: int) -> list[tuple[str, tuple[str, ...]]]:
+    """Return (name of the weight, names of its module) for every matrix of these parts."""
+    return [
+        (weight.name, module_names(bool(part.label), weight.name))
+        for part in parts
+        for weight in part.weights(hidden_size)
+        if weight.kind is WeightKind.MATRIX
+    ]
+
+
+class Rules:
+    """Names of modules, shell wildcards and `re:` patterns, as quantisation tools list them.
+
+    A list that names one expert of a layer means all experts of the layer.
+
+    Attributes:
+        everything: Whether the list names every matrix.
+
+    Raises:
+        UserError: A name is not usable, or a pattern could take long to match.
+    """
+
+    def __init__(self, names: list[str], layers: int, fail: Callable[[str], UserError]) -> None:
+        self.everything = False
+        self._layers, self._fail = layers, fail
+        self._seconds = 0.0
+        # Names and patterns by layer; -1 is every layer.
+        self._names: dict[int, set[str]] = {}
+        self._patterns: dict[int, dict[str, re.Pattern[str]]] = {}
+        self._numbered: dict[str, re.Pattern[str]] = {}  # patterns with digits
+        self._compiled: dict[str, re.Pattern[str]] = {}
+        self._matches: dict[tuple[str, ...], bool] = {}
+        for name in dict.fromkeys(_EXPERT.sub(".experts.0", "\n".join(names)).split("\n")):
+            self._add(name.removesuffix(".weight"))
+
+    def _add(self, name: str) -> None:
+        is_wildcard = "*" in name or "?" in name
+        if name in _ALL:
+            self.everything = True
+        elif name.startswith("re:"):
+            has_digits = _DIGITS.search(name)
+            self._compile(self._numbered if has_digits else self._of_layer(-1), name[3:])
+        elif match := _LAYER.search(name):
+            number, rest = match[1], match[2]
+            layers = [int(number)]
+            if rest.startswith("*"):  # `layers.1*` means layers 10 to 19 too
+                layers = [n for n in range(self._layers) if str(n).startswith(number)]
+            for layer in layers:
+                if "*" in rest or "?" in rest:
+                    self._compile(self._of_layer(layer), _wildcard(rest.lstrip(".")))
+                else:
+                    self._names.setdefault(layer, set()).add(rest.strip("."))
+        elif is_wildcard:
+            self._compile(self._of_layer(-1), r"(?:.*\.)?" + _wildcard(name))
+        elif name:
+            self._names.setdefault(-1, set()).add(name)
+
+    def _of_layer(self, layer: int) -> dict[str, re.Pattern[str]]:
+        return self._patterns.setdefault(layer, {})
+
+    def _compile(self, patterns: dict[str, re.Pattern[str]], source: str) -> None:
+        if source in self._compiled:
+            patterns[source] = self._compiled[source]
+            return
+        joined = re.sub(r"(?:\.\*)+", ".*", source)
+        bare = re.sub(r"\\.", "", joined)
+        is_slow = re.search(r"\)[*+{]", bare) or len(re.findall(r"[*+{]", bare)) > MAX_REPEATS
+        if is_slow or len(self._compiled) >= MAX_PATTERNS or len(source) > 1000:
+            raise self._fail(f"contains too long a pattern, or too many: {source[:60]!r}")
+        try:
+            patterns[source] = self._compiled[source] = re.compile(joined)
+        except (re.error, RecursionError, OverflowError):
+            raise self._fail(
+                f"contains {source[:60]!r}, which is no regular expression"
+            ) from None
+
+    def match(self, layer: int, modules: tuple[str, ...]) -> bool:
+        """Return whether the list includes a module of this layer; `modules` are its names."""
+        if modules not in self._matches:
+            names = self._names.get(-1, set())
+            is_named = bool(names) and any(
+                not names.isdisjoint(_runs(name)) for name in modules
+            )
+            self._matches[modules] = is_named or self._search(
+                self._patterns.get(-1, {}), "model.layers.0.", modules
+            )
+        if self.everything or self._matches[modules]:
+            return True
+        names = self._names.get(layer, set()) if layer >= 0 else set()
+        if names and any(run in names for name in modules for run in ("", *_starts(name))):
+            return True
+        patterns = self._patterns.get(layer, {}) if layer >= 0 else {}
+        return self._search(patterns, "", modules) or self._search(
+            self._numbered, f"model.layers.{layer}.", modules
+        )
+
+    def _search(
+        self,
+        patterns: dict[str, re.Pattern[str]],
+        prefix: str,
+        modules: tuple[str, ...],
+    ) -> bool:
+        for pattern in patterns.values():
+            start = process_time()
+            if any(pattern.match(prefix + name) for name in modules):
+                return True
+            self._seconds += process_time() - start
+            if self._seconds > MAX_SECONDS:
+                raise self._fail("contains patterns that take too long to match")
+        return False
+
+
+def _wildcard(name: str) -> str:
+    """Return the regular expression of a shell wildcard, and of all modules under it."""
+    return re.escape(name).replace(r"\*", ".*").replace(r"\?", ".") + r"(?:\.|$)"
+
+
+def _starts(name: str) -> list[str]:
+    words = name.split(".")
+    return [".".join(words[:n]) for n in range(1, len(words) + 1)]
+
+
+@lru_cache(4096)
+def _runs(name: str) -> tuple[str, ...]:
+    """Return every run of words: `a.b` gives `a`, `a.b` and `b`."""
+    words = name.split(".")
+    return tuple(run for i in range(len(words)) for run in _starts(".".join(words[i:])))
