@@ -1,36 +1,71 @@
-"""What stands beside vLLM's cache: weights as loaded, the profile's peak, what outlives it, libraries, collectives, graphs.
+"""The memory that vLLM allocates outside its cache: the peak of its profile run, and later buffers.
 
-`Available KV cache memory` = ⌈total · utilization⌉ − their sum, on the pipeline stage that has the least (gpu_worker.py:
-determine_available_memory). The middle is a first start with the sampler that the documentation gives. The ends add what is
-known to differ between starts, and a margin over what is not.
+The profile runs one pass of max_num_batched_tokens, then a sample for max_num_seqs dummy requests.
+T is the tokens of a pass, n the requests (never more than T), V the vocabulary, D the hidden size,
+e the bytes of an activation.
+
+`Available KV cache memory` = ⌈total · utilization⌉ − the sum of all terms, on the pipeline stage
+with the least (gpu_worker.py: determine_available_memory). The middle of the range is a first start
+with the sampler of the documentation. The ends add the known differences between starts, and a
+margin.
 """
 
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from kvcalc.capacity.engines.vllm_compressed_memory import LOGITS_BYTES, compressed_parts, has_indexer
-from kvcalc.capacity.engines.vllm_profile import compiles, peak
-from kvcalc.capacity.engines.vllm_versions import Release, has_states, runs_v0, takes_runner_v2
-from kvcalc.capacity.engines.vllm_weights import TABLES_ON_HOST, data_centre_blackwell, extra_weights, host_tables
-from kvcalc.capacity.memory_terms import GIB, MIB, Start, Terms, Weights
-from kvcalc.layers.formats import Formats
-from kvcalc.layers.ranks import Parallelism
+from kvcalc.arithmetic import at_least, by_number, floor_div, maximum, minimum
+from kvcalc.capacity.engines.vllm_versions import Release, has_states, takes_runner_v2
+from kvcalc.capacity.engines.vllm_weights import (
+    LOGITS_BYTES,
+    attention_peak,
+    compressed_attention,
+    data_centre_blackwell,
+    extra_weights,
+    has_indexer,
+    host_tables,
+)
+from kvcalc.capacity.memory_budget import GIB, MIB, EngineStartup, MemoryBreakdown
+from kvcalc.layers.attention import Latent
+from kvcalc.layers.batch import Parallelism
+from kvcalc.layers.weights import Formats, WeightKind
+from kvcalc.model.model import Model, kept
 from kvcalc.model.pipeline import stages
-from kvcalc.model.spec import Model
-from kvcalc.units import by_number, floor_div
+from kvcalc.storage.quantization import family
 
-PENALTIES = 4.125  # bytes per request and entry of the vocabulary: counts in int32, a bit mask (gpu/sample/penalties.py, 0.28)
+WAITING = 3.8  # residual streams that stay with a layer's widest part: fitted on one log of two
+SORT, SORT_FEW, KERNEL = (
+    38,
+    50,
+    14,
+)  # bytes of the sampler per request and entry of the vocabulary
+MLA_WORKSPACE = 65536  # tokens (attention/backends/mla/common.py, 0.11)
+L2_BYTES = 50 * MIB
+DEEP_GEMM = (
+    (0, 11, 0),
+    (0, 17, 0),
+)  # first release that runs experts with it, and first without
+SHARED_WORKSPACE = (0, 14, 0)  # first release in which the workspace of experts stays
+MAX_IMAGES = 999  # of a prompt without a limit (config/multimodal.py)
+# bytes per request and entry of the vocabulary: counts in int32, a bit mask
+# (gpu/sample/penalties.py, 0.28)
+PENALTIES = 4.125
 SMS = 128  # of a GPU whose preset does not say
-UNSEEN = 0.03  # of the memory, at the low end where tokens are compressed: of 10.1 GiB beside the weights its source shows 6.7
+# of the memory, at the low end of a model that compresses tokens: its source shows 6.7 of 10.1 GiB
+UNSEEN = 0.03
 
 
 class Constants(NamedTuple):
-    """GiB that no source gives, fitted on published start-ups (docs/engines.md); at one end of the range.
+    """Constants without a source, fitted on published start-ups (docs/reference/vllm-startups.md),
+    for one end of the range. In GiB unless stated.
 
-    libraries: outside torch. states: beside them for models with recurrent states. collectives: buffers of 2, 4 and 8 GPUs;
-    pcie: their share where no link joins the GPUs. graphs, per_width: of an estimate of CUDA graphs, per 1024 of D/tp; per_layer:
-    MiB of a captured graph for each layer, where that is more than one, of the first runner.
-    margin: share of the GPU's memory beyond all terms.
+    Attributes:
+        libraries: Memory of libraries outside torch.
+        states: Added for models with recurrent states.
+        collectives: Buffers of 1, 2, 4 and 8 GPUs.
+        pcie: Share of them if no link joins the GPUs.
+        graphs, per_width: Estimate of CUDA graphs, and its part per 1024 of D/tp.
+        per_layer: MiB of a captured graph per layer, in the first runner, if that is above one.
+        margin: Share of the GPU's memory beyond all terms.
     """
 
     libraries: float = 0.13
@@ -43,115 +78,380 @@ class Constants(NamedTuple):
     margin: float = 0.0
 
 
-MIDDLE = Constants()
 CONSTANTS = {
-    "low": Constants(0.25, collectives=(0.0, 0.63, 1.8, 2.55), pcie=0.8, graphs=0.22, per_layer=0.25, margin=0.02),
-    "middle": MIDDLE,
-    "high": Constants(0.02, collectives=(0.0, 0.252, 0.72, 1.02), pcie=0.0, graphs=0.0, margin=-0.015),
+    "low": Constants(
+        0.25,
+        collectives=(0.0, 0.63, 1.8, 2.55),
+        pcie=0.8,
+        graphs=0.22,
+        per_layer=0.25,
+        margin=0.02,
+    ),
+    "middle": Constants(),
+    "high": Constants(
+        0.02, collectives=(0.0, 0.252, 0.72, 1.02), pcie=0.0, graphs=0.0, margin=-0.015
+    ),
 }
 
 
-def terms(start: Start, end: str) -> Terms:
-    """The terms of one stage. low: more of every constant; high: less, a compilation cache, and FlashInfer's sampler."""
+def memory(start: EngineStartup, end: str) -> MemoryBreakdown:
+    """Return the terms of one stage at one end of the range.
+
+    The low end has more of each constant. The high end has less, a compilation cache, and
+    FlashInfer's sampler.
+    """
     constants, best = CONSTANTS[end], end == "high"
-    language, extra, host = weights(start)
-    activation: Any
-    activation, step = peak(start, kernels=best, first_start=not best)
+    activation, step = peak(start, has_kernels=best, is_first_start=not best)
+    collectives = constants.collectives[_doublings(start)] * (
+        1 if start.gpu.link_bytes_per_s else constants.pcie
+    )
     overhead = {
-        "libraries": _bytes(constants.libraries + (constants.states if has_states(start.model) else 0)),
-        "collectives": collectives(start, constants),
-        "sampler's buffers": kept(start),
+        "libraries": _bytes(constants.libraries + constants.states * has_states(start.model)),
+        "collectives": _bytes(collectives),
+        "sampler's buffers": sampler_buffers(start),
         "CUDA graphs": graphs(start, constants),
     }
-    unseen = UNSEEN * (end == "low" and bool(compressed_parts(start)))
-    needed: dict[str, Any] = {name: size for name, size in overhead.items() if not isinstance(size, int) or size}
-    return Terms(language, extra, activation, needed, {}, constants.margin + unseen, step, host)
+    language, extra, host = weights(start)
+    return MemoryBreakdown(
+        language,
+        extra,
+        activation,
+        {name: size for name, size in overhead.items() if not isinstance(size, int) or size},
+        margin=constants.margin + UNSEEN * (end == "low" and bool(compressed_attention(start))),
+        peak=step,
+        host=host,
+    )
 
 
-def weights(start: Start) -> Weights:
-    """The model's as stored, without what stays with the host, and what is loaded beside them."""
-    host = start.once(host_tables, start.tables_on_host, start.release.since >= TABLES_ON_HOST)
-    return Weights(start.language - host, extra_weights(start), host)
+def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
+    """Return the bytes of the model as stored on the GPU, of other loaded data by name, and in host
+    memory."""
+    host = host_tables(start)
+    return start.stored_weights - host, extra_weights(start), host
 
 
-def aside(start: Start) -> object:
-    """What terms go by of a stage, but for its weights: its kinds of layers, its ends, and how many GPUs and stages there are."""
-    ranks, here = start.ranks, stages(start.model, start.ranks.pp)[start.stage]
-    shares = 0 if takes_runner_v2(start.release, start.model, start.formats) else ranks.pp
-    held = tuple(kind for kind, count in here.counts.items() if count)
-    return here.first, here.last, held, _doubled(ranks), shares
+def stage_memory_key(start: EngineStartup) -> object:
+    """Return all properties of GPU and stage, except the weights, that decide the terms.
+
+    The number of SMs and the size of the L2 cache count only if the sampler or the compiler sizes a
+    buffer by them.
+    """
+    gpu, rules, stage = start.gpu, start.release, start.layers
+    second = _second_runner(start)
+    uses_sms = rules.sampler == "kernels" and stage.last and not second
+    return (
+        gpu.architecture == "Hopper",
+        data_centre_blackwell(start),
+        bool(gpu.link_bytes_per_s),
+        uses_sms and gpu.sms,
+        compiles(start) and gpu.l2_bytes,
+        stage.first,
+        stage.last,
+        tuple(kind for kind, count in stage.counts.items() if count),
+        _doublings(start),
+        0 if second else start.ranks.pp,
+        start.tokens,
+    )
 
 
-def told(start: Start) -> object:
-    """What terms go by of a GPU. Multiprocessors and L2 of those alone whose sampler and compilation take memory by them."""
-    gpu, rules = start.gpu, start.release
-    old = runs_v0(rules, gpu, start.model)
-    sms = rules.sampler == "kernels" and start.last and not takes_runner_v2(rules, start.model, start.formats)
-    kind = gpu.architecture == "Hopper", data_centre_blackwell(start), bool(gpu.link_bytes_per_s)
-    return *kind, old, sms and gpu.sms, compiles(start) and gpu.l2_bytes
+def _doublings(start: EngineStartup) -> int:
+    """Return ⌈log2⌉ of the GPUs that exchange activations (tp · pp), at most 3."""
+    return min(3, (start.ranks.tp * start.ranks.pp - 1).bit_length())
 
 
 def _bytes(gib: float) -> int:
     return int(gib * GIB)
 
 
-def collectives(start: Start, constants: Constants = MIDDLE) -> int:
-    """Buffers of NCCL and of vLLM's own all-reduce, by GPUs that exchange activations: tp · pp."""
-    return _bytes(constants.collectives[_doubled(start.ranks)] * (1 if start.gpu.link_bytes_per_s else constants.pcie))
+def _second_runner(start: EngineStartup) -> bool:
+    return takes_runner_v2(start.release, start.model, start.formats)
 
 
-def _doubled(ranks: Parallelism) -> int:
-    return min(3, (ranks.tp * ranks.pp - 1).bit_length())
+def peak(
+    start: EngineStartup, has_kernels: bool = False, is_first_start: bool = True
+) -> tuple[Any, str]:
+    """Return the peak in bytes and the step that reaches it: the workspace of GEMMs, and the
+    largest of four.
+
+    Args:
+        has_kernels: FlashInfer's kernels are installed, for releases that then use them.
+        is_first_start: Nothing is compiled yet.
+    """
+    outputs, workspace = image_outputs(start), experts_workspace(start)
+    steps = {
+        "forward pass": forward(start, workspace) + outputs,
+        "sampler": sample(start, has_kernels) + outputs + workspace if start.layers.last else 0,
+        "vision encoder": encoder(start),
+        "compilation": compilation(start) if is_first_start else 0,
+    }
+    largest: Any = 0
+    for size in steps.values():
+        largest = maximum(largest, size)
+    names = (
+        step for step, size in steps.items() if isinstance(largest, int) and size == largest
+    )
+    # cuBLAS: torch's CUDABlas.cpp
+    is_large = start.gpu.architecture == "Hopper" or data_centre_blackwell(start)
+    return (32 if is_large else 8) * MIB + largest, next(names, "")
 
 
-def kept(start: Start) -> Any:
-    """What the dummy sample leaves: Triton's buffer min(2^⌈log2 min(SMs, n)⌉, SMs) · V · 4; or the penalties' tables.
+def sample(start: EngineStartup, has_kernels: bool = False) -> Any:
+    """Return the bytes of the hidden states of T tokens, the logits of n requests, and the work of
+    sampling.
 
-    First runner from 0.17 on (v1/sample/ops/topk_topp_triton.py); second where all that left free memory counts.
+    First runner: T·D·e + 2·n·D·e + n·V·b. b is 38 if fp32 logits are sorted (50 from 2 to 127
+    requests), 14 if kernels need no sort (gpu_model_runner.py: _dummy_sampler_run, 0.11). Second
+    runner: T·D·e + n·V·b, b by release.
+    """
+    rules, model, count = start.release, start.model, start.sequences
+    row = model.hidden_size * start.formats.element_bytes
+    if _second_runner(start):
+        return start.tokens * row + count * model.vocab_size * rules.sampler_v2
+    logit: Any = KERNEL
+    if rules.sampler == "sort" or (rules.sampler == "flashinfer" and not has_kernels):
+        logit = SORT + (at_least(count, 2) - at_least(count, 128)) * (SORT_FEW - SORT)
+    return (start.tokens + 2 * count) * row + count * model.vocab_size * logit
+
+
+def forward(start: EngineStartup, workspace: int) -> int:
+    """Return T·e·(widest part + 3.8·D), and the projections of latent attention: 65,536 · heads/tp
+    · (nope + v) · 2.
+
+    An indexer's logits replace the projections if they are larger (layers/sparse_attn_indexer.py,
+    0.22). A model that compresses tokens has the peak of its attention instead. The experts'
+    workspace adds to it if it stays from the first layer on.
+    """
+    if around := attention_peak(start):
+        return around + workspace
+    model, ranks = start.model, start.ranks
+    experts, wide = _part_widths(start)
+    if not workspace:
+        wide = max(wide, experts)
+    latent = 2 * MLA_WORKSPACE * kept(model, latent_width, ranks)
+    if start.release.since >= (0, 22, 0) and kept(model, has_indexer):
+        latent = max(latent, LOGITS_BYTES)
+    elements = start.tokens * (wide + WAITING * model.hidden_size)
+    return int(elements * start.formats.element_bytes) + latent + workspace
+
+
+def latent_width(model: Model, ranks: Parallelism) -> int:
+    """Return the elements per token that the widest latent attention projects on one rank."""
+    widths = [
+        ranks.share(part.num_attention_heads) * (part.qk_nope_head_dim + part.v_head_dim)
+        for layer in model.kinds.values()
+        for part in layer.parts
+        if isinstance(part, Latent)
+    ]
+    return max(widths, default=0)
+
+
+def experts_workspace(start: EngineStartup) -> int:
+    """Return the bytes of the experts' workspace if it stays from the first layer on, also during
+    the sample; else 0.
+
+    T·e·rows·(max(2·I, D) + max(I, D)). It stays for experts in 8 or 16 bits from 0.14 on, and for
+    DeepSeek-V4's (v1/worker/workspace.py). The rows that a prefill of very long sequences gathers
+    there do not count. Kernels of 4 bits mostly allocate their own (fused_moe/modular_kernel.py).
+    """
+    if not compressed_attention(start) and (
+        start.release.since < SHARED_WORKSPACE
+        or kept(start.model, _has_4_bit_experts, start.formats)
+    ):
+        return 0
+    return int(start.tokens * _part_widths(start)[0] * start.formats.element_bytes)
+
+
+def _has_4_bit_experts(model: Model, formats: Formats) -> bool:
+    return any(w.expert and formats.weight_format(n, w).bits < 8 for n, w, _ in model.walk())
+
+
+def _experts_in_blocks(model: Model, formats: Formats) -> bool:
+    """Return whether experts are stored in fp8 by blocks of 128."""
+    return any(
+        weight.expert and family(formats.weight_format(name, weight).name) == "fp8_block128"
+        for name, weight, _ in model.walk()
+    )
+
+
+def _part_widths(start: EngineStartup) -> tuple[float, float]:
+    """Return `part_widths` of a stage.
+
+    DeepGEMM runs block-wise fp8 experts on Hopper and data-centre Blackwell from 0.11 to 0.16
+    (fused_moe/deep_gemm_moe.py). Then Triton and FlashInfer come first (fused_moe/oracle/fp8.py,
+    0.17.1).
+    """
+    first, end = DEEP_GEMM
+    deep_gemm = (
+        first <= start.release.since < end
+        and (start.gpu.architecture == "Hopper" or data_centre_blackwell(start))
+        and kept(start.model, _experts_in_blocks, start.formats)
+    )
+    return kept(
+        start.model,
+        part_widths,
+        start.ranks,
+        start.stage,
+        start.tokens if deep_gemm else 0,
+    )
+
+
+def part_widths(
+    model: Model, ranks: Parallelism, stage: int, padded_tokens: int
+) -> tuple[float, float]:
+    """Return elements per token, on one rank: of the experts' two workspaces in the stage's widest
+    layer, and of the widest other part.
+
+    Workspaces have rows·(max(2·I, D) + max(I, D)). Rows are top-k. DeepGEMM pads the rows of
+    `padded_tokens` tokens to 128 per expert; 0 for other kernels. A gated FFN has 3·I elements,
+    another 2·I, attention the sum of its
+    projections.
+    """
+    experts, other = 0.0, 0.0
+    for kind, count in stages(model, ranks.pp)[stage].counts.items():
+        layer = model.kinds[kind]
+        for part in (*layer.parts, *layer.shared) if count else ():
+            local = {w.name: w.local(ranks) for w in part.weights(model.hidden_size)}
+            if up := local.get("experts.up"):
+                padding = up.copies * 127 / padded_tokens if padded_tokens else 0
+                wide = up.outputs * (2 if "experts.gate" in local else 1)
+                row = max(wide, up.inputs) + max(up.outputs, up.inputs)
+                experts = max(experts, (up.active + padding) * row)
+                width = 3 * local["shared.up"].outputs if "shared.up" in local else 0
+            elif up := local.get("up"):
+                width = up.outputs * (3 if "gate" in local else 2)
+            else:
+                width = sum(
+                    w.outputs
+                    for w in local.values()
+                    if w.kind is WeightKind.MATRIX and not w.rows_in
+                )
+            other = max(other, width)
+    return experts, other
+
+
+def _images(start: EngineStartup) -> Any:
+    """Return the images of the largest size in one batch of the encoder.
+
+    The encoder's token budget and the images of n requests limit it
+    (v1/worker/gpu_model_runner.py: profile_run, 0.8.5; multimodal/encoder_budget.py, 0.28).
+    """
+    vision = start.model.vision
+    if not vision or start.stage or start.images == 0:
+        return 0
+    requested = start.sequences * (start.images or MAX_IMAGES)
+    return maximum(1, minimum(max(start.tokens, vision.tokens) // vision.tokens, requested))
+
+
+def image_outputs(start: EngineStartup) -> Any:
+    """Return the bytes that stay after the encoder's run: its outputs and the pixels."""
+    vision = start.model.vision
+    if not vision:
+        return 0
+    outputs = vision.tokens * start.model.hidden_size * start.formats.element_bytes
+    return _images(start) * (outputs + 2 * vision.patches * vision.values)
+
+
+def encoder(start: EngineStartup) -> Any:
+    """Return the bytes of the encoder's run: pixels, and per patch four streams of the tower's
+    width and two of its MLP's share, in 2 bytes."""
+    vision = start.model.vision
+    if not vision:
+        return 0
+    mlp = 2 * vision.mlp // (start.ranks.tp if vision.sharded else 1)
+    return 2 * _images(start) * vision.patches * (vision.values + 4 * vision.width + mlp)
+
+
+def compiles(start: EngineStartup) -> bool:
+    """Return whether the compilation of a first start takes memory on this stage."""
+    return bool(
+        start.release.combo_kernels and not (start.eager or start.stage or start.model.vision)
+    )
+
+
+def compilation(start: EngineStartup) -> Any:
+    """Return the bytes that torch 2.9 takes to time kernels in a first start.
+
+    They are a copy of the token table, scratch of the size of the L2 cache, and the input of the
+    pass. This is inferred from pairs of starts. It needs an empty compilation cache and a model
+    without a vision tower.
+    """
+    if not compiles(start):
+        return 0
+    model = start.model
+    table = (model.embedding_size or model.hidden_size) * start.ranks.share(model.vocab_size)
+    elements: int = table + start.tokens * model.hidden_size
+    return elements * start.formats.element_bytes + (start.gpu.l2_bytes or L2_BYTES)
+
+
+def sampler_buffers(start: EngineStartup) -> Any:
+    """Return the bytes that the dummy sample leaves.
+
+    First runner from 0.17 on: Triton's buffer of min(2^⌈log2 min(SMs, n)⌉, SMs) · V · 4
+    (v1/sample/ops/topk_topp_triton.py). Second runner: tables of penalties, in releases that count
+    all consumed memory.
     """
     rules: Release = start.release
-    if not start.last:
+    vocabulary, sms = start.model.vocab_size, start.gpu.sms or SMS
+    if not start.layers.last:
         return 0
-    vocabulary, count, sms = start.model.vocab_size, start.sequences, start.gpu.sms or SMS
-    if takes_runner_v2(rules, start.model, start.formats):
-        return floor_div(count * vocabulary * int(8 * PENALTIES), 8) if rules.counts_consumed else 0
+    if _second_runner(start):
+        entries = start.sequences * vocabulary
+        return floor_div(entries * int(8 * PENALTIES), 8) if rules.counts_consumed else 0
     if rules.sampler != "kernels":
         return 0
-    return by_number(count, lambda n: min(1 << (max(1, min(sms, n)) - 1).bit_length(), sms)) * vocabulary * 4
+
+    def programs(count: int) -> int:
+        return min(1 << (max(1, min(sms, count)) - 1).bit_length(), sms)
+
+    return by_number(start.sequences, programs) * vocabulary * 4
 
 
-def graphs(start: Start, constants: Constants = MIDDLE) -> Any:
-    """The estimate of CUDA graphs that a release subtracts: 1 MiB a captured graph, and fitted constants.
+def graphs(start: EngineStartup, constants: Constants) -> Any:
+    """Return the estimate of CUDA graphs that a release subtracts: 1 MiB per captured graph, and
+    fitted constants.
 
-    Sizes 1, 2, 4, then by 8 below 256 and by 16 to min(2·n, 512, T) (config/vllm.py: _set_cudagraph_sizes); each captured in
-    pieces, those up to n whole as well. The first runner takes each for as large as the second that it tries, at least 1 MiB, and
-    captures pieces as a pass without a cache, with an indexer's logits (gpu_model_runner.py: profile_cudagraph_memory, 0.22).
+    The first runner takes each graph for as large as the second that it tries, at least 1 MiB. It
+    captures pieces as a pass without a cache, with an indexer's logits (gpu_model_runner.py:
+    profile_cudagraph_memory, 0.22).
     """
-    rules: Release = start.release
-    second = takes_runner_v2(rules, start.model, start.formats)
+    rules, second = start.release, _second_runner(start)
     if start.eager or not (rules.graphs_v2 if second else rules.graphs_v1):
         return 0
+    count = by_number(start.sequences, partial(captured, start.tokens))
     width = start.model.hidden_size / 1024 / start.ranks.tp
-    count: Any = by_number(start.sequences, partial(captured, start.tokens))
     shared = _bytes(constants.graphs + constants.per_width * width)
     if second:
         return count * MIB + shared
-    each = int(MIB * max(1, constants.per_layer * start.model.layers / start.ranks.pp))
-    return count * each + shared + (LOGITS_BYTES if has_indexer(start) else 0)
-
-
-def warning(rules: Release, model: Model, formats: Formats, ranks: Parallelism) -> str:
-    """Of an estimate that took every graph for as large as the second, with experts over data-parallel ranks (issue 45178)."""
-    experts = any(w.expert for _, w, _ in model.walk())
-    if not (experts and ranks.dp > 1 and rules.graphs_v1) or takes_runner_v2(rules, model, formats):
-        return ""
-    said = "may set tens of GiB aside for CUDA graphs with experts over dp ranks, not counted here"
-    return f"vLLM {'.'.join(map(str, rules.since[:2]))} {said}; VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 stops it"
+    graph = int(MIB * max(1, constants.per_layer * start.model.layers / start.ranks.pp))
+    return count * graph + shared + LOGITS_BYTES * kept(start.model, has_indexer)
 
 
 @lru_cache(1 << 14)
 def captured(tokens: int, sequences: int) -> int:
-    """Graphs of an engine set up for so many sequences and tokens of a pass."""
-    most = min(2 * sequences, 512, tokens)
-    sizes: list[int] = [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= most]
+    """Return the number of captured graphs of an engine, by its tokens of a pass and its sequences.
+
+    Sizes are 1, 2, 4, then by 8 below 256 and by 16 up to min(2·n, 512, T) (config/vllm.py:
+    _set_cudagraph_sizes). Each is captured in pieces. Sizes up to n are captured whole as well.
+    """
+    largest = min(2 * sequences, 512, tokens)
+    sizes: list[int] = [
+        s for s in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if s <= largest
+    ]
     return len(sizes) + sum(s <= sequences for s in sizes)
+
+
+def warning(rules: Release, model: Model, formats: Formats, ranks: Parallelism) -> str:
+    """Return a warning on releases that take every graph for as large as the second, with experts
+    over data-parallel ranks (issue 45178); "" for other starts."""
+    experts = any(weight.expert for _, weight, _ in model.walk())
+    if not (experts and ranks.dp > 1 and rules.graphs_v1) or takes_runner_v2(
+        rules, model, formats
+    ):
+        return ""
+    said = (
+        "may set tens of GiB aside for CUDA graphs with experts over dp ranks, not counted here"
+    )
+    return (
+        f"vLLM {'.'.join(map(str, rules.since[:2]))} {said}; "
+        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 stops it"
+    )

@@ -1,222 +1,320 @@
-"""What vLLM loads on one GPU beside the language model as stored: padding, rotary tables, a vision tower, LoRA slots.
+"""What vLLM loads on one GPU in addition to the language model as stored: padding, rotary tables, a
+vision tower, LoRA slots, and the buffers of models that compress tokens (DeepSeek-V4).
 
-"Model loading took" in its log is torch's count of allocated bytes, so what its caching allocator rounds up counts too.
+"Model loading took" in its log is torch's count of allocated bytes, so the rounding of its caching
+allocator counts too. T is the tokens of a pass, D the hidden size, S the streams of the residual
+(hc_mult · D), e the bytes of an element. Source of DeepSeek-V4's:
+models/deepseek_v4/{attention,compressor}.py, nvidia/{model,flashmla}.py and
+layers/sparse_attn_indexer.py of vLLM 0.22 and 0.31.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from kvcalc.capacity.engines.vllm_compressed_memory import buffers, tables
 from kvcalc.capacity.engines.vllm_versions import Release, listed_family
-from kvcalc.capacity.memory_terms import GIB, MIB, Start
+from kvcalc.capacity.memory_budget import GIB, MIB, EngineStartup, nonzero
 from kvcalc.layers.attention import Compressed, Grouped, Latent
-from kvcalc.layers.part import Part
-from kvcalc.layers.weights import Weight, WeightKind
+from kvcalc.layers.batch import Parallelism
+from kvcalc.layers.weights import Formats, Weight, WeightKind
+from kvcalc.model.memory import walk_stage
+from kvcalc.model.model import Model, kept
 from kvcalc.model.pipeline import stages
-from kvcalc.model.spec import Model
-from kvcalc.units import ceil_div
 
-STEP, SEGMENT, LARGE, SPLIT = 512, 2 * MIB, 10 * MIB, MIB  # torch: CUDACachingAllocator.cpp
-# Matrices that vLLM keeps as one tensor (models' packed_modules_mapping, fused_moe/layer.py).
-FUSED = ({"q", "k", "v"}, {"gate", "up"}, {"shared.gate", "shared.up"}, {"experts.gate", "experts.up"})
-REPACKED = 0.008  # of matrices in int4: what repacking leaves in the allocator; fitted, -0.7 to 2.2 % in starts
-PLAIN_SCALES = (0, 10, 0)  # the version from which bitsandbytes' scales are no longer quantised once loaded
+# that a pass without a cache keeps free for an indexer (envs.py: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
+LOGITS_BYTES = 512 * MIB
+# heads of a rank that the kernel takes (nvidia/flashmla.py: get_padded_num_q_heads)
+PADDED_HEADS = (64, 128)
+# before: the last streams are always stored for prediction layers; since then only with such layers
+OPTIONAL_STREAMS = (0, 27, 0)
+STEP, SEGMENT, LARGE, SPLIT = (
+    512,
+    2 * MIB,
+    10 * MIB,
+    MIB,
+)  # torch: CUDACachingAllocator.cpp
+# Matrices that vLLM stores as one tensor (models' packed_modules_mapping, fused_moe/layer.py), by
+# the name of the first in the alphabet
+FUSED = {
+    "q": "k",
+    "v": "k",
+    "up": "gate",
+    "shared.up": "shared.gate",
+    "experts.up": "experts.gate",
+}
+# Share of int4 matrices that repacking leaves in the allocator; fitted, −0.7 to 2.2 % in starts
+REPACKED = 0.008
+# First version that loads bitsandbytes' scales without quantising them
+PLAIN_SCALES = (0, 10, 0)
 INT4 = ("awq", "gptq", "int4")
 NGRAM_TABLES, TABLES_ON_HOST = ("ngram_table", "engram_table"), (0, 30, 0)
+HOPPER_LAYOUT = (0, 0)
 
-Padding = Callable[[Weight, Weight], int]
+
+def has_indexer(model: Model) -> bool:
+    """Return whether an indexer selects cached tokens."""
+    return any(e.role == "index_key" for layer in model.kinds.values() for e in layer.entries)
+
+
+def compressed_parts(model: Model, pp: int, stage: int) -> list[Compressed]:
+    """Return the attention of each kind of layer on a stage; empty if the model does not compress
+    tokens."""
+    parts = [
+        part
+        for kind, count in stages(model, pp)[stage].counts.items()
+        for part in model.kinds[kind].parts
+        if count and isinstance(part, Compressed)
+    ]
+    return parts if any(part.compress_ratio for part in parts) else []
+
+
+def compressed_attention(start: EngineStartup) -> list[Compressed]:
+    """Return `compressed_parts` of the stage of a start."""
+    return kept(start.model, compressed_parts, start.ranks.pp, start.stage)
+
+
+def buffers(start: EngineStartup) -> int:
+    """Return the bytes of buffers that load with a model that compresses tokens.
+
+    T·index_topk·4 for the selected entries. The last stage adds T·S·e, which prediction layers
+    read.
+    """
+    parts = compressed_attention(start)
+    if not parts:
+        return 0
+    row = 4 * max(part.index_topk for part in parts)
+    if start.layers.last and (start.release.since < OPTIONAL_STREAMS or "mtp" in start.extra):
+        row += kept(start.model, streams) * start.formats.element_bytes
+    return start.tokens * row
+
+
+def streams(model: Model) -> int:
+    """Return the elements of a token's residual: the input of the mixers of the streams, or the
+    hidden size."""
+    widths = (w.inputs for name, w, _ in model.walk() if name.endswith("_streams"))
+    return max(widths, default=model.hidden_size)
+
+
+def attention_peak(start: EngineStartup) -> int:
+    """Return the peak bytes around an attention that compresses tokens; 0 for another model.
+
+    The peak has the streams and the layer's input, the output and queries at padded heads, and the
+    projections (of compressors in fp32). It also has the larger of two: the queries before their
+    padding, or an indexer's queries (in fp8 too) with its logits.
+    """
+    peak, element = 0, start.formats.element_bytes
+    for part in compressed_attention(start):
+        heads = start.ranks.share(part.num_attention_heads)
+        padded = next(n for n in (*PADDED_HEADS, heads) if n >= heads)
+        index_dim = part.index_head_dim if part.index_topk else 0
+        width = kept(start.model, streams) + start.model.hidden_size
+        width += (2 * padded + 1) * part.head_dim + part.q_lora_rank
+        if part.compress_ratio:
+            width += 4 * (2 if part.overlap else 1) * (part.head_dim + index_dim)
+        queries = heads * part.head_dim * element * start.tokens
+        index = part.index_n_heads * index_dim * (element + 1) * start.tokens
+        index += LOGITS_BYTES if index_dim else 0
+        peak = max(peak, width * element * start.tokens + max(queries, index))
+    return peak
 
 
 def allocated(size: int) -> int:
-    """Bytes that the allocator counts for a tensor: whole steps of 512, and from 10 MiB a segment's rest of up to 1 MiB."""
+    """Return the bytes that the allocator counts for a tensor.
+
+    It takes whole steps of 512. From 10 MiB it adds the rest of a segment, if that is up to 1 MiB.
+    """
     size = -(-size // STEP) * STEP
     segment = -(-size // SEGMENT) * SEGMENT
     return segment if size >= LARGE and segment - size <= SPLIT else size
 
 
-def loaded(start: Start) -> int:
-    """Bytes of a stage's matrices and vectors as the allocator counts them, fused, and padded where kernels ask for it."""
-    model, formats, stage = start.model, start.formats, stages(start.model, start.ranks.pp)[start.stage]
-    pad = _mxfp4_padding(start)
+def loaded_bytes(
+    model: Model,
+    formats: Formats,
+    ranks: Parallelism,
+    stage: int,
+    padding: tuple[int, int] | None,
+    plain_scales: bool,
+) -> int:
+    """Return the allocated bytes of a stage's matrices and vectors, fused, and padded for kernels.
+
+    Args:
+        padding: See `mxfp4_padding`.
+        plain_scales: Whether quantized scales are fp32 once loaded
+            (model_loader/bitsandbytes_loader.py: _dequantize_dq).
+    """
     vectors, tensors = 0, dict[tuple[str, str], tuple[int, int]]()
-    for name, weight, count in model.walk():
+    for name, weight, count in walk_stage(model, stages(model, ranks.pp)[stage]):
         kind, _, short = name.partition(".")
-        if kind in stage.counts:
-            held = min(stage.counts[kind], count)
-        elif name == "embedding":
-            held = int(stage.first or (stage.last and model.tie_word_embeddings))
+        local, stored = weight.local(ranks), formats.weight_format(name, weight)
+        if padding and ".experts." in name and stored.name.startswith("mxfp4"):
+            size = _padded_bytes(padding, weight, local)
+        elif stored.nested and plain_scales:
+            plain = msgspec.structs.replace(stored, scale_bytes=4, nested=0)
+            matrix = plain.matrix_bytes(local.inputs, local.outputs)
+            size = local.copies * (matrix + local.bias * formats.vector_bytes)
         else:
-            held = int(stage.last if name.startswith(("lm_head", "final_norm")) else stage.first)
-        local = weight.local(start.ranks)
-        packed = pad and ".experts." in name and formats.weight_format(name, weight).name.startswith("mxfp4")
-        size = pad(weight, local) if pad and packed else _unpacked(start, name, local)
+            size = formats.weight_bytes(name, local)
         if weight.kind is WeightKind.VECTOR:
-            vectors += held * size
-            continue
-        key = kind, next((min(names) for names in FUSED if short in names), short)
-        tensors[key] = held, tensors.get(key, (0, 0))[1] + size
-    return vectors + sum(held * allocated(size) for held, size in tensors.values())
+            vectors += count * size
+        else:
+            key = kind, FUSED.get(short, short)
+            tensors[key] = count, tensors.get(key, (0, 0))[1] + size
+    return vectors + sum(count * allocated(size) for count, size in tensors.values())
 
 
-def _unpacked(start: Start, name: str, weight: Weight) -> int:
-    """Bytes of a weight as stored, but scales that are quantised themselves are fp32 once loaded from 0.10 on.
+def mxfp4_padding(start: EngineStartup) -> tuple[int, int] | None:
+    """Return the multiples of (hidden, intermediate) width to which vLLM pads MXFP4 experts.
 
-    model_loader/bitsandbytes_loader.py: _dequantize_dq.
+    HOPPER_LAYOUT names Triton's layout. None: no such experts. Source: quantization/mxfp4.py to
+    0.19, fused_moe/oracle/mxfp4.py since.
     """
-    stored = start.formats.weight_format(name, weight)
-    if not stored.nested or start.release.since < PLAIN_SCALES:
-        return start.formats.weight_bytes(name, weight)
-    plain = msgspec.structs.replace(stored, scale_bytes=4, nested=0)
-    return weight.copies * (plain.matrix_bytes(weight.inputs, weight.outputs) + weight.bias * start.formats.vector_bytes)
-
-
-def _mxfp4_padding(start: Start) -> Padding | None:
-    """How the backend that vLLM picks for MXFP4 experts pads them; None where there are none, or it does not.
-
-    quantization/mxfp4.py to 0.19, fused_moe/oracle/mxfp4.py since: hidden and intermediate widths are rounded up.
-    """
-    if not any(s.format.startswith("mxfp4") for s in start.formats.schemes):
+    if not any(scheme.format.startswith("mxfp4") for scheme in start.formats.schemes):
         return None
-    gpu, rules = start.gpu, start.release
-    if gpu.architecture == "Hopper":
-        return _hopper
-    if data_centre_blackwell(start):
-        return _rounded(256, 256 if rules.since < (0, 20, 0) else 128)
-    return _rounded(256, 128)
+    if start.gpu.architecture == "Hopper":
+        return HOPPER_LAYOUT
+    old = data_centre_blackwell(start) and start.release.since < (0, 20, 0)
+    return 256, 256 if old else 128
 
 
-def data_centre_blackwell(start: Start) -> bool:
-    return start.gpu.architecture.startswith("Blackwell") and start.gpu.memory_bytes >= 150 * GIB
+def data_centre_blackwell(start: EngineStartup) -> bool:
+    return (
+        start.gpu.architecture.startswith("Blackwell") and start.gpu.memory_bytes >= 150 * GIB
+    )
 
 
-def _rounded(hidden: int, intermediate: int) -> Padding:
-    """Both widths up to multiples: 17 bytes for 32 values, biases in bf16."""
+def _padded_bytes(padding: tuple[int, int], weight: Weight, local: Weight) -> int:
+    """Return the bytes of MXFP4 experts: 17 bytes for 32 values, biases in bf16.
 
-    def padded(weight: Weight, local: Weight) -> int:
-        inputs, outputs = (intermediate, hidden) if weight.rows_in else (hidden, intermediate)
-        wide, tall = ceil_div(local.inputs, inputs) * inputs, ceil_div(local.outputs, outputs) * outputs
-        return int(local.copies * (wide * tall * 17 // 32 + (2 * tall if local.bias else 0)))
-
-    return padded
-
-
-def _hopper(weight: Weight, local: Weight) -> int:
-    """Triton's swizzled layout: values to 64 packed rows by 256 columns, scales to 256 columns, biases in fp32.
-
-    Gate and up are one matrix, of which a half is counted here.
+    Triton's layout on Hopper pads values to 64 packed rows by 256 columns, scales to 256 columns,
+    and stores biases in fp32. Gate and up are one matrix, so each counts half of it.
     """
-    halves = 1 if weight.rows_in else 2
-    columns = -(-local.outputs * halves // 256) * 256 // halves
-    rows = -(-local.inputs // 128) * 64
-    return local.copies * (rows * columns + -(-local.inputs // 32) * columns + local.bias * 4)
+    if padding == HOPPER_LAYOUT:
+        halves = 1 if weight.rows_in else 2
+        columns = -(-local.outputs * halves // 256) * 256 // halves
+        rows = -(-local.inputs // 128) * 64 + -(-local.inputs // 32)
+        return local.copies * (rows * columns + local.bias * 4)
+    hidden, intermediate = padding
+    unit, other = (intermediate, hidden) if weight.rows_in else (hidden, intermediate)
+    inputs, outputs = (
+        -(-local.inputs // unit) * unit,
+        -(-local.outputs // other) * other,
+    )
+    return local.copies * (inputs * outputs * 17 // 32 + (2 * outputs if local.bias else 0))
 
 
-def extra_weights(start: Start) -> dict[str, int]:
-    """Bytes loaded beside the language model as stored, by name; what is 0 is left out."""
-    kind = start.gpu.architecture == "Hopper", data_centre_blackwell(start), start.release.since
-    packed = kind if _mxfp4_padding(start) else ()
-    found = {
-        "padding and rounding": start.once(loaded, packed, start.release.since < PLAIN_SCALES) - start.language,
-        "repacked matrices": start.once(repacked),
-        "absorbed projections": start.once(absorbed),
-        "rotary tables": tables(start) or rope_tables(start.model),
-        "buffers of a pass": buffers(start),
-        "vision tower": tower(start),
-        "LoRA slots": lora_slots(start),
-        **start.beside,
-    }
-    return {name: size for name, size in found.items() if size}
+def extra_weights(start: EngineStartup) -> dict[str, int]:
+    """Return the bytes loaded in addition to the language model as stored, by name."""
+    model, plain_scales = start.model, start.release.since >= PLAIN_SCALES
+    loaded = kept(model, loaded_bytes, *start.share, mxfp4_padding(start), plain_scales)
+    # rotary tables of compressed attention are in fp32: one for layers that compress, one for
+    # others
+    widths = {bool(p.compress_ratio): p.qk_rope_head_dim for p in compressed_attention(start)}
+    compressed_tables = 4 * (model.max_context or 0) * sum(widths.values())
+    return nonzero(
+        {
+            "padding and rounding": loaded - start.stored_weights,
+            "repacked matrices": int(REPACKED * kept(model, int4_bytes, *start.share)),
+            "absorbed projections": kept(model, absorbed_bytes, *start.share),
+            "rotary tables": compressed_tables or kept(model, rope_tables),
+            "buffers of a pass": buffers(start),
+            "vision tower": tower(start),
+            "LoRA slots": lora_slots(start),
+            **start.extra,
+        }
+    )
 
 
-def repacked(start: Start) -> int:
-    """What is left of matrices in int4 (AWQ, GPTQ, Marlin) once they are repacked; experts' are too large to leave much."""
-    model, formats, counts = start.model, start.formats, stages(start.model, start.ranks.pp)[start.stage].counts
-    total = 0
-    for name, weight, count in model.walk():
-        kind = name.partition(".")[0]
-        if kind in counts and not weight.expert and formats.weight_format(name, weight).name.startswith(INT4):
-            total += min(counts[kind], count) * formats.weight_bytes(name, weight.local(start.ranks))
-    return int(REPACKED * total)
+def int4_bytes(model: Model, formats: Formats, ranks: Parallelism, stage: int) -> int:
+    """Return the bytes of matrices in int4 (AWQ, GPTQ, Marlin), which vLLM repacks.
 
-
-def absorbed(start: Start) -> int:
-    """Of latents, a quantised kv_up once more in 16 bits, for the products in latent space; a plain one is shared.
-
-    MiniCPM3 multiplies by kv_up as it is.
-    process_weights_after_loading: W_UV, W_UK_T (v1/attention/backends/mla/common.py to 0.14, then attention/mla_attention.py).
+    Experts are too large to leave much in the allocator, so they do not count.
     """
-    total, held = 0, stages(start.model, start.ranks.pp)[start.stage].counts
-    for kind, count in held.items() if start.model.model_type != "minicpm3" else ():
-        for weight in start.model.layer_weights(kind):
-            if weight.name == "kv_up" and start.formats.weight_format(f"{kind}.kv_up", weight).bits < 16:
-                total += count * 2 * weight.local(start.ranks).elements
-    return total
-
-
-def host_tables(start: Start) -> int:
-    """Tables of hashed n-grams, which stay in pinned host memory by default from 0.30 on (config/engram.py: cpu_offload)."""
-    return start.once(ngram_tables) if start.tables_on_host and start.release.since >= TABLES_ON_HOST else 0
-
-
-def ngram_tables(start: Start) -> int:
-    """Bytes of the tables of hashed n-grams on this stage."""
-    held = stages(start.model, start.ranks.pp)[start.stage].counts
     return sum(
-        count * start.formats.weight_bytes(f"{kind}.{weight.name}", weight.local(start.ranks))
-        for kind, count in held.items()
-        for weight in start.model.layer_weights(kind)
-        if weight.name in NGRAM_TABLES
+        count * formats.weight_bytes(name, weight.local(ranks))
+        for name, weight, count in walk_stage(model, stages(model, ranks.pp)[stage])
+        if "." in name
+        and not weight.expert
+        and formats.weight_format(name, weight).name.startswith(INT4)
+    )
+
+
+def absorbed_bytes(model: Model, formats: Formats, ranks: Parallelism, stage: int) -> int:
+    """Return the bytes of quantized kv_up matrices in 16 bits, for products in latent space.
+
+    A matrix that is not quantized is shared. MiniCPM3 multiplies by kv_up as it is. Source:
+    process_weights_after_loading: W_UV, W_UK_T (v1/attention/backends/mla/common.py to 0.14, then
+    attention/mla_attention.py).
+    """
+    return sum(
+        count * 2 * weight.local(ranks).elements
+        for name, weight, count in walk_stage(model, stages(model, ranks.pp)[stage])
+        if weight.name == "kv_up"
+        and model.model_type != "minicpm3"
+        and formats.weight_format(name, weight).bits < 16
+    )
+
+
+def host_tables(start: EngineStartup) -> int:
+    """Return the bytes of tables of hashed n-grams in pinned host memory, the default from 0.30 on
+    (config/engram.py: cpu_offload)."""
+    if not start.tables_on_host or start.release.since < TABLES_ON_HOST:
+        return 0
+    return kept(start.model, ngram_bytes, *start.share)
+
+
+def ngram_bytes(model: Model, formats: Formats, ranks: Parallelism, stage: int) -> int:
+    """Return the bytes of the tables of hashed n-grams on a stage."""
+    return sum(
+        count * formats.weight_bytes(name, weight.local(ranks))
+        for name, weight, count in walk_stage(model, stages(model, ranks.pp)[stage])
+        if "." in name and weight.name in NGRAM_TABLES
     )
 
 
 def rope_tables(model: Model) -> int:
-    """Positions · rotary width in the model's dtype, for each distinct table (rotary_embedding/base.py, 0.20)."""
+    """Return the bytes of rotary tables: positions · width · 2 for each distinct table
+    (rotary_embedding/base.py, 0.20)."""
     if model.rope_tables:
         return sum(2 * positions * width for positions, width in model.rope_tables)
-    width = max((rotated(part) for layer in model.kinds.values() for part in layer.parts), default=0)
-    return 2 * (model.max_context or 0) * width
+    widths = [_rotary_width(part) for layer in model.kinds.values() for part in layer.parts]
+    return 2 * (model.max_context or 0) * max(widths, default=0)
 
 
-def rotated(part: Part) -> int:
-    """Elements of a head that a rotary table holds; 0 for what does not attend."""
+def _rotary_width(part: Any) -> int:
     if isinstance(part, Latent | Compressed):
         return part.qk_rope_head_dim
     return part.head_dim if isinstance(part, Grouped) else 0
 
 
-def tower(start: Start) -> int:
-    """The vision tower, on the first stage and split over tp, unless no image may come (models/interfaces.py, 0.28)."""
-    if not start.model.vision or start.stage or start.images == 0:
+def tower(start: EngineStartup) -> int:
+    """Return the bytes of the vision tower: on the first stage, split over tp, none without images
+    (models/interfaces.py, 0.28)."""
+    vision = start.model.vision
+    if not vision or start.stage or start.images == 0:
         return 0
-    return 2 * start.model.vision.parameters // (start.ranks.tp if start.model.vision.sharded else 1)
+    return 2 * vision.parameters // (start.ranks.tp if vision.sharded else 1)
 
 
-def lora_slots(start: Start) -> int:
-    """Slots · rank · (inputs + outputs) of every matrix of a layer, in 2 bytes (lora/layers/base_linear.py, 0.28).
+def lora_slots(start: EngineStartup) -> int:
+    """Return slots · rank · (inputs + outputs) · 2 of each matrix of a layer
+    (lora/layers/base_linear.py, 0.28).
 
-    Of token table and head, V + D each, in some models (lora/layers/vocal_parallel_embedding.py, logits_processor.py, 0.28).
-
-    Experts have slots from 0.11.1 on (lora/layers/fused_moe.py); another engine's are not counted.
+    Experts have slots from 0.11.1 on (lora/layers/fused_moe.py). In some models, token table and
+    head have slots too: V + D each, whole on every rank (lora/layers/vocal_parallel_embedding.py,
+    logits_processor.py, 0.28). Other engines have neither.
     """
     if not start.loras:
         return 0
-    experts = isinstance(start.release, Release) and start.release.since >= (0, 11, 1)
-    held = stages(start.model, start.ranks.pp)[start.stage].counts
-    total = 0
-    for kind, count in held.items():
-        for weight in start.model.layer_weights(kind):
-            if weight.kind is WeightKind.MATRIX and (not weight.expert or experts):
+    model, elements = start.model, 0
+    since = start.release.since if isinstance(start.release, Release) else ()
+    for kind, count in start.layers.counts.items():
+        for weight in model.layer_weights(kind):
+            if weight.kind is WeightKind.MATRIX and (not weight.expert or since >= (0, 11, 1)):
                 local = weight.local(start.ranks)
-                total += count * local.copies * (local.inputs + local.outputs)
-    tables = ((start.stage == 0) + start.last) * _adapts_tables(start)
-    total += tables * (start.model.vocab_size + start.model.hidden_size)
-    return 2 * start.loras * start.lora_rank * total
-
-
-def _adapts_tables(start: Start) -> bool:
-    """Whether token table and head have slots too, whole on every rank: models whose class names embedding_modules."""
-    name = listed_family(start.model)
-    return isinstance(start.release, Release) and (
-        name in ("llama", "mistral") or (name == "qwen3" and start.release.since >= (0, 22))
-    )
+                elements += count * local.copies * (local.inputs + local.outputs)
+    family = listed_family(model)
+    if (family in ("llama", "mistral") and since) or (family == "qwen3" and since >= (0, 22)):
+        tables = (start.stage == 0) + start.layers.last
+        elements += tables * (model.vocab_size + model.hidden_size)
+    return 2 * start.loras * start.lora_rank * elements
