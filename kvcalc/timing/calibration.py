@@ -1,37 +1,148 @@
-"""Calibrations are data: presets/calibrations/<gpu>/<stack>.yaml, the laws of one GPU under one software stack.
+"""Read calibrations (presets/calibrations/<gpu>/<stack>.yaml) and engine overheads
+(presets/engines/*.yaml).
 
-Each law stands with the rows that it was fitted on and the error it showed on rows held out of the fit: the error bar of that
-kernel's time. Whole steps have an error of their own, where measured servers are known.
+A calibration has the fitted kernel models of one GPU with one software stack. Each kernel model has
+its number of measured rows and its error on rows held out of the fit. Whole steps have an error of
+their own if servers were measured.
+
+Host work hardly depends on the GPU. So the engine's overheads are fitted once to measured servers
+and hold for every GPU with kernel models.
 """
 
+import math
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.gpu.spec import Gpu
-from kvcalc.library import catalog
-from kvcalc.library.engine_choice import DATASHEET
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.library import presets as catalog
+from kvcalc.library.choices import DATASHEET
 from kvcalc.library.files import read_text
 from kvcalc.library.load import load_gpu
 from kvcalc.library.yaml_text import parse_yaml
-from kvcalc.timing.engine import Engine, Terms, engine_of
-from kvcalc.timing.families import NEAREST, AnyLaw
-from kvcalc.timing.law import Law
+from kvcalc.records import Record
+from kvcalc.timing.kernel_models.families import NEAREST, AnyLaw
+from kvcalc.timing.kernel_models.kernel_model import KernelModel
+
+MAX_ENGINE_FILE_BYTES = 1 << 16
+Us = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
+
+class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Microseconds that an engine adds to the kernels of a pass.
+
+    Attributes:
+        glue_us: Per layer: launches, small kernels and gaps.
+        skew_us: Per layer and doubling of the ranks of an all-reduce, which wait for the slowest.
+        step_us: Per pass.
+        sequence_us: Per sequence: scheduling, sampling, detokenising and sending.
+        prompts: Factor on the kernels of a pass with prompts, which run at sustained power.
+        launch_us: Minimum per layer of a pass with prompts. The host launches each kernel, without
+            a CUDA graph.
+    """
+
+    glue_us: Us = 0.0
+    skew_us: Us = 0.0
+    step_us: Us = 0.0
+    sequence_us: Us = 0.0
+    prompts: Annotated[float, msgspec.Meta(ge=1, le=10)] = 1.0
+    launch_us: Us = 0.0
+
+    def fixed_s(self, layers: int, ranks: int) -> float:
+        """Return the seconds of a pass that do not depend on the batch."""
+        return (layers * (self.glue_us + self.skew_us * math.log2(ranks)) + self.step_us) / 1e6
+
+
+class Former(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Overheads of releases before a change of the engine's host loop.
+
+    Attributes:
+        versions: Prefixes of these releases' versions.
+    """
+
+    versions: tuple[str, ...]
+    dense: HostOverheads
+    mixture: HostOverheads
+
+
+class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An engine's overheads and its scheduling.
+
+    Attributes:
+        dense: Overheads of dense models.
+        mixture: Overheads of mixtures of experts.
+        runs: Number of measured servers of the fit.
+        decodes_wait: Whether decoding waits for prompts.
+        whole: Whether a pass takes only whole prompts.
+        reserve: Share of an answer for which a request reserves cache at its start.
+        path_us: Microseconds that front end and network add to a first token.
+        path_token_us: Microseconds that they add per prompt token.
+        former: Overheads of older releases.
+    """
+
+    stack: str
+    dense: HostOverheads
+    mixture: HostOverheads
+    origin: str = ""
+    runs: int = 0
+    decodes_wait: bool = False
+    whole: bool = False
+    reserve: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    path_us: Us = 0.0
+    path_token_us: Us = 0.0
+    former: Former | None = None
+
+    def terms(self, mixture: bool) -> HostOverheads:
+        """Return the overheads of a dense model or of a mixture of experts."""
+        return self.mixture if mixture else self.dense
+
+    def of_version(self, version: str) -> "EngineOverheads":
+        """Return the engine with the overheads of a release; of the latest if it is not known as
+        older."""
+        if self.former and version and version.startswith(self.former.versions):
+            return msgspec.structs.replace(
+                self, dense=self.former.dense, mixture=self.former.mixture
+            )
+        return self
+
+
+def engine_of(stack: str) -> EngineOverheads | None:
+    """Return the overheads of an engine, or None. Raises UserError for an invalid file."""
+    path = catalog.preset_file(stack, "engines")
+    return _read(path, path.stat().st_mtime_ns) if path else None
+
+
+@cache
+def _read(path: Path, changed: int) -> EngineOverheads:
+    data, lines = parse_yaml(read_text(path, MAX_ENGINE_FILE_BYTES), str(path))
+    return catalog.build(data, EngineOverheads, str(path), lines)
+
 
 CALIBRATED, SCALED, BOUND = "calibrated", "scaled", "bound"  # what a time is
 MOST_BYTES = 1 << 20
 Error = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Figure = Literal["dense", "mixture", "dense_ttft", "mixture_ttft", "dense_throughput", "mixture_throughput"]
+Figure = Literal[
+    "dense",
+    "mixture",
+    "dense_ttft",
+    "mixture_ttft",
+    "dense_throughput",
+    "mixture_throughput",
+]
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A fitted law. rows: used. Errors are exp(|ln(predicted/measured)|) − 1: held out, and on the rows of the fit.
+    """A fitted kernel model. Errors are exp(|ln(predicted/measured)|) − 1.
 
-    note: what is to be said beside a time that rests on it, where its rows are known not to be the stack's own speed.
+    Attributes:
+        rows: Number of measured rows of the fit.
+        median_abs_error: Median on held-out rows; p90_abs_error: 90th percentile on them.
+        fitted_median_abs_error: Median on the rows of the fit.
+        note: Warning for times of this model, if its rows are not the stack's usual speed.
     """
 
     law: AnyLaw
@@ -44,7 +155,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A kind of data for which no law is kept, so that times rest on the bound: what the best one showed held out, and why."""
+    """A kind of data without a kernel model, so that times are bounds: the best fit's held-out
+    errors, and the reason."""
 
     rows: Annotated[int, msgspec.Meta(ge=0)]
     median_abs_error: Error
@@ -53,7 +165,7 @@ class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The error of a kind of figure on `rows` measured ones that no law was fitted on."""
+    """The error of a figure on `rows` measured servers that no kernel model was fitted on."""
 
     rows: Annotated[int, msgspec.Meta(ge=0)]
     median_abs_error: Error
@@ -61,12 +173,15 @@ class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The laws of one GPU and stack. The fields are the keys of the file; laws: by family, then by kind of data.
+    """The kernel models of one GPU and stack. The fields are the keys of the file.
 
-    glue_us [µs]: what a layer of a whole step takes beside its operators (launches, small kernels, gaps), where the stack is
-    no engine whose terms are known. engine: instead of the engine that the stack names. refused: as laws, where none does.
-    validation: what is known of whole figures: the time per output token of a `dense` model and of a `mixture` of experts
-    behind a server, and of either the mean time to the first token (`_ttft`) and the tokens per second (`_throughput`).
+    Attributes:
+        laws: Kernel models by family, then by kind of data.
+        glue_us: Overhead per layer in microseconds, if the stack is not a known engine.
+        engine: Overheads to use instead of those of the engine that the stack names.
+        refused: Kinds of data without a kernel model, by family.
+        validation: Errors on measured servers: time per output token of `dense` models and of a
+            `mixture` of experts, mean time to first token (`_ttft`), tokens/s (`_throughput`).
     """
 
     gpu: str
@@ -79,73 +194,85 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     date: str = ""
     rows: int = 0
     glue_us: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 8.0
-    engine: Engine | None = None
+    engine: EngineOverheads | None = None
     validation: dict[Figure, Validated] = {}
     refused: dict[str, dict[str, Refused]] = {}
 
-    def terms(self, mixture: bool) -> Terms:
-        """What the engine adds to the kernels of such a model's passes."""
+    def terms(self, mixture: bool) -> HostOverheads:
+        """Return what the engine adds to the passes of a dense model or of a mixture."""
         engine = self.engine or engine_of(self.stack)
-        return engine.terms(mixture) if engine else Terms(glue_us=self.glue_us)
+        return engine.terms(mixture) if engine else HostOverheads(glue_us=self.glue_us)
 
-    def law(self, family: str, kind: str) -> Law | None:
-        """The law of a family for a kind of data, else that of the nearest kind; None where there is none."""
-        found = self.entry(family, kind)
-        return found.law if found else None
+    def law(self, family: str, kind: str) -> KernelModel | None:
+        """Return the kernel model of a family for a kind of data or the nearest kind, or None."""
+        entry = self.entry(family, kind)
+        return entry.law if entry else None
 
     def entry(self, family: str, kind: str) -> Entry | None:
-        """As `law`, with its errors."""
-        kinds = self.laws.get(family, {})
+        """Return the kernel model of `law` with its errors, or None.
+
+        If a kind was measured with several kernels, the one with the most rows counts.
+        """
         if kind in self.refused.get(family, {}):
             return None
-        found = kinds.get(kind) or self._kernel(kinds, kind)
-        others = (*NEAREST.get(kind, ()), kind.rpartition("/")[0])
-        return found or next((e for k in others if k and (e := kinds.get(k) or self._kernel(kinds, k))), None)
-
-    @staticmethod
-    def _kernel(kinds: dict[str, Entry], kind: str) -> Entry | None:
-        """Of the kernels that a kind was measured with, where it has no law of its own, the one with the most rows."""
-        return max((e for k, e in kinds.items() if k.startswith(f"{kind}/")), key=lambda e: e.rows, default=None)
+        kinds = self.laws.get(family, {})
+        for name in (kind, *NEAREST.get(kind, ()), kind.rpartition("/")[0]):
+            kernels = [
+                entry for key, entry in kinds.items() if name and key.startswith(f"{name}/")
+            ]
+            entry = kinds.get(name) or max(kernels, key=lambda one: one.rows, default=None)
+            if entry:
+                return entry
+        return None
 
     def basis_on(self, gpu: Gpu) -> str:
-        """What its times on `gpu` are: calibrated on its own rows, or scaled from another GPU's by datasheet figures."""
+        """Return whether times on `gpu` are calibrated, or scaled from another GPU."""
         return CALIBRATED if self.gpu == gpu.name else SCALED
 
     @property
     def label(self) -> str:
-        """The stack, with the version of it that the laws were fitted on."""
+        """The stack and the version that was measured."""
         return f"{self.stack} {self.version}".strip()
 
     @property
     def problem(self) -> tuple[str, str]:
-        """(key, what is wrong), or ('', '')."""
+        """The key of the first invalid entry and its problem, or two empty texts."""
         for family, kinds in self.laws.items():
             for kind, entry in kinds.items():
                 if _family(entry.law) != family:
-                    return f"laws.{family}.{kind}", f"holds a law of form {_tag(entry.law)!r}"
+                    return (
+                        f"laws.{family}.{kind}",
+                        f"holds a law of form {_tag(entry.law)!r}",
+                    )
         return "", ""
 
 
-def _tag(law: Law) -> str:
+def _tag(law: KernelModel) -> str:
     return str(law.__struct_config__.tag)
 
 
-def _family(law: Law) -> str:
-    return next((family for family in ("gemm", "decode_attention") if _tag(law).startswith(family)), _tag(law))
+def _family(law: KernelModel) -> str:
+    return next(
+        (family for family in ("gemm", "decode_attention") if _tag(law).startswith(family)),
+        _tag(law),
+    )
 
 
 def stacks_of(gpu: Gpu) -> list[str]:
-    """The stacks that a GPU has calibrations for."""
+    """Return the stacks for which a GPU has calibrations."""
     return sorted(catalog.preset_files(f"calibrations/{gpu.name}"))
 
 
 def find_calibration(gpu: Gpu, stack: str) -> Calibration | None:
-    """The calibration of a GPU under a stack; None where there is none. Raises UserError on a broken file."""
+    """Return the calibration of a GPU with a stack, or None. Raises UserError for an invalid
+    file."""
     path = catalog.preset_files(f"calibrations/{gpu.name}").get(stack)
-    return _read(path, path.stat().st_mtime_ns) if path else None
+    return _read_calibration(path, path.stat().st_mtime_ns) if path else None
 
 
-def load_calibration(gpu: Gpu, stack: str = "", source: Gpu | None = None, engine: str = "vllm") -> Calibration | None:
+def load_calibration(
+    gpu: Gpu, stack: str = "", source: Gpu | None = None, engine: str = "vllm"
+) -> Calibration | None:
     """Return the calibration of times on `gpu`, or None for datasheet bounds.
 
     Args:
@@ -161,38 +288,46 @@ def load_calibration(gpu: Gpu, stack: str = "", source: Gpu | None = None, engin
         return None
     if stack.lower().endswith((".yaml", ".yml")):
         return read_calibration(Path(stack))
-    found = find_calibration(source or gpu, stack or engine)
-    if found is None and stack:
+    calibration = find_calibration(source or gpu, stack or engine)
+    if calibration is None and stack:
         known = [*stacks_of(source or gpu), DATASHEET]
         hint = nearest(stack, known) or f"Known: {', '.join(known)}"
         raise UserError(f"no calibration of {(source or gpu).name} called {stack!r}", hint=hint)
-    return found
+    return calibration
 
 
 @cache
-def _read(path: Path, changed: int) -> Calibration:
+def _read_calibration(path: Path, changed: int) -> Calibration:
     return read_calibration(path)
 
 
 def read_calibration(path: Path) -> Calibration:
-    """The checked calibration in a YAML file. Raises UserError with the file, line and key of what is wrong."""
+    """Return the checked calibration in a YAML file. Raises UserError with file, line and key."""
     data, lines = parse_yaml(read_text(path, MOST_BYTES), str(path))
-    found = catalog.build(data, Calibration, str(path), lines)
-    key, problem = found.problem
+    calibration = catalog.build(data, Calibration, str(path), lines)
+    key, problem = calibration.problem
     if problem:
         raise catalog.located(problem, key, str(path), lines)
-    return found
+    return calibration
 
 
 def to_yaml(calibration: Calibration) -> str:
-    """The calibration as a preset file."""
+    """Return the text of a preset file."""
     import yaml
 
-    data: dict[str, Any] = {k: v for k, v in msgspec.to_builtins(calibration).items() if v not in ({}, None)}
+    data: Record = {
+        k: v for k, v in msgspec.to_builtins(calibration).items() if v not in ({}, None)
+    }
     laws, refused = data.pop("laws", {}), data.pop("refused", {})
 
-    def dump(values: dict[str, Any], flow: bool = False) -> list[str]:
-        text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=flow)
+    def dump(values: Record, flow: bool = False) -> list[str]:
+        text = yaml.safe_dump(
+            values,
+            sort_keys=False,
+            allow_unicode=True,
+            width=10_000,
+            default_flow_style=flow,
+        )
         return text.splitlines()
 
     lines = [*dump(data), "laws:" if laws else "laws: {}"]
@@ -201,30 +336,37 @@ def to_yaml(calibration: Calibration) -> str:
         for kind, entry in kinds.items():
             (law,) = dump(entry.pop("law"), flow=True)
             lines += [f"    {kind}:", f"      law: {law}"]
-            lines += [f"      {line}" for line in dump({k: v for k, v in entry.items() if v != ""})]
+            lines += [
+                f"      {line}" for line in dump({k: v for k, v in entry.items() if v != ""})
+            ]
     if refused:
         lines += dump({"refused": refused})
     return "\n".join(lines) + "\n"
 
 
 def preset_path(gpu: Gpu, stack: str) -> Path:
-    """Where a calibration of the user's own goes. Raises UserError on a stack's name that makes no file name."""
+    """Return the path of a user's calibration. Raises UserError for an unusable name."""
     for what, name in (("stack", stack), ("GPU", gpu.name)):
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) or name == DATASHEET:
-            raise UserError(f"{what} {name!r} is no usable name", hint="Letters, digits, - _ . only, and not 'datasheet'")
+            raise UserError(
+                f"{what} {name!r} is not a usable file name",
+                hint="Use letters, digits, - _ . only, and not 'datasheet'",
+            )
     folders = catalog.user_folders()
     if not folders:
-        raise UserError("there is no folder for presets of your own", hint="Name the file")
+        raise UserError("there is no folder for your presets", hint="Name the file")
     return folders[0] / "calibrations" / gpu.name / f"{stack}.yaml"
 
 
 def all_stacks() -> list[str]:
-    """Every stack that some GPU has a calibration for."""
+    """Return all stacks for which any GPU has a calibration."""
     folders = [*catalog.user_folders(), catalog.shipped_folder()]
-    return sorted({path.stem for folder in folders for path in (folder / "calibrations").glob("*/*.yaml")})
+    return sorted(
+        {path.stem for folder in folders for path in (folder / "calibrations").glob("*/*.yaml")}
+    )
 
 
 def gpu_named(name: str) -> Gpu:
-    """The GPU preset that a measured row names. Raises UserError where there is none."""
+    """Return the GPU preset that a measured row names. Raises UserError if there is none."""
     catalog.find(name, "gpus")
     return load_gpu(name)

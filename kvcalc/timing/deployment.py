@@ -1,45 +1,54 @@
-"""A model on GPUs, as it is run: the noun that every reading takes. And how long its passes take."""
+"""A deployment: a model on GPUs with its formats, ranks and time model, and the time of its
+passes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from kvcalc.arithmetic import maximum
 from kvcalc.errors import UserError
+from kvcalc.gpu.gpu import Gpu
 from kvcalc.gpu.roof import Placed, fallbacks, roofline, total_seconds
-from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.batch import Batch
+from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
 from kvcalc.layers.cost import Cost, Operator
-from kvcalc.layers.formats import Formats
-from kvcalc.layers.ranks import ONE_GPU, Parallelism
+from kvcalc.layers.weights import Formats
 from kvcalc.library.load import load_gpu
+from kvcalc.model.forward_pass import between_stages, forward, through_layers, total
 from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
-from kvcalc.model.operators import between_stages, forward, through_layers, total
+from kvcalc.model.model import Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
-from kvcalc.model.spec import Model
-from kvcalc.timing.nodes import nodes_of, spread_over
-from kvcalc.timing.routing import BALANCED, Routing
-from kvcalc.units import maximum
+from kvcalc.records import Record
+from kvcalc.timing.kernel_models.fused_moe import BALANCED, Routing
+from kvcalc.timing.steps import nodes_of, spread_over
 
 if TYPE_CHECKING:
-    from kvcalc.timing.calibration import Calibration  # `fit` needs none, and starts 11 ms sooner without
+    from kvcalc.timing.calibration import Calibration
 
 
-KEPT = 4  # passes whose operators are kept by a model
+MAX_MEMO = 4  # passes whose operators a model remembers
 ALL_EXPERTS = 10**9  # tokens of a pass that reach every expert
 MAX_UNMEASURED = 0.01  # share of a pass up to which the error on measured servers holds
 
 
-class Deployment(msgspec.Struct, frozen=True):
-    """`model` on a replica of `gpu`s: its formats, its ranks, the form of latent attention, and what times rest on.
+class TimedDeployment(msgspec.Struct, frozen=True):
+    """A model on one replica of GPUs, and the time of its passes.
 
-    With a calibration a time is what its laws predict, glue included, else the datasheet bound of each operator. routing: how
-    a router loads experts, where laws time them.
-    nodes: that the ranks stand on; 0 for the fewest that the GPU's link allows.
-    calibrated_on: the GPU whose calibration is scaled to this one by datasheet figures; '' where it is this GPU's own.
-    host_weights: bytes of each GPU's weights that stay in the host's memory; their share of what a pass reads crosses the
-    host link in it, under a bound beside all else, in a prediction after it.
-    engine: The engine whose memory rules and times hold. engine_version: Its version, '' for the latest.
+    With a calibration, times are predictions of its kernel models and include the engine's
+    overhead. Otherwise they are datasheet bounds.
+
+    Attributes:
+        mla_form: Form of latent attention: auto, absorbed or expanded.
+        calibration: Kernel models; None for datasheet bounds.
+        calibrated_on: GPU whose calibration is scaled to this GPU; '' if it is this GPU's own.
+        routing: Load of the experts.
+        host_weights: Bytes of each GPU's weights in host memory. A pass reads its share of them
+            over the host link: in parallel with other work in a bound, after it in a prediction.
+        nodes: Number of nodes; 0 for as few as the GPU's link allows.
+        engine: Engine whose memory rules and times hold.
+        engine_version: Its version; '' for the latest.
+        is_server: Whether several batches may be in progress. In bounds, all pipeline stages then
+            work at the same time.
     """
 
     model: Model
@@ -54,45 +63,58 @@ class Deployment(msgspec.Struct, frozen=True):
     nodes: int = 0
     engine: str = "vllm"
     engine_version: str = ""
+    is_server: bool = False
 
     def under(self, calibration: str = "", calibrated_on: str = "") -> Self:
-        """Return the deployment with a calibration: a name or a file, '' the engine's own, `datasheet` none.
+        """Return the deployment with a calibration.
 
-        calibrated_on: another GPU, whose calibration is scaled by datasheet figures. Raises UserError as `load_calibration`.
+        Args:
+            calibration: A name or a file; '' for the engine's own, `datasheet` for none.
+            calibrated_on: Another GPU, whose calibration is scaled by datasheet figures.
+
+        Raises:
+            UserError: As `load_calibration`.
         """
         from kvcalc.timing.calibration import load_calibration
 
         source = load_gpu(calibrated_on) if calibrated_on else None
-        found = load_calibration(self.gpu, calibration, source, self.engine)
-        if found and not calibrated_on and found.gpu != self.gpu.name:
-            calibrated_on = found.gpu
-        return msgspec.structs.replace(self, calibration=found, calibrated_on=calibrated_on)
+        loaded = load_calibration(self.gpu, calibration, source, self.engine)
+        if loaded and not calibrated_on and loaded.gpu != self.gpu.name:
+            calibrated_on = loaded.gpu
+        return msgspec.structs.replace(self, calibration=loaded, calibrated_on=calibrated_on)
+
+    def as_server(self) -> Self:
+        """Return the deployment as a server, which may have several batches in progress."""
+        return msgspec.structs.replace(self, is_server=True)
 
     @property
     def formats(self) -> Formats:
-        """The formats of every weight and cache row. Raises UserError on a format that this model cannot have."""
+        """The formats of weights and cache. Raises UserError for a format that the model cannot
+        have."""
         return formats_of(self.model, self.precision)
 
     @property
     def ranks(self) -> Parallelism:
-        """The parallelism, over nodes. Raises UserError where the GPU gives no rate between them."""
+        """The parallelism, spread over nodes. Raises UserError if the rate between nodes is
+        unknown."""
         return spread_over(self.parallelism, self.gpu, self.nodes)
 
     @property
     def basis(self) -> str:
-        """What the times rest on, with the version of the engine that was measured."""
+        """The time model by name, with the engine version that was measured."""
         if not self.calibration:
             return "datasheet"
-        return f"{self.calibration.label} calibration" + (f" of {self.calibration.gpu}" if self.calibrated_on else "")
+        source = f" of {self.calibration.gpu}" if self.calibrated_on else ""
+        return f"{self.calibration.label} calibration{source}"
 
     @property
     def time_basis(self) -> str:
-        """What the times are: calibrated, scaled from another GPU's calibration, or a bound."""
+        """calibrated, scaled (from another GPU's calibration) or bound."""
         return self.calibration.basis_on(self.gpu) if self.calibration else "bound"
 
     @property
-    def named(self) -> dict[str, Any]:
-        """What tells deployments of a list apart, by the keys of their records."""
+    def named(self) -> Record:
+        """The keys of a record that distinguish deployments of a list."""
         ranks, formats = self.parallelism, self.formats
         nodes = nodes_of(self.ranks, self.gpu, self.nodes)
         return {
@@ -106,127 +128,173 @@ class Deployment(msgspec.Struct, frozen=True):
             "kv_cache_dtype": formats.kv_cache_dtype,
             "engine": self.engine,
             "basis": self.basis,
-            "calibration_from": self.calibration.gpu if self.calibration and self.calibrated_on else None,
+            "calibration_from": self.calibration.gpu
+            if self.calibration and self.calibrated_on
+            else None,
         }
 
-    def stage_operators(self, batch: Batch, stage: int | None = None, all_positions: bool = False) -> tuple[Operator, ...]:
-        """The operators of a pass on one pipeline stage; by default the fullest."""
-        return forward(self.model, batch, self.precision, self.ranks, self.mla_form, all_positions, stage)
+    def stage_operators(
+        self, batch: Batch, stage: int | None = None, all_positions: bool = False
+    ) -> tuple[Operator, ...]:
+        """Return the operators of a pass on one pipeline stage; by default the fullest."""
+        return forward(
+            self.model,
+            batch,
+            self.precision,
+            self.ranks,
+            self.mla_form,
+            all_positions,
+            stage,
+        )
 
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
-        """The operators of a pass through all stages; those of the last passes of whole numbers are kept, to be asked again."""
-        asked = batch, self.precision, self.ranks, self.mla_form, all_positions
+        """Return the operators of a pass through all stages. The model remembers the last
+        passes."""
+        key = batch, self.precision, self.ranks, self.mla_form, all_positions
         if not batch.exact:
-            return self._operators(*asked)
-        kept = self.model.known.setdefault("operators", {})
-        if asked not in kept:
-            if len(kept) == KEPT:
-                del kept[next(iter(kept))]
-            kept[asked] = self._operators(*asked)
-        return [*kept[asked]]
+            return self._operators(*key)
+        memo = self.model.known.setdefault("operators", {})
+        if key not in memo:
+            if len(memo) == MAX_MEMO:
+                del memo[next(iter(memo))]
+            memo[key] = self._operators(*key)
+        return [*memo[key]]
 
     def _operators(
-        self, batch: Batch, precision: Precision, ranks: Parallelism, mla_form: str, all_positions: bool
+        self,
+        batch: Batch,
+        precision: Precision,
+        ranks: Parallelism,
+        mla_form: str,
+        all_positions: bool,
     ) -> list[Operator]:
         passed = through_layers(self.model, batch, precision, ranks, mla_form, all_positions)
         return passed + between_stages(self.model, batch, precision, ranks)
 
     def placed(self, batch: Batch) -> list[Placed]:
-        """One pass under the roof as one GPU sees it: of pipeline stages the slowest. For whole numbers, not arrays."""
+        """Return the operators of a pass on one GPU with their bounds; of pipeline stages, the
+        slowest."""
         if self.parallelism.pp == 1:
             return roofline(self.stage_operators(batch), self.gpu, batch.decodes)
         stages = (self.stage_operators(batch, n) for n in range(self.parallelism.pp))
-        return max((roofline(operators, self.gpu, batch.decodes) for operators in stages), key=total_seconds)
+        return max(
+            (roofline(operators, self.gpu, batch.decodes) for operators in stages),
+            key=total_seconds,
+        )
 
     def timed(self, batch: Batch) -> bool:
-        """Whether a pass has a time: a decode step has a bound from the memory alone, any other needs matrix peaks."""
-        return batch.decodes or all(self.gpu.computes(o.dtype) for o in self.operators(batch) if o.dtype)
+        """Return whether a pass has a time. A decode step has a bound without matrix peaks; others
+        need them."""
+        return batch.decodes or all(
+            self.gpu.computes(o.dtype) for o in self.operators(batch) if o.dtype
+        )
 
     def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
-        """Seconds of a pass over `batch`, of all stages; an array where the batch holds arrays."""
-        return self._seconds(self.operators(batch, all_positions), batch.decodes)
+        """Return the seconds of a pass over `batch`, through all stages.
+
+        An array if the batch has arrays.
+        """
+        timed = self.timed_batch(batch)
+        return self._seconds(self.operators(timed, all_positions), timed.decodes)
+
+    def timed_batch(self, batch: Batch) -> Batch:
+        """Return the batch whose time is the pass's: in bounds of a server, the share of each
+        stage."""
+        if self.is_server and not self.calibration and self.parallelism.pp > 1:
+            return batch.share_of_stages(self.parallelism.pp)
+        return batch
 
     def spent(self, batch: Batch, all_positions: bool = False) -> tuple[Cost, Any]:
-        """FLOPs and bytes of a pass on one GPU of each stage, and its `seconds`."""
-        operators = self.operators(batch, all_positions)
-        return total(operators), self._seconds(operators, batch.decodes)
-
-    def spent_with_share(self, batch: Batch) -> tuple[Cost, Any, Any]:
-        """What `spent` and `uncalibrated_share` say of a pass, its operators timed once."""
-        operators = self.operators(batch)
-        if not self.calibration:
-            return total(operators), self._seconds(operators, batch.decodes), 1.0
-        from kvcalc.timing.steps import pass_time
-
-        timed = pass_time(operators, self.gpu, self.calibration, self.routing)
-        return total(operators), timed.seconds + self.host_seconds(operators), timed.uncalibrated_share
+        """Return FLOPs and bytes of a pass on one GPU of each stage, and its seconds."""
+        cost = total(self.operators(batch, all_positions))
+        return cost, self.seconds(batch, all_positions)
 
     def _seconds(self, operators: Sequence[Operator], decodes: bool) -> Any:
         if self.calibration:
             from kvcalc.timing.steps import pass_seconds
 
-            return pass_seconds(operators, self.gpu, self.calibration, self.routing) + self.host_seconds(operators)
+            return pass_seconds(
+                operators, self.gpu, self.calibration, self.routing
+            ) + self.host_seconds(operators)
         bound = total_seconds(roofline(operators, self.gpu, decodes))
         return maximum(bound, self.host_seconds(operators)) if self.host_weights else bound
 
     def host_seconds(self, operators: Sequence[Operator], measured: bool | None = None) -> Any:
-        """Return the seconds in which the host link carries the weights of a pass that are in the host's memory.
+        """Return the seconds in which a pass reads weights from host memory over the host link.
 
-        They are weights of layers, as engines leave embedding and head on the GPU. Of experts those that tokens reach cross.
+        Only weights of layers are in host memory. Of experts, a pass reads those that tokens reach.
 
         Args:
             operators: Operators of the pass, through all stages.
-            measured: Whether to take the measured rate of the link if known; by default for predictions, not for bounds.
+            measured: Whether to use the measured rate of the link; by default only in predictions.
 
         Raises:
-            UserError: Weights are in the host's memory, and the GPU gives no rate.
+            UserError: Weights are in host memory, and the GPU gives no rate.
         """
         if not self.host_weights:
             return 0.0
-        rate = self.gpu.host_rate(self.calibration is not None if measured is None else measured)
+        rate = self.gpu.host_rate(
+            self.calibration is not None if measured is None else measured
+        )
         if not rate:
-            raise UserError(f"{self.gpu.name} gives no host_link_bytes_per_s over which weights could come from the host")
-        held = _layer_weights(self.operators(Batch.prefill(ALL_EXPERTS)))
-        read = _layer_weights(operators)
-        return min(self.host_weights * self.parallelism.pp, held) * read / held / rate
+            raise UserError(
+                f"{self.gpu.name} has no host_link_bytes_per_s, which weights in host memory need"
+            )
+        all_bytes = _layer_weights(self.operators(Batch.prefill(ALL_EXPERTS)))
+        host_bytes = min(self.host_weights * self.parallelism.pp, all_bytes)
+        return host_bytes * _layer_weights(operators) / all_bytes / rate
 
     def uncalibrated_share(self, batch: Batch) -> Any:
-        """Of the seconds of a pass, the share that rests on operators without a law of their own; 1 for datasheet bounds."""
+        """Return the share of a pass's time from operators without their own kernel model; 1 for
+        bounds."""
         if not self.calibration:
             return 1.0
         from kvcalc.timing.steps import pass_time
 
-        return pass_time(self.operators(batch), self.gpu, self.calibration, self.routing).uncalibrated_share
+        return pass_time(
+            self.operators(batch), self.gpu, self.calibration, self.routing
+        ).uncalibrated_share
 
     def p90_error(self, batch: Batch) -> float | None:
-        """Return the error of such a pass on measured servers, as `step_error` knows it; None where none is known.
+        """Return the error of such a pass on measured servers, or None if unknown.
 
-        No error is known of a pass that rests partly on bounds, or waits for weights in the host's memory.
+        It is unknown if part of the time is a bound, or if weights are in host memory.
         """
-        if not self.calibration or self.host_weights or self.uncalibrated_share(batch) > MAX_UNMEASURED:
+        if (
+            not self.calibration
+            or self.host_weights
+            or self.uncalibrated_share(batch) > MAX_UNMEASURED
+        ):
             return None
         from kvcalc.timing.steps import step_error
 
         return step_error(self.operators(batch), self.gpu, self.calibration)
 
     def fallback(self, *batches: Batch) -> str | None:
-        """What products of these passes are computed in where the GPU has no unit for their dtype; None where it has all."""
+        """Return a sentence on dtypes for which the GPU has no unit, or None."""
         first: dict[str, Operator] = {}
         for operator in (operator for batch in batches for operator in self.operators(batch)):
             first.setdefault(operator.dtype, operator)
         return fallbacks(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
-        """The cache on the GPU that holds the most weights and cache."""
-        return cache_size(self.model, context, batch_size, self.precision, block_size, self.parallelism)
+        """Return the cache on the fullest GPU."""
+        return cache_size(
+            self.model,
+            context,
+            batch_size,
+            self.precision,
+            block_size,
+            self.parallelism,
+        )
 
     @property
     def weight_bytes(self) -> int:
-        """Weights on the fullest GPU."""
+        """Bytes of weights on the fullest GPU."""
         return weight_bytes(self.model, self.precision, self.parallelism)
 
     def cost(self, batch: Batch) -> Cost:
-        """FLOPs and bytes of a pass on one GPU of each stage."""
+        """Return FLOPs and bytes of a pass on one GPU of each stage."""
         return total(self.operators(batch))
 
 

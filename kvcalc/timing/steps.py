@@ -1,162 +1,283 @@
-"""Whole passes in calibrated time: every operator through its law, caches cold, and what a layer costs beside them.
+"""Predict the time of a pass: its operators one after the other, plus the engine's overhead.
 
-    pass = Σ operators, one after the other, + what the engine adds (`timing.engine.Terms`)
+    pass = Σ operators + what the engine adds (`timing.calibration.HostOverheads`)
 
-Matrix products, attention, experts and all-reduces follow their laws. Sparse-attention modules were also measured whole: what
-they take beyond their operators is an overhead of its own, so that an operator takes as long in them as in an MLA module.
-Elementwise chains move their bytes at the rate that streaming kernels commonly reach, and are scaled: no rows are of them, and
-their launches are in the engine's glue per layer, or fused into others. Operators without a law (recurrences, all-to-all,
-experts spread beyond a node) take their datasheet bound and a launch, and say so; so does what collectives send between nodes,
-after their part within one. Products in a dtype, and attention over a cache in a format, of which there are no rows (int8,
-int4, nvfp4 …) are scaled: they take the law of the nearest of which there are. No law goes below the bound, and no overlap
-between operators is assumed.
+GEMMs, attention, experts and all-reduces have fitted kernel models. Other operators do not:
+
+- Elementwise operators move their bytes at the usual rate of streaming kernels. Their times are
+  marked as scaled. Their launches are in the engine's overhead, or other kernels include them.
+- Recurrences, all-to-alls and experts that span nodes take their datasheet bound and one launch.
+- A collective between nodes takes the kernel model's time within a node, then the bound of what
+  crosses.
+- A dtype or cache format without measured rows (int8, nvfp4 …) uses the nearest kernel model and is
+  marked as scaled.
+
+Sparse-attention modules were also measured as a whole. The time beyond their operators is the
+module's overhead, so an operator takes the same time in a sparse module and in an MLA module. No
+time is below the bound, and operators do not overlap.
+
+Nodes: ranks are in order with tp innermost. A tp group stays on one node if it fits. All-reduces
+between nodes are rings, one per GPU of a node, each over that GPU's own link.
 """
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
+from kvcalc.arithmetic import at_least, doublings, is_any, maximum, where
+from kvcalc.errors import UserError
+from kvcalc.gpu.gpu import Gpu
 from kvcalc.gpu.roof import least_time
-from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.cost import AttentionShape, CollectiveShape, Cost, GemmShape, Operator, Role
-from kvcalc.timing.applied import by_law, cache_rows, computes_as_measured, decodes, module_overhead, plain, products
+from kvcalc.layers.batch import Parallelism
+from kvcalc.layers.cost import (
+    AttentionShape,
+    CollectiveShape,
+    GemmShape,
+    Operator,
+    Role,
+)
 from kvcalc.timing.calibration import BOUND, CALIBRATED, SCALED, Calibration, Entry
-from kvcalc.timing.elementwise import Elementwise
-from kvcalc.timing.families import MOST_DECODE_TOKENS
-from kvcalc.timing.figures import Figures, figures_of
-from kvcalc.timing.nodes import latency_us
-from kvcalc.timing.routing import BALANCED, Routing
-from kvcalc.units import at_least, maximum
+from kvcalc.timing.kernel_models.families import MOST_DECODE_TOKENS
+from kvcalc.timing.kernel_models.fused_moe import BALANCED, Routing
+from kvcalc.timing.kernel_models.kernel_model import (
+    Elementwise,
+    GpuParameters,
+    figures_of,
+)
+from kvcalc.timing.kernel_times import (
+    by_law,
+    cache_rows,
+    computes_as_measured,
+    decodes,
+    module_overhead,
+    products,
+)
 
-_VECTOR = Elementwise()
+# Microseconds of one message between nodes. A tree of n nodes sends 2·log2(n) messages. Source:
+# NCCL, src/graph/tuning.cc, hwLat of the network under the tree with the low-latency protocol
+# (github.com/NVIDIA/nccl, read 2026-11-22).
+MESSAGE_US = 5.0
+_ELEMENTWISE = Elementwise()
 
 
-class _Run(NamedTuple):
-    """µs of one run of an operator, what they rest on, and the cell behind them."""
+def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
+    """Return the ranks with `per_node` set to the GPUs that one link joins.
 
-    us: Any
-    basis: str
-    entry: Entry | None = None
+    If one link joins all ranks, they are returned unchanged.
+
+    Args:
+        nodes: Number of nodes; 0 for as few as possible.
+
+    Raises:
+        UserError: The ranks do not divide over the nodes, or they exceed the link and the GPU gives
+            no rate between nodes.
+    """
+    domain, per_node = gpu.link_domain, ranks.gpus
+    if nodes:
+        if not 0 < nodes <= ranks.gpus or ranks.gpus % nodes:
+            raise UserError(f"{ranks.gpus} GPUs do not divide over {nodes} nodes")
+        per_node = ranks.gpus // nodes
+        if domain and per_node > domain and not gpu.bridged:
+            text = f"one link joins {domain} {gpu.name}, but a node has {per_node}"
+            raise UserError(text, hint=f"Give --nodes {-(-ranks.gpus // domain)} or more")
+    limit = min(domain or per_node, per_node)
+    if ranks.gpus <= limit:
+        return ranks
+    if not (gpu.inter_node_bytes_per_s or (gpu.bridged and nodes <= 1)):
+        text = (
+            f"one link joins {limit} {gpu.name}, and the preset has no rate between nodes "
+            f"for {ranks.gpus}"
+        )
+        raise UserError(text, hint="Give --inter-node-bandwidth of a GPU, as 50GB/s")
+    tp = ranks.tp
+    near = limit // tp * tp if tp <= limit else -(-tp // -(-tp // limit))
+    return msgspec.structs.replace(ranks, per_node=near)
 
 
-class Timed(NamedTuple):
-    """Seconds of all the times an operator runs (a float or an array), and what they rest on: calibrated, bound, or scaled.
+def nodes_of(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> int:
+    """Return the number of nodes of spread ranks. GPUs that a bridge joins in pairs are one
+    node."""
+    if not ranks.per_node or (gpu.bridged and nodes <= 1):
+        return 1
+    return -(-ranks.gpus // ranks.per_node)
 
-    entry: the cell of the calibration behind it, where there is one. overhead: of the last operator of a sparse-attention
-    module, what the module takes beyond the kernels of its operators; it is not part of `seconds`.
+
+def latency_us(operator: Operator) -> float:
+    """Return the microseconds that messages between nodes take at any size; 0 within a node."""
+    if not is_any(operator.cost.inter_node_bytes):
+        return 0.0
+    shape = operator.shape
+    if isinstance(shape, CollectiveShape):
+        return 2 * doublings(-(-shape.ranks // shape.near)) * MESSAGE_US
+    return MESSAGE_US
+
+
+class OperatorTime(NamedTuple):
+    """The time of all runs of an operator.
+
+    Attributes:
+        seconds: A float or an array.
+        basis: calibrated, scaled or bound.
+        entry: The fitted kernel model behind the time, if there is one.
+        overhead: Set on the last operator of a sparse-attention module: the time that the module
+            takes beyond its operators. It is not part of `seconds`.
     """
 
     seconds: Any
     basis: str
     entry: Entry | None = None
-    overhead: "Timed | None" = None
+    overhead: "OperatorTime | None" = None
 
     @property
-    def both(self) -> "tuple[Timed, ...]":
-        """The time of the operator, and the overhead of the module that ends with it."""
+    def both(self) -> "tuple[OperatorTime, ...]":
+        """The operator's time, and the overhead of the module that ends with it."""
         return (self, self.overhead) if self.overhead else (self,)
 
 
 def operator_seconds(
-    operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED
-) -> list[Timed]:
-    """The time of each operator under a calibration, never below its roof; 0 where it has nothing to do.
+    operators: Sequence[Operator],
+    gpu: Gpu,
+    calibration: Calibration,
+    routing: Routing = BALANCED,
+) -> list[OperatorTime]:
+    """Return the predicted time of each operator, at least its bound; 0 for an operator without
+    work.
 
-    Raises UserError where the GPU lacks a figure that laws need.
+    Raises UserError if the GPU lacks a figure that kernel models need.
     """
     figures = figures_of(gpu)
     gemms = products(operators, figures, calibration)
-    least = [least_time(o.cost, o.dtype, gpu).seconds for o in operators]
-    runs = []
-    for at, operator in enumerate(operators):
-        found = gemms.get(at) or by_law(operator, figures, calibration, routing, gpu.link_domain)
-        late = latency_us(operator)
-        other = _Run(least[at] * 1e6 + _VECTOR.t0 + late, BOUND)
+    times = []
+    for index, operator in enumerate(operators):
+        kernel = gemms.get(index) or by_law(
+            operator, figures, calibration, routing, gpu.link_domain
+        )
+        bound_s = least_time(operator.cost, operator.dtype, gpu).seconds
+        late_us = latency_us(operator)
+        entry, basis = None, BOUND
+        us = bound_s * 1e6 + _ELEMENTWISE.t0 + late_us
         if operator.kind == "vector":
-            other = _Run(operator.cost.bytes / (_VECTOR.em * figures.memory), SCALED)
-        if found is None or _unknown(found.us):
-            runs.append(_Run(_known(found.us, other.us), other.basis) if found else other)
-            continue
-        if late and gpu.outer_link:
-            runs.append(_Run(found.us + late + operator.cost.inter_node_bytes / gpu.outer_link * 1e6, BOUND))
-            continue
-        basis = CALIBRATED if found.measured and computes_as_measured(operator, calibration) else SCALED
-        runs.append(_Run(found.us, basis, found.entry))
-    timed = []
-    for operator, floor, run in zip(operators, least, runs, strict=True):
-        seconds = _larger(run.us * operator.count / 1e6, floor * operator.count)
-        timed.append(Timed(_where_busy(operator.cost, seconds), run.basis, run.entry))
-    return _add_modules(operators, timed, figures, calibration)
+            us, basis = operator.cost.bytes / (_ELEMENTWISE.em * figures.memory), SCALED
+        if kernel is not None and is_any(kernel.us != kernel.us):  # NaN: not measured there
+            us = where(kernel.us == kernel.us, kernel.us, us)
+        elif kernel is not None and late_us and gpu.outer_link:
+            us = kernel.us + late_us + operator.cost.inter_node_bytes / gpu.outer_link * 1e6
+            basis = BOUND
+        elif kernel is not None:
+            is_measured = kernel.measured and computes_as_measured(operator, calibration)
+            us, entry, basis = (
+                kernel.us,
+                kernel.entry,
+                CALIBRATED if is_measured else SCALED,
+            )
+        seconds = maximum(us * operator.count / 1e6, bound_s * operator.count)
+        times.append(OperatorTime(_zero_if_idle(operator, seconds), basis, entry))
+    return _add_modules(operators, times, figures, calibration)
 
 
-def _add_modules(operators: Sequence[Operator], timed: list[Timed], figures: Figures, calibration: Calibration) -> list[Timed]:
-    """Return the same times, the last operator of each sparse-attention module with the overhead of the module."""
+def _zero_if_idle(operator: Operator, seconds: Any) -> Any:
+    """Return 0 at the points of an array at which the operator has no work, as MLA in the other
+    form."""
+    cost = operator.cost
+    work = cost.flops + cost.vector_flops + cost.bytes + cost.network_bytes
+    return seconds if isinstance(work, int | float) else seconds * (work > 0)
+
+
+def _add_modules(
+    operators: Sequence[Operator],
+    times: list[OperatorTime],
+    figures: GpuParameters,
+    calibration: Calibration,
+) -> list[OperatorTime]:
+    """Return the times, with the overhead of each sparse-attention module on its last operator."""
     members: dict[str, list[int]] = {}
-    for place, operator in enumerate(operators):
+    for index, operator in enumerate(operators):
         if operator.module:
-            members.setdefault(operator.layer, []).append(place)
-    for places in members.values():
-        last = operators[places[-1]]
-        kernels = sum((timed[place].seconds for place in places), 0.0) / last.count * 1e6
-        found = module_overhead(last.module, kernels, figures, calibration) if last.module else None
-        if found is not None:
-            overhead = Timed(found.us * last.count / 1e6, CALIBRATED if found.measured else SCALED, found.entry)
-            timed[places[-1]] = timed[places[-1]]._replace(overhead=overhead)
-    return timed
-
-
-def _unknown(us: Any) -> bool:
-    """Whether any point is NaN."""
-    return bool((us != us).any()) if hasattr(us, "any") else bool(us != us)
-
-
-def _known(us: Any, other: Any) -> Any:
-    """`us` where it is known, else `other`."""
-    if not hasattr(us, "shape"):
-        return us if us == us else other
-    import numpy as np
-
-    return np.where(np.isnan(us), other, us)
+            members.setdefault(operator.layer, []).append(index)
+    for indices in members.values():
+        last = operators[indices[-1]]
+        kernels_us = sum((times[i].seconds for i in indices), 0.0) / last.count * 1e6
+        if last.module is None:
+            continue
+        beyond = module_overhead(last.module, kernels_us, figures, calibration)
+        if beyond is not None:
+            basis = CALIBRATED if beyond.measured else SCALED
+            overhead = OperatorTime(beyond.us * last.count / 1e6, basis, beyond.entry)
+            times[indices[-1]] = times[indices[-1]]._replace(overhead=overhead)
+    return times
 
 
 class PassTime(NamedTuple):
-    """A pass in seconds, the share of them that rests on operators without a law of their own, and those of the engine."""
+    """The time of a pass.
+
+    Attributes:
+        seconds: The whole pass.
+        uncalibrated_share: Share of `seconds` from operators without their own kernel model.
+        engine: Seconds that the engine adds.
+    """
 
     seconds: Any
     uncalibrated_share: Any
     engine: Any
 
 
-def pass_time(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED) -> PassTime:
-    """The time of the whole pass: its operators and what the engine adds."""
-    return summed_time(operators, operator_seconds(operators, gpu, calibration, routing), calibration)
+def pass_time(
+    operators: Sequence[Operator],
+    gpu: Gpu,
+    calibration: Calibration,
+    routing: Routing = BALANCED,
+) -> PassTime:
+    """Return the predicted time of a pass: its operators and what the engine adds."""
+    times = operator_seconds(operators, gpu, calibration, routing)
+    return summed_time(operators, times, calibration)
 
 
-def summed_time(operators: Sequence[Operator], timed: Sequence[Timed], calibration: Calibration) -> PassTime:
-    """Operators, timed, and what the engine adds."""
-    each = [one for t in timed for one in t.both]
-    kernels = sum((t.seconds for t in each), 0.0)
+def summed_time(
+    operators: Sequence[Operator],
+    times: Sequence[OperatorTime],
+    calibration: Calibration,
+) -> PassTime:
+    """Return the time of a pass from the times of its operators."""
+    parts = [part for time in times for part in time.both]
+    kernels = sum((part.seconds for part in parts), 0.0)
     engine = engine_seconds(operators, calibration, kernels)
     whole = kernels + engine
-    return PassTime(whole, sum((t.seconds for t in each if t.basis != CALIBRATED), 0.0) / whole, engine)
+    uncalibrated = sum((part.seconds for part in parts if part.basis != CALIBRATED), 0.0)
+    return PassTime(whole, uncalibrated / whole, engine)
 
 
-def pass_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED) -> Any:
-    """The seconds of `pass_time`."""
+def pass_seconds(
+    operators: Sequence[Operator],
+    gpu: Gpu,
+    calibration: Calibration,
+    routing: Routing = BALANCED,
+) -> Any:
+    """Return the seconds of `pass_time`."""
     kernels = kernel_seconds(operators, gpu, calibration, routing)
     return kernels + engine_seconds(operators, calibration, kernels)
 
 
 def kernel_seconds(
-    operators: Sequence[Operator], gpu: Gpu, calibration: Calibration, routing: Routing = BALANCED, before: Any = 0.0
+    operators: Sequence[Operator],
+    gpu: Gpu,
+    calibration: Calibration,
+    routing: Routing = BALANCED,
+    before: Any = 0.0,
 ) -> Any:
-    """Seconds of operators, one after the other, added to what those `before` them take."""
-    timed = operator_seconds(operators, gpu, calibration, routing)
-    return sum((one.seconds for t in timed for one in t.both), before)
+    """Return `before` plus the seconds of the operators, one after the other."""
+    times = operator_seconds(operators, gpu, calibration, routing)
+    return sum((part.seconds for time in times for part in time.both), before)
 
 
-class Host(NamedTuple):
-    """What an engine adds to passes of a model: seconds of each, of each sequence in it, times that kernels take with prompts,
-    and their least seconds then.
+class HostTime(NamedTuple):
+    """What an engine adds to the passes of a model.
+
+    Attributes:
+        fixed: Seconds of each pass.
+        sequence: Seconds of each sequence in it.
+        prompts: Factor on the kernels of a pass with prompts.
+        launches: Minimum seconds of the kernels of a pass with prompts.
     """
 
     fixed: float
@@ -165,85 +286,88 @@ class Host(NamedTuple):
     launches: float
 
     def with_prompts(self, kernels: Any) -> Any:
-        """Seconds of kernels in a pass with prompts."""
-        return _larger(self.prompts * kernels, self.launches) if self.launches else self.prompts * kernels
+        """Return the seconds of the kernels in a pass with prompts."""
+        return maximum(self.prompts * kernels, self.launches)
 
 
-def host_of(operators: Sequence[Operator], calibration: Calibration) -> Host:
-    """The engine's terms for passes like this one: its layers, the ranks that it reduces over, whether it mixes experts."""
+def host_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
+    """Return what the engine adds to passes like this one. It depends on the layers, the ranks of
+    an all-reduce, and whether the model is a mixture of experts."""
     layers, ranks = layers_and_ranks(operators)
-    terms = calibration.terms(mixes(operators))
-    return Host(terms.fixed_s(layers, ranks), terms.sequence_us / 1e6, terms.prompts, layers * terms.launch_us / 1e6)
+    overheads = calibration.terms(mixes(operators))
+    return HostTime(
+        fixed=overheads.fixed_s(layers, ranks),
+        sequence=overheads.sequence_us / 1e6,
+        prompts=overheads.prompts,
+        launches=layers * overheads.launch_us / 1e6,
+    )
 
 
 def layers_and_ranks(operators: Sequence[Operator]) -> tuple[int, int]:
-    """Return the number of layers of a pass, and the number of ranks that an all-reduce of it spans."""
+    """Return the number of layers of a pass, and the number of ranks of its largest all-reduce."""
     counts: dict[str, int] = {}
     ranks = 1
     for operator in operators:
         if operator.layer:
-            counts[operator.layer] = min(operator.count, counts.get(operator.layer, operator.count))
+            counts[operator.layer] = min(
+                operator.count, counts.get(operator.layer, operator.count)
+            )
         if isinstance(operator.shape, CollectiveShape):
             ranks = max(ranks, operator.shape.ranks)
     return sum(counts.values()), ranks
 
 
 def mixes(operators: Sequence[Operator]) -> bool:
-    """Whether this is a pass of a mixture of experts; an expected number of them is a float or an array."""
-    return any(not isinstance(o.experts, int) for o in operators)
+    """Return whether the pass is of a mixture of experts, whose number of experts is not an
+    int."""
+    return any(not isinstance(operator.experts, int) for operator in operators)
 
 
-def engine_seconds(operators: Sequence[Operator], calibration: Calibration, kernels: Any) -> Any:
-    """What the engine adds to a pass whose operators take `kernels` seconds."""
-    fixed, of_sequences, of_prompts = engine_parts(operators, calibration, kernels)
-    return fixed + of_sequences + of_prompts
+def engine_seconds(
+    operators: Sequence[Operator], calibration: Calibration, kernels: Any
+) -> Any:
+    """Return the seconds that the engine adds to a pass whose operators take `kernels` seconds."""
+    return sum(engine_parts(operators, calibration, kernels))
 
 
-def engine_parts(operators: Sequence[Operator], calibration: Calibration, kernels: Any) -> tuple[Any, Any, Any]:
-    """Return the seconds of `engine_seconds`: of layers and the pass, of its sequences, and beyond kernels with prompts."""
+def engine_parts(
+    operators: Sequence[Operator], calibration: Calibration, kernels: Any
+) -> tuple[Any, Any, Any]:
+    """Return the parts of `engine_seconds`: of the pass and its layers, of its sequences, and of
+    kernels with prompts."""
     host = host_of(operators, calibration)
     positions: Any = 0
-    prompts: Any = 0
+    has_prompts: Any = 0
     for operator in operators:
-        if operator.role is Role.HEAD and isinstance(operator.shape, GemmShape):
-            positions = operator.shape.m
-        if isinstance(operator.shape, AttentionShape) and (host.prompts != 1 or host.launches):
-            for count, new, *_ in operator.shape.groups:
-                prompts = maximum(prompts, at_least(new, MOST_DECODE_TOKENS + 1) * at_least(count, 1))
-    return host.fixed, host.sequence * positions, prompts * (host.with_prompts(kernels) - kernels)
+        shape = operator.shape
+        if operator.role is Role.HEAD and isinstance(shape, GemmShape):
+            positions = shape.m
+        if isinstance(shape, AttentionShape):
+            for count, new, *_ in shape.groups:
+                is_prompt = at_least(new, MOST_DECODE_TOKENS + 1) * at_least(count, 1)
+                has_prompts = maximum(has_prompts, is_prompt)
+    beyond = has_prompts * (host.with_prompts(kernels) - kernels)
+    return host.fixed, host.sequence * positions, beyond
 
 
-def step_error(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> float | None:
-    """The 90th percentile of the error of such a pass against measured servers: a decode step of a dense model or a mixture.
+def step_error(
+    operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
+) -> float | None:
+    """Return the 90th percentile of the error of such a decode step on measured servers, or None.
 
-    None where none is known: for prompts, for a calibration scaled from another GPU, for stacks without measured servers, for
-    ranks on several nodes, for products or caches in a format of which there are no rows, for sparse attention, of which
-    there are too few measured servers.
+    The error is unknown for prompts, calibrations scaled from another GPU, engines without measured
+    servers, ranks on several nodes, dtypes or caches without measured rows, and sparse attention,
+    of which too few servers were measured.
     """
     shapes = [o.shape for o in operators if isinstance(o.shape, AttentionShape)]
     if (
         calibration.basis_on(gpu) != CALIBRATED
         or not shapes
         or any(operator.module or latency_us(operator) for operator in operators)
-        or not all(decodes(new) for s in shapes for _, new, _, _ in s.groups)
-        or not all(cache_rows(s.cached)[1] for s in shapes)
+        or not all(decodes(new) for shape in shapes for _, new, _, _ in shape.groups)
+        or not all(cache_rows(shape.cached)[1] for shape in shapes)
         or not all(computes_as_measured(operator, calibration) for operator in operators)
     ):
         return None
     known = calibration.validation.get("mixture" if mixes(operators) else "dense")
     return known.p90_abs_error if known else None
-
-
-def _where_busy(cost: Cost, seconds: Any) -> Any:
-    """0 at the points of an array where an operator has nothing to do: latent attention in the form that others take."""
-    work = cost.flops + cost.vector_flops + cost.bytes + cost.network_bytes
-    return seconds if isinstance(work, int | float) else plain(seconds * (work > 0))
-
-
-def _larger(a: Any, b: Any) -> Any:
-    """The larger of two floats or arrays; a float for two floats."""
-    if isinstance(a, float) and isinstance(b, float):
-        return max(a, b)
-    import numpy as np
-
-    return np.maximum(a, b)

@@ -1,0 +1,176 @@
+"""Datasheet figures of a GPU per microsecond, and the base class of kernel models.
+
+A kernel model has a few physical parameters, each with a unit, a meaning and a range, and a
+vectorised formula.
+
+All kernel models have the shape t = t0 + min over launch plans of pnorm_p(compute time, memory
+time), in
+microseconds. `pnorm_p(a, b) = (a^p + b^p)^(1/p)` is the softened maximum of two engines that
+overlap: p = ∞ is the roofline's max, p = 1 the plain sum.
+
+Elementwise chains: norms, RoPE, activations, residual sums.
+
+    t = t0 + bytes/(em·BW)
+
+They are not measured. Both parameters are assumed, as calibrations state: a launch inside a CUDA
+graph, and the usual share of the bandwidth of streaming kernels.
+"""
+
+from functools import cache
+from typing import Annotated, Any, ClassVar, NamedTuple, get_args, get_type_hints
+
+import msgspec
+
+from kvcalc.arithmetic import maximum, minimum, power, select, where
+from kvcalc.errors import UserError
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.records import Settings
+
+
+class GpuParameters(NamedTuple):
+    """Datasheet figures of one GPU in the units of kernel models.
+
+    Attributes:
+        memory: Memory bandwidth [bytes/µs].
+        link: Rate to other GPUs in one direction [bytes/µs].
+        bf16, fp8, fp4: Dense matrix peaks [FLOP/µs]. A missing unit has the rate of the next wider
+            unit.
+        sms: Number of streaming multiprocessors.
+        l2: Size of the L2 cache [bytes].
+    """
+
+    memory: float
+    bf16: float
+    fp8: float
+    sms: int
+    l2: float
+    link: float
+    fp4: float = 0.0
+
+    def peak(self, element_bytes: float) -> float:
+        """Return matrix FLOP per µs by bytes per operand: fp4 below one byte, fp8 for one,
+        otherwise bf16."""
+        return self.fp4 if element_bytes < 1 else self.fp8 if element_bytes == 1 else self.bf16
+
+
+def figures_of(gpu: Gpu) -> GpuParameters:
+    """Return the figures of `gpu`. Raises UserError if its preset lacks a required figure; only
+    GPUs with SMs have all."""
+    if not gpu.sms or not gpu.l2_bytes:
+        missing = "sms" if not gpu.sms else "l2_bytes"
+        raise UserError(
+            f"{gpu.name} gives no {missing}, which the time laws need",
+            hint="Only the datasheet bound applies",
+        )
+    return GpuParameters(
+        memory=gpu.bandwidth_bytes_per_s / 1e6,
+        bf16=_peak(gpu, "bf16"),
+        fp8=_peak(gpu, "fp8"),
+        sms=gpu.sms,
+        l2=float(gpu.l2_bytes),
+        link=(gpu.link or gpu.bandwidth_bytes_per_s) / 1e6,
+        fp4=_peak(gpu, "fp4"),
+    )
+
+
+def _peak(gpu: Gpu, dtype: str) -> float:
+    """Return the matrix FLOP per µs of the unit that a dtype needs, with fp32 accumulators:
+    measured kernels use those."""
+    return gpu.flops_per_s[gpu.peak(dtype)[1]] / 1e6
+
+
+Array = Any  # a number, or a NumPy array of numbers
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Range of a parameter in its own unit: minimum, maximum and typical value. All are
+    positive."""
+
+    least: float
+    most: float
+    typical: float
+
+
+class KernelModel(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    kw_only=True,
+    tag_field="form",
+):
+    """A kernel model. Its annotated float fields are the fitted parameters; other fields select a
+    form.
+
+    Attributes:
+        CHOICES: Alternatives of the other fields, which a fit tries.
+        SOFTNESS: Relative error at which a fit changes from squares to absolute values.
+        PULL: Number of e-folds from its typical value at which a parameter costs as much as one
+            such error of one row; 0 for no cost.
+    """
+
+    CHOICES: ClassVar[tuple[Settings, ...]] = ({},)
+    SOFTNESS: ClassVar[float] = 0.04
+    PULL: ClassVar[float] = 0.0
+
+    def us(self, machine: GpuParameters, *shape: Array) -> Array:
+        """Return microseconds of one call, for arrays of shapes in the order that the class
+        docstring or `rows` gives."""
+        raise NotImplementedError
+
+    @classmethod
+    def ranges(cls) -> dict[str, Range]:
+        """Return the range of each fitted parameter."""
+        return _ranges(cls)
+
+
+@cache
+def _ranges(law: type[KernelModel]) -> dict[str, Range]:
+    results = {}
+    defaults = {f.name: f.default for f in msgspec.structs.fields(law)}
+    for name, hint in get_type_hints(law, include_extras=True).items():
+        if name in defaults and get_args(hint)[:1] == (float,):
+            meta = next(m for m in get_args(hint)[1:] if isinstance(m, msgspec.Meta))
+            results[name] = Range(float(meta.ge or 0), float(meta.le or 0), defaults[name])
+    return results
+
+
+def within(least: float, most: float) -> msgspec.Meta:
+    """Return the type of a parameter with its range."""
+    return msgspec.Meta(ge=least, le=most)
+
+
+def attended(length: Array, window: Array) -> Array:
+    """Return the maximum cached tokens that a query sees: `length`, or the window if it is above
+    0."""
+    return where(window > 0, minimum(length, maximum(window, 1)), length)
+
+
+def by_width(head_dim: Array, at_64: float, at_256: float) -> Array:
+    """Return the factor on a rate fitted at head_dim 128, for the widths of the kernels; √at_256 at
+    192."""
+    widths = head_dim <= 64, head_dim <= 128, head_dim <= 192
+    return select(widths, (at_64, 1.0, at_256**0.5), at_256)
+
+
+def pnorm(p: float, a: Array, b: Array) -> Array:
+    """Return (a^p + b^p)^(1/p) without overflow: the larger one times a factor from 1 to
+    2^(1/p)."""
+    high = maximum(a, b)
+    low = minimum(a, b)
+    return high * power(1.0 + power(low / maximum(high, 1e-300), p), 1.0 / p)
+
+
+class Elementwise(KernelModel, frozen=True, tag="elementwise"):
+    """One fused elementwise kernel.
+
+    Attributes:
+        t0: Launch [µs].
+        em: Share of the datasheet's bandwidth.
+    """
+
+    t0: Annotated[float, within(0.1, 20)] = 1.5
+    em: Annotated[float, within(0.05, 1.1)] = 0.8
+
+    def us(self, machine: GpuParameters, *shape: Array) -> Array:
+        (moved,) = shape
+        return self.t0 + moved / (self.em * machine.memory)
