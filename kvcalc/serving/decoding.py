@@ -1,137 +1,204 @@
-"""The decoding sequences: their number, memory, newest request, and completed requests.
+"""The decoding sequences of a server, and the limits and rules by which it fills its passes.
 
-Without a draft every sequence gains one token per pass, so consecutive passes are one event.
-With a draft each sequence gains the accepted draft tokens, drawn at random, and one more.
+Without a draft every sequence gains one token per pass, so consecutive passes are one event. With a
+draft each sequence gains the accepted draft tokens, drawn at random, and one more.
 """
 
-from heapq import heapify, heappop, heappush
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, TypeAlias
 
-from kvcalc.serving.ledger import Grown, Ledger
-from kvcalc.serving.log import Log
-from kvcalc.serving.pool import Pool
-from kvcalc.serving.scheduling import Live
+import numpy as np
+
+from kvcalc.serving.cache_accounting import (
+    CacheGrowth,
+    CacheUsage,
+    Log,
+    Pool,
+    constant_growth,
+)
 from kvcalc.serving.speculation import Drafting
-from kvcalc.serving.steps import Line
+from kvcalc.serving.step_timers import StepTimeSegment
 
 
-class InStep:
+class Limits(NamedTuple):
+    """Limits of one data-parallel rank.
+
+    Attributes:
+        max_num_seqs: Maximum number of concurrent sequences.
+        max_num_batched_tokens: Maximum tokens of a pass.
+        host_bytes_per_s: Rate at which preempted caches are swapped to the host; 0 recomputes them.
+        batch_timeout: Seconds that a static batch waits to become full.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    host_bytes_per_s: float = 0.0
+    batch_timeout: float = 0.0
+
+
+class Scheduling(NamedTuple):
+    """How an engine fills its passes.
+
+    Attributes:
+        decodes_wait: Whether passes with prompts contain no decodes and come first (SGLang).
+        whole: Whether a prompt is processed in one pass, with as many others as its tokens allow
+            (TensorRT-LLM). Otherwise it is processed in chunks (vLLM).
+        reserve: Share of an answer whose cache must be free when a request is admitted. With 1 no
+            request is ever preempted.
+        wait_passes: Decode passes that prompts wait for more prompts.
+        wait_share: Share of a pass that prompts must fill to end the wait.
+        receive_interval: Decode passes between two checks for arrivals, if no pass with prompts is
+            between them (SGLang's scheduler-recv-interval).
+    """
+
+    decodes_wait: bool = False
+    whole: bool = False
+    reserve: float = 0.0
+    wait_passes: int = 0
+    wait_share: float = 0.0
+    receive_interval: int = 1
+
+
+MIXED = Scheduling()
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """A request in the system.
+
+    Attributes:
+        target: Tokens to cache before the request decodes.
+        cached: Tokens that are cached; of a decoding request, when it began to decode.
+        generated: Tokens generated; of a decoding request, when it began to decode.
+        order: Number of its last admission; 0 before the first.
+        began: Step at which it began to decode.
+        ends: Step at which its answer is complete.
+        reserved: Bytes reserved for the request.
+        is_swapped: Whether its cache is in the memory of the host.
+        is_computed: Whether its prompt was computed on a prefill rank.
+    """
+
+    index: int
+    target: int
+    cached: int = 0
+    generated: int = 0
+    order: int = 0
+    began: int = 0
+    ends: int = 0
+    reserved: int = 0
+    is_swapped: bool = False
+    is_computed: bool = False
+
+
+class LockstepDecoding:
     """Sequences that gain one token each in every pass.
 
     Attributes:
-        running: Sequences sorted by the step at which each is done.
-        count: Number of sequences.
+        running: Sequences by their order. The last one began to decode last.
+        ends: Heap of (last step, order), with entries of preempted sequences.
         context: Total number of cached tokens.
-        needed: Bytes that the sequences hold after one more pass.
     """
 
     def __init__(self, pool: Pool, longest: int) -> None:
-        self.ledger = Ledger(pool, longest)
-        self.running: list[tuple[int, int, Live]] = []  # heap of (last step, order, request) with stale entries
-        self.recent: list[Live] = []  # in order of admission; includes completed requests
-        self.count = self.context = 0
-
-    @property
-    def needed(self) -> int:
-        return self.ledger.next if self.count else 0
-
-    def exceeds(self, room: int) -> bool:
-        """Return whether one more pass needs more than `room` bytes."""
-        return self.ledger.ends > room and self.needed > room
-
-    def join(self, live: Live, left: int) -> None:
-        """Add a sequence that decodes `left` tokens, from the next pass on."""
-        step = self.ledger.step
-        live.target, live.began, live.ends, live.decodes = live.cached, step, step + left, True
-        heappush(self.running, (live.ends, live.order, live))
-        self.recent.append(live)
-        if len(self.recent) > 64 + 2 * self.count:
-            self.recent = [one for one in self.recent if one.decodes]
-            self.running = [entry for entry in self.running if entry[2].decodes and entry[1] == entry[2].order]
-            heapify(self.running)
-        self.ledger.join(live.cached, left)
-        self.count += 1
-        self.context += live.cached
-
-    def newest(self) -> int:
-        """Return the order of the sequence that was admitted last; −1 without sequences."""
-        while self.recent and not self.recent[-1].decodes:
-            self.recent.pop()
-        return self.recent[-1].order if self.recent else -1
-
-    def take_out(self) -> Live:
-        """Remove the sequence that was admitted last, with its counts of tokens updated."""
-        self.newest()
-        live = self.recent.pop()
-        live.decodes = False
-        self._clear()
-        gained = self.ledger.step - live.began
-        live.cached = live.target + gained
-        live.generated += gained
-        self.ledger.join(live.cached, live.ends - self.ledger.step, sign=-1)
-        self.count -= 1
-        self.context -= live.cached
-        return live
-
-    def in_a_row(self, most: int, room: int) -> int:
-        """Return the number of passes until a sequence is done or `room` bytes are exceeded.
-
-        The number is at least 1 and at most `most`.
-        """
-        many = min(self.running[0][0] - self.ledger.step, most)
-        if many > 1 and self.ledger.ends > room:
-            many = max(1, self.ledger.within(many, room))
-        return many
-
-    def _clear(self) -> None:
-        """Remove entries of preempted sequences from the front of the heap.
-
-        A sequence that came back has another order.
-        """
-        running = self.running
-        while running and not (running[0][2].decodes and running[0][1] == running[0][2].order):
-            heappop(running)
-
-    def grow(self, passes: int, line: Line, held: int, kept: int) -> tuple[Grown, list[Live]]:
-        """Simulate `passes` passes and return their bytes, as `Ledger.grow`, and the completed requests."""
-        grown = self.ledger.grow(passes, line, held, kept)
-        self.context += self.count * passes
-        done: list[Live] = []
-        step = self.ledger.step
-        while self.running and self.running[0][0] <= step:
-            live = heappop(self.running)[2]
-            cached = live.target + step - live.began
-            self.ledger.leave(cached)
-            self.count -= 1
-            self.context -= cached
-            live.decodes = False
-            done.append(live)
-            self._clear()
-        return grown, done
-
-    def still(self, seconds: float, held: int, kept: int) -> Grown:
-        """Return the bytes of a pass in which these sequences do not decode."""
-        taken, kept = self.ledger.allocated + held, self.ledger.stored + kept
-        return Grown(taken, kept, taken, taken * seconds, kept * seconds)
-
-
-class OwnPace:
-    """Sequences that gain the accepted draft tokens and one more in each pass.
-
-    The methods are those of `InStep`, computed with arrays.
-    """
-
-    def __init__(self, pool: Pool, drafting: Drafting, log: Log) -> None:
-        import numpy as np
-
-        self.pool, self.drafting, self.log = pool, drafting, log
-        self.chance = np.random.default_rng([drafting.seed, log.rank])
-        self.lives: list[Live] = []
-        self.cached, self.left = (np.zeros(0, dtype=np.int64) for _ in range(2))
+        self.usage = CacheUsage(pool, longest)
+        self.running: dict[int, RunningRequest] = {}
+        self.ends: list[tuple[int, int]] = []
+        self.context = 0
 
     @property
     def count(self) -> int:
-        return len(self.lives)
+        return len(self.running)
+
+    @property
+    def needed(self) -> int:
+        """Bytes that the sequences hold after one more pass."""
+        return self.usage.next if self.running else 0
+
+    def exceeds(self, free_bytes: int) -> bool:
+        """Return whether one more pass needs more than `free_bytes` bytes."""
+        return self.usage.ends > free_bytes and self.needed > free_bytes
+
+    def join(self, request: RunningRequest, answer_tokens: int) -> None:
+        """Add a sequence that decodes `answer_tokens` tokens, from the next pass on."""
+        request.began = self.usage.step
+        request.ends = request.began + answer_tokens
+        self.running[request.order] = request
+        heappush(self.ends, (request.ends, request.order))
+        self.usage.join(request.cached, answer_tokens)
+        self.context += request.cached
+
+    def newest(self) -> int:
+        """Return the order of the sequence that joined last; −1 without sequences."""
+        return next(reversed(self.running), -1)
+
+    def take_out(self) -> RunningRequest:
+        """Remove the sequence that joined last, with its counts of tokens updated."""
+        _, request = self.running.popitem()
+        gained = self.usage.step - request.began
+        request.cached += gained
+        request.generated += gained
+        self.usage.join(request.cached, request.ends - self.usage.step, sign=-1)
+        self.context -= request.cached
+        return request
+
+    def in_a_row(self, max_passes: int, free_bytes: int) -> int:
+        """Return the number of passes until a sequence is done or `free_bytes` are exceeded.
+
+        The number is at least 1 and at most `max_passes`.
+        """
+        while self.ends[0][1] not in self.running:
+            heappop(self.ends)
+        passes = min(self.ends[0][0] - self.usage.step, max_passes)
+        if passes > 1 and self.usage.ends > free_bytes:
+            passes = max(1, self.usage.within(passes, free_bytes))
+        return passes
+
+    def grow(
+        self,
+        passes: int,
+        line: StepTimeSegment,
+        other_allocated: int,
+        other_stored: int,
+    ) -> tuple[CacheGrowth, list[RunningRequest]]:
+        """Simulate `passes` passes; return their bytes, as `CacheUsage.grow`, and the completed
+        requests."""
+        growth = self.usage.grow(passes, line, other_allocated, other_stored)
+        self.context += self.count * passes
+        completed: list[RunningRequest] = []
+        step = self.usage.step
+        while self.ends and self.ends[0][0] <= step:
+            request = self.running.pop(heappop(self.ends)[1], None)
+            if request:
+                cached = request.cached + step - request.began
+                self.usage.join(cached, 0, sign=-1)
+                self.context -= cached
+                completed.append(request)
+        return growth, completed
+
+    def pause(self, seconds: float, other_allocated: int, other_stored: int) -> CacheGrowth:
+        """Return the bytes of a pass in which these sequences do not decode."""
+        allocated = self.usage.allocated + other_allocated
+        return constant_growth(allocated, self.usage.stored + other_stored, seconds)
+
+
+class SpeculativeDecoding:
+    """Sequences that gain the accepted draft tokens and one more in each pass.
+
+    The methods are those of `LockstepDecoding`, computed with arrays.
+    """
+
+    def __init__(self, pool: Pool, drafting: Drafting, log: Log) -> None:
+        self.pool = pool
+        self.drafting = drafting
+        self.log = log
+        self.rng = np.random.default_rng([drafting.seed, log.rank])
+        self.running: list[RunningRequest] = []
+        self.cached = self.remaining = np.zeros(0, dtype=np.int64)
+
+    @property
+    def count(self) -> int:
+        return len(self.running)
 
     @property
     def context(self) -> int:
@@ -141,50 +208,57 @@ class OwnPace:
     def needed(self) -> int:
         return int(self.pool.allocated[self.cached + 1].sum())
 
-    def exceeds(self, room: int) -> bool:
-        return self.needed > room
+    def exceeds(self, free_bytes: int) -> bool:
+        return self.needed > free_bytes
 
-    def join(self, live: Live, left: int) -> None:
-        import numpy as np
-
-        self.lives.append(live)
-        self.cached, self.left = np.append(self.cached, live.cached), np.append(self.left, left)
+    def join(self, request: RunningRequest, answer_tokens: int) -> None:
+        self.running.append(request)
+        self.cached = np.append(self.cached, request.cached)
+        self.remaining = np.append(self.remaining, answer_tokens)
 
     def newest(self) -> int:
-        return max((live.order for live in self.lives), default=-1)
+        return max((request.order for request in self.running), default=-1)
 
-    def take_out(self) -> Live:
-        import numpy as np
+    def take_out(self) -> RunningRequest:
+        index = max(range(self.count), key=lambda i: self.running[i].order)
+        request = self.running[index]
+        cached = int(self.cached[index])
+        request.generated += cached - request.cached
+        request.cached = cached
+        self._select(np.arange(self.count) != index)
+        return request
 
-        at = int(np.argmax([live.order for live in self.lives]))
-        live = self.lives[at]
-        live.generated += int(self.cached[at]) - live.cached
-        live.cached = int(self.cached[at])
-        self._keep(np.arange(self.count) != at)
-        return live
-
-    def in_a_row(self, most: int, room: int) -> int:
+    def in_a_row(self, max_passes: int, free_bytes: int) -> int:
         return 1
 
-    def grow(self, passes: int, line: Line, held: int, kept: int) -> tuple[Grown, list[Live]]:
-        gained = self.drafting.yields(self.chance, self.count).clip(max=self.left)
+    def grow(
+        self,
+        passes: int,
+        line: StepTimeSegment,
+        other_allocated: int,
+        other_stored: int,
+    ) -> tuple[CacheGrowth, list[RunningRequest]]:
+        gained = self.drafting.draw_tokens(self.rng, self.count).clip(max=self.remaining)
         self.log.verified += self.count
         self.log.yielded += int(gained.sum())
-        self.cached += gained
-        self.left -= gained
-        grown, going = self.still(line.first, held, kept), self.left > 0
-        done = [live for live, on in zip(self.lives, going, strict=True) if not on]
-        if done:
-            self._keep(going)
-        return grown, done
+        self.cached = self.cached + gained
+        self.remaining = self.remaining - gained
+        growth = self.pause(line.first, other_allocated, other_stored)
+        goes_on = self.remaining > 0
+        completed = [r for r, more in zip(self.running, goes_on, strict=True) if not more]
+        if completed:
+            self._select(goes_on)
+        return growth, completed
 
-    def still(self, seconds: float, held: int, kept: int) -> Grown:
-        taken, kept = (int(of[self.cached].sum()) + n for of, n in ((self.pool.allocated, held), (self.pool.stored, kept)))
-        return Grown(taken, kept, taken, taken * seconds, kept * seconds)
+    def pause(self, seconds: float, other_allocated: int, other_stored: int) -> CacheGrowth:
+        allocated = int(self.pool.allocated[self.cached].sum()) + other_allocated
+        stored = int(self.pool.stored[self.cached].sum()) + other_stored
+        return constant_growth(allocated, stored, seconds)
 
-    def _keep(self, mask: Any) -> None:
-        self.lives = [live for live, kept in zip(self.lives, mask, strict=True) if kept]
-        self.cached, self.left = self.cached[mask], self.left[mask]
+    def _select(self, mask: Any) -> None:
+        self.running = [r for r, selected in zip(self.running, mask, strict=True) if selected]
+        self.cached = self.cached[mask]
+        self.remaining = self.remaining[mask]
 
 
-Decoding: TypeAlias = InStep | OwnPace
+Decoding: TypeAlias = LockstepDecoding | SpeculativeDecoding

@@ -1,21 +1,51 @@
-"""The records of `latency`: a batch of equal requests, with speculation and without a cache."""
+"""Time that a KV cache saves for one request, and why it may save almost nothing.
+
+Without a cache, every step passes all tokens through the layers again. All of this work, except
+the work of a run with a cache, is redundant. It may still cost no time: a pass over few tokens
+takes as long as its launches and the reading of the weights, for any number of tokens. A cache
+saves time only if a pass over all tokens takes longer than a pass over a single token.
+
+The records of `latency`: a batch of equal requests, with speculation and without a cache.
+"""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from kvcalc.capacity.memory_record import batch_memory
-from kvcalc.capacity.placement import offloaded
+from kvcalc.capacity.fit_records import batch_memory
+from kvcalc.capacity.memory_budget import offloaded_bytes
 from kvcalc.errors import UserError
+from kvcalc.gpu.roof import roofline, total_seconds
 from kvcalc.layers.batch import Batch
-from kvcalc.library.words import spelled, tokens_called
-from kvcalc.serving.alike import check_work, groups_of
-from kvcalc.serving.latency import DecodeSteps, StepsAgain, check_steps, cost_per_million, request
-from kvcalc.serving.redundancy import doubling_context, no_cache_fields
-from kvcalc.serving.speculation import ACCEPTANCE, MOST_SPECULATED, best_drafted, draft_model, speculate, stops_paying
-from kvcalc.timing.deployment import Deployment
+from kvcalc.library.choices import spelled, tokens_called
+from kvcalc.model.memory import fullest_stage
+from kvcalc.model.precision import stored_as
+from kvcalc.serving.request_latency import (
+    Latency,
+    check_steps,
+    cost_per_million,
+    passes_in_one,
+    request,
+    token_projections,
+    without_cache,
+)
+from kvcalc.serving.speculation import (
+    ACCEPTANCE,
+    best_drafted,
+    check_draft,
+    draft_model,
+    expected_tokens,
+    step_times,
+    stops_paying,
+)
+from kvcalc.timing.deployment import TimedDeployment
 
+Record: TypeAlias = dict[str, Any]  # a record as in report/keys.yaml
+MAX_CONTEXT = 1 << 20  # context up to which a step without the cache is searched
+MAX_STEPS_AGAIN = 1 << 18  # tokens of an answer without a cache
+MAX_PASSES = 1 << 23  # passes of all requests
+MAX_POINTS = 512  # steps of a request up to which NumPy is not imported
 NO_CACHE_HEADS = ("last", "all")
 
 
@@ -48,21 +78,33 @@ class LatencyOptions(msgspec.Struct, frozen=True):
     price_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.draft and (self.num_speculative_tokens or self.acceptance_rate is not None):
-            raise UserError("num-speculative-tokens and acceptance-rate are of a draft, and there is none")
+        check_draft(self.draft, self.num_speculative_tokens, self.acceptance_rate)
         if self.head not in NO_CACHE_HEADS:
-            raise UserError(f"unknown head {self.head!r}", hint=f"Known: {', '.join(NO_CACHE_HEADS)}")
+            raise UserError(
+                f"unknown head {self.head!r}",
+                hint=f"Known: {', '.join(NO_CACHE_HEADS)}",
+            )
         if self.head != "last" and not self.no_cache:
-            raise UserError(f"head {self.head} is of a generation without a cache", hint="Add --no-cache")
+            raise UserError(
+                f"head {self.head} is of a generation without a cache",
+                hint="Add --no-cache",
+            )
         for name in ("prefix_len", "max_num_batched_tokens"):
             if getattr(self, name) < 0:
                 raise UserError(f"{spelled(name)} {getattr(self, name)} is below 0")
         check_steps("tokens of an answer", self.output_len)
-        check_steps("chunks of the prompt", self.input_len // (self.max_num_batched_tokens or self.input_len))
+        check_steps("chunks of the prompt", self.chunks)
+        if self.no_cache:
+            check_steps("tokens of an answer without a cache", self.output_len, MAX_STEPS_AGAIN)
         if not 0 <= self.cpu_offload_gb <= 1 << 20:
             raise UserError(f"cpu-offload-gb {self.cpu_offload_gb} is not a number of GiB")
-        if not 0 <= self.num_speculative_tokens <= MOST_SPECULATED or not 0 <= self.price_per_hour < 1e9:
-            raise UserError(f"num-speculative-tokens should be 0 to {MOST_SPECULATED} and price-per-hour 0 or more")
+        if not 0 <= self.price_per_hour < 1e9:
+            raise UserError(f"price-per-hour {self.price_per_hour} is not 0 or more")
+
+    @property
+    def chunks(self) -> int:
+        """Whole chunks of the prompt."""
+        return self.input_len // (self.max_num_batched_tokens or self.input_len)
 
     @property
     def context(self) -> int:
@@ -75,152 +117,209 @@ class LatencyOptions(msgspec.Struct, frozen=True):
         return self.input_len + max(1, self.output_len // 2)
 
 
-class _Known(NamedTuple):
-    """Results that requests of one deployment and batch size share.
+def doubling_context(
+    deployment: TimedDeployment, batch_size: int = 1, all_positions: bool = False
+) -> int | None:
+    """Return the smallest context at which a step without the cache takes twice as long as with it.
 
-    Attributes:
-        steps: Decode steps with a cache.
-        again: Steps without a cache, by LM head positions.
-        doubles: Contexts at which a step without a cache takes twice as long, by LM head positions.
+    None if there is no such context up to 2^20 tokens or the positions of the model.
     """
 
-    steps: DecodeSteps | None
-    again: dict[str, StepsAgain]
-    doubles: dict[str, int | None]
+    def doubled(context: int) -> bool:
+        again = deployment.seconds(Batch.prefill(context, batch_size), all_positions)
+        return bool(again >= 2 * deployment.seconds(Batch.decode(context, batch_size)))
+
+    low, high = 1, min(MAX_CONTEXT, deployment.model.position_embeddings or MAX_CONTEXT)
+    if not doubled(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if doubled(middle) else (middle + 1, high)
+    return high
 
 
-def latency_records(asked_for: Sequence[tuple[Deployment, LatencyOptions]]) -> list[dict[str, Any]]:
-    """Return the `latency_record` of each request. Steps common to several requests are timed once.
+def latency_records(
+    requests: Sequence[tuple[TimedDeployment, LatencyOptions]],
+) -> list[Record]:
+    """Return the `latency_record` of each request.
 
     Raises:
-        UserError: All requests take more than MOST_IN_ALL passes, or more than MOST_AGAIN passes
-            without a cache.
+        UserError: All requests together take more than MAX_PASSES passes. A pass through a model
+            with many kinds of layers counts as several.
     """
-    alike: dict[tuple[int, int, float], dict[int, LatencyOptions]] = {}
-    for number, (deployment, asked) in enumerate(asked_for):
-        alike.setdefault((id(deployment), asked.batch_size, asked.cpu_offload_gb), {})[number] = asked
-    models = {id(deployment): deployment.model for deployment, _ in asked_for}
-    together = {some: [*groups_of(requests, models[some[0]])] for some, requests in alike.items()}
-    check_work([asked for _, asked in asked_for], [group for groups in together.values() for group in groups])
-    records: dict[int, dict[str, Any]] = {}
-    for (_, batch_size, _), groups in together.items():
-        deployment, doubles = with_host_weights(*asked_for[groups[0].numbers[0]]), dict[str, int | None]()
-        for group in groups:
-            known = _Known(None, {}, doubles)
-            if group.ranges:
-                again = {head: StepsAgain(deployment, batch_size, group.ranges, head == "all") for head in group.heads}
-                known = _Known(DecodeSteps(deployment, batch_size, group.ranges), again, doubles)
-            records |= {number: _record(deployment, asked_for[number][1], known) for number in group.numbers}
-    return [records[number] for number in range(len(asked_for))]
+    passes = 0
+    for deployment, options in requests:
+        runs = 2 if options.no_cache else 1
+        own_passes = runs * options.output_len + options.chunks
+        passes += own_passes * passes_in_one(deployment.model)
+    check_steps("passes of all requests", passes, MAX_PASSES)
+    doubling: dict[Any, int | None] = {}  # shared, because no length matters
+    records = []
+    for requested_deployment, options in requests:
+        deployment = with_host_weights(requested_deployment, options)
+        record = _record(deployment, options)
+        if options.no_cache:
+            size, head = options.batch_size, options.head
+            key = id(requested_deployment), size, options.cpu_offload_gb, head
+            if key not in doubling:
+                doubling[key] = doubling_context(deployment, size, head == "all")
+            record["no_cache_doubles_from"] = doubling[key]
+        records.append(record)
+    return records
 
 
-def latency_record(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
+def latency_record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     """Return one configuration as a flat record.
 
     Fields:
         uncached_ttft_s: TTFT without the cached prefix; None without a prefix.
-        energy_per_token_j: Energy per output token, with all GPUs at full power for the whole request.
-            None if the GPU's power is unknown.
+        energy_per_token_j: Energy per output token, with all GPUs at full power for the whole
+            request. None if the GPU's power is unknown.
         fallback: Sentence with the data type of GEMMs if the GPU has no unit for the chosen one.
     """
-    return latency_records([(deployment, asked)])[0]
+    return latency_records([(deployment, options)])[0]
 
 
-def _record(deployment: Deployment, asked: LatencyOptions, known: _Known) -> dict[str, Any]:
-    """Return the record of a deployment whose host weights are already set.
-
-    Contexts at which steps take twice as long are stored in `known`.
-    """
-    prompt = asked.batch_size, asked.prefix_len, asked.max_num_batched_tokens
-    found = request(deployment, asked.input_len, asked.output_len, *prompt, known.steps)
-    at_end = known.steps or DecodeSteps(deployment, asked.batch_size, [(asked.context, asked.context + 1)])
-    passes = Batch.prefill(asked.input_len, asked.batch_size), at_end.longest
-    tokens = asked.batch_size * asked.output_len
-    record: dict[str, Any] = deployment.named | {"batch_size": asked.batch_size}
-    record |= {"input_len": asked.input_len, "output_len": asked.output_len}
-    record |= {"prefix_len": asked.prefix_len, **found._asdict(), "uncached_ttft_s": _uncached(deployment, asked)}
-    record |= {"speedup": None, "tokens_per_step": 1.0}
-    record |= {"time_basis": deployment.time_basis, "time_p90_error": deployment.p90_error(passes[1])}
-    record["uncalibrated_share"] = at_end.uncalibrated_share(asked.context)
-    whole = found.e2e_s
-    record["output_tokens_per_s"] = tokens / whole if whole else None
-    if asked.price_per_hour:
-        cost = cost_per_million(asked.price_per_hour, record["gpus"], whole, tokens) if whole else None
-        record["cost_per_million_tokens"] = cost
-    power = deployment.gpu.power_w
-    record["energy_per_token_j"] = power * record["gpus"] * whole / tokens if power and whole else None
-    record |= _offload(deployment, passes[1])
-    record |= request_memory(deployment, asked)
-    if asked.no_cache:
-        lengths = asked.input_len, asked.output_len, asked.batch_size
-        record |= no_cache_fields(deployment, *lengths, asked.head, found, known.again.get(asked.head))
-        if asked.head not in known.doubles:  # the context depends on neither length
-            known.doubles[asked.head] = doubling_context(deployment, asked.batch_size, asked.head == "all")
-        record["no_cache_doubles_from"] = known.doubles[asked.head]
-    draft = drafting(deployment, asked)
+def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
+    """Return the record of a deployment whose host weights are already set."""
+    input_len, batch_size = options.input_len, options.batch_size
+    shape = input_len, options.output_len, batch_size
+    chunk = options.max_num_batched_tokens
+    latency = request(deployment, *shape, options.prefix_len, chunk, MAX_POINTS)
+    uncached_ttft = None
+    if options.prefix_len:
+        uncached_ttft = request(deployment, input_len, 1, batch_size, chunk=chunk).ttft_s
+    last_step = Batch.decode(options.context, batch_size)
+    record: Record = deployment.named | {
+        "batch_size": batch_size,
+        "input_len": input_len,
+        "output_len": options.output_len,
+        "prefix_len": options.prefix_len,
+        **latency._asdict(),
+        "uncached_ttft_s": uncached_ttft,
+        "speedup": None,
+        "tokens_per_step": 1.0,
+        "time_basis": deployment.time_basis,
+        "time_p90_error": deployment.p90_error(last_step),
+        "uncalibrated_share": float(deployment.uncalibrated_share(last_step)),
+    }
+    record |= _per_token(deployment, options, latency.e2e_s)
+    host_bytes = deployment.host_weights
+    record["cpu_offload_bytes"] = host_bytes
+    record["cpu_offload_s"] = None
+    if host_bytes:
+        record["cpu_offload_s"] = deployment.host_seconds(deployment.operators(last_step))
+    record |= request_memory(deployment, options)
+    if options.no_cache:
+        record |= _no_cache_fields(deployment, options, latency)
+    draft = drafting(deployment, options)
     if draft:
-        record |= _speculative(deployment, draft, asked)
+        record |= _speculative(deployment, draft, options)
+    passes = Batch.prefill(input_len, batch_size), last_step
     fallbacks = dict.fromkeys(d.fallback(*passes) for d in (deployment, draft) if d)
     return record | {"fallback": "; ".join(filter(None, fallbacks)) or None}
 
 
-def _uncached(deployment: Deployment, asked: LatencyOptions) -> float | None:
-    """Return the TTFT in seconds without the cached prefix; None without a prefix."""
-    if not asked.prefix_len:
-        return None
-    return request(deployment, asked.input_len, 1, asked.batch_size, 0, asked.max_num_batched_tokens).ttft_s
+def _per_token(
+    deployment: TimedDeployment, options: LatencyOptions, e2e_s: float | None
+) -> Record:
+    """Return rate, cost and energy of the output tokens, which take `e2e_s` seconds."""
+    gpus, power = deployment.parallelism.gpus, deployment.gpu.power_w
+    tokens = options.batch_size * options.output_len
+    record: Record = {"output_tokens_per_s": tokens / e2e_s if e2e_s else None}
+    if options.price_per_hour:
+        record["cost_per_million_tokens"] = (
+            cost_per_million(options.price_per_hour, gpus, e2e_s, tokens) if e2e_s else None
+        )
+    energy_j = power * gpus * e2e_s / tokens if power and e2e_s else None
+    return record | {"energy_per_token_j": energy_j}
 
 
-def with_host_weights(deployment: Deployment, asked: LatencyOptions) -> Deployment:
+def _no_cache_fields(
+    deployment: TimedDeployment, options: LatencyOptions, cached: Latency
+) -> Record:
+    """Return the fields of the same request without a cache, compared with the `cached` request.
+
+    Fields:
+        no_cache_redundant_flops_share: 1 − FLOPs with the cache / FLOPs without. 0 if chunks of a
+            prompt, each with its LM head, take more FLOPs.
+        no_cache_token_projections: Tokens of all sequences that pass through the layers.
+        tpot_last_bound_s: Lower bound of the last step with the cache, from the datasheet only. It
+            is mostly the reading of the weights; the remaining time of the step is launches.
+        no_cache_doubles_from: Set by `latency_records`.
+    """
+    lengths, size = (options.input_len, options.output_len), options.batch_size
+    plain = without_cache(deployment, *lengths, size, options.head == "all", MAX_POINTS)
+    needed, processed = token_projections(*lengths)
+    last = deployment.operators(Batch.decode(needed, size))
+    return {f"no_cache_{key}": value for key, value in plain._asdict().items()} | {
+        "speedup": plain.e2e_s / cached.e2e_s if plain.e2e_s and cached.e2e_s else None,
+        "no_cache_head": options.head,
+        "no_cache_redundant_flops_share": max(0.0, 1 - cached.flops / plain.flops),
+        "no_cache_token_projections": size * processed,
+        "no_cache_redundant_projections": size * (processed - needed),
+        "tpot_last_bound_s": float(total_seconds(roofline(last, deployment.gpu))),
+        "no_cache_doubles_from": None,
+    }
+
+
+def with_host_weights(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment:
     """Return the deployment with the offloaded part of its weights in host memory."""
-    return msgspec.structs.replace(deployment, host_weights=offloaded(deployment.weight_bytes, asked.cpu_offload_gb))
+    if not options.cpu_offload_gb:
+        return msgspec.structs.replace(deployment, host_weights=0)
+    model = stored_as(deployment.model, deployment.precision)
+    formats, ranks = deployment.formats, deployment.parallelism
+    stage = fullest_stage(model, formats, ranks, 1, 1).number
+    away = offloaded_bytes(model, formats, ranks, stage, options.cpu_offload_gb)
+    return msgspec.structs.replace(deployment, host_weights=away)
 
 
-def _offload(deployment: Deployment, decode: Batch) -> dict[str, Any]:
-    """Return the offloaded bytes of a GPU's weights, and their seconds on its link per decode pass."""
-    away = deployment.host_weights
-    return {"cpu_offload_bytes": away, "cpu_offload_s": deployment.host_seconds(deployment.operators(decode)) if away else None}
-
-
-def drafting(deployment: Deployment, asked: LatencyOptions) -> Deployment | None:
+def drafting(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment | None:
     """Return the deployment of the draft model, configured as the target; None without a draft."""
-    if not asked.draft:
+    if not options.draft:
         return None
-    return msgspec.structs.replace(deployment, model=draft_model(deployment.model, asked.draft), host_weights=0)
+    return msgspec.structs.replace(
+        deployment, model=draft_model(deployment.model, options.draft), host_weights=0
+    )
 
 
-def _speculative(deployment: Deployment, draft: Deployment, asked: LatencyOptions) -> dict[str, Any]:
+def _speculative(
+    deployment: TimedDeployment, draft: TimedDeployment, options: LatencyOptions
+) -> Record:
     """Return the fields of one step of speculative decoding at mid length."""
-    context, drafted = asked.mid_length, asked.num_speculative_tokens
-    step = deployment, draft, context, asked.batch_size
-    accepted = ACCEPTANCE if asked.acceptance_rate is None else asked.acceptance_rate
-    found = speculate(*step, drafted, accepted) if drafted else best_drafted(*step, accepted)
+    context = options.mid_length
+    drafted = options.num_speculative_tokens
+    accepted = ACCEPTANCE if options.acceptance_rate is None else options.acceptance_rate
+    shape = deployment, draft, context, options.batch_size
+    times = step_times(*shape, drafted) if drafted else best_drafted(*shape, accepted)
     return {
         "draft": draft.model.name,
-        "num_speculative_tokens": found.drafted,
+        "num_speculative_tokens": times.drafted,
         "acceptance_rate": accepted,
-        "tokens_per_step": found.tokens_per_step,
-        "draft_s": found.draft_s,
-        "verify_s": found.verify_s,
-        "speculative_tpot_s": found.tpot_s,
-        "speculative_speedup": found.speedup,
-        "stops_paying_at_batch": stops_paying(deployment, draft, context, found.drafted, accepted),
+        "tokens_per_step": expected_tokens(accepted, times.drafted),
+        "draft_s": times.draft_s,
+        "verify_s": times.verify_s,
+        "speculative_tpot_s": times.per_token(accepted),
+        "speculative_speedup": times.speedup(accepted),
+        "stops_paying_at_batch": stops_paying(
+            deployment, draft, context, times.drafted, accepted
+        ),
         "draft_weight_bytes": draft.weight_bytes,
-        "draft_cache_bytes": draft.cache_size(asked.context, asked.batch_size).stored,
+        "draft_cache_bytes": draft.cache_size(options.context, options.batch_size).stored,
     }
 
 
-def request_memory(deployment: Deployment, asked: LatencyOptions) -> dict[str, Any]:
+def request_memory(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     """Return whether the requests fit, as in `batch_memory`, with the draft loaded too."""
-    options: dict[str, Any] = {
-        "max_num_batched_tokens": asked.max_num_batched_tokens,
-        "cpu_offload_gb": asked.cpu_offload_gb,
-        "shared_prefix": asked.prefix_len,
+    memory_options: Record = {
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "cpu_offload_gb": options.cpu_offload_gb,
+        "shared_prefix": options.prefix_len,
     }
-    if asked.draft == "mtp":
-        options["mtp"] = True
-    elif asked.draft:
-        options["draft"] = draft_model(deployment.model, asked.draft)
-    if asked.draft:
-        options["num_speculative_tokens"] = asked.num_speculative_tokens
-    return batch_memory(deployment, [(asked.batch_size, asked.context)], **options)
+    if options.draft == "mtp":
+        memory_options["mtp"] = True
+    elif options.draft:
+        memory_options["draft"] = draft_model(deployment.model, options.draft)
+    if options.draft:
+        memory_options["num_speculative_tokens"] = options.num_speculative_tokens
+    return batch_memory(deployment, [(options.batch_size, options.context)], **memory_options)

@@ -1,167 +1,291 @@
-"""What a server is asked: requests from a trace, or drawn.
+"""Requests of a server: read from a trace, or drawn at random.
 
-A trace is a CSV with the columns `arrival_s, input_len, output_len`, or those of the public Azure LLM inference traces,
-`TIMESTAMP, ContextTokens, GeneratedTokens` (github.com/Azure/AzurePublicDataset), whose times count from the first row. With
-`prefix_id, prefix_len` prompts begin with so many tokens of a prefix that they share. Clients of a closed loop take requests in
-their order, so that theirs need no arrival_s.
+A trace is a CSV with the columns `arrival_s, input_len, output_len`, or the columns of the public
+Azure LLM inference traces, `TIMESTAMP, ContextTokens, GeneratedTokens`
+(github.com/Azure/AzurePublicDataset), whose times count from the first row. With `prefix_id,
+prefix_len`, prompts begin with `prefix_len` tokens of a prefix that they share. Clients of a closed
+loop send requests in their order, so their trace needs no arrival_s.
 """
 
 import csv
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from kvcalc.capacity.allocations import lognormal
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
+from kvcalc.units import parse_tokens
 
-MOST_BYTES, MOST_REQUESTS, MOST_SECONDS = 256 << 20, 2_000_000, 1e12
-MOST_LEN = 1 << 20  # tokens of a prompt or of an answer: the simulator keeps tables over tokens
+MAX_BYTES, MAX_REQUESTS, MAX_SECONDS = 256 << 20, 2_000_000, 1e12
+MAX_LEN = 1 << 20  # tokens of a prompt or of an answer: the simulator keeps tables over tokens
+MIN_SHARE = 0.8  # minimum share of the nominal length in InferenceX
 PLAIN = ("arrival_s", "input_len", "output_len")
-PREFIX = ("prefix_id", "prefix_len")  # beside them, where prompts share prefixes
+PREFIX = ("prefix_id", "prefix_len")  # further columns if prompts share prefixes
 AZURE = ("timestamp", "contexttokens", "generatedtokens")
 
 
-class Requests(NamedTuple):
-    """Arrays of one length: seconds of arrival in order (float64), tokens of the prompt and of the answer (int64)."""
+@dataclass(frozen=True)
+class Requests:
+    """Requests as arrays of one length.
+
+    Attributes:
+        arrival_s: Seconds of arrival, sorted (float64).
+        input_len: Tokens of the prompts (int64).
+        output_len: Tokens of the answers (int64).
+        prefix_id: Numbers of the prefixes that prompts share, −1 for none. None if no prompt has
+            one.
+        prefix_len: Tokens of the prefixes.
+    """
 
     arrival_s: Any
     input_len: Any
     output_len: Any
+    prefix_id: Any = None
+    prefix_len: Any = None
 
     def __len__(self) -> int:
         return self.arrival_s.size  # type: ignore[no-any-return]
 
     @property
+    def has_prefixes(self) -> bool:
+        return self.prefix_id is not None
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest prompt and of the longest answer together."""
+        return int(self.input_len.max() + self.output_len.max())
+
+    @property
     def rate(self) -> float:
-        """Arrivals per second, from the first to the last; 0 where they all come at once."""
+        """Arrivals per second, from the first to the last; 0 if they all come at the same time."""
         span = float(self.arrival_s[-1] - self.arrival_s[0])
         return (len(self) - 1) / span if span else 0.0
 
-    def share(self, rank: int, ranks: int) -> "Requests":
-        """Every `ranks`-th request: those that one of so many ranks takes in turn."""
-        return Requests(*(column[rank::ranks] for column in self))
+    def select(self, index: Any) -> "Requests":
+        """Return the requests of a slice, or of an array of indices."""
+        columns = vars(self).values()
+        return Requests(*(None if column is None else column[index] for column in columns))
+
+    def for_rank(self, rank: int, num_ranks: int) -> "Requests":
+        """Return every `num_ranks`-th request: the requests of one rank."""
+        return self.select(slice(rank, None, num_ranks))
 
 
-class Prefixed(Requests):
-    """Requests whose prompts share prefixes: of each the prefix (a number, −1 for none) and its tokens."""
+def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) -> Requests:
+    """Return the first `max_rows` requests of a trace.
 
-    prefix_id: Any
-    prefix_len: Any
+    Args:
+        timed: Whether arrivals are required. Otherwise missing arrivals are 0.
 
-    def beginning(self, prefix_id: Any, prefix_len: Any) -> "Prefixed":
-        """These requests with their prefixes."""
-        self.prefix_id, self.prefix_len = prefix_id, prefix_len
-        return self
-
-
-def read_requests(path: Path, most: int = MOST_REQUESTS, timed: bool = True) -> Requests:
-    """The first `most` requests of a trace. Raises UserError naming the file and the line of what is wrong.
-
-    timed: whether arrivals have to be given; else those of a file without them are 0.
+    Raises:
+        UserError: The trace is wrong. The error names the file and the line.
     """
-    import numpy as np
-
     rows: list[tuple[float, int, int, str, int]] = []
-    for row in _rows(read_text(path, MOST_BYTES), str(path), timed):
-        if len(rows) == most:
+    for row in _rows(read_text(path, MAX_BYTES), str(path), timed):
+        if len(rows) == max_rows:
             break
         rows.append(row)
     if not rows:
         raise UserError("holds no requests", str(path))
-    columns = list(zip(*rows, strict=True))
-    inputs, outputs = (np.array(columns[at], dtype=np.int64) for at in (1, 2))
-    if not any(columns[3]):
-        return Requests(np.array(columns[0]), inputs, outputs)
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, columns[3])))}
-    names = np.array([numbers.get(name, -1) for name in columns[3]], dtype=np.int64)
-    return Prefixed(np.array(columns[0]), inputs, outputs).beginning(names, np.array(columns[4], dtype=np.int64))
+    arrivals, inputs, outputs, names, lengths = zip(*rows, strict=True)
+    requests = Requests(
+        np.array(arrivals),
+        np.array(inputs, dtype=np.int64),
+        np.array(outputs, dtype=np.int64),
+    )
+    if not any(names):
+        return requests
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(filter(None, names)))}
+    return replace(
+        requests,
+        prefix_id=np.array([numbers.get(name, -1) for name in names], dtype=np.int64),
+        prefix_len=np.array(lengths, dtype=np.int64),
+    )
 
 
 def _rows(text: str, where: str, timed: bool) -> Iterator[tuple[float, int, int, str, int]]:
+    """Yield arrival, tokens of prompt and answer, name and tokens of the prefix of each row."""
     if not text.strip():
         raise UserError("is empty", where)
     reader = csv.reader(io.StringIO(text))
+    start = None
+    last = 0.0
     try:
         header = [name.strip().lower() for name in next(reader)]
-        places, timestamps = _columns(header, where, timed)
-        start, last = None, 0.0
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
+        has_timestamps = AZURE[0] in header and PLAIN[0] not in header
+        names = AZURE if has_timestamps else PLAIN
+        _check_columns(header, names, f"{where}, line 1", timed)
+        columns = {name: header.index(name) for name in (*names, *PREFIX) if name in header}
+        min_cells = 1 + max(columns[name] for name in names if name in columns)
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if not any(cells):
                 continue
             line = f"{where}, line {reader.line_num}"
-            if len(cells) <= max(places):
-                raise UserError(f"has {len(cells)} cells, and the header names {len(header)}", line)
-            first, prompt, answer = (cells[i].strip() if i >= 0 else "0" for i in places)
-            if timestamps:
-                stamp = _timestamp(first, line)
-                start = start or stamp
-                at = _between(stamp, start, first, line)
+            if len(cells) < min_cells:
+                raise UserError(
+                    f"has {len(cells)} cells, and the header names {len(header)}", line
+                )
+            values = {name: cells[i] for name, i in columns.items() if i < len(cells)}
+            first, prompt, answer = (values.get(name, "0") for name in names)
+            prefix, prefix_len = (values.get(name, "") for name in PREFIX)
+            if has_timestamps:
+                try:
+                    stamp = datetime.fromisoformat(first)
+                    start = start or stamp
+                    arrival = (stamp - start).total_seconds()
+                except (TypeError, ValueError):
+                    what = f"TIMESTAMP {first!r} is not a date and time like the others"
+                    raise UserError(what, line, "Write 2023-11-16 18:17:03.979") from None
             else:
-                at = _seconds(first, line)
-            if at < last:
-                raise UserError(f"arrival {first} comes before that of the request above: the trace is not sorted", line)
-            last = at
-            name, length = (_cell(cells, header, column) for column in PREFIX)
-            shared = _tokens("prefix_len", length, line) if name else 0
-            yield at, _tokens("input_len", prompt, line), _tokens("output_len", answer, line), name, shared
+                arrival = number_or_nan(first)
+                if not 0 <= arrival <= MAX_SECONDS:
+                    raise UserError(
+                        f"arrival_s {first!r} is not a number of seconds from 0 up",
+                        line,
+                    )
+            if arrival < last:
+                raise UserError(
+                    f"arrival {first} comes before that of the request above: the trace is not "
+                    "sorted",
+                    line,
+                )
+            last = arrival
+            yield (
+                arrival,
+                _tokens("input_len", prompt, line),
+                _tokens("output_len", answer, line),
+                prefix,
+                _tokens("prefix_len", prefix_len, line) if prefix else 0,
+            )
     except csv.Error as error:
         raise UserError(f"is not CSV: {error}", f"{where}, line {reader.line_num}") from None
 
 
-def _cell(cells: list[str], header: list[str], column: str) -> str:
-    """What stands in a column that need not be there."""
-    at = header.index(column) if column in header else len(cells)
-    return cells[at].strip() if at < len(cells) else ""
-
-
-def _columns(header: list[str], where: str, timed: bool) -> tuple[list[int], bool]:
-    """Where the three columns stand (−1: arrivals that need not be there), and whether the first holds timestamps."""
-    names = AZURE if AZURE[0] in header and PLAIN[0] not in header else PLAIN
+def _check_columns(header: Sequence[str], names: Sequence[str], line: str, timed: bool) -> None:
+    """Check that a header has the columns once. Raises UserError otherwise."""
     missing = [name for name in names if name not in header]
-    if missing == [PLAIN[0]] and not timed:
-        missing = []
-    if missing:
-        hint = "A trace has arrival_s, input_len, output_len, or TIMESTAMP, ContextTokens, GeneratedTokens"
-        hint += "; without arrival_s, say with --max-concurrency how many ask at once" if missing == [PLAIN[0]] else ""
-        raise UserError(f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}", f"{where}, line 1", hint)
-    twice = [name for name in names if header.count(name) > 1]
-    if twice:
-        raise UserError(f"names the column {twice[0]} twice", f"{where}, line 1")
-    return [header.index(name) if name in header else -1 for name in names], names is AZURE
+    if missing and (timed or missing != [PLAIN[0]]):
+        hint = (
+            "A trace has arrival_s, input_len, output_len, or TIMESTAMP, ContextTokens, "
+            "GeneratedTokens"
+        )
+        if missing == [PLAIN[0]]:
+            hint += "; without arrival_s, give the concurrent requests with --max-concurrency"
+        plural = "s" * (len(missing) > 1)
+        raise UserError(f"lacks the column{plural} {', '.join(missing)}", line, hint)
+    for name in names:
+        if header.count(name) > 1:
+            raise UserError(f"names the column {name} twice", line)
 
 
-def _seconds(text: str, line: str) -> float:
+def number_or_nan(text: str | float) -> float:
+    """Return the number that a text spells; NaN if it spells none."""
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        value = math.nan
-    if not 0 <= value <= MOST_SECONDS:
-        raise UserError(f"arrival_s {text!r} is not a number of seconds from 0 up", line)
-    return value
-
-
-def _timestamp(text: str, line: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        raise UserError(f"TIMESTAMP {text!r} is not a date and time", line, "Write 2023-11-16 18:17:03.979") from None
-
-
-def _between(stamp: datetime, start: datetime, text: str, line: str) -> float:
-    try:
-        return (stamp - start).total_seconds()
-    except TypeError:
-        raise UserError(f"TIMESTAMP {text!r}: some have a time zone and some have none", line) from None
+        return math.nan
 
 
 def _tokens(name: str, text: str, line: str) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 1 <= value <= MOST_LEN or value != int(value):
-        raise UserError(f"{name} {text!r} is not a whole number from 1 to {MOST_LEN:,}", line)
+    value = number_or_nan(text)
+    if not 1 <= value <= MAX_LEN or value != int(value):
+        raise UserError(f"{name} {text!r} is not a whole number from 1 to {MAX_LEN:,}", line)
     return int(value)
+
+
+SPELLINGS = "Write 1000, uniform:100,2000 or lognormal:MEAN,P99"
+
+
+class LengthDistribution(NamedTuple):
+    """A distribution of lengths in tokens.
+
+    Attributes:
+        kind: `fixed` (always a), `uniform` (a to b) or `lognormal` (mean a, 99th percentile b).
+    """
+
+    kind: str
+    a: int
+    b: int
+
+    def draw(self, rng: Any, count: int) -> Any:
+        """Return `count` lengths of at least one token, as int64."""
+        if self.kind == "fixed":
+            return np.full(count, self.a, dtype=np.int64)
+        if self.kind == "uniform":
+            return rng.integers(self.a, self.b, size=count, endpoint=True)
+        shape = lognormal(self.a, self.b)
+        drawn = rng.lognormal(shape.mu, shape.sigma, count)
+        return np.clip(np.rint(drawn), 1, MAX_LEN).astype(np.int64)
+
+    def spread(self) -> "LengthDistribution":
+        """Return a fixed length as the uniform distribution that InferenceX draws; others
+        unchanged."""
+        if self.kind != "fixed":
+            return self
+        return LengthDistribution("uniform", max(1, int(MIN_SHARE * self.a)), self.a)
+
+
+def parse_lengths(text: str, what: str) -> LengthDistribution:
+    """Parse `1000`, `uniform:a,b` or `lognormal:mean,p99`. Raises UserError on anything else."""
+    kind, _, rest = text.strip().partition(":")
+    if not rest:
+        length = parse_tokens(text, what)
+        return LengthDistribution("fixed", _short(length, what), 0)
+    parts = rest.split(",")
+    if kind not in ("uniform", "lognormal") or len(parts) != 2:
+        raise UserError(f"{what} {text!r} is no distribution of lengths", hint=SPELLINGS)
+    a, b = (_short(parse_tokens(part, what), what) for part in parts)
+    if b < a:
+        raise UserError(f"{what} {text!r}: {b:,} is below {a:,}", hint=SPELLINGS)
+    if kind == "lognormal":
+        lognormal(a, b)
+    return LengthDistribution(kind, a, b)
+
+
+def _short(length: int, what: str) -> int:
+    if length > MAX_LEN:
+        raise UserError(
+            f"{what} {length:,} is more than the {MAX_LEN:,} tokens that a simulation takes"
+        )
+    return length
+
+
+def sample_requests(
+    count: int,
+    inputs: LengthDistribution,
+    outputs: LengthDistribution,
+    rate: float = math.inf,
+    burstiness: float = 1.0,
+    seed: int = 0,
+) -> Requests:
+    """Return `count` requests that arrive at `rate` per second.
+
+    Intervals are gamma distributed with shape `burstiness` and mean 1/rate, as in vLLM's benchmark.
+    A burstiness of 1 is a Poisson process. Below 1, requests come in bursts; above 1, they come
+    more regularly. With an infinite rate, all requests arrive at time 0. Arrivals and lengths are
+    drawn independently, so the same seed gives the same lengths at any rate.
+
+    Raises:
+        UserError: An argument is out of range.
+    """
+    if not 1 <= count <= MAX_REQUESTS:
+        raise UserError(f"number of prompts {count} is outside 1 to {MAX_REQUESTS:,}")
+    if not (1e-6 <= rate <= 1e9 or rate == math.inf):
+        raise UserError(f"rate {rate:g} is outside 0.000001 to 10^9 requests per second")
+    if not 1e-3 <= burstiness <= 1e6:
+        raise UserError(f"burstiness {burstiness:g} is outside 0.001 to 10^6")
+    if not 0 <= seed < 1 << 63:
+        raise UserError(f"seed {seed} is not a whole number from 0 up")
+    arrival_rng, input_rng, output_rng = (np.random.default_rng([seed, n]) for n in range(3))
+    arrivals = np.zeros(count)
+    if rate != math.inf:
+        arrivals = arrival_rng.gamma(burstiness, 1 / (rate * burstiness), count).cumsum()
+    return Requests(arrivals, inputs.draw(input_rng, count), outputs.draw(output_rng, count))

@@ -1,8 +1,8 @@
 """Speculative decoding: a draft proposes k tokens, one pass of the model verifies them.
 
-A step yields (1 − a^(k+1))/(1 − a) tokens on average when each drafted token is accepted with probability a, independently.
-Source: Leviathan et al. 2023, arXiv 2211.17192 §3.1 (equation 1). The step takes k decode passes of the draft and one pass
-of k + 1 queries per sequence of the model.
+A step yields (1 − a^(k+1))/(1 − a) tokens on average when each drafted token is accepted with
+probability a, independently. Source: Leviathan et al. 2023, arXiv 2211.17192 §3.1 (equation 1). The
+step takes k decode passes of the draft and one pass of k + 1 queries per sequence of the model.
 """
 
 from collections.abc import Sequence
@@ -10,60 +10,83 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from kvcalc.arithmetic import Num
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
-from kvcalc.layers.ffn import Projections
-from kvcalc.library.load import load_model
-from kvcalc.model.drafts import check_vocabulary
-from kvcalc.model.spec import Model
-from kvcalc.serving.latency import verification
-from kvcalc.timing.deployment import Deployment
-from kvcalc.units import Num, parse_tokens
+from kvcalc.layers.feed_forward import Projections
+from kvcalc.library.load import edited, load_model
+from kvcalc.model.model import Model, check_vocabulary
+from kvcalc.serving.request_latency import verification
+from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.units import parse_tokens
 
-MOST_DRAFTED, MOST_SPECULATED = 16, 1024  # tokens a step: of which the best is looked for, and that may be asked for
-ACCEPTANCE = 0.8  # of a drafted token, where nothing is said
-MOST_BATCH = 1 << 14  # sequences to which it is looked for where speculation stops paying
-
-
-class Speculation(NamedTuple):
-    """Of one step: tokens, seconds of drafting and verifying, seconds per token, and the speed-up over plain decode."""
-
-    drafted: int
-    tokens_per_step: float
-    draft_s: float
-    verify_s: float
-    tpot_s: float
-    speedup: float
+MAX_BEST_DRAFTED = 16  # draft tokens per step up to which the best number is searched
+MAX_DRAFTED = 1024  # draft tokens per step
+ACCEPTANCE = 0.8  # default acceptance rate of a draft token
+MAX_BATCH = 1 << 14  # sequences up to which speculation is checked for a loss
 
 
 def expected_tokens(acceptance: float, drafted: int) -> float:
-    """(1 − a^(k+1))/(1 − a); k + 1 where every token is accepted. Raises UserError outside 0 ≤ a ≤ 1."""
+    """Return the mean tokens of a step, (1 − a^(k+1))/(1 − a); k + 1 if every token is accepted.
+
+    Raises:
+        UserError: The acceptance rate is not between 0 and 1.
+    """
     if not 0 <= acceptance <= 1:
         raise UserError(f"acceptance rate {acceptance} is not between 0 and 1")
-    return float(drafted + 1) if acceptance == 1 else (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
+    if acceptance == 1:
+        return float(drafted + 1)
+    return (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
+
+
+def check_draft(draft: str, drafted: int, acceptance: float | None) -> None:
+    """Check the options of a draft: its name, tokens per step and acceptance rate.
+
+    Raises:
+        UserError: An option is out of range, or there is no draft.
+    """
+    if not draft and (drafted or acceptance is not None):
+        raise UserError(
+            "num-speculative-tokens and acceptance-rate are of a draft, and there is none"
+        )
+    if not 0 <= drafted <= MAX_DRAFTED:
+        raise UserError(f"num-speculative-tokens {drafted} is outside 0 to {MAX_DRAFTED:,}")
+    expected_tokens(acceptance or 0.0, drafted)
 
 
 class Drafting(NamedTuple):
-    """How a server speculates: `drafted` tokens of `draft` a step, each accepted with probability `acceptance` (seeded)."""
+    """How a server speculates.
 
-    draft: Deployment
+    Attributes:
+        draft: The draft model.
+        drafted: Draft tokens per step.
+        acceptance: Probability with which a draft token is accepted.
+        seed: Seed of the accepted tokens.
+    """
+
+    draft: TimedDeployment
     drafted: int
     acceptance: float
     seed: int = 0
 
-    @property
-    def tokens_per_step(self) -> float:
-        """That a step yields on average."""
-        return expected_tokens(self.acceptance, self.drafted)
+    def draw_tokens(self, rng: Any, count: int) -> Any:
+        """Return the tokens of one step of `count` sequences, as an array.
 
-    def yields(self, chance: Any, count: int) -> Any:
-        """Tokens of one step of `count` sequences: those accepted before the first rejection, and the verifying pass's own."""
-        accepted = chance.random((count, self.drafted)) < self.acceptance
+        A sequence gains the tokens before the first rejection, and one token of the verification.
+        """
+        accepted = rng.random((count, self.drafted)) < self.acceptance
         return accepted.cumprod(axis=1).sum(axis=1) + 1
 
 
 class StepTimes(NamedTuple):
-    """Seconds of a plain decode pass, of the drafting passes and of the verifying one; arrays where the batch is one."""
+    """Seconds of one step of speculative decoding; arrays if the batch size is one.
+
+    Attributes:
+        drafted: Draft tokens.
+        plain_s: Seconds of a plain decode pass.
+        draft_s: Seconds of the drafting passes.
+        verify_s: Seconds of the verifying pass.
+    """
 
     drafted: int
     plain_s: Any
@@ -71,95 +94,131 @@ class StepTimes(NamedTuple):
     verify_s: Any
 
     def per_token(self, acceptance: float) -> Any:
-        """Seconds per token of each sequence."""
+        """Return the seconds per token of each sequence."""
         return (self.draft_s + self.verify_s) / expected_tokens(acceptance, self.drafted)
 
     def speedup(self, acceptance: float) -> Any:
-        """Over plain decode; below 1 where it costs more than it saves."""
+        """Return the speed-up over plain decode; below 1 if speculation costs more than it
+        saves."""
         return self.plain_s / self.per_token(acceptance)
 
 
-def step_times(target: Deployment, draft: Deployment, context: int, batch_size: Num, drafted: int) -> StepTimes:
-    """What a step of speculative decoding at `context` takes, and a plain one."""
-    plain = target.seconds(Batch.decode(context, batch_size))
-    drafting = drafted * draft.seconds(Batch.decode(context, batch_size))
-    return StepTimes(drafted, plain, drafting, target.seconds(verification(batch_size, drafted, context), all_positions=True))
+def step_times(
+    target: TimedDeployment,
+    draft: TimedDeployment,
+    context: int,
+    batch_size: Num,
+    drafted: int,
+) -> StepTimes:
+    """Return the seconds of a step of speculative decoding at `context`, and of a plain step."""
+    decode = Batch.decode(context, batch_size)
+    verify = verification(batch_size, drafted, context)
+    return StepTimes(
+        drafted=drafted,
+        plain_s=target.seconds(decode),
+        draft_s=drafted * draft.seconds(decode),
+        verify_s=target.seconds(verify, all_positions=True),
+    )
 
 
-def speculate(
-    target: Deployment, draft: Deployment, context: int, batch_size: int, drafted: int, acceptance: float
-) -> Speculation:
-    """One step of speculative decoding at `context`, against plain decode. A speed-up below 1 is reported as such."""
-    times, tokens = step_times(target, draft, context, batch_size, drafted), expected_tokens(acceptance, drafted)
-    return Speculation(drafted, tokens, times.draft_s, times.verify_s, times.per_token(acceptance), times.speedup(acceptance))
-
-
-def best_drafted(target: Deployment, draft: Deployment, context: int, batch_size: int, acceptance: float) -> Speculation:
-    """The k from 1 to 16 with the least time per token; the passes that verify them are timed at once."""
-    tokens = [expected_tokens(acceptance, k) for k in range(1, MOST_DRAFTED + 1)]
-    every = float_array(range(1, MOST_DRAFTED + 1))
-    drafting = draft.seconds(Batch.decode(context, batch_size))
-    verifying = target.seconds(verification(batch_size, every, context), all_positions=True)
-    each = (drafting * every + verifying) / float_array(tokens)
-    return speculate(target, draft, context, batch_size, int(each.argmin()) + 1, acceptance)
+def best_drafted(
+    target: TimedDeployment,
+    draft: TimedDeployment,
+    context: int,
+    batch_size: int,
+    acceptance: float,
+) -> StepTimes:
+    """Return the step with the least time per token among 1 to 16 draft tokens."""
+    numbers = range(1, MAX_BEST_DRAFTED + 1)
+    drafted = float_array(numbers)
+    tokens = float_array([expected_tokens(acceptance, number) for number in numbers])
+    draft_s = draft.seconds(Batch.decode(context, batch_size))
+    verify = verification(batch_size, drafted, context)
+    verify_s = target.seconds(verify, all_positions=True)
+    best = int(((draft_s * drafted + verify_s) / tokens).argmin()) + 1
+    return step_times(target, draft, context, batch_size, best)
 
 
 def stops_paying(
-    target: Deployment, draft: Deployment, context: int, drafted: int, acceptance: float, most: int = MOST_BATCH
+    target: TimedDeployment,
+    draft: TimedDeployment,
+    context: int,
+    drafted: int,
+    acceptance: float,
 ) -> int | None:
-    """The first power of two of sequences at which the speed-up is below 1; None if it pays up to `most`."""
-    batches = [1 << n for n in range(most.bit_length())]
-    return first_loss(batches, step_times(target, draft, context, float_array(batches), drafted), acceptance)
-
-
-def first_loss(batches: Sequence[int], times: StepTimes, acceptance: float) -> int | None:
-    """The first of `batches`, of which `times` are, at which the speed-up is below 1; None where there is none."""
+    """Return the first power of two of sequences at which the speed-up is below 1; None if it pays
+    up to MAX_BATCH."""
+    batches = [1 << n for n in range(MAX_BATCH.bit_length())]
+    times = step_times(target, draft, context, float_array(batches), drafted)
     speedups = times.speedup(acceptance)
-    return next((batch for batch, speedup in zip(batches, speedups, strict=True) if speedup < 1), None)
+    return next((n for n, speedup in zip(batches, speedups, strict=True) if speedup < 1), None)
 
 
 def float_array(values: Sequence[float]) -> Any:
-    """Numbers as the array that formulas take."""
+    """Return numbers as the array that formulas take."""
     import numpy as np
 
     return np.array(values, dtype=float)
 
 
 def acceptance_rates(text: str) -> list[float | None]:
-    """A list of acceptance rates as typed; None where nothing is. Raises UserError on what is no number from 0 to 1."""
-    found: list[float | None] = []
+    """Parse a list of acceptance rates; [None] if it is empty.
+
+    Raises:
+        UserError: A word is not a number from 0 to 1.
+    """
+    rates: list[float | None] = []
     for word in text.split(",") if text else ():
         try:
-            found.append(float(word))
+            rate = float(word)
         except ValueError:
-            raise UserError(f"acceptance rate {word.strip()!r} is not a number", hint="Write 0.8, or 0.3,0.5,0.7,0.9") from None
-        expected_tokens(found[-1] or 0.0, 1)
-    return found or [None]
+            raise UserError(
+                f"acceptance rate {word.strip()!r} is not a number",
+                hint="Write 0.8, or 0.3,0.5,0.7,0.9",
+            ) from None
+        expected_tokens(rate, 1)
+        rates.append(rate)
+    return rates or [None]
 
 
 def speculative_tokens(text: str) -> list[int]:
-    """A list of tokens drafted per step as typed; 0, the best, where nothing is."""
-    return [parse_tokens(word, "number of speculative tokens", least=0) for word in text.split(",")] if text else [0]
+    """Parse a list of draft tokens per step; [0], the best number, if it is empty."""
+    words = text.split(",") if text else ["0"]
+    return [parse_tokens(word, "number of speculative tokens", least=0) for word in words]
 
 
 def draft_model(target: Model, name: str) -> Model:
-    """The draft called `name`: a model, `layers=N` (the target's first N), or `mtp` (its multi-token-prediction layers).
+    """Return the draft called `name`.
 
-    Raises UserError where the target has no such layers, on another vocabulary, or as `load_model` does.
+    It is a model, `layers=N` (the target's first N), or `mtp` (its multi-token-prediction layers).
+
+    Raises:
+        UserError: The target has no such layers, or the draft has another vocabulary. Also as
+            `load_model`.
     """
     if name.startswith("layers="):
-        from kvcalc.library.edit import edited
-
         small = edited(target, [name])
         if small.layers > target.layers:
-            raise UserError(f"draft {name}: {target.name} has {target.layers} layers to take the first of")
+            raise UserError(
+                f"draft {name}: {target.name} has {target.layers} layers to take the first of"
+            )
         return msgspec.structs.replace(small, name=f"{target.name}[{name}]")
     if name == "mtp":
         if not target.mtp:
-            raise UserError(f"{target.name} declares no multi-token-prediction layers", hint="Draft with a model, or layers=N")
-        joint = Projections(matrices={"mtp_projection": (2 * target.hidden_size, target.hidden_size)})
-        changes = {"layers": target.mtp.layers, "pattern": (target.mtp.kind,), "extra": (*target.extra, joint), "mtp": None}
-        return msgspec.structs.replace(target, name=f"{target.name}[mtp]", **changes)
+            raise UserError(
+                f"{target.name} declares no multi-token-prediction layers",
+                hint="Draft with a model, or layers=N",
+            )
+        size = target.hidden_size
+        joint = Projections(matrices={"mtp_projection": (2 * size, size)})
+        return msgspec.structs.replace(
+            target,
+            name=f"{target.name}[mtp]",
+            layers=target.mtp.layers,
+            pattern=(target.mtp.kind,),
+            extra=(*target.extra, joint),
+            mtp=None,
+        )
     draft = load_model(name)
     check_vocabulary(target, draft)
     return draft

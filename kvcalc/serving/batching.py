@@ -1,0 +1,514 @@
+"""Static and continuous batching, simulated event by event.
+
+Static batching: a batch starts when the server is free. It takes the requests that wait then, first
+come first served, up to max_num_seqs and as many as fit at their longest. Prompts are padded to the
+longest one in the batch and processed in one pass. Then every row decodes until the last one is
+done; the slot of a completed row is padding. Clients receive tokens as they are made.
+
+Continuous batching (Orca, Yu et al., OSDI 2022): the batch is chosen again before every pass. A
+request is admitted if max_num_seqs and the free memory allow it. If a decode finds no block, the
+request that was admitted last is preempted and waits at the head of the queue. Its cache is dropped
+and recomputed with the tokens generated so far, or copied to the host and back. The first output
+token comes from the last chunk of the prompt. Consecutive passes in which only lengths change are
+one event. With a draft, each pass verifies the draft tokens of every decoding sequence.
+`Scheduling` describes how engines differ.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvcalc.serving.arrivals import ArrivalQueue, WaitingRequests
+from kvcalc.serving.cache_accounting import CacheGrowth, Log, PassRow, Pool
+from kvcalc.serving.decoding import (
+    MIXED,
+    Decoding,
+    Limits,
+    LockstepDecoding,
+    RunningRequest,
+    Scheduling,
+    SpeculativeDecoding,
+)
+from kvcalc.serving.prefix_cache import PrefixCache
+from kvcalc.serving.step_timers import (
+    Passes,
+    SpeculativeStepTimer,
+    StepTimer,
+    StepTimeSegment,
+)
+
+
+class ServerSetup(NamedTuple):
+    """What all ranks of a simulated server have in common.
+
+    Attributes:
+        make_prefixes: Makes a rank's prefix cache. None without prefix caches.
+    """
+
+    pool: Pool
+    steps: Passes
+    limits: Limits
+    scheduling: Scheduling = MIXED
+    make_prefixes: Callable[[], PrefixCache] | None = None
+
+
+class Static:
+    """The state of a server with static batching."""
+
+    def __init__(
+        self, queue: ArrivalQueue, setup: ServerSetup, steps: StepTimer, log: Log
+    ) -> None:
+        self.queue = queue
+        self.pool = setup.pool
+        self.steps = steps
+        self.limits = setup.limits
+        self.log = log
+        self.now = 0.0
+        self.waiting: deque[int] = deque()
+
+    def run(self) -> bool:
+        """Simulate one batch. Returns False if all requests are done."""
+        if not self.waiting:
+            self.now = max(self.now, self.queue.next_s)
+        self._collect()
+        if self.waiting:
+            self._serve(self._next_batch())
+        return self.queue.is_open
+
+    @property
+    def done(self) -> int:
+        return self.queue.done
+
+    def _collect(self) -> None:
+        """Admit arrivals; wait for a fuller batch until the first request's timeout ends."""
+        self.waiting += self.queue.admit(self.now)
+        while self.waiting and len(self.waiting) < self.limits.max_num_seqs:
+            timeout = self.log.arrived[self.waiting[0]] + self.limits.batch_timeout
+            next_s = self.queue.next_s
+            if next_s > timeout:
+                if next_s < math.inf and timeout > self.now:
+                    self.now = timeout
+                return
+            self.now = max(self.now, next_s)
+            self.waiting += self.queue.admit(self.now)
+
+    def _next_batch(self) -> list[int]:
+        """Return the longest head of the queue that fits if padded and grown to its end."""
+        batch: list[int] = []
+        prompt = answer = 0
+        while self.waiting and len(batch) < self.limits.max_num_seqs:
+            prompt = max(prompt, self.queue.inputs[self.waiting[0]])
+            answer = max(answer, self.queue.outputs[self.waiting[0]])
+            end = prompt + answer - 1
+            needed = (len(batch) + 1) * int(self.pool.allocated[end])
+            if batch and (needed > self.pool.budget or end > self.pool.longest):
+                break
+            batch.append(self.waiting.popleft())
+        return batch
+
+    def _serve(self, batch: list[int]) -> None:
+        """Process the padded prompts, and decode until the last answer is complete."""
+        inputs = np.array([self.queue.inputs[i] for i in batch])
+        outputs = np.array([self.queue.outputs[i] for i in batch])
+        count, prompt, decodes = len(batch), int(inputs.max()), int(outputs.max()) - 1
+        times = [self.steps.prefill(((prompt, 0),) * count)]
+        while len(times) <= decodes:
+            context = prompt + len(times)
+            times += self.steps.decode(count, context, decodes + 1 - len(times)).tolist()
+        seconds = np.array(times)
+        ends = self.now + seconds.cumsum()
+        self.log.scheduled[batch] = self.now
+        self.log.first[batch] = ends[0]
+
+        # a row's own tokens are stored until its answer is complete
+        cache = np.zeros((2, decodes + 1), dtype=np.int64)  # allocated and stored bytes
+        cache[0] = count * self.pool.allocated[prompt : prompt + decodes + 1]
+        for first, output in zip(inputs.tolist(), outputs.tolist(), strict=True):
+            cache[1, :output] += self.pool.stored[first : first + output]
+        padding = count * prompt - int(inputs.sum())
+        self._log(seconds[:1], cache[:, :1], count, count * prompt, padding)
+        if decodes:
+            padding = count * decodes - int((outputs - 1).sum())
+            self._log(seconds[1:], cache[:, 1:], count, 0, padding, start_s=float(ends[0]))
+
+        for position in np.argsort(outputs, kind="stable").tolist():
+            end = float(ends[outputs[position] - 1])
+            self.queue.leave(batch[position], end)
+        self.now = float(ends[-1])
+
+    def _log(
+        self,
+        seconds: Any,
+        cache: Any,
+        count: int,
+        prompt_tokens: int,
+        padded: int,
+        start_s: float | None = None,
+    ) -> None:
+        """Record passes over `count` sequences.
+
+        Args:
+            seconds: Seconds of each pass.
+            cache: Allocated and stored bytes [2, passes].
+            prompt_tokens: Prompt tokens of the pass; 0 for decodes.
+            padded: Padding slots of all passes.
+            start_s: Start of the first pass; by default now.
+        """
+        growth = CacheGrowth(*cache[:, -1].tolist(), *(seconds * cache).sum(axis=1).tolist())
+        row = PassRow(
+            rank=self.log.rank,
+            start_s=self.now if start_s is None else start_s,
+            duration_s=float(seconds.sum()),
+            passes=seconds.size,
+            sequences=count,
+            tokens=prompt_tokens or count,
+            prefill_tokens=prompt_tokens,
+            waiting=len(self.waiting),
+            kv_allocated_bytes=growth.allocated,
+            kv_stored_bytes=growth.stored,
+        )
+        self.log.add(row, growth, padded)
+
+
+class Continuous:
+    """The state of a server with continuous batching.
+
+    Attributes:
+        prefixes: The prefix cache. None if the server has no prefix cache.
+        held: Allocated bytes of requests whose prompts are being processed, less shared bytes.
+        reserved: Bytes reserved for admitted requests.
+        waited: Consecutive decode passes for which prompts have waited for more prompts.
+        horizon: Time up to which all arrivals are known.
+        unchecked: Decode passes since the last check for arrivals.
+    """
+
+    def __init__(self, queue: ArrivalQueue, setup: ServerSetup, log: Log) -> None:
+        pool, steps = setup.pool, setup.steps
+        self.queue = queue
+        self.pool = pool
+        self.steps = steps
+        self.limits = setup.limits
+        self.scheduling = setup.scheduling
+        self.log = log
+        self.prefixes = setup.make_prefixes() if setup.make_prefixes else None
+        self.allocated = memoryview(pool.allocated)
+        self.stored = memoryview(pool.stored)
+        self.decoding: Decoding = (
+            SpeculativeDecoding(pool, steps.drafting, log)
+            if isinstance(steps, SpeculativeStepTimer)
+            else LockstepDecoding(pool, max(queue.outputs, default=1))
+        )
+        self.now = 0.0
+        self.admitted = self.held = self.swap_bytes = self.reserved = self.waited = 0
+        self.horizon = math.inf
+        self.unchecked = 0
+        self.waiting = WaitingRequests(queue)
+        self.prefilling: list[RunningRequest] = []
+        self.joining: list[RunningRequest] = []
+
+    @property
+    def done(self) -> int:
+        return self.queue.done
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.decoding.count or self.prefilling or self.waiting)
+
+    def next_pass_s(self) -> float:
+        """Return the time in seconds of the next pass, as far as it is known."""
+        return self.now if self.is_busy else max(self.now, self.queue.next_s)
+
+    def run(self) -> bool:
+        """Simulate one pass, or consecutive passes in which only lengths change.
+
+        Returns:
+            False if all requests are done.
+        """
+        queue, is_busy = self.queue, self.is_busy
+        if not is_busy:
+            self.now = max(self.now, queue.next_s)
+        if queue.next_s <= self.now and not (is_busy and self.unchecked):
+            self.waiting.arrived += queue.admit(self.now)
+            is_busy = is_busy or self.is_busy
+        if is_busy:
+            self._pass()
+        return queue.is_open
+
+    def _pass(self) -> None:
+        preempted = False
+        # at least one request always has enough memory for its next token
+        while self.decoding.exceeds(self.pool.budget - self.held):
+            preempted = True
+            self._preempt()
+        chunks: list[tuple[RunningRequest, int]] = []
+        if self.prefilling or self.waiting:
+            tokens = self.limits.max_num_batched_tokens
+            if not self.scheduling.decodes_wait:
+                tokens -= self.decoding.count * self.steps.queries
+            for request in self.prefilling:
+                new = min(request.target - request.cached, tokens)
+                if new:
+                    chunks.append((request, new))
+                    tokens -= new
+            if not preempted:
+                chunks += self._admit(tokens, bool(chunks))
+        swapped, self.swap_bytes = self.swap_bytes, 0
+        if chunks or swapped or preempted:
+            self._mixed(chunks, swapped)
+        else:
+            self._decode()
+        for request in self.joining:
+            request.is_swapped = False
+            self._join(request)
+        self.joining = []
+
+    def _join(self, request: RunningRequest) -> None:
+        """Let a request decode from the next pass on."""
+        self.decoding.join(request, self.queue.outputs[request.index] - request.generated)
+
+    def _preempt(self) -> None:
+        self.log.preemptions += 1
+        if self.prefilling and self.prefilling[-1].order > self.decoding.newest():
+            request = self.prefilling.pop()
+            self.held -= self.allocated[request.target]
+            self._release(request.index, self.allocated[request.target])
+            self.log.recomputed_tokens += request.cached
+            request.cached = 0
+        else:
+            request = self.decoding.take_out()
+            self._release(request.index, self.allocated[request.cached])
+            request.target = request.cached + 1
+            if self.limits.host_bytes_per_s:
+                request.is_swapped = True
+                self._swap(request)
+            else:
+                self.log.recomputed_tokens += request.target
+                request.cached = 0
+        self.reserved -= request.reserved
+        self.waiting.preempted.append(request)
+
+    def _release(self, index: int, held: int) -> None:
+        """Release `held` bytes of a request, except bytes that other requests still use."""
+        if self.prefixes:
+            self._share(-self.prefixes.release(index, held))
+
+    def _share(self, shared: int) -> None:
+        """Subtract bytes that running requests share from the held and the reserved bytes."""
+        self.held -= shared
+        self.reserved -= shared
+
+    def _swap(self, request: RunningRequest) -> None:
+        """Copy the cache of a request to the host, or back."""
+        self.swap_bytes += self.allocated[request.cached]
+        self.log.swapped_bytes += self.allocated[request.cached]
+
+    def _admit(self, tokens: int, has_chunks: bool) -> list[tuple[RunningRequest, int]]:
+        """Admit requests from the queue and return the first chunk of each.
+
+        Admission ends if max_num_seqs, the tokens of the pass or the memory are used up.
+        """
+        chunks: list[tuple[RunningRequest, int]] = []
+        if not self.waiting or self._waits_for_more_prompts(tokens):
+            return chunks
+        budget = self.pool.budget
+        allocated = self.decoding.needed + self.held
+        num_seqs = self.limits.max_num_seqs - self.decoding.count - len(self.prefilling)
+        while self.waiting and tokens > 0 and num_seqs > 0:
+            request = self.waiting.head()
+            needed = self.allocated[request.target]
+            remaining = self.queue.outputs[request.index] - request.generated - 1
+            end = request.target + int(self.scheduling.reserve * remaining)
+            reserved = self.allocated[end] if self.scheduling.reserve else 0
+            cached = shared = 0
+            if self.prefixes:
+                prompt = self.queue.inputs[request.index]
+                cached = self.prefixes.cached_tokens(request.index, prompt, budget - allocated)
+                shared = self.prefixes.shared_bytes(request.index, cached)
+            if max(allocated + needed, self.reserved + reserved) - shared > budget:
+                break
+            has_cache = request.is_swapped or request.is_computed
+            new = request.target - (request.cached if has_cache else cached)
+            if (
+                self.scheduling.whole
+                and new > tokens
+                and (has_chunks or chunks)
+                and not request.is_swapped
+            ):
+                break
+            num_seqs -= 1
+            allocated += needed - shared
+            self._enter(request, cached, reserved)
+            self._share(shared)
+            if request.is_computed:
+                request.is_computed = False
+                self._keep_prefix(request.index)
+                self._join(request)
+                tokens -= self.steps.queries
+            elif request.is_swapped:
+                self._swap(request)
+                self.joining.append(request)
+            else:
+                self.prefilling.append(request)
+                chunks.append((request, min(new, tokens)))
+                tokens -= chunks[-1][1]
+        return chunks
+
+    def _enter(self, request: RunningRequest, cached: int, reserved: int) -> None:
+        """Move a request from the queue to the running requests; `cached` tokens of its prompt are
+        in the prefix cache."""
+        self.waiting.pop()
+        has_cache = request.is_swapped or request.is_computed
+        if self.prefixes:
+            self.prefixes.take(request.index, cached)
+            if not has_cache:
+                request.cached = cached
+                if request.order:
+                    self.log.recomputed_tokens -= cached
+                else:
+                    self.log.found_tokens += cached
+        if not request.order:
+            self.log.scheduled[request.index] = self.now
+        self.admitted += 1
+        request.order = self.admitted
+        request.reserved = reserved
+        self.reserved += reserved
+        if not has_cache:
+            self.held += self.allocated[request.target]
+
+    def _keep_prefix(self, index: int) -> None:
+        """Add a computed prompt's prefix to the prefix cache, and share bytes that are stored
+        already."""
+        if self.prefixes:
+            self._share(self.prefixes.keep(index, self.queue.inputs[index]))
+
+    def _waits_for_more_prompts(self, tokens: int) -> bool:
+        """Return whether prompts wait until more prompts fill a pass."""
+        max_passes = self.scheduling.wait_passes
+        if not max_passes or not self.decoding.count or self.waited >= max_passes:
+            self.waited = 0
+            return False
+        enough = self.scheduling.wait_share * tokens
+        waits = self.waiting.tokens(enough) < enough
+        self.waited = self.waited + 1 if waits else 0
+        return waits
+
+    def _mixed(self, chunks: list[tuple[RunningRequest, int]], swapped: int) -> None:
+        """Simulate one pass with chunks of prompts, or one pass after a swap."""
+        decoding = self.decoding
+        count = 0 if self.scheduling.decodes_wait and chunks else decoding.count
+        context = decoding.context / count + 1 if count else 0.0
+        prompt_tokens = sum([new for _, new in chunks])
+        self.unchecked = 0
+        seconds = 0.0
+        if chunks:
+            pieces = tuple([(new, request.cached) for request, new in chunks])
+            seconds = self.steps.mixed(pieces, count, context)
+        elif count:
+            seconds = self.steps.line(count, context).first
+        if swapped:
+            seconds += swapped / self.limits.host_bytes_per_s
+        for request, new in chunks:
+            request.cached += new
+        allocated, stored = self.held, self._stored_bytes()
+        for request in self.joining:
+            allocated += self.allocated[request.cached]
+            stored += self.stored[request.cached]
+        completed: list[RunningRequest] = []
+        if count:
+            segment = StepTimeSegment(seconds)
+            growth, completed = decoding.grow(1, segment, allocated, stored)
+        else:
+            growth = decoding.pause(seconds, allocated, stored)
+        self._log(seconds, 1, count, len(chunks), prompt_tokens, growth)
+        if self.prefixes:
+            self.prefixes.settle(self.pool.budget - growth.allocated)
+        self._advance(seconds, completed)
+        for request, _ in chunks:
+            if request.cached == request.target:
+                self._complete_prompt(request)
+
+    def _decode(self) -> None:
+        """Simulate consecutive decode passes.
+
+        They end if a sequence is done, a request arrives that could be admitted, or memory runs
+        out.
+        """
+        decoding, count = self.decoding, self.decoding.count
+        segment = self.steps.line(count, decoding.context / count + 1)
+        passes = decoding.in_a_row(segment.passes, self.pool.budget - self.held)
+        if self.waited:
+            passes = min(passes, self.scheduling.wait_passes - self.waited + 1)
+        interval = self.scheduling.receive_interval
+        if passes > 1 and (self.waited or not self.waiting):
+            next_s = min(self.queue.next_s, self.horizon)
+            if next_s < self.now + segment.seconds(passes):
+                until = segment.passes_until(passes, next_s - self.now)
+                passes = min(passes, until + -(self.unchecked + until) % interval)
+        self.unchecked = (self.unchecked + passes) % interval
+        if self.waited:
+            self.waited += passes - 1
+        seconds = segment.seconds(passes)
+        growth, completed = decoding.grow(passes, segment, self.held, self._stored_bytes())
+        self._log(seconds, passes, count, 0, 0, growth)
+        self._advance(seconds, completed)
+
+    def _stored_bytes(self) -> int:
+        """Return the stored bytes of requests that do not decode, less the bytes that requests
+        share."""
+        stored = sum([self.stored[r.cached] for r in self.prefilling]) if self.prefilling else 0
+        return stored - self.prefixes.shared_stored if self.prefixes else stored
+
+    def _log(
+        self,
+        seconds: float,
+        passes: int,
+        decodes: int,
+        chunks: int,
+        prompt_tokens: int,
+        growth: CacheGrowth,
+    ) -> None:
+        """Record passes with `decodes` decodes and `chunks` chunks of prompts."""
+        row = PassRow(
+            self.log.rank,
+            self.now,
+            seconds,
+            passes,
+            decodes + chunks,
+            decodes * self.steps.queries + prompt_tokens,
+            prompt_tokens,
+            len(self.waiting),
+            growth.allocated,
+            growth.stored,
+        )
+        self.log.add(row, growth)
+
+    def _advance(self, seconds: float, completed: list[RunningRequest]) -> None:
+        """Advance the time, and remove the requests that are done."""
+        self.now += seconds
+        for request in completed:
+            self._leave(request)
+
+    def _leave(self, request: RunningRequest) -> None:
+        """Remove a request that is done."""
+        index = request.index
+        self.reserved -= request.reserved
+        end = self.queue.inputs[index] + self.queue.outputs[index] - 1
+        self._release(index, self.allocated[end])
+        self.queue.leave(index, self.now)
+
+    def _complete_prompt(self, request: RunningRequest) -> None:
+        """Give a complete prompt its next token and let its request decode."""
+        index = request.index
+        self.prefilling.remove(request)
+        self.held -= self.allocated[request.target]
+        request.generated += 1
+        if request.generated == 1:
+            self.log.first[index] = self.now
+        self._keep_prefix(index)
+        if request.generated == self.queue.outputs[index]:
+            self._leave(request)
+        else:
+            self.joining.append(request)

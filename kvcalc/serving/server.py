@@ -1,0 +1,469 @@
+"""`serve` as a call: a server that is set up for a workload, and the record of a simulated run."""
+
+import math
+from collections.abc import Callable
+from functools import cache as remember
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.batched_fit import transfer_rate
+from kvcalc.capacity.fit_options import options_for
+from kvcalc.errors import UserError
+from kvcalc.layers.batch import Batch
+from kvcalc.records import Record
+from kvcalc.serving.arrivals import Clients, Workload
+from kvcalc.serving.batching import ServerSetup
+from kvcalc.serving.cache_accounting import DEFAULT_BLOCK_SIZE, Pool, make_pool
+from kvcalc.serving.decoding import Limits, Scheduling
+from kvcalc.serving.kv_transfer import KVTransfer
+from kvcalc.serving.metrics import summary
+from kvcalc.serving.prefix_cache import (
+    BlockPrefixCache,
+    FixedRatePrefixCache,
+    PrefixCache,
+)
+from kvcalc.serving.published_runs import scheduling_of
+from kvcalc.serving.request_latency import cost_per_million
+from kvcalc.serving.requests import Requests
+from kvcalc.serving.server_settings import ServerSettings
+from kvcalc.serving.simulation import Served, simulate
+from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
+from kvcalc.serving.step_timers import (
+    InterpolatedStepTimer,
+    Passes,
+    SpeculativeStepTimer,
+    StepTimer,
+)
+from kvcalc.timing.calibration import engine_of
+from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.steps import mixes
+
+STEADY_REQUESTS = 3000  # requests of a backlog, in addition to the started requests
+MAX_STARTED = 2048  # requests of a backlog that had begun earlier
+PER_STARTED = 4  # requests that a backlog adds per started request, to outlast its start
+DEFAULT_MAX_NUM_SEQS = 256  # without an engine
+MIN_TRACE_REQUESTS = 10  # requests of a trace up to which no arrival rate is derived
+# measured figures of a server, and how calibrations name their errors
+ERRORS = {"tpot": "", "ttft": "_ttft", "throughput": "_throughput"}
+
+
+def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
+    """Return the cache budget of a replica, as in `fit`.
+
+    Raises:
+        UserError: No memory is left for a cache.
+    """
+    capacity = fit(deployment, options)
+    if not capacity.kv_budget:
+        where = f"{deployment.parallelism.gpus}× {deployment.gpu.name}"
+        what = (
+            f"{deployment.model.name} leaves no memory for a cache on {where} under "
+            f"{deployment.engine}"
+        )
+        raise UserError(what, hint="Use more GPUs (tp), or a smaller dtype or quantization")
+    return capacity
+
+
+def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Requests:
+    """Return requests that all wait from the start, of the lengths of a load or of its trace.
+
+    Their number does not depend on the number of requests of the load. The first `max_num_seqs`
+    have a random part of their answer left, as if they had begun earlier. Otherwise answers of
+    equal length would all end in the same step, and begin again together: gpt-oss-20b on an H100
+    would then serve 39.4 requests/s instead of 35.9 of a Poisson process.
+    """
+    started = min(max_num_seqs, MAX_STARTED)
+    count = STEADY_REQUESTS + PER_STARTED * started
+    if load.requests:
+        backlog = requests.select(np.arange(count) % len(requests))
+        backlog.arrival_s[:] = 0
+    else:
+        backlog = msgspec.structs.replace(load, rate=math.inf, num_prompts=count).sample()
+    parts_left = np.random.default_rng([load.seed, 3]).random(started)
+    backlog.output_len[:started] = np.ceil(backlog.output_len[:started] * parts_left).clip(1)
+    return backlog
+
+
+def saturated_rate(served: Served, started: int) -> float | None:
+    """Return the requests per second that a server completed of a backlog; None if it completed
+    none.
+
+    The rate is counted from the moment at which the requests that it started with are gone, to the
+    moment at which the last request starts. A backlog that is never longer than the server's
+    concurrent requests counts whole.
+    """
+    finished = _sorted_times(served, "finished")
+    if not len(finished):
+        return None
+    starts = _sorted_times(served, "scheduled")
+    first = min(started + sum(log.largest for log in served.logs), len(starts) // 2)
+    begin, end = float(starts[first]), float(starts[-1])
+    completed = int(((finished > begin) & (finished <= end)).sum())
+    if completed < len(finished) // 10:
+        return len(finished) / float(finished[-1])
+    return completed / (end - begin)
+
+
+def _sorted_times(served: Served, name: str) -> Any:
+    """Return the known times of all ranks that decode, in order."""
+    times = np.sort(np.concatenate([getattr(log, name) for log in served.logs]))
+    return times[times == times]
+
+
+class SimulationResult(NamedTuple):
+    """A simulated run: its record, logs, memory and limits."""
+
+    record: Record
+    served: Served
+    pool: Pool
+    limits: Limits
+
+
+class Server:
+    """A server that is set up for workloads that differ in their rate only.
+
+    Args:
+        requests: Requests of the workload, at any rate.
+
+    Attributes:
+        drafting: How the server speculates. None without a draft.
+        capacity: Memory of the cache.
+        transfer: Prefill replicas of a disaggregated server.
+        saturation_rate: Requests per second that the server completes while requests always wait.
+            None if it serves none of the requests.
+
+    Raises:
+        UserError: The model does not fit, or options exclude each other.
+    """
+
+    def __init__(
+        self,
+        deployment: TimedDeployment,
+        requests: Requests,
+        load: Workload,
+        settings: ServerSettings,
+        policy: str = "continuous",
+        cache: str = "paged",
+    ) -> None:
+        self.deployment = deployment
+        self.settings = settings
+        self.policy = policy
+        self.cache = cache
+        self.prefix_hit_rate = load.prefix_hit_rate
+        self.drafting = self._choose_drafting(requests, load.seed)
+        self.capacity = memory(deployment, self._fit_options(requests.max_tokens))
+        self.limits = self._choose_limits()
+        self._check_prefixes(requests)
+        self.transfer = self._choose_transfer()
+        self.engine = (
+            engine_of(deployment.calibration.stack) if deployment.calibration else None
+        )
+        self.scheduling = self._choose_scheduling()
+
+        backlog = make_backlog(load, requests, self.max_num_seqs)
+        self.steps = self._make_timer(max(requests.max_tokens, backlog.max_tokens))
+        served, _ = self._simulate(backlog, Clients())
+        self.saturation_rate = saturated_rate(served, self.max_num_seqs)
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Maximum number of concurrent sequences of the whole replica."""
+        num_seqs = self.limits.max_num_seqs * self.deployment.parallelism.dp
+        return self.settings.max_num_seqs or num_seqs
+
+    def run(
+        self,
+        requests: Requests,
+        load: Workload,
+        progress: Callable[[int], None] | None = None,
+    ) -> SimulationResult:
+        """Simulate the requests of a workload."""
+        clients = load.clients(self.engine)
+        served, pool = self._simulate(requests, clients, progress)
+        return SimulationResult(self._record(load, clients, served), served, pool, self.limits)
+
+    def _simulate(
+        self,
+        requests: Requests,
+        clients: Clients,
+        progress: Callable[[int], None] | None = None,
+    ) -> tuple[Served, Pool]:
+        layout = self.capacity.plan
+        max_tokens = requests.max_tokens
+        max_model_len = self.settings.max_model_len
+        if not max_model_len and self.cache != "paged":
+            max_model_len = self.deployment.model.max_context or 0
+        pool = make_pool(
+            layout=layout,
+            content=self.capacity.content,
+            kv_budget=self.capacity.kv_budget,
+            cache=self.cache,
+            max_model_len=max_model_len or max_tokens,
+            max_tokens=max_tokens,
+            draft_slots=self.drafting.drafted if self.drafting else 0,
+        )
+        make_prefixes: Callable[[], PrefixCache] | None = None
+        block_size = layout.block_size or DEFAULT_BLOCK_SIZE
+        if self.prefix_hit_rate:
+            make_prefixes = partial(
+                FixedRatePrefixCache, self.prefix_hit_rate, pool, block_size
+            )
+        elif requests.has_prefixes:
+            names, lengths = requests.prefix_id.tolist(), requests.prefix_len.tolist()
+            make_prefixes = partial(BlockPrefixCache, names, lengths, pool, block_size)
+        self.steps.reset()
+        setup = ServerSetup(pool, self.steps, self.limits, self.scheduling, make_prefixes)
+        served = simulate(requests, setup, self.policy, clients, self.transfer, progress)
+        return served, pool
+
+    def _choose_drafting(self, requests: Requests, seed: int) -> Drafting | None:
+        """Return how the server speculates.
+
+        By default it drafts one token per prediction layer, or the best number for one request at a
+        time.
+        """
+        settings, deployment = self.settings, self.deployment
+        if not settings.draft:
+            return None
+        model = draft_model(deployment.model, settings.draft)
+        draft = msgspec.structs.replace(deployment, model=model)
+        accepted = ACCEPTANCE if settings.acceptance_rate is None else settings.acceptance_rate
+        drafted = settings.num_speculative_tokens
+        if not drafted and settings.draft == "mtp" and deployment.model.mtp:
+            drafted = deployment.model.mtp.layers
+        if not drafted:
+            middle = float(requests.input_len.mean() + requests.output_len.mean() / 2)
+            context = max(1, round(middle))
+            drafted = best_drafted(deployment, draft, context, 1, accepted).drafted
+        return Drafting(draft, drafted, accepted, seed)
+
+    def _fit_options(self, longest: int) -> FitOptions:
+        """Return the options of `fit` for this server."""
+        settings, drafting = self.settings, self.drafting
+        names = (
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "gpu_memory_utilization",
+            "kv_cache_memory_bytes",
+        )
+        is_mtp = settings.draft == "mtp"
+        return options_for(
+            self.deployment,
+            **{name: getattr(settings, name) for name in names},
+            max_model_len=settings.max_model_len or longest,
+            mtp=is_mtp,
+            draft=drafting.draft.model if drafting and not is_mtp else None,
+            num_speculative_tokens=drafting.drafted if drafting else 0,
+        )
+
+    def _choose_limits(self) -> Limits:
+        """Return the limits of a rank: the settings, or else the engine's."""
+        settings, deployment = self.settings, self.deployment
+        tokens = self.capacity.settings.max_num_batched_tokens
+        if settings.max_num_seqs:
+            num_seqs = deployment.parallelism.sequences(settings.max_num_seqs)
+        else:
+            has_engine = deployment.engine != "none"
+            num_seqs = self.capacity.request.sequences if has_engine else DEFAULT_MAX_NUM_SEQS
+            queries = self.drafting.drafted + 1 if self.drafting else 1
+            num_seqs = max(1, min(num_seqs, tokens // queries))
+        host_rate = 0.0
+        if settings.preemption == "swap":
+            host_rate = deployment.gpu.host_rate(deployment.calibration is not None) or 0.0
+            if not host_rate:
+                raise UserError(
+                    f"{deployment.gpu.name} gives no host_link_bytes_per_s to swap over",
+                    hint="Preemption by recompute needs none",
+                )
+        return Limits(num_seqs, tokens, host_rate, settings.batch_timeout)
+
+    def _check_prefixes(self, requests: Requests) -> None:
+        """Check that the server can have the prefix cache of its requests."""
+        if self.policy != "continuous" and (self.prefix_hit_rate or requests.has_prefixes):
+            raise UserError(
+                "a prefix cache is simulated under continuous batching",
+                hint="Leave --policy out",
+            )
+        if self.prefix_hit_rate or not requests.has_prefixes:
+            return
+        if self.cache != "paged":
+            raise UserError("prefixes that requests share need pages", hint="Leave --cache out")
+        replicas = self.settings.prefill_replicas if self.settings.disaggregate else 1
+        if self.deployment.parallelism.dp * replicas > 1:
+            raise UserError(
+                "prefixes of a trace are simulated on one data-parallel rank, and one replica "
+                "for prompts"
+            )
+
+    def _choose_transfer(self) -> KVTransfer | None:
+        """Return the prefill replicas, whose caches cross a GPU's link as in `plan`."""
+        if not self.settings.disaggregate:
+            return None
+        rate, content = transfer_rate(self.deployment.gpu), self.capacity.content
+        seconds = remember(lambda tokens: content.needed(1, tokens) / rate)
+        return KVTransfer(self.settings.prefill_replicas, seconds)
+
+    def _choose_scheduling(self) -> Scheduling:
+        """Return how the engine fills its passes, with the settings of the server."""
+        interval = self.settings.scheduler_recv_interval
+        if interval > 1 and (self.engine is None or self.engine.stack != "sglang"):
+            raise UserError("scheduler-recv-interval is SGLang's", hint="Add --engine sglang")
+        return scheduling_of(self.engine)._replace(receive_interval=interval)
+
+    def _make_timer(self, max_len: int) -> Passes:
+        """Return the timer of passes with requests of up to `max_len` tokens."""
+        limits, drafting = self.limits, self.drafting
+        if self.policy == "static" and drafting:
+            raise UserError(
+                "a draft is simulated only under continuous batching",
+                hint="Leave --policy static, or --draft, out",
+            )
+        if self.policy != "continuous":
+            return StepTimer(self.deployment)
+        sizes = max_len, limits.max_num_batched_tokens, limits.max_num_seqs
+        if not drafting:
+            return InterpolatedStepTimer(self.deployment, *sizes)
+        queries = drafting.drafted + 1
+        target = InterpolatedStepTimer(self.deployment, *sizes, queries=queries)
+        draft = InterpolatedStepTimer(drafting.draft, *sizes)
+        return SpeculativeStepTimer(target, draft, drafting)
+
+    def _record(self, load: Workload, clients: Clients, served: Served) -> Record:
+        """Return the record of a run.
+
+        Fields:
+            prefix_hit_share: Share of the prompts' tokens that a prefix cache held.
+            total_gpus: GPUs of the replica and of its prefill replicas.
+            transfer_s: Mean seconds that a prompt's cache takes on the link.
+        """
+        deployment, settings, requests = self.deployment, self.settings, served.requests
+        mean_input = float(requests.input_len.mean())
+        cached_tokens = sum(log.found_tokens for log in (*served.logs, *served.prefill))
+        has_prefixes = bool(self.prefix_hit_rate) or requests.has_prefixes
+        replicas, transfer_s = 0, None
+        if self.transfer:
+            replicas = self.transfer.replicas
+            seconds = [self.transfer.seconds(n) for n in requests.input_len.tolist()]
+            transfer_s = sum(seconds) / len(seconds)
+        total_gpus = deployment.parallelism.gpus * (1 + replicas)
+        record: Record = {
+            **deployment.named,
+            "time_basis": deployment.time_basis,
+            "client": load.kind,
+            "think_time_s": load.think_time or None,
+            "front_end_s": clients.path_s + clients.path_s_per_token * mean_input or None,
+            "prefix_hit_rate": load.prefix_hit_rate or None,
+            "prefix_hit_share": cached_tokens / int(requests.input_len.sum())
+            if has_prefixes
+            else None,
+            "policy": self.policy,
+            "cache": self.cache,
+            "rate": load.rate if load.rate != math.inf else None,
+            "max_concurrency": load.max_concurrency or None,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.limits.max_num_batched_tokens,
+            "seed": load.seed,
+            "slo_ttft": settings.slo_ttft or None,
+            "slo_tpot": settings.slo_tpot or None,
+            "found_rate": None,
+            **self._draft_fields(served),
+            "prefill_replicas": replicas,
+            "total_gpus": total_gpus,
+            "transfer_s": transfer_s,
+            **summary(served, self.capacity.kv_budget, settings.slo_ttft, settings.slo_tpot),
+            "diverges": _diverges(load, served, self.saturation_rate),
+            "capacity_requests_per_s": self.saturation_rate,
+            "cost_per_million_tokens": None,
+        }
+        if settings.price_per_hour and record["output_tokens"]:
+            record["cost_per_million_tokens"] = cost_per_million(
+                settings.price_per_hour,
+                total_gpus,
+                record["duration_s"],
+                record["output_tokens"],
+            )
+        prompt = max(1, round(mean_input))
+        context = prompt + max(1, round(float(requests.output_len.mean())))
+        step = Batch.decode(context, max(1, round(record["mean_batch_size"] or 1)))
+        record |= server_errors(deployment, step, is_disaggregated=self.transfer is not None)
+        record["uncalibrated_share"] = float(deployment.uncalibrated_share(step))
+        record["fallback"] = deployment.fallback(Batch.prefill(prompt), Batch.decode(context))
+        return record
+
+    def _draft_fields(self, served: Served) -> Record:
+        """Return the fields of a server that speculates; all None without a draft.
+
+        Fields:
+            tokens_per_step: Tokens that a verification produced, up to the end of the answer.
+        """
+        settings, drafting = self.settings, self.drafting
+        verified = sum(log.verified for log in served.logs)
+        yielded = sum(log.yielded for log in served.logs)
+        source = None
+        if settings.draft and not settings.num_speculative_tokens:
+            source = "the best for one request at a time"
+            if settings.draft == "mtp":
+                source = "one for each prediction layer"
+        return {
+            "draft": drafting.draft.model.name if drafting else None,
+            "num_speculative_tokens": drafting.drafted if drafting else None,
+            "acceptance_rate": drafting.acceptance if drafting else None,
+            "tokens_per_step": yielded / verified if verified else None,
+            "num_speculative_tokens_from": source,
+        }
+
+
+def serve(
+    deployment: TimedDeployment,
+    load: Workload,
+    settings: ServerSettings,
+    policy: str = "continuous",
+    cache: str = "paged",
+) -> SimulationResult:
+    """Simulate the requests of a workload on one replica.
+
+    Raises:
+        UserError: The model does not fit, or options exclude each other.
+    """
+    requests = load.sample()
+    return Server(deployment, requests, load, settings, policy, cache).run(requests, load)
+
+
+def _diverges(load: Workload, served: Served, saturation_rate: float | None) -> bool | None:
+    """Return whether the queue grows without end: more requests come than the saturated server
+    completes.
+
+    None if requests wait for answers, or if a trace has too few of them. Requests that are too long
+    to be served do not count.
+    """
+    count = len(served.requests)
+    has_rate = load.rate != math.inf
+    if not load.is_open or not saturation_rate or not (has_rate or count > MIN_TRACE_REQUESTS):
+        return None
+    rejected = sum(int(log.rejected.sum()) for log in served.logs)
+    rate = load.rate if has_rate else served.requests.rate
+    return rate * (1 - rejected / count) > saturation_rate
+
+
+def server_errors(
+    deployment: TimedDeployment, step: Batch, is_disaggregated: bool
+) -> dict[str, float | None]:
+    """Return the 90th percentile of each figure's error against measured servers.
+
+    None if it is unknown: for disaggregated servers, and for steps without an error in `latency`.
+    `time_p90_error` is the error of the time per output token, as in `latency`.
+    """
+    calibration = deployment.calibration
+    errors: dict[str, float | None] = dict.fromkeys(("time", *ERRORS))
+    if calibration and not is_disaggregated and deployment.p90_error(step) is not None:
+        kind = "mixture" if mixes(deployment.operators(step)) else "dense"
+        for name, suffix in ERRORS.items():
+            validated = calibration.validation.get(f"{kind}{suffix}")  # type: ignore[call-overload]
+            errors[name] = validated.p90_abs_error if validated else None
+        errors["time"] = errors["tpot"]
+    return {f"{name}_p90_error": error for name, error in errors.items()}

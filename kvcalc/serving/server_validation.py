@@ -1,0 +1,199 @@
+"""Measured servers, simulated with their load: TPOT, TTFT and tokens per second.
+
+Each run is simulated from its first request to its last: the burst at the start, queues, the cache
+memory, and the engine's order of passes. The figures are defined as the client reports them: means
+over requests, and output tokens over the whole time.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from math import nan
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from kvcalc.capacity import Fit, FitOptions
+from kvcalc.errors import UserError
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.serving.arrivals import Clients
+from kvcalc.serving.batching import ServerSetup
+from kvcalc.serving.cache_accounting import DEFAULT_BLOCK_SIZE, Pool, make_pool
+from kvcalc.serving.decoding import Limits
+from kvcalc.serving.metrics import summary
+from kvcalc.serving.prefix_cache import BlockPrefixCache
+from kvcalc.serving.published_runs import Driven, driven
+from kvcalc.serving.requests import Requests
+from kvcalc.serving.server import memory
+from kvcalc.serving.simulation import simulate
+from kvcalc.serving.step_timers import InterpolatedStepTimer
+from kvcalc.timing.calibration import Calibration, Validated, engine_of
+from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.rows import MeasuredRow, ServedTimes, served_model
+from kvcalc.timing.validation import precision_of, ranks_of
+
+MIN_RUNS = 8  # minimum number of measured servers for an error figure
+UTILIZATION = 0.9  # share of the memory, from the scripts of the runs
+MIN_MAX_LEN, MIN_MAX_TOKENS, MIN_MAX_NUM_SEQS = (
+    9300,
+    16384,
+    128,
+)  # minimum sizes of the tables
+
+
+class Replica(NamedTuple):
+    """A server of one model.
+
+    Attributes:
+        steps: Times of its passes.
+        capacity: Memory of its cache. None if the weights leave no memory.
+    """
+
+    steps: InterpolatedStepTimer
+    capacity: Fit | None
+
+
+def served_times(
+    rows: Sequence[MeasuredRow], gpu: Gpu, calibration: Calibration | None
+) -> list[ServedTimes]:
+    """Return the figures of each run under a calibration.
+
+    They are NaN if the model is unknown or if there is no calibration.
+    """
+    times = [ServedTimes()] * len(rows)
+    if calibration is None:
+        return times
+    engine = engine_of(calibration.stack) if calibration.engine is None else calibration.engine
+    groups: dict[Any, list[int]] = {}  # runs that one server can simulate
+    for index, row in enumerate(rows):
+        versioned = engine.of_version(row.version) if engine else None
+        key = (
+            row.model,
+            row.dtype,
+            row.op,
+            row.shape[3:],
+            row.cache,
+            row.client,
+            row.framework,
+        )
+        groups.setdefault((*key, versioned), []).append(index)
+    for (*_, versioned), indices in groups.items():
+        runs = [driven(rows[index], versioned) for index in indices]
+        versioned_calibration = msgspec.structs.replace(calibration, engine=versioned)
+        replica = _make_replica(rows[indices[0]], gpu, versioned_calibration, runs)
+        if replica is None:
+            continue
+        path = (versioned.path_us / 1e6, versioned.path_token_us / 1e6) if versioned else ()
+        for index, run in zip(indices, runs, strict=True):
+            times[index] = _simulate(replica, run, Clients(run.clients, 0.0, *path))
+    return times
+
+
+def _make_replica(
+    row: MeasuredRow, gpu: Gpu, calibration: Calibration, runs: Sequence[Driven]
+) -> Replica | None:
+    """Return the server of some runs; None if the model is unknown or has no times."""
+    model = served_model(row.model) if row.model else None
+    if model is None:
+        return None
+    max_len = max(MIN_MAX_LEN, *(run.input_len + run.output_len + 1 for run in runs))
+    max_tokens = max(MIN_MAX_TOKENS, *(run.max_tokens for run in runs))
+    max_num_seqs = max(MIN_MAX_NUM_SEQS, *(run.max_num_seqs for run in runs))
+    try:
+        deployment = TimedDeployment(
+            model, gpu, precision_of(row, model), ranks_of(row), calibration=calibration
+        )
+        steps = InterpolatedStepTimer(
+            deployment, max_len, max_tokens, max_num_seqs, exact=False
+        )
+    except UserError:
+        return None
+    options = FitOptions(
+        engine="none",
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        gpu_memory_utilization=UTILIZATION,
+    )
+    try:
+        return Replica(steps, memory(deployment, options))
+    except UserError:
+        return Replica(steps, None)
+
+
+def _simulate(replica: Replica, run: Driven, clients: Clients) -> ServedTimes:
+    """Return the figures of one run."""
+    count = run.rounds * run.clients
+    rng = np.random.default_rng(0)
+    inputs, outputs = (
+        rng.integers(max(1, int(n * run.min_share)), n, size=count, endpoint=True)
+        for n in (run.input_len, run.output_len)
+    )
+    if run.num_prompts:
+        inputs = np.resize(inputs[: run.num_prompts], count)
+    max_tokens = run.input_len + run.output_len + 1
+    capacity = replica.capacity
+    if capacity:
+        pool = make_pool(
+            capacity.plan,
+            capacity.content,
+            capacity.kv_budget,
+            "paged",
+            max_tokens,
+            max_tokens,
+        )
+    else:
+        tokens = np.arange(max_tokens + 1, dtype=np.int64)
+        pool = Pool(1 << 60, tokens, tokens, max_tokens)
+    make_prefixes = None
+    if run.num_prompts:
+        names = (np.arange(count) % run.num_prompts).tolist()
+        make_prefixes = partial(
+            BlockPrefixCache, names, inputs.tolist(), pool, DEFAULT_BLOCK_SIZE
+        )
+    limits = Limits(run.max_num_seqs, run.max_tokens)
+    setup = ServerSetup(pool, replica.steps, limits, run.scheduling, make_prefixes)
+    requests = Requests(np.zeros(count), inputs, outputs)
+    record = summary(simulate(requests, setup, clients=clients), pool.budget)
+    if not record["completed"]:
+        return ServedTimes()
+    tpot_s = nan if record["tpot_mean_s"] is None else record["tpot_mean_s"]
+    return ServedTimes(
+        1e6 * tpot_s, 1e6 * record["ttft_mean_s"], record["throughput_tokens_per_s"]
+    )
+
+
+def steps_validated(
+    calibration: Calibration, gpu: Gpu, rows: Sequence[MeasuredRow]
+) -> dict[Any, Validated]:
+    """Return the errors of the three figures for dense and for mixture-of-experts models.
+
+    Runs that hit a prefix cache or contain measurement artefacts are left out, and so are kinds of
+    model with fewer than MIN_RUNS runs. Measured
+    tokens per second are clients · output / (TTFT + (output − 1) · TPOT).
+    """
+    errors: dict[Any, Validated] = {}
+    for op, kind in (("e2e_dense", "dense"), ("e2e_moe", "mixture")):
+        runs = [row for row in rows if row.op == op and not row.odd]
+        predicted = served_times(runs, gpu, calibration)
+        for suffix, figure in (
+            ("", "tpot_us"),
+            ("_ttft", "ttft_us"),
+            ("_throughput", "tokens_per_s"),
+        ):
+            measured = [
+                getattr(run, "time_us" if figure == "tpot_us" else figure) for run in runs
+            ]
+            error = _error([getattr(times, figure) for times in predicted], measured)
+            if error:
+                errors[f"{kind}{suffix}"] = error
+    return errors
+
+
+def _error(predicted: Sequence[float], measured: Sequence[float]) -> Validated | None:
+    """Return median and 90th percentile of the errors of the known figures."""
+    pairs = zip(predicted, measured, strict=True)
+    logs = [abs(float(np.log(a / b))) for a, b in pairs if a > 0 and b > 0]
+    if len(logs) < MIN_RUNS:
+        return None
+    median, p90 = np.quantile(np.expm1(logs), (0.5, 0.9)).round(4).tolist()
+    return Validated(rows=len(logs), median_abs_error=median, p90_abs_error=p90)

@@ -1,0 +1,475 @@
+"""Seconds of a server's passes.
+
+A pass is chunks of prompts and a group of decodes at their mean context. For full attention the
+mean is exact, because time is linear in context between the points at which a bound changes.
+
+`StepTimer` times whole passes, and interpolates between close contexts. `InterpolatedStepTimer`
+adds up tables, which is fast if hardly two passes are equal:
+
+    pass = GEMMs and all other work that depends on the number of tokens only
+         + LM head, by the number of sequences
+         + attention of the decodes, by their number and mean context
+         + attention of each chunk of a prompt
+
+The tables are filled from whole passes through the model. The time by which a pass behind a
+context exceeds a prompt of equal length counts as attention, so no time is lost. A single sequence
+and the
+first MAX_EXACT_PROMPTS kinds of prompts are timed as whole passes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from kvcalc.gpu.roof import roofline
+from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.layers.cost import AttentionShape, Operator, Role
+from kvcalc.records import Record
+from kvcalc.serving.speculation import Drafting
+from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.kernel_models.families import MOST_DECODE_TOKENS
+from kvcalc.timing.steps import HostTime, host_of, operator_seconds
+
+# (tokens between computed contexts, intervals per table) of decode passes, and of passes with
+# chunks of prompts, which seldom occur again
+DECODES, MIXED = (16, 256), (128, 4)
+MAX_TABLES = 50_000
+
+Chunks = tuple[tuple[int, int], ...]  # (new, past) of each chunk of a prompt in the pass
+
+
+class StepTimeSegment(NamedTuple):
+    """Consecutive decode passes over the same sequences.
+
+    Attributes:
+        first: Seconds of the first pass.
+        rise: Seconds that each pass takes more than the pass before.
+        passes: Number of passes for which this holds.
+        each: Seconds of each pass, if they are not on a line.
+    """
+
+    first: float
+    rise: float = 0.0
+    passes: int = 1
+    each: Sequence[float] = ()
+
+    def seconds(self, passes: int) -> float:
+        """Return the seconds of the first `passes` passes."""
+        if self.each:
+            return sum(self.each[:passes])
+        return passes * self.first + self.rise * passes * (passes - 1) / 2
+
+    def passes_until(self, max_passes: int, seconds: float) -> int:
+        """Return the smallest number of passes that end at or after `seconds`; at most
+        `max_passes`."""
+        if self.each:
+            ends = accumulate(self.each[:max_passes])
+            return next((n for n, end in enumerate(ends, 1) if end >= seconds), max_passes)
+        passes = min(max(int(seconds / self.first) + 1, 1), max_passes)
+        while passes > 1 and self.seconds(passes - 1) >= seconds:
+            passes -= 1
+        while passes < max_passes and self.seconds(passes) < seconds:
+            passes += 1
+        return passes
+
+
+class StepTimer:
+    """Times whole passes of one data-parallel rank; every other rank runs the same batch.
+
+    Attributes:
+        queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
+    """
+
+    def __init__(self, deployment: TimedDeployment, queries: int = 1) -> None:
+        self.deployment = deployment
+        self.queries = queries
+        self.ranks = deployment.parallelism.dp
+        self._tables: dict[tuple[Chunks, int, int], tuple[Any, Any]] = {}
+        self._prompts: dict[Chunks, float] = {}
+
+    def reset(self) -> None:
+        """Do nothing: times do not depend on earlier passes."""
+
+    def prefill(self, chunks: Chunks) -> float:
+        """Return the seconds of a pass with prompts only."""
+        if chunks not in self._prompts:
+            self._prompts[chunks] = float(self.deployment.seconds(Batch(self._groups(chunks))))
+        return self._prompts[chunks]
+
+    def mixed(self, chunks: Chunks, count: int, context: float) -> float:
+        """Return the seconds of a pass with chunks of prompts and `count` decodes.
+
+        `context` is the mean context of the decodes after the pass.
+        """
+        if not count:
+            return self.prefill(chunks)
+        return float(np.interp(context, *self._table(chunks, count, context)))
+
+    def decode(self, count: int, context: float, steps: int) -> Any:
+        """Return the seconds of up to `steps` decode passes, as an array of at least one.
+
+        The mean context of the first pass is `context`; it grows by one per pass.
+        """
+        contexts, seconds = self._table((), count, context)
+        steps = max(1, min(steps, int(contexts[-1] - context) + 1))
+        return np.interp(context + np.arange(steps), contexts, seconds)
+
+    def line(self, count: int, context: float) -> StepTimeSegment:
+        """Return the seconds of decode passes; the first has the mean context `context`."""
+        contexts, seconds = self._table((), count, context)
+        if count == 1 and context == int(context):
+            each = seconds[int(context - contexts[0]) :].tolist()
+            return StepTimeSegment(each[0], 0.0, len(each), each)
+        return segment_at(contexts.tolist(), seconds.tolist(), context)
+
+    def _table(self, chunks: Chunks, count: int, context: float) -> tuple[Any, Any]:
+        """Return contexts around `context`, and the seconds of a pass at each of them."""
+        spacing, intervals = MIXED if chunks else DECODES
+        spacing = spacing if chunks or count > 1 else 1
+        width = spacing * intervals
+        start = int(context // width) * width
+        tables = self._tables
+        key = chunks, count, start
+        if key not in tables:
+            if len(tables) > MAX_TABLES:
+                tables.clear()
+            contexts = np.arange(start, start + width + spacing, spacing, dtype=float)
+            if not start:
+                # context 0 becomes 1, or is left out if 1 is a point
+                contexts = contexts[1:] if spacing == 1 else np.maximum(contexts, 1)
+            seconds = self._seconds(chunks, count, contexts)
+            tables[key] = contexts, np.broadcast_to(seconds, contexts.shape)
+        return tables[key]
+
+    def _seconds(self, chunks: Chunks, count: int, contexts: Any) -> Any:
+        """Return the seconds of a pass at each of `contexts`.
+
+        The LM head works on all positions of a verification, but on the last one of a chunk.
+        """
+        decodes = Sequences(count * self.ranks, self.queries, contexts - 1)
+        seconds = self.deployment.seconds(Batch((*self._groups(chunks), decodes)))
+        if self.queries == 1:
+            return seconds
+        alone = Batch((decodes,))
+        heads = self.deployment.seconds(alone, all_positions=True) - self.deployment.seconds(
+            alone
+        )
+        return seconds + heads
+
+    def _groups(self, chunks: Chunks) -> tuple[Sequences, ...]:
+        kinds = dict.fromkeys(chunks)
+        return tuple(
+            Sequences(chunks.count((new, past)) * self.ranks, new, past) for new, past in kinds
+        )
+
+
+MAX_EXACT_PROMPTS = 64  # kinds of passes with prompts only that are timed as whole passes
+# ratios of neighbouring points of the tables
+TOKENS_RATIO, LENGTH_RATIO, CONTEXT_RATIO, COUNT_RATIO, HEAD_RATIO = (
+    1.01,
+    1.08,
+    1.12,
+    1.2,
+    1.1,
+)
+DENSE_TOKENS, DENSE_HEADS, DENSE_LENGTHS = (
+    512,
+    64,
+    16,
+)  # every number up to these is a point
+PAST_SPACING = 512  # tokens between the contexts for which chunks are timed
+MAX_VALUES = 1 << 15  # values of a table that are remembered
+TOKENS, HEAD, GROUP = "tokens", "head", "group"
+NO_HOST = HostTime(0.0, 0.0, 1.0, 0.0)
+
+
+def ladder(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
+    """Return whole numbers from `first` to at least `last` that grow by `ratio`, or at least by 1.
+
+    Up to `dense` they grow by 1. Example: ladder(1, 10, 1.5, 4) is 1, 2, 3, 4, 6, 9, 14.
+    """
+    points = [first]
+    while points[-1] < last:
+        point = points[-1]
+        points.append(point + 1 if point < dense else max(point + 1, round(point * ratio)))
+    return points
+
+
+def part_of(operator: Operator) -> str:
+    """Return what an operator's time depends on: TOKENS of the pass, sequences with a HEAD, or
+    each GROUP of sequences."""
+    if operator.role is Role.HEAD and not operator.layer:
+        return HEAD
+    if isinstance(operator.shape, AttentionShape) or operator.role is Role.CORE:
+        return GROUP
+    return GROUP if operator.kind == "scan" or operator.form else TOKENS
+
+
+def _index_below(points: Sequence[float], x: float) -> int:
+    """Return the index of the interval around `x`; the last interval continues beyond its end."""
+    return min(max(bisect_right(points, x) - 1, 0), len(points) - 2)
+
+
+def interpolate(points: Sequence[float], values: Any, x: float) -> Any:
+    """Return the value at `x` on straight lines between the points."""
+    index = _index_below(points, x)
+    low, high = points[index], points[index + 1]
+    first = values[index]
+    return first + (values[index + 1] - first) * (x - low) / (high - low)
+
+
+def segment_at(
+    contexts: Sequence[float], seconds: Sequence[float], context: float
+) -> StepTimeSegment:
+    """Return the passes from `context` to the next of the `contexts`."""
+    index = _index_below(contexts, context)
+    low, high = contexts[index], contexts[index + 1]
+    first = seconds[index]
+    rise = (seconds[index + 1] - first) / (high - low) if high > low else 0.0
+    passes = max(1, int(high - context) + 1)
+    return StepTimeSegment(first + rise * (context - low), rise, passes)
+
+
+def make_table(points: Sequence[int], seconds: Any) -> Callable[[float], float]:
+    """Return a function that interpolates between the points and remembers its values.
+
+    Args:
+        seconds: Seconds of each point, or of all points.
+    """
+    values = np.broadcast_to(seconds, (len(points),)).tolist()
+
+    @lru_cache(MAX_VALUES)
+    def value_at(x: float) -> float:
+        return interpolate(points, values, x)  # type: ignore[no-any-return]
+
+    return value_at
+
+
+class InterpolatedStepTimer:
+    """Times passes like `StepTimer`, from tables.
+
+    Args:
+        max_len: Maximum tokens of a sequence.
+        max_tokens: Maximum tokens of a pass.
+        max_num_seqs: Maximum number of sequences of a pass.
+        exact: Whether single sequences and few kinds of prompts are timed as whole passes.
+        queries: As in `StepTimer`.
+    """
+
+    def __init__(
+        self,
+        deployment: TimedDeployment,
+        max_len: int,
+        max_tokens: int,
+        max_num_seqs: int,
+        exact: bool = True,
+        queries: int = 1,
+    ) -> None:
+        self.deployment = deployment
+        self.queries = queries
+        self.ranks = deployment.parallelism.dp
+        self.whole_passes = StepTimer(deployment, queries) if exact else None
+        self.host = NO_HOST
+        self.max_len, self.max_num_seqs = max(max_len, 2), max(max_num_seqs, 2)
+        self.max_tokens = max(max_tokens, self.max_num_seqs * queries)
+
+        tokens = ladder(1, max(self.max_tokens, self.max_len), TOKENS_RATIO, DENSE_TOKENS)
+        self.work = make_table(tokens, self._prompt_seconds(tokens))
+
+        positions = ladder(1, self.max_num_seqs * queries, HEAD_RATIO, DENSE_HEADS)
+        heads = self._parts(Sequences(np.array(positions) * self.ranks, 1, 0))[HEAD]
+        self.head = make_table(positions, heads)
+
+        self.counts = ladder(1, self.max_num_seqs, COUNT_RATIO)
+        self.contexts = ladder(1, self.max_len, CONTEXT_RATIO, 2)
+        self.decodes = self._decode_grid()
+
+        self.lengths = ladder(1, self.max_len, LENGTH_RATIO, DENSE_LENGTHS)
+        self.length_seconds = self._prompt_seconds(self.lengths)
+        self._rows: dict[int, list[float]] = {}
+        self._chunk_tables: dict[int, Callable[[float], float]] = {}
+        self.exact_prompts: dict[Chunks, float] = {}
+
+    def reset(self) -> None:
+        """Start a new run: which prompts are timed as whole passes depends on the run only."""
+        self.exact_prompts.clear()
+
+    def prefill(self, chunks: Chunks) -> float:
+        """Return the seconds of a pass with prompts only."""
+        exact = self.exact_prompts
+        if chunks in exact:
+            return exact[chunks]
+        if self.whole_passes and len(exact) < MAX_EXACT_PROMPTS:
+            exact[chunks] = self.whole_passes.prefill(chunks)
+            return exact[chunks]
+        tokens = sum(new for new, _ in chunks)
+        attention = sum(self._chunk(new, past) for new, past in chunks)
+        kernels = self.work(tokens) + self.head(len(chunks)) + attention
+        host = self.host
+        return float(host.with_prompts(kernels)) + host.fixed + host.sequence * len(chunks)
+
+    def mixed(self, chunks: Chunks, count: int, context: float) -> float:
+        """Return the seconds of a pass with chunks of prompts and `count` decodes.
+
+        `context` is the mean context of the decodes after the pass.
+        """
+        if not count:
+            return self.prefill(chunks)
+        prompts = 0
+        attention = extra_context = 0.0
+        tokens = count * self.queries
+        for new, past in chunks:
+            tokens += new
+            if new > MOST_DECODE_TOKENS or self.queries > 1:
+                attention += self._chunk(new, past)
+                prompts += 1
+            else:  # decode kernels process such short chunks
+                extra_context += past + new - context
+        decodes = count + len(chunks) - prompts
+        row = self._row(decodes)
+        mean_context = context + extra_context / decodes
+        decode_attention = interpolate(self.contexts, row, mean_context) - self._beside(decodes)
+        head = self.head(count * self.queries + len(chunks))
+        kernels = self.work(tokens) + head + attention + decode_attention
+        host = self.host
+        added = host.fixed + host.sequence * (count + len(chunks))
+        return float(host.with_prompts(kernels) if prompts else kernels) + added
+
+    def line(self, count: int, context: float) -> StepTimeSegment:
+        """Return the seconds of decode passes; the first has the mean context `context`."""
+        if count == 1 and self.whole_passes:
+            return self.whole_passes.line(count, context)
+        return segment_at(self.contexts, self._row(count), context)
+
+    def _beside(self, count: int) -> float:
+        """Return the seconds of a decode pass without its attention."""
+        queries = count * self.queries
+        return (
+            self.work(queries)
+            + self.head(queries)
+            + self.host.fixed
+            + self.host.sequence * count
+        )
+
+    def _row(self, count: int) -> list[float]:
+        """Return the seconds of a decode pass of `count` sequences at each of `contexts`."""
+        if count not in self._rows:
+            if self.whole_passes:
+                past = np.array(self.contexts) - 1
+                batch = Batch((Sequences(count * self.ranks, self.queries, past),))
+                seconds = self.deployment.seconds(batch, all_positions=self.queries > 1)
+                self._rows[count] = np.broadcast_to(seconds, past.shape).tolist()
+            else:
+                attention = interpolate(self.counts, self.decodes, count)
+                self._rows[count] = (attention + self._beside(count)).tolist()
+        return self._rows[count]
+
+    def _chunk(self, new: int, past: int) -> float:
+        """Return the seconds that a chunk takes beside the work of its tokens: mostly attention."""
+        step, remainder = divmod(past, PAST_SPACING)
+        low = self._chunk_table(step)(new)
+        if not remainder:
+            return low
+        return low + (self._chunk_table(step + 1)(new) - low) * (past / PAST_SPACING - step)
+
+    def _chunk_table(self, step: int) -> Callable[[float], float]:
+        """Return the seconds of chunks behind `step` · PAST_SPACING tokens, by their length."""
+        if step not in self._chunk_tables:
+            chunks = Sequences(self.ranks, np.array(self.lengths), PAST_SPACING * step)
+            seconds = self._attention(chunks, self.length_seconds)
+            self._chunk_tables[step] = make_table(self.lengths, seconds)
+        return self._chunk_tables[step]
+
+    def _prompt_seconds(self, tokens: Sequence[int]) -> Any:
+        """Return the seconds that depend on tokens only, of one prompt of each length."""
+        parts = self._parts(Sequences(self.ranks, np.array(tokens), 0))
+        return np.broadcast_to(parts[TOKENS], (len(tokens),))
+
+    def _attention(self, sequences: Sequences, prompt_seconds: Any) -> Any:
+        """Return the seconds that depend on the group of sequences: mostly attention.
+
+        Included is what the rest takes more, or less, than `prompt_seconds` of as many tokens.
+        """
+        parts = self._parts(sequences)
+        return prompt_seconds * 0 + parts[GROUP] + (parts[TOKENS] - prompt_seconds)
+
+    def _decode_grid(self) -> Any:
+        """Return the seconds of decode attention as an array [counts, contexts]."""
+        counts, contexts = self.counts, self.contexts
+        grid = np.array([(count, context) for count in counts for context in contexts])
+        prompts = np.repeat(
+            self._prompt_seconds([n * self.queries for n in counts]), len(contexts)
+        )
+        decodes = Sequences(grid[:, 0] * self.ranks, self.queries, grid[:, 1] - 1)
+        return self._attention(decodes, prompts).reshape(len(counts), len(contexts))
+
+    def _parts(self, sequences: Sequences) -> Record:
+        """Return the seconds of a pass's operators by what they depend on.
+
+        Also set `host`, the time that the engine adds to such passes.
+        """
+        deployment = self.deployment
+        operators = deployment.operators(deployment.timed_batch(Batch((sequences,))))
+        parts: Record = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0)
+        if deployment.calibration:
+            timed = operator_seconds(
+                operators, deployment.gpu, deployment.calibration, deployment.routing
+            )
+            times = [t.seconds for t in timed]
+            parts[GROUP] = parts[GROUP] + sum(t.overhead.seconds for t in timed if t.overhead)
+            self.host = host_of(operators, deployment.calibration)
+        else:
+            times = [p.seconds for p in roofline(operators, deployment.gpu)]
+        for operator, seconds in zip(operators, times, strict=True):
+            part = part_of(operator)
+            parts[part] = parts[part] + seconds
+        return parts
+
+
+class SpeculativeStepTimer(NamedTuple):
+    """Times passes of a server with a draft model.
+
+    Decodes are verifications. The draft processes the prompts too, and runs one decode pass per
+    draft token.
+
+    Attributes:
+        target: Timer of the model; its queries are the draft tokens and one more.
+        draft: Timer of the draft model.
+    """
+
+    target: StepTimer | InterpolatedStepTimer
+    draft: StepTimer | InterpolatedStepTimer
+    drafting: Drafting
+
+    @property
+    def queries(self) -> int:
+        return self.target.queries
+
+    @property
+    def ranks(self) -> int:
+        return self.target.ranks
+
+    def reset(self) -> None:
+        """Start a new run."""
+        self.target.reset()
+        self.draft.reset()
+
+    def mixed(self, chunks: Chunks, count: int, context: float) -> float:
+        """Return the seconds of a pass, as in `StepTimer`."""
+        seconds = self.target.mixed(chunks, count, context) + self.draft.prefill(chunks)
+        return seconds + (self._draft_seconds(count, context) if count else 0.0)
+
+    def line(self, count: int, context: float) -> StepTimeSegment:
+        """Return the seconds of one pass with decodes only."""
+        seconds = self.target.line(count, context).first + self._draft_seconds(count, context)
+        return StepTimeSegment(seconds)
+
+    def _draft_seconds(self, count: int, context: float) -> float:
+        return self.drafting.drafted * self.draft.line(count, context).first
+
+
+Passes: TypeAlias = StepTimer | InterpolatedStepTimer | SpeculativeStepTimer
