@@ -1,106 +1,464 @@
-"""The records of `compare`: the same deployment with other attention, variant by variant."""
+"""Comparisons: attention variants of one layer or of a model, KV heads, and deployments."""
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.memory_record import batch_memory
+from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.fit_records import AS_CALLED, Typed, batch_memory, fit_record
+from kvcalc.errors import few
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.gpu.roof import mla_form, roofline, total_bound, total_seconds
+from kvcalc.layers.attention import Grouped
+from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Role
-from kvcalc.library.typed import UNKNOWN
-from kvcalc.model.size import size_record
-from kvcalc.model.spec import Model
-from kvcalc.planning.quality import quality_of
+from kvcalc.library.load import UNKNOWN
+from kvcalc.model.forward_pass import forward, total
+from kvcalc.model.memory import size_record
+from kvcalc.model.model import Layer, Model
+from kvcalc.model.precision import PUBLISHED, Precision, formats_of
+from kvcalc.planning.quality import OVER_HEADS, StoredPrecision, lowered, quality_of
 from kvcalc.planning.variants import Variant, variant
-from kvcalc.timing.deployment import Deployment
-from kvcalc.timing.records import roofline_records
+from kvcalc.records import Record
+from kvcalc.storage.quantization import UNKNOWN_LOSS, losses_of
+from kvcalc.timing.calibration import BOUND
+from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.operator_times import roofline_records
+
+# query heads and their width in Llama-3.1-405B and DeepSeek-V3 (their config.json)
+HEADS, WIDTH = 128, 128
+SHAPE = f"one layer of {HEADS} heads of {WIDTH}"
+MAX_HEAD_COUNTS = 10  # of the comparison over KV heads
+
+
+class AttentionPoint(NamedTuple):
+    """An attention variant, named as in `compare`, in a phase.
+
+    Attributes:
+        mla_form: How a latent is read.
+    """
+
+    label: str
+    variant: str
+    phase: str = "decode"
+    mla_form: str = "auto"
+
+
+POINTS = (
+    AttentionPoint("MHA", "mha"),
+    AttentionPoint("GQA-8", "gqa:8"),
+    AttentionPoint("GQA-4", "gqa:4"),
+    AttentionPoint("GQA-8 window 1024", "gqa:8/window:1024"),
+    AttentionPoint("MQA", "mqa"),
+    AttentionPoint("MLA absorbed", "mla"),
+    AttentionPoint("DSA top-2048", "dsa"),
+    AttentionPoint("MHA prefill", "mha", "prefill"),
+    AttentionPoint("MLA prefill", "mla", "prefill", "expanded"),
+)
+
+
+def attention_records(
+    gpu: Gpu,
+    contexts: Sequence[int],
+    batches: Sequence[int],
+    precision: Precision = PUBLISHED,
+) -> list[Record]:
+    """Return FLOPs, bytes and bound of attention in one layer, by point, batch and context.
+
+    Only operators that read the cache count, without the projections around them. `knee` is the
+    GPU's FLOPs per byte for the dtype of the products. `to_knee` is the factor to a compute-bound
+    attention, at most 1 if it is compute-bound.
+
+    Raises:
+        UserError: The GPU has no matrix peak.
+    """
+    mixer = Grouped(num_attention_heads=HEADS, num_key_value_heads=HEADS, head_dim=WIDTH)
+    layer = Model(
+        name=SHAPE,
+        hidden_size=HEADS * WIDTH,
+        vocab_size=1,
+        layers=1,
+        kinds={"layer": Layer(parts=(mixer,))},
+    )
+    records = []
+    for point, batch_size, context in product(POINTS, batches, contexts):
+        operators = forward(
+            variant(layer, point.variant).model,
+            Batch.of_phase(point.phase, context, batch_size),
+            precision,
+            mla_form=point.mla_form,
+        )
+        core = [operator for operator in operators if operator.role == Role.CORE]
+        placed, cost = roofline(core, gpu), total(core)
+        peak, computed_in = gpu.peak(core[-1].dtype)
+        knee = peak / gpu.bandwidth_bytes_per_s
+        records.append(
+            {
+                "gpu": gpu.name,
+                "attention": point.label,
+                "variant": point.variant,
+                "phase": point.phase,
+                "mla_form": mla_form(placed),
+                "batch_size": batch_size,
+                "context": context,
+                "kv_cache_dtype": formats_of(layer, precision).kv_cache_dtype,
+                "flops": cost.flops,
+                "bytes": cost.bytes,
+                "intensity": cost.flops / cost.bytes,
+                "bound": total_bound(placed),
+                "roofline_s": total_seconds(placed),
+                "knee": knee,
+                "to_knee": knee * cost.bytes / cost.flops,
+                "computed_in": computed_in,
+            }
+        )
+    return records
+
+
+class OverHeads(NamedTuple):
+    """A model over its number of KV heads, as shares of MHA.
+
+    Attributes:
+        heads: Numbers of KV heads that divide the query heads.
+        cache: Stored bytes.
+        step: Seconds of a decode step.
+        published: Title, KV heads and scores of published tables.
+    """
+
+    heads: list[int]
+    cache: list[float]
+    step: list[float]
+    published: list[tuple[str, list[int], list[float]]]
+
+
+def _query_heads(model: Model) -> set[int]:
+    parts = [part for layer in model.kinds.values() for part in layer.mixers]
+    return {part.as_mha()[0] for part in parts if part.attends}
+
+
+def over_heads(deployment: TimedDeployment, context: int, batch_size: int) -> OverHeads | None:
+    """Return a model over its KV heads; None if layers differ in query heads, or have one."""
+    query_heads = _query_heads(deployment.model)
+    max_heads = max(query_heads, default=1)
+    if len(query_heads) > 1 or max_heads == 1:
+        return None
+    heads = [n for n in range(1, max_heads + 1) if max_heads % n == 0][-MAX_HEAD_COUNTS:]
+    stored, steps = [], []
+    for number in heads:
+        model = variant(deployment.model, f"gqa:{number}").model
+        varied = msgspec.structs.replace(deployment, model=model)
+        stored.append(varied.cache_size(context, batch_size).stored)
+        steps.append(float(varied.seconds(Batch.decode(context, batch_size))))
+    published = [
+        (
+            f"{what} ({source})",
+            [number or max_heads for number, _ in points],
+            [score / points[-1][1] for _, score in points],
+        )
+        for (what, source), points in OVER_HEADS.items()
+        if max_heads > max(number for number, _ in points)
+    ]
+    return OverHeads(
+        heads=heads,
+        cache=[size / stored[-1] for size in stored],
+        step=[seconds / steps[-1] for seconds in steps],
+        published=published,
+    )
 
 
 def usual_variants(model: Model) -> str:
-    """What a model is compared with unless something is asked for: MHA, its own attention (GQA where that is MHA), and others."""
-    plain = variant(model, "mha").model.attention
-    own = "none" if model.attention != plain else next((f"gqa:{n}" for n in (8, 4, 2) if _divides(model, n)), "none")
-    others = [name for name in ("mqa", "mla", "dsa") if variant(model, name).model.attention != model.attention]
-    return ",".join(["mha", own, *others])
+    """Return the default variants: MHA, the model's own attention (GQA if that is MHA), MQA, MLA
+    and DSA."""
 
+    def differs(name: str) -> bool:
+        return variant(model, name).model.attention != model.attention
 
-def _divides(model: Model, groups: int) -> bool:
-    heads = {p.as_mha()[0] for layer in model.kinds.values() for p in layer.mixers if p.attends}
-    return all(n % groups == 0 and n > groups for n in heads)
+    names = ["mha", "none"]
+    if not differs("mha"):
+        heads = _query_heads(model)
+        groups = [n for n in (8, 4, 2) if all(h % n == 0 and h > n for h in heads)]
+        names = ["mha", f"gqa:{groups[0]}" if groups else "none"]
+    return ",".join([*names, *filter(differs, ("mqa", "mla", "dsa"))])
 
 
 def compare_records(
     chosen: Sequence[tuple[str, Variant]],
-    deployment: Deployment,
+    deployment: TimedDeployment,
     contexts: Sequence[int],
     batches: Sequence[int],
     block_size: int = 16,
-) -> list[dict[str, Any]]:
-    """A record for each variant, batch size and context (fastest): sizes, total of one decode step, sequences that fit.
+) -> list[Record]:
+    """Return a record for each variant, batch size and context: sizes, a decode step, users.
 
-    The first variant is the `reference`: stored_reduction (also `reduction`) and read_reduction are its bytes over this one's.
-    attention_intensity: FLOPs of attention, its indexer and scans, per byte of cache that they read in a decode step.
-    eviction_flops: vector FLOPs of a step that go into the scores of eviction. mha_parameters: of the same model as plain MHA.
-    weight_bytes: held, as in `size`; the other figures of a step are those of `roofline`'s total. max_num_seqs: sequences of
-    this context that fit in the replica, as `fit` has them. Raises UserError as `size_record` and `forward` do.
+    The first variant is the reference of the reductions. Attention intensity is the FLOPs per byte
+    of cache that attention, its indexer and scans read. Eviction FLOPs compute the scores of
+    eviction.
+
+    Raises:
+        UserError: As `size_record` and `forward`.
     """
-    found = []
-    plain = variant(deployment.model, "mha").model.parameters
-    bases: dict[tuple[int, int], dict[str, Any]] = {}
-    for name, (model, dtype, held) in chosen:
+    records = []
+    mha_parameters = variant(deployment.model, "mha").model.parameters
+    references: dict[tuple[int, int], Record] = {}
+    for name, (model, dtype, held_equal) in chosen:
         precision = deployment.precision
-        used = msgspec.structs.replace(precision, kv_cache_dtype=dtype) if dtype else precision
-        varied = msgspec.structs.replace(deployment, model=model, precision=used)
+        if dtype:
+            precision = msgspec.structs.replace(precision, kv_cache_dtype=dtype)
+        varied = msgspec.structs.replace(deployment, model=model, precision=precision)
         for batch_size, context in product(batches, contexts):
-            record = size_record(model, context, batch_size, used, block_size, deployment.parallelism)
-            base = bases.setdefault((batch_size, context), record)
-            *operators, whole = roofline_records(varied, "decode", batch_size, context)
-            reduced = _reduction(base, record, "kv_cache_bytes")
-            found.append(
-                {"variant": name, **varied.named, **record, "reduction": reduced, "reference": chosen[0][0]}
-                | {"stored_reduction": reduced, "read_reduction": _reduction(base, record, "kv_cache_read_bytes")}
-                | {"attention_intensity": _intensity(operators), "mha_parameters": plain}
-                | {"eviction_flops": sum(o["vector_flops"] for o in operators if o["operator"] == "eviction")}
-                | {k: v for k, v in whole.items() if k != "weight_bytes"}
+            size = size_record(
+                model,
+                context,
+                batch_size,
+                precision,
+                block_size,
+                deployment.parallelism,
+            )
+            reference = references.setdefault((batch_size, context), size)
+            *operators, step = roofline_records(varied, "decode", batch_size, context)
+            core = [operator for operator in operators if operator["role"] == Role.CORE]
+            core_bytes = sum(operator["cache_read_bytes"] for operator in core)
+            core_flops = sum(operator["flops"] for operator in core)
+            evictions = [one for one in operators if one["operator"] == "eviction"]
+            del step[
+                "weight_bytes"
+            ]  # those of `size` also count weights that a step does not read
+            reduction = _reduction(reference, size, "kv_cache_bytes")
+            records.append(
+                {
+                    "variant": name,
+                    **varied.named,
+                    **size,
+                    "reduction": reduction,
+                    "reference": chosen[0][0],
+                    "stored_reduction": reduction,
+                    "read_reduction": _reduction(reference, size, "kv_cache_read_bytes"),
+                    "attention_intensity": core_flops / core_bytes if core_bytes else None,
+                    "mha_parameters": mha_parameters,
+                    "eviction_flops": sum(one["vector_flops"] for one in evictions),
+                }
+                | step
                 | batch_memory(varied, [(batch_size, context)])
-                | {"held_equal": held}
+                | {"held_equal": held_equal}
                 | _quality(name, model.attention)
             )
-    return found
+    return records
 
 
-# What is known of layers of which the dimensions alone are given: nothing that hangs on weights, on the FFN or on a GPU.
-OF_DIMENSIONS = {
-    "variant", "model", "gpus", "tensor_parallel_size", "kv_cache_dtype", "attention", "context", "batch_size", "kv_cache_bytes",
-    "kv_cache_read_bytes", "kv_cache_allocated_bytes", "bytes_per_token", "fixed_bytes", "eviction_score_bytes",
-    "receptive_field", "mha_ratio", "block_size", "reduction", "reference", "stored_reduction", "read_reduction",
-    "attention_intensity", "eviction_flops", "phase", "held_equal", "head_diversity", "quality", "trades",
-}  # fmt: skip
+def _reduction(reference: Record, record: Record, key: str) -> float | None:
+    return reference[key] / record[key] if record[key] else None
 
 
-def of_dimensions(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records of `compare_records` without what hangs on more than dimensions; that of weights is null, as in `size`."""
-    known = [{key: value for key, value in record.items() if key in OF_DIMENSIONS} for record in records]
-    return [record | dict.fromkeys(UNKNOWN) for record in known]
+# keys that do not depend on weights, the FFN or a GPU
+DIMENSION_KEYS = frozenset(
+    [
+        "variant",
+        "model",
+        "gpus",
+        "tensor_parallel_size",
+        "kv_cache_dtype",
+        "attention",
+        "context",
+        "batch_size",
+        "kv_cache_bytes",
+        "kv_cache_read_bytes",
+        "kv_cache_allocated_bytes",
+        "bytes_per_token",
+        "fixed_bytes",
+        "eviction_score_bytes",
+        "receptive_field",
+        "mha_ratio",
+        "block_size",
+        "reduction",
+        "reference",
+        "stored_reduction",
+        "read_reduction",
+        "attention_intensity",
+        "eviction_flops",
+        "phase",
+        "held_equal",
+        "head_diversity",
+        "quality",
+        "trades",
+    ]
+)
 
 
-def _reduction(base: dict[str, Any], record: dict[str, Any], key: str) -> float | None:
-    """The reference's bytes over this variant's; None where it has none."""
-    return base[key] / record[key] if record[key] else None
-
-
-def _intensity(operators: Sequence[dict[str, Any]]) -> float | None:
-    """FLOPs of what reads the cache per byte that it reads; None where nothing is read."""
-    core = [o for o in operators if o["role"] == Role.CORE]
-    read = sum(o["cache_read_bytes"] for o in core)
-    return sum(o["flops"] for o in core) / read if read else None
+def of_dimensions(records: Sequence[Record]) -> list[Record]:
+    """Return the figures of `compare_records` that dimensions determine. Those of weights are
+    None."""
+    return [
+        {key: value for key, value in record.items() if key in DIMENSION_KEYS}
+        | dict.fromkeys(UNKNOWN)
+        for record in records
+    ]
 
 
 def _quality(name: str, attention: str) -> dict[str, str | None]:
-    """What is known of the quality of each step of a variant, with its source; null where nothing is noted here."""
+    """Return what is published of the quality of a variant's steps, with sources."""
     steps = quality_of(name, attention)
-    notes = "; ".join(f"{step}: {known}" if len(steps) > 1 else str(known) for step, known in steps.items())
-    trades = ", ".join(dict.fromkeys(known.trades for known in steps.values()))
-    heads = next((known.head_diversity for known in steps.values()), None)
-    return {"head_diversity": heads, "quality": notes or None, "trades": trades or None}
+    notes = [
+        f"{step}: {known}" if len(steps) > 1 else str(known) for step, known in steps.items()
+    ]
+    trades = dict.fromkeys(known.trades for known in steps.values())
+    return {
+        "head_diversity": next((known.head_diversity for known in steps.values()), None),
+        "quality": "; ".join(notes) or None,
+        "trades": ", ".join(trades) or None,
+    }
+
+
+class Side(NamedTuple):
+    """One deployment of a comparison.
+
+    Attributes:
+        text: The words that were typed.
+    """
+
+    text: str
+    deployment: TimedDeployment
+    options: FitOptions
+    typed: Typed = AS_CALLED
+
+
+class SideResult(NamedTuple):
+    """The figures of a side.
+
+    Attributes:
+        tpot: Seconds; None if the batch does not fit.
+        ttft: Seconds; None if the GPU has no matrix peak.
+    """
+
+    side: Side
+    fit: Fit
+    tpot: float | None
+    ttft: float | None
+    time_basis: str
+
+    def tpot_beyond(self, first: "SideResult") -> float | None:
+        """Return the seconds by which TPOT exceeds the first side's; None if one is a bound and the
+        other a prediction."""
+        is_same_kind = (self.time_basis == BOUND) == (first.time_basis == BOUND)
+        if self.tpot is None or first.tpot is None or not is_same_kind:
+            return None
+        return self.tpot - first.tpot
+
+
+def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[Record], str, str]:
+    """Return a record for each side, a sentence on what the last one changes, and a remark.
+
+    Args:
+        users: Batch size of all times; 0 for the first side's users.
+
+    Raises:
+        UserError: A deployment is not possible.
+    """
+    fits = [fit(side.deployment, side.options) for side in sides]
+    count, length = users or max(1, fits[0].sequences), fits[0].length
+    results = []
+    for side, fitted in zip(sides, fits, strict=True):
+        options = msgspec.structs.replace(side.options, max_model_len=length)
+        timed = msgspec.structs.replace(
+            side.deployment,
+            engine=options.engine,
+            engine_version=options.engine_version,
+        ).under()
+        prompt = Batch.prefill(length)
+        ttft = float(timed.seconds(prompt)) if timed.timed(prompt) else None
+        tpot = None
+        if fit(side.deployment, options).sequences >= count:
+            tpot = float(timed.seconds(Batch.decode(length, count)))
+        results.append(SideResult(side, fitted, tpot, ttft, timed.time_basis))
+    first = results[0]
+    records = [
+        {
+            "deployment": result.side.text,
+            "batch_size": count,
+            "context": length,
+            "tpot_s": result.tpot,
+            "ttft_s": result.ttft,
+            "time_basis": result.time_basis,
+            "users_difference": result.fit.sequences - first.fit.sequences,
+            "tpot_difference_s": result.tpot_beyond(first),
+            "quality": "; ".join(costs(first.fit, result.fit)) or None,
+        }
+        | fit_record(result.fit, typed=result.side.typed)
+        for result in results
+    ]
+    remark = ""
+    if short := [result.side.text for result in results if result.tpot is None]:
+        remark = f"no time per token, as {count:,} × {length:,} tokens do not fit: {few(short)}"
+    return records, _sentence(first, results[-1]), remark
+
+
+def _sentence(before: SideResult, after: SideResult) -> str:
+    """Return the change in users and TPOT in one sentence, then what the change costs.
+
+    Example: 14 users of 32,768 tokens fit with cache in fp8, before 7, and TPOT falls from
+    12.10 to 11.80 ms.
+    """
+    old, new = before.fit, after.fit
+    old_length = f" of {old.length:,} tokens" if old.length != new.length else ""
+    text = f"{new.sequences:,} users of {new.length:,} tokens fit with {changed(old, new)}"
+    text += f", before {old.sequences:,}{old_length}"
+    longer = after.tpot_beyond(before)
+    if before.tpot is not None and after.tpot is not None and longer is not None:
+        mark = "≥ " if before.time_basis == BOUND else ""
+        start, end = (f"{mark}{tpot * 1000:.2f}" for tpot in (before.tpot, after.tpot))
+        verb = f"{'rises' if longer > 0 else 'falls'} from {start} to"
+        text += f", and TPOT {'stays' if start == end else verb} {end} ms"
+    return "; ".join([f"{text}.", *costs(old, new)])
+
+
+def changed(before: Fit, after: Fit) -> str:
+    """Return what differs between two deployments."""
+
+    def labels(one: Fit) -> list[str]:
+        return [
+            one.model.name,
+            f"{one.ranks.gpus}× {one.gpu.name}",
+            f"weights in {one.formats.weights_label}",
+            f"cache in {_cache(one)}",
+            f"engine {one.options.engine}",
+        ]
+
+    differences = [
+        new for old, new in zip(labels(before), labels(after), strict=True) if old != new
+    ]
+    options = [
+        n for n in FitOptions.__struct_fields__ if n not in ("engine", "draft", "from_log")
+    ]
+    settings = (
+        (before.options, after.options, options),
+        (before.ranks, after.ranks, ["tp", "pp", "dp", "ep", "dcp"]),
+    )
+    for old_values, new_values, names in settings:
+        differences += [
+            f"{name.replace('_', '-')} {getattr(new_values, name)}"
+            for name in names
+            if getattr(old_values, name) != getattr(new_values, name)
+        ]
+    return ", ".join(differences) or "no difference"
+
+
+def costs(before: Fit, after: Fit) -> list[str]:
+    """Return the published costs of lower precision and a shorter context, or that none is
+    noted."""
+    old, new = (
+        StoredPrecision(one.formats.weights_label, _cache(one)) for one in (before, after)
+    )
+    texts = []
+    for low in lowered(old, new):
+        what = f"{'a ' if low.what == 'cache' else ''}{low.what} in {low.format}"
+        loss = losses_of(low.what, low.format)
+        is_unknown = loss == UNKNOWN_LOSS
+        texts.append(f"of {what}, {loss}" if is_unknown else f"published of {what}: {loss}")
+    if after.length < before.length:
+        texts.append(f"prompts beyond {after.length:,} tokens are refused: {UNKNOWN_LOSS}")
+    return texts
+
+
+def _cache(one: Fit) -> str:
+    return one.options.cache_label(one.formats.kv_cache_dtype)

@@ -1,257 +1,561 @@
-"""The grid of a plan, a block at a time: splits over several kinds of GPU under one need, in every number of replicas.
+"""The candidates of a plan in batches, with their capacity, times and missed targets.
 
-A point's capacity is `fit`'s at the low end of its range, its times `latency`'s; what fails first is its reason. Blocks are
-made a stretch after the other, so that a grid of any size takes the memory of one.
+A candidate is a deployment in some number of replicas. Its capacity is `fit`'s at the low end of
+the range, and its times are `latency`'s. One batch is in memory at a time.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import product
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.capacity.room import Layouts, Room, Rooms, Told, left_in
+from kvcalc.capacity.batched_fit import (
+    BatchedFit,
+    BatchedFitBuilder,
+    Layouts,
+    remaining_bytes,
+)
+from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError, few
-from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.ranks import Parallelism
+from kvcalc.layers.batch import Parallelism
+from kvcalc.model.model import Model
 from kvcalc.model.pipeline import check
 from kvcalc.model.precision import Precision
-from kvcalc.planning.block import Block, Held, block_of
-from kvcalc.planning.need import BATCHES, Lengths, Need
-from kvcalc.planning.space import Space, Speculated
-from kvcalc.planning.timed import Timed, Times
+from kvcalc.planning.candidate_times import Array, CandidateTimes, DeploymentTimer
+from kvcalc.planning.search_space import (
+    SEQUENCE_COUNTS,
+    RequestLengths,
+    Requirement,
+    SearchSpace,
+    Speculation,
+)
 from kvcalc.serving.speculation import draft_model
 from kvcalc.timing.calibration import Calibration
-from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.deployment import TimedDeployment
 
-POINTS = 1 << 14  # of a block, about: their arrays stay in the CPU's cache
-STEPS = 1 << 22  # of whole answers, whose seconds are kept at a time
-Array = Any  # of NumPy, whose kinds of number mypy tells apart more than is told here
-
-
-Rows = Callable[[Block], str]  # what makes the rows of a file
+MAX_POINTS = 1 << 14  # candidates of a batch, so that their arrays stay in the CPU's cache
+FAR = 1e9  # violation factor of a candidate that cannot serve at all
 
 
-class Part(NamedTuple):
-    """A share of a grid: one model in one precision, over splits that differ in their stages alone, on a run of the GPUs.
+class Target(IntEnum):
+    """The target that a candidate misses first, in the order of the checks; NONE if it meets
+    all."""
 
-    model: its place in the space. start, stop: of the GPUs.
+    NONE = 0
+    MEMORY = 1
+    UNKNOWN = 2
+    TTFT = 3
+    TPOT = 4
+    THROUGHPUT = 5
+    GPUS = 6
+
+
+class Candidate(NamedTuple):
+    """A deployment in some number of replicas, under one requirement.
+
+    Attributes:
+        replicas: Replicas that decode.
+        prefill_replicas: Further replicas for prefill; 0 if each replica does both.
+        max_num_seqs: Sequences for which a replica is set up.
+        capacity: Sequences that fit on a replica with this setting.
+        remaining_bytes: Memory of a GPU for the cache; negative if the rest exceeds the memory.
+        tokens_per_s: Output tokens per second of a replica at full load.
+        total_tokens_per_s: Output tokens per second of all replicas under the required load.
+        violated_target: The first target that is missed; NONE if there is none.
+        violation_factor: Factor by which the worst target is missed; 1 if there is none.
     """
 
-    model: int
-    precision: Precision
-    splits: list[Parallelism]
-    speculated: Speculated | None
-    start: int
-    stop: int
+    need: Requirement
+    speculation: Speculation | None
+    deployment: TimedDeployment
+    replicas: int
+    prefill_replicas: int
+    max_num_seqs: int
+    capacity: int
+    remaining_bytes: int
+    ttft: float | None
+    tpot: float | None
+    e2e: float | None
+    tokens_per_s: float | None
+    total_tokens_per_s: float | None
+    violated_target: int
+    violation_factor: float
+
+    @property
+    def gpu(self) -> str:
+        return self.deployment.gpu.name
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return (self.replicas + self.prefill_replicas) * self.deployment.parallelism.gpus
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float | None:
+        if self.tokens_per_s is None:
+            return None
+        shares = (self.replicas + self.prefill_replicas) / self.replicas
+        return self.tokens_per_s / (self.deployment.parallelism.gpus * shares)
+
+    @property
+    def meets(self) -> bool:
+        return self.violated_target == Target.NONE
 
 
-class Cut(NamedTuple):
-    """A model cut over ranks in one precision, on any GPU. counts: sequences of a replica that make a point."""
+class CandidateBatch(NamedTuple):
+    """Candidates under one requirement, by deployment, then by replicas.
 
-    base: Deployment
-    rooms: Rooms
+    Attributes:
+        deployments: Deployments of one model that differ in GPU and pipeline stages.
+        index: Index of each candidate's deployment.
+    """
+
+    need: Requirement
+    speculation: Speculation | None
+    deployments: Sequence[TimedDeployment]
+    index: Array
+    gpus_per_replica: Array
+    replicas: Array
+    prefill_replicas: Array
+    max_num_seqs: Array
+    capacity: Array
+    remaining_bytes: Array
+    ttft: Array
+    tpot: Array
+    e2e: Array
+    tokens_per_s: Array
+    total_tokens_per_s: Array
+    violated_target: Array = None
+    violation_factor: Array = None
+
+    @property
+    def gpus(self) -> Array:
+        """GPUs of all replicas."""
+        return (self.replicas + self.prefill_replicas) * self.gpus_per_replica
+
+    @property
+    def tokens_per_s_per_gpu(self) -> Array:
+        shares = (self.replicas + self.prefill_replicas) / self.replicas
+        return self.tokens_per_s / (self.gpus_per_replica * shares)
+
+    def candidates(self, indices: Any = slice(None)) -> list[Candidate]:
+        """Return some of the candidates."""
+        import numpy as np
+
+        columns = []
+        for name in Candidate._fields[3:]:
+            values = getattr(self, name)[indices]
+            column = values.tolist()
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                column = [value if abs(value) < np.inf else None for value in column]
+            columns.append(column)
+        deployments = [self.deployments[index] for index in self.index[indices].tolist()]
+        return [
+            Candidate(self.need, self.speculation, *figures)
+            for figures in zip(deployments, *columns, strict=True)
+        ]
+
+
+class DeploymentEstimates(NamedTuple):
+    """Figures of deployments by sequences per replica [deployments, counts].
+
+    Attributes:
+        counts: Sequences per replica, in ascending order.
+        transfer_s: Seconds to send a prompt's cache to another replica [deployments]; NaN if the
+            rate of the link is unknown.
+    """
+
+    deployments: list[TimedDeployment]
+    counts: Array
+    remaining_bytes: Array
+    capacity: Array
+    times: CandidateTimes
+    transfer_s: Array
+
+
+def make_batch(
+    need: Requirement,
+    estimates: DeploymentEstimates,
+    indices: Array,
+    space: SearchSpace,
+    speculation: Speculation | None,
+    is_disaggregated: bool,
+) -> CandidateBatch:
+    """Return the candidates of some deployments.
+
+    With disaggregated prefill, the cache of a prompt is sent after the first token, and prompts do
+    not delay steps. A replica then makes n · output tokens in the time of output − 1 steps.
+    ⌈requests per second · TTFT⌉ replicas process prompts.
+
+    Args:
+        indices: Indices of the deployments.
+    """
+    import numpy as np
+
+    deployments = [estimates.deployments[index] for index in indices.tolist()]
+    sizes = np.array([one.parallelism.gpus for one in deployments])
+    num_replicas = _num_candidates(need, space, sizes)
+    index = np.repeat(np.arange(len(sizes)), num_replicas)
+    row = indices[index]
+    replicas = np.arange(1, len(index) + 1)
+    replicas -= np.repeat(np.cumsum(num_replicas) - num_replicas, num_replicas)
+    sequences = np.tile(SEQUENCE_COUNTS, len(sizes))
+    if need.users:
+        sequences = -(-need.users // replicas)
+    cells = row, np.searchsorted(estimates.counts, sequences)
+
+    times, output = estimates.times, need.lengths.output
+    capacity = estimates.capacity[cells]
+    prefill_s = np.where(capacity > 0, times.ttft[row], np.nan)
+    step_s = np.where(capacity > 0, times.tpot[cells], np.nan)
+    tpot = np.where(capacity >= sequences, step_s, np.nan)
+    ttft = prefill_s
+    e2e = np.full(tpot.shape, np.nan) if times.e2e is None else times.e2e[cells]
+    if is_disaggregated:
+        ttft = prefill_s + estimates.transfer_s[row]
+        e2e = ttft + (output - 1) * tpot
+    per_sequence = 1 / tpot if times.e2e is None else output / e2e
+    rate = sequences * per_sequence
+    if is_disaggregated:
+        rate = sequences * output / ((output - 1) * tpot)
+    if need.users:
+        total = need.users * per_sequence
+    else:
+        required = np.maximum(need.rate * output, need.min_throughput)
+        carried = np.where(rate > 0, rate, np.inf)
+        replicas = np.maximum(1, np.ceil(required / carried)).astype(np.int64)
+        total = np.minimum(required, replicas * rate)
+    prefill_replicas = replicas * 0
+    if is_disaggregated:
+        busy = np.ceil(np.nan_to_num(total / output * prefill_s))
+        prefill_replicas = np.maximum(1, busy).astype(np.int64)
+
+    batch = CandidateBatch(
+        need=need,
+        speculation=speculation,
+        deployments=deployments,
+        index=index,
+        gpus_per_replica=sizes[index],
+        replicas=replicas,
+        prefill_replicas=prefill_replicas,
+        max_num_seqs=sequences,
+        capacity=capacity,
+        remaining_bytes=estimates.remaining_bytes[cells],
+        ttft=ttft,
+        tpot=tpot,
+        e2e=e2e,
+        tokens_per_s=rate,
+        total_tokens_per_s=total,
+    )
+    violated, factor = check_targets(batch._replace(tpot=step_s), space.max_gpus)
+    return batch._replace(violated_target=violated, violation_factor=factor)
+
+
+def _num_candidates(need: Requirement, space: SearchSpace, gpus_per_replica: Array) -> Array:
+    """Return the number of candidates of each deployment."""
+    import numpy as np
+
+    if not need.users:
+        return np.full(gpus_per_replica.shape, len(SEQUENCE_COUNTS))
+    return np.minimum(space.max_gpus // gpus_per_replica, need.users)
+
+
+def check_targets(batch: CandidateBatch, max_gpus: int) -> tuple[Array, Array]:
+    """Return the first target that each candidate misses, and the factor of its worst miss.
+
+    The factor is FAR and more if no sequence fits. If too few sequences fit and a step was not
+    timed, the candidate comes after all that were timed: FAR / 2 is added.
+    """
+    import numpy as np
+
+    need, capacity = batch.need, batch.capacity
+    is_load_open = not need.users or bool(need.min_throughput)
+    is_unknown = np.isnan(batch.total_tokens_per_s) & is_load_open
+    is_unknown |= np.isnan(batch.ttft) & bool(need.max_ttft)
+    has_memory = capacity >= batch.max_num_seqs
+    # if no sequence fits, the fewest missing bytes are closest
+    missing = FAR - batch.remaining_bytes / GIB
+    lacks = batch.max_num_seqs / np.maximum(capacity, 1)
+    factors = {
+        Target.MEMORY: np.where(capacity > 0, lacks, missing),
+        Target.UNKNOWN: np.where(is_unknown & has_memory, FAR, 0.0),
+    }
+    if need.max_ttft:
+        factors[Target.TTFT] = batch.ttft / need.max_ttft
+    if need.max_tpot:
+        factors[Target.TPOT] = batch.tpot / need.max_tpot
+    if need.min_throughput and need.users:
+        factors[Target.THROUGHPUT] = need.min_throughput / batch.total_tokens_per_s
+    if not need.users or batch.prefill_replicas.any():
+        factors[Target.GPUS] = batch.gpus / max_gpus
+
+    violated = np.zeros(capacity.shape, dtype=np.int8)
+    worst = np.ones(capacity.shape)
+    for target, factor in factors.items():
+        factor = np.nan_to_num(factor)
+        violated = np.where((violated == Target.NONE) & (factor > 1), target, violated)
+        worst = np.maximum(worst, factor)
+    is_untimed = (violated == Target.MEMORY) & np.isnan(batch.tpot) & (capacity > 0)
+    return violated, worst + np.where(is_untimed & bool(need.max_tpot), FAR / 2, 0.0)
+
+
+class PlacedFit(NamedTuple):
+    """The memory of one split on several GPU models.
+
+    Attributes:
+        rows: Indices of the deployments.
+        columns: Indices of the numbers of sequences.
+        remaining: Bytes for the cache [stages, deployments, counts].
+    """
+
+    fit: BatchedFit
+    rows: Array
+    columns: Array
+    remaining: Array
+
+
+class ShardedModel(NamedTuple):
+    """A model split over ranks, on any GPU.
+
+    Attributes:
+        counts: Sequences per replica of its candidates.
+    """
+
+    base: TimedDeployment
+    builder: BatchedFitBuilder
     counts: Array
 
 
-Fleet = list[tuple[Cut, Deployment]]  # deployments side by side, those of one cut together
+Member = tuple[ShardedModel, TimedDeployment]
 
 
-class Grid:
-    """All blocks of a space under some needs. remarks: what was left out and why, once it has been walked through."""
+class SearchGrid:
+    """All candidates of a space under some requirements.
 
-    def __init__(self, needs: Sequence[Need], space: Space) -> None:
-        self.needs, self.space = needs, space
+    Attributes:
+        remarks: What was left out and why, as the keys. Complete after the last batch.
+    """
+
+    def __init__(self, needs: Sequence[Requirement], space: SearchSpace) -> None:
+        self.needs = needs
+        self.space = space
         self.remarks: dict[str, None] = {}
-        self.laws = self._calibrations()
-        self._layouts: dict[object, Layouts] = {}
+        self.calibrations = self._load_calibrations()
 
-    def _calibrations(self) -> dict[str, Calibration | None]:
-        """What times rest on, by GPU: its own calibration, whatever the other GPUs have.
-
-        Of GPUs without the calibration that is asked for none is looked at.
-        """
-        found = []
-        for gpu in self.space.gpus:
+    def _load_calibrations(self) -> dict[str, Calibration | None]:
+        """Return the calibration of each GPU model. GPUs without the requested one are left
+        out."""
+        space = self.space
+        calibrations = {}
+        for gpu in space.gpus:
             try:
-                run = Deployment(self.space.models[0], gpu, engine=self.space.options.engine)
-                found.append(run.under(self.space.calibration, self.space.calibration_from))
+                deployment = TimedDeployment(space.models[0], gpu, engine=space.options.engine)
+                timed = deployment.under(space.calibration, space.calibration_from)
             except UserError as error:
-                if not self.space.calibration or len(self.space.gpus) == 1:
+                if not space.calibration or len(space.gpus) == 1:
                     raise
                 self.remarks[str(error)] = None
-        return {deployment.gpu.name: deployment.calibration for deployment in found}
+            else:
+                calibrations[gpu.name] = timed.calibration
+        return calibrations
 
-    def blocks(self) -> Iterator[Block]:
-        """Every block of one deployment: by model, ranks of a stage, precision, stages, GPU and need (fastest)."""
-        return (block for stretch in self.stretches() for block in self.one_by_one(stretch))
+    def batches(self) -> Iterator[CandidateBatch]:
+        """Yield all batches: by model, parallelism of a stage, precision, draft and need."""
+        space = self.space
+        for model in space.models:
+            widths: dict[Parallelism, list[Parallelism]] = {}
+            for ranks in space.splits(model):
+                widths.setdefault(msgspec.structs.replace(ranks, pp=1), []).append(ranks)
+            layouts: dict[object, Layouts] = defaultdict(dict)
+            for splits, precision, speculation in product(
+                widths.values(), space.precisions, space.drafts
+            ):
+                shared = layouts[precision, speculation]
+                yield from self._shard(model, splits, precision, speculation, shared)
+        self._note_links()
 
-    def one_by_one(self, stretch: Iterable[Block]) -> list[Block]:
-        """The blocks of one deployment in those of a stretch, by stages, GPU and need (fastest)."""
-        places = {gpu.name: place for place, gpu in enumerate(self.space.gpus)}
-        return sorted(
-            (one for block in stretch for one in block.alone()),
-            key=lambda one: (one.deployment.parallelism.pp, places[one.deployment.gpu.name]),
-        )
-
-    def stretches(self) -> Iterator[list[Block]]:
-        """Every block: those of some GPUs at a time, by need (fastest)."""
-        for part in self.parts():
-            yield from self.stretches_of(part)
-        self.note_links()
-
-    def rows_of(self, stretch: Iterable[Block], rows: Rows | None) -> str:
-        """What `rows` makes of the blocks of a stretch, one by one; '' without."""
-        return "".join(map(rows, self.one_by_one(stretch))) if rows else ""
-
-    def parts(self, least: int = 1) -> Iterator[Part]:
-        """The grid in its order, each part with all GPUs unless there are then fewer parts than `least`."""
-        alike: dict[tuple[int, Parallelism], list[Parallelism]] = {}
-        for number, model in enumerate(self.space.models):
-            for ranks in self.space.splits(model):
-                alike.setdefault((number, msgspec.structs.replace(ranks, pp=1)), []).append(ranks)
-        formats = [*product(self.space.precisions, self.space.drafts)]
-        count = len(self.space.gpus)
-        step = max(1, count * len(alike) * len(formats) // least)
-        for (number, _), splits in alike.items():
-            for precision, speculated in formats:
-                for start in range(0, count, step):
-                    yield Part(number, precision, splits, speculated, start, start + step)
-
-    def note_links(self) -> None:
-        """Remark on GPUs whose replicas one link has to join."""
-        most = self.space.max_gpus
-        alone = [g.name for g in self.space.gpus if g.link_domain and g.link_domain < most and not g.outer_link]
-        if alone:
+    def _note_links(self) -> None:
+        """Add a remark on GPU models whose replicas have to be on one node."""
+        max_gpus = self.space.max_gpus
+        names = [
+            gpu.name
+            for gpu in self.space.gpus
+            if gpu.link_domain and gpu.link_domain < max_gpus and not gpu.outer_link
+        ]
+        if names:
             limit = "replicas no larger than one link joins, as no rate between nodes is known"
-            self.remarks[f"{few(alone)}: {limit}; --inter-node-bandwidth gives one"] = None
+            self.remarks[f"{few(names)}: {limit}; --inter-node-bandwidth gives one"] = None
 
-    def stretches_of(self, part: Part) -> Iterator[list[Block]]:
-        """The blocks of a part, whose passes have the same layers."""
+    def _shard(
+        self,
+        model: Model,
+        splits: Sequence[Parallelism],
+        precision: Precision,
+        speculation: Speculation | None,
+        layouts: Layouts,
+    ) -> Iterator[CandidateBatch]:
+        """Yield the batches of deployments whose passes have the same layers."""
         import numpy as np
 
-        cuts = [*self._cuts(part)]
-        if not cuts:
+        options = self.space.fit_options(self.needs[0])
+        draft = None
+        try:
+            if speculation:
+                options = speculation.options(model, options)
+                if options.draft or model.mtp:
+                    draft = options.draft or draft_model(model, speculation.draft)
+        except UserError as error:
+            self.remarks[str(error)] = None
             return
-        timed = Timed(np.unique(np.concatenate([cut.counts for cut in cuts])))
-        gpus = [gpu for gpu in self.space.gpus[part.start : part.stop] if gpu.name in self.laws]
-        steps = sum(lengths.output for lengths in {need.lengths for need in self.needs})
-        several = max(1, STEPS // max(1, steps * len(timed.counts)))
-        for at in range(0, len(gpus), several):
-            timed.forget()
-            for fleet in self._fleets(cuts, gpus[at : at + several]):
-                yield self._blocks(fleet, timed, part.speculated)
-
-    def _cuts(self, part: Part) -> Iterator[Cut]:
-        """The splits of a part that an engine takes."""
-        model, speculated = self.space.models[part.model], part.speculated
-        layouts = self._layouts.setdefault((part.model, part.precision, speculated), {})
-        for ranks in part.splits:
-            base = Deployment(
-                model,
-                self.space.gpus[0],
-                part.precision,
-                ranks,
+        shards = []
+        for ranks in splits:
+            base = TimedDeployment(
+                model=model,
+                gpu=self.space.gpus[0],
+                precision=precision,
+                parallelism=ranks,
                 nodes=self.space.nodes,
                 engine=self.space.options.engine,
                 engine_version=self.space.options.engine_version,
             )
-            options = self.space.options_of(self.needs[0])
             try:
-                if speculated:
-                    options = speculated.options(model, options)
-                    if model.mtp or speculated.draft != "mtp":
-                        check(draft_model(model, speculated.draft), ranks)
-                yield Cut(base, Rooms(base, options, layouts), self._counts(ranks))
+                if draft:
+                    check(draft, ranks)
+                builder = BatchedFitBuilder(base, options, layouts)
             except UserError as error:
                 self.remarks[str(error)] = None
+                continue
+            max_replicas = self.space.max_gpus // ranks.gpus
+            own_counts = {n for need in self.needs for n in need.sequence_counts(max_replicas)}
+            shards.append(ShardedModel(base, builder, np.array(sorted(own_counts))))
+        if not shards:
+            return
+        counts = np.unique(np.concatenate([shard.counts for shard in shards]))
+        members = [*self._members(shards)]
+        has_context_buffers = self.space.options.rules.add_context_buffers is not None
+        requests: dict[int, dict[RequestLengths, list[Requirement]]] = {}
+        for need in self.needs:
+            longest = need.lengths.context if has_context_buffers else 1
+            requests.setdefault(longest, {}).setdefault(need.lengths, []).append(need)
+        for longest, needs_by_lengths in requests.items():
+            for deployments, fits in self._place(members, longest, counts):
+                timer = DeploymentTimer(deployments, counts, speculation, draft)
+                for lengths, needs in needs_by_lengths.items():
+                    estimates = self._estimate(timer, deployments, fits, lengths)
+                    for need in needs:
+                        yield from self._batches_of(need, estimates, speculation)
 
-    def _counts(self, ranks: Parallelism) -> Array:
-        """Sequences of a replica that make a point under any of the needs."""
-        import numpy as np
-
-        most = self.space.max_gpus // ranks.gpus
-        return np.array(sorted({n for need in self.needs for n in need.batches(most)}), dtype=np.int64)
-
-    def _fleets(self, cuts: Iterable[Cut], gpus: Sequence[Gpu]) -> Iterator[Fleet]:
-        """All deployments on some GPUs, by split and GPU (fastest), as many at a time as make a block of moderate size."""
-        fleet: Fleet = []
-        points = 0
-        for cut in cuts:
-            most = self.space.max_gpus // cut.base.parallelism.gpus
-            each = max(min(most, need.users) if need.users else len(BATCHES) for need in self.needs)
-            for gpu in gpus:
-                if not self.space.takes(gpu, cut.base.parallelism):
+    def _members(self, shards: Sequence[ShardedModel]) -> Iterator[Member]:
+        """Yield the deployments by split, then by GPU model."""
+        for shard in shards:
+            for gpu in self.space.gpus:
+                if gpu.name not in self.calibrations:
                     continue
-                if fleet and points + each > POINTS:
-                    yield fleet
-                    fleet, points = [], 0
-                fleet.append((cut, msgspec.structs.replace(cut.base, gpu=gpu, calibration=self.laws[gpu.name])))
-                points += each
-        if fleet:
-            yield fleet
+                if not self.space.includes(gpu, shard.base.parallelism):
+                    continue
+                deployment = msgspec.structs.replace(
+                    shard.base, gpu=gpu, calibration=self.calibrations[gpu.name]
+                )
+                try:
+                    deployment.ranks  # noqa: B018 (raises if the nodes do not fit)
+                except UserError as error:
+                    self.remarks[str(error)] = None
+                else:
+                    yield shard, deployment
 
-    def _blocks(self, fleet: Fleet, timed: Timed, speculated: Speculated | None) -> list[Block]:
-        """The blocks of deployments, by need (fastest); those that are refused are left out."""
+    def _place(
+        self, members: Sequence[Member], longest: int, counts: Array
+    ) -> list[tuple[list[TimedDeployment], list[PlacedFit]]]:
+        """Return the deployments with their memory. Refused deployments get a remark.
+
+        If the engine refuses one of them, each half is tried separately.
+        """
         try:
-            held = self._held(fleet, timed, speculated)
+            return [([one for _, one in members], _fit(members, longest, counts))]
         except UserError as error:
-            if len(fleet) == 1:
+            if len(members) == 1:
                 self.remarks[str(error)] = None
                 return []
-            half = len(fleet) // 2
-            return [block for some in (fleet[:half], fleet[half:]) for block in self._blocks(some, timed, speculated)]
-        return [
-            block_of(need, held[need.lengths, apart], self.space.max_gpus, timed.counts, speculated, apart)
-            for need in self.needs
-            for apart in self.space.disaggregate
-            if held[need.lengths, apart].deployments
-        ]
+            half = len(members) // 2
+            halves = members[:half], members[half:]
+            return [part for some in halves for part in self._place(some, longest, counts)]
 
-    def _held(self, fleet: Fleet, timed: Timed, speculated: Speculated | None) -> dict[tuple[Lengths, bool], Held]:
-        """What is known of deployments, by the lengths of requests and whether prompts are processed apart."""
+    def _estimate(
+        self,
+        timer: DeploymentTimer,
+        deployments: list[TimedDeployment],
+        fits: Sequence[PlacedFit],
+        lengths: RequestLengths,
+    ) -> DeploymentEstimates:
+        """Return memory and times for requests of these lengths."""
         import numpy as np
 
-        deployments, counts, found = [one for _, one in fleet], timed.counts, {}
-        cuts = {id(cut): cut for cut, _ in fleet}
-        gpus = {key: [one.gpu for cut, one in fleet if cut is mine] for key, mine in cuts.items()}
-        beside: dict[tuple[Told, ...], list[tuple[Cut, int, Room, Array]]] = {}
-        for lengths in dict.fromkeys(need.lengths for need in self.needs):
-            told = tuple(cut.rooms.told(gpus[key], lengths.context) for key, cut in cuts.items())
-            if told not in beside:
-                beside[told] = self._rooms(cuts.values(), gpus.values(), told, lengths.context)
-            least = np.zeros((len(fleet), len(counts)), dtype=np.int64)
-            capacity, sent = least.copy(), np.zeros(len(fleet))
-            for cut, first, room, left in beside[told]:
-                places = np.array(room.places) + first
-                here = np.ix_(places, np.searchsorted(counts, cut.counts))
-                least[here] = left.min(axis=0)
-                capacity[here] = room.sequences(left, lengths.context)
-                sent[places] = room.transfer_seconds(lengths.prompt) if True in self.space.disaggregate else 0.0
-            times = timed.on(deployments, lengths, capacity, speculated)
-            found[lengths, False] = Held(deployments, least, capacity, times, np.zeros(len(fleet)))
-            found[lengths, True] = self._linked(Held(deployments, least, capacity, times, sent))
-        return found
+        remaining = np.zeros((len(deployments), len(timer.counts)), dtype=np.int64)
+        capacity = remaining.copy()
+        transfer_s = np.zeros(len(deployments))
+        for one in fits:
+            cells = np.ix_(one.rows, one.columns)
+            remaining[cells] = one.remaining.min(axis=0)
+            capacity[cells] = one.fit.sequences(one.remaining, lengths.context)
+            if True in self.space.disaggregate:
+                transfer_s[one.rows] = one.fit.transfer_seconds(lengths.prompt)
+        times = timer.times(lengths, capacity)
+        return DeploymentEstimates(
+            deployments, timer.counts, remaining, capacity, times, transfer_s
+        )
 
-    @staticmethod
-    def _rooms(
-        cuts: Iterable[Cut], gpus: Iterable[Sequence[Gpu]], told: Iterable[Told], length: int
-    ) -> list[tuple[Cut, int, Room, Array]]:
-        """The rooms of cuts on GPUs, with the place of the first of them in the fleet, and what is left there."""
-        found, first = [], 0
-        for cut, mine, chosen in zip(cuts, gpus, told, strict=True):
-            found += [(cut, first, room) for room in cut.rooms.on(mine, chosen, length)]
-            first += len(mine)
-        return [(*one, left) for one, left in zip(found, left_in([(room, cut.counts) for cut, _, room in found]), strict=True)]
-
-    def _linked(self, held: Held) -> Held:
-        """Those of deployments that have a link over which a prompt's cache could go to another replica."""
+    def _batches_of(
+        self,
+        need: Requirement,
+        estimates: DeploymentEstimates,
+        speculation: Speculation | None,
+    ) -> Iterator[CandidateBatch]:
         import numpy as np
 
-        at = np.flatnonzero(~np.isnan(held.sent))
-        if len(at) < len(held.deployments):
-            without = dict.fromkeys(one.gpu.name for one, sent in zip(held.deployments, held.sent, strict=True) if np.isnan(sent))
-            self.remarks[f"{few([*without])}: prompts not apart, as no rate of a link to another replica is known"] = None
-            times = Times(held.times.ttft[at], held.times.tpot[at], None if held.times.e2e is None else held.times.e2e[at])
-            held = Held([held.deployments[n] for n in at], held.left[at], held.capacity[at], times, held.sent[at])
-        return held
+        for is_disaggregated in self.space.disaggregate:
+            indices = np.arange(len(estimates.deployments))
+            if is_disaggregated:
+                has_link = ~np.isnan(estimates.transfer_s)
+                without = [estimates.deployments[n].gpu.name for n in np.flatnonzero(~has_link)]
+                indices = indices[has_link]
+                if without:
+                    reason = "no rate of a link to another replica is known"
+                    names = few([*dict.fromkeys(without)])
+                    self.remarks[f"{names}: no disaggregated prefill, as {reason}"] = None
+            sizes = np.array([one.parallelism.gpus for one in estimates.deployments])
+            max_candidates = int(_num_candidates(need, self.space, sizes).max())
+            step = max(1, MAX_POINTS // max_candidates)
+            for start in range(0, len(indices), step):
+                yield make_batch(
+                    need=need,
+                    estimates=estimates,
+                    indices=indices[start : start + step],
+                    space=self.space,
+                    speculation=speculation,
+                    is_disaggregated=is_disaggregated,
+                )
+
+
+def _fit(members: Sequence[Member], longest: int, counts: Array) -> list[PlacedFit]:
+    """Return the memory of deployments for sequences of at most `longest` tokens."""
+    import numpy as np
+
+    fits: list[BatchedFit] = []
+    rows = []
+    own_counts = []
+    first = 0
+    for _, group in groupby(members, key=lambda member: id(member[0])):
+        same_split = [*group]
+        shard = same_split[0][0]
+        gpus = [deployment.gpu for _, deployment in same_split]
+        for fit in shard.builder.batches(gpus, longest):
+            fits.append(fit)
+            rows.append(np.array(fit.places) + first)
+            own_counts.append(shard.counts)
+        first += len(gpus)
+    remaining = remaining_bytes([*zip(fits, own_counts, strict=True)])
+    columns = [np.searchsorted(counts, own) for own in own_counts]
+    return [PlacedFit(*figures) for figures in zip(fits, rows, columns, remaining, strict=True)]

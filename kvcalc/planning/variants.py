@@ -1,36 +1,58 @@
 """The same model with its attention swapped: what a variant's name means, and what it leaves equal.
 
-Layers, width, query heads, feed-forward parts and embeddings stay; every layer that attends gets the variant, recurrent
-layers stay. Steps stack with `/`: `gqa:8/window:4096/int8` is all three at once.
+Layers, width, query heads, feed-forward parts and embeddings stay; every layer that attends gets
+the variant, recurrent layers stay. Steps stack with `/`: `gqa:8/window:4096/int8` is all three at
+once.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.part import Part
-from kvcalc.model.spec import Layer, Model
-from kvcalc.storage.dtypes import cache_dtypes, canonical
+from kvcalc.layers.part import Sublayer
+from kvcalc.model.model import Layer, Model
+from kvcalc.records import Record
+from kvcalc.storage.formats import cache_dtypes, canonical
 from kvcalc.units import parse_tokens
 
 FORMS = (
-    "mha", "mqa", "gqa:8", "mla:512+64", "dsa:512+64+128@2048", "window:4096", "hybrid:5/window:4096", "cla:2", "evict:4096",
-    "none", "int8 …",
-)  # fmt: skip
-USUAL_MLA, USUAL_DSA = "512+64", "512+64+128@2048"  # DeepSeek-V2's and V3's latent and RoPE key; V3.2's indexer beside them
+    "mha",
+    "mqa",
+    "gqa:8",
+    "mla:512+64",
+    "dsa:512+64+128@2048",
+    "window:4096",
+    "hybrid:5/window:4096",
+    "cla:2",
+    "evict:4096",
+    "none",
+    "int8 …",
+)
+# DeepSeek-V2's and V3's latent and RoPE key; V3.2's indexer beside them
+USUAL_MLA, USUAL_DSA = "512+64", "512+64+128@2048"
 INDEX_HEADS = 64  # DeepSeek-V3.2's indexer
-_UNLIMITED = {"sliding_window": None, "attention_chunk_size": None, "cache_budget": None}
-_LIMITS = {"window": "sliding_window", "evict": "cache_budget"}  # steps, and the field that each sets
+_UNLIMITED = {
+    "sliding_window": None,
+    "attention_chunk_size": None,
+    "cache_budget": None,
+}
+# steps, and the field that each sets
+_LIMITS = {"window": "sliding_window", "evict": "cache_budget"}
 
 
 class Variant(NamedTuple):
-    """A model with other attention; the cache dtype that the variant names, or ''; and what was held equal."""
+    """A model with other attention.
+
+    Attributes:
+        kv_cache_dtype: The cache dtype that the variant names, or ''.
+        held: What stayed equal.
+    """
 
     model: Model
     kv_cache_dtype: str
@@ -38,82 +60,115 @@ class Variant(NamedTuple):
 
 
 def variant(model: Model, text: str) -> Variant:
-    """`model` with the steps of `text` applied in order. Raises UserError naming the known forms."""
-    dtype, held = "", ["layers, width, query heads, FFN"]
+    """`model` with the steps of `text` applied in order. Raises UserError naming the known
+    forms."""
+    dtype, stored = "", ["layers, width, query heads, FFN"]
     split: dict[str, str] = {}
     done: dict[str, str] = {}
     for step in map(str.strip, text.strip().lower().split("/")):
         name, _, value = step.partition(":")
         also, undone = "", [done[n] for n in done if n in _UNDOES.get(name, ())]
         if undone:
-            raise UserError(f"variant {text!r}: {step} undoes {undone[0]}", hint=f"Write {step} before it, or one alone")
+            raise UserError(
+                f"variant {text!r}: {step} undoes {undone[0]}",
+                hint=f"Write {step} before it, or one alone",
+            )
         if canonical(name) in cache_dtypes() and not value:
             dtype = canonical(name)
+        elif name in _NEEDS_VALUE and not value:
+            example = next(form for form in FORMS if form.startswith(f"{name}:"))
+            raise UserError(f"variant {step!r} needs a number", hint=f"Write {example}")
         elif name in _LIMITS:
-            model, also = _limited(model, name, value, {*split} or {*model.kinds}, _LIMITS.keys() & done)
+            model, also = _limited(
+                model, name, value, {*split} or {*model.kinds}, _LIMITS.keys() & done
+            )
         elif name == "hybrid":
             model, also, split = _hybrid(model, value)
+        elif name in _PLAIN_STEPS:
+            if value:
+                hint = f"Known forms: {', '.join(FORMS)}"
+                raise UserError(f"variant {name}:{value} takes no value", hint=hint)
+            model, also = _PLAIN_STEPS[name](model)
         elif name in _STEPS:
             model, also = _STEPS[name](model, value)
         else:
-            raise UserError(f"unknown variant {step!r}", hint=f"Known forms: {', '.join(FORMS)}; stack them with /")
-        held += [also] if also else []
+            raise UserError(
+                f"unknown variant {step!r}",
+                hint=f"Known forms: {', '.join(FORMS)}; stack them with /",
+            )
+        stored += [also] if also else []
         done[name] = step
-    beside = [(model.kinds[near], model.kinds[whole]) for near, whole in split.items() if {near, whole} <= {*model.kinds}]
+    beside = [
+        (model.kinds[near], model.kinds[whole])
+        for near, whole in split.items()
+        if {near, whole} <= {*model.kinds}
+    ]
     if beside and all(near.label == whole.label for near, whole in beside):
         if [*done][-1] != "hybrid":
             why = f"all layers of {model.name} would see {beside[0][0].label}"
-            raise UserError(f"variant {text!r}: {why}", hint="Give the other layers another window, as in hybrid:5/window:1024")
-        raise UserError(f"variant {text!r}: a hybrid names what its other layers see", hint="Write hybrid:5/window:4096")
+            raise UserError(
+                f"variant {text!r}: {why}",
+                hint="Give the other layers another window, as in hybrid:5/window:1024",
+            )
+        raise UserError(
+            f"variant {text!r}: a hybrid names what its other layers see",
+            hint="Write hybrid:5/window:4096",
+        )
     key, problem = model.problem()
     if problem:
         raise UserError(f"variant {text!r}: {key}: {problem}")
-    return Variant(model, dtype, "; ".join(held))
+    return Variant(model, dtype, "; ".join(stored))
 
 
-def _mapped(layer: Layer, change: Callable[[Part], Part]) -> Layer:
+def _mapped(layer: Layer, change: Callable[[Sublayer], Sublayer]) -> Layer:
     """A layer with `change` applied to every part that attends."""
 
-    def swapped(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def swapped(parts: tuple[Sublayer, ...]) -> tuple[Sublayer, ...]:
         return tuple(change(p) if p.attends else p for p in parts)
 
-    return msgspec.structs.replace(layer, parts=swapped(layer.parts), shared=swapped(layer.shared))
+    return msgspec.structs.replace(
+        layer, parts=swapped(layer.parts), shared=swapped(layer.shared)
+    )
 
 
-def _replaced(model: Model, change: Callable[[Part], Part]) -> Model:
-    """`model` with `change`, which makes other parts, applied to all that attend: each layer stores a cache of its own."""
-    kinds = {k: msgspec.structs.replace(_mapped(layer, change), shares_cache=False) for k, layer in model.kinds.items()}
+def _replaced(model: Model, change: Callable[[Sublayer], Sublayer]) -> Model:
+    """`model` with `change`, which makes other parts, applied to all that attend: each layer stores
+    a cache of its own."""
+    kinds = {
+        k: msgspec.structs.replace(_mapped(layer, change), shares_cache=False)
+        for k, layer in model.kinds.items()
+    }
     return msgspec.structs.replace(model, kinds=kinds)
 
 
 def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
-    """Every layer that attends with so many KV heads, or as MHA with None, whose keys are as wide as its values."""
-    narrowed = []
+    """Return the model with this many KV heads, or as MHA if None. MHA's keys are as wide as its
+    values."""
+    narrows_keys = False
 
-    def change(part: Part) -> Part:
+    def change(part: Sublayer) -> Sublayer:
+        nonlocal narrows_keys
         heads, key, value = part.as_mha()
-        count = heads if groups is None else groups
+        count = groups or heads
         if groups is None and key != value:
-            narrowed.append(part)
+            narrows_keys = True
             key = value
         if heads % count:
-            raise UserError(f"gqa:{count}: {count} KV heads do not divide the {heads} query heads of {model.name}")
-        kept = _fields(Grouped, part) if isinstance(part, Grouped) else {"num_attention_heads": heads, "head_dim": key}
-        named = {"num_key_value_heads": count, "v_head_dim": value, "kv_projection": True, "sink_tokens": 0}
-        return Grouped(**kept | _UNLIMITED | named | {"head_dim": key})
+            message = f"{count} KV heads do not divide the {heads} query heads of {model.name}"
+            raise UserError(f"gqa:{count}: {message}")
+        fields = _fields(Grouped, part) if isinstance(part, Grouped) else {}
+        fields |= _UNLIMITED | {
+            "num_attention_heads": heads,
+            "num_key_value_heads": count,
+            "head_dim": key,
+            "v_head_dim": value,
+            "kv_projection": True,
+            "sink_tokens": 0,
+        }
+        return Grouped(**fields)
 
     changed = _replaced(model, change)
-    return changed, "value width, which keys get too" if narrowed else "head widths"
-
-
-def _mha(model: Model, value: str) -> tuple[Model, str]:
-    _no_value("mha", value)
-    return _grouped(model, None)
-
-
-def _mqa(model: Model, value: str) -> tuple[Model, str]:
-    _no_value("mqa", value)
-    return _grouped(model, 1)
+    return changed, "value width, which keys get too" if narrows_keys else "head widths"
 
 
 def _gqa(model: Model, value: str) -> tuple[Model, str]:
@@ -123,62 +178,87 @@ def _gqa(model: Model, value: str) -> tuple[Model, str]:
 
 
 def _mla(model: Model, value: str) -> tuple[Model, str]:
-    rank, rope = _numbers("mla", value or USUAL_MLA, r"(\d+)\+(\d+)", "mla:512+64 (latent + RoPE key)")
-
-    def change(part: Part) -> Part:
-        if isinstance(part, Latent):
-            return Latent(**_fields(Latent, part) | {"kv_lora_rank": rank, "qk_rope_head_dim": rope})
-        heads, key, width = part.as_mha()
-        return Latent(num_attention_heads=heads, kv_lora_rank=rank, qk_nope_head_dim=key, qk_rope_head_dim=rope, v_head_dim=width)
-
-    return _replaced(model, change), "value width; keys get the RoPE part beside"
+    example = "mla:512+64 (latent + RoPE key)"
+    rank, rope = _numbers("mla", value or USUAL_MLA, r"(\d+)\+(\d+)", example)
+    changed = _latent(model, Latent, {"kv_lora_rank": rank, "qk_rope_head_dim": rope})
+    return changed, "value width; keys get the RoPE part beside"
 
 
 def _dsa(model: Model, value: str) -> tuple[Model, str]:
-    form = "dsa:512+64+128@2048 (latent + RoPE key + index key @ top-k)"
-    rank, rope, index, top = _numbers("dsa", value or USUAL_DSA, r"(\d+)\+(\d+)\+(\d+)@(\d+k?)", form)
-
-    named: dict[str, Any] = {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "index_topk": top, "index_head_dim": index}
-
-    def change(part: Part) -> Part:
-        if isinstance(part, Sparse):
-            return Sparse(**_fields(Sparse, part) | named)
-        if isinstance(part, Latent):
-            return Sparse(**_fields(Latent, part) | named, index_n_heads=INDEX_HEADS)
-        heads, key, width = part.as_mha()
-        own: dict[str, Any] = {"num_attention_heads": heads, "qk_nope_head_dim": key, "v_head_dim": width}
-        return Sparse(**own, **named, index_n_heads=INDEX_HEADS)
-
-    return _replaced(model, change), f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 where it has none"
+    example = "dsa:512+64+128@2048 (latent + RoPE key + index key @ top-k)"
+    form = r"(\d+)\+(\d+)\+(\d+)@(\d+k?)"
+    rank, rope, index, top = _numbers("dsa", value or USUAL_DSA, form, example)
+    sizes = {
+        "kv_lora_rank": rank,
+        "qk_rope_head_dim": rope,
+        "index_topk": top,
+        "index_head_dim": index,
+    }
+    stored = f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 where it has none"
+    return _latent(model, Sparse, sizes), stored
 
 
-def _fields(spec: type[Part], part: Part) -> dict[str, Any]:
+def _latent(model: Model, spec: type[Latent], sizes: dict[str, int]) -> Model:
+    """Return the model with latent attention of these sizes. Other sizes of a latent stay."""
+
+    def change(part: Sublayer) -> Sublayer:
+        if isinstance(part, spec):
+            fields = _fields(spec, part)
+        elif isinstance(part, Latent):
+            fields = _fields(Latent, part)
+        else:
+            heads, key, width = part.as_mha()
+            fields = {
+                "num_attention_heads": heads,
+                "qk_nope_head_dim": key,
+                "v_head_dim": width,
+            }
+        if spec is Sparse:
+            fields.setdefault("index_n_heads", INDEX_HEADS)
+        return spec(**fields | sizes)
+
+    return _replaced(model, change)
+
+
+def _fields(spec: type[Sublayer], part: Sublayer) -> Record:
     """The fields of `part` that `spec` has too: what a variant of it does not name, it keeps."""
     return {name: getattr(part, name) for name in spec.__struct_fields__}
 
 
-def _limited(model: Model, name: str, value: str, which: set[str], beside: set[str]) -> tuple[Model, str]:
-    """Every layer of the kinds in `which` that attends sees or keeps so many tokens; who reads whose cache stays as it is.
+def _limited(
+    model: Model, name: str, value: str, which: set[str], beside: set[str]
+) -> tuple[Model, str]:
+    """Every layer of the kinds in `which` that attends sees or keeps so many tokens; who reads
+    whose cache stays as it is.
 
     Of its other limits those of the steps in `beside` stay: a window and a budget hold at once.
     """
     field = _LIMITS[name]
     tokens = parse_tokens(value, field)
 
-    def change(part: Part) -> Part:
-        if isinstance(part, Grouped) and not any(e.role not in ("k", "v") or e.top for e in part.cache()):
+    def change(part: Sublayer) -> Sublayer:
+        if isinstance(part, Grouped) and not any(
+            e.role not in ("k", "v") or e.top for e in part.cache()
+        ):
             kept = {_LIMITS[step]: getattr(part, _LIMITS[step]) for step in beside}
             limited = msgspec.structs.replace(part, **_UNLIMITED | kept | {field: tokens})
             if all(e.limit for e in limited.cache()):
                 return limited
-        raise UserError(f"{name}:{value}: {model.name} does not cache plain keys and values", hint="Begin with mha or gqa:8")
+        raise UserError(
+            f"{name}:{value}: {model.name} does not cache plain keys and values",
+            hint="Begin with mha or gqa:8",
+        )
 
-    kinds = {kind: _mapped(layer, change) if kind in which else layer for kind, layer in model.kinds.items()}
+    kinds = {
+        kind: _mapped(layer, change) if kind in which else layer
+        for kind, layer in model.kinds.items()
+    }
     return msgspec.structs.replace(model, kinds=kinds), "KV heads"
 
 
 def _hybrid(model: Model, value: str) -> tuple[Model, str, dict[str, str]]:
-    """Every n-th layer that attends stays; the others become kinds of their own, for a window or budget behind the slash.
+    """Every n-th layer that attends stays; the others become kinds of their own, for a window or
+    budget behind the slash.
 
     With the kinds that are new, and beside which of the old ones they stand.
     """
@@ -193,7 +273,11 @@ def _hybrid(model: Model, value: str) -> tuple[Model, str, dict[str, str]]:
         else:
             order.append(kind)
     split = {near: kind for kind, near in local.items() if near in kinds}
-    return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)), f"every {every}. layer as it was", split
+    return (
+        msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)),
+        f"every {every}. layer as it was",
+        split,
+    )
 
 
 def _free(kind: str, ending: str, model: Model) -> str:
@@ -205,10 +289,11 @@ def _free(kind: str, ending: str, model: Model) -> str:
 
 
 def _cla(model: Model, value: str) -> tuple[Model, str]:
-    """Of the layers that attend and keep the same rows every n-th stores its cache, from the first on; the others read it.
+    """Of the layers that attend and keep the same rows every n-th stores its cache, from the first
+    on; the others read it.
 
-    These project no K and V. A layer with a window and one without read no cache of each other: neither holds what the other
-    sees.
+    These project no K and V. A layer with a window and one without read no cache of each other:
+    neither holds what the other sees.
     """
     share = parse_tokens(value, "cla's layers per cache")
     kinds: dict[str, Layer] = {}
@@ -225,24 +310,18 @@ def _cla(model: Model, value: str) -> tuple[Model, str]:
 
 
 def _storing(model: Model, layer: Layer, own: bool) -> Layer:
-    """A layer with a cache of its own, or with another's. Raises UserError where a part has no form without its own."""
+    """A layer with a cache of its own, or with another's. Raises UserError where a part has no form
+    without its own."""
     parts = [(p.storing(own) if p.attends else p) for p in layer.parts]
     if any(p is None for p in parts):
         raise UserError(
-            f"cla: no form of {layer.label} of {model.name} is known that reads another layer's cache",
+            f"cla: no form of {layer.label} of {model.name} is known that reads another "
+            "layer's cache",
             hint="Begin with mha or gqa:8",
         )
-    return msgspec.structs.replace(layer, parts=tuple(p for p in parts if p), shares_cache=not own)
-
-
-def _as_is(model: Model, value: str) -> tuple[Model, str]:
-    _no_value("none", value)
-    return model, "attention"
-
-
-def _no_value(name: str, value: str) -> None:
-    if value:
-        raise UserError(f"variant {name}:{value} takes no value", hint=f"Known forms: {', '.join(FORMS)}")
+    return msgspec.structs.replace(
+        layer, parts=tuple(p for p in parts if p), shares_cache=not own
+    )
 
 
 def _numbers(name: str, value: str, form: str, example: str) -> list[int]:
@@ -252,15 +331,20 @@ def _numbers(name: str, value: str, form: str, example: str) -> list[int]:
     return [parse_tokens(g, name) for g in match.groups()]
 
 
+# steps without a value
+_PLAIN_STEPS: dict[str, Callable[[Model], tuple[Model, str]]] = {
+    "none": lambda model: (model, "attention"),
+    "mha": lambda model: _grouped(model, None),
+    "mqa": lambda model: _grouped(model, 1),
+}
 _STEPS: dict[str, Callable[[Model, str], tuple[Model, str]]] = {
-    "none": _as_is,
-    "mha": _mha,
-    "mqa": _mqa,
     "gqa": _gqa,
     "mla": _mla,
     "dsa": _dsa,
     "cla": _cla,
 }
-NAMES = (*_STEPS, *_LIMITS, "hybrid")
+NAMES = (*_PLAIN_STEPS, *_STEPS, *_LIMITS, "hybrid")
 _FORMS = ("mha", "mqa", "gqa", "mla", "dsa")
-_UNDOES = dict.fromkeys(_FORMS, (*_LIMITS, "cla", "hybrid"))  # steps, and earlier ones that they leave nothing of
+_NEEDS_VALUE = ("gqa", "cla", "hybrid", *_LIMITS)
+# steps, and earlier ones that they leave nothing of
+_UNDOES = dict.fromkeys(_FORMS, (*_LIMITS, "cla", "hybrid"))

@@ -1,0 +1,587 @@
+"""Records over contexts, batch sizes and KV heads, beyond the records that commands print.
+
+Pictures take these records. Nothing here draws.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+from kvcalc.capacity import fit
+from kvcalc.capacity.fit_options import options_for
+from kvcalc.capacity.fit_records import batch_memory, pass_with_memory
+from kvcalc.errors import UserError, printable
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.layers.attention import Latent, Sparse
+from kvcalc.layers.batch import ONE_GPU, Batch, Parallelism
+from kvcalc.model.forward_pass import through_layers, total
+from kvcalc.model.memory import cache_size, weight_bytes
+from kvcalc.model.model import Model
+from kvcalc.model.precision import Precision, formats_of
+from kvcalc.planning.best_configs import BestConfigs
+from kvcalc.planning.comparison import OverHeads, attention_records, over_heads
+from kvcalc.planning.grid import Candidate
+from kvcalc.planning.pareto_front import knees, reason
+from kvcalc.planning.variants import Variant
+from kvcalc.serving.request_latency import cost_per_million
+from kvcalc.serving.request_record import (
+    LatencyOptions,
+    drafting,
+    latency_records,
+    request_memory,
+)
+from kvcalc.serving.server_validation import served_times
+from kvcalc.serving.speculation import (
+    MAX_BATCH,
+    expected_tokens,
+    float_array,
+    step_times,
+)
+from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.operator_times import roofline_records
+from kvcalc.timing.validation import ErrorTally, validate
+
+Record = dict[str, Any]
+BATCHES = tuple(1 << n for n in range(9))
+ACCEPTANCE_RATES = tuple(n / 50 for n in range(51))
+USUAL_DRAFTED = (1, 2, 4, 8)
+MAX_USERS = 256  # that an engine serves at once
+FIRST_CONTEXT = 1024  # of costs
+MAX_NAME = 60  # letters of a measured GPU's name
+
+
+def geometric_steps(first: int, last: int, per_octave: int = 4) -> list[int]:
+    """Return whole numbers from `first` to `last`, evenly spaced on a logarithmic axis."""
+    steps, value = [], float(first)
+    while value < last:
+        steps.append(round(value))
+        value *= 2 ** (1 / per_octave)
+    return [*dict.fromkeys([*steps, last])]
+
+
+class CacheCurve(NamedTuple):
+    """Weights and cache of one model, in bytes of the fullest GPU.
+
+    Attributes:
+        label: Name in a picture.
+        parameters: Number of parameters.
+        layers: Number of layers.
+        gpus: GPUs that share the model.
+        kv_cache_dtype: Data type of the cache.
+        weight_bytes: Bytes of the weights.
+        contexts: Tokens per sequence.
+        stored_bytes: Bytes of the cache at each context.
+        read_bytes: Bytes that a decode step reads of the cache at each context.
+    """
+
+    label: str
+    parameters: int
+    layers: int
+    gpus: int
+    kv_cache_dtype: str
+    weight_bytes: int
+    contexts: Sequence[int]
+    stored_bytes: Sequence[int]
+    read_bytes: Sequence[int]
+
+
+def cache_curve(
+    model: Model,
+    precision: Precision,
+    contexts: Sequence[int],
+    batch_size: int = 1,
+    parallelism: Parallelism = ONE_GPU,
+    label: str = "",
+) -> CacheCurve:
+    """Return the cache of `batch_size` sequences over contexts."""
+    sizes = [
+        cache_size(
+            model,
+            context,
+            batch_size,
+            precision,
+            parallelism=parallelism,
+        )
+        for context in contexts
+    ]
+    return CacheCurve(
+        label=label or model.name,
+        parameters=model.parameters,
+        layers=model.layers,
+        gpus=parallelism.gpus,
+        kv_cache_dtype=formats_of(model, precision).kv_cache_dtype,
+        weight_bytes=weight_bytes(model, precision, parallelism),
+        contexts=contexts,
+        stored_bytes=[size.stored for size in sizes],
+        read_bytes=[size.read for size in sizes],
+    )
+
+
+def contexts_up_to(last: int, requested: Sequence[int] = ()) -> list[int]:
+    """Return contexts from 128 tokens to `last`, with the requested contexts among them."""
+    return sorted({*geometric_steps(128, last), *requested})
+
+
+class SparseReads(NamedTuple):
+    """Cache of a dense and of a sparse model.
+
+    Attributes:
+        dense: The model with MLA.
+        sparse: The model with DSA.
+        crossing: First context at which the sparse model reads less per layer; None if none is.
+    """
+
+    dense: CacheCurve
+    sparse: CacheCurve
+    crossing: int | None
+
+
+def sparse_reads(models: Sequence[Model], last: int, precision: Precision) -> SparseReads:
+    """Return the cache of a model with MLA and a model with DSA over contexts.
+
+    Raises:
+        UserError: The models are not one with DSA and one with MLA.
+    """
+    sparse = [model for model in models if _has_part(model, Sparse)]
+    dense = [m for m in models if m not in sparse and _has_part(m, Latent)]
+    if (len(models), len(sparse), len(dense)) != (2, 1, 1):
+        kinds = ", ".join(f"{m.name} has {m.attention}" for m in models)
+        raise UserError(
+            "the figure 'dsa-vs-mla' compares two models, one with DSA and one with MLA, such as "
+            f"deepseek-v3.2 and deepseek-v3; {kinds}"
+        )
+
+    def reads_less(context: int) -> bool:
+        sizes = [
+            cache_size(m, context, precision=precision).read / m.layers
+            for m in (*sparse, *dense)
+        ]
+        return sizes[0] < sizes[1]
+
+    crossing = _first_context(reads_less, last)
+    contexts = sorted({*geometric_steps(256, last), *([crossing] if crossing else [])})
+    return SparseReads(
+        dense=cache_curve(dense[0], precision, contexts),
+        sparse=cache_curve(sparse[0], precision, contexts),
+        crossing=crossing,
+    )
+
+
+def _has_part(model: Model, kind: type) -> bool:
+    layers = model.kinds.values()
+    return any(isinstance(part, kind) for layer in layers for part in layer.parts)
+
+
+def _first_context(is_less: Callable[[int], bool], last: int) -> int | None:
+    """Return the first context with `is_less`, which turns true once; None if beyond `last`."""
+    if not is_less(last):
+        return None
+    low, high = 0, last
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_less(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+class GenerationWork(NamedTuple):
+    """FLOPs of each new token on one GPU.
+
+    Attributes:
+        model: Name of the model.
+        gpus: GPUs that share the model.
+        lengths: Tokens so far.
+        uncached_flops: FLOPs if all tokens are computed again.
+        cached_flops: FLOPs of the last token alone.
+    """
+
+    model: str
+    gpus: int
+    lengths: list[int]
+    uncached_flops: list[float]
+    cached_flops: list[float]
+
+
+def generation_work(
+    model: Model, last: int, precision: Precision, parallelism: Parallelism = ONE_GPU
+) -> GenerationWork:
+    """Return the FLOPs of each token up to `last`, without a KV cache and with it."""
+
+    def flops(batch: Batch) -> float:
+        return float(total(through_layers(model, batch, precision, parallelism)).flops)
+
+    lengths = geometric_steps(16, last)
+    return GenerationWork(
+        model=model.name,
+        gpus=parallelism.gpus,
+        lengths=lengths,
+        uncached_flops=[flops(Batch.prefill(length)) for length in lengths],
+        cached_flops=[flops(Batch.decode(length)) for length in lengths],
+    )
+
+
+def decode_passes(
+    deployment: TimedDeployment, context: int, batch_sizes: Sequence[int]
+) -> list[list[Record]]:
+    """Return the records of a decode step for each batch size."""
+    passes = []
+    for size in batch_sizes:
+        records = roofline_records(deployment, "decode", size, context)
+        batch = Batch.decode(context, size)
+        passes.append(pass_with_memory(deployment, records, batch))
+    return passes
+
+
+def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
+    """Return the records of the prefill of one sequence."""
+    records = roofline_records(deployment, "prefill", 1, context)
+    return pass_with_memory(deployment, records, Batch.prefill(context))
+
+
+def attention_sweep(gpu: Gpu, batch_size: int, precision: Precision) -> list[Record]:
+    """Return the records of every kind of attention over contexts of 1k to 128k tokens."""
+    return attention_records(gpu, geometric_steps(1024, 131072), [batch_size], precision)
+
+
+def latency_sweep(
+    deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
+) -> "Sequence[LatencyCurve | SpeculationCurve | GenerationWork]":
+    """Return the curves of `latency`: of a draft, of work without a cache, else over batches."""
+    first, last = requests[0], requests[-1]
+    if first.draft:
+        return speculation_curves(deployments, requests)
+    if not first.no_cache:
+        return latency_curves(deployments, requests)
+    by_model: dict[str, TimedDeployment] = {}
+    for deployment in deployments:
+        by_model.setdefault(deployment.model.name, deployment)
+    length = max(last.context, 64)
+    return [
+        generation_work(d.model, length, d.precision, d.parallelism) for d in by_model.values()
+    ]
+
+
+class LatencyCurve(NamedTuple):
+    """Times of one deployment over the batch size.
+
+    Attributes:
+        deployment: The deployment.
+        request: The request; its batch size does not count.
+        records: Records of `latency`, one per batch size.
+        max_num_seqs: Largest batch that fits; None if unknown.
+    """
+
+    deployment: TimedDeployment
+    request: LatencyOptions
+    records: list[Record]
+    max_num_seqs: int | None
+
+
+def latency_curves(
+    deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
+) -> list[LatencyCurve]:
+    """Return times for batches of 1 to 256 and the requested ones, of each pair of lengths."""
+    by_length: dict[tuple[int, int], LatencyOptions] = {}
+    for request in requests:
+        by_length.setdefault((request.input_len, request.output_len), request)
+    requested = {request.batch_size for request in requests}
+    curves = []
+    for deployment, request in product(deployments, by_length.values()):
+        one = structs.replace(request, batch_size=1)
+        max_num_seqs = request_memory(deployment, one)["max_num_seqs"]
+        sizes = {*BATCHES, *requested}
+        if max_num_seqs and max_num_seqs < max(sizes):
+            sizes.add(max_num_seqs)
+        batches = [structs.replace(request, batch_size=size) for size in sorted(sizes)]
+        records = latency_records([(deployment, batch) for batch in batches])
+        curves.append(LatencyCurve(deployment, request, records, max_num_seqs))
+    return curves
+
+
+class SpeculationCurve(NamedTuple):
+    """What a number of draft tokens gains at mid length of a request.
+
+    Attributes:
+        deployment: The deployment.
+        draft: Name of the draft model.
+        num_draft_tokens: Draft tokens per step.
+        can_fit: Whether the request fits with its draft; None if unknown.
+        speedups: Speed-up at each of ACCEPTANCE_RATES, for the batch size of the request.
+        batch_sizes: Batch sizes at which some acceptance rate pays.
+        min_rates: Smallest acceptance rate that pays at these batch sizes.
+        max_num_seqs: Largest batch that fits; None if unknown.
+    """
+
+    deployment: TimedDeployment
+    draft: str
+    num_draft_tokens: int
+    can_fit: bool | None
+    speedups: list[float]
+    batch_sizes: list[int]
+    min_rates: list[float]
+    max_num_seqs: int | None
+
+
+def speculation_curves(
+    deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
+) -> list[SpeculationCurve]:
+    """Return a curve for each deployment and requested number of draft tokens.
+
+    Without a number, a single deployment has curves for 1, 2, 4 and 8 tokens, several for 4.
+    """
+    requested = dict.fromkeys(r.num_speculative_tokens for r in requests)
+    usual = USUAL_DRAFTED if len(deployments) == 1 else (4,)
+    counts = [count for count in requested if count] or usual
+    return [_speculation(d, requests[0], count) for d, count in product(deployments, counts)]
+
+
+def _speculation(
+    deployment: TimedDeployment, request: LatencyOptions, count: int
+) -> SpeculationCurve:
+    import numpy as np
+
+    draft = drafting(deployment, request)
+    assert draft is not None
+    request = structs.replace(request, num_speculative_tokens=count)
+    single = structs.replace(request, batch_size=1)
+    length = request.mid_length
+    times = step_times(
+        deployment,
+        draft,
+        length,
+        request.batch_size,
+        count,
+    )
+    batches = geometric_steps(1, MAX_BATCH, 2)
+    loaded = step_times(
+        deployment,
+        draft,
+        length,
+        float_array(batches),
+        count,
+    )
+    rates = np.linspace(0, 1, 1001)
+    tokens = [expected_tokens(float(rate), count) for rate in rates]
+    needed_tokens = (loaded.draft_s + loaded.verify_s) / loaded.plain_s
+    min_rates = np.interp(needed_tokens, tokens, rates)
+    paying = [i for i, needed in enumerate(needed_tokens) if needed <= tokens[-1]]
+    return SpeculationCurve(
+        deployment=deployment,
+        draft=draft.model.name,
+        num_draft_tokens=count,
+        can_fit=request_memory(deployment, request)["fits"],
+        speedups=[float(times.speedup(rate)) for rate in ACCEPTANCE_RATES],
+        batch_sizes=[batches[i] for i in paying],
+        min_rates=[float(min_rates[i]) for i in paying],
+        max_num_seqs=request_memory(deployment, single)["max_num_seqs"],
+    )
+
+
+class CostCurve(NamedTuple):
+    """Cost of 10^6 output tokens over contexts, of decode steps alone.
+
+    Attributes:
+        deployment: The deployment.
+        contexts: Contexts at which at least one user fits.
+        full_cost: Cost with as many users as fit, at most MAX_USERS.
+        single_cost: Cost with one user.
+    """
+
+    deployment: TimedDeployment
+    contexts: list[int]
+    full_cost: list[float]
+    single_cost: list[float]
+
+
+def cost_curves(
+    deployments: Sequence[TimedDeployment], last: int, price_per_hour: float = 0.0
+) -> list[CostCurve]:
+    """Return the cost of each deployment up to a context; GPU hours without a price."""
+    curves = []
+    for deployment in deployments:
+        users: dict[int, int] = {}
+        for context in geometric_steps(min(FIRST_CONTEXT, last), last):
+            fits = fit(deployment, options_for(deployment, max_model_len=context))
+            if fits.sequences:
+                users[context] = min(MAX_USERS, fits.sequences)
+        contexts = [*users]
+        costs = [
+            _costs(deployment, contexts, counts, price_per_hour or 1.0) if contexts else []
+            for counts in (list(users.values()), [1] * len(users))
+        ]
+        curves.append(CostCurve(deployment, contexts, *costs))
+    return curves
+
+
+def _costs(
+    deployment: TimedDeployment, contexts: list[int], users: list[int], price: float
+) -> list[float]:
+    batch = Batch.decode(float_array(contexts), float_array(users))
+    gpus = deployment.parallelism.gpus
+    steps = deployment.seconds(batch)
+    return [
+        cost_per_million(price, gpus, float(step_s), count)
+        for step_s, count in zip(steps, users, strict=True)
+    ]
+
+
+class ComparisonSweep(NamedTuple):
+    """Cache over contexts, and shares of MHA over KV heads, of variants on deployments.
+
+    Attributes:
+        cache_curves: A list per deployment with a curve per variant.
+        budgets: KV cache budget in bytes of one GPU, by the GPU's name.
+        heads: Shares over the number of KV heads per deployment; None without such a number.
+    """
+
+    cache_curves: list[list[CacheCurve]]
+    budgets: dict[str, int]
+    heads: list[OverHeads | None]
+
+
+def comparison_sweep(
+    deployments: Sequence[TimedDeployment],
+    variants: Sequence[tuple[str, Variant]],
+    load: tuple[int, int],
+    last: int,
+) -> ComparisonSweep:
+    """Return what the pictures of `compare` need beyond its records.
+
+    Args:
+        deployments: Deployments of one model.
+        variants: Names and variants; the first is the reference.
+        load: Batch size and context of the shares over KV heads.
+        last: Last context of the cache curves.
+    """
+    batch_size, context = load
+    curves = []
+    budgets = {}
+    for deployment in deployments:
+        row = []
+        for name, variant in variants:
+            precision = deployment.precision
+            if variant.kv_cache_dtype:
+                precision = structs.replace(precision, kv_cache_dtype=variant.kv_cache_dtype)
+            row.append(
+                cache_curve(
+                    variant.model,
+                    precision,
+                    contexts_up_to(last),
+                    batch_size,
+                    deployment.parallelism,
+                    variant_label(name, variant.model.attention),
+                )
+            )
+        curves.append(row)
+        reference = structs.replace(deployment, model=variants[0][1].model)
+        budget = batch_memory(reference, [(1, 1)])["kv_budget_bytes"]
+        if budget:
+            budgets[deployment.gpu.name] = budget
+    heads = [over_heads(d, context, batch_size) for d in deployments]
+    return ComparisonSweep(curves, budgets, heads)
+
+
+def variant_label(variant: str, attention: str) -> str:
+    """Return a variant as it was typed; `none` is called by the model's attention."""
+    return f"{attention} as it is" if variant == "none" else variant
+
+
+class FrontCurve(NamedTuple):
+    """Pareto front of TPOT against throughput of one requirement.
+
+    Attributes:
+        answer: The best deployments of the requirement.
+        tpot_s: Seconds of the points, increasing.
+        rates: Tokens per second per GPU, or per price of an hour.
+        labelled: Indices of the ends and of the points that stand out.
+        best: TPOT and rate of the best deployment; None without one.
+        missed_target: What the closest deployment misses, in words.
+    """
+
+    answer: BestConfigs
+    tpot_s: list[float]
+    rates: list[float]
+    labelled: list[int]
+    best: tuple[float, float] | None
+    missed_target: str | None
+
+    @property
+    def points(self) -> list[Candidate]:
+        """The deployments on the front."""
+        return self.answer.front.items
+
+
+def front_curve(answer: BestConfigs) -> FrontCurve:
+    """Return the Pareto front of an answer of `plan`."""
+    front = answer.front
+    first = answer.best[0] if answer.best else None
+    best = None
+    if first and first.tpot:
+        rate = first.tokens_per_s_per_gpu or 0.0
+        best = (first.tpot, rate / answer.prices.get(first.gpu, 1.0))
+    return FrontCurve(
+        answer=answer,
+        tpot_s=front.xs.tolist(),
+        rates=front.ys.tolist(),
+        labelled=knees(front.xs, front.ys),
+        best=best,
+        missed_target=reason(answer.closest) if answer.closest else None,
+    )
+
+
+class MeasuredTimes(NamedTuple):
+    """Measured and predicted times of the rows of a file.
+
+    Attributes:
+        times_us: Operation, measured and predicted microseconds, one entry per operation.
+        num_rows: Rows of the file.
+        num_predicted: Rows with a prediction.
+        num_calibrated: Rows with a calibrated prediction.
+        gpus: GPUs of the rows with a prediction.
+    """
+
+    times_us: list[tuple[str, Any, Any]]
+    num_rows: int
+    num_predicted: int
+    num_calibrated: int
+    gpus: list[str]
+
+
+def measured_times(path: Path) -> MeasuredTimes:
+    """Return measured and predicted times of a file of rows.
+
+    The prediction is the calibrated time, else the datasheet bound, else the file's `bound_us`.
+
+    Raises:
+        UserError: No row has a prediction.
+    """
+    import numpy as np
+
+    tally = ErrorTally()
+    (validation,) = tally.adding(validate([path], served=served_times))
+    rows, is_calibrated = validation.table.rows, validation.calibrated > 0
+    bounds = np.where(validation.bound > 0, validation.bound, [row.bound_us for row in rows])
+    predicted = np.where(is_calibrated, validation.calibrated, bounds)
+    measured = np.array([row.time_us for row in rows])
+    members: dict[str, list[int]] = {}
+    for index in np.flatnonzero(predicted > 0).tolist():
+        members.setdefault(rows[index].op, []).append(index)
+    if not members:
+        reasons = "; ".join(tally.remarks)
+        raise UserError("no row has a prediction to compare with", str(path), reasons)
+    predicted_rows = [rows[index] for index in np.flatnonzero(predicted > 0)]
+    return MeasuredTimes(
+        times_us=[
+            (op.replace("_", " "), measured[indices], predicted[indices])
+            for op, indices in members.items()
+        ],
+        num_rows=len(rows),
+        num_predicted=len(predicted_rows),
+        num_calibrated=int(is_calibrated.sum()),
+        gpus=[*dict.fromkeys(printable(row.gpu, MAX_NAME) for row in predicted_rows)],
+    )
