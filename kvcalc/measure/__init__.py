@@ -11,4 +11,7 @@ from kvcalc.errors import UserError
 def require_torch() -> None:
     """Raise UserError with the command to type if torch is not installed."""
     if find_spec("torch") is None:
-        raise UserError("`kvcalc measure` runs torch, which is not installed", hint="Run pip install 'kvcalc[measure]'")
+        raise UserError(
+            "`kvcalc measure` runs torch, which is not installed",
+            hint="Run pip install 'kvcalc[measure]'",
+        )

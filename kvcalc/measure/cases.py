@@ -1,6 +1,8 @@
 """Cases to measure: one or two layers of a variant, as a model and as torch layers with a cache."""
 
-from collections.abc import Callable
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -10,22 +12,33 @@ from torch import Tensor
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.layers.attention import Grouped
+from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base_layer import Mixer
 from kvcalc.measure.machine import Machine
-from kvcalc.measure.torch_cache import DTYPES, LayerCache
-from kvcalc.model.spec import Layer, Model
+from kvcalc.measure.torch_cache import DTYPES, TorchLayerCache, model_caches
+from kvcalc.model.model import Layer, Model
 from kvcalc.planning.variants import variant
 
 NAMES = ("mha", "gqa", "mqa", "mla", "dsa", "window", "cla", "recurrent")
-_MEANS = {"window": "mha/window:1024", "cla": "cla:2"}
+FORMS = {"window": "mha/window:1024", "cla": "cla:2"}  # in the notation of `compare`
+ALIGNMENT = 64  # bytes that torch aligns a CPU tensor to
 
 
 def standard_model(heads: int) -> Model:
     """Return one MHA layer with `heads` heads of width 128; the hidden size is heads · 128."""
     mixer = Grouped(num_attention_heads=heads, num_key_value_heads=heads, head_dim=128)
-    return _bare(Model(name="standard", hidden_size=heads * 128, vocab_size=1, layers=1, kinds={"full": Layer(parts=(mixer,))}))
+    kinds = {"full": Layer(parts=(mixer,))}
+    return _bare(
+        Model(
+            name="standard",
+            hidden_size=heads * 128,
+            vocab_size=1,
+            layers=1,
+            kinds=kinds,
+        )
+    )
 
 
 def named(base: Model, text: str) -> Model:
@@ -33,36 +46,41 @@ def named(base: Model, text: str) -> Model:
 
     There are two layers if they share a cache, otherwise one. Raises UserError for an unknown form.
     """
-    return whole(msgspec.structs.replace(base, layers=2 if "cla" in _steps(base, text) else 1), text)
+    layers = 2 if "cla" in _form(base, text) else 1
+    return whole(msgspec.structs.replace(base, layers=layers), text)
 
 
 def whole(model: Model, text: str) -> Model:
-    """Return `model` with the variant in every attention layer. Raises UserError for an unknown form."""
-    steps = _steps(model, text)
-    if steps == "recurrent":
+    """Return `model` with the variant in every attention layer. Raises UserError for an unknown
+    form."""
+    form = _form(model, text)
+    if form == "recurrent":
         return _recurrent(model)
-    found = variant(model, steps)
-    if found.kv_cache_dtype:
-        raise UserError(f"variant {text!r}: `measure` keeps the cache in the dtype of its products", hint="Use --dtype")
-    return found.model
+    changed = variant(model, form)
+    if changed.kv_cache_dtype:
+        message = f"variant {text!r}: `measure` keeps the cache in the dtype of its products"
+        raise UserError(message, hint="Use --dtype")
+    return changed.model
 
 
-def _steps(model: Model, text: str) -> str:
-    """Return the variant in the notation of `compare`. Raises UserError if there is no torch layer."""
+def _form(model: Model, text: str) -> str:
+    """Return the variant in the notation of `compare`. Raises UserError if there is no torch
+    layer."""
     name = text.strip().lower()
-    steps = f"gqa:{max(1, _heads(model) // 4)}" if name == "gqa" else _MEANS.get(name, name)
+    form = FORMS.get(name, name)
+    if name == "gqa":
+        form = f"gqa:{max(1, _widest(model)[0] // 4)}"
     known = [*NAMES, "none", "hybrid"]
-    if steps.partition(":")[0].partition("/")[0] not in [*known, "evict"]:
+    if form.partition(":")[0].partition("/")[0] not in [*known, "evict"]:
         raise UserError(f"unknown variant {text!r}", hint=nearest(name, known))
-    return steps
+    return form
 
 
 def base_of(model: Model) -> Model:
     """Return a model of one layer, the first attention layer, which variants replace."""
     for kind in model.order:
-        layer = model.kinds[kind]
-        if any(part.attends for part in layer.mixers):
-            return _bare(msgspec.structs.replace(model, layers=1, kinds={kind: layer}, pattern=(), mtp=None))
+        if any(part.attends for part in model.kinds[kind].mixers):
+            return _bare(model, kind)
     raise UserError(f"{model.name} has no attention to put a variant in place of")
 
 
@@ -71,52 +89,59 @@ def stacks_of(model: Model) -> dict[str, Model]:
 
     A layer that reads another layer's cache is preceded by that layer.
     """
-    found = {}
-    for index, kind in enumerate(model.order):
+    stacks: dict[str, Model] = {}
+    owner = ""
+    for kind in model.order:
         layer = model.kinds[kind]
-        if kind in found or not layer.mixers:
+        if not layer.mixers:
             continue
-        owners = [k for k in model.order[:index] if not model.kinds[k].shares_cache and model.kinds[k].mixers]
-        names = (owners[-1], kind) if layer.shares_cache and owners else (kind,)
-        kinds = {name: model.kinds[name] for name in names}
-        found[kind] = _bare(msgspec.structs.replace(model, layers=len(names), kinds=kinds, pattern=names, mtp=None))
-    return found
+        if kind not in stacks:
+            is_shared = layer.shares_cache and owner
+            stacks[kind] = _bare(model, *((owner, kind) if is_shared else (kind,)))
+        owner = owner if layer.shares_cache else kind
+    return stacks
 
 
-def _bare(model: Model) -> Model:
-    """Return the model without FFNs and norms."""
-    kinds = {
-        name: Layer(parts=tuple(p for p in layer.parts if p.label), norms=0, shares_cache=layer.shares_cache)
-        for name, layer in model.kinds.items()
-    }
-    return msgspec.structs.replace(model, kinds=kinds, norm="none")
+def _bare(model: Model, *names: str) -> Model:
+    """Return layers of these kinds, or all layers, without FFNs and norms."""
+    kinds = {}
+    for name in names or model.kinds:
+        layer = model.kinds[name]
+        mixers = tuple(part for part in layer.parts if part.label)
+        kinds[name] = Layer(parts=mixers, norms=0, shares_cache=layer.shares_cache)
+    model = msgspec.structs.replace(model, kinds=kinds, norm="none")
+    if not names:
+        return model
+    pattern = names if len(names) > 1 else ()
+    return msgspec.structs.replace(model, layers=len(names), pattern=pattern, mtp=None)
 
 
-def _heads(base: Model) -> int:
-    return max(part.as_mha()[0] for layer in base.kinds.values() for part in layer.mixers)
+def _widest(model: Model) -> tuple[int, int, int]:
+    """Return (heads, key width, value width) of the mixer with the most heads."""
+    return max(part.as_mha() for layer in model.kinds.values() for part in layer.mixers)
 
 
 def _recurrent(model: Model) -> Model:
     """Return the model with gated delta nets in place of attention, with equal heads and widths."""
-    heads, _, width = max(part.as_mha() for layer in model.kinds.values() for part in layer.mixers)
+    heads, _, width = _widest(model)
     mixer = GatedDeltaNet(
-        linear_num_key_heads=heads, linear_num_value_heads=heads, linear_key_head_dim=width, linear_value_head_dim=width
+        linear_num_key_heads=heads,
+        linear_num_value_heads=heads,
+        linear_key_head_dim=width,
+        linear_value_head_dim=width,
     )
-    kinds = {
-        kind: msgspec.structs.replace(layer, parts=tuple(mixer if p.attends else p for p in layer.parts), shares_cache=False)
-        for kind, layer in model.kinds.items()
-    }
+    kinds = {}
+    for kind, layer in model.kinds.items():
+        parts: list[Sublayer] = [mixer if part.attends else part for part in layer.parts]
+        kinds[kind] = msgspec.structs.replace(layer, parts=tuple(parts), shares_cache=False)
     return msgspec.structs.replace(model, kinds=kinds)
-
-
-ALIGNED = 64  # bytes that torch aligns a CPU tensor to
 
 
 class Case(NamedTuple):
     """One measurement.
 
-    Decode writes token `context` after context − 1 cached tokens. Prefill passes `context` tokens into
-    an empty cache. `variant` is the printed name.
+    Decode writes token `context` after context − 1 cached tokens. Prefill passes `context` tokens
+    into an empty cache. `variant` is the printed name.
     """
 
     variant: str
@@ -124,6 +149,11 @@ class Case(NamedTuple):
     phase: str
     batch_size: int
     context: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.variant} {self.phase}, batch {self.batch_size:,}, context {self.context:,}"
+        )
 
     @property
     def new(self) -> int:
@@ -134,88 +164,94 @@ class Case(NamedTuple):
         return self.context - self.new
 
 
-class Stack:
+def build_mixers(model: Model) -> list[Mixer]:
+    """Return the torch mixer of each layer. Raises UserError if a layer has no torch twin."""
+    mixers = []
+    for kind in model.order:
+        layer = model.kinds[kind]
+        if len(layer.mixers) != 1:
+            raise UserError(
+                f"`measure` has no layer with {len(layer.mixers)} mixers, as {model.name} has"
+            )
+        rotates = not model.position_embeddings
+        mixers.append(
+            build_mixer(layer.mixers[0], model.hidden_size, rotates, layer.shares_cache)
+        )
+    return mixers
+
+
+class LayerStack:
     """The mixers of a case in order, with random weights and inputs."""
 
     def __init__(self, case: Case, machine: Machine, dtype: str, kernel: str) -> None:
-        self.case, self.machine, self.dtype = case, machine, DTYPES[dtype]
-        model = case.model
-        self.layers = [model.kinds[kind] for kind in model.order]
-        self.mixers: list[Mixer] = []
-        for layer in self.layers:
-            mixer = build_mixer(layer.mixers[0], model.hidden_size, not model.position_embeddings, layer.shares_cache)
+        self.case = case
+        self.mixers = [
+            mixer.to(machine.device, DTYPES[dtype]) for mixer in build_mixers(case.model)
+        ]
+        for mixer in self.mixers:
             mixer.kernel = kernel
-            self.mixers.append(mixer.to(machine.device, self.dtype))
-        self.x = torch.randn(case.batch_size, case.new, model.hidden_size, device=machine.device).to(self.dtype)
+        shape = case.batch_size, case.new, case.model.hidden_size
+        self.x = torch.randn(shape, device=machine.device).to(DTYPES[dtype])
 
-    def caches(self, block_size: int = 0) -> list[LayerCache]:
+    def caches(self, block_size: int = 0) -> list[TorchLayerCache]:
         """Return one cache per layer. A layer that shares a cache gets the cache of its owner."""
-        found: list[LayerCache] = []
-        for layer, mixer in zip(self.layers, self.mixers, strict=True):
-            if layer.shares_cache:
-                found.append(found[-1])
-            else:
-                size = (self.case.batch_size, self.case.context, self.dtype, self.machine.device, block_size)
-                found.append(LayerCache(mixer.entries, *size))
-        return found
+        case, x = self.case, self.x
+        size = case.batch_size, case.context, x.dtype, x.device
+        return model_caches(case.model, *size, block_size=block_size)
 
-    def step(self, caches: list[LayerCache]) -> Tensor:
+    def step(self, caches: Sequence[TorchLayerCache]) -> Tensor:
         """Run whole layers: projections, cache write, attention or scan, output projection."""
         x = self.x
         for mixer, cache in zip(self.mixers, caches, strict=True):
             x = mixer(x, cache, self.case.past)
         return x
 
-    def core(self) -> Callable[[list[LayerCache]], Tensor]:
-        """Return a function that runs only attention (or the scan) of each layer, on fixed projections."""
+    def core(self) -> Callable[[Sequence[TorchLayerCache]], None]:
+        """Return a function that runs only attention (or the scan) of each layer, on fixed
+        projections."""
         prepared = [mixer.prepare(self.x, self.case.past) for mixer in self.mixers]
 
-        def step(caches: list[LayerCache]) -> Tensor:
+        def step(caches: Sequence[TorchLayerCache]) -> None:
             for mixer, inputs, cache in zip(self.mixers, prepared, caches, strict=True):
-                mixed = mixer.core(inputs, cache, self.case.past)
-            return mixed
+                mixer.core(inputs, cache, self.case.past)
 
         return step
 
 
-def storage_bytes(caches: list[LayerCache]) -> int:
+def _tensors(caches: Iterable[TorchLayerCache]) -> list[Tensor]:
+    """Return the tensors of all caches; a shared cache counts once."""
+    return [tensor for cache in dict.fromkeys(caches) for tensor in cache.tensors]
+
+
+def storage_bytes(caches: Iterable[TorchLayerCache]) -> int:
     """Return the bytes of all tensors; a shared cache counts once."""
-    return sum(cache.storage_bytes for cache in {id(c): c for c in caches}.values())
+    return sum(tensor.untyped_storage().nbytes() for tensor in _tensors(caches))
 
 
-def allocated(make: Callable[[], list[LayerCache]], machine: Machine) -> tuple[list[LayerCache], int]:
+def allocated(
+    make: Callable[[], list[TorchLayerCache]], machine: Machine
+) -> tuple[list[TorchLayerCache], int]:
     """Return caches and the bytes that the allocator reserved for them.
 
-    On a GPU, torch's allocator counts them. On Linux, the C library does.
+    On a GPU, torch's allocator counts them, block tables included. On Linux, the C library does.
     """
     if machine.cuda:
         before = torch.cuda.memory_allocated(machine.device)
         caches = make()
-        tables = sum(
-            getattr(r, "table", r.tensor[:0]).untyped_storage().nbytes() for c in caches for r in c.rows if hasattr(r, "table")
-        )
-        return caches, torch.cuda.memory_allocated(machine.device) - before - _rounded(tables, 512)
+        return caches, torch.cuda.memory_allocated(machine.device) - before
     caches = make()
-    usable = _usable_size()
-    distinct = {id(c): c for c in caches}.values()
-    return caches, sum(usable(tensor) for cache in distinct for tensor in cache.tensors)
+    return caches, sum(map(_reserved_bytes, _tensors(caches)))
 
 
-def _rounded(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
-
-
-def _usable_size() -> Callable[[Tensor], int]:
-    """Return a function that gives the bytes that the C library reserved for a tensor.
-
-    Without such a C library, it rounds the storage up to the alignment.
-    """
-    import ctypes
-    import platform
-
-    if platform.system() == "Linux" and platform.machine() == "x86_64" and "mimalloc" not in torch.__config__.show().lower():
+def _reserved_bytes(tensor: Tensor) -> int:
+    """Return the bytes that the C library reserved for a tensor, or its aligned storage."""
+    storage = tensor.untyped_storage()
+    if sys.platform == "linux" and "mimalloc" not in torch.__config__.show().lower():
         with suppress(OSError, AttributeError):
-            ask = ctypes.CDLL(None).malloc_usable_size
-            ask.argtypes, ask.restype = [ctypes.c_void_p], ctypes.c_size_t
-            return lambda tensor: int(ask(tensor.untyped_storage().data_ptr()))
-    return lambda tensor: _rounded(tensor.untyped_storage().nbytes(), ALIGNED)
+            usable_size = ctypes.CDLL(None).malloc_usable_size
+            usable_size.argtypes, usable_size.restype = (
+                [ctypes.c_void_p],
+                ctypes.c_size_t,
+            )
+            return int(usable_size(storage.data_ptr()))
+    return -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT

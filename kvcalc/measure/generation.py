@@ -1,80 +1,62 @@
 """Generate tokens with a whole decoder in each mode, and compare each step with its prediction.
 
 Modes: cached; cat (the cache grows by `torch.cat`); repeat (K and V are copied to all query heads);
-uncached; unfused (plain attention). All modes take their first step, then all their second step, and
-so on. Samples of the machine's rates are taken between the steps, so other load affects all modes
-equally. All modes decode greedily and must produce the same tokens.
+uncached; unfused (plain attention). All modes take their first step, then all their second step,
+and so on. All modes decode greedily and must produce the same tokens.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
-import msgspec
 import torch
 from torch import Tensor
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.gpu.roof import roofline, total_seconds
-from kvcalc.gpu.spec import Gpu
+from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.batch import Batch
-from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.cost import Operator
+from kvcalc.layers.cost import AttentionShape, Operator
 from kvcalc.measure.cases import storage_bytes
 from kvcalc.measure.ceilings import Ceilings, once, summary
-from kvcalc.measure.expected import Rates, Sampling, Scans, Step, calls, expected_seconds
+from kvcalc.measure.expected import MachineRates, RateSampler, bound_of, traffic_of
 from kvcalc.measure.layers.base_layer import Mixer
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.machine import Machine
-from kvcalc.measure.torch_cache import DTYPES, LayerCache
+from kvcalc.measure.torch_cache import DTYPES, TorchLayerCache
+from kvcalc.model.forward_pass import forward
 from kvcalc.model.memory import cache_size
-from kvcalc.model.operators import forward
+from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
-from kvcalc.model.spec import Layer, Model
+from kvcalc.records import Record
 from kvcalc.units import format_bytes
 
 MODES = ("cached", "cat", "repeat", "uncached", "unfused")
 HEADS = ("last", "all", "both")
-SCORE_PASSES = 6  # over the scores of plain attention: written, masked in place, through the softmax, read for the values
+# Passes of plain attention over its scores: written, masked in place (2), softmax (2), read.
+SCORE_PASSES = 6
+FEW_ROWS = (1, 8, 32)  # always sampled
+GRID = 5  # further row counts, evenly spaced from the prompt to the last step
+MAX_SAMPLES = 25  # of the machine's rates in one run
+Progress = Callable[[str, int], None]  # (next step, number of finished steps)
 
 
 class Mode(NamedTuple):
-    """One way to generate. `name` is one of `MODES`; `head` is last or all, the positions of the LM head."""
+    """One way to generate.
+
+    Attributes:
+        name: One of `MODES`.
+        head: Positions of the LM head: last or all.
+    """
 
     name: str
     head: str = "last"
 
     @property
-    def caches(self) -> bool:
+    def has_cache(self) -> bool:
         """Whether a step passes only one new token."""
         return self.name in ("cached", "cat", "repeat")
-
-    @property
-    def kernel(self) -> str:
-        return "plain" if self.name == "unfused" else "sdpa"
-
-    def extra_bytes(self, model: Model, dtype: str, batch: Batch, block_size: int = 0) -> int:
-        """Return the bytes that a pass moves in addition to its operators.
-
-        - cat: reads and writes every cached row.
-        - repeat: writes and reads K and V of all query heads.
-        - unfused: moves the scores of every head six times, without masks.
-        - a paged cache (`block_size` above 0): copies all blocks that it reads.
-        """
-        count, new, past = (int(value) for value in msgspec.structs.astuple(batch.groups[0]))
-        layers = [model.kinds[kind] for kind in model.order]
-        elements = 0
-        if self.caches and self.name != "cat" and block_size:
-            elements = 2 * sum(_gathered(layer, owner, new, past, block_size) for layer, owner in _owned(layers))
-        if self.name == "cat":
-            elements = 2 * sum(_grown(e, new, past) for layer in layers if not layer.shares_cache for e in layer.entries)
-        if self.name == "repeat":
-            elements += 2 * sum(_repeated(layer, new, past) for layer in layers)
-        if self.name == "unfused":
-            heads = sum(part.as_mha()[0] for layer in layers for part in layer.mixers)
-            elements = SCORE_PASSES * heads * new * (new + past)
-        return count * elements * DTYPES[dtype].itemsize
 
 
 def modes_of(model: Model, names: str, head: str) -> tuple[Mode, ...]:
@@ -84,59 +66,27 @@ def modes_of(model: Model, names: str, head: str) -> tuple[Mode, ...]:
     """
     if head not in HEADS:
         raise UserError(f"unknown head {head!r}", hint=f"Known: {', '.join(HEADS)}")
-    asked = [name.strip() for name in names.split(",")] if names else list(MODES)
-    for name in asked:
+    requested = [name.strip() for name in names.split(",")] if names else list(MODES)
+    for name in requested:
         if name not in MODES:
             raise UserError(f"unknown mode {name!r}", hint=nearest(name, MODES))
-    if not any(_repeated(layer, 1, 0) for layer in model.kinds.values()):
-        asked = [name for name in asked if name != "repeat"]
-    positions = {"uncached": ("last", "all") if head == "both" else (head,)}
-    chosen = [name for name in MODES if name in ("cached", *asked)]
-    return tuple(Mode(name, rows) for name in chosen for rows in positions.get(name, ("last",)))
+    mixers = [part for layer in model.kinds.values() for part in layer.mixers]
+    shares_keys = any(
+        isinstance(part, Grouped) and part.num_key_value_heads < part.num_attention_heads
+        for part in mixers
+    )
+    modes = []
+    for name in MODES:
+        if name not in ("cached", *requested) or (name == "repeat" and not shares_keys):
+            continue
+        heads = ["last"]
+        if name == "uncached":
+            heads = ["last", "all"] if head == "both" else [head]
+        modes += [Mode(name, positions) for positions in heads]
+    return tuple(modes)
 
 
-def _grown(entry: CacheEntry, new: int, past: int) -> int:
-    """Return the elements per sequence that a grown entry copies from its old rows."""
-    if not entry.grows:
-        return 0
-    kept = int(entry.stored_rows(past))
-    return (min(kept, max(0, entry.limit - new)) if entry.limit else kept) * entry.heads * entry.width
-
-
-def _owned(layers: Sequence[Layer]) -> list[tuple[Layer, Layer]]:
-    """Return each layer with the layer whose cache it reads."""
-    found: list[tuple[Layer, Layer]] = []
-    for layer in layers:
-        found.append((layer, found[-1][1] if layer.shares_cache and found else layer))
-    return found
-
-
-def _gathered(layer: Layer, owner: Layer, new: int, past: int, block_size: int) -> int:
-    """Return the elements per sequence in the blocks that a layer reads.
-
-    Windows read no blocks in a pass of several tokens.
-    """
-    entries = [entry for entry in owner.entries if entry.grows and not (entry.limit and new > 1)]
-    return sum(int(entry.allocated_rows(new + past, block_size)) * entry.heads * entry.width for entry in entries)
-
-
-def _repeated(layer: Layer, new: int, past: int) -> int:
-    """Return the elements of K and V of all query heads, in layers whose query heads share K and V."""
-    found = 0
-    for part in layer.mixers:
-        if isinstance(part, Grouped) and part.num_key_value_heads < part.num_attention_heads:
-            heads, key, value = part.as_mha()
-            window = part.sliding_window
-            rows = min(new + past, window - 1 + new) if window else new + past
-            found += heads * (key + value) * rows
-    return found
-
-
-FEW_ROWS = (1, 8, 32)  # always sampled; torch's fused attention has blocks of 32 queries
-GRID = 5  # further row counts, evenly spaced from the prompt to the last step
-
-
-class Request(NamedTuple):
+class GenerationRequest(NamedTuple):
     """One generation: `new_tokens` after a random prompt, for `batch_size` sequences, in each mode.
 
     Attributes:
@@ -168,191 +118,255 @@ class Request(NamedTuple):
         """Number of passes of all modes."""
         return self.new_tokens * len(self.modes)
 
-    def batch(self, mode: Mode, step: int) -> Batch:
-        """Return the batch of a step: the prompt, then one token, or all tokens without a cache."""
-        length = self.prompt_len + step
-        return Batch.decode(length, self.batch_size) if mode.caches and step else Batch.prefill(length, self.batch_size)
-
     def operators(self, mode: Mode, step: int) -> tuple[Operator, ...]:
-        """Return the operators of a step. MLA is absorbed for one new token and expanded otherwise."""
-        batch = self.batch(mode, step)
-        form = "absorbed" if batch.groups[0].new == 1 else "expanded"
-        return forward(self.model, batch, Precision(self.dtype), mla_form=form, all_positions=mode.head == "all")
+        """Return the operators of a step: the prompt, then one token, or all tokens without a
+        cache.
+
+        MLA is absorbed for one new token and expanded otherwise.
+        """
+        length = self.prompt_len + step
+        is_decode = length == 1 or bool(mode.has_cache and step)
+        make_batch = Batch.decode if is_decode else Batch.prefill
+        return forward(
+            self.model,
+            make_batch(length, self.batch_size),
+            Precision(self.dtype),
+            mla_form="absorbed" if is_decode else "expanded",
+            all_positions=mode.head == "all",
+        )
 
     def predicted_bytes(self, mode: Mode) -> int:
         """Return the cache bytes at the end.
 
-        A grown cache does not store the last token, because no pass reads it.
+        A grown cache is never paged, and does not store the last token, because no pass reads it.
         """
-        if not mode.caches:
+        if not mode.has_cache:
             return 0
-        grown = mode.name == "cat"
-        size = cache_size(self.model, self.tokens - grown, self.batch_size, Precision(self.dtype), self.block_size or 16)
-        return size.allocated if self.block_size and not grown else size.stored
+        is_grown = mode.name == "cat"
+        sizes = self.tokens - is_grown, self.batch_size, Precision(self.dtype)
+        size = cache_size(self.model, *sizes, self.block_size or 16)
+        return size.allocated if self.block_size and not is_grown else size.stored
 
-    def caches(self, decoder: Decoder, mode: Mode) -> list[LayerCache] | None:
-        if not mode.caches:
+    def extra_bytes(self, mode: Mode, step: int) -> int:
+        """Return the bytes that a step moves in addition to its operators.
+
+        - cat: reads and writes every cached row.
+        - repeat: writes and reads K and V of all query heads.
+        - unfused: moves the scores of every head six times, without masks.
+        - a paged cache: copies the rows that it reads.
+        """
+        element = DTYPES[self.dtype].itemsize
+        extra = 0
+        if mode.name == "cat":
+            layers = [self.model.kinds[kind] for kind in self.model.order]
+            owned = [
+                entry for layer in layers if not layer.shares_cache for entry in layer.entries
+            ]
+            for entry in owned:
+                rows = int(entry.stored_rows(self.prompt_len + step - 1)) if entry.grows else 0
+                extra += 2 * self.batch_size * rows * entry.heads * entry.width * element
+            return extra if step else 0
+        for operator in self.operators(mode, step):
+            shape = operator.shape
+            if not isinstance(shape, AttentionShape):
+                continue
+            read_bytes = operator.count * int(operator.cost.cache_read_bytes)
+            if mode.has_cache and self.block_size:
+                extra += 2 * read_bytes
+            if mode.name == "repeat" and 0 < shape.kv_heads < shape.heads:
+                extra += 2 * read_bytes * shape.heads // shape.kv_heads
+            if mode.name == "unfused":
+                scores = sum(int(n * new * (new + past)) for n, new, past, _ in shape.groups)
+                passes = SCORE_PASSES * operator.count * element
+                extra += passes * shape.heads * scores
+        return extra
+
+    def caches(self, decoder: Decoder, mode: Mode) -> list[TorchLayerCache] | None:
+        """Return one empty cache per layer, or None for a mode without a cache."""
+        if not mode.has_cache:
             return None
-        grown = mode.name == "cat"
-        return decoder.caches(self.batch_size, self.tokens, 0 if grown else self.block_size, is_grown=grown)
+        is_grown = mode.name == "cat"
+        block_size = 0 if is_grown else self.block_size
+        size = self.batch_size, self.tokens
+        return decoder.caches(*size, block_size=block_size, is_grown=is_grown)
 
     @property
-    def rows(self) -> list[int]:
+    def rows(self) -> set[int]:
         """Numbers of rows at which products are sampled."""
         first, last = self.prompt_len, self.tokens - 1
-        between = [first + (last - first) * i // (GRID - 1) for i in range(GRID)]
-        return sorted({*FEW_ROWS, self.batch_size, *(self.batch_size * tokens for tokens in between)})
+        grid = [first + (last - first) * i // (GRID - 1) for i in range(GRID)]
+        return {*FEW_ROWS, *(self.batch_size * tokens for tokens in (1, *grid))}
 
 
-def check(request: Request, machine: Machine) -> None:
+def check(request: GenerationRequest, machine: Machine) -> None:
     """Raise UserError if the decoder has too few positions or does not fit in memory."""
-    model, element = request.model, DTYPES[request.dtype].itemsize
+    model = request.model
     if model.position_embeddings and request.tokens - 1 > model.position_embeddings:
-        raise UserError(f"{model.name} has {model.position_embeddings:,} positions, but the request needs {request.tokens - 1:,}")
-    logits = request.batch_size * model.vocab_size * (request.tokens if any(m.head == "all" for m in request.modes) else 1)
-    work = 2 * logits + 8 * request.batch_size * request.tokens * model.hidden_size
-    caches = sum(2 * request.predicted_bytes(mode) for mode in request.modes)
-    needed = (model.parameters + work) * element + caches
-    if needed > machine.free_bytes():
-        raise UserError(f"{model.name} needs {format_bytes(needed)}, and {format_bytes(machine.free_bytes())} can be used")
+        raise UserError(
+            f"{model.name} has {model.position_embeddings:,} positions, but the request needs"
+            f" {request.tokens - 1:,}"
+        )
+    has_all_logits = any(mode.head == "all" for mode in request.modes)
+    logits = model.vocab_size * (request.tokens if has_all_logits else 1)
+    work = request.batch_size * (2 * logits + 8 * request.tokens * model.hidden_size)
+    needed = (model.parameters + work) * DTYPES[request.dtype].itemsize
+    needed += sum(2 * request.predicted_bytes(mode) for mode in request.modes)
+    free = machine.free_bytes()
+    if needed > free:
+        raise UserError(
+            f"{model.name} needs {format_bytes(needed)}, and {format_bytes(free)} can be used"
+        )
 
 
-SAMPLES = 25  # maximum number of samples of the machine's rates in one run
-Progress = Callable[[str, int], None]  # (next step, number of finished steps)
+class GenerationRun:
+    """One mode in progress.
 
+    Attributes:
+        tokens: Prompt and generated tokens, [B, prompt + new].
+        calls: Torch operations of the first pass, and of each later pass of a cached mode.
+        seconds: Measured seconds of every step.
+    """
 
-class Run:
-    """One mode in progress: its cache, tokens [B, prompt + new], and the seconds of every step."""
-
-    def __init__(self, request: Request, mode: Mode, decoder: Decoder, prompt: Tensor, machine: Machine) -> None:
-        self.request, self.mode, self.decoder, self.machine = request, mode, decoder, machine
+    def __init__(
+        self,
+        request: GenerationRequest,
+        mode: Mode,
+        decoder: Decoder,
+        prompt: Tensor,
+        machine: Machine,
+    ) -> None:
+        self.request, self.mode, self.decoder, self.machine = (
+            request,
+            mode,
+            decoder,
+            machine,
+        )
+        length = request.prompt_len
         self.tokens = prompt.new_zeros(request.batch_size, request.tokens)
-        self.tokens[:, : request.prompt_len] = prompt
-        self.calls = [self._calls(0), self._calls(1)] if mode.caches else [self._calls(0)]
+        self.tokens[:, :length] = prompt
         self.cache = request.caches(decoder, mode)
-        self.scans = Scans(request.model, request.dtype)
+        self.calls = []
+        self._select_kernel()
+        for past in (0, length - 1) if mode.has_cache else (0,):
+            traffic = traffic_of(partial(self._next_token, past, length))
+            self.calls.append(traffic.calls)
+        self.cache = request.caches(decoder, mode)
         self.seconds: list[float] = []
 
-    def _calls(self, step: int) -> int:
-        """Return the number of torch operations in the first pass (step 0) or a later pass (step 1)."""
-        cache, length = self.request.caches(self.decoder, self.mode), self.request.prompt_len
-        self._prepare()
-        if step:
-            self._pass(cache, 0, length)
-        return calls(lambda: self._pass(cache, length - 1 if step else 0, length))
-
-    def _prepare(self) -> None:
+    def _select_kernel(self) -> None:
         for part in self.decoder.modules():
             if isinstance(part, Mixer):
-                part.kernel, part.repeats = self.mode.kernel, self.mode.name == "repeat"
+                part.kernel = "plain" if self.mode.name == "unfused" else "sdpa"
+                part.repeats = self.mode.name == "repeat"
 
-    def _pass(self, cache: list[LayerCache] | None, past: int, length: int) -> Tensor:
-        logits = self.decoder(self.tokens[:, past:length], cache, past, self.mode.head == "all")
+    def _next_token(self, past: int, length: int) -> Tensor:
+        tokens = self.tokens[:, past:length]
+        logits = self.decoder(tokens, self.cache, past, self.mode.head == "all")
         return logits[:, -1].argmax(-1)
 
     def step(self) -> None:
         """Generate one more token."""
-        self._prepare()
-        number = len(self.seconds)
-        length = self.request.prompt_len + number
-        past = length - 1 if self.cache is not None and number else 0
+        self._select_kernel()
+        step = len(self.seconds)
+        length = self.request.prompt_len + step
+        past = length - 1 if self.cache is not None and step else 0
 
-        def token() -> None:
-            self.tokens[:, length] = self._pass(self.cache, past, length)
+        def write_token() -> None:
+            self.tokens[:, length] = self._next_token(past, length)
 
-        self.seconds.append(once(token, self.machine))
+        self.seconds.append(once(write_token, self.machine))
 
-    def extra_bytes(self, step: int) -> int:
-        """Return the bytes that a step moves in addition to its operators."""
-        request = self.request
-        return self.mode.extra_bytes(request.model, request.dtype, request.batch(self.mode, step), request.block_size)
-
-    def predicted(self, step: int, rates: Rates, ceilings: Ceilings, gpu: Gpu) -> float:
+    def predicted(self, step: int, rates: MachineRates) -> float:
         """Return the predicted seconds of a step on this machine."""
-        scans = self.scans.of(self.request.batch(self.mode, step), self.mode.caches)
-        done = Step(self.calls[min(step, len(self.calls) - 1)], self.extra_bytes(step), self.mode.name != "unfused", scans)
-        return expected_seconds(self.request.operators(self.mode, step), done, rates, ceilings, gpu, self.machine.cuda)
+        return rates.pass_seconds(
+            self.request.operators(self.mode, step),
+            self.calls[min(step, len(self.calls) - 1)],
+            self.request.extra_bytes(self.mode, step),
+            is_fused=self.mode.name != "unfused",
+        )
+
+    def record(self, steps: int, rates: MachineRates) -> Record:
+        """Return the record of the first `steps` tokens."""
+        request, mode, machine = self.request, self.mode, self.machine
+        measured = self.seconds[:steps]
+        predicted = [self.predicted(step, rates) for step in range(steps)]
+        bounds = [bound_of(request.operators(mode, step), rates.gpu) for step in range(steps)]
+        ratios = summary([m / p for m, p in zip(measured, predicted, strict=True)])
+        return {
+            "model": request.model.name,
+            "variant": request.variant,
+            "attention": request.model.attention,
+            "mode": mode.name,
+            "head": mode.head,
+            "prompt_len": request.prompt_len,
+            "new_tokens": steps,
+            "batch_size": request.batch_size,
+            "total_s": sum(measured),
+            "tokens_per_s": request.batch_size * steps / sum(measured),
+            "first_token_s": measured[0],
+            "last_token_s": statistics.median(measured[-5:]),
+            "predicted_total_s": sum(predicted),
+            "ratio": sum(measured) / sum(predicted),
+            "ratio_p10": ratios.low,
+            "ratio_p90": ratios.high,
+            "bound_total_s": sum(bound.seconds for bound in bounds),
+            "predicted_extra_bytes": sum(
+                request.extra_bytes(mode, step) for step in range(steps)
+            ),
+            "predicted_bytes": request.predicted_bytes(mode),
+            "allocated_bytes": storage_bytes(self.cache) if self.cache else 0,
+            "cache": f"paged:{request.block_size}" if request.block_size else "contiguous",
+            "host_s": self.calls[-1] * rates.host_s,
+            "dtype": request.dtype,
+            **machine.columns,
+            "token_s": measured,
+            "predicted_token_s": predicted,
+        }
 
 
-def generated(request: Request, machine: Machine, ceilings: Ceilings, gpu: Gpu, progress: Progress) -> Iterator[dict[str, Any]]:
+def generated(
+    request: GenerationRequest,
+    machine: Machine,
+    ceilings: Ceilings,
+    gpu: Gpu,
+    progress: Progress,
+) -> Iterator[Record]:
     """Yield one record per mode.
 
-    After Ctrl-C, the records cover the tokens that all modes have generated; then KeyboardInterrupt is
-    raised.
+    After Ctrl-C, the records cover the tokens that all modes have generated; then KeyboardInterrupt
+    is raised.
     """
-    check(request, machine)
-    runs, rates, whole = _measured(request, machine, progress)
-    steps = min(len(run.seconds) for run in runs)
-    if steps:
-        records = [_record(run, steps, rates, ceilings, gpu) for run in runs]
-        for run, record in zip(runs, records, strict=True):
-            yield record | _compared(record, records[0], run, runs[0])
-    if not whole:
-        raise KeyboardInterrupt
-
-
-def _measured(request: Request, machine: Machine, progress: Progress) -> tuple[list[Run], Sampling, bool]:
-    """Return the runs of all modes, the sampled rates, and whether all steps finished."""
+    is_interrupted = False
     with torch.no_grad():
-        decoder = Decoder(request.model).to(machine.device, DTYPES[request.dtype]).eval()
-        prompt = torch.randint(request.model.vocab_size, (request.batch_size, request.prompt_len), device=machine.device)
-        runs = [Run(request, mode, decoder, prompt, machine) for mode in request.modes]
-        sampling = Sampling(decoder, machine, request.dtype, request.rows)
+        decoder = Decoder(request.model).to(machine.device, DTYPES[request.dtype])
+        size = (request.batch_size, request.prompt_len)
+        prompt = torch.randint(request.model.vocab_size, size, device=machine.device)
+        runs = [
+            GenerationRun(request, mode, decoder, prompt, machine) for mode in request.modes
+        ]
+        sampler = RateSampler(decoder, machine, request.dtype, sorted(request.rows))
         try:
             for step in range(request.new_tokens):
-                if step % max(1, request.new_tokens // SAMPLES) == 0:
-                    sampling.sample()
+                if step % max(1, request.new_tokens // MAX_SAMPLES) == 0:
+                    sampler.sample()
                 for number, run in enumerate(runs):
-                    progress(f"{run.mode.name}, token {step + 1:,}", step * len(runs) + number)
+                    progress(
+                        f"{run.mode.name}, token {step + 1:,}",
+                        step * len(runs) + number,
+                    )
                     run.step()
         except KeyboardInterrupt:
-            return runs, sampling, False
-    return runs, sampling, True
-
-
-def _record(run: Run, steps: int, sampling: Sampling, ceilings: Ceilings, gpu: Gpu) -> dict[str, Any]:
-    request, mode, rates = run.request, run.mode, sampling.rates()
-    measured, predicted = run.seconds[:steps], [run.predicted(step, rates, ceilings, gpu) for step in range(steps)]
-    bound = sum(float(total_seconds(roofline(request.operators(mode, step), gpu))) for step in range(steps))
-    off = summary([m / p for m, p in zip(measured, predicted, strict=True)])
-    return {
-        "model": request.model.name,
-        "variant": request.variant,
-        "attention": request.model.attention,
-        "mode": mode.name,
-        "head": mode.head,
-        "prompt_len": request.prompt_len,
-        "new_tokens": steps,
-        "batch_size": request.batch_size,
-        "total_s": sum(measured),
-        "tokens_per_s": request.batch_size * steps / sum(measured),
-        "first_token_s": measured[0],
-        "last_token_s": statistics.median(measured[-5:]),
-        "predicted_total_s": sum(predicted),
-        "ratio": sum(measured) / sum(predicted),
-        "ratio_p10": off.low,
-        "ratio_p90": off.high,
-        "bound_total_s": bound,
-        "predicted_extra_bytes": sum(run.extra_bytes(step) for step in range(steps)),
-        "predicted_bytes": request.predicted_bytes(mode),
-        "allocated_bytes": storage_bytes(run.cache) if run.cache else 0,
-        "cache": f"paged:{request.block_size}" if request.block_size else "contiguous",
-        "host_s": run.calls[-1] * rates.host_s,
-        "dtype": request.dtype,
-        "device": run.machine.name,
-        "threads": run.machine.threads or None,
-        "clock": run.machine.clock,
-        "core_share": None if run.machine.cuda else run.machine.share,
-        "token_s": measured,
-        "predicted_token_s": predicted,
-    }
-
-
-def _compared(record: dict[str, Any], cached: dict[str, Any], run: Run, reference: Run) -> dict[str, Any]:
-    """Return measured and predicted time relative to the cached run, and whether the tokens are equal."""
-    end = run.request.prompt_len + record["new_tokens"]
-    return {
-        "same_tokens": bool((run.tokens[:, :end] == reference.tokens[:, :end]).all()),
-        "speedup": record["total_s"] / cached["total_s"],
-        "predicted_speedup": record["predicted_total_s"] / cached["predicted_total_s"],
-    }
+            is_interrupted = True
+    steps = min(len(run.seconds) for run in runs)
+    if steps:
+        rates = sampler.rates(ceilings, gpu)
+        records = [run.record(steps, rates) for run in runs]
+        cached, end = records[0], request.prompt_len + steps
+        for run, record in zip(runs, records, strict=True):
+            yield record | {
+                "same_tokens": torch.equal(run.tokens[:, :end], runs[0].tokens[:, :end]),
+                "speedup": record["total_s"] / cached["total_s"],
+                "predicted_speedup": record["predicted_total_s"] / cached["predicted_total_s"],
+            }
+    if is_interrupted:
+        raise KeyboardInterrupt

@@ -12,11 +12,13 @@ import torch
 
 from kvcalc.errors import UserError
 from kvcalc.library.files import read_text
+from kvcalc.records import Record
 
-SYSTEM = Path("/sys/devices/system/cpu/cpu0/cache")
-USUAL_CACHE = 32 << 20  # where the system does not say
-PROBE = 0.2  # seconds of work that tell whether the cores are ours
-OURS = 0.75  # the share from which they are: one other process on two cores leaves two thirds
+CACHE_FOLDER = Path("/sys/devices/system/cpu/cpu0/cache")
+USUAL_CACHE = 32 << 20  # bytes, if the system does not say
+USUAL_MEMORY = 8 << 30
+PROBE_SECONDS = 0.2  # of work that measures which share of the cores is free
+MIN_SHARE = 0.75  # one other process on two cores leaves two thirds
 
 
 class Machine(NamedTuple):
@@ -44,12 +46,24 @@ class Machine(NamedTuple):
 
     @property
     def vendor(self) -> str:
-        return "NVIDIA" if self.cuda and not torch.version.hip else "AMD" if self.cuda or "AMD" in self.name else "CPU"
+        if self.cuda and not torch.version.hip:
+            return "NVIDIA"
+        return "AMD" if self.cuda or "AMD" in self.name else "CPU"
 
     @property
     def clock(self) -> str:
         """Clock of the times: events (GPU), cpu (one thread) or wall."""
         return "events" if self.cuda else "cpu" if self.threads == 1 else "wall"
+
+    @property
+    def columns(self) -> Record:
+        """The columns of a record that name the machine."""
+        return {
+            "device": self.name,
+            "threads": self.threads or None,
+            "clock": self.clock,
+            "core_share": None if self.cuda else self.share,
+        }
 
     def now(self) -> float:
         """Return seconds of the clock; of the wall clock if times come from events."""
@@ -58,8 +72,10 @@ class Machine(NamedTuple):
     def free_bytes(self) -> int:
         """Return the memory to use: 90 % of the free memory of the device or system."""
         if self.cuda:
-            return int(torch.cuda.mem_get_info(self.device)[0] * 0.9)
-        return int(_system_memory("MemAvailable", self.memory_bytes) * 0.9)
+            free = torch.cuda.mem_get_info(self.device)[0]
+        else:
+            free = _system_memory("MemAvailable", self.memory_bytes)
+        return int(free * 0.9)
 
     def synchronize(self) -> None:
         """Wait until all launched kernels have finished."""
@@ -68,44 +84,52 @@ class Machine(NamedTuple):
 
 
 def find_machine(device: str = "auto", threads: int = 0) -> Machine:
-    """Return the machine for `--device`. Raises UserError for a missing GPU or an unknown device."""
+    """Return the machine for `--device`. Raises UserError for a missing GPU or an unknown
+    device."""
     if device not in ("auto", "cuda", "cpu"):
         raise UserError(f"unknown device {device!r}", hint="Known: auto, cuda, cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("torch sees no CUDA GPU on this machine", hint="Use the CPU, or a CUDA build of torch")
+        hint = "Use the CPU, or a CUDA build of torch"
+        raise UserError("torch sees no CUDA GPU on this machine", hint=hint)
     if device != "cpu" and torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(0)
-        return Machine(torch.device("cuda"), found.name, found.total_memory, found.L2_cache_size, 0, found.multi_processor_count)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        gpu = torch.cuda.get_device_properties(0)
+        memory = gpu.total_memory, gpu.L2_cache_size
+        return Machine(torch.device("cuda"), gpu.name, *memory, 0, gpu.multi_processor_count)
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     if threads > cores * 4:
         raise UserError(f"threads {threads} is far more than the {cores} cores there are")
     share = core_share(cores)
-    chosen = threads or (cores if share >= OURS else 1)
-    torch.set_num_threads(chosen)
-    total = _system_memory("MemTotal", 8 << 30)
-    return Machine(torch.device("cpu"), _cpu_name(), total, _cache_bytes(), chosen, share=share)
+    threads = threads or (cores if share >= MIN_SHARE else 1)
+    torch.set_num_threads(threads)
+    name = _first_match(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo"))
+    memory = _system_memory("MemTotal", USUAL_MEMORY), _cache_bytes()
+    name = name.strip() or platform.processor() or platform.machine()
+    return Machine(torch.device("cpu"), name, *memory, threads, share=share)
 
 
 @cache
 def core_share(cores: int) -> float:
     """Return the share of all cores that this process gets; 1 if no other program runs.
 
-    It is CPU seconds ÷ (wall seconds · cores) of matrix products on all cores, measured once. If the share
-    is well below 1, several threads are slower than one, because each product waits for its slowest thread.
+    It is CPU seconds ÷ (wall seconds · cores) of matrix products on all cores, measured once. If
+    the share is well below 1, several threads are slower than one, because each product waits for
+    its slowest thread.
     """
-    before = torch.get_num_threads()
+    threads_before = torch.get_num_threads()
     torch.set_num_threads(cores)
     x = torch.randn(4 * cores, 256, 256)
     torch.bmm(x, x)  # starts the threads
     begun, worked = time.perf_counter(), time.process_time()
-    while time.perf_counter() - begun < PROBE:
+    while time.perf_counter() - begun < PROBE_SECONDS:
         torch.bmm(x, x)
     share = (time.process_time() - worked) / (time.perf_counter() - begun) / cores
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads_before)
     return min(1.0, share)
 
 
-def seeded(seed: int) -> None:
+def seed_random(seed: int) -> None:
     """Set the seed of all random weights and inputs."""
     torch.manual_seed(seed)
 
@@ -117,36 +141,31 @@ def torch_version() -> str:
 
 def load_note(machine: Machine) -> str:
     """Return a warning if other programs are likely to disturb the times, otherwise ''."""
-    if machine.cuda or machine.share >= OURS:
+    if machine.cuda or machine.share >= MIN_SHARE:
         return ""
-    how = "the wall clock includes waits" if machine.clock == "wall" else "one thread is timed by its own CPU time"
-    return f"other work takes {1 - machine.share:.0%} of this machine's cores: {how}; times swing, ratios less so"
+    how = "one thread is timed by its own CPU time"
+    if machine.clock == "wall":
+        how = "the wall clock includes waits"
+    return (
+        f"other work takes {1 - machine.share:.0%} of this machine's cores: {how}; "
+        "times vary, ratios less so"
+    )
+
+
+def _first_match(pattern: str, path: Path) -> str:
+    """Return the first group of the pattern in a system file, or ''."""
+    try:
+        match = re.search(pattern, read_text(path, 1 << 24))
+    except UserError:
+        return ""
+    return match[1] if match else ""
 
 
 def _system_memory(key: str, otherwise: int) -> int:
-    try:
-        text = read_text(Path("/proc/meminfo"), 1 << 20)
-    except UserError:
-        return otherwise
-    match = re.search(rf"{key}:\s+(\d+) kB", text)
-    return int(match[1]) * 1024 if match else otherwise
-
-
-def _cpu_name() -> str:
-    try:
-        match = re.search(r"model name\s*:\s*(.+)", read_text(Path("/proc/cpuinfo"), 1 << 24))
-    except UserError:
-        match = None
-    return match[1].strip() if match else platform.processor() or platform.machine()
+    kib = _first_match(rf"{key}:\s+(\d+) kB", Path("/proc/meminfo"))
+    return int(kib) * 1024 if kib else otherwise
 
 
 def _cache_bytes() -> int:
-    sizes = []
-    for folder in SYSTEM.glob("index*"):
-        try:
-            match = re.fullmatch(r"(\d+)([KM])", read_text(folder / "size", 64).strip())
-        except UserError:
-            continue
-        if match:
-            sizes.append(int(match[1]) << (10 if match[2] == "K" else 20))
-    return max(sizes, default=USUAL_CACHE)
+    kib = [_first_match(r"^(\d+)K", folder / "size") for folder in CACHE_FOLDER.glob("index*")]
+    return max((int(size) << 10 for size in kib if size), default=USUAL_CACHE)

@@ -1,7 +1,8 @@
 """Parts that all torch layers share: parameters, rotary positions, norms, and the dense FFN.
 
-Shapes: B sequences, n new tokens, D hidden size, H query heads, G KV heads, d head dim, S all tokens.
-The FFN is `kvcalc.layers.ffn.Dense` in torch: gated (SiLU) or plain (GELU, tanh form).
+Shapes: B sequences, n new tokens, D hidden size, H query heads, G KV heads, d head dim, S all
+tokens. The FFN is `kvcalc.layers.feed_forward.Dense` in torch: gated (SiLU) or plain (GELU, tanh
+form).
 """
 
 from collections.abc import Sequence
@@ -13,13 +14,14 @@ from torch.nn import functional as F
 
 from kvcalc.errors import UserError
 from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.ffn import Dense
-from kvcalc.layers.part import Part
+from kvcalc.layers.feed_forward import Dense
+from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Weight, WeightKind
-from kvcalc.measure.torch_cache import LayerCache
+from kvcalc.measure.torch_cache import TorchLayerCache
 
 ROPE_BASE = 10_000.0
 NORM_EPSILON = 1e-6
+Prepared = tuple[Tensor, ...]
 
 
 class Parameters(nn.Module):
@@ -27,7 +29,6 @@ class Parameters(nn.Module):
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         super().__init__()
-        self.biased = {w.name for w in weights if w.bias}
         for w in weights:
             if w.kind is WeightKind.VECTOR:
                 self._add(w.name, 1 + torch.randn(w.outputs) / 8)
@@ -44,11 +45,11 @@ class Parameters(nn.Module):
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         """Return x [..., inputs] · Wᵀ as [..., outputs], with the bias if the spec has one."""
-        bias = self[f"{name}_bias"] if name in self.biased else None
-        return nn.functional.linear(x, self[name], bias)
+        return F.linear(x, self[name], self._parameters.get(f"{name}_bias"))
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._parameters
+    def normed(self, name: str, x: Tensor) -> Tensor:
+        """Return the RMSNorm of x, or x if the spec has no such norm."""
+        return rms_norm(x, self[name]) if name in self._parameters else x
 
 
 class Mixer(nn.Module):
@@ -63,60 +64,84 @@ class Mixer(nn.Module):
     Attributes:
         kernel: Attention kernel: sdpa, plain or flex.
         repeats: Whether K and V are first copied to each query head.
-        fused: Whether torch has a fused kernel for the core.
+        refused: Fields of the spec that the torch layer does not support.
     """
 
-    fused = True
+    refused: tuple[str, ...] = ()
 
-    def __init__(self, spec: Part, hidden_size: int, rotates: bool = True) -> None:
+    def __init__(self, spec: Sublayer, hidden_size: int, rotates: bool = True) -> None:
         super().__init__()
+        defaults = {field.name: field.default for field in msgspec.structs.fields(spec)}
+        for name in self.refused:
+            value = getattr(spec, name, None)
+            if value != defaults.get(name):
+                raise UserError(
+                    f"`measure` has no {spec.label} layer with {name} {value!r}",
+                    hint=f"Disable it with {name}=null",
+                )
         self.entries: tuple[CacheEntry, ...] = spec.cache()
         self.weights = Parameters(spec.weights(hidden_size))
+        self.linear = self.weights.linear
         self.rotary = Rotary() if rotates else None
         self.kernel, self.repeats = "sdpa", False
 
-    def prepare(self, x: Tensor, past: int) -> tuple[Tensor, ...]:
+    def prepare(self, x: Tensor, past: int) -> Prepared:
         """Return the inputs of the core for x [B, n, D]."""
         raise NotImplementedError
 
-    def core(self, prepared: tuple[Tensor, ...], cache: LayerCache | None, past: int) -> Tensor:
-        """Write the rows of the new tokens to the cache, and mix."""
+    def core(self, prepared: Prepared, cache: TorchLayerCache | None, past: int) -> Tensor:
+        """Write the rows of the new tokens to the cache, and return the mix [B, H, n, e]."""
         raise NotImplementedError
 
-    def finish(self, mixed: Tensor, prepared: tuple[Tensor, ...]) -> Tensor:
+    def finish(self, mixed: Tensor, prepared: Prepared) -> Tensor:
         """Return the output [B, n, D]."""
-        raise NotImplementedError
+        return self.linear("o", join_heads(mixed))
 
-    def forward(self, x: Tensor, cache: LayerCache | None = None, past: int = 0) -> Tensor:
+    def forward(self, x: Tensor, cache: TorchLayerCache | None = None, past: int = 0) -> Tensor:
         prepared = self.prepare(x, past)
         return self.finish(self.core(prepared, cache, past), prepared)
 
+    def rotated(self, x: Tensor, past: int) -> Tensor:
+        """Return x [..., n, d] with rotary positions, if the layer has them."""
+        return self.rotary(x, past) if self.rotary and x.shape[-1] else x
+
+
+def stored_rows(cache: TorchLayerCache | None, index: int, rows: Tensor, past: int) -> Tensor:
+    """Write new rows [B, h, n, w] of one cache entry, and return all its rows [B, h, S, w]."""
+    if cache is None:
+        return rows
+    cache.rows[index].write(rows, past)
+    return cache.rows[index].read(past + rows.shape[2])
+
 
 class Rotary:
-    """Rotary positions over the last axis, with halves paired (GPT-NeoX order). Angles use float64."""
+    """Rotary positions over the last axis, with halves paired (GPT-NeoX order). Angles use
+    float64."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Tensor, past: int) -> Tensor:
         """Rotate x [..., n, d] for positions past … past + n − 1."""
-        cos, sin = (t[past : past + x.shape[-2]] for t in self._table(x, past + x.shape[-2]))
+        end = past + x.shape[-2]
+        cos, sin = (table[past:end] for table in self._table(x, end))
         low, high = x.chunk(2, -1)
         return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
     def _table(self, x: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        key = (x.shape[-1], x.dtype, x.device)
+        width = x.shape[-1]
+        key = (width, x.dtype, x.device)
         if key not in self._tables or self._tables[key][0].shape[0] < tokens:
-            size = 1 << (tokens - 1).bit_length()
-            frequencies = ROPE_BASE ** (-torch.arange(0, x.shape[-1], 2, dtype=torch.float64) / x.shape[-1])
-            angles = torch.outer(torch.arange(size, dtype=torch.float64), frequencies)
-            self._tables[key] = (angles.cos().to(x.device, x.dtype), angles.sin().to(x.device, x.dtype))
+            positions = torch.arange(1 << (tokens - 1).bit_length(), dtype=torch.float64)
+            powers = torch.arange(0, width, 2, dtype=torch.float64) / width
+            angles = torch.outer(positions, ROPE_BASE**-powers)
+            self._tables[key] = angles.cos().to(x), angles.sin().to(x)
         return self._tables[key]
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """Return x / √(mean x² + ε) · weight over the last axis."""
-    return nn.functional.rms_norm(x, (x.shape[-1],), weight, NORM_EPSILON)
+    return F.rms_norm(x, (x.shape[-1],), weight, NORM_EPSILON)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -129,25 +154,18 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def refuse(spec: Part, *fields: str) -> None:
-    """Raise UserError if the spec uses one of these fields, which its torch layer does not support."""
-    for name in fields:
-        default = next(f.default for f in msgspec.structs.fields(spec) if f.name == name)
-        if getattr(spec, name) != default:
-            raise UserError(
-                f"`measure` has no {spec.label} layer with {name} {getattr(spec, name)!r}", hint=f"Switch it off: {name}=null"
-            )
-
-
 class FeedForwardLayer(nn.Module):
     """FFN from [B, n, D] to [B, n, D]: down(silu(gate) · up), or down(gelu(up))."""
 
     def __init__(self, spec: Dense, hidden_size: int) -> None:
         super().__init__()
-        self.spec = spec
+        self.is_gated = spec.gated
         self.weights = Parameters(spec.weights(hidden_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        up = self.weights.linear("up", x)
-        inner = F.silu(self.weights.linear("gate", x)) * up if self.spec.gated else F.gelu(up, approximate="tanh")
+        inner = self.weights.linear("up", x)
+        if self.is_gated:
+            inner = F.silu(self.weights.linear("gate", x)) * inner
+        else:
+            inner = F.gelu(inner, approximate="tanh")
         return self.weights.linear("down", inner)
