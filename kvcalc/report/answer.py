@@ -1,4 +1,4 @@
-"""What a reading of a deployment gives back: records that print as the command's table, convert, and draw."""
+"""The answer of a Python function: records that print as a table, convert and draw."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.report.chart import Chart
-from kvcalc.report.layout import Table
+from kvcalc.records import Record
+from kvcalc.report.charts.chart import Chart
+from kvcalc.report.text.table_layout import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,61 +17,67 @@ if TYPE_CHECKING:
 
 
 class Answer(msgspec.Struct, frozen=True, eq=False):
-    """What a command answers, one record or several. Printed, it is the command's table; in a notebook, HTML.
+    """One or several records. Printed, it is the command's table; in a notebook, HTML.
 
-    Attributes are the JSON keys of the chief record, in bytes, FLOPs and seconds: of a pass its total, else the first.
-    `dir(answer)` lists them; `.records()` are all records, `.to_pandas()` a DataFrame of them, `.plot()` the picture.
+    Attributes are the JSON keys of the main record, in bytes, FLOPs and seconds. The main record
+    is the total of a pass, otherwise the first. `dir(answer)` lists the keys.
     """
 
-    _records: Sequence[dict[str, Any]]
+    _records: Sequence[Record]
     _tables: Callable[[], Sequence[Table]]
     _chart: Callable[[], Chart]
     _chief: int = 0
     _short: Mapping[str, str] = {}  # other names of keys
 
-    def records(self) -> list[dict[str, Any]]:
-        """All records, flat, as `--format json` prints them: what pandas.DataFrame and polars.DataFrame take."""
+    def records(self) -> list[Record]:
+        """Return all flat records, as `--format json` prints them, for pandas or polars."""
         return deepcopy(list(self._records))
 
     def to_pandas(self) -> "DataFrame":
-        """All records as a pandas DataFrame, a row each, the keys its columns. Raises UserError where pandas is missing."""
+        """Return all records as a pandas DataFrame. Raise UserError if pandas is missing."""
         try:
             from pandas import DataFrame
         except ImportError:
-            raise UserError("pandas is not installed", hint="pip install pandas; `.records()` needs nothing") from None
+            hint = "Run `pip install pandas`, or use `.records()`"
+            raise UserError("pandas is not installed", hint=hint) from None
         return DataFrame(self.records())
 
     def plot(self, style: str = "light") -> "Figure":
-        """The command's picture as a matplotlib figure, which a notebook draws and `.savefig("a.png")` saves.
+        """Return the command's picture; `.savefig("a.png")` saves it.
 
-        style: light, dark or slides. Raises UserError on another.
+        Args:
+            style: light, dark or slides.
         """
-        from kvcalc.report.plots import figure_of
+        from kvcalc.report.charts.drawing import figure_of
 
-        found: Figure = figure_of(self._chart(), style)
-        return found
+        figure: Figure = figure_of(self._chart(), style)
+        return figure
 
     def _repr_html_(self) -> str:
-        from kvcalc.report.html import table_html
+        from kvcalc.report.text.table_layout import table_html
 
         return "".join(map(table_html, self._tables()))
 
     def __getattr__(self, name: str) -> Any:
-        chief = self._records[self._chief]
+        record = self._records[self._chief]
         key = self._short.get(name, name)
-        if key not in chief:
-            raise AttributeError(f"no figure {name!r}. {self._called(name)}".rstrip())
-        return chief[key]
-
-    def _called(self, name: str) -> str:
-        """The key of the table's column that is headed so; else the keys that are spelled alike."""
-        chief = self._records[self._chief]
-        columns = [] if name.startswith("_") else [c for table in self._tables() for c in table.columns]
-        headed = [c.key for c in columns if c.title.lower().replace(" ", "_") == name.lower() and c.key in chief]
-        return f"The column {name!r} is {headed[0]}" if headed else nearest(name, [*chief, *self._short])
+        if key in record:
+            return record[key]
+        hint = nearest(name, [*record, *self._short])
+        columns = [] if name.startswith("_") else [c for t in self._tables() for c in t.columns]
+        for column in columns:
+            if column.key in record and column.title.lower().replace(" ", "_") == name.lower():
+                hint = f"The column {name!r} is {column.key}"
+        raise AttributeError(f"no figure {name!r}. {hint}".rstrip())
 
     def __dir__(self) -> list[str]:
-        return ["records", "to_pandas", "plot", *self._short, *self._records[self._chief]]
+        return [
+            "records",
+            "to_pandas",
+            "plot",
+            *self._short,
+            *self._records[self._chief],
+        ]
 
     def __repr__(self) -> str:
         return "".join(map(str, self._tables())).rstrip("\n")

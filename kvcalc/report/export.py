@@ -1,4 +1,4 @@
-"""Records as JSON, CSV or Markdown. A record is a flat mapping of keys to figures, exact, with units in the key."""
+"""Write records as JSON or CSV. A record is a flat mapping of keys to exact figures."""
 
 import csv
 import io
@@ -13,12 +13,12 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def to_json(records: Sequence[Record]) -> str:
-    """One array of flat records, one record a line; null where a figure does not exist, never NaN or Infinity."""
+    """Return an array of records, one per line. A figure that does not exist is null, never NaN."""
     return "".join(json_pieces(records))
 
 
 def json_pieces(records: Iterable[Record]) -> Iterator[str]:
-    """`to_json`, a record at a time."""
+    """Yield the pieces of `to_json`, one record at a time."""
     before = "[\n"
     for record in records:
         try:
@@ -31,14 +31,14 @@ def json_pieces(records: Iterable[Record]) -> Iterator[str]:
 
 
 def to_csv(records: Sequence[Record]) -> str:
-    """The same columns as the JSON keys; an empty field where a figure does not exist."""
+    """Return CSV with the JSON keys as columns. A figure that does not exist is empty."""
     return "".join(csv_pieces(records))
 
 
 def csv_pieces(records: Iterable[Record]) -> Iterator[str]:
-    """`to_csv`, a record at a time; where they are made one by one, with the columns of the first."""
+    """Yield the pieces of `to_csv`. An iterator's first record gives the columns."""
     if isinstance(records, Sequence):
-        columns = columns_of(records)
+        columns = list(dict.fromkeys(key for record in records for key in record))
     else:
         first = next(iter(records), {})
         columns, records = list(first), chain([first], records)
@@ -58,13 +58,8 @@ def _taken(out: io.StringIO) -> str:
     return text
 
 
-def columns_of(records: Sequence[Record]) -> list[str]:
-    """Every key of any record, in the order first met."""
-    return list(dict.fromkeys(key for record in records for key in record))
-
-
 def _escaped(text: str) -> str:
-    """JSON in which every character that a terminal would obey is written as its number."""
+    """Return JSON with escapes instead of control characters of a terminal."""
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 

@@ -1,7 +1,7 @@
-"""A deployment whose readings are methods, for notebooks and scripts: what the commands answer, under their JSON keys."""
+"""The Python API: the commands as functions and as methods of a deployment."""
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -9,20 +9,27 @@ from typing import Any, TypeAlias
 import msgspec
 
 from kvcalc.errors import UserError
-from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.ranks import Parallelism
-from kvcalc.library.engine_choice import EngineChoice, engine_choices
+from kvcalc.layers.batch import Parallelism
+from kvcalc.library.choices import check_known, engine_choices, from_words
 from kvcalc.library.load import with_memory, with_rate_between
-from kvcalc.library.words import check_known, from_words
-from kvcalc.model.operators import MLA_FORMS
+from kvcalc.model.forward_pass import MLA_FORMS
+from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
-from kvcalc.model.spec import Model
 from kvcalc.report.answer import Answer
-from kvcalc.report.lower import as_gpu, as_model, as_tokens, of_kind
+from kvcalc.report.charts.chart import Chart
+from kvcalc.report.python_functions import (
+    GpuOrName,
+    ModelOrName,
+    as_gpu,
+    as_model,
+    as_tokens,
+    of_kind,
+)
 from kvcalc.timing import deployment
 from kvcalc.units import parse_list, parse_tokens, plain
 
-Counts: TypeAlias = int | str | Iterable[int | str]  # a number or a word such as `32k`, a list of them, or words between commas
+# A number or a word such as `32k`, a list of them, or words between commas.
+Counts: TypeAlias = int | str | Iterable[int | str]
 
 # The fields of `CacheSize`, by the keys of `size`.
 CACHE_SIZE = {
@@ -34,116 +41,189 @@ CACHE_SIZE = {
 }
 
 
-class Deployment(deployment.Deployment, frozen=True):
-    """A model on GPUs, as it is run. Each reading is the command of its name, and raises UserError as that refuses."""
+class Deployment(deployment.TimedDeployment, frozen=True):
+    """A model on GPUs. Each method is the command of its name and raises the same UserError."""
 
-    def size(self, context: Counts = 4096, batch_size: Counts = 1, block_size: int = 16) -> Answer:
-        """How big is the cache: also `stored`, `read`, `allocated` bytes of a GPU, `fixed` and `slope` of one sequence.
+    def size(
+        self, context: Counts = 4096, batch_size: Counts = 1, block_size: int = 16
+    ) -> Answer:
+        """Compute KV cache size; `stored`, `read` and `allocated` bytes per GPU.
 
-        context: tokens of each of batch_size sequences; lists make more records, contexts fastest. block_size: tokens of a
-        block, of which whole ones are allocated.
+        `fixed` and `slope` are bytes of one sequence: without its tokens, and per token.
+
+        Args:
+            context: Tokens per sequence. A list gives more records.
+            batch_size: Number of sequences. A list gives more records.
+            block_size: Tokens per KV cache block.
         """
-        from kvcalc.model.size import size_record
-        from kvcalc.report.figures import cache_vs_context
-        from kvcalc.report.sizes import size_table
+        from kvcalc.model.memory import size_record
+        from kvcalc.report.charts.size_plot import cache_vs_context
+        from kvcalc.report.text.size_text import size_table
 
-        stored, block = (self.model, self.precision, self.parallelism), as_tokens(block_size, "block size")
-        contexts, batches = parse_list(context, "context"), parse_list(batch_size, "batch size")
-        records = [size_record(stored[0], c, b, stored[1], block, stored[2]) for b, c in product(batches, contexts)]
-        drawn = [(self.model.name, *stored[:2])], [self.gpu], batches[0], max(*contexts, 1024), (), [self.parallelism]
+        block = as_tokens(block_size, "block size")
+        contexts, batches = (
+            parse_list(context, "context"),
+            parse_list(batch_size, "batch size"),
+        )
+        records = [
+            size_record(self.model, c, b, self.precision, block, self.parallelism)
+            for b, c in product(batches, contexts)
+        ]
+
+        def draw() -> Chart:
+            from kvcalc.planning.sweeps import cache_curve, contexts_up_to
+
+            axis = contexts_up_to(max(*contexts, 1024))
+            curve = cache_curve(self.model, self.precision, axis, batches[0], self.parallelism)
+            return cache_vs_context([curve], batches[0], [self.gpu])
+
         return Answer(
             records,
-            lambda: [size_table(records, [stored], block)],
-            lambda: cache_vs_context(*drawn),
+            lambda: [
+                size_table(records, [(self.model, self.precision, self.parallelism)], block)
+            ],
+            draw,
             _short=CACHE_SIZE,
         )
 
     def fit(self, lengths: str = "", seed: int = 0, **options: Any) -> Answer:
-        """What fits, and what an engine allocates: `fits`, `max_num_seqs` users, `max_model_len`, `kv_budget_bytes` ….
+        """Compute what fits: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` and more.
 
-        options: those of `FitOptions`, max_model_len, users, engine (the deployment's by default)
-        and gpu_memory_utilization among them; tokens (`32k`) and
-        bytes (`40GiB`) in words or numbers. lengths: a file of lengths, or `lognormal:MEAN,P99`, for what allocation wastes,
-        drawn by seed.
+        Without max_model_len, the length is the model's maximum, or the longest that fits.
+
+        Args:
+            lengths: File of lengths, or `lognormal:MEAN,P99`, for the waste of allocation.
+            seed: Seed of the lengths.
+            options: Fields of `FitOptions`, such as max_model_len, users and
+                gpu_memory_utilization. The engine is the deployment's by default.
         """
         from kvcalc.capacity import FitOptions, fit
-        from kvcalc.capacity.fragmentation import read_lengths
-        from kvcalc.capacity.record import fit_record
-        from kvcalc.report.figures_fit import memory_chart
-        from kvcalc.report.fit import fit_table
+        from kvcalc.capacity.allocations import read_lengths
+        from kvcalc.capacity.deployment_fit import shortened
+        from kvcalc.capacity.fit_records import fit_record
+        from kvcalc.report.charts.fit_plot import memory_chart
+        from kvcalc.report.text.fit_text import fit_table
 
         check_known(options, FitOptions, also=("lengths", "seed"))
         of_kind(lengths, "file or distribution of lengths", str)
         if options.get("engine", self.engine) == self.engine:
-            options = {"engine": self.engine, "engine_version": self.engine_version} | options
-        found = fit(self, from_words(FitOptions, options))
-        record = fit_record(found, read_lengths(lengths, seed) if lengths else [], seed)
-        return Answer([record], lambda: [fit_table([record], [found])], lambda: memory_chart([record]))
+            options = {
+                "engine": self.engine,
+                "engine_version": self.engine_version,
+            } | options
+        result = shortened(fit(self, from_words(FitOptions, options)))
+        record = fit_record(result, read_lengths(lengths, seed) if lengths else [], seed)
+        return Answer(
+            [record],
+            lambda: [fit_table([record], [result])],
+            lambda: memory_chart([record]),
+        )
 
     def latency(self, **options: Any) -> Answer:
-        """One request, or equal ones at once: `ttft_s`, `tpot_s`, `e2e_s`, `output_tokens_per_s`, `time_basis` ….
+        """Predict one request: `ttft_s`, `tpot_s`, `e2e_s`, `output_tokens_per_s` and more.
 
-        options: input_len (2000) and output_len (500) tokens; batch_size (1); prefix_len, leading tokens that are cached
-        already; max_num_batched_tokens, a chunk of the prefill; no_cache, also without a cache, its LM head on the `last`
-        position or `all` (head); draft, a model, `layers=N` or `mtp`, with num_speculative_tokens and acceptance_rate (0 to
-        1); cpu_offload_gb, GiB of weights in the host's memory; price_per_hour of one GPU.
+        Args:
+            options: input_len (2000) and output_len (500) tokens; batch_size (1) equal requests;
+                prefix_len, leading tokens that are cached; max_num_batched_tokens, a prefill
+                chunk; no_cache, also without a cache, with the LM head on the `last` position or
+                `all` (head); draft, a model, `layers=N` or `mtp`, with num_speculative_tokens and
+                acceptance_rate (0 to 1); cpu_offload_gb, GiB of weights in CPU memory;
+                price_per_hour of one GPU.
         """
-        from kvcalc.report.figures_latency import latency_chart
-        from kvcalc.report.serving import latency_tables
+        from kvcalc.planning.sweeps import latency_sweep
+        from kvcalc.report.charts.latency_plot import latency_chart
+        from kvcalc.report.text.serving_text import latency_tables
         from kvcalc.serving.request_record import LatencyOptions, latency_record
 
         check_known(options, LatencyOptions)
-        asked = from_words(LatencyOptions, options)
-        record = latency_record(self, asked)
-        return Answer([record], lambda: latency_tables([record]), lambda: latency_chart([self], [asked]))
+        request = from_words(LatencyOptions, options)
+        record = latency_record(self, request)
+        return Answer(
+            [record],
+            lambda: latency_tables([record]),
+            lambda: latency_chart(latency_sweep([self], [request]), request),
+        )
 
-    def roofline(self, phase: str = "decode", batch_size: int | str = 1, context: int | str = 4096, batch: str = "") -> Answer:
-        """Where every operation of a pass lies, a record each; the figures are those of the total.
+    def roofline(
+        self,
+        phase: str = "decode",
+        batch_size: int | str = 1,
+        context: int | str = 4096,
+        batch: str = "",
+    ) -> Answer:
+        """Compute FLOPs, bytes and bound of each operator. Attributes are keys of the total.
 
-        phase: decode or prefill, of batch_size sequences of context tokens. batch: a mixed pass instead, as `500+4x1@4k`.
+        Args:
+            phase: decode or prefill.
+            batch_size: Number of sequences.
+            context: Tokens per sequence.
+            batch: A mixed pass instead of these, such as `500+4x1@4k`.
         """
-        from kvcalc.capacity.memory_record import pass_with_memory
+        from kvcalc.capacity.fit_records import pass_with_memory
         from kvcalc.layers.batch import Batch
-        from kvcalc.report.passes import pass_table
-        from kvcalc.report.roof import roofline_chart
-        from kvcalc.timing.records import mixed_records, roofline_records
+        from kvcalc.report.charts.roofline_plot import roofline_chart
+        from kvcalc.report.text.roofline_text import pass_table
+        from kvcalc.timing.operator_times import mixed_records, roofline_records
 
-        mixed, asked = of_kind(batch, "mixed batch", str), (phase, _batch(batch_size), _context(context))
-        records = mixed_records(self, mixed) if mixed else roofline_records(self, *asked)
-        one = Batch.parse(mixed) if mixed else Batch.of_phase(phase, asked[2], asked[1])
+        sequences = parse_tokens(str(batch_size), "batch size")
+        tokens = parse_tokens(str(context), "context")
+        if of_kind(batch, "mixed batch", str):
+            phase, records, one = (
+                "mixed",
+                mixed_records(self, batch),
+                Batch.parse(batch),
+            )
+        else:
+            records = roofline_records(self, phase, sequences, tokens)
+            one = Batch.of_phase(phase, tokens, sequences)
         records = pass_with_memory(self, records, one)
-        name = f"{self.model.name} {'mixed' if batch else phase}"
-        return Answer(records, lambda: [pass_table(self, records)], lambda: roofline_chart([(name, records)], [self.gpu]), -1)
+        return Answer(
+            records,
+            lambda: [pass_table(self, records)],
+            lambda: roofline_chart([records], [self.gpu]),
+            -1,
+        )
 
     def serve(self, policy: str = "continuous", cache: str = "paged", **options: Any) -> Answer:
-        """A server under load, simulated: `throughput_tokens_per_s`, `ttft_p50_s` … `ttft_p99_s`, `tpot_p50_s` ….
+        """Simulate a server: `throughput_tokens_per_s`, `ttft_p50_s`, `tpot_p99_s` and more.
 
-        policy: continuous or static; cache: paged or contiguous. options of the load: rate, requests a second (`inf`: all at
-        once), or requests, a CSV of arrival_s, input_len, output_len; num_prompts (1000), input_len (1000) and
-        output_len (200), numbers or `uniform:100,2000` or `lognormal:MEAN,P99`; burstiness, seed, prefix_hit_rate; client,
-        max_concurrency and think_time of a closed loop. Without rate, requests and max_concurrency rates up to saturation are
-        tried: the first record is that of the sustained rate, followed by one for each rate. Of the server: max_num_seqs
-        (256), max_num_batched_tokens, max_model_len, preemption, gpu_memory_utilization, kv_cache_memory_bytes, slo_ttft and
-        slo_tpot, price_per_hour, draft.
+        Without rate, requests and max_concurrency, the first record is the sustained rate. One
+        record for each rate that was tried follows.
+
+        Args:
+            policy: continuous or static.
+            cache: paged or contiguous.
+            options: The load: rate (requests per second) or requests (a CSV file), num_prompts
+                (1000), input_len (1000) and output_len (200), numbers or `lognormal:MEAN,P99`,
+                burstiness, seed, prefix_hit_rate, client, max_concurrency, think_time. The server:
+                max_num_seqs, max_num_batched_tokens, max_model_len, preemption,
+                gpu_memory_utilization, kv_cache_memory_bytes, slo_ttft, slo_tpot, price_per_hour,
+                draft.
         """
-        from kvcalc.report.figures_load import load_chart
-        from kvcalc.report.figures_serving import occupancy
-        from kvcalc.report.served import serve_table
-        from kvcalc.serving.finding import sweep_rates
-        from kvcalc.serving.load import Load
-        from kvcalc.serving.run import serve
-        from kvcalc.serving.settings import ServerSettings
+        from kvcalc.report.charts.load_plot import load_chart, occupancy_chart
+        from kvcalc.report.text.serving_text import serve_table
+        from kvcalc.serving.arrivals import Workload
+        from kvcalc.serving.rate_search import sweep_rates
+        from kvcalc.serving.server import serve
+        from kvcalc.serving.server_settings import ServerSettings
 
-        check_known(options, Load, ServerSettings, also=("policy", "cache"))
+        check_known(options, Workload, ServerSettings, also=("policy", "cache"))
         of_kind(cache, "cache of `serve`", str)
-        load, settings = from_words(Load, options), from_words(ServerSettings, options)
+        load, settings = (
+            from_words(Workload, options),
+            from_words(ServerSettings, options),
+        )
         if not (options.get("rate") or load.requests or load.max_concurrency):
-            sweep = sweep_rates(self, load, settings, policy, cache)
-            tried = [one.record for one in sweep.tried]
+            sweep = sweep_rates(self.as_server(), load, settings, policy, cache)
+            tried = [run.record for run in sweep.tried]
             records = [sweep.sustained.record, *tried]
             return Answer(records, lambda: [serve_table(records)], lambda: load_chart(tried))
-        run = serve(self, load.drawn(), load, settings, policy, cache)
-        return Answer([run.record], lambda: [serve_table([run.record])], lambda: occupancy(run))
+        run = serve(self.as_server(), load, settings, policy, cache)
+        return Answer(
+            [run.record],
+            lambda: [serve_table([run.record])],
+            lambda: occupancy_chart(run),
+        )
 
     def compare(
         self,
@@ -152,38 +232,56 @@ class Deployment(deployment.Deployment, frozen=True):
         batch_size: Counts = 1,
         block_size: int = 16,
     ) -> Answer:
-        """The same with other attention, a record a variant; the figures are those of the first, the reference.
+        """Compare variants of the attention, one record each. The first is the reference.
 
-        variants: `mha,gqa:8,mla:512+64` or a list of such; the usual ones unless given. Lists of contexts and batch sizes make
-        more records of each.
+        Args:
+            variants: `mha,gqa:8,mla:512+64` or a list; the usual variants by default.
+            context: Tokens per sequence. A list gives more records.
+            batch_size: Number of sequences. A list gives more records.
+            block_size: Tokens per KV cache block.
         """
         from kvcalc.planning.comparison import compare_records, usual_variants
+        from kvcalc.planning.sweeps import comparison_sweep
         from kvcalc.planning.variants import variant
-        from kvcalc.report.comparison import compare_tables
-        from kvcalc.report.figures_compare import compare_chart
+        from kvcalc.report.charts.comparison_plot import compare_chart
+        from kvcalc.report.text.size_text import compare_tables
 
-        given = variants or usual_variants(self.model)
-        names = (
-            given.split(",")
-            if isinstance(given, str)
-            else [of_kind(n, "variant", str) for n in of_kind(given, "list", list, tuple)]
+        names: Any = variants or usual_variants(self.model)
+        if isinstance(names, str):
+            names = names.split(",")
+        words = [of_kind(name, "variant", str) for name in of_kind(names, "list", list, tuple)]
+        models = [(word.strip(), variant(self.model, word)) for word in words]
+        contexts, batches = (
+            parse_list(context, "context"),
+            parse_list(batch_size, "batch size"),
         )
-        chosen = [(name.strip(), variant(self.model, name)) for name in names]
-        contexts, batches = parse_list(context, "context"), parse_list(batch_size, "batch size")
         block = as_tokens(block_size, "block size")
-        records = compare_records(chosen, self, contexts, batches, block)
-        chart = partial(compare_chart, [self], chosen, records, max(*contexts, 1024))
-        return Answer(records, lambda: compare_tables([self], records, block), chart)
+        records = compare_records(models, self, contexts, batches, block)
+
+        def draw() -> Chart:
+            load, last = (batches[0], contexts[0]), max(*contexts, 1024)
+            return compare_chart([self], records, comparison_sweep([self], models, load, last))
+
+        return Answer(
+            records,
+            lambda: compare_tables([self], records, block),
+            draw,
+        )
 
     def __repr__(self) -> str:
-        ranks = " ".join(f"{name} {size}" for name, size in msgspec.structs.asdict(self.parallelism).items() if size > 1)
-        where = f"{self.model.name} on {self.parallelism.gpus} × {self.gpu.name}{f' ({ranks})' if ranks else ''}"
-        return f"{where}: weights {self.formats.weights_label}, cache {self.formats.kv_cache_dtype}; times: {self.basis}"
+        sizes = msgspec.structs.asdict(self.parallelism).items()
+        ranks = " ".join(f"{name} {size}" for name, size in sizes if size > 1)
+        gpus = f"{self.parallelism.gpus} × {self.gpu.name}{f' ({ranks})' if ranks else ''}"
+        formats = self.formats
+        return (
+            f"{self.model.name} on {gpus}: weights {formats.weights_label}, "
+            f"cache {formats.kv_cache_dtype}; times: {self.basis}"
+        )
 
 
 def deploy(
-    model: str | Path | Model,
-    gpu: str | Path | Gpu,
+    model: ModelOrName,
+    gpu: GpuOrName = "h100",
     tp: int = 1,
     pp: int = 1,
     dp: int = 1,
@@ -203,73 +301,114 @@ def deploy(
     bounds: bool = False,
     calibration: str = "",
 ) -> Deployment:
-    """A model on GPUs, by names or objects, with the options of the command line.
+    """Return a model on GPUs, by names or objects, with the options of the command line.
 
-    tp, pp, dp, ep, dcp: GPUs by what they share, as of `Parallelism`. dtype, kv_cache_dtype, quantization: as of `Precision`.
-    mla_form: of latent attention, auto, absorbed or expanded. calibration_from: a GPU whose calibration is scaled.
-    memory: of each GPU or of the machine, where it is less than the preset's. nodes: 0 for the fewest; inter_node_bandwidth:
-    of each GPU, as `50GB/s`. engine: vllm, sglang, trtllm, llama.cpp or none; it decides memory and times. bounds: datasheet
-    bounds instead of predictions. calibration: your own, by name or file. stack: the former name of these three. Raises
-    UserError.
+    Args:
+        tp, pp, dp, ep, dcp: Sizes of parallelism, as in `Parallelism`.
+        dtype, kv_cache_dtype, quantization: Data types, as in `Precision`.
+        stack: Former name of engine, bounds and calibration.
+        mla_form: Form of latent attention: auto, absorbed or expanded.
+        calibration_from: GPU whose calibration is scaled.
+        memory: Usable memory of the GPU or machine, if less than its preset.
+        nodes: Number of nodes; 0 uses as few as the interconnect allows.
+        inter_node_bandwidth: Bandwidth per GPU between nodes, such as `50GB/s`.
+        engine: vllm, sglang, trtllm, llama.cpp or none. It decides memory and times.
+        bounds: Datasheet bounds instead of predictions.
+        calibration: Your own calibration, by name or file.
     """
-    chosen, card = as_model(model), with_memory(as_gpu(gpu), of_kind(memory, "size of memory", str))
-    precision = from_words(Precision, {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "quantization": quantization})
-    ranks = Parallelism(*map(plain, (tp, pp, dp, ep, dcp)))
-    for given, what in ((calibration_from, "GPU to calibrate from"), (inter_node_bandwidth, "rate")):
-        of_kind(given, what, str)
-    choice = _engine_choice(engine, calibration, bounds, stack)
-    if mla_form not in MLA_FORMS:
-        raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
-    card = with_rate_between(card, inter_node_bandwidth)
-    found = Deployment(
-        chosen,
-        card,
-        precision,
-        ranks,
-        mla_form,
-        nodes=of_kind(plain(nodes), "number of nodes", int),
-        engine=choice.engine,
-        engine_version=of_kind(engine_version, "engine version", str),
-    )
-    _ = found.ranks  # refused here where they cannot be placed
-    return found.under(choice.calibration, calibration_from)
-
-
-def _engine_choice(engine: str, calibration: str, bounds: bool, stack: str) -> EngineChoice:
-    """Return the one engine and calibration that the arguments choose. Raises UserError on several."""
-    for given, what in ((engine, "engine"), (calibration, "calibration"), (stack, "stack")):
-        of_kind(given, what, str)
+    for value, what in (
+        (memory, "size of memory"),
+        (calibration_from, "GPU to calibrate from"),
+        (inter_node_bandwidth, "rate"),
+        (engine, "engine"),
+        (engine_version, "engine version"),
+        (calibration, "calibration"),
+        (stack, "stack"),
+    ):
+        of_kind(value, what, str)
+    formats = {
+        "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        "quantization": quantization,
+    }
     choices = engine_choices(engine, calibration, bounds, stack)
     if len(choices) > 1:
-        raise UserError("a deployment has one engine and one calibration", hint="Deploy once for each")
-    return choices[0]
+        hint = "Call deploy once for each"
+        raise UserError("a deployment has one engine and one calibration", hint=hint)
+    if mla_form not in MLA_FORMS:
+        raise UserError(f"unknown MLA form {mla_form!r}", hint=f"Known: {', '.join(MLA_FORMS)}")
+    result = Deployment(
+        as_model(model),
+        with_rate_between(with_memory(as_gpu(gpu), memory), inter_node_bandwidth),
+        from_words(Precision, formats),
+        Parallelism(*map(plain, (tp, pp, dp, ep, dcp))),
+        mla_form,
+        nodes=of_kind(plain(nodes), "number of nodes", int),
+        engine=choices[0].engine,
+        engine_version=engine_version,
+    )
+    _ = result.ranks  # raises UserError if the ranks cannot be placed
+    return result.under(choices[0].calibration, calibration_from)
 
 
-def plan(models: str | Path | Model | Sequence[str | Path | Model], **options: Any) -> Answer:
-    """What do I need, and what is the best of it: the five best deployments, the chief of them the first.
+DEPLOYING = frozenset(inspect.signature(deploy).parameters) - {"model"}
 
-    options: those of `kvcalc plan` by name, each a word, a number or a list: users and context, or rate, input_len and
-    output_len; max_ttft, max_tpot (`50ms`), min_throughput; gpu, max_gpus (16), quantization, price_per_hour …. Raises UserError.
+
+def _command(name: str) -> Callable[..., Answer]:
+    """Return a function that deploys a model and calls the method `name` of the deployment."""
+
+    def run(model: ModelOrName | Deployment, **options: Any) -> Answer:
+        deploying = DEPLOYING & options.keys()
+        if not isinstance(model, Deployment):
+            model = deploy(model, **{key: options.pop(key) for key in deploying})
+        elif fixed := deploying - {"engine", "engine_version"}:
+            raise UserError(
+                f"the deployment already has {', '.join(sorted(fixed))}",
+                hint="Give these options to deploy",
+            )
+        answer: Answer = getattr(model, name)(**options)
+        return answer
+
+    run.__name__ = name
+    run.__doc__ = f"""{getattr(Deployment, name).__doc__}
+    The first argument is a model or a Deployment. A model also takes the options of `deploy`.
     """
+    return run
+
+
+size, fit, latency, roofline, serve, compare = map(
+    _command, ("size", "fit", "latency", "roofline", "serve", "compare")
+)
+
+
+def plan(models: ModelOrName | Sequence[ModelOrName], **options: Any) -> Answer:
+    """Find the five best deployments. Attributes are keys of the best.
+
+    Args:
+        models: A model or a list.
+        options: Options of `kvcalc plan`, each a word, a number or a list: users and context, or
+            rate, input_len and output_len; max_ttft, max_tpot (`50ms`), min_throughput; gpu,
+            max_gpus (16), quantization, price_per_hour and more.
+    """
+    from kvcalc.planning.best_configs import answer_records
     from kvcalc.planning.question import question_of
-    from kvcalc.planning.records import answer_records
-    from kvcalc.planning.search import searched
-    from kvcalc.report.figures_plan import front_chart
-    from kvcalc.report.plans import plan_tables
+    from kvcalc.planning.search import run_search
+    from kvcalc.planning.sweeps import front_curve
+    from kvcalc.report.charts.comparison_plot import front_chart
+    from kvcalc.report.text.plan_text import plan_tables
 
-    given = [models] if isinstance(models, str | Path | Model) else of_kind(models, "list of models", list, tuple)
-    if not given:
-        raise UserError("a plan takes a model", hint='Write kvcalc.plan("llama-3.1-8b", users=64, context="16k")')
-    asked = question_of([as_model(one) for one in given], options)
-    found = searched(asked.needs, asked.space, asked.prices)
-    records = [answer_records(answer, found.space) for answer in found.answers]
-    every = [record for part in records for record in part]
-    return Answer(every, lambda: plan_tables(found, records), lambda: front_chart(found.answers[0]))
-
-
-def _context(given: int | str) -> int:
-    return parse_tokens(str(given), "context")
-
-
-def _batch(given: int | str) -> int:
-    return parse_tokens(str(given), "batch size")
+    if isinstance(models, str | Path | Model):
+        models = [models]
+    if not of_kind(models, "list of models", list, tuple):
+        raise UserError(
+            "a plan takes a model",
+            hint='Write kvcalc.plan("llama-3.1-8b", users=64, context="16k")',
+        )
+    question = question_of([as_model(model) for model in models], options)
+    result = run_search(question.needs, question.space, question.prices)
+    records = [answer_records(answer, result.space) for answer in result.answers]
+    return Answer(
+        [record for part in records for record in part],
+        lambda: plan_tables(result, records),
+        lambda: front_chart(front_curve(result.answers[0])),
+    )

@@ -1,0 +1,90 @@
+"""Colours, dashes and markers that distinguish series, and the styles of whole pictures."""
+
+from typing import Any, NamedTuple
+
+# Okabe and Ito's colours, which colour-blind readers can distinguish
+PALETTE = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#7F7F7F",
+    "#B8A000",
+)
+GREY = PALETTE.index("#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+DASHES: tuple[Any, ...] = (
+    "-",
+    "--",
+    "-.",
+    ":",
+    (0, (9, 2)),
+    (0, (5, 1.5, 1, 1.5, 1, 1.5)),
+    (0, (6, 1.5, 3, 1.5)),
+    (0, (1, 2.5)),
+)
+DOTTED = (0, (1, 1))  # of limits
+
+
+class Style(NamedTuple):
+    """How a picture is drawn.
+
+    Attributes:
+        size: Inches of one chart, or of the page if `is_page`.
+        font: Points of the text.
+        ink: Colour of text, axes and limits.
+        paper: Colour of the background.
+        blue: First colour of the palette.
+        dpi: Pixels per inch.
+        is_page: Whether the picture is one page of `size`, such as a slide.
+        letters: Characters per line of a label. The layout of the page sets it.
+    """
+
+    size: tuple[float, float]
+    font: float
+    ink: str
+    paper: str
+    blue: str
+    dpi: int
+    is_page: bool = False
+    letters: int = 28
+
+
+LIGHT = Style(
+    (8.0, 4.8),
+    10,
+    "#1a1a1a",
+    "#ffffff",
+    PALETTE[0],
+    160,
+)
+STYLES = {
+    "light": LIGHT,
+    "dark": LIGHT._replace(ink="#e8e8e8", paper="#15181d", blue="#2b8cd6"),
+    "slides": LIGHT._replace(size=(13.33, 7.5), font=18, dpi=120, is_page=True),
+}
+
+
+def colour(number: int, style: Style) -> str:
+    """Return the colour of a series; the style has its own blue."""
+    place = number % len(PALETTE)
+    return PALETTE[place] if place else style.blue
+
+
+def skip_grey(number: int) -> int:
+    """Return the palette index of a series, if no series may be grey."""
+    rounds, place = divmod(number, len(PALETTE) - 1)
+    return rounds * len(PALETTE) + place + (place >= GREY)
+
+
+def dashes(number: int) -> Any:
+    """Return the dashes of a line. They shift when colours repeat, so 64 lines differ."""
+    return DASHES[(number + number // len(PALETTE)) % len(DASHES)]
+
+
+def marker(number: int) -> str:
+    """Return the marker of points. It shifts like `dashes`."""
+    return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]

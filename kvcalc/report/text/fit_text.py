@@ -1,0 +1,690 @@
+"""Printed answer of `fit`: how many users fit, or what is missing.
+
+Further parts: sentences about batches that do not fit, `fit --allocations` and `fit --matrix`.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from kvcalc.capacity import Fit
+from kvcalc.capacity.allocations import ENTRY_BYTES, AllocationRun
+from kvcalc.capacity.command_line import command_of
+from kvcalc.capacity.memory_budget import replicas
+from kvcalc.capacity.suggested_fixes import NO_FIX, ConfigChange, advice, small_cache
+from kvcalc.records import JsonObject
+from kvcalc.report.charts.chart import Axis, Chart, Series, tokens_tick
+from kvcalc.report.export import Record
+from kvcalc.report.text.table_layout import Column, Table
+from kvcalc.report.text.tables import (
+    FORMATS,
+    columns,
+    digits,
+    distinct_notes,
+    plural,
+    seconds,
+    shared_words,
+    sides,
+    without_named_engine,
+)
+from kvcalc.units import format_bytes, scale_of
+
+COLUMNS = columns(
+    """
+    model                | model              | text
+    gpu                  | GPU                | text
+    gpus                 | GPUs               | int
+    tensor_parallel_size | tp                 | int
+    engine               | engine             | text
+    dtype                | weights in         | text
+    kv_cache_dtype       | cache in           | text
+    requested_model_len  | context            | int
+    required_users       | required users     | int
+    verdict              | fits               | text
+    missing_bytes        | missing/GPU        | bytes
+    max_num_seqs | users | int | | full-length requests at the same time, on all GPUs
+    low_num_seqs         | at least           | int     | | users at the low end of the range
+    unshared_num_seqs    | not shared         | int     | | users without the shared prefix
+    offload_num_seqs     | in CPU memory      | int     | | more users, in CPU memory
+    longest | max context | text | right | the longest context of the required users
+    kv_budget_bytes      | KV cache/GPU       | bytes
+    weight_bytes         | weights/GPU        | bytes
+    range                | KV cache range/GPU | text    | right wide
+    max_concurrency | concurrency | {:,.2f} | wide | vLLM's maximum concurrency per dp rank
+    activation_bytes     | activations/GPU    | bytes   | wide
+    overhead_bytes       | overhead/GPU       | bytes   | wide
+    num_blocks           | blocks/GPU         | int     | wide
+    blocks_per_request   | blocks/user        | int     | wide
+    kv_tokens            | tokens/GPU         | int     | wide
+    """
+)
+# columns that are shown only if their values differ
+VARIED = ("model", "tensor_parallel_size", "engine", "dtype", "kv_cache_dtype")
+FORMAT_WORDING = {"model": "{}", "dtype": "{} weights", "kv_cache_dtype": "{} cache"}
+UTILIZATION_NAMES = {
+    "vllm": "gpu_memory_utilization",
+    "none": "gpu_memory_utilization",
+    "sglang": "mem_fraction_static",
+    "trtllm": "free_gpu_memory_fraction",
+}
+WASTES = (
+    ("contiguous slots", "contiguous_waste"),
+    ("pieces of exact size", "external_waste"),
+    ("pages", "paged_waste"),
+)
+
+
+def fit_table(
+    records: Sequence[Record],
+    fits: Sequence[Fit],
+    typed: Mapping[str, str] | None = None,
+    all_experts: bool = False,
+) -> Table:
+    """Return one row per configuration, under a sentence about the smallest that fits.
+
+    Args:
+        records: Records of the configurations.
+        fits: The answers of the records. The smallest that fits is the first.
+        typed: The word for each model in an engine's command line. The fixes are then the engine's
+            own flags.
+        all_experts: Whether the request has `--enable-expert-parallel`.
+    """
+    has_misses = not all(f.fits for f in fits)
+    rows = []
+    for record, result in zip(records, fits, strict=True):
+        low, high = record["kv_budget_low_bytes"], record["kv_budget_high_bytes"]
+        longest = record["longest_context"]
+        row = {
+            "verdict": ("yes" if result.fits else "no") if has_misses else None,
+            "missing_bytes": None if result.fits else -result.headroom,
+            "longest": "no limit" if longest is None else f"{longest:,}",
+            "range": None if low is None else f"{format_bytes(low)} – {format_bytes(high)}",
+        }
+        if varied(records, "requested_num_seqs"):
+            row["required_users"] = record["requested_num_seqs"]
+        rows.append({**record, **row})
+    shown = [c for c in COLUMNS if c.key not in VARIED or varied(records, c.key)]
+    index = _closest(fits)
+    notes = ["", basis_line(records, fits), *_accuracy(fits, index)]
+    details = _details(records, fits, index)
+    command = records[0]["command"]
+    if fits[index].fits:
+        title = _fit_sentence(records, fits)
+        notes += _hints(records[0], fits[0])
+    else:
+        title, fixes, command = _missing_sentence(fits, fits[index], typed or {}, all_experts)
+        notes.append(fixes)
+    return Table(
+        rows,
+        shown,
+        title,
+        notes,
+        details=details,
+        commands=[command] if command else [],
+    )
+
+
+def _fit_sentence(records: Sequence[Record], fits: Sequence[Fit]) -> str:
+    """Return the users that fit on the first configuration, at its shortest and longest length."""
+    record, first = records[0], fits[0]
+    place = where(first)
+    same = [f for f in fits if f.asked == first.asked and f.engine is first.engine]
+    last = same[-1]
+    if last.length != first.length:
+        counts = (
+            f"{plural(first.sequences, 'user')} of {first.length:,} tokens or "
+            f"{last.sequences:,} of {last.length:,}"
+        )
+        return _of_model(records, counts, place)
+    if last.options.wanted != first.options.wanted:
+        lengths = [
+            f"{f.longest:,}" if f.longest is not None else "unlimited" for f in (first, last)
+        ]
+        counts = (
+            f"{plural(first.options.wanted, 'user')} of {lengths[0]} tokens or "
+            f"{last.options.wanted:,} of {lengths[1]}"
+        )
+        return _of_model(records, counts, place)
+    counts = f"{plural(first.sequences, 'user')} of {first.length:,} tokens"
+    low = record["low_num_seqs"]
+    if low and low < first.sequences:
+        counts += f", at least {low:,},"
+    own = first.model.max_context or 0
+    if len({where(f) for f in fits}) > 1:
+        place += ", the smallest that fits"
+    elif first.length == first.longest and first.length < own:
+        place += f", less than the model's maximum of {own:,}"
+    if record.get("offload_num_seqs"):
+        place += f", {record['offload_num_seqs']:,} more in CPU memory"
+    return _of_model(records, counts, place)
+
+
+def _of_model(records: Sequence[Record], counts: str, place: str) -> str:
+    """Return the sentence; it names the model if the table has several models."""
+    if varied(records, "model"):
+        return f"{records[0]['model']} on {place} fits {counts.rstrip(',')}."
+    return f"{counts} fit{'s' * counts.startswith('1 user ')} on {place}."
+
+
+def _missing_sentence(
+    fits: Sequence[Fit], nearest: Fit, typed: Mapping[str, str], all_experts: bool
+) -> tuple[str, str, str | None]:
+    """Return what is missing, the options that help, and the command line with the first of
+    them."""
+    named = typed.get(nearest.model.name, "")
+    advised = advice(nearest, named, as_command=True) if typed else None
+    if advised is None or not advised.fixes:
+        advised = advice(nearest, all_experts=all_experts)
+    assert advised is not None
+    count, length = nearest.options.wanted, f"{nearest.length:,} tokens"
+    requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
+    where_missing = f"{where(nearest)}: {advised.missing}."
+    if len(fits) > 1:
+        title = (
+            f"None of {len(fits):,} configurations fits {requests}, the closest is "
+            f"{where_missing}"
+        )
+    else:
+        verb = "do not" if count > 1 else "does not"
+        title = f"{requests[0].upper()}{requests[1:]} {verb} fit on {where_missing}"
+    if not advised.fixes:
+        return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
+    *others, last = (f"`{fix}`" for fix in advised.fixes)
+    listed = f"{', '.join(others)} or {last}" if others else last
+    change = advised.changes[0]
+    written = command_of(change.deployment, change.options, named)
+    return title, f"It fits with {listed}.", written.line if written else None
+
+
+def where(found: Fit) -> str:
+    """Return the GPUs and how they share the model: 4× h100-sxm with tp 4."""
+    ranks = found.ranks
+    sizes = {"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp}
+    split = " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    return f"{ranks.gpus}× {found.gpu.name}" + (f" with {split}" if split else "")
+
+
+def _closest(fits: Sequence[Fit]) -> int:
+    """Return the index of the first answer if something fits, else of the one that misses least."""
+    if any(f.fits for f in fits):
+        return 0
+    return max(
+        range(len(fits)),
+        key=lambda index: (fits[index].sequences, _headroom(fits[index])),
+    )
+
+
+def _headroom(found: Fit) -> int:
+    return found.plan.pool(found.kv_budget) - found.needed.cache - found.shortage
+
+
+def varied(records: Sequence[Record], key: str) -> bool:
+    """Return whether the records have different values under a key."""
+    return len({r[key] for r in records}) > 1
+
+
+def basis_line(records: Sequence[Record], fits: Sequence[Fit]) -> str:
+    """Return the model, formats and settings that are the same in all rows."""
+    words = format_words(records)
+    if not varied(records, "engine"):
+        words += [] if fits[0].engine.ranged else [f"engine {records[0]['engine']}"]
+        words += _utilization(records)
+    return ", ".join(words).replace(" + ", "+")
+
+
+def format_words(records: Sequence[Record]) -> list[str]:
+    """Return the model and the formats that are the same in all records."""
+    return shared_words(records, FORMAT_WORDING)
+
+
+def _utilization(records: Sequence[Record]) -> list[str]:
+    """Return the setting for the share of memory, by the engine's name for it."""
+    name = UTILIZATION_NAMES.get(records[0]["engine"])
+    if not name:
+        return [f"all {records[0]['utilization_of']} memory"]
+    return [f"{name} {_value_range(records, 'gpu_memory_utilization', 'g')}"]
+
+
+def assumptions_line(records: Sequence[Record]) -> str:
+    """Return the request and the settings that are the same in all rows."""
+    words = []
+    if not varied(records, "requested_num_seqs"):
+        words.append(plural(records[0]["requested_num_seqs"], "sequence"))
+    if not varied(records, "requested_model_len"):
+        words.append(f"{records[0]['requested_model_len']:,} tokens")
+    settings = [] if varied(records, "engine") else _utilization(records)
+    tokens = f"max_num_batched_tokens {_value_range(records, 'max_num_batched_tokens', ',')}"
+    return ", ".join([*([" of ".join(words)] if words else []), *settings, tokens])
+
+
+def _value_range(records: Sequence[Record], key: str, form: str) -> str:
+    """Return the value of all records, or the smallest and the largest."""
+    values = [r[key] for r in records]
+    return " to ".join(f"{value:{form}}" for value in dict.fromkeys((min(values), max(values))))
+
+
+def _accuracy(fits: Sequence[Fit], index: int) -> list[str]:
+    """Return the range of the KV cache budget, if the engine's memory has one."""
+    result = fits[index]
+    if not result.engine.ranged or result.given or not result.budget_at("high"):
+        return []
+    low, high = (format_bytes(result.budget_at(end)) for end in ("low", "high"))
+    if low[-3:] == high[-3:]:
+        low = low[:-4]
+    gpu = f"{result.gpu.name}: " if len(fits) > 1 else ""
+    source = "corrected by the log" if result.options.from_log else "in 90 % of published"
+    starts = "" if result.options.from_log else f" {result.options.engine} starts"
+    end = f", {result.end} end used" if result.end != "middle" else ""
+    return [f"{gpu}KV cache/GPU {low} to {high} {source}{starts}{end}"]
+
+
+def _hints(record: Record, found: Fit) -> list[str]:
+    """Return a warning, or the users that a smaller cache dtype fits."""
+    wastes = [
+        f"{name} {record[key]:.1%}" for name, key in WASTES if record.get(key) is not None
+    ]
+    if wastes:
+        return [f"Waste: {', '.join(wastes)}"]
+    if record["low_num_seqs"] == 0:
+        return ["At the low end of this range no user fits."]
+    if change := small_cache(found):
+        return [f"With `{shlex.join(change.words)}`, {plural(change.sequences, 'user')} fit."]
+    return []
+
+
+def _details(records: Sequence[Record], fits: Sequence[Fit], index: int) -> list[str]:
+    """Return the notes for `--verbose`: settings, bytes of a request, transfers and memory."""
+    first, result = records[0], fits[index]
+    tokens = _value_range(records, "max_num_batched_tokens", ",")
+    lines = [f"max_num_batched_tokens {tokens}"]
+    bent = next((r for r in records if len(r["breakpoints"]) > 1), first)
+    lines += cost_lines(bent)
+    lines += placement_lines(fits[0], first)
+    if len(fits) > 1 and any(f.length > (f.model.max_context or f.length) for f in fits):
+        lines.append("Max context is at most the model's maximum, unless more is requested.")
+    lines += dict.fromkeys(text for f in fits for text in f.notes)
+    for f in fits:
+        if f.gpu.usable_share:
+            usable, memory = (
+                format_bytes(f.gpu.usable_bytes),
+                format_bytes(f.gpu.memory_bytes),
+            )
+            lines.append(
+                f"{f.gpu.name}: the system lets the GPU use {usable} of {memory} by default"
+            )
+    lines += _published_quality(result)
+    return [*dict.fromkeys(lines), memory_line(result)]
+
+
+def _published_quality(found: Fit) -> list[str]:
+    """Return what is published of the formats that the answer suggests, for this model only."""
+    changes: list[ConfigChange | None] = [small_cache(found)]
+    if advised := advice(found):
+        changes += advised.changes
+    texts = dict.fromkeys(change.quality for change in changes if change)
+    return [text for text in texts if is_measured_on(found.model.name, text)]
+
+
+def is_measured_on(model: str, quality: str) -> bool:
+    """Return whether a published score was measured on a model.
+
+    Example: "effectively lossless for Llama-3.1 of all sizes" is true of llama-3.1-70b.
+    """
+    published = quality.lower()
+    sizes = re.sub(r"-\d+(\.\d+)?b$", "", model)
+    return model in published or ("all sizes" in published and sizes in published)
+
+
+def memory_line(found: Fit) -> str:
+    """Return where the memory of one GPU goes, by name; the parts add up to it."""
+    end = f" at the {found.end} end" if found.end != "middle" else ""
+    parts = ", ".join(
+        f"{name} {format_bytes(size)}" for name, size in found.memory_parts().items()
+    )
+    return f"{found.gpu.name}: {format_bytes(found.budget.memory)} of memory{end}: {parts}"
+
+
+def cost_lines(record: Record) -> list[str]:
+    """Return the bytes of one request, from each breakpoint on."""
+    lines = []
+    for piece in record["breakpoints"]:
+        slope, fixed, start = (
+            piece[k] for k in ("bytes_per_token", "fixed_bytes", "from_tokens")
+        )
+        per_token = f"{slope:,}" if isinstance(slope, int) else f"{slope:,.1f}"
+        sizes = [f"{fixed:,} bytes"] if fixed or not slope else []
+        sizes += [f"{per_token} bytes per token"] if slope else []
+        begin = f"From {start:,} tokens, a request" if start else "A request"
+        blocks = piece["block_tokens"]
+        rounded = f", in blocks of {blocks:,} tokens" if blocks > 1 and slope else ""
+        cause = f" ({piece['cause']} full)" if piece["cause"] else ""
+        lines.append(f"{begin} needs {' + '.join(sizes)}{rounded}{cause}")
+    return lines
+
+
+def placement_lines(found: Fit, record: Record) -> list[str]:
+    """Return what is in CPU memory, on several GPUs or transferred, with the times."""
+    return [
+        *_in_cpu_memory(found, record),
+        *_replicated(found),
+        *_loading(found, record),
+    ]
+
+
+def _at_least(time: float | None) -> str:
+    return f", at least {seconds(time)}" if time else ""
+
+
+def _in_cpu_memory(found: Fit, record: Record) -> list[str]:
+    """Return what is in CPU memory, and the times to move it; also of disaggregated serving."""
+    lines = []
+    if size := record["cpu_offload_bytes"]:
+        time = record["cpu_offload_s"]
+        took = f", {seconds(time)} each" if time else ""
+        lines.append(
+            f"CPU memory stores {format_bytes(size)} of weights, read in every pass{took}"
+        )
+    if (users := record.get("offload_num_seqs")) is not None:
+        host = format_bytes(found.options.kv_offloading_bytes)
+        tokens = f"{record['offload_tokens']:,} tokens"
+        lines.append(
+            f"CPU memory of {host} per GPU stores the KV cache of {plural(users, 'user')}, {tokens}"
+        )
+        moved = format_bytes(record["offload_step_bytes"])
+        lines.append(
+            f"A decode step over them moves {moved}{_at_least(record['offload_step_s'])}"
+        )
+        if back := record["offload_return_s"]:
+            again = record["recompute_s"]
+            computed = f", computing it again {seconds(again)}" if again else ""
+            lines.append(f"Returning one of them takes at least {seconds(back)}{computed}")
+    sent = format_bytes(record["transfer_bytes"])
+    time = _at_least(record["transfer_s"])
+    return [*lines, f"Disaggregated serving transfers {sent} per request{time}"]
+
+
+def _replicated(found: Fit) -> list[str]:
+    """Return the weights and cache rows that several GPUs store."""
+    ranks = found.ranks
+    if ranks.tp == 1:
+        return []
+    copies = replicas(found.model, found.formats, ranks)
+    names = [
+        f"{name.replace('_', ' ')} {format_bytes(n)}" for name, n in copies.weights.items()
+    ]
+    lines = [f"Weights on every GPU: {', '.join(names)}"] if names else []
+    rows = [f"{role.replace('_', ' ')} on {count}" for role, _, count in copies.cache]
+    lines += [f"Replicated rows of the KV cache, by GPUs: {', '.join(rows)}"] if rows else []
+    return [*lines, f"Embedding and head: 1/{ranks.tp} of the vocabulary on each GPU"]
+
+
+def _loading(found: Fit, record: Record) -> list[str]:
+    """Return the times to load the weights."""
+    names = {"load_disk_s": "from disk to host", "load_link_s": "from host to GPU"}
+    parts = [f"{seconds(record[key])} {name}" for key, name in names.items() if record[key]]
+    if not parts:
+        return []
+    size = format_bytes(record["checkpoint_bytes"])
+    lines = [f"Loading {size} of weights takes at least {', '.join(parts)}"]
+    host = found.gpu.host
+    if not record["load_disk_s"] and host and host.disk_bytes_per_s:
+        rate = f"{host.disk_bytes_per_s / 1e9:g}GB/s"
+        lines.append(f"`--disk-bandwidth {rate}` adds the disk of an {host.name}")
+    return lines
+
+
+MOST_SENTENCES = 2
+(FITS,) = columns("fits | fits | yes/no | left | whether the memory is enough")
+
+
+def memory_sentences(records: Sequence[Record]) -> list[str]:
+    """Return a sentence about each batch that does not fit, at most MOST_SENTENCES of them."""
+    short = [record for record in records if record.get("fits") is False]
+    some_fit = any(record.get("kv_budget_bytes") for record in records)
+    sentences = list(dict.fromkeys(_memory_sentence(record, some_fit) for record in short))
+    more = len(sentences) - MOST_SENTENCES
+    rest = [f"{more:,} more do{'es' * (more == 1)} not fit."] if more > 0 else []
+    return sentences[:MOST_SENTENCES] + rest
+
+
+def _memory_sentence(record: Record, some_fit: bool) -> str:
+    """Return what a batch needs of one GPU, and what there is. some_fit: Other weights leave a
+    budget."""
+    count, gpus = record["batch_size"], record["gpus"]
+    where = f"each of {gpus}× {record['gpu']}" if gpus > 1 else f"one {record['gpu']}"
+    variant = record.get("variant", "none")
+    attention = f" with {variant}" if some_fit and variant.lower() != "none" else ""
+    needed, budget = record["kv_needed_bytes"], record["kv_budget_bytes"]
+    if not budget and (needed is not None or not some_fit):
+        return f"{record['model']}{attention} leaves no memory for the KV cache on {where}."
+    length = record.get("context") or record["input_len"] + record["output_len"]
+    requests = f"{plural(count, 'request')} of {length:,} tokens{attention}"
+    if needed is None:
+        return f"{requests} do{'es' * (count == 1)} not fit on {where}."
+    need = f"need{'s' * (count == 1)} {format_bytes(needed)}{' per GPU' * (gpus > 1)}"
+    return f"{requests} {need}, but {where} has {format_bytes(budget)} for the cache."
+
+
+def memory_notes(records: Sequence[Record]) -> list[str]:
+    """Return why an engine gives no budget, a line each."""
+    return [f"no KV cache budget: {text}" for text in distinct_notes(records, "memory_note")]
+
+
+def marked_columns(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
+    """Return the columns with `fits` behind what was asked, if something does not fit."""
+    shown = without_named_engine(records, columns)
+    if not any(record.get("fits") is False for record in records):
+        return shown
+    behind = max(n for n, column in enumerate(shown) if column.given or column.apart) + 1
+    return [*shown[:behind], FITS, *shown[behind:]]
+
+
+def within_memory(series: Series, max_num_seqs: int | None) -> Series:
+    """Return a curve over the batch up to the largest batch that fits.
+
+    A curve of which no point fits is dashed and says so. None sets no limit: the engine's budget
+    is unknown.
+    """
+    if max_num_seqs is None:
+        return series
+    kept = sum(x <= max_num_seqs for x in series.xs)
+    if not kept:
+        return series._replace(kind="dashed", label=f"{series.label}: does not fit")
+    return series._replace(xs=series.xs[:kept], ys=series.ys[:kept])
+
+
+def batches_within(batches: Sequence[int], max_num_seqs: int | None) -> list[int]:
+    """Return the batches, and among them the largest that fits."""
+    more = [max_num_seqs] if max_num_seqs and max_num_seqs < max(batches) else []
+    return sorted({*batches, *more})
+
+
+def curve_note(drawn: Sequence[Series], batches: Sequence[int]) -> str:
+    """Return what the subtitle says of curves that memory ends."""
+    if any(series.kind == "dashed" for series in drawn):
+        return "; dashed: does not fit in the memory"
+    short = any(series.xs[-1] < max(batches) for series in drawn)
+    return "; a curve ends where the memory is full" if short else ""
+
+
+NAMES = {"contiguous": "slots", "first_fit": "pieces", "paged": "pages"}
+ANSWERS = {True: "yes", False: "no", None: "–"}
+ALLOCATION_COLUMNS = columns(
+    """
+    request                | request      | text
+    contiguous             | contiguous   | text
+    contiguous_free_slots  | slots free   | int
+    first_fit              | first fit    | text
+    first_fit_free_tokens  | tokens free  | int
+    first_fit_largest_hole | largest hole | int
+    paged                  | pages        | text
+    paged_free_blocks      | blocks free  | int
+    """
+)
+
+
+def allocation_table(played: AllocationRun, longest: int, max_num_seqs: int) -> Table:
+    """Return the steps of three allocators; below them pieces, block tables and their bytes.
+
+    Args:
+        played: The steps.
+        longest: Tokens of a contiguous slot.
+        max_num_seqs: Sequences of `longest` tokens that the block tables have to allow.
+    """
+    rows = [
+        {key: ANSWERS.get(value, value) if key in NAMES else value for key, value in r.items()}
+        for r in played.records
+    ]
+    pages = played.pages
+    entries, block = sum(map(len, pages.tables.values())), pages.block
+    max_entries = max_num_seqs * -(-longest // block)
+    slots = (
+        f"{len(played.slots.queue) + len(played.slots.tables):,} contiguous slots of "
+        f"{longest:,}"
+    )
+    blocks = f"{pages.memory // block:,} pages of {block}"
+    details = [f"First fit: {_memory_map(played)}"]
+    for name, table in pages.tables.items():
+        details.append(f"block table of {name}, logical → physical: {_block_runs(table)}")
+    details.append(
+        f"block tables: {entries:,} entries of {ENTRY_BYTES} bytes = {entries * ENTRY_BYTES:,} B"
+    )
+    details.append(
+        f"block tables of {max_num_seqs:,} × {longest:,} tokens: {max_entries:,} entries = "
+        f"{max_entries * ENTRY_BYTES:,} B"
+    )
+    notes = [
+        "",
+        f"{pages.memory:,} tokens of memory: {slots}, {blocks}",
+        *_reserved(played),
+    ]
+    return Table(rows, ALLOCATION_COLUMNS, _last_step(played), notes, details=details)
+
+
+def _reserved(played: AllocationRun) -> list[str]:
+    """Return the reserved tokens of slots and pages that hold nothing at the end."""
+    lines = []
+    for name, allocator in (("slots", played.slots), ("pages", played.pages)):
+        waste = allocator.waste
+        if waste.slots:
+            empty = f"{waste.tokens:,} of {waste.slots:,} reserved tokens are empty"
+            lines.append(f"{name} of {allocator.block:,}: {empty}, {waste.share:.1%}")
+    return lines
+
+
+def _last_step(played: AllocationRun) -> str:
+    """Return the last step in a sentence."""
+    last = played.records[-1]
+    if last["tokens"] is None:
+        in_pages, in_pieces = len(played.pages.tables), len(played.first_fit.pieces)
+        return (
+            f"After {last['request']}, {in_pages:,} sequences are in pages and {in_pieces:,} "
+            "in pieces."
+        )
+    verdicts = [
+        f"{word} {'grant' if last[key] else 'refuse'} it" for key, word in NAMES.items()
+    ]
+    return f"{last['request']}: {verdicts[0]}, {verdicts[1]}, {verdicts[2]}."
+
+
+def _memory_map(played: AllocationRun) -> str:
+    """Return the pieces and holes of first fit in order."""
+    spans = [(start, name, size) for name, (start, size) in played.first_fit.pieces.items()]
+    spans += [(start, "free", size) for start, size in played.first_fit.holes()]
+    return " | ".join(f"{name} {size:,}" for _, name, size in sorted(spans))
+
+
+def _block_runs(table: list[int]) -> str:
+    """Return runs in which logical and physical blocks count up together: 0–2 → 5–7, 3 → 1."""
+    runs = []
+    for _, group in groupby(enumerate(table), key=lambda pair: pair[1] - pair[0]):
+        pairs = list(group)
+        (first, start), (last, end) = pairs[0], pairs[-1]
+        runs.append(f"{first}–{last} → {start}–{end}" if last > first else f"{first} → {start}")
+    return ", ".join(runs) or "none"
+
+
+def _deployed(record: Record) -> str:
+    tp = record["tensor_parallel_size"]
+    split = f" with tp {tp}" if tp > 1 else ""
+    return f"{record['model']} on {record['gpus']}× {record['gpu']}{split}"
+
+
+def _matrix_sentence(records: Sequence[Record]) -> str:
+    """Return the most users that fit, and the longest context."""
+    place = _deployed(records[0])
+    cells = [(r["users"], r["context"]) for r in records if r["fits"]]
+    if not cells:
+        return f"{place} fits none of these."
+    widest, longest = max(cells), max(cells, key=lambda cell: cell[::-1])
+    texts = [f"{users:,} × {context:,} tokens" for users, context in (widest, longest)]
+    return f"{place} fits {' or '.join(dict.fromkeys(texts))}."
+
+
+def matrix_table(records: Sequence[Record]) -> Table:
+    """Return a table of the free KV cache, with users down and contexts across."""
+    rows: dict[int, JsonObject] = {}
+    contexts: dict[str, str] = {}
+    for r in records:
+        key = str(r["context"])
+        rows.setdefault(r["users"], {"users": r["users"]})[key] = r["headroom_bytes"]
+        contexts[key] = _context_name(r["context"])
+    shown = [Column("users", "users", FORMATS["int"])]
+    shown += [Column(key, name, _signed) for key, name in contexts.items()]
+    notes = [
+        "",
+        "Cells: free KV cache per GPU, negative if it does not fit; contexts: 4k is 4,096 tokens",
+        f"engine {records[0]['engine']}, {assumptions_line([records[0]]).partition(', ')[2]}",
+    ]
+    return Table(list(rows.values()), shown, _matrix_sentence(records), notes)
+
+
+def _signed(size: int) -> str:
+    return f"{'−' * (size < 0)}{format_bytes(abs(size), 1)}"
+
+
+def _context_name(tokens: int) -> str:
+    """Return 4k for 4,096; other than multiples of 1,024 are written out."""
+    return f"{tokens:,}" if tokens % 1024 else tokens_tick(tokens)
+
+
+def matrix_charts(matrices: Sequence[Sequence[Record]]) -> list[Chart]:
+    """Return a heat map of each deployment's records. The deeper a cell, the more is free."""
+    firsts = [records[0] for records in matrices]
+    size, unit = scale_of(max((r["headroom_bytes"] for rs in matrices for r in rs), default=0))
+    about = f"{unit} of free KV cache per GPU, or missing (−), engine {firsts[0]['engine']}"
+    num_columns = max(len({r["context"] for r in records}) for records in matrices)
+    charts = [_heat_map(records, size, num_columns) for records in matrices]
+    if len(charts) == 1:
+        return [charts[0]._replace(title=f"{_deployed(firsts[0])}: what fits", subtitle=about)]
+    keys = ("model", "gpu", "tensor_parallel_size")
+    places = [{**r, "gpu": f"{r['gpus']}× {r['gpu']}"} for r in firsts]
+    names = sides(places, keys).names
+    same = " ".join(shared_words(places, {"model": "of {}", "gpu": "on {}"}))
+    charts = [chart._replace(title=name) for chart, name in zip(charts, names, strict=True)]
+    return [charts[0]._replace(over=(f"What fits {same}".rstrip(), about)), *charts[1:]]
+
+
+def _heat_map(records: Sequence[Record], size: int, num_columns: int) -> Chart:
+    """Return a map with users upwards and contexts to the right.
+
+    Args:
+        records: The cells. Their texts are free or missing memory.
+        size: Bytes of the unit of the texts.
+        num_columns: Columns of the picture's widest map.
+    """
+    max_bytes = max((r["headroom_bytes"] for r in records), default=1) or 1
+    series = []
+    for users in dict.fromkeys(r["users"] for r in records):
+        cells = [r for r in records if r["users"] == users]
+        depths = [
+            max(0.0, r["headroom_bytes"] / max_bytes) if r["fits"] else -1.0 for r in cells
+        ]
+        signs = ["" if r["fits"] else "−" for r in cells]
+        sizes = [digits(abs(r["headroom_bytes"]) / size) for r in cells]
+        labels = tuple(map("".join, zip(signs, sizes, strict=True)))
+        series.append(Series(f"{users:,}", (), tuple(depths), "cells", labels=labels))
+    contexts = dict.fromkeys(_context_name(r["context"]) for r in records)
+    axis = Axis("context, tokens", shown=(float(num_columns),))
+    return Chart("", "", axis, Axis("users"), tuple(series), tuple(contexts))

@@ -1,0 +1,331 @@
+"""Printed answers of `plan` and `diagnose`."""
+
+from collections.abc import Callable, Sequence
+
+from kvcalc.diagnosis.log_verdict import DiagnosisSummary, LoggedSummary
+from kvcalc.diagnosis.prometheus import LiveServer, running_records
+from kvcalc.errors import few
+from kvcalc.planning.best_configs import MAX_BEST, BestConfigs
+from kvcalc.planning.grid import Candidate
+from kvcalc.planning.pareto_front import reason
+from kvcalc.planning.search import SearchResult
+from kvcalc.planning.search_space import Requirement, SearchSpace
+from kvcalc.planning.target_advice import changes_that_help
+from kvcalc.records import JsonObject
+from kvcalc.report.export import Record
+from kvcalc.report.text.fit_text import format_words, is_measured_on
+from kvcalc.report.text.table_layout import MAX_NOTES, Table
+from kvcalc.report.text.tables import (
+    columns,
+    distinct_notes,
+    seconds,
+    time_details,
+    time_footnotes,
+)
+from kvcalc.units import format_bytes
+
+MAX_PRINTED_COMMANDS = 12
+MAX_NAMED_GPUS = 10  # GPU models in a note
+MAX_WORDS = 25  # of the sentence
+PLAN = columns(
+    """
+    model                   | model                | text    | given
+    users                   | users                | int     | given
+    rate                    | requests/s           | {:g}    | given
+    context                 | context              | int     | given
+    gpu                     | GPU                  | text
+    total_gpus              | GPUs                 | int     | | all replicas
+    split                   | split                | text    | | parallelism of each replica
+    replicas                | replicas             | int     | given
+    prefill_replicas        | prefill replicas     | int     | given
+    draft                   | draft                | text    | given
+    num_speculative_tokens  | draft tokens         | int     | given
+    dtype                   | weights in           | text    | given
+    kv_cache_dtype          | cache in             | text    | given
+    cost_per_hour | cost/hour | {:,.2f} | | all GPUs, in the unit of --price-per-hour
+    cost_per_million_tokens | cost/1M tokens       | {:,.2f} | time | output tokens
+    tpot_s                  | TPOT                 | seconds | time | with the target users
+    ttft_s                  | TTFT                 | seconds | time | one prompt on an idle replica
+    max_users | max users | int | | requests that fit on all GPUs, at least
+    energy_per_token_j      | J/token              | {:.3g}  | time | all GPUs at full power
+    tokens_per_s_per_gpu    | tokens/s/GPU         | {:,.0f} | rate
+    reason                  | missed target        | text
+    max_num_seqs            | target users/replica | int     | wide
+    total_tokens_per_s      | tokens/s             | {:,.0f} | wide rate
+    nodes                   | servers              | int     | wide
+    pareto                  | Pareto-optimal       | yes/no  | wide
+    """
+)
+
+
+def plan_tables(plan: SearchResult, records: Sequence[Sequence[Record]]) -> list[Table]:
+    """Return the best deployments of one requirement, or the first of each of several.
+
+    Args:
+        plan: The answers.
+        records: Records of each answer: the ranked ones, then those with datasheet bounds.
+    """
+    if len(plan.answers) > 1:
+        return [_several(plan, [rows[0] for rows in records if rows])]
+    answer, rows = plan.answers[0], [_row(record) for record in records[0]]
+    title = sentence(answer, plan.space)
+    tried = f"{answer.num_tried:,} configurations tried, {answer.num_met:,} meet the targets"
+    if not rows:
+        return [Table(rows, PLAN, title, ["", tried])]
+    first = rows[0]
+    basis = format_words(rows)
+    basis += ["costs in the unit of --price-per-hour"] if answer.prices else []
+    notes = ["", ", ".join(basis), time_footnotes(rows)[0]]
+    if answer.bounds_only:
+        notes.append("No GPU with a measured kernel model meets the targets.")
+    details = [
+        tried,
+        *time_details(rows),
+        *_also(answer, rows),
+        *distinct_notes(rows, "fallback"),
+    ]
+    commands: Sequence[str] = ()
+    if first["meets"]:
+        commands, about = _commands(first)
+        details += about
+        quality = "; ".join(row["quality"] for row in rows if row["quality"]).split("; ")
+        details += [
+            text for text in dict.fromkeys(quality) if is_measured_on(first["model"], text)
+        ]
+    elif fixes := changes_that_help(answer, plan.space):
+        commands = fixes
+        notes.append(
+            f"{'Each of these lines' if len(fixes) > 1 else 'This line'} meets the targets:"
+        )
+    if below := answer.cheaper:
+        size = "cheaper" if answer.prices else "smaller"
+        notes.append(f"The closest {size} deployment is {where(below)}: {reason(below)}")
+    accuracy = time_footnotes(rows)[1]
+    if accuracy and len(notes) <= MAX_NOTES:
+        notes.insert(3, accuracy)
+    return [Table(rows, PLAN, title, notes, details=details, commands=commands)]
+
+
+def _row(record: Record) -> JsonObject:
+    """Return a record with its split in words, and the users that fit in all replicas."""
+    sizes = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
+    split = {short: record[f"{name}_parallel_size"] for short, name in sizes.items()}
+    capacity = record["capacity_sequences"]
+    return {
+        **record,
+        "prefill_replicas": record["prefill_replicas"] or None,
+        "split": _split(split) or "one GPU",
+        "max_users": None if capacity is None else capacity * record["replicas"],
+    }
+
+
+def _split(sizes: dict[str, int]) -> str:
+    return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+
+
+def asked(need: Requirement) -> str:
+    """Return the requirement in words: 64 users of 4,096 + 500 tokens within 30 ms TPOT."""
+    lengths = need.lengths
+    tokens = f"{lengths.context:,}"
+    if need.output_len:
+        tokens = f"{need.input_len:,} + {need.output_len:,}"
+    load = "requests"
+    if need.users:
+        load = f"{need.users:,} user{'s' * (need.users > 1)}"
+    elif need.rate:
+        load = f"{need.rate:g} requests/s"
+    limits = [f"{seconds(need.max_tpot)} TPOT"] if need.max_tpot else []
+    limits += [f"{seconds(need.max_ttft)} TTFT"] if need.max_ttft else []
+    within = f" within {' and '.join(limits)}" if limits else ""
+    cached = f", {lengths.cached:,} cached" if lengths.cached else ""
+    rate = f" at {need.min_throughput:,.0f} tokens/s" if need.min_throughput else ""
+    return f"{load} of {tokens} tokens{cached}{within}{rate}"
+
+
+def where(point: Candidate) -> str:
+    """Return the GPUs of a deployment and how they are used: 4× h200 in 2 replicas with tp 2."""
+    ranks, replicas, prefill = (
+        point.deployment.parallelism,
+        point.replicas,
+        point.prefill_replicas,
+    )
+    words = [f"{point.gpus}× {point.gpu}"]
+    if replicas > 1 or prefill:
+        words.append(f"in {replicas} replica{'s' * (replicas > 1)}")
+    if prefill:
+        words.append(f"and {prefill} for prefill")
+    split = _split({"tp": ranks.tp, "pp": ranks.pp, "dp": ranks.dp, "ep": ranks.ep})
+    if split:
+        words.append(f"with {split}")
+    if draft := point.speculation:
+        words.append(f"and draft {draft.draft}")
+    return " ".join(words)
+
+
+def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
+    """Return the best deployment, or the closest if none meets the targets.
+
+    Args:
+        answer: The best deployments of a requirement.
+        space: The search space, which names the largest number of GPUs.
+    """
+    count = space.max_gpus if space else 0
+    limit = f" with up to {count} GPU{'s' * (count > 1)}" if space else ""
+    if not answer.best:
+        near = answer.closest
+        if not near:
+            return f"No configuration{limit} can serve {asked(answer.need)}."
+        closest = f"the closest is {where(near)}: {reason(near)}."
+        return f"No deployment{limit} meets the targets, {closest}"
+    first = answer.best[0]
+    size, cost = "smallest", ""
+    if answer.prices:
+        size = "cheapest"
+        cost = f", at {answer.prices[first.gpu] * first.gpus:,.2f} per hour"
+    text = f"{where(first)} is the {size} deployment for {asked(answer.need)}{cost}."
+    if len(text.split()) <= MAX_WORDS:
+        return text
+    return f"{where(first)} is the {size} deployment that meets the targets{cost}."
+
+
+def _also(answer: BestConfigs, rows: Sequence[Record]) -> list[str]:
+    """Return further GPU models that meet the targets, and those that cannot."""
+    lines = []
+    listed = {row["gpu"] for row in rows}
+    more = [f"{p.gpus}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
+    if more and not answer.prices:
+        lines.append(f"Other GPU models: {few(more)}")
+    if len(answer.best_by_gpu) > 1 and not answer.prices:
+        lines.append("Rows are sorted by GPU count. Add `--price-per-hour` to sort by cost.")
+    bounds = [f"{p.gpus}× {p.gpu}" for p in answer.unranked[MAX_BEST:]]
+    if answer.unranked:
+        lines.append("Rows with ≥ have no measured kernel model and are not ranked.")
+    if bounds:
+        named = ", ".join(bounds[:MAX_NAMED_GPUS])
+        rest = len(bounds) - MAX_NAMED_GPUS
+        lines.append(f"By bounds also {named}" + (f" and {rest} more" if rest > 0 else ""))
+    if answer.missed_by_bounds:
+        lines.append(f"Bounds alone miss the targets on {few(answer.missed_by_bounds)}")
+    return lines
+
+
+def _commands(row: Record) -> tuple[list[str], list[str]]:
+    """Return the command lines of a deployment, and a note on what several of them start."""
+    lines = list(row["commands"] or ())
+    if len(lines) < 2:
+        return lines, []
+    replicas, prefill = row["replicas"], row["prefill_replicas"]
+    parts = f"{prefill:,} prefill and {replicas:,} decode" if prefill else f"{replicas:,}"
+    about = [f"The commands start {parts} replicas on {row['total_gpus']:,}× {row['gpu']}"]
+    if "${HOST1}" in lines[-1]:
+        about.append("HOST1 and further are the addresses of the servers")
+    if len(lines) > MAX_PRINTED_COMMANDS:
+        about.append(f"`--format json` has the other {len(lines) - 1:,} commands")
+        lines = lines[:1]
+    return lines, about
+
+
+def _several(plan: SearchResult, firsts: Sequence[Record]) -> Table:
+    """Return the best deployment of each requirement, one row each."""
+    rows = [_row(record) for record in firsts]
+    met = sum(row["meets"] for row in rows)
+    tried = sum(answer.num_tried for answer in plan.answers)
+    size = "cheapest" if plan.answers[0].prices else "smallest"
+    title = (
+        f"{met} of {len(plan.answers)} requirements are met with up to "
+        f"{plan.space.max_gpus} GPUs."
+    )
+    if not rows:
+        return Table(rows, PLAN, title)
+    notes = ["", ", ".join(format_words(rows)), *filter(None, time_footnotes(rows))]
+    return Table(
+        rows,
+        PLAN,
+        title,
+        notes,
+        details=[
+            f"Each row is the {size} deployment",
+            f"{tried:,} configurations tried",
+        ],
+    )
+
+
+def _signed_bytes(size: int) -> str:
+    return f"−{format_bytes(-size)}" if size < 0 else format_bytes(size)
+
+
+COLUMNS = columns(
+    """
+    term             | of one GPU         | text
+    logged_bytes     | logged             | signed bytes
+    predicted_bytes  | predicted          | signed bytes
+    difference_bytes | logged − predicted | signed bytes
+    """,
+    **{"signed bytes": _signed_bytes},
+)
+
+
+def diagnosis_table(
+    verdict: DiagnosisSummary | LoggedSummary,
+    log: str = "",
+    number: int = 1,
+    boots: int = 1,
+) -> Table:
+    """Return the memory of one boot, logged and predicted; number: Of the boots in a log."""
+    notes = ["", verdict.basis(), verdict.holding(), verdict.mending()]
+    if boots > 1:
+        first, last = verdict.boot.lines
+        notes[1] = f"boot {number} of {boots}, lines {first:,} to {last:,}: {notes[1]}"
+    changes = verdict.changes[:1]
+    details = []
+    for change in verdict.changes:
+        if change.cost and (
+            ", by " not in change.cost or is_measured_on(verdict.model, change.cost)
+        ):
+            details.append(f"{change.flags}: {change.cost}")
+    commands = [c.command for c in changes if c.command]
+    return Table(
+        verdict.records(log, number)[:-1],
+        COLUMNS,
+        verdict.taken(),
+        notes if notes[-1] else notes[:-1],
+        details=details,
+        commands=commands,
+    )
+
+
+_SHOWN: dict[str, Callable[[float], str]] = {
+    "s": seconds,
+    "share": lambda v: f"{v:.1%}",
+    "requests": lambda v: f"{v:,.1f}",
+    "times": lambda v: f"{v:,.0f}",
+}
+
+
+RUNNING = columns(
+    """
+    figure    | figure    | text
+    measured  | measured  | text | right
+    predicted | predicted | text | right
+    """
+)
+
+
+def running_table(found: LiveServer) -> Table:
+    """Figures of the server beside those of the simulated one."""
+    records: list[JsonObject] = []
+    for r in running_records(found)[:-1]:
+        shown = {
+            k: None if r[k] is None else _SHOWN[r["unit"]](r[k])
+            for k in ("measured", "predicted")
+        }
+        records.append({"figure": r["figure"], **shown})
+    basis = found.deployment.basis
+    notes = [
+        "",
+        f"predicted for {found.clients:,} clients, {found.input_len:,} tokens in and "
+        f"{found.output_len:,} out",
+        f"times by the {basis}, without prefix hits",
+    ]
+    details = ["measured since the start of the server, quantiles within buckets"]
+    return Table(records, RUNNING, found.sentence, notes, details=details)

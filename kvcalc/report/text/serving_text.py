@@ -1,0 +1,531 @@
+"""Printed answers of `latency` and `serve`."""
+
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from kvcalc.report.export import Record
+from kvcalc.report.text.fit_text import (
+    FITS,
+    marked_columns,
+    memory_notes,
+    memory_sentences,
+)
+from kvcalc.report.text.table_layout import Column, Table
+from kvcalc.report.text.tables import (
+    BOUND,
+    DEPLOYED,
+    DEPLOYMENT,
+    SERVER,
+    alike,
+    answer_sentence,
+    budget_warning,
+    columns,
+    comparable,
+    digits,
+    distinct_notes,
+    fitting,
+    footnotes,
+    memory_warning,
+    node_notes,
+    predictions_first,
+    ratio,
+    seconds,
+    sides,
+    time_details,
+    time_footnotes,
+    without_named_engine,
+)
+from kvcalc.units import format_bytes
+
+SMALL_SPEEDUP = 1.5  # below that, a note says why the cache saves little
+NO_CACHE = columns(
+    """
+    gpu                            | GPU               | text    | given
+    batch_size                     | batch             | int     | given
+    input_len                      | in                | int     | given
+    output_len                     | out               | int     | given
+    no_cache_head                  | head on           | text
+    no_cache_ttft_s                | first token       | seconds | time
+    no_cache_tpot_last_s           | last token        | seconds | time
+    no_cache_e2e_s                 | end to end        | seconds | time
+    speedup                        | cache saves       | ratio
+    no_cache_flops                 | FLOP              | si
+    no_cache_redundant_flops_share | redundant         | {:.1%}
+    no_cache_token_projections     | token projections | int     | wide
+    no_cache_redundant_projections | redundant         | int     | wide
+    """
+)
+
+
+def why_little(record: Record) -> str:
+    """Return why the cache saves little; '' if it saves more, or if there is one token only."""
+    cached, uncached = record["tpot_last_s"], record["no_cache_tpot_last_s"]
+    if record["speedup"] >= SMALL_SPEEDUP or cached is None:
+        return ""
+    tokens = record["input_len"] + record["output_len"] - 1
+    bound = record["tpot_last_bound_s"]
+    overhead = cached - bound
+    why = f"both read all weights once, most of the {seconds(bound)} of their bound"
+    if overhead > bound:
+        why = f"{seconds(overhead)} of both are launches and gaps between them"
+    doubles = record["no_cache_doubles_from"]
+    pays = f"never twice as long at a length that {record['model']} supports"
+    if doubles:
+        pays = f"twice as long without it from {doubles:,} tokens on"
+    return (
+        f"the cache saves {ratio(record['speedup'])}: the last step takes {seconds(cached)} with"
+        f" the cache, {seconds(uncached)} over all {tokens:,} tokens; {why}; {pays}"
+    )
+
+
+LATENCY = (
+    *DEPLOYED,
+    *columns(
+        """
+        batch_size              | batch         | int     | given
+        input_len               | in            | int     | given
+        output_len              | out           | int     | given
+        ttft_s                  | TTFT          | seconds | time | until the first token
+        uncached_ttft_s         | TTFT uncached | seconds | time | without the cached prefix
+        tpot_s                  | TPOT          | seconds | time | from one token to the next
+        e2e_s                   | end to end    | seconds | time | TTFT + (out − 1) · TPOT
+        output_tokens_per_s     | tokens/s      | {:,.1f} | rate
+        cost_per_million_tokens | per 1M tokens | {:,.2f} | time | currency of --price-per-hour
+        flops                   | FLOP          | si
+        bytes                   | bytes         | si B
+        tpot_first_s            | TPOT first    | seconds | wide time | after the shortest cache
+        tpot_last_s             | TPOT last     | seconds | wide time | after the longest
+        energy_per_token_j | J/token | {:.3g} | wide | all GPUs at full power all the time
+        """
+    ),
+)
+SPECULATION = columns(
+    """
+    batch_size             | batch                 | int     | given
+    draft                  | draft                 | text    | given
+    input_len              | in                    | int     | given
+    output_len             | out                   | int     | given
+    num_speculative_tokens | drafted               | int
+    acceptance_rate        | accepted              | {:.0%}
+    tokens_per_step        | tokens/step           | {:.4f}
+    speculative_tpot_s     | TPOT                  | seconds | time
+    speculative_speedup    | speed-up              | {:.2f}×
+    stops_paying_at_batch  | stops paying at batch | int
+    draft_s                | drafting              | seconds | time
+    verify_s               | verifying             | seconds | time
+    draft_weight_bytes     | draft weights         | bytes
+    draft_cache_bytes      | draft cache           | bytes
+    """
+)
+
+
+def latency_tables(records: Sequence[Record]) -> list[Table]:
+    """Return the requests, then the same without a cache and with speculative decoding."""
+    records = predictions_first(records)
+    keys = [c.key for c in (*LATENCY, FITS)]
+    rows = list({tuple(r.get(key) for key in keys): r for r in records}.values())
+    short = memory_sentences(records)
+    shown = fitting(records)
+    title = _latency_sentence(shown) if shown else short.pop(0)
+    no_cache = [r for r in rows if r.get("no_cache_head")]
+    drafted = any(r.get("draft") for r in records)
+    has_ttft = all(r["ttft_s"] is not None for r in records)
+    notes = [
+        *distinct_notes(records, "fallback"),
+        budget_warning(records),
+        memory_warning(records),
+        "" if has_ttft else "No TTFT: the GPU's compute peak is unknown.",
+        *time_footnotes(records),
+    ]
+    details = [
+        *short,
+        *time_details(records),
+        *node_notes(records),
+        *distinct_notes(records, "fallback"),
+        *_per_server(records, _offloaded),
+        *memory_notes(records),
+        *["redundant: share of the FLOPs that the cache saves"] * bool(no_cache),
+        *dict.fromkeys(filter(None, map(why_little, no_cache))),
+        *["a speed-up below 1× means that drafting costs more than it saves"] * drafted,
+    ]
+    tables = [
+        Table(
+            rows,
+            marked_columns(records, LATENCY),
+            title,
+            footnotes(*notes),
+            details=details,
+        )
+    ]
+    if no_cache:
+        tables.append(
+            Table(
+                rows,
+                _varied(rows, NO_CACHE, "gpu", "batch_size"),
+                "\nWithout a cache",
+                [""],
+            )
+        )
+    if drafted:
+        described = _varied(records, SPECULATION, "input_len", "output_len")
+        tables.append(Table(records, described, "\nSpeculation at mid length", [""]))
+    return tables
+
+
+def _varied(records: Sequence[Record], described: Sequence[Column], *keys: str) -> list[Column]:
+    """Return the columns without those of the keys under which all records are equal."""
+    equal = {key for key in keys if len({r[key] for r in records}) == 1}
+    return [column for column in described if column.key not in equal]
+
+
+def _per_server(
+    records: Sequence[Record],
+    describe: Callable[[Record], str],
+    keys: Sequence[str] = DEPLOYMENT,
+) -> list[str]:
+    """Return a line per text, with the names of its servers if the texts differ."""
+    names: dict[str, dict[str, None]] = {}
+    for name, record in zip(sides(records, keys).names, records, strict=True):
+        names.setdefault(describe(record), {})[name] = None
+    if len(names) == 1:
+        return [text for text in names if text]
+    return [f"{', '.join(servers)}: {text}" for text, servers in names.items() if text]
+
+
+def _offloaded(record: Record) -> str:
+    """Return what weights in CPU memory cost."""
+    if not record["cpu_offload_bytes"]:
+        return ""
+    overlap = "parallel to" if record["basis"] == "datasheet" else "in addition to"
+    time = f"{seconds(record['cpu_offload_s'])} per pass on the link, {overlap} the rest"
+    return f"{format_bytes(record['cpu_offload_bytes'])} of weights in CPU memory take {time}"
+
+
+def _latency_sentence(records: Sequence[Record]) -> str:
+    """Return the time of the fastest deployment for the first request, and what else was asked."""
+    first = records[0]
+    equal = alike(comparable(records), first, "batch_size", "input_len", "output_len")
+    equal = [r for r in equal if r["e2e_s"]]
+    if not equal:
+        bound = "at most " * (first["time_basis"] == BOUND)
+        rate = first["batch_size"] / first["tpot_s"] if first["tpot_s"] else 0.0
+        return answer_sentence(f"{_where(first)} generates {bound}{rate:,.1f} tokens/s")
+    names = sides(equal).names
+    times = [r["e2e_s"] for r in equal]
+    fast, slow = (times.index(choose(times)) for choose in (min, max))
+    best = equal[fast]
+    least, most = ("at least ", "at most ") if best["time_basis"] == BOUND else ("", "")
+    requests = f"{best['batch_size']:,} requests of " if best["batch_size"] > 1 else ""
+    tokens = f"{best['input_len']:,} input and {best['output_len']:,} output tokens"
+    clauses = []
+    if names[fast] != names[slow]:
+        clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {names[slow]}")
+    if drafted := [r for r in comparable(records) if r.get("draft")]:
+        top = max(drafted, key=lambda r: r["speculative_speedup"])
+        clauses.append(
+            f", {'up to ' * (len(drafted) > 1)}{top['speculative_speedup']:.2f}× as fast"
+            f" with draft model {top['draft']}"
+        )
+    if best.get("uncached_ttft_s"):
+        clauses.append(
+            f", with TTFT {seconds(best['ttft_s'])} instead of {seconds(best['uncached_ttft_s'])}"
+        )
+    if best.get("speedup"):
+        clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
+    if best.get("cost_per_million_tokens"):
+        clauses.append(
+            f", and a million tokens cost {least}{best['cost_per_million_tokens']:,.2f}"
+        )
+    if best["tpot_s"]:
+        clauses.append(
+            f", {'or' if most else 'at'} {most}{best['output_tokens_per_s']:,.1f} tokens/s"
+        )
+    start = f"{_where(best)} takes {least}{seconds(best['e2e_s'])} for {requests}{tokens}"
+    return answer_sentence(start, *clauses)
+
+
+def _where(record: Record) -> str:
+    """Return the model and all GPUs, those of prefill replicas included."""
+    return f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
+
+
+QUEUES = {True: "diverges", False: "stable", None: "stable"}
+SERVE = (
+    *DEPLOYED,
+    *columns(
+        """
+        policy                  | policy         | text    | given
+        cache                   | cache          | text    | given
+        rate                    | offered req/s  | {:.4g}  | given
+        max_concurrency         | clients        | int     | given
+        prefix_hit_rate         | prefix hits    | {:.3g}  | given
+        requests_per_s          | req/s          | digits  | rate
+        throughput_tokens_per_s | tokens/s       | {:,.0f} | rate | output tokens
+        ttft_p50_s | TTFT p50 | seconds | time | until the first token, for half of the requests
+        ttft_p99_s              | TTFT p99       | seconds | time
+        tpot_p50_s              | TPOT p50       | seconds | time | from one token to the next
+        tpot_p99_s              | TPOT p99       | seconds | time
+        slo_attainment          | within SLO     | {:.1%}  | rate
+        cost_per_million_tokens | per 1M tokens | {:,.2f} | time | currency of --price-per-hour
+        diverges                | queue          | queue   | left
+        completed               | done           | int
+        rejected                | rejected       | int
+        preemptions             | preempted      | int
+        mean_batch_size         | batch          | {:.1f}
+        tokens_per_step         | tokens/step    | {:.2f}
+        kv_peak                 | KV peak        | {:.1%}
+        kv_waste                | KV waste       | {:.1%}  | | allocated, but no token in it
+        padding_waste           | padding        | {:.1%}
+        queueing_mean_s         | queueing       | seconds | time | mean until work begins
+        e2e_p50_s | end to end p50 | seconds | wide time | until the last token, median
+        """,
+        queue=lambda queue: queue if isinstance(queue, str) else QUEUES[queue],
+    ),
+)
+
+
+SUSTAINED = "sustained"
+CLOSE = 1.1  # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
+NOTICEABLE = 1.005  # ratio of two figures that do not read as equal
+QUIET = (
+    "rejected",
+    "preemptions",
+    "padding_waste",
+)  # columns that are hidden without a value
+
+
+def serve_table(records: Sequence[Record]) -> Table:
+    """Return the table of servers under load; of a sweep, one row per rate that was tried."""
+    summaries = predictions_first([r for r in records if r.get("found_rate") is not None])
+    is_sweep = 0 < len(summaries) < len(records)
+    rows = predictions_first(_tried(records) if is_sweep else records)
+    first = rows[0]
+    hidden = {key for key in QUIET if not any(r[key] for r in rows)}
+    plain: list[Record] = [{**r, "time_p90_error": None} for r in rows]
+    details = [
+        *time_details(plain),
+        *_per_server(rows, _accuracy),
+        *_per_server(rows, _limits),
+        *node_notes(rows),
+        *distinct_notes(rows, "fallback"),
+        *_front_ends(rows),
+        *_per_server(rows, _disaggregated),
+        *_saturated(rows),
+        *_waste(rows),
+    ]
+    if first["draft"]:
+        details.append(
+            f"speculative decoding: {first['num_speculative_tokens']} draft tokens of"
+            f" {first['draft']} per step, {first['acceptance_rate']:.0%} accepted"
+        )
+        if chosen := first.get("num_speculative_tokens_from"):
+            details[-1] += f"; the number of draft tokens is {chosen}"
+    if is_sweep:
+        hidden.add("requests_per_s")
+        goals = _goals(first)
+        limit = (
+            f"the highest rate with {goals}, at most"
+            if goals
+            else "a queue that does not grow,"
+        )
+        details += [
+            f"{SUSTAINED}: {limit} 95% of saturation",
+            f"tokens/s: of {first['requests']:,} requests per rate, start and end included",
+        ]
+    accuracy = dict.fromkeys(map(_accuracy, rows))
+    diverging = sum(r.get("diverges") is True for r in rows)
+    warning = f"{diverging} of {len(rows)} loads exceed the capacity, their queues grow."
+    columns = [c for c in without_named_engine(rows, SERVE) if c.key not in hidden]
+    if summaries:  # their rate is an answer
+        columns = [replace(c, given=False) if c.key == "rate" else c for c in columns]
+    return Table(
+        rows,
+        columns,
+        _sustained(summaries) if summaries else _served(rows),
+        footnotes(
+            *distinct_notes(rows, "fallback"),
+            *[warning] * bool(diverging and not is_sweep),
+            time_footnotes(plain)[0],
+            next(iter(accuracy)) if len(accuracy) == 1 else "",
+        ),
+        details=details,
+    )
+
+
+def _tried(records: Sequence[Record]) -> list[Record]:
+    """Return a sweep's rows, one per rate that was tried. The sustained rate is marked as such."""
+    rows: list[Record] = []
+    sustained = None
+    for r in records:
+        if r["found_rate"] is not None:
+            sustained = r["rate"]
+        else:
+            rows.append({**r, "diverges": SUSTAINED} if r["rate"] == sustained else r)
+    return rows
+
+
+def _sustained(summaries: Sequence[Record]) -> str:
+    """Return the highest sustained rate and its median TTFT, in one sentence.
+
+    Of servers with similar rates, the one with the shortest TTFT is named.
+    """
+    equal = comparable(summaries)
+    highest = max(r["found_rate"] for r in equal)
+    close = [r for r in equal if r["found_rate"] * CLOSE >= highest]
+    best = min(close, key=lambda r: r["ttft_p50_s"] or 0.0)
+    where, goals = _server_name(best, equal), _goals(best)
+    if not best["completed"]:
+        return answer_sentence(f"{where} serves none of these requests")
+    if not best["found_rate"]:
+        return answer_sentence(f"{where} misses {goals}, even for one request at a time")
+    bound = best["time_basis"] == BOUND
+    rate = f"{where} sustains {'at most ' * bound}{digits(best['found_rate'])} requests/s"
+    if goals:
+        return answer_sentence(rate, f" with {goals}", " for 99% of requests")
+    wait = f", with a median TTFT of {'at least ' * bound}{seconds(best['ttft_p50_s'])}"
+    return answer_sentence(rate, wait)
+
+
+def _server_name(record: Record, records: Sequence[Record]) -> str:
+    """Return model and GPUs, and what else distinguishes a record from the others."""
+    keys = [key for key in SERVER if key not in ("model", "gpu")]
+    same = alike(records, record, "model", "gpu")
+    name = sides(same, keys).names[same.index(record)]
+    return f"{_where(record)} with {name}" if name else _where(record)
+
+
+def _limits(record: Record) -> str:
+    """Return the limits of a server and its KV cache budget."""
+    gpus = f"{record['gpus']} GPU{'s' * (record['gpus'] > 1)}"
+    return (
+        f"max_num_seqs {record['max_num_seqs']:,}, max_num_batched_tokens"
+        f" {record['max_num_batched_tokens']:,}; KV cache budget"
+        f" {format_bytes(record['kv_budget_bytes'])} per GPU, {gpus}; seed {record['seed']}"
+    )
+
+
+def _accuracy(record: Record) -> str:
+    """Return the errors of simulated servers against measured ones; '' if none are known."""
+    titles = {"tpot": "TPOT", "ttft": "mean TTFT", "throughput": "tokens/s"}
+    errors = {title: record.get(f"{name}_p90_error") for name, title in titles.items()}
+    if None in errors.values():
+        return ""
+    listed = ", ".join(f"{title} {error:.0%}" for title, error in errors.items())
+    return f"Errors in 90% of measured servers: {listed}."
+
+
+def _front_ends(records: Sequence[Record]) -> list[str]:
+    """Return the time of network and tokenizer, and the share of cached prompt tokens."""
+    lines = []
+    times = sorted(r["front_end_s"] for r in records if r.get("front_end_s"))
+    if times:
+        span = " to ".join(dict.fromkeys(seconds(time) for time in (times[0], times[-1])))
+        client = records[0]["client"]
+        lines.append(f"client {client}: network, HTTP and tokenizer add {span} to TTFT")
+    stored = {True: ", one prefix of all requests, stored once", False: ""}
+    shares = dict.fromkeys(
+        (r["prefix_hit_share"], bool(r["prefix_hit_rate"]))
+        for r in records
+        if r.get("prefix_hit_share")
+    )
+    return lines + [
+        f"the prefix cache holds {share:.0%} of the prompt tokens{stored[is_one]}"
+        for share, is_one in shares
+    ]
+
+
+def _waste(records: Sequence[Record]) -> list[str]:
+    """Return the padding of static batches and the unused memory of contiguous caches."""
+    lines = []
+    padded = [r for r in records if r["padding_waste"]]
+    if len(padded) == 1:
+        (r,) = padded
+        slots = f"{r['padded_slots']:,} of {r['token_slots']:,} token slots"
+        lines.append(f"padding of {r['policy']} batches: {slots}, {r['padding_waste']:.1%}")
+    if any(r.get("cache") == "contiguous" for r in records):
+        unused = dict.fromkeys(
+            f"{r['cache']} {r['kv_waste']:.1%}" for r in records if r["kv_waste"] is not None
+        )
+        lines.append(f"allocated memory without tokens, over time: {', '.join(unused)}")
+    return lines
+
+
+def _saturated(records: Sequence[Record]) -> list[str]:
+    """Return the rate at which each server of a sweep saturates."""
+    swept = [r for r in records if r.get("rate") and r.get("capacity_requests_per_s")]
+    if len({r["rate"] for r in swept}) < 2:
+        return []
+    return _per_server(
+        swept,
+        lambda r: f"saturated at about {digits(r['capacity_requests_per_s'])} requests/s",
+        SERVER,
+    )
+
+
+def _disaggregated(record: Record) -> str:
+    """Return the prefill replicas and the time of a KV cache transfer."""
+    count = record.get("prefill_replicas")
+    if not count:
+        return ""
+    return (
+        f"{count:,} prefill replica{'s' * (count > 1)}, {record['total_gpus']:,} GPUs in total; a"
+        f" KV cache transfer takes {seconds(record['transfer_s'])}; no measured server of this kind"
+    )
+
+
+def _goals(record: Record) -> str:
+    """Return the requested limits on times; '' without one."""
+    limits = (("TTFT", record.get("slo_ttft")), ("TPOT", record.get("slo_tpot")))
+    return " and ".join(f"{name} within {seconds(limit)}" for name, limit in limits if limit)
+
+
+def _served(records: Sequence[Record]) -> str:
+    """Return what the best server achieves under the first load, in one sentence.
+
+    The best has the shortest median latency at a rate, else the most tokens per second.
+    """
+    first = records[0]
+    equal = alike(comparable(records), first, "rate", "max_concurrency")
+    if not any(r["completed"] for r in equal):
+        return answer_sentence(f"{_where(first)} serves none of these requests")
+    equal = [r for r in equal if r["completed"]]
+    key, sign, title = "throughput_tokens_per_s", -1, "the most of these servers"
+    if first["rate"]:
+        key, sign, title = "e2e_p50_s", 1, "the fastest of these servers"
+    best = min(equal, key=lambda r: sign * (r.get(key) or 0.0))
+    values = [r.get(key) or 0.0 for r in equal]
+    is_best = bool(sides(equal, SERVER).keys) and max(values) > NOTICEABLE * min(values)
+    least, most = ("at least ", "at most ") if best["time_basis"] == BOUND else ("", "")
+    where, tokens = (
+        _server_name(best, equal),
+        f"{best['throughput_tokens_per_s']:,.0f} tokens/s",
+    )
+    ends = _ends(records, best)
+    if ends:
+        start = f"{where} serves {most}{tokens} {_load(best)}"
+        clauses = [f", and {ends['throughput_tokens_per_s']:,.0f} {_load(ends)}"]
+    else:
+        start = f"{where} serves {most}{digits(best['requests_per_s'])} requests/s and {tokens}"
+        clauses = [f", with a median TTFT of {least}{seconds(best['ttft_p50_s'])}"]
+    if is_best:
+        clauses.insert(0, f", {title}")
+    if goals := _goals(best):
+        clauses.append(f", and {best['slo_attainment']:.1%} have {goals}")
+    if cost := best.get("cost_per_million_tokens"):
+        clauses.append(f", and a million tokens cost {least}{cost:,.2f}")
+    return answer_sentence(start, *clauses)
+
+
+def _ends(records: Sequence[Record], first: Record) -> Record | None:
+    """Return the last load of the first record's server; None without a list of loads."""
+    same = alike(records, first, *SERVER)
+    last = next((r for r in reversed(same) if r["completed"]), first)
+    return last if _load(last) and _load(last) != _load(first) else None
+
+
+def _load(record: Record) -> str:
+    """Return the load in words; '' if all requests arrive together."""
+    if clients := record.get("max_concurrency"):
+        return f"with {clients:,} client{'s' * (clients > 1)}"
+    return f"at a rate of {record['rate']:.4g}" if record.get("rate") else ""

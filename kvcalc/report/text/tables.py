@@ -1,0 +1,451 @@
+"""Columns of the tables, formats of their figures, and the sentences and notes around them."""
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from kvcalc.errors import few, visible
+from kvcalc.library.presets import preset_files
+from kvcalc.report.export import Record
+from kvcalc.report.text.table_layout import (
+    MAX_NOTES,
+    WIDTH,
+    Column,
+    Table,
+    laid_out,
+    markdown,
+)
+from kvcalc.units import format_bytes, format_count, format_seconds, format_si
+
+BOUND = "bound"  # `time_basis` of a datasheet bound
+LEAST_SHARE = 0.05  # of a time that is estimated; smaller shares are not mentioned
+MAX_WORDS = 25  # of an answer
+MAX_FOOTNOTE = 80  # characters
+seconds = format_seconds
+# The shortest kernel behind the calibrations takes 1.80 µs: a matrix product of AIConfigurator's
+# rows (github.com/ai-dynamo/aiconfigurator 095f58a51c4c). So a time below 1 µs is no kernel's: it
+# is fused into another.
+SHORTEST_KERNEL_S = 1e-6
+
+
+def kernel_seconds(value: float) -> str:
+    """Return a time of kernels to three digits, or `< 1 µs` if no kernel is as short."""
+    return "< 1 µs" if 0 < value < SHORTEST_KERNEL_S else seconds(value)
+
+
+def digits(value: float) -> str:
+    """Return three significant digits without an exponent: 0.5, 12.3, 1,120."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+
+
+def whole(value: Any) -> str:
+    """Return an integer in full, and another number with six digits."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def ratio(value: float) -> str:
+    """Return a factor: 4×, 56.9×, 1,120×."""
+    return f"{digits(value)}×"
+
+
+def percent(value: float) -> str:
+    """Return a share to three digits: 12.9%, 0.0219%."""
+    return f"{digits(100 * value)}%"
+
+
+def per_token(value: float) -> str:
+    """Return bytes per token, exact below 10 KiB."""
+    return (
+        f"{value:,.0f} B" if value < 10_240 and value == int(value) else format_bytes(value, 1)
+    )
+
+
+def basis_name(basis: str) -> str:
+    """Return a basis of times without its version: `vllm 0.24.0 calibration` gives vllm."""
+    name, _, source = basis.partition(" calibration")
+    return name.split()[0] + source
+
+
+def variant_name(variant: str) -> str:
+    """Return the name of a variant in tables. `none` is the model's own attention."""
+    return "original" if variant.lower() == "none" else variant
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "text": str,
+    "int": "{:,}".format,
+    "count": format_count,
+    "bytes": format_bytes,
+    "bytes1": partial(format_bytes, digits=1),
+    "per token": per_token,
+    "seconds": seconds,
+    "kernel": kernel_seconds,
+    "digits": digits,
+    "ratio": ratio,
+    "percent": percent,
+    "si": format_si,
+    "si B": partial(format_si, unit="B"),
+    "si B/s": partial(format_si, unit="B/s"),
+    "yes/no": lambda value: "yes" if value else "no",
+    "basis": lambda basis: basis.replace(" calibration", ""),
+    "variant": variant_name,
+}
+FLAGS = ("wide", "given", "apart")
+
+
+def columns(description: str, **formats: Callable[[Any], str]) -> tuple[Column, ...]:
+    """Parse the columns of a table: `key | heading | format | flags | meaning`, one per line.
+
+    Args:
+        description: The lines. A format is one of FORMATS or a template such as {:,.1f}. Flags are
+            those of FLAGS, `time` or `rate` for `rests`, and left or right for the alignment.
+        formats: Further formats.
+    """
+    formats = {**FORMATS, **formats}
+    parsed = []
+    for line in description.strip().splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        key, title, form, flags, about = cells + [""] * (5 - len(cells))
+        words = flags.split()
+        parsed.append(
+            Column(
+                key,
+                title,
+                show=formats.get(form) or form.format,
+                right="left" not in words and (form != "text" or "right" in words),
+                rests=next((word for word in ("time", "rate") if word in words), ""),
+                about=about,
+                **{flag: flag in words for flag in FLAGS},
+            )
+        )
+    return tuple(parsed)
+
+
+def show(*tables: Table, as_markdown: bool = False) -> None:
+    """Print tables, with emphasis on a terminal, or plain in WIDTH characters on a pipe."""
+    if as_markdown or not sys.stdout.isatty():
+        texts = [markdown(table) if as_markdown else str(table) for table in tables]
+        sys.stdout.write(visible("".join(texts)))
+        return
+    # rich is imported here, because a pipe starts sooner without it.
+    from rich.console import Console
+    from rich.text import Text
+
+    out = Console(highlight=False, soft_wrap=True)
+    for table in tables:
+        laid = laid_out(table, shutil.get_terminal_size().columns, bands=True)
+        for lines, style in zip(laid, ("bold", "bold", "", "dim"), strict=True):
+            for line in lines:
+                out.print(Text(visible(line), style=style), soft_wrap=True)
+
+
+def fitted(table: Table, beside: int = 0) -> list[str]:
+    """Return a table's lines as `show` prints them, with room for `beside` characters before
+    each."""
+    width = shutil.get_terminal_size().columns - beside if sys.stdout.isatty() else WIDTH
+    return laid_out(table, width).lines()
+
+
+def answer_sentence(first: str, *clauses: str) -> str:
+    """Return one sentence: the first clause, and those of the others that fit in MAX_WORDS."""
+    text = first
+    for clause in clauses:
+        words = [word for word in f"{text}{clause}".split() if any(map(str.isalnum, word))]
+        if len(words) <= MAX_WORDS:
+            text += clause
+    return f"{text}."
+
+
+def footnotes(*notes: str) -> list[str]:
+    """Return a blank line and the first three notes that are not empty and take one line."""
+    short = dict.fromkeys(note for note in notes if note and len(note) <= MAX_FOOTNOTE)
+    return ["", *list(short)[:MAX_NOTES]]
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: 1 user, 2 users."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+# How a value that distinguishes rows is written, in the order of weight.
+WORDING = {
+    "model": "{}",
+    "gpu": "{}",
+    "tensor_parallel_size": "tp {}",
+    "dtype": "{} weights",
+    "kv_cache_dtype": "{} cache",
+    "engine": "{}",
+    "basis": "{}",
+    "policy": "{} batching",
+    "cache": "{} cache",
+    "prefix_hit_rate": "{:.0%} prefix hits",
+    "rate": "{:.4g} requests/s",
+    "max_concurrency": "{:,} clients",
+    "batch_size": "batch {:,}",
+}
+DEPLOYMENT = tuple(WORDING)[:7]
+SERVER = tuple(WORDING)[:10]
+
+
+class Sides(NamedTuple):
+    """What distinguishes rows.
+
+    Attributes:
+        keys: Keys of which each separates rows that the earlier keys do not.
+        names: Name of each row, written from these keys; empty if one side is compared.
+    """
+
+    keys: list[str]
+    names: list[str]
+
+
+def sides(records: Sequence[Record], keys: Sequence[str] = DEPLOYMENT) -> Sides:
+    """Return the keys that distinguish records, and each record's name.
+
+    Example: llama on h100 and llama on h200 differ in `gpu` and are called h100 and h200.
+    """
+    parts: list[tuple[object, ...]] = [()] * len(records)
+    distinct: list[str] = []
+    for key in keys:
+        longer = [(*part, r.get(key)) for part, r in zip(parts, records, strict=True)]
+        if len({*longer}) > max(1, len({*parts})):
+            parts = longer
+            distinct.append(key)
+    names = [
+        ", ".join(WORDING[key].format(v) for key, v in zip(distinct, part, strict=True) if v)
+        for part in parts
+    ]
+    return Sides(distinct, [name.replace(" calibration", "") for name in names])
+
+
+def shared_words(records: Sequence[Record], wording: dict[str, str]) -> list[str]:
+    """Return the values that all records share, in words. wording: A template per key."""
+    words = []
+    for key, text in wording.items():
+        values = {record[key] for record in records}
+        if len(values) == 1 and None not in values:
+            words.append(text.format(*values))
+    return words
+
+
+def alike(records: Sequence[Record], first: Record, *keys: str) -> list[Record]:
+    """Return the records that have the values of the first under all keys."""
+    return [r for r in records if all(r.get(key) == first.get(key) for key in keys)]
+
+
+def distinct_notes(records: Sequence[Record], key: str) -> list[str]:
+    """Return the different texts of the records under a key."""
+    return list(dict.fromkeys(r[key] for r in records if r.get(key)))
+
+
+def fitting(records: Sequence[Record]) -> list[Record]:
+    """Return the records of batches that fit in memory, or of which the budget is unknown."""
+    return [r for r in records if r.get("fits") is not False]
+
+
+def memory_warning(records: Sequence[Record]) -> str:
+    """Return how many of several rows do not fit in memory; '' if all or none do."""
+    count = len(records) - len(fitting(records))
+    if count in (0, len(records)):
+        return ""
+    return f"{count:,} of {len(records):,} rows do not fit in GPU memory."
+
+
+def budget_warning(records: Sequence[Record]) -> str:
+    """Return that the engine's rules give no budget; '' if they do."""
+    unknown = any(r.get("memory_note") for r in records)
+    return "The KV cache budget of this engine is unknown for this model." if unknown else ""
+
+
+def time_footnotes(records: Sequence[Record]) -> list[str]:
+    """Return the basis of the times, their accuracy, and why some are bounds, one line each."""
+    bases = {r["time_basis"] for r in records}
+    predictions = [r for r in records if r["time_basis"] != BOUND]
+    marks = {BOUND: "≥ marks datasheet bounds", "scaled": "~ marks scaled times"}
+    if bases == {BOUND}:
+        basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
+    elif len(bases) > 1:
+        basis = (
+            ", ".join(["Times are predicted", *(marks[b] for b in marks if b in bases)]) + "."
+        )
+    else:
+        source = "scaled (~) from" if "scaled" in bases else "predicted by"
+        names = dict.fromkeys(basis_name(r["basis"]) for r in predictions)
+        basis = f"Times are {source} the calibration of {few([*names])}."
+    accuracy = []
+    errors = [r.get("time_p90_error") or 0.0 for r in predictions]
+    if errors and all(errors):
+        accuracy.append(f"In 90% of measured runs, the error is at most {max(errors):.0%}.")
+    share = max((r.get("uncalibrated_share") or 0.0 for r in predictions), default=0.0)
+    if share >= LEAST_SHARE:
+        accuracy.append(f"Up to {share:.0%} of a time is estimated.")
+    unmeasured: dict[str, list[str]] = {}
+    for engine, gpu in dict.fromkeys(
+        (r["engine"], r["gpu"]) for r in records if r["time_basis"] == BOUND
+    ):
+        if engine != "none" and engine not in preset_files(f"calibrations/{gpu}"):
+            unmeasured.setdefault(engine, []).append(gpu)
+    reasons = [
+        f"No measured kernel model of {engine} on {few(gpus)} exists."
+        for engine, gpus in unmeasured.items()
+    ]
+    return [basis, " ".join(accuracy), *reasons]
+
+
+def time_details(records: Sequence[Record], has_versions: bool = True) -> list[str]:
+    """Return the footnotes on times in full, for `--verbose`."""
+    lines = [line for line in time_footnotes(records) if line]
+    bases = dict.fromkeys(r["basis"] for r in records if r["time_basis"] != BOUND)
+    if bases and has_versions:
+        lines.append(f"Calibrations: {', '.join(bases)}.".replace(" calibration", ""))
+    if bases and any(r["time_basis"] == BOUND for r in records):
+        lines.append("Bounds are not ranked against predictions.")
+    return lines
+
+
+def time_note(records: Sequence[Record]) -> str:
+    """Return the basis of the times and their accuracy in one line, for pictures."""
+    return "; ".join(
+        line.removesuffix(".") for line in time_details(records, has_versions=False)
+    )
+
+
+def predictions_first(records: Sequence[Record]) -> list[Record]:
+    """Return the records for a table: first the predictions, then the bounds."""
+    return sorted(records, key=lambda record: bool(record["time_basis"] == BOUND))
+
+
+def comparable(records: Sequence[Record]) -> list[Record]:
+    """Return the records whose times can be compared with those of the first: predictions, or
+    bounds."""
+    return [
+        r for r in records if (r["time_basis"] == BOUND) == (records[0]["time_basis"] == BOUND)
+    ]
+
+
+def without_named_engine(records: Sequence[Record], columns: Sequence[Column]) -> list[Column]:
+    """Return the columns, without the engine if the basis of times names it in every row."""
+    bases = {r.get("basis") for r in records}
+    is_named = len({(r.get("engine"), r.get("basis")) for r in records}) == len(bases)
+    return [column for column in columns if not (is_named and column.key == "engine")]
+
+
+def node_notes(records: Sequence[Record]) -> list[str]:
+    """Return what is on several nodes, and the rate between them, a line each."""
+    lines = []
+    for r in records:
+        if r.get("nodes", 1) > 1:
+            rate = format_si(r["inter_node_bytes_per_s"], "B/s")
+            lines.append(
+                f"{r['gpus']}× {r['gpu']} on {r['nodes']} nodes, {rate} of each GPU between them"
+            )
+    return list(dict.fromkeys(lines))
+
+
+DEPLOYED = columns(
+    """
+    model                | model      | text  | given
+    gpu                  | GPU        | text  | given
+    tensor_parallel_size | tp         | int   | apart
+    dtype                | weights in | text  | apart
+    kv_cache_dtype       | cache in   | text  | apart
+    engine               | engine     | text  | apart
+    basis                | times by   | basis | left apart
+    """
+)
+SIZE_COLUMNS = columns(
+    """
+    model                    | model         | text
+    tensor_parallel_size     | tp            | int       | apart
+    dtype                    | weights in    | text      | apart
+    context                  | context       | int       | given
+    batch_size               | batch         | int       | given
+    kv_cache_dtype           | cache dtype   | text      | given
+    kv_cache_bytes           | KV cache      | bytes
+    kv_cache_read_bytes      | read per step | bytes
+    bytes_per_token | per token | per token | | bytes per further token, 0 B if all windows are full
+    attention                | attention     | text
+    weight_bytes             | weights       | bytes
+    equal_weights_context | = weights | int | | context at which the KV cache equals the weights
+    mha_ratio | MHA needs | ratio | | KV cache of multi-head attention ÷ this KV cache
+    parameters               | parameters    | count
+    fixed_bytes | fixed | bytes | | full windows and recurrent states of one sequence
+    active_parameters        | active        | count
+    kv_cache_allocated_bytes | allocated     | bytes     | | in whole blocks
+    """
+)
+MODEL_COLUMNS = columns(
+    """
+    model             | model       | text
+    parameters        | parameters  | count
+    active_parameters | active      | count
+    bytes_per_token   | per token   | per token
+    attention         | attention   | text
+    max_context       | max context | int
+    layers            | layers      | int
+    hidden_size       | hidden      | int
+    family            | family      | text
+    """
+)
+GPU_COLUMNS = columns(
+    """
+    gpu                   | GPU         | text
+    memory_bytes          | memory      | bytes1
+    bandwidth_bytes_per_s | bandwidth   | si B/s
+    bf16_flops_per_s      | bf16 FLOP/s | si     | | dense matrix peak
+    fp8_flops_per_s       | fp8         | si
+    fp4_flops_per_s       | fp4         | si
+    knee | ridge point | {:.1f} | | FLOP per byte where bf16 products turn compute-bound
+    link_bytes_per_s      | link        | si B/s | | to other GPUs, one direction
+    vendor                | vendor      | text
+    """
+)
+
+
+ROOFLINE_COLUMNS = columns(
+    """
+    operator         | operator    | text
+    layer            | layer       | text
+    time_s           | predicted   | kernel  | time
+    share            | share       | {:.1%}  | | share of the time of the pass
+    roofline_s       | at least    | kernel  | | datasheet bound with full overlap and no launches
+    bound            | bound       | text
+    intensity        | FLOP/B      | digits
+    flops            | FLOP        | si
+    bytes            | bytes       | si B
+    count            | runs        | int
+    overhead         | overhead    | {:.3g}× | | predicted time divided by the bound
+    shape            | shape       | text    | right wide
+    vector_flops     | vector FLOP | si      | wide
+    weight_bytes     | weights     | si B    | wide
+    cache_bytes      | cache       | si B    | wide
+    activation_bytes | activations | si B    | wide
+    """
+)
+COMPARE_COLUMNS = columns(
+    """
+    variant              | variant            | variant   | left
+    tensor_parallel_size | tp                 | int       | apart
+    dtype                | weights in         | text      | apart
+    engine               | engine             | text      | apart
+    basis                | times by           | basis     | left apart
+    context              | context            | int       | given
+    batch_size           | batch              | int       | given
+    kv_cache_dtype       | cache dtype        | text      | given
+    kv_cache_bytes       | KV cache           | bytes
+    stored_reduction     | stores less        | ratio     | | than the reference
+    read_reduction       | reads less         | ratio
+    step_s               | step               | seconds   | time | time of one decode step
+    max_num_seqs         | users              | int       | | requests that fit after the weights
+    attention_intensity | FLOP/B | digits | | FLOP of attention per byte of KV cache that it reads
+    attention            | attention          | text
+    kv_cache_read_bytes  | read per step      | bytes
+    bytes_per_token | per token | per token | | bytes per further token, 0 B if all windows are full
+    parameters           | parameters         | count
+    roofline_s           | at least           | seconds   | wide | datasheet bound of the step
+    intensity            | FLOP/B of the step | digits    | wide
+    bound                | bound              | text      | wide
+    """
+)
