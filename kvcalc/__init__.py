@@ -5,23 +5,42 @@
 17179869184
 """
 
-TYPE_CHECKING = False  # the command line is here in a moment: what is heavy, typing too, is loaded when it is asked for
+# everything heavy, typing too, is loaded when it is used, so that the command line starts fast
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from kvcalc.capacity import Fit, FitOptions, fit
+    from kvcalc.capacity import Fit, FitOptions
     from kvcalc.errors import UserError
-    from kvcalc.gpu.spec import Gpu
-    from kvcalc.layers.batch import Batch, Sequences
+    from kvcalc.gpu.gpu import Gpu
+    from kvcalc.layers.batch import Batch, Parallelism, Sequences
     from kvcalc.layers.cost import Cost, Operator
-    from kvcalc.layers.ranks import Parallelism
     from kvcalc.model.memory import CacheSize
+    from kvcalc.model.model import Layer, Model
     from kvcalc.model.precision import Precision
-    from kvcalc.model.spec import Layer, Model
     from kvcalc.report.answer import Answer
-    from kvcalc.report.keys import record_keys
-    from kvcalc.report.lower import cache_size, forward, load_gpu, load_model, mha_ratio, roofline, total, weight_bytes
-    from kvcalc.report.notebook import Deployment, deploy, plan
+    from kvcalc.report.notebook import (
+        Deployment,
+        compare,
+        deploy,
+        fit,
+        latency,
+        plan,
+        roofline,
+        serve,
+        size,
+    )
+    from kvcalc.report.python_functions import (
+        bounds,
+        cache_size,
+        forward,
+        load_gpu,
+        load_model,
+        mha_ratio,
+        total,
+        weight_bytes,
+    )
+    from kvcalc.report.record_reference import record_keys
 
 __version__ = "1.0.0"
 
@@ -41,52 +60,74 @@ __all__ = [
     "Precision",
     "Sequences",
     "UserError",
+    "bounds",
     "cache_size",
+    "compare",
     "deploy",
     "fit",
     "forward",
+    "latency",
     "load_gpu",
     "load_model",
     "mha_ratio",
     "plan",
     "record_keys",
     "roofline",
+    "serve",
+    "size",
     "total",
     "weight_bytes",
 ]
 
-# Where each name stands.
+# The module of each name.
 _HOMES = {
-    "capacity": ("Fit", "FitOptions", "fit"),
+    "capacity": ("Fit", "FitOptions"),
     "errors": ("UserError",),
-    "gpu.spec": ("Gpu",),
-    "layers.batch": ("Batch", "Sequences"),
+    "gpu.gpu": ("Gpu",),
+    "layers.batch": ("Batch", "Parallelism", "Sequences"),
     "layers.cost": ("Cost", "Operator"),
-    "layers.ranks": ("Parallelism",),
     "model.memory": ("CacheSize",),
     "model.precision": ("Precision",),
-    "model.spec": ("Layer", "Model"),
+    "model.model": ("Layer", "Model"),
     "report.answer": ("Answer",),
-    "report.keys": ("record_keys",),
-    "report.lower": ("cache_size", "forward", "load_gpu", "load_model", "mha_ratio", "roofline", "total", "weight_bytes"),
-    "report.notebook": ("Deployment", "deploy", "plan"),
+    "report.record_reference": ("record_keys",),
+    "report.python_functions": (
+        "bounds",
+        "cache_size",
+        "forward",
+        "load_gpu",
+        "load_model",
+        "mha_ratio",
+        "total",
+        "weight_bytes",
+    ),
+    "report.notebook": (
+        "Deployment",
+        "compare",
+        "deploy",
+        "fit",
+        "latency",
+        "plan",
+        "roofline",
+        "serve",
+        "size",
+    ),
 }
 
 
 def __getattr__(name: str) -> "Any":
-    """A public name, loaded when it is first asked for."""
+    """Load a public name when it is first used."""
     from importlib import import_module
 
     for home, names in _HOMES.items():
         if name in names:
             value = globals()[name] = getattr(import_module(f"kvcalc.{home}"), name)
             return value
-    hint = ""
-    if not name.startswith("_"):
-        near = import_module("kvcalc.errors").nearest(name, __all__)
-        readings = ("size", "compare", "latency", "serve")
-        hint = f'. Write kvcalc.deploy("llama-3.1-8b", "h100").{name}()' if name in readings else f". {near}"
-    raise AttributeError(f"module 'kvcalc' has no attribute {name!r}{hint}".removesuffix(". "))
+    is_private = name.startswith("_")
+    hint = "" if is_private else import_module("kvcalc.errors").nearest(name, __all__)
+    raise AttributeError(
+        f"module 'kvcalc' has no attribute {name!r}. {hint}".removesuffix(". ")
+    )
 
 
 def __dir__() -> list[str]:

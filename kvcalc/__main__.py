@@ -43,7 +43,10 @@ def _exit_on_signal(number: int, frame: object) -> None:
 def _prepare_output() -> None:
     """Let stdout and stderr replace characters that their encoding does not have."""
     codecs.register_error("marks", _replace_unencodable)
-    for stream, encoding in ((sys.stdout, "ascii" if _wants_ascii() else None), (sys.stderr, None)):
+    for stream, encoding in (
+        (sys.stdout, "ascii" if _wants_ascii() else None),
+        (sys.stderr, None),
+    ):
         stream.reconfigure(encoding=encoding, errors="marks")  # type: ignore[union-attr]
 
 

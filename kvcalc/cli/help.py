@@ -1,20 +1,28 @@
-"""What `--help` shows: three examples, the options that one needs first, the rest by panel; 80 columns, no name cut."""
+"""Help of a command: three examples, the common options, and with `--help-all` every option.
+
+Refusals of the parser: what to type instead of an unknown option or command.
+"""
 
 import shutil
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable
 from typing import Any
 
-from kvcalc.cli.commands import COMMANDS, parameters_of
-from kvcalc.report.layout import wrapped
+from kvcalc.cli.commands import COMMANDS, FLAGS, parameters_of
+from kvcalc.cli.options import PANELS, Parameter
+from kvcalc.errors import printable
+from kvcalc.report.text.table_layout import wrapped
 
-ABOUT = "How big is the KV cache, what does it cost to read, and what will this GPU do with it?"
-EXIT_STATUS = "Exit status: 0 done; 1 the answer is no, or a check failed; 2 the request is wrong."
+ABOUT = "Memory and time of LLM inference: KV cache size, users per GPU, latency, servers."
+EXIT_STATUS = (
+    "Exit status: 0 done; 1 the answer is no, or a check failed; 2 the request is wrong."
+)
 FIRST_STEPS = {
-    "kvcalc size llama-3.1-8b --context 128k": "how big is the cache",
+    "kvcalc size llama-3.1-8b --context 128k": "KV cache size",
     "kvcalc fit llama-3.1-70b --gpu h100 --tp 4": "how many users fit",
     "kvcalc compare llama-7b --variants mha,gqa:8": "what other attention saves",
     "kvcalc latency llama-3.1-8b --gpu h100": "how long one request takes",
-    "kvcalc models llama": "what models there are",
+    "kvcalc models llama": "model presets",
 }
 EXAMPLES = {
     "size": (
@@ -82,130 +90,191 @@ EXAMPLES = {
         "kvcalc report deepseek-v3.2 --gpu h200 --tp 8 --context 64k --users 32",
         "kvcalc report gpt-oss-20b --gpu rtx-4090 --engine llama.cpp",
     ),
-    "models": ("kvcalc models llama", "kvcalc models --attention mla", "kvcalc models deepseek-v3.2"),
+    "models": (
+        "kvcalc models llama",
+        "kvcalc models --attention mla",
+        "kvcalc models deepseek-v3.2",
+    ),
     "gpus": ("kvcalc gpus", "kvcalc gpus h100", "kvcalc gpus --vendor amd"),
 }
-# The options that one needs first, by the names of parameters; commands with no more than these many show all alike.
-_DEPLOYED = "gpu tp dtype kv_cache_dtype quantization"
-FIRST = {
-    "size": "context batch_size kv_cache_dtype dtype quantization tp set_ explain plot form",
-    "compare": "variants gpu context batch_size tp dtype kv_cache_dtype plot wide form",
-    "roofline": "gpu phase batch_size context tp dtype kv_cache_dtype explain plot form",
-    "latency": "gpu input_len output_len batch_size tp dtype kv_cache_dtype quantization draft form",
-    "serve": "gpu rate num_prompts input_len output_len max_num_seqs tp policy price_per_hour form",
-    "fit": "gpu tp max_model_len max_num_seqs engine require dtype kv_cache_dtype quantization explain",
-    "report": "gpu context users engine tp dtype kv_cache_dtype quantization bounds memory",
-    "plan": "users context max_tpot max_ttft gpu max_gpus price_per_hour quantization plot form",
-    "measure": "variant phase batch_size context dtype device rows generate plot form",
-}
-PANELS = {
-    "How it is stored": "dtype kv_cache_dtype quantization block_size set_ mla_form",
-    "Speculation": "draft num_speculative_tokens acceptance_rate",
-    "Output": "output plot style form wide explain",
-}
-# What an option takes, by the names of parameters: N, X, WORD and a choice are told by their types.
-TAKEN = {
-    "MODEL…": "models", "MODEL": "model draft", "GPUS": "gpu", "GPU": "calibration_from", "NAME": "name save_gpu engine stack",
-    "NAME|FILE": "calibration",
-    "FIGURE": "kind", "LOG…": "logs", "LIST": "variants", "SIDE": "sides", "KEY=VALUE": "set_", "DTYPE": "dtype kv_cache_dtype",
-    "FORMAT": "quantization", "MONEY": "price_per_hour", "R": "rate", "TIME": "max_ttft max_tpot slo_ttft slo_tpot think_time",
-    "TOKENS": "context input_len output_len max_model_len prefix_len shared_prefix sliding_window prompt_len prefill_context "
-              "max_num_batched_tokens generate",
-    "FILE": "plot rows requests timeline file points from_log save out output predictions input_ import_ allocations lengths "
-            "metrics",
-    "N": "tp pp dp ep batch_size max_num_seqs users num_speculative_tokens threads seed",
-    "X": "acceptance_rate prefix_hit_rate gpu_memory_utilization min_throughput",
-    "SIZE": "memory kv_cache_memory_bytes kv_offloading_bytes weight_bytes activation_bytes overhead_bytes",
-    "RATE": "inter_node_bandwidth disk_bandwidth", "VERSION": "engine_version", "PASS": "batch",
-    "TYPE": "cache_type_k cache_type_v",
-}  # fmt: skip
-METAVARS = {name: word for word, names in TAKEN.items() for name in names.split()}
-LEFT = 27  # where descriptions begin
+MAX_COMMON = 12  # options that `--help` shows
+INDENT = 27  # columns before the description of an option
+SIMILARITY = 0.7  # a name that shares fewer letters is another word
 
 
 def first_steps() -> str:
-    """What `kvcalc` alone shows: what to try first."""
+    """Return what `kvcalc` without words prints: commands to try first."""
     lines = [f"{line:<48}{text}" for line, text in FIRST_STEPS.items()]
     return "\n".join([*lines, f"{'kvcalc --help':<48}all commands"]) + "\n"
 
 
-def help_of(command: str = "") -> str:
-    """The help of a command, or of all."""
-    width = max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
-    lines = _command(command, width) if command else _all(width)
-    return "\n".join([*lines, "", *wrapped(EXIT_STATUS, width)]) + "\n"
-
-
-def _all(width: int) -> list[str]:
-    lines = ["kvcalc COMMAND …", "", *wrapped(ABOUT, width), "", "Try first:", *(f"  {line}" for line in FIRST_STEPS)]
+def general_help() -> str:
+    """Return the help of `kvcalc`: all commands."""
+    width = _width()
+    lines = ["kvcalc COMMAND …", "", *wrapped(ABOUT, width), "", "Try first:"]
+    lines += [f"  {line}" for line in FIRST_STEPS]
     lines += ["", "Commands (kvcalc COMMAND --help shows examples and options):"]
     for name, text in COMMANDS.items():
         lines += _row(name, text, width, 14)
     lines += ["", "Options:"]
-    for name, text in (
-        ("--install-completion [SHELL]", "Complete words in bash, zsh or fish; by default in this one."),
-        ("--show-completion [SHELL]", "Print the script that does."),
-        ("--version", "Print the version."),
-        ("-h, --help", "Show this message."),
-    ):
-        lines += _row(name, text, width, LEFT + 4)
-    return lines
+    for name, text in FLAGS.items():
+        lines += _row(
+            f"{name} [SHELL]" if "completion" in name else name, text, width, INDENT + 4
+        )
+    return _with_exit_status(lines, width)
 
 
-def _command(name: str, width: int) -> list[str]:
-    arguments = [p for p in parameters_of(name) if p.param_type_name == "argument"]
-    options = {p.name: p for p in parameters_of(name) if p.param_type_name == "option"}
-    words = " ".join(word_of(p) if p.required else f"[{word_of(p)}]" for p in arguments)
-    lines = [f"kvcalc {name} {words} [options]".replace("  ", " "), "", *wrapped(COMMANDS[name], width), "", "Examples:"]
-    lines += [f"  {line}" for line in EXAMPLES[name]] + [""]
+def command_help(command: str, is_whole: bool = False) -> str:
+    """Return the help of a command, with its common options or with every option."""
+    width = _width()
+    parameters = parameters_of(command)
+    arguments = [p for p in parameters if p.is_argument]
+    options = [p for p in parameters if not p.is_argument]
+    words = [p.placeholder if p.is_required else f"[{p.placeholder}]" for p in arguments]
+    lines = [" ".join(["kvcalc", command, *words, "[options]"]), ""]
+    lines += [*wrapped(COMMANDS[command], width), "", "Examples:"]
+    lines += [f"  {line}" for line in EXAMPLES[command]]
+    lines.append("")
     for argument in arguments:
-        lines += _row(word_of(argument), argument.help or "", width, LEFT)
-    first = [options.pop(key) for key in FIRST.get(name, "").split()]
-    lines += ["", "First of all:" if first else "Options:", *_rows(first or list(options.values()), width)]
-    for panel, members in panels(list(options.values()) if first else []).items():
-        lines += ["", f"{panel}:", *_rows(members, width)]
-    return lines
+        lines += _row(argument.placeholder, argument.option.help, width, INDENT)
+    groups = panels(options)
+    is_short = not is_whole and len(options) > MAX_COMMON
+    for panel in [PANELS[0]] if is_short else groups:
+        lines += ["", f"{panel}:"]
+        for option in groups[panel]:
+            lines += _row(spelling(option), meaning(option), width, INDENT)
+    if is_short:
+        lines += ["", f"kvcalc {command} --help-all shows all {len(options)} options."]
+    return _with_exit_status(lines, width)
 
 
-def panels(options: Iterable[Any]) -> dict[str, list[Any]]:
-    """Options by the panel they name, else by that which names them, else the further ones."""
-    homes = {key: panel for panel, keys in PANELS.items() for key in keys.split()}
-    found: dict[str, list[Any]] = {"Further": []}
-    for option in options:
-        panel = getattr(option, "rich_help_panel", None) or homes.get(option.name, "Further")
-        found.setdefault(panel, []).append(option)
-    return {panel: members for panel, members in found.items() if members}
+def _width() -> int:
+    return max(40, min(shutil.get_terminal_size((80, 24)).columns, 100))
 
 
-def _rows(options: Sequence[Any], width: int) -> list[str]:
-    return [line for option in options for line in _row(names_of(option), meaning_of(option), width, LEFT)]
+def _with_exit_status(lines: list[str], width: int) -> str:
+    return "\n".join([*lines, "", *wrapped(EXIT_STATUS, width)]) + "\n"
 
 
-def _row(name: str, text: str, width: int, left: int) -> list[str]:
-    """A name with what it means beside it, or below it where the name is long."""
-    lines = [" " * left + line for line in wrapped(text, width - left)]
-    if len(name) + 4 > left:
+def panels(options: Iterable[Parameter]) -> dict[str, list[Parameter]]:
+    """Return options by their group, in the order of PANELS."""
+    groups: dict[str, list[Parameter]] = {panel: [] for panel in PANELS}
+    for parameter in options:
+        option = parameter.option
+        groups[PANELS[0] if option.is_common else option.panel].append(parameter)
+    return {panel: members for panel, members in groups.items() if members}
+
+
+def _row(name: str, text: str, width: int, indent: int) -> list[str]:
+    """Return the lines of a name and its description, which is below a long name."""
+    lines = [" " * indent + line for line in wrapped(text, width - indent)]
+    if len(name) + 4 > indent:
         return [f"  {name}", *lines]
-    return [f"  {name}".ljust(left) + lines[0][left:], *lines[1:]]
+    return [f"  {name}".ljust(indent) + lines[0][indent:], *lines[1:]]
 
 
-def names_of(option: Any) -> str:
-    """All names, the longest first, and what it takes."""
-    names = [*sorted(option.opts, key=len, reverse=True), *option.secondary_opts]
-    return ", ".join(names) + ("" if option.is_flag else f" {word_of(option)}")
+def spelling(option: Parameter) -> str:
+    """Return all names of an option and the placeholder of its value."""
+    names = ", ".join(option.names)
+    return names if option.is_flag else f"{names} {option.placeholder}"
 
 
-def word_of(parameter: Any) -> str:
-    choices = getattr(parameter.type, "choices", None)
-    if parameter.name in METAVARS:
-        return METAVARS[parameter.name] + ("…" if parameter.name == "rows" and parameter.nargs < 0 else "")
-    if choices:
-        return "|".join(str(getattr(c, "value", c)) for c in choices)
-    return {"integer": "N", "int": "N", "float": "X"}.get(parameter.type.name, "WORD")
+def meaning(option: Parameter) -> str:
+    """Return the description of an option and its default."""
+    default, text = option.default, option.option.help
+    if option.is_flag or default in (None, "", 0, [], float("inf")):
+        return text
+    return f"{text} [{default}]"
 
 
-def meaning_of(option: Any) -> str:
-    default = getattr(option.default, "value", option.default)
-    shown = option.show_default and not option.is_flag and default not in (None, "", 0, []) and default == default
-    meaning = option.help or ""
-    return f"{meaning} [{default}]" if shown and default != float("inf") else meaning
+# Words that name no option of any command, and what to type instead.
+OTHER_WORDS = {
+    "energy power watts joules j-per-token": "`kvcalc latency` and `kvcalc plan` have J/token "
+    "with --wide",
+    "window attention-window": "--set sliding_window=4096 gives a model a window",
+}
+# If many commands have an option, suggest `fit` first.
+FIT_FIRST = sorted(COMMANDS, key=lambda command: command != "fit")
+
+
+def parser_message(error: Any, command: str) -> str:
+    """Return typer's refusal in one line: the problem, then the text to type."""
+    text = printable(error.format_message(), 600)
+    text = text.replace("is not a valid int.", "is not a whole number.")
+    text = text.replace("is not a valid float.", "is not a number.")
+    if command in ("version", "-v", "-V"):
+        return "unknown command. Write `kvcalc --version` (see `kvcalc --help`)"
+    if command not in COMMANDS:
+        is_model = command and not command.startswith("-") and "Did you mean" not in text
+        hint = (
+            f" Put a command first: `kvcalc size {printable(command, 100)}`" if is_model else ""
+        )
+        return f"{text}{hint} (see `kvcalc --help`)"
+    see = f"(see `kvcalc {command} --help`)"
+    if type(error).__name__ == "NoSuchOption":
+        name = printable(error.option_name, 100)
+        typed = name if name.startswith("--") else _whole_word(command, name)
+        return f"{command} has no {typed}. {_suggestion(command, typed)}"
+    missing = text.removeprefix("Missing argument '").rstrip("'.")
+    if type(error).__name__ == "MissingParameter" and missing != text:
+        return f"{missing} is missing. Write `{EXAMPLES[command][0]}` {see}"
+    extra = text.removeprefix("Got unexpected extra argument(s) (").removesuffix(")")
+    if extra == text:
+        return f"{text} {see}"
+    hint = "Write a list as a,b"
+    if command in ("compare", "report"):
+        hint = "`kvcalc size A B` and `kvcalc latency A B` take several models"
+    return f"{command} takes no further word: {extra}. {hint} {see}"
+
+
+def _whole_word(command: str, letter: str) -> str:
+    """Return the typed word of which the parser refused the first letter: `-dtype` for `-d`."""
+    known = {name for parameter in parameters_of(command) for name in parameter.names}
+    for word in sys.argv:
+        if word.startswith(letter) and word.partition("=")[0] not in known:
+            return printable(word, 100)
+    return letter
+
+
+def _suggestion(command: str, typed: str) -> str:
+    """Return what to type instead of an unknown option."""
+    word = typed.lstrip("-").partition("=")[0]
+    see = f"`kvcalc {command} --help-all` lists its options"
+    own = _long_names(command)
+    for words, text in OTHER_WORDS.items():
+        if word in words.split():
+            return f"{text}; {see}"
+    same = [word] if word in own else [name for name, called in own.items() if word in called]
+    if not same and (elsewhere := _other_commands(command, word)):
+        return f"{elsewhere}; {see}"
+    if not same:
+        from difflib import get_close_matches
+
+        same = get_close_matches(word, own, n=3, cutoff=SIMILARITY)
+    return f"Did you mean {' or '.join(f'--{name}' for name in same)}? {see}" if same else see
+
+
+def _other_commands(command: str, word: str) -> str:
+    """Return which other commands have an option of that name, else of that meaning."""
+    homes: dict[str, list[str]] = {word: []}
+    for other in FIT_FIRST:
+        for name, called in _long_names(other).items():
+            if other != command and (name == word or word in called):
+                homes.setdefault(name, []).append(f"`kvcalc {other}`")
+    for name, commands in homes.items():
+        if commands:
+            *first, last = commands[:3]
+            places = f"{', '.join(first)} and {last} have" if first else f"{last} has"
+            return f"{places} --{name}"
+    return ""
+
+
+def _long_names(command: str) -> dict[str, list[str]]:
+    """Return long names of a command's options. The first has the names of other tools."""
+    names = {}
+    for parameter in parameters_of(command):
+        called = parameter.option.called.split()
+        for name in parameter.names:
+            if name.startswith("--"):
+                names[name[2:]] = called if name == parameter.names[0] else []
+    return names
