@@ -1,6 +1,6 @@
-"""All checks in one command: `python tests/check.py`. `python tests/check.py lint` leaves out the tests and takes seconds.
+"""Run all checks: `python tests/check.py`. `python tests/check.py lint` runs the linters and builds the site in seconds.
 
-Each check runs whatever the others say; the exit status is 1 where one fails.
+All checks run, even if one fails. The exit status is 1 if one failed.
 """
 
 import subprocess
@@ -9,15 +9,16 @@ from pathlib import Path
 
 ROOMS = ("kvcalc", "tests", "benchmarks")
 LINTERS = (("ruff", "check", *ROOMS), ("ruff", "format", "--check", *ROOMS), ("mypy",))
+SITE = (("mkdocs", "build", "--strict", "--quiet"),)
 TESTS = (("pytest",),)
 
 
 def main(words: list[str]) -> int:
-    """Run the checks and say which failed."""
+    """Run the checks and print which failed."""
     if words not in ([], ["lint"]):
         sys.exit("usage: python tests/check.py [lint]")
     failed = []
-    for check in LINTERS if words else LINTERS + TESTS:
+    for check in LINTERS + SITE if words else LINTERS + SITE + TESTS:
         print(f"$ {' '.join(check)}", flush=True)
         if subprocess.run([sys.executable, "-m", *check], cwd=Path(__file__).parent.parent, check=False).returncode:
             failed.append(check[0])

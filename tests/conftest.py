@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from hypothesis import settings
+from record_checks import check_records
 
 from kvcalc.layers.cost import Cost, Operator
-from kvcalc.report.keys import check_records
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=40)
 settings.register_profile("here", deadline=None)

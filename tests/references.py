@@ -1,35 +1,41 @@
-"""The reference pages of docs, made from the code: `records.md` of every key of every record, `options.md` of every option."""
+"""The generated reference pages: `records.md` lists every key of every record, `options.md` every option."""
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvcalc.cli.commands import COMMANDS, parameters_of
-from kvcalc.cli.help import meaning_of, names_of, panels, word_of
-from kvcalc.report.keys import Key, kinds, parts
+from kvcalc.cli.help import meaning, panels, spelling
+from kvcalc.report.record_reference import Key, kinds, parts
 
 RECORDS = """\
-# Records
+# Which keys do the records have?
 
-What `--format json` prints, key by key: one array of flat records; `--format csv` has the same columns, `.records()` of the
-Python API the same records, and `kvcalc.record_keys("fit")` this page. Integers are exact. A value is null only where the last
-column says when; NaN and Infinity never stand in JSON. A share is a part of 1, and an error the factor by which a figure is off,
-less 1. Which figures count what is in [counting.md](counting.md).
+`--format json` prints one array of flat records. `--format csv` has the same columns, and `.records()` of the Python API
+returns the same records. `kvcalc.record_keys("fit")` returns this page's rows for `fit`.
 
-This page is made from the code, by `python tests/remake_docs.py`.
+- Integers are exact.
+- A value is null only under the condition in the last column. JSON never contains NaN or Infinity.
+- A share is a part of 1. An error is the factor between prediction and measurement, minus 1.
+- [What does each figure count?](../counting.md) defines the figures.
+
+This page is generated from the code: `python tests/remake_docs.py --references`.
 """
 OPTIONS = """\
-# Options
+# Which options does each command have?
 
-Every option of every command, with its default; `kvcalc COMMAND --help` shows the same. Lists are comma-separated; lengths may
-be written `4k`, `128K` or `1M`, bytes `40GiB` or `40GB`, times `50ms` or `0.05s`.
+This page lists every option with its default. `kvcalc COMMAND --help-all` prints the same text.
+
+- Separate the items of a list with commas.
+- Write lengths as `4k`, `128K` or `1M`, bytes as `40GiB` or `40GB`, and times as `50ms` or `0.05s`.
 
 | exit status | meaning |
 | --- | --- |
 | 0 | The command is done. |
-| 1 | The answer is no: nothing fits (`fit`), or a check failed (`fit --require`, `validate --fail-above`). |
+| 1 | The answer is no, or a check failed. |
 | 2 | The request is wrong. One message names the problem. |
 
-This page is made from the code, by `python tests/remake_docs.py`.
+This page is generated from the code: `python tests/remake_docs.py --references`.
 """
 
 
@@ -62,21 +68,26 @@ def options_page() -> str:
     lines = [OPTIONS]
     for command, about in COMMANDS.items():
         lines += [f"## {command}", "", about, ""]
-        arguments = [p for p in parameters_of(command) if p.param_type_name == "argument"]
-        options = [p for p in parameters_of(command) if p.param_type_name == "option"]
+        arguments = [p for p in parameters_of(command) if p.is_argument]
+        options = [p for p in parameters_of(command) if not p.is_argument]
         if arguments:
-            lines += _table(("argument", "meaning"), ((f"`{word_of(p)}`", p.help or "") for p in arguments))
+            lines += _table(("argument", "meaning"), ((f"`{p.placeholder}`", p.option.help) for p in arguments))
         for panel, members in panels(options).items():
-            title = "option" if panel == "Further" else panel
-            lines += _table((title, "meaning"), ((f"`{names_of(p)}`", meaning_of(p)) for p in members))
+            lines += _table((panel, "meaning"), ((f"`{spelling(p)}`", meaning(p)) for p in members))
     return "\n".join(lines)
 
 
 def _table(head: Iterable[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
     heads = list(head)
     for row in (heads, ["---"] * len(heads), *rows):
-        yield "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
+        yield "| " + " | ".join(_cell(str(cell)) for cell in row) + " |"
     yield ""
+
+
+def _cell(text: str) -> str:
+    """Return a table cell in which no `|` ends the cell, neither on GitHub nor on the site."""
+    text = re.sub(r"`([^`]*\|[^`]*)`", lambda code: f"<code>{code[1].replace('|', '&#124;')}</code>", text)
+    return text.replace("|", "&#124;")
 
 
 PAGES = {"records.md": records_page, "options.md": options_page}

@@ -1,9 +1,11 @@
-"""Puts what the commands print now under every `$ kvcalc` line of the documents: `python tests/remake_docs.py`.
+"""Replace the output below each `$ kvcalc` line of the documents with what the command prints now.
 
-The pages of references are made anew too; with `--references` they alone, which takes a second.
+    python tests/remake_docs.py                        all documents, the generated references and the notebook
+    python tests/remake_docs.py docs/how-to/plan.md    only these documents
+    python tests/remake_docs.py --references           only the generated references, in a second
+    python tests/remake_docs.py --pictures             all documents and the pictures of the gallery
 
-With `--pictures` it draws the gallery anew as well. Read the difference before it is committed: what a document says around
-its output may no longer hold.
+Read the difference before you commit it: the text around an output may be wrong now.
 """
 
 import re
@@ -15,23 +17,27 @@ from pathlib import Path
 
 from notebook_cells import remake
 from references import PAGES
-from test_docs import _FENCE, DOCUMENTS, LEFT_OUT, is_shown, width_of
+from test_docs import _FENCE, DOCUMENTS, LEFT_OUT, ROOT, is_shown, width_of
 
-PROGRAM = "import sys; from kvcalc.report import layout; layout.WIDTH = int(sys.argv.pop(1)); "
+PROGRAM = "import sys; from kvcalc.report.text import table_layout; table_layout.WIDTH = int(sys.argv.pop(1)); "
 PROGRAM += "sys.argv[0] = 'kvcalc'; from kvcalc.__main__ import main; main()"
 
 
 def printed(command: str, width: int) -> str:
-    """The standard output of a command of the documents, whose exit status is 0, or 1 if its answer is no."""
+    """Return what a command of the documents prints: its answer, or its message if it refuses the request."""
     words = [sys.executable, "-c", PROGRAM, str(width), *shlex.split(command.removeprefix("kvcalc "))]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode > 1:
+    if done.returncode > 2:
         raise SystemExit(f"{command}: {done.stderr}")
-    return done.stdout.rstrip("\n") + "\n"
+    return (done.stderr if done.returncode == 2 else done.stdout).rstrip("\n") + "\n"
 
 
 def abridged(printed: str, shown: str) -> str:
-    """`printed` with the lines left out that `shown` leaves out: after a gap from the line most like the one there."""
+    """Return `printed` with the same gaps as `shown`.
+
+    A part that ends with a blank line ends with the same blank line of `printed`, however long its paragraphs are. After a
+    gap, a part begins with the line that resembles its first line most.
+    """
     if is_shown(printed, shown):
         return shown.rstrip("\n") + "\n"
     lines, found, after = printed.splitlines(), [], 0
@@ -41,6 +47,9 @@ def abridged(printed: str, shown: str) -> str:
         if number and kept:
             after = max(range(after, len(lines)), key=lambda i: SequenceMatcher(None, lines[i], kept[0]).ratio(), default=after)
         until = len(lines) if kept and part is parts[-1] else after + len(kept)
+        if kept and not kept[-1]:
+            blank_lines = [i for i in range(after, len(lines)) if not lines[i]]
+            until = blank_lines[kept.count("") - 1] + 1 if len(blank_lines) >= kept.count("") else len(lines)
         found.append("".join(f"{line}\n" for line in lines[after:until]))
         after = until
     return "…\n".join(found)
@@ -80,14 +89,16 @@ GALLERY = {
 
 if "--pictures" in sys.argv:
     for name, line in GALLERY.items():
-        target = Path(__file__).parent.parent / "docs" / "images" / f"{name}.png"
+        target = ROOT / "docs" / "images" / f"{name}.png"
         subprocess.run(
             [sys.executable, "-m", "kvcalc", *shlex.split(line), "--plot", str(target)], check=True, stdout=subprocess.DEVNULL
         )
 for page, made in PAGES.items():
-    (Path(__file__).parent.parent / "docs" / page).write_text(made(), encoding="utf-8")
+    (ROOT / "docs" / "reference" / "generated" / page).write_text(made(), encoding="utf-8")
 if "--references" in sys.argv:
     sys.exit()
-for document in DOCUMENTS:
+requested = [Path(word).resolve() for word in sys.argv[1:] if word.endswith(".md")]
+for document in requested or DOCUMENTS:
     document.write_text(remade(document), encoding="utf-8")
-remake()
+if not requested:
+    remake()

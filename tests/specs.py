@@ -4,11 +4,11 @@ from typing import Any
 
 from kvcalc import Layer, Model
 from kvcalc.layers.attention import Compressed, Grouped, Latent, Sparse
-from kvcalc.layers.ffn import Dense
-from kvcalc.layers.part import Part
+from kvcalc.layers.feed_forward import Dense
+from kvcalc.layers.part import Sublayer
 
 
-def stack(*mixers: Part, layers: int | None = None, hidden_size: int = 64, ffn: int = 128, **fields: Any) -> Model:
+def stack(*mixers: Sublayer, layers: int | None = None, hidden_size: int = 64, ffn: int = 128, **fields: Any) -> Model:
     """Layers of these mixers in turn, one kind each, with a gated FFN after each mixer."""
     parts = [(m, Dense(intermediate_size=ffn)) for m in mixers]
     kinds = {f"k{i}": Layer(parts=pair) for i, pair in enumerate(parts)}  # type: ignore[arg-type]

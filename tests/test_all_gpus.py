@@ -2,7 +2,7 @@
 
 from conftest import Run
 
-from kvcalc.library.listing import all_gpus
+from kvcalc.library.load import all_gpus
 
 
 def test_all_is_every_preset(kvcalc: Run) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import kvcalc
 from kvcalc import UserError, deploy
+from kvcalc.capacity import fit
 from kvcalc.serving.request_record import LatencyOptions
 
 D = deploy("gpt2", "h100")
@@ -42,7 +43,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: deployed(calibration_from=3), "3 is no GPU to calibrate from"),
     (lambda: deployed(memory=3), "3 is no size of memory"),
     (lambda: deployed(nodes="2"), "'2' is no number of nodes"),
-    (lambda: deployed(tp=16, nodes=1), "more than the 8 that its link joins"),
+    (lambda: deployed(tp=16, nodes=1), "one link joins 8 h100-sxm, but a node has 16"),
     (lambda: deployed(inter_node_bandwidth="x"), "inter-node-bandwidth 'x'"),
     (lambda: deploy(3, "h100"), "int is no model"),  # type: ignore[arg-type]
     (lambda: deploy("gpt2", None), "NoneType is no GPU"),  # type: ignore[arg-type]
@@ -54,10 +55,10 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: kvcalc.forward("gpt2", 3), "3 is no Batch"),  # type: ignore[arg-type]
     (lambda: kvcalc.Batch.decode("x"), "context 'x' is neither"),  # type: ignore[arg-type]
     (lambda: kvcalc.Batch.decode(0), "context 0 is outside 1"),
-    (lambda: kvcalc.roofline([], 3), "int is no GPU"),  # type: ignore[arg-type]
-    (lambda: kvcalc.roofline([3], "h100"), "3 is no Operator"),  # type: ignore[list-item]
-    (lambda: kvcalc.fit("gpt2"), "'gpt2' is no Deployment"),  # type: ignore[arg-type]
-    (lambda: kvcalc.fit(D, 3), "3 is no FitOptions"),  # type: ignore[arg-type]
+    (lambda: kvcalc.bounds([], 3), "int is no GPU"),  # type: ignore[arg-type]
+    (lambda: kvcalc.bounds([3], "h100"), "3 is no Operator"),  # type: ignore[list-item]
+    (lambda: kvcalc.fit("gpt2", foo=1), "unknown option 'foo'"),
+    (lambda: kvcalc.size(D, tp=2), "the deployment already has tp. Give these options to deploy"),
     (lambda: kvcalc.load_model(3), "3 is no name of a model"),  # type: ignore[arg-type]
     (lambda: kvcalc.load_gpu(None), "None is no name of a GPU"),  # type: ignore[arg-type]
     (lambda: kvcalc.Parallelism(per_node=-1), "per_node -1"),
@@ -67,7 +68,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: D.size([]), "context: the list is empty"),
     (lambda: D.size([1024, None]), "context 'None' is not a whole number"),  # type: ignore[list-item]
     (lambda: D.size(block_size="x"), "block size 'x'"),  # type: ignore[arg-type]
-    (lambda: D.latency(batch_size=[1, 2]), "batch-size [1, 2] is a list. Ask once for each of its values"),
+    (lambda: D.latency(batch_size=[1, 2]), "batch-size [1, 2] is a list. Call once for each value"),
     (lambda: D.serve(rate=np.array([1.0, 2.0])), "rate array([1., 2.]) is a list"),
     (lambda: kvcalc.forward("gpt2", kvcalc.Batch.decode(8), stage=1), "stage 1 is not one of 1. Give 0 to 0"),
     (lambda: kvcalc.forward("gpt2", kvcalc.Batch.decode(8), stage="a"), "stage 'a' is not one of 1"),  # type: ignore[arg-type]
@@ -75,7 +76,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: kvcalc.Batch((3,)), "(3,) is no tuple of Sequences"),  # type: ignore[arg-type]
     (lambda: kvcalc.Precision(3), "dtype 3 is no name of a format"),  # type: ignore[arg-type]
     (lambda: kvcalc.Precision(kv_cache_dtype=8), "kv_cache_dtype 8 is no name of a format"),  # type: ignore[arg-type]
-    (lambda: kvcalc.roofline(5, "h100"), "5 is no pass. Give the operators that `forward` returns"),  # type: ignore[arg-type]
+    (lambda: kvcalc.bounds(5, "h100"), "5 is no pass. Give the operators that `forward` returns"),  # type: ignore[arg-type]
     (lambda: kvcalc.total("gpt2"), "'gpt2' is no pass"),  # type: ignore[arg-type]
     (lambda: kvcalc.total([5]), "5 is no Operator"),  # type: ignore[list-item]
 ]
@@ -95,7 +96,7 @@ def test_names_stand_where_objects_do() -> None:
     assert kvcalc.mha_ratio("llama-3.1-8b", "8k") == 4
     step = kvcalc.Batch.decode(1024)
     assert kvcalc.forward("gpt2", step) == kvcalc.forward(model, step)
-    assert kvcalc.roofline(kvcalc.forward(model, step), "h100") == kvcalc.roofline(kvcalc.forward(model, step), gpu)
+    assert kvcalc.bounds(kvcalc.forward(model, step), "h100") == kvcalc.bounds(kvcalc.forward(model, step), gpu)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_a_frame_is_made_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "pandas", Pandas)
     assert answer.to_pandas() == ("frame", answer.records())
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match=r"pandas is not installed\. pip install pandas"):
+    with pytest.raises(UserError, match=r"pandas is not installed\. Run `pip install pandas`"):
         answer.to_pandas()
 
 
@@ -160,8 +161,6 @@ def test_a_picture_shows_itself_in_a_notebook() -> None:
 def test_a_heading_leads_to_its_key() -> None:
     with pytest.raises(AttributeError, match=r"no figure 'users'\. The column 'users' is max_num_seqs"):
         _ = D.fit().users
-    with pytest.raises(AttributeError, match=r'Write kvcalc.deploy\("llama-3.1-8b", "h100"\).size\(\)'):
-        _ = kvcalc.size  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="Did you mean cache_size"):
         _ = kvcalc.cachesize  # type: ignore[attr-defined]
     assert not hasattr(kvcalc, "__path_of_no_one__") and not hasattr(D.size(), "_repr_png_")
@@ -196,7 +195,7 @@ class Printer:
         (kvcalc.load_gpu("h100"), "h100-sxm: 79.18 GiB at 3.35 TB/s, bf16 989 TFLOP/s, fp8 1.98 PFLOP/s"),
         (kvcalc.load_gpu("apple-m3"), "apple-m3: 24.00 GiB at 100 GB/s"),
         (
-            kvcalc.fit(D, kvcalc.FitOptions(kv_cache_memory_bytes=1025 * 36_864)),  # fewer than its blocks and the null block
+            fit(D, kvcalc.FitOptions(kv_cache_memory_bytes=1025 * 36_864)),  # fewer than its blocks and the null block
             "gpt2 on 1× h100-sxm (vllm): 0 sequences of 1,024 tokens, 36.04 MiB for the cache of a GPU",
         ),
     ],

@@ -4,8 +4,8 @@ import pytest
 from conftest import Run
 
 from kvcalc import Batch, Deployment, Parallelism, Precision, load_gpu, load_model
-from kvcalc.cli.compare_deployments import spread
-from kvcalc.storage.quality import UNKNOWN, loss_of
+from kvcalc.cli.compare import spread
+from kvcalc.storage.quantization import UNKNOWN_LOSS, loss_of
 
 GIB = 2**30
 SERVE = "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 32768"
@@ -24,8 +24,8 @@ def test_the_first_line_is_the_difference(kvcalc: Run) -> None:
     assert "vllm.ai/blog/fp8-kvcache" in after["quality"]
     assert before["quality"] is None
     shown = kvcalc("compare --deployments", SERVE, f"{SERVE} --kv-cache-dtype fp8").joined
-    assert shown.startswith(f"cache in fp8: +{after['users_difference']} users of 32,768 tokens (")
-    assert "ms a token" in shown.split("published of a cache in fp8: ")[0]
+    users = f"{after['max_num_seqs']} users of 32,768 tokens fit with cache in fp8, before {before['max_num_seqs']}"
+    assert shown.startswith(f"{users}, and TPOT ")
 
 
 def test_sides_in_the_words_of_fit(kvcalc: Run) -> None:
@@ -35,7 +35,7 @@ def test_sides_in_the_words_of_fit(kvcalc: Run) -> None:
         (one,) = kvcalc(f"fit {line} --engine vllm --format json").records
         assert {k: side[k] for k in one} == one
     said = sides[1]["quality"]
-    assert said == f"of weights in nvfp4, {UNKNOWN}; prompts beyond 8,192 tokens are refused: {UNKNOWN}"
+    assert said == f"of weights in nvfp4, {UNKNOWN_LOSS}; prompts beyond 8,192 tokens are refused: {UNKNOWN_LOSS}"
     assert loss_of("weights", "awq").startswith("rivals 8-bit weights")
 
 
@@ -47,7 +47,7 @@ def test_a_gpu_without_a_matrix_peak_has_no_first_token(kvcalc: Run) -> None:
 
 def test_options_behind_a_model_that_is_named_once(kvcalc: Run) -> None:
     found = kvcalc("compare llama-3.1-8b --deployments", "--max-model-len 8k", "--max-model-len 8k --enforce-eager")
-    assert found.out.startswith("enforce-eager True: ")
+    assert "fit with enforce-eager True, before " in found.joined and "TPOT stays" in found.joined
     assert found.code == 0
 
 
@@ -57,7 +57,7 @@ def test_options_behind_a_model_that_is_named_once(kvcalc: Run) -> None:
         (["--deployments", "gpt2"], "compares two or more"),
         (["--deployments", "--tp 2", "--tp 4"], "names no model"),
         (["--deployments", "gpt2 --tp 1,2", "gpt2 --tp 4"], "is 2 deployments"),
-        (["--deployments", "gpt2 --no-such", "gpt2 --tp 4"], "fit has no --no-such. `kvcalc fit --help` lists its options"),
+        (["--deployments", "gpt2 --no-such", "gpt2 --tp 4"], "fit has no --no-such. `kvcalc fit --help-all` lists its options"),
         (["--deployments", "gpt2 '", "gpt2 --tp 4"], "quotation mark"),
         (["--deployments", "gpt2 --matrix", "gpt2"], "--matrix is nothing of a deployment. `kvcalc fit` takes it"),
         (["--deployments", "gpt2", "gpt2 --lengths lognormal:9,99 --seed 2"], "--lengths and --seed is nothing of a deployment"),
@@ -86,5 +86,5 @@ def test_conversations_that_wait_in_the_hosts_memory(kvcalc: Run) -> None:
     assert record["offload_return_s"] == 4 * GIB / link
     alone = Deployment(load_model("llama-3.1-8b"), load_gpu("h100"))
     assert record["recompute_s"] == alone.seconds(Batch.prefill(32768))
-    shown = kvcalc("fit llama-3.1-8b --engine vllm --max-model-len 32k --kv-offloading-bytes 49GiB").joined
-    assert "12 conversations of 32,768 tokens stay warm there, 393,216 tokens; bringing one back takes" in shown
+    shown = kvcalc("fit llama-3.1-8b --engine vllm --max-model-len 32k --kv-offloading-bytes 49GiB -v").joined
+    assert "12 users, 393,216 tokens" in shown

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from conftest import Run
 
-from kvcalc.report import plots
-from kvcalc.report.chart import Chart, Series
+from kvcalc.report.charts import drawing
+from kvcalc.report.charts.chart import Chart, Series
 
 LINES = {  # sequences and tokens of each
     "latency": ("--batch-size {} --isl {} --osl 1", 1),
@@ -57,7 +57,7 @@ def test_rows_that_fit_stand_beside_rows_that_do_not(kvcalc: Run) -> None:
 
 def drawn(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> Chart:
     charts: list[Chart] = []
-    monkeypatch.setattr(plots, "save", lambda chart, *_: charts.append(chart))
+    monkeypatch.setattr(drawing, "save", lambda chart, *_: charts.append(chart))
     found = kvcalc(f"{line} --plot picture.png")
     assert found.code == 0, found.err
     return charts[0]

@@ -7,7 +7,7 @@ from specs import compressed, csa, grouped, hca, latent, of_kinds, sparse, stack
 from kvcalc import Batch, CacheSize, Layer, Precision, cache_size, forward, load_model
 from kvcalc.layers.attention import BlockSparse
 from kvcalc.layers.cache import CacheEntry, Span
-from kvcalc.layers.ffn import Dense
+from kvcalc.layers.feed_forward import Dense
 from kvcalc.planning.variants import variant
 
 ROW = 2 * 2 * 16 * 2  # bytes of a token in a layer of `grouped()`: K and V, 2 heads of 16, bf16

@@ -4,7 +4,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import UserError, load_gpu
-from kvcalc.gpu.spec import Gpu
+from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.load import with_memory
 
 GIB = 1 << 30
@@ -84,7 +84,8 @@ def test_fit_keeps_within_the_working_set(kvcalc: Run) -> None:
     taken = record["weight_bytes"] + record["activation_bytes"] + record["overhead_bytes"]
     assert record["kv_budget_bytes"] == record["share_bytes"] - taken
     assert (
-        "apple-m4: its system lets the GPU hold 11.84 GiB of 16.00 GiB" in kvcalc("fit llama-3.1-8b --gpu m4 --memory 16GiB").out
+        "apple-m4: the system lets the GPU use 11.84 GiB of 16.00 GiB"
+        in kvcalc("fit llama-3.1-8b --gpu m4 --memory 16GiB -v").out
     )
 
 
@@ -105,7 +106,7 @@ def test_what_needs_a_peak_is_null_or_refused(kvcalc: Run) -> None:
     assert record["output_tokens_per_s"] is None
     *_, step = kvcalc("roofline llama-3.1-8b --gpu m4-max --context 4096 --format json").records
     assert record["tpot_s"] == pytest.approx(step["roofline_s"], rel=1e-12)
-    message = "kvcalc: apple-m4-max has no matrix peak for bf16. Its preset gives: none. Decode steps alone have a bound"
+    message = "kvcalc: apple-m4-max has no matrix peak for bf16. Its preset gives: none. Only decode steps have a bound"
     for command in ("roofline --phase prefill", "serve --rate 1 --num-prompts 2", "latency --no-cache"):
         name, *options = command.split()
         code, _, err = kvcalc(" ".join([name, "llama-3.1-8b", "--gpu", "m4-max", *options]))

@@ -11,9 +11,8 @@ from conftest import Run
 
 from kvcalc import Deployment, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
-from kvcalc.capacity.command_words import split
-from kvcalc.capacity.commands import Command, command_of, deployment_of, is_command, read_command
-from kvcalc.capacity.record import fit_record
+from kvcalc.capacity.command_line import Command, command_of, is_command, read_command, split
+from kvcalc.capacity.fit_records import fit_record
 from kvcalc.library.checkpoints import checkpoint, published
 
 MODELS = ("llama-3.1-8b", "deepseek-v3.2", "gpt-oss-20b", "qwen3-next-80b-a3b", "gemma-3-4b", "llama-7b", "qwen3-0.6b")
@@ -37,8 +36,9 @@ def test_what_a_vllm_line_says() -> None:
         "--max_num_seqs 64 --kv-cache-dtype fp8_e4m3 --kv-cache-memory-bytes 30G --port 8000 --enforce-eager --no-such -x 3"
     )
     assert found.model == load_model("llama-3.1-8b")
-    assert found.parallelism == Parallelism(2, 1, 2)
-    assert found.precision == Precision(kv_cache_dtype="fp8")
+    deployment = found.deployment(load_gpu("h100"))
+    assert deployment.parallelism == Parallelism(2, 1, 2)
+    assert deployment.precision == Precision(kv_cache_dtype="fp8")
     options = found.options
     assert (options.max_model_len, options.max_num_seqs, options.kv_cache_memory_bytes) == (32000, 128, 30 << 30)
     assert options.enforce_eager
@@ -225,7 +225,7 @@ def test_each_line_given_back_is_the_same_answer(kvcalc: Run) -> None:
         assert line == record["command"]
         command = read_command(shlex.split(line))
         if beside == "kvcalc fit --gpu h200":
-            assert fit_record(fit(deployment_of(command, deployment.gpu), command.options)) == record, record["kvcalc_command"]
+            assert fit_record(fit(command.deployment(deployment.gpu), command.options)) == record, record["kvcalc_command"]
         elif seed % 3 == 0:
             found = kvcalc(beside.removeprefix("kvcalc "), "--format", "json", "--", *shlex.split(line))
             again = json.loads(found.out)[0]
@@ -252,7 +252,7 @@ def test_each_option_alone_is_said_and_read_again(engine: str) -> None:
         beside, line = record["kvcalc_command"].split(" -- ", 1)
         if beside == "kvcalc fit --gpu h200":
             command = read_command(shlex.split(line))
-            assert fit_record(fit(deployment_of(command, deployment.gpu), command.options)) == record, line
+            assert fit_record(fit(command.deployment(deployment.gpu), command.options)) == record, line
 
 
 def test_splits_that_an_engine_has_not() -> None:
@@ -269,7 +269,7 @@ def test_splits_that_an_engine_has_not() -> None:
     ranks = "--tensor-parallel-size 8 --data-parallel-size 8 --enable-dp-attention"
     assert written.line.endswith(f" {ranks} --context-length 4096 --max-running-requests 8 {drafts}")
     command = read_command(shlex.split(written.line))
-    assert fit_record(fit(deployment_of(command, gpu), command.options)) == fit_record(fit(apart, drafting))
+    assert fit_record(fit(command.deployment(gpu), command.options)) == fit_record(fit(apart, drafting))
 
 
 def test_fit_reads_a_line_and_names_what_it_does_not(kvcalc: Run) -> None:

@@ -9,14 +9,13 @@ from specs import compressed, grouped, latent, of_kinds, stack
 from kvcalc import Batch, Layer, Precision, UserError, cache_size, forward, load_gpu, load_model, total
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.ffn import Dense
+from kvcalc.layers.feed_forward import Dense
 from kvcalc.layers.passes import TOP_K_FLOPS
 from kvcalc.layers.recurrent import Mamba2
-from kvcalc.planning.comparison import usual_variants
-from kvcalc.planning.heads import over_heads
+from kvcalc.planning.comparison import over_heads, usual_variants
 from kvcalc.planning.quality import QUALITY, quality_of
 from kvcalc.planning.variants import FORMS, variant
-from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.deployment import TimedDeployment
 
 
 def mixer(text: str, name: str = "llama-7b") -> object:
@@ -206,10 +205,17 @@ def test_every_row_says_what_was_held_equal_and_what_is_known(kvcalc: Run) -> No
         assert record["quality"] and record["trades"] and record["head_diversity"] in ("full", "grouped", "shared", "as before")
     assert found["none"]["quality"] == found["mha"]["quality"]  # which Llama-7B has
     assert [found[n]["head_diversity"] for n in ("mha", "gqa:8", "mqa", "mla:512+64")] == ["full", "grouped", "shared", "full"]
-    out = kvcalc(line).joined
+    out = kvcalc(f"{line} -v").joined
     assert all(
         text in out
-        for text in ("held equal", "heads grouped, trades some of both", "arXiv 2305.13245", "arXiv 2405.04434", "grouped", "H2O")
+        for text in (
+            "equal in all variants",
+            "heads: grouped; costs: some of both",
+            "arXiv 2305.13245",
+            "arXiv 2405.04434",
+            "grouped",
+            "H2O",
+        )
     )
 
 
@@ -246,10 +252,9 @@ def test_published_scores_are_told_with_what_they_are_compared_to() -> None:
 def test_mla_has_fewer_parameters_than_the_mha_it_replaces(kvcalc: Run) -> None:
     mla, mha = kvcalc("compare deepseek-v3 --variants mla,mha --format json").records
     assert mla["mha_parameters"] == mha["mha_parameters"] == mha["parameters"] > mla["parameters"]
-    out = kvcalc("compare deepseek-v3 --variants mla,mha").joined
-    assert "671.03B parameters, fewer than the 688.27B with the MHA that it replaces" in out
-    assert out.count("that it replaces") == 1
-    assert "dsa reads 4.2× less" in kvcalc("compare deepseek-v3.2 --variants mla,dsa --context 128k").joined
+    out = kvcalc("compare deepseek-v3 --variants mla,mha -v").joined
+    assert out.count("671.03B parameters, fewer than the 688.27B with MHA") == 1
+    assert "dsa reads 4.2× less" in kvcalc("compare deepseek-v3.2 --variants mla,dsa --context 128k -v").joined
 
 
 def test_what_eviction_adds_to_a_step(kvcalc: Run) -> None:
@@ -257,7 +262,7 @@ def test_what_eviction_adds_to_a_step(kvcalc: Run) -> None:
     (record,) = kvcalc("compare llama-7b --variants evict:1024 --context 2k --format json").records
     assert record["eviction_flops"] == 32 * (32 * 1024 + TOP_K_FLOPS * 32 * 1024)
     assert record["eviction_score_bytes"] == 32 * 32 * 1024 * 2
-    assert "evict:1024 2.00 MiB and 3.15 MFLOP a step" in kvcalc("compare llama-7b --variants evict:1024 --context 2k").joined
+    assert "evict:1024 2.00 MiB and 3.15 MFLOP a step" in kvcalc("compare llama-7b --variants evict:1024 --context 2k -v").joined
     (record,) = kvcalc("compare llama-7b --variants mha --format json").records
     assert record["eviction_flops"] == 0
 
@@ -272,16 +277,16 @@ def test_a_hybrid_of_layers_that_see_windows_already() -> None:
 
 
 def test_over_heads_everything_is_a_share_of_mha() -> None:
-    found = over_heads(Deployment(load_model("llama-7b"), load_gpu("h100")), 8192, 1)
+    found = over_heads(TimedDeployment(load_model("llama-7b"), load_gpu("h100")), 8192, 1)
     assert found and found.heads == [1, 2, 4, 8, 16, 32]
     assert found.cache == [n / 32 for n in found.heads]
     assert found.step[-1] == 1 and found.step == sorted(found.step)
     (_, counts, scores), (_, _, dense) = found.published
     assert counts == [1, 8, 32] and scores == [46.6 / 47.2, 47.1 / 47.2, 1.0] and dense == [37.9 / 45.2, 41.2 / 45.2, 1.0]
-    assert over_heads(Deployment(load_model("falcon-7b"), load_gpu("h100")), 1024, 1)  # MQA: what more heads would cost
-    two = over_heads(Deployment(stack(grouped(heads=2, groups=2)), load_gpu("h100")), 1024, 1)
+    assert over_heads(TimedDeployment(load_model("falcon-7b"), load_gpu("h100")), 1024, 1)  # MQA: what more heads would cost
+    two = over_heads(TimedDeployment(stack(grouped(heads=2, groups=2)), load_gpu("h100")), 1024, 1)
     assert two and (two.heads, two.cache) == ([1, 2], [0.5, 1.0])
-    assert over_heads(Deployment(stack(grouped(heads=1, groups=1)), load_gpu("h100")), 1024, 1) is None
+    assert over_heads(TimedDeployment(stack(grouped(heads=1, groups=1)), load_gpu("h100")), 1024, 1) is None
 
 
 def test_the_picture_shows_fewer_heads_beside_the_cache(kvcalc: Run) -> None:
@@ -332,7 +337,7 @@ def test_a_variant_s_dtype_is_its_own(kvcalc: Run) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("llama-7b", "gqa", "KV heads"),
+        ("llama-7b", "gqa", "variant .gqa. needs a number. Write gqa:8"),
         ("llama-7b", "gqa:7", "7 KV heads do not divide the 32 query heads"),
         ("llama-7b", "gqa:0", "outside 1"),
         ("llama-7b", "mha:8", "takes no value"),
@@ -473,14 +478,13 @@ def test_a_table_of_no_users_says_why(kvcalc: Run) -> None:
 
 def test_one_variant_is_held_against_the_models_own_attention(kvcalc: Run) -> None:
     """GPT-3 175B: 96 heads, so that MQA keeps a 96th of 4.5 GiB. Llama-2-70B: 64 query heads on 8 KV heads."""
-    mqa = kvcalc("compare gpt-3-175b --variants mqa --context 1024").joined
-    assert "with mqa keeps 48.00 MiB for 1,024 tokens, 96× less than with its own attention, 4.50 GiB" in mqa
-    mha = kvcalc("compare llama-2-70b --variants mha --context 4k,32k --batch-size 8").joined
-    assert "with mha keeps 80.00 GiB for 8 × 4,096 tokens, 8× more than with its own attention, 10.00 GiB" in mha
+    mqa = kvcalc("compare gpt-3-175b --variants mqa --context 1024 -v").joined
+    assert "with mqa needs 48.00 MiB of KV cache for 1,024 tokens, 96× less than with its own attention, 4.50 GiB" in mqa
+    mha = kvcalc("compare llama-2-70b --variants mha --context 4k,32k --batch-size 8 -v").joined
+    assert "with mha needs 80.00 GiB of KV cache for 8 × 4,096 tokens, 8× more than with its own attention, 10.00 GiB" in mha
     assert "as much as with its own attention, 2.00 GiB" in kvcalc("compare llama-7b --variants mha").joined
     alone = kvcalc("compare llama-7b --variants none").joined
-    assert "with its own attention keeps 2.00 GiB for 4,096 tokens; no other" in alone
-    assert "none (as it is) — held equal" in alone
+    assert "with its own attention needs 2.00 GiB of KV cache for 4,096 tokens." in alone
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "none"])

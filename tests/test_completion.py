@@ -14,9 +14,9 @@ from conftest import Run
 from kvcalc.capacity.engines import ENGINES
 from kvcalc.cli import completion
 from kvcalc.cli.commands import COMMANDS, parameters_of
-from kvcalc.library.catalog import preset_files
+from kvcalc.library.presets import preset_files
 from kvcalc.planning.variants import NAMES
-from kvcalc.storage.dtypes import cache_dtypes
+from kvcalc.storage.formats import cache_dtypes
 from kvcalc.timing.calibration import all_stacks
 
 MODELS, GPUS = [*preset_files("models")], [*preset_files("gpus")]
@@ -76,18 +76,16 @@ def test_a_list_and_a_joined_value_are_completed_at_their_end() -> None:
 def test_every_option_is_offered_until_it_is_given(command: str, kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [word.text for word in completion.candidates([command], "--")]
     parameters = parameters_of(command)
-    assert {*words} == {
-        n for p in parameters if p.param_type_name == "option" for n in [*p.opts, *p.secondary_opts] if n[1] == "-"
-    } | {"--help"}
-    for parameter in (p for p in parameters if p.param_type_name == "option"):
-        again = {word.text for word in completion.candidates([command, parameter.opts[0], "x"], "--")}
-        assert ({*parameter.opts} & again != set()) == bool(parameter.multiple)
+    assert {*words} == {n for p in parameters for n in p.names if n[1] == "-"} | {"--help", "--help-all"}
+    for parameter in (p for p in parameters if not p.is_argument):
+        again = {word.text for word in completion.candidates([command, parameter.names[0], "x"], "--")}
+        assert ({*parameter.names} & again != set()) == parameter.is_list
 
 
-def test_words_that_stand_in_the_list_are_those_of_the_program() -> None:
-    assert {*completion.VALUES["engine"]()} == {*ENGINES}
-    assert {*completion.VALUES["stack"]()} == {*all_stacks(), "datasheet"} - {"nccl"}
-    assert {word.partition(":")[0].partition("/")[0] for word in completion.VALUES["variants"]()} == {*NAMES}
+def test_words_of_options_are_those_of_the_program() -> None:
+    assert {*offered("kvcalc fit x --engine ")} == {*ENGINES}
+    assert {*offered("kvcalc validate x --stack ")} == {*all_stacks(), "datasheet"} - {"nccl"}
+    assert {word.partition(":")[0].partition("/")[0] for word in offered("kvcalc compare x --variants ")} == {*NAMES}
 
 
 def test_what_is_slow_to_load_is_not_loaded() -> None:
@@ -118,7 +116,7 @@ def test_odd_questions_get_an_answer_and_no_traceback() -> None:
     assert asked("fish", "kvcalc size ", _TYPER_COMPLETE_FISH_ACTION="is-args").returncode == 0
 
 
-@pytest.mark.parametrize("shell", completion.SHELLS)
+@pytest.mark.parametrize("shell", completion._SCRIPTS)
 def test_the_script_is_shown_by_name_by_shell_and_by_protocol(shell: str) -> None:
     named = run([sys.executable, "-m", "kvcalc", "--show-completion", shell])
     bare = run([sys.executable, "-m", "kvcalc", "--show-completion"], SHELL=f"/usr/bin/{shell}")
@@ -161,7 +159,7 @@ def test_fish_completes(program: str, tmp_path: Path) -> None:
     done = run(["fish", "-c", 'complete -C "kvcalc size llama-3.1"; complete -C "kvcalc size --ten"'], **environment)
     *names, option = done.stdout.splitlines()
     assert sorted(names) == LLAMAS
-    assert option == "--tensor-parallel-size\tGPUs that share heads and columns; a list."
+    assert option == "--tensor-parallel-size\tGPUs for tensor parallelism; a list, or auto"
 
 
 @needs("zsh")
@@ -179,7 +177,7 @@ def test_zsh_completes(program: str, tmp_path: Path) -> None:
         )
     )
     done = run(["zsh", "-fc", line], **environment)
-    assert done.stdout.splitlines() == ["gqa\\:8", "--decode-context-parallel-size:GPUs that share the cached tokens."]
+    assert done.stdout.splitlines() == ["gqa\\:8", "--decode-context-parallel-size:GPUs for decode context parallelism"]
 
 
 def test_installing_twice_changes_nothing(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 import startup_logs as logs
 from conftest import Run
 
-from kvcalc.capacity.learned import read_learned
-from kvcalc.planning.startup import read_boots
+from kvcalc.capacity.memory_budget import read_learned
+from kvcalc.diagnosis.log_reader import read_boots
 
 GIB, MIB = 2**30, 2**20
 
@@ -38,19 +38,6 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
 @pytest.mark.parametrize(
     ("text", "model", "gpu", "gpus", "version", "command", "figures", "failure"),
     [
-        (
-            logs.V0_6_3, "llama-3.1-8b", "rtx-3090", 1, "0.6.3.post1",
-            "--max-model-len 29000 --max-num-seqs 256 --gpu-memory-utilization 0.9 --block-size 16",
-            {"weights": 14.9888}, "too_long",
-        ),
-        (
-            logs.V0_6_4, "qwen2.5-0.5b", "h200", 1, "0.6.4.post1", "--max-model-len 2048 --gpu-memory-utilization 0.9",
-            {"weights": 0.9277, "activations": 2.38 - 0.9277, "libraries and collectives": 0.73, "cache": 122.71}, None,
-        ),
-        (
-            logs.V0_7_3, "llama-3.1-8b", "t4", 1, "0.7.3", "--dtype float16 --max-model-len 1024 --gpu-memory-utilization 0.59",
-            {"weights": 5.6, "activations": 0.74, "libraries and collectives": 0.03, "cache": 2.39}, None,
-        ),
         (
             logs.V1_0_8, "qwen3-32b", "h100-sxm", 1, "0.8.5", "--max-model-len 16000 --gpu-memory-utilization 0.9",
             {"weights": 61.0347}, "out_of_memory",
@@ -118,7 +105,7 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
         ),
     ],
     ids=[
-        "0.6.3", "0.6.4", "0.7.3", "0.8.5", "0.10.1", "0.14.1", "0.20", "0.28", "no-blocks", "sglang", "sglang-failed",
+        "0.8.5", "0.10.1", "0.14.1", "0.20", "0.28", "no-blocks", "sglang", "sglang-failed",
         "llama.cpp",
         "llama.cpp-failed", "0.8.3", "0.12", "sglang-windows", "llama.cpp-metal", "llama.cpp-too-long",
     ],
@@ -145,9 +132,41 @@ def test_what_a_log_says(
 
 
 @pytest.mark.parametrize(
+    ("text", "gpu", "figures", "failure"),
+    [
+        (logs.V0_6_3, "rtx-3090", {"weights": 14.9888}, "too_long"),
+        (
+            logs.V0_6_4, "h200",
+            {"weights": 0.9277, "activations": 2.38 - 0.9277, "libraries and collectives": 0.73, "cache": 122.71}, None,
+        ),
+        (
+            logs.V0_7_3, "t4",
+            {"weights": 5.6, "activations": 0.74, "libraries and collectives": 0.03, "cache": 2.39}, None,
+        ),
+        (logs.V1_0_10.replace("V1 LLM engine", "V0 LLM engine"), "a100-80gb", {"weights": 17.2217}, None),
+    ],
+    ids=["0.6.3", "0.6.4", "0.7.3", "0.10.1 by V0"],
+)  # fmt: skip
+def test_figures_of_v0_are_repeated_and_nothing_is_predicted(
+    diagnosed: Any, kvcalc: Run, tmp_path: Path, text: str, gpu: str, figures: dict[str, float], failure: str
+) -> None:
+    records = diagnosed(text)
+    assert {name: gib(records, name) for name in figures} == pytest.approx(figures, abs=1e-6)
+    assert all(r["predicted_bytes"] is None and r["difference_bytes"] is None for r in records)
+    assert (records[-1]["term"], records[-1]["failure"], records[-1]["gpu"]) == ("what fits", failure, gpu)
+    assert "V0 engine is not predicted" in kvcalc("diagnose", str(tmp_path / "server.log")).joined
+    saved = kvcalc("diagnose", str(tmp_path / "server.log"), "--save", str(tmp_path / "saved.yaml"))
+    assert (saved.code, (tmp_path / "saved.yaml").exists()) == (2, False)
+
+
+def test_the_gpus_of_a_v0_start_are_those_of_its_flags(diagnosed: Any) -> None:
+    text = logs.V0_6_3.replace("tensor_parallel_size=1", "tensor_parallel_size=4")
+    assert diagnosed(text.replace("pipeline_parallel_size=1", "pipeline_parallel_size=2"))[-1]["gpus"] == 8
+
+
+@pytest.mark.parametrize(
     "text",
     [
-        logs.V0_6_3,
         logs.V1_0_8,
         logs.V1_0_14,
         logs.V1_0_20,
@@ -157,7 +176,7 @@ def test_what_a_log_says(
         logs.V1_0_8_3,
         logs.LLAMA_CPP_TOO_LONG,
     ],
-    ids=["0.6.3", "0.8.5", "0.14.1", "occupied", "no-blocks", "sglang", "llama.cpp", "0.8.3", "llama.cpp-too-long"],
+    ids=["0.8.5", "0.14.1", "occupied", "no-blocks", "sglang", "llama.cpp", "0.8.3", "llama.cpp-too-long"],
 )
 def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcalc: Run, text: str) -> None:
     """Each is run through `fit`, as a person would who copies it."""
@@ -183,8 +202,8 @@ def test_layers_on_the_host_and_a_shorter_context_in_llama_cpp_s_words(diagnosed
     assert change["command"].endswith(f"--n-gpu-layers {layers}")
     line = "fit --gpu rtx-4060-ti-16gb --format json -- llama-server -m models/Qwen3-14B-Q8_0.gguf -c 40960 -np 2 -ub 512 -ngl"
     assert [kvcalc(f"{line} {n}").records[0]["fits"] for n in (layers, layers + 1)] == [True, False]
-    assert " or with --ctx-size " in last["change"]
-    assert int(last["change"].partition("--ctx-size ")[2].split(":")[0]) % 2 == 0
+    assert " or `--ctx-size " in last["change"]
+    assert int(last["change"].partition("--ctx-size ")[2].split("`")[0]) % 2 == 0
 
 
 def test_pools_of_windows_are_one_cache(diagnosed: Any) -> None:
@@ -214,7 +233,7 @@ def test_smallest_changes_first(diagnosed: Any) -> None:
 def test_what_others_hold_is_what_is_not_free(kvcalc: Run, tmp_path: Path) -> None:
     """79.18 GiB, of which 12.4 are free."""
     (tmp_path / "server.log").write_text(logs.V1_0_20, encoding="utf-8")
-    said = "66.78 GiB were in use before the start, so 12.40 GiB are free where the share is 71.26 GiB"
+    said = "66.78 GiB were in use before the start, 12.40 GiB are free, the engine needs 71.26 GiB."
     assert said in kvcalc("diagnose", str(tmp_path / "server.log")).joined
 
 
@@ -263,7 +282,7 @@ def test_a_gpu_that_could_be_two_is_asked_for(kvcalc: Run, tmp_path: Path, memor
     assert (found.code, found.out) == (2, "")
     what = "79.18 GiB" if memory else "its weights and cache"
     assert found.err.strip() == f"kvcalc: the log names no GPU, and {what} can be h100-sxm or a100-80gb. Give it with --gpu"
-    assert kvcalc("diagnose", str(path), "--gpu", "a100-80gb").out.startswith("qwen3-14b on 1× a100-80gb, vllm 0.28.0")
+    assert kvcalc("diagnose", str(path), "--gpu", "a100-80gb").out.count("qwen3-14b on 1× a100-80gb, vllm 0.28.0") == 1
 
 
 COLOURED = "".join(f"\x1b[36mvllm-1  | \x1b[0m{line}\n" for line in logs.V1_0_10.splitlines())
@@ -342,14 +361,14 @@ def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path
     )
     for log, cells in ((text, "32,768"), (text + narrow, "32,768"), (text.replace("4/4 seqs", "4 seqs"), "8,192")):
         (tmp_path / "server.log").write_text(log, encoding="utf-8")
-        assert f"{cells} cells in the cache, " in kvcalc("diagnose", str(tmp_path / "server.log")).joined
+        assert f"the cache stores {cells} tokens" in kvcalc("diagnose", str(tmp_path / "server.log")).joined
 
 
 def test_a_count_below_zero_is_none(diagnosed: Any) -> None:
     (*_, last) = diagnosed(logs.V1_0_28.replace("GPU KV cache size: 75,824", "GPU KV cache size: -75,824"))
     assert (last["tokens"], diagnosed(logs.V1_0_28)[-1]["tokens"]) == (None, 75_824)
     first, *_ = diagnosed(logs.V0_7_3.replace("(14.74GiB)", "(-14.74GiB)"), "--gpu", "t4")
-    assert (first["term"], first["logged_bytes"]) == ("memory of the GPU", None)
+    assert first["term"] == "share that the engine takes"
 
 
 def test_a_failure_keeps_its_figures(tmp_path: Path) -> None:
@@ -363,7 +382,7 @@ def test_a_failure_keeps_its_figures(tmp_path: Path) -> None:
 def test_standard_input(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(logs.NO_BLOCKS.encode())))
     found = kvcalc("diagnose -")
-    assert "nothing is left for the cache" in found.joined
+    assert "nothing is left for the KV cache" in found.joined
     assert "--tensor-parallel-size 2" in found.joined
 
 
@@ -378,19 +397,19 @@ def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnos
     assert gib(diagnosed(text, "--gpu", "a100-80gb"), rest) == pytest.approx(0.9 * 79.25 - 64.99, abs=0.5)
     assert rest not in {record["term"] for record in diagnosed(text, "--gpu", "a100-40gb-pcie")}
     said = kvcalc("diagnose", str(tmp_path / "server.log"), "--gpu", "a100-40gb-pcie").err
-    assert "the log's weights and cache, 64.99 GiB, are more than the 35.54 GiB of a100-40gb-pcie: --gpu names another" in said
+    assert "the log's weights and cache, 64.99 GiB, exceed the 35.54 GiB of a100-40gb-pcie: name the GPU with --gpu" in said
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
         (b"", "is empty"),
-        (b"hello\nworld, this is no log at all\n", "holds no start-up of vLLM, SGLang or llama.cpp"),
+        (b"hello\nworld, this is no log at all\n", "has no start-up of vLLM, SGLang or llama.cpp"),
         (b"\x7fELF\x02\x01\x01" + b"\0" * 99, "is not a log in text"),
         (b"PK\x03\x04 zipped", "is not a log in text"),
-        (b"vLLM API server version 0.11.0\n", "holds no start-up"),
+        (b"vLLM API server version 0.11.0\n", "has no start-up"),
         (b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n", "the log names no model. Give it with --model"),
-        (b"non-default args: {'model': '/mnt/m'}\nModel loading took 3 GiB\n", "tells nothing of it. Give it with --model"),
+        (b"non-default args: {'model': '/mnt/m'}\nModel loading took 3 GiB\n", "is not a known model. Give it with --model"),
         (b"non-default args: {'model': 'Qwen/Qwen3-8B'}\nModel loading took 3 GiB\n", "names no GPU. Give it with --gpu"),
     ],
 )

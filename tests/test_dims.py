@@ -4,7 +4,7 @@ import pytest
 
 from kvcalc import Model, load_model
 from kvcalc.layers.weights import WeightKind
-from kvcalc.library.catalog import preset_files
+from kvcalc.library.presets import preset_files
 
 MODELS = sorted(preset_files("models"))
 

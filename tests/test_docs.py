@@ -7,7 +7,7 @@ import pytest
 from conftest import Run
 
 from kvcalc.cli.app import COMMANDS
-from kvcalc.report import layout
+from kvcalc.report.text import table_layout
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,7 +17,7 @@ LEFT_OUT = re.compile(r"^…\n?", re.MULTILINE)  # a line of its own: some of wh
 
 def width_of(document: str) -> int:
     """Columns of a document's outputs: a terminal's in the front page, a pipe's elsewhere."""
-    return 80 if document == "README.md" else layout.WIDTH
+    return 80 if document == "README.md" else table_layout.WIDTH
 
 
 def shown() -> list[tuple[str, str, str]]:
@@ -28,7 +28,7 @@ def shown() -> list[tuple[str, str, str]]:
             for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
                 command, _, output = part.partition("\n")
                 if command.startswith("kvcalc "):
-                    found.append((path.name, command.removeprefix("kvcalc "), output))
+                    found.append((path.relative_to(ROOT).as_posix(), command.removeprefix("kvcalc "), output))
     return found
 
 
@@ -49,10 +49,10 @@ def test_readme_shows_real_output() -> None:
 def test_output_is_what_the_command_prints(
     kvcalc: Run, document: str, command: str, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "WIDTH", width_of(document))
+    monkeypatch.setattr(table_layout, "WIDTH", width_of(document))
     found = kvcalc(command)
-    assert found.code in (0, 1), found.err  # 1 if the answer is no
-    assert is_shown(found.out, output), found.out
+    printed = found.err if found.code == 2 else found.out  # a page may show a refusal
+    assert is_shown(printed, output), printed
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -62,10 +62,48 @@ def test_every_command_is_documented(name: str) -> None:
 
 def test_documented_options_exist(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")  # help cuts long names off to fit the terminal
-    known = {"--version", "--help"}
+    known = {"--version", "--help", "--help-all", "--install-completion", "--show-completion"}
     for name in COMMANDS:
-        known |= set(re.findall(r"--[a-z][a-z0-9-]+", kvcalc(f"{name} --help").out))
+        known |= set(re.findall(r"--[a-z][a-z0-9-]+", kvcalc(f"{name} --help-all").out))
     for path in DOCUMENTS:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if "kvcalc " in line]
         for option in {o for line in lines for o in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", line)}:
             assert option in known, f"{path.name}: {option}"
+
+
+FOLDERS = ("tutorials", "how-to", "explanation", "reference")
+PAGES = [path for path in DOCUMENTS if path.parent.name in FOLDERS or path.stem in ("index", "gallery")]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def prose(path: Path) -> str:
+    """Return the text of a page outside code fences."""
+    return re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_page_answers_one_question(path: Path) -> None:
+    titles = re.findall(r"^# (.*)$", prose(path), re.MULTILINE)
+    assert len(titles) == 1 and titles[0].endswith("?"), titles
+    assert len(prose(path).split()) <= 900
+
+
+def test_the_documents_stay_short() -> None:
+    assert sum(len(prose(path).split()) for path in PAGES) <= 22_000
+    assert len(DOCUMENTS[0].read_text(encoding="utf-8").splitlines()) <= 90
+
+
+@pytest.mark.parametrize(
+    "path", [DOCUMENTS[0], *PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda path: path.relative_to(ROOT).as_posix()
+)
+def test_links_lead_to_files(path: Path) -> None:
+    for link in LINK.findall(prose(path)):
+        target = link.partition("#")[0]
+        if target and "://" not in target:
+            assert (path.parent / target).exists(), link
+
+
+def test_the_navigation_lists_every_page() -> None:
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]))
+    generated = {"reference/generated/options.md", "reference/generated/records.md"}
+    assert listed == generated | {path.relative_to(ROOT / "docs").as_posix() for path in PAGES}

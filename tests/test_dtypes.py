@@ -5,7 +5,7 @@ from specs import grouped, latent, sparse, stack
 
 from kvcalc import Precision, UserError, cache_size
 from kvcalc.model.memory import mha_ratio
-from kvcalc.storage.dtypes import FORMATS, KEYS_AND_VALUES_ONLY, cache_dtypes, cache_layout, canonical
+from kvcalc.storage.formats import FORMATS, KEYS_AND_VALUES_ONLY, cache_dtypes, cache_layout, canonical
 
 # bytes of 128 and of 80 elements
 ROWS = {

@@ -7,7 +7,7 @@ from conftest import Run
 
 import kvcalc as package
 from kvcalc.capacity.engines import ENGINES
-from kvcalc.library.engine_choice import ENGINE_NAMES, engine_choices
+from kvcalc.library.choices import ENGINE_NAMES, engine_choices
 
 SHORT = {
     "fit": "fit llama-3.1-8b --context 4k",
@@ -41,11 +41,11 @@ def test_the_former_stack_is_another_name_of_them(kvcalc: Run, command: str) -> 
     assert kvcalc(f"{line} --stack sglang").records == kvcalc(f"{line} --engine sglang").records
     assert kvcalc(f"{line} --stack datasheet").records == kvcalc(f"{line} --bounds").records
     assert kvcalc(f"{line} --stack nonsense").err == kvcalc(f"{line} --calibration nonsense").err
-    assert "--stack" not in kvcalc(f"{command} --help").out
+    assert "--stack" not in kvcalc(f"{command} --help-all").out
 
 
 def test_an_engine_without_measured_times_says_so(kvcalc: Run) -> None:
-    said = "no measured kernel model of"
+    said = "o measured kernel model of"
     assert f"{said} llama.cpp on h100-sxm" in kvcalc(f"{SHORT['latency']} --engine llama.cpp").joined
     assert f"{said} vllm on l4" in kvcalc(f"{SHORT['latency']} --gpu l4").joined
     for options in ("--engine none", "--bounds", ""):

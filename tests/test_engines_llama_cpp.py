@@ -9,7 +9,7 @@ from specs import hybrid, of_kinds
 from kvcalc import Deployment, Layer, Model, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
-from kvcalc.capacity.record import fit_record
+from kvcalc.capacity.fit_records import fit_record
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.library.huggingface import model_from
@@ -70,8 +70,8 @@ def test_caches_of_sequences(sizes: dict[str, int], tokens: int, sequences: int,
 
 def test_the_cache_in_force_is_said(kvcalc: Run) -> None:
     line = "fit gemma-3-4b --engine llama.cpp --max-num-seqs 4"
-    assert "llama.cpp: a cache for each sequence\n" in kvcalc(line).out
-    assert "llama.cpp: one cache for all sequences\n" in kvcalc(f"{line} --kv-unified").out
+    assert "llama.cpp: a cache for each sequence\n" in kvcalc(f"{line} -v").out
+    assert "llama.cpp: one cache for all sequences\n" in kvcalc(f"{line} --kv-unified -v").out
 
 
 def test_windows_at_full_size() -> None:

@@ -9,7 +9,7 @@ from gguf_files import F16, F32, Tensors, write
 
 from kvcalc import Deployment, Model, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
-from kvcalc.capacity.record import fit_record
+from kvcalc.capacity.fit_records import fit_record
 from kvcalc.library.huggingface import model_from
 
 H100 = load_gpu("h100")

@@ -8,17 +8,17 @@ from specs import grouped, of_kinds
 
 from kvcalc import Deployment, Layer, Model, Parallelism, UserError, load_gpu
 from kvcalc.capacity import Fit, FitOptions, budget, fit
-from kvcalc.capacity.memory_terms import COLLECTIVE_BYTES, CONTEXT_BYTES, GRAPH_BYTES, LIBRARY_BYTES
-from kvcalc.capacity.record import fit_record
+from kvcalc.capacity.fit_records import fit_record
+from kvcalc.capacity.memory_budget import COLLECTIVE_BYTES, CONTEXT_BYTES, GRAPH_BYTES, LIBRARY_BYTES
 from kvcalc.layers.attention import Grouped
-from kvcalc.layers.ffn import Dense
-from kvcalc.layers.part import Part
+from kvcalc.layers.feed_forward import Dense
+from kvcalc.layers.part import Sublayer
 
 GIB = 2**30
 H100 = load_gpu("h100")
 
 
-def one_kind(*parts: Part, layers: int = 2, **fields: Any) -> Model:
+def one_kind(*parts: Sublayer, layers: int = 2, **fields: Any) -> Model:
     return of_kinds({"k": Layer(parts=parts)}, layers=layers, max_context=4096, **fields)  # type: ignore[arg-type]
 
 

@@ -8,9 +8,8 @@ from specs import hybrid, of_kinds, v4_flash
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.engines.layout import Term, largest, reached, segments
-from kvcalc.capacity.engines.sglang import SGLang
-from kvcalc.capacity.engines.sglang_memory import prefill_graphs, release, static_fraction
+from kvcalc.capacity.engines.layout import BlockDemand, largest, reached, segments
+from kvcalc.capacity.engines.sglang import SGLang, prefill_graphs, release, static_fraction
 from kvcalc.layers.recurrent import Mamba2
 
 MIB, GIB = 2**20, 2**30
@@ -122,7 +121,7 @@ def test_a_common_prefix_is_stored_once() -> None:
 
 def test_pieces_of_cost() -> None:
     """Two terms: 3 bytes a token in blocks of 16, and 5 in blocks of 8 up to 24 tokens with one block more."""
-    terms = (Term(48, 16), Term(40, 8, 24, 1, "window"))
+    terms = (BlockDemand(48, 16), BlockDemand(40, 8, 24, 1, "window"))
     assert segments(terms) == [
         {"from_tokens": 0, "fixed_bytes": 40, "bytes_per_token": 8, "block_tokens": 16, "cause": ""},
         {"from_tokens": 24, "fixed_bytes": 160, "bytes_per_token": 3, "block_tokens": 16, "cause": "window"},
@@ -130,7 +129,7 @@ def test_pieces_of_cost() -> None:
     for tokens in (0, 16, 32, 480):
         piece = segments(terms)[tokens >= 24]
         assert piece["fixed_bytes"] + piece["bytes_per_token"] * tokens == sum(t.unit * t.count(tokens) for t in terms)
-    assert segments((Term(5, 3),))[0]["bytes_per_token"] == float(Fraction(5, 3))
+    assert segments((BlockDemand(5, 3),))[0]["bytes_per_token"] == float(Fraction(5, 3))
 
 
 def test_what_a_pool_reaches_by_hand() -> None:

@@ -7,19 +7,18 @@ from specs import grouped, of_kinds
 from kvcalc import Deployment, Layer, Model, Parallelism, load_gpu
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines import EngineSettings
+from kvcalc.capacity.engines.kv_cache_groups import Spec, SpecKind
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
-from kvcalc.capacity.engines.sglang import SGLang
-from kvcalc.capacity.engines.sglang_memory import release, static_fraction
+from kvcalc.capacity.engines.sglang import SGLang, release, static_fraction
 from kvcalc.capacity.engines.vllm import block_size
-from kvcalc.capacity.engines.vllm_groups import Spec, SpecKind
-from kvcalc.layers.part import Part
+from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import Mamba2
 
 MIB, GIB = 2**20, 2**30
 H100 = load_gpu("h100")
 
 
-def one_kind(*parts: Part, layers: int = 2, **fields: Any) -> Model:
+def one_kind(*parts: Sublayer, layers: int = 2, **fields: Any) -> Model:
     return of_kinds({"k": Layer(parts=parts)}, layers=layers, max_context=4096, **fields)  # type: ignore[arg-type]
 
 

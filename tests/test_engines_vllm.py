@@ -10,10 +10,10 @@ from specs import of_kinds, stack
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity.engines.kv_cache_groups import Spec, SpecKind, group_size, groups_of
 from kvcalc.capacity.engines.vllm import Vllm, block_size
-from kvcalc.capacity.engines.vllm_groups import Spec, SpecKind, group_size, groups_of
 from kvcalc.layers.attention import Grouped, Latent, Sparse
-from kvcalc.layers.part import Part
+from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import Mamba2
 
 GIB40 = 40 * 2**30
@@ -67,7 +67,7 @@ def pool(found: Fit) -> tuple[int, int, int]:
     return found.plan.bytes_per_block or 0, found.plan.num_blocks(found.kv_budget), found.plan.request_blocks(found.length)
 
 
-def alternating(*mixers: tuple[int, Part], **fields: Any) -> Model:
+def alternating(*mixers: tuple[int, Sublayer], **fields: Any) -> Model:
     """A model of so many layers of each mixer, one kind after the other."""
     kinds = {f"k{i}": Layer(parts=(part,)) for i, (_, part) in enumerate(mixers)}  # type: ignore[arg-type]
     pattern = tuple(f"{n} k{i}" for i, (n, _) in enumerate(mixers))

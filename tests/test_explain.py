@@ -7,7 +7,7 @@ import pytest
 from conftest import Run
 
 from kvcalc.cli.commands import COMMANDS, parameters_of
-from kvcalc.report.formulas import FORMULAS
+from kvcalc.report.explain import FORMULAS
 
 LINES = {
     "size": "size gpt2",
@@ -50,8 +50,8 @@ WORKED = [
     ("latency", "per 1M tokens", "cost_per_million_tokens", 5e-3), ("latency", "cache saves", "speedup", 1e-2),
     ("latency", "tokens/step", "tokens_per_step", 1e-12), ("serve", "req/s", "requests_per_s", 5e-3),
     ("serve", "tokens/s", "throughput_tokens_per_s", 5e-3), ("serve", "KV peak", "kv_peak", 1e-9),
-    ("serve", "per 1M tokens", "cost_per_million_tokens", 5e-3), ("gpus", "knee", "knee", 1e-5),
-    ("compare", "stored less", "stored_reduction", 1e-9), ("compare", "read less", "read_reduction", 1e-9),
+    ("serve", "per 1M tokens", "cost_per_million_tokens", 5e-3), ("gpus", "ridge point", "knee", 1e-5),
+    ("compare", "stores less", "stored_reduction", 1e-9), ("compare", "reads less", "read_reduction", 1e-9),
 ]  # fmt: skip
 
 
@@ -101,8 +101,8 @@ def test_a_page_is_explained_as_its_commands_are(kvcalc: Run, tmp_path: Path, mo
 
 def test_the_smallest_is_said_of_several_gpus_alone(kvcalc: Run) -> None:
     line = "fit llama-3.1-8b --context 32k --kv-cache-dtype bf16,fp8"
-    assert "the smallest that holds" not in kvcalc(line).joined
-    assert "; the smallest that holds 1 × 32,768 tokens" in kvcalc(f"{line} --gpu h100,h200").joined
+    assert "the smallest" not in kvcalc(line).joined
+    assert "the smallest that fits." in kvcalc(f"{line} --gpu h100,h200").joined
 
 
 PASSES = {

@@ -123,7 +123,7 @@ RAW = {
     "deep.json": (b"[" * 5000 + b"]" * 5000, "nests deeper than 32 levels"),
     "objects.json": (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nests deeper than 32 levels"),
     "empty.json": (b"", "is not JSON"),
-    "list.json": (b"[]", "holds no mapping"),
+    "list.json": (b"[]", "contains no mapping"),
     "latin.json": (b'{"name": "caf\xe9"}', "is not UTF-8 text (byte 13)"),
     "digits.json": (json.dumps(CONFIG).replace("64", "9" * 5000).encode(), "is not JSON"),
 }
@@ -212,7 +212,7 @@ def test_a_preset_comes_before_what_lies_here_under_its_name(
     (tmp_path / "llama-7b").write_text("a file of something else")
     for name in ("gpt2", "llama-7b"):
         code, out, err = kvcalc(f"size {name} --context 16 --format csv")
-        assert (code, err) == (0, f"note: {name}: the preset; write ./{name} for what lies here\n")
+        assert (code, err) == (0, f"note: {name}: the preset; write ./{name} for the file here\n")
         assert out.splitlines()[1].startswith(f"{name},")
         code, out, err = kvcalc(f"size ./{name}")
         assert (code, out) == (2, "")

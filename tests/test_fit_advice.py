@@ -9,19 +9,18 @@ from conftest import Run
 
 from kvcalc import Deployment, Parallelism, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
-from kvcalc.capacity.memory_terms import CONTEXT_BYTES, LIBRARY_BYTES
-from kvcalc.capacity.remedy import LARGEST_TP
-from kvcalc.storage.quality import UNKNOWN
+from kvcalc.capacity.memory_budget import CONTEXT_BYTES, LIBRARY_BYTES
+from kvcalc.capacity.suggested_fixes import LARGEST_TP
 
 SHORT = [
-    "llama-3.1-70b",
-    "llama-3.1-70b --tp 2 --engine vllm",
-    "llama-3.1-70b --gpu a100-80gb --engine vllm",
+    "llama-3.1-70b --context 128k",
+    "llama-3.1-70b --tp 2 --engine vllm --context 128k",
+    "llama-3.1-70b --gpu a100-80gb --engine vllm --context 128k",
     "llama-3.1-8b --gpu a100-40gb --max-num-seqs 64 --max-model-len 8k",
     "llama-3.1-8b --gpu l4 --engine sglang --max-model-len 32k",
-    "llama-3.1-8b --gpu rtx-4090 --engine llama.cpp",
+    "llama-3.1-8b --gpu rtx-4090 --engine llama.cpp --context 128k",
     "llama-3.1-8b --engine vllm --max-model-len 32k --max-num-seqs 14 --budget low",
-    "deepseek-v3 --tp 8 --enable-expert-parallel --engine vllm",
+    "deepseek-v3 --tp 8 --enable-expert-parallel --engine vllm --context 128k",
     "gemma-3-27b --gpu h100 --engine vllm --max-num-seqs 40 --max-model-len 32k",
     "mixtral-8x7b --gpu mi300x --engine vllm --max-num-seqs 64 --max-model-len 32k",
 ]
@@ -37,10 +36,11 @@ def test_what_would_fit_fits(kvcalc: Run, line: str) -> None:
     """Each option that is named is run; of GPUs, half as many do not hold it; fp8 is named on no GPU without it."""
     (record,) = kvcalc(f"fit {line} --format json").records
     assert not record["fits"]
-    said = kvcalc(f"fit {line}").joined
-    assert record["advice"] in said and record["advice"] in kvcalc(f"fit {line} --format json").err
+    shown = kvcalc(f"fit {line}").joined
+    assert record["advice"] in kvcalc(f"fit {line} --format json").err
     options = named(record["advice"])
-    assert options
+    assert options and named(shown) == options
+    assert "does not fit" in shown or "do not fit" in shown
     for option in options:
         (mended,) = kvcalc(f"fit {line} {option} --format json").records
         assert mended["fits"] and mended["advice"] is None, option
@@ -168,7 +168,9 @@ def test_the_parts_of_the_memory_add_up(engine: str, more: str) -> None:
 
 def test_layers_shared_by_llama_cpp_need_no_collectives(kvcalc: Run) -> None:
     """24 GB less 0.7 GiB of context, half of 39.6 GiB of weights, 360 MiB of a pass and 133 MiB of libraries."""
-    (record,) = kvcalc("fit llama-3.3-70b -q q4_k_m --gpu rtx-3090 --pp 2 --engine llama.cpp --format json").records
+    (record,) = kvcalc(
+        "fit llama-3.3-70b -q q4_k_m --gpu rtx-3090 --pp 2 --engine llama.cpp --context 128k --format json"
+    ).records
     assert record["startup_bytes"] == CONTEXT_BYTES
     rest = record["memory_bytes"] - CONTEXT_BYTES - record["weight_bytes"] - record["activation_bytes"] - record["overhead_bytes"]
     assert record["kv_budget_bytes"] == rest
@@ -177,18 +179,21 @@ def test_layers_shared_by_llama_cpp_need_no_collectives(kvcalc: Run) -> None:
 
 def test_what_fits_as_it_is_fits(kvcalc: Run) -> None:
     line = "fit llama-3.1-8b --engine none --gpu a100-40gb --max-model-len 8k --max-num-seqs 64"
-    assert "; 20 fit; it fits with" in kvcalc(line).joined
+    assert "do not fit" in kvcalc(line).joined
+    assert "; 20 fit; it fits with" in kvcalc(f"{line} --format json").records[0]["advice"]
     assert kvcalc(f"{line} --max-num-seqs 20 --format json").records[0]["fits"]
     assert not kvcalc(f"{line} --max-num-seqs 21 --format json").records[0]["fits"]
     line = "fit llama-3.1-70b --tp 2 --engine vllm"
-    longest = kvcalc(f"{line} --format json").records[0]["max_model_len"]
-    assert f"`--max-model-len {longest}`" in kvcalc(line).joined
-    assert kvcalc(f"{line} --max-model-len {longest} --format json").records[0]["fits"]
+    longest = kvcalc(f"{line} --max-model-len 128k --format json").records[0]["max_model_len"]
+    assert f"`--max-model-len {longest}`" in kvcalc(f"{line} --max-model-len 128k").joined
+    (record,) = kvcalc(f"{line} --format json").records
+    assert record["fits"] and record["requested_model_len"] == longest
+    assert f"1 user of {longest:,} tokens fits" in kvcalc(line).joined
 
 
 def test_where_no_change_helps_it_says_so(kvcalc: Run) -> None:
-    said = kvcalc("fit gpt2 --require 1000000").joined
-    assert f"no smaller format helps, nor `--tp` up to {LARGEST_TP}" in said
+    said = kvcalc("fit gpt2 --require 1000000 --max-model-len 1k").joined
+    assert f"No smaller format helps, nor `--tp` up to {LARGEST_TP}" in said
 
 
 def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kvcalc: Run) -> None:
@@ -206,24 +211,24 @@ def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kv
     ("line", "said"),
     [  # 131,072 bytes a token in bf16: 56.68 GiB hold 14 × 4 GiB, in fp8 28 × 2 GiB
         ("llama-3.1-8b --engine none --max-model-len 32k",
-         "14 users of 32,768 tokens fit on 1× h100-sxm (tp 1);"),
+         "14 users of 32,768 tokens fit on 1× h100-sxm."),
         ("llama-3.1-8b --engine none --max-model-len 32k --gpu a100-80gb",
-         "14 users of 32,768 tokens fit on 1× a100-80gb (tp 1);"),
+         "14 users of 32,768 tokens fit on 1× a100-80gb."),
         ("llama-3.1-8b --engine none --max-model-len 32k --kv-cache-dtype fp8",
-         "28 users of 32,768 tokens fit on 1× h100-sxm (tp 1);"),
+         "28 users of 32,768 tokens fit on 1× h100-sxm."),
         ("llama-3.1-8b --engine none --max-model-len 128k",
-         "3 users of 131,072 tokens fit on 1× h100-sxm (tp 1) GPU"),
-        ("llama-3.1-8b --gpu rtx-4090 --engine llama.cpp --max-model-len 32k", f"q8_0 cache ({UNKNOWN})"),
+         "3 users of 131,072 tokens fit on 1× h100-sxm."),
+        ("llama-3.1-8b --gpu rtx-4090 --engine llama.cpp --max-model-len 32k", "2 users of 32,768 tokens fit on 1× rtx-4090."),
     ],
 )  # fmt: skip
 def test_the_first_sentence_answers(kvcalc: Run, line: str, said: str) -> None:
     shown = kvcalc(f"fit {line}")
     assert said in shown.joined
-    smaller = re.search(r" ([\d,]+) users? with an? (\w+) cache", shown.joined)
+    smaller = re.search(r"`--kv-cache-dtype (\w+)`, ([\d,]+) users? fit", shown.joined)
     (record,) = kvcalc(f"fit {line} --format json").records
     if smaller:
-        (again,) = kvcalc(f"fit {line} --kv-cache-dtype {smaller[2]} --format json").records
-        assert f"{again['max_num_seqs']:,}" == smaller[1]
+        (again,) = kvcalc(f"fit {line} --kv-cache-dtype {smaller[1]} --format json").records
+        assert f"{again['max_num_seqs']:,}" == smaller[2]
         assert record["small_cache_num_seqs"] == again["max_num_seqs"]
     else:
         assert record["small_cache_num_seqs"] is None
@@ -234,20 +239,16 @@ def test_the_longest_context_is_of_what_was_asked(kvcalc: Run) -> None:
     (alone,) = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --format json").records
     (eight,) = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --max-num-seqs 8 --format json").records
     assert alone["max_model_len"] > 131_072 and alone["max_model_len"] // 8 == eight["max_model_len"]
-    said = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k").joined
-    assert said.split("; ")[1].startswith("one alone to 131,072 tokens")
-    assert (
-        f"; 8 at once to {eight['max_model_len']:,} tokens"
-        in kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --max-num-seqs 8").joined
-    )
+    assert alone["longest_context"] == 131_072
+    shown = kvcalc("fit llama-3.1-8b --engine none --max-model-len 4k --max-num-seqs 8").out
+    assert f" {eight['max_model_len']:,} " in shown
 
 
 def test_users_are_of_the_replica_and_concurrency_of_a_rank(kvcalc: Run) -> None:
     line = "fit llama-3.1-8b --engine vllm --max-model-len 32k --format json"
     (one,), (two,) = kvcalc(line).records, kvcalc(f"{line} --dp 2").records
     assert two["max_num_seqs"] == 2 * one["max_num_seqs"] and two["max_concurrency"] == one["max_concurrency"]
-    head = kvcalc("fit llama-3.1-8b --engine vllm --max-model-len 32k --dp 2").out
-    assert "users  concurrency" in head and "whole sequences of that length, of the replica" in " ".join(head.split())
+    assert "on all GPUs" in kvcalc("fit llama-3.1-8b --engine vllm --max-model-len 32k --dp 2 -v").joined
 
 
 def test_a_shared_prefix_and_memory_of_the_host_show_what_they_change(kvcalc: Run) -> None:
@@ -258,9 +259,9 @@ def test_a_shared_prefix_and_memory_of_the_host_show_what_they_change(kvcalc: Ru
     assert shared["max_num_seqs"] > plain["max_num_seqs"] and shared["offload_num_seqs"] == 100  # of 1 GiB each
     shown = kvcalc(f"{line} --shared-prefix 2k --kv-offloading-bytes 100GiB")
     head = next(text for text in shown.out.splitlines() if text.startswith("GPU"))
-    assert "users  not shared  on the host" in head
-    assert f", {plain['max_num_seqs']} without the shared prefix of 2,048, 100 more in the host's memory" in shown.joined
-    assert "not shared" not in kvcalc(line).out and "on the host" not in kvcalc(line).out
+    assert "not shared  in CPU memory" in head
+    assert "100 more in CPU memory" in shown.joined
+    assert "not shared" not in kvcalc(line).out and "in CPU memory" not in kvcalc(line).out
 
 
 def test_advice_of_fewer_bits_names_what_was_published_of_it(kvcalc: Run) -> None:
@@ -296,14 +297,11 @@ def test_one_answer_in_one_output(kvcalc: Run, line: str) -> None:
     else:
         assert longest == record["max_model_len"]
     shown = kvcalc(f"fit {line}")
-    said = re.search(r"(?:one alone|at once) to ([\d,]+) tokens", shown.joined)
-    if said:
-        assert int(said[1].replace(",", "")) == longest
-        assert longest > length
-    told = re.search(r"longest context of .* at once: ([\d,]+) tokens", kvcalc(f"fit {line} --explain").out)
+    assert f" {'no limit' if longest is None else f'{longest:,}'} " in shown.joined
+    told = re.search(r"longest context of .*: ([\d,]+) tokens", kvcalc(f"fit {line} --explain").out)
     assert told is None or int(told[1].replace(",", "")) == record["max_model_len"]
     if record["fits"]:
-        users = re.search(r": ([\d,]+) users? of", shown.joined)
+        users = re.search(r"^([\d,]+) users? of", shown.joined)
         assert users and int(users[1].replace(",", "")) == record["max_num_seqs"]
 
 

@@ -12,9 +12,9 @@ from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.engines.vllm_memory import captured
 from kvcalc.capacity.engines.vllm_versions import RELEASES, defaults, release
 from kvcalc.capacity.engines.vllm_weights import allocated
-from kvcalc.capacity.memory_terms import ENDS
-from kvcalc.layers.ffn import Dense
-from kvcalc.model.vision import Vision
+from kvcalc.capacity.memory_budget import ENDS
+from kvcalc.layers.feed_forward import Dense
+from kvcalc.model.model import Vision
 
 MIB, GIB = 2**20, 2**30
 H100 = "h100-sxm"
@@ -133,12 +133,12 @@ def test_the_second_runner_counts_penalties_where_all_is_counted() -> None:
 def test_defaults_of_a_release() -> None:
     found = {
         (version, gpu): (f.settings.max_num_batched_tokens, f.utilization)
-        for version in ("0.6", "0.11", "0.20", "0.28")
+        for version in ("0.11", "0.20", "0.28")
         for gpu in ("a100-80gb", "b200")
         for f in [asked("llama-3.1-8b", gpu, version)]
     }
     assert found == {
-        ("0.6", "a100-80gb"): (512, 0.9), ("0.6", "b200"): (512, 0.9), ("0.11", "a100-80gb"): (2048, 0.9),
+        ("0.11", "a100-80gb"): (2048, 0.9),
         ("0.11", "b200"): (8192, 0.9), ("0.20", "a100-80gb"): (2048, 0.92), ("0.20", "b200"): (8192, 0.92),
         ("0.28", "a100-80gb"): (2048, 0.92), ("0.28", "b200"): (16384, 0.92),
     }  # fmt: skip
@@ -153,27 +153,30 @@ def test_the_larger_defaults_are_those_of_70_gib() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "gpu", "model", "length", "tokens", "sequences"),
+    ("version", "gpu", "model", "tokens", "sequences"),
     [
-        # V0: the longest sequence in one pass, at least 2048; from beyond 32,768 in chunks, which latents and images never are
-        ("0.6.3", "a100-80gb", "llama-3.1-8b", 16_384, 16_384, 256), ("0.6.3", "a100-80gb", "llama-3.1-8b", 1024, 2048, 256),
-        ("0.6.3", "a100-80gb", "llama-3.1-8b", 32_769, 512, 256), ("0.7.3", "h100", "llama-3.1-8b", 131_072, 2048, 256),
-        ("0.7.3", "h200", "deepseek-v3", 65_536, 65_536, 256), ("0.7.3", "l4", "gemma-3-4b", 4096, 5120, 256),
-        ("0.7.3", "h100", "mistral-7b-v0.1", 65_536, 65_536, 256),
-        # V1 from 0.8: by name, then by memory from 0.8.5 on, A100s among the small from 0.9 on
-        ("0.8.1", "l4", "llama-3.1-8b", 4096, 2048, 1024), ("0.8.1", "h100", "llama-3.1-8b", 4096, 8192, 1024),
-        ("0.8.4", "a100-80gb", "llama-3.1-8b", 4096, 2048, 256), ("0.8.5", "a100-80gb", "llama-3.1-8b", 4096, 8192, 1024),
-        ("0.9.1", "a100-80gb", "llama-3.1-8b", 4096, 2048, 256),
-        # V0 until 0.10.2 on Turing and Volta, and with states
-        ("0.10.1", "t4", "llama-3.2-3b", 8192, 8192, 256), ("0.10.2", "t4", "llama-3.2-3b", 8192, 2048, 256),
-        ("0.10.1", "h100", "falcon-h1-7b", 8192, 8192, 256), ("0.11", "h100", "falcon-h1-7b", 8192, 8192, 1024),
-        ("0.32", "dgx-spark", "qwen3-8b", 4096, 8192, 1024), ("0.33", "dgx-spark", "qwen3-8b", 4096, 2048, 256),
+        # by name, then by memory from 0.8.5 on, A100s among the small from 0.9 on
+        ("0.8.1", "l4", "llama-3.1-8b", 2048, 1024), ("0.8.1", "h100", "llama-3.1-8b", 8192, 1024),
+        ("0.8.4", "a100-80gb", "llama-3.1-8b", 2048, 256), ("0.8.5", "a100-80gb", "llama-3.1-8b", 8192, 1024),
+        ("0.9.1", "a100-80gb", "llama-3.1-8b", 2048, 256),
+        ("0.10.2", "t4", "llama-3.2-3b", 2048, 256), ("0.11", "h100", "falcon-h1-7b", 8192, 1024),
+        ("0.32", "dgx-spark", "qwen3-8b", 8192, 1024), ("0.33", "dgx-spark", "qwen3-8b", 2048, 256),
     ],
 )  # fmt: skip
-def test_passes_and_sequences_of_a_release(version: str, gpu: str, model: str, length: int, tokens: int, sequences: int) -> None:
-    """engine/arg_utils.py and config.py of 0.6.3 to 0.10.2 and 0.33."""
-    chosen = defaults(load_gpu(gpu), Parallelism(), release(version)[0], 0, load_model(model), length)
+def test_passes_and_sequences_of_a_release(version: str, gpu: str, model: str, tokens: int, sequences: int) -> None:
+    """engine/arg_utils.py of 0.8.1 to 0.10.2 and 0.33."""
+    chosen = defaults(load_gpu(gpu), Parallelism(), release(version)[0], 0, load_model(model))
     assert (chosen.tokens, chosen.sequences) == (tokens, sequences)
+
+
+@pytest.mark.parametrize(("version", "gpu", "model"), [("0.10.1", "t4", "llama-3.2-3b"), ("0.10.1", "h100", "falcon-h1-7b")])
+def test_v0_is_refused(version: str, gpu: str, model: str) -> None:
+    """Until 0.10.2 V0 runs on Turing and Volta, and models with states; before 0.8 everywhere."""
+    with pytest.raises(UserError, match=r"V0 engine.*0\.10\.2"):
+        asked(model, gpu, version)
+    for text in ("0.7.3", "0.5", "0.6.3.post1"):
+        with pytest.raises(UserError, match=rf"vLLM {text} is not predicted: the oldest supported release is 0\.8$"):
+            FitOptions(engine="vllm", engine_version=text)
 
 
 def test_the_nearest_older_version_is_taken_and_named() -> None:
@@ -183,7 +186,7 @@ def test_the_nearest_older_version_is_taken_and_named() -> None:
         ("0.11", (0, 11, 0), ""), ("0.11.2", (0, 11, 2), ""), ("latest", known[-1], ""), ("", known[-1], ""),
         ("v0.12.4", (0, 12, 0), "vLLM 0.12.4: by the rules of 0.12.0, the nearest older version known"),
         ("0.99.1", known[-1], "vLLM 0.99.1: by the rules of 0.33.0, the nearest older version known"),
-        ("0.5.3", (0, 6, 3), "vLLM 0.5.3: by the rules of 0.6.3, the oldest version known"),
+        ("0.8.0", (0, 8, 1), "vLLM 0.8.0: by the rules of 0.8.1, the oldest version known"),
         ("0.10.1.1", (0, 10, 1), ""), ("0.28.0rc1", (0, 28, 0), ""),
     ):  # fmt: skip
         assert (release(text)[0].since, release(text)[1]) == (since, said)
@@ -246,7 +249,7 @@ def test_a_vision_tower_is_loaded_unless_no_image_may_come() -> None:
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-3-27b", "qwen3.5-35b-a3b", "gpt-oss-20b"])
-@pytest.mark.parametrize("version", ["0.8.5", "0.10", "0.14.1", "0.20", "0.28", "0.33"])
+@pytest.mark.parametrize("version", ["0.10.2", "0.14.1", "0.20", "0.28", "0.33"])
 def test_the_range_holds_its_middle(model: str, version: str) -> None:
     left = asked(model, version=version).left
     low, middle, high = (left[end] for end in ENDS)
@@ -295,7 +298,7 @@ def test_tables_of_ngrams_stay_with_the_host() -> None:
 def test_passes_in_flight_on_two_stages(version: str, model: str, flights: int) -> None:
     """One for windows before 0.26; then the stages, and with the second runner (dense models to 0.28) one more."""
     rules, _ = release(version)
-    assert defaults(load_gpu("h100"), Parallelism(pp=2), rules, 0, load_model(model), 4096).flights == flights
+    assert defaults(load_gpu("h100"), Parallelism(pp=2), rules, 0, load_model(model)).flights == flights
 
 
 def test_graphs_that_are_not_predicted_are_said() -> None:

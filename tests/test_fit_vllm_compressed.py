@@ -4,8 +4,10 @@ import pytest
 
 from kvcalc import Deployment, Parallelism, Precision, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.memory_terms import mtp_weights, stage_weights
+from kvcalc.capacity.memory_budget import mtp_weights
 from kvcalc.library.huggingface import model_from
+from kvcalc.model.memory import stage_weight_bytes
+from kvcalc.model.pipeline import stages
 from kvcalc.model.precision import formats_of
 
 MIB, GIB = 2**20, 2**30
@@ -68,7 +70,11 @@ def test_what_is_stored() -> None:
     assert {found[name] for name in ("mixer_streams", "ffn_streams", "stream_head")} == {"fp32"}
     assert {found[name] for name in ("q_up", "index_q", "o_up", "shared.up")} == {"fp8_block128"}
     hashed = 3 * 129_280 * 6 * 8  # the experts of each token in the first three layers, as whole numbers
-    whole = stage_weights(FLASH, FORMATS, Parallelism(), 0) + mtp_weights(FLASH, FORMATS, Parallelism()) + hashed
+    whole = (
+        stage_weight_bytes(FLASH, stages(FLASH, 1)[0], FORMATS, Parallelism())
+        + mtp_weights(FLASH, FORMATS, Parallelism())
+        + hashed
+    )
     assert whole / GIB == pytest.approx(148.66, abs=0.02)
 
 

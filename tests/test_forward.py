@@ -7,7 +7,7 @@ from specs import compressed, csa, grouped, latent, of_kinds, stack
 
 from kvcalc import Batch, Cost, Layer, Model, Operator, Parallelism, Precision, Sequences, UserError, forward, load_model, total
 from kvcalc.layers.attention import BlockSparse
-from kvcalc.layers.ffn import Dense, Moe, Projections
+from kvcalc.layers.feed_forward import Dense, Moe, Projections
 from kvcalc.layers.recurrent import GatedDeltaNet, Mamba2, NgramMemory, ShortConv
 
 E = 2

@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcalc import UserError
-from kvcalc.capacity.fragmentation import contiguous, drawn, external, paged, read_lengths
-from kvcalc.capacity.holes import Holes
+from kvcalc.capacity.allocations import FreeList, drawn, external, paged, read_lengths
 
 
 def test_a_slot_of_the_longest_length() -> None:
     """1024 slots for 50 tokens waste 974."""
-    waste = contiguous([50], 1024)
+    waste = paged([50], 1024)
     assert (waste.slots, waste.used, waste.tokens, waste.share) == (1024, 50, 974, 974 / 1024)
 
 
@@ -130,7 +129,7 @@ def test_the_simulated_allocator_slot_by_slot(lengths: list[int], capacity: int,
 
 def test_holes_in_many_runs_are_those_of_one_list() -> None:
     """Against a plain sorted list, over so many holes that runs are cut, emptied and joined."""
-    chance, holes = random.Random(1), Holes(100_000)
+    chance, holes = random.Random(1), FreeList(100_000)
     plain, living = [(0, 100_000)], []
     for _ in range(6000):
         if chance.random() < 0.55:
@@ -142,7 +141,7 @@ def test_holes_in_many_runs_are_those_of_one_list() -> None:
                 plain = [(s + need, n - need) if s == start else (s, n) for s, n in plain if s != start or n > need]
         elif living:
             start, size = living.pop(chance.randrange(len(living)))
-            holes.give(start, size)
+            holes.release(start, size)
             joined: list[tuple[int, int]] = []
             for s, n in sorted([*plain, (start, size)]):
                 if joined and sum(joined[-1]) == s:

@@ -6,12 +6,12 @@ from specs import grouped, of_kinds, stack
 
 from kvcalc import Batch, Layer, Model, Parallelism, Precision, UserError, deploy, forward, load_model, weight_bytes
 from kvcalc.capacity import FitOptions, fit
-from kvcalc.layers.ffn import Dense, Moe
+from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.library.huggingface import model_from
-from kvcalc.model.operators import total
+from kvcalc.model.forward_pass import total
 from kvcalc.model.precision import formats_of, stored_as
-from kvcalc.storage.gguf import BLOCKS, FILE_TYPES, MIXES, TYPES, mix_of, tensor_bytes
-from kvcalc.storage.gguf_mix import Facts, Tensor, Use, fitting, mixed_types, more_bits
+from kvcalc.storage.ggml import BLOCKS, FILE_TYPES, MIXES, TYPES, mix_of, tensor_bytes
+from kvcalc.storage.llama_quantize import ModelFacts, Tensor, Use, fitting, mixed_types, more_bits
 
 # Bits of 256 elements by the parts of a block in ggml-common.h: scales of 16 bits, packed scales, quants.
 PARTS = {
@@ -67,7 +67,7 @@ def test_names_of_file_types(name: str, mix: tuple[str, bool] | None) -> None:
 def types(mix: str, use: Use, layers: int = 32, row: int = 4096, imatrix: bool = False, **facts: int) -> list[str]:
     """The types of one tensor a layer, first and last layer first of all."""
     tensors = [Tensor(use, row, n) for n in range(layers)]
-    return mixed_types(tensors, mix, imatrix, Facts(layers, **facts))
+    return mixed_types(tensors, mix, imatrix, ModelFacts(layers, **facts))
 
 
 def layers_with(found: list[str], type_: str) -> list[int]:
@@ -134,8 +134,8 @@ def test_an_importance_matrix_changes_the_first_layers() -> None:
 def test_experts_go_by_their_layer_and_others_by_how_many_came_before() -> None:
     """Two down tensors in each of 16 layers: of the 32, by layer the first two layers' four, by count the first two."""
     tensors = [Tensor(Use.DOWN, 4096, n // 2, stacked=n % 2 == 0) for n in range(32)]
-    by_layer = mixed_types(tensors, "q4_k_s", False, Facts(16, experts=4))
-    by_count = mixed_types(tensors, "q4_k_s", False, Facts(16))
+    by_layer = mixed_types(tensors, "q4_k_s", False, ModelFacts(16, experts=4))
+    by_count = mixed_types(tensors, "q4_k_s", False, ModelFacts(16))
     assert (layers_with(by_layer, "q5_k"), layers_with(by_count, "q5_k")) == ([0, 1, 2, 3], [0, 1])
 
 
@@ -157,8 +157,8 @@ HEADS = [
 @pytest.mark.parametrize(("mix", "facts", "row", "head", "embedding"), HEADS)
 def test_heads_and_embeddings(mix: str, facts: dict[str, bool], row: int, head: str, embedding: str) -> None:
     tensors = [Tensor(Use.HEAD, row), Tensor(Use.EMBEDDING, row)]
-    assert mixed_types(tensors, mix, False, Facts(32, **facts)) == [head, embedding]
-    assert mixed_types(tensors[1:], mix, False, Facts(32, tied=True, **facts)) == [head]  # a tied table is the head
+    assert mixed_types(tensors, mix, False, ModelFacts(32, **facts)) == [head, embedding]
+    assert mixed_types(tensors[1:], mix, False, ModelFacts(32, tied=True, **facts)) == [head]  # a tied table is the head
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from conftest import Run
 
 from kvcalc.capacity.engines import ENGINES
-from kvcalc.cli import completion
 from kvcalc.cli.commands import COMMANDS, parameters_of
-from kvcalc.cli.help import EXAMPLES, FIRST, METAVARS, PANELS
-from kvcalc.library.engine_choice import ENGINE_NAMES
+from kvcalc.cli.help import EXAMPLES
+from kvcalc.cli.options import PANELS
+from kvcalc.library.choices import ENGINE_NAMES
 
 FIGURES = [
     "cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context",
@@ -23,40 +23,56 @@ RUN = [line for command, lines in EXAMPLES.items() if command not in NEED_ROWS f
 
 
 def options(command: str) -> list[str]:
-    found = (p for p in parameters_of(command) if p.param_type_name == "option")
-    return [name for p in found for name in [*p.opts, *p.secondary_opts]]
+    return [name for parameter in parameters_of(command) for name in parameter.names]
+
+
+def listed(text: str) -> list[str]:
+    """Return the names of options that lines of help begin with."""
+    heads = [re.split(r"\s{2,}", line.strip())[0] for line in text.splitlines() if line.startswith("  -")]
+    return [name for head in heads for name in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", head)]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_holds_every_option_once_whole_in_eighty_columns(kvcalc: Run, command: str) -> None:
-    shown = kvcalc(f"{command} --help")
+def test_help_all_lists_every_option_once_in_eighty_columns(kvcalc: Run, command: str) -> None:
+    shown = kvcalc(f"{command} --help-all")
     assert (shown.code, shown.err) == (0, "")
     lines = shown.out.splitlines()
     assert max(map(len, lines)) <= 80
     assert COMMANDS[command] in shown.out
     examples = lines[lines.index("Examples:") + 1 :][:3]
     assert [line.strip() for line in examples] == [*EXAMPLES[command]]
-    listed = [name for line in lines if line.startswith("  -") for name in re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", line[:60])]
-    assert sorted(name for name in listed if name in options(command)) == sorted(options(command))
-    assert kvcalc(f"{command} -h").out == kvcalc(f"{command} gpt2 --help --wide").out == shown.out
-
-
-@pytest.mark.parametrize("command", FIRST)
-def test_ten_options_come_first_and_the_rest_by_panel(kvcalc: Run, command: str) -> None:
-    lines = kvcalc(f"{command} --help").out.splitlines()
-    start = lines.index("First of all:") + 1
-    assert sum(line.startswith("  -") for line in lines[start : lines.index("", start)]) == 10
+    assert sorted(name for name in listed(shown.out) if name in options(command)) == sorted(options(command))
     heads = [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")]
-    assert heads[:2] == ["Examples", "First of all"] and "Output" in heads and len(heads) == len({*heads})
+    assert heads == ["Examples", *(panel for panel in PANELS if panel in heads)]
 
 
-def test_what_help_names_exists() -> None:
-    parameters = {command: {p.name for p in parameters_of(command)} for command in COMMANDS}
-    known = set().union(*parameters.values())
-    for command, names in FIRST.items():
-        assert {*names.split()} <= parameters[command]
-    assert {name for names in PANELS.values() for name in names.split()} <= known
-    assert {*METAVARS} <= known
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_at_most_twelve_options_and_names_help_all(kvcalc: Run, command: str) -> None:
+    shown = kvcalc(f"{command} --help").out
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert 0 < sum(line.startswith("  -") for line in lines) <= 12
+    assert "Common options:" in lines
+    number = sum(not parameter.is_argument for parameter in parameters_of(command))
+    assert (f"kvcalc {command} --help-all shows all {number} options." in lines) == (number > 12)
+    assert kvcalc(f"{command} -h").out == kvcalc(f"{command} gpt2 --help --wide").out == shown
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_description_is_one_phrase_of_at_most_seventy_characters(command: str) -> None:
+    assert len(COMMANDS[command]) <= 70
+    for parameter in parameters_of(command):
+        text = parameter.option.help
+        assert 0 < len(text) <= 70 and not text.endswith("."), (parameter.name, text)
+
+
+def test_studies_and_overrides_of_fit_are_in_help_all(kvcalc: Run) -> None:
+    for name in ("--allocations", "--lengths", "--weight-bytes"):
+        assert name not in kvcalc("fit --help").out
+        assert name in kvcalc("fit --help-all").out
+
+
+def test_every_command_has_three_examples() -> None:
     assert {*EXAMPLES} == {*COMMANDS} and all(len(lines) == 3 for lines in EXAMPLES.values())
 
 
@@ -128,7 +144,6 @@ def test_engines_are_named_by_the_code(command: str, kvcalc: Run) -> None:
     assert {*ENGINE_NAMES} == {*ENGINES}
     text = " ".join(kvcalc(f"{command} --help").out.split())
     assert all(name in re.split(r"--engine [A-Z]+ ", text)[1].partition("[")[0] for name in ENGINES)
-    assert "{engines}" not in text + "".join(w.help for w in completion.candidates([command], "--"))
 
 
 def test_help_as_a_word(kvcalc: Run) -> None:

@@ -8,7 +8,7 @@ from huggingface_cases import BF16
 
 from kvcalc import UserError, cache_size, weight_bytes
 from kvcalc.library.huggingface import model_from
-from kvcalc.library.huggingface.preset import to_yaml
+from kvcalc.library.huggingface.notes import to_yaml
 
 D, F, V, HEADS, GROUPS, SIZE = 4096, 14336, 128256, 32, 8, 128
 LLAMA: dict[str, Any] = {
@@ -32,7 +32,7 @@ def test_eagle3_of_llama_3_1_8b() -> None:
     assert model.parameters == by_hand == 424_689_664
     assert (model.vocab_size, model.lent, model.parameters_exact) == (32000, ("embedding",), True)
     assert cache_size(model, 100, precision=BF16).stored == 100 * ROW
-    assert any("what its target lends" in note for note in model.notes)
+    assert any("only its own weights are counted" in note for note in model.notes)
 
 
 def test_eagle3_under_the_class_of_a_decoder() -> None:

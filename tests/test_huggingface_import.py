@@ -16,11 +16,11 @@ import test_huggingface_windows
 from conftest import Run
 
 from kvcalc import Model, load_model
-from kvcalc.library.catalog import build
 from kvcalc.library.huggingface import model_from
-from kvcalc.library.huggingface.preset import imported
+from kvcalc.library.huggingface.notes import imported
+from kvcalc.library.presets import build
 from kvcalc.library.yaml_text import parse_yaml
-from kvcalc.model.size import size_record
+from kvcalc.model.memory import size_record
 
 FAMILIES = (
     test_huggingface_dense, test_huggingface_experts, test_huggingface_hybrid, test_huggingface_latent,
@@ -65,7 +65,7 @@ def test_command_writes_a_preset_that_loads_and_gives_the_same_record(kvcalc: Ru
     assert (result.code, result.err) == (0, "")
     head = [line for line in result.out.splitlines() if line.startswith("#")]
     assert "# keys not read: odd_key" in head
-    assert any(line.startswith("# not in the file, so class defaults: attention_bias=False") for line in head)
+    assert any(line.startswith("# class defaults, because the file lacks them: attention_bias=False") for line in head)
     assert "# huggingface_id: org/name" in head and any(line.startswith("# source: ") for line in head)
     (tmp_path / "mine.yaml").write_text(result.out)
     ours, theirs = (kvcalc("size --context 1k,8k --format json", str(tmp_path / n)).records for n in ("mine.yaml", "config.json"))

@@ -187,7 +187,7 @@ def test_a_tower_is_read_beside_its_model_or_said_to_be_left_out() -> None:
     other = {"model_type": "llava", "vision_config": {"hidden_size": 8}, "text_config": {"model_type": "llama", **TEXT}}
     found = model_from(other, "c", "m")
     assert found.vision is None
-    assert "the language model alone is counted, without the file's vision tower" in found.notes
+    assert "only the language model is counted, without the file's vision tower" in found.notes
     with pytest.raises(UserError, match=r"vision_config: depth: should be a whole number"):
         tower({"model_type": "qwen3_vl", "vision_config": {"depth": "27"}}, "c", 64)
 
@@ -200,7 +200,7 @@ def test_what_a_file_has_beside_its_language_model_is_said() -> None:
         ({"audio_config": {"d_model": 8}, "vision_config": {"depth": 8}}, "vision tower and audio tower"),
         ({"talker_config": {"hidden_size": 8}, "code2wav_config": {"dim": 8}}, "talker and vocoder"),
     ):
-        assert f"the language model alone is counted, without the file's {said}" in model_from(flat | keys, "c", "m").notes
+        assert f"only the language model is counted, without the file's {said}" in model_from(flat | keys, "c", "m").notes
     assert model_from(flat | {"vision_config": None, "audio_config": {}}, "c", "m").notes == model_from(flat, "c", "m").notes
     omni = {
         "model_type": "qwen2_5_omni",
@@ -303,10 +303,10 @@ def test_the_adapters_of_phi_4_multimodal_are_named_and_not_counted() -> None:
 
 def test_a_tower_without_a_key_for_it_is_said() -> None:
     keys = {"model_type": "molmo", "qkv_bias": False, "weight_tying": False, "embedding_size": 128, **TEXT}
-    assert "the language model alone is counted, without the file's vision tower" in model_from(keys, "c", "m").notes
+    assert "only the language model is counted, without the file's vision tower" in model_from(keys, "c", "m").notes
 
 
 def test_an_encoder_and_a_decoder_of_a_type_that_is_not_known_are_refused_by_name() -> None:
     decoder = {"model_type": "nemotron_parse_text", "d_model": 64, "decoder_layers": 2, "vocab_size": 128}
-    with pytest.raises(UserError, match=r"model_type 'nemotron_parse' is not known, and is no decoder alone"):
+    with pytest.raises(UserError, match=r"model_type 'nemotron_parse' is not known, and has an encoder"):
         model_from({"model_type": "nemotron_parse", "is_encoder_decoder": True, "decoder": decoder}, "c", "m")

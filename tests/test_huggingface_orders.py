@@ -11,7 +11,7 @@ from huggingface_cases import BF16
 
 from kvcalc import Model, UserError, cache_size
 from kvcalc.library.huggingface import model_from
-from kvcalc.library.huggingface.naming import runs
+from kvcalc.library.huggingface.reader import runs
 
 D, F, V = 64, 96, 1000
 ROW = 2 * 2 * 2 * 16  # bytes of a token in a layer: keys and values of two heads of 16
@@ -75,7 +75,7 @@ def test_flint_s_first_two_layers_are_dense() -> None:
     assert ["moe" in kind for kind in model.order] == [False, False, True, True, True]
     every_second = read("flint", num_hidden_layers=6, sliding_window=32, decoder_sparse_step=2, **MOE)
     assert ["moe" in kind for kind in every_second.order] == [False, False, False, True, False, True]
-    with pytest.raises(UserError, match="mlp_only_layers: holds 'a', which is no whole number"):
+    with pytest.raises(UserError, match="mlp_only_layers: contains 'a', which is not a whole number"):
         read("flint", num_hidden_layers=6, sliding_window=32, mlp_only_layers=["a"], **MOE)
     none_dense = read("flint", num_hidden_layers=5, sliding_window=32, mlp_only_layers=[3], **MOE)
     assert ["moe" in kind for kind in none_dense.order] == [True, True, True, False, True]
@@ -144,7 +144,7 @@ def test_hrm_runs_two_stacks_of_two_in_two_rounds_of_three_and_one(keys: dict[st
 
 def test_zaya_as_its_makers_write_it_is_refused() -> None:
     """ZAYA1-8B's own file has 80 layers, attention and experts in turn: transformers' has 40 of both."""
-    with pytest.raises(UserError, match="zaya_mlp_expansion: this file counts attention and experts as layers of their own"):
+    with pytest.raises(UserError, match="zaya_mlp_expansion: counts attention and experts as separate layers"):
         read("zaya", num_hidden_layers=80, zaya_mlp_expansion=256)
 
 

@@ -48,13 +48,13 @@ def test_more_keys_than_any_config_has_are_refused(inside: bool) -> None:
 
 def test_class_defaults_are_named() -> None:
     notes = read(without=("vocab_size", "attention_bias")).notes
-    said = next(note for note in notes if note.startswith("not in the file, so class defaults: "))
+    said = next(note for note in notes if note.startswith("class defaults, because the file lacks them: "))
     assert "attention_bias=False" in said and "vocab_size=32000" in said
 
 
 def test_a_dtype_that_is_not_declared_is_said() -> None:
-    assert "dtype: the file declares none; taken as bf16" in read(without=("torch_dtype",)).notes
-    assert any("declares 'int4', which is no format" in note for note in read(torch_dtype="int4").notes)
+    assert "dtype: is missing; bf16 is assumed" in read(without=("torch_dtype",)).notes
+    assert any("'int4' is no format of weights" in note for note in read(torch_dtype="int4").notes)
 
 
 def test_unread_keys_are_listed_and_empty_ones_are_not() -> None:
@@ -107,7 +107,7 @@ def test_unknown_type_with_a_layer_that_general_rules_do_not_know_is_refused() -
     latent = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": None}
     assert "a window over latents" in refusal(model_type="x", sliding_window=8, **latent)
     assert read(model_type="x", **latent).attention == "MLA"
-    assert "no decoder alone" in refusal(model_type="x", is_encoder_decoder=True)
+    assert "has an encoder" in refusal(model_type="x", is_encoder_decoder=True)
 
 
 @pytest.mark.parametrize("name", ["gemma4_assistant", "blt", "t5", "vit", "clip_text_model"])
@@ -174,13 +174,13 @@ def test_text_config_in_text_config_in_text_config_is_refused() -> None:
 
 FILES = {
     "empty": (b"", "is not JSON"),
-    "a list": (b"[1, 2]", "holds no mapping of keys to values"),
-    "a number": (b"17", "holds no mapping of keys to values"),
+    "a list": (b"[1, 2]", "contains no mapping of keys to values"),
+    "a number": (b"17", "contains no mapping of keys to values"),
     "cut short": (b'{"model_type": "llama", "hid', "is not JSON"),
     "not UTF-8": (b'{"model_type": "\xff\xfe"}', "is not UTF-8 text (byte 16)"),
     "UTF-16": ('{"a": 1}'.encode("utf-16"), "is not UTF-8 text"),
-    "a key twice": (b'{"hidden_size": 64, "hidden_size": 128}', "key 'hidden_size' stands twice"),
-    "a key twice inside": (b'{"text_config": {"n_layer": 1, "n_layer": 2}}', "key 'n_layer' stands twice"),
+    "a key twice": (b'{"hidden_size": 64, "hidden_size": 128}', "key 'hidden_size' occurs twice"),
+    "a key twice inside": (b'{"text_config": {"n_layer": 1, "n_layer": 2}}', "key 'n_layer' occurs twice"),
     "deep lists": (b'{"a": ' + b"[" * 40 + b"]" * 40 + b"}", "nests deeper than 32 levels"),
     "very deep lists": (b"[" * 500_000, "nests deeper than 32 levels"),
     "very deep mappings": (b'{"a":' * 200_000, "nests deeper than 32 levels"),
@@ -230,3 +230,16 @@ def test_a_cross_attention_that_the_type_has_not_makes_the_count_approximate() -
     given = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 128}
     assert model_from(given, "f.json", "x").parameters_exact
     assert not model_from(given | {"add_cross_attention": True}, "f.json", "x").parameters_exact
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model_type": "qwen2", "use_sliding_window": 7}, "should be true or false, not 7"),
+        ({"model_type": "gpt2", "n_inner": [], "n_embd": 64, "n_layer": 2, "n_head": 8}, "has 0 entries for 2 layers"),
+    ],
+)  # fmt: skip
+def test_conditions_and_empty_lists_are_not_guessed(keys: dict[str, Any], message: str) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2}
+    with pytest.raises(UserError, match=message):
+        model_from(sizes | {"intermediate_size": 128, "vocab_size": 1000} | keys, "f.json", "f")

@@ -319,7 +319,7 @@ def test_wrappers_leave_the_text_part_to_its_class() -> None:
     llava = {"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}}
     model = model_from(llava, "config.json", "x")
     assert model.parameters == 6_738_939_904
-    assert any(n.startswith("not in the file, so class defaults: ") and "hidden_size=4096" in n for n in model.notes)
+    assert any(n.startswith("class defaults, because the file lacks them: ") and "hidden_size=4096" in n for n in model.notes)
     with pytest.raises(UserError, match="gives no hidden_size"):  # a file of its own has no such class to lean on
         model_from({"model_type": "llama", "vocab_size": 32064}, "config.json", "x")
 

@@ -5,8 +5,8 @@ from specs import compressed, csa, grouped, hca, latent, of_kinds, sparse
 
 from kvcalc import Layer
 from kvcalc.layers.attention import BlockSparse
-from kvcalc.layers.ffn import Dense
-from kvcalc.layers.part import Part
+from kvcalc.layers.feed_forward import Dense
+from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import Mamba
 
 MAMBA = Mamba(intermediate_size=8, state_size=4, time_step_rank=2)
@@ -38,7 +38,7 @@ BLOCKS = BlockSparse(
         (Dense(intermediate_size=1), ""),
     ],
 )
-def test_a_mixer_is_called(part: Part, label: str) -> None:
+def test_a_mixer_is_called(part: Sublayer, label: str) -> None:
     assert part.label == label
 
 

@@ -37,13 +37,13 @@ def test_default_lengths_end_at_the_models_own(kvcalc: Run) -> None:
 def test_table_and_pictures(kvcalc: Run, tmp_path: Path) -> None:
     line = "fit qwen3-32b --gpu h100 --tp 2 --engine vllm --matrix --max-num-seqs 1,64 --max-model-len 4k,32k"
     shown = kvcalc(line)
-    assert shown.out.startswith("qwen3-32b on 2× h100-sxm (tp 2): 64 × 4,096 tokens, 1 × 32,768 fit")
-    assert "no, −217.5 GiB" in shown.out
+    assert shown.out.startswith("qwen3-32b on 2× h100-sxm with tp 2 fits 64 × 4,096 tokens or 1 × 32,768 tokens.")
+    assert "−217.5 GiB" in shown.out
     drawn = kvcalc(line, "--plot", "-").out.splitlines()
     assert drawn[2].split() == ["users", "4k", "32k"]
     assert kvcalc(line, "--plot", str(tmp_path / "m.svg")).code == 0
     text = (tmp_path / "m.svg").read_text(encoding="utf-8")
-    assert "−217<" in text and "GiB left of the cache's memory on one GPU, or missing (−)" in text
+    assert "−217<" in text and "GiB of free KV cache per GPU, or missing (−)" in text
     assert "context, tokens" in text
 
 
@@ -72,6 +72,6 @@ def test_table_and_picture_are_the_records(kvcalc: Run, options: str) -> None:
     """Which are made cell by cell from `fit`, those alone by a way of their own."""
     line = f"fit qwen3-32b {options} --matrix --max-num-seqs 1,6,64,1000 --max-model-len 1k,32k,40960"
     wanted = [(r["fits"], r["headroom_bytes"]) for r in kvcalc(line, "--format", "json").records]
-    shown = [c for text in kvcalc(line, "--units", "bytes").out.splitlines() for c in re.findall(r"(yes|no), (−?[\d,]+) B", text)]
-    assert [(word == "yes", int(left.replace("−", "-").replace(",", ""))) for word, left in shown] == wanted
+    shown = re.findall(r"(−?)([\d,]+) B", kvcalc(line, "--units", "bytes").out)
+    assert [(not sign, int(f"{sign.replace('−', '-')}{size.replace(',', '')}")) for sign, size in shown] == wanted
     assert len(wanted) == 12

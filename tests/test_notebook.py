@@ -1,5 +1,6 @@
 """The Python API: a deployment's readings are the command line's records, tables and refusals."""
 
+import inspect
 import json
 import re
 import shlex
@@ -13,8 +14,11 @@ import pytest
 from conftest import Run
 
 import kvcalc as package
+from kvcalc.cli.commands import function_of
+from kvcalc.cli.options import parameters_in
+from kvcalc.report.charts.terminal import sketch
 from kvcalc.report.export import to_json
-from kvcalc.report.terminal import sketch
+from kvcalc.report.notebook import DEPLOYING
 
 DEPLOYED = {"tp": 2, "kv_cache_dtype": "fp8"}
 LINE = "llama-3.1-8b --tp 2 --kv-cache-dtype fp8"
@@ -73,6 +77,22 @@ def test_a_deployment_takes_the_options_of_the_command_line(kvcalc: Run, options
     found = package.deploy(name, "h100", **given).roofline(batch_size=16).records()
     line = f"roofline {name} --tp 2 --kv-cache-dtype fp8 {words} --batch-size 16 --format json"
     assert json.loads(to_json(found)) == kvcalc(line).records
+
+
+@each_reading
+def test_a_command_is_a_function_with_its_options(reading: str, options: dict[str, Any], words: str) -> None:
+    answer = getattr(package, reading)("llama-3.1-8b", gpu="h100", **DEPLOYED, **options)
+    assert answer.records() == getattr(package, reading)(deployed(), **options).records()
+
+
+@pytest.mark.parametrize("command", ["size", "compare", "roofline", "latency", "serve", "fit"])
+def test_arguments_are_options_of_the_command_line(command: str) -> None:
+    """`size` and `compare` need no server, and `fit` has one kind of time."""
+    names = {parameter.name for parameter in parameters_in(function_of(command))}
+    arguments = {*inspect.signature(getattr(package.Deployment, command)).parameters} - {"self", "options"}
+    assert arguments <= names
+    if command in ("roofline", "latency", "serve"):
+        assert names >= DEPLOYING
 
 
 def test_names_or_objects() -> None:
@@ -200,11 +220,13 @@ def test_every_public_name_is_there_and_none_is_a_module() -> None:
 
 
 def test_the_documented_code_runs() -> None:
-    text = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert any("kvcalc.deploy" in block for block in blocks)
-    for block in blocks:
-        exec(compile(block, "python.md", "exec"), {})
+    guides = Path(__file__).parent.parent / "docs" / "how-to"
+    for page in ("use-python.md", "operators-in-python.md"):
+        text = (guides / page).read_text(encoding="utf-8")
+        blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        assert blocks
+        for block in blocks:
+            exec(compile(block, page, "exec"), {})
 
 
 @pytest.mark.parametrize("reading", ["size", "fit", "latency", "roofline", "serve", "compare"])

@@ -106,5 +106,5 @@ def test_an_engine_that_refuses_a_model_gives_times_alone(kvcalc: Run) -> None:
         record = last(kvcalc, f"{command} {line}")
         assert (record["kv_budget_bytes"], record["fits"]) == (None, None)
         assert "vLLM has no pages" in record["memory_note"]
-        assert "vLLM has no pages" in kvcalc(f"{command} {line}").joined
+        assert "vLLM has no pages" in kvcalc(f"{command} {line} -v").joined
     assert last(kvcalc, f"roofline {line} --batch-size 256")["fits"] is False  # 512 GiB of rows on one GPU

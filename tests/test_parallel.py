@@ -6,7 +6,7 @@ from conftest import Run
 from specs import grouped, latent, of_kinds, sparse, stack
 
 from kvcalc import Layer, Model, Parallelism, UserError, cache_size, load_model, weight_bytes
-from kvcalc.layers.ffn import Dense, Moe
+from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.model.pipeline import divisors, stages
 
 ROW = 2 * 16 * 2  # K and V of one head of 16 in bf16
@@ -53,7 +53,7 @@ def test_embedding_and_head_split_over_a_padded_vocabulary() -> None:
 
 def test_padded_vocabulary_is_said(kvcalc: Run) -> None:
     for more in ("", " --explain"):
-        assert "vocabulary padded from 50,257 to 50,260" in kvcalc(f"size gpt2 --context 1k --tp 4{more}").joined
+        assert "vocabulary padded from 50,257 to 50,260" in kvcalc(f"size gpt2 --context 1k --tp 4{more} -v").joined
         assert "padded" not in kvcalc(f"size gpt2 --context 1k{more}").out
 
 
@@ -88,7 +88,7 @@ def test_sizes_that_do_not_divide_name_those_that_do(kvcalc: Run, line: str, div
         ("size llama-3.1-8b --dp -1", "dp -1"),
         ("size deepseek-v3 --tp 8 --ep 3", "ep 3 does not divide tp·dp = 8"),
         ("size deepseek-v3 --tp 8 --dcp 3", "3 does not divide tp 8"),
-        ("size deepseek-v3 --tp 8 --enable-expert-parallel --ep 4", "exclude each other"),
+        ("size deepseek-v3 --tp 8 --enable-expert-parallel --ep 4", "use either"),
     ],
 )
 def test_impossible_ranks(kvcalc: Run, line: str, said: str) -> None:

@@ -6,8 +6,8 @@ from specs import csa, grouped, hca, latent, of_kinds, sparse, stack
 
 from kvcalc import Layer, Model, load_model
 from kvcalc.layers.attention import BlockSparse
-from kvcalc.layers.ffn import Dense, Moe, Projections
-from kvcalc.model.spec import Mtp
+from kvcalc.layers.feed_forward import Dense, Moe, Projections
+from kvcalc.model.model import Mtp
 
 COUNTED = {
     "gpt2": 124_439_808,

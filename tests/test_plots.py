@@ -10,21 +10,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from conftest import Run
 
 from kvcalc import Precision, UserError, load_gpu, load_model
-from kvcalc.cli.plot import DEFAULT_MODELS, GPT3
-from kvcalc.gpu.spec import Gpu
-from kvcalc.report import figures
-from kvcalc.report.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
-from kvcalc.report.figures_cost import cost_vs_context
-from kvcalc.report.plots import STYLES, figure, render, save
-from kvcalc.report.plots_timing import rows_chart
-from kvcalc.report.roof import decode_sweep, roofline_chart
-from kvcalc.report.terminal import ASCII, FINE, Look, sketch
-from kvcalc.timing.deployment import Deployment
+from kvcalc.cli.pictures import FIGURES, GPT3
+from kvcalc.planning import sweeps
+from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, measured_times
+from kvcalc.report.charts import size_plot
+from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
+from kvcalc.report.charts.drawing import figure, render, save
+from kvcalc.report.charts.latency_plot import cost_vs_context
+from kvcalc.report.charts.measured_plot import measured_times_chart
+from kvcalc.report.charts.roofline_plot import roofline_chart
+from kvcalc.report.charts.series_styles import STYLES
+from kvcalc.report.charts.terminal import ASCII, FINE, CellStyle, sketch
+from kvcalc.timing.deployment import TimedDeployment
 
 KINDS = ("cache-vs-context", "cache-vs-parameters", "no-cache", "roofline", "memory", "dsa-vs-mla", "cost-vs-context")
 PLAIN = Precision()
@@ -33,23 +34,23 @@ PLAIN = Precision()
 @cache
 def chart_of(kind: str) -> Chart:
     """The figure of `kvcalc plot KIND` on its defaults."""
-    models = {k.value: names for k, names in DEFAULT_MODELS.items()}[kind]
+    models = {k.value: v.models.split() for k, v in FIGURES.items()}[kind]
     chosen = [load_model(name) for name in models]
-    named = [(m.name, m, PLAIN) for m in chosen]
     card = load_gpu("h100")
     if kind == "cache-vs-context":
-        return figures.cache_vs_context(named, [card])
+        return size_plot.cache_vs_context([cache_curve(m, PLAIN, contexts_up_to(131_072)) for m in chosen], 1, [card])
     if kind == "cache-vs-parameters":
-        return figures.cache_vs_parameters(chosen, [1024, 2048], PLAIN)
+        return size_plot.cache_vs_parameters([cache_curve(m, PLAIN, [1024, 2048]) for m in chosen])
     if kind == "no-cache":
-        return figures.no_cache(chosen[0], 4096, PLAIN)
+        return size_plot.generation_work_chart([sweeps.generation_work(chosen[0], 4096, PLAIN)])
     if kind == "memory":
-        return figures.memory(named, [card], 8192, 1)
+        return size_plot.weights_and_cache([cache_curve(m, PLAIN, [8192]) for m in chosen], [card], 1)
     if kind == "dsa-vs-mla":
-        return figures.dsa_vs_mla(chosen, 131_072, PLAIN)
+        return size_plot.sparse_reads_chart(sweeps.sparse_reads(chosen, 131_072, PLAIN))
     if kind == "cost-vs-context":
-        return cost_vs_context([Deployment(m, card).under() for m in chosen], 131_072)
-    return roofline_chart(decode_sweep(Deployment(chosen[0], card, PLAIN).under(), 4096, [1, 8, 64, 256]), [card])
+        deployments = [TimedDeployment(m, card).under() for m in chosen]
+        return cost_vs_context(sweeps.cost_curves(deployments, 131_072))
+    return roofline_chart(decode_passes(TimedDeployment(chosen[0], card, PLAIN).under(), 4096, [1, 8, 64, 256]), [card])
 
 
 def texts(svg: bytes) -> str:
@@ -62,7 +63,7 @@ SAID = {
     "cache-vs-context": ["KV cache against context", "context, tokens", "llama-7b", "deepseek-v3", "gpt-oss-120b", "128k", "GiB",
                          "128× apart at 128k", "llama-7b: 64 GiB", "left on h100-sxm: 66.6 GiB",
                          "dotted: what the weights of llama-7b leave"],
-    "cache-vs-parameters": [*(name.removeprefix("gpt-3-") for name in GPT3), "1k tokens", "2k tokens", "parameters",
+    "cache-vs-parameters": [*(name.removeprefix("gpt-3-") for name in GPT3.split()), "1k tokens", "2k tokens", "parameters",
                             "From gpt-3-small to gpt-3-175b: 1,394× the parameters, 128× the KV cache"],
     "no-cache": ["no cache, all tokens again: 57.5 TFLOP", "cache, one token: 15.4 GFLOP", "takes 3,740× the work",
                  "8,390,656 token projections, 8,386,560 of them redundant"],
@@ -102,7 +103,7 @@ def test_names_are_never_mathematics() -> None:
 
 def coloured(axes: Any) -> list[tuple[str, str]]:
     """Colour and dashes of the lines that are not grey."""
-    ink = STYLES["light"]["ink"]
+    ink = STYLES["light"].ink
     return [(line.get_color(), str(line._unscaled_dash_pattern)) for line in axes.get_lines() if line.get_color() != ink]
 
 
@@ -118,7 +119,7 @@ def test_no_two_lines_look_the_same_and_none_is_lost_in_a_pile(count: int) -> No
     assert all(len({dashes for _, dashes in each}) == len(each) for each in looks)  # told apart in grey
     assert all(len(axes.get_lines()) == count for axes in panels)
     assert len({(axes.get_xlim(), axes.get_ylim()) for axes in panels}) == 1
-    named = [[t.get_text() for t in axes.texts[1:]] for axes in panels]
+    named = [[t.get_text() for t in axes.texts[:-1]] for axes in panels]
     assert list(itertools.chain(*named)) == [str(n) for n in (range(8) if count == 8 else reversed(range(count)))]
 
 
@@ -156,7 +157,7 @@ def test_roofs_of_several_gpus_overlay(kvcalc: Run, tmp_path: Path) -> None:
     target = tmp_path / "roofs.svg"
     assert kvcalc("roofline --gpu h100,a100-80gb,l4 --plot", str(target)).code == 0
     shown = " ".join(texts(target.read_bytes()).split())
-    for text in ("h100-sxm bf16 989 TFLOP/s, knee 295.2", "a100-80gb bf16 312 TFLOP/s, knee 153.0"):
+    for text in ("h100-sxm bf16 989 TFLOP/s", "a100-80gb bf16 312 TFLOP/s, knee 153.0"):
         assert text in shown
 
 
@@ -232,13 +233,13 @@ def test_sketch_in_ascii_and_in_colour() -> None:
     tick = si_tick()
     series = (Series("rising", (1.0, 100.0), (1.0, 10_000.0)), Series("level", (), (100.0,), "limit"))
     chart = Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), series)
-    plain = sketch(chart, 60, Look(ASCII, False))
+    plain = sketch(chart, 60, CellStyle(ASCII, False))
     assert plain.isascii() and plain.splitlines()[-2:] == ["  o rising", "  . level"]
-    coloured = sketch(chart, 60, Look(FINE, True))
-    assert "\x1b[34m" in coloured and re.sub(r"\x1b\[\d+m", "", coloured) == sketch(chart, 60, Look(FINE, False))
+    coloured = sketch(chart, 60, CellStyle(FINE, True))
+    assert "\x1b[34m" in coloured and re.sub(r"\x1b\[\d+m", "", coloured) == sketch(chart, 60, CellStyle(FINE, False))
     bars = Chart("t", "s", Axis(""), Axis("y", tick=tick), (Series("a", (), (8.0, 4.5), "bar"),), ("one", "two"))
-    whole, half = sketch(bars, 60, Look(FINE, True)).splitlines()[2:4]
-    assert (whole.count("█"), half.count("█")) == (43, 24) and "▎" in half  # of 43 cells: 24 and an eighth or two
+    whole, half = sketch(bars, 60, CellStyle(FINE, True)).splitlines()[2:4]
+    assert (whole.count("█"), half.count("█")) == (43, 24)
 
 
 def test_a_sketch_on_a_terminal_is_coloured_but_its_names_colour_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,27 +260,10 @@ def test_a_sketch_marks_a_line_and_its_points_alike_and_parts_of_bars_fill_as_ma
     named = Series("", xs, ys, "points", labels=("small", "large"))
     tick = si_tick()
     chart = Chart("t", "s", Axis("x", tick=tick), Axis("y", tick=tick), (Series("1k", xs, ys), named, Series("2k", xs, ys)))
-    assert sketch(chart, 60, Look(FINE, False)).splitlines()[-3:] == ["  ● 1k", "  ● small, large", "  ■ 2k"]
+    assert sketch(chart, 60, CellStyle(FINE, False)).splitlines()[-3:] == ["  ● 1k", "  ● small, large", "  ■ 2k"]
     bars = tuple(Series(name, (), (length,), "bar") for name, length in (("a", 1.3), ("b", 1.3), ("c", 1.4)))
-    row = sketch(Chart("t", "s", Axis(""), Axis("y", tick=tick), bars, ("one",)), 60, Look(FINE, True)).splitlines()[2]
+    row = sketch(Chart("t", "s", Axis(""), Axis("y", tick=tick), bars, ("one",)), 60, CellStyle(FINE, True)).splitlines()[2]
     assert re.sub(r"\x1b\[\d+m", "", row) == f"one  {'█' * 43} 4"  # 13.98, 13.98 and 15.05 cells: 14, 14 and 15
-
-
-def test_sketch_from_the_command(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "70")
-    for kind in KINDS:
-        code, out, err = kvcalc(f"plot {kind}")
-        assert (code, err) == (0, "")
-        assert max(map(len, out.splitlines())) <= 70
-
-
-def test_bars_of_a_sketch_are_as_long_as_their_bytes() -> None:
-    series = (Series("weights", (), (3.0 * 2**30, 2**30), "bar"), Series("cache", (), (2**30, 2**30), "bar"))
-    axis = Axis("bytes", log=False, tick=bytes_tick)
-    lines = sketch(Chart("t", "s", axis, axis, series, ("a", "bb")), 60).splitlines()
-    counts = [(line.count("●"), line.count("■")) for line in lines[2:4]]
-    assert counts == [(33, 11), (11, 11)]
-    assert [line.rpartition("■ ")[2] for line in lines[2:4]] == ["4 GiB", "2 GiB"]
 
 
 def test_ticks() -> None:
@@ -308,47 +292,21 @@ def test_measured_rows_stand_beside_their_prediction(kvcalc: Run, tmp_path: Path
 
 
 def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> None:
-    """Without a preset: against the bound that the file gives; without that over 2·m·n·k FLOP; with neither it is refused."""
+    """Without a preset, rows stand beside the bound of the file; rows without one are not drawn."""
     rows, target = tmp_path / "gemm.csv", tmp_path / "measured.svg"
     rows.write_text("gpu,framework,version,dtype,m,n,k,time_us,bound_us\n" "my CPU,torch,2,float32,64,4096,4096,20,10\n"
                     "my CPU,torch,2,float32,64,4096,2048,20,\n")  # fmt: skip
-    first, second = rows_chart(rows).chain()
-    assert [(s.xs, s.ys) for s in first.series if s.label == "gemm"] == [((20.0,), (10.0,))]
-    assert first.subtitle == "gemm.csv: 1 row of my CPU, predicted by the bound"
-    assert [(s.xs, s.ys) for s in second.series] == [((2.0 * 64 * 4096 * 2048,), (20.0,))]
-    assert second.subtitle == "gemm.csv: 1 row without a bound or a calibration, of my CPU"
+    chart = measured_times_chart(rows.name, measured_times(rows))
+    assert [(s.xs, s.ys) for s in chart.series if s.label == "gemm"] == [((20.0,), (10.0,))]
+    assert chart.subtitle == "gemm.csv: 1 row of my CPU, predicted by the bound; 1 without a prediction are not drawn"
     assert kvcalc(f"plot measured --input {rows} --plot {target}").code == 0
     rows.write_text("op,gpu,framework,num_gpus,bytes,dtype,time_us\nallreduce,nosuch,nccl,2,1024,bfloat16,20.0\n")
     code, _, err = kvcalc(f"plot measured --input {rows} --plot {tmp_path / 'none.svg'}")
     assert code == 2 and "nosuch" in err and not (tmp_path / "none.svg").exists()
 
 
-def test_measured_figure_points_at_its_command(kvcalc: Run) -> None:
-    code, _, err = kvcalc("plot measured")
-    assert code == 2 and "measure" in err
-
-
-def test_dsa_against_mla_takes_two_models(kvcalc: Run) -> None:
-    code, _, err = kvcalc("plot dsa-vs-mla deepseek-v3")
-    assert code == 2 and "two models" in err
-
-
 def series_of(chart: Chart, label: str) -> Any:
     return next(s for s in chart.series if s.label == label)
-
-
-def test_points_of_the_charts_are_the_figures_themselves() -> None:
-    seven = series_of(chart_of("cache-vs-context"), "llama-7b: 64 GiB")
-    assert dict(zip(seven.xs, seven.ys, strict=True))[4096] == 2 << 30
-    chart = chart_of("cache-vs-parameters")
-    largest = series_of(chart, "1k tokens")
-    assert (largest.xs[-1], largest.ys[-1]) == (load_model("gpt-3-175b").parameters, 4_831_838_208)
-    work = chart_of("no-cache")
-    once, again = series_of(work, "cache, one token: 15.4 GFLOP"), series_of(work, "no cache, all tokens again: 57.5 TFLOP")
-    assert once.ys[-1] == 2 * (6_476_005_376 + 4096 * 32_000) + 4 * 32 * 4096 * 4096
-    assert again.ys[-1] == 2 * (6_476_005_376 * 4096 + 4096 * 32_000) + 4 * 32 * 4096 * (4096 * 4097 // 2)
-    weights, cache, *_ = chart_of("memory").series
-    assert (weights.ys[0], cache.ys[0]) == (2 * load_model("llama-3.1-8b").parameters, 8192 * 131_072)
 
 
 @pytest.mark.parametrize(
@@ -360,6 +318,7 @@ def test_points_of_the_charts_are_the_figures_themselves() -> None:
         ("cache-vs-parameters deepseek-v3.2", "two models or more, best the sizes of one family"),
         ("no-cache gpt2 llama-7b", "one model at a time. Give gpt2 alone"),
         ("cost-vs-context deepseek-v3 --gpu h100", "no GPU asked for holds deepseek-v3"),
+        ("measured", "needs --input ROWS.csv"),
         ("measured gpt2 --input rows.csv", "the rows of --input, and no model such as 'gpt2'"),
     ],
 )
@@ -377,31 +336,18 @@ def test_memory_stands_beside_every_gpu_and_counts_those_of_one(kvcalc: Run) -> 
     """Llama-2-13B at 16 × 8,192: 26.03 GB of weights and 800 KiB a token, 107.4 GB: 133.4 GB are 2 of 85.0 GB."""
     one = chart_of("memory").series
     assert [s.label for s in one if s.kind == "limit"] == ["h100-sxm: 79.2 GiB"]
-    named = [(m.name, m, PLAIN) for m in map(load_model, ("llama-2-13b", "gpt2"))]
-    assert figures.memory(named, [load_gpu("h100")], 8192, 16).series[1].labels == ("124.2 GiB, 2 GPUs", "4.7 GiB, 1 GPU")
-    several = figures.memory(named, [load_gpu(name) for name in ("h100", "h200", "h200")], 8192, 16).series
+    curves = [cache_curve(load_model(name), PLAIN, [8192], 16) for name in ("llama-2-13b", "gpt2")]
+    one_gpu = size_plot.weights_and_cache(curves, [load_gpu("h100")], 16)
+    assert one_gpu.series[1].labels == ("124.2 GiB, 2 GPUs", "4.7 GiB, 1 GPU")
+    several = size_plot.weights_and_cache(curves, [load_gpu(name) for name in ("h100", "h200", "h200")], 16).series
     assert several[1].labels == ("124.2 GiB", "4.7 GiB") and [s.label.split(":")[0] for s in several[2:]] == [
         "h100-sxm", "h200, h200",
     ]  # fmt: skip
 
 
-def test_memories_that_would_lie_on_each_other_are_one_line() -> None:
-    """79.2, 79.3 and 44.3, 45.0 GiB; of names that together are too long each has its own."""
-    cards = [load_gpu(name) for name in ("h100", "l40", "a100-80gb", "l40s")]
-    named = [("gpt2", load_model("gpt2"), PLAIN)]
-
-    def lines(gpus: list[Gpu]) -> dict[str, float]:
-        return {s.label: s.ys[0] for s in figures.memory(named, gpus, 8192, 16).series if s.kind == "limit"}
-
-    both = {"l40s, l40: 44.3 to 45 GiB": cards[3].usable_bytes, "h100-sxm, a100-80gb: 79.2 to 79.3 GiB": cards[0].usable_bytes}
-    assert lines(cards) == both
-    assert len(lines([msgspec.structs.replace(card, name=card.name + 30 * "-") for card in cards])) == 4
-    four = figures.memory(named, [load_gpu(name) for name in ("l4", "l40", "h100", "h200")], 8192, 16)
-    assert four.categories == ("gpt2: 4.7 GiB",) and four.series[1].labels == ("",)  # apart from the bar it would be another's
-
-
 def test_size_writes_the_contexts_asked_for_at_its_curve() -> None:
-    asked = figures.cache_vs_context([("m", load_model("llama-3.1-8b"), PLAIN)], last=32_768, asked=[4096, 32_768])
+    curve = cache_curve(load_model("llama-3.1-8b"), PLAIN, contexts_up_to(32_768, [4096]), label="m")
+    asked = size_plot.cache_vs_context([curve], requested=[4096, 32_768])
     (marks,) = (s for s in asked.series if s.kind == "points")
     assert marks.labels == ("4k: 512 MiB",) and marks.ys == (512 << 20,)
     assert asked.series[0].label == "m: 4 GiB"  # at its end, 32k
@@ -410,11 +356,11 @@ def test_size_writes_the_contexts_asked_for_at_its_curve() -> None:
 
 def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -> None:
     cards = [load_gpu("h100"), load_gpu("l4")]
-    both = [Deployment(load_model("llama-3.1-8b"), card).under("datasheet") for card in cards]
-    passes = [one for d in both for one in decode_sweep(d, 4096, [1])]
+    both = [TimedDeployment(load_model("llama-3.1-8b"), card).under("datasheet") for card in cards]
+    passes = [one for d in both for one in decode_passes(d, 4096, [1])]
     first, second = roofline_chart(passes, cards).chain()
-    assert (first.title, second.title) == ("Roofline: llama-3.1-8b decode on h100-sxm", "llama-3.1-8b decode on l4")
-    least = min(row["intensity"] for _, rows in passes for row in rows[:-1] if row["flops"] and row["intensity"])
+    assert (first.over[0], first.title, second.title) == ("Roofline: llama-3.1-8b decode", "h100-sxm", "l4")
+    least = min(row["intensity"] for rows in passes for row in rows[:-1] if row["flops"] and row["intensity"])
     assert (
         first.y.shown == second.y.shown == (least / 3 * 300e9, 2 * 989e12)
     )  # the foot of L4's slope, and room above H100's flat roof
@@ -443,9 +389,9 @@ def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -
         ("latency gpt2 gpt2-xl --gpu h100,h200", ["2 models, 2,000 tokens", "gpt2 1× h200", "gpt2-xl 1× h100-sxm"]),
         (
             "latency gpt2 --gpu h100 --isl 90,500",
-            ["gpt2 on 1× h100-sxm; times", "90 tokens in and 500 out", "500 tokens in and 500 out"],
+            ["gpt2 on 1× h100-sxm; Times", "90 tokens in and 500 out", "500 tokens in and 500 out"],
         ),
-        ("latency gpt2 --gpu h100,h200 --isl 90,500", ["90 tokens in and 500 out, 1 of 2 lengths asked for; times"]),
+        ("latency gpt2 --gpu h100,h200 --isl 90,500", ["gpt2; Times", "1× h200, 90 tokens in and 500 out"]),
         ("serve gpt2 --rate 2 --num-prompts 3", ["3 requests at 2 a second"]),
         ("serve gpt2 --rate 2 --num-prompts 3 --policy static,continuous", ["gpt2 on 1× h100-sxm, 3 requests at 2 a second"]),
         ("plot cache-vs-context gpt2 --gpu h100,l4", ["the weights of gpt2 leave", "left on h100-sxm", "left on l4"]),

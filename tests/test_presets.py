@@ -7,9 +7,9 @@ import pytest
 from conftest import Run
 
 from kvcalc import Gpu, Model, load_gpu, load_model
-from kvcalc.library.catalog import key, preset_files, shipped_folder
 from kvcalc.library.huggingface import model_from
 from kvcalc.library.load import read
+from kvcalc.library.presets import key, preset_files, shipped_folder
 
 MODELS = sorted((shipped_folder() / "models").glob("*.yaml"))
 GPUS = sorted((shipped_folder() / "gpus").glob("*.yaml"))

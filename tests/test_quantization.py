@@ -5,7 +5,7 @@ from conftest import Run
 from specs import grouped, of_kinds, stack
 
 from kvcalc import Layer, Precision, UserError, load_model, weight_bytes
-from kvcalc.layers.ffn import Moe
+from kvcalc.layers.feed_forward import Moe
 from kvcalc.storage.quantization import WEIGHT_FORMATS, Quantization, family, load_weight_format
 
 N = 256 * 512

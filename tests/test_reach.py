@@ -5,8 +5,7 @@ from specs import grouped, of_kinds, sparse, stack
 
 from kvcalc import Batch, Layer, Parallelism, Precision, forward, load_model
 from kvcalc.layers.recurrent import Mamba2
-from kvcalc.model.memory import eviction_score_bytes
-from kvcalc.model.reach import reach_line, receptive_field
+from kvcalc.model.memory import eviction_score_bytes, reach_line, receptive_field
 from kvcalc.planning.variants import variant
 
 
@@ -40,10 +39,10 @@ def test_a_hybrid_of_parallel_mixers_sees_as_far_as_the_farther() -> None:
 
 
 def test_reach_is_printed_and_in_the_records(kvcalc: Run) -> None:
-    assert "receptive field L·w: 32 × 4,096 = 131,072 tokens" in kvcalc("size mistral-7b-v0.1 --context 32k").out
+    assert "receptive field L·w: 32 × 4,096 = 131,072 tokens" in kvcalc("size mistral-7b-v0.1 --context 32k -v").joined
     assert "131,072 tokens" in kvcalc("size mistral-7b-v0.1 --explain").out
-    shown = kvcalc("compare llama-7b --variants mha,window:4096,hybrid:4/window:4096")
-    assert "receptive field, layers × window: window:4096 131,072 tokens\n" in shown.out
+    shown = kvcalc("compare llama-7b --variants mha,window:4096,hybrid:4/window:4096 -v")
+    assert "receptive field, layers × window: window:4096 131,072 tokens" in shown.out
     records = kvcalc("compare llama-7b --variants mha,window:4096 --format json").records
     assert [r["receptive_field"] for r in records] == [None, 131_072]
 
@@ -76,7 +75,7 @@ def test_scores_of_eviction_are_shown_beside_the_cache(kvcalc: Run) -> None:
     full, evicted = kvcalc(f"{line} --format json").records
     assert evicted["eviction_score_bytes"] == 32 * 32 * 4096 * 2 == 8 << 20
     assert (full["eviction_score_bytes"], evicted["kv_cache_bytes"]) == (0, 2 << 30)
-    assert "by which eviction chooses: evict:4096 8.00 MiB\n" in kvcalc(line).out
+    assert "eviction scores, not in the KV cache: evict:4096 8.00 MiB" in kvcalc(f"{line} -v").out
     assert "eviction" not in kvcalc("compare llama-7b --variants mha,mqa").out
 
 

@@ -5,8 +5,7 @@ from specs import stack
 
 from kvcalc import Batch, Parallelism, Precision, cache_size
 from kvcalc.layers.cache import CacheEntry, Span
-from kvcalc.layers.formats import Formats
-from kvcalc.layers.part import Part
+from kvcalc.layers.part import Sublayer
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.recurrent import (
     Convolutions,
@@ -20,7 +19,7 @@ from kvcalc.layers.recurrent import (
     ShortConv,
 )
 from kvcalc.layers.recurrent.ngram import ngram_rows
-from kvcalc.layers.weights import Weight, matrix
+from kvcalc.layers.weights import Formats, Weight, matrix
 
 DELTA = GatedDeltaNet(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=16)
 
@@ -113,7 +112,7 @@ IDS = [f"{type(part).__name__}-{i}" for i, (part, *_) in enumerate(RECURRENT)]
 
 
 @pytest.mark.parametrize(("part", "parameters", "columns", "state"), RECURRENT, ids=IDS)
-def test_parameters_and_state(part: Part, parameters: int, columns: int, state: int) -> None:
+def test_parameters_and_state(part: Sublayer, parameters: int, columns: int, state: int) -> None:
     assert sum(w.elements for w in part.weights(64)) == parameters
     model = stack(part, layers=3)
     size = cache_size(model, 5, batch_size=2)
@@ -158,7 +157,7 @@ def kvcalc_qwen3_next(kvcalc) -> dict[str, int]:  # type: ignore[no-untyped-def]
     return record
 
 
-class Memory(Part, frozen=True, tag="memory"):
+class Memory(Sublayer, frozen=True, tag="memory"):
     """A mixer that nobody has listed: a state of 8 rows of 16 for each of 2 heads under a role of its own, or rows of tokens."""
 
     span: Span = Span.STATE

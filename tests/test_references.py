@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
+from record_checks import check_records
 from references import PAGES
 
 from kvcalc import UserError, record_keys
 from kvcalc.cli.commands import COMMANDS
-from kvcalc.report.keys import UNITS, check_records, kinds, parts, unit_of
+from kvcalc.report.record_reference import UNITS, kinds, parts, unit_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 WITHOUT = {"plot", "report"}  # which make a picture and a page
@@ -18,7 +19,9 @@ WITHOUT = {"plot", "report"}  # which make a picture and a page
 
 @pytest.mark.parametrize(("name", "made"), PAGES.items())
 def test_pages_are_what_the_code_makes(name: str, made: Callable[[], str]) -> None:
-    assert (DOCS / name).read_text(encoding="utf-8") == made(), "python tests/remake_docs.py makes it anew"
+    assert (DOCS / "reference" / "generated" / name).read_text(encoding="utf-8") == made(), (
+        "python tests/remake_docs.py makes it anew"
+    )
 
 
 def test_every_command_with_records_is_described() -> None:

@@ -22,7 +22,7 @@ def test_gpus_and_models_take_lists(kvcalc: Run) -> None:
 
 def test_a_window_keeps_the_same_at_every_context(kvcalc: Run) -> None:
     out = kvcalc("size mistral-7b-v0.1 --context 4k,32k").out
-    assert out.startswith("mistral-7b-v0.1 keeps 512.00 MiB for 4,096 to 32,768 tokens\n")
+    assert out.startswith("mistral-7b-v0.1 needs 512.00 MiB of KV cache for 4,096 tokens and as much for 32,768 tokens.\n")
 
 
 def test_a_sketch_says_where_curves_cross(kvcalc: Run) -> None:

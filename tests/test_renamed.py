@@ -10,8 +10,8 @@ from conftest import Run
 from gguf_files import llama, llama_tensors, write
 
 from kvcalc import load_model
-from kvcalc.library.catalog import shipped_folder
 from kvcalc.library.huggingface.types import TYPES
+from kvcalc.library.presets import shipped_folder
 
 SIZES = {
     "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 32000,

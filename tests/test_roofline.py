@@ -10,15 +10,16 @@ import pytest
 from conftest import Run
 from specs import grouped, stack
 
-from kvcalc import Batch, Cost, Gpu, Model, Operator, Parallelism, Precision, UserError, forward, load_gpu, load_model, roofline
+from kvcalc import Batch, Cost, Gpu, Model, Operator, Parallelism, Precision, UserError, bounds, forward, load_gpu, load_model
 from kvcalc.gpu.roof import Placed, mla_form, total_bound, total_seconds, turning_batch
 from kvcalc.layers.cost import Role
-from kvcalc.library.edit import edited
+from kvcalc.library.load import edited
+from kvcalc.planning.sweeps import sparse_reads
 from kvcalc.planning.variants import variant
-from kvcalc.report import passes
-from kvcalc.report.figures import dsa_vs_mla
-from kvcalc.timing.deployment import Deployment
-from kvcalc.timing.records import pass_records
+from kvcalc.report.charts.size_plot import sparse_reads_chart
+from kvcalc.report.text import roofline_text
+from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.operator_times import pass_records
 
 BF16 = Precision("bf16")
 
@@ -46,12 +47,12 @@ def operator(count: int = 1, kind: str = "gemm", dtype: str = "bf16", **cost: An
     ],
 )
 def test_an_operator_takes_as_long_as_its_slowest_resource(cost: dict[str, int], seconds: float, bound: str) -> None:
-    (placed,) = roofline([operator(**cost)], gpu(link_bytes_per_s=10.0))
+    (placed,) = bounds([operator(**cost)], gpu(link_bytes_per_s=10.0))
     assert (placed.seconds, placed.bound) == (pytest.approx(seconds), bound)
 
 
 def test_all_the_times_it_runs_and_the_sum_of_a_pass() -> None:
-    placed = roofline([operator(5, flops=2000), operator(2, weight_bytes=300)], gpu())
+    placed = bounds([operator(5, flops=2000), operator(2, weight_bytes=300)], gpu())
     assert [p.seconds for p in placed] == [10.0, 6.0]
     assert total_seconds(placed) == 16.0
     assert total_bound(placed) == "compute"
@@ -60,7 +61,7 @@ def test_all_the_times_it_runs_and_the_sum_of_a_pass() -> None:
 
 def test_a_gpu_without_a_vector_peak_or_a_link_does_not_time_them() -> None:
     bare = gpu(vector_flops_per_s={}, link_bytes_per_s=None)
-    placed = roofline([operator(vector_flops=10**9, weight_bytes=100), operator(network_bytes=10**9)], bare)
+    placed = bounds([operator(vector_flops=10**9, weight_bytes=100), operator(network_bytes=10**9)], bare)
     assert [(p.seconds, p.bound) for p in placed] == [(1.0, "memory"), (0.0, "memory")]
 
 
@@ -73,17 +74,17 @@ def test_a_dtype_without_a_unit_falls_back_and_says_so() -> None:
         ("h100", "fp4", "bf16"),
     ):
         card = load_gpu(name)
-        (placed,) = roofline([operator(dtype=dtype, flops=10**15)], card)
+        (placed,) = bounds([operator(dtype=dtype, flops=10**15)], card)
         assert placed.fallback == stand_in
         assert placed.seconds == 10**15 / card.flops_per_s[stand_in or dtype]
-    vector = roofline([operator(dtype="", vector_flops=1)], load_gpu("a100-80gb"))[0]
+    vector = bounds([operator(dtype="", vector_flops=1)], load_gpu("a100-80gb"))[0]
     assert vector.fallback == ""
 
 
 def test_a_gpu_without_any_peak_is_refused_only_where_products_need_one(kvcalc: Run) -> None:
     with pytest.raises(UserError, match="apple-m3-max has no matrix peak for bf16"):
-        roofline([operator(flops=1)], load_gpu("apple-m3-max"))
-    roofline([operator(dtype="", weight_bytes=1)], load_gpu("apple-m3-max"))
+        bounds([operator(flops=1)], load_gpu("apple-m3-max"))
+    bounds([operator(dtype="", weight_bytes=1)], load_gpu("apple-m3-max"))
     code, out, err = kvcalc("roofline llama-2-7b --gpu apple-m3-max --phase prefill")
     assert (code, out) == (2, "") and "no matrix peak" in err
 
@@ -91,9 +92,9 @@ def test_a_gpu_without_any_peak_is_refused_only_where_products_need_one(kvcalc: 
 def test_arrays_take_the_same_times() -> None:
     model, card = load_model("deepseek-v3.2"), load_gpu("h100")
     contexts, sizes = np.array([1.0, 100, 4096, 131_072]), np.array([1.0, 512, 8, 3])
-    swept = total_seconds(roofline(forward(model, Batch.decode(contexts, sizes)), card))
+    swept = total_seconds(bounds(forward(model, Batch.decode(contexts, sizes)), card))
     each = zip(contexts.tolist(), sizes.tolist(), strict=True)
-    alone = [total_seconds(roofline(forward(model, Batch.decode(int(s), int(b))), card)) for s, b in each]
+    alone = [total_seconds(bounds(forward(model, Batch.decode(int(s), int(b))), card)) for s, b in each]
     assert list(swept) == pytest.approx(alone, rel=1e-12)
 
 
@@ -116,13 +117,13 @@ def test_decode_step_on_an_h100(
     assert found[-1]["roofline_s"] * 1e3 == pytest.approx(milliseconds, rel=0.004)
     assert found[-1]["intensity"] == pytest.approx(intensity, abs=0.006)
     model = edited(load_model(name), changes)
-    assert total_seconds(roofline(forward(model, Batch.decode(context), BF16), load_gpu("h100"))) == found[-1]["roofline_s"]
+    assert total_seconds(bounds(forward(model, Batch.decode(context), BF16), load_gpu("h100"))) == found[-1]["roofline_s"]
 
 
 def test_llama_2_7b_s_step_from_nothing() -> None:
     """Weights and cache alone, all memory-bound: (2·(N − V·D) + 2^31) / 3.35e12; the rest is under 0.4 %."""
     least = (2 * (6_738_415_616 - 32_000 * 4096) + 2**31) / 3.35e12
-    found = total_seconds(roofline(forward(load_model("llama-2-7b"), Batch.decode(4096)), load_gpu("h100")))
+    found = total_seconds(bounds(forward(load_model("llama-2-7b"), Batch.decode(4096)), load_gpu("h100")))
     assert least < found < 1.004 * least
 
 
@@ -187,7 +188,8 @@ def test_dsa_reads_less_than_mla_from_the_crossing_on(dtype: str, row: int, key:
         sparse, mla = sum(per_layer("deepseek-v3.2", context, dtype)), sum(per_layer("deepseek-v3", context, dtype))
         assert (sparse, mla) == (2048 * row + context * key, context * row)
         assert (sparse < mla) == (context == crossing)
-    chart = dsa_vs_mla([load_model("deepseek-v3.2"), load_model("deepseek-v3")], 131_072, Precision("bf16", dtype))
+    models = [load_model("deepseek-v3.2"), load_model("deepseek-v3")]
+    chart = sparse_reads_chart(sparse_reads(models, 131_072, Precision("bf16", dtype)))
     (point,) = [s for s in chart.series if s.kind == "points"]
     fewer = row * 131_072 / (2048 * row + 131_072 * key)
     assert chart.title == f"Sparse attention reads {fewer:.1f}× fewer bytes than MLA at 128k tokens"
@@ -202,7 +204,7 @@ def test_dsa_reads_less_than_mla_from_the_crossing_on(dtype: str, row: int, key:
 
 def place(name: str, card: str = "h100", context: int = 4096) -> Any:
     model, found = load_model(name), load_gpu(card)
-    return lambda batch: roofline(forward(model, Batch.decode(context, batch), BF16), found)
+    return lambda batch: bounds(forward(model, Batch.decode(context, batch), BF16), found)
 
 
 def ffn(operator: Operator) -> bool:
@@ -234,8 +236,7 @@ def test_plain_attention_never_turns_and_that_is_said(kvcalc: Run) -> None:
         assert turning_batch(place(name), reads_cache) is None
     assert turning_batch(place("llama-2-7b"), lambda o: False) is None
     out = kvcalc("roofline llama-2-7b --gpu h100").joined
-    assert "attention never turns compute-bound" in out
-    assert f"FFN turns compute-bound at batch {turning_batch(place('llama-2-7b'), ffn):,}" in out
+    assert f"FFN from batch {turning_batch(place('llama-2-7b'), ffn):,} on, attention at no batch" in out
 
 
 def test_experts_turn_32_times_as_late_as_a_dense_ffn() -> None:
@@ -288,15 +289,15 @@ def test_figures_of_a_record_are_of_all_the_times_the_operator_runs(kvcalc: Run)
 
 
 def test_table_shows_parts_shares_and_assumptions(kvcalc: Run) -> None:
-    code, out, err = kvcalc("roofline deepseek-v3 --gpu h100 --context 4k")
+    code, out, err = kvcalc("roofline deepseek-v3 --gpu h100 --context 4k -v")
     assert (code, err) == (0, "")
-    assert "for a decode step of deepseek-v3 on h100-sxm, batch 1, context 4,096 (at least " in " ".join(out.split())
+    assert "A decode step of deepseek-v3 on h100-sxm with batch 1 and context 4,096 takes " in " ".join(out.split())
     for text in (
         "absorb_q",
         "  qk",
         "  av",
         "bytes moved: weights",
-        "knee 590.7 FLOP/B in fp8, 295.2 FLOP/B in bf16",
+        "ridge point 590.7 FLOP/B in fp8, 295.2 FLOP/B in bf16",
         "datasheet bound",
         "cache bf16",
     ):
@@ -330,11 +331,11 @@ def test_with_pipeline_stages_the_slowest_is_shown() -> None:
     """Of two halves of 16 layers the one with the head takes longer."""
     model, card = load_model("llama-2-7b"), load_gpu("h100")
     split = Parallelism(pp=2)
-    found = Deployment(model, card, parallelism=split).placed(Batch.decode(4096))
-    stages = [roofline(forward(model, Batch.decode(4096), parallelism=split, stage=n), card) for n in (0, 1)]
+    found = TimedDeployment(model, card, parallelism=split).placed(Batch.decode(4096))
+    stages = [bounds(forward(model, Batch.decode(4096), parallelism=split, stage=n), card) for n in (0, 1)]
     assert found == stages[1]
     assert total_seconds(stages[1]) > total_seconds(stages[0])
-    first = Deployment(stack(grouped(), layers=8, vocab_size=1), card, parallelism=split).placed(Batch.decode(10**6))
+    first = TimedDeployment(stack(grouped(), layers=8, vocab_size=1), card, parallelism=split).placed(Batch.decode(10**6))
     assert {p.operator.count for p in first if p.operator.name == "attention"} == {4}
 
 
@@ -361,7 +362,7 @@ def test_impossible_requests(kvcalc: Run, line: str, said: str) -> None:
 
 
 def test_totals_of_records_are_those_of_the_operators() -> None:
-    placed = roofline([operator(3, flops=10, weight_bytes=5, vector_flops=2), operator(2, cache_read_bytes=7)], gpu())
+    placed = bounds([operator(3, flops=10, weight_bytes=5, vector_flops=2), operator(2, cache_read_bytes=7)], gpu())
     *each, last = pass_records(placed, gpu())
     assert [r["flops"] for r in each] == [30, 0]
     assert (last["flops"], last["vector_flops"], last["bytes"], last["cache_read_bytes"]) == (30, 6, 29, 14)
@@ -370,21 +371,21 @@ def test_totals_of_records_are_those_of_the_operators() -> None:
 
 def test_no_matrix_unit_at_all_still_has_a_wider_one() -> None:
     card = msgspec.structs.replace(load_gpu("h100"), flops_per_s={"fp32": 1e12})
-    (placed,) = roofline([operator(flops=10**12)], card)
+    (placed,) = bounds([operator(flops=10**12)], card)
     assert (placed.seconds, placed.fallback) == (1.0, "fp32")
 
 
 def test_records_say_the_form_of_mla_and_the_experts_read() -> None:
     """DeepSeek-V3 reads 8 of 256 experts for one token; a prompt expands its latents, a step at 4096 absorbs."""
     v3, h100, precision = load_model("deepseek-v3"), load_gpu("h100"), Precision("bf16")
-    deployed = Deployment(v3, h100, precision)
+    deployed = TimedDeployment(v3, h100, precision)
     step = pass_records(deployed.placed(Batch.decode(4096)), h100)
     assert step[-1]["mla_form"] == "absorbed"
     assert {r["operator"]: r["expected_experts"] for r in step if "expected_experts" in r} == {"experts": 8.0}
     prompt = Batch.prefill(4096)
     assert mla_form(deployed.placed(prompt)) == "expanded"
     assert mla_form(deployed.placed(Batch((*prompt.groups, *Batch.decode(4096).groups)))) == "mixed"
-    assert mla_form(Deployment(load_model("gpt2"), h100, precision).placed(prompt)) is None
+    assert mla_form(TimedDeployment(load_model("gpt2"), h100, precision).placed(prompt)) is None
 
 
 def test_records_give_shapes_and_the_roof_s_own_bound(kvcalc: Run) -> None:
@@ -422,13 +423,13 @@ def test_explain_puts_the_numbers_into_the_formulas(kvcalc: Run) -> None:
 def test_what_turns_compute_bound_is_worked_out_once_a_context(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four passes at two contexts: as many bisections as contexts, and each table says of its own context what it says alone."""
     asked: list[int] = []
-    worked_out = passes._turning
+    worked_out = roofline_text._turning
 
-    def counted(deployment: Deployment, context: int, near: dict[str, int | None]) -> list[str]:
+    def counted(deployment: TimedDeployment, context: int, near: dict[str, int | None]) -> list[str]:
         asked.append(context)
         return worked_out(deployment, context, near)
 
-    monkeypatch.setattr(passes, "_turning", counted)
+    monkeypatch.setattr(roofline_text, "_turning", counted)
     shown = kvcalc("roofline gpt2 --context 64,900 --batch-size 1,8").joined
     assert asked == [64, 900]
     alone = kvcalc("roofline gpt2 --context 900 --batch-size 8").joined

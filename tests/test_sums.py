@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from report.printed import table
 
 from kvcalc import Batch, Parallelism, UserError, load_gpu, load_model
-from kvcalc.timing.deployment import Deployment
-from kvcalc.timing.records import mixed_records, roofline_records
+from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.operator_times import mixed_records, roofline_records
 
 MODELS = (
     "llama-3.1-8b", "llama-3.1-70b", "gpt2", "mixtral-8x7b", "deepseek-v3", "deepseek-v3.2", "deepseek-v4-flash",
@@ -36,7 +36,7 @@ def test_rows_of_a_pass_add_up_to_its_total(
     """Every figure of the total is the sum of the rows; each share is that of the time that the row shows."""
     tp, pp = ranks
     try:
-        deployment = Deployment(load_model(name), load_gpu(card), parallelism=Parallelism(tp=tp, pp=pp)).under(stack)
+        deployment = TimedDeployment(load_model(name), load_gpu(card), parallelism=Parallelism(tp=tp, pp=pp)).under(stack)
         mixed = f"{context}+{batch}x1@{context}"
         new = Batch.parse(mixed) if phase == "mixed" else Batch.of_phase(phase, context, batch)
         asked = (mixed,) if phase == "mixed" else (phase, batch, context)
@@ -95,7 +95,7 @@ def test_a_printed_column_of_times_adds_up(kvcalc: Run, line: str) -> None:
 
 
 OF_SHARE = ("weights", "activations", "libraries and collectives", "CUDA graphs", "cache")
-LOGS = [name for name in dir(startup_logs) if name.startswith(("V0_", "V1_", "NO_BLOCKS", "SGLANG"))]
+LOGS = [name for name in dir(startup_logs) if name.startswith(("V1_", "NO_BLOCKS", "SGLANG"))]
 
 
 @pytest.mark.parametrize("name", LOGS)

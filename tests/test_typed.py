@@ -4,7 +4,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import cache_size
-from kvcalc.library.typed import Dimensions
+from kvcalc.library.load import Dimensions
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_lists_and_the_picture_work_as_with_models(kvcalc: Run) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("size", "name a model, or give --layers, --kv-heads and --head-dim"),
+        ("size", "or give --layers, --kv-heads and --head-dim"),
         ("size --layers 3", "needs --kv-heads and --head-dim"),
         ("size --kv-heads 3 --head-dim 8", "needs --layers"),
-        ("size gpt2 --layers 3", "dimensions are of a cache without a model"),
-        ("size --layers 3 --kv-heads 2 --head-dim 8 --set layers=2", "dimensions are of a cache without a model"),
+        ("size gpt2 --layers 3", "dimensions cannot be combined with a model or --set"),
+        ("size --layers 3 --kv-heads 2 --head-dim 8 --set layers=2", "dimensions cannot be combined with a model or --set"),
         ("size --layers 3 --kv-heads 2 --kv-lora-rank 512", "not both"),
         ("size --layers 3 --kv-heads 2 --head-dim 8 --qk-rope-head-dim 64", "there is no --kv-lora-rank"),
         ("size --layers 3 --kv-heads 3 --head-dim 8 --heads 4", "is not a multiple of num_key_value_heads 3"),
@@ -114,13 +114,13 @@ def test_other_attention_of_the_same_dimensions(kvcalc: Run) -> None:
     assert {r[key] for r in records for key in ("parameters", "weight_bytes", "dtype", "equal_weights_context")} == {None}
     untold = {"gpu", "basis", "max_num_seqs", "roofline_s", "time_s", "flops", "bytes", "bound", "mha_parameters"}
     assert not untold & set().union(*records)
-    out = kvcalc(line).out
-    assert out.startswith("32 layers with mla:256+32 keep 1.12 GiB for 2 × 32,768 tokens, 7.11× less than with gqa:8\n")
+    out = kvcalc(f"{line} -v").out
+    assert out.startswith("32 layers with mla:256+32 need 1.12 GiB of KV cache for 2 × 32,768 tokens, 7.11× less than")
     own = kvcalc(line.replace("gqa:8,mla:512+64,mla:256+32", "none,mla:512+64")).joined
     assert own.startswith(
-        "32 layers with mla:512+64 keep 2.25 GiB for 2 × 32,768 tokens, 3.56× less than with its own attention "
+        "32 layers with mla:512+64 need 2.25 GiB of KV cache for 2 × 32,768 tokens, 3.56× less than with its own attention. "
     )
-    assert "mla:512+64, mla:256+32 — held equal" in out and "weights" not in out and "h100" not in out
+    assert "mla:512+64, mla:256+32 — equal in all variants" in out and "weights" not in out and "h100" not in out
     assert "Decode step" not in kvcalc(f"{line} --plot -").out
 
 
@@ -129,7 +129,7 @@ def test_other_attention_of_the_same_dimensions(kvcalc: Run) -> None:
     [
         ("--layers 32 --kv-heads 8 --head-dim 128", "needs --heads"),
         ("--layers 32 --kv-lora-rank 512 --heads 8", "needs --head-dim"),
-        ("gpt2 --layers 3", "dimensions are of a cache without a model"),
+        ("gpt2 --layers 3", "dimensions cannot be combined with a model or --set"),
         ("--layers 32 --kv-heads 8 --head-dim 128 --heads 32 --variants gqa:5", "do not divide the 32 query heads of 32 layers"),
         ("", "compare takes a model, or --layers, --heads, --kv-heads and --head-dim"),
     ],

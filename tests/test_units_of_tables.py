@@ -6,7 +6,7 @@ import pytest
 from conftest import Run
 
 from kvcalc import cache_size, load_model
-from kvcalc.model.size import size_record
+from kvcalc.model.memory import size_record
 from kvcalc.units import bytes_shown_in, format_bytes
 
 # Llama-2-13B at 4096 tokens: 3,355,443,200 B; its 13,015,864,320 parameters of 2 bytes.
@@ -22,8 +22,9 @@ CACHE, WEIGHTS = 3_355_443_200, 26_031_728_640
     ],
 )
 def test_one_option_says_how_bytes_are_written(kvcalc: Run, units: str, cache: str, weights: str, meant: str) -> None:
-    out = kvcalc(f"size llama-2-13b --context 4k --units {units}").out
-    assert out.startswith(f"llama-2-13b keeps {cache} for 4,096 tokens, beside {weights} of weights")
+    out = kvcalc(f"size llama-2-13b --context 4k --units {units} -v").out
+    title = " ".join(out.split())
+    assert title.startswith(f"llama-2-13b needs {cache} of KV cache for 4,096 tokens, and {weights} for its weights.")
     assert meant in out
     assert re.search(rf"^llama-2-13b +{cache} ", out, re.MULTILINE)
     others = {"gib": "iB", "si": "GB", "bytes": ",200 B"}
@@ -73,14 +74,15 @@ def test_the_cache_as_a_share_of_the_weights(kvcalc: Run) -> None:
         ("--set max_context=32k", 31_778, "12.9% at 4,096 tokens"),
         ("--context 4k,32k", 31_778, "103% at 32,768 tokens"),
     ):
-        told = kvcalc(f"size llama-2-13b {line}").joined
-        assert f"; as large as the weights from {turn:,} tokens on model" in told  # the sentence, before the first heading
-        assert f"against the weights: {share} " in told
-        assert ("equal at: beyond the maximum context, llama-2-13b's 4,096" in told) == (
+        told = kvcalc(f"size llama-2-13b {line} -v").joined
+        percent, _, load = share.partition(" at ")
+        assert f"KV cache and weights are equal at {turn:,} tokens" in told
+        assert f"share of the weights at {load}: {percent} " in told
+        assert ("= weights: beyond the maximum context, llama-2-13b's 4,096" in told) == (
             "max_context" not in line and turn > 4096
         )
-    several = kvcalc("size llama-2-13b --batch-size 1,10 --set max_context=32k").joined
-    assert "as large as" not in several.partition(" model ")[0] and "against the weights" in several
+    several = kvcalc("size llama-2-13b --batch-size 1,10 --set max_context=32k -v").joined
+    assert "weights are equal at" not in several and "share of the weights" in several
 
 
 def test_more_sequences_reach_it_sooner() -> None:
@@ -92,7 +94,7 @@ def test_more_sequences_reach_it_sooner() -> None:
 def test_a_window_never_reaches_it(kvcalc: Run) -> None:
     (record,) = kvcalc("size mistral-7b-v0.1 --context 32k --format json").records
     assert record["equal_weights_context"] is None
-    assert "never as large" in kvcalc("size mistral-7b-v0.1").out
+    assert "stays smaller than the weights" in kvcalc("size mistral-7b-v0.1").out
 
 
 @pytest.mark.parametrize("name", ["gemma-3-27b", "deepseek-v3.2", "qwen3-next-80b-a3b", "gpt2"])
@@ -105,13 +107,15 @@ def test_it_is_the_first_context_that_does(name: str) -> None:
 
 def test_several_models_stand_in_one_line(kvcalc: Run) -> None:
     # 524,288 · 4096 ÷ 13,476,831,232; 327,680 · 4096 ÷ 137,953,296,384
-    assert "the cache against the weights at 4,096 tokens: llama-7b 15.9%, llama-2-70b 0.973%" in (
-        kvcalc("size llama-7b llama-2-70b --context 2k,4k").joined
+    assert "share of the weights at 4,096 tokens: llama-7b 15.9%, llama-2-70b 0.973%" in (
+        kvcalc("size llama-7b llama-2-70b --context 2k,4k -v").joined
     )
 
 
 def test_weights_in_several_formats_stand_in_the_sentence(kvcalc: Run) -> None:
     lines = ("size llama-3.1-8b -q awq,fp8", "size llama-3.1-8b -q awq --format json", "size llama-3.1-8b -q fp8 --format json")
     told, awq, fp8 = (kvcalc(line) for line in lines)
-    stored = [f"{r['weight_bytes'] / 2**30:.2f} GiB of weights in {r['dtype']}" for r in (*awq.records, *fp8.records)]
-    assert told.joined.startswith(f"llama-3.1-8b keeps 512.00 MiB for 4,096 tokens, beside {', '.join(stored)} model ")
+    stored = [f"{r['weight_bytes'] / 2**30:.2f} GiB in {r['dtype']}" for r in (*awq.records, *fp8.records)]
+    assert told.joined.startswith(
+        f"llama-3.1-8b needs 512.00 MiB of KV cache for 4,096 tokens, and for its weights {' or '.join(stored)}. model "
+    )

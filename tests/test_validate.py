@@ -12,8 +12,8 @@ from kvcalc import UserError
 from kvcalc.library.load import load_gpu
 from kvcalc.timing import rows as measured
 from kvcalc.timing.calibration import read_calibration
-from kvcalc.timing.figures import figures_of
-from kvcalc.timing.moe import Moe
+from kvcalc.timing.kernel_models.fused_moe import FusedMoe
+from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.rows import BLOCK
 from kvcalc.timing.validation import validated_blocks
 
@@ -141,7 +141,7 @@ def test_experts_are_fitted_by_kernel_without_odd_rows_and_predicted_all(
 ) -> None:
     """Times of the law itself at a uniform router's load, but for a fifth of them, odd and ten times as long."""
     monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path / "presets"))
-    law, figures, lines = Moe(tiles="marlin", bytes=0.5625), figures_of(load_gpu("h100")), []
+    law, figures, lines = FusedMoe(tiles="marlin", bytes=0.5625), figures_of(load_gpu("h100")), []
     for i in range(60):
         shape = (2 ** (i % 13), 1024 * (2 + i % 5), 512 * (1 + i % 4), 8, 128, 1 + i % 2, 1)
         us = float(law.us(figures, *(np.array([float(x)]) for x in shape))[0])
@@ -227,7 +227,7 @@ def test_calibrate_writes_a_preset_that_validate_finds(kvcalc: Run, tmp_path: Pa
         (["--stack", "x"], "--gpu is missing"),
         (["--all", "--stack", "x"], "--all takes every GPU and stack"),
         (["--gpu", "h100"], "--stack is missing"),
-        (["--gpu", "h100", "--stack", "../x"], "no usable name"),
+        (["--gpu", "h100", "--stack", "../x"], "not a usable file name"),
         (["--gpu", "h100", "--stack", "x"], "fewer than 12 rows"),
         (["--gpu", "a100", "--stack", "x"], "no row of a100"),
         (["--gpu", "tpu-v5e", "--stack", "x", "-o", "x.yaml"], ""),
@@ -335,7 +335,7 @@ def test_a_layer_is_the_sum_of_its_operators(
     [
         ("Qwen/Qwen3-8B,local,bfloat16,,1,1,8", "qwen3-8b has no layer 'local' but full"),
         ("Qwen/Qwen3-8B,,bfloat16,,1,9,8", "query_len 9 is more than kv_len 8"),
-        ("nobody/none,,bfloat16,,1,1,8", "model 'nobody/none' is no preset"),
+        ("nobody/none,,bfloat16,,1,1,8", "model 'nobody/none' is not a preset"),
         (",,bfloat16,,1,1,8", "model is empty"),
     ],
 )

@@ -15,8 +15,7 @@ from conftest import Run
 
 import kvcalc as package
 from kvcalc import UserError
-from kvcalc.library.growing import Growing
-from kvcalc.library.writing import destination, write_text
+from kvcalc.library.files import Growing, destination, write_text
 
 PACKAGE = Path(package.__file__).parent
 posix = pytest.mark.skipif(os.name != "posix", reason="links, modes and pipes of POSIX systems")
@@ -191,7 +190,7 @@ def test_all_files_are_written_by_one_function() -> None:
     """No other module opens a file for writing, or asks a path to, but that of files which grow."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and path.name not in ("writing.py", "growing.py", "__main__.py"):
+            if isinstance(node, ast.Call) and path.name not in ("files.py", "__main__.py"):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 modes = [a.value for a in [*node.args, *(k.value for k in node.keywords)] if isinstance(a, ast.Constant)]
                 assert name not in ("write_bytes", "mkdir", "touch", "rename", "unlink"), path
@@ -276,7 +275,7 @@ def test_what_is_read_is_not_written(kvcalc: Run, tmp_path: Path, monkeypatch: p
     (tmp_path / "again.csv").hardlink_to(read)
     code, out, err = kvcalc(line)
     target = line.replace("=", " ").split()[-1]
-    said = f"kvcalc: {target}: is read by this command, and cannot be what it writes. Name another file\n"
+    said = f"kvcalc: {target}: the command reads this file. Write to another file\n"
     assert (code, out, err, (tmp_path / read).read_text()) == (2, "", said, ROWS)
     (tmp_path / "vllm").write_text("old")
     assert "fewer than 12 rows" in kvcalc("calibrate rows.csv --gpu h100 --stack vllm -o vllm").err, "a stack's name is no file"

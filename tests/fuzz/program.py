@@ -17,8 +17,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from kvcalc.report.keys import check_records
+from record_checks import check_records
 
 MOST_SECONDS = 2.0  # of the processor's time, for one run
 SIGNED = re.compile("error|headroom|shortage|free|difference")

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 from program import run, sound
 
-from kvcalc.library.catalog import shipped_folder
+from kvcalc.library.presets import shipped_folder
 from kvcalc.report.export import csv_pieces, json_pieces
 
 PRESETS = sorted(path.stem for path in (shipped_folder() / "models").glob("*.yaml"))[:121]
 THOUSAND = ",".join(map(str, range(1, 1001)))
 REFUSED = {
-    ("size", "gpt2", "--context", THOUSAND, "--bs", THOUSAND, "--format", "json"): "1,000,000 rows are asked for, and at most",
-    ("size", "gpt2", "--context", THOUSAND, "--bs", THOUSAND[:200]): "rows of a table are asked for, and at most 20,000",
-    ("size", "gpt2", "--context", THOUSAND, "--bs", "1,2,3", "--explain"): "3,000 explanations are asked for",
-    ("size", *["gpt2"] * 3000): "3,000 models are asked for",
-    ("fit", "gpt2", "--gpu", ",".join(["h100"] * 3000)): "3,000 GPUs are asked for",
-    ("fit", "llama-3.1-405b", "--pp", "126", "--max-num-seqs", "1,2,3,4,5,6,7,8"): "1,008 pipeline stages are asked for",
-    ("roofline", "gpt2", "--context", THOUSAND): "1,000 tables are asked for, and at most 100 made at once",
-    ("roofline", "gpt2", "--context", THOUSAND, "--format", "json"): "1,000 passes are asked for, and at most 500 made at once",
-    ("latency", "gpt2", "--isl", THOUSAND, "--osl", THOUSAND): "1,000,000 rows are asked for",
+    ("size", "gpt2", "--context", THOUSAND, "--bs", THOUSAND, "--format", "json"): "1,000,000 rows; the maximum is",
+    ("size", "gpt2", "--context", THOUSAND, "--bs", THOUSAND[:200]): "rows of a table; the maximum is 20,000",
+    ("size", "gpt2", "--context", THOUSAND, "--bs", "1,2,3", "--explain"): "3,000 explanations; the maximum is",
+    ("size", *["gpt2"] * 3000): "3,000 models; the maximum is",
+    ("fit", "gpt2", "--gpu", ",".join(["h100"] * 3000)): "3,000 GPUs; the maximum is",
+    ("fit", "llama-3.1-405b", "--pp", "126", "--max-num-seqs", "1,2,3,4,5,6,7,8"): "1,008 pipeline stages; the maximum is",
+    ("roofline", "gpt2", "--context", THOUSAND): "1,000 tables; the maximum is 100",
+    ("roofline", "gpt2", "--context", THOUSAND, "--format", "json"): "1,000 passes; the maximum is 500",
+    ("latency", "gpt2", "--isl", THOUSAND, "--osl", THOUSAND): "1,000,000 rows; the maximum is",
     (
         "latency",
         "gpt2",
@@ -29,8 +29,7 @@ REFUSED = {
         "1000000000000",
     ): "1,000,000,000,000 tokens of an answer are more than the 1,048,576 that are timed",
     ("latency", "gpt2", "--osl", "2M"): "2,097,152 tokens of an answer are more than the 1,048,576 that are timed",
-    ("latency", "gpt2", "--osl", "1M,1048575,1048574"): "3,145,728 passes of all requests are more than the 2,097,152 that",
-    ("latency", "gpt2", "--isl", "1,300k", "--osl", "200k", "--no-cache"): "409,600 tokens of answers without a cache are more",
+    ("latency", "gpt2", "--osl", "1M", "--batch-size", "1,2,3,4,5,6,7,8"): "8,388,616 passes of all requests are more than the",
     ("latency", "gpt2", "--osl", "1M", "--no-cache"): "without a cache are more than the 262,144 that are timed",
     ("latency", "gpt2", "--isl", "2M", "--max-num-batched-tokens", "1"): "2,097,152 chunks of the prompt are more than",
 }

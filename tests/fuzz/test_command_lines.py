@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from program import MANY, hold, run, sound
 
-from kvcalc.library.catalog import shipped_folder
+from kvcalc.library.presets import shipped_folder
 
 MODELS, GPUS = (sorted(p.stem for p in (shipped_folder() / kind).glob("*.yaml")) for kind in ("models", "gpus"))
 CONTEXTS = ("1", "17", "4096", "128k", "1M", "1000000000000")

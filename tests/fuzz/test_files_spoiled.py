@@ -10,7 +10,7 @@ from gguf_files import header, llama, llama_tensors
 from hypothesis import strategies as st
 from program import MANY, hold, run, sound
 
-from kvcalc.library.catalog import shipped_folder
+from kvcalc.library.presets import shipped_folder
 
 PRESETS = shipped_folder()
 JUNK = [

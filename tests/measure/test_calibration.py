@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from kvcalc.gpu.spec import Gpu
+from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.load import load_gpu
-from kvcalc.measure.calibration_rows import LONGEST, Shape, fitted_gpu, measured, planned
+from kvcalc.measure.calibration_rows import MAX_BOUND_S, Shape, fitted_gpu, measured, planned
 from kvcalc.measure.machine import Machine, find_machine
 from kvcalc.report.export import to_csv
 from kvcalc.timing.rows import read_rows
@@ -26,7 +26,7 @@ def test_25_to_50_shapes_of_each_family_spread_over_its_times(machine: Machine) 
         times = sorted(s.seconds(gpu) for s in shapes if s.op == op)
         assert 25 <= len(times) <= 50, op
         assert len({s for s in shapes if s.op == op}) == len(times)
-        assert max(times) <= LONGEST["cpu"]
+        assert max(times) <= MAX_BOUND_S
         assert times[-1] / times[0] > 100
         gaps = [b / a for a, b in pairwise(times)]
         assert max(gaps) < 6

@@ -13,7 +13,6 @@ from conftest import Run
 from twins import torch
 
 from kvcalc.measure import ceilings, machine, run
-from kvcalc.measure.ceilings import Products
 
 QUICK = "measure --device cpu --threads 1 --seconds 0.001 --context 40 --batch-size 2"
 KEYS = {
@@ -25,7 +24,7 @@ KEYS = {
 @pytest.fixture(autouse=True)
 def _small_and_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     flops = dict.fromkeys(("fp64", "fp32", "bf16", "fp16"), 100000000000.0)
-    found = ceilings.Ceilings(10e9, 20e9, flops, 1e-6, Products((1,), (1e-9,)))
+    found = ceilings.Ceilings(10e9, 20e9, flops, 1e-6)
     monkeypatch.setattr(ceilings, "measured_ceilings", lambda *_: found)
     monkeypatch.setitem(run.HEADS, "cpu", 2)  # narrow layers
     monkeypatch.setattr(machine, "_cache_bytes", lambda: 1 << 20)  # few copies to rotate over
@@ -49,11 +48,12 @@ def test_one_record_for_each_layer_and_phase(kvcalc: Run) -> None:
 
 
 def test_a_table_ends_with_its_assumptions(kvcalc: Run) -> None:
-    found = kvcalc(f"{QUICK} --variant mha,mla")
+    found = kvcalc(f"{QUICK} --variant mha,mla -v")
     assert found.code == 0
     assert "ceilings of this machine" in found.out
     assert re.match(
-        r"decode attention takes [\d.]+× its bound, prefill attention takes [\d.]+× its bound, the median of each", found.out
+        r"Decode attention takes [\d.]+× its bound, prefill attention takes [\d.]+× its bound, the median of each",
+        " ".join(found.out.split()),
     )
     assert "predicted = in the tensors' storage in every row" in found.out
     assert f"torch {torch.__version__}" in found.out
@@ -85,7 +85,7 @@ def test_generation(kvcalc: Run, tmp_path: Path) -> None:
     assert all(r["same_tokens"] and r["tokens_per_s"] > 0 for r in found.records)
     assert "time per token" in plot.read_text(encoding="utf-8")
     assert [r["head"] for r in kvcalc(f"{line} --head all --modes uncached --format json").records] == ["last", "all"]
-    assert re.match(r"gpt2 makes 6 tokens in .*s with the cache and .*s without: it saves .*×, predicted .*×", kvcalc(line).out)
+    assert re.match(r"gpt2 makes 6 tokens in .*s with the cache and .*s without, .*× faster, predicted .*×", kvcalc(line).out)
 
 
 def test_generation_takes_variants_caches_and_lists(kvcalc: Run) -> None:

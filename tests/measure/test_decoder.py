@@ -9,9 +9,10 @@ from specs import grouped, latent, of_kinds, sparse, stack
 from twins import EXACT, delta_net, difference, torch
 
 from kvcalc import Model, UserError, cache_size, load_model
-from kvcalc.layers.ffn import Dense
+from kvcalc.layers.feed_forward import Dense
+from kvcalc.measure.cases import storage_bytes
 from kvcalc.measure.layers.decoder import Decoder
-from kvcalc.model.spec import Layer
+from kvcalc.model.model import Layer
 from kvcalc.planning.variants import variant
 
 MIXED = stack(
@@ -43,7 +44,7 @@ def test_cached_equals_uncached(name: str, sizes: list[int], block: int) -> None
     torch.manual_seed(3)
     tokens = torch.randint(50, (2, sum(sizes)))
     whole = found(tokens, all_positions=True)
-    caches, logits, past = found.caches(2, sum(sizes), block, torch.float64), [], 0
+    caches, logits, past = found.caches(2, sum(sizes), block_size=block, state_dtype=torch.float64), [], 0
     for size in sizes:
         logits.append(found(tokens[:, past : past + size], caches, past, all_positions=True))
         past += size
@@ -68,8 +69,8 @@ def test_published_parameter_counts(name: str, count: int) -> None:
 def test_cache_bytes_are_those_of_cache_size(name: str, tokens: int) -> None:
     """Layers that share a cache hold one tensor between them, counted once."""
     model = MODELS[name]
-    caches = {id(c): c for c in decoder(model, torch.bfloat16).caches(3, tokens)}
-    assert sum(c.storage_bytes for c in caches.values()) == cache_size(model, tokens, 3).stored
+    caches = decoder(model, torch.bfloat16).caches(3, tokens)
+    assert storage_bytes(caches) == cache_size(model, tokens, 3).stored
 
 
 def test_a_position_beyond_the_table_is_refused() -> None:

@@ -9,22 +9,22 @@ from hypothesis import strategies as st
 from specs import grouped, latent, sparse, stack
 from twins import EXACT, WIDTH, difference, grouped_specs, in_pieces, inputs, new_cache, torch, twin
 
-from kvcalc import Batch, Gpu, Model, UserError, cache_size, load_model
-from kvcalc.layers.part import Part
+from kvcalc import Gpu, Model, UserError, cache_size, load_model
+from kvcalc.layers.part import Sublayer
 from kvcalc.measure import generation
 from kvcalc.measure.cases import whole
-from kvcalc.measure.ceilings import Ceilings, Products, Weights, as_gpu
-from kvcalc.measure.expected import Rates, Sampling, Step, expected_seconds, query_blocks, traffic_of
-from kvcalc.measure.generation import MODES, Mode, Request, check, generated, modes_of
+from kvcalc.measure.ceilings import Ceilings, as_gpu
+from kvcalc.measure.expected import MachineRates, ProductTimes, RateSampler, traffic_of
+from kvcalc.measure.generation import MODES, GenerationRequest, Mode, check, generated, modes_of
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.machine import Machine
-from kvcalc.measure.torch_cache import LayerCache
+from kvcalc.measure.torch_cache import TorchLayerCache
 from kvcalc.model.precision import Precision
 from kvcalc.planning.variants import variant
 
 MACHINE = Machine(torch.device("cpu"), "a CPU", 16 << 30, 1 << 20, 1)
-PRODUCTS = Products((1, 4, 64), (1e-9, 2e-9, 8e-9))
-CEILINGS = Ceilings(10e9, 20e9, {"fp32": 100e9, "bf16": 50e9, "fp64": 50e9}, 1e-6, PRODUCTS)
+PRODUCTS = ProductTimes((1, 4, 64), (1e-9, 2e-9, 8e-9))
+CEILINGS = Ceilings(10e9, 20e9, {"fp32": 100e9, "bf16": 50e9, "fp64": 50e9}, 1e-6)
 GPU = as_gpu(MACHINE, CEILINGS)
 GPT = stack(
     grouped(4, 4, 8, q_bias=True), layers=2, hidden_size=32, ffn=64, vocab_size=60, norm="layer", position_embeddings=32,
@@ -47,7 +47,7 @@ def every(model: Model) -> tuple[Mode, ...]:
 @pytest.mark.parametrize("block", [0, 4])
 def test_all_modes_choose_the_same_tokens(model: Model, block: int) -> None:
     torch.manual_seed(4)
-    records = list(generated(Request(model, 5, 12, 2, "fp64", every(model), "", block), MACHINE, CEILINGS, GPU, quiet))
+    records = list(generated(GenerationRequest(model, 5, 12, 2, "fp64", every(model), "", block), MACHINE, CEILINGS, GPU, quiet))
     assert [Mode(r["mode"], r["head"]) for r in records] == list(every(model))
     for record in records:
         assert record["same_tokens"]
@@ -71,80 +71,60 @@ def test_modes_by_name() -> None:
             modes_of(GPT, names, head)
 
 
-def counted(model: Model, mode: Mode, past: int, new: int, block: int = 0) -> int:
+def counted(model: Model, mode: Mode, past: int, new: int) -> int:
     """Bytes that torch's operations really move in a pass of a decoder in this mode."""
     torch.manual_seed(1)
-    request = Request(model, past or 1, 8, 2, "fp32", (mode,))
     decoder = Decoder(model)
     prompt = torch.randint(60, (2, past or 1))
-    run = generation.Run(request, mode, decoder, prompt, MACHINE)
-    run._prepare()
-    cache = decoder.caches(2, 64, block, is_grown=mode.name == "cat") if mode.caches else None
+    run = generation.GenerationRun(GenerationRequest(model, past or 1, 8, 2, "fp32", (mode,)), mode, decoder, prompt, MACHINE)
+    run._select_kernel()
+    cache = decoder.caches(2, 64, is_grown=mode.name == "cat") if mode.has_cache else None
     tokens = torch.randint(60, (2, past + new))
-    with torch.no_grad():
-        if past:
-            decoder(tokens[:, :past], cache, 0)
-        return traffic_of(lambda: decoder(tokens[:, past:], cache, past), CEILINGS, "fp32").bytes
+    if past:
+        decoder(tokens[:, :past], cache, 0)
+    return traffic_of(lambda: decoder(tokens[:, past:], cache, past)).bytes
 
 
-@pytest.mark.parametrize("model", [GPT, CLA, WINDOW, stack(grouped(6, 2, 16), layers=2, vocab_size=60)])
-@pytest.mark.parametrize("past", [3, 20])
-def test_the_extra_bytes_of_cat_are_those_that_torch_moves(model: Model, past: int) -> None:
-    """Beside the step with an allocated cache; its write of the new row is the same as that of cat, counted twice there:
-    once as cat's input and once in its result, where a copy counts its input and what it wrote."""
-    extra = counted(model, Mode("cat"), past, 1) - counted(model, Mode("cached"), past, 1)
-    assert extra == Mode("cat").extra_bytes(model, "fp32", Batch.decode(past + 1, 2))
-
-
+@pytest.mark.parametrize("mode", [Mode("cat"), Mode("repeat")])
 @pytest.mark.parametrize("model", [CLA, stack(grouped(6, 2, 16), layers=2, vocab_size=60)])
-@pytest.mark.parametrize("past", [3, 20])
-def test_the_extra_bytes_of_repeat_are_those_that_torch_moves(model: Model, past: int) -> None:
-    """K and V of G heads are read by the copy, where attention read them; its result is written and read."""
-    extra = counted(model, Mode("repeat"), past, 1) - counted(model, Mode("cached"), past, 1)
-    assert extra == Mode("repeat").extra_bytes(model, "fp32", Batch.decode(past + 1, 2))
-
-
-@pytest.mark.parametrize("model", [GPT, CLA, WINDOW, stack(latent(4), layers=2, vocab_size=60)])
-@pytest.mark.parametrize(("past", "new"), [(3, 1), (21, 1), (0, 13)])
-def test_the_extra_bytes_of_pages_are_those_that_torch_moves(model: Model, past: int, new: int) -> None:
-    """The blocks read are copied, and attention reads the copy. What is left finds the slots of the new rows: up to eleven
-    numbers of 8 bytes for each of them in each of four entries."""
-    mode, batch = Mode("cached"), Batch.prefill(new, 2, past)
-    extra = counted(model, mode, past, new, 4) - counted(model, mode, past, new)
-    slots = extra - mode.extra_bytes(model, "fp32", batch, 4)
-    assert 0 < slots <= 11 * 8 * 4 * new
+def test_extra_bytes_of_a_mode_are_those_that_torch_moves(model: Model, mode: Mode) -> None:
+    """In addition to the step with an allocated cache, after 20 tokens of two sequences."""
+    extra = counted(model, mode, 20, 1) - counted(model, Mode("cached"), 20, 1)
+    assert extra == GenerationRequest(model, 20, 8, 2, "fp32").extra_bytes(mode, 1)
 
 
 @pytest.mark.parametrize("model", [GPT, stack(grouped(6, 2, 16), layers=2, vocab_size=60)])
 def test_the_extra_bytes_of_scores_in_memory(model: Model) -> None:
-    """2 layers, 2 sequences: H·n² scores of 4 bytes go six times through memory. What grows with n alone (heads laid out one
-    after the other) drops out of f(30) − 2·f(15); what is left are masks of a byte: made, turned round, and read twice."""
-    heads, plain, fused = model.kinds[model.order[0]].mixers[0].as_mha()[0], Mode("unfused"), Mode("uncached")
+    """2 layers, 2 sequences: H·n² scores of 4 bytes go six times through memory. What grows with n (heads laid out one after
+    the other) drops out of f(30) − 2·f(15); what remains are masks of a byte: made, turned round, and read twice."""
+    heads = model.kinds[model.order[0]].mixers[0].as_mha()[0]
 
     def extra(new: int) -> int:
-        assert plain.extra_bytes(model, "fp32", Batch.prefill(new, 2)) == 2 * 2 * heads * new * new * 4 * 6
-        return counted(model, plain, 0, new) - counted(model, fused, 0, new)
+        assert GenerationRequest(model, new, 1, 2, "fp32").extra_bytes(Mode("unfused"), 0) == 2 * 2 * heads * new * new * 4 * 6
+        return counted(model, Mode("unfused"), 0, new) - counted(model, Mode("uncached"), 0, new)
 
-    predicted = 2 * 2 * heads * (30**2 - 2 * 15**2) * 4 * 6
-    assert extra(30) - 2 * extra(15) == predicted + 2 * 4 * (30**2 - 2 * 15**2)
+    squares = 30**2 - 2 * 15**2
+    assert extra(30) - 2 * extra(15) == 2 * 2 * heads * squares * 4 * 6 + 2 * 4 * squares
 
 
 def test_extra_bytes_by_hand() -> None:
     """GPT-2 in fp32 behind 99 tokens: 12 layers of 2 · 768 elements a token, read and written by cat; nothing to repeat.
-    Llama-3.2-1B in bf16: 16 layers of 32 heads of 64 for K and V, written and read at 100 tokens."""
-    gpt, llama, batch = load_model("gpt2"), load_model("llama-3.2-1b"), Batch.decode(100, 3)
-    assert Mode("cat").extra_bytes(gpt, "fp32", batch) == 3 * 12 * 2 * 768 * 99 * 4 * 2
-    assert Mode("repeat").extra_bytes(gpt, "fp32", batch) == 0
-    assert Mode("repeat").extra_bytes(llama, "bf16", batch) == 3 * 16 * 32 * (64 + 64) * 100 * 2 * 2
-    assert Mode("cached").extra_bytes(llama, "bf16", batch) == 0
+    Llama-3.2-1B in bf16: 16 layers of 32 heads of 64 for K and V, written and read at 100 tokens; pages copy 8 heads of them."""
+    gpt = GenerationRequest(load_model("gpt2"), 99, 2, 3, "fp32")
+    llama = GenerationRequest(load_model("llama-3.2-1b"), 99, 2, 3, "bf16")
+    assert gpt.extra_bytes(Mode("cat"), 1) == 3 * 12 * 2 * 768 * 99 * 4 * 2
+    assert gpt.extra_bytes(Mode("repeat"), 1) == 0
+    assert llama.extra_bytes(Mode("repeat"), 1) == 3 * 16 * 32 * (64 + 64) * 100 * 2 * 2
+    assert llama.extra_bytes(Mode("cached"), 1) == 0
+    assert llama._replace(block_size=16).extra_bytes(Mode("cached"), 1) == 3 * 16 * 8 * (64 + 64) * 100 * 2 * 2
 
 
 @given(grouped_specs(), st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_a_grown_cache_and_repeated_heads_change_nothing(spec: Part, sizes: list[int]) -> None:
+def test_a_grown_cache_and_repeated_heads_change_nothing(spec: Sublayer, sizes: list[int]) -> None:
     layer = twin(spec)
     x = inputs(2, sum(sizes))
     plain = in_pieces(layer, x, sizes, new_cache(layer, 2, sum(sizes)))
-    grown = LayerCache(layer.entries, 2, sum(sizes), torch.float64, is_grown=True)
+    grown = TorchLayerCache(layer.entries, 2, sum(sizes), torch.float64, is_grown=True)
     assert difference(in_pieces(layer, x, sizes, grown), plain) < EXACT
     for rows, entry in zip(grown.rows, layer.entries, strict=True):
         assert rows.tensor.shape[2] == entry.stored_rows(sum(sizes))
@@ -157,11 +137,8 @@ def test_products_between_measured_rows(rows: float, nanoseconds: float) -> None
     assert PRODUCTS.taken(rows, 1000) == pytest.approx(nanoseconds * 1e-6)
 
 
-def test_blocks_of_the_fused_kernel() -> None:
-    """32 queries at once below 192, 64 below 768, 256 from there; keys in whole blocks of 512, and none beyond the last."""
-    assert query_blocks(70, 0) == [(32, 70), (32, 70), (6, 70)]
-    assert query_blocks(800, 0) == [(256, 512), (256, 512), (256, 800), (32, 800)]
-    assert query_blocks(2, 600) == [(2, 602)]
+def rates(vector_s: float, host_s: float, is_cuda: bool = False) -> MachineRates:
+    return MachineRates(PRODUCTS, vector_s, host_s, 10e9, GPU, is_cuda)
 
 
 def test_a_prediction_by_hand() -> None:
@@ -176,33 +153,28 @@ def test_a_prediction_by_hand() -> None:
     rope, norms, activation, softmax, sampling = 3 * (4 + 2) * 8, 4 * 32 * 3, 8 * 64, 5 * 4 * 10, 5 * 60
     embedding = 2 * 32 * 4 / 20
     work = products + keys_and_values + 2 * (rope + norms + activation + softmax + sampling) + embedding
-    request = Request(model, 9, 3, 1, "fp32")
-    rates = Rates(PRODUCTS, 2e-9, 1e-6)
-    found = expected_seconds(request.operators(Mode("cached"), 1), Step(50, 4000), rates, CEILINGS, GPU, cuda=False)
-    assert found == pytest.approx(work * 1e-9 + 4000 / 10e9 + 50e-6)
-    ahead = expected_seconds(request.operators(Mode("cached"), 1), Step(50), rates, CEILINGS, GPU, cuda=True)
-    assert ahead == pytest.approx(max(work * 1e-9, 50e-6))
+    operators = GenerationRequest(model, 9, 3, 1, "fp32").operators(Mode("cached"), 1)
+    assert rates(2e-9, 1e-6).pass_seconds(operators, 50, 4000) == pytest.approx(work * 1e-9 + 4000 / 10e9 + 50e-6)
+    assert rates(2e-9, 1e-6, is_cuda=True).pass_seconds(operators, 50) == pytest.approx(max(work * 1e-9, 50e-6))
 
 
 def test_attention_that_is_not_fused_computes_every_pair() -> None:
-    """4 heads in 2 groups, 40 tokens: 80 rows of a group share its keys; the softmax is of 40 · 40 scores of each head."""
+    """4 heads in 2 groups, 40 tokens: 80 rows of a group share its keys. Fused, each head has 40 rows."""
     model = stack(grouped(4, 2, 8), hidden_size=32, ffn=64, vocab_size=60)
-    request, rates = Request(model, 40, 1, 1, "fp32"), Rates(PRODUCTS, 0.0, 0.0)
-    attention = [op for op in request.operators(Mode("uncached"), 0) if op.name == "attention"]
-    plain = expected_seconds(attention, Step(0, fused=False), rates, CEILINGS, GPU, cuda=False)
+    operators = GenerationRequest(model, 40, 1, 1, "fp32").operators(Mode("uncached"), 0)
+    attention = [op for op in operators if op.name == "attention"]
+    plain = rates(0.0, 0.0).pass_seconds(attention, 0, is_fused=False)
     assert plain == pytest.approx(2 * 40 * 2 * 8 * 8e-9 * 80 / 64)
-    fused = expected_seconds(attention, Step(0), rates, CEILINGS, GPU, cuda=False)
-    per_key = [2e-9 + (rows - 4) / 60 * 6e-9 for rows in (32, 8)]
-    assert fused == pytest.approx(4 * 40 * 2 * 8 * sum(per_key))
+    fused = rates(0.0, 0.0).pass_seconds(attention, 0)
+    assert fused == pytest.approx(4 * 40 * 2 * 8 * (2e-9 + (40 - 4) / 60 * 6e-9))
 
 
 def test_the_predicted_saving_grows_with_length() -> None:
     """GPT-2 at made-up rates: the prompt costs the same in both, and the longer the answer the more a cache saves."""
-    request, rates, savings = Request(load_model("gpt2"), 64, 300, 1, "fp32"), Rates(PRODUCTS, 1e-9, 1e-6), []
+    request = GenerationRequest(load_model("gpt2"), 64, 300, 1, "fp32")
 
     def seconds(mode: str) -> list[float]:
-        steps = [request.operators(Mode(mode), step) for step in range(300)]
-        return [expected_seconds(operators, Step(500), rates, CEILINGS, GPU, cuda=False) for operators in steps]
+        return [rates(1e-9, 1e-6).pass_seconds(request.operators(Mode(mode), step), 500) for step in range(300)]
 
     cached, again = seconds("cached"), seconds("uncached")
     assert cached[0] == again[0]  # the prompt
@@ -213,31 +185,29 @@ def test_the_predicted_saving_grows_with_length() -> None:
 
 def test_samples_are_of_every_layer_in_turn() -> None:
     """Each sample takes the next layer for each number of rows; the rates are medians, and all of them positive."""
-    decoder = Decoder(GPT)
-    sampling = Sampling(decoder, MACHINE, "fp32", [1, 8])
-    assert [len(layer) for layer in sampling.weights.layers] == [7, 7]  # q, k, v, o, gate, up, down; no biases, no norms
+    sampler = RateSampler(Decoder(GPT), MACHINE, "fp32", [1, 8])
+    assert [len(layer) for layer in sampler.layers] == [7, 7]  # q, k, v, o, gate, up, down; no biases, no norms
     for _ in range(3):
-        sampling.sample()
-    assert sampling.weights.turn == 0  # six products' worth of layers, two at a time
-    rates = sampling.rates()
-    assert rates.products.rows == (1, 8)
-    assert min(*rates.products.seconds, rates.vector_s, rates.host_s) > 0
-    assert Weights(MACHINE, [[torch.ones(4, 4), torch.ones(4)]]).seconds(2) > 0  # narrower than counts as a matrix: itself
+        sampler.sample()
+    assert sampler.turn == 0  # six products' worth of layers, two at a time
+    found = sampler.rates(CEILINGS, GPU)
+    assert found.products.rows == (1, 8)
+    assert min(*found.products.seconds, found.vector_s, found.host_s) > 0
 
 
 def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the fourth step of the second mode: three tokens of each."""
-    real: Callable[[Any], None] = generation.Run.step
+    real: Callable[[Any], None] = generation.GenerationRun.step
 
     def step(self: Any) -> None:
         if self.mode.name == "uncached" and len(self.seconds) == 3:
             raise KeyboardInterrupt
         real(self)
 
-    monkeypatch.setattr(generation.Run, "step", step)
+    monkeypatch.setattr(generation.GenerationRun, "step", step)
     modes, records = modes_of(GPT, "uncached", "last"), []
     with pytest.raises(KeyboardInterrupt):
-        for record in generated(Request(GPT, 5, 12, 1, "fp64", modes), MACHINE, CEILINGS, GPU, quiet):
+        for record in generated(GenerationRequest(GPT, 5, 12, 1, "fp64", modes), MACHINE, CEILINGS, GPU, quiet):
             records.append(record)
     assert [(r["mode"], r["new_tokens"], len(r["token_s"]), r["same_tokens"]) for r in records] == [
         ("cached", 3, 3, True),
@@ -253,19 +223,19 @@ def test_variants_of_a_whole_decoder(name: str) -> None:
     assert (model.layers, model.vocab_size, model.hidden_size) == (4, 60, WIDTH)
     torch.manual_seed(5)
     modes = modes_of(model, "uncached", "last")
-    records = list(generated(Request(model, 4, 6, 1, "fp64", modes, name), MACHINE, CEILINGS, GPU, quiet))
+    records = list(generated(GenerationRequest(model, 4, 6, 1, "fp64", modes, name), MACHINE, CEILINGS, GPU, quiet))
     assert all(r["same_tokens"] and r["variant"] == name for r in records)
 
 
 def test_generations_that_cannot_be() -> None:
     with pytest.raises(UserError, match="32 positions"):
-        check(Request(GPT, 20, 14, 1, "fp32"), MACHINE)
+        check(GenerationRequest(GPT, 20, 14, 1, "fp32"), MACHINE)
     with pytest.raises(UserError, match=r"needs 1.4\d TiB"):
-        check(Request(load_model("llama-3.1-405b"), 1, 1, 1, "fp32"), MACHINE)
+        check(GenerationRequest(load_model("llama-3.1-405b"), 1, 1, 1, "fp32"), MACHINE)
 
 
 def test_modes_are_named_in_full() -> None:
-    from kvcalc.report.measured import WAYS
+    from kvcalc.report.text.measure_text import WAYS
 
     assert tuple(WAYS) == MODES
     assert isinstance(GPU, Gpu)

@@ -7,11 +7,11 @@ import torch
 from hypothesis import strategies as st
 from specs import grouped, latent, sparse
 
-from kvcalc.layers.part import Part
+from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.layers import build_mixer
 from kvcalc.measure.layers.base_layer import Mixer
-from kvcalc.measure.torch_cache import LayerCache
+from kvcalc.measure.torch_cache import TorchLayerCache
 
 torch.set_num_threads(1)  # threads of small products wait for each other longer than they save
 
@@ -26,7 +26,7 @@ def delta_net(**fields: Any) -> GatedDeltaNet:
 
 
 @st.composite
-def grouped_specs(draw: st.DrawFn, **fields: Any) -> Part:
+def grouped_specs(draw: st.DrawFn, **fields: Any) -> Sublayer:
     groups, shared = draw(st.integers(1, 3)), draw(st.integers(1, 4))
     window = draw(st.one_of(st.none(), st.integers(1, 12)))
     biased = draw(st.booleans())
@@ -39,7 +39,7 @@ def grouped_specs(draw: st.DrawFn, **fields: Any) -> Part:
 
 
 @st.composite
-def latent_specs(draw: st.DrawFn) -> Part:
+def latent_specs(draw: st.DrawFn) -> Sublayer:
     return latent(
         draw(st.integers(1, 4)), draw(st.integers(1, 24)), 2 * draw(st.integers(0, 4)),
         q_lora_rank=draw(st.sampled_from([None, 20])), kv_norm=draw(st.booleans()), q_norm=draw(st.booleans()),
@@ -47,7 +47,7 @@ def latent_specs(draw: st.DrawFn) -> Part:
 
 
 @st.composite
-def sparse_specs(draw: st.DrawFn, top: int = 0) -> Part:
+def sparse_specs(draw: st.DrawFn, top: int = 0) -> Sublayer:
     """16 index heads: where ReLU leaves nothing of any head, tokens tie at 0 and a top-k may take either."""
     rank = draw(st.sampled_from([None, 20]))
     hidden = draw(st.booleans())
@@ -58,7 +58,7 @@ def sparse_specs(draw: st.DrawFn, top: int = 0) -> Part:
 
 
 @st.composite
-def delta_specs(draw: st.DrawFn) -> Part:
+def delta_specs(draw: st.DrawFn) -> Sublayer:
     heads = draw(st.integers(1, 3))
     return delta_net(
         linear_num_key_heads=heads, linear_num_value_heads=heads * draw(st.integers(1, 3)),
@@ -66,11 +66,11 @@ def delta_specs(draw: st.DrawFn) -> Part:
     )  # fmt: skip
 
 
-def any_spec() -> st.SearchStrategy[Part]:
+def any_spec() -> st.SearchStrategy[Sublayer]:
     return st.one_of(grouped_specs(), latent_specs(), sparse_specs(), delta_specs())
 
 
-def twin(spec: Part, dtype: Any = torch.float64) -> Mixer:
+def twin(spec: Sublayer, dtype: Any = torch.float64) -> Mixer:
     """The layer of a spec, of width 48, with reproducible weights."""
     torch.manual_seed(7)
     return build_mixer(spec, WIDTH).to(dtype)
@@ -81,12 +81,12 @@ def inputs(batch: int, tokens: int, dtype: Any = torch.float64) -> Any:
     return torch.randn(batch, tokens, WIDTH, dtype=dtype)
 
 
-def new_cache(layer: Mixer, batch: int, capacity: int, dtype: Any = torch.float64, block_size: int = 0) -> LayerCache:
+def new_cache(layer: Mixer, batch: int, capacity: int, dtype: Any = torch.float64, block_size: int = 0) -> TorchLayerCache:
     state = torch.float64 if dtype == torch.float64 else None
-    return LayerCache(layer.entries, batch, capacity, dtype, block_size=block_size, state_dtype=state)
+    return TorchLayerCache(layer.entries, batch, capacity, dtype, block_size=block_size, state_dtype=state)
 
 
-def in_pieces(layer: Mixer, x: Any, pieces: Sequence[int], cache: LayerCache) -> Any:
+def in_pieces(layer: Mixer, x: Any, pieces: Sequence[int], cache: TorchLayerCache) -> Any:
     """x through the layer in passes of so many tokens, each behind those before it."""
     assert sum(pieces) == x.shape[1]
     found, past = [], 0

@@ -9,9 +9,9 @@ import pytest
 from conftest import Run
 
 from kvcalc import load_model
-from kvcalc.planning.loosening import changes_that_help
 from kvcalc.planning.question import question_of
-from kvcalc.planning.search import searched
+from kvcalc.planning.search import run_search
+from kvcalc.planning.target_advice import changes_that_help
 
 # Questions that nothing meets: too few GPUs, too little memory, or limits that no step keeps.
 REFUSED: tuple[tuple[str, dict[str, str]], ...] = (
@@ -36,13 +36,12 @@ def test_every_change_that_is_advised_makes_the_answer_yes(kvcalc: Run, model: s
     line = f"plan {model} " + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
     found = kvcalc(line)
     assert found.code == 1
-    asked = question_of([load_model(model)], given)
-    (answer,) = searched(asked.needs, asked.space).answers
-    changes = changes_that_help(answer, asked.space)
+    question = question_of([load_model(model)], given)
+    (answer,) = run_search(question.needs, question.space).answers
+    changes = changes_that_help(answer, question.space)
     assert changes, "each of these questions has a way out"
-    assert f"To loosen: {', or '.join(changes)}" in found.joined
-    for change in changes:
-        options = re.sub(r" \(.*?\)(?= and |$)", "", change).replace(" and ", " ")
+    for options in changes:
+        assert f"{options}\n" in found.out
         assert kvcalc(f"{line} {options} --format json").code == 0, options
 
 
@@ -99,8 +98,6 @@ def test_replicas_for_prompts_have_roles_and_a_proxy(kvcalc: Run) -> None:
     ports = {name: proxy[proxy.index(f"--{name}-ports") + 1] for name in ("prefiller", "decoder")}
     assert ports == {"prefiller": "8100", "decoder": "8200"}
     assert "kv_consumer" in found["command"]
-    shown = " ".join(kvcalc(words).out.replace("\\\n", "").split())
-    assert all(line in shown for line in found["commands"])
 
 
 def test_replicas_on_several_hosts_do_not_share_gpus(kvcalc: Run) -> None:

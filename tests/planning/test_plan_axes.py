@@ -2,30 +2,28 @@
 
 import math
 
-import msgspec
 import pytest
 from conftest import Run
 
-from kvcalc import fit, load_gpu, load_model
-from kvcalc.planning.block import MEMORY, Block
-from kvcalc.planning.grid import Grid
-from kvcalc.planning.need import Need
-from kvcalc.planning.space import Space, Speculated
-from kvcalc.serving.latency import request
+from kvcalc import load_gpu, load_model
+from kvcalc.capacity import fit
+from kvcalc.planning.grid import Candidate, SearchGrid, Target
+from kvcalc.planning.search_space import Requirement, SearchSpace, Speculation
+from kvcalc.serving.request_latency import request
 from kvcalc.serving.request_record import LatencyOptions, latency_record
 
 
-def blocks(need: Need, model: str, gpu: str, **axes: object) -> list[Block]:
+def candidates(need: Requirement, model: str, gpu: str, **axes: object) -> list[Candidate]:
     sizes = {"tp": (8,), "pp": (1,), "dp": (1,), "ep": (1,), "max_gpus": 64}
-    space = Space(models=(load_model(model),), gpus=(load_gpu(gpu),), **sizes | axes)  # type: ignore[arg-type]
-    return [*Grid([need], space).blocks()]
+    space = SearchSpace(models=(load_model(model),), gpus=(load_gpu(gpu),), **sizes | axes)  # type: ignore[arg-type]
+    return [one for batch in SearchGrid([need], space).batches() for one in batch.candidates()]
 
 
 @pytest.mark.parametrize(("gpu", "most"), [("l40s", 8), ("h100-pcie", 8), ("a100-80gb", 8), ("gb200", 64)])
 def test_matrices_are_cut_over_one_server(gpu: str, most: int) -> None:
     """Of 8 GPUs where nothing is said of its links, or they join two; of a rack of 72 those that divide 64 heads."""
-    space = Space(models=(load_model("llama-3.1-70b"),), gpus=(load_gpu(gpu),), max_gpus=128, pp=(1,))
-    splits = [r.tp for r in space.splits(space.models[0]) if space.takes(space.gpus[0], r)]
+    space = SearchSpace(models=(load_model("llama-3.1-70b"),), gpus=(load_gpu(gpu),), max_gpus=128, pp=(1,))
+    splits = [r.tp for r in space.splits(space.models[0]) if space.includes(space.gpus[0], r)]
     assert max(splits) == most
 
 
@@ -34,40 +32,31 @@ def test_matrices_are_cut_over_one_server(gpu: str, most: int) -> None:
 )
 @pytest.mark.parametrize("gpu", ["h200", "mi300x"])
 def test_a_draft_s_tpot_is_latency_s_and_what_fits_is_fit_s(model: str, draft: str, gpu: str) -> None:
-    for need in (Need(users=48, context=9001), Need(users=48, input_len=3000, output_len=301)):
-        (block,) = blocks(need, model, gpu, drafts=(Speculated(draft, 3, 0.7),))
+    speculation = Speculation(draft, 3, 0.7)
+    for need in (Requirement(users=48, context=9001), Requirement(users=48, input_len=3000, output_len=301)):
+        every = candidates(need, model, gpu, drafts=(speculation,))
         lengths = (need.input_len, need.output_len) if need.output_len else (need.context - 1, 2)
-        options = (
-            block.speculated.options(block.deployment.model, Space(models=(), gpus=()).options_of(need))
-            if block.speculated
-            else None
-        )
-        for at in (0, len(block.counts) - 1):
-            count = int(block.counts[at])
-            asked = LatencyOptions(*lengths, count, draft=draft, num_speculative_tokens=3, acceptance_rate=0.7)
-            assert block.tpot[at] == latency_record(block.deployment, asked)["speculative_tpot_s"]
-            assert options
-            assert block.capacity[at] == fit(block.deployment, msgspec.structs.replace(options, max_num_seqs=count)).capacity
+        for one in (every[0], every[-1]):
+            asked = LatencyOptions(*lengths, one.max_num_seqs, draft=draft, num_speculative_tokens=3, acceptance_rate=0.7)
+            assert one.tpot == latency_record(one.deployment, asked)["speculative_tpot_s"]
+            options = SearchSpace(models=(), gpus=()).fit_options(need, one.max_num_seqs)
+            assert one.capacity == fit(one.deployment, speculation.options(one.deployment.model, options)).capacity
 
 
 def test_prompts_apart_take_replicas_of_their_own_and_one_trip_over_the_link() -> None:
-    need = Need(rate=20.0, input_len=4000, output_len=101)
-    together, apart = blocks(need, "llama-3.3-70b", "h200", disaggregate=(False, True))
-    assert not together.prefill.any()
-    deployment, at = apart.deployment, 5
-    count = int(apart.counts[at])
-    assert apart.failing[at] != MEMORY
-    alone, whole = request(deployment, 4000, 1, 1), request(deployment, 4000, 101, count)
-    assert alone.ttft_s
-    assert whole.tpot_s
-    gpu = deployment.gpu
-    assert gpu.link_bytes_per_s
-    sent = 4000 * 80 * 2 * 128 * 2 / gpu.link_bytes_per_s  # tokens, layers, keys and values, one KV head of eight on a GPU, bf16
-    assert apart.ttft == pytest.approx(alone.ttft_s + sent, rel=1e-12)
-    carried = count / (100 * whole.tpot_s)
-    assert apart.replicas[at] == math.ceil(20 / carried)
-    assert apart.prefill[at] == math.ceil(20 * alone.ttft_s)
-    assert apart.gpus[at] == 8 * (apart.replicas[at] + apart.prefill[at])
+    need = Requirement(rate=20.0, input_len=4000, output_len=101)
+    every = candidates(need, "llama-3.3-70b", "h200", disaggregate=(False, True))
+    assert not any(one.prefill_replicas for one in every[: len(every) // 2])
+    one = every[len(every) // 2 + 5]
+    assert one.violated_target != Target.MEMORY
+    prompt, whole = request(one.deployment, 4000, 1, 1), request(one.deployment, 4000, 101, one.max_num_seqs)
+    rate = one.deployment.gpu.link_bytes_per_s
+    assert prompt.ttft_s and whole.tpot_s and rate
+    sent = 4000 * 80 * 2 * 128 * 2 / rate  # tokens, layers, keys and values, one KV head of eight on a GPU, bf16
+    assert one.ttft == pytest.approx(prompt.ttft_s + sent, rel=1e-12)
+    assert one.replicas == math.ceil(20 / (one.max_num_seqs / (100 * whole.tpot_s)))
+    assert one.prefill_replicas == math.ceil(20 * prompt.ttft_s)
+    assert one.gpus == 8 * (one.replicas + one.prefill_replicas)
 
 
 def test_axes_stand_in_the_table_and_have_their_refusals(kvcalc: Run) -> None:
@@ -82,11 +71,8 @@ def test_axes_stand_in_the_table_and_have_their_refusals(kvcalc: Run) -> None:
     assert {r["prefill_replicas"] for r in found} == {0, 1}
     for refused, message in (
         ("--context 4k --draft mtp", "a draft needs num-speculative-tokens"),
-        (
-            "--context 4k --num-speculative-tokens 2",
-            "num-speculative-tokens and acceptance-rate are of a draft, and there is none",
-        ),
-        ("--context 4k --disaggregate", "prompts apart from decodes take answers of 2 tokens or more"),
+        ("--context 4k --num-speculative-tokens 2", "num-speculative-tokens and acceptance-rate need a draft"),
+        ("--context 4k --disaggregate", "disaggregated prefill needs answers of 2 tokens or more"),
         ("--context 4k --draft mtp --num-speculative-tokens 2", "llama-3.3-70b has no multi-token-prediction layers"),
         ("--context 4k --draft qwen3-0.6b --num-speculative-tokens 2", "a draft proposes the model's own tokens, and qwen3-0.6b"),
         ("--context 4k --engine vllm,sglang", "a plan takes one engine, not vllm,sglang. `kvcalc fit` takes a list"),

@@ -11,11 +11,9 @@ import pytest
 
 from kvcalc import FitOptions, load_gpu, load_model
 from kvcalc.model.precision import Precision
-from kvcalc.planning.best import Tally
-from kvcalc.planning.block import MEMORY
-from kvcalc.planning.grid import Grid
-from kvcalc.planning.need import Need
-from kvcalc.planning.space import Space
+from kvcalc.planning.best_configs import CandidateRanking
+from kvcalc.planning.grid import SearchGrid, Target
+from kvcalc.planning.search_space import Requirement, SearchSpace
 
 FLAGS = FitOptions(engine="vllm", gpu_memory_utilization=0.95, max_num_batched_tokens=1024)
 USUAL = FitOptions(engine="vllm")
@@ -50,14 +48,14 @@ def test_recipes(model: str, where: tuple[str, int], quantization: str, options:
     gpu, gpus = where
     known = load_model(model)
     assert known.max_context
-    need = Need(users=1, context=known.max_context)
-    space = Space(
+    need = Requirement(users=1, context=known.max_context)
+    space = SearchSpace(
         models=(known,), gpus=(load_gpu(gpu),), max_gpus=gpus, options=options,
         precisions=(Precision(quantization=quantization),),
         tp=(min(8, gpus),), pp=tuple({1, max(1, gpus // 8)}), dp=(1,),
     )  # fmt: skip
-    tally = Tally(need, gpus, {})
-    for block in Grid([need], space).blocks():
-        tally.take(block)
-        assert ((block.failing == MEMORY) | (block.capacity >= 1)).all()
-    assert bool(tally.answer().best) is feasible
+    ranking = CandidateRanking(need, space)
+    for batch in SearchGrid([need], space).batches():
+        ranking.add(batch)
+        assert ((batch.violated_target == Target.MEMORY) | (batch.capacity >= 1)).all()
+    assert bool(ranking.result().best) is feasible

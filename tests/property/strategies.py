@@ -16,10 +16,10 @@ from specs import of_kinds
 
 from kvcalc import Batch, Layer, Model, Precision, Sequences, layers
 from kvcalc.layers.attention import Grouped, Latent, Sparse
-from kvcalc.layers.part import Part
+from kvcalc.layers.batch import ONE_GPU
+from kvcalc.layers.part import Sublayer
 from kvcalc.layers.parts import FFNS, MIXERS
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.ranks import ONE_GPU
 from kvcalc.model.precision import formats_of
 
 HIDDEN = 64  # width of the residual stream of every model drawn
@@ -36,11 +36,11 @@ tokens = st.integers(1, 5000)
 groups = st.builds(Sequences, st.integers(1, 50), st.integers(1, 300), st.integers(0, 20_000))
 
 
-def all_parts() -> tuple[type[Part], ...]:
+def all_parts() -> tuple[type[Sublayer], ...]:
     """Every part that some module of `kvcalc.layers` defines, whether it is listed anywhere or not."""
     for module in pkgutil.walk_packages(layers.__path__, "kvcalc.layers."):
         importlib.import_module(module.name)
-    found, waiting = [], [Part]
+    found, waiting = [], [Sublayer]
     while waiting:
         here = waiting.pop()
         waiting += here.__subclasses__()
@@ -48,8 +48,8 @@ def all_parts() -> tuple[type[Part], ...]:
     return tuple(sorted(found, key=lambda c: c.__name__))
 
 
-MIXERS: tuple[type[Part], ...] = MIXERS
-FEED_FORWARD: tuple[type[Part], ...] = FFNS
+MIXERS: tuple[type[Sublayer], ...] = MIXERS
+FEED_FORWARD: tuple[type[Sublayer], ...] = FFNS
 
 
 def _values(of: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
@@ -75,7 +75,7 @@ def _values(of: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
 
 
 @cache
-def _fields(part: type[Part]) -> tuple[dict[str, st.SearchStrategy[Any]], dict[str, st.SearchStrategy[Any]]]:
+def _fields(part: type[Sublayer]) -> tuple[dict[str, st.SearchStrategy[Any]], dict[str, st.SearchStrategy[Any]]]:
     """A strategy for each field that a part must have, and for each that has a default."""
     described = msgspec.inspect.type_info(part)
     assert isinstance(described, msgspec.inspect.StructType)
@@ -103,26 +103,26 @@ def of(part: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[An
     return _built(part, given)
 
 
-def _products_after(part: Part, past: int) -> Any:
+def _products_after(part: Sublayer, past: int) -> Any:
     """FLOPs of the matrix products of one token behind so many."""
     model = of_kinds({"k": Layer(parts=(part,))}, layers=1)  # type: ignore[arg-type]
     p = Pass(HIDDEN, Batch((Sequences(1, 1, past),)), formats_of(model, Precision()), ONE_GPU, "absorbed")
     return sum(o.cost.flops for o in part.operators(p) if o.kind == "gemm")
 
 
-def projects_each_token_once(part: Part) -> bool:
+def projects_each_token_once(part: Sublayer) -> bool:
     """Whether keys and values are cached as they are read: not where each step projects all tokens again, or caches none."""
     return (not part.attends or bool(part.cache())) and _products_after(part, 0) == _products_after(part, 500)
 
 
-def rows_are_tokens(part: Part) -> bool:
+def rows_are_tokens(part: Sublayer) -> bool:
     """Whether each row that grows stands for one token, and nothing waits for a block to be full."""
     return all(e.ratio == 1 for e in part.cache())
 
 
-mixers: st.SearchStrategy[Part] = st.one_of(*map(of, MIXERS))
-attention = st.one_of(*(of(c).filter(lambda p: p.attends) for c in MIXERS if c.as_mha is not Part.as_mha))
-feed_forward: st.SearchStrategy[Part] = st.one_of(*map(of, FEED_FORWARD))
+mixers: st.SearchStrategy[Sublayer] = st.one_of(*map(of, MIXERS))
+attention = st.one_of(*(of(c).filter(lambda p: p.attends) for c in MIXERS if c.as_mha is not Sublayer.as_mha))
+feed_forward: st.SearchStrategy[Sublayer] = st.one_of(*map(of, FEED_FORWARD))
 PLAIN: dict[str, Any] = {"cached": True, "k_is_v": False, "kv_projection": True, "qo_projection": True}
 LIMITS = dict.fromkeys(("sliding_window", "attention_chunk_size", "cache_budget", "input_size"))
 grouped = of(Grouped, **{name: st.just(value) for name, value in PLAIN.items()})
@@ -131,7 +131,7 @@ latent, sparse = of(Latent), of(Sparse)
 
 
 @st.composite
-def models(draw: st.DrawFn, mixers: st.SearchStrategy[Part] = mixers) -> Model:
+def models(draw: st.DrawFn, mixers: st.SearchStrategy[Sublayer] = mixers) -> Model:
     """One to three kinds of layer in any order, over any depth."""
     parts = draw(st.lists(st.tuples(mixers, feed_forward), min_size=1, max_size=3))
     kinds = {f"k{i}": Layer(parts=pair, norms=draw(st.none() | st.integers(0, 4))) for i, pair in enumerate(parts)}  # type: ignore[arg-type]

@@ -9,12 +9,12 @@ from specs import of_kinds
 
 from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
-from kvcalc.capacity.engines import ENGINES, Term
+from kvcalc.capacity.allocations import external, paged
+from kvcalc.capacity.engines import ENGINES, BlockDemand
 from kvcalc.capacity.engines.layout import segments
-from kvcalc.capacity.fragmentation import contiguous, external, paged
-from kvcalc.capacity.record import fit_record
+from kvcalc.capacity.fit_records import fit_record
 from kvcalc.layers.attention import Grouped
-from kvcalc.library.catalog import shipped_folder
+from kvcalc.library.presets import shipped_folder
 from kvcalc.units import MOST_TOKENS
 
 H100 = load_gpu("h100")
@@ -180,12 +180,14 @@ def test_content_is_held_under_any_settings(
 
 
 terms = st.lists(
-    st.builds(Term, st.integers(1, 100), st.integers(1, 64), st.integers(-1, 500), st.integers(0, 2)), min_size=1, max_size=4
+    st.builds(BlockDemand, st.integers(1, 100), st.integers(1, 64), st.integers(-1, 500), st.integers(0, 2)),
+    min_size=1,
+    max_size=4,
 )
 
 
 @given(terms, st.integers(0, 1000))
-def test_pieces_add_up_in_whole_blocks(parts: list[Term], tokens: int) -> None:
+def test_pieces_add_up_in_whole_blocks(parts: list[BlockDemand], tokens: int) -> None:
     """fixed + slope · tokens is what one sequence takes where tokens fill the blocks of the terms that still grow."""
     piece = [p for p in segments(parts) if p["from_tokens"] <= tokens][-1]
     growing = [t for t in parts if t.cap < 0 or t.cap > piece["from_tokens"]]
@@ -198,7 +200,7 @@ def test_pieces_add_up_in_whole_blocks(parts: list[Term], tokens: int) -> None:
 @settings(max_examples=50)
 def test_waste_is_bounded(sizes: list[int], block: int, capacity: int, seed: int) -> None:
     assert 0 <= paged(sizes, block).tokens <= (block - 1) * len(sizes)
-    assert contiguous(sizes, max(sizes)).tokens >= 0
+    assert paged(sizes, max(sizes)).tokens >= 0
     pieces = external(sizes, capacity, seed)
     assert 0 <= pieces.largest <= pieces.free < 1
     assert pieces.largest < pieces.free or not pieces.failures

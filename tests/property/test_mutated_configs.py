@@ -15,7 +15,7 @@ import pytest
 
 from kvcalc import Model, UserError
 from kvcalc.library.huggingface import model_from, read_config
-from kvcalc.model.size import size_record
+from kvcalc.model.memory import size_record
 
 SMALL = {
     "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 128,

@@ -12,10 +12,9 @@ from kvcalc import Batch, Parallelism, Sequences
 from kvcalc.layers.attention import Grouped
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Cost, Role
-from kvcalc.layers.formats import Formats
-from kvcalc.layers.part import Part, Size
+from kvcalc.layers.part import Size, Sublayer
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import WeightKind
+from kvcalc.layers.weights import Formats, WeightKind
 
 PLAIN = Formats("bf16", "bf16")
 ranks = st.sampled_from([2, 4, 8])
@@ -49,18 +48,18 @@ def test_a_new_variant_is_drawn_from_its_fields_and_its_problem(part: Novel) -> 
 
 @pytest.mark.parametrize("part", [*MIXERS, *FEED_FORWARD])
 @given(st.data())
-def test_a_part_reads_back_from_its_own_fields(part: type[Part], data: st.DataObject) -> None:
+def test_a_part_reads_back_from_its_own_fields(part: type[Sublayer], data: st.DataObject) -> None:
     drawn = data.draw(of(part))
     assert msgspec.convert(msgspec.to_builtins(drawn), part) == drawn
 
 
-def cost_of(part: Part, batch: Batch, tp: int = 1, form: str = "auto") -> Cost:
+def cost_of(part: Sublayer, batch: Batch, tp: int = 1, form: str = "auto") -> Cost:
     p = Pass(HIDDEN, batch, PLAIN, Parallelism(tp=tp), form)
     return sum((o.total for o in part.operators(p)), Cost())
 
 
 @given(mixers | feed_forward, groups)
-def test_matrices_of_one_name_are_one_matrix(part: Part, group: Sequences) -> None:
+def test_matrices_of_one_name_are_one_matrix(part: Sublayer, group: Sequences) -> None:
     """Parts find their weights by name: two of one name would be counted as parameters and multiplied as one."""
     names = [w.name for w in part.weights(HIDDEN)]
     assert len(names) == len(set(names))
@@ -69,7 +68,7 @@ def test_matrices_of_one_name_are_one_matrix(part: Part, group: Sequences) -> No
 
 
 @given(mixers | feed_forward, ranks)
-def test_shards_of_a_weight_add_up_to_the_whole(part: Part, tp: int) -> None:
+def test_shards_of_a_weight_add_up_to_the_whole(part: Sublayer, tp: int) -> None:
     """Where ranks divide its units; what has one unit is on every rank; a row-parallel bias is whole everywhere."""
     for weight in part.weights(HIDDEN):
         shard = weight.local(Parallelism(tp=tp))
@@ -81,14 +80,14 @@ def test_shards_of_a_weight_add_up_to_the_whole(part: Part, tp: int) -> None:
 
 
 @given(mixers, ranks)
-def test_shards_of_a_cache_add_up_to_the_whole_or_to_copies(part: Part, tp: int) -> None:
+def test_shards_of_a_cache_add_up_to_the_whole_or_to_copies(part: Sublayer, tp: int) -> None:
     for entry in part.cache():
         share = Parallelism(tp=tp).share(entry.heads)
         assert tp * share == max(tp, entry.heads) if entry.heads % tp == 0 or tp % entry.heads == 0 else tp * share > entry.heads
 
 
 @given(mixers, groups)
-def test_what_a_part_writes_is_what_it_then_holds_more(part: Part, group: Sequences) -> None:
+def test_what_a_part_writes_is_what_it_then_holds_more(part: Sublayer, group: Sequences) -> None:
     """Of entries that grow without a limit."""
     for entry in part.cache():
         if entry.grows and not entry.limit:
@@ -97,7 +96,7 @@ def test_what_a_part_writes_is_what_it_then_holds_more(part: Part, group: Sequen
 
 
 @given(mixers, st.integers(1, 300), st.integers(1, 5000), st.integers(1, 64))
-def test_whole_blocks_hold_the_rows_and_less_than_one_more(part: Part, tokens: int, more: int, block: int) -> None:
+def test_whole_blocks_hold_the_rows_and_less_than_one_more(part: Sublayer, tokens: int, more: int, block: int) -> None:
     for entry in part.cache():
         rows, held = entry.stored_rows(tokens + more), entry.allocated_rows(tokens + more, block)
         assert rows <= held < rows + max(1, block // entry.ratio)
@@ -108,7 +107,7 @@ def test_whole_blocks_hold_the_rows_and_less_than_one_more(part: Part, tokens: i
 
 
 @given(mixers | feed_forward, groups)
-def test_role_and_dtype_of_every_operator(part: Part, group: Sequences) -> None:
+def test_role_and_dtype_of_every_operator(part: Sublayer, group: Sequences) -> None:
     """Products have a dtype to be timed in, and a role; collectives none; one GPU talks to nobody."""
     for o in part.operators(Pass(HIDDEN, Batch((group,)), PLAIN, Parallelism())):
         assert o.kind in ("gemm", "experts", "attention", "scan", "vector")
@@ -119,7 +118,7 @@ def test_role_and_dtype_of_every_operator(part: Part, group: Sequences) -> None:
 
 @pytest.mark.parametrize("mixer", MIXERS)
 @given(st.data())
-def test_what_grows_with_the_tokens_cached_is_told_by_its_role(mixer: type[Part], data: st.DataObject) -> None:
+def test_what_grows_with_the_tokens_cached_is_told_by_its_role(mixer: type[Sublayer], data: st.DataObject) -> None:
     """A server's passes are added up from what hangs on the new tokens alone and what hangs on those cached: an operator that
     did without saying so would be timed as behind no context. In one form of MLA: which one is taken hangs on the context."""
     part, form = data.draw(of(mixer)), data.draw(st.sampled_from(["absorbed", "expanded"]))

@@ -24,8 +24,8 @@ from strategies import (
 from kvcalc import Batch, Cost, Layer, Model, Parallelism, Precision, Sequences, cache_size, forward, total
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.layers.cost import AttentionShape
-from kvcalc.layers.ffn import Dense, Moe
-from kvcalc.layers.part import Part
+from kvcalc.layers.feed_forward import Dense, Moe
+from kvcalc.layers.part import Sublayer
 from kvcalc.planning.variants import variant
 
 once_projected = models(mixers.filter(projects_each_token_once))
@@ -188,7 +188,7 @@ def test_a_decode_step_reads_what_size_says(model: Model, context: int, batch_si
 
 
 @given(latent | sparse, contexts, st.integers(1, 100), ranks, ranks)
-def test_and_on_several_gpus_too(part: Part, context: int, batch_size: int, dp: int, dcp: int) -> None:
+def test_and_on_several_gpus_too(part: Sublayer, context: int, batch_size: int, dp: int, dcp: int) -> None:
     model = stack(msgspec.structs.replace(part, num_attention_heads=8), layers=3)  # type: ignore[call-arg]
     parallelism = Parallelism(tp=8, dp=dp, dcp=dcp)
     size = cache_size(model, context, batch_size, parallelism=parallelism)

@@ -27,15 +27,15 @@ from strategies import (
 from kvcalc import Layer, Model, Precision, cache_size
 from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.cache import Span
-from kvcalc.layers.part import Part, Tokens
-from kvcalc.library.huggingface.preset import to_yaml
+from kvcalc.layers.part import Sublayer, Tokens
+from kvcalc.library.huggingface.notes import to_yaml
 from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.planning.variants import variant
 
 plain_rows = models(mixers.filter(rows_are_tokens))
 
 
-def one(part: Part, layers: int = 1) -> Model:
+def one(part: Sublayer, layers: int = 1) -> Model:
     return of_kinds({"k": Layer(parts=(part,))}, layers=layers)  # type: ignore[arg-type]
 
 
@@ -86,7 +86,7 @@ def test_fixed_part_and_growth_make_the_whole(model: Model, context: int, batch:
 
 
 @given(attention, contexts, st.integers(1, 20), cache_dtypes)
-def test_gqa_with_as_many_groups_as_heads_is_mha(part: Part, context: int, layers: int, dtype: str) -> None:
+def test_gqa_with_as_many_groups_as_heads_is_mha(part: Sublayer, context: int, layers: int, dtype: str) -> None:
     (heads, key, value), model = part.as_mha(), one(part, layers)
     assume(key == value)  # as MHA keys get the width of values
     as_gqa, as_mha, as_mqa = (variant(model, text).model for text in (f"gqa:{heads}", "mha", "mqa"))
@@ -102,7 +102,7 @@ def test_grouped_attention_stores_as_mqa_for_each_of_its_groups(part: Grouped, c
     assert cache_size(model, context, precision=precision).stored == part.num_key_value_heads * single.stored
 
 
-def optional_limits() -> list[tuple[type[Part], str]]:
+def optional_limits() -> list[tuple[type[Sublayer], str]]:
     """Every field of a mixer that limits tokens where it is given."""
     found = []
     for part in MIXERS:
@@ -116,7 +116,7 @@ def optional_limits() -> list[tuple[type[Part], str]]:
 @pytest.mark.parametrize(("part", "field"), optional_limits())
 @given(st.data(), contexts, st.integers(0, 10**6), blocks)
 def test_a_limit_beyond_the_context_is_no_limit(
-    part: type[Part], field: str, data: st.DataObject, context: int, beyond: int, block: int
+    part: type[Sublayer], field: str, data: st.DataObject, context: int, beyond: int, block: int
 ) -> None:
     full = data.draw(of(part, **{field: st.none()}))
     limited = msgspec.structs.replace(full, **{field: context + beyond})
@@ -127,7 +127,7 @@ def test_a_limit_beyond_the_context_is_no_limit(
 
 
 @given(mixers, st.integers(1, 5000), st.integers(0, 5000))
-def test_rows_within_a_limit_or_a_top_k_are_those_without(part: Part, new: int, past: int) -> None:
+def test_rows_within_a_limit_or_a_top_k_are_those_without(part: Sublayer, new: int, past: int) -> None:
     for entry in part.cache():
         if entry.span is Span.TOKENS:
             free = msgspec.structs.replace(entry, limit=0, top=0)
@@ -144,7 +144,7 @@ TOP_K = [(part, f.name) for part in MIXERS for f in msgspec.structs.fields(part)
 @pytest.mark.parametrize(("part", "field"), TOP_K)
 @given(st.data(), contexts, st.integers(0, 1000))
 def test_a_top_k_beyond_the_context_reads_every_row(
-    part: type[Part], field: str, data: st.DataObject, context: int, beyond: int
+    part: type[Sublayer], field: str, data: st.DataObject, context: int, beyond: int
 ) -> None:
     """Of entries that a top-k thins out; they hold as many rows whatever it is."""
     narrow = data.draw(of(part, **{field: tokens}))

@@ -1,31 +1,34 @@
 """What stands on a picture is the number that the record holds: series against records, and drawn lines against series."""
 
-import json
 from typing import Any
 
 import pytest
-from conftest import Run
 from serving.servers import HandClock, asked, byte_pool, served
 
 from kvcalc import Parallelism, Precision, UserError, cache_size, load_gpu, load_model
-from kvcalc.capacity.allocations import Step, play
+from kvcalc.capacity.allocations import AllocationStep, play
 from kvcalc.layers.batch import Batch
 from kvcalc.model.memory import weight_bytes
-from kvcalc.report import figures
-from kvcalc.report.chart import Axis, Chart, Series
-from kvcalc.report.figures_allocations import allocations_chart
-from kvcalc.report.figures_cost import cost_vs_context
-from kvcalc.report.figures_load import load_chart
-from kvcalc.report.figures_serving import occupancy
-from kvcalc.report.looks import PALETTE
-from kvcalc.report.plots import STYLES, figure
-from kvcalc.report.plots_measure import generation_chart, measured_chart
-from kvcalc.report.plots_timing import MOST_POINTS, predicted_against_measured
-from kvcalc.report.roof import decode_sweep, roofline_chart, roofs
-from kvcalc.report.terminal import ASCII, Look, sketch
-from kvcalc.serving.run import Run as ServedRun
-from kvcalc.serving.scheduling import Limits
-from kvcalc.timing.deployment import Deployment
+from kvcalc.planning.sweeps import cache_curve, contexts_up_to, cost_curves, decode_passes, generation_work, sparse_reads
+from kvcalc.report.charts.chart import Axis, Chart, Series
+from kvcalc.report.charts.drawing import figure
+from kvcalc.report.charts.fit_plot import allocations_chart
+from kvcalc.report.charts.latency_plot import cost_vs_context
+from kvcalc.report.charts.load_plot import load_chart, occupancy_chart
+from kvcalc.report.charts.measured_plot import MAX_POINTS, generation_chart, measured_chart, predicted_against_measured
+from kvcalc.report.charts.roofline_plot import roofline_chart, roofs
+from kvcalc.report.charts.series_styles import PALETTE, STYLES
+from kvcalc.report.charts.size_plot import (
+    cache_vs_context,
+    cache_vs_parameters,
+    generation_work_chart,
+    sparse_reads_chart,
+    weights_and_cache,
+)
+from kvcalc.report.charts.terminal import ASCII, CellStyle, sketch
+from kvcalc.serving.decoding import Limits
+from kvcalc.serving.server import SimulationResult as ServedRun
+from kvcalc.timing.deployment import TimedDeployment
 
 PLAIN = Precision()
 H100 = load_gpu("h100")
@@ -41,7 +44,7 @@ def points(series: Series) -> list[tuple[float, float]]:
 
 def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> None:
     """Products with weights read each weight once for 8 tokens: they lie together, and are one point."""
-    (name, rows), *_ = sweep = decode_sweep(Deployment(load_model("llama-3.1-8b"), H100), 4096, [8])
+    (rows,) = sweep = decode_passes(TimedDeployment(load_model("llama-3.1-8b"), H100), 4096, [8])
     chart = roofline_chart(sweep, [H100])
     for label, attends in (("attention", True), ("products with weights", False)):
         mine = [r for r in rows[:-1] if r["flops"] and r["intensity"] and (r["role"] == "core") == attends]
@@ -51,15 +54,15 @@ def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> No
         assert series.sizes == pytest.approx([least / rows[-1]["roofline_s"]])
         assert series.ys[0] <= min(989e12, series.xs[0] * 3.35e12) * (1 + 1e-12)  # nothing lies above its roof
         assert series.labels == (label,)
-    assert (name, chart.title) == ("llama-3.1-8b decode", "Roofline: llama-3.1-8b decode on h100-sxm")
+    assert chart.title == "Roofline: llama-3.1-8b decode on h100-sxm"
     assert chart.subtitle == "batch 8, context 4,096; 3.35 TB/s; points: at the datasheet bound"
     assert not [s for s in chart.series if s.kind in ("span", "hollow")]
 
 
 def test_operators_that_lie_apart_are_points_of_their_own() -> None:
     """V3 at batch 64: each expert sees few tokens, dense products all 64; hollow below each what the laws say."""
-    deployment = Deployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism(tp=8)).under("sglang")
-    ((_, rows),) = sweep = decode_sweep(deployment, 4096, [64])
+    deployment = TimedDeployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism(tp=8)).under("sglang")
+    (rows,) = sweep = decode_passes(deployment, 4096, [64])
     chart = roofline_chart(sweep, [deployment.gpu])
     filled = named(chart)["products with weights"]
     experts = next(r for r in rows if r["operator"] == "experts")
@@ -77,15 +80,13 @@ def test_roofs_bend_at_their_knees() -> None:
         assert points(roof) == [(0.5, 0.5 * 3.35e12), (knee, peak), (4000.0, peak)]
         assert any(s.kind == "points" and points(s) == [(knee, peak)] and s.labels == (f"knee {knee:.1f}",) for s in found)
     assert {s.colour for s in found} == {6}  # grey: they are told apart by their names
-    several = roofs(load_gpu("v100"), ["fp16"], (0.5, 4000.0), named=True)
-    assert [s.label for s in several] == ["v100 fp16 125 TFLOP/s, knee 138.9", ""] and several[1].labels == ("",)
     with pytest.raises(UserError, match="apple-m3-max has no matrix peak"):
         roofs(load_gpu("apple-m3-max"), [], (0.5, 4000.0))
 
 
 def test_a_sweep_spans_the_way_of_its_largest_products() -> None:
     """From batch 1 up the slope, over the knee of 295.2, along the roof; attention stays where it is."""
-    sweep = decode_sweep(Deployment(load_model("llama-3.1-8b"), H100), 1024, [1, 64, 512])
+    sweep = decode_passes(TimedDeployment(load_model("llama-3.1-8b"), H100), 1024, [1, 64, 512])
     chart = roofline_chart(sweep, [H100])
     (span,) = (s for s in chart.series if s.kind == "span")
     weights = named(chart)["products with weights"]
@@ -97,7 +98,8 @@ def test_a_sweep_spans_the_way_of_its_largest_products() -> None:
 
 def test_cache_over_context_is_size() -> None:
     models = [(n, load_model(n), Precision(kv_cache_dtype=d)) for n, d in (("llama-3.1-8b", "fp8"), ("gemma-3-27b", "auto"))]
-    chart = figures.cache_vs_context(models, [H100], batch_size=3, last=50_000)
+    curves = [cache_curve(m, p, contexts_up_to(50_000), 3, label=label) for label, m, p in models]
+    chart = cache_vs_context(curves, 3, [H100])
     for (label, model, precision), line in zip(models, chart.series, strict=False):
         xs = line.xs
         assert line.label.startswith(f"{label}: ") and (xs[0], xs[-1]) == (128, 50_000) and list(xs) == sorted(set(xs))
@@ -105,31 +107,30 @@ def test_cache_over_context_is_size() -> None:
     (limit,) = [s for s in chart.series if s.kind == "limit"]
     assert limit.ys == (H100.memory_bytes - weight_bytes(models[0][1], models[0][2]),)
     assert "stored bytes, batch 3; cache dtype: fp8, bf16" in chart.subtitle
-    large = [("m", load_model("llama-3.1-405b"), PLAIN)]
-    assert not [s for s in figures.cache_vs_context(large, [H100]).series if s.kind == "limit"]  # no memory beside its weights
+    large = cache_curve(load_model("llama-3.1-405b"), PLAIN, contexts_up_to(4096))
+    assert not [s for s in cache_vs_context([large], 1, [H100]).series if s.kind == "limit"]  # no memory beside its weights
 
 
 def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
     models = [load_model(n) for n in ("llama-3.1-70b", "gpt2", "deepseek-v3")]
-    chart = figures.cache_vs_parameters(models, [1024, 8192], PLAIN)
+    chart = cache_vs_parameters([cache_curve(m, PLAIN, [1024, 8192]) for m in models])
     ranked = sorted(models, key=lambda m: m.parameters)
     for label, context in (("1k tokens", 1024), ("8k tokens", 8192)):
         assert points(named(chart)[label]) == [(m.parameters, cache_size(m, context).stored) for m in ranked]
     first, second = (s for s in chart.series if s.kind == "points")
     assert first.labels == tuple(m.name for m in ranked) and second.labels == ()  # at the lowest, below which there is room
     assert (second.xs, second.ys) == (named(chart)["8k tokens"].xs, named(chart)["8k tokens"].ys)
-    joints = [s for s in chart.series if s.kind != "points"]  # of a model; no family, whose sizes a line would join
-    assert [points(s) for s in joints] == [[*pair] for pair in zip(points(first), points(second), strict=True)]
+    assert len(chart.series) == 2  # no family, whose sizes a line would join
     sizes = [load_model(n) for n in ("gpt-3-small", "gpt-3-medium")]
-    joined = figures.cache_vs_parameters(sizes, [1024], PLAIN)
+    joined = cache_vs_parameters([cache_curve(m, PLAIN, [1024]) for m in sizes])
     line, dots, grown = joined.series
     assert points(line) == points(dots) == [(m.parameters, cache_size(m, 1024).stored) for m in sizes]
     assert grown.ys[-1] == pytest.approx(dots.ys[0] * sizes[1].parameters / sizes[0].parameters)
     assert (line.label, dots.label, grown.kind) == ("1k tokens", "", "quiet")
     assert joined.title == "From gpt-3-small to gpt-3-medium: 2.84× the parameters, 2.67× the KV cache"  # 24·1024 for 12·768
     with pytest.raises(UserError, match="two models or more"):
-        figures.cache_vs_parameters(models[:1], [1024], PLAIN)
-    bars = named(figures.memory([(m.name, m, PLAIN) for m in models], [H100], 4096, 2))
+        cache_vs_parameters([cache_curve(models[0], PLAIN, [1024])])
+    bars = named(weights_and_cache([cache_curve(m, PLAIN, [4096], 2) for m in models], [H100], 2))
     assert bars["weights"].ys == tuple(weight_bytes(m) for m in models)
     assert bars["KV cache"].ys == tuple(cache_size(m, 4096, 2).stored for m in models)
 
@@ -137,7 +138,7 @@ def test_cache_over_parameters_and_the_bars_of_memory_are_size() -> None:
 def test_work_without_a_cache_begins_at_16_tokens_and_ends_at_the_last() -> None:
     """A token costs 2 FLOPs a matrix element, and 4 a pair, head and element of attention."""
     model = load_model("gpt2")
-    chart = figures.no_cache(model, 100, PLAIN)
+    chart = generation_work_chart([generation_work(model, 100, PLAIN)])
     again, once = chart.series
     assert again.xs == once.xs == (16, 19, 23, 27, 32, 38, 45, 54, 64, 76, 91, 100)
     inner, head = 2 * 12 * 12 * 768**2, 2 * 768 * 50_257
@@ -149,20 +150,20 @@ def test_work_without_a_cache_begins_at_16_tokens_and_ends_at_the_last() -> None
 def test_reads_cross_where_sparse_attention_begins_to_save() -> None:
     """V3.2 reads 2,048 latents of 1,152 bytes and an index key of 256 a token; V3 every latent: 1,152·S > 1,152·2,048 + 256·S."""
     sparse, plain = load_model("deepseek-v3.2"), load_model("deepseek-v3")
-    chart = figures.dsa_vs_mla([sparse, plain], 65_536, Precision("bf16", "bf16"))
+    chart = sparse_reads_chart(sparse_reads([sparse, plain], 65_536, Precision("bf16", "bf16")))
     crossing = 1152 * 2048 // (1152 - 256) + 1
     assert f"reads less from {crossing:,} tokens on" in str(chart.series[-1].labels)
     assert points(chart.series[-1]) == [(crossing, 1152 * 2048 + 256 * crossing)]
     assert chart.series[-1].colour == 2  # after the two lines
     assert points(chart.series[0]) == [(s, 1152 * s) for s in chart.series[0].xs]
     assert [s.label for s in chart.series[:2]] == ["deepseek-v3, MLA: 72 MiB", "deepseek-v3.2, DSA: 18.2 MiB"]
-    assert len(figures.dsa_vs_mla([plain, sparse], 2000, PLAIN).series) == 2  # never less by then
+    assert len(sparse_reads_chart(sparse_reads([plain, sparse], 2000, PLAIN)).series) == 2  # never less by then
 
 
 def test_cost_of_a_token_is_a_step_shared_by_those_who_fit() -> None:
     """One user of 8K: a step a token. 54 fit under vLLM: a step for 54. Hours are steps ÷ 3600, a million of them."""
-    deployment = Deployment(load_model("llama-3.1-8b"), H100)
-    chart = cost_vs_context([deployment], 8192, price_per_hour=3)
+    deployment = TimedDeployment(load_model("llama-3.1-8b"), H100)
+    chart = cost_vs_context(cost_curves([deployment], 8192, 3), 3)
     step, full = (deployment.seconds(Batch.decode(8192, n)) for n in (1, 54))
     assert chart.beside
     assert named(chart.beside)["llama-3.1-8b"].ys[-1] == pytest.approx(3 * step / 3600 * 1e6)
@@ -172,7 +173,8 @@ def test_cost_of_a_token_is_a_step_shared_by_those_who_fit() -> None:
 
 def test_costs_that_rest_on_bounds_are_not_drawn_beside_predictions() -> None:
     def drawn(*gpus: str) -> tuple[set[str], str]:
-        chart = cost_vs_context([Deployment(load_model("llama-3.1-8b"), load_gpu(name)).under() for name in gpus], 2048)
+        cards = [TimedDeployment(load_model("llama-3.1-8b"), load_gpu(name)).under() for name in gpus]
+        chart = cost_vs_context(cost_curves(cards, 2048))
         return set(named(chart)), chart.subtitle
 
     predicted, about = drawn("l4", "h100", "h200")
@@ -180,7 +182,7 @@ def test_costs_that_rest_on_bounds_are_not_drawn_beside_predictions() -> None:
     bounds, about = drawn("l4", "mi300x")
     assert bounds == {"l4", "mi300x"} and "times: datasheet" in about
     with pytest.raises(UserError, match="holds gpt-3-175b"):
-        cost_vs_context([Deployment(load_model("gpt-3-175b"), H100)], 2048)
+        cost_vs_context(cost_curves([TimedDeployment(load_model("gpt-3-175b"), H100)], 2048))
 
 
 def record(rate: float | None, **more: Any) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> 
     Pages of 16: 4 each for A and C, 128 tokens for 110; 62 pages of 16 are 992, so that 8 make no page.
     """
     asked_for = (("A", 50), ("B", 300), ("C", 60), ("B", 0), ("", 700))
-    steps = [Step(number, name, tokens) for number, (name, tokens) in enumerate(asked_for)]
+    steps = [AllocationStep(number, name, tokens) for number, (name, tokens) in enumerate(asked_for)]
     chart = allocations_chart(play(steps, 1000, 400, 16))
     rows = dict(zip(chart.categories, zip(*(s.ys for s in chart.series), strict=True), strict=True))
     assert rows == {
@@ -267,7 +269,7 @@ def test_allocators_at_the_end_fill_the_memory_and_answer_the_last_request() -> 
 
 def test_latency_over_load_names_what_differs_and_draws_the_tail_alone_where_there_is_much() -> None:
     both = [record(r, gpu=gpu, policy=policy) for r in (1.0, 2.0) for gpu, policy in (("a", "continuous"), ("b", "static"))]
-    assert {*named(load_chart(both))} == {f"{who} p{p}" for who in ("a, continuous", "b, static") for p in (50, 90, 99)}
+    assert {*named(load_chart(both))} == {f"{who} p{p}" for who in "ab" for p in (50, 90, 99)}
     models = [record(r, model=m, dtype=t, kv_cache_dtype=t) for r in (1.0, 2.0) for m, t in (("m", "bf16"), ("n", "fp8"))]
     assert {*named(load_chart(models))} == {f"{m} p{p}" for m in "mn" for p in (50, 90, 99)}  # from which its dtypes follow
     formats = [record(r, dtype=t) for r in (1.0, 2.0) for t in ("bf16", "fp8")]
@@ -287,7 +289,7 @@ def test_occupancy_is_the_seats_and_the_share_of_memory_over_time() -> None:
     run = served(asked((0, 3, 2), (0, 3, 3)), pool=pool, deployment=HandClock(1.0), max_num_seqs=4)
     (log,) = run.logs
     about = {"model": "m", "gpus": 1, "gpu": "g", "policy": "p", "cache": "c", "completed": 2, "basis": "b"}
-    charts = occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=4))).chain()
+    charts = occupancy_chart(ServedRun(about, run, pool, Limits(max_num_seqs=4))).chain()
     found = named(charts[0]) | {"empty": charts[1].series[0], "sequences": charts[2].series[0]}
     seconds = [(log.rows[0].start_s, 1.0, 2), (1.0, 1.0, 2), (2.0, 1.0, 1)]
     assert [(r.start_s, r.duration_s, r.sequences) for r in log.rows] == seconds
@@ -304,14 +306,14 @@ def test_occupancy_is_the_seats_and_the_share_of_memory_over_time() -> None:
     (band,) = (s for s in charts[0].series if s.kind == "band")
     assert (band.ys, band.lows) == (found["cache allocated"].ys, found["cache used"].ys)
     with pytest.raises(UserError, match="no request was served"):
-        occupancy(ServedRun(about, served(asked((0, 99, 1)), pool=pool), pool, Limits()))
+        occupancy_chart(ServedRun(about, served(asked((0, 99, 1)), pool=pool), pool, Limits()))
 
 
 def test_idle_time_of_a_server_is_drawn_empty() -> None:
     pool = byte_pool(10)
     run = served(asked((0, 1, 1), (9, 1, 1)), pool=pool)
     about = {"model": "m", "gpus": 1, "gpu": "g", "policy": "p", "cache": "c", "completed": 2, "basis": "b"}
-    series = occupancy(ServedRun(about, run, pool, Limits(max_num_seqs=1))).chain()[2].series[0]
+    series = occupancy_chart(ServedRun(about, run, pool, Limits(max_num_seqs=1))).chain()[2].series[0]
     width = 10 / len(series.xs)
     assert sum(series.ys) * width == pytest.approx(2)  # one of one seat for two seconds of ten
     assert all(y == pytest.approx(0) for x, y in points(series) if 1 + width < x < 9 - width)
@@ -381,7 +383,7 @@ def test_predicted_stands_over_measured() -> None:
     five = predicted_against_measured([(name, [1.0, 4.0, 9.0], [2.0, 4.0, 3.0]) for name in "abcde"], "held out", "All")
     assert [(c.title, c.subtitle) for c in five.chain()] == [(name, "3 rows, 100.0% off in the median") for name in "abcde"]
     assert five.over == ("All", "held out; the line: exact") and {c.series[1].xs for c in five.chain()} == {(1.0, 9.0)}
-    many = predicted_against_measured([("a", range(1, 2 * MOST_POINTS + 2), range(1, 2 * MOST_POINTS + 2))], "")
+    many = predicted_against_measured([("a", range(1, 2 * MAX_POINTS + 2), range(1, 2 * MAX_POINTS + 2))], "")
     assert points(named(many)["a"])[:2] == [(1, 1), (4, 4)]  # every third of 4,001
     assert points(named(predicted_against_measured([], ""))["exact"]) == [(1, 1), (10, 10)]
 
@@ -419,7 +421,7 @@ def test_bars_of_a_sketch_say_what_the_picture_says_and_show_their_limit() -> No
     """44 of 60 columns for 4: a limit of 2 stands 22 behind the names, but not over what is written."""
     axis = Axis("", log=False, tick=lambda v: f"{v:g}")
     series = (Series("a", (), (1.0, 4.0), "bar", labels=("1 GPU", "2 GPUs")), Series("memory", (), (2.0,), "limit"))
-    drawn = sketch(Chart("t", "s", axis, axis, series, ("x", "yy")), 60, Look(ASCII, False)).splitlines()[2:]
+    drawn = sketch(Chart("t", "s", axis, axis, series, ("x", "yy")), 60, CellStyle(ASCII, False)).splitlines()[2:]
     assert drawn == ["x   " + "o" * 11 + " 1 GPU" + " " * 5 + "|", "yy  " + "o" * 44 + " 2 GPUs", "  o a", "  | memory"]
 
 
@@ -433,12 +435,3 @@ def test_a_sketch_marks_each_point_in_its_cell() -> None:
     assert grid[0].rstrip() == " " * 20 + "■" + " " * (width - 22) + "●"
     assert grid[-1].rstrip() == "●"
     assert lines[2] == "x" and lines[3].startswith("10 │") and lines[22].startswith(" 0 │")  # numbers alone need a title
-
-
-@pytest.mark.parametrize(
-    "line", ["roofline llama-3.1-8b --gpu h100,l4 --batch-size 1,8", "fit llama-3.1-8b --gpu h100,l4", "size gpt2"]
-)
-def test_a_sketch_of_a_command_is_a_picture_and_no_table(kvcalc: Run, line: str) -> None:
-    out = kvcalc(f"{line} --plot -").out
-    assert any(mark in out for mark in "●■▲")
-    assert json.loads(kvcalc(f"{line} --format json").out)

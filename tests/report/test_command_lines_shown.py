@@ -5,8 +5,7 @@ import subprocess
 
 import pytest
 
-from kvcalc.report.layout import Column, Table, laid_out
-from kvcalc.report.shell import CommandLine
+from kvcalc.report.text.table_layout import Column, CommandLine, Table, laid_out
 
 COMMAND = (
     "vllm serve deepseek-ai/DeepSeek-V3 --tensor-parallel-size 8 --enable-expert-parallel --max-model-len 8192 --max-num-seqs 8 "

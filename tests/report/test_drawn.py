@@ -2,8 +2,9 @@
 
 import pytest
 
-from kvcalc.report.chart import Axis, Chart, Series, bar_chart, joined
-from kvcalc.report.plots import STYLES, figure
+from kvcalc.report.charts.chart import Axis, Chart, Series, bar_chart, joined
+from kvcalc.report.charts.drawing import figure
+from kvcalc.report.charts.series_styles import STYLES
 
 LIGHT = STYLES["light"]  # a font of 10 points
 X, Y = Axis("x"), Axis("y")

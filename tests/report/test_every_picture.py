@@ -11,7 +11,7 @@ import pytest
 from conftest import Run
 from report.test_pictures import COUNTS, LONG, check_apart
 
-from kvcalc.report import plots
+from kvcalc.report.charts import drawing
 
 PRESETS = Path(__file__).parent.parent.parent / "presets"
 MODELS = ("llama-7b", "llama-3.1-8b", "mistral-7b-v0.1", "gemma-3-27b", "gpt-oss-20b", "qwen3-8b", "llama-2-13b", "qwen3-32b",
@@ -72,7 +72,7 @@ def test_texts_of_every_picture_keep_apart(
 ) -> None:
     name, _, many = case.rpartition(" ")
     count, drawn = int(many), list[Any]()
-    monkeypatch.setattr(plots, "save", lambda chart, *_: drawn.append(chart))
+    monkeypatch.setattr(drawing, "save", lambda chart, *_: drawn.append(chart))
     models, gpus = named(tmp_path, "models", MODELS[:count]), named(tmp_path, "gpus", GPUS[:count])
     words = {"models": " ".join(models), "model": models[0], "gpus": ",".join(gpus), "gpu": gpus[0]}
     words |= {"variants": ",".join(VARIANTS[:count]), "powers": ",".join(str(2 << n) for n in range(count))}

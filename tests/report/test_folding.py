@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvcalc.report.folding import folded
+from kvcalc.report.text.table_layout import folded
 
 PRESETS = Path(__file__).parent.parent.parent / "presets"
 FILES = [PRESETS / "models" / f"{name}.yaml" for name in ("llama-3.1-8b", "deepseek-v4-pro", "gemma-3-27b", "zamba2-1.2b")]

@@ -8,19 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from test_plots import chart_of
 
 from kvcalc import Precision, UserError, load_gpu, load_model
-from kvcalc.cli.plot import DEFAULT_MODELS
-from kvcalc.report import figures
-from kvcalc.report.attention import attention_chart
-from kvcalc.report.boxes import STEP, Places, anchor, boxes_along, taken_places, text_box
-from kvcalc.report.chart import Axis, Chart, Series, bar_chart, bytes_tick, joined, si_tick, tokens_tick
-from kvcalc.report.labels import NEAR, spread
-from kvcalc.report.looks import GREY, PALETTE, colour, dashes, unwrapped, wrapped
-from kvcalc.report.multiples import in_multiples
-from kvcalc.report.plots import STYLES, figure
-from kvcalc.report.roof import decode_sweep, roofline_chart
-from kvcalc.timing.deployment import Deployment
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.planning.comparison import SHAPE, attention_records
+from kvcalc.planning.sweeps import attention_sweep, decode_passes
+from kvcalc.report.charts.chart import Axis, Chart, Series, bar_chart, bytes_tick, in_multiples, joined, si_tick, tokens_tick
+from kvcalc.report.charts.drawing import figure
+from kvcalc.report.charts.labels import (
+    BOX_STEP,
+    NEAR,
+    anchor,
+    boxes_along,
+    count_overlaps,
+    occupied_boxes,
+    spread,
+    text_box,
+    wrapped,
+)
+from kvcalc.report.charts.roofline_plot import attention_chart, roofline_chart
+from kvcalc.report.charts.series_styles import GREY, PALETTE, STYLES, colour, dashes
+from kvcalc.timing.deployment import TimedDeployment
 
 LONG = "meta-llama/Llama-3.1-Nemotron-Ultra-253B"  # a name of 40 characters
 GPUS = ("h100", "h200", "b200", "a100-80gb", "l40s", "l4", "mi300x", "gb200", "h100-pcie", "gb300", "l40", "b300")
@@ -58,22 +67,9 @@ def bars(count: int) -> Chart:
     return Chart("Where the memory goes", "batch 1", axis, axis, (*parts, *levels), tuple(names(count)))
 
 
-def standing(kind: str) -> Chart:
-    chosen = [load_model(n) for n in {k.value: v for k, v in DEFAULT_MODELS.items()}[kind]]
-    named, card = [(m.name, m, Precision()) for m in chosen], load_gpu("h100")
-    match kind:
-        case "cache-vs-context":
-            return figures.cache_vs_context(named, [card])
-        case "cache-vs-parameters":
-            return figures.cache_vs_parameters(chosen, [1024, 2048], Precision())
-        case "memory":
-            return figures.memory(named, [card], 8192, 1)
-    return figures.dsa_vs_mla(chosen, 131_072, Precision())
-
-
 CHARTS = {
     **{f"{build.__name__} {n}": (build, n) for build in (lines, points, bars) for n in COUNTS},
-    **{kind: (standing, kind) for kind in ("cache-vs-context", "cache-vs-parameters", "memory", "dsa-vs-mla")},
+    **{kind: (chart_of, kind) for kind in ("cache-vs-context", "cache-vs-parameters", "memory", "dsa-vs-mla")},
 }
 
 
@@ -100,11 +96,6 @@ def test_what_small_multiples_name_is_never_grey_and_never_alike() -> None:
 def test_heads_of_charts_beside_each_other_keep_apart(style: str) -> None:
     long = lines(1)._replace(title="Time from token to token over the load of a server", subtitle="what it rests on " * 7)
     check_apart(joined([long, long._replace(subtitle=""), long]), style)
-
-
-def test_bars_and_lines_of_long_names_in_one_grid_keep_apart() -> None:
-    """Texts are as small as their names are long, down to those of a light picture."""
-    check_apart(joined([bars(6), bars(2), lines(6), bars(6), lines(2)]), "slides")
 
 
 @pytest.mark.parametrize(("count", "height"), [(1, 0.4), (2, 0.5), (5, 0.8), (12, 0.8)])
@@ -135,7 +126,7 @@ def test_lines_that_end_before_others_are_joined_to_their_names_in_grey() -> Non
     joints = {t.get_text(): t.arrow_patch.get_edgecolor()[:3] for t in axes.texts if getattr(t, "arrow_patch", None)}
     paints = [line.get_color() for line in axes.get_lines()]
     assert joints["whole"] == pytest.approx(to_rgb(paints[0]), abs=1e-3)
-    assert joints["short"] == pytest.approx(to_rgb(STYLES["light"]["ink"]), abs=1e-3)
+    assert joints["short"] == pytest.approx(to_rgb(STYLES["light"].ink), abs=1e-3)
 
 
 @pytest.mark.parametrize("style", ["light", "slides"])
@@ -148,7 +139,7 @@ def test_names_right_of_charts_beside_each_other_are_as_large(style: str) -> Non
 
 def test_dark_is_light_in_other_colours() -> None:
     """What is not a colour is the same, and so is every place: what holds for light holds for dark."""
-    plain, dark = ({k: v for k, v in STYLES[name].items() if k not in ("ink", "paper", "blue")} for name in ("light", "dark"))
+    plain, dark = (STYLES[name]._replace(ink="", paper="", blue="") for name in ("light", "dark"))
     assert plain == dark
     for chart in (points(6), bars(2)):
         light, other = (figure(chart, STYLES[name]) for name in ("light", "dark"))
@@ -161,25 +152,30 @@ def places(drawn: Any) -> list[tuple[str, list[float]]]:
     return [(t.get_text(), text_box(t, renderer).bounds) for axes in drawn.axes for t in shown(drawn, axes)]
 
 
+def attention_of(gpus: list[Gpu], context: int) -> Chart:
+    records = attention_records(gpus[0], [context], [1])
+    return attention_chart(records, attention_sweep(gpus[0], 1, Precision()), gpus, SHAPE)
+
+
 def test_attention_and_a_pass_under_the_roof() -> None:
-    check_apart(attention_chart([load_gpu("h100"), load_gpu("b200")], 4096, 1), "slides")
-    deployment = Deployment(load_model("llama-3.1-8b"), load_gpu("h100")).under()
-    check_apart(roofline_chart(decode_sweep(deployment, 4096, [1, 8, 64, 256]), [load_gpu("h100")]), "light")
+    check_apart(attention_of([load_gpu("h100"), load_gpu("b200")], 4096), "slides")
+    deployment = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).under()
+    check_apart(roofline_chart(decode_passes(deployment, 4096, [1, 8, 64, 256]), [load_gpu("h100")]), "light")
 
 
 @pytest.mark.parametrize(("count", "style"), [(1, "light"), (6, "slides"), (12, "light"), (12, "slides")])
 def test_lines_to_points_cross_no_roof(count: int, style: str) -> None:
     """Once they have left the mark and what that lies on; whatever GPUs stand beside the first."""
     cards = [load_gpu(name) for name in GPUS[:count]]
-    drawn = figure(attention_chart(cards, 4096 if count == 1 else 32_768, 1), STYLES[style])
+    drawn = figure(attention_of(cards, 4096 if count == 1 else 32_768), STYLES[style])
     drawn.draw_without_rendering()
     (axes,), renderer = drawn.axes, drawn.canvas.get_renderer()
-    taken, joined = taken_places(drawn, axes), 0
+    taken, joined = occupied_boxes(axes), 0
     for text in axes.texts:
         if getattr(text, "arrow_patch", None) and text.arrow_patch.get_visible() and text.anncoords == "offset points":
             way = joining_boxes(text, renderer)
-            ends = int((NEAR * text.get_fontsize() + text.arrowprops["shrinkB"]) * drawn.dpi / 72 / STEP) + 1
-            assert not taken.touched(way[:-ends]), text
+            ends = int((NEAR * text.get_fontsize() + text.arrowprops["shrinkB"]) * drawn.dpi / 72 / BOX_STEP) + 1
+            assert not count_overlaps(way[:-ends], taken), text
             joined += 1
     assert joined or count > 1  # of one GPU some are joined, so that there is something to hold
 
@@ -199,12 +195,13 @@ def check_apart(chart: Chart, style: str) -> None:
         taken = drawn_on(drawn, axes)
         for text, box in boxes:
             assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= page.y1, text
-            assert taken.free(box.padded(-1).extents), text
+            assert not count_overlaps(box.padded(-1).extents, taken), text
         told += [t.get_text() for t in texts]
         joined = [t for t in texts if getattr(t, "arrow_patch", None) and t.arrow_patch.get_visible()]
         for text in joined:
-            way = Places(joining_boxes(text, renderer))
-            assert all(way.free(text_box(other, renderer).padded(-1).extents) for other in texts if other is not text), text
+            way = joining_boxes(text, renderer)
+            others = [text_box(other, renderer).padded(-1).extents for other in texts if other is not text]
+            assert not count_overlaps(others, way), text
     said = "".join("".join(told).split())
     for series in chart.series:
         for word in (*filter(None, series.labels), *((series.label,) if series.kind != "trail" else ())):
@@ -216,7 +213,7 @@ def joining_boxes(text: Any, renderer: Any) -> Any:
     box, (x, y) = text_box(text, renderer), anchor(text)
     right = text.anncoords != "offset points"
     start = (box.x0, (box.y0 + box.y1) / 2) if right else ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
-    return boxes_along([start, (x, y)], 1, STEP)
+    return boxes_along([start, (x, y)], 1)
 
 
 def shown(drawn: Any, axes: Any) -> list[Any]:
@@ -230,14 +227,12 @@ def shown(drawn: Any, axes: Any) -> list[Any]:
     return [t for t in found if t.get_visible() and t.get_text()]
 
 
-def drawn_on(drawn: Any, axes: Any) -> Places:
+def drawn_on(drawn: Any, axes: Any) -> Any:
     """Lines, points, both edges and bars."""
     frame = axes.get_window_extent(drawn.canvas.get_renderer())
-    taken = taken_places(drawn, axes)
-    taken.take([(frame.x0, frame.y0, frame.x0 + 1, frame.y1), (frame.x0, frame.y0, frame.x1, frame.y0 + 1)])
+    edges = [(frame.x0, frame.y0, frame.x0 + 1, frame.y1), (frame.x0, frame.y0, frame.x1, frame.y0 + 1)]
     bars = [p.get_window_extent().extents for container in axes.containers for p in container]
-    taken.take(bars or Places.none().boxes)
-    return taken
+    return np.concatenate([occupied_boxes(axes), edges, *([bars] if bars else [])])
 
 
 def test_a_label_is_not_read_as_that_of_another_point() -> None:
@@ -251,8 +246,8 @@ def test_a_label_is_not_read_as_that_of_another_point() -> None:
     for text in labels:
         others = [anchor(t) for t in labels if t is not text]
         if text.arrow_patch.get_visible():
-            marks = Places(np.array([(x - 2, y - 2, x + 2, y + 2) for x, y in others]))
-            assert not marks.touched(joining_boxes(text, renderer)), text
+            marks = [(x - 2, y - 2, x + 2, y + 2) for x, y in others]
+            assert not count_overlaps(joining_boxes(text, renderer), marks), text
             joined += 1
         else:
             box = text_box(text, renderer)
@@ -271,21 +266,6 @@ def test_a_label_is_not_read_as_that_of_a_point_without_one() -> None:
     assert outside(box, anchor(first)) < outside(box, tuple(grey)) and not first.arrow_patch.get_visible()
 
 
-def test_lines_to_names_right_of_the_axes_do_not_cross() -> None:
-    """Of two that begin at one height, under a third whose name takes their place: the name of the nearer stands above."""
-    ends = (("near", 11.0, 5.0), ("far", 10.5, 5.0), (f"{LONG} {LONG} {LONG}", 11.1, 5.5))
-    series = [Series(name, (1.0, x), (y, y)) for name, x, y in ends]
-    drawn = figure(Chart("A", "", Axis("x", log=False), Axis("y", log=False), tuple(series)), STYLES["light"])
-    places = {t.get_text(): t.get_position()[1] for t in drawn.axes[0].texts if getattr(t, "arrow_patch", None)}
-    assert places["near"] > places["far"]
-    levels = [Series(f"{name} {LONG} {LONG}", (), (y,), "limit") for name, y in (("first", 10.0), ("above", 9.9), ("below", 9.0))]
-    curves = [Series("curve", (1.0, 11.0), (1.0, 9.8)), Series("small", (1.0, 11.0), (1.0, 1.2))]
-    chart = Chart("A", "", Axis("x", log=False), Axis("y", log=False), (*curves, *levels))
-    found = [t for t in figure(chart, STYLES["slides"]).axes[0].texts if getattr(t, "arrow_patch", None)]
-    ranked = sorted(found, key=lambda t: -t.get_position()[1])
-    assert [t.get_text()[:5] for t in ranked] == ["first", "above", "curve", "below", "small"]
-
-
 def test_small_multiples_keep_their_width_whatever_is_named_in_one() -> None:
     """Names without a free place beside them stand where they may be, rather than right of one of the axes."""
     crowd = Series("", (1.0, 1.1, 1.2, 1.3), (1.0, 1.0, 1.0, 1.0), "points", (0.5,) * 4, tuple("abcd"))
@@ -293,11 +273,6 @@ def test_small_multiples_keep_their_width_whatever_is_named_in_one() -> None:
     chart = Chart("A", "", Axis("x", shown=(0.5, 9.0)), Axis("y", shown=(0.5, 9.0)), (crowd,))
     drawn = figure(joined([chart, *(chart._replace(series=(few,)) for _ in range(3))]), STYLES["slides"])
     assert len({round(axes.get_position().width, 6) for axes in drawn.axes}) == 1
-
-
-def test_a_name_in_lines_is_known_whole() -> None:
-    for width in range(16, 40):
-        assert unwrapped(wrapped(f"{LONG}, knee 295 of 3-nvidia_h100", width, 9)) == f"{LONG}, knee 295 of 3-nvidia_h100"
 
 
 def outside(box: Any, at: tuple[float, float]) -> float:

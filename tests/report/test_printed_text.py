@@ -12,11 +12,11 @@ import pytest
 from conftest import Run
 from printed import holds
 
+from kvcalc.report.charts.fit_plot import memory_chart
 from kvcalc.report.export import to_csv, to_json
-from kvcalc.report.figures_fit import memory_chart
-from kvcalc.report.measured import measure_notes
-from kvcalc.report.served import serve_table
-from kvcalc.report.tables import time_note
+from kvcalc.report.text.measure_text import measure_notes
+from kvcalc.report.text.serving_text import serve_table
+from kvcalc.report.text.tables import time_footnotes, time_note
 from kvcalc.units import format_bytes
 
 TOTAL = re.compile(r"  (\w+) = Σ × ([\d,]+) = ([\d,]+) \((.+)\)")
@@ -108,7 +108,6 @@ def test_the_sums_of_a_fit_add_up_to_its_record(kvcalc: Run, line: str) -> None:
     assert f"max_concurrency = {record['max_concurrency']:.4f}; kv_tokens = {record['kv_tokens']:,}" in text
     for exact, shown in re.findall(r"([\d,]+) B \(([\d.,]+ [KMGT]iB)\)", text):
         assert holds(shown, number(exact), "bytes")
-    assert f"separate GPUs: {record['transfer_bytes']:,} B" in text
 
 
 @pytest.mark.parametrize(
@@ -142,14 +141,13 @@ def test_what_times_rest_on() -> None:
         {"basis": "vllm 1 calibration of h200", "time_basis": "scaled", "time_p90_error": None},
         {"basis": "datasheet", "time_basis": "bound", "uncalibrated_share": 1.0, "engine": "vllm", "gpu": "l4"},
     ]
-    predicted = "times: predicted by the vllm 1 calibration"
-    assert time_note(rows[:1]) == f"{predicted}; nine of ten such steps of measured servers lie within 10%"
-    both = f"{predicted}; nine of ten such steps of measured servers lie within 25%; up to 6% of a step"
-    assert time_note(rows[:2]).startswith(both)
-    assert time_note(rows[2:3]) == "times: ~ by the vllm 1 calibration of h200, scaled by datasheet figures"
-    bounds = "≥ datasheet bounds, full overlap and no launches; no measured kernel model of vllm on l4 exists"
-    assert time_note(rows[3:]) == f"times: {bounds}"
-    assert time_note(rows[2:]) == f"{time_note(rows[2:3])}; {bounds}; bounds are not ranked against predictions"
+    predicted = "Times are predicted by the calibration of vllm"
+    assert time_note(rows[:1]) == f"{predicted}; In 90% of measured runs, the error is at most 10%"
+    assert "at most 25%" in time_note(rows[:2]) and "Up to 6%" in time_note(rows[:2])
+    assert "scaled (~) from the calibration of vllm of h200" in time_note(rows[2:3])
+    assert "No measured kernel model of vllm on l4 exists" in time_note(rows[3:])
+    assert "Bounds are not ranked against predictions" in time_note(rows[2:])
+    assert all(len(note) <= 80 for n in range(4) for note in time_footnotes(rows[n:]))
 
 
 def measured(ratio: float, phase: str = "decode", held: int = 100 << 20, **more: Any) -> dict[str, Any]:
@@ -219,7 +217,7 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
     assert chart.title == "m: memory of one GPU, engine none"
     (limit,) = (s for s in memory_chart([budget(), budget(gpus=2)]).series if s.kind == "limit")
     assert (limit.label, limit.ys) == ("memory of one GPU: 100 B", (100,))
-    same = "1 sequence of 10 tokens, 0.9 of total memory, passes of 8 tokens"
+    same = "1 sequence of 10 tokens, gpu_memory_utilization 0.9, max_num_batched_tokens 8"
     assert chart.subtitle == f"{same}, weights bf16, cache bf16"
     told = memory_chart([budget(max_num_seqs=1), budget(kv_cache_dtype="fp8", max_num_seqs=2), budget(weights_fit=False)])
     assert told.title == "m on 1× toy: memory of one GPU, engine none"
@@ -230,7 +228,7 @@ def test_the_bar_of_a_fit_is_its_record_and_what_is_left() -> None:
     assert apart.categories == ("n", "m")  # where the model tells them apart, nothing else needs to
     assert apart.series[4].labels == ("1 user in 90 B", "the weights do not fit in 100 B")
     assert apart.title == "2 models on 1× a: memory of one GPU, 2 engines"
-    assert apart.subtitle == f"{same.replace('of 8', 'of 8 to 16')}, weights bf16, cache bf16"
+    assert apart.subtitle.endswith("max_num_batched_tokens 8 to 16, weights bf16, cache bf16")
     host = memory_chart([budget(max_num_seqs=1, offload_num_seqs=3, host_weight_bytes=7)])
     assert host.series[4].labels == ("1 user, 3 more on the host",)
     assert memory_chart([budget(cpu_offload_bytes=7)]).subtitle == host.subtitle
@@ -256,7 +254,8 @@ def test_a_served_table_names_what_went_wrong_and_counts_its_gpus(gpus: int, wor
     table = serve_table([record | {"time_basis": "bound", "draft": None}])
     out = " ".join(str(msgspec.structs.replace(table, wide=True)).split())
     assert ("rejected" in out, "preempted" in out, "padding" in out) == (bool(words),) * 3
-    assert f"cache {format_bytes(3 << 29)} a GPU, {gpus} GPU{'s' if gpus == 2 else ''}; seed 7" in out
-    assert "times: ≥ datasheet bounds, full overlap and no launches 1,000 sequences and 8,192 tokens a pass at most" in out
-    rate = "serves at most 1.23 requests and 5,679 tokens a second; half of the requests see their first token within 250 ms"
-    assert out.startswith(f"m on {gpus}× g {rate if words else 'serves none of these requests'} ")
+    details = str(msgspec.structs.replace(table, verbose=True))
+    assert f"budget {format_bytes(3 << 29)} per GPU, {gpus} GPU{'s' if gpus == 2 else ''}; seed 7" in details
+    assert "max_num_seqs 1,000, max_num_batched_tokens 8,192" in details
+    rate = "serves at most 1.23 requests/s and 5,679 tokens/s, with a median TTFT of at least 250 ms."
+    assert out.startswith(f"m on {gpus}× g {rate if words else 'serves none of these requests.'} ")

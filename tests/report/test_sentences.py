@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from kvcalc import Parallelism, load_model
 from kvcalc.layers.batch import Batch
-from kvcalc.model.memory import cache_size
-from kvcalc.model.operators import through_layers, total
+from kvcalc.model.forward_pass import through_layers, total
+from kvcalc.model.memory import cache_size, size_record
 from kvcalc.model.precision import Precision
-from kvcalc.model.size import size_record
-from kvcalc.report import plots
-from kvcalc.report.chart import Chart
+from kvcalc.planning.sweeps import cache_curve, contexts_up_to, generation_work
+from kvcalc.report.charts import drawing
+from kvcalc.report.charts.chart import Chart
+from kvcalc.report.charts.size_plot import cache_vs_context
 from kvcalc.report.explain import explain_size
-from kvcalc.report.figures import cache_vs_context, no_cache
 
 HEADING = re.compile(r"\S {2,}\S")
 NUMBER = re.compile(r"(?<![\w.\-≈])\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
@@ -104,13 +104,13 @@ def test_pictures_and_formulas_show_the_bytes_of_the_record(
     cut = Parallelism(tp=tp, pp=pp, dp=dp)
     asked = load_model(name), context, batch, Precision(), 16, cut
     record = size_record(*asked)
-    chart = cache_vs_context([(name, asked[0], Precision())], (), batch, context, (), [cut])
+    chart = cache_vs_context([cache_curve(asked[0], Precision(), contexts_up_to(context), batch, cut)], batch)
     assert chart.series[0].ys[-1] == record["kv_cache_bytes"]
     assert f"kv_cache_bytes = Σ × {cut.sequences(batch):,} = {record['kv_cache_bytes']:,} " in explain_size(record, *asked)
-    work = no_cache(asked[0], context, Precision(), cut).series
+    work = generation_work(asked[0], context, Precision(), cut)
     passes = Batch.prefill(context), Batch.decode(context)
     flops = [total(through_layers(asked[0], one, Precision(), cut)).flops for one in passes]
-    assert [series.ys[-1] for series in work] == flops
+    assert [work.uncached_flops[-1], work.cached_flops[-1]] == flops
 
 
 @pytest.mark.parametrize("name", ["llama-7b", "llama-2-13b", "gpt2", "deepseek-v3", "mistral-7b-v0.1", "llama-3.1-70b"])
@@ -118,13 +118,13 @@ def test_pictures_and_formulas_show_the_bytes_of_the_record(
 def test_the_context_at_which_the_cache_equals_the_weights_is_said(kvcalc: Run, name: str, batch: int) -> None:
     """Also where it lies beyond what the model is made for, which is then said; nothing of it where the cache stops growing."""
     (record,) = kvcalc(f"size {name} --batch-size {batch} --format json").records
-    shown, turns, model = kvcalc(f"size {name} --batch-size {batch}").joined, record["equal_weights_context"], load_model(name)
+    shown, turns, model = kvcalc(f"size {name} --batch-size {batch} -v").joined, record["equal_weights_context"], load_model(name)
     if turns is None:
-        assert "never as large" in shown and name == "mistral-7b-v0.1"
+        assert "stays smaller than the weights" in shown and name == "mistral-7b-v0.1"
         return
     least, most = (batch * cache_size(model, context).stored for context in (turns - 1, turns))
     assert least < record["weight_bytes"] <= most
-    assert shown.count(f" {turns:,} ") >= 2  # in the sentence and in the table
+    assert shown.count(f" {turns:,} ") >= 2  # in a footnote and in the table
     assert (f"beyond the maximum context, {name}'s {model.max_context:,}" in shown) == (turns > model.max_context)
 
 
@@ -150,7 +150,7 @@ def test_a_comparison_claims_no_reduction_of_one(kvcalc: Run, variants: str) -> 
 def test_pictures_show_the_figures_of_the_records(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the load that was asked for, with the model shared by several GPUs."""
     drawn: list[Chart] = []
-    monkeypatch.setattr(plots, "save", lambda chart, *_: drawn.append(chart))
+    monkeypatch.setattr(drawing, "save", lambda chart, *_: drawn.append(chart))
 
     def chart_and_record(line: str) -> tuple[list[Chart], dict[str, Any]]:
         (record, *_) = kvcalc(f"{line} --format json").records

@@ -1,19 +1,25 @@
 """Every command's tables in every width: no line is longer, none is a list from 40 characters on, no column is lost unnamed."""
 
 import re
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
 from conftest import Run
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kvcalc.report import tables
-from kvcalc.report.cells import CUT
-from kvcalc.report.layout import LEAST_WIDTH, MOST_COLUMNS, WIDTH, Column, Table, condensed, laid_out, told, wrapped, written
+from kvcalc.report.text import tables
+from kvcalc.report.text.table_layout import (
+    MAX_COLUMNS,
+    SHORTENED_LETTERS,
+    WIDTH,
+    Column,
+    Table,
+    chosen_columns,
+    filled_columns,
+    laid_out,
+    written,
+)
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
 LINES = {
@@ -41,7 +47,7 @@ def shown(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> list[Table
     found: list[Table] = []
     monkeypatch.setattr(tables, "show", lambda *given, as_markdown: found.extend(given))
     assert kvcalc(line).code == 0
-    return found
+    return [msgspec.structs.replace(table, verbose=True) for table in found]
 
 
 def held(table: Table, head: Sequence[str], rows: Sequence[str], columns: Sequence[Column]) -> list[Column]:
@@ -67,9 +73,9 @@ def held(table: Table, head: Sequence[str], rows: Sequence[str], columns: Sequen
 def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     found = shown(kvcalc, monkeypatch, line)
     assert len(found) == LINES[line]
-    for table in found:
-        told = [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
-        columns, _ = condensed(table.records, [c for c in told if not c.wide], table.title)
+    for table in (msgspec.structs.replace(one, verbose=True) for one in found):
+        told = filled_columns(table)
+        columns = chosen_columns(table).shown
         for width in WIDTHS:
             laid = laid_out(table, width)
             title, head, rows, below = laid.title, laid.head, laid.rows, laid.below
@@ -77,7 +83,7 @@ def test_every_table_in_every_width(kvcalc: Run, monkeypatch: pytest.MonkeyPatch
             assert " ".join(title).split() == table.title.split()
             kept = held(table, head, rows, columns)
             assert len(kept) >= min(2, len(columns))
-            assert len(kept) <= MOST_COLUMNS or len(rows) == len(columns) - 1
+            assert len(kept) <= MAX_COLUMNS
             lost = [c.title for c in told if c in columns[len(kept) :] or c.wide]
             named = f"{len(lost)} more with --wide: {', '.join(lost)}"
             assert (named in " ".join(" ".join(below).split())) == bool(lost)
@@ -95,7 +101,7 @@ def test_all_columns_in_bands_on_a_terminal(kvcalc: Run, monkeypatch: pytest.Mon
             assert max(map(len, [*one.head, *one.rows])) > width or lines == [*one.head, *one.rows]
             words = set(" ".join(lines).split())
             assert {
-                w for c in told(table) if c.right and not c.apart for r in table.records for w in written(c, r).split()
+                w for c in filled_columns(table) if c.right and not c.apart for r in table.records for w in written(c, r).split()
             } <= words
 
 
@@ -127,18 +133,6 @@ def test_models_and_gpus_take_a_line_each_at_eighty(kvcalc: Run, monkeypatch: py
         assert len(re.split(r"\s{2,}", laid.head[0])) >= least
 
 
-@given(text=st.text("ab cé-"), width=st.integers(4, 30), indent=st.sampled_from(("", "  ")))
-def test_wrapping_is_textwrap_s(text: str, width: int, indent: str) -> None:
-    plain = " ".join(text.split())
-    expected = textwrap.wrap(plain, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
-    lines = wrapped(text, width, indent)
-    assert max(map(len, lines)) <= width
-    if all(len(word) + len(indent) <= width for word in text.split()):
-        assert lines == (expected or [""])
-    else:
-        assert "".join("".join(lines).split()) == "".join(text.split())
-
-
 WORDS = Column("name", "name", right=False)
 FIGURE = Column("n", "n")
 
@@ -155,8 +149,8 @@ def test_words_are_cut_only_where_that_saves_a_column() -> None:
     assert rows_at(100, columns, record, record)[1] == f"{'a' * 30}  {'b' * 40}  12345"
     assert rows_at(79, columns, record, record)[1] == f"{'a' * 30}  {'b' * 40}  12345"
     assert rows_at(78, columns, record, record)[1] == f"{'a' * 30}  {'b' * 38}…  12345"
-    at = 30 + 2 + CUT + 2 + 5
-    assert rows_at(at, columns, record, record)[1] == f"{'a' * 30}  {'b' * (CUT - 1)}…  12345"
+    at = 30 + 2 + SHORTENED_LETTERS + 2 + 5
+    assert rows_at(at, columns, record, record)[1] == f"{'a' * 30}  {'b' * (SHORTENED_LETTERS - 1)}…  12345"
     many = [record] * 7
     assert rows_at(at - 1, columns, *many)[1] == f"{'a' * 30}  {'b' * (at - 1 - 33)}…"
 
@@ -169,24 +163,6 @@ def test_figures_are_never_cut() -> None:
             assert max(map(len, rows)) <= width
             for row in rows[1:]:
                 assert all(len(word) == 31 for word in re.findall(r"1\d+", row))
-
-
-def test_few_rows_stand_on_their_side() -> None:
-    columns = [WORDS, *(Column(f"f{n}", f"figure {n}") for n in range(8))]
-    records = [{"name": name} | {f"f{n}": 10**n for n in range(8)} for name in ("first", "second")]
-    assert rows_at(40, columns, *records)[:3] == [
-        "name         first    second",
-        "figure 0         1         1",
-        "figure 1        10        10",
-    ]
-    assert len(rows_at(40, columns, *records)) == 9
-    assert len(rows_at(40, columns, *records, *records, *records, records[0])) == 8  # seven rows stay upright
-
-
-def test_only_under_forty_characters_is_it_a_list() -> None:
-    record = {"name": "x", "n": 5}
-    assert rows_at(LEAST_WIDTH - 1, [WORDS, FIGURE], record) == ["name: x", "n: 5"]
-    assert rows_at(LEAST_WIDTH, [WORDS, FIGURE], record) == ["name  n", "x     5"]
 
 
 def test_a_basis_stands_in_the_cell_and_a_heading_is_explained_where_it_is_shown() -> None:

@@ -1,6 +1,6 @@
 """A second scheduler, to hold the first against: every pass by itself, every sequence in a loop, no sums kept.
 
-Rules as `kvcalc.serving.continuous` states them of vLLM's order, without a draft and without a prefix cache.
+Rules as `kvcalc.serving.batching` states them of vLLM's order, without a draft and without a prefix cache.
 """
 
 import itertools
@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from kvcalc.serving.door import Door
-from kvcalc.serving.ledger import Grown
-from kvcalc.serving.log import Log
-from kvcalc.serving.pool import Pool
-from kvcalc.serving.scheduling import Limits
+from kvcalc.serving.arrivals import ArrivalQueue
+from kvcalc.serving.cache_accounting import CacheGrowth, Log, PassRow, Pool, constant_growth
+from kvcalc.serving.decoding import Limits
 
 
 class One:
@@ -26,11 +24,11 @@ class One:
         return self.cached >= self.goal
 
 
-def run_plainly(door: Door, pool: Pool, limits: Limits, log: Log, seconds_of: Any) -> None:
+def run_plainly(door: ArrivalQueue, pool: Pool, limits: Limits, log: Log, seconds_of: Any) -> None:
     """Serves all; seconds_of(tokens of the pass) is its time."""
     server = Plain(door, pool, limits, log)
     now = 0.0
-    while door.open:
+    while door.is_open:
         if not (server.queue or server.inside):
             now = max(now, door.next_s)
         server.queue += [One(i, door.inputs[i]) for i in door.admit(now)]
@@ -41,7 +39,7 @@ def run_plainly(door: Door, pool: Pool, limits: Limits, log: Log, seconds_of: An
 class Plain:
     """Who waits and who is inside; a pass preempts, gives prompts their pieces, lets in, runs."""
 
-    def __init__(self, door: Door, pool: Pool, limits: Limits, log: Log) -> None:
+    def __init__(self, door: ArrivalQueue, pool: Pool, limits: Limits, log: Log) -> None:
         self.door, self.pool, self.limits, self.log = door, pool, limits, log
         self.queue: list[One] = []
         self.inside: list[One] = []
@@ -70,8 +68,7 @@ class Plain:
         ready = grow(pieces, decoding)
         grown = self.stands({s for s, _ in pieces}, seconds)
         sizes = len(decoding) + len(pieces), len(decoding) + prompt, prompt, len(self.queue)
-        self.log.ran(now, seconds, 1, *sizes, grown)
-        self.door.pass_time(seconds)
+        self.log.add(PassRow(0, now, seconds, 1, *sizes, grown.allocated, grown.stored), grown)
         self.finish(ready, returned, now + seconds)
         return now + seconds
 
@@ -115,10 +112,10 @@ class Plain:
                 room -= pieces[-1][1]
         return returned
 
-    def stands(self, prompts: set[One], seconds: float) -> Grown:
+    def stands(self, prompts: set[One], seconds: float) -> CacheGrowth:
         allocated = sum(int(self.pool.allocated[s.goal if s in prompts else s.cached]) for s in self.inside)
         stored = sum(int(self.pool.stored[s.cached]) for s in self.inside)
-        return Grown(allocated, stored, allocated, allocated * seconds, stored * seconds)
+        return constant_growth(allocated, stored, seconds)
 
     def finish(self, ready: list[One], returned: list[One], now: float) -> None:
         """First tokens of prompts that are cached; out goes who has made all."""

@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 
 from kvcalc import Batch, Parallelism
-from kvcalc.serving.pool import Pool
+from kvcalc.serving.arrivals import Clients
+from kvcalc.serving.batching import ServerSetup
+from kvcalc.serving.cache_accounting import Pool
+from kvcalc.serving.decoding import Limits
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.simulation import Served, simulate
-from kvcalc.serving.steps import Steps
+from kvcalc.serving.step_timers import StepTimer
 
 
 class HandClock:
@@ -49,4 +51,5 @@ def served(
     **limits: Any,
 ) -> Served:
     """A simulated run."""
-    return simulate(requests, pool or byte_pool(), Steps(deployment or HandClock()), Limits(**limits), policy, clients)
+    setup = ServerSetup(pool or byte_pool(), StepTimer(deployment or HandClock()), Limits(**limits))
+    return simulate(requests, setup, policy, Clients(clients))

@@ -9,11 +9,12 @@ from conftest import Run
 from servers import asked, byte_pool
 
 from kvcalc import Batch, Parallelism
+from kvcalc.serving.batching import ServerSetup
+from kvcalc.serving.decoding import Limits
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.scheduling import Limits
 from kvcalc.serving.simulation import Served, simulate
 from kvcalc.serving.speculation import Drafting
-from kvcalc.serving.steps import Steps
+from kvcalc.serving.step_timers import SpeculativeStepTimer, StepTimer
 
 
 class Clock:
@@ -31,8 +32,13 @@ class Clock:
 
 def run(requests: Requests, acceptance: float, drafted: int = 3, pool: Any = None, dp: int = 1, **limits: Any) -> Served:
     """Verifying takes 1 s and 0.5 for the head, drafting a token 0.25."""
-    drafting = Drafting(Clock(0.25, dp=dp), drafted, acceptance)  # type: ignore[arg-type]
-    return simulate(requests, pool or byte_pool(), Steps(Clock(1.0, 0.5, dp), drafting), Limits(**limits))  # type: ignore[arg-type]
+    steps = speculative(Clock(1.0, 0.5, dp), Clock(0.25, dp=dp), drafted, acceptance)
+    return simulate(requests, ServerSetup(pool or byte_pool(), steps, Limits(**limits)))
+
+
+def speculative(target: Clock, draft: Clock, drafted: int, acceptance: float) -> SpeculativeStepTimer:
+    drafting = Drafting(draft, drafted, acceptance)  # type: ignore[arg-type]
+    return SpeculativeStepTimer(StepTimer(target, drafted + 1), StepTimer(draft), drafting)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("acceptance", "steps"), [(1.0, 2), (0.0, 8)])
@@ -45,17 +51,11 @@ def test_steps_by_hand(acceptance: float, steps: int) -> None:
     assert [r.tokens for r in log.rows] == [10] + [4] * steps
 
 
-def test_the_last_step_yields_no_more_than_is_left() -> None:
-    """6 tokens behind the first: 4, then 2 of 4."""
-    log = run(asked((0.0, 10, 7)), 1.0).logs[0]
-    assert (log.verified, log.yielded) == (2, 6)
-
-
 def test_a_pass_with_a_prompt_verifies_beside_it() -> None:
     """The second prompt comes while the first decodes: 5 tokens and one sequence of 4 queries; the draft runs over both."""
     target, draft = Clock(1.0, 0.5), Clock(0.25)
-    steps = Steps(target, Drafting(draft, 3, 0.0))  # type: ignore[arg-type]
-    log = simulate(asked((0.0, 10, 9), (1.0, 5, 1)), byte_pool(), steps, Limits()).logs[0]
+    setup = ServerSetup(byte_pool(), speculative(target, draft, 3, 0.0), Limits())
+    log = simulate(asked((0.0, 10, 9), (1.0, 5, 1)), setup).logs[0]
     assert ((1, 5), (1, 4)) in target.seen and ((1, 5),) in draft.seen
     assert log.first[1] == pytest.approx(1.25 + 1 + 0.5 + 0.75 + 0.25)
 
@@ -120,19 +120,12 @@ def test_speculation_helps_few_users_and_hurts_many(kvcalc: Run) -> None:
     assert crowd[1] < crowd[0]
 
 
-def test_the_table_says_what_is_drafted(kvcalc: Run) -> None:
-    out = kvcalc(
-        "serve llama-3.1-8b --rate inf --num-prompts 20 --max-num-seqs 16 --draft layers=4 --num-speculative-tokens 2"
-    ).out
-    assert "speculation: 2 tokens of llama-3.1-8b[layers=4] a step, 80% of them accepted" in out
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ("--acceptance-rate 0.5", "are of a draft, and there is none"),
         ("--draft llama-3.2-1b --num-speculative-tokens 4 --acceptance-rate 1.5", "is not between 0 and 1"),
-        ("--draft llama-3.2-1b --num-speculative-tokens 4 --policy static", "under continuous batching alone"),
+        ("--draft llama-3.2-1b --num-speculative-tokens 4 --policy static", "simulated only under continuous batching"),
         ("--draft llama-3.2-1b --num-speculative-tokens 99 --max-num-seqs 256", "fewer than 256 sequences of 100 queries"),
         ("--draft mtp --num-speculative-tokens 1", "declares no multi-token-prediction layers"),
         (
@@ -154,8 +147,8 @@ def test_drafted_tokens_are_chosen_where_nobody_says(kvcalc: Run) -> None:
         for command in ("serve --rate inf --num-prompts 3 --max-num-seqs 16", "latency")
     )
     assert served["num_speculative_tokens"] == alone["num_speculative_tokens"] > 0
-    out = " ".join(kvcalc(f"serve --rate inf --num-prompts 3 --max-num-seqs 16 {line}").out.split())
-    assert f"{alone['num_speculative_tokens']} drafted tokens a step, the best for one request at a time" in out
+    out = " ".join(kvcalc(f"serve --rate inf --num-prompts 3 --max-num-seqs 16 {line} -v").out.split())
+    assert f"{alone['num_speculative_tokens']} draft tokens of llama-3.2-1b per step" in out and "the best for one request" in out
     (own,) = kvcalc(
         "serve deepseek-v3 --gpu h200 --tp 8 --rate inf --num-prompts 1 --max-num-seqs 16 --osl 5 --draft mtp --format json"
     ).records

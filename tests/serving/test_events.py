@@ -1,7 +1,5 @@
 """The event-by-event scheduler: against a plain one pass by pass, engines' orders by hand, and tables against whole passes."""
 
-from fractions import Fraction
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,33 +8,29 @@ from plain import run_plainly
 from servers import HandClock, asked, byte_pool
 
 from kvcalc import Batch, Parallelism, Sequences, load_gpu, load_model
-from kvcalc.serving.continuous import Continuous
-from kvcalc.serving.decoding import InStep
-from kvcalc.serving.door import Clients, Door
-from kvcalc.serving.ledger import Ledger
-from kvcalc.serving.log import Log
-from kvcalc.serving.pool import Pool
+from kvcalc.serving.arrivals import ArrivalQueue, Clients
+from kvcalc.serving.batching import Continuous, ServerSetup
+from kvcalc.serving.cache_accounting import Log, Pool
+from kvcalc.serving.decoding import Limits, LockstepDecoding, Scheduling
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.scheduling import Limits, Live, Scheduling
 from kvcalc.serving.simulation import simulate
-from kvcalc.serving.steps import Line, Steps
-from kvcalc.serving.tables import Tables, ladder, part_of
-from kvcalc.timing.deployment import Deployment
+from kvcalc.serving.step_timers import InterpolatedStepTimer, StepTimer, ladder, part_of
+from kvcalc.timing.deployment import TimedDeployment
 
 TIMES = ("arrived", "scheduled", "first", "finished")
 SUMS = (
     "passes", "slots", "prefill_tokens", "decode_tokens", "preemptions", "recomputed_tokens", "swapped_bytes", "peak", "largest",
-    "allocated_byte_s", "stored_byte_s", "busy_s", "sequences_s", "in_system_s",
+    "allocated_byte_s", "stored_byte_s", "busy_s", "sequences_s",
 )  # fmt: skip
 
 
 def ran(plain: bool, load: Requests, pool: Pool, limits: Limits, clients: int) -> Log:
     log, clock = Log(len(load)), HandClock(0.5, 0.01)
-    door = Door(load, pool, log, Clients(clients))
+    door = ArrivalQueue(load, pool, log, Clients(clients))
     if plain:
         run_plainly(door, pool, limits, log, lambda tokens: 0.5 + 0.01 * tokens)
         return log
-    server = Continuous(door, pool, Steps(clock), limits, log)  # type: ignore[arg-type]
+    server = Continuous(door, ServerSetup(pool, StepTimer(clock), limits), log)  # type: ignore[arg-type]
     while server.run():
         pass
     return log
@@ -63,8 +57,8 @@ def test_events_are_the_passes_one_by_one(
 
 
 def served(how: Scheduling, *rows: tuple[float, int, int], pool: Pool | None = None, **limits: int) -> Log:
-    run = simulate(asked(*rows), pool or byte_pool(), Steps(HandClock(1.0)), Limits(**limits), scheduling=how)  # type: ignore[arg-type]
-    return run.logs[0]
+    setup = ServerSetup(pool or byte_pool(), StepTimer(HandClock(1.0)), Limits(**limits), how)  # type: ignore[arg-type]
+    return simulate(asked(*rows), setup).logs[0]
 
 
 def test_prompts_first_hold_up_the_decodes() -> None:
@@ -98,7 +92,7 @@ def test_looks_fall_between_the_same_passes(
     limits = {"max_num_seqs": seats, "max_num_batched_tokens": 16}
     together = served(how, *rows, pool=pool, **limits)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InStep, "in_a_row", lambda self, most, room: 1)
+        patch.setattr(LockstepDecoding, "in_a_row", lambda self, most, room: 1)
         alone = served(how, *rows, pool=pool, **limits)
     for name in TIMES:
         assert getattr(together, name) == pytest.approx(getattr(alone, name), abs=1e-9), name
@@ -132,14 +126,12 @@ def test_prompts_wait_for_company() -> None:
 
 def test_the_way_to_the_engine_and_thinking() -> None:
     """A client thinks 2 s; a request of 10 tokens is 0.5 + 10 · 0.05 = 1 s under way: sent at 0, there at 1, answered at 3."""
-    log = simulate(
-        asked((0.0, 10, 2), (0.0, 10, 2)), byte_pool(), Steps(HandClock(1.0)), Limits(),  # type: ignore[arg-type]
-        clients=Clients(1, think_s=2.0, path_s=0.5, path_s_per_token=0.05),
-    ).logs[0]  # fmt: skip
+    clients = Clients(1, think_s=2.0, path_s=0.5, path_s_per_token=0.05)
+    setup = ServerSetup(byte_pool(), StepTimer(HandClock(1.0)), Limits())  # type: ignore[arg-type]
+    log = simulate(asked((0.0, 10, 2), (0.0, 10, 2)), setup, clients=clients).logs[0]
     assert log.arrived.tolist() == [0, 5]
     assert log.first.tolist() == [2, 7]
     assert log.finished.tolist() == [3, 8]
-    assert log.in_system_s == pytest.approx(6)
 
 
 @pytest.mark.parametrize(
@@ -148,9 +140,9 @@ def test_the_way_to_the_engine_and_thinking() -> None:
 )
 def test_tables_are_whole_passes(name: str, gpu: str, tp: int, stack: str) -> None:
     """Passes put together from tables take what whole passes take, to some per cent."""
-    timed = Deployment(load_model(name), load_gpu(gpu), parallelism=Parallelism(tp=tp))
+    timed = TimedDeployment(load_model(name), load_gpu(gpu), parallelism=Parallelism(tp=tp))
     timed = timed.under(stack) if stack else timed
-    tables, whole = Tables(timed, 9000, 8192, 256, exact=False), Steps(timed)
+    tables, whole = InterpolatedStepTimer(timed, 9000, 8192, 256, exact=False), StepTimer(timed)
     chance, ratios = np.random.default_rng(1), []
     for _ in range(25):
         count, context = int(chance.integers(1, 256)), float(chance.integers(100, 8000))
@@ -164,8 +156,8 @@ def test_tables_are_whole_passes(name: str, gpu: str, tp: int, stack: str) -> No
 def test_tables_lose_nothing_of_a_pass() -> None:
     """Queries taken into the latent space: products that only decodes behind a context run. At the tables' own points a
     decode pass takes what the whole pass takes."""
-    timed = Deployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism()).under("vllm")
-    tables = Tables(timed, 9000, 2048, 64, exact=False)
+    timed = TimedDeployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism()).under("vllm")
+    tables = InterpolatedStepTimer(timed, 9000, 2048, 64, exact=False)
     for count, context in ((tables.counts[5], tables.contexts[20]), (tables.counts[-2], tables.contexts[-2])):
         whole = float(timed.seconds(Batch((Sequences(count, 1, context - 1),))))
         assert tables.line(count, context).first == pytest.approx(whole, rel=1e-9)
@@ -173,15 +165,15 @@ def test_tables_lose_nothing_of_a_pass() -> None:
 
 def test_what_operators_depend_on() -> None:
     """The head sees sequences, attention their contexts, all others the tokens of a pass."""
-    operators = Deployment(load_model("gpt2"), load_gpu("h100")).operators(Batch.decode(100, 4))
+    operators = TimedDeployment(load_model("gpt2"), load_gpu("h100")).operators(Batch.decode(100, 4))
     found = {o.name: part_of(o) for o in operators}
     assert [name for name, part in found.items() if part == "head"] == ["lm_head"]
     assert [name for name, part in found.items() if part == "group"] == ["attention"]
 
 
 def test_small_runs_are_timed_as_they_are() -> None:
-    timed = Deployment(load_model("llama-3.1-8b"), load_gpu("h100")).under("vllm")
-    tables, whole = Tables(timed, 3000, 8192, 64), Steps(timed)
+    timed = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).under("vllm")
+    tables, whole = InterpolatedStepTimer(timed, 3000, 8192, 64), StepTimer(timed)
     assert tables.prefill(((777, 0),)) == whole.prefill(((777, 0),))
     assert tables.line(1, 1234).first == whole.line(1, 1234).first
 
@@ -189,54 +181,3 @@ def test_small_runs_are_timed_as_they_are() -> None:
 def test_a_ladder_climbs_by_its_ratio() -> None:
     assert ladder(1, 10, 1.5, 4) == [1, 2, 3, 4, 6, 9, 14]
     assert ladder(3, 5, 1.01) == [3, 4, 5]
-
-
-def test_many_passes_in_a_row_are_the_same_passes_one_by_one() -> None:
-    """Bytes, and bytes times seconds, of a hundred and of a thousand passes at once, in exact arithmetic, blocks of 16."""
-    tokens = np.arange(3001)
-    pool = Pool(1 << 40, -(-tokens // 16) * 16 * 7, tokens * 7, 3000)
-    far, near = Ledger(pool, 3000), Ledger(pool, 3000)
-    for ledger in (far, near):
-        for cached in (1, 15, 16, 17, 100, 333):
-            ledger.join(cached, 2500)
-    for steps in (100, 1000, 65):
-        room = far.allocated + 7 * 16 * 40  # 40 blocks more; six come each 16 steps
-        assert far.within(steps, room) == blocks_within(near, steps, room)
-        first, rise = Fraction(3, 8), Fraction(1, 1024)
-        spent = lived = Fraction(0)
-        for i in range(steps):
-            one = near.grow(1, Line(1.0), 5, 3)
-            spent += one.allocated * (first + i * rise)
-            lived += one.stored * (first + i * rise)
-        grown = far.grow(steps, Line(float(first), float(rise)), 5, 3)
-        assert grown == (one.allocated, one.stored, one.peak, float(spent), float(lived))
-
-
-def blocks_within(ledger: Ledger, steps: int, room: int) -> int:
-    """Steps before the first that takes more than `room`, one by one."""
-    taken = ledger.allocated
-    for many, add in enumerate(ledger.blocks.coming(ledger.step, steps)):
-        taken += add
-        if taken > room:
-            return many
-    return steps
-
-
-def test_those_that_made_room_are_gone_from_the_line_of_the_running() -> None:
-    """A sequence taken out and back again has another order: neither its old end nor its place counts."""
-    pool = byte_pool(1000, 1, most=100)
-    decoding = InStep(pool, 50)
-    lives = [Live(index, 10, cached=10) for index in range(2)]
-    for order, live in enumerate(lives, 1):
-        live.order = order
-        decoding.join(live, 5 * order)
-    decoding.grow(2, Line(1.0), 0, 0)
-    out = decoding.take_out()
-    assert out is lives[1] and (out.cached, out.generated, decoding.context) == (12, 2, 12)
-    out.order = 3
-    decoding.join(out, 30)  # done at step 32, not at 10
-    assert decoding.in_a_row(99, 1000) == 3
-    _, done = decoding.grow(3, Line(1.0), 0, 0)
-    assert done == [lives[0]] and decoding.in_a_row(99, 1000) == 27
-    decoding.take_out()
-    assert decoding.count == 0 and decoding.ledger.allocated == decoding.ledger.ends == 0 and decoding.newest() == -1

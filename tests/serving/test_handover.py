@@ -7,26 +7,28 @@ import pytest
 from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servers import HandClock, asked, byte_pool
+from servers import HandClock, asked, byte_pool, served
 
-from kvcalc.serving.decoding import InStep
-from kvcalc.serving.door import Clients
-from kvcalc.serving.handover import Handover
-from kvcalc.serving.metrics import Goals, gathered, summary
-from kvcalc.serving.pool import Pool
-from kvcalc.serving.prefixes import Shared
-from kvcalc.serving.scheduling import Limits
+from kvcalc.serving.arrivals import Clients
+from kvcalc.serving.batching import ServerSetup
+from kvcalc.serving.cache_accounting import Pool
+from kvcalc.serving.decoding import Limits, LockstepDecoding
+from kvcalc.serving.kv_transfer import KVTransfer
+from kvcalc.serving.metrics import gather, summary
+from kvcalc.serving.prefix_cache import FixedRatePrefixCache
 from kvcalc.serving.simulation import Served, simulate
-from kvcalc.serving.steps import Steps
+from kvcalc.serving.step_timers import StepTimer
+
+NO_CLIENTS = Clients()
 
 
 def apart(
-    *rows: tuple[float, int, int], clients: Clients | int = 0, replicas: int = 1, dp: int = 1, pool: Pool | None = None,
+    *rows: tuple[float, int, int], clients: Clients = NO_CLIENTS, replicas: int = 1, dp: int = 1, pool: Pool | None = None,
     clock: HandClock | None = None, **limits: int,
 ) -> Served:  # fmt: skip
     """A pass a second, a prompt's cache a quarter of one on the link."""
-    steps, handover = Steps(clock or HandClock(1.0, dp=dp)), Handover(replicas, lambda tokens: 0.25)  # type: ignore[arg-type]
-    return simulate(asked(*rows), pool or byte_pool(), steps, Limits(**limits), clients=clients, handover=handover)
+    setup = ServerSetup(pool or byte_pool(), StepTimer(clock or HandClock(1.0, dp=dp)), Limits(**limits))  # type: ignore[arg-type]
+    return simulate(asked(*rows), setup, clients=clients, transfer=KVTransfer(replicas, lambda tokens: 0.25))
 
 
 def test_a_request_by_hand() -> None:
@@ -36,11 +38,11 @@ def test_a_request_by_hand() -> None:
     The third has an answer of one token, which is there with its cache.
     """
     run = apart((0.0, 5, 4), (0.5, 5, 2), (0.5, 5, 1))
-    assert gathered(run, "arrived").tolist() == [0, 0.5, 0.5]
-    assert gathered(run, "scheduled").tolist() == [0, 1, 1]
-    assert gathered(run, "first").tolist() == [1.25, 2.25, 2.25]
-    assert gathered(run, "finished").tolist() == [4.25, 3.25, 2.25]
-    record = summary(run, 10**9, Goals())
+    assert gather(run, "arrived").tolist() == [0, 0.5, 0.5]
+    assert gather(run, "scheduled").tolist() == [0, 1, 1]
+    assert gather(run, "first").tolist() == [1.25, 2.25, 2.25]
+    assert gather(run, "finished").tolist() == [4.25, 3.25, 2.25]
+    record = summary(run, 10**9)
     assert (record["queueing_mean_s"], record["decode_queueing_mean_s"]) == (pytest.approx(1 / 3), 0)
     assert (record["passes"], record["token_slots"]) == (2 + 3, 15 + 4)
     assert record["prefill_utilization"] == pytest.approx(2 / 4.25)
@@ -53,15 +55,15 @@ def test_prompts_stop_no_decodes() -> None:
     rows = [(0.0, 1, 6), *((float(i), 100, 1) for i in range(1, 6))]
     clock = HandClock(1.0, 0.01)
     run = apart(*rows, clock=clock)
-    assert gathered(run, "finished")[0] == pytest.approx(1.01 + 0.25 + 5 * 1.01)
-    together = simulate(asked(*rows), byte_pool(), Steps(clock), Limits())  # type: ignore[arg-type]
+    assert gather(run, "finished")[0] == pytest.approx(1.01 + 0.25 + 5 * 1.01)
+    together = served(asked(*rows), deployment=clock)
     assert together.logs[0].finished[0] > 8
 
 
 def test_prompts_take_turns_on_their_replicas() -> None:
     """One at a time: four prompts end at 1, 2, 3 and 4 on one replica, at 1 and 2 on two."""
     rows = [(0.0, 8, 2)] * 4
-    one, two = (gathered(apart(*rows, replicas=n, max_num_batched_tokens=8, max_num_seqs=8), "first") for n in (1, 2))
+    one, two = (gather(apart(*rows, replicas=n, max_num_batched_tokens=8, max_num_seqs=8), "first") for n in (1, 2))
     assert one.tolist() == [1.25, 2.25, 3.25, 4.25]
     assert two.tolist() == [1.25, 1.25, 2.25, 2.25]
 
@@ -69,23 +71,24 @@ def test_prompts_take_turns_on_their_replicas() -> None:
 def test_decodes_wait_for_memory_where_they_decode() -> None:
     """Room for 8 tokens. Both prompts of 4 are computed in one pass; the first grows to 7, and only then does the other go on."""
     run = apart((0.0, 4, 4), (0.0, 4, 4), pool=byte_pool(8))
-    assert gathered(run, "first").tolist() == [1.25, 1.25]
-    assert gathered(run, "finished").tolist() == [4.25, 7.25]
-    assert summary(run, 8, Goals())["decode_queueing_mean_s"] == 1.5
+    assert gather(run, "first").tolist() == [1.25, 1.25]
+    assert gather(run, "finished").tolist() == [4.25, 7.25]
+    assert summary(run, 8)["decode_queueing_mean_s"] == 1.5
 
 
 def test_a_closed_loop_asks_again_when_the_answer_is_there() -> None:
     """One client who thinks 2 s: prompt 1 s, link 0.25 s, two decodes; then a request of one token, sent at 5.25."""
     run = apart((0.0, 5, 3), (0.0, 5, 1), (0.0, 5, 2), clients=Clients(1, think_s=2.0))
-    assert gathered(run, "arrived").tolist() == [0, 5.25, 8.5]
-    assert gathered(run, "finished").tolist() == [3.25, 6.5, 10.75]
+    assert gather(run, "arrived").tolist() == [0, 5.25, 8.5]
+    assert gather(run, "finished").tolist() == [3.25, 6.5, 10.75]
 
 
 def test_a_prefix_cache_saves_where_prompts_are_computed() -> None:
     """0.5 of 100 tokens are found: the pass of the prompt takes 0.5 s of 1."""
-    steps, handover = Steps(HandClock(0.0, 0.01)), Handover(1, lambda tokens: 0.25)  # type: ignore[arg-type]
-    prefix = Shared(0.5, byte_pool(), 1)
-    run = simulate(asked((0.0, 100, 2)), byte_pool(), steps, Limits(), make_prefixes=lambda: prefix, handover=handover)
+    prefix = FixedRatePrefixCache(0.5, byte_pool(), 1)
+    steps = StepTimer(HandClock(0.0, 0.01))  # type: ignore[arg-type]
+    setup = ServerSetup(byte_pool(), steps, Limits(), make_prefixes=lambda: prefix)
+    run = simulate(asked((0.0, 100, 2)), setup, transfer=KVTransfer(1, lambda tokens: 0.25))
     assert run.logs[0].first.tolist() == [0.75]
     assert run.prefill[0].found_tokens == 50
 
@@ -102,11 +105,12 @@ def test_nothing_is_lost(
 ) -> None:
     """Every request ends once, in order of its times; every token is made once; Little's law holds; memory is never over-full."""
     run = apart(
-        *rows, clients=clients, replicas=replicas, dp=dp, pool=byte_pool(budget, 4, most=200), clock=HandClock(0.5, 0.01, dp),
+        *rows, clients=Clients(clients), replicas=replicas, dp=dp,
+        pool=byte_pool(budget, 4, most=200), clock=HandClock(0.5, 0.01, dp),
         max_num_seqs=seats, max_num_batched_tokens=16,
     )  # fmt: skip
-    load, record = run.requests, summary(run, budget, Goals())
-    times = [gathered(run, name) for name in ("arrived", "scheduled", "first", "finished")]
+    load, record = run.requests, summary(run, budget)
+    times = [gather(run, name) for name in ("arrived", "scheduled", "first", "finished")]
     assert all((before <= after + 1e-9).all() for before, after in itertools.pairwise(times))
     assert (times[2] >= times[1] + 0.25).all()
     logs = (*run.prefill, *run.logs)
@@ -127,32 +131,32 @@ def test_passes_in_a_row_are_passes_one_by_one(
     each: dict[str, int] = {"max_num_seqs": seats, "max_num_batched_tokens": 16}
     together = apart(*rows, clients=asking, replicas=replicas, dp=dp, pool=pool, clock=clock, **each)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InStep, "in_a_row", lambda self, most, room: 1)
+        patch.setattr(LockstepDecoding, "in_a_row", lambda self, most, room: 1)
         alone = apart(*rows, clients=asking, replicas=replicas, dp=dp, pool=pool, clock=clock, **each)
     for name in ("arrived", "scheduled", "first", "finished"):
-        assert gathered(together, name) == pytest.approx(gathered(alone, name), abs=1e-9)
+        assert gather(together, name) == pytest.approx(gather(alone, name), abs=1e-9)
 
 
 def test_a_stream_is_plan_s_ttft_and_latency_s_steps(kvcalc: Run) -> None:
     """One request at a time: TTFT as `plan` says it of prompts apart, and the steps of `latency`."""
     words = "llama-3.1-8b --gpu h100 --isl 4000 --osl 100 --format json"
-    (served,) = kvcalc(f"serve {words} --num-prompts 3 --max-concurrency 1 --disaggregate").records
+    (run,) = kvcalc(f"serve {words} --num-prompts 3 --max-concurrency 1 --disaggregate").records
     (alone,) = kvcalc(f"latency {words}").records
     sent = 4000 * 131_072 / 450e9  # 32 layers · 2 · 8 heads · 128 · 2 B, NVLink's 450 GB/s a direction
-    assert served["transfer_s"] == pytest.approx(sent, rel=1e-12)
-    assert served["ttft_p50_s"] == pytest.approx(alone["ttft_s"] + sent, rel=1e-9)
-    assert served["tpot_p50_s"] == pytest.approx(alone["tpot_s"], rel=1e-3)
+    assert run["transfer_s"] == pytest.approx(sent, rel=1e-12)
+    assert run["ttft_p50_s"] == pytest.approx(alone["ttft_s"] + sent, rel=1e-9)
+    assert run["tpot_p50_s"] == pytest.approx(alone["tpot_s"], rel=1e-3)
     planned = kvcalc(f"plan {words} --rate 1 --disaggregate --tp 1 --pp 1 --max-gpus 2").records
-    assert served["ttft_p50_s"] == pytest.approx(next(r["ttft_s"] for r in planned if r["prefill_replicas"]), rel=1e-9)
-    assert served["tpot_p90_error"] is served["time_p90_error"] is None
-    assert (served["prefill_replicas"], served["gpus"], served["total_gpus"]) == (1, 1, 2)
+    assert run["ttft_p50_s"] == pytest.approx(next(r["ttft_s"] for r in planned if r["prefill_replicas"]), rel=1e-9)
+    assert run["tpot_p90_error"] is run["time_p90_error"] is None
+    assert (run["prefill_replicas"], run["gpus"], run["total_gpus"]) == (1, 1, 2)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ("--disaggregate --policy static", "prompts apart from decodes are simulated under continuous batching"),
-        ("--prefill-replicas 2", "prefill-replicas are of a server whose prompts are processed apart"),
+        ("--prefill-replicas 2", "prefill-replicas need separate replicas for the prompts"),
         ("--disaggregate --prefill-replicas 0", "prefill-replicas 0 is outside 1 to 1,024"),
         ("--disaggregate --gpu t4", "t4 gives no rate of a link"),
     ],
@@ -167,5 +171,5 @@ def test_the_same_seed_gives_the_same_run(kvcalc: Run) -> None:
     line = "serve llama-3.1-8b --rate 8 --num-prompts 60 --input-len lognormal:600,3000 --disaggregate --prefill-replicas 2"
     first, second = (kvcalc(f"{line} --format json").out for _ in range(2))
     assert first == second
-    assert "prompts on 2 replicas of their own" in " ".join(kvcalc(line).out.split())
+    assert kvcalc(line).out.startswith("llama-3.1-8b on 3× h100-sxm serves ")
     assert np.isfinite(kvcalc(f"{line} --format json").records[0]["decode_queueing_mean_s"])

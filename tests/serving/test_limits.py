@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from servers import HandClock, asked, byte_pool, served
 
-from kvcalc.serving.metrics import Goals, mean, spread, summary
-from kvcalc.serving.scheduling import Limits
+from kvcalc.serving.batching import ServerSetup
+from kvcalc.serving.decoding import Limits
+from kvcalc.serving.metrics import mean, spread
 from kvcalc.serving.simulation import simulate
-from kvcalc.serving.steps import Steps
+from kvcalc.serving.step_timers import StepTimer
 
 
 @pytest.mark.parametrize("outputs", [(2, 9), (9, 2)])
@@ -20,23 +21,11 @@ def test_a_static_batch_splits_where_its_outputs_do_not_fit(outputs: tuple[int, 
     assert served(rows, "static", byte_pool(19)).logs[0].scheduled.tolist() == [0, outputs[0]]
 
 
-def test_a_static_batch_splits_where_its_prompts_do_not_fit() -> None:
-    """Padded prompts of 7 with one answer token: 14 hold both."""
-    rows = asked((0, 1, 1), (0, 7, 1))
-    assert served(rows, "static", byte_pool(14)).logs[0].scheduled.tolist() == [0, 0]
-    assert served(rows, "static", byte_pool(13)).logs[0].scheduled.tolist() == [0, 1]
-
-
 def test_a_static_batch_is_no_longer_than_the_longest_request() -> None:
     """A prompt of 5 and an answer of 6 end at 10 together, though each alone ends at 5 or 6."""
     rows = asked((0, 5, 1), (0, 1, 6))
     assert served(rows, "static", byte_pool(longest=10)).logs[0].scheduled.tolist() == [0, 0]
     assert served(rows, "static", byte_pool(longest=9)).logs[0].scheduled.tolist() == [0, 1]
-
-
-def test_a_pass_has_room_for_a_token_of_every_sequence() -> None:
-    """As many tokens as seats is enough."""
-    assert served(asked((0, 4, 1)), max_num_seqs=4, max_num_batched_tokens=4).logs[0].finished.tolist() == [1]
 
 
 def test_continuous_admits_what_just_fits() -> None:
@@ -46,25 +35,14 @@ def test_continuous_admits_what_just_fits() -> None:
     assert served(rows, pool=byte_pool(6)).logs[0].scheduled.tolist() == [0, 1]
 
 
-def test_the_rate_of_a_load_that_starts_late() -> None:
-    """Three requests over 4 seconds, from 100 s on: two intervals in 4 s."""
-    late = asked((100, 1, 1), (101, 1, 1), (104, 1, 1))
-    assert late.rate == 0.5
-    assert asked((100, 1, 1)).rate == 0
-    assert asked((7, 1, 1), (7, 1, 1)).rate == 0
-    found = summary(served(late), 10**9, Goals())
-    assert found["duration_s"] == 5
-    assert found["requests_per_s"] == pytest.approx(3 / 5)
-
-
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("policy", ["static", "continuous"])
 def test_progress_sums_to_the_requests(ranks: int, policy: str) -> None:
     """Those that are rejected are done too; told in steps, not once a request nor only at the end."""
     rows = [(float(i), 1 + 99 * (i % 5 == 0), 2) for i in range(1000)]
     told: list[int] = []
-    steps = Steps(HandClock(0.1, dp=ranks))  # type: ignore[arg-type]
-    run = simulate(asked(*rows), byte_pool(50), steps, Limits(max_num_seqs=4), policy, progress=told.append)
+    steps = StepTimer(HandClock(0.1, dp=ranks))  # type: ignore[arg-type]
+    run = simulate(asked(*rows), ServerSetup(byte_pool(50), steps, Limits(max_num_seqs=4)), policy, progress=told.append)
     assert sum(told) == 1000
     assert sum(log.rejected.sum() for log in run.logs) == 200
     assert ranks < len(told) <= 10 + ranks

@@ -8,12 +8,11 @@ import pytest
 from conftest import Run
 
 from kvcalc.library.load import load_gpu
-from kvcalc.serving.measured import served_times, steps_validated
-from kvcalc.serving.published import driven, precision_of, ranks_of
-from kvcalc.timing.calibration import find_calibration
-from kvcalc.timing.engine import engine_of
-from kvcalc.timing.rows import MeasuredRow, read_rows
-from kvcalc.timing.served import served_model
+from kvcalc.serving.published_runs import driven
+from kvcalc.serving.server_validation import served_times, steps_validated
+from kvcalc.timing.calibration import engine_of, find_calibration
+from kvcalc.timing.rows import MeasuredRow, read_rows, served_model
+from kvcalc.timing.validation import precision_of, ranks_of
 
 HEADER = "backend,backend_version,system,model_path,gemm_quant_mode,kv_cache_dtype,isl,osl,batch_size,tp_size,ep_size,client,"
 HEADER += "prefix_cached,silicon_ttft_ms,silicon_tpot_ms\n"
@@ -63,15 +62,15 @@ def test_clients_drive_as_theirs_do(tmp_path: Path) -> None:
     """
     (theirs, own) = rows(tmp_path, line(client="inferencex"), line(stack="trtllm", model="Qwen/Qwen3-32B", isl=2000))
     found = driven(theirs, engine_of("vllm"))
-    assert (found.shortest, found.rounds, found.tokens, found.seats) == (0.8, 10, 8192, 8)
+    assert (found.min_share, found.rounds, found.max_tokens, found.max_num_seqs) == (0.8, 10, 8192, 8)
     glm = driven(
         *rows(tmp_path, line(stack="sglang", model="zai-org/GLM-5", client="inferencex"), op="e2e_moe"), engine_of("sglang")
     )
-    assert (glm.rounds, glm.tokens) == (5, 8192)
+    assert (glm.rounds, glm.max_tokens) == (5, 8192)
     (oss,) = rows(tmp_path, line(stack="trtllm", model="openai/gpt-oss-120b", client="inferencex"), op="e2e_moe")
-    assert driven(oss, engine_of("trtllm")).tokens == 20000
+    assert driven(oss, engine_of("trtllm")).max_tokens == 20000
     found = driven(own, engine_of("trtllm"))
-    assert (found.shortest, found.tokens, found.scheduling.whole) == (1.0, 2000 + 1500 + 8, True)
+    assert (found.min_share, found.max_tokens, found.scheduling.whole) == (1.0, 2000 + 1500 + 8, True)
 
 
 def test_prompts_of_a_prefix_cache_are_a_pool_that_is_computed_once(tmp_path: Path) -> None:
@@ -82,10 +81,10 @@ def test_prompts_of_a_prefix_cache_are_a_pool_that_is_computed_once(tmp_path: Pa
     """
     (cached,) = rows(tmp_path, line(cached=1))
     found = driven(cached, engine_of("vllm"))
-    assert (found.pool, found.rounds) == (100, 50)
+    assert (found.num_prompts, found.rounds) == (100, 50)
     alone, once = figures(tmp_path, line(isl=640, clients=1), line(isl=640, clients=1, cached=1))
     assert once[1] == pytest.approx(alone[1], rel=0.02)
-    assert driven(*rows(tmp_path, line()), engine_of("vllm")).pool == 0
+    assert driven(*rows(tmp_path, line()), engine_of("vllm")).num_prompts == 0
 
 
 def test_tokens_per_second_are_those_of_all_gpus(tmp_path: Path) -> None:

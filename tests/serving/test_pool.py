@@ -3,26 +3,26 @@
 import numpy as np
 import pytest
 
-from kvcalc import FitOptions, Parallelism, UserError, cache_size, fit, load_gpu, load_model
-from kvcalc.capacity.answer import Capacity
-from kvcalc.serving.pool import Pool, make_pool
-from kvcalc.serving.replica import memory
-from kvcalc.timing.deployment import Deployment
+from kvcalc import FitOptions, Parallelism, UserError, cache_size, load_gpu, load_model
+from kvcalc.capacity import Fit, fit
+from kvcalc.serving.cache_accounting import Pool, make_pool
+from kvcalc.serving.server import memory
+from kvcalc.timing.deployment import TimedDeployment
 
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v2-lite", "qwen3-next-80b-a3b", "granite-4-h-tiny")
 LENGTHS = (1, 15, 16, 17, 127, 128, 129, 700)
 BUDGET = 1 << 34
 
 
-def deployed(name: str, engine: str, tp: int = 1) -> Deployment:
-    return Deployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(tp), engine=engine)
+def deployed(name: str, engine: str, tp: int = 1) -> TimedDeployment:
+    return TimedDeployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(tp), engine=engine)
 
 
-def replica(name: str, engine: str = "none", tp: int = 1) -> Capacity:
+def replica(name: str, engine: str = "none", tp: int = 1) -> Fit:
     return memory(deployed(name, engine, tp), FitOptions(engine=engine, kv_cache_memory_bytes=BUDGET))
 
 
-def pool(found: Capacity, budget: int, cache: str, longest: int, most: int) -> Pool:
+def pool(found: Fit, budget: int, cache: str, longest: int, most: int) -> Pool:
     return make_pool(found.plan, found.content, budget, cache, longest, most)
 
 
@@ -64,8 +64,8 @@ def test_contiguous_reserves_the_longest_request() -> None:
     reserved, found = cache_size(load_model("llama-3.1-8b"), 2048).stored, replica("llama-3.1-8b")
     made = pool(found, 5 * reserved, "contiguous", 2048, 100)
     assert set(made.allocated.tolist()) == {reserved}
-    assert made.fits(100)
-    assert not pool(found, 5 * reserved, "contiguous", 99, 100).fits(100)
+    assert made.fits(np.array(100))
+    assert not pool(found, 5 * reserved, "contiguous", 99, 100).fits(np.array(100))
     with pytest.raises(UserError, match=r"one contiguous reservation of 2,048 tokens takes 256\.00 MiB of 128\.00 MiB"):
         pool(found, reserved // 2, "contiguous", 2048, 100)
 
@@ -76,6 +76,6 @@ def test_an_unknown_cache() -> None:
 
 
 def test_a_model_that_leaves_no_memory() -> None:
-    deployment = Deployment(load_model("llama-3.1-70b"), load_gpu("h100"))
+    deployment = TimedDeployment(load_model("llama-3.1-70b"), load_gpu("h100"))
     with pytest.raises(UserError, match=r"llama-3.1-70b leaves no memory for a cache on 1× h100-sxm.*more GPUs"):
         memory(deployment, FitOptions())

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,18 +13,16 @@ from servers import HandClock, byte_pool
 
 from kvcalc import Parallelism, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
-from kvcalc.serving.continuous import Continuous
-from kvcalc.serving.door import Door
-from kvcalc.serving.load import Load
-from kvcalc.serving.log import Log
-from kvcalc.serving.pool import Pool
-from kvcalc.serving.prefixes import Kept, Shared
+from kvcalc.serving.arrivals import ArrivalQueue, Workload
+from kvcalc.serving.batching import Continuous, ServerSetup
+from kvcalc.serving.cache_accounting import Log, Pool
+from kvcalc.serving.decoding import Limits
+from kvcalc.serving.prefix_cache import BlockPrefixCache, FixedRatePrefixCache
 from kvcalc.serving.requests import Requests
-from kvcalc.serving.run import serve
-from kvcalc.serving.scheduling import Limits
-from kvcalc.serving.settings import ServerSettings
-from kvcalc.serving.steps import Steps
-from kvcalc.timing.deployment import Deployment
+from kvcalc.serving.server import serve
+from kvcalc.serving.server_settings import ServerSettings
+from kvcalc.serving.step_timers import StepTimer
+from kvcalc.timing.deployment import TimedDeployment
 
 
 def server(
@@ -32,9 +31,10 @@ def server(
     """A server whose pass takes a second, run to its end; rows as (arrival, prompt, answer)."""
     arrivals, inputs, outputs = (np.array(column) for column in zip(*rows, strict=True))
     log = Log(len(rows))
-    door = Door(Requests(arrivals.astype(float), inputs, outputs), pool, log)
-    kept = Kept(names, lengths, pool, block)
-    found = Continuous(door, pool, Steps(HandClock()), Limits(**limits), log, prefixes=kept)  # type: ignore[arg-type]
+    door = ArrivalQueue(Requests(arrivals.astype(float), inputs, outputs), pool, log)
+    kept = BlockPrefixCache(names, lengths, pool, block)
+    setup = ServerSetup(pool, StepTimer(HandClock()), Limits(**limits), make_prefixes=lambda: kept)  # type: ignore[arg-type]
+    found = Continuous(door, setup, log)
     while found.run():
         pass
     return found
@@ -62,23 +62,23 @@ def test_what_nobody_holds_goes_from_the_head_of_the_queue() -> None:
 
     The queue is then: own, 0's second, 0's first, own, 1's third, second, first, behind 3 blocks that were never used.
     """
-    kept = Kept([0, 1, 0, 1, 0], [8, 12, 8, 12, 8], byte_pool(block=4), 4)
+    kept = BlockPrefixCache([0, 1, 0, 1, 0], [8, 12, 8, 12, 8], byte_pool(block=4), 4)
     for index, held in ((0, 12), (1, 16)):
-        assert kept.found(index, held - 1, 40) == 0
+        assert kept.cached_tokens(index, held - 1, 40) == 0
         assert kept.keep(index, held - 1) == 0
         assert kept.release(index, held) == 0
-    assert [kept.found(i, 20, 40) for i in (2, 3)] == [8, 12]
-    assert kept.found(2, 20, 24) == 8  # the oldest went, which no other prompt begins with
-    assert kept.found(2, 20, 20) == 4
+    assert [kept.cached_tokens(i, 20, 40) for i in (2, 3)] == [8, 12]
+    assert kept.cached_tokens(2, 20, 24) == 8  # the oldest went, which no other prompt begins with
+    assert kept.cached_tokens(2, 20, 20) == 4
     kept.take(2, 4)  # held, it leaves the queue: own, 1's third, second, first
-    assert (kept.queued, kept.common(4, 4), kept.common(3, 12)) == (4, 4, 0)
-    assert kept.found(3, 20, 12) == 12
-    assert kept.found(3, 20, 8) == 8
+    assert (kept.queued, kept.shared_bytes(4, 4), kept.shared_bytes(3, 12)) == (4, 4, 0)
+    assert kept.cached_tokens(3, 20, 12) == 12
+    assert kept.cached_tokens(3, 20, 8) == 8
     kept.take(4, 4)
     assert kept.shared_stored == 4
     assert kept.release(2, 4) == 4  # the other one holds it on
-    assert kept.found(3, 20, 0) == 0
-    assert kept.found(2, 20, 0) == 4  # what is held stays
+    assert kept.cached_tokens(3, 20, 0) == 0
+    assert kept.cached_tokens(2, 20, 0) == 4  # what is held stays
 
 
 class Blocks:
@@ -131,16 +131,16 @@ def test_the_cache_is_what_a_pool_of_single_blocks_is() -> None:
     for seed in range(30):
         chance, pool, running = random.Random(seed), Blocks(60), dict[int, list[int]]()
         names, lengths = [chance.randrange(-1, 4) for _ in range(300)], [chance.choice((0, 4, 9, 30, 48)) for _ in range(300)]
-        kept, computed = Kept(names, lengths, byte_pool(block=4), 4), set[int]()
+        kept, computed = BlockPrefixCache(names, lengths, byte_pool(block=4), 4), set[int]()
         for i, name in enumerate(names):
             prompt, free = chance.choice((3, 9, 40, 50)), 4 * len(pool.free)
             whole = min(lengths[i], prompt) // 4 if name >= 0 else 0
             there = pool.hits(name, whole)
-            found = kept.found(i, prompt, free)
+            found = kept.cached_tokens(i, prompt, free)
             assert found == min(4 * len(there), prompt - 1)
             new = -(-prompt // 4) - len(there)
             common = sum(pool.holders[block] > 0 for block in there)
-            assert kept.common(i, found) == 4 * common
+            assert kept.shared_bytes(i, found) == 4 * common
             if new + len(there) - common <= len(pool.free):
                 pool.touch(there)
                 kept.take(i, found)
@@ -178,14 +178,14 @@ def test_nothing_is_lost_under_preemption(seed: int) -> None:
     rows = list(zip(np.sort(chance.uniform(0, 900, count)).tolist(), inputs.tolist(), outputs.tolist(), strict=True))
     run = server(rows, names, lengths, byte_pool(400, 4), 4, max_num_batched_tokens=256, max_num_seqs=64)
     log, kept = run.log, run.prefixes
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, BlockPrefixCache)
     assert log.preemptions > 20
     assert log.found_tokens > 1000
     assert log.prefill_tokens == inputs.sum() - log.found_tokens + log.recomputed_tokens
-    assert (run.held, run.decoding.count, kept.shared, kept.holds, kept.holders) == (0, 0, 0, {}, {})
+    assert (run.held, run.decoding.count, kept.shared, kept.blocks_held, kept.holders) == (0, 0, 0, {}, {})
     assert 300 < log.peak <= 400
     kept.settle(400)
-    assert sum(stretch.end - stretch.first for stretch in kept.order) == kept.queued <= 100
+    assert sum(stretch.end - stretch.first for stretch in kept.queue) == kept.queued <= 100
     assert 0 < log.stored_byte_s <= log.allocated_byte_s
 
 
@@ -198,9 +198,10 @@ def test_a_share_of_each_prompt_is_stored_once() -> None:
     for budget, peak, starts in ((210, 210, [0, 0, 0]), (170, 160, [0, 0, 3])):
         log = Log(3)
         pool = byte_pool(budget, 10)
-        door = Door(Requests(*(np.array(column) for column in zip(*rows, strict=True))), pool, log)
-        steps = Steps(HandClock())  # type: ignore[arg-type]
-        run = Continuous(door, pool, steps, Limits(), log, prefixes=Shared(0.6, pool, 10))
+        door = ArrivalQueue(Requests(*(np.array(column) for column in zip(*rows, strict=True))), pool, log)
+        steps = StepTimer(HandClock())  # type: ignore[arg-type]
+        setup = ServerSetup(pool, steps, Limits(), make_prefixes=partial(FixedRatePrefixCache, 0.6, pool, 10))
+        run = Continuous(door, setup, log)
         while run.run():
             pass
         assert (log.peak, log.scheduled.tolist()) == (peak, starts)
@@ -214,16 +215,16 @@ def test_running_requests_take_the_memory_that_fit_counts(name: str, rate: float
 
     The peak is then between what `fit --shared-prefix` counts of 8 sequences at the begin and at the end of their answers.
     """
-    deployment = Deployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(tp=2)).under()
-    load = Load(num_prompts=8, input_len="6400", output_len="160", prefix_hit_rate=rate)
-    record = serve(deployment, load.drawn(), load, ServerSettings()).record
+    deployment = TimedDeployment(load_model(name), load_gpu("h200"), parallelism=Parallelism(tp=2)).under()
+    load = Workload(num_prompts=8, input_len="6400", output_len="160", prefix_hit_rate=rate)
+    record = serve(deployment, load, ServerSettings()).record
     plan = fit(deployment, FitOptions(max_model_len=6400 + 160)).plan
     least, most = (plan.needed(8, length, int(rate * 6400)) - plan.needed(0, length) for length in (6400, 6400 + 160))
     assert least <= record["kv_peak_bytes"] <= most
     block = plan.block_size or 16
     assert record["prefix_hit_share"] == int(rate * 6400) // block * block / 6400
     apart = msgspec.structs.replace(load, prefix_hit_rate=0.0)
-    alone = serve(deployment, apart.drawn(), apart, ServerSettings()).record
+    alone = serve(deployment, apart, ServerSettings()).record
     saved = plan.needed(8, 6400) - plan.needed(8, 6400, int(rate * 6400))
     assert alone["kv_peak_bytes"] - record["kv_peak_bytes"] == pytest.approx(saved, rel=0.02)
 
@@ -237,14 +238,6 @@ def test_a_list_of_rates_makes_rows(kvcalc: Run) -> None:
         assert rows[0][key] > rows[1][key] > rows[2][key]
     assert rows[0]["capacity_requests_per_s"] < rows[1]["capacity_requests_per_s"] < rows[2]["capacity_requests_per_s"]
     assert "prefix-hit-rate 1.5 is not between 0 and 1" in kvcalc(f"{line} 0.5,1.5").err
-
-
-def test_memory_that_a_prefix_saves_preempts_nobody(kvcalc: Run) -> None:
-    """Room for 10 whole requests: 30 at once preempt each other, but not if 15 of 16 tokens are stored once."""
-    line = "serve llama-3.1-8b --rate inf --num-prompts 30 --input-len 1600 --output-len 300 --kv-cache-memory-bytes 2300MiB"
-    apart, shared = kvcalc(f"{line} --prefix-hit-rate 0,0.9375 --format json").records
-    assert apart["preemptions"] > 0 == shared["preemptions"]
-    assert shared["mean_batch_size"] > 2 * apart["mean_batch_size"]
 
 
 def test_prefixes_are_shared_in_pages(kvcalc: Run, tmp_path: Any) -> None:

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-from kvcalc import cache_size, load_model
-
 KEYS = {
     "throughput_tokens_per_s", "ttft_p50_s", "ttft_p90_s", "ttft_p99_s", "tpot_p50_s", "tpot_p90_s", "tpot_p99_s",
     "padding_waste", "kv_waste", "kv_peak", "preemptions", "cost_per_million_tokens", "queueing_mean_s", "diverges", "basis",
@@ -43,13 +41,6 @@ def test_times_follow_the_stack(kvcalc: Run) -> None:
     assert tpot["datasheet"] < min(tpot["vllm"], tpot["sglang"])
 
 
-def test_lists_make_a_record_each(kvcalc: Run) -> None:
-    records = kvcalc(f"{LINE} --gpu h100,h200 --policy static,continuous --rate 10,20,inf --format json").records
-    assert [(r["gpu"], r["policy"], r["rate"]) for r in records] == [
-        (g, p, rate) for g in ("h100-sxm", "h200") for p in ("static", "continuous") for rate in (10, 20, None)
-    ]
-
-
 def test_cost_is_the_bill_over_the_tokens(kvcalc: Run) -> None:
     (record,) = kvcalc(f"{LINE} --rate inf --price-per-hour 2.5 --tp 2 --format json").records
     bill = 2.5 * 2 * record["duration_s"] / 3600
@@ -76,20 +67,12 @@ def test_a_list_of_clients_makes_more_rows(kvcalc: Run) -> None:
 
 
 @pytest.mark.parametrize("rates", ["30", "10,20,40"])
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_pictures(kvcalc: Run, tmp_path: Path, rates: str, suffix: str) -> None:
+def test_pictures(kvcalc: Run, tmp_path: Path, rates: str) -> None:
     """One run over time, or latency against several loads."""
-    found = kvcalc(f"{LINE} --rate {rates} --plot {tmp_path / 'p'}.{suffix}")
+    found = kvcalc(f"{LINE} --rate {rates} --plot {tmp_path / 'p.svg'}")
     assert found.code == 0, found.err
-    data = (tmp_path / f"p.{suffix}").read_bytes()
-    assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[suffix])
-    if suffix == "svg":
-        words = (
-            ("Time to the first token", "p50", "p99", "saturate")
-            if "," in rates
-            else ("Sequences in the batch", "cache allocated")
-        )
-        assert all(word in data.decode() for word in words)
+    words = ("Time to the first token", "saturate") if "," in rates else ("Sequences in the batch", "cache allocated")
+    assert all(word in (tmp_path / "p.svg").read_text() for word in words)
 
 
 def test_nothing_served_is_nothing_to_draw(kvcalc: Run, tmp_path: Path) -> None:
@@ -104,19 +87,6 @@ def test_nothing_served_is_nothing_to_draw(kvcalc: Run, tmp_path: Path) -> None:
     assert line.read_text().startswith("rank,start_s,")
 
 
-def test_a_sketch_in_the_terminal(kvcalc: Run) -> None:
-    found = kvcalc(f"{LINE} --rate 30 --plot -")
-    assert found.code == 0
-    assert "Cache allocated and used" in found.out and "Sequences in the batch" in found.out
-
-
-def test_the_table_ends_with_its_assumptions(kvcalc: Run) -> None:
-    out = kvcalc(f"{LINE} --rate 30 --slo-ttft 0.1 --slo-tpot 0.02 --price-per-hour 2").joined
-    for word in ("TTFT p50", "within SLO", "per 1M tokens", "stable", "predicted by the vllm", "1,024 sequences", "seed 0"):
-        assert word in out
-    assert "preempted" not in out
-
-
 def test_rejections_and_overload_are_remarked(kvcalc: Run, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,input_len,output_len\n0,100,5\n0,5000,5\n")
@@ -127,15 +97,6 @@ def test_rejections_and_overload_are_remarked(kvcalc: Run, tmp_path: Path) -> No
     assert over.records[0]["diverges"] is True
     assert "the queue diverges" in over.err
     assert "beyond the 131,072" in kvcalc("serve llama-3.1-8b --isl 200k --num-prompts 1 --osl 2").err
-
-
-def test_short_memory_preempts_at_the_command_line_too(kvcalc: Run) -> None:
-    room = 10 * cache_size(load_model("llama-3.1-8b"), 220).allocated
-    line = f"{LINE} --output-len 200 --kv-cache-memory-bytes {room} --format json --preemption"
-    again, swapped = (kvcalc(f"{line} {how}").records[0] for how in ("recompute", "swap"))
-    assert again["preemptions"] > 0 < again["recomputed_tokens"]
-    assert swapped["preemptions"] > 0 < swapped["swapped_bytes"]
-    assert max(again["kv_peak_bytes"], swapped["kv_peak_bytes"]) <= room == again["kv_budget_bytes"]
 
 
 REFUSED = {
@@ -203,7 +164,7 @@ def test_prompts_of_5_3_and_4_padded_to_5_waste_3_of_15(kvcalc: Run, tmp_path: P
     line = f"serve gpt2 --gpu h100 --requests {rows}"
     (record,) = kvcalc(f"{line} --policy static --format json").records
     assert (record["padded_slots"], record["token_slots"], record["padding_waste"]) == (3, 15, 0.2)
-    assert "static batches: 3 of 15 token slots hold padding, 20.0%" in kvcalc(f"{line} --policy static").out
+    assert "padding of static batches: 3 of 15 token slots, 20.0%" in kvcalc(f"{line} --policy static -v").out
 
     assert "token slots" not in kvcalc(line).out
     rows.write_text("arrival_s,input_len,output_len\n" + "".join(f"0.00{n},500,500\n" for n in range(4)))
@@ -217,15 +178,3 @@ def test_a_list_of_rates_says_what_each_says_alone(kvcalc: Run) -> None:
     line = "serve llama-3.1-8b --num-prompts 150 --input-len lognormal:300,2000 --output-len uniform:5,20 --format json --rate"
     together = kvcalc(f"{line} 5,40,5").records
     assert together == [kvcalc(f"{line} {rate}").records[0] for rate in (5, 40)] + together[:1]
-
-
-def test_what_slots_hold_nothing_of_is_said(kvcalc: Run) -> None:
-    """Each request holds 2 to 50 of the 1,024 tokens of its slot: a waste between 974 and 1,022 of 1,024."""
-    line = "serve gpt2 --rate 4 --num-prompts 20 --input-len 2 --output-len 49 --max-model-len 1024 --cache"
-    contiguous, paged = kvcalc(f"{line} contiguous,paged --format json").records
-    assert 974 / 1024 < contiguous["kv_waste"] < 1022 / 1024
-    said = (
-        f"of what is allocated, over time, holds no token: contiguous {contiguous['kv_waste']:.1%}, paged {paged['kv_waste']:.1%}"
-    )
-    assert said in kvcalc(f"{line} contiguous,paged").joined
-    assert "holds no token" not in kvcalc(f"{line} paged").joined

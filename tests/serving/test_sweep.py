@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
-import kvcalc as api
-
 LINE = "serve llama-3.1-8b --num-prompts 200 --input-len 400 --output-len 60 --format json"
 
 
@@ -44,7 +42,7 @@ def test_goals_that_no_rate_meets(kvcalc: Run) -> None:
     first, *tried = kvcalc(f"{LINE} --slo-ttft 1ms").records
     assert (first["found_rate"], first["rate"]) == (0, None)
     assert all(r["slo_attainment"] == 0 for r in tried)
-    assert "keeps no promise" in kvcalc(f"{LINE} --slo-ttft 1ms --format table").out
+    assert "misses TTFT within 1 ms" in kvcalc(f"{LINE} --slo-ttft 1ms --format table").out
 
 
 def test_each_server_of_a_list_has_its_own_sweep(kvcalc: Run) -> None:
@@ -57,29 +55,6 @@ def test_each_server_of_a_list_has_its_own_sweep(kvcalc: Run) -> None:
     assert 1 < static["found_rate"] / continuous["found_rate"] < 1.1
     assert static["ttft_p50_s"] > 20 * continuous["ttft_p50_s"]
     assert kvcalc(f"{line.replace('static,', '')} --format json").records == records[records.index(continuous) :]
-    text = kvcalc(line).joined
-    said = text[: text.index("for the first token")]
-    assert "continuous sustains" in said and "static" not in said
-
-
-def test_the_picture_has_the_rates_of_the_table(kvcalc: Run, tmp_path: Path) -> None:
-    picture = tmp_path / "p.svg"
-    found = kvcalc(f"{LINE} --format table --plot {picture}")
-    saturated = f"{kvcalc(LINE).records[0]['capacity_requests_per_s']:.3g}"
-    assert f"saturated at about {saturated} requests a second" in found.joined
-    assert f"saturated from {saturated} on" in picture.read_text()
-    rows = [line for line in found.out.splitlines() if " sustained " in line]
-    assert [float(row.split()[0]) for row in rows] == [kvcalc(LINE).records[0]["rate"]]
-
-
-def test_python_does_the_same(kvcalc: Run) -> None:
-    deployment = api.deploy("llama-3.1-8b", "h100")
-    asked = {"num_prompts": 200, "input_len": 400, "output_len": 60}
-    answer = deployment.serve(**asked)
-    assert answer.records() == kvcalc(LINE).records
-    assert answer.found_rate == answer.rate
-    assert deployment.serve(rate="inf", **asked).rate is None
-    assert len(deployment.serve(max_concurrency=4, **asked).records()) == 1
 
 
 def test_a_load_is_no_sweep(kvcalc: Run, tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from kvcalc.errors import UserError
-from kvcalc.library import catalog
+from kvcalc.library import presets
 from kvcalc.library.load import load_gpu
-from kvcalc.timing.allreduce import AllReduce
 from kvcalc.timing.calibration import (
     Calibration,
     Entry,
@@ -20,15 +19,14 @@ from kvcalc.timing.calibration import (
     stacks_of,
     to_yaml,
 )
-from kvcalc.timing.calibrator import LEAST_BESIDE, calibrate, summed
-from kvcalc.timing.choosing import chosen_rows
-from kvcalc.timing.decode_attention import DecodeAttention
-from kvcalc.timing.families import FAMILIES
-from kvcalc.timing.figures import figures_of
-from kvcalc.timing.fitting import fit, rounded, start_points
-from kvcalc.timing.flash_decode import FlashDecode
-from kvcalc.timing.gemm import Gemm
-from kvcalc.timing.rows import MeasuredRow, Table
+from kvcalc.timing.fitting import LEAST_BESIDE, calibrate, chosen_rows, summed
+from kvcalc.timing.kernel_models.families import FAMILIES
+from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode
+from kvcalc.timing.kernel_models.fused_moe import AllReduce
+from kvcalc.timing.kernel_models.gemm import Gemm
+from kvcalc.timing.kernel_models.kernel_model import figures_of
+from kvcalc.timing.robust_fit import fit, rounded, start_points
+from kvcalc.timing.rows import MeasuredRow, MeasurementFile
 
 H100 = load_gpu("h100")
 TRUE = Gemm(t0=3.4, ec=0.7, em=0.9, p=3.0, tr=4.0, r=1.2e5)
@@ -174,7 +172,7 @@ def test_five_rows_of_a_kernel_beside_make_a_law_like_the_usual_one(
 ) -> None:
     """Twelve of the usual kernel; the others all take a third longer. Fitted from one start, which is quicker."""
     for name in ("STARTS", "FOLD_STARTS"):
-        monkeypatch.setattr(f"kvcalc.timing.calibrator.{name}", 1)
+        monkeypatch.setattr(f"kvcalc.timing.fitting.{name}", 1)
     rows = []
     for i in range(12 + beside):
         shape, slow = (2.0 ** (i % 6), 32.0, 8.0, 128.0, 1000.0 * (1 + i % 5), 0.0), i >= 12
@@ -190,7 +188,7 @@ def test_rows_of_other_frameworks_are_left_out_and_counted() -> None:
     for others, said in (([], []), (measured_rows(3, framework="sglang"), ["3 rows of other frameworks are left out"])):
         notes: list[str] = []
         assert chosen_rows(
-            [Table("rows.csv", (), [], [], [*measured_rows(4), *others], [])], H100, "mine", notes.append
+            [MeasurementFile("rows.csv", (), [], [], [*measured_rows(4), *others], [])], H100, "mine", notes.append
         ) == measured_rows(4)
         assert notes == said
 
@@ -233,7 +231,7 @@ def test_a_law_under_the_wrong_family_is_refused(tmp_path: Path) -> None:
         read_calibration(path)
 
 
-@pytest.mark.parametrize("gpu", sorted(p.name for p in (catalog.shipped_folder() / "calibrations").iterdir()))
+@pytest.mark.parametrize("gpu", sorted(p.name for p in (presets.shipped_folder() / "calibrations").iterdir()))
 def test_the_shipped_calibrations_say_where_they_come_from(gpu: str) -> None:
     machine_ = load_gpu(gpu)
     assert stacks_of(machine_) == ["nccl", "sglang", "trtllm", "vllm"]

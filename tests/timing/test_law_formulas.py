@@ -9,22 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc.timing.allreduce import AllReduce
-from kvcalc.timing.cutlass import CutlassGemm
-from kvcalc.timing.decode_attention import DecodeAttention
-from kvcalc.timing.elementwise import Elementwise
-from kvcalc.timing.figures import Figures
-from kvcalc.timing.flash_decode import FlashDecode
-from kvcalc.timing.gemm import Gemm, QuantizedGemm
-from kvcalc.timing.law import Law
-from kvcalc.timing.mla_decode import MlaDecode
-from kvcalc.timing.mla_prefill import MlaPrefill
-from kvcalc.timing.moe import Moe
-from kvcalc.timing.prefill_attention import PrefillAttention
-from kvcalc.timing.resident import ResidentGemm, ResidentQuantizedGemm
-from kvcalc.timing.sparse_decode import SparseDecode
+from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode, PrefillAttention
+from kvcalc.timing.kernel_models.fused_moe import AllReduce, FusedMoe
+from kvcalc.timing.kernel_models.gemm import CutlassGemm, Gemm, QuantizedGemm, ResidentGemm, ResidentQuantizedGemm
+from kvcalc.timing.kernel_models.kernel_model import Elementwise, GpuParameters, KernelModel
+from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill, SparseDecode
 
-M = Figures(memory=3.35e6, bf16=989e6, fp8=1979e6, sms=132, l2=50e6, link=450e3, fp4=3958e6)
+M = GpuParameters(memory=3.35e6, bf16=989e6, fp8=1979e6, sms=132, l2=50e6, link=450e3, fp4=3958e6)
 EDGES = [1, 2, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 1000, 4096, 8191, 20_000]
 size = st.sampled_from(EDGES) | st.integers(1, 1 << 15)
 batch = st.sampled_from([1, 2, 8, 33, 256]) | st.integers(1, 512)
@@ -33,13 +24,13 @@ heads = st.sampled_from([(1, 1), (8, 8), (32, 8), (64, 1), (40, 2), (66, 2), (13
 window = st.sampled_from([0, 0, 1, 100, 4096])
 
 
-def drawn(law: type[Law], **fixed: Any) -> st.SearchStrategy[Law]:
+def drawn(law: type[KernelModel], **fixed: Any) -> st.SearchStrategy[KernelModel]:
     """A law with parameters anywhere in their ranges, in one of its forms."""
     ranges = {name: st.floats(r.least, r.most) for name, r in law.ranges().items()}
     return st.tuples(st.sampled_from(law.CHOICES), st.fixed_dictionaries(ranges)).map(lambda x: law(**(x[0] | x[1] | fixed)))
 
 
-def us(law: Law, *shape: float) -> float:
+def us(law: KernelModel, *shape: float) -> float:
     return float(law.us(M, *(np.array([float(x)]) for x in shape))[0])
 
 
@@ -56,7 +47,9 @@ TILES = [(64, 64), (64, 128), (128, 64), (64, 256), (256, 64), (128, 128), (128,
 SMALLER = [(32, 64), (64, 32), (32, 128), (128, 32), (96, 128), (128, 96)]  # of bf16 products alone
 
 
-def plan(law: Law, m: float, n: float, k: float, split: int, rate: float, operands: float, pro: float, stair: float) -> float:
+def plan(
+    law: KernelModel, m: float, n: float, k: float, split: int, rate: float, operands: float, pro: float, stair: float
+) -> float:
     """The least time of tiles over `split` parts of k: waves of tiles, each bound by its products or its operands."""
     depth, found = max(k / split, 64), []
     for rows, columns in TILES + SMALLER * isinstance(law, Gemm):
@@ -293,7 +286,7 @@ tokens = st.sampled_from([1, 2, 16, 32, 33, 64, 65, 96, 97, 512, 513, 4096]) | s
 routed = st.sampled_from([(128, 8, 1), (128, 8, 8), (8, 2, 1), (256, 8, 4), (32, 4, 2)])  # experts, top-k, ranks
 
 
-def tile_of(law: Moe, t: int, held: float, mean: float, inner: float) -> list[tuple[int, int]]:
+def tile_of(law: FusedMoe, t: int, held: float, mean: float, inner: float) -> list[tuple[int, int]]:
     """Rows and columns of the tiles that a kernel may take, by its own rule."""
     if law.tiles == "menu":
         return [(16, 128), (32, 128), (64, 128), (128, 128)]
@@ -314,7 +307,7 @@ rules = st.sampled_from(["menu", "vllm", "vllm_block", "sglang", "sglang_block",
 
 
 @given(
-    drawn(Moe),
+    drawn(FusedMoe),
     rules,
     st.booleans(),
     st.sampled_from([(2.0, 2.0), (1.0, 1.0), (0.53, 2.0), (0.5625, 0.5)]),
@@ -324,7 +317,7 @@ rules = st.sampled_from(["menu", "vllm", "vllm_block", "sglang", "sglang_block",
     st.data(),
 )
 def test_experts(
-    law: Moe,
+    law: FusedMoe,
     rule: str,
     gated: bool,
     stored: tuple[float, float],
@@ -360,7 +353,7 @@ def test_experts(
 def test_marlin_takes_the_first_tile_of_which_fewer_than_nine_tenths_are_filled(mean: int, rows: int) -> None:
     """Of 8, 16, 32 and 48 rows 7.2, 14.4, 28.8 and 43.2; the time is that of a thousand million such tiles where it is taken."""
     count = [10**9 if m == rows else 1 for m in TILE_ROWS]
-    assert us(Moe(tiles="marlin"), 8 * mean, 2048, 512, 1, 8, 1, 1, 8 * mean, 8, *count) > 1e6
+    assert us(FusedMoe(tiles="marlin"), 8 * mean, 2048, 512, 1, 8, 1, 1, 8 * mean, 8, *count) > 1e6
 
 
 @given(

@@ -9,34 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.library.load import load_gpu
-from kvcalc.timing.allreduce import AllReduce
-from kvcalc.timing.cutlass import CutlassGemm
-from kvcalc.timing.decode_attention import DecodeAttention
-from kvcalc.timing.elementwise import Elementwise
-from kvcalc.timing.figures import Figures, figures_of
-from kvcalc.timing.flash_decode import FlashDecode, Rule, split_parts
-from kvcalc.timing.gemm import Gemm, QuantizedGemm
-from kvcalc.timing.law import Law, pnorm
-from kvcalc.timing.mla_decode import MlaDecode
-from kvcalc.timing.mla_prefill import MlaPrefill
-from kvcalc.timing.moe import Moe
-from kvcalc.timing.prefill_attention import PrefillAttention
-from kvcalc.timing.resident import ResidentGemm, ResidentQuantizedGemm, keeps_weights
-from kvcalc.timing.sparse_decode import SparseDecode
+from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode, PrefillAttention, Rule, split_parts
+from kvcalc.timing.kernel_models.fused_moe import AllReduce, FusedMoe
+from kvcalc.timing.kernel_models.gemm import CutlassGemm, Gemm, QuantizedGemm, ResidentGemm, ResidentQuantizedGemm, keeps_weights
+from kvcalc.timing.kernel_models.kernel_model import Elementwise, GpuParameters, KernelModel, figures_of, pnorm
+from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill, SparseDecode
 
 # 1 TB/s, 100 and 200 TFLOP/s, 100 SMs, 50 MB of L2, 100 GB/s links: round figures for arithmetic by hand.
-ROUND = Figures(memory=1e6, bf16=100e6, fp8=200e6, sms=100, l2=50e6, link=1e5, fp4=400e6)
+ROUND = GpuParameters(memory=1e6, bf16=100e6, fp8=200e6, sms=100, l2=50e6, link=1e5, fp4=400e6)
 LAWS = (
-    Gemm, QuantizedGemm, CutlassGemm, DecodeAttention, PrefillAttention, MlaDecode, MlaPrefill, AllReduce, Elementwise, Moe,
+    Gemm, QuantizedGemm, CutlassGemm, DecodeAttention, PrefillAttention, MlaDecode, MlaPrefill, AllReduce, Elementwise, FusedMoe,
     SparseDecode, ResidentGemm, ResidentQuantizedGemm, FlashDecode,
 )  # fmt: skip
-SHAPES: dict[type[Law], tuple[float, ...]] = {
+SHAPES: dict[type[KernelModel], tuple[float, ...]] = {
     Gemm: (64, 4096, 4096),
     QuantizedGemm: (64, 4096, 4096),
     CutlassGemm: (64, 4096, 4096),
     ResidentGemm: (64, 4096, 4096),
     ResidentQuantizedGemm: (64, 4096, 4096),
-    Moe: (64, 4096, 1536, 8, 128, 1, 1),
+    FusedMoe: (64, 4096, 1536, 8, 128, 1, 1),
     SparseDecode: (8, 128, 4096, 7168, 1536, 512, 64, 128, 128, 64, 128, 2048),
     DecodeAttention: (8, 32, 8, 128, 4096, 0),
     FlashDecode: (8, 32, 8, 128, 4096, 0),
@@ -49,7 +40,7 @@ SHAPES: dict[type[Law], tuple[float, ...]] = {
 sizes = st.integers(1, 1 << 16)
 
 
-def one(law: Law, *shape: float, on: Figures = ROUND) -> float:
+def one(law: KernelModel, *shape: float, on: GpuParameters = ROUND) -> float:
     return float(law.us(on, *(np.array([float(x)]) for x in shape))[0])
 
 
@@ -208,7 +199,7 @@ def test_an_all_reduce_reaches_another_rate_with_other_ranks() -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_every_parameter_has_a_range_around_its_default_and_a_word_in_the_docstring(law: type[Law]) -> None:
+def test_every_parameter_has_a_range_around_its_default_and_a_word_in_the_docstring(law: type[KernelModel]) -> None:
     text = inspect.getdoc(law) or ""
     assert len(law.ranges()) <= 10
     for name, r in law.ranges().items():
@@ -217,7 +208,7 @@ def test_every_parameter_has_a_range_around_its_default_and_a_word_in_the_docstr
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_a_law_is_vectorised(law: type[Law]) -> None:
+def test_a_law_is_vectorised(law: type[KernelModel]) -> None:
     shape = SHAPES[law]
     many = law().us(ROUND, *(np.full(7, float(x)) for x in shape))
     assert many.shape == (7,)
@@ -246,6 +237,6 @@ def test_decode_takes_longer_for_more_sequences(batch: int, length: int, group: 
 def test_a_machine_needs_sms() -> None:
     from kvcalc.errors import UserError
 
-    assert figures_of(load_gpu("h100")) == Figures(3.35e6, 989e6, 1978.9e6, 132, 52428800.0, 450e3, 989e6)
+    assert figures_of(load_gpu("h100")) == GpuParameters(3.35e6, 989e6, 1978.9e6, 132, 52428800.0, 450e3, 989e6)
     with pytest.raises(UserError, match="gives no"):
         figures_of(load_gpu("tpu-v5e"))

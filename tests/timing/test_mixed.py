@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 from kvcalc import Batch, Cost, Operator, Sequences, forward, load_gpu, load_model
 from kvcalc.layers.cost import AttentionShape
 from kvcalc.timing.calibration import Calibration, Entry
-from kvcalc.timing.decode_attention import DecodeAttention
-from kvcalc.timing.families import AnyLaw
-from kvcalc.timing.figures import figures_of
-from kvcalc.timing.mla_decode import MlaDecode
-from kvcalc.timing.mla_prefill import MlaPrefill
-from kvcalc.timing.prefill_attention import PrefillAttention
+from kvcalc.timing.kernel_models.families import AnyLaw
+from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, PrefillAttention
+from kvcalc.timing.kernel_models.kernel_model import figures_of
+from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill
 from kvcalc.timing.steps import operator_seconds, pass_seconds
 
 H100 = load_gpu("h100")

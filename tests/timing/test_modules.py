@@ -9,23 +9,19 @@ from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcalc.gpu.spec import Gpu
-from kvcalc.layers.batch import Batch, Sequences
-from kvcalc.layers.ranks import Parallelism
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.library.load import load_gpu, load_model
-from kvcalc.model.operators import forward
+from kvcalc.model.forward_pass import forward
 from kvcalc.planning.variants import variant
-from kvcalc.timing.applied import mla_kernels_us
 from kvcalc.timing.calibration import Calibration, Entry, find_calibration
-from kvcalc.timing.calibrator import calibrate
-from kvcalc.timing.choosing import chosen_rows
-from kvcalc.timing.families import AnyLaw
-from kvcalc.timing.figures import figures_of
-from kvcalc.timing.gemm import Gemm, QuantizedGemm
-from kvcalc.timing.mla_decode import MlaDecode
-from kvcalc.timing.mla_module import MlaModule
-from kvcalc.timing.rows import MeasuredRow, Table
-from kvcalc.timing.sparse_decode import SparseDecode
+from kvcalc.timing.fitting import calibrate, chosen_rows
+from kvcalc.timing.kernel_models.families import AnyLaw
+from kvcalc.timing.kernel_models.gemm import Gemm, QuantizedGemm
+from kvcalc.timing.kernel_models.kernel_model import figures_of
+from kvcalc.timing.kernel_models.mla import MlaDecode, MlaModule, SparseDecode
+from kvcalc.timing.kernel_times import mla_kernels_us
+from kvcalc.timing.rows import MeasuredRow, MeasurementFile
 from kvcalc.timing.steps import operator_seconds, pass_seconds, pass_time
 
 H100 = load_gpu("h100")
@@ -143,7 +139,7 @@ def test_the_overhead_of_an_mla_module_by_hand() -> None:
 def test_a_module_s_overhead_is_fitted_beyond_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times made of known kernels and a known overhead give the overhead back; without attention's law there is none."""
     for name in ("STARTS", "FOLD_STARTS"):
-        monkeypatch.setattr(f"kvcalc.timing.calibrator.{name}", 1)
+        monkeypatch.setattr(f"kvcalc.timing.fitting.{name}", 1)
     figures, true = figures_of(H100), MlaModule(t0=30, t1=3, th=0.1, tb=0.02, tbh=1e-3)
     kernels = Calibration(
         gpu="h100-sxm", stack="mine", laws={"gemm": {"bfloat16": entry(Gemm())}, "mla_decode": {"bfloat16": entry(MlaDecode())}}
@@ -192,10 +188,12 @@ def test_vllm_takes_rows_of_latent_attention_from_stacks_with_its_kernels(own: i
         row("trtllm", "fp8", "default"),
         *[row("vllm", "bfloat16", "triton")] * own,
     ]
-    found = chosen_rows([Table("rows.csv", (), [], [], rows, [])], H100, "vllm", lambda text: None)
+    found = chosen_rows([MeasurementFile("rows.csv", (), [], [], rows, [])], H100, "vllm", lambda text: None)
     assert [(r.framework, r.dtype) for r in found if r.framework != "vllm"] == [("sglang", "bfloat16"), ("trtllm", "fp8")][:lent]
     assert {r.version for r in found if r.framework != "vllm"} <= {""}
-    assert {r.framework for r in chosen_rows([Table("", (), [], [], rows, [])], H100, "trtllm", lambda text: None)} == {"trtllm"}
+    assert {r.framework for r in chosen_rows([MeasurementFile("", (), [], [], rows, [])], H100, "trtllm", lambda text: None)} == {
+        "trtllm"
+    }
 
 
 @pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
@@ -234,7 +232,7 @@ def test_no_error_is_claimed_of_sparse_steps_for_want_of_servers(kvcalc: Run) ->
     mla, dsa = kvcalc(line.format("mla,dsa") + " --format json").records
     assert mla["time_p90_error"] > 0 and dsa["time_p90_error"] is None
     alone, both = (" ".join(kvcalc(line.format(text)).out.split()) for text in ("mla", "mla,dsa"))
-    assert "nine of ten" in alone and "nine of ten" not in both
+    assert "90% of measured" in alone and "90% of measured" not in both
 
 
 def test_a_variant_of_another_model_has_a_module_too() -> None:

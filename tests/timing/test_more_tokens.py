@@ -6,16 +6,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvcalc.layers.batch import Batch
-from kvcalc.layers.ranks import Parallelism
-from kvcalc.library import catalog
+from kvcalc.layers.batch import Batch, Parallelism
+from kvcalc.library import presets
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.precision import Precision
 from kvcalc.timing.calibration import all_stacks, load_calibration, stacks_of
-from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.deployment import TimedDeployment
 from tests.conftest import Run
 
-GPUS = [name for name in catalog.preset_files("gpus") if stacks_of(load_gpu(name))]
+GPUS = [name for name in presets.preset_files("gpus") if stacks_of(load_gpu(name))]
 CALIBRATIONS = [(gpu, stack) for gpu in GPUS for stack in stacks_of(load_gpu(gpu))]
 # Name, ranks, weights and cache: MHA, GQA of 4, 5 and 8 query heads a group, windows, experts.
 MODELS = [
@@ -32,9 +31,9 @@ def test_every_calibration_is_here() -> None:
     assert len(CALIBRATIONS) > 20
 
 
-def deployment(gpu: str, stack: str, name: str, tp: int, quantization: str, cache: str) -> Deployment:
+def deployment(gpu: str, stack: str, name: str, tp: int, quantization: str, cache: str) -> TimedDeployment:
     card, precision = load_gpu(gpu), Precision(quantization=quantization, kv_cache_dtype=cache)
-    plain = Deployment(load_model(name), card, precision, Parallelism(tp=tp))
+    plain = TimedDeployment(load_model(name), card, precision, Parallelism(tp=tp))
     return msgspec.structs.replace(plain, calibration=load_calibration(card, stack))
 
 

@@ -3,18 +3,15 @@
 import msgspec
 import pytest
 
-from kvcalc.layers.batch import Batch
-from kvcalc.layers.ranks import Parallelism
+from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.library.load import load_gpu, load_model
-from kvcalc.model.operators import forward
+from kvcalc.model.forward_pass import forward
 from kvcalc.model.precision import Precision
 from kvcalc.timing.calibration import Calibration, Entry, Validated
-from kvcalc.timing.decode_attention import DecodeAttention
-from kvcalc.timing.families import AnyLaw
-from kvcalc.timing.gemm import Gemm
-from kvcalc.timing.mla_decode import MlaDecode
-from kvcalc.timing.mla_prefill import MlaPrefill
-from kvcalc.timing.sparse_decode import SparseDecode
+from kvcalc.timing.kernel_models.families import AnyLaw
+from kvcalc.timing.kernel_models.flash_attention import DecodeAttention
+from kvcalc.timing.kernel_models.gemm import Gemm
+from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill, SparseDecode
 from kvcalc.timing.steps import operator_seconds, pass_seconds, pass_time, step_error
 
 H100 = load_gpu("h100")

@@ -5,8 +5,8 @@ import pytest
 from conftest import Run
 
 from kvcalc import Batch, Deployment, Parallelism, UserError, deploy, load_gpu, load_model
-from kvcalc.model.operators import leaves_node
-from kvcalc.timing.nodes import MESSAGE_US, latency_us, nodes_of, spread_over
+from kvcalc.model.forward_pass import leaves_node
+from kvcalc.timing.steps import MESSAGE_US, latency_us, nodes_of, spread_over
 
 H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-70b")
@@ -107,7 +107,7 @@ def test_records_and_tables_say_so(kvcalc: Run) -> None:
     for line in ("latency llama-3.1-70b", "serve llama-3.1-70b --num-prompts 2 --osl 2", "roofline llama-3.1-70b"):
         record = kvcalc(f"{line} --tp 16 --format json").records[-1]
         assert (record["nodes"], record["inter_node_bytes_per_s"]) == (2, 50e9)
-        assert "16× h100-sxm on 2 nodes, 50 GB/s of each GPU between them" in kvcalc(f"{line} --tp 16").joined
+        assert "16× h100-sxm on 2 nodes, 50 GB/s of each GPU between them" in kvcalc(f"{line} --tp 16 -v").joined
         alone = kvcalc(f"{line} --tp 8 --format json").records[-1]
         assert (alone["nodes"], alone["inter_node_bytes_per_s"]) == (1, None)
 

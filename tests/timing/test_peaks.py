@@ -9,9 +9,9 @@ from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Operator
 from kvcalc.library.load import load_gpu, load_model
 from kvcalc.model.precision import Precision
-from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.rows import MeasuredRow
-from kvcalc.timing.serving import bound_us, precision_of
+from kvcalc.timing.validation import bound_us, precision_of
 from tests.conftest import Run
 
 LLAMA = load_model("llama-3.1-8b")
@@ -40,7 +40,7 @@ FASTEST = [
 def gate(model_name: str, gpu: str, quantization: str, tokens: int = 1 << 16) -> tuple[Operator, float]:
     """The first FFN product of a long prompt, and its bound in seconds."""
     card = load_gpu(gpu)
-    found = Deployment(load_model(model_name), card, Precision(quantization=quantization)).operators(Batch.prefill(tokens))
+    found = TimedDeployment(load_model(model_name), card, Precision(quantization=quantization)).operators(Batch.prefill(tokens))
     operator = next(o for o in found if "gate" in o.name or "up" in o.name)
     return operator, least_time(operator.cost, operator.dtype, card).seconds
 
@@ -59,7 +59,7 @@ def test_long_prompts_are_bound_by_the_fastest_documented_unit(quantization: str
 )
 def test_experts_in_mxfp4_compute_in_fp4_where_a_gpu_has_it(gpu: str, peak: float) -> None:
     card = load_gpu(gpu)
-    found = Deployment(load_model("gpt-oss-120b"), card).operators(Batch.prefill(1 << 17))
+    found = TimedDeployment(load_model("gpt-oss-120b"), card).operators(Batch.prefill(1 << 17))
     experts = [o for o in found if o.experts]
     assert experts
     for operator in experts:  # on some GPUs what moves between the memory and experts of 2,880 columns takes longer
@@ -70,7 +70,9 @@ def test_experts_in_mxfp4_compute_in_fp4_where_a_gpu_has_it(gpu: str, peak: floa
 def test_gguf_s_4_bit_floats_compute_in_fp4_or_int8() -> None:
     for gpu, peak in (("rtx-5090", 1676e12), ("rtx-4090", 660.6e12), ("h100-sxm", 1978.9e12)):
         card = load_gpu(gpu)
-        found = Deployment(load_model("gpt-oss-20b"), card, Precision(quantization="mxfp4_moe")).operators(Batch.prefill(1 << 17))
+        found = TimedDeployment(load_model("gpt-oss-20b"), card, Precision(quantization="mxfp4_moe")).operators(
+            Batch.prefill(1 << 17)
+        )
         (operator, *_) = [o for o in found if o.experts]
         assert least_time(operator.cost, operator.dtype, card).seconds == pytest.approx(operator.cost.flops / peak)
 
@@ -82,7 +84,7 @@ def test_gguf_s_4_bit_floats_compute_in_fp4_or_int8() -> None:
 def test_attention_over_an_fp8_cache_may_compute_in_fp8(cache: str, gpu: str, peak: float) -> None:
     """One token after 8,191 attends to 8,192 in 32 layers; 1,024 of them in a batch, 128 queries for each K/V head."""
     card = load_gpu(gpu)
-    found = Deployment(LLAMA, card, Precision(kv_cache_dtype=cache)).operators(Batch.prefill(8192))
+    found = TimedDeployment(LLAMA, card, Precision(kv_cache_dtype=cache)).operators(Batch.prefill(8192))
     (attention,) = [o for o in found if o.kind == "attention"]
     pairs = 8192 * 8193 // 2
     assert attention.cost.flops == 4 * pairs * 32 * 128
@@ -129,7 +131,7 @@ def served(model: str, dtype: str, gpu: str = "b200") -> MeasuredRow:
     ],
 )  # fmt: skip
 def test_published_runs_in_fp4_are_read_as_fp4(model: str, label: str, quantization: str) -> None:
-    from kvcalc.timing.served import served_model
+    from kvcalc.timing.rows import served_model
 
     found = served_model(model)
     assert found is not None

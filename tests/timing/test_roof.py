@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcalc import Batch, Gpu, Operator, Parallelism, Precision, Sequences, UserError, forward, load_gpu, load_model, roofline
+from kvcalc import Batch, Gpu, Operator, Parallelism, Precision, Sequences, UserError, bounds, forward, load_gpu, load_model
 from kvcalc.gpu.roof import least_time, total_seconds
 from kvcalc.layers.cost import Cost
-from kvcalc.library import catalog
+from kvcalc.library import presets
 from kvcalc.timing.calibration import Calibration, find_calibration, stacks_of
-from kvcalc.timing.costs import cost_of
-from kvcalc.timing.families import FAMILIES
+from kvcalc.timing.kernel_models.families import FAMILIES
+from kvcalc.timing.rows import cost_of
 from kvcalc.timing.steps import operator_seconds, pass_seconds
 
-MODELS = sorted(catalog.preset_files("models"))
+MODELS = sorted(presets.preset_files("models"))
 DTYPES = ("auto", "fp32", "bf16", "fp8")
 CONTEXTS, COUNTS = np.array([17.0, 4096.0, 131_072.0]), np.array([256.0, 8.0, 1.0])
 PASSES = {  # arrays, and whole numbers where phases mix
@@ -31,14 +31,14 @@ PASSES = {  # arrays, and whole numbers where phases mix
 @cache
 def calibrated() -> list[tuple[Gpu, Calibration]]:
     """Every GPU that has calibrations, under each of its stacks."""
-    gpus = [load_gpu(name) for name in sorted(catalog.preset_files("gpus"))]
+    gpus = [load_gpu(name) for name in sorted(presets.preset_files("gpus"))]
     pairs = [(gpu, find_calibration(gpu, stack)) for gpu in gpus for stack in stacks_of(gpu)]
     assert len(pairs) >= 8
     return [(gpu, laws) for gpu, laws in pairs if laws]
 
 
 def check(operators: tuple[Operator, ...], gpu: Gpu, laws: Calibration) -> None:
-    placed, timed = roofline(operators, gpu), operator_seconds(operators, gpu, laws)
+    placed, timed = bounds(operators, gpu), operator_seconds(operators, gpu, laws)
     for one, time in zip(placed, timed, strict=True):
         assert np.all(time.seconds >= one.seconds), (one.operator.name, one.operator.layer, time.seconds, one.seconds)
     assert np.all(pass_seconds(operators, gpu, laws) >= total_seconds(placed))

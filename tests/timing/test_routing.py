@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcalc.timing.routing import BALANCED, TILE_ROWS, Load, Routing
+from kvcalc.timing.kernel_models.fused_moe import BALANCED, TILE_ROWS, ExpertLoad, Routing
 
 
-def load(tokens: int, top: int, experts: int, ranks: int = 1, skew: float = 0.0) -> Load:
+def load(tokens: int, top: int, experts: int, ranks: int = 1, skew: float = 0.0) -> ExpertLoad:
     return Routing(skew).load(*(np.array(float(x)) for x in (tokens, top, experts, ranks)))
 
 

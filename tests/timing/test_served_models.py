@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvcalc.timing.engine import Engine, Former, Terms
-from kvcalc.timing.served import served_model
+from kvcalc.timing.calibration import EngineOverheads, Former, HostOverheads
+from kvcalc.timing.rows import served_model
 
 PRESET = (
     "name: {name}\nhidden_size: 8\nvocab_size: 8\nlayers: 1\nkinds: {{a: {{parts: [{{type: dense, intermediate_size: 8}}]}}}}\n"
@@ -44,9 +44,11 @@ def test_names_within_names_and_names_that_differ_by_a_dot(path: str, name: str)
 
 
 def test_terms_are_those_of_the_release() -> None:
-    now, then = Terms(glue_us=1), Terms(glue_us=2)
-    plain = Engine(stack="plain", dense=now, mixture=now)
-    engine = Engine(stack="changed", dense=now, mixture=now, former=Former(versions=("0.11.0", "0.12"), dense=then, mixture=then))
+    now, then = HostOverheads(glue_us=1), HostOverheads(glue_us=2)
+    plain = EngineOverheads(stack="plain", dense=now, mixture=now)
+    engine = EngineOverheads(
+        stack="changed", dense=now, mixture=now, former=Former(versions=("0.11.0", "0.12"), dense=then, mixture=then)
+    )
     for version, expected in (("0.11.0", then), ("0.12.3", then), ("0.11.2", now), ("0.24.0", now), ("", now)):
         assert engine.of_version(version).dense == engine.of_version(version).mixture == expected, version
         assert plain.of_version(version) == plain

@@ -7,27 +7,22 @@ import numpy as np
 import pytest
 
 from kvcalc.gpu.roof import roofline, total_seconds
-from kvcalc.layers.batch import Batch, Sequences
+from kvcalc.layers.batch import Batch, Parallelism, Sequences
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, ExpertsShape, GemmShape
-from kvcalc.layers.ranks import Parallelism
 from kvcalc.library.load import load_gpu, load_model
-from kvcalc.model.operators import forward
+from kvcalc.model.forward_pass import forward
 from kvcalc.model.precision import Precision
-from kvcalc.timing.calibration import Calibration, Entry, Validated
-from kvcalc.timing.decode_attention import DecodeAttention
-from kvcalc.timing.deployment import Deployment
-from kvcalc.timing.engine import Engine, Terms
-from kvcalc.timing.experts import cells_of
-from kvcalc.timing.families import AnyLaw
-from kvcalc.timing.figures import figures_of
-from kvcalc.timing.gemm import Gemm, QuantizedGemm
-from kvcalc.timing.mla_decode import MlaDecode
-from kvcalc.timing.moe import Moe
-from kvcalc.timing.prefill_attention import PrefillAttention
-from kvcalc.timing.records import pass_records
-from kvcalc.timing.routing import BALANCED, Routing
-from kvcalc.timing.served import served_model
-from kvcalc.timing.steps import Timed, engine_seconds, operator_seconds, pass_seconds, pass_time, step_error
+from kvcalc.timing.calibration import Calibration, EngineOverheads, Entry, HostOverheads, Validated
+from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.timing.kernel_models.families import AnyLaw
+from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, PrefillAttention
+from kvcalc.timing.kernel_models.fused_moe import BALANCED, FusedMoe, Routing, cells_of
+from kvcalc.timing.kernel_models.gemm import Gemm, QuantizedGemm
+from kvcalc.timing.kernel_models.kernel_model import figures_of
+from kvcalc.timing.kernel_models.mla import MlaDecode
+from kvcalc.timing.operator_times import pass_records
+from kvcalc.timing.rows import served_model
+from kvcalc.timing.steps import OperatorTime, engine_seconds, operator_seconds, pass_seconds, pass_time, step_error
 
 H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-8b")
@@ -87,15 +82,17 @@ def test_a_decode_step_is_the_sum_of_its_laws_with_glue() -> None:
 
 def test_an_engine_adds_to_layers_ranks_passes_sequences_and_prompts() -> None:
     """32 layers: 32 · (2 + 3 · log2(4)) + 100 + 8 · 5 µs beside a decode step of 8 on 4 GPUs; with prompts a tenth more."""
-    terms = Terms(glue_us=2.0, skew_us=3.0, step_us=100.0, sequence_us=5.0, prompts=1.1)
-    laws = msgspec.structs.replace(MINE, engine=Engine(stack="mine", dense=terms, mixture=Terms()))
+    terms = HostOverheads(glue_us=2.0, skew_us=3.0, step_us=100.0, sequence_us=5.0, prompts=1.1)
+    laws = msgspec.structs.replace(MINE, engine=EngineOverheads(stack="mine", dense=terms, mixture=HostOverheads()))
     decode = forward(LLAMA, Batch.decode(1024, 8), parallelism=Parallelism(tp=4))
     assert engine_seconds(decode, laws, 1.0) == pytest.approx((32 * (2 + 3 * 2) + 100 + 8 * 5) / 1e6)
     prompt = forward(LLAMA, Batch.prefill(1024, 2))
     assert engine_seconds(prompt, laws, 1.0) == pytest.approx((32 * 2 + 100 + 2 * 5) / 1e6 + 0.1)
     lengths = forward(LLAMA, Batch((Sequences(1, np.array([8, 1024]), 0),)))
     assert engine_seconds(lengths, laws, 1.0) == pytest.approx([(32 * 2 + 105) / 1e6, (32 * 2 + 105) / 1e6 + 0.1])
-    slow = msgspec.structs.replace(laws, engine=Engine(stack="mine", dense=Terms(launch_us=5e4), mixture=Terms()))
+    slow = msgspec.structs.replace(
+        laws, engine=EngineOverheads(stack="mine", dense=HostOverheads(launch_us=5e4), mixture=HostOverheads())
+    )
     assert engine_seconds(prompt, slow, 1.0) == pytest.approx(32 * 0.05 - 1.0)
     assert engine_seconds(prompt, slow, 2.0) == engine_seconds(decode, slow, 1.0) == 0
     assert engine_seconds(forward(load_model("mixtral-8x7b"), Batch.decode(64, 8)), laws, 1.0) == 0
@@ -141,7 +138,7 @@ def test_arrays_of_batches_give_what_each_gives_alone() -> None:
     assert many.tolist() == pytest.approx(alone)
 
 
-def timed(name: str, batch: Batch, laws: Calibration, **options: Any) -> dict[str, Timed]:
+def timed(name: str, batch: Batch, laws: Calibration, **options: Any) -> dict[str, OperatorTime]:
     """Every operator of the last kind of layer that has it."""
     operators = forward(load_model(name), batch, **options)
     return dict(zip((o.name for o in operators), operator_seconds(operators, H100, laws), strict=True))
@@ -165,11 +162,11 @@ def test_the_share_without_a_law_is_that_of_operators_that_are_not_calibrated() 
     assert 0 < pass_time(forward(LLAMA, Batch.decode(1024)), H100, MINE).uncalibrated_share < 0.001
 
 
-TRITON, FUSED = Moe(tiles="vllm_block", bytes=1.0, compute=1), Moe(bytes=1.0, compute=1, t0=60)
+TRITON, FUSED = FusedMoe(tiles="vllm_block", bytes=1.0, compute=1), FusedMoe(bytes=1.0, compute=1, t0=60)
 EXPERTS = with_laws(moe={"fp8_block/triton": entry(TRITON), "fp8_block/flashinfer": entry(FUSED, 0.3)})
 
 
-def experts_us(law: Moe, tokens: int, ranks: int, routing: Routing = BALANCED) -> float:
+def experts_us(law: FusedMoe, tokens: int, ranks: int, routing: Routing = BALANCED) -> float:
     """The law for DeepSeek-V3's experts, whole on each of so many ranks, 58 layers of them."""
     sizes = [np.array([float(x)]) for x in (tokens, 7168, 2048, 8, 256, 1, ranks)]
     load = routing.load(sizes[0], sizes[3], sizes[4], sizes[6])
@@ -187,7 +184,7 @@ def test_experts_follow_the_law_of_their_kernel_at_a_router_s_load() -> None:
 
 def test_a_skewed_router_is_a_field_of_the_deployment() -> None:
     ranks, skewed = Parallelism(tp=8, ep=8), Routing(1.2)
-    even = Deployment(load_model("deepseek-v3"), H100, parallelism=ranks, calibration=EXPERTS)
+    even = TimedDeployment(load_model("deepseek-v3"), H100, parallelism=ranks, calibration=EXPERTS)
     uneven = msgspec.structs.replace(even, routing=skewed)
     batch = Batch.prefill(16_384)
     more = 58e-6 * (experts_us(FUSED, 16_384, 8, skewed) - experts_us(FUSED, 16_384, 8))
@@ -238,7 +235,7 @@ def test_a_step_s_error_is_that_of_measured_steps_and_never_of_an_operator() -> 
 def test_what_a_time_rests_on_is_in_its_record() -> None:
     cell = msgspec.structs.replace(entry(FUSED, 0.3), note="measured untuned")
     laws = with_laws(moe={"fp8_block/flashinfer": cell})
-    deployed = Deployment(load_model("deepseek-v3"), H100, calibration=laws)
+    deployed = TimedDeployment(load_model("deepseek-v3"), H100, calibration=laws)
     *each, whole = pass_records(deployed.placed(Batch.decode(4096, 8)), H100, laws)
     (experts,) = [r for r in each if r["operator"] == "experts"]
     assert (experts["time_basis"], experts["time_p90_error"], experts["time_note"]) == ("calibrated", None, "measured untuned")
@@ -253,8 +250,8 @@ def test_what_a_time_rests_on_is_in_its_record() -> None:
 
 
 def test_the_version_that_was_measured_stands_beside_the_basis() -> None:
-    assert Deployment(LLAMA, H100).under("vllm").basis == "vllm 0.24.0 calibration"
-    assert Deployment(LLAMA, H100).basis == "datasheet"
+    assert TimedDeployment(LLAMA, H100).under("vllm").basis == "vllm 0.24.0 calibration"
+    assert TimedDeployment(LLAMA, H100).basis == "datasheet"
 
 
 def test_a_served_model_is_found_by_its_hugging_face_name() -> None:
