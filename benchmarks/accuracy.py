@@ -1,14 +1,13 @@
-"""The tables and pictures of docs/accuracy.md: errors of the shipped calibrations, and of predictions against measured rows.
+"""Make the tables and pictures of docs/reference/accuracy-*.md from measured rows.
 
     python benchmarks/accuracy.py ROWS.csv...             prints the tables; fits each calibration's folds again, minutes
-    python benchmarks/accuracy.py ROWS.csv... --write     puts them into docs/accuracy.md, and the pictures beside
-    python benchmarks/accuracy.py ROWS.csv... --pictures  draws the pictures alone, without fitting folds
+    python benchmarks/accuracy.py ROWS.csv... --write     writes the tables into the pages, and the pictures
+    python benchmarks/accuracy.py ROWS.csv... --pictures  draws only the pictures, without fitting folds
 
-Without rows, only what needs none is given: the errors that the calibrations carry, and the steps taken apart; with those of
-servers alone, beside that what is said of servers; the rest stays as it is. Rows are judged
-in the scopes that real models have: products with n and k from 1,024 to 32,768; attention with head_dim 128, 4 to 16 query
-heads per KV head and no window, decode from 512 and prefill from 128 tokens; experts that are no artefact of the measurement;
-everything else whole.
+Without rows, only two tables are made: the errors in the calibrations and the split decode steps. With rows of servers, the
+table of servers is made too. Other tables stay unchanged. Rows count if real models have their shapes: matrix products with n
+and k from 1,024 to 32,768; attention with head_dim 128, 4 to 16 query heads per KV head and no window, decode from 512 and
+prefill from 128 tokens; experts that are no artefact of the measurement; all rows of other operations.
 """
 
 import math
@@ -18,21 +17,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvcalc import Batch, Deployment, Parallelism, load_gpu, load_model
-from kvcalc.report.plots import save
-from kvcalc.report.plots_timing import predicted_against_measured
-from kvcalc.serving.measured import served_times
-from kvcalc.serving.published import INFERENCEX
+from kvcalc.report.charts.drawing import save
+from kvcalc.report.charts.measured_plot import predicted_against_measured
+from kvcalc.serving.server_validation import served_times
 from kvcalc.timing.calibration import find_calibration, stacks_of
-from kvcalc.timing.calibrator import calibrate
-from kvcalc.timing.choosing import chosen_rows
-from kvcalc.timing.rows import SERVING, MeasuredRow, Table, read_rows
+from kvcalc.timing.fitting import calibrate, chosen_rows
+from kvcalc.timing.rows import SERVING, MeasuredRow, MeasurementFile, read_rows
 from kvcalc.timing.steps import engine_seconds, operator_seconds
-from kvcalc.timing.validation import Validation, validate
+from kvcalc.timing.validation import INFERENCEX, Validation, validate
 
 HOPPER, BLACKWELL = ("h100-sxm", "h200"), ("b200", "b300", "gb200", "gb300")
 OTHERS = ("rtx-pro-6000-blackwell", "l40s", "a100-80gb")
 GPUS = HOPPER + BLACKWELL + OTHERS
-DOCUMENT = Path(__file__).parent.parent / "docs" / "accuracy.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = sorted((DOCS / "reference").glob("accuracy-*.md"))
 # stem: title, families
 PICTURES = {
     "gemm": ("Matrix products", ("gemm bf16", "gemm fp8")),
@@ -50,16 +48,16 @@ STEPS = (
     ("qwen3-235b-a22b", "h100-sxm", "vllm", Parallelism(tp=8), 64, 4096),
     ("gpt-oss-120b", "h100-sxm", "vllm", Parallelism(), 16, 4096),
 )
-# block of the document, its GPUs, and columns of borrowed parameters: heading, whose, on which GPUs
+# block of a page, its GPUs, and columns of borrowed parameters: heading, GPU with the parameters, GPUs of the rows
 TABLES = (
-    ("rows", HOPPER, (("H200 from H100's parameters", "h100", ("h200",)),)),
-    ("blackwell", BLACKWELL, (("from H200's", "h200", BLACKWELL), ("B300, GB200, GB300 from B200's", "b200", BLACKWELL[1:]))),
-    ("others", OTHERS, (("from H200's", "h200", OTHERS),)),
+    ("rows", HOPPER, (("H200 from H100", "h100", ("h200",)),)),
+    ("blackwell", BLACKWELL, (("from H200", "h200", BLACKWELL), ("others from B200", "b200", BLACKWELL[1:]))),
+    ("others", OTHERS, (("from H200", "h200", OTHERS),)),
 )
 # rows of the table of servers
 SERVERS: dict[str, Callable[[MeasuredRow], bool]] = {
     "dense": lambda row: row.op == "e2e_dense",
-    "dense, InferenceX's client": lambda row: row.op == "e2e_dense" and row.client == INFERENCEX,
+    "dense, InferenceX client": lambda row: row.op == "e2e_dense" and row.client == INFERENCEX,
     "dense, without TensorRT-LLM 1.0rc3 and 8B on SGLang": lambda row: row.op == "e2e_dense" and not queues_outside(row),
     "mixtures without DeepSeek": lambda row: row.op == "e2e_moe" and "deepseek" not in row.model.lower(),
     "all mixtures": lambda row: row.op == "e2e_moe",
@@ -99,7 +97,7 @@ def judged(validations: Sequence[Validation], gpus: Sequence[str]) -> Pairs:
     return found
 
 
-def held_out(tables: Sequence[Table], gpus: Sequence[str]) -> Pairs:
+def held_out(tables: Sequence[MeasurementFile], gpus: Sequence[str]) -> Pairs:
     """(measured, nothing, predicted by a fit that did not see the row) by family."""
     found: Pairs = {}
     for name in gpus:
@@ -121,16 +119,26 @@ def written(pairs: Sequence[tuple[float, float]]) -> str:
     return " / ".join(f"{100 * errors[min(len(errors) - 1, int(q * len(errors)))]:,.1f}" for q in (0.5, 0.9))
 
 
+def table_row(*cells: str) -> str:
+    """Return a line of a Markdown table."""
+    return f"|{'|'.join(cells)}|"
+
+
+def separator(words: int, numbers: int) -> str:
+    """Return the line below a table's head: columns of words, then columns of numbers."""
+    return table_row(*["---"] * words, *["---:"] * numbers)
+
+
 def family_table(here: Pairs, kept: Pairs, borrowed: dict[str, Pairs]) -> Iterator[str]:
-    """borrowed: predictions with another GPU's parameters, by the heading of their column."""
-    yield "| " + " | ".join(("family", "rows", "held out", "on the rows of the fit", "datasheet bound", *borrowed)) + " |"
-    yield "| --- |" + " ---: |" * (4 + len(borrowed))
+    """Yield a table of errors by kernel; `borrowed` has predictions with another GPU's parameters by column heading."""
+    yield table_row("kernel", "rows", "held out", "fitted", "datasheet bound", *borrowed)
+    yield separator(1, 4 + len(borrowed))
     for family, rows in sorted(here.items()):
         if family.startswith("step"):
             continue
         columns = [[(m, t) for m, _, t in kept.get(family, [])], [(m, t) for m, _, t in rows], [(m, b) for m, b, _ in rows]]
         columns += [[(m, t) for m, _, t in pairs.get(family, [])] for pairs in borrowed.values()]
-        yield f"| {family} | {len(rows):,} | " + " | ".join(written(c) for c in columns) + " |"
+        yield table_row(family, f"{len(rows):,}", *map(written, columns))
 
 
 def queues_outside(row: MeasuredRow) -> bool:
@@ -139,8 +147,8 @@ def queues_outside(row: MeasuredRow) -> bool:
 
 
 def server_table(validations: Sequence[Validation]) -> Iterator[str]:
-    yield "| median / 90th percentile | runs | TPOT | TTFT, mean | tokens/s |"
-    yield "| --- | ---: | ---: | ---: | ---: |"
+    yield table_row("servers", "runs", "TPOT", "TTFT, mean", "tokens/s")
+    yield separator(1, 4)
     runs = [(row, v.served[at]) for v in validations for at, row in enumerate(v.table.rows) if at in v.served]
     for title, counts in SERVERS.items():
         chosen = [(row, times) for row, times in runs if counts(row)]
@@ -149,40 +157,26 @@ def server_table(validations: Sequence[Validation]) -> Iterator[str]:
             [(row.ttft_us, times.ttft_us) for row, times in chosen],
             [(row.tokens_per_s, times.tokens_per_s) for row, times in chosen],
         )
-        yield f"| {title} | {len(chosen)} | " + " | ".join(written(c) for c in columns) + " |"
+        yield table_row(title, str(len(chosen)), *map(written, columns))
 
 
 def step_table() -> Iterator[str]:
-    yield "| GPU | stack | laws of | model | runs | TPOT | TTFT, mean | tokens/s |"
-    yield "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
+    yield table_row("GPU", "engine", "version", "model", "runs", "TPOT", "TTFT, mean", "tokens/s")
+    yield separator(4, 4)
     for name in HOPPER:
         for stack in stacks_of(load_gpu(name)):
             found = find_calibration(load_gpu(name), stack)
             assert found is not None
             known = found.validation
-            for kind, what in (("dense", "dense"), ("mixture", "mixture of experts")):
+            for kind in ("dense", "mixture"):
                 each = [known.get(f"{kind}{tail}") for tail in ("", "_ttft", "_throughput")]  # type: ignore[call-overload]
                 if each[0]:
                     errors = [f"{100 * e.median_abs_error:.0f} / {100 * e.p90_abs_error:.0f}" if e else "–" for e in each]
-                    yield f"| {name} | {stack} | {found.version} | {what} | {each[0].rows} | {' | '.join(errors)} |"
-
-
-def cell_table() -> Iterator[str]:
-    yield "| GPU | stack | family | kind | rows | held out | fitted |"
-    yield "| --- | --- | --- | --- | ---: | ---: | ---: |"
-    for name in HOPPER:
-        for stack in stacks_of(load_gpu(name)):
-            found = find_calibration(load_gpu(name), stack)
-            assert found is not None
-            for family, kinds in found.laws.items():
-                for kind, e in kinds.items():
-                    held = f"{100 * e.median_abs_error:.1f} / {100 * e.p90_abs_error:.1f}"
-                    fitted = f"{100 * e.fitted_median_abs_error:.1f} / {100 * e.fitted_p90_abs_error:.1f}"
-                    yield f"| {name} | {stack} | {family} | {kind} | {e.rows} | {held} | {fitted} |"
+                    yield table_row(name, stack, found.version, kind, str(each[0].rows), *errors)
 
 
 def terms(name: str, gpu: str, stack: str, ranks: Parallelism, batch: int, context: int) -> Iterator[str]:
-    """One decode step taken apart: each operator with its law, its time, its share and the held-out error of its law."""
+    """Yield one decode step by operator: kernel model, time, share and the held-out error of the model."""
     deployed = Deployment(load_model(name), load_gpu(gpu), parallelism=ranks).under(stack)
     laws, operators = deployed.calibration, deployed.operators(Batch.decode(context, batch))
     assert laws is not None
@@ -199,15 +193,15 @@ def terms(name: str, gpu: str, stack: str, ranks: Parallelism, batch: int, conte
     title = f"{name} on {ranks.gpus}× {gpu} under {deployed.basis.removesuffix(' calibration')}"
     yield f"**{title}**, {batch} sequences at {context:,} tokens: {1e3 * whole:.2f} ms"
     yield ""
-    yield "| term | law | time, ms | share | held out, median / p90 % |"
-    yield "| --- | --- | ---: | ---: | ---: |"
+    yield table_row("operator", "kernel model", "time, ms", "share", "held-out error, %")
+    yield separator(2, 3)
     small = [n for n, (s, *_) in rows.items() if s < 0.01 * whole]
     for term, (seconds, form, error) in sorted(rows.items(), key=lambda item: -item[1][0]):
         if term not in small:
-            yield f"| {term} | {form} | {1e3 * seconds:.3f} | {seconds / whole:.0%} | {error} |"
+            yield table_row(term, form, f"{1e3 * seconds:.3f}", f"{seconds / whole:.0%}", error)
     rest = sum(rows[n][0] for n in small)
-    yield f"| the engine beside its kernels | fitted to servers | {1e3 * glue:.3f} | {glue / whole:.0%} | – |"
-    yield f"| {len(small)} terms under 1 % each | | {1e3 * rest:.3f} | {rest / whole:.0%} | |"
+    yield table_row("engine overhead", "fitted to servers", f"{1e3 * glue:.3f}", f"{glue / whole:.0%}", "–")
+    yield table_row(f"{len(small)} operators below 1 % each", "", f"{1e3 * rest:.3f}", f"{rest / whole:.0%}", "")
     yield ""
 
 
@@ -216,10 +210,14 @@ def all_terms() -> Iterator[str]:
         yield from terms(*step)
 
 
-def put(text: str, name: str, lines: Iterator[str]) -> str:
-    """`text` with the block between the markers of `name` replaced."""
-    block = f"<!-- {name} -->\n" + "\n".join(lines) + f"\n<!-- end {name} -->"
-    return re.sub(f"<!-- {name} -->.*?<!-- end {name} -->", lambda _: block, text, flags=re.DOTALL)
+def write_blocks(blocks: dict[str, list[str]]) -> None:
+    """Replace the lines between the markers of each block, in the page that has them."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for name, lines in blocks.items():
+            block = f"<!-- {name} -->\n" + "\n".join(lines) + f"\n<!-- end {name} -->"
+            text = re.sub(f"<!-- {name} -->.*?<!-- end {name} -->", lambda _, block=block: block, text, flags=re.DOTALL)
+        page.write_text(text, encoding="utf-8")
 
 
 def draw(stem: str, title: str, series: list[tuple[str, list[float], list[float]]]) -> None:
@@ -227,7 +225,7 @@ def draw(stem: str, title: str, series: list[tuple[str, list[float], list[float]
         rows = sum(len(measured) for _, measured, _ in series)
         told = f"{rows:,} rows of all stacks, predicted by the calibrations, which were fitted to them"
         chart = predicted_against_measured(series, told, f"{title}: predicted against measured")
-        save(chart, str(DOCUMENT.parent / "images" / f"accuracy-{stem}.png"))
+        save(chart, str(DOCS / "images" / f"accuracy-{stem}.png"))
 
 
 def pictures(validations: Sequence[Validation]) -> None:
@@ -252,7 +250,7 @@ def main(words: list[str]) -> int:
     if "--pictures" in words:
         pictures(validate(paths, served=served_times))
         return 0
-    blocks = {"steps": list(step_table()), "terms": list(all_terms()), "cells": list(cell_table())}
+    blocks = {"steps": list(step_table()), "terms": list(all_terms())}
     if paths:
         validations, tables = validate(paths, served=served_times), [read_rows(p) for p in paths if p.stem not in SERVING]
         if any(p.stem in SERVING for p in paths):
@@ -262,10 +260,7 @@ def main(words: list[str]) -> int:
             blocks[name] = list(family_table(judged(validations, gpus), held_out(tables, gpus), borrowed))
     print("\n\n".join("\n".join(lines) for lines in blocks.values()))
     if "--write" in words:
-        text = DOCUMENT.read_text(encoding="utf-8")
-        for name, lines in blocks.items():
-            text = put(text, name, iter(lines))
-        DOCUMENT.write_text(text, encoding="utf-8")
+        write_blocks(blocks)
         if paths:
             pictures(validations)
     return 0

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from kvcalc.gpu.spec import Gpu
-from kvcalc.library.catalog import shipped_folder
-from kvcalc.serving.measured import served_times
-from kvcalc.timing.calibration import find_calibration, gpu_named
-from kvcalc.timing.engine import Engine, Terms, engine_of
+from kvcalc.gpu.gpu import Gpu
+from kvcalc.library.presets import shipped_folder
+from kvcalc.serving.server_validation import served_times
+from kvcalc.timing.calibration import EngineOverheads, HostOverheads, engine_of, find_calibration, gpu_named
 from kvcalc.timing.rows import MeasuredRow, read_rows
 
 NAMES = ("glue_us", "skew_us", "step_us", "sequence_us", "prompts")
@@ -45,7 +44,7 @@ def simulated(rows: Sequence[MeasuredRow], gpu: Gpu, stack: str, terms: Any, lau
     """µs [rows, 2] per output token and to the first one."""
     calibration, engine = find_calibration(gpu, stack), engine_of(stack)
     assert calibration is not None and engine is not None
-    added = Terms(**dict(zip(NAMES, map(float, terms), strict=True)), launch_us=launch)
+    added = HostOverheads(**dict(zip(NAMES, map(float, terms), strict=True)), launch_us=launch)
     engine = msgspec.structs.replace(engine, dense=added, mixture=added, former=None)
     found = served_times(rows, gpu, msgspec.structs.replace(calibration, engine=engine))
     return np.array([(one.tpot_us, one.ttft_us) for one in found])
@@ -127,7 +126,7 @@ def main() -> None:
     for row in rows:
         if "deepseek" not in row.model.lower():
             groups.setdefault(group_of(row), []).append(row)
-    engines: dict[str, dict[str, Terms]] = {}
+    engines: dict[str, dict[str, HostOverheads]] = {}
     for (stack, kind, age), members in sorted(groups.items()):
         tried = []
         for launch in LAUNCHES if kind == "mixture" else LAUNCHES[:1]:
@@ -138,7 +137,7 @@ def main() -> None:
             tried.append((loss(terms, runs), launch, terms, runs))
         _, launch, terms, runs = min(tried, key=lambda one: one[0])
         off, out = errors(terms, runs), held_out(runs)
-        added = Terms(**dict(zip(NAMES, terms.tolist(), strict=True)), launch_us=launch)
+        added = HostOverheads(**dict(zip(NAMES, terms.tolist(), strict=True)), launch_us=launch)
         print(f"{stack} {kind} {age}: {len(runs)} runs, {added}", flush=True)
         for name, i in (("TPOT", 0), ("TTFT", 1)):
             bias = np.exp(np.median(off[:, i]))
@@ -149,7 +148,7 @@ def main() -> None:
             write(stack, found, sum(len(members) for key, members in groups.items() if key[0] == stack))
 
 
-def write(stack: str, named: dict[str, Terms], runs: int) -> None:
+def write(stack: str, named: dict[str, HostOverheads], runs: int) -> None:
     """The engine's file with these terms in place of its own."""
     import yaml
 
@@ -160,7 +159,7 @@ def write(stack: str, named: dict[str, Terms], runs: int) -> None:
         old = {kind: named.get(f"{kind} former", getattr(former, kind)) for kind in ("dense", "mixture")}
         former = msgspec.structs.replace(former, **old)
     own = {kind: named.get(f"{kind} current", getattr(engine, kind)) for kind in ("dense", "mixture")}
-    made: Engine = msgspec.structs.replace(engine, **own, former=former, runs=runs)
+    made: EngineOverheads = msgspec.structs.replace(engine, **own, former=former, runs=runs)
     data = {k: v for k, v in msgspec.to_builtins(made).items() if v not in (None, "", False)}
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=None)
     (shipped_folder() / "engines" / f"{stack}.yaml").write_text(text, encoding="utf-8")

@@ -9,7 +9,7 @@ import numpy as np
 from bench import ADDITIONS, Line, cpu_seconds, thousand_additions
 from numpy.typing import NDArray
 
-from kvcalc import Batch, Gpu, Model, forward, load_gpu, load_model, roofline
+from kvcalc import Batch, Gpu, Model, bounds, forward, load_gpu, load_model
 from kvcalc.gpu.roof import total_seconds
 
 POINTS, BLOCK = 1_000_000, 16_384
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 def step_seconds(model: Model, gpu: Gpu, context: int | Floats, batch_size: int | Floats) -> float | Floats:
     """The bound of a decode step, or of as many as the arrays have points."""
-    found: float | Floats = total_seconds(roofline(forward(model, Batch.decode(context, batch_size)), gpu))
+    found: float | Floats = total_seconds(bounds(forward(model, Batch.decode(context, batch_size)), gpu))
     return found
 
 

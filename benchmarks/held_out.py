@@ -1,4 +1,4 @@
-"""How sure served figures are of runs that the engines' terms were not fitted to: docs/accuracy.md, *held-out*.
+"""How sure served figures are of runs that the engines' terms were not fitted to: docs/reference/accuracy-servers.md.
 
     python benchmarks/held_out.py e2e_dense.csv e2e_moe.csv [--write]
 
@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accuracy import DOCUMENT, SERVERS, put
+from accuracy import SERVERS, separator, table_row, write_blocks
 from engine_terms import Run, errors, fitted, group_of, runs_of
 
-from kvcalc.timing.calibration import gpu_named
-from kvcalc.timing.engine import engine_of
+from kvcalc.timing.calibration import engine_of, gpu_named
 from kvcalc.timing.rows import MeasuredRow, read_rows
 
 FOLDS = 5
@@ -76,8 +75,8 @@ def simulated(rows: Sequence[MeasuredRow]) -> Iterator[list[Run]]:
 
 
 def table(groups: Sequence[list[Run]]) -> Iterator[str]:
-    yield "| left out: | runs | a fifth: TPOT | TTFT | tokens/s | model and GPU: TPOT | TTFT | tokens/s |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    yield table_row("runs left out", "runs", "fifth: TPOT", "TTFT", "tokens/s", "model and GPU: TPOT", "TTFT", "tokens/s")
+    yield separator(1, 7)
     runs = [run for group in groups for run in group]
     columns = []
     for part in (fifth, model_and_gpu):
@@ -86,7 +85,7 @@ def table(groups: Sequence[list[Run]]) -> Iterator[str]:
     for title, counts in SERVERS.items():
         chosen = np.array([counts(run.row) for run in runs])
         each = [100 * np.expm1(np.quantile(np.abs(column[chosen]), (0.5, 0.9))) for column in columns]
-        yield f"| {title} | {chosen.sum()} | " + " | ".join(f"{median:.1f} / {p90:.1f}" for median, p90 in each) + " |"
+        yield table_row(title, str(chosen.sum()), *(f"{median:.1f} / {p90:.1f}" for median, p90 in each))
 
 
 def main(words: list[str]) -> None:
@@ -94,7 +93,7 @@ def main(words: list[str]) -> None:
     lines = list(table(list(simulated(rows))))
     print("\n".join(lines))
     if "--write" in words:
-        DOCUMENT.write_text(put(DOCUMENT.read_text(encoding="utf-8"), "held-out", iter(lines)), encoding="utf-8")
+        write_blocks({"held-out": lines})
 
 
 if __name__ == "__main__":

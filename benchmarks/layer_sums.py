@@ -18,9 +18,8 @@ from accuracy import HOPPER, scope, written
 
 from kvcalc import load_gpu
 from kvcalc.timing.calibration import stacks_of
-from kvcalc.timing.calibrator import calibrate
-from kvcalc.timing.choosing import chosen_rows
-from kvcalc.timing.rows import Table, read_rows
+from kvcalc.timing.fitting import calibrate, chosen_rows
+from kvcalc.timing.rows import MeasurementFile, read_rows
 
 LAYERS, MOST, LONGEST = 400, 512, 200.0
 LEAST = 20  # products of a format, for layers of it
@@ -35,7 +34,7 @@ class Kernel(NamedTuple):
     predicted: float
 
 
-def kernels(tables: list[Table], name: str, stack: str) -> dict[tuple[str, str], list[Kernel]]:
+def kernels(tables: list[MeasurementFile], name: str, stack: str) -> dict[tuple[str, str], list[Kernel]]:
     """By family and kind of data, in the scopes of `accuracy.py`."""
     gpu = load_gpu(name)
     fits = calibrate(chosen_rows(tables, gpu, stack, lambda text: None), gpu, stack)

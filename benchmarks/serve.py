@@ -12,19 +12,21 @@ from collections.abc import Iterator
 from bench import Line, cpu_seconds
 
 from kvcalc import load_gpu, load_model
-from kvcalc.serving.run import Load, Run, ServerSettings, serve
+from kvcalc.serving.arrivals import Workload
+from kvcalc.serving.server import SimulationResult, serve
+from kvcalc.serving.server_settings import ServerSettings
 from kvcalc.timing.calibration import load_calibration
-from kvcalc.timing.deployment import Deployment
+from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
 
 REQUESTS, PROMPT, ANSWER, SHARE = 10_000, 1000, 200, 0.8
 
 
-def simulated(load: Load) -> Run:
+def simulated(load: Workload) -> SimulationResult:
     """One run of our simulator."""
     gpu = load_gpu("h100")
-    deployment = Deployment(load_model("llama-3.1-8b"), gpu, calibration=load_calibration(gpu, "vllm"))
-    return serve(deployment, load.drawn(), load, ServerSettings())
+    deployment = TimedDeployment(load_model("llama-3.1-8b"), gpu, calibration=load_calibration(gpu, "vllm"))
+    return serve(deployment, load, ServerSettings())
 
 
 def reference(arrivals: list[float]) -> float:
@@ -46,7 +48,7 @@ def reference(arrivals: list[float]) -> float:
 def peak(count: int, rate: float) -> int:
     """Bytes that a run takes at most beyond what it returns."""
     tracemalloc.start()
-    run = simulated(Load(rate=rate, num_prompts=count))
+    run = simulated(Workload(rate=rate, num_prompts=count))
     kept, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert run.record["completed"] == count
@@ -54,9 +56,9 @@ def peak(count: int, rate: float) -> int:
 
 
 def lines() -> Iterator[Line]:
-    capacity = simulated(Load(num_prompts=10)).record["capacity_requests_per_s"]
-    load = Load(rate=SHARE * capacity, num_prompts=REQUESTS, input_len=str(PROMPT), output_len=str(ANSWER))
-    arrivals = load.drawn().arrival_s.tolist()
+    capacity = simulated(Workload(num_prompts=10)).record["capacity_requests_per_s"]
+    load = Workload(rate=SHARE * capacity, num_prompts=REQUESTS, input_len=str(PROMPT), output_len=str(ANSWER))
+    arrivals = load.sample().arrival_s.tolist()
     ours, plain = cpu_seconds(lambda: simulated(load), repeat=3), cpu_seconds(lambda: reference(arrivals), repeat=3)
     yield Line(f"`serve` of {REQUESTS:,} requests", ours, "a loop over every sequence in every pass", plain, 40)
     whole, half = peak(REQUESTS, load.rate), peak(REQUESTS // 2, load.rate)

@@ -2,8 +2,8 @@
 
     python benchmarks/served.py e2e_dense.csv e2e_moe.csv
 
-In turn: what engines add to their kernels (engine_terms.py), the errors that calibrations carry (serving_errors.py), what
-docs/accuracy.md says of servers (accuracy.py, held_out.py), and what commands print in the documents (tests/remake_docs.py).
+In turn: what engines add to their kernels (engine_terms.py), the errors that calibrations carry (serving_errors.py), the tables
+of servers in docs/reference (accuracy.py, held_out.py), and what commands print in the documents (tests/remake_docs.py).
 Minutes; the same rows give the same bytes.
 """
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from bench import Line, cpu_seconds
 
-from kvcalc.timing.tally import KEYS, Tally
-from kvcalc.timing.validation import validated_blocks
+from kvcalc.timing.validation import KEYS, ErrorTally, validated_blocks
 
 ROWS = 50_000
 HEAD = "op,gpu,framework,version,dtype,m,n,k,time_us\n"
@@ -20,7 +19,7 @@ HEAD = "op,gpu,framework,version,dtype,m,n,k,time_us\n"
 
 def validated(path: Path) -> int:
     """Rows of the file that were predicted."""
-    tally = Tally(list(KEYS[:4]))
+    tally = ErrorTally(list(KEYS[:4]))
     for _ in tally.adding(validated_blocks([path])):
         pass
     return sum(record["predicted_rows"] for record in tally.records())
