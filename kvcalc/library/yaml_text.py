@@ -44,9 +44,12 @@ def parse_yaml(text: str, where: str) -> tuple[JsonObject, Lines]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(
-            f"is not YAML: {getattr(error, 'problem', None) or error}", where + line
-        ) from None
+        problem = str(getattr(error, "problem", None) or error)
+        too_deep = "nesting depth" in problem  # PyYAML 6.0.4 has a limit of its own
+        text = (
+            f"nests deeper than {MOST_DEPTH} levels" if too_deep else f"is not YAML: {problem}"
+        )
+        raise UserError(text, where + line) from None
     if not isinstance(builder.root, dict):
         raise UserError("holds no mapping of keys to values", where)
     return builder.root, builder.lines
