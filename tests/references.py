@@ -6,7 +6,8 @@ from typing import Any
 
 from kvcalc.cli.commands import COMMANDS, parameters_of
 from kvcalc.cli.help import meaning, panels, spelling
-from kvcalc.report.record_reference import Key, kinds, parts
+from kvcalc.records.figures import Figure
+from kvcalc.report.record_reference import kinds
 
 RECORDS = """\
 # Which keys do the records have?
@@ -40,27 +41,16 @@ This page is generated from the code: `python tests/remake_docs.py --references`
 
 
 def records_page() -> str:
-    """Each part of records as a table, under the first command that has it."""
-    lines, told = [RECORDS], set[str]()
-    for kind, of in kinds().items():
-        lines += [f"## {kind}", ""]
-        known = [part for part in of if part in told]
-        if known:
-            lines += [f"The keys of {', '.join(f'[{part}](#keys-of-{part})' for part in known)}.", ""]
-        for part in of:
-            if part not in told:
-                lines += [
-                    f"### Keys of {part}",
-                    "",
-                    *_table(("key", "type", "unit", "meaning"), map(_key, parts()[part].values())),
-                ]
-        told |= set(of)
+    """Each kind of records as a table of its keys."""
+    lines = [RECORDS]
+    for kind, figures in kinds().items():
+        lines += [f"## {kind}", "", *_table(("key", "type", "unit", "meaning"), map(_key, figures.values()))]
     return "\n".join(lines)
 
 
-def _key(key: Key) -> tuple[str, ...]:
-    unit = "" if key.unit in (key.type, "yes or no", "figures") else key.unit
-    return f"`{key.name}`", key.type + (" or null" if key.nullable else ""), unit, key.meaning
+def _key(figure: Figure) -> tuple[str, ...]:
+    unit = "" if figure.unit in (figure.type, "yes or no", "figures") else figure.unit
+    return f"`{figure.name}`", figure.type + (" or null" if figure.nullable else ""), unit, figure.meaning
 
 
 def options_page() -> str:

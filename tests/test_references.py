@@ -11,7 +11,8 @@ from references import PAGES
 
 from kvcalc import UserError, record_keys
 from kvcalc.cli.commands import COMMANDS
-from kvcalc.report.record_reference import UNITS, kinds, parts, unit_of
+from kvcalc.records.figures import UNITS, record_schema, unit_of_key
+from kvcalc.report.record_reference import RECORD_CLASSES, kinds, record_class
 
 DOCS = Path(__file__).parent.parent / "docs"
 WITHOUT = {"plot", "report"}  # which make a picture and a page
@@ -26,14 +27,23 @@ def test_pages_are_what_the_code_makes(name: str, made: Callable[[], str]) -> No
 
 def test_every_command_with_records_is_described() -> None:
     assert {kind.partition(" ")[0] for kind in kinds()} == set(COMMANDS) - WITHOUT
-    assert {part for of in kinds().values() for part in of} == set(parts())
 
 
-def test_every_key_has_a_unit_and_a_meaning() -> None:
-    for keys in parts().values():
-        for key in keys.values():
-            assert key.unit in UNITS and key.meaning, key
-            assert not key.meaning.startswith(f"{unit_of(key.name)}; "), key
+@pytest.mark.parametrize("kind", kinds())
+def test_every_key_has_a_unit_and_a_meaning(kind: str) -> None:
+    for figure in kinds()[kind].values():
+        assert figure.unit in UNITS and figure.meaning, figure
+        assert figure.nullable == ("null" in figure.meaning), figure
+
+
+@pytest.mark.parametrize("kind", RECORD_CLASSES)
+def test_the_schema_of_a_record(kind: str) -> None:
+    schema = record_schema(record_class(kind))
+    properties = schema["properties"]
+    assert isinstance(properties, dict) and list(properties) == list(kinds()[kind])
+    for name, figure in kinds()[kind].items():
+        is_nullable = "null" in properties[name]["type"]
+        assert is_nullable == figure.nullable and properties[name]["unit"] == figure.unit
 
 
 @pytest.mark.parametrize(
@@ -47,8 +57,13 @@ def test_every_key_has_a_unit_and_a_meaning() -> None:
     ],
 )
 def test_units_and_types(key: str, unit: str, type_: str) -> None:
-    (found,) = {(k.unit, k.type) for keys in parts().values() for k in keys.values() if k.name == key}
-    assert found == (unit, type_)
+    described = {(figures[key].unit, figures[key].type) for figures in kinds().values() if key in figures}
+    assert described == {(unit, type_)}
+
+
+@pytest.mark.parametrize(("key", "unit"), [("tpot_s", "seconds"), ("bandwidth_bytes_per_s", "bytes a second"), ("model", "")])
+def test_the_unit_by_the_ending_of_a_key(key: str, unit: str) -> None:
+    assert unit_of_key(key) == unit
 
 
 @pytest.mark.parametrize(
@@ -86,17 +101,17 @@ def test_no_stale_descriptions(kvcalc: Run, tmp_path: Path) -> None:
         "plan": "plan gpt2 --users 1 --context 1k --gpu h100",
     }
     for kind, line in lines.items():
-        described = {name for part in kinds()[kind] for name in parts()[part]}
+        described = {name for name, figure in kinds()[kind].items() if figure.required}
         found = {name for record in kvcalc(f"{line} --format json").records for name in record}
         assert (
             described - found <= {"host_weight_bytes", "host_cache_bytes", "window_cache_bytes", "state_bytes"} | _of_offloading()
         ), kind
     with timeline.open(encoding="utf-8") as file:
-        assert next(csv.reader(file)) == list(parts()["timeline"])
+        assert next(csv.reader(file)) == list(kinds()["serve --timeline (a file)"])
 
 
 def _of_offloading() -> set[str]:
-    return {"recompute_s", *(name for name in parts()["moved"] if name.startswith("offload"))}
+    return {"recompute_s", *(name for name in kinds()["fit"] if name.startswith("offload"))}
 
 
 def test_keys_of_a_command() -> None:

@@ -236,12 +236,12 @@ def run(
             hint="`kvcalc size A B` and `kvcalc latency A B` take several",
         )
     chosen = [(name.strip(), variant(changed, name)) for name in names]
-    records = [
+    compared = [
         r
         for d in deployments
         for r in compare_records(chosen, d, contexts, batches, block_size)
     ]
-    records = of_dimensions(records) if dimensions else records
+    records = of_dimensions(compared) if dimensions else compared
     remarks([changed], max(contexts))
     if output.plot:
         from kvcalc.planning.sweeps import comparison_sweep

@@ -22,6 +22,7 @@ from kvcalc.model.memory import cache_size, size_record
 from kvcalc.model.model import Layer, Model
 from kvcalc.model.precision import Precision
 from kvcalc.records import JsonObject
+from kvcalc.records.size import SizeRecord, WeightsRecord
 from kvcalc.units import parse_bytes, parse_rate, parse_tokens
 
 _SETTABLE = (
@@ -373,16 +374,16 @@ def gpu_record(gpu: Gpu) -> JsonObject:
     }
 
 
-UNKNOWN = (
-    "parameters",
-    "active_parameters",
-    "parameters_exact",
-    "mtp_parameters",
-    "weight_bytes",
-    "dtype",
-    "cache_share_of_weights",
-    "equal_weights_context",
-)
+UNKNOWN: WeightsRecord = {
+    "parameters": None,
+    "active_parameters": None,
+    "parameters_exact": None,
+    "mtp_parameters": None,
+    "weight_bytes": None,
+    "dtype": None,
+    "cache_share_of_weights": None,
+    "equal_weights_context": None,
+}
 
 
 class Dimensions(msgspec.Struct, frozen=True):
@@ -529,12 +530,12 @@ class Dimensions(msgspec.Struct, frozen=True):
             return f"{self.layers} layers of {self.hidden_size}"
         return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
 
-    def record(self, model: Model, *how: Any) -> JsonObject:
+    def record(self, model: Model, *how: Any) -> SizeRecord:
         """Return the `size_record` of such a model; figures that need weights are null.
 
         The ratio to MHA is included only if the number of query heads is given.
         """
-        record = size_record(model, *how) | dict.fromkeys(UNKNOWN)
+        record: SizeRecord = {**size_record(model, *how), **UNKNOWN}
         if not self.heads or (self.kv_lora_rank and not self.head_dim):
             record["mha_ratio"] = None
         if not (self.heads or self.kv_lora_rank):

@@ -25,7 +25,7 @@ from kvcalc.layers.weights import Formats, Weight
 from kvcalc.model.model import Model, kept
 from kvcalc.model.pipeline import Stage, check, stages
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of, stored_as
-from kvcalc.records import Record
+from kvcalc.records.size import SizeRecord
 from kvcalc.units import MOST_TOKENS
 
 
@@ -346,12 +346,11 @@ def size_record(
     precision: Precision = PUBLISHED,
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
-) -> Record:
-    """Cache and weights of one GPU as a flat record; integers are exact bytes. Raises UserError on
-    an impossible request.
+) -> SizeRecord:
+    """Return the record of cache and weights on the GPU with the most of them.
 
-    cache_share_of_weights: stored bytes of all sequences over weight_bytes. equal_weights_context:
-    the least context at which that is 1; null where the cache stops growing before.
+    Raises:
+        UserError: The request is impossible.
     """
     size = cache_size(model, context, batch_size, precision, block_size, parallelism)
     formats = formats_of(model, precision)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -22,6 +22,8 @@ from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.planning.quality import OVER_HEADS, StoredPrecision, lowered, quality_of
 from kvcalc.planning.variants import Variant, variant
 from kvcalc.records import Record
+from kvcalc.records.compare import CompareRecord, QualityRecord, VariantRecord
+from kvcalc.records.size import SizeRecord
 from kvcalc.storage.quantization import UNKNOWN_LOSS, losses_of
 from kvcalc.timing.calibration import BOUND
 from kvcalc.timing.deployment import TimedDeployment
@@ -184,119 +186,79 @@ def usual_variants(model: Model) -> str:
 
 
 def compare_records(
-    chosen: Sequence[tuple[str, Variant]],
+    variants: Sequence[tuple[str, Variant]],
     deployment: TimedDeployment,
     contexts: Sequence[int],
     batches: Sequence[int],
     block_size: int = 16,
-) -> list[Record]:
-    """Return a record for each variant, batch size and context: sizes, a decode step, users.
+) -> list[CompareRecord]:
+    """Return a record for each variant, batch size and context.
 
-    The first variant is the reference of the reductions. Attention intensity is the FLOPs per byte
-    of cache that attention, its indexer and scans read. Eviction FLOPs compute the scores of
-    eviction.
+    A record has the sizes, a decode step and the number of requests that fit. The first variant is
+    the reference of the reductions.
 
     Raises:
         UserError: As `size_record` and `forward`.
     """
-    records = []
+    records: list[CompareRecord] = []
     mha_parameters = variant(deployment.model, "mha").model.parameters
-    references: dict[tuple[int, int], Record] = {}
-    for name, (model, dtype, held_equal) in chosen:
+    references: dict[tuple[int, int], SizeRecord] = {}
+    for name, (model, cache_dtype, held_equal) in variants:
         precision = deployment.precision
-        if dtype:
-            precision = msgspec.structs.replace(precision, kv_cache_dtype=dtype)
+        if cache_dtype:
+            precision = msgspec.structs.replace(precision, kv_cache_dtype=cache_dtype)
         varied = msgspec.structs.replace(deployment, model=model, precision=precision)
         for batch_size, context in product(batches, contexts):
             size = size_record(
-                model,
-                context,
-                batch_size,
-                precision,
-                block_size,
-                deployment.parallelism,
+                model, context, batch_size, precision, block_size, deployment.parallelism
             )
             reference = references.setdefault((batch_size, context), size)
             *operators, step = roofline_records(varied, "decode", batch_size, context)
             core = [operator for operator in operators if operator["role"] == Role.CORE]
             core_bytes = sum(operator["cache_read_bytes"] for operator in core)
             core_flops = sum(operator["flops"] for operator in core)
-            evictions = [one for one in operators if one["operator"] == "eviction"]
-            del step[
-                "weight_bytes"
-            ]  # those of `size` also count weights that a step does not read
-            reduction = _reduction(reference, size, "kv_cache_bytes")
-            records.append(
-                {
-                    "variant": name,
-                    **varied.named,
-                    **size,
-                    "reduction": reduction,
-                    "reference": chosen[0][0],
-                    "stored_reduction": reduction,
-                    "read_reduction": _reduction(reference, size, "kv_cache_read_bytes"),
-                    "attention_intensity": core_flops / core_bytes if core_bytes else None,
-                    "mha_parameters": mha_parameters,
-                    "eviction_flops": sum(one["vector_flops"] for one in evictions),
-                }
-                | step
-                | batch_memory(varied, [(batch_size, context)])
-                | {"held_equal": held_equal}
-                | _quality(name, model.attention)
+            evictions = [r["vector_flops"] for r in operators if r["operator"] == "eviction"]
+            stored_reduction = _reduction(reference["kv_cache_bytes"], size["kv_cache_bytes"])
+            read_reduction = _reduction(
+                reference["kv_cache_read_bytes"], size["kv_cache_read_bytes"]
             )
+            record = {
+                "variant": name,
+                **varied.named,
+                **size,
+                "reduction": stored_reduction,
+                "reference": variants[0][0],
+                "stored_reduction": stored_reduction,
+                "read_reduction": read_reduction,
+                "attention_intensity": core_flops / core_bytes if core_bytes else None,
+                "mha_parameters": mha_parameters,
+                "eviction_flops": sum(evictions),
+                **step,
+                # The step does not read all weights.
+                "weight_bytes": size["weight_bytes"],
+                **batch_memory(varied, [(batch_size, context)]),
+                "held_equal": held_equal,
+                **_quality(name, model.attention),
+            }
+            records.append(cast(CompareRecord, record))
     return records
 
 
-def _reduction(reference: Record, record: Record, key: str) -> float | None:
-    return reference[key] / record[key] if record[key] else None
+def _reduction(reference_bytes: int, variant_bytes: int) -> float | None:
+    return reference_bytes / variant_bytes if variant_bytes else None
 
 
-# keys that do not depend on weights, the FFN or a GPU
-DIMENSION_KEYS = frozenset(
-    [
-        "variant",
-        "model",
-        "gpus",
-        "tensor_parallel_size",
-        "kv_cache_dtype",
-        "attention",
-        "context",
-        "batch_size",
-        "kv_cache_bytes",
-        "kv_cache_read_bytes",
-        "kv_cache_allocated_bytes",
-        "bytes_per_token",
-        "fixed_bytes",
-        "eviction_score_bytes",
-        "receptive_field",
-        "mha_ratio",
-        "block_size",
-        "reduction",
-        "reference",
-        "stored_reduction",
-        "read_reduction",
-        "attention_intensity",
-        "eviction_flops",
-        "phase",
-        "held_equal",
-        "head_diversity",
-        "quality",
-        "trades",
-    ]
-)
+def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:
+    """Return the figures that dimensions determine. Those of weights are None."""
+    keys = VariantRecord.__annotations__.keys() - UNKNOWN.keys()
+    results = []
+    for record in records:
+        known = {key: value for key, value in record.items() if key in keys}
+        results.append(cast(VariantRecord, known | UNKNOWN))
+    return results
 
 
-def of_dimensions(records: Sequence[Record]) -> list[Record]:
-    """Return the figures of `compare_records` that dimensions determine. Those of weights are
-    None."""
-    return [
-        {key: value for key, value in record.items() if key in DIMENSION_KEYS}
-        | dict.fromkeys(UNKNOWN)
-        for record in records
-    ]
-
-
-def _quality(name: str, attention: str) -> dict[str, str | None]:
+def _quality(name: str, attention: str) -> QualityRecord:
     """Return what is published of the quality of a variant's steps, with sources."""
     steps = quality_of(name, attention)
     notes = [

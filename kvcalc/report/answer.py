@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.records import Record
 from kvcalc.report.charts.chart import Chart
 from kvcalc.report.text.table_layout import Table
 
@@ -23,15 +22,15 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     is the total of a pass, otherwise the first. `dir(answer)` lists the keys.
     """
 
-    _records: Sequence[Record]
+    _records: Sequence[Mapping[str, object]]
     _tables: Callable[[], Sequence[Table]]
     _chart: Callable[[], Chart]
     _chief: int = 0
     _short: Mapping[str, str] = {}  # other names of keys
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[dict[str, Any]]:
         """Return all flat records, as `--format json` prints them, for pandas or polars."""
-        return deepcopy(list(self._records))
+        return deepcopy([dict(record) for record in self._records])
 
     def to_pandas(self) -> "DataFrame":
         """Return all records as a pandas DataFrame. Raise UserError if pandas is missing."""

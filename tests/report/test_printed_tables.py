@@ -8,7 +8,7 @@ from conftest import Run
 from printed import Table, holds, piped, read, table
 
 from kvcalc import load_model
-from kvcalc.report.text import fit_text, serving_text, table_layout, tables
+from kvcalc.report.text import fit_text, serving_text, size_text, table_layout, tables
 from kvcalc.report.text.table_layout import Column, chosen_columns, laid_out
 from kvcalc.report.text.table_layout import Table as Layout
 from kvcalc.report.text.tables import per_token, ratio, seconds, show
@@ -20,7 +20,7 @@ SIZE = {
     "attention": ("attention", "text"),
     "context": ("context", "whole"),
     "batch": ("batch_size", "whole"),
-    "cache dtype": ("kv_cache_dtype", "text"),
+    "cache in": ("kv_cache_dtype", "text"),
     "KV cache": ("kv_cache_bytes", "bytes"),
     "read per step": ("kv_cache_read_bytes", "bytes"),
     "allocated": ("kv_cache_allocated_bytes", "bytes"),
@@ -34,7 +34,7 @@ SIZE = {
 }
 COMPARE = {
     "variant": ("variant", "text"),
-    **{k: SIZE[k] for k in ("attention", "context", "batch", "cache dtype", "KV cache", "read per step", "per token")},
+    **{k: SIZE[k] for k in ("attention", "context", "batch", "cache in", "KV cache", "read per step", "per token")},
     "stores less": ("stored_reduction", "times"),
     "reads less": ("read_reduction", "times"),
     "parameters": ("parameters", "count"),
@@ -441,14 +441,14 @@ def test_what_is_the_same_in_every_row_stands_below(kvcalc: Run) -> None:
     line = "size llama-3.1-8b llama-2-7b --context 8k --batch-size 3 --kv-cache-dtype fp8"
     out = kvcalc(f"{line} -v").out
     shown = table(out, "model")
-    assert not {"context", "batch", "cache dtype", "fixed", "read per step", "allocated"} & {*shown.headings}
-    assert "context 8,192, batch 3, cache dtype fp8\n" in out
+    assert not {"context", "batch", "cache in", "fixed", "read per step", "allocated"} & {*shown.headings}
+    assert "context 8,192, batch 3, cache in fp8\n" in out
     assert "A step reads all stored bytes.\nWhole blocks need no more bytes.\n" in out
     one = kvcalc("size llama-3.1-8b --wide").out
-    assert {"read per step", "allocated", "context", "batch", "cache dtype", "fixed"} <= {*table(one, "model").headings}
-    assert "context 4,096, batch 1, cache dtype bf16\n" in kvcalc("size llama-3.1-8b -v").out
+    assert {"read per step", "allocated", "context", "batch", "cache in", "fixed"} <= {*table(one, "model").headings}
+    assert "context 4,096, batch 1, cache in bf16\n" in kvcalc("size llama-3.1-8b -v").out
     several = table(kvcalc("size gpt2 --context 1k,2k --batch-size 1,2").out, "model")
-    assert {"context", "batch"} <= {*several.headings} and "cache dtype" not in several.headings
+    assert {"context", "batch"} <= {*several.headings} and "cache in" not in several.headings
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 100, 140])
@@ -456,7 +456,7 @@ def test_what_is_the_same_in_every_row_stands_below(kvcalc: Run) -> None:
 def test_a_narrower_table_shows_the_same_figures_of_fewer_columns(kvcalc: Run, line: str, columns: int) -> None:
     """Whatever stands in a cell stood in the whole table under that heading, or is its first characters."""
     records = with_steps(kvcalc(f"{line} --format json").records)
-    contract, kind = (SIZE, tables.SIZE_COLUMNS) if line.startswith("size") else (COMPARE, tables.COMPARE_COLUMNS)
+    contract, kind = (SIZE, size_text.SIZE_COLUMNS) if line.startswith("size") else (COMPARE, size_text.COMPARE_COLUMNS)
     laid = laid_out(table_layout.Table(records, kind), columns)
     assert max(map(len, laid.lines())) <= columns
     shown = table("\n".join([*laid.head, *laid.rows, ""]), laid.head[0].split("  ")[0])
@@ -481,7 +481,7 @@ COLUMNS = (Column("a_bytes", "a", format_bytes), Column("kv_cache_bytes", "KV", 
 @pytest.mark.parametrize(
     ("columns", "contract"),
     [
-        (tables.SIZE_COLUMNS, SIZE), (tables.COMPARE_COLUMNS, COMPARE), (tables.MODEL_COLUMNS, MODELS),
+        (size_text.SIZE_COLUMNS, SIZE), (size_text.COMPARE_COLUMNS, COMPARE), (tables.MODEL_COLUMNS, MODELS),
         (tables.GPU_COLUMNS, GPUS), (tables.ROOFLINE_COLUMNS, ROOFLINE), (serving_text.LATENCY, LATENCY),
         (serving_text.SPECULATION, SPECULATION), (serving_text.SERVE, SERVE), (fit_text.COLUMNS, FIT),
     ],

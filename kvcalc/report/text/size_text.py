@@ -1,20 +1,21 @@
 """Printed answers of `size`, `compare` and `compare --deployments`."""
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 from kvcalc.layers.batch import Parallelism
 from kvcalc.model.memory import assumptions, cache_size, reach_line
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
-from kvcalc.records import JsonObject
+from kvcalc.records.compare import CompareRecord
+from kvcalc.records.figures import Figure
+from kvcalc.records.size import SizeRecord
 from kvcalc.report.charts.chart import Chart, bar_chart, joined
 from kvcalc.report.export import Record
 from kvcalc.report.text.fit_text import marked_columns, memory_notes, memory_sentences
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
-    COMPARE_COLUMNS,
     GPU_COLUMNS,
-    SIZE_COLUMNS,
     alike,
     answer_sentence,
     budget_warning,
@@ -40,6 +41,41 @@ from kvcalc.units import MOST_TOKENS, format_bytes, format_count, format_si, sho
 UNITS = {"gib": "1 GiB = 2^30 bytes", "si": "1 GB = 10^9 bytes", "bytes": "exact bytes"}
 LOAD = ("context", "batch_size")
 STORAGE_KEYS = ("model", "tensor_parallel_size", "dtype", "kv_cache_dtype")
+
+
+SIZE_COLUMNS = columns(
+    SizeRecord,
+    "model tensor_parallel_size dtype context batch_size kv_cache_dtype kv_cache_bytes "
+    "kv_cache_read_bytes bytes_per_token attention weight_bytes equal_weights_context mha_ratio "
+    "parameters fixed_bytes active_parameters kv_cache_allocated_bytes",
+    inputs="context batch_size kv_cache_dtype",
+    optional="tensor_parallel_size dtype",
+)
+
+
+class CompareRow(CompareRecord):
+    """A record of `compare` with the time of its decode step, predicted or else the bound."""
+
+    step_s: Annotated[
+        float, Figure("step", "time of one decode step", mark="time", is_noted=True)
+    ]
+    roofline_s: Annotated[
+        float, Figure("at least", "datasheet bound of the step", is_noted=True)
+    ]
+    intensity: Annotated[
+        float | None, Figure("FLOP/B of the step", "flops ÷ bytes; null without traffic")
+    ]
+
+
+COMPARE_COLUMNS = columns(
+    CompareRow,
+    "variant tensor_parallel_size dtype engine basis context batch_size kv_cache_dtype "
+    "kv_cache_bytes stored_reduction read_reduction step_s max_num_seqs attention_intensity "
+    "attention kv_cache_read_bytes bytes_per_token parameters roofline_s intensity bound",
+    inputs="context batch_size kv_cache_dtype",
+    optional="tensor_parallel_size dtype engine basis",
+    wide="roofline_s intensity bound",
+)
 
 
 def size_table(
@@ -167,7 +203,7 @@ def _load(record: Record) -> str:
 
 def compare_tables(
     deployments: Sequence[TimedDeployment],
-    records: Sequence[JsonObject],
+    records: Sequence[Record],
     block_size: int,
 ) -> list[Table]:
     """Return the table of the variants, with their quality in its details."""
@@ -201,7 +237,7 @@ def compare_tables(
             *time_footnotes(records),
         ]
         rows = predictions_first(
-            [r | {"step_s": r["time_s"] or r["roofline_s"]} for r in records]
+            [{**r, "step_s": r["time_s"] or r["roofline_s"]} for r in records]
         )
         details += [
             reference,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from kvcalc.errors import few, visible
 from kvcalc.library.presets import preset_files
+from kvcalc.records.figures import figures_of
 from kvcalc.report.export import Record
 from kvcalc.report.text.table_layout import (
     MAX_NOTES,
@@ -95,7 +96,49 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 FLAGS = ("wide", "given", "apart")
 
 
-def columns(description: str, **formats: Callable[[Any], str]) -> tuple[Column, ...]:
+def columns(
+    record: type | str,
+    keys: Any = "",
+    *,
+    inputs: Any = "",
+    optional: Any = "",
+    wide: Any = "",
+    formats: Any = FORMATS,
+    **described_formats: Any,
+) -> tuple[Column, ...]:
+    """Return the columns of a table of records.
+
+    Args:
+        record: The class of the records.
+        keys: Keys of the columns in the order of importance.
+        inputs: Those of the keys that are inputs. Equal inputs of all rows become a note.
+        optional: Those that are hidden if model and GPU determine the value.
+        wide: Those that only `--wide` shows.
+        formats: Formats of the figures by name, FORMATS and those of this table.
+    """
+    if isinstance(record, str):
+        return _described(record, **described_formats)
+    figures = figures_of(record)
+    results = []
+    for key in keys.split():
+        figure = figures[key]
+        results.append(
+            Column(
+                key,
+                figure.heading,
+                show=formats.get(figure.format) or figure.format.format,
+                right=figure.type not in ("text", "boolean"),
+                wide=key in wide.split(),
+                given=key in inputs.split(),
+                apart=key in optional.split(),
+                rests=figure.mark,
+                about=figure.meaning.partition(";")[0] * figure.is_noted,
+            )
+        )
+    return tuple(results)
+
+
+def _described(description: str, **formats: Callable[[Any], str]) -> tuple[Column, ...]:
     """Parse the columns of a table: `key | heading | format | flags | meaning`, one per line.
 
     Args:
@@ -355,27 +398,6 @@ DEPLOYED = columns(
     basis                | times by   | basis | left apart
     """
 )
-SIZE_COLUMNS = columns(
-    """
-    model                    | model         | text
-    tensor_parallel_size     | tp            | int       | apart
-    dtype                    | weights in    | text      | apart
-    context                  | context       | int       | given
-    batch_size               | batch         | int       | given
-    kv_cache_dtype           | cache dtype   | text      | given
-    kv_cache_bytes           | KV cache      | bytes
-    kv_cache_read_bytes      | read per step | bytes
-    bytes_per_token | per token | per token | | bytes per further token, 0 B if all windows are full
-    attention                | attention     | text
-    weight_bytes             | weights       | bytes
-    equal_weights_context | = weights | int | | context at which the KV cache equals the weights
-    mha_ratio | MHA needs | ratio | | KV cache of multi-head attention ÷ this KV cache
-    parameters               | parameters    | count
-    fixed_bytes | fixed | bytes | | full windows and recurrent states of one sequence
-    active_parameters        | active        | count
-    kv_cache_allocated_bytes | allocated     | bytes     | | in whole blocks
-    """
-)
 MODEL_COLUMNS = columns(
     """
     model             | model       | text
@@ -422,30 +444,5 @@ ROOFLINE_COLUMNS = columns(
     weight_bytes     | weights     | si B    | wide
     cache_bytes      | cache       | si B    | wide
     activation_bytes | activations | si B    | wide
-    """
-)
-COMPARE_COLUMNS = columns(
-    """
-    variant              | variant            | variant   | left
-    tensor_parallel_size | tp                 | int       | apart
-    dtype                | weights in         | text      | apart
-    engine               | engine             | text      | apart
-    basis                | times by           | basis     | left apart
-    context              | context            | int       | given
-    batch_size           | batch              | int       | given
-    kv_cache_dtype       | cache dtype        | text      | given
-    kv_cache_bytes       | KV cache           | bytes
-    stored_reduction     | stores less        | ratio     | | than the reference
-    read_reduction       | reads less         | ratio
-    step_s               | step               | seconds   | time | time of one decode step
-    max_num_seqs         | users              | int       | | requests that fit after the weights
-    attention_intensity | FLOP/B | digits | | FLOP of attention per byte of KV cache that it reads
-    attention            | attention          | text
-    kv_cache_read_bytes  | read per step      | bytes
-    bytes_per_token | per token | per token | | bytes per further token, 0 B if all windows are full
-    parameters           | parameters         | count
-    roofline_s           | at least           | seconds   | wide | datasheet bound of the step
-    intensity            | FLOP/B of the step | digits    | wide
-    bound                | bound              | text      | wide
     """
 )

@@ -1,8 +1,8 @@
-"""Names of the types of data whose keys are not fixed in code."""
+"""Records: the answers of commands as flat mappings, with one declaration per key."""
 
 from typing import Any, TypeAlias
 
-# One row of a command's answer. report/keys.yaml describes each key, and a test checks it.
+# One row of a command whose record has no class yet. report/keys.yaml describes each key.
 Record: TypeAlias = dict[str, Any]
 # A parsed file, such as config.json.
 JsonObject: TypeAlias = dict[str, Any]

@@ -1,0 +1,75 @@
+"""Records of `compare`: attention variants of a model at one context and batch size."""
+
+from typing import Annotated, TypedDict
+
+from kvcalc.records.deployment import DeploymentRecord, MemoryRecord, TimeBasisRecord
+from kvcalc.records.figures import Figure
+from kvcalc.records.roofline import PassTotalRecord
+from kvcalc.records.size import SizeRecord
+
+
+class QualityRecord(TypedDict):
+    """Published quality of an attention variant."""
+
+    head_diversity: Annotated[
+        str | None,
+        Figure(
+            "",
+            "how different keys and values of the heads can be; null if unknown",
+        ),
+    ]
+    quality: Annotated[
+        str | None, Figure("", "published quality of the variant; null if unknown")
+    ]
+    trades: Annotated[
+        str | None, Figure("", "what the variant gains and loses; null if unknown")
+    ]
+
+
+class VariantRecord(SizeRecord, QualityRecord):
+    """KV cache of an attention variant, compared with that of the first variant."""
+
+    variant: Annotated[
+        str, Figure("variant", "the attention variant as typed", format="variant")
+    ]
+    reduction: Annotated[
+        float | None, Figure("", "same as stored_reduction; null in the same cases")
+    ]
+    reference: Annotated[str, Figure("", "the variant with which the others are compared")]
+    stored_reduction: Annotated[
+        float | None,
+        Figure(
+            "stores less",
+            "stored bytes of the reference ÷ those of this variant; null if it stores nothing",
+        ),
+    ]
+    read_reduction: Annotated[
+        float | None,
+        Figure(
+            "reads less",
+            "bytes read by the reference ÷ those of this variant; null if it reads nothing",
+        ),
+    ]
+    attention_intensity: Annotated[
+        float | None,
+        Figure(
+            "FLOP/B",
+            "FLOP of attention per byte of KV cache that it reads; null if it reads none",
+            unit="FLOP per byte",
+            is_noted=True,
+        ),
+    ]
+    eviction_flops: Annotated[int, Figure("", "vector FLOPs of the choice of tokens to evict")]
+    phase: Annotated[str, Figure("phase", "decode, prefill or mixed")]
+    held_equal: Annotated[str, Figure("", "properties that all variants share")]
+
+
+class CompareRecord(
+    VariantRecord, DeploymentRecord, PassTotalRecord, TimeBasisRecord, MemoryRecord
+):
+    """An attention variant with its decode step and the requests that fit."""
+
+    mha_parameters: Annotated[
+        int,
+        Figure("", "of the model with multi-head attention"),
+    ]

@@ -1,0 +1,175 @@
+"""Read the declarations of records. A record class declares each key with its type and a `Figure`.
+
+    class SizeRecord(TypedDict):
+        kv_cache_bytes: Annotated[int, Figure("KV cache", "stored by all sequences on one GPU")]
+
+The columns of tables, the labels of `--explain`, the reference and the JSON Schema follow from it.
+Do not import annotations from `__future__` in this package, because `figures_of` reads them.
+"""
+
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, NotRequired, get_args, get_origin
+
+import msgspec
+
+# The unit of a key by its ending. The first ending that matches counts.
+UNITS_OF_ENDINGS = {
+    "flops_per_s": "FLOP a second",
+    "bytes_per_s": "bytes a second",
+    "tokens_per_s": "tokens a second",
+    "requests_per_s": "requests a second",
+    "_s": "seconds",
+    "_w": "watts",
+    "_j": "joules",
+    "bytes": "bytes",
+    "flops": "FLOP",
+    "num_blocks": "count",
+    "parameters": "count",
+    "_seqs": "sequences",
+    "_sequences": "sequences",
+    "_len": "tokens",
+    "tokens": "tokens",
+    "_error": "share",
+    "_share": "share",
+    "_waste": "share",
+    "ratio": "ratio",
+    "_speedup": "ratio",
+    "reduction": "ratio",
+}
+# The unit of a key without such an ending, by its JSON type.
+UNITS_OF_TYPES = {
+    "integer": "count",
+    "number": "number",
+    "text": "text",
+    "boolean": "yes or no",
+    "list": "list",
+    "object": "figures",
+}
+# The format of a value by its unit, for tables. Values of other units are written as text.
+FORMATS_OF_UNITS = {
+    "count": "int",
+    "tokens": "int",
+    "sequences": "int",
+    "bytes": "bytes",
+    "bytes a token": "per token",
+    "bytes a second": "si B/s",
+    "FLOP": "si",
+    "FLOP a second": "si",
+    "FLOP per byte": "digits",
+    "seconds": "seconds",
+    "tokens a second": "{:,.0f}",
+    "requests a second": "digits",
+    "ratio": "ratio",
+    "share": "percent",
+    "number": "digits",
+    "money": "{:,.2f}",
+    "joules": "{:.3g}",
+    "yes or no": "yes/no",
+}
+UNITS = {*UNITS_OF_ENDINGS.values(), *UNITS_OF_TYPES.values(), *FORMATS_OF_UNITS}
+JSON_TYPES = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "text",
+    list: "list",
+    dict: "object",
+}
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """The description of a key of a record.
+
+    Attributes:
+        heading: Heading of the column; '' if no table shows the key.
+        meaning: Value and, if it may be null, the condition under which it is null. Text after a
+            semicolon is only in the reference.
+        format: Format of a table cell, a name in `report.text.tables.FORMATS` or a template such as
+            `{:,.1f}`. By default it follows from the unit.
+        unit: One of UNITS. By default it follows from the ending of the key, then from the type.
+        mark: `time` if `≥` marks the value of a bound, `rate` if `≤` does. `~` marks scaled values.
+        is_noted: Whether the meaning is a note below tables.
+        formula: Keys with operators, such as `flops / bytes`. `--explain` replaces the keys with
+            their values.
+        name: The key.
+        type: JSON type: integer, number, text, boolean, list or object.
+        nullable: Whether the value may be null.
+        required: Whether every record has the key.
+    """
+
+    heading: str
+    meaning: str
+    format: str = ""
+    unit: str = ""
+    mark: str = ""
+    is_noted: bool = False
+    formula: str = ""
+    name: str = ""
+    type: str = ""
+    nullable: bool = False
+    required: bool = True
+
+
+def unit_of_key(key: str) -> str:
+    """Return the unit that the ending of a key gives, or ''.
+
+    Examples: `tpot_s` gives seconds, and `bandwidth_bytes_per_s` gives bytes a second.
+    """
+    endings = (unit for ending, unit in UNITS_OF_ENDINGS.items() if key.endswith(ending))
+    return next(endings, "")
+
+
+@cache
+def figures_of(record: type) -> dict[str, Figure]:
+    """Return the figures of a record class by key, with those of its bases first."""
+    declarations: dict[str, Any] = record.__annotations__
+    return {key: _complete(key, declaration) for key, declaration in declarations.items()}
+
+
+def _complete(key: str, declaration: Any) -> Figure:
+    """Return the figure of a declaration, with name, type, unit and format."""
+    origin: Any = get_origin(declaration)
+    if origin is NotRequired:
+        (declaration,) = get_args(declaration)
+    value_type, figure = get_args(declaration)
+    is_union = isinstance(value_type, UnionType)
+    members = get_args(value_type) if is_union else (value_type,)
+    value_types = [get_origin(member) or member for member in members]
+    json_type = next(JSON_TYPES.get(member, "object") for member in value_types)
+    unit = figure.unit or unit_of_key(key) or UNITS_OF_TYPES[json_type]
+    complete: Figure = msgspec.structs.replace(
+        figure,
+        name=key,
+        type=json_type,
+        nullable=NoneType in value_types,
+        required=origin is not NotRequired,
+        unit=unit,
+        format=figure.format or FORMATS_OF_UNITS.get(unit, "text"),
+    )
+    return complete
+
+
+def record_schema(record: type) -> dict[str, object]:
+    """Return the JSON Schema of a record class, with the unit of each key."""
+    figures = figures_of(record)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": record.__name__,
+        "description": record.__doc__,
+        "type": "object",
+        "properties": {key: _property_schema(figure) for key, figure in figures.items()},
+        "required": [key for key, figure in figures.items() if figure.required],
+        "additionalProperties": False,
+    }
+
+
+def _property_schema(figure: Figure) -> dict[str, object]:
+    """Return the JSON Schema of a key."""
+    json_type = {"text": "string", "list": "array"}.get(figure.type, figure.type)
+    return {
+        "title": figure.heading or figure.name,
+        "description": figure.meaning,
+        "type": [json_type, "null"] if figure.nullable else json_type,
+        "unit": figure.unit,
+    }
