@@ -14,7 +14,6 @@ import startup_logs as logs
 from conftest import Run
 
 from kvcalc.capacity.memory_budget import read_learned
-from kvcalc.diagnosis.log_reader import read_boots
 
 GIB, MIB = 2**30, 2**20
 
@@ -371,14 +370,6 @@ def test_a_count_below_zero_is_none(diagnosed: Any) -> None:
     assert first["term"] == "share that the engine takes"
 
 
-def test_a_failure_keeps_its_figures(tmp_path: Path) -> None:
-    (tmp_path / "server.log").write_text(logs.V1_0_14, encoding="utf-8")
-    (boot,), _ = read_boots(str(tmp_path / "server.log"))
-    assert boot.failure and boot.failure.figures == {
-        "length": 40960, "needed": round(6.25 * GIB), "available": round(2.1 * GIB), "longest": 13760,
-    }  # fmt: skip
-
-
 def test_standard_input(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(logs.NO_BLOCKS.encode())))
     found = kvcalc("diagnose -")
@@ -406,7 +397,6 @@ def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnos
         (b"", "is empty"),
         (b"hello\nworld, this is no log at all\n", "has no start-up of vLLM, SGLang or llama.cpp"),
         (b"\x7fELF\x02\x01\x01" + b"\0" * 99, "is not a log in text"),
-        (b"PK\x03\x04 zipped", "is not a log in text"),
         (b"vLLM API server version 0.11.0\n", "has no start-up"),
         (b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n", "the log names no model. Give it with --model"),
         (b"non-default args: {'model': '/mnt/m'}\nModel loading took 3 GiB\n", "is not a known model. Give it with --model"),

@@ -9,7 +9,7 @@ from kvcalc.cli.options import Argument, Option, note, save_text
 
 if TYPE_CHECKING:
     from kvcalc.diagnosis.diagnosis import DiagnosisInputs
-    from kvcalc.diagnosis.log_verdict import DiagnosisSummary, LoggedSummary
+    from kvcalc.diagnosis.log_verdict import DiagnosisSummary
 
 
 _override = partial(Option, panel="Overrides")
@@ -118,14 +118,12 @@ def run(
         return
     verdicts = [result for log in logs for result in _verdicts(log, given, boot, users, length)]
     if save:
-        from kvcalc.diagnosis.log_verdict import LoggedSummary
-
-        last = verdicts[-1][1]
-        if isinstance(last, LoggedSummary):
+        corrections = verdicts[-1][1].corrections
+        if corrections is None:
             raise UserError(
                 "vLLM's V0 engine is not predicted, so its log gives no corrections"
             )
-        save_text(save, last.found.learned.text())
+        save_text(save, corrections.text())
     if printing.printed(
         [record for log, v, number, _ in verdicts for record in v.records(log, number)]
     ):
@@ -140,13 +138,17 @@ def run(
 def _running(where: str, given: "DiagnosisInputs", users: int, printing: Printing) -> None:
     """A server's metrics beside the prediction."""
     from kvcalc.diagnosis.diagnosis import served_by
-    from kvcalc.diagnosis.prometheus import beside_served, read_metrics, running_records
+    from kvcalc.diagnosis.prometheus import (
+        compare_with_prediction,
+        read_metrics,
+        running_records,
+    )
 
     metrics = read_metrics(where)
     deployment, remarks = served_by(metrics.model, given)
     for text in remarks:
         note(text)
-    result = beside_served(metrics, deployment, users)
+    result = compare_with_prediction(metrics, deployment, users)
     if not printing.printed(running_records(result)):
         from kvcalc.report.text.plan_text import running_table
 
@@ -155,11 +157,11 @@ def _running(where: str, given: "DiagnosisInputs", users: int, printing: Printin
 
 def _verdicts(
     log: str, given: "DiagnosisInputs", chosen: int, users: int, context: int
-) -> "list[tuple[str, DiagnosisSummary | LoggedSummary, int, int]]":
+) -> "list[tuple[str, DiagnosisSummary, int, int]]":
     """(log, verdict, its number, how many there are) of each boot that is asked for."""
     from kvcalc.diagnosis.diagnosis import diagnose
     from kvcalc.diagnosis.log_reader import read_boots
-    from kvcalc.diagnosis.log_verdict import DiagnosisSummary, LoggedSummary
+    from kvcalc.diagnosis.log_verdict import summarize_diagnosis, summarize_v0
     from kvcalc.errors import UnpredictedRelease, UserError
 
     boots, remarks = read_boots(log)
@@ -168,14 +170,13 @@ def _verdicts(
     results = []
     for number, boot in enumerate(boots, 1):
         if chosen in (0, number):
-            summary: DiagnosisSummary | LoggedSummary
             try:
                 one = diagnose(boot, given)
                 remarks += one.remarks
-                summary = DiagnosisSummary(one, users, context)
+                summary = summarize_diagnosis(one, users, context)
             except UnpredictedRelease as error:
                 remarks += (error.what,)
-                summary = LoggedSummary(boot, given.model, given.gpu)
+                summary = summarize_v0(boot, given.model, given.gpu)
             results.append((log, summary, number, len(boots)))
     for text in dict.fromkeys(remarks):
         note(text)

@@ -1,188 +1,304 @@
 """Read the engine starts in a log. Terminal escape sequences are removed.
 
-At most MOST_BYTES of a log and MOST_LETTERS of a line are read.
+At most MAX_BYTES of a log and MAX_LINE_CHARACTERS of a line are read.
 """
 
+import json
 import re
 import sys
-from collections import deque
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-from kvcalc.diagnosis import llama_cpp_log, sglang_log, vllm_log
-from kvcalc.diagnosis.startup import GIB, MIB, Boot, Failure
+from kvcalc.capacity.dialects import DIALECTS, Flag
+from kvcalc.diagnosis.log_patterns import (
+    CONFIG_ARGUMENTS,
+    ENGINE_MARKS,
+    GPU_MAKERS,
+    GPU_NAME,
+    OTHER_STARTS,
+    START_LINES,
+    compile_patterns,
+)
+from kvcalc.diagnosis.startup import Boot
 from kvcalc.errors import UserError
 from kvcalc.library.files import check_readable
 
-MOST_BYTES, MOST_LETTERS, MOST_BOOTS = 64 << 20, 20_000, 50
-MOST_FILE = 1 << 50
-MOST_BEFORE = 200  # lines in memory until one identifies the engine
+GIB, MIB = 1 << 30, 1 << 20
+MAX_BYTES, MAX_LINE_CHARACTERS, MAX_BOOTS = 64 << 20, 20_000, 50
+MAX_FILE_BYTES = 1 << 50
+MAX_EARLIER_LINES = 200  # read before the first line that identifies the engine
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]{0,20}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])|"
     r"#033\[[\d;]{0,12}m"
 )
-_MARKS: tuple[tuple[str, str, ModuleType], ...] = (
-    ("vllm", "vLLM API server version", vllm_log),
-    ("vllm", "LLM engine (v", vllm_log),
-    ("vllm", "non-default args:", vllm_log),
-    ("sglang", "server_args=ServerArgs(", sglang_log),
-    ("sglang", "Load weight begin. avail mem", sglang_log),
-    ("llama.cpp", "llama_", llama_cpp_log),
-    ("llama.cpp", "ggml_cuda_init", llama_cpp_log),
-    ("vllm", "Model loading took", vllm_log),
-    ("vllm", "Available KV cache memory", vllm_log),
-    ("vllm", "cache blocks", vllm_log),
-    ("vllm", "vllm/", vllm_log),
-    ("vllm", "GPU KV cache size", vllm_log),
-    ("vllm", "GPU memory utilization", vllm_log),
+_VERSION = re.compile(r"(?:LLM engine \(|API server version )v?(\d+\.\d+[\w.+]*)")
+_RANK = re.compile(r"\(([A-Za-z_0-9 ]{1,40}) pid=\d+\)|\b(?:TP|DP|PP)\d+")
+_VALUE = (
+    r"('[^']{0,400}'|\"[^\"]{0,400}\"|\{[^{}]{0,400}\}|\[[^\[\]]{0,400}\]|"
+    r"[A-Za-z]{1,60}\([^()]{0,400}\)|[\w.+-]{1,80})"
 )
-# Lines that begin another start, of any engine.
-_STARTS = (
-    ("vllm", "vLLM API server version"),
-    ("vllm", "LLM engine (v"),
-    ("sglang", "server_args=ServerArgs("),
-    ("llama.cpp", "llama_model_loader: loaded meta data"),
+_MAPPING_ITEM = re.compile(rf"'([a-z_0-9]{{1,60}})': {_VALUE}")
+_KEYWORD_ARGUMENT = re.compile(rf"\b([a-z_0-9]{{1,60}})={_VALUE}")
+BOOT_TEXTS = ("version", "model", "gpu", "title", "file_type")
+FAILURES = ("no_blocks", "too_long", "occupied", "out_of_memory", "weights_failed")
+FLAG_NUMBERS = (
+    "gpu_memory_utilization",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "num_gpu_blocks_override",
+    "cells",
 )
-_READERS = {"vllm": vllm_log, "sglang": sglang_log, "llama.cpp": llama_cpp_log}
-_N = r"(\d{1,12}(?:\.\d{1,12})?)(?!\d)"
-_TORCH = re.compile(
-    rf"(?:CUDA|HIP) out of memory\. Tried to allocate {_N} (GiB|MiB)"
-    rf"(?:.{{0,40}} has a total capacity of {_N} GiB of which {_N} (GiB|MiB) is free)?"
-)
-_PARTS = (
-    r"PRO|Super|SUPER|Ti|[A-Z]?\d[\w.-]{0,15}|NVL|PCIe|HBM3e?|Blackwell|Server|Workstation|"
-    r"Edition|Ada|Generation|Max-Q"
-)
-_CARDS = re.compile(
-    r"(NVIDIA[ _](?:GeForce[ _]|Tesla[ _]|"
-    rf"TITAN[ _])?[A-Z][\w.-]{{1,20}}(?:[ _](?:{_PARTS})){{0,7}}|"
-    r"Tesla[ _][A-Z]\d[\w.-]{1,20}|AMD[ _]Instinct[ _]MI\d{2,3}[A-Z]?|Apple M\d(?: (?:Pro|Max|"
-    r"Ultra))?|"
-    r"GeForce RTX \d{4}(?: Ti| SUPER)?)"
-)
+HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
+MAPPING_FLAGS = ("limit_mm_per_prompt", "speculation", "engram_config")
 
 
 def read_boots(name: str) -> tuple[list[Boot], list[str]]:
     """Return the engine starts of a log, and remarks. `-` is standard input.
 
-    Raises UserError if the file is not text or has no start of a known engine.
+    Raises:
+        UserError: The file is not text or has no start of a known engine.
     """
-    data, cut = _bytes(name)
+    data, is_cut = _read_bytes(name)
     where = "standard input" if name == "-" else name
     if not data.strip():
         raise UserError("is empty", where)
-    # Windows shells write UTF-16.
-    coded = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
-    if (
-        data[:4] in (b"\x7fELF", b"PK\x03\x04", b"\x89PNG", b"GGUF")
-        or data[:2] == b"\x1f\x8b"
-        or (coded == "utf-8" and b"\0" in data[:4096])
-    ):
+    # Windows shells write UTF-16
+    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+    if encoding == "utf-8" and b"\0" in data[:4096]:
         raise UserError("is not a log in text", where)
-    boots = _boots(data.decode(coded, errors="replace"))
+    boots = _split_boots(data.decode(encoding, errors="replace"))
+    first_part = f"{MAX_BYTES >> 20} MiB"
     if not boots:
-        there = f" in its first {MOST_BYTES >> 20} MiB; the rest is not read" if cut else ""
-        hint = "Give only the start-up" if cut else "Give the log from its first line on"
-        raise UserError(f"has no start-up of vLLM, SGLang or llama.cpp{there}", where, hint)
-    remarks = [f"{where}: only the first {MOST_BYTES >> 20} MiB are read"] if cut else []
-    if len(boots) > MOST_BOOTS:
-        remarks.append(f"{where}: the last {MOST_BOOTS} of {len(boots)} boots")
-    return boots[-MOST_BOOTS:], remarks
+        unread = f" in its first {first_part}; the rest is not read" if is_cut else ""
+        hint = "Give only the start-up" if is_cut else "Give the log from its first line on"
+        raise UserError(f"has no start-up of vLLM, SGLang or llama.cpp{unread}", where, hint)
+    remarks = [f"{where}: only the first {first_part} are read"] if is_cut else []
+    if len(boots) > MAX_BOOTS:
+        remarks.append(f"{where}: the last {MAX_BOOTS} of {len(boots)} boots")
+    return boots[-MAX_BOOTS:], remarks
 
 
-def _bytes(name: str) -> tuple[bytes, bool]:
-    """Return at most MOST_BYTES of a file or standard input, and whether there are more."""
+def _read_bytes(name: str) -> tuple[bytes, bool]:
+    """Return at most MAX_BYTES of a file or standard input, and whether there are more."""
     if name == "-":
         if sys.stdin is None:
             raise UserError("is closed", "standard input")
-        data = sys.stdin.buffer.read(MOST_BYTES + 1)
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
-        check_readable(Path(name), MOST_FILE)
+        check_readable(Path(name), MAX_FILE_BYTES)
         try:
             with Path(name).open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
+                data = file.read(MAX_BYTES + 1)
         except OSError as error:
-            raise UserError(
-                f"cannot be read: {(error.strerror or 'error').lower()}", name
-            ) from None
-    return data[:MOST_BYTES], len(data) > MOST_BYTES
+            problem = (error.strerror or "error").lower()
+            raise UserError(f"cannot be read: {problem}", name) from None
+    return data[:MAX_BYTES], len(data) > MAX_BYTES
 
 
-def _boots(text: str) -> list[Boot]:
-    boots: list[Boot] = []
-    boot: Boot | None = None
-    reader: ModuleType | None = None
-    before: deque[str] = deque(maxlen=MOST_BEFORE)
-    for at, raw in enumerate(text.split("\n"), 1):
-        line = raw[:MOST_LETTERS]
+def _split_boots(text: str) -> list[Boot]:
+    """Return the engine starts in the text of a log that state anything."""
+    lines = text.split("\n")
+    first, engine = next(
+        (
+            (number, engine)
+            for number, line in enumerate(lines)
+            for engine, mark in ENGINE_MARKS
+            if mark in line
+        ),
+        (0, ""),
+    )
+    if not engine:
+        return []
+    boots = [Boot(engine, (first + 1, first + 1))]
+    for index in range(max(0, first - MAX_EARLIER_LINES), len(lines)):
+        line = lines[index][:MAX_LINE_CHARACTERS]
         if "\x1b" in line or "#033" in line:
             line = _ESCAPES.sub("", line)
         if len(line) < 8:
             continue
-        if boot is None or reader is None:
-            result = next(
-                ((engine, module) for engine, mark, module in _MARKS if mark in line),
-                None,
-            )
-            if result is None:
-                before.append(line)
+        boot, lines_read = boots[-1], (index + 1, index + 1)
+        starts = (name for name, mark in OTHER_STARTS if name != boot.engine and mark in line)
+        if other := next(starts, ""):
+            boots.append(Boot(other, lines_read))
+            _begins_boot(boots[-1], line)
+        elif _begins_boot(boot, line):
+            boots.append(Boot(boot.engine, lines_read, boot.gpu))
+            _begins_boot(boots[-1], line)
+        _read_line(boots[-1], line)
+        boots[-1].lines = boots[-1].lines[0], index + 1
+    for boot in boots:
+        _complete_figures(boot)
+    return [boot for boot in boots if boot.model or boot.figures or boot.counts or boot.failure]
+
+
+def _begins_boot(boot: Boot, line: str) -> bool:
+    """Return whether a line begins another start than this one, and record the kind of line.
+
+    A start of vLLM or SGLang has one line of a kind, for vLLM's engine one for each rank, and one
+    version. A start of llama.cpp has one line with the build, or one model before its context.
+    """
+    if boot.engine == "llama.cpp":
+        if line.startswith("build:") or " build: " in line[:60]:
+            is_another = "build" in boot.start_lines or bool(boot.model)
+            boot.start_lines.add("build")
+            return is_another
+        has_context = "build" not in boot.start_lines and "cells" in boot.flags
+        return "loaded meta data with" in line and bool(boot.model) and has_context
+    kind = next((text for text in START_LINES if text in line), "")
+    if not kind:
+        return False
+    version = _VERSION.search(line)
+    if version and boot.version and version[1] != boot.version:
+        return True
+    rank = _RANK.search(line) if kind == START_LINES[1] else None
+    key = f"{kind} {rank[1] if rank else ''}"
+    is_another = key in boot.start_lines or (kind == START_LINES[0] and bool(boot.start_lines))
+    boot.start_lines.add(key)
+    return is_another
+
+
+@cache
+def _engine_patterns(engine: str) -> list[Any]:
+    return compile_patterns(engine)
+
+
+def _read_line(boot: Boot, line: str) -> None:
+    """Record what the patterns of the engine find in a line."""
+    for text, expression in _engine_patterns(boot.engine):
+        if text in line and (match := expression.search(line)):
+            for name, value in match.groupdict().items():
+                # figures of a draft do not count
+                if value is not None and (not boot.has_draft or name in FAILURES):
+                    _record(boot, name, value.strip(), match)
+    if not boot.gpu and any(maker in line for maker in GPU_MAKERS):
+        name_match = GPU_NAME.search(line)
+        boot.gpu = name_match[0].replace("_", " ") if name_match else ""
+
+
+def _record(boot: Boot, name: str, text: str, match: re.Match[str]) -> None:
+    """Record a group of a pattern by its name."""
+    is_llama_cpp = boot.engine == "llama.cpp"
+    if name in FAILURES:
+        # a later message of vLLM or SGLang gives the reason for a failed allocation
+        if not boot.failure or (boot.failure == "out_of_memory" and not is_llama_cpp):
+            boot.failure = name.removesuffix("_failed")
+    elif name in BOOT_TEXTS:
+        boot.has_draft = is_llama_cpp and name == "model" and bool(boot.model)
+        prefix = "b" if is_llama_cpp and name == "version" else ""  # as builds are tagged
+        setattr(boot, name, getattr(boot, name) or prefix + text)
+    elif name in ("is_v0", "has_started"):
+        setattr(boot, name, True)
+    elif name in ("arguments", "config"):
+        _record_arguments(boot, name, text)
+    elif name.startswith("cache_type"):
+        boot.flags[name] = text.lower()
+    elif name == "kv_unified":
+        boot.flags[name] = text == "true"
+    elif name == "offloaded":
+        layers, all_layers = map(int, text.split("/"))
+        if layers < all_layers:
+            boot.flags["n_gpu_layers"] = layers
+    elif name == "stream_cells":  # of the larger cache, if windows have another
+        cells = int(text) * int(match["streams"] or 1)
+        boot.counts["cells"] = max(cells, boot.counts.get("cells", 0))
+    elif name not in ("streams", "device"):
+        _record_number(boot, name, float(text.replace(",", "")), match)
+
+
+def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) -> None:
+    """Record a number as memory, count, flag or figure. Negative counts and flags are ignored."""
+    size = value * (MIB if boot.engine == "llama.cpp" else GIB)
+    if name == "memory":
+        boot.memory = round(size)
+    elif name == "capacity":
+        boot.memory = boot.memory or round(size)
+    elif name in ("tokens", "full_tokens"):
+        if value >= 0:
+            boot.counts[name] = min(int(value), boot.counts.get(name, int(value)))
+    elif name in FLAG_NUMBERS:
+        if value >= 0:
+            boot.flags[name] = value if value < 1 else int(value)
+    elif "device" not in match.groupdict():
+        boot.add_figure(name, size)
+    elif match["device"].startswith(HOST_DEVICES):
+        boot.figures[f"host_{name}"] = boot.figures.get(f"host_{name}", 0) + round(size)
+    else:
+        key = name, match["device"]
+        boot.buffers[key] = boot.buffers.get(key, 0) + round(size)
+
+
+def _record_arguments(boot: Boot, name: str, text: str) -> None:
+    """Record the engine's arguments, as Python printed them."""
+    text = text.replace("max_seq_len=", "max_model_len=").replace("=torch.", "=")
+    for argument, value in _parse_arguments(text):
+        if name == "config" and argument not in CONFIG_ARGUMENTS.split():
+            continue
+        if argument in ("model", "model_tag", "model_path") and value:
+            boot.model = boot.model or value
+        flag = _flags_by_argument(boot.engine).get(argument)
+        if flag is None or value in (None, ""):
+            continue
+        if flag.name in MAPPING_FLAGS and isinstance(value, str):
+            items = {
+                key: int(item) if isinstance(item, str) and item.isdigit() else item
+                for key, item in _parse_arguments(value)
+            }
+            if items:
+                boot.flags.setdefault(flag.name, json.dumps(items))
+        elif flag.is_switch == isinstance(value, bool):
+            try:
+                boot.flags.setdefault(flag.name, value if flag.is_switch else flag.read(value))
+            except UserError:
                 continue
-            boot, reader = _new(result[0], at), result[1]
-            boots.append(boot)
-            for earlier in before:
-                reader.begins(boot, earlier)
-                _take(boot, reader, earlier)
-        other = next(
-            (engine for engine, mark in _STARTS if engine != boot.engine and mark in line),
-            "",
-        )
-        if other:
-            boot, reader = _new(other, at), _READERS[other]
-            boots.append(boot)
-            reader.begins(boot, line)
-        elif reader.begins(boot, line):
-            boot = _new(boot.engine, at, boot.gpu)
-            boots.append(boot)
-            reader.begins(boot, line)
-        _take(boot, reader, line)
-        boot.lines = (boot.lines[0], at)
-    for one in boots:
-        _READERS[one.engine].finished(one)
-        one.memory = max(0, one.memory)
-    return [b for b in boots if b.says_anything]
 
 
-def _new(engine: str, at: int, card: str = "") -> Boot:
-    return Boot(engine, (at, at), gpu=card, told={}, figures={}, counts={}, words={})
+@cache
+def _flags_by_argument(engine: str) -> dict[str, Flag]:
+    """Return the engine's flags by the names of its arguments in Python. Example: `tp_size`."""
+    return {
+        spelling.lstrip("-").replace("-", "_"): flag
+        for flag in DIALECTS[engine].flags
+        for spelling in flag.spellings
+        if flag.name != "model" and spelling.startswith("--")
+    }
 
 
-def _take(boot: Boot, reader: ModuleType, line: str) -> None:
-    for anchor, pattern, take in reader.RULES:
-        if anchor in line and (match := pattern.search(line)):
-            take(boot, match)
-    if "out of memory. Tried" in line and (match := _TORCH.search(line)):
-        _torch(boot, match)
-    if not boot.gpu:
-        boot.gpu = _card(line)
+def _parse_arguments(text: str) -> list[tuple[str, Any]]:
+    """Return the items of a mapping or the keyword arguments in a text. Other values than strings,
+    None, True and False stay text."""
+    pattern = _MAPPING_ITEM if text.startswith("{") else _KEYWORD_ARGUMENT
+    constants = {"None": None, "True": True, "False": False}
+    return [
+        (name, value[1:-1] if value[0] in "'\"" else constants.get(value, value))
+        for name, value in pattern.findall(text)
+    ]
 
 
-def _torch(boot: Boot, match: re.Match[str]) -> None:
-    """Record torch's message of a failed allocation."""
-    unit = {"GiB": GIB, "MiB": MIB}
-    figures = {"tried": round(float(match[1]) * unit[match[2]])}
-    if match[3]:
-        figures |= {
-            "total": round(float(match[3]) * GIB),
-            "free": round(float(match[4]) * unit[match[5]]),
-        }
-        boot.memory = boot.memory or figures["total"]
-    if boot.failure is None:
-        boot.failure = Failure("out_of_memory", match[0], figures)
+def _complete_figures(boot: Boot) -> None:
+    """Compute the figures that a log states only in parts.
 
-
-def _card(line: str) -> str:
-    """Return the GPU in a line, or ''."""
-    if not any(word in line for word in ("NVIDIA", "GeForce", "Tesla", "Instinct", "Apple M")):
-        return ""
-    match = _CARDS.search(line)
-    return match[1].replace("_", " ") if match else ""
+    The peak of torch includes weights. SGLang's cache is keys and values of all pools, and states.
+    Of llama.cpp's devices the fullest counts.
+    """
+    figures = boot.figures
+    weights = figures.get("weights")
+    if weights is not None:
+        if "torch_peak" in figures:
+            activations = max(0, figures.pop("torch_peak") - weights)
+            figures.setdefault("activations", activations)
+        if "consumed" in figures:
+            figures.setdefault("libraries", figures["consumed"] - weights)
+    if boot.engine == "sglang":
+        keys_and_values = figures.get("keys_and_values", 0) + figures.get("keys", 0)
+        cache_bytes = keys_and_values + figures.get("values", 0)
+        if "all_pools" in figures:
+            cache_bytes = figures["all_pools"]
+            boot.counts["tokens"] = boot.counts.pop("full_tokens")
+        if cache_bytes:
+            states = figures.get("conv_states", 0) + figures.get("ssm_states", 0)
+            figures["cache"] = cache_bytes + states
+    for (item, _), size in boot.buffers.items():
+        figures[item] = max(size, figures.get(item, 0))
+    boot.memory = max(0, boot.memory)

@@ -2,13 +2,11 @@
 
 The metrics come from a file or an address. Their names are those of `vllm/v1/metrics/loggers.py`,
 of V0's `engine/metrics.py`, and of SGLang's `metrics/collector.py`. Values of a name are summed
-over
-its labels, shares are averaged. The prediction is `serve` with the same number of clients and the
-mean lengths.
+over its labels, shares are averaged. The prediction is `serve` with the same number of clients and
+the mean lengths.
 """
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -29,49 +27,43 @@ _LINE = re.compile(
     r"(-?[\d.]{1,40}(?:e[+-]?\d{1,3})?)(?: \d{1,20})?$"
 )
 _LABEL = re.compile(r'([a-z_]{1,60})="([^"]{0,300})"')
-# Our name → the engines' names, newer ones first; the first that exists counts.
-GAUGES = {
-    "running": ("num_requests_running", "num_running_reqs"),
-    "waiting": ("num_requests_waiting", "num_queue_reqs"),
-    "cache_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc", "token_usage"),
-    "hit_rate": ("cache_hit_rate", "gpu_prefix_cache_hit_rate"),
+# Names of the engines by our name, newer ones first. The first that a server has counts.
+ENGINE_NAMES = {
+    "running": "num_requests_running num_running_reqs",
+    "waiting": "num_requests_waiting num_queue_reqs",
+    "cache_usage": "kv_cache_usage_perc gpu_cache_usage_perc token_usage",
+    "hit_rate": "cache_hit_rate gpu_prefix_cache_hit_rate",
+    "preemptions": "num_preemptions_total num_preemptions",
+    "queries": "prefix_cache_queries_total prefix_cache_queries "
+    "gpu_prefix_cache_queries_total gpu_prefix_cache_queries",
+    "hits": "prefix_cache_hits_total prefix_cache_hits "
+    "gpu_prefix_cache_hits_total gpu_prefix_cache_hits",
+    "requests": "request_success_total num_requests_total",
+    "prompt_tokens": "prompt_tokens_total",
+    "output_tokens": "generation_tokens_total",
 }
-COUNTERS = {
-    "preemptions": ("num_preemptions_total", "num_preemptions"),
-    "queries": (
-        "prefix_cache_queries_total",
-        "prefix_cache_queries",
-        "gpu_prefix_cache_queries_total",
-        "gpu_prefix_cache_queries",
-    ),
-    "hits": (
-        "prefix_cache_hits_total",
-        "prefix_cache_hits",
-        "gpu_prefix_cache_hits_total",
-        "gpu_prefix_cache_hits",
-    ),
-    "requests": ("request_success_total", "num_requests_total"),
-    "prompt_tokens": ("prompt_tokens_total",),
-    "output_tokens": ("generation_tokens_total",),
-}
-HISTOGRAMS = {
-    "ttft": ("time_to_first_token_seconds",),
-    "tpot": (
-        "request_time_per_output_token_seconds",
-        "time_per_output_token_seconds",
-        "inter_token_latency_seconds",
-    ),
+HISTOGRAM_NAMES = {
+    "ttft": "time_to_first_token_seconds",
+    "tpot": "request_time_per_output_token_seconds time_per_output_token_seconds "
+    "inter_token_latency_seconds",
 }
 SHARES = ("cache_usage", "hit_rate")
+MIN_REQUESTS, MAX_CLIENTS = 200, 10_000
+FULL_USAGE = 0.95  # share of the cache from which the next sequence may have to wait
 
 
 class Histogram(NamedTuple):
-    """A histogram: (upper bound, events up to it) of each bucket, the sum, and the number of
-    events."""
+    """A histogram of events.
 
-    buckets: tuple[tuple[float, float], ...]
-    total: float
-    events: float
+    Attributes:
+        buckets: Upper bound of each bucket, and the number of events up to it.
+        total: Sum of the events' values.
+        events: Number of events.
+    """
+
+    buckets: tuple[tuple[float, float], ...] = ()
+    total: float = 0.0
+    events: float = 0.0
 
     @property
     def mean(self) -> float | None:
@@ -82,15 +74,14 @@ class Histogram(NamedTuple):
 
         None in the last bucket, which has no upper bound.
         """
-        wanted, below, before = share * self.events, 0.0, 0.0
-        if not self.events:
-            return None
-        for bound, count in self.buckets:
-            if count >= wanted and count > before:
-                if bound == float("inf"):
-                    return None
-                return below + (bound - below) * (wanted - before) / (count - before)
-            below, before = bound, count
+        rank = share * self.events
+        lower_bound = lower_count = 0.0
+        for bound, count in self.buckets if self.events else ():
+            if count >= rank and count > lower_count:
+                part = (rank - lower_count) / (count - lower_count)
+                width = bound - lower_bound
+                return None if bound == float("inf") else lower_bound + width * part
+            lower_bound, lower_count = bound, count
         return None
 
 
@@ -101,6 +92,7 @@ class Metrics(NamedTuple):
         model: The server's name of its model.
         values: Gauges and counters by our names.
         blocks: Number of cache blocks; 0 if unknown.
+        block_size: Tokens of a block; 0 if unknown.
     """
 
     engine: str
@@ -114,9 +106,8 @@ class Metrics(NamedTuple):
 def read_metrics(where: str) -> Metrics:
     """Return the metrics in a file or at an address. Raises UserError if there are none of vLLM or
     SGLang."""
-    text = (
-        _download(where) if re.match(r"https?://", where) else read_text(Path(where), MAX_BYTES)
-    )
+    is_address = re.match(r"https?://", where)
+    text = _download(where) if is_address else read_text(Path(where), MAX_BYTES)
     sums: dict[str, float] = {}
     counts: dict[str, int] = {}
     buckets: dict[str, dict[float, float]] = {}
@@ -126,49 +117,39 @@ def read_metrics(where: str) -> Metrics:
         match = _LINE.match(line) if len(line) <= MAX_LINE else None
         if match is None:
             continue
-        engine, name, result = match[1], match[2], dict(_LABEL.findall(match[3] or ""))
+        engine, name = match[1], match[2]
+        line_labels = dict(_LABEL.findall(match[3] or ""))
         value = _number(match[4])
         if not 0 <= value < MAX_VALUE:
             continue  # nothing that a server counts
-        if name.endswith("_bucket") and "le" in result:
+        if name.endswith("_bucket") and "le" in line_labels:
             bounds = buckets.setdefault(name.removesuffix("_bucket"), {})
-            bound = float("inf") if result["le"] == "+Inf" else _number(result["le"])
+            bound = float(line_labels["le"].replace("+Inf", "inf"))
             bounds[bound] = bounds.get(bound, 0.0) + value
             continue
-        sums[name], counts[name] = sums.get(name, 0.0) + value, counts.get(name, 0) + 1
-        labels |= {
-            n: v
-            for n, v in result.items()
-            if n in ("model_name", "num_gpu_blocks", "block_size") and v
-        }
+        sums[name] = sums.get(name, 0.0) + value
+        counts[name] = counts.get(name, 0) + 1
+        labels |= {key: label for key, label in line_labels.items() if label}
     if not engine:
-        raise UserError(
-            "has no metrics of vLLM or SGLang", where, "Give the text of their /metrics"
-        )
-    values = {
-        name: sums[first]
-        for name, theirs in (GAUGES | COUNTERS).items()
-        if (first := _first(theirs, sums))
-    }
-    values |= {n: values[n] / counts[_first(GAUGES[n], sums)] for n in SHARES if n in values}
-    histograms = {
-        name: Histogram(
-            tuple(sorted(buckets.get(first, {}).items())),
-            sums.get(f"{first}_sum", 0.0),
-            sums.get(f"{first}_count", 0.0),
-        )
-        for name, theirs in HISTOGRAMS.items()
-        if (first := next((t for t in theirs if f"{t}_count" in sums), ""))
-    }
-    blocks = [
-        int(labels[n]) if labels.get(n, "").isdigit() else 0
-        for n in ("num_gpu_blocks", "block_size")
-    ]
+        hint = "Give the text of their /metrics"
+        raise UserError("has no metrics of vLLM or SGLang", where, hint)
+    values = {}
+    for name, engine_names in ENGINE_NAMES.items():
+        known = [key for key in engine_names.split() if key in sums]
+        if known:
+            values[name] = sums[known[0]] / (counts[known[0]] if name in SHARES else 1)
+    histograms = {}
+    for name, engine_names in HISTOGRAM_NAMES.items():
+        known = [key for key in engine_names.split() if f"{key}_count" in sums]
+        if known:
+            histograms[name] = Histogram(
+                tuple(sorted(buckets.get(known[0], {}).items())),
+                sums.get(f"{known[0]}_sum", 0.0),
+                sums[f"{known[0]}_count"],
+            )
+    sizes = (labels.get(name, "") for name in ("num_gpu_blocks", "block_size"))
+    blocks = [int(size) if size.isdigit() else 0 for size in sizes]
     return Metrics(engine, labels.get("model_name", ""), values, histograms, *blocks)
-
-
-def _first(names: Iterable[str], known: dict[str, float]) -> str:
-    return next((name for name in names if name in known), "")
 
 
 def _number(text: str) -> float:
@@ -201,11 +182,6 @@ def _download(address: str) -> str:
     return str(data.decode("utf-8", errors="replace"))
 
 
-MIN_REQUESTS, MAX_CLIENTS = 200, 10_000
-PERCENTS = (50, 90, 99)
-FULL = 0.95  # share of the cache from which the next sequence may have to wait
-
-
 class LiveFigure(NamedTuple):
     """A figure of the server and its prediction; None if one of them is unknown."""
 
@@ -219,157 +195,125 @@ class LiveServer(NamedTuple):
     """A running server compared with its prediction."""
 
     deployment: TimedDeployment
-    metrics: Metrics
+    engine: str
     clients: int
     input_len: int
     output_len: int
-    figures: tuple[LiveFigure, ...]
-    record: Record
+    figures: list[LiveFigure]
     sentence: str
 
 
-def beside_served(
-    metrics: Metrics,
-    deployment: TimedDeployment,
-    clients: int = 0,
-    lengths: tuple[int, int] = (0, 0),
+def compare_with_prediction(
+    metrics: Metrics, deployment: TimedDeployment, clients: int = 0
 ) -> LiveServer:
-    """Compare the server with a simulated one.
+    """Compare a server with a simulated one, for the mean lengths of all requests so far.
 
     Args:
         clients: Number of clients; 0 for the requests that run or wait now, at least one.
-        lengths: Input and output tokens; 0 for the means of all requests so far.
 
     Raises:
         UserError: As `serve`.
     """
     values = metrics.values
-    done = values.get("requests", 0)
-    now = int(values.get("running", 0) + values.get("waiting", 0))
-    count = clients or max(1, now)
-    if count > MAX_CLIENTS:
-        raise UserError(
-            f"{count:,} concurrent requests are more than {MAX_CLIENTS:,}",
-            hint="Give --users",
-        )
-    prompt = lengths[0] or max(
-        1, round(values.get("prompt_tokens", 0) / done) if done else 1000
-    )
-    output = lengths[1] or max(1, round(values.get("output_tokens", 0) / done) if done else 200)
+    requests = values.get("requests", 0)
+    clients = clients or max(1, int(values.get("running", 0) + values.get("waiting", 0)))
+    if clients > MAX_CLIENTS:
+        message = f"{clients:,} concurrent requests are more than {MAX_CLIENTS:,}"
+        raise UserError(message, hint="Give --users")
+    input_len, output_len = 1000, 200
+    if requests:
+        input_len = max(1, round(values.get("prompt_tokens", 0) / requests))
+        output_len = max(1, round(values.get("output_tokens", 0) / requests))
     load = Workload(
-        max_concurrency=count,
-        num_prompts=max(MIN_REQUESTS, 2 * count),
-        input_len=str(prompt),
-        output_len=str(output),
+        max_concurrency=clients,
+        num_prompts=max(MIN_REQUESTS, 2 * clients),
+        input_len=str(input_len),
+        output_len=str(output_len),
     )
-    settings = ServerSettings(
-        max_num_seqs=max(256, count), kv_cache_memory_bytes=_cache(metrics, deployment)
-    )
+    cache_bytes = None
+    if metrics.blocks and metrics.engine == "vllm":
+        options = FitOptions(
+            engine="vllm",
+            block_size=metrics.block_size,
+            num_gpu_blocks_override=metrics.blocks,
+        )
+        cache_bytes = fit(deployment, options).kv_budget
+    settings = ServerSettings(max_num_seqs=max(256, clients), kv_cache_memory_bytes=cache_bytes)
     record = serve(deployment, load, settings).record
-    figures = tuple(
-        f
-        for f in _figures(metrics, record, prompt, output, count)
-        if (f.measured, f.predicted) != (None, None)
-    )
+    hits = values.get("hit_rate")
+    if queries := values.get("queries"):
+        hits = values.get("hits", 0) / queries
     return LiveServer(
-        deployment,
-        metrics,
-        count,
-        prompt,
-        output,
-        figures,
-        record,
-        _sentence(metrics, deployment, figures),
+        deployment=deployment,
+        engine=metrics.engine,
+        clients=clients,
+        input_len=input_len,
+        output_len=output_len,
+        figures=_figures(metrics, record, hits),
+        sentence=_sentence(metrics, deployment, hits),
     )
 
 
-def _cache(metrics: Metrics, deployment: TimedDeployment) -> int | None:
-    """Return the bytes of the server's cache blocks; None for the budget of `fit`."""
-    if not metrics.blocks or metrics.engine != "vllm":
-        return None
-    options = FitOptions(
-        engine="vllm",
-        block_size=metrics.block_size,
-        num_gpu_blocks_override=metrics.blocks,
-    )
-    return fit(deployment, options).kv_budget
-
-
-def _figures(
-    metrics: Metrics, record: Record, prompt: int, output: int, clients: int
-) -> list[LiveFigure]:
-    values, histograms = metrics.values, metrics.histograms
-    queries = values.get("queries")
-    hits = values.get("hits", 0) / queries if queries else values.get("hit_rate")
-    results = [
-        LiveFigure("running", values.get("running"), record["mean_batch_size"], "requests"),
-        LiveFigure(
-            "waiting",
-            values.get("waiting"),
-            max(0.0, record["mean_in_system"] - record["mean_batch_size"]),
-            "requests",
-        ),
+def _figures(metrics: Metrics, record: Record, hits: float | None) -> list[LiveFigure]:
+    """Return the figures of which the measured or the predicted value is known."""
+    values, batch_size = metrics.values, record["mean_batch_size"]
+    queue = max(0.0, record["mean_in_system"] - batch_size)
+    figures = [
+        LiveFigure("running", values.get("running"), batch_size, "requests"),
+        LiveFigure("waiting", values.get("waiting"), queue, "requests"),
         LiveFigure("cache used", values.get("cache_usage"), record["kv_peak"], "share"),
         LiveFigure("preemptions", values.get("preemptions"), record["preemptions"], "times"),
         LiveFigure("prefix hits", hits, None, "share"),
     ]
-    for name, label in (("ttft", "TTFT"), ("tpot", "TPOT")):
-        histogram = histograms.get(name, Histogram((), 0.0, 0.0))
-        results.append(
-            LiveFigure(f"{label} mean", histogram.mean, record[f"{name}_mean_s"], "s")
-        )
-        for percent in PERCENTS:
+    for name in HISTOGRAM_NAMES:
+        histogram, label = metrics.histograms.get(name, Histogram()), name.upper()
+        mean = record[f"{name}_mean_s"]
+        figures.append(LiveFigure(f"{label} mean", histogram.mean, mean, "s"))
+        for percent in (50, 90, 99):
             measured = histogram.quantile(percent / 100)
             predicted = record[f"{name}_p{percent}_s"]
-            results.append(LiveFigure(f"{label} p{percent}", measured, predicted, "s"))
-    return results
+            figures.append(LiveFigure(f"{label} p{percent}", measured, predicted, "s"))
+    return [figure for figure in figures if (figure.measured, figure.predicted) != (None, None)]
 
 
-def _sentence(
-    metrics: Metrics, deployment: TimedDeployment, figures: tuple[LiveFigure, ...]
-) -> str:
-    """Return a sentence on what the server does now, and what that means."""
+def _sentence(metrics: Metrics, deployment: TimedDeployment, hits: float | None) -> str:
+    """Return a sentence on the state of the server, and its reason."""
     values = metrics.values
-    usage, waiting, preempted = (
-        values.get(n, 0.0) for n in ("cache_usage", "waiting", "preemptions")
-    )
-    stated = (
-        ("running", "{:,.0f} running"),
-        ("waiting", "{:,.0f} waiting"),
-        ("cache_usage", "cache {:.0%} used"),
-    )
-    known = (*stated, ("preemptions", "{:,.0f} preemptions"))
-    parts = [said.format(values[name]) for name, said in known if name in values]
-    hits = next((f.measured for f in figures if f.name == "prefix hits"), None)
-    parts += [f"{hits:.0%} of prompt tokens found in the cache"] if hits is not None else []
-    if preempted and usage >= FULL:
+    templates = {
+        "running": "{:,.0f} running",
+        "waiting": "{:,.0f} waiting",
+        "cache_usage": "cache {:.0%} used",
+        "preemptions": "{:,.0f} preemptions",
+    }
+    parts = [text.format(values[name]) for name, text in templates.items() if name in values]
+    if hits is not None:
+        parts.append(f"{hits:.0%} of prompt tokens found in the cache")
+    is_full = values.get("cache_usage", 0.0) >= FULL_USAGE
+    verdict = "nothing waits"
+    if values.get("preemptions") and is_full:
         verdict = "the cache is too small for this load"
-    elif waiting and usage >= FULL:
-        verdict = "requests wait for the cache"
-    elif waiting:
+    elif values.get("waiting"):
         verdict = "requests wait for --max-num-seqs or for the pass, not for the cache"
-    else:
-        verdict = "nothing waits"
-    where = (
-        f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}, "
-        f"{metrics.engine}"
-    )
-    return f"{where}: {', '.join(parts)}; {verdict}"
+        if is_full:
+            verdict = "requests wait for the cache"
+    where = f"{deployment.model.name} on {deployment.parallelism.gpus}× {deployment.gpu.name}"
+    return f"{where}, {metrics.engine}: {', '.join(parts)}; {verdict}"
 
 
-def running_records(found: LiveServer) -> list[Record]:
+def running_records(server: LiveServer) -> list[Record]:
     """Return one record per figure, and last the sentence."""
+    deployment = server.deployment
     common = {
-        "engine": found.metrics.engine,
-        "model": found.deployment.model.name,
-        "gpu": found.deployment.gpu.name,
-        "gpus": found.deployment.parallelism.gpus,
-        "max_concurrency": found.clients,
-        "input_len": found.input_len,
-        "output_len": found.output_len,
-        "time_basis": found.deployment.time_basis,
+        "engine": server.engine,
+        "model": deployment.model.name,
+        "gpu": deployment.gpu.name,
+        "gpus": deployment.parallelism.gpus,
+        "max_concurrency": server.clients,
+        "input_len": server.input_len,
+        "output_len": server.output_len,
+        "time_basis": deployment.time_basis,
     }
     names = ("figure", "measured", "predicted", "unit", "said")
-    rows: list[tuple[object, ...]] = [(*figure, None) for figure in found.figures]
-    rows.append(("verdict", None, None, None, found.sentence))
+    rows: list[tuple[object, ...]] = [(*figure, None) for figure in server.figures]
+    rows.append(("verdict", None, None, None, server.sentence))
     return [common | dict(zip(names, row, strict=True)) for row in rows]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from kvcalc.diagnosis.log_verdict import DiagnosisSummary, LoggedSummary
+from kvcalc.diagnosis.log_verdict import DiagnosisSummary
 from kvcalc.diagnosis.prometheus import LiveServer, running_records
 from kvcalc.errors import few
 from kvcalc.planning.best_configs import MAX_BEST, BestConfigs
@@ -266,31 +266,31 @@ COLUMNS = columns(
 
 
 def diagnosis_table(
-    verdict: DiagnosisSummary | LoggedSummary,
-    log: str = "",
-    number: int = 1,
-    boots: int = 1,
+    summary: DiagnosisSummary, log: str = "", number: int = 1, boots: int = 1
 ) -> Table:
-    """Return the memory of one boot, logged and predicted; number: Of the boots in a log."""
-    notes = ["", verdict.basis(), verdict.holding(), verdict.mending()]
+    """Return the memory of one boot, logged and predicted.
+
+    Args:
+        number: Number of the boot in its log.
+        boots: Number of boots in the log.
+    """
+    notes = ["", summary.basis, summary.capacity, *filter(None, [summary.remedy])]
     if boots > 1:
-        first, last = verdict.boot.lines
+        first, last = summary.boot.lines
         notes[1] = f"boot {number} of {boots}, lines {first:,} to {last:,}: {notes[1]}"
-    changes = verdict.changes[:1]
-    details = []
-    for change in verdict.changes:
-        if change.cost and (
-            ", by " not in change.cost or is_measured_on(verdict.model, change.cost)
-        ):
-            details.append(f"{change.flags}: {change.cost}")
-    commands = [c.command for c in changes if c.command]
+    details = [
+        f"{change.flags}: {change.cost}"
+        for change in summary.changes
+        if change.cost
+        and (", by " not in change.cost or is_measured_on(summary.model, change.cost))
+    ]
     return Table(
-        verdict.records(log, number)[:-1],
+        summary.records(log, number)[:-1],
         COLUMNS,
-        verdict.taken(),
-        notes if notes[-1] else notes[:-1],
+        summary.outcome,
+        notes,
         details=details,
-        commands=commands,
+        commands=[change.command for change in summary.changes[:1] if change.command],
     )
 
 
