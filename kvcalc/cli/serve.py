@@ -260,7 +260,7 @@ def run(
     """Simulate a server under load, pass by pass."""
     loads, settings = load.loads(), server.settings()
     policies, caches = ([word.strip() for word in text.split(",")] for text in (policy, cache))
-    deployments = [one.as_server() for one in deploying.deployments(models, gpu)]
+    deployments = deploying.deployments(models, gpu)
     check_number("runs", MAX_RUNS, deployments, policies, caches, loads)
     points = list(product(deployments, policies, caches, loads))
     _check_files(timeline, output.plot, len(points))

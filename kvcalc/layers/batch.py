@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import msgspec
 
-from kvcalc.arithmetic import Num, Points, maximum, minimum
+from kvcalc.arithmetic import Num, Points, ceil_div, maximum, minimum
 from kvcalc.errors import UserError
 from kvcalc.units import MOST_TOKENS, parse_tokens
 
@@ -190,17 +190,25 @@ class Batch(msgspec.Struct, frozen=True):
         """Whether this is one pass of ints, not many passes as arrays."""
         return all(isinstance(n, int) for g in self.groups for n in (g.count, g.new, g.past))
 
-    def share_of_stages(self, stages: int) -> "Batch":
-        """Return the share of the batch that is in each of `stages` pipeline stages at a time.
+    def micro_batch(
+        self, parallelism: Parallelism, cuts_prompts: bool = False, rounds_up: bool = False
+    ) -> "Batch":
+        """Return the share of the batch that is in each pipeline stage at a time.
 
-        Sequences are divided first. Prompts fewer than stages are divided into chunks; a chunk has
-        the mean number of tokens before it. However an engine divides the batch, it takes no less
-        time than this share takes to pass all stages.
+        The sequences of each data-parallel rank are divided into as many micro-batches as there
+        are stages, at most one per sequence.
 
-        Example: 9 decodes in 2 stages give 4. One prompt of 1,000 tokens gives a chunk of 500
-        tokens after 250.
+        Examples: 9 decodes in 2 stages give 4, or 5 if rounded up. One prompt of 1,000 tokens
+        stays whole; if prompts are cut, it gives a chunk of 500 tokens after 250.
+
+        Args:
+            cuts_prompts: Whether prompts fewer than stages are divided into chunks. A chunk has the
+                mean number of tokens before it. However an engine divides the batch, it takes no
+                less time than this share takes to pass all stages.
+            rounds_up: Whether to return the largest micro-batch instead of the smallest.
         """
-        return Batch(tuple(_share_of_stages(group, stages) for group in self.groups))
+        shares = [_micro_batch(g, parallelism, cuts_prompts, rounds_up) for g in self.groups]
+        return Batch(tuple(shares))
 
     @property
     def sequences(self) -> Num:
@@ -208,11 +216,14 @@ class Batch(msgspec.Struct, frozen=True):
         return sum((g.count for g in self.groups), 0)
 
 
-def _share_of_stages(group: Sequences, stages: int) -> Sequences:
-    ways = minimum(group.count, stages)
-    count = group.count // ways
-    if isinstance(group.new, int) and group.new == 1:
-        return Sequences(count, 1, group.past)
+def _micro_batch(
+    group: Sequences, parallelism: Parallelism, cuts_prompts: bool, rounds_up: bool
+) -> Sequences:
+    stages = parallelism.pp
+    ways = minimum(ceil_div(group.count, parallelism.dp), stages)
+    count = -(-group.count // ways) if rounds_up else group.count // ways
+    if not cuts_prompts or (isinstance(group.new, int) and group.new == 1):
+        return Sequences(count, group.new, group.past)
     new = maximum(group.new // (stages // ways), 1)
     return Sequences(count, new, group.past + (group.new - new) // 2)
 

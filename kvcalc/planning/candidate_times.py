@@ -197,6 +197,10 @@ class DeploymentTimer:
     Args:
         counts: Numbers of sequences per replica.
         draft: The draft model of the speculation.
+
+    Attributes:
+        sizes: Numbers of sequences of a micro-batch, of all deployments.
+        columns: Index in `sizes` of the micro-batch for each count [deployments, counts].
     """
 
     def __init__(
@@ -206,7 +210,13 @@ class DeploymentTimer:
         speculation: Speculation | None = None,
         draft: Model | None = None,
     ) -> None:
+        import numpy as np
+
         self.counts = counts.astype(float)
+        batch = Batch.decode(1, self.counts)
+        shares = [one.timed_batch(batch).groups[0].count for one in deployments]
+        self.sizes, columns = np.unique(np.array(shares), return_inverse=True)
+        self.columns = columns.reshape(len(deployments), len(counts))
         self.speculation = speculation
         self.draft = draft
         self.variants = group_stage_variants(deployments)
@@ -230,29 +240,29 @@ class DeploymentTimer:
             return CandidateTimes(unknown[:, 0], unknown, unknown if lengths.output else None)
 
         def seconds(timed: TimedPass) -> Array:
-            results = unknown.copy()
+            results = np.full((len(fits), len(self.sizes)), np.nan)
             for one, part in zip(variants, timed.seconds(variants), strict=True):
                 results[one.indices] = part
-            return results
+            return np.take_along_axis(results, self.columns, axis=1)
 
         (prompt,) = prefill_passes(lengths.prompt, 1, lengths.cached)
         ttft = seconds(TimedPass(prompt))[:, 0]
         if self.speculation:
             draft_s = seconds(
-                TimedPass(Batch.decode(lengths.middle, self.counts), model=self.draft)
+                TimedPass(Batch.decode(lengths.middle, self.sizes), model=self.draft)
             )
             tokens = self.speculation.num_tokens
             check = TimedPass(
-                verification(self.counts, tokens, lengths.middle), all_positions=True
+                verification(self.sizes, tokens, lengths.middle), all_positions=True
             )
             step = StepTimes(tokens, None, tokens * draft_s, seconds(check))
             tpot = step.per_token(self.speculation.acceptance)
         elif not lengths.output:
-            tpot = seconds(TimedPass(Batch.decode(lengths.context, self.counts)))
+            tpot = seconds(TimedPass(Batch.decode(lengths.context, self.sizes)))
         if not lengths.output:
             return CandidateTimes(ttft, tpot, None)
 
-        group = msgspec.structs.replace(prompt.groups[0], count=self.counts)
+        group = msgspec.structs.replace(prompt.groups[0], count=self.sizes)
         prompts = seconds(TimedPass(Batch((group,))))
         later_tokens = lengths.output - 1
         if self.speculation:
@@ -270,16 +280,20 @@ class DeploymentTimer:
         in `latency`."""
         import numpy as np
 
-        total = np.zeros(fits.shape)
+        num_sizes = len(self.sizes)
+        rows, counts = np.nonzero(fits)
+        has_size = np.zeros((len(fits), num_sizes), dtype=bool)
+        has_size[rows, self.columns[rows, counts]] = True
+        total = np.zeros(has_size.shape)
         for contexts in blocks_of(lengths.prompt + 1, lengths.context):
-            num_counts = max(1, BLOCK // len(contexts))
-            for start in range(0, len(self.counts), num_counts):
-                columns = slice(start, start + num_counts)
-                batch = Batch.decode(contexts[None, :], self.counts[columns, None])
+            num_columns = max(1, BLOCK // len(contexts))
+            for start in range(0, num_sizes, num_columns):
+                columns = slice(start, start + num_columns)
+                batch = Batch.decode(contexts[None, :], self.sizes[columns, None])
                 timed = TimedPass(batch)
-                for one in self._select(fits[:, columns].any(axis=1)):
+                for one in self._select(has_size[:, columns].any(axis=1)):
                     (seconds,) = timed.seconds([one])
                     # one column stands for all contexts if no figure depends on the context
                     repeats = 1 if seconds.shape[-1] > 1 else len(contexts)
                     total[one.indices, columns] += repeats * seconds.sum(axis=-1)
-        return total
+        return np.take_along_axis(total, self.columns, axis=1)

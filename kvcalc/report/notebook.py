@@ -214,11 +214,11 @@ class Deployment(deployment.TimedDeployment, frozen=True):
             from_words(ServerSettings, options),
         )
         if not (options.get("rate") or load.requests or load.max_concurrency):
-            sweep = sweep_rates(self.as_server(), load, settings, policy, cache)
+            sweep = sweep_rates(self, load, settings, policy, cache)
             tried = [run.record for run in sweep.tried]
             records = [sweep.sustained.record, *tried]
             return Answer(records, lambda: [serve_table(records)], lambda: load_chart(tried))
-        run = serve(self.as_server(), load, settings, policy, cache)
+        run = serve(self, load, settings, policy, cache)
         return Answer(
             [run.record],
             lambda: [serve_table([run.record])],

@@ -245,7 +245,8 @@ class Continuous:
             self._preempt()
         chunks: list[tuple[RunningRequest, int]] = []
         if self.prefilling or self.waiting:
-            tokens = self.limits.max_num_batched_tokens
+            # each micro-batch of a pipeline may have the maximum number of tokens
+            tokens = self.limits.max_num_batched_tokens * self.steps.stages
             if not self.scheduling.decodes_wait:
                 tokens -= self.decoding.count * self.steps.queries
             for request in self.prefilling:
@@ -404,7 +405,14 @@ class Continuous:
         self.unchecked = 0
         seconds = 0.0
         if chunks:
-            pieces = tuple([(new, request.cached) for request, new in chunks])
+            limit = self.limits.max_num_batched_tokens
+            pieces = tuple(
+                [
+                    (min(limit, new - start), request.cached + start)
+                    for request, new in chunks
+                    for start in range(0, new, limit)
+                ]
+            )
             seconds = self.steps.mixed(pieces, count, context)
         elif count:
             seconds = self.steps.line(count, context).first

@@ -325,7 +325,8 @@ class Server:
             )
         if self.policy != "continuous":
             return StepTimer(self.deployment)
-        sizes = max_len, limits.max_num_batched_tokens, limits.max_num_seqs
+        max_tokens = limits.max_num_batched_tokens * self.deployment.parallelism.pp
+        sizes = max_len, max_tokens, limits.max_num_seqs
         if not drafting:
             return InterpolatedStepTimer(self.deployment, *sizes)
         queries = drafting.drafted + 1

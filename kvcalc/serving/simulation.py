@@ -1,7 +1,7 @@
 """A server under load, simulated pass by pass, with one log for each data-parallel rank.
 
 Requests go to the ranks in turn. Each rank has its own queue and memory; a pass of one is timed as
-if the others ran an equal batch. One pass is in flight at a time, also through a pipeline.
+if the others ran an equal batch. Pipeline stages work on different micro-batches of a pass.
 """
 
 from collections.abc import Callable, Iterator

@@ -77,15 +77,33 @@ class StepTimeSegment(NamedTuple):
         return passes
 
 
+def largest_micro_batch(
+    deployment: TimedDeployment, chunks: Chunks, count: int
+) -> tuple[Chunks, int]:
+    """Return the chunks and the number of decodes that are in a pipeline stage at a time.
+
+    Prompts stay whole. Bounds divide passes when they time them, so the pass is returned unchanged.
+
+    Example: with 2 stages, chunks of 900, 500 and 300 tokens and 5 decodes give chunks of 900 and
+    300 tokens and 3 decodes.
+    """
+    stages = deployment.parallelism.pp
+    if stages == 1 or not deployment.calibration:
+        return chunks, count
+    return tuple(sorted(chunks, reverse=True)[::stages]), -(-count // stages)
+
+
 class StepTimer:
     """Times whole passes of one data-parallel rank; every other rank runs the same batch.
 
     Attributes:
         queries: Tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
+        stages: Pipeline stages, which work on as many micro-batches at the same time.
     """
 
     def __init__(self, deployment: TimedDeployment, queries: int = 1) -> None:
-        self.deployment = deployment
+        self.stages = deployment.parallelism.pp
+        self.deployment = deployment.as_server() if self.stages > 1 else deployment
         self.queries = queries
         self.ranks = deployment.parallelism.dp
         self._tables: dict[tuple[Chunks, int, int], tuple[Any, Any]] = {}
@@ -96,6 +114,7 @@ class StepTimer:
 
     def prefill(self, chunks: Chunks) -> float:
         """Return the seconds of a pass with prompts only."""
+        chunks, _ = largest_micro_batch(self.deployment, chunks, 0)
         if chunks not in self._prompts:
             self._prompts[chunks] = float(self.deployment.seconds(Batch(self._groups(chunks))))
         return self._prompts[chunks]
@@ -128,6 +147,7 @@ class StepTimer:
 
     def _table(self, chunks: Chunks, count: int, context: float) -> tuple[Any, Any]:
         """Return contexts around `context`, and the seconds of a pass at each of them."""
+        chunks, count = largest_micro_batch(self.deployment, chunks, count)
         spacing, intervals = MIXED if chunks else DECODES
         spacing = spacing if chunks or count > 1 else 1
         width = spacing * intervals
@@ -269,7 +289,8 @@ class InterpolatedStepTimer:
         exact: bool = True,
         queries: int = 1,
     ) -> None:
-        self.deployment = deployment
+        self.stages = deployment.parallelism.pp
+        self.deployment = deployment.as_server() if self.stages > 1 else deployment
         self.queries = queries
         self.ranks = deployment.parallelism.dp
         self.whole_passes = StepTimer(deployment, queries) if exact else None
@@ -300,6 +321,7 @@ class InterpolatedStepTimer:
 
     def prefill(self, chunks: Chunks) -> float:
         """Return the seconds of a pass with prompts only."""
+        chunks, _ = largest_micro_batch(self.deployment, chunks, 0)
         exact = self.exact_prompts
         if chunks in exact:
             return exact[chunks]
@@ -319,6 +341,7 @@ class InterpolatedStepTimer:
         """
         if not count:
             return self.prefill(chunks)
+        chunks, count = largest_micro_batch(self.deployment, chunks, count)
         prompts = 0
         attention = extra_context = 0.0
         tokens = count * self.queries
@@ -341,6 +364,7 @@ class InterpolatedStepTimer:
 
     def line(self, count: int, context: float) -> StepTimeSegment:
         """Return the seconds of decode passes; the first has the mean context `context`."""
+        _, count = largest_micro_batch(self.deployment, (), count)
         if count == 1 and self.whole_passes:
             return self.whole_passes.line(count, context)
         return segment_at(self.contexts, self._row(count), context)
@@ -452,6 +476,10 @@ class SpeculativeStepTimer(NamedTuple):
     @property
     def ranks(self) -> int:
         return self.target.ranks
+
+    @property
+    def stages(self) -> int:
+        return self.target.stages
 
     def reset(self) -> None:
         """Start a new run."""

@@ -47,8 +47,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         nodes: Number of nodes; 0 for as few as the GPU's link allows.
         engine: Engine whose memory rules and times hold.
         engine_version: Its version; '' for the latest.
-        is_server: Whether several batches may be in progress. In bounds, all pipeline stages then
-            work at the same time.
+        is_server: Whether the passes are those of a server. In bounds, prompts are then divided
+            into chunks, so that all pipeline stages work at the same time.
     """
 
     model: Model
@@ -84,7 +84,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, calibration=loaded, calibrated_on=calibrated_on)
 
     def as_server(self) -> Self:
-        """Return the deployment as a server, which may have several batches in progress."""
+        """Return the deployment as that of a server."""
         return msgspec.structs.replace(self, is_server=True)
 
     @property
@@ -190,19 +190,25 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         )
 
     def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
-        """Return the seconds of a pass over `batch`, through all stages.
+        """Return the seconds until all sequences of `batch` have passed all stages.
 
-        An array if the batch has arrays.
+        With pipeline stages, these are the seconds of a micro-batch. An array if the batch has
+        arrays.
         """
         timed = self.timed_batch(batch)
         return self._seconds(self.operators(timed, all_positions), timed.decodes)
 
     def timed_batch(self, batch: Batch) -> Batch:
-        """Return the batch whose time is the pass's: in bounds of a server, the share of each
-        stage."""
-        if self.is_server and not self.calibration and self.parallelism.pp > 1:
-            return batch.share_of_stages(self.parallelism.pp)
-        return batch
+        """Return the batch whose time is the pass's: with pipeline stages, a micro-batch.
+
+        The stages work on different micro-batches at the same time. Bounds take the smallest
+        micro-batch, predictions the largest. The timers of a server divide the batches of
+        predictions themselves.
+        """
+        stages, is_bound = self.parallelism.pp, not self.calibration
+        if stages == 1 or (self.is_server and not is_bound):
+            return batch
+        return batch.micro_batch(self.parallelism, self.is_server, rounds_up=not is_bound)
 
     def spent(self, batch: Batch, all_positions: bool = False) -> tuple[Cost, Any]:
         """Return FLOPs and bytes of a pass on one GPU of each stage, and its seconds."""

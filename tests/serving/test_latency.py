@@ -3,7 +3,7 @@
 import pytest
 from conftest import Run
 
-from kvcalc import Batch, Parallelism, UserError, deploy, load_gpu, load_model
+from kvcalc import Batch, Parallelism, UserError, load_gpu, load_model
 from kvcalc.serving import request_latency
 from kvcalc.serving.request_latency import (
     cost_per_million,
@@ -91,21 +91,6 @@ def test_a_cached_prefix_is_not_processed_again() -> None:
     for cached in (1000, 1001, -1):
         with pytest.raises(UserError, match="leaves no token of a prompt of 1,000"):
             request(deployment(), 1000, 5, cached=cached)
-
-
-def test_no_division_into_pipeline_batches_is_faster_than_a_servers_bound() -> None:
-    """m equal parts take the time of one part through all stages, and all parts keep each stage busy."""
-    for name, gpu, stages in (("llama-3.1-8b", "h100", 2), ("llama-3.1-70b", "h200", 4), ("mixtral-8x7b", "a100-80gb", 4)):
-        alone = deploy(name, gpu, calibration="datasheet")
-        piped = deploy(name, gpu, pp=stages, calibration="datasheet").as_server()
-        for size in (1, 2, 3, 4, 8, 24, 240):
-            bound = piped.seconds(Batch.decode(4096, size))
-            for parts in (m for m in range(1, size + 1) if size % m == 0):
-                part = alone.seconds(Batch.decode(4096, size // parts))
-                sends = piped.seconds(Batch.decode(4096, 1)) - alone.seconds(Batch.decode(4096, 1))
-                assert bound <= (max(part, parts * part / stages) + size * sends) * (1 + 1e-9)
-        sizes = [piped.seconds(Batch.decode(4096, size)) for size in range(1, 30)]
-        assert sizes == sorted(sizes)
 
 
 def test_cost_by_hand(kvcalc: Run) -> None:
