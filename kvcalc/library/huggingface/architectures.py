@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from kvcalc.errors import UserError, nearest, printable
 from kvcalc.library.huggingface.config import show
 from kvcalc.library.huggingface.source import TEXT_KEYS, facts
-from kvcalc.library.huggingface.types import TYPES
-from kvcalc.library.huggingface.types.entry import Type
+from kvcalc.library.huggingface.types import TYPES, Type
 
 _HEAD = re.compile(
     r"(?:For(?!CausalLM\w)[A-Z]\w*|CausalLM|(?:With)?LMHead\w*|Model(?:WithLMHead)?|ModelLM|"
@@ -284,9 +283,9 @@ def _draft(written: str, flat: bool, where: str) -> ModelType:
     Raises:
         UserError: The weights of this draft are not known here.
     """
-    from kvcalc.library.huggingface.types.drafts import DRAFTS
+    from kvcalc.library.huggingface.types.draft_rules import CLASSES
 
-    name = DRAFTS.get(written, "")
+    name = CLASSES.get(written, "")
     if not name or not flat:
         raise UserError(
             f"class {printable(written, 60)} is a draft that is not read",
@@ -298,9 +297,9 @@ def _draft(written: str, flat: bool, where: str) -> ModelType:
 
 
 def _lent() -> str:
-    from kvcalc.library.huggingface.types.drafts import LENT
+    from kvcalc.library.huggingface.types.draft_rules import NOTE
 
-    return LENT
+    return NOTE
 
 
 KEY = "tie_word_embeddings"

@@ -193,6 +193,7 @@ def show(value: Any) -> str:
 
 Field = Any  # a formula of keys, a rule of one Config, or a literal
 Reader = Callable[[Config], tuple[Any, ...]]  # reads the parts of a layer
+RULES: dict[str, Callable[["Config"], Any]] = {}  # by name, as formulas call them
 _LITERALS = frozenset({"head", "full", "none", "rms", "layer", "layer_no_bias"})
 _OF_LAYER = {
     "layer_index": "layer",
@@ -270,6 +271,10 @@ def _evaluate(node: ast.expr, c: Config) -> Any:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             side = _evaluate if isinstance(op, ast.Eq | ast.NotEq) else _number
             return _OPERATORS[type(op)](side(left, c), side(right, c))
+        case ast.Call(func=ast.Name(id="has"), args=[ast.Name(id=key)]):
+            return c.has(key)
+        case ast.Call(func=ast.Name(id=rule)):
+            return RULES[rule](c)
         case ast.BinOp(left=left, op=ast.BitOr(), right=right):
             value = _evaluate(left, c)
             return _evaluate(right, c) if value is None else value

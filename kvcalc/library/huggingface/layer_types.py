@@ -66,13 +66,14 @@ def windowed(condition: Field = True) -> Order:
     return full_where(lambda c: c.get("sliding_window") is None or not is_true(condition, c))
 
 
-def typed(otherwise: Order = ALL_FULL, key: str = "layer_types") -> Order:
+def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:
     """Return the order of the file's own list, else an older spelling of it."""
 
     def order(c: Config) -> list[str]:
         names = c.items(key)
         if names is None:
-            return otherwise(c)
+            order_names: list[str] = value_of(otherwise, c)
+            return order_names
         check_names(c, key, names)
         # some files list these layers too, after the others
         drafts = c.get("num_nextn_predict_layers", 0)

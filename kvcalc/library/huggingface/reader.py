@@ -219,11 +219,13 @@ def _layers(
     """Return the distinct kinds of layer, the pattern in runs, and how the kinds are stored."""
     distinct: dict[bytes, tuple[Layer, Any]] = {}
     keys = []
-    order = entry.order(c)
+    order = value_of(entry.order, c)
     for c.layer, c.layer_type in enumerate(order):
         parts = (*entry.mixer(c), *entry.ffn(c))
         width = c.size("hidden_size")
-        fields = entry.layer_fields(c) | {"unquantized": storage.kept(c.layer, parts, width)}
+        fields = filled({"norms": entry.norms} | entry.layer, c) | {
+            "unquantized": storage.kept(c.layer, parts, width)
+        }
         layer = Layer(parts=parts, **_checked(c, Layer, fields))
         plain = msgspec.structs.replace(layer, norms=None)
         layer = plain if layer.norms == plain.norm_count else layer

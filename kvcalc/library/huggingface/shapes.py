@@ -154,7 +154,7 @@ def cross_attention(
     k_bias: Field = None,
     o_bias: Field = None,
     source: Field = None,
-    on: Field = "add_cross_attention",
+    is_on: Field = "add_cross_attention",
 ) -> Reader:
     """Return the reader of the four projections of attention to an encoder of width `source`.
 
@@ -162,7 +162,7 @@ def cross_attention(
     """
 
     def read(c: Config) -> tuple[Any, ...]:
-        if not value_of(on, c):
+        if not value_of(is_on, c):
             return ()
         width = c.size("hidden_size")
         inputs = _whole(c, value_of(source, c), "cross_attention_hidden_size") or width

@@ -24,7 +24,7 @@ from kvcalc.library.huggingface.shapes import (
     pick,
     stepped,
 )
-from kvcalc.library.huggingface.types.entry import Type
+from kvcalc.library.huggingface.types import Type
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _ACTIVATIONS = [

@@ -1,0 +1,304 @@
+"""Rules of decoders that a formula cannot express, as `decoders.yaml` and other tables name them.
+
+A rule gives a size, a condition or an order of layers from one config. The comments in the tables
+name the sources.
+"""
+
+from typing import Any
+
+from kvcalc.library.huggingface.config import Config, Field, value_of
+from kvcalc.library.huggingface.layer_types import FULL, SLIDING, cycle, every, typed
+from kvcalc.library.huggingface.shapes import even_head_dim, head_dim
+from kvcalc.library.huggingface.source import facts
+
+Matrices = dict[str, tuple[int, ...]]
+MINICPMV_STACKS = {
+    "2": "minicpm",
+    "2.0": "minicpm",
+    "2.5": "llama",
+    "2.6": "qwen2",
+    "4": "llama",
+    "4.0": "llama",
+    "4.5": "qwen3",
+}
+
+
+def outer_tie(default: bool) -> Field:
+    """Return the rule of text parts without an LM head: the file around them says if it is tied.
+
+    In some classes, either of the two may tie the head.
+
+    Args:
+        default: The value if the file around the text part does not say it.
+    """
+
+    def is_tied(c: Config) -> bool:
+        outer_facts = facts().get(str(c.outer.get("model_type")), {})
+        if c.outer_flag("tie_word_embeddings", default):
+            return True
+        return bool(outer_facts.get("either") and c.flag("tie_word_embeddings"))
+
+    return is_tied
+
+
+def exaone_order(c: Config) -> list[str]:
+    """Return EXAONE 4's order by a number n (each n-th layer is full) or by letters (LLLG)."""
+    key = "sliding_window_pattern"
+    if not c.has("sliding_window"):
+        return [FULL] * c.layers
+    if isinstance(c.get(key), str):
+        return cycle(key, {"L": SLIDING, "G": FULL}, is_text=True)(c)
+    return every(key)(c)
+
+
+def is_newer_falcon(c: Config) -> bool:
+    """Return whether this is the 40B's architecture, by its key or by the type's first name."""
+    return c.file.get("model_type") == "RefinedWeb" or c.flag("new_decoder_architecture")
+
+
+def falcon_norms(c: Config) -> int:
+    """Return one norm for parallel parts, or two for sequential parts or one norm for each."""
+    default = 2 if is_newer_falcon(c) else 1
+    if not c.flag("parallel_attn", True):
+        return 2
+    return 2 if c.size("num_ln_in_parallel_attn", default) == 2 else 1
+
+
+def doge_mask(c: Config) -> Matrices:
+    """Return Doge's projection of the values to one mask logit per head."""
+    groups = c.size("num_key_value_heads", c.size("num_attention_heads"))
+    bias = groups if c.flag("attention_bias") else 0
+    return {"mask": (groups * head_dim(c), groups, bias)}
+
+
+def doge_router(c: Config) -> int:
+    """Return the outputs of Doge's router: two coordinates in a square of experts."""
+    return 2 * int(c.size("num_experts") ** 0.5)
+
+
+def image_attention(c: Config) -> Matrices:
+    """Return the matrices of attention to the image. Text adds nothing to its cache."""
+    width = c.size("hidden_size")
+    head = even_head_dim(c)
+    queries = c.size("num_attention_heads") * head
+    keys = c.size("num_key_value_heads", c.size("num_attention_heads")) * head
+    return {
+        "cross.q": (width, queries),
+        "cross.k": (width, keys),
+        "cross.v": (width, keys),
+        "cross.o": (queries, width),
+    }
+
+
+def shares_gemma_cache(c: Config) -> bool:
+    """Return whether this layer reads the cache of the last layer of its type that has one."""
+    count = c.size("num_kv_shared_layers", 0, minimum=0)
+    if count >= c.layers:
+        raise c.fail(
+            "num_kv_shared_layers",
+            f"{count} of {c.layers} layers leave none that has a cache",
+        )
+    return c.layer >= c.layers - count
+
+
+def gemma4_order(c: Config) -> list[str]:
+    """Return the listed types, else each sixth layer full; the last layer is full in any case."""
+    return [*typed(every(6))(c)[:-1], FULL]
+
+
+def altup_projections(c: Config) -> Matrices:
+    """Return the projections into AltUp's further streams and back."""
+    sides = (c.size("hidden_size"), c.size("hidden_size"))
+    numbers = range(1, c.size("altup_num_inputs"))
+    return {f"stream_{way}_{i}": sides for way in ("in", "out") for i in numbers}
+
+
+def mpt_groups(c: Config) -> int:
+    """Return the heads of keys and values, as the code of MPT reads `attn_config`."""
+    attention = c.nested("attn_config")
+    kind = attention.word("attn_type", "multihead_attention")
+    heads = c.size("num_attention_heads")
+    if kind == "grouped_query_attention":
+        return attention.size("kv_n_heads", heads)
+    return 1 if kind.startswith("multiquery") else heads
+
+
+def scaled_width(key: str, default: float | None = None) -> Field:
+    """Return the rule of an FFN whose width is a fraction of the model's width, rounded down."""
+    return lambda c: int(c.size("hidden_size") * c.number(key, default))
+
+
+def modernbert_window(c: Config) -> int | None:
+    """Return half of `local_attention`, unless the file gives the window itself."""
+    if c.in_file("sliding_window"):
+        return c.size("sliding_window")
+    return c.size("local_attention", 0, minimum=0) // 2 or None
+
+
+def roc_matrices(c: Config) -> Matrices:
+    """Return RoCBert's head, and the projection of its three embeddings."""
+    inputs = width = c.size("hidden_size")
+    matrices: Matrices = {"head": (width, width, width)}
+    for part in ("pronunciation", "shape"):
+        inputs += c.size(f"{part}_embed_dim") if c.flag(f"enable_{part}") else 0
+    if c.flag("concat_input", True):
+        matrices["map_inputs"] = (inputs, width, width)
+    return matrices
+
+
+def other_language_adapters(c: Config) -> int:
+    """Return X-MOD's weights of languages other than the text's, which nothing multiplies."""
+    width = c.size("hidden_size")
+    inner = width // c.size("adapter_reduction_factor")
+    num_languages = len(set(map(str, c.items("languages") or [])))
+    return max(0, num_languages - 1) * (2 * width * inner + inner + width)
+
+
+def hunyuan_shared(c: Config) -> int:
+    """Return the width of all shared experts, whose number Tencent's own keys give."""
+    if c.flag("use_cla"):
+        raise c.fail("use_cla", "layers that share keys and values are not read in this type")
+    if not c.flag("use_mixed_mlp_moe", True):
+        return 0
+    return c.size("num_shared_expert", 1, minimum=0) * c.size("intermediate_size")
+
+
+def ernie_has_experts(c: Config) -> bool:
+    """Return whether a layer of ERNIE 4.5 has experts: between two layers, at an interval.
+
+    The last layer is -1 if no dense layer follows.
+    """
+    first = c.size("moe_layer_start_index", 0, minimum=0)
+    last = c.size("moe_layer_end_index", -1, minimum=-1)
+    is_step = (c.layer + 1) % c.size("moe_layer_interval", 1) == 0
+    return is_step and first <= c.layer and (last == -1 or c.layer <= last)
+
+
+def linear_biases(c: Config) -> int | None:
+    """Return the elements of all biases of linear attention; None without biases."""
+    width = head_dim(c) * c.size("num_attention_heads")
+    biases = 3 * width * c.flag("use_qkv_bias") + c.size("hidden_size") * c.flag("use_bias")
+    return biases or None
+
+
+def num_ngram_tables(c: Config) -> int:
+    """Return the number of LongCat's tables of n-grams."""
+    count = c.size("emb_split_num", 4) * (c.size("emb_neighbor_num", 4) - 1)
+    if not 1 <= count <= 1000:
+        raise c.fail("emb_split_num", f"gives {count} tables of n-grams")
+    return count
+
+
+def ngram_tables(c: Config) -> Matrices:
+    """Return the tables. Table i has 2·i + 1 rows more than a multiple of the vocabulary."""
+    count = num_ngram_tables(c)
+    width = c.size("hidden_size") // count
+    rows = c.size("ngram_vocab_size_ratio", 78) * c.size("vocab_size")
+    return {f"ngram_{i}": (rows + 2 * i + 1, width) for i in range(count)}
+
+
+def ngram_projections(c: Config) -> Matrices:
+    """Return the projection of each table into the stream."""
+    count = num_ngram_tables(c)
+    width = c.size("hidden_size")
+    return {f"ngram_up_{i}": (width // count, width) for i in range(count)}
+
+
+def half_width(width: Field) -> Field:
+    """Return the rule of half of a width that gate and up share."""
+
+    def read(c: Config) -> int:
+        joint_width = value_of(width, c)
+        if not isinstance(joint_width, int) or joint_width % 2:
+            text = f"{joint_width} is no width that gate and up share"
+            raise c.fail("intermediate_size", text)
+        return joint_width // 2
+
+    return read
+
+
+def chatglm_norm(c: Config) -> str:
+    """Return the kind of ChatGLM's norms."""
+    is_later = not (c.has("inner_hidden_size") or c.flag("position_encoding_2d"))
+    return "rms" if c.flag("rmsnorm", is_later) else "layer"
+
+
+def minicpmv_stack(c: Config) -> str:
+    """Return the type of the language model of a MiniCPM-V or -o, by its version."""
+    is_first = (c.size("hidden_size"), c.get("query_num")) == (2304, 64)
+    version = str(c.get("version", 2.0 if is_first else 2.5))
+    if version not in MINICPMV_STACKS:
+        raise c.fail(
+            "version",
+            f"{version[:20]!r} is no MiniCPM-V that is read",
+            f"Known: {', '.join(MINICPMV_STACKS)}",
+        )
+    return MINICPMV_STACKS[version]
+
+
+def olmo_norm(c: Config) -> str:
+    """Return the kind of OLMo's norms."""
+    if c.word("layer_norm_type", "default") == "rms":
+        return "rms"
+    if not c.flag("layer_norm_with_affine", True):
+        return "none"
+    return "layer" if c.flag("bias_for_layer_norm", True) else "layer_no_bias"
+
+
+def openelm_width(c: Config) -> int:
+    """Return a multiple of the model's width, rounded, and at most a tenth down."""
+    divisor = c.size("ffn_dim_divisor", 256)
+    width = c.number("ffn_multipliers") * c.size("hidden_size")
+    rounded = max(divisor, int(width + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * width else rounded
+
+
+def lille_width(c: Config) -> int:
+    """Return the width of Lille's FFN: 8/3 of the model's width, to the nearest 256."""
+    return 256 * round(int(8 * c.size("hidden_size") / 3) / 256)
+
+
+def expert_width(index: int, default: int) -> Field:
+    """Return the rule of an expert's width from the list `[text, vision]` of ERNIE 4.5 VL."""
+
+    def read(c: Config) -> int:
+        key = "moe_intermediate_size"
+        widths = c.sizes(key)
+        if widths and index >= len(widths):
+            raise c.fail(key, f"has {len(widths)} entries")
+        return widths[index] if widths else default
+
+    return read
+
+
+text_expert_width = expert_width(0, 1536)
+
+
+def step_has_experts(c: Config) -> bool:
+    """Return whether a layer of Step has experts. `moe_layers_enum` lists them, maybe as a text."""
+    kinds = c.items("mlp_layer_types")
+    if kinds is not None and c.layer < len(kinds):
+        return bool(kinds[c.layer] == "sparse")
+    layers = c.get("moe_layers_enum")
+    if layers is None:
+        return c.layer >= 3
+    items = layers.split(",") if isinstance(layers, str) else c.items("moe_layers_enum") or []
+    return str(c.layer) in {str(item).strip() for item in items}
+
+
+def step_expert_count(c: Config) -> Any:
+    """Return the number of experts; the file's key counts before the default of another key."""
+    key = "moe_num_experts"
+    return c.get(key if c.in_file(key) else "num_local_experts")
+
+
+def has_no_rope_list(c: Config) -> bool:
+    """Return whether the file lists no layers without rotary positions."""
+    return c.get("no_rope_layers") in (None, [])
+
+
+def cohere2_order(c: Config) -> list[str]:
+    """Return the order of the dense layers, and then the order of the others."""
+    count = min(c.size("first_k_dense_replace", 0, 0), c.layers)
+    dense_layers = every("prefix_dense_sliding_window_pattern | 1")(c)[:count]
+    return dense_layers + every("sliding_window_pattern")(c)[: c.layers - count]

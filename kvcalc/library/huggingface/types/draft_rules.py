@@ -1,0 +1,136 @@
+"""Rules of draft heads, as `drafts.yaml` names them, and the classes that are drafts."""
+
+from typing import Any
+
+from kvcalc.library.huggingface.config import Config, show
+
+NOTE = "only its own weights are counted, without the embedding or head that its target shares"
+CLASSES = {
+    "LlamaForCausalLMEagle": "eagle",
+    "EagleLlamaForCausalLM": "eagle",
+    "LlamaForCausalLMEagle3": "eagle3",
+    "Eagle3LlamaForCausalLM": "eagle3",
+    "Eagle3MiniMaxM2ForCausalLM": "eagle3",
+    "Eagle3Qwen2_5vlForCausalLM": "eagle3",
+    "Eagle3Qwen3vlForCausalLM": "eagle3",
+    "Eagle3Qwen3ForCausalLM": "eagle3_qwen3",
+    "PEagleDraftModel": "peagle",
+    "PeagleLlamaForCausalLM": "peagle",
+    "PeagleQwen3ForCausalLM": "peagle_qwen3",
+    "DFlashDraftModel": "dflash",
+    "DSparkDraftModel": "dspark",
+    "Qwen3DSparkModel": "dspark",
+    "DominoDraftModel": "domino",
+}
+Matrices = dict[str, tuple[int, ...]]
+
+
+def states_width(c: Config) -> int:
+    """Return the width of the joined states of the target's layers."""
+    key = "num_aux_hidden_states"
+    layers = c.nested("eagle_config").sizes("eagle_aux_hidden_state_layer_ids")
+    count = c.size(key) if c.has(key) else len(layers) or 3
+    return count * c.size("target_hidden_size", c.size("hidden_size"))
+
+
+def has_input_norm(c: Config) -> bool:
+    """Return whether one norm is on all states together."""
+    return c.nested("eagle_config").flag("norm_before_fc", c.flag("norm_before_fc"))
+
+
+def state_norms(c: Config) -> int | None:
+    """Return the elements of the norms on the states of single layers."""
+    return states_width(c) if c.get("fc_norm") or c.get("use_aux_norm") else None
+
+
+def target_parts(c: Config) -> tuple[str, ...]:
+    """Return the parts of the target that the draft uses.
+
+    The target's head scores if the draft's head is tied, as SGLang reads it.
+    """
+    has_own_vocab = c.get("draft_vocab_size") not in (None, c.get("vocab_size"))
+    has_own_head = has_own_vocab or not c.flag("tie_word_embeddings")
+    return ("embedding",) if has_own_head else ("embedding", "lm_head")
+
+
+def dflash_value(c: Config, key: str, default: Any = None) -> Any:
+    """Return a key of `dflash_config`, or of the file itself."""
+    return c.nested("dflash_config").get(key, c.get(key, default))
+
+
+def dflash_size(c: Config, key: str, default: int | None = None, minimum: int = 1) -> int:
+    """Return a size of `dflash_config`, or of the file itself."""
+    inner = c.nested("dflash_config")
+    if inner.has(key):
+        return inner.size(key, minimum=minimum)
+    return c.size(key, default, minimum)
+
+
+def dflash_states(c: Config) -> tuple[int, int]:
+    """Return the projection of some of the target's layers, by default as many as the draft has."""
+    key = "target_layer_ids"
+    count = len(c.nested("dflash_config").sizes(key) or c.sizes(key)) or c.layers
+    return count * c.size("target_hidden_size", c.size("hidden_size")), c.size("hidden_size")
+
+
+def dflash_qk_norm(c: Config) -> str:
+    """Return the norm of queries and keys, which all layers with attention have.
+
+    Raises:
+        UserError: The file gives layers another mixer (DSpark's kda and mla).
+    """
+    modes = c.nested("dflash_config").items("attention_modes")
+    for mode in modes or [dflash_value(c, "attention_mode", "gqa")]:
+        if mode not in ("gqa", "mha"):
+            text = f"{show(mode)} is not known here"
+            raise c.fail("attention_modes", text, "Known: gqa, mha")
+    return "head"
+
+
+def has_sinks(c: Config) -> bool:
+    """Return whether the softmax has a learned sink, in all layers or in those of this type."""
+    kind = "swa" if c.layer_type == "sliding_attention" else "full"
+    has_own = c.flag(f"add_{kind}_attention_sink_bias")
+    return has_own or bool(dflash_value(c, "attention_sink_bias"))
+
+
+def markov_matrices(c: Config) -> Matrices:
+    """Return DSpark's low-rank logits from the token before, and its guess of the acceptance."""
+    width = c.size("hidden_size")
+    rank = dflash_size(c, "markov_rank", 0, 0)
+    kind = dflash_value(c, "markov_head_type", "vanilla")
+    if kind not in ("vanilla", "gated", "rnn"):
+        text = f"{kind!r} is not known here"
+        raise c.fail("markov_head_type", text, "Known: vanilla, gated, rnn")
+    matrices: Matrices = {}
+    if rank:
+        matrices["markov_out"] = (rank, c.size("vocab_size"))
+        if kind == "gated":
+            matrices["markov_gate"] = (width + rank, rank, rank)
+        elif kind == "rnn":
+            matrices["markov_step"] = (2 * rank + width, 3 * rank, 3 * rank)
+    if dflash_value(
+        c, "enable_confidence_head", bool(dflash_value(c, "confidence_head_alpha"))
+    ):
+        inputs = width + (rank if dflash_value(c, "confidence_head_with_markov") else 0)
+        matrices["confidence"] = (inputs, 1, 1)
+    return matrices
+
+
+def markov_tables(c: Config) -> Matrices:
+    """Return the rows of the tokens before."""
+    rank = dflash_size(c, "markov_rank", 0, 0)
+    return {"markov_in": (c.size("vocab_size"), rank)} if rank else {}
+
+
+def domino_matrices(c: Config) -> Matrices:
+    """Return Domino's GRU over the tokens of the block, and its way to the vocabulary."""
+    width = c.size("hidden_size")
+    state = dflash_size(c, "gru_hidden_dim")
+    narrow = dflash_size(c, "emb_dim")
+    return {
+        "gru_in": (width, 3 * state),
+        "gru_state": (state, 3 * state),
+        "correction_down": (width + state, narrow),
+        "correction_up": (narrow, c.size("vocab_size")),
+    }

@@ -1,0 +1,154 @@
+"""The table of model types: one entry for each type that kvcalc reads exactly.
+
+The entries are in the YAML files of this folder, by family. The key of an entry names its model
+types, and `like` names the type that it extends. In the values:
+
+- A text is a formula of keys, as `config.value_of` reads it; `name()` calls a rule of a `*_rules`
+  module.
+- `{function: arguments}` calls a function of `shapes`, `layer_types` or a `*_rules` module.
+  `{GatedDeltaNet: {...}}` is the part of this class.
+- A list of readers is the parts of all of them.
+- `$name` is the value of the entry `$name`.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvcalc.layers import attention, recurrent
+from kvcalc.library.huggingface import config, layer_types, shapes
+from kvcalc.library.huggingface.config import Field, Reader
+from kvcalc.library.huggingface.types import (
+    decoder_rules,
+    draft_rules,
+    latent_rules,
+    mixed_layer_rules,
+    recurrent_rules,
+)
+from kvcalc.library.yaml_text import parse_yaml
+from kvcalc.records import JsonObject
+
+RULES = (decoder_rules, draft_rules, latent_rules, mixed_layer_rules, recurrent_rules)
+FUNCTIONS: dict[str, Callable[..., Any]] = {"when": config.when}
+for module in (shapes, layer_types, *RULES):
+    FUNCTIONS |= {name: value for name, value in vars(module).items() if callable(value)}
+config.RULES.update(FUNCTIONS)
+PARTS = {
+    name: value
+    for name, value in (vars(attention) | vars(recurrent)).items()
+    if isinstance(value, type)
+}
+
+
+class Type(NamedTuple):
+    """One model type: readers of a layer's parts, the order of layer types, and the other parts.
+
+    Attributes:
+        mixer: Reader of a layer's first parts.
+        ffn: Reader of its last parts.
+        order: Type of each layer.
+        norms: Norms of a layer outside its parts.
+        norm: Kind of the norms.
+        layer: Further fields of each `Layer`.
+        model: Fields of `Model` that differ from the standard ones.
+        depth: Number of layers if no key gives it.
+        layers_key: Key of the number of layers; '' if only `depth` gives it.
+        defaults: Values of keys that the file does not have.
+        spellings: Other names of a key.
+        inert: Keys that change no size, separated by spaces.
+        mtp: Whether layers of multi-token prediction are like the last one. Else they are left out.
+    """
+
+    mixer: Reader = shapes.GROUPED
+    ffn: Reader = shapes.DENSE
+    order: Field = layer_types.typed()
+    norms: Field = 2
+    norm: Field = "rms"
+    layer: dict[str, Field] = {}
+    model: dict[str, Field] = {}
+    depth: Field = None
+    layers_key: str = "num_hidden_layers"
+    defaults: Mapping[str, Any] = {}
+    spellings: Mapping[str, tuple[str, ...]] = {}
+    inert: str = ""
+    mtp: bool = True
+
+
+class TypeTable(Mapping[str, Type]):
+    """The entries by model type. An entry is parsed when it is looked up."""
+
+    def __getitem__(self, name: str) -> Type:
+        return read_type(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in entry_texts() if not name.startswith("$"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+TYPES = TypeTable()
+
+
+@cache
+def entry_texts() -> dict[str, str]:
+    """Return the YAML text of each entry by each of its names."""
+    texts = {}
+    for file in sorted(Path(__file__).parent.glob("*.yaml")):
+        for text in re.split(
+            r"^(?=[^\s#])", file.read_text(encoding="utf-8"), flags=re.MULTILINE
+        ):
+            names = text.partition(":")[0]
+            texts.update(dict.fromkeys(() if text.startswith("#") else names.split(), text))
+    return texts
+
+
+def read_entry(name: str) -> Any:
+    """Return the value of an entry as plain data. Raises KeyError if there is no such entry."""
+    entry, _ = parse_yaml(entry_texts()[name], name)
+    return next(iter(entry.values()))
+
+
+@cache
+def read_type(name: str) -> Type:
+    """Return the entry of a model type. `layer` and `model` extend those of the type it is like."""
+    entry = read_entry(name)
+    base = read_type(entry.pop("like")) if "like" in entry else Type()
+    plain = {key: entry.pop(key) for key in ("defaults", "spellings") if key in entry}
+    fields = {key: resolve(value) for key, value in entry.items()}
+    for key in ("layer", "model"):
+        fields[key] = getattr(base, key) | fields.get(key, {})
+    return base._replace(**plain, **fields)
+
+
+def resolve(node: Any) -> Any:
+    """Return a value of the table with its calls made and its `$` names replaced."""
+    if isinstance(node, str):
+        if re.fullmatch(r"\$\w+", node):
+            return resolve(read_entry(node))
+        return re.sub(r"\$\w+", lambda match: f"({resolve(match[0])})", node)
+    if isinstance(node, list):
+        items = tuple(map(resolve, node))
+        return shapes.both(*items) if all(map(callable, items)) else items
+    if not isinstance(node, dict):
+        return node
+    if not is_call(node):
+        return {key: resolve(value) for key, value in node.items()}
+    [(name, argument)] = node.items()
+    if isinstance(argument, list):
+        return FUNCTIONS[name](*map(resolve, argument))
+    if not isinstance(argument, dict) or is_call(argument):
+        return FUNCTIONS[name](resolve(argument))
+    options: JsonObject = {key: resolve(value) for key, value in argument.items()}
+    if "spec" in options:
+        options["spec"] = PARTS[options["spec"]]
+    if name in PARTS:
+        return shapes.mixer(PARTS[name], **options)
+    return FUNCTIONS[name](**options)
+
+
+def is_call(node: JsonObject) -> bool:
+    """Return whether a mapping names one function or part with its arguments."""
+    return len(node) == 1 and not node.keys().isdisjoint(FUNCTIONS.keys() | PARTS.keys())
