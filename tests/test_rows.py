@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.errors import UserError
-from kvcalc.timing.rows import OPERATIONS, count, mean, read_rows
+from kvcalc.timing.rows import OPERATIONS, parse_mean, parse_number, read_rows
 
 GEMM = "gpu,framework,version,dtype,m,n,k,time_us\n"
 
@@ -24,7 +24,7 @@ def test_the_stem_names_the_operation(tmp_path: Path) -> None:
     assert (row.op, row.gpu, row.framework, row.version) == ("gemm", "h100_sxm", "vllm", "0.24.0")
     assert row.shape == (128, 4096, 1024)
     assert row.time_us == 12.5
-    assert not table.broken
+    assert not table.invalid
 
 
 def test_a_column_op_mixes_operations_and_unknown_columns_pass(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_rows_of_modules_take_their_widths_from_the_model_they_name(tmp_path: Pa
         (4, 8, 1, 6144, 2048, 512, 64, 192, 256, 0, 128, 2048),
     ]
     assert [row.dtype for row in table.rows] == ["bfloat16/fp8_block", "fp8/bfloat16"]
-    assert [b.why for b in table.broken] == ["model 'openai-community/gpt2' is no preset with sparse attention"]
+    assert [b.problem for b in table.invalid] == ["model 'openai-community/gpt2' is no preset with sparse attention"]
 
 
 def test_serving_rows_of_mixtures_say_their_expert_ranks_and_cache(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_a_broken_row_is_named_by_line_and_kept_apart(tmp_path: Path, cells: str
     good = "h100,vllm,1,bfloat16,1,1,1,5\n"
     table = read_rows(written(tmp_path, "gemm.csv", GEMM + good + cells + "\n" + good))
     assert len(table.rows) == 2
-    assert [b.line for b in table.broken] == [3]
-    assert table.broken[0].why.startswith(why)
+    assert [b.line for b in table.invalid] == [3]
+    assert table.invalid[0].problem.startswith(why)
     assert len(table.cells) == 3
 
 
@@ -139,17 +139,17 @@ def test_a_file_that_is_no_table_of_rows_is_refused(tmp_path: Path, name: str, t
 @given(st.text(max_size=12))
 def test_a_count_is_a_whole_number_or_a_value_error(text: str) -> None:
     try:
-        value = count(text, "m")
+        value = parse_number(text, "m")
     except ValueError:
         return
     assert 1 <= value == int(value)
 
 
 def test_a_mean_is_a_number_from_0_to_as_many_as_are_counted() -> None:
-    assert [mean(text, "rank_rows") for text in ("0", "95.8", "1e15")] == [0, 95.8, 10**15]
+    assert [parse_mean(text, "rank_rows") for text in ("0", "95.8", "1e15")] == [0, 95.8, 10**15]
     for text in ("-0.1", "1.001e15", "nan"):
         with pytest.raises(ValueError, match=f"rank_rows '{text}' is not a number"):
-            mean(text, "rank_rows")
+            parse_mean(text, "rank_rows")
 
 
 def test_every_operation_lists_its_counts() -> None:

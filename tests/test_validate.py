@@ -14,8 +14,8 @@ from kvcalc.timing import rows as measured
 from kvcalc.timing.calibration import read_calibration
 from kvcalc.timing.kernel_models.fused_moe import FusedMoe
 from kvcalc.timing.kernel_models.kernel_model import figures_of
-from kvcalc.timing.rows import BLOCK
-from kvcalc.timing.validation import validated_blocks
+from kvcalc.timing.rows import BLOCK_ROWS, read_blocks
+from kvcalc.timing.validation import validate
 
 HEADER = "gpu,framework,version,dtype,m,n,k,time_us,row_id\n"
 # Bound of 4096³ in bf16 on H100: 2 · 4096³ / 989e12 = 138.97 µs.
@@ -242,12 +242,12 @@ def test_a_calibration_that_cannot_be_made_is_one_line(kvcalc: Run, tmp_path: Pa
 
 def test_any_number_of_rows_is_read_in_blocks(kvcalc: Run, tmp_path: Path) -> None:
     """The same two rows again and again, one of another GPU in each block and a broken one at the end: every figure is theirs."""
-    many = BLOCK // 2 + 3
+    many = BLOCK_ROWS // 2 + 3
     unknown = "never-heard,vllm,1,bfloat16,1,1,1,5,d\n"
     text = ROWS + unknown + ROWS.removeprefix(HEADER) * many + unknown + "h100,vllm,1,bfloat16,x,1,1,5,e\n"
     path, out = str(written(tmp_path, text)), tmp_path / "out.csv"
-    blocks = [len(v.table.cells) for v in validated_blocks([Path(path)])]
-    assert blocks == [BLOCK, 2 * many + 5 - BLOCK]
+    blocks = [len(v.table.cells) for v in validate(read_blocks(Path(path)))]
+    assert blocks == [BLOCK_ROWS, 2 * many + 5 - BLOCK_ROWS]
     result = kvcalc("validate", path, "--predictions", str(out), "--format", "json")
     (few,) = kvcalc(
         "validate", str(written(tmp_path, "op," + ROWS.replace("h100", "gemm,h100"), "few.csv")), "--format", "json"
@@ -280,7 +280,7 @@ def test_lines_and_columns_have_limits(kvcalc: Run, tmp_path: Path, text: str, s
 
 
 def test_rows_that_are_held_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "MOST_ROWS", 1)
+    monkeypatch.setattr(measured, "MAX_ROWS", 1)
     with pytest.raises(UserError, match="has more than 1 rows"):
         measured.read_rows(written(tmp_path, ROWS))
 

@@ -101,7 +101,12 @@ def _one(
     from kvcalc.library.files import make_folder
     from kvcalc.serving.server_validation import steps_validated
     from kvcalc.timing.calibration import preset_path, to_yaml
-    from kvcalc.timing.fitting import calibrate, chosen_rows, fit_records, summed
+    from kvcalc.timing.fitting import (
+        calibrate,
+        chosen_rows,
+        fit_records,
+        make_calibration,
+    )
     from kvcalc.timing.rows import read_rows
 
     path = out or str(preset_path(machine, stack))
@@ -113,7 +118,7 @@ def _one(
             "no family has enough rows to be fitted",
             hint="; ".join(f"{f.family} {f.kind}: {f.why}" for f in fits),
         )
-    text = to_yaml(summed(fits, machine, stack, used, about, steps_validated))
+    text = to_yaml(make_calibration(fits, machine, stack, used, about, steps_validated))
     if output.plot:
         from kvcalc.report.charts.measured_plot import predicted_against_measured
 
@@ -240,18 +245,20 @@ def run_validate(
     from kvcalc.errors import UserError, visible
     from kvcalc.library.load import load_gpu
     from kvcalc.serving.server_validation import served_times
+    from kvcalc.timing.rows import read_blocks
     from kvcalc.timing.validation import (
         KEYS,
         ErrorTally,
         predictions_csv,
-        validated_blocks,
+        validate,
     )
 
     if not fail_above >= 0:
         raise UserError(f"--fail-above {fail_above} is not a percentage")
     source = load_gpu(calibration_from) if calibration_from else None
     tally = ErrorTally([key.strip() for key in by.split(",")])
-    result = tally.adding(validated_blocks(rows, stack, source, served_times))
+    tables = (table for path in rows for table in read_blocks(path))
+    result = tally.adding(validate(tables, stack, source, served_times))
     if predictions:
         pieces = predictions_csv(rows, result)
         save_text(predictions, map(visible, pieces) if predictions == "-" else pieces)

@@ -92,7 +92,7 @@ def _fit(text: str, gpu: "Gpu", output: Output) -> None:
     from kvcalc.cli.calibrate import fits_table
     from kvcalc.library.files import make_folder, write_text
     from kvcalc.timing.calibration import preset_path, to_yaml
-    from kvcalc.timing.fitting import calibrate, fit_records, summed
+    from kvcalc.timing.fitting import calibrate, fit_records, make_calibration
     from kvcalc.timing.rows import read_rows
 
     with TemporaryDirectory() as folder:
@@ -104,7 +104,9 @@ def _fit(text: str, gpu: "Gpu", output: Output) -> None:
     make_folder(path.parent)
     save_text(
         str(path),
-        to_yaml(summed(fits, gpu, STACK, rows, {"origin": "kvcalc measure --calibration"})),
+        to_yaml(
+            make_calibration(fits, gpu, STACK, rows, {"origin": "kvcalc measure --calibration"})
+        ),
     )
     if not output.printed(fit_records(fits)):
         output.show(fits_table(fits, gpu, STACK))

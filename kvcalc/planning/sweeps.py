@@ -42,6 +42,7 @@ from kvcalc.serving.speculation import (
 )
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.operator_times import roofline_records
+from kvcalc.timing.rows import read_rows
 from kvcalc.timing.validation import ErrorTally, validate
 
 Record = dict[str, Any]
@@ -563,7 +564,7 @@ def measured_times(path: Path) -> MeasuredTimes:
     import numpy as np
 
     tally = ErrorTally()
-    (validation,) = tally.adding(validate([path], served=served_times))
+    (validation,) = tally.adding(validate([read_rows(path)], simulate=served_times))
     rows, is_calibrated = validation.table.rows, validation.calibrated > 0
     bounds = np.where(validation.bound > 0, validation.bound, [row.bound_us for row in rows])
     predicted = np.where(is_calibrated, validation.calibrated, bounds)

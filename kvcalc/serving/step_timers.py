@@ -31,7 +31,7 @@ from kvcalc.layers.cost import AttentionShape, Operator, Role
 from kvcalc.records import Record
 from kvcalc.serving.speculation import Drafting
 from kvcalc.timing.deployment import TimedDeployment
-from kvcalc.timing.kernel_models.families import MOST_DECODE_TOKENS
+from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
 from kvcalc.timing.steps import HostTime, host_of, operator_seconds
 
 # (tokens between computed contexts, intervals per table) of decode passes, and of passes with
@@ -347,7 +347,7 @@ class InterpolatedStepTimer:
         tokens = count * self.queries
         for new, past in chunks:
             tokens += new
-            if new > MOST_DECODE_TOKENS or self.queries > 1:
+            if new > MAX_DECODE_TOKENS or self.queries > 1:
                 attention += self._chunk(new, past)
                 prompts += 1
             else:  # decode kernels process such short chunks

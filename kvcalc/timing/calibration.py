@@ -370,3 +370,11 @@ def gpu_named(name: str) -> Gpu:
     """Return the GPU preset that a measured row names. Raises UserError if there is none."""
     catalog.find(name, "gpus")
     return load_gpu(name)
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """Return the GPU preset that a measured row names, or None."""
+    try:
+        return gpu_named(name) if name else None
+    except UserError:
+        return None

@@ -217,11 +217,11 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     def _seconds(self, operators: Sequence[Operator], decodes: bool) -> Any:
         if self.calibration:
-            from kvcalc.timing.steps import pass_seconds
+            from kvcalc.timing.steps import pass_time
 
-            return pass_seconds(
+            return pass_time(
                 operators, self.gpu, self.calibration, self.routing
-            ) + self.host_seconds(operators)
+            ).seconds + self.host_seconds(operators)
         bound = total_seconds(roofline(operators, self.gpu, decodes))
         return maximum(bound, self.host_seconds(operators)) if self.host_weights else bound
 

@@ -10,7 +10,7 @@ on the number of cores.
 
 import datetime
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -25,11 +25,11 @@ from kvcalc.timing.calibration import (
     Entry,
     Refused,
     Validated,
-    gpu_named,
+    find_gpu,
     to_yaml,
 )
-from kvcalc.timing.kernel_models.families import FAMILIES, AnyLaw, Candidates, Family
-from kvcalc.timing.kernel_models.fused_moe import NOTES
+from kvcalc.timing.kernel_models.families import FAMILIES, AnyLaw, kind_of
+from kvcalc.timing.kernel_models.fused_moe import NOTES, Candidates
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
     GpuParameters,
@@ -38,67 +38,57 @@ from kvcalc.timing.kernel_models.kernel_model import (
 )
 from kvcalc.timing.kernel_times import mla_kernels_us
 from kvcalc.timing.robust_fit import STARTS, fit
-from kvcalc.timing.rows import SERVING, MeasuredRow, MeasurementFile
-
-# Rows that are not the speed of their kernel, by (GPU, stack, family), with the reason.
-KNOWN = {
-    (
-        "a100-80gb",
-        "trtllm",
-        "decode_attention",
-    ): "rows of TensorRT-LLM 1.0.0 read caches far beyond the L2 at up to 170 % of "
-    "the memory's bandwidth",
-}
-
-
-# GPUs without an own kernel for latent attention, by family.
-FALLBACKS = {
-    ("a100-80gb", "mla_decode"),
-    ("a100-80gb", "mla_prefill"),
-    ("l40s", "mla_decode"),
-    ("l40s", "mla_prefill"),
-    ("rtx-pro-6000-blackwell", "mla_decode"),
-    ("rtx-pro-6000-blackwell", "mla_prefill"),
-}
-# GPUs that all-reduce over PCIe.
-BUSES = ("l40s", "rtx-pro-6000-blackwell")
-
-
-def cause(gpu: str, family: str) -> str:
-    """Return the probable reason of a poor fit, or ''."""
-    if (gpu, family) in FALLBACKS:
-        return "presumably a fallback kernel: the GPU has none of its own for latent attention"
-    return (
-        "all-reduces cross PCIe, whose rate depends on the host"
-        if family == "allreduce" and gpu in BUSES
-        else ""
-    )
-
-
-def known_reason(gpu: str, stack: str, family: str) -> str:
-    """Return the reason not to trust rows of a family, or ''."""
-    return KNOWN.get((gpu, stack, family), "")
-
+from kvcalc.timing.rows import SERVING, MeasuredRow, MeasurementFile, columns_of
 
 FOLDS, FOLD_STARTS = 4, 2
+# Minimum rows of a fit, of a kernel model with a pull to typical parameters, and of a stack's
+# second kernel.
+MIN_ROWS, MIN_PULLED_ROWS, MIN_SECOND_ROWS = 12, 8, 5
+OWN_ROWS = 20  # rows of a second kernel from which on it is fitted without the usual kernel
+# Held-out p90 error above which a bound is better than a kernel model, and the minimum weight of
+# the rows that count.
+MAX_ERROR, MIN_WEIGHT = 1.0, 0.5
+# Rows that are not the speed of their kernel, by (GPU, stack, family), with the reason.
+UNTRUSTED = {
+    ("a100-80gb", "trtllm", "decode_attention"): (
+        "rows of TensorRT-LLM 1.0.0 read caches far beyond the L2 at up to 170 % of the memory's "
+        "bandwidth"
+    )
+}
+# Probable reasons of poor fits, by family and GPU.
+_FALLBACK = "presumably a fallback kernel: the GPU has none of its own for latent attention"
+_PCIE = "all-reduces cross PCIe, whose rate depends on the host"
+POOR_FITS = {
+    "mla_decode": dict.fromkeys(("a100-80gb", "l40s", "rtx-pro-6000-blackwell"), _FALLBACK),
+    "mla_prefill": dict.fromkeys(("a100-80gb", "l40s", "rtx-pro-6000-blackwell"), _FALLBACK),
+    "allreduce": dict.fromkeys(("l40s", "rtx-pro-6000-blackwell"), _PCIE),
+}
+# Kernels of latent attention that vLLM 0.24 shares with other stacks: (stack, kernel, cache) of
+# their rows. On Hopper FlashAttention-3 and FlashMLA, on Blackwell TensorRT-LLM's kernels in
+# FlashInfer.
+SHARED_LATENT_KERNELS = {
+    "Hopper": (("sglang", "flash_attention", "bfloat16"), ("trtllm", "default", "fp8")),
+    "Blackwell": (("sglang", "trtllm_mla", "bfloat16"), ("sglang", "trtllm_mla", "fp8")),
+}
+ERROR_FIELDS = (
+    "median_abs_error",
+    "p90_abs_error",
+    "fitted_median_abs_error",
+    "fitted_p90_abs_error",
+)
 Validator = Callable[[Calibration, Gpu, Sequence[MeasuredRow]], dict[Any, Validated]]
-# Minimum rows of a fit; minimum rows of a kernel model with a pull to typical parameters.
-LEAST_ROWS, LEAST_PULLED = 12, 8
-# Held-out p90 error above which a bound is better than a kernel model, and the weight of the rows
-# that count.
-WORST, USUAL = 1.0, 0.5
-# For a stack's second kernel: minimum rows of a fit, and rows of a fit without `like`.
-LEAST_BESIDE, OWN_ROWS = 5, 20
 
 
 class FittedKernelModel(NamedTuple):
     """The result of one family and kind.
 
     Attributes:
+        rows: Number of rows.
         entry: The fitted kernel model; None if there are too few rows or no kernel model.
         measured: Microseconds [rows].
-        predicted: Held-out predictions [rows].
+        predicted: Held-out predictions [rows]; NaN without a fit.
         why: The reason why there is no entry.
+        members: The rows.
         refused: Set if a kernel model was fitted and its error is too large.
     """
 
@@ -113,6 +103,55 @@ class FittedKernelModel(NamedTuple):
     refused: Refused | None = None
 
 
+class _FitRows(NamedTuple):
+    """Rows of one family and kind, with the kernel models that may fit them.
+
+    Attributes:
+        candidates: Kernel models with their fixed fields.
+        parameters: Datasheet figures of the GPU.
+        shape: Arrays [rows].
+        measured: Microseconds [rows].
+        weight: Weights [rows], or None for equal weights.
+        like: The usual kernel model for such data, if the rows are few and of a second kernel.
+    """
+
+    candidates: Candidates
+    parameters: GpuParameters
+    shape: tuple[Array, ...]
+    measured: Array
+    weight: Array | None
+    like: KernelModel | None
+
+    def select(self, mask: Array) -> "_FitRows":
+        """Return the rows at which a mask [rows] is true."""
+        return self._replace(
+            shape=tuple(column[mask] for column in self.shape),
+            measured=self.measured[mask],
+            weight=None if self.weight is None else self.weight[mask],
+        )
+
+    def best_fit(self, starts: int) -> KernelModel:
+        """Return the best of the candidate kernel models after their fits."""
+        rows = self.parameters, self.shape, self.measured, self.weight, starts
+        if self.like is not None:
+            return fit(type(self.like), *rows, self.like, **self.candidates[0][1]).law
+        ends = [fit(law, *rows, **fixed) for law, fixed in self.candidates]
+        return min(ends, key=lambda end: end.loss).law
+
+    def held_out(self, folds: Array) -> Array:
+        """Return predictions [rows], each by a fit without the row's fold [rows]."""
+        import numpy as np
+
+        predicted = np.empty_like(self.measured)
+        for fold in range(FOLDS):
+            mask = folds == fold
+            if not mask.any() or mask.all():
+                mask = np.arange(len(folds)) % FOLDS == fold
+            law = self.select(~mask).best_fit(FOLD_STARTS)
+            predicted[mask] = law.us(self.parameters, *self.select(mask).shape)
+        return predicted
+
+
 def calibrate(
     rows: Sequence[MeasuredRow],
     gpu: Gpu,
@@ -123,306 +162,190 @@ def calibrate(
 
     Raises UserError if the GPU lacks a figure that kernel models need.
     """
-    import numpy as np
-
-    figures = figures_of(gpu)
+    parameters = figures_of(gpu)
     cells: dict[tuple[str, str], list[MeasuredRow]] = {}
     for row in rows:
-        family = FAMILIES.get(row.op)
         if row.op not in (*SERVING, "layer") and not row.odd:
-            cells.setdefault(
-                (row.op, family.kind(row.dtype, row.kernel) if family else row.dtype),
-                [],
-            ).append(row)
-    results: dict[tuple[str, str], FittedKernelModel] = {}
+            kind = kind_of(row.op, row.dtype, row.kernel)
+            cells.setdefault((row.op, kind), []).append(row)
+
+    fits: dict[tuple[str, str], FittedKernelModel] = {}
     for (op, kind), members in sorted(cells.items()):
         progress(f"{op} {kind}: {len(members)} rows")
-        if op == "mla_decode_module":  # its kernels' families come before it
-            kernels = _kernels_us(kind, members, figures, gpu, stack, list(results.values()))
+        if op == "mla_decode_module":  # the families of its kernels come before it
+            calibration = Calibration(gpu=gpu.name, stack=stack, **_entries(fits.values()))
+            kernels = mla_kernels_us(kind, columns_of(members), parameters, calibration)
             if kernels is None:
-                times = np.array([row.time_us for row in members])
-                results[op, kind] = FittedKernelModel(
-                    op,
-                    kind,
-                    len(members),
-                    None,
-                    times,
-                    times * np.nan,
-                    "no law of its kernels",
-                )
+                fits[op, kind] = _no_fit(op, kind, members, "no law of its kernels")
                 continue
-            members = [
-                row._replace(shape=(*row.shape, us))
-                for row, us in zip(members, kernels, strict=True)
-            ]
-        usual = results.get((op, kind.rpartition("/")[0]))
-        results[op, kind] = _fit(
-            op, kind, members, figures, stack, gpu, usual.entry if usual else None
-        )
-    return list(results.values())
+            timed = zip(members, kernels.tolist(), strict=True)
+            members = [row._replace(shape=(*row.shape, us)) for row, us in timed]
+        usual = fits.get((op, kind.rpartition("/")[0]))
+        usual_law = usual.entry.law if usual and usual.entry else None
+        fits[op, kind] = _fit(kind, members, gpu, stack, usual_law)
+    return list(fits.values())
 
 
-def _kernels_us(
-    kind: str,
-    rows: list[MeasuredRow],
-    figures: GpuParameters,
-    gpu: Gpu,
-    stack: str,
-    fits: Sequence[FittedKernelModel],
-) -> list[float] | None:
-    """Return the microseconds of the kernels in measured MLA modules, or None without their
-    models."""
+def _no_fit(op: str, kind: str, rows: Sequence[MeasuredRow], reason: str) -> FittedKernelModel:
     import numpy as np
 
+    measured = np.array([row.time_us for row in rows])
+    return FittedKernelModel(
+        op, kind, len(rows), None, measured, predicted=measured * np.nan, why=reason
+    )
+
+
+def _entries(fits: Iterable[FittedKernelModel]) -> Record:
+    """Return the fields `laws` and `refused` of a calibration: by family, then by kind."""
     laws: dict[str, dict[str, Entry]] = {}
     refused: dict[str, dict[str, Refused]] = {}
-    _collect(fits, laws, refused)
-    shape = [np.array(column) for column in zip(*(row.shape for row in rows), strict=True)]
-    kernels = mla_kernels_us(
-        kind,
-        shape,
-        figures,
-        Calibration(gpu=gpu.name, stack=stack, laws=laws, refused=refused),
-    )
-    return None if kernels is None else kernels.tolist()
-
-
-def _collect(
-    fits: Sequence[FittedKernelModel],
-    laws: dict[str, dict[str, Entry]],
-    refused: dict[str, dict[str, Refused]],
-) -> None:
-    """Add entries and refusals by family and kind."""
     for result in fits:
         if result.entry:
             laws.setdefault(result.family, {})[result.kind] = result.entry
         if result.refused:
             refused.setdefault(result.family, {})[result.kind] = result.refused
+    return {"laws": laws, "refused": refused}
 
 
 def _fit(
-    op: str,
-    kind: str,
-    rows: list[MeasuredRow],
-    figures: GpuParameters,
-    stack: str,
-    gpu: Gpu,
-    usual: Entry | None = None,
+    kind: str, rows: list[MeasuredRow], gpu: Gpu, stack: str, usual: KernelModel | None
 ) -> FittedKernelModel:
-    """Return the fit of one family and kind.
+    """Return the fit of rows of one operation and kind.
 
     Args:
         usual: The stack's usual kernel model for such data, if the rows are of a second kernel.
     """
     import numpy as np
 
+    op = rows[0].op
     family = FAMILIES.get(op)
-    laws = family.laws(kind, stack, gpu) if family else ()
+    candidates = family.candidates(kind, stack, gpu) if family else ()
+    if family is None or not candidates:
+        return _no_fit(op, kind, rows, "no law for it")
+    like = usual if len(rows) < OWN_ROWS else None
+    min_rows = MIN_PULLED_ROWS if all(law.PULL for law, _ in candidates) else MIN_ROWS
+    if like:
+        min_rows = MIN_SECOND_ROWS
+    if len(rows) < min_rows:
+        return _no_fit(op, kind, rows, f"fewer than {min_rows} rows")
+
     measured = np.array([row.time_us for row in rows])
-    if family is None or not laws:
-        return FittedKernelModel(
-            op, kind, len(rows), None, measured, measured * np.nan, "no law for it"
-        )
-    like = usual.law if usual and len(rows) < OWN_ROWS else None
-    pulled = bool(laws) and all(law.PULL for law, _ in laws)
-    least = LEAST_BESIDE if like else LEAST_PULLED if pulled else LEAST_ROWS
-    if len(rows) < least:
-        return FittedKernelModel(
-            op,
-            kind,
-            len(rows),
-            None,
-            measured,
-            measured * np.nan,
-            f"fewer than {least} rows",
-        )
-    shape = tuple(np.array(column) for column in zip(*(row.shape for row in rows), strict=True))
-    predicted = _held_out(laws, family, figures, shape, measured, rows, like)
-    best = _best(laws, family, figures, shape, measured, STARTS, like)
-    stored, fitted = (
-        errors(predicted, measured),
-        errors(best.us(figures, *shape), measured),
-    )
+    shape = columns_of(rows)
+    weight = family.weight(*shape) if family.weight else None
+    parameters = figures_of(gpu)
+    fit_rows = _FitRows(candidates, parameters, shape, measured, weight, like)
+    held_out = fit_rows.held_out(np.array([_fold(row) for row in rows]))
+    law = fit_rows.best_fit(STARTS)
+    fitted = law.us(parameters, *shape)
+    median, p90 = errors(held_out, measured)
+    result = FittedKernelModel(op, kind, len(rows), None, measured, held_out, members=rows)
+
     # With fewer rows, held-out errors are not reliable.
-    judged = predicted if len(rows) >= LEAST_ROWS else best.us(figures, *shape)
-    reason = known_reason(gpu.name, stack, op) or _too_far(family, shape, judged, measured)
+    checked = held_out if len(rows) >= MIN_ROWS else fitted
+    usual_rows = np.ones(len(rows), bool) if weight is None else weight >= MIN_WEIGHT
+    if not usual_rows.any():
+        usual_rows = ~usual_rows
+    usual_p90 = errors(checked[usual_rows], measured[usual_rows])[1]
+    reason = UNTRUSTED.get((gpu.name, stack, op), "")
+    if usual_p90 > MAX_ERROR and not reason:
+        reason = f"a tenth of its usual rows are missed by {usual_p90:.0%} or more"
     if reason:
-        reason = "; ".join(part for part in (reason, cause(gpu.name, op)) if part)
+        cause = POOR_FITS.get(op, {}).get(gpu.name)
+        reason = f"{reason}; {cause}" if cause else reason
         refused = Refused(
-            rows=len(rows),
-            median_abs_error=stored[0],
-            p90_abs_error=stored[1],
-            why=reason,
+            rows=len(rows), median_abs_error=median, p90_abs_error=p90, why=reason
         )
-        return FittedKernelModel(
-            op, kind, len(rows), None, measured, predicted, reason, rows, refused
-        )
+        return result._replace(why=reason, refused=refused)
+    fitted_median, fitted_p90 = errors(fitted, measured)
     entry = Entry(
-        law=cast("AnyLaw", best),
+        law=cast("AnyLaw", law),
         rows=len(rows),
-        median_abs_error=stored[0],
-        p90_abs_error=stored[1],
-        fitted_median_abs_error=fitted[0],
-        fitted_p90_abs_error=fitted[1],
+        median_abs_error=median,
+        p90_abs_error=p90,
+        fitted_median_abs_error=fitted_median,
+        fitted_p90_abs_error=fitted_p90,
         note=NOTES.get((stack, kind), ""),
     )
-    return FittedKernelModel(op, kind, len(rows), entry, measured, predicted, members=rows)
-
-
-def _too_far(
-    family: Family, shape: tuple[Array, ...], predicted: Array, measured: Array
-) -> str:
-    """Return a sentence if the 90th percentile of the error of usual rows exceeds WORST, else
-    ''."""
-    import numpy as np
-
-    usual = family.weight(*shape) >= USUAL if family.weight else np.ones(len(measured), bool)
-    if not usual.any():
-        usual = ~usual
-    p90 = errors(predicted[usual], measured[usual])[1]
-    return f"a tenth of its usual rows are missed by {p90:.0%} or more" if p90 > WORST else ""
-
-
-def _best(
-    laws: Candidates,
-    family: Family,
-    figures: GpuParameters,
-    shape: tuple[Array, ...],
-    measured: Array,
-    starts: int,
-    like: KernelModel | None = None,
-) -> KernelModel:
-    """Return the best of the candidate kernel models after their fits."""
-    weight = family.weight(*shape) if family.weight else None
-    if like is not None:
-        return fit(type(like), figures, shape, measured, weight, starts, like, **laws[0][1]).law
-    ends = [fit(law, figures, shape, measured, weight, starts, **fixed) for law, fixed in laws]
-    return min(ends, key=lambda end: end.loss).law
-
-
-def _held_out(
-    laws: Candidates,
-    family: Family,
-    figures: GpuParameters,
-    shape: tuple[Array, ...],
-    measured: Array,
-    rows: list[MeasuredRow],
-    like: KernelModel | None,
-) -> Array:
-    import numpy as np
-
-    folds = np.array([_fold(row) for row in rows])
-    predicted = np.empty_like(measured)
-    for stored in range(FOLDS):
-        out = folds == stored
-        if not out.any() or out.all():
-            out = np.arange(len(rows)) % FOLDS == stored
-        kept, left = tuple(a[~out] for a in shape), tuple(a[out] for a in shape)
-        predicted[out] = _best(
-            laws, family, figures, kept, measured[~out], FOLD_STARTS, like
-        ).us(figures, *left)
-    return predicted
+    return result._replace(entry=entry)
 
 
 def _fold(row: MeasuredRow) -> int:
-    return (
-        int(
-            hashlib.sha256(f"{row.op}|{row.dtype}|{row.shape}".encode()).hexdigest()[:8],
-            16,
-        )
-        % FOLDS
-    )
+    digest = hashlib.sha256(f"{row.op}|{row.dtype}|{row.shape}".encode()).hexdigest()
+    return int(digest[:8], 16) % FOLDS
 
 
 def errors(predicted: Array, measured: Array) -> tuple[float, float]:
     """Return median and 90th percentile of exp(|ln(predicted/measured)|) − 1, to four digits."""
     import numpy as np
 
-    result = np.exp(np.abs(np.log(predicted / measured))) - 1
-    return round(float(np.median(result)), 4), round(float(np.quantile(result, 0.9)), 4)
+    error = np.exp(np.abs(np.log(predicted / measured))) - 1
+    return round(float(np.median(error)), 4), round(float(np.quantile(error, 0.9)), 4)
 
 
-def summed(
+def make_calibration(
     fits: Sequence[FittedKernelModel],
     gpu: Gpu,
     stack: str,
     rows: Sequence[MeasuredRow],
     about: dict[str, str],
-    validated: Validator | None = None,
+    validator: Validator | None = None,
 ) -> Calibration:
-    """Return the calibration of the fits. `validated` computes its errors on measured servers."""
-    laws: dict[str, dict[str, Entry]] = {}
-    refused: dict[str, dict[str, Refused]] = {}
-    _collect(fits, laws, refused)
-    used = sum(result.rows for result in fits if result.entry)
-    date = about.get("date") or datetime.date.today().isoformat()
-    texts = {key: about.get(key, "") for key in ("origin", "commit", "license")}
-    named = {"date": date, "gpu": gpu.name, "stack": stack, "version": _versions(rows)}
-    figures: Any = {**texts, **named, "rows": used}
-    made = Calibration(laws=laws, refused=refused, **figures)
-    return (
-        msgspec.structs.replace(made, validation=validated(made, gpu, rows))
-        if validated
-        else made
+    """Return the calibration of the fits.
+
+    Args:
+        fits: Fits of all families and kinds.
+        gpu: The measured GPU.
+        stack: The measured software.
+        rows: All rows, including those of servers.
+        about: Origin, commit, license and date of the rows.
+        validator: Computes the errors of the calibration on measured servers.
+    """
+    versions = sorted({row.version for row in rows if row.op not in SERVING} - {""})
+    calibration = Calibration(
+        gpu=gpu.name,
+        stack=stack,
+        version=", ".join(versions)[:200],
+        origin=about.get("origin", ""),
+        commit=about.get("commit", ""),
+        license=about.get("license", ""),
+        date=about.get("date") or datetime.date.today().isoformat(),
+        rows=sum(result.rows for result in fits if result.entry),
+        **_entries(fits),
     )
-
-
-def _versions(rows: Sequence[MeasuredRow]) -> str:
-    return ", ".join(sorted({row.version for row in rows if row.op not in SERVING} - {""}))[
-        :200
-    ]
+    if validator is None:
+        return calibration
+    return msgspec.structs.replace(calibration, validation=validator(calibration, gpu, rows))
 
 
 def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
     """Return one record for each family and kind, with nested parameters."""
-    return [_record(fitted) for fitted in fits]
-
-
-def _record(fitted: FittedKernelModel) -> Record:
-    entry = fitted.entry
-    names = (
-        "median_abs_error",
-        "p90_abs_error",
-        "fitted_median_abs_error",
-        "fitted_p90_abs_error",
-    )
-    return {
-        "family": fitted.family,
-        "kind": fitted.kind,
-        "form": str(entry.law.__struct_config__.tag) if entry else None,
-        "rows": fitted.rows,
-        **{name: getattr(entry, name) if entry else None for name in names},
-        "parameters": {name: getattr(entry.law, name) for name in entry.law.ranges()}
-        if entry
-        else {},
-        "why": fitted.why,
-    }
-
-
-# Kernels of latent attention that vLLM 0.24 shares with other stacks: (stack, kernel, cache) of
-# their rows. On Hopper FlashAttention-3 and FlashMLA, on Blackwell TensorRT-LLM's kernels in
-# FlashInfer.
-SHARED_LATENT_KERNELS = {
-    "Hopper": (("sglang", "flash_attention", "bfloat16"), ("trtllm", "default", "fp8")),
-    "Blackwell": (
-        ("sglang", "trtllm_mla", "bfloat16"),
-        ("sglang", "trtllm_mla", "fp8"),
-    ),
-}
+    records = []
+    for fitted in fits:
+        entry = fitted.entry
+        law = entry.law if entry else None
+        record: Record = {
+            "family": fitted.family,
+            "kind": fitted.kind,
+            "form": str(law.__struct_config__.tag) if law else None,
+            "rows": fitted.rows,
+        }
+        for name in ERROR_FIELDS:
+            record[name] = getattr(entry, name, None)
+        record["parameters"] = {n: getattr(law, n) for n in law.ranges()} if law else {}
+        record["why"] = fitted.why
+        records.append(record)
+    return records
 
 
 def stacks_among(tables: Sequence[MeasurementFile]) -> list[tuple[Gpu, str]]:
     """Return each known GPU with each framework of its rows, in order of their names."""
-    named = {
-        (row.gpu, row.framework)
-        for table in tables
-        for row in table.rows
-        if row.gpu and row.framework
-    }
-    results = {(gpu.name, stack): gpu for name, stack in named if (gpu := _named(name))}
-    return [
-        (gpu, stack) for (_, stack), gpu in sorted(results.items(), key=lambda item: item[0])
-    ]
+    pairs = {(row.gpu, row.framework) for table in tables for row in table.rows}
+    gpus: dict[tuple[str, str], Gpu] = {}
+    for name, stack in pairs:
+        gpu = find_gpu(name)
+        if gpu and stack:
+            gpus[gpu.name, stack] = gpu
+    return [(gpu, stack) for (_, stack), gpu in sorted(gpus.items(), key=lambda item: item[0])]
 
 
 def chosen_rows(
@@ -438,89 +361,73 @@ def chosen_rows(
         note: Receives a sentence for rows that are left out.
 
     Raises:
-        UserError: The rows are of several other frameworks, or no row is left.
+        UserError: The rows are of several other frameworks, or no row remains.
     """
-    rows = [row for table in tables for row in table.rows]
     for table in tables:
-        if table.broken:
-            named = "; ".join(f"line {b.line}: {b.why}" for b in table.broken[:3])
-            note(
-                f"{table.path}: {len(table.broken):,} rows cannot be read"
-                f" ({named}{' …' if len(table.broken) > 3 else ''})"
-            )
-    meant = {name: _named(name) if name else gpu for name in {row.gpu for row in rows}}
-    same = {
-        name: result is not None and result.name == gpu.name for name, result in meant.items()
-    }
-    linked = {
-        name
-        for name, result in meant.items()
-        if not same[name] and result and _same_links(result, gpu)
-    }
-    here = [
-        row for row in rows if same[row.gpu] or (row.op == "allreduce" and row.gpu in linked)
-    ]
-    if any(not same[row.gpu] for row in here):
-        note(f"all-reduces of {', '.join(sorted(linked))} count too: the links are the same")
-    others = len(rows) - len(here)
-    if others:
+        if table.invalid:
+            first = "; ".join(f"line {row.line}: {row.problem}" for row in table.invalid[:3])
+            more = " …" if len(table.invalid) > 3 else ""
+            note(f"{table.path}: {len(table.invalid):,} rows cannot be read ({first}{more})")
+    rows = _rows_of_gpu([row for table in tables for row in table.rows], gpu, note)
+    frameworks = {row.framework for row in rows} - {""}
+    if stack not in frameworks and len(frameworks) == 1:
+        (stack,) = frameworks
+    if frameworks and stack not in frameworks:
+        text = f"the rows are of several frameworks, none of them {stack!r}"
+        raise UserError(text, hint=f"Name one of them: {', '.join(sorted(frameworks))}")
+    own_rows = [row for row in rows if row.framework in ("", stack)]
+    if not own_rows:
+        paths = ", ".join(table.path for table in tables)
+        raise UserError(f"no row of {gpu.name} can be used", paths)
+
+    shared_rows = []
+    if stack == "vllm" and not any(row.op == "mla_decode" for row in own_rows):
+        architecture = gpu.architecture.partition(" ")[0]
+        kernels = SHARED_LATENT_KERNELS.get(architecture, ())
+        for row in rows:
+            if row.op == "mla_decode" and (row.framework, row.kernel, row.dtype) in kernels:
+                shared_rows.append(row._replace(version=""))
+    if shared_rows:
+        names = ", ".join(sorted({row.framework for row in shared_rows}))
         note(
-            f"{others:,} rows of other GPUs are left out: "
-            f"{', '.join(sorted(name for name, is_same in same.items() if not is_same))}"
+            f"{len(shared_rows):,} rows of latent attention of {names} count too: same kernels"
         )
-    frameworks = {row.framework for row in here} - {""}
-    wanted = stack if stack in frameworks or len(frameworks) != 1 else next(iter(frameworks))
-    if frameworks and wanted not in frameworks:
-        hint = f"Name one of them: {', '.join(sorted(frameworks))}"
-        raise UserError(
-            f"the rows are of several frameworks, none of them {stack!r}", hint=hint
-        )
-    used = [row for row in here if row.framework in ("", wanted)]
-    if not used:
-        raise UserError(
-            f"no row of {gpu.name} can be used",
-            ", ".join(table.path for table in tables),
-        )
-    shared = (
-        [] if any(row.op == "mla_decode" for row in used) else _latent_rows(here, gpu, wanted)
-    )
-    if shared:
-        names = ", ".join(sorted({row.framework for row in shared}))
-        note(f"{len(shared):,} rows of latent attention of {names} count too: same kernels")
-    if len(used) + len(shared) < len(here):
-        note(f"{len(here) - len(used) - len(shared):,} rows of other frameworks are left out")
-    return [*used, *(row._replace(version="") for row in shared)]
+    num_other = len(rows) - len(own_rows) - len(shared_rows)
+    if num_other:
+        note(f"{num_other:,} rows of other frameworks are left out")
+    return [*own_rows, *shared_rows]
 
 
-def _latent_rows(rows: Sequence[MeasuredRow], gpu: Gpu, stack: str) -> list[MeasuredRow]:
-    """Return other stacks' rows of latent attention with this stack's decode kernels."""
-    architecture = next(
-        (name for name in SHARED_LATENT_KERNELS if gpu.architecture.startswith(name)),
-        "",
-    )
-    shared = SHARED_LATENT_KERNELS.get(architecture, ()) if stack == "vllm" else ()
-    return [
-        row
-        for row in rows
-        if row.op == "mla_decode" and (row.framework, row.kernel, row.dtype) in shared
-    ]
+def _rows_of_gpu(
+    rows: list[MeasuredRow], gpu: Gpu, note: Callable[[str], None]
+) -> list[MeasuredRow]:
+    """Return the rows of a GPU, and all-reduces of GPUs with the same links."""
+    own_names = {""}
+    linked_names: set[str] = set()
+    links = gpu.link_bytes_per_s, gpu.link_domain
+    names = {row.gpu for row in rows}
+    for name in names:
+        other = find_gpu(name)
+        if other and other.name == gpu.name:
+            own_names.add(name)
+        elif other and links[0] and (other.link_bytes_per_s, other.link_domain) == links:
+            linked_names.add(name)
+    selected_rows = []
+    for row in rows:
+        is_linked = row.op == "allreduce" and row.gpu in linked_names
+        if is_linked or row.gpu in own_names:
+            selected_rows.append(row)
+    if any(row.gpu in linked_names for row in selected_rows):
+        text = ", ".join(sorted(linked_names))
+        note(f"all-reduces of {text} count too: the links are the same")
+    if len(selected_rows) < len(rows):
+        others = ", ".join(sorted(names - own_names))
+        num_other = len(rows) - len(selected_rows)
+        note(f"{num_other:,} rows of other GPUs are left out: {others}")
+    return selected_rows
 
 
-def _named(name: str) -> Gpu | None:
-    try:
-        return gpu_named(name)
-    except UserError:
-        return None
-
-
-def _same_links(a: Gpu, b: Gpu) -> bool:
-    return bool(a.link_bytes_per_s) and (a.link_bytes_per_s, a.link_domain) == (
-        b.link_bytes_per_s,
-        b.link_domain,
-    )
-
-
-class MadeCalibration(NamedTuple):
+class StackCalibration(NamedTuple):
     """The calibration file of a GPU and a stack, and a record of each family and kind."""
 
     gpu: Gpu
@@ -532,26 +439,24 @@ class MadeCalibration(NamedTuple):
 def calibrated_stacks(
     tables: Sequence[MeasurementFile],
     about: dict[str, str],
-    validated: Validator | None = None,
-) -> Iterator[MadeCalibration]:
+    validator: Validator | None = None,
+) -> Iterator[StackCalibration]:
     """Yield the calibration of each GPU and stack of the rows, if a family could be fitted."""
     jobs = [
         (gpu, stack, chosen_rows(tables, gpu, stack, lambda text: None))
         for gpu, stack in stacks_among(tables)
     ]
     with ProcessPoolExecutor() as pool:
-        for made in pool.map(partial(_made, about=about, validated=validated), jobs):
-            if made.text:
-                yield made
+        results = pool.map(partial(_calibrate_stack, about=about, validator=validator), jobs)
+        yield from filter(None, results)
 
 
-def _made(
-    job: tuple[Gpu, str, list[MeasuredRow]],
-    about: dict[str, str],
-    validated: Validator | None,
-) -> MadeCalibration:
+def _calibrate_stack(
+    job: tuple[Gpu, str, list[MeasuredRow]], about: dict[str, str], validator: Validator | None
+) -> StackCalibration | None:
     gpu, stack, rows = job
     fits = calibrate(rows, gpu, stack)
-    some = any(fit.entry or fit.refused for fit in fits)
-    text = to_yaml(summed(fits, gpu, stack, rows, about, validated)) if some else ""
-    return MadeCalibration(gpu, stack, text, fit_records(fits))
+    if not any(fit.entry or fit.refused for fit in fits):
+        return None
+    calibration = make_calibration(fits, gpu, stack, rows, about, validator)
+    return StackCalibration(gpu, stack, to_yaml(calibration), fit_records(fits))

@@ -1,11 +1,11 @@
 """Fit the parameters of a kernel model to measured times.
 
 The fit is robust and deterministic. It minimises Σ weight · (√(1 + (r/c)²) − 1) with
-r = ln(predicted/measured) and c = 4 % unless the kernel model sets another: squares for small
-errors, absolute values for large ones. So an outlier has a bounded effect. Parameters vary on a
-logarithmic scale within their ranges. A kernel model with many parameters for few rows adds
+r = ln(predicted/measured). c is 4 % unless the kernel model sets another value. Small errors count
+as squares and large ones as absolute values, so an outlier has a bounded effect. Parameters vary on
+a logarithmic scale within their ranges. A kernel model with many parameters for few rows adds
 ½·(x/sd)² for each parameter that is x from its typical value. The search is Levenberg-Marquardt
-with reweighting from several fixed starting points; the best result counts.
+with reweighting from several fixed starting points. The best result counts.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvcalc.records import Record
-from kvcalc.timing.kernel_models.kernel_model import (
-    Array,
-    GpuParameters,
-    KernelModel,
-)
+from kvcalc.records import Settings
+from kvcalc.timing.kernel_models.kernel_model import Array, GpuParameters, KernelModel
 
 STARTS, STEPS = 5, 40
-LIKE = 0.5  # as PULL, for a kernel model that should resemble another
+LIKE_PULL = 0.5  # as PULL, for a kernel model that should resemble another
+STEP = 1e-3  # of a parameter's logarithm: wider than the steps of full waves
 # One for each parameter of a kernel model, at most ten.
-_PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 
 
 class Fitted(NamedTuple):
@@ -46,9 +43,11 @@ def fit(
     """Return the kernel model that is closest to the measured microseconds, over all its forms.
 
     Args:
+        law: Class of the kernel model.
+        machine: The GPU.
         shape: Arrays [rows], in the order of the kernel model's `us`.
         measured: Microseconds [rows].
-        weight: Weight of each row.
+        weight: Weight of each row; 1 by default.
         starts: Number of starting points of the search.
         like: A fitted kernel model for similar data. Its form is used, and the fit stays near its
             parameters.
@@ -57,67 +56,38 @@ def fit(
     import numpy as np
 
     weights = np.ones_like(measured) if weight is None else weight
-    if like is not None:
-        return _fit_form(
-            law,
-            _form(like) | fixed,
-            machine,
-            shape,
-            np.log(measured),
-            weights,
-            starts,
-            like,
-        )
-    best: Fitted | None = None
-    forms = {repr(choice | fixed): choice | fixed for choice in law.CHOICES}
-    for form in forms.values():
-        result = _fit_form(law, form, machine, shape, np.log(measured), weights, starts)
-        if best is None or result.loss < best.loss:
-            best = result
-    assert best is not None
-    return best
-
-
-def _fit_form(
-    law: type[KernelModel],
-    choice: Record,
-    machine: GpuParameters,
-    shape: tuple[Array, ...],
-    target: Array,
-    weight: Array,
-    starts: int,
-    like: KernelModel | None = None,
-) -> Fitted:
-    import numpy as np
-
+    target = np.log(measured)
     ranges = law.ranges()
-    low = np.log([r.least for r in ranges.values()])
-    high = np.log([r.most for r in ranges.values()])
-    typical = np.log([getattr(like, name) if like else r.typical for name, r in ranges.items()])
+    low = np.log([r.minimum for r in ranges.values()])
+    high = np.log([r.maximum for r in ranges.values()])
+    typical = np.log([getattr(like, name, r.typical) for name, r in ranges.items()])
+    choices = law.CHOICES if like is None else (_fixed_fields(like),)
 
-    def build(x: Array) -> KernelModel:
-        return law(**choice, **dict(zip(ranges, np.exp(x).tolist(), strict=True)))
+    def fit_form(form: Settings) -> Fitted:
+        def residual(points: Array) -> Array:
+            # [parameters, points, 1] broadcasts to [points, rows] in the kernel model.
+            values = np.exp(points).T[..., None]
+            us = law(**form, **dict(zip(ranges, values, strict=True))).us(machine, *shape)
+            return np.log(np.maximum(us, 1e-9)) - target
 
-    def residual(points: Array) -> Array:
-        # [parameters, points, 1], so that the law broadcasts to [points, rows]
-        values = np.exp(points).T[..., None]
-        result = law(**choice, **dict(zip(ranges, values, strict=True))).us(machine, *shape)
-        return np.log(np.maximum(result, 1e-9)) - target
+        pull = law.PULL if like is None else LIKE_PULL
+        goal = Goal(residual, weights, law.SOFTNESS, typical, pull)
+        ends = [
+            (*_descend(goal, start, low, high), start)
+            for start in start_points(typical, low, high, starts)
+        ]
+        point, loss, start = min(ends, key=lambda end: end[1])
+        values = np.exp(np.clip(_reset_unused(goal, point, start), low, high)).tolist()
+        return Fitted(rounded(law(**form, **dict(zip(ranges, values, strict=True)))), loss)
 
-    goal = Goal(residual, weight, law.SOFTNESS, typical, LIKE if like else law.PULL)
-    ends = [
-        (*_descend(goal, start, low, high), start)
-        for start in start_points(typical, low, high, starts)
-    ]
-    x, loss, start = min(ends, key=lambda end: end[1])
-    return Fitted(rounded(build(np.clip(_settled(goal, x, start), low, high))), loss)
+    forms = {repr(choice | fixed): choice | fixed for choice in choices}
+    return min(map(fit_form, forms.values()), key=lambda fitted: fitted.loss)
 
 
-def _form(law: KernelModel) -> Record:
+def _fixed_fields(law: KernelModel) -> Settings:
     """Return the fields of a kernel model that are not fitted."""
-    return {
-        name: getattr(law, name) for name in law.__struct_fields__ if name not in law.ranges()
-    }
+    names = set(law.__struct_fields__) - set(law.ranges())
+    return {name: getattr(law, name) for name in names}
 
 
 class Goal(NamedTuple):
@@ -137,13 +107,14 @@ class Goal(NamedTuple):
     typical: Array
     pull: float
 
-    def loss(self, x: Array, residual: Array) -> float:
+    def loss(self, point: Array, residual: Array) -> float:
         """Return the loss per row, with the penalty for the distance from the typical point."""
         import numpy as np
 
         total = float((self.weight * (np.sqrt(1 + (residual / self.softness) ** 2) - 1)).sum())
-        penalty = float((((x - self.typical) / self.pull) ** 2).sum()) / 2 if self.pull else 0.0
-        return (total + penalty) / float(self.weight.sum())
+        if self.pull:
+            total += float((((point - self.typical) / self.pull) ** 2).sum()) / 2
+        return total / float(self.weight.sum())
 
 
 def rounded(law: KernelModel, digits: int = 4) -> KernelModel:
@@ -151,7 +122,8 @@ def rounded(law: KernelModel, digits: int = 4) -> KernelModel:
     ranges."""
     values = {}
     for name, r in law.ranges().items():
-        values[name] = min(r.most, max(r.least, float(f"{getattr(law, name):.{digits}g}")))
+        value = float(f"{getattr(law, name):.{digits}g}")
+        values[name] = min(r.maximum, max(r.minimum, value))
     return msgspec.structs.replace(law, **values)
 
 
@@ -159,15 +131,16 @@ def start_points(typical: Array, low: Array, high: Array, count: int) -> list[Ar
     """Return the typical point and points around it from a Halton sequence, always the same."""
     import numpy as np
 
-    results = [typical]
+    points = [typical]
     for index in range(1, count):
-        step = np.array([_halton(index, prime) for prime in _PRIMES[: len(typical)]]) - 0.5
-        results.append(np.clip(typical + step * np.minimum(high - low, 2.5), low, high))
-    return results
+        step = np.array([_halton(index, prime) for prime in PRIMES[: len(typical)]]) - 0.5
+        points.append(np.clip(typical + step * np.minimum(high - low, 2.5), low, high))
+    return points
 
 
 def _halton(index: int, base: int) -> float:
-    value, scale = 0.0, 1.0
+    value = 0.0
+    scale = 1.0
     while index:
         scale /= base
         value += scale * (index % base)
@@ -176,49 +149,48 @@ def _halton(index: int, base: int) -> float:
 
 
 def _descend(goal: Goal, start: Array, low: Array, high: Array) -> tuple[Array, float]:
+    """Return the nearest minimum to a starting point, and the loss there."""
     import numpy as np
 
-    x, damping = start, 1e-2
-    r = goal.residual(x[None])[0]
-    loss = goal.loss(x, r)
-    stiff = (goal.softness / goal.pull) ** 2 if goal.pull else 0.0
+    point = start
+    damping = 1e-2
+    residual = goal.residual(point[None])[0]
+    loss = goal.loss(point, residual)
+    stiffness = (goal.softness / goal.pull) ** 2 if goal.pull else 0.0
     for _ in range(STEPS):
-        slopes = ((goal.residual(x + np.eye(len(x)) * _STEP) - r) / _STEP).T
-        pull = goal.weight / np.sqrt(1 + (r / goal.softness) ** 2)
-        square = slopes.T @ (pull[:, None] * slopes) + stiff * np.eye(len(x))
-        gradient = slopes.T @ (pull * r) + stiff * (x - goal.typical)
-        better = False
+        slopes = ((goal.residual(point + np.eye(len(point)) * STEP) - residual) / STEP).T
+        pull = goal.weight / np.sqrt(1 + (residual / goal.softness) ** 2)
+        square = slopes.T @ (pull[:, None] * slopes) + stiffness * np.eye(len(point))
+        gradient = slopes.T @ (pull * residual) + stiffness * (point - goal.typical)
         for _ in range(8):
-            move = -np.linalg.solve(
-                square + damping * np.diag(np.diag(square) + 1e-6), gradient
-            )
-            trial = np.clip(x + np.clip(move, -1, 1), low, high)
-            result = goal.residual(trial[None])[0]
-            value = goal.loss(trial, result)
-            if value < loss:
-                better = True
+            damped = square + damping * np.diag(np.diag(square) + 1e-6)
+            move = np.clip(-np.linalg.solve(damped, gradient), -1, 1)
+            trial = np.clip(point + move, low, high)
+            trial_residual = goal.residual(trial[None])[0]
+            trial_loss = goal.loss(trial, trial_residual)
+            if trial_loss < loss:
                 break
             damping *= 4
-        if not better:
-            break
-        gain, x, r, loss = loss - value, trial, result, value
+        else:
+            return point, loss
+        gain = loss - trial_loss
+        point = trial
+        residual = trial_residual
+        loss = trial_loss
         damping = max(damping / 5, 1e-6)
         if gain < 1e-6 * (1 + loss):
-            break
-    return x, loss
+            return point, loss
+    return point, loss
 
 
-def _settled(goal: Goal, x: Array, start: Array) -> Array:
+def _reset_unused(goal: Goal, point: Array, start: Array) -> Array:
     """Return the point with its typical value for each parameter that no row depends on."""
     import numpy as np
 
-    residual = goal.residual(x[None])
-    for at in np.flatnonzero(x == start):
-        usual = x.copy()
-        usual[at] = goal.typical[at]
-        if np.array_equal(goal.residual(usual[None]), residual):
-            x = usual
-    return x
-
-
-_STEP = 1e-3  # of a parameter's logarithm: wide enough to see past the steps of whole waves
+    residual = goal.residual(point[None])
+    for index in np.flatnonzero(point == start):
+        trial = point.copy()
+        trial[index] = goal.typical[index]
+        if np.array_equal(goal.residual(trial[None]), residual):
+            point = trial
+    return point

@@ -1,23 +1,24 @@
 """Read measured rows: the CSV format that `validate` and `calibrate` read and `measure` writes.
 
-A file has rows of one operation, which its name gives, or of several, which a column `op` names.
-Columns of other operations are empty. Unknown columns are copied to the output. `system`, `backend`
-and `backend_version` mean `gpu`, `framework` and `version`. Whole numbers may be written `128.0`.
-Times are microseconds of one call on one GPU; serving rows have milliseconds.
+A file has rows of one operation, which the file name gives, or of several, which a column `op`
+names. Columns of other operations are empty. Unknown columns are copied to the output. `system`,
+`backend` and `backend_version` mean `gpu`, `framework` and `version`. Whole numbers may be written
+`128.0`. Times are microseconds of one call on one GPU. Serving rows have milliseconds.
 
 `cost_of` gives the minimum FLOPs and bytes of a measured operation, for the bound of each row.
 """
 
 import csv
 import math
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
+from kvcalc.arithmetic import minimum, where
 from kvcalc.errors import UserError, few, nearest, printable
 from kvcalc.layers.attention.sparse import Sparse
-from kvcalc.layers.cost import Cost
+from kvcalc.layers.cost import Cost, gemm_flops, pair_flops, triangle
 from kvcalc.library import presets
 from kvcalc.library.files import read_lines
 from kvcalc.library.load import read
@@ -26,141 +27,146 @@ from kvcalc.timing.kernel_models.fused_moe import TILE_ROWS
 from kvcalc.timing.kernel_models.kernel_model import Array, attended
 from kvcalc.timing.kernel_models.mla import SCALE, WIDTHS, weights_of
 
-
-def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> tuple[Cost, str] | None:
-    """Return the minimum cost of measured operations and the dtype of their products; None for an
-    unknown operation."""
-    cost = _COSTS.get(op)
-    return cost(kind, *shape) if cost else None
+BoundedCost = tuple[Cost, str]  # a minimum cost, and the dtype of its products
 
 
-def _cost(flops: Array, moved: Array) -> Cost:
-    return Cost(flops=flops, activation_bytes=moved)
+def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> BoundedCost | None:
+    """Return the minimum cost of measured operations and the dtype of their products.
+
+    Args:
+        op: Name of the operation, such as `gemm`.
+        kind: Data types, such as `bfloat16` or `bfloat16/fp8`.
+        shape: Arrays [rows], in the order of the operation's columns.
+
+    Returns:
+        None for an unknown operation.
+    """
+    rule = _COSTS.get(op)
+    return rule(kind, *shape) if rule else None
 
 
-def _element(kind: str) -> float:
+def _element_bytes(kind: str) -> float:
     """Return the minimum bytes of a value, without scales."""
     if kind.startswith(("int4", "w4", "nvfp4", "mxfp4")):
         return 0.5
     return 1 if "fp8" in kind else 2
 
 
-def _products(kind: str) -> str:
-    """Return the dtype of the products, the fastest that a kernel may use."""
+def _product_dtype(kind: str) -> str:
+    """Return the fastest dtype in which a kernel may multiply."""
     if kind.startswith(("nvfp4", "mxfp4")):
         return "fp4"
     return "fp8" if "fp8" in kind else "bf16"
 
 
-def _attends(kind: str) -> str:
-    """Return the dtype of attention. A kernel may multiply an fp8 cache in fp8."""
+def _decode_dtype(kind: str) -> str:
+    """Return the dtype of decode attention. A kernel may multiply an fp8 cache in fp8."""
     return "fp8" if kind.endswith("fp8") else "bf16"
 
 
-def _gemm_cost(kind: str, m: Array, n: Array, k: Array) -> tuple[Cost, str]:
-    return _cost(2 * m * n * k, (m + n) * k * _element(kind) + 2 * m * n), _products(kind)
+def _attention_cost(
+    heads: Array, width: Array, pairs: Array, queries: Array, cache_bytes: Array
+) -> Cost:
+    """Return the cost of attention with 16-bit queries and outputs.
 
-
-def _decode_cost(
-    kind: str,
-    batch: Array,
-    q_heads: Array,
-    kv_heads: Array,
-    head_dim: Array,
-    length: Array,
-    window: Array,
-) -> tuple[Cost, str]:
-    seen = attended(length, window)
-    moved = (
-        2 * batch * kv_heads * seen * head_dim * _element(kind) + 4 * batch * q_heads * head_dim
+    Args:
+        width: Width of a key and a value together.
+        pairs: (query, key) pairs of all sequences.
+        queries: Query tokens of all sequences.
+        cache_bytes: Bytes of keys and values that are read and written.
+    """
+    return Cost(
+        flops=pair_flops(pairs, heads, width),
+        activation_bytes=2 * queries * heads * width + cache_bytes,
     )
-    return _cost(4 * batch * q_heads * seen * head_dim, moved), _attends(kind)
 
 
-def _prefill_cost(
-    kind: str,
-    batch: Array,
-    q_heads: Array,
-    kv_heads: Array,
-    head_dim: Array,
-    length: Array,
-    window: Array,
-) -> tuple[Cost, str]:
+def _gemm_cost(kind: str, m: Array, n: Array, k: Array) -> BoundedCost:
+    moved = (m + n) * k * _element_bytes(kind) + 2 * m * n
+    return Cost(flops=gemm_flops(m, k, n), activation_bytes=moved), _product_dtype(kind)
+
+
+def _decode_cost(kind: str, *shape: Array) -> BoundedCost:
+    batch, q_heads, kv_heads, head_dim, kv_len, window = shape
+    length = attended(kv_len, window)
+    read = 2 * batch * kv_heads * length * head_dim * _element_bytes(kind)
+    cost = _attention_cost(q_heads, 2 * head_dim, batch * length, batch, read)
+    return cost, _decode_dtype(kind)
+
+
+def _prefill_cost(kind: str, *shape: Array) -> BoundedCost:
+    """Return the cost of prompts: 16-bit keys and values are read, and written to the cache."""
+    batch, q_heads, kv_heads, head_dim, length, window = shape
+    computed, _, cached = kind.partition("/")
     limit = attended(length, window)
     pairs = batch * (limit * (limit + 1) / 2 + (length - limit) * limit)
-    moved = (
-        batch
-        * length
-        * head_dim
-        * (4 * q_heads + 2 * kv_heads * (2 + _element(kind.partition("/")[2])))
-    )
-    return _cost(4 * pairs * q_heads * head_dim, moved), _products(kind.partition("/")[0])
+    moved = batch * length * 2 * kv_heads * head_dim * (2 + _element_bytes(cached))
+    cost = _attention_cost(q_heads, 2 * head_dim, pairs, batch * length, moved)
+    return cost, _product_dtype(computed)
 
 
-def _mla_decode_cost(kind: str, batch: Array, heads: Array, length: Array) -> tuple[Cost, str]:
-    moved = batch * length * 576 * _element(kind) + 2 * batch * heads * 1088
-    return _cost(2 * batch * heads * length * 1088, moved), _attends(kind)
+def _mla_decode_cost(kind: str, batch: Array, heads: Array, length: Array) -> BoundedCost:
+    """Return the cost of the absorbed form: keys of 576 and values of 512 elements."""
+    read = batch * length * 576 * _element_bytes(kind)
+    return _attention_cost(heads, 576 + 512, batch * length, batch, read), _decode_dtype(kind)
 
 
-def _mla_prefill_cost(kind: str, batch: Array, heads: Array, length: Array) -> tuple[Cost, str]:
-    pairs = batch * length * (length + 1) / 2
-    return _cost(2 * pairs * heads * 320, 2 * batch * length * heads * 640), _attends(kind)
+def _mla_prefill_cost(kind: str, batch: Array, heads: Array, length: Array) -> BoundedCost:
+    """Return the cost of the expanded form: keys of 192 and values of 128 elements per head."""
+    tokens = batch * length
+    pairs = batch * triangle(length)
+    cost = _attention_cost(heads, 192 + 128, pairs, tokens, 2 * tokens * heads * (192 + 128))
+    return cost, _decode_dtype(kind)
 
 
-def _allreduce_cost(kind: str, ranks: Array, size: Array) -> tuple[Cost, str]:
+def _allreduce_cost(kind: str, ranks: Array, size: Array) -> BoundedCost:
     return Cost(network_bytes=2 * (ranks - 1) / ranks * size), ""
 
 
-def _moe_cost(kind: str, *shape: Array) -> tuple[Cost, str]:
+def _moe_cost(kind: str, *shape: Array) -> BoundedCost:
     """Return the cost of the products of all experts of a rank. Without given loads, routing is
     uniform."""
-    import numpy as np
-
-    tokens, hidden, inter, top, experts, tp, ep, *given = shape
-    rows, touched = (
-        tokens * top / ep,
-        experts / ep * (1 - (1 - np.minimum(top / experts, 1)) ** tokens),
-    )
-    if given:
-        rows, touched = (
-            np.where(g > 0, g, u) for g, u in zip(given[:2], (rows, touched), strict=True)
-        )
+    tokens, hidden, inter, top, experts, tp, ep, *loads = shape
+    rows = tokens * top / ep
+    touched = experts / ep * (1 - (1 - minimum(top / experts, 1)) ** tokens)
+    if loads:
+        rows = where(loads[0] > 0, loads[0], rows)
+        touched = where(loads[1] > 0, loads[1], touched)
     elements = (2 if kind.endswith("ungated") else 3) * hidden * inter / tp
-    moved = touched * elements * _element(kind) + 4 * np.minimum(rows, tokens) * hidden
-    return _cost(2 * rows * elements, moved), _products(kind)
+    moved = touched * elements * _element_bytes(kind) + 4 * minimum(rows, tokens) * hidden
+    return Cost(flops=2 * rows * elements, activation_bytes=moved), _product_dtype(kind)
 
 
-def _dsa_cost(kind: str, *shape: Array) -> tuple[Cost, str]:
+def _dsa_cost(kind: str, *shape: Array) -> BoundedCost:
     """Return the cost of projections, absorbed matrices, all index keys and the selected
     latents."""
-    import numpy as np
-
-    batch, heads, length, _, _, latent, rope, *_, index, width, top = shape
-    weights, absorbed = weights_of(heads, *shape[3:11])
-    seen = np.minimum(length, top)
-    scanned = np.where(index > 0, batch * length, 0.0)
-    flops = (
-        2 * batch * (weights + absorbed)
-        + 2 * batch * heads * seen * (2 * latent + rope)
-        + 2 * scanned * index * width
-    )
+    batch, heads, length, _, _, latent, rope, *_, index_heads, index_width, top = shape
     cached, _, stored = kind.partition("/")
-    moved = (
-        weights * _element(stored)
-        + 2 * absorbed
-        + batch * seen * (latent + rope) * _element(cached)
+    weights, absorbed = weights_of(heads, *shape[3:11])
+    pairs = batch * minimum(length, top)
+    scanned = where(index_heads > 0, batch * length, 0.0)
+    flops = (
+        gemm_flops(batch, 1, weights + absorbed)
+        + pair_flops(pairs, heads, 2 * latent + rope)
+        + pair_flops(scanned, index_heads, index_width)
     )
-    return _cost(flops, moved + scanned * (width + SCALE)), _products(stored)
+    moved = (
+        weights * _element_bytes(stored)
+        + 2 * absorbed
+        + pairs * (latent + rope) * _element_bytes(cached)
+        + scanned * (index_width + SCALE)
+    )
+    return Cost(flops=flops, activation_bytes=moved), _product_dtype(stored)
 
 
-def _mla_module_cost(kind: str, batch: Array, heads: Array, length: Array) -> tuple[Cost, str]:
+def _mla_module_cost(kind: str, batch: Array, heads: Array, length: Array) -> BoundedCost:
     """Return the cost of DeepSeek-V3's module: a sparse module without indexer that reads all
     tokens."""
     widths = (batch * 0 + width for width in (*WIDTHS, 0, 0))
     return _dsa_cost(kind, batch, heads, length, *widths, length)
 
 
-_COSTS: dict[str, Callable[..., tuple[Cost, str]]] = {
+_COSTS: dict[str, Callable[..., BoundedCost]] = {
     "gemm": _gemm_cost,
     "decode_attention": _decode_cost,
     "prefill_attention": _prefill_cost,
@@ -175,21 +181,26 @@ _COSTS: dict[str, Callable[..., tuple[Cost, str]]] = {
 
 @cache
 def served_model(path: str) -> Model | None:
-    """Return the preset whose huggingface_id the path has or begins with, or None.
+    """Return the preset whose huggingface_id is the start of a path's last component, or None.
 
     So an instruction-tuned or fp8 copy finds its model. The longest name wins. Of names that differ
-    only in dots (OPT-1.3B, OPT-13B), the one with the path's dots wins.
+    only in dots (OPT-1.3B, OPT-13B), the name with the path's dots wins.
     """
     name = path.rsplit("/", 1)[-1]
-    wanted, exact = presets.key(name), presets.key(name, dots=True)
-    best, rank = None, (0, False)
-    for result in presets.preset_files("models").values():
-        model = _model_of(result)
-        if model and model.huggingface_id:
-            own = model.huggingface_id.rsplit("/", 1)[-1]
-            known = len(presets.key(own)), exact.startswith(presets.key(own, dots=True))
-            if wanted.startswith(presets.key(own)) and known > rank:
-                best, rank = model, known
+    best: Model | None = None
+    best_rank = (0, False)
+    for file in presets.preset_files("models").values():
+        try:
+            model = read(file, Model)
+        except UserError:
+            continue
+        own_name = (model.huggingface_id or "").rsplit("/", 1)[-1]
+        prefix = presets.key(own_name)
+        has_dots = presets.key(name, dots=True).startswith(presets.key(own_name, dots=True))
+        rank = len(prefix), has_dots
+        if presets.key(name).startswith(prefix) and rank > best_rank and prefix:
+            best = model
+            best_rank = rank
     return best
 
 
@@ -206,64 +217,40 @@ def layer_kind(path: str, name: str) -> str:
 
 
 @cache
-def sparse_module(path: str) -> tuple[float, ...] | None:
-    """Return the sizes of a model's sparse attention, or None.
+def _module_sizes(path: str) -> list[float]:
+    """Return the sizes of a model's sparse attention, with the number of index heads at
+    INDEX_HEADS.
 
     They are hidden size, q_lora_rank, kv_lora_rank, RoPE, NoPE and value widths, index heads and
-    their width, and top-k.
+    their width, and top-k. Raises ValueError if no preset is of that model.
     """
     model = served_model(path)
     parts = [part for layer in model.kinds.values() for part in layer.parts] if model else []
-    module = next((part for part in parts if isinstance(part, Sparse) and part.indexer), None)
-    if model is None or module is None or not module.q_lora_rank:
-        return None
-    widths = (module.qk_rope_head_dim, module.qk_nope_head_dim, module.v_head_dim)
-    index = (module.index_n_heads, module.index_head_dim, module.index_topk)
-    return tuple(
-        float(x)
-        for x in (
-            model.hidden_size,
-            module.q_lora_rank,
-            module.kv_lora_rank,
-            *widths,
-            *index,
-        )
+    for part in parts:
+        if model and isinstance(part, Sparse) and part.indexer and part.q_lora_rank:
+            sizes = (getattr(part, field) for field in MODULE_FIELDS.split())
+            return [float(size) for size in (model.hidden_size, *sizes)]
+    raise ValueError(
+        f"model {path!r} is no preset with sparse attention" if path else "model is empty"
     )
 
 
-def _model_of(path: Path) -> Model | None:
-    try:
-        return read(path, Model)
-    except UserError:
-        return None
-
-
-MOST_BYTES = 1 << 30
-BLOCK, BLOCK_TEXT = (
-    10_000,
-    8 << 20,
-)  # rows and characters of a file that are read at a time
-MOST_ROWS, MOST_TEXT, MOST_COLUMNS = 100_000, 64 << 20, 1000  # in memory at a time
-INDEX_HEADS = 6  # index in the result of `sparse_module`
-MOST_COUNT = 10**15
-LEAST_US, MOST_US = 1e-3, 1e12
+MODULE_FIELDS = (
+    "q_lora_rank kv_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim index_n_heads "
+    "index_head_dim index_topk"
+)
+INDEX_HEADS = 6  # index in the result of `_module_sizes`
+MAX_BYTES = 1 << 30
+MAX_ROWS, MAX_TEXT = 100_000, 64 << 20  # rows and characters in memory at a time
+MAX_COLUMNS = 1000
+BLOCK_ROWS, BLOCK_TEXT = 10_000, 8 << 20  # rows and characters that are read at a time
+MAX_COUNT = 10**15
+MIN_US, MAX_US = 1e-3, 1e12
 ALIASES = {"system": "gpu", "backend": "framework", "backend_version": "version"}
-STACKS = {
-    "tensorrt_llm": "trtllm",
-    "tensorrt-llm": "trtllm",
-    "trt-llm": "trtllm",
-    "trt_llm": "trtllm",
-}
-DTYPES = {
-    "bf16": "bfloat16",
-    "fp16": "bfloat16",
-    "float16": "bfloat16",
-    "half": "bfloat16",
-    "fp8_e4m3": "fp8",
-    "float8": "fp8",
-    "float8_e4m3fn": "fp8",
-    "e4m3": "fp8",
-}
+STACKS = dict.fromkeys(("tensorrt_llm", "tensorrt-llm", "trt-llm", "trt_llm"), "trtllm")
+DTYPES = dict.fromkeys(("bf16", "fp16", "float16", "half"), "bfloat16") | dict.fromkeys(
+    ("fp8_e4m3", "float8", "float8_e4m3fn", "e4m3"), "fp8"
+)
 
 
 class Operation(NamedTuple):
@@ -276,34 +263,32 @@ class Operation(NamedTuple):
     means: tuple[str, ...] = ()
 
 
-_LOAD = ("rank_rows", "experts_touched", *(f"tiles_{m}" for m in TILE_ROWS))
+def _operation(counts: str, dtypes: str, optional: str = "", means: str = "") -> Operation:
+    """Return an operation from names separated by spaces."""
+    return Operation(*(tuple(names.split()) for names in (counts, dtypes, optional, means)))
+
+
 OPERATIONS = {
-    "gemm": Operation(("m", "n", "k"), ("dtype",)),
-    "decode_attention": Operation(
-        ("batch", "q_heads", "kv_heads", "head_dim", "kv_len"),
-        ("kv_dtype",),
-        ("window",),
+    "gemm": _operation("m n k", "dtype"),
+    "decode_attention": _operation(
+        "batch q_heads kv_heads head_dim kv_len", "kv_dtype", "window"
     ),
-    "prefill_attention": Operation(
-        ("batch", "q_heads", "kv_heads", "head_dim", "seq_len"),
-        ("attn_dtype", "kv_dtype"),
-        ("window",),
+    "prefill_attention": _operation(
+        "batch q_heads kv_heads head_dim seq_len", "attn_dtype kv_dtype", "window"
     ),
-    "mla_decode": Operation(("batch", "q_heads", "kv_len"), ("kv_dtype",)),
-    "mla_decode_module": Operation(("batch", "q_heads", "kv_len"), ("kv_dtype", "gemm_dtype")),
-    "mla_prefill": Operation(("batch", "q_heads", "seq_len"), ("kv_dtype",)),
-    "allreduce": Operation(("num_gpus", "bytes"), ("dtype",)),
-    "moe": Operation(
-        ("tokens", "hidden", "inter", "topk", "experts", "moe_tp", "moe_ep"),
-        ("dtype",),
-        means=_LOAD,
+    "mla_decode": _operation("batch q_heads kv_len", "kv_dtype"),
+    "mla_decode_module": _operation("batch q_heads kv_len", "kv_dtype gemm_dtype"),
+    "mla_prefill": _operation("batch q_heads seq_len", "kv_dtype"),
+    "allreduce": _operation("num_gpus bytes", "dtype"),
+    "moe": _operation(
+        "tokens hidden inter topk experts moe_tp moe_ep",
+        "dtype",
+        means="rank_rows experts_touched " + " ".join(f"tiles_{m}" for m in TILE_ROWS),
     ),
-    "dsa_decode_module": Operation(("batch", "q_heads", "kv_len"), ("kv_dtype", "gemm_dtype")),
-    "layer": Operation(("batch", "query_len", "kv_len"), ("dtype",), ("tp_size", "ep_size")),
-    "e2e_dense": Operation(("isl", "osl", "batch_size", "tp_size"), ("gemm_quant_mode",)),
-    "e2e_moe": Operation(
-        ("isl", "osl", "batch_size", "tp_size"), ("gemm_quant_mode",), ("ep_size",)
-    ),
+    "dsa_decode_module": _operation("batch q_heads kv_len", "kv_dtype gemm_dtype"),
+    "layer": _operation("batch query_len kv_len", "dtype", "tp_size ep_size"),
+    "e2e_dense": _operation("isl osl batch_size tp_size", "gemm_quant_mode"),
+    "e2e_moe": _operation("isl osl batch_size tp_size", "gemm_quant_mode", "ep_size"),
 }
 SERVING = ("e2e_dense", "e2e_moe")
 
@@ -312,21 +297,22 @@ class MeasuredRow(NamedTuple):
     """One valid row.
 
     Attributes:
-        at: Index of the row in its file.
+        row_index: Index of the row in its file.
+        dtype: Data types of the row's columns, such as `bfloat16` or `bfloat16/fp8`.
         shape: Counts, optional counts, means, and the sizes of a sparse module from its model. If
             the kernel skips the indexer, the number of index heads is 0.
         time_us: Measured microseconds.
         kernel: Kernel family or name; the kind of a layer.
-        cache: Dtype of a served model's cache, if given.
+        cache: Dtype of a served model's cache, or '' if unknown.
         odd: Whether the row is an artefact of the measurement or hits a prefix cache. Such rows are
             not used in fits.
         client: Load generator of a served run.
         ttft_us: Mean time to first token of a served run.
         prefix_cached: Whether a served run hits a prefix cache.
-        bound_us: Bound on the ceilings of the machine that measured the row; NaN if not given.
+        bound_us: Bound on the ceilings of the machine that measured the row; NaN if unknown.
     """
 
-    at: int
+    row_index: int
     op: str
     gpu: str
     framework: str
@@ -339,9 +325,9 @@ class MeasuredRow(NamedTuple):
     cache: str = ""
     odd: bool = False
     client: str = ""
-    ttft_us: float = float("nan")
+    ttft_us: float = math.nan
     prefix_cached: bool = False
-    bound_us: float = float("nan")
+    bound_us: float = math.nan
 
     @property
     def tokens_per_s(self) -> float:
@@ -354,92 +340,88 @@ class ServedTimes(NamedTuple):
     """Times of a server: microseconds per output token and to the first token, means over requests,
     and tokens/s."""
 
-    tpot_us: float = float("nan")
-    ttft_us: float = float("nan")
-    tokens_per_s: float = float("nan")
+    tpot_us: float = math.nan
+    ttft_us: float = math.nan
+    tokens_per_s: float = math.nan
 
 
-class Broken(NamedTuple):
-    """An invalid row and its problem."""
+class InvalidRow(NamedTuple):
+    """An invalid row: its line in the file, and its problem."""
 
     line: int
-    why: str
+    problem: str
 
 
 class MeasurementFile(NamedTuple):
-    """The rows of a file: all cells, the valid rows, and the invalid ones."""
+    """The rows of a file, or of a block of a file.
+
+    Attributes:
+        path: Path of the file.
+        header: Names of the columns.
+        cells: Cells of every row, as text.
+        lines: Line number of every row.
+        rows: Valid rows.
+        invalid: Invalid rows.
+    """
 
     path: str
     header: tuple[str, ...]
     cells: list[list[str]]
     lines: list[int]
     rows: list[MeasuredRow]
-    broken: list[Broken]
+    invalid: list[InvalidRow]
 
 
 def read_rows(path: Path) -> MeasurementFile:
     """Return the rows of a CSV file. Raises UserError if it is unreadable, names no operation or is
     too large."""
-    tables = read_blocks(path, MOST_ROWS + 1, MOST_TEXT)
-    table = next(tables)
-    if len(table.cells) > MOST_ROWS or next(tables, None):
-        hint = "`kvcalc validate` takes any number"
-        raise UserError(
-            f"has more than {MOST_ROWS:,} rows, or {MOST_TEXT:,} characters of them",
-            str(path),
-            hint,
-        )
+    blocks = read_blocks(path, MAX_ROWS + 1, MAX_TEXT)
+    table = next(blocks)
+    if len(table.cells) > MAX_ROWS or next(blocks, None):
+        text = f"has more than {MAX_ROWS:,} rows, or {MAX_TEXT:,} characters of them"
+        raise UserError(text, str(path), "`kvcalc validate` takes any number")
     return table
 
 
 def read_blocks(
-    path: Path, most: int = BLOCK, most_text: int = BLOCK_TEXT
+    path: Path, max_rows: int = BLOCK_ROWS, max_text: int = BLOCK_TEXT
 ) -> Iterator[MeasurementFile]:
-    """Yield the rows in tables of at most `most` rows and about `most_text` characters, at least
-    one table."""
-    text = _RowText(path)
-    reader = csv.reader(text)
+    """Yield at least one table, with at most `max_rows` rows and about `max_text` characters
+    each."""
+    num_characters = 0
+
+    def counted_lines() -> Iterator[str]:
+        nonlocal num_characters
+        for line in read_lines(path, MAX_BYTES):
+            num_characters += len(line)
+            if "\0" in line:
+                raise UserError("is not CSV text: it has a NUL character", str(path))
+            yield line
+
+    reader = csv.reader(counted_lines())
     try:
         header = tuple(name.strip() for name in next(reader, []))
-        if len(header) > MOST_COLUMNS:
-            raise UserError(
-                f"has {len(header):,} columns; more than {MOST_COLUMNS:,} are not read",
-                str(path),
-            )
-        columns = {
-            ALIASES.get(name.lower(), name.lower()): i
-            for i, name in reversed(list(enumerate(header)))
-        }
-        known = _known_operation(path, columns)
+        columns = _column_indices(path, header)
+        file_op = _operation_of_file(path, columns)
         table = MeasurementFile(str(path), header, [], [], [], [])
         for cells in reader:
-            if len(table.cells) == most or (text.taken > most_text and table.cells):
+            is_full = len(table.cells) == max_rows or num_characters > max_text
+            if is_full and table.cells:
                 yield table
-                table, text.taken = (
-                    MeasurementFile(str(path), header, [], [], [], []),
-                    0,
-                )
+                table = MeasurementFile(str(path), header, [], [], [], [])
+                num_characters = 0
             if cells:
-                _take(table, cells, reader.line_num, columns, known)
+                _add_row(table, cells, reader.line_num, columns, file_op)
     except csv.Error as error:
         raise UserError(f"is not CSV: {error}", f"{path}, line {reader.line_num}") from None
     yield table
 
 
-class _RowText:
-    """The lines of a file; `taken` counts their characters. Raises UserError for a NUL
-    character."""
+def columns_of(rows: Sequence[MeasuredRow]) -> tuple[Array, ...]:
+    """Return the shapes of rows of one operation as an array [rows] for each column."""
+    import numpy as np
 
-    def __init__(self, path: Path) -> None:
-        self.taken, self._path = 0, path
-        self._lines = read_lines(path, MOST_BYTES)
-
-    def __iter__(self) -> Iterator[str]:
-        for line in self._lines:
-            self.taken += len(line)
-            if "\0" in line:
-                raise UserError("is not CSV text: it has a NUL character", str(self._path))
-            yield line
+    return tuple(np.array(column) for column in zip(*(row.shape for row in rows), strict=True))
 
 
 def header_of(path: Path) -> tuple[str, ...]:
@@ -447,143 +429,143 @@ def header_of(path: Path) -> tuple[str, ...]:
     return next(read_blocks(path, 1)).header
 
 
-def _known_operation(path: Path, columns: dict[str, int]) -> str:
-    """Return the operation in the file's name; '' if rows name theirs. Raises UserError if neither
-    does."""
+def _column_indices(path: Path, header: tuple[str, ...]) -> dict[str, int]:
+    """Return the index of each column by its lower-case name; the first of equal names counts.
+
+    Raises UserError if there is no header, or if it has too many columns.
+    """
+    if len(header) > MAX_COLUMNS:
+        text = f"has {len(header):,} columns; more than {MAX_COLUMNS:,} are not read"
+        raise UserError(text, str(path))
+    columns: dict[str, int] = {}
+    for index, name in enumerate(header):
+        columns.setdefault(ALIASES.get(name.lower(), name.lower()), index)
     if not columns or columns.keys() == {""}:
         raise UserError("is empty: a header of column names is missing", str(path))
+    return columns
+
+
+def _operation_of_file(path: Path, columns: dict[str, int]) -> str:
+    """Return the operation in the file's name; '' if rows name their operations. Raises UserError
+    if neither does."""
     if "op" in columns:
         return ""
     name = path.stem.lower()
     if name not in OPERATIONS:
         hint = f"Name the file {{op}}.csv or add a column op. {nearest(name, OPERATIONS)}"
         raise UserError("has no column op, and its name is not an operation", str(path), hint)
-    missing = [c for c in OPERATIONS[name].counts if c not in columns]
+    missing = [column for column in OPERATIONS[name].counts if column not in columns]
     if missing:
-        raise UserError(
-            f"has no column {', '.join(missing)}, which rows of {name} need", str(path)
-        )
+        text = f"has no column {', '.join(missing)}, which rows of {name} need"
+        raise UserError(text, str(path))
     return name
 
 
-def _take(
-    table: MeasurementFile,
-    cells: list[str],
-    line: int,
-    columns: dict[str, int],
-    known: str,
+def _add_row(
+    table: MeasurementFile, cells: list[str], line: int, columns: dict[str, int], file_op: str
 ) -> None:
-    at = len(table.cells)
-    table.cells.append(cells[: len(table.header)])
+    """Add a row to the valid or to the invalid rows of a table."""
+    width = len(table.header)
+    index = len(table.cells)
+    table.cells.append(cells[:width])
     table.lines.append(line)
+    values = {name: cells[i].strip() for name, i in columns.items() if i < len(cells)}
     try:
-        if len(cells) > len(table.header) and any(cells[len(table.header) :]):
-            raise ValueError(f"has {len(cells)} fields, the header {len(table.header)}")
-        table.rows.append(_row(at, cells, columns, known))
+        if any(cells[width:]):
+            raise ValueError(f"has {len(cells)} fields, the header {width}")
+        table.rows.append(_parse_row(index, values, file_op))
     except ValueError as error:
-        table.broken.append(Broken(line, printable(error)))
+        table.invalid.append(InvalidRow(line, printable(error)))
 
 
-def _row(at: int, cells: list[str], columns: dict[str, int], known: str) -> MeasuredRow:
+def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:
+    """Return the row with these cells by column. Raises ValueError with the first problem."""
+
     def cell(name: str) -> str:
-        i = columns.get(name, -1)
-        return cells[i].strip() if 0 <= i < len(cells) else ""
+        return values.get(name, "")
 
-    op = known or cell("op").lower()
-    what = OPERATIONS.get(op)
-    if what is None:
+    op = file_op or cell("op").lower()
+    operation = OPERATIONS.get(op)
+    if operation is None:
         raise ValueError(f"op {op!r} is none of {', '.join(OPERATIONS)}")
-    serving = op in SERVING
-    scale, timed = (
-        (1e3, "silicon_tpot_ms") if serving and cell("silicon_tpot_ms") else (1.0, "time_us")
-    )
-    names = [DTYPES.get(d, d) for d in (cell(name).lower() for name in what.dtypes)]
-    if not serving and not all(names):
-        raise ValueError(f"{what.dtypes[names.index('')]} is empty")
+    is_served = op in SERVING
+    dtypes = [DTYPES.get(d, d) for d in (cell(name).lower() for name in operation.dtypes)]
+    if not is_served and not all(dtypes):
+        raise ValueError(f"{operation.dtypes[dtypes.index('')]} is empty")
+
     model = cell("model_path") or cell("model")
-    kernel = (
-        (cell("kernel_family") or cell("kernel")).lower()
-        if op != "layer"
-        else layer_kind(model, cell("layer"))
-    )
-    shape = [count(cell(name), name) for name in what.counts]
-    shape += [count(cell(name) or "0", name, least=0) for name in what.optional]
-    shape += [mean(cell(name) or "0", name) for name in what.means]
-    shape += _module(model, kernel) if op == "dsa_decode_module" else []
-    if op == "layer" and shape[1] > shape[2]:
-        raise ValueError(
-            f"query_len {shape[1]:.0f} is more than kv_len {shape[2]:.0f}, which counts the new "
-            "tokens too"
-        )
+    kernel = (cell("kernel_family") or cell("kernel")).lower()
+    shape = [parse_number(cell(name), name) for name in operation.counts]
+    shape += [parse_optional_count(cell(name) or "0", name) for name in operation.optional]
+    shape += [parse_mean(cell(name) or "0", name) for name in operation.means]
+    if op == "dsa_decode_module":
+        sizes = _module_sizes(model)
+        shape += sizes
+        if "skip" in kernel:
+            shape[INDEX_HEADS - len(sizes)] = 0.0
+    if op == "layer":
+        kernel = layer_kind(model, cell("layer"))
+        if shape[1] > shape[2]:
+            raise ValueError(
+                f"query_len {shape[1]:.0f} is more than kv_len {shape[2]:.0f}, which counts the "
+                "new tokens too"
+            )
+    if is_served and cell("silicon_tpot_ms"):
+        time_us = 1e3 * parse_time(cell("silicon_tpot_ms"), "silicon_tpot_ms")
+    else:
+        time_us = parse_time(cell("time_us"), "time_us")
+    ttft_us = math.nan
+    if is_served and cell("silicon_ttft_ms"):
+        ttft_us = 1e3 * parse_time(cell("silicon_ttft_ms"), "silicon_ttft_ms")
+    bound_us = parse_time(cell("bound_us"), "bound_us") if cell("bound_us") else math.nan
     framework = cell("framework").lower()
+    is_prefix_cached = cell("prefix_cached") in ("1", "1.0")
     return MeasuredRow(
-        at,
-        op,
-        cell("gpu"),
-        STACKS.get(framework, framework),
-        "/".join(names) or "bfloat16",
-        tuple(shape),
-        duration(cell(timed), timed) * scale,
-        model,
-        cell("version"),
-        kernel,
-        cell("kv_cache_dtype").lower(),
-        cell("odd") == "1" or cell("prefix_cached") in ("1", "1.0"),
-        cell("client").lower(),
-        _first_us(cell("silicon_ttft_ms")) if serving else math.nan,
-        cell("prefix_cached") in ("1", "1.0"),
-        duration(cell("bound_us"), "bound_us") if cell("bound_us") else math.nan,
+        row_index=index,
+        op=op,
+        gpu=cell("gpu"),
+        framework=STACKS.get(framework, framework),
+        dtype="/".join(dtypes) or "bfloat16",
+        shape=tuple(shape),
+        time_us=time_us,
+        model=model,
+        version=cell("version"),
+        kernel=kernel,
+        cache=cell("kv_cache_dtype").lower(),
+        odd=cell("odd") == "1" or is_prefix_cached,
+        client=cell("client").lower(),
+        ttft_us=ttft_us,
+        prefix_cached=is_prefix_cached,
+        bound_us=bound_us,
     )
 
 
-def _first_us(text: str) -> float:
-    """Return the microseconds to the first token of a served run, or NaN."""
-    return duration(text, "silicon_ttft_ms") * 1e3 if text else math.nan
+def parse_number(
+    text: str,
+    name: str,
+    minimum: float = 1,
+    maximum: float = MAX_COUNT,
+    meaning: str = "a whole number from 1 to 10^15",
+) -> float:
+    """Return a finite number; a whole one such as `128` or `128.0` if its meaning is a whole
+    number.
 
-
-def _module(model: str, kernel: str) -> list[float]:
-    """Return the sizes of a row's sparse module. Raises ValueError if no preset is of that
-    model."""
-    sizes = sparse_module(model)
-    if sizes is None:
-        raise ValueError(
-            f"model {model!r} is no preset with sparse attention" if model else "model is empty"
-        )
-    return [
-        0.0 if i == INDEX_HEADS and "skip" in kernel else size for i, size in enumerate(sizes)
-    ]
-
-
-def count(text: str, name: str, least: int = 1) -> float:
-    """Return a whole number such as `128` or `128.0`. Raises ValueError with the problem."""
-    value = _number(text, name)
-    if value != int(value) or not least <= value <= MOST_COUNT:
-        raise ValueError(f"{name} {text!r} is not a whole number from {least} to 10^15")
-    return value
-
-
-def mean(text: str, name: str) -> float:
-    """Return a number from 0. Raises ValueError with the problem."""
-    value = _number(text, name)
-    if not 0 <= value <= MOST_COUNT:
-        raise ValueError(f"{name} {text!r} is not a number from 0 to 10^15")
-    return value
-
-
-def duration(text: str, name: str) -> float:
-    """Return a time above zero. Raises ValueError with the problem."""
-    value = _number(text, name)
-    if not LEAST_US <= value <= MOST_US:
-        raise ValueError(f"{name} {text!r} is not a time above zero")
-    return value
-
-
-def _number(text: str, name: str) -> float:
-    """Return a finite number. Raises ValueError with the problem."""
+    Raises ValueError with the problem.
+    """
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
         raise ValueError(f"{name} {text!r} is not a number" if text else f"{name} is empty")
+    is_fraction = meaning.startswith("a whole") and not value.is_integer()
+    if is_fraction or not minimum <= value <= maximum:
+        raise ValueError(f"{name} {text!r} is not {meaning}")
     return value
+
+
+parse_optional_count = partial(
+    parse_number, minimum=0, meaning="a whole number from 0 to 10^15"
+)
+parse_mean = partial(parse_number, minimum=0, meaning="a number from 0 to 10^15")
+parse_time = partial(parse_number, minimum=MIN_US, maximum=MAX_US, meaning="a time above zero")

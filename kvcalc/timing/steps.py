@@ -38,20 +38,14 @@ from kvcalc.layers.cost import (
     Role,
 )
 from kvcalc.timing.calibration import BOUND, CALIBRATED, SCALED, Calibration, Entry
-from kvcalc.timing.kernel_models.families import MOST_DECODE_TOKENS
+from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
 from kvcalc.timing.kernel_models.fused_moe import BALANCED, Routing
-from kvcalc.timing.kernel_models.kernel_model import (
-    Elementwise,
-    GpuParameters,
-    figures_of,
-)
+from kvcalc.timing.kernel_models.kernel_model import Elementwise, figures_of
 from kvcalc.timing.kernel_times import (
-    by_law,
-    cache_rows,
+    KernelTimer,
+    cache_kind,
     computes_as_measured,
     decodes,
-    module_overhead,
-    products,
 )
 
 # Microseconds of one message between nodes. A tree of n nodes sends 2·log2(n) messages. Source:
@@ -146,34 +140,31 @@ def operator_seconds(
 
     Raises UserError if the GPU lacks a figure that kernel models need.
     """
-    figures = figures_of(gpu)
-    gemms = products(operators, figures, calibration)
+    timer = KernelTimer(figures_of(gpu), calibration, routing, gpu.link_domain)
     times = []
-    for index, operator in enumerate(operators):
-        kernel = gemms.get(index) or by_law(
-            operator, figures, calibration, routing, gpu.link_domain
-        )
+    for operator in operators:
+        kernel = timer.time(operator)
         bound_s = least_time(operator.cost, operator.dtype, gpu).seconds
-        late_us = latency_us(operator)
+        message_us = latency_us(operator)
         entry, basis = None, BOUND
-        us = bound_s * 1e6 + _ELEMENTWISE.t0 + late_us
+        us = bound_s * 1e6 + _ELEMENTWISE.t0 + message_us
         if operator.kind == "vector":
-            us, basis = operator.cost.bytes / (_ELEMENTWISE.em * figures.memory), SCALED
+            us = operator.cost.bytes / (_ELEMENTWISE.em * timer.parameters.memory)
+            basis = SCALED
         if kernel is not None and is_any(kernel.us != kernel.us):  # NaN: not measured there
             us = where(kernel.us == kernel.us, kernel.us, us)
-        elif kernel is not None and late_us and gpu.outer_link:
-            us = kernel.us + late_us + operator.cost.inter_node_bytes / gpu.outer_link * 1e6
+        elif kernel is not None and message_us and gpu.outer_link:
+            us = kernel.us + message_us + operator.cost.inter_node_bytes / gpu.outer_link * 1e6
             basis = BOUND
         elif kernel is not None:
-            is_measured = kernel.measured and computes_as_measured(operator, calibration)
-            us, entry, basis = (
-                kernel.us,
-                kernel.entry,
-                CALIBRATED if is_measured else SCALED,
-            )
+            is_measured = kernel.is_measured and computes_as_measured(operator, calibration)
+            us = kernel.us
+            entry = kernel.entry
+            basis = CALIBRATED if is_measured else SCALED
         seconds = maximum(us * operator.count / 1e6, bound_s * operator.count)
         times.append(OperatorTime(_zero_if_idle(operator, seconds), basis, entry))
-    return _add_modules(operators, times, figures, calibration)
+    _add_modules(operators, times, timer)
+    return times
 
 
 def _zero_if_idle(operator: Operator, seconds: Any) -> Any:
@@ -185,27 +176,23 @@ def _zero_if_idle(operator: Operator, seconds: Any) -> Any:
 
 
 def _add_modules(
-    operators: Sequence[Operator],
-    times: list[OperatorTime],
-    figures: GpuParameters,
-    calibration: Calibration,
-) -> list[OperatorTime]:
-    """Return the times, with the overhead of each sparse-attention module on its last operator."""
+    operators: Sequence[Operator], times: list[OperatorTime], timer: KernelTimer
+) -> None:
+    """Add the overhead of each sparse-attention module to its last operator's time."""
     members: dict[str, list[int]] = {}
     for index, operator in enumerate(operators):
         if operator.module:
             members.setdefault(operator.layer, []).append(index)
     for indices in members.values():
         last = operators[indices[-1]]
-        kernels_us = sum((times[i].seconds for i in indices), 0.0) / last.count * 1e6
         if last.module is None:
             continue
-        beyond = module_overhead(last.module, kernels_us, figures, calibration)
+        kernels_us = sum((times[i].seconds for i in indices), 0.0) / last.count * 1e6
+        beyond = timer.module_overhead(last.module, kernels_us)
         if beyond is not None:
-            basis = CALIBRATED if beyond.measured else SCALED
+            basis = CALIBRATED if beyond.is_measured else SCALED
             overhead = OperatorTime(beyond.us * last.count / 1e6, basis, beyond.entry)
             times[indices[-1]] = times[indices[-1]]._replace(overhead=overhead)
-    return times
 
 
 class PassTime(NamedTuple):
@@ -242,20 +229,9 @@ def summed_time(
     parts = [part for time in times for part in time.both]
     kernels = sum((part.seconds for part in parts), 0.0)
     engine = engine_seconds(operators, calibration, kernels)
-    whole = kernels + engine
+    seconds = kernels + engine
     uncalibrated = sum((part.seconds for part in parts if part.basis != CALIBRATED), 0.0)
-    return PassTime(whole, uncalibrated / whole, engine)
-
-
-def pass_seconds(
-    operators: Sequence[Operator],
-    gpu: Gpu,
-    calibration: Calibration,
-    routing: Routing = BALANCED,
-) -> Any:
-    """Return the seconds of `pass_time`."""
-    kernels = kernel_seconds(operators, gpu, calibration, routing)
-    return kernels + engine_seconds(operators, calibration, kernels)
+    return PassTime(seconds, uncalibrated / seconds, engine)
 
 
 def kernel_seconds(
@@ -344,7 +320,7 @@ def engine_parts(
             positions = shape.m
         if isinstance(shape, AttentionShape):
             for count, new, *_ in shape.groups:
-                is_prompt = at_least(new, MOST_DECODE_TOKENS + 1) * at_least(count, 1)
+                is_prompt = at_least(new, MAX_DECODE_TOKENS + 1) * at_least(count, 1)
                 has_prompts = maximum(has_prompts, is_prompt)
     beyond = has_prompts * (host.with_prompts(kernels) - kernels)
     return host.fixed, host.sequence * positions, beyond
@@ -365,7 +341,7 @@ def step_error(
         or not shapes
         or any(operator.module or latency_us(operator) for operator in operators)
         or not all(decodes(new) for shape in shapes for _, new, _, _ in shape.groups)
-        or not all(cache_rows(shape.cached)[1] for shape in shapes)
+        or not all(cache_kind(shape.cached)[1] for shape in shapes)
         or not all(computes_as_measured(operator, calibration) for operator in operators)
     ):
         return None

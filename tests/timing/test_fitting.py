@@ -19,7 +19,7 @@ from kvcalc.timing.calibration import (
     stacks_of,
     to_yaml,
 )
-from kvcalc.timing.fitting import LEAST_BESIDE, calibrate, chosen_rows, summed
+from kvcalc.timing.fitting import MIN_SECOND_ROWS, calibrate, chosen_rows, make_calibration
 from kvcalc.timing.kernel_models.families import FAMILIES
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, FlashDecode
 from kvcalc.timing.kernel_models.fused_moe import AllReduce
@@ -72,7 +72,7 @@ def test_a_fit_is_the_same_every_time_and_within_its_ranges() -> None:
     first, second = (fit(AllReduce, figures_of(H100), (ranks, size), times).law for _ in range(2))
     assert first == second
     for name, r in AllReduce.ranges().items():
-        assert r.least <= getattr(first, name) <= r.most
+        assert r.minimum <= getattr(first, name) <= r.maximum
 
 
 def test_a_law_like_another_strays_only_as_far_as_rows_pull_it() -> None:
@@ -114,7 +114,7 @@ def test_rows_of_a_kernel_beside_the_usual_one_have_a_cell_of_their_own() -> Non
 
 def test_sparse_attention_reads_its_cache_in_the_bytes_of_its_format() -> None:
     """NVFP4: four bits, and of a scale of one byte for 16 elements a sixteenth: 0.5 + 0.0625."""
-    laws, formats = FAMILIES["dsa_decode_module"].laws, ("bfloat16", "fp8", "fp8_block", "nvfp4")
+    laws, formats = FAMILIES["dsa_decode_module"].candidates, ("bfloat16", "fp8", "fp8_block", "nvfp4")
     assert [laws(f"fp8/{stored}", "vllm", H100)[0][1]["bytes"] for stored in formats] == [2, 1, 1, 0.5625]
     assert laws("fp8/int3", "vllm", H100) == ()
 
@@ -137,7 +137,7 @@ def test_a_kernel_without_a_law_takes_the_usual_one_and_a_refused_one_none(tmp_p
 def test_rows_that_no_law_meets_leave_the_bound_and_say_why() -> None:
     rows = [row._replace(time_us=row.time_us * (30 if i % 3 else 1)) for i, row in enumerate(measured_rows(40))]
     (found,) = calibrate(rows, H100, "mine")
-    made = summed([found], H100, "mine", rows, {"date": "2026-01-02"})
+    made = make_calibration([found], H100, "mine", rows, {"date": "2026-01-02"})
     assert found.entry is None
     assert "are missed by" in found.why
     assert made.refused["gemm"]["bfloat16"].p90_abs_error > 1
@@ -147,7 +147,7 @@ def test_rows_that_no_law_meets_leave_the_bound_and_say_why() -> None:
 def test_a_calibration_is_written_and_read_back(tmp_path: Path) -> None:
     rows = measured_rows(40)
     fits = calibrate(rows, H100, "mine")
-    made = summed(fits, H100, "mine", rows, {"origin": "made up", "date": "2026-01-02"})
+    made = make_calibration(fits, H100, "mine", rows, {"origin": "made up", "date": "2026-01-02"})
     path = tmp_path / "mine.yaml"
     path.write_text(to_yaml(made), encoding="utf-8")
     assert read_calibration(path) == made
@@ -245,10 +245,10 @@ def test_the_shipped_calibrations_say_where_they_come_from(gpu: str) -> None:
         assert found.date
         for kinds in found.laws.values():
             for entry in kinds.values():
-                assert entry.rows >= LEAST_BESIDE
+                assert entry.rows >= MIN_SECOND_ROWS
                 assert 0 < entry.median_abs_error <= entry.p90_abs_error
                 for name, r in entry.law.ranges().items():
-                    assert r.least <= getattr(entry.law, name) <= r.most
+                    assert r.minimum <= getattr(entry.law, name) <= r.maximum
         assert msgspec.to_builtins(found)
 
 

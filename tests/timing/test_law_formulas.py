@@ -26,7 +26,7 @@ window = st.sampled_from([0, 0, 1, 100, 4096])
 
 def drawn(law: type[KernelModel], **fixed: Any) -> st.SearchStrategy[KernelModel]:
     """A law with parameters anywhere in their ranges, in one of its forms."""
-    ranges = {name: st.floats(r.least, r.most) for name, r in law.ranges().items()}
+    ranges = {name: st.floats(r.minimum, r.maximum) for name, r in law.ranges().items()}
     return st.tuples(st.sampled_from(law.CHOICES), st.fixed_dictionaries(ranges)).map(lambda x: law(**(x[0] | x[1] | fixed)))
 
 
@@ -52,7 +52,7 @@ def plan(
 ) -> float:
     """The least time of tiles over `split` parts of k: waves of tiles, each bound by its products or its operands."""
     depth, found = max(k / split, 64), []
-    for rows, columns in TILES + SMALLER * isinstance(law, Gemm):
+    for rows, columns in TILES + SMALLER * (not isinstance(law, QuantizedGemm)):
         tiles = ceil(m, rows) * ceil(n, columns) * split / M.sms
         waves = max(1, tiles + stair * (math.ceil(tiles) - tiles))
         found.append(waves * (depth * max(2 * rows * columns / rate, (rows + columns) / operands) + pro))

@@ -203,7 +203,7 @@ def test_every_parameter_has_a_range_around_its_default_and_a_word_in_the_docstr
     text = inspect.getdoc(law) or ""
     assert len(law.ranges()) <= 10
     for name, r in law.ranges().items():
-        assert 0 < r.least <= r.typical <= r.most < math.inf, name
+        assert 0 < r.minimum <= r.typical <= r.maximum < math.inf, name
         assert f"{name}" in text, name
 
 

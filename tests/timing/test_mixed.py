@@ -12,7 +12,7 @@ from kvcalc.timing.kernel_models.families import AnyLaw
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention, PrefillAttention
 from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill
-from kvcalc.timing.steps import operator_seconds, pass_seconds
+from kvcalc.timing.steps import operator_seconds, pass_time
 
 H100 = load_gpu("h100")
 DECODES, PROMPT = Sequences(64, 1, 32_767), Sequences(1, 2048, 0)
@@ -107,8 +107,8 @@ def test_points_of_an_array_take_their_own_form() -> None:
     model = load_model("deepseek-v3")
     points = [(64, 1, 32_767), (1, 2048, 0), (2, 300, 60_000), (8, 5, 4096)]
     count, new, past = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-    many = pass_seconds(forward(model, Batch((Sequences(count, new, past),))), H100, MINE)
-    alone = [pass_seconds(forward(model, Batch((Sequences(*p),))), H100, MINE) for p in points]
+    many = pass_time(forward(model, Batch((Sequences(count, new, past),))), H100, MINE).seconds
+    alone = [pass_time(forward(model, Batch((Sequences(*p),))), H100, MINE).seconds for p in points]
     assert many.tolist() == pytest.approx(alone, rel=1e-12)
 
 
@@ -117,8 +117,10 @@ def test_an_array_from_one_token_to_many_changes_its_kernel_on_the_way(name: str
     """Decode kernels take 16 new tokens of a sequence at once; the 17th goes to prefill's."""
     model = load_model(name)
     new = np.array([1.0, 2, 16, 17, 18, 500])
-    many = pass_seconds(forward(model, Batch((Sequences(2, new, 4000), DECODES))), H100, MINE)
-    alone = [pass_seconds(forward(model, Batch((Sequences(2, n, 4000), DECODES))), H100, MINE) for n in (1, 2, 16, 17, 18, 500)]
+    many = pass_time(forward(model, Batch((Sequences(2, new, 4000), DECODES))), H100, MINE).seconds
+    alone = [
+        pass_time(forward(model, Batch((Sequences(2, n, 4000), DECODES))), H100, MINE).seconds for n in (1, 2, 16, 17, 18, 500)
+    ]
     assert many.tolist() == pytest.approx(alone, rel=1e-12)
 
 

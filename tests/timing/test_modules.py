@@ -22,7 +22,7 @@ from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaModule, SparseDecode
 from kvcalc.timing.kernel_times import mla_kernels_us
 from kvcalc.timing.rows import MeasuredRow, MeasurementFile
-from kvcalc.timing.steps import operator_seconds, pass_seconds, pass_time
+from kvcalc.timing.steps import operator_seconds, pass_time
 
 H100 = load_gpu("h100")
 TP8 = Parallelism(tp=8)
@@ -98,7 +98,7 @@ def test_a_sparse_module_takes_as_much_longer_than_mla_as_it_was_measured(
         (overhead,) = [t.overhead for t in members if t.overhead]
         assert overhead.seconds * 1e6 / count == pytest.approx(max(0.0, whole - beside - kernels), abs=1e-6)
     summed = sum(one.seconds for t in timed for one in t.both)
-    assert pass_seconds(operators, H100, laws) == pytest.approx(summed + 61 * 8e-6)
+    assert pass_time(operators, H100, laws).seconds == pytest.approx(summed + 61 * 8e-6)
     assert not any(o.module for o in operators if o.kind == "network")
 
 
@@ -125,7 +125,9 @@ def test_more_new_tokens_never_take_a_sparse_module_less_time(gpu: str, stack: s
     assert all(a <= b * (1 + 1e-12) for a, b in pairwise(whole.tolist()))
     steps = [forward(load_model("deepseek-v3.2"), Batch((Sequences(2, n, 4000),)), parallelism=TP8) for n in (1, 16, 17, 500)]
     many = forward(load_model("deepseek-v3.2"), Batch((Sequences(2, np.array([1.0, 16, 17, 500]), 4000),)), parallelism=TP8)
-    assert pass_seconds(many, machine, laws).tolist() == pytest.approx([pass_seconds(one, machine, laws) for one in steps])
+    assert pass_time(many, machine, laws).seconds.tolist() == pytest.approx(
+        [pass_time(one, machine, laws).seconds for one in steps]
+    )
 
 
 def test_the_overhead_of_an_mla_module_by_hand() -> None:

@@ -12,7 +12,7 @@ from kvcalc.timing.kernel_models.families import AnyLaw
 from kvcalc.timing.kernel_models.flash_attention import DecodeAttention
 from kvcalc.timing.kernel_models.gemm import Gemm
 from kvcalc.timing.kernel_models.mla import MlaDecode, MlaPrefill, SparseDecode
-from kvcalc.timing.steps import operator_seconds, pass_seconds, pass_time, step_error
+from kvcalc.timing.steps import operator_seconds, pass_time, step_error
 
 H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-8b")
@@ -42,8 +42,8 @@ def test_a_cache_without_rows_takes_the_nearest_law_and_says_so(cache: str) -> N
     assert [timed["attention"].basis for timed in both] == ["calibrated", "scaled"]
     assert both[0]["attention"].seconds == both[1]["attention"].seconds
     chains = sum(t.seconds for o, t in zip(near, operator_seconds(near, H100, LAWS), strict=True) if o.kind == "vector")
-    assert pass_time(near, H100, LAWS).uncalibrated_share == pytest.approx(chains / pass_seconds(near, H100, LAWS))
-    share = (both[1]["attention"].seconds + chains) / pass_seconds(own, H100, LAWS)
+    assert pass_time(near, H100, LAWS).uncalibrated_share == pytest.approx(chains / pass_time(near, H100, LAWS).seconds)
+    share = (both[1]["attention"].seconds + chains) / pass_time(own, H100, LAWS).seconds
     assert pass_time(own, H100, LAWS).uncalibrated_share == pytest.approx(share)
     assert (step_error(near, H100, LAWS), step_error(own, H100, LAWS)) == (0.12, None)
 

@@ -14,7 +14,7 @@ from kvcalc.library import presets
 from kvcalc.timing.calibration import Calibration, find_calibration, stacks_of
 from kvcalc.timing.kernel_models.families import FAMILIES
 from kvcalc.timing.rows import cost_of
-from kvcalc.timing.steps import operator_seconds, pass_seconds
+from kvcalc.timing.steps import operator_seconds, pass_time
 
 MODELS = sorted(presets.preset_files("models"))
 DTYPES = ("auto", "fp32", "bf16", "fp8")
@@ -41,7 +41,7 @@ def check(operators: tuple[Operator, ...], gpu: Gpu, laws: Calibration) -> None:
     placed, timed = bounds(operators, gpu), operator_seconds(operators, gpu, laws)
     for one, time in zip(placed, timed, strict=True):
         assert np.all(time.seconds >= one.seconds), (one.operator.name, one.operator.layer, time.seconds, one.seconds)
-    assert np.all(pass_seconds(operators, gpu, laws) >= total_seconds(placed))
+    assert np.all(pass_time(operators, gpu, laws).seconds >= total_seconds(placed))
 
 
 @pytest.mark.parametrize("number", range(8))

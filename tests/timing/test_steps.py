@@ -22,7 +22,7 @@ from kvcalc.timing.kernel_models.kernel_model import figures_of
 from kvcalc.timing.kernel_models.mla import MlaDecode
 from kvcalc.timing.operator_times import pass_records
 from kvcalc.timing.rows import served_model
-from kvcalc.timing.steps import OperatorTime, engine_seconds, operator_seconds, pass_seconds, pass_time, step_error
+from kvcalc.timing.steps import OperatorTime, engine_seconds, operator_seconds, pass_time, step_error
 
 H100 = load_gpu("h100")
 LLAMA = load_model("llama-3.1-8b")
@@ -74,7 +74,7 @@ def test_a_decode_step_is_the_sum_of_its_laws_with_glue() -> None:
     assert timed["qkv"].seconds == pytest.approx(32 * qkv / 1e6)
     assert timed["attention"].seconds == pytest.approx(32 * cold / 1e6)
     assert engine_seconds(operators, MINE, 1.0) == pytest.approx(32 * 8e-6)
-    assert pass_seconds(operators, H100, MINE) == pytest.approx(sum(t.seconds for t in timed.values()) + 32 * 8e-6)
+    assert pass_time(operators, H100, MINE).seconds == pytest.approx(sum(t.seconds for t in timed.values()) + 32 * 8e-6)
     assert {t.basis for name, t in timed.items() if name in ("qkv", "attention", "o", "gate_up", "down")} == {"calibrated"}
     chains = ("embedding", "norm", "rope", "activation", "sampling")  # no rows are of them
     assert {timed[name].basis for name in chains} == {"scaled"}
@@ -101,7 +101,7 @@ def test_an_engine_adds_to_layers_ranks_passes_sequences_and_prompts() -> None:
 def test_no_pass_beats_its_bound() -> None:
     for batch in (Batch.decode(4096, 8), Batch.prefill(2048, 2), Batch((Sequences(1, 500, 0), Sequences(4, 1, 900)))):
         operators = forward(LLAMA, batch)
-        assert pass_seconds(operators, H100, MINE) > total_seconds(roofline(operators, H100))
+        assert pass_time(operators, H100, MINE).seconds > total_seconds(roofline(operators, H100))
 
 
 def test_a_mixed_batch_pays_for_its_prompt_and_its_decodes() -> None:
@@ -131,9 +131,10 @@ def test_products_in_fp8_take_an_input_that_is_quantised_already() -> None:
 def test_arrays_of_batches_give_what_each_gives_alone() -> None:
     contexts = np.array([512.0, 4096.0, 65536.0])
     batches = np.array([1.0, 16.0, 256.0])
-    many = pass_seconds(forward(LLAMA, Batch.decode(contexts, batches)), H100, MINE)
+    many = pass_time(forward(LLAMA, Batch.decode(contexts, batches)), H100, MINE).seconds
     alone = [
-        pass_seconds(forward(LLAMA, Batch.decode(int(s), int(b))), H100, MINE) for s, b in zip(contexts, batches, strict=True)
+        pass_time(forward(LLAMA, Batch.decode(int(s), int(b))), H100, MINE).seconds
+        for s, b in zip(contexts, batches, strict=True)
     ]
     assert many.tolist() == pytest.approx(alone)
 

@@ -1,53 +1,38 @@
-"""Experts with tuned tiles in engines: (experts of a rank, columns of an expert on the rank), by
-stack,
-GPU and format.
+"""Kernel models of mixtures of experts and of all-reduces.
 
-Read off the file names `E=…,N=…,device_name=…` in the engines' wheels: vllm 0.24.0,
-model_executor/layers/fused_moe/configs, and sglang 0.5.14,
-srt/layers/moe/moe_runner/triton_utils/configs (all Triton versions: it falls back from one to
-another).
+Load of one rank (`Routing.load`): pairs, reached experts, and tiles by their number of rows. A pair
+is a token on one of its k experts, which is one row of the expert's product. T tokens and E experts
+are on `ranks` ranks. Every rank waits for the busiest rank, so kernel models use its load.
 
-Load of one rank of a mixture of experts: rows, reached experts, and tiles by their number of rows.
+    mean of an expert   n = T·k/E, or unequal shares of T·k under a skew
+    busiest rank        n' = n·(R + √(2·ln ranks)·σ)/R, R = Σ n on a rank, σ² = R + E/ranks·Var(n):
+                        the maximum of `ranks` Gaussian draws, at most the pairs that T tokens can
+                        have; a single rank has the mean
+    touched             a = 1 − (1 − n'/T)^T for each expert
+    tiles of m rows     a if n'/a ≤ m/2, else max(a, n'/m + a/2)
 
-A pair is a token on one of its k experts, which is one row of the expert's product. With T tokens
-and E experts over `ranks` ranks, every rank waits for the busiest rank. Kernel models use the
-figures of the busiest rank.
-
-    an expert's mean    n = T·k/E, or unequal shares of T·k under a skew
-    the busiest rank    n' = n·(R + √(2·ln ranks)·σ)/R, R = Σ n on a rank, σ² = R + E/ranks·Var(n):
-    the greatest of so many
-                        Gaussian draws, within what T tokens can bring; one rank is its own mean
-    touched             a = 1 − (1 − n'/T)^T, of each expert
-    tiles of m rows     a where n'/a ≤ m/2, else max(a, n'/m + a/2)
-
-A mixture of experts on one rank: top-k of the logits, sort, both products of the experts,
-activation, weighted sum.
-
-T tokens of width H use k of E experts of width F. Experts are on ep ranks, and tp divides their
-columns: I = F/tp, N1 = 2·I if gated, otherwise I. R pairs of a token and an expert reach A of the
-E' = E/ep experts of a rank; tiles(m) = Σ over experts of ⌈pairs/m⌉. b is the bytes of a weight. P
-is
-the peak of the dtype that computes.
+A mixture of experts on one rank (`FusedMoe`): top-k of the logits, sort, both products of the
+experts, activation, weighted sum. T tokens of width H use k of E experts of width F. Experts are on
+ep ranks, and tp divides their columns: I = F/tp, N1 = 2·I if gated, otherwise I. R pairs of a token
+and an expert reach A of the E' = E/ep experts of a rank; tiles(m) = Σ over experts of ⌈pairs/m⌉. b
+is the bytes of a weight. P is the peak of the dtype that computes.
 
     t       = t0 + product(N1, H) + product(H, I) + 2·X·(H + N1 + I)/(be·BW) + ts·T·k
-    product(N, K) = pnorm_p(compute, (A·N·K·b + R·(K·b + 2·N)) / (em·BW)) compute = min over tiles m
-    × n of max(tiles(m)·⌈N/n⌉/SMs · full, (m + n)·K·b / r1)
+    product(N, K) = pnorm_p(compute, (A·N·K·b + R·(K·b + 2·N)) / (em·BW))
+    compute = min over tiles m × n of max(tiles(m)·⌈N/n⌉/SMs · full, (m + n)·K·b / r1)
     full    = max(2·m·n·K / (ec·P/SMs), (m + n)·K·b / r) + tau
 
 X is the pairs that elementwise kernels move: T·k if a kernel has every pair, R if it permutes only
 its own pairs. The time excludes communication, shared experts and the router.
 
-Cells of experts by format and kernel: the cell of a measured row, and the cell that times the
-experts of a pass.
+A cell of experts is `format/kernel`, followed by `/ungated` if experts have no gate, because a
+stack has different kernels for both. `moe_kind` returns the cell of measured rows, `cells_of` the
+cells that may time the experts of a pass.
 
-A cell is `format/kernel`, followed by `/ungated` if experts have no gate, because a stack has
-different kernels for both.
-
-All-reduce inside one NVLink domain: every rank gets the sum of X bytes of n ranks.
-
-One-shot: each rank reads the others' X. Two-shot: reduce-scatter, then all-gather. Large messages
-go to a ring of many channels, or, in a domain of eight, to the switches, which reduce on the way.
-The minimum of the four is the time:
+All-reduce inside one NVLink domain (`AllReduce`): every rank gets the sum of X bytes of n ranks.
+One-shot: each rank reads the X of all others. Two-shot: reduce-scatter, then all-gather. Large
+messages go to a ring of many channels, or, in a domain of eight, to the switches, which reduce on
+the way. The minimum of the four is the time:
 
     one    = a1 + h·(n − 1) + (n − 1)·X/(e1·NV)
     two    = a2 + h·(n − 1) + 2·(n − 1)/n·X/(e2·g2^d·NV)
@@ -59,7 +44,6 @@ that a rank uses depends on the number of peers.
 """
 
 import math
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -90,7 +74,14 @@ from kvcalc.timing.kernel_models.kernel_model import (
     within,
 )
 
-_TUNED = {
+Candidates = tuple[tuple[type[KernelModel], Settings], ...]
+
+# Experts with tuned tiles in engines: (experts of a rank: columns of an expert on the rank …), by
+# stack, GPU and format. They are in the file names `E=…,N=…,device_name=…` of the engines' wheels:
+# vllm 0.24.0, model_executor/layers/fused_moe/configs, and sglang 0.5.14,
+# srt/layers/moe/moe_runner/triton_utils/configs (all Triton versions: it falls back from one
+# version to another).
+TUNED_SIZES = {
     ("vllm", "h100-sxm", "bfloat16"): (
         "1: 3072; 8: 1792 2048 3584 4096 7168; 16: 1344 1792 2688; 32: 1792; 62: 256 512; 64: "
         "320 640 1280 1536; 72: "
@@ -134,14 +125,14 @@ _TUNED = {
 def tuned_sizes(stack: str, gpu: str, kind: str) -> tuple[tuple[int, int], ...]:
     """Return (experts, columns) that have a tuned file; none for an unknown stack, GPU or
     format."""
-    results = []
-    for group in _TUNED.get((stack, gpu, kind), "").split(";"):
+    sizes = []
+    for group in TUNED_SIZES.get((stack, gpu, kind), "").split(";"):
         experts, _, columns = group.partition(":")
-        results += [(int(experts), int(width)) for width in columns.split()]
-    return tuple(results)
+        sizes += [(int(experts), int(width)) for width in columns.split()]
+    return tuple(sizes)
 
 
-TILE_ROWS = (8, 16, 32, 48, 64, 128)  # the tiles that kernels take
+TILE_ROWS = (8, 16, 32, 48, 64, 128)  # rows of the tiles that kernels use
 
 
 class ExpertLoad(NamedTuple):
@@ -154,101 +145,95 @@ class ExpertLoad(NamedTuple):
 
 
 class Routing(msgspec.Struct, frozen=True):
-    """How a router spreads tokens. skew: 0 is a uniform router.
+    """How a router spreads tokens over the experts.
 
-    Above 0 the loads of the experts lie on a power law of that exponent, x^−skew from 1 to 0.8·T
-    rows (from 0.01 to 2 where there are no more pairs than experts), as measured tables call
-    `power_law_1.2`: their quantiles, one an expert, scaled to all pairs and cut off at T.
+    Attributes:
+        skew: 0 for a uniform router. Above 0 the loads of the experts are on a power law with that
+            exponent, x^−skew from 1 to 0.8·T rows, or from 0.01 to 2 if there are no more pairs
+            than experts. Measured tables call an exponent of 1.2 `power_law_1.2`. The loads are the
+            law's quantiles, one per expert, scaled to all pairs and limited to T.
     """
 
     skew: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
 
     def load(self, tokens: Array, top: Array, experts: Array, ranks: Array) -> ExpertLoad:
-        """Return the load of the busiest of `ranks` ranks for `tokens` tokens of the whole group.
+        """Return the load of the busiest of `ranks` ranks for `tokens` tokens of all ranks.
 
         With a skew, all points must have the same number of experts.
         """
         if not self.skew:
-            mean = tokens * top / experts
-            return _busiest(tokens, tokens, mean, top, experts / ranks, ranks, 0.0, lambda x: x)
+            rows = tokens * top / experts
+            return _busiest_load(tokens, rows, top, experts / ranks, ranks)
         import numpy as np
 
-        tokens, count = np.asarray(tokens, float), int(np.max(experts))
-        each = self._shares(tokens, top, count)
-        variance = ((each - (tokens * top / count)[..., None]) ** 2).mean(-1)
-        column = tokens[..., None]
-        return _busiest(
-            tokens,
-            column,
-            each,
-            top,
-            count / ranks,
-            ranks,
-            variance,
-            lambda x: x.mean(-1),
-        )
+        tokens = np.asarray(tokens, float)
+        num_experts = int(np.max(experts))
+        rows = self._rows_of_experts(tokens, top, num_experts)
+        mean = (tokens * top / num_experts)[..., None]
+        variance = ((rows - mean) ** 2).mean(-1)
+        return _busiest_load(tokens, rows, top, num_experts / ranks, ranks, variance)
 
-    def _shares(self, tokens: Array, top: Array, experts: int) -> Array:
+    def _rows_of_experts(self, tokens: Array, top: Array, experts: int) -> Array:
         """Return the mean pairs of each expert, along a last axis, in increasing order."""
         import numpy as np
 
-        many = tokens * top > experts
-        low, high = (
-            np.where(many, 1.0, 0.01),
-            np.where(many, np.maximum(0.8 * tokens, 1.0), 2.0),
-        )
+        has_many = tokens * top > experts
         exponent = 1 - self.skew if self.skew != 1 else 1e-9
-        quantile = (np.arange(experts) + 0.5) / experts
-        first, last = (low**exponent)[..., None], (high**exponent)[..., None]
-        drawn = (first + (last - first) * quantile) ** (1 / exponent)
-        each = drawn / drawn.sum(-1, keepdims=True) * (tokens * top)[..., None]
-        rows: Array = np.minimum(each, tokens[..., None])
-        return rows
+        first = np.where(has_many, 1.0, 0.01) ** exponent
+        last = np.where(has_many, np.maximum(0.8 * tokens, 1.0), 2.0) ** exponent
+        quantiles = (np.arange(experts) + 0.5) / experts
+        first = first[..., None]
+        rows = (first + (last[..., None] - first) * quantiles) ** (1 / exponent)
+        rows = rows / rows.sum(-1, keepdims=True) * (tokens * top)[..., None]
+        return np.minimum(rows, tokens[..., None])
 
 
 BALANCED = Routing()
 
 
-def _busiest(
+def _busiest_load(
     tokens: Array,
-    column: Array,
-    each: Array,
+    rows: Array,
     top: Array,
     local_experts: Array,
     ranks: Array,
-    variance: Array,
-    average: Callable[[Array], Array],
+    variance: Array | None = None,
 ) -> ExpertLoad:
     """Return the load of the busiest rank.
 
     Args:
-        column: The tokens, with the axes of `each`.
-        each: Mean pairs of each expert; with a last axis of experts if they differ.
-        local_experts: Experts on the rank.
-        variance: Of the pairs among experts.
-        average: The mean over the experts.
+        tokens: Tokens of all ranks.
+        rows: Mean pairs of each expert; with a last axis of experts if they differ.
+        top: Experts per token.
+        local_experts: Experts of the rank.
+        ranks: Number of ranks.
+        variance: Variance of the pairs among experts; None if all experts have equal means.
     """
-    mean = local_experts * average(each)
-    busiest = mean + sqrt(2 * log(ranks) * (mean + local_experts * variance))
+    is_uniform = variance is None
+    column = tokens if is_uniform else tokens[..., None]
+
+    def sum_of(values: Array) -> Array:
+        return local_experts * (values if is_uniform else values.mean(-1))
+
+    mean = sum_of(rows)
+    spread = mean if variance is None else mean + local_experts * variance
+    busiest = mean + sqrt(2 * log(ranks) * spread)
     factor = minimum(busiest, tokens * minimum(top, local_experts)) / maximum(mean, 1e-300)
-    if average(column) is not column:
-        factor = factor[..., None]
-    busy = minimum(each * factor, column)
+    busy = minimum(rows * (factor if is_uniform else factor[..., None]), column)
     share = minimum(busy / column, 1 - 1e-15)
     touched = -expm1(column * log1p(-share))
-    tiles = tuple(local_experts * average(_tiles(busy, touched, m)) for m in TILE_ROWS)
-    return ExpertLoad(local_experts * average(busy), local_experts * average(touched), tiles)
+    tiles = []
+    for m in TILE_ROWS:
+        filled = maximum(touched, busy / m + touched / 2)
+        tiles.append(sum_of(where(busy <= touched * m / 2, touched, filled)))
+    return ExpertLoad(sum_of(busy), sum_of(touched), tuple(tiles))
 
 
-def _tiles(rows: Array, touched: Array, m: int) -> Array:
-    """Return the tiles of m rows of an expert."""
-    return where(rows <= touched * m / 2, touched, maximum(touched, rows / m + touched / 2))
-
-
-MENU = ((16, 128), (32, 128), (64, 128), (128, 128))  # of autotuned grouped products
-# where the engine ships a tuned file
-TUNED = ((16, 64), (16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
-FILLED = 0.9  # Marlin: the share of a tile's rows that an expert's mean pairs may fill
+MENU = ((16, 128), (32, 128), (64, 128), (128, 128))  # tiles of autotuned grouped products
+# Tiles if the engine ships a tuned file.
+TUNED_TILES = ((16, 64), (16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
+FILLED = 0.9  # Marlin: share of a tile's rows that an expert's mean pairs may fill
+TilePlan = tuple[Array, Array, Array]  # number of tiles, and rows and columns of a tile
 
 
 class FusedMoe(KernelModel, frozen=True, tag="moe"):
@@ -269,6 +254,10 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         gated: Whether an expert has two wide matrices.
         tiles: Rule of the kernel for m × n.
         tuned: (experts of a rank, I) for which the engine ships tuned tiles.
+
+    `us` takes tokens, hidden, inter, topk, experts, moe_tp and moe_ep; then the load of the rank:
+    pairs, touched experts, and tiles of TILE_ROWS rows each. If these are missing or 0, the load of
+    a uniform router is used.
     """
 
     SOFTNESS: ClassVar[float] = 0.06
@@ -295,34 +284,30 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
     ts: Annotated[float, within(1e-5, 0.1)] = 4e-4
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
-        """shape: tokens, hidden, inter, topk, experts, moe_tp, moe_ep; then what stands on the
-        rank: pairs, experts touched, tiles of TILE_ROWS rows each. Where these are absent or 0, a
-        uniform router's.
-        """
-        tokens, hidden, inter, top, experts, tp, ep, *given = shape
-        rows, touched, *tiles = _loads(given, tokens, top, experts, ep)
-        width, resident, pairs = inter / tp, experts / ep, tokens * top
+        tokens, hidden, inter, top, experts, tp, ep, *load = shape
+        if not load or is_any(load[0] <= 0):
+            uniform = BALANCED.load(tokens, top, experts, ep)
+            columns = [uniform.rows, uniform.touched, *uniform.tiles]
+            if load:
+                is_known = load[0] > 0
+                columns = [where(is_known, a, b) for a, b in zip(load, columns, strict=True)]
+            load = columns
+        rows, touched, *tiles = load
+        width = inter / tp
         wide = width * (2 if self.gated else 1)
-        plans = self._plans(tokens, pairs / resident, resident, width, tiles)
+        pairs = tokens * top
+        plans = self._plans(tokens, pairs, experts / ep, width, tiles)
         moved = rows if self.tiles == "menu" else pairs
-        us = (
-            self.t0
-            + 2 * moved * (hidden + wide + width) / (self.be * machine.memory)
-            + self.ts * pairs
-        )
+        moved_us = 2 * moved * (hidden + wide + width) / (self.be * machine.memory)
+        us = self.t0 + moved_us + self.ts * pairs
         for n, k in ((wide, hidden), (hidden, width)):
-            read = (touched * n * k * self.bytes + rows * (k * self.bytes + 2 * n)) / (
-                self.em * machine.memory
-            )
-            us = us + pnorm(self.p, self._compute_us(machine, plans, n, k), read)
+            read = touched * n * k * self.bytes + rows * (k * self.bytes + 2 * n)
+            memory = read / (self.em * machine.memory)
+            us = us + pnorm(self.p, self._compute_us(machine, plans, n, k), memory)
         return us
 
     def _compute_us(
-        self,
-        machine: GpuParameters,
-        plans: list[tuple[Array, Array, Array]],
-        n: Array,
-        k: Array,
+        self, machine: GpuParameters, plans: list[TilePlan], n: Array, k: Array
     ) -> Array:
         """Return the least microseconds of one product over the plans."""
         rate = self.ec * machine.peak(self.compute) / machine.sms
@@ -337,84 +322,71 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
     def _plans(
         self,
         tokens: Array,
-        mean: Array,
+        pairs: Array,
         local_experts: Array,
         width: Array,
         tiles: list[Array],
-    ) -> list[tuple[Array, Array, Array]]:
-        """Return (tiles, rows, columns) of each plan that the kernel may take.
-
-        Args:
-            mean: Pairs of the group for each expert of the rank.
-        """
+    ) -> list[TilePlan]:
+        """Return the plans from which the kernel may select."""
         counts = dict(zip(TILE_ROWS, tiles, strict=True))
         if self.tiles == "menu":
             return [(counts[m], m, n) for m, n in MENU]
-        rows, columns = self._tile(tokens, mean, local_experts)
-        own = select([rows == m for m in TILE_ROWS], tiles, 0.0)
+        rows, columns = self._tile(tokens, pairs / local_experts, local_experts)
+        count = select([rows == m for m in TILE_ROWS], tiles, 0.0)
         is_tuned: Any = False
-        for experts, columns_tuned in self.tuned:
-            is_tuned = is_tuned | ((local_experts == experts) & (width == columns_tuned))
+        for tuned_experts, tuned_width in self.tuned:
+            is_tuned = is_tuned | ((local_experts == tuned_experts) & (width == tuned_width))
         if not is_any(is_tuned):
-            return [(own, rows, columns)]
-        return [
-            (
-                where(is_tuned, counts[m], own),
-                where(is_tuned, m, rows),
-                where(is_tuned, n, columns),
-            )
-            for m, n in TUNED
-        ]
+            return [(count, rows, columns)]
+        plans = []
+        for m, n in TUNED_TILES:
+            tuned_count = where(is_tuned, counts[m], count)
+            plans.append((tuned_count, where(is_tuned, m, rows), where(is_tuned, n, columns)))
+        return plans
 
     def tile_changes(self, top: int, experts: int, ranks: int) -> tuple[float, ...]:
         """Return the numbers of tokens up to which `_tile` gives the same tile: the next tile may
         take less time."""
-        each = experts / top  # tokens that give each expert a row
-        results = {
+        tokens_per_row = experts / top  # tokens that give each expert a row
+        changes: dict[str, tuple[float, ...]] = {
             "vllm": (32, 64, 96, 512),
             "vllm_block": (64,),
             "sglang": (experts / ranks,),
-            "marlin": tuple(FILLED * m * each for m in (8, 16, 32, 48)),
-            "openai": (16 * each, 32 * each, 64 * each),
+            "marlin": tuple(FILLED * m * tokens_per_row for m in (8, 16, 32, 48)),
+            "openai": (16 * tokens_per_row, 32 * tokens_per_row, 64 * tokens_per_row),
         }
-        return results.get(self.tiles, ())
+        return changes.get(self.tiles, ())
 
     def _tile(self, tokens: Array, mean: Array, local_experts: Array) -> tuple[Array, Array]:
-        """Return rows and columns of the one tile that the kernel takes without a tuned file."""
-        if self.tiles == "vllm":
-            limits = tokens <= 32, tokens <= 96, tokens <= 512
-            return select(limits, (16.0, 32.0, 64.0), 128.0), where(tokens <= 64, 64.0, 128.0)
-        if self.tiles == "vllm_block":
-            return where(tokens <= 64, 16.0, 64.0), 128.0
-        if self.tiles == "sglang":
-            is_small = tokens <= local_experts
-            return where(is_small, 16.0, 64.0), where(is_small, 32.0, 64.0)
-        if self.tiles == "sglang_block":
-            return 64.0, 128.0
-        if self.tiles == "marlin":
-            fits = [mean < FILLED * m for m in (8, 16, 32, 48)]
-            return select(fits, (8.0, 16.0, 32.0, 48.0), 64.0), 128.0
+        """Return rows and columns of the tile that the kernel uses without a tuned file.
+
+        Args:
+            tokens: Tokens of all ranks.
+            mean: Pairs of all ranks for each expert of the rank.
+            local_experts: Experts of the rank.
+        """
+        match self.tiles:
+            case "vllm":
+                limits = tokens <= 32, tokens <= 96, tokens <= 512
+                rows = select(limits, (16.0, 32.0, 64.0), 128.0)
+                return rows, where(tokens <= 64, 64.0, 128.0)
+            case "vllm_block":
+                return where(tokens <= 64, 16.0, 64.0), 128.0
+            case "sglang":
+                is_small = tokens <= local_experts
+                return where(is_small, 16.0, 64.0), where(is_small, 32.0, 64.0)
+            case "sglang_block":
+                return 64.0, 128.0
+            case "marlin":
+                fits = [mean < FILLED * m for m in (8, 16, 32, 48)]
+                return select(fits, (8.0, 16.0, 32.0, 48.0), 64.0), 128.0
         fits = [mean <= 16, mean <= 32, mean <= 64]
         return select(fits, (16.0, 32.0, 64.0), 128.0), 128.0
 
 
-def _loads(
-    given: list[Array], tokens: Array, top: Array, experts: Array, ranks: Array
-) -> list[Array]:
-    """Return pairs, touched experts and tiles on the rank: a uniform router's if none are given, or
-    if they are 0."""
-    if given and not is_any(given[0] <= 0):
-        return given
-    load = BALANCED.load(tokens, top, experts, ranks)
-    uniform = [load.rows, load.touched, *load.tiles]
-    if not given:
-        return uniform
-    return [where(given[0] > 0, g, u) for g, u in zip(given, uniform, strict=True)]
-
-
 # Bytes of a stored weight, scales included, by the format that rows name: 16-bit scales per 32 for
-# int4, one byte for mxfp4.
-BYTES = {
+# int4, one byte per 32 for mxfp4 and one per 16 for nvfp4.
+STORED_BYTES = {
     "bfloat16": 2.0,
     "fp8": 1.0,
     "fp8_block": 1.0,
@@ -423,10 +395,10 @@ BYTES = {
     "nvfp4": 0.5625,
 }
 KERNELS = ("triton", "oai", "marlin", "flashinfer", "cutlass")
-TILES = {"oai": "openai", "marlin": "marlin", "flashinfer": "menu", "cutlass": "menu"}
+TILE_RULES = {"oai": "openai", "marlin": "marlin", "flashinfer": "menu", "cutlass": "menu"}
 # SGLang's Triton kernel has no 4-bit form before Blackwell: it expands mxfp4 to bf16 when it loads
 # the weights.
-EXPANDED = (("sglang", "w4a16_mxfp4/triton"),)
+EXPANDED = ("sglang", "w4a16_mxfp4/triton")
 
 # Cells with rows slower than the stack, and the note that is printed with their times.
 _UNTUNED = "experts measured without FlashInfer's autotuning: a tuned engine is faster"
@@ -436,7 +408,7 @@ NOTES = {
 }
 
 # Weight format of a checkpoint → formats of measured rows; the first one in a calibration is used.
-STORED = {
+ROW_FORMATS = {
     "bf16": ("bfloat16",),
     "fp16": ("bfloat16",),
     "fp8": ("fp8", "fp8_block"),
@@ -454,93 +426,93 @@ STORED = {
 def moe_kind(dtype: str, kernel: str) -> str:
     """Return the cell of rows with this data type and kernel family, or recorded kernel."""
     words = kernel.replace("_", " ").split()
-    name = next((k for k in KERNELS if any(k in word for word in words)), "")
-    bare = "ungated" in words or "nongated" in words
-    return "/".join(part for part in (dtype, name, "ungated" if bare else "") if part)
+    parts = [dtype]
+    parts += [name for name in KERNELS if any(name in word for word in words)][:1]
+    parts += ["ungated"] if {"ungated", "nongated"} & {*words} else []
+    return "/".join(filter(None, parts))
 
 
-def moe_laws(kind: str, stack: str, gpu: str) -> tuple[tuple[type[KernelModel], Settings], ...]:
+def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
     """Return the kernel model of a cell with its fixed fields; none for a format without rows."""
     stored, *rest = kind.split("/")
-    if stored not in BYTES:
+    if stored not in STORED_BYTES:
         return ()
-    expanded = (stack, kind) in EXPANDED
-    given: Settings = {
-        "bytes": 2.0 if expanded else BYTES[stored],
-        "compute": 1.0 if stored.startswith("fp8") else 0.5 if stored == "nvfp4" else 2.0,
+    is_expanded = (stack, kind) == EXPANDED
+    compute_bytes = 0.5 if stored == "nvfp4" else 1.0 if stored.startswith("fp8") else 2.0
+    fields: Settings = {
+        "bytes": 2.0 if is_expanded else STORED_BYTES[stored],
+        "compute": compute_bytes,
+        "gated": "ungated" not in rest,
     }
-    given["gated"] = "ungated" not in rest
     if "triton" in rest:
-        block = "_block" if stored == "fp8_block" else ""
-        given["tuned"] = tuned_sizes(stack, gpu, "bfloat16" if expanded else stored)
-        given |= {"tiles": f"{stack}{block}"} if stack in ("vllm", "sglang") else {}
-    elif rest and rest[0] in TILES:
-        given["tiles"] = TILES[rest[0]]
-    return ((FusedMoe, given),)
+        fields["tuned"] = tuned_sizes(stack, gpu, "bfloat16" if is_expanded else stored)
+        if stack in ("vllm", "sglang"):
+            fields["tiles"] = f"{stack}_block" if stored == "fp8_block" else stack
+    elif rest and rest[0] in TILE_RULES:
+        fields["tiles"] = TILE_RULES[rest[0]]
+    return ((FusedMoe, fields),)
 
 
 def cells_of(shape: ExpertsShape) -> tuple[str, ...]:
-    """The cells that may time these experts, best first.
+    """Return the cells that may time these experts, best first.
 
-    Where a stack has two kernels for a format, it takes the permuting one (FlashInfer, CUTLASS)
-    once experts are spread over ranks. Experts with biases are what OpenAI's mxfp4 kernels were
-    made for; the others go through Marlin.
+    If a stack has two kernels for a format, it uses the permuting kernel (FlashInfer, CUTLASS) for
+    experts that are spread over ranks. OpenAI's mxfp4 kernels are for experts with biases; experts
+    without biases use Marlin.
     """
-    permuting, others = ("flashinfer", "cutlass"), ("triton", "oai", "marlin")
-    order: tuple[str, ...] = (
-        (*permuting, *others)
-        if shape.ranks > 1
-        else ("triton", "oai", "marlin", "cutlass", "flashinfer")
-    )
+    kernels = "triton oai marlin cutlass flashinfer"
+    if shape.ranks > 1:
+        kernels = "flashinfer cutlass triton oai marlin"
     if shape.format.startswith("mxfp4"):
-        order = ("oai", "triton") if shape.bias else ("marlin",)
-    kernels = (*(f"/{kernel}" for kernel in order), "")
-    tail = "" if shape.gated else "/ungated"
-    name = (
-        "int4" if shape.format.startswith("int4_g") else shape.format
-    )  # in groups of any size
-    return tuple(
-        f"{stored}{kernel}{tail}"
-        for stored in STORED.get(family(name), ())
-        for kernel in kernels
-    )
+        kernels = "oai triton" if shape.bias else "marlin"
+    suffix = "" if shape.gated else "/ungated"
+    # int4 has groups of any size
+    name = "int4" if shape.format.startswith("int4_g") else shape.format
+    endings = [f"/{kernel}{suffix}" for kernel in kernels.split()] + [suffix]
+    formats = ROW_FORMATS.get(family(name), ())
+    return tuple(f"{stored}{ending}" for stored in formats for ending in endings)
 
 
 SWITCH_RANKS = 8
 MEASURED_RANKS = 8
+BarrierTime = Annotated[float, within(0.3, 60)]
+LinkShare = Annotated[float, within(0.02, 1.5)]
+LargeShare = Annotated[float, within(0.1, 1.5)]
+DoublingFactor = Annotated[float, within(0.7, 1.4)]
 
 
 class AllReduce(KernelModel, frozen=True, tag="allreduce"):
     """The sum of `bytes` bytes over num_gpus ranks.
 
-    a1, a2, a3 [µs]: launch and barriers of the one-shot, the two-shot, and the ring or switch
-    kernel. h [µs]: for each further rank. e1, e2, e3, es: what each reaches of the link's datasheet
-    rate in one direction, e2 and e3 with four ranks. g2, g3: factors on those two for each doubling
-    of the ranks.
+    Attributes:
+        h: Each further rank [µs].
+        a1, a2, a3: Launch and barriers of the one-shot, the two-shot, and the ring or switch kernel
+            [µs].
+        e1, e2, e3, es: Share of the link's datasheet rate in one direction that the one-shot, the
+            two-shot, the ring and the switch kernel reach; e2 and e3 with four ranks.
+        g2, g3: Factors on e2 and e3 for each doubling of the ranks.
     """
 
     h: Annotated[float, within(0.005, 10)] = 0.1
-    a1: Annotated[float, within(0.3, 60)] = 4
-    e1: Annotated[float, within(0.02, 1.5)] = 0.5
+    a1: BarrierTime = 4
+    e1: LinkShare = 0.5
     a2: Annotated[float, within(0.3, 120)] = 10
-    e2: Annotated[float, within(0.02, 1.5)] = 0.6
+    e2: LinkShare = 0.6
     a3: Annotated[float, within(3, 300)] = 40
-    e3: Annotated[float, within(0.1, 1.5)] = 0.75
-    es: Annotated[float, within(0.1, 1.5)] = 0.6
-    g2: Annotated[float, within(0.7, 1.4)] = 1
-    g3: Annotated[float, within(0.7, 1.4)] = 1
+    e3: LargeShare = 0.75
+    es: LargeShare = 0.6
+    g2: DoublingFactor = 1
+    g3: DoublingFactor = 1
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         ranks, size = shape
-        others, sent = ranks - 1, size / machine.link
-        halves = 2 * others / maximum(ranks, 1) * sent
+        peers = ranks - 1
+        sent = size / machine.link
+        halves = 2 * peers / maximum(ranks, 1) * sent
         doublings = log2(clip(ranks, 1, MEASURED_RANKS) / 4)
         ring = halves / (self.e3 * power(self.g3, doublings))
         large = where(ranks >= SWITCH_RANKS, minimum(ring, sent / self.es), ring)
-        two = halves / (self.e2 * power(self.g2, doublings))
-        plans = (self.a1 + others * sent / self.e1, self.a2 + two, self.a3 + large)
-        return where(
-            ranks > 1,
-            minimum(minimum(plans[0], plans[1]), plans[2]) + self.h * others,
-            0.0,
-        )
+        one_shot = self.a1 + peers * sent / self.e1
+        two_shot = self.a2 + halves / (self.e2 * power(self.g2, doublings))
+        best = minimum(minimum(one_shot, two_shot), self.a3 + large)
+        return where(ranks > 1, best + self.h * peers, 0.0)

@@ -1,40 +1,39 @@
-"""Matrix products: out[m, n] = x[m, k] · W[n, k]ᵀ, the result in bf16.
+"""Kernel models of matrix products: out[m, n] = x[m, k] · W[n, k]ᵀ, with a bf16 result.
 
-A library selects the tile tm × tn of one kernel, and a split s of k. The compute time of this plan
-is its waves of tiles over the SMs times the time of one tile. The memory time is the traffic of
-both
-operands and the result, which is equal for all plans.
+Libraries of kernels (`Gemm`, `QuantizedGemm`). A library selects the tile tm × tn of one kernel,
+and a split s of k. The compute time of this plan is the number of waves of tiles over the SMs times
+the time of a tile. The memory time is the traffic of both operands and the result, which is equal
+for all plans.
 
-    waves   = max(1, ⌈m/tm⌉·⌈n/tn⌉·s / SMs)
-    tile    = max(2·tm·tn·k/s / (ec·P/SMs), (tm + tn)·(k/s)·bytes / r)
+    waves   = max(1, x + sg·(⌈x⌉ − x)),  x = ⌈m/tm⌉·⌈n/tn⌉·s / SMs
+    tile    = max(2·tm·tn·k/s / (ec·P/SMs), (tm + tn)·(k/s)·bytes / r) + pro
     memory  = ((m + n)·k·bytes + 2·m·n) / (em·BW)
-    t       = t0 + min over s of pnorm_p(min over tiles of waves·tile, memory) + (s > 1)·(tr +
-    8·s·m·n / 6 TB/s)
+    t       = t0 + quantising + min over s of
+              [pnorm_p(min over tiles of waves·tile, memory) + (s > 1)·(tr + 8·s·m·n / 6 TB/s)]
 
-fp8 GEMMs under CUTLASS's fixed dispatch by rows, as vLLM and SGLang run them on Hopper. A kernel
-quantises the input first.
+bf16 GEMMs have no quantising, sg = 0 and pro = 0. fp8 and fp4 GEMMs first quantise the bf16 input
+in a separate kernel: (2 + bytes)·m·k / (bq·BW).
 
-tiles m × n: 64 × 64 where m ≤ 64, 64 × 128 where m ≤ 128, else 128 × 128 in clusters of two rows:
-rows padded to 256 waves  = max(1, x + sg·(⌈x⌉ − x)),  x = tiles/SMs
-tile   = 2·m·n·k / (ec·P/SMs) + pro
-memory = ((m + n)·k + 2·m·n) / (em·BW)
-t      = t0 + row·m + 3·m·k/(bq·BW) + pnorm_p(waves·tile, memory)
+CUTLASS's fixed dispatch by rows (`CutlassGemm`), as vLLM and SGLang run fp8 GEMMs on Hopper. Tiles
+are 64 × 64 if m ≤ 64, 64 × 128 if m ≤ 128, otherwise 128 × 128 in clusters of two rows, so rows are
+padded to 256.
 
-GEMMs with weights that may stay in the L2 cache, on GPUs with an L2 that is large for their memory
-rate.
+    tile   = 2·tm·tn·k / (ec·P/SMs) + pro
+    memory = ((m + n)·k + 2·m·n) / (em·BW)
+    t      = t0 + row·m + 3·m·k/(bq·BW) + pnorm_p(waves·tile, memory)
 
-Measurements use several copies of the weights in turn. If all copies fit into the L2, no call reads
-weights from memory:
+Weights that may stay in the L2 cache (`ResidentGemm`, `ResidentQuantizedGemm`), on GPUs with an L2
+that is large for their memory rate. Measurements use several copies of the weights in turn. If all
+copies fit into the L2, no call reads weights from memory:
 
-    miss = 1 / (1 + (cap·L2/W)^6),  W = bytes of the weights of one product memory = max((W·miss +
-    inputs + outputs) / (em·BW), (W + inputs + outputs) / l2)
+    miss   = 1 / (1 + (cap·L2/W)^6),  W = bytes of the weights of one product
+    memory = max((W·miss + inputs + outputs) / (em·BW), (W + inputs + outputs) / l2)
 
 In serving, other weights replace them between two calls: the L2 is cold, and miss = 1.
 """
 
 import math
-from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
@@ -43,11 +42,12 @@ from kvcalc.timing.kernel_models.kernel_model import (
     Array,
     GpuParameters,
     KernelModel,
+    missed_share,
     pnorm,
     within,
 )
 
-TILES = (
+FP8_TILES = (
     (64, 64),
     (64, 128),
     (128, 64),
@@ -57,12 +57,20 @@ TILES = (
     (128, 256),
     (256, 128),
 )
-BF16_TILES = (*TILES, (32, 64), (64, 32), (32, 128), (128, 32), (96, 128), (128, 96))
+BF16_TILES = (*FP8_TILES, (32, 64), (64, 32), (32, 128), (128, 32), (96, 128), (128, 96))
 SPLITS = (1, 2, 4, 8, 16)
-LEAST_DEPTH = 64  # k of one pipeline stage
-ROUNDED = 1e-9  # of a time, more than what rounding makes of it
+MIN_DEPTH = 64  # k of one pipeline stage
+ROUNDING = 1e-9  # share of a time, more than its rounding error
 # bytes per µs at which partial sums of a split, in the L2, are written and read again
 PARTIALS_RATE = 6e6
+
+Share = Annotated[float, within(0.2, 1.1)]
+Sharpness = Annotated[float, within(1, 8)]
+QuantizingShare = Annotated[float, within(0.05, 1.2)]
+Prologue = Annotated[float, within(0.02, 10)]
+PartialWave = Annotated[float, within(0.01, 1)]
+ResidentShare = Annotated[float, within(0.02, 1.5)]
+L2Rate = Annotated[float, within(3e5, 6e7)]
 
 
 class Gemm(KernelModel, frozen=True, tag="gemm"):
@@ -80,30 +88,95 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
     the products compute in.
     """
 
+    TILES: ClassVar[tuple[tuple[int, int], ...]] = BF16_TILES
+
     t0: Annotated[float, within(0.2, 40)] = 2.6
-    ec: Annotated[float, within(0.2, 1.1)] = 0.8
-    em: Annotated[float, within(0.2, 1.1)] = 0.85
-    p: Annotated[float, within(1, 8)] = 2.5
+    ec: Share = 0.8
+    em: Share = 0.85
+    p: Sharpness = 2.5
     tr: Annotated[float, within(0.2, 30)] = 2.2
     r: Annotated[float, within(1e4, 1e6)] = 1.6e5
 
-    def reading(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
+    def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
         """Return microseconds to move `weights` bytes of weights and the bytes of inputs and
         outputs."""
         return (weights + others) / (self.em * machine.memory)
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
+        return self.t0 + self.best_plan_us(machine, shape, 2)
+
+    def best_plan_us(
+        self,
+        machine: GpuParameters,
+        shape: tuple[Array, ...],
+        element_bytes: float,
+        prologue: Any = 0.0,
+        stair: Any = 0.0,
+    ) -> Array:
+        """Return the least microseconds over all tiles and splits of k.
+
+        The minimum over tiles comes before the p-norm, which keeps its order. Splits end if none
+        can be the best: a split takes at least the time of its products in full waves.
+
+        Args:
+            machine: The GPU.
+            shape: m, n, k, and bytes per weight if the weights are stored in another format.
+            element_bytes: Bytes of an operand of the products.
+            prologue: Microseconds that each wave takes in addition to its products.
+            stair: As in `count_waves`.
+        """
         m, n, k, *stored = shape
-        weights = n * k * (stored[0] if stored else 2)
-        memory = self.reading(machine, weights, 2 * m * (k + n))
-        rate = self.ec * machine.bf16 / machine.sms
-        plans = TilePlans(BF16_TILES, rate, self.r / 2, machine.sms, self.p, self.tr)
-        return self.t0 + plans.best_us(m, n, k, memory)
+        weights = n * k * (stored[0] if stored else element_bytes)
+        memory = self.memory_us(machine, weights, m * (k * element_bytes + 2 * n))
+        rate = self.ec * machine.peak(element_bytes) / machine.sms
+        operand_rate = self.r / element_bytes
+
+        def step_us(rows: Array, columns: Array) -> Array:  # of a tile, for each element of k
+            return maximum(2 * rows * columns / rate, (rows + columns) / operand_rate)
+
+        def full_waves_us(rows: Array, columns: Array) -> Array:
+            tiles = ceil(m / rows) * ceil(n / columns)
+            return tiles * (k * step_us(rows, columns)) / machine.sms
+
+        best: Array = math.inf
+        gain: Array = math.inf
+        for split in SPLITS:
+            depth = maximum(k / split, MIN_DEPTH)
+            waves_per_tile = split / machine.sms
+            combine = 0.0 if split == 1 else self.tr + 8 * split * m * n / PARTIALS_RATE
+            if split > 1 and not is_any(gain > combine):
+                break
+
+            def waves_us(
+                rows: Array,
+                columns: Array,
+                depth: Array = depth,
+                per_tile: float = waves_per_tile,
+            ) -> Array:
+                tiles = ceil(m / rows) * ceil(n / columns)
+                wave_us = depth * step_us(rows, columns) + prologue
+                return count_waves(tiles * per_tile, stair) * wave_us
+
+            compute = least_over(self.TILES, waves_us, memory)
+            us = pnorm(self.p, compute, memory) + combine
+            if split == 1:
+                gain = compute - least_over(self.TILES, full_waves_us, memory) + ROUNDING * us
+            best = minimum(best, us)
+        return best
 
 
-class QuantizedGemm(KernelModel, frozen=True, tag="gemm_fp8"):
-    """fp8 and fp4 GEMMs with a separate kernel that quantises the bf16 input: + (2 + bytes)·m·k /
-    (bq·BW).
+def count_waves(tiles: Array, stair: Array | float) -> Array:
+    """Return the waves of `tiles` tiles per SM, at least one.
+
+    Args:
+        tiles: Tiles per SM.
+        stair: Part by which a partial last wave counts as a full wave: 0 its share, 1 a wave.
+    """
+    return maximum(1.0, tiles + stair * (ceil(tiles) - tiles))
+
+
+class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
+    """fp8 and fp4 GEMMs with a separate kernel that quantises the bf16 input.
 
     Attributes:
         t0: Launches, including the quantising kernel [µs].
@@ -113,112 +186,26 @@ class QuantizedGemm(KernelModel, frozen=True, tag="gemm_fp8"):
         sg: Part by which a partial last wave counts as a full wave: 0 its share, 1 a wave.
     """
 
+    TILES: ClassVar[tuple[tuple[int, int], ...]] = FP8_TILES
+
     bytes: float = 1.0
     t0: Annotated[float, within(0.2, 60)] = 4.0
-    ec: Annotated[float, within(0.2, 1.1)] = 0.75
-    em: Annotated[float, within(0.2, 1.1)] = 0.85
-    p: Annotated[float, within(1, 8)] = 2
+    ec: Share = 0.75
+    p: Sharpness = 2
     tr: Annotated[float, within(0.2, 30)] = 2.5
-    r: Annotated[float, within(1e4, 1e6)] = 1.6e5
-    bq: Annotated[float, within(0.05, 1.2)] = 0.45
-    pro: Annotated[float, within(0.02, 10)] = 1.0
-    sg: Annotated[float, within(0.01, 1)] = 0.3
+    bq: QuantizingShare = 0.45
+    pro: Prologue = 1.0
+    sg: PartialWave = 0.3
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
-        m, n, k, *stored = shape
-        weights = n * k * (stored[0] if stored else self.bytes)
-        memory = self.reading(machine, weights, m * (k * self.bytes + 2 * n))
-        rate = self.ec * machine.peak(self.bytes) / machine.sms
+        m, _, k, *_ = shape
         start = self.t0 + (2 + self.bytes) * m * k / (self.bq * machine.memory)
-        operands = self.r / self.bytes
-        plans = TilePlans(
-            TILES, rate, operands, machine.sms, self.p, self.tr, self.pro, stair=self.sg
-        )
-        return start + plans.best_us(m, n, k, memory)
+        return start + self.best_plan_us(machine, shape, self.bytes, self.pro, self.sg)
 
-    def reading(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
-        """Return microseconds to move `weights` bytes of weights and the bytes of inputs and
-        outputs."""
-        return (weights + others) / (self.em * machine.memory)
-
-    def quantised(self, t0: float) -> "QuantizedGemm":
+    def quantised(self, t0: float) -> Self:
         """Return the model of a GEMM with an already quantised input; launches take at most t0
         µs."""
-        return msgspec.structs.replace(self, t0=min(self.t0, t0), bq=float("inf"))
-
-
-def count_waves(tiles: Array, stair: Array | float) -> Array:
-    """Return the waves of `x` tiles per SM, at least one.
-
-    Args:
-        stair: The part by which a last, partial wave counts as a whole one: 0 its share, 1 a wave.
-    """
-    return maximum(1.0, tiles + stair * (ceil(tiles) - tiles))
-
-
-class TilePlans(NamedTuple):
-    """The launch plans of a library of kernels.
-
-    Attributes:
-        tiles: Rows and columns of each kernel's tile.
-        rate: FLOP per µs of one SM.
-        operands: Elements per µs that one SM takes in.
-        sms: SMs of the GPU.
-        p: Sharpness of the overlap of compute and memory.
-        tr: Microseconds of the second kernel of a split of k.
-        pro: Microseconds that each wave takes besides its products.
-        stair: As in `count_waves`.
-    """
-
-    tiles: tuple[tuple[int, int], ...]
-    rate: Any
-    operands: Any
-    sms: int
-    p: Any
-    tr: Any
-    pro: Any = 0.0
-    stair: Any = 0.0
-
-    def best_us(self, m: Array, n: Array, k: Array, memory: Array) -> Array:
-        """Return the least microseconds over all tiles and splits of k.
-
-        The minimum over tiles comes before the p-norm, which keeps its order. Splits end if none
-        can be the best: a split takes at least the time of its products in full waves.
-
-        Args:
-            memory: Microseconds of the memory traffic, which is equal for all plans.
-        """
-        best: Array = math.inf
-        gain: Array = math.inf
-        for split in SPLITS:
-            combine = 0.0 if split == 1 else self.tr + 8 * split * m * n / PARTIALS_RATE
-            if split > 1 and not is_any(gain > combine):
-                break
-            compute = least_over(self.tiles, partial(self._tile_us, m, n, k, split), memory)
-            us = pnorm(self.p, compute, memory) + combine
-            if split == 1:
-                full = least_over(self.tiles, partial(self._full_us, m, n, k), memory)
-                gain = compute - full + ROUNDED * us
-            best = minimum(best, us)
-        return best
-
-    def _tile_us(
-        self, m: Array, n: Array, k: Array, split: int, rows: Array, columns: Array
-    ) -> Array:
-        """Return the compute microseconds of all waves of one kind of tile."""
-        tiles = ceil(m / rows) * ceil(n / columns)
-        waves = count_waves(tiles * (split / self.sms), self.stair)
-        depth = maximum(k / split, LEAST_DEPTH)
-        return waves * (depth * self._step_us(rows, columns) + self.pro)
-
-    def _full_us(self, m: Array, n: Array, k: Array, rows: Array, columns: Array) -> Array:
-        """Return the compute microseconds if all waves were full."""
-        tiles = ceil(m / rows) * ceil(n / columns)
-        return tiles * (k * self._step_us(rows, columns)) / self.sms
-
-    def _step_us(self, rows: Array, columns: Array) -> Array:
-        """Return the microseconds of a tile for each element of k."""
-        return maximum(2 * rows * columns / self.rate, (rows + columns) / self.operands)
+        return msgspec.structs.replace(self, t0=min(self.t0, t0), bq=math.inf)
 
 
 class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
@@ -238,52 +225,39 @@ class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
     """
 
     t0: Annotated[float, within(0.2, 60)] = 4.3
-    ec: Annotated[float, within(0.2, 1.1)] = 0.72
-    em: Annotated[float, within(0.2, 1.1)] = 0.82
-    p: Annotated[float, within(1, 8)] = 2
-    bq: Annotated[float, within(0.05, 1.2)] = 0.6
-    pro: Annotated[float, within(0.02, 10)] = 0.8
-    sg: Annotated[float, within(0.01, 1)] = 0.9
+    ec: Share = 0.72
+    em: Share = 0.82
+    p: Sharpness = 2
+    bq: QuantizingShare = 0.6
+    pro: Prologue = 0.8
+    sg: PartialWave = 0.9
     row: Annotated[float, within(1e-5, 0.1)] = 2e-3
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
         m, n, k, *stored = shape
-        memory = (k * (m + n * (stored[0] if stored else 1)) + 2 * m * n) / (
-            self.em * machine.memory
-        )
-        rows, columns = where(m <= 128, 64.0, 128.0), where(m <= 64, 64.0, 128.0)
+        moved = k * (m + n * (stored[0] if stored else 1)) + 2 * m * n
+        memory = moved / (self.em * machine.memory)
+        rows = where(m <= 128, 64.0, 128.0)
+        columns = where(m <= 64, 64.0, 128.0)
         tiles = where(m <= 128, ceil(m / rows), 2 * ceil(m / 256)) * ceil(n / columns)
         tile = 2 * rows * columns * k * machine.sms / (self.ec * machine.fp8) + self.pro
         start = self.t0 + self.row * m + 3 * m * k / (self.bq * machine.memory)
         return start + pnorm(self.p, count_waves(tiles / machine.sms, self.sg) * tile, memory)
 
-    def quantised(self, t0: float) -> "CutlassGemm":
+    def quantised(self, t0: float) -> Self:
         """Return the model of a GEMM with an already quantised input; launches take at most t0
         µs."""
-        return msgspec.structs.replace(self, t0=min(self.t0, t0), bq=float("inf"), row=0.0)
+        return msgspec.structs.replace(self, t0=min(self.t0, t0), bq=math.inf, row=0.0)
 
 
-LEAST_US = (
-    # of memory traffic that the L2 holds on such a GPU: 12 to 20 on HBM, 84 and 116 on the GDDR of
-    # two with large L2s
-    50.0
-)
+# Microseconds of memory traffic that the L2 of such a GPU stores: 84 and 116 on two GDDR GPUs with
+# large L2s, 12 to 20 on HBM.
+MIN_L2_US = 50.0
 
 
 def keeps_weights(machine: GpuParameters) -> bool:
     """Return whether weights stay in the L2 of this GPU between measured calls."""
-    return machine.l2 > LEAST_US * machine.memory
-
-
-def _reading(
-    machine: GpuParameters,
-    weights: Array,
-    others: Array,
-    em: float,
-    miss: Array | float,
-    l2: float,
-) -> Array:
-    return maximum((weights * miss + others) / (em * machine.memory), (weights + others) / l2)
+    return machine.l2 > MIN_L2_US * machine.memory
 
 
 class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
@@ -298,12 +272,11 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
     """
 
     cold: bool = False
-    cap: Annotated[float, within(0.02, 1.5)] = 0.17
-    l2: Annotated[float, within(3e5, 6e7)] = 3e6
+    cap: ResidentShare = 0.17
+    l2: L2Rate = 3e6
 
-    def reading(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
-        miss = 1.0 if self.cold else 1 / (1 + (self.cap * machine.l2 / weights) ** 6)
-        return _reading(machine, weights, others, self.em, miss, self.l2)
+    def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
+        return _resident_us(self, machine, weights, others)
 
 
 class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resident"):
@@ -316,9 +289,20 @@ class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resi
 
     cold: bool = False
     pro: float = 0.0
-    cap: Annotated[float, within(0.02, 1.5)] = 0.17
-    l2: Annotated[float, within(3e5, 6e7)] = 3e6
+    cap: ResidentShare = 0.17
+    l2: L2Rate = 3e6
 
-    def reading(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
-        miss = 1.0 if self.cold else 1 / (1 + (self.cap * machine.l2 / weights) ** 6)
-        return _reading(machine, weights, others, self.em, miss, self.l2)
+    def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
+        return _resident_us(self, machine, weights, others)
+
+
+def _resident_us(
+    law: ResidentGemm | ResidentQuantizedGemm,
+    machine: GpuParameters,
+    weights: Array,
+    others: Array,
+) -> Array:
+    """Return microseconds to move weights that may be in the L2, and inputs and outputs."""
+    missed = weights * missed_share(weights, law.cap, machine.l2, law.cold)
+    moved_us = (missed + others) / (law.em * machine.memory)
+    return maximum(moved_us, (weights + others) / law.l2)

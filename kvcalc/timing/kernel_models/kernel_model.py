@@ -1,19 +1,12 @@
 """Datasheet figures of a GPU per microsecond, and the base class of kernel models.
 
 A kernel model has a few physical parameters, each with a unit, a meaning and a range, and a
-vectorised formula.
+vectorised formula. All formulas have the same form, in microseconds:
 
-All kernel models have the shape t = t0 + min over launch plans of pnorm_p(compute time, memory
-time), in
-microseconds. `pnorm_p(a, b) = (a^p + b^p)^(1/p)` is the softened maximum of two engines that
-overlap: p = ∞ is the roofline's max, p = 1 the plain sum.
+    t = t0 + min over launch plans of pnorm_p(compute time, memory time)
 
-Elementwise chains: norms, RoPE, activations, residual sums.
-
-    t = t0 + bytes/(em·BW)
-
-They are not measured. Both parameters are assumed, as calibrations state: a launch inside a CUDA
-graph, and the usual share of the bandwidth of streaming kernels.
+`pnorm_p(a, b) = (a^p + b^p)^(1/p)` is the softened maximum of two engines that overlap: p = ∞ is
+the maximum of a roofline, p = 1 the plain sum.
 """
 
 from functools import cache
@@ -82,12 +75,12 @@ def _peak(gpu: Gpu, dtype: str) -> float:
 Array = Any  # a number, or a NumPy array of numbers
 
 
-class Range(msgspec.Struct, frozen=True):
+class Range(NamedTuple):
     """Range of a parameter in its own unit: minimum, maximum and typical value. All are
     positive."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
     typical: float
 
 
@@ -125,24 +118,32 @@ class KernelModel(
 
 @cache
 def _ranges(law: type[KernelModel]) -> dict[str, Range]:
-    results = {}
+    ranges = {}
     defaults = {f.name: f.default for f in msgspec.structs.fields(law)}
     for name, hint in get_type_hints(law, include_extras=True).items():
         if name in defaults and get_args(hint)[:1] == (float,):
-            meta = next(m for m in get_args(hint)[1:] if isinstance(m, msgspec.Meta))
-            results[name] = Range(float(meta.ge or 0), float(meta.le or 0), defaults[name])
-    return results
+            meta = get_args(hint)[1]
+            ranges[name] = Range(float(meta.ge), float(meta.le), defaults[name])
+    return ranges
 
 
-def within(least: float, most: float) -> msgspec.Meta:
+def within(minimum: float, maximum: float) -> msgspec.Meta:
     """Return the type of a parameter with its range."""
-    return msgspec.Meta(ge=least, le=most)
+    return msgspec.Meta(ge=minimum, le=maximum)
 
 
 def attended(length: Array, window: Array) -> Array:
     """Return the maximum cached tokens that a query sees: `length`, or the window if it is above
     0."""
     return where(window > 0, minimum(length, maximum(window, 1)), length)
+
+
+def missed_share(read: Array, cap: float, l2: float, is_cold: bool) -> Array:
+    """Return the share of `read` bytes that the L2 does not store after the same call.
+
+    1 / (1 + (cap·l2/read)^6), or 1 if the L2 is cold. Example: with cap·l2 = read it is ½.
+    """
+    return 1.0 if is_cold else 1 / (1 + (cap * l2 / read) ** 6)
 
 
 def by_width(head_dim: Array, at_64: float, at_256: float) -> Array:
@@ -161,7 +162,10 @@ def pnorm(p: float, a: Array, b: Array) -> Array:
 
 
 class Elementwise(KernelModel, frozen=True, tag="elementwise"):
-    """One fused elementwise kernel.
+    """One fused elementwise kernel (norm, RoPE, activation, residual sum): t0 + bytes/(em·BW).
+
+    Such kernels are not measured. Both parameters are assumed, as calibrations state: a launch
+    inside a CUDA graph, and the usual share of the bandwidth of streaming kernels.
 
     Attributes:
         t0: Launch [µs].
