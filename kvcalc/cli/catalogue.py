@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvcalc.gpu.gpu import Gpu
-    from kvcalc.report.export import Record
-    from kvcalc.report.text.table_layout import Table
 
 
 def run_models(
@@ -54,16 +52,9 @@ def run_models(
     elif not output.printed(
         records := [model_record(m) for m in several or all_models(family, attention, names)]
     ):
-        from kvcalc.report.text.table_layout import Table
-        from kvcalc.report.text.tables import MODEL_COLUMNS
+        from kvcalc.report.text.preset_text import model_table
 
-        notes = [
-            "",
-            "per token: KV cache of one sequence at 8,192 tokens in bf16, all layers",
-        ]
-        notes.append("`kvcalc models NAME` shows one model with its sources.")
-        title = f"{len(records)} model{'s are' if len(records) != 1 else ' is'} known."
-        output.show(Table(records, MODEL_COLUMNS, title, notes))
+        output.show(model_table(records))
 
 
 def _one(name: str, output: Printing) -> None:
@@ -136,7 +127,9 @@ def _one_gpus(name: str, gpu: "Gpu", output: Output) -> None:
     from kvcalc.report.text.roofline_text import hierarchy_table
 
     if output.explain:
-        output.show(_table([gpu_record(gpu)]), hierarchy_table(gpu))
+        from kvcalc.report.text.preset_text import gpu_table
+
+        output.show(gpu_table([gpu_record(gpu)]), hierarchy_table(gpu))
     else:
         from kvcalc.report.text.tables import fitted
 
@@ -156,17 +149,6 @@ def _listed(gpus: "Sequence[Gpu]", output: Output) -> None:
 
         output.picture(peaks_chart(gpus))
     if not output.printed(records := [gpu_record(gpu) for gpu in gpus]):
-        output.show(_table(records))
+        from kvcalc.report.text.preset_text import gpu_table
 
-
-def _table(records: "Sequence[Record]") -> "Table":
-    from kvcalc.report.text.table_layout import Table
-    from kvcalc.report.text.tables import GPU_COLUMNS
-
-    title = f"{len(records)} GPU{'s are' if len(records) != 1 else ' is'} known."
-    return Table(
-        records,
-        GPU_COLUMNS,
-        title,
-        ["", "`kvcalc gpus NAME` shows one GPU with its sources."],
-    )
+        output.show(gpu_table(records))

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -24,6 +24,9 @@ from kvcalc.model.precision import Precision
 from kvcalc.records import JsonObject
 from kvcalc.records.size import SizeRecord, WeightsRecord
 from kvcalc.units import parse_bytes, parse_rate, parse_tokens
+
+if TYPE_CHECKING:
+    from kvcalc.records.presets import GpuPresetRecord, ModelPresetRecord, PeaksRecord
 
 _SETTABLE = (
     "layers",
@@ -319,7 +322,7 @@ def preset_text(name: str, kind: str) -> str:
     return visible(read_text(locate(name, kind).path, MOST_YAML).replace("\r\n", "\n"))
 
 
-def model_record(model: Model) -> JsonObject:
+def model_record(model: Model) -> "ModelPresetRecord":
     """Return one model as a flat record.
 
     bytes_per_token covers all layers of one sequence at 8,192 tokens in bf16.
@@ -342,8 +345,9 @@ def model_record(model: Model) -> JsonObject:
     }
 
 
-def gpu_record(gpu: Gpu) -> JsonObject:
+def gpu_record(gpu: Gpu) -> "GpuPresetRecord":
     """Return one GPU as a flat record; null if its vendor does not publish a figure."""
+    peaks = {f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS}
     return {
         "gpu": gpu.name,
         "vendor": gpu.vendor,
@@ -352,7 +356,7 @@ def gpu_record(gpu: Gpu) -> JsonObject:
         "usable_bytes": gpu.usable_bytes,
         "memory_type": gpu.memory_type or None,
         "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
-        **{f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS},
+        **cast("PeaksRecord", peaks),
         "vector_fp32_flops_per_s": gpu.vector_flops_per_s.get("fp32"),
         "knee": gpu.knee,
         "sms": gpu.sms,

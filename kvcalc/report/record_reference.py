@@ -13,6 +13,8 @@ from kvcalc.records.figures import UNITS, UNITS_OF_TYPES, Figure, figures_of, un
 RECORD_CLASSES = {
     "size": ("size", "SizeRecord"),
     "compare": ("compare", "CompareRecord"),
+    "models": ("presets", "ModelPresetRecord"),
+    "gpus": ("presets", "GpuPresetRecord"),
 }
 _TYPES = {
     **dict.fromkeys(("bytes", "FLOP", "tokens", "sequences"), "integer"),

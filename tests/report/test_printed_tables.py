@@ -8,7 +8,7 @@ from conftest import Run
 from printed import Table, holds, piped, read, table
 
 from kvcalc import load_model
-from kvcalc.report.text import fit_text, serving_text, size_text, table_layout, tables
+from kvcalc.report.text import fit_text, preset_text, serving_text, size_text, table_layout, tables
 from kvcalc.report.text.table_layout import Column, chosen_columns, laid_out
 from kvcalc.report.text.table_layout import Table as Layout
 from kvcalc.report.text.tables import per_token, ratio, seconds, show
@@ -481,8 +481,8 @@ COLUMNS = (Column("a_bytes", "a", format_bytes), Column("kv_cache_bytes", "KV", 
 @pytest.mark.parametrize(
     ("columns", "contract"),
     [
-        (size_text.SIZE_COLUMNS, SIZE), (size_text.COMPARE_COLUMNS, COMPARE), (tables.MODEL_COLUMNS, MODELS),
-        (tables.GPU_COLUMNS, GPUS), (tables.ROOFLINE_COLUMNS, ROOFLINE), (serving_text.LATENCY, LATENCY),
+        (size_text.SIZE_COLUMNS, SIZE), (size_text.COMPARE_COLUMNS, COMPARE), (preset_text.MODEL_COLUMNS, MODELS),
+        (preset_text.GPU_COLUMNS, GPUS), (tables.ROOFLINE_COLUMNS, ROOFLINE), (serving_text.LATENCY, LATENCY),
         (serving_text.SPECULATION, SPECULATION), (serving_text.SERVE, SERVE), (fit_text.COLUMNS, FIT),
     ],
 )  # fmt: skip

@@ -15,7 +15,6 @@ from kvcalc.report.export import Record
 from kvcalc.report.text.fit_text import marked_columns, memory_notes, memory_sentences
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
-    GPU_COLUMNS,
     alike,
     answer_sentence,
     budget_warning,
@@ -226,9 +225,9 @@ def compare_tables(
     reference = f"Reductions are against {_variant(first)}{where}."
     notes = [reference]
     rows: list[Record] = list(records)
-    columns = list(COMPARE_COLUMNS)
+    shown = list(COMPARE_COLUMNS)
     if len(gpus) > 1:
-        columns.insert(1, GPU_COLUMNS[0])
+        shown[1:1] = columns(CompareRow, "gpu")
     if timed:
         notes = [
             *distinct_notes(records, "fallback"),
@@ -249,7 +248,7 @@ def compare_tables(
     return [
         Table(
             rows,
-            marked_columns(records, columns),
+            marked_columns(records, shown),
             title,
             footnotes(*notes),
             details=[*details, "", *_known_of(by_variant)],

@@ -398,34 +398,6 @@ DEPLOYED = columns(
     basis                | times by   | basis | left apart
     """
 )
-MODEL_COLUMNS = columns(
-    """
-    model             | model       | text
-    parameters        | parameters  | count
-    active_parameters | active      | count
-    bytes_per_token   | per token   | per token
-    attention         | attention   | text
-    max_context       | max context | int
-    layers            | layers      | int
-    hidden_size       | hidden      | int
-    family            | family      | text
-    """
-)
-GPU_COLUMNS = columns(
-    """
-    gpu                   | GPU         | text
-    memory_bytes          | memory      | bytes1
-    bandwidth_bytes_per_s | bandwidth   | si B/s
-    bf16_flops_per_s      | bf16 FLOP/s | si     | | dense matrix peak
-    fp8_flops_per_s       | fp8         | si
-    fp4_flops_per_s       | fp4         | si
-    knee | ridge point | {:.1f} | | FLOP per byte where bf16 products turn compute-bound
-    link_bytes_per_s      | link        | si B/s | | to other GPUs, one direction
-    vendor                | vendor      | text
-    """
-)
-
-
 ROOFLINE_COLUMNS = columns(
     """
     operator         | operator    | text
