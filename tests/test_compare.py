@@ -491,7 +491,7 @@ def test_one_variant_is_held_against_the_models_own_attention(kvcalc: Run) -> No
 def test_explained_users_follow_from_the_bytes_printed(kvcalc: Run, engine: str) -> None:
     """The room for the cache, divided by the bytes of a sequence, is the number of users on one GPU."""
     line = f"compare llama-3.1-8b --variants gqa:8,window:1024 --context 32k --gpu h200 --engine {engine} --explain"
-    found = re.findall(r"users = ([\d,]+) B .*?, ([\d,]+) B a sequence = ([\d,]+)", kvcalc(line).joined)
+    found = re.findall(r"users = ⌊([\d,]+) B / \(([\d,]+) B / 1 sequences\)⌋ = ([\d,]+)", kvcalc(line).joined)
     assert len(found) == 2
     for room, each, users in ([int(n.replace(",", "")) for n in numbers] for numbers in found):
         assert room // each == users

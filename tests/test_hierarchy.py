@@ -89,7 +89,7 @@ def test_the_memories_are_explained(kvcalc: Run) -> None:
     out = kvcalc("gpus h100 --explain").out
     assert "  total = 132 · 262,144 B = 33.00 MiB\n" in out
     assert "  time to read = 85,017,755,648 B / 3.35 TB/s = 25.4 ms\n" in out
-    assert "ridge point = 9.89e+14 / 3.35e+12 = 295.2" in out
+    assert "ridge point = 989 TFLOP/s / 3.35 TB/s = 295.2" in out
 
 
 # ---- weights on their way in

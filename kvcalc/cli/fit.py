@@ -157,7 +157,7 @@ def run(
 
         output.picture(memory_chart(records))
     if output.explain:
-        from kvcalc.report.explain_parts import explain_fit
+        from kvcalc.report.explain_sums import explain_fit
 
         say("\n".join(explain_fit(f, r) for f, r in zip(answers, records, strict=True)))
     elif not output.printed(records):

@@ -239,7 +239,7 @@ def run(
         if charts:
             output.picture(*charts)
     if output.explain:
-        from kvcalc.report.explain_parts import explain_plan
+        from kvcalc.report.explain_sums import explain_plan
 
         say("\n".join(explain_plan(answer, plan.space) for answer in plan.answers))
     elif not output.printed([record for part in records for record in part]):

@@ -122,7 +122,7 @@ def _explained(
     contexts: list[int],
 ) -> None:
     from kvcalc.layers.batch import Batch
-    from kvcalc.report.explain_parts import explain_roofline
+    from kvcalc.report.explain_sums import explain_roofline
 
     requested = (
         [Batch.parse(mixed)]

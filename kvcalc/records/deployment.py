@@ -74,6 +74,7 @@ class MemoryRecord(TypedDict):
             "requests that fit after the weights; sequences of this length on the replica; null if "
             "the engine refuses the model",
             is_noted=True,
+            formula="⌊{kv_budget_bytes} / ({kv_needed_bytes} / {batch_size} sequences)⌋",
         ),
     ]
     memory_note: Annotated[

@@ -90,8 +90,8 @@ class Figure(msgspec.Struct, frozen=True):
         unit: One of UNITS. By default it follows from the ending of the key, then from the type.
         mark: `time` if `≥` marks the value of a bound, `rate` if `≤` does. `~` marks scaled values.
         is_noted: Whether the meaning is a note below tables.
-        formula: Keys with operators, such as `flops / bytes`. `--explain` replaces the keys with
-            their values.
+        formula: Formula with keys in braces, such as `{flops} / {bytes}`. `--explain` replaces the
+            keys with their values.
         name: The key.
         type: JSON type: integer, number, text, boolean, list or object.
         nullable: Whether the value may be null.

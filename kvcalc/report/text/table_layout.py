@@ -35,7 +35,9 @@ class Column(msgspec.Struct, frozen=True):
         given: Whether the value is an input. Equal inputs of all rows become a note.
         apart: Whether the column is hidden if model and GPU determine its value.
         rests: `time` or `rate` if the figure depends on the record's `time_basis`.
-        about: Meaning of the heading.
+        about: Meaning of the heading, for a note below the table.
+        meaning: Meaning of the value, for `--explain`.
+        formula: Formula of the value with keys in braces, for `--explain`.
     """
 
     key: str
@@ -47,6 +49,8 @@ class Column(msgspec.Struct, frozen=True):
     apart: bool = False
     rests: str = ""
     about: str = ""
+    meaning: str = ""
+    formula: str = ""
 
 
 class Table(msgspec.Struct, frozen=True):

@@ -93,7 +93,6 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "basis": lambda basis: basis.replace(" calibration", ""),
     "variant": variant_name,
 }
-FLAGS = ("wide", "given", "apart")
 
 
 def columns(
@@ -122,6 +121,7 @@ def columns(
     results = []
     for key in keys.split():
         figure = figures[key]
+        meaning = figure.meaning.partition(";")[0]
         results.append(
             Column(
                 key,
@@ -132,7 +132,9 @@ def columns(
                 given=key in inputs.split(),
                 apart=key in optional.split(),
                 rests=figure.mark,
-                about=figure.meaning.partition(";")[0] * figure.is_noted,
+                about=meaning * figure.is_noted,
+                meaning=meaning,
+                formula=figure.formula,
             )
         )
     return tuple(results)
@@ -143,7 +145,7 @@ def _described(description: str, **formats: Callable[[Any], str]) -> tuple[Colum
 
     Args:
         description: The lines. A format is one of FORMATS or a template such as {:,.1f}. Flags are
-            those of FLAGS, `time` or `rate` for `rests`, and left or right for the alignment.
+            wide, given and apart, `time` or `rate` for `rests`, and left or right for the alignment.
         formats: Further formats.
     """
     formats = {**FORMATS, **formats}
@@ -160,7 +162,10 @@ def _described(description: str, **formats: Callable[[Any], str]) -> tuple[Colum
                 right="left" not in words and (form != "text" or "right" in words),
                 rests=next((word for word in ("time", "rate") if word in words), ""),
                 about=about,
-                **{flag: flag in words for flag in FLAGS},
+                meaning=about,
+                wide="wide" in words,
+                given="given" in words,
+                apart="apart" in words,
             )
         )
     return tuple(parsed)

@@ -34,7 +34,7 @@ from kvcalc.report.charts.fit_plot import memory_chart
 from kvcalc.report.charts.latency_plot import latency_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.report.explain import explain_size, explained
-from kvcalc.report.explain_parts import explain_fit, explain_roofline
+from kvcalc.report.explain_sums import explain_fit, explain_roofline
 from kvcalc.report.text.fit_text import fit_table
 from kvcalc.report.text.roofline_text import pass_table
 from kvcalc.report.text.serving_text import latency_tables
