@@ -27,7 +27,7 @@ from kvcalc.planning.pareto_front import (
     reason,
     split_order,
 )
-from kvcalc.planning.quality import below_published, paid
+from kvcalc.planning.quality import precision_losses
 from kvcalc.planning.search_space import GPUS_PER_SERVER, Requirement, SearchSpace
 from kvcalc.records import Record
 from kvcalc.timing.steps import nodes_of
@@ -371,8 +371,7 @@ def answer_records(answer: BestConfigs, space: SearchSpace) -> list[Record]:
         price = answer.prices.get(candidate.gpu, 0.0)
         speed = (candidate.tokens_per_s_per_gpu or 0.0) / (price or 1.0)
         front = answer.fronts[is_bound(candidate)]
-        lower = below_published(deployment.model, deployment.precision)
-        quality = "; ".join(paid(low, f", published in {low.former}") for low in lower)
+        losses = precision_losses(deployment.model, deployment.precision)
         line, lines = launched(candidate, space)
         records.append(
             candidate_record(candidate, price)
@@ -381,7 +380,7 @@ def answer_records(answer: BestConfigs, space: SearchSpace) -> list[Record]:
                 "basis": deployment.basis,
                 "uncalibrated_share": float(deployment.uncalibrated_share(step)),
                 "time_p90_error": deployment.p90_error(step),
-                "quality": quality or None,
+                "quality": "; ".join(losses) or None,
                 "engine": space.options.engine,
                 "command": line,
                 "commands": lines,

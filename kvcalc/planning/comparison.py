@@ -259,14 +259,16 @@ def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:
 
 
 def _quality(name: str, attention: str) -> QualityRecord:
-    """Return what is published of the quality of a variant's steps, with sources."""
+    """Return the published quality of a variant's steps, with sources."""
     steps = quality_of(name, attention)
     notes = [
-        f"{step}: {known}" if len(steps) > 1 else str(known) for step, known in steps.items()
+        f"{step}: {quality.note}" if len(steps) > 1 else quality.note
+        for step, quality in steps.items()
     ]
-    trades = dict.fromkeys(known.trades for known in steps.values())
+    diversities = [quality.head_diversity for quality in steps.values()]
+    trades = dict.fromkeys(quality.trades for quality in steps.values())
     return {
-        "head_diversity": next((known.head_diversity for known in steps.values()), None),
+        "head_diversity": diversities[0] if steps else None,
         "quality": "; ".join(notes) or None,
         "trades": ", ".join(trades) or None,
     }
@@ -285,31 +287,10 @@ class Side(NamedTuple):
     typed: Typed = AS_CALLED
 
 
-class SideResult(NamedTuple):
-    """The figures of a side.
-
-    Attributes:
-        tpot: Seconds; None if the batch does not fit.
-        ttft: Seconds; None if the GPU has no matrix peak.
-    """
-
-    side: Side
-    fit: Fit
-    tpot: float | None
-    ttft: float | None
-    time_basis: str
-
-    def tpot_beyond(self, first: "SideResult") -> float | None:
-        """Return the seconds by which TPOT exceeds the first side's; None if one is a bound and the
-        other a prediction."""
-        is_same_kind = (self.time_basis == BOUND) == (first.time_basis == BOUND)
-        if self.tpot is None or first.tpot is None or not is_same_kind:
-            return None
-        return self.tpot - first.tpot
-
-
 def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[Record], str, str]:
-    """Return a record for each side, a sentence on what the last one changes, and a remark.
+    """Return a record for each side, a sentence on the changes of the last one, and a remark.
+
+    TPOT is None if the batch does not fit, TTFT if the GPU has no matrix peak.
 
     Args:
         users: Batch size of all times; 0 for the first side's users.
@@ -319,108 +300,109 @@ def compared(sides: Sequence[Side], users: int = 0) -> tuple[list[Record], str, 
     """
     fits = [fit(side.deployment, side.options) for side in sides]
     count, length = users or max(1, fits[0].sequences), fits[0].length
-    results = []
+    records: list[Record] = []
     for side, fitted in zip(sides, fits, strict=True):
         options = msgspec.structs.replace(side.options, max_model_len=length)
-        timed = msgspec.structs.replace(
-            side.deployment,
-            engine=options.engine,
-            engine_version=options.engine_version,
-        ).under()
+        engine = {"engine": options.engine, "engine_version": options.engine_version}
+        timed = msgspec.structs.replace(side.deployment, **engine).under()
         prompt = Batch.prefill(length)
-        ttft = float(timed.seconds(prompt)) if timed.timed(prompt) else None
-        tpot = None
-        if fit(side.deployment, options).sequences >= count:
-            tpot = float(timed.seconds(Batch.decode(length, count)))
-        results.append(SideResult(side, fitted, tpot, ttft, timed.time_basis))
-    first = results[0]
-    records = [
-        {
-            "deployment": result.side.text,
-            "batch_size": count,
-            "context": length,
-            "tpot_s": result.tpot,
-            "ttft_s": result.ttft,
-            "time_basis": result.time_basis,
-            "users_difference": result.fit.sequences - first.fit.sequences,
-            "tpot_difference_s": result.tpot_beyond(first),
-            "quality": "; ".join(costs(first.fit, result.fit)) or None,
+        times = {
+            "tpot_s": None,
+            "ttft_s": float(timed.seconds(prompt)) if timed.timed(prompt) else None,
+            "time_basis": timed.time_basis,
         }
-        | fit_record(result.fit, typed=result.side.typed)
-        for result in results
-    ]
+        if fit(side.deployment, options).sequences >= count:
+            times["tpot_s"] = float(timed.seconds(Batch.decode(length, count)))
+        records.append(
+            {
+                "deployment": side.text,
+                "batch_size": count,
+                "context": length,
+                **times,
+                "users_difference": fitted.sequences - fits[0].sequences,
+                "tpot_difference_s": _tpot_difference(times, records[0] if records else times),
+                "quality": "; ".join(costs(fits[0], fitted)) or None,
+                **fit_record(fitted, typed=side.typed),
+            }
+        )
     remark = ""
-    if short := [result.side.text for result in results if result.tpot is None]:
-        remark = f"no time per token, as {count:,} × {length:,} tokens do not fit: {few(short)}"
-    return records, _sentence(first, results[-1]), remark
+    if unfit := [record["deployment"] for record in records if record["tpot_s"] is None]:
+        remark = f"no time per token, as {count:,} × {length:,} tokens do not fit: {few(unfit)}"
+    return records, _sentence(fits[0], fits[-1], records[0], records[-1]), remark
 
 
-def _sentence(before: SideResult, after: SideResult) -> str:
-    """Return the change in users and TPOT in one sentence, then what the change costs.
+def _tpot_difference(record: Record, first: Record) -> float | None:
+    """Return the seconds by which TPOT exceeds the first side's.
+
+    Return None if a time is unknown, or if one is a bound and the other a prediction.
+    """
+    is_same_kind = (record["time_basis"] == BOUND) == (first["time_basis"] == BOUND)
+    if record["tpot_s"] is None or first["tpot_s"] is None or not is_same_kind:
+        return None
+    difference: float = record["tpot_s"] - first["tpot_s"]
+    return difference
+
+
+def _sentence(old: Fit, new: Fit, first: Record, last: Record) -> str:
+    """Return the change in users and TPOT in one sentence, then the costs of the change.
 
     Example: 14 users of 32,768 tokens fit with cache in fp8, before 7, and TPOT falls from
     12.10 to 11.80 ms.
     """
-    old, new = before.fit, after.fit
     old_length = f" of {old.length:,} tokens" if old.length != new.length else ""
     text = f"{new.sequences:,} users of {new.length:,} tokens fit with {changed(old, new)}"
     text += f", before {old.sequences:,}{old_length}"
-    longer = after.tpot_beyond(before)
-    if before.tpot is not None and after.tpot is not None and longer is not None:
-        mark = "≥ " if before.time_basis == BOUND else ""
-        start, end = (f"{mark}{tpot * 1000:.2f}" for tpot in (before.tpot, after.tpot))
-        verb = f"{'rises' if longer > 0 else 'falls'} from {start} to"
+    difference = last["tpot_difference_s"]
+    if difference is not None:
+        mark = "≥ " if first["time_basis"] == BOUND else ""
+        start, end = (f"{mark}{record['tpot_s'] * 1000:.2f}" for record in (first, last))
+        verb = f"{'rises' if difference > 0 else 'falls'} from {start} to"
         text += f", and TPOT {'stays' if start == end else verb} {end} ms"
     return "; ".join([f"{text}.", *costs(old, new)])
 
 
 def changed(before: Fit, after: Fit) -> str:
-    """Return what differs between two deployments."""
-
-    def labels(one: Fit) -> list[str]:
-        return [
-            one.model.name,
-            f"{one.ranks.gpus}× {one.gpu.name}",
-            f"weights in {one.formats.weights_label}",
-            f"cache in {_cache(one)}",
-            f"engine {one.options.engine}",
-        ]
-
+    """Return the differences between two deployments."""
     differences = [
-        new for old, new in zip(labels(before), labels(after), strict=True) if old != new
+        new for old, new in zip(_labels(before), _labels(after), strict=True) if old != new
     ]
-    options = [
-        n for n in FitOptions.__struct_fields__ if n not in ("engine", "draft", "from_log")
-    ]
-    settings = (
-        (before.options, after.options, options),
-        (before.ranks, after.ranks, ["tp", "pp", "dp", "ep", "dcp"]),
+    old_values, new_values = (
+        msgspec.structs.asdict(one.options) | msgspec.structs.asdict(one.ranks)
+        for one in (before, after)
     )
-    for old_values, new_values, names in settings:
-        differences += [
-            f"{name.replace('_', '-')} {getattr(new_values, name)}"
-            for name in names
-            if getattr(old_values, name) != getattr(new_values, name)
-        ]
+    for name, value in new_values.items():
+        is_labelled = name in ("engine", "draft", "from_log")
+        if not is_labelled and value != old_values[name]:
+            differences.append(f"{name.replace('_', '-')} {value}")
     return ", ".join(differences) or "no difference"
+
+
+def _labels(fitted: Fit) -> list[str]:
+    return [
+        fitted.model.name,
+        f"{fitted.ranks.gpus}× {fitted.gpu.name}",
+        f"weights in {fitted.formats.weights_label}",
+        f"cache in {_stored(fitted).cache}",
+        f"engine {fitted.options.engine}",
+    ]
+
+
+def _stored(fitted: Fit) -> StoredPrecision:
+    formats = fitted.formats
+    return StoredPrecision(
+        formats.weights_label, fitted.options.cache_label(formats.kv_cache_dtype)
+    )
 
 
 def costs(before: Fit, after: Fit) -> list[str]:
     """Return the published costs of lower precision and a shorter context, or that none is
     noted."""
-    old, new = (
-        StoredPrecision(one.formats.weights_label, _cache(one)) for one in (before, after)
-    )
     texts = []
-    for low in lowered(old, new):
-        what = f"{'a ' if low.what == 'cache' else ''}{low.what} in {low.format}"
-        loss = losses_of(low.what, low.format)
+    for what, format_, _ in lowered(_stored(before), _stored(after)):
+        text = f"{'a ' if what == 'cache' else ''}{what} in {format_}"
+        loss = losses_of(what, format_)
         is_unknown = loss == UNKNOWN_LOSS
-        texts.append(f"of {what}, {loss}" if is_unknown else f"published of {what}: {loss}")
+        texts.append(f"of {text}, {loss}" if is_unknown else f"published of {text}: {loss}")
     if after.length < before.length:
         texts.append(f"prompts beyond {after.length:,} tokens are refused: {UNKNOWN_LOSS}")
     return texts
-
-
-def _cache(one: Fit) -> str:
-    return one.options.cache_label(one.formats.kv_cache_dtype)

@@ -1,8 +1,4 @@
-"""What is stored in fewer bits than before, in words, and what is published of that.
-
-What is known of an attention variant's quality: how diverse its heads are, a published finding and
-scores, what it trades.
-"""
+"""Published quality of attention variants and of formats with fewer bits."""
 
 import re
 from typing import NamedTuple
@@ -12,29 +8,30 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.model.model import Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.storage.formats import FORMATS, cache_dtypes, canonical
-from kvcalc.storage.quantization import (
-    LOSSES,
-    Score,
-    cache_family,
-    load_weight_format,
-    loss_of,
-)
+from kvcalc.storage.quantization import LOSSES, cache_family, load_weight_format, loss_of
+
+GQA = "GQA, arXiv 2305.13245"
+V2 = "DeepSeek-V2, arXiv 2405.04434"
 
 
 class StoredPrecision(NamedTuple):
-    """How weights and cache are stored, by their labels."""
+    """Formats of the weights and of the cache, by their labels."""
 
     weights: str
     cache: str
 
     @property
     def narrowest(self) -> str:
-        """Of the weights' formats the one with the fewest bits."""
+        """The format of weights with the fewest bits."""
         return min(self.weights.split(" + "), key=_weight_bits)
 
 
 class Lowered(NamedTuple):
-    """`weights` or `cache` in a format of fewer bits than `former`."""
+    """Weights or cache in a format of fewer bits than before.
+
+    Attributes:
+        what: `weights` or `cache`.
+    """
 
     what: str
     format: str
@@ -42,13 +39,13 @@ class Lowered(NamedTuple):
 
 
 def stored(model: Model, precision: Precision) -> StoredPrecision:
-    """The labels of a model under a precision."""
+    """Return the formats of a model under a precision."""
     formats = formats_of(model, precision)
     return StoredPrecision(formats.weights_label, formats.kv_cache_dtype)
 
 
 def lowered(old: StoredPrecision, new: StoredPrecision) -> list[Lowered]:
-    """What `new` stores in fewer bits than `old`: by the narrowest format of each."""
+    """Return weights and cache that have fewer bits than before, by their narrowest formats."""
     results = []
     if _weight_bits(new.narrowest) < _weight_bits(old.narrowest):
         results.append(Lowered("weights", new.narrowest, old.narrowest))
@@ -57,34 +54,33 @@ def lowered(old: StoredPrecision, new: StoredPrecision) -> list[Lowered]:
     return results
 
 
-def below_published(model: Model, precision: Precision) -> list[Lowered]:
-    """Weights or cache of fewer bits than published."""
-    return (
-        lowered(stored(model, PUBLISHED), stored(model, precision))
-        if precision != PUBLISHED
-        else []
-    )
+def precision_losses(model: Model, precision: Precision) -> list[str]:
+    """Return the published losses of weights and cache that have fewer bits than published."""
+    if precision == PUBLISHED:
+        return []
+    return [
+        f"{what} in {format_}, published in {former}: {loss_of(what, format_)}"
+        for what, format_, former in lowered(stored(model, PUBLISHED), stored(model, precision))
+    ]
 
 
-def paid(low: Lowered, former: str = "") -> str:
-    """What is lowered, with what is known of its cost."""
-    return f"{low.what} in {low.format}{former}: {loss_of(low.what, low.format)}"
-
-
-def narrower(formats: StoredPrecision, gpu: Gpu, weights_only: bool) -> list[tuple[str, str]]:
-    """Return options and formats that need fewer bits on a GPU."""
+def narrower_formats(
+    formats: StoredPrecision, gpu: Gpu, is_weights_only: bool
+) -> dict[str, str]:
+    """Return formats that need fewer bits on a GPU, by the field of `Precision`."""
     has_fp8 = "fp8" in gpu.flops_per_s
-    options = []
-    if has_fp8 and _cache_bits(formats.cache) > 8 and not weights_only:
-        options.append(("--kv-cache-dtype", "fp8"))
-    for name in ("fp8", "int4") if has_fp8 else ("int4",):
-        if _weight_bits(name) < _weight_bits(formats.narrowest):
-            return [*options, ("--quantization", name)]
-    return options
+    narrower = {}
+    if has_fp8 and _cache_bits(formats.cache) > 8 and not is_weights_only:
+        narrower["kv_cache_dtype"] = "fp8"
+    bits = _weight_bits(formats.narrowest)
+    names = [name for name in ("fp8", "int4") if has_fp8 or name != "fp8"]
+    smaller = [name for name in names if _weight_bits(name) < bits]
+    return narrower | ({"quantization": smaller[0]} if smaller else {})
 
 
 def _cache_bits(label: str) -> float:
-    """Bits of the narrowest format in a cache's label; packed rows as what they pack."""
+    """Return the bits of the narrowest format in a cache's label. Packed rows count as the format
+    that they pack."""
     widths = [FORMATS[part].bits for part in label.split(" + ") if part in FORMATS]
     return min(widths, default=8 if label.startswith("fp8") else 4)
 
@@ -96,70 +92,60 @@ def _weight_bits(name: str) -> float:
         return 4
 
 
-_GQA = "GQA, arXiv 2305.13245"
-_V2 = "DeepSeek-V2, arXiv 2405.04434"
+# Published scores of the same model with 1 KV head, 8 KV heads and MHA (0), by task and source.
+OVER_HEADS = {
+    ("the mean of 7 tasks, T5-XXL uptrained", f"{GQA}, Table 1"): (
+        (1, 46.6),
+        (8, 47.1),
+        (0, 47.2),
+    ),
+    ("MMLU, 7B from scratch", f"{V2}, Table 8"): ((1, 37.9), (8, 41.2), (0, 45.2)),
+}
+
+
+def _scores(index: int) -> str:
+    """Return the published scores of a number of KV heads, compared with MHA."""
+    texts = [
+        f"{points[index][1]:g} against {points[-1][1]:g} in {task} ({source})"
+        for (task, source), points in OVER_HEADS.items()
+    ]
+    return ", ".join(texts)
 
 
 class Quality(NamedTuple):
-    """head_diversity: full, grouped or shared keys and values. note: a published finding, with its
-    source. trades: for what."""
+    """Published quality of an attention variant.
+
+    Attributes:
+        head_diversity: How different keys and values of the heads are: full, grouped or shared.
+        note: A published finding and scores, with their sources.
+        trades: What the variant gives up.
+    """
 
     head_diversity: str
     note: str
     trades: str
-    scores: tuple[Score, ...] = ()
-
-    def __str__(self) -> str:
-        sources = [score.source for score in self.scores]
-        last = [source not in sources[at + 1 :] for at, source in enumerate(sources)]
-        scores = (
-            f"{s} ({s.source})" if stated else str(s)
-            for s, stated in zip(self.scores, last, strict=True)
-        )
-        return ", ".join([self.note, *scores])
-
-
-T5_XXL = ("the mean of 7 tasks, T5-XXL uptrained", f"{_GQA}, Table 1")
-DENSE_7B = ("MMLU, 7B from scratch", f"{_V2}, Table 8")
-MOE = "MMLU, a MoE of {}", f"{_V2}, Table 9"
-# Published scores of the same model with fewer KV heads: (KV heads, 0 for all; score)
-OVER_HEADS = {
-    T5_XXL: ((1, 46.6), (8, 47.1), (0, 47.2)),
-    DENSE_7B: ((1, 37.9), (8, 41.2), (0, 45.2)),
-}
-
-
-def _with_heads(heads: int) -> tuple[Score, ...]:
-    """The scores of so many KV heads."""
-    tables = ((dict(points), *names) for names, points in OVER_HEADS.items())
-    return tuple(
-        Score(scores[heads], scores[0], what, source) for scores, what, source in tables
-    )
 
 
 QUALITY = {
-    "mha": Quality("full", f"the reference: 'strong' ({_V2}, Table 1)", "memory"),
+    "mha": Quality("full", f"the reference: 'strong' ({V2}, Table 1)", "memory"),
     "mqa": Quality(
         "shared",
-        f"'weak' ({_V2}, Table 1); quality loss and instability ({_GQA}, abstract and App. A)",
+        f"'weak' ({V2}, Table 1); quality loss and instability ({GQA}, abstract and App. A), "
+        f"{_scores(0)}",
         "quality",
-        _with_heads(1),
     ),
     "gqa": Quality(
         "grouped",
-        f"'moderate' ({_V2}, Table 1); close to MHA after uptraining ({_GQA}, abstract); with 8 "
-        "KV heads",
+        f"'moderate' ({V2}, Table 1); close to MHA after uptraining ({GQA}, abstract); with 8 "
+        f"KV heads, {_scores(1)}",
         "some of both",
-        _with_heads(8),
     ),
     "mla": Quality(
         "full",
-        f"'stronger' than MHA in its authors' ablations ({_V2}, Table 1)",
+        f"'stronger' than MHA in its authors' ablations ({V2}, Table 1), "
+        "50 against 48.7 in MMLU, a MoE of 16B, "
+        f"59 against 57.5 in MMLU, a MoE of 250B ({V2}, Table 9)",
         "FLOPs in decode",
-        (
-            Score(50.0, 48.7, MOE[0].format("16B"), MOE[1]),
-            Score(59.0, 57.5, MOE[0].format("250B"), MOE[1]),
-        ),
     ),
     "dsa": Quality(
         "full",
@@ -181,41 +167,32 @@ QUALITY = {
         "heavy hitters hold most attention; 20 % kept in its tests (H2O, arXiv 2306.14048)",
         "evicted tokens",
     ),
-    **{
-        family: Quality("as before", loss.found, "precision", loss.scores)
-        for (stored, family), loss in LOSSES.items()
-        if stored == "cache"
-    },
 }
-_OWN = {
-    "MHA": "mha",
-    "GQA": "gqa",
-    "MQA": "mqa",
-    "MLA": "mla",
-    "DSA": "dsa",
+for (_stored, _family), _loss in LOSSES.items():
+    if _stored == "cache":
+        _note = f"{_loss.found}, {_loss.scores[0]} ({_loss.scores[0].source})"
+        QUALITY[_family] = Quality("as before", _note, "precision")
+# the variant by its name in a model's attention
+OWN_NAMES = {name.upper(): name for name in ("mha", "gqa", "mqa", "mla", "dsa")} | {
     "window": "window",
     "budget": "evict",
 }
 
 
 def quality_of(variant: str, attention: str) -> dict[str, Quality]:
-    """What is known of each step of a variant's name, by step; steps of which nothing is noted are
-    left out.
+    """Return the published quality of each step of a variant's name; steps without one are left
+    out.
 
-    `none` stands for what the model's `attention` is made of.
+    Args:
+        variant: The name; `none` means the variants in the model's own attention.
+        attention: The model's attention, such as `GQA-8 window 4096`.
     """
-    steps = {
-        step: _named(step.partition(":")[0])
-        for step in (word.strip().lower() for word in variant.split("/"))
-    }
-    if "none" in steps:
-        own = dict.fromkeys(re.findall(rf"\b({'|'.join(_OWN)})\b", attention))
-        steps = {word: _OWN[word] for word in own} | {
-            step: name for step, name in steps.items() if step != "none"
-        }
+    steps = {}
+    names = [word.strip().lower() for word in variant.split("/")]
+    if "none" in names:
+        own = re.findall(rf"\b({'|'.join(OWN_NAMES)})\b", attention)
+        steps = {word: OWN_NAMES[word] for word in own}
+    for step in names:
+        is_dtype = canonical(step) in cache_dtypes()
+        steps[step] = cache_family(step) if is_dtype else step.partition(":")[0]
     return {step: QUALITY[name] for step, name in steps.items() if name in QUALITY}
-
-
-def _named(step: str) -> str:
-    """The entry of a step: of a cache format that of its family."""
-    return step if canonical(step) not in cache_dtypes() else cache_family(step)

@@ -8,7 +8,7 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.planning.best_configs import BestConfigs
 from kvcalc.planning.grid import Candidate
-from kvcalc.planning.quality import narrower, stored
+from kvcalc.planning.quality import narrower_formats, stored
 from kvcalc.planning.search import run_search
 from kvcalc.planning.search_space import MAX_GPUS, Requirement, SearchSpace
 from kvcalc.records import Record
@@ -96,11 +96,11 @@ def _memory_changes(candidate: Candidate, space: SearchSpace) -> Iterator[Target
         return
     formats = stored(deployment.model, deployment.precision)
     exceeds_memory = candidate.remaining_bytes < 0
-    for option, name in narrower(formats, deployment.gpu, weights_only=exceeds_memory):
-        field = option.removeprefix("--").replace("-", "_")
+    narrower = narrower_formats(formats, deployment.gpu, is_weights_only=exceeds_memory)
+    for field, name in narrower.items():
         precision = msgspec.structs.replace(deployment.precision, **{field: name})
         narrow = msgspec.structs.replace(around, precisions=(precision,))
-        yield TargetChange([f"{option} {name}"], need, narrow)
+        yield TargetChange([f"--{field.replace('_', '-')} {name}"], need, narrow)
 
 
 def _relax_limits(change: TargetChange, candidate: Candidate) -> TargetChange:

@@ -1,14 +1,14 @@
-"""The same model with its attention swapped: what a variant's name means, and what it leaves equal.
+"""Attention variants of a model, by name.
 
-Layers, width, query heads, feed-forward parts and embeddings stay; every layer that attends gets
-the variant, recurrent layers stay. Steps stack with `/`: `gqa:8/window:4096/int8` is all three at
-once.
+The layers, the width, the query heads, the feed-forward parts and the embeddings stay. Every layer
+that attends gets the variant, and recurrent layers stay. `/` combines steps: `gqa:8/window:4096/int8`
+has 8 KV heads, a window of 4,096 tokens and a cache in int8.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,6 @@ from kvcalc.layers.attention import Grouped, Latent, Sparse
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.part import Sublayer
 from kvcalc.model.model import Layer, Model
-from kvcalc.records import Record
 from kvcalc.storage.formats import cache_dtypes, canonical
 from kvcalc.units import parse_tokens
 
@@ -34,16 +33,21 @@ FORMS = (
     "none",
     "int8 …",
 )
-# DeepSeek-V2's and V3's latent and RoPE key; V3.2's indexer beside them
-USUAL_MLA, USUAL_DSA = "512+64", "512+64+128@2048"
 INDEX_HEADS = 64  # DeepSeek-V3.2's indexer
-_UNLIMITED = {
-    "sliding_window": None,
-    "attention_chunk_size": None,
-    "cache_budget": None,
-}
-# steps, and the field that each sets
-_LIMITS = {"window": "sliding_window", "evict": "cache_budget"}
+# the field that limits the tokens of a layer, by step
+LIMITS = {"window": "sliding_window", "evict": "cache_budget"}
+UNLIMITED = {"sliding_window": None, "attention_chunk_size": None, "cache_budget": None}
+PLAIN_STEPS = ("none", "mha", "mqa")
+NUMBER_STEPS = ("gqa", "cla", "hybrid", *LIMITS)
+NAMES = (*PLAIN_STEPS, "mla", "dsa", *NUMBER_STEPS)
+# a step of this kind replaces the whole attention, and with it the effect of these earlier steps
+REPLACING_STEPS, REPLACED_STEPS = (
+    ("mha", "mqa", "gqa", "mla", "dsa"),
+    (*LIMITS, "cla", "hybrid"),
+)
+_MLA_SIZES = re.compile(r"(?P<kv_lora_rank>\d+)\+(?P<qk_rope_head_dim>\d+)")
+_DSA_SIZES = re.compile(rf"{_MLA_SIZES.pattern}\+(?P<index_head_dim>\d+)@(?P<index_topk>\d+k?)")
+ChangePart = Callable[[Sublayer], Sublayer]
 
 
 class Variant(NamedTuple):
@@ -51,113 +55,146 @@ class Variant(NamedTuple):
 
     Attributes:
         kv_cache_dtype: The cache dtype that the variant names, or ''.
-        held: What stayed equal.
+        held_equal: What stayed equal.
     """
 
     model: Model
     kv_cache_dtype: str
-    held: str
+    held_equal: str
 
 
 def variant(model: Model, text: str) -> Variant:
-    """`model` with the steps of `text` applied in order. Raises UserError naming the known
-    forms."""
-    dtype, stored = "", ["layers, width, query heads, FFN"]
-    split: dict[str, str] = {}
-    done: dict[str, str] = {}
+    """Return a model with the steps of a variant's name applied in order.
+
+    Raises:
+        UserError: The name is not one of the known forms, or the model has no such variant.
+    """
+    cache_dtype, equal = "", ["layers, width, query heads, FFN"]
+    local_kinds: dict[str, str] = {}
+    steps: dict[str, str] = {}
     for step in map(str.strip, text.strip().lower().split("/")):
         name, _, value = step.partition(":")
-        also, undone = "", [done[n] for n in done if n in _UNDOES.get(name, ())]
-        if undone:
-            raise UserError(
-                f"variant {text!r}: {step} undoes {undone[0]}",
-                hint=f"Write {step} before it, or one alone",
-            )
+        _check_step(text, step, steps)
         if canonical(name) in cache_dtypes() and not value:
-            dtype = canonical(name)
-        elif name in _NEEDS_VALUE and not value:
-            example = next(form for form in FORMS if form.startswith(f"{name}:"))
-            raise UserError(f"variant {step!r} needs a number", hint=f"Write {example}")
-        elif name in _LIMITS:
-            model, also = _limited(
-                model, name, value, {*split} or {*model.kinds}, _LIMITS.keys() & done
-            )
+            cache_dtype = canonical(name)
+        elif name in LIMITS:
+            kinds = local_kinds or model.kinds
+            model = _limit_tokens(model, name, value, kinds, LIMITS.keys() & steps)
+            equal.append("KV heads")
         elif name == "hybrid":
-            model, also, split = _hybrid(model, value)
-        elif name in _PLAIN_STEPS:
-            if value:
-                hint = f"Known forms: {', '.join(FORMS)}"
-                raise UserError(f"variant {name}:{value} takes no value", hint=hint)
-            model, also = _PLAIN_STEPS[name](model)
-        elif name in _STEPS:
-            model, also = _STEPS[name](model, value)
+            period = parse_tokens(value, "hybrid's layers")
+            model, local_kinds = _split_kinds(model, period)
+            equal.append(f"every {period}. layer as it was")
+        elif name == "none":
+            equal.append("attention")
+        elif name == "cla":
+            model = _share_caches(model, parse_tokens(value, "cla's layers per cache"))
+            equal.append("KV heads")
+        elif name in ("mla", "dsa"):
+            model = _latent(model, name, value)
+            equal.append(
+                "value width; keys get the RoPE part beside"
+                if name == "mla"
+                else f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 where it has none"
+            )
         else:
-            raise UserError(
-                f"unknown variant {step!r}",
-                hint=f"Known forms: {', '.join(FORMS)}; stack them with /",
-            )
-        stored += [also] if also else []
-        done[name] = step
-    beside = [
-        (model.kinds[near], model.kinds[whole])
-        for near, whole in split.items()
-        if {near, whole} <= {*model.kinds}
-    ]
-    if beside and all(near.label == whole.label for near, whole in beside):
-        if [*done][-1] != "hybrid":
-            why = f"all layers of {model.name} would see {beside[0][0].label}"
-            raise UserError(
-                f"variant {text!r}: {why}",
-                hint="Give the other layers another window, as in hybrid:5/window:1024",
-            )
-        raise UserError(
-            f"variant {text!r}: a hybrid names what its other layers see",
-            hint="Write hybrid:5/window:4096",
-        )
+            groups = {"mha": None, "mqa": 1}
+            count = groups[name] if name in groups else parse_tokens(value, "gqa's KV heads")
+            model, widths = _grouped(model, count)
+            equal.append(widths)
+        steps[name] = step
+    _check_hybrid(model, text, local_kinds, is_last=list(steps)[-1] == "hybrid")
     key, problem = model.problem()
     if problem:
         raise UserError(f"variant {text!r}: {key}: {problem}")
-    return Variant(model, dtype, "; ".join(stored))
+    return Variant(model, cache_dtype, "; ".join(equal))
 
 
-def _mapped(layer: Layer, change: Callable[[Sublayer], Sublayer]) -> Layer:
-    """A layer with `change` applied to every part that attends."""
+def _check_step(text: str, step: str, steps: Mapping[str, str]) -> None:
+    """Raise UserError if a step is unknown, has a wrong value, or undoes an earlier step."""
+    name, _, value = step.partition(":")
+    forms = f"Known forms: {', '.join(FORMS)}"
+    undone = [steps[other] for other in steps if other in REPLACED_STEPS]
+    if undone and name in REPLACING_STEPS:
+        raise UserError(
+            f"variant {text!r}: {step} undoes {undone[0]}",
+            hint=f"Write {step} before it, or one alone",
+        )
+    if name in NUMBER_STEPS and not value:
+        example = next(form for form in FORMS if form.startswith(f"{name}:"))
+        raise UserError(f"variant {step!r} needs a number", hint=f"Write {example}")
+    if name in PLAIN_STEPS and value:
+        raise UserError(f"variant {step} takes no value", hint=forms)
+    if name not in NAMES and (value or canonical(name) not in cache_dtypes()):
+        raise UserError(f"unknown variant {step!r}", hint=f"{forms}; stack them with /")
 
-    def swapped(parts: tuple[Sublayer, ...]) -> tuple[Sublayer, ...]:
-        return tuple(change(p) if p.attends else p for p in parts)
 
-    return msgspec.structs.replace(
-        layer, parts=swapped(layer.parts), shared=swapped(layer.shared)
+def _check_hybrid(
+    model: Model, text: str, local_kinds: Mapping[str, str], is_last: bool
+) -> None:
+    """Raise UserError if the local layers of a hybrid see the same tokens as the other layers.
+
+    Args:
+        local_kinds: The kind that each local kind was split from.
+        is_last: Whether no window or budget follows the hybrid.
+    """
+    pairs = [
+        (model.kinds[local], model.kinds[kind])
+        for local, kind in local_kinds.items()
+        if local in model.kinds and kind in model.kinds
+    ]
+    if not pairs or any(local.label != layer.label for local, layer in pairs):
+        return
+    problem = "a hybrid names what its other layers see"
+    hint = "Write hybrid:5/window:4096"
+    if not is_last:
+        problem = f"all layers of {model.name} would see {pairs[0][0].label}"
+        hint = "Give the other layers another window, as in hybrid:5/window:1024"
+    raise UserError(f"variant {text!r}: {problem}", hint=hint)
+
+
+def _change_layer(layer: Layer, change: ChangePart, **fields: Any) -> Layer:
+    """Return a layer with a change of every part that attends, and other fields."""
+    parts, shared = (
+        tuple(change(part) if part.attends else part for part in old)
+        for old in (layer.parts, layer.shared)
     )
+    return msgspec.structs.replace(layer, parts=parts, shared=shared, **fields)
 
 
-def _replaced(model: Model, change: Callable[[Sublayer], Sublayer]) -> Model:
-    """`model` with `change`, which makes other parts, applied to all that attend: each layer stores
-    a cache of its own."""
+def _replace_attention(model: Model, change: ChangePart) -> Model:
+    """Return a model with other attention. Each layer stores its own cache."""
     kinds = {
-        k: msgspec.structs.replace(_mapped(layer, change), shares_cache=False)
-        for k, layer in model.kinds.items()
+        kind: _change_layer(layer, change, shares_cache=False)
+        for kind, layer in model.kinds.items()
     }
     return msgspec.structs.replace(model, kinds=kinds)
 
 
+def _fields(spec: type[Sublayer], part: Sublayer) -> dict[str, Any]:
+    """Return the fields of a part that another kind of part has too."""
+    return {name: getattr(part, name) for name in spec.__struct_fields__}
+
+
 def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
-    """Return the model with this many KV heads, or as MHA if None. MHA's keys are as wide as its
-    values."""
-    narrows_keys = False
+    """Return the model with this many KV heads, or as MHA if None, and the widths that stayed.
+
+    The keys of MHA are as wide as its values.
+    """
+    widths = "head widths"
 
     def change(part: Sublayer) -> Sublayer:
-        nonlocal narrows_keys
+        nonlocal widths
         heads, key, value = part.as_mha()
         count = groups or heads
         if groups is None and key != value:
-            narrows_keys = True
+            widths = "value width, which keys get too"
             key = value
         if heads % count:
             message = f"{count} KV heads do not divide the {heads} query heads of {model.name}"
             raise UserError(f"gqa:{count}: {message}")
         fields = _fields(Grouped, part) if isinstance(part, Grouped) else {}
-        fields |= _UNLIMITED | {
+        sizes = {
             "num_attention_heads": heads,
             "num_key_value_heads": count,
             "head_dim": key,
@@ -165,47 +202,31 @@ def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
             "kv_projection": True,
             "sink_tokens": 0,
         }
-        return Grouped(**fields)
+        return Grouped(**fields | UNLIMITED | sizes)
 
-    changed = _replaced(model, change)
-    return changed, "value width, which keys get too" if narrows_keys else "head widths"
-
-
-def _gqa(model: Model, value: str) -> tuple[Model, str]:
-    if not value:
-        raise UserError("gqa's KV heads '' is not a number", hint="Write gqa:8")
-    return _grouped(model, parse_tokens(value, "gqa's KV heads"))
+    changed = _replace_attention(model, change)
+    return changed, widths
 
 
-def _mla(model: Model, value: str) -> tuple[Model, str]:
-    example = "mla:512+64 (latent + RoPE key)"
-    rank, rope = _numbers("mla", value or USUAL_MLA, r"(\d+)\+(\d+)", example)
-    changed = _latent(model, Latent, {"kv_lora_rank": rank, "qk_rope_head_dim": rope})
-    return changed, "value width; keys get the RoPE part beside"
+def _latent(model: Model, name: str, value: str) -> Model:
+    """Return the model with latent attention of these sizes. Other sizes of a latent stay.
 
-
-def _dsa(model: Model, value: str) -> tuple[Model, str]:
-    example = "dsa:512+64+128@2048 (latent + RoPE key + index key @ top-k)"
-    form = r"(\d+)\+(\d+)\+(\d+)@(\d+k?)"
-    rank, rope, index, top = _numbers("dsa", value or USUAL_DSA, form, example)
-    sizes = {
-        "kv_lora_rank": rank,
-        "qk_rope_head_dim": rope,
-        "index_topk": top,
-        "index_head_dim": index,
-    }
-    stored = f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 where it has none"
-    return _latent(model, Sparse, sizes), stored
-
-
-def _latent(model: Model, spec: type[Latent], sizes: dict[str, int]) -> Model:
-    """Return the model with latent attention of these sizes. Other sizes of a latent stay."""
+    The default sizes are those of DeepSeek-V2 and V3 for `mla`, and of V3.2 for `dsa`.
+    """
+    spec, pattern, usual, meaning = (
+        (Latent, _MLA_SIZES, "512+64", "latent + RoPE key")
+        if name == "mla"
+        else (Sparse, _DSA_SIZES, "512+64+128@2048", "latent + RoPE key + index key @ top-k")
+    )
+    match = pattern.fullmatch(value or usual)
+    if not match:
+        hint = f"Write {name}:{usual} ({meaning})"
+        raise UserError(f"variant {name}:{value} is incomplete", hint=hint)
+    sizes = {field: parse_tokens(size, name) for field, size in match.groupdict().items()}
 
     def change(part: Sublayer) -> Sublayer:
-        if isinstance(part, spec):
-            fields = _fields(spec, part)
-        elif isinstance(part, Latent):
-            fields = _fields(Latent, part)
+        if isinstance(part, Latent):
+            fields = _fields(spec if isinstance(part, spec) else Latent, part)
         else:
             heads, key, width = part.as_mha()
             fields = {
@@ -217,134 +238,104 @@ def _latent(model: Model, spec: type[Latent], sizes: dict[str, int]) -> Model:
             fields.setdefault("index_n_heads", INDEX_HEADS)
         return spec(**fields | sizes)
 
-    return _replaced(model, change)
+    return _replace_attention(model, change)
 
 
-def _fields(spec: type[Sublayer], part: Sublayer) -> Record:
-    """The fields of `part` that `spec` has too: what a variant of it does not name, it keeps."""
-    return {name: getattr(part, name) for name in spec.__struct_fields__}
+def _limit_tokens(
+    model: Model, name: str, value: str, kinds: Collection[str], other_limits: Collection[str]
+) -> Model:
+    """Return the model with a window or a cache budget.
 
-
-def _limited(
-    model: Model, name: str, value: str, which: set[str], beside: set[str]
-) -> tuple[Model, str]:
-    """Every layer of the kinds in `which` that attends sees or keeps so many tokens; who reads
-    whose cache stays as it is.
-
-    Of its other limits those of the steps in `beside` stay: a window and a budget hold at once.
+    Args:
+        kinds: Kinds of layers that get the limit.
+        other_limits: Steps whose limits stay. A layer can have a window and a budget.
     """
-    field = _LIMITS[name]
-    tokens = parse_tokens(value, field)
+    tokens = parse_tokens(value, LIMITS[name])
 
     def change(part: Sublayer) -> Sublayer:
-        if isinstance(part, Grouped) and not any(
-            e.role not in ("k", "v") or e.top for e in part.cache()
-        ):
-            kept = {_LIMITS[step]: getattr(part, _LIMITS[step]) for step in beside}
-            limited = msgspec.structs.replace(part, **_UNLIMITED | kept | {field: tokens})
-            if all(e.limit for e in limited.cache()):
+        entries = part.cache()
+        is_plain = all(entry.role in ("k", "v") and not entry.top for entry in entries)
+        if isinstance(part, Grouped) and is_plain:
+            limits = {LIMITS[step]: getattr(part, LIMITS[step]) for step in other_limits}
+            limits = UNLIMITED | limits | {LIMITS[name]: tokens}
+            limited = msgspec.structs.replace(part, **limits)
+            if all(entry.limit for entry in limited.cache()):
                 return limited
         raise UserError(
             f"{name}:{value}: {model.name} does not cache plain keys and values",
             hint="Begin with mha or gqa:8",
         )
 
-    kinds = {
-        kind: _mapped(layer, change) if kind in which else layer
+    changed = {
+        kind: _change_layer(layer, change) if kind in kinds else layer
         for kind, layer in model.kinds.items()
     }
-    return msgspec.structs.replace(model, kinds=kinds), "KV heads"
+    return msgspec.structs.replace(model, kinds=changed)
 
 
-def _hybrid(model: Model, value: str) -> tuple[Model, str, dict[str, str]]:
-    """Every n-th layer that attends stays; the others become kinds of their own, for a window or
-    budget behind the slash.
+def _split_kinds(model: Model, period: int) -> tuple[Model, dict[str, str]]:
+    """Return the model with new kinds for all layers that attend, except every `period`-th one.
 
-    With the kinds that are new, and beside which of the old ones they stand.
+    Returns:
+        The model, and the old kind of each new one.
     """
-    every = parse_tokens(value, "hybrid's layers")
-    kinds, order, seen = dict(model.kinds), [], 0
-    local = {kind: _free(kind, "_local", model) for kind in model.kinds}
+    kinds, order, num_attending = dict(model.kinds), [], 0
+    old_kinds = {}
     for kind in model.order:
-        seen += any(p.attends for p in model.kinds[kind].parts)
-        if any(p.attends for p in model.kinds[kind].parts) and seen % every != 0:
-            kinds[local[kind]] = model.kinds[kind]
-            order.append(local[kind])
-        else:
-            order.append(kind)
-    split = {near: kind for kind, near in local.items() if near in kinds}
-    return (
-        msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)),
-        f"every {every}. layer as it was",
-        split,
-    )
+        layer = model.kinds[kind]
+        if any(part.attends for part in layer.parts):
+            num_attending += 1
+            if num_attending % period:
+                local = _free_name(kind, "_local", model)
+                old_kinds[local], kinds[local] = kind, layer
+                kind = local
+        order.append(kind)
+    return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)), old_kinds
 
 
-def _free(kind: str, ending: str, model: Model) -> str:
-    """A name for layers made of a kind, that no kind of the model has."""
+def _free_name(kind: str, ending: str, model: Model) -> str:
+    """Return a name that no kind of the model has."""
     name = kind + ending
     while name in model.kinds:
         name += "_"
     return name
 
 
-def _cla(model: Model, value: str) -> tuple[Model, str]:
-    """Of the layers that attend and keep the same rows every n-th stores its cache, from the first
-    on; the others read it.
+def _share_caches(model: Model, layers_per_cache: int) -> Model:
+    """Return the model in which only every n-th layer stores a cache, and the others read it.
 
-    These project no K and V. A layer with a window and one without read no cache of each other:
-    neither holds what the other sees.
+    Layers count separately by the rows that they store, because a layer with a window does not
+    store what a layer without one needs. Layers without a cache project no K and V.
     """
-    share = parse_tokens(value, "cla's layers per cache")
     kinds: dict[str, Layer] = {}
-    order, seen = [], Counter[tuple[CacheEntry, ...]]()
+    order, counts = [], Counter[tuple[CacheEntry, ...]]()
     for kind in model.order:
         layer = model.kinds[kind]
-        attends = any(p.attends for p in layer.parts)
-        borrows = attends and seen[layer.entries] % share != 0
-        seen[layer.entries] += 1
-        name = _free(kind, "_shared", model) if borrows else kind
-        kinds.setdefault(name, _storing(model, layer, not borrows) if attends else layer)
+        attends = any(part.attends for part in layer.parts)
+        is_reader = attends and counts[layer.entries] % layers_per_cache != 0
+        counts[layer.entries] += 1
+        name = _free_name(kind, "_shared", model) if is_reader else kind
+        if name not in kinds:
+            kinds[name] = _with_cache(model, layer, not is_reader) if attends else layer
         order.append(name)
-    return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order)), "KV heads"
+    return msgspec.structs.replace(model, kinds=kinds, pattern=tuple(order))
 
 
-def _storing(model: Model, layer: Layer, own: bool) -> Layer:
-    """A layer with a cache of its own, or with another's. Raises UserError where a part has no form
-    without its own."""
-    parts = [(p.storing(own) if p.attends else p) for p in layer.parts]
-    if any(p is None for p in parts):
-        raise UserError(
-            f"cla: no form of {layer.label} of {model.name} is known that reads another "
-            "layer's cache",
-            hint="Begin with mha or gqa:8",
-        )
-    return msgspec.structs.replace(
-        layer, parts=tuple(p for p in parts if p), shares_cache=not own
-    )
+def _with_cache(model: Model, layer: Layer, has_own: bool) -> Layer:
+    """Return a layer that stores its own cache or reads another layer's.
 
+    Raises:
+        UserError: A part has no known form without its own cache.
+    """
 
-def _numbers(name: str, value: str, form: str, example: str) -> list[int]:
-    match = re.fullmatch(form, value)
-    if not match:
-        raise UserError(f"variant {name}:{value} is incomplete", hint=f"Write {example}")
-    return [parse_tokens(g, name) for g in match.groups()]
+    def change(part: Sublayer) -> Sublayer:
+        changed = part.storing(has_own)
+        if changed is None:
+            raise UserError(
+                f"cla: no form of {layer.label} of {model.name} is known that reads another "
+                "layer's cache",
+                hint="Begin with mha or gqa:8",
+            )
+        return changed
 
-
-# steps without a value
-_PLAIN_STEPS: dict[str, Callable[[Model], tuple[Model, str]]] = {
-    "none": lambda model: (model, "attention"),
-    "mha": lambda model: _grouped(model, None),
-    "mqa": lambda model: _grouped(model, 1),
-}
-_STEPS: dict[str, Callable[[Model, str], tuple[Model, str]]] = {
-    "gqa": _gqa,
-    "mla": _mla,
-    "dsa": _dsa,
-    "cla": _cla,
-}
-NAMES = (*_PLAIN_STEPS, *_STEPS, *_LIMITS, "hybrid")
-_FORMS = ("mha", "mqa", "gqa", "mla", "dsa")
-_NEEDS_VALUE = ("gqa", "cla", "hybrid", *_LIMITS)
-# steps, and earlier ones that they leave nothing of
-_UNDOES = dict.fromkeys(_FORMS, (*_LIMITS, "cla", "hybrid"))
+    return _change_layer(layer, change, shares_cache=not has_own)
