@@ -70,7 +70,7 @@ BAD = {
     "unknown type": ("type: grouped", "type: groupd", 8, "Invalid value 'groupd'. Did you mean grouped?"),
     "no type": ("type: grouped, ", "", 8, "is missing the key 'type'"),
     "heads": ("num_attention_heads: 8", "num_attention_heads: 9", 6, "num_attention_heads 9 is not a multiple of"),
-    "duplicate key": ("layers: 2", "layers: 2\nhidden_size: 3", 5, "key 'hidden_size' stands twice"),
+    "duplicate key": ("layers: 2", "layers: 2\nhidden_size: 3", 5, "key 'hidden_size' occurs twice"),
     "unhashable key": ("layers: 2", "layers: 2\n? [a, b]\n: 3", 5, "a key must be a single word or number"),
     "mapping as key": ("layers: 2", "layers: 2\n? {a: b}\n: 3", 5, "a key must be a single word or number"),
     "alias": ("layers: 2", "layers: &n 2\nmax_context: *n", 5, "uses an alias"),

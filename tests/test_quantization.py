@@ -70,8 +70,6 @@ def test_ragged_edges_have_scales_of_their_own() -> None:
         ("affine4_g96", 2 * N),  # 256 inputs are no multiple of 96, so it stays as it was
         ("tiles4_g128", 1024 * 512 // 2 + 8 * 512 * 4),  # 256 inputs fill a tile of 1024
         # a 16-bit code for 8 inputs, 2^16 vectors of 8 of 2 bytes, a 16-bit scale per output
-        ("aqlm_1x16_g8x1", N // 8 * 2 + 2**16 * 8 * 2 + 512 * 2),
-        ("aqlm_2x8_g8x1", N // 8 * 2 + 2 * 2**8 * 8 * 2 + 512 * 2),
         ("q4_k@3/16", N * 3 // 16),
         ("q4_k", N // 256 * 144),
         ("q8_0", N // 32 * 34),

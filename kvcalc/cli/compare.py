@@ -208,7 +208,7 @@ def run(
     if sides:
         run_deployments(sides, model, gpu, users, output)
         return
-    if not (model or typed.dimensions().given()):
+    if not (model or typed.dimensions().has_values()):
         raise UserError(
             "compare takes a model, or --layers, --heads, --kv-heads and --head-dim",
             hint=EXAMPLE,

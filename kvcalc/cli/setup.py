@@ -74,19 +74,19 @@ def alone(
     Raises:
         UserError: There are both or neither.
     """
-    if dimensions.given() and (models or changes):
+    if dimensions.has_values() and (models or changes):
         change = f"layers={dimensions.layers}" if dimensions.layers else "KEY=VALUE"
         raise UserError(
             "dimensions cannot be combined with a model or --set",
             hint=f"Change a model with --set {change}",
         )
-    if not (models or dimensions.given()):
+    if not (models or dimensions.has_values()):
         raise UserError(
             "no model is named",
             hint="Name one (`kvcalc models` lists them), or give --layers, --kv-heads and "
             "--head-dim",
         )
-    return dimensions if dimensions.given() else None
+    return dimensions if dimensions.has_values() else None
 
 
 LISTS = ("engine", "max_num_seqs", "max_model_len")

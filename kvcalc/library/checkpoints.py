@@ -43,8 +43,8 @@ def _preset(name: str) -> str:
         result = checkpoint(hub_name(name))
     except UserError:
         return ""
-    stored = f" with --quantization {result.quantization}" if result.quantization else ""
-    return "" if "/" in result.name else f"{result.name}{stored}"
+    storage_hint = f" with --quantization {result.quantization}" if result.quantization else ""
+    return "" if "/" in result.name else f"{result.name}{storage_hint}"
 
 
 _ID = re.compile(r"^huggingface_id:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
@@ -111,7 +111,7 @@ _SAME_SHAPE = {
     "qwen2.5-math-": "qwen2.5-",
     "meta-llama-": "llama-",
 }
-_WHOLE = {
+_DTYPES = {
     "bf16": "bf16",
     "fp16": "fp16",
     "fp32": "fp32",
@@ -156,17 +156,23 @@ def checkpoint(name: str) -> Checkpoint:
     if result := published().get(plain.lower()):
         return Checkpoint(result)
     org, _, base = plain.rstrip("/").rpartition("/")
-    known = _derived(org.rpartition("/")[2].lower(), base.partition("@")[0])
-    if known:
-        same = presets.key(known.name) == presets.key(base)
-        return known if same else known._replace(remark=f"{plain} read as {_told(known)}")
+    derived = _derived(org.rpartition("/")[2].lower(), base.partition("@")[0])
+    if derived:
+        same = presets.key(derived.name) == presets.key(base)
+        return (
+            derived
+            if same
+            else derived._replace(remark=f"{plain} read as {_describe(derived)}")
+        )
     if is_hub_name(plain):
         return Checkpoint(plain)
     return Checkpoint(locate(base or plain, "models").path.stem)  # raises UserError
 
 
-def _told(found: Checkpoint) -> str:
-    return " in ".join(filter(None, (found.name, found.quantization or found.dtype)))
+def _describe(checkpoint_: Checkpoint) -> str:
+    return " in ".join(
+        filter(None, (checkpoint_.name, checkpoint_.quantization or checkpoint_.dtype))
+    )
 
 
 def _readable(name: str) -> bool:
@@ -190,18 +196,18 @@ def published() -> dict[str, str]:
 
 def _derived(org: str, base: str) -> Checkpoint | None:
     """Return the preset that remains after its endings are removed, with their formats."""
-    left = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", base, flags=re.IGNORECASE)
-    left = left.partition(":")[0] if ":" in left else left
+    stem = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", base, flags=re.IGNORECASE)
+    stem = stem.partition(":")[0] if ":" in stem else stem
     dtype = format_ = ""
     for _ in range(8):
-        if preset := _preset_checkpoints(left):
+        if preset := _preset_checkpoints(stem):
             return Checkpoint(preset, dtype, format_)
-        shorter, stated, whole = _shortened(left)
-        if shorter == left:
+        shorter, stated, stated_dtype = _shortened(stem)
+        if shorter == stem:
             return None
         if stated == "fp8" and not format_:
             stated = _FP8_OF.get(org, "fp8")
-        left, format_, dtype = shorter, format_ or stated, dtype or whole
+        stem, format_, dtype = shorter, format_ or stated, dtype or stated_dtype
     return None
 
 
@@ -222,8 +228,8 @@ def _shortened(name: str) -> tuple[str, str, str]:
         return name[: match.start()], "", ""
     for mark in ("-", "."):
         head, _, tail = low.rpartition(mark)
-        if head and tail in _WHOLE:
-            return name[: len(head)], "", _WHOLE[tail]
+        if head and tail in _DTYPES:
+            return name[: len(head)], "", _DTYPES[tail]
         if head and (mix_of(tail) or _format(tail)):
             return name[: len(head)], tail, ""
     return name, "", ""

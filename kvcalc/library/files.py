@@ -15,7 +15,7 @@ from typing import TextIO
 
 from kvcalc.errors import UserError
 
-_HELD = 1 << 20  # bytes of output that are buffered in memory
+_BUFFER_BYTES = 1 << 20  # bytes of output that are buffered in memory
 _OPEN_FILES = ("/dev/", "/proc/")  # names of a process's open files
 
 
@@ -31,13 +31,13 @@ def write_text(target: str | Path, content: str | bytes | Iterable[str]) -> None
     pieces = _encoded([content] if isinstance(content, str | bytes) else content)
     if str(target) in ("-", "/dev/stdout"):
         return _print(sys.stdout, pieces)
-    path, there = destination(target)
+    path, status = destination(target)
     try:
-        if there and (not stat.S_ISREG(there.st_mode) or str(target).startswith(_OPEN_FILES)):
+        if status and (not stat.S_ISREG(status.st_mode) or str(target).startswith(_OPEN_FILES)):
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as file:
                 file.writelines(_complete(pieces))
         else:
-            _replace(path, pieces, there)
+            _replace(path, pieces, status)
     except OSError as error:
         raise _unwritable(error, target) from None
 
@@ -51,10 +51,10 @@ def _complete(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Return the same pieces after the last piece has arrived."""
     import tempfile
 
-    with tempfile.SpooledTemporaryFile(_HELD) as whole:
-        whole.writelines(pieces)
-        whole.seek(0)
-        while piece := whole.read(_HELD):
+    with tempfile.SpooledTemporaryFile(_BUFFER_BYTES) as buffer:
+        buffer.writelines(pieces)
+        buffer.seek(0)
+        while piece := buffer.read(_BUFFER_BYTES):
             yield piece
 
 
@@ -69,21 +69,21 @@ def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
         raise UserError("cannot be written: the file's name is empty")
     path = Path(name)
     try:
-        there = path.stat()
+        status = path.stat()
     except FileNotFoundError:
-        there = None
+        status = None
     except (OSError, ValueError) as error:
         raise _unwritable(error, target) from None
-    if name.endswith(("/", os.sep)) or (there and stat.S_ISDIR(there.st_mode)):
+    if name.endswith(("/", os.sep)) or (status and stat.S_ISDIR(status.st_mode)):
         raise UserError("cannot be written: is a folder, not a file", name)
     # a pipe has no link target
-    if path.is_symlink() and (not there or stat.S_ISREG(there.st_mode)):
+    if path.is_symlink() and (not status or stat.S_ISREG(status.st_mode)):
         path = Path(os.path.realpath(path))
-    if not there and not os.path.isdir(path.parent):  # noqa: PTH112 (never raises)
+    if not status and not os.path.isdir(path.parent):  # noqa: PTH112 (never raises)
         raise UserError("cannot be written: no such folder", name)
-    if there and not os.access(path, os.W_OK):
+    if status and not os.access(path, os.W_OK):
         raise UserError("cannot be written: permission denied", name)
-    return path, there
+    return path, status
 
 
 def _print(stream: TextIO, pieces: Iterable[bytes]) -> None:
@@ -99,21 +99,21 @@ def neighbour(path: Path) -> Path:
     return path.with_name(f".{os.urandom(4).hex()}.part")
 
 
-def take_place(temporary: Path, path: Path, there: os.stat_result | None) -> None:
+def take_place(temporary: Path, path: Path, status: os.stat_result | None) -> None:
     """Replace a file with its complete temporary file, keeping the old file's mode and owner."""
-    if there:
+    if status:
         with suppress(OSError, AttributeError):  # only the superuser may change the owner
-            os.chown(temporary, there.st_uid, there.st_gid)
-        temporary.chmod(stat.S_IMODE(there.st_mode))
+            os.chown(temporary, status.st_uid, status.st_gid)
+        temporary.chmod(stat.S_IMODE(status.st_mode))
     temporary.replace(path)
 
 
-def _replace(path: Path, pieces: Iterable[bytes], there: os.stat_result | None) -> None:
+def _replace(path: Path, pieces: Iterable[bytes], status: os.stat_result | None) -> None:
     temporary = neighbour(path)
     try:
         with temporary.open("xb") as file:
             file.writelines(pieces)
-        take_place(temporary, path, there)
+        take_place(temporary, path, status)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -150,14 +150,14 @@ class Growing:
         self._temporary: Path | None = None
         self._file: TextIO = sys.stdout
         if target != "-":
-            self._path, self._there = destination(target)
+            self._path, self._status = destination(target)
             try:
                 self._file = self._opened()
             except OSError as error:
                 raise self._failed(error) from None
 
     def _opened(self) -> TextIO:
-        if self._there and not stat.S_ISREG(self._there.st_mode):
+        if self._status and not stat.S_ISREG(self._status.st_mode):
             return os.fdopen(
                 os.open(self._path, os.O_WRONLY | os.O_APPEND),
                 "w",
@@ -183,7 +183,7 @@ class Growing:
         try:
             self._file.close()
             if keep and self._temporary:
-                take_place(self._temporary, self._path, self._there)
+                take_place(self._temporary, self._path, self._status)
         except OSError as error:
             raise self._failed(error) from None
         finally:
@@ -197,7 +197,7 @@ class Growing:
 
 
 MOST_YAML, MOST_JSON = 4 << 20, 16 << 20
-MOST_LINE = 1 << 20  # characters of a line, of files that are read by lines
+MOST_LINE = 1 << 20  # characters of a line, for files that are read line by line
 
 
 def read_text(path: Path, most_bytes: int) -> str:
@@ -239,19 +239,19 @@ def read_lines(path: Path, most_bytes: int) -> Iterator[str]:
 
 def check_readable(path: Path, most_bytes: int) -> None:
     """Raise UserError unless the path is a regular file of at most `most_bytes` bytes."""
-    where = str(path)
+    file_name = str(path)
     try:
         result = path.stat()
     except (OSError, ValueError) as error:
         raise _unreadable(error, path) from None
     if stat.S_ISDIR(result.st_mode):
-        raise UserError("is a folder, not a file", where)
+        raise UserError("is a folder, not a file", file_name)
     if not stat.S_ISREG(result.st_mode):
-        raise UserError("is not a regular file", where)
+        raise UserError("is not a regular file", file_name)
     if result.st_size > most_bytes:
         raise UserError(
             f"has {result.st_size:,} bytes; more than {most_bytes:,} are not read",
-            where,
+            file_name,
         )
 
 
@@ -267,12 +267,12 @@ def _first_bad(path: Path) -> int:
 
     No character spans two lines.
     """
-    at = 0
+    offset = 0
     with path.open("rb") as file:
         while line := file.readline(MOST_LINE):
             try:
                 line.decode()
             except UnicodeDecodeError as error:
-                return at + error.start
-            at += len(line)
-    return at
+                return offset + error.start
+            offset += len(line)
+    return offset

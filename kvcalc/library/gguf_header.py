@@ -106,14 +106,14 @@ def read_header(path: Path) -> Header:
 
 
 def _read(path: Path) -> Header:
-    where = str(path)
+    file_name = str(path)
     check_readable(path, sys.maxsize)
     try:
         with path.open("rb") as file, _mapped(file.fileno()) as data:
-            return _Reader(data, where).header()
+            return _Reader(data, file_name).header()
     except (OSError, ValueError) as error:  # an empty file cannot be mapped
         reason = getattr(error, "strerror", None) or "not a usable file"
-        raise UserError(f"cannot be read: {reason.lower()}", where) from None
+        raise UserError(f"cannot be read: {reason.lower()}", file_name) from None
 
 
 def _mapped(descriptor: int) -> mmap.mmap:
@@ -124,17 +124,17 @@ def _mapped(descriptor: int) -> mmap.mmap:
 class _Reader:
     """A sequential reader of a header; each step checks that the file is long enough."""
 
-    def __init__(self, data: mmap.mmap, where: str) -> None:
-        self.data, self.where, self.at, self.size = data, where, 0, len(data)
+    def __init__(self, data: mmap.mmap, file_name: str) -> None:
+        self.data, self.file_name, self.position, self.size = data, file_name, 0, len(data)
         self.items = MAX_ITEMS  # list entries that the reader may still visit
 
     def fail(self, text: str) -> UserError:
-        return UserError(f"is no usable GGUF file: {text}", self.where)
+        return UserError(f"is no usable GGUF file: {text}", self.file_name)
 
     def header(self) -> Header:
         if self.data[:4] != b"GGUF":
-            raise UserError("is no GGUF file: it does not begin with GGUF", self.where)
-        self.at = 4
+            raise UserError("is no GGUF file: it does not begin with GGUF", self.file_name)
+        self.position = 4
         version = self.number("<I")
         if version not in (2, 3):
             raise self.fail(f"version {version}, but 2 and 3 (little-endian) are read")
@@ -158,28 +158,28 @@ class _Reader:
 
     def skip(self, count: int) -> int:
         """Advance by a number of bytes and return the position of the first skipped byte."""
-        start = self.at
+        start = self.position
         if count > self.size - start:
             raise self.fail("it ends in the middle of its header, or its header is too long")
-        self.at = start + count
+        self.position = start + count
         return start
 
     def number(self, format_: str) -> Any:
         return struct.unpack_from(format_, self.data, self.skip(struct.calcsize(format_)))[0]
 
-    def count(self, most: int, what: str) -> int:
+    def count(self, max_value: int, noun: str) -> int:
         result: int = self.number("<Q")
-        if result > most:
-            raise self.fail(f"{result:,} {what}; more than {most:,} are not read")
+        if result > max_value:
+            raise self.fail(f"{result:,} {noun}; more than {max_value:,} are not read")
         return result
 
-    def text(self, most: int, what: str) -> str:
-        length = self.count(most, f"bytes of a {what}")
+    def text(self, max_value: int, noun: str) -> str:
+        length = self.count(max_value, f"bytes of a {noun}")
         start = self.skip(length)
         try:
             return self.data[start : start + length].decode("utf-8")
         except UnicodeDecodeError:
-            raise self.fail(f"a {what} is not UTF-8 text") from None
+            raise self.fail(f"a {noun} is not UTF-8 text") from None
 
     def value(self, kind: int, key: str, depth: int = 0) -> Any:
         """Return a value; for an array of texts or of more than MAX_VALUES numbers, only its
@@ -212,12 +212,12 @@ class _Reader:
 
     def texts(self, count: int) -> None:
         """Skip a number of texts."""
-        at, last, unpack = self.at, self.size - 8, _LENGTH.unpack_from
+        position, last, unpack = self.position, self.size - 8, _LENGTH.unpack_from
         for _ in range(count):
-            if at > last:
+            if position > last:
                 self.skip(self.size)  # raises: the file is too short
-            at += 8 + unpack(self.data, at)[0]
-        self.skip(at - self.at)
+            position += 8 + unpack(self.data, position)[0]
+        self.skip(position - self.position)
 
     def tensor(self) -> TensorInfo:
         name = self.text(MAX_KEY, "tensor's name")
@@ -274,13 +274,13 @@ class Fields:
         width: Width of the residual stream.
     """
 
-    def __init__(self, metadata: JsonObject, where: str) -> None:
-        self.metadata, self.where = metadata, where
+    def __init__(self, metadata: JsonObject, file_name: str) -> None:
+        self.metadata, self.file_name = metadata, file_name
         family = metadata.get("general.architecture")
         if not isinstance(family, str) or not family.isprintable() or not 0 < len(family) <= 60:
             raise self.fail("its metadata have no usable general.architecture")
         self.family = family
-        self.layers = self.size("block_count", most=MAX_LAYERS) - self.size(
+        self.layers = self.size("block_count", max_value=MAX_LAYERS) - self.size(
             "nextn_predict_layers", 0
         )
         self.width = self.size("embedding_length")
@@ -289,7 +289,7 @@ class Fields:
 
     def fail(self, text: str, hint: str = "") -> UserError:
         """Return an error about this file."""
-        return UserError(text, self.where, hint)
+        return UserError(text, self.file_name, hint)
 
     def has(self, key: str) -> bool:
         """Return whether the metadata contain this key."""
@@ -300,7 +300,7 @@ class Fields:
         key: str,
         default: int | None = None,
         layer: int = -1,
-        most: int = MAX_SIZE,
+        max_value: int = MAX_SIZE,
     ) -> int:
         """Return a whole number from 0 up; from a list, the entry of this layer.
 
@@ -313,9 +313,9 @@ class Fields:
             raise self.fail(f"its metadata have no {full}")
         if isinstance(value, list) and 0 <= layer < len(value):
             value = value[layer]
-        if type(value) is not int or not 0 <= value <= most:
+        if type(value) is not int or not 0 <= value <= max_value:
             raise self.fail(
-                f"{full}: {printable(str(value), 40)} is no whole number from 0 to {most:,}"
+                f"{full}: {printable(str(value), 40)} is no whole number from 0 to {max_value:,}"
             )
         return value
 
@@ -347,9 +347,9 @@ class Fields:
             )
         return tokens if pattern and layer % pattern < pattern - 1 else 0
 
-    def refuse(self, left: Iterable[TensorInfo]) -> None:
+    def refuse(self, tensors: Iterable[TensorInfo]) -> None:
         """Raise UserError if any tensors were not understood."""
-        names = [printable(tensor.name, 60) for tensor in left]
+        names = [printable(tensor.name, 60) for tensor in tensors]
         if names:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
             hint = "Its config.json, or a preset of the same model, may be read instead"

@@ -50,12 +50,12 @@ def read_gguf(path: Path) -> Model:
 class _File:
     """The tensors of a file, sorted into blocks and outside tensors."""
 
-    def __init__(self, header: Header, where: str, name: str) -> None:
+    def __init__(self, header: Header, file_name: str, name: str) -> None:
         self.fields, self.name = (
-            Fields(header.metadata, where),
+            Fields(header.metadata, file_name),
             printable(name, 80) or "gguf",
         )
-        self.held = sum(tensor.bytes for tensor in header.tensors.values())
+        self.file_bytes = sum(tensor.bytes for tensor in header.tensors.values())
         self.outer: dict[str, TensorInfo] = {}
         self.blocks: list[dict[str, TensorInfo]] = [{} for _ in range(self.fields.layers)]
         self.buffers = 0
@@ -68,8 +68,8 @@ class _File:
 
         Blocks after the last layer predict further tokens and do not count as parameters.
         """
-        head, _, rest = tensor.name.partition(".")
-        number, _, name = rest.partition(".")
+        head, _, tail = tensor.name.partition(".")
+        number, _, name = tail.partition(".")
         if head != "blk" or not (number.isascii() and number.isdigit() and len(number) < 6):
             number, name = "", tensor.name
         if name in BUFFERS or (number and int(number) >= len(self.blocks)):
@@ -83,7 +83,7 @@ class _File:
         vectors = self._vectors()
         blocks = [GgufBlock(f, n, tensors) for n, tensors in enumerate(self.blocks)]
         layers = [self._layer(block) for block in blocks]
-        biased, outside, stored = self._outside()
+        biased, outside, outer_formats = self._outside()
         keys = [msgspec.json.encode(layer) for layer in layers]
         distinct = list(dict.fromkeys(keys))
         names = {
@@ -109,7 +109,9 @@ class _File:
             raise f.fail(f"{key}: {problem}")
         stated = f.metadata.get("general.file_type")
         label = FILE_TYPES.get(stated, "gguf") if isinstance(stated, int) else "gguf"
-        formats = {n: tuple(block.stored) for n, block in enumerate(blocks)} | {-1: stored}
+        formats = {n: tuple(block.formats) for n, block in enumerate(blocks)} | {
+            -1: outer_formats
+        }
         return self._checked(split(result, formats, label, vectors, self.buffers), label)
 
     def _layer(self, b: GgufBlock) -> Layer:
@@ -136,7 +138,7 @@ class _File:
             [experts(b)] if b.has("ffn_gate_inp") else [dense(b)] if b.has("ffn_up") else []
         )
         norms = self._norms(b)
-        self.fields.refuse(b.left.values())
+        self.fields.refuse(b.remaining.values())
         if not results:
             raise self.fields.fail(f"block {b.number} holds no matrices")
         return Layer(parts=tuple(results), norms=None if norms == len(results) else norms)
@@ -146,11 +148,11 @@ class _File:
         layer."""
         names = [
             name
-            for name, t in b.left.items()
+            for name, t in b.remaining.items()
             if "norm" in name and not name.endswith(".bias") and t.shape == (b.fields.width,)
         ]
         for name in names:
-            del b.left[name]
+            del b.remaining[name]
             self.biased.add(b.bias(name.removesuffix(".weight")))
         return len(names)
 
@@ -175,8 +177,8 @@ class _File:
         }
         biased = {
             outer.pop(f"{name}.bias", None) is not None
-            for name, there in norms.items()
-            if there
+            for name, exists in norms.items()
+            if exists
         }
         fields = {
             "vocab_size": table.shape[1],
@@ -214,8 +216,8 @@ class _File:
 
     def _vectors(self) -> str:
         """Return the format of norms and biases; a file stores all of them in the same format."""
-        every = [t for place in (self.outer, *self.blocks) for t in place.values()]
-        types = {t.type for t in every if len(t.shape) == 1 or t.name.endswith(".bias")} or {
+        tensors = [t for place in (self.outer, *self.blocks) for t in place.values()]
+        types = {t.type for t in tensors if len(t.shape) == 1 or t.name.endswith(".bias")} or {
             "f32"
         }
         if len(types) > 1 or not types <= _VECTOR_TYPES.keys():
@@ -227,9 +229,9 @@ class _File:
 
     def _checked(self, model: Model, label: str) -> Model:
         """Return the model if its bytes equal the bytes of the tensors."""
-        if (understood := weight_bytes(model)) != self.held:
+        if (understood := weight_bytes(model)) != self.file_bytes:
             raise self.fields.fail(
-                f"its tensors take {self.held:,} bytes, but {understood:,} are understood"
+                f"its tensors take {self.file_bytes:,} bytes, but {understood:,} are understood"
             )
         return msgspec.structs.replace(
             model, notes=(f"read from the header of a GGUF file ({label})",)

@@ -21,8 +21,8 @@ class GgufBlock:
     """
 
     def __init__(self, fields: Fields, number: int, tensors: dict[str, TensorInfo]) -> None:
-        self.fields, self.number, self.left = fields, number, dict(tensors)
-        self.stored: list[tuple[str, str]] = []
+        self.fields, self.number, self.remaining = fields, number, dict(tensors)
+        self.formats: list[tuple[str, str]] = []
 
     def size(self, key: str, default: int | None = None) -> int:
         """Return a number from the metadata for this block, at least 1."""
@@ -33,48 +33,48 @@ class GgufBlock:
 
     def take(self, name: str, *shape: int) -> TensorInfo:
         """Consume a required tensor of this shape; 0 accepts any length."""
-        result = self.left.pop(f"{name}.weight", None)
+        result = self.remaining.pop(f"{name}.weight", None)
         if result is None:
             raise self.fields.fail(f"tensor blk.{self.number}.{name}.weight is missing")
         if shape and (
             len(shape) != len(result.shape)
             or any(n and n != m for n, m in zip(shape, result.shape, strict=True))
         ):
-            wanted = ", ".join(str(n or "any") for n in shape)
+            expected = ", ".join(str(n or "any") for n in shape)
             raise self.fields.fail(
-                f"tensor {result.name} has the shape {list(result.shape)}, not [{wanted}]"
+                f"tensor {result.name} has the shape {list(result.shape)}, not [{expected}]"
             )
         return result
 
     def matrix(self, weight: str, name: str, *shape: int) -> TensorInfo:
         """Consume a tensor that is one weight."""
         result = self.take(name, *shape)
-        self.stored.append((weight, result.type))
+        self.formats.append((weight, result.type))
         return result
 
     def pieces(self, weight: str, *pieces: tuple[TensorInfo, int]) -> None:
         """Record a weight that consists of rows of several tensors, as (tensor, number of rows)."""
         types = list(dict.fromkeys(tensor.type for tensor, _ in pieces))
-        stored = sum(
+        stored_bytes = sum(
             tensor_bytes(tensor.type, tensor.shape[0], rows) for tensor, rows in pieces
         )
         elements = sum(tensor.shape[0] * rows for tensor, rows in pieces)
-        self.stored.append(
+        self.formats.append(
             (
                 weight,
-                types[0] if len(types) == 1 else f"{'_'.join(types)}@{stored}/{elements}",
+                types[0] if len(types) == 1 else f"{'_'.join(types)}@{stored_bytes}/{elements}",
             )
         )
 
     def has(self, name: str) -> bool:
         """Return whether a tensor has not been consumed."""
-        return f"{name}.weight" in self.left
+        return f"{name}.weight" in self.remaining
 
     def bias(self, name: str) -> bool:
         """Return whether a tensor has a bias, and consume the bias."""
-        return self.left.pop(f"{name}.bias", None) is not None
+        return self.remaining.pop(f"{name}.bias", None) is not None
 
-    def alike(self, *names: str) -> bool:
+    def have_biases(self, *names: str) -> bool:
         """Return whether these tensors have biases, and consume the biases.
 
         Raises:
@@ -89,7 +89,7 @@ class GgufBlock:
 
     def vector(self, name: str) -> int:
         """Consume a vector and return its number of elements; 0 if it is absent."""
-        result = self.left.pop(f"{name}.weight", None) or self.left.pop(name, None)
+        result = self.remaining.pop(f"{name}.weight", None) or self.remaining.pop(name, None)
         return result.elements if result else 0
 
 
@@ -113,7 +113,7 @@ def delta(b: GgufBlock) -> GatedDeltaNet:
         b.take("attn_qkv", width, 2 * keys + values),
         b.take("attn_gate", width, values),
     )
-    b.stored.append(("qk", joined.type))
+    b.formats.append(("qk", joined.type))
     b.pieces("v_gate", (joined, values), (gate, values))
     if b.has("ssm_ba"):
         b.matrix("step_decay", "ssm_ba", width, 2 * vh)
@@ -155,7 +155,7 @@ def mamba(b: GgufBlock) -> Mamba | Mamba2:
     )
     b.take("ssm_conv1d", kernel, inner if step else inner + 2 * groups * states)
     b.matrix("out", "ssm_out", inner, width)
-    conv_bias, proj_bias = b.bias("ssm_conv1d"), b.alike("ssm_in", "ssm_out")
+    conv_bias, proj_bias = b.bias("ssm_conv1d"), b.have_biases("ssm_in", "ssm_out")
     for name in ("ssm_a", "ssm_d", "ssm_dt.bias"):
         b.vector(name)
     if step:
@@ -171,7 +171,7 @@ def mamba(b: GgufBlock) -> Mamba | Mamba2:
             proj_bias=proj_bias,
             inner_norms=any(normed),
         )
-    b.stored.append(("in_bc", projected.type))
+    b.formats.append(("in_bc", projected.type))
     return Mamba2(
         num_heads=rank,
         head_dim=inner // rank,
@@ -193,7 +193,7 @@ def short_conv(b: GgufBlock) -> ShortConv:
     return ShortConv(
         width=width,
         conv_kernel=kernel,
-        bias=b.alike("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj"),
+        bias=b.have_biases("shortconv.in_proj", "shortconv.conv", "shortconv.out_proj"),
     )
 
 
@@ -209,22 +209,22 @@ def grouped(b: GgufBlock) -> Grouped:
     value = b.size("attention.value_length", key)
     groups = b.fields.size("attention.head_count_kv", heads, b.number)
     if not groups and b.has("attn_k"):  # some hybrids' lists say 0 of every layer
-        groups = b.left["attn_k.weight"].elements // (width * key) or 1
-    given: JsonObject = {
+        groups = b.remaining["attn_k.weight"].elements // (width * key) or 1
+    options: JsonObject = {
         "num_attention_heads": heads,
         "num_key_value_heads": groups,
         "head_dim": key,
     }
-    given |= {"v_head_dim": value} if value != key else {}
+    options |= {"v_head_dim": value} if value != key else {}
     if b.has("attn_qkv"):
         joined = b.take("attn_qkv", width, (heads + groups) * key + groups * value)
-        b.stored += [(name, joined.type) for name in ("q", "k", "v")]
-        given |= dict.fromkeys(("q_bias", "k_bias", "v_bias"), b.bias("attn_qkv"))
+        b.formats += [(name, joined.type) for name in ("q", "k", "v")]
+        options |= dict.fromkeys(("q_bias", "k_bias", "v_bias"), b.bias("attn_qkv"))
     else:
-        given |= _queries(b, heads * key) | {"q_bias": b.bias("attn_q")}
+        options |= _queries(b, heads * key) | {"q_bias": b.bias("attn_q")}
         for name, outputs in (("k", groups * key), ("v", groups * value)):
             b.matrix(name, f"attn_{name}", width, outputs)
-            given[f"{name}_bias"] = b.bias(f"attn_{name}")
+            options[f"{name}_bias"] = b.bias(f"attn_{name}")
     if b.has("attn_gate"):
         gate = b.matrix("gate", "attn_gate", width, 0)
         if gate.shape[1] not in (heads, heads * value):
@@ -232,21 +232,21 @@ def grouped(b: GgufBlock) -> Grouped:
                 f"tensor {gate.name} gates {gate.shape[1]:,} channels of {heads:,} heads of "
                 f"{value:,}"
             )
-        given["output_gate"] = "full" if gate.shape[1] == heads * value else "head"
+        options["output_gate"] = "full" if gate.shape[1] == heads * value else "head"
     b.matrix("o", "attn_output", heads * value, width)
-    given |= {"o_bias": b.bias("attn_output"), "sinks": bool(b.vector("attn_sinks"))}
-    given |= _head_norms(b, heads, groups, key)
+    options |= {"o_bias": b.bias("attn_output"), "sinks": bool(b.vector("attn_sinks"))}
+    options |= _head_norms(b, heads, groups, key)
     if window := b.fields.window(b.number):
-        given["attention_chunk_size" if b.fields.family == "llama4" else "sliding_window"] = (
+        options["attention_chunk_size" if b.fields.family == "llama4" else "sliding_window"] = (
             window
         )
-    return Grouped(**given)
+    return Grouped(**options)
 
 
 def _queries(b: GgufBlock, outputs: int) -> JsonObject:
     queries = b.matrix("q", "attn_q", b.fields.width, 0)
     if queries.shape[1] == 2 * outputs:
-        b.stored.append(("gate", queries.type))
+        b.formats.append(("gate", queries.type))
         return {"output_gate": "full"}
     if queries.shape[1] != outputs:
         raise b.fields.fail(
@@ -266,7 +266,7 @@ def _head_norms(b: GgufBlock, heads: int, groups: int, width: int) -> JsonObject
         )
     return {
         "qk_norm": "head" if queries == width else "full",
-        "qk_norm_bias": b.alike("attn_q_norm", "attn_k_norm"),
+        "qk_norm_bias": b.have_biases("attn_q_norm", "attn_k_norm"),
     }
 
 
@@ -290,8 +290,8 @@ def latent(b: GgufBlock) -> Latent:
     if rope < 0 or queries.shape[1] % heads or out.shape[0] % heads:
         raise b.fields.fail(f"block {b.number} has latents and heads that do not fit")
     nope, value = queries.shape[1] // heads - rope, out.shape[0] // heads
-    whole = b.has("attn_kv_b")
-    if whole:
+    is_joined = b.has("attn_kv_b")
+    if is_joined:
         b.matrix("kv_up", "attn_kv_b", rank, heads * (nope + value))
     else:
         keys, values = (
@@ -309,7 +309,7 @@ def latent(b: GgufBlock) -> Latent:
         q_norm=bool(b.vector("attn_q_a_norm")),
         kv_norm=bool(b.vector("attn_kv_a_norm")),
         sliding_window=b.fields.window(b.number) or None,
-        heads_cached=whole,
+        heads_cached=is_joined,
     )
 
 
@@ -320,15 +320,15 @@ def dense(b: GgufBlock, group: str = "", names: str = "ffn_{}") -> Dense:
     """
     gate, up, down = (names.format(name) for name in ("gate", "up", "down"))
     inner = b.matrix(f"{group}down", down, 0, b.fields.width).shape[0]
-    joined = not b.has(gate) and b.has(up) and b.left[f"{up}.weight"].shape[1] == 2 * inner
+    joined = not b.has(gate) and b.has(up) and b.remaining[f"{up}.weight"].shape[1] == 2 * inner
     gated = joined or b.has(gate)
     wide = b.matrix(f"{group}up", up, b.fields.width, 2 * inner if joined else inner)
     if joined:
-        b.stored.append((f"{group}gate", wide.type))
+        b.formats.append((f"{group}gate", wide.type))
     elif gated:
         b.matrix(f"{group}gate", gate, b.fields.width, inner)
     bias, below = (
-        b.alike(*((gate, up) if gated and not joined else (up,))),
+        b.have_biases(*((gate, up) if gated and not joined else (up,))),
         b.bias(down),
     )
     return Dense(
@@ -348,30 +348,30 @@ def experts(b: GgufBlock) -> Moe:
     gated = b.has("ffn_gate_up_exps") or b.has("ffn_gate_exps")
     if b.has("ffn_gate_up_exps"):
         joined = b.take("ffn_gate_up_exps", width, 2 * inner, count)
-        b.stored += [("experts.gate", joined.type), ("experts.up", joined.type)]
+        b.formats += [("experts.gate", joined.type), ("experts.up", joined.type)]
         names.append("ffn_gate_up_exps")
     else:
         for name in ("gate", "up") if gated else ("up",):
             b.matrix(f"experts.{name}", f"ffn_{name}_exps", width, inner, count)
             names.append(f"ffn_{name}_exps")
-    given: JsonObject = {
+    options: JsonObject = {
         "router_bias": b.bias("ffn_gate_inp"),
-        "bias": b.alike(*names),
+        "bias": b.have_biases(*names),
         "gated": gated,
     }
     if b.has("ffn_down_shexp"):
         shared = dense(b, "shared.", "ffn_{}_shexp")
-        given |= {
+        options |= {
             "shared_expert_intermediate_size": shared.intermediate_size,
             "shared_gated": shared.gated,
         }
-        given["shared_bias"] = shared.bias
+        options["shared_bias"] = shared.bias
     if b.has("ffn_gate_inp_shexp"):
         b.matrix("shared.weight", "ffn_gate_inp_shexp")
-        given["shared_expert_gate"] = True
+        options["shared_expert_gate"] = True
     return Moe(
         num_experts=count,
         num_experts_per_tok=b.size("expert_used_count"),
         moe_intermediate_size=inner,
-        **given,
+        **options,
     )

@@ -44,7 +44,7 @@ _OF_A_LAYER = set(Layer.__struct_fields__) - {"parts", "shared"}
 def edited(model: Model, changes: list[str]) -> Model:
     """Return `model` with each `KEY=VALUE` or `KIND.KEY=VALUE` applied, and checked again.
 
-    KEY is a field of the model, of a layer kind or of its parts. It changes every kind with this
+    KEY is a field of the model, a layer kind or a part. It changes every kind with this
     field. `null` switches a field off.
 
     Raises:
@@ -58,11 +58,11 @@ def edited(model: Model, changes: list[str]) -> Model:
         if not sign or not target.strip():
             raise UserError(f"change {change!r} should read KEY=VALUE or KIND.KEY=VALUE")
         _apply(data, target.strip(), _parsed(value.strip()))
-    where = f"{model.name} with {', '.join(changes)}"
-    result = presets.build(data, Model, where)
+    file_name = f"{model.name} with {', '.join(changes)}"
+    result = presets.build(data, Model, file_name)
     key, problem = result.problem()
     if problem:
-        raise UserError(f"{key}: {problem}", where)
+        raise UserError(f"{key}: {problem}", file_name)
     return result
 
 
@@ -85,9 +85,9 @@ def _apply(data: JsonObject, target: str, value: Any) -> None:
     if not kind and key in _SETTABLE:
         data[key] = value
         return
-    chosen = [data["kinds"][kind]] if kind else list(data["kinds"].values())
+    layers = [data["kinds"][kind]] if kind else list(data["kinds"].values())
     result = False
-    for layer in chosen:
+    for layer in layers:
         parts = (*layer["parts"], *layer["shared"])
         holders = (
             [layer] if key in _OF_A_LAYER else [p for p in parts if key in p and key != "type"]
@@ -96,12 +96,12 @@ def _apply(data: JsonObject, target: str, value: Any) -> None:
             holder[key] = value
             result = True
     if not result:
-        known = {
-            k for layer in chosen for part in (*layer["parts"], *layer["shared"]) for k in part
+        keys = {
+            k for layer in layers for part in (*layer["parts"], *layer["shared"]) for k in part
         } - {"type"}
         raise UserError(
             f"{target}: no layer of {data['name']} has {key!r}",
-            hint=nearest(key, [*known, *_SETTABLE]),
+            hint=nearest(key, [*keys, *_SETTABLE]),
         )
 
 
@@ -173,10 +173,10 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
             hint=f"Write {number if number.isdigit() else 24}GiB",
         )
     if size > gpu.memory_bytes:
-        most = f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB"
+        limit = f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB"
         raise UserError(
-            f"memory {memory!r}: {most}",
-            hint="A GPU with more needs a YAML file of its own",
+            f"memory {memory!r}: {limit}",
+            hint="A GPU with more needs its own YAML file",
         )
     return msgspec.structs.replace(gpu, memory_bytes=size)
 
@@ -212,11 +212,11 @@ def locate(name: str, kind: str) -> Place:
     path = Path(name)
     if re.search(r"[/\\]|^[.~]|\.(ya?ml|json|gguf)$", name, re.IGNORECASE):
         return Place(path)
-    here = os.path.exists(path)  # noqa: PTH110 (Path's own question raises where it may not look)
+    exists_here = os.path.exists(path)  # noqa: PTH110 (Path.exists raises without permission)
     try:
         preset = presets.find(name, kind)
     except UserError:
-        if here:
+        if exists_here:
             return Place(path)
         raise
     if kind == "models" and os.path.isfile(path / "config.json"):  # noqa: PTH113 (as above)
@@ -224,7 +224,9 @@ def locate(name: str, kind: str) -> Place:
             path,
             remark="read from the folder of that name, which comes before the preset",
         )
-    return Place(preset, True, f"the preset; write ./{name} for the file here" if here else "")
+    return Place(
+        preset, True, f"the preset; write ./{name} for the file here" if exists_here else ""
+    )
 
 
 def read(path: Path, spec: type[Checked]) -> Checked:
@@ -411,7 +413,7 @@ class Dimensions(msgspec.Struct, frozen=True):
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
 
-    def given(self) -> bool:
+    def has_values(self) -> bool:
         """Return whether any dimension is given."""
         return any(msgspec.structs.astuple(self))
 
@@ -441,7 +443,7 @@ class Dimensions(msgspec.Struct, frozen=True):
     def model(self) -> Model:
         """Return a model of these layers, named by its cache contents. Raises UserError as
         `checked`."""
-        return self.checked()._of(self._name())
+        return self.checked()._build(self._name())
 
     def compared(self) -> Model:
         """Return a model of these layers, named by their number, for a change of its attention.
@@ -457,7 +459,7 @@ class Dimensions(msgspec.Struct, frozen=True):
                 f"other attention of these layers needs {' and '.join(missing)}",
                 hint=hint,
             )
-        return result._of(f"{self.layers} layers")
+        return result._build(f"{self.layers} layers")
 
     def checked(self) -> "Dimensions":
         """Return these dimensions after `split`.
@@ -466,9 +468,9 @@ class Dimensions(msgspec.Struct, frozen=True):
             UserError: A value is missing, contradicts another or is outside its range.
         """
         for name, value in msgspec.structs.asdict(self).items():
-            most = 100_000 if name == "layers" else 10**8
-            if not 0 <= value <= most:
-                raise UserError(f"{_option(name)} {value} is outside 1 to {most:,}")
+            limit = 100_000 if name == "layers" else 10**8
+            if not 0 <= value <= limit:
+                raise UserError(f"{_option(name)} {value} is outside 1 to {limit:,}")
         if self.hidden_size and self.layers:
             return self.split()
         needed: tuple[str, ...] = (
@@ -494,7 +496,7 @@ class Dimensions(msgspec.Struct, frozen=True):
             raise UserError("--qk-rope-head-dim is of a latent, and there is no --kv-lora-rank")
         return self
 
-    def _of(self, name: str) -> Model:
+    def _build(self, name: str) -> Model:
         layer = Layer(parts=(self._mixer(),))
         result = Model(
             name=name,
@@ -534,12 +536,12 @@ class Dimensions(msgspec.Struct, frozen=True):
             return f"{self.layers} layers of {self.hidden_size}"
         return f"{self.layers} layers of {self.kv_heads} × {self.head_dim}"
 
-    def record(self, model: Model, *how: Any) -> SizeRecord:
+    def record(self, model: Model, *arguments: Any) -> SizeRecord:
         """Return the `size_record` of such a model; figures that need weights are null.
 
         The ratio to MHA is included only if the number of query heads is given.
         """
-        record: SizeRecord = {**size_record(model, *how), **UNKNOWN}
+        record: SizeRecord = {**size_record(model, *arguments), **UNKNOWN}
         if not self.heads or (self.kv_lora_rank and not self.head_dim):
             record["mha_ratio"] = None
         if not (self.heads or self.kv_lora_rank):

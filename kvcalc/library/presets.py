@@ -41,7 +41,7 @@ def key(name: str, dots: bool = False) -> str:
 def user_folders() -> list[Path]:
     """Return the folders of the user's presets: $KVCALC_PRESETS, then the platform's config
     folder."""
-    named = [p for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
+    named_folders = [p for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
     if sys.platform == "darwin":
         base = "~/Library/Application Support"
     elif sys.platform == "win32":
@@ -49,7 +49,7 @@ def user_folders() -> list[Path]:
     else:
         base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     # unlike Path.expanduser, it never raises
-    folders = map(os.path.expanduser, [*named, base + "/kvcalc"])
+    folders = map(os.path.expanduser, [*named_folders, base + "/kvcalc"])
     return [Path(folder) for folder in folders if not folder.startswith("~")]
 
 
@@ -58,10 +58,11 @@ def shipped_folder() -> Path:
     """Return the folder of the shipped presets, in the installed package or next to it in a
     checkout."""
     inside = Path(__file__).parent.parent / "presets"
-    beside = Path(__file__).parent.parent.parent / "presets"
+    in_checkout = Path(__file__).parent.parent.parent / "presets"
     return (
-        beside
-        if (beside / "models").is_dir() and (beside.parent / "pyproject.toml").is_file()
+        in_checkout
+        if (in_checkout / "models").is_dir()
+        and (in_checkout.parent / "pyproject.toml").is_file()
         else inside
     )
 
@@ -124,14 +125,16 @@ def _unknown(
         (number, _matching(gpu, files, kind) or _matching(gpu, aliases, kind))
         for number, gpu in counted
     )
-    if result := next(((number, one) for number, one in several if one), None):
+    if result := next(
+        ((number, spec_type) for number, spec_type in several if spec_type), None
+    ):
         hint = f"Give the count with --tp: --gpu {result[1].stem} --tp {result[0]}"
     elif kind == "models" and name.lower().startswith("eagle"):
         hint = "A draft head is named by its config.json, its folder, or org/name on the Hub"
     elif kind == "models" and _SECRET.match(name):
         hint = (
             "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim "
-            "N` takes what you suppose"
+            "N` takes your estimates"
         )
     else:
         hint = nearest(
@@ -150,9 +153,9 @@ def _counted(name: str) -> list[tuple[str, str]]:
     return ([(first[1], first[2])] if first else []) + ([(last[2], last[1])] if last else [])
 
 
-def _matching(name: str, known: dict[str, Path], kind: str) -> Path | None:
-    wanted, dotted = key(name), key(name, dots=True)
-    close = [other for other in known if key(other) == wanted]
+def _matching(name: str, paths: dict[str, Path], kind: str) -> Path | None:
+    plain_key, dotted = key(name), key(name, dots=True)
+    close = [other for other in paths if key(other) == plain_key]
     exact = [other for other in close if key(other, dots=True) == dotted]
     # opt13.b: opt-13b or opt-1.3b?
     if not exact and len({key(other, dots=True) for other in close}) > 1:
@@ -160,7 +163,7 @@ def _matching(name: str, known: dict[str, Path], kind: str) -> Path | None:
             f"{name!r} may be more than one {kind[:-1]}",
             hint="Write " + " or ".join(sorted(close)),
         )
-    return next((known[other] for other in exact or close), None)
+    return next((paths[other] for other in exact or close), None)
 
 
 def _aliases(path: Path) -> list[str]:
@@ -171,7 +174,9 @@ def _aliases(path: Path) -> list[str]:
     return [a.strip(" \"'") for a in match[1].split(",") if a.strip()] if match else []
 
 
-def build(data: JsonObject, spec: type[Spec], where: str, lines: Lines | None = None) -> Spec:
+def build(
+    data: JsonObject, spec: type[Spec], file_name: str, lines: Lines | None = None
+) -> Spec:
     """Return `data` as a checked specification.
 
     Raises:
@@ -192,23 +197,25 @@ def build(data: JsonObject, spec: type[Spec], where: str, lines: Lines | None = 
         standing = (
             s.__struct_config__ for s in _standing(spec, _replaced(data, path, None), path[:-1])
         )
-        tags = [str(one.tag) for one in standing if one.tag_field == path[-1]]
+        tags = [str(spec_type.tag) for spec_type in standing if spec_type.tag_field == path[-1]]
         hint = nearest(str(_lookup(data, path)), tags) if tags else ""
-    raise UserError(*_place(text, path, where, lines or {}), hint=hint)
+    raise UserError(*_place(text, path, file_name, lines or {}), hint=hint)
 
 
-def located(text: str, dotted: str, where: str, lines: Lines) -> UserError:
+def located(text: str, dotted: str, file_name: str, lines: Lines) -> UserError:
     """Return an error about the key at `dotted`, with its line if the line is known."""
-    return UserError(*_place(text, _split("." + dotted), where, lines))
+    return UserError(*_place(text, _split("." + dotted), file_name, lines))
 
 
-def _place(text: str, path: tuple[str | int, ...], where: str, lines: Lines) -> tuple[str, str]:
+def _place(
+    text: str, path: tuple[str | int, ...], file_name: str, lines: Lines
+) -> tuple[str, str]:
     line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 0)
     dotted = ".".join(str(p) for p in path)
     text = text.replace("Object missing required field", "is missing the key").replace("`", "'")
     return (
         f"{dotted}: {text}" if dotted else text,
-        f"{where}, line {line}" if line else where,
+        f"{file_name}, line {line}" if line else file_name,
     )
 
 
@@ -225,20 +232,20 @@ def _concrete(
 
     The key is the first key whose value gives the same error.
     """
-    for at in (place for place, step in enumerate(path) if step == "..."):
-        candidates = _lookup(data, path[:at])
+    for index in (place for place, step in enumerate(path) if step == "..."):
+        candidates = _lookup(data, path[:index])
         if not isinstance(candidates, dict):
-            return path[:at]
+            return path[:index]
         for name in candidates:
-            alone = _replaced(data, path[:at], {name: candidates[name]})
+            candidate = _replaced(data, path[:index], {name: candidates[name]})
             try:
-                msgspec.convert(alone, spec)
+                msgspec.convert(candidate, spec)
             except msgspec.ValidationError as error:
                 if str(error) == message:
-                    path = (*path[:at], name, *path[at + 1 :])
+                    path = (*path[:index], name, *path[index + 1 :])
                     break
         else:
-            return path[:at]
+            return path[:index]
     return path
 
 
@@ -267,15 +274,15 @@ def _hint(unknown: str, data: Any, path: tuple[str | int, ...], spec: type[Any])
 def _standing(spec: type[Any], data: Any, path: tuple[str | int, ...]) -> list[Any]:
     """Return the possible structs of the value at `path`; a tag in the value selects one struct."""
     types = _alternatives(spec, data)
-    for at, step in enumerate(path):
-        value = _lookup(data, path[: at + 1])
+    for index, step in enumerate(path):
+        value = _lookup(data, path[: index + 1])
         types = [
-            one
+            spec_type
             for outer in types
             for inner in _within(outer, step)
-            for one in _alternatives(inner, value)
+            for spec_type in _alternatives(inner, value)
         ]
-    return [one for one in types if hasattr(one, "__struct_fields__")]
+    return [spec_type for spec_type in types if hasattr(spec_type, "__struct_fields__")]
 
 
 def _alternatives(kind: Any, value: Any) -> list[Any]:
@@ -286,14 +293,14 @@ def _alternatives(kind: Any, value: Any) -> list[Any]:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType, Annotated):
         several = arguments[:1] if origin is Annotated else arguments
-        return [one for other in several for one in _alternatives(other, value)]
+        return [spec_type for other in several for spec_type in _alternatives(other, value)]
     config: Any = getattr(kind, "__struct_config__", None)
-    named = (
+    named_folders = (
         value.get(config.tag_field)
         if config and config.tag and isinstance(value, dict)
         else None
     )
-    return [] if named is not None and named != config.tag else [kind]
+    return [] if named_folders is not None and named_folders != config.tag else [kind]
 
 
 def _within(kind: Any, step: str | int) -> list[Any]:
@@ -303,7 +310,7 @@ def _within(kind: Any, step: str | int) -> list[Any]:
             field.type for field in msgspec.structs.fields(kind) if field.encode_name == step
         ]
     return [
-        one
-        for one in get_args(kind)[-1 if isinstance(step, str) else 0 :][:1]
-        if one is not ...
+        spec_type
+        for spec_type in get_args(kind)[-1 if isinstance(step, str) else 0 :][:1]
+        if spec_type is not ...
     ]

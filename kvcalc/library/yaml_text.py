@@ -28,7 +28,7 @@ _WORDS = {
 Lines = dict[tuple[str | int, ...], int]
 
 
-def parse_yaml(text: str, where: str) -> tuple[JsonObject, Lines]:
+def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
     """Return the mapping in `text`, and the line of each key by its path.
 
     Raises:
@@ -37,7 +37,7 @@ def parse_yaml(text: str, where: str) -> tuple[JsonObject, Lines]:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    builder = _Builder(where)
+    builder = _Builder(file_name)
     try:
         for event in yaml.parse(text, Loader=loader):
             builder.take(event)
@@ -45,21 +45,21 @@ def parse_yaml(text: str, where: str) -> tuple[JsonObject, Lines]:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = str(getattr(error, "problem", None) or error)
-        too_deep = "nesting depth" in problem  # PyYAML 6.0.4 has a limit of its own
+        too_deep = "nesting depth" in problem  # PyYAML 6.0.4 also has a limit
         text = (
             f"nests deeper than {MOST_DEPTH} levels" if too_deep else f"is not YAML: {problem}"
         )
-        raise UserError(text, where + line) from None
+        raise UserError(text, file_name + line) from None
     if not isinstance(builder.root, dict):
-        raise UserError("holds no mapping of keys to values", where)
+        raise UserError("holds no mapping of keys to values", file_name)
     return builder.root, builder.lines
 
 
 class _Builder:
     """A builder of plain dicts, lists and scalars from YAML events."""
 
-    def __init__(self, where: str) -> None:
-        self.where, self.root = where, None
+    def __init__(self, file_name: str) -> None:
+        self.file_name, self.root = file_name, None
         self.lines: Lines = {}
         self.stack: list[Any] = []  # open containers
         self.paths: list[tuple[str | int, ...]] = []  # path of each open container
@@ -67,7 +67,7 @@ class _Builder:
         self.documents = 0
 
     def fail(self, text: str, event: Any) -> UserError:
-        return UserError(text, f"{self.where}, line {event.start_mark.line + 1}")
+        return UserError(text, f"{self.file_name}, line {event.start_mark.line + 1}")
 
     def take(self, event: Any) -> None:
         name = type(event).__name__
@@ -93,7 +93,7 @@ class _Builder:
     def _scalar(self, event: Any) -> None:
         if self.stack and isinstance(self.stack[-1], dict) and self.keys[-1] is None:
             if event.value in self.stack[-1]:
-                raise self.fail(f"key {event.value!r} stands twice", event)
+                raise self.fail(f"key {event.value!r} occurs twice", event)
             self.keys[-1] = event.value
             self.lines[(*self.paths[-1], event.value)] = event.start_mark.line + 1
             return

@@ -277,17 +277,17 @@ def _gemm(shape: Shape, machine: Machine) -> list[Step]:
     x = make(m, k)
     if not is_fp8:
         return [partial(F.linear, x, make(n, k)) for _ in range(copies)]
-    one = torch.ones((), device=machine.device)
+    unit_scale = torch.ones((), device=machine.device)
     weights = [make(n, k).to(torch.float8_e4m3fn) for _ in range(copies)]
-    return [partial(_fp8_linear, x, weight, one) for weight in weights]
+    return [partial(_fp8_linear, x, weight, unit_scale) for weight in weights]
 
 
-def _fp8_linear(x: Tensor, weight: Tensor, one: Tensor) -> Tensor:
+def _fp8_linear(x: Tensor, weight: Tensor, unit_scale: Tensor) -> Tensor:
     """Return an fp8 product with one dynamic scale for the whole input."""
     scale = x.abs().amax().float() / FP8_MAX
     packed = (x / scale).to(torch.float8_e4m3fn)
     return torch._scaled_mm(
-        packed, weight.t(), scale_a=scale, scale_b=one, out_dtype=torch.bfloat16
+        packed, weight.t(), scale_a=scale, scale_b=unit_scale, out_dtype=torch.bfloat16
     )
 
 

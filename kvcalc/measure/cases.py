@@ -41,16 +41,16 @@ def standard_model(heads: int) -> Model:
     )
 
 
-def named(base: Model, text: str) -> Model:
+def variant_layers(base: Model, text: str) -> Model:
     """Return the layers of a variant: one of `NAMES`, or a form of `compare` such as gqa:4.
 
     There are two layers if they share a cache, otherwise one. Raises UserError for an unknown form.
     """
     layers = 2 if "cla" in _form(base, text) else 1
-    return whole(msgspec.structs.replace(base, layers=layers), text)
+    return variant_model(msgspec.structs.replace(base, layers=layers), text)
 
 
-def whole(model: Model, text: str) -> Model:
+def variant_model(model: Model, text: str) -> Model:
     """Return `model` with the variant in every attention layer. Raises UserError for an unknown
     form."""
     form = _form(model, text)
@@ -70,9 +70,9 @@ def _form(model: Model, text: str) -> str:
     form = FORMS.get(name, name)
     if name == "gqa":
         form = f"gqa:{max(1, _widest(model)[0] // 4)}"
-    known = [*NAMES, "none", "hybrid"]
-    if form.partition(":")[0].partition("/")[0] not in [*known, "evict"]:
-        raise UserError(f"unknown variant {text!r}", hint=nearest(name, known))
+    known_names = [*NAMES, "none", "hybrid"]
+    if form.partition(":")[0].partition("/")[0] not in [*known_names, "evict"]:
+        raise UserError(f"unknown variant {text!r}", hint=nearest(name, known_names))
     return form
 
 
@@ -236,9 +236,9 @@ def allocated(
     On a GPU, torch's allocator counts them, block tables included. On Linux, the C library does.
     """
     if machine.cuda:
-        before = torch.cuda.memory_allocated(machine.device)
+        bytes_before = torch.cuda.memory_allocated(machine.device)
         caches = make()
-        return caches, torch.cuda.memory_allocated(machine.device) - before
+        return caches, torch.cuda.memory_allocated(machine.device) - bytes_before
     caches = make()
     return caches, sum(map(_reserved_bytes, _tensors(caches)))
 

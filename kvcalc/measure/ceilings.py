@@ -85,9 +85,9 @@ def timed(
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < MAX_REPEATS:
-        taken = time.perf_counter() - begun
-        min_repeats = MIN_REPEATS if taken < 3 * seconds else MIN_SLOW_REPEATS
-        if len(times) >= min_repeats and taken >= seconds:
+        elapsed_s = time.perf_counter() - begun
+        min_repeats = MIN_REPEATS if elapsed_s < 3 * seconds else MIN_SLOW_REPEATS
+        if len(times) >= min_repeats and elapsed_s >= seconds:
             break
         times.append(_device_seconds(replay) if machine.cuda else once(replay, machine))
     return summary([total / len(calls) for total in times], is_captured)
@@ -170,8 +170,8 @@ def measured_ceilings(
     for dtype in dtypes:
         progress(f"{dtype} products")
         rates[dtype] = matrix_rate(machine, dtype, seconds)
-    one = torch.zeros(1, device=machine.device)
-    launch = timed([lambda: one.add_(1)] * 200, machine, seconds / 4)
+    element = torch.zeros(1, device=machine.device)
+    launch = timed([lambda: element.add_(1)] * 200, machine, seconds / 4)
     return Ceilings(copy, read, rates, launch.median)
 
 
@@ -191,13 +191,13 @@ def matrix_rate(machine: Machine, dtype: str, seconds: float) -> float:
     """Return the FLOP/s of the best square product."""
     best = 0.0
     size = SMALLEST_PRODUCT
-    taken = 0.0
-    while size <= LARGEST_PRODUCT[machine.device.type] and taken <= SLOW_PRODUCT:
+    elapsed_s = 0.0
+    while size <= LARGEST_PRODUCT[machine.device.type] and elapsed_s <= SLOW_PRODUCT:
         a = torch.randn(size, size, device=machine.device).to(DTYPES[dtype])
         flops = 2 * size**3
-        taken = once(lambda a=a: a @ a, machine)  # type: ignore[misc]
-        if taken > 4 * seconds:  # emulated on this machine: one product says enough
-            return max(best, flops / taken)
+        elapsed_s = once(lambda a=a: a @ a, machine)  # type: ignore[misc]
+        if elapsed_s > 4 * seconds:  # emulated on this machine: one product says enough
+            return max(best, flops / elapsed_s)
         product = timed([lambda a=a: a @ a], machine, seconds / 2)  # type: ignore[misc]
         best = max(best, flops / product.median)
         size *= 2

@@ -58,9 +58,9 @@ class Bound(NamedTuple):
 
 def bound_of(operators: Sequence[Operator], gpu: Gpu) -> Bound:
     """Return the sum of the operators' bounds."""
-    placed = roofline(operators, gpu)
+    points = roofline(operators, gpu)
     cost = total(operators)
-    return Bound(total_seconds(placed), total_bound(placed), int(cost.bytes), int(cost.flops))
+    return Bound(total_seconds(points), total_bound(points), int(cost.bytes), int(cost.flops))
 
 
 class Traffic(NamedTuple):
@@ -166,7 +166,7 @@ class ProductTimes(NamedTuple):
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def taken(self, rows: float, elements: float) -> float:
+    def product_seconds(self, rows: float, elements: float) -> float:
         """Return the seconds of a product whose weights have `elements` elements.
 
         Between measured numbers of rows the time is linear. Above the largest it grows with the
@@ -219,7 +219,7 @@ class MachineRates(NamedTuple):
     def _operator_seconds(self, operator: Operator, is_fused: bool) -> float:
         shape, cost = operator.shape, operator.cost
         if isinstance(shape, GemmShape):
-            return self.products.taken(float(shape.m), float(shape.n * shape.k))
+            return self.products.product_seconds(float(shape.m), float(shape.n * shape.k))
         if isinstance(shape, AttentionShape):
             return self._attention_seconds(shape, operator.form == "absorbed", is_fused)
         seconds = cost.vector_flops * self.vector_s
@@ -247,7 +247,7 @@ class MachineRates(NamedTuple):
                 keys = min(keys, past + (new + KEY_BLOCK) / 2)
                 heads = 1
             rows = new * heads
-            products = self.products.taken(rows, keys * (shape.key + shape.value))
+            products = self.products.product_seconds(rows, keys * (shape.key + shape.value))
             softmax = rows * keys * SOFTMAX_FLOPS * self.vector_s
             seconds += count * shape.heads / heads * (products + softmax)
         return seconds

@@ -143,11 +143,11 @@ def load_note(machine: Machine) -> str:
     """Return a warning if other programs are likely to disturb the times, otherwise ''."""
     if machine.cuda or machine.share >= MIN_SHARE:
         return ""
-    how = "one thread is timed by its own CPU time"
+    reason = "one thread is timed by its own CPU time"
     if machine.clock == "wall":
-        how = "the wall clock includes waits"
+        reason = "the wall clock includes waits"
     return (
-        f"other work takes {1 - machine.share:.0%} of this machine's cores: {how}; "
+        f"other work takes {1 - machine.share:.0%} of this machine's cores: {reason}; "
         "times vary, ratios less so"
     )
 

@@ -25,11 +25,11 @@ from kvcalc.measure.cases import (
     allocated,
     base_of,
     build_mixers,
-    named,
     stacks_of,
     standard_model,
     storage_bytes,
-    whole,
+    variant_layers,
+    variant_model,
 )
 from kvcalc.measure.ceilings import Ceilings, Timing, timed
 from kvcalc.measure.expected import Bound, bound_of, difference, traffic_of
@@ -346,7 +346,7 @@ def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> di
     if model is not None and not names:
         return stacks_of(model)
     base = standard_model(HEADS[machine.device.type]) if model is None else base_of(model)
-    return {name: named(base, name) for name in names or NAMES}
+    return {name: variant_layers(base, name) for name in names or NAMES}
 
 
 def planned(
@@ -397,7 +397,7 @@ def decoders(model: Model | None, variants: Sequence[str]) -> dict[str, Model]:
     """
     model = model or load_model("gpt2")
     model = msgspec.structs.replace(model, quantization=(), kv_cache_dtype=None)
-    models = {name: whole(model, name) for name in _names(variants)} or {"": model}
+    models = {name: variant_model(model, name) for name in _names(variants)} or {"": model}
     with torch.device("meta"):
         for decoder in models.values():
             Decoder(decoder)

@@ -79,11 +79,11 @@ class GrownRows(CacheRows):
     """A tensor [B, h, rows, w] that `torch.cat` copies in every pass that writes."""
 
     def _store(self, rows: Tensor, first: int) -> None:
-        stored = self.tensor
+        old_rows = self.tensor
         if self.limit:
-            surplus = stored.shape[2] + rows.shape[2] - self.limit
-            stored = stored[:, :, max(0, surplus) :]
-        self.tensor = torch.cat((stored, rows), 2)
+            surplus = old_rows.shape[2] + rows.shape[2] - self.limit
+            old_rows = old_rows[:, :, max(0, surplus) :]
+        self.tensor = torch.cat((old_rows, rows), 2)
 
     def last(self, tokens: int, count: int) -> Tensor:
         return self.tensor[:, :, self.tensor.shape[2] - count :]

@@ -170,7 +170,7 @@ QUALITY = {
 }
 for (_stored, _family), _loss in LOSSES.items():
     if _stored == "cache":
-        _note = f"{_loss.found}, {_loss.scores[0]} ({_loss.scores[0].source})"
+        _note = f"{_loss.finding}, {_loss.scores[0]} ({_loss.scores[0].source})"
         QUALITY[_family] = Quality("as before", _note, "precision")
 # the variant by its name in a model's attention
 OWN_NAMES = {name.upper(): name for name in ("mha", "gqa", "mqa", "mla", "dsa")} | {

@@ -34,8 +34,8 @@ class RowFormat(msgspec.Struct, frozen=True):
     def row_bytes(self, width: int) -> int:
         """Return the bytes of one row: ⌈width·bits/8⌉ + ⌈width/group⌉·scale_bytes."""
         groups = 0 if not self.group else 1 if self.group == ROW else -(-width // self.group)
-        stored = groups * self.group if self.whole_groups else width
-        return -(-stored * self.bits // 8) + groups * self.scale_bytes
+        elements = groups * self.group if self.whole_groups else width
+        return -(-elements * self.bits // 8) + groups * self.scale_bytes
 
 
 def _gguf(name: str, bits: int, block_bytes: int) -> RowFormat:
@@ -97,7 +97,7 @@ _SPELLINGS = {
     "torch.float32": "fp32",
 }
 
-# Cache layouts that name a format for every role of the cache at once (vLLM's strings). The index
+# Cache layouts (vLLM's strings), each with a format for every role of the cache. The index
 # key is one fp8 row with one fp32 scale per 128 elements whenever the cache is quantised to 8 bits:
 # 132 bytes at 128 wide.
 _KV, _SCALED_INDEX = (
@@ -123,7 +123,7 @@ _LAYOUTS: dict[str, dict[str, str]] = {
     },
 }
 LATENT_ONLY = ("fp8_ds_mla", "nvfp4_ds_mla")
-# Keys and values alone. Not counted: vLLM's padding of a slot to an even size, and layers that it
+# Only keys and values. Not counted: vLLM's padding of a slot to an even size, and layers that it
 # leaves unquantised.
 _TURBOQUANT = {
     "turboquant_k8v4": {"k": "fp8", "v": "turboquant_value4"},
@@ -174,5 +174,5 @@ def cache_layout(name: str) -> dict[str, RowFormat]:
         )
     if plain in _TURBOQUANT:
         return {role: FORMATS[format_] for role, format_ in _TURBOQUANT[plain].items()}
-    named = _LAYOUTS.get(plain, {})
-    return {role: FORMATS[named.get(role, plain)] for role in _KV}
+    role_formats = _LAYOUTS.get(plain, {})
+    return {role: FORMATS[role_formats.get(role, plain)] for role in _KV}

@@ -1,12 +1,9 @@
-"""How weights are stored: bits, scales and zero points of a matrix, and which matrices of a model a
-scheme covers.
+"""Storage formats of weights, the matrices that a scheme covers, and published quality losses.
 
 A weight-only scheme (int4, awq, `nvfp4_weight_only` …) computes in the model's dtype. `fp8` (W8A8)
-computes in fp8, `nvfp4` and `mxfp4` (4-bit activations) in fp4, and GGUF's blocks in int8. What a
-scheme keeps for a matrix counts: packed values, scales, zero points, indices, codebooks. What it
-says of every matrix alike (the 16 levels of NF4, shapes, settings) does not.
-
-Published quality losses of storage formats, with their sources.
+computes in fp8, `nvfp4` and `mxfp4` (4-bit activations) in fp4, and GGUF's blocks in int8. The
+bytes of a matrix include packed values, scales, zero points, indices and codebooks. They do not
+include values that all matrices share, such as the 16 levels of NF4.
 """
 
 import re
@@ -26,15 +23,21 @@ class WeightFormat(msgspec.Struct, frozen=True):
     """Storage of a matrix [inputs, outputs]: `bits` per element, and a scale for every block of
     rows × columns.
 
-    rows, columns: elements of a block along inputs and outputs; 0 spans the whole matrix. flat:
-    blocks of `rows` elements run over the flattened matrix instead.
-    scale_bytes: per block. nested: blocks whose scales share an fp32 of their own. zero_bits: per
-    block, packed along the outputs. input_bytes, output_bytes: per input, and per block of columns.
-    tensor_bytes: once per matrix. padded: inputs and outputs are filled up to multiples of these.
-    ragged_bits: per element of a matrix whose inputs are no multiple of `rows`, which is then not
-    quantised; 0 where the last block is cut short instead. measured: (bytes, elements) of the
-    matrix where its file states them; nothing else counts then. computes: the dtype of the
-    products; '' means the model's own. `fp4/int8` is fp4 on GPUs with such a unit, else int8.
+    Attributes:
+        rows: Elements of a block along the inputs; 0 spans the matrix.
+        columns: Elements of a block along the outputs; 0 spans the matrix.
+        scale_bytes: Bytes of the scale of each block.
+        zero_bits: Bits of the zero point of each block, packed along the outputs.
+        tensor_bytes: Bytes once per matrix.
+        computes: Dtype of the products; '' is the model's own. `fp4/int8` is fp4 on GPUs with such
+            a unit, else int8.
+        flat: Whether blocks of `rows` elements run over the flattened matrix.
+        nested: Number of blocks whose scales share one fp32 scale; 0 if none do.
+        input_bytes: Bytes for each input.
+        padded: Multiples to which inputs and outputs are filled up.
+        ragged_bits: Bits per element if the inputs are no multiple of `rows`, because such a matrix
+            is not quantised. With 0, the last block is shorter instead.
+        measured: (bytes, elements) of the matrix in its file, instead of all other figures.
     """
 
     name: str
@@ -48,7 +51,6 @@ class WeightFormat(msgspec.Struct, frozen=True):
     flat: bool = False
     nested: int = 0
     input_bytes: int = 0
-    output_bytes: int = 0
     padded: tuple[int, int] = (1, 1)
     ragged_bits: int = 0
     measured: tuple[int, int] | None = None
@@ -76,12 +78,12 @@ class WeightFormat(msgspec.Struct, frozen=True):
         scales = blocks * self.scale_bytes + (
             4 * -(-blocks // self.nested) if self.nested else 0
         )
-        apart = inputs * self.input_bytes + across * self.output_bytes + self.tensor_bytes
+        other_bytes = inputs * self.input_bytes + self.tensor_bytes
         return (
             -(-inputs * outputs * self.bits // 8)
             + scales
             + -(-blocks * self.zero_bits // 8)
-            + apart
+            + other_bytes
         )
 
 
@@ -135,8 +137,8 @@ def _block_computes(name: str) -> str:
 
 
 _BLOCK_FORMATS = {
-    name: WeightFormat(name, 0, rows, 1, held, computes=_block_computes(name))
-    for name, (rows, held) in BLOCKS.items()
+    name: WeightFormat(name, 0, rows, 1, block_bytes, computes=_block_computes(name))
+    for name, (rows, block_bytes) in BLOCKS.items()
     if name not in WEIGHT_FORMATS
 }
 _SPELLINGS = {
@@ -176,22 +178,8 @@ def _blocks(name: str, rows: str, columns: str) -> WeightFormat:
     return WeightFormat(name, 8, int(rows), int(columns), 4, computes="fp8")
 
 
-def _additive(name: str, books: str, bits: str, rows: str, columns: str) -> WeightFormat:
-    code = 1 if int(bits) <= 8 else 2
-    codebooks = int(books) * 2 ** int(bits) * int(rows) * int(columns) * 2
-    return WeightFormat(
-        name,
-        0,
-        int(rows),
-        int(columns),
-        int(books) * code,
-        tensor_bytes=codebooks,
-        output_bytes=2,
-    )
-
-
 def _scale16(name: str, base: str, zero_bits: int) -> WeightFormat | None:
-    wide = _known(base)
+    wide = _find_format(base)
     if wide is None:
         return None
     scale, tensor = min(wide.scale_bytes, 2), min(wide.tensor_bytes, 2)
@@ -207,47 +195,41 @@ def family(name: str) -> str:
     return match[1] if match else name
 
 
-def _measured(name: str, held: str, elements: str) -> WeightFormat:
+def _measured(name: str, block_bytes: str, elements: str) -> WeightFormat:
     computes = next(
         (f.computes for block, f in _BLOCK_FORMATS.items() if name.startswith(block)),
         "",
     )
-    return WeightFormat(name, 0, measured=(int(held), int(elements)), computes=computes)
+    return WeightFormat(name, 0, measured=(int(block_bytes), int(elements)), computes=computes)
 
 
 # Names that carry their numbers. `int4_g32`: 4 bits, an fp16 scale per 32 inputs (0 or -1: per
 # output), `_zp` a packed zero point per scale, `_index` the int32 per input of GPTQ's activation
 # order. `affine4_g64`: a 16-bit scale and a 16-bit bias per 64 inputs (MLX, HQQ). `tiles4_g128`:
 # the same in torchao's tensor-core tiles of 1024 inputs × 8 outputs. `fp8_64x128`: an fp32 scale
-# for 64 inputs × 128 outputs. `aqlm_1x16_g8x1`: one codebook of 2^16 vectors of 8 inputs × 1
-# output, a 16-bit scale per output. `q4_k@5/8`: 5 bytes for 8 elements of one matrix.
-# `fp8_scale16`, `int8_scale16_zp`: fp8 and int8 with scales of 16 bits in place of fp32, and a byte
-# of a zero point beside each (compressed-tensors, whose scales have the dtype that the weights
-# had).
+# for 64 inputs × 128 outputs. `q4_k@5/8`: 5 bytes for 8 elements of one matrix.
+# `fp8_scale16`, `int8_scale16_zp`: fp8 and int8 with scales of 16 bits in place of fp32, and `_zp`
+# a zero point of one byte for each. compressed-tensors gives scales the dtype of the weights.
 _SCALE16 = re.compile(
     r"(int8|fp8(?:_per_channel|_block128|_[1-9]\d{0,5}x[1-9]\d{0,5})?)_scale16(_zp)?"
 )
-_NAMED: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
+_NAME_PATTERNS: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
     (re.compile(r"int([2-8])_g(\d{1,6}|-1)(_zp)?(_index)?"), _integers),
     (re.compile(r"affine([1-8])_g([1-9]\d{0,5})"), _affine),
     (re.compile(r"tiles4_g([1-9]\d{0,5})"), _tiles),
     (re.compile(r"fp8_([1-9]\d{0,5})x([1-9]\d{0,5})"), _blocks),
-    (
-        re.compile(r"aqlm_([1-9]\d?)x([1-9]|1[0-6])_g([1-9]\d{0,2})x([1-9]\d{0,2})"),
-        _additive,
-    ),
     (re.compile(r"[a-z0-9_]{1,60}@(\d{1,15})/([1-9]\d{0,14})"), _measured),
 ]
 
 
 COMMON = "Common: fp8, int8, awq, gptq, nvfp4, mxfp4, q4_k_m, q8_0"
-OF_BITS = {  # how people ask for a width, and formats that have it
-    "4bit": "Of 4 bits are int4, awq, gptq, nvfp4, mxfp4 and GGUF's q4_k_m",
-    "8bit": "Of 8 bits are fp8, int8 and GGUF's q8_0",
+OF_BITS = {  # formats by the width that users may type
+    "4bit": "4-bit formats: int4, awq, gptq, nvfp4, mxfp4 and GGUF's q4_k_m",
+    "8bit": "8-bit formats: fp8, int8 and GGUF's q8_0",
 }
 
 
-def _known(name: str) -> WeightFormat | None:
+def _find_format(name: str) -> WeightFormat | None:
     plain = _SPELLINGS.get(name, name)
     if result := WEIGHT_FORMATS.get(plain) or _BLOCK_FORMATS.get(plain):
         return result
@@ -256,23 +238,23 @@ def _known(name: str) -> WeightFormat | None:
     return next(
         (
             build(name, *match.groups())
-            for pattern, build in _NAMED
+            for pattern, build in _NAME_PATTERNS
             if (match := pattern.fullmatch(name))
         ),
         None,
     )
 
 
-def load_weight_format(name: str, what: str = "quantization") -> WeightFormat:
+def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
     """Return the weight format `name`. Raises UserError with near matches."""
     from kvcalc.storage.formats import canonical
 
     low = canonical(name)
-    result = _known(low)
+    result = _find_format(low)
     if result is None:
         near = nearest(low, [*WEIGHT_FORMATS, *MIXES, "bitsandbytes", "modelopt"])
         raise UserError(
-            f"unknown {what} {name!r}",
+            f"unknown {noun} {name!r}",
             hint=OF_BITS.get(low.replace("-", "").replace("_", ""), near or COMMON),
         )
     return result
@@ -282,7 +264,7 @@ def load_weight_format(name: str, what: str = "quantization") -> WeightFormat:
 def stored_format(name: str) -> WeightFormat:
     """Return the format of a checkpoint. Raises UserError with a workaround if its bytes are
     unknown."""
-    result = _known(name)
+    result = _find_format(name)
     if result is None:
         text = (
             f"the checkpoint stores its weights as {name!r}, whose bytes do not follow from "
@@ -339,11 +321,11 @@ class Score(NamedTuple):
 
     value: float
     full: float
-    what: str
+    noun: str
     source: str
 
     def __str__(self) -> str:
-        return f"{self.value:g} against {self.full:g} in {self.what}"
+        return f"{self.value:g} against {self.full:g} in {self.noun}"
 
 
 class Loss(NamedTuple):
@@ -359,7 +341,7 @@ class Loss(NamedTuple):
     scores: tuple[Score, ...] = ()
 
     @property
-    def found(self) -> str:
+    def finding(self) -> str:
         """The finding with its source."""
         return f"{self.note} ({self.source})" if self.source else self.note
 
@@ -388,8 +370,8 @@ LOSSES = {
     ("cache", "int8"): Loss("'almost lossless'", "", (Score(35.58, 35.64, *_CHAT_7B),)),
     ("cache", "int4"): Loss("'slight loss'", "", (Score(34.79, 35.64, *_CHAT_7B),)),
 }
-UNKNOWN_LOSS = "no published measurement of what that costs is noted here"
-_ALIKE = {
+UNKNOWN_LOSS = "no published measurement of its quality is noted here"
+_SAME_LOSS = {
     "awq": "int4",
     "gptq": "int4",
     "int4_group32": "int4",
@@ -407,21 +389,21 @@ def cache_family(format_: str) -> str:
     )
 
 
-def _loss(stored: str, format_: str) -> Loss | None:
+def _loss(part: str, format_: str) -> Loss | None:
     plain = family(format_)
-    like = cache_family(format_) if stored == "cache" else _ALIKE.get(plain, plain)
-    return LOSSES.get((stored, like))
+    like = cache_family(format_) if part == "cache" else _SAME_LOSS.get(plain, plain)
+    return LOSSES.get((part, like))
 
 
-def loss_of(stored: str, format_: str) -> str:
+def loss_of(part: str, format_: str) -> str:
     """Return one published measurement of storing `weights` or `cache` in a format, with its
     source."""
-    return str(_loss(stored, format_) or UNKNOWN_LOSS)
+    return str(_loss(part, format_) or UNKNOWN_LOSS)
 
 
-def losses_of(stored: str, format_: str) -> str:
+def losses_of(part: str, format_: str) -> str:
     """Return the finding and every score of a format, each with its source."""
-    known = _loss(stored, format_)
-    if not known:
+    loss = _loss(part, format_)
+    if not loss:
         return UNKNOWN_LOSS
-    return ", ".join([known.found, *(f"{score} ({score.source})" for score in known.scores)])
+    return ", ".join([loss.finding, *(f"{score} ({score.source})" for score in loss.scores)])

@@ -12,7 +12,7 @@ from twins import EXACT, WIDTH, difference, grouped_specs, in_pieces, inputs, ne
 from kvcalc import Gpu, Model, UserError, cache_size, load_model
 from kvcalc.layers.part import Sublayer
 from kvcalc.measure import generation
-from kvcalc.measure.cases import whole
+from kvcalc.measure.cases import variant_model
 from kvcalc.measure.ceilings import Ceilings, as_gpu
 from kvcalc.measure.expected import MachineRates, ProductTimes, RateSampler, traffic_of
 from kvcalc.measure.generation import MODES, GenerationRequest, Mode, check, generated, modes_of
@@ -134,7 +134,7 @@ def test_a_grown_cache_and_repeated_heads_change_nothing(spec: Sublayer, sizes: 
 
 @pytest.mark.parametrize(("rows", "nanoseconds"), [(0.5, 1), (1, 1), (2.5, 1.5), (4, 2), (34, 5), (64, 8), (128, 16)])
 def test_products_between_measured_rows(rows: float, nanoseconds: float) -> None:
-    assert PRODUCTS.taken(rows, 1000) == pytest.approx(nanoseconds * 1e-6)
+    assert PRODUCTS.product_seconds(rows, 1000) == pytest.approx(nanoseconds * 1e-6)
 
 
 def rates(vector_s: float, host_s: float, is_cuda: bool = False) -> MachineRates:
@@ -219,7 +219,7 @@ def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytes
 def test_variants_of_a_whole_decoder(name: str) -> None:
     """The variant in every layer; the rest of the decoder stays, and it says the same with the cache as without."""
     base = stack(grouped(8, 8, 8), layers=4, hidden_size=WIDTH, vocab_size=60)
-    model = whole(base, name)
+    model = variant_model(base, name)
     assert (model.layers, model.vocab_size, model.hidden_size) == (4, 60, WIDTH)
     torch.manual_seed(5)
     modes = modes_of(model, "uncached", "last")

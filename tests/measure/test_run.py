@@ -16,7 +16,7 @@ from kvcalc.layers.weights import matrix
 from kvcalc.library.load import read
 from kvcalc.measure import machine, run
 from kvcalc.measure.calibration_rows import gpu_name, measured_rows
-from kvcalc.measure.cases import NAMES, Case, named, stacks_of, standard_model
+from kvcalc.measure.cases import NAMES, Case, stacks_of, standard_model, variant_layers
 from kvcalc.measure.ceilings import Ceilings, as_gpu, measured_ceilings, preset_path, save, summary, timed
 from kvcalc.measure.expected import Bound, Traffic, bound_of, difference, traffic_of
 from kvcalc.measure.layers.base_layer import Parameters
@@ -40,7 +40,7 @@ def quiet(*_: Any) -> None:
 @pytest.mark.parametrize("block", [0, 16])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_bytes_are_equal_in_every_record(name: str, phase: str, block: int, dtype: str) -> None:
-    model = named(standard_model(2), "gqa:1" if name == "gqa" else name)
+    model = variant_layers(standard_model(2), "gqa:1" if name == "gqa" else name)
     record = measure(
         Case(name, model, phase, 2, 37), MeasureSettings(dtype, block_size=block, seconds=0.0), MACHINE, CEILINGS, GPU
     )
@@ -101,21 +101,21 @@ def test_what_does_not_fit_is_said_before_it_is_tried() -> None:
 
 def test_standard_layers_are_what_their_names_say() -> None:
     base = standard_model(16)
-    labels = [named(base, name).attention for name in NAMES]
+    labels = [variant_layers(base, name).attention for name in NAMES]
     assert labels == [
         "MHA", "GQA-4", "MQA", "MLA", "DSA top-2048", "MHA window 1024", "1× MHA, 1× MHA (shared cache)", "GatedDeltaNet",
     ]  # fmt: skip
-    assert named(base, "gqa:8/window:64").attention == "GQA-8 window 64"
-    assert cache_size(named(base, "cla"), 100).stored == cache_size(named(base, "mha"), 100).stored  # two layers, one cache
+    assert variant_layers(base, "gqa:8/window:64").attention == "GQA-8 window 64"
+    assert cache_size(variant_layers(base, "cla"), 100).stored == cache_size(variant_layers(base, "mha"), 100).stored  # two layers, one cache
 
 
 @pytest.mark.parametrize("text", ["", "mha2", "int8", "gqa:3", "mla", "window:0", "gqa:"])
 def test_unknown_variants_are_refused(text: str) -> None:
     if text == "mla":
-        assert named(standard_model(16), text).attention == "MLA"
+        assert variant_layers(standard_model(16), text).attention == "MLA"
         return
     with pytest.raises(UserError):
-        named(standard_model(16), text)
+        variant_layers(standard_model(16), text)
 
 
 def test_a_model_s_own_kinds_of_layer() -> None:
@@ -236,7 +236,7 @@ def test_measured_ceilings_are_a_gpu(tmp_path: Any, monkeypatch: pytest.MonkeyPa
 
 def test_rows_for_the_calibration() -> None:
     base = standard_model(2)
-    cases = [Case(n, named(base, f"{n}:1" if n == "gqa" else n), p, 3, 40) for n in NAMES for p in ("decode", "prefill")]
+    cases = [Case(n, variant_layers(base, f"{n}:1" if n == "gqa" else n), p, 3, 40) for n in NAMES for p in ("decode", "prefill")]
     record = {
         "dtype": "bf16",
         "device": "NVIDIA H100 80GB HBM3",

@@ -57,7 +57,7 @@ _READ_AS = {
     "falcon": "RefinedWebModel RefinedWeb",
     "phi-msft": "mixformer-sequential",
 }
-SAME_AS = {name: known for known, names in _READ_AS.items() for name in names.split()}
+SAME_AS = {name: has_entry for has_entry, names in _READ_AS.items() for name in names.split()}
 # Types of classes with another name: the class without its head, in lower case.
 _CLASSES = {
     "hunyuandensev1": "hunyuan_v1_dense",
@@ -115,12 +115,12 @@ class ModelType(NamedTuple):
     """A type by name, whether it has an entry, a note on the choice, and whether it is doubtful."""
 
     name: str
-    known: bool
+    has_entry: bool
     notes: tuple[str, ...] = ()
     exact: bool = True
 
 
-def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> ModelType:
+def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) -> ModelType:
     """Return the type that reads the text part of a file.
 
     Raises:
@@ -128,17 +128,17 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> M
     """
     result = inner.get("model_type", outer.get("model_type"))
     if result is not None and not isinstance(result, str):
-        raise UserError(f"model_type: should be a text, not {show(result)}", where)
+        raise UserError(f"model_type: should be a text, not {show(result)}", file_name)
     around = outer.get("model_type")
     if isinstance(around, str) and around.endswith("_assistant") and around in facts():
         raise UserError(
             f"model_type {around!r} is not supported: it drafts on the cache of another model",
-            where,
+            file_name,
         )
     for part in (outer, inner):
-        if _DRAFT.search(_class(part, where)):
-            return _draft(_class(part, where), inner is outer, where)
-    written = _class(inner, where)
+        if _DRAFT.search(_class(part, file_name)):
+            return _draft(_class(part, file_name), inner is outer, file_name)
+    written = _class(inner, file_name)
     if inner is outer and inner.get("draft_vocab_size") and result in _WITH_HEADS:
         return ModelType(
             _WITH_HEADS[result],
@@ -148,13 +148,13 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> M
     name = _type(result or "")
     if not written or _own(written, result or "") or _own(written, name):
         return _without_encoder(
-            _bare(_known(name, where), written if inner is outer else ""),
+            _bare(_supported(name, file_name), written if inner is outer else ""),
             inner,
             written,
         )
     if other := by_class(written):
-        _known(other, where)
-        said = (
+        _supported(other, file_name)
+        text = (
             f"model_type {printable(result, 60)!r} is not its own"
             if result
             else "the file gives no model_type"
@@ -162,9 +162,9 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> M
         return ModelType(
             other,
             True,
-            (f"read as {other}, after its class {printable(written, 60)}: {said}",),
+            (f"read as {other}, after its class {printable(written, 60)}: {text}",),
         )
-    return _doubtful(_known(name, where), written)
+    return _doubtful(_supported(name, file_name), written)
 
 
 def by_class(written: str) -> str:
@@ -173,13 +173,13 @@ def by_class(written: str) -> str:
     return _CLASSES.get(stem) or _types_by_stem().get(stem, "")
 
 
-def _class(part: Mapping[str, Any], where: str) -> str:
+def _class(part: Mapping[str, Any], file_name: str) -> str:
     """Return the first of a part's `architectures`, or '' if it has none."""
-    given = part.get("architectures") or ""
-    first = given[0] if isinstance(given, list) else given
+    names = part.get("architectures") or ""
+    first = names[0] if isinstance(names, list) else names
     if not isinstance(first, str):
         raise UserError(
-            f"architectures: should be a list of class names, not {show(given)}", where
+            f"architectures: should be a list of class names, not {show(names)}", file_name
         )
     return first
 
@@ -207,11 +207,13 @@ def _stems(name: str) -> frozenset[str]:
 @cache
 def _types_by_stem() -> dict[str, str]:
     """Return all types read here, and the types around them, by class stem."""
-    whole = {name: said["text"] for name, said in facts().items() if said.get("text") in TYPES}
+    outer_facts = {
+        name: text["text"] for name, text in facts().items() if text.get("text") in TYPES
+    }
     pairs = [(name, _type(name)) for name in (*TYPES, *SAME_AS, *_REFUSED)] + list(
-        whole.items()
+        outer_facts.items()
     )
-    return {stem: name for given, name in reversed(pairs) for stem in sorted(_stems(given))}
+    return {stem: name for names, name in reversed(pairs) for stem in sorted(_stems(names))}
 
 
 def _own(written: str, name: str) -> bool:
@@ -221,63 +223,67 @@ def _own(written: str, name: str) -> bool:
     )
 
 
-def _type(found: str) -> str:
+def _type(model_type: str) -> str:
     """Return the type that reads a model_type: itself, an equivalent type, or its text part's
     type."""
-    name = SAME_AS.get(found, found)
+    name = SAME_AS.get(model_type, model_type)
     return name if name in TYPES else str(facts().get(name, {}).get("text", name))
 
 
-def _known(name: str, where: str) -> ModelType:
+def _supported(name: str, file_name: str) -> ModelType:
     if name in _REFUSED:
-        raise UserError(f"model_type {name!r} is not supported: {_REFUSED[name]}", where)
+        raise UserError(f"model_type {name!r} is not supported: {_REFUSED[name]}", file_name)
     if name not in TYPES and (
         name in facts() or name in facts().get("*", {}).get("others", ())
     ):
-        raise UserError(f"model_type {name!r} is not supported", where, nearest(name, TYPES, 3))
+        raise UserError(
+            f"model_type {name!r} is not supported", file_name, nearest(name, TYPES, 3)
+        )
     return ModelType(name, name in TYPES)
 
 
-def _bare(named: ModelType, written: str) -> ModelType:
+def _bare(resolved: ModelType, written: str) -> ModelType:
     """Return the reading of a class with no LM head or another head, as the causal language
     model."""
     silent = (
-        not _SPEAKS.search(written) if named.name in facts() else _OTHER_HEAD.search(written)
+        not _SPEAKS.search(written) if resolved.name in facts() else _OTHER_HEAD.search(written)
     )
-    if not written or not named.known or not silent:
-        return named
-    said = (
+    if not written or not resolved.has_entry or not silent:
+        return resolved
+    text = (
         f"class {printable(written, 60)} has no language-model head: counted with one, as "
         "the causal model of its type"
     )
-    return named._replace(notes=(said,), exact=False)
+    return resolved._replace(notes=(text,), exact=False)
 
 
-def _without_encoder(named: ModelType, inner: Mapping[str, Any], written: str) -> ModelType:
+def _without_encoder(resolved: ModelType, inner: Mapping[str, Any], written: str) -> ModelType:
     """Return the reading of an encoder-decoder model: its decoder, as the causal model of its
     type."""
     if (
-        not named.known
+        not resolved.has_entry
         or inner.get("is_encoder_decoder") is not True
         or written.endswith(("CausalLM", "Decoder"))
     ):
-        return named
-    said = "only its decoder is counted, without the encoder and the cache of cross-attention"
-    return named._replace(notes=(*named.notes, said), exact=named.exact and not written)
-
-
-def _doubtful(named: ModelType, written: str) -> ModelType:
-    """Return the reading of an unknown class by its type."""
-    if not named.known:
-        return named
-    said = (
-        f"class {printable(written, 60)} is not one of {named.name}'s: counted as "
-        f"{named.name}, which may be wrong"
+        return resolved
+    text = "only its decoder is counted, without the encoder and the cache of cross-attention"
+    return resolved._replace(
+        notes=(*resolved.notes, text), exact=resolved.exact and not written
     )
-    return named._replace(notes=(said,), exact=False)
 
 
-def _draft(written: str, flat: bool, where: str) -> ModelType:
+def _doubtful(resolved: ModelType, written: str) -> ModelType:
+    """Return the reading of an unknown class by its type."""
+    if not resolved.has_entry:
+        return resolved
+    text = (
+        f"class {printable(written, 60)} is not one of {resolved.name}'s: counted as "
+        f"{resolved.name}, which may be wrong"
+    )
+    return resolved._replace(notes=(text,), exact=False)
+
+
+def _draft(written: str, flat: bool, file_name: str) -> ModelType:
     """Return the type of a draft.
 
     Raises:
@@ -289,9 +295,9 @@ def _draft(written: str, flat: bool, where: str) -> ModelType:
     if not name or not flat:
         raise UserError(
             f"class {printable(written, 60)} is a draft that is not read",
-            where,
+            file_name,
             "Read are EAGLE, EAGLE-3, P-EAGLE, DFlash, DSpark and Domino; `--draft layers=N` "
-            "stands in for another",
+            "replaces another",
         )
     return ModelType(name, True, (f"a draft ({printable(written, 60)}): {_lent()}",))
 
@@ -331,14 +337,14 @@ def settle(data: Mapping[str, Any], inner: Mapping[str, Any], name: str, entry: 
         entry: The entry of this type. A fixed value in the entry is in no doubt.
     """
     around = data.get("model_type") if data is not inner else None
-    whole = facts().get(around, {}) if isinstance(around, str) else {}
-    ruled, either = entry.model.get(KEY), whole.get("either", False)
-    if "tied" not in whole or isinstance(ruled, bool):
+    outer_facts = facts().get(around, {}) if isinstance(around, str) else {}
+    ruled, either = entry.model.get(KEY), outer_facts.get("either", False)
+    if "tied" not in outer_facts or isinstance(ruled, bool):
         return Tie()
     outer, part = data.get(KEY), inner.get(KEY) if _inside(data) else None
     own = None if ruled and not either else facts().get(name, {}).get("defaults", {}).get(KEY)
     older = own if part is None else part
-    newer = whole["tied"] if outer is None else outer
+    newer = outer_facts["tied"] if outer is None else outer
     newer = newer or (either and older is True)
     if not isinstance(older, bool) or not isinstance(newer, bool):
         return Tie()

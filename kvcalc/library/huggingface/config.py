@@ -40,11 +40,11 @@ class Config:
     def __init__(
         self,
         data: Mapping[str, Any],
-        where: str,
+        file_name: str,
         defaults: Mapping[str, Any] | None = None,
         aliases: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        self.file, self.where = data, where
+        self.file, self.file_name = data, file_name
         self.defaults, self.aliases = defaults or {}, aliases or {}
         self.layer, self.layers, self.layer_type = 0, 0, "full_attention"
         self.outer = data
@@ -62,7 +62,7 @@ class Config:
 
     def fail(self, key: str, text: str, hint: str = "") -> UserError:
         """Return an error about one key of this file."""
-        return UserError(f"{key}: {text}", self.where, hint)
+        return UserError(f"{key}: {text}", self.file_name, hint)
 
     def raw(self, key: str) -> Any:
         """Return the value of a key in any spelling, else the default; None if neither exists.
@@ -172,8 +172,10 @@ class Config:
     def nested(self, key: str) -> "Config":
         """Return the mapping under a key as a Config."""
         defaults = self.defaults.get(key)
-        where = f"{self.where}: {key}"
-        inner = Config(self.table(key), where, defaults if isinstance(defaults, dict) else {})
+        file_name = f"{self.file_name}: {key}"
+        inner = Config(
+            self.table(key), file_name, defaults if isinstance(defaults, dict) else {}
+        )
         inner.layer, inner.layers, inner.layer_type = (
             self.layer,
             self.layers,
@@ -216,7 +218,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 def value_of(field: Field, c: Config) -> Any:
-    """Return the value of a field in this config: of a rule, of a formula, or the literal itself.
+    """Return the value of a field: the result of a rule or a formula, or the literal itself.
 
     A formula is a Python expression whose names are keys of the file. `layer_index`, `layer_count`
     and `layer_type` describe the current layer. `a | b` is b if a is missing. Keys in arithmetic

@@ -29,8 +29,12 @@ def load_from_hub(name: str, changes: list[str] | None = None) -> Model:
         UserError: The extra is not installed, or the Hub has no such file, refuses it, or cannot
             be reached.
     """
-    repo, at, revision = name.partition("@")
-    if not _NAME.fullmatch(repo) or (at and not _REVISION.fullmatch(revision)) or ".." in name:
+    repo, separator, revision = name.partition("@")
+    if (
+        not _NAME.fullmatch(repo)
+        or (separator and not _REVISION.fullmatch(revision))
+        or ".." in name
+    ):
         raise UserError(
             f"{name!r} is not a name on the Hub",
             hint="Write hf:org/name or hf:org/name@revision",
@@ -50,31 +54,31 @@ def _download(repo: str, revision: str) -> Path:
             f"reading {repo} from the Hub needs the extra `hub`",
             hint="pip install 'kvcalc[hub]'",
         ) from None
-    shown = f"{repo} at {revision}" if revision else repo
+    label = f"{repo} at {revision}" if revision else repo
     try:
         return _fetch(repo, revision or None)
     except hub.GatedRepoError:
         raise UserError(
-            f"{shown} is gated on the Hub", hint="Ask for access there and set HF_TOKEN"
+            f"{label} is gated on the Hub", hint="Ask for access there and set HF_TOKEN"
         ) from None
     except hub.RepositoryNotFoundError:
         raise UserError(
-            f"the Hub has no public model {shown}",
+            f"the Hub has no public model {label}",
             hint="Check the name; a private one needs HF_TOKEN",
         ) from None
     except hub.RevisionNotFoundError:
         raise UserError(f"the Hub has no revision {revision!r} of {repo}") from None
     except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as error:
-        raise _unreachable(shown, error) from None
+        raise _unreachable(label, error) from None
     except hub.EntryNotFoundError:
-        raise UserError(f"{shown} has no config.json on the Hub") from None
+        raise UserError(f"{label} has no config.json on the Hub") from None
     except hub.HfHubHTTPError as error:
         raise UserError(
-            f"the Hub does not hand out {shown}: {_reason(error)}",
+            f"the Hub does not hand out {label}: {_reason(error)}",
             hint="Check the name and HF_TOKEN",
         ) from None
     except Exception as error:  # the client does not wrap errors of its HTTP library
-        raise _unreachable(shown, error) from None
+        raise _unreachable(label, error) from None
 
 
 def _fetch(repo: str, revision: str | None) -> Path:
@@ -133,16 +137,16 @@ def _within(seconds: float, call: Callable[[], str]) -> str:
     return done[0]
 
 
-def _unreachable(shown: str, error: Exception) -> UserError:
+def _unreachable(label: str, error: Exception) -> UserError:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return UserError(
-            f"{shown} is not in the Hub client's cache",
+            f"{label} is not in the Hub client's cache",
             hint="HF_HUB_OFFLINE is set: unset it to fetch the file",
         )
     return UserError(
-        f"{shown} cannot be read from the Hub: {_reason(error)}",
+        f"{label} cannot be read from the Hub: {_reason(error)}",
         hint="Is the network up, and HF_ENDPOINT right?",
     )
 

@@ -41,7 +41,7 @@ def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Ord
     return order
 
 
-def every(interval: Field, full: str = FULL, others: str = SLIDING) -> Order:
+def every_nth(interval: Field, full: str = FULL, others: str = SLIDING) -> Order:
     """Return the order in which each `interval`-th layer is `full`; all are, without an interval.
 
     Example: an interval of 4 has full attention in layers 3, 7, 11 …
@@ -86,10 +86,10 @@ def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:
     return order
 
 
-def check_names(c: Config, key: str, names: Any, known: Any = None) -> None:
+def check_names(c: Config, key: str, names: Any, known_names: Any = None) -> None:
     """Raise UserError unless these are known texts."""
     for name in names:
-        if not isinstance(name, str) or (known is not None and name not in known):
+        if not isinstance(name, str) or (known_names is not None and name not in known_names):
             raise c.fail(key, f"holds {show(name)}, which is no layer type")
 
 

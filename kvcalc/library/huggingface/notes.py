@@ -87,7 +87,7 @@ def assess(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
     }
     unread = list(_unread(c, inert))
     notes = [*resolved.notes]
-    if not resolved.known:
+    if not resolved.has_entry:
         notes.append(_general(c, resolved.name, unread))
     defaults = ", ".join(
         f"{key}={value}"
@@ -111,7 +111,7 @@ def assess(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
         )
     if others:
         notes.append(f"keys not read: {_joined(others)}")
-    return ConfigNote(tuple(notes), resolved.known and resolved.exact and not weights)
+    return ConfigNote(tuple(notes), resolved.has_entry and resolved.exact and not weights)
 
 
 def may_carry_weights(key: str) -> bool:
@@ -151,7 +151,7 @@ def _is_silent(key: str) -> bool:
 
 def _declared(resolved: ModelType) -> set[str]:
     """Return the keys of transformers' config class of this type; its entry covers all of them."""
-    if not resolved.known:
+    if not resolved.has_entry:
         return set()
     table = facts().get(resolved.name, {})
     aliases = table.get("aliases", {})

@@ -87,7 +87,7 @@ _MLX_ROUTERS = {
 }
 
 # (matrix, format) of one layer, if its matrices have several formats
-Stored = tuple[tuple[str, str], ...]
+MatrixFormats = tuple[tuple[str, str], ...]
 
 
 def _by_method(q: Config, method: str, model_type: str) -> str:
@@ -230,7 +230,7 @@ class Storage:
     """
 
     def __init__(self, c: Config, has_wide_scales: bool) -> None:
-        self.q = q = Config(_section(c), f"{c.where}: quantization_config")
+        self.q = q = Config(_section(c), f"{c.file_name}: quantization_config")
         self.has_wide_scales = has_wide_scales
         self.layers, self.family = c.layers, str(c.file.get("model_type"))
         self.formats: list[tuple[str, tuple[str, ...]]] = []
@@ -269,7 +269,7 @@ class Storage:
             text = f"the checkpoint declares {self.cache} for its cache: `auto` selects it"
         self.notes = (text,)
 
-    def kept(
+    def unquantized_names(
         self, layer: int, parts: tuple[Sublayer, ...], hidden_size: int
     ) -> tuple[str, ...]:
         """Return the matrices of this layer that stay in the model's dtype."""
@@ -279,24 +279,26 @@ class Storage:
         pairs = matrices(parts, hidden_size)
         return tuple(dict.fromkeys(name for name, names in pairs if rules.match(layer, names)))
 
-    def stored(self, layer: int, parts: tuple[Sublayer, ...], hidden_size: int) -> Stored:
+    def matrix_formats(
+        self, layer: int, parts: tuple[Sublayer, ...], hidden_size: int
+    ) -> MatrixFormats:
         """Return (matrix, format) of this layer if the file lists formats by module."""
-        stored: list[tuple[str, str]] = []
+        pairs: list[tuple[str, str]] = []
         for name, modules in matrices(parts, hidden_size) if self.groups else ():
             group = next((g for g in self.groups if g[1].match(layer, modules)), None)
             keeps_router = self.mlx and name == "router" and self.family not in _MLX_ROUTERS
             if group and not (keeps_router and group[1].everything):
-                stored.append((name, group[0]))
-        return tuple(stored)
+                pairs.append((name, group[0]))
+        return tuple(pairs)
 
-    def schemes(self, kinds: Mapping[str, Stored]) -> tuple[Quantization, ...]:
+    def schemes(self, kinds: Mapping[str, MatrixFormats]) -> tuple[Quantization, ...]:
         """Return the schemes of the model. `kinds` has the formats of each kind of layer."""
         if not self.groups:
             return self._whole_schemes()
         covers: dict[str, list[str]] = {}
         for kind, pairs in kinds.items():
-            for name, stored in pairs:
-                covers.setdefault(stored, []).append(f"{kind}.{name}")
+            for name, format_name in pairs:
+                covers.setdefault(format_name, []).append(f"{kind}.{name}")
         exceptions = () if self.mlx else _NOT_QUANTIZED
         schemes = (Quantization(name, tuple(c), exceptions) for name, c in covers.items())
         return (*schemes, *self._mlx_tables())
@@ -367,15 +369,15 @@ class Storage:
         for name, settings in overrides.items():
             if not isinstance(settings, dict):
                 raise self.q.fail(show(name), "should be a mapping")
-            q = Config({**self.q.file, **settings}, self.q.where)
+            q = Config({**self.q.file, **settings}, self.q.file_name)
             is_plain = method in _INTEGERS and q.size("bits", 4) >= 16
-            stored = "bf16" if is_plain else _by_method(q, method, self.family)
-            modules.setdefault(stored, []).append(name)
+            format_name = "bf16" if is_plain else _by_method(q, method, self.family)
+            modules.setdefault(format_name, []).append(name)
         if modules:
             self._set_groups(modules, self.formats[0][0])
 
     def _read_mlx(self) -> None:
-        """Read MLX's settings: of everything, and of modules by path. `false` is not quantised."""
+        """Read MLX's default settings and its settings by module. `false` is not quantised."""
         self.mlx = mlx(self.q)
         modules: dict[str, list[str]] = {}
         for name, settings in self.q.file.items():
@@ -408,26 +410,32 @@ class Storage:
                 settings.get("quant_algo"), str
             ):
                 raise layers.fail(show(module), "names no quant_algo")
-            stored = _by_algorithm(settings["quant_algo"].lower()[:60])
-            modules.setdefault(stored, []).append(module)
+            format_name = _by_algorithm(settings["quant_algo"].lower()[:60])
+            modules.setdefault(format_name, []).append(module)
         self._set_groups(modules)
 
     def _set_groups(self, modules: dict[str, list[str]], default: str = "") -> None:
         """Set the groups to the modules of each format, and all others to the default format."""
         self._check_groups(len(modules))
-        self.groups = [(stored, self._rules(names)) for stored, names in modules.items()]
+        self.groups = [
+            (format_name, self._rules(names)) for format_name, names in modules.items()
+        ]
         if default:
             self.groups.append((default, self._rules(["*"])))
 
     def _check_groups(self, count: int) -> None:
         if count > MAX_GROUPS:
-            raise UserError(f"has {count:,} formats; the limit is {MAX_GROUPS}", self.q.where)
+            raise UserError(
+                f"has {count:,} formats; the limit is {MAX_GROUPS}", self.q.file_name
+            )
 
     def _rules(self, names: list[Any]) -> Rules:
         for name in names:
             if not isinstance(name, str) or len(name) > 1000:
-                raise UserError(f"lists {show(name)}, which is no module's name", self.q.where)
-        return Rules(names, self.layers, lambda text: UserError(text, self.q.where))
+                raise UserError(
+                    f"lists {show(name)}, which is no module's name", self.q.file_name
+                )
+        return Rules(names, self.layers, lambda text: UserError(text, self.q.file_name))
 
 
 def in_force(model: Model, scales: tuple[int, int]) -> Model:

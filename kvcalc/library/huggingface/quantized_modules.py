@@ -174,7 +174,7 @@ _ALL = ("Linear", "*", "re:.*")  # as the targets of a scheme: every matrix
 
 @lru_cache(1024)
 def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
-    """Return the usual names, below the layer, of the module of a weight.
+    """Return the usual names of the module of a weight, without the layer.
 
     Examples for `q`: `self_attn.q_proj`, `attn.c_attn`.
     """
@@ -230,15 +230,15 @@ class Rules:
             has_digits = _DIGITS.search(name)
             self._compile(self._numbered if has_digits else self._of_layer(-1), name[3:])
         elif match := _LAYER.search(name):
-            number, rest = match[1], match[2]
+            number, suffix = match[1], match[2]
             layers = [int(number)]
-            if rest.startswith("*"):  # `layers.1*` means layers 10 to 19 too
+            if suffix.startswith("*"):  # `layers.1*` means layers 10 to 19 too
                 layers = [n for n in range(self._layers) if str(n).startswith(number)]
             for layer in layers:
-                if "*" in rest or "?" in rest:
-                    self._compile(self._of_layer(layer), _wildcard(rest.lstrip(".")))
+                if "*" in suffix or "?" in suffix:
+                    self._compile(self._of_layer(layer), _wildcard(suffix.lstrip(".")))
                 else:
-                    self._names.setdefault(layer, set()).add(rest.strip("."))
+                    self._names.setdefault(layer, set()).add(suffix.strip("."))
         elif is_wildcard:
             self._compile(self._of_layer(-1), r"(?:.*\.)?" + _wildcard(name))
         elif name:

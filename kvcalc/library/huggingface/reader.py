@@ -27,7 +27,6 @@ from kvcalc.library.huggingface.source import (
     text_part,
 )
 from kvcalc.library.huggingface.types import TYPES, Type
-from kvcalc.library.huggingface.types.general import GENERAL
 from kvcalc.library.huggingface.unknown_types import settle as settle_changes
 from kvcalc.library.huggingface.vision import tower
 from kvcalc.model.model import Layer, Model, Mtp
@@ -80,7 +79,7 @@ def read_config(path: Path, changes: list[str] | None = None) -> Model:
     Raises:
         UserError: The file is not read. The message names the file and the key.
     """
-    is_folder = os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises where it may not look)
+    is_folder = os.path.isdir(path)  # noqa: PTH112 (Path.is_dir raises without permission)
     file = path / "config.json" if is_folder else path
     data = read_json(file)
     if file.name == "config.json" and not any(data.get(key) for key in SECTIONS):
@@ -103,38 +102,38 @@ def _other_storage(file: Path) -> JsonObject:
 
 
 def model_from(
-    data: Mapping[str, Any], where: str, name: str, changes: list[str] | None = None
+    data: Mapping[str, Any], file_name: str, name: str, changes: list[str] | None = None
 ) -> Model:
     """Return the model that a config's mapping describes.
 
     Raises:
         UserError: A key does not fit. The message names `where` and the key.
     """
-    check_program(data, where)
-    inner = text_part(data, where)
+    check_program(data, file_name)
+    inner = text_part(data, file_name)
     if max(len(data), len(inner)) > MAX_KEYS:
-        raise UserError(f"has more than {MAX_KEYS:,} keys", where)
+        raise UserError(f"has more than {MAX_KEYS:,} keys", file_name)
 
-    resolved = resolve(data, inner, where)
-    if resolved.known:
+    resolved = resolve(data, inner, file_name)
+    if resolved.has_entry:
         entry = TYPES[resolved.name]
         defaults = {**entry.defaults, **defaults_of(resolved.name, data, inner)}
     else:
-        check_unknown(resolved.name, data, inner, where)
-        entry, defaults = GENERAL, {}
+        check_unknown(resolved.name, data, inner, file_name)
+        entry, defaults = TYPES["$general"], {}
     tie = settle(data, inner, resolved.name, entry)
     if tie.tied is not None:
         defaults[KEY] = tie.tied
         inner = {**inner, KEY: tie.tied} if KEY in inner else inner
 
-    c = Config(inner, where, defaults, _aliases(resolved.name, entry))
+    c = Config(inner, file_name, defaults, _aliases(resolved.name, entry))
     c.outer = data
     c.layers = _layer_count(c, entry)
-    if changes and not resolved.known:
+    if changes and not resolved.has_entry:
         settle_changes(c, changes)
     model, storage = _model(c, entry, printable(name, 80), resolved.name)
     reading = assess(c, resolved, entry)
-    vision, vision_notes = tower(data, where, model.hidden_size)
+    vision, vision_notes = tower(data, file_name, model.hidden_size)
     doubts = (tie.doubt,) if tie.doubt else ()
     return msgspec.structs.replace(
         model,
@@ -166,11 +165,11 @@ def _layer_count(c: Config, entry: Type) -> int:
     missing = "" if layers else key or "num_hidden_layers"
     missing = missing if is_given("hidden_size") else "hidden_size"
     if missing:
-        check_has_sizes(c.outer, c.where)
+        check_has_sizes(c.outer, c.file_name)
         spellings = ", ".join((missing, *_SPELLINGS.get(missing, ())))
         raise UserError(
             f"is no language model's config.json: it gives no {missing}",
-            c.where,
+            c.file_name,
             f"Looked for {spellings}",
         )
     if type(layers) is not int or not 1 <= layers <= MAX_LAYERS:
@@ -209,7 +208,7 @@ def _model(c: Config, entry: Type, name: str, family: str) -> tuple[Model, Stora
     if problem:
         raise c.fail(key, problem)
     if model.parameters > MAX_SIZE**2:
-        raise UserError("describes a model of absurd size", c.where)
+        raise UserError("describes a model of absurd size", c.file_name)
     return in_force(model, storage.scales) if quantization else model, storage
 
 
@@ -224,20 +223,22 @@ def _layers(
         parts = (*entry.mixer(c), *entry.ffn(c))
         width = c.size("hidden_size")
         fields = filled({"norms": entry.norms} | entry.layer, c) | {
-            "unquantized": storage.kept(c.layer, parts, width)
+            "unquantized": storage.unquantized_names(c.layer, parts, width)
         }
         layer = Layer(parts=parts, **_checked(c, Layer, fields))
         plain = msgspec.structs.replace(layer, norms=None)
         layer = plain if layer.norms == plain.norm_count else layer
-        stored = storage.stored(c.layer, parts, width)
-        keys.append(msgspec.json.encode((layer, stored)))
-        distinct.setdefault(keys[-1], (layer, stored))
+        format_names = storage.matrix_formats(c.layer, parts, width)
+        keys.append(msgspec.json.encode((layer, format_names)))
+        distinct.setdefault(keys[-1], (layer, format_names))
     c.layer = 0
     names = dict(
         zip(distinct, kind_names([layer for layer, _ in distinct.values()]), strict=True)
     )
     pattern = runs([names[key] for key in keys]) if len(distinct) > 1 else ()
-    schemes = storage.schemes({names[key]: stored for key, (_, stored) in distinct.items()})
+    schemes = storage.schemes(
+        {names[key]: format_names for key, (_, format_names) in distinct.items()}
+    )
     return {names[key]: layer for key, (layer, _) in distinct.items()}, pattern, schemes
 
 

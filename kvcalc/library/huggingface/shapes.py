@@ -89,8 +89,8 @@ def grouped(
     """Return the reader of MHA, MQA or GQA.
 
     Args:
-        bias: On all four projections, unless qkv_bias or o_bias say otherwise.
-        window: Of layers that slide. Chunked layers have `attention_chunk_size`.
+        bias: Whether all four projections have biases, unless qkv_bias or o_bias say otherwise.
+        window: Tokens of a sliding window. Chunked layers have `attention_chunk_size`.
         heads: Default: the standard key.
         kv_heads: Default: the standard key, else one per head.
         head: Default: `head_dim`.
@@ -108,7 +108,7 @@ def grouped(
         if c.layer_type in SLIDING:
             limit = value_of(window, c)
             if limit not in (None, -1):
-                values["sliding_window"] = _whole(c, limit, "sliding_window")
+                values["sliding_window"] = _checked_size(c, limit, "sliding_window")
         elif c.layer_type == "chunked_attention":
             values["attention_chunk_size"] = c.size("attention_chunk_size")
         elif c.layer_type not in _FULL:
@@ -165,7 +165,7 @@ def cross_attention(
         if not value_of(is_on, c):
             return ()
         width = c.size("hidden_size")
-        inputs = _whole(c, value_of(source, c), "cross_attention_hidden_size") or width
+        inputs = _checked_size(c, value_of(source, c), "cross_attention_hidden_size") or width
         flags = {"q": bias, "k": k_bias, "v": bias, "o": o_bias}
         sizes = {}
         for name, flag in flags.items():
@@ -377,7 +377,7 @@ def make(c: Config, spec: type[Any], fields: JsonObject) -> Any:
     """
     from kvcalc.library import presets
 
-    part = presets.build(fields, spec, f"{c.where}: layer {c.layer}")
+    part = presets.build(fields, spec, f"{c.file_name}: layer {c.layer}")
     if problem := part.problem():
         raise c.fail(f"layer {c.layer}", problem)
     return part
@@ -385,10 +385,10 @@ def make(c: Config, spec: type[Any], fields: JsonObject) -> Any:
 
 def _size(c: Config, field: Field, key: str, default: int | None = None) -> int:
     """Return the size that a field gives, else the one under the key."""
-    return _whole(c, value_of(field, c), key) or c.size(key, default)
+    return _checked_size(c, value_of(field, c), key) or c.size(key, default)
 
 
-def _whole(c: Config, value: Any, key: str) -> int | None:
+def _checked_size(c: Config, value: Any, key: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 10**12:

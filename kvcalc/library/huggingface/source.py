@@ -28,7 +28,7 @@ _FLA_TYPES = frozenset(_FLA_NAMES.split())
 _FLA_KEYS = {"expand_k", "expand_v", "hidden_ratio"}
 
 
-def check_program(data: Mapping[str, Any], where: str) -> None:
+def check_program(data: Mapping[str, Any], file_name: str) -> None:
     """Raise UserError for a file of sizes in another program's format."""
     if data.get("model_type") or data.get("architectures"):
         return
@@ -40,21 +40,23 @@ def check_program(data: Mapping[str, Any], where: str) -> None:
     if is_mamba or is_params:
         raise UserError(
             "has another program's format, not the format of a config.json of transformers",
-            where,
+            file_name,
             "Give the config.json of the same weights for transformers, or a preset",
         )
 
 
-def check_has_sizes(data: Mapping[str, Any], where: str) -> None:
+def check_has_sizes(data: Mapping[str, Any], file_name: str) -> None:
     """Raise UserError for an adapter's config, which has no sizes of a model."""
     if "peft_type" in data:
         base = printable(str(data.get("base_model_name_or_path") or "another"), 80)
         hint = f"Give its model, {base}; `fit --max-loras` counts adapters"
-        raise UserError("is an adapter's config, which has no sizes of a model", where, hint)
+        raise UserError(
+            "is an adapter's config, which has no sizes of a model", file_name, hint
+        )
 
 
 def check_unknown(
-    name: str, data: Mapping[str, Any], inner: Mapping[str, Any], where: str
+    name: str, data: Mapping[str, Any], inner: Mapping[str, Any], file_name: str
 ) -> None:
     """Raise UserError for a type without an entry that no general rule can count.
 
@@ -63,13 +65,15 @@ def check_unknown(
     """
     label = f"model_type {printable(str(data.get('model_type') or name or 'none'), 60)!r}"
     if any(part.get("is_encoder_decoder") is True for part in (data, inner)):
-        raise UserError(f"{label} is not known, and has an encoder (is_encoder_decoder)", where)
+        raise UserError(
+            f"{label} is not known, and has an encoder (is_encoder_decoder)", file_name
+        )
     is_sized = name == "transformer" and inner.get("intermediate_size")
     if not is_sized and (name in _FLA_TYPES or inner.keys() & _FLA_KEYS):
         hint = "Write a model file with similar layers (docs/how-to/add-a-model.md)"
         raise UserError(
             f"{label} has layers of flash-linear-attention, which are not read",
-            where,
+            file_name,
             hint,
         )
 
@@ -108,14 +112,14 @@ def read_json(path: Path) -> JsonObject:
     Raises:
         UserError: The file is not such a mapping, repeats a key or nests too deeply.
     """
-    where = str(path)
-    too_deep = UserError(f"nests deeper than {MAX_DEPTH} levels", where)
+    file_name = str(path)
+    too_deep = UserError(f"nests deeper than {MAX_DEPTH} levels", file_name)
 
     def mapping(pairs: list[tuple[str, Any]]) -> JsonObject:
         keys = [key for key, _ in pairs]
         if len(set(keys)) < len(keys):
             repeated = next(key for key in keys if keys.count(key) > 1)
-            raise UserError(f"key {repeated[:60]!r} occurs twice", where)
+            raise UserError(f"key {repeated[:60]!r} occurs twice", file_name)
         return dict(pairs)
 
     try:
@@ -123,9 +127,9 @@ def read_json(path: Path) -> JsonObject:
     except RecursionError:  # the depth of the parser depends on Python's version
         raise too_deep from None
     except ValueError as error:
-        raise UserError(f"is not JSON: {error}", where) from None
+        raise UserError(f"is not JSON: {error}", file_name) from None
     if not isinstance(data, dict):
-        raise UserError("contains no mapping of keys to values", where)
+        raise UserError("contains no mapping of keys to values", file_name)
     level: list[Any] = [data]
     for _ in range(MAX_DEPTH):
         values = [value for x in level for value in (x.values() if isinstance(x, dict) else x)]
@@ -135,7 +139,7 @@ def read_json(path: Path) -> JsonObject:
     return data
 
 
-def text_part(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
     """Return the part of a file that describes the language model.
 
     It includes the value of tied embeddings from the parts around it.
@@ -145,7 +149,7 @@ def text_part(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     for _ in range(4):
         text = inner.get("text_config")
         if text is not None and not isinstance(text, dict):
-            raise UserError(f"text_config: should be a mapping, not {show(text)}", where)
+            raise UserError(f"text_config: should be a mapping, not {show(text)}", file_name)
         part = next((inner[k] for k in TEXT_KEYS if isinstance(inner.get(k), dict)), None)
         if part is None or "num_hidden_layers" in inner:
             return inner
@@ -153,7 +157,7 @@ def text_part(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         inner = ({key: inner[key]} if key in inner else {}) | part
         if not isinstance(inner.get("model_type"), str) and isinstance(outer_type, str):
             inner["model_type"] = facts().get(outer_type, {}).get("text", outer_type)
-    raise UserError("nests one text_config in another too deeply", where)
+    raise UserError("nests one text_config in another too deeply", file_name)
 
 
 def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Any:
@@ -164,9 +168,9 @@ def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, A
     defaults = facts().get(model_type, {}).get("defaults", {})
     outer_type = outer.get("model_type")
     is_part = outer is not inner and isinstance(outer_type, str)
-    whole = facts().get(str(outer_type), {}) if is_part else {}
-    if whole.get("text") == model_type:
-        defaults = defaults | whole.get("part", {})
-    if "tied" in whole:
-        defaults = defaults | {"tie_word_embeddings": whole["tied"]}
+    outer_facts = facts().get(str(outer_type), {}) if is_part else {}
+    if outer_facts.get("text") == model_type:
+        defaults = defaults | outer_facts.get("part", {})
+    if "tied" in outer_facts:
+        defaults = defaults | {"tie_word_embeddings": outer_facts["tied"]}
     return defaults

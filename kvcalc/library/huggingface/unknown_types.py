@@ -1,5 +1,6 @@
-"""A config.json of an unknown type: keys that may change its cache refuse it, and `--set` settles
-what they say.
+"""Refuse a config.json of an unknown type if a key may change its cache.
+
+`--set` settles the meaning of such keys.
 
 The rule is by words and by the shape of values, because nobody can list the keys of unknown types.
 """
@@ -22,7 +23,7 @@ OTHER_PARTS = re.compile(
     r"auto_map|speculators|draft)"
     r"(_config|_cfg|_parameters|_tower|$)|^rope_scaling$|_token_id$"
 )
-# What a layer stores, or how often it runs.
+# Words of keys that say how much a layer stores, or how often it runs.
 _CACHE_WORDS = re.compile(
     r"window|latent|lora|index|state|conv|ssm|share|sharing|chunk|compress|kv|linear|recurr|"
     r"mamba|cross|sparse|cache|evict|pool"
@@ -35,7 +36,7 @@ _HARMLESS = re.compile(
     r"|_kv_bias$|^kv_channels$|linear_bias$|bias_linear$|_linear_bias|^layer_norm|"
     r"llm_compressor|repeat_ngram|penalty"
 )
-# Which layers do what.
+# Words of keys that say which layers attend, slide or recur.
 _ORDER_WORDS = re.compile(
     r"layer|attn|attention|swa|slid|interval|every|period|pattern|freq|stride|alternat|"
     r"interleav|hybrid|global|local|full_|mixer"
@@ -68,8 +69,8 @@ _PLAIN_ATTENTION = (
 
 
 def settle(c: Config, changes: list[str]) -> None:
-    """Apply the changes of `--set` that settle what an unknown file leaves open, and take them out
-    of `changes`.
+    """Apply the changes of `--set` that settle open questions of a file, and remove them from
+    `changes`.
 
     `layer_types=5 sliding_attention, full_attention` names the layers, and is repeated until the
     stack is full. `sliding_window=512` is their window. `KEY=null` leaves out a key of the file.
@@ -105,14 +106,14 @@ def _layer_types(text: str, c: Config) -> list[str]:
 def _remove(keys: JsonObject, path: str) -> bool:
     """Remove a key of a mapping, or `KEY.INNER` of a mapping in it; return whether there was
     one."""
-    first, _, rest = path.partition(".")
+    first, _, inner_path = path.partition(".")
     if path in keys:
         del keys[path]
         return True
     if not isinstance(keys.get(first), dict):
         return False
     keys[first] = dict(keys[first])
-    return _remove(keys[first], rest)
+    return _remove(keys[first], inner_path)
 
 
 def check_settled(
@@ -124,8 +125,8 @@ def check_settled(
     Args:
         c: The file, after its layers were read.
         model_type: As the file gives it.
-        unread: Keys that nothing asked for, with those inside mappings as `KEY.INNER`.
-        is_silent: Whether a key says nothing of sizes, by its name.
+        unread: Keys that no reader used. Keys inside mappings are `KEY.INNER`.
+        is_silent: Returns whether a key says nothing about sizes, by its name.
     """
     others = [
         key for key in unread if not OTHER_PARTS.search(key) and not key.startswith("mm_")
@@ -143,18 +144,18 @@ def check_settled(
         ordering, window = [], None
     if not storing and not ordering and not window:
         return
-    named = [*ordering, *storing] or [
+    doubtful_keys = [*ordering, *storing] or [
         k for k in others if not is_silent(k) or _LAYERS.search(k)
     ]
-    keys = ", ".join(printable(key, 60) for key in named[:MAX_KEYS_SHOWN])
+    keys = ", ".join(printable(key, 60) for key in doubtful_keys[:MAX_KEYS_SHOWN])
     why = f"keys that may change its cache or weights are not understood: {keys}"
     if window:
         why = (
             f"no key that is understood says which layers have its sliding_window of {window:,}"
         )
         why += f". Not understood: {keys}" if keys else ""
-    hint = _hint(c, named, storing, window)
-    raise UserError(f"model_type {model_type!r} is not known, and {why}", c.where, hint)
+    hint = _hint(c, doubtful_keys, storing, window)
+    raise UserError(f"model_type {model_type!r} is not known, and {why}", c.file_name, hint)
 
 
 def _window(c: Config) -> int | None:
@@ -166,7 +167,7 @@ def _window(c: Config) -> int | None:
 
 
 def _may_store(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
-    """Return whether a key may change what layers store or weigh, whichever layers they are.
+    """Return whether a key may change the cache or the weights of layers.
 
     Examples: `num_kv_shared_layers: 4`, `moe_every: 2`, and a number for each layer.
     """
@@ -183,7 +184,7 @@ def _may_store(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
 
 
 def _may_order(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
-    """Return whether a key may say which layers do what, by its words or by the shape of its value.
+    """Return whether a key may say which layers attend, slide or recur, by its words or its value.
 
     Examples: `global_attn_every_n_layers: 6`, `special: [5, 11]`, `plan: "LLLG"`.
     """
@@ -202,9 +203,9 @@ def _may_order(c: Config, key: str, is_silent: Callable[[str], bool]) -> bool:
 
 def _value(keys: Any, path: str) -> Any:
     """Return the value at `KEY.INNER`; None if the path names none."""
-    first, _, rest = path.partition(".")
+    first, _, inner_path = path.partition(".")
     result = keys.get(first) if isinstance(keys, dict) else None
-    return _value(result, rest) if rest else result
+    return _value(result, inner_path) if inner_path else result
 
 
 def _hint(c: Config, keys: list[str], storing: list[str], window: int | None) -> str:
@@ -214,13 +215,13 @@ def _hint(c: Config, keys: list[str], storing: list[str], window: int | None) ->
     """
     nulls = "".join(f" --set {key}=null" for key in storing)
     if not window:
-        order, what = "", "it changes nothing"
+        order, condition = "", "it changes nothing"
         if len(keys) > len(storing):
-            order, what = (
+            order, condition = (
                 " --set layer_types=full_attention",
                 "every layer attends in full",
             )
-        return f"Add{order}{nulls} if {what}"
+        return f"Add{order}{nulls} if {condition}"
     values = [_value(c.file, key) for key in keys if _INTERVAL_WORDS.search(key)]
     period = next((n for n in values if type(n) is int and 2 <= n <= c.layers), 0)
     if not keys:

@@ -19,7 +19,7 @@ Shape = Callable[[Config, int], Vision]
 
 
 # Parts of a file next to its language model, and their keys.
-_BESIDE = {
+_OTHER_PARTS = {
     "vision tower": (
         "vision_config vision_cfg visual vision_tower mm_vision_tower vision_tower_cfg"
         " vision_tower_config vision_model_config vision_backbone_config vision_encoder_config"
@@ -37,39 +37,39 @@ _UNSAID = {"molmo": "vision tower"}  # types that have one without a key for it
 
 
 def tower(
-    data: Mapping[str, Any], where: str, width: int
+    data: Mapping[str, Any], file_name: str, width: int
 ) -> tuple[Vision | None, tuple[str, ...]]:
     """Return the tower that a file describes, and a note about parts that are not counted.
 
     Raises UserError naming a key that does not fit.
     """
-    whole = (
+    file_keys = (
         data["thinker_config"] | data if isinstance(data.get("thinker_config"), dict) else data
     )
     names = [
         name
-        for name, keys in _BESIDE.items()
-        if any(whole.get(key) not in (None, False, "", {}, []) for key in keys.split())
+        for name, keys in _OTHER_PARTS.items()
+        if any(file_keys.get(key) not in (None, False, "", {}, []) for key in keys.split())
     ]
-    given, kind = data.get("vision_config"), str(data.get("model_type"))[:60]
+    vision_keys, kind = data.get("vision_config"), str(data.get("model_type"))[:60]
     names = names or [_UNSAID[kind]] if kind in _UNSAID else names
-    if not isinstance(given, dict) or not given or kind not in SHAPES:
+    if not isinstance(vision_keys, dict) or not vision_keys or kind not in SHAPES:
         return None, (_left_out(names),) if names else ()
     shape, defaults = SHAPES[kind]
-    c = Config(given, f"{where}: vision_config", defaults)
+    c = Config(vision_keys, f"{file_name}: vision_config", defaults)
     c.outer = data
     result = shape(c, width)
     others = [name for name in names if name != "vision tower"]
-    said = (
+    note = (
         f"its vision tower ({result.parameters:,} parameters) is not among its parameters: "
-        "`fit` adds what an engine loads of it"
+        "`fit` adds the part that an engine loads"
     )
-    return result, (said, *([_left_out(others)] if others else []))
+    return result, (note, *([_left_out(others)] if others else []))
 
 
 def _left_out(names: list[str]) -> str:
-    *most, last = names
-    parts = f"{', '.join(most)} and {last}" if most else last
+    *first_names, last = names
+    parts = f"{', '.join(first_names)} and {last}" if first_names else last
     return f"only the language model is counted, without the file's {parts}"
 
 
@@ -90,7 +90,7 @@ def _vision(
 
 
 def _sizes(c: Config) -> tuple[int, int, int, int]:
-    """Return the width, that of the MLP, the layers, and the patches of an image."""
+    """Return the width, the width of the MLP, the layers, and the patches of an image."""
     w, m, layers = (
         c.size("hidden_size"),
         c.size("intermediate_size"),
@@ -147,9 +147,9 @@ def _merger(c: Config, w: int, out: int, norm: int) -> int:
     return norm + wide * wide + wide + wide * out + out
 
 
-def _qwen(c: Config, w: int, m: int, block: int, beside: int) -> Vision:
+def _qwen(c: Config, w: int, m: int, block: int, other_parameters: int) -> Vision:
     layers, merged = c.size("depth"), c.size("spatial_merge_size") ** 2
-    return _vision(c, layers * block + beside, w, m, layers, QWEN_PATCHES, merged)
+    return _vision(c, layers * block + other_parameters, w, m, layers, QWEN_PATCHES, merged)
 
 
 def _pixtral(c: Config, width: int) -> Vision:
@@ -158,7 +158,7 @@ def _pixtral(c: Config, width: int) -> Vision:
     Source: modeling_mistral3.py.
     """
     w, m, layers, patches = _sizes(c)
-    outer = Config(c.outer, c.where, {"spatial_merge_size": 2})
+    outer = Config(c.outer, c.file_name, {"spatial_merge_size": 2})
     merged, bias = (
         outer.size("spatial_merge_size") ** 2,
         outer.flag("multimodal_projector_bias"),

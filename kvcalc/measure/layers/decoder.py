@@ -26,7 +26,7 @@ from kvcalc.measure.layers.grouped_layer import SharedLayer
 from kvcalc.measure.torch_cache import TorchLayerCache, model_caches
 from kvcalc.model.model import NORM_VECTORS, Layer, Model
 
-KNOWN = {"embedding", "position_embedding", "final_norm", "lm_head"}
+OUTER_WEIGHTS = {"embedding", "position_embedding", "final_norm", "lm_head"}
 
 
 class DecoderBlock(nn.Module):
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
         super().__init__()
         outer = {w.name: w for w in model.outer_weights}
         for name in outer:
-            if name not in KNOWN:
+            if name not in OUTER_WEIGHTS:
                 raise UserError(f"`measure` has no decoder with {name} as {model.name} has it")
         self.model = model
         self.embedding = _table(outer["embedding"])

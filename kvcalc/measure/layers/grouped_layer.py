@@ -97,8 +97,8 @@ def _windowed(
     start = past
     for queries in q.split(max(window, BLOCK), 2):
         end = start + queries.shape[2]
-        seen = slice(max(0, start - window + 1), end)
-        keys, values = k[:, :, seen], v[:, :, seen]
+        rows_in_window = slice(max(0, start - window + 1), end)
+        keys, values = k[:, :, rows_in_window], v[:, :, rows_in_window]
         mask = visible(end - start, keys.shape[2], window, q.device)
         blocks.append(masked(queries, keys, values, mask, kernel, scale))
         start = end
@@ -176,11 +176,13 @@ class GroupedLayer(Mixer):
             keys, values = (stored_rows(cache, i, rows, past) for i, rows in enumerate((k, v)))
             return self.attend(q, keys, values)
         num_old = min(past, self.window - 1)
-        seen = []
+        rows_in_window = []
         for entry, rows in zip(cache.rows, (k, v), strict=True):
-            seen.append(torch.cat((entry.last(past, num_old), rows), 2) if num_old else rows)
+            rows_in_window.append(
+                torch.cat((entry.last(past, num_old), rows), 2) if num_old else rows
+            )
             entry.write(rows, past)
-        return self.attend(q, seen[0], seen[1], self.window)
+        return self.attend(q, rows_in_window[0], rows_in_window[1], self.window)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, window: int = 0) -> Tensor:
         """Return attention with the layer's kernel."""

@@ -61,7 +61,9 @@ class LatentLayer(Mixer):
         """Return W_UK and W_UV per head, [H, dn + dv, r]."""
         return self.weights["kv_up"].unflatten(0, (self.spec.num_attention_heads, -1))
 
-    def _stored(self, prepared: Prepared, cache: TorchLayerCache | None, past: int) -> Prepared:
+    def _write_rows(
+        self, prepared: Prepared, cache: TorchLayerCache | None, past: int
+    ) -> Prepared:
         """Write the new rows and return all latents [B, 1, S, r] and RoPE keys [B, 1, S, dr]."""
         latents = stored_rows(cache, 0, prepared[2], past)
         if not self.spec.qk_rope_head_dim:
@@ -69,7 +71,7 @@ class LatentLayer(Mixer):
         return latents, stored_rows(cache, 1, prepared[3], past)
 
     def core(self, prepared: Prepared, cache: TorchLayerCache | None, past: int) -> Tensor:
-        latents, keys = self._stored(prepared, cache, past)
+        latents, keys = self._write_rows(prepared, cache, past)
         if prepared[0].shape[2] == 1:
             return self.absorbed(prepared, latents, keys)
         q, k, v = self.expanded(prepared, latents, keys)
@@ -135,7 +137,7 @@ class SparseLayer(LatentLayer):
         return torch.cat((self.rotated(x[..., :width], past), x[..., width:]), -1)
 
     def core(self, prepared: Prepared, cache: TorchLayerCache | None, past: int) -> Tensor:
-        latents, keys = self._stored(prepared, cache, past)
+        latents, keys = self._write_rows(prepared, cache, past)
         queries, index_key, weights = prepared[4:]
         index_keys = stored_rows(cache, -1, index_key, past)[:, 0]
         n, tokens = queries.shape[2], index_keys.shape[1]
@@ -161,7 +163,7 @@ class SparseLayer(LatentLayer):
 def gathered_rows(x: Tensor, positions: Tensor) -> Tensor:
     """Return the rows at `positions` [B, 1, k] of x [B, 1, S, w] as [B, 1, k, w]."""
     sequences = zip(x[:, 0], positions[:, 0], strict=True)
-    return torch.stack([rows.index_select(0, chosen) for rows, chosen in sequences])[:, None]
+    return torch.stack([rows.index_select(0, indices) for rows, indices in sequences])[:, None]
 
 
 def index_scores(queries: Tensor, keys: Tensor, weights: Tensor) -> Tensor:

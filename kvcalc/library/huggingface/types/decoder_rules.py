@@ -7,7 +7,7 @@ name the sources.
 from typing import Any
 
 from kvcalc.library.huggingface.config import Config, Field, value_of
-from kvcalc.library.huggingface.layer_types import FULL, SLIDING, cycle, every, typed
+from kvcalc.library.huggingface.layer_types import FULL, SLIDING, cycle, every_nth, typed
 from kvcalc.library.huggingface.shapes import even_head_dim, head_dim
 from kvcalc.library.huggingface.source import facts
 
@@ -48,7 +48,7 @@ def exaone_order(c: Config) -> list[str]:
         return [FULL] * c.layers
     if isinstance(c.get(key), str):
         return cycle(key, {"L": SLIDING, "G": FULL}, is_text=True)(c)
-    return every(key)(c)
+    return every_nth(key)(c)
 
 
 def is_newer_falcon(c: Config) -> bool:
@@ -103,7 +103,7 @@ def shares_gemma_cache(c: Config) -> bool:
 
 def gemma4_order(c: Config) -> list[str]:
     """Return the listed types, else each sixth layer full; the last layer is full in any case."""
-    return [*typed(every(6))(c)[:-1], FULL]
+    return [*typed(every_nth(6))(c)[:-1], FULL]
 
 
 def altup_projections(c: Config) -> Matrices:
@@ -300,5 +300,5 @@ def has_no_rope_list(c: Config) -> bool:
 def cohere2_order(c: Config) -> list[str]:
     """Return the order of the dense layers, and then the order of the others."""
     count = min(c.size("first_k_dense_replace", 0, 0), c.layers)
-    dense_layers = every("prefix_dense_sliding_window_pattern | 1")(c)[:count]
-    return dense_layers + every("sliding_window_pattern")(c)[: c.layers - count]
+    dense_layers = every_nth("prefix_dense_sliding_window_pattern | 1")(c)[:count]
+    return dense_layers + every_nth("sliding_window_pattern")(c)[: c.layers - count]

@@ -67,7 +67,7 @@ def dflash_size(c: Config, key: str, default: int | None = None, minimum: int = 
 
 
 def dflash_states(c: Config) -> tuple[int, int]:
-    """Return the projection of some of the target's layers, by default as many as the draft has."""
+    """Return the projection of some layers of the target, by default one per layer of the draft."""
     key = "target_layer_ids"
     count = len(c.nested("dflash_config").sizes(key) or c.sizes(key)) or c.layers
     return count * c.size("target_hidden_size", c.size("hidden_size")), c.size("hidden_size")
@@ -88,7 +88,7 @@ def dflash_qk_norm(c: Config) -> str:
 
 
 def has_sinks(c: Config) -> bool:
-    """Return whether the softmax has a learned sink, in all layers or in those of this type."""
+    """Return whether the softmax has a learned sink, in all layers or in layers of this type."""
     kind = "swa" if c.layer_type == "sliding_attention" else "full"
     has_own = c.flag(f"add_{kind}_attention_sink_bias")
     return has_own or bool(dflash_value(c, "attention_sink_bias"))

@@ -6,7 +6,13 @@
 from typing import Any
 
 from kvcalc.library.huggingface.config import Config, Field
-from kvcalc.library.huggingface.layer_types import LINEAR, SLIDING, check_names, every, typed
+from kvcalc.library.huggingface.layer_types import (
+    LINEAR,
+    SLIDING,
+    check_names,
+    every_nth,
+    typed,
+)
 from kvcalc.units import MOST_TOKENS
 
 CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
@@ -21,7 +27,7 @@ def longcat_depth(c: Config) -> int:
 
 
 def indexer_where(offset: int, freq: int) -> Field:
-    """Return the rule of layers that have an indexer of their own.
+    """Return the rule of layers that have their own indexer.
 
     The file lists them, or gives a pattern. Else it is each `freq`-th layer from an offset on.
     """
@@ -58,7 +64,7 @@ def rotates_keys(c: Config) -> bool:
 
 def glm5_order(c: Config) -> list[str]:
     """Return the listed types, else each fourth layer sparse; lists of layers must agree."""
-    names = typed(every(4, "indexed_attention", LINEAR))(c)
+    names = typed(every_nth(4, "indexed_attention", LINEAR))(c)
     inner = c.nested("linear_attn_config")
     for key, is_linear in (("kda_layers", True), ("full_attn_layers", False)):
         layers = [i for i, name in enumerate(names) if (name == LINEAR) is is_linear]
@@ -68,7 +74,7 @@ def glm5_order(c: Config) -> list[str]:
 
 
 def v4_order(c: Config) -> list[str]:
-    """Return the listed types, or those of older ratios; else two HCA layers, then CSA and HCA."""
+    """Return the listed types, or the types of older ratios; else two HCA layers, then CSA and HCA."""
     names: list[Any] | None = c.items("layer_types")
     if names is None and c.items("compress_ratios") is not None:
         names = [RATIO_TYPES.get(ratio, str(ratio)) for ratio in c.sizes("compress_ratios")]

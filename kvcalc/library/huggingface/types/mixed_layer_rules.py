@@ -65,8 +65,8 @@ def dots3_rope_dim(c: Config) -> int:
     """Return the rest of a sliding layer's head_dim, unless the file says otherwise."""
     if c.layer_type != SLIDING or c.has("per_layer_config"):
         return c.size("qk_rope_head_dim")
-    rest = c.size("swa_head_dim", 256) - c.size("swa_qk_nope_head_dim", 192)
-    return c.size("swa_qk_rope_head_dim", max(1, rest))
+    remaining_dim = c.size("swa_head_dim", 256) - c.size("swa_qk_nope_head_dim", 192)
+    return c.size("swa_qk_rope_head_dim", max(1, remaining_dim))
 
 
 def dots3_attention(**fields: Any) -> Reader:

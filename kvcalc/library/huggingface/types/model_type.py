@@ -23,6 +23,7 @@ from kvcalc.library.huggingface.config import Field, Reader
 from kvcalc.library.huggingface.types import (
     decoder_rules,
     draft_rules,
+    general_rules,
     latent_rules,
     mixed_layer_rules,
     recurrent_rules,
@@ -30,7 +31,14 @@ from kvcalc.library.huggingface.types import (
 from kvcalc.library.yaml_text import parse_yaml
 from kvcalc.records import JsonObject
 
-RULES = (decoder_rules, draft_rules, latent_rules, mixed_layer_rules, recurrent_rules)
+RULES = (
+    decoder_rules,
+    draft_rules,
+    general_rules,
+    latent_rules,
+    mixed_layer_rules,
+    recurrent_rules,
+)
 FUNCTIONS: dict[str, Callable[..., Any]] = {"when": config.when}
 for module in (shapes, layer_types, *RULES):
     FUNCTIONS |= {name: value for name, value in vars(module).items() if callable(value)}
@@ -113,7 +121,7 @@ def read_entry(name: str) -> Any:
 
 @cache
 def read_type(name: str) -> Type:
-    """Return the entry of a model type. `layer` and `model` extend those of the type it is like."""
+    """Return the entry of a model type. `layer` and `model` extend the type that it is like."""
     entry = read_entry(name)
     base = read_type(entry.pop("like")) if "like" in entry else Type()
     plain = {key: entry.pop(key) for key in ("defaults", "spellings") if key in entry}
