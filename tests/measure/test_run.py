@@ -106,7 +106,8 @@ def test_standard_layers_are_what_their_names_say() -> None:
         "MHA", "GQA-4", "MQA", "MLA", "DSA top-2048", "MHA window 1024", "1× MHA, 1× MHA (shared cache)", "GatedDeltaNet",
     ]  # fmt: skip
     assert variant_layers(base, "gqa:8/window:64").attention == "GQA-8 window 64"
-    assert cache_size(variant_layers(base, "cla"), 100).stored == cache_size(variant_layers(base, "mha"), 100).stored  # two layers, one cache
+    two_layers, one_layer = (cache_size(variant_layers(base, name), 100) for name in ("cla", "mha"))
+    assert two_layers.stored == one_layer.stored, "two layers share one cache"
 
 
 @pytest.mark.parametrize("text", ["", "mha2", "int8", "gqa:3", "mla", "window:0", "gqa:"])
