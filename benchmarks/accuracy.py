@@ -248,15 +248,18 @@ def pictures(validations: Sequence[Validation]) -> None:
 def main(words: list[str]) -> int:
     paths = [Path(w) for w in words if not w.startswith("-")]
     if "--pictures" in words:
-        pictures(validate(paths, served=served_times))
+        pictures(list(validate(map(read_rows, paths), simulate=served_times)))
         return 0
     blocks = {"steps": list(step_table()), "terms": list(all_terms())}
     if paths:
-        validations, tables = validate(paths, served=served_times), [read_rows(p) for p in paths if p.stem not in SERVING]
+        validations = list(validate(map(read_rows, paths), simulate=served_times))
+        tables = [read_rows(p) for p in paths if p.stem not in SERVING]
         if any(p.stem in SERVING for p in paths):
             blocks["servers"] = list(server_table(validations))
         for name, gpus, columns in TABLES if tables else ():
-            borrowed = {title: judged(validate(paths, source=load_gpu(source)), on) for title, source, on in columns}
+            borrowed = {
+                title: judged(list(validate(map(read_rows, paths), source=load_gpu(source))), on) for title, source, on in columns
+            }
             blocks[name] = list(family_table(judged(validations, gpus), held_out(tables, gpus), borrowed))
     print("\n\n".join("\n".join(lines) for lines in blocks.values()))
     if "--write" in words:

@@ -273,9 +273,9 @@ def stage_weight_bytes(
         only_layers: Leave out embedding, final norm, LM head and buffers.
     """
     key = "weights", stage.held, parallelism.of_a_stage, formats, only_layers
-    if key not in model.known:
-        model.known[key] = _weight_bytes_of(model, stage, formats, parallelism, only_layers)
-    resident: int = model.known[key]
+    if key not in model.memo:
+        model.memo[key] = _weight_bytes_of(model, stage, formats, parallelism, only_layers)
+    resident: int = model.memo[key]
     return resident
 
 
@@ -400,14 +400,14 @@ def equal_context(
     formats, sequences = formats_of(model, precision), parallelism.sequences(batch_size)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
     key = "equal", stage.number, formats, parallelism
-    known: tuple[int, int, int | None] | None = model.known.get(key)
+    known: tuple[int, int, int | None] | None = model.memo.get(key)
     if known is None or known[:2] != (held, sequences):
         known = (
             held,
             sequences,
             _reaching(stage_rows(model, stage, formats, parallelism), held, sequences),
         )
-        model.known[key] = known
+        model.memo[key] = known
     return known[2]
 
 

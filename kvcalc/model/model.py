@@ -209,7 +209,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return result
 
     @cached_property
-    def known(self) -> dict[object, Any]:
+    def memo(self) -> dict[object, Any]:
         """Cached results of this model by their inputs, because a plan needs the same bytes many
         times."""
         return {}
@@ -375,7 +375,7 @@ def kept(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
     Example: `kept(model, loaded_bytes, formats, ranks, stage)`. A rule with too many results starts
     again from none.
     """
-    results: dict[tuple[Any, ...], Result] = model.known.setdefault(rule, {})
+    results: dict[tuple[Any, ...], Result] = model.memo.setdefault(rule, {})
     if key not in results:
         if len(results) == MAX_KEPT:
             results.clear()

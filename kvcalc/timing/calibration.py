@@ -28,7 +28,10 @@ from kvcalc.records import Record
 from kvcalc.timing.kernel_models.families import NEAREST, AnyLaw
 from kvcalc.timing.kernel_models.kernel_model import KernelModel
 
-MAX_ENGINE_FILE_BYTES = 1 << 16
+MAX_FILE_BYTES = 1 << 20
+CALIBRATED, SCALED, BOUND = "calibrated", "scaled", "bound"  # values of `time_basis`
+Error = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 Us = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
@@ -113,19 +116,16 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 def engine_of(stack: str) -> EngineOverheads | None:
     """Return the overheads of an engine, or None. Raises UserError for an invalid file."""
     path = catalog.preset_file(stack, "engines")
-    return _read(path, path.stat().st_mtime_ns) if path else None
+    return _read_engine(path, path.stat().st_mtime_ns) if path else None
 
 
 @cache
-def _read(path: Path, changed: int) -> EngineOverheads:
-    data, lines = parse_yaml(read_text(path, MAX_ENGINE_FILE_BYTES), str(path))
+def _read_engine(path: Path, modified_ns: int) -> EngineOverheads:
+    data, lines = parse_yaml(read_text(path, MAX_FILE_BYTES), str(path))
     return catalog.build(data, EngineOverheads, str(path), lines)
 
 
-CALIBRATED, SCALED, BOUND = "calibrated", "scaled", "bound"  # what a time is
-MOST_BYTES = 1 << 20
-Error = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Figure = Literal[
+ServedFigure = Literal[
     "dense",
     "mixture",
     "dense_ttft",
@@ -139,14 +139,17 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """A fitted kernel model. Errors are exp(|ln(predicted/measured)|) − 1.
 
     Attributes:
+        law: The kernel model with its parameters.
         rows: Number of measured rows of the fit.
-        median_abs_error: Median on held-out rows; p90_abs_error: 90th percentile on them.
+        median_abs_error: Median on held-out rows.
+        p90_abs_error: 90th percentile on held-out rows.
         fitted_median_abs_error: Median on the rows of the fit.
+        fitted_p90_abs_error: 90th percentile on the rows of the fit.
         note: Warning for times of this model, if its rows are not the stack's usual speed.
     """
 
     law: AnyLaw
-    rows: Annotated[int, msgspec.Meta(ge=0)]
+    rows: Count
     median_abs_error: Error
     p90_abs_error: Error
     fitted_median_abs_error: Error = 0.0
@@ -158,7 +161,7 @@ class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """A kind of data without a kernel model, so that times are bounds: the best fit's held-out
     errors, and the reason."""
 
-    rows: Annotated[int, msgspec.Meta(ge=0)]
+    rows: Count
     median_abs_error: Error
     p90_abs_error: Error
     why: str
@@ -167,7 +170,7 @@ class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class Validated(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The error of a figure on `rows` measured servers that no kernel model was fitted on."""
 
-    rows: Annotated[int, msgspec.Meta(ge=0)]
+    rows: Count
     median_abs_error: Error
     p90_abs_error: Error
 
@@ -195,7 +198,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     rows: int = 0
     glue_us: Annotated[float, msgspec.Meta(ge=0, le=10_000)] = 8.0
     engine: EngineOverheads | None = None
-    validation: dict[Figure, Validated] = {}
+    validation: dict[ServedFigure, Validated] = {}
     refused: dict[str, dict[str, Refused]] = {}
 
     def terms(self, mixture: bool) -> HostOverheads:
@@ -217,12 +220,11 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             return None
         kinds = self.laws.get(family, {})
         for name in (kind, *NEAREST.get(kind, ()), kind.rpartition("/")[0]):
-            kernels = [
-                entry for key, entry in kinds.items() if name and key.startswith(f"{name}/")
-            ]
-            entry = kinds.get(name) or max(kernels, key=lambda one: one.rows, default=None)
-            if entry:
-                return entry
+            if name in kinds:
+                return kinds[name]
+            kernels = [kinds[key] for key in kinds if name and key.startswith(f"{name}/")]
+            if kernels:
+                return max(kernels, key=lambda entry: entry.rows)
         return None
 
     def basis_on(self, gpu: Gpu) -> str:
@@ -230,32 +232,15 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return CALIBRATED if self.gpu == gpu.name else SCALED
 
     @property
-    def label(self) -> str:
-        """The stack and the version that was measured."""
-        return f"{self.stack} {self.version}".strip()
-
-    @property
     def problem(self) -> tuple[str, str]:
         """The key of the first invalid entry and its problem, or two empty texts."""
         for family, kinds in self.laws.items():
             for kind, entry in kinds.items():
-                if _family(entry.law) != family:
-                    return (
-                        f"laws.{family}.{kind}",
-                        f"holds a law of form {_tag(entry.law)!r}",
-                    )
+                form = str(entry.law.__struct_config__.tag)
+                is_variant = family in ("gemm", "decode_attention") and form.startswith(family)
+                if form != family and not is_variant:
+                    return f"laws.{family}.{kind}", f"holds a law of form {form!r}"
         return "", ""
-
-
-def _tag(law: KernelModel) -> str:
-    return str(law.__struct_config__.tag)
-
-
-def _family(law: KernelModel) -> str:
-    return next(
-        (family for family in ("gemm", "decode_attention") if _tag(law).startswith(family)),
-        _tag(law),
-    )
 
 
 def stacks_of(gpu: Gpu) -> list[str]:
@@ -288,22 +273,23 @@ def load_calibration(
         return None
     if stack.lower().endswith((".yaml", ".yml")):
         return read_calibration(Path(stack))
-    calibration = find_calibration(source or gpu, stack or engine)
+    source = source or gpu
+    calibration = find_calibration(source, stack or engine)
     if calibration is None and stack:
-        known = [*stacks_of(source or gpu), DATASHEET]
-        hint = nearest(stack, known) or f"Known: {', '.join(known)}"
-        raise UserError(f"no calibration of {(source or gpu).name} called {stack!r}", hint=hint)
+        stacks = [*stacks_of(source), DATASHEET]
+        hint = nearest(stack, stacks) or f"Known: {', '.join(stacks)}"
+        raise UserError(f"no calibration of {source.name} called {stack!r}", hint=hint)
     return calibration
 
 
 @cache
-def _read_calibration(path: Path, changed: int) -> Calibration:
+def _read_calibration(path: Path, modified_ns: int) -> Calibration:
     return read_calibration(path)
 
 
 def read_calibration(path: Path) -> Calibration:
     """Return the checked calibration in a YAML file. Raises UserError with file, line and key."""
-    data, lines = parse_yaml(read_text(path, MOST_BYTES), str(path))
+    data, lines = parse_yaml(read_text(path, MAX_FILE_BYTES), str(path))
     calibration = catalog.build(data, Calibration, str(path), lines)
     key, problem = calibration.problem
     if problem:
@@ -315,18 +301,18 @@ def to_yaml(calibration: Calibration) -> str:
     """Return the text of a preset file."""
     import yaml
 
-    data: Record = {
-        k: v for k, v in msgspec.to_builtins(calibration).items() if v not in ({}, None)
-    }
-    laws, refused = data.pop("laws", {}), data.pop("refused", {})
+    fields = msgspec.to_builtins(calibration)
+    data: Record = {key: value for key, value in fields.items() if value not in ({}, None)}
+    laws = data.pop("laws", {})
+    refused = data.pop("refused", {})
 
-    def dump(values: Record, flow: bool = False) -> list[str]:
+    def dump(values: Record, is_flow: bool = False) -> list[str]:
         text = yaml.safe_dump(
             values,
             sort_keys=False,
             allow_unicode=True,
             width=10_000,
-            default_flow_style=flow,
+            default_flow_style=is_flow,
         )
         return text.splitlines()
 
@@ -334,11 +320,10 @@ def to_yaml(calibration: Calibration) -> str:
     for family, kinds in laws.items():
         lines.append(f"  {family}:")
         for kind, entry in kinds.items():
-            (law,) = dump(entry.pop("law"), flow=True)
+            (law,) = dump(entry.pop("law"), is_flow=True)
             lines += [f"    {kind}:", f"      law: {law}"]
-            lines += [
-                f"      {line}" for line in dump({k: v for k, v in entry.items() if v != ""})
-            ]
+            filled = {key: value for key, value in entry.items() if value != ""}
+            lines += [f"      {line}" for line in dump(filled)]
     if refused:
         lines += dump({"refused": refused})
     return "\n".join(lines) + "\n"

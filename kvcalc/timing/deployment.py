@@ -2,7 +2,7 @@
 passes."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -19,12 +19,14 @@ from kvcalc.model.memory import CacheSize, cache_size, weight_bytes
 from kvcalc.model.model import Model
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of
 from kvcalc.records import Record
+from kvcalc.timing.calibration import BOUND, Calibration, load_calibration
 from kvcalc.timing.kernel_models.fused_moe import BALANCED, Routing
-from kvcalc.timing.steps import nodes_of, spread_over
-
-if TYPE_CHECKING:
-    from kvcalc.timing.calibration import Calibration
-
+from kvcalc.timing.steps import (
+    nodes_of,
+    pass_time,
+    spread_over,
+    step_error,
+)
 
 MAX_MEMO = 4  # passes whose operators a model remembers
 ALL_EXPERTS = 10**9  # tokens of a pass that reach every expert
@@ -56,7 +58,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     precision: Precision = PUBLISHED
     parallelism: Parallelism = ONE_GPU
     mla_form: str = "auto"
-    calibration: "Calibration | None" = None
+    calibration: Calibration | None = None
     calibrated_on: str = ""
     routing: Routing = BALANCED
     host_weights: int = 0
@@ -75,8 +77,6 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         Raises:
             UserError: As `load_calibration`.
         """
-        from kvcalc.timing.calibration import load_calibration
-
         source = load_gpu(calibrated_on) if calibrated_on else None
         loaded = load_calibration(self.gpu, calibration, source, self.engine)
         if loaded and not calibrated_on and loaded.gpu != self.gpu.name:
@@ -105,12 +105,13 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         if not self.calibration:
             return "datasheet"
         source = f" of {self.calibration.gpu}" if self.calibrated_on else ""
-        return f"{self.calibration.label} calibration{source}"
+        label = f"{self.calibration.stack} {self.calibration.version}".strip()
+        return f"{label} calibration{source}"
 
     @property
     def time_basis(self) -> str:
         """calibrated, scaled (from another GPU's calibration) or bound."""
-        return self.calibration.basis_on(self.gpu) if self.calibration else "bound"
+        return self.calibration.basis_on(self.gpu) if self.calibration else BOUND
 
     @property
     def named(self) -> Record:
@@ -150,26 +151,18 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
         """Return the operators of a pass through all stages. The model remembers the last
         passes."""
-        key = batch, self.precision, self.ranks, self.mla_form, all_positions
-        if not batch.exact:
-            return self._operators(*key)
-        memo = self.model.known.setdefault("operators", {})
-        if key not in memo:
+        ranks = self.ranks
+        key = batch, self.precision, ranks, self.mla_form, all_positions
+        memo = self.model.memo.setdefault("operators", {})
+        if batch.exact and key in memo:
+            return [*memo[key]]
+        operators = through_layers(self.model, *key)
+        operators += between_stages(self.model, batch, self.precision, ranks)
+        if batch.exact:
             if len(memo) == MAX_MEMO:
                 del memo[next(iter(memo))]
-            memo[key] = self._operators(*key)
-        return [*memo[key]]
-
-    def _operators(
-        self,
-        batch: Batch,
-        precision: Precision,
-        ranks: Parallelism,
-        mla_form: str,
-        all_positions: bool,
-    ) -> list[Operator]:
-        passed = through_layers(self.model, batch, precision, ranks, mla_form, all_positions)
-        return passed + between_stages(self.model, batch, precision, ranks)
+            memo[key] = [*operators]
+        return operators
 
     def placed(self, batch: Batch) -> list[Placed]:
         """Return the operators of a pass on one GPU with their bounds; of pipeline stages, the
@@ -196,7 +189,12 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         arrays.
         """
         timed = self.timed_batch(batch)
-        return self._seconds(self.operators(timed, all_positions), timed.decodes)
+        operators = self.operators(timed, all_positions)
+        if self.calibration:
+            predicted = pass_time(operators, self.gpu, self.calibration, self.routing)
+            return predicted.seconds + self.host_seconds(operators)
+        bound = total_seconds(roofline(operators, self.gpu, timed.decodes))
+        return maximum(bound, self.host_seconds(operators)) if self.host_weights else bound
 
     def timed_batch(self, batch: Batch) -> Batch:
         """Return the batch whose time is the pass's: with pipeline stages, a micro-batch.
@@ -214,16 +212,6 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         """Return FLOPs and bytes of a pass on one GPU of each stage, and its seconds."""
         cost = total(self.operators(batch, all_positions))
         return cost, self.seconds(batch, all_positions)
-
-    def _seconds(self, operators: Sequence[Operator], decodes: bool) -> Any:
-        if self.calibration:
-            from kvcalc.timing.steps import pass_time
-
-            return pass_time(
-                operators, self.gpu, self.calibration, self.routing
-            ).seconds + self.host_seconds(operators)
-        bound = total_seconds(roofline(operators, self.gpu, decodes))
-        return maximum(bound, self.host_seconds(operators)) if self.host_weights else bound
 
     def host_seconds(self, operators: Sequence[Operator], measured: bool | None = None) -> Any:
         """Return the seconds in which a pass reads weights from host memory over the host link.
@@ -255,25 +243,18 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         bounds."""
         if not self.calibration:
             return 1.0
-        from kvcalc.timing.steps import pass_time
-
-        return pass_time(
-            self.operators(batch), self.gpu, self.calibration, self.routing
-        ).uncalibrated_share
+        operators = self.operators(batch)
+        return pass_time(operators, self.gpu, self.calibration, self.routing).uncalibrated_share
 
     def p90_error(self, batch: Batch) -> float | None:
         """Return the error of such a pass on measured servers, or None if unknown.
 
         It is unknown if part of the time is a bound, or if weights are in host memory.
         """
-        if (
-            not self.calibration
-            or self.host_weights
-            or self.uncalibrated_share(batch) > MAX_UNMEASURED
-        ):
+        if not self.calibration or self.host_weights:
             return None
-        from kvcalc.timing.steps import step_error
-
+        if self.uncalibrated_share(batch) > MAX_UNMEASURED:
+            return None
         return step_error(self.operators(batch), self.gpu, self.calibration)
 
     def fallback(self, *batches: Batch) -> str | None:

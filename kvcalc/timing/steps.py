@@ -4,13 +4,15 @@
 
 GEMMs, attention, experts and all-reduces have fitted kernel models. Other operators do not:
 
-- Elementwise operators move their bytes at the usual rate of streaming kernels. Their times are
-  marked as scaled. Their launches are in the engine's overhead, or other kernels include them.
+- Elementwise operators move their bytes at the usual rate of streaming kernels. Their launches are
+  in the engine's overhead, or other kernels include them.
 - Recurrences, all-to-alls and experts that span nodes take their datasheet bound and one launch.
-- A collective between nodes takes the kernel model's time within a node, then the bound of what
-  crosses.
-- A dtype or cache format without measured rows (int8, nvfp4 …) uses the nearest kernel model and is
-  marked as scaled.
+- A collective between nodes takes the kernel model's time within a node, then the bound of the bytes
+  between nodes.
+- A dtype or cache format without measured rows (int8, nvfp4 …) uses the nearest kernel model.
+
+All these times are marked as scaled. A time that is marked as a bound is equal to the datasheet
+bound.
 
 Sparse-attention modules were also measured as a whole. The time beyond their operators is the
 module's overhead, so an operator takes the same time in a sparse module and in an MLA module. No
@@ -37,7 +39,7 @@ from kvcalc.layers.cost import (
     Operator,
     Role,
 )
-from kvcalc.timing.calibration import BOUND, CALIBRATED, SCALED, Calibration, Entry
+from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, Entry
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
 from kvcalc.timing.kernel_models.fused_moe import BALANCED, Routing
 from kvcalc.timing.kernel_models.kernel_model import Elementwise, figures_of
@@ -112,7 +114,7 @@ class OperatorTime(NamedTuple):
 
     Attributes:
         seconds: A float or an array.
-        basis: calibrated, scaled or bound.
+        basis: calibrated or scaled.
         entry: The fitted kernel model behind the time, if there is one.
         overhead: Set on the last operator of a sparse-attention module: the time that the module
             takes beyond its operators. It is not part of `seconds`.
@@ -146,16 +148,14 @@ def operator_seconds(
         kernel = timer.time(operator)
         bound_s = least_time(operator.cost, operator.dtype, gpu).seconds
         message_us = latency_us(operator)
-        entry, basis = None, BOUND
+        entry, basis = None, SCALED
         us = bound_s * 1e6 + _ELEMENTWISE.t0 + message_us
         if operator.kind == "vector":
             us = operator.cost.bytes / (_ELEMENTWISE.em * timer.parameters.memory)
-            basis = SCALED
         if kernel is not None and is_any(kernel.us != kernel.us):  # NaN: not measured there
             us = where(kernel.us == kernel.us, kernel.us, us)
         elif kernel is not None and message_us and gpu.outer_link:
             us = kernel.us + message_us + operator.cost.inter_node_bytes / gpu.outer_link * 1e6
-            basis = BOUND
         elif kernel is not None:
             is_measured = kernel.is_measured and computes_as_measured(operator, calibration)
             us = kernel.us
