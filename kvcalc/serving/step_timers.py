@@ -278,6 +278,8 @@ class InterpolatedStepTimer:
         max_num_seqs: Maximum number of sequences of a pass.
         exact: Whether single sequences and few kinds of prompts are timed as whole passes.
         queries: As in `StepTimer`.
+        rows_at_once: Numbers of sequences whose decode passes are timed in one call. More than 1 is
+            faster if the number of sequences changes often, as with a draft.
     """
 
     def __init__(
@@ -288,7 +290,9 @@ class InterpolatedStepTimer:
         max_num_seqs: int,
         exact: bool = True,
         queries: int = 1,
+        rows_at_once: int = 1,
     ) -> None:
+        self.rows_at_once = rows_at_once
         self.stages = deployment.parallelism.pp
         self.deployment = deployment.as_server() if self.stages > 1 else deployment
         self.queries = queries
@@ -381,15 +385,22 @@ class InterpolatedStepTimer:
 
     def _row(self, count: int) -> list[float]:
         """Return the seconds of a decode pass of `count` sequences at each of `contexts`."""
-        if count not in self._rows:
-            if self.whole_passes:
-                past = np.array(self.contexts) - 1
-                batch = Batch((Sequences(count * self.ranks, self.queries, past),))
-                seconds = self.deployment.seconds(batch, all_positions=self.queries > 1)
-                self._rows[count] = np.broadcast_to(seconds, past.shape).tolist()
-            else:
-                attention = interpolate(self.counts, self.decodes, count)
-                self._rows[count] = (attention + self._beside(count)).tolist()
+        if count in self._rows:
+            return self._rows[count]
+        if not self.whole_passes:
+            attention = interpolate(self.counts, self.decodes, count)
+            self._rows[count] = (attention + self._beside(count)).tolist()
+            return self._rows[count]
+        first = count - (count - 1) % self.rows_at_once
+        counts = range(first, first + self.rows_at_once)
+        sequences: Any = count * self.ranks
+        if len(counts) > 1:
+            sequences = np.array(counts, dtype=float)[:, None] * self.ranks
+        past = np.array(self.contexts) - 1
+        batch = Batch((Sequences(sequences, self.queries, past),))
+        seconds = self.deployment.seconds(batch, all_positions=self.queries > 1)
+        rows = np.broadcast_to(seconds, (len(counts), len(past))).tolist()
+        self._rows.update(zip(counts, rows, strict=True))
         return self._rows[count]
 
     def _chunk(self, new: int, past: int) -> float:
